@@ -254,9 +254,10 @@ auto checkpoint(const Function& function, const Inputs&... inputs) {
   using T = typename Output::value_type;
   using D = typename Output::device_type;
   using Made = detail::CheckpointNode<Function, T, Output::rank, D, Inputs...>;
-  return Output(value.value(),
-                Ref<GradNode<T, Output::rank, D>>(new Made(value.value(), function, std::move(random),
-                                                           std::move(parameters), std::move(seen), inputs...)));
+  Ref<GradNode<T, Output::rank, D>> node(new Made(value.value(), function, std::move(random), std::move(parameters),
+                                                  std::move(seen), inputs...));
+  node->take_mean(*value.node());  // of a function that returns its loss
+  return Output(value.value(), std::move(node));
 }
 
 }  // namespace chorus
@@ -510,18 +511,9 @@ struct SplitEntry {
 /// Where the first rank of a group listens, or why it doesn't.
 struct SplitAddress {
   std::int64_t port = 0;
-  std::array<char, 504> text{};
-
-  void say(const std::string& what) { std::copy_n(what.data(), std::min(what.size(), text.size() - 1), text.data()); }
+  FixedText<504> text{};
 };
-
-template <class Message>
-std::vector<Message> gather_from_all(AnyCommunicator& all, const Message& mine) {
-  std::vector<Message> messages(static_cast<std::size_t>(all.size()));
-  all.all_gather(std::span(reinterpret_cast<const std::uint8_t*>(&mine), sizeof mine),
-                 std::span(reinterpret_cast<std::uint8_t*>(messages.data()), messages.size() * sizeof mine));
-  return messages;
-}
+static_assert(is_message<SplitEntry, 24> && is_message<SplitAddress, 512>);
 
 }  // namespace detail
 
@@ -536,7 +528,7 @@ std::vector<Message> gather_from_all(AnyCommunicator& all, const Message& mine) 
 /// Groups and parent work side by side, and each fails for itself. Messages of a group number its ranks from 0. Throws
 /// UsageError, on all ranks, where a color is negative; CommError where `parent` fails or a group has no place to meet.
 [[gnu::cold]] inline World split(AnyCommunicator& parent, const World& world, int color, int key = 0) {
-  const auto entries = detail::gather_from_all(parent, detail::SplitEntry{color, key, detail::machine_id()});
+  const auto entries = all_gather_structs(parent, detail::SplitEntry{color, key, detail::machine_id()});
   const auto entry = [&](int rank) -> const detail::SplitEntry& { return entries[static_cast<std::size_t>(rank)]; };
   std::vector<int> ranks;
   for (int rank = 0; rank < parent.size(); ++rank) {
@@ -562,16 +554,16 @@ std::vector<Message> gather_from_all(AnyCommunicator& all, const Message& mine) 
     try {
       listener = Socket::listen(detail::own_address(world).with_port(0));
       mine.port = listener.local().port();
-      mine.say(listener.local().host());
+      mine.text = FixedText<504>(listener.local().host());
     } catch (const CommError& error) {
-      mine.say(error.what());
+      mine.text = FixedText<504>(error.what());
     }
   }
-  const auto all = detail::gather_from_all(parent, mine);
+  const auto all = all_gather_structs(parent, mine);
   const auto& first = all[static_cast<std::size_t>(ranks.front())];
-  const std::string place(first.text.data(), strnlen(first.text.data(), first.text.size() - 1));
+  const std::string place(first.text.view());
   check<CommError>(group.size == 1 || first.port != 0, "split: rank ", ranks.front(), ", where ranks ",
-                   std::span(group.members), " were to meet: ", printable(place, first.text.size()));
+                   std::span(group.members), " were to meet: ", printable(place, sizeof first.text));
   group.master_addr = place;
   group.master_port = static_cast<int>(first.port);
   group.listen_fd = listener.release();
@@ -637,7 +629,7 @@ class Store {
   void wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout);
   /// Keys in the whole store, those of other prefixes among them.
   std::int64_t num_keys();
-  /// Puts it behind what the key holds, nothing where there is none.
+  /// Puts it after what the key holds, nothing where there is none.
   void append(std::string_view key, std::string_view value);
   /// Waits for all, and takes them at one moment.
   std::vector<std::string> multi_get(const std::vector<std::string>& keys);
@@ -656,8 +648,6 @@ class Store {
 
  private:
   explicit Store(std::shared_ptr<detail::StoreLink> link);
-  std::string key_of(detail::StoreCode code, std::string_view key) const;
-  std::vector<std::string> keys_of(detail::StoreCode code, const std::vector<std::string>& keys) const;
   detail::StoreMessage ask(detail::StoreCode code, std::vector<std::string> texts, std::int64_t number = 0) const;
 
   std::shared_ptr<detail::StoreLink> link_;
@@ -670,7 +660,7 @@ class Store {
 // <chorus/comm/store/store_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_IMPL_HPP
-/// What stands behind `Store`.
+/// How `Store` asks its server.
 
 // <chorus/comm/store/store_server.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_SERVER_HPP
@@ -689,11 +679,11 @@ class Store {
 ///
 /// A visitor is sent a Challenge and answers with a StoreHello, which proves that it knows the job's token;
 /// StoreWelcome proves the same of the server. Then each request gets one reply, both of them a StoreMessage: a
-/// StoreHead, and behind it each text as its length (32 bits) and its bytes.
+/// StoreHead, and after it each text as its length (32 bits) and its bytes.
 
 namespace chorus::comm::detail {
 
-inline constexpr std::uint64_t store_magic = 0x0001'6572'6f74'7363;  // "cstore", then the protocol's version
+inline constexpr std::uint64_t store_magic = 0x0002'6572'6f74'7363;  // "cstore", then the protocol's version
 
 struct StoreHello {
   std::uint64_t magic = store_magic;
@@ -701,12 +691,14 @@ struct StoreHello {
   Nonce nonce{};          ///< the visitor's challenge to the server
   Mac proof{};
 };
+static_assert(is_message<StoreHello, 64>);
 
 struct StoreWelcome {
   std::uint64_t magic = store_magic;
   std::uint64_t welcome = 0;
   Mac proof{};
 };
+static_assert(is_message<StoreWelcome, 48>);
 
 /// Limits, checked before anything is kept: those of one key, one value, one message, and of all of a store.
 inline constexpr std::size_t most_key_bytes = 8 << 10, most_value_bytes = 8 << 20, most_message_bytes = 64 << 20,
@@ -739,6 +731,13 @@ constexpr std::string_view name(StoreCode code) {
   return i < std::size(names) ? names[i] : "unknown";
 }
 
+/// Whether text `i` of a request is a key; the others are values.
+constexpr bool is_key(StoreCode code, std::size_t i) {
+  const bool keys_alone = code == StoreCode::get || code == StoreCode::wait || code == StoreCode::check;
+  const bool pairs = code == StoreCode::set || code == StoreCode::multi_set;
+  return i == 0 || keys_alone || (pairs && i % 2 == 0);
+}
+
 /// A request: keys, values, and a number to be added or the milliseconds that a wait may last. Or a reply: values, a
 /// number, or what is wrong; of keys that are missing, their number and the first few.
 struct StoreMessage {
@@ -754,6 +753,7 @@ struct StoreHead {
   std::uint64_t bytes = 0;  ///< of all that follows
   std::int64_t number = 0;
 };
+static_assert(is_message<StoreHead, 24>);
 
 inline std::size_t body_bytes(const StoreMessage& message) {
   std::size_t bytes = 0;
@@ -1009,8 +1009,7 @@ class StoreTable {
 
   /// Whether these are the keys and values of such a request, and none of them is too long.
   static void check_texts(StoreCode code, const Texts& texts) {
-    const bool pairs = code == StoreCode::set || code == StoreCode::multi_set,
-               keys = code == StoreCode::get || code == StoreCode::wait || code == StoreCode::check;
+    const bool pairs = code == StoreCode::set || code == StoreCode::multi_set;
     const std::size_t count = code == StoreCode::append || code == StoreCode::set       ? 2
                               : code == StoreCode::add || code == StoreCode::delete_key ? 1
                               : code == StoreCode::compare_set                          ? 3
@@ -1019,7 +1018,7 @@ class StoreTable {
     check<UsageError>(texts.size() == count && (!pairs || count % 2 == 0), "a request with ", texts.size(), " texts");
     const std::string* key = nullptr;
     for (std::size_t i = 0; i < texts.size(); ++i) {
-      if (i == 0 || keys || (pairs && i % 2 == 0)) {
+      if (is_key(code, i)) {
         key = &texts[i];
         check<UsageError>(!key->empty() && key->size() <= most_key_bytes, "a key of ", key->size(),
                           " bytes, expected 1 to ", most_key_bytes);
@@ -1045,7 +1044,7 @@ class StoreTable {
     return result;
   }
 
-  /// Keys, and behind each its value: all of them or, with an error, none.
+  /// Keys, and after each its value: all of them or, with an error, none.
   void put(std::span<std::string> pairs) {
     std::unordered_map<std::string_view, std::size_t> sizes;  // of the values; of a key's several the last one counts
     for (std::size_t i = 0; i < pairs.size(); i += 2) sizes[pairs[i]] = pairs[i + 1].size();
@@ -1100,16 +1099,41 @@ class StoreServer {
   StoreServer() = default;
   /// For visitors too, who know `token` (empty: whoever knows `key`). Throws UsageError for a token that is too short,
   /// and where there is none though `listener` is not on loopback.
-  StoreServer(Socket listener, std::string token, std::uint64_t key);
+  StoreServer(Socket listener, std::string token, std::uint64_t key)
+      : listener_(std::move(listener)), token_(std::move(token)), key_(key) {
+    encrypted_ = detail::check_token(token_, listener_.local());
+    acceptor_ = chorus::detail::start_thread("store", [this] { accept_visitors(); });
+  }
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
   /// Ends all connections: those who wait get an error.
-  ~StoreServer();
+  ~StoreServer() {
+    ending_.store(true);
+    if (acceptor_.joinable()) acceptor_.join();
+    table_.close();
+    for (auto& user : users_) shutdown(user.socket.fd(), SHUT_RDWR);
+    for (auto& user : users_) user.thread.join();
+  }
 
   /// A connection for a user in this process. Throws CommError.
-  Socket attach();
+  Socket attach() {
+    int ends[2] = {-1, -1};
+    check<CommError>(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0,
+                     "store: socketpair: ", std::strerror(errno));
+    Socket near(ends[0]), far(ends[1]);
+    serve(std::move(far), false);
+    return near;
+  }
   /// Until no visitor is connected, at most `timeout`.
-  void await_departures(std::chrono::milliseconds timeout);
+  void await_departures(std::chrono::milliseconds timeout) {
+    const auto somebody = [&] {
+      const std::lock_guard lock(mutex_);
+      return std::any_of(users_.begin(), users_.end(),
+                         [](const User& user) { return user.visits && !user.gone.load(); });
+    };
+    for (const auto deadline = Clock::now() + timeout; somebody() && Clock::now() < deadline;)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
 
  private:
   struct User {
@@ -1119,10 +1143,72 @@ class StoreServer {
     std::atomic<bool> gone{false};
   };
 
-  void take_guests();
-  void admit(Guest guest);
-  void serve(Socket socket, bool visits);
-  void answer(User& user);
+  void accept_visitors() {
+    Acceptor acceptor(listener_, sizeof(detail::StoreHello), detail::store_magic, encrypted_, token_);
+    while (!ending_.load()) {
+      try {
+        auto accepted = acceptor.next(Clock::now() + std::chrono::milliseconds(100));
+        if (accepted.socket) admit(std::move(accepted));
+      } catch (const std::exception&) {
+        // Without memory or a thread for it a visitor loses its connection; the next one may find some.
+      }
+    }
+  }
+
+  void admit(Accepted accepted) {
+    detail::StoreHello hello;
+    std::memcpy(&hello, accepted.hello.data(), sizeof hello);
+    if (hello.magic != detail::store_magic) return;  // a stranger
+    const bool knows = hello.key == key_ && detail::proves(hello, accepted.nonce, token_);
+    detail::StoreWelcome answer;
+    answer.welcome = knows;
+    if (knows) answer.proof = detail::proof_of(answer, hello.nonce, token_);
+    accepted.socket.no_delay();
+    accepted.socket.send_all(bytes_of(answer), Clock::now() + std::chrono::milliseconds(100));
+    if (knows) serve(std::move(accepted.socket), true);
+  }
+
+  /// One user more; those who have gone make room. Beyond the limit a connection is closed. Throws CommError where
+  /// there can be no thread for it.
+  void serve(Socket socket, bool visits) {
+    const std::lock_guard lock(mutex_);
+    for (auto user = users_.begin(); user != users_.end();) {
+      if (!user->gone.load()) {
+        ++user;
+        continue;
+      }
+      user->thread.join();
+      user = users_.erase(user);
+    }
+    if (users_.size() >= most_users) return;
+    std::list<User> one(1);
+    auto& user = one.front();
+    user.socket = std::move(socket);
+    user.visits = visits;
+    user.thread = chorus::detail::start_thread("store", [this, &user] { answer(user); });
+    users_.splice(users_.end(), one);
+  }
+
+  void answer(User& user) {
+    try {
+      while (!ending_.load()) {
+        if (!user.socket.wait(POLLIN, Clock::now() + std::chrono::minutes(1))) continue;
+        detail::StoreTable::Room room(table_);
+        const auto gone = [&] { return user.socket.hung_up(); };
+        const auto until = Clock::now() + patience;
+        auto request =
+            detail::receive(user.socket, until, [&](std::size_t bytes) { return room.take(bytes, until, gone); });
+        if (!request) break;
+        room.keep(detail::memory_of(*request));
+        const auto reply = table_.answer(std::move(*request), room, Clock::now() + patience, gone);
+        if (ending_.load() || !detail::send(user.socket, reply, Clock::now() + patience)) break;
+      }
+    } catch (const std::exception&) {
+      // There is no memory for what this user asks: it loses its connection, nobody else does.
+    }
+    shutdown(user.socket.fd(), SHUT_RDWR);  // closed later, by who joins this thread
+    user.gone.store(true);
+  }
 
   static constexpr std::size_t most_users = 1024;
   static constexpr std::chrono::seconds patience{30};  ///< for the rest of a message that has begun
@@ -1135,109 +1221,8 @@ class StoreServer {
   std::mutex mutex_;
   std::list<User> users_;
   std::atomic<bool> ending_{false};
-  std::thread doorkeeper_;
+  std::thread acceptor_;
 };
-
-inline StoreServer::StoreServer(Socket listener, std::string token, std::uint64_t key)
-    : listener_(std::move(listener)), token_(std::move(token)), key_(key) {
-  encrypted_ = detail::check_token(token_, listener_.local());
-  doorkeeper_ = chorus::detail::start_thread("store", [this] { take_guests(); });
-}
-
-inline StoreServer::~StoreServer() {
-  ending_.store(true);
-  if (doorkeeper_.joinable()) doorkeeper_.join();
-  table_.close();
-  for (auto& user : users_) shutdown(user.socket.fd(), SHUT_RDWR);
-  for (auto& user : users_) user.thread.join();
-}
-
-inline Socket StoreServer::attach() {
-  int ends[2] = {-1, -1};
-  check<CommError>(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0,
-                   "store: socketpair: ", std::strerror(errno));
-  Socket near(ends[0]), far(ends[1]);
-  serve(std::move(far), false);
-  return near;
-}
-
-inline void StoreServer::await_departures(std::chrono::milliseconds timeout) {
-  const auto somebody = [&] {
-    const std::lock_guard lock(mutex_);
-    return std::any_of(users_.begin(), users_.end(), [](const User& user) { return user.visits && !user.gone.load(); });
-  };
-  for (const auto deadline = Clock::now() + timeout; somebody() && Clock::now() < deadline;)
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-}
-
-inline void StoreServer::take_guests() {
-  Guests guests(listener_, sizeof(detail::StoreHello), detail::store_magic,
-                encrypted_ ? std::optional(token_) : std::nullopt);
-  while (!ending_.load()) {
-    try {
-      auto guest = guests.next(Clock::now() + std::chrono::milliseconds(100));
-      if (guest.socket) admit(std::move(guest));
-    } catch (const std::exception&) {
-      // Without memory or a thread for it a guest loses its connection; the next one may find some.
-    }
-  }
-}
-
-inline void StoreServer::admit(Guest guest) {
-  detail::StoreHello hello;
-  std::memcpy(&hello, guest.hello.data(), sizeof hello);
-  if (hello.magic != detail::store_magic) return;  // a stranger
-  const bool knows = hello.key == key_ &&
-                     same(hello.proof, prove(token_, {std::as_bytes(std::span(guest.nonce)), detail::proven(hello)}));
-  detail::StoreWelcome answer;
-  answer.welcome = knows;
-  if (knows) answer.proof = prove(token_, {std::as_bytes(std::span(hello.nonce)), detail::proven(answer)});
-  guest.socket.no_delay();
-  guest.socket.send_all(bytes_of(answer), Clock::now() + std::chrono::milliseconds(100));
-  if (knows) serve(std::move(guest.socket), true);
-}
-
-/// One user more; those who have gone make room. Beyond the limit a connection is closed. Throws CommError where there
-/// can be no thread for it.
-inline void StoreServer::serve(Socket socket, bool visits) {
-  const std::lock_guard lock(mutex_);
-  for (auto user = users_.begin(); user != users_.end();) {
-    if (!user->gone.load()) {
-      ++user;
-      continue;
-    }
-    user->thread.join();
-    user = users_.erase(user);
-  }
-  if (users_.size() >= most_users) return;
-  std::list<User> one(1);
-  auto& user = one.front();
-  user.socket = std::move(socket);
-  user.visits = visits;
-  user.thread = chorus::detail::start_thread("store", [this, &user] { answer(user); });
-  users_.splice(users_.end(), one);
-}
-
-inline void StoreServer::answer(User& user) {
-  try {
-    while (!ending_.load()) {
-      if (!user.socket.wait(POLLIN, Clock::now() + std::chrono::minutes(1))) continue;
-      detail::StoreTable::Room room(table_);
-      const auto gone = [&] { return user.socket.hung_up(); };
-      const auto until = Clock::now() + patience;
-      auto request =
-          detail::receive(user.socket, until, [&](std::size_t bytes) { return room.take(bytes, until, gone); });
-      if (!request) break;
-      room.keep(detail::memory_of(*request));
-      const auto reply = table_.answer(std::move(*request), room, Clock::now() + patience, gone);
-      if (ending_.load() || !detail::send(user.socket, reply, Clock::now() + patience)) break;
-    }
-  } catch (const std::exception&) {
-    // There is no memory for what this user asks: it loses its connection, nobody else does.
-  }
-  shutdown(user.socket.fd(), SHUT_RDWR);  // closed later, by who joins this thread
-  user.gone.store(true);
-}
 
 }  // namespace chorus::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_SERVER_HPP
@@ -1287,20 +1272,21 @@ class StoreLink {
   why = "it took the connection and gave no answer";
   Challenge challenge;
   if (!socket.receive_all(bytes_of(challenge), soon)) return Socket();
-  check<CommError>(challenge.is(store_magic), "store: something other than a store of this version is at ", address);
+  check<CommError>(challenge.magic == store_magic, "store: something other than a store of this version is at ",
+                   address);
   follow(challenge, socket, check_token(token, address), token, "store", address);
   StoreHello hello;
   hello.key = key;
   fill_random(hello.nonce);
-  hello.proof = prove(token, {std::as_bytes(std::span(challenge.nonce)), proven(hello)});
+  hello.proof = proof_of(hello, challenge.nonce, token);
   StoreWelcome answer;
   const bool heard = socket.send_all(bytes_of(hello), soon) && socket.receive_all(bytes_of(answer), soon);
   check<CommError>(socket.trouble().empty(), "store: the server at ", address, socket.trouble());
   if (!heard) return Socket();
   check<CommError>(answer.magic == store_magic && answer.welcome == 1, "store: the server at ", address,
                    " refuses this process: it does not know the job's token");
-  check<CommError>(same(answer.proof, prove(token, {std::as_bytes(std::span(hello.nonce)), proven(answer)})),
-                   "store: who answers at ", address, " does not know the job's token");
+  check<CommError>(proves(answer, hello.nonce, token), "store: who answers at ", address,
+                   " does not know the job's token");
   socket.no_delay();
   return socket;
 }
@@ -1348,27 +1334,21 @@ CHORUS_INLINE Store Store::connect(const std::string& host, int port, const std:
   return store;
 }
 
-CHORUS_INLINE std::string Store::key_of(detail::StoreCode code, std::string_view key) const {
-  const auto whole = prefix_ + std::string(key);
-  chorus::check<UsageError>(!key.empty() && whole.size() <= detail::most_key_bytes, "store.", detail::name(code),
-                            ": a key of ", whole.size(), " bytes, expected 1 to ", detail::most_key_bytes);
-  return whole;
-}
-
-CHORUS_INLINE std::vector<std::string> Store::keys_of(detail::StoreCode code,
-                                                      const std::vector<std::string>& keys) const {
-  std::vector<std::string> list;
-  for (const auto& key : keys) list.push_back(key_of(code, key));
-  return list;
-}
-
-/// One request and its reply. A connection on which something went wrong is not used again.
+/// One request, whose keys get the prefix here, and its reply. A connection on which something went wrong is not used
+/// again.
 CHORUS_INLINE detail::StoreMessage Store::ask(detail::StoreCode code, std::vector<std::string> texts,
                                               std::int64_t number) const {
   using detail::StoreCode;
   const bool waits = code == StoreCode::get || code == StoreCode::wait;
   const auto patience = waits ? std::chrono::milliseconds(number) : timeout_;
   chorus::check<UsageError>(patience.count() >= 0, "store.", name(code), ": a timeout of ", patience.count(), " ms");
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    if (!is_key(code, i)) continue;
+    const auto bytes = prefix_.size() + texts[i].size();
+    chorus::check<UsageError>(!texts[i].empty() && bytes <= detail::most_key_bytes, "store.", name(code), ": a key of ",
+                              bytes, " bytes, expected 1 to ", detail::most_key_bytes);
+    texts[i].insert(0, prefix_);
+  }
   const detail::StoreMessage request{code, number, std::move(texts)};
   chorus::check<UsageError>(body_bytes(request) <= detail::most_message_bytes, "store.", name(code), ": ",
                             body_bytes(request), " bytes, at most ", detail::most_message_bytes, " are possible");
@@ -1395,35 +1375,33 @@ CHORUS_INLINE detail::StoreMessage Store::ask(detail::StoreCode code, std::vecto
 }
 
 CHORUS_INLINE void Store::set(std::string_view key, std::string_view value) {
-  ask(detail::StoreCode::set, {key_of(detail::StoreCode::set, key), std::string(value)});
+  ask(detail::StoreCode::set, {std::string(key), std::string(value)});
 }
 CHORUS_INLINE std::string Store::get(std::string_view key) { return multi_get({std::string(key)}).front(); }
 CHORUS_INLINE std::int64_t Store::add(std::string_view key, std::int64_t amount) {
-  return ask(detail::StoreCode::add, {key_of(detail::StoreCode::add, key)}, amount).number;
+  return ask(detail::StoreCode::add, {std::string(key)}, amount).number;
 }
 CHORUS_INLINE std::string Store::compare_set(std::string_view key, std::string_view expected,
                                              std::string_view desired) {
-  constexpr auto code = detail::StoreCode::compare_set;
-  auto reply = ask(code, {key_of(code, key), std::string(expected), std::string(desired)});
+  auto reply = ask(detail::StoreCode::compare_set, {std::string(key), std::string(expected), std::string(desired)});
   return reply.texts.empty() ? "" : std::move(reply.texts.front());
 }
 CHORUS_INLINE bool Store::delete_key(std::string_view key) {
-  constexpr auto code = detail::StoreCode::delete_key;
-  return ask(code, {key_of(code, key)}).number != 0;
+  return ask(detail::StoreCode::delete_key, {std::string(key)}).number != 0;
 }
 CHORUS_INLINE bool Store::check(const std::vector<std::string>& keys) {
-  return ask(detail::StoreCode::check, keys_of(detail::StoreCode::check, keys)).number != 0;
+  return ask(detail::StoreCode::check, keys).number != 0;
 }
 CHORUS_INLINE void Store::wait(const std::vector<std::string>& keys) { wait(keys, timeout_); }
 CHORUS_INLINE void Store::wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout) {
-  ask(detail::StoreCode::wait, keys_of(detail::StoreCode::wait, keys), timeout.count());
+  ask(detail::StoreCode::wait, keys, timeout.count());
 }
 CHORUS_INLINE std::int64_t Store::num_keys() { return ask(detail::StoreCode::num_keys, {}).number; }
 CHORUS_INLINE void Store::append(std::string_view key, std::string_view value) {
-  ask(detail::StoreCode::append, {key_of(detail::StoreCode::append, key), std::string(value)});
+  ask(detail::StoreCode::append, {std::string(key), std::string(value)});
 }
 CHORUS_INLINE std::vector<std::string> Store::multi_get(const std::vector<std::string>& keys) {
-  auto reply = ask(detail::StoreCode::get, keys_of(detail::StoreCode::get, keys), timeout_.count());
+  auto reply = ask(detail::StoreCode::get, keys, timeout_.count());
   chorus::check<CommError>(reply.texts.size() == keys.size(), "store.get: the server ", link_->where(), " answers ",
                            reply.texts.size(), " values, expected ", keys.size());
   return std::move(reply.texts);
@@ -1432,10 +1410,7 @@ CHORUS_INLINE void Store::multi_set(const std::vector<std::string>& keys, const 
   chorus::check<UsageError>(keys.size() == values.size(), "store.multi_set: ", keys.size(), " keys, but ",
                             values.size(), " values");
   std::vector<std::string> texts;
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    texts.push_back(key_of(detail::StoreCode::multi_set, keys[i]));
-    texts.push_back(values[i]);
-  }
+  for (std::size_t i = 0; i < keys.size(); ++i) texts.insert(texts.end(), {keys[i], values[i]});
   ask(detail::StoreCode::multi_set, std::move(texts));
 }
 
@@ -1449,27 +1424,26 @@ CHORUS_INLINE Store Store::of(const World& world, AnyCommunicator& communicator)
   struct News {
     std::uint64_t key = 0;
     std::int32_t port = 0;
-    std::array<char, 252> why{};
+    FixedText<252> why{};
   } news;
+  static_assert(is_message<News, 264>);
   std::optional<Store> store;
   if (communicator.size() == 1) return Store();
   if (communicator.rank() == 0) {
     try {
       auto listener = Socket::listen(Address::resolve(world.master_addr, 0, Clock::now() + world.timeout));
-      news.key = detail::random_key();
+      news.key = random_key();
       news.port = listener.local().port();
       store = Store(std::make_shared<StoreServer>(std::move(listener), world.token, news.key));
     } catch (const Error& error) {  // the others shall not wait for it
       news.port = 0;
-      const std::string_view what = error.what();
-      std::copy_n(what.data(), std::min(what.size(), news.why.size() - 1), news.why.data());
+      news.why = FixedText<252>(error.what());
     }
   }
   const auto bytes = std::span(reinterpret_cast<std::uint8_t*>(&news), sizeof news);
   communicator.broadcast(bytes, 0);
-  news.why.back() = 0;
   chorus::check<CommError>(news.port > 0, "rank ", communicator.rank(),
-                           ": rank 0 has no store: ", printable(news.why.data(), news.why.size()));
+                           ": rank 0 has no store: ", printable(news.why.view(), sizeof news.why));
   if (!store) {
     store = Store::connect(world.master_addr, news.port, world.token, world.timeout, news.key);
     store->set_timeout(Store::default_timeout);
@@ -3105,13 +3079,13 @@ std::vector<Incoming<D>> places_of(X& x, std::array<double, N>& numbers) {
 /// Whether each rank may have a model and an optimizer of its own.
 template <class Net>
 constexpr bool ranks_may_differ = requires {
-  requires Net::ranks_may_differ;
+  requires chorus::detail::AccessTo<Net>::ranks_may_differ;
 };
 /// Whether all ranks take part when a checkpoint is written, for that, or since a communication hook remembers
 /// something.
 template <class Net>
 constexpr bool all_ranks_save = ranks_may_differ<Net> || requires {
-  requires Net::hook_remembers;
+  requires chorus::detail::AccessTo<Net>::hook_remembers;
 };
 
 /// A number that files with different contents hardly share.
@@ -3240,8 +3214,9 @@ template <Device D, class Net>
 bool add_ranks_own(Outgoing& out, Net& net, const std::vector<Incoming<D>>& places) {
   const auto device = net.flat_parameters().entries().front().parameter().where();
   std::vector<Incoming<D>> own;
-  if constexpr (requires { net.hook_state(); })
-    for (auto& tensor : net.hook_state())
+  auto access = chorus::detail::access_to(net);
+  if constexpr (requires { access.hook_state(); })
+    for (auto& tensor : access.hook_state())
       own.push_back({cat(hook_prefix, tensor.name), tensor.dtype, std::move(tensor.shape),
                      tensor.on_host ? std::nullopt : std::optional<D>(device), tensor.data});
   auto& keeper = keeper_of(net);
@@ -3249,7 +3224,7 @@ bool add_ranks_own(Outgoing& out, Net& net, const std::vector<Incoming<D>>& plac
   if constexpr (numbers.size() > 0)
     own.push_back({cat(hook_prefix, keeper.kept_as), DType::f64, {Index{numbers.size()}}, {}, numbers.data()});
   for (const auto& tensor : own) out.add(tensor);
-  if (net.ranks_differ()) own.insert(own.end(), places.begin(), places.end());
+  if (access.ranks_differ()) own.insert(own.end(), places.begin(), places.end());
   try {
     add_of_ranks(out, net.communicator(), own);
   } catch (const CommError& error) {
@@ -3284,7 +3259,7 @@ class HookReading {
   /// Adds to `wanted` what the file has of it.
   HookReading(const SafetensorsReader& file, Net& net, std::vector<Incoming<D>>& wanted) {
     if constexpr (has_tensors) {
-      const auto known = net.hook_state(true);
+      const auto known = chorus::detail::access_to(net).hook_state(true);
       for (const TensorEntry& entry : file.entries()) {
         const auto name = entry.name.substr(std::min(hook_prefix.size(), entry.name.size()));
         if (!entry.name.starts_with(hook_prefix) || name.find('.') == name.npos) continue;
@@ -3314,14 +3289,15 @@ class HookReading {
 
   /// Behind the order of parameters.
   void give(Net& net) const {
-    if constexpr (has_tensors) net.set_hook_state(tensors_);
+    if constexpr (has_tensors) chorus::detail::access_to(net).set_hook_state(tensors_);
     if constexpr (numbers > 0) keeper_of(net).keep(numbers_);
   }
 
  private:
   using Numbers = decltype(numbers_of(keeper_of(std::declval<Net&>())));
   static constexpr std::size_t numbers = std::tuple_size_v<Numbers>;
-  static constexpr bool has_tensors = all_ranks_save<Net> && requires(Net& net) { net.hook_state(true); };
+  static constexpr bool has_tensors =
+      all_ranks_save<Net> && requires(Net& net) { chorus::detail::access_to(net).hook_state(true); };
 
   std::vector<optim::StateTensor> tensors_;
   std::vector<std::vector<std::byte>> bytes_;
@@ -3547,11 +3523,12 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
                       {"training/forward_passes", cat(net.forward_passes())},
                       {"training/seed", cat(net.seed())},
                       {"training/parameter_order", detail::lines_of(net.parameter_order())}};
-    if constexpr (requires { net.resting_parameters(); })
-      if (const auto names = net.resting_parameters(); !names.empty())
+    if constexpr (requires { chorus::detail::access_to(net).resting_parameters(); })
+      if (const auto names = chorus::detail::access_to(net).resting_parameters(); !names.empty())
         metadata.emplace("training/resting_parameters", detail::lines_of(names));
-    if constexpr (requires { net.parameters_apart(); })
-      metadata.emplace("training/parameters_apart", detail::lines_of(net.parameters_apart()));
+    if constexpr (requires { chorus::detail::access_to(net).parameters_apart(); })
+      metadata.emplace("training/parameters_apart",
+                       detail::lines_of(chorus::detail::access_to(net).parameters_apart()));
     detail::note_tied(metadata, net.module());
     write_safetensors(path, out.views(), metadata);
   }
@@ -3610,12 +3587,12 @@ TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::stri
     };
     std::apply(give_back_all, numbers);
     net.set_forward_passes(static_cast<std::uint32_t>(passes));
-    if constexpr (requires { net.set_parameter_order(std::vector<std::string>(), true); })
-      net.set_parameter_order(order, passes > 0);
-    if constexpr (requires { net.set_resting_parameters(std::vector<std::string>()); })
-      net.set_resting_parameters(detail::lines_in(file, "training/resting_parameters"));
-    if constexpr (requires { net.parameters_apart(); })
-      net.set_parameters_apart(detail::lines_in(file, "training/parameters_apart"));
+    if constexpr (requires { chorus::detail::access_to(net).resting_parameters(); }) {
+      chorus::detail::access_to(net).set_parameter_order(order, passes > 0);
+      chorus::detail::access_to(net).set_resting_parameters(detail::lines_in(file, "training/resting_parameters"));
+    }
+    if constexpr (requires { chorus::detail::access_to(net).parameters_apart(); })
+      chorus::detail::access_to(net).set_parameters_apart(detail::lines_in(file, "training/parameters_apart"));
     hook.give(net);
     return position;
   }
@@ -5426,13 +5403,14 @@ class Recurrent : public Module {
     const Index batch = value_of(x).size(options_.batch_first ? 0 : 1);
     return Tensor<T, 3, D>::zeros({static_cast<Index>(cells.size()), batch, hidden_}, value_of(x).device());
   }
-  /// The states of all layers and directions, each [batch, hidden], as [layers * directions, batch, hidden].
+  /// The states of all layers and directions, each [batch, hidden], as [layers * directions, batch, hidden], which says
+  /// that the batch is axis 1: DataParallel goes by it.
   template <class State>
   static auto join_states(const std::vector<State>& states) {
     const auto& shape = states.front().shape();
     std::vector<decltype(reshape(states.front(), Shape<3>{}))> rows;
     for (const State& state : states) rows.push_back(reshape(state, Shape<3>{1, shape[0], shape[1]}));
-    return concat(0, std::span<const typename decltype(rows)::value_type>(rows));
+    return batch_axis<1>(concat(0, std::span<const typename decltype(rows)::value_type>(rows)));
   }
 
  private:
@@ -5711,12 +5689,17 @@ Tensor<T, 0, D> total_weight(const Tensor<std::int64_t, 1, D>& labels, const Ten
   return maximum(sum(each), Tensor<T, 0, D>::full({}, std::numeric_limits<T>::min(), weight.device()));
 }
 
-template <Operand X, class T, class D>
-auto reduce_weighted(const X& losses, const Tensor<std::int64_t, 1, D>& labels, const Tensor<T, 1, D>& weight,
-                     std::int64_t ignore_index, Reduction reduction) {
+template <Operand X, class T, class D, class Options>
+auto reduce_weighted(const char* operation, const X& losses, const Tensor<std::int64_t, 1, D>& labels,
+                     const Tensor<T, 1, D>& weight, const Options& options) {
+  if (options.mean_over) return mean_of_losses(losses, checked_mean_over(operation, options));
   auto total = sum(losses);
-  if (reduction == Reduction::mean) total = total / total_weight(labels, weight, ignore_index);
-  return total;
+  if (options.reduction != Reduction::mean) return total;
+  const auto over = total_weight(labels, weight, options.ignore_index);
+  return as_counted_mean<D>(total / over, [over] {
+    const T weights = over.item();
+    return weights == std::numeric_limits<T>::min() ? 0 : static_cast<double>(weights);
+  });
 }
 
 }  // namespace detail
@@ -5744,11 +5727,12 @@ auto cross_entropy(const X& logits, const Tensor<std::int64_t, LabelRank, D>& la
   const auto row = detail::label_row("cross_entropy", value_of(logits), labels);
   const auto losses = detail::weighted_losses(log_softmax(detail::class_rows(logits), 1), row, weight,
                                               options.ignore_index, options.label_smoothing);
-  return detail::reduce_weighted(losses, row, weight, options.ignore_index, options.reduction);
+  return detail::reduce_weighted("cross_entropy", losses, row, weight, options);
 }
 template <Operand X, int LabelRank, class T, class D>
 auto cross_entropy_per_sample(const X& logits, const Tensor<std::int64_t, LabelRank, D>& labels,
                               const Tensor<T, 1, D>& weight, const CrossEntropyOptions& options = {}) {
+  detail::unreduced("cross_entropy_per_sample", options);
   const auto row = detail::label_row("cross_entropy", value_of(logits), labels);
   return reshape(detail::weighted_losses(log_softmax(detail::class_rows(logits), 1), row, weight, options.ignore_index,
                                          options.label_smoothing),
@@ -5776,11 +5760,12 @@ auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, LabelRank, 
   const auto row = detail::label_row("nll_loss", value_of(log_probabilities), labels);
   const auto losses =
       detail::weighted_losses(detail::class_rows(log_probabilities), row, weight, options.ignore_index, 0);
-  return detail::reduce_weighted(losses, row, weight, options.ignore_index, options.reduction);
+  return detail::reduce_weighted("nll_loss", losses, row, weight, options);
 }
 template <Operand X, int LabelRank, class T, class D>
 auto nll_loss_per_sample(const X& log_probabilities, const Tensor<std::int64_t, LabelRank, D>& labels,
                          const Tensor<T, 1, D>& weight, const NllLossOptions& options = {}) {
+  detail::unreduced("nll_loss_per_sample", options);
   const auto row = detail::label_row("nll_loss", value_of(log_probabilities), labels);
   return reshape(detail::weighted_losses(detail::class_rows(log_probabilities), row, weight, options.ignore_index, 0),
                  labels.shape());
@@ -5796,7 +5781,7 @@ requires(
   const auto& shape = value_of(logits).shape();
   check<ShapeError>(shape == value_of(target).shape(), "cross_entropy: logits of shape ", shape,
                     " do not fit targets of shape ", value_of(target).shape());
-  const double s = options.label_smoothing;
+  const double s = detail::unreduced("cross_entropy_per_sample", options).label_smoothing;
   check<UsageError>(s >= 0 && s <= 1, "cross_entropy: label_smoothing must be in [0, 1], got ", s);
   const auto smooth = target * (1 - s) + s / static_cast<double>(std::max(shape[1], Index{1}));
   return -sum(smooth * log_softmax(logits, 1), 1);
@@ -5806,9 +5791,9 @@ template <Operand X, Operand Y>
 requires(tensor_of<X>::rank == tensor_of<Y>::rank &&
          Real<typename tensor_of<Y>::value_type>) auto cross_entropy(const X& logits, const Y& target,
                                                                      const CrossEntropyOptions& options = {}) {
-  const auto losses = cross_entropy_per_sample(logits, target, options);
-  const Index count = options.reduction == Reduction::mean ? std::max(losses.numel(), Index{1}) : 1;
-  return sum(losses) / count;
+  const auto losses = cross_entropy_per_sample(logits, target, {.label_smoothing = options.label_smoothing});
+  if (options.mean_over) return detail::mean_of_losses(losses, detail::checked_mean_over("cross_entropy", options));
+  return detail::mean_or_sum(losses, options.reduction);
 }
 
 }  // namespace chorus
@@ -5949,7 +5934,9 @@ auto ctc_loss(const X& log_probabilities, const Tensor<std::int64_t, 2, Cpu>& la
   if (options.reduction == Reduction::mean)
     for (Index n = 0; n < batch; ++n)
       weight.data()[n] = T{1} / static_cast<T>(std::max<Index>(1, label_lengths(n)) * batch);
-  return sum(losses * to_device(weight, value_of(losses).device()));
+  auto loss = sum(losses * to_device(weight, value_of(losses).device()));
+  if (options.reduction == Reduction::mean) return detail::as_mean(std::move(loss), static_cast<double>(batch));
+  return loss;
 }
 
 }  // namespace chorus
@@ -6754,15 +6741,17 @@ auto beside_scores(const Dy& dy) {
 template <class D, class Dy, class Y, class X>
 auto derivatives(const operations::NllLoss<D>& operation, const Dy& dy, const Y&, const X& x) {
   return std::tuple{[&] {
-    const auto& [ignore_index, reduction] = operation.options;
-    return detail::beside_scores(dy) * detail::label_gradient(x, operation.labels, ignore_index, reduction);
+    const auto& options = operation.options;
+    return detail::beside_scores(dy) *
+           detail::label_gradient(x, operation.labels, options.ignore_index, options.reduction);
   }};
 }
 template <class D, class Dy, class Y, class X>
 auto derivatives(const operations::CrossEntropy<D>& operation, const Dy& dy, const Y&, const X& x) {
   return std::tuple{[&] {
-    const auto& [ignore_index, smoothing, reduction] = operation.options;
-    const auto sharp = detail::label_gradient(x, operation.labels, ignore_index, reduction);
+    const auto& options = operation.options;
+    const double smoothing = options.label_smoothing;
+    const auto sharp = detail::label_gradient(x, operation.labels, options.ignore_index, options.reduction);
     const auto weight = -sum(sharp, 1, keep_axis);  // of each sample: 0 where it is ignored
     const auto targets = (1 - smoothing) * sharp - weight * (smoothing / static_cast<double>(x.size(1)));
     return detail::beside_scores(dy) * (softmax(x, 1) * weight + targets);
@@ -7398,8 +7387,7 @@ template <Operand X>
 auto reduce_losses(const char* operation, const X& losses, Reduction reduction) {
   check<UsageError>(reduction != Reduction::none, operation, ": for losses that are not reduced there is a function ",
                     operation, "_per_...");
-  const Index count = reduction == Reduction::mean ? std::max(value_of(losses).numel(), Index{1}) : 1;
-  return sum(losses) / count;
+  return mean_or_sum(losses, reduction);
 }
 
 // The Euclidean length of each row of x + eps: [batch, features] -> [batch].
@@ -8603,9 +8591,9 @@ class GradScaler {
     if constexpr (Net::distributed)
       agree_ = chorus::detail::while_alive("GradScaler", net.alive(),
                                            [&net](std::int32_t* found) { net.make_largest(found); });
-    if constexpr (std::is_same_v<D, Cpu> && requires { net.scale_hook_rest(1.0); })
+    if constexpr (std::is_same_v<D, Cpu> && requires { chorus::detail::access_to(net).scale_hook_rest(1.0); })
       follow_ = [&net, alive = net.alive()](double factor) {
-        if (!alive.expired()) net.scale_hook_rest(factor);
+        if (!alive.expired()) chorus::detail::access_to(net).scale_hook_rest(factor);
       };
   }
 
@@ -8624,7 +8612,7 @@ class GradScaler {
   /// UsageError where no parameter has a gradient, unless it asks other ranks, and where it has been called since the
   /// last `step` or `scale`.
   bool unscale() {
-    check_not_unscaled();
+    check_can_unscale();
     check<UsageError>(agree_ || any_gradient(),
                       "GradScaler: no parameter has a gradient. Where a policy leaves a rank none, it has to ask the "
                       "others: GradScaler scaler{net}");
@@ -8637,7 +8625,7 @@ class GradScaler {
   /// All ranks call it, and return the same.
   template <SharedOut Sharded>
   bool unscale(Sharded& optimizer) {
-    check_not_unscaled();
+    check_can_unscale();
     begin_unscale();
     by_parameters_ = finite_ = false;
     const auto unscale = [&](const std::vector<nn::NamedParameter<D>>& parameters) {
@@ -8733,10 +8721,11 @@ class GradScaler {
     gradients_.end();
     unscaled_ = true;
   }
-  void check_not_unscaled() const {
+  void check_can_unscale() const {
     check<UsageError>(!unscaled_,
                       "GradScaler: the gradients are unscaled already: expected a step() or a scale() "
                       "between two calls of unscale()");
+    detail::check_averaged(parameters_);
   }
   // The same optimizer may step again: a rank that keeps others company under `join` has no loss to scale.
   void note_step(std::initializer_list<const void*> optimizers) {
@@ -9133,11 +9122,11 @@ class FusedOptimizer : public optim::HasLearningRate {
       return detail::while_alive("FusedOptimizer", net.alive(), std::move(call));
     };
     check_there_ = while_there([] {});
-    if constexpr (requires { net.step_in_backward({}); }) {
+    if constexpr (requires { detail::access_to(net).step_in_backward({}); }) {
       step_in_backward(net);
       step_ = check_there_;
       remove_ = [&net, alive = net.alive()] {
-        if (!alive.expired()) net.step_in_backward({});
+        if (!alive.expired()) detail::access_to(net).step_in_backward({});
       };
     } else {
       step_ = while_there([this] {
@@ -9184,7 +9173,7 @@ class FusedOptimizer : public optim::HasLearningRate {
     for (std::size_t i = 0; i < parameters_.size(); ++i)
       found.emplace_back(parameters_[i].parameter, optimizers_[i].get());
     std::sort(found.begin(), found.end());
-    net.step_in_backward([this, found = std::move(found)](const Parameter& parameter) {
+    detail::access_to(net).step_in_backward([this, found = std::move(found)](const Parameter& parameter) {
       step_one(*std::lower_bound(found.begin(), found.end(), std::pair<const Parameter*, Opt*>(&parameter, nullptr))
                     ->second);
     });
@@ -9473,10 +9462,6 @@ struct PostLocalSgd {
   comm::Work start(const GradBucket<T, D>& bucket, Communicator& communicator) {
     if (!averages()) return {};
     return AllReduce{}.start(bucket, communicator);
-  }
-  template <class T, Device D, class Communicator>
-  std::optional<comm::Work> resume(const GradBucket<T, D>&, Communicator&, int) {
-    return {};
   }
 
   bool averages() const { return steps < start_local_sgd_iter; }
@@ -9862,7 +9847,7 @@ struct Quantize8Bit {
 
 namespace chorus {
 
-/// Of each bucket, every rank gets the average of its own part (`detail::part_of`) and no other: half of an all-reduce.
+/// Of each bucket, every rank gets the average of its own part (`ddp::part_of`) and no other: half of an all-reduce.
 /// The other half is the all-gather of the parameters in ShardedOptimizer's step, so that both together send what
 /// AllReduce alone does, 2 (n - 1) / n of the model's bytes from each of n ranks, and no rank steps what another does
 /// (Rajbhandari et al., "ZeRO", SC 2020, stage 2; the memory for gradients stays). Where that optimizer's
@@ -9871,7 +9856,7 @@ namespace chorus {
 ///   ch::DistributedDataParallel<Model, ch::ReduceScatter> net{make(), run};
 ///   ch::ShardedOptimizer<ch::optim::Adam<ch::Cpu>> optimizer{net, {.lr = 1e-3}};
 ///
-/// Behind backward the parameters have no gradients, for nobody has whole ones: the optimizer finds the parts, clips
+/// After backward the parameters have no gradients, for nobody has whole ones: the optimizer finds the parts, clips
 /// them (`optimizer.clip_grad_norm`), and steps. The next averaged backward pass wants that step, or `zero_grad`,
 /// first. The first pass, in which the order of the buckets is learned, averages whole.
 struct ReduceScatter {
@@ -10093,6 +10078,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
 
  public:
   using D = typename Base::device_type;
+  using policy_type = LocalSgd;
   static constexpr const char* name = "local_sgd";
 
   /// Compares the models of all ranks and takes rank 0's numbers, as DistributedDataParallel does. Throws UsageError
@@ -10130,10 +10116,9 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
       in_backward_ = false;  // where the last one ended early
       samples_ = rows_;
       if (this->throws_early()) {  // ranks that have ended would speak at the next mean alone
-        this->shares_.begin(samples_, sync_, false, this->forward_passes());
-        this->check_all_here();
+        this->begin_pass({.samples = samples_, .number = this->forward_passes(), .sync = sync_});
       } else {
-        this->shares_.begin_unasked(samples_);
+        this->shares_.begin({.samples = samples_});
       }
       if (steps_ >= options_.period) synchronise();
       if (sync_) ++passes_;
@@ -10153,19 +10138,6 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   void join(const Body& body, const JoinOptions& options = {}) {
     chorus::join(body, options, *this);
   }
-  // What chorus::join calls.
-  void begin_join(const detail::JoinFacts& facts) { Base::begin_join("LocalSgd", facts); }
-  void begin_company() { ended_ = true; }
-  [[gnu::cold]] JoinedPass keep_company() {
-    if (this->throws_early()) this->begin_pass_of_others();  // throws unless all have ended
-    return take_mean() ? JoinedPass::passed : JoinedPass::none;
-  }
-  [[gnu::cold]] void end_company() { this->end_passes_of_others(); }
-  void end_join() {
-    ended_ = false;
-    Base::end_join();
-  }
-
   /// All ranks take the mean of their parameters and buffers now. Throws UsageError on all where they have counted
   /// different numbers of steps, or of forward passes that recorded gradients, outside of no_sync, since the last mean:
   /// where one leaves a backward pass out, it would take the means later than others.
@@ -10182,15 +10154,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     if (!this->joining_) Base::make_largest(number);
   }
 
-  // For checkpoints.
-
-  /// From the first step on, models differ, and momenta for good.
-  static constexpr bool ranks_may_differ = true;
-  bool ranks_differ() const { return this->communicator_.size() > 1; }
-  /// Those that ranks have stepped on their own since they last had the same.
-  std::vector<std::string> parameters_apart() const { return apart_.names(this->flat_); }
-  void set_parameters_apart(std::span<const std::string> names) { apart_.set(this->flat_, names); }
-  /// Steps and this rank's samples since the last mean.
+  /// For checkpoints: steps and this rank's samples since the last mean.
   static constexpr std::string_view kept_as = "local_sgd";
   std::array<double, 2> kept() const { return {static_cast<double>(steps_), static_cast<double>(seen_)}; }
   static bool can_keep(const std::array<double, 2>& kept) {
@@ -10202,6 +10166,8 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   }
 
  private:
+  friend class detail::Access<LocalSgd>;
+
   // Samples, steps and passes since the last mean; all forward passes, of which a rank may have had some of its own.
   using Counts = std::array<std::int64_t, 4>;
   static constexpr std::int64_t ended = -1;    // the steps of a rank that has run out of batches
@@ -10312,6 +10278,33 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   bool ended_ = false;  // this rank only keeps others company
 };
 
+/// For chorus::join and checkpoints.
+template <class Model, class Communicator>
+class detail::Access<LocalSgd<Model, Communicator>> {
+ public:
+  explicit Access(LocalSgd<Model, Communicator>& net) : net_(net) {}
+  void begin_join(const JoinFacts& facts) { net_.begin_joining("LocalSgd", facts); }
+  void begin_company() { net_.ended_ = true; }
+  [[gnu::cold]] JoinedPass keep_company() {
+    if (net_.throws_early()) net_.begin_pass_of_others();  // throws unless all have ended
+    return net_.take_mean() ? JoinedPass::passed : JoinedPass::none;
+  }
+  [[gnu::cold]] void end_company() { net_.end_passes_of_others(); }
+  void end_join() {
+    net_.ended_ = false;
+    net_.end_joining();
+  }
+  /// From the first step on, models differ, and momenta for good.
+  static constexpr bool ranks_may_differ = true;
+  bool ranks_differ() const { return net_.communicator().size() > 1; }
+  /// Those that ranks have stepped on their own since they last had the same.
+  std::vector<std::string> parameters_apart() const { return net_.apart_.names(net_.flat_); }
+  void set_parameters_apart(std::span<const std::string> names) { net_.apart_.set(net_.flat_, names); }
+
+ private:
+  LocalSgd<Model, Communicator>& net_;
+};
+
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_LOCAL_SGD_HPP
 
@@ -10349,6 +10342,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
 
  public:
   using D = typename Base::device_type;
+  using policy_type = ParameterServer;
   static constexpr const char* name = "parameter_server";
 
   /// Compares the models of all ranks. Throws UsageError, on every rank, where they or the options differ. The
@@ -10393,20 +10387,17 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     this->begin_forward(samples);
     if (grad_enabled()) {
       pushed_ = false;
-      this->shares_.begin(samples, sync_, this->any_training(), this->random_.step);
-      this->check_all_here();
+      this->begin_pass({.samples = samples, .number = this->random_.step, .sync = sync_});
       if (stepped_) pull();
-      begin_pass();
-    } else {
-      if (stepped_ && !this->joining_) {
-        check<UsageError>(this->any_training(),
-                          "ParameterServer: the server has stepped since workers had its parameters; before a forward "
-                          "pass in evaluation all ranks call eval()");
-        pull();
-      }
-      this->shares_.begin_aside(samples, !this->joining_, this->random_.step);
+      return this->forward_recorded(inputs...);
     }
-    return this->forward(grad_enabled() || !this->joining_, inputs...);
+    if (stepped_ && !this->joining_) {
+      check<UsageError>(this->any_training(),
+                        "ParameterServer: the server has stepped since workers had its parameters; before a forward "
+                        "pass in evaluation all ranks call eval()");
+      pull();
+    }
+    return this->forward_aside({.samples = samples, .number = this->random_.step}, inputs...);
   }
 
   /// While it lives, backward adds to this rank's own gradients alone; the first backward after it pushes the sum. Each
@@ -10420,26 +10411,6 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   void join(const Body& body, const JoinOptions& options = {}) {
     chorus::join(body, options, *this);
   }
-  // What chorus::join calls.
-  void begin_join(const detail::JoinFacts& facts) {
-    check<UsageError>(facts.steps || facts.throw_early,
-                      "ParameterServer::join: the server steps for all, also where others have more batches than it "
-                      "has: JoinOptions::step, or a function behind the net");
-    Base::begin_join("ParameterServer", facts);
-  }
-  void begin_company() {}
-  [[gnu::cold]] JoinedPass keep_company() {
-    if (!this->begin_pass_of_others()) return JoinedPass::none;
-    if (stepped_) pull();
-    if (!this->shares_.sync()) return JoinedPass::passed;
-    push(/*company=*/true);
-    return JoinedPass::averaged;
-  }
-  [[gnu::cold]] void end_company() {
-    this->end_passes_of_others();
-    if (stepped_) pull();
-  }
-
   bool is_server() const { return this->communicator_.rank() == 0; }
 
   /// Workers take the server's parameters and buffers now; all ranks call it.
@@ -10463,6 +10434,8 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   }
 
  private:
+  friend class detail::Access<ParameterServer>;
+
   template <class F>
   static void with_numbers(const typename nn::FlatParameters<D>::Group& group, std::byte* at, const F& f) {
     check<UsageError>(group.dtype == DType::f32 || group.dtype == DType::f64,
@@ -10475,7 +10448,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
 
   // What earlier passes have left, on the server or under no_sync, is to stay as it is when `push` weighs all: it is
   // kept in the unit of the pass that begins. A pass in which this rank has no samples adds nothing.
-  void begin_pass() {
+  void backward_is_weighed() override {
     aside_.forget();
     const double weight = this->shares_.weight(), factor = unit_ / weight;
     if (weight == 0) return aside_.take(this->flat_);
@@ -10494,6 +10467,9 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   // The first gradient of a backward pass.
   void gradient_ready() {
     if (in_backward_) return;
+    check<UsageError>(this->weighed_,
+                      "ParameterServer: backward goes through the model, but not through a forward pass of the net in "
+                      "this thread: call the net, not its module(): there workers fetch the parameters");
     check<UsageError>(!pushed_,
                       "ParameterServer: expected a forward pass between two backward passes; what the first one has "
                       "sent to the server can't be told from what the second one adds");
@@ -10504,9 +10480,15 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
       if (sync_)
         push();
       else
-        accumulated_ = true;
+        accumulate();
       in_backward_ = false;
     });
+  }
+
+  void accumulate() {
+    accumulated_ = true;
+    for (const auto& entry : this->flat_.entries())
+      if (this->devices() > 1 && entry.parameter().grad_arrived()) entry.parameter().set_grad_local(true);
   }
 
   // What a rank says of a parameter: whether it has a gradient, and whether its loop has called zero_grad since the
@@ -10566,6 +10548,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     for (std::size_t i = 0; i < entries.size(); ++i) {
       auto& p = entries[i].parameter();
       p.set_grad_arrived(is_server() && ((own[i] | workers[i]) & has_gradient) != 0);
+      p.set_grad_local(false);
       forgotten_before_.push_back(p.times_forgotten());
     }
     pushed_ = stepped_ = true;
@@ -10580,6 +10563,36 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   bool pushed_ = false;                          // the gradients of the last forward pass have been sent
   bool stepped_ = false;                         // the server's parameters may have changed since the last pull
   std::vector<std::uint32_t> forgotten_before_;  // times_forgotten of all parameters at the last push
+};
+
+/// For chorus::join.
+template <class Model, class Communicator>
+class detail::Access<ParameterServer<Model, Communicator>> {
+ public:
+  explicit Access(ParameterServer<Model, Communicator>& net) : net_(net) {}
+  void begin_join(const JoinFacts& facts) {
+    check<UsageError>(facts.steps || facts.throw_early,
+                      "ParameterServer::join: the server steps for all, also where others have more batches than it "
+                      "has: JoinOptions::step, or a function behind the net");
+    net_.begin_joining("ParameterServer", facts);
+  }
+  void begin_company() {}
+  [[gnu::cold]] JoinedPass keep_company() {
+    if (!net_.begin_pass_of_others()) return JoinedPass::none;
+    if (net_.stepped_) net_.pull();
+    net_.shares_.weigh({});
+    if (!net_.shares_.sync()) return JoinedPass::passed;
+    net_.push(/*company=*/true);
+    return JoinedPass::averaged;
+  }
+  [[gnu::cold]] void end_company() {
+    net_.end_passes_of_others();
+    if (net_.stepped_) net_.pull();
+  }
+  void end_join() { net_.end_joining(); }
+
+ private:
+  ParameterServer<Model, Communicator>& net_;
 };
 
 }  // namespace chorus
@@ -10647,7 +10660,7 @@ struct ParameterShard {
   std::size_t bytes(const optim::StateTensor& t) const { return (t.on_host ? 1 : end - begin) * size_of(t.dtype); }
 };
 
-/// All numbers of a net's buckets, shared out: of each bucket rank r has `part_of(count, r, ranks)`.
+/// All numbers of a net's buckets, shared out: of each bucket rank r has `ddp::part_of(count, r, ranks)`.
 template <Device D>
 class ParameterShards {
  public:
@@ -10658,35 +10671,35 @@ class ParameterShards {
 
   /// Whether the net still has the buckets that were shared out.
   template <class Net>
-  bool fit(const Net& net) const {
+  bool fit(Net& net) const {
     return order_of(net) == order_;
   }
 
   /// Before `share_out`: has parameters shared out that no bucket has held so far, each by itself, if `wanted(name)`.
   template <class Net, class Wanted>
-  void place(const Net& net, const Wanted& wanted) {
+  void place(Net& net, const Wanted& wanted) {
     std::set<const ParameterOn<D>*> placed;
     for (const auto& shard : shards_) placed.insert(shard.named.parameter);
     const auto ranks = static_cast<std::size_t>(net.communicator().size());
     for (const auto& entry : net.flat_parameters().entries()) {
       if (placed.contains(entry.named.parameter) || !wanted(entry.named.name)) continue;
       for (std::size_t rank = 0; rank < ranks; ++rank) {
-        const auto part = part_of(static_cast<std::size_t>(entry.parameter().count()), rank, ranks);
+        const auto part = ddp::part_of(static_cast<std::size_t>(entry.parameter().count()), rank, ranks);
         if (part.begin < part.end) shards_.push_back({entry.named, static_cast<int>(rank), part.begin, part.end});
       }
     }
   }
   template <class Net>
-  void share_out(const Net& net) {
+  void share_out(Net& net) {
     mine_.clear();
     slices_.clear();
     order_ = order_of(net);
     const auto before = std::exchange(shards_, {});
     const auto& communicator = net.communicator();
-    for (const auto& bucket : net.buckets())
+    for (const auto& bucket : access_to(net).buckets())
       for (int rank = 0; rank < communicator.size(); ++rank) {
         const auto part =
-            part_of(bucket.count, static_cast<std::size_t>(rank), static_cast<std::size_t>(communicator.size()));
+            ddp::part_of(bucket.count, static_cast<std::size_t>(rank), static_cast<std::size_t>(communicator.size()));
         for (const std::size_t i : bucket.parameters) {
           const auto& entry = net.flat_parameters().entries()[i];
           const auto from = entry.begin - bucket.begin;
@@ -10712,9 +10725,9 @@ class ParameterShards {
   /// The parameters of all buckets, and where each bucket ends.
   using Order = std::vector<std::pair<const ParameterOn<D>*, std::size_t>>;
   template <class Net>
-  static Order order_of(const Net& net) {
+  static Order order_of(Net& net) {
     Order order;
-    for (const auto& bucket : net.buckets())
+    for (const auto& bucket : access_to(net).buckets())
       for (const std::size_t i : bucket.parameters)
         order.emplace_back(&net.flat_parameters().entries()[i].parameter(), bucket.begin + bucket.count);
     return order;
@@ -10734,9 +10747,8 @@ namespace chorus {
 namespace detail {
 /// A DistributedDataParallel: under other policies there is nobody to share an optimizer's state with.
 template <class Net>
-concept DistributedInBuckets = requires(Net& net) {
-  net.communicator();
-  net.buckets();
+concept DistributedInBuckets = requires(AccessTo<Net> access) {
+  access.buckets();
 };
 }  // namespace detail
 
@@ -10787,28 +10799,28 @@ class ShardedOptimizer : public optim::HasLearningRate {
         with_parts_(while_alive(net,
                                 [this, &net](const UseParts& use) {
                                   prepare(net);
-                                  net.average_parts();
-                                  net.with_gradients([&] { use(shards_.mine()); });
+                                  detail::access_to(net).average_parts();
+                                  detail::access_to(net).with_gradients([&] { use(shards_.mine()); });
                                 })),
         make_largest_(while_alive(net, [&net](std::int32_t* number) { net.make_largest(number); })),
         zero_grad_(while_alive(net,
                                [&net] {
                                  for (const auto& entry : net.flat_parameters().entries())
                                    entry.parameter().set_grad_arrived(false);
-                                 net.forget_parts();
+                                 detail::access_to(net).forget_parts();
                                })),
-        skip_step_(while_alive(net, [&net] { net.forget_parts(); })),
+        skip_step_(while_alive(net, [&net] { detail::access_to(net).forget_parts(); })),
         parameters_(while_alive(net, [&net] { return net.parameters(); })),
-        in_parts_(Net::averages_in_parts) {
-    check<UsageError>(!Net::own_gradients,
+        in_parts_(detail::AccessTo<Net>::averages_in_parts) {
+    check<UsageError>(!detail::AccessTo<Net>::own_gradients,
                       "ShardedOptimizer: the hook may leave each rank its own gradients, and a rank steps its part of "
                       "the parameters with them for all");
     check<UsageError>(net.options().parameters_and_buffers_to_ignore.empty(),
                       "ShardedOptimizer: parameters that are each rank's own can't be shared out");
     if (!how.share_parameters) return;
-    net.share_parameters();
+    detail::access_to(net).share_parameters();
     keep_own_parameters_ = [&net, alive = net.alive()] {
-      if (!alive.expired() && in_common(net)) net.keep_own_parameters();
+      if (!alive.expired() && in_common(net)) detail::access_to(net).keep_own_parameters();
     };
   }
   ~ShardedOptimizer() {
@@ -10945,11 +10957,11 @@ class ShardedOptimizer : public optim::HasLearningRate {
   void step(Net& net, [[maybe_unused]] const std::int32_t* unwanted) {
     prepare(net);
     const bool shared = in_common(net);
-    const auto* const apart = net.gradients_apart();
+    const auto* const apart = detail::access_to(net).gradients_to_average();
     if (shared && apart == nullptr) net.communicator().barrier();  // others may compute with the old ones still
     if (own_) {
       take_learning_rate();
-      net.with_gradients([&] {
+      detail::access_to(net).with_gradients([&] {
         if constexpr (std::is_same_v<D, Cpu>) {
           if (apart != nullptr)
             return own_->step_averaging([&](const void* own, std::size_t bytes) { return apart->terms(own, bytes); });
@@ -10959,7 +10971,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
         own_->step();
       });
     }
-    net.forget_parts();
+    detail::access_to(net).forget_parts();
     gather(net);
     if (shared || apart != nullptr) net.communicator().barrier();
     for (const auto& entry : net.flat_parameters().entries()) entry.parameter().touch();
@@ -10981,13 +10993,13 @@ class ShardedOptimizer : public optim::HasLearningRate {
                       "ShardedOptimizer: clip_grad_norm in a step that is captured, where no rank knows its norm");
 #endif
     prepare(net);
-    net.average_parts();
+    detail::access_to(net).average_parts();
     double squares = 0;
-    net.with_gradients([&] { squares = optim::detail::square_sum(shards_.mine()); });
+    detail::access_to(net).with_gradients([&] { squares = optim::detail::square_sum(shards_.mine()); });
     net.communicator().all_reduce(std::span(&squares, 1), comm::ReduceOp::sum, {});
     const double norm = std::sqrt(squares);
     if (error_if_nonfinite && !std::isfinite(norm)) raise_not_finite(net, norm);
-    net.with_gradients([&] { optim::detail::scale_down(shards_.mine(), norm, max_norm); });
+    detail::access_to(net).with_gradients([&] { optim::detail::scale_down(shards_.mine(), norm, max_norm); });
     return norm;
   }
 
@@ -10996,7 +11008,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
   [[noreturn, gnu::cold]] void raise_not_finite(Net& net, double norm) {
     const auto& entries = net.flat_parameters().entries();
     std::size_t first = entries.size();
-    net.with_gradients([&] {
+    detail::access_to(net).with_gradients([&] {
       if (const auto* bad = optim::detail::first_not_finite(shards_.mine()))
         for (first = 0; first < entries.size() && entries[first].named.name != bad->name;) ++first;
     });
@@ -11010,6 +11022,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
   /// their state, when some were frozen or thawed meanwhile.
   template <class Net>
   void prepare(Net& net) {
+    for (const auto& entry : net.flat_parameters().entries()) optim::detail::check_averaged(entry.named);
     if (shards_.fit(net)) return;
     if (shards_.all().empty()) return share_out(net);
     const auto all = gathered(net);
@@ -11047,10 +11060,10 @@ class ShardedOptimizer : public optim::HasLearningRate {
     const comm::CollectiveOptions options{.traffic = trace::Traffic::parameters};
     const auto ranks = static_cast<std::size_t>(communicator.size()),
                rank = static_cast<std::size_t>(communicator.rank());
-    for (const auto& bucket : net.buckets()) {
+    for (const auto& bucket : detail::access_to(net).buckets()) {
       const auto& group = net.flat_parameters().groups()[bucket.group];
       if (group.in_common) continue;
-      detail::with_type(group.dtype, group.value(bucket.begin), [&]<class T>(T* values) {
+      ddp::with_type(group.dtype, group.value(bucket.begin), [&]<class T>(T* values) {
         const std::size_t share = bucket.count / ranks, even = share * ranks;
         if (share > 0)
           communicator.all_gather(std::span<const T>(values + rank * share, share), std::span<T>(values, even),

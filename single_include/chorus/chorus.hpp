@@ -37,6 +37,7 @@
 #include <array>
 #include <atomic>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <new>
 #include <span>
@@ -232,7 +233,9 @@ inline bool detects_anomalies() { return anomaly_detectors().load(std::memory_or
 class Node {
  public:
   explicit Node(const char* operation) : operation_(operation), sequence_(next_sequence()) {}
-  virtual ~Node() = default;
+  virtual ~Node() {
+    if (mean_ == Mean::uncounted_loss) delete count_;
+  }
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
 
@@ -263,6 +266,8 @@ class Node {
   /// Whether the gradient that the node holds, if any, has neither NaN nor infinity.
   virtual bool gradient_is_finite() const { return true; }
   virtual bool has_grad() const { return false; }
+  /// Of an operation: what gradient it holds goes nowhere.
+  virtual void drop_grad() {}
   /// Hooks see the gradient by this node's value, complete, and may replace it, before it goes on.
   void add_gradient_hook(std::unique_ptr<detail::GradientHook> hook) {
     auto* last = &gradient_hooks_;
@@ -275,6 +280,40 @@ class Node {
     for (auto* hook = gradient_hooks_.get(); hook != nullptr; hook = hook->next.get()) hook->run(node);
   }
   bool has_gradient_hooks() const { return gradient_hooks_ != nullptr; }
+
+  /// Whether the value is known to be a mean: of a loss function, or a plain `mean(x)`.
+  bool is_mean() const { return mean_ != Mean::none; }
+  bool is_loss() const { return mean_ >= Mean::loss; }
+  /// Of a mean: what its sum was divided by. Tokens that count, the sum of their classes' weights, samples, elements;
+  /// 0 where none counts. Gradients of several shares' means, each multiplied by its share of the sum of these numbers,
+  /// add up to that of the mean over all. 0 for what is not a mean, or not known to be one. The first call may wait
+  /// for a GPU.
+  double mean_over() { return mean_ == Mean::uncounted_loss ? count_now() : is_mean() ? mean_over_ : 0; }
+  void set_mean(double over, bool is_loss) {
+    forget_mean();
+    mean_over_ = over;
+    mean_ = is_loss ? Mean::loss : Mean::plain;
+  }
+  /// The same for a loss whose number is not at hand: `count` gives it when somebody asks.
+  void set_mean_later(std::function<double()> count) {
+    forget_mean();
+    count_ = new std::function<double()>(std::move(count));
+    mean_ = Mean::uncounted_loss;
+  }
+  /// What `other` says of its value holds for this one's.
+  void take_mean(Node& other) {
+    forget_mean();
+    if (other.mean_ == Mean::uncounted_loss)
+      count_ = other.count_;
+    else
+      mean_over_ = other.mean_over_;
+    mean_ = std::exchange(other.mean_, Mean::none);
+  }
+
+  /// The gradient that comes into this node is multiplied by it before it goes on; for policies, which set it on means
+  /// as a backward run begins. It is 1 again when the run has ended.
+  double scale() const { return scale_; }
+  void set_scale(double scale) { scale_ = scale; }
 
   const char* operation() const { return operation_; }
   /// Grows in the order in which nodes are made: an operation's inputs have smaller numbers.
@@ -312,14 +351,32 @@ class Node {
     draining = false;
   }
 
+  enum class Mean : std::uint8_t { none, plain, loss, uncounted_loss };
+
+  void forget_mean() {
+    if (mean_ == Mean::uncounted_loss) delete count_;
+    mean_ = Mean::none;
+  }
+  [[gnu::noinline, gnu::cold]] double count_now() {
+    const double over = (*count_)();
+    set_mean(over, true);
+    return over;
+  }
+
   const char* operation_;
   std::uint64_t sequence_;
   std::uint64_t visited_by_ = 0;  // the backward run that last counted this node
   int pending_ = 0;               // consumers that have yet to contribute in that run
   bool skipped_ = false;
   bool reached_ = false;  // one of those consumers has contributed
+  Mean mean_ = Mean::none;
   std::atomic<int> owners_{0};
   std::unique_ptr<detail::GradientHook> gradient_hooks_;
+  union {
+    double mean_over_ = 0;
+    std::function<double()>* count_;  // owned, of an uncounted_loss
+  };
+  double scale_ = 1;
 };
 
 /// A counted pointer to a Node.
@@ -5808,8 +5865,6 @@ void pointwise_backward(Cuda device, const F& f, std::span<const Index> shape, c
 #endif
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_POINTWISE_HPP
 
-#include <functional>
-
 namespace chorus {
 
 /// Where a backward function writes the gradient of one input: dense memory, to be added to or overwritten.
@@ -5878,6 +5933,11 @@ class GradNode : public Node {
   bool takes_over() const { return !grad_.defined(); }
 
   bool has_grad() const final { return has_grad_; }
+  void drop_grad() final {
+    if (this->is_leaf()) return;
+    has_grad_ = false;
+    grad_ = {};
+  }
   /// The gradient; undefined where there is none.
   tensor_type grad() const { return has_grad_ ? grad_ : tensor_type{}; }
   /// Puts other numbers in the gradient's place. Throws ShapeError where shapes differ.
@@ -5944,6 +6004,8 @@ class GradNode : public Node {
   }
   tensor_type take_grad() {
     has_grad_ = false;
+    if (this->scale() != 1) [[unlikely]]
+      return take_scaled();
     return std::move(grad_);
   }
   void set_has_grad(bool has) {
@@ -5962,6 +6024,13 @@ class GradNode : public Node {
     copy_bytes(device_, aside.data(), device_, place, grad_.bytes());
     grad_ = {Storage<D>::home_in(whole, place, grad_.bytes()), place, shape_, row_major(shape_)};
     held.move_home(aside, aside.data());
+  }
+  // Not in place: others may hold this memory.
+  [[gnu::noinline, gnu::cold]] tensor_type take_scaled() {
+    auto scaled = tensor_type::zeros(shape_, device_);
+    kernels::axpy(device_, scaled.numel(), static_cast<T>(this->scale()), grad_.data(), scaled.data());
+    grad_ = {};
+    return scaled;
   }
   // Others hold this memory, so it must not change: continues in a copy.
   void add_out_of_place(tensor_type copy) {
@@ -6034,6 +6103,24 @@ namespace chorus {
 /// Has `action` called once, at the end of the backward run that this thread is in. For gradient hooks.
 void at_backward_end(std::function<void()> action);
 
+/// Who wants to know of backward runs before they start: a policy, which weighs this run's gradients.
+class BackwardWatch {
+ public:
+  virtual ~BackwardWatch() = default;
+  /// Called once for each run, in its thread. `nodes` are all that it goes through, the last recorded first; the roots
+  /// among them hold their gradients, and none has been sent on. May call `set_scale` of means and `at_backward_end`.
+  /// What it throws comes out of the run, which has then changed nothing; the roots' gradients are dropped.
+  virtual void backward_begins(std::span<const Ref<Node>> nodes) = 0;
+};
+
+/// From now on `watch` is told of this thread's backward runs, as long as it lives; any thread may end its life. It is
+/// not told of runs within runs, nor of those without hooks. A second call with the same one does nothing.
+void watch_backward(const std::weak_ptr<BackwardWatch>& watch);
+
+/// Of the backward run that this thread is in, the outermost one: those of its nodes that are means, the last recorded
+/// first, whether or not backward has passed them yet. For gradient hooks. Empty outside of a run.
+std::span<const Ref<Node>> means_of_backward();
+
 struct BackwardOptions {
   /// Keep what the operations saved, so that backward can run again.
   bool retain_graph = false;
@@ -6057,10 +6144,35 @@ void run_backward(std::span<const Ref<Node>> roots, const BackwardOptions& optio
 namespace chorus {
 
 namespace detail {
-/// What is to be done when the backward run of this thread has ended; null outside of one.
-inline std::vector<std::function<void()>>*& backward_end_actions() {
-  thread_local std::vector<std::function<void()>>* actions = nullptr;
-  return actions;
+/// A backward run that is no part of another one.
+struct BackwardRun {
+  std::vector<std::function<void()>> end_actions;
+  std::span<const Ref<Node>> means;
+};
+/// That of this thread; null outside of one.
+inline BackwardRun*& current_backward() {
+  thread_local BackwardRun* run = nullptr;
+  return run;
+}
+
+/// Who watches this thread's backward runs; null where nobody has ever wanted to.
+struct BackwardWatchers;
+inline thread_local constinit BackwardWatchers* backward_watchers = nullptr;
+struct BackwardWatchers {
+  std::vector<std::weak_ptr<BackwardWatch>> list;
+  BackwardWatchers() { backward_watchers = this; }
+  ~BackwardWatchers() { backward_watchers = nullptr; }
+};
+[[gnu::noinline, gnu::cold]] inline void tell_watchers(std::span<const Ref<Node>> roots,
+                                                       std::span<const Ref<Node>> nodes) {
+  try {
+    auto& list = backward_watchers->list;
+    for (std::size_t i = 0; i < list.size(); ++i)  // a watcher may add another one
+      if (const auto watch = list[i].lock()) watch->backward_begins(nodes);
+  } catch (...) {
+    for (const auto& root : roots) root->drop_grad();
+    throw;
+  }
 }
 /// Runs a node and throws NonFiniteError where what it sends to an input is not finite.
 [[gnu::noinline, gnu::cold]] inline void backward_with_checks(Node& node, bool keep) {
@@ -6077,9 +6189,27 @@ inline std::vector<std::function<void()>>*& backward_end_actions() {
 }  // namespace detail
 
 CHORUS_INLINE void at_backward_end(std::function<void()> action) {
-  auto* actions = detail::backward_end_actions();
-  check<UsageError>(actions != nullptr, "at_backward_end: no backward is running in this thread");
-  actions->push_back(std::move(action));
+  auto* run = detail::current_backward();
+  check<UsageError>(run != nullptr, "at_backward_end: no backward is running in this thread");
+  run->end_actions.push_back(std::move(action));
+}
+
+CHORUS_INLINE void watch_backward(const std::weak_ptr<BackwardWatch>& watch) {
+  thread_local detail::BackwardWatchers watchers;
+  std::weak_ptr<BackwardWatch>* free = nullptr;
+  for (auto& known : watchers.list) {
+    if (!known.owner_before(watch) && !watch.owner_before(known)) return;
+    if (known.expired()) free = &known;
+  }
+  if (free != nullptr)
+    *free = watch;
+  else
+    watchers.list.push_back(watch);
+}
+
+CHORUS_INLINE std::span<const Ref<Node>> means_of_backward() {
+  const auto* run = detail::current_backward();
+  return run != nullptr ? run->means : std::span<const Ref<Node>>();
 }
 
 CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const BackwardOptions& options) {
@@ -6088,7 +6218,7 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
 
   // Nested runs (DataParallel's replicas) use lists of their own; all are kept for the next run.
   struct Lists {
-    std::vector<Ref<Node>> nodes;
+    std::vector<Ref<Node>> nodes, means;
     std::vector<Node*> final_leaves, final_far_leaves;
     struct Count {
       Ref<Node> node;
@@ -6113,6 +6243,9 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
       lists->nodes.clear();
       lists->final_leaves.clear();
       lists->final_far_leaves.clear();
+      if (!lists->nested)
+        for (auto& mean : lists->means) mean->set_scale(1);
+      lists->means.clear();
       for (auto& [node, pending, reached] : lists->outer_counts) {
         node->pending_ = pending;
         node->reached_ = reached;
@@ -6125,7 +6258,7 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
   Lists& lists = *borrowed.lists;
   lists.run = run;
   lists.count = options.hooks;
-  lists.nested = detail::backward_end_actions() != nullptr;
+  lists.nested = detail::current_backward() != nullptr;
 
   for (const auto& root : roots) {
     if (root->visited_by_ == run) continue;
@@ -6144,21 +6277,25 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
       if (found.count) ++input.pending_;
     };
     const Node& node = *lists.nodes[next];
+    if (node.is_mean()) lists.means.push_back(lists.nodes[next]);
     node.for_each_input(find, &lists);
     if (lists.count) node.for_each_far_leaf(find, &lists);
   }
-  std::sort(lists.nodes.begin(), lists.nodes.end(),
-            [](const Ref<Node>& a, const Ref<Node>& b) { return a->sequence() > b->sequence(); });
+  const auto later = [](const Ref<Node>& a, const Ref<Node>& b) { return a->sequence() > b->sequence(); };
+  std::sort(lists.nodes.begin(), lists.nodes.end(), later);
+  std::sort(lists.means.begin(), lists.means.end(), later);
 
   // Where an operator's backward runs another one, gradients are not complete before the outermost has ended.
-  std::vector<std::function<void()>> actions;
+  detail::BackwardRun outermost{.end_actions = {}, .means = lists.means};
   struct Scope {
-    std::vector<std::function<void()>>* outer;
-    ~Scope() { detail::backward_end_actions() = outer; }
-  } scope{detail::backward_end_actions()};
-  if (!lists.nested) detail::backward_end_actions() = &actions;
+    detail::BackwardRun* outer;
+    ~Scope() { detail::current_backward() = outer; }
+  } scope{detail::current_backward()};
+  if (!lists.nested) detail::current_backward() = &outermost;
 
   const NoGrad no_grad;
+  if (options.hooks && !lists.nested && detail::backward_watchers != nullptr) [[unlikely]]
+    detail::tell_watchers(roots, lists.nodes);
   if (options.hooks)
     for (const auto& root : roots)
       if (root->is_leaf() && root->pending_ == 0) root->gradient_is_final();
@@ -6193,7 +6330,7 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
     lists.final_far_leaves.clear();
     node = {};
   }
-  for (const auto& action : actions) action();
+  for (const auto& action : outermost.end_actions) action();
 }
 
 }  // namespace chorus
@@ -6416,6 +6553,26 @@ struct FirstOf {
   using value_type = typename tensor_of<First>::value_type;
   using device_type = typename tensor_of<First>::device_type;
 };
+
+/// The same value, whose node says that it is a mean, and over how much.
+template <class Y>
+Y as_mean(Y value, double over, bool is_loss = true) {
+  if constexpr (AnyVariable<Y>)
+    if (value.node()) value.node()->set_mean(over, is_loss);
+  return value;
+}
+/// The same for a loss whose number, `count()`, is known to device `D`: a GPU is asked when somebody wants it.
+template <Device D, class Y, class Count>
+Y as_counted_mean(Y value, const Count& count) {
+  if constexpr (AnyVariable<Y>) {
+    if (!value.node()) return value;
+    if constexpr (std::is_same_v<D, Cpu>)
+      value.node()->set_mean(count(), true);
+    else
+      value.node()->set_mean_later(count);
+  }
+  return value;
+}
 
 // 0: a Tensor, of any scalar type; 1: a Variable; 2: a GraphVariable.
 template <int Kind, class T, int Rank, class D>
@@ -6688,8 +6845,15 @@ class ParameterOn : public detail::AtHome<D> {
   bool in_common() const { return in_common_; }
   void set_in_common(bool in_common) { in_common_ = in_common; }
 
+  /// Whether the gradient is this process's own, where others have the same parameter: added up under `no_sync`, and
+  /// not averaged. A policy says so, and takes it back when it has averaged; a gradient that is forgotten is none.
+  /// Optimizers and what else reads gradients for a step refuse it.
+  bool grad_local() const { return local_at_ != 0 && local_at_ == times_forgotten() + 1; }
+  void set_grad_local(bool local) { local_at_ = local ? times_forgotten() + 1 : 0; }
+
  private:
   bool in_common_ = false;
+  std::uint32_t local_at_ = 0;  // times_forgotten() + 1 when it was said
 };
 
 namespace detail {
@@ -9967,7 +10131,7 @@ struct CollectiveOptions {
 ///                                         ranks' calls throw it too, as soon as the engine can tell them
 ///
 /// `X_async` starts X and returns a Work; asynchronous collectives run in the order of calls, and a blocking call
-/// keeps its place behind them. A failed communicator stays failed: every later call throws CommError.
+/// runs after those that were started before it. A failed communicator stays failed: every later call throws CommError.
 template <class C>
 concept Communicator = requires(C& c, std::span<float> out, std::span<const float> in, ReduceOp op,
                                 CollectiveOptions options) {
@@ -9993,7 +10157,80 @@ concept Communicator = requires(C& c, std::span<float> out, std::span<const floa
 }  // namespace chorus::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_COMMUNICATOR_HPP
 
+// <chorus/comm/world.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_WORLD_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_WORLD_HPP
+/// A process's place among the processes of a job, as a launcher tells it.
+
 #include <chrono>
+
+namespace chorus::comm {
+
+/// The ranks that one communicator can join; `trace` counts bytes for as many.
+inline constexpr int max_ranks = 64;
+
+/// How a collective is done: the files of algorithms/. `automatic`: what is fastest for the ranks and the data. An
+/// all-reduce can be asked to be any other but `bruck`, which is for short messages.
+enum class Algorithm : std::uint8_t { automatic, ring, direct, in_place, hierarchical, bruck };
+
+constexpr std::string_view name(Algorithm algorithm) {
+  constexpr std::string_view names[] = {"auto", "ring", "direct", "in_place", "hierarchical", "bruck"};
+  const auto i = static_cast<std::size_t>(algorithm);
+  return i < std::size(names) ? names[i] : "unknown";
+}
+inline void append(std::string& out, Algorithm algorithm) { out += name(algorithm); }
+
+struct World {
+  int rank = 0, size = 1;                 ///< this process's number in [0, size), and how many there are
+  int local_rank = 0, local_size = 1;     ///< the same among the processes of this machine
+  std::string master_addr = "127.0.0.1";  ///< where rank 0 listens; a name or an address of rank 0's machine
+  int master_port = 0;
+  /// A secret of the job, the same on all ranks, of at least 16 characters: ranks prove to each other that they know
+  /// it. Needed where master_addr is not on loopback.
+  std::string token = {};
+  int listen_fd = -1;  ///< rank 0: a socket that listens there already, which `connect` takes over; or -1
+  std::chrono::milliseconds timeout{60'000};  ///< the longest that any wait for another rank lasts
+  std::vector<int> members = {};              ///< of a group that `split` made: its ranks in the whole job; else empty
+  /// What the ranks meet for, in up to 63 characters: one that comes for something else is refused by name.
+  std::string purpose = {};
+  /// How all_reduce is done, the same on all ranks; CHORUS_ALL_REDUCE and --all-reduce of programs. Only chorus' own
+  /// engines can be asked for one. The ring serves data that the algorithm can't work with: `in_place` needs memory of
+  /// the communicator's (see AnyCommunicator::allocate), unless ranks are threads.
+  Algorithm all_reduce = Algorithm::automatic;
+};
+
+using Clock = std::chrono::steady_clock;
+using Deadline = Clock::time_point;
+
+/// Eleven days: a clock can count to several times that from now.
+inline constexpr std::chrono::milliseconds longest_timeout{1'000'000'000};
+
+/// Throws UsageError, in the name of `who`, for a timeout that is none.
+[[gnu::cold]] inline void check_timeout(std::string_view who, std::chrono::milliseconds timeout) {
+  check<UsageError>(timeout.count() > 0 && timeout <= longest_timeout, who, ": timeout is ", timeout.count(),
+                    " ms, expected 1 to ", longest_timeout.count());
+}
+
+/// Throws UsageError, in the name of `who`, for a rank of a group that there cannot be.
+[[gnu::cold]] inline void check_ranks(std::string_view who, int size, int rank) {
+  check<UsageError>(size >= 1 && size <= max_ranks, who, ": world size is ", size, ", expected 1 to ", max_ranks);
+  check<UsageError>(rank >= 0 && rank < size, who, ": rank ", rank, " is not in [0, ", size, ")");
+}
+
+/// What carries out collectives. `automatic`: shared memory when all ranks run on one machine, else TCP. `thread`:
+/// ranks are threads of one process. `hierarchical`: shared memory inside machines, TCP between them, and an all-reduce
+/// in two levels. `mpi`, `gloo` and `nccl` have headers of their own, which a program has to include.
+enum class Backend : std::uint8_t { automatic, shm, tcp, thread, hierarchical, mpi, gloo, nccl };
+
+constexpr std::string_view name(Backend backend) {
+  constexpr std::string_view names[] = {"auto", "shm", "tcp", "thread", "hierarchical", "mpi", "gloo", "nccl"};
+  const auto i = static_cast<std::size_t>(backend);
+  return i < std::size(names) ? names[i] : "unknown";
+}
+inline void append(std::string& out, Backend backend) { out += name(backend); }
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_WORLD_HPP
 
 namespace chorus::comm {
 
@@ -10064,6 +10301,8 @@ class Engine {
   virtual std::chrono::nanoseconds busy() const { return {}; }
   /// The newest calls, one a line, as `flight recorder` prints them; empty where an engine keeps none.
   virtual std::string record() const { return {}; }
+  /// What its all-reduces were asked to be, see World.
+  virtual Algorithm all_reduce() const { return Algorithm::automatic; }
   /// What is known to be wrong with the group, without waiting; nothing while a call is under way, which will find out
   /// by itself. From any thread.
   virtual std::string trouble() { return {}; }
@@ -10203,8 +10442,9 @@ Reduction reduction(ReduceOp op, double scale) {
   check<UsageError>(scale == 1 || Real<T>, "collective: scale ", scale, " needs floating-point numbers, these are ",
                     dtype<T>);
   const auto with = [&]<class Operator>(Operator) -> Reduction {
-    return {dtype<T>, op, sizeof(T), scale, &detail::combine<T, Operator>, &detail::combine_products<T, Operator>,
-            &detail::scaled<T>};
+    return {
+        dtype<T>,          op, sizeof(T), scale, &detail::combine<T, Operator>, &detail::combine_products<T, Operator>,
+        &detail::scaled<T>};
   };
   if (op == ReduceOp::min) return with(detail::Min{});
   if (op == ReduceOp::max) return with(detail::Max{});
@@ -10297,13 +10537,13 @@ class AnyCommunicator {
   /// before the peer has received it, if the link's queue has room. Two ranks that send each other much at once, and
   /// only then receive, wait for each other until the timeout.
   template <class T, std::size_t E>
-    requires Scalar<std::remove_const_t<T>>
+  requires Scalar<std::remove_const_t<T>>
   void send(std::span<T, E> data, int peer, CollectiveOptions options = {}) {
     engine_->now(sends<std::remove_const_t<T>>(data, peer, options));
   }
   template <class T, std::size_t E>
-    requires Scalar<std::remove_const_t<T>>
-  Work send_async(std::span<T, E> data, int peer, CollectiveOptions options = {}) {
+  requires Scalar<std::remove_const_t<T>> Work send_async(std::span<T, E> data, int peer,
+                                                          CollectiveOptions options = {}) {
     return engine_->later(sends<std::remove_const_t<T>>(data, peer, options));
   }
   template <Scalar T, std::size_t E>
@@ -10327,11 +10567,12 @@ class AnyCommunicator {
     engine_->now(call);
   }
 
-  /// The newest 64 calls of this rank, one a line: number, call, when it began and how long it took, or that it is
-  /// under way or failed. Where CHORUS_FLIGHT_RECORDER is set, the first failure writes it to stderr (`stderr`) or to
-  /// the file $CHORUS_FLIGHT_RECORDER.rankN. NCCL's calls, which stand behind those of host memory and are written to
-  /// $CHORUS_FLIGHT_RECORDER.nccl.rankN, begin when the host makes them, and end when it sees that they have.
-  /// Where a rank has died, the launcher gives the others half a second to write theirs.
+  /// The newest 64 calls of this rank, one a line: number, call, the algorithm that serves it (`by ring`) where there
+  /// are several, when it began and how long it took, or that it is under way or failed. Where CHORUS_FLIGHT_RECORDER
+  /// is set, the first failure writes it to stderr (`stderr`) or to the file $CHORUS_FLIGHT_RECORDER.rankN. NCCL's
+  /// calls, which come after those of host memory and are written to $CHORUS_FLIGHT_RECORDER.nccl.rankN, begin when the
+  /// host makes them, and end when it sees that they have. Where a rank has died, the launcher gives the others half a
+  /// second to write theirs.
   std::string flight_record() const { return engine_->record(); }
 
   /// Gives the group up: calls that wait, later calls, and the other ranks' throw CommError with `why`.
@@ -10474,64 +10715,6 @@ CHORUS_INLINE std::shared_ptr<Engine> alone() { return std::make_shared<detail::
 
 #endif  // CHORUS_SINGLE_CHORUS_COMM_ANY_COMMUNICATOR_HPP
 
-// <chorus/comm/world.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_WORLD_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_WORLD_HPP
-/// A process's place among the processes of a job, as a launcher tells it.
-
-namespace chorus::comm {
-
-/// The ranks that one communicator can join; `trace` counts bytes for as many.
-inline constexpr int max_ranks = 64;
-
-struct World {
-  int rank = 0, size = 1;                 ///< this process's number in [0, size), and how many there are
-  int local_rank = 0, local_size = 1;     ///< the same among the processes of this machine
-  std::string master_addr = "127.0.0.1";  ///< where rank 0 listens; a name or an address of rank 0's machine
-  int master_port = 0;
-  /// A secret of the job, the same on all ranks, of at least 16 characters: ranks prove to each other that they know
-  /// it. Needed where master_addr is not on loopback.
-  std::string token = {};
-  int listen_fd = -1;  ///< rank 0: a socket that listens there already, which `connect` takes over; or -1
-  std::chrono::milliseconds timeout{60'000};  ///< the longest that any wait for another rank lasts
-  std::vector<int> members = {};              ///< of a group that `split` made: its ranks in the whole job; else empty
-  /// What the ranks meet for, in up to 63 characters: one that comes for something else is refused by name.
-  std::string purpose = {};
-};
-
-using Clock = std::chrono::steady_clock;
-using Deadline = Clock::time_point;
-
-/// Eleven days: a clock can count to several times that from now.
-inline constexpr std::chrono::milliseconds longest_timeout{1'000'000'000};
-
-/// Throws UsageError, in the name of `who`, for a timeout that is none.
-[[gnu::cold]] inline void check_timeout(std::string_view who, std::chrono::milliseconds timeout) {
-  check<UsageError>(timeout.count() > 0 && timeout <= longest_timeout, who, ": timeout is ", timeout.count(),
-                    " ms, expected 1 to ", longest_timeout.count());
-}
-
-/// Throws UsageError, in the name of `who`, for a rank of a group that there cannot be.
-[[gnu::cold]] inline void check_ranks(std::string_view who, int size, int rank) {
-  check<UsageError>(size >= 1 && size <= max_ranks, who, ": world size is ", size, ", expected 1 to ", max_ranks);
-  check<UsageError>(rank >= 0 && rank < size, who, ": rank ", rank, " is not in [0, ", size, ")");
-}
-
-/// What carries out collectives. `automatic`: shared memory when all ranks run on one machine, else TCP. `thread`:
-/// ranks are threads of one process. `hierarchical`: shared memory inside machines, TCP between them, and an all-reduce
-/// in two levels. `mpi`, `gloo` and `nccl` have headers of their own, which a program has to include.
-enum class Backend : std::uint8_t { automatic, shm, tcp, thread, hierarchical, mpi, gloo, nccl };
-
-constexpr std::string_view name(Backend backend) {
-  constexpr std::string_view names[] = {"auto", "shm", "tcp", "thread", "hierarchical", "mpi", "gloo", "nccl"};
-  const auto i = static_cast<std::size_t>(backend);
-  return i < std::size(names) ? names[i] : "unknown";
-}
-inline void append(std::string& out, Backend backend) { out += name(backend); }
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_WORLD_HPP
-
 namespace chorus::comm {
 
 struct ConnectOptions {
@@ -10539,8 +10722,9 @@ struct ConnectOptions {
 };
 
 /// Meets the other ranks at world.master_addr:master_port and returns this rank's communicator. Blocks until all have
-/// come. Throws UsageError for a World that makes no sense, and for a backend that this program was built without;
-/// CommError when the port is in use, a rank is refused, or shared memory was asked for and cannot be had;
+/// come. Throws UsageError for a World that makes no sense, for a backend that this program was built without, and for
+/// an all-reduce algorithm that can't run there; CommError when the port is in use, a rank is refused, as one that has
+/// chosen another backend or algorithm, or shared memory was asked for and cannot be had;
 /// TimeoutError, naming the missing ranks, after world.timeout. Takes over world.listen_fd. A group of one needs no
 /// address and opens no socket. Ranks that are threads (Backend::thread) meet within the process, those of one
 /// master_port in one group.
@@ -10548,6 +10732,9 @@ AnyCommunicator connect(const World& world, const ConnectOptions& options = {});
 
 /// `auto`, `shm`, `tcp`, `thread`, `hierarchical`, `mpi`, `gloo` or `nccl`. Throws UsageError for another name.
 Backend backend_of(std::string_view name);
+
+/// `auto`, `ring`, `direct`, `in_place` or `hierarchical`. Throws UsageError for another name.
+Algorithm all_reduce_of(std::string_view name);
 
 /// Makes the engine of one rank, where world.size is 2 or more.
 using EngineMaker = std::shared_ptr<Engine> (*)(const World& world);
@@ -10560,40 +10747,27 @@ bool register_backend(Backend backend, EngineMaker maker);
 // <chorus/comm/connect_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_CONNECT_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_CONNECT_IMPL_HPP
-/// What stands behind `connect`.
+/// How `connect` makes a communicator.
 
-// <chorus/comm/algorithms/ring_communicator.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_RING_COMMUNICATOR_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_RING_COMMUNICATOR_HPP
-/// `RingCommunicator`: the collectives of `ring.hpp` over a Transport.
+// <chorus/comm/algorithms/transport_communicator.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_TRANSPORT_COMMUNICATOR_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_TRANSPORT_COMMUNICATOR_HPP
+/// `TransportCommunicator`: chorus' own collectives over a Transport.
 
-// <chorus/comm/algorithms/ring_runner.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_RING_RUNNER_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_RING_RUNNER_HPP
-/// `RingRunner`: runs calls with the algorithms of `ring.hpp` and its like over a Transport.
+// <chorus/comm/algorithms/collective_runner.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_COLLECTIVE_RUNNER_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_COLLECTIVE_RUNNER_HPP
+/// `CollectiveRunner`: runs calls over a Transport, with the algorithms of this folder.
 
-// <chorus/comm/algorithms/direct.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_DIRECT_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_DIRECT_HPP
-/// `direct_all_reduce`: the ring's traffic in two steps instead of 2 (n - 1), for a few ranks with links between all.
-///
-/// Data is cut into one chunk per rank. Every rank sends each chunk to its owner, the rank of that number; the owner
-/// adds them up in the order of ranks and sends the sum to all. A rank sends n - 1 chunks in each step, 2 (n - 1) / n
-/// of the data, as in the ring. Between two ranks, each sends the other all it has, and both add: one step, the same
-/// bytes. A number's sum is rounded in the order of ranks, wherever it lies. What differs from the ring: there n links
-/// are busy, here all n (n - 1) are, which costs queues and, in a network, contention.
+// <chorus/comm/algorithms/barrier.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BARRIER_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BARRIER_HPP
+/// Barriers: calls that return when every rank has come.
 
-// <chorus/comm/algorithms/ring.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_RING_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_RING_HPP
-/// The collective algorithms, over any Transport. Ranks stand in a ring, rank r sends to r + 1 and receives from r - 1.
-///
-/// All-reduce (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009): data
-/// is cut into one chunk per rank. Chunk c starts at rank c + 1 and goes once around, each rank adding its part, so
-/// that it is complete at rank c (reduce-scatter: n - 1 steps); then it goes around once more to be stored (all-gather:
-/// n - 1 steps). Every rank sends 2 (n - 1) chunks, which is 2 (n - 1) / n of the data whatever n is. The order of
-/// additions is fixed by the chunk, and a chunk's sum is computed at one place: results are the same bits on all ranks,
-/// in every run.
+// <chorus/comm/algorithms/collective.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_COLLECTIVE_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_COLLECTIVE_HPP
+/// `Collective`, one rank's part in one collective, and `relay`, the step that all algorithms are made of.
 
 // <chorus/comm/transport/transport.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TRANSPORT_HPP
@@ -10604,6 +10778,36 @@ bool register_backend(Backend backend, EngineMaker maker);
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_ENVELOPE_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_ENVELOPE_HPP
 /// `Envelope`: which call a piece of data belongs to.
+
+// <chorus/comm/transport/fixed_text.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
+/// What messages of fixed size are made of: `FixedText`, and `is_message`, which looks for padding.
+
+namespace chorus::comm {
+
+/// Up to size - 1 characters, and zeros after them.
+template <std::size_t size>
+struct FixedText {
+  std::array<char, size> characters{};
+
+  FixedText() = default;
+  /// What is too long is cut off.
+  explicit FixedText(std::string_view text) {
+    std::copy_n(text.data(), std::min(text.size(), size - 1), characters.data());
+  }
+  /// It ends before the last character, even where a peer has sent no zero.
+  std::string_view view() const { return {characters.data(), strnlen(characters.data(), size - 1)}; }
+  friend bool operator==(const FixedText&, const FixedText&) = default;
+};
+
+/// Whether T can be sent as the bytes that it has: a struct of `bytes` bytes, none of them padding.
+template <class T, std::size_t bytes>
+inline constexpr bool is_message =
+    sizeof(T) == bytes&& std::is_trivially_copyable_v<T>&& std::has_unique_object_representations_v<T>;
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
 
 namespace chorus::comm {
 
@@ -10618,6 +10822,7 @@ struct Envelope {
   std::uint64_t count = 0;     ///< numbers of type `dtype` in this rank's call
   friend bool operator==(const Envelope&, const Envelope&) = default;
 };
+static_assert(is_message<Envelope, 16>);
 
 /// `all_reduce #7 (sum of 1024 F32)`
 [[gnu::cold]] inline void append(std::string& out, const Envelope& call) {
@@ -10654,6 +10859,7 @@ struct Window {
   std::int32_t fd = -1;  ///< by which its owner knows the region
   std::int32_t reserved = 0;
 };
+static_assert(is_message<Window, 40>);
 
 }  // namespace chorus::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
@@ -10762,14 +10968,14 @@ class Transport {
 
 namespace chorus::comm {
 
-/// One rank's part in one collective.
-struct Ring {
+/// One rank's part in one collective. Its ranks stand in a ring: each has a place in it, and neighbours.
+struct Collective {
   Transport& link;
   const Envelope& call;
   const Reduction& reduction;
   trace::Traffic traffic = trace::Traffic::control;
-
   std::span<const int> members = {};  ///< the ranks of the ring, in order; empty: all
+  bool chosen = false;                ///< somebody has asked for this algorithm, be it slow or not
 
   int size() const { return members.empty() ? link.size : static_cast<int>(members.size()); }
   /// This rank's place in the ring, or the one `steps` further on; negative: further back.
@@ -10807,39 +11013,40 @@ struct Step {
   std::byte* store = nullptr;
 };
 
-inline Transport::Piece receive(const Ring& ring, int from, std::size_t bytes, std::byte* place = nullptr) {
-  const auto piece = place ? ring.link.receive_at(from, ring.call, place, bytes) : ring.link.receive(from);
-  check<LinkError>(piece.envelope == ring.call, "rank ", from, " is in another call, ", piece.envelope);
+/// The next piece from a rank, which has to be of the same call. Throws LinkError, which names the other call.
+inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes, std::byte* place = nullptr) {
+  const auto piece = place ? c.link.receive_at(from, c.call, place, bytes) : c.link.receive(from);
+  check<LinkError>(piece.envelope == c.call, "rank ", from, " is in another call, ", piece.envelope);
   check<LinkError>(piece.bytes == bytes, "rank ", from, " sent ", piece.bytes, " bytes where ", bytes, " belong");
   return piece;
 }
 
 /// Moves `count` numbers, piece by piece: while one piece is being added here, the next one is being written by the
 /// neighbour. An empty chunk travels as one empty piece, so that a mismatch of calls shows in any case.
-inline void relay(const Ring& ring, Step m, std::size_t count) {
-  const auto element = ring.reduction.element, per_piece = ring.longest_piece(count);
+inline void relay(const Collective& c, Step m, std::size_t count) {
+  const auto element = c.reduction.element, per_piece = c.longest_piece(count);
   do {
     const auto n = std::min(count, per_piece), bytes = n * element;
-    const bool moves = m.from != nobody && !m.reads, scales = m.from == nobody && m.reads && ring.reduction.scale != 1;
-    const std::byte* in = m.from == nobody ? nullptr : receive(ring, m.from, bytes, moves ? m.store : nullptr).data;
+    const bool moves = m.from != nobody && !m.reads, scales = m.from == nobody && m.reads && c.reduction.scale != 1;
+    const std::byte* in = m.from == nobody ? nullptr : receive(c, m.from, bytes, moves ? m.store : nullptr).data;
     const std::byte* value = in && !m.reads ? in : m.mine;
     std::byte* slot = nullptr;
     if ((in && m.reads) || scales) {  // the value is made here: where it is stored, else in the slot
-      std::byte* const out = m.stores ? m.store : slot = ring.link.acquire(m.to);
+      std::byte* const out = m.stores ? m.store : slot = c.link.acquire(m.to);
       if (in) {
-        ring.reduction.combine_products(out, in, 1, m.mine, ring.reduction.scale, n);
+        c.reduction.combine_products(out, in, 1, m.mine, c.reduction.scale, n);
       } else {
-        ring.reduction.scaled(out, m.mine, n, ring.reduction.scale);
+        c.reduction.scaled(out, m.mine, n, c.reduction.scale);
       }
       value = out;
     } else if (m.stores) {
       if (m.store != value) copy_bytes(m.store, value, bytes);
       value = m.store;
     }
-    if (slot) ring.link.publish(m.to, ring.call, bytes);
-    if (!slot && m.to != nobody) ring.link.send(m.to, ring.call, value, bytes);
-    if (m.to != nobody) trace::sent(ring.link.rank, ring.traffic, bytes);
-    if (in) ring.link.release(m.from);
+    if (slot) c.link.publish(m.to, c.call, bytes);
+    if (!slot && m.to != nobody) c.link.send(m.to, c.call, value, bytes);
+    if (m.to != nobody) trace::sent(c.link.rank, c.traffic, bytes);
+    if (in) c.link.release(m.from);
     m.mine += m.reads ? bytes : 0;
     m.store += m.stores ? bytes : 0;
     count -= n;
@@ -10848,125 +11055,38 @@ inline void relay(const Ring& ring, Step m, std::size_t count) {
 
 }  // namespace detail
 
-/// data: count numbers, in place. Bytes sent: 2 (n - 1) / n of the data, to within 2 numbers when n does not divide
-/// count.
-inline void ring_all_reduce(const Ring& ring, std::byte* data, std::size_t count) {
-  const int n = ring.size(), r = ring.place(), next = ring.neighbour(1), previous = ring.neighbour(-1);
-  const auto element = ring.reduction.element;
-  do {  // segments that fit the queues and the caches
-    const auto ranks = static_cast<std::size_t>(n), segment = std::min(count, ranks * ring.longest_chunk());
-    const auto start = [&](int c) { return segment * static_cast<std::size_t>(c) / ranks; };  // of chunk c
-    const auto length = [&](int c) { return start(c + 1) - start(c); };
-    const auto at = [&](int c) { return data + start(c) * element; };
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_COLLECTIVE_HPP
 
-    int c = ring.place(-1);
-    detail::relay(ring, {.to = next, .reads = true, .mine = at(c)}, length(c));
-    for (int step = 2; step < n; ++step) {
-      c = ring.place(-step);
-      detail::relay(ring, {.from = previous, .to = next, .reads = true, .mine = at(c)}, length(c));
-    }
-    detail::relay(ring, {.from = previous, .to = next, .reads = true, .stores = true, .mine = at(r), .store = at(r)},
-                  length(r));
-    for (int step = 1; step < n - 1; ++step) {
-      c = ring.place(-step);
-      detail::relay(ring, {.from = previous, .to = next, .stores = true, .store = at(c)}, length(c));
-    }
-    c = ring.place(1);
-    detail::relay(ring, {.from = previous, .stores = true, .store = at(c)}, length(c));
-
-    data += segment * element;
-    count -= segment;
-  } while (count != 0);
-}
-
-/// all: size * count numbers; mine: the `count` of this rank, reduced. Bytes sent: (n - 1) / n of `all`.
-inline void ring_reduce_scatter(const Ring& ring, const std::byte* all, std::byte* mine, std::size_t count) {
-  const int n = ring.size(), next = ring.neighbour(1), previous = ring.neighbour(-1);
-  const auto element = ring.reduction.element, stride = count * element;
-  do {
-    const auto length = std::min(count, ring.longest_chunk());
-    const auto at = [&](int steps) { return all + static_cast<std::size_t>(ring.place(steps)) * stride; };
-
-    detail::relay(ring, {.to = next, .reads = true, .mine = at(-1)}, length);
-    for (int step = 2; step < n; ++step)
-      detail::relay(ring, {.from = previous, .to = next, .reads = true, .mine = at(-step)}, length);
-    detail::relay(ring, {.from = previous, .reads = true, .stores = true, .mine = at(0), .store = mine}, length);
-
-    all += length * element;
-    mine += length * element;
-    count -= length;
-  } while (count != 0);
-}
-
-/// mine: count numbers; all: size * count, every rank's. `mine` may be this rank's part of `all`. Bytes sent: (n - 1) /
-/// n of `all`.
-inline void ring_all_gather(const Ring& ring, const std::byte* mine, std::byte* all, std::size_t count) {
-  const int n = ring.size(), next = ring.neighbour(1), previous = ring.neighbour(-1);
-  const auto element = ring.reduction.element, stride = count * element;
-  do {
-    const auto length = std::min(count, ring.longest_chunk());
-    const auto at = [&](int steps) { return all + static_cast<std::size_t>(ring.place(steps)) * stride; };
-
-    const bool in_place = mine == at(0);
-    detail::relay(ring, {.to = next, .reads = true, .stores = !in_place, .mine = mine, .store = at(0)}, length);
-    for (int step = 1; step < n - 1; ++step)
-      detail::relay(ring, {.from = previous, .to = next, .stores = true, .store = at(-step)}, length);
-    detail::relay(ring, {.from = previous, .stores = true, .store = at(1)}, length);
-
-    mine += length * element;
-    all += length * element;
-    count -= length;
-  } while (count != 0);
-}
-
-/// A chain from root to the place before it, piece by piece, so that all links are busy at once. Every rank but the
-/// last sends the whole data once.
-inline void ring_broadcast(const Ring& ring, std::byte* data, std::size_t count, int root) {
-  const int next = ring.neighbour(1), previous = ring.neighbour(-1);
-  if (ring.link.rank == root) {
-    detail::relay(ring, {.to = next, .reads = true, .mine = data}, count);
-  } else if (next == root) {
-    detail::relay(ring, {.from = previous, .stores = true, .store = data}, count);
-  } else {
-    detail::relay(ring, {.from = previous, .to = next, .stores = true, .store = data}, count);
-  }
-}
-
-/// data: count numbers to, or from, one peer.
-inline void ring_send(const Ring& ring, const std::byte* data, std::size_t count, int peer) {
-  detail::relay(ring, {.to = peer, .reads = true, .mine = data}, count);
-}
-inline void ring_receive(const Ring& ring, std::byte* data, std::size_t count, int peer) {
-  detail::relay(ring, {.from = peer, .stores = true, .store = data}, count);
-}
+namespace chorus::comm {
 
 /// Dissemination (Hensgen, Finkel and Manber, 1988): after k rounds a rank has heard of 2^k others.
-inline void ring_barrier(const Ring& ring) {
-  for (int distance = 1; distance < ring.size(); distance *= 2) {
-    detail::relay(ring, {.to = ring.neighbour(distance)}, 0);
-    detail::relay(ring, {.from = ring.neighbour(-distance)}, 0);
+inline void dissemination_barrier(const Collective& c) {
+  for (int distance = 1; distance < c.size(); distance *= 2) {
+    detail::relay(c, {.to = c.neighbour(distance)}, 0);
+    detail::relay(c, {.from = c.neighbour(-distance)}, 0);
   }
 }
 
 /// All report to rank 0, which answers each at once, and again when all have; at the deadline it knows who has not. The
 /// others wait for its second answer as long anew: it may have come late itself.
-inline void monitored_barrier(const Ring& ring) {
-  if (ring.link.rank != 0) {
-    detail::relay(ring, {.to = 0}, 0);
-    for (int answer = 0; answer < 2; ++answer) detail::relay(ring, {.from = 0}, 0);
+inline void monitored_barrier(const Collective& c) {
+  if (c.link.rank != 0) {
+    detail::relay(c, {.to = 0}, 0);
+    for (int answer = 0; answer < 2; ++answer) detail::relay(c, {.from = 0}, 0);
     return;
   }
-  const auto deadline = Clock::now() + ring.link.timeout * 9 / 10;  // before the others' own
-  std::vector<int> missing(static_cast<std::size_t>(ring.size() - 1));
+  const auto deadline = Clock::now() + c.link.timeout * 9 / 10;  // before the others' own
+  std::vector<int> missing(static_cast<std::size_t>(c.size() - 1));
   for (std::size_t i = 0; i < missing.size(); ++i) missing[i] = static_cast<int>(i) + 1;
   while (!missing.empty() && Clock::now() < deadline) {
-    ring.link.check_peers();
+    c.link.check_peers();
     const auto before = missing.size();
     std::erase_if(missing, [&](int peer) {
-      const bool came = ring.link.has_piece(peer);
+      const bool came = c.link.has_piece(peer);
       if (!came) return false;
-      detail::relay(ring, {.from = peer}, 0);
-      detail::relay(ring, {.to = peer}, 0);
+      detail::relay(c, {.from = peer}, 0);
+      detail::relay(c, {.to = peer}, 0);
       return true;
     });
     if (missing.size() == before) std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -10974,41 +11094,126 @@ inline void monitored_barrier(const Ring& ring) {
   std::string names;
   for (const int peer : missing) names += cat(names.empty() ? "" : ", ", peer);
   if (!missing.empty())
-    fail<LinkTimeout>(missing.size() == 1 ? "rank " : "ranks ", names, " of ", ring.size(), " did not come within ",
-                      ring.link.timeout.count() * 9 / 10, " ms");
-  for (int peer = 1; peer < ring.size(); ++peer) detail::relay(ring, {.to = peer}, 0);
+    fail<LinkTimeout>(missing.size() == 1 ? "rank " : "ranks ", names, " of ", c.size(), " did not come within ",
+                      c.link.timeout.count() * 9 / 10, " ms");
+  for (int peer = 1; peer < c.size(); ++peer) detail::relay(c, {.to = peer}, 0);
 }
 
 }  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_RING_HPP
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BARRIER_HPP
+
+// <chorus/comm/algorithms/selection.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_SELECTION_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_SELECTION_HPP
+/// Which algorithm serves a call: the tables that a communicator over a Transport reads.
+
+// <chorus/comm/algorithms/bruck.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BRUCK_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BRUCK_HPP
+/// All-gather in ceil(log2 N) rounds, for messages so short that rounds cost more than bytes (Bruck, Ho, Kipnis, Upfal
+/// and Weathersby, "Efficient algorithms for all-to-all communications in multiport message-passing systems", 1997).
+///
+/// After the round of distance d a rank holds the parts of the 2 d ranks that end with itself:
+///
+///   distance 1   rank r sends its own part to rank r + 1, and has those of r and r - 1
+///   distance 2   it sends both to rank r + 2, and has those of r down to r - 3
+///   distance 4   it sends all four to rank r + 4, ...
+///
+/// The last round sends only what is missing, so that each rank sends N - 1 parts in all, as in the ring.
 
 namespace chorus::comm {
 
-/// Whether ranks exchange directly: up to 8 for messages of at most 256 KiB. Longer ones of more ranks are faster in
-/// the ring, whose few busy queues stay in the caches. Two exchange more, too, but where the ring saves copies: of its
-/// data nothing is overwritten that has not been sent.
-inline bool exchanges_directly(const Transport& link, std::size_t bytes) {
-  if (link.size == 2) return link.copies() || bytes <= std::size_t{64} << 10;
-  return link.size <= 8 && bytes <= std::size_t{256} << 10;
+/// The most bytes, of all parts together, that the functions of this file take: they lie on the stack.
+inline constexpr std::size_t most_bruck_bytes = 16 << 10;
+
+namespace detail {
+
+/// The parts of all ranks, that of the rank `steps` before this one at steps * count numbers.
+struct alignas(64) BruckParts : std::array<std::byte, most_bruck_bytes> {};
+
+/// parts: this rank's first; then all.
+inline void bruck_rounds(const Collective& c, BruckParts& parts, std::size_t count) {
+  const int n = c.size();
+  const auto part = count * c.reduction.element;
+  for (int distance = 1; distance < n; distance *= 2) {
+    const auto moved = static_cast<std::size_t>(std::min(distance, n - distance)) * count;
+    std::byte* const place = parts.data() + static_cast<std::size_t>(distance) * part;
+    relay(c, {.to = c.neighbour(distance), .reads = true, .mine = parts.data()}, moved);
+    relay(c, {.from = c.neighbour(-distance), .stores = true, .store = place}, moved);
+  }
+  c.link.flush();  // `parts` is sent from where it lies
 }
+
+}  // namespace detail
+
+/// mine: count numbers; all: N * count, every rank's. `mine` may be this rank's place in `all`. Bytes sent: (N - 1) / N
+/// of `all`, as in the ring.
+inline void bruck_all_gather(const Collective& c, const std::byte* mine, std::byte* all, std::size_t count) {
+  const auto part = count * c.reduction.element;
+  detail::BruckParts parts;
+  detail::copy_bytes(parts.data(), mine, part);
+  detail::bruck_rounds(c, parts, count);
+  for (int steps = 0; steps < c.size(); ++steps)
+    detail::copy_bytes(all + static_cast<std::size_t>(c.place(-steps)) * part,
+                       parts.data() + static_cast<std::size_t>(steps) * part, part);
+}
+
+/// data: count numbers, in place. Every rank gathers all parts and adds them up in the order of ranks, from rank 0 on:
+/// the same bits on all ranks, and those of the direct all-reduce. Bytes sent: (N - 1) times the data.
+inline void bruck_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
+  auto plain = c.reduction;  // contributions are scaled once
+  plain.scale = 1;
+  const Collective gather{c.link, c.call, plain, c.traffic, c.members};
+  detail::BruckParts parts;
+  c.reduction.scaled(parts.data(), data, count, c.reduction.scale);
+  detail::bruck_rounds(gather, parts, count);
+  const auto of = [&](int place) {
+    const int steps = (c.place() - place + c.size()) % c.size();
+    return parts.data() + static_cast<std::size_t>(steps) * count * c.reduction.element;
+  };
+  const std::byte* sum = of(0);
+  for (int place = 1; place < c.size(); ++place) {
+    c.reduction.combine(data, sum, of(place), count);
+    sum = data;
+  }
+}
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BRUCK_HPP
+
+// <chorus/comm/algorithms/direct.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_DIRECT_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_DIRECT_HPP
+/// `direct_all_reduce`: the ring's traffic in two steps instead of 2 (n - 1), for a few ranks with links between all.
+///
+/// Data is cut into one chunk per rank. Every rank sends each chunk to its owner, the rank of that number; the owner
+/// adds them up in the order of ranks and sends the sum to all. A rank sends n - 1 chunks in each step, 2 (n - 1) / n
+/// of the data, as in the c. Between two ranks, each sends the other all it has, and both add: one step, the same
+/// bytes. A number's sum is rounded in the order of ranks, wherever it lies. What differs from the ring: there n links
+/// are busy, here all n (n - 1) are, which costs queues and, in a network, contention.
+
+namespace chorus::comm {
+
+/// The pieces that a queue has to hold.
+inline constexpr std::size_t direct_queue_pieces = 7;
 
 namespace detail {
 
 /// rank 0's number stands on the left of the operator on both sides, so that they get the same bits.
-inline void exchange_all_reduce(const Ring& ring, std::byte* data, std::size_t count) {
-  const auto& reduction = ring.reduction;
-  const auto element = reduction.element, per_piece = ring.longest_piece(count);
-  const int peer = 1 - ring.link.rank;
-  const bool left = ring.link.rank == 0;
+inline void exchange_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
+  const auto& reduction = c.reduction;
+  const auto element = reduction.element, per_piece = c.longest_piece(count);
+  const int peer = 1 - c.link.rank;
+  const bool left = c.link.rank == 0;
   std::size_t sent = 0, done = 0;
   const auto send = [&] {
     const auto n = std::min(count - sent, per_piece), bytes = n * element;
-    const auto mine = data + sent * element, slot = ring.link.acquire(peer);
+    const auto mine = data + sent * element, slot = c.link.acquire(peer);
     // Both sides round the product before they add: a fused multiply-add on one of them would give it other bits.
     if (reduction.scale != 1) reduction.scaled(mine, mine, n, reduction.scale);
-    ring.link.fill(peer, slot, mine, bytes);
-    ring.link.publish(peer, ring.call, bytes);
-    trace::sent(ring.link.rank, ring.traffic, bytes);
+    c.link.fill(peer, slot, mine, bytes);
+    c.link.publish(peer, c.call, bytes);
+    trace::sent(c.link.rank, c.traffic, bytes);
     sent += n;
   };
   send();
@@ -11016,9 +11221,9 @@ inline void exchange_all_reduce(const Ring& ring, std::byte* data, std::size_t c
     if (sent < count) send();
     const auto n = std::min(count - done, per_piece);
     const auto mine = data + done * element;
-    const auto* theirs = receive(ring, peer, n * element).data;
+    const auto* theirs = receive(c, peer, n * element).data;
     reduction.combine(mine, left ? mine : theirs, left ? theirs : mine, n);
-    ring.link.release(peer);
+    c.link.release(peer);
     done += n;
   } while (done < count);
 }
@@ -11026,15 +11231,15 @@ inline void exchange_all_reduce(const Ring& ring, std::byte* data, std::size_t c
 /// One block of data, of which each rank owns at most a piece.
 class DirectBlock {
  public:
-  DirectBlock(const Ring& ring, std::byte* data, std::size_t count)
-      : ring_(ring), data_(data), count_(count), element_(ring.reduction.element) {}
+  DirectBlock(const Collective& c, std::byte* data, std::size_t count)
+      : c_(c), data_(data), count_(count), element_(c.reduction.element) {}
 
   /// To every owner its chunk.
   void contribute() const {
     for (int owner = 0; owner < size(); ++owner) {
       if (owner == rank()) continue;
-      std::byte* const slot = ring_.link.acquire(owner);
-      ring_.reduction.scaled(slot, at(owner), length(owner), ring_.reduction.scale);
+      std::byte* const slot = c_.link.acquire(owner);
+      c_.reduction.scaled(slot, at(owner), length(owner), c_.reduction.scale);
       send(owner, length(owner));
     }
   }
@@ -11042,27 +11247,27 @@ class DirectBlock {
   /// Adds up the chunk that this rank owns, and sends the sum to all. It grows in the slot for the first of them.
   void reduce() const {
     const auto own = length(rank()), bytes = own * element_;
-    const double scale = ring_.reduction.scale;
+    const double scale = c_.reduction.scale;
     // As the others have done with theirs: the sum is the same, whoever owns it.
-    if (scale != 1) ring_.reduction.scaled(at(rank()), at(rank()), own, scale);
+    if (scale != 1) c_.reduction.scaled(at(rank()), at(rank()), own, scale);
     const int first = rank() == 0 ? 1 : 0;
-    std::byte* const sum = ring_.link.acquire(first);
+    std::byte* const sum = c_.link.acquire(first);
     const std::byte* left = nullptr;
     for (int from = 0; from < size(); ++from) {
       const bool mine = from == rank();
-      const std::byte* right = mine ? at(rank()) : receive(ring_, from, bytes).data;
+      const std::byte* right = mine ? at(rank()) : receive(c_, from, bytes).data;
       if (left != nullptr) {
-        ring_.reduction.combine(sum, left, right, own);
+        c_.reduction.combine(sum, left, right, own);
       } else if (mine) {
         copy_bytes(sum, right, bytes);
       }
-      if (from == 1 && first == 0) ring_.link.release(0);  // rank 0's piece was the left side so far
-      if (!mine && from != 0) ring_.link.release(from);
+      if (from == 1 && first == 0) c_.link.release(0);  // rank 0's piece was the left side so far
+      if (!mine && from != 0) c_.link.release(from);
       left = left == nullptr && !mine ? right : sum;
     }
     copy_bytes(at(rank()), sum, bytes);
     for (int to = first + 1; to < size(); ++to)
-      if (to != rank()) ring_.link.fill(to, ring_.link.acquire(to), sum, bytes);
+      if (to != rank()) c_.link.fill(to, c_.link.acquire(to), sum, bytes);
     for (int to = 0; to < size(); ++to)
       if (to != rank()) send(to, own);
   }
@@ -11072,25 +11277,25 @@ class DirectBlock {
     for (int owner = 0; owner < size(); ++owner) {
       if (owner == rank()) continue;
       const auto bytes = length(owner) * element_;
-      copy_bytes(at(owner), receive(ring_, owner, bytes).data, bytes);
-      ring_.link.release(owner);
+      copy_bytes(at(owner), receive(c_, owner, bytes).data, bytes);
+      c_.link.release(owner);
     }
   }
 
  private:
-  int rank() const { return ring_.link.rank; }
-  int size() const { return ring_.link.size; }
+  int rank() const { return c_.link.rank; }
+  int size() const { return c_.link.size; }
   std::size_t start(int owner) const {
     return count_ * static_cast<std::size_t>(owner) / static_cast<std::size_t>(size());
   }
   std::size_t length(int owner) const { return start(owner + 1) - start(owner); }
   std::byte* at(int owner) const { return data_ + start(owner) * element_; }
   void send(int to, std::size_t numbers) const {
-    ring_.link.publish(to, ring_.call, numbers * element_);
-    trace::sent(rank(), ring_.traffic, numbers * element_);
+    c_.link.publish(to, c_.call, numbers * element_);
+    trace::sent(rank(), c_.traffic, numbers * element_);
   }
 
-  const Ring& ring_;
+  const Collective& c_;
   std::byte* data_;
   std::size_t count_, element_;
 };
@@ -11098,17 +11303,18 @@ class DirectBlock {
 }  // namespace detail
 
 /// data: count numbers, in place. Bytes sent: 2 (n - 1) / n of the data, to within n - 2 numbers.
-inline void direct_all_reduce(const Ring& ring, std::byte* data, std::size_t count) {
-  if (ring.link.size == 2) return detail::exchange_all_reduce(ring, data, count);
-  const auto element = ring.reduction.element;
-  const auto longest = static_cast<std::size_t>(ring.link.size) * (ring.link.piece_bytes / element);
+inline void direct_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
+  if (c.link.size == 2) return detail::exchange_all_reduce(c, data, count);
+  const auto element = c.reduction.element;
+  const auto longest = static_cast<std::size_t>(c.link.size) * (c.link.piece_bytes / element);
   const auto blocks = std::max<std::size_t>(1, (count + longest - 1) / longest);
   const auto block = [&](std::size_t i) {
-    return detail::DirectBlock(ring, data + i * longest * element, std::min(longest, count - i * longest));
+    return detail::DirectBlock(c, data + i * longest * element, std::min(longest, count - i * longest));
   };
   // Three blocks under way at once. Up to 7 pieces wait in a queue: chunks and sums of the blocks that a slower rank
   // has not read yet. With room for them nobody waits in a circle.
-  check<LinkError>(ring.link.queue_pieces >= 7, "direct_all_reduce: queues of ", ring.link.queue_pieces, " pieces");
+  check<LinkError>(c.link.queue_pieces >= direct_queue_pieces, "direct_all_reduce: queues of ", c.link.queue_pieces,
+                   " pieces");
   for (std::size_t i = 0; i < blocks + 2; ++i) {
     if (i < blocks) block(i).contribute();
     if (i >= 1 && i - 1 < blocks) block(i - 1).reduce();
@@ -11130,43 +11336,172 @@ inline void direct_all_reduce(const Ring& ring, std::byte* data, std::size_t cou
 /// (n - 1) / n D on each of its M crossings, about M / (M - 1) times as much for many ranks: what is gained is latency,
 /// 2 (M - 1) + 1 slow steps instead of 2 (n - 1), at the price of D, not D / n, on each link inside.
 
+// <chorus/comm/algorithms/ring.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_RING_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_RING_HPP
+/// The ring (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009): rank r
+/// sends to rank r + 1 only, and receives from rank r - 1 only.
+///
+/// An all-reduce of K bytes on N ranks cuts them into N chunks of K/N and has two halves:
+///
+///   reduce-scatter, N - 1 steps   chunk c sets out from rank c + 1 and goes once around; each rank adds its own
+///   numbers
+///                                 to it, so that it is complete when it comes to rank c
+///   all-gather, N - 1 steps       the complete chunk c goes around once more, and each rank stores it
+///
+/// In each step a rank sends one chunk: 2 (N - 1) K / N bytes in all over each link, less than 2 K however many ranks
+/// there are, and no all-reduce can do with less. What many ranks cost is steps, 2 (N - 1) of them. The order of
+/// additions follows from the chunk, and a chunk's sum is made at one place: all ranks get the same bits, in every run.
+///
+/// tests/unit/comm/how_it_works_test.cpp goes through it step by step.
+
+namespace chorus::comm {
+
+namespace detail {
+
+/// What a rank can do with a chunk of `count` numbers in one step of the ring. `all`, `own` and `mine` may be one
+/// place.
+struct RingSteps {
+  const Collective& c;
+  const int next = c.neighbour(1), previous = c.neighbour(-1);
+
+  void send(const std::byte* own, std::size_t count) const {
+    relay(c, {.to = next, .reads = true, .mine = own}, count);
+  }
+  void add_and_send(const std::byte* own, std::size_t count) const {
+    relay(c, {.from = previous, .to = next, .reads = true, .mine = own}, count);
+  }
+  void add_and_store(const std::byte* own, std::byte* sum, std::size_t count) const {
+    relay(c, {.from = previous, .reads = true, .stores = true, .mine = own, .store = sum}, count);
+  }
+  void add_store_and_send(std::byte* own, std::size_t count) const {
+    relay(c, {.from = previous, .to = next, .reads = true, .stores = true, .mine = own, .store = own}, count);
+  }
+  void copy_and_send(const std::byte* own, std::byte* copy, std::size_t count) const {
+    relay(c, {.to = next, .reads = true, .stores = own != copy, .mine = own, .store = copy}, count);
+  }
+  void store_and_send(std::byte* place, std::size_t count) const {
+    relay(c, {.from = previous, .to = next, .stores = true, .store = place}, count);
+  }
+  void store(std::byte* place, std::size_t count) const {
+    relay(c, {.from = previous, .stores = true, .store = place}, count);
+  }
+};
+
+}  // namespace detail
+
+/// data: count numbers, in place. Bytes sent: 2 (N - 1) / N of the data, to within 2 numbers when N does not divide
+/// count.
+inline void ring_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
+  const int n = c.size();
+  const detail::RingSteps ring{c};
+  do {  // segments that fit the queues and the caches
+    const auto ranks = static_cast<std::size_t>(n), segment = std::min(count, ranks * c.longest_chunk());
+    // The chunk of the rank that stands `steps` further on.
+    const auto start = [&](int chunk) { return segment * static_cast<std::size_t>(chunk) / ranks; };
+    const auto length = [&](int steps) { return start(c.place(steps) + 1) - start(c.place(steps)); };
+    const auto at = [&](int steps) { return data + start(c.place(steps)) * c.reduction.element; };
+
+    // Reduce-scatter: in step s this rank sends the chunk of the rank s before it.
+    ring.send(at(-1), length(-1));
+    for (int step = 2; step < n; ++step) ring.add_and_send(at(-step), length(-step));
+    // Its own chunk is complete with its own numbers, and sets out again: the first step of the all-gather.
+    ring.add_store_and_send(at(0), length(0));
+    for (int step = 1; step < n - 1; ++step) ring.store_and_send(at(-step), length(-step));
+    ring.store(at(1), length(1));
+
+    data += segment * c.reduction.element;
+    count -= segment;
+  } while (count != 0);
+}
+
+/// The first half alone. all: N * count numbers; mine: the `count` of this rank, reduced. Bytes sent: (N - 1) / N of
+/// `all`.
+inline void ring_reduce_scatter(const Collective& c, const std::byte* all, std::byte* mine, std::size_t count) {
+  const auto element = c.reduction.element, stride = count * element;
+  const detail::RingSteps ring{c};
+  do {
+    const auto length = std::min(count, c.longest_chunk());
+    const auto at = [&](int steps) { return all + static_cast<std::size_t>(c.place(steps)) * stride; };
+
+    ring.send(at(-1), length);
+    for (int step = 2; step < c.size(); ++step) ring.add_and_send(at(-step), length);
+    ring.add_and_store(at(0), mine, length);
+
+    all += length * element;
+    mine += length * element;
+    count -= length;
+  } while (count != 0);
+}
+
+/// The second half alone. mine: count numbers; all: N * count, every rank's. `mine` may be this rank's place in `all`.
+/// Bytes sent: (N - 1) / N of `all`.
+inline void ring_all_gather(const Collective& c, const std::byte* mine, std::byte* all, std::size_t count) {
+  const auto element = c.reduction.element, stride = count * element;
+  const detail::RingSteps ring{c};
+  do {
+    const auto length = std::min(count, c.longest_chunk());
+    const auto at = [&](int steps) { return all + static_cast<std::size_t>(c.place(steps)) * stride; };
+
+    ring.copy_and_send(mine, at(0), length);
+    for (int step = 1; step < c.size() - 1; ++step) ring.store_and_send(at(-step), length);
+    ring.store(at(1), length);
+
+    mine += length * element;
+    all += length * element;
+    count -= length;
+  } while (count != 0);
+}
+
+/// A chain from root to the place before it, piece by piece, so that all links are busy at once. Every rank but the
+/// last sends the whole data once.
+inline void ring_broadcast(const Collective& c, std::byte* data, std::size_t count, int root) {
+  const detail::RingSteps ring{c};
+  if (c.link.rank == root) return ring.send(data, count);
+  if (ring.next == root) return ring.store(data, count);
+  ring.store_and_send(data, count);
+}
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_RING_HPP
+
 namespace chorus::comm {
 
 /// data: count numbers, in place. Sums are the same bits on all ranks.
-inline void hierarchical_all_reduce(const Ring& ring, std::byte* data, std::size_t count) {
-  const auto machines = ring.link.machines();
-  const int own_machine = machines[static_cast<std::size_t>(ring.link.rank)];
+inline void hierarchical_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
+  const auto machines = c.link.machines();
+  const int own_machine = machines[static_cast<std::size_t>(c.link.rank)];
   std::vector<int> local, leaders;
-  for (int rank = 0; rank < ring.link.size; ++rank) {
+  for (int rank = 0; rank < c.link.size; ++rank) {
     const int machine = machines[static_cast<std::size_t>(rank)];
     if (machine == own_machine) local.push_back(rank);
     // The first rank of its machine.
     if (std::find(machines.begin(), machines.begin() + rank, machine) == machines.begin() + rank)
       leaders.push_back(rank);
   }
-  const bool leads = local.front() == ring.link.rank, ends = local.back() == ring.link.rank;
-  auto plain = ring.reduction;  // contributions are scaled once
+  const bool leads = local.front() == c.link.rank, ends = local.back() == c.link.rank;
+  auto plain = c.reduction;  // contributions are scaled once
   plain.scale = 1;
-  const Ring inside{ring.link, ring.call, ring.reduction, ring.traffic, local};
-  const Ring back{ring.link, ring.call, plain, ring.traffic, local};
-  const Ring across{ring.link, ring.call, plain, ring.traffic, leaders};
-  const int before = inside.neighbour(-1), behind = inside.neighbour(1);
-  const auto element = ring.reduction.element;
+  const Collective inside{c.link, c.call, c.reduction, c.traffic, local};
+  const Collective back{c.link, c.call, plain, c.traffic, local};
+  const Collective across{c.link, c.call, plain, c.traffic, leaders};
+  const int before = inside.neighbour(-1), after = inside.neighbour(1);
+  const auto element = c.reduction.element;
   // The chains below use other links than other collectives do: neighbours in the ring say first what they call.
-  detail::relay(ring, {.to = ring.neighbour(1)}, 0);
-  detail::relay(ring, {.from = ring.neighbour(-1)}, 0);
+  detail::relay(c, {.to = c.neighbour(1)}, 0);
+  detail::relay(c, {.from = c.neighbour(-1)}, 0);
   do {
-    const auto segment = std::min(count, leaders.size() * ring.longest_chunk());
+    const auto segment = std::min(count, leaders.size() * c.longest_chunk());
     if (local.size() == 1) {
-      ring.reduction.scaled(data, data, segment, ring.reduction.scale);
+      c.reduction.scaled(data, data, segment, c.reduction.scale);
     } else if (leads) {
-      detail::relay(inside, {.from = behind, .reads = true, .stores = true, .mine = data, .store = data}, segment);
+      detail::relay(inside, {.from = after, .reads = true, .stores = true, .mine = data, .store = data}, segment);
     } else {
-      detail::relay(inside, {.from = ends ? detail::nobody : behind, .to = before, .reads = true, .mine = data},
+      detail::relay(inside, {.from = ends ? detail::nobody : after, .to = before, .reads = true, .mine = data},
                     segment);
     }
     if (leads && leaders.size() > 1) ring_all_reduce(across, data, segment);
-    ring.link.flush();
+    c.link.flush();
     if (local.size() > 1) ring_broadcast(back, data, segment, local.front());
     data += segment * element;
     count -= segment;
@@ -11216,8 +11551,9 @@ class InPlace {
   static constexpr int most_ranks = 8;
 
   /// `or_sent`: sending gives the same numbers, so that how fast memory can be read may decide.
-  InPlace(const Ring& ring, std::byte* data, std::size_t bytes, bool or_sent) : ring_(ring), link_(ring.link) {
-    offers_[at(rank())] = {.window = link_.window(data, bytes), .scale = ring.reduction.scale};
+  InPlace(const Collective& c, std::byte* data, std::size_t bytes, bool or_sent) : c_(c), link_(c.link) {
+    if (!link_.reaches_peers) return;
+    offers_[at(rank())] = {.window = link_.window(data, bytes), .scale = c.reduction.scale};
     auto& own = offers_[at(rank())];
     own.fresh = own.window.key != 0 && !link_.is_mapped(own.window) ? 1 : 0;
     own.far = or_sent && link_.seems_far() ? 1 : 0;
@@ -11225,7 +11561,7 @@ class InPlace {
     own.idle = link_.may_spin && *link_.may_spin ? 1 : 0;
     tell(reinterpret_cast<const std::byte*>(&own), sizeof own);
     for_others([&](int peer) {
-      std::memcpy(&offers_[at(peer)], receive(ring_, peer, sizeof(Offer)).data, sizeof(Offer));
+      std::memcpy(&offers_[at(peer)], receive(c_, peer, sizeof(Offer)).data, sizeof(Offer));
       link_.release(peer);
     });
     bool all_show = true, all_near = true, any_fresh = false;
@@ -11262,18 +11598,16 @@ class InPlace {
     return count * static_cast<std::size_t>(owner) / static_cast<std::size_t>(size());
   }
 
-  /// One number to all others, and one from each: they are as far as this rank is.
-  void tell(const std::byte* message = nullptr, std::size_t bytes = 0) const {
+  /// Returns once all ranks have come here: all sums are there, and nobody reads this rank's data any more. `sent`:
+  /// bytes that this rank has read or written elsewhere.
+  bool done(std::size_t sent) const {
+    trace::sent(rank(), c_.traffic, sent);
+    tell();
     for_others([&](int peer) {
-      copy_bytes(link_.acquire(peer), message, bytes);
-      link_.publish(peer, ring_.call, bytes);
-    });
-  }
-  void hear() const {
-    for_others([&](int peer) {
-      receive(ring_, peer, 0);
+      receive(c_, peer, 0);
       link_.release(peer);
     });
+    return true;
   }
 
   int rank() const { return link_.rank; }
@@ -11287,18 +11621,24 @@ class InPlace {
  private:
   static std::size_t at(int peer) { return static_cast<std::size_t>(peer); }
 
+  void tell(const std::byte* message = nullptr, std::size_t bytes = 0) const {
+    for_others([&](int peer) {
+      copy_bytes(link_.acquire(peer), message, bytes);
+      link_.publish(peer, c_.call, bytes);
+    });
+  }
   [[gnu::cold]] bool all_agree(bool own) const {
     const auto vote = static_cast<std::byte>(own ? 1 : 0);
     tell(&vote, 1);
     bool all = own;
     for_others([&](int peer) {
-      all = *receive(ring_, peer, 1).data == std::byte{1} && all;
+      all = *receive(c_, peer, 1).data == std::byte{1} && all;
       link_.release(peer);
     });
     return all;
   }
 
-  const Ring& ring_;
+  const Collective& c_;
   Transport& link_;
   std::array<Offer, most_ranks> offers_;
   std::array<std::byte*, most_ranks> data_{};
@@ -11310,22 +11650,22 @@ class InPlace {
 /// else.
 inline constexpr std::size_t block_bytes = 4096;
 
-inline void copy_in_blocks(const Ring& ring, std::byte* out, const std::byte* in, std::size_t bytes) {
+inline void copy_in_blocks(const Collective& c, std::byte* out, const std::byte* in, std::size_t bytes) {
   for (std::size_t i = 0; i < bytes; i += block_bytes) {
-    ring.link.check();
+    c.link.check();
     copy_bytes(out + i, in + i, std::min(block_bytes, bytes - i));
   }
 }
 
 /// out := scale_0 data_0 (+) scale_1 data_1 (+) ..., at `begin` of the data; out may be this rank's. `to_all`: every
 /// rank has it at `begin` of its data, too.
-inline void reduce_in_place(const Ring& ring, const InPlace& all, std::byte* out, std::size_t begin, std::size_t count,
-                            bool to_all) {
-  const auto& reduction = ring.reduction;
+inline void reduce_in_place(const Collective& c, const InPlace& all, std::byte* out, std::size_t begin,
+                            std::size_t count, bool to_all) {
+  const auto& reduction = c.reduction;
   const auto element = reduction.element;
   alignas(64) std::array<std::byte, block_bytes> partial;
   while (count != 0) {
-    ring.link.check();
+    c.link.check();
     const auto n = std::min(count, block_bytes / element);
     const auto numbers = [&](int peer) { return all.of(peer) + begin * element; };
     const std::byte* left = numbers(0);
@@ -11360,71 +11700,178 @@ class WorkInPlace {
   Clock::time_point start_ = Clock::now();
 };
 
-/// What is long enough that its way counts more than one message more.
-inline bool may_work_in_place(const Transport& link, std::size_t bytes) {
-  return link.reaches_peers && link.size <= InPlace::most_ranks && bytes > std::size_t{4} << 10;
-}
-
 }  // namespace detail
 
 /// data: count numbers, in place. Returns false where the ranks can't, or had better not, work in each other's memory;
 /// then nothing has changed.
-inline bool in_place_all_reduce(const Ring& ring, std::byte* data, std::size_t count) {
-  const auto element = ring.reduction.element;
-  if (!detail::may_work_in_place(ring.link, count * element)) return false;
+inline bool in_place_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
+  const auto element = c.reduction.element;
   // Two numbers have one sum; of more, the ring makes another in another order.
-  const detail::InPlace all(ring, data, count * element, ring.link.size == 2);
+  const detail::InPlace all(c, data, count * element, c.link.size == 2 && !c.chosen);
   if (!all.agreed()) return false;
   const auto ranks = static_cast<std::size_t>(all.size());
   const auto begin = all.chunk_begin(all.rank(), count), own = all.chunk_begin(all.rank() + 1, count) - begin;
   if (own != 0) {
-    const detail::WorkInPlace work(ring.link, 2 * own * element);
-    detail::reduce_in_place(ring, all, data + begin * element, begin, own, true);
+    const detail::WorkInPlace work(c.link, 2 * own * element);
+    detail::reduce_in_place(c, all, data + begin * element, begin, own, true);
   }
-  trace::sent(all.rank(), ring.traffic, (count + own * (ranks - 2)) * element);
-  all.tell();  // when all have said so, all sums are there
-  all.hear();
-  return true;
+  return all.done((count + own * (ranks - 2)) * element);
 }
 
 /// all: size * count numbers, of which each rank has brought its own part.
-inline bool in_place_all_gather(const Ring& ring, const std::byte* mine, std::byte* whole, std::size_t count) {
-  const auto bytes = count * ring.reduction.element;
-  if (!detail::may_work_in_place(ring.link, bytes)) return false;
-  const detail::InPlace all(ring, const_cast<std::byte*>(mine), bytes, true);
+inline bool in_place_all_gather(const Collective& c, const std::byte* mine, std::byte* whole, std::size_t count) {
+  const auto bytes = count * c.reduction.element;
+  const detail::InPlace all(c, const_cast<std::byte*>(mine), bytes, true);
   if (!all.agreed()) return false;
   const auto place = [&](int peer) { return whole + static_cast<std::size_t>(peer) * bytes; };
   const auto from_others = bytes * static_cast<std::size_t>(all.size() - 1);
   {
-    const detail::WorkInPlace work(ring.link, from_others);
-    all.for_others([&](int peer) { detail::copy_in_blocks(ring, place(peer), all.of(peer), bytes); });
+    const detail::WorkInPlace work(c.link, from_others);
+    all.for_others([&](int peer) { detail::copy_in_blocks(c, place(peer), all.of(peer), bytes); });
   }
   if (mine != place(all.rank())) detail::copy_bytes(place(all.rank()), mine, bytes);
-  trace::sent(all.rank(), ring.traffic, from_others);
-  all.tell();  // nobody reads this rank's data any more once all have said so
-  all.hear();
-  return true;
+  return all.done(from_others);
 }
 
 /// whole: size * count numbers; mine: this rank's part of their reduction, which may lie in its place in `whole`.
-inline bool in_place_reduce_scatter(const Ring& ring, const std::byte* whole, std::byte* mine, std::size_t count) {
-  const auto element = ring.reduction.element, bytes = count * element;
-  if (!detail::may_work_in_place(ring.link, bytes)) return false;
-  const auto ranks = static_cast<std::size_t>(ring.link.size);
-  const detail::InPlace all(ring, const_cast<std::byte*>(whole), ranks * bytes, ring.link.size == 2);
+inline bool in_place_reduce_scatter(const Collective& c, const std::byte* whole, std::byte* mine, std::size_t count) {
+  const auto element = c.reduction.element, bytes = count * element;
+  const auto ranks = static_cast<std::size_t>(c.link.size);
+  const detail::InPlace all(c, const_cast<std::byte*>(whole), ranks * bytes, c.link.size == 2);
   if (!all.agreed()) return false;
   {
-    const detail::WorkInPlace work(ring.link, bytes);
-    detail::reduce_in_place(ring, all, mine, static_cast<std::size_t>(all.rank()) * count, count, false);
+    const detail::WorkInPlace work(c.link, bytes);
+    detail::reduce_in_place(c, all, mine, static_cast<std::size_t>(all.rank()) * count, count, false);
   }
-  trace::sent(all.rank(), ring.traffic, bytes * (ranks - 1));
-  all.tell();
-  all.hear();
-  return true;
+  return all.done(bytes * (ranks - 1));
 }
 
 }  // namespace chorus::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_IN_PLACE_HPP
+
+namespace chorus::comm {
+
+namespace detail {
+
+/// An algorithm, and where it is the fastest: `gains(link, bytes)`, with the bytes of one rank's data. `run` gives
+/// false where the ranks have found out that they can't, or had better not; then nothing has changed.
+template <class... Data>
+struct Row {
+  Algorithm algorithm;
+  bool (*gains)(const Transport&, std::size_t bytes);
+  bool (*run)(const Collective&, Data...);
+};
+
+/// What always can.
+template <auto algorithm>
+inline constexpr auto always = [](const Collective& c, auto... data) {
+  algorithm(c, data...);
+  return true;
+};
+
+inline bool gains_anywhere(const Transport&, std::size_t) { return true; }
+inline bool gains_on_machines(const Transport& link, std::size_t) { return !link.machines().empty(); }
+inline bool share_memory(const Transport& link) { return link.reaches_peers && link.size <= InPlace::most_ranks; }
+/// Long enough that its way counts more than one message more.
+inline bool gains_in_place(const Transport& link, std::size_t bytes) {
+  return share_memory(link) && bytes > std::size_t{4} << 10;
+}
+/// Longer ones of more ranks are faster in the ring, whose few busy queues stay in the caches. Two exchange more, too,
+/// but where the ring saves copies: of its data nothing is overwritten that has not been sent.
+inline bool gains_directly(const Transport& link, std::size_t bytes) {
+  if (link.size == 2) return link.copies() || bytes <= std::size_t{64} << 10;
+  return link.size <= 8 && bytes <= std::size_t{256} << 10;
+}
+/// Short enough that rounds count and bytes don't: ceil(log2 N) rounds, where the others have 2 of N - 1 messages each
+/// or 2 (N - 1). Two ranks have one, whatever they do.
+inline bool reduces_in_few_rounds(const Transport& link, std::size_t bytes) {
+  return link.size > 2 && bytes <= 1024 && bytes * static_cast<std::size_t>(link.size) <= most_bruck_bytes;
+}
+/// Where the ring has N - 1 rounds; three ranks have two in both.
+inline bool gathers_in_few_rounds(const Transport& link, std::size_t bytes) {
+  return link.size > 3 && bytes * static_cast<std::size_t>(link.size) <= most_bruck_bytes;
+}
+
+// A call is served by the first row that gains from it.
+
+inline constexpr Row<std::byte*, std::size_t> all_reduce_rows[] = {
+    {Algorithm::hierarchical, &gains_on_machines, always<&hierarchical_all_reduce>},
+    {Algorithm::in_place, &gains_in_place, &in_place_all_reduce},
+    {Algorithm::bruck, &reduces_in_few_rounds, always<&bruck_all_reduce>},
+    {Algorithm::direct, &gains_directly, always<&direct_all_reduce>},
+    {Algorithm::ring, &gains_anywhere, always<&ring_all_reduce>},
+};
+inline constexpr Row<const std::byte*, std::byte*, std::size_t> all_gather_rows[] = {
+    {Algorithm::in_place, &gains_in_place, &in_place_all_gather},
+    {Algorithm::bruck, &gathers_in_few_rounds, always<&bruck_all_gather>},
+    {Algorithm::ring, &gains_anywhere, always<&ring_all_gather>},
+};
+inline constexpr Row<const std::byte*, std::byte*, std::size_t> reduce_scatter_rows[] = {
+    {Algorithm::in_place, &gains_in_place, &in_place_reduce_scatter},
+    {Algorithm::ring, &gains_anywhere, always<&ring_reduce_scatter>},
+};
+
+/// What one can ask for, and where that can be.
+struct Choice {
+  Algorithm algorithm;
+  bool (*possible)(const Transport&);
+  std::string_view needs;
+};
+
+inline constexpr Choice all_reduce_choices[] = {
+    {Algorithm::automatic, [](const Transport&) { return true; }, ""},
+    {Algorithm::ring, [](const Transport&) { return true; }, ""},
+    {Algorithm::direct, [](const Transport& link) { return link.queue_pieces >= direct_queue_pieces; },
+     "longer queues between ranks"},
+    {Algorithm::in_place, &share_memory, "at most 8 ranks that share memory (backend shm or thread)"},
+    {Algorithm::hierarchical,
+     [](const Transport& link) {
+       const auto on = link.machines();
+       return std::any_of(on.begin(), on.end(), [&](int machine) { return machine != on.front(); });
+     },
+     "several machines, and backend hierarchical"},
+};
+
+}  // namespace detail
+
+/// Throws UsageError where the ranks of this group, which talk over `carrier`, can't do what they were asked for. All
+/// of them do so.
+[[gnu::cold]] inline void check_all_reduce(Algorithm asked, const Transport& link, std::string_view carrier) {
+  std::string possible, lacking;
+  for (const auto& choice : detail::all_reduce_choices) {
+    if (choice.possible(link))
+      possible += cat(possible.empty() ? "" : ", ", choice.algorithm);
+    else if (choice.algorithm == asked)
+      lacking = choice.needs;
+  }
+  check<UsageError>(lacking.empty(), "rank ", link.rank, ": all-reduce ", asked, " needs ", lacking, "; ", link.size,
+                    " ranks over ", carrier, " can do: ", possible);
+}
+
+/// Runs what serves the call. `note(algorithm)` is told which one begins.
+template <std::size_t rows, class... Data, class Note>
+void run_fastest(const detail::Row<Data...> (&table)[rows], const Collective& c, std::size_t bytes, const Note& note,
+                 std::type_identity_t<Data>... data) {
+  for (const auto& row : table) {
+    if (!row.gains(c.link, bytes)) continue;
+    note(row.algorithm);
+    if (row.run(c, data...)) return;
+  }
+}
+
+/// Runs the one that was asked for, and the ring where that can't work with this call's data: in_place needs memory
+/// that the communicator has allocated, unless ranks are threads.
+template <class Note>
+void run_chosen(Algorithm asked, const Collective& c, const Note& note, std::byte* data, std::size_t count) {
+  for (const auto& row : detail::all_reduce_rows) {
+    if (row.algorithm != asked && row.algorithm != Algorithm::ring) continue;
+    note(row.algorithm);
+    if (row.run(c, data, count)) return;
+  }
+}
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_SELECTION_HPP
 
 // <chorus/comm/engine/call_book.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_CALL_BOOK_HPP
@@ -11472,6 +11919,7 @@ struct NamedCall {
   bool receives = false;       ///< a message
   const char* name = nullptr;  ///< instead of the envelope
   bool grouped = false;        ///< the envelope is the last one of a group, or the name that of all of its calls
+  Algorithm algorithm = Algorithm::automatic;  ///< which one serves it, where an operation has several
 
   [[gnu::cold]] std::string text() const {
     std::string out = grouped && name == nullptr ? "a group of calls up to " : "";
@@ -11501,6 +11949,7 @@ class FlightRecorder {
   }
   /// What is known of it better by now.
   void name(std::uint64_t number, const NamedCall& call) { entries_[number % entries_.size()].call = call; }
+  void note(std::uint64_t number, Algorithm by) { entries_[number % entries_.size()].call.algorithm = by; }
   /// It has ended; returns how long it took. Of one that is no longer kept: nothing.
   Clock::duration end(std::uint64_t number, bool failed = false) {
     if (calls_ - number > entries_.size()) return {};
@@ -11525,6 +11974,7 @@ class FlightRecorder {
                  "call ", i, ": ", entry.call.text());
       if (entry.call.envelope.op == Op::message && entry.call.name == nullptr)
         out += cat(entry.call.receives ? " from rank " : " to rank ", entry.call.peer);
+      if (entry.call.algorithm != Algorithm::automatic) out += cat(", by ", entry.call.algorithm);
       out += cat(", at ", microseconds(entry.begun - born_), " us");
       if (entry.state == Entry::runs) {
         out += cat(", under way for ", microseconds(Clock::now() - entry.begun), " us\n");
@@ -11633,7 +12083,7 @@ struct Failure {
 
 /// `run(self, task, caller_waits)` is called by one thread at a time and tells how it failed. `caller_waits` is true
 /// while the calling thread has nothing else to do than to wait for it. The first failure is final: tasks that wait
-/// behind it are dropped, and their Works throw it too.
+/// after it are dropped, and their Works throw it too.
 template <class Task>
 class InOrder final : public Progress {
  public:
@@ -11642,7 +12092,7 @@ class InOrder final : public Progress {
   InOrder(Run run, void* self) : run_(run), self_(self) {}
   ~InOrder() override { stop(); }
 
-  /// Runs `task` behind all that were given before, and returns when it is done; throws how it failed. After a failure
+  /// Runs `task` after all that were given before, and returns when it is done; throws how it failed. After a failure
   /// it runs, too: it is for `run` to let it fail.
   void now(const Task& task) {
     std::unique_lock lock(mutex_);
@@ -11655,8 +12105,8 @@ class InOrder final : public Progress {
     if (failure) failure.raise();
   }
 
-  /// Puts `task` behind all that were given before. Starts the thread at the first call; throws CommError where there
-  /// can be none.
+  /// Runs `task` later, after all that were given before. Starts the thread at the first call; throws CommError where
+  /// there can be none.
   std::uint64_t later(const Task& task) {
     const std::lock_guard lock(mutex_);
     start();
@@ -11771,12 +12221,57 @@ class InOrder final : public Progress {
 
 namespace chorus::comm {
 
-/// `begin` and `end` are called by one thread at a time; the rest from any.
+/// `run` is called by one thread at a time; the rest from any.
 class CallBook {
  public:
   /// `members`: see World.
   explicit CallBook(int rank, const std::vector<int>& members = {}) : rank_(rank), recorder_(rank, {}, members) {}
 
+  /// Runs one call, `body(envelope)`. Returns how it failed: by what `body` throws, or because calls can only fail.
+  /// The first failure of this rank's own is told to the others, by `tell(text)`.
+  template <class Body, class Tell>
+  Failure run(const Call& call, const Body& body, const Tell& tell) {
+    const Envelope envelope = begin(call);
+    std::string why;
+    bool timed_out = false;
+    if (!broken()) try {
+        body(envelope);
+        end();
+        return {};
+      } catch (const LinkTimeout& error) {
+        why = error.what(), timed_out = true;
+      } catch (const TimeoutError& error) {
+        why = error.what(), timed_out = true;
+      } catch (const std::exception& error) {
+        why = error.what();
+      }
+    const bool first = !broken();
+    const auto failure = fail(why, timed_out);
+    if (first) tell(failure.what);
+    return failure;
+  }
+
+  /// Which algorithm serves the newest call.
+  void note(Algorithm algorithm) {
+    const std::lock_guard lock(mutex_);
+    recorder_.note(recorder_.newest(), algorithm);
+  }
+  /// Whether calls can only fail.
+  bool broken() const { return aborted_ || !failure_.empty(); }
+  bool abort(std::string_view why) noexcept { return aborted_.set(why); }
+  const AbortReason& aborted() const { return aborted_; }
+
+  std::string record() const {
+    const std::lock_guard lock(mutex_);
+    return recorder_.lines();
+  }
+  /// How long calls have run in all.
+  std::chrono::nanoseconds busy() const {
+    const std::lock_guard lock(mutex_);
+    return busy_;
+  }
+
+ private:
   /// Numbers a call and writes it down.
   Envelope begin(const Call& call) {
     Envelope envelope{.op = call.op, .dtype = call.reduction.dtype, .count = call.count};
@@ -11814,22 +12309,6 @@ class CallBook {
     return {what, timed_out && !aborted_};
   }
 
-  /// Whether calls can only fail.
-  bool broken() const { return aborted_ || !failure_.empty(); }
-  bool abort(std::string_view why) noexcept { return aborted_.set(why); }
-  const AbortReason& aborted() const { return aborted_; }
-
-  std::string record() const {
-    const std::lock_guard lock(mutex_);
-    return recorder_.lines();
-  }
-  /// How long calls have run in all.
-  std::chrono::nanoseconds busy() const {
-    const std::lock_guard lock(mutex_);
-    return busy_;
-  }
-
- private:
   const int rank_;
   AbortReason aborted_;
   std::string failure_;
@@ -11845,27 +12324,24 @@ class CallBook {
 
 namespace chorus::comm {
 
-class RingRunner {
+class CollectiveRunner {
  public:
-  RingRunner(const std::vector<int>& members, std::unique_ptr<Transport> link)
-      : book_(link->rank, members), link_(std::move(link)) {}
+  CollectiveRunner(const std::vector<int>& members, std::unique_ptr<Transport> link, Algorithm all_reduce)
+      : book_(link->rank, members), link_(std::move(link)), all_reduce_(all_reduce) {}
 
   /// Returns how the call failed.
   Failure run(const Call& call, const std::atomic<bool>& caller_waits) {
-    const Envelope envelope = book_.begin(call);
-    if (book_.broken()) return failed("");
-    try {
-      link_->check();
-      link_->may_spin = &caller_waits;
-      start(call, envelope);
-      link_->flush();
-      book_.end();
-      return {};
-    } catch (const LinkTimeout& error) {
-      return failed(error.what(), true);
-    } catch (const std::exception& error) {
-      return failed(error.what());
-    }
+    const auto failure = book_.run(
+        call,
+        [&](const Envelope& envelope) {
+          link_->check();
+          link_->may_spin = &caller_waits;
+          start(call, envelope);
+          link_->flush();
+        },
+        [&](const std::string& why) { link_->abort(why); });
+    if (failure) link_->await_hands_off();
+    return failure;
   }
 
   /// Ends the run that goes on, wherever it waits, and fails all later ones.
@@ -11875,6 +12351,7 @@ class RingRunner {
   std::shared_ptr<std::byte> allocate(std::size_t bytes) { return link_->allocate(bytes); }
   std::chrono::nanoseconds busy() const { return book_.busy(); }
   std::string record() const { return book_.record(); }
+  Algorithm all_reduce() const { return all_reduce_; }
   std::string trouble() {
     try {
       link_->check_peers();
@@ -11885,49 +12362,40 @@ class RingRunner {
   }
 
  private:
-  [[gnu::cold]] Failure failed(std::string_view why, bool timed_out = false) {
-    const bool first = !book_.broken();
-    const auto failure = book_.fail(why, timed_out);
-    if (first) link_->abort(failure.what);
-    link_->await_hands_off();
-    return failure;
-  }
-
   void start(const Call& call, const Envelope& envelope) {
-    const Ring ring{*link_, envelope, call.reduction, call.traffic};
     const auto in = static_cast<const std::byte*>(call.in);
     const auto out = static_cast<std::byte*>(call.out);
+    const auto n = call.count, bytes = n * call.reduction.element;
+    const bool chosen = call.op == Op::all_reduce && all_reduce_ != Algorithm::automatic;
+    const Collective c{*link_, envelope, call.reduction, call.traffic, {}, chosen};
+    const auto note = [this](Algorithm algorithm) { book_.note(algorithm); };
     switch (call.op) {
       case Op::all_reduce:
-        if (!link_->machines().empty()) return hierarchical_all_reduce(ring, out, call.count);
-        if (in_place_all_reduce(ring, out, call.count)) return;
-        return exchanges_directly(*link_, call.count * call.reduction.element)
-                   ? direct_all_reduce(ring, out, call.count)
-                   : ring_all_reduce(ring, out, call.count);
-      case Op::broadcast:
-        return ring_broadcast(ring, out, call.count, call.peer);
+        return chosen ? run_chosen(all_reduce_, c, note, out, n)
+                      : run_fastest(detail::all_reduce_rows, c, bytes, note, out, n);
       case Op::all_gather:
-        if (in_place_all_gather(ring, in, out, call.count)) return;
-        return ring_all_gather(ring, in, out, call.count);
+        return run_fastest(detail::all_gather_rows, c, bytes, note, in, out, n);
       case Op::reduce_scatter:
-        if (in_place_reduce_scatter(ring, in, out, call.count)) return;
-        return ring_reduce_scatter(ring, in, out, call.count);
+        return run_fastest(detail::reduce_scatter_rows, c, bytes, note, in, out, n);
+      case Op::broadcast:
+        return ring_broadcast(c, out, n, call.peer);
       case Op::barrier:
-        return ring_barrier(ring);
+        return dissemination_barrier(c);
       case Op::monitored_barrier:
-        return monitored_barrier(ring);
+        return monitored_barrier(c);
       case Op::message:
-        return call.receives ? ring_receive(ring, out, call.count, call.peer)
-                             : ring_send(ring, in, call.count, call.peer);
+        return call.receives ? detail::relay(c, {.from = call.peer, .stores = true, .store = out}, n)
+                             : detail::relay(c, {.to = call.peer, .reads = true, .mine = in}, n);
     }
   }
 
   CallBook book_;
   std::unique_ptr<Transport> link_;
+  const Algorithm all_reduce_;
 };
 
 }  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_RING_RUNNER_HPP
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_COLLECTIVE_RUNNER_HPP
 
 // <chorus/comm/engine/queued_engine.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_QUEUED_ENGINE_HPP
@@ -11967,6 +12435,10 @@ class QueuedEngine final : public Engine {
   }
   std::chrono::nanoseconds busy() const override { return runner_.busy(); }
   std::string record() const override { return runner_.record(); }
+  Algorithm all_reduce() const override {
+    if constexpr (requires { runner_.all_reduce(); }) return runner_.all_reduce();
+    return Algorithm::automatic;
+  }
   std::string trouble() override {
     if constexpr (requires { runner_.trouble(); }) return calls_->when_idle([this] { return runner_.trouble(); });
     return {};
@@ -11989,25 +12461,28 @@ class QueuedEngine final : public Engine {
 namespace chorus::comm {
 
 /// A Communicator over shared memory, TCP or threads.
-class RingCommunicator : public AnyCommunicator {
+class TransportCommunicator : public AnyCommunicator {
  public:
-  /// The rank that `link` stands for; `members`: see World.
-  explicit RingCommunicator(std::string_view name, std::unique_ptr<Transport> link,
-                            const std::vector<int>& members = {})
-      : AnyCommunicator(engine(name, std::move(link), members)) {}
+  /// The rank that `link` stands for; `members`, `all_reduce`: see World. Throws UsageError, on all ranks, for an
+  /// all-reduce that can't be done there.
+  explicit TransportCommunicator(std::string_view name, std::unique_ptr<Transport> link,
+                                 const std::vector<int>& members = {}, Algorithm all_reduce = Algorithm::automatic)
+      : AnyCommunicator(engine(name, std::move(link), members, all_reduce)) {}
 
  private:
   static std::shared_ptr<Engine> engine(std::string_view name, std::unique_ptr<Transport> link,
-                                        const std::vector<int>& members) {
+                                        const std::vector<int>& members, Algorithm all_reduce) {
+    check_all_reduce(all_reduce, *link, name);
     const int rank = link->rank, size = link->size;
-    return std::make_shared<QueuedEngine<RingRunner>>(rank, size, members, name, members, std::move(link));
+    return std::make_shared<QueuedEngine<CollectiveRunner>>(rank, size, members, name, members, std::move(link),
+                                                            all_reduce);
   }
 };
 
-static_assert(Communicator<RingCommunicator>);
+static_assert(Communicator<TransportCommunicator>);
 
 }  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_RING_COMMUNICATOR_HPP
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_TRANSPORT_COMMUNICATOR_HPP
 
 // <chorus/comm/thread_group.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_THREAD_GROUP_HPP
@@ -12018,13 +12493,14 @@ namespace chorus::comm {
 
 /// One communicator per rank, to be used by one thread each. They share memory as processes on one machine do, and
 /// `trace` counts their bytes apart, by rank. Throws UsageError for a size that is not in [1, max_ranks] and a timeout
-/// that is none, CommError where there is no memory.
+/// that is none, and for an all-reduce that can't be done there (see World), CommError where there is no memory.
 std::vector<AnyCommunicator> thread_group(int size,
-                                          std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000));
+                                          std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000),
+                                          Algorithm all_reduce = Algorithm::automatic);
 
 /// The same for threads that know only their own place: waits until world.size of them have come with one
 /// world.master_port. Throws UsageError for a rank, a size or a timeout that is none, TimeoutError after world.timeout,
-/// CommError where a rank comes twice and where there is no memory.
+/// CommError where a rank comes twice, where ranks have chosen different all-reduces, and where there is no memory.
 AnyCommunicator join_thread_group(const World& world);
 
 }  // namespace chorus::comm
@@ -12032,7 +12508,7 @@ AnyCommunicator join_thread_group(const World& world);
 // <chorus/comm/thread_group_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_THREAD_GROUP_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_THREAD_GROUP_IMPL_HPP
-/// What stands behind `thread_group`.
+/// How `thread_group` makes communicators.
 
 // <chorus/comm/transport/shm_transport.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHM_TRANSPORT_HPP
@@ -12148,6 +12624,13 @@ using Mac = std::array<std::byte, 32>;
 inline void fill_random(std::span<std::byte> bytes) {
   const auto got = getrandom(bytes.data(), bytes.size(), 0);  // before errno is read
   check<CommError>(got == static_cast<ssize_t>(bytes.size()), "getrandom: ", std::strerror(errno));
+}
+
+/// Not 0.
+inline std::uint64_t random_key() {
+  std::uint64_t key = 0;
+  while (key == 0) fill_random(std::as_writable_bytes(std::span(&key, 1)));
+  return key;
 }
 
 /// What the launcher's own tokens begin with; 64 random digits follow.
@@ -12290,12 +12773,18 @@ class SharedMemory {
     region->reserve(0, front + bytes);
     auto& all = instance();
     const std::lock_guard lock(all.mutex_);
-    std::uint64_t key = 0;
-    while (key == 0) fill_random(std::as_writable_bytes(std::span(&key, 1)));
+    const std::uint64_t key = random_key();
     std::memcpy(region->data(), &key, sizeof key);
     all.blocks_.push_back({key, region.get()});
     std::byte* const data = region->data() + front;
     return {data, [region, owner = getpid()](std::byte*) { instance().forget(region.get(), getpid() == owner); }};
+  }
+
+  /// Which memory it is: 0 once its owner has let go of it.
+  static std::uint64_t key_in(const SharedRegion& region) {
+    std::uint64_t key = 0;
+    std::memcpy(&key, region.data(), sizeof key);
+    return key;
   }
 
   /// The window that shows `bytes` at `data`; one without a key where they don't lie in such memory.
@@ -12334,6 +12823,16 @@ class SharedMemory {
   std::vector<Block> blocks_;
 };
 
+/// The region that a window of process `pid` shows a part of. Throws CommError where it can't be mapped, or is no
+/// longer there.
+[[gnu::cold]] inline SharedRegion open_region(int pid, const Window& window) {
+  check<CommError>(window.key != 0, "shared memory: process ", pid, " has none");
+  auto region = SharedRegion::open(pid, window.fd, window.bytes);
+  check<CommError>(SharedMemory::key_in(region) == window.key, "shared memory: that of process ", pid,
+                   " is another one");
+  return region;
+}
+
 /// The regions of one other process that this one has mapped.
 class MappedWindows {
  public:
@@ -12341,11 +12840,11 @@ class MappedWindows {
   std::byte* open(int pid, const Window& window) {
     for (const auto& known : known_)
       if (known.key == window.key) return known.region.data() + window.offset;
-    std::erase_if(known_, [](const Known& known) { return key_in(known.region) != known.key; });  // given back since
+    std::erase_if(known_, [](const Known& known) {  // given back since
+      return SharedMemory::key_in(known.region) != known.key;
+    });
     try {
-      Known fresh{window.key, SharedRegion::open(pid, window.fd, window.bytes)};
-      if (key_in(fresh.region) != window.key) return nullptr;  // this number is another process's here
-      known_.push_back(std::move(fresh));
+      known_.push_back({window.key, open_region(pid, window)});
       return known_.back().region.data() + window.offset;
     } catch (const CommError&) {
       return nullptr;
@@ -12357,11 +12856,6 @@ class MappedWindows {
     std::uint64_t key = 0;
     SharedRegion region;
   };
-  static std::uint64_t key_in(const SharedRegion& region) {
-    std::uint64_t key = 0;
-    std::memcpy(&key, region.data(), sizeof key);
-    return key;
-  }
   std::vector<Known> known_;
 };
 
@@ -12416,32 +12910,45 @@ inline void spin_pause() {
 
 namespace chorus::comm::detail {
 
+/// What a rank that sleeps waits for.
+struct Waiting {
+  enum What : std::int32_t {
+    for_nothing,
+    for_data,    ///< of `rank`
+    for_room,    ///< that `rank` makes by reading
+    for_another  ///< for a rank that goes by the name `rank` and has no seat here
+  };
+  What what = for_nothing;
+  std::int32_t rank = 0;
+  friend bool operator==(const Waiting&, const Waiting&) = default;
+};
+
+// Both lie in zeroed memory that several processes map.
+
 struct alignas(64) Seat {
-  std::atomic<std::uint32_t> bell;       ///< goes up to wake this rank
-  std::atomic<std::int32_t> awaits;      ///< while it sleeps: 1 + the rank whose data it waits for; or see `elsewhere`
-  std::atomic<std::int32_t> wants_room;  ///< while it sleeps: 1 + the rank that it waits for to read
-  std::atomic<Clock::rep> pulse;         ///< while it sleeps: when it last looked around, by the machine's clock
-  std::atomic<std::uint32_t> left;       ///< 1 once it has left the group
-  std::atomic<std::uint32_t> works;      ///< 1 while it works in the others' memory
-  std::atomic<std::int32_t> pid;         ///< its process, or 0 among threads
+  std::atomic<std::uint32_t> bell;   ///< goes up to wake this rank
+  std::atomic<Waiting> waits;        ///< while it sleeps
+  std::atomic<Clock::rep> pulse;     ///< while it sleeps: when it last looked around, by the machine's clock
+  std::atomic<std::uint32_t> left;   ///< 1 once it has left the group
+  std::atomic<std::uint32_t> works;  ///< 1 while it works in the others' memory
+  std::atomic<std::int32_t> pid;     ///< its process, or 0 among threads
 };
 
 struct Board {
-  std::uint64_t key;                   ///< random: shows that a process has opened the right region
-  std::atomic<std::uint32_t> verdict;  ///< 0: all is well, 1: someone writes `reason`, 2: it is written
-  std::int32_t culprit;                ///< who wrote it
-  std::array<char, 1024> reason;
+  enum Verdict : std::uint32_t { all_is_well, being_written, given_up };
+
+  std::uint64_t key;             ///< random: shows that a process has opened the right region
+  std::atomic<Verdict> verdict;  ///< given_up: `culprit` and `reason` are written
+  std::int32_t culprit;
+  FixedText<1024> reason;
   std::array<Seat, max_ranks> seats;
 };
 
-static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
+static_assert(std::atomic<std::uint32_t>::is_always_lock_free && std::atomic<Waiting>::is_always_lock_free);
 
 /// One rank's place at a board, from when it takes its seat until it leaves.
 class Place {
  public:
-  /// Which of its signs a rank sets while it sleeps: `awaits` or `wants_room`.
-  using Sign = std::atomic<std::int32_t> Seat::*;
-
   /// Where the board names the ranks' processes, it watches for their deaths. `names`: what messages call the ranks,
   /// where they are a part of a group.
   Place(Board& board, int rank, int size, std::chrono::milliseconds timeout, std::vector<int> names)
@@ -12470,16 +12977,16 @@ class Place {
   bool among_threads() const { return pid(rank_) == 0; }
   int pid(int who) const { return seat(who).pid.load(std::memory_order_relaxed); }
 
-  /// Wakes `peer` if it sleeps under this sign for this rank.
-  void wake(int peer, Sign sign) const {
-    if ((seat(peer).*sign).load() == rank_ + 1) ring_bell(peer);
+  /// Wakes `peer` if it sleeps and waits for this of this rank.
+  void wake(int peer, Waiting::What what) const {
+    if (seat(peer).waits.load() == Waiting{what, rank_}) ring_bell(peer);
   }
 
-  /// Returns when `flag` is no longer `busy`: spins for some microseconds if it may, then sleeps. While it sleeps,
-  /// `sign` tells `peer` to ring this rank's bell. Who sets a flag looks at the sign afterwards, who sets the sign
-  /// looks at the flag afterwards (all sequentially consistent), so one of them sees the other. Throws LinkError and
-  /// LinkTimeout as Transport says.
-  void wait(int peer, Sign sign, const std::atomic<std::uint32_t>& flag, std::uint32_t busy,
+  /// Returns when `flag` is no longer `busy`: spins for some microseconds if it may, then sleeps. While it sleeps, its
+  /// seat tells `peer`, of which it waits for `what`, to ring its bell. Who sets a flag looks at the seat afterwards,
+  /// who writes to the seat looks at the flag afterwards (all sequentially consistent), so one of them sees the other.
+  /// Throws LinkError and LinkTimeout as Transport says.
+  void wait(int peer, Waiting::What what, const std::atomic<std::uint32_t>& flag, std::uint32_t busy,
             const std::atomic<bool>* may_spin) {
     for (int round = 0; round < rounds_; ++round) {
       for (int i = 0; i < 10; ++i) {
@@ -12491,17 +12998,17 @@ class Place {
     }
     auto& own = seat(rank_);
     const auto deadline = Clock::now() + timeout_;
-    (own.*sign).store(peer + 1);
+    own.waits.store({what, peer});
     while (true) {
       const auto bell = own.bell.load();
       if (flag.load() != busy) break;
       const auto now = Clock::now();
       own.pulse.store(now.time_since_epoch().count());
-      look_for_trouble(peer, flag, busy, now >= deadline);  // what throws leaves the sign, for others' deadlines
+      look_for_trouble(peer, flag, busy, now >= deadline);  // what throws leaves it there, for others' deadlines
       if (meanwhile) meanwhile(name(peer), now - (deadline - timeout_));
       futex_wait(own.bell, bell, std::min<Clock::duration>(deadline - now, nap));
     }
-    (own.*sign).store(0);
+    own.waits.store({});
   }
 
   /// Throws if `peer` has left, and `flag` stays as it is, since whatever a rank sent before it left is there by now.
@@ -12515,7 +13022,7 @@ class Place {
   /// no longer.
   void waits_elsewhere(int stranger) const {
     seat(rank_).pulse.store(Clock::now().time_since_epoch().count());
-    seat(rank_).awaits.store(stranger < 0 ? 0 : elsewhere - stranger);
+    seat(rank_).waits.store(stranger < 0 ? Waiting{} : Waiting{Waiting::for_another, stranger});
   }
 
   /// What else is to be done, at each look around, while this rank sleeps and waits for the one of that name; with how
@@ -12524,7 +13031,8 @@ class Place {
 
   /// Throws if a rank has given up.
   void check() const {
-    chorus::check<LinkError>(board_.verdict.load() != 2, "rank ", board_.culprit, " gave up: ", board_.reason.data());
+    if (board_.verdict.load() == Board::given_up)
+      fail<LinkError>("rank ", board_.culprit, " gave up: ", board_.reason.view());
   }
 
   /// The same where a process has ended.
@@ -12542,19 +13050,18 @@ class Place {
   [[gnu::cold]] void await_hands_off() noexcept {
     const auto deadline = Clock::now() + timeout_;
     for (int who = 0; who < size_; ++who)
-      while (who != rank_ && (board_.verdict.load() != 2 || seat(who).works.load() != 0) && !has_died(who) &&
-             Clock::now() < deadline)
+      while (who != rank_ && (board_.verdict.load() != Board::given_up || seat(who).works.load() != 0) &&
+             !has_died(who) && Clock::now() < deadline)
         std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 
   /// This one does. From any thread.
   [[gnu::cold]] void abort(const std::string& why) noexcept {
-    std::uint32_t none = 0;
-    if (board_.verdict.compare_exchange_strong(none, 1)) {
+    auto none = Board::all_is_well;
+    if (board_.verdict.compare_exchange_strong(none, Board::being_written)) {
       board_.culprit = name(rank_);
-      const auto length = std::min(why.size(), board_.reason.size() - 1);
-      std::copy_n(why.data(), length, board_.reason.data());
-      board_.verdict.store(2);
+      board_.reason = FixedText<1024>(why);
+      board_.verdict.store(Board::given_up);
     }
     ring_all_bells();
     ring_bell(rank_);
@@ -12562,7 +13069,6 @@ class Place {
 
  private:
   static constexpr std::chrono::milliseconds nap{20};  // of a sleeper between two looks around
-  static constexpr std::int32_t elsewhere = -1;        // in `awaits`: this less the name of a rank that has no seat
 
   Seat& seat(int who) const { return board_.seats[static_cast<std::size_t>(who)]; }
   int& death(int peer) { return deaths_[static_cast<std::size_t>(peer)]; }
@@ -12595,15 +13101,14 @@ class Place {
   [[gnu::cold]] std::string chain(int who) const {
     std::string text = cat("rank ", name(who));
     for (int length = 0; length < size_; ++length) {
-      const int awaits = seat(who).awaits.load(), wants_room = seat(who).wants_room.load();
-      const int next = (awaits != 0 ? awaits : wants_room) - 1;
+      const auto waits = seat(who).waits.load();
       const auto pulse = Clock::time_point(Clock::duration(seat(who).pulse.load()));
-      if (awaits == 0 && wants_room == 0) return text + ", which is stopped or busy elsewhere";
-      if (Clock::now() - pulse > 10 * nap) return text + ", which is stopped or busy elsewhere";
-      if (awaits < 0) return text + cat(", which waits for rank ", elsewhere - awaits);
-      if (next == rank_) return text + ", which waits for this rank";
-      text += cat(", which waits for rank ", name(next));
-      who = next;
+      if (waits.what == Waiting::for_nothing || Clock::now() - pulse > 10 * nap)
+        return text + ", which is stopped or busy elsewhere";
+      if (waits.what == Waiting::for_another) return text + cat(", which waits for rank ", waits.rank);
+      if (waits.rank == rank_) return text + ", which waits for this rank";
+      text += cat(", which waits for rank ", name(waits.rank));
+      who = waits.rank;
     }
     return text;
   }
@@ -12669,7 +13174,7 @@ class ShmTransport final : public Transport {
     take_room(rank, peer, room_sent_, sent_, bytes);
     auto& head = slot(rank, peer, sent_);
     if (head.full.load(std::memory_order_acquire) != 0)
-      place_.wait(peer, &detail::Seat::wants_room, head.full, 1, may_spin);
+      place_.wait(peer, detail::Waiting::for_room, head.full, 1, may_spin);
     return reinterpret_cast<std::byte*>(&head) + sizeof head;
   }
 
@@ -12683,7 +13188,7 @@ class ShmTransport final : public Transport {
     head.bytes = static_cast<std::uint32_t>(bytes);
     head.full.store(1);
     advance(peer, sent_);
-    place_.wake(peer, &detail::Seat::awaits);
+    place_.wake(peer, detail::Waiting::for_data);
   }
 
   void send(int peer, const Envelope& envelope, const std::byte* data, std::size_t bytes) override {
@@ -12695,14 +13200,14 @@ class ShmTransport final : public Transport {
     take_room(peer, rank, room_received_, received_, 0);  // what follows the head is the sender's affair
     auto& head = slot(peer, rank, received_);
     if (head.full.load(std::memory_order_acquire) == 0)
-      place_.wait(peer, &detail::Seat::awaits, head.full, 0, may_spin);
+      place_.wait(peer, detail::Waiting::for_data, head.full, 0, may_spin);
     return {head.envelope, reinterpret_cast<const std::byte*>(&head) + sizeof head, head.bytes};
   }
 
   void release(int peer) override {
     slot(peer, rank, received_).full.store(0);
     advance(peer, received_);
-    place_.wake(peer, &detail::Seat::wants_room);
+    place_.wake(peer, detail::Waiting::for_room);
   }
 
   /// Whether `acquire` would return at once.
@@ -12765,7 +13270,7 @@ class ShmTransport final : public Transport {
     return *reinterpret_cast<detail::SlotHead*>(queue + next[peer] * slot_stride);
   }
 
-  /// Before `bytes` behind the head of a queue's next slot are touched. Throws where the machine has no memory left:
+  /// Before `bytes` after the head of a queue's next slot are touched. Throws where the machine has no memory left:
   /// touching them would end the process.
   void take_room(int from, int to, Room& room, const std::array<std::uint32_t, max_ranks>& next, std::size_t bytes) {
     const auto peer = static_cast<std::size_t>(from == rank ? to : from), all = sizeof(detail::SlotHead) + bytes;
@@ -12798,82 +13303,94 @@ namespace chorus::comm {
 namespace detail {
 
 [[gnu::cold]] inline std::vector<AnyCommunicator> ranks_in_threads(int size, std::chrono::milliseconds timeout,
-                                                                   const std::vector<int>& members) {
+                                                                   const std::vector<int>& members,
+                                                                   Algorithm all_reduce) {
   std::vector<AnyCommunicator> group;
   if (size == 1) group.emplace_back();
   if (size == 1) return group;
   const auto region = std::make_shared<SharedRegion>(SharedRegion::create(ShmTransport::region_bytes(size)));
   for (int rank = 0; rank < size; ++rank)
-    group.push_back(RingCommunicator("thread", std::make_unique<ShmTransport>(region, rank, size, timeout), members));
+    group.push_back(TransportCommunicator("thread", std::make_unique<ShmTransport>(region, rank, size, timeout),
+                                          members, all_reduce));
   return group;
 }
 
-/// Threads of this process that wait for the others of their group, by port.
-class Lobby {
+/// Where threads of this process wait for the others of their group, by port.
+class ThreadRendezvous {
  public:
-  static Lobby& instance() {
-    static Lobby lobby;
-    return lobby;
+  static ThreadRendezvous& instance() {
+    static ThreadRendezvous rendezvous;
+    return rendezvous;
   }
 
   AnyCommunicator meet(const World& world) {
     check_ranks("thread_group", world.size, world.rank);
     check_timeout("thread_group", world.timeout);
     std::unique_lock lock(mutex_);
-    auto& table = tables_[world.master_port];
-    if (!table) table = std::make_shared<Table>(world.size);
-    const auto mine = table;
     const auto rank = static_cast<std::size_t>(world.rank);
-    check<CommError>(mine->seats.size() == static_cast<std::size_t>(world.size), "rank ", world.rank,
-                     ": says that there are ", world.size, " ranks, another thread says ", mine->seats.size());
-    check<CommError>(!mine->seats[rank], "rank ", world.rank, ": a thread of this rank is there already");
-    mine->seats[rank] = true;
-    if (++mine->present == world.size) {
-      tables_.erase(world.master_port);
+    auto& waiting = waiting_[world.master_port];
+    // One that has failed stays until all have heard of it, or one of them tries again.
+    const bool again = waiting && !waiting->failure.empty() && rank < waiting->came.size() && waiting->came[rank];
+    if (!waiting || again) waiting = std::make_shared<Group>(world);
+    const auto group = waiting;
+    check<CommError>(group->came.size() == static_cast<std::size_t>(world.size), "rank ", world.rank,
+                     ": says that there are ", world.size, " ranks, another thread says ", group->came.size());
+    check<CommError>(!group->came[rank], "rank ", world.rank, ": a thread of this rank is there already");
+    group->came[rank] = true;
+    if (world.all_reduce != group->all_reduce && group->failure.empty())
+      group->failure = cat("rank ", world.rank, " asks for all-reduce ", world.all_reduce, ", another thread for ",
+                           group->all_reduce);
+    const bool last = ++group->present == world.size;
+    if (last && group->failure.empty()) {
       try {
-        mine->group = ranks_in_threads(world.size, world.timeout, world.members);
+        group->ranks = ranks_in_threads(world.size, world.timeout, world.members, world.all_reduce);
       } catch (const std::exception& error) {  // they all hear of it
-        mine->failure = error.what();
+        group->failure = error.what();
       }
-      mine->complete.notify_all();
     }
-    const auto over = [&] { return mine->present == world.size; };
-    if (!mine->complete.wait_for(lock, world.timeout, over)) {
+    if (last) waiting_.erase(world.master_port);
+    if (last || !group->failure.empty()) group->complete.notify_all();
+    const auto over = [&] { return group->present == world.size || !group->failure.empty(); };
+    if (!group->complete.wait_for(lock, world.timeout, over)) {
       std::string missing;
-      for (std::size_t i = 0; i < mine->seats.size(); ++i)
-        if (!mine->seats[i]) missing += cat(missing.empty() ? "" : ", ", i);
-      mine->seats[rank] = false;
-      if (--mine->present == 0) tables_.erase(world.master_port);
+      for (std::size_t i = 0; i < group->came.size(); ++i)
+        if (!group->came[i]) missing += cat(missing.empty() ? "" : ", ", i);
+      group->came[rank] = false;
+      if (--group->present == 0) waiting_.erase(world.master_port);
       fail<TimeoutError>("rank ", world.rank, ": ranks ", missing, " of ", world.size, " did not come within ",
                          world.timeout.count(), " ms");
     }
-    check<CommError>(mine->failure.empty(), "rank ", world.rank, ": ", mine->failure);
-    return std::move(mine->group[rank]);
+    check<CommError>(group->failure.empty(), "rank ", world.rank, ": ", group->failure);
+    return std::move(group->ranks[rank]);
   }
 
  private:
-  struct Table {
-    explicit Table(int size) : seats(static_cast<std::size_t>(size)) {}
-    std::vector<bool> seats;
+  struct Group {
+    explicit Group(const World& world) : came(static_cast<std::size_t>(world.size)), all_reduce(world.all_reduce) {}
+    std::vector<bool> came;
+    const Algorithm all_reduce;
     int present = 0;
-    std::vector<AnyCommunicator> group;
-    std::string failure;  // why there is none
+    std::vector<AnyCommunicator> ranks;
+    std::string failure;  // why there are none
     std::condition_variable complete;
   };
 
   std::mutex mutex_;
-  std::map<int, std::shared_ptr<Table>> tables_;
+  std::map<int, std::shared_ptr<Group>> waiting_;
 };
 
 }  // namespace detail
 
-CHORUS_INLINE std::vector<AnyCommunicator> thread_group(int size, std::chrono::milliseconds timeout) {
+CHORUS_INLINE std::vector<AnyCommunicator> thread_group(int size, std::chrono::milliseconds timeout,
+                                                        Algorithm all_reduce) {
   check<UsageError>(size >= 1 && size <= max_ranks, "thread_group: ", size, " ranks, expected 1 to ", max_ranks);
   check_timeout("thread_group", timeout);
-  return detail::ranks_in_threads(size, timeout, {});
+  return detail::ranks_in_threads(size, timeout, {}, all_reduce);
 }
 
-CHORUS_INLINE AnyCommunicator join_thread_group(const World& world) { return detail::Lobby::instance().meet(world); }
+CHORUS_INLINE AnyCommunicator join_thread_group(const World& world) {
+  return detail::ThreadRendezvous::instance().meet(world);
+}
 
 }  // namespace chorus::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_THREAD_GROUP_IMPL_HPP
@@ -12891,10 +13408,10 @@ CHORUS_INLINE AnyCommunicator join_thread_group(const World& world) { return det
 /// How the ranks of a job find each other: rank 0 listens, the others report to it, and all learn the same outcome.
 /// What they say to each other is in rendezvous_messages.hpp.
 
-// <chorus/comm/meeting/guests.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_MEETING_GUESTS_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_MEETING_GUESTS_HPP
-/// `Guests`: accepts connections from whoever comes, when only some are wanted.
+// <chorus/comm/meeting/acceptor.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_MEETING_ACCEPTOR_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_MEETING_ACCEPTOR_HPP
+/// `Acceptor`: accepts connections from whoever connects, where only some are wanted.
 
 // <chorus/comm/transport/socket.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SOCKET_HPP
@@ -12911,7 +13428,7 @@ CHORUS_INLINE AnyCommunicator join_thread_group(const World& world) { return det
 // <chorus/comm/transport/name_lookup.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_NAME_LOOKUP_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_NAME_LOOKUP_HPP
-/// `look_up`: the address behind a name, by a deadline. getaddrinfo has none of its own: where name servers don't
+/// `look_up`: the address of a name, by a deadline. getaddrinfo has none of its own: where name servers don't
 /// answer it lasts as long as the system's settings say, half a minute as a rule.
 
 namespace chorus::comm::detail {
@@ -13027,7 +13544,7 @@ class Tls {
 // <chorus/comm/transport/tls_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TLS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TLS_IMPL_HPP
-/// What stands behind `Tls`.
+/// How `Tls` uses OpenSSL.
 
 #if CHORUS_USE_OPENSSL
 #include <openssl/err.h>
@@ -13420,7 +13937,7 @@ class Socket {
   /// What is sent and received from here on is encrypted, for who knows `token`. The handshake is part of the first
   /// calls that move bytes. Throws as Tls does.
   void encrypt(Tls::Side side, const std::string& token) { tls_ = std::make_unique<Tls>(fd_, side, token); }
-  /// Why encryption has ended the connection, to be put behind what is known of it; empty where it has not.
+  /// Why encryption has ended the connection, to be put after what is known of it; empty where it has not.
   std::string trouble() const {
     const auto why = tls_ ? tls_->trouble() : std::string();
     return why.empty() ? why
@@ -13436,7 +13953,7 @@ class Socket {
     const auto n = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     return n >= 0 ? n : would_wait() ? 0 : -1;
   }
-  /// The same with two ranges, one behind the other.
+  /// The same with two ranges, one after the other.
   std::ptrdiff_t try_send(std::span<const std::byte> first, std::span<const std::byte> second) const {
     if (tls_) [[unlikely]]
       return tls_->send(
@@ -13512,20 +14029,18 @@ requires std::is_trivially_copyable_v<T> std::span<std::byte> bytes_of(T& value)
 
 namespace chorus::comm {
 
-/// What a host says first: the number that a guest's proof has to be for. A new one for each guest, so that an
-/// overheard proof is of no use.
+/// What who accepts a connection says first: the number that the other side's proof has to be for. A new one for each
+/// connection, so that an overheard proof is of no use.
 struct Challenge {
   std::uint64_t magic = 0;
+  std::uint8_t encrypts = 0;  ///< 1: all that follows is encrypted
+  std::array<std::uint8_t, 7> reserved{};
   Nonce nonce{};
-
-  /// In `magic`: all that follows is encrypted.
-  static constexpr std::uint64_t tls = std::uint64_t{1} << 63;
-  bool encrypts() const { return (magic & tls) != 0; }
-  bool is(std::uint64_t of_host) const { return (magic & ~tls) == of_host; }
 };
+static_assert(is_message<Challenge, 32>);
 
 /// A connection, and the first bytes that came over it.
-struct Guest {
+struct Accepted {
   Socket socket;
   Nonce nonce{};
   std::array<std::byte, 192> hello{};
@@ -13533,66 +14048,68 @@ struct Guest {
   Deadline came{};
 };
 
-/// Each guest has to send a hello of fixed size within 5 s, or 30 s where it is encrypted, which takes a busy machine
+/// Who connects has to send a hello of fixed size within 5 s, or 30 s where it is encrypted, which takes a busy machine
 /// time. All are heard side by side, and nothing is allocated on their word, so that one who sends garbage, nothing, or
-/// a byte a second keeps no other one waiting. At most 1024, and half as many as this process may have descriptors, are
-/// heard at once; while there are as many, those go who have had a quarter of a second, and else new ones wait outside.
-class Guests {
+/// a byte a second keeps no other one waiting. At most 1024 connections, and half as many as this process may have
+/// descriptors, are heard at once; while there are as many, those older than a quarter of a second are closed, and else
+/// new ones are not accepted.
+class Acceptor {
  public:
-  /// With `challenge_magic` each guest is sent a Challenge; with a `key`, the job's token, the hello is encrypted.
-  Guests(const Socket& listener, std::size_t hello_bytes, std::uint64_t challenge_magic = 0,
-         std::optional<std::string> key = {})
+  /// With `challenge_magic` a Challenge is sent over each connection; where all is `encrypted`, `token` is the key.
+  explicit Acceptor(const Socket& listener, std::size_t hello_bytes, std::uint64_t challenge_magic = 0,
+                    bool encrypted = false, std::string token = {})
       : listener_(listener),
         hello_bytes_(hello_bytes),
         challenge_magic_(challenge_magic),
-        key_(std::move(key)),
-        patience_(key_ ? 30 : 5) {
+        encrypted_(encrypted),
+        token_(std::move(token)),
+        patience_(encrypted ? 30 : 5) {
     rlimit most{};
     if (getrlimit(RLIMIT_NOFILE, &most) == 0)
-      crowd_ = std::max<std::size_t>(1, std::min<std::size_t>(crowd_, most.rlim_cur / 2));
+      most_ = std::max<std::size_t>(1, std::min<std::size_t>(most_, most.rlim_cur / 2));
   }
 
-  /// Waits for the next guest whose hello is complete. One without a socket at the deadline, and where one of the
+  /// Waits for the next connection whose hello is complete. One without a socket at the deadline, and where one of the
   /// `others` has an event.
-  [[gnu::cold]] Guest next(Deadline deadline, std::span<const pollfd> others = {}) {
+  [[gnu::cold]] Accepted next(Deadline deadline, std::span<const pollfd> others = {}) {
     while (true) {
-      while (!audible_.empty()) {
-        auto& guest = waiting_[audible_.back()];
-        audible_.pop_back();
-        if (hear(guest)) return std::exchange(guest, {});
+      while (!readable_.empty()) {
+        auto& from = waiting_[readable_.back()];
+        readable_.pop_back();
+        if (hear(from)) return std::exchange(from, {});
       }
-      std::erase_if(waiting_, [](const Guest& guest) { return !guest.socket; });
-      const bool room = take_in();
+      std::erase_if(waiting_, [](const Accepted& one) { return !one.socket; });
+      const bool room = accept_all();
       if (sleep(deadline, room, others)) return {};
     }
   }
 
-  /// How many have gone, or were sent away, without a complete hello.
+  /// How many have gone, or were closed, without a complete hello.
   std::size_t strangers() const { return strangers_; }
   /// Why the last one of them was, where it is known.
   const std::string& trouble() const { return trouble_; }
 
  private:
-  void dismiss(Guest& guest) {
-    if (auto why = guest.socket.trouble(); !why.empty()) trouble_ = cat(guest.socket.remote(), std::move(why));
-    guest = {};
+  void close(Accepted& one) {
+    if (auto why = one.socket.trouble(); !why.empty()) trouble_ = cat(one.socket.remote(), std::move(why));
+    one = {};
     ++strangers_;
   }
 
-  bool hear(Guest& guest) {
+  bool hear(Accepted& from) {
     std::ptrdiff_t n = 1;
-    while (n > 0 && guest.got < hello_bytes_) {
-      n = guest.socket.try_receive(std::span(guest.hello).subspan(guest.got, hello_bytes_ - guest.got));
-      if (n > 0) guest.got += static_cast<std::size_t>(n);
+    while (n > 0 && from.got < hello_bytes_) {
+      n = from.socket.try_receive(std::span(from.hello).subspan(from.got, hello_bytes_ - from.got));
+      if (n > 0) from.got += static_cast<std::size_t>(n);
     }
-    if (n < 0) dismiss(guest);
-    return guest.socket && guest.got == hello_bytes_;
+    if (n < 0) close(from);
+    return from.socket && from.got == hello_bytes_;
   }
 
-  /// Accepts those who wait outside. False where some may be left there.
-  bool take_in() {
+  /// Accepts whoever waits at the listener. False where some may be left there.
+  bool accept_all() {
     while (true) {
-      if (waiting_.size() >= crowd_ && !make_room()) return false;
+      if (waiting_.size() >= most_ && !make_room()) return false;
       auto socket = listener_.accept();
       if (!socket && (errno == EMFILE || errno == ENFILE)) {  // no descriptors: as if all places were taken
         if (!make_room()) return false;
@@ -13600,22 +14117,22 @@ class Guests {
       }
       if (!socket && errno == ECONNABORTED) continue;
       if (!socket) return true;
-      Challenge challenge{challenge_magic_ | (key_ ? Challenge::tls : 0), {}};
+      Challenge challenge{.magic = challenge_magic_, .encrypts = encrypted_};
       if (challenge_magic_ != 0) {
         fill_random(challenge.nonce);
         socket.try_send(bytes_of(challenge));
       }
-      if (key_) socket.encrypt(Tls::Side::server, *key_);
+      if (encrypted_) socket.encrypt(Tls::Side::server, token_);
       waiting_.push_back({std::move(socket), challenge.nonce, {}, 0, Clock::now()});
     }
   }
 
-  /// Sends away those who have had their time; they stand in the order in which they came.
+  /// Closes those that have had their time; they stand in the order in which they came.
   bool make_room() {
     const auto before = Clock::now() - std::chrono::milliseconds(250);
     const auto late =
-        std::find_if(waiting_.begin(), waiting_.end(), [&](const Guest& guest) { return guest.came > before; });
-    for (auto guest = waiting_.begin(); guest != late; ++guest) dismiss(*guest);
+        std::find_if(waiting_.begin(), waiting_.end(), [&](const Accepted& one) { return one.came > before; });
+    for (auto old = waiting_.begin(); old != late; ++old) close(*old);
     const bool some = late != waiting_.begin();
     waiting_.erase(waiting_.begin(), late);
     return some;
@@ -13628,41 +14145,42 @@ class Guests {
     auto until = room ? deadline : std::min(deadline, over + std::chrono::milliseconds(20));
     events_.assign(others.begin(), others.end());
     events_.push_back({room ? listener_.fd() : -1, POLLIN, 0});
-    for (auto& guest : waiting_) {
-      if (over >= guest.came + patience_) dismiss(guest);
-      events_.push_back({guest.socket.fd(), guest.socket.needs(POLLIN), 0});
-      if (guest.socket) until = std::min(until, guest.came + patience_);
+    for (auto& one : waiting_) {
+      if (over >= one.came + patience_) close(one);
+      events_.push_back({one.socket.fd(), one.socket.needs(POLLIN), 0});
+      if (one.socket) until = std::min(until, one.came + patience_);
     }
     if (poll(events_.data(), events_.size(), milliseconds_until(until)) <= 0) return false;
     const auto first = events_.begin() + static_cast<std::ptrdiff_t>(others.size());
     for (std::size_t i = 0; i < waiting_.size(); ++i)
-      if ((first + 1)[static_cast<std::ptrdiff_t>(i)].revents != 0) audible_.push_back(i);
+      if ((first + 1)[static_cast<std::ptrdiff_t>(i)].revents != 0) readable_.push_back(i);
     return std::any_of(events_.begin(), first, [](const pollfd& event) { return event.revents != 0; });
   }
 
   const Socket& listener_;
-  std::size_t hello_bytes_, crowd_ = 1024;
+  std::size_t hello_bytes_, most_ = 1024;
   std::uint64_t challenge_magic_;
-  std::optional<std::string> key_;
+  bool encrypted_;
+  std::string token_;
   std::chrono::seconds patience_;
-  std::vector<Guest> waiting_;        ///< in the order in which they came
-  std::vector<std::size_t> audible_;  ///< those of them who have sent something
+  std::vector<Accepted> waiting_;      ///< in the order in which they came
+  std::vector<std::size_t> readable_;  ///< those of them that have sent something
   std::vector<pollfd> events_;
   std::size_t strangers_ = 0;
   std::string trouble_;
 };
 
 }  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_MEETING_GUESTS_HPP
+#endif  // CHORUS_SINGLE_CHORUS_COMM_MEETING_ACCEPTOR_HPP
 
 // <chorus/comm/meeting/rendezvous_messages.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_MEETING_RENDEZVOUS_MESSAGES_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_MEETING_RENDEZVOUS_MESSAGES_HPP
 /// What ranks and rank 0 say to each other when they meet.
 ///
-/// Each message is a struct of fixed size in this machine's byte order: Challenge (rank 0 to rank), Hello (back),
-/// Answer (a refusal with its reason, or the transport), then for TCP the addresses of all ranks, and for shared memory
-/// an Ack (rank to rank 0: whether it could open the region) and a Verdict (back: the transport for all).
+/// Each message is a struct of fixed size, without padding, in this machine's byte order: Challenge (rank 0 to rank),
+/// Hello (back), Answer (a refusal with its reason, or the transport), then for TCP the addresses of all ranks, and for
+/// shared memory an Ack (rank to rank 0: whether it could open the region) and a Verdict (back: the transport for all).
 ///
 /// Where the job has a token, Hello holds an HMAC of rank 0's challenge and of itself, Answer one of the rank's own
 /// challenge and of itself, and the connections of TcpTransport begin alike, see mesh.hpp: each side proves that it
@@ -13673,7 +14191,7 @@ class Guests {
 
 namespace chorus::comm::detail {
 
-inline constexpr std::uint64_t magic = 0x0004'7375'726f'6863;  // "chorus", then the protocol's version
+inline constexpr std::uint64_t magic = 0x0005'7375'726f'6863;  // "chorus", then the protocol's version
 
 struct Hello {
   std::uint64_t magic = detail::magic;
@@ -13681,16 +14199,12 @@ struct Hello {
   std::int32_t rank = 0, size = 0, pid = 0, port = 0;
   std::uint64_t machine = 0;
   Backend kind = Backend::automatic;
-  std::array<std::uint8_t, 7> reserved{};
-  std::array<char, 64> purpose{};
+  Algorithm all_reduce = Algorithm::automatic;
+  std::array<std::uint8_t, 6> reserved{};
+  FixedText<64> purpose{};
   Mac proof{};
-
-  static std::array<char, 64> purpose_of(const World& world) {
-    std::array<char, 64> text{};
-    std::copy_n(world.purpose.data(), std::min(world.purpose.size(), text.size() - 1), text.data());
-    return text;
-  }
 };
+static_assert(is_message<Hello, 152>);
 
 struct Answer {
   std::uint64_t magic = detail::magic;
@@ -13698,14 +14212,25 @@ struct Answer {
   std::int32_t welcome = 0, pid = 0, fd = -1, port = 0;
   Backend kind = Backend::tcp;
   std::array<std::uint8_t, 7> reserved{};
-  std::array<char, 1024> refusal{};
+  FixedText<1024> refusal{};
   Mac proof{};
 };
+static_assert(is_message<Answer, 1096>);
 
 /// All of a message but its proof, which comes last.
 template <class Message>
 std::span<const std::byte> proven(const Message& message) {
   return std::as_bytes(std::span(&message, 1)).first(offsetof(Message, proof));
+}
+
+/// The proof of who sends `message` that it knows the token, for the other side's challenge.
+template <class Message>
+Mac proof_of(const Message& message, const Nonce& challenge, const std::string& token) {
+  return prove(token, {std::as_bytes(std::span(challenge)), proven(message)});
+}
+template <class Message>
+bool proves(const Message& message, const Nonce& challenge, const std::string& token) {
+  return same(message.proof, proof_of(message, challenge, token));
 }
 
 /// Who may meet where, and whether what they say there is encrypted. Throws UsageError.
@@ -13733,11 +14258,11 @@ std::span<const std::byte> proven(const Message& message) {
 /// that is not encrypted and has to be.
 [[gnu::cold]] inline void follow(const Challenge& challenge, Socket& socket, bool encrypted, const std::string& token,
                                  std::string_view who, const Address& there) {
-  check<CommError>(challenge.encrypts() || !encrypted, who, ": who answers at ", there,
+  check<CommError>(challenge.encrypts != 0 || !encrypted, who, ": who answers at ", there,
                    " does not encrypt what it sends (CHORUS_TLS=0 there, and not here?)");
-  check<CommError>(!challenge.encrypts() || !token.empty(), who, ": who answers at ", there,
+  check<CommError>(challenge.encrypts == 0 || !token.empty(), who, ": who answers at ", there,
                    " encrypts what it sends, with a key made of CHORUS_TOKEN, which is not set here");
-  if (challenge.encrypts()) socket.encrypt(Tls::Side::client, token);
+  if (challenge.encrypts != 0) socket.encrypt(Tls::Side::client, token);
 }
 
 /// Where the other ranks can reach this one: its machine's address on the way to rank 0. Throws CommError.
@@ -13748,6 +14273,12 @@ inline Address own_address(const World& world) {
   return ::connect(probe.fd(), master.data(), master.length) == 0 ? probe.local() : master;
 }
 
+inline std::uint64_t fnv_1a(std::string_view text) {
+  std::uint64_t hash = 14695981039346656037ull;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
+  return hash;
+}
+
 /// The same number for processes that can open each other's memory: one boot of one kernel, one space of process ids.
 inline std::uint64_t machine_id() {
   char text[256] = {};
@@ -13756,15 +14287,7 @@ inline std::uint64_t machine_id() {
     close(fd);
   }
   [[maybe_unused]] const auto n = readlink("/proc/self/ns/pid", text + 64, 128);
-  std::uint64_t hash = 14695981039346656037ull;  // FNV-1a
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
-  return hash;
-}
-
-inline std::uint64_t random_key() {
-  std::uint64_t key = 0;
-  fill_random(std::as_writable_bytes(std::span(&key, 1)));
-  return key;
+  return fnv_1a({text, sizeof text});
 }
 
 }  // namespace chorus::comm::detail
@@ -13790,10 +14313,9 @@ inline constexpr const char* no_shared_memory =
 /// How long somebody whose connection has ended may take to come again, before it counts as gone.
 inline constexpr std::chrono::seconds time_to_return{1};
 
-inline void refuse(const Socket& guest, const std::string& why) {
-  Answer answer;
-  std::copy_n(why.data(), std::min(why.size(), answer.refusal.size() - 1), answer.refusal.data());
-  guest.send_all(bytes_of(answer), Clock::now() + std::chrono::milliseconds(100));
+inline void refuse(const Socket& socket, const std::string& why) {
+  Answer answer{.refusal = FixedText<1024>(why)};
+  socket.send_all(bytes_of(answer), Clock::now() + std::chrono::milliseconds(100));
 }
 
 /// Rank 0's side.
@@ -13809,31 +14331,30 @@ class Host {
     where_ = cat("rank 0: rendezvous at ", listener.local());
     misled_ = listener.local().misleads(world_.master_addr);
     encrypted_ = check_token(world_.token, listener.local());
-    std::optional<Guests> guests(std::in_place, listener, sizeof(Hello), magic,
-                                 encrypted_ ? std::optional(world_.token) : std::nullopt);
+    std::optional<Acceptor> acceptor(std::in_place, listener, sizeof(Hello), magic, encrypted_, world_.token);
     while (!complete()) {
-      auto guest = guests->next(std::min(deadline, Clock::now() + std::chrono::milliseconds(50)));
-      if (!guest.socket && Clock::now() >= deadline) {
-        const auto why = missing(*guests);
+      auto accepted = acceptor->next(std::min(deadline, Clock::now() + std::chrono::milliseconds(50)));
+      if (!accepted.socket && Clock::now() >= deadline) {
+        const auto why = missing(*acceptor);
         refuse_all(why);
         throw TimeoutError(why);
       }
-      if (!guest.socket) continue;
+      if (!accepted.socket) continue;
       Hello hello;
-      std::memcpy(&hello, guest.hello.data(), sizeof hello);
+      std::memcpy(&hello, accepted.hello.data(), sizeof hello);
       if (hello.magic != magic) {
         ++strangers_;
         continue;
       }
-      const bool knows = same(hello.proof, prove(world_.token, {std::as_bytes(std::span(guest.nonce)), proven(hello)}));
-      const auto objection = knows ? admit(guest.socket, hello)
-                                   : cat("process ", hello.pid, ", which says that it is rank ", hello.rank,
-                                         ", does not know the job's token");
+      const auto objection = proves(hello, accepted.nonce, world_.token)
+                                 ? admit(accepted.socket, hello)
+                                 : cat("process ", hello.pid, ", which says that it is rank ", hello.rank,
+                                       ", does not know the job's token");
       if (objection.empty()) continue;
-      refuse(guest.socket, cat(where_, ": ", objection));
+      refuse(accepted.socket, cat(where_, ": ", objection));
       refused_ = objection;
     }
-    guests.reset();  // agreeing needs descriptors that strangers may hold
+    acceptor.reset();  // agreeing needs descriptors that strangers may hold
     return agree(listener, deadline);
   }
 
@@ -13864,9 +14385,8 @@ class Host {
     return all;
   }
 
-  static std::string text_of(const std::array<char, 64>& purpose) {
-    const std::string_view text(purpose.data(), strnlen(purpose.data(), purpose.size()));
-    return text.empty() ? "nothing in particular" : printable(text);
+  static std::string named(const FixedText<64>& purpose) {
+    return purpose.view().empty() ? "nothing in particular" : printable(purpose.view());
   }
 
   void refuse_all(const std::string& why) {
@@ -13875,24 +14395,26 @@ class Host {
   }
 
   /// Gives a rank its place, or says why not.
-  [[gnu::cold]] std::string admit(Socket& guest, const Hello& hello) {
+  [[gnu::cold]] std::string admit(Socket& socket, const Hello& hello) {
     if (hello.size != world_.size)
       return cat("rank ", hello.rank, " says that there are ", hello.size, " ranks, rank 0 says ", world_.size);
     if (hello.rank < 1 || hello.rank >= world_.size)
       return cat("rank ", hello.rank, " is not in [1, ", world_.size, ")");
     if (hello.kind != kind_) return cat("rank ", hello.rank, " asks for backend ", hello.kind, ", rank 0 for ", kind_);
-    if (const auto mine = Hello::purpose_of(world_); hello.purpose != mine)
-      return cat("rank ", hello.rank, " has come for ", text_of(hello.purpose), ", rank 0 for ", text_of(mine));
+    if (hello.all_reduce != world_.all_reduce)
+      return cat("rank ", hello.rank, " asks for all-reduce ", hello.all_reduce, ", rank 0 for ", world_.all_reduce);
+    if (const FixedText<64> mine(world_.purpose); hello.purpose != mine)
+      return cat("rank ", hello.rank, " has come for ", named(hello.purpose), ", rank 0 for ", named(mine));
     auto& place = at(hello.rank);
     if (place.socket && !place.socket.hung_up())
       return cat("rank ", hello.rank, " is there already, as process ", place.hello.pid);
-    place.socket = std::move(guest);
+    place.socket = std::move(socket);
     place.hello = hello;
     place.back_by = {};
     return "";
   }
 
-  [[gnu::cold]] std::string missing(const Guests& guests) {
+  [[gnu::cold]] std::string missing(const Acceptor& acceptor) {
     std::string ranks;
     int count = 0;
     for (int rank = 1; rank < world_.size; ++rank)
@@ -13900,9 +14422,9 @@ class Host {
     auto why = cat(where_, count == 1 ? ": rank " : ": ranks ", ranks, " of ", world_.size, " did not arrive within ",
                    world_.timeout.count(), " ms");
     if (misled_) why += cat("; no other machine can reach '", printable(world_.master_addr), "' under this address");
-    if (const auto strangers = strangers_ + guests.strangers(); strangers != 0)
+    if (const auto strangers = strangers_ + acceptor.strangers(); strangers != 0)
       why += cat("; ", strangers, strangers == 1 ? " other connection was" : " other connections were", " no rank's");
-    if (!guests.trouble().empty()) why += cat("; the last: ", guests.trouble());
+    if (!acceptor.trouble().empty()) why += cat("; the last: ", acceptor.trouble());
     return refused_.empty() ? why : cat(why, "; refused: ", refused_);
   }
 
@@ -13929,7 +14451,7 @@ class Host {
       answer.fd = meeting.region.fd();
     }
     for (int rank = 1; rank < world_.size; ++rank) {
-      answer.proof = prove(world_.token, {std::as_bytes(std::span(at(rank).hello.nonce)), proven(answer)});
+      answer.proof = proof_of(answer, at(rank).hello.nonce, world_.token);
       if (!at(rank).socket.send_all(bytes_of(answer), deadline)) lost(rank);
     }
     if (answer.kind == Backend::shm) {
@@ -13998,7 +14520,8 @@ class Host {
   hello.pid = getpid();
   hello.machine = machine_id();
   hello.kind = kind;
-  hello.purpose = Hello::purpose_of(world);
+  hello.all_reduce = world.all_reduce;
+  hello.purpose = FixedText<64>(world.purpose);
 
   Meeting meeting;
   Socket host;
@@ -14019,23 +14542,22 @@ class Host {
     trouble = "it took the connection and gave no answer";
     Challenge challenge;
     if (!host.receive_all(bytes_of(challenge.magic), grace)) continue;
-    check<CommError>(challenge.is(magic), where, ": something other than a rank 0 of this version answers there");
+    check<CommError>(challenge.magic == magic, where, ": something other than a rank 0 of this version answers there");
     if (!host.receive_all(bytes_of(challenge).subspan(sizeof challenge.magic), grace)) continue;
     follow(challenge, host, encrypted, world.token, cat("rank ", world.rank), address);
-    meeting.encrypted = challenge.encrypts();
+    meeting.encrypted = challenge.encrypts != 0;
     fill_random(hello.nonce);
-    hello.proof = prove(world.token, {std::as_bytes(std::span(challenge.nonce)), proven(hello)});
+    hello.proof = proof_of(hello, challenge.nonce, world.token);
     if (host.send_all(bytes_of(hello), deadline) && host.receive_all(bytes_of(answer), grace)) break;
     check<CommError>(host.trouble().empty(), where, host.trouble());
     met = Clock::now();
   }
   check<CommError>(answer.magic == magic, where, ": what rank 0 answers is garbled");
-  answer.refusal.back() = 0;
   check<CommError>(answer.welcome == 1, "rank ", world.rank, ": ",
-                   answer.refusal[0] ? printable(answer.refusal.data(), answer.refusal.size())
-                                     : "rank 0 refuses it, and does not say why");
-  check<CommError>(same(answer.proof, prove(world.token, {std::as_bytes(std::span(hello.nonce)), proven(answer)})),
-                   where, ": who answers there does not know the job's token");
+                   answer.refusal.view().empty() ? "rank 0 refuses it, and does not say why"
+                                                 : printable(answer.refusal.view(), sizeof answer.refusal));
+  check<CommError>(proves(answer, hello.nonce, world.token), where,
+                   ": who answers there does not know the job's token");
 
   const auto hear = [&](std::span<std::byte> message) {
     const bool heard = host.receive_all(message, grace);
@@ -14072,7 +14594,7 @@ class Host {
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TCP_TRANSPORT_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TCP_TRANSPORT_HPP
 /// `TcpTransport`: links over TCP. Between two ranks there are two connections: one carries pieces, the other one news
-/// about the rank itself, which must not wait behind data: that it leaves, gives up, or has long waited for another
+/// about the rank itself, which must not wait for data: that it leaves, gives up, or has long waited for another
 /// one. A process that dies closes both; the others see the news connection end without a goodbye.
 
 #include <linux/sockios.h>
@@ -14087,13 +14609,15 @@ struct PieceHead {
   Envelope envelope;
   std::uint64_t bytes = 0;
 };
+static_assert(is_message<PieceHead, 24>);
 
 struct News {
   enum Kind : std::uint32_t { leaves, gives_up, waits };
   std::uint32_t kind = leaves;
   std::int32_t other = -1;  ///< for whom it waits
-  std::array<char, 1016> reason{};
+  FixedText<1016> reason{};
 };
+static_assert(is_message<News, 1024>);
 
 }  // namespace detail
 
@@ -14210,9 +14734,7 @@ class TcpTransport final : public Transport {
   }
 
   void abort(const std::string& why) noexcept override {
-    detail::News news{.kind = detail::News::gives_up};
-    std::copy_n(why.data(), std::min(why.size(), news.reason.size() - 1), news.reason.data());
-    tell_all(news);
+    tell_all({.kind = detail::News::gives_up, .reason = FixedText<1016>(why)});
     aborted_.store(true);
     const std::uint64_t one = 1;
     [[maybe_unused]] const auto n = write(alarm_.fd(), &one, sizeof one);  // wakes the thread that waits here
@@ -14351,8 +14873,7 @@ class TcpTransport final : public Transport {
         p.news_received += static_cast<std::size_t>(n);
         if (p.news_received < sizeof p.last) continue;
         p.news_received = 0;
-        p.last.reason.back() = 0;
-        if (p.last.kind == detail::News::gives_up) fail<LinkError>("rank ", who, " gave up: ", p.last.reason.data());
+        if (p.last.kind == detail::News::gives_up) fail<LinkError>("rank ", who, " gave up: ", p.last.reason.view());
         if (p.last.kind == detail::News::leaves) p.left = true;
         if (p.last.kind == detail::News::waits) p.waits_for = p.last.other;
       }
@@ -14519,10 +15040,7 @@ class HybridTransport final : public Transport {
 
   static std::uint64_t own_id() {
     const char* name = chorus::detail::env("CHORUS_HOST_ID");
-    if (name == nullptr) return detail::machine_id();
-    std::uint64_t hash = 14695981039346656037ull;  // FNV-1a
-    for (; *name != '\0'; ++name) hash = (hash ^ static_cast<unsigned char>(*name)) * 1099511628211ull;
-    return hash;
+    return name == nullptr ? detail::machine_id() : detail::fnv_1a(name);
   }
 
   /// Every rank's number, over TCP.
@@ -14530,9 +15048,8 @@ class HybridTransport final : public Transport {
     std::vector<std::uint64_t> all(static_cast<std::size_t>(size));
     const Envelope call{.op = Op::all_gather, .dtype = DType::u64, .sequence = meetings_++, .count = 1};
     const Reduction numbers{.dtype = DType::u64, .element = sizeof own};
-    ring_all_gather({*tcp_, call, numbers}, reinterpret_cast<const std::byte*>(&own),
-                    reinterpret_cast<std::byte*>(all.data()), 1);
-    tcp_->flush();
+    bruck_all_gather({*tcp_, call, numbers}, reinterpret_cast<const std::byte*>(&own),
+                     reinterpret_cast<std::byte*>(all.data()), 1);
     return all;
   }
 
@@ -14562,9 +15079,7 @@ struct MeshHello {
   std::int32_t rank = -1, lane = 0, to = -1, reserved = 0;
   Mac proof{};
 };
-inline Mac mesh_proof(const std::string& token, const Nonce& nonce, const MeshHello& hello) {
-  return prove(token, {std::as_bytes(std::span(nonce)), proven(hello)});
-}
+static_assert(is_message<MeshHello, 72>);
 inline Mac mesh_answer(const std::string& token, const MeshHello& hello) {
   return prove(token, {std::as_bytes(std::span(&hello, 1))});
 }
@@ -14597,7 +15112,7 @@ class MeshCall {
       errno = 0;  // stays so where the connection has ended in good order
       if (!move(heard_, sizeof challenge_, socket_.try_receive(bytes_of(challenge_).subspan(heard_)))) return false;
       follow(challenge_, socket_, meeting_.encrypted, world_.token, cat("rank ", world_.rank), address_);
-      hello_.proof = mesh_proof(world_.token, challenge_.nonce, hello_);
+      hello_.proof = proof_of(hello_, challenge_.nonce, world_.token);
     }
     while (said_ < sizeof hello_)
       if (!move(said_, sizeof hello_, socket_.try_send(bytes_of(hello_).subspan(said_)))) return false;
@@ -14652,8 +15167,7 @@ class MeshCall {
   for (int rank = 0; rank < world.rank; ++rank)
     for (int lane = 0; lane < 2; ++lane) calls.emplace_back(world, meeting, rank, lane);
 
-  Guests guests(meeting.listener, sizeof(detail::MeshHello), detail::magic,
-                meeting.encrypted ? std::optional(world.token) : std::nullopt);
+  Acceptor acceptor(meeting.listener, sizeof(detail::MeshHello), detail::magic, meeting.encrypted, world.token);
   std::vector<pollfd> events;
   std::exception_ptr failed;  // the others shall know this rank before they see it go
   Deadline fails_at{};
@@ -14670,26 +15184,26 @@ class MeshCall {
     if (failed && (calls.empty() || Clock::now() >= fails_at)) std::rethrow_exception(failed);
     events.clear();
     for (const auto& call : calls) events.push_back({call.socket().fd(), call.socket().needs(POLLIN), 0});
-    auto guest = missing == 0 && calls.empty()
-                     ? Guest()
-                     : guests.next(std::min(deadline, Clock::now() + std::chrono::milliseconds(50)), events);
+    auto accepted = missing == 0 && calls.empty()
+                        ? Accepted()
+                        : acceptor.next(std::min(deadline, Clock::now() + std::chrono::milliseconds(50)), events);
     for (int rank = 0; rank < world.size; ++rank)  // one that has formed its group and left says so before it ends
       check<CommError>(!socket_of(rank, 1) || !socket_of(rank, 1).ended(), "rank ", world.rank, ": rank ", rank,
                        " went away before all had connected");
-    if (!guest.socket && Clock::now() >= deadline) {
+    if (!accepted.socket && Clock::now() >= deadline) {
       if (!calls.empty()) calls.front().give_up();
       break;
     }
-    if (!guest.socket) continue;
+    if (!accepted.socket) continue;
     detail::MeshHello hello;
-    std::memcpy(&hello, guest.hello.data(), sizeof hello);
+    std::memcpy(&hello, accepted.hello.data(), sizeof hello);
     if (hello.key != meeting.key || hello.rank <= world.rank || hello.rank >= world.size) continue;
     if (hello.to != world.rank || (hello.lane != 0 && hello.lane != 1)) continue;
-    if (!same(hello.proof, detail::mesh_proof(world.token, guest.nonce, hello))) continue;
+    if (!detail::proves(hello, accepted.nonce, world.token)) continue;
     auto& place = socket_of(hello.rank, hello.lane);
     auto answer = detail::mesh_answer(world.token, hello);
-    if (place || guest.socket.try_send(bytes_of(answer)) != sizeof answer) continue;
-    place = std::move(guest.socket);
+    if (place || accepted.socket.try_send(bytes_of(answer)) != sizeof answer) continue;
+    place = std::move(accepted.socket);
     --missing;
   }
   for (int rank = 0; rank < world.size; ++rank) {
@@ -14743,6 +15257,8 @@ CHORUS_INLINE AnyCommunicator connect(const World& world, const ConnectOptions& 
   const auto maker = detail::maker_of(backend);
   check<UsageError>(backend <= Backend::hierarchical || maker, "connect: this program was built without backend ",
                     backend, ": include <chorus/comm/", backend, ".hpp> and link its library");
+  check<UsageError>(world.all_reduce == Algorithm::automatic || !maker, "rank ", world.rank, ": all-reduce ",
+                    world.all_reduce, " is none of ", backend, "'s, which can do: auto");
   if (world.size == 1) return {};
   if (backend == Backend::thread) return join_thread_group(world);
   listener.release();
@@ -14751,15 +15267,21 @@ CHORUS_INLINE AnyCommunicator connect(const World& world, const ConnectOptions& 
   const auto carrier = dynamic_cast<const ShmTransport*>(link.get()) ? Backend::shm
                        : !link->machines().empty()                   ? Backend::hierarchical
                                                                      : Backend::tcp;
-  return RingCommunicator(name(carrier), std::move(link), world.members);
+  return TransportCommunicator(name(carrier), std::move(link), world.members, world.all_reduce);
 }
 
 CHORUS_INLINE Backend backend_of(std::string_view text) {
-  for (auto backend : {Backend::automatic, Backend::shm, Backend::tcp, Backend::thread, Backend::hierarchical,
-                       Backend::mpi, Backend::gloo, Backend::nccl})
-    if (name(backend) == text) return backend;
+  for (int i = 0; i <= static_cast<int>(Backend::nccl); ++i)
+    if (name(static_cast<Backend>(i)) == text) return static_cast<Backend>(i);
   fail<UsageError>("backend '", printable(text),
                    "' is unknown, expected auto, shm, tcp, thread, hierarchical, mpi, gloo or nccl");
+}
+
+CHORUS_INLINE Algorithm all_reduce_of(std::string_view text) {
+  for (const auto& choice : detail::all_reduce_choices)
+    if (name(choice.algorithm) == text) return choice.algorithm;
+  fail<UsageError>("all-reduce '", printable(text),
+                   "' is unknown, expected auto, ring, direct, in_place or hierarchical");
 }
 
 CHORUS_INLINE bool register_backend(Backend backend, EngineMaker maker) {
@@ -14869,13 +15391,14 @@ struct LaunchOptions {
   std::uint64_t seed = 0;                            ///< of everything random, initial parameters among it
   std::optional<std::chrono::milliseconds> timeout;  ///< of every wait for another rank; else CHORUS_TIMEOUT, else 60 s
   std::optional<comm::Backend> backend = {};         ///< of communicators; else CHORUS_BACKEND, else automatic
+  std::optional<comm::Algorithm> all_reduce = {};    ///< of communicators; else CHORUS_ALL_REDUCE, else automatic
 
   static constexpr int most_devices = comm::max_ranks;
 
-  /// Reads `--devices N`, `--seed S`, `--timeout SECONDS`, `--backend NAME`.
+  /// Reads `--devices N`, `--seed S`, `--timeout SECONDS`, `--backend NAME`, `--all-reduce NAME`.
   static LaunchOptions from(Arguments& arguments);
 
-  /// Throws UsageError for what makes no sense, and fills in the timeout and the backend.
+  /// Throws UsageError for what makes no sense, and fills in the timeout, the backend and the all-reduce.
   void complete();
 };
 
@@ -15207,9 +15730,11 @@ inline std::chrono::milliseconds timeout_of(const char* what, std::string_view t
   }
   return std::chrono::milliseconds(static_cast<std::int64_t>(value * 1000));
 }
-inline comm::Backend backend_in(const char* what, std::string_view text) {
+/// `read(text)`, which throws UsageError; then with `what` before it.
+template <class Read>
+auto named(const char* what, std::string_view text, const Read& read) {
   try {
-    return comm::backend_of(text);
+    return read(text);
   } catch (const UsageError&) {
     rethrow_with(std::current_exception(), cat(what, ": "));
   }
@@ -15221,7 +15746,10 @@ CHORUS_INLINE LaunchOptions LaunchOptions::from(Arguments& arguments) {
   if (const auto text = arguments.find("devices")) options.devices = detail::to_number<int>("--devices", *text);
   if (const auto text = arguments.find("seed")) options.seed = detail::to_number<std::uint64_t>("--seed", *text);
   if (const auto text = arguments.find("timeout")) options.timeout = detail::timeout_of("--timeout", *text);
-  if (const auto text = arguments.find("backend")) options.backend = detail::backend_in("--backend", *text);
+  if (const auto text = arguments.find("backend"))
+    options.backend = detail::named("--backend", *text, comm::backend_of);
+  if (const auto text = arguments.find("all-reduce"))
+    options.all_reduce = detail::named("--all-reduce", *text, comm::all_reduce_of);
   return options;
 }
 
@@ -15236,7 +15764,13 @@ CHORUS_INLINE void LaunchOptions::complete() {
   comm::check_timeout("launch", *timeout);
   if (!backend) {
     const char* text = detail::env("CHORUS_BACKEND");
-    backend = text ? detail::backend_in("environment variable CHORUS_BACKEND", text) : comm::Backend::automatic;
+    backend = text ? detail::named("environment variable CHORUS_BACKEND", text, comm::backend_of)
+                   : comm::Backend::automatic;
+  }
+  if (!all_reduce) {
+    const char* text = detail::env("CHORUS_ALL_REDUCE");
+    all_reduce = text ? detail::named("environment variable CHORUS_ALL_REDUCE", text, comm::all_reduce_of)
+                      : comm::Algorithm::automatic;
   }
 }
 
@@ -15250,6 +15784,7 @@ CHORUS_INLINE Run::Run(Arguments arguments, LaunchOptions options, comm::World w
     : arguments_(std::move(arguments)), options_(options), world_(std::move(world)) {
   options_.complete();
   world_.timeout = *options_.timeout;
+  world_.all_reduce = *options_.all_reduce;
 }
 
 CHORUS_INLINE std::string Run::option(const char* name) {
@@ -15355,10 +15890,10 @@ int launch(int argc, char** argv, const LaunchOptions& options, Body&& body) {
   return detail::launch(detail::LaunchedPolicy::of<Net>(), argc, argv, &options, detail::LaunchBody::of<Net>(body));
 }
 
-/// The same, with `--devices N`, `--seed S`, `--timeout SECONDS`, `--backend NAME` and `--help` read from the command
-/// line. Other options belong to the program, which asks for them with `run.option(name)`; one that looks
-/// like a misspelling is refused where the net is built (Run::check_options), one that it never asked for is named at
-/// the end.
+/// The same, with `--devices N`, `--seed S`, `--timeout SECONDS`, `--backend NAME`, `--all-reduce NAME` and `--help`
+/// read from the command line. Other options belong to the program, which asks for them with `run.option(name)`; one
+/// that looks like a misspelling is refused where the net is built (Run::check_options), one that it never asked for is
+/// named at the end.
 template <class Net, class Body>
 int launch(int argc, char** argv, Body&& body) {
   return detail::launch(detail::LaunchedPolicy::of<Net>(), argc, argv, nullptr, detail::LaunchBody::of<Net>(body));
@@ -16437,6 +16972,9 @@ inline void print_launch_help(const char* program) {
       "  --backend NAME     what carries bytes between processes: auto, shm, tcp, hierarchical, mpi, gloo, nccl "
       "(default:\n"
       "                     CHORUS_BACKEND, else auto: shared memory on one machine, TCP on several)\n"
+      "  --all-reduce NAME  how the processes add up their gradients: auto, ring, direct, in_place, hierarchical "
+      "(default:\n"
+      "                     CHORUS_ALL_REDUCE, else auto: what is fastest for them and the data)\n"
       "Where a machine's cores can be shared out evenly, each of its ranks keeps to its share, unless CHORUS_BIND=0.\n"
       "Other options are the program's own.\n",
       printable(program, PATH_MAX).c_str(), LaunchOptions::most_devices);
@@ -19475,12 +20013,16 @@ auto sum(const X& x, Index axis) {
 /// The mean along an axis, which goes away.
 template <Operand X>
 auto mean(const X& x, Index axis) {
-  return detail::reduce(
+  auto y = detail::reduce(
       operations::Mean{axis}, x, axis,
       [](auto device, auto view, const auto* in, auto* out) { kernels::mean(device, view, in, out); },
       [](auto device, auto view, const auto*, const auto*, const auto* dy, auto* dx, bool accumulate) {
         kernels::mean_backward(device, view, dy, dx, accumulate);
       });
+  if constexpr (tensor_of<X>::rank == 1)
+    return detail::as_mean(std::move(y), static_cast<double>(value_of(x).numel()), false);
+  else
+    return y;
 }
 
 /// The largest element along an axis, which goes away. Elements that tie share the gradient evenly, as in PyTorch.
@@ -24228,6 +24770,12 @@ Model copy_of(const Model& model) {
   return copy;
 }
 
+/// The same, with all parameters and buffers on `device`. Throws DeviceError where that doesn't exist.
+template <class Model, Device D>
+Model copy_of(const Model& model, D device) {
+  return chorus::detail::copy_to(model, device);
+}
+
 }  // namespace nn
 
 }  // namespace chorus
@@ -26584,11 +27132,16 @@ struct CrossEntropyOptions {
   std::int64_t ignore_index = -100;
   double label_smoothing = 0;
   Reduction reduction = Reduction::mean;
+  /// For operations, not kernels: divide the sum by this in place of this batch's own count (or sum of weights), for a
+  /// batch that is cut into micro-batches whose gradients are added up: the tokens that count in all of them. Under a
+  /// policy of several processes: in all of this rank's. A positive number.
+  std::optional<double> mean_over = {};
 };
 
 struct NllLossOptions {
   std::int64_t ignore_index = -100;
   Reduction reduction = Reduction::mean;
+  std::optional<double> mean_over = {};  ///< as of CrossEntropyOptions
 };
 
 }  // namespace chorus
@@ -27009,12 +27562,6 @@ Recorded<Rank, X> cross_entropy(const X& logits, const Tensor<std::int64_t, 1, D
       logits);
 }
 
-// Of bf16 and half scores the loss is computed in float.
-template <int Rank, NarrowOperand X, class D>
-auto cross_entropy(const X& logits, const Tensor<std::int64_t, 1, D>& labels, const CrossEntropyOptions& options) {
-  return to<typename tensor_of<X>::value_type>(cross_entropy<Rank>(to<float>(logits), labels, options));
-}
-
 template <int Rank, Operand X, class D>
 auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labels, const NllLossOptions& options) {
   using T = typename tensor_of<X>::value_type;
@@ -27035,9 +27582,53 @@ auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labe
       },
       log_probabilities);
 }
-template <int Rank, NarrowOperand X, class D>
-auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labels, const NllLossOptions& options) {
-  return to<typename tensor_of<X>::value_type>(nll_loss<Rank>(to<float>(log_probabilities), labels, options));
+
+// `loss_of(scores)`, computed in float of bf16 and half scores.
+template <Operand X, class LossOf>
+auto in_float(const X& scores, const LossOf& loss_of) {
+  if constexpr (NarrowOperand<X>)
+    return to<typename tensor_of<X>::value_type>(loss_of(to<float>(scores)));
+  else
+    return loss_of(scores);
+}
+
+// What the caller wants the sum divided by. Throws UsageError for what can't be that.
+template <class Options>
+double checked_mean_over(const char* operation, const Options& options) {
+  const double over = *options.mean_over;
+  check<UsageError>(over > 0 && std::isfinite(over), operation, ": mean_over is a positive number, got ", over);
+  check<UsageError>(options.reduction == Reduction::mean, operation,
+                    ": mean_over is what a mean is divided by, and there is none");
+  return over;
+}
+
+// Options of losses that are not reduced.
+template <class Options>
+Options unreduced(const char* operation, Options options) {
+  options.reduction = Reduction::none;
+  if (options.mean_over) checked_mean_over(operation, options);
+  return options;
+}
+
+// `loss_of(options)`, whose node says over how many labels it is a mean.
+template <class LossOf, class D, class Options>
+auto reduced_over_labels(const char* operation, const LossOf& loss_of, const Tensor<std::int64_t, 1, D>& labels,
+                         Options options) {
+  if (options.mean_over) {
+    const double over = checked_mean_over(operation, options);
+    options.reduction = Reduction::sum;
+    return as_mean(loss_of(options) / over, over);
+  }
+  auto loss = loss_of(options);
+  if (options.reduction == Reduction::sum) return loss;
+  return as_counted_mean<D>(std::move(loss), [labels, ignore_index = options.ignore_index] {
+    Tensor<std::int64_t, 1, Cpu> row;
+    if constexpr (std::is_same_v<D, Cpu>)
+      row = contiguous(labels);
+    else
+      row = to_device(labels, Cpu{});
+    return static_cast<double>(row.numel() - std::count(row.data(), row.data() + row.numel(), ignore_index));
+  });
 }
 }  // namespace detail
 
@@ -27047,16 +27638,24 @@ auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labe
 /// on another device, such as the loader's.
 template <Operand X, class D>
 auto cross_entropy(const X& logits, const Tensor<std::int64_t, 1, D>& labels, const CrossEntropyOptions& options = {}) {
-  const auto targets = to_device(labels, value_of(logits).device());
-  return detail::with_variables([&](const auto& x) { return detail::cross_entropy<0>(x, targets, options); }, logits);
+  return detail::in_float(logits, [&](const auto& scores) {
+    const auto targets = to_device(labels, value_of(scores).device());
+    const auto loss_of = [&](const CrossEntropyOptions& reducing) {
+      return detail::with_variables([&](const auto& x) { return detail::cross_entropy<0>(x, targets, reducing); },
+                                    scores);
+    };
+    return detail::reduced_over_labels("cross_entropy", loss_of, labels, options);
+  });
 }
 
 /// The same without a reduction: [batch].
 template <Operand X, class D>
 auto cross_entropy_per_sample(const X& logits, const Tensor<std::int64_t, 1, D>& labels,
-                              CrossEntropyOptions options = {}) {
-  options.reduction = Reduction::none;
-  return detail::cross_entropy<1>(logits, to_device(labels, value_of(logits).device()), options);
+                              const CrossEntropyOptions& options = {}) {
+  return detail::in_float(logits, [&](const auto& scores) {
+    return detail::cross_entropy<1>(scores, to_device(labels, value_of(scores).device()),
+                                    detail::unreduced("cross_entropy_per_sample", options));
+  });
 }
 
 /// log_probabilities: [batch, classes], labels: [batch] -> -log_probabilities[label], averaged (or summed) over the
@@ -27064,15 +27663,21 @@ auto cross_entropy_per_sample(const X& logits, const Tensor<std::int64_t, 1, D>&
 template <Operand X, class D>
 auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labels,
               const NllLossOptions& options = {}) {
-  return detail::nll_loss<0>(log_probabilities, to_device(labels, value_of(log_probabilities).device()), options);
+  return detail::in_float(log_probabilities, [&](const auto& scores) {
+    const auto targets = to_device(labels, value_of(scores).device());
+    const auto loss_of = [&](const NllLossOptions& reducing) { return detail::nll_loss<0>(scores, targets, reducing); };
+    return detail::reduced_over_labels("nll_loss", loss_of, labels, options);
+  });
 }
 
 /// The same without a reduction: [batch].
 template <Operand X, class D>
 auto nll_loss_per_sample(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labels,
-                         NllLossOptions options = {}) {
-  options.reduction = Reduction::none;
-  return detail::nll_loss<1>(log_probabilities, to_device(labels, value_of(log_probabilities).device()), options);
+                         const NllLossOptions& options = {}) {
+  return detail::in_float(log_probabilities, [&](const auto& scores) {
+    return detail::nll_loss<1>(scores, to_device(labels, value_of(scores).device()),
+                               detail::unreduced("nll_loss_per_sample", options));
+  });
 }
 
 }  // namespace chorus
@@ -27433,14 +28038,23 @@ struct KlDivergence {
 }  // namespace functors
 
 namespace detail {
-// The mean of no elements is 0, so that an empty share of a batch contributes nothing.
+// Losses as one: their sum, divided by what they are a mean over. The mean of none is 0, so that an empty share of a
+// batch contributes nothing.
+template <Operand X>
+auto mean_of_losses(const X& losses, double over) {
+  return as_mean(sum(losses) / (over == 0 ? 1 : over), over);
+}
+template <Operand X>
+auto mean_or_sum(const X& losses, Reduction reduction) {
+  if (reduction != Reduction::mean) return sum(losses);
+  return mean_of_losses(losses, static_cast<double>(value_of(losses).numel()));
+}
+
 template <Operand X, Operand Y, class F>
 auto reduced_loss(const char* operation, const F& f, const X& x, const Y& target, Reduction reduction) {
   check<UsageError>(reduction != Reduction::none, operation, ": for the loss of each element call ", operation,
                     "_per_element");
-  const auto losses = pointwise(operation, f, x, target);
-  const Index count = reduction == Reduction::mean ? std::max(losses.numel(), Index{1}) : 1;
-  return sum(losses) / count;
+  return mean_or_sum(pointwise(operation, f, x, target), reduction);
 }
 }  // namespace detail
 
@@ -27490,9 +28104,9 @@ auto huber_loss_per_element(const X& x, const Y& target, double delta = 1) {
 template <Operand X, Operand Y>
 auto kl_div(const X& log_probabilities, const Y& target) {
   static_assert(tensor_of<X>::rank >= 1, "kl_div: the input has a batch axis");
-  const Index batch = value_of(log_probabilities).size(0);
-  return detail::reduced_loss("kl_div", functors::KlDivergence{}, log_probabilities, target, Reduction::sum) /
-         std::max(batch, Index{1});
+  const auto batch = static_cast<double>(value_of(log_probabilities).size(0));
+  return detail::mean_of_losses(detail::pointwise("kl_div", functors::KlDivergence{}, log_probabilities, target),
+                                batch);
 }
 template <Operand X, Operand Y>
 auto kl_div_per_element(const X& log_probabilities, const Y& target) {
@@ -28014,11 +28628,13 @@ template <class Sequence, class State>
 struct LstmResult {
   Sequence output;
   State hidden, cell;
+  auto fields() { return std::tie(output, hidden, cell); }
 };
 template <class Sequence, class State>
 struct GruResult {
   Sequence output;
   State hidden;
+  auto fields() { return std::tie(output, hidden); }
 };
 
 namespace detail {
@@ -29073,6 +29689,33 @@ void FlatParameters<D>::lay_out(std::vector<NamedParameter<D>> parameters) {
 #endif
 #endif  // CHORUS_SINGLE_CHORUS_NN_FLAT_PARAMETERS_HPP
 
+// <chorus/optim/averaged_gradients.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPTIM_AVERAGED_GRADIENTS_HPP
+#define CHORUS_SINGLE_CHORUS_OPTIM_AVERAGED_GRADIENTS_HPP
+/// Refuses gradients that are one process's own, with which the parameters of several would drift apart.
+
+namespace chorus::optim::detail {
+
+[[noreturn, gnu::noinline, gnu::cold]] inline void raise_not_averaged(const std::string& name) {
+  fail<UsageError>("optimizer: the gradient of '", name,
+                   "' has been added up under no_sync and never averaged: let the last backward pass before a step be "
+                   "outside of no_sync (or zero_grad)");
+}
+
+/// Throws UsageError for a gradient that a policy has marked: see ParameterOn::grad_local.
+template <Device D>
+void check_averaged(const nn::NamedParameter<D>& named) {
+  if (named.parameter->grad_local()) [[unlikely]]
+    raise_not_averaged(named.name);
+}
+template <Device D>
+void check_averaged(const std::vector<nn::NamedParameter<D>>& parameters) {
+  for (const auto& named : parameters) check_averaged(named);
+}
+
+}  // namespace chorus::optim::detail
+#endif  // CHORUS_SINGLE_CHORUS_OPTIM_AVERAGED_GRADIENTS_HPP
+
 // <chorus/optim/learning_rate.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_LEARNING_RATE_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_LEARNING_RATE_HPP
@@ -29268,7 +29911,8 @@ class Optimizer : public HasLearningRate {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  /// Changes every parameter that has a gradient; the others stay as they are.
+  /// Changes every parameter that has a gradient; the others stay as they are. Throws UsageError, and changes none,
+  /// where a gradient is one process's own: see ParameterOn::grad_local.
   virtual void step() = 0;
 
   /// Of GPUs: `step()` for a step that is captured as a graph; the device leaves out those replays before which
@@ -29422,6 +30066,7 @@ class Optimizer : public HasLearningRate {
   }
   template <class Update>
   void for_each_range(const Walk& walk, const Update& update) {
+    for (const Entry& entry : entries_) detail::check_averaged(entry.named);  // before any is stepped
     make_state();
     Range range{};
 #if CHORUS_USE_CUDA
@@ -29905,6 +30550,7 @@ class GradArrays {
     for (const auto& named : parameters) {
       auto& parameter = *named.parameter;
       if (!parameter.grad_arrived() || parameter.count() == 0) continue;
+      check_averaged(named);
       device_ = parameter.where();
       if (parameter.dtype() == DType::f32)
         f32.push_back({{static_cast<float*>(parameter.grad_data()), parameter.count()}, parameter.grad_block()});
@@ -29991,6 +30637,7 @@ void for_each_grad(const std::vector<nn::NamedParameter<D>>& parameters, const F
   for (const auto& named : parameters) {
     auto& parameter = *named.parameter;
     if (!parameter.grad_arrived()) continue;
+    check_averaged(named);
     if (parameter.dtype() == DType::f32)
       f(parameter, static_cast<float*>(parameter.grad_data()));
     else
@@ -30581,840 +31228,11 @@ class Sgd final : public Optimizer<D> {
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DATA_PARALLEL_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DATA_PARALLEL_HPP
 /// DataParallel: one process, several devices. The batch is scattered, copies of the model run on all devices at once,
-/// the outputs are gathered, and in backward the gradients are summed to the first device, where the optimizer steps.
-
-// <chorus/parallel/dp/device_balance.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEVICE_BALANCE_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEVICE_BALANCE_HPP
-/// A warning where devices that shall share the work evenly are of different sizes.
-
-#if CHORUS_USE_CUDA
-#endif
-
-namespace chorus::detail {
-
-/// What a device can do, as far as it is known; 0: unknown.
-struct DeviceSize {
-  double memory = 0, processors = 0;
-};
-
-/// Where the weakest device has less than three quarters of the strongest one's memory or processors: what to say; else
-/// "".
-inline std::string imbalance(std::span<const int> ids, std::span<const DeviceSize> sizes) {
-  const auto compare = [&](std::string_view what, double DeviceSize::*size) -> std::string {
-    const auto [weakest, strongest] = std::minmax_element(
-        sizes.begin(), sizes.end(), [&](const auto& a, const auto& b) { return a.*size < b.*size; });
-    if (sizes.empty() || (*weakest).*size >= 0.75 * (*strongest).*size) return "";
-    const auto id = [&](auto at) { return ids[static_cast<std::size_t>(at - sizes.begin())]; };
-    return cat("DataParallel: device ", id(weakest), " has less than 75 % of the ", what, " of device ", id(strongest),
-               ", and gets as large a share of each batch: all will wait for it. Leave it out of device_ids");
-  };
-  const auto text = compare("memory", &DeviceSize::memory);
-  return text.empty() ? compare("processors", &DeviceSize::processors) : text;
-}
-
-#if CHORUS_USE_CUDA
-inline DeviceSize device_size(Cuda device) {
-  const cuda::DeviceGuard guard(device);
-  std::size_t free = 0, total = 0;
-  CHORUS_CUDA_CHECK(cudaMemGetInfo(&free, &total));
-  int processors = 0;
-  CHORUS_CUDA_CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device.index));
-  return {static_cast<double>(total), static_cast<double>(processors)};
-}
-#endif
-
-/// Warns where the kind of device tells its sizes: `device_size(D)`.
-template <Device D>
-void warn_of_imbalance(const std::vector<int>& device_ids) {
-  if constexpr (requires(D device) { device_size(device); }) {
-    std::vector<DeviceSize> sizes;
-    for (const int id : device_ids) sizes.push_back(device_size(D{id}));
-    if (const auto text = imbalance(device_ids, sizes); !text.empty()) say("warning: " + text);
-  }
-}
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEVICE_BALANCE_HPP
-
-// <chorus/parallel/dp/dp_options.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_DP_OPTIONS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_DP_OPTIONS_HPP
-/// The options of DataParallel, and the devices that a run gives it.
-
-#if CHORUS_USE_CUDA
-#endif
-
-namespace chorus {
-
-struct DataParallelOptions {
-  /// Indices of the devices. The first holds the model. One may be named twice: two copies then share it. Empty: those
-  /// of the run.
-  std::vector<int> device_ids = {};
-  /// Index of the device on which outputs are gathered; -1: the first of `device_ids`.
-  int output_device = -1;
-  /// The axis along which inputs are cut and outputs are joined.
-  int dim = 0;
-  /// How long a device waits for the others: in one of NCCL's collectives, in SyncBatchNorm, and the first one at the
-  /// end of a pass. Nothing: the run's timeout, or 60 s without a run.
-  std::optional<std::chrono::milliseconds> timeout = {};
-};
-
-namespace detail {
-
-/// The one that holds the model. Throws UsageError where there is none.
-template <Device D>
-D first_device(const DataParallelOptions& options) {
-  check<UsageError>(!options.device_ids.empty(), "DataParallel: device_ids is empty: expected at least one device");
-  return D{options.device_ids.front()};
-}
-
-/// What errors call the copies of the model.
-template <Device D>
-std::vector<std::string> replica_names(const DataParallelOptions& options) {
-  std::vector<std::string> names;
-  for (std::size_t i = 0; i < options.device_ids.size(); ++i)
-    names.push_back(cat("replica ", i, " on device ", D{options.device_ids[i]}));
-  return names;
-}
-
-/// As many devices as `run` says. Where it wants more than there are GPUs, copies share them.
-template <Device D, class Run>
-std::vector<int> devices_of(Run& run) {
-  int count = 0, there = 0;
-  if constexpr (std::same_as<D, Cpu>) {
-    there = count = run.devices();
-  } else {
-#if CHORUS_USE_CUDA
-    cuda::require(D{0});
-    there = cuda::device_count();
-    count = run.devices(there);
-#endif
-  }
-  std::vector<int> indices;
-  for (int i = 0; i < count; ++i) indices.push_back(i % there);
-  return indices;
-}
-
-/// With the devices and the timeout of `run`, where the options don't say.
-template <Device D, class Run>
-DataParallelOptions options_of(Run& run, DataParallelOptions options) {
-  if (options.device_ids.empty()) options.device_ids = devices_of<D>(run);
-  if (!options.timeout) options.timeout = run.world().timeout;
-  return options;
-}
-
-/// With what is still open settled. There is a device.
-inline DataParallelOptions settled(DataParallelOptions options) {
-  if (options.output_device < 0) options.output_device = options.device_ids.front();
-  if (!options.timeout) options.timeout = std::chrono::seconds(60);
-  return options;
-}
-
-}  // namespace detail
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_DP_OPTIONS_HPP
-
-// <chorus/parallel/dp/gather.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_GATHER_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_GATHER_HPP
-/// Joining what several devices return, and handing gradients back to them.
-
-// <chorus/parallel/dp/nested.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_NESTED_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_NESTED_HPP
-/// Values inside of values: what a model takes and returns may be tuples, arrays, vectors, maps, optionals and
-/// structs of tensors.
-
-#include <unordered_map>
-
-namespace chorus::detail {
-
-template <class X>
-inline constexpr bool is_tuple = false;
-template <class... Members>
-inline constexpr bool is_tuple<std::tuple<Members...>> = true;
-template <class X>
-inline constexpr bool is_pair = false;
-template <class First, class Second>
-inline constexpr bool is_pair<std::pair<First, Second>> = true;
-template <class X>
-inline constexpr bool is_array = false;
-template <class Element, std::size_t size>
-inline constexpr bool is_array<std::array<Element, size>> = size > 0;
-template <class X>
-inline constexpr bool is_vector = false;
-template <class Element>
-inline constexpr bool is_vector<std::vector<Element>> = true;
-template <class X>
-inline constexpr bool is_map = false;
-template <class Key, class Value>
-inline constexpr bool is_map<std::map<Key, Value>> = true;
-template <class Key, class Value>
-inline constexpr bool is_map<std::unordered_map<Key, Value>> = true;
-template <class X>
-inline constexpr bool is_optional = false;
-template <class Value>
-inline constexpr bool is_optional<std::optional<Value>> = true;
-
-template <class X>
-concept IsTuple = is_tuple<X> || is_pair<X> || is_array<X>;
-/// A struct that lists its members, as `auto fields() { return std::tie(images, mask); }`.
-template <class X>
-concept HasFields = requires(X& x) {
-  x.fields();
-};
-
-enum class Kind { operands, graph_variables, scalars };
-template <class X, Kind kind>
-constexpr bool holds();
-/// Whether there are tensors in a value of type X, at any depth.
-template <class X>
-inline constexpr bool holds_operands = holds<std::remove_cvref_t<X>, Kind::operands>();
-/// Whether there are GraphVariables.
-template <class X>
-inline constexpr bool holds_graph_variables = holds<std::remove_cvref_t<X>, Kind::graph_variables>();
-/// Whether there are tensors without axes.
-template <class X>
-inline constexpr bool holds_scalars = holds<std::remove_cvref_t<X>, Kind::scalars>();
-
-template <class X, Kind kind>
-constexpr bool holds() {
-  if constexpr (Operand<X>) {
-    return kind == Kind::operands || (kind == Kind::graph_variables && is_graph_variable<X>) ||
-           (kind == Kind::scalars && tensor_of<X>::rank == 0);
-  } else if constexpr (IsTuple<X>) {
-    return []<std::size_t... I>(std::index_sequence<I...>) {
-      return (holds<std::remove_cvref_t<std::tuple_element_t<I, X>>, kind>() || ...);
-    }
-    (std::make_index_sequence<std::tuple_size_v<X>>{});
-  } else if constexpr (is_vector<X> || is_optional<X>) {
-    return holds<typename X::value_type, kind>();
-  } else if constexpr (is_map<X>) {
-    return holds<typename X::mapped_type, kind>();
-  } else if constexpr (HasFields<X>) {
-    return holds<decltype(std::declval<X&>().fields()), kind>();
-  } else {
-    return false;
-  }
-}
-
-/// A tuple, pair or array, as X is, of these members.
-template <class X, class... Members>
-auto tuple_like(Members... members) {
-  if constexpr (is_pair<X>)
-    return std::pair<Members...>(std::move(members)...);
-  else if constexpr (is_array<X>)
-    return std::array{std::move(members)...};
-  else
-    return std::tuple<Members...>(std::move(members)...);
-}
-template <class X, class Value>
-struct MapLike;
-template <class Key, class Old, class Value>
-struct MapLike<std::map<Key, Old>, Value> {
-  using type = std::map<Key, Value>;
-};
-template <class Key, class Old, class Value>
-struct MapLike<std::unordered_map<Key, Old>, Value> {
-  using type = std::unordered_map<Key, Value>;
-};
-/// An empty map with X's keys.
-template <class X, class Value>
-using map_like = typename MapLike<X, Value>::type;
-
-/// Calls `f` with every tensor in `x`, at any depth.
-template <class X, class F>
-void for_each_operand(const X& x, const F& f) {
-  if constexpr (!holds_operands<X>) {
-    return;
-  } else if constexpr (Operand<X>) {
-    f(x);
-  } else if constexpr (IsTuple<X>) {
-    std::apply([&](const auto&... members) { (for_each_operand(members, f), ...); }, x);
-  } else if constexpr (is_vector<X>) {
-    for (const auto& element : x) for_each_operand(element, f);
-  } else if constexpr (is_map<X>) {
-    for (const auto& [key, value] : x) for_each_operand(value, f);
-  } else if constexpr (is_optional<X>) {
-    if (x) for_each_operand(*x, f);
-  } else {
-    X copy = x;  // of handles
-    std::apply([&](const auto&... members) { (for_each_operand(members, f), ...); }, copy.fields());
-  }
-}
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_NESTED_HPP
-
-// <chorus/parallel/dp/scatter.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_SCATTER_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_SCATTER_HPP
-/// Cutting a batch into shares for several devices, and bringing the gradients of the shares back.
-
-// <chorus/parallel/dp/recorded_copies.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_RECORDED_COPIES_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_RECORDED_COPIES_HPP
-/// Copies between devices as recorded operations, for forward passes that begin with GraphVariables: of the parameters
-/// to the replicas (PyTorch's Broadcast, whose reverse adds the gradients up), of inputs and of outputs. They make one
-/// graph of all devices, through which gradients of any order can be taken. Who has a GraphVariable has included
-/// ops/higher_order.hpp; this header does without, for the sake of programs that have none.
-
-namespace chorus::detail {
-
-/// Makes `copy`, a replica's parameter that has the numbers of `original`, stand for a copy on the tape.
-template <Real T, int Rank, Device D>
-void record_parameter_copy(ParameterOn<D>& original, ParameterOn<D>& copy) {
-  auto& from = static_cast<ParameterNode<T, Rank, D>&>(original);
-  const auto& to = static_cast<const ParameterNode<T, Rank, D>&>(copy);
-  copy.set_origin(record_copy(to.value(), GraphVariable(from.as_variable()), trace::Traffic::gradients).node());
-}
-/// The same for one of any type. Throws UsageError for more axes than a convolution's weight has.
-template <Device D>
-void record_parameter_copy(ParameterOn<D>& original, ParameterOn<D>& copy) {
-  const auto of_rank = [&]<int Rank>(std::integral_constant<int, Rank>) {
-    if (original.extents().size() != Rank) return false;
-    if (original.dtype() == DType::f32)
-      record_parameter_copy<float, Rank>(original, copy);
-    else
-      record_parameter_copy<double, Rank>(original, copy);
-    return true;
-  };
-  const bool known = [&]<int... Rank>(std::integer_sequence<int, Rank...>) {
-    return (of_rank(std::integral_constant<int, Rank>{}) || ...);
-  }
-  (std::make_integer_sequence<int, 6>{});
-  check<UsageError>(known, "DataParallel: a parameter of ", original.extents().size(),
-                    " axes can't be copied to devices for GraphVariables: 5 are the most");
-}
-
-/// Share [begin, end) of x along `dim`, on `device`.
-template <AnyVariable X, Device D>
-auto scatter_recorded(const X& x, int dim, Index begin, Index end, D device) {
-  return copy_recorded(slice(GraphVariable(x), dim, begin, end), device, trace::Traffic::inputs);
-}
-
-/// Joins what the devices return, along `dim` on one of them; scalars become a vector. Shapes have been checked.
-template <AnyVariable X, Device D>
-auto gather_recorded(const std::vector<X>& parts, int dim, D device) {
-  const auto near = [&](const X& part) {
-    const auto copy = copy_recorded(part, device, trace::Traffic::outputs);
-    if constexpr (tensor_of<X>::rank == 0)
-      return reshape(copy, Shape<1>{1});
-    else
-      return copy;
-  };
-  std::vector<decltype(near(parts.front()))> list;
-  for (const X& part : parts) list.push_back(near(part));
-  return concat(tensor_of<X>::rank == 0 ? 0 : dim, std::span<const typename decltype(list)::value_type>(list));
-}
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_RECORDED_COPIES_HPP
-
-namespace chorus::detail {
-
-/// Where share `i` of `shares` begins among `count` samples: sizes differ by at most one, the first ones are larger.
-constexpr Index share_begin(Index count, std::size_t shares, std::size_t i) {
-  const auto n = static_cast<Index>(shares), at = static_cast<Index>(i);
-  return at * (count / n) + std::min(at, count % n);
-}
-
-/// Whether an argument is cut up: a Tensor or Variable that has the axis. Others go to every replica as they are.
-template <class X>
-bool is_scattered(const X& x, int dim) {
-  if constexpr (Operand<X>)
-    return dim < static_cast<int>(value_of(x).shape().size());
-  else
-    return false;
-}
-
-/// The size that all scattered arguments have along `dim`; 1 where there are none. Throws ShapeError where they differ.
-template <class... Inputs>
-Index batch_size(int dim, const Inputs&... inputs) {
-  Index batch = -1;
-  [[maybe_unused]] const auto look = [&](const auto& x) {
-    if (!is_scattered(x, dim)) return;
-    const Index size = value_of(x).size(dim);
-    check<ShapeError>(batch == -1 || batch == size, "inputs have ", batch, " and ", size, " samples along axis ", dim);
-    batch = size;
-  };
-  (for_each_operand(inputs, look), ...);
-  return batch == -1 ? 1 : batch;
-}
-
-/// How many samples a rank's inputs have: the size of the first of them that has the axis. Others, of any size, belong
-/// to the samples or to the batch as a whole: a rank's model takes all as they are.
-template <class... Inputs>
-Index samples_of(int dim, const Inputs&... inputs) {
-  std::optional<Index> samples;
-  [[maybe_unused]] const auto look = [&](const auto& x) {
-    if (!samples && is_scattered(x, dim)) samples = value_of(x).size(dim);
-  };
-  (for_each_operand(inputs, look), ...);
-  return samples.value_or(1);
-}
-
-/// Share `i` of an argument, on `device`: of each tensor in it; all else as it is. A Variable that wants a gradient
-/// becomes a leaf, whose gradient goes back later; where the forward pass is `Recorded`, a GraphVariable.
-template <bool Recorded, class X, Device D>
-decltype(auto) scatter(const X& x, int dim, std::size_t shares, std::size_t i, D device) {
-  if constexpr (!holds_operands<X>) {
-    return x;  // by reference
-  } else if constexpr (IsTuple<X>) {
-    return std::apply(
-        [&](const auto&... members) { return tuple_like<X>(scatter<Recorded>(members, dim, shares, i, device)...); },
-        x);
-  } else if constexpr (is_vector<X>) {
-    std::vector<std::remove_cvref_t<decltype(scatter<Recorded>(x.front(), dim, shares, i, device))>> out;
-    for (const auto& element : x) out.push_back(scatter<Recorded>(element, dim, shares, i, device));
-    return out;
-  } else if constexpr (is_map<X>) {
-    map_like<X, std::remove_cvref_t<decltype(scatter<Recorded>(x.begin()->second, dim, shares, i, device))>> out;
-    for (const auto& [key, value] : x) out.emplace(key, scatter<Recorded>(value, dim, shares, i, device));
-    return out;
-  } else if constexpr (is_optional<X>) {
-    std::optional<std::remove_cvref_t<decltype(scatter<Recorded>(*x, dim, shares, i, device))>> out;
-    if (x) out.emplace(scatter<Recorded>(*x, dim, shares, i, device));
-    return out;
-  } else if constexpr (!Operand<X>) {
-    X out = x;
-    const auto cut = [&](auto& member) {
-      if constexpr (holds_operands<decltype(member)>) member = scatter<Recorded>(member, dim, shares, i, device);
-    };
-    std::apply([&](auto&... members) { (cut(members), ...); }, out.fields());
-    return out;
-  } else if constexpr (Recorded && AnyVariable<X>) {
-    if (!is_scattered(x, dim)) return copy_recorded(variable_of(x), device, trace::Traffic::inputs);
-    const Index size = value_of(x).size(dim);
-    return scatter_recorded(variable_of(x), dim, share_begin(size, shares, i), share_begin(size, shares, i + 1),
-                            device);
-  } else {
-    const auto share = [&] {
-      const auto& whole = value_of(x);
-      if (!is_scattered(x, dim)) return on_device(whole, device, trace::Traffic::inputs);
-      const Index size = whole.size(dim);
-      return on_device(whole.slice(dim, share_begin(size, shares, i), share_begin(size, shares, i + 1)), device,
-                       trace::Traffic::inputs);
-    }();
-    if constexpr (AnyTensor<X>)
-      return share;
-    else
-      return Variable(share, static_cast<bool>(node_of(x)) && grad_enabled());
-  }
-}
-
-/// Who runs backward on the replicas.
-class ReplicaRunner {
- public:
-  /// Of each replica, the outputs that have a gradient.
-  using Roots = std::vector<std::vector<Ref<Node>>>;
-
-  /// Adds to the parameters' gradients.
-  virtual void backward(const Roots& roots, bool keep) = 0;
-  /// The same without hooks, for those parameters that are not skipped.
-  virtual void backward_to_wanted(const Roots& roots, bool keep) = 0;
-  virtual void for_each_parameter(void (*visit)(Node&, void*), void* context) const = 0;
-
-  ReplicaRunner() = default;
-  ReplicaRunner(const ReplicaRunner&) = delete;
-  virtual ~ReplicaRunner() = default;
-  /// What is empty once this one is gone.
-  std::weak_ptr<ReplicaRunner> living() const { return self_; }
-
- private:
-  std::shared_ptr<ReplicaRunner> self_{this, [](ReplicaRunner*) {}};
-};
-
-/// Stands on the tape for everything that ran on the replicas: gathered outputs leave their gradients' shares with the
-/// replicas' outputs, then this node runs backward on all replicas.
-class ReplicaBackward final : public Node {
- public:
-  ReplicaBackward(ReplicaRunner& runner, std::size_t replicas)
-      : Node("data_parallel"), roots(replicas), runner_(runner.living()) {}
-
-  void backward(bool keep) override {
-    runner()->backward(roots, keep);
-    go_on(keep);
-  }
-  void backward_to_wanted(bool keep) override {
-    runner()->backward_to_wanted(roots, keep);
-    go_on(keep);
-  }
-  void for_each_input(void (*visit)(Node&, void*), void* context) const override {
-    for (const auto& input : inputs) visit(*input, context);
-  }
-  void for_each_far_leaf(void (*visit)(Node&, void*), void* context) const override {
-    runner()->for_each_parameter(visit, context);
-  }
-
-  ReplicaRunner::Roots roots;
-  std::vector<std::function<void()>> gradient_returns;  // from the replicas' inputs to the inputs
-  std::vector<Ref<Node>> inputs;
-
- private:
-  void go_on(bool keep) {
-    for (auto& list : roots) list.clear();
-    for (const auto& give_back : gradient_returns) give_back();
-    if (!keep) {
-      gradient_returns.clear();
-      inputs.clear();
-    }
-  }
-  std::shared_ptr<ReplicaRunner> runner() const {
-    auto living = runner_.lock();
-    check<UsageError>(living != nullptr, "backward: the DataParallel that made this output is gone; it has to outlive ",
-                      "the losses made through it");
-    return living;
-  }
-  std::weak_ptr<ReplicaRunner> runner_;
-};
-
-// Member I of a share that is a tuple, or a struct with fields.
-template <std::size_t I>
-struct PickMember {
-  auto& operator()(auto& share) const { return std::get<I>(share); }
-};
-template <std::size_t I>
-struct PickField {
-  auto& operator()(auto& share) const { return std::get<I>(share.fields()); }
-};
-
-/// Hands the gradients by the replicas' shares of an input back to the input: of each Variable in it. `shares` are what
-/// `scatter` has made of `x` for each device.
-template <class X, class Share>
-void return_gradient(const X& x, int dim, const std::vector<Share*>& shares, ReplicaBackward& backward) {
-  const auto member = [&](const auto& inner, const auto& pick) {
-    std::vector<std::remove_reference_t<decltype(pick(*shares.front()))>*> list;
-    for (Share* share : shares) list.push_back(&pick(*share));
-    return_gradient(inner, dim, list, backward);
-  };
-  if constexpr (!holds_operands<X> || AnyTensor<X>) {
-    return;
-  } else if constexpr (IsTuple<X>) {
-    [&]<std::size_t... I>(std::index_sequence<I...>) { (member(std::get<I>(x), PickMember<I>{}), ...); }
-    (std::make_index_sequence<std::tuple_size_v<X>>{});
-  } else if constexpr (is_vector<X>) {
-    for (std::size_t i = 0; i < x.size(); ++i)
-      member(
-          x[i], [i](auto& share) -> auto& { return share[i]; });
-  } else if constexpr (is_map<X>) {
-    for (const auto& [key, value] : x)
-      member(
-          value, [&key = key](auto& share) -> auto& { return share.at(key); });
-  } else if constexpr (is_optional<X>) {
-    if (x)
-      member(
-          *x, [](auto& share) -> auto& { return *share; });
-  } else if constexpr (!AnyVariable<X>) {
-    X copy = x;
-    const auto fields = copy.fields();
-    [&]<std::size_t... I>(std::index_sequence<I...>) { (member(std::get<I>(fields), PickField<I>{}), ...); }
-    (std::make_index_sequence<std::tuple_size_v<std::remove_const_t<decltype(fields)>>>{});
-  } else {
-    const auto node = node_of(x);
-    if (!node || !grad_enabled()) return;
-    std::vector<Share> leaves;
-    for (const Share* share : shares) leaves.push_back(*share);
-    backward.inputs.push_back(node);
-    backward.gradient_returns.push_back([node, dim, leaves = std::move(leaves), cut = is_scattered(x, dim)] {
-      const auto whole = around_axis(node->shape(), cut ? static_cast<std::size_t>(dim) : 0);
-      for (std::size_t i = 0; i < leaves.size(); ++i) {
-        if (!leaves[i].grad().defined()) continue;
-        const auto part = on_device(leaves[i].grad(), node->device(), trace::Traffic::inputs);
-        leaves[i].zero_grad();
-        if (node->skipped()) continue;
-        if (!cut) {
-          node->add(part);
-          continue;
-        }
-        const bool fresh = !node->has_grad();
-        const auto target = node->target();
-        if (fresh) zero_bytes(node->device(), target.data(), target.grad.bytes());
-        kernels::put_block(node->device(), whole, share_begin(whole.axis, leaves.size(), i), part.size(dim),
-                           part.data(), target.data(), true);
-      }
-    });
-  }
-}
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_SCATTER_HPP
-
-namespace chorus::detail {
-
-/// A gathered output's node.
-template <Real T, int Rank, int PartRank, Device D>
-class GatherNode final : public GradNode<T, Rank, D> {
- public:
-  GatherNode(const Tensor<T, Rank, D>& value, int dim, std::vector<Variable<T, PartRank, D>> parts,
-             Ref<ReplicaBackward> backward)
-      : GradNode<T, Rank, D>("gather", value.shape(), value.device()),
-        dim_(dim),
-        parts_(std::move(parts)),
-        backward_(std::move(backward)) {}
-
-  void backward(bool) override {
-    if (!this->has_grad()) return;
-    const auto grad = this->take_grad();
-    Index begin = 0;
-    for (std::size_t i = 0; i < parts_.size(); ++i) {
-      const auto& part = parts_[i];
-      const auto share = [&] {
-        if constexpr (PartRank == 0) {
-          return grad.select(0, static_cast<Index>(i));
-        } else {
-          const Index first = std::exchange(begin, begin + part.size(dim_));
-          return grad.slice(dim_, first, begin);
-        }
-      }();
-      if (!part.requires_grad()) continue;
-      part.node()->add(on_device(share, part.device(), trace::Traffic::outputs));
-      backward_->roots[i].push_back(part.node());
-    }
-  }
-  void for_each_input(void (*visit)(Node&, void*), void* context) const override { visit(*backward_, context); }
-
- private:
-  int dim_;
-  std::vector<Variable<T, PartRank, D>> parts_;
-  Ref<ReplicaBackward> backward_;
-};
-
-/// The shape of what is joined along `dim`, which is checked.
-template <Operand Part>
-auto joined_shape(const std::vector<Part>& parts, int dim) {
-  auto shape = parts.front().shape();
-  if constexpr (tensor_of<Part>::rank > 0) {
-    const auto axis = normalize_axis("DataParallel", dim, tensor_of<Part>::rank);
-    for (std::size_t i = 1; i < parts.size(); ++i) {
-      auto expected = parts.front().shape();
-      expected[axis] = parts[i].shape()[axis];
-      check<ShapeError>(parts[i].shape() == expected, "DataParallel: replica ", i, "'s output of shape ",
-                        parts[i].shape(), " can't be joined to replica 0's of shape ", parts.front().shape(),
-                        " along axis ", dim);
-      shape[axis] += expected[axis];
-    }
-  }
-  return shape;
-}
-
-/// Joins tensors of several devices along `dim` on one of them; scalars become a vector.
-template <Scalar T, int Rank, Device D>
-auto gather_tensors(const std::vector<Tensor<T, Rank, D>>& parts, int dim, D device) {
-  if constexpr (Rank == 0) {
-    auto out = Tensor<T, 1, D>::empty({static_cast<Index>(parts.size())}, device);
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      check<UsageError>(parts[i].defined(), "DataParallel: replica ", i, " returned an undefined scalar");
-      copy_bytes(device, out.data() + i, parts[i].device(), parts[i].data(), sizeof(T));
-      if (parts[i].device() != device) trace::sent(parts[i].device().index, trace::Traffic::outputs, sizeof(T));
-    }
-    return out;
-  } else {
-    if (parts.size() == 1) return on_device(parts.front(), device, trace::Traffic::outputs);
-    const auto shape = joined_shape(parts, dim);
-    const auto axis = normalize_axis("DataParallel", dim, Rank);
-    auto out = Tensor<T, Rank, D>::empty(shape, device);
-    const auto whole = around_axis(shape, axis);
-    Index begin = 0;
-    for (const auto& part : parts) {
-      const auto dense = contiguous(part);
-      const Index row = part.shape()[axis] * whole.inner;
-      for (Index o = 0; o < whole.outer; ++o)
-        copy_bytes(device, out.data() + (o * whole.axis + begin) * whole.inner, dense.device(), dense.data() + o * row,
-                   static_cast<std::size_t>(row) * sizeof(T));
-      if (dense.device() != device) trace::sent(dense.device().index, trace::Traffic::outputs, dense.bytes());
-      begin += part.shape()[axis];
-    }
-    return out;
-  }
-}
-
-/// What stands for a ReplicaBackward where the forward pass was recorded: each operation is on the tape by itself.
-struct RecordedReplicas {};
-
-template <Scalar T, int Rank, Device D, class Back>
-auto gather(const std::vector<Tensor<T, Rank, D>>& parts, int dim, D device, const Back&) {
-  return gather_tensors(parts, dim, device);
-}
-
-template <Real T, int Rank, Device D>
-auto gather(const std::vector<Variable<T, Rank, D>>& parts, int dim, D device, const RecordedReplicas&) {
-  joined_shape(parts, dim);
-  return gather_recorded(parts, dim, device).as_variable();
-}
-template <Real T, int Rank, Device D>
-auto gather(const std::vector<GraphVariable<T, Rank, D>>& parts, int dim, D device, const RecordedReplicas&) {
-  joined_shape(parts, dim);
-  return gather_recorded(parts, dim, device);
-}
-
-template <Real T, int Rank, Device D>
-auto gather(std::vector<Variable<T, Rank, D>> parts, int dim, D device, const Ref<ReplicaBackward>& backward) {
-  std::vector<Tensor<T, Rank, D>> values;
-  bool wanted = false;
-  for (auto& part : parts) {
-    // A parameter that the model returns gets its gradient with the others', in its copy's own backward pass.
-    if (part.node() && part.node()->is_leaf()) part = reshape(part, part.shape());
-    values.push_back(part.value());
-    wanted = wanted || part.requires_grad();
-  }
-  auto value = gather_tensors(values, dim, device);
-  constexpr int rank = decltype(value)::rank;
-  if (!wanted) return Variable<T, rank, D>(std::move(value));
-  Ref<GradNode<T, rank, D>> node(new GatherNode<T, rank, Rank, D>(value, dim, std::move(parts), backward));
-  return Variable<T, rank, D>(std::move(value), std::move(node));
-}
-
-/// From Tensors alone come GraphVariables where a model computes with some by itself.
-template <Real T, int Rank, Device D>
-auto gather(const std::vector<GraphVariable<T, Rank, D>>& parts, int dim, D device,
-            const Ref<ReplicaBackward>& backward) {
-  return gather(std::vector<Variable<T, Rank, D>>(parts.begin(), parts.end()), dim, device, backward);
-}
-
-template <class Part, Device D, class Back>
-auto gather(const std::vector<Part>& parts, int dim, D device, const Back& backward);
-
-/// One member of all parts, picked by `pick(part)`, gathered.
-template <class Part, class Pick, Device D, class Back>
-auto gather_member(const std::vector<Part>& parts, const Pick& pick, int dim, D device, const Back& backward) {
-  std::vector<std::remove_cvref_t<decltype(pick(parts.front()))>> list;
-  for (const auto& part : parts) list.push_back(pick(part));
-  return gather(list, dim, device, backward);
-}
-
-/// The same for one of a struct's `fields()`.
-template <std::size_t At, class Part, Device D, class Back>
-void gather_field(Part& out, std::vector<Part>& parts, int dim, D device, const Back& backward) {
-  using Field = std::remove_cvref_t<std::tuple_element_t<At, decltype(out.fields())>>;
-  static_assert(!holds_scalars<Field>,
-                "DataParallel: a field of a struct that the model returns has no axes, where a number for each device "
-                "would go: return a tuple in the struct's place, or give the field one axis, of size 1");
-  if constexpr (holds_operands<Field> && !holds_scalars<Field>) {
-    std::vector<Field> list;
-    for (auto& part : parts) list.push_back(std::get<At>(part.fields()));
-    std::get<At>(out.fields()) = gather(list, dim, device, backward);
-  }
-}
-
-/// Tuples, pairs, arrays, vectors, maps, optionals and structs with `fields()` are gathered member by member; a struct
-/// stays the same type, so that none of its fields may be a scalar, which becomes a vector: let it have an axis of size
-/// 1. Of anything else all devices' values are returned, in a vector. Throws ShapeError where devices return vectors or
-/// maps of different sizes, or some a value and others none.
-template <class Part, Device D, class Back>
-auto gather(const std::vector<Part>& parts, int dim, D device, const Back& backward) {
-  if constexpr (IsTuple<Part> && (holds_operands<Part> || !is_array<Part>)) {
-    return [&]<std::size_t... I>(std::index_sequence<I...>) {
-      return tuple_like<Part>(gather_member(
-          parts, [](const Part& p) -> const auto& { return std::get<I>(p); }, dim, device, backward)...);
-    }
-    (std::make_index_sequence<std::tuple_size_v<Part>>{});
-  } else if constexpr (is_vector<Part> && holds_operands<Part>) {
-    for (const auto& part : parts)
-      check<ShapeError>(part.size() == parts.front().size(), "DataParallel: replica ", &part - parts.data(),
-                        " returned ", part.size(), " values where replica 0 returned ", parts.front().size());
-    const auto member = [&](std::size_t at) {
-      return gather_member(
-          parts, [&](const Part& p) -> const auto& { return p[at]; }, dim, device, backward);
-    };
-    std::vector<decltype(member(0))> out;
-    for (std::size_t i = 0; i < parts.front().size(); ++i) out.push_back(member(i));
-    return out;
-  } else if constexpr (is_map<Part> && holds_operands<Part>) {
-    for (const auto& part : parts)
-      for (const auto& [key, value] : parts.front())
-        check<ShapeError>(part.size() == parts.front().size() && part.contains(key), "DataParallel: replica ",
-                          &part - parts.data(), " returned a map with other keys than replica 0");
-    const auto member = [&](const auto& key) {
-      return gather_member(
-          parts, [&](const Part& p) -> const auto& { return p.at(key); }, dim, device, backward);
-    };
-    map_like<Part, decltype(member(parts.front().begin()->first))> out;
-    for (const auto& [key, value] : parts.front()) out.emplace(key, member(key));
-    return out;
-  } else if constexpr (is_optional<Part> && holds_operands<Part>) {
-    for (const auto& part : parts)
-      check<ShapeError>(
-          part.has_value() == parts.front().has_value(), "DataParallel: replica ", &part - parts.data(),
-          part ? " returned a value where replica 0 returned none" : " returned none where replica 0 returned a value");
-    const auto member = [&] {
-      return gather_member(
-          parts, [](const Part& p) -> const auto& { return *p; }, dim, device, backward);
-    };
-    return parts.front() ? std::optional(member()) : std::optional<decltype(member())>();
-  } else if constexpr (HasFields<Part>) {
-    Part out = parts.front();
-    std::vector<Part> copies = parts;  // of handles
-    [&]<std::size_t... I>(std::index_sequence<I...>) { (gather_field<I>(out, copies, dim, device, backward), ...); }
-    (std::make_index_sequence<std::tuple_size_v<decltype(out.fields())>>{});
-    return out;
-  } else {
-    return parts;
-  }
-}
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_GATHER_HPP
-
-// <chorus/parallel/dp/gathered_scalars.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_GATHERED_SCALARS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_GATHERED_SCALARS_HPP
-/// Scalars that a model returns under DataParallel: one a device.
-
-namespace chorus::detail {
-
-/// Makes the mean of losses over a batch out of those over its shares, and warns of taking the one for the other.
-class GatheredScalars {
- public:
-  /// A forward pass has shared `batch` samples out to `devices`, which return `scalars` or not.
-  void begin_pass(Index batch, std::size_t devices, bool scalars) {
-    if (pending_ && !known_) {
-      known_ = true;
-      say(cat("warning: DataParallel: the model returns scalars: what is gathered is a vector with one for each of ",
-              shares_.size(), " devices, whose plain mean is not the batch's where shares differ. mean_loss makes the ",
-              "mean over the batch out of losses"));
-    }
-    pending_ = scalars && devices > 1;
-    shares_.clear();
-    for (std::size_t i = 0; i < devices; ++i)
-      shares_.push_back(share_begin(batch, devices, i + 1) - share_begin(batch, devices, i));
-  }
-
-  /// See DataParallel::mean_loss.
-  template <Real T, Device D>
-  Variable<T, 0, D> mean(const Variable<T, 1, D>& losses) const {
-    known_ = true;
-    check<ShapeError>(losses.numel() == static_cast<Index>(shares_.size()), "DataParallel::mean_loss: got ",
-                      losses.numel(), " losses of the last forward pass, which ran on ", shares_.size(), " devices");
-    const auto batch = std::accumulate(shares_.begin(), shares_.end(), Index{0});
-    std::vector<T> weights;
-    for (const Index share : shares_)
-      weights.push_back(batch == 0 ? T{1} : static_cast<T>(share) / static_cast<T>(batch));
-    const auto values = losses.value().to_vector();
-    const T mean = std::inner_product(values.begin(), values.end(), weights.begin(), T{0});
-    return record(
-        "mean_loss", Tensor<T, 0, D>::full({}, mean, losses.device()),
-        [weights](const auto& dy, auto dx) {
-          auto grads = weights;
-          for (T& grad : grads) grad *= dy.item();
-          dx->add(Tensor<T, 1, D>::from(grads, {static_cast<Index>(grads.size())}, dy.device()));
-        },
-        losses);
-  }
-
- private:
-  std::vector<Index> shares_;   // samples of each device in the last forward pass
-  bool pending_ = false;        // it returned scalars
-  mutable bool known_ = false;  // the caller knows what they are
-};
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_GATHERED_SCALARS_HPP
-
-// <chorus/parallel/dp/replica_collectives.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_REPLICA_COLLECTIVES_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_REPLICA_COLLECTIVES_HPP
+/// the outputs are gathered, and in backward the gradients are reduced to the first device, where the optimizer steps.
+
+// <chorus/parallel/dp/collectives.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_COLLECTIVES_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_COLLECTIVES_HPP
 /// Parameters, buffers and gradients of a DataParallel whose devices are different GPUs: by NCCL's broadcast and
 /// reduce.
 
@@ -31433,10 +31251,10 @@ struct DevicePiece {
 };
 
 /// Several devices, numbered from 0, with a thread each. Each thread calls `join`, then the same collectives as the
-/// others in the same order, with pieces of the same sizes, and at last `leave`. A collective takes its place behind
-/// what the thread's compute stream has been given so far, and what the stream is given later runs behind the
-/// collective; the host goes on. So a failure on a device is thrown by a later call: CommError, TimeoutError after the
-/// group's deadline. The first failure is final, for all devices.
+/// others in the same order, with pieces of the same sizes, and at last `leave`. A collective runs after what
+/// the thread's compute stream has been given so far, and what the stream is given later runs after the collective; the
+/// host goes on. So a failure on a device is thrown by a later call: CommError, TimeoutError after the group's
+/// deadline. The first failure is final, for all devices.
 class DeviceGroup {
  public:
   DeviceGroup() = default;
@@ -31476,7 +31294,7 @@ inline DeviceGroupMaker& device_group_maker() {
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEVICE_THREADS_HPP
 /// One thread per device of a process, kept from step to step.
 
-namespace chorus {
+namespace chorus::dp {
 
 /// Runs a task for several devices at once. The calling thread serves device 0.
 class DeviceThreads {
@@ -31535,7 +31353,7 @@ class DeviceThreads {
   }
 
   /// Waits until no thread is at work, or until `patience` has passed.
-  void await(std::chrono::milliseconds patience) {
+  void await(std::chrono::milliseconds patience) const {
     const auto begin = std::chrono::steady_clock::now();
     for (const auto& worker : workers_) {
       if (!worker->at_work()) continue;
@@ -31601,59 +31419,160 @@ class DeviceThreads {
   std::vector<std::thread> threads_;
 };
 
-}  // namespace chorus
+}  // namespace chorus::dp
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEVICE_THREADS_HPP
 
-// <chorus/parallel/dp/replicas.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_REPLICAS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_REPLICAS_HPP
-/// Copies of a model on several devices, for DataParallel.
+// <chorus/parallel/dp/replicate.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_REPLICATE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_REPLICATE_HPP
+/// Step 2, replicate: a model's copy gets the parameters that have changed, and all buffers.
 
-namespace chorus::detail {
+// <chorus/parallel/dp/replica.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_REPLICA_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_REPLICA_HPP
+/// A model's copy on another device.
 
-/// A model's handles, to be given back to it.
-class Handles final : public nn::detail::Walker {
- public:
-  explicit Handles(nn::Module& model) {
-    walk(model);
-    kept_ = true;
-  }
-  /// Of one that has as many.
-  void put_into(nn::Module& model) {
-    next_ = 0;
-    walk(model);
-  }
-  void parameter(std::string_view, AnyParameter& handle) override { take_or_give(handle); }
-  void buffer(std::string_view, AnyBuffer& handle) override { take_or_give(handle); }
+namespace chorus::dp {
 
- private:
-  void take_or_give(auto& handle) {
-    if (kept_)
-      handle.replace(nodes_[next_++]);
-    else
-      nodes_.push_back(handle.shared());
-  }
-  std::vector<Ref<Node>> nodes_;
-  std::size_t next_ = 0;
-  bool kept_ = false;
-};
+/// Calls `f` with every handle of a model: to a parameter or a buffer.
+template <class F>
+void for_each_handle(nn::Module& model, const F& f) {
+  struct Walk final : nn::detail::Walker {
+    const F& f;
+    explicit Walk(const F& call) : f(call) {}
+    void parameter(std::string_view, AnyParameter& handle) override { f(handle); }
+    void buffer(std::string_view, AnyBuffer& handle) override { f(handle); }
+  };
+  Walk(f).walk(model);
+}
 
-/// Gives every module of `to` the training flag that its counterpart in `from` has.
+/// Gives every layer of `to` the training flag that its counterpart in `from` has.
 inline void copy_training_flags(nn::Module& from, nn::Module& to) {
-  struct Read final : nn::detail::Walker {
+  struct Flags final : nn::detail::Walker {
     std::vector<bool> flags;
-    void enter(nn::Module& module) override { flags.push_back(module.training()); }
-  } read;
-  struct Write final : nn::detail::Walker {
-    const std::vector<bool>* flags = nullptr;
     std::size_t next = 0;
-    void enter(nn::Module& module) override { module.set_own_training((*flags)[next++]); }
-  } write;
-  read.walk(from);
-  write.flags = &read.flags;
-  write.walk(to);
+    bool reads = true;
+    void enter(nn::Module& layer) override {
+      if (reads)
+        flags.push_back(layer.training());
+      else
+        layer.set_own_training(flags[next++]);
+    }
+  } flags;
+  flags.walk(from);
+  flags.reads = false;
+  flags.walk(to);
   to.set_own_training(from.training());
 }
+
+/// The copy, which is kept from step to step.
+template <class Model>
+class Replica {
+ public:
+  using D = typename nn::detail::DeviceOfModel<Model>::type;
+  using Flat = nn::FlatParameters<D>;
+
+  Replica(const Model& original, D device)
+      : model_(detail::copy_to(original, device)),
+        flat_(model_),
+        buffers_(nn::named_buffers<D>(model_)),
+        device_(device),
+        seen_(flat_.entries().size()) {
+    for_each_handle(model_, [this](auto& handle) { handles_.push_back(handle.shared()); });
+  }
+  Replica(const Replica&) = delete;
+  Replica& operator=(const Replica&) = delete;
+
+  Model& model() { return model_; }
+  const Flat& parameters() const { return flat_; }
+  const std::vector<nn::NamedBuffer<D>>& buffers() const { return buffers_; }
+  D device() const { return device_; }
+
+  /// Takes over what the original's layers have beside parameters and buffers, such as a rate or the training flag. Of
+  /// a model that can't be assigned to, since it has a member that can't, that is the training flags alone.
+  void take_members(Model& original) {
+    if constexpr (std::is_copy_assignable_v<Model>) {
+      model_ = original;
+      std::size_t next = 0;
+      for_each_handle(model_, [&](auto& handle) { handle.replace(handles_[next++]); });
+    } else {
+      copy_training_flags(original, model_);
+    }
+  }
+
+  /// Whether parameter number i of the original has changed since this copy got it.
+  bool lacks(const typename Flat::Entry& original, std::size_t i) const {
+    return seen_[i] != original.parameter().version();
+  }
+  /// This copy now has the numbers of the original.
+  void is_up_to_date(const Flat& original) {
+    const auto& entries = original.entries();
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+      auto& own = flat_.entries()[i].parameter();
+      // What was made of the old numbers, such as a copy in bf16, is no good.
+      if (const auto version = entries[i].parameter().version(); std::exchange(seen_[i], version) != version)
+        own.touch();
+      own.set_wants_grad(entries[i].parameter().wants_grad());
+    }
+    end_recording();
+  }
+  /// Nobody knows what this copy has: it lacks everything.
+  void forget() { seen_.assign(seen_.size(), 0); }
+
+  /// The parameters stand for copies of the original's on the tape (see recorded.hpp), or no more.
+  void begin_recording() { recorded_ = true; }
+  void end_recording() {
+    if (!std::exchange(recorded_, false)) return;
+    for (const auto& entry : flat_.entries()) entry.parameter().set_origin({});
+  }
+
+ private:
+  Model model_;
+  std::vector<Ref<Node>> handles_;
+  Flat flat_;
+  std::vector<nn::NamedBuffer<D>> buffers_;
+  D device_;
+  std::vector<std::uint64_t> seen_;  // versions of the original's parameters
+  bool recorded_ = false;
+};
+
+/// The model on the first device, and its copies on the others.
+template <class Model>
+class Replicas {
+ public:
+  using D = typename Replica<Model>::D;
+  using Copies = std::vector<std::shared_ptr<Replica<Model>>>;  // of devices 1, 2, ...
+
+  /// `parameters` and `buffers` of the model, for as long as this lives.
+  Replicas(const Model& model, const nn::FlatParameters<D>& parameters, const std::vector<nn::NamedBuffer<D>>& buffers,
+           const std::vector<int>& device_ids)
+      : parameters_(parameters), buffers_(buffers) {
+    for (std::size_t i = 1; i < device_ids.size(); ++i)
+      copies_.push_back(std::make_shared<Replica<Model>>(model, D{device_ids[i]}));
+  }
+
+  std::size_t size() const { return copies_.size() + 1; }
+  const Copies& copies() const { return copies_; }
+  /// The copy on device `i`, which is at least 1.
+  Replica<Model>& operator[](std::size_t i) const { return *copies_[i - 1]; }
+  const nn::FlatParameters<D>& parameters(std::size_t i) const {
+    return i == 0 ? parameters_ : (*this)[i].parameters();
+  }
+  const std::vector<nn::NamedBuffer<D>>& buffers(std::size_t i) const {
+    return i == 0 ? buffers_ : (*this)[i].buffers();
+  }
+  D device(std::size_t i) const { return parameters(i).groups().front().values.device(); }
+
+ private:
+  const nn::FlatParameters<D>& parameters_;
+  const std::vector<nn::NamedBuffer<D>>& buffers_;
+  Copies copies_;
+};
+
+}  // namespace chorus::dp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_REPLICA_HPP
+
+namespace chorus::dp {
 
 /// Calls `use(group, begin, count)` for each range of a flat buffer that is taken up by neighbours for which
 /// `wanted(entry number)`.
@@ -31669,124 +31588,49 @@ void for_each_run(const std::vector<Entry>& entries, const Wanted& wanted, const
   }
 }
 
-/// A model's copy on one device, kept from step to step, that follows the original.
+/// To the copy on device `i`, from the model on the first device, which has all already.
 template <class Model>
-class Replica {
+void replicate(const Replicas<Model>& replicas, std::size_t i) {
+  if (i == 0) return;
+  auto& replica = replicas[i];
+  const auto& from = replicas.parameters(0);
+  const auto copy = [source = replicas.device(0), &replica](void* to, const void* numbers, std::size_t bytes,
+                                                            trace::Traffic traffic) {
+    copy_bytes(replica.device(), to, source, numbers, bytes);
+    trace::sent(source.index, traffic, bytes);
+  };
+  for_each_run(
+      from.entries(), [&](std::size_t p) { return replica.lacks(from.entries()[p], p); },
+      [&](std::size_t group, std::size_t begin, std::size_t count) {
+        copy(replica.parameters().groups()[group].value(begin), from.groups()[group].value(begin),
+             count * size_of(from.groups()[group].dtype), trace::Traffic::parameters);
+      });
+  for (std::size_t b = 0; b < replicas.buffers(0).size(); ++b) {
+    const auto& buffer = *replicas.buffers(0)[b].buffer;
+    copy(replica.buffers()[b].buffer->memory(), buffer.memory(), buffer.size_bytes(), trace::Traffic::buffers);
+  }
+  replica.is_up_to_date(from);
+}
+
+}  // namespace chorus::dp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_REPLICATE_HPP
+
+namespace chorus::dp {
+
+/// An extension of steps 2 and 5: where the devices are different GPUs, and <chorus/comm/nccl.hpp> is included (by
+/// chorus.hpp in builds with NCCL), parameters and buffers go out by NCCL's broadcast, and gradients come in by its
+/// reduce. Not so in passes that don't use all devices, or that are recorded. NCCL may add three and more gradients in
+/// another order, hence with another rounding: a run repeated has the same bits as long as NCCL chooses the same
+/// algorithms. `trace` counts the bytes that device 0 has for the others, and they for it, whatever way NCCL takes.
+/// Where a collective fails, gradients and parameters are not to be relied on: all devices leave the group, and the
+/// next collective forms it anew and sends all parameters.
+template <class Model, Device D = typename Replicas<Model>::D>
+class Collectives {
  public:
-  using D = typename nn::detail::DeviceOfModel<Model>::type;
-  using Flat = nn::FlatParameters<D>;
-
-  Replica(const Model& original, D device)
-      : model_(copy_to(original, device)),
-        handles_(model_),
-        flat_(model_),
-        buffers_(nn::named_buffers<D>(model_)),
-        device_(device) {
-    seen_.resize(flat_.entries().size());
-  }
-  Replica(const Replica&) = delete;
-  Replica& operator=(const Replica&) = delete;
-
-  Model& model() { return model_; }
-  const Flat& flat() const { return flat_; }
-  D device() const { return device_; }
-
-  /// Takes over what the original's layers have beside parameters and buffers, as a rate or the training flag. Of a
-  /// model that can't be assigned to, since it has a member that can't, that is the training flags alone.
-  void take_members(Model& original) {
-    if constexpr (std::is_copy_assignable_v<Model>) {
-      model_ = original;
-      handles_.put_into(model_);
-    } else {
-      copy_training_flags(original, model_);
-    }
-  }
-
-  /// Fetches the parameters that have changed since the last call, all buffers, and nothing else; freezes what is
-  /// frozen.
-  void follow(const Flat& original, const std::vector<nn::NamedBuffer<D>>& buffers, D source) {
-    const auto& entries = original.entries();
-    for_each_run(
-        entries, [&](std::size_t i) { return lacks(entries[i], i); },
-        [&](std::size_t group, std::size_t begin, std::size_t count) {
-          const auto& from = original.groups()[group];
-          const std::size_t bytes = count * size_of(from.dtype);
-          copy_bytes(device_, flat_.groups()[group].value(begin), source, from.value(begin), bytes);
-          trace::sent(source.index, trace::Traffic::parameters, bytes);
-        });
-    for (std::size_t i = 0; i < buffers.size(); ++i) {
-      const auto& from = *buffers[i].buffer;
-      copy_bytes(device_, buffers_[i].buffer->memory(), source, from.memory(), from.size_bytes());
-      trace::sent(source.index, trace::Traffic::buffers, from.size_bytes());
-    }
-    has_followed(original);
-  }
-
-  /// Whether this copy has yet to fetch the original's parameter number i.
-  bool lacks(const typename Flat::Entry& original, std::size_t i) const {
-    return seen_[i] != original.parameter().version();
-  }
-  const std::vector<nn::NamedBuffer<D>>& buffers() const { return buffers_; }
-
-  /// After this copy has got what it lacked, by whatever way: what follows from it.
-  void has_followed(const Flat& original) {
-    const auto& entries = original.entries();
-    for (std::size_t i = 0; i < entries.size(); ++i) {
-      auto& own = flat_.entries()[i].parameter();
-      // What was made of the old numbers, as a copy in bf16, is no good.
-      if (const auto version = entries[i].parameter().version(); std::exchange(seen_[i], version) != version)
-        own.touch();
-      own.set_wants_grad(entries[i].parameter().wants_grad());
-    }
-    end_recording();
-  }
-  /// Nobody knows what this copy has: it will fetch everything.
-  void forget() { seen_.assign(seen_.size(), 0); }
-
-  /// After `follow`: until `end_recording` or the next `follow`, this copy's parameters stand on the tape for copies of
-  /// the original's.
-  void record_copies(const Flat& original) {
-    recorded_ = true;
-    for (std::size_t i = 0; i < original.entries().size(); ++i)
-      record_parameter_copy(original.entries()[i].parameter(), flat_.entries()[i].parameter());
-  }
-
-  /// They stand for themselves again, as for what a plain pass computes anew in backward.
-  void end_recording() {
-    if (!std::exchange(recorded_, false)) return;
-    for (const auto& entry : flat_.entries()) entry.parameter().set_origin({});
-  }
-
- private:
-  Model model_;
-  Handles handles_;
-  Flat flat_;
-  std::vector<nn::NamedBuffer<D>> buffers_;
-  D device_;
-  std::vector<std::uint64_t> seen_;  // versions of the original's parameters
-  bool recorded_ = false;
-};
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_REPLICAS_HPP
-
-namespace chorus::detail {
-
-/// The devices of one model's copies as a comm::DeviceGroup. It is made when it is first needed. Where a collective
-/// fails it is left, on all devices, and made anew for the next one.
-template <class Model, Device D = typename nn::detail::DeviceOfModel<Model>::type>
-class ReplicaCollectives {
- public:
-  using Flat = nn::FlatParameters<D>;
-  using Buffers = std::vector<nn::NamedBuffer<D>>;
-  using Replicas = std::vector<std::shared_ptr<Replica<Model>>>;  // number 0 is the model itself, and not in here
-
   /// What it is given must outlive it.
-  ReplicaCollectives(const Flat& flat, const Buffers& buffers, const Replicas& replicas, DeviceThreads& threads,
-                     const std::vector<int>& device_ids, std::chrono::milliseconds timeout)
-      : flat_(flat),
-        buffers_(buffers),
-        replicas_(replicas),
+  Collectives(const std::vector<int>& device_ids, std::chrono::milliseconds timeout, const Replicas<Model>& replicas,
+              DeviceThreads& threads)
+      : replicas_(replicas),
         threads_(threads),
         device_ids_(device_ids),
         timeout_(timeout),
@@ -31796,99 +31640,93 @@ class ReplicaCollectives {
     std::sort(sorted.begin(), sorted.end());
     possible_ = sorted.size() > 1 && std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end();
   }
-  ReplicaCollectives(const ReplicaCollectives&) = delete;
-  ReplicaCollectives& operator=(const ReplicaCollectives&) = delete;
-  ~ReplicaCollectives() {
+  Collectives(const Collectives&) = delete;
+  Collectives& operator=(const Collectives&) = delete;
+  ~Collectives() {
     if (threads_.at_work().empty())
       leave();
     else
       static_cast<void>(group_.release());  // a thread that does not come back can't leave it
   }
 
-  /// Whether the first `used` devices pass numbers on in this way. All have to: a collective takes the whole group.
-  bool serve(std::size_t used) const {
-    return possible_ && used == device_ids_.size() && comm::device_group_maker() != nullptr;
-  }
-
-  /// To each copy the parameters that any of them lacks, and all buffers.
-  void broadcast() {
-    clear();
-    const auto& entries = flat_.entries();
-    const auto others = replicas_.size();
+  /// Sends each copy the parameters that any of them lacks, and all buffers. Returns whether it does: where the devices
+  /// are all of the group, different GPUs, in a build with NCCL.
+  bool replicate(std::size_t devices) {
+    if (!serves(devices)) return false;
+    const auto& from = replicas_.parameters(0);
+    const auto others = replicas_.size() - 1;
     for_each_run(
-        entries,
-        [&](std::size_t i) {
-          return std::any_of(replicas_.begin(), replicas_.end(),
-                             [&](const auto& replica) { return replica->lacks(entries[i], i); });
+        from.entries(),
+        [&](std::size_t p) {
+          return std::any_of(replicas_.copies().begin(), replicas_.copies().end(),
+                             [&](const auto& copy) { return copy->lacks(from.entries()[p], p); });
         },
         [&](std::size_t group, std::size_t begin, std::size_t count) {
-          const DType dtype = flat_.groups()[group].dtype;
-          add([&](const Flat& flat) { return flat.groups()[group].value(begin); }, count, dtype);
+          const DType dtype = from.groups()[group].dtype;
+          add([&](std::size_t i) { return replicas_.parameters(i).groups()[group].value(begin); }, count, dtype);
           trace::sent(device_ids_[0], trace::Traffic::parameters, others * count * size_of(dtype));
         });
-    for (std::size_t i = 0; i < buffers_.size(); ++i) {
-      const auto& buffer = *buffers_[i].buffer;
-      const auto count = static_cast<std::size_t>(buffer.count());
-      pieces_[0].push_back({buffer.memory(), count, buffer.dtype()});
-      for (std::size_t r = 0; r < others; ++r)
-        pieces_[r + 1].push_back({replicas_[r]->buffers()[i].buffer->memory(), count, buffer.dtype()});
+    for (std::size_t b = 0; b < replicas_.buffers(0).size(); ++b) {
+      const auto& buffer = *replicas_.buffers(0)[b].buffer;
+      add([&](std::size_t i) { return replicas_.buffers(i)[b].buffer->memory(); },
+          static_cast<std::size_t>(buffer.count()), buffer.dtype());
       trace::sent(device_ids_[0], trace::Traffic::buffers, others * buffer.size_bytes());
     }
     if (!pieces_[0].empty())
       exchange([this](int rank, auto& group) { group.broadcast(rank, pieces_[static_cast<std::size_t>(rank)]); });
-    for (const auto& replica : replicas_) replica->has_followed(flat_);
+    for (const auto& copy : replicas_.copies()) copy->is_up_to_date(from);
+    return true;
   }
 
-  /// To the model's gradients those of its copies are added.
-  void reduce() {
-    clear();
-    const auto& entries = flat_.entries();
-    const auto arrived = [&](const auto& replica, std::size_t i) {
-      return replica->flat().entries()[i].parameter().grad_arrived();
+  /// Adds the copies' gradients to the model's. Returns whether it does.
+  bool reduce(std::size_t devices) {
+    if (!serves(devices)) return false;
+    const auto& to = replicas_.parameters(0);
+    const auto entry = [&](std::size_t i, std::size_t p) -> const auto& {
+      return replicas_.parameters(i).entries()[p];
     };
     for_each_run(
-        entries,
-        [&](std::size_t i) {
-          if (std::none_of(replicas_.begin(), replicas_.end(), [&](const auto& r) { return arrived(r, i); }))
-            return false;
-          // Who has none of a gradient has zeros.
-          if (!entries[i].parameter().grad_arrived()) absent_[0].push_back(place(flat_, entries[i]));
-          entries[i].parameter().set_grad_arrived(true);
-          entries[i].named.handle.shared()->set_reached();
-          for (std::size_t r = 0; r < replicas_.size(); ++r) {
-            if (!arrived(replicas_[r], i)) absent_[r + 1].push_back(place(replicas_[r]->flat(), entries[i]));
-            trace::sent(device_ids_[r + 1], trace::Traffic::gradients, entries[i].parameter().size_bytes());
+        to.entries(),
+        [&](std::size_t p) {
+          bool any = false;
+          for (std::size_t i = 1; i < devices; ++i) any = any || entry(i, p).parameter().grad_arrived();
+          for (std::size_t i = 0; any && i < devices; ++i) {
+            const auto& own = replicas_.parameters(i).groups()[entry(i, p).group];
+            // Who has none of a gradient has zeros.
+            if (!entry(i, p).parameter().grad_arrived())
+              absent_[i].push_back({own.grad(entry(i, p).begin), entry(i, p).count, own.dtype});
+            if (i > 0) trace::sent(device_ids_[i], trace::Traffic::gradients, entry(i, p).parameter().size_bytes());
           }
-          return true;
+          if (any) entry(0, p).parameter().set_grad_arrived(true);
+          if (any) entry(0, p).named.handle.shared()->set_reached();
+          return any;
         },
         [&](std::size_t group, std::size_t begin, std::size_t count) {
-          add([&](const Flat& flat) { return flat.groups()[group].grad(begin); }, count, flat_.groups()[group].dtype);
+          add([&](std::size_t i) { return replicas_.parameters(i).groups()[group].grad(begin); }, count,
+              to.groups()[group].dtype);
         });
-    if (pieces_[0].empty()) return;
+    if (pieces_[0].empty()) return true;
     exchange([this](int rank, auto& group) {
       const auto i = static_cast<std::size_t>(rank);
       for (const auto& [data, count, dtype] : absent_[i]) zero_bytes(D{device_ids_[i]}, data, count * size_of(dtype));
       group.reduce(rank, pieces_[i]);
     });
+    return true;
   }
 
  private:
   using Piece = comm::DevicePiece;
 
-  void clear() {
+  // A new collective begins, if it takes all devices.
+  bool serves(std::size_t devices) {
     for (auto& pieces : pieces_) pieces.clear();
     for (auto& pieces : absent_) pieces.clear();
+    return possible_ && devices == device_ids_.size() && comm::device_group_maker() != nullptr;
   }
-  // A range that lies at `where(flat parameters)` of the model and of each copy.
+  // Numbers that lie at `where(i)` on device i.
   template <class Where>
   void add(const Where& where, std::size_t count, DType dtype) {
-    pieces_[0].push_back({where(flat_), count, dtype});
-    for (std::size_t r = 0; r < replicas_.size(); ++r)
-      pieces_[r + 1].push_back({where(replicas_[r]->flat()), count, dtype});
-  }
-  static Piece place(const Flat& flat, const typename Flat::Entry& entry) {
-    const auto& group = flat.groups()[entry.group];
-    return {group.grad(entry.begin), entry.count, group.dtype};
+    for (std::size_t i = 0; i < pieces_.size(); ++i) pieces_[i].push_back({where(i), count, dtype});
   }
 
   // Calls `task(rank, group)` in each device's thread. Where one throws all others give up; its error is thrown.
@@ -31917,7 +31755,7 @@ class ReplicaCollectives {
     if (who == errors.size()) return;
     const auto error = errors[who];
     leave();
-    for (const auto& replica : replicas_) replica->forget();
+    for (const auto& copy : replicas_.copies()) copy->forget();
     rethrow_with(error, cat("DataParallel: replica ", who, " on device ", D{device_ids_[who]}, ": "));
   }
 
@@ -31928,9 +31766,7 @@ class ReplicaCollectives {
     group_ = nullptr;
   }
 
-  const Flat& flat_;
-  const Buffers& buffers_;
-  const Replicas& replicas_;
+  const Replicas<Model>& replicas_;
   DeviceThreads& threads_;
   const std::vector<int>& device_ids_;
   std::chrono::milliseconds timeout_;
@@ -31939,161 +31775,1006 @@ class ReplicaCollectives {
   std::vector<std::vector<Piece>> pieces_, absent_;  // by device
 };
 
-/// Devices of the host's memory have no such group.
+/// Devices in the host's memory have no such group.
 template <class Model>
-class ReplicaCollectives<Model, Cpu> {
+class Collectives<Model, Cpu> {
  public:
-  template <class... Anything>
-  explicit ReplicaCollectives(const Anything&...) {}
-  static constexpr bool serve(std::size_t) { return false; }
-  void broadcast() {}
-  void reduce() {}
+  template <class... Arguments>
+  explicit Collectives(const Arguments&...) {}
+  static constexpr bool replicate(std::size_t) { return false; }
+  static constexpr bool reduce(std::size_t) { return false; }
 };
 
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_REPLICA_COLLECTIVES_HPP
+}  // namespace chorus::dp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_COLLECTIVES_HPP
 
-// <chorus/parallel/dp/replica_gradients.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_REPLICA_GRADIENTS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_REPLICA_GRADIENTS_HPP
-/// Adding the gradients of a model's copies on other devices to the model's own.
+// <chorus/parallel/dp/device_balance.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEVICE_BALANCE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEVICE_BALANCE_HPP
+/// A warning where devices that shall share the work evenly are of different sizes.
+
+#if CHORUS_USE_CUDA
+#endif
+
+namespace chorus::dp {
+
+/// What a device can do, as far as it is known; 0: unknown.
+struct DeviceSize {
+  double memory = 0, processors = 0;
+};
+
+/// Where the weakest device has less than three quarters of the strongest one's memory or processors: what to say; else
+/// "".
+inline std::string imbalance(std::span<const int> ids, std::span<const DeviceSize> sizes) {
+  const auto compare = [&](const char* what, double DeviceSize::*size) -> std::string {
+    const auto [weakest, strongest] = std::minmax_element(
+        sizes.begin(), sizes.end(), [&](const auto& a, const auto& b) { return a.*size < b.*size; });
+    if (sizes.empty() || (*weakest).*size >= 0.75 * (*strongest).*size) return "";
+    const auto id = [&](auto at) { return ids[static_cast<std::size_t>(at - sizes.begin())]; };
+    return cat("DataParallel: device ", id(weakest), " has less than 75 % of the ", what, " of device ", id(strongest),
+               ", and gets as large a share of each batch: all will wait for it. Leave it out of device_ids");
+  };
+  const auto text = compare("memory", &DeviceSize::memory);
+  return text.empty() ? compare("processors", &DeviceSize::processors) : text;
+}
+
+#if CHORUS_USE_CUDA
+inline DeviceSize device_size(Cuda device) {
+  const cuda::DeviceGuard guard(device);
+  std::size_t free = 0, total = 0;
+  CHORUS_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  int processors = 0;
+  CHORUS_CUDA_CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device.index));
+  return {static_cast<double>(total), static_cast<double>(processors)};
+}
+#endif
+
+/// Warns where the kind of device tells its sizes: `device_size(D)`.
+template <Device D>
+void warn_of_imbalance(const std::vector<int>& device_ids) {
+  if constexpr (requires(D device) { device_size(device); }) {
+    std::vector<DeviceSize> sizes;
+    for (const int id : device_ids) sizes.push_back(device_size(D{id}));
+    if (const auto text = imbalance(device_ids, sizes); !text.empty()) detail::say("warning: " + text);
+  }
+}
+
+}  // namespace chorus::dp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEVICE_BALANCE_HPP
+
+// <chorus/parallel/dp/dp_options.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_DP_OPTIONS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_DP_OPTIONS_HPP
+/// The options of DataParallel, and the devices that a run gives it.
+
+#if CHORUS_USE_CUDA
+#endif
+
+namespace chorus {
+
+struct DataParallelOptions {
+  /// Indices of the devices. The first holds the model. One may be named twice: two copies then share it. Empty: those
+  /// of the run.
+  std::vector<int> device_ids = {};
+  /// Index of the device on which outputs are gathered; -1: the first of `device_ids`.
+  int output_device = -1;
+  /// The axis along which inputs are cut and outputs are joined.
+  int dim = 0;
+  /// How long a device waits for the others: in one of NCCL's collectives, in SyncBatchNorm, and the first one at the
+  /// end of a pass. Nothing: the run's timeout, or 60 s without a run.
+  std::optional<std::chrono::milliseconds> timeout = {};
+};
+
+namespace dp {
+
+/// The one that holds the model. Throws UsageError where there is none.
+template <Device D>
+D first_device(const DataParallelOptions& options) {
+  check<UsageError>(!options.device_ids.empty(), "DataParallel: device_ids is empty: expected at least one device");
+  return D{options.device_ids.front()};
+}
+
+/// What errors call the copies of the model.
+template <Device D>
+std::vector<std::string> replica_names(const std::vector<int>& device_ids) {
+  std::vector<std::string> names;
+  for (const int id : device_ids) names.push_back(cat("replica ", names.size(), " on device ", D{id}));
+  return names;
+}
+
+/// With the devices and the timeout of `run`, where the options don't say: as many devices as `run` wants. Where there
+/// are fewer GPUs, copies share them.
+template <Device D, class Run>
+DataParallelOptions options_of(Run& run, DataParallelOptions options) {
+  if (!options.timeout) options.timeout = run.world().timeout;
+  if (!options.device_ids.empty()) return options;
+  int count = 0, there = 0;
+  if constexpr (std::same_as<D, Cpu>) {
+    there = count = run.devices();
+  } else {
+#if CHORUS_USE_CUDA
+    cuda::require(D{0});
+    there = cuda::device_count();
+    count = run.devices(there);
+#endif
+  }
+  for (int i = 0; i < count; ++i) options.device_ids.push_back(i % there);
+  return options;
+}
+
+/// With what is still open settled. There is a device. Throws UsageError, or DeviceError, for what makes no sense.
+template <Device D>
+DataParallelOptions settled(DataParallelOptions options) {
+  if (options.output_device < 0) options.output_device = options.device_ids.front();
+  if (!options.timeout) options.timeout = std::chrono::seconds(60);
+  CachingAllocator<D>::of(D{options.output_device});  // throws where it doesn't exist
+  comm::check_timeout("DataParallel", *options.timeout);
+  check<UsageError>(options.dim >= 0, "DataParallel: dim is at least 0, got ", options.dim);
+  return options;
+}
+
+}  // namespace dp
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_DP_OPTIONS_HPP
+
+// <chorus/parallel/dp/gather.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_GATHER_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_GATHER_HPP
+/// Step 4, gather: the outputs of all devices are joined on one. In backward each device gets the gradient of its own.
+
+// <chorus/parallel/dp/backward.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_BACKWARD_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_BACKWARD_HPP
+/// Where backward passes through DataParallel: from the gathered outputs to all devices, and on to the inputs.
+
+namespace chorus::dp {
+
+/// Of each device, the outputs of its copy that have a gradient.
+using Roots = std::vector<std::vector<Ref<Node>>>;
+
+/// How the gradient of one device's share of an input gets back to the input.
+struct GradientReturn {
+  Ref<Node> input;
+  std::function<void()> add;
+};
+/// Those of all inputs, in their order.
+using GradientReturns = std::vector<GradientReturn>;
+
+/// Who runs backward on the devices. It has to outlive the losses.
+class BackwardRunner {
+ public:
+  /// Adds to the gradients of the parameters.
+  virtual void backward(const Roots& roots, bool keep) = 0;
+  /// The same without hooks, for those parameters that are not skipped.
+  virtual void backward_to_wanted(const Roots& roots, bool keep) = 0;
+  virtual void for_each_parameter(void (*visit)(Node&, void*), void* context) const = 0;
+
+ protected:
+  ~BackwardRunner() = default;
+};
+
+/// One node of the tape stands for all that the devices did. The gathered outputs leave their gradients with the
+/// devices' outputs; then this node runs backward on all devices.
+class BackwardNode final : public Node {
+ public:
+  /// `alive` is empty once `runner` is gone. `returns`: by device, of which there is at least one.
+  BackwardNode(BackwardRunner& runner, std::weak_ptr<void> alive, std::vector<GradientReturns> returns)
+      : Node("data_parallel"),
+        roots(returns.size()),
+        returns_(std::move(returns)),
+        runner_(runner),
+        alive_(std::move(alive)) {}
+
+  void backward(bool keep) override {
+    runner().backward(roots, keep);
+    go_on(keep);
+  }
+  void backward_to_wanted(bool keep) override {
+    runner().backward_to_wanted(roots, keep);
+    go_on(keep);
+  }
+  void for_each_input(void (*visit)(Node&, void*), void* context) const override {
+    for (const auto& entry : returns_.front()) visit(*entry.input, context);
+  }
+  void for_each_far_leaf(void (*visit)(Node&, void*), void* context) const override {
+    runner().for_each_parameter(visit, context);
+  }
+
+  Roots roots;
+
+ private:
+  // To the inputs, one after the other; to each in the order of the devices, so that all runs add alike.
+  void go_on(bool keep) {
+    for (auto& list : roots) list.clear();
+    for (std::size_t input = 0; input < returns_.front().size(); ++input)
+      for (const auto& device : returns_) device[input].add();
+    if (!keep)
+      for (auto& device : returns_) device.clear();
+  }
+  BackwardRunner& runner() const {
+    check<UsageError>(!alive_.expired(), "backward: the DataParallel that made this output is gone; it has to outlive ",
+                      "the losses made through it");
+    return runner_;
+  }
+
+  std::vector<GradientReturns> returns_;
+  BackwardRunner& runner_;
+  std::weak_ptr<void> alive_;
+};
+
+}  // namespace chorus::dp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_BACKWARD_HPP
+
+// <chorus/parallel/dp/joined_axis.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_JOINED_AXIS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_JOINED_AXIS_HPP
+/// Along which axis the outputs of the devices are joined, and which outputs are refused.
+
+// <chorus/parallel/dp/samples.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_SAMPLES_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_SAMPLES_HPP
+/// The samples of a batch: how many there are, and how they are shared out.
+
+// <chorus/autograd/batch_axis.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_BATCH_AXIS_HPP
+#define CHORUS_SINGLE_CHORUS_AUTOGRAD_BATCH_AXIS_HPP
+/// BatchAxis: an operand that says along which of its axes the samples lie.
+
+namespace chorus {
+
+/// X, a Tensor or Variable whose samples lie along `Axis` whatever the policy's `dim` is: the states [layers, batch,
+/// hidden] of an LSTM have them along axis 1. DataParallel cuts such an input, and joins such an output, along `Axis`.
+/// Operations take it as the X that it is; their results are plain again.
+template <int Axis, Operand X>
+class BatchAxis : public X {
+ public:
+  static_assert(0 <= Axis && Axis < X::rank, "batch_axis: the operand has no such axis");
+  static constexpr int batch_axis = Axis;
+
+  BatchAxis() = default;
+  BatchAxis(X x) : X(std::move(x)) {}
+
+  BatchAxis detach() const requires requires(const X& x) { x.detach(); }
+  { return X::detach(); }
+};
+
+/// Says that the samples of `x` lie along `Axis`.
+template <int Axis, Operand X>
+BatchAxis<Axis, X> batch_axis(const X& x) {
+  return x;
+}
+template <int Axis, int Before, Operand X>
+BatchAxis<Axis, X> batch_axis(const BatchAxis<Before, X>& x) {
+  return static_cast<const X&>(x);
+}
+
+/// The numbers of an operand.
+template <int Axis, AnyTensor X>
+const X& value_of(const BatchAxis<Axis, X>& x) {
+  return x;
+}
+
+namespace detail {
+
+template <int Axis, class X>
+inline constexpr bool is_tensor<BatchAxis<Axis, X>> = is_tensor<X>;
+template <int Axis, class X>
+inline constexpr bool is_variable<BatchAxis<Axis, X>> = is_variable<X>;
+template <int Axis, class X>
+inline constexpr bool is_graph_variable<BatchAxis<Axis, X>> = is_graph_variable<X>;
+
+template <class X>
+inline constexpr bool says_batch_axis = false;
+template <int Axis, class X>
+inline constexpr bool says_batch_axis<BatchAxis<Axis, X>> = true;
+
+/// The axis along which an operand's samples lie: the one that its type says, else `dim`.
+template <class X>
+constexpr int batch_axis_of(int dim) {
+  if constexpr (says_batch_axis<X>)
+    return X::batch_axis;
+  else
+    return dim;
+}
+
+/// `y`, made of the X that it takes the place of, with the same axis.
+template <class X, Operand Y>
+auto with_batch_axis_of(const Y& y) {
+  if constexpr (says_batch_axis<X>)
+    return chorus::batch_axis<X::batch_axis>(y);
+  else
+    return y;
+}
+
+}  // namespace detail
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_BATCH_AXIS_HPP
+
+// <chorus/parallel/dp/nested.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_NESTED_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_NESTED_HPP
+/// Values inside of values: what a model takes and returns may be tuples, arrays, vectors, maps, optionals and
+/// structs of tensors.
+
+#include <unordered_map>
 
 namespace chorus::detail {
 
-/// Sums to the first device's gradients, copy by copy. `run(workers, task)` calls `task(i)` for each worker.
-template <class Model>
-class ReplicaGradients {
- public:
-  using D = typename nn::detail::DeviceOfModel<Model>::type;
-  using Flat = nn::FlatParameters<D>;
-  using Replicas = std::vector<std::shared_ptr<Replica<Model>>>;  // number 0 is the model itself, and not in here
+/// Whether X is made from a template of types, such as std::vector.
+template <class X, template <class...> class Of>
+inline constexpr bool is_of = false;
+template <template <class...> class Of, class... Parts>
+inline constexpr bool is_of<Of<Parts...>, Of> = true;
+template <class X>
+inline constexpr bool is_array = false;
+template <class Element, std::size_t size>
+inline constexpr bool is_array<std::array<Element, size>> = size > 0;
+template <class X>
+inline constexpr bool is_vector = is_of<X, std::vector>;
+template <class X>
+inline constexpr bool is_map = is_of<X, std::map> || is_of<X, std::unordered_map>;
+template <class X>
+inline constexpr bool is_optional = is_of<X, std::optional>;
+template <class X>
+inline constexpr bool is_list = is_of<X, std::tuple> || is_of<X, std::pair>;  // of members of different types
+template <class X>
+concept IsTuple = is_list<X> || is_array<X>;
+/// A struct that lists its members, as `auto fields() { return std::tie(images, mask); }`.
+template <class X>
+concept HasFields = requires(X& x) {
+  x.fields();
+};
 
-  ReplicaGradients(const Flat& flat, D device, const Replicas& replicas, std::size_t used)
-      : flat_(flat), device_(device), replicas_(replicas), used_(used) {}
-
-  /// Before backward: one that failed may have left gradients on the copies.
-  void clear() const {
-    for_each_copy([](const auto&, const auto&, const auto& copy) { copy.parameter().set_grad_arrived(false); });
-  }
-
-  /// Into the flat buffers. Each worker has a part of the elements to itself, in all copies: which parameters have
-  /// gradients differs between them, and so do the pieces, but not whose an element is.
-  template <class Run>
-  void reduce(const Run& run) const {
-    struct Piece {
-      const Replica<Model>* replica;
-      std::size_t group, begin, count;
-      bool add;
-    };
-    std::vector<Piece> pieces;
-    for_each_copy([&](const auto& replica, const auto& entry, const auto& copy) {
-      if (!copy.parameter().grad_arrived()) return;
-      auto& to = entry.parameter();
-      const bool add = to.grad_arrived();
-      to.set_grad_arrived(true);
-      entry.named.handle.shared()->set_reached();
-      trace::sent(replica.device().index, trace::Traffic::gradients, to.size_bytes());
-      if (!pieces.empty() && pieces.back().replica == &replica && pieces.back().group == entry.group &&
-          pieces.back().add == add && pieces.back().begin + pieces.back().count == entry.begin)
-        pieces.back().count += entry.count;
-      else
-        pieces.push_back({&replica, entry.group, entry.begin, entry.count, add});
-    });
-    if (pieces.empty()) return;
-    struct Range {
-      std::size_t begin = static_cast<std::size_t>(-1), end = 0;
-    };
-    std::vector<Range> ranges(flat_.groups().size());  // that pieces lie in, by group
-    for (const Piece& piece : pieces) {
-      auto& [begin, end] = ranges[piece.group];
-      begin = std::min(begin, piece.begin);
-      end = std::max(end, piece.begin + piece.count);
+/// Whether `is` is true of the type of a tensor in an X, at any depth.
+template <class X, class Is>
+constexpr bool holds(const Is& is) {
+  if constexpr (Operand<X>) {
+    return is(std::type_identity<X>{});
+  } else if constexpr (IsTuple<X>) {
+    return [&]<std::size_t... I>(std::index_sequence<I...>) {
+      return (holds<std::remove_cvref_t<std::tuple_element_t<I, X>>>(is) || ...);
     }
-    // A GPU adds by itself, in the order of its stream.
-    const std::size_t workers = std::is_same_v<D, Cpu> ? used_ : 1;
-    run(workers, [&](std::size_t i) {
-      for (const Piece& piece : pieces) {
-        const auto [begin, end] = ranges[piece.group];
-        const auto share = [&, from = begin, count = static_cast<Index>(end - begin)](std::size_t worker) {
-          return from + static_cast<std::size_t>(share_begin(count, workers, worker));
-        };
-        const auto first = std::max(piece.begin, share(i)), last = std::min(piece.begin + piece.count, share(i + 1));
-        if (first >= last) continue;
-        const auto& group = flat_.groups()[piece.group];
-        add_gradients(group.dtype, static_cast<Index>(last - first), piece.replica->device(),
-                      piece.replica->flat().groups()[piece.group].grad(first), group.grad(first), piece.add);
+    (std::make_index_sequence<std::tuple_size_v<X>>{});
+  } else if constexpr (is_vector<X> || is_optional<X>) {
+    return holds<typename X::value_type>(is);
+  } else if constexpr (is_map<X>) {
+    return holds<typename X::mapped_type>(is);
+  } else if constexpr (HasFields<X>) {
+    return holds<decltype(std::declval<X&>().fields())>(is);
+  } else {
+    return false;
+  }
+}
+/// Whether there are tensors in an X.
+template <class X>
+inline constexpr bool holds_operands = holds<std::remove_cvref_t<X>>([](auto) { return true; });
+/// Whether there are GraphVariables.
+template <class X>
+inline constexpr bool holds_graph_variables = holds<std::remove_cvref_t<X>>([]<class V>(std::type_identity<V>) {
+  return is_graph_variable<V>;
+});
+/// Whether there are tensors without axes.
+template <class X>
+inline constexpr bool holds_scalars = holds<std::remove_cvref_t<X>>([]<class V>(std::type_identity<V>) {
+  return tensor_of<V>::rank == 0;
+});
+
+/// A tuple, pair or array, as X is, of these members.
+template <class X, class... Members>
+auto tuple_like(Members... members) {
+  if constexpr (is_of<X, std::pair>)
+    return std::pair<Members...>(std::move(members)...);
+  else if constexpr (is_array<X>)
+    return std::array{std::move(members)...};
+  else
+    return std::tuple<Members...>(std::move(members)...);
+}
+/// An empty map with X's keys.
+template <class Value, class Key, class Old, class Compare, class... Rest>
+std::map<Key, Value, Compare> map_like(const std::map<Key, Old, Compare, Rest...>&) {
+  return {};
+}
+template <class Value, class Key, class Old, class Hash, class Equal, class... Rest>
+std::unordered_map<Key, Value, Hash, Equal> map_like(const std::unordered_map<Key, Old, Hash, Equal, Rest...>&) {
+  return {};
+}
+
+/// Of values that are all there.
+template <class X>
+std::vector<const X*> pointers_to(const std::vector<std::optional<X>>& values) {
+  std::vector<const X*> pointers;
+  for (const auto& value : values) pointers.push_back(&*value);
+  return pointers;
+}
+
+/// What stands at one place in each of several values.
+template <class X, class Pick>
+auto picked(const std::array<const X*, 1>& values, const Pick& pick) {
+  return std::array{&pick(*values[0])};
+}
+template <class X, class Pick>
+auto picked(const std::vector<const X*>& values, const Pick& pick) {
+  std::vector<decltype(&pick(*values[0]))> places;
+  for (const X* value : values) places.push_back(&pick(*value));
+  return places;
+}
+
+/// Member I of a tuple, or of a struct's fields.
+template <std::size_t I, class X>
+const auto& member_of(const X& x) {
+  if constexpr (HasFields<X>)
+    return std::get<I>(const_cast<X&>(x).fields());  // references, through which nothing is written
+  else
+    return std::get<I>(x);
+}
+
+/// Base of what `map_tensors` calls. An own member takes the place of one of these.
+struct TensorFunction {
+  /// Whether an X is looked into; the function gets what is not.
+  template <class X>
+  static constexpr bool opens = holds_operands<X> && !Operand<X>;
+  /// Whether an X becomes one with more axes, so that it can't stand in a struct.
+  template <class X>
+  static constexpr bool adds_axis = false;
+  /// Whether it makes nothing of the tensors.
+  static constexpr bool looks_only = false;
+};
+
+/// The traversal of nested values. `values` points to one or more values of one type X: each device's, say. At each
+/// place where they have a tensor, `f` gets the pointers to all of theirs; what it returns takes the tensor's place in
+/// the value that is returned. A struct stays the same type. Throws ShapeError where vectors or maps have different
+/// sizes or keys, or some optionals a value and others none.
+template <class Values, class F>
+decltype(auto) map_tensors(const Values& values, const F& f) {
+  using X = std::remove_cvref_t<decltype(*values[0])>;
+  const X& first = *values[0];
+  [[maybe_unused]] const auto at = [&](const auto& pick) -> decltype(auto) {
+    return map_tensors(picked(values, pick), f);
+  };
+  if constexpr (!F::template opens<X>) {
+    return f(values);
+  } else if constexpr (IsTuple<X>) {
+    return [&]<std::size_t... I>(std::index_sequence<I...>) {
+      return tuple_like<X>(at([](const X& x) -> const auto& { return member_of<I>(x); })...);
+    }
+    (std::make_index_sequence<std::tuple_size_v<X>>{});
+  } else if constexpr (is_vector<X>) {
+    for (std::size_t i = 1; i < values.size(); ++i)
+      check<ShapeError>(values[i]->size() == first.size(), "DataParallel: replica ", i, " returned ", values[i]->size(),
+                        " values where replica 0 returned ", first.size());
+    const auto element = [&](std::size_t i) { return at([i](const X& x) -> const auto& { return x[i]; }); };
+    std::vector<decltype(element(0))> out;
+    for (std::size_t i = 0; i < first.size(); ++i) out.push_back(element(i));
+    return out;
+  } else if constexpr (is_map<X>) {
+    for (std::size_t i = 1; i < values.size(); ++i)
+      for (const auto& [key, value] : first)
+        check<ShapeError>(values[i]->size() == first.size() && values[i]->contains(key), "DataParallel: replica ", i,
+                          " returned a map with other keys than replica 0");
+    const auto element = [&](const auto& key) { return at([&](const X& x) -> const auto& { return x.at(key); }); };
+    auto out = map_like<decltype(element(first.begin()->first))>(first);
+    for (const auto& [key, value] : first) out.emplace(key, element(key));
+    return out;
+  } else if constexpr (is_optional<X>) {
+    for (std::size_t i = 1; i < values.size(); ++i)
+      check<ShapeError>(values[i]->has_value() == first.has_value(), "DataParallel: replica ", i,
+                        first ? " returned none where replica 0 returned a value"
+                              : " returned a value where replica 0 returned none");
+    const auto value = [&] { return at([](const X& x) -> const auto& { return *x; }); };
+    return first ? std::optional(value()) : std::optional<decltype(value())>();
+  } else {
+    X out = first;  // of handles
+    const auto field = [&]<std::size_t I>(std::integral_constant<std::size_t, I>) {
+      using Field = std::remove_cvref_t<std::tuple_element_t<I, decltype(out.fields())>>;
+      static_assert(!F::template adds_axis<Field>,
+                    "DataParallel: a field of a struct that the model returns has no axes, where a number for each "
+                    "device would go: return a tuple in the struct's place, or give the field one axis, of size 1");
+      if constexpr (holds_operands<Field> && !F::template adds_axis<Field>) {
+        const auto member = [](const X& x) -> const auto& { return member_of<I>(x); };
+        if constexpr (F::looks_only)
+          at(member);
+        else
+          std::get<I>(out.fields()) = at(member);
       }
-    });
+    };
+    [&]<std::size_t... I>(std::index_sequence<I...>) { (field(std::integral_constant<std::size_t, I>{}), ...); }
+    (std::make_index_sequence<std::tuple_size_v<decltype(out.fields())>>{});
+    return out;
+  }
+}
+
+template <class F>
+struct LookAtTensor : TensorFunction {
+  const F& f;
+  explicit LookAtTensor(const F& look) : f(look) {}
+  static constexpr bool looks_only = true;
+  template <class X>
+  bool operator()(const std::array<const X*, 1>& value) const {
+    if constexpr (Operand<X>) f(*value[0]);
+    return true;
+  }
+};
+/// Calls `f` with every tensor in `x`, at any depth.
+template <class X, class F>
+void for_each_tensor(const X& x, const F& f) {
+  map_tensors(std::array{&x}, LookAtTensor<F>(f));
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_NESTED_HPP
+
+namespace chorus {
+
+namespace detail {
+
+/// Where share `i` of `shares` begins among `count` samples: sizes differ by at most one, the first ones are larger.
+constexpr Index share_begin(Index count, std::size_t shares, std::size_t i) {
+  const auto n = static_cast<Index>(shares), at = static_cast<Index>(i);
+  return at * (count / n) + std::min(at, count % n);
+}
+
+/// Whether a Tensor or Variable has the axis along which it would be cut. One without goes to every device whole.
+template <Operand X>
+bool has_samples(const X& x, int dim) {
+  return batch_axis_of<X>(dim) < static_cast<int>(value_of(x).shape().size());
+}
+
+/// The number of samples that all inputs with samples have; 1 where there are none. Throws ShapeError where they
+/// differ.
+template <class... Inputs>
+Index batch_size(int dim, const Inputs&... inputs) {
+  std::optional<Index> batch;
+  [[maybe_unused]] const auto look = [&]<class X>(const X& x) {
+    if (!has_samples(x, dim)) return;
+    const int axis = batch_axis_of<X>(dim);
+    const Index size = value_of(x).size(axis);
+    check<ShapeError>(!batch || batch == size, "inputs have ", batch.value_or(size), " and ", size,
+                      " samples along axis ", axis,
+                      ": for an input that has them along another axis let it be batch_axis<1>(input)");
+    batch = size;
+  };
+  (for_each_tensor(inputs, look), ...);
+  return batch.value_or(1);
+}
+
+/// How many samples a rank's inputs have: the size of the first of them that has the axis. Others, of any size, belong
+/// to the samples or to the batch as a whole: a rank's model takes all as they are.
+template <class... Inputs>
+Index samples_of(int dim, const Inputs&... inputs) {
+  std::optional<Index> samples;
+  [[maybe_unused]] const auto look = [&]<class X>(const X& x) {
+    if (!samples && has_samples(x, dim)) samples = value_of(x).size(batch_axis_of<X>(dim));
+  };
+  (for_each_tensor(inputs, look), ...);
+  return samples.value_or(1);
+}
+
+}  // namespace detail
+
+namespace dp {
+
+/// A batch that is split along `dim` into one share for each of the first `devices` devices.
+struct Split {
+  Index batch = 1;
+  std::size_t devices = 1;
+  int dim = 0;
+
+  /// Of share `i`: its first sample, and how many samples it has.
+  Index begin(std::size_t i) const { return detail::share_begin(batch, devices, i); }
+  Index size(std::size_t i) const { return begin(i + 1) - begin(i); }
+};
+
+}  // namespace dp
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_SAMPLES_HPP
+
+namespace chorus::dp {
+
+/// The axis along which outputs, one of each device, are joined: the one that their type says (BatchAxis), else
+/// `split.dim`. Throws ShapeError where shapes differ in another axis; and where the samples lie along another axis: a
+/// state [layers, batch, hidden], joined along axis 0, would not be what one device gives. An output has its samples
+/// along `dim` if it has the same number of rows, one or more, for each of them there. One that has its device's share
+/// of them along another axis is refused. One that has them nowhere, such as a mean of shape [1], is joined.
+template <Operand Part>
+std::size_t joined_axis(const std::vector<const Part*>& parts, const Split& split) {
+  const int dim = detail::batch_axis_of<Part>(split.dim);
+  const auto axis = normalize_axis("DataParallel", dim, tensor_of<Part>::rank);
+  if (parts.size() == 1) return axis;
+  const auto& first = value_of(*parts[0]).shape();
+  const auto on_all = [&](const auto& holds) {
+    for (std::size_t i = 0; i < parts.size(); ++i)
+      if (!holds(value_of(*parts[i]).shape(), split.size(i))) return false;
+    return true;
+  };
+  if constexpr (detail::says_batch_axis<Part>) {
+    const bool right = on_all([&](const auto& shape, Index samples) { return shape[axis] == samples; });
+    check<ShapeError>(right, "DataParallel: an output says that its samples lie along axis ", dim, ": replica 0's, of ",
+                      split.size(0), " samples, has shape ", first);
+  } else if (const Index rows = first[axis] / split.size(0);
+             rows == 0 || !on_all([&](const auto& shape, Index samples) { return shape[axis] == rows * samples; })) {
+    for (std::size_t other = 0; other < first.size(); ++other)
+      if (other != axis && on_all([&](const auto& shape, Index samples) { return shape[other] == samples; }))
+        fail<ShapeError>("DataParallel: replica 0's output of shape ", first, " has its ", split.size(0),
+                         " samples along axis ", other, ", and outputs are joined along axis ", dim,
+                         ": let the model return batch_axis<", other, ">(output), or numbers of each device with one ",
+                         "axis alone");
+  }
+  for (std::size_t i = 1; i < parts.size(); ++i) {
+    auto expected = first;
+    expected[axis] = value_of(*parts[i]).shape()[axis];
+    check<ShapeError>(value_of(*parts[i]).shape() == expected, "DataParallel: replica ", i, "'s output of shape ",
+                      value_of(*parts[i]).shape(), " can't be joined to replica 0's of shape ", first, " along axis ",
+                      dim);
+  }
+  return axis;
+}
+
+}  // namespace chorus::dp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_JOINED_AXIS_HPP
+
+// <chorus/parallel/dp/mean_loss.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_MEAN_LOSS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_MEAN_LOSS_HPP
+/// How much each device's loss counts in the mean over the batch.
+
+namespace chorus::detail {
+
+/// The node of a vector that has a scalar from each device.
+class OfDeviceScalars {
+ public:
+  /// The scalars' nodes; null where there is none.
+  virtual std::vector<Node*> scalars() const = 0;
+
+ protected:
+  ~OfDeviceScalars() = default;
+};
+
+/// Calls `found(node)` on the nearest nodes behind `node`, itself included, for which it returns true, on ways through
+/// scalars and vectors.
+template <Real T, Device D, class Found>
+void search_tape(Node* node, const Found& found) {
+  if (node == nullptr) return;
+  std::vector<Node*> nodes{node};
+  for (std::size_t next = 0; next < nodes.size(); ++next) {
+    if (found(*nodes[next])) continue;
+    if (dynamic_cast<GradNode<T, 0, D>*>(nodes[next]) == nullptr &&
+        dynamic_cast<GradNode<T, 1, D>*>(nodes[next]) == nullptr)
+      continue;
+    nodes[next]->for_each_input(
+        [](Node& input, void* context) {
+          auto& known = *static_cast<std::vector<Node*>*>(context);
+          if (std::find(known.begin(), known.end(), &input) == known.end()) known.push_back(&input);
+        },
+        &nodes);
+  }
+}
+
+/// What each device's loss is a mean over. Several numbers where it is a sum of means, none where it is not known.
+template <Real T, Device D>
+std::vector<std::vector<double>> mean_over_of_devices(Node* losses, std::size_t devices) {
+  std::vector<std::vector<double>> over(devices);
+  search_tape<T, D>(losses, [&](Node& node) {
+    const auto* gathered = dynamic_cast<const OfDeviceScalars*>(&node);
+    if (gathered == nullptr) return false;
+    const auto scalars = gathered->scalars();
+    for (std::size_t i = 0; i < scalars.size() && i < devices; ++i)
+      search_tape<T, D>(scalars[i], [&](Node& scalar) {
+        if (scalar.is_loss()) over[i].push_back(scalar.mean_over());
+        return scalar.is_loss();
+      });
+    return true;
+  });
+  return over;
+}
+
+/// What share of the batch's mean each device's loss is, given the node of the vector of losses, of type
+/// GradNode<T, 1, D>: its share of what the losses are means over, as tokens, where the tape knows; else its share of
+/// the samples. Throws UsageError where the devices add up losses of which no one share is right.
+template <Real T, Device D>
+std::vector<double> loss_shares(Node* losses, const std::vector<Index>& samples) {
+  const auto shares_of = [](const auto& parts) {
+    const double whole = std::accumulate(parts.begin(), parts.end(), 0.0);
+    std::vector<double> shares;
+    for (const auto part : parts) shares.push_back(whole == 0 ? 1 : static_cast<double>(part) / whole);
+    return shares;
+  };
+  const auto over = mean_over_of_devices<T, D>(losses, samples.size());
+  for (const auto& device : over)
+    check<UsageError>(device.size() == over.front().size(),
+                      "DataParallel::mean_loss: of some devices' losses it is known what they are means over, and of "
+                      "others it is not; expected the same of all");
+  std::vector<double> shares;
+  for (std::size_t loss = 0; loss < over.front().size(); ++loss) {
+    std::vector<double> parts;
+    for (const auto& device : over) parts.push_back(device[loss]);
+    if (std::accumulate(parts.begin(), parts.end(), 0.0) == 0) continue;  // it is 0, whatever its share
+    const auto next = shares_of(parts);
+    if (shares.empty()) shares = next;
+    for (std::size_t i = 0; i < next.size(); ++i)
+      check<UsageError>(std::abs(next[i] - shares[i]) < 1e-6,
+                        "DataParallel::mean_loss: each device's loss is a sum of losses that are means over different "
+                        "numbers of tokens, samples or elements, of which no one share is right: let the model return "
+                        "each by itself, and add up what mean_loss makes of them");
+  }
+  return shares.empty() ? shares_of(samples) : shares;
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_MEAN_LOSS_HPP
+
+namespace chorus::dp {
+
+/// The node of a gathered output.
+template <Real T, int Rank, Device D>
+class GatherNode final : public GradNode<T, Rank, D>, public detail::OfDeviceScalars {
+ public:
+  GatherNode(const Tensor<T, Rank, D>& value, std::size_t axis, std::vector<Variable<T, Rank, D>> parts,
+             Ref<BackwardNode> backward)
+      : GradNode<T, Rank, D>("gather", value.shape(), value.device()),
+        axis_(static_cast<int>(axis)),
+        parts_(std::move(parts)),
+        backward_(std::move(backward)) {}
+
+  std::vector<Node*> scalars() const override {
+    std::vector<Node*> nodes;
+    for (const auto& part : parts_) nodes.push_back(part.node().get());
+    return nodes;
   }
 
-  /// The copies' parameters are skipped where the model's are.
-  void skip_as_original(bool skip) const {
-    for_each_copy([skip](const auto&, const auto& entry, const auto& copy) {
-      copy.named.handle.shared()->set_skipped(skip && entry.named.handle.shared()->skipped());
-    });
+  void backward(bool) override {
+    if (!this->has_grad()) return;
+    const auto grad = this->take_grad();
+    Index begin = 0;
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+      const auto& part = parts_[i];
+      const Index first = std::exchange(begin, begin + part.size(axis_));
+      if (!part.requires_grad()) continue;
+      part.node()->add(detail::on_device(grad.slice(axis_, first, begin), part.device(), trace::Traffic::outputs));
+      backward_->roots[i].push_back(part.node());
+    }
   }
-  /// Not into the flat buffers, but to where `grad` collects.
-  void reduce_diverted() const {
-    for_each_copy([](const auto& replica, const auto& entry, const auto& copy) {
-      auto& parameter = copy.parameter();
-      if (!parameter.grad_arrived()) return;
-      trace::sent(replica.device().index, trace::Traffic::gradients, parameter.size_bytes());
-      entry.parameter().add_grad_of(parameter);
-      parameter.set_grad_arrived(false);
-    });
+  void for_each_input(void (*visit)(Node&, void*), void* context) const override { visit(*backward_, context); }
+
+ private:
+  int axis_;
+  std::vector<Variable<T, Rank, D>> parts_;
+  Ref<BackwardNode> backward_;
+};
+
+/// A device's output as it is joined: a scalar gets an axis. Throws UsageError for an undefined one.
+template <Operand X>
+auto with_axis(const X& x, std::size_t device) {
+  if constexpr (tensor_of<X>::rank > 0) {
+    return x;
+  } else {
+    check<UsageError>(value_of(x).defined(), "DataParallel: replica ", device, " returned an undefined scalar");
+    return reshape(x, Shape<1>{1});
+  }
+}
+
+/// Joins outputs along `axis` on `device`.
+template <Operand Part, Device D>
+auto join(const std::vector<Part>& parts, std::size_t axis, D device) {
+  if (parts.size() == 1) return detail::on_device(value_of(parts[0]), device, trace::Traffic::outputs);
+  auto shape = value_of(parts[0]).shape();
+  for (std::size_t i = 1; i < parts.size(); ++i) shape[axis] += value_of(parts[i]).shape()[axis];
+  auto out = tensor_of<Part>::empty(shape, device);
+  const auto whole = detail::around_axis(shape, axis);
+  auto* to = out.data();
+  for (const Part& part : parts) {
+    const auto dense = contiguous(value_of(part));
+    const Index row = dense.shape()[axis] * whole.inner;
+    for (Index o = 0; o < whole.outer; ++o)
+      copy_bytes(device, to + o * whole.axis * whole.inner, dense.device(), dense.data() + o * row,
+                 static_cast<std::size_t>(row) * sizeof(*to));
+    if (dense.device() != device) trace::sent(dense.device().index, trace::Traffic::outputs, dense.bytes());
+    to += row;
+  }
+  return out;
+}
+
+/// Makes one output of those of all devices. Of what is no tensor all devices' values are returned, in a vector.
+template <class D>
+struct JoinOutputs : detail::TensorFunction {
+  const Split& split;
+  D device;
+  Ref<BackwardNode> backward;
+
+  JoinOutputs(const Split& how, D to, Ref<BackwardNode> on_tape)
+      : split(how), device(to), backward(std::move(on_tape)) {}
+
+  template <class X>
+  static constexpr bool opens =
+      !Operand<X> && (detail::holds_operands<X> || detail::is_list<X> || detail::HasFields<X>);
+  template <class X>
+  static constexpr bool adds_axis = detail::holds_scalars<X>;
+
+  template <class X>
+  auto operator()(const std::vector<const X*>& outputs) const {
+    if constexpr (AnyTensor<X>) {
+      const auto parts = with_axes(
+          outputs, [](const X& output) -> const auto& { return value_of(output); });
+      return detail::with_batch_axis_of<X>(join(parts, axis_of(outputs), device));
+    } else if constexpr (detail::is_variable<X> || detail::is_graph_variable<X>) {
+      auto parts = with_axes(
+          outputs, [](const X& output) -> const auto& { return detail::variable_of(output); });
+      bool wanted = false;
+      for (auto& part : parts) {
+        // A parameter that the model returns gets its gradient with the others', in its copy's own backward pass.
+        if (part.node() && part.node()->is_leaf()) part = reshape(part, part.shape());
+        wanted = wanted || part.requires_grad();
+      }
+      const auto axis = axis_of(outputs);
+      const auto value = join(parts, axis, device);
+      return detail::with_batch_axis_of<X>(on_tape(value, axis, std::move(parts), wanted));
+    } else {
+      std::vector<X> values;
+      for (const X* output : outputs) values.push_back(*output);
+      return values;
+    }
+  }
+
+ protected:
+  template <class X>
+  std::size_t axis_of(const std::vector<const X*>& outputs) const {
+    if constexpr (tensor_of<X>::rank == 0)
+      return 0;
+    else
+      return joined_axis(outputs, split);
+  }
+  /// `take(output)` of each, which has an axis then.
+  template <class X, class Take>
+  static auto with_axes(const std::vector<const X*>& outputs, const Take& take) {
+    std::vector<decltype(with_axis(take(*outputs[0]), 0))> parts;
+    for (const X* output : outputs) parts.push_back(with_axis(take(*output), parts.size()));
+    return parts;
   }
 
  private:
-  // For each parameter on each other device: the replica, the model's entry, the replica's.
-  template <class F>
-  void for_each_copy(const F& f) const {
-    for (std::size_t r = 1; r < used_; ++r)
-      for (std::size_t e = 0; e < flat_.entries().size(); ++e)
-        f(*replicas_[r - 1], flat_.entries()[e], replicas_[r - 1]->flat().entries()[e]);
+  template <Real T, int Rank>
+  Variable<T, Rank, D> on_tape(const Tensor<T, Rank, D>& value, std::size_t axis,
+                               std::vector<Variable<T, Rank, D>> parts, bool wanted) const {
+    if (!wanted) return Variable<T, Rank, D>(value);
+    return {value, Ref<GradNode<T, Rank, D>>(new GatherNode<T, Rank, D>(value, axis, std::move(parts), backward))};
+  }
+};
+
+/// What the model returned on all devices as one value on `device`: tensors are joined, at any depth of tuples, pairs,
+/// arrays, vectors, maps, optionals and structs with `fields()`. A struct stays the same type, so that none of its
+/// fields may be a scalar, which becomes a vector. Throws ShapeError for what can't be joined (`joined_axis`,
+/// `map_tensors`). Backward goes on from the result to `backward`.
+template <template <class> class Join = JoinOutputs, class Output, Device D>
+auto gather(const std::vector<std::optional<Output>>& outputs, const Split& split, D device,
+            const Ref<BackwardNode>& backward) {
+  return detail::map_tensors(detail::pointers_to(outputs), Join<D>(split, device, backward));
+}
+
+}  // namespace chorus::dp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_GATHER_HPP
+
+// <chorus/parallel/dp/gathered_scalars.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_GATHERED_SCALARS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_GATHERED_SCALARS_HPP
+/// Scalars that a model returns under DataParallel: one a device.
+
+namespace chorus::detail {
+
+/// Makes the mean of losses over a batch out of those over its shares, and warns of taking the one for the other.
+class GatheredScalars {
+ public:
+  /// A forward pass has shared `batch` samples out to `devices`, which return `scalars` or not.
+  void begin_pass(Index batch, std::size_t devices, bool scalars) {
+    if (pending_ && !known_) {
+      known_ = true;
+      say(cat("warning: DataParallel: the model returns scalars: what is gathered is a vector with one for each of ",
+              shares_.size(), " devices, whose plain mean is not the batch's where shares differ. mean_loss makes the ",
+              "mean over the batch out of losses"));
+    }
+    pending_ = scalars && devices > 1;
+    shares_.clear();
+    for (std::size_t i = 0; i < devices; ++i)
+      shares_.push_back(share_begin(batch, devices, i + 1) - share_begin(batch, devices, i));
   }
 
-  // `to`, on the first device, becomes or grows by `from`, on a copy's.
-  void add_gradients(DType dtype, Index count, D where, const std::byte* from, std::byte* to, bool add) const {
-    const auto bytes = static_cast<std::size_t>(count) * size_of(dtype);
-    if (!add) return copy_bytes(device_, to, where, from, bytes);
-    Storage<D> near;
-    if constexpr (!std::is_same_v<D, Cpu>)
-      if (where != device_) {  // a copy waits for the other device's stream, a kernel would not
-        near = Storage<D>(device_, bytes);
-        copy_bytes(device_, near.data(), where, from, bytes);
-        from = static_cast<const std::byte*>(near.data());
-      }
-    if (dtype == DType::f32)
-      kernels::axpy(device_, count, 1.0f, reinterpret_cast<const float*>(from), reinterpret_cast<float*>(to));
-    else
-      kernels::axpy(device_, count, 1.0, reinterpret_cast<const double*>(from), reinterpret_cast<double*>(to));
+  /// See DataParallel::mean_loss.
+  template <Real T, Device D>
+  Variable<T, 0, D> mean(const Variable<T, 1, D>& losses) const {
+    known_ = true;
+    check<ShapeError>(losses.numel() == static_cast<Index>(shares_.size()), "DataParallel::mean_loss: got ",
+                      losses.numel(), " losses of the last forward pass, which ran on ", shares_.size(), " devices");
+    std::vector<T> weights;
+    for (const double share : loss_shares<T, D>(losses.node().get(), shares_)) weights.push_back(static_cast<T>(share));
+    const auto values = losses.value().to_vector();
+    const T mean = std::inner_product(values.begin(), values.end(), weights.begin(), T{0});
+    return record(
+        "mean_loss", Tensor<T, 0, D>::full({}, mean, losses.device()),
+        [weights](const auto& dy, auto dx) {
+          auto grads = weights;
+          for (T& grad : grads) grad *= dy.item();
+          dx->add(Tensor<T, 1, D>::from(grads, {static_cast<Index>(grads.size())}, dy.device()));
+        },
+        losses);
   }
 
-  const Flat& flat_;
-  D device_;
-  const Replicas& replicas_;
-  std::size_t used_;
+ private:
+  std::vector<Index> shares_;   // samples of each device in the last forward pass
+  bool pending_ = false;        // it returned scalars
+  mutable bool known_ = false;  // the caller knows what they are
 };
 
 }  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_REPLICA_GRADIENTS_HPP
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_GATHERED_SCALARS_HPP
 
-// <chorus/parallel/dp/replica_threads.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_REPLICA_THREADS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_REPLICA_THREADS_HPP
-/// The threads in which a model's copies run, and the errors they throw.
+// <chorus/parallel/dp/parallel_apply.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_PARALLEL_APPLY_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_PARALLEL_APPLY_HPP
+/// Step 3, parallel apply: all devices work at once, each in a thread of its own.
+
+// <chorus/parallel/dp/deadline.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEADLINE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEADLINE_HPP
+/// An extension of step 3: what happens where a copy of the model does not come back.
+
+namespace chorus::dp {
+
+/// The model's code on another device than the first may hang, and a thread can't be stopped. Such a one is left to
+/// itself, with all tensors that it works with, and the calling thread throws; other arguments, which it has by
+/// reference, should live on. The next pass waits for it. The first device works in the calling thread, where nothing
+/// can be thrown if it hangs: others that wait for it in SyncBatchNorm end the process, five deadlines after theirs.
+class Deadline {
+ public:
+  Deadline(std::vector<std::string> names, std::chrono::milliseconds timeout)
+      : names_(std::move(names)), timeout_(timeout) {}
+
+  /// How long the first device waits for the others once it has ended.
+  std::chrono::milliseconds timeout() const { return timeout_; }
+
+  /// Waits for threads that were left to themselves. Throws TimeoutError for one that still has not come back.
+  void await(const DeviceThreads& threads) const {
+    threads.await(timeout_);
+    const auto late = threads.at_work();
+    if (late.empty()) return;
+    fail<TimeoutError>("DataParallel: ", names_of(late), " has not come back from an earlier pass, ",
+                       "which was given up; waited ", timeout_.count(), " ms more");
+  }
+
+  /// Throws TimeoutError for the devices that are late. What `culprit` has thrown may say why they are.
+  [[noreturn, gnu::cold]] void fail_without(const std::vector<std::size_t>& late, std::optional<std::size_t> culprit,
+                                            const std::vector<std::exception_ptr>& errors) const {
+    std::string reason;
+    try {
+      if (culprit && errors[*culprit]) rethrow_with(errors[*culprit], cat("; ", names_[*culprit], ": "));
+    } catch (const std::exception& error) {
+      reason = error.what();
+    } catch (...) {
+      reason = cat("; ", names_[*culprit], " has thrown what is no std::exception");
+    }
+    fail<TimeoutError>("DataParallel: ", names_of(late), " did not come back within ", timeout_.count(),
+                       " ms of the first device", reason, ". A thread can't be stopped: it is left to itself; the ",
+                       "model can be saved, and the next pass waits for the thread");
+  }
+
+ private:
+  std::string names_of(const std::vector<std::size_t>& devices) const {
+    std::string out;
+    for (const std::size_t i : devices) out += (out.empty() ? "" : ", ") + names_[i];
+    return out;
+  }
+
+  std::vector<std::string> names_;
+  std::chrono::milliseconds timeout_;
+};
+
+}  // namespace chorus::dp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEADLINE_HPP
 
 // <chorus/parallel/dp/thread_batch_group.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_THREAD_BATCH_GROUP_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DP_THREAD_BATCH_GROUP_HPP
-/// The devices of one process as a BatchGroup: each is served by a thread, and they meet to add up their numbers.
+/// An extension of step 3 for SyncBatchNorm: the threads of the devices are a BatchGroup, which meet to add up their
+/// numbers. Each wait has a deadline.
 
-// <chorus/parallel/dp/thread_meeting.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_THREAD_MEETING_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_THREAD_MEETING_HPP
-/// Where the threads of one process's devices meet to put numbers together; each wait has a deadline.
-
-namespace chorus::detail {
+namespace chorus::dp {
 
 /// A meeting of threads that have a common task, again and again. Once a member has ended its task, has thrown, or has
 /// not come within `timeout`, nobody meets any more in this task: the others throw errors that name it.
@@ -32154,7 +32835,7 @@ class ThreadMeeting {
     };
     const auto lock = meet(
         member, [&] { values_[member].assign(values.begin(), values.end()); }, add_up);
-    check<UsageError>(total_.size() == values.size(), different_layers);
+    check<UsageError>(total_.size() == values.size(), detail::different_layers);
     std::copy(total_.begin(), total_.end(), values.begin());
   }
   /// What each member gives.
@@ -32213,11 +32894,11 @@ class ThreadMeeting {
   void await_first(std::unique_lock<std::mutex>& lock) {
     const auto back = [&] { return members_[0] != Member::at_work; };
     if (back()) return;
-    say(cat("warning: SyncBatchNorm under DataParallel: ", names_[0], " did not come within ", timeout_.count(),
-            " ms; the error is thrown when it has come to an end"));
+    detail::say(cat("warning: SyncBatchNorm under DataParallel: ", names_[0], " did not come within ", timeout_.count(),
+                    " ms; the error is thrown when it has come to an end"));
     if (change_.wait_for(lock, patience * timeout_, back)) return;
-    say(cat("error: DataParallel: ", names_[0], ", in the thread that called, does not come to an end: so the process ",
-            "ends"));
+    detail::say(cat("error: DataParallel: ", names_[0],
+                    ", in the thread that called, does not come to an end: so the process ", "ends"));
     std::terminate();
   }
   std::string names_of(Member state) const {
@@ -32240,12 +32921,8 @@ class ThreadMeeting {
   std::optional<Culprit> culprit_;
 };
 
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_THREAD_MEETING_HPP
-
-namespace chorus::detail {
-
-/// One device's place in it. The outputs are joined before the loss, so gradients are those of the whole batch already.
+/// One device's place in a meeting, as a BatchGroup. The outputs are joined before the loss, so gradients are those of
+/// the whole batch already.
 class ThreadBatchGroup final : public BatchGroup {
  public:
   ThreadBatchGroup(std::shared_ptr<ThreadMeeting> meeting, std::size_t member)
@@ -32321,274 +32998,144 @@ class ThreadBatchGroups {
   std::vector<Set> of_;  // by the number of members
 };
 
-}  // namespace chorus::detail
+}  // namespace chorus::dp
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_THREAD_BATCH_GROUP_HPP
 
-namespace chorus::detail {
+namespace chorus::dp {
 
-/// Runs tasks on the first devices at once, and throws what one of them has thrown, with the copy's name before it.
-///
-/// What the library does itself comes to an end. A model's code may not, and a thread can't be stopped: such a one is
-/// left to itself, with all that it works with, and the calling thread throws.
-class ReplicaThreads {
+/// Runs tasks on the first devices at once, and throws what one of them has thrown, with its copy's name in front.
+class ParallelApply {
  public:
   using Task = DeviceThreads::Task;
 
-  /// `names`: one for each device's copy of the model.
-  ReplicaThreads(std::vector<std::string> names, std::chrono::milliseconds timeout)
-      : names_(std::move(names)), timeout_(timeout), groups_(names_, timeout), threads_(names_.size()) {}
+  /// `names`: what errors call each device's copy of the model.
+  ParallelApply(std::vector<std::string> names, std::chrono::milliseconds timeout)
+      : names_(std::move(names)), deadline_(names_, timeout), groups_(names_, timeout), threads_(names_.size()) {}
 
   DeviceThreads& threads() { return threads_; }
 
-  /// Before anything else of a pass: waits for threads that were left to themselves. Throws TimeoutError for one that
-  /// still has not come back.
-  void await() {
-    threads_.await(timeout_);
-    const auto late = threads_.at_work();
-    check<TimeoutError>(late.empty(), "DataParallel: ", names_of(late), " has not come back from an earlier pass, ",
-                        "which was given up; waited ", timeout_.count(), " ms more");
-  }
+  /// Before anything else of a pass: no thread is at work any more. Throws TimeoutError where one is.
+  void await() { deadline_.await(threads_); }
 
-  /// Calls `task(i)` for the first `used` devices.
+  /// Calls `task(i)` for the first `used` devices. It is the library's own code, and comes to an end.
   void run(std::size_t used, const Task& task) {
     const auto& errors = threads_.run(used, task);
     const auto first = std::find_if(errors.begin(), errors.end(), [](const auto& error) { return error != nullptr; });
     if (first != errors.end()) fail_for(static_cast<std::size_t>(first - errors.begin()), errors);
   }
 
-  /// The model's own code: for the first `used` devices `prepare(i)`, and then `pass(i)`, in which SyncBatchNorm's
-  /// copies meet; `recorded`: as one graph. `prepare` comes to an end; `pass` may not, and owns what it touches. Where
-  /// some fail because one has, its error is thrown; TimeoutError names those who have not come back in time.
-  void run_together(std::size_t used, bool recorded, const Task& prepare, Task pass) {
+  /// The same for the model's code, in which the copies of a SyncBatchNorm meet; `recorded`: as one graph. Where some
+  /// throw because one has, its error is thrown. The code may not come to an end: so the task owns what it works with
+  /// (see Deadline).
+  void operator()(std::size_t used, Task task, bool recorded = false) {
     groups_.begin(used, recorded);
-    const auto shared = std::make_shared<Shared>();
-    shared->pass = std::move(pass);
-    threads_.run(used, std::make_shared<const Task>([this, used, &prepare, shared](std::size_t i) {
-                   Preparing preparing{shared.get()};
+    threads_.run(used, std::make_shared<const Task>([this, used, task = std::move(task)](std::size_t i) {
                    const ThreadBatchGroups::Membership membership(groups_, used, i);
-                   prepare(i);
-                   preparing.end();
-                   shared->pass(i);
+                   task(i);
                  }),
-                 timeout_);
-    auto late = threads_.at_work();
-    if (!late.empty()) {
-      for (auto done = shared->prepared.load(); done < used; done = shared->prepared.load())
-        shared->prepared.wait(done);
-      late = threads_.at_work();
-    }
-    const auto& errors = threads_.collect();  // of those that have ended meanwhile, too
-    if (!late.empty()) fail_without(late, groups_.culprit(used), errors);
-    if (const auto culprit = groups_.culprit(used)) fail_for(*culprit, errors);
+                 deadline_.timeout());
+    const auto late = threads_.at_work();
+    const auto& errors = threads_.collect();
+    const auto culprit = groups_.culprit(used);
+    if (!late.empty()) deadline_.fail_without(late, culprit, errors);
+    if (culprit) fail_for(*culprit, errors);
     if (errors[0]) fail_for(0, errors);  // one device has no group
   }
 
  private:
-  /// What the threads of a pass own together.
-  struct Shared {
-    Task pass;
-    std::atomic<std::size_t> prepared{0};
-  };
-  /// One thread's part of `prepare`, whether it ends well or not.
-  struct Preparing {
-    Shared* shared;
-    void end() {
-      if (shared == nullptr) return;
-      ++shared->prepared;
-      std::exchange(shared, nullptr)->prepared.notify_all();
-    }
-    ~Preparing() { end(); }
-  };
-
   [[noreturn, gnu::cold]] void fail_for(std::size_t i, const std::vector<std::exception_ptr>& errors) const {
     rethrow_with(errors[i], cat("DataParallel: ", names_[i], ": "));
   }
-  /// What another device has thrown may say why they don't come.
-  [[noreturn, gnu::cold]] void fail_without(const std::vector<std::size_t>& late, std::optional<std::size_t> culprit,
-                                            const std::vector<std::exception_ptr>& errors) const {
-    std::string reason;
-    try {
-      if (culprit && errors[*culprit]) rethrow_with(errors[*culprit], cat("; ", names_[*culprit], ": "));
-    } catch (const std::exception& error) {
-      reason = error.what();
-    } catch (...) {
-      reason = cat("; ", names_[*culprit], " has thrown what is no std::exception");
-    }
-    fail<TimeoutError>("DataParallel: ", names_of(late), " did not come back within ", timeout_.count(),
-                       " ms of the first device", reason, ". A thread can't be stopped: it is left to itself; the ",
-                       "model can be saved, and the next pass waits for the thread");
-  }
-  std::string names_of(const std::vector<std::size_t>& devices) const {
-    std::string out;
-    for (const std::size_t i : devices) out += (out.empty() ? "" : ", ") + names_[i];
-    return out;
-  }
 
   std::vector<std::string> names_;
-  std::chrono::milliseconds timeout_;
+  Deadline deadline_;
   ThreadBatchGroups groups_;
   DeviceThreads threads_;
 };
 
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_REPLICA_THREADS_HPP
+}  // namespace chorus::dp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_PARALLEL_APPLY_HPP
 
-// <chorus/parallel/one_process_policy.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_ONE_PROCESS_POLICY_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_ONE_PROCESS_POLICY_HPP
-/// What the policies of one process share, where there is nobody else to ask.
+// <chorus/parallel/dp/pass.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_PASS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_PASS_HPP
+/// One forward pass of DataParallel: what the devices' threads work with, even where one comes back late.
 
-// <chorus/parallel/join.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_JOIN_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_JOIN_HPP
-/// Loops over batches of which ranks have different numbers.
+// <chorus/parallel/dp/scatter.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_SCATTER_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_SCATTER_HPP
+/// Step 1, scatter: each device gets its share of the inputs. In backward the gradients of the shares go back.
 
-namespace chorus {
+namespace chorus::dp {
 
-struct JoinOptions {
-  /// All ranks throw as soon as one has run out of batches, instead of going on without it. For models whose forward or
-  /// backward has collectives of its own, which the ranks that have ended don't know of (SyncBatchNorm).
-  bool throw_on_early_termination = false;
-  /// What `body` does behind each averaged backward pass: as a rule clipping, and `optimizer.step()`. Ranks that have
-  /// ended do it, too, with the same averages, so that the optimizer's state stays the same on all ranks; a
-  /// ShardedOptimizer needs that, and so does a ParameterServer, whose rank 0 steps for all. Without, parameters and
-  /// buffers are the same afterwards, but momenta are not. Under a GradScaler it is `scaler.step(optimizer)`.
-  std::function<void()> step = {};
-};
-
-/// What has come of keeping others company in a pass: there was none, for all have ended; a pass whose gradients were
-/// not averaged; one whose gradients were.
-enum class JoinedPass { none, passed, averaged };
-
-namespace detail {
-
-/// What a net is told of the join that begins.
-struct JoinFacts {
-  bool throw_early;  ///< JoinOptions::throw_on_early_termination
-  bool steps;        ///< whether ranks that have ended do something behind this net's averaged passes
-};
-
-/// A net that takes part in `join`: `begin_join` and `end_join` are around all of it; `begin_company` when this rank
-/// has run out of batches; `keep_company` takes part in the collectives of a pass of others; `end_company` when all
-/// have ended.
-template <class Net>
-concept JoinedNet = requires(Net& net, const JoinFacts& facts) {
-  net.begin_join(facts);
-  net.begin_company();
-  { net.keep_company() } -> std::same_as<JoinedPass>;
-  net.end_company();
-  net.end_join();
-};
-
-template <class Joined>
-class JoinScope {
- public:
-  JoinScope(const Joined&, const JoinFacts&) {}
-};
-template <JoinedNet Net>
-class JoinScope<Net> {
- public:
-  JoinScope(Net& net, const JoinFacts& facts) : net_(&net) { net.begin_join(facts); }
-  JoinScope(JoinScope&& other) noexcept : net_(std::exchange(other.net_, nullptr)) {}
-  ~JoinScope() {
-    if (net_ != nullptr) net_->end_join();
-  }
-
- private:
-  Net* net_;
-};
-
-/// Whether a function follows each of `Joined`.
-template <class... Joined>
-constexpr std::array<bool, sizeof...(Joined)> before_function() {
-  const std::array<bool, sizeof...(Joined)> is_net{JoinedNet<Joined>...};
-  std::array<bool, sizeof...(Joined)> out{};
-  for (std::size_t i = 0; i + 1 < out.size(); ++i) out[i] = !is_net[i + 1];
-  return out;
+/// Adds the gradient of a device's share to the gradient of the input: to its range of `axis` that begins with sample
+/// `begin`, or where the input was not cut to all of it.
+template <class T, int Rank, class D>
+void return_gradient(const Variable<T, Rank, D>& share, GradNode<T, Rank, D>& input, bool cut, int axis, Index begin) {
+  if (!share.grad().defined()) return;
+  const auto part = detail::on_device(share.grad(), input.device(), trace::Traffic::inputs);
+  share.zero_grad();
+  if (input.skipped()) return;
+  if (!cut) return input.add(part);
+  const bool first = !input.has_grad();
+  const auto target = input.target();
+  if (first) zero_bytes(input.device(), target.data(), target.grad.bytes());
+  kernels::put_block(input.device(), detail::around_axis(input.shape(), static_cast<std::size_t>(axis)), begin,
+                     part.size(axis), part.data(), target.data(), true);
 }
 
-}  // namespace detail
+/// Makes device `number`'s share of each tensor in an input: the samples that are its own, or where there is no such
+/// axis the whole. Of a Variable that wants a gradient the share is a leaf, whose gradient goes back later. What has no
+/// tensors in it is the same object for all devices.
+template <class D>
+struct MakeShare : detail::TensorFunction {
+  const Split& split;
+  std::size_t number;
+  D device;
+  GradientReturns& returns;
 
-/// Runs `body`, a loop over batches of which ranks may have different numbers. A rank that has ended takes part in the
-/// others' collectives, with no samples, until all have. In each iteration `body` makes a forward and a backward pass
-/// through each of the nets among `joined`, one after the other in this order, and no other collective calls but those
-/// of the functions among `joined`, such as the steps of sharded optimizers, each behind the net in front of it:
-///
-///   ch::join(loop, {}, net, [&] { optimizer.step(); }, other_net, [&] { other_optimizer.step(); });
-///
-/// Only ranks that have ended call these functions, and `options.step` at the iteration's end. Nets of one process may
-/// be among them, too: for them there is nothing to do. Gradients that are left behind it are each rank's own: the next
-/// loop begins with `zero_grad`.
-template <class Body, class... Joined>
-void join(const Body& body, const JoinOptions& options, Joined&&... joined) {
-  constexpr auto before_function = detail::before_function<std::remove_reference_t<Joined>...>();
-  std::size_t at = 0;
-  const auto next = [&] {
-    return detail::JoinFacts{options.throw_on_early_termination, options.step || before_function[at++]};
-  };
-  const std::tuple<detail::JoinScope<std::remove_reference_t<Joined>>...> scopes{
-      detail::JoinScope<std::remove_reference_t<Joined>>(joined, next())...};
-  body();
-  const auto for_nets = [&](const auto& f) {
-    const auto one = [&](auto& some) {
-      if constexpr (detail::JoinedNet<std::remove_reference_t<decltype(some)>>) f(some);
-    };
-    (one(joined), ...);
-  };
-  for_nets([](auto& net) { net.begin_company(); });
-  for (bool any = true; any;) {
-    any = false;
-    bool averaged = false;
-    JoinedPass pass = JoinedPass::none;
-    const auto keep_company = [&](auto& some) {
-      if constexpr (detail::JoinedNet<std::remove_reference_t<decltype(some)>>) {
-        pass = some.keep_company();
-        any = any || pass != JoinedPass::none;
-        averaged = averaged || pass == JoinedPass::averaged;
-      } else if (pass == JoinedPass::averaged) {
-        some();
+  MakeShare(const Split& how, std::size_t i, D to, GradientReturns& back)
+      : split(how), number(i), device(to), returns(back) {}
+
+  template <class X>
+  decltype(auto) operator()(const std::array<const X*, 1>& input) const {
+    const X& x = *input[0];
+    if constexpr (!Operand<X>) {
+      return (x);
+    } else {
+      const bool cut = detail::has_samples(x, split.dim);
+      const int axis = detail::batch_axis_of<X>(split.dim);
+      const Index begin = split.begin(number);
+      const auto& whole = value_of(x);
+      const auto share = detail::on_device(cut ? whole.slice(axis, begin, begin + split.size(number)) : whole, device,
+                                           trace::Traffic::inputs);
+      if constexpr (AnyTensor<X>) {
+        return detail::with_batch_axis_of<X>(share);
+      } else {
+        const auto node = node_of(x);
+        const Variable leaf(share, node && grad_enabled());
+        if (leaf.requires_grad()) returns.push_back({node, [=] { return_gradient(leaf, *node, cut, axis, begin); }});
+        return detail::with_batch_axis_of<X>(leaf);
       }
-    };
-    (keep_company(joined), ...);
-    if (averaged && options.step) options.step();
+    }
   }
-  for_nets([](auto& net) { net.end_company(); });
-}
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_JOIN_HPP
-
-// <chorus/parallel/no_sync.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_NO_SYNC_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_NO_SYNC_HPP
-/// The scope in which a distributed policy adds up gradients on each rank by itself.
-
-namespace chorus {
-
-/// Made by a policy's `no_sync()`.
-class NoSync {
- public:
-  /// Where there is nothing to switch off: gradients add up in any case.
-  NoSync() = default;
-  explicit NoSync(bool& sync) : sync_(&sync), before_(std::exchange(sync, false)) {}
-  ~NoSync() {
-    if (sync_ != nullptr) *sync_ = before_;
-  }
-  NoSync(const NoSync&) = delete;
-  NoSync& operator=(const NoSync&) = delete;
-
- private:
-  bool* sync_ = nullptr;
-  bool before_ = true;
 };
 
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_NO_SYNC_HPP
+/// Device `number`'s share of the inputs, as a tuple. `returns` gets what brings the gradients back.
+template <template <class> class Make = MakeShare, Device D, class... Inputs>
+auto scatter(const Split& split, std::size_t number, D device, GradientReturns& returns, const Inputs&... inputs) {
+  const Make<D> share(split, number, device, returns);
+  return std::tuple<decltype(detail::map_tensors(std::array{&inputs}, share))...>{
+      detail::map_tensors(std::array{&inputs}, share)...};
+}
 
-// <chorus/parallel/policy.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_POLICY_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_POLICY_HPP
-/// What all policies share: the model, its flat parameters, its samples and its random numbers.
+/// What `scatter` makes of such inputs.
+template <template <class> class Make, Device D, class... Inputs>
+using Shares =
+    decltype(scatter<Make>(Split{}, 0, D{}, std::declval<GradientReturns&>(), std::declval<const Inputs&>()...));
+
+}  // namespace chorus::dp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_SCATTER_HPP
 
 // <chorus/parallel/unlisted_parameters.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_UNLISTED_PARAMETERS_HPP
@@ -32647,6 +33194,513 @@ class WatchScope {
 
 }  // namespace chorus::detail
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_UNLISTED_PARAMETERS_HPP
+
+#include <latch>
+
+namespace chorus::dp {
+
+/// Calls a model with the inputs in a tuple.
+template <class Model, class Shares>
+auto call(Model& model, const Shares& shares) {
+  return std::apply([&](const auto&... own) { return model.forward(own...); }, shares);
+}
+
+/// `Shares`: the tuple of a device's inputs.
+template <class Model, class Shares>
+class Pass {
+ public:
+  using Output = decltype(call(std::declval<Model&>(), std::declval<const Shares&>()));
+
+  /// `random`: the whole batch's. `watch`: of the first device's parameters, or null.
+  Pass(const Split& how, Model& model, const Replicas<Model>& replicas, const RandomContext& random,
+       std::shared_ptr<detail::UnlistedParameters> watch)
+      : split(how),
+        shares(how.devices),
+        returns(how.devices),
+        outputs(how.devices),
+        first_(model),
+        copies_(replicas.copies()),
+        random_(random),
+        watch_(std::move(watch)),
+        drew_(how.devices),
+        prepared_(static_cast<std::ptrdiff_t>(how.devices)) {}
+
+  /// In the thread of device `i`: calls `task`, which comes to an end, and waits until it has on all devices. What the
+  /// first device's model writes into its buffers, the others have copied before.
+  template <class Task>
+  void prepare(const Task& task) {
+    struct Wait {
+      std::latch& all;
+      ~Wait() { all.arrive_and_wait(); }
+    } wait{prepared_};
+    const GradMode mode(grad_);
+    task();
+  }
+
+  /// In the thread of device `i`: its copy of the model makes its output of its share.
+  void forward(std::size_t i) {
+    const GradMode mode(grad_);
+    RandomContext context = random_;
+    context.first_sample = [this, i] { return split.begin(i); };
+    context.samples = split.size(i);
+    context.devices = static_cast<int>(split.devices);
+    context.dim = split.dim;
+    context.is_share = [this](std::int64_t samples) {
+      return samples == split.size(0) || samples == split.size(split.devices - 1);
+    };
+    if (i > 0) context.device = copies_[i - 1]->device().index;
+    const RandomScope random_scope(context);
+    const detail::WatchScope watch_scope(i == 0 ? watch_ : nullptr);
+    outputs[i].emplace(call(i == 0 ? first_ : copies_[i - 1]->model(), *shares[i]));
+    drew_[i] = context.drew;
+  }
+
+  /// Whether random operations have drawn numbers on any device.
+  bool drew() const { return std::find(drew_.begin(), drew_.end(), true) != drew_.end(); }
+
+  const Split split;
+  // By device.
+  std::vector<std::optional<Shares>> shares;
+  std::vector<GradientReturns> returns;
+  std::vector<std::optional<Output>> outputs;
+
+ private:
+  Model& first_;
+  typename Replicas<Model>::Copies copies_;
+  RandomContext random_;
+  std::shared_ptr<detail::UnlistedParameters> watch_;
+  bool grad_ = grad_enabled();
+  std::vector<char> drew_;
+  std::latch prepared_;
+};
+
+}  // namespace chorus::dp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_PASS_HPP
+
+// <chorus/parallel/dp/recorded.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_RECORDED_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_RECORDED_HPP
+/// An extension for gradients of gradients: where an input is a GraphVariable, all devices' work is one graph on the
+/// tape. Each copy between devices is an operation of it: of the parameters (PyTorch's Broadcast, whose reverse adds
+/// the gradients up), of inputs and of outputs. Who has a GraphVariable has included ops/higher_order.hpp; this header
+/// does without, for the sake of programs that have none.
+
+namespace chorus::dp {
+
+/// Whether a forward pass on such inputs is recorded as one graph.
+template <class... Inputs>
+inline constexpr bool is_recorded = (detail::holds_graph_variables<Inputs> || ...);
+
+/// Makes `copy`, a replica's parameter that has the numbers of `original`, stand for a copy on the tape.
+template <Real T, int Rank, Device D>
+void record_parameter_copy(ParameterOn<D>& original, ParameterOn<D>& copy) {
+  auto& from = static_cast<ParameterNode<T, Rank, D>&>(original);
+  const auto& to = static_cast<const ParameterNode<T, Rank, D>&>(copy);
+  copy.set_origin(detail::record_copy(to.value(), GraphVariable(from.as_variable()), trace::Traffic::gradients).node());
+}
+/// The same for one of any type. Throws UsageError for more axes than a convolution's weight has.
+template <Device D>
+void record_parameter_copy(ParameterOn<D>& original, ParameterOn<D>& copy) {
+  const auto of_rank = [&]<int Rank>(std::integral_constant<int, Rank>) {
+    if (original.extents().size() != Rank) return false;
+    if (original.dtype() == DType::f32)
+      record_parameter_copy<float, Rank>(original, copy);
+    else
+      record_parameter_copy<double, Rank>(original, copy);
+    return true;
+  };
+  const bool known = [&]<int... Rank>(std::integer_sequence<int, Rank...>) {
+    return (of_rank(std::integral_constant<int, Rank>{}) || ...);
+  }
+  (std::make_integer_sequence<int, 6>{});
+  check<UsageError>(known, "DataParallel: a parameter of ", original.extents().size(),
+                    " axes can't be copied to devices for GraphVariables: 5 are the most");
+}
+
+/// MakeShare, where Variables become GraphVariables.
+template <class D>
+struct MakeRecordedShare : MakeShare<D> {
+  using MakeShare<D>::MakeShare;
+  template <class X>
+  decltype(auto) operator()(const std::array<const X*, 1>& input) const {
+    if constexpr (!AnyVariable<X>) {
+      return MakeShare<D>::operator()(input);
+    } else {
+      const auto& x = detail::variable_of(*input[0]);
+      const auto whole_or_part = [&] {
+        if (!detail::has_samples(*input[0], this->split.dim)) return GraphVariable(x);
+        const Index begin = this->split.begin(this->number);
+        return slice(GraphVariable(x), detail::batch_axis_of<X>(this->split.dim), begin,
+                     begin + this->split.size(this->number));
+      };
+      return detail::with_batch_axis_of<X>(
+          detail::copy_recorded(whole_or_part(), this->device, trace::Traffic::inputs));
+    }
+  }
+};
+
+/// JoinOutputs, where Variables are joined by recorded operations.
+template <class D>
+struct JoinRecordedOutputs : JoinOutputs<D> {
+  using JoinOutputs<D>::JoinOutputs;
+  template <class X>
+  auto operator()(const std::vector<const X*>& outputs) const {
+    if constexpr (!detail::is_variable<X> && !detail::is_graph_variable<X>) {
+      return JoinOutputs<D>::operator()(outputs);
+    } else {
+      const auto axis = static_cast<int>(this->axis_of(outputs));
+      const auto near = this->with_axes(outputs, [this](const X& output) {
+        return detail::copy_recorded(detail::variable_of(output), this->device, trace::Traffic::outputs);
+      });
+      const auto joined = concat(axis, std::span<const typename decltype(near)::value_type>(near));
+      if constexpr (detail::is_graph_variable<X>)
+        return detail::with_batch_axis_of<X>(joined);
+      else
+        return detail::with_batch_axis_of<X>(joined.as_variable());
+    }
+  }
+};
+
+/// Steps 1 to 3. All is put on the tape in the order of the devices, not of their threads: in the reverse of it
+/// backward adds up, without a step 5.
+template <class Model, class Shares, class Apply, class... Inputs>
+void recorded_forward(const std::shared_ptr<Pass<Model, Shares>>& pass, const Replicas<Model>& replicas,
+                      Apply& parallel_apply, const Inputs&... inputs) {
+  const std::size_t devices = pass->split.devices;
+  parallel_apply.run(devices, [&](std::size_t i) { replicate(replicas, i); });
+  for (std::size_t i = 0; i < devices; ++i) {
+    if (i > 0) {
+      replicas[i].begin_recording();
+      for (std::size_t p = 0; p < replicas.parameters(0).entries().size(); ++p)
+        record_parameter_copy(replicas.parameters(0).entries()[p].parameter(),
+                              replicas.parameters(i).entries()[p].parameter());
+    }
+    pass->shares[i].emplace(
+        scatter<MakeRecordedShare>(pass->split, i, replicas.device(i), pass->returns[i], inputs...));
+  }
+  parallel_apply(
+      devices, [pass](std::size_t i) { pass->forward(i); }, true);
+}
+
+}  // namespace chorus::dp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_RECORDED_HPP
+
+// <chorus/parallel/dp/reduce.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_REDUCE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_REDUCE_HPP
+/// Step 5, reduce: the gradients of all copies are added to the model's own on the first device.
+
+namespace chorus::dp {
+
+/// Calls `f(i, entry of the model, entry of the copy)` for each parameter of the copies on the first `used` devices.
+template <class Model, class F>
+void for_each_copy(const Replicas<Model>& replicas, std::size_t used, const F& f) {
+  for (std::size_t i = 1; i < used; ++i)
+    for (std::size_t p = 0; p < replicas.parameters(0).entries().size(); ++p)
+      f(i, replicas.parameters(0).entries()[p], replicas[i].parameters().entries()[p]);
+}
+
+/// Before backward: one that failed may have left gradients on the copies.
+template <class Model>
+void forget_gradients(const Replicas<Model>& replicas, std::size_t used) {
+  for_each_copy(replicas, used,
+                [](std::size_t, const auto&, const auto& copy) { copy.parameter().set_grad_arrived(false); });
+}
+
+/// `to`, on the first device, becomes or grows by `from`, on another.
+template <Device D>
+void add_gradients(DType dtype, std::size_t count, D from_device, const std::byte* from, D to_device, std::byte* to,
+                   bool add) {
+  const auto bytes = count * size_of(dtype);
+  if (!add) return copy_bytes(to_device, to, from_device, from, bytes);
+  Storage<D> near;
+  if constexpr (!std::is_same_v<D, Cpu>)
+    if (from_device != to_device) {  // a copy waits for the other device's stream, a kernel would not
+      near = Storage<D>(to_device, bytes);
+      copy_bytes(to_device, near.data(), from_device, from, bytes);
+      from = static_cast<const std::byte*>(near.data());
+    }
+  const auto elements = static_cast<Index>(count);
+  if (dtype == DType::f32)
+    kernels::axpy(to_device, elements, 1.0f, reinterpret_cast<const float*>(from), reinterpret_cast<float*>(to));
+  else
+    kernels::axpy(to_device, elements, 1.0, reinterpret_cast<const double*>(from), reinterpret_cast<double*>(to));
+}
+
+/// Adds the gradients of the copies on devices 1 to `used` - 1 to those of the model, one copy after the other.
+/// `run(workers, task)` calls `task(i)` in the threads of the first devices.
+template <class Model, class Run>
+void reduce(const Replicas<Model>& replicas, std::size_t used, const Run& run) {
+  struct Piece {
+    std::size_t device, group, begin, count;
+    bool add;
+  };
+  std::vector<Piece> pieces;  // gradients that have arrived, neighbours as one
+  for_each_copy(replicas, used, [&](std::size_t i, const auto& entry, const auto& copy) {
+    if (!copy.parameter().grad_arrived()) return;
+    auto& to = entry.parameter();
+    const bool add = to.grad_arrived();
+    to.set_grad_arrived(true);
+    entry.named.handle.shared()->set_reached();
+    trace::sent(replicas.device(i).index, trace::Traffic::gradients, to.size_bytes());
+    if (!pieces.empty() && pieces.back().device == i && pieces.back().group == entry.group &&
+        pieces.back().add == add && pieces.back().begin + pieces.back().count == entry.begin)
+      pieces.back().count += entry.count;
+    else
+      pieces.push_back({i, entry.group, entry.begin, entry.count, add});
+  });
+  if (pieces.empty()) return;
+  // Each worker adds its own part of the elements, from the first to the last that has a gradient: parts are the same
+  // for all copies, though they may have gradients of different parameters. A GPU adds in the order of its stream.
+  const auto& groups = replicas.parameters(0).groups();
+  struct Range {
+    std::size_t begin = SIZE_MAX, end = 0;
+  };
+  std::vector<Range> ranges(groups.size());
+  for (const Piece& piece : pieces) {
+    auto& [begin, end] = ranges[piece.group];
+    begin = std::min(begin, piece.begin);
+    end = std::max(end, piece.begin + piece.count);
+  }
+  const std::size_t workers = std::is_same_v<typename Replicas<Model>::D, Cpu> ? used : 1;
+  run(workers, [&](std::size_t worker) {
+    for (const Piece& piece : pieces) {
+      const Range& range = ranges[piece.group];
+      const Split parts{static_cast<Index>(range.end - range.begin), workers};
+      const auto part = [&](std::size_t i) { return range.begin + static_cast<std::size_t>(parts.begin(i)); };
+      const auto begin = std::max(piece.begin, part(worker)),
+                 end = std::min(piece.begin + piece.count, part(worker + 1));
+      if (begin >= end) continue;
+      add_gradients(groups[piece.group].dtype, end - begin, replicas.device(piece.device),
+                    replicas[piece.device].parameters().groups()[piece.group].grad(begin), replicas.device(0),
+                    groups[piece.group].grad(begin), piece.add);
+    }
+  });
+}
+
+}  // namespace chorus::dp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_REDUCE_HPP
+
+// <chorus/parallel/dp/wanted_gradients.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_WANTED_GRADIENTS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_WANTED_GRADIENTS_HPP
+/// An extension of step 5 for `grad`: it takes the gradients of some parameters, and leaves all others as they are.
+
+namespace chorus::dp {
+
+/// Runs `backward` on all devices while the copies skip the parameters that the model skips, and adds what comes of it
+/// to where `grad` collects.
+template <class Model, class Backward>
+void reduce_wanted(const Replicas<Model>& replicas, std::size_t used, const Backward& backward) {
+  const auto skip = [&](bool on) {
+    for_each_copy(replicas, used, [on](std::size_t, const auto& entry, const auto& copy) {
+      copy.named.handle.shared()->set_skipped(on && entry.named.handle.shared()->skipped());
+    });
+  };
+  skip(true);
+  try {
+    backward();
+  } catch (...) {
+    skip(false);
+    throw;
+  }
+  skip(false);
+  for_each_copy(replicas, used, [&](std::size_t i, const auto& entry, const auto& copy) {
+    auto& parameter = copy.parameter();
+    if (!parameter.grad_arrived()) return;
+    trace::sent(replicas.device(i).index, trace::Traffic::gradients, parameter.size_bytes());
+    entry.parameter().add_grad_of(parameter);
+    parameter.set_grad_arrived(false);
+  });
+}
+
+}  // namespace chorus::dp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_WANTED_GRADIENTS_HPP
+
+// <chorus/parallel/one_process_policy.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_ONE_PROCESS_POLICY_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_ONE_PROCESS_POLICY_HPP
+/// What the policies of one process have in common: nothing has to be asked of other processes.
+
+// <chorus/parallel/access.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_ACCESS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_ACCESS_HPP
+/// The door through which classes of the library reach what a policy has for them, and users don't call.
+
+// <chorus/parallel/join.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_JOIN_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_JOIN_HPP
+/// Loops over batches of which ranks have different numbers.
+
+namespace chorus {
+
+struct JoinOptions {
+  /// All ranks throw as soon as one has run out of batches, instead of going on without it. For models whose forward or
+  /// backward has collectives of its own, which the ranks that have ended don't know of (SyncBatchNorm).
+  bool throw_on_early_termination = false;
+  /// What `body` does behind each averaged backward pass: as a rule clipping, and `optimizer.step()`. Ranks that have
+  /// ended do it, too, with the same averages, so that the optimizer's state stays the same on all ranks; a
+  /// ShardedOptimizer needs that, and so does a ParameterServer, whose rank 0 steps for all. Without, parameters and
+  /// buffers are the same afterwards, but momenta are not. Under a GradScaler it is `scaler.step(optimizer)`.
+  std::function<void()> step = {};
+};
+
+/// What has come of keeping others company in a pass: there was none, for all have ended; a pass whose gradients were
+/// not averaged; one whose gradients were.
+enum class JoinedPass { none, passed, averaged };
+
+namespace detail {
+
+/// What a net is told of the join that begins.
+struct JoinFacts {
+  bool throw_early;  ///< JoinOptions::throw_on_early_termination
+  bool steps;        ///< whether ranks that have ended do something behind this net's averaged passes
+};
+
+/// What a policy has for `join`, and users don't call: `begin_join` and `end_join` are around all of it;
+/// `begin_company` when this rank has run out of batches; `keep_company` takes part in the collectives of a pass of
+/// others; `end_company` when all have ended. See parallel/access.hpp.
+template <class Net>
+class Access;
+
+/// A net that takes part in `join`; what else is among the joined is a function.
+template <class Net>
+concept JoinedNet = requires {
+  typename Net::policy_type;
+};
+template <JoinedNet Net>
+using AccessTo = Access<typename Net::policy_type>;
+template <JoinedNet Net>
+AccessTo<Net> access_to(Net& net) {
+  return AccessTo<Net>(net);
+}
+
+template <class Joined>
+class JoinScope {
+ public:
+  JoinScope(const Joined&, const JoinFacts&) {}
+};
+template <JoinedNet Net>
+class JoinScope<Net> {
+ public:
+  JoinScope(Net& net, const JoinFacts& facts) : net_(&net) { access_to(net).begin_join(facts); }
+  JoinScope(JoinScope&& other) noexcept : net_(std::exchange(other.net_, nullptr)) {}
+  ~JoinScope() {
+    if (net_ != nullptr) access_to(*net_).end_join();
+  }
+
+ private:
+  Net* net_;
+};
+
+/// Whether a function follows each of `Joined`.
+template <class... Joined>
+constexpr std::array<bool, sizeof...(Joined)> before_function() {
+  const std::array<bool, sizeof...(Joined)> is_net{JoinedNet<Joined>...};
+  std::array<bool, sizeof...(Joined)> out{};
+  for (std::size_t i = 0; i + 1 < out.size(); ++i) out[i] = !is_net[i + 1];
+  return out;
+}
+
+}  // namespace detail
+
+/// Runs `body`, a loop over batches of which ranks may have different numbers. A rank that has ended takes part in the
+/// others' collectives, with no samples, until all have. In each iteration `body` makes a forward and a backward pass
+/// through each of the nets among `joined`, one after the other in this order, and no other collective calls but those
+/// of the functions among `joined`, such as the steps of sharded optimizers, each behind the net in front of it:
+///
+///   ch::join(loop, {}, net, [&] { optimizer.step(); }, other_net, [&] { other_optimizer.step(); });
+///
+/// Only ranks that have ended call these functions, and `options.step` at the iteration's end. Nets of one process may
+/// be among them, too: for them there is nothing to do. Gradients that are left behind it are each rank's own: the next
+/// loop begins with `zero_grad`.
+template <class Body, class... Joined>
+void join(const Body& body, const JoinOptions& options, Joined&&... joined) {
+  constexpr auto before_function = detail::before_function<std::remove_reference_t<Joined>...>();
+  std::size_t at = 0;
+  const auto next = [&] {
+    return detail::JoinFacts{options.throw_on_early_termination, options.step || before_function[at++]};
+  };
+  const std::tuple<detail::JoinScope<std::remove_reference_t<Joined>>...> scopes{
+      detail::JoinScope<std::remove_reference_t<Joined>>(joined, next())...};
+  body();
+  const auto for_nets = [&](const auto& f) {
+    const auto one = [&](auto& some) {
+      if constexpr (detail::JoinedNet<std::remove_reference_t<decltype(some)>>) f(detail::access_to(some));
+    };
+    (one(joined), ...);
+  };
+  for_nets([](auto net) { net.begin_company(); });
+  for (bool any = true; any;) {
+    any = false;
+    bool averaged = false;
+    JoinedPass pass = JoinedPass::none;
+    const auto keep_company = [&](auto& some) {
+      if constexpr (detail::JoinedNet<std::remove_reference_t<decltype(some)>>) {
+        pass = detail::access_to(some).keep_company();
+        any = any || pass != JoinedPass::none;
+        averaged = averaged || pass == JoinedPass::averaged;
+      } else if (pass == JoinedPass::averaged) {
+        some();
+      }
+    };
+    (keep_company(joined), ...);
+    if (averaged && options.step) options.step();
+  }
+  for_nets([](auto net) { net.end_company(); });
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_JOIN_HPP
+
+namespace chorus::detail {
+
+/// A policy that has something for them specialises it. Here: one of one process, to which `join` has nothing to say.
+template <class Net>
+class Access {
+ public:
+  explicit Access(Net&) {}
+  void begin_join(const JoinFacts&) {}
+  void begin_company() {}
+  JoinedPass keep_company() { return JoinedPass::none; }
+  void end_company() {}
+  void end_join() {}
+};
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_ACCESS_HPP
+
+// <chorus/parallel/no_sync.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_NO_SYNC_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_NO_SYNC_HPP
+/// The scope in which a distributed policy adds up gradients on each rank by itself.
+
+namespace chorus {
+
+/// Made by a policy's `no_sync()`.
+class NoSync {
+ public:
+  /// Where there is nothing to switch off: gradients add up in any case.
+  NoSync() = default;
+  explicit NoSync(bool& sync) : sync_(&sync), before_(std::exchange(sync, false)) {}
+  ~NoSync() {
+    if (sync_ != nullptr) *sync_ = before_;
+  }
+  NoSync(const NoSync&) = delete;
+  NoSync& operator=(const NoSync&) = delete;
+
+ private:
+  bool* sync_ = nullptr;
+  bool before_ = true;
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_NO_SYNC_HPP
+
+// <chorus/parallel/policy.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_POLICY_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_POLICY_HPP
+/// What all policies share: the model, its flat parameters, its samples and its random numbers.
 
 namespace chorus {
 
@@ -32791,6 +33845,7 @@ namespace chorus {
 template <class Model>
 class OneProcessPolicy : public Policy<Model> {
  public:
+  using policy_type = OneProcessPolicy;
   static constexpr bool distributed = false;
 
   template <class Dataset>
@@ -32799,19 +33854,13 @@ class OneProcessPolicy : public Policy<Model> {
                          {.shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding});
   }
 
-  /// For loops that accumulate: here backward adds to what is there in any case.
+  /// For loops that add up the gradients of several batches: one process always does.
   [[nodiscard]] NoSync no_sync() { return {}; }
-  /// For loops of which ranks may have different numbers of batches: here there is one.
+  /// For loops in which ranks may have different numbers of batches: here there is one rank, which runs `body`.
   template <class Body>
   void join(const Body& body, const JoinOptions& = {}) {
     body();
   }
-  // What chorus::join calls.
-  void begin_join(const detail::JoinFacts&) {}
-  void begin_company() {}
-  JoinedPass keep_company() { return JoinedPass::none; }
-  void end_company() {}
-  void end_join() {}
 
   /// `value`, the mean over this process's `samples`, as the mean over the samples of all processes.
   double mean(double value, Index) const { return value; }
@@ -32879,32 +33928,16 @@ class TakenHandles final : public nn::detail::Walker {
 namespace chorus {
 
 /// Keeps a copy of the model on each device from step to step; each forward pass sends it the parameters that have
-/// changed, and what else the members of its layers say. What a copy writes into its buffers is lost, but for the first
+/// changed, and what else the members of its layers say. What a copy writes into its buffers is lost, except the first
 /// device's. `zero_grad` called by the model itself forgets what it does on one device, for gradients gather in the
 /// first device's parameters alone. Must outlive the losses made through it.
 ///
-/// Where the devices are different GPUs, and <chorus/comm/nccl.hpp> is included (chorus.hpp does it in builds with
-/// NCCL), parameters and buffers go out by NCCL's broadcast, and gradients come in by its reduce. Else, and in passes
-/// that don't use all devices or that begin with a GraphVariable, both go by copies from device to device, with
-/// additions on the first, in the order of the devices. NCCL may add three and more gradients in another order, hence
-/// with another rounding: a run repeated on one machine has the same bits as long as NCCL chooses the same algorithms
-/// (it does where nothing about machine, versions and sizes has changed), but not those of devices {0, 0, 0}. Either
-/// way `trace` counts the bytes that device 0 has for N-1 others, and each of those for it, whatever relay NCCL makes
-/// of that.
-///
-/// Where the model's code on another device than the first does not come back, forward or backward, a pass throws
-/// TimeoutError, `timeout` after the first device has ended, with the copy's name. Its thread can't be stopped and is
-/// left to itself, with all tensors that it works with; other arguments, which it has by reference, should live on.
-/// `module()` can be saved as ever. The next pass waits for the thread, and goes on once it has come back. The first
-/// device works in the calling thread, where nothing can be thrown if it does not come back: others that wait for it in
-/// SyncBatchNorm end the process, five deadlines after theirs.
-///
-/// What fails in a collective is thrown, as CommError or TimeoutError, by the pass that it belongs to or, where a
-/// device finds out later, by the next one: then gradients and parameters are not to be relied on any more. The pass
-/// after that forms the group anew, and sends all parameters. A captured step (Graphed) has one device, and none of
-/// this.
+/// Gradients are added in the order of the devices: a run repeated has the same bits. Between different GPUs NCCL sends
+/// and adds, in its own order (dp::Collectives); what fails there is thrown as CommError or TimeoutError by the pass or
+/// by the next one. Where a copy of the model does not come back, forward or backward, the pass throws TimeoutError,
+/// `timeout` after the first device has ended (dp::Deadline).
 template <class Model>
-class DataParallel : public OneProcessPolicy<Model>, private detail::ReplicaRunner {
+class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner {
  public:
   using D = typename Policy<Model>::device_type;
   static constexpr const char* name = "dp";
@@ -32913,24 +33946,20 @@ class DataParallel : public OneProcessPolicy<Model>, private detail::ReplicaRunn
   /// program has from before stay theirs. Throws UsageError without devices, and for options that make no sense;
   /// DeviceError for a device that doesn't exist.
   DataParallel(Model model, DataParallelOptions options, std::uint64_t seed = initial_seed())
-      : OneProcessPolicy<Model>(detail::moved_to(std::move(model), detail::first_device<D>(options)), seed),
-        options_(detail::settled(std::move(options))),
+      : OneProcessPolicy<Model>(detail::moved_to(std::move(model), dp::first_device<D>(options)), seed),
+        options_(dp::settled<D>(std::move(options))),
         buffers_(nn::named_buffers<D>(this->model_)),
         handles_(this->model_),
-        threads_(detail::replica_names<D>(options_), *options_.timeout),
-        collectives_(this->flat_, buffers_, replicas_, threads_.threads(), options_.device_ids, *options_.timeout) {
-    CachingAllocator<D>::of(D{options_.output_device});  // throws where it doesn't exist
-    comm::check_timeout("DataParallel", *options_.timeout);
-    check<UsageError>(options_.dim >= 0, "DataParallel: dim is at least 0, got ", options_.dim);
-    for (std::size_t i = 1; i < options_.device_ids.size(); ++i)
-      replicas_.push_back(std::make_shared<detail::Replica<Model>>(this->model_, device(i)));
-    detail::warn_of_imbalance<D>(options_.device_ids);
+        replicas_(this->model_, this->flat_, buffers_, options_.device_ids),
+        parallel_apply_(dp::replica_names<D>(options_.device_ids), *options_.timeout),
+        collectives_(options_.device_ids, *options_.timeout, replicas_, parallel_apply_.threads()) {
+    dp::warn_of_imbalance<D>(options_.device_ids);
   }
   /// For `launch`: as many devices as `run` says, unless the options name them.
   template <class Run>
   requires requires(Run& run) { run.seed(); }
   DataParallel(Model model, Run& run, DataParallelOptions options = {})
-      : DataParallel(std::move(model), detail::options_of<D>(run, std::move(options)), run.seed()) {
+      : DataParallel(std::move(model), dp::options_of<D>(run, std::move(options)), run.seed()) {
     run.check_options();
   }
 
@@ -32938,77 +33967,48 @@ class DataParallel : public OneProcessPolicy<Model>, private detail::ReplicaRunn
   /// and a warning says so, once, where nobody has called `mean_loss` before the next pass. A tuple of outputs may have
   /// scalars; a struct with `fields()`, whose type stays, may not: there a field of shape [1] becomes one with an
   /// element a device.
-  /// Tensors and Variables are cut along `dim` into shares that differ by at most one, on no more devices than there
-  /// are samples; other arguments go to every copy as they are. What a copy throws is thrown again, of the same kind,
-  /// with the copy's number and device in the message. Throws UsageError where a layer of the model has got other
-  /// parameters or buffers since the policy took it, and where another policy took it afterwards. `grad` goes through
-  /// it; for gradients of gradients let an input be a GraphVariable: then all devices' work is one graph, through which
-  /// backward goes in the calling thread.
+  /// Tensors and Variables are cut along `dim`, or the axis that a BatchAxis says, into shares that differ by at most
+  /// one, on no more devices than there are samples; other arguments go to every copy as they are. Outputs are joined
+  /// along the same axis; ShapeError for those that have their samples along another one (see dp::joined_axis). What a
+  /// copy throws is thrown again, of the same kind, with the copy's number and device in the message. Throws UsageError
+  /// where a layer of the model has got other parameters or buffers since the policy took it, and where another policy
+  /// took it afterwards. `grad` goes through it; for gradients of gradients let an input be a GraphVariable: then all
+  /// devices' work is one graph, through which backward goes in the calling thread.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
-    threads_.await();
-    handles_.check_kept(this->model_, this->flat_);
-    const Index batch = detail::batch_size(options_.dim, inputs...);
-    const auto& random = this->begin_forward(batch);
-    const auto used = static_cast<std::size_t>(std::clamp<Index>(batch, 1, devices()));
-    const bool grad = grad_enabled();
-    using Shares = decltype(scatter(0, 1, inputs...));
-    using Output =
-        decltype(std::apply([&](const auto&... own) { return this->model_.forward(own...); }, std::declval<Shares&>()));
-    const auto pass = std::make_shared<Pass<Shares, Output>>(used, replicas_);
-    for (std::size_t i = 1; i < used; ++i) replicas_[i - 1]->take_members(this->model_);
-    const auto update_copy = [&](std::size_t i) {
-      if (i > 0) replicas_[i - 1]->follow(this->flat_, buffers_, device(0));
-    };
-    // The first device's forward pass may write into the buffers: all others have copied them before.
-    const bool together = !recorded<Inputs...> && collectives_.serve(used);
-    const bool copied = together || recorded<Inputs...> || !buffers_.empty();
-    if (together)
-      collectives_.broadcast();
-    else if (copied)
-      threads_.run(used, update_copy);
-    // On the tape in the order of the devices, not of their threads: in the reverse of it backward adds up.
-    if constexpr (recorded<Inputs...>)
-      for (std::size_t i = 0; i < used; ++i) {
-        if (i > 0) replicas_[i - 1]->record_copies(this->flat_);
-        pass->shares[i].emplace(scatter(i, used, inputs...));
-      }
-    const auto prepare = [&](std::size_t i) {
-      const GradMode mode(grad);
-      if (!pass->shares[i]) pass->shares[i].emplace(scatter(i, used, inputs...));
-      if (!copied) update_copy(i);
-    };
-    threads_.run_together(used, recorded<Inputs...>, prepare,
-                          [pass, grad, used, batch, seed = random.seed, step = random.step, dim = options_.dim,
-                           first_device = random.device, &first = this->model_,
-                           watch = this->watch_once()](std::size_t i) {
-                            const GradMode mode(grad);
-                            const Index begin = detail::share_begin(batch, used, i),
-                                        end = detail::share_begin(batch, used, i + 1);
-                            RandomContext context{seed, step, 0, [begin] { return begin; }, end - begin};
-                            context.devices = static_cast<int>(used);
-                            context.dim = dim;
-                            context.is_share = [batch, used](std::int64_t samples) {
-                              return samples == batch / static_cast<Index>(used) ||
-                                     samples == detail::share_begin(batch, used, 1);
-                            };
-                            context.device_kind = D::kind;
-                            context.device = i == 0 ? first_device : pass->replicas[i - 1]->device().index;
-                            const RandomScope scope(context);
-                            const detail::WatchScope watch_scope(i == 0 ? watch : nullptr);
-                            Model& model = i == 0 ? first : pass->replicas[i - 1]->model();
-                            pass->outputs[i].emplace(std::apply(
-                                [&](const auto&... own) { return model.forward(own...); }, *pass->shares[i]));
-                            pass->drew[i] = context.drew;
-                          });
-    this->random_.drew = std::find(pass->drew.begin(), pass->drew.end(), true) != pass->drew.end();
-    this->end_forward();
-    scalars_.begin_pass(batch, used, detail::holds_scalars<Output>);
-    return gather(pass->outputs, pass->shares, std::index_sequence_for<Inputs...>{}, inputs...);
+    const auto pass = begin_pass<dp::MakeShare>(inputs...);
+    const std::size_t devices = pass->split.devices;
+    const bool replicated = collectives_.replicate(devices);
+    parallel_apply_(devices, [&, pass, replicated](std::size_t i) {  // in the thread of device i
+      pass->prepare([&] {
+        // 1. Scatter: the device gets its share of each input.
+        pass->shares[i].emplace(dp::scatter(pass->split, i, replicas_.device(i), pass->returns[i], inputs...));
+        // 2. Replicate: its copy of the model gets the parameters that have changed. The first has the model itself.
+        if (!replicated) dp::replicate(replicas_, i);
+      });
+      // 3. Parallel apply: all copies run at once, each on its share.
+      pass->forward(i);
+    });
+    end_pass(*pass);
+    // 4. Gather: the outputs become one, on the output device.
+    const Ref<dp::BackwardNode> on_tape(new dp::BackwardNode(*this, this->alive(), std::move(pass->returns)));
+    return dp::gather(pass->outputs, pass->split, D{options_.output_device}, on_tape);
+    // 5. Reduce: once the loss goes back through `on_tape`, which calls `backward` below.
+  }
+  /// The same with a GraphVariable among the inputs: an extension, see dp/recorded.hpp.
+  template <class... Inputs>
+  requires dp::is_recorded<Inputs...>
+  auto operator()(const Inputs&... inputs) {
+    const auto pass = begin_pass<dp::MakeRecordedShare>(inputs...);
+    dp::recorded_forward(pass, replicas_, parallel_apply_, inputs...);
+    end_pass(*pass);
+    return dp::gather<dp::JoinRecordedOutputs>(pass->outputs, pass->split, D{options_.output_device}, {});
   }
 
   /// For models that return their loss, the mean over their share: of the last forward pass's losses, one a device, the
-  /// mean over the whole batch, in which each device counts by its number of samples. Throws ShapeError for others.
+  /// mean over the whole batch. Each device counts by what its loss is a mean over (tokens that count, a sum of class
+  /// weights), or by its number of samples where that is not known: of a loss computed by hand, and under NoGrad.
+  /// Throws ShapeError for others, UsageError for sums of losses that are means over different numbers.
   template <Real T>
   Variable<T, 0, D> mean_loss(const Variable<T, 1, D>& losses) const {
     return scalars_.mean(losses);
@@ -33018,95 +34018,32 @@ class DataParallel : public OneProcessPolicy<Model>, private detail::ReplicaRunn
   const DataParallelOptions& options() const { return options_; }
 
  private:
-  using typename detail::ReplicaRunner::Roots;
-  using Replicas = typename detail::ReplicaGradients<Model>::Replicas;
-
-  // What the devices' threads work with in a forward pass, from which one may come back late.
-  template <class Shares, class Output>
-  struct Pass {
-    Pass(std::size_t used, const Replicas& all) : shares(used), outputs(used), drew(used), replicas(all) {}
-    std::vector<std::optional<Shares>> shares;
-    std::vector<std::optional<Output>> outputs;
-    std::vector<char> drew;  // whether random operations have drawn numbers there
-    Replicas replicas;
-  };
-
-  D device(std::size_t i) const { return D{options_.device_ids[i]}; }
-
-  // Whether a forward pass makes one graph of all devices.
-  template <class... Inputs>
-  static constexpr bool recorded = (detail::holds_graph_variables<Inputs> || ...);
-
-  template <class... Inputs>
-  auto scatter(std::size_t i, std::size_t used, const Inputs&... inputs) const {
-    [[maybe_unused]] constexpr bool graph = recorded<Inputs...>;
-    return std::tuple<decltype(detail::scatter<graph>(inputs, 0, used, i, D{}))...>(
-        detail::scatter<graph>(inputs, options_.dim, used, i, device(i))...);
+  void backward(const dp::Roots& roots, bool keep) override {
+    const std::size_t devices = roots.size();
+    parallel_apply_.await();
+    dp::forget_gradients(replicas_, devices);
+    backward_on_devices(roots, keep);
+    // 5. Reduce: the gradients of all copies are added to those of the model.
+    if (!collectives_.reduce(devices))
+      dp::reduce(replicas_, devices,
+                 [this](std::size_t workers, const auto& task) { parallel_apply_.run(workers, task); });
   }
 
-  template <class Outputs, class Shares, std::size_t... I, class... Inputs>
-  auto gather(const Outputs& outputs, Shares& shares, std::index_sequence<I...>, const Inputs&... inputs) {
-    using Output = typename Outputs::value_type::value_type;
-    std::vector<Output> parts;
-    for (const auto& output : outputs) parts.push_back(*output);
-    if constexpr (recorded<Inputs...>) {
-      return detail::gather(parts, options_.dim, D{options_.output_device}, detail::RecordedReplicas{});
-    } else {
-      Ref<detail::ReplicaBackward> backward(new detail::ReplicaBackward(*this, parts.size()));
-      const auto share = [&]<std::size_t At>(std::integral_constant<std::size_t, At>, const auto& input) {
-        if constexpr (detail::holds_operands<decltype(input)>) {
-          std::vector<std::remove_reference_t<std::tuple_element_t<At, typename Shares::value_type::value_type>>*> list;
-          for (auto& own : shares) list.push_back(&std::get<At>(*own));
-          detail::return_gradient(input, options_.dim, list, *backward);
-        }
-      };
-      (share(std::integral_constant<std::size_t, I>{}, inputs), ...);
-      return detail::gather(parts, options_.dim, D{options_.output_device}, backward);
-    }
+  void backward_to_wanted(const dp::Roots& roots, bool keep) override {
+    parallel_apply_.await();
+    dp::forget_gradients(replicas_, roots.size());
+    dp::reduce_wanted(replicas_, roots.size(), [&] { backward_on_devices(roots, keep); });
   }
 
-  // Sums over the first `used` devices.
-  detail::ReplicaGradients<Model> gradients(std::size_t used) const {
-    return {this->flat_, device(0), replicas_, used};
-  }
-
-  void backward_on_replicas(const Roots& roots, bool keep) {
+  void backward_on_devices(const dp::Roots& roots, bool keep) {
     // What is recomputed finds the model as it is now on one device, whatever passes there were in between.
     for (std::size_t i = 1; i < roots.size(); ++i) {
-      replicas_[i - 1]->end_recording();
-      replicas_[i - 1]->take_members(this->model_);
+      replicas_[i].end_recording();
+      replicas_[i].take_members(this->model_);
     }
-    threads_.run_together(
-        roots.size(), false, [](std::size_t) {},
-        [roots, keep, replicas = replicas_](std::size_t i) {
-          run_backward(roots[i], {.retain_graph = keep, .hooks = false});
-        });
-  }
-
-  void backward(const Roots& roots, bool keep) override {
-    threads_.await();
-    gradients(roots.size()).clear();
-    backward_on_replicas(roots, keep);
-    if (collectives_.serve(roots.size()))
-      collectives_.reduce();
-    else
-      gradients(roots.size()).reduce([this](std::size_t used, const auto& task) { threads_.run(used, task); });
-  }
-
-  void backward_to_wanted(const Roots& roots, bool keep) override {
-    threads_.await();
-    const auto copies = gradients(roots.size());
-    copies.clear();
-    struct Skipped {
-      const detail::ReplicaGradients<Model>& copies;
-      explicit Skipped(const detail::ReplicaGradients<Model>& c) : copies(c) { copies.skip_as_original(true); }
-      ~Skipped() { copies.skip_as_original(false); }
-    };
-    {
-      const Skipped skipped(copies);
-      backward_on_replicas(roots, keep);
-    }
-    copies.reduce_diverted();
+    parallel_apply_(roots.size(), [roots, keep, copies = replicas_.copies()](std::size_t i) {
+      run_backward(roots[i], {.retain_graph = keep, .hooks = false});
+    });
   }
 
   void for_each_parameter(void (*visit)(Node&, void*), void* context) const override {
@@ -33114,12 +34051,32 @@ class DataParallel : public OneProcessPolicy<Model>, private detail::ReplicaRunn
       if (entry.parameter().wants_grad()) visit(*entry.named.handle.shared(), context);
   }
 
+  // How the batch is shared out, and what the first device has beside numbers: the copies take it over.
+  template <template <class> class Make, class... Inputs>
+  auto begin_pass(const Inputs&... inputs) {
+    parallel_apply_.await();
+    handles_.check_kept(this->model_, this->flat_);
+    const Index batch = detail::batch_size(options_.dim, inputs...);
+    const auto used = static_cast<std::size_t>(std::clamp<Index>(batch, 1, devices()));
+    const auto& random = this->begin_forward(batch);
+    for (std::size_t i = 1; i < used; ++i) replicas_[i].take_members(this->model_);
+    return std::make_shared<dp::Pass<Model, dp::Shares<Make, D, Inputs...>>>(
+        dp::Split{batch, used, options_.dim}, this->model_, replicas_, random, this->watch_once());
+  }
+  template <class Pass>
+  void end_pass(const Pass& pass) {
+    this->random_.drew = pass.drew();
+    this->end_forward();
+    scalars_.begin_pass(pass.split.batch, pass.split.devices, detail::holds_scalars<typename Pass::Output>);
+  }
+
   DataParallelOptions options_;
   std::vector<nn::NamedBuffer<D>> buffers_;
   detail::TakenHandles handles_;
-  Replicas replicas_;  // number 0 is the model itself
-  detail::ReplicaThreads threads_;
-  detail::ReplicaCollectives<Model> collectives_;
+  dp::Replicas<Model> replicas_;
+  dp::ParallelApply parallel_apply_;
+  // Extensions: what they do beyond the five steps is their files' matter.
+  dp::Collectives<Model> collectives_;
   detail::GatheredScalars scalars_;
 };
 
@@ -33132,48 +34089,82 @@ class DataParallel : public OneProcessPolicy<Model>, private detail::ReplicaRunn
 /// DistributedDataParallel: one process per device. Every rank holds the whole model and computes on its share of the
 /// batch; while backward runs, gradients are averaged over all ranks, bucket by bucket, so that all take the same step.
 
+// <chorus/parallel/ddp/access.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_ACCESS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_ACCESS_HPP
+/// What classes of the library need of a DistributedDataParallel, and users don't call.
+
 // <chorus/comm/shared_window.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_SHARED_WINDOW_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_SHARED_WINDOW_HPP
 /// `allocate_shared`: memory of each rank's that all of them have in common (MPI's MPI_Win_allocate_shared).
 
+// <chorus/comm/objects.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_OBJECTS_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_OBJECTS_HPP
+/// Collectives of structs, and of texts, which may have another length on each rank: a configuration, a report.
+
 namespace chorus::comm {
 
+/// The longest text that there can be.
+inline constexpr std::int64_t most_object_bytes = std::int64_t{1} << 30;
+
 namespace detail {
-
-/// How other ranks find a region of one rank's.
-struct SharedWindow {
-  std::uint64_t key = 0;  ///< random, and stands in the region's last bytes, too; 0: there is none
-  std::uint64_t bytes = 0;
-  std::int32_t pid = 0, fd = -1;
-
-  std::size_t key_at() const { return (bytes + sizeof key - 1) / sizeof key * sizeof key; }
-  std::size_t region_bytes() const { return key_at() + sizeof key; }
-};
-
-/// Makes a region, and says in `window` where it is. Throws CommError where there is no memory.
-[[gnu::cold]] inline SharedRegion make_shared_region(SharedWindow& window) {
-  auto region = SharedRegion::create(window.region_bytes());
-  region.reserve(0, window.region_bytes());
-  std::uint64_t key = 0;
-  while (key == 0) fill_random(std::as_writable_bytes(std::span(&key, 1)));
-  std::memcpy(region.data() + window.key_at(), &key, sizeof key);
-  window.key = key;
-  window.pid = getpid();
-  window.fd = region.fd();
-  return region;
+/// What a rank says of its text: no memory is taken for what none has.
+inline std::size_t object_bytes(std::string_view call, std::size_t rank, std::int64_t length) {
+  check<CommError>(length >= 0 && length <= most_object_bytes, call, ": rank ", rank, " has a text of ", length,
+                   " bytes, expected 0 to ", most_object_bytes);
+  return static_cast<std::size_t>(length);
 }
-
-/// Maps another rank's. Throws CommError where it isn't found.
-[[gnu::cold]] inline SharedRegion open_shared_region(const SharedWindow& window) {
-  check<CommError>(window.key != 0, "shared memory: a rank has none");
-  auto region = SharedRegion::open(window.pid, window.fd, window.region_bytes());
-  check<CommError>(std::memcmp(region.data() + window.key_at(), &window.key, sizeof window.key) == 0,
-                   "shared memory: that of process ", window.pid, " is another one");
-  return region;
-}
-
 }  // namespace detail
+
+/// The structs of all ranks, in the order of ranks, as the bytes that they are.
+template <class Communicator, class Message>
+requires std::is_trivially_copyable_v<Message> std::vector<Message> all_gather_structs(Communicator& communicator,
+                                                                                       const Message& own) {
+  std::vector<Message> all(static_cast<std::size_t>(communicator.size()));
+  communicator.all_gather(std::span(reinterpret_cast<const std::uint8_t*>(&own), sizeof own),
+                          std::span(reinterpret_cast<std::uint8_t*>(all.data()), all.size() * sizeof own), {});
+  return all;
+}
+
+/// The texts of all ranks, in the order of ranks; any bytes (PyTorch's all_gather_object, which pickles). What has a
+/// structure is sent as JSON, say. Each rank holds size() times the longest text for a moment. Throws CommError where
+/// one has more than `most_object_bytes`.
+template <class Communicator>
+[[gnu::cold]] std::vector<std::string> all_gather_object(Communicator& communicator, std::string_view own) {
+  if (communicator.size() == 1) return {std::string(own)};
+  const auto ranks = static_cast<std::size_t>(communicator.size());
+  const auto lengths = all_gather_structs(communicator, static_cast<std::int64_t>(own.size()));
+  std::size_t longest = 0;
+  for (std::size_t rank = 0; rank < ranks; ++rank)
+    longest = std::max(longest, detail::object_bytes("all_gather_object", rank, lengths[rank]));
+  std::vector<std::uint8_t> padded(own.begin(), own.end()), all(longest * ranks);
+  padded.resize(longest);
+  communicator.all_gather(std::span<const std::uint8_t>(padded), std::span<std::uint8_t>(all), {});
+  std::vector<std::string> texts;
+  for (std::size_t rank = 0; rank < ranks; ++rank)
+    texts.emplace_back(reinterpret_cast<const char*>(all.data()) + rank * longest,
+                       static_cast<std::size_t>(lengths[rank]));
+  return texts;
+}
+
+/// The text of rank `root`, on all ranks; what others pass is not looked at (PyTorch's broadcast_object_list). Throws
+/// as all_gather_object does.
+template <class Communicator>
+[[gnu::cold]] std::string broadcast_object(Communicator& communicator, std::string_view own, int root = 0) {
+  auto length = static_cast<std::int64_t>(own.size());
+  communicator.broadcast(std::span(&length, 1), root, {});
+  std::vector<std::uint8_t> text(own.begin(), own.end());
+  text.resize(detail::object_bytes("broadcast_object", static_cast<std::size_t>(root), length));
+  communicator.broadcast(std::span<std::uint8_t>(text), root, {});
+  return {text.begin(), text.end()};
+}
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_OBJECTS_HPP
+
+namespace chorus::comm {
 
 /// Zeroed memory of each rank's, `bytes` of this one's, aligned to 4096, that all ranks read and write where it lies,
 /// each at an address of its own, until the last of them lets go of it: one pointer for each rank, null for one that
@@ -33181,37 +34172,2964 @@ struct SharedWindow {
 /// of them can't map another one's: on another machine, or of another user. A collective, of any engine.
 template <class Communicator>
 [[gnu::cold]] std::vector<std::shared_ptr<std::byte>> allocate_shared(Communicator& communicator, std::size_t bytes) {
-  const auto ranks = static_cast<std::size_t>(communicator.size()), own = static_cast<std::size_t>(communicator.rank());
-  std::vector<SharedRegion> regions(ranks);
-  std::vector<detail::SharedWindow> windows(ranks);
-  detail::SharedWindow mine{.bytes = bytes};
+  struct Message {
+    Window window = {};
+    std::int64_t pid = 0, bytes = 0;
+  };
+  static_assert(is_message<Message, sizeof(Window) + 16>);
+  const auto own = static_cast<std::size_t>(communicator.rank());
+  std::shared_ptr<std::byte> mine;
+  Message message{.pid = getpid(), .bytes = static_cast<std::int64_t>(bytes)};
   if (bytes > 0) try {
-      regions[own] = detail::make_shared_region(mine);
+      mine = SharedMemory::allocate(bytes);
+      message.window = SharedMemory::find(mine.get(), bytes);
     } catch (const CommError&) {  // the others hear of it
     }
-  communicator.all_gather(std::span(reinterpret_cast<const std::uint8_t*>(&mine), sizeof mine),
-                          std::span(reinterpret_cast<std::uint8_t*>(windows.data()), ranks * sizeof mine), {});
-  std::int32_t mapped = bytes == 0 || regions[own] ? 1 : 0;
+  const auto messages = all_gather_structs(communicator, message);
+  std::vector<std::shared_ptr<std::byte>> memory(messages.size());
+  std::int32_t mapped = bytes == 0 || mine ? 1 : 0;
   try {
-    for (std::size_t rank = 0; rank < ranks; ++rank)
-      if (rank != own && windows[rank].bytes > 0) regions[rank] = detail::open_shared_region(windows[rank]);
+    for (std::size_t rank = 0; rank < messages.size(); ++rank) {
+      if (rank == own || messages[rank].bytes == 0) continue;
+      const auto& window = messages[rank].window;
+      const auto region = std::make_shared<SharedRegion>(open_region(static_cast<int>(messages[rank].pid), window));
+      memory[rank] = {region, region->data() + window.offset};
+    }
   } catch (const CommError&) {
     mapped = 0;
   }
   communicator.all_reduce(std::span(&mapped, 1), ReduceOp::min, {});
   if (mapped == 0) return {};
-  std::vector<std::shared_ptr<std::byte>> memory;
-  for (auto& region : regions) {
-    auto& of_rank = memory.emplace_back();
-    if (!region) continue;
-    auto owner = std::make_shared<SharedRegion>(std::move(region));
-    of_rank = {owner, owner->data()};
-  }
+  memory[own] = std::move(mine);
   return memory;
 }
 
 }  // namespace chorus::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_SHARED_WINDOW_HPP
+
+// <chorus/parallel/ddp/passes_of_others.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PASSES_OF_OTHERS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PASSES_OF_OTHERS_HPP
+/// `join`: passes of other ranks, of a rank that has run out of batches.
+
+// <chorus/parallel/ddp/accumulation.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_ACCUMULATION_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_ACCUMULATION_HPP
+/// Gradients that are added up over several passes: `no_sync`.
+
+// <chorus/parallel/ddp/extension.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_EXTENSION_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_EXTENSION_HPP
+/// What extends DistributedDataParallel: each option is an extension, which the core calls at a few moments.
+
+// <chorus/parallel/ddp/batch_shares.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BATCH_SHARES_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BATCH_SHARES_HPP
+/// What ranks tell each other of a pass: how many samples each has, and what its losses are means over. By that their
+/// gradients count.
+
+namespace chorus::detail {
+
+/// What a rank says of a forward pass that records gradients.
+struct ForwardPass {
+  std::int64_t samples = 0;
+  std::uint32_t number = 0;    ///< among this rank's passes
+  bool sync = true;            ///< gradients will be averaged
+  bool sends_buffers = false;  ///< rank 0's buffers go out
+  bool changed = false;        ///< this rank wants gradients by other parameters than before
+};
+
+/// One message a rank, when backward begins; before, where somebody has to know (random numbers, `join`).
+template <class Communicator>
+class BatchShares {
+ public:
+  explicit BatchShares(Communicator& communicator)
+      : communicator_(communicator), all_(static_cast<std::size_t>(communicator.size())) {}
+
+  /// A forward pass of this rank begins. `now`: ranks wait for each other here.
+  void begin(const ForwardPass& pass, bool now = false) {
+    own_ = {.samples = pass.samples,
+            .number = pass.number,
+            .sync = pass.sync,
+            .sends_buffers = pass.sends_buffers,
+            .changed = own_.changed || pass.changed};
+    begin_anew();
+    if (now) ask();
+  }
+  /// This rank has no more batches: it only joins the others' collective calls.
+  void begin_joined() {
+    own_ = {.kind = Kind::joined};
+    begin_anew();
+    ask();
+  }
+  /// A forward pass without gradients. Nobody else needs to know of it, unless, where it `may_ask`, an operation wants
+  /// to know this rank's place: then ranks tell each other. A backward pass after it belongs to the last one that
+  /// `begin` was called for.
+  void begin_aside(std::int64_t samples, bool may_ask, std::uint32_t number) {
+    aside_ = true;
+    own_aside_ = {.kind = Kind::aside, .samples = samples, .number = number};
+    first_aside_ = may_ask && communicator_.size() > 1 ? not_asked : communicator_.rank() * samples;
+    all_aside_.clear();
+  }
+
+  /// Backward begins, from losses that are means over these numbers: all ranks call it. Returns what each loss's
+  /// gradient is to be multiplied by on its way, so that with this rank's `weight` it counts by its share of its mean.
+  std::vector<double> weigh(std::span<const double> mean_over) {
+    own_.losses = static_cast<std::int32_t>(mean_over.size());
+    std::copy_n(mean_over.begin(), std::min(mean_over.size(), own_.mean_over.size()), own_.mean_over.begin());
+    own_.at_backward = true;
+    do exchange();
+    while (std::any_of(all_.begin(), all_.end(), [](const Message& rank) { return !rank.at_backward; }));
+    return decide(mean_over);
+  }
+  /// This rank's share of the batch: the weight of its gradient. Those of all ranks add up to 1, also where the batch
+  /// is empty: what earlier passes have averaged stays. By samples, until `weigh` knows better.
+  double weight() {
+    ask();
+    return decided_ ? weight_ : weight_by_samples();
+  }
+
+  /// The place of this rank's first sample in the global batch: the shares lie in the order of the ranks. In a pass
+  /// without gradients that may not ask they are taken to be as large as this rank's.
+  std::int64_t first_sample() {
+    if (!aside_) {
+      ask();
+      return samples_before(all_);
+    }
+    if (first_aside_ == not_asked) first_aside_ = ask_aside();
+    return first_aside_;
+  }
+  /// After `first_sample`: whether a rank has that many samples.
+  bool is_share(std::int64_t samples) const {
+    const auto& all = aside_ ? all_aside_ : all_;
+    return std::any_of(all.begin(), all.end(),
+                       [&](const Message& rank) { return rank.kind != Kind::joined && rank.samples == samples; });
+  }
+  /// After `first_sample`: the pass's number, of all ranks'. They differ where a rank has had passes of its own: the
+  /// largest holds.
+  std::uint32_t pass() const {
+    const std::uint32_t own = aside_ ? own_aside_.number : own_.number;
+    std::int32_t ahead = 0;  // numbers may have begun anew at 0
+    for (const Message& rank : aside_ ? all_aside_ : all_)
+      if (rank.kind != Kind::joined) ahead = std::max(ahead, static_cast<std::int32_t>(rank.number - own));
+    return own + static_cast<std::uint32_t>(ahead);
+  }
+
+  /// Whether a pass has been `changed` on any rank since this was asked last.
+  bool take_changed() {
+    ask();
+    return std::exchange(changed_, false);
+  }
+  /// The ranks that have run out of batches, as text: "1, 3"; empty where none has.
+  [[gnu::cold]] std::string joined_ranks() {
+    ask();
+    std::string out;
+    for (std::size_t rank = 0; rank < all_.size(); ++rank)
+      if (all_[rank].kind == Kind::joined) out += cat(out.empty() ? "" : ", ", rank);
+    return out;
+  }
+  /// The first rank that still has batches, whose buffers and order hold for all; -1: none.
+  int first_active() {
+    ask();
+    for (std::size_t rank = 0; rank < all_.size(); ++rank)
+      if (all_[rank].kind != Kind::joined) return static_cast<int>(rank);
+    return -1;
+  }
+  /// What `begin` was told on that rank.
+  bool sync() { return first_active() >= 0 && all_[static_cast<std::size_t>(first_active())].sync; }
+  bool sends_buffers() { return first_active() >= 0 && all_[static_cast<std::size_t>(first_active())].sends_buffers; }
+
+ private:
+  enum class Kind : std::uint8_t { recorded, aside, joined };
+  struct Message {
+    Kind kind = Kind::recorded;
+    std::int64_t samples = 0;
+    std::uint32_t number = 0;
+    bool sync = true, sends_buffers = false, changed = false;
+    bool at_backward = false;  // else it is said earlier, and will be said again
+    std::int32_t losses = 0;   // more of them than there is room for are told in a message of their own
+    std::array<double, 4> mean_over{};
+  };
+  static constexpr std::int64_t not_asked = -1;
+  static constexpr std::string_view of_recorded =
+      "; ranks tell each other their batch sizes as backward begins, and before where a forward pass draws random "
+      "numbers: all have to be in one that records gradients";
+  static constexpr std::string_view of_aside =
+      "; ranks tell each other their batch sizes in a forward pass without gradients that draws random numbers: all "
+      "have to be in one";
+
+  void begin_anew() { aside_ = known_ = decided_ = false; }
+  void ask() {
+    if (!std::exchange(known_, true)) exchange();
+  }
+  void exchange() {
+    known_ = true;
+    gather(own_, all_, of_recorded);
+    for (std::size_t rank = 0; rank < all_.size(); ++rank) {
+      check<UsageError>(all_[rank].kind != Kind::aside, "rank ", communicator_.rank(),
+                        " runs a forward pass that records gradients, rank ", rank, " one without");
+      changed_ = changed_ || all_[rank].changed;
+    }
+    own_.changed = false;
+  }
+  [[gnu::cold]] std::int64_t ask_aside() {
+    std::vector<Message> all(all_.size());
+    gather(own_aside_, all, of_aside);
+    for (std::size_t rank = 0; rank < all.size(); ++rank)
+      check<UsageError>(all[rank].kind == Kind::aside, "rank ", communicator_.rank(),
+                        " runs a forward pass without gradients, rank ", rank,
+                        all[rank].kind == Kind::joined ? " has run out of batches" : " one that records them");
+    all_aside_ = std::move(all);
+    return samples_before(all_aside_);
+  }
+  // An error of the communicator says what ranks were about.
+  template <class T>
+  void gather(const T& own, std::vector<T>& all, std::string_view about) {
+    if (communicator_.size() == 1) {
+      all[0] = own;
+      return;
+    }
+    try {
+      communicator_.all_gather(std::span(reinterpret_cast<const std::uint8_t*>(&own), sizeof own),
+                               std::span(reinterpret_cast<std::uint8_t*>(all.data()), sizeof own * all.size()), {});
+    } catch (const TimeoutError& error) {
+      fail<TimeoutError>(error.what(), about);
+    } catch (const CommError& error) {
+      fail<CommError>(error.what(), about);
+    }
+  }
+  std::int64_t samples_before(const std::vector<Message>& all) const {
+    std::int64_t first = 0;
+    for (int rank = 0; rank < communicator_.rank(); ++rank) first += all[static_cast<std::size_t>(rank)].samples;
+    return first;
+  }
+
+  double weight_by_samples() const {
+    std::int64_t all = 0, active = 0;
+    for (const Message& rank : all_) {
+      all += rank.samples;
+      active += rank.kind != Kind::joined;
+    }
+    if (active == 0) return 1.0 / static_cast<double>(all_.size());  // after a join: no pass has begun since
+    if (all == 0) return own_.kind != Kind::joined ? 1.0 / static_cast<double>(active) : 0;
+    return static_cast<double>(own_.samples) / static_cast<double>(all);
+  }
+  // Where all losses are shared out alike, as tokens of one text, or samples, are, ranks count by these shares. Else by
+  // their samples, and each loss's gradient is scaled to count by its own share.
+  std::vector<double> decide(std::span<const double> own) {
+    decided_ = true;
+    weight_ = weight_by_samples();
+    std::vector<double> scales(own.size(), 1);
+    const auto of_ranks = means_of_ranks(own);
+    const std::vector<double>* first = nullptr;
+    bool alike = true;
+    for (const auto& loss : of_ranks) {
+      if (sum(loss) == 0) continue;  // it is 0, whatever its share
+      if (first == nullptr) first = &loss;
+      for (std::size_t rank = 0; rank < loss.size(); ++rank)
+        alike = alike && loss[rank] * sum(*first) == (*first)[rank] * sum(loss);
+    }
+    const auto me = static_cast<std::size_t>(communicator_.rank());
+    if (first == nullptr) return scales;
+    if (alike) {
+      weight_ = (*first)[me] / sum(*first);
+      return scales;
+    }
+    for (std::size_t rank = 0; rank < all_.size(); ++rank)  // a rank that counts for a loss counts
+      for (const auto& loss : of_ranks)
+        if (all_[rank].samples == 0 && loss[rank] > 0) weight_ = 1.0 / static_cast<double>(all_.size());
+    for (std::size_t i = 0; i < scales.size(); ++i)
+      if (const double share = of_ranks[i][me]; share > 0) scales[i] = share / sum(of_ranks[i]) / weight_;
+    return scales;
+  }
+  // By loss and rank; none where ranks have different numbers of losses: they are not the same ones.
+  std::vector<std::vector<double>> means_of_ranks(std::span<const double> own) {
+    std::int32_t losses = -1;
+    for (const Message& rank : all_) {
+      if (rank.kind == Kind::joined) continue;
+      if (losses >= 0 && rank.losses != losses) return {};
+      losses = rank.losses;
+    }
+    std::vector<std::vector<double>> all;
+    for (std::size_t i = 0; static_cast<std::int32_t>(i) < losses; ++i) {
+      auto& of_ranks = all.emplace_back(all_.size());
+      if (i >= own_.mean_over.size())
+        gather(i < own.size() ? own[i] : 0.0, of_ranks, of_recorded);
+      else
+        for (std::size_t rank = 0; rank < all_.size(); ++rank) of_ranks[rank] = all_[rank].mean_over[i];
+    }
+    return all;
+  }
+  static double sum(const std::vector<double>& terms) {
+    double all = 0;
+    for (const double term : terms) all += term;
+    return all;
+  }
+
+  Communicator& communicator_;
+  Message own_, own_aside_;
+  std::vector<Message> all_, all_aside_;
+  bool known_ = true;     // what ranks say of this pass
+  bool decided_ = false;  // their weights
+  double weight_ = 1;
+  bool changed_ = false, aside_ = false;
+  std::int64_t first_aside_ = 0;
+};
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BATCH_SHARES_HPP
+
+// <chorus/parallel/ddp/buckets.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BUCKETS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BUCKETS_HPP
+/// Gradient buckets: ranges of the flat gradients that are averaged while backward still fills the next ones
+/// (Li et al., "PyTorch Distributed", VLDB 2020).
+
+// <chorus/parallel/hooks/hook.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_HOOK_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_HOOK_HPP
+/// Communication hooks: types that say how DistributedDataParallel averages a bucket of gradients. Here: what a hook is
+/// given, and all that it may have.
+
+namespace chorus {
+
+namespace nn {
+template <Device D>
+class FlatParameters;
+}  // namespace nn
+
+/// A parameter of a bucket: the place of its first number, its shape, and its name.
+struct GradBucketPart {
+  std::size_t begin;
+  std::span<const Index> shape;
+  std::string name;
+};
+
+/// One bucket's gradients. A hook replaces this rank's by what all ranks shall have: sum(weight * gradients) over the
+/// ranks, where the weights are the ranks' shares of the batch, and add up to 1.
+///
+/// A hook is a class with one function template, which is called in the same order on every rank:
+///
+///   comm::Work start(const GradBucket<T, D>&, Communicator&)
+///     when the bucket is full, in the middle of backward.
+///
+/// One of several rounds has
+///
+///   std::optional<comm::Work> resume(const GradBucket<T, D>&, Communicator&, int round)
+///     when the last Work has ended: starts another one (round 0, 1, ...), or leaves the result in the bucket and
+///     returns nothing
+///   static constexpr bool several_rounds = true
+///     if it ever starts more work there.
+///
+/// State is the hook's own: one hook belongs to one net. One that keeps something from step to step may have
+///
+///   void reset()
+///     buckets change: what belongs to a bucket's index is no good any more
+///   void remembered(const GradBucket<T, D>&, bool make, const auto& visit)
+///     calls visit(what, part, shape, device, numbers) for all that it keeps of a part, in numbers of type T, as
+///     `rest`, what has not been sent yet. Where the bucket has no state so far, there is nothing, unless it is to
+///     `make` one. It goes with the parameters to other buckets, and into checkpoints
+///   static constexpr std::string_view kept_as; std::array<double, N> kept() const; void keep(const array&);
+///   static bool can_keep(const array&)
+///     the numbers that it counts, each rank's own, for checkpoints: their name there, the numbers, back from a file,
+///     and whether a file's make sense.
+///
+/// One that lets ranks differ may have
+///
+///   static constexpr bool own_gradients = true
+///     it may leave each rank its own gradients
+///   bool averages() const
+///     whether it will average this step's gradients: those that it won't are not weighed
+///   void after_backward(); void before_forward(flat parameters, communicator, shared)
+///     around the optimizer's step, for methods that average parameters; `shared(name)`: whether ranks share that one
+///   void synchronise(flat parameters, communicator)
+///     in `eval()`: all ranks shall have the same parameters
+///   bool ranks_differ() const; detail::ParametersApart stepped
+///     for checkpoints: whether ranks have parameters and optimizers of their own, and which
+///   static constexpr bool in_parts = true
+///     it leaves each rank the average of its own part of each bucket alone: see ReduceScatter.
+template <class T, Device D>
+struct GradBucket {
+  std::size_t index;  ///< in the order in which buckets are sent
+  D device;
+  std::span<T> gradients;
+  double weight;
+  std::span<const GradBucketPart> parts;
+  bool last;  ///< no other bucket is still to be filled: there is nothing left for backward to do meanwhile
+};
+
+namespace ddp {
+
+/// What a hook has of all that: the one place that looks.
+template <class Hook, Device D, class Communicator>
+struct HookTraits {
+  using View = GradBucket<double, D>;
+  static constexpr bool resumes =
+      requires(Hook& hook, const View& bucket, Communicator& communicator) { hook.resume(bucket, communicator, 0); };
+  static constexpr bool several_rounds = requires { Hook::several_rounds; };
+  static constexpr bool in_parts = requires { Hook::in_parts; };
+  static constexpr bool own_gradients = requires { Hook::own_gradients; };
+  static constexpr bool judges_averages = requires(const Hook& hook) { hook.averages(); };
+  static constexpr bool resets = requires(Hook& hook) { hook.reset(); };
+  static constexpr bool remembers_parameters =
+      requires(Hook& hook, const View& bucket) { hook.remembered(bucket, true, [](const auto&...) {}); };
+  static constexpr bool remembers_numbers = requires(Hook& hook) { hook.keep(hook.kept()); };
+  static constexpr bool acts_after_backward = requires(Hook& hook) { hook.after_backward(); };
+  static constexpr bool averages_parameters =
+      requires(Hook& hook, const nn::FlatParameters<D>& flat, Communicator& communicator) {
+        hook.before_forward(flat, communicator, [](const std::string&) { return true; });
+      };
+  static constexpr bool ranks_may_differ = requires(const Hook& hook) { hook.ranks_differ(); };
+
+  static bool averages(const Hook& hook) {
+    if constexpr (judges_averages)
+      return hook.averages();
+    else
+      return true;
+  }
+};
+
+}  // namespace ddp
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_HOOK_HPP
+
+namespace chorus::ddp {
+
+/// Neighbouring gradients of one dtype that travel together.
+struct Bucket {
+  std::size_t index;                    // in the order in which buckets leave
+  std::size_t group, begin, count;      // elements of the flat buffer
+  std::vector<std::size_t> parameters;  // entries of the flat parameters
+  std::vector<GradBucketPart> parts;    // the same, as hooks see them
+  std::int64_t missing = 0;             // gradients that this backward pass has yet to deliver
+  comm::Work work;                      // what it left with
+  bool done = false;                    // its hook sends no more
+};
+
+/// The buckets of a net; see cut_buckets.hpp for how they are cut. They leave front to back, each as soon as it is
+/// full: all ranks have to call in one order.
+class Buckets {
+ public:
+  /// Takes new buckets of the gradients of that many parameters.
+  [[gnu::cold]] void replace(std::vector<Bucket> buckets, std::size_t entries) {
+    all_ = std::move(buckets);
+    of_.assign(entries, nullptr);
+    expected_.assign(entries, 1);
+    for (Bucket& bucket : all_)
+      for (const std::size_t i : bucket.parameters) of_[i] = &bucket;
+    begin_pass();
+  }
+  /// The gradient of entry `i` arrives that often in a backward pass; `any` where nobody knows.
+  static constexpr int any = 1 << 20;
+  void expect(std::size_t i, int times) { expected_[i] = times; }
+
+  /// All gradients are missing.
+  void begin_pass() {
+    left_ = expected_;
+    for (Bucket& bucket : all_) {
+      bucket.missing = 0;
+      for (const std::size_t i : bucket.parameters) bucket.missing += left_[i];
+    }
+    next_ = returned_ = 0;
+    held_ = 0;
+  }
+  /// How often the gradient of entry `i` is still expected.
+  int left(std::size_t i) const { return left_[i]; }
+  /// It has arrived.
+  void arrived(std::size_t i) { --left_[i], --of_[i]->missing; }
+  /// Nothing is missing any more.
+  void complete() {
+    for (Bucket& bucket : all_) bucket.missing = 0;
+  }
+
+  /// The next bucket to leave, if it is full; else null.
+  Bucket* next_full() {
+    if (next_ == all_.size() || all_[next_].missing != 0 || held_ != 0) return nullptr;
+    return &all_[next_++];
+  }
+  bool all_left() const { return next_ == all_.size(); }
+  /// The next bucket to come back; null where none is on its way.
+  Bucket* next_on_its_way() { return returned_ < next_ ? &all_[returned_] : nullptr; }
+  std::span<Bucket> on_their_way() { return std::span(all_).subspan(returned_, next_ - returned_); }
+  void returned() { ++returned_; }
+  /// Full buckets don't leave before as many calls of `release`.
+  void hold() { ++held_; }
+  void release() { --held_; }
+
+  /// Whether the gradient of entry `i` is sent.
+  bool sends(std::size_t i) const { return of_[i] != nullptr; }
+  std::span<Bucket> all() { return all_; }
+  const std::vector<Bucket>& all() const { return all_; }
+
+ private:
+  std::vector<Bucket> all_;
+  std::vector<Bucket*> of_;           // by entry; null: it is not sent
+  std::vector<int> expected_, left_;  // by entry
+  std::size_t next_ = 0, returned_ = 0;
+  int held_ = 0;
+};
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BUCKETS_HPP
+
+// <chorus/parallel/ddp/cut_buckets.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CUT_BUCKETS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CUT_BUCKETS_HPP
+/// How gradients are cut into buckets.
+
+// <chorus/parallel/ddp/ddp_options.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_DDP_OPTIONS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_DDP_OPTIONS_HPP
+/// The options of DistributedDataParallel, under PyTorch's names.
+
+namespace chorus {
+
+/// What is done where an averaged gradient has numbers that are infinite, no numbers, or too large to be squared. All
+/// ranks hold the same averages, so all decide the same.
+enum class NonFinite : std::uint8_t {
+  propagate,    ///< nothing
+  throw_error,  ///< every rank throws NonFiniteError, which names parameters, and the ranks from which it came
+  skip_step     ///< every rank forgets this pass's gradients, so that the optimizer's step changes nothing
+};
+
+/// What `first_bucket_cap_mb` and `bucket_cap_mb` are where they are not given, in MiB: PyTorch's 1 and 25 for GPUs,
+/// where a collective costs a launch and wants to be large, and the first one shall start early. Ranks on CPUs start
+/// one within microseconds, and what counts is how much is left to send when backward ends, which is at least the last
+/// bucket. But a model whose gradients all fit the first bucket sends them by itself when backward has ended: to wake
+/// another thread on a core that computes costs more than so little data takes.
+template <Device D>
+inline constexpr double default_first_bucket_cap_mb = std::same_as<D, Cpu> ? 3 : 1;
+template <Device D>
+inline constexpr double default_bucket_cap_mb = std::same_as<D, Cpu> ? 2 : 25;
+
+struct BucketOptions {
+  /// Largest size of the first bucket, in MiB. Small, so that communication starts early.
+  double first_bucket_cap_mb = 1;
+  /// Largest size of the others, in MiB. A parameter larger than that has a bucket of its own.
+  double bucket_cap_mb = 25;
+  /// The same one by one, in the order in which buckets leave; the last one holds for all that follow. Empty: as above.
+  std::vector<double> bucket_cap_mb_list = {};
+
+  double cap_mb(std::size_t bucket) const {
+    if (!bucket_cap_mb_list.empty()) return bucket_cap_mb_list[std::min(bucket, bucket_cap_mb_list.size() - 1)];
+    return bucket == 0 ? first_bucket_cap_mb : bucket_cap_mb;
+  }
+};
+
+struct DistributedDataParallelOptions {
+  /// See BucketOptions. They hold from the first step on.
+  std::optional<double> first_bucket_cap_mb = {};  ///< not given: `default_first_bucket_cap_mb` of the model's device
+  std::optional<double> bucket_cap_mb = {};        ///< not given: `default_bucket_cap_mb` of the model's device
+  std::vector<double> bucket_cap_mb_list = {};
+  /// The axis of the inputs along which their samples lie: 1 for an LSTM's [time, batch, features]. A rank has as many
+  /// as the first input with such an axis.
+  int dim = 0;
+  /// Send rank 0's buffers to all ranks before each forward pass in training.
+  bool broadcast_buffers = true;
+  /// Allow parameters that get no gradient in some backward passes, others on each rank. Costs a small collective a
+  /// step.
+  bool find_unused_parameters = false;
+  /// With find_unused_parameters: a gradient that no rank had in one pass is left out of the next pass's buckets. Ranks
+  /// need not use the same parameters (PyTorch's have to): where one uses such a parameter again, its gradient is sent
+  /// behind the others, once more all ranks know it. For models whose unused parameters change rarely: whenever they
+  /// do, buckets are made anew.
+  bool skip_all_reduce_unused_params = false;
+  /// Every backward pass uses the same parameters, equally often: what the first one has shown is expected of all.
+  /// Allows parameters that some ranks, or all, never use, and such whose gradient comes in several parts (a backward
+  /// pass within backward); what no rank uses is never sent. The first pass sends at its end.
+  bool static_graph = false;
+  /// Compare the ranks' models and take rank 0's numbers at construction. Without, the ranks must have them already.
+  bool init_sync = true;
+  /// Names of parameters and buffers that are each rank's own: never compared, sent or averaged.
+  std::vector<std::string> parameters_and_buffers_to_ignore = {};
+  /// Names of parameters whose gradients are sent behind all others, in buckets of their own, each as soon as it is
+  /// full. PyTorch's `param_to_hook_all_reduce`, the parameter whose gradient starts the sending of what is there by
+  /// then, has no counterpart: the buckets know when they are full.
+  std::vector<std::string> delay_all_reduce_named_params = {};
+  NonFinite non_finite = NonFinite::propagate;
+
+  template <Device D>
+  BucketOptions buckets() const {
+    return {first_bucket_cap_mb.value_or(default_first_bucket_cap_mb<D>),
+            bucket_cap_mb.value_or(default_bucket_cap_mb<D>), bucket_cap_mb_list};
+  }
+
+  /// Whether that parameter or buffer is each rank's own.
+  bool ignores(const std::string& name) const {
+    const auto& ignored = parameters_and_buffers_to_ignore;
+    return std::find(ignored.begin(), ignored.end(), name) != ignored.end();
+  }
+
+  /// These options. Throws UsageError for sizes that are none, and for names that the model doesn't have.
+  template <Device D, class Model>
+  [[gnu::cold]] DistributedDataParallelOptions checked_for(Model& model) const {
+    check<UsageError>(dim >= 0, "DistributedDataParallel: dim is at least 0, got ", dim);
+    const auto check_cap = [](double cap) {
+      check<UsageError>(cap >= 0, "DistributedDataParallel: a bucket's cap is at least 0 MiB, got ", cap);
+    };
+    check_cap(first_bucket_cap_mb.value_or(0));
+    check_cap(bucket_cap_mb.value_or(0));
+    for (const double cap : bucket_cap_mb_list) check_cap(cap);
+    check<UsageError>(
+        !skip_all_reduce_unused_params || find_unused_parameters,
+        "DistributedDataParallel: skip_all_reduce_unused_params goes with find_unused_parameters: without, "
+        "every parameter has a gradient");
+    const auto lists = [](const auto& all, const std::string& wanted) {
+      return std::any_of(all.begin(), all.end(), [&](const auto& named) { return named.name == wanted; });
+    };
+    const auto parameters = nn::named_parameters<D>(model);
+    const auto buffers = nn::named_buffers<D>(model);
+    for (const auto& wanted : parameters_and_buffers_to_ignore)
+      check<UsageError>(lists(parameters, wanted) || lists(buffers, wanted),
+                        "DistributedDataParallel: the model has no parameter or buffer '", wanted,
+                        "', which parameters_and_buffers_to_ignore names");
+    for (const auto& wanted : delay_all_reduce_named_params)
+      check<UsageError>(lists(parameters, wanted), "DistributedDataParallel: the model has no parameter '", wanted,
+                        "', which delay_all_reduce_named_params names");
+    return *this;
+  }
+
+  /// All of them, for the comparison of ranks.
+  template <Device D>
+  [[gnu::cold]] std::string describe() const {
+    const auto caps = buckets<D>();
+    std::string text = cat("options: bucket_cap_mb ", caps.first_bucket_cap_mb, " ", caps.bucket_cap_mb);
+    for (const double cap : caps.bucket_cap_mb_list) text += cat(" ", cap);
+    text += cat(", dim ", dim, ", broadcast_buffers ", broadcast_buffers, ", find_unused_parameters ",
+                find_unused_parameters, ", skip_all_reduce_unused_params ", skip_all_reduce_unused_params,
+                ", static_graph ", static_graph, ", non_finite ", static_cast<int>(non_finite), ", ignored");
+    for (const auto& name : parameters_and_buffers_to_ignore) text += cat(" ", name);
+    text += ", delayed";
+    for (const auto& name : delay_all_reduce_named_params) text += cat(" ", name);
+    return text + "\n";
+  }
+};
+
+/// When a buffer hook is called: see DistributedDataParallel::register_buffer_comm_hook.
+enum class BufferCommHookLocation { pre_forward, post_forward };
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_DDP_OPTIONS_HPP
+
+namespace chorus::ddp {
+
+/// Whether a gradient is sent, and when.
+enum class Sending : std::uint8_t { no, early, late };
+
+/// Cuts the gradients that are sent into buckets, in the order of the flat buffers; the late ones follow all others.
+template <Device D>
+[[gnu::cold]] std::vector<Bucket> cut_into_buckets(const nn::FlatParameters<D>& flat, const BucketOptions& options,
+                                                   std::span<const Sending> sending) {
+  constexpr double mib = 1024 * 1024;
+  std::vector<Bucket> buckets;
+  std::vector<Bucket> open(flat.groups().size());  // one for each dtype
+  const auto close = [&](Bucket& bucket) {
+    if (!bucket.parameters.empty()) {
+      bucket.index = buckets.size();
+      buckets.push_back(std::move(bucket));
+    }
+    bucket = {};
+  };
+  for (const auto when : {Sending::early, Sending::late}) {
+    for (std::size_t i = 0; i < flat.entries().size(); ++i) {
+      if (sending[i] != when) continue;
+      const auto& entry = flat.entries()[i];
+      auto& bucket = open[entry.group];
+      const auto bytes = (bucket.count + entry.count) * size_of(flat.groups()[entry.group].dtype);
+      const bool full = static_cast<double>(bytes) > mib * options.cap_mb(buckets.size());
+      const bool gap = bucket.begin + bucket.count != entry.begin;  // one that isn't sent lies between
+      if (full || gap) close(bucket);
+      if (bucket.parameters.empty()) bucket.group = entry.group, bucket.begin = entry.begin;
+      bucket.parameters.push_back(i);
+      bucket.parts.push_back({entry.begin - bucket.begin, entry.parameter().extents(), entry.named.name});
+      bucket.count += entry.count;
+    }
+    for (auto& bucket : open) close(bucket);
+  }
+  return buckets;
+}
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CUT_BUCKETS_HPP
+
+namespace chorus::ddp {
+
+/// The moments of a pass, in their order. Each does nothing unless an extension says otherwise.
+template <Device D>
+class Extension {
+ public:
+  Extension() = default;
+  Extension(const Extension&) = delete;
+  Extension& operator=(const Extension&) = delete;
+  virtual ~Extension() = default;
+
+  /// Gradients are cut into buckets: by entry, when each is sent.
+  virtual void choose(std::span<Sending>) {}
+  virtual void buckets_will_change() {}
+  virtual void buckets_changed() {}
+
+  /// A forward pass begins that records gradients. What is said here, all ranks will be told.
+  virtual void forward_begins(detail::ForwardPass&) {}
+  virtual void ready_for_forward() {}
+  virtual void forward_ended() {}
+
+  /// Ranks know how much each counts in the backward pass that begins, also under no_sync.
+  virtual void weighed() {}
+  /// The first gradient of a backward pass has arrived.
+  virtual void backward_begins() {}
+  /// The gradient of entry `i` has arrived; under no_sync, too.
+  virtual void gradient_arrived(std::size_t /*i*/) {}
+  /// Before this rank sends a bucket.
+  virtual void bucket_is_full(const Bucket&) {}
+  /// The thread that runs backward turns to communication, or back from it.
+  virtual void communicates(bool) {}
+  /// All gradients of this rank have arrived.
+  virtual void backward_ended() {}
+  /// All buckets are back.
+  virtual void averaged() {}
+  virtual void pass_ended() {}
+};
+
+/// What a rank brings to a pass of other ranks, within `join`.
+enum class Brings { samples, nothing, accumulated_gradients };
+
+/// What extensions see of the core, and may have it do.
+template <Device D, class Communicator>
+class Core {
+ public:
+  Core(nn::FlatParameters<D>& flat_parameters, Communicator& communicator,
+       detail::BatchShares<Communicator>& batch_shares, const DistributedDataParallelOptions& ddp_options)
+      : flat(flat_parameters),
+        ranks(communicator),
+        shares(batch_shares),
+        options(ddp_options),
+        entry_of_(flat.entries().size()),
+        number_of_(flat.entries().size()) {
+    std::iota(entry_of_.begin(), entry_of_.end(), std::size_t{0});
+    number_of_ = entry_of_;
+  }
+
+  nn::FlatParameters<D>& flat;
+  Communicator& ranks;
+  detail::BatchShares<Communicator>& shares;
+  const DistributedDataParallelOptions options;
+  Buckets buckets;
+  double weight = 1;         // of this rank's gradients in the average
+  bool sync = true;          // whether backward averages
+  bool in_backward = false;  // buckets are under way
+  Brings brings = Brings::samples;
+
+  std::size_t entries() const { return flat.entries().size(); }
+  ParameterOn<D>& parameter(std::size_t i) const { return flat.entries()[i].parameter(); }
+  const std::string& name(std::size_t i) const { return flat.entries()[i].named.name; }
+  /// A parameter's number stays when its entry moves.
+  std::size_t entry_of(std::size_t number) const { return entry_of_[number]; }
+  std::size_t number_of(std::size_t i) const { return number_of_[i]; }
+  std::byte* gradients(const Bucket& bucket) const { return flat.groups()[bucket.group].grad(bucket.begin); }
+  DType dtype(const Bucket& bucket) const { return flat.groups()[bucket.group].dtype; }
+  std::size_t bytes(const Bucket& bucket) const { return bucket.count * size_of(dtype(bucket)); }
+
+  /// The parameter's gradient counts as there: where backward has left none, and no earlier pass, it is 0.
+  void fill(std::size_t i) const {
+    auto& p = parameter(i);
+    if (!p.grad_arrived()) zero_bytes(p.where(), p.grad_data(), p.size_bytes());
+  }
+  /// The start of a message to the user.
+  [[gnu::cold]] std::string where() const { return cat("DistributedDataParallel: rank ", ranks.rank(), ": "); }
+
+  /// Whether ranks share its gradient, though it may not be sent now.
+  bool is_shared(std::size_t i) const {
+    return buckets.sends(i) || (parameter(i).wants_grad() && !options.ignores(name(i)));
+  }
+  /// By entry: when its gradient is sent, as things are now.
+  std::span<const Sending> sending() {
+    sending_.assign(entries(), Sending::no);
+    for (std::size_t i = 0; i < sending_.size(); ++i)
+      if (parameter(i).wants_grad()) sending_[i] = Sending::early;
+    tell(&Extension<D>::choose, std::span(sending_));
+    return sending_;
+  }
+  /// The names of the gradients that buckets still wait for; what has not come at all counts as 0.
+  [[gnu::cold]] std::string fill_missing() const {
+    std::string names;
+    for (const Bucket& bucket : buckets.all())
+      for (const std::size_t i : bucket.parameters) {
+        if (bucket.missing == 0 || buckets.left(i) == 0) continue;
+        names += cat(names.empty() ? "" : ", ", name(i));
+        fill(i);
+      }
+    return names;
+  }
+  /// Cuts the buckets anew.
+  [[gnu::cold]] void cut_buckets() {
+    change_buckets([] {});
+  }
+  /// Lays the flat buffers out anew: `order[i]` is the present number of the entry that becomes number i.
+  [[gnu::cold]] void reorder(std::span<const std::size_t> order) {
+    change_buckets([&] {
+      flat.reorder(order);
+      const auto before = number_of_;
+      for (std::size_t i = 0; i < order.size(); ++i) {
+        number_of_[i] = before[order[i]];
+        entry_of_[number_of_[i]] = i;
+      }
+    });
+  }
+
+  /// Buckets that are full leave.
+  virtual void send_full() = 0;
+  /// Waits for the buckets that come back next.
+  virtual void take_back(std::span<Bucket>) = 0;
+  /// A backward pass without one: of a rank that has none of its own.
+  virtual void begin_backward() = 0;
+  virtual void finish_backward() = 0;
+
+  /// Calls a moment of all extensions.
+  template <class... Parameters, class... Arguments>
+  void tell(void (Extension<D>::*moment)(Parameters...), Arguments&&... arguments) {
+    // By number: a moment may add an extension.
+    for (std::size_t e = 0; e < extensions_.size(); ++e) ((*extensions_[e]).*moment)(arguments...);
+  }
+  template <class E, class... Arguments>
+  E& add(Arguments&&... arguments) {
+    auto made = std::make_unique<E>(std::forward<Arguments>(arguments)...);
+    E& extension = *made;
+    extend(std::move(made));
+    return extension;
+  }
+  void extend(std::unique_ptr<Extension<D>> extension) { extensions_.push_back(std::move(extension)); }
+  /// The extension of a type; null where there is none.
+  template <class E>
+  E* find() const {
+    for (const auto& extension : extensions_)
+      if (auto* const found = dynamic_cast<E*>(extension.get())) return found;
+    return nullptr;
+  }
+
+ protected:
+  ~Core() = default;
+
+ private:
+  template <class Change>
+  void change_buckets(const Change& change) {
+    tell(&Extension<D>::buckets_will_change);
+    change();
+    flat.count_generation();
+    buckets.replace(cut_into_buckets(flat, options.template buckets<D>(), sending()), entries());
+    tell(&Extension<D>::buckets_changed);
+  }
+
+  std::vector<std::size_t> entry_of_, number_of_;
+  std::vector<Sending> sending_;
+  std::vector<std::unique_ptr<Extension<D>>> extensions_;
+};
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_EXTENSION_HPP
+
+// <chorus/parallel/ddp/gradients_aside.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_GRADIENTS_ASIDE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_GRADIENTS_ASIDE_HPP
+/// Gradients that wait while a pass runs that must not add to them.
+
+namespace chorus::detail {
+
+/// A rank without samples has no say in the average, but a loss may have terms that need none, such as a penalty of the
+/// weights; and one that only keeps others company has their averages. What earlier passes have left is kept meanwhile,
+/// in the host's memory: it happens seldom. Meanwhile parameters may move within the flat buffers.
+template <Device D>
+class GradientsAside {
+ public:
+  [[gnu::cold]] void take(const nn::FlatParameters<D>& flat) {
+    take_none(flat);
+    for (Kept& kept : kept_) {
+      const auto& p = *kept.parameter;
+      if (!p.grad_arrived()) continue;
+      kept.gradient.emplace(p.size_bytes());
+      copy_bytes(Cpu{}, kept.gradient->data(), p.where(), p.grad_data(), p.size_bytes());
+    }
+  }
+  /// As if there were none.
+  [[gnu::cold]] void take_none(const nn::FlatParameters<D>& flat) {
+    kept_.clear();
+    for (const auto& entry : flat.entries())
+      kept_.push_back({&entry.parameter(), {}, entry.parameter().times_forgotten()});
+  }
+  void forget() { kept_.clear(); }
+  bool any() const { return !kept_.empty(); }
+  /// A gradient has come: it becomes what there was, or zeros where there was none, or a `zero_grad` since then.
+  [[gnu::cold]] void put_back(const ParameterOn<D>& parameter) const {
+    for (const Kept& kept : kept_)
+      if (kept.parameter == &parameter) put_back(kept);
+  }
+  /// The same for all that have come.
+  [[gnu::cold]] void put_back_all() const {
+    for (const Kept& kept : kept_)
+      if (kept.parameter->grad_arrived()) put_back(kept);
+  }
+  /// All parameters have what they had, or none.
+  [[gnu::cold]] void give_back() const {
+    for (const Kept& kept : kept_) {
+      kept.parameter->set_grad_arrived(kept.gradient.has_value());
+      if (kept.gradient) copy_back(kept);
+    }
+  }
+
+ private:
+  struct Kept {
+    ParameterOn<D>* parameter;
+    std::optional<std::vector<std::byte>> gradient;
+    std::uint32_t times_forgotten;
+  };
+  static void copy_back(const Kept& kept) {
+    auto& p = *kept.parameter;
+    copy_bytes(p.where(), p.grad_data(), Cpu{}, kept.gradient->data(), p.size_bytes());
+  }
+  static void put_back(const Kept& kept) {
+    auto& p = *kept.parameter;
+    if (kept.gradient && p.times_forgotten() == kept.times_forgotten)
+      copy_back(kept);
+    else
+      zero_bytes(p.where(), p.grad_data(), p.size_bytes());
+  }
+
+  std::vector<Kept> kept_;
+};
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_GRADIENTS_ASIDE_HPP
+
+// <chorus/parallel/ddp/with_type.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
+/// A range of a flat buffer as what it is.
+
+namespace chorus::ddp {
+
+/// Calls `f(float*)` or `f(double*)`.
+template <class F>
+void with_type(DType type, std::byte* at, const F& f) {
+  check<UsageError>(type == DType::f32 || type == DType::f64, "DistributedDataParallel: gradients of dtype ", type,
+                    " can't be averaged; expected F32 or F64");
+  if (type == DType::f32)
+    f(reinterpret_cast<float*>(at));
+  else
+    f(reinterpret_cast<double*>(at));
+}
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
+
+namespace chorus::ddp {
+
+/// Each pass counts by its own global batch. A rank's gradients count by its share of the batch: what is added up over
+/// passes of which each has a share of its own is kept in the unit of the last one.
+template <Device D, class Communicator>
+class Accumulation final : public Extension<D> {
+ public:
+  /// `averages()`: whether the hook will average this step's gradients, so that they are weighed.
+  Accumulation(Core<D, Communicator>& core, std::function<bool()> averages)
+      : core_(core), averages_(std::move(averages)) {}
+
+  /// Whether there is something that no pass has averaged.
+  bool any() const {
+    for (std::size_t i = 0; unit_ && i < core_.entries(); ++i)
+      if (waits(i)) return true;
+    return false;
+  }
+
+  // The sum over ranks of weight * (what is added up) stays the same
+  // when the weight changes to that of the new batch; of a batch in which this rank has no samples nothing is added.
+  void weighed() override {
+    aside_.forget();
+    if (unit_ && averages_()) change_unit();
+  }
+  void gradient_arrived(std::size_t i) override {
+    if (aside_.any()) aside_.put_back(core_.parameter(i));
+    if (core_.sync || !averages_()) return;
+    if (!unit_) unit_ = core_.shares.weight();
+    if (core_.ranks.size() > 1 && core_.is_shared(i)) core_.parameter(i).set_grad_local(true);
+  }
+  void backward_begins() override {
+    if (unit_) core_.weight = *unit_;
+  }
+  void averaged() override {
+    for (std::size_t i = 0; unit_ && i < core_.entries(); ++i) core_.parameter(i).set_grad_local(false);
+  }
+  void pass_ended() override {
+    unit_.reset();
+    aside_.forget();
+  }
+
+ private:
+  [[gnu::cold]] void change_unit() {
+    if (!any()) return unit_.reset();
+    const double weight = core_.shares.weight();
+    if (weight == *unit_) return;
+    if (weight == 0) return aside_.take(core_.flat);
+    const double factor = *unit_ / weight;
+    for (std::size_t i = 0; i < core_.entries(); ++i) {
+      if (!waits(i)) continue;
+      auto& p = core_.parameter(i);
+      if (factor == 0)
+        zero_bytes(p.where(), p.grad_data(), p.size_bytes());
+      else
+        with_type(p.dtype(), static_cast<std::byte*>(p.grad_data()),
+                  [&]<class T>(T* grad) { kernels::scale(p.where(), p.count(), static_cast<T>(factor), grad); });
+    }
+    unit_ = weight;
+  }
+  bool waits(std::size_t i) const { return core_.is_shared(i) && core_.parameter(i).grad_arrived(); }
+
+  Core<D, Communicator>& core_;
+  std::function<bool()> averages_;
+  std::optional<double> unit_;
+  detail::GradientsAside<D> aside_;
+};
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_ACCUMULATION_HPP
+
+// <chorus/parallel/ddp/clock.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CLOCK_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CLOCK_HPP
+/// Where the time of DistributedDataParallel's iterations goes.
+
+namespace chorus {
+
+/// Times of an iteration in seconds, under the names of PyTorch's `_get_ddp_logging_data`.
+struct DdpTimes {
+  double forward_compute_time = 0;                ///< from the call of the net to its output
+  double backward_compute_time = 0;               ///< from there to the last gradient
+  double backward_comm_time = 0;                  ///< from when the first bucket leaves until all have come back
+  double backward_compute_comm_overlap_time = 0;  ///< what of that lies before the last gradient
+  // Not in PyTorch's:
+  /// The buckets' collectives, each from its start to its end, waits for other ranks included; NaN over communicators
+  /// that do not know, as over NCCL, whose collectives run on streams.
+  double bucket_comm_time = 0;
+  double exposed_comm_time = 0;  ///< in which backward's thread had communication to do, or to wait for
+
+  /// The part of the collectives' time in which backward went on; 1 where there were none, NaN where that time is.
+  double hidden() const {
+    return std::isnan(bucket_comm_time)                      ? bucket_comm_time
+           : bucket_comm_time <= 0 || exposed_comm_time <= 0 ? 1
+           : exposed_comm_time >= bucket_comm_time           ? 0
+                                                             : 1 - exposed_comm_time / bucket_comm_time;
+  }
+};
+
+/// What DistributedDataParallel::logging_data returns.
+struct DdpLoggingData {
+  std::int64_t iterations = 0;  ///< passes of forward and backward that averaged gradients
+  DdpTimes last, avg;           ///< of the newest iteration, and the mean over all
+  /// Whether all iterations so far had gradients of the same parameters on this rank, each equally often.
+  bool can_set_static_graph = true;
+};
+
+namespace ddp {
+
+/// Takes the times of an iteration. They are those of this thread: of work on a GPU they say nothing.
+template <Device D, class Communicator>
+class Clock final : public Extension<D> {
+  using Steady = std::chrono::steady_clock;
+
+ public:
+  explicit Clock(Core<D, Communicator>& core) : core_(core) {}
+
+  void forward_begins(detail::ForwardPass&) override { forward_start_ = Steady::now(); }
+  void forward_ended() override { forward_end_ = Steady::now(); }
+  /// The backward pass that follows is one of other ranks, and does not count.
+  void forward_of_others() { forward_end_ = {}; }
+  void backward_begins() override {
+    busy_ = busy();
+    exposed_ = {};
+    comm_start_ = {};
+  }
+  // The sum is one for the same parameters, in whatever order.
+  void gradient_arrived(std::size_t i) override {
+    if (!core_.sync) return;
+    const auto number = (core_.number_of(i) + 1) * 0x9e3779b97f4a7c15u;
+    uses_ += (number ^ (number >> 29)) * 0xbf58476d1ce4e5b9u;
+  }
+  void backward_ended() override {
+    compute_end_ = Steady::now();
+    if (uses_ == 0) return;  // of a pass of others
+    const auto before = std::exchange(uses_before_, std::exchange(uses_, 0));
+    if (data_.iterations > 0 && before != uses_before_) data_.can_set_static_graph = false;
+  }
+  void communicates(bool begins) override {
+    const auto now = Steady::now();
+    if (!begins) exposed_ += now - exposed_start_;
+    exposed_start_ = now;
+    if (comm_start_ == Steady::time_point{}) comm_start_ = now;
+  }
+  void pass_ended() override {
+    const auto end = Steady::now();
+    const auto forward_end = std::exchange(forward_end_, Steady::time_point{});
+    if (forward_end == Steady::time_point{}) return;
+    if (comm_start_ == Steady::time_point{}) comm_start_ = end;
+    auto& last = data_.last;
+    last.forward_compute_time = seconds(forward_end - forward_start_);
+    last.backward_compute_time = seconds(compute_end_ - forward_end);
+    last.backward_comm_time = seconds(end - comm_start_);
+    last.backward_compute_comm_overlap_time = comm_start_ < compute_end_ ? seconds(compute_end_ - comm_start_) : 0;
+    last.bucket_comm_time = busy_.count() < 0 ? std::numeric_limits<double>::quiet_NaN() : seconds(busy() - busy_);
+    last.exposed_comm_time = seconds(exposed_);
+    ++data_.iterations;
+    for (const auto member :
+         {&DdpTimes::forward_compute_time, &DdpTimes::backward_compute_time, &DdpTimes::backward_comm_time,
+          &DdpTimes::backward_compute_comm_overlap_time, &DdpTimes::bucket_comm_time, &DdpTimes::exposed_comm_time})
+      data_.avg.*member += (last.*member - data_.avg.*member) / static_cast<double>(data_.iterations);
+  }
+  void forget() { data_ = {}; }
+  const DdpLoggingData& data() const { return data_; }
+
+ private:
+  static double seconds(Steady::duration time) { return std::chrono::duration<double>(time).count(); }
+  // How long the communicator's calls have taken so far; below 0 where it does not know.
+  std::chrono::nanoseconds busy() const {
+    if constexpr (requires { core_.ranks.busy(); }) return core_.ranks.busy();
+    return {};
+  }
+
+  Core<D, Communicator>& core_;
+  Steady::time_point forward_start_, forward_end_, compute_end_, comm_start_, exposed_start_;
+  Steady::duration exposed_{};
+  std::chrono::nanoseconds busy_{};
+  std::uint64_t uses_ = 0, uses_before_ = 0;
+  DdpLoggingData data_;
+};
+
+}  // namespace ddp
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CLOCK_HPP
+
+// <chorus/parallel/ddp/frozen_parameters.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_FROZEN_PARAMETERS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_FROZEN_PARAMETERS_HPP
+/// Parameters that are frozen or thawed between passes.
+
+// <chorus/parallel/ddp/same_model.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_SAME_MODEL_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_SAME_MODEL_HPP
+/// The check that all ranks built the same model, before any number is sent.
+
+namespace chorus::detail {
+
+/// One line for each parameter and buffer whose name `counts` accepts: `conv1.weight F32 [6, 3, 5, 5]`.
+template <Device D, class Counts>
+[[gnu::cold]] std::string model_description(nn::Module& model, const Counts& counts) {
+  std::string text;
+  for (const auto& named : nn::named_parameters<D>(model))
+    if (counts(named.name))
+      text += cat(named.name, " ", named.parameter->dtype(), " ", named.parameter->extents(),
+                  named.parameter->wants_grad() ? "\n" : ", frozen,\n");
+  for (const auto& named : nn::named_buffers<D>(model))
+    if (counts(named.name)) text += cat(named.name, " ", named.buffer->dtype(), " ", named.buffer->extents(), "\n");
+  return text;
+}
+
+/// The first line in which two descriptions differ, of each; "nothing" where one has ended.
+[[gnu::cold]] inline std::pair<std::string, std::string> first_difference(std::string_view a, std::string_view b) {
+  const auto line = [](std::string_view& text) {
+    const auto end = text.find('\n');
+    const std::string_view first = end == std::string_view::npos ? std::string_view("nothing") : text.substr(0, end);
+    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
+    return first;
+  };
+  for (;;) {
+    const auto from_a = line(a), from_b = line(b);
+    if (from_a != from_b) return {std::string(from_a), std::string(from_b)};
+  }
+}
+
+/// Throws the same UsageError on every rank where a rank's description is not rank 0's.
+template <class Communicator>
+[[gnu::cold]] void check_same_description(Communicator& communicator, std::string_view policy, const std::string& own) {
+  const auto all = comm::all_gather_object(communicator, own);
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    const auto [theirs, first] = first_difference(all[rank], all[0]);
+    fail<UsageError>(policy, ": the ranks' models differ: rank ", rank, " has ", theirs, " where rank 0 has ", first);
+  }
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_SAME_MODEL_HPP
+
+namespace chorus::ddp {
+
+/// Buckets hold what wants gradients. Where that has changed they are cut anew, and ranks compare what they want.
+template <Device D, class Communicator>
+class FrozenParameters final : public Extension<D> {
+ public:
+  explicit FrozenParameters(Core<D, Communicator>& core) : core_(core) {}
+
+  /// Whether buckets had to be cut anew.
+  bool fit_buckets() {
+    const auto sending = core_.sending();
+    bool fit = true;
+    for (std::size_t i = 0; i < sending.size(); ++i) fit = fit && (sending[i] != Sending::no) == core_.buckets.sends(i);
+    if (!fit) core_.cut_buckets();
+    return !fit;
+  }
+  void forward_begins(detail::ForwardPass& pass) override { pass.changed = fit_buckets(); }
+  void backward_begins() override {
+    if (core_.shares.take_changed()) detail::check_same_description(core_.ranks, "DistributedDataParallel", describe());
+  }
+
+ private:
+  [[gnu::cold]] std::string describe() const {
+    std::string text;
+    for (std::size_t i = 0; i < core_.entries(); ++i)
+      if (!core_.options.ignores(core_.name(i)))
+        text += cat(core_.name(i), core_.parameter(i).wants_grad() ? "\n" : ", frozen,\n");
+    return text;
+  }
+
+  Core<D, Communicator>& core_;
+};
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_FROZEN_PARAMETERS_HPP
+
+namespace chorus::ddp {
+
+/// Such a rank makes the same collective calls as the others, with no samples. Afterwards it has the gradients that it
+/// had before.
+template <Device D, class Communicator>
+class PassesOfOthers final : public Extension<D> {
+ public:
+  explicit PassesOfOthers(Core<D, Communicator>& core) : core_(core) {}
+
+  void begin() { own_.take(core_.flat); }
+  void end() {
+    own_.give_back();
+    own_.forget();
+  }
+
+  /// Takes part in a pass, once ranks know each other's samples, with what this rank has added up under no_sync, else
+  /// with zeros.
+  [[gnu::cold]] JoinedPass take_part() {
+    const struct Scope {
+      Brings& brings;
+      ~Scope() { brings = Brings::samples; }
+    } scope{core_.brings};
+    core_.brings = Brings::nothing;
+    core_.template find<FrozenParameters<D, Communicator>>()->fit_buckets();
+    core_.tell(&Extension<D>::ready_for_forward);
+    core_.shares.weigh({});
+    core_.tell(&Extension<D>::weighed);
+    if (!core_.shares.sync()) return JoinedPass::passed;
+    if (const auto* const added_up = core_.template find<Accumulation<D, Communicator>>();
+        added_up && added_up->any()) {
+      core_.brings = Brings::accumulated_gradients;
+      own_.take_none(core_.flat);  // they are sent now
+    }
+    core_.template find<Clock<D, Communicator>>()->forward_of_others();
+    core_.begin_backward();
+    for (std::size_t i = 0; i < core_.entries(); ++i) {
+      if (core_.brings == Brings::nothing) core_.parameter(i).set_grad_arrived(false);
+      if (core_.buckets.sends(i)) core_.fill(i);
+    }
+    core_.buckets.complete();
+    core_.finish_backward();
+    return JoinedPass::averaged;
+  }
+
+ private:
+  Core<D, Communicator>& core_;
+  detail::GradientsAside<D> own_;
+};
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PASSES_OF_OTHERS_HPP
+
+// <chorus/parallel/ddp/policy_with_options.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_POLICY_WITH_OPTIONS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_POLICY_WITH_OPTIONS_HPP
+/// What DistributedDataParallel's options need of it, and what they give to users: around the core, not in it.
+
+// <chorus/parallel/ddp/buffer_sharing.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BUFFER_SHARING_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BUFFER_SHARING_HPP
+/// Buffers, such as batch norm's running statistics: option `broadcast_buffers`, and a hook in its place.
+
+namespace chorus::ddp {
+
+/// Before each forward pass that will average gradients, of a model of which a layer is in training, all ranks take
+/// rank 0's buffers, or call the user's function, then or after the pass.
+template <Device D, class Communicator>
+class BufferSharing final : public Extension<D> {
+ public:
+  using Share = std::function<void(std::span<const nn::NamedBuffer<D>> buffers, Communicator& communicator)>;
+  /// What the policy has: whether a layer is in training, whether within `join`, a broadcast from a rank.
+  struct Policy {
+    std::function<bool()> trains, joining;
+    std::function<void(int root)> broadcast;
+    std::function<std::span<const nn::NamedBuffer<D>>()> buffers;
+  };
+
+  BufferSharing(Core<D, Communicator>& core, Policy policy) : core_(core), policy_(std::move(policy)) {}
+
+  void set_hook(Share share, BufferCommHookLocation location) {
+    share_ = std::move(share);
+    location_ = location;
+  }
+
+  void forward_begins(detail::ForwardPass& pass) override {
+    const bool shares = core_.sync && policy_.trains();
+    calls_hook_ = shares && share_ && !policy_.joining();
+    broadcasts_ = shares && !calls_hook_ && core_.options.broadcast_buffers;
+    pass.sends_buffers = broadcasts_;
+  }
+  void ready_for_forward() override {
+    const bool in_pass_of_others = core_.brings != Brings::samples;
+    if (in_pass_of_others ? core_.shares.sends_buffers() : broadcasts_)
+      policy_.broadcast(policy_.joining() ? core_.shares.first_active() : 0);
+    if (!in_pass_of_others) call_hook(BufferCommHookLocation::pre_forward);
+  }
+  void forward_ended() override { call_hook(BufferCommHookLocation::post_forward); }
+
+ private:
+  void call_hook(BufferCommHookLocation now) {
+    if (calls_hook_ && now == location_) share_(policy_.buffers(), core_.ranks);
+  }
+
+  Core<D, Communicator>& core_;
+  Policy policy_;
+  Share share_;
+  BufferCommHookLocation location_ = BufferCommHookLocation::pre_forward;
+  bool calls_hook_ = false, broadcasts_ = false;
+};
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BUFFER_SHARING_HPP
+
+// <chorus/parallel/ddp/chosen_parameters.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CHOSEN_PARAMETERS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CHOSEN_PARAMETERS_HPP
+/// Options `parameters_and_buffers_to_ignore` and `delay_all_reduce_named_params`.
+
+namespace chorus::ddp {
+
+/// Some gradients are each rank's own; others leave late. What is not sent lies at the end of the flat buffers, for
+/// there ranks may have parameters of their own, of any size.
+template <Device D, class Communicator>
+class ChosenParameters final : public Extension<D> {
+ public:
+  static bool wanted(const DistributedDataParallelOptions& options) {
+    return !options.parameters_and_buffers_to_ignore.empty() || !options.delay_all_reduce_named_params.empty();
+  }
+
+  /// The first extension: numbers are given out in the order that it makes.
+  [[gnu::cold]] explicit ChosenParameters(Core<D, Communicator>& core) : core_(core) {
+    const auto& late = core.options.delay_all_reduce_named_params;
+    const auto place = [&](std::size_t i) {
+      if (core.options.ignores(core.name(i))) return 3;
+      if (!core.parameter(i).wants_grad()) return 2;
+      return std::find(late.begin(), late.end(), core.name(i)) != late.end() ? 1 : 0;
+    };
+    std::vector<std::size_t> order;
+    for (const int wanted : {0, 1, 2, 3})
+      for (std::size_t i = 0; i < core.entries(); ++i)
+        if (place(i) == wanted) order.push_back(i);
+    core.flat.reorder(order);
+    for (std::size_t i = 0; i < core.entries(); ++i) {
+      if (core.options.ignores(core.name(i))) ignored_.push_back(i);
+      if (std::find(late.begin(), late.end(), core.name(i)) != late.end()) late_.push_back(i);
+    }
+  }
+
+  void choose(std::span<Sending> sending) override {
+    for (const std::size_t number : late_)
+      if (auto& when = sending[core_.entry_of(number)]; when == Sending::early) when = Sending::late;
+    for (const std::size_t number : ignored_) sending[core_.entry_of(number)] = Sending::no;
+  }
+
+ private:
+  Core<D, Communicator>& core_;
+  std::vector<std::size_t> ignored_, late_;  // numbers
+};
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CHOSEN_PARAMETERS_HPP
+
+// <chorus/parallel/ddp/hook_calls.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_HOOK_CALLS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_HOOK_CALLS_HPP
+/// How DistributedDataParallel calls its communication hook.
+
+namespace chorus::ddp {
+
+/// Calls `f(bucket as hooks see it)`.
+template <Device D, class Communicator, class F>
+void as_hooks_see(const Core<D, Communicator>& core, const Bucket& bucket, const F& f) {
+  with_type(core.dtype(bucket), core.gradients(bucket), [&]<class T>(T* gradients) {
+    f(GradBucket<T, D>{bucket.index, core.parameter(bucket.parameters.front()).where(),
+                       std::span<T>(gradients, bucket.count), core.weight, bucket.parts,
+                       bucket.index + 1 == core.buckets.all().size()});
+  });
+}
+
+template <Device D, class Hook, class Communicator>
+struct HookCalls {
+  Hook hook;
+
+  void start(const Core<D, Communicator>& core, Bucket& bucket) {
+    as_hooks_see(core, bucket, [&](const auto& view) { bucket.work = hook.start(view, core.ranks); });
+  }
+  /// Waits for buckets, and for whatever the hook sends after them: for all of them at a time.
+  void wait_for(const Core<D, Communicator>& core, std::span<Bucket> buckets) {
+    if constexpr (HookTraits<Hook, D, Communicator>::resumes)
+      resume_until_done(hook, core, buckets);
+    else
+      for (Bucket& bucket : buckets) bucket.work.wait();
+  }
+};
+
+/// For hooks of several rounds.
+template <class Hook, Device D, class Communicator>
+void resume_until_done(Hook& hook, const Core<D, Communicator>& core, std::span<Bucket> buckets) {
+  bool more = !buckets.empty();
+  for (Bucket& bucket : buckets) bucket.done = false;
+  for (int round = 0; std::exchange(more, false); ++round)
+    for (Bucket& bucket : buckets) {
+      if (bucket.done) continue;
+      bucket.work.wait();
+      bucket.done = true;
+      as_hooks_see(core, bucket, [&](const auto& view) {
+        if (auto next = hook.resume(view, core.ranks, round)) {
+          bucket.work = std::move(*next);
+          bucket.done = false;
+          more = true;
+        }
+      });
+    }
+}
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_HOOK_CALLS_HPP
+
+// <chorus/parallel/ddp/hook_memory.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_HOOK_MEMORY_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_HOOK_MEMORY_HPP
+/// What a communication hook remembers of each parameter, whatever bucket it is in.
+
+namespace chorus::ddp {
+
+/// What checkpoints and others see of a hook's memory.
+template <Device D>
+class ParameterMemory : public Extension<D> {
+ public:
+  /// What is remembered of a parameter that is in no bucket, and never will be again.
+  virtual void forget(const std::string& parameter) = 0;
+  /// All of it, as `rest.conv1.weight`: the same names on all ranks, with each rank's own numbers. `full`: made where
+  /// there is none so far.
+  virtual std::vector<optim::StateTensor> state(bool full) = 0;
+  /// Takes copies of `tensors`, such as those that `state` gives, instead of all that was there. What is unlike
+  /// anything that the hook remembers is left out.
+  virtual void replace(const std::vector<optim::StateTensor>& tensors) = 0;
+  /// Multiplies what has not been sent yet.
+  virtual void scale_rest(double factor) = 0;
+};
+
+/// Carries a hook's memory over from old buckets to new ones, and in and out of checkpoints. What belongs to parameters
+/// that are in no bucket now, being frozen or at rest, waits on the host.
+template <Device D, class Hook, class Communicator>
+class HookMemory final : public ParameterMemory<D> {
+  using Traits = HookTraits<Hook, D, Communicator>;
+
+ public:
+  HookMemory(Core<D, Communicator>& core, Hook& hook) : core_(core), hook_(hook) {}
+
+  void buckets_will_change() override {
+    for (const auto& tensor : in_buckets(false)) aside_[key_of(tensor.name)] = copy_of(tensor);
+  }
+  void buckets_changed() override {
+    forget_buckets();
+    restore();
+  }
+
+  void forget(const std::string& parameter) override {
+    std::erase_if(aside_, [&](const auto& entry) { return entry.first.parameter == parameter; });
+  }
+
+  std::vector<optim::StateTensor> state(bool full) override {
+    auto all = in_buckets(full);
+    for (auto& [key, kept] : aside_)
+      all.push_back({cat(key.what, '.', key.parameter), kept.dtype, kept.shape, kept.bytes.data(), true});
+    return all;
+  }
+  void replace(const std::vector<optim::StateTensor>& tensors) override {
+    const auto known = in_buckets(true);
+    std::map<Key, Kept> copies;
+    for (const auto& tensor : tensors)
+      if (std::any_of(known.begin(), known.end(),
+                      [&](const auto& one) { return key_of(one.name).what == key_of(tensor.name).what; }))
+        copies[key_of(tensor.name)] = copy_of(tensor);
+    aside_ = std::move(copies);  // only now: `tensors` may be what was there
+    forget_buckets();
+    restore();
+  }
+  void scale_rest(double factor) override {
+    const auto scale = [factor]<class T>(auto device, std::span<const Index> shape, T* numbers) {
+      kernels::scale(device, numel(shape), static_cast<T>(factor), numbers);
+    };
+    for_each(
+        [](const auto&) { return false; },
+        [&](std::string_view what, const GradBucketPart&, std::span<const Index> shape, auto device, auto* numbers) {
+          if (what == "rest") scale(device, shape, numbers);
+        });
+    for (auto& [key, kept] : aside_)
+      if (key.what == "rest")
+        with_type(kept.dtype, kept.bytes.data(),
+                  [&, &shape = kept.shape](auto* numbers) { scale(Cpu{}, shape, numbers); });
+  }
+
+ private:
+  struct Key {
+    std::string parameter, what;
+    friend auto operator<=>(const Key&, const Key&) = default;
+  };
+  struct Kept {
+    DType dtype;
+    std::vector<Index> shape;
+    std::vector<std::byte> bytes;
+  };
+
+  static Key key_of(const std::string& name) {
+    const auto dot = name.find('.');
+    return {name.substr(dot + 1), name.substr(0, dot)};
+  }
+
+  // Calls `visit(what, part, shape, device, numbers)` for what is in the buckets, or, where `make(bucket)`, could be.
+  template <class Make, class Visit>
+  void for_each(const Make& make, const Visit& visit) {
+    if constexpr (Traits::remembers_parameters)
+      for (const Bucket& bucket : core_.buckets.all())
+        as_hooks_see(core_, bucket, [&](const auto& view) { hook_.remembered(view, make(view), visit); });
+  }
+  std::vector<optim::StateTensor> in_buckets(bool full) {
+    std::vector<optim::StateTensor> all;
+    for_each(
+        [full](const auto&) { return full; },
+        [&]<class T, Device Where>(std::string_view what, const GradBucketPart& part, std::span<const Index> shape,
+                                   Where, T* numbers) {
+          all.push_back(
+              {cat(what, '.', part.name), dtype<T>, {shape.begin(), shape.end()}, numbers, !std::is_same_v<Where, D>});
+        });
+    return all;
+  }
+  Kept copy_of(const optim::StateTensor& tensor) {
+    std::vector<std::byte> bytes(static_cast<std::size_t>(numel(tensor.shape)) * size_of(tensor.dtype));
+    if (tensor.on_host)
+      copy_bytes(Cpu{}, bytes.data(), Cpu{}, tensor.data, bytes.size());
+    else
+      copy_bytes(Cpu{}, bytes.data(), core_.parameter(0).where(), tensor.data, bytes.size());
+    return {tensor.dtype, tensor.shape, std::move(bytes)};
+  }
+  void forget_buckets() {
+    if constexpr (Traits::resets) hook_.reset();
+  }
+  // Moves what is aside into the buckets that it belongs to.
+  void restore() {
+    if (aside_.empty()) return;
+    const auto any_aside = [&](const auto& bucket) {
+      return std::any_of(bucket.parts.begin(), bucket.parts.end(), [&](const GradBucketPart& part) {
+        const auto found = aside_.lower_bound({part.name, ""});
+        return found != aside_.end() && found->first.parameter == part.name;
+      });
+    };
+    for_each(any_aside, [&]<class T>(std::string_view what, const GradBucketPart& part, std::span<const Index> shape,
+                                     auto device, T* numbers) {
+      const auto found = aside_.find({part.name, std::string(what)});
+      if (found == aside_.end()) return;
+      const Kept& kept = found->second;
+      if (kept.dtype == dtype<T> && std::equal(shape.begin(), shape.end(), kept.shape.begin(), kept.shape.end()))
+        copy_bytes(device, numbers, Cpu{}, kept.bytes.data(), kept.bytes.size());
+      aside_.erase(found);
+    });
+  }
+
+  Core<D, Communicator>& core_;
+  Hook& hook_;
+  std::map<Key, Kept> aside_;
+};
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_HOOK_MEMORY_HPP
+
+// <chorus/parallel/ddp/learned_order.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_LEARNED_ORDER_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_LEARNED_ORDER_HPP
+/// The order of the buckets, as the first backward pass shows it.
+
+namespace chorus::ddp {
+
+/// After the first backward pass gradients are laid out in the order in which they arrived on rank 0, so that buckets
+/// fill front to back. The optimizer has not stepped yet, so nothing else knows the old places. Where each rank may use
+/// other parameters there is no such order.
+template <Device D, class Communicator>
+class LearnedOrder final : public Extension<D> {
+ public:
+  static bool wanted(const DistributedDataParallelOptions& options) {
+    return !options.find_unused_parameters || options.static_graph;
+  }
+  explicit LearnedOrder(Core<D, Communicator>& core) : core_(core) {}
+
+  bool learned() const { return learned_; }
+  /// The buffers are laid out as a pass has shown before: in the run that a checkpoint is from.
+  void set_learned(bool learned) { learned_ = learned; }
+
+  void backward_begins() override { arrivals_.clear(); }
+  void gradient_arrived(std::size_t i) override {
+    if (!learned_ && core_.sync) arrivals_.push_back(i);
+  }
+  void pass_ended() override {
+    if (learned_) return;
+    learned_ = true;
+    const auto order = agree();
+    arrivals_ = {};
+    if (!std::is_sorted(order.begin(), order.end())) core_.reorder(order);
+  }
+
+ private:
+  // Those that are not sent stand at the end.
+  [[gnu::cold]] std::vector<std::size_t> agree() {
+    std::vector<std::int64_t> order;
+    std::vector<char> placed(core_.entries());
+    const auto sending = core_.sending();
+    for (const Sending when : {Sending::early, Sending::late}) {
+      const auto add = [&](std::size_t i) {
+        if (sending[i] == when && std::exchange(placed[i], 1) == 0) order.push_back(static_cast<std::int64_t>(i));
+      };
+      for (const std::size_t i : last_arrivals()) add(i);
+      for (std::size_t i = 0; i < placed.size(); ++i) add(i);
+    }
+    // Of rank 0 as long as that has batches.
+    if (core_.ranks.size() > 1) core_.ranks.broadcast(std::span(order), std::max(0, core_.shares.first_active()), {});
+    std::vector<std::size_t> entries(order.begin(), order.end());
+    for (std::size_t i = 0; i < placed.size(); ++i)
+      if (!core_.buckets.sends(i)) entries.push_back(i);
+    return entries;
+  }
+  // In a static graph a gradient may arrive in several parts: the last one completes it.
+  std::vector<std::size_t> last_arrivals() const {
+    std::vector<std::size_t> order;
+    for (auto i = arrivals_.rbegin(); i != arrivals_.rend(); ++i)
+      if (std::find(order.begin(), order.end(), *i) == order.end()) order.push_back(*i);
+    std::reverse(order.begin(), order.end());
+    return order;
+  }
+
+  Core<D, Communicator>& core_;
+  std::vector<std::size_t> arrivals_;  // entries
+  bool learned_ = false;
+};
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_LEARNED_ORDER_HPP
+
+// <chorus/parallel/ddp/non_finite.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_NON_FINITE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_NON_FINITE_HPP
+/// Option `non_finite`: what is done about gradients that are not finite.
+
+namespace chorus::ddp {
+
+/// Looks at the averages: all ranks come to the same verdict, and all throw, or all forget the pass.
+template <Device D, class Communicator>
+class NonFiniteGradients final : public Extension<D> {
+ public:
+  /// `ranks_differ`: the hook may leave each rank averages of its own.
+  NonFiniteGradients(Core<D, Communicator>& core, bool ranks_differ) : core_(core), ranks_differ_(ranks_differ) {}
+
+  std::int64_t skipped_steps() const { return skipped_; }
+
+  void backward_begins() override { own_ = none; }
+  // Of which rank a bad average comes is known before it is averaged.
+  void bucket_is_full(const Bucket& bucket) override {
+    if (core_.options.non_finite == NonFinite::throw_error && own_ == none && core_.weight != 0)
+      own_ = first_in(bucket);
+  }
+  void averaged() override {
+    std::uint64_t first = none;
+    for (const Bucket& bucket : core_.buckets.all())
+      if (first = first_in(bucket); first != none) break;
+    if (ranks_differ_) core_.ranks.all_reduce(std::span(&first, 1), comm::ReduceOp::min, {});
+    if (first == none) return;
+    core_.in_backward = false;  // nothing is under way
+    if (core_.options.non_finite == NonFinite::throw_error) raise(first);
+    ++skipped_;
+    for (std::size_t i = 0; i < core_.entries(); ++i) core_.parameter(i).set_grad_arrived(false);
+  }
+
+ private:
+  static constexpr std::uint64_t none = std::numeric_limits<std::uint64_t>::max();
+
+  // The first entry of the bucket whose gradient is not finite.
+  [[gnu::cold]] std::uint64_t first_in(const Bucket& bucket) const {
+    for (const std::size_t i : bucket.parameters) {
+      const auto& p = core_.parameter(i);
+      bool bad = false;
+      with_type(p.dtype(), static_cast<std::byte*>(p.grad_data()),
+                [&](const auto* grad) { bad = !std::isfinite(kernels::square_sum(p.where(), p.count(), grad)); });
+      if (bad) return i;
+    }
+    return none;
+  }
+  [[noreturn, gnu::cold]] void raise(std::uint64_t averaged) {
+    std::vector<std::uint64_t> bad(static_cast<std::size_t>(core_.ranks.size()));
+    core_.ranks.all_gather(std::span<const std::uint64_t>(&own_, 1), std::span(bad), {});
+    std::string from;
+    for (std::size_t rank = 0; rank < bad.size(); ++rank)
+      if (bad[rank] != none) from += cat(from.empty() ? "" : ", ", core_.name(bad[rank]), " on rank ", rank);
+    fail<NonFiniteError>("DistributedDataParallel: the averaged gradient of ", core_.name(averaged),
+                         " is not finite; it came from ", from.empty() ? "a sum that overflowed" : from);
+  }
+
+  Core<D, Communicator>& core_;
+  const bool ranks_differ_;
+  std::uint64_t own_ = none;  // the first entry that was bad on this rank
+  std::int64_t skipped_ = 0;
+};
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_NON_FINITE_HPP
+
+// <chorus/parallel/ddp/parameter_averaging.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PARAMETER_AVERAGING_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PARAMETER_AVERAGING_HPP
+/// Communication hooks that average parameters, or act around the optimizer's step (PostLocalSgd).
+
+namespace chorus::ddp {
+
+template <Device D, class Hook, class Communicator>
+class ParameterAveraging final : public Extension<D> {
+  using Traits = HookTraits<Hook, D, Communicator>;
+
+ public:
+  ParameterAveraging(Core<D, Communicator>& core, Hook& hook) : core_(core), hook_(hook) {}
+
+  void ready_for_forward() override {
+    if constexpr (Traits::averages_parameters)
+      if (core_.brings == Brings::samples)
+        hook_.before_forward(core_.flat, core_.ranks,
+                             [this](const std::string& name) { return !core_.options.ignores(name); });
+  }
+  void averaged() override {
+    if constexpr (Traits::acts_after_backward) hook_.after_backward();
+  }
+
+ private:
+  Core<D, Communicator>& core_;
+  Hook& hook_;
+};
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PARAMETER_AVERAGING_HPP
+
+// <chorus/parallel/ddp/parts.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PARTS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PARTS_HPP
+/// Hooks after which each rank has the averages of its own part of each bucket alone.
+
+// <chorus/parallel/ddp/shared_gradients.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_SHARED_GRADIENTS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_SHARED_GRADIENTS_HPP
+/// Gradients that every rank reads where another one has computed them, so that a step averages them on its way.
+
+namespace chorus::detail {
+
+/// The flat gradients of all ranks, on CPUs of one machine, and what each rank's count in the average.
+class SharedGradients {
+ public:
+  /// Memory for a group of flat gradients that all ranks reach; null, on all ranks, where they can't. A collective.
+  template <class Communicator>
+  [[gnu::cold]] std::shared_ptr<void> allocate(Communicator& communicator, std::size_t bytes) {
+    std::erase_if(blocks_, [](const Block& block) { return block.memory.expired(); });
+    rank_ = static_cast<std::size_t>(communicator.rank());
+    const auto ranks = std::make_shared<Ranks>(comm::allocate_shared(communicator, bytes));
+    if (ranks->empty()) return nullptr;
+    blocks_.push_back({ranks, (*ranks)[rank_].get(), bytes});
+    return {ranks, blocks_.back().own};
+  }
+  /// Whether others reach this rank's gradient there.
+  bool reached(const void* own, std::size_t bytes) const { return find(own, bytes) != nullptr; }
+
+  /// Tells all ranks what this rank's gradients count. Behind it all have computed theirs. A collective.
+  template <class Communicator>
+  void tell_weight(Communicator& communicator, double weight) {
+    weights_.resize(static_cast<std::size_t>(communicator.size()));
+    communicator.all_gather(std::span<const double>(&weight, 1), std::span(weights_), {});
+  }
+  /// What the averages of all ranks' numbers are the sum of, where `bytes` of this rank's lie at `own`. The order is
+  /// the ring's, which begins behind this rank: so not all of them read the same at once.
+  std::vector<kernels::GradientTerm> terms(const void* own, std::size_t bytes) const {
+    const Block& block = *find(own, bytes);
+    const auto ranks = block.memory.lock();
+    const auto offset = static_cast<const std::byte*>(own) - block.own;
+    std::vector<kernels::GradientTerm> all;
+    for (std::size_t step = 1; step <= ranks->size(); ++step) {
+      const auto rank = (rank_ + step) % ranks->size();
+      all.push_back({(*ranks)[rank].get() + offset, weights_[rank]});
+    }
+    trace::sent(static_cast<int>(rank_), trace::Traffic::gradients, (ranks->size() - 1) * bytes);
+    return all;
+  }
+
+ private:
+  using Ranks = std::vector<std::shared_ptr<std::byte>>;
+  struct Block {
+    std::weak_ptr<const Ranks> memory;
+    std::byte* own;
+    std::size_t bytes;
+  };
+  const Block* find(const void* own, std::size_t bytes) const {
+    const auto* const begin = static_cast<const std::byte*>(own);
+    for (const Block& block : blocks_)
+      if (!block.memory.expired() && begin >= block.own && begin + bytes <= block.own + block.bytes) return &block;
+    return nullptr;
+  }
+
+  std::vector<Block> blocks_;
+  std::vector<double> weights_;  // by rank
+  std::size_t rank_ = 0;
+};
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_SHARED_GRADIENTS_HPP
+
+// <chorus/parallel/hooks/all_reduce.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_ALL_REDUCE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_ALL_REDUCE_HPP
+/// The default communication hook, the all-reduce, and one that sends nothing.
+
+namespace chorus {
+
+/// The default: a ring all-reduce, which weighs on the way. Each of n ranks sends 2 (n - 1) / n of the bucket's bytes.
+struct AllReduce {
+  template <class T, Device D, class Communicator>
+  comm::Work start(const GradBucket<T, D>& bucket, Communicator& communicator) {
+    if (communicator.size() == 1) return {};
+    const comm::CollectiveOptions options{
+        .scale = bucket.weight, .traffic = trace::Traffic::gradients, .bucket = static_cast<int>(bucket.index)};
+    // On the CPU this thread does the work itself, rather than wake another one.
+    if (std::is_same_v<D, Cpu> && bucket.last) {
+      communicator.all_reduce(bucket.gradients, comm::ReduceOp::sum, options);
+      return {};
+    }
+    return communicator.all_reduce_async(bucket.gradients, comm::ReduceOp::sum, options);
+  }
+};
+
+/// Sends nothing: each rank keeps its own gradients. To measure what communication costs, and for methods that average
+/// parameters instead.
+struct NoCommunication {
+  static constexpr bool own_gradients = true;
+  static constexpr bool averages() { return false; }
+
+  template <class T, Device D, class Communicator>
+  comm::Work start(const GradBucket<T, D>&, Communicator&) {
+    return {};
+  }
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_ALL_REDUCE_HPP
+
+namespace chorus::ddp {
+
+/// Elements [begin, end).
+struct Elements {
+  std::size_t begin, end;
+};
+/// Rank `rank`'s part of a bucket of `count` elements: the n-th one of n equal parts; the last rank's has what is left
+/// over, too.
+constexpr Elements part_of(std::size_t count, std::size_t rank, std::size_t ranks) {
+  const std::size_t each = count / ranks;
+  return {rank * each, rank + 1 == ranks ? count : (rank + 1) * each};
+}
+
+/// What becomes of a backward pass's gradients: what the hook does; whole averages, where parts are not enough;
+/// nothing, for other ranks reach them, and the optimizer averages as it steps.
+enum class Averaging { by_hook, whole, by_optimizer };
+
+template <Device D, class Hook, class Communicator>
+requires HookTraits<Hook, D, Communicator>::in_parts struct HookCalls<D, Hook, Communicator> {
+  Hook hook;
+  Averaging averaging = Averaging::by_hook;
+
+  void start(const Core<D, Communicator>& core, Bucket& bucket) {
+    bucket.work = {};
+    as_hooks_see(core, bucket, [&](const auto& view) {
+      if (averaging == Averaging::whole) bucket.work = AllReduce{}.start(view, core.ranks);
+      if (averaging == Averaging::by_hook) bucket.work = hook.start(view, core.ranks);
+    });
+  }
+  void wait_for(const Core<D, Communicator>& core, std::span<Bucket> buckets) {
+    if (averaging == Averaging::by_hook) return resume_until_done(hook, core, buckets);
+    for (Bucket& bucket : buckets) bucket.work.wait();
+  }
+};
+
+/// Keeps such gradients out of sight: after a backward pass their parameters have none, so that nobody takes the rest,
+/// which is this rank's own, for an average. An optimizer that knows which part is its own sees them for a while.
+/// Where ranks reach each other's gradients, averages may be left to that optimizer's step: until then they are not
+/// averaged.
+template <Device D, class Communicator>
+class GradientParts final : public Extension<D> {
+ public:
+  GradientParts(Core<D, Communicator>& core, Averaging& averaging) : core_(core), averaging_(averaging) {
+    check<UsageError>(
+        !core.options.skip_all_reduce_unused_params,
+        "DistributedDataParallel: skip_all_reduce_unused_params makes buckets anew after a backward pass, "
+        "and this hook leaves each rank a part of each bucket");
+  }
+
+  void buckets_will_change() override { refuse_if_waiting("parameters can't be frozen or thawed"); }
+  void gradient_arrived(std::size_t) override {
+    if (!core_.sync) refuse_if_waiting("no other backward pass can begin");
+  }
+  void backward_begins() override {
+    refuse_if_waiting("no other backward pass can begin");
+    averaging_ = Averaging::by_hook;
+    const auto* const order = core_.template find<LearnedOrder<D, Communicator>>();
+    // A policy for numbers that are not finite judges averages, after this pass.
+    const bool judged = core_.options.non_finite != NonFinite::propagate;
+    if (order != nullptr && !order->learned())
+      averaging_ = Averaging::whole;  // after this pass gradients change their places
+    else if (!judged && all_reached())
+      averaging_ = Averaging::by_optimizer;
+  }
+  // Hides them.
+  void pass_ended() override {
+    waits_for_average_ = averaging_ == Averaging::by_optimizer;
+    weight_ = core_.weight;
+    for (std::size_t i = 0; i < core_.entries(); ++i)
+      if (core_.buckets.sends(i) && core_.parameter(i).grad_arrived()) hidden_.push_back(i);
+    set_arrived(false);
+    waits_for_step_ = true;
+  }
+
+  /// Where ranks reach each other's.
+  detail::SharedGradients& shared() { return shared_; }
+  /// Whether nothing has been averaged so far.
+  bool waits_for_average() const { return waits_for_average_; }
+  /// All ranks tell each other what their gradients, which wait for the average, count. Throws UsageError where they
+  /// are no longer reached.
+  void tell_weight() {
+    check<UsageError>(all_reached(),
+                      "ShardedOptimizer: the last gradients were to be averaged by the step of an optimizer that has "
+                      "parameters in common, which is gone");
+    shared_.tell_weight(core_.ranks, weight_);
+  }
+  /// Has each rank average its part of each bucket now, if that has been left to the optimizer. All ranks call it.
+  void average() {
+    if (!waits_for_average_) return;
+    tell_weight();
+    for (const Bucket& bucket : core_.buckets.all()) {
+      const auto part = part_of(bucket.count, static_cast<std::size_t>(core_.ranks.rank()),
+                                static_cast<std::size_t>(core_.ranks.size()));
+      with_type(core_.dtype(bucket), core_.gradients(bucket), [&]<class T>(T* gradients) {
+        T* const own = gradients + part.begin;
+        const auto count = part.end - part.begin;
+        kernels::add_up(Cpu{}, static_cast<Index>(count), own, {own, shared_.terms(own, count * sizeof(T))});
+      });
+    }
+    waits_for_average_ = false;
+    core_.ranks.barrier();  // others read this rank's until then
+  }
+  /// Calls `f` while the parameters have their gradients.
+  void show(const std::function<void()>& f) {
+    const struct Scope {
+      GradientParts& parts;
+      explicit Scope(GradientParts& all) : parts(all) { parts.set_arrived(true); }
+      ~Scope() { parts.set_arrived(false); }
+    } scope(*this);
+    f();
+  }
+  /// They have been used.
+  void forget() {
+    hidden_.clear();
+    waits_for_step_ = waits_for_average_ = false;
+  }
+
+ private:
+  // What `what` says would lose them.
+  void refuse_if_waiting(const char* what) const {
+    check<UsageError>(!waits_for_step_, "DistributedDataParallel: ", what,
+                      " before a ShardedOptimizer has stepped with the last averages, of which each rank has a part, "
+                      "or forgotten them (zero_grad); several passes for one step belong under no_sync");
+  }
+  bool all_reached() const {
+    const auto& buckets = core_.buckets.all();
+    return std::all_of(buckets.begin(), buckets.end(), [&](const Bucket& bucket) {
+      return shared_.reached(core_.gradients(bucket), core_.bytes(bucket));
+    });
+  }
+  void set_arrived(bool arrived) {
+    for (const std::size_t i : hidden_) core_.parameter(i).set_grad_arrived(arrived);
+  }
+
+  Core<D, Communicator>& core_;
+  Averaging& averaging_;
+  detail::SharedGradients shared_;
+  std::vector<std::size_t> hidden_;  // entries
+  bool waits_for_step_ = false, waits_for_average_ = false;
+  double weight_ = 1;
+};
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PARTS_HPP
+
+// <chorus/parallel/ddp/several_nets.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_SEVERAL_NETS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_SEVERAL_NETS_HPP
+/// Several nets whose backward passes, or whose operators, send over one communicator at the same time.
+
+namespace chorus::ddp {
+
+/// A net's turn among the backward passes of this thread. As long as buckets fill at the same time on all ranks, so do
+/// those of several nets. Where ranks may use different parameters of one of them, nets would send in another order on
+/// each rank, and take each other's gradients for their own: there the one that begins later sends at its end, which
+/// comes after the first one's. So does a net whose operators have collectives of their own.
+class BackwardTurn {
+ public:
+  BackwardTurn() = default;
+  BackwardTurn(const BackwardTurn&) = delete;
+  BackwardTurn& operator=(const BackwardTurn&) = delete;
+  ~BackwardTurn() { end(); }
+
+  /// `varies`: what this net uses may differ from rank to rank. `operators_send`: its operators, in this pass.
+  void begin(const void* communicator, bool varies, bool operators_send) {
+    end();
+    auto& others = under_way();
+    const auto goes_first = [&](const std::weak_ptr<const Pass>& known) {
+      const auto other = known.lock();
+      return other && other->communicator == communicator && (varies || other->varies);
+    };
+    waits_ = (varies && operators_send) || std::any_of(others.begin(), others.end(), goes_first);
+    *own_ = {communicator, varies};
+    others.push_back(own_);
+  }
+  void end() {
+    std::erase_if(under_way(), [this](const auto& known) { return known.expired() || known.lock() == own_; });
+  }
+  /// Whether buckets may not leave before the end.
+  bool waits() const { return waits_; }
+
+ private:
+  struct Pass {
+    const void* communicator = nullptr;
+    bool varies = false;
+  };
+  // A net whose pass broke off may be destroyed by another thread.
+  static std::vector<std::weak_ptr<const Pass>>& under_way() {
+    thread_local std::vector<std::weak_ptr<const Pass>> all;
+    return all;
+  }
+
+  const std::shared_ptr<Pass> own_ = std::make_shared<Pass>();
+  bool waits_ = false;
+};
+
+template <Device D, class Communicator>
+class SeveralNets final : public Extension<D> {
+ public:
+  /// `operators_send`: whether operators of the model have collectives in backward, which is known after forward.
+  SeveralNets(Core<D, Communicator>& core, const bool& operators_send) : core_(core), operators_send_(operators_send) {}
+
+  void backward_begins() override {
+    const bool varies = core_.options.find_unused_parameters || core_.options.static_graph;
+    turn_.begin(&core_.ranks, varies, operators_send_);
+    if (turn_.waits()) core_.buckets.hold();
+  }
+  void backward_ended() override {
+    if (turn_.waits()) core_.buckets.release();
+  }
+  void averaged() override { turn_.end(); }
+
+ private:
+  Core<D, Communicator>& core_;
+  const bool& operators_send_;
+  BackwardTurn turn_;
+};
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_SEVERAL_NETS_HPP
+
+// <chorus/parallel/ddp/static_graph.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_STATIC_GRAPH_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_STATIC_GRAPH_HPP
+/// Option `static_graph`: all passes use the same parameters, equally often.
+
+namespace chorus::ddp {
+
+/// The first pass sends at its end, when ranks tell each other what they have used, and how often. From then on what no
+/// rank uses is not sent, and a gradient is complete with the last of its parts.
+template <Device D, class Communicator>
+class StaticGraph final : public Extension<D> {
+ public:
+  explicit StaticGraph(Core<D, Communicator>& core) : core_(core) {}
+
+  void choose(std::span<Sending> sending) override {
+    for (std::size_t i = 0; i < sending.size() && known(); ++i)
+      if (!uses(i).anywhere) sending[i] = Sending::no;
+  }
+  void buckets_changed() override {
+    for (std::size_t i = 0; i < core_.entries(); ++i) core_.buckets.expect(i, known() ? uses(i).here : Buckets::any);
+    core_.buckets.begin_pass();
+  }
+
+  void backward_begins() override {
+    if (!known()) {
+      arrivals_.assign(core_.entries(), 0);
+      core_.buckets.hold();
+    }
+    for (std::size_t i = 0; i < core_.entries() && known(); ++i)
+      if (core_.buckets.sends(i) && uses(i).here == 0) core_.fill(i);  // used by other ranks alone
+  }
+  void gradient_arrived(std::size_t i) override {
+    if (!core_.sync) return;
+    if (!known())
+      ++arrivals_[core_.number_of(i)];
+    else
+      check<UsageError>(uses(i).here > 0 || core_.options.ignores(core_.name(i)), core_.where(), core_.name(i),
+                        " got a gradient, but did not in the first backward pass: with static_graph all passes use the "
+                        "same parameters");
+  }
+  void backward_ended() override {
+    if (!known()) return learn();
+    const auto missing = core_.fill_missing();
+    check<UsageError>(missing.empty(), core_.where(), "no gradient, or not all of it, came for ", missing,
+                      ", but did in the first backward pass: with static_graph all passes use the same parameters");
+  }
+
+ private:
+  struct Uses {
+    int here = 0;           // how often the gradient arrives on this rank
+    bool anywhere = false;  // whether it does on any
+  };
+  bool known() const { return !uses_.empty(); }
+  const Uses& uses(std::size_t i) const { return uses_[core_.number_of(i)]; }
+
+  [[gnu::cold]] void learn() {
+    std::vector<std::int32_t> anywhere;
+    for (std::size_t i = 0; i < core_.entries(); ++i) anywhere.push_back(arrivals_[core_.number_of(i)]);
+    // What is not sent is each rank's own, in number, too, but lies at the end.
+    std::size_t common = 0;
+    for (std::size_t i = 0; i < core_.entries(); ++i)
+      if (core_.is_shared(i)) common = i + 1;
+    core_.ranks.all_reduce(std::span(anywhere).first(common), comm::ReduceOp::max, {});
+    std::vector<Uses> uses(core_.entries());
+    const bool uses_nothing = core_.brings != Brings::samples;  // it will, when it has samples
+    for (std::size_t i = 0; i < core_.entries(); ++i) {
+      const auto number = core_.number_of(i);
+      uses[number] = {uses_nothing ? anywhere[i] : arrivals_[number], !core_.buckets.sends(i) || anywhere[i] != 0};
+      if (core_.buckets.sends(i)) core_.fill(i);
+    }
+    uses_ = std::move(uses);
+    core_.cut_buckets();
+    auto* const memory = core_.template find<ParameterMemory<D>>();
+    for (std::size_t i = 0; i < core_.entries(); ++i) {
+      if (this->uses(i).anywhere) continue;
+      if (memory != nullptr) memory->forget(core_.name(i));
+      if (core_.brings == Brings::nothing) core_.parameter(i).set_grad_arrived(false);  // its zeros were for others
+    }
+    core_.buckets.complete();
+  }
+
+  Core<D, Communicator>& core_;
+  std::vector<int> arrivals_;  // in the first pass, by number
+  std::vector<Uses> uses_;     // by number; empty: not known yet
+};
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_STATIC_GRAPH_HPP
+
+// <chorus/parallel/ddp/unused_parameters.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_UNUSED_PARAMETERS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_UNUSED_PARAMETERS_HPP
+/// Option `find_unused_parameters`: some backward passes leave parameters out, others on each rank.
+
+namespace chorus::ddp {
+
+/// What has not come on a rank is 0 there. After the pass ranks tell each other what came: a parameter has a gradient
+/// where any rank used it; where none did it stays without, so that no optimizer moves it.
+template <Device D, class Communicator>
+class UnusedParameters final : public Extension<D> {
+ public:
+  explicit UnusedParameters(Core<D, Communicator>& core) : core_(core) {}
+
+  void backward_ended() override {
+    came_.clear();
+    for (std::size_t i = 0; i < core_.entries(); ++i)
+      came_.push_back(core_.brings != Brings::nothing && core_.parameter(i).grad_arrived());
+    core_.fill_missing();
+    core_.buckets.complete();
+  }
+  void averaged() override {
+    agree();
+    if (core_.options.skip_all_reduce_unused_params) send_what_rested();
+    for (std::size_t i = 0; i < core_.entries(); ++i)
+      if (core_.is_shared(i)) core_.parameter(i).set_grad_arrived(came_[i] != 0);
+    if (core_.options.skip_all_reduce_unused_params) rest(came_);
+  }
+
+  // Option `skip_all_reduce_unused_params`: what came on no rank rests, out of the buckets, until it comes on one.
+
+  void choose(std::span<Sending> sending) override {
+    for (const std::size_t number : resting_) sending[core_.entry_of(number)] = Sending::no;
+  }
+  bool rests(std::size_t i) const {
+    return std::find(resting_.begin(), resting_.end(), core_.number_of(i)) != resting_.end();
+  }
+  /// From now on exactly those gradients rest that are shared and, by entry, did not come.
+  [[gnu::cold]] void rest(std::span<const char> came) {
+    std::vector<std::size_t> resting;
+    for (std::size_t i = 0; i < core_.entries(); ++i)
+      if (core_.is_shared(i) && came[i] == 0) resting.push_back(core_.number_of(i));
+    std::sort(resting.begin(), resting.end());
+    if (resting == resting_) return;
+    resting_ = std::move(resting);
+    core_.cut_buckets();
+  }
+
+ private:
+  // Makes `came_` the same on all ranks.
+  [[gnu::cold]] void agree() {
+    std::size_t common = 0;  // what each rank has of its own lies at the end
+    for (std::size_t i = 0; i < core_.entries(); ++i)
+      if (core_.is_shared(i)) common = i + 1;
+    std::vector<std::int32_t> came(came_.begin(), came_.begin() + static_cast<std::ptrdiff_t>(common));
+    const auto lacks_one = [&] {
+      for (std::size_t i = 0; i < common; ++i)
+        if (core_.is_shared(i) && came[i] == 0) return true;
+      return false;
+    };
+    came.push_back(core_.brings != Brings::nothing && lacks_one() ? 1 : 0);
+    core_.ranks.all_reduce(std::span(came), comm::ReduceOp::max, {});
+    came_.assign(core_.entries(), 0);
+    std::copy(came.begin(), came.end() - 1, came_.begin());
+    warn_if_all_came(came.back() == 0);
+  }
+  // Once, where this option is not needed (PyTorch does after the first pass).
+  void warn_if_all_came(bool all) {
+    constexpr int passes = 10;
+    found_ = found_ || !all;
+    if (found_ || ++complete_ != passes || core_.ranks.rank() != 0) return;
+    detail::say(cat(
+        "warning: DistributedDataParallel: find_unused_parameters is set, but in the first ", passes,
+        " backward passes every parameter got a gradient on every rank; without it a step has one collective less. ",
+        "If later passes leave parameters out, it is needed."));
+  }
+  // What rested, and came on a rank after all, is averaged now.
+  [[gnu::cold]] void send_what_rested() {
+    std::vector<std::size_t> all_others, awake;
+    for (std::size_t i = 0; i < core_.entries(); ++i) {
+      const bool now = rests(i) && core_.is_shared(i) && came_[i] != 0;
+      (now ? awake : all_others).push_back(core_.number_of(i));
+      if (now) core_.fill(i);
+    }
+    if (awake.empty()) return;
+    resting_ = std::move(all_others);
+    core_.cut_buckets();
+    core_.buckets.complete();
+    core_.send_full();
+    core_.take_back(core_.buckets.on_their_way());
+  }
+
+  Core<D, Communicator>& core_;
+  std::vector<char> came_;            // by entry: whether a gradient came in this pass
+  std::vector<std::size_t> resting_;  // numbers, sorted
+  int complete_ = 0;
+  bool found_ = false;
+};
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_UNUSED_PARAMETERS_HPP
+
+// <chorus/parallel/distributed_policy.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DISTRIBUTED_POLICY_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DISTRIBUTED_POLICY_HPP
+/// What the policies of several processes share: a model on each rank, shares of the data, and numbers that all ranks
+/// agree on.
+
+namespace chorus {
+
+namespace detail {
+/// What `launch` gives a program of several ranks. As a name, since clang 14 forgets a constructor's requires clause
+/// where it deduces a class's arguments: it would take a communicator for a run.
+template <class Run>
+concept LaunchedRun = requires(Run& run) {
+  run.communicator();
+};
+}  // namespace detail
+
+/// Base of DistributedDataParallel, LocalSgd and ParameterServer.
+template <class Model, class Communicator>
+class DistributedPolicy : public Policy<Model> {
+ public:
+  using D = typename Policy<Model>::device_type;
+  static constexpr bool distributed = true;
+
+  template <class Dataset>
+  data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
+    return data::Sampler(dataset.size(), {.rank = communicator_.rank(),
+                                          .world_size = communicator_.size(),
+                                          .shuffle = options.shuffle,
+                                          .seed = this->seed(),
+                                          .padding = options.padding});
+  }
+  int devices() const { return communicator_.size(); }
+  Communicator& communicator() const { return communicator_; }
+
+  ~DistributedPolicy() { group_->policy = nullptr; }
+
+  /// For models that return their loss: what backward starts from. The same under every policy.
+  template <AnyVariable Loss>
+  const Loss& mean_loss(const Loss& loss) const {
+    return loss;
+  }
+
+  /// `value`, the mean over this rank's `samples`, as the mean over the samples of all ranks.
+  double mean(double value, Index samples) {
+    double sums[2] = {samples == 0 ? 0 : value * static_cast<double>(samples), static_cast<double>(samples)};
+    sum(sums);
+    return sums[1] == 0 ? 0 : sums[0] / sums[1];
+  }
+  /// Sums over all ranks, in place.
+  void sum(std::span<double> values) { communicator_.all_reduce(values, comm::ReduceOp::sum, {}); }
+  /// Makes a number, which lies where the parameters do, the largest one of all ranks.
+  void make_largest(std::int32_t* number) { communicator_.all_reduce(std::span(number, 1), comm::ReduceOp::max, {}); }
+
+  /// Whether `text` is the same on all ranks; a collective.
+  [[gnu::cold]] bool same_on_all_ranks(std::string_view text) {
+    double different = comm::broadcast_object(communicator_, text) == text ? 0 : 1;
+    sum({&different, 1});
+    return different == 0;
+  }
+
+ protected:
+  DistributedPolicy(Model model, Communicator& communicator, std::uint64_t seed)
+      : Policy<Model>(std::move(model), seed),
+        communicator_(communicator),
+        shares_(communicator),
+        buffers_(nn::named_buffers<D>(this->model_)),
+        handles_(this->model_) {
+    if constexpr (!std::is_same_v<D, Cpu>)
+      check<UsageError>(communicator.takes_device_memory(), "a distributed policy for a model on ", D::kind,
+                        " needs a communicator for its memory, such as comm::NcclCommunicator; got ",
+                        communicator.backend());
+    this->random_.first_sample = [this] {
+      const auto first = shares_.first_sample();
+      if (const auto pass = shares_.pass(); pass != this->random_.step) this->settle_pass(pass);
+      detail::random_context()->step = this->random_.step;  // of a copy, where backward runs a part of the pass again
+      return first;
+    };
+    this->random_.devices = communicator.size();
+    this->random_.is_share = [this](std::int64_t samples) { return shares_.is_share(samples); };
+  }
+
+  /// Throws UsageError, on every rank, where the ranks' models, or `options`, differ. Rank 0's seed is all ranks'.
+  template <class Counts>
+  [[gnu::cold]] void check_same(std::string_view policy, const std::string& options, const Counts& counts) {
+    detail::check_same_description(communicator_, policy, options + detail::model_description<D>(this->model_, counts));
+    communicator_.broadcast(std::span(&this->random_.seed, 1), 0, {});
+  }
+
+  void broadcast_bytes(void* data, std::size_t bytes, int root, trace::Traffic traffic) {
+    if (bytes == 0 || communicator_.size() == 1) return;
+    communicator_.broadcast(std::span(static_cast<std::uint8_t*>(data), bytes), root, {.traffic = traffic});
+  }
+
+  /// Takes `root`'s parameters: those whose names `counts` accepts, which lie before the others.
+  template <class Counts>
+  [[gnu::cold]] void broadcast_parameters(int root, const Counts& counts) {
+    std::vector<std::size_t> elements(this->flat_.groups().size());
+    for (const auto& entry : this->flat_.entries())
+      if (counts(entry.named.name)) {
+        elements[entry.group] = entry.begin + entry.count;
+        entry.parameter().touch();
+      }
+    for (std::size_t g = 0; g < elements.size(); ++g) {
+      const auto& group = this->flat_.groups()[g];
+      if (group.in_common) continue;  // nobody has others
+      broadcast_bytes(group.value(0), elements[g] * size_of(group.dtype), root, trace::Traffic::parameters);
+    }
+  }
+
+  /// Takes `root`'s buffers, of the types that `counts` accepts, in one message.
+  void broadcast_buffers(int root) {
+    broadcast_buffers(root, [](DType) { return true; });
+  }
+  template <class Counts>
+  void broadcast_buffers(int root, const Counts& counts) {
+    std::size_t bytes = 0;
+    for (const auto& named : buffers_)
+      if (counts(named.buffer->dtype())) bytes += named.buffer->size_bytes();
+    if (bytes == 0 || communicator_.size() == 1) return;
+    const D device = buffers_.front().buffer->where();
+    if (buffer_message_.bytes() < bytes) {
+      const MemoryScope scope(trace::Memory::buckets);
+      buffer_message_ = Storage<D>(device, bytes);
+    }
+    const auto copy = [&](bool pack) {
+      auto* place = static_cast<std::byte*>(buffer_message_.data());
+      for (const auto& named : buffers_) {
+        if (!counts(named.buffer->dtype())) continue;
+        const std::size_t size = named.buffer->size_bytes();
+        copy_bytes(device, pack ? place : named.buffer->memory(), device, pack ? named.buffer->memory() : place, size);
+        place += size;
+      }
+    };
+    if (communicator_.rank() == root) copy(true);
+    broadcast_bytes(buffer_message_.data(), bytes, root, trace::Traffic::buffers);
+    if (communicator_.rank() != root) copy(false);
+  }
+
+  // For chorus::join.
+
+  void begin_joining(std::string_view policy, const detail::JoinFacts& facts) {
+    check<UsageError>(!joining_, policy, "::join: inside another join");
+    joining_ = true;
+    joining_policy_ = policy;
+    throw_early_ = facts.throw_early;
+    passes_of_others_ = 0;
+    last_active_ = -1;
+  }
+  void end_joining() { joining_ = throw_early_ = false; }
+  /// A forward pass that records gradients begins.
+  void begin_pass(const detail::ForwardPass& pass) {
+    shares_.begin(pass, joining_);  // those that have ended have to know
+    check_all_here();
+  }
+  /// What ranks have told each other of this pass: whether one has run out of batches that must not.
+  void check_all_here() {
+    if (!throw_early_) return;
+    const auto joined = shares_.joined_ranks();
+    check<UsageError>(joined.empty(), joining_policy_, "::join: rank ", joined,
+                      " has run out of batches; throw_on_early_termination ends all ranks");
+  }
+  bool throws_early() const { return throw_early_; }
+  /// A pass of other ranks begins, in which this one has no samples; false where all have ended.
+  [[gnu::cold]] bool begin_pass_of_others() {
+    constexpr int skew_to_warn_of = 1000;  // PyTorch's
+    shares_.begin_joined();
+    if (shares_.first_active() < 0) return false;
+    if (passes_of_others_++ == skew_to_warn_of)
+      detail::say(cat("warning: ", joining_policy_, "::join: rank ", communicator_.rank(), " has at least ",
+                      skew_to_warn_of, " batches fewer than others have, and only keeps them company"));
+    check_all_here();
+    last_active_ = shares_.first_active();
+    return true;
+  }
+  /// All have ended: they agree on the number of passes, which masks of dropout follow. Returns a rank that went on
+  /// longest, -1 where all have had as many batches: those that went on don't know that they did.
+  [[gnu::cold]] int end_passes_of_others() {
+    std::int64_t last_and_passes[] = {last_active_, this->forward_passes()};
+    communicator_.all_reduce(std::span(last_and_passes), comm::ReduceOp::max, {});
+    this->set_forward_passes(static_cast<std::uint32_t>(last_and_passes[1]));
+    return static_cast<int>(last_and_passes[0]);
+  }
+
+  /// The model's forward pass, for which `begin_forward` was called, with the random numbers of this rank's share.
+  /// `with_others`: all ranks are in theirs wherever a layer asks for them, so that synchronised layers in training see
+  /// the whole batch. Throws UsageError where a layer of the model has got other parameters or buffers since the policy
+  /// took it, and where another policy took it afterwards.
+  template <class... Inputs>
+  auto forward(bool with_others, const Inputs&... inputs) {
+    handles_.check_kept(this->model_, this->flat_);
+    const RandomScope scope(this->random_);
+    const BatchGroupScope group(with_others ? group_ : nullptr);
+    const detail::WatchScope watch(communicator_.rank() == 0 ? this->watch_once() : nullptr);
+    auto output = this->model_.forward(this->on_model_device(inputs)...);
+    this->end_forward();
+    return output;
+  }
+
+  /// A forward pass that records gradients: its backward passes are weighed before they start.
+  template <class... Inputs>
+  auto forward_recorded(const Inputs&... inputs) {
+    auto& pass = recorded_[next_recorded_++ % recorded_.size()];
+    pass = {};
+    const auto begin = Node::next_sequence();
+    watch_backward(watch_);
+    auto output = forward(true, inputs...);
+    pass = {begin, Node::next_sequence()};
+    return output;
+  }
+  /// Backward has come to a gradient. Throws UsageError where it began with losses that ranks share out in different
+  /// ways, and did not pass through a forward pass of this policy: then it is too late to weigh each.
+  void check_weighed() {
+    if (weighed_) return;
+    for (const double scale : weigh_run(means_of_backward()))
+      check<UsageError>(scale == 1, "a distributed policy: backward goes through several losses that are means over ",
+                        "different numbers, and not through a forward pass of the net in this thread: call the net, "
+                        "not its module()");
+  }
+  /// This rank's weight in the pass is known, and backward has not begun.
+  virtual void backward_is_weighed() {}
+
+  /// A forward pass without gradients is this rank's own, unless an operation asks for its place in the batch.
+  template <class... Inputs>
+  auto forward_aside(const detail::ForwardPass& pass, const Inputs&... inputs) {
+    shares_.begin_aside(pass.samples, !joining_, pass.number);
+    return forward(!joining_, inputs...);
+  }
+
+  bool weighed_ = false;  // the backward run of this thread
+
+  Communicator& communicator_;
+  detail::BatchShares<Communicator> shares_;
+  std::vector<nn::NamedBuffer<D>> buffers_;
+  Storage<D> buffer_message_;
+  detail::TakenHandles handles_;
+  bool joining_ = false;
+  bool operators_send_ = false;  // forward passes have had collectives of their own, as backward will
+
+ private:
+  /// Nodes of the tape may outlive the policy: then the group is gone.
+  struct Group final : BatchGroup {
+    explicit Group(DistributedPolicy& owner) : policy(&owner) {}
+    void sum(std::span<double> values) override {
+      of_living().operators_send_ = true;
+      of_living().sum(values);
+    }
+    double weight() override { return of_living().shares_.weight(); }
+    DistributedPolicy& of_living() {
+      check<UsageError>(policy != nullptr, "SyncBatchNorm: the policy that ran the forward pass is gone");
+      return *policy;
+    }
+    DistributedPolicy* policy;
+  };
+  std::shared_ptr<Group> group_ = std::make_shared<Group>(*this);
+
+  struct Watch final : BackwardWatch {
+    explicit Watch(DistributedPolicy& owner) : policy(&owner) {}
+    void backward_begins(std::span<const Ref<Node>> nodes) override { policy->backward_begins(nodes); }
+    DistributedPolicy* policy;
+  };
+  // Losses are weighed before backward passes through one of this net's last passes. A plain mean is one where it was
+  // taken of the net's output.
+  void backward_begins(std::span<const Ref<Node>> nodes) {
+    const auto in = [&](const Recorded& pass) {
+      const auto first = std::partition_point(nodes.begin(), nodes.end(),
+                                              [&](const Ref<Node>& node) { return node->sequence() >= pass.end; });
+      return first != nodes.end() && (*first)->sequence() >= pass.begin;
+    };
+    if (std::none_of(recorded_.begin(), recorded_.end(), in)) return;
+    std::uint64_t last = 0;
+    for (const Recorded& pass : recorded_) last = std::max(last, pass.end);
+    std::vector<Ref<Node>> means;
+    for (const Ref<Node>& node : nodes)
+      if (node->is_mean() && (node->is_loss() || node->sequence() >= last)) means.push_back(node);
+    const auto scales = weigh_run(means);
+    for (std::size_t i = 0; i < means.size(); ++i) {
+      check<UsageError>(means[i]->scale() == 1 || means[i]->scale() == scales[i],
+                        "backward: two nets whose batches are shared out in different ways have one loss");
+      means[i]->set_scale(scales[i]);
+    }
+    backward_is_weighed();
+  }
+  std::vector<double> weigh_run(std::span<const Ref<Node>> means) {
+    weighed_ = true;
+    at_backward_end([this, alive = this->alive()] {
+      if (!alive.expired()) weighed_ = false;
+    });
+    std::vector<double> over;
+    for (const Ref<Node>& node : means) over.push_back(node->mean_over());
+    return shares_.weigh(over);
+  }
+  struct Recorded {
+    std::uint64_t begin = 0, end = 0;  // sequence numbers of nodes
+  };
+  std::array<Recorded, 16> recorded_{};
+  std::size_t next_recorded_ = 0;
+  std::shared_ptr<Watch> watch_ = std::make_shared<Watch>(*this);
+
+  // While joining_.
+  std::string_view joining_policy_;
+  bool throw_early_ = false;
+  int passes_of_others_ = 0, last_active_ = -1;
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DISTRIBUTED_POLICY_HPP
+
+namespace chorus::ddp {
+
+/// Base of DistributedDataParallel.
+template <class Model, class Hook, class Communicator>
+class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
+                          protected Core<typename Policy<Model>::device_type, Communicator> {
+  using Base = DistributedPolicy<Model, Communicator>;
+  using Core = ddp::Core<typename Policy<Model>::device_type, Communicator>;
+  using Traits = HookTraits<Hook, typename Policy<Model>::device_type, Communicator>;
+
+ public:
+  using D = typename Base::device_type;
+
+  const DistributedDataParallelOptions& options() const { return Core::options; }
+  Hook& hook() { return calls_.hook; }
+  /// Sizes of the buckets in bytes, in the order in which they are reduced.
+  std::vector<std::size_t> bucket_bytes() const {
+    std::vector<std::size_t> sizes;
+    for (const Bucket& bucket : this->buckets.all()) sizes.push_back(this->bytes(bucket));
+    return sizes;
+  }
+  /// Where the time of this rank's iterations goes.
+  const DdpLoggingData& logging_data() const { return this->template find<Clock<D, Communicator>>()->data(); }
+  void reset_logging_data() { this->template find<Clock<D, Communicator>>()->forget(); }
+  /// Backward passes whose gradients NonFinite::skip_step has thrown away.
+  std::int64_t skipped_steps() const {
+    const auto* const judge = this->template find<NonFiniteGradients<D, Communicator>>();
+    return judge == nullptr ? 0 : judge->skipped_steps();
+  }
+  /// Has `share(buffers, communicator)` called before, or after, each forward pass that averages gradients, of a model
+  /// of which a layer is in training, by all ranks, instead of sending rank 0's buffers to all: to average running
+  /// statistics, say. Under `join` they come from one rank as ever. With nothing, `broadcast_buffers` holds again.
+  void register_buffer_comm_hook(
+      std::function<void(std::span<const nn::NamedBuffer<D>> buffers, Communicator& communicator)> share,
+      BufferCommHookLocation location = BufferCommHookLocation::pre_forward) {
+    this->template find<BufferSharing<D, Communicator>>()->set_hook(std::move(share), location);
+  }
+  /// Adds an extension of your own, which is called after the others at each moment: see ddp::Extension.
+  void extend(std::unique_ptr<Extension<D>> extension) { Core::extend(std::move(extension)); }
+  /// All ranks call it; under a hook that lets parameters drift apart, they are brought together.
+  void eval() {
+    if constexpr (Traits::averages_parameters) hook().synchronise(this->flat_, this->communicator_);
+    Base::eval();
+  }
+
+ protected:
+  PolicyWithOptions(Model model, Communicator& communicator, const DistributedDataParallelOptions& options,
+                    std::uint64_t seed, Hook hook)
+      : Base(std::move(model), communicator, seed),
+        Core(this->flat_, communicator, this->shares_, options.checked_for<D>(this->model_)),
+        calls_{std::move(hook)} {
+    this->random_.dim = options.dim;
+    install_extensions();
+    check<UsageError>(!this->buckets.all().empty(),
+                      "DistributedDataParallel: no parameter of the model wants a gradient",
+                      options.parameters_and_buffers_to_ignore.empty() ? "" : " that ranks share");
+    if (communicator.size() > 1) this->flat_.use_memory(own_memory(), own_memory());
+    std::erase_if(this->buffers_, [&](const auto& named) { return options.ignores(named.name); });
+  }
+  /// Hooks may still have memory under way.
+  ~PolicyWithOptions() {
+    for (Bucket& bucket : this->buckets.all()) bucket.work = {};
+  }
+
+  /// Compares the ranks' models, and takes rank 0's numbers.
+  [[gnu::cold]] void take_first_state() {
+    this->check_same("DistributedDataParallel", Core::options.template describe<D>(), is_shared());
+    take_state(0);
+  }
+  [[gnu::cold]] void take_state(int root) {
+    this->broadcast_parameters(root, is_shared());
+    this->broadcast_buffers(root);
+  }
+  /// Whether ranks share the parameter or buffer of a name, as a function.
+  auto is_shared() const {
+    return [&options = Core::options](const std::string& wanted) { return !options.ignores(wanted); };
+  }
+  /// Gradients will be added up over several passes.
+  void accumulate() {
+    if (this->template find<Accumulation<D, Communicator>>() == nullptr)
+      add<Accumulation>([this] { return Traits::averages(calls_.hook); });
+  }
+  /// A rank's memory that the communicator reaches without a copy, where it has such.
+  typename nn::FlatParameters<D>::Allocate own_memory() const {
+    if constexpr (std::is_same_v<D, Cpu> && requires(Communicator & c) { c.allocate(0); })
+      return [&communicator = this->communicator_](std::size_t bytes) { return communicator.allocate(bytes); };
+    else
+      return nullptr;
+  }
+
+  Core& core() { return *this; }
+
+  HookCalls<D, Hook, Communicator> calls_;
+
+ private:
+  // At each moment they are called in this order. Others are added by the calls that need them.
+  [[gnu::cold]] void install_extensions() {
+    const auto& options = Core::options;
+    if (ChosenParameters<D, Communicator>::wanted(options)) add<ChosenParameters>();
+    add<FrozenParameters>();
+    add<Clock>();
+    add<SeveralNets>(this->operators_send_);
+    add<BufferSharing>(typename BufferSharing<D, Communicator>::Policy{
+        .trains = [this] { return this->any_training(); },
+        .joining = [this] { return this->joining_; },
+        .broadcast = [this](int root) { this->broadcast_buffers(root); },
+        .buffers = [this] { return std::span<const nn::NamedBuffer<D>>(this->buffers_); }});
+    if (options.static_graph)
+      add<StaticGraph>();
+    else if (options.find_unused_parameters)
+      add<UnusedParameters>();
+    if (options.non_finite != NonFinite::propagate) add<NonFiniteGradients>(Traits::in_parts || Traits::own_gradients);
+    if constexpr (Traits::averages_parameters || Traits::acts_after_backward)
+      Core::template add<ParameterAveraging<D, Hook, Communicator>>(core(), hook());
+    if (LearnedOrder<D, Communicator>::wanted(options)) add<LearnedOrder>();
+    if constexpr (Traits::in_parts) add<GradientParts>(calls_.averaging);
+    this->cut_buckets();
+    if constexpr (Traits::remembers_parameters || Traits::resets)
+      Core::template add<HookMemory<D, Hook, Communicator>>(core(), hook());
+  }
+  template <template <class, class> class Extension, class... Arguments>
+  void add(Arguments&&... arguments) {
+    Core::template add<Extension<D, Communicator>>(core(), std::forward<Arguments>(arguments)...);
+  }
+};
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_POLICY_WITH_OPTIONS_HPP
+
+// <chorus/parallel/ddp/step_in_backward.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_STEP_IN_BACKWARD_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_STEP_IN_BACKWARD_HPP
+/// An optimizer that steps each parameter in the middle of backward, as soon as its average is there (FusedOptimizer).
+
+namespace chorus::ddp {
+
+template <Device D, class Communicator>
+class StepInBackward final : public Extension<D> {
+ public:
+  /// `at_the_end`: parameters may be left out, or a hook starts more work when a bucket comes back: all ranks have to
+  /// call in one order.
+  StepInBackward(Core<D, Communicator>& core, bool at_the_end) : core_(core), at_the_end_(at_the_end) {}
+
+  /// Throws UsageError where another optimizer steps.
+  void set(std::function<void(const ParameterOn<D>&)> step) {
+    check<UsageError>(!step || !step_,
+                      "DistributedDataParallel: another optimizer steps this net in backward; it has to go first");
+    step_ = std::move(step);
+  }
+
+  void gradient_arrived(std::size_t) override {
+    if (!step_ || at_the_end_ || !core_.sync) return;
+    while (Bucket* const bucket = core_.buckets.next_on_its_way()) {
+      if (!bucket->work.done()) return;
+      take_back(*bucket);
+    }
+  }
+  void backward_ended() override {
+    if (!step_ || at_the_end_) return;
+    core_.send_full();
+    while (Bucket* const bucket = core_.buckets.next_on_its_way()) take_back(*bucket);
+  }
+  void averaged() override {
+    if (!step_) return;
+    for (std::size_t i = 0; i < core_.entries(); ++i) {
+      const bool own = !core_.is_shared(i) && core_.parameter(i).wants_grad();  // each rank's
+      const bool sent = at_the_end_ && core_.buckets.sends(i);
+      if ((own || sent) && core_.parameter(i).grad_arrived()) step_(core_.parameter(i));
+    }
+  }
+
+ private:
+  void take_back(Bucket& bucket) {
+    core_.take_back(std::span(&bucket, 1));
+    for (const std::size_t i : bucket.parameters) step_(core_.parameter(i));
+  }
+
+  Core<D, Communicator>& core_;
+  const bool at_the_end_;
+  std::function<void(const ParameterOn<D>&)> step_;
+};
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_STEP_IN_BACKWARD_HPP
+
+namespace chorus {
+
+template <class Model, class Hook, class Communicator>
+class DistributedDataParallel;
+
+namespace detail {
+
+template <class Model, class Hook, class Communicator>
+class Access<DistributedDataParallel<Model, Hook, Communicator>> {
+  using Net = DistributedDataParallel<Model, Hook, Communicator>;
+  using D = typename Policy<Model>::device_type;
+  using Traits = ddp::HookTraits<Hook, D, Communicator>;
+  using Core = ddp::Core<D, Communicator>;
+  using Parts = ddp::GradientParts<D, Communicator>;
+
+ public:
+  explicit Access(Net& net) : net_(net) {}
+
+  // For chorus::join.
+
+  void begin_join(const JoinFacts& facts) {
+    check<UsageError>(!Traits::averages_parameters,
+                      "DistributedDataParallel::join: the hook averages parameters by itself");
+    net_.begin_joining("DistributedDataParallel", facts);
+    if (core().template find<ddp::PassesOfOthers<D, Communicator>>() == nullptr)
+      core().template add<ddp::PassesOfOthers<D, Communicator>>(core());
+  }
+  void begin_company() { passes_of_others().begin(); }
+  [[gnu::cold]] JoinedPass keep_company() {
+    return net_.begin_pass_of_others() ? passes_of_others().take_part() : JoinedPass::none;
+  }
+  [[gnu::cold]] void end_company() {
+    passes_of_others().end();
+    if (const int root = net_.end_passes_of_others(); root >= 0) net_.take_state(root);
+  }
+  void end_join() { net_.end_joining(); }
+
+  // For checkpoints.
+
+  /// Lays the flat buffers out as a checkpoint says. Names that the model doesn't have are left out. `learned`: a
+  /// backward pass has settled this order; else the next one will.
+  [[gnu::cold]] void set_parameter_order(std::span<const std::string> names, bool learned = true) {
+    std::vector<std::size_t> order;
+    for (const auto& wanted : names)
+      for (std::size_t i = 0; i < core().entries(); ++i)
+        if (core().name(i) == wanted) order.push_back(i);
+    auto sorted = order;  // each once, or the order is not this model's
+    std::sort(sorted.begin(), sorted.end());
+    const bool twice = std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end();
+    if (order.size() != core().entries() || twice) return;
+    // Each rank's own stay at the end, whoever had them where.
+    std::stable_partition(order.begin(), order.end(),
+                          [&](std::size_t i) { return !core().options.ignores(core().name(i)); });
+    core().reorder(order);
+    if (auto* const known = core().template find<ddp::LearnedOrder<D, Communicator>>()) known->set_learned(learned);
+  }
+  /// Parameters whose gradients are left out, since no rank had one in the last pass: buckets depend on it.
+  std::vector<std::string> resting_parameters() const {
+    std::vector<std::string> names;
+    const auto* const unused = core().template find<ddp::UnusedParameters<D, Communicator>>();
+    for (std::size_t i = 0; unused != nullptr && i < core().entries(); ++i)
+      if (unused->rests(i)) names.push_back(core().name(i));
+    return names;
+  }
+  [[gnu::cold]] void set_resting_parameters(std::span<const std::string> names) {
+    if (!core().options.skip_all_reduce_unused_params) return;
+    std::vector<char> came;
+    for (std::size_t i = 0; i < core().entries(); ++i)
+      came.push_back(std::find(names.begin(), names.end(), core().name(i)) == names.end());
+    if (auto* const unused = core().template find<ddp::UnusedParameters<D, Communicator>>()) unused->rest(came);
+  }
+  /// Whether the hook remembers something, so that all ranks take part in a checkpoint.
+  static constexpr bool hook_remembers = Traits::remembers_parameters || Traits::remembers_numbers;
+  /// Whether ranks may have parameters and optimizers of their own, and whether they have by now.
+  static constexpr bool ranks_may_differ = Traits::ranks_may_differ;
+  bool ranks_differ() {
+    if constexpr (ranks_may_differ)
+      return net_.hook().ranks_differ();
+    else
+      return false;
+  }
+  /// Those that ranks have stepped on their own since they last had the same.
+  std::vector<std::string> parameters_apart() requires ranks_may_differ {
+    return net_.hook().stepped.names(net_.flat_);
+  }
+  void set_parameters_apart(std::span<const std::string> names) requires ranks_may_differ {
+    net_.hook().stepped.set(net_.flat_, names);
+  }
+  /// What the hook remembers of parameters: see ddp::ParameterMemory.
+  std::vector<optim::StateTensor> hook_state(bool full = false) {
+    if (auto* const memory = core().template find<ddp::ParameterMemory<D>>()) return memory->state(full);
+    return {};
+  }
+  void set_hook_state(const std::vector<optim::StateTensor>& tensors) {
+    if (auto* const memory = core().template find<ddp::ParameterMemory<D>>()) memory->replace(tensors);
+  }
+
+  // For optimizers.
+
+  /// Multiplies what the hook has not sent yet: for GradScaler, whose scale it has.
+  void scale_hook_rest(double factor) requires(Traits::remembers_parameters) {
+    core().template find<ddp::ParameterMemory<D>>()->scale_rest(factor);
+  }
+  /// Calls `step` with each parameter as soon as its averaged gradient is there, in the middle of backward; with
+  /// nothing, no more. Throws UsageError where one is there already, and under a NonFinite policy, which judges when
+  /// backward has ended.
+  void step_in_backward(std::function<void(const ParameterOn<D>&)> step) {
+    const auto& options = core().options;
+    check<UsageError>(!step || options.non_finite == NonFinite::propagate,
+                      "DistributedDataParallel: an optimizer that steps in backward can't wait for a NonFinite policy");
+    check<UsageError>(!step || !averages_in_parts,
+                      "DistributedDataParallel: an optimizer that steps in backward needs whole averages, and this "
+                      "hook leaves each rank a part");
+    using Steps = ddp::StepInBackward<D, Communicator>;
+    auto* steps = core().template find<Steps>();
+    const bool at_the_end = Traits::several_rounds || (options.find_unused_parameters && !options.static_graph);
+    if (steps == nullptr) steps = &core().template add<Steps>(core(), at_the_end);
+    steps->set(std::move(step));
+  }
+  /// Whether the hook leaves each rank the averages of its own part alone.
+  static constexpr bool averages_in_parts = Traits::in_parts;
+  /// Whether the hook may leave each rank its own gradients.
+  static constexpr bool own_gradients = Traits::own_gradients;
+  const std::vector<ddp::Bucket>& buckets() const { return std::as_const(core().buckets).all(); }
+  /// Calls `f` while the parameters have their gradients, whether the hook has averaged them whole or in parts.
+  template <class F>
+  void with_gradients(const F& f) {
+    if constexpr (averages_in_parts)
+      parts().show(f);
+    else
+      f();
+  }
+  /// Those in parts have been used.
+  void forget_parts() requires averages_in_parts { parts().forget(); }
+  void forget_parts() {}
+  /// Has each rank average its part, where backward has left that to the optimizer. All ranks call it.
+  void average_parts() {
+    if constexpr (averages_in_parts) parts().average();
+  }
+  /// Where backward has left it so: all ranks' gradients, which the optimizer averages as it steps, and which stay as
+  /// they are until all have done so; else null. All ranks call it, and none returns before all have.
+  const SharedGradients* gradients_to_average() {
+    if constexpr (averages_in_parts) {
+      if (!parts().waits_for_average()) return nullptr;
+      parts().tell_weight();
+      return &parts().shared();
+    }
+    return nullptr;
+  }
+  /// Moves the parameters, rank 0's numbers, into memory that all ranks have in common, where there is such: on CPUs of
+  /// one machine. Where the hook averages in parts, gradients move to where all ranks reach them, and backward leaves
+  /// averaging to the optimizer. All ranks call it.
+  void share_parameters() {
+    auto& communicator = net_.communicator_;
+    if (!std::is_same_v<D, Cpu> || communicator.size() == 1) return;
+    net_.broadcast_parameters(0, net_.is_shared());
+    const auto of_rank_0 = [&communicator](std::size_t bytes) {
+      const auto memory = comm::allocate_shared(communicator, communicator.rank() == 0 ? bytes : 0);
+      return memory.empty() ? nullptr : memory[0];
+    };
+    auto for_gradients = net_.own_memory();
+    if constexpr (averages_in_parts)
+      for_gradients = [&communicator, &parts = parts(),
+                       own = net_.own_memory()](std::size_t bytes) -> std::shared_ptr<void> {
+        auto memory = parts.shared().allocate(communicator, bytes);
+        return memory || !own ? memory : own(bytes);
+      };
+    with_gradients([&] { net_.flat_.use_memory(of_rank_0, for_gradients, nn::FlatParameters<D>::Values::in_common); });
+  }
+  /// Moves them back into memory of each rank's own. No collective: nobody may step meanwhile.
+  void keep_own_parameters() {
+    with_gradients([&] { net_.flat_.use_memory(net_.own_memory(), net_.own_memory()); });
+  }
+
+ private:
+  Core& core() const { return net_.core(); }
+  Parts& parts() const { return *core().template find<Parts>(); }
+  ddp::PassesOfOthers<D, Communicator>& passes_of_others() const {
+    return *core().template find<ddp::PassesOfOthers<D, Communicator>>();
+  }
+  Net& net_;
+};
+
+}  // namespace detail
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_ACCESS_HPP
 
 // <chorus/parallel/ddp/rank_device.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_RANK_DEVICE_HPP
@@ -33413,8 +37331,8 @@ class NcclMember {
 
 namespace chorus::comm {
 
-/// Calls in flight on the communication stream, in their order, between two events each: one behind which the compute
-/// stream's work stands that a call needs, and one behind the call. All is called under the lock.
+/// Calls in flight on the communication stream, in their order, between two events each: one after the compute
+/// stream's work that a call needs, and one after the call. All is called under the lock.
 template <class Api>
 class NcclCalls : public NcclMember<Api> {
  protected:
@@ -33443,7 +37361,7 @@ class NcclCalls : public NcclMember<Api> {
   }
 
   /// The call is under way on `stream`; returns its ticket. NCCL may launch from a thread of its own: only once it has
-  /// accepted the call does an event stand behind it.
+  /// accepted the call is an event recorded after it.
   std::uint64_t close(Call& call, Stream stream) {
     for (const RedOp& op : operators_) api_.destroy_operator(op, comm_);
     operators_.clear();
@@ -33540,7 +37458,7 @@ class NcclCalls : public NcclMember<Api> {
 
 namespace chorus::comm {
 
-/// Orders collectives behind the compute stream's work with events, and the compute stream behind them when a Work is
+/// Orders collectives after the compute stream's work with events, and the compute stream after them when a Work is
 /// waited for; the host goes on. A thread looks at what is in flight every few milliseconds: where NCCL or CUDA report
 /// an error, or the other ranks do not come within `timeout`, it aborts the communicator, so that the device's kernels
 /// end and whoever waits for the device goes on, to meet the failure at the next call.
@@ -33711,8 +37629,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
   // Who gives up in the group ends it.
   void start_group(const Call& call) {
     raise_if_failed(call);
-    if (const int code = api_.group_start(); code != Api::success && code != Api::in_progress)
-      this->refuse(code, call);
+    if (const int code = api_.group_start(); code != Api::success && code != Api::in_progress) this->refuse(code, call);
     grouping_ = true;
   }
 
@@ -33832,6 +37749,27 @@ class NcclDeviceGroup final : public DeviceGroup {
 #define CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_ENGINE_HPP
 /// `NcclCommunicator`: NCCL as a Communicator of device memory, over any table of the calls it makes.
 
+// <chorus/comm/engine/ring_traffic.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_RING_TRAFFIC_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ENGINE_RING_TRAFFIC_HPP
+/// Counting bytes of engines whose libraries choose their algorithms by themselves: MPI, gloo, NCCL.
+
+namespace chorus::comm {
+
+/// Counts what this rank sends in a call that is done around a ring.
+inline void count_ring_traffic(const Call& call, int rank, int size) {
+  const auto n = static_cast<std::size_t>(size), others = n - 1;
+  std::size_t numbers = 0;
+  if (call.op == Op::all_reduce) numbers = 2 * others * call.count / n;
+  if (call.op == Op::all_gather || call.op == Op::reduce_scatter) numbers = others * call.count;
+  if (call.op == Op::broadcast && (rank + 1) % size != call.peer) numbers = call.count;
+  if (call.op == Op::message && !call.receives) numbers = call.count;
+  trace::sent(rank, call.traffic, numbers * call.reduction.element);
+}
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ENGINE_RING_TRAFFIC_HPP
+
 namespace chorus::comm {
 
 struct NcclApi;
@@ -33849,6 +37787,8 @@ class NcclEngine final : public Engine {
         queue_(std::make_shared<NcclQueue<Api>>(
             api, rank, device, timeout, [&control](const Failure& failure) { control.abort(failure.what); },
             [&control] { return Failure{control.engine().trouble()}; }, members)) {
+    check<UsageError>(control.engine().all_reduce() == Algorithm::automatic, "rank ", rank, ": all-reduce ",
+                      control.engine().all_reduce(), " is none of nccl's, which can do: auto");
     typename Api::UniqueId id{};
     int code = rank == 0 ? api.unique_id(id) : Api::success;
     // The other ranks wait for the id: they have to hear it where there is none.
@@ -33895,7 +37835,7 @@ class NcclEngine final : public Engine {
   std::uint64_t enqueue(const Call& call) {
     const bool reduces = call.op == Op::all_reduce || call.op == Op::reduce_scatter;
     if (reduces) check_reduction(call);
-    count_traffic(call);
+    count_ring_traffic(call, rank, size);  // NCCL chooses its algorithm by itself
     const Envelope envelope{
         .op = call.op,
         .dtype = call.reduction.dtype,
@@ -33936,17 +37876,6 @@ class NcclEngine final : public Engine {
                       ": nccl does not scale contributions to a ", reduction.op);
   }
 
-  // NCCL chooses its algorithm by itself: this counts what a ring sends.
-  void count_traffic(const Call& call) const {
-    const auto others = static_cast<std::size_t>(size - 1), bytes = call.count * call.reduction.element;
-    const std::size_t sent = call.op == Op::all_reduce ? 2 * bytes * others / static_cast<std::size_t>(size)
-                             : call.op == Op::broadcast
-                                 ? (size > 1 && rank != (call.peer + size - 1) % size ? bytes : 0)
-                             : call.op == Op::message ? (call.receives ? 0 : bytes)
-                                                      : bytes * others;
-    trace::sent(rank, call.traffic, sent);
-  }
-
   AnyCommunicator& control_;
   Api api_;
   std::shared_ptr<NcclQueue<Api>> queue_;
@@ -33955,7 +37884,7 @@ class NcclEngine final : public Engine {
 }  // namespace detail
 
 /// A Communicator for numbers in one device's memory; `comm/nccl.hpp` has the real Api. Those in host memory go over
-/// `control`, as does the barrier. Calls are put on a stream of the communicator's own, behind what the calling
+/// `control`, as does the barrier. Calls are put on a stream of the communicator's own, after what the calling
 /// thread's compute stream has been given so far. Waiting, be it in a blocking call or for a Work, makes the compute
 /// stream wait, not the host: the host learns of a failure at the next call, and whoever waits for the device goes on
 /// because a failed communicator is aborted. `barrier` alone blocks the host. Reductions of 16-bit integers, and of
@@ -34509,2381 +38438,71 @@ class RankDevice<Cuda> {
 }  // namespace chorus::detail
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_RANK_DEVICE_HPP
 
-// <chorus/parallel/ddp/reducer.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_REDUCER_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_REDUCER_HPP
-/// The reducer: sees each gradient of a backward pass as it becomes final, and has full buckets averaged over all ranks
-/// while backward goes on.
+// <chorus/parallel/ddp/refusals.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_REFUSALS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_REFUSALS_HPP
+/// What DistributedDataParallel's core refuses.
 
-// <chorus/parallel/ddp/accumulated_weight.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_ACCUMULATED_WEIGHT_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_ACCUMULATED_WEIGHT_HPP
-/// What gradients count that passes under no_sync have added up.
+namespace chorus::ddp {
 
-// <chorus/parallel/ddp/batch_shares.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BATCH_SHARES_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BATCH_SHARES_HPP
-/// How many samples each rank has in the current global batch.
+template <Device D, class Communicator>
+[[noreturn, gnu::cold]] void refuse_second_arrival(const Core<D, Communicator>& core, std::size_t i) {
+  fail<UsageError>(core.where(), core.name(i),
+                   " got its gradient in several parts in one backward pass (backward within backward); if it always "
+                   "does, set static_graph");
+}
 
-namespace chorus::detail {
+template <Device D, class Communicator>
+[[noreturn, gnu::cold]] void refuse_missing(const Core<D, Communicator>& core) {
+  fail<UsageError>("DistributedDataParallel: on rank ", core.ranks.rank(), " no gradient came for ",
+                   core.fill_missing(),
+                   ". If they are not always used, set find_unused_parameters; if never, set_requires_grad(false)");
+}
 
-/// Each forward pass tells all ranks how many samples this one has: one number a rank.
+/// Other ranks don't wait for what will not come.
 template <class Communicator>
-class BatchShares {
- public:
-  /// `in_place`: the exchange is done when `begin` returns, else it is on its way meanwhile. On the CPU, where ranks
-  /// begin their passes together, a message takes less time than waking the thread that would send it.
-  BatchShares(Communicator& communicator, bool in_place)
-      : communicator_(communicator), messages_(static_cast<std::size_t>(communicator.size())), in_place_(in_place) {}
-
-  /// A forward pass of this rank begins. `sync`: gradients will be averaged; `training`: buffers will be sent; `pass`:
-  /// its number; `changed`: it wants gradients by other parameters than before.
-  void begin(std::int64_t samples, bool sync, bool training, std::uint32_t pass, bool changed = false) {
-    pass_ = pass;
-    exchange(packed(samples, pass) + (changed ? 4 : 0) + (sync ? 2 : 0) + (training ? 1 : 0));
-  }
-  /// A forward pass of which ranks tell each other when its weight is asked for, by all of them or by none.
-  void begin_unasked(std::int64_t samples) {
-    message_ = packed(samples, 0);
-    unasked_ = true;
-  }
-  /// This rank has no more batches: it only keeps the others company.
-  void begin_joined() { exchange(joined); }
-  /// A forward pass without gradients. Nobody else needs to know of it, unless, where it `may_ask`, an operation wants
-  /// to know this rank's place: then ranks tell each other. A backward pass behind it belongs to the last one that
-  /// `begin` was called for.
-  void begin_aside(std::int64_t samples, bool may_ask, std::uint32_t pass) {
-    aside_ = true;
-    pass_ = pass;
-    first_aside_ = may_ask && communicator_.size() > 1 ? not_asked : communicator_.rank() * samples;
-    of_aside_.clear();
-    aside_message_ = packed(samples, pass);
-  }
-
-  void wait() {
-    explaining(of_recorded, [&] { counting_.wait(); });
-  }
-  bool done() const { return counting_.done(); }
-
-  /// The place of this rank's first sample in the global batch: the shares lie in the order of the ranks. In a pass
-  /// without gradients that may not ask they are taken to be as large as this rank's.
-  std::int64_t first_sample() {
-    if (aside_) {
-      if (first_aside_ == not_asked) first_aside_ = ask_aside();
-      return first_aside_;
-    }
-    wait();
-    std::int64_t first = 0;
-    for (int rank = 0; rank < communicator_.rank(); ++rank) first += samples(rank);
-    return first;
-  }
-  /// After `first_sample`: whether a rank has that many samples.
-  bool is_share(std::int64_t samples) const {
-    const auto& all = aside_ ? of_aside_ : messages_;
-    return std::any_of(all.begin(), all.end(),
-                       [&](std::int64_t message) { return message != joined && samples_in(message) == samples; });
-  }
-  /// After `first_sample`: the pass's number, of all ranks'. They differ where a rank has had passes of its own: the
-  /// largest holds.
-  std::uint32_t pass() const {
-    std::int32_t ahead = 0;
-    for (const auto message : aside_ ? of_aside_ : messages_)
-      if (message != joined) {
-        constexpr int unused = 32 - pass_bits;  // the difference of two numbers that may have begun anew at 0
-        const auto difference = (static_cast<std::uint32_t>(message >> samples_end) - pass_) << unused;
-        ahead = std::max(ahead, static_cast<std::int32_t>(difference) >> unused);
-      }
-    return pass_ + static_cast<std::uint32_t>(ahead);
-  }
-  /// This rank's part of the global batch: the weight of its mean gradient. Those of all ranks add up to 1, also where
-  /// the batch is empty: what earlier passes have averaged stays.
-  double weight() {
-    if (unasked_) exchange(message_);
-    wait();
-    std::int64_t all = 0, active = 0;
-    for (int rank = 0; rank < communicator_.size(); ++rank) {
-      all += samples(rank);
-      active += is_active(rank);
-    }
-    if (active == 0) return 1.0 / static_cast<double>(messages_.size());  // behind a join: no pass has begun since
-    if (all == 0) return is_active(communicator_.rank()) ? 1.0 / static_cast<double>(active) : 0;
-    return static_cast<double>(samples(communicator_.rank())) / static_cast<double>(all);
-  }
-
-  /// Whether `begin` was told of a change on any rank since this was asked last.
-  bool take_changed() {
-    wait();
-    note_changed();
-    return std::exchange(changed_, false);
-  }
-
-  /// The ranks that have run out of batches, as text: "1, 3"; empty where none has.
-  [[gnu::cold]] std::string joined_ranks() {
-    wait();
-    std::string out;
-    for (std::size_t rank = 0; rank < messages_.size(); ++rank)
-      if (messages_[rank] == joined) out += cat(out.empty() ? "" : ", ", rank);
-    return out;
-  }
-  /// The first rank that still has batches, whose buffers and order hold for all; -1: none.
-  int first_active() {
-    wait();
-    for (std::size_t rank = 0; rank < messages_.size(); ++rank)
-      if (messages_[rank] != joined) return static_cast<int>(rank);
-    return -1;
-  }
-  /// What `begin` was told on the first active rank.
-  bool sync() { return (of_first_active() & 2) != 0; }
-  bool training() { return (of_first_active() & 1) != 0; }
-
- private:
-  static constexpr std::int64_t joined = -1, not_asked = -1;
-  // Three flags, the samples, the last bits of the pass's number.
-  static constexpr int samples_end = 35, pass_bits = 28;
-  static std::int64_t packed(std::int64_t samples, std::uint32_t pass) {
-    constexpr std::uint32_t last_bits = (std::uint32_t{1} << pass_bits) - 1;
-    return std::int64_t{pass & last_bits} << samples_end | samples << 3;
-  }
-  static std::int64_t samples_in(std::int64_t message) {
-    return (message & ((std::int64_t{1} << samples_end) - 1)) >> 3;
-  }
-
-  static constexpr std::string_view of_recorded =
-      "; ranks tell each other their batch sizes as a forward pass that records gradients begins: all have to begin "
-      "one";
-  static constexpr std::string_view of_aside =
-      "; ranks tell each other their batch sizes in a forward pass without gradients that draws random numbers: all "
-      "have to be in one";
-
-  // Calls `f()`; an error of the communicator says what ranks were about.
-  template <class F>
-  static void explaining(std::string_view about, const F& f) {
-    try {
-      f();
-    } catch (const TimeoutError& error) {
-      fail<TimeoutError>(error.what(), about);
-    } catch (const CommError& error) {
-      fail<CommError>(error.what(), about);
-    }
-  }
-
-  void exchange(std::int64_t message) {
-    wait();
-    note_changed();
-    aside_ = unasked_ = false;
-    message_ = message;
-    const std::span<const std::int64_t> mine(&message_, 1);
-    const std::span<std::int64_t> all(messages_);
-    if (communicator_.size() == 1)
-      messages_[0] = message;
-    else if (in_place_)
-      explaining(of_recorded, [&] { communicator_.all_gather(mine, all, {}); });
-    else
-      counting_ = communicator_.all_gather_async(mine, all, {});
-  }
-  // These messages are below `joined`, which tells them from those of passes with gradients.
-  [[gnu::cold]] std::int64_t ask_aside() {
-    const std::int64_t mine = joined - 1 - aside_message_;
-    std::vector<std::int64_t> all(messages_.size());
-    explaining(of_aside, [&] { communicator_.all_gather(std::span(&mine, 1), std::span(all), {}); });
-    std::int64_t first = 0;
-    for (std::size_t rank = 0; rank < all.size(); ++rank) {
-      check<UsageError>(all[rank] < joined, "rank ", communicator_.rank(),
-                        " runs a forward pass without gradients, rank ", rank,
-                        all[rank] == joined ? " has run out of batches" : " one that records them");
-      all[rank] = joined - 1 - all[rank];
-      if (rank < static_cast<std::size_t>(communicator_.rank())) first += samples_in(all[rank]);
-    }
-    of_aside_ = std::move(all);
-    return first;
-  }
-  std::int64_t samples(int rank) const {
-    const auto message = messages_[static_cast<std::size_t>(rank)];
-    check<UsageError>(message >= joined, "rank ", communicator_.rank(),
-                      " runs a forward pass that records gradients, rank ", rank, " one without");
-    return message == joined ? 0 : samples_in(message);
-  }
-  void note_changed() {
-    for (auto& message : messages_)
-      if (message > joined && (message & 4) != 0) {
-        changed_ = true;
-        message &= ~std::int64_t{4};
-      }
-  }
-  bool is_active(int rank) const { return messages_[static_cast<std::size_t>(rank)] != joined; }
-  std::int64_t of_first_active() {
-    const int rank = first_active();
-    return rank < 0 ? 0 : messages_[static_cast<std::size_t>(rank)];
-  }
-
-  Communicator& communicator_;
-  std::int64_t message_ = 0;
-  std::vector<std::int64_t> messages_;  // of all ranks, once counting_ has ended
-  bool in_place_, aside_ = false, changed_ = false, unasked_ = false;
-  std::uint32_t pass_ = 0;
-  std::int64_t aside_message_ = 0, first_aside_ = 0;
-  std::vector<std::int64_t> of_aside_;  // of all ranks, where they have been asked
-  comm::Work counting_;
-};
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BATCH_SHARES_HPP
-
-// <chorus/parallel/ddp/gradient_layout.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_GRADIENT_LAYOUT_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_GRADIENT_LAYOUT_HPP
-/// Which gradients a rank sends, where they lie, and in which bucket each leaves.
-
-// <chorus/parallel/ddp/ddp_options.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_DDP_OPTIONS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_DDP_OPTIONS_HPP
-/// The options of DistributedDataParallel, under PyTorch's names.
-
-// <chorus/parallel/ddp/gradient_buckets.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_GRADIENT_BUCKETS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_GRADIENT_BUCKETS_HPP
-/// Gradient buckets: ranges of the flat gradient buffer that are reduced while backward still fills the next ones
-/// (Li et al., "PyTorch Distributed", VLDB 2020).
-
-namespace chorus {
-
-struct BucketOptions {
-  /// Largest size of the first bucket, in MiB. Small, so that communication starts early.
-  double first_bucket_cap_mb = 1;
-  /// Largest size of the others, in MiB. A parameter larger than that has a bucket of its own.
-  double bucket_cap_mb = 25;
-  /// The same one by one, in the order in which buckets leave; the last one holds for all that follow. Empty: as above.
-  std::vector<double> bucket_cap_mb_list = {};
-
-  double cap_mb(std::size_t bucket) const {
-    if (!bucket_cap_mb_list.empty()) return bucket_cap_mb_list[std::min(bucket, bucket_cap_mb_list.size() - 1)];
-    return bucket == 0 ? first_bucket_cap_mb : bucket_cap_mb;
-  }
-};
-
-namespace detail {
-
-/// Neighbouring gradients of one dtype that travel together.
-struct GradientBucket {
-  std::size_t group, begin, count;      // elements of the flat buffer
-  std::vector<std::size_t> parameters;  // indices into the flat parameters' entries
-  std::size_t missing = 0;              // gradients that this backward has yet to deliver
-  comm::Work work;
-};
-
-/// Elements [begin, end).
-struct Elements {
-  std::size_t begin, end;
-};
-/// Rank `rank`'s part of a bucket of `count` elements: the n-th one of n equal parts, and what is left over is the last
-/// rank's, too.
-constexpr Elements part_of(std::size_t count, std::size_t rank, std::size_t ranks) {
-  const std::size_t share = count / ranks;
-  return {rank * share, rank + 1 == ranks ? count : (rank + 1) * share};
+[[gnu::cold]] void give_up(Communicator& communicator, bool unwinding) {
+  communicator.abort(cat("rank ", communicator.rank(),
+                         unwinding ? " threw an exception in the middle of a step"
+                                   : ": its net has ended in the middle of a backward pass"));
 }
 
-/// What becomes of a parameter's gradient.
-enum class Sending : std::uint8_t { no, early, late };
-
-/// Cuts the parts of the flat buffers that are sent into buckets, in the order of the layout; late ones apart.
-template <Device D>
-[[gnu::cold]] std::vector<GradientBucket> make_buckets(const nn::FlatParameters<D>& flat, const BucketOptions& options,
-                                                       std::span<const Sending> sending) {
-  constexpr double mib = 1024 * 1024;
-  std::vector<GradientBucket> buckets;
-  std::vector<GradientBucket> open(flat.groups().size());
-  const auto bytes = [&](const GradientBucket& bucket, std::size_t more) {
-    return static_cast<double>((bucket.count + more) * size_of(flat.groups()[bucket.group].dtype));
-  };
-  const auto close = [&](GradientBucket& bucket) {
-    if (!bucket.parameters.empty()) buckets.push_back(std::move(bucket));
-    bucket = {};
-  };
-  for (const auto when : {Sending::early, Sending::late}) {
-    for (std::size_t i = 0; i < flat.entries().size(); ++i) {
-      if (sending[i] != when) continue;
-      const auto& entry = flat.entries()[i];
-      auto& bucket = open[entry.group];
-      const double cap = mib * options.cap_mb(buckets.size());
-      const bool apart = bucket.begin + bucket.count != entry.begin;  // one that isn't sent lies between
-      if (!bucket.parameters.empty() && (apart || bytes(bucket, entry.count) > cap)) close(bucket);
-      if (bucket.parameters.empty()) {
-        bucket.group = entry.group;
-        bucket.begin = entry.begin;
-        bucket.count = 0;
-      }
-      bucket.parameters.push_back(i);
-      bucket.count += entry.count;
-    }
-    for (auto& bucket : open) close(bucket);
-  }
-  return buckets;
-}
-
-/// The same, with all gradients that are wanted.
-template <Device D>
-[[gnu::cold]] std::vector<GradientBucket> make_buckets(const nn::FlatParameters<D>& flat,
-                                                       const BucketOptions& options) {
-  std::vector<Sending> sending;
-  for (const auto& entry : flat.entries())
-    sending.push_back(entry.parameter().wants_grad() ? Sending::early : Sending::no);
-  return make_buckets(flat, options, sending);
-}
-
-}  // namespace detail
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_GRADIENT_BUCKETS_HPP
-
-namespace chorus {
-
-/// What is done where an averaged gradient has numbers that are infinite, no numbers, or too large to be squared. All
-/// ranks hold the same averages, so all decide the same.
-enum class NonFinite : std::uint8_t {
-  propagate,    ///< nothing
-  throw_error,  ///< every rank throws NonFiniteError, which names parameters, and the ranks from which it came
-  skip_step     ///< every rank forgets this pass's gradients, so that the optimizer's step changes nothing
-};
-
-/// What `first_bucket_cap_mb` and `bucket_cap_mb` are where they are not given, in MiB: PyTorch's 1 and 25 for GPUs,
-/// where a collective costs a launch and wants to be large, and the first one shall start early. Ranks on CPUs start
-/// one within microseconds, and what counts is how much is left to send when backward ends, which is at least the last
-/// bucket. But a model whose gradients all fit the first bucket sends them by itself when backward has ended: to wake
-/// another thread on a core that computes costs more than so little data takes.
-template <Device D>
-inline constexpr double default_first_bucket_cap_mb = std::same_as<D, Cpu> ? 3 : 1;
-template <Device D>
-inline constexpr double default_bucket_cap_mb = std::same_as<D, Cpu> ? 2 : 25;
-
-struct DistributedDataParallelOptions {
-  /// See BucketOptions. They hold from the first step on.
-  std::optional<double> first_bucket_cap_mb = {};  ///< not given: `default_first_bucket_cap_mb` of the model's device
-  std::optional<double> bucket_cap_mb = {};        ///< not given: `default_bucket_cap_mb` of the model's device
-  std::vector<double> bucket_cap_mb_list = {};
-  /// The axis of the inputs along which their samples lie: 1 for an LSTM's [time, batch, features]. A rank has as many
-  /// as the first input with such an axis.
-  int dim = 0;
-  /// Send rank 0's buffers to all ranks before each forward pass in training.
-  bool broadcast_buffers = true;
-  /// Allow parameters that get no gradient in some backward passes, others on each rank. Costs a small collective a
-  /// step.
-  bool find_unused_parameters = false;
-  /// With find_unused_parameters: a gradient that no rank had in one pass is left out of the next pass's buckets. Ranks
-  /// need not use the same parameters (PyTorch's have to): where one uses such a parameter again, its gradient is sent
-  /// behind the others, once more all ranks know it. For models whose unused parameters change rarely: whenever they
-  /// do, buckets are made anew.
-  bool skip_all_reduce_unused_params = false;
-  /// Every backward pass uses the same parameters, equally often: what the first one has shown is expected of all.
-  /// Allows parameters that some ranks, or all, never use, and such whose gradient comes in several parts (a backward
-  /// pass within backward); what no rank uses is never sent. The first pass sends at its end.
-  bool static_graph = false;
-  /// Compare the ranks' models and take rank 0's numbers at construction. Without, the ranks must have them already.
-  bool init_sync = true;
-  /// Names of parameters and buffers that are each rank's own: never compared, sent or averaged.
-  std::vector<std::string> parameters_and_buffers_to_ignore = {};
-  /// Names of parameters whose gradients are sent behind all others, in buckets of their own, each as soon as it is
-  /// full. PyTorch's `param_to_hook_all_reduce`, the parameter whose gradient starts the sending of what is there by
-  /// then, has no counterpart: the buckets know when they are full.
-  std::vector<std::string> delay_all_reduce_named_params = {};
-  NonFinite non_finite = NonFinite::propagate;
-
-  template <Device D>
-  BucketOptions buckets() const {
-    return {first_bucket_cap_mb.value_or(default_first_bucket_cap_mb<D>),
-            bucket_cap_mb.value_or(default_bucket_cap_mb<D>), bucket_cap_mb_list};
-  }
-
-  /// Whether that parameter or buffer is each rank's own.
-  bool ignores(const std::string& name) const {
-    const auto& ignored = parameters_and_buffers_to_ignore;
-    return std::find(ignored.begin(), ignored.end(), name) != ignored.end();
-  }
-
-  /// These options. Throws UsageError for sizes that are none, and for names that the model doesn't have.
-  template <Device D, class Model>
-  [[gnu::cold]] DistributedDataParallelOptions checked_for(Model& model) const {
-    check<UsageError>(dim >= 0, "DistributedDataParallel: dim is at least 0, got ", dim);
-    const auto check_cap = [](double cap) {
-      check<UsageError>(cap >= 0, "DistributedDataParallel: a bucket's cap is at least 0 MiB, got ", cap);
-    };
-    check_cap(first_bucket_cap_mb.value_or(0));
-    check_cap(bucket_cap_mb.value_or(0));
-    for (const double cap : bucket_cap_mb_list) check_cap(cap);
-    check<UsageError>(
-        !skip_all_reduce_unused_params || find_unused_parameters,
-        "DistributedDataParallel: skip_all_reduce_unused_params goes with find_unused_parameters: without, "
-        "every parameter has a gradient");
-    const auto lists = [](const auto& all, const std::string& wanted) {
-      return std::any_of(all.begin(), all.end(), [&](const auto& named) { return named.name == wanted; });
-    };
-    const auto parameters = nn::named_parameters<D>(model);
-    const auto buffers = nn::named_buffers<D>(model);
-    for (const auto& wanted : parameters_and_buffers_to_ignore)
-      check<UsageError>(lists(parameters, wanted) || lists(buffers, wanted),
-                        "DistributedDataParallel: the model has no parameter or buffer '", wanted,
-                        "', which parameters_and_buffers_to_ignore names");
-    for (const auto& wanted : delay_all_reduce_named_params)
-      check<UsageError>(lists(parameters, wanted), "DistributedDataParallel: the model has no parameter '", wanted,
-                        "', which delay_all_reduce_named_params names");
-    return *this;
-  }
-
-  /// All of them, for the comparison of ranks.
-  template <Device D>
-  [[gnu::cold]] std::string describe() const {
-    const auto caps = buckets<D>();
-    std::string text = cat("options: bucket_cap_mb ", caps.first_bucket_cap_mb, " ", caps.bucket_cap_mb);
-    for (const double cap : caps.bucket_cap_mb_list) text += cat(" ", cap);
-    text += cat(", dim ", dim, ", broadcast_buffers ", broadcast_buffers, ", find_unused_parameters ",
-                find_unused_parameters, ", skip_all_reduce_unused_params ", skip_all_reduce_unused_params,
-                ", static_graph ", static_graph, ", non_finite ", static_cast<int>(non_finite), ", ignored");
-    for (const auto& name : parameters_and_buffers_to_ignore) text += cat(" ", name);
-    text += ", delayed";
-    for (const auto& name : delay_all_reduce_named_params) text += cat(" ", name);
-    return text + "\n";
-  }
-};
-
-/// When a buffer hook is called: see DistributedDataParallel::register_buffer_comm_hook.
-enum class BufferCommHookLocation { pre_forward, post_forward };
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_DDP_OPTIONS_HPP
-
-// <chorus/parallel/hooks/all_reduce.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_ALL_REDUCE_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_ALL_REDUCE_HPP
-/// Communication hooks: types that say how DistributedDataParallel averages a bucket of gradients. Here: what a hook is
-/// given, and the default, the all-reduce.
-
-namespace chorus {
-
-/// A parameter of a bucket: the place of its first number, its shape, and its name.
-struct GradBucketPart {
-  std::size_t begin;
-  std::span<const Index> shape;
-  std::string name;
-};
-
-/// One bucket's gradients. A hook replaces this rank's by what all ranks shall have: sum(weight * gradients) over the
-/// ranks, where the weights are the ranks' parts of the batch, and add up to 1.
-///
-/// A hook is a class with two function templates, called in the same order on every rank:
-///
-///   comm::Work start(const GradBucket<T, D>&, Communicator&)
-///     when the bucket is full, in the middle of backward;
-///   std::optional<comm::Work> resume(const GradBucket<T, D>&, Communicator&, int round)
-///     when the last Work has ended: starts another one (round 0, 1, ...), or leaves the result in the bucket and
-///     returns nothing.
-///
-/// A hook whose `resume` starts more work has a member `static constexpr bool several_rounds = true`.
-/// It may have, for methods that average parameters, too,
-///   void after_backward(), void before_forward(flat parameters, communicator, shared): around an optimizer's step;
-///     `shared(name)`: whether ranks share the parameter of that name;
-///   void synchronise(flat parameters, communicator): in `eval()`, when all ranks shall have the same parameters.
-/// A hook that may leave ranks with different gradients has a member `static constexpr bool own_gradients = true`, and
-/// `bool averages() const`, whether it will average this step's: those that it won't are not weighed.
-/// State is the hook's own: one hook belongs to one net. When buckets change, `reset()` is called, if there is one.
-/// What it remembers of each parameter beyond that, and in checkpoints, it shows in
-///   void remembered(const GradBucket<T, D>&, bool make, const auto& visit)
-///     calls visit(what, part, shape, device, numbers) for all that it keeps of a part, in numbers of type T, as
-///     `rest`, what has not been sent yet. Where the bucket has no state so far, there is nothing, unless it is to
-///     `make` one.
-/// The numbers that it counts are in a checkpoint as those of optim::GradScaler are: `kept_as`, `kept()`, `keep(...)`,
-/// each rank's own, and `can_keep(...)`, whether a file's make sense. `bool ranks_differ() const` says whether
-/// ranks have parameters and optimizers of their own, and `stepped`, a detail::ParametersApart, which parameters.
-template <class T, Device D>
-struct GradBucket {
-  std::size_t index;  ///< in the order in which buckets are sent
-  D device;
-  std::span<T> gradients;
-  double weight;
-  std::span<const GradBucketPart> parts;
-  bool last;  ///< no other bucket is still to be filled: there is nothing left for backward to do meanwhile
-};
-
-/// The default: a ring all-reduce, which weighs on the way. Each of n ranks sends 2 (n - 1) / n of the bucket's bytes.
-struct AllReduce {
-  template <class T, Device D, class Communicator>
-  comm::Work start(const GradBucket<T, D>& bucket, Communicator& communicator) {
-    if (communicator.size() == 1) return {};
-    const comm::CollectiveOptions options{
-        .scale = bucket.weight, .traffic = trace::Traffic::gradients, .bucket = static_cast<int>(bucket.index)};
-    // On the CPU this thread does the work itself, rather than wake another one.
-    if (std::is_same_v<D, Cpu> && bucket.last) {
-      communicator.all_reduce(bucket.gradients, comm::ReduceOp::sum, options);
-      return {};
-    }
-    return communicator.all_reduce_async(bucket.gradients, comm::ReduceOp::sum, options);
-  }
-  template <class T, Device D, class Communicator>
-  std::optional<comm::Work> resume(const GradBucket<T, D>&, Communicator&, int) {
-    return {};
-  }
-};
-
-/// Sends nothing: each rank keeps its own gradients. To measure what communication costs, and for methods that average
-/// parameters instead.
-struct NoCommunication {
-  static constexpr bool own_gradients = true;
-  static constexpr bool averages() { return false; }
-
-  template <class T, Device D, class Communicator>
-  comm::Work start(const GradBucket<T, D>&, Communicator&) {
-    return {};
-  }
-  template <class T, Device D, class Communicator>
-  std::optional<comm::Work> resume(const GradBucket<T, D>&, Communicator&, int) {
-    return {};
-  }
-};
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_ALL_REDUCE_HPP
-
-namespace chorus::detail {
-
-/// The flat parameters' entries, by number, and the buckets that they are cut into.
-template <Device D>
-class GradientLayout {
- public:
-  static constexpr std::size_t no_bucket = static_cast<std::size_t>(-1);
-
-  /// What the first backward pass of a static graph has shown of a parameter: how often its gradient arrived on this
-  /// rank, and whether it did on any.
-  struct Uses {
-    int here;
-    bool anywhere;
-  };
-
-  [[gnu::cold]] GradientLayout(nn::FlatParameters<D>& flat, const DistributedDataParallelOptions& options)
-      : flat_(flat), options_(options) {
-    // What is not sent lies behind what is: ranks may have parameters of their own there, of any size.
-    if (!options.parameters_and_buffers_to_ignore.empty() || !options.delay_all_reduce_named_params.empty()) {
-      std::vector<std::size_t> order;
-      for (const int wanted : {0, 1, 2, 3})
-        for (std::size_t i = 0; i < entries(); ++i)
-          if (place(i) == wanted) order.push_back(i);
-      flat_.reorder(order);
-    }
-    rebuild();
-  }
-
-  const nn::FlatParameters<D>& flat() const { return flat_; }
-  std::size_t entries() const { return flat_.entries().size(); }
-  ParameterOn<D>& parameter(std::size_t i) const { return flat_.entries()[i].parameter(); }
-  const std::string& name(std::size_t i) const { return flat_.entries()[i].named.name; }
-  std::size_t index_of(const ParameterOn<D>& parameter) const {
-    return std::lower_bound(by_address_.begin(), by_address_.end(), std::pair(&parameter, std::size_t{0}))->second;
-  }
-
-  std::vector<GradientBucket>& buckets() { return buckets_; }
-  const std::vector<GradientBucket>& buckets() const { return buckets_; }
-  /// The bucket of entry `i`, or no_bucket.
-  std::size_t bucket_of(std::size_t i) const { return bucket_of_[i]; }
-  bool is_sent(std::size_t i) const { return bucket_of_[i] != no_bucket; }
-  /// Whether ranks share its gradient: it is sent, or rests.
-  bool is_shared(std::size_t i) const { return is_sent(i) || (rests(i) && parameter(i).wants_grad()); }
-  Sending sending(std::size_t i) const {
-    if (!parameter(i).wants_grad() || options_.ignores(name(i)) || unused_for_good(i) || rests(i)) return Sending::no;
-    return lists(options_.delay_all_reduce_named_params, name(i)) ? Sending::late : Sending::early;
-  }
-  /// Those that are shared, and what may lie between: ranks have as many, in the same order.
-  [[gnu::cold]] std::size_t common_entries() const {
-    std::size_t common = 0;
-    for (std::size_t i = 0; i < entries(); ++i)
-      if (is_shared(i)) common = i + 1;
-    return common;
-  }
-
-  D device(const GradientBucket& bucket) const { return parameter(bucket.parameters.front()).where(); }
-  std::byte* gradients(const GradientBucket& bucket) const { return flat_.groups()[bucket.group].grad(bucket.begin); }
-  DType dtype(const GradientBucket& bucket) const { return flat_.groups()[bucket.group].dtype; }
-  std::size_t bytes(const GradientBucket& bucket) const { return bucket.count * size_of(dtype(bucket)); }
-  std::span<const GradBucketPart> parts(std::size_t bucket) const { return parts_[bucket]; }
-
-  /// Whether no parameter was frozen or thawed since the buckets were made.
-  bool buckets_fit() const {
-    for (std::size_t i = 0; i < bucket_of_.size(); ++i)
-      if ((sending(i) != Sending::no) != is_sent(i)) return false;
-    return true;
-  }
-  [[gnu::cold]] void rebuild() {
-    flat_.count_generation();
-    std::vector<Sending> kinds;
-    for (std::size_t i = 0; i < entries(); ++i) kinds.push_back(sending(i));
-    buckets_ = make_buckets(flat_, options_.template buckets<D>(), kinds);
-    bucket_of_.assign(entries(), no_bucket);
-    parts_.assign(buckets_.size(), {});
-    for (std::size_t b = 0; b < buckets_.size(); ++b)
-      for (const std::size_t i : buckets_[b].parameters) {
-        bucket_of_[i] = b;
-        parts_[b].push_back({flat_.entries()[i].begin - buckets_[b].begin, parameter(i).extents(), name(i)});
-      }
-    by_address_.clear();
-    for (std::size_t i = 0; i < entries(); ++i) by_address_.push_back({&parameter(i), i});
-    std::sort(by_address_.begin(), by_address_.end());
-  }
-  /// For the comparison of ranks: which gradients are wanted.
-  [[gnu::cold]] std::string describe() const {
-    std::string text;
-    for (std::size_t i = 0; i < entries(); ++i)
-      if (!options_.ignores(name(i))) text += cat(name(i), parameter(i).wants_grad() ? "\n" : ", frozen,\n");
-    return text;
-  }
-  /// Lays the flat buffers out anew: `wanted[i]` is the present number of the entry that becomes number i, but that
-  /// each rank's own stay behind all others, whoever had them where.
-  [[gnu::cold]] void reorder(std::span<const std::size_t> wanted) {
-    std::vector<std::size_t> order(wanted.begin(), wanted.end());
-    std::stable_partition(order.begin(), order.end(), [this](std::size_t i) { return !options_.ignores(name(i)); });
-    flat_.reorder(order);
-    resting_.clear();
-    if (!uses_.empty()) {
-      std::vector<Uses> uses;
-      for (const std::size_t i : order) uses.push_back(uses_[i]);
-      uses_ = std::move(uses);
-    }
-    rebuild();
-  }
-
-  /// Takes note of what a static graph uses; what no rank uses is sent no more.
-  [[gnu::cold]] void set_uses(std::vector<Uses> uses) {
-    uses_ = std::move(uses);
-    rebuild();
-  }
-  bool knows_uses() const { return !uses_.empty(); }
-  bool unused_for_good(std::size_t i) const { return !uses_.empty() && !uses_[i].anywhere; }
-  /// Leaves these entries out of the buckets for now.
-  [[gnu::cold]] void set_resting(std::vector<char> resting) {
-    resting_ = std::move(resting);
-    rebuild();
-  }
-  /// Whether these do rest, and no others.
-  bool are_resting(const std::vector<char>& entries) const {
-    return resting_.empty() ? std::find(entries.begin(), entries.end(), 1) == entries.end() : entries == resting_;
-  }
-  bool rests(std::size_t i) const { return !resting_.empty() && resting_[i] != 0; }
-  /// How often the gradient of entry `i` arrives in a backward pass.
-  int expected_arrivals(std::size_t i) const { return uses_.empty() ? 1 : uses_[i].here; }
-
- private:
-  static bool lists(const std::vector<std::string>& names, const std::string& wanted) {
-    return std::find(names.begin(), names.end(), wanted) != names.end();
-  }
-  [[gnu::cold]] int place(std::size_t i) const {
-    if (options_.ignores(name(i))) return 3;
-    const auto when = sending(i);
-    return when == Sending::early ? 0 : when == Sending::late ? 1 : 2;
-  }
-
-  nn::FlatParameters<D>& flat_;
-  const DistributedDataParallelOptions& options_;
-  std::vector<GradientBucket> buckets_;
-  std::vector<std::size_t> bucket_of_;              // by entry
-  std::vector<std::vector<GradBucketPart>> parts_;  // by bucket
-  std::vector<std::pair<const ParameterOn<D>*, std::size_t>> by_address_;
-  std::vector<Uses> uses_;     // by entry; empty: not known
-  std::vector<char> resting_;  // by entry; empty: none does
-};
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_GRADIENT_LAYOUT_HPP
-
-// <chorus/parallel/ddp/gradients_aside.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_GRADIENTS_ASIDE_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_GRADIENTS_ASIDE_HPP
-/// Gradients that wait while a pass runs that must not add to them.
-
-namespace chorus::detail {
-
-/// A rank without samples has no say in the average, but a loss may have terms that need none, such as a penalty of the
-/// weights; and one that only keeps others company has their averages. What earlier passes have left is kept meanwhile,
-/// in the host's memory: it happens seldom. Meanwhile parameters may move within the flat buffers.
-template <Device D>
-class GradientsAside {
- public:
-  [[gnu::cold]] void take(const nn::FlatParameters<D>& flat) {
-    take_none(flat);
-    for (Kept& kept : kept_) {
-      const auto& p = *kept.parameter;
-      if (!p.grad_arrived()) continue;
-      kept.gradient.emplace(p.size_bytes());
-      copy_bytes(Cpu{}, kept.gradient->data(), p.where(), p.grad_data(), p.size_bytes());
-    }
-  }
-  /// As if there were none.
-  [[gnu::cold]] void take_none(const nn::FlatParameters<D>& flat) {
-    kept_.clear();
-    for (const auto& entry : flat.entries())
-      kept_.push_back({&entry.parameter(), {}, entry.parameter().times_forgotten()});
-  }
-  void forget() { kept_.clear(); }
-  bool any() const { return !kept_.empty(); }
-  /// A gradient has come: it becomes what there was, or zeros where there was none, or a `zero_grad` since then.
-  [[gnu::cold]] void put_back(const ParameterOn<D>& parameter) const {
-    for (const Kept& kept : kept_)
-      if (kept.parameter == &parameter) put_back(kept);
-  }
-  /// The same for all that have come.
-  [[gnu::cold]] void put_back_all() const {
-    for (const Kept& kept : kept_)
-      if (kept.parameter->grad_arrived()) put_back(kept);
-  }
-  /// All parameters have what they had, or none.
-  [[gnu::cold]] void give_back() const {
-    for (const Kept& kept : kept_) {
-      kept.parameter->set_grad_arrived(kept.gradient.has_value());
-      if (kept.gradient) copy_back(kept);
-    }
-  }
-
- private:
-  struct Kept {
-    ParameterOn<D>* parameter;
-    std::optional<std::vector<std::byte>> gradient;
-    std::uint32_t times_forgotten;
-  };
-  static void copy_back(const Kept& kept) {
-    auto& p = *kept.parameter;
-    copy_bytes(p.where(), p.grad_data(), Cpu{}, kept.gradient->data(), p.size_bytes());
-  }
-  static void put_back(const Kept& kept) {
-    auto& p = *kept.parameter;
-    if (kept.gradient && p.times_forgotten() == kept.times_forgotten)
-      copy_back(kept);
-    else
-      zero_bytes(p.where(), p.grad_data(), p.size_bytes());
-  }
-
-  std::vector<Kept> kept_;
-};
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_GRADIENTS_ASIDE_HPP
-
-// <chorus/parallel/ddp/non_finite.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_NON_FINITE_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_NON_FINITE_HPP
-/// What DistributedDataParallel does about gradients that are not finite.
-
-namespace chorus::detail {
-
-/// Calls `f(float*)` or `f(double*)`: a pointer into a flat buffer as what it is.
-template <class F>
-void with_type(DType type, std::byte* at, const F& f) {
-  check<UsageError>(type == DType::f32 || type == DType::f64, "DistributedDataParallel: gradients of dtype ", type,
-                    " can't be averaged; expected F32 or F64");
-  if (type == DType::f32)
-    f(reinterpret_cast<float*>(at));
-  else
-    f(reinterpret_cast<double*>(at));
-}
-
-/// The first entry of a bucket whose gradient is not finite, or no_bucket.
-template <Device D>
-[[gnu::cold]] std::size_t first_not_finite(const GradientLayout<D>& layout, std::size_t bucket) {
-  for (const std::size_t i : layout.buckets()[bucket].parameters) {
-    const auto& p = layout.parameter(i);
-    bool bad = false;
-    with_type(p.dtype(), static_cast<std::byte*>(p.grad_data()),
-              [&](const auto* grad) { bad = !std::isfinite(kernels::square_sum(p.where(), p.count(), grad)); });
-    if (bad) return i;
-  }
-  return GradientLayout<D>::no_bucket;
-}
-/// The same of all buckets.
-template <Device D>
-[[gnu::cold]] std::size_t first_not_finite(const GradientLayout<D>& layout) {
-  for (std::size_t b = 0; b < layout.buckets().size(); ++b)
-    if (const auto i = first_not_finite(layout, b); i != GradientLayout<D>::no_bucket) return i;
-  return GradientLayout<D>::no_bucket;
-}
-
-/// Throws NonFiniteError on every rank. `averaged` is the entry whose average is bad, `own` one that was bad on this
-/// rank before, if any.
-template <Device D, class Communicator>
-[[noreturn, gnu::cold]] void raise_not_finite(const GradientLayout<D>& layout, Communicator& communicator,
-                                              std::size_t averaged, std::size_t own) {
-  const auto mine = static_cast<std::int64_t>(own);
-  std::vector<std::int64_t> bad(static_cast<std::size_t>(communicator.size()));
-  communicator.all_gather(std::span<const std::int64_t>(&mine, 1), std::span<std::int64_t>(bad), {});
-  std::string from;
-  for (std::size_t rank = 0; rank < bad.size(); ++rank)
-    if (bad[rank] >= 0)
-      from += cat(from.empty() ? "" : ", ", layout.name(static_cast<std::size_t>(bad[rank])), " on rank ", rank);
-  fail<NonFiniteError>("DistributedDataParallel: the averaged gradient of ", layout.name(averaged),
-                       " is not finite; it came from ", from.empty() ? "a sum that overflowed" : from);
-}
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_NON_FINITE_HPP
-
-namespace chorus::detail {
-
-/// A rank's gradients count by its part of the batch. What is added up over passes of which each has a part of its own
-/// is kept in the unit of the last one.
-template <Device D, class Communicator>
-class AccumulatedWeight {
- public:
-  AccumulatedWeight(GradientLayout<D>& layout, BatchShares<Communicator>& shares) : layout_(layout), shares_(shares) {}
-
-  /// A gradient of a pass under no_sync has come.
-  void note() {
-    if (!unit_) unit_ = shares_.weight();
-  }
-  /// By which gradients are to be multiplied before all ranks' are added up.
-  double weight() { return unit_ ? *unit_ : shares_.weight(); }
-  /// Whether a rank that has run out of batches brings any.
-  bool any() const {
-    for (std::size_t i = 0; unit_ && i < layout_.entries(); ++i)
-      if (waits(i)) return true;
-    return false;
-  }
-  /// They have been.
-  void forget() {
-    unit_.reset();
-    aside_.forget();
-  }
-
-  /// Before a forward pass. The sum over ranks of weight * (what is added up) stays the same when the weight changes to
-  /// that of a new batch; of a batch in which this rank has no samples nothing is added.
-  void weigh_anew() {
-    aside_.forget();
-    if (unit_) rescale();
-  }
-  /// The gradient of entry `i` has come.
-  void arrived(std::size_t i) const { aside_.put_back(layout_.parameter(i)); }
-  /// Whether `arrived` is to be called.
-  bool adds_nothing() const { return aside_.any(); }
-
- private:
-  [[gnu::cold]] void rescale() {
-    bool any = false;
-    for (std::size_t i = 0; i < layout_.entries(); ++i) any = any || waits(i);
-    if (!any) return unit_.reset();
-    const double weight = shares_.weight();
-    if (weight == *unit_) return;
-    if (weight == 0) return aside_.take(layout_.flat());
-    const double factor = *unit_ / weight;
-    for (std::size_t i = 0; i < layout_.entries(); ++i) {
-      if (!waits(i)) continue;
-      auto& p = layout_.parameter(i);
-      if (factor == 0)
-        zero_bytes(p.where(), p.grad_data(), p.size_bytes());
-      else
-        with_type(p.dtype(), static_cast<std::byte*>(p.grad_data()),
-                  [&]<class T>(T* grad) { kernels::scale(p.where(), p.count(), static_cast<T>(factor), grad); });
-    }
-    unit_ = weight;
-  }
-  bool waits(std::size_t i) const { return layout_.is_shared(i) && layout_.parameter(i).grad_arrived(); }
-
-  GradientLayout<D>& layout_;
-  BatchShares<Communicator>& shares_;
-  std::optional<double> unit_;
-  GradientsAside<D> aside_;
-};
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_ACCUMULATED_WEIGHT_HPP
-
-// <chorus/parallel/ddp/backward_turn.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BACKWARD_TURN_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BACKWARD_TURN_HPP
-/// What is sent over one communicator in a backward pass, by several nets or by operators, too: in which order.
-
-namespace chorus::detail {
-
-/// One net's part in the backward passes of this thread. As long as buckets fill at the same time on all ranks, so do
-/// those of several nets. Where ranks may use different parameters of one of them, nets would send in another order on
-/// each rank, and mistake each other's gradients for their own: there the one that begins later sends at its end, which
-/// is behind the first one's. So does a net whose operators have collectives of their own.
-class BackwardTurn {
- public:
-  BackwardTurn() = default;
-  BackwardTurn(const BackwardTurn&) = delete;
-  BackwardTurn& operator=(const BackwardTurn&) = delete;
-  ~BackwardTurn() { end(); }
-
-  /// `varies`: what this net uses may differ from rank to rank. `operators_send`: its operators, in this pass.
-  void begin(const void* communicator, bool varies, bool operators_send) {
-    end();
-    auto& others = under_way();
-    const auto goes_first = [&](const std::weak_ptr<const Pass>& known) {
-      const auto other = known.lock();
-      return other && other->communicator == communicator && (varies || other->varies);
-    };
-    waits_ = (varies && operators_send) || std::any_of(others.begin(), others.end(), goes_first);
-    *own_ = {communicator, varies};
-    others.push_back(own_);
-  }
-  void end() {
-    std::erase_if(under_way(), [this](const auto& known) { return known.expired() || known.lock() == own_; });
-  }
-  /// Whether buckets may not leave before the end.
-  bool waits() const { return waits_; }
-
- private:
-  struct Pass {
-    const void* communicator = nullptr;
-    bool varies = false;
-  };
-  // A net whose pass broke off may be destroyed by another thread.
-  static std::vector<std::weak_ptr<const Pass>>& under_way() {
-    thread_local std::vector<std::weak_ptr<const Pass>> all;
-    return all;
-  }
-
-  const std::shared_ptr<Pass> own_ = std::make_shared<Pass>();
-  bool waits_ = false;
-};
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BACKWARD_TURN_HPP
-
-// <chorus/parallel/ddp/bucket_sender.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BUCKET_SENDER_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BUCKET_SENDER_HPP
-/// Sends gradient buckets through a hook while backward goes on, and takes back what has become of them.
-
-// <chorus/parallel/ddp/ddp_times.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_DDP_TIMES_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_DDP_TIMES_HPP
-/// Where the time of DistributedDataParallel's iterations goes.
-
-namespace chorus {
-
-/// Times of an iteration in seconds, under the names of PyTorch's `_get_ddp_logging_data`.
-struct DdpTimes {
-  double forward_compute_time = 0;                ///< from the call of the net to its output
-  double backward_compute_time = 0;               ///< from there to the last gradient
-  double backward_comm_time = 0;                  ///< from when the first bucket leaves until all have come back
-  double backward_compute_comm_overlap_time = 0;  ///< what of that lies before the last gradient
-  // Not in PyTorch's:
-  /// The buckets' collectives, each from its start to its end, waits for other ranks included; NaN over communicators
-  /// that do not know, as over NCCL, whose collectives run on streams.
-  double bucket_comm_time = 0;
-  double exposed_comm_time = 0;  ///< in which backward's thread had communication to do, or to wait for
-
-  /// The part of the collectives' time in which backward went on; 1 where there were none, NaN where that time is.
-  double hidden() const {
-    return std::isnan(bucket_comm_time)                      ? bucket_comm_time
-           : bucket_comm_time <= 0 || exposed_comm_time <= 0 ? 1
-           : exposed_comm_time >= bucket_comm_time           ? 0
-                                                             : 1 - exposed_comm_time / bucket_comm_time;
-  }
-};
-
-/// What DistributedDataParallel::logging_data returns.
-struct DdpLoggingData {
-  std::int64_t iterations = 0;  ///< passes of forward and backward that averaged gradients
-  DdpTimes last, avg;           ///< of the newest iteration, and the mean over all
-  /// Whether all iterations so far had gradients of the same parameters on this rank, each equally often.
-  bool can_set_static_graph = true;
-};
-
-namespace detail {
-
-/// Takes the times of an iteration. They are those of this thread: of work on a GPU they say nothing.
-class DdpClock {
- public:
-  using Clock = std::chrono::steady_clock;
-
-  void forward_begins() { forward_start_ = Clock::now(); }
-  void forward_ends() { forward_end_ = Clock::now(); }
-  /// The backward pass that follows is one of others, and does not count.
-  void keeps_company() { forward_end_ = {}; }
-  /// `busy`: how long the communicator's calls have taken so far; below 0 where it does not know.
-  void backward_begins(std::chrono::nanoseconds busy) {
-    busy_ = busy;
-    exposed_ = {};
-    comm_start_ = {};
-  }
-  /// A parameter's gradient has arrived: the sum is one for the same parameters, in whatever order.
-  void gradient(const void* parameter) {
-    auto number = reinterpret_cast<std::uintptr_t>(parameter) * 0x9e3779b97f4a7c15u;
-    uses_ += (number ^ (number >> 29)) * 0xbf58476d1ce4e5b9u;
-  }
-  void last_gradient() {
-    compute_end_ = Clock::now();
-    if (uses_ == 0) return;  // it keeps others company
-    const auto before = std::exchange(uses_before_, std::exchange(uses_, 0));
-    if (data_.iterations > 0 && before != uses_before_) data_.can_set_static_graph = false;
-  }
-  void backward_ends(std::chrono::nanoseconds busy) {
-    const auto end = Clock::now();
-    const auto forward_end = std::exchange(forward_end_, Clock::time_point{});
-    if (forward_end == Clock::time_point{}) return;
-    if (comm_start_ == Clock::time_point{}) comm_start_ = end;
-    auto& last = data_.last;
-    last.forward_compute_time = seconds(forward_end - forward_start_);
-    last.backward_compute_time = seconds(compute_end_ - forward_end);
-    last.backward_comm_time = seconds(end - comm_start_);
-    last.backward_compute_comm_overlap_time = comm_start_ < compute_end_ ? seconds(compute_end_ - comm_start_) : 0;
-    last.bucket_comm_time = busy.count() < 0 ? std::numeric_limits<double>::quiet_NaN() : seconds(busy - busy_);
-    last.exposed_comm_time = seconds(exposed_);
-    ++data_.iterations;
-    for (const auto member :
-         {&DdpTimes::forward_compute_time, &DdpTimes::backward_compute_time, &DdpTimes::backward_comm_time,
-          &DdpTimes::backward_compute_comm_overlap_time, &DdpTimes::bucket_comm_time, &DdpTimes::exposed_comm_time})
-      data_.avg.*member += (last.*member - data_.avg.*member) / static_cast<double>(data_.iterations);
-  }
-  void forget() { data_ = {}; }
-  const DdpLoggingData& data() const { return data_; }
-
-  /// While it lives, backward's thread has communication to do, or to wait for.
-  class Exposed {
-   public:
-    explicit Exposed(DdpClock& clock) : clock_(clock), start_(Clock::now()) {
-      if (clock.comm_start_ == Clock::time_point{}) clock.comm_start_ = start_;
-    }
-    Exposed(const Exposed&) = delete;
-    ~Exposed() { clock_.exposed_ += Clock::now() - start_; }
-
-   private:
-    DdpClock& clock_;
-    Clock::time_point start_;
-  };
-
- private:
-  static double seconds(Clock::duration time) { return std::chrono::duration<double>(time).count(); }
-
-  Clock::time_point forward_start_, forward_end_, compute_end_, comm_start_;
-  Clock::duration exposed_{};
-  std::chrono::nanoseconds busy_{};
-  std::uint64_t uses_ = 0, uses_before_ = 0;
-  DdpLoggingData data_;
-};
-
-}  // namespace detail
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_DDP_TIMES_HPP
-
-namespace chorus::detail {
-
-/// What becomes of a backward pass' gradients: what the hook does; whole averages, where a hook's parts are not enough;
-/// nothing, for other ranks reach them, and the optimizer averages as it steps.
-enum class Averaging { by_hook, whole, by_optimizer };
-
-/// Buckets leave in order, each as soon as it is full: all ranks have to call in one order.
-template <Device D, class Hook, class Communicator>
-class BucketSender {
- public:
-  static constexpr std::size_t no_bucket = GradientLayout<D>::no_bucket;
-  // A hook that starts more work when a bucket comes back does so at the end: all ranks have to call in one order.
-  static constexpr bool several_rounds = requires { Hook::several_rounds; };
-  // A hook after which each rank has the average of its part alone.
-  static constexpr bool in_parts = requires { Hook::in_parts; };
-
-  BucketSender(GradientLayout<D>& layout, Communicator& communicator, const DistributedDataParallelOptions& options,
-               Hook hook)
-      : layout_(layout), communicator_(communicator), options_(options), hook_(std::move(hook)) {}
-  /// Waits for what is under way in the hook's memory.
-  ~BucketSender() {
-    for (auto& bucket : layout_.buckets()) bucket.work = {};
-  }
-  BucketSender(const BucketSender&) = delete;
-  BucketSender& operator=(const BucketSender&) = delete;
-
-  Hook& hook() { return hook_; }
-  DdpClock& clock() { return clock_; }
-  const DdpClock& clock() const { return clock_; }
-
-  /// A backward pass begins, whose gradients count `weight` in the average.
-  void begin(double weight, Averaging averaging) {
-    weight_ = weight;
-    averaging_ = averaging;
-    next_ = next_back_ = 0;
-    bad_ = no_bucket;
-    clock_.backward_begins(busy());
-  }
-  /// Others have been made, which leave in the same pass.
-  void begin_again() { next_ = next_back_ = 0; }
-  /// Sends the buckets that are full, up to the first that isn't.
-  void send_full() {
-    auto& buckets = layout_.buckets();
-    for (; next_ < buckets.size() && buckets[next_].missing == 0; ++next_) {
-      if (options_.non_finite == NonFinite::throw_error && bad_ == no_bucket && weight_ != 0)
-        bad_ = first_not_finite(layout_, next_);
-      const DdpClock::Exposed scope(clock_);
-      with_bucket(next_, [&](const auto& view) { buckets[next_].work = start(view); });
-    }
-  }
-  /// Sends the others, too.
-  void send_all() {
-    for (auto& bucket : layout_.buckets()) bucket.missing = 0;
-    send_full();
-  }
-  double weight() const { return weight_; }
-  Averaging averaging() const { return averaging_; }
-  bool all_sent() const { return next_ == layout_.buckets().size(); }
-
-  /// Whether the next bucket in order has come back.
-  bool next_is_back() const { return next_back_ < next_ && layout_.buckets()[next_back_].work.done(); }
-  bool all_back() const { return next_back_ == layout_.buckets().size(); }
-  /// Waits for the next bucket in order, and whatever the hook sends after it.
-  const GradientBucket& take_back_next() {
-    const std::size_t b = next_back_++;
-    auto& bucket = layout_.buckets()[b];
-    const DdpClock::Exposed scope(clock_);
-    bucket.work.wait();
-    for (int round = 0; resume(b, round); ++round) bucket.work.wait();
-    return bucket;
-  }
-  /// Waits for all that are left; what the hook sends after each, it sends for all of them at a time.
-  void take_back_all() {
-    const DdpClock::Exposed scope(clock_);
-    open_.clear();
-    for (; !all_back(); ++next_back_) open_.push_back(next_back_);
-    for (int round = 0; !open_.empty(); ++round)
-      std::erase_if(open_, [&](std::size_t b) {
-        layout_.buckets()[b].work.wait();
-        return !resume(b, round);
-      });
-  }
-  void end() { clock_.backward_ends(busy()); }
-
-  /// Calls `f(bucket)` for all buckets as hooks see them.
-  template <class F>
-  void for_each_bucket(const F& f) {
-    for (std::size_t b = 0; b < layout_.buckets().size(); ++b) with_bucket(b, f);
-  }
-  D device() const { return layout_.device(layout_.buckets().front()); }
-
-  /// The first entry whose gradient by this rank was not finite, where that is to be named, or no_bucket.
-  std::size_t first_bad() const { return bad_; }
-
- private:
-  std::chrono::nanoseconds busy() const {
-    if constexpr (requires { communicator_.busy(); }) return communicator_.busy();
-    return {};
-  }
-
-  // Calls `f(bucket as hooks see it)`.
-  template <class F>
-  void with_bucket(std::size_t b, const F& f) {
-    const auto& bucket = layout_.buckets()[b];
-    with_type(layout_.dtype(bucket), layout_.gradients(bucket), [&]<class T>(T* grads) {
-      f(GradBucket<T, D>{b, layout_.device(bucket), std::span<T>(grads, bucket.count), weight_, layout_.parts(b),
-                         b + 1 == layout_.buckets().size()});
-    });
-  }
-  template <class View>
-  comm::Work start(const View& view) {
-    if constexpr (in_parts) {
-      if (averaging_ == Averaging::whole) return AllReduce{}.start(view, communicator_);
-      if (averaging_ == Averaging::by_optimizer) return {};
-    }
-    return hook_.start(view, communicator_);
-  }
-  bool resume(std::size_t b, int round) {
-    bool more = false;
-    if (averaging_ != Averaging::by_hook) return more;
-    with_bucket(b, [&](const auto& view) {
-      if (auto next = hook_.resume(view, communicator_, round)) {
-        layout_.buckets()[b].work = std::move(*next);
-        more = true;
-      }
-    });
-    return more;
-  }
-
-  GradientLayout<D>& layout_;
-  Communicator& communicator_;
-  const DistributedDataParallelOptions& options_;
-  Hook hook_;
-  DdpClock clock_;
-  double weight_ = 1;
-  Averaging averaging_ = Averaging::by_hook;
-  std::size_t next_ = 0, next_back_ = 0;  // buckets: to be sent, to be taken back
-  std::size_t bad_ = no_bucket;
-  std::vector<std::size_t> open_;  // buckets that are awaited
-};
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BUCKET_SENDER_HPP
-
-// <chorus/parallel/ddp/gradient_agreement.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_GRADIENT_AGREEMENT_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_GRADIENT_AGREEMENT_HPP
-/// What ranks tell each other after a backward pass: which gradients came, how often, in which order.
-
-namespace chorus::detail {
-
-/// Which gradients came in a backward pass.
-struct UsedParameters {
-  std::vector<char> anywhere;  ///< by entry: whether one came on any rank
-  bool all = true;             ///< whether all came on every rank
-};
-
-/// The same for all ranks. `company`: this rank has used none, but only since it has run out of batches.
-template <Device D, class Communicator>
-[[gnu::cold]] UsedParameters agree_on_used(const GradientLayout<D>& layout, Communicator& communicator, bool company) {
-  std::vector<std::int32_t> used(layout.common_entries() + 1);
-  auto& one_lacks = used.back();
-  for (std::size_t i = 0; i + 1 < used.size(); ++i) {
-    used[i] = !company && layout.parameter(i).grad_arrived() ? 1 : 0;
-    if (!company && layout.is_shared(i) && used[i] == 0) one_lacks = 1;
-  }
-  communicator.all_reduce(std::span(used), comm::ReduceOp::max, {});
-  UsedParameters out{std::vector<char>(layout.entries()), one_lacks == 0};
-  std::copy(used.begin(), used.end() - 1, out.anywhere.begin());
-  return out;
-}
-
-/// Warns, once, where find_unused_parameters has found none (PyTorch does after the first pass).
-class UnusedWatch {
- public:
-  static constexpr int passes = 10;
-
-  /// A backward pass has ended in which `all` parameters were used on every rank, or not.
-  void saw(bool all, int rank) {
-    found_ = found_ || !all;
-    if (found_ || ++complete_ != passes || rank != 0) return;
-    say(cat(
-        "warning: DistributedDataParallel: find_unused_parameters is set, but in the first ", passes,
-        " backward passes every parameter got a gradient on every rank; without it a step has one collective less. ",
-        "If later passes leave parameters out, it is needed."));
-  }
-
- private:
-  int complete_ = 0;
-  bool found_ = false;
-};
-
-/// What a static graph uses, from how often each gradient has arrived on this rank in the first backward pass.
-template <Device D, class Communicator>
-[[gnu::cold]] std::vector<typename GradientLayout<D>::Uses> agree_on_uses(const GradientLayout<D>& layout,
-                                                                          Communicator& communicator,
-                                                                          std::span<const int> arrivals, bool company) {
-  std::vector<std::int32_t> used(arrivals.begin(), arrivals.end());
-  // Parameters that are not sent are each rank's own, in number, too, but lie behind the others.
-  communicator.all_reduce(std::span(used).first(layout.common_entries()), comm::ReduceOp::max, {});
-  std::vector<typename GradientLayout<D>::Uses> uses;
-  for (std::size_t i = 0; i < used.size(); ++i)
-    uses.push_back({company ? used[i] : arrivals[i], !layout.is_sent(i) || used[i] != 0});
-  return uses;
-}
-
-/// The order in which rank `root` saw gradients come: `arrival` there. Those that are not sent stand at the end.
-template <Device D, class Communicator>
-[[gnu::cold]] std::vector<std::size_t> agree_on_order(const GradientLayout<D>& layout, Communicator& communicator,
-                                                      std::span<const std::size_t> arrival, int root) {
-  std::vector<std::int64_t> order;
-  std::vector<char> placed(layout.entries());
-  for (const Sending when : {Sending::early, Sending::late}) {
-    const auto add = [&](std::size_t i) {
-      if (layout.sending(i) == when && std::exchange(placed[i], 1) == 0) order.push_back(static_cast<std::int64_t>(i));
-    };
-    for (const std::size_t i : arrival) add(i);
-    for (std::size_t i = 0; i < placed.size(); ++i) add(i);
-  }
-  if (communicator.size() > 1) communicator.broadcast(std::span<std::int64_t>(order), root, {});
-  std::vector<std::size_t> indices(order.begin(), order.end());
-  for (std::size_t i = 0; i < placed.size(); ++i)
-    if (!layout.is_sent(i)) indices.push_back(i);
-  return indices;
-}
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_GRADIENT_AGREEMENT_HPP
-
-// <chorus/parallel/ddp/gradient_arrivals.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_GRADIENT_ARRIVALS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_GRADIENT_ARRIVALS_HPP
-/// Which gradients have come in a backward pass, how often, and in which order.
-
-namespace chorus::detail {
-
-/// Counts gradients by entry of the layout, and what each bucket still waits for.
-template <Device D>
-class GradientArrivals {
- public:
-  GradientArrivals(GradientLayout<D>& layout, int rank) : layout_(layout), rank_(rank), counts_(layout.entries()) {}
-
-  /// A backward pass begins.
-  void begin() {
-    order_.clear();
-    std::fill(counts_.begin(), counts_.end(), 0);
-    for (auto& bucket : layout_.buckets()) {
-      bucket.missing = bucket.parameters.size();
-      if (layout_.knows_uses())
-        for (const std::size_t i : bucket.parameters)
-          if (layout_.expected_arrivals(i) == 0) {  // used by other ranks alone
-            zero_unless_arrived(i);
-            --bucket.missing;
-          }
-    }
-  }
-  /// The layout has changed.
-  void reset() { counts_.assign(layout_.entries(), 0); }
-
-  /// A gradient, or one of its parts, has come.
-  void add(std::size_t i) {
-    zero_unless_arrived(i);  // a user's backward function may have given no gradient
-    ++counts_[i];
-    order_.push_back(i);
-  }
-  /// Whether what has come now is the last that its bucket waits for of this entry. Throws UsageError for what should
-  /// not have come.
-  bool completes(std::size_t i) {
-    const int expected = layout_.expected_arrivals(i);
-    if (layout_.is_sent(i) ? expected == 0 : layout_.unused_for_good(i)) refuse(i, wrong_graph);
-    if (!layout_.is_sent(i) || counts_[i] < expected) return false;
-    if (counts_[i] > expected) refuse(i, too_often);
-    --layout_.buckets()[layout_.bucket_of(i)].missing;
-    return true;
-  }
-  /// The names of those that have not come, or not all of them. Without any part they count as zeros.
-  [[gnu::cold]] std::string lacking() const {
-    std::string names;
-    for (const auto& bucket : layout_.buckets())
-      for (const std::size_t i : bucket.parameters) {
-        if (counts_[i] >= layout_.expected_arrivals(i)) continue;
-        names += cat(names.empty() ? "" : ", ", layout_.name(i));
-        zero_unless_arrived(i);
-      }
-    return names;
-  }
-
-  /// How often each has come.
-  std::span<const int> counts() const { return counts_; }
-  /// The entries in the order in which they came, each as often as it did.
-  std::span<const std::size_t> order() const { return order_; }
-  /// In a static graph the last of a parameter's several arrivals is the one that counts; what has not come is 0.
-  [[gnu::cold]] void settle() {
-    std::vector<std::size_t> last;
-    for (auto i = order_.rbegin(); i != order_.rend(); ++i)
-      if (std::find(last.begin(), last.end(), *i) == last.end()) last.push_back(*i);
-    order_.assign(last.rbegin(), last.rend());
-    for (const auto& bucket : layout_.buckets())
-      for (const std::size_t i : bucket.parameters)
-        if (counts_[i] == 0) zero_unless_arrived(i);
-  }
-
-  /// What earlier passes under no_sync left there still counts.
-  void zero_unless_arrived(std::size_t i) const {
-    auto& p = layout_.parameter(i);
-    if (!p.grad_arrived()) zero_bytes(p.where(), p.grad_data(), p.size_bytes());
-  }
-
- private:
-  static constexpr const char* wrong_graph =
-      " got a gradient, but did not in the first backward pass: with static_graph all passes use the same parameters";
-  static constexpr const char* too_often =
-      " got its gradient in several parts in one backward pass (backward within backward); if it always does, set "
-      "static_graph";
-
-  [[noreturn, gnu::cold]] void refuse(std::size_t i, const char* why) const {
-    fail<UsageError>("DistributedDataParallel: rank ", rank_, ": ", layout_.name(i), why);
-  }
-
-  GradientLayout<D>& layout_;
-  int rank_;
-  std::vector<int> counts_;         // by entry
-  std::vector<std::size_t> order_;  // entries
-};
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_GRADIENT_ARRIVALS_HPP
-
-// <chorus/parallel/ddp/gradient_parts.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_GRADIENT_PARTS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_GRADIENT_PARTS_HPP
-/// Gradients of which each rank has averaged its part alone.
-
-// <chorus/parallel/ddp/shared_gradients.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_SHARED_GRADIENTS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_SHARED_GRADIENTS_HPP
-/// Gradients that every rank reads where another one has computed them, so that a step averages them on its way.
-
-namespace chorus::detail {
-
-/// The flat gradients of all ranks, on CPUs of one machine, and what each rank's count in the average.
-class SharedGradients {
- public:
-  /// Memory for a group of flat gradients that all ranks reach; null, on all ranks, where they can't. A collective.
-  template <class Communicator>
-  [[gnu::cold]] std::shared_ptr<void> allocate(Communicator& communicator, std::size_t bytes) {
-    std::erase_if(blocks_, [](const Block& block) { return block.memory.expired(); });
-    rank_ = static_cast<std::size_t>(communicator.rank());
-    const auto ranks = std::make_shared<Ranks>(comm::allocate_shared(communicator, bytes));
-    if (ranks->empty()) return nullptr;
-    blocks_.push_back({ranks, (*ranks)[rank_].get(), bytes});
-    return {ranks, blocks_.back().own};
-  }
-  /// Whether others reach this rank's gradient there.
-  bool reached(const void* own, std::size_t bytes) const { return find(own, bytes) != nullptr; }
-
-  /// Tells all ranks what this rank's gradients count. Behind it all have computed theirs. A collective.
-  template <class Communicator>
-  void tell_weight(Communicator& communicator, double weight) {
-    weights_.resize(static_cast<std::size_t>(communicator.size()));
-    communicator.all_gather(std::span<const double>(&weight, 1), std::span(weights_), {});
-  }
-  /// What the averages of all ranks' numbers are the sum of, where `bytes` of this rank's lie at `own`. The order is
-  /// the ring's, which begins behind this rank: so not all of them read the same at once.
-  std::vector<kernels::GradientTerm> terms(const void* own, std::size_t bytes) const {
-    const Block& block = *find(own, bytes);
-    const auto ranks = block.memory.lock();
-    const auto offset = static_cast<const std::byte*>(own) - block.own;
-    std::vector<kernels::GradientTerm> all;
-    for (std::size_t step = 1; step <= ranks->size(); ++step) {
-      const auto rank = (rank_ + step) % ranks->size();
-      all.push_back({(*ranks)[rank].get() + offset, weights_[rank]});
-    }
-    trace::sent(static_cast<int>(rank_), trace::Traffic::gradients, (ranks->size() - 1) * bytes);
-    return all;
-  }
-
- private:
-  using Ranks = std::vector<std::shared_ptr<std::byte>>;
-  struct Block {
-    std::weak_ptr<const Ranks> memory;
-    std::byte* own;
-    std::size_t bytes;
-  };
-  const Block* find(const void* own, std::size_t bytes) const {
-    const auto* const begin = static_cast<const std::byte*>(own);
-    for (const Block& block : blocks_)
-      if (!block.memory.expired() && begin >= block.own && begin + bytes <= block.own + block.bytes) return &block;
-    return nullptr;
-  }
-
-  std::vector<Block> blocks_;
-  std::vector<double> weights_;  // by rank
-  std::size_t rank_ = 0;
-};
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_SHARED_GRADIENTS_HPP
-
-namespace chorus::detail {
-
-/// Keeps such gradients out of sight: behind a backward pass their parameters have none, so that nobody takes the rest,
-/// which is this rank's own, for an average. An optimizer that knows which part is its own sees them for a while.
-/// Where ranks reach each other's gradients, averages may be left to that optimizer's step: until then gradients are
-/// apart.
-template <Device D>
-class GradientParts {
- public:
-  explicit GradientParts(const GradientLayout<D>& layout) : layout_(layout) {}
-
-  /// Throws UsageError where averages wait for an optimizer's step: what `what` says can't be done would lose them.
-  void refuse_if_waiting(const char* what) const {
-    check<UsageError>(!waiting_, "DistributedDataParallel: ", what,
-                      " before a ShardedOptimizer has stepped with the last averages, of which each rank has a part, "
-                      "or forgotten them (zero_grad); several passes for one step belong under no_sync");
-  }
-  /// Where ranks reach each other's.
-  SharedGradients& shared() { return shared_; }
-  const SharedGradients& shared() const { return shared_; }
-  bool all_reached() const {
-    return std::all_of(layout_.buckets().begin(), layout_.buckets().end(), [&](const auto& bucket) {
-      return shared_.reached(layout_.gradients(bucket), bucket.count * size_of(layout_.dtype(bucket)));
-    });
-  }
-  bool apart() const { return apart_; }
-  /// All ranks tell each other what their gradients, which are apart, count. Throws UsageError where they are no longer
-  /// reached.
-  template <class Communicator>
-  void tell_weight(Communicator& communicator) {
-    check<UsageError>(all_reached(),
-                      "ShardedOptimizer: the last gradients were to be averaged by the step of an optimizer that has "
-                      "parameters in common, which is gone");
-    shared_.tell_weight(communicator, weight_);
-  }
-  /// Has each rank average its part of each bucket now.
-  template <class Communicator>
-  void average(Communicator& communicator) {
-    if (!apart_) return;
-    tell_weight(communicator);
-    for (const auto& bucket : layout_.buckets()) {
-      const auto part = part_of(bucket.count, static_cast<std::size_t>(communicator.rank()),
-                                static_cast<std::size_t>(communicator.size()));
-      with_type(layout_.dtype(bucket), layout_.gradients(bucket), [&]<class T>(T* gradients) {
-        T* const own = gradients + part.begin;
-        const auto count = part.end - part.begin;
-        kernels::add_up(Cpu{}, static_cast<Index>(count), own, {own, shared_.terms(own, count * sizeof(T))});
-      });
-    }
-    apart_ = false;
-    communicator.barrier();  // others read this rank's until then
-  }
-
-  /// `apart`: nothing has been averaged so far; this rank's gradients count `weight`.
-  void hide(bool apart, double weight) {
-    apart_ = apart;
-    weight_ = weight;
-    for (std::size_t i = 0; i < layout_.entries(); ++i)
-      if (layout_.is_sent(i) && layout_.parameter(i).grad_arrived()) hidden_.push_back(i);
-    set_arrived(false);
-    waiting_ = true;
-  }
-  /// Calls `f` while the parameters have them.
-  template <class F>
-  void show(const F& f) {
-    const struct Scope {
-      GradientParts& parts;
-      explicit Scope(GradientParts& all) : parts(all) { parts.set_arrived(true); }
-      ~Scope() { parts.set_arrived(false); }
-    } scope(*this);
-    f();
-  }
-  void forget() {
-    hidden_.clear();
-    waiting_ = apart_ = false;
-  }
-
- private:
-  void set_arrived(bool arrived) {
-    for (const std::size_t i : hidden_) layout_.parameter(i).set_grad_arrived(arrived);
-  }
-
-  const GradientLayout<D>& layout_;
-  SharedGradients shared_;
-  std::vector<std::size_t> hidden_;  // entries
-  bool waiting_ = false, apart_ = false;
-  double weight_ = 1;
-};
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_GRADIENT_PARTS_HPP
-
-// <chorus/parallel/ddp/hook_memory.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_HOOK_MEMORY_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_HOOK_MEMORY_HPP
-/// What a communication hook remembers of each parameter, whatever bucket it is in.
-
-namespace chorus::detail {
-
-/// Carries a hook's memory over from old buckets to new ones, and in and out of checkpoints. What belongs to parameters
-/// that are in no bucket now, being frozen or at rest, waits on the host.
-template <Device D, class Hook, class Communicator>
-class HookMemory {
-  struct Ignore {
-    void operator()(const auto&...) const {}
-  };
-
- public:
-  /// Whether the hook remembers something of each parameter.
-  static constexpr bool by_parameter = requires(Hook & hook, const GradBucket<double, D>& bucket) {
-    hook.remembered(bucket, true, Ignore{});
-  };
-  /// Whether it counts something.
-  static constexpr bool by_number = requires(Hook & hook) { hook.keep(hook.kept()); };
-
-  explicit HookMemory(BucketSender<D, Hook, Communicator>& sender) : sender_(sender) {}
-  HookMemory(const HookMemory&) = delete;
-  HookMemory& operator=(const HookMemory&) = delete;
-
-  /// Has `change()` make new buckets.
-  template <class Change>
-  void carry_over(const Change& change) {
-    for (const auto& tensor : in_buckets(false)) aside_[key_of(tensor.name)] = copy_of(tensor);
-    change();
-    forget_buckets();
-    restore();
-  }
-
-  /// What is remembered of a parameter that is in no bucket, and never will be again.
-  void forget(const std::string& parameter) {
-    std::erase_if(aside_, [&](const auto& entry) { return entry.first.parameter == parameter; });
-  }
-
-  /// All of it, as `rest.conv1.weight`: the same names on all ranks, with each rank's own numbers. `full`: made where
-  /// there is none so far.
-  std::vector<optim::StateTensor> state(bool full = false) {
-    auto all = in_buckets(full);
-    for (auto& [key, kept] : aside_)
-      all.push_back({cat(key.what, '.', key.parameter), kept.dtype, kept.shape, kept.bytes.data(), true});
-    return all;
-  }
-  /// Takes copies of `tensors`, such as those that `state` gives, instead of all that was there. What is unlike
-  /// anything that the hook remembers is left out.
-  void replace(const std::vector<optim::StateTensor>& tensors) {
-    const auto known = in_buckets(true);
-    std::map<Key, Kept> copies;
-    for (const auto& tensor : tensors)
-      if (std::any_of(known.begin(), known.end(),
-                      [&](const auto& one) { return key_of(one.name).what == key_of(tensor.name).what; }))
-        copies[key_of(tensor.name)] = copy_of(tensor);
-    aside_ = std::move(copies);  // only now: `tensors` may be what was there
-    forget_buckets();
-    restore();
-  }
-  /// Multiplies what has not been sent yet.
-  void scale_rest(double factor) {
-    const auto scale = [factor]<class T>(auto device, std::span<const Index> shape, T* numbers) {
-      kernels::scale(device, numel(shape), static_cast<T>(factor), numbers);
-    };
-    for_each(
-        [](const auto&) { return false; },
-        [&](std::string_view what, const GradBucketPart&, std::span<const Index> shape, auto device, auto* numbers) {
-          if (what == "rest") scale(device, shape, numbers);
-        });
-    for (auto& [key, kept] : aside_)
-      if (key.what == "rest")
-        with_type(kept.dtype, kept.bytes.data(),
-                  [&, &shape = kept.shape](auto* numbers) { scale(Cpu{}, shape, numbers); });
-  }
-
- private:
-  struct Key {
-    std::string parameter, what;
-    friend auto operator<=>(const Key&, const Key&) = default;
-  };
-  struct Kept {
-    DType dtype;
-    std::vector<Index> shape;
-    std::vector<std::byte> bytes;
-  };
-
-  static Key key_of(const std::string& name) {
-    const auto dot = name.find('.');
-    return {name.substr(dot + 1), name.substr(0, dot)};
-  }
-
-  // Calls `visit(what, part, shape, device, numbers)` for what is in the buckets, or, where `make(bucket)`, could be.
-  template <class Make, class Visit>
-  void for_each(const Make& make, const Visit& visit) {
-    if constexpr (by_parameter)
-      sender_.for_each_bucket([&](const auto& bucket) { sender_.hook().remembered(bucket, make(bucket), visit); });
-  }
-  std::vector<optim::StateTensor> in_buckets(bool full) {
-    std::vector<optim::StateTensor> all;
-    for_each(
-        [full](const auto&) { return full; },
-        [&]<class T, Device Where>(std::string_view what, const GradBucketPart& part, std::span<const Index> shape,
-                                   Where, T* numbers) {
-          all.push_back(
-              {cat(what, '.', part.name), dtype<T>, {shape.begin(), shape.end()}, numbers, !std::is_same_v<Where, D>});
-        });
-    return all;
-  }
-  Kept copy_of(const optim::StateTensor& tensor) {
-    std::vector<std::byte> bytes(static_cast<std::size_t>(numel(tensor.shape)) * size_of(tensor.dtype));
-    if (tensor.on_host)
-      copy_bytes(Cpu{}, bytes.data(), Cpu{}, tensor.data, bytes.size());
-    else
-      copy_bytes(Cpu{}, bytes.data(), sender_.device(), tensor.data, bytes.size());
-    return {tensor.dtype, tensor.shape, std::move(bytes)};
-  }
-  void forget_buckets() {
-    if constexpr (requires { sender_.hook().reset(); }) sender_.hook().reset();
-  }
-  // Moves what is aside into the buckets that it belongs to.
-  void restore() {
-    if (aside_.empty()) return;
-    const auto any_aside = [&](const auto& bucket) {
-      return std::any_of(bucket.parts.begin(), bucket.parts.end(), [&](const GradBucketPart& part) {
-        const auto found = aside_.lower_bound({part.name, ""});
-        return found != aside_.end() && found->first.parameter == part.name;
-      });
-    };
-    for_each(any_aside, [&]<class T>(std::string_view what, const GradBucketPart& part, std::span<const Index> shape,
-                                     auto device, T* numbers) {
-      const auto found = aside_.find({part.name, std::string(what)});
-      if (found == aside_.end()) return;
-      const Kept& kept = found->second;
-      if (kept.dtype == dtype<T> && std::equal(shape.begin(), shape.end(), kept.shape.begin(), kept.shape.end()))
-        copy_bytes(device, numbers, Cpu{}, kept.bytes.data(), kept.bytes.size());
-      aside_.erase(found);
-    });
-  }
-
-  BucketSender<D, Hook, Communicator>& sender_;
-  std::map<Key, Kept> aside_;
-};
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_HOOK_MEMORY_HPP
-
-// <chorus/parallel/ddp/same_model.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_SAME_MODEL_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_SAME_MODEL_HPP
-/// The check that all ranks built the same model, before any number is sent.
-
-// <chorus/comm/objects.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_OBJECTS_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_OBJECTS_HPP
-/// Collectives of texts, which may have another length on each rank: a configuration, a file's name, a report.
-
-namespace chorus::comm {
-
-/// The longest text that there can be.
-inline constexpr std::int64_t most_object_bytes = std::int64_t{1} << 30;
-
-namespace detail {
-/// What a rank says of its text: no memory is taken for what none has.
-inline std::size_t object_bytes(std::string_view call, std::size_t rank, std::int64_t length) {
-  check<CommError>(length >= 0 && length <= most_object_bytes, call, ": rank ", rank, " has a text of ", length,
-                   " bytes, expected 0 to ", most_object_bytes);
-  return static_cast<std::size_t>(length);
-}
-}  // namespace detail
-
-/// The texts of all ranks, in the order of ranks; any bytes (PyTorch's all_gather_object, which pickles). What has a
-/// structure is sent as JSON, say. Each rank holds size() times the longest text for a moment. Throws CommError where
-/// one has more than `most_object_bytes`.
-template <class Communicator>
-[[gnu::cold]] std::vector<std::string> all_gather_object(Communicator& communicator, std::string_view own) {
-  if (communicator.size() == 1) return {std::string(own)};
-  const auto ranks = static_cast<std::size_t>(communicator.size());
-  const auto own_length = static_cast<std::int64_t>(own.size());
-  std::vector<std::int64_t> lengths(ranks);
-  communicator.all_gather(std::span<const std::int64_t>(&own_length, 1), std::span<std::int64_t>(lengths), {});
-  std::size_t longest = 0;
-  for (std::size_t rank = 0; rank < ranks; ++rank)
-    longest = std::max(longest, detail::object_bytes("all_gather_object", rank, lengths[rank]));
-  std::vector<std::uint8_t> padded(own.begin(), own.end()), all(longest * ranks);
-  padded.resize(longest);
-  communicator.all_gather(std::span<const std::uint8_t>(padded), std::span<std::uint8_t>(all), {});
-  std::vector<std::string> texts;
-  for (std::size_t rank = 0; rank < ranks; ++rank)
-    texts.emplace_back(reinterpret_cast<const char*>(all.data()) + rank * longest,
-                       static_cast<std::size_t>(lengths[rank]));
-  return texts;
-}
-
-/// The text of rank `root`, on all ranks; what others pass is not looked at (PyTorch's broadcast_object_list). Throws
-/// as all_gather_object does.
-template <class Communicator>
-[[gnu::cold]] std::string broadcast_object(Communicator& communicator, std::string_view own, int root = 0) {
-  auto length = static_cast<std::int64_t>(own.size());
-  communicator.broadcast(std::span(&length, 1), root, {});
-  std::vector<std::uint8_t> text(own.begin(), own.end());
-  text.resize(detail::object_bytes("broadcast_object", static_cast<std::size_t>(root), length));
-  communicator.broadcast(std::span<std::uint8_t>(text), root, {});
-  return {text.begin(), text.end()};
-}
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_OBJECTS_HPP
-
-namespace chorus::detail {
-
-/// One line for each parameter and buffer whose name `counts` accepts: `conv1.weight F32 [6, 3, 5, 5]`.
-template <Device D, class Counts>
-[[gnu::cold]] std::string model_description(nn::Module& model, const Counts& counts) {
-  std::string text;
-  for (const auto& named : nn::named_parameters<D>(model))
-    if (counts(named.name))
-      text += cat(named.name, " ", named.parameter->dtype(), " ", named.parameter->extents(),
-                  named.parameter->wants_grad() ? "\n" : ", frozen,\n");
-  for (const auto& named : nn::named_buffers<D>(model))
-    if (counts(named.name)) text += cat(named.name, " ", named.buffer->dtype(), " ", named.buffer->extents(), "\n");
-  return text;
-}
-
-/// The first line in which two descriptions differ, of each; "nothing" where one has ended.
-[[gnu::cold]] inline std::pair<std::string, std::string> first_difference(std::string_view a, std::string_view b) {
-  const auto line = [](std::string_view& text) {
-    const auto end = text.find('\n');
-    const std::string_view first = end == std::string_view::npos ? std::string_view("nothing") : text.substr(0, end);
-    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
-    return first;
-  };
-  for (;;) {
-    const auto from_a = line(a), from_b = line(b);
-    if (from_a != from_b) return {std::string(from_a), std::string(from_b)};
-  }
-}
-
-/// Throws the same UsageError on every rank where a rank's description is not rank 0's.
-template <class Communicator>
-[[gnu::cold]] void check_same_description(Communicator& communicator, std::string_view policy, const std::string& own) {
-  const auto all = comm::all_gather_object(communicator, own);
-  for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    if (all[rank] == all[0]) continue;
-    const auto [theirs, first] = first_difference(all[rank], all[0]);
-    fail<UsageError>(policy, ": the ranks' models differ: rank ", rank, " has ", theirs, " where rank 0 has ", first);
-  }
-}
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_SAME_MODEL_HPP
-
-namespace chorus::detail {
-
-template <Device D, class Hook, class Communicator>
-class Reducer {
- public:
-  static constexpr bool in_parts = BucketSender<D, Hook, Communicator>::in_parts;
-
-  /// `alive` is empty once the net is gone: the model's parameters, and the tape, may live longer.
-  Reducer(nn::FlatParameters<D>& flat, Communicator& communicator, BatchShares<Communicator>& shares,
-          const DistributedDataParallelOptions& options, Hook hook, std::weak_ptr<void> alive)
-      : layout_(flat, options),
-        communicator_(communicator),
-        shares_(shares),
-        options_(options),
-        alive_(std::move(alive)),
-        sender_(layout_, communicator, options, std::move(hook)),
-        memory_(sender_),
-        parts_(layout_),
-        accumulated_(layout_, shares),
-        arrivals_(layout_, communicator.rank()) {
-    check<UsageError>(!layout_.buckets().empty(), "DistributedDataParallel: no parameter of the model wants a gradient",
-                      options_.parameters_and_buffers_to_ignore.empty() ? "" : " that ranks share");
-    check<UsageError>(
-        !in_parts || !options_.skip_all_reduce_unused_params,
-        "DistributedDataParallel: skip_all_reduce_unused_params makes buckets anew behind a backward pass, "
-        "and this hook leaves each rank a part of each bucket");
-  }
-  Reducer(const Reducer&) = delete;
-  Reducer& operator=(const Reducer&) = delete;
-
-  Hook& hook() { return sender_.hook(); }
-  /// What the hook remembers.
-  HookMemory<D, Hook, Communicator>& memory() { return memory_; }
-  const GradientLayout<D>& layout() const { return layout_; }
-  /// What a hook that averages in parts has left.
-  GradientParts<D>& parts() { return parts_; }
-  bool in_backward() const { return in_backward_; }
-  std::int64_t skipped_steps() const { return skipped_; }
-  DdpClock& clock() { return sender_.clock(); }
-  const DdpClock& clock() const { return sender_.clock(); }
-  /// Whether backward averages gradients; without, each rank adds up its own.
-  bool sync = true;
-  /// Whether operators of the model have collectives in backward.
-  bool operators_send = false;
-  /// Called with each parameter whose gradient has been averaged, in the middle of backward: for an optimizer's step.
-  std::function<void(const ParameterOn<D>&)> on_averaged;
-
-  /// Before a forward pass: makes new buckets where parameters were frozen or thawed. Returns whether they were.
-  bool fit_buckets() {
-    if (layout_.buckets_fit()) return false;
-    parts_.refuse_if_waiting("parameters can't be frozen or thawed");
-    start_anew([&] { layout_.rebuild(); });
-    return true;
-  }
-  /// Behind it, when ranks have told each other their samples: weighs what earlier passes under no_sync have added up,
-  /// so that each pass counts by its own batch.
-  void weigh_anew() {
-    if (hook_averages()) accumulated_.weigh_anew();
-  }
-
-  /// Lays the flat buffers out anew, in this order of the entries. `learned`: as a backward pass has shown it.
-  void reorder(std::span<const std::size_t> order, bool learned) {
-    start_anew([&] { layout_.reorder(order); });
-    order_learned_ = learned;
-  }
-  /// Leaves the gradients of these parameters out until a rank has them again, where that may be.
-  void rest(std::span<const std::string> names) {
-    if (!options_.skip_all_reduce_unused_params) return;
-    std::vector<char> resting(layout_.entries());
-    for (std::size_t i = 0; i < resting.size(); ++i)
-      resting[i] = std::find(names.begin(), names.end(), name(i)) != names.end();
-    if (!layout_.are_resting(resting)) start_anew([&] { layout_.set_resting(std::move(resting)); });
-  }
-
-  /// A leaf's hook: its gradient is final. Buckets leave in order, each as soon as it is full.
-  void gradient_ready(const ParameterOn<D>& parameter) {
-    if (accumulated_.adds_nothing()) [[unlikely]]
-      accumulated_.arrived(layout_.index_of(parameter));
-    if (!sync) {
-      parts_.refuse_if_waiting("no other backward pass can begin");
-      if (hook_averages()) accumulated_.note();
-      return;
-    }
-    if (!in_backward_) {
-      begin_backward();
-      at_backward_end([this, alive = alive_] {
-        if (!alive.expired()) finish_backward();
-      });
-    }
-    clock().gradient(&parameter);
-    const std::size_t i = layout_.index_of(parameter);
-    arrivals_.add(i);
-    if (!may_leave_out()) this->parameter(i).set_grad_arrived(true);
-    if (learning_graph() || !arrivals_.completes(i) || turn_.waits()) return;
-    sender_.send_full();
-    if (on_averaged && !may_leave_out() && !sender_.several_rounds)
-      while (sender_.next_is_back()) step_next_bucket();
-  }
-
-  /// Takes part in a backward pass of other ranks, with what this one has added up under no_sync, else with zeros.
-  [[gnu::cold]] void keep_company() {
-    const bool brings_nothing = !accumulated_.any();
-    if (!brings_nothing) own_.take_none(layout_.flat());  // it is sent now
-    clock().keeps_company();
-    begin_backward();
-    for (std::size_t i = 0; i < layout_.entries(); ++i) {
-      if (brings_nothing) parameter(i).set_grad_arrived(false);
-      if (!layout_.is_sent(i)) continue;
-      arrivals_.zero_unless_arrived(i);
-      // An optimizer that steps behind this pass sees the averages.
-      if (!may_leave_out()) parameter(i).set_grad_arrived(true);
-    }
-    const struct Scope {
-      Company& company;
-      ~Scope() { company = Company::none; }
-    } scope{company_};
-    company_ = brings_nothing ? Company::idle : Company::with_gradients;
-    if (!learning_graph()) sender_.send_all();
-    finish_backward();
-  }
-  /// Around such passes: behind them this rank has the gradients that it had before.
-  [[gnu::cold]] void begin_company() { own_.take(layout_.flat()); }
-  [[gnu::cold]] void end_company() {
-    own_.give_back();
-    own_.forget();
-  }
-
- private:
-  [[gnu::cold]] std::string where() const { return cat("DistributedDataParallel: rank ", communicator_.rank(), ": "); }
-
-  bool hook_averages() {
-    if constexpr (requires { hook().averages(); }) return hook().averages();
-    return true;
-  }
-  ParameterOn<D>& parameter(std::size_t i) const { return layout_.parameter(i); }
-  const std::string& name(std::size_t i) const { return layout_.name(i); }
-  bool learning_graph() const { return options_.static_graph && !layout_.knows_uses(); }
-  /// Whether any parameter may be left out of a backward pass, in another way on each rank.
-  bool may_leave_out() const { return options_.find_unused_parameters && !options_.static_graph; }
-
-  // With the buckets that `change()` makes.
-  template <class Change>
-  [[gnu::cold]] void start_anew(const Change& change) {
-    memory_.carry_over(change);
-    arrivals_.reset();
-  }
-
-  Averaging averaging() const {
-    if (!in_parts) return Averaging::by_hook;
-    // Behind the first pass gradients change their places.
-    if (!order_learned_ && !may_leave_out()) return Averaging::whole;
-    // A policy for numbers that are not finite judges averages, behind this pass.
-    const bool judged = options_.non_finite != NonFinite::propagate;
-    return !judged && parts_.all_reached() ? Averaging::by_optimizer : Averaging::by_hook;
-  }
-  void begin_backward() {
-    parts_.refuse_if_waiting("no other backward pass can begin");
-    if (shares_.take_changed()) check_same_description(communicator_, "DistributedDataParallel", layout_.describe());
-    sender_.begin(accumulated_.weight(), averaging());
-    turn_.begin(&communicator_, options_.find_unused_parameters || options_.static_graph, operators_send);
-    in_backward_ = true;
-    arrivals_.begin();
-  }
-
-  // An optimizer steps the parameters of the next bucket, which is waited for.
-  void step_next_bucket() {
-    for (const std::size_t i : sender_.take_back_next().parameters) {
-      parameter(i).set_grad_arrived(true);  // in a static graph other ranks' may have
-      on_averaged(parameter(i));
-    }
-  }
-  // Parameters that are each rank's own have their gradients, too.
-  void step_own() {
-    for (std::size_t i = 0; i < layout_.entries(); ++i)
-      if (!layout_.is_shared(i) && parameter(i).wants_grad() && parameter(i).grad_arrived()) on_averaged(parameter(i));
-  }
-
-  void finish_backward() {
-    clock().last_gradient();
-    if (turn_.waits() && !learning_graph()) sender_.send_full();
-    if (learning_graph())
-      learn_graph();
-    else if (!sender_.all_sent())
-      complete_with_unused();
-    if (may_leave_out()) {
-      sender_.take_back_all();
-      settle_used();
-      for (std::size_t i = 0; on_averaged && i < layout_.entries(); ++i)
-        if (layout_.is_sent(i) && parameter(i).grad_arrived()) on_averaged(parameter(i));
-    } else if (on_averaged) {
-      while (!sender_.all_back()) step_next_bucket();
-    } else {
-      sender_.take_back_all();
-      if (options_.static_graph)
-        for (const auto& bucket : layout_.buckets())
-          for (const std::size_t i : bucket.parameters) parameter(i).set_grad_arrived(true);
-    }
-    sender_.end();
-    turn_.end();
-    if (on_averaged) step_own();
-    if (options_.non_finite != NonFinite::propagate) judge();
-    if constexpr (requires { hook().after_backward(); }) hook().after_backward();
-    in_backward_ = false;
-    accumulated_.forget();
-    // Where parameters may be left out, ranks don't know the same order.
-    if (!order_learned_ && !may_leave_out()) learn_order();
-    if (in_parts) parts_.hide(sender_.averaging() == Averaging::by_optimizer, sender_.weight());
-  }
-
-  // A parameter has a gradient where any rank used it; where none did it stays without, so that no optimizer moves it.
-  [[gnu::cold]] void settle_used() {
-    const auto used = agree_on_used(layout_, communicator_, company_ == Company::idle);
-    if (options_.skip_all_reduce_unused_params) rest_unused(used.anywhere);
-    for (std::size_t i = 0; i < layout_.entries(); ++i)
-      if (layout_.is_shared(i)) parameter(i).set_grad_arrived(used.anywhere[i] != 0);
-    unused_watch_.saw(used.all, communicator_.rank());
-  }
-  // Gradients that rested, and have come on some rank after all, are averaged now; what has come on none will rest.
-  [[gnu::cold]] void rest_unused(const std::vector<char>& used) {
-    std::vector<char> others(used.size(), 1), unused(used.size());
-    bool any = false;
-    for (std::size_t i = 0; i < used.size(); ++i) {
-      unused[i] = layout_.is_shared(i) && used[i] == 0;
-      if (!layout_.rests(i) || used[i] == 0) continue;
-      others[i] = 0;
-      any = true;
-      arrivals_.zero_unless_arrived(i);
-    }
-    if (any) {
-      start_anew([&] { layout_.set_resting(std::move(others)); });
-      sender_.begin_again();
-      sender_.send_all();
-      sender_.take_back_all();
-    }
-    if (!layout_.are_resting(unused)) start_anew([&] { layout_.set_resting(std::move(unused)); });
-  }
-
-  // Parameters without a gradient take part with zeros, or, where that was not allowed, are named.
-  [[gnu::cold]] void complete_with_unused() {
-    const auto unused = arrivals_.lacking();
-    if (options_.static_graph)
-      fail<UsageError>(where(), "no gradient, or not all of it, came for ", unused,
-                       ", but did in the first backward pass: with static_graph all passes use the same parameters");
-    check<UsageError>(options_.find_unused_parameters, "DistributedDataParallel: on rank ", communicator_.rank(),
-                      " no gradient came for ", unused,
-                      ". If they are not always used, set find_unused_parameters; "
-                      "if never, set_requires_grad(false)");
-    sender_.send_all();
-  }
-
-  // The first pass of a static graph shows which parameters are used, and how often. Its gradients leave now.
-  [[gnu::cold]] void learn_graph() {
-    auto uses = agree_on_uses(layout_, communicator_, arrivals_.counts(), company_ != Company::none);
-    start_anew([&] {
-      layout_.set_uses(std::move(uses));
-      arrivals_.settle();
-    });
-    for (std::size_t i = 0; i < layout_.entries(); ++i) {
-      if (!layout_.unused_for_good(i)) continue;
-      memory_.forget(name(i));
-      if (company_ == Company::idle) parameter(i).set_grad_arrived(false);  // its zeros were for others that use it
-    }
-    sender_.send_all();
-  }
-
-  // After the first backward: lays gradients out in the order in which they came on rank 0, so that buckets fill front
-  // to back. The optimizer has not stepped yet, so nothing else knows the old places.
-  [[gnu::cold]] void learn_order() {
-    order_learned_ = true;
-    const auto order = agree_on_order(layout_, communicator_, arrivals_.order(), std::max(0, shares_.first_active()));
-    if (!std::is_sorted(order.begin(), order.end())) reorder(order, true);
-  }
-
-  // All ranks come to the same verdict.
-  [[gnu::cold]] void judge() {
-    std::uint64_t first = first_not_finite(layout_);
-    // Of averages in parts a rank sees its own, and what it brought to the others'.
-    if (in_parts || requires { Hook::own_gradients; })
-      communicator_.all_reduce(std::span(&first, 1), comm::ReduceOp::min, {});
-    if (first == layout_.no_bucket) return;
-    in_backward_ = false;  // nothing is under way
-    if (options_.non_finite == NonFinite::throw_error)
-      raise_not_finite(layout_, communicator_, first, sender_.first_bad());
-    ++skipped_;
-    for (std::size_t i = 0; i < layout_.entries(); ++i) parameter(i).set_grad_arrived(false);
-  }
-
-  GradientLayout<D> layout_;
-  Communicator& communicator_;
-  BatchShares<Communicator>& shares_;
-  const DistributedDataParallelOptions& options_;
-  const std::weak_ptr<void> alive_;
-  BucketSender<D, Hook, Communicator> sender_;
-  HookMemory<D, Hook, Communicator> memory_;
-  GradientParts<D> parts_;
-  AccumulatedWeight<D, Communicator> accumulated_;
-  GradientArrivals<D> arrivals_;
-  GradientsAside<D> own_;  // while this rank only keeps others company
-  BackwardTurn turn_;
-
-  std::int64_t skipped_ = 0;
-  UnusedWatch unused_watch_;
-  bool in_backward_ = false, order_learned_ = false;
-  // Whether this rank only keeps others company in this pass, and if so, whether it brings what it has added up.
-  enum class Company { none, idle, with_gradients } company_ = Company::none;
-};
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_REDUCER_HPP
-
-// <chorus/parallel/distributed_policy.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DISTRIBUTED_POLICY_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DISTRIBUTED_POLICY_HPP
-/// What the policies of several processes share: a model on each rank, shares of the data, and numbers that all ranks
-/// agree on.
-
-namespace chorus {
-
-namespace detail {
-/// What `launch` gives a program of several ranks. As a name, since clang 14 forgets a constructor's requires clause
-/// where it deduces a class's arguments: it would take a communicator for a run.
-template <class Run>
-concept LaunchedRun = requires(Run& run) {
-  run.communicator();
-};
-}  // namespace detail
-
-/// Base of DistributedDataParallel, LocalSgd and ParameterServer.
-template <class Model, class Communicator>
-class DistributedPolicy : public Policy<Model> {
- public:
-  using D = typename Policy<Model>::device_type;
-  static constexpr bool distributed = true;
-
-  template <class Dataset>
-  data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
-    return data::Sampler(dataset.size(), {.rank = communicator_.rank(),
-                                          .world_size = communicator_.size(),
-                                          .shuffle = options.shuffle,
-                                          .seed = this->seed(),
-                                          .padding = options.padding});
-  }
-  int devices() const { return communicator_.size(); }
-  Communicator& communicator() const { return communicator_; }
-
-  ~DistributedPolicy() { group_->policy = nullptr; }
-
-  /// For models that return their loss: what backward starts from. The same under every policy.
-  template <AnyVariable Loss>
-  const Loss& mean_loss(const Loss& loss) const {
-    return loss;
-  }
-
-  /// `value`, the mean over this rank's `samples`, as the mean over the samples of all ranks.
-  double mean(double value, Index samples) {
-    double sums[2] = {samples == 0 ? 0 : value * static_cast<double>(samples), static_cast<double>(samples)};
-    sum(sums);
-    return sums[1] == 0 ? 0 : sums[0] / sums[1];
-  }
-  /// Sums over all ranks, in place.
-  void sum(std::span<double> values) { communicator_.all_reduce(values, comm::ReduceOp::sum, {}); }
-  /// Makes a number, which lies where the parameters do, the largest one of all ranks.
-  void make_largest(std::int32_t* number) { communicator_.all_reduce(std::span(number, 1), comm::ReduceOp::max, {}); }
-
-  /// What chorus::join calls.
-  void end_join() { joining_ = throw_early_ = false; }
-
-  /// Whether `text` is the same on all ranks; a collective.
-  [[gnu::cold]] bool same_on_all_ranks(std::string_view text) {
-    double different = comm::broadcast_object(communicator_, text) == text ? 0 : 1;
-    sum({&different, 1});
-    return different == 0;
-  }
-
- protected:
-  DistributedPolicy(Model model, Communicator& communicator, std::uint64_t seed)
-      : Policy<Model>(std::move(model), seed),
-        communicator_(communicator),
-        shares_(communicator, std::is_same_v<D, Cpu>),
-        buffers_(nn::named_buffers<D>(this->model_)),
-        handles_(this->model_) {
-    if constexpr (!std::is_same_v<D, Cpu>)
-      check<UsageError>(communicator.takes_device_memory(), "a distributed policy for a model on ", D::kind,
-                        " needs a communicator for its memory, such as comm::NcclCommunicator; got ",
-                        communicator.backend());
-    this->random_.first_sample = [this] {
-      const auto first = shares_.first_sample();
-      if (const auto pass = shares_.pass(); pass != this->random_.step) this->settle_pass(pass);
-      detail::random_context()->step = this->random_.step;  // of a copy, where backward runs a part of the pass again
-      return first;
-    };
-    this->random_.devices = communicator.size();
-    this->random_.is_share = [this](std::int64_t samples) { return shares_.is_share(samples); };
-  }
-
-  /// Throws UsageError, on every rank, where the ranks' models, or `options`, differ. Rank 0's seed is all ranks'.
-  template <class Counts>
-  [[gnu::cold]] void check_same(std::string_view policy, const std::string& options, const Counts& counts) {
-    detail::check_same_description(communicator_, policy, options + detail::model_description<D>(this->model_, counts));
-    communicator_.broadcast(std::span(&this->random_.seed, 1), 0, {});
-  }
-
-  void broadcast_bytes(void* data, std::size_t bytes, int root, trace::Traffic traffic) {
-    if (bytes == 0 || communicator_.size() == 1) return;
-    communicator_.broadcast(std::span(static_cast<std::uint8_t*>(data), bytes), root, {.traffic = traffic});
-  }
-
-  /// Takes `root`'s parameters: those whose names `counts` accepts, which lie before the others.
-  template <class Counts>
-  [[gnu::cold]] void broadcast_parameters(int root, const Counts& counts) {
-    std::vector<std::size_t> elements(this->flat_.groups().size());
-    for (const auto& entry : this->flat_.entries())
-      if (counts(entry.named.name)) {
-        elements[entry.group] = entry.begin + entry.count;
-        entry.parameter().touch();
-      }
-    for (std::size_t g = 0; g < elements.size(); ++g) {
-      const auto& group = this->flat_.groups()[g];
-      if (group.in_common) continue;  // nobody has others
-      broadcast_bytes(group.value(0), elements[g] * size_of(group.dtype), root, trace::Traffic::parameters);
-    }
-  }
-
-  /// Takes `root`'s buffers, of the types that `counts` accepts, in one message.
-  void broadcast_buffers(int root) {
-    broadcast_buffers(root, [](DType) { return true; });
-  }
-  template <class Counts>
-  void broadcast_buffers(int root, const Counts& counts) {
-    std::size_t bytes = 0;
-    for (const auto& named : buffers_)
-      if (counts(named.buffer->dtype())) bytes += named.buffer->size_bytes();
-    if (bytes == 0 || communicator_.size() == 1) return;
-    const D device = buffers_.front().buffer->where();
-    if (buffer_message_.bytes() < bytes) {
-      const MemoryScope scope(trace::Memory::buckets);
-      buffer_message_ = Storage<D>(device, bytes);
-    }
-    const auto copy = [&](bool pack) {
-      auto* place = static_cast<std::byte*>(buffer_message_.data());
-      for (const auto& named : buffers_) {
-        if (!counts(named.buffer->dtype())) continue;
-        const std::size_t size = named.buffer->size_bytes();
-        copy_bytes(device, pack ? place : named.buffer->memory(), device, pack ? named.buffer->memory() : place, size);
-        place += size;
-      }
-    };
-    if (communicator_.rank() == root) copy(true);
-    broadcast_bytes(buffer_message_.data(), bytes, root, trace::Traffic::buffers);
-    if (communicator_.rank() != root) copy(false);
-  }
-
-  // For chorus::join.
-
-  void begin_join(std::string_view policy, const detail::JoinFacts& facts) {
-    check<UsageError>(!joining_, policy, "::join: inside another join");
-    joining_ = true;
-    joining_policy_ = policy;
-    throw_early_ = facts.throw_early;
-    passes_of_others_ = 0;
-    last_active_ = -1;
-  }
-  /// What ranks have told each other of this pass: whether one has run out of batches that must not.
-  void check_all_here() {
-    if (!throw_early_) return;
-    const auto joined = shares_.joined_ranks();
-    check<UsageError>(joined.empty(), joining_policy_, "::join: rank ", joined,
-                      " has run out of batches; throw_on_early_termination ends all ranks");
-  }
-  bool throws_early() const { return throw_early_; }
-  /// A pass of other ranks begins, in which this one has no samples; false where all have ended.
-  [[gnu::cold]] bool begin_pass_of_others() {
-    constexpr int skew_to_warn_of = 1000;  // PyTorch's
-    shares_.begin_joined();
-    if (shares_.first_active() < 0) return false;
-    if (passes_of_others_++ == skew_to_warn_of)
-      detail::say(cat("warning: ", joining_policy_, "::join: rank ", communicator_.rank(), " has at least ",
-                      skew_to_warn_of, " batches fewer than others have, and only keeps them company"));
-    check_all_here();
-    last_active_ = shares_.first_active();
-    return true;
-  }
-  /// All have ended: they agree on the number of passes, which masks of dropout follow. Returns a rank that went on
-  /// longest, -1 where all have had as many batches: those that went on don't know that they did.
-  [[gnu::cold]] int end_passes_of_others() {
-    std::int64_t last_and_passes[] = {last_active_, this->forward_passes()};
-    communicator_.all_reduce(std::span(last_and_passes), comm::ReduceOp::max, {});
-    this->set_forward_passes(static_cast<std::uint32_t>(last_and_passes[1]));
-    return static_cast<int>(last_and_passes[0]);
-  }
-
-  /// The model's forward pass, for which `begin_forward` was called, with the random numbers of this rank's share.
-  /// `with_others`: all ranks are in theirs wherever a layer asks for them, so that synchronised layers in training see
-  /// the whole batch. Throws UsageError where a layer of the model has got other parameters or buffers since the policy
-  /// took it, and where another policy took it afterwards.
-  template <class... Inputs>
-  auto forward(bool with_others, const Inputs&... inputs) {
-    handles_.check_kept(this->model_, this->flat_);
-    const RandomScope scope(this->random_);
-    const BatchGroupScope group(with_others ? group_ : nullptr);
-    const detail::WatchScope watch(communicator_.rank() == 0 ? this->watch_once() : nullptr);
-    auto output = this->model_.forward(this->on_model_device(inputs)...);
-    this->end_forward();
-    return output;
-  }
-
-  Communicator& communicator_;
-  detail::BatchShares<Communicator> shares_;
-  std::vector<nn::NamedBuffer<D>> buffers_;
-  Storage<D> buffer_message_;
-  detail::TakenHandles handles_;
-  bool joining_ = false;
-  bool operators_send_ = false;  // forward passes have had collectives of their own, as backward will
-
- private:
-  /// Nodes of the tape may outlive the policy: then the group is gone.
-  struct Group final : BatchGroup {
-    explicit Group(DistributedPolicy& owner) : policy(&owner) {}
-    void sum(std::span<double> values) override {
-      of_living().operators_send_ = true;
-      of_living().sum(values);
-    }
-    double weight() override { return of_living().shares_.weight(); }
-    DistributedPolicy& of_living() {
-      check<UsageError>(policy != nullptr, "SyncBatchNorm: the policy that ran the forward pass is gone");
-      return *policy;
-    }
-    DistributedPolicy* policy;
-  };
-  std::shared_ptr<Group> group_ = std::make_shared<Group>(*this);
-
-  // While joining_.
-  std::string_view joining_policy_;
-  bool throw_early_ = false;
-  int passes_of_others_ = 0, last_active_ = -1;
-};
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DISTRIBUTED_POLICY_HPP
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_REFUSALS_HPP
 
 namespace chorus {
 
 /// The gradient is the mean over the *samples* of all ranks: with shares of different sizes the step is the one that a
 /// single device would take. All ranks hold bit-identical parameters after each step. Every rank makes the same calls.
-/// A backward pass behind several forward passes weighs ranks by the last one's shares.
+/// A backward pass after several forward passes weighs ranks by the last one's shares.
 /// `Hook` says how gradients are averaged: see AllReduce, its neighbours in hooks/, and GradBucket to write one.
 /// A hook on a parameter sees this rank's gradient, once in each backward, before it is averaged; what the hook makes
 /// of it is averaged. `grad` gives this rank's own gradients, and sends nothing.
+///
+/// Below stands the algorithm, in six steps. What options add to it is in ddp/, one file each: at the moments that it
+/// `tell`s them (ddp/extension.hpp).
 template <class Model, class Hook = AllReduce, class Communicator = comm::AnyCommunicator>
-class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
-  using Base = DistributedPolicy<Model, Communicator>;
+class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Communicator> {
+  using Base = ddp::PolicyWithOptions<Model, Hook, Communicator>;
+  using Extension = ddp::Extension<typename Base::D>;
 
  public:
-  using D = typename Base::device_type;
+  using typename Base::D;
+  using policy_type = DistributedDataParallel;
   static constexpr const char* name = "ddp";
-  /// Whether the hook leaves each rank the averages of its own part alone.
-  static constexpr bool averages_in_parts = detail::Reducer<D, Hook, Communicator>::in_parts;
-
-  /// Whether the hook may leave each rank its own gradients.
-  static constexpr bool own_gradients = requires { Hook::own_gradients; };
 
   /// Compares the models of all ranks and takes rank 0's numbers. Throws UsageError, on every rank, where names,
   /// shapes, dtypes or options differ, and where no parameter wants a gradient. The communicator must outlive this.
   DistributedDataParallel(Model model, Communicator& communicator, const DistributedDataParallelOptions& options = {},
                           std::uint64_t seed = initial_seed(), Hook hook = {})
-      : Base(std::move(model), communicator, seed),
-        options_(options.checked_for<D>(this->model_)),
-        reducer_(this->flat_, communicator, this->shares_, options_, std::move(hook), this->alive()) {
-    this->random_.dim = options.dim;
-    if (communicator.size() > 1) this->flat_.use_memory(own_memory(), own_memory());
-    std::erase_if(this->buffers_, [&](const auto& named) { return options_.ignores(named.name); });
-    if (options_.init_sync) {
-      this->check_same("DistributedDataParallel", options_.template describe<D>(), shared());
-      take_state(0);
-    }
-    for (const auto& entry : this->flat_.entries()) {
-      auto& parameter = entry.parameter();
-      parameter.on_grad([this, alive = this->alive(), &parameter] {
-        if (!alive.expired()) reducer_.gradient_ready(parameter);
+      : Base(std::move(model), communicator, options, seed, std::move(hook)) {
+    // 1. All ranks begin with rank 0's numbers.
+    if (options.init_sync) this->take_first_state();
+    // 2. Each parameter says when its gradient is final.
+    for (std::size_t number = 0; number < this->entries(); ++number)
+      this->parameter(number).on_grad([this, alive = this->alive(), number] {
+        if (!alive.expired()) gradient_is_final(this->entry_of(number));
       });
-    }
   }
   /// For `launch`: takes communicator and seed from `run`. A model on GPUs moves to this rank's, and talks over NCCL.
   template <detail::LaunchedRun Run>
@@ -36892,223 +38511,45 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
                                 std::move(hook)) {
     run.check_options();
   }
-
   /// Peers don't wait for a rank that throws while gradients are under way: the group is given up.
   ~DistributedDataParallel() {
     const bool unwinding = std::uncaught_exceptions() > exceptions_before_;
-    if (reducer_.in_backward() || (unwinding && !this->shares_.done()))
-      this->communicator_.abort(cat("rank ", this->communicator_.rank(),
-                                    unwinding ? " threw an exception in the middle of a step"
-                                              : ": its net has ended in the middle of a backward pass"));
+    if (this->in_backward) ddp::give_up(this->communicator_, unwinding);
   }
 
   /// The model's output for this rank's share of the batch.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
-    check<UsageError>(!reducer_.in_backward(),
+    check<UsageError>(!this->in_backward,
                       "DistributedDataParallel: the last backward pass ended early; its gradients are incomplete");
-    reducer_.clock().forward_begins();
-    const Index samples = detail::samples_of(options_.dim, inputs...);
-    this->begin_forward(samples);
-    if (grad_enabled())
-      begin_pass(samples);
-    else
-      this->shares_.begin_aside(samples, !this->joining_, this->random_.step);
-    auto output = this->forward(grad_enabled() || !this->joining_, inputs...);
-    if (grad_enabled()) share_buffers(BufferCommHookLocation::post_forward);
-    reducer_.operators_send = this->operators_send_;
-    reducer_.clock().forward_ends();
+    detail::ForwardPass pass{.samples = detail::samples_of(this->options().dim, inputs...), .sync = this->sync};
+    pass.number = this->begin_forward(pass.samples).step;
+    if (!grad_enabled()) return this->forward_aside(pass, inputs...);
+    this->tell(&Extension::forward_begins, pass);
+    this->begin_pass(pass);
+    this->tell(&Extension::ready_for_forward);
+    auto output = this->forward_recorded(inputs...);
+    this->tell(&Extension::forward_ended);
     return output;
-  }
-
-  /// All ranks call it; under a hook that lets parameters drift apart, they are brought together.
-  void eval() {
-    if constexpr (averages_parameters) hook().synchronise(this->flat_, this->communicator_);
-    Base::eval();
   }
 
   /// While it lives, backward adds to this rank's own gradients alone; the first backward after it averages the sum.
   /// Each pass counts by its own global batch, so that micro-batches may be shared out unevenly.
-  [[nodiscard]] NoSync no_sync() { return NoSync(reducer_.sync); }
-
-  /// Has `share(buffers, communicator)` called before, or after, each forward pass that averages gradients, of a model
-  /// of which a layer is in training, by all ranks, instead of sending rank 0's buffers to all: to average running
-  /// statistics, say. Under `join` they come from one rank as ever. With nothing, `broadcast_buffers` holds again.
-  void register_buffer_comm_hook(
-      std::function<void(std::span<const nn::NamedBuffer<D>> buffers, Communicator& communicator)> share,
-      BufferCommHookLocation location = BufferCommHookLocation::pre_forward) {
-    buffer_hook_ = std::move(share);
-    buffer_hook_location_ = location;
+  [[nodiscard]] NoSync no_sync() {
+    this->accumulate();
+    return NoSync(this->sync);
   }
-
   /// Runs `body`, a loop over batches of which ranks may have different numbers, each an iteration of forward and
   /// backward. A rank that has ended takes part in the others' collectives, with no samples, until all have; then all
   /// take the parameters and buffers of the one that went on longest. `body` makes no other collective calls: a forward
   /// pass without gradients is this rank's own. For loops over several nets see chorus::join.
   template <class Body>
-  void join(const Body& body, const JoinOptions& options = {}) {
-    chorus::join(body, options, *this);
+  void join(const Body& body, const JoinOptions& join_options = {}) {
+    chorus::join(body, join_options, *this);
   }
-  // What chorus::join calls.
-  void begin_join(const detail::JoinFacts& facts) {
-    check<UsageError>(!averages_parameters, "DistributedDataParallel::join: the hook averages parameters by itself");
-    Base::begin_join("DistributedDataParallel", facts);
-  }
-  void begin_company() { reducer_.begin_company(); }
-  [[gnu::cold]] JoinedPass keep_company() {
-    if (!this->begin_pass_of_others()) return JoinedPass::none;
-    auto& shares = this->shares_;
-    reducer_.fit_buckets();
-    reducer_.weigh_anew();
-    if (shares.training()) this->broadcast_buffers(shares.first_active());
-    if (!shares.sync()) return JoinedPass::passed;
-    reducer_.keep_company();
-    return JoinedPass::averaged;
-  }
-  [[gnu::cold]] void end_company() {
-    reducer_.end_company();
-    if (const int root = this->end_passes_of_others(); root >= 0) take_state(root);
-  }
-
-  /// Lays the flat buffers out as a checkpoint says. Names that the model doesn't have are left out. `learned`: a
-  /// backward pass has settled this order; else the next one will.
-  [[gnu::cold]] void set_parameter_order(std::span<const std::string> names, bool learned = true) {
-    const auto& entries = this->flat_.entries();
-    std::vector<std::size_t> order;
-    for (const auto& wanted : names)
-      for (std::size_t i = 0; i < entries.size(); ++i)
-        if (entries[i].named.name == wanted) order.push_back(i);
-    auto sorted = order;  // each once, or the order is not this model's
-    std::sort(sorted.begin(), sorted.end());
-    const bool twice = std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end();
-    if (order.size() == entries.size() && !twice) reducer_.reorder(order, learned);
-  }
-
-  /// Parameters whose gradients are left out, since no rank had one in the last pass: a checkpoint keeps that, too, for
-  /// buckets depend on it.
-  std::vector<std::string> resting_parameters() const {
-    std::vector<std::string> names;
-    for (std::size_t i = 0; i < reducer_.layout().entries(); ++i)
-      if (reducer_.layout().rests(i)) names.push_back(reducer_.layout().name(i));
-    return names;
-  }
-  [[gnu::cold]] void set_resting_parameters(std::span<const std::string> names) { reducer_.rest(names); }
-
-  /// Calls `step` with each parameter as soon as its averaged gradient is there, in the middle of backward; with
-  /// nothing, no more. For FusedOptimizer. Throws UsageError where one is there already, and under a NonFinite policy,
-  /// which judges when backward has ended.
-  void step_in_backward(std::function<void(const ParameterOn<D>&)> step) {
-    check<UsageError>(!step || options_.non_finite == NonFinite::propagate,
-                      "DistributedDataParallel: an optimizer that steps in backward can't wait for a NonFinite policy");
-    check<UsageError>(!step || !averages_in_parts,
-                      "DistributedDataParallel: an optimizer that steps in backward needs whole averages, and this "
-                      "hook leaves each rank a part");
-    check<UsageError>(!step || !reducer_.on_averaged,
-                      "DistributedDataParallel: another optimizer steps this net in backward; it has to go first");
-    reducer_.on_averaged = std::move(step);
-  }
-
-  /// For an optimizer that steps some numbers alone: calls `f` while the parameters have their gradients, whether the
-  /// hook has averaged them whole or in parts.
-  template <class F>
-  void with_gradients(const F& f) {
-    if constexpr (averages_in_parts)
-      reducer_.parts().show(f);
-    else
-      f();
-  }
-  /// Those in parts have been used.
-  void forget_parts() { reducer_.parts().forget(); }
-  /// Has each rank average its part, where backward has left that to the optimizer. All ranks call it.
-  void average_parts() {
-    if constexpr (averages_in_parts) reducer_.parts().average(this->communicator_);
-  }
-  /// Where backward has left it so: all ranks' gradients, which the optimizer averages as it steps, and which stay as
-  /// they are until all have done so; else null. All ranks call it, and none returns before all have.
-  const detail::SharedGradients* gradients_apart() {
-    if constexpr (averages_in_parts) {
-      auto& parts = reducer_.parts();
-      if (!parts.apart()) return nullptr;
-      parts.tell_weight(this->communicator_);
-      return &parts.shared();
-    }
-    return nullptr;
-  }
-
-  // For an optimizer whose ranks each step numbers of their own.
-
-  /// Moves the parameters, rank 0's numbers, into memory that all ranks have in common, where there is such: on CPUs of
-  /// one machine. Where the hook averages in parts, gradients move to where all ranks reach them, and backward leaves
-  /// averaging to the optimizer. All ranks call it.
-  void share_parameters() {
-    if (!std::is_same_v<D, Cpu> || this->communicator_.size() == 1) return;
-    this->broadcast_parameters(0, shared());
-    const auto of_rank_0 = [&communicator = this->communicator_](std::size_t bytes) {
-      const auto memory = comm::allocate_shared(communicator, communicator.rank() == 0 ? bytes : 0);
-      return memory.empty() ? nullptr : memory[0];
-    };
-    const auto reached = [this, own = own_memory()](std::size_t bytes) -> std::shared_ptr<void> {
-      auto memory = reducer_.parts().shared().allocate(this->communicator_, bytes);
-      return memory || !own ? memory : own(bytes);
-    };
-    with_gradients([&] {
-      this->flat_.use_memory(of_rank_0, averages_in_parts ? reached : own_memory(),
-                             nn::FlatParameters<D>::Values::in_common);
-    });
-  }
-  /// Moves them back into memory of each rank's own. No collective: nobody may step meanwhile.
-  void keep_own_parameters() {
-    with_gradients([&] { this->flat_.use_memory(own_memory(), own_memory()); });
-  }
-
-  // For checkpoints.
-
-  /// Whether the hook remembers something, so that all ranks take part in a checkpoint.
-  static constexpr bool hook_remembers =
-      detail::HookMemory<D, Hook, Communicator>::by_parameter || detail::HookMemory<D, Hook, Communicator>::by_number;
-  /// Whether ranks may have parameters and optimizers of their own, and whether they have by now.
-  static constexpr bool ranks_may_differ = requires(const Hook& hook) { hook.ranks_differ(); };
-  bool ranks_differ() {
-    if constexpr (ranks_may_differ)
-      return hook().ranks_differ();
-    else
-      return false;
-  }
-  /// Those that ranks have stepped on their own since they last had the same.
-  std::vector<std::string> parameters_apart() requires ranks_may_differ { return hook().stepped.names(this->flat_); }
-  void set_parameters_apart(std::span<const std::string> names) requires ranks_may_differ {
-    hook().stepped.set(this->flat_, names);
-  }
-  /// What the hook remembers of parameters: the same names on all ranks, with each rank's own numbers, such as
-  /// `rest.conv1.weight`. `full`: made where there is none so far.
-  std::vector<optim::StateTensor> hook_state(bool full = false) { return reducer_.memory().state(full); }
-  /// Takes copies of such tensors, instead of all that the hook remembers.
-  void set_hook_state(const std::vector<optim::StateTensor>& tensors) { reducer_.memory().replace(tensors); }
-
-  /// Multiplies what the hook has not sent yet: for GradScaler, whose scale it has.
-  void scale_hook_rest(double factor) requires(detail::HookMemory<D, Hook, Communicator>::by_parameter) {
-    reducer_.memory().scale_rest(factor);
-  }
-
-  const DistributedDataParallelOptions& options() const { return options_; }
-  Hook& hook() { return reducer_.hook(); }
-  /// Sizes of the buckets in bytes, in the order in which they are reduced.
-  std::vector<std::size_t> bucket_bytes() const {
-    std::vector<std::size_t> sizes;
-    for (const auto& bucket : reducer_.layout().buckets()) sizes.push_back(reducer_.layout().bytes(bucket));
-    return sizes;
-  }
-  const std::vector<detail::GradientBucket>& buckets() const { return reducer_.layout().buckets(); }
-  /// Where the time of this rank's iterations goes.
-  const DdpLoggingData& logging_data() const { return reducer_.clock().data(); }
-  void reset_logging_data() { reducer_.clock().forget(); }
-  /// Backward passes whose gradients NonFinite::skip_step has thrown away.
-  std::int64_t skipped_steps() const { return reducer_.skipped_steps(); }
 
  private:
-  static constexpr bool averages_parameters = requires(Hook & h, const nn::FlatParameters<D>& flat, Communicator& c) {
-    h.before_forward(flat, c, [](const std::string&) { return true; });
-  };
+  friend class detail::Access<DistributedDataParallel>;
 
   DistributedDataParallel(std::unique_ptr<detail::RankDevice<D>> device, Model model,
                           const DistributedDataParallelOptions& options, std::uint64_t seed, Hook hook)
@@ -37117,45 +38558,60 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
     device_ = std::move(device);
   }
 
-  /// Whether ranks share the parameter or buffer of a name, as a function.
-  auto shared() const {
-    return [this](const std::string& wanted) { return !options_.ignores(wanted); };
+  // 3. Before backward, ranks tell each other what their losses are means over: by that their gradients count.
+  void backward_is_weighed() override { this->tell(&Extension::weighed); }
+  // 4. The first gradient begins a pass; full buckets leave while backward goes on.
+  void gradient_is_final(std::size_t i) {
+    this->check_weighed();
+    if (this->sync && !this->in_backward) {
+      begin_backward();
+      at_backward_end([this, alive = this->alive()] {
+        if (!alive.expired()) finish_backward();
+      });
+    }
+    this->tell(&Extension::gradient_arrived, i);
+    if (!this->sync || !this->buckets.sends(i)) return;
+    if (this->buckets.left(i) == 0) ddp::refuse_second_arrival(*this, i);
+    this->fill(i);  // a user's backward function may have given no gradient
+    this->buckets.arrived(i);
+    send_full();
   }
-
-  /// A rank's memory that the communicator reaches without a copy, where it has such.
-  typename nn::FlatParameters<D>::Allocate own_memory() const {
-    if constexpr (std::is_same_v<D, Cpu> && requires(Communicator & c) { c.allocate(0); })
-      return [&communicator = this->communicator_](std::size_t bytes) { return communicator.allocate(bytes); };
-    else
-      return nullptr;
+  void begin_backward() override {
+    this->weight = this->shares_.weight();
+    this->buckets.begin_pass();
+    this->in_backward = true;
+    this->tell(&Extension::backward_begins);
   }
-
-  [[gnu::cold]] void take_state(int root) {
-    this->broadcast_parameters(root, shared());
-    this->broadcast_buffers(root);
+  // 5. When backward has ended, what is left leaves, and all averages come back.
+  void finish_backward() override {
+    this->tell(&Extension::backward_ended);
+    send_full();
+    if (!this->buckets.all_left()) ddp::refuse_missing(*this);
+    take_back(this->buckets.on_their_way());
+    this->tell(&Extension::averaged);
+    this->in_backward = false;
+    this->tell(&Extension::pass_ended);
   }
-
-  // In a pass that records gradients.
-  bool hooks_buffers() { return buffer_hook_ && reducer_.sync && !this->joining_ && this->any_training(); }
-  void share_buffers(BufferCommHookLocation now) {
-    if (hooks_buffers() && now == buffer_hook_location_) buffer_hook_(this->buffers_, this->communicator_);
+  // 6. A bucket's gradients become sum(weight * gradients) over all ranks.
+  void send_full() override {
+    while (ddp::Bucket* const bucket = this->buckets.next_full()) {
+      this->tell(&Extension::bucket_is_full, *bucket);
+      this->tell(&Extension::communicates, true);
+      this->calls_.start(*this, *bucket);
+      this->tell(&Extension::communicates, false);
+    }
   }
-
-  void begin_pass(Index samples) {
-    const bool sends_buffers = options_.broadcast_buffers && reducer_.sync && this->any_training() && !hooks_buffers();
-    this->shares_.begin(samples, reducer_.sync, sends_buffers, this->random_.step, reducer_.fit_buckets());
-    this->check_all_here();
-    reducer_.weigh_anew();
-    if (sends_buffers) this->broadcast_buffers(this->joining_ ? this->shares_.first_active() : 0);
-    share_buffers(BufferCommHookLocation::pre_forward);
-    if constexpr (averages_parameters) hook().before_forward(this->flat_, this->communicator_, shared());
+  void take_back(std::span<ddp::Bucket> some) override {
+    this->tell(&Extension::communicates, true);
+    this->calls_.wait_for(*this, some);
+    this->tell(&Extension::communicates, false);
+    for (ddp::Bucket& bucket : some) {
+      for (const std::size_t i : bucket.parameters) this->parameter(i).set_grad_arrived(true);
+      this->buckets.returned();
+    }
   }
 
   std::unique_ptr<detail::RankDevice<D>> device_;  // where it was made for a run
-  DistributedDataParallelOptions options_;
-  detail::Reducer<D, Hook, Communicator> reducer_;
-  std::function<void(std::span<const nn::NamedBuffer<D>>, Communicator&)> buffer_hook_;
-  BufferCommHookLocation buffer_hook_location_ = BufferCommHookLocation::pre_forward;
   const int exceptions_before_ = std::uncaught_exceptions();
 };
 
@@ -37165,13 +38621,13 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
 // <chorus/parallel/single_device.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_SINGLE_DEVICE_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_SINGLE_DEVICE_HPP
-/// SingleDevice: the policy of one device, which the others must agree with.
+/// SingleDevice: the policy of one device. The others have to give the same results.
 
 namespace chorus {
 
-/// The same as other policies have, so that a program can change its policy alone.
+/// Named as in other policies, so that a program that changes its policy changes nothing else.
 struct SingleDeviceOptions {
-  /// The axis of the inputs along which their samples lie: random numbers go by it.
+  /// The axis of the inputs along which the samples lie. Each sample draws its own random numbers.
   int dim = 0;
 };
 
