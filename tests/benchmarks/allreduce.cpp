@@ -14,6 +14,7 @@
 #include <csignal>
 #include <cstdio>
 #include <functional>
+#include <thread>
 #if CHORUS_USE_GLOO
 #include <chorus/comm/gloo.hpp>
 #endif

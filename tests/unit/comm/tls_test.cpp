@@ -127,6 +127,7 @@ TEST_CASE("what was sent before is not taken again", "[comm]") {
     if (from == 0 && again) part = last;
     if (from == 0) last = part;
   });
+  CHECK(same(pair.pass(bytes), bytes));  // may come in one part with the end of the handshake
   CHECK(same(pair.pass(bytes), bytes));
   again = true;
   CHECK(pair.pass(bytes).empty());
