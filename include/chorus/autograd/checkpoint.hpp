@@ -52,7 +52,7 @@ class PassReplay {
     const FirstRunScope run_scope(findings_);
     return function();
   }
-  /// After the first run: the rest of the pass goes on behind it.
+  /// After the first run: the rest of the pass goes on after it.
   void leave() {
     if (outer_ != nullptr) {
       outer_->next_operation = context_.next_operation;

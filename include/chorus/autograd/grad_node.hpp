@@ -215,7 +215,7 @@ class LeafNode : public GradNode<T, Rank, D> {
   bool has_hooks() const { return !hooks_.empty() || this->has_gradient_hooks(); }
   /// `hook` runs during each backward as soon as this leaf's gradient is complete.
   void add_hook(std::function<void()> hook) { hooks_.push_back(std::move(hook)); }
-  /// The same, behind all others: it gives the gradient away.
+  /// The same, after all others: it gives the gradient away.
   void add_last_hook(std::function<void()> hook) { last_hooks_.push_back(std::move(hook)); }
 
  private:

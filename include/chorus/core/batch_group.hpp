@@ -12,7 +12,7 @@
 
 namespace chorus {
 
-/// What a policy offers to the operators of a forward pass, and of the backward pass behind it. All members make the
+/// What a policy offers to the operators of a forward pass, and of the backward pass after it. All members make the
 /// same calls in the same order.
 class BatchGroup {
  public:

@@ -1,5 +1,5 @@
 #pragma once
-/// What stands behind `launch`.
+/// How `launch` works.
 
 #include <fcntl.h>
 #include <sched.h>
@@ -12,7 +12,7 @@
 #include <chorus/core/standard_streams.hpp>
 #include <chorus/launch/job.hpp>
 #include <chorus/launch/launch.hpp>
-#include <chorus/launch/tether.hpp>
+#include <chorus/launch/supervisor_link.hpp>
 #include <chorus/launch/world_from_environment.hpp>
 #include <climits>
 #include <cstdio>
@@ -155,7 +155,7 @@ class LaunchScope {
  public:
   LaunchScope() {
     check<UsageError>(!std::exchange(inside(), true),
-                      "launch: called in the body of another launch; call them one behind the other, in main");
+                      "launch: called in the body of another launch; call them one after the other, in main");
   }
   LaunchScope(const LaunchScope&) = delete;
   LaunchScope& operator=(const LaunchScope&) = delete;
@@ -267,16 +267,16 @@ inline void keep_to_own_cores(const comm::World& world) {
 inline int call(Run& run, LaunchBody body) {
   // A rank that `launch` has started has failed where its call has, whatever main makes of it.
   const bool ordered = LaunchCalls::of_process().order.has_value();
-  const auto& tether = Tether::of_process();
+  const auto& link = SupervisorLink::of_process();
   try {
     const int status = body.call(body.body, run);
     if (status == 0) check_output();
-    if (ordered && status != 0) tether.report("", "", status);
+    if (ordered && status != 0) link.report("", "", status);
     return status;
   } catch (...) {
     const Failure failure = current_failure();
     const bool named = run.world_size() == 1 || failure.message.starts_with("rank ");  // as a communicator's errors are
-    tether.report(named ? std::string() : format("rank %d: ", run.rank()), failure.message,
+    link.report(named ? std::string() : format("rank %d: ", run.rank()), failure.message,
                   ordered ? failure.status : 0);
     run.abort(failure.message);
     return failure.status;
@@ -289,7 +289,7 @@ inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments
   const auto& order = calls.order;
   if (order) check_order(*order, policy, options);
   options.complete();
-  Tether::of_process();
+  SupervisorLink::of_process();
   comm::World world;
   if (policy.distributed) {
     auto joined = join(policy, options.devices);
@@ -328,12 +328,12 @@ CHORUS_INLINE int launch(LaunchedPolicy policy, int argc, char** argv, const Lau
   const LaunchScope scope;
   auto& calls = LaunchCalls::of_process();
   int number = -1;
-  const Tether* tether = nullptr;  // of a rank that launch has started
+  const SupervisorLink* link = nullptr;  // of a rank that launch has started
   try {
     std::optional<int> passed;
     number = calls.begin(passed);
     if (passed) return calls.end(number, *passed);
-    if (calls.order) (tether = &Tether::of_process())->arrive();
+    if (calls.order) (link = &SupervisorLink::of_process())->arrive();
     Arguments arguments(argc, argv);
     if (options != nullptr)
       return calls.end(number, launch_here(number, policy, argv, std::move(arguments), *options, false, body));
@@ -346,8 +346,8 @@ CHORUS_INLINE int launch(LaunchedPolicy policy, int argc, char** argv, const Lau
     return calls.end(number, launch_here(number, policy, argv, std::move(arguments), from_line, true, body));
   } catch (...) {
     const auto failure = current_failure();
-    if (tether != nullptr)
-      tether->report("", failure.message, failure.status);
+    if (link != nullptr)
+      link->report("", failure.message, failure.status);
     else
       say(failure.message);
     return number < 0 ? failure.status : calls.end(number, failure.status);

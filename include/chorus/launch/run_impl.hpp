@@ -1,5 +1,5 @@
 #pragma once
-/// What stands behind Run and its options.
+/// How Run and its options work.
 
 #include <sched.h>
 

@@ -1,6 +1,6 @@
 #pragma once
 /// Starts the ranks of one machine as processes and stands by them: the first that fails is named and ends all, signals
-/// are passed on, and nobody outlives the supervisor. `tether.hpp` is the rank's end of this.
+/// are passed on, and nobody outlives the supervisor. `supervisor_link.hpp` is the rank's end of this.
 
 #include <fcntl.h>
 #include <signal.h>
@@ -19,7 +19,7 @@
 #include <chorus/launch/rank_output.hpp>
 #include <chorus/launch/rank_process.hpp>
 #include <chorus/launch/signal_pipe.hpp>
-#include <chorus/launch/tether.hpp>
+#include <chorus/launch/supervisor_link.hpp>
 #include <chorus/launch/world_from_environment.hpp>
 #include <chrono>
 #include <memory>

@@ -11,9 +11,9 @@ class Access {
  public:
   explicit Access(Net&) {}
   void begin_join(const JoinFacts&) {}
-  void begin_company() {}
-  JoinedPass keep_company() { return JoinedPass::none; }
-  void end_company() {}
+  void run_out_of_batches() {}
+  JoinedPass take_part_in_pass() { return JoinedPass::none; }
+  void all_have_run_out() {}
   void end_join() {}
 };
 

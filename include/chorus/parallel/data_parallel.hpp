@@ -15,8 +15,8 @@
 #include <chorus/parallel/dp/replicate.hpp>
 #include <chorus/parallel/dp/scatter.hpp>
 #include <chorus/parallel/dp/wanted_gradients.hpp>
+#include <chorus/parallel/model_handles.hpp>
 #include <chorus/parallel/one_process_policy.hpp>
-#include <chorus/parallel/taken_handles.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -170,7 +170,7 @@ class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner 
 
   DataParallelOptions options_;
   std::vector<nn::NamedBuffer<D>> buffers_;
-  detail::TakenHandles handles_;
+  detail::ModelHandles handles_;
   dp::Replicas<Model> replicas_;
   dp::ParallelApply parallel_apply_;
   // Extensions: what they do beyond the five steps is their files' matter.

@@ -13,8 +13,8 @@
 #include <chorus/parallel/ddp/same_model.hpp>
 #include <chorus/parallel/dp/scatter.hpp>
 #include <chorus/parallel/join.hpp>
+#include <chorus/parallel/model_handles.hpp>
 #include <chorus/parallel/policy.hpp>
-#include <chorus/parallel/taken_handles.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -188,7 +188,7 @@ class DistributedPolicy : public Policy<Model> {
     if (shares_.first_active() < 0) return false;
     if (passes_of_others_++ == skew_to_warn_of)
       detail::say(cat("warning: ", joining_policy_, "::join: rank ", communicator_.rank(), " has at least ",
-                      skew_to_warn_of, " batches fewer than others have, and only keeps them company"));
+                      skew_to_warn_of, " batches fewer than others have, and only joins their collective calls"));
     check_all_here();
     last_active_ = shares_.first_active();
     return true;
@@ -253,7 +253,7 @@ class DistributedPolicy : public Policy<Model> {
   detail::BatchShares<Communicator> shares_;
   std::vector<nn::NamedBuffer<D>> buffers_;
   Storage<D> buffer_message_;
-  detail::TakenHandles handles_;
+  detail::ModelHandles handles_;
   bool joining_ = false;
   bool operators_send_ = false;  // forward passes have had collectives of their own, as backward will
 

@@ -15,14 +15,14 @@ struct JoinOptions {
   /// All ranks throw as soon as one has run out of batches, instead of going on without it. For models whose forward or
   /// backward has collectives of its own, which the ranks that have ended don't know of (SyncBatchNorm).
   bool throw_on_early_termination = false;
-  /// What `body` does behind each averaged backward pass: as a rule clipping, and `optimizer.step()`. Ranks that have
+  /// What `body` does after each averaged backward pass: as a rule clipping, and `optimizer.step()`. Ranks that have
   /// ended do it, too, with the same averages, so that the optimizer's state stays the same on all ranks; a
   /// ShardedOptimizer needs that, and so does a ParameterServer, whose rank 0 steps for all. Without, parameters and
   /// buffers are the same afterwards, but momenta are not. Under a GradScaler it is `scaler.step(optimizer)`.
   std::function<void()> step = {};
 };
 
-/// What has come of keeping others company in a pass: there was none, for all have ended; a pass whose gradients were
+/// What has come of taking part in a pass of others: there was none, for all have ended; a pass whose gradients were
 /// not averaged; one whose gradients were.
 enum class JoinedPass { none, passed, averaged };
 
@@ -31,12 +31,12 @@ namespace detail {
 /// What a net is told of the join that begins.
 struct JoinFacts {
   bool throw_early;  ///< JoinOptions::throw_on_early_termination
-  bool steps;        ///< whether ranks that have ended do something behind this net's averaged passes
+  bool steps;        ///< whether ranks that have ended do something after this net's averaged passes
 };
 
 /// What a policy has for `join`, and users don't call: `begin_join` and `end_join` are around all of it;
-/// `begin_company` when this rank has run out of batches; `keep_company` takes part in the collectives of a pass of
-/// others; `end_company` when all have ended. See parallel/access.hpp.
+/// `run_out_of_batches` when this rank has run out of batches; `take_part_in_pass` takes part in the collectives of a pass of
+/// others; `all_have_run_out` when all have ended. See parallel/access.hpp.
 template <class Net>
 class Access;
 
@@ -84,12 +84,12 @@ constexpr std::array<bool, sizeof...(Joined)> before_function() {
 /// Runs `body`, a loop over batches of which ranks may have different numbers. A rank that has ended takes part in the
 /// others' collectives, with no samples, until all have. In each iteration `body` makes a forward and a backward pass
 /// through each of the nets among `joined`, one after the other in this order, and no other collective calls but those
-/// of the functions among `joined`, such as the steps of sharded optimizers, each behind the net in front of it:
+/// of the functions among `joined`, such as the steps of sharded optimizers, each after the net in front of it:
 ///
 ///   ch::join(loop, {}, net, [&] { optimizer.step(); }, other_net, [&] { other_optimizer.step(); });
 ///
 /// Only ranks that have ended call these functions, and `options.step` at the iteration's end. Nets of one process may
-/// be among them, too: for them there is nothing to do. Gradients that are left behind it are each rank's own: the next
+/// be among them, too: for them there is nothing to do. Gradients that are left after it are each rank's own: the next
 /// loop begins with `zero_grad`.
 template <class Body, class... Joined>
 void join(const Body& body, const JoinOptions& options, Joined&&... joined) {
@@ -107,24 +107,24 @@ void join(const Body& body, const JoinOptions& options, Joined&&... joined) {
     };
     (one(joined), ...);
   };
-  for_nets([](auto net) { net.begin_company(); });
+  for_nets([](auto net) { net.run_out_of_batches(); });
   for (bool any = true; any;) {
     any = false;
     bool averaged = false;
     JoinedPass pass = JoinedPass::none;
-    const auto keep_company = [&](auto& some) {
+    const auto take_part_in_pass = [&](auto& some) {
       if constexpr (detail::JoinedNet<std::remove_reference_t<decltype(some)>>) {
-        pass = detail::access_to(some).keep_company();
+        pass = detail::access_to(some).take_part_in_pass();
         any = any || pass != JoinedPass::none;
         averaged = averaged || pass == JoinedPass::averaged;
       } else if (pass == JoinedPass::averaged) {
         some();
       }
     };
-    (keep_company(joined), ...);
+    (take_part_in_pass(joined), ...);
     if (averaged && options.step) options.step();
   }
-  for_nets([](auto net) { net.end_company(); });
+  for_nets([](auto net) { net.all_have_run_out(); });
 }
 
 }  // namespace chorus

@@ -101,7 +101,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   [[nodiscard]] NoSync no_sync() { return NoSync(sync_); }
 
   /// Runs `body`, a loop over batches of which ranks may have different numbers: see chorus::join. A rank that has
-  /// ended counts in the next mean by what it has done since the last one, and in those behind by nothing; when all
+  /// ended counts in the next mean by what it has done since the last one, and in those after it by nothing; when all
   /// have ended they take the mean. Nobody steps for others.
   template <class Body>
   void join(const Body& body, const JoinOptions& options = {}) {
@@ -244,7 +244,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   std::int64_t seen_ = 0;     // since the last mean
   int steps_ = 0, passes_ = 0;
   bool sync_ = true, in_backward_ = false;
-  bool ended_ = false;  // this rank only keeps others company
+  bool ended_ = false;  // this rank has run out of batches
 };
 
 /// For chorus::join and checkpoints.
@@ -253,12 +253,12 @@ class detail::Access<LocalSgd<Model, Communicator>> {
  public:
   explicit Access(LocalSgd<Model, Communicator>& net) : net_(net) {}
   void begin_join(const JoinFacts& facts) { net_.begin_joining("LocalSgd", facts); }
-  void begin_company() { net_.ended_ = true; }
-  [[gnu::cold]] JoinedPass keep_company() {
+  void run_out_of_batches() { net_.ended_ = true; }
+  [[gnu::cold]] JoinedPass take_part_in_pass() {
     if (net_.throws_early()) net_.begin_pass_of_others();  // throws unless all have ended
     return net_.take_mean() ? JoinedPass::passed : JoinedPass::none;
   }
-  [[gnu::cold]] void end_company() { net_.end_passes_of_others(); }
+  [[gnu::cold]] void all_have_run_out() { net_.end_passes_of_others(); }
   void end_join() {
     net_.ended_ = false;
     net_.end_joining();

@@ -34,9 +34,9 @@ struct ParameterServerOptions {
 /// With DistributedDataParallel's ring every rank sends 2 (n - 1) / n times: as much in all, but no link is crowded.
 /// Optimizer state exists on the server alone.
 ///
-/// After the last step workers are behind: `eval()`, which all ranks call, fetches the parameters, too. A forward pass
-/// without gradients of a model that is all in evaluation, and behind, throws UsageError. A worker's
-/// ParameterAverage that is updated behind each step lags by one: the server's is the one to use and to keep.
+/// After the last step workers have old parameters: `eval()`, which all ranks call, fetches the parameters, too. A forward pass
+/// without gradients of a model that is all in evaluation, with old ones, throws UsageError. A worker's
+/// ParameterAverage that is updated after each step lags by one: the server's is the one to use and to keep.
 template <class Model, class Communicator = comm::AnyCommunicator>
 class ParameterServer : public DistributedPolicy<Model, Communicator> {
   using Base = DistributedPolicy<Model, Communicator>;
@@ -196,13 +196,13 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   // last push, as it would on a server that has run out of batches.
   static constexpr std::uint8_t has_gradient = 1, forgotten = 2;
 
-  std::vector<std::uint8_t> own_marks(bool company) const {
+  std::vector<std::uint8_t> own_marks(bool ended) const {
     std::vector<std::uint8_t> marks;
     for (const auto& entry : this->flat_.entries()) {
       const auto& p = entry.parameter();
       const auto i = marks.size();
       const bool was_forgotten = forgotten_before_.empty() || p.times_forgotten() != forgotten_before_[i];
-      marks.push_back((p.grad_arrived() ? has_gradient : 0) | (!company && was_forgotten ? forgotten : 0));
+      marks.push_back((p.grad_arrived() ? has_gradient : 0) | (!ended && was_forgotten ? forgotten : 0));
     }
     return marks;
   }
@@ -217,18 +217,18 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     return all;
   }
 
-  // Gradients weighed by samples go to the server. `company`: this rank has run out of batches.
-  void push(bool company = false) {
+  // Gradients weighed by samples go to the server. `ended`: this rank has run out of batches.
+  void push(bool ended = false) {
     const double weight = std::exchange(unit_, 1);
     const bool accumulated = std::exchange(accumulated_, false);
     auto& communicator = this->communicator_;
     const auto& entries = this->flat_.entries();
-    auto own = own_marks(company);
+    auto own = own_marks(ended);
     const auto workers = workers_marks(own);
     for (std::size_t i = 0; i < entries.size(); ++i) {
       auto& p = entries[i].parameter();
       // An earlier step has used what is left of a push.
-      if (company && !accumulated && (workers[i] & forgotten) != 0) own[i] = 0;
+      if (ended && !accumulated && (workers[i] & forgotten) != 0) own[i] = 0;
       if ((own[i] & has_gradient) == 0) zero_bytes(p.where(), p.grad_data(), p.size_bytes());
     }
     const D device = entries.front().parameter().where();
@@ -274,19 +274,19 @@ class detail::Access<ParameterServer<Model, Communicator>> {
   void begin_join(const JoinFacts& facts) {
     check<UsageError>(facts.steps || facts.throw_early,
                       "ParameterServer::join: the server steps for all, also where others have more batches than it "
-                      "has: JoinOptions::step, or a function behind the net");
+                      "has: JoinOptions::step, or a function after the net");
     net_.begin_joining("ParameterServer", facts);
   }
-  void begin_company() {}
-  [[gnu::cold]] JoinedPass keep_company() {
+  void run_out_of_batches() {}
+  [[gnu::cold]] JoinedPass take_part_in_pass() {
     if (!net_.begin_pass_of_others()) return JoinedPass::none;
     if (net_.stepped_) net_.pull();
     net_.shares_.weigh({});
     if (!net_.shares_.sync()) return JoinedPass::passed;
-    net_.push(/*company=*/true);
+    net_.push(/*ended=*/true);
     return JoinedPass::averaged;
   }
-  [[gnu::cold]] void end_company() {
+  [[gnu::cold]] void all_have_run_out() {
     net_.end_passes_of_others();
     if (net_.stepped_) net_.pull();
   }

@@ -2,8 +2,8 @@
 /// SingleDevice: the policy of one device. The others have to give the same results.
 
 #include <chorus/parallel/dp/samples.hpp>
+#include <chorus/parallel/model_handles.hpp>
 #include <chorus/parallel/one_process_policy.hpp>
-#include <chorus/parallel/taken_handles.hpp>
 #include <utility>
 
 namespace chorus {
@@ -54,7 +54,7 @@ class SingleDevice : public OneProcessPolicy<Model> {
   }
 
  private:
-  detail::TakenHandles handles_;
+  detail::ModelHandles handles_;
 };
 
 }  // namespace chorus

@@ -246,7 +246,7 @@ TEST_CASE("join: a rank that has a thousand batches fewer than others says so, o
   CHECK(texts[0].empty());
   CHECK(texts[1] ==
         "chorus: warning: DistributedDataParallel::join: rank 1 has at least 1000 batches fewer than others "
-        "have, and only keeps them company\n");
+        "have, and only joins their collective calls\n");
 }
 
 TEST_CASE("join: gradients that are forgotten behind the step, not before the pass") {

@@ -140,7 +140,7 @@ TEST_CASE("ddp pairs: buckets and SyncBatchNorm's sums take turns where ranks us
 
 TEST_CASE("ddp pairs: a net whose pass broke off, and that another thread destroys, leaves nothing behind") {
   const int communicator = 0;
-  std::optional<ddp::BackwardTurn> broken_off(std::in_place), next(std::in_place);
+  std::optional<ddp::SendingOrder> broken_off(std::in_place), next(std::in_place);
   broken_off->begin(&communicator, true, false);
   next->begin(&communicator, false, false);
   CHECK(next->waits());

@@ -183,7 +183,7 @@ TEST_CASE("launch in the body of another launch is refused") {
   Program program({probe(), "--main", "nests", "--devices", "1"});
   CHECK(program.finish(20s) == 2);
   INFO(program.text());
-  CHECK(has(program, "launch: called in the body of another launch; call them one behind the other, in main\n"));
+  CHECK(has(program, "launch: called in the body of another launch; call them one after the other, in main\n"));
   const std::string mine = "environment variable CHORUS_LAUNCH, which is chorus' own launcher's to set,";
   require_refused({"--do", "hello"}, 2, mine + " must be a whole number, got 'x'\n", {"CHORUS_LAUNCH=1 x"});
   require_refused({"--do", "hello"}, 2, mine + " makes no sense, got '2 1 0 dp'\n", {"CHORUS_LAUNCH=2 1 0 dp"});

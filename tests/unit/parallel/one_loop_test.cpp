@@ -198,7 +198,7 @@ TEST_CASE("join: what the policies refuse") {
   ParameterServer<Model> server{make<Model>(), alone};
   CHECK(message_of<UsageError>([&] { server.join([] {}); }) ==
         "ParameterServer::join: the server steps for all, also where others have more batches than it has: "
-        "JoinOptions::step, or a function behind the net");
+        "JoinOptions::step, or a function after the net");
   const JoinOptions step{.step = [] {}};
   CHECK(message_of<UsageError>([&] { server.join([&] { server.join([] {}, step); }, step); }) ==
         "ParameterServer::join: inside another join");

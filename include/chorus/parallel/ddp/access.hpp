@@ -44,11 +44,11 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
     if (core().template find<ddp::PassesOfOthers<D, Communicator>>() == nullptr)
       core().template add<ddp::PassesOfOthers<D, Communicator>>(core());
   }
-  void begin_company() { passes_of_others().begin(); }
-  [[gnu::cold]] JoinedPass keep_company() {
+  void run_out_of_batches() { passes_of_others().begin(); }
+  [[gnu::cold]] JoinedPass take_part_in_pass() {
     return net_.begin_pass_of_others() ? passes_of_others().take_part() : JoinedPass::none;
   }
-  [[gnu::cold]] void end_company() {
+  [[gnu::cold]] void all_have_run_out() {
     passes_of_others().end();
     if (const int root = net_.end_passes_of_others(); root >= 0) net_.take_state(root);
   }

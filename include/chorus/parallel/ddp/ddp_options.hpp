@@ -62,7 +62,7 @@ struct DistributedDataParallelOptions {
   bool find_unused_parameters = false;
   /// With find_unused_parameters: a gradient that no rank had in one pass is left out of the next pass's buckets. Ranks
   /// need not use the same parameters (PyTorch's have to): where one uses such a parameter again, its gradient is sent
-  /// behind the others, once more all ranks know it. For models whose unused parameters change rarely: whenever they
+  /// after the others, once more all ranks know it. For models whose unused parameters change rarely: whenever they
   /// do, buckets are made anew.
   bool skip_all_reduce_unused_params = false;
   /// Every backward pass uses the same parameters, equally often: what the first one has shown is expected of all.
@@ -73,7 +73,7 @@ struct DistributedDataParallelOptions {
   bool init_sync = true;
   /// Names of parameters and buffers that are each rank's own: never compared, sent or averaged.
   std::vector<std::string> parameters_and_buffers_to_ignore = {};
-  /// Names of parameters whose gradients are sent behind all others, in buckets of their own, each as soon as it is
+  /// Names of parameters whose gradients are sent after all others, in buckets of their own, each as soon as it is
   /// full. PyTorch's `param_to_hook_all_reduce`, the parameter whose gradient starts the sending of what is there by
   /// then, has no counterpart: the buckets know when they are full.
   std::vector<std::string> delay_all_reduce_named_params = {};

@@ -12,12 +12,12 @@ namespace chorus::ddp {
 /// those of several nets. Where ranks may use different parameters of one of them, nets would send in another order on
 /// each rank, and take each other's gradients for their own: there the one that begins later sends at its end, which
 /// comes after the first one's. So does a net whose operators have collectives of their own.
-class BackwardTurn {
+class SendingOrder {
  public:
-  BackwardTurn() = default;
-  BackwardTurn(const BackwardTurn&) = delete;
-  BackwardTurn& operator=(const BackwardTurn&) = delete;
-  ~BackwardTurn() { end(); }
+  SendingOrder() = default;
+  SendingOrder(const SendingOrder&) = delete;
+  SendingOrder& operator=(const SendingOrder&) = delete;
+  ~SendingOrder() { end(); }
 
   /// `varies`: what this net uses may differ from rank to rank. `operators_send`: its operators, in this pass.
   void begin(const void* communicator, bool varies, bool operators_send) {
@@ -60,18 +60,18 @@ class SeveralNets final : public Extension<D> {
 
   void backward_begins() override {
     const bool varies = core_.options.find_unused_parameters || core_.options.static_graph;
-    turn_.begin(&core_.ranks, varies, operators_send_);
-    if (turn_.waits()) core_.buckets.hold();
+    order_.begin(&core_.ranks, varies, operators_send_);
+    if (order_.waits()) core_.buckets.hold();
   }
   void backward_ended() override {
-    if (turn_.waits()) core_.buckets.release();
+    if (order_.waits()) core_.buckets.release();
   }
-  void averaged() override { turn_.end(); }
+  void averaged() override { order_.end(); }
 
  private:
   Core<D, Communicator>& core_;
   const bool& operators_send_;
-  BackwardTurn turn_;
+  SendingOrder order_;
 };
 
 }  // namespace chorus::ddp

@@ -35,7 +35,7 @@ class SharedGradients {
     communicator.all_gather(std::span<const double>(&weight, 1), std::span(weights_), {});
   }
   /// What the averages of all ranks' numbers are the sum of, where `bytes` of this rank's lie at `own`. The order is
-  /// the ring's, which begins behind this rank: so not all of them read the same at once.
+  /// the ring's, which begins after this rank: so not all of them read the same at once.
   std::vector<kernels::GradientTerm> terms(const void* own, std::size_t bytes) const {
     const Block& block = *find(own, bytes);
     const auto ranks = block.memory.lock();

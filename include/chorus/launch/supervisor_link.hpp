@@ -62,12 +62,12 @@ struct RankReport {
 
 /// A rank's tie to the supervisor that started it: the rank ends when the supervisor does, and hands it the reason when
 /// it fails itself. In a process that no supervisor started it is tied to nothing.
-class Tether {
+class SupervisorLink {
  public:
   /// This process's, made at the first call. Throws UsageError for variables that make no sense.
-  static const Tether& of_process() {
-    static const Tether tether;
-    return tether;
+  static const SupervisorLink& of_process() {
+    static const SupervisorLink link;
+    return link;
   }
 
   /// Tells the supervisor that this rank has come to `launch`.
@@ -87,7 +87,7 @@ class Tether {
   }
 
  private:
-  Tether() {
+  SupervisorLink() {
     const auto supervisor = detail::env_number("CHORUS_SUPERVISOR_PID", 1, INT32_MAX);
     const auto report_fd = detail::env_number("CHORUS_REPORT_FD", 3, detail::most_ranks);
     if (!supervisor || !report_fd) return;

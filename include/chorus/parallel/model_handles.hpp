@@ -8,9 +8,9 @@
 
 namespace chorus::detail {
 
-class TakenHandles final : public nn::detail::Walker {
+class ModelHandles final : public nn::detail::Walker {
  public:
-  explicit TakenHandles(nn::Module& model) {
+  explicit ModelHandles(nn::Module& model) {
     walk(model);
     taken_ = true;
   }
