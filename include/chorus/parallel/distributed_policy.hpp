@@ -307,8 +307,17 @@ class DistributedPolicy : public Policy<Model> {
       if (!alive.expired()) weighed_ = false;
     });
     std::vector<double> over;
-    for (const Ref<Node>& node : means) over.push_back(node->mean_over());
+    if (!in_captured_step())
+      for (const Ref<Node>& node : means) over.push_back(node->mean_over());
     return shares_.weigh(over);
+  }
+  // Replays of a captured step (Graphed) don't ask again: ranks count by their samples there, whose numbers stay.
+  bool in_captured_step() const {
+#if CHORUS_USE_CUDA
+    if constexpr (!std::is_same_v<D, Cpu>)
+      return cuda::is_capturing(cuda::current_stream(this->flat_.entries().front().parameter().where()));
+#endif
+    return false;
   }
   struct Recorded {
     std::uint64_t begin = 0, end = 0;  // sequence numbers of nodes

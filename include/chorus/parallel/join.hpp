@@ -35,8 +35,8 @@ struct JoinFacts {
 };
 
 /// What a policy has for `join`, and users don't call: `begin_join` and `end_join` are around all of it;
-/// `run_out_of_batches` when this rank has run out of batches; `take_part_in_pass` takes part in the collectives of a pass of
-/// others; `all_have_run_out` when all have ended. See parallel/access.hpp.
+/// `run_out_of_batches` when this rank has run out of batches; `take_part_in_pass` takes part in the collectives of a
+/// pass of others; `all_have_run_out` when all have ended. See parallel/access.hpp.
 template <class Net>
 class Access;
 

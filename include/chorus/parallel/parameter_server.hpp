@@ -34,7 +34,7 @@ struct ParameterServerOptions {
 /// With DistributedDataParallel's ring every rank sends 2 (n - 1) / n times: as much in all, but no link is crowded.
 /// Optimizer state exists on the server alone.
 ///
-/// After the last step workers have old parameters: `eval()`, which all ranks call, fetches the parameters, too. A forward pass
+/// After the last step workers have old parameters: `eval()`, which all ranks call, fetches them, too. A forward pass
 /// without gradients of a model that is all in evaluation, with old ones, throws UsageError. A worker's
 /// ParameterAverage that is updated after each step lags by one: the server's is the one to use and to keep.
 template <class Model, class Communicator = comm::AnyCommunicator>
