@@ -19,12 +19,11 @@
 
 namespace chorus {
 
-/// The gradient is the mean over the *samples* of all ranks: with shares of different sizes the step is the one that a
-/// single device would take. All ranks hold bit-identical parameters after each step. Every rank makes the same calls.
-/// A backward pass after several forward passes weighs ranks by the last one's shares.
-/// `Hook` says how gradients are averaged: see AllReduce, its neighbours in hooks/, and GradBucket to write one.
-/// A hook on a parameter sees this rank's gradient, once in each backward, before it is averaged; what the hook makes
-/// of it is averaged. `grad` gives this rank's own gradients, and sends nothing.
+/// The gradient is that of one device with the whole batch: the average over what the loss is a mean of (samples, tokens
+/// that count, class weights), or over samples where the loss does not say. All ranks hold bit-identical parameters
+/// after each step. Every rank makes the same calls. `Hook` says how buckets are averaged: see hooks/hook.hpp. A hook
+/// on a parameter sees this rank's gradient; what it makes of it is averaged. `grad` gives this rank's own, and sends
+/// nothing.
 ///
 /// Below stands the algorithm, in six steps. What options add to it is in ddp/, one file each: at the moments that it
 /// `tell`s them (ddp/extension.hpp).
@@ -60,8 +59,7 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
   }
   /// Peers don't wait for a rank that throws while gradients are under way: the group is given up.
   ~DistributedDataParallel() {
-    const bool unwinding = std::uncaught_exceptions() > exceptions_before_;
-    if (this->in_backward) ddp::give_up(this->communicator_, unwinding);
+    if (this->in_backward) ddp::give_up(this->communicator_, std::uncaught_exceptions() > exceptions_before_);
   }
 
   /// The model's output for this rank's share of the batch.

@@ -23,8 +23,7 @@ struct Bucket {
   bool done = false;                    // its hook sends no more
 };
 
-/// The buckets of a net; see cut_buckets.hpp for how they are cut. They leave front to back, each as soon as it is
-/// full: all ranks have to call in one order.
+/// The buckets of a net (see cut_buckets.hpp). They leave front to back: all ranks have to call in one order.
 class Buckets {
  public:
   /// Takes new buckets of the gradients of that many parameters.
@@ -47,8 +46,7 @@ class Buckets {
       bucket.missing = 0;
       for (const std::size_t i : bucket.parameters) bucket.missing += left_[i];
     }
-    next_ = returned_ = 0;
-    held_ = 0;
+    next_ = returned_ = held_ = 0;
   }
   /// How often the gradient of entry `i` is still expected.
   int left(std::size_t i) const { return left_[i]; }
@@ -82,8 +80,7 @@ class Buckets {
   std::vector<Bucket> all_;
   std::vector<Bucket*> of_;           // by entry; null: it is not sent
   std::vector<int> expected_, left_;  // by entry
-  std::size_t next_ = 0, returned_ = 0;
-  int held_ = 0;
+  std::size_t next_ = 0, returned_ = 0, held_ = 0;
 };
 
 }  // namespace chorus::ddp

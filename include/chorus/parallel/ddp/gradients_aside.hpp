@@ -11,8 +11,8 @@
 namespace chorus::detail {
 
 /// A rank without samples has no say in the average, but a loss may have terms that need none, such as a penalty of the
-/// weights; and one that has run out of batches has the others' averages. What earlier passes have left is kept meanwhile,
-/// in the host's memory: it happens seldom. Meanwhile parameters may move within the flat buffers.
+/// weights; and one that has run out of batches has the others' averages. What earlier passes have left is kept,
+/// meanwhile in the host's memory: it happens seldom. Meanwhile parameters may move within the flat buffers.
 template <Device D>
 class GradientsAside {
  public:
