@@ -19,8 +19,8 @@
 
 namespace chorus {
 
-/// The gradient is that of one device with the whole batch: the average over what the loss is a mean of (samples, tokens
-/// that count, class weights), or over samples where the loss does not say. All ranks hold bit-identical parameters
+/// The gradient is one device's with the whole batch: the average over what the loss is a mean of (samples, tokens that
+/// count, class weights), or over samples where the loss does not say. All ranks hold bit-identical parameters
 /// after each step. Every rank makes the same calls. `Hook` says how buckets are averaged: see hooks/hook.hpp. A hook
 /// on a parameter sees this rank's gradient; what it makes of it is averaged. `grad` gives this rank's own, and sends
 /// nothing.
