@@ -237,6 +237,8 @@ class DistributedPolicy : public Policy<Model> {
                         "different numbers, and not through a forward pass of the net in this thread: call the net, "
                         "not its module()");
   }
+  /// All ranks tell each other what their losses are means over.
+  virtual std::vector<double> weigh(std::span<const double> mean_over) { return shares_.weigh(mean_over); }
   /// This rank's weight in the pass is known, and backward has not begun.
   virtual void backward_is_weighed() {}
 
@@ -309,7 +311,7 @@ class DistributedPolicy : public Policy<Model> {
     std::vector<double> over;
     if (!in_captured_step())
       for (const Ref<Node>& node : means) over.push_back(node->mean_over());
-    return shares_.weigh(over);
+    return weigh(over);
   }
   // Replays of a captured step (Graphed) don't ask again: ranks count by their samples there, whose numbers stay.
   bool in_captured_step() const {

@@ -89,7 +89,7 @@ TEST_CASE("how ddp works, steps 4 and 5: buckets leave while backward goes on, a
     return diary;
   });
   CHECK(text ==
-        "forward | weighed backward g0 g1 [bucket 0 leaves] g2 g3 [bucket 1 leaves] g4 g5 ended [bucket 2 leaves] "
+        "forward | weighed backward g0 g1 [bucket 0 leaves] g2 g3 [bucket 1 leaves] g4 g5 [bucket 2 leaves] ended "
         "averaged .");
 }
 

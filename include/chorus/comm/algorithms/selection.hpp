@@ -48,7 +48,7 @@ inline bool gains_directly(const Transport& link, std::size_t bytes) {
 /// Short enough that rounds count and bytes don't: ceil(log2 N) rounds, where the others have 2 of N - 1 messages each
 /// or 2 (N - 1). Two ranks have one, whatever they do.
 inline bool reduces_in_few_rounds(const Transport& link, std::size_t bytes) {
-  return link.size > 2 && bytes <= 1024 && bytes * static_cast<std::size_t>(link.size) <= most_bruck_bytes;
+  return link.size > 2 && bytes <= 128 && bytes * static_cast<std::size_t>(link.size) <= most_bruck_bytes;
 }
 /// Where the ring has N - 1 rounds; three ranks have two in both.
 inline bool gathers_in_few_rounds(const Transport& link, std::size_t bytes) {

@@ -41,10 +41,9 @@ class Accumulation final : public Extension<D> {
     if (core_.ranks.size() > 1 && core_.is_shared(i)) core_.parameter(i).set_grad_local(true);
   }
   void backward_begins() override {
-    if (unit_) core_.weight = *unit_;
-  }
-  void averaged() override {
-    for (std::size_t i = 0; unit_ && i < core_.entries(); ++i) core_.parameter(i).set_grad_local(false);
+    if (!unit_) return;
+    core_.weight = *unit_;
+    for (std::size_t i = 0; i < core_.entries(); ++i) core_.parameter(i).set_grad_local(false);
   }
   void pass_ended() override {
     unit_.reset();

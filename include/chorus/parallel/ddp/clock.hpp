@@ -15,8 +15,8 @@ namespace chorus {
 struct DdpTimes {
   double forward_compute_time = 0;                ///< from the call of the net to its output
   double backward_compute_time = 0;               ///< from there to the last gradient
-  double backward_comm_time = 0;                  ///< from when the first bucket leaves until all have come back
-  double backward_compute_comm_overlap_time = 0;  ///< what of that lies before the last gradient
+  double backward_comm_time = 0;                  ///< from when ranks weigh their losses until all buckets are back
+  double backward_compute_comm_overlap_time = 0;  ///< from when the first bucket leaves to the last gradient
   // Not in PyTorch's:
   /// The buckets' collectives, each from its start to its end, waits for other ranks included; NaN over communicators
   /// that do not know, as over NCCL, whose collectives run on streams.
@@ -51,13 +51,16 @@ class Clock final : public Extension<D> {
   explicit Clock(Core<D, Communicator>& core) : core_(core) {}
 
   void forward_begins(detail::ForwardPass&) override { forward_start_ = Steady::now(); }
-  void forward_ended() override { forward_end_ = Steady::now(); }
-  /// The backward pass that follows is one of other ranks, and does not count.
-  void forward_of_others() { forward_end_ = {}; }
-  void backward_begins() override {
+  void forward_ended() override {
+    forward_end_ = Steady::now();
     busy_ = busy();
     exposed_ = {};
-    comm_start_ = {};
+    comm_start_ = first_bucket_ = {};
+  }
+  /// The backward pass that follows is one of other ranks, and does not count.
+  void forward_of_others() { forward_end_ = {}; }
+  void bucket_is_full(const Bucket&) override {
+    if (first_bucket_ == Steady::time_point{}) first_bucket_ = Steady::now();
   }
   // The sum is one for the same parameters, in whatever order.
   void gradient_arrived(std::size_t i) override {
@@ -86,7 +89,7 @@ class Clock final : public Extension<D> {
     last.forward_compute_time = seconds(forward_end - forward_start_);
     last.backward_compute_time = seconds(compute_end_ - forward_end);
     last.backward_comm_time = seconds(end - comm_start_);
-    last.backward_compute_comm_overlap_time = comm_start_ < compute_end_ ? seconds(compute_end_ - comm_start_) : 0;
+    last.backward_compute_comm_overlap_time = first_bucket_ < compute_end_ ? seconds(compute_end_ - first_bucket_) : 0;
     last.bucket_comm_time = busy_.count() < 0 ? std::numeric_limits<double>::quiet_NaN() : seconds(busy() - busy_);
     last.exposed_comm_time = seconds(exposed_);
     ++data_.iterations;
@@ -107,7 +110,7 @@ class Clock final : public Extension<D> {
   }
 
   Core<D, Communicator>& core_;
-  Steady::time_point forward_start_, forward_end_, compute_end_, comm_start_, exposed_start_;
+  Steady::time_point forward_start_, forward_end_, compute_end_, comm_start_, first_bucket_, exposed_start_;
   Steady::duration exposed_{};
   std::chrono::nanoseconds busy_{};
   std::uint64_t uses_ = 0, uses_before_ = 0;

@@ -116,6 +116,12 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
       return nullptr;
   }
 
+  std::vector<double> weigh(std::span<const double> mean_over) override {
+    this->tell(&Extension<D>::communicates, true);
+    auto scales = Base::weigh(mean_over);
+    this->tell(&Extension<D>::communicates, false);
+    return scales;
+  }
   Core& core() { return *this; }
 
   HookCalls<D, Hook, Communicator> calls_;
