@@ -77,7 +77,7 @@ class PassReplay {
     const FirstRunScope run_scope(findings_);
     return function();
   }
-  /// After the first run: the rest of the pass goes on behind it.
+  /// After the first run: the rest of the pass goes on after it.
   void leave() {
     if (outer_ != nullptr) {
       outer_->next_operation = context_.next_operation;
@@ -8727,7 +8727,7 @@ class GradScaler {
                       "between two calls of unscale()");
     detail::check_averaged(parameters_);
   }
-  // The same optimizer may step again: a rank that keeps others company under `join` has no loss to scale.
+  // The same optimizer may step again: a rank that has run out of batches, under `join`, has no loss to scale.
   void note_step(std::initializer_list<const void*> optimizers) {
     check<UsageError>(
         stepped_.empty() || std::equal(stepped_.begin(), stepped_.end(), optimizers.begin(), optimizers.end()),
@@ -10132,7 +10132,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   [[nodiscard]] NoSync no_sync() { return NoSync(sync_); }
 
   /// Runs `body`, a loop over batches of which ranks may have different numbers: see chorus::join. A rank that has
-  /// ended counts in the next mean by what it has done since the last one, and in those behind by nothing; when all
+  /// ended counts in the next mean by what it has done since the last one, and in those after it by nothing; when all
   /// have ended they take the mean. Nobody steps for others.
   template <class Body>
   void join(const Body& body, const JoinOptions& options = {}) {
@@ -10275,7 +10275,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   std::int64_t seen_ = 0;     // since the last mean
   int steps_ = 0, passes_ = 0;
   bool sync_ = true, in_backward_ = false;
-  bool ended_ = false;  // this rank only keeps others company
+  bool ended_ = false;  // this rank has run out of batches
 };
 
 /// For chorus::join and checkpoints.
@@ -10284,12 +10284,12 @@ class detail::Access<LocalSgd<Model, Communicator>> {
  public:
   explicit Access(LocalSgd<Model, Communicator>& net) : net_(net) {}
   void begin_join(const JoinFacts& facts) { net_.begin_joining("LocalSgd", facts); }
-  void begin_company() { net_.ended_ = true; }
-  [[gnu::cold]] JoinedPass keep_company() {
+  void run_out_of_batches() { net_.ended_ = true; }
+  [[gnu::cold]] JoinedPass take_part_in_pass() {
     if (net_.throws_early()) net_.begin_pass_of_others();  // throws unless all have ended
     return net_.take_mean() ? JoinedPass::passed : JoinedPass::none;
   }
-  [[gnu::cold]] void end_company() { net_.end_passes_of_others(); }
+  [[gnu::cold]] void all_have_run_out() { net_.end_passes_of_others(); }
   void end_join() {
     net_.ended_ = false;
     net_.end_joining();
@@ -10333,9 +10333,9 @@ struct ParameterServerOptions {
 /// With DistributedDataParallel's ring every rank sends 2 (n - 1) / n times: as much in all, but no link is crowded.
 /// Optimizer state exists on the server alone.
 ///
-/// After the last step workers are behind: `eval()`, which all ranks call, fetches the parameters, too. A forward pass
-/// without gradients of a model that is all in evaluation, and behind, throws UsageError. A worker's
-/// ParameterAverage that is updated behind each step lags by one: the server's is the one to use and to keep.
+/// After the last step workers have old parameters: `eval()`, which all ranks call, fetches them, too. A forward pass
+/// without gradients of a model that is all in evaluation, with old ones, throws UsageError. A worker's
+/// ParameterAverage that is updated after each step lags by one: the server's is the one to use and to keep.
 template <class Model, class Communicator = comm::AnyCommunicator>
 class ParameterServer : public DistributedPolicy<Model, Communicator> {
   using Base = DistributedPolicy<Model, Communicator>;
@@ -10495,13 +10495,13 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   // last push, as it would on a server that has run out of batches.
   static constexpr std::uint8_t has_gradient = 1, forgotten = 2;
 
-  std::vector<std::uint8_t> own_marks(bool company) const {
+  std::vector<std::uint8_t> own_marks(bool ended) const {
     std::vector<std::uint8_t> marks;
     for (const auto& entry : this->flat_.entries()) {
       const auto& p = entry.parameter();
       const auto i = marks.size();
       const bool was_forgotten = forgotten_before_.empty() || p.times_forgotten() != forgotten_before_[i];
-      marks.push_back((p.grad_arrived() ? has_gradient : 0) | (!company && was_forgotten ? forgotten : 0));
+      marks.push_back((p.grad_arrived() ? has_gradient : 0) | (!ended && was_forgotten ? forgotten : 0));
     }
     return marks;
   }
@@ -10516,18 +10516,18 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     return all;
   }
 
-  // Gradients weighed by samples go to the server. `company`: this rank has run out of batches.
-  void push(bool company = false) {
+  // Gradients weighed by samples go to the server. `ended`: this rank has run out of batches.
+  void push(bool ended = false) {
     const double weight = std::exchange(unit_, 1);
     const bool accumulated = std::exchange(accumulated_, false);
     auto& communicator = this->communicator_;
     const auto& entries = this->flat_.entries();
-    auto own = own_marks(company);
+    auto own = own_marks(ended);
     const auto workers = workers_marks(own);
     for (std::size_t i = 0; i < entries.size(); ++i) {
       auto& p = entries[i].parameter();
       // An earlier step has used what is left of a push.
-      if (company && !accumulated && (workers[i] & forgotten) != 0) own[i] = 0;
+      if (ended && !accumulated && (workers[i] & forgotten) != 0) own[i] = 0;
       if ((own[i] & has_gradient) == 0) zero_bytes(p.where(), p.grad_data(), p.size_bytes());
     }
     const D device = entries.front().parameter().where();
@@ -10573,19 +10573,19 @@ class detail::Access<ParameterServer<Model, Communicator>> {
   void begin_join(const JoinFacts& facts) {
     check<UsageError>(facts.steps || facts.throw_early,
                       "ParameterServer::join: the server steps for all, also where others have more batches than it "
-                      "has: JoinOptions::step, or a function behind the net");
+                      "has: JoinOptions::step, or a function after the net");
     net_.begin_joining("ParameterServer", facts);
   }
-  void begin_company() {}
-  [[gnu::cold]] JoinedPass keep_company() {
+  void run_out_of_batches() {}
+  [[gnu::cold]] JoinedPass take_part_in_pass() {
     if (!net_.begin_pass_of_others()) return JoinedPass::none;
     if (net_.stepped_) net_.pull();
     net_.shares_.weigh({});
     if (!net_.shares_.sync()) return JoinedPass::passed;
-    net_.push(/*company=*/true);
+    net_.push(/*ended=*/true);
     return JoinedPass::averaged;
   }
-  [[gnu::cold]] void end_company() {
+  [[gnu::cold]] void all_have_run_out() {
     net_.end_passes_of_others();
     if (net_.stepped_) net_.pull();
   }

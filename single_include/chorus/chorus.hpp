@@ -6066,7 +6066,7 @@ class LeafNode : public GradNode<T, Rank, D> {
   bool has_hooks() const { return !hooks_.empty() || this->has_gradient_hooks(); }
   /// `hook` runs during each backward as soon as this leaf's gradient is complete.
   void add_hook(std::function<void()> hook) { hooks_.push_back(std::move(hook)); }
-  /// The same, behind all others: it gives the gradient away.
+  /// The same, after all others: it gives the gradient away.
   void add_last_hook(std::function<void()> hook) { last_hooks_.push_back(std::move(hook)); }
 
  private:
@@ -11753,12 +11753,12 @@ namespace chorus::comm {
 
 namespace detail {
 
-/// An algorithm, and where it is the fastest: `gains(link, bytes)`, with the bytes of one rank's data. `run` gives
+/// An algorithm, and where it is the fastest: `gains(call, bytes)`, with the bytes of one rank's data. `run` gives
 /// false where the ranks have found out that they can't, or had better not; then nothing has changed.
 template <class... Data>
 struct Row {
   Algorithm algorithm;
-  bool (*gains)(const Transport&, std::size_t bytes);
+  bool (*gains)(const Collective&, std::size_t bytes);
   bool (*run)(const Collective&, Data...);
 };
 
@@ -11769,27 +11769,28 @@ inline constexpr auto always = [](const Collective& c, auto... data) {
   return true;
 };
 
-inline bool gains_anywhere(const Transport&, std::size_t) { return true; }
-inline bool gains_on_machines(const Transport& link, std::size_t) { return !link.machines().empty(); }
+inline bool gains_anywhere(const Collective&, std::size_t) { return true; }
+inline bool gains_on_machines(const Collective& c, std::size_t) { return !c.link.machines().empty(); }
 inline bool share_memory(const Transport& link) { return link.reaches_peers && link.size <= InPlace::most_ranks; }
 /// Long enough that its way counts more than one message more.
-inline bool gains_in_place(const Transport& link, std::size_t bytes) {
-  return share_memory(link) && bytes > std::size_t{4} << 10;
+inline bool gains_in_place(const Collective& c, std::size_t bytes) {
+  return share_memory(c.link) && bytes > std::size_t{4} << 10;
 }
 /// Longer ones of more ranks are faster in the ring, whose few busy queues stay in the caches. Two exchange more, too,
 /// but where the ring saves copies: of its data nothing is overwritten that has not been sent.
-inline bool gains_directly(const Transport& link, std::size_t bytes) {
-  if (link.size == 2) return link.copies() || bytes <= std::size_t{64} << 10;
-  return link.size <= 8 && bytes <= std::size_t{256} << 10;
+inline bool gains_directly(const Collective& c, std::size_t bytes) {
+  if (c.link.size == 2) return c.link.copies() || bytes <= std::size_t{64} << 10;
+  return c.link.size <= 8 && bytes <= std::size_t{256} << 10;
 }
 /// Short enough that rounds count and bytes don't: ceil(log2 N) rounds, where the others have 2 of N - 1 messages each
-/// or 2 (N - 1). Two ranks have one, whatever they do.
-inline bool reduces_in_few_rounds(const Transport& link, std::size_t bytes) {
-  return link.size > 2 && bytes <= 1024 && bytes * static_cast<std::size_t>(link.size) <= most_bruck_bytes;
+/// or 2 (N - 1). Two ranks have one, whatever they do. Gradients are not waited for one by one: the bytes count.
+inline bool reduces_in_few_rounds(const Collective& c, std::size_t bytes) {
+  return c.link.size > 2 && c.traffic != trace::Traffic::gradients && bytes <= 1024 &&
+         bytes * static_cast<std::size_t>(c.link.size) <= most_bruck_bytes;
 }
 /// Where the ring has N - 1 rounds; three ranks have two in both.
-inline bool gathers_in_few_rounds(const Transport& link, std::size_t bytes) {
-  return link.size > 3 && bytes * static_cast<std::size_t>(link.size) <= most_bruck_bytes;
+inline bool gathers_in_few_rounds(const Collective& c, std::size_t bytes) {
+  return c.link.size > 3 && bytes * static_cast<std::size_t>(c.link.size) <= most_bruck_bytes;
 }
 
 // A call is served by the first row that gains from it.
@@ -11853,7 +11854,7 @@ template <std::size_t rows, class... Data, class Note>
 void run_fastest(const detail::Row<Data...> (&table)[rows], const Collective& c, std::size_t bytes, const Note& note,
                  std::type_identity_t<Data>... data) {
   for (const auto& row : table) {
-    if (!row.gains(c.link, bytes)) continue;
+    if (!row.gains(c, bytes)) continue;
     note(row.algorithm);
     if (row.run(c, data...)) return;
   }
@@ -15472,7 +15473,7 @@ class Run {
 // <chorus/launch/run_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_LAUNCH_RUN_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_LAUNCH_RUN_IMPL_HPP
-/// What stands behind Run and its options.
+/// How Run and its options work.
 
 // <chorus/launch/world_from_environment.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_LAUNCH_WORLD_FROM_ENVIRONMENT_HPP
@@ -15904,7 +15905,7 @@ int launch(int argc, char** argv, Body&& body) {
 // <chorus/launch/launch_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_LAUNCH_LAUNCH_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_LAUNCH_LAUNCH_IMPL_HPP
-/// What stands behind `launch`.
+/// How `launch` works.
 
 // <chorus/core/check_output.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CHECK_OUTPUT_HPP
@@ -15935,7 +15936,7 @@ namespace chorus::detail {
 #ifndef CHORUS_SINGLE_CHORUS_LAUNCH_SUPERVISOR_HPP
 #define CHORUS_SINGLE_CHORUS_LAUNCH_SUPERVISOR_HPP
 /// Starts the ranks of one machine as processes and stands by them: the first that fails is named and ends all, signals
-/// are passed on, and nobody outlives the supervisor. `tether.hpp` is the rank's end of this.
+/// are passed on, and nobody outlives the supervisor. `supervisor_link.hpp` is the rank's end of this.
 
 #include <sys/wait.h>
 
@@ -16501,9 +16502,9 @@ class RankOutput {
 }  // namespace chorus::detail
 #endif  // CHORUS_SINGLE_CHORUS_LAUNCH_RANK_OUTPUT_HPP
 
-// <chorus/launch/tether.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_LAUNCH_TETHER_HPP
-#define CHORUS_SINGLE_CHORUS_LAUNCH_TETHER_HPP
+// <chorus/launch/supervisor_link.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_LAUNCH_SUPERVISOR_LINK_HPP
+#define CHORUS_SINGLE_CHORUS_LAUNCH_SUPERVISOR_LINK_HPP
 /// The rank's end of the line between a rank and the supervisor that started it.
 
 namespace chorus {
@@ -16549,12 +16550,12 @@ struct RankReport {
 
 /// A rank's tie to the supervisor that started it: the rank ends when the supervisor does, and hands it the reason when
 /// it fails itself. In a process that no supervisor started it is tied to nothing.
-class Tether {
+class SupervisorLink {
  public:
   /// This process's, made at the first call. Throws UsageError for variables that make no sense.
-  static const Tether& of_process() {
-    static const Tether tether;
-    return tether;
+  static const SupervisorLink& of_process() {
+    static const SupervisorLink link;
+    return link;
   }
 
   /// Tells the supervisor that this rank has come to `launch`.
@@ -16574,7 +16575,7 @@ class Tether {
   }
 
  private:
-  Tether() {
+  SupervisorLink() {
     const auto supervisor = detail::env_number("CHORUS_SUPERVISOR_PID", 1, INT32_MAX);
     const auto report_fd = detail::env_number("CHORUS_REPORT_FD", 3, detail::most_ranks);
     if (!supervisor || !report_fd) return;
@@ -16599,7 +16600,7 @@ class Tether {
 };
 
 }  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_LAUNCH_TETHER_HPP
+#endif  // CHORUS_SINGLE_CHORUS_LAUNCH_SUPERVISOR_LINK_HPP
 
 namespace chorus {
 
@@ -17055,7 +17056,7 @@ class LaunchScope {
  public:
   LaunchScope() {
     check<UsageError>(!std::exchange(inside(), true),
-                      "launch: called in the body of another launch; call them one behind the other, in main");
+                      "launch: called in the body of another launch; call them one after the other, in main");
   }
   LaunchScope(const LaunchScope&) = delete;
   LaunchScope& operator=(const LaunchScope&) = delete;
@@ -17167,16 +17168,16 @@ inline void keep_to_own_cores(const comm::World& world) {
 inline int call(Run& run, LaunchBody body) {
   // A rank that `launch` has started has failed where its call has, whatever main makes of it.
   const bool ordered = LaunchCalls::of_process().order.has_value();
-  const auto& tether = Tether::of_process();
+  const auto& link = SupervisorLink::of_process();
   try {
     const int status = body.call(body.body, run);
     if (status == 0) check_output();
-    if (ordered && status != 0) tether.report("", "", status);
+    if (ordered && status != 0) link.report("", "", status);
     return status;
   } catch (...) {
     const Failure failure = current_failure();
     const bool named = run.world_size() == 1 || failure.message.starts_with("rank ");  // as a communicator's errors are
-    tether.report(named ? std::string() : format("rank %d: ", run.rank()), failure.message,
+    link.report(named ? std::string() : format("rank %d: ", run.rank()), failure.message,
                   ordered ? failure.status : 0);
     run.abort(failure.message);
     return failure.status;
@@ -17189,7 +17190,7 @@ inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments
   const auto& order = calls.order;
   if (order) check_order(*order, policy, options);
   options.complete();
-  Tether::of_process();
+  SupervisorLink::of_process();
   comm::World world;
   if (policy.distributed) {
     auto joined = join(policy, options.devices);
@@ -17228,12 +17229,12 @@ CHORUS_INLINE int launch(LaunchedPolicy policy, int argc, char** argv, const Lau
   const LaunchScope scope;
   auto& calls = LaunchCalls::of_process();
   int number = -1;
-  const Tether* tether = nullptr;  // of a rank that launch has started
+  const SupervisorLink* link = nullptr;  // of a rank that launch has started
   try {
     std::optional<int> passed;
     number = calls.begin(passed);
     if (passed) return calls.end(number, *passed);
-    if (calls.order) (tether = &Tether::of_process())->arrive();
+    if (calls.order) (link = &SupervisorLink::of_process())->arrive();
     Arguments arguments(argc, argv);
     if (options != nullptr)
       return calls.end(number, launch_here(number, policy, argv, std::move(arguments), *options, false, body));
@@ -17246,8 +17247,8 @@ CHORUS_INLINE int launch(LaunchedPolicy policy, int argc, char** argv, const Lau
     return calls.end(number, launch_here(number, policy, argv, std::move(arguments), from_line, true, body));
   } catch (...) {
     const auto failure = current_failure();
-    if (tether != nullptr)
-      tether->report("", failure.message, failure.status);
+    if (link != nullptr)
+      link->report("", failure.message, failure.status);
     else
       say(failure.message);
     return number < 0 ? failure.status : calls.end(number, failure.status);
@@ -21344,7 +21345,7 @@ auto batch_norm_add_relu(const X& x, const R& residual, const W& weight, const B
 
 namespace chorus {
 
-/// What a policy offers to the operators of a forward pass, and of the backward pass behind it. All members make the
+/// What a policy offers to the operators of a forward pass, and of the backward pass after it. All members make the
 /// same calls in the same order.
 class BatchGroup {
  public:
@@ -33517,6 +33518,55 @@ void reduce_wanted(const Replicas<Model>& replicas, std::size_t used, const Back
 }  // namespace chorus::dp
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_WANTED_GRADIENTS_HPP
 
+// <chorus/parallel/model_handles.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_MODEL_HANDLES_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_MODEL_HANDLES_HPP
+/// The parameters and buffers that a model has when a policy takes it: flat buffers, copies and hooks are of those.
+
+namespace chorus::detail {
+
+class ModelHandles final : public nn::detail::Walker {
+ public:
+  explicit ModelHandles(nn::Module& model) {
+    walk(model);
+    taken_ = true;
+  }
+
+  /// Throws UsageError where the model has others now.
+  void check_kept(nn::Module& model) {
+    next_ = 0;
+    walk(model);
+    check<UsageError>(next_ == nodes_.size(), "the model has lost ", nodes_.size() - next_,
+                      " parameters and buffers since the policy took it");
+  }
+  /// Also where another policy has moved them out of `flat`.
+  template <class Flat>
+  void check_kept(nn::Module& model, const Flat& flat) {
+    check_kept(model);
+    if (const auto* entry = flat.taken_away())
+      fail<UsageError>("the model's '", entry->named.name, "' lies in the buffers of another policy by now, which was ",
+                       "made of the same model: give each policy a model of its own, such as nn::copy_of(model)");
+  }
+  void parameter(std::string_view name, AnyParameter& handle) override { look(name, handle.shared()); }
+  void buffer(std::string_view name, AnyBuffer& handle) override { look(name, handle.shared()); }
+
+ private:
+  void look(std::string_view name, const Ref<Node>& node) {
+    if (!taken_) return nodes_.push_back(node);
+    if (next_ == nodes_.size() || nodes_[next_] != node)
+      fail<UsageError>("the model's '", path(name), "' has been added or replaced since the policy took the model, ",
+                       "and would not take part: write numbers into the one that was there");
+    ++next_;
+  }
+
+  std::vector<Ref<Node>> nodes_;
+  std::size_t next_ = 0;
+  bool taken_ = false;
+};
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_MODEL_HANDLES_HPP
+
 // <chorus/parallel/one_process_policy.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_ONE_PROCESS_POLICY_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_ONE_PROCESS_POLICY_HPP
@@ -33538,14 +33588,14 @@ struct JoinOptions {
   /// All ranks throw as soon as one has run out of batches, instead of going on without it. For models whose forward or
   /// backward has collectives of its own, which the ranks that have ended don't know of (SyncBatchNorm).
   bool throw_on_early_termination = false;
-  /// What `body` does behind each averaged backward pass: as a rule clipping, and `optimizer.step()`. Ranks that have
+  /// What `body` does after each averaged backward pass: as a rule clipping, and `optimizer.step()`. Ranks that have
   /// ended do it, too, with the same averages, so that the optimizer's state stays the same on all ranks; a
   /// ShardedOptimizer needs that, and so does a ParameterServer, whose rank 0 steps for all. Without, parameters and
   /// buffers are the same afterwards, but momenta are not. Under a GradScaler it is `scaler.step(optimizer)`.
   std::function<void()> step = {};
 };
 
-/// What has come of keeping others company in a pass: there was none, for all have ended; a pass whose gradients were
+/// What has come of taking part in a pass of others: there was none, for all have ended; a pass whose gradients were
 /// not averaged; one whose gradients were.
 enum class JoinedPass { none, passed, averaged };
 
@@ -33554,12 +33604,12 @@ namespace detail {
 /// What a net is told of the join that begins.
 struct JoinFacts {
   bool throw_early;  ///< JoinOptions::throw_on_early_termination
-  bool steps;        ///< whether ranks that have ended do something behind this net's averaged passes
+  bool steps;        ///< whether ranks that have ended do something after this net's averaged passes
 };
 
 /// What a policy has for `join`, and users don't call: `begin_join` and `end_join` are around all of it;
-/// `begin_company` when this rank has run out of batches; `keep_company` takes part in the collectives of a pass of
-/// others; `end_company` when all have ended. See parallel/access.hpp.
+/// `run_out_of_batches` when this rank has run out of batches; `take_part_in_pass` takes part in the collectives of a
+/// pass of others; `all_have_run_out` when all have ended. See parallel/access.hpp.
 template <class Net>
 class Access;
 
@@ -33607,12 +33657,12 @@ constexpr std::array<bool, sizeof...(Joined)> before_function() {
 /// Runs `body`, a loop over batches of which ranks may have different numbers. A rank that has ended takes part in the
 /// others' collectives, with no samples, until all have. In each iteration `body` makes a forward and a backward pass
 /// through each of the nets among `joined`, one after the other in this order, and no other collective calls but those
-/// of the functions among `joined`, such as the steps of sharded optimizers, each behind the net in front of it:
+/// of the functions among `joined`, such as the steps of sharded optimizers, each after the net in front of it:
 ///
 ///   ch::join(loop, {}, net, [&] { optimizer.step(); }, other_net, [&] { other_optimizer.step(); });
 ///
 /// Only ranks that have ended call these functions, and `options.step` at the iteration's end. Nets of one process may
-/// be among them, too: for them there is nothing to do. Gradients that are left behind it are each rank's own: the next
+/// be among them, too: for them there is nothing to do. Gradients that are left after it are each rank's own: the next
 /// loop begins with `zero_grad`.
 template <class Body, class... Joined>
 void join(const Body& body, const JoinOptions& options, Joined&&... joined) {
@@ -33630,24 +33680,24 @@ void join(const Body& body, const JoinOptions& options, Joined&&... joined) {
     };
     (one(joined), ...);
   };
-  for_nets([](auto net) { net.begin_company(); });
+  for_nets([](auto net) { net.run_out_of_batches(); });
   for (bool any = true; any;) {
     any = false;
     bool averaged = false;
     JoinedPass pass = JoinedPass::none;
-    const auto keep_company = [&](auto& some) {
+    const auto take_part_in_pass = [&](auto& some) {
       if constexpr (detail::JoinedNet<std::remove_reference_t<decltype(some)>>) {
-        pass = detail::access_to(some).keep_company();
+        pass = detail::access_to(some).take_part_in_pass();
         any = any || pass != JoinedPass::none;
         averaged = averaged || pass == JoinedPass::averaged;
       } else if (pass == JoinedPass::averaged) {
         some();
       }
     };
-    (keep_company(joined), ...);
+    (take_part_in_pass(joined), ...);
     if (averaged && options.step) options.step();
   }
-  for_nets([](auto net) { net.end_company(); });
+  for_nets([](auto net) { net.all_have_run_out(); });
 }
 
 }  // namespace chorus
@@ -33661,9 +33711,9 @@ class Access {
  public:
   explicit Access(Net&) {}
   void begin_join(const JoinFacts&) {}
-  void begin_company() {}
-  JoinedPass keep_company() { return JoinedPass::none; }
-  void end_company() {}
+  void run_out_of_batches() {}
+  JoinedPass take_part_in_pass() { return JoinedPass::none; }
+  void all_have_run_out() {}
   void end_join() {}
 };
 
@@ -33876,55 +33926,6 @@ class OneProcessPolicy : public Policy<Model> {
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_ONE_PROCESS_POLICY_HPP
 
-// <chorus/parallel/taken_handles.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_TAKEN_HANDLES_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_TAKEN_HANDLES_HPP
-/// The parameters and buffers that a model has when a policy takes it: flat buffers, copies and hooks are of those.
-
-namespace chorus::detail {
-
-class TakenHandles final : public nn::detail::Walker {
- public:
-  explicit TakenHandles(nn::Module& model) {
-    walk(model);
-    taken_ = true;
-  }
-
-  /// Throws UsageError where the model has others now.
-  void check_kept(nn::Module& model) {
-    next_ = 0;
-    walk(model);
-    check<UsageError>(next_ == nodes_.size(), "the model has lost ", nodes_.size() - next_,
-                      " parameters and buffers since the policy took it");
-  }
-  /// Also where another policy has moved them out of `flat`.
-  template <class Flat>
-  void check_kept(nn::Module& model, const Flat& flat) {
-    check_kept(model);
-    if (const auto* entry = flat.taken_away())
-      fail<UsageError>("the model's '", entry->named.name, "' lies in the buffers of another policy by now, which was ",
-                       "made of the same model: give each policy a model of its own, such as nn::copy_of(model)");
-  }
-  void parameter(std::string_view name, AnyParameter& handle) override { look(name, handle.shared()); }
-  void buffer(std::string_view name, AnyBuffer& handle) override { look(name, handle.shared()); }
-
- private:
-  void look(std::string_view name, const Ref<Node>& node) {
-    if (!taken_) return nodes_.push_back(node);
-    if (next_ == nodes_.size() || nodes_[next_] != node)
-      fail<UsageError>("the model's '", path(name), "' has been added or replaced since the policy took the model, ",
-                       "and would not take part: write numbers into the one that was there");
-    ++next_;
-  }
-
-  std::vector<Ref<Node>> nodes_;
-  std::size_t next_ = 0;
-  bool taken_ = false;
-};
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_TAKEN_HANDLES_HPP
-
 namespace chorus {
 
 /// Keeps a copy of the model on each device from step to step; each forward pass sends it the parameters that have
@@ -34072,7 +34073,7 @@ class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner 
 
   DataParallelOptions options_;
   std::vector<nn::NamedBuffer<D>> buffers_;
-  detail::TakenHandles handles_;
+  detail::ModelHandles handles_;
   dp::Replicas<Model> replicas_;
   dp::ParallelApply parallel_apply_;
   // Extensions: what they do beyond the five steps is their files' matter.
@@ -34606,8 +34607,7 @@ struct Bucket {
   bool done = false;                    // its hook sends no more
 };
 
-/// The buckets of a net; see cut_buckets.hpp for how they are cut. They leave front to back, each as soon as it is
-/// full: all ranks have to call in one order.
+/// The buckets of a net (see cut_buckets.hpp). They leave front to back: all ranks have to call in one order.
 class Buckets {
  public:
   /// Takes new buckets of the gradients of that many parameters.
@@ -34630,8 +34630,7 @@ class Buckets {
       bucket.missing = 0;
       for (const std::size_t i : bucket.parameters) bucket.missing += left_[i];
     }
-    next_ = returned_ = 0;
-    held_ = 0;
+    next_ = returned_ = held_ = 0;
   }
   /// How often the gradient of entry `i` is still expected.
   int left(std::size_t i) const { return left_[i]; }
@@ -34665,8 +34664,7 @@ class Buckets {
   std::vector<Bucket> all_;
   std::vector<Bucket*> of_;           // by entry; null: it is not sent
   std::vector<int> expected_, left_;  // by entry
-  std::size_t next_ = 0, returned_ = 0;
-  int held_ = 0;
+  std::size_t next_ = 0, returned_ = 0, held_ = 0;
 };
 
 }  // namespace chorus::ddp
@@ -34731,7 +34729,7 @@ struct DistributedDataParallelOptions {
   bool find_unused_parameters = false;
   /// With find_unused_parameters: a gradient that no rank had in one pass is left out of the next pass's buckets. Ranks
   /// need not use the same parameters (PyTorch's have to): where one uses such a parameter again, its gradient is sent
-  /// behind the others, once more all ranks know it. For models whose unused parameters change rarely: whenever they
+  /// after the others, once more all ranks know it. For models whose unused parameters change rarely: whenever they
   /// do, buckets are made anew.
   bool skip_all_reduce_unused_params = false;
   /// Every backward pass uses the same parameters, equally often: what the first one has shown is expected of all.
@@ -34742,7 +34740,7 @@ struct DistributedDataParallelOptions {
   bool init_sync = true;
   /// Names of parameters and buffers that are each rank's own: never compared, sent or averaged.
   std::vector<std::string> parameters_and_buffers_to_ignore = {};
-  /// Names of parameters whose gradients are sent behind all others, in buckets of their own, each as soon as it is
+  /// Names of parameters whose gradients are sent after all others, in buckets of their own, each as soon as it is
   /// full. PyTorch's `param_to_hook_all_reduce`, the parameter whose gradient starts the sending of what is there by
   /// then, has no counterpart: the buckets know when they are full.
   std::vector<std::string> delay_all_reduce_named_params = {};
@@ -35035,8 +35033,8 @@ class Core {
 namespace chorus::detail {
 
 /// A rank without samples has no say in the average, but a loss may have terms that need none, such as a penalty of the
-/// weights; and one that only keeps others company has their averages. What earlier passes have left is kept meanwhile,
-/// in the host's memory: it happens seldom. Meanwhile parameters may move within the flat buffers.
+/// weights; and one that has run out of batches has the others' averages. What earlier passes have left is kept,
+/// meanwhile in the host's memory: it happens seldom. Meanwhile parameters may move within the flat buffers.
 template <Device D>
 class GradientsAside {
  public:
@@ -35151,10 +35149,9 @@ class Accumulation final : public Extension<D> {
     if (core_.ranks.size() > 1 && core_.is_shared(i)) core_.parameter(i).set_grad_local(true);
   }
   void backward_begins() override {
-    if (unit_) core_.weight = *unit_;
-  }
-  void averaged() override {
-    for (std::size_t i = 0; unit_ && i < core_.entries(); ++i) core_.parameter(i).set_grad_local(false);
+    if (!unit_) return;
+    core_.weight = *unit_;
+    for (std::size_t i = 0; i < core_.entries(); ++i) core_.parameter(i).set_grad_local(false);
   }
   void pass_ended() override {
     unit_.reset();
@@ -35201,8 +35198,8 @@ namespace chorus {
 struct DdpTimes {
   double forward_compute_time = 0;                ///< from the call of the net to its output
   double backward_compute_time = 0;               ///< from there to the last gradient
-  double backward_comm_time = 0;                  ///< from when the first bucket leaves until all have come back
-  double backward_compute_comm_overlap_time = 0;  ///< what of that lies before the last gradient
+  double backward_comm_time = 0;                  ///< from when ranks weigh their losses until all buckets are back
+  double backward_compute_comm_overlap_time = 0;  ///< from when the first bucket leaves to the last gradient
   // Not in PyTorch's:
   /// The buckets' collectives, each from its start to its end, waits for other ranks included; NaN over communicators
   /// that do not know, as over NCCL, whose collectives run on streams.
@@ -35237,13 +35234,16 @@ class Clock final : public Extension<D> {
   explicit Clock(Core<D, Communicator>& core) : core_(core) {}
 
   void forward_begins(detail::ForwardPass&) override { forward_start_ = Steady::now(); }
-  void forward_ended() override { forward_end_ = Steady::now(); }
-  /// The backward pass that follows is one of other ranks, and does not count.
-  void forward_of_others() { forward_end_ = {}; }
-  void backward_begins() override {
+  void forward_ended() override {
+    forward_end_ = Steady::now();
     busy_ = busy();
     exposed_ = {};
-    comm_start_ = {};
+    comm_start_ = first_bucket_ = {};
+  }
+  /// The backward pass that follows is one of other ranks, and does not count.
+  void forward_of_others() { forward_end_ = {}; }
+  void bucket_is_full(const Bucket&) override {
+    if (first_bucket_ == Steady::time_point{}) first_bucket_ = Steady::now();
   }
   // The sum is one for the same parameters, in whatever order.
   void gradient_arrived(std::size_t i) override {
@@ -35272,7 +35272,7 @@ class Clock final : public Extension<D> {
     last.forward_compute_time = seconds(forward_end - forward_start_);
     last.backward_compute_time = seconds(compute_end_ - forward_end);
     last.backward_comm_time = seconds(end - comm_start_);
-    last.backward_compute_comm_overlap_time = comm_start_ < compute_end_ ? seconds(compute_end_ - comm_start_) : 0;
+    last.backward_compute_comm_overlap_time = first_bucket_ < compute_end_ ? seconds(compute_end_ - first_bucket_) : 0;
     last.bucket_comm_time = busy_.count() < 0 ? std::numeric_limits<double>::quiet_NaN() : seconds(busy() - busy_);
     last.exposed_comm_time = seconds(exposed_);
     ++data_.iterations;
@@ -35293,7 +35293,7 @@ class Clock final : public Extension<D> {
   }
 
   Core<D, Communicator>& core_;
-  Steady::time_point forward_start_, forward_end_, compute_end_, comm_start_, exposed_start_;
+  Steady::time_point forward_start_, forward_end_, compute_end_, comm_start_, first_bucket_, exposed_start_;
   Steady::duration exposed_{};
   std::chrono::nanoseconds busy_{};
   std::uint64_t uses_ = 0, uses_before_ = 0;
@@ -35965,7 +35965,7 @@ class SharedGradients {
     communicator.all_gather(std::span<const double>(&weight, 1), std::span(weights_), {});
   }
   /// What the averages of all ranks' numbers are the sum of, where `bytes` of this rank's lie at `own`. The order is
-  /// the ring's, which begins behind this rank: so not all of them read the same at once.
+  /// the ring's, which begins after this rank: so not all of them read the same at once.
   std::vector<kernels::GradientTerm> terms(const void* own, std::size_t bytes) const {
     const Block& block = *find(own, bytes);
     const auto ranks = block.memory.lock();
@@ -36195,12 +36195,12 @@ namespace chorus::ddp {
 /// those of several nets. Where ranks may use different parameters of one of them, nets would send in another order on
 /// each rank, and take each other's gradients for their own: there the one that begins later sends at its end, which
 /// comes after the first one's. So does a net whose operators have collectives of their own.
-class BackwardTurn {
+class SendingOrder {
  public:
-  BackwardTurn() = default;
-  BackwardTurn(const BackwardTurn&) = delete;
-  BackwardTurn& operator=(const BackwardTurn&) = delete;
-  ~BackwardTurn() { end(); }
+  SendingOrder() = default;
+  SendingOrder(const SendingOrder&) = delete;
+  SendingOrder& operator=(const SendingOrder&) = delete;
+  ~SendingOrder() { end(); }
 
   /// `varies`: what this net uses may differ from rank to rank. `operators_send`: its operators, in this pass.
   void begin(const void* communicator, bool varies, bool operators_send) {
@@ -36243,18 +36243,18 @@ class SeveralNets final : public Extension<D> {
 
   void backward_begins() override {
     const bool varies = core_.options.find_unused_parameters || core_.options.static_graph;
-    turn_.begin(&core_.ranks, varies, operators_send_);
-    if (turn_.waits()) core_.buckets.hold();
+    order_.begin(&core_.ranks, varies, operators_send_);
+    if (order_.waits()) core_.buckets.hold();
   }
   void backward_ended() override {
-    if (turn_.waits()) core_.buckets.release();
+    if (order_.waits()) core_.buckets.release();
   }
-  void averaged() override { turn_.end(); }
+  void averaged() override { order_.end(); }
 
  private:
   Core<D, Communicator>& core_;
   const bool& operators_send_;
-  BackwardTurn turn_;
+  SendingOrder order_;
 };
 
 }  // namespace chorus::ddp
@@ -36621,7 +36621,7 @@ class DistributedPolicy : public Policy<Model> {
     if (shares_.first_active() < 0) return false;
     if (passes_of_others_++ == skew_to_warn_of)
       detail::say(cat("warning: ", joining_policy_, "::join: rank ", communicator_.rank(), " has at least ",
-                      skew_to_warn_of, " batches fewer than others have, and only keeps them company"));
+                      skew_to_warn_of, " batches fewer than others have, and only joins their collective calls"));
     check_all_here();
     last_active_ = shares_.first_active();
     return true;
@@ -36670,6 +36670,8 @@ class DistributedPolicy : public Policy<Model> {
                         "different numbers, and not through a forward pass of the net in this thread: call the net, "
                         "not its module()");
   }
+  /// All ranks tell each other what their losses are means over.
+  virtual std::vector<double> weigh(std::span<const double> mean_over) { return shares_.weigh(mean_over); }
   /// This rank's weight in the pass is known, and backward has not begun.
   virtual void backward_is_weighed() {}
 
@@ -36686,7 +36688,7 @@ class DistributedPolicy : public Policy<Model> {
   detail::BatchShares<Communicator> shares_;
   std::vector<nn::NamedBuffer<D>> buffers_;
   Storage<D> buffer_message_;
-  detail::TakenHandles handles_;
+  detail::ModelHandles handles_;
   bool joining_ = false;
   bool operators_send_ = false;  // forward passes have had collectives of their own, as backward will
 
@@ -36740,8 +36742,17 @@ class DistributedPolicy : public Policy<Model> {
       if (!alive.expired()) weighed_ = false;
     });
     std::vector<double> over;
-    for (const Ref<Node>& node : means) over.push_back(node->mean_over());
-    return shares_.weigh(over);
+    if (!in_captured_step())
+      for (const Ref<Node>& node : means) over.push_back(node->mean_over());
+    return weigh(over);
+  }
+  // Replays of a captured step (Graphed) don't ask again: ranks count by their samples there, whose numbers stay.
+  bool in_captured_step() const {
+#if CHORUS_USE_CUDA
+    if constexpr (!std::is_same_v<D, Cpu>)
+      return cuda::is_capturing(cuda::current_stream(this->flat_.entries().front().parameter().where()));
+#endif
+    return false;
   }
   struct Recorded {
     std::uint64_t begin = 0, end = 0;  // sequence numbers of nodes
@@ -36849,6 +36860,12 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
       return nullptr;
   }
 
+  std::vector<double> weigh(std::span<const double> mean_over) override {
+    this->tell(&Extension<D>::communicates, true);
+    auto scales = Base::weigh(mean_over);
+    this->tell(&Extension<D>::communicates, false);
+    return scales;
+  }
   Core& core() { return *this; }
 
   HookCalls<D, Hook, Communicator> calls_;
@@ -36971,11 +36988,11 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
     if (core().template find<ddp::PassesOfOthers<D, Communicator>>() == nullptr)
       core().template add<ddp::PassesOfOthers<D, Communicator>>(core());
   }
-  void begin_company() { passes_of_others().begin(); }
-  [[gnu::cold]] JoinedPass keep_company() {
+  void run_out_of_batches() { passes_of_others().begin(); }
+  [[gnu::cold]] JoinedPass take_part_in_pass() {
     return net_.begin_pass_of_others() ? passes_of_others().take_part() : JoinedPass::none;
   }
-  [[gnu::cold]] void end_company() {
+  [[gnu::cold]] void all_have_run_out() {
     passes_of_others().end();
     if (const int root = net_.end_passes_of_others(); root >= 0) net_.take_state(root);
   }
@@ -38472,12 +38489,11 @@ template <class Communicator>
 
 namespace chorus {
 
-/// The gradient is the mean over the *samples* of all ranks: with shares of different sizes the step is the one that a
-/// single device would take. All ranks hold bit-identical parameters after each step. Every rank makes the same calls.
-/// A backward pass after several forward passes weighs ranks by the last one's shares.
-/// `Hook` says how gradients are averaged: see AllReduce, its neighbours in hooks/, and GradBucket to write one.
-/// A hook on a parameter sees this rank's gradient, once in each backward, before it is averaged; what the hook makes
-/// of it is averaged. `grad` gives this rank's own gradients, and sends nothing.
+/// The gradient is one device's with the whole batch: the average over what the loss is a mean of (samples, tokens that
+/// count, class weights), or over samples where the loss does not say. All ranks hold bit-identical parameters
+/// after each step. Every rank makes the same calls. `Hook` says how buckets are averaged: see hooks/hook.hpp. A hook
+/// on a parameter sees this rank's gradient; what it makes of it is averaged. `grad` gives this rank's own, and sends
+/// nothing.
 ///
 /// Below stands the algorithm, in six steps. What options add to it is in ddp/, one file each: at the moments that it
 /// `tell`s them (ddp/extension.hpp).
@@ -38513,8 +38529,7 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
   }
   /// Peers don't wait for a rank that throws while gradients are under way: the group is given up.
   ~DistributedDataParallel() {
-    const bool unwinding = std::uncaught_exceptions() > exceptions_before_;
-    if (this->in_backward) ddp::give_up(this->communicator_, unwinding);
+    if (this->in_backward) ddp::give_up(this->communicator_, std::uncaught_exceptions() > exceptions_before_);
   }
 
   /// The model's output for this rank's share of the batch.
@@ -38671,7 +38686,7 @@ class SingleDevice : public OneProcessPolicy<Model> {
   }
 
  private:
-  detail::TakenHandles handles_;
+  detail::ModelHandles handles_;
 };
 
 }  // namespace chorus

@@ -16,12 +16,12 @@ namespace chorus::comm {
 
 namespace detail {
 
-/// An algorithm, and where it is the fastest: `gains(link, bytes)`, with the bytes of one rank's data. `run` gives
+/// An algorithm, and where it is the fastest: `gains(call, bytes)`, with the bytes of one rank's data. `run` gives
 /// false where the ranks have found out that they can't, or had better not; then nothing has changed.
 template <class... Data>
 struct Row {
   Algorithm algorithm;
-  bool (*gains)(const Transport&, std::size_t bytes);
+  bool (*gains)(const Collective&, std::size_t bytes);
   bool (*run)(const Collective&, Data...);
 };
 
@@ -32,27 +32,28 @@ inline constexpr auto always = [](const Collective& c, auto... data) {
   return true;
 };
 
-inline bool gains_anywhere(const Transport&, std::size_t) { return true; }
-inline bool gains_on_machines(const Transport& link, std::size_t) { return !link.machines().empty(); }
+inline bool gains_anywhere(const Collective&, std::size_t) { return true; }
+inline bool gains_on_machines(const Collective& c, std::size_t) { return !c.link.machines().empty(); }
 inline bool share_memory(const Transport& link) { return link.reaches_peers && link.size <= InPlace::most_ranks; }
 /// Long enough that its way counts more than one message more.
-inline bool gains_in_place(const Transport& link, std::size_t bytes) {
-  return share_memory(link) && bytes > std::size_t{4} << 10;
+inline bool gains_in_place(const Collective& c, std::size_t bytes) {
+  return share_memory(c.link) && bytes > std::size_t{4} << 10;
 }
 /// Longer ones of more ranks are faster in the ring, whose few busy queues stay in the caches. Two exchange more, too,
 /// but where the ring saves copies: of its data nothing is overwritten that has not been sent.
-inline bool gains_directly(const Transport& link, std::size_t bytes) {
-  if (link.size == 2) return link.copies() || bytes <= std::size_t{64} << 10;
-  return link.size <= 8 && bytes <= std::size_t{256} << 10;
+inline bool gains_directly(const Collective& c, std::size_t bytes) {
+  if (c.link.size == 2) return c.link.copies() || bytes <= std::size_t{64} << 10;
+  return c.link.size <= 8 && bytes <= std::size_t{256} << 10;
 }
 /// Short enough that rounds count and bytes don't: ceil(log2 N) rounds, where the others have 2 of N - 1 messages each
-/// or 2 (N - 1). Two ranks have one, whatever they do.
-inline bool reduces_in_few_rounds(const Transport& link, std::size_t bytes) {
-  return link.size > 2 && bytes <= 128 && bytes * static_cast<std::size_t>(link.size) <= most_bruck_bytes;
+/// or 2 (N - 1). Two ranks have one, whatever they do. Gradients are not waited for one by one: the bytes count.
+inline bool reduces_in_few_rounds(const Collective& c, std::size_t bytes) {
+  return c.link.size > 2 && c.traffic != trace::Traffic::gradients && bytes <= 1024 &&
+         bytes * static_cast<std::size_t>(c.link.size) <= most_bruck_bytes;
 }
 /// Where the ring has N - 1 rounds; three ranks have two in both.
-inline bool gathers_in_few_rounds(const Transport& link, std::size_t bytes) {
-  return link.size > 3 && bytes * static_cast<std::size_t>(link.size) <= most_bruck_bytes;
+inline bool gathers_in_few_rounds(const Collective& c, std::size_t bytes) {
+  return c.link.size > 3 && bytes * static_cast<std::size_t>(c.link.size) <= most_bruck_bytes;
 }
 
 // A call is served by the first row that gains from it.
@@ -116,7 +117,7 @@ template <std::size_t rows, class... Data, class Note>
 void run_fastest(const detail::Row<Data...> (&table)[rows], const Collective& c, std::size_t bytes, const Note& note,
                  std::type_identity_t<Data>... data) {
   for (const auto& row : table) {
-    if (!row.gains(c.link, bytes)) continue;
+    if (!row.gains(c, bytes)) continue;
     note(row.algorithm);
     if (row.run(c, data...)) return;
   }
