@@ -67,7 +67,7 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
   auto operator()(const Inputs&... inputs) {
     check<UsageError>(!this->in_backward,
                       "DistributedDataParallel: the last backward pass ended early; its gradients are incomplete");
-    detail::ForwardPass pass{.samples = detail::samples_of(this->options().dim, inputs...), .sync = this->sync};
+    ddp::ForwardPass pass{.samples = detail::samples_of(this->options().dim, inputs...), .sync = this->sync};
     pass.number = this->begin_forward(pass.samples).step;
     if (!grad_enabled()) return this->forward_aside(pass, inputs...);
     this->tell(&Extension::forward_begins, pass);

@@ -169,7 +169,7 @@ class DistributedPolicy : public Policy<Model> {
   }
   void end_joining() { joining_ = throw_early_ = false; }
   /// A forward pass that records gradients begins.
-  void begin_pass(const detail::ForwardPass& pass) {
+  void begin_pass(const ddp::ForwardPass& pass) {
     shares_.begin(pass, joining_);  // those that have ended have to know
     check_all_here();
   }
@@ -244,7 +244,7 @@ class DistributedPolicy : public Policy<Model> {
 
   /// A forward pass without gradients is this rank's own, unless an operation asks for its place in the batch.
   template <class... Inputs>
-  auto forward_aside(const detail::ForwardPass& pass, const Inputs&... inputs) {
+  auto forward_aside(const ddp::ForwardPass& pass, const Inputs&... inputs) {
     shares_.begin_aside(pass.samples, !joining_, pass.number);
     return forward(!joining_, inputs...);
   }

@@ -281,9 +281,10 @@ TEST_CASE("in place: a rank that is killed meanwhile is named by the others", "[
 }
 
 /// As combine_products, and for a while in the middle of it.
-std::atomic<int> adding{0};
+std::atomic<int> adding{0}, aborted{0};
 void add_slowly(void* out, const void* in, double, const void* mine, double, std::size_t count) {
   adding = 1;
+  for (int waited = 0; aborted == 0 && waited < 1000; ++waited) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
   const auto x = static_cast<const float*>(in), y = static_cast<const float*>(mine);
   std::transform(x, x + count, y, static_cast<float*>(out), std::plus());
@@ -292,7 +293,7 @@ void add_slowly(void* out, const void* in, double, const void* mine, double, std
 TEST_CASE("in place: once a call has failed, nobody writes to its data any more", "[comm]") {
   auto group = comm::thread_group(2);
   std::vector<float> data[2] = {std::vector<float>(2000, 1), std::vector<float>(2000, 2)};
-  adding = 0;
+  adding = aborted = 0;
   std::thread slow([&] {
     comm::Call call{comm::Op::all_reduce, comm::reduction<float>(ReduceOp::sum, 1)};
     call.reduction.combine_products = &add_slowly;
@@ -312,6 +313,7 @@ TEST_CASE("in place: once a call has failed, nobody writes to its data any more"
   });
   while (adding == 0) std::this_thread::yield();
   group[1].abort("no flour left");
+  aborted = 1;
   slow.join();
   other.join();
   CHECK(std::count(data[1].begin(), data[1].end(), 7.0f) == 2000);

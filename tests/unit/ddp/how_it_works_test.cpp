@@ -64,7 +64,7 @@ TEST_CASE("how ddp works, step 3: by what the loss is a mean of") {
 class Diary final : public ddp::Extension<Cpu> {
  public:
   explicit Diary(std::string& text) : text_(text) {}
-  void forward_begins(detail::ForwardPass&) override { text_ += "forward "; }
+  void forward_begins(ddp::ForwardPass&) override { text_ += "forward "; }
   void forward_ended() override { text_ += "| "; }
   void weighed() override { text_ += "weighed "; }
   void backward_begins() override { text_ += "backward "; }

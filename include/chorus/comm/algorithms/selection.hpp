@@ -46,9 +46,9 @@ inline bool gains_directly(const Collective& c, std::size_t bytes) {
   return c.link.size <= 8 && bytes <= std::size_t{256} << 10;
 }
 /// Short enough that rounds count and bytes don't: ceil(log2 N) rounds, where the others have 2 of N - 1 messages each
-/// or 2 (N - 1). Two ranks have one, whatever they do. Gradients are not waited for one by one: the bytes count.
+/// or 2 (N - 1). Two ranks have one, whatever they do. Of gradients and parameters the bytes count.
 inline bool reduces_in_few_rounds(const Collective& c, std::size_t bytes) {
-  return c.link.size > 2 && c.traffic != trace::Traffic::gradients && bytes <= 1024 &&
+  return c.link.size > 2 && c.traffic == trace::Traffic::control && bytes <= 1024 &&
          bytes * static_cast<std::size_t>(c.link.size) <= most_bruck_bytes;
 }
 /// Where the ring has N - 1 rounds; three ranks have two in both.

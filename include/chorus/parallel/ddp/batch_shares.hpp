@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::detail {
+namespace chorus::ddp {
 
 /// What a rank says of a forward pass that records gradients.
 struct ForwardPass {
@@ -26,6 +26,10 @@ struct ForwardPass {
   bool changed = false;        ///< this rank wants gradients by other parameters than before
 };
 
+}  // namespace chorus::ddp
+
+namespace chorus::detail {
+
 /// One message a rank, when backward begins; before, where somebody has to know (random numbers, `join`).
 template <class Communicator>
 class BatchShares {
@@ -34,7 +38,7 @@ class BatchShares {
       : communicator_(communicator), all_(static_cast<std::size_t>(communicator.size())) {}
 
   /// A forward pass of this rank begins. `now`: ranks wait for each other here.
-  void begin(const ForwardPass& pass, bool now = false) {
+  void begin(const ddp::ForwardPass& pass, bool now = false) {
     own_ = {.samples = pass.samples,
             .number = pass.number,
             .sync = pass.sync,

@@ -31,7 +31,7 @@ class Extension {
   virtual void buckets_changed() {}
 
   /// A forward pass begins that records gradients. What is said here, all ranks will be told.
-  virtual void forward_begins(detail::ForwardPass&) {}
+  virtual void forward_begins(ddp::ForwardPass&) {}
   virtual void ready_for_forward() {}
   virtual void forward_ended() {}
 
