@@ -11783,9 +11783,9 @@ inline bool gains_directly(const Collective& c, std::size_t bytes) {
   return c.link.size <= 8 && bytes <= std::size_t{256} << 10;
 }
 /// Short enough that rounds count and bytes don't: ceil(log2 N) rounds, where the others have 2 of N - 1 messages each
-/// or 2 (N - 1). Two ranks have one, whatever they do. Gradients are not waited for one by one: the bytes count.
+/// or 2 (N - 1). Two ranks have one, whatever they do. Of gradients and parameters the bytes count.
 inline bool reduces_in_few_rounds(const Collective& c, std::size_t bytes) {
-  return c.link.size > 2 && c.traffic != trace::Traffic::gradients && bytes <= 1024 &&
+  return c.link.size > 2 && c.traffic == trace::Traffic::control && bytes <= 1024 &&
          bytes * static_cast<std::size_t>(c.link.size) <= most_bruck_bytes;
 }
 /// Where the ring has N - 1 rounds; three ranks have two in both.
@@ -34229,7 +34229,7 @@ template <class Communicator>
 /// What ranks tell each other of a pass: how many samples each has, and what its losses are means over. By that their
 /// gradients count.
 
-namespace chorus::detail {
+namespace chorus::ddp {
 
 /// What a rank says of a forward pass that records gradients.
 struct ForwardPass {
@@ -34240,6 +34240,10 @@ struct ForwardPass {
   bool changed = false;        ///< this rank wants gradients by other parameters than before
 };
 
+}  // namespace chorus::ddp
+
+namespace chorus::detail {
+
 /// One message a rank, when backward begins; before, where somebody has to know (random numbers, `join`).
 template <class Communicator>
 class BatchShares {
@@ -34248,7 +34252,7 @@ class BatchShares {
       : communicator_(communicator), all_(static_cast<std::size_t>(communicator.size())) {}
 
   /// A forward pass of this rank begins. `now`: ranks wait for each other here.
-  void begin(const ForwardPass& pass, bool now = false) {
+  void begin(const ddp::ForwardPass& pass, bool now = false) {
     own_ = {.samples = pass.samples,
             .number = pass.number,
             .sync = pass.sync,
@@ -34867,7 +34871,7 @@ class Extension {
   virtual void buckets_changed() {}
 
   /// A forward pass begins that records gradients. What is said here, all ranks will be told.
-  virtual void forward_begins(detail::ForwardPass&) {}
+  virtual void forward_begins(ddp::ForwardPass&) {}
   virtual void ready_for_forward() {}
   virtual void forward_ended() {}
 
@@ -35233,7 +35237,7 @@ class Clock final : public Extension<D> {
  public:
   explicit Clock(Core<D, Communicator>& core) : core_(core) {}
 
-  void forward_begins(detail::ForwardPass&) override { forward_start_ = Steady::now(); }
+  void forward_begins(ddp::ForwardPass&) override { forward_start_ = Steady::now(); }
   void forward_ended() override {
     forward_end_ = Steady::now();
     busy_ = busy();
@@ -35373,7 +35377,7 @@ class FrozenParameters final : public Extension<D> {
     if (!fit) core_.cut_buckets();
     return !fit;
   }
-  void forward_begins(detail::ForwardPass& pass) override { pass.changed = fit_buckets(); }
+  void forward_begins(ddp::ForwardPass& pass) override { pass.changed = fit_buckets(); }
   void backward_begins() override {
     if (core_.shares.take_changed()) detail::check_same_description(core_.ranks, "DistributedDataParallel", describe());
   }
@@ -35477,7 +35481,7 @@ class BufferSharing final : public Extension<D> {
     location_ = location;
   }
 
-  void forward_begins(detail::ForwardPass& pass) override {
+  void forward_begins(ddp::ForwardPass& pass) override {
     const bool shares = core_.sync && policy_.trains();
     calls_hook_ = shares && share_ && !policy_.joining();
     broadcasts_ = shares && !calls_hook_ && core_.options.broadcast_buffers;
@@ -36602,7 +36606,7 @@ class DistributedPolicy : public Policy<Model> {
   }
   void end_joining() { joining_ = throw_early_ = false; }
   /// A forward pass that records gradients begins.
-  void begin_pass(const detail::ForwardPass& pass) {
+  void begin_pass(const ddp::ForwardPass& pass) {
     shares_.begin(pass, joining_);  // those that have ended have to know
     check_all_here();
   }
@@ -36677,7 +36681,7 @@ class DistributedPolicy : public Policy<Model> {
 
   /// A forward pass without gradients is this rank's own, unless an operation asks for its place in the batch.
   template <class... Inputs>
-  auto forward_aside(const detail::ForwardPass& pass, const Inputs&... inputs) {
+  auto forward_aside(const ddp::ForwardPass& pass, const Inputs&... inputs) {
     shares_.begin_aside(pass.samples, !joining_, pass.number);
     return forward(!joining_, inputs...);
   }
@@ -38537,7 +38541,7 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
   auto operator()(const Inputs&... inputs) {
     check<UsageError>(!this->in_backward,
                       "DistributedDataParallel: the last backward pass ended early; its gradients are incomplete");
-    detail::ForwardPass pass{.samples = detail::samples_of(this->options().dim, inputs...), .sync = this->sync};
+    ddp::ForwardPass pass{.samples = detail::samples_of(this->options().dim, inputs...), .sync = this->sync};
     pass.number = this->begin_forward(pass.samples).step;
     if (!grad_enabled()) return this->forward_aside(pass, inputs...);
     this->tell(&Extension::forward_begins, pass);
