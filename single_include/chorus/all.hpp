@@ -10116,9 +10116,9 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
       in_backward_ = false;  // where the last one ended early
       samples_ = rows_;
       if (this->throws_early()) {  // ranks that have ended would speak at the next mean alone
-        this->begin_pass({.samples = samples_, .number = this->forward_passes(), .sync = sync_});
+        this->begin_pass(ddp::ForwardPass{.samples = samples_, .number = this->forward_passes(), .sync = sync_});
       } else {
-        this->shares_.begin({.samples = samples_});
+        this->shares_.begin(ddp::ForwardPass{.samples = samples_});
       }
       if (steps_ >= options_.period) synchronise();
       if (sync_) ++passes_;
@@ -10387,7 +10387,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     this->begin_forward(samples);
     if (grad_enabled()) {
       pushed_ = false;
-      this->begin_pass({.samples = samples, .number = this->random_.step, .sync = sync_});
+      this->begin_pass(ddp::ForwardPass{.samples = samples, .number = this->random_.step, .sync = sync_});
       if (stepped_) pull();
       return this->forward_recorded(inputs...);
     }
@@ -10397,7 +10397,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
                         "pass in evaluation all ranks call eval()");
       pull();
     }
-    return this->forward_aside({.samples = samples, .number = this->random_.step}, inputs...);
+    return this->forward_aside(ddp::ForwardPass{.samples = samples, .number = this->random_.step}, inputs...);
   }
 
   /// While it lives, backward adds to this rank's own gradients alone; the first backward after it pushes the sum. Each

@@ -34253,17 +34253,17 @@ class BatchShares {
 
   /// A forward pass of this rank begins. `now`: ranks wait for each other here.
   void begin(const ddp::ForwardPass& pass, bool now = false) {
-    own_ = {.samples = pass.samples,
-            .number = pass.number,
-            .sync = pass.sync,
-            .sends_buffers = pass.sends_buffers,
-            .changed = own_.changed || pass.changed};
+    const bool changed = own_.changed || pass.changed;
+    own_ = Message(Kind::recorded, pass.samples, pass.number);
+    own_.sync = pass.sync;
+    own_.sends_buffers = pass.sends_buffers;
+    own_.changed = changed;
     begin_anew();
     if (now) ask();
   }
   /// This rank has no more batches: it only joins the others' collective calls.
   void begin_joined() {
-    own_ = {.kind = Kind::joined};
+    own_ = Message(Kind::joined);
     begin_anew();
     ask();
   }
@@ -34272,7 +34272,7 @@ class BatchShares {
   /// `begin` was called for.
   void begin_aside(std::int64_t samples, bool may_ask, std::uint32_t number) {
     aside_ = true;
-    own_aside_ = {.kind = Kind::aside, .samples = samples, .number = number};
+    own_aside_ = Message(Kind::aside, samples, number);
     first_aside_ = may_ask && communicator_.size() > 1 ? not_asked : communicator_.rank() * samples;
     all_aside_.clear();
   }
@@ -34347,9 +34347,11 @@ class BatchShares {
  private:
   enum class Kind : std::uint8_t { recorded, aside, joined };
   struct Message {
-    Kind kind = Kind::recorded;
-    std::int64_t samples = 0;
-    std::uint32_t number = 0;
+    explicit Message(Kind of = Kind::recorded, std::int64_t has = 0, std::uint32_t pass = 0)
+        : kind(of), samples(has), number(pass) {}
+    Kind kind;
+    std::int64_t samples;
+    std::uint32_t number;
     bool sync = true, sends_buffers = false, changed = false;
     bool at_backward = false;  // else it is said earlier, and will be said again
     std::int32_t losses = 0;   // more of them than there is room for are told in a message of their own

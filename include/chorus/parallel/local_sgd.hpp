@@ -85,9 +85,9 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
       in_backward_ = false;  // where the last one ended early
       samples_ = rows_;
       if (this->throws_early()) {  // ranks that have ended would speak at the next mean alone
-        this->begin_pass({.samples = samples_, .number = this->forward_passes(), .sync = sync_});
+        this->begin_pass(ddp::ForwardPass{.samples = samples_, .number = this->forward_passes(), .sync = sync_});
       } else {
-        this->shares_.begin({.samples = samples_});
+        this->shares_.begin(ddp::ForwardPass{.samples = samples_});
       }
       if (steps_ >= options_.period) synchronise();
       if (sync_) ++passes_;

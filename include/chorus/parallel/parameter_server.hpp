@@ -88,7 +88,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     this->begin_forward(samples);
     if (grad_enabled()) {
       pushed_ = false;
-      this->begin_pass({.samples = samples, .number = this->random_.step, .sync = sync_});
+      this->begin_pass(ddp::ForwardPass{.samples = samples, .number = this->random_.step, .sync = sync_});
       if (stepped_) pull();
       return this->forward_recorded(inputs...);
     }
@@ -98,7 +98,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
                         "pass in evaluation all ranks call eval()");
       pull();
     }
-    return this->forward_aside({.samples = samples, .number = this->random_.step}, inputs...);
+    return this->forward_aside(ddp::ForwardPass{.samples = samples, .number = this->random_.step}, inputs...);
   }
 
   /// While it lives, backward adds to this rank's own gradients alone; the first backward after it pushes the sum. Each
