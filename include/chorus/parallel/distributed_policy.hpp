@@ -296,13 +296,14 @@ class DistributedPolicy : public Policy<Model> {
     for (const Ref<Node>& node : nodes)
       if (node->is_mean() && (node->is_loss() || node->sequence() >= last)) means.push_back(node);
     const auto scales = weigh_run(means);
-    for (std::size_t i = 0; i < means.size(); ++i) {
+    for (std::size_t i = 0; i < scales.size(); ++i) {
       check<UsageError>(means[i]->scale() == 1 || means[i]->scale() == scales[i],
                         "backward: two nets whose batches are shared out in different ways have one loss");
       means[i]->set_scale(scales[i]);
     }
     backward_is_weighed();
   }
+  // None of a captured step.
   std::vector<double> weigh_run(std::span<const Ref<Node>> means) {
     weighed_ = true;
     at_backward_end([this, alive = this->alive()] {
