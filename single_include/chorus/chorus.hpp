@@ -105,7 +105,6 @@
 #define CHORUS_SINGLE_CHORUS_CORE_ONE_VERSION_HPP
 /// A program is made with one version of chorus. Units of two versions would link, for their symbols have the same
 /// names, and would then take each other's functions for their own.
-
 #include <cstdio>
 #include <cstdlib>
 

@@ -1,7 +1,6 @@
 #pragma once
 /// A program is made with one version of chorus. Units of two versions would link, for their symbols have the same
 /// names, and would then take each other's functions for their own.
-
 #include <chorus/core/config.hpp>
 #include <cstdio>
 #include <cstdlib>
