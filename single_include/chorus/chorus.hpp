@@ -34428,17 +34428,22 @@ class BatchShares {
     std::vector<double> scales(own.size(), 1);
     const auto of_ranks = means_of_ranks(own);
     const std::vector<double>* first = nullptr;
+    double whole_first = 0;
     bool alike = true;
     for (const auto& loss : of_ranks) {
-      if (sum(loss) == 0) continue;  // it is 0, whatever its share
-      if (first == nullptr) first = &loss;
-      for (std::size_t rank = 0; rank < loss.size(); ++rank)
-        alike = alike && loss[rank] * sum(*first) == (*first)[rank] * sum(loss);
+      const double whole = sum(loss);
+      if (whole == 0) continue;  // it is 0, whatever its share
+      if (first == nullptr) {
+        first = &loss;
+        whole_first = whole;
+      }
+      for (std::size_t rank = 0; rank < loss.size() && first != &loss; ++rank)
+        alike = alike && loss[rank] * whole_first == (*first)[rank] * whole;
     }
     const auto me = static_cast<std::size_t>(communicator_.rank());
     if (first == nullptr) return scales;
     if (alike) {
-      weight_ = (*first)[me] / sum(*first);
+      weight_ = (*first)[me] / whole_first;
       return scales;
     }
     for (std::size_t rank = 0; rank < all_.size(); ++rank)  // a rank that counts for a loss counts
@@ -34872,7 +34877,7 @@ class Extension {
   virtual void buckets_changed() {}
 
   /// A forward pass begins that records gradients. What is said here, all ranks will be told.
-  virtual void forward_begins(ddp::ForwardPass&) {}
+  virtual void forward_begins(ForwardPass&) {}
   virtual void ready_for_forward() {}
   virtual void forward_ended() {}
 
@@ -34906,8 +34911,7 @@ class Core {
         ranks(communicator),
         shares(batch_shares),
         options(ddp_options),
-        entry_of_(flat.entries().size()),
-        number_of_(flat.entries().size()) {
+        entry_of_(flat.entries().size()) {
     std::iota(entry_of_.begin(), entry_of_.end(), std::size_t{0});
     number_of_ = entry_of_;
   }
@@ -34943,6 +34947,14 @@ class Core {
   /// Whether ranks share its gradient, though it may not be sent now.
   bool is_shared(std::size_t i) const {
     return buckets.sends(i) || (parameter(i).wants_grad() && !options.ignores(name(i)));
+  }
+  /// Those that are shared, and what may lie between: ranks have as many, in the same order. What each rank has of its
+  /// own lies after them.
+  [[gnu::cold]] std::size_t common_entries() const {
+    std::size_t common = 0;
+    for (std::size_t i = 0; i < entries(); ++i)
+      if (is_shared(i)) common = i + 1;
+    return common;
   }
   /// By entry: when its gradient is sent, as things are now.
   std::span<const Sending> sending() {
@@ -35238,7 +35250,7 @@ class Clock final : public Extension<D> {
  public:
   explicit Clock(Core<D, Communicator>& core) : core_(core) {}
 
-  void forward_begins(ddp::ForwardPass&) override { forward_start_ = Steady::now(); }
+  void forward_begins(ForwardPass&) override { forward_start_ = Steady::now(); }
   void forward_ended() override {
     forward_end_ = Steady::now();
     busy_ = busy();
@@ -35378,7 +35390,7 @@ class FrozenParameters final : public Extension<D> {
     if (!fit) core_.cut_buckets();
     return !fit;
   }
-  void forward_begins(ddp::ForwardPass& pass) override { pass.changed = fit_buckets(); }
+  void forward_begins(ForwardPass& pass) override { pass.changed = fit_buckets(); }
   void backward_begins() override {
     if (core_.shares.take_changed()) detail::check_same_description(core_.ranks, "DistributedDataParallel", describe());
   }
@@ -35482,7 +35494,7 @@ class BufferSharing final : public Extension<D> {
     location_ = location;
   }
 
-  void forward_begins(ddp::ForwardPass& pass) override {
+  void forward_begins(ForwardPass& pass) override {
     const bool shares = core_.sync && policy_.trains();
     calls_hook_ = shares && share_ && !policy_.joining();
     broadcasts_ = shares && !calls_hook_ && core_.options.broadcast_buffers;
@@ -36323,11 +36335,7 @@ class StaticGraph final : public Extension<D> {
   [[gnu::cold]] void learn() {
     std::vector<std::int32_t> anywhere;
     for (std::size_t i = 0; i < core_.entries(); ++i) anywhere.push_back(arrivals_[core_.number_of(i)]);
-    // What is not sent is each rank's own, in number, too, but lies at the end.
-    std::size_t common = 0;
-    for (std::size_t i = 0; i < core_.entries(); ++i)
-      if (core_.is_shared(i)) common = i + 1;
-    core_.ranks.all_reduce(std::span(anywhere).first(common), comm::ReduceOp::max, {});
+    core_.ranks.all_reduce(std::span(anywhere).first(core_.common_entries()), comm::ReduceOp::max, {});
     std::vector<Uses> uses(core_.entries());
     const bool uses_nothing = core_.brings != Brings::samples;  // it will, when it has samples
     for (std::size_t i = 0; i < core_.entries(); ++i) {
@@ -36405,9 +36413,7 @@ class UnusedParameters final : public Extension<D> {
  private:
   // Makes `came_` the same on all ranks.
   [[gnu::cold]] void agree() {
-    std::size_t common = 0;  // what each rank has of its own lies at the end
-    for (std::size_t i = 0; i < core_.entries(); ++i)
-      if (core_.is_shared(i)) common = i + 1;
+    const std::size_t common = core_.common_entries();
     std::vector<std::int32_t> came(came_.begin(), came_.begin() + static_cast<std::ptrdiff_t>(common));
     const auto lacks_one = [&] {
       for (std::size_t i = 0; i < common; ++i)

@@ -215,17 +215,22 @@ class BatchShares {
     std::vector<double> scales(own.size(), 1);
     const auto of_ranks = means_of_ranks(own);
     const std::vector<double>* first = nullptr;
+    double whole_first = 0;
     bool alike = true;
     for (const auto& loss : of_ranks) {
-      if (sum(loss) == 0) continue;  // it is 0, whatever its share
-      if (first == nullptr) first = &loss;
-      for (std::size_t rank = 0; rank < loss.size(); ++rank)
-        alike = alike && loss[rank] * sum(*first) == (*first)[rank] * sum(loss);
+      const double whole = sum(loss);
+      if (whole == 0) continue;  // it is 0, whatever its share
+      if (first == nullptr) {
+        first = &loss;
+        whole_first = whole;
+      }
+      for (std::size_t rank = 0; rank < loss.size() && first != &loss; ++rank)
+        alike = alike && loss[rank] * whole_first == (*first)[rank] * whole;
     }
     const auto me = static_cast<std::size_t>(communicator_.rank());
     if (first == nullptr) return scales;
     if (alike) {
-      weight_ = (*first)[me] / sum(*first);
+      weight_ = (*first)[me] / whole_first;
       return scales;
     }
     for (std::size_t rank = 0; rank < all_.size(); ++rank)  // a rank that counts for a loss counts

@@ -28,7 +28,7 @@ class BufferSharing final : public Extension<D> {
     location_ = location;
   }
 
-  void forward_begins(ddp::ForwardPass& pass) override {
+  void forward_begins(ForwardPass& pass) override {
     const bool shares = core_.sync && policy_.trains();
     calls_hook_ = shares && share_ && !policy_.joining();
     broadcasts_ = shares && !calls_hook_ && core_.options.broadcast_buffers;

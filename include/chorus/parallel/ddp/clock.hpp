@@ -50,7 +50,7 @@ class Clock final : public Extension<D> {
  public:
   explicit Clock(Core<D, Communicator>& core) : core_(core) {}
 
-  void forward_begins(ddp::ForwardPass&) override { forward_start_ = Steady::now(); }
+  void forward_begins(ForwardPass&) override { forward_start_ = Steady::now(); }
   void forward_ended() override {
     forward_end_ = Steady::now();
     busy_ = busy();

@@ -31,7 +31,7 @@ class Extension {
   virtual void buckets_changed() {}
 
   /// A forward pass begins that records gradients. What is said here, all ranks will be told.
-  virtual void forward_begins(ddp::ForwardPass&) {}
+  virtual void forward_begins(ForwardPass&) {}
   virtual void ready_for_forward() {}
   virtual void forward_ended() {}
 
@@ -65,8 +65,7 @@ class Core {
         ranks(communicator),
         shares(batch_shares),
         options(ddp_options),
-        entry_of_(flat.entries().size()),
-        number_of_(flat.entries().size()) {
+        entry_of_(flat.entries().size()) {
     std::iota(entry_of_.begin(), entry_of_.end(), std::size_t{0});
     number_of_ = entry_of_;
   }
@@ -102,6 +101,14 @@ class Core {
   /// Whether ranks share its gradient, though it may not be sent now.
   bool is_shared(std::size_t i) const {
     return buckets.sends(i) || (parameter(i).wants_grad() && !options.ignores(name(i)));
+  }
+  /// Those that are shared, and what may lie between: ranks have as many, in the same order. What each rank has of its
+  /// own lies after them.
+  [[gnu::cold]] std::size_t common_entries() const {
+    std::size_t common = 0;
+    for (std::size_t i = 0; i < entries(); ++i)
+      if (is_shared(i)) common = i + 1;
+    return common;
   }
   /// By entry: when its gradient is sent, as things are now.
   std::span<const Sending> sending() {

@@ -22,7 +22,7 @@ class FrozenParameters final : public Extension<D> {
     if (!fit) core_.cut_buckets();
     return !fit;
   }
-  void forward_begins(ddp::ForwardPass& pass) override { pass.changed = fit_buckets(); }
+  void forward_begins(ForwardPass& pass) override { pass.changed = fit_buckets(); }
   void backward_begins() override {
     if (core_.shares.take_changed()) detail::check_same_description(core_.ranks, "DistributedDataParallel", describe());
   }

@@ -61,11 +61,7 @@ class StaticGraph final : public Extension<D> {
   [[gnu::cold]] void learn() {
     std::vector<std::int32_t> anywhere;
     for (std::size_t i = 0; i < core_.entries(); ++i) anywhere.push_back(arrivals_[core_.number_of(i)]);
-    // What is not sent is each rank's own, in number, too, but lies at the end.
-    std::size_t common = 0;
-    for (std::size_t i = 0; i < core_.entries(); ++i)
-      if (core_.is_shared(i)) common = i + 1;
-    core_.ranks.all_reduce(std::span(anywhere).first(common), comm::ReduceOp::max, {});
+    core_.ranks.all_reduce(std::span(anywhere).first(core_.common_entries()), comm::ReduceOp::max, {});
     std::vector<Uses> uses(core_.entries());
     const bool uses_nothing = core_.brings != Brings::samples;  // it will, when it has samples
     for (std::size_t i = 0; i < core_.entries(); ++i) {

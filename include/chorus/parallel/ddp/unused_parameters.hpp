@@ -55,9 +55,7 @@ class UnusedParameters final : public Extension<D> {
  private:
   // Makes `came_` the same on all ranks.
   [[gnu::cold]] void agree() {
-    std::size_t common = 0;  // what each rank has of its own lies at the end
-    for (std::size_t i = 0; i < core_.entries(); ++i)
-      if (core_.is_shared(i)) common = i + 1;
+    const std::size_t common = core_.common_entries();
     std::vector<std::int32_t> came(came_.begin(), came_.begin() + static_cast<std::ptrdiff_t>(common));
     const auto lacks_one = [&] {
       for (std::size_t i = 0; i < common; ++i)
