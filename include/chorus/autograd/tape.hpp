@@ -2,6 +2,7 @@
 /// Backward: walks the recorded operations from the last to the first.
 
 #include <chorus/autograd/node.hpp>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
@@ -25,7 +26,11 @@ class BackwardWatch {
 /// not told of runs within runs, nor of those without hooks. A second call with the same one does nothing.
 void watch_backward(const std::weak_ptr<BackwardWatch>& watch);
 
-/// Of the backward run that this thread is in, the outermost one: those of its nodes that are means, the last recorded
+/// The number of the backward run that this thread is in, the outermost one: no other run in this process has it. 0
+/// outside of a run.
+std::uint64_t backward_run();
+
+/// Of the same run: those of its nodes that are means, the last recorded
 /// first, whether or not backward has passed them yet. For gradient hooks. Empty outside of a run.
 std::span<const Ref<Node>> means_of_backward();
 

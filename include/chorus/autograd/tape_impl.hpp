@@ -17,6 +17,7 @@ namespace chorus {
 namespace detail {
 /// A backward run that is no part of another one.
 struct BackwardRun {
+  std::uint64_t number;
   std::vector<std::function<void()>> end_actions;
   std::span<const Ref<Node>> means;
 };
@@ -76,6 +77,11 @@ CHORUS_INLINE void watch_backward(const std::weak_ptr<BackwardWatch>& watch) {
     *free = watch;
   else
     watchers.list.push_back(watch);
+}
+
+CHORUS_INLINE std::uint64_t backward_run() {
+  const auto* run = detail::current_backward();
+  return run != nullptr ? run->number : 0;
 }
 
 CHORUS_INLINE std::span<const Ref<Node>> means_of_backward() {
@@ -157,7 +163,7 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
   std::sort(lists.means.begin(), lists.means.end(), later);
 
   // Where an operator's backward runs another one, gradients are not complete before the outermost has ended.
-  detail::BackwardRun outermost{.end_actions = {}, .means = lists.means};
+  detail::BackwardRun outermost{.number = run, .end_actions = {}, .means = lists.means};
   struct Scope {
     detail::BackwardRun* outer;
     ~Scope() { detail::current_backward() = outer; }

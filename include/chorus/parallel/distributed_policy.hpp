@@ -231,12 +231,14 @@ class DistributedPolicy : public Policy<Model> {
   /// Backward has come to a gradient. Throws UsageError where it began with losses that ranks share out in different
   /// ways, and did not pass through a forward pass of this policy: then it is too late to weigh each.
   void check_weighed() {
-    if (weighed_) return;
+    if (weighed()) return;
     for (const double scale : weigh_run(means_of_backward()))
       check<UsageError>(scale == 1, "a distributed policy: backward goes through several losses that are means over ",
                         "different numbers, and not through a forward pass of the net in this thread: call the net, "
                         "not its module()");
   }
+  /// Whether the backward run that this thread is in has been weighed.
+  bool weighed() const { return weighed_run_ == backward_run(); }
   /// All ranks tell each other what their losses are means over.
   virtual std::vector<double> weigh(std::span<const double> mean_over) { return shares_.weigh(mean_over); }
   /// This rank's weight in the pass is known, and backward has not begun.
@@ -249,7 +251,6 @@ class DistributedPolicy : public Policy<Model> {
     return forward(!joining_, inputs...);
   }
 
-  bool weighed_ = false;  // the backward run of this thread
 
   Communicator& communicator_;
   detail::BatchShares<Communicator> shares_;
@@ -305,10 +306,7 @@ class DistributedPolicy : public Policy<Model> {
   }
   // None of a captured step.
   std::vector<double> weigh_run(std::span<const Ref<Node>> means) {
-    weighed_ = true;
-    at_backward_end([this, alive = this->alive()] {
-      if (!alive.expired()) weighed_ = false;
-    });
+    weighed_run_ = backward_run();
     std::vector<double> over;
     if (!in_captured_step())
       for (const Ref<Node>& node : means) over.push_back(node->mean_over());
@@ -327,6 +325,7 @@ class DistributedPolicy : public Policy<Model> {
   };
   std::array<Recorded, 16> recorded_{};
   std::size_t next_recorded_ = 0;
+  std::uint64_t weighed_run_ = 0;  // the last one
   std::shared_ptr<Watch> watch_ = std::make_shared<Watch>(*this);
 
   // While joining_.

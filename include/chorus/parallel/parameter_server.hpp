@@ -168,7 +168,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   // The first gradient of a backward pass.
   void gradient_ready() {
     if (in_backward_) return;
-    check<UsageError>(this->weighed_,
+    check<UsageError>(this->weighed(),
                       "ParameterServer: backward goes through the model, but not through a forward pass of the net in "
                       "this thread: call the net, not its module(): there workers fetch the parameters");
     check<UsageError>(!pushed_,

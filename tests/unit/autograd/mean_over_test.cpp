@@ -296,6 +296,25 @@ TEST_CASE("what a watch throws comes out of backward, which has changed nothing"
   CHECK(hooks == 1);
 }
 
+TEST_CASE("each backward run has a number of its own, also after one that throws") {
+  CHECK(ch::backward_run() == 0);
+  const auto x = scores();
+  std::vector<std::uint64_t> seen;
+  bool broken = true;
+  x.register_hook([&] {
+    seen.push_back(ch::backward_run());
+    if (broken) ch::fail<ch::Error>("broken");
+  });
+  const auto loss = ch::sum(x * 2);
+  CHECK(message_of<ch::Error>([&] { loss.backward(true); }) == "broken");
+  CHECK(ch::backward_run() == 0);
+  broken = false;
+  loss.backward();
+  REQUIRE(seen.size() == 2);
+  CHECK(seen[0] != 0);
+  CHECK(seen[1] > seen[0]);
+}
+
 TEST_CASE("hooks can ask for the means of the run that they are in") {
   CHECK(ch::means_of_backward().empty());
   const auto x = scores();

@@ -137,6 +137,25 @@ TEST_CASE("loss weights: a pass through module() is averaged by its loss, or ref
   for (const auto& message : by_server) CHECK_THAT(message, Contains("there workers fetch the parameters"));
 }
 
+TEST_CASE("loss weights: a backward pass that throws leaves its weights to nobody") {
+  SingleDevice<Model> single{make<Model>(), 3};
+  cross_entropy(single(numbers(10, 5, 1)), tokens()).backward();
+  const auto text = common_text(2, [&](const World& world) {
+    Distributed<Model> rank(world);
+    const auto x = test::share(numbers(10, 5, 1), world);
+    {
+      const auto quiet = rank.net.no_sync();
+      const auto y = rank.net(x);
+      y.register_hook([](const Tensor<double, 2>&) { fail<Error>("broken"); });
+      CHECK(message_of<Error>([&] { mean(square(y)).backward(); }) == "broken");
+    }
+    optim::Sgd(rank.net.parameters(), {.lr = 1}).zero_grad();
+    cross_entropy(rank.net.module()(x), test::share(tokens(), world)).backward();
+    return test::text_of(test::gradients(rank.net.module()));
+  });
+  CHECK(distance(test::numbers_in(text), test::gradients(single.module())) < rounding);
+}
+
 TEST_CASE("loss weights: a step with gradients that were never averaged is refused") {
   const auto refusal = [](auto& net, const World& world) {
     optim::Sgd optimizer{net.parameters(), {.lr = 0.1}};
