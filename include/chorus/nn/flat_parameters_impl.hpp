@@ -18,10 +18,11 @@ FlatParameters<D>::FlatParameters(Module& model) {
                       "a policy's model lies on one device: its parameter '", named.name, "' is on ",
                       named.parameter->where(), ", '", parameters.front().name, "' on ",
                       parameters.front().parameter->where());
-  std::reverse(parameters.begin(), parameters.end());
-  std::stable_partition(parameters.begin(), parameters.end(),
-                        [](const auto& named) { return named.parameter->wants_grad(); });
-  lay_out(std::move(parameters));
+  std::vector<NamedParameter<D>> backwards;
+  for (const bool wanted : {true, false})
+    for (std::size_t i = parameters.size(); i-- > 0;)
+      if (parameters[i].parameter->wants_grad() == wanted) backwards.push_back(std::move(parameters[i]));
+  lay_out(std::move(backwards));
 }
 
 template <Device D>

@@ -313,15 +313,16 @@ class Optimizer : public HasLearningRate {
 
   // A dtype's parameters exchange places: they may lie in another order by now than when they were given.
   void sort_by_address(DType type) {
-    std::vector<Entry> sorted;
-    for (Entry& entry : entries_)
-      if (entry.named.parameter->dtype() == type) sorted.push_back(std::move(entry));
-    std::sort(sorted.begin(), sorted.end(), [](const Entry& a, const Entry& b) {
-      return std::less<>()(a.named.parameter->memory(), b.named.parameter->memory());
+    std::vector<std::size_t> places;
+    for (std::size_t i = 0; i < entries_.size(); ++i)
+      if (entries_[i].named.parameter->dtype() == type) places.push_back(i);
+    auto order = places;
+    std::sort(order.begin(), order.end(), [this](std::size_t a, std::size_t b) {
+      return std::less<>()(entries_[a].named.parameter->memory(), entries_[b].named.parameter->memory());
     });
-    auto next = sorted.begin();
-    for (Entry& entry : entries_)
-      if (entry.named.parameter->dtype() == type) entry = std::move(*next++);
+    std::vector<Entry> sorted;
+    for (const std::size_t i : order) sorted.push_back(std::move(entries_[i]));
+    for (std::size_t i = 0; i < places.size(); ++i) entries_[places[i]] = std::move(sorted[i]);
   }
 
   void* state_data(const Entry& entry, std::size_t slot) const {
