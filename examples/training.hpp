@@ -168,7 +168,8 @@ class Training {
         options_(options),
         at_(from),
         talks_(run.is_main() && !options.quiet),
-        metrics_(run.is_main() ? options.metrics : std::string()),
+        metrics_(run.is_main() ? chorus::MetricsFiles{options.metrics, options.csv, options.tensorboard}
+                               : chorus::MetricsFiles{}),
         progress_({.enabled = talks_,
                    .epochs = static_cast<int>(options.epochs),
                    .first_epoch = static_cast<int>(from.epoch)}),

@@ -23,7 +23,7 @@ struct TrainingOptions {
   std::optional<double> timeout{};
   std::string all_reduce{};
   bool quiet = false;
-  std::string metrics{}, save{};
+  std::string metrics{}, csv{}, tensorboard{}, save{};
 };
 
 /// A check for an option: a number within limits. Its message is short and says what was given.
@@ -79,6 +79,8 @@ inline void add_options(CLI::App& app, TrainingOptions& options) {
       ->check(in_range(0.0))
       ->capture_default_str();
   app.add_option("--metrics", options.metrics, "file for the run's numbers, as JSON lines");
+  app.add_option("--csv", options.csv, "file for its epochs, as a table");
+  app.add_option("--tensorboard", options.tensorboard, "folder for its curves: tensorboard --logdir FOLDER");
   app.add_option("--timeout", options.timeout,
                  "seconds that a process waits for another one (default: CHORUS_TIMEOUT, else 60)")
       ->check(in_range(0.001, 1e6));

@@ -8,17 +8,21 @@ build=$(cd "${1:?usage: tests/python/run.sh BUILD_DIR}" && pwd)
 programs=$build/tests/programs
 venv=$build/tests/python-venv
 
-for tool in safetensors_tool npy_tool; do
-  if [ ! -x "$programs/$tool" ]; then
-    echo "tests/python/run.sh: $programs/$tool is not built" >&2
+packages="numpy safetensors tensorboard"
+train=$build/examples/train_classifier
+
+for program in "$programs/safetensors_tool" "$programs/npy_tool" "$train"; do
+  if [ ! -x "$program" ]; then
+    echo "tests/python/run.sh: $program is not built" >&2
     exit 1
   fi
 done
-if ! "$venv/bin/python" -c 'import numpy, safetensors' 2>/dev/null; then
-  if ! { python3 -m venv "$venv" && "$venv/bin/pip" install --quiet --disable-pip-version-check numpy safetensors; }; then
-    echo "tests/python/run.sh: SKIPPED: no virtual environment with numpy and safetensors could be made"
+if ! "$venv/bin/python" -c "import $(echo $packages | tr ' ' ,)" 2>/dev/null; then
+  if ! { python3 -m venv "$venv" && "$venv/bin/pip" install --quiet --disable-pip-version-check $packages; }; then
+    echo "tests/python/run.sh: SKIPPED: no virtual environment with $packages could be made"
     exit 77
   fi
 fi
 "$venv/bin/python" "$here/npy_check.py" "$programs/npy_tool"
+"$venv/bin/python" "$here/tensorboard_check.py" "$train"
 exec "$venv/bin/python" "$here/safetensors_check.py" "$programs/safetensors_tool"

@@ -1,14 +1,10 @@
 #pragma once
-/// The metrics log: one file of JSON lines (https://jsonlines.org) that tells how a training run went.
+/// The metrics log: how a training run went, as JSON lines (https://jsonlines.org), CSV or curves for TensorBoard.
 
-#include <cerrno>
 #include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
-#include <cstring>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -16,21 +12,21 @@
 
 #include <chorus/core/dtype.hpp>
 #include <chorus/core/error.hpp>
-#include <chorus/core/held_signal.hpp>
 #include <chorus/core/json_string.hpp>
-#include <chorus/core/standard_streams.hpp>
+#include <chorus/train/log_file.hpp>
+#include <chorus/train/summary_writer.hpp>
 
 namespace chorus {
 
 /// What a finished run reports. Per-device lists have an entry for each device or, under DDP, rank.
 struct RunSummary {
-  std::string policy;
+  std::string policy = {};
   int devices = 1;
   double samples_per_second = 0;
-  std::vector<std::uint64_t> bytes_sent_per_device;
-  std::vector<std::uint64_t> peak_memory_bytes_per_device;
+  std::vector<std::uint64_t> bytes_sent_per_device = {};
+  std::vector<std::uint64_t> peak_memory_bytes_per_device = {};
   /// Left out where it is empty.
-  std::string parameters_sha256;
+  std::string parameters_sha256 = {};
 };
 
 namespace detail {
@@ -87,26 +83,36 @@ class JsonObject {
 
 }  // namespace detail
 
-/// Writes the events of a run to a file, a line each:
+/// Where a run's events go; an empty path: not there.
+struct MetricsFiles {
+  std::string json_lines = {};   ///< all of them, a line each
+  std::string csv = {};          ///< epochs, a row each: epoch,train_loss,test_accuracy,seconds
+  std::string tensorboard = {};  ///< a folder: curves for TensorBoard
+};
+
+/// Writes the events of a run to files. As JSON lines:
 ///
 ///     {"event":"step","step":0,"loss":2.3}
 ///     {"event":"epoch","epoch":0,"train_loss":1.9,"test_accuracy":0.61,"seconds":4.2}
 ///     {"event":"done","policy":"ddp","devices":2,"samples_per_second":...,"bytes_sent_per_device":[...],
 ///      "peak_memory_bytes_per_device":[...],"parameters_sha256":"..."}
 ///
-/// An epoch is on disk when `epoch` returns. Only one process of a run writes: the others give no path.
+/// For TensorBoard the losses of steps are `loss/step`, those of epochs `loss/train`, and accuracies `accuracy/test`. An
+/// epoch is on disk when `epoch` returns. Only one process of a run writes: the others give no path.
 class MetricsLog {
  public:
-  /// Replaces the file at `path`; an empty path makes a log that writes nothing. Throws FileError.
-  explicit MetricsLog(std::string path) : path_(std::move(path)) {
-    if (path_.empty()) return;
-    file_.reset(detail::open_to_write(path_.c_str()));
-    check<FileError>(file_ != nullptr, "metrics: cannot write '", path_, "': ", std::strerror(errno));
+  /// Replaces the files, but for TensorBoard's, which gets a new one in its folder. Throws FileError.
+  explicit MetricsLog(const MetricsFiles& files)
+      : json_lines_("metrics", files.json_lines), csv_("metrics", files.csv), curves_(files.tensorboard) {
+    csv_.write("epoch,train_loss,test_accuracy,seconds\n");
   }
+  /// JSON lines alone.
+  explicit MetricsLog(std::string path) : MetricsLog(MetricsFiles{.json_lines = std::move(path)}) {}
 
   /// The loss of a training step, counted from 0 over the whole run.
   void step(Index step, double loss) {
     write(detail::JsonObject().field("event", "step").field("step", step).field("loss", loss));
+    curves_.add_scalar("loss/step", loss, step);
   }
 
   /// An epoch's mean training loss, the accuracy after it in [0, 1], and how long it took.
@@ -117,6 +123,9 @@ class MetricsLog {
               .field("train_loss", train_loss)
               .field("test_accuracy", test_accuracy)
               .field("seconds", seconds));
+    csv_.write(cat(epoch, ',', train_loss, ',', test_accuracy, ',', seconds, '\n'));
+    curves_.add_scalar("loss/train", train_loss, epoch);
+    curves_.add_scalar("accuracy/test", test_accuracy, epoch);
     flush();
   }
 
@@ -135,29 +144,17 @@ class MetricsLog {
   }
 
  private:
-  struct Close {
-    void operator()(std::FILE* file) const {
-      const detail::HeldSignal held(SIGXFSZ);
-      std::fclose(file);
-    }
-  };
-
   void write(const detail::JsonObject& event) {
-    if (file_ == nullptr) return;
-    const std::string line = event.str() + '\n';
-    const detail::HeldSignal held(SIGXFSZ);
-    if (std::fwrite(line.data(), 1, line.size(), file_.get()) != line.size()) write_failed();
+    if (json_lines_) json_lines_.write(event.str() + '\n');
   }
   void flush() {
-    const detail::HeldSignal held(SIGXFSZ);
-    if (file_ != nullptr && std::fflush(file_.get()) != 0) write_failed();
-  }
-  [[noreturn]] void write_failed() const {
-    fail<FileError>("metrics: cannot write '", path_, "': ", std::strerror(errno));
+    json_lines_.flush();
+    csv_.flush();
+    curves_.flush();
   }
 
-  std::string path_;
-  std::unique_ptr<std::FILE, Close> file_;
+  detail::LogFile json_lines_, csv_;
+  SummaryWriter curves_;
 };
 
 }  // namespace chorus
