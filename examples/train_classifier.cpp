@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chorus/data/open_images.hpp>
+#include <chorus/parallel/local_sgd.hpp>
+#include <chorus/parallel/parameter_server.hpp>
 #include <iterator>
 #include <string>
 #include <vector>
@@ -81,16 +83,21 @@ void train(ch::Run& run, const Options& options) {
 }
 
 constexpr const char* description =
-    R"(Trains an image classifier. The same model and the same loop run under three policies:
+    R"(Trains an image classifier. The same model and the same loop run under every policy:
 
   single  one device
   dp      DataParallel: one process, several devices. Each batch is scattered to copies of the model,
           outputs are gathered, gradients are summed to the first device, the step is made there.
   ddp     DistributedDataParallel: one process per device. Gradients are averaged over all processes
           while backward runs; every process makes the same step.
+  parameter_server
+          Gradients go to process 0, which makes the step; the others fetch its parameters.
+  local_sgd
+          Each process steps on its share by itself, and every 8 steps all take the mean of their
+          parameters: an eighth of ddp's messages, and another training.
 
-With the same seed and the same --batch, which is the whole batch of all devices together, all three
-take the same steps, up to rounding.
+With the same seed and the same --batch, which is the whole batch of all devices together, all but
+local_sgd take the same steps, up to rounding.
 
   train_classifier                                          one device, generated images
   train_classifier --policy ddp --devices 2                 starts two processes
@@ -105,7 +112,7 @@ int main(int argc, char** argv) {
   // At the full rate, the first steps amplify small differences: rounding would lead policies to different results.
   options.warmup = 300;
   CLI::App app{description, "train_classifier"};
-  add_options(app, options);
+  add_options(app, options, {"parameter_server", "local_sgd"});
   app.add_option("--model", options.model, "toy (LeNet's form), mlp (with dropout), resnet18 or resnet50")
       ->check(CLI::IsMember(std::vector<std::string>(std::begin(Model::names), std::end(Model::names))))
       ->capture_default_str();
@@ -128,6 +135,6 @@ int main(int argc, char** argv) {
   app.add_option("--resume", options.resume,
                  "checkpoint file to go on from, saved under any policy; auto: that of --save, once it is there");
   if (const auto status = parse(app, argc, argv, options)) return *status;
-  return launch<Model>(argc, argv, options,
-                       [&]<class Net>(std::type_identity<Net>, ch::Run& run) { train<Net>(run, options); });
+  return launch<Model, ch::ParameterServer<Model>, ch::LocalSgd<Model>>(
+      argc, argv, options, [&]<class Net>(std::type_identity<Net>, ch::Run& run) { train<Net>(run, options); });
 }

@@ -177,6 +177,9 @@ class Training {
     losses_.start_at(from.step);
     if (!talks_) return;
     std::printf("%s\n", chorus::nn::summary(net.module()).c_str());
+    if (const chorus::Index least = options.batch / net.devices(); least * net.devices() != options.batch)
+      std::printf("%td samples on %d devices: each has %td or %td, and its gradient counts by them\n\n", options.batch,
+                  net.devices(), least, least + 1);
     std::fflush(stdout);
   }
 
@@ -221,9 +224,9 @@ class Training {
   template <class Accuracy>
   void end_epoch(const Accuracy& accuracy) {
     const double loss = sum_up();
+    const double right = accuracy();  // in evaluation all ranks have one model, under every policy
     chorus::check(net_.same_on_all_ranks(fingerprint(net_.module())), "the ranks' parameters differ after epoch ",
                   epoch_, ": this is a bug");
-    const double right = accuracy();
     metrics_.epoch(epoch_, loss, right, seconds());
     if (talks_) std::printf("epoch %d: training loss %.4f, test accuracy %.2f %%\n", epoch_ + 1, loss, 100 * right);
     if (save_) save_(at_);

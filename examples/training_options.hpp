@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "command_line.hpp"
 
@@ -43,17 +44,32 @@ CLI::Validator in_range(Number least, Number most = std::numeric_limits<Number>:
   return CLI::Validator(check, limits);
 }
 
-inline void add_options(CLI::App& app, TrainingOptions& options) {
-  const auto positive = in_range(1, 1 << 24);
+/// Samples in a batch. -1, by which programs of others choose a size that fits the memory, is refused with the reason.
+inline CLI::Validator batch_size() {
+  const auto number = in_range(1, 1 << 24);
+  const auto check = [number](std::string& text) {
+    return text == "-1" ? "expected the number of samples over all devices, got -1: a size is not chosen for you, for "
+                          "it changes what is learned; see --help on the learning rate"
+                        : number(text);
+  };
+  return CLI::Validator(check, number.get_description());
+}
+
+/// `more`: policies that the program has beside those of all.
+inline void add_options(CLI::App& app, TrainingOptions& options, const std::vector<std::string>& more = {}) {
   // So that a script's options can be overridden by later ones.
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  app.add_option("--policy", options.policy, "single, dp or ddp")
-      ->check(CLI::IsMember({"single", "dp", "ddp"}))
+  std::vector<std::string> policies{"single", "dp", "ddp"};
+  policies.insert(policies.end(), more.begin(), more.end());
+  app.add_option("--policy", options.policy, CLI::detail::join(policies, ", "))
+      ->check(CLI::IsMember(policies))
       ->capture_default_str();
   app.add_option("--devices", options.devices, "devices; under ddp, processes (default: 2 for dp and ddp)")
       ->check(in_range(1, 64));
-  app.add_option("--batch", options.batch, "samples in a batch, over all devices")
-      ->check(positive)
+  app.add_option("--batch", options.batch,
+                 "samples in a batch, over all devices; not only multiples of their number: shares may differ by one "
+                 "sample, and count by samples")
+      ->check(batch_size())
       ->capture_default_str();
   app.add_option("--epochs", options.epochs, "passes over the data")
       ->check(in_range(0, 1 << 20))
@@ -66,7 +82,9 @@ inline void add_options(CLI::App& app, TrainingOptions& options) {
   app.add_option("--optimizer", options.optimizer, "sgd or adam")
       ->check(CLI::IsMember({"sgd", "adam"}))
       ->capture_default_str();
-  app.add_option("--lr", options.lr, "learning rate")->check(in_range(0.0))->capture_default_str();
+  app.add_option("--lr", options.lr,
+                 "learning rate. It belongs to the batch: for one k times as large, k times the rate (Goyal et al. 2017)")
+      ->check(in_range(0.0))->capture_default_str();
   app.add_option("--momentum", options.momentum, "sgd's momentum")->check(in_range(0.0))->capture_default_str();
   app.add_option("--weight-decay", options.weight_decay, "weight decay")->check(in_range(0.0))->capture_default_str();
   app.add_option("--schedule", options.schedule, "none, step (a tenth after each third of the run) or cosine")
@@ -101,8 +119,9 @@ inline std::optional<int> parse(CLI::App& app, int argc, char** argv, const Trai
   return std::nullopt;
 }
 
-/// Calls `body(std::type_identity<Net>{}, run)` with the policy that the options name around the model.
-template <class Model, class Body>
+/// Calls `body(std::type_identity<Net>{}, run)` with the policy that the options name around the model; `More` are
+/// policies beside those of all.
+template <class Model, class... More, class Body>
 int launch(int argc, char** argv, const TrainingOptions& options, const Body& body) {
   chorus::LaunchOptions launching;
   launching.devices = options.devices;
@@ -110,10 +129,14 @@ int launch(int argc, char** argv, const TrainingOptions& options, const Body& bo
   if (options.timeout)
     launching.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(*options.timeout * 1000));
   if (!options.all_reduce.empty()) launching.all_reduce = chorus::comm::all_reduce_of(options.all_reduce);
-  const auto with = [&]<class Net>(std::type_identity<Net> net) {
-    return chorus::launch<Net>(argc, argv, launching, [&](chorus::Run& run) { body(net, run); });
+  int status = 1;
+  const auto launch_if_named = [&]<class Net>(std::type_identity<Net> net) {
+    if (options.policy == Net::name)
+      status = chorus::launch<Net>(argc, argv, launching, [&](chorus::Run& run) { body(net, run); });
   };
-  if (options.policy == "dp") return with(std::type_identity<chorus::DataParallel<Model>>{});
-  if (options.policy == "ddp") return with(std::type_identity<chorus::DistributedDataParallel<Model>>{});
-  return with(std::type_identity<chorus::SingleDevice<Model>>{});
+  launch_if_named(std::type_identity<chorus::SingleDevice<Model>>{});
+  launch_if_named(std::type_identity<chorus::DataParallel<Model>>{});
+  launch_if_named(std::type_identity<chorus::DistributedDataParallel<Model>>{});
+  (launch_if_named(std::type_identity<More>{}), ...);
+  return status;
 }

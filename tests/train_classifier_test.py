@@ -46,13 +46,16 @@ def check_form(log, policy, devices):
 
 
 logs = {}
-for policy, devices in (("single", 1), ("dp", 2), ("dp", 3), ("ddp", 2), ("ddp", 3)):
+for policy, devices in (("single", 1), ("dp", 2), ("dp", 3), ("ddp", 2), ("ddp", 3), ("parameter_server", 3)):
     name = f"{policy}{devices}"
     logs[name] = events(name, "--policy", policy, "--devices", str(devices))
     check_form(logs[name], policy, devices)
     worst = max(abs(a - b) for a, b in zip(losses(logs[name]), losses(logs["single1"]), strict=True))
     assert worst < 1e-4, f"{name} leaves the single device's trajectory by {worst}"
     print(f"{name}: losses within {worst:.1e} of one device's")
+
+# Ranks that step by themselves leave it, and have one model again where they test it.
+check_form(events("local_sgd", "--policy", "local_sgd", "--devices", "2"), "local_sgd", 2)
 
 for policy, devices in (("single", 1), ("dp", 3), ("ddp", 3)):
     again = events("again", "--policy", policy, "--devices", str(devices))
@@ -69,6 +72,12 @@ for policy, devices in (("single", 1), ("ddp", 2)):
     assert losses(first) + losses(rest) == losses(logs[f"{policy}{devices}"]), f"{policy}: a resumed run differs"
     assert rest[-1]["parameters_sha256"] == logs[f"{policy}{devices}"][-1]["parameters_sha256"], policy
 run(*SMALL, "--policy", "dp", "--resume", saved)
+# Under local_sgd a checkpoint holds what each rank has of its own.
+options = ("--policy", "local_sgd", "--devices", "2", "--save-every", "5")
+whole = events("whole", *options, "--save", saved)
+saved_early = str(FOLDER / "early")
+first = events("stopped", *options, "--epochs", "1", "--save", saved_early)
+assert losses(first) + losses(events("resumed", *options, "--resume", saved_early)) == losses(whole)
 print("a resumed run goes on as if it had not stopped")
 
 # Models with batch norm, whose statistics are those of each device's share.
@@ -82,7 +91,9 @@ assert "resnet50" in run("--model", "resnet7", fails=True)
 print("ResNets train")
 
 assert "pipeline" in run("--policy", "pipeline", fails=True)
+assert "48 samples on 5 devices: each has 9 or 10" in run(*SMALL[:-1], "--policy", "dp", "--devices", "5")
 for options, part in ((["--batch", "0"], "--batch: expected a whole number, 1 to 16777216, got '0'"),
+                      (["--batch", "-1"], "--batch: expected the number of samples over all devices, got -1: a size"),
                       (["--batch", "abc"], "--batch: expected a whole number, 1 to 16777216, got 'abc'"),
                       (["--lr", "-1"], "--lr: expected a number, at least 0, got '-1'"),
                       (["--lr", "nan"], "--lr: expected a number, at least 0, got 'nan'"),
