@@ -45,10 +45,7 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
     // 1. All ranks begin with rank 0's numbers.
     if (options.init_sync) this->take_first_state();
     // 2. Each parameter says when its gradient is final.
-    for (std::size_t number = 0; number < this->entries(); ++number)
-      this->parameter(number).on_grad([this, alive = this->alive(), number] {
-        if (!alive.expired()) gradient_is_final(this->entry_of(number));
-      });
+    this->on_gradients([this](std::size_t number) { gradient_is_final(this->entry_of(number)); });
   }
   /// For `launch`: takes communicator and seed from `run`. A model on GPUs moves to this rank's, and talks over NCCL.
   template <detail::LaunchedRun Run>
@@ -59,7 +56,7 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
   }
   /// Peers don't wait for a rank that throws while gradients are under way: the group is given up.
   ~DistributedDataParallel() {
-    if (this->in_backward) ddp::give_up(this->communicator_, std::uncaught_exceptions() > exceptions_before_);
+    if (this->in_backward) this->give_up(std::uncaught_exceptions() > exceptions_before_);
   }
 
   /// The model's output for this rank's share of the batch.
@@ -71,7 +68,7 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
     pass.number = this->begin_forward(pass.samples).step;
     if (!grad_enabled()) return this->forward_aside(pass, inputs...);
     this->tell(&Extension::forward_begins, pass);
-    this->begin_pass(pass);
+    this->begin_pass(pass, this->joining_);  // those that have ended have to know
     this->tell(&Extension::ready_for_forward);
     auto output = this->forward_recorded(inputs...);
     this->tell(&Extension::forward_ended);
@@ -110,9 +107,7 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
     this->check_weighed();
     if (this->sync && !this->in_backward) {
       begin_backward();
-      at_backward_end([this, alive = this->alive()] {
-        if (!alive.expired()) finish_backward();
-      });
+      this->when_backward_ends([this] { finish_backward(); });
     }
     this->tell(&Extension::gradient_arrived, i);
     if (!this->sync || !this->buckets.sends(i)) return;

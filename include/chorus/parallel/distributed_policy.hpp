@@ -37,7 +37,7 @@ concept LaunchedRun = requires(Run& run) {
 
 /// Base of DistributedDataParallel, LocalSgd and ParameterServer.
 template <class Model, class Communicator>
-class DistributedPolicy : public Policy<Model> {
+class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
  public:
   using D = typename Policy<Model>::device_type;
   static constexpr bool distributed = true;
@@ -80,8 +80,10 @@ class DistributedPolicy : public Policy<Model> {
   }
 
  protected:
-  DistributedPolicy(Model model, Communicator& communicator, std::uint64_t seed)
+  /// `title`: the policy's name in messages.
+  DistributedPolicy(std::string_view title, Model model, Communicator& communicator, int dim, std::uint64_t seed)
       : Policy<Model>(std::move(model), seed),
+        title_(title),
         communicator_(communicator),
         shares_(communicator),
         buffers_(nn::named_buffers<D>(this->model_)),
@@ -90,6 +92,8 @@ class DistributedPolicy : public Policy<Model> {
       check<UsageError>(communicator.takes_device_memory(), "a distributed policy for a model on ", D::kind,
                         " needs a communicator for its memory, such as comm::NcclCommunicator; got ",
                         communicator.backend());
+    check<UsageError>(dim >= 0, title, ": dim is at least 0, got ", dim);
+    this->random_.dim = dim;
     this->random_.first_sample = [this] {
       const auto first = shares_.first_sample();
       if (const auto pass = shares_.pass(); pass != this->random_.step) this->settle_pass(pass);
@@ -102,9 +106,32 @@ class DistributedPolicy : public Policy<Model> {
 
   /// Throws UsageError, on every rank, where the ranks' models, or `options`, differ. Rank 0's seed is all ranks'.
   template <class Counts>
-  [[gnu::cold]] void check_same(std::string_view policy, const std::string& options, const Counts& counts) {
-    detail::check_same_description(communicator_, policy, options + detail::model_description<D>(this->model_, counts));
+  [[gnu::cold]] void check_same(const std::string& options, const Counts& counts) {
+    detail::check_same_description(communicator_, title_, options + detail::model_description<D>(this->model_, counts));
     communicator_.broadcast(std::span(&this->random_.seed, 1), 0, {});
+  }
+
+  /// Calls `f(i)` whenever backward has come to the gradient of the parameter that is now entry `i`.
+  template <class F>
+  void on_gradients(const F& f) {
+    for (std::size_t i = 0; i < this->flat_.entries().size(); ++i)
+      this->flat_.entries()[i].parameter().on_grad([f, alive = this->alive(), i] {
+        if (!alive.expired()) f(i);
+      });
+  }
+  /// Calls `f()` when the backward run of this thread has ended.
+  template <class F>
+  void when_backward_ends(const F& f) {
+    at_backward_end([f, alive = this->alive()] {
+      if (!alive.expired()) f();
+    });
+  }
+
+  /// Other ranks don't wait for what will not come.
+  [[gnu::cold]] void give_up(bool unwinding = false) {
+    communicator_.abort(cat("rank ", communicator_.rank(),
+                            unwinding ? " threw an exception in the middle of a step"
+                                      : ": its net has ended in the middle of a backward pass"));
   }
 
   void broadcast_bytes(void* data, std::size_t bytes, int root, trace::Traffic traffic) {
@@ -159,36 +186,34 @@ class DistributedPolicy : public Policy<Model> {
 
   // For chorus::join.
 
-  void begin_joining(std::string_view policy, const detail::JoinFacts& facts) {
-    check<UsageError>(!joining_, policy, "::join: inside another join");
+  void begin_join(const detail::JoinFacts& facts) override {
+    check<UsageError>(!joining_, title_, "::join: inside another join");
     joining_ = true;
-    joining_policy_ = policy;
     throw_early_ = facts.throw_early;
     passes_of_others_ = 0;
     last_active_ = -1;
   }
-  void end_joining() { joining_ = throw_early_ = false; }
-  /// A forward pass that records gradients begins.
-  void begin_pass(const ddp::ForwardPass& pass) {
-    shares_.begin(pass, joining_);  // those that have ended have to know
+  void end_join() override { joining_ = throw_early_ = false; }
+  /// A forward pass that records gradients begins. `now`: ranks wait for each other here.
+  void begin_pass(const ddp::ForwardPass& pass, bool now) {
+    shares_.begin(pass, now);
     check_all_here();
   }
   /// What ranks have told each other of this pass: whether one has run out of batches that must not.
   void check_all_here() {
     if (!throw_early_) return;
     const auto joined = shares_.joined_ranks();
-    check<UsageError>(joined.empty(), joining_policy_, "::join: rank ", joined,
+    check<UsageError>(joined.empty(), title_, "::join: rank ", joined,
                       " has run out of batches; throw_on_early_termination ends all ranks");
   }
-  bool throws_early() const { return throw_early_; }
   /// A pass of other ranks begins, in which this one has no samples; false where all have ended.
   [[gnu::cold]] bool begin_pass_of_others() {
     constexpr int skew_to_warn_of = 1000;  // PyTorch's
     shares_.begin_joined();
     if (shares_.first_active() < 0) return false;
     if (passes_of_others_++ == skew_to_warn_of)
-      detail::say(cat("warning: ", joining_policy_, "::join: rank ", communicator_.rank(), " has at least ",
-                      skew_to_warn_of, " batches fewer than others have, and only joins their collective calls"));
+      detail::say(cat("warning: ", title_, "::join: rank ", communicator_.rank(), " has at least ", skew_to_warn_of,
+                      " batches fewer than others have, and only joins their collective calls"));
     check_all_here();
     last_active_ = shares_.first_active();
     return true;
@@ -228,8 +253,8 @@ class DistributedPolicy : public Policy<Model> {
     pass = {begin, Node::next_sequence()};
     return output;
   }
-  /// Backward has come to a gradient. Throws UsageError where it began with losses that ranks share out in different
-  /// ways, and did not pass through a forward pass of this policy: then it is too late to weigh each.
+  /// Backward has come to a gradient. Throws UsageError where it began with losses that ranks divide in different ways,
+  /// and did not pass through a forward pass of this policy: then it is too late to weigh each.
   void check_weighed() {
     if (weighed_) return;
     for (const double scale : weigh_run(means_of_backward()))
@@ -251,12 +276,13 @@ class DistributedPolicy : public Policy<Model> {
 
   bool weighed_ = false;  // the backward run of this thread
 
+  const std::string_view title_;
   Communicator& communicator_;
   detail::BatchShares<Communicator> shares_;
   std::vector<nn::NamedBuffer<D>> buffers_;
   Storage<D> buffer_message_;
   detail::ModelHandles handles_;
-  bool joining_ = false;
+  bool joining_ = false, throw_early_ = false;
   bool operators_send_ = false;  // forward passes have had collectives of their own, as backward will
 
  private:
@@ -330,8 +356,6 @@ class DistributedPolicy : public Policy<Model> {
   std::shared_ptr<Watch> watch_ = std::make_shared<Watch>(*this);
 
   // While joining_.
-  std::string_view joining_policy_;
-  bool throw_early_ = false;
   int passes_of_others_ = 0, last_active_ = -1;
 };
 

@@ -9,9 +9,9 @@
 #include <chorus/optim/averaged_gradients.hpp>
 #include <chorus/optim/clip.hpp>
 #include <chorus/optim/optimizer.hpp>
+#include <chorus/parallel/access.hpp>
 #include <chorus/parallel/ddp/shared_gradients.hpp>
 #include <chorus/parallel/ddp/with_type.hpp>
-#include <chorus/parallel/join.hpp>
 #include <chorus/parallel/sharded/parameter_shards.hpp>
 #include <cmath>
 #include <cstddef>

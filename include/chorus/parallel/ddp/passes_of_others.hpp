@@ -3,9 +3,9 @@
 
 #include <chorus/parallel/ddp/accumulation.hpp>
 #include <chorus/parallel/ddp/clock.hpp>
+#include <chorus/parallel/ddp/earlier_gradients.hpp>
 #include <chorus/parallel/ddp/extension.hpp>
 #include <chorus/parallel/ddp/frozen_parameters.hpp>
-#include <chorus/parallel/ddp/gradients_aside.hpp>
 #include <chorus/parallel/join.hpp>
 #include <cstddef>
 

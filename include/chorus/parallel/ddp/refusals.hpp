@@ -20,12 +20,4 @@ template <Device D, class Communicator>
                    ". If they are not always used, set find_unused_parameters; if never, set_requires_grad(false)");
 }
 
-/// Other ranks don't wait for what will not come.
-template <class Communicator>
-[[gnu::cold]] void give_up(Communicator& communicator, bool unwinding) {
-  communicator.abort(cat("rank ", communicator.rank(),
-                         unwinding ? " threw an exception in the middle of a step"
-                                   : ": its net has ended in the middle of a backward pass"));
-}
-
 }  // namespace chorus::ddp

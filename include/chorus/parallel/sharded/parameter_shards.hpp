@@ -5,8 +5,8 @@
 #include <array>
 #include <chorus/nn/flat_parameters.hpp>
 #include <chorus/optim/optimizer.hpp>
+#include <chorus/parallel/access.hpp>
 #include <chorus/parallel/ddp/parts.hpp>
-#include <chorus/parallel/join.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
