@@ -263,14 +263,14 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
                         "not its module()");
   }
   /// All ranks tell each other what their losses are means over.
-  virtual std::vector<double> weigh(std::span<const double> mean_over) { return shares_.weigh(mean_over); }
+  virtual std::span<const double> weigh(std::span<const double> mean_over) { return shares_.weigh(mean_over); }
   /// This rank's weight in the pass is known, and backward has not begun.
   virtual void backward_is_weighed() {}
 
   /// A forward pass without gradients is this rank's own, unless an operation asks for its place in the batch.
   template <class... Inputs>
   auto forward_aside(const ddp::ForwardPass& pass, const Inputs&... inputs) {
-    shares_.begin_aside(pass.samples, !joining_, pass.number);
+    shares_.begin_aside(pass, !joining_);
     return forward(!joining_, inputs...);
   }
 
@@ -330,15 +330,15 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
     backward_is_weighed();
   }
   // None of a captured step.
-  std::vector<double> weigh_run(std::span<const Ref<Node>> means) {
+  std::span<const double> weigh_run(std::span<const Ref<Node>> means) {
     weighed_ = true;
     at_backward_end([this, alive = this->alive()] {
       if (!alive.expired()) weighed_ = false;
     });
-    std::vector<double> over;
+    mean_over_.clear();
     if (!in_captured_step())
-      for (const Ref<Node>& node : means) over.push_back(node->mean_over());
-    return weigh(over);
+      for (const Ref<Node>& node : means) mean_over_.push_back(node->mean_over());
+    return weigh(mean_over_);
   }
   // Replays of a captured step (Graphed) don't ask again: ranks count by their samples there, whose numbers stay.
   bool in_captured_step() const {
@@ -353,6 +353,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   };
   std::array<Recorded, 16> recorded_{};
   std::size_t next_recorded_ = 0;
+  std::vector<double> mean_over_;
   std::shared_ptr<Watch> watch_ = std::make_shared<Watch>(*this);
 
   // While joining_.

@@ -138,7 +138,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     if (!this->begin_pass_of_others()) return JoinedPass::none;
     if (stepped_) pull();
     this->shares_.weigh({});
-    if (!this->shares_.sync()) return JoinedPass::passed;
+    if (!this->shares_.active_pass().sync) return JoinedPass::passed;
     push(/*ended=*/true);
     return JoinedPass::averaged;
   }

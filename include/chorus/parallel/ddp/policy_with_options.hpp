@@ -116,9 +116,9 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
       return nullptr;
   }
 
-  std::vector<double> weigh(std::span<const double> mean_over) override {
+  std::span<const double> weigh(std::span<const double> mean_over) override {
     this->tell(&Extension<D>::communicates, true);
-    auto scales = Base::weigh(mean_over);
+    const auto scales = Base::weigh(mean_over);
     this->tell(&Extension<D>::communicates, false);
     return scales;
   }
