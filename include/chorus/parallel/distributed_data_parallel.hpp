@@ -6,7 +6,6 @@
 #include <chorus/parallel/ddp/access.hpp>
 #include <chorus/parallel/ddp/policy_with_options.hpp>
 #include <chorus/parallel/ddp/rank_device.hpp>
-#include <chorus/parallel/ddp/refusals.hpp>
 #include <chorus/parallel/hooks/all_reduce.hpp>
 #include <chorus/parallel/join.hpp>
 #include <chorus/parallel/no_sync.hpp>
@@ -76,7 +75,7 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
   }
 
   /// While it lives, backward adds to this rank's own gradients alone; the first backward after it averages the sum.
-  /// Each pass counts by its own global batch, so that micro-batches may be shared out unevenly.
+  /// Each pass counts by its own global batch, so that micro-batches may be divided unevenly.
   [[nodiscard]] NoSync no_sync() {
     this->accumulate();
     return NoSync(this->sync);
@@ -111,7 +110,7 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
     }
     this->tell(&Extension::gradient_arrived, i);
     if (!this->sync || !this->buckets.sends(i)) return;
-    if (this->buckets.left(i) == 0) ddp::refuse_second_arrival(*this, i);
+    if (this->buckets.left(i) == 0) this->refuse_second_arrival(i);
     this->fill(i);  // a user's backward function may have given no gradient
     this->buckets.arrived(i);
     send_full();
@@ -126,7 +125,7 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
   void finish_backward() override {
     this->tell(&Extension::backward_ended);
     send_full();
-    if (!this->buckets.all_left()) ddp::refuse_missing(*this);
+    if (!this->buckets.all_left()) this->refuse_missing();
     take_back(this->buckets.on_their_way());
     this->tell(&Extension::averaged);
     this->in_backward = false;

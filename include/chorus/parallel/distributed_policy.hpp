@@ -55,12 +55,6 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
 
   ~DistributedPolicy() { group_->policy = nullptr; }
 
-  /// For models that return their loss: what backward starts from. The same under every policy.
-  template <AnyVariable Loss>
-  const Loss& mean_loss(const Loss& loss) const {
-    return loss;
-  }
-
   /// `value`, the mean over this rank's `samples`, as the mean over the samples of all ranks.
   double mean(double value, Index samples) {
     double sums[2] = {samples == 0 ? 0 : value * static_cast<double>(samples), static_cast<double>(samples)};
@@ -80,6 +74,11 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   }
 
  protected:
+  /// Accepts all parameters and buffers.
+  struct All {
+    bool operator()(const auto&) const { return true; }
+  };
+
   /// `title`: the policy's name in messages.
   DistributedPolicy(std::string_view title, Model model, Communicator& communicator, int dim, std::uint64_t seed)
       : Policy<Model>(std::move(model), seed),
@@ -156,11 +155,8 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   }
 
   /// Takes `root`'s buffers, of the types that `counts` accepts, in one message.
-  void broadcast_buffers(int root) {
-    broadcast_buffers(root, [](DType) { return true; });
-  }
-  template <class Counts>
-  void broadcast_buffers(int root, const Counts& counts) {
+  template <class Counts = All>
+  void broadcast_buffers(int root, const Counts& counts = {}) {
     std::size_t bytes = 0;
     for (const auto& named : buffers_)
       if (counts(named.buffer->dtype())) bytes += named.buffer->size_bytes();
@@ -324,7 +320,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
     const auto scales = weigh_run(means);
     for (std::size_t i = 0; i < scales.size(); ++i) {
       check<UsageError>(means[i]->scale() == 1 || means[i]->scale() == scales[i],
-                        "backward: two nets whose batches are shared out in different ways have one loss");
+                        "backward: two nets whose batches are divided in different ways have one loss");
       means[i]->set_scale(scales[i]);
     }
     backward_is_weighed();

@@ -1,5 +1,5 @@
 #pragma once
-/// LocalSgd: ranks step on their own and average their parameters now and then.
+/// LocalSgd: ranks step by themselves and average their parameters every few steps.
 
 #include <algorithm>
 #include <array>
@@ -42,6 +42,7 @@ struct LocalSgdOptions {
 template <class Model, class Communicator = comm::AnyCommunicator>
 class LocalSgd : public DistributedPolicy<Model, Communicator> {
   using Base = DistributedPolicy<Model, Communicator>;
+  using typename Base::All;
 
  public:
   using D = typename Base::device_type;
@@ -54,8 +55,8 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
            std::uint64_t seed = initial_seed())
       : Base("LocalSgd", std::move(model), communicator, options.dim, seed), options_(options) {
     check<UsageError>(options.period >= 1, "LocalSgd: the period is at least 1 step, got ", options.period);
-    this->check_same(cat("options: period ", options.period, ", dim ", options.dim, "\n"), every);
-    this->broadcast_parameters(0, every);
+    this->check_same(cat("options: period ", options.period, ", dim ", options.dim, "\n"), All{});
+    this->broadcast_parameters(0, All{});
     this->broadcast_buffers(0);
     // Nobody is asked for the sizes of the shares: they are taken to be as large as this rank's.
     this->random_.first_sample = [this] { return this->communicator_.rank() * rows_; };
@@ -80,7 +81,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
       samples_ = rows_;
       // Ranks that have ended would speak at the next mean alone.
       this->begin_pass({.samples = samples_, .number = this->forward_passes(), .sync = sync_}, this->throw_early_);
-      local_.begin_pass(this->flat_, every, local_.steps >= options_.period, [this] { synchronise(); });
+      local_.begin_pass(this->flat_, All{}, local_.steps >= options_.period, [this] { synchronise(); });
       if (sync_) ++passes_;
     }
     this->begin_forward(rows_);
@@ -141,8 +142,6 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     ended_ = false;
     Base::end_join();
   }
-
-  static bool every(const std::string&) { return true; }
 
   // Returns whether any rank goes on.
   bool take_mean() {
@@ -244,7 +243,7 @@ class detail::Access<LocalSgd<Model, Communicator>> {
   /// From the first step on, models differ, and momenta for good.
   static constexpr bool ranks_may_differ = true;
   bool ranks_differ() const { return net_.communicator().size() > 1; }
-  /// Those that ranks have stepped on their own since they last had the same.
+  /// Those that ranks have stepped by themselves since they last had the same.
   std::vector<std::string> parameters_apart() const { return net_.local_.names(net_.flat_); }
   void set_parameters_apart(std::span<const std::string> names) { net_.local_.set(net_.flat_, names); }
 

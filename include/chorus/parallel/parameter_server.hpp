@@ -51,7 +51,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   ParameterServer(Model model, Communicator& communicator, const ParameterServerOptions& options = {},
                   std::uint64_t seed = initial_seed())
       : Base("ParameterServer", std::move(model), communicator, options.dim, seed) {
-    this->check_same(cat("options: dim ", options.dim, "\n"), [](const auto&) { return true; });
+    this->check_same(cat("options: dim ", options.dim, "\n"), typename Base::All{});
     pull();
     this->on_gradients([this](std::size_t i) { gradient_arrived(i); });
   }

@@ -78,7 +78,7 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
     else
       return false;
   }
-  /// Those that ranks have stepped on their own since they last had the same.
+  /// Those that ranks have stepped by themselves since they last had the same.
   std::vector<std::string> parameters_apart() requires ranks_may_differ {
     return net_.hook().stepped.names(net_.flat_);
   }

@@ -66,7 +66,7 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
   }
   /// Adds an extension of your own, which is called after the others at each moment: see ddp::Extension.
   void extend(std::unique_ptr<Extension<D>> extension) { Core::extend(std::move(extension)); }
-  /// All ranks call it; under a hook that lets parameters drift apart, they are brought together.
+  /// All ranks call it; under a hook that lets ranks have different parameters, they take the average.
   void eval() {
     if constexpr (Traits::averages_parameters) hook().synchronise(this->flat_, this->communicator_);
     Base::eval();

@@ -42,7 +42,7 @@ struct PostLocalSgd {
     due = false;
   }
 
-  /// Once they step on their own, momenta differ, too, and stay so.
+  /// Once ranks step by themselves, momenta differ, too, and stay so.
   bool ranks_differ() const { return steps > start_local_sgd_iter; }
   /// What a checkpoint keeps.
   static constexpr std::string_view kept_as = "post_local_sgd";
