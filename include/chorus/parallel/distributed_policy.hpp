@@ -53,7 +53,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   int devices() const { return communicator_.size(); }
   Communicator& communicator() const { return communicator_; }
 
-  ~DistributedPolicy() { group_->policy = nullptr; }
+  virtual ~DistributedPolicy() { group_->policy = nullptr; }
 
   /// `value`, the mean over this rank's `samples`, as the mean over the samples of all ranks.
   double mean(double value, Index samples) {

@@ -41,7 +41,7 @@ class BatchShares {
   /// A forward pass of this rank begins. `now`: ranks wait for each other here.
   void begin(const ddp::ForwardPass& pass, bool now = false) {
     const bool changed = own_.pass.changed || pass.changed;
-    own_ = {.pass = pass};
+    own_ = {.kind = Kind::recorded, .pass = pass};
     own_.pass.changed = changed;
     begin_anew();
     if (now) ask();
