@@ -149,7 +149,7 @@ class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner 
       if (entry.parameter().wants_grad()) visit(*entry.named.handle.shared(), context);
   }
 
-  // How the batch is shared out, and what the first device has beside numbers: the copies take it over.
+  // How the batch is divided, and what the first device has beside numbers: the copies take it over.
   template <template <class> class Make, class... Inputs>
   auto begin_pass(const Inputs&... inputs) {
     parallel_apply_.await();

@@ -6,7 +6,6 @@
 #include <chorus/parallel/ddp/access.hpp>
 #include <chorus/parallel/ddp/policy_with_options.hpp>
 #include <chorus/parallel/ddp/rank_device.hpp>
-#include <chorus/parallel/ddp/refusals.hpp>
 #include <chorus/parallel/hooks/all_reduce.hpp>
 #include <chorus/parallel/join.hpp>
 #include <chorus/parallel/no_sync.hpp>
@@ -45,10 +44,7 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
     // 1. All ranks begin with rank 0's numbers.
     if (options.init_sync) this->take_first_state();
     // 2. Each parameter says when its gradient is final.
-    for (std::size_t number = 0; number < this->entries(); ++number)
-      this->parameter(number).on_grad([this, alive = this->alive(), number] {
-        if (!alive.expired()) gradient_is_final(this->entry_of(number));
-      });
+    this->on_gradients([this](std::size_t number) { gradient_is_final(this->entry_of(number)); });
   }
   /// For `launch`: takes communicator and seed from `run`. A model on GPUs moves to this rank's, and talks over NCCL.
   template <detail::LaunchedRun Run>
@@ -59,7 +55,7 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
   }
   /// Peers don't wait for a rank that throws while gradients are under way: the group is given up.
   ~DistributedDataParallel() {
-    if (this->in_backward) ddp::give_up(this->communicator_, std::uncaught_exceptions() > exceptions_before_);
+    if (this->in_backward) this->give_up(std::uncaught_exceptions() > exceptions_before_);
   }
 
   /// The model's output for this rank's share of the batch.
@@ -71,7 +67,7 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
     pass.number = this->begin_forward(pass.samples).step;
     if (!grad_enabled()) return this->forward_aside(pass, inputs...);
     this->tell(&Extension::forward_begins, pass);
-    this->begin_pass(pass);
+    this->begin_pass(pass, this->joining_);  // those that have ended have to know
     this->tell(&Extension::ready_for_forward);
     auto output = this->forward_recorded(inputs...);
     this->tell(&Extension::forward_ended);
@@ -79,7 +75,7 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
   }
 
   /// While it lives, backward adds to this rank's own gradients alone; the first backward after it averages the sum.
-  /// Each pass counts by its own global batch, so that micro-batches may be shared out unevenly.
+  /// Each pass counts by its own global batch, so that micro-batches may be divided unevenly.
   [[nodiscard]] NoSync no_sync() {
     this->accumulate();
     return NoSync(this->sync);
@@ -110,13 +106,11 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
     this->check_weighed();
     if (this->sync && !this->in_backward) {
       begin_backward();
-      at_backward_end([this, alive = this->alive()] {
-        if (!alive.expired()) finish_backward();
-      });
+      this->when_backward_ends([this] { finish_backward(); });
     }
     this->tell(&Extension::gradient_arrived, i);
     if (!this->sync || !this->buckets.sends(i)) return;
-    if (this->buckets.left(i) == 0) ddp::refuse_second_arrival(*this, i);
+    if (this->buckets.left(i) == 0) this->refuse_second_arrival(i);
     this->fill(i);  // a user's backward function may have given no gradient
     this->buckets.arrived(i);
     send_full();
@@ -131,7 +125,7 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
   void finish_backward() override {
     this->tell(&Extension::backward_ended);
     send_full();
-    if (!this->buckets.all_left()) ddp::refuse_missing(*this);
+    if (!this->buckets.all_left()) this->refuse_missing();
     take_back(this->buckets.on_their_way());
     this->tell(&Extension::averaged);
     this->in_backward = false;

@@ -37,7 +37,7 @@ concept LaunchedRun = requires(Run& run) {
 
 /// Base of DistributedDataParallel, LocalSgd and ParameterServer.
 template <class Model, class Communicator>
-class DistributedPolicy : public Policy<Model> {
+class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
  public:
   using D = typename Policy<Model>::device_type;
   static constexpr bool distributed = true;
@@ -53,13 +53,7 @@ class DistributedPolicy : public Policy<Model> {
   int devices() const { return communicator_.size(); }
   Communicator& communicator() const { return communicator_; }
 
-  ~DistributedPolicy() { group_->policy = nullptr; }
-
-  /// For models that return their loss: what backward starts from. The same under every policy.
-  template <AnyVariable Loss>
-  const Loss& mean_loss(const Loss& loss) const {
-    return loss;
-  }
+  virtual ~DistributedPolicy() { group_->policy = nullptr; }
 
   /// `value`, the mean over this rank's `samples`, as the mean over the samples of all ranks.
   double mean(double value, Index samples) {
@@ -80,8 +74,15 @@ class DistributedPolicy : public Policy<Model> {
   }
 
  protected:
-  DistributedPolicy(Model model, Communicator& communicator, std::uint64_t seed)
+  /// Accepts all parameters and buffers.
+  struct All {
+    bool operator()(const auto&) const { return true; }
+  };
+
+  /// `title`: the policy's name in messages.
+  DistributedPolicy(std::string_view title, Model model, Communicator& communicator, int dim, std::uint64_t seed)
       : Policy<Model>(std::move(model), seed),
+        title_(title),
         communicator_(communicator),
         shares_(communicator),
         buffers_(nn::named_buffers<D>(this->model_)),
@@ -90,6 +91,8 @@ class DistributedPolicy : public Policy<Model> {
       check<UsageError>(communicator.takes_device_memory(), "a distributed policy for a model on ", D::kind,
                         " needs a communicator for its memory, such as comm::NcclCommunicator; got ",
                         communicator.backend());
+    check<UsageError>(dim >= 0, title, ": dim is at least 0, got ", dim);
+    this->random_.dim = dim;
     this->random_.first_sample = [this] {
       const auto first = shares_.first_sample();
       if (const auto pass = shares_.pass(); pass != this->random_.step) this->settle_pass(pass);
@@ -102,9 +105,32 @@ class DistributedPolicy : public Policy<Model> {
 
   /// Throws UsageError, on every rank, where the ranks' models, or `options`, differ. Rank 0's seed is all ranks'.
   template <class Counts>
-  [[gnu::cold]] void check_same(std::string_view policy, const std::string& options, const Counts& counts) {
-    detail::check_same_description(communicator_, policy, options + detail::model_description<D>(this->model_, counts));
+  [[gnu::cold]] void check_same(const std::string& options, const Counts& counts) {
+    detail::check_same_description(communicator_, title_, options + detail::model_description<D>(this->model_, counts));
     communicator_.broadcast(std::span(&this->random_.seed, 1), 0, {});
+  }
+
+  /// Calls `f(i)` whenever backward has come to the gradient of the parameter that is now entry `i`.
+  template <class F>
+  void on_gradients(const F& f) {
+    for (std::size_t i = 0; i < this->flat_.entries().size(); ++i)
+      this->flat_.entries()[i].parameter().on_grad([f, alive = this->alive(), i] {
+        if (!alive.expired()) f(i);
+      });
+  }
+  /// Calls `f()` when the backward run of this thread has ended.
+  template <class F>
+  void when_backward_ends(const F& f) {
+    at_backward_end([f, alive = this->alive()] {
+      if (!alive.expired()) f();
+    });
+  }
+
+  /// Other ranks don't wait for what will not come.
+  [[gnu::cold]] void give_up(bool unwinding = false) {
+    communicator_.abort(cat("rank ", communicator_.rank(),
+                            unwinding ? " threw an exception in the middle of a step"
+                                      : ": its net has ended in the middle of a backward pass"));
   }
 
   void broadcast_bytes(void* data, std::size_t bytes, int root, trace::Traffic traffic) {
@@ -129,11 +155,8 @@ class DistributedPolicy : public Policy<Model> {
   }
 
   /// Takes `root`'s buffers, of the types that `counts` accepts, in one message.
-  void broadcast_buffers(int root) {
-    broadcast_buffers(root, [](DType) { return true; });
-  }
-  template <class Counts>
-  void broadcast_buffers(int root, const Counts& counts) {
+  template <class Counts = All>
+  void broadcast_buffers(int root, const Counts& counts = {}) {
     std::size_t bytes = 0;
     for (const auto& named : buffers_)
       if (counts(named.buffer->dtype())) bytes += named.buffer->size_bytes();
@@ -159,36 +182,34 @@ class DistributedPolicy : public Policy<Model> {
 
   // For chorus::join.
 
-  void begin_joining(std::string_view policy, const detail::JoinFacts& facts) {
-    check<UsageError>(!joining_, policy, "::join: inside another join");
+  void begin_join(const detail::JoinFacts& facts) override {
+    check<UsageError>(!joining_, title_, "::join: inside another join");
     joining_ = true;
-    joining_policy_ = policy;
     throw_early_ = facts.throw_early;
     passes_of_others_ = 0;
     last_active_ = -1;
   }
-  void end_joining() { joining_ = throw_early_ = false; }
-  /// A forward pass that records gradients begins.
-  void begin_pass(const ddp::ForwardPass& pass) {
-    shares_.begin(pass, joining_);  // those that have ended have to know
+  void end_join() override { joining_ = throw_early_ = false; }
+  /// A forward pass that records gradients begins. `now`: ranks wait for each other here.
+  void begin_pass(const ddp::ForwardPass& pass, bool now) {
+    shares_.begin(pass, now);
     check_all_here();
   }
   /// What ranks have told each other of this pass: whether one has run out of batches that must not.
   void check_all_here() {
     if (!throw_early_) return;
     const auto joined = shares_.joined_ranks();
-    check<UsageError>(joined.empty(), joining_policy_, "::join: rank ", joined,
+    check<UsageError>(joined.empty(), title_, "::join: rank ", joined,
                       " has run out of batches; throw_on_early_termination ends all ranks");
   }
-  bool throws_early() const { return throw_early_; }
   /// A pass of other ranks begins, in which this one has no samples; false where all have ended.
   [[gnu::cold]] bool begin_pass_of_others() {
     constexpr int skew_to_warn_of = 1000;  // PyTorch's
     shares_.begin_joined();
     if (shares_.first_active() < 0) return false;
     if (passes_of_others_++ == skew_to_warn_of)
-      detail::say(cat("warning: ", joining_policy_, "::join: rank ", communicator_.rank(), " has at least ",
-                      skew_to_warn_of, " batches fewer than others have, and only joins their collective calls"));
+      detail::say(cat("warning: ", title_, "::join: rank ", communicator_.rank(), " has at least ", skew_to_warn_of,
+                      " batches fewer than others have, and only joins their collective calls"));
     check_all_here();
     last_active_ = shares_.first_active();
     return true;
@@ -228,8 +249,8 @@ class DistributedPolicy : public Policy<Model> {
     pass = {begin, Node::next_sequence()};
     return output;
   }
-  /// Backward has come to a gradient. Throws UsageError where it began with losses that ranks share out in different
-  /// ways, and did not pass through a forward pass of this policy: then it is too late to weigh each.
+  /// Backward has come to a gradient. Throws UsageError where it began with losses that ranks divide in different ways,
+  /// and did not pass through a forward pass of this policy: then it is too late to weigh each.
   void check_weighed() {
     if (weighed()) return;
     for (const double scale : weigh_run(means_of_backward()))
@@ -240,24 +261,25 @@ class DistributedPolicy : public Policy<Model> {
   /// Whether the backward run that this thread is in has been weighed.
   bool weighed() const { return weighed_run_ == backward_run(); }
   /// All ranks tell each other what their losses are means over.
-  virtual std::vector<double> weigh(std::span<const double> mean_over) { return shares_.weigh(mean_over); }
+  virtual std::span<const double> weigh(std::span<const double> mean_over) { return shares_.weigh(mean_over); }
   /// This rank's weight in the pass is known, and backward has not begun.
   virtual void backward_is_weighed() {}
 
   /// A forward pass without gradients is this rank's own, unless an operation asks for its place in the batch.
   template <class... Inputs>
   auto forward_aside(const ddp::ForwardPass& pass, const Inputs&... inputs) {
-    shares_.begin_aside(pass.samples, !joining_, pass.number);
+    shares_.begin_aside(pass, !joining_);
     return forward(!joining_, inputs...);
   }
 
 
+  const std::string_view title_;
   Communicator& communicator_;
   detail::BatchShares<Communicator> shares_;
   std::vector<nn::NamedBuffer<D>> buffers_;
   Storage<D> buffer_message_;
   detail::ModelHandles handles_;
-  bool joining_ = false;
+  bool joining_ = false, throw_early_ = false;
   bool operators_send_ = false;  // forward passes have had collectives of their own, as backward will
 
  private:
@@ -299,18 +321,18 @@ class DistributedPolicy : public Policy<Model> {
     const auto scales = weigh_run(means);
     for (std::size_t i = 0; i < scales.size(); ++i) {
       check<UsageError>(means[i]->scale() == 1 || means[i]->scale() == scales[i],
-                        "backward: two nets whose batches are shared out in different ways have one loss");
+                        "backward: two nets whose batches are divided in different ways have one loss");
       means[i]->set_scale(scales[i]);
     }
     backward_is_weighed();
   }
   // None of a captured step.
-  std::vector<double> weigh_run(std::span<const Ref<Node>> means) {
+  std::span<const double> weigh_run(std::span<const Ref<Node>> means) {
     weighed_run_ = backward_run();
-    std::vector<double> over;
+    mean_over_.clear();
     if (!in_captured_step())
-      for (const Ref<Node>& node : means) over.push_back(node->mean_over());
-    return weigh(over);
+      for (const Ref<Node>& node : means) mean_over_.push_back(node->mean_over());
+    return weigh(mean_over_);
   }
   // Replays of a captured step (Graphed) don't ask again: ranks count by their samples there, whose numbers stay.
   bool in_captured_step() const {
@@ -326,11 +348,10 @@ class DistributedPolicy : public Policy<Model> {
   std::array<Recorded, 16> recorded_{};
   std::size_t next_recorded_ = 0;
   std::uint64_t weighed_run_ = 0;  // the last one
+  std::vector<double> mean_over_;  // of its losses
   std::shared_ptr<Watch> watch_ = std::make_shared<Watch>(*this);
 
   // While joining_.
-  std::string_view joining_policy_;
-  bool throw_early_ = false;
   int passes_of_others_ = 0, last_active_ = -1;
 };
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <chorus/core/while_alive.hpp>
 #include <chorus/optim/optimizer.hpp>
-#include <chorus/parallel/join.hpp>
+#include <chorus/parallel/access.hpp>
 #include <functional>
 #include <memory>
 #include <utility>

@@ -5,9 +5,8 @@
 #include <chorus/core/config.hpp>
 #include <cstddef>
 #include <functional>
-#include <tuple>
+#include <span>
 #include <type_traits>
-#include <utility>
 
 namespace chorus {
 
@@ -34,50 +33,86 @@ struct JoinFacts {
   bool steps;        ///< whether ranks that have ended do something after this net's averaged passes
 };
 
-/// What a policy has for `join`, and users don't call: `begin_join` and `end_join` are around all of it;
-/// `run_out_of_batches` when this rank has run out of batches; `take_part_in_pass` takes part in the collectives of a
-/// pass of others; `all_have_run_out` when all have ended. See parallel/access.hpp.
-template <class Net>
-class Access;
+/// What a policy of several processes has for `join`.
+class JoiningPolicy {
+ public:
+  virtual void begin_join(const JoinFacts&) = 0;
+  /// This rank has run out of batches.
+  virtual void run_out_of_batches() {}
+  /// Takes part in the collectives of a pass of others.
+  virtual JoinedPass take_part_in_pass() = 0;
+  virtual void all_have_run_out() = 0;
+  virtual void end_join() = 0;
 
-/// A net that takes part in `join`; what else is among the joined is a function.
-template <class Net>
-concept JoinedNet = requires {
-  typename Net::policy_type;
+ protected:
+  ~JoiningPolicy() = default;
 };
-template <JoinedNet Net>
-using AccessTo = Access<typename Net::policy_type>;
-template <JoinedNet Net>
-AccessTo<Net> access_to(Net& net) {
-  return AccessTo<Net>(net);
-}
 
-template <class Joined>
+/// An argument of `join`: a net, or a function.
+struct Joined {
+  JoiningPolicy* net = nullptr;
+  std::function<void()> function = {};  // neither of the two: a net of one process, for which there is nothing to do
+
+  template <class X>
+  static Joined of(X& x) {
+    if constexpr (std::is_base_of_v<JoiningPolicy, X>)
+      return {.net = &x};
+    else if constexpr (requires { typename X::policy_type; })
+      return {};
+    else
+      return {.function = std::ref(x)};
+  }
+};
+
+/// A join under way: nets that have begun it end it.
 class JoinScope {
  public:
-  JoinScope(const Joined&, const JoinFacts&) {}
-};
-template <JoinedNet Net>
-class JoinScope<Net> {
- public:
-  JoinScope(Net& net, const JoinFacts& facts) : net_(&net) { access_to(net).begin_join(facts); }
-  JoinScope(JoinScope&& other) noexcept : net_(std::exchange(other.net_, nullptr)) {}
+  JoinScope(std::span<const Joined> all, const JoinOptions& options) : all_(all), options_(options) {}
+  JoinScope(const JoinScope&) = delete;
+  JoinScope& operator=(const JoinScope&) = delete;
   ~JoinScope() {
-    if (net_ != nullptr) access_to(*net_).end_join();
+    for (const Joined& one : all_.first(begun_))
+      if (one.net != nullptr) one.net->end_join();
+  }
+
+  void begin() {
+    for (; begun_ < all_.size(); ++begun_) {
+      const bool before_function = begun_ + 1 < all_.size() && all_[begun_ + 1].function;
+      if (auto* const net = all_[begun_].net)
+        net->begin_join({options_.throw_on_early_termination, options_.step || before_function});
+    }
+  }
+  /// What a rank does that has run out of batches, until all have.
+  void take_part_in_passes() const {
+    for_nets(&JoiningPolicy::run_out_of_batches);
+    for (bool any = true; any;) {
+      any = false;
+      bool averaged = false;
+      JoinedPass pass = JoinedPass::none;  // of the net in front
+      for (const Joined& one : all_) {
+        if (one.function) {
+          if (pass == JoinedPass::averaged) one.function();
+          continue;
+        }
+        pass = one.net != nullptr ? one.net->take_part_in_pass() : JoinedPass::none;
+        any = any || pass != JoinedPass::none;
+        averaged = averaged || pass == JoinedPass::averaged;
+      }
+      if (averaged && options_.step) options_.step();
+    }
+    for_nets(&JoiningPolicy::all_have_run_out);
   }
 
  private:
-  Net* net_;
-};
+  void for_nets(void (JoiningPolicy::*call)()) const {
+    for (const Joined& one : all_)
+      if (one.net != nullptr) (one.net->*call)();
+  }
 
-/// Whether a function follows each of `Joined`.
-template <class... Joined>
-constexpr std::array<bool, sizeof...(Joined)> before_function() {
-  const std::array<bool, sizeof...(Joined)> is_net{JoinedNet<Joined>...};
-  std::array<bool, sizeof...(Joined)> out{};
-  for (std::size_t i = 0; i + 1 < out.size(); ++i) out[i] = !is_net[i + 1];
-  return out;
-}
+  std::span<const Joined> all_;
+  const JoinOptions& options_;
+  std::size_t begun_ = 0;
+};
 
 }  // namespace detail
 
@@ -93,38 +128,11 @@ constexpr std::array<bool, sizeof...(Joined)> before_function() {
 /// loop begins with `zero_grad`.
 template <class Body, class... Joined>
 void join(const Body& body, const JoinOptions& options, Joined&&... joined) {
-  constexpr auto before_function = detail::before_function<std::remove_reference_t<Joined>...>();
-  std::size_t at = 0;
-  const auto next = [&] {
-    return detail::JoinFacts{options.throw_on_early_termination, options.step || before_function[at++]};
-  };
-  const std::tuple<detail::JoinScope<std::remove_reference_t<Joined>>...> scopes{
-      detail::JoinScope<std::remove_reference_t<Joined>>(joined, next())...};
+  const std::array<detail::Joined, sizeof...(Joined)> all{detail::Joined::of(joined)...};
+  detail::JoinScope scope(all, options);
+  scope.begin();
   body();
-  const auto for_nets = [&](const auto& f) {
-    const auto one = [&](auto& some) {
-      if constexpr (detail::JoinedNet<std::remove_reference_t<decltype(some)>>) f(detail::access_to(some));
-    };
-    (one(joined), ...);
-  };
-  for_nets([](auto net) { net.run_out_of_batches(); });
-  for (bool any = true; any;) {
-    any = false;
-    bool averaged = false;
-    JoinedPass pass = JoinedPass::none;
-    const auto take_part_in_pass = [&](auto& some) {
-      if constexpr (detail::JoinedNet<std::remove_reference_t<decltype(some)>>) {
-        pass = detail::access_to(some).take_part_in_pass();
-        any = any || pass != JoinedPass::none;
-        averaged = averaged || pass == JoinedPass::averaged;
-      } else if (pass == JoinedPass::averaged) {
-        some();
-      }
-    };
-    (take_part_in_pass(joined), ...);
-    if (averaged && options.step) options.step();
-  }
-  for_nets([](auto net) { net.all_have_run_out(); });
+  scope.take_part_in_passes();
 }
 
 }  // namespace chorus

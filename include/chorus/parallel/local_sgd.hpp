@@ -1,21 +1,19 @@
 #pragma once
-/// LocalSgd: ranks step on their own and average their parameters now and then.
+/// LocalSgd: ranks step by themselves and average their parameters every few steps.
 
 #include <algorithm>
 #include <array>
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/parallel/access.hpp>
-#include <chorus/parallel/average_parameters.hpp>
 #include <chorus/parallel/distributed_policy.hpp>
 #include <chorus/parallel/join.hpp>
+#include <chorus/parallel/local_steps.hpp>
 #include <chorus/parallel/no_sync.hpp>
 #include <cmath>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -44,6 +42,7 @@ struct LocalSgdOptions {
 template <class Model, class Communicator = comm::AnyCommunicator>
 class LocalSgd : public DistributedPolicy<Model, Communicator> {
   using Base = DistributedPolicy<Model, Communicator>;
+  using typename Base::All;
 
  public:
   using D = typename Base::device_type;
@@ -54,21 +53,17 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   /// for a period below 1. The communicator must outlive this.
   LocalSgd(Model model, Communicator& communicator, const LocalSgdOptions& options = {},
            std::uint64_t seed = initial_seed())
-      : Base(std::move(model), communicator, seed), options_(options) {
+      : Base("LocalSgd", std::move(model), communicator, options.dim, seed), options_(options) {
     check<UsageError>(options.period >= 1, "LocalSgd: the period is at least 1 step, got ", options.period);
-    check<UsageError>(options.dim >= 0, "LocalSgd: dim is at least 0, got ", options.dim);
-    const auto all = [](const auto&) { return true; };
-    this->check_same("LocalSgd", cat("options: period ", options.period, ", dim ", options.dim, "\n"), all);
-    this->broadcast_parameters(0, all);
+    this->check_same(cat("options: period ", options.period, ", dim ", options.dim, "\n"), All{});
+    this->broadcast_parameters(0, All{});
     this->broadcast_buffers(0);
     // Nobody is asked for the sizes of the shares: they are taken to be as large as this rank's.
     this->random_.first_sample = [this] { return this->communicator_.rank() * rows_; };
     this->random_.is_share = nullptr;
-    this->random_.dim = options.dim;
-    for (const auto& entry : this->flat_.entries())
-      entry.parameter().on_grad([this, alive = this->alive()] {
-        if (!alive.expired()) gradient_ready();
-      });
+    this->on_gradients([this](std::size_t) {
+      if (!in_backward_) begin_backward();
+    });
   }
   /// For `launch`: takes communicator and seed from `run`.
   template <detail::LaunchedRun Run>
@@ -84,14 +79,10 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     if (grad_enabled()) {
       in_backward_ = false;  // where the last one ended early
       samples_ = rows_;
-      if (this->throws_early()) {  // ranks that have ended would speak at the next mean alone
-        this->begin_pass(ddp::ForwardPass{.samples = samples_, .number = this->forward_passes(), .sync = sync_});
-      } else {
-        this->shares_.begin(ddp::ForwardPass{.samples = samples_});
-      }
-      if (steps_ >= options_.period) synchronise();
+      // Ranks that have ended would speak at the next mean alone.
+      this->begin_pass({.samples = samples_, .number = this->forward_passes(), .sync = sync_}, this->throw_early_);
+      local_.begin_pass(this->flat_, All{}, local_.steps >= options_.period, [this] { synchronise(); });
       if (sync_) ++passes_;
-      note_apart();
     }
     this->begin_forward(rows_);
     return this->forward(true, inputs...);
@@ -125,12 +116,12 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
 
   /// For checkpoints: steps and this rank's samples since the last mean.
   static constexpr std::string_view kept_as = "local_sgd";
-  std::array<double, 2> kept() const { return {static_cast<double>(steps_), static_cast<double>(seen_)}; }
+  std::array<double, 2> kept() const { return {static_cast<double>(local_.steps), static_cast<double>(seen_)}; }
   static bool can_keep(const std::array<double, 2>& kept) {
     return kept[0] >= 0 && kept[0] < 1e9 && kept[1] >= 0 && kept[1] < 0x1p53;
   }
   void keep(const std::array<double, 2>& kept) {
-    steps_ = passes_ = static_cast<int>(kept[0]);
+    local_.steps = passes_ = static_cast<int>(kept[0]);
     seen_ = static_cast<std::int64_t>(std::round(kept[1]));
   }
 
@@ -139,65 +130,65 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
 
   // Samples, steps and passes since the last mean; all forward passes, of which a rank may have had some of its own.
   using Counts = std::array<std::int64_t, 4>;
-  static constexpr std::int64_t ended = -1;    // the steps of a rank that has run out of batches
+  static constexpr std::int64_t ended = -1;  // the steps of a rank that has run out of batches
+
+  void run_out_of_batches() override { ended_ = true; }
+  [[gnu::cold]] JoinedPass take_part_in_pass() override {
+    if (this->throw_early_) this->begin_pass_of_others();  // throws unless all have ended
+    return take_mean() ? JoinedPass::passed : JoinedPass::none;
+  }
+  [[gnu::cold]] void all_have_run_out() override { this->end_passes_of_others(); }
+  void end_join() override {
+    ended_ = false;
+    Base::end_join();
+  }
 
   // Returns whether any rank goes on.
   bool take_mean() {
     bool any_on = !ended_;
     if (this->communicator_.size() > 1) {
       const auto ranks = static_cast<std::size_t>(this->communicator_.size());
-      const Counts own{seen_, ended_ ? ended : steps_, passes_, this->forward_passes()};
-      std::vector<std::int64_t> all(own.size() * ranks);
-      this->communicator_.all_gather(std::span<const std::int64_t>(own), std::span<std::int64_t>(all), {});
+      const Counts own{seen_, ended_ ? ended : local_.steps, passes_, this->forward_passes()};
+      std::vector<Counts> all(ranks);
+      this->communicator_.all_gather(std::span<const std::int64_t>(own),
+                                     std::span<std::int64_t>(all.front().data(), ranks * own.size()), {});
       any_on = check_same_steps(all);
-      std::int64_t sum = 0;
-      for (std::size_t rank = 0; rank < ranks; ++rank) sum += all[own.size() * rank];
-      std::int64_t passes = 0;
-      for_each_rank(all, [&](std::size_t, const auto& counts) { passes = std::max(passes, counts[3]); });
+      std::int64_t sum = 0, passes = 0;
+      bool any_ended = false;
+      for (const Counts& counts : all) {
+        sum += counts[0];
+        passes = std::max(passes, counts[3]);
+        any_ended = any_ended || counts[1] == ended;
+      }
       this->set_forward_passes(static_cast<std::uint32_t>(passes));
-      if (has_ended_ranks(all)) apart_.unite(this->flat_, this->communicator_);  // they don't know of others' steps
-      if (!apart_.empty()) {
+      if (any_ended) local_.unite(this->flat_, this->communicator_);  // they don't know of others' steps
+      if (!local_.empty()) {
         const double weight = sum == 0 ? 1.0 / static_cast<double>(ranks)  // optimizers may step without samples
                                        : static_cast<double>(seen_) / static_cast<double>(sum);
-        apart_.average(this->flat_, this->communicator_, weight);
+        local_.average(this->flat_, this->communicator_, weight);
         average_buffers(weight);
       }
     }
     seen_ = 0;
-    steps_ = passes_ = 0;
+    local_.steps = passes_ = 0;
     return any_on;
   }
-  void note_apart() {
-    apart_.note(this->flat_, [](const auto&) { return true; });
-  }
 
-  // Calls `f(rank, its counts)` for all ranks.
-  template <class F>
-  static void for_each_rank(const std::vector<std::int64_t>& all, const F& f) {
-    constexpr std::size_t each = std::tuple_size_v<Counts>;
-    for (std::size_t rank = 0; rank * each < all.size(); ++rank)
-      f(rank, std::span<const std::int64_t, each>(&all[rank * each], each));
-  }
-  static bool has_ended_ranks(const std::vector<std::int64_t>& all) {
-    bool any = false;
-    for_each_rank(all, [&](std::size_t, const auto& counts) { any = any || counts[1] == ended; });
-    return any;
-  }
   // Those that go on have counted the same. Returns whether any does.
-  static bool check_same_steps(const std::vector<std::int64_t>& all) {
+  static bool check_same_steps(const std::vector<Counts>& all) {
     std::string list;
     bool same = true;
-    std::optional<std::pair<std::int64_t, std::int64_t>> first;
-    for_each_rank(all, [&](std::size_t rank, const auto& counts) {
-      if (counts[1] == ended) return;
-      const std::pair steps_and_passes(counts[1], counts[2]);
-      same = same && first.value_or(steps_and_passes) == steps_and_passes;
-      first = steps_and_passes;
+    const Counts* first = nullptr;
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      const Counts& counts = all[rank];
+      if (counts[1] == ended) continue;
+      if (first == nullptr) first = &counts;
+      same = same && counts[1] == (*first)[1] && counts[2] == (*first)[2];
       list += cat(list.empty() ? "" : ", ", "rank ", rank, ": ", counts[1], " in ", counts[2]);
-    });
+    }
     check<UsageError>(same, "LocalSgd: expected as many steps in as many forward passes of all ranks, got ", list,
                       " since the last mean; a rank that has no samples trains with an empty batch, or under join");
-    return first.has_value();
+    return first != nullptr;
   }
 
   // In double, where the mean of equal numbers is that number; integers are rank 0's.
@@ -225,50 +216,36 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     });
   }
 
-  // The first gradient of a backward pass.
-  void gradient_ready() {
-    if (in_backward_) return;
+  void begin_backward() {
     in_backward_ = true;
-    at_backward_end([this, alive = this->alive()] {
-      if (alive.expired()) return;
+    this->when_backward_ends([this] {
       in_backward_ = false;
       seen_ += samples_;
-      if (sync_) ++steps_;
+      if (sync_) ++local_.steps;
     });
   }
 
   LocalSgdOptions options_;
-  detail::ParametersApart apart_;
+  detail::LocalSteps local_;
   std::int64_t rows_ = 0;     // of the last forward pass
   std::int64_t samples_ = 0;  // of the last one that wanted gradients
   std::int64_t seen_ = 0;     // since the last mean
-  int steps_ = 0, passes_ = 0;
+  int passes_ = 0;            // the same: those that wanted gradients, outside of no_sync
   bool sync_ = true, in_backward_ = false;
   bool ended_ = false;  // this rank has run out of batches
 };
 
-/// For chorus::join and checkpoints.
+/// For checkpoints.
 template <class Model, class Communicator>
 class detail::Access<LocalSgd<Model, Communicator>> {
  public:
   explicit Access(LocalSgd<Model, Communicator>& net) : net_(net) {}
-  void begin_join(const JoinFacts& facts) { net_.begin_joining("LocalSgd", facts); }
-  void run_out_of_batches() { net_.ended_ = true; }
-  [[gnu::cold]] JoinedPass take_part_in_pass() {
-    if (net_.throws_early()) net_.begin_pass_of_others();  // throws unless all have ended
-    return net_.take_mean() ? JoinedPass::passed : JoinedPass::none;
-  }
-  [[gnu::cold]] void all_have_run_out() { net_.end_passes_of_others(); }
-  void end_join() {
-    net_.ended_ = false;
-    net_.end_joining();
-  }
   /// From the first step on, models differ, and momenta for good.
   static constexpr bool ranks_may_differ = true;
   bool ranks_differ() const { return net_.communicator().size() > 1; }
-  /// Those that ranks have stepped on their own since they last had the same.
-  std::vector<std::string> parameters_apart() const { return net_.apart_.names(net_.flat_); }
-  void set_parameters_apart(std::span<const std::string> names) { net_.apart_.set(net_.flat_, names); }
+  /// Those that ranks have stepped by themselves since they last had the same.
+  std::vector<std::string> parameters_apart() const { return net_.local_.names(net_.flat_); }
+  void set_parameters_apart(std::span<const std::string> names) { net_.local_.set(net_.flat_, names); }
 
  private:
   LocalSgd<Model, Communicator>& net_;

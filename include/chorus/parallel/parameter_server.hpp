@@ -3,8 +3,8 @@
 
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/kernels/pointwise.hpp>
-#include <chorus/parallel/access.hpp>
-#include <chorus/parallel/ddp/gradients_aside.hpp>
+#include <chorus/parallel/ddp/earlier_gradients.hpp>
+#include <chorus/parallel/ddp/with_type.hpp>
 #include <chorus/parallel/distributed_policy.hpp>
 #include <chorus/parallel/join.hpp>
 #include <chorus/parallel/no_sync.hpp>
@@ -50,15 +50,10 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   /// communicator must outlive this.
   ParameterServer(Model model, Communicator& communicator, const ParameterServerOptions& options = {},
                   std::uint64_t seed = initial_seed())
-      : Base(std::move(model), communicator, seed), options_(options) {
-    check<UsageError>(options.dim >= 0, "ParameterServer: dim is at least 0, got ", options.dim);
-    this->check_same("ParameterServer", cat("options: dim ", options.dim, "\n"), [](const auto&) { return true; });
+      : Base("ParameterServer", std::move(model), communicator, options.dim, seed) {
+    this->check_same(cat("options: dim ", options.dim, "\n"), typename Base::All{});
     pull();
-    this->random_.dim = options.dim;
-    for (const auto& entry : this->flat_.entries())
-      entry.parameter().on_grad([this, alive = this->alive()] {
-        if (!alive.expired()) gradient_ready();
-      });
+    this->on_gradients([this](std::size_t i) { gradient_arrived(i); });
   }
   /// With a seed and no options.
   template <std::integral Seed>
@@ -73,9 +68,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
 
   /// Peers don't wait for a rank that throws in the middle of a backward pass: the group is given up.
   ~ParameterServer() {
-    if (in_backward_)
-      this->communicator_.abort(
-          cat("rank ", this->communicator_.rank(), ": its net has ended in the middle of a ", "backward pass"));
+    if (in_backward_) this->give_up();
   }
 
   /// The model's output for this rank's share of the batch. Each is followed by one backward pass at most, but under
@@ -84,11 +77,11 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   auto operator()(const Inputs&... inputs) {
     check<UsageError>(!in_backward_,
                       "ParameterServer: the last backward pass ended early; its gradients are incomplete");
-    const Index samples = detail::samples_of(options_.dim, inputs...);
-    this->begin_forward(samples);
+    ddp::ForwardPass pass{.samples = detail::samples_of(this->random_.dim, inputs...), .sync = sync_};
+    pass.number = this->begin_forward(pass.samples).step;
     if (grad_enabled()) {
       pushed_ = false;
-      this->begin_pass(ddp::ForwardPass{.samples = samples, .number = this->random_.step, .sync = sync_});
+      this->begin_pass(pass, this->joining_);  // those that have ended have to know
       if (stepped_) pull();
       return this->forward_recorded(inputs...);
     }
@@ -98,7 +91,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
                         "pass in evaluation all ranks call eval()");
       pull();
     }
-    return this->forward_aside(ddp::ForwardPass{.samples = samples, .number = this->random_.step}, inputs...);
+    return this->forward_aside(pass, inputs...);
   }
 
   /// While it lives, backward adds to this rank's own gradients alone; the first backward after it pushes the sum. Each
@@ -135,39 +128,44 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   }
 
  private:
-  friend class detail::Access<ParameterServer>;
+  void begin_join(const detail::JoinFacts& facts) override {
+    check<UsageError>(facts.steps || facts.throw_early,
+                      "ParameterServer::join: the server steps for all, also where others have more batches than it "
+                      "has: JoinOptions::step, or a function after the net");
+    Base::begin_join(facts);
+  }
+  [[gnu::cold]] JoinedPass take_part_in_pass() override {
+    if (!this->begin_pass_of_others()) return JoinedPass::none;
+    if (stepped_) pull();
+    this->shares_.weigh({});
+    if (!this->shares_.active_pass().sync) return JoinedPass::passed;
+    push(/*ended=*/true);
+    return JoinedPass::averaged;
+  }
+  [[gnu::cold]] void all_have_run_out() override {
+    this->end_passes_of_others();
+    if (stepped_) pull();
+  }
 
+  // Calls `f` with all numbers of a group that begin at `at`.
   template <class F>
   static void with_numbers(const typename nn::FlatParameters<D>::Group& group, std::byte* at, const F& f) {
-    check<UsageError>(group.dtype == DType::f32 || group.dtype == DType::f64,
-                      "ParameterServer: parameters are F32 or F64, got ", group.dtype);
-    if (group.dtype == DType::f32)
-      f(std::span<float>(reinterpret_cast<float*>(at), group.count));
-    else
-      f(std::span<double>(reinterpret_cast<double*>(at), group.count));
+    ddp::with_type("ParameterServer: parameters", group.dtype, at,
+                   [&]<class T>(T* numbers) { f(std::span<T>(numbers, group.count)); });
   }
 
-  // What earlier passes have left, on the server or under no_sync, is to stay as it is when `push` weighs all: it is
-  // kept in the unit of the pass that begins. A pass in which this rank has no samples adds nothing.
+  // What earlier passes have left, on the server or under no_sync, is to stay as it is when `push` weighs all.
   void backward_is_weighed() override {
-    aside_.forget();
-    const double weight = this->shares_.weight(), factor = unit_ / weight;
-    if (weight == 0) return aside_.take(this->flat_);
-    unit_ = weight;
-    for (const auto& entry : this->flat_.entries()) {
-      auto& p = entry.parameter();
-      if (!p.grad_arrived()) continue;
-      const auto scale = [&]<class T>(T* grad) { kernels::scale(p.where(), p.count(), static_cast<T>(factor), grad); };
-      if (p.dtype() == DType::f32)
-        scale(static_cast<float*>(p.grad_data()));
-      else
-        scale(static_cast<double*>(p.grad_data()));
-    }
+    earlier_.change_unit(this->flat_, this->shares_.weight(), [](std::size_t) { return true; });
   }
 
-  // The first gradient of a backward pass.
-  void gradient_ready() {
-    if (in_backward_) return;
+  void gradient_arrived(std::size_t i) {
+    if (!in_backward_) begin_backward();
+    auto& p = this->flat_.entries()[i].parameter();
+    earlier_.gradient_arrived(p);
+    if (!sync_ && this->devices() > 1) p.set_grad_local(true);
+  }
+  void begin_backward() {
     check<UsageError>(this->weighed(),
                       "ParameterServer: backward goes through the model, but not through a forward pass of the net in "
                       "this thread: call the net, not its module(): there workers fetch the parameters");
@@ -175,21 +173,13 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
                       "ParameterServer: expected a forward pass between two backward passes; what the first one has "
                       "sent to the server can't be told from what the second one adds");
     in_backward_ = true;
-    at_backward_end([this, alive = this->alive()] {
-      if (alive.expired()) return;
-      aside_.put_back_all();  // what a pass without samples has added is forgotten; that parameters were used is not
+    this->when_backward_ends([this] {
       if (sync_)
         push();
       else
-        accumulate();
+        accumulated_ = true;
       in_backward_ = false;
     });
-  }
-
-  void accumulate() {
-    accumulated_ = true;
-    for (const auto& entry : this->flat_.entries())
-      if (this->devices() > 1 && entry.parameter().grad_arrived()) entry.parameter().set_grad_local(true);
   }
 
   // What a rank says of a parameter: whether it has a gradient, and whether its loop has called zero_grad since the
@@ -219,7 +209,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
 
   // Gradients weighed by samples go to the server. `ended`: this rank has run out of batches.
   void push(bool ended = false) {
-    const double weight = std::exchange(unit_, 1);
+    const double weight = std::exchange(earlier_.unit, 1);
     const bool accumulated = std::exchange(accumulated_, false);
     auto& communicator = this->communicator_;
     const auto& entries = this->flat_.entries();
@@ -255,45 +245,13 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     pushed_ = stepped_ = true;
   }
 
-  ParameterServerOptions options_;
-  detail::GradientsAside<D> aside_;  // while a pass without samples runs
-  double unit_ = 1;                  // what this rank's gradients are to be multiplied by
+  ddp::EarlierGradients<D> earlier_;
   bool sync_ = true;
   bool accumulated_ = false;  // there are gradients that no push has sent
   bool in_backward_ = false;
   bool pushed_ = false;                          // the gradients of the last forward pass have been sent
   bool stepped_ = false;                         // the server's parameters may have changed since the last pull
   std::vector<std::uint32_t> forgotten_before_;  // times_forgotten of all parameters at the last push
-};
-
-/// For chorus::join.
-template <class Model, class Communicator>
-class detail::Access<ParameterServer<Model, Communicator>> {
- public:
-  explicit Access(ParameterServer<Model, Communicator>& net) : net_(net) {}
-  void begin_join(const JoinFacts& facts) {
-    check<UsageError>(facts.steps || facts.throw_early,
-                      "ParameterServer::join: the server steps for all, also where others have more batches than it "
-                      "has: JoinOptions::step, or a function after the net");
-    net_.begin_joining("ParameterServer", facts);
-  }
-  void run_out_of_batches() {}
-  [[gnu::cold]] JoinedPass take_part_in_pass() {
-    if (!net_.begin_pass_of_others()) return JoinedPass::none;
-    if (net_.stepped_) net_.pull();
-    net_.shares_.weigh({});
-    if (!net_.shares_.sync()) return JoinedPass::passed;
-    net_.push(/*ended=*/true);
-    return JoinedPass::averaged;
-  }
-  [[gnu::cold]] void all_have_run_out() {
-    net_.end_passes_of_others();
-    if (net_.stepped_) net_.pull();
-  }
-  void end_join() { net_.end_joining(); }
-
- private:
-  ParameterServer<Model, Communicator>& net_;
 };
 
 }  // namespace chorus

@@ -55,6 +55,12 @@ class Policy {
   void eval() { model_.eval(); }
   bool training() const { return model_.training(); }
 
+  /// For models that return their loss: what backward starts from. The same under every policy.
+  template <AnyVariable Loss>
+  const Loss& mean_loss(const Loss& loss) const {
+    return loss;
+  }
+
   /// What is empty once this is gone: optimizers, and the hooks of the model's parameters, may live longer.
   std::weak_ptr<void> alive() const { return alive_; }
 

@@ -1,5 +1,5 @@
 #pragma once
-/// An optimizer whose state is shared out among the ranks (Rajbhandari et al., "ZeRO: memory optimizations toward
+/// An optimizer of whose state each rank keeps a shard (Rajbhandari et al., "ZeRO: memory optimizations toward
 /// training trillion parameter models", SC 2020, stages 1 and, with the hook ReduceScatter, 2).
 
 #include <algorithm>
@@ -9,9 +9,9 @@
 #include <chorus/optim/averaged_gradients.hpp>
 #include <chorus/optim/clip.hpp>
 #include <chorus/optim/optimizer.hpp>
+#include <chorus/parallel/access.hpp>
 #include <chorus/parallel/ddp/shared_gradients.hpp>
 #include <chorus/parallel/ddp/with_type.hpp>
-#include <chorus/parallel/join.hpp>
 #include <chorus/parallel/sharded/parameter_shards.hpp>
 #include <cmath>
 #include <cstddef>
@@ -40,26 +40,26 @@ concept DistributedInBuckets = requires(AccessTo<Net> access) {
 
 struct ShardedOptimizerOptions {
   /// Keep one copy of the parameters for all ranks, where all run on CPUs of one machine: each reads them where they
-  /// lie, and steps its part of them for all, so that nothing is gathered. On GPUs and across machines every rank keeps
-  /// its own. See ShardedOptimizer::shares_parameters.
+  /// lie, and steps its shard of them for all, so that nothing is gathered. On GPUs and across machines every rank
+  /// keeps its own. See ShardedOptimizer::shares_parameters.
   bool share_parameters = false;
 };
 
-/// An optimizer of type `Opt` of which each of n ranks keeps and steps its part of each bucket of a
-/// DistributedDataParallel net, an n-th of all parameters; then all gather all parts. The numbers are those of `Opt`
+/// An optimizer of type `Opt` of which each of n ranks keeps and steps its shard of each bucket of a
+/// DistributedDataParallel net, an n-th of all parameters; then all gather all shards. The numbers are those of `Opt`
 /// itself. A step sends (n - 1) / n of the parameters' bytes from each rank; the state takes an n-th of the memory. All
-/// ranks make the same calls. Where the net's hook is ReduceScatter, gradients are averaged in these parts alone.
+/// ranks make the same calls. Where the net's hook is ReduceScatter, gradients are averaged in these shards alone.
 ///
 ///   ch::ShardedOptimizer<ch::optim::Adam<ch::Cpu>> optimizer{net, {.lr = 1e-3}};
 ///
 /// A model in MixedPrecision goes with it, and `scaler.step(optimizer)` of optim::GradScaler. Its float parameters, of
 /// which it computes with copies in 2 bytes, are what is stepped. They stay whole on each rank, for they are the model:
-/// what is saved, compared, and read by layers that compute in float; the state beside them is what is shared out.
+/// what is saved, compared, and read by layers that compute in float; the state beside them is what is sharded.
 ///
 /// With share_parameters they are not even whole on each rank, but there once (as MPI_Win_allocate_shared gives
 /// memory): a step sends nothing, and ranks on neighbouring cores find weights in their cache that another one has
 /// read. With the hook ReduceScatter backward sends nothing either: gradients lie where all ranks reach them, and each
-/// rank averages its part as it steps, in the same pass over memory. What a program does with parameters itself then
+/// rank averages its shard as it steps, in the same pass over memory. What a program does with parameters itself then
 /// acts on all ranks. To read them, or to write the same on all ranks, as loading does, takes no care; `p *= 0.9` on
 /// every rank would be done by each. Optimizers that don't know of it refuse. The optimizer's end gives each rank a
 /// copy of its own.
@@ -78,31 +78,29 @@ class ShardedOptimizer : public optim::HasLearningRate {
   /// share_parameters.
   template <detail::DistributedInBuckets Net>
   ShardedOptimizer(Net& net, const typename Opt::options_type& options, const ShardedOptimizerOptions& how = {})
-      : HasLearningRate(options.lr),
-        options_(options),
-        step_(while_alive(net, [this, &net](const std::int32_t* unwanted) { step(net, unwanted); })),
-        clip_(while_alive(net, [this, &net](double max_norm, bool strict) { return clip(net, max_norm, strict); })),
-        with_parts_(while_alive(net,
-                                [this, &net](const UseParts& use) {
-                                  prepare(net);
-                                  detail::access_to(net).average_parts();
-                                  detail::access_to(net).with_gradients([&] { use(shards_.mine()); });
-                                })),
-        make_largest_(while_alive(net, [&net](std::int32_t* number) { net.make_largest(number); })),
-        zero_grad_(while_alive(net,
-                               [&net] {
-                                 for (const auto& entry : net.flat_parameters().entries())
-                                   entry.parameter().set_grad_arrived(false);
-                                 detail::access_to(net).forget_parts();
-                               })),
-        skip_step_(while_alive(net, [&net] { detail::access_to(net).forget_parts(); })),
-        parameters_(while_alive(net, [&net] { return net.parameters(); })),
-        in_parts_(detail::AccessTo<Net>::averages_in_parts) {
+      : HasLearningRate(options.lr), options_(options), in_parts_(detail::AccessTo<Net>::averages_in_parts) {
     check<UsageError>(!detail::AccessTo<Net>::own_gradients,
-                      "ShardedOptimizer: the hook may leave each rank its own gradients, and a rank steps its part of "
-                      "the parameters with them for all");
+                      "ShardedOptimizer: the hook may leave each rank its own gradients, and a rank steps its "
+                      "shard of the parameters with them for all");
     check<UsageError>(net.options().parameters_and_buffers_to_ignore.empty(),
-                      "ShardedOptimizer: parameters that are each rank's own can't be shared out");
+                      "ShardedOptimizer: parameters that are each rank's own can't be sharded");
+    const auto while_there = [&net](auto call) {
+      return detail::while_alive("ShardedOptimizer", net.alive(), std::move(call));
+    };
+    step_ = while_there([this, &net](const std::int32_t* unwanted) { step(net, unwanted); });
+    clip_ = while_there([this, &net](double max_norm, bool strict) { return clip(net, max_norm, strict); });
+    with_parts_ = while_there([this, &net](const UseParts& use) {
+      prepare(net);
+      detail::access_to(net).average_parts();
+      detail::access_to(net).with_gradients([&] { use(shards_.mine()); });
+    });
+    make_largest_ = while_there([&net](std::int32_t* number) { net.make_largest(number); });
+    skip_step_ = while_there([&net] { detail::access_to(net).forget_parts(); });
+    zero_grad_ = while_there([&net] {
+      for (const auto& entry : net.flat_parameters().entries()) entry.parameter().set_grad_arrived(false);
+      detail::access_to(net).forget_parts();
+    });
+    parameters_ = while_there([&net] { return net.parameters(); });
     if (!how.share_parameters) return;
     detail::access_to(net).share_parameters();
     keep_own_parameters_ = [&net, alive = net.alive()] {
@@ -147,12 +145,12 @@ class ShardedOptimizer : public optim::HasLearningRate {
     const auto all = parameters_();
     return std::any_of(all.begin(), all.end(), [](const auto& named) { return named.parameter->in_common(); });
   }
-  /// This rank's part of the state, made by the first step.
+  /// This rank's shard of the state, made by the first step.
   std::vector<optim::StateTensor> state() { return own_ ? own_->state() : std::vector<optim::StateTensor>(); }
 
   // For optim::GradScaler.
 
-  /// Whether this rank has averages of its own part alone.
+  /// Whether this rank has averages of its own shard alone.
   bool in_parts() const { return in_parts_; }
   /// Calls `use(parts)` with what this rank steps, while all have their gradients.
   void with_parts(const UseParts& use) { with_parts_(use); }
@@ -190,7 +188,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
     });
     return all;
   }
-  /// Takes this rank's part of the state that `all`, made by `whole`, has, and its learning rate.
+  /// Takes this rank's shard of the state that `all`, made by `whole`, has, and its learning rate.
   template <class Net>
   void adopt(Net& net, Opt& all) {
     resume_lr(all.lr());
@@ -200,18 +198,13 @@ class ShardedOptimizer : public optim::HasLearningRate {
       if (tensor.name.starts_with("steps.") && *static_cast<const std::int64_t*>(tensor.data) > 0)
         stepped.insert(tensor.name);
     shards_.place(net, [&](const std::string& name) { return stepped.contains(cat("steps.", name)); });
-    share_out(net);
+    cut_shards(net);
     for_each_tensor(net.communicator(), all, [&](const Shard& shard, const optim::StateTensor& from, const auto* own) {
       if (own) copy(static_cast<std::uint8_t*>(own->data), from, shard.in(from), shard.bytes(from));
     });
   }
 
  private:
-  template <class Net, class Call>
-  static auto while_alive(const Net& net, Call call) {
-    return detail::while_alive("ShardedOptimizer", net.alive(), std::move(call));
-  }
-
   /// Calls `f(shard, tensor of all, this rank's own or null)` for the state of each shard.
   template <class Communicator, class F>
   void for_each_tensor(Communicator& communicator, Opt& all, const F& f) {
@@ -243,14 +236,14 @@ class ShardedOptimizer : public optim::HasLearningRate {
   void step(Net& net, [[maybe_unused]] const std::int32_t* unwanted) {
     prepare(net);
     const bool shared = in_common(net);
-    const auto* const apart = detail::access_to(net).gradients_to_average();
-    if (shared && apart == nullptr) net.communicator().barrier();  // others may compute with the old ones still
+    const auto* const of_all = detail::access_to(net).gradients_to_average();
+    if (shared && of_all == nullptr) net.communicator().barrier();  // others may compute with the old ones still
     if (own_) {
       take_learning_rate();
       detail::access_to(net).with_gradients([&] {
         if constexpr (std::is_same_v<D, Cpu>) {
-          if (apart != nullptr)
-            return own_->step_averaging([&](const void* own, std::size_t bytes) { return apart->terms(own, bytes); });
+          if (of_all != nullptr)
+            return own_->step_averaging([&](const void* own, std::size_t bytes) { return of_all->terms(own, bytes); });
         } else {
           if (unwanted != nullptr) return own_->step_unless(unwanted);
         }
@@ -259,7 +252,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
     }
     detail::access_to(net).forget_parts();
     gather(net);
-    if (shared || apart != nullptr) net.communicator().barrier();
+    if (shared || of_all != nullptr) net.communicator().barrier();
     for (const auto& entry : net.flat_parameters().entries()) entry.parameter().touch();
   }
 
@@ -304,26 +297,26 @@ class ShardedOptimizer : public optim::HasLearningRate {
     optim::detail::raise_not_finite(norm, first < entries.size() ? entries[first].named.name : "several together");
   }
 
-  /// Shares the parameters out, at the first step, for the first backward pass settles the buckets; and anew, with
-  /// their state, when some were frozen or thawed meanwhile.
+  /// Cuts the parameters into shards, at the first step, for the first backward pass settles the buckets; and anew,
+  /// with their state, when some were frozen or thawed meanwhile.
   template <class Net>
   void prepare(Net& net) {
     for (const auto& entry : net.flat_parameters().entries()) optim::detail::check_averaged(entry.named);
     if (shards_.fit(net)) return;
-    if (shards_.all().empty()) return share_out(net);
+    if (shards_.all().empty()) return cut_shards(net);
     const auto all = gathered(net);
     adopt(net, *all);
   }
   template <class Net>
-  void share_out(Net& net) {
-    own_.reset();  // it knows the old parts
-    shards_.share_out(net);
+  void cut_shards(Net& net) {
+    own_.reset();  // it knows the old shards
+    shards_.cut(net);
     if (shards_.mine().empty()) return;
     own_ = std::make_unique<Opt>(shards_.mine(), options_);
     for (const Group& group : groups_) make_group(group);
   }
 
-  // By name: a part of a parameter does not have its shape.
+  // By name: a shard of a parameter does not have its shape.
   struct Group {
     std::set<std::string> names;
     optim::GroupOptions options;
@@ -350,9 +343,9 @@ class ShardedOptimizer : public optim::HasLearningRate {
       const auto& group = net.flat_parameters().groups()[bucket.group];
       if (group.in_common) continue;
       ddp::with_type(group.dtype, group.value(bucket.begin), [&]<class T>(T* values) {
-        const std::size_t share = bucket.count / ranks, even = share * ranks;
-        if (share > 0)
-          communicator.all_gather(std::span<const T>(values + rank * share, share), std::span<T>(values, even),
+        const std::size_t shard = bucket.count / ranks, even = shard * ranks;
+        if (shard > 0)
+          communicator.all_gather(std::span<const T>(values + rank * shard, shard), std::span<T>(values, even),
                                   options);
         if (even < bucket.count)
           communicator.broadcast(std::span<T>(values + even, bucket.count - even), communicator.size() - 1, options);
@@ -366,9 +359,8 @@ class ShardedOptimizer : public optim::HasLearningRate {
   std::function<double(double, bool)> clip_;
   std::function<void(const UseParts&)> with_parts_;
   std::function<void(std::int32_t*)> make_largest_;
-  std::function<void()> zero_grad_, skip_step_;
+  std::function<void()> zero_grad_, skip_step_, keep_own_parameters_;
   std::function<std::vector<nn::NamedParameter<D>>()> parameters_;
-  std::function<void()> keep_own_parameters_;
   bool in_parts_;
   detail::ParameterShards<D> shards_;
   std::vector<Group> groups_;

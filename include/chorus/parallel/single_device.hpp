@@ -47,12 +47,6 @@ class SingleDevice : public OneProcessPolicy<Model> {
 
   int devices() const { return 1; }
 
-  /// For models that return their loss: what backward starts from. The same under every policy.
-  template <AnyVariable Loss>
-  const Loss& mean_loss(const Loss& loss) const {
-    return loss;
-  }
-
  private:
   detail::ModelHandles handles_;
 };

@@ -5,7 +5,6 @@
 #include <chorus/comm/shared_window.hpp>
 #include <chorus/optim/optimizer.hpp>
 #include <chorus/parallel/access.hpp>
-#include <chorus/parallel/ddp/passes_of_others.hpp>
 #include <chorus/parallel/ddp/policy_with_options.hpp>
 #include <chorus/parallel/ddp/step_in_backward.hpp>
 #include <cstddef>
@@ -34,25 +33,6 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
 
  public:
   explicit Access(Net& net) : net_(net) {}
-
-  // For chorus::join.
-
-  void begin_join(const JoinFacts& facts) {
-    check<UsageError>(!Traits::averages_parameters,
-                      "DistributedDataParallel::join: the hook averages parameters by itself");
-    net_.begin_joining("DistributedDataParallel", facts);
-    if (core().template find<ddp::PassesOfOthers<D, Communicator>>() == nullptr)
-      core().template add<ddp::PassesOfOthers<D, Communicator>>(core());
-  }
-  void run_out_of_batches() { passes_of_others().begin(); }
-  [[gnu::cold]] JoinedPass take_part_in_pass() {
-    return net_.begin_pass_of_others() ? passes_of_others().take_part() : JoinedPass::none;
-  }
-  [[gnu::cold]] void all_have_run_out() {
-    passes_of_others().end();
-    if (const int root = net_.end_passes_of_others(); root >= 0) net_.take_state(root);
-  }
-  void end_join() { net_.end_joining(); }
 
   // For checkpoints.
 
@@ -98,7 +78,7 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
     else
       return false;
   }
-  /// Those that ranks have stepped on their own since they last had the same.
+  /// Those that ranks have stepped by themselves since they last had the same.
   std::vector<std::string> parameters_apart() requires ranks_may_differ {
     return net_.hook().stepped.names(net_.flat_);
   }
@@ -194,9 +174,6 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
  private:
   Core& core() const { return net_.core(); }
   Parts& parts() const { return *core().template find<Parts>(); }
-  ddp::PassesOfOthers<D, Communicator>& passes_of_others() const {
-    return *core().template find<ddp::PassesOfOthers<D, Communicator>>();
-  }
   Net& net_;
 };
 

@@ -9,6 +9,7 @@
 #include <chorus/core/error.hpp>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <span>
 #include <string>
 #include <string_view>
@@ -39,39 +40,39 @@ class BatchShares {
 
   /// A forward pass of this rank begins. `now`: ranks wait for each other here.
   void begin(const ddp::ForwardPass& pass, bool now = false) {
-    const bool changed = own_.changed || pass.changed;
-    own_ = Message(Kind::recorded, pass.samples, pass.number);
-    own_.sync = pass.sync;
-    own_.sends_buffers = pass.sends_buffers;
-    own_.changed = changed;
+    const bool changed = own_.pass.changed || pass.changed;
+    own_ = {.kind = Kind::recorded, .pass = pass};
+    own_.pass.changed = changed;
     begin_anew();
     if (now) ask();
   }
   /// This rank has no more batches: it only joins the others' collective calls.
   void begin_joined() {
-    own_ = Message(Kind::joined);
+    own_ = {.kind = Kind::joined};
     begin_anew();
     ask();
   }
   /// A forward pass without gradients. Nobody else needs to know of it, unless, where it `may_ask`, an operation wants
   /// to know this rank's place: then ranks tell each other. A backward pass after it belongs to the last one that
   /// `begin` was called for.
-  void begin_aside(std::int64_t samples, bool may_ask, std::uint32_t number) {
+  void begin_aside(const ddp::ForwardPass& pass, bool may_ask) {
     aside_ = true;
-    own_aside_ = Message(Kind::aside, samples, number);
-    first_aside_ = may_ask && communicator_.size() > 1 ? not_asked : communicator_.rank() * samples;
+    own_aside_ = {.kind = Kind::aside, .pass = pass};
+    first_aside_ = may_ask && communicator_.size() > 1 ? not_asked : communicator_.rank() * pass.samples;
     all_aside_.clear();
   }
 
   /// Backward begins, from losses that are means over these numbers: all ranks call it. Returns what each loss's
-  /// gradient is to be multiplied by on its way, so that with this rank's `weight` it counts by its share of its mean.
-  std::vector<double> weigh(std::span<const double> mean_over) {
+  /// gradient is to be multiplied by on its way, so that with this rank's `weight` it counts by its share of its mean;
+  /// good until the next call.
+  std::span<const double> weigh(std::span<const double> mean_over) {
     own_.losses = static_cast<std::int32_t>(mean_over.size());
     std::copy_n(mean_over.begin(), std::min(mean_over.size(), own_.mean_over.size()), own_.mean_over.begin());
     own_.at_backward = true;
     do exchange();
     while (std::any_of(all_.begin(), all_.end(), [](const Message& rank) { return !rank.at_backward; }));
-    return decide(mean_over);
+    decide(mean_over);
+    return scales_;
   }
   /// This rank's share of the batch: the weight of its gradient. Those of all ranks add up to 1, also where the batch
   /// is empty: what earlier passes have averaged stays. By samples, until `weigh` knows better.
@@ -92,17 +93,16 @@ class BatchShares {
   }
   /// After `first_sample`: whether a rank has that many samples.
   bool is_share(std::int64_t samples) const {
-    const auto& all = aside_ ? all_aside_ : all_;
-    return std::any_of(all.begin(), all.end(),
-                       [&](const Message& rank) { return rank.kind != Kind::joined && rank.samples == samples; });
+    return std::any_of(told().begin(), told().end(),
+                       [&](const Message& rank) { return rank.kind != Kind::joined && rank.pass.samples == samples; });
   }
   /// After `first_sample`: the pass's number, of all ranks'. They differ where a rank has had passes of its own: the
   /// largest holds.
   std::uint32_t pass() const {
-    const std::uint32_t own = aside_ ? own_aside_.number : own_.number;
+    const std::uint32_t own = (aside_ ? own_aside_ : own_).pass.number;
     std::int32_t ahead = 0;  // numbers may have begun anew at 0
-    for (const Message& rank : aside_ ? all_aside_ : all_)
-      if (rank.kind != Kind::joined) ahead = std::max(ahead, static_cast<std::int32_t>(rank.number - own));
+    for (const Message& rank : told())
+      if (rank.kind != Kind::joined) ahead = std::max(ahead, static_cast<std::int32_t>(rank.pass.number - own));
     return own + static_cast<std::uint32_t>(ahead);
   }
 
@@ -127,21 +127,23 @@ class BatchShares {
     return -1;
   }
   /// What `begin` was told on that rank.
-  bool sync() { return first_active() >= 0 && all_[static_cast<std::size_t>(first_active())].sync; }
-  bool sends_buffers() { return first_active() >= 0 && all_[static_cast<std::size_t>(first_active())].sends_buffers; }
+  ddp::ForwardPass active_pass() {
+    const int rank = first_active();
+    return rank < 0 ? ddp::ForwardPass{.sync = false} : all_[static_cast<std::size_t>(rank)].pass;
+  }
 
  private:
   enum class Kind : std::uint8_t { recorded, aside, joined };
   struct Message {
-    explicit Message(Kind of = Kind::recorded, std::int64_t has = 0, std::uint32_t pass = 0)
-        : kind(of), samples(has), number(pass) {}
-    Kind kind;
-    std::int64_t samples;
-    std::uint32_t number;
-    bool sync = true, sends_buffers = false, changed = false;
+    Kind kind = Kind::recorded;
+    ddp::ForwardPass pass = {};
     bool at_backward = false;  // else it is said earlier, and will be said again
     std::int32_t losses = 0;   // more of them than there is room for are told in a message of their own
     std::array<double, 4> mean_over{};
+  };
+  struct Loss {
+    std::vector<double> of_rank;  // what each rank's is a mean over
+    double sum = 0;
   };
   static constexpr std::int64_t not_asked = -1;
   static constexpr std::string_view of_recorded =
@@ -151,6 +153,7 @@ class BatchShares {
       "; ranks tell each other their batch sizes in a forward pass without gradients that draws random numbers: all "
       "have to be in one";
 
+  const std::vector<Message>& told() const { return aside_ ? all_aside_ : all_; }
   void begin_anew() { aside_ = known_ = decided_ = false; }
   void ask() {
     if (!std::exchange(known_, true)) exchange();
@@ -161,9 +164,9 @@ class BatchShares {
     for (std::size_t rank = 0; rank < all_.size(); ++rank) {
       check<UsageError>(all_[rank].kind != Kind::aside, "rank ", communicator_.rank(),
                         " runs a forward pass that records gradients, rank ", rank, " one without");
-      changed_ = changed_ || all_[rank].changed;
+      changed_ = changed_ || all_[rank].pass.changed;
     }
-    own_.changed = false;
+    own_.pass.changed = false;
   }
   [[gnu::cold]] std::int64_t ask_aside() {
     std::vector<Message> all(all_.size());
@@ -193,80 +196,76 @@ class BatchShares {
   }
   std::int64_t samples_before(const std::vector<Message>& all) const {
     std::int64_t first = 0;
-    for (int rank = 0; rank < communicator_.rank(); ++rank) first += all[static_cast<std::size_t>(rank)].samples;
+    for (int rank = 0; rank < communicator_.rank(); ++rank) first += all[static_cast<std::size_t>(rank)].pass.samples;
     return first;
   }
 
   double weight_by_samples() const {
     std::int64_t all = 0, active = 0;
     for (const Message& rank : all_) {
-      all += rank.samples;
+      all += rank.pass.samples;
       active += rank.kind != Kind::joined;
     }
     if (active == 0) return 1.0 / static_cast<double>(all_.size());  // after a join: no pass has begun since
     if (all == 0) return own_.kind != Kind::joined ? 1.0 / static_cast<double>(active) : 0;
-    return static_cast<double>(own_.samples) / static_cast<double>(all);
+    return static_cast<double>(own_.pass.samples) / static_cast<double>(all);
   }
-  // Where all losses are shared out alike, as tokens of one text, or samples, are, ranks count by these shares. Else by
+  // Where all losses are divided alike, as tokens of one text, or samples, are, ranks count by these shares. Else by
   // their samples, and each loss's gradient is scaled to count by its own share.
-  std::vector<double> decide(std::span<const double> own) {
+  void decide(std::span<const double> own) {
     decided_ = true;
     weight_ = weight_by_samples();
-    std::vector<double> scales(own.size(), 1);
-    const auto of_ranks = means_of_ranks(own);
-    const std::vector<double>* first = nullptr;
-    double whole_first = 0;
+    scales_.assign(own.size(), 1);
+    gather_losses(own);
+    const auto me = static_cast<std::size_t>(communicator_.rank());
+    const Loss* first = nullptr;
     bool alike = true;
-    for (const auto& loss : of_ranks) {
-      const double whole = sum(loss);
-      if (whole == 0) continue;  // it is 0, whatever its share
+    for (const Loss& loss : losses_) {
+      if (loss.sum == 0) continue;  // it is 0, whatever its share
       if (first == nullptr) {
         first = &loss;
-        whole_first = whole;
+        continue;
       }
-      for (std::size_t rank = 0; rank < loss.size() && first != &loss; ++rank)
-        alike = alike && loss[rank] * whole_first == (*first)[rank] * whole;
+      for (std::size_t rank = 0; rank < all_.size(); ++rank)
+        alike = alike && loss.of_rank[rank] * first->sum == first->of_rank[rank] * loss.sum;
     }
-    const auto me = static_cast<std::size_t>(communicator_.rank());
-    if (first == nullptr) return scales;
+    if (first == nullptr) return;
     if (alike) {
-      weight_ = (*first)[me] / whole_first;
-      return scales;
+      weight_ = first->of_rank[me] / first->sum;
+      return;
     }
     for (std::size_t rank = 0; rank < all_.size(); ++rank)  // a rank that counts for a loss counts
-      for (const auto& loss : of_ranks)
-        if (all_[rank].samples == 0 && loss[rank] > 0) weight_ = 1.0 / static_cast<double>(all_.size());
-    for (std::size_t i = 0; i < scales.size(); ++i)
-      if (const double share = of_ranks[i][me]; share > 0) scales[i] = share / sum(of_ranks[i]) / weight_;
-    return scales;
+      for (const Loss& loss : losses_)
+        if (all_[rank].pass.samples == 0 && loss.of_rank[rank] > 0) weight_ = 1.0 / static_cast<double>(all_.size());
+    for (std::size_t i = 0; i < scales_.size(); ++i)
+      if (const double share = losses_[i].of_rank[me]; share > 0) scales_[i] = share / losses_[i].sum / weight_;
   }
-  // By loss and rank; none where ranks have different numbers of losses: they are not the same ones.
-  std::vector<std::vector<double>> means_of_ranks(std::span<const double> own) {
-    std::int32_t losses = -1;
+  // Fills `losses_`; with none where ranks have different numbers of losses: they are not the same ones.
+  void gather_losses(std::span<const double> own) {
+    std::int32_t count = -1;
+    bool same = true;
     for (const Message& rank : all_) {
       if (rank.kind == Kind::joined) continue;
-      if (losses >= 0 && rank.losses != losses) return {};
-      losses = rank.losses;
+      same = same && (count < 0 || rank.losses == count);
+      count = rank.losses;
     }
-    std::vector<std::vector<double>> all;
-    for (std::size_t i = 0; static_cast<std::int32_t>(i) < losses; ++i) {
-      auto& of_ranks = all.emplace_back(all_.size());
+    losses_.resize(same && count > 0 ? static_cast<std::size_t>(count) : 0);
+    for (std::size_t i = 0; i < losses_.size(); ++i) {
+      Loss& loss = losses_[i];
+      loss.of_rank.resize(all_.size());
       if (i >= own_.mean_over.size())
-        gather(i < own.size() ? own[i] : 0.0, of_ranks, of_recorded);
+        gather(i < own.size() ? own[i] : 0.0, loss.of_rank, of_recorded);
       else
-        for (std::size_t rank = 0; rank < all_.size(); ++rank) of_ranks[rank] = all_[rank].mean_over[i];
+        for (std::size_t rank = 0; rank < all_.size(); ++rank) loss.of_rank[rank] = all_[rank].mean_over[i];
+      loss.sum = std::accumulate(loss.of_rank.begin(), loss.of_rank.end(), 0.0);
     }
-    return all;
-  }
-  static double sum(const std::vector<double>& terms) {
-    double all = 0;
-    for (const double term : terms) all += term;
-    return all;
   }
 
   Communicator& communicator_;
   Message own_, own_aside_;
   std::vector<Message> all_, all_aside_;
+  std::vector<Loss> losses_;  // of the last `weigh`
+  std::vector<double> scales_;
   bool known_ = true;     // what ranks say of this pass
   bool decided_ = false;  // their weights
   double weight_ = 1;

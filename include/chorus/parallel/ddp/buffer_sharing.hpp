@@ -36,7 +36,7 @@ class BufferSharing final : public Extension<D> {
   }
   void ready_for_forward() override {
     const bool in_pass_of_others = core_.brings != Brings::samples;
-    if (in_pass_of_others ? core_.shares.sends_buffers() : broadcasts_)
+    if (in_pass_of_others ? core_.shares.active_pass().sends_buffers : broadcasts_)
       policy_.broadcast(policy_.joining() ? core_.shares.first_active() : 0);
     if (!in_pass_of_others) call_hook(BufferCommHookLocation::pre_forward);
   }

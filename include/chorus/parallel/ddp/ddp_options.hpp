@@ -94,7 +94,6 @@ struct DistributedDataParallelOptions {
   /// These options. Throws UsageError for sizes that are none, and for names that the model doesn't have.
   template <Device D, class Model>
   [[gnu::cold]] DistributedDataParallelOptions checked_for(Model& model) const {
-    check<UsageError>(dim >= 0, "DistributedDataParallel: dim is at least 0, got ", dim);
     const auto check_cap = [](double cap) {
       check<UsageError>(cap >= 0, "DistributedDataParallel: a bucket's cap is at least 0 MiB, got ", cap);
     };

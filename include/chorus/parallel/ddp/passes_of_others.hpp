@@ -3,9 +3,9 @@
 
 #include <chorus/parallel/ddp/accumulation.hpp>
 #include <chorus/parallel/ddp/clock.hpp>
+#include <chorus/parallel/ddp/earlier_gradients.hpp>
 #include <chorus/parallel/ddp/extension.hpp>
 #include <chorus/parallel/ddp/frozen_parameters.hpp>
-#include <chorus/parallel/ddp/gradients_aside.hpp>
 #include <chorus/parallel/join.hpp>
 #include <cstddef>
 
@@ -36,7 +36,7 @@ class PassesOfOthers final : public Extension<D> {
     core_.tell(&Extension<D>::ready_for_forward);
     core_.shares.weigh({});
     core_.tell(&Extension<D>::weighed);
-    if (!core_.shares.sync()) return JoinedPass::passed;
+    if (!core_.shares.active_pass().sync) return JoinedPass::passed;
     if (const auto* const added_up = core_.template find<Accumulation<D, Communicator>>();
         added_up && added_up->any()) {
       core_.brings = Brings::accumulated_gradients;

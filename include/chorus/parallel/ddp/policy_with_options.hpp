@@ -12,6 +12,7 @@
 #include <chorus/parallel/ddp/non_finite.hpp>
 #include <chorus/parallel/ddp/parameter_averaging.hpp>
 #include <chorus/parallel/ddp/parts.hpp>
+#include <chorus/parallel/ddp/passes_of_others.hpp>
 #include <chorus/parallel/ddp/several_nets.hpp>
 #include <chorus/parallel/ddp/static_graph.hpp>
 #include <chorus/parallel/ddp/unused_parameters.hpp>
@@ -65,7 +66,7 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
   }
   /// Adds an extension of your own, which is called after the others at each moment: see ddp::Extension.
   void extend(std::unique_ptr<Extension<D>> extension) { Core::extend(std::move(extension)); }
-  /// All ranks call it; under a hook that lets parameters drift apart, they are brought together.
+  /// All ranks call it; under a hook that lets ranks have different parameters, they take the average.
   void eval() {
     if constexpr (Traits::averages_parameters) hook().synchronise(this->flat_, this->communicator_);
     Base::eval();
@@ -74,10 +75,9 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
  protected:
   PolicyWithOptions(Model model, Communicator& communicator, const DistributedDataParallelOptions& options,
                     std::uint64_t seed, Hook hook)
-      : Base(std::move(model), communicator, seed),
+      : Base("DistributedDataParallel", std::move(model), communicator, options.dim, seed),
         Core(this->flat_, communicator, this->shares_, options.checked_for<D>(this->model_)),
         calls_{std::move(hook)} {
-    this->random_.dim = options.dim;
     install_extensions();
     check<UsageError>(!this->buckets.all().empty(),
                       "DistributedDataParallel: no parameter of the model wants a gradient",
@@ -92,7 +92,7 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
 
   /// Compares the ranks' models, and takes rank 0's numbers.
   [[gnu::cold]] void take_first_state() {
-    this->check_same("DistributedDataParallel", Core::options.template describe<D>(), is_shared());
+    this->check_same(Core::options.template describe<D>(), is_shared());
     take_state(0);
   }
   [[gnu::cold]] void take_state(int root) {
@@ -116,17 +116,34 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
       return nullptr;
   }
 
-  std::vector<double> weigh(std::span<const double> mean_over) override {
+  std::span<const double> weigh(std::span<const double> mean_over) override {
     this->tell(&Extension<D>::communicates, true);
-    auto scales = Base::weigh(mean_over);
+    const auto scales = Base::weigh(mean_over);
     this->tell(&Extension<D>::communicates, false);
     return scales;
+  }
+  void begin_join(const detail::JoinFacts& facts) override {
+    check<UsageError>(!Traits::averages_parameters,
+                      "DistributedDataParallel::join: the hook averages parameters by itself");
+    Base::begin_join(facts);
+    if (passes_of_others() == nullptr) add<PassesOfOthers>();
+  }
+  void run_out_of_batches() override { passes_of_others()->begin(); }
+  [[gnu::cold]] JoinedPass take_part_in_pass() override {
+    return this->begin_pass_of_others() ? passes_of_others()->take_part() : JoinedPass::none;
+  }
+  [[gnu::cold]] void all_have_run_out() override {
+    passes_of_others()->end();
+    if (const int root = this->end_passes_of_others(); root >= 0) take_state(root);
   }
   Core& core() { return *this; }
 
   HookCalls<D, Hook, Communicator> calls_;
 
  private:
+  PassesOfOthers<D, Communicator>* passes_of_others() const {
+    return this->template find<PassesOfOthers<D, Communicator>>();
+  }
   // At each moment they are called in this order. Others are added by the calls that need them.
   [[gnu::cold]] void install_extensions() {
     const auto& options = Core::options;

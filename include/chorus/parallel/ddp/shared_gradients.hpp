@@ -28,7 +28,7 @@ class SharedGradients {
   /// Whether others reach this rank's gradient there.
   bool reached(const void* own, std::size_t bytes) const { return find(own, bytes) != nullptr; }
 
-  /// Tells all ranks what this rank's gradients count. Behind it all have computed theirs. A collective.
+  /// Tells all ranks what this rank's gradients count. After it all have computed theirs. A collective.
   template <class Communicator>
   void tell_weight(Communicator& communicator, double weight) {
     weights_.resize(static_cast<std::size_t>(communicator.size()));

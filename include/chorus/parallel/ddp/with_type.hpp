@@ -3,19 +3,22 @@
 
 #include <chorus/core/dtype.hpp>
 #include <chorus/core/error.hpp>
-#include <cstddef>
+#include <string_view>
 
 namespace chorus::ddp {
 
-/// Calls `f(float*)` or `f(double*)`.
+/// Calls `f(float*)` or `f(double*)`. Throws UsageError for numbers of other types, with `what` they are.
 template <class F>
-void with_type(DType type, std::byte* at, const F& f) {
-  check<UsageError>(type == DType::f32 || type == DType::f64, "DistributedDataParallel: gradients of dtype ", type,
-                    " can't be averaged; expected F32 or F64");
+void with_type(std::string_view what, DType type, void* at, const F& f) {
+  check<UsageError>(type == DType::f32 || type == DType::f64, what, ": expected F32 or F64, got ", type);
   if (type == DType::f32)
-    f(reinterpret_cast<float*>(at));
+    f(static_cast<float*>(at));
   else
-    f(reinterpret_cast<double*>(at));
+    f(static_cast<double*>(at));
+}
+template <class F>
+void with_type(DType type, void* at, const F& f) {
+  with_type("DistributedDataParallel: gradients that are averaged", type, at, f);
 }
 
 }  // namespace chorus::ddp

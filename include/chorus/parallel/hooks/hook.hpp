@@ -62,7 +62,7 @@ struct GradBucketPart {
 ///     around the optimizer's step, for methods that average parameters; `shared(name)`: whether ranks share that one
 ///   void synchronise(flat parameters, communicator)
 ///     in `eval()`: all ranks shall have the same parameters
-///   bool ranks_differ() const; detail::ParametersApart stepped
+///   bool ranks_differ() const; detail::LocalSteps stepped
 ///     for checkpoints: whether ranks have parameters and optimizers of their own, and which
 ///   static constexpr bool in_parts = true
 ///     it leaves each rank the average of its own part of each bucket alone: see ReduceScatter.

@@ -2,8 +2,8 @@
 /// Post-local SGD: gradients are averaged at first, and parameters every few steps from then on.
 
 #include <array>
-#include <chorus/parallel/average_parameters.hpp>
 #include <chorus/parallel/hooks/all_reduce.hpp>
+#include <chorus/parallel/local_steps.hpp>
 #include <string_view>
 
 namespace chorus {
@@ -28,37 +28,37 @@ struct PostLocalSgd {
   /// A backward pass that synchronises has ended; the optimizer's step follows.
   void after_backward() {
     check<UsageError>(period > 0, "PostLocalSgd: the period is at least 1, got ", period);
-    ++steps;
-    due = steps > start_local_sgd_iter && (steps - start_local_sgd_iter) % period == 0;
-    apart = steps > start_local_sgd_iter;
+    if (steps++ < start_local_sgd_iter) return;
+    ++stepped.steps;
+    due = (steps - start_local_sgd_iter) % period == 0;
   }
   template <Device D, class Communicator, class Shared>
   void before_forward(const nn::FlatParameters<D>& flat, Communicator& communicator, const Shared& shared) {
-    if (due) synchronise(flat, communicator);
-    if (!averages()) stepped.note(flat, shared);
+    if (!averages()) stepped.begin_pass(flat, shared, due, [&] { synchronise(flat, communicator); });
   }
   template <Device D, class Communicator>
   void synchronise(const nn::FlatParameters<D>& flat, Communicator& communicator) {
-    if (apart) stepped.average(flat, communicator, 1.0 / communicator.size());
-    due = apart = false;
+    if (stepped.steps > 0) stepped.average(flat, communicator, 1.0 / communicator.size());
+    due = false;
   }
 
-  /// Once they step on their own, momenta differ, too, and stay so.
+  /// Once ranks step by themselves, momenta differ, too, and stay so.
   bool ranks_differ() const { return steps > start_local_sgd_iter; }
   /// What a checkpoint keeps.
   static constexpr std::string_view kept_as = "post_local_sgd";
-  std::array<double, 3> kept() const { return {static_cast<double>(steps), due ? 1.0 : 0.0, apart ? 1.0 : 0.0}; }
+  std::array<double, 3> kept() const {
+    return {static_cast<double>(steps), due ? 1.0 : 0.0, stepped.steps > 0 ? 1.0 : 0.0};
+  }
   static bool can_keep(const std::array<double, 3>& kept) { return kept[0] >= 0 && kept[0] < 1e9; }
   void keep(const std::array<double, 3>& kept) {
     steps = static_cast<int>(kept[0]);
     due = kept[1] != 0;
-    apart = kept[2] != 0;
+    stepped.steps = kept[2] != 0 ? 1 : 0;  // how many it was does not matter
   }
 
   int steps = 0;
-  bool due = false;    ///< an average is to be taken
-  bool apart = false;  ///< ranks have stepped on their own since the last one
-  detail::ParametersApart stepped = {};
+  bool due = false;  ///< an average is to be taken
+  detail::LocalSteps stepped = {};
 };
 
 }  // namespace chorus

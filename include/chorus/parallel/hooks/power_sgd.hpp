@@ -51,19 +51,19 @@ struct PowerSgd {
     }
     state.full = steps < start_powersgd_iter;
     if (state.full) return communicator.all_reduce_async(bucket.gradients, comm::ReduceOp::sum, options(bucket.weight));
-    if (state.pieces.empty()) lay_out(bucket, state);
+    if (state.matrices.empty()) lay_out(bucket, state);
     if (!warm_start) draw_second(bucket, state);
     const T even = detail::even_shares<T>(bucket.weight, communicator.size());
     if (use_error_feedback && even > 0)
       kernels::axpy(bucket.device, state.rest.numel(), T{1} / even, state.rest.data(), bucket.gradients.data());
-    for (const Piece& piece : state.pieces) {
-      const T* grad = bucket.gradients.data() + piece.begin;
-      T* to = state.first.data() + piece.in_first;
-      if (piece.low_rank())
-        kernels::gemm(bucket.device, no, no, piece.rows, piece.rank, piece.columns, grad, piece.columns,
-                      state.second.data() + piece.in_second, piece.rank, to, piece.rank, false);
+    for (const Matrix& matrix : state.matrices) {
+      const T* grad = bucket.gradients.data() + matrix.begin;
+      T* to = state.first.data() + matrix.in_first;
+      if (matrix.low_rank())
+        kernels::gemm(bucket.device, no, no, matrix.rows, matrix.rank, matrix.columns, grad, matrix.columns,
+                      state.second.data() + matrix.in_second, matrix.rank, to, matrix.rank, false);
       else
-        copy_bytes(bucket.device, to, bucket.device, grad, static_cast<std::size_t>(piece.rows) * sizeof(T));
+        copy_bytes(bucket.device, to, bucket.device, grad, static_cast<std::size_t>(matrix.rows) * sizeof(T));
     }
     return communicator.all_reduce_async(
         std::span<T>(state.first.data(), static_cast<std::size_t>(state.first.numel())), comm::ReduceOp::sum,
@@ -76,14 +76,14 @@ struct PowerSgd {
     auto& state = states.of<State<T, D>>(bucket.index);
     if (state.full) return {};
     if (round == 0) {
-      for (std::size_t i = 0; i < state.pieces.size(); ++i) {
-        const Piece& piece = state.pieces[i];
-        if (!piece.low_rank()) continue;
-        T* p = state.first.data() + piece.in_first;
-        orthonormalise(bucket.device, piece, bucket.parts[i].name, p);
-        kernels::gemm(bucket.device, yes, no, piece.columns, piece.rank, piece.rows,
-                      bucket.gradients.data() + piece.begin, piece.columns, p, piece.rank,
-                      state.second.data() + piece.in_second, piece.rank, false);
+      for (std::size_t i = 0; i < state.matrices.size(); ++i) {
+        const Matrix& matrix = state.matrices[i];
+        if (!matrix.low_rank()) continue;
+        T* p = state.first.data() + matrix.in_first;
+        orthonormalise(bucket.device, matrix, bucket.parts[i].name, p);
+        kernels::gemm(bucket.device, yes, no, matrix.columns, matrix.rank, matrix.rows,
+                      bucket.gradients.data() + matrix.begin, matrix.columns, p, matrix.rank,
+                      state.second.data() + matrix.in_second, matrix.rank, false);
       }
       return communicator.all_reduce_async(
           std::span<T>(state.second.data(), static_cast<std::size_t>(state.second.numel())), comm::ReduceOp::sum,
@@ -94,20 +94,21 @@ struct PowerSgd {
     if (leaves_rest)
       copy_bytes(bucket.device, state.rest.data(), bucket.device, bucket.gradients.data(),
                  bucket.gradients.size_bytes());
-    for (const Piece& piece : state.pieces) {
-      T* grad = bucket.gradients.data() + piece.begin;
-      const T* first = state.first.data() + piece.in_first;
-      if (piece.low_rank())
-        kernels::gemm(bucket.device, no, yes, piece.rows, piece.columns, piece.rank, first, piece.rank,
-                      state.second.data() + piece.in_second, piece.rank, grad, piece.columns, false);
+    for (const Matrix& matrix : state.matrices) {
+      T* grad = bucket.gradients.data() + matrix.begin;
+      const T* first = state.first.data() + matrix.in_first;
+      if (matrix.low_rank())
+        kernels::gemm(bucket.device, no, yes, matrix.rows, matrix.columns, matrix.rank, first, matrix.rank,
+                      state.second.data() + matrix.in_second, matrix.rank, grad, matrix.columns, false);
       else
-        copy_bytes(bucket.device, grad, bucket.device, first, static_cast<std::size_t>(piece.rows) * sizeof(T));
+        copy_bytes(bucket.device, grad, bucket.device, first, static_cast<std::size_t>(matrix.rows) * sizeof(T));
     }
     if (leaves_rest) {
       kernels::axpy(bucket.device, state.rest.numel(), T{-1}, bucket.gradients.data(), state.rest.data());
-      for (const Piece& piece : state.pieces)  // what was sent in full leaves no rest
-        if (!piece.low_rank())
-          zero_bytes(bucket.device, state.rest.data() + piece.begin, static_cast<std::size_t>(piece.rows) * sizeof(T));
+      for (const Matrix& matrix : state.matrices)  // what was sent in full leaves no rest
+        if (!matrix.low_rank())
+          zero_bytes(bucket.device, state.rest.data() + matrix.begin,
+                     static_cast<std::size_t>(matrix.rows) * sizeof(T));
       if (even != T{1}) kernels::scale(bucket.device, state.rest.numel(), even, state.rest.data());
     }
     // A gradient that was not finite would stay for ever. All ranks have this Q.
@@ -120,14 +121,14 @@ struct PowerSgd {
   template <class T, Device D, class Visit>
   void remembered(const GradBucket<T, D>& bucket, bool make, const Visit& visit) {
     auto& state = states.of<State<T, D>>(bucket.index);
-    if (make && state.pieces.empty()) lay_out(bucket, state);
-    for (std::size_t i = 0; i < state.pieces.size(); ++i) {
+    if (make && state.matrices.empty()) lay_out(bucket, state);
+    for (std::size_t i = 0; i < state.matrices.size(); ++i) {
       const auto& part = bucket.parts[i];
-      const auto& piece = state.pieces[i];
+      const auto& matrix = state.matrices[i];
       if (use_error_feedback) visit("rest", part, part.shape, bucket.device, state.rest.data() + part.begin);
-      const std::array<Index, 2> shape{piece.columns, piece.rank};
-      if (piece.low_rank() && warm_start)
-        visit("q", part, std::span<const Index>(shape), bucket.device, state.second.data() + piece.in_second);
+      const std::array<Index, 2> shape{matrix.columns, matrix.rank};
+      if (matrix.low_rank() && warm_start)
+        visit("q", part, std::span<const Index>(shape), bucket.device, state.second.data() + matrix.in_second);
     }
   }
   /// What a checkpoint keeps: the steps so far.
@@ -138,14 +139,14 @@ struct PowerSgd {
 
   /// A parameter: `rows` x `columns` numbers, approximated by `rank` columns; rank 0: it goes in full, as `rows`
   /// numbers.
-  struct Piece {
+  struct Matrix {
     std::size_t begin, in_first, in_second;
     Index rows, columns, rank;
     bool low_rank() const { return rank > 0; }
   };
   template <class T, class D>
   struct State {
-    std::vector<Piece> pieces;
+    std::vector<Matrix> matrices;
     Tensor<T, 1, D> rest;           // what has not been sent yet
     Tensor<T, 1, D> first, second;  // all P, and what goes in full; all Q
     bool full = false;
@@ -168,13 +169,13 @@ struct PowerSgd {
       const Index rows = part.shape.size() < 2 || count == 0 ? count : part.shape[0];
       const Index columns = rows == 0 ? 0 : count / rows;
       const Index rank = std::min({matrix_approximation_rank, rows, columns});
-      Piece piece{part.begin, first, second, count, 1, 0};
+      Matrix matrix{part.begin, first, second, count, 1, 0};
       if (part.shape.size() >= 2 &&
           static_cast<double>((rows + columns) * rank) * min_compression_rate < static_cast<double>(count))
-        piece = {part.begin, first, second, rows, columns, rank};
-      first += static_cast<std::size_t>(piece.rows * std::max(piece.rank, Index{1}));
-      second += static_cast<std::size_t>(piece.columns * piece.rank);
-      state.pieces.push_back(piece);
+        matrix = {part.begin, first, second, rows, columns, rank};
+      first += static_cast<std::size_t>(matrix.rows * std::max(matrix.rank, Index{1}));
+      second += static_cast<std::size_t>(matrix.columns * matrix.rank);
+      state.matrices.push_back(matrix);
     }
     if (use_error_feedback) detail::grow(state.rest, bucket.gradients.size(), bucket.device);
     detail::grow(state.first, first, bucket.device);
@@ -184,11 +185,11 @@ struct PowerSgd {
   template <class T, Device D>
   void draw_second(const GradBucket<T, D>& bucket, State<T, D>& state) const {
     std::vector<T> q(static_cast<std::size_t>(state.second.numel()));
-    for (std::size_t i = 0; i < state.pieces.size(); ++i) {
-      const auto& piece = state.pieces[i];
-      if (piece.low_rank())
+    for (std::size_t i = 0; i < state.matrices.size(); ++i) {
+      const auto& matrix = state.matrices[i];
+      if (matrix.low_rank())
         draw(bucket.parts[i].name,
-             std::span<T>(q).subspan(piece.in_second, static_cast<std::size_t>(piece.columns * piece.rank)));
+             std::span<T>(q).subspan(matrix.in_second, static_cast<std::size_t>(matrix.columns * matrix.rank)));
     }
     copy_bytes(bucket.device, state.second.data(), Cpu{}, q.data(), q.size() * sizeof(T));
   }
@@ -208,10 +209,10 @@ struct PowerSgd {
   // Gram and Schmidt's, column by column. A column that vanishes, as all do where the gradient is 0, is replaced by a
   // drawn one, the same on all ranks: with a 0, Q's column would be 0, too, and so would be all later ones.
   template <class T, Device D>
-  void orthonormalise(D device, const Piece& piece, const std::string& name, T* matrix) const {
-    const auto rows = static_cast<std::size_t>(piece.rows), rank = static_cast<std::size_t>(piece.rank);
+  void orthonormalise(D device, const Matrix& matrix, const std::string& name, T* numbers) const {
+    const auto rows = static_cast<std::size_t>(matrix.rows), rank = static_cast<std::size_t>(matrix.rank);
     std::vector<T> p(rows * rank), drawn;
-    copy_bytes(Cpu{}, p.data(), device, matrix, p.size() * sizeof(T));
+    copy_bytes(Cpu{}, p.data(), device, numbers, p.size() * sizeof(T));
     const auto dot = [&](std::size_t a, std::size_t b) {
       double sum = 0;
       for (std::size_t i = 0; i < rows; ++i)
@@ -241,7 +242,7 @@ struct PowerSgd {
       for (std::size_t i = 0; i < rows; ++i) p[i * rank + c] = drawn[i * rank + c];
       normalise(c);
     }
-    copy_bytes(device, matrix, Cpu{}, p.data(), p.size() * sizeof(T));
+    copy_bytes(device, numbers, Cpu{}, p.data(), p.size() * sizeof(T));
   }
 };
 

@@ -5,8 +5,8 @@
 #include <array>
 #include <chorus/nn/flat_parameters.hpp>
 #include <chorus/optim/optimizer.hpp>
+#include <chorus/parallel/access.hpp>
 #include <chorus/parallel/ddp/parts.hpp>
-#include <chorus/parallel/join.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -67,7 +67,7 @@ struct ParameterShard {
   std::size_t bytes(const optim::StateTensor& t) const { return (t.on_host ? 1 : end - begin) * size_of(t.dtype); }
 };
 
-/// All numbers of a net's buckets, shared out: of each bucket rank r has `ddp::part_of(count, r, ranks)`.
+/// All numbers of a net's buckets, cut into shards: of each bucket rank r has `ddp::part_of(count, r, ranks)`.
 template <Device D>
 class ParameterShards {
  public:
@@ -76,13 +76,13 @@ class ParameterShards {
   /// This rank's.
   const std::vector<nn::NamedParameter<D>>& mine() const { return mine_; }
 
-  /// Whether the net still has the buckets that were shared out.
+  /// Whether the net still has the buckets that were cut.
   template <class Net>
   bool fit(Net& net) const {
     return order_of(net) == order_;
   }
 
-  /// Before `share_out`: has parameters shared out that no bucket has held so far, each by itself, if `wanted(name)`.
+  /// Before `cut`: has parameters cut that no bucket has held so far, each by itself, if `wanted(name)`.
   template <class Net, class Wanted>
   void place(Net& net, const Wanted& wanted) {
     std::set<const ParameterOn<D>*> placed;
@@ -97,7 +97,7 @@ class ParameterShards {
     }
   }
   template <class Net>
-  void share_out(Net& net) {
+  void cut(Net& net) {
     mine_.clear();
     slices_.clear();
     order_ = order_of(net);
@@ -140,7 +140,7 @@ class ParameterShards {
     return order;
   }
 
-  Order order_;  // when they were shared out
+  Order order_;  // when they were cut
   std::vector<ParameterShard<D>> shards_;
   std::vector<std::unique_ptr<ParameterSlice<D>>> slices_;
   std::vector<nn::NamedParameter<D>> mine_;

@@ -1,9 +1,11 @@
 #pragma once
-/// Averaging parameters instead of gradients.
+/// Local SGD: ranks step parameters by themselves, and average these every few steps. What the policy LocalSgd and the
+/// communication hook PostLocalSgd have in common.
 
 #include <algorithm>
 #include <chorus/comm/communicator.hpp>
 #include <chorus/nn/flat_parameters.hpp>
+#include <chorus/parallel/ddp/with_type.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -13,13 +15,17 @@
 
 namespace chorus::detail {
 
-/// The parameters that ranks have stepped on their own since they last had the same. No others are averaged: the mean
-/// of equal numbers may differ from them in its last digit.
-class ParametersApart {
+/// The steps of one rank. It knows which parameters ranks have stepped by themselves since they last had the same: no
+/// others are averaged, for the mean of equal numbers may differ from them in its last digit.
+class LocalSteps {
  public:
-  /// Steps follow, of all parameters that want gradients and of which `shared(name)`.
-  template <Device D, class Shared>
-  void note(const nn::FlatParameters<D>& flat, const Shared& shared) {
+  int steps = 0;  ///< since the last average
+
+  /// A forward pass begins. First, where it is due, comes the average, which `average()` takes; then a step may follow,
+  /// of all parameters that want gradients and of which `shared(name)`.
+  template <Device D, class Shared, class Average>
+  void begin_pass(const nn::FlatParameters<D>& flat, const Shared& shared, bool due, const Average& average) {
+    if (due) average();
     for (const auto& entry : flat.entries())
       if (entry.parameter().wants_grad() && shared(entry.named.name)) add(&entry.parameter());
   }
@@ -28,23 +34,23 @@ class ParametersApart {
   std::vector<std::string> names(const nn::FlatParameters<D>& flat) const {
     std::vector<std::string> all;
     for (const auto& entry : flat.entries())
-      if (is_apart(entry)) all.push_back(entry.named.name);
+      if (is_stepped(entry)) all.push_back(entry.named.name);
     return all;
   }
   template <Device D>
   void set(const nn::FlatParameters<D>& flat, std::span<const std::string> names) {
-    apart_.clear();
+    stepped_.clear();
     for (const auto& entry : flat.entries())
       if (std::find(names.begin(), names.end(), entry.named.name) != names.end()) add(&entry.parameter());
   }
 
-  bool empty() const { return apart_.empty(); }
+  bool empty() const { return stepped_.empty(); }
 
   /// Adds those that other ranks have stepped. All ranks call it.
   template <Device D, class Communicator>
   void unite(const nn::FlatParameters<D>& flat, Communicator& communicator) {
     std::vector<std::uint8_t> marks;
-    for (const auto& entry : flat.entries()) marks.push_back(is_apart(entry) ? 1 : 0);
+    for (const auto& entry : flat.entries()) marks.push_back(is_stepped(entry) ? 1 : 0);
     communicator.all_reduce(std::span(marks), comm::ReduceOp::max, {});
     for (std::size_t i = 0; i < marks.size(); ++i)
       if (marks[i] != 0) add(&flat.entries()[i].parameter());
@@ -57,7 +63,7 @@ class ParametersApart {
     const auto& entries = flat.entries();
     for (std::size_t i = 0; i < entries.size();) {
       const std::size_t first = i;
-      while (i < entries.size() && entries[i].group == entries[first].group && is_apart(entries[i])) ++i;
+      while (i < entries.size() && entries[i].group == entries[first].group && is_stepped(entries[i])) ++i;
       if (i == first) {
         ++i;
       } else if (communicator.size() > 1) {
@@ -66,34 +72,29 @@ class ParametersApart {
         for (std::size_t k = first; k < i; ++k) entries[k].parameter().touch();
       }
     }
-    apart_.clear();
+    stepped_.clear();
+    steps = 0;
   }
 
  private:
   void add(const void* parameter) {
-    const auto place = std::lower_bound(apart_.begin(), apart_.end(), parameter, std::less<>());
-    if (place == apart_.end() || *place != parameter) apart_.insert(place, parameter);
+    const auto place = std::lower_bound(stepped_.begin(), stepped_.end(), parameter, std::less<>());
+    if (place == stepped_.end() || *place != parameter) stepped_.insert(place, parameter);
   }
   template <class Entry>
-  bool is_apart(const Entry& entry) const {
-    return std::binary_search(apart_.begin(), apart_.end(), &entry.parameter(), std::less<const void*>());
+  bool is_stepped(const Entry& entry) const {
+    return std::binary_search(stepped_.begin(), stepped_.end(), &entry.parameter(), std::less<const void*>());
   }
   template <class Group, class Communicator>
   static void average(const Group& group, std::size_t begin, std::size_t end, Communicator& communicator,
                       double weight) {
-    check<UsageError>(group.dtype == DType::f32 || group.dtype == DType::f64,
-                      "averaging parameters: expected F32 or F64, got ", group.dtype);
-    const auto sum = [&]<class T>(T* values) {
+    ddp::with_type("averaging parameters", group.dtype, group.value(begin), [&]<class T>(T* values) {
       communicator.all_reduce(std::span<T>(values, end - begin), comm::ReduceOp::sum,
                               {.scale = weight, .traffic = trace::Traffic::parameters});
-    };
-    if (group.dtype == DType::f32)
-      sum(reinterpret_cast<float*>(group.value(begin)));
-    else
-      sum(reinterpret_cast<double*>(group.value(begin)));
+    });
   }
 
-  std::vector<const void*> apart_;  // sorted
+  std::vector<const void*> stepped_;  // sorted
 };
 
 }  // namespace chorus::detail

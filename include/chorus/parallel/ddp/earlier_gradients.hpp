@@ -1,8 +1,10 @@
 #pragma once
-/// Gradients that wait while a pass runs that must not add to them.
+/// Gradients that earlier passes have left, for which a new one counts otherwise, or not at all.
 
 #include <chorus/core/device.hpp>
+#include <chorus/kernels/pointwise.hpp>
 #include <chorus/nn/flat_parameters.hpp>
+#include <chorus/parallel/ddp/with_type.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -38,11 +40,6 @@ class GradientsAside {
     for (const Kept& kept : kept_)
       if (kept.parameter == &parameter) put_back(kept);
   }
-  /// The same for all that have come.
-  [[gnu::cold]] void put_back_all() const {
-    for (const Kept& kept : kept_)
-      if (kept.parameter->grad_arrived()) put_back(kept);
-  }
   /// All parameters have what they had, or none.
   [[gnu::cold]] void give_back() const {
     for (const Kept& kept : kept_) {
@@ -73,3 +70,43 @@ class GradientsAside {
 };
 
 }  // namespace chorus::detail
+
+namespace chorus::ddp {
+
+/// Gradients that are added up over several passes, of which each counts by its own global batch: they are kept in the
+/// unit of the last one.
+template <Device D>
+class EarlierGradients {
+ public:
+  double unit = 1;  ///< what they will be multiplied by
+
+  /// A backward pass begins in which this rank counts `weight`. What is there of the entries `i` that are `kept(i)`
+  /// changes to that unit, so that `unit` times it stays the same. To a pass in which this rank has no samples nothing
+  /// is added.
+  template <class Kept>
+  void change_unit(const nn::FlatParameters<D>& flat, double weight, const Kept& kept) {
+    aside_.forget();
+    if (weight == unit) return;
+    if (weight == 0) return aside_.take(flat);
+    const double factor = unit / weight;
+    for (std::size_t i = 0; i < flat.entries().size(); ++i) {
+      auto& p = flat.entries()[i].parameter();
+      if (!p.grad_arrived() || !kept(i)) continue;
+      if (factor == 0)
+        zero_bytes(p.where(), p.grad_data(), p.size_bytes());
+      else
+        with_type(p.dtype(), p.grad_data(),
+                  [&]<class T>(T* grad) { kernels::scale(p.where(), p.count(), static_cast<T>(factor), grad); });
+    }
+    unit = weight;
+  }
+  void gradient_arrived(const ParameterOn<D>& parameter) const {
+    if (aside_.any()) aside_.put_back(parameter);
+  }
+  void pass_ended() { aside_.forget(); }
+
+ private:
+  detail::GradientsAside<D> aside_;
+};
+
+}  // namespace chorus::ddp
