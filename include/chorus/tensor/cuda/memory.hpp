@@ -78,19 +78,6 @@ inline void enable_peer(Cuda to, Cuda from) {
 
 }  // namespace detail
 
-/// Enqueues a copy from pinned host memory; `from` must stay as it is until `stream` has done it.
-inline void copy_from_pinned(Cuda device, void* to, const void* from, std::size_t bytes, cudaStream_t stream) {
-  if (bytes == 0) return;
-  const DeviceGuard guard(device);
-  CHORUS_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream));
-}
-/// Enqueues a copy to pinned host memory, which holds the numbers when `stream` has done it.
-inline void copy_to_pinned(Cuda device, void* to, const void* from, std::size_t bytes, cudaStream_t stream) {
-  if (bytes == 0) return;
-  const DeviceGuard guard(device);
-  CHORUS_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream));
-}
-
 }  // namespace cuda
 
 /// From the host: `from` may change at once. Throws UsageError inside of a graph capture, which would repeat the copy.

@@ -112,7 +112,6 @@ class MemoryPool {
   Cuda device() const { return device_; }
   cudaStream_t stream() const { return stream_; }
   std::uint64_t system_allocations() const { return system_allocations_.load(); }
-  std::size_t reserved_bytes() const { return reserved_.load(); }
 
   /// Ends the pool, together with its memory, as soon as none of its blocks is in use.
   void abandon() noexcept {
@@ -176,7 +175,6 @@ class MemoryPool {
         }
         *place = block->next_free;
         static_cast<void>(cudaFree(block->data));
-        reserved_ -= block->bytes;
         delete block;
       }
     }
@@ -218,7 +216,6 @@ class MemoryPool {
   std::size_t live_ = 0;
   bool sealed_ = false, abandoned_ = false;
   std::atomic<std::uint64_t> system_allocations_{0};
-  std::atomic<std::size_t> reserved_{0};
 };
 
 /// Notes that `stream` works with this memory, which was taken on another stream.
