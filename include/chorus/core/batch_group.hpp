@@ -3,7 +3,7 @@
 /// (SyncBatchNorm).
 
 #include <any>
-#include <chorus/core/config.hpp>
+#include <chorus/core/replaced.hpp>
 #include <cstddef>
 #include <memory>
 #include <span>
@@ -39,16 +39,8 @@ inline std::shared_ptr<BatchGroup>& batch_group() {
 }
 
 /// While it lives, operations of this thread belong to `group`.
-class BatchGroupScope {
- public:
-  explicit BatchGroupScope(std::shared_ptr<BatchGroup> group)
-      : before_(std::exchange(batch_group(), std::move(group))) {}
-  ~BatchGroupScope() { batch_group() = std::move(before_); }
-  BatchGroupScope(const BatchGroupScope&) = delete;
-  BatchGroupScope& operator=(const BatchGroupScope&) = delete;
-
- private:
-  std::shared_ptr<BatchGroup> before_;
+struct BatchGroupScope : detail::Replaced<std::shared_ptr<BatchGroup>> {
+  explicit BatchGroupScope(std::shared_ptr<BatchGroup> group) : Replaced(batch_group(), std::move(group)) {}
 };
 
 namespace detail {

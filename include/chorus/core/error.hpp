@@ -3,6 +3,7 @@
 
 #include <array>
 #include <charconv>
+#include <chorus/core/printable.hpp>
 #include <concepts>
 #include <cstdint>
 #include <exception>
@@ -13,8 +14,6 @@
 #include <string_view>
 #include <type_traits>
 #include <utility>
-
-#include <chorus/core/printable.hpp>
 
 namespace chorus {
 
@@ -58,7 +57,7 @@ inline void append(std::string& out, char part) { out += part; }
 inline void append(std::string& out, bool part) { out += part ? "true" : "false"; }
 
 template <class Number>
-  requires std::integral<Number> || std::floating_point<Number>
+requires std::integral<Number> || std::floating_point<Number>
 void append(std::string& out, Number part) {
   char digits[64];
   out.append(digits, std::to_chars(digits, digits + sizeof digits, part).ptr);
@@ -129,26 +128,22 @@ void check(bool ok, const Parts&... parts) {
     detail::throw_joined<Kind>({detail::Part::of(parts)...});
 }
 
+namespace detail {
+template <class... Kinds>
+[[noreturn]] void rethrow_as(const std::exception& error, std::string_view context) {
+  const std::string_view message(error.what());
+  ((dynamic_cast<const Kinds*>(&error) != nullptr ? fail<Kinds>(context, message) : void()), ...);
+  fail<Error>(context, message);
+}
+}  // namespace detail
+
 /// Throws the error again, of the same kind, with `context` in front of its message.
 [[noreturn]] inline void rethrow_with(const std::exception_ptr& error, std::string_view context) {
   try {
     std::rethrow_exception(error);
-  } catch (const ShapeError& e) {
-    fail<ShapeError>(context, std::string_view(e.what()));
-  } catch (const DeviceError& e) {
-    fail<DeviceError>(context, std::string_view(e.what()));
-  } catch (const UsageError& e) {
-    fail<UsageError>(context, std::string_view(e.what()));
-  } catch (const FileError& e) {
-    fail<FileError>(context, std::string_view(e.what()));
-  } catch (const TimeoutError& e) {
-    fail<TimeoutError>(context, std::string_view(e.what()));
-  } catch (const CommError& e) {
-    fail<CommError>(context, std::string_view(e.what()));
-  } catch (const NonFiniteError& e) {
-    fail<NonFiniteError>(context, std::string_view(e.what()));
   } catch (const std::exception& e) {
-    fail<Error>(context, std::string_view(e.what()));
+    detail::rethrow_as<ShapeError, DeviceError, UsageError, FileError, TimeoutError, CommError, NonFiniteError>(
+        e, context);
   }
 }
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include <chorus/core/config.hpp>
+#include <chorus/core/replaced.hpp>
 
 namespace chorus {
 
@@ -90,15 +90,8 @@ inline RandomContext*& random_context() {
 }  // namespace detail
 
 /// While it lives, random operations of this thread draw from `context`.
-class RandomScope {
- public:
-  explicit RandomScope(RandomContext& context) : before_(std::exchange(detail::random_context(), &context)) {}
-  ~RandomScope() { detail::random_context() = before_; }
-  RandomScope(const RandomScope&) = delete;
-  RandomScope& operator=(const RandomScope&) = delete;
-
- private:
-  RandomContext* before_;
+struct RandomScope : detail::Replaced<RandomContext*> {
+  explicit RandomScope(RandomContext& context) : Replaced(detail::random_context(), &context) {}
 };
 
 /// The key of one random operation; `first_sample`: the place of the first row. In a step that is captured to be
@@ -115,9 +108,7 @@ inline const std::uint32_t*& replay_count() {
   thread_local const std::uint32_t* count = nullptr;
   return count;
 }
-}  // namespace detail
 
-namespace detail {
 /// The key of the pass's next operation, with the place of this device's first sample.
 inline RandomKey next_key(RandomContext& context, bool draws) {
   context.drew = context.drew || draws;

@@ -2,7 +2,7 @@
 /// What layers found in a part of a forward pass that is run again, as activation checkpointing does in backward: the
 /// second time they go by the same, and leave alone what they change in a pass.
 
-#include <chorus/core/config.hpp>
+#include <chorus/core/replaced.hpp>
 #include <map>
 #include <utility>
 
@@ -43,15 +43,8 @@ namespace detail {
 inline thread_local constinit FirstRun* first_run = nullptr;
 
 /// While it lives, layers of this thread are in that part.
-class FirstRunScope {
- public:
-  explicit FirstRunScope(FirstRun& run) : before_(std::exchange(first_run, &run)) {}
-  ~FirstRunScope() { first_run = before_; }
-  FirstRunScope(const FirstRunScope&) = delete;
-  FirstRunScope& operator=(const FirstRunScope&) = delete;
-
- private:
-  FirstRun* before_;
+struct FirstRunScope : Replaced<FirstRun*> {
+  explicit FirstRunScope(FirstRun& run) : Replaced(first_run, &run) {}
 };
 }  // namespace detail
 

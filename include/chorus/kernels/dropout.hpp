@@ -4,6 +4,7 @@
 
 #include <chorus/core/device.hpp>
 #include <chorus/core/dtype.hpp>
+#include <chorus/kernels/cpu/in_float.hpp>
 #include <chorus/kernels/dropout_key.hpp>
 
 namespace chorus::kernels {
@@ -18,9 +19,21 @@ template <class T>
 void dropout_backward(Cpu, Index samples, Index inner, const T* dy, T* dx, double p, const DropoutKey& key,
                       bool accumulate);
 
+// bf16 and half on the CPU.
+template <Narrow T>
+void dropout_forward(Cpu device, Index samples, Index inner, const T* x, T* y, double p, const DropoutKey& key) {
+  in_float([](const auto&... a) { dropout_forward(a...); }, device, samples, inner, reads(x, samples * inner),
+           writes(y, samples * inner), p, key);
+}
+template <Narrow T>
+void dropout_backward(Cpu device, Index samples, Index inner, const T* dy, T* dx, double p, const DropoutKey& key,
+                      bool accumulate) {
+  in_float([](const auto&... a) { dropout_backward(a...); }, device, samples, inner, reads(dy, samples * inner),
+           writes(dx, samples * inner, accumulate), p, key, accumulate);
+}
+
 }  // namespace chorus::kernels
 
-#include <chorus/kernels/cpu/narrow_dropout.hpp>
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/dropout.hpp>
 #endif

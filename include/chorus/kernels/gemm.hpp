@@ -1,11 +1,11 @@
 #pragma once
 /// Matrix products.
 
-#include <concepts>
-
 #include <chorus/core/device.hpp>
 #include <chorus/core/dtype.hpp>
+#include <chorus/kernels/cpu/in_float.hpp>
 #include <chorus/kernels/trans.hpp>
+#include <concepts>
 
 namespace chorus::kernels {
 
@@ -16,9 +16,21 @@ template <std::floating_point T>
 void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb, T* c,
           Index ldc, bool accumulate, const T* bias_n = nullptr);
 
+// bf16 and half on the CPU, added up in float.
+template <Narrow T>
+void gemm(Cpu device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb, T* c,
+          Index ldc, bool accumulate, const T* bias_n = nullptr) {
+  const auto extent = [](Index rows, Index columns, Index pitch) {
+    return rows == 0 || columns == 0 ? 0 : (rows - 1) * pitch + columns;
+  };
+  in_float([](const auto&... all) { gemm(all...); }, device, ta, tb, m, n, k,
+           reads(a, ta == Trans::no ? extent(m, k, lda) : extent(k, m, lda)), lda,
+           reads(b, tb == Trans::no ? extent(k, n, ldb) : extent(n, k, ldb)), ldb,
+           writes(c, extent(m, n, ldc), accumulate || ldc != n), ldc, accumulate, reads(bias_n, n));
+}
+
 }  // namespace chorus::kernels
 
-#include <chorus/kernels/cpu/narrow_gemm.hpp>
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/gemm.hpp>
 #endif

@@ -3,10 +3,10 @@
 /// back, which adds up what was picked several times, in the order of the indices. x: [outer, axis, inner]; y: [outer,
 /// count, inner].
 
-#include <cstdint>
-
 #include <chorus/core/device.hpp>
 #include <chorus/kernels/axis_shape.hpp>
+#include <chorus/kernels/cpu/in_float.hpp>
+#include <cstdint>
 
 namespace chorus::kernels {
 
@@ -28,9 +28,22 @@ template <class T>
 void gather_backward(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
                      bool accumulate);
 
+// bf16 and half on the CPU: sums are made in float.
+template <Narrow T>
+void index_select_backward(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
+                           bool accumulate) {
+  in_float([](const auto&... a) { index_select_backward(a...); }, device, whole, count, index,
+           reads(dy, whole.outer * count * whole.inner), writes(dx, whole.numel(), accumulate), accumulate);
+}
+template <Narrow T>
+void gather_backward(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
+                     bool accumulate) {
+  in_float([](const auto&... a) { gather_backward(a...); }, device, whole, count, index,
+           reads(dy, whole.outer * count * whole.inner), writes(dx, whole.numel(), accumulate), accumulate);
+}
+
 }  // namespace chorus::kernels
 
-#include <chorus/kernels/cpu/narrow_indexing.hpp>
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/indexing.hpp>
 #endif

@@ -1,12 +1,36 @@
 #pragma once
 /// Max and average pooling. Results overwrite; gradients overwrite or, with `accumulate`, add.
 
+#include <chorus/core/device.hpp>
+#include <chorus/core/dtype.hpp>
+#include <chorus/kernels/cpu/in_float.hpp>
 #include <cstdint>
 
-#include <chorus/core/device.hpp>
-#include <chorus/kernels/pooling_shape.hpp>
-
 namespace chorus::kernels {
+
+/// x: [planes, height, width], y: [planes, out_height(), out_width()], where planes = batch * channels.
+struct Pool2dShape {
+  Index planes, height, width, kernel_h, kernel_w, stride_h, stride_w;
+  Index padding_h = 0, padding_w = 0;
+  Index dilation_h = 1, dilation_w = 1;
+  bool ceil_mode = false;
+
+  /// Rows and columns from a window's first to its last.
+  Index span_h() const { return dilation_h * (kernel_h - 1) + 1; }
+  Index span_w() const { return dilation_w * (kernel_w - 1) + 1; }
+
+  Index x_count() const { return planes * height * width; }
+  Index y_count() const { return planes * out_height() * out_width(); }
+  Index out_height() const { return windows(height, span_h(), stride_h, padding_h); }
+  Index out_width() const { return windows(width, span_w(), stride_w, padding_w); }
+
+ private:
+  // With `ceil_mode` one that reaches over the end counts, if it begins before the end.
+  Index windows(Index size, Index span, Index stride, Index padding) const {
+    const Index room = size + 2 * padding - span, whole = room / stride + 1;
+    return ceil_mode && room % stride != 0 && whole * stride < size + padding ? whole + 1 : whole;
+  }
+};
 
 /// y = the largest number of each window, and `argmax` (null, or as large as y) its index within the plane: the first
 /// of equal ones. NaN counts as largest.
@@ -25,9 +49,31 @@ void avg_pool2d_forward(Cpu, const Pool2dShape& s, const T* x, T* y);
 template <class T>
 void avg_pool2d_backward(Cpu, const Pool2dShape& s, const T* dy, T* dx, bool accumulate);
 
+// bf16 and half on the CPU, computed in float.
+template <Narrow T>
+void max_pool2d_forward(Cpu device, const Pool2dShape& s, const T* x, T* y, std::int32_t* argmax) {
+  in_float([](const auto&... a) { max_pool2d_forward(a...); }, device, s, reads(x, s.x_count()), writes(y, s.y_count()),
+           argmax);
+}
+template <Narrow T>
+void max_pool2d_backward(Cpu device, const Pool2dShape& s, const T* dy, const std::int32_t* argmax, T* dx,
+                         bool accumulate) {
+  in_float([](const auto&... a) { max_pool2d_backward(a...); }, device, s, reads(dy, s.y_count()), argmax,
+           writes(dx, s.x_count(), accumulate), accumulate);
+}
+template <Narrow T>
+void avg_pool2d_forward(Cpu device, const Pool2dShape& s, const T* x, T* y) {
+  in_float([](const auto&... a) { avg_pool2d_forward(a...); }, device, s, reads(x, s.x_count()),
+           writes(y, s.y_count()));
+}
+template <Narrow T>
+void avg_pool2d_backward(Cpu device, const Pool2dShape& s, const T* dy, T* dx, bool accumulate) {
+  in_float([](const auto&... a) { avg_pool2d_backward(a...); }, device, s, reads(dy, s.y_count()),
+           writes(dx, s.x_count(), accumulate), accumulate);
+}
+
 }  // namespace chorus::kernels
 
-#include <chorus/kernels/cpu/narrow_pooling.hpp>
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/pooling.hpp>
 #endif

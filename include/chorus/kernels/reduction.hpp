@@ -5,6 +5,7 @@
 
 #include <chorus/core/device.hpp>
 #include <chorus/kernels/axis_shape.hpp>
+#include <chorus/kernels/cpu/in_float.hpp>
 
 namespace chorus::kernels {
 
@@ -52,9 +53,62 @@ void var(Cpu, AxisShape shape, const T* x, T* y, Index correction);
 template <class T>
 void var_backward(Cpu, AxisShape shape, const T* x, const T* dy, T* dx, Index correction, bool accumulate);
 
+// bf16 and half on the CPU, added up in float.
+template <Narrow T>
+void sum(Cpu device, AxisShape shape, const T* x, T* y, bool accumulate = false) {
+  in_float([](const auto&... a) { sum(a...); }, device, shape, reads(x, shape.numel()),
+           writes(y, shape.reduced(), accumulate), accumulate);
+}
+template <Narrow T>
+void mean(Cpu device, AxisShape shape, const T* x, T* y, bool accumulate = false) {
+  in_float([](const auto&... a) { mean(a...); }, device, shape, reads(x, shape.numel()),
+           writes(y, shape.reduced(), accumulate), accumulate);
+}
+template <Narrow T>
+void sum_backward(Cpu device, AxisShape shape, const T* dy, T* dx, bool accumulate, T scale = T{1}) {
+  in_float([](const auto&... a) { sum_backward(a...); }, device, shape, reads(dy, shape.reduced()),
+           writes(dx, shape.numel(), accumulate), accumulate, static_cast<float>(scale));
+}
+template <Narrow T>
+void mean_backward(Cpu device, AxisShape shape, const T* dy, T* dx, bool accumulate) {
+  in_float([](const auto&... a) { mean_backward(a...); }, device, shape, reads(dy, shape.reduced()),
+           writes(dx, shape.numel(), accumulate), accumulate);
+}
+template <Narrow T>
+void amax(Cpu device, AxisShape shape, const T* x, T* y) {
+  in_float([](const auto&... a) { amax(a...); }, device, shape, reads(x, shape.numel()), writes(y, shape.reduced()));
+}
+template <Narrow T>
+void amin(Cpu device, AxisShape shape, const T* x, T* y) {
+  in_float([](const auto&... a) { amin(a...); }, device, shape, reads(x, shape.numel()), writes(y, shape.reduced()));
+}
+template <Narrow T>
+void amax_backward(Cpu device, AxisShape shape, const T* x, const T* y, const T* dy, T* dx, bool accumulate) {
+  in_float([](const auto&... a) { amax_backward(a...); }, device, shape, reads(x, shape.numel()),
+           reads(y, shape.reduced()), reads(dy, shape.reduced()), writes(dx, shape.numel(), accumulate), accumulate);
+}
+template <Narrow T>
+void amin_backward(Cpu device, AxisShape shape, const T* x, const T* y, const T* dy, T* dx, bool accumulate) {
+  in_float([](const auto&... a) { amin_backward(a...); }, device, shape, reads(x, shape.numel()),
+           reads(y, shape.reduced()), reads(dy, shape.reduced()), writes(dx, shape.numel(), accumulate), accumulate);
+}
+template <Narrow T>
+void argmax(Cpu device, AxisShape shape, const T* x, Index* y) {
+  in_float([](const auto&... a) { argmax(a...); }, device, shape, reads(x, shape.numel()), y);
+}
+template <Narrow T>
+void var(Cpu device, AxisShape shape, const T* x, T* y, Index correction) {
+  in_float([](const auto&... a) { var(a...); }, device, shape, reads(x, shape.numel()), writes(y, shape.reduced()),
+           correction);
+}
+template <Narrow T>
+void var_backward(Cpu device, AxisShape shape, const T* x, const T* dy, T* dx, Index correction, bool accumulate) {
+  in_float([](const auto&... a) { var_backward(a...); }, device, shape, reads(x, shape.numel()),
+           reads(dy, shape.reduced()), writes(dx, shape.numel(), accumulate), correction, accumulate);
+}
+
 }  // namespace chorus::kernels
 
-#include <chorus/kernels/cpu/narrow_reduction.hpp>
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/reduction.hpp>
 #endif

@@ -25,49 +25,11 @@ concept Arithmetic = std::is_arithmetic_v<A>;
 CHORUS_HD inline float where(bool condition, float a, float b) { return condition ? a : b; }
 CHORUS_HD inline double where(bool condition, double a, double b) { return condition ? a : b; }
 
-template <std::floating_point T>
-CHORUS_HD T exp(T x) {
-  return std::exp(x);
-}
-template <std::floating_point T>
-CHORUS_HD T expm1(T x) {
-  return std::expm1(x);
-}
-template <std::floating_point T>
-CHORUS_HD T log(T x) {
-  return std::log(x);
-}
-template <std::floating_point T>
-CHORUS_HD T log1p(T x) {
-  return std::log1p(x);
-}
-template <std::floating_point T>
-CHORUS_HD T sqrt(T x) {
-  return std::sqrt(x);
-}
+using std::abs, std::exp, std::expm1, std::log, std::log1p, std::sqrt, std::sin, std::cos, std::tanh, std::erf;
+
 template <std::floating_point T>
 CHORUS_HD T rsqrt(T x) {
   return 1 / std::sqrt(x);
-}
-template <std::floating_point T>
-CHORUS_HD T sin(T x) {
-  return std::sin(x);
-}
-template <std::floating_point T>
-CHORUS_HD T cos(T x) {
-  return std::cos(x);
-}
-template <std::floating_point T>
-CHORUS_HD T tanh(T x) {
-  return std::tanh(x);
-}
-template <std::floating_point T>
-CHORUS_HD T erf(T x) {
-  return std::erf(x);
-}
-template <std::floating_point T>
-CHORUS_HD T abs(T x) {
-  return std::fabs(x);
 }
 template <std::floating_point T>
 CHORUS_HD T pow(T x, std::type_identity_t<T> exponent) {

@@ -5,6 +5,7 @@
 
 #include <chorus/core/device.hpp>
 #include <chorus/kernels/axis_shape.hpp>
+#include <chorus/kernels/cpu/in_float.hpp>
 
 namespace chorus::kernels {
 
@@ -33,9 +34,40 @@ void log_softmax_forward(Cpu, AxisShape shape, const T* x, T* y);
 template <class T>
 void log_softmax_backward(Cpu, AxisShape shape, const T* y, const T* dy, T* dx, bool accumulate);
 
+// bf16 and half on the CPU, computed in float.
+template <Narrow T>
+void logsumexp_forward(Cpu device, AxisShape shape, const T* x, T* y) {
+  in_float([](const auto&... a) { logsumexp_forward(a...); }, device, shape, reads(x, shape.numel()),
+           writes(y, shape.reduced()));
+}
+template <Narrow T>
+void logsumexp_backward(Cpu device, AxisShape shape, const T* x, const T* y, const T* dy, T* dx, bool accumulate) {
+  in_float([](const auto&... a) { logsumexp_backward(a...); }, device, shape, reads(x, shape.numel()),
+           reads(y, shape.reduced()), reads(dy, shape.reduced()), writes(dx, shape.numel(), accumulate), accumulate);
+}
+template <Narrow T>
+void softmax_forward(Cpu device, AxisShape shape, const T* x, T* y, bool none_is_zero = false) {
+  in_float([](const auto&... a) { softmax_forward(a...); }, device, shape, reads(x, shape.numel()),
+           writes(y, shape.numel()), none_is_zero);
+}
+template <Narrow T>
+void softmax_backward(Cpu device, AxisShape shape, const T* y, const T* dy, T* dx, bool accumulate) {
+  in_float([](const auto&... a) { softmax_backward(a...); }, device, shape, reads(y, shape.numel()),
+           reads(dy, shape.numel()), writes(dx, shape.numel(), accumulate), accumulate);
+}
+template <Narrow T>
+void log_softmax_forward(Cpu device, AxisShape shape, const T* x, T* y) {
+  in_float([](const auto&... a) { log_softmax_forward(a...); }, device, shape, reads(x, shape.numel()),
+           writes(y, shape.numel()));
+}
+template <Narrow T>
+void log_softmax_backward(Cpu device, AxisShape shape, const T* y, const T* dy, T* dx, bool accumulate) {
+  in_float([](const auto&... a) { log_softmax_backward(a...); }, device, shape, reads(y, shape.numel()),
+           reads(dy, shape.numel()), writes(dx, shape.numel(), accumulate), accumulate);
+}
+
 }  // namespace chorus::kernels
 
-#include <chorus/kernels/cpu/narrow_softmax.hpp>
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/softmax.hpp>
 #endif

@@ -19,6 +19,7 @@
 
 #include <chorus/core/device.hpp>
 #include <chorus/core/error.hpp>
+#include <chorus/core/replaced.hpp>
 #include <chorus/core/trace.hpp>
 #include <chorus/tensor/size_class.hpp>
 #include <chorus/tensor/writes.hpp>
@@ -26,20 +27,12 @@
 namespace chorus {
 
 /// What allocations of this thread are accounted as while the scope lives.
-class MemoryScope {
- public:
-  explicit MemoryScope(trace::Memory kind) : before_(std::exchange(current(), kind)) {}
-  ~MemoryScope() { current() = before_; }
-  MemoryScope(const MemoryScope&) = delete;
-  MemoryScope& operator=(const MemoryScope&) = delete;
-
+struct MemoryScope : detail::Replaced<trace::Memory> {
+  explicit MemoryScope(trace::Memory kind) : Replaced(current(), kind) {}
   static trace::Memory& current() {
     thread_local trace::Memory kind = trace::Memory::activations;
     return kind;
   }
-
- private:
-  trace::Memory before_;
 };
 
 /// Where a device's memory comes from: the only part of the allocator that differs between kinds of device. A null

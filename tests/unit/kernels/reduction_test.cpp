@@ -108,28 +108,34 @@ TEST_CASE("sum and mean add to what is there when told to") {
   }
 }
 
+float sum_all(Index n, const float* x) {
+  float total = 1;
+  sum(Cpu{}, {1, n, 1}, x, &total);
+  return total;
+}
+
 TEST_CASE("a sum of a million floats is within 1e-6 of the exact sum") {
   for (const float value : {0.1f, 0.7f, 1.0f}) {
     const std::vector<float> x(1000000, value);
     const double exact = 1e6 * static_cast<double>(value);
-    CHECK(std::abs(static_cast<double>(sum_all(Cpu{}, 1000000, x.data())) - exact) < 1e-6 * exact);
+    CHECK(std::abs(static_cast<double>(sum_all(1000000, x.data())) - exact) < 1e-6 * exact);
     std::vector<float> columns(100);
     sum(Cpu{}, {1, 10000, 100}, x.data(), columns.data());
     for (const float column : columns) CHECK(std::abs(static_cast<double>(column) - exact / 100) < 1e-6 * exact / 100);
   }
   const auto x = numbers<float>(1000000, 5, 0, 1);
   const double exact = std::accumulate(x.begin(), x.end(), 0.0);
-  CHECK(std::abs(static_cast<double>(sum_all(Cpu{}, 1000000, x.data())) - exact) < 1e-6 * exact);
-  CHECK(sum_all<float>(Cpu{}, 0, nullptr) == 0);
+  CHECK(std::abs(static_cast<double>(sum_all(1000000, x.data())) - exact) < 1e-6 * exact);
+  CHECK(sum_all(0, nullptr) == 0);
 }
 
 TEST_CASE("a sum has the same bits wherever its input lies in memory") {
   const auto x = numbers<float>(3001, 6);
-  const float first = sum_all(Cpu{}, 3001, x.data());
+  const float first = sum_all(3001, x.data());
   for (std::size_t shift = 1; shift < 17; ++shift) {
     std::vector<float> moved(shift, 9.0f);
     moved.insert(moved.end(), x.begin(), x.end());
-    CHECK(sum_all(Cpu{}, 3001, moved.data() + shift) == first);
+    CHECK(sum_all(3001, moved.data() + shift) == first);
   }
 }
 

@@ -6,7 +6,9 @@
 #include <chorus/core/device.hpp>
 #include <chorus/core/error.hpp>
 #include <cstddef>
+#include <memory>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 namespace chorus::cuda {
@@ -86,30 +88,22 @@ class DeviceGuard {
   int before_ = -1;
 };
 
-/// Pinned host memory, which copies to and from devices read without staging. Empty where `bytes` is 0.
-class HostBuffer {
- public:
-  HostBuffer() = default;
-  explicit HostBuffer(std::size_t bytes) : bytes_(bytes) {
-    if (bytes != 0) CHORUS_CUDA_CHECK(cudaHostAlloc(&data_, bytes, cudaHostAllocPortable | cudaHostAllocMapped));
+/// What the runtime has made, by its handle, which `free` gives back.
+template <auto free>
+struct GiveBack {
+  template <class Handle>
+  void operator()(Handle handle) const {
+    static_cast<void>(free(handle));
   }
-  HostBuffer(HostBuffer&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-  HostBuffer& operator=(HostBuffer other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(bytes_, other.bytes_);
-    return *this;
-  }
-  ~HostBuffer() {
-    if (data_ != nullptr) static_cast<void>(cudaFreeHost(data_));
-  }
-
-  void* data() const { return data_; }
-  std::size_t bytes() const { return bytes_; }
-
- private:
-  void* data_ = nullptr;
-  std::size_t bytes_ = 0;
 };
+template <class Handle, auto free>
+using Owned = std::unique_ptr<std::remove_pointer_t<Handle>, GiveBack<free>>;
+
+/// Pinned host memory, which copies to and from devices read without staging.
+inline Owned<void*, cudaFreeHost> pinned_memory(std::size_t bytes) {
+  void* data = nullptr;
+  CHORUS_CUDA_CHECK(cudaHostAlloc(&data, bytes, cudaHostAllocPortable | cudaHostAllocMapped));
+  return Owned<void*, cudaFreeHost>(data);
+}
 
 }  // namespace chorus::cuda

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <chorus/core/cuda/runtime.hpp>
+#include <chorus/core/replaced.hpp>
 #include <chrono>
 #include <mutex>
 #include <thread>
@@ -19,29 +20,23 @@ class Stream {
   explicit Stream(Cuda device) : device_(device) {
     require(device);
     const DeviceGuard guard(device);
-    CHORUS_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-  }
-  Stream(Stream&& other) noexcept : device_(other.device_), stream_(std::exchange(other.stream_, nullptr)) {}
-  Stream& operator=(Stream other) noexcept {
-    std::swap(device_, other.device_);
-    std::swap(stream_, other.stream_);
-    return *this;
-  }
-  ~Stream() {
-    if (stream_ != nullptr) static_cast<void>(cudaStreamDestroy(stream_));
+    cudaStream_t stream = nullptr;
+    CHORUS_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    stream_.reset(stream);
   }
 
   Cuda device() const { return device_; }
-  cudaStream_t get() const { return stream_; }
-  operator cudaStream_t() const { return stream_; }  // NOLINT: it stands for the stream
+  cudaStream_t get() const { return stream_.get(); }
+  operator cudaStream_t() const { return get(); }  // NOLINT: it stands for the stream
 
  private:
   Cuda device_;
-  cudaStream_t stream_ = nullptr;
+  Owned<cudaStream_t, cudaStreamDestroy> stream_;
 };
 
 namespace detail {
 inline cudaStream_t& stream_of_thread(Cuda device) {
+  require(device);
   thread_local std::array<cudaStream_t, Cuda::max_devices> streams{};
   return streams[static_cast<std::size_t>(device.index)];
 }
@@ -62,26 +57,14 @@ inline cudaStream_t compute_stream(Cuda device) {
 
 /// Where this thread's work on `device` goes: its StreamScope's stream, or else the compute stream.
 inline cudaStream_t current_stream(Cuda device) {
-  require(device);
   const cudaStream_t own = detail::stream_of_thread(device);
   return own != nullptr ? own : compute_stream(device);
 }
 
 /// While it lives, this thread's work on `device`, and the memory it takes there, belongs to `stream`.
-class StreamScope {
- public:
-  StreamScope(Cuda device, cudaStream_t stream) : device_(device) {
-    require(device);
-    before_ = std::exchange(detail::stream_of_thread(device), stream);
-  }
+struct StreamScope : chorus::detail::Replaced<cudaStream_t> {
+  StreamScope(Cuda device, cudaStream_t stream) : Replaced(detail::stream_of_thread(device), stream) {}
   explicit StreamScope(const Stream& stream) : StreamScope(stream.device(), stream.get()) {}
-  ~StreamScope() { detail::stream_of_thread(device_) = before_; }
-  StreamScope(const StreamScope&) = delete;
-  StreamScope& operator=(const StreamScope&) = delete;
-
- private:
-  Cuda device_;
-  cudaStream_t before_ = nullptr;
 };
 
 /// Whether what is enqueued on `stream` is being captured into a graph.
@@ -105,32 +88,26 @@ class Event {
   explicit Event(Cuda device) {
     require(device);
     const DeviceGuard guard(device);
-    CHORUS_CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
-  }
-  Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
-  Event& operator=(Event other) noexcept {
-    std::swap(event_, other.event_);
-    return *this;
-  }
-  ~Event() {
-    if (event_ != nullptr) static_cast<void>(cudaEventDestroy(event_));
+    cudaEvent_t event = nullptr;
+    CHORUS_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    event_.reset(event);
   }
 
   /// Marks what `stream`, of this event's device, has been given so far.
-  void record(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaEventRecord(event_, stream)); }
+  void record(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaEventRecord(get(), stream)); }
   /// What `stream`, of any device, is given from now on runs after the mark.
-  void hold(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaStreamWaitEvent(stream, event_, 0)); }
+  void hold(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaStreamWaitEvent(stream, get(), 0)); }
   /// Whether all marked work is done; true where nothing was ever marked.
   bool done() const {
-    const cudaError_t status = cudaEventQuery(event_);
+    const cudaError_t status = cudaEventQuery(get());
     if (status == cudaErrorNotReady) return detail::not_ready();
     CHORUS_CUDA_CHECK(status);
     return true;
   }
-  cudaEvent_t get() const { return event_; }
+  cudaEvent_t get() const { return event_.get(); }
 
  private:
-  cudaEvent_t event_ = nullptr;
+  Owned<cudaEvent_t, cudaEventDestroy> event_;
 };
 
 /// What `later` is given from now on runs after all that `earlier`, a stream of `device`, has been given so far. May be

@@ -18,9 +18,7 @@ namespace detail {
 
 /// Whether a pass is worth threads: a million multiplications take some 20 us.
 inline bool worth_threads(const Conv2dShape& s) {
-  return s.batch * s.out_channels * s.out_height() * s.out_width() * (s.in_channels / s.groups) * s.kernel_h *
-             s.kernel_w >
-         1'000'000;
+  return s.y_count() * (s.in_channels / s.groups) * s.kernel_h * s.kernel_w > 1'000'000;
 }
 
 /// One group's channels of x, and of y.
@@ -44,7 +42,7 @@ template <std::floating_point T>
 void conv2d_forward(Cpu device, const Conv2dShape& s, const T* x, const T* weight, const T* bias, T* y) {
   using namespace detail;
   const Index filters = s.out_channels / s.groups, out_h = s.out_height(), out_w = s.out_width(), out = out_h * out_w;
-  if (s.batch * s.out_channels * out == 0) return;
+  if (s.y_count() == 0) return;
   if (suits_winograd<T>(s)) {
     const ImageChannels in = group_inputs(s), to = group_results(s);
     for (Index group = 0; group < s.groups; ++group) {
@@ -88,7 +86,7 @@ void conv2d_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const 
   using namespace detail;
   const Index filters = s.out_channels / s.groups, out_h = s.out_height(), out_w = s.out_width(), out = out_h * out_w;
   const Index k = s.in_channels / s.groups * s.kernel_h * s.kernel_w;
-  const bool nothing = s.batch * s.out_channels * k * out == 0;
+  const bool nothing = s.y_count() * k == 0;
   if (!nothing && suits_winograd<T>(s)) {
     const ImageChannels in = group_inputs(s), to = group_results(s);
     for (Index group = 0; group < s.groups; ++group) {
@@ -101,7 +99,7 @@ void conv2d_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const 
     }
     return;
   }
-  if (!accumulate) std::fill_n(dweight, s.out_channels * k, T{0});
+  if (!accumulate) std::fill_n(dweight, s.weight_count(), T{0});
   if (nothing) return;
   const InputRaster<T> raster(s);
   const bool gather = filters >= gather_rows;
@@ -134,7 +132,7 @@ void conv2d_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const 
   };
   // The batch in slices with sums of their own, added up in pairs: shorter sums, smaller rounding errors, and work for
   // threads. Their number is a matter of the shape alone.
-  const Index size = s.out_channels * k, blocks = (s.batch + raster.images - 1) / raster.images;
+  const Index size = s.weight_count(), blocks = (s.batch + raster.images - 1) / raster.images;
   const Index slices = std::min<Index>(blocks, size <= (Index{1} << 16) ? 8 : 2);
   const Scratch<T> partial(device, (slices - 1) * size);
   const auto sums = [&](Index slice) { return slice == 0 ? dweight : partial.data() + (slice - 1) * size; };
@@ -156,7 +154,7 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
   using namespace detail;
   const Index filters = s.out_channels / s.groups, channels = s.in_channels / s.groups, taps = s.kernel_h * s.kernel_w;
   const Index out_h = s.out_height(), out_w = s.out_width(), out = out_h * out_w, image = s.height * s.width;
-  if (s.batch * s.in_channels * image == 0) return;
+  if (s.x_count() == 0) return;
   // A convolution of dy with the weight turned around.
   Conv2dShape back = s;
   std::swap(back.in_channels, back.out_channels);
@@ -196,7 +194,7 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
   const bool holes = Phases{s.kernel_h, s.stride_h, s.dilation_h}.count() < s.stride_h ||
                      Phases{s.kernel_w, s.stride_w, s.dilation_w}.count() < s.stride_w;
   if (holes && !accumulate)
-    parallel_ranges(s.batch * s.in_channels * image, lanes<T>, thread_elements,
+    parallel_ranges(s.x_count(), lanes<T>, thread_elements,
                     [&](Index first, Index count) { std::fill_n(dx + first, count, T{0}); });
   for (Index group = 0; group < s.groups; ++group)
     for (Index phase = 0; phase < s.stride_h * s.stride_w; ++phase) {

@@ -151,9 +151,8 @@ void scatter_strided(Cpu device, std::span<const Index> shape, const T* src, T* 
   if constexpr (std::floating_point<T>) {
     detail::scatter<true>(runs, count, src, dst);
   } else if constexpr (Narrow<T>) {
-    in_float(
-        device, [&](const float* from, float* to) { scatter_strided(device, shape, from, to, dst_strides, true); },
-        reads(src, count), writes(dst, extent(shape, dst_strides), /*keep=*/true));
+    in_float([](const auto&... a) { scatter_strided(a...); }, device, shape, reads(src, count),
+             writes(dst, extent(shape, dst_strides), /*keep=*/true), dst_strides, true);
   } else {
     fail<UsageError>("scatter_strided: cannot accumulate ", dtype<T>);
   }

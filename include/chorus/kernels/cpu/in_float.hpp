@@ -1,63 +1,69 @@
 #pragma once
-/// Kernels for bf16 and half: the arrays are converted, the kernel for floats runs, and its results are rounded once.
-
-#include <optional>
+/// Kernels for bf16 and half on the CPU: the arrays are converted, the kernel for floats runs, and its results are
+/// rounded once.
 
 #include <chorus/kernels/cpu/scratch.hpp>
+#include <optional>
 
 namespace chorus::kernels {
 
 namespace detail {
 
 template <Narrow T>
-class FloatArray {
- public:
-  FloatArray(Cpu device, T* written, const T* read, Index count) : written_(written), count_(count) {
-    if (written == nullptr && read == nullptr) return;
-    numbers_.emplace(device, count);
-    if (read != nullptr)
-      for (Index i = 0; i < count; ++i) data()[i] = read[i];
-  }
-  float* data() const { return numbers_ ? numbers_->data() : nullptr; }
-  void finish() const {
-    if (written_ != nullptr)
-      for (Index i = 0; i < count_; ++i) written_[i] = data()[i];
-  }
-
- private:
-  T* written_;
-  Index count_;
-  std::optional<Scratch<float>> numbers_;
-};
-
-template <class T>
-struct ArrayArgument {
+struct NarrowArray {
   T* written;
   const T* read;
   Index count;
 };
 
+/// An argument for the kernel for floats: as it is, or, for an array, a copy in float. Null stays null.
+template <class T>
+struct FloatArgument {
+  const T& value;
+  FloatArgument(Cpu, const T& argument) : value(argument) {}
+  const T& get() const { return value; }
+  void finish() const {}
+};
+
+template <Narrow T>
+struct FloatArgument<NarrowArray<T>> {
+  FloatArgument(Cpu device, const NarrowArray<T>& argument) : array(argument) {
+    if (array.written == nullptr && array.read == nullptr) return;
+    numbers.emplace(device, array.count);
+    if (array.read != nullptr)
+      for (Index i = 0; i < array.count; ++i) get()[i] = array.read[i];
+  }
+  float* get() const { return numbers ? numbers->data() : nullptr; }
+  void finish() const {
+    if (array.written != nullptr)
+      for (Index i = 0; i < array.count; ++i) array.written[i] = get()[i];
+  }
+
+  NarrowArray<T> array;
+  std::optional<Scratch<float>> numbers;
+};
+
 }  // namespace detail
 
 /// An array that a kernel reads; null stays null.
-template <class T>
-detail::ArrayArgument<T> reads(const T* data, Index count) {
+template <Narrow T>
+detail::NarrowArray<T> reads(const T* data, Index count) {
   return {nullptr, data, count};
 }
 /// An array that a kernel overwrites, or, where `keep`, adds to; null stays null.
-template <class T>
-detail::ArrayArgument<T> writes(T* data, Index count, bool keep = false) {
+template <Narrow T>
+detail::NarrowArray<T> writes(T* data, Index count, bool keep = false) {
   return {data, keep ? data : nullptr, count};
 }
 
-/// Calls `kernel(float*...)` with float copies of the arrays, and stores what it has written.
-template <class Kernel, Narrow... T>
-void in_float(Cpu device, const Kernel& kernel, detail::ArrayArgument<T>... arrays) {
+/// Calls `kernel(device, arguments...)`, with float copies in place of the arrays, and stores what it has written.
+template <class Kernel, class... Arguments>
+void in_float(const Kernel& kernel, Cpu device, const Arguments&... arguments) {
   const auto run = [&](const auto&... floats) {
-    kernel(floats.data()...);
+    kernel(device, floats.get()...);
     (floats.finish(), ...);
   };
-  run(detail::FloatArray<T>(device, arrays.written, arrays.read, arrays.count)...);
+  run(detail::FloatArgument<Arguments>(device, arguments)...);
 }
 
 }  // namespace chorus::kernels

@@ -67,11 +67,10 @@ void pointwise_forward(Cpu device, const F& f, std::span<const Index> shape, con
   if (count == 0) return;
   const auto run = [&]<std::size_t... K>(std::index_sequence<K...>) {
     in_float(
-        device,
-        [&](float* result, auto*... arrays) {
+        [&](Cpu, float* result, auto*... arrays) {
           pointwise_forward(device, f, shape, std::array<const float*, N>{arrays...}, in_strides, result);
         },
-        writes(out, count), reads(in[K], extent(shape, in_strides[K]))...);
+        device, writes(out, count), reads(in[K], extent(shape, in_strides[K]))...);
   };
   run(std::make_index_sequence<N>());
 }
@@ -93,8 +92,7 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
   }
   const auto run = [&]<std::size_t... K>(std::index_sequence<K...>) {
     in_float(
-        device,
-        [&](const float* gradient, auto*... arrays) {
+        [&](Cpu, const float* gradient, auto*... arrays) {
           const std::array<float*, 2 * N> all{arrays...};
           std::array<const float*, N> inputs;
           std::array<float*, N> grads;
@@ -102,7 +100,7 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
           std::copy_n(all.begin() + N, N, grads.begin());
           pointwise_backward(device, f, shape, inputs, in_strides, gradient, grads, dx_strides, accumulate);
         },
-        reads(dy, count), reads(in[K], extent(shape, in_strides[K]))...,
+        device, reads(dy, count), reads(in[K], extent(shape, in_strides[K]))...,
         writes(dx[K], extent(shape, dx_strides[K]), accumulate[K])...);
   };
   run(std::make_index_sequence<N>());

@@ -62,13 +62,6 @@ void mean(Cpu, AxisShape shape, const T* x, T* y, bool accumulate) {
   detail::sum(shape, x, y, accumulate, static_cast<T>(shape.axis));
 }
 
-/// The sum of n numbers.
-template <class T>
-T sum_all(Cpu, Index n, const T* x) {
-  return Eigen::internal::pfirst(
-      Row<T>{0, 0, n}.reduce(Sum<T>{}, [&](Index i, auto count) { return load(x + i, count); }));
-}
-
 template <class T>
 void sum_backward(Cpu, AxisShape shape, const T* dy, T* dx, bool accumulate, T scale) {
   for_lines<T>(shape, [&](const auto& line) {

@@ -62,69 +62,59 @@ bool into(Cuda device, T* out, Index count, bool accumulate, const Run& run) {
   return true;
 }
 
-#endif
+inline bool any_empty(const Conv2dShape& s) { return s.x_count() == 0 || s.weight_count() == 0 || s.y_count() == 0; }
 
-/// Elements of a convolution's tensors.
-struct ConvolutionCounts {
-  Index x, weight, y;
-  explicit ConvolutionCounts(const Conv2dShape& s)
-      : x(s.batch * s.in_channels * s.height * s.width),
-        weight(s.out_channels * (s.in_channels / s.groups) * s.kernel_h * s.kernel_w),
-        y(s.batch * s.out_channels * s.out_height() * s.out_width()) {}
-  bool any_empty() const { return x == 0 || weight == 0 || y == 0; }
-};
+#endif
 
 }  // namespace cuda
 
 template <Real T>
 void conv2d_forward(Cuda device, const Conv2dShape& s, const T* x, const T* weight, const T* bias, T* y) {
-  const cuda::ConvolutionCounts counts(s);
   bool done = false;
 #if CHORUS_USE_CUDNN
-  if (!counts.any_empty()) {
-    const cuda::AlignedOperand<T> from(device, x, counts.x), taps(device, weight, counts.weight);
-    done = cuda::into(device, y, counts.y, false, [&](T* target) {
+  if (!cuda::any_empty(s)) {
+    const cuda::AlignedOperand<T> from(device, x, s.x_count()), taps(device, weight, s.weight_count());
+    done = cuda::into(device, y, s.y_count(), false, [&](T* target) {
       return cuda::cudnn_run<T>(device, cuda::ConvolutionPass::forward, s, from.data(), taps.data(), target);
     });
   }
 #endif
   if (!done)
-    cuda::for_each(device, "conv2d", counts.y, cuda::DirectForward<T>{cuda::ConvolutionSizes::of(s), x, weight, y});
+    cuda::for_each(device, "conv2d", s.y_count(), cuda::DirectForward<T>{cuda::ConvolutionSizes::of(s), x, weight, y});
   if (bias != nullptr)
-    cuda::for_each(device, "bias of conv2d", counts.y,
+    cuda::for_each(device, "bias of conv2d", s.y_count(),
                    cuda::AddChannelBias<T>{s.out_channels, s.out_height() * s.out_width(), bias, y});
 }
 
 template <Real T>
 void conv2d_backward_weight(Cuda device, const Conv2dShape& s, const T* x, const T* dy, T* dweight, bool accumulate) {
-  const cuda::ConvolutionCounts counts(s);
 #if CHORUS_USE_CUDNN
-  if (!counts.any_empty()) {
-    const cuda::AlignedOperand<T> from(device, x, counts.x), gradient(device, dy, counts.y);
-    const bool done = cuda::into(device, dweight, counts.weight, accumulate, [&](T* target) {
+  if (!cuda::any_empty(s)) {
+    const cuda::AlignedOperand<T> from(device, x, s.x_count()), gradient(device, dy, s.y_count());
+    const bool done = cuda::into(device, dweight, s.weight_count(), accumulate, [&](T* target) {
       return cuda::cudnn_run<T>(device, cuda::ConvolutionPass::backward_weight, s, from.data(), target,
                                 gradient.data());
     });
     if (done) return;
   }
 #endif
-  cuda::reduce<double>(device, "conv2d gradient by the weight", counts.weight, s.batch * s.out_height() * s.out_width(),
-                       false, cuda::DirectBackwardWeight<T>{cuda::ConvolutionSizes::of(s), x, dy, dweight, accumulate});
+  cuda::reduce<double>(device, "conv2d gradient by the weight", s.weight_count(),
+                       s.batch * s.out_height() * s.out_width(), false,
+                       cuda::DirectBackwardWeight<T>{cuda::ConvolutionSizes::of(s), x, dy, dweight, accumulate});
 }
 
 template <Real T>
 void conv2d_backward_input(Cuda device, const Conv2dShape& s, const T* weight, const T* dy, T* dx, bool accumulate) {
-  const cuda::ConvolutionCounts counts(s);
 #if CHORUS_USE_CUDNN
-  if (!counts.any_empty()) {
-    const cuda::AlignedOperand<T> taps(device, weight, counts.weight), gradient(device, dy, counts.y);
-    const bool done = cuda::into(device, dx, counts.x, accumulate, [&](T* target) {
+  if (!cuda::any_empty(s)) {
+    const cuda::AlignedOperand<T> taps(device, weight, s.weight_count()), gradient(device, dy, s.y_count());
+    const bool done = cuda::into(device, dx, s.x_count(), accumulate, [&](T* target) {
       return cuda::cudnn_run<T>(device, cuda::ConvolutionPass::backward_input, s, target, taps.data(), gradient.data());
     });
     if (done) return;
   }
 #endif
-  cuda::for_each(device, "conv2d gradient by the input", counts.x,
+  cuda::for_each(device, "conv2d gradient by the input", s.x_count(),
                  cuda::DirectBackwardInput<T>{cuda::ConvolutionSizes::of(s), weight, dy, dx, accumulate});
 }
 

@@ -17,12 +17,9 @@ struct PoolSizes {
       out_height, out_width;
 
   static PoolSizes of(const Pool2dShape& s) {
-    return {s.planes,   s.height,    s.width,     s.span_h(),   s.span_w(),   s.stride_h,
-            s.stride_w, s.padding_h, s.padding_w, s.dilation_h, s.dilation_w, s.out_height(),
-            s.out_width()};
+    return {s.planes,    s.height,    s.width,      s.span_h(),   s.span_w(),     s.stride_h,   s.stride_w,
+            s.padding_h, s.padding_w, s.dilation_h, s.dilation_w, s.out_height(), s.out_width()};
   }
-  Index in() const { return planes * height * width; }
-  Index out() const { return planes * out_height * out_width; }
 };
 
 struct Window {
@@ -41,9 +38,7 @@ inline __device__ Window window_of(const PoolSizes& s, Index i) {
 /// Calls `f(result)` for the windows that contain pixel (h, w) of a plane, in order.
 template <class F>
 __device__ void for_windows_over(const PoolSizes& s, Index plane, Index h, Index w, const F& f) {
-  const auto first = [](Index at, Index span, Index stride) {
-    return at < span ? Index{0} : (at - span) / stride + 1;
-  };
+  const auto first = [](Index at, Index span, Index stride) { return at < span ? Index{0} : (at - span) / stride + 1; };
   const auto last = [](Index at, Index stride, Index count) { return at / stride < count ? at / stride : count - 1; };
   const Index row = h + s.padding_h, column = w + s.padding_w;
   const Index bottom = last(row, s.stride_h, s.out_height), right = last(column, s.stride_w, s.out_width);
@@ -130,27 +125,25 @@ struct AvgPoolGradient {
 
 template <class T>
 void max_pool2d_forward(Cuda device, const Pool2dShape& shape, const T* x, T* y, std::int32_t* argmax) {
-  const auto s = cuda::PoolSizes::of(shape);
-  cuda::for_each(device, "max_pool2d", s.out(), cuda::MaxPool<T>{s, x, y, argmax});
+  cuda::for_each(device, "max_pool2d", shape.y_count(), cuda::MaxPool<T>{cuda::PoolSizes::of(shape), x, y, argmax});
 }
 
 template <class T>
 void max_pool2d_backward(Cuda device, const Pool2dShape& shape, const T* dy, const std::int32_t* argmax, T* dx,
                          bool accumulate) {
-  const auto s = cuda::PoolSizes::of(shape);
-  cuda::for_each(device, "max_pool2d gradient", s.in(), cuda::MaxPoolGradient<T>{s, dy, argmax, dx, accumulate});
+  cuda::for_each(device, "max_pool2d gradient", shape.x_count(),
+                 cuda::MaxPoolGradient<T>{cuda::PoolSizes::of(shape), dy, argmax, dx, accumulate});
 }
 
 template <class T>
 void avg_pool2d_forward(Cuda device, const Pool2dShape& shape, const T* x, T* y) {
-  const auto s = cuda::PoolSizes::of(shape);
-  cuda::for_each(device, "avg_pool2d", s.out(), cuda::AvgPool<T>{s, x, y});
+  cuda::for_each(device, "avg_pool2d", shape.y_count(), cuda::AvgPool<T>{cuda::PoolSizes::of(shape), x, y});
 }
 
 template <class T>
 void avg_pool2d_backward(Cuda device, const Pool2dShape& shape, const T* dy, T* dx, bool accumulate) {
-  const auto s = cuda::PoolSizes::of(shape);
-  cuda::for_each(device, "avg_pool2d gradient", s.in(), cuda::AvgPoolGradient<T>{s, dy, dx, accumulate});
+  cuda::for_each(device, "avg_pool2d gradient", shape.x_count(),
+                 cuda::AvgPoolGradient<T>{cuda::PoolSizes::of(shape), dy, dx, accumulate});
 }
 
 }  // namespace chorus::kernels

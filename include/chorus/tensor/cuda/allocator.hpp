@@ -111,7 +111,6 @@ inline void* MemoryPool::from_driver(std::size_t bytes) {
   }
   CHORUS_CUDA_CHECK(status);
   system_allocations_.fetch_add(1, std::memory_order_relaxed);
-  reserved_ += bytes;
   return data;
 }
 

@@ -35,13 +35,13 @@ class Staging {
       Slot& slot = slots_[next_];
       next_ = (next_ + 1) % pieces;
       if (!slot.read) {
-        slot.buffer = HostBuffer(piece);
+        slot.buffer = pinned_memory(piece);
         slot.read.emplace(device);
       }
       wait_until([&] { return slot.read->done(); }, "a copy from the host");
       const std::size_t now = std::min(bytes, piece);
-      std::memcpy(slot.buffer.data(), from, now);
-      CHORUS_CUDA_CHECK(cudaMemcpyAsync(to, slot.buffer.data(), now, cudaMemcpyHostToDevice, stream));
+      std::memcpy(slot.buffer.get(), from, now);
+      CHORUS_CUDA_CHECK(cudaMemcpyAsync(to, slot.buffer.get(), now, cudaMemcpyHostToDevice, stream));
       slot.read->record(stream);
       to += now;
       from += now;
@@ -51,7 +51,7 @@ class Staging {
 
  private:
   struct Slot {
-    HostBuffer buffer;
+    Owned<void*, cudaFreeHost> buffer;
     std::optional<Event> read;
   };
   std::mutex mutex_;
@@ -77,19 +77,6 @@ inline void enable_peer(Cuda to, Cuda from) {
 }
 
 }  // namespace detail
-
-/// Enqueues a copy from pinned host memory; `from` must stay as it is until `stream` has done it.
-inline void copy_from_pinned(Cuda device, void* to, const void* from, std::size_t bytes, cudaStream_t stream) {
-  if (bytes == 0) return;
-  const DeviceGuard guard(device);
-  CHORUS_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream));
-}
-/// Enqueues a copy to pinned host memory, which holds the numbers when `stream` has done it.
-inline void copy_to_pinned(Cuda device, void* to, const void* from, std::size_t bytes, cudaStream_t stream) {
-  if (bytes == 0) return;
-  const DeviceGuard guard(device);
-  CHORUS_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream));
-}
 
 }  // namespace cuda
 

@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <chorus/core/cuda/stream.hpp>
+#include <chorus/core/replaced.hpp>
 #include <chorus/core/trace.hpp>
 #include <chorus/tensor/size_class.hpp>
 #include <cstddef>
@@ -112,7 +113,6 @@ class MemoryPool {
   Cuda device() const { return device_; }
   cudaStream_t stream() const { return stream_; }
   std::uint64_t system_allocations() const { return system_allocations_.load(); }
-  std::size_t reserved_bytes() const { return reserved_.load(); }
 
   /// Ends the pool, together with its memory, as soon as none of its blocks is in use.
   void abandon() noexcept {
@@ -176,7 +176,6 @@ class MemoryPool {
         }
         *place = block->next_free;
         static_cast<void>(cudaFree(block->data));
-        reserved_ -= block->bytes;
         delete block;
       }
     }
@@ -218,7 +217,6 @@ class MemoryPool {
   std::size_t live_ = 0;
   bool sealed_ = false, abandoned_ = false;
   std::atomic<std::uint64_t> system_allocations_{0};
-  std::atomic<std::size_t> reserved_{0};
 };
 
 /// Notes that `stream` works with this memory, which was taken on another stream.
@@ -239,35 +237,21 @@ class PrivatePool {
  public:
   PrivatePool(Cuda device, cudaStream_t stream) {
     require(device);
-    pool_ = new MemoryPool(device, stream);
-  }
-  PrivatePool(PrivatePool&& other) noexcept : pool_(std::exchange(other.pool_, nullptr)) {}
-  PrivatePool& operator=(PrivatePool other) noexcept {
-    std::swap(pool_, other.pool_);
-    return *this;
-  }
-  ~PrivatePool() {
-    if (pool_ != nullptr) pool_->abandon();
+    pool_.reset(new MemoryPool(device, stream));
   }
   MemoryPool& operator*() const { return *pool_; }
-  MemoryPool* operator->() const { return pool_; }
+  MemoryPool* operator->() const { return pool_.get(); }
 
  private:
-  MemoryPool* pool_ = nullptr;
+  struct Abandon {
+    void operator()(MemoryPool* pool) const { pool->abandon(); }
+  };
+  std::unique_ptr<MemoryPool, Abandon> pool_;
 };
 
 /// While it lives, memory that this thread takes on the pool's device comes from the pool.
-class PoolScope {
- public:
-  explicit PoolScope(const PrivatePool& pool)
-      : device_(pool->device()), before_(std::exchange(detail::private_pool(device_), &*pool)) {}
-  ~PoolScope() { detail::private_pool(device_) = before_; }
-  PoolScope(const PoolScope&) = delete;
-  PoolScope& operator=(const PoolScope&) = delete;
-
- private:
-  Cuda device_;
-  MemoryPool* before_;
+struct PoolScope : chorus::detail::Replaced<MemoryPool*> {
+  explicit PoolScope(const PrivatePool& pool) : Replaced(detail::private_pool(pool->device()), &*pool) {}
 };
 
 }  // namespace cuda

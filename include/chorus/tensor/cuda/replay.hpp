@@ -119,18 +119,11 @@ inline ReplayNumbers*& replay_numbers() {
 class ReplayScope {
  public:
   explicit ReplayScope(ReplayNumbers& numbers)
-      : before_(std::exchange(replay_numbers(), &numbers)),
-        count_before_(std::exchange(chorus::detail::replay_count(), numbers.count())) {}
-  ~ReplayScope() {
-    replay_numbers() = before_;
-    chorus::detail::replay_count() = count_before_;
-  }
-  ReplayScope(const ReplayScope&) = delete;
-  ReplayScope& operator=(const ReplayScope&) = delete;
+      : numbers_(replay_numbers(), &numbers), count_(chorus::detail::replay_count(), numbers.count()) {}
 
  private:
-  ReplayNumbers* before_;
-  const std::uint32_t* count_before_;
+  chorus::detail::Replaced<ReplayNumbers*> numbers_;
+  chorus::detail::Replaced<const std::uint32_t*> count_;
 };
 
 }  // namespace chorus::cuda

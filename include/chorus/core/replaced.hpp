@@ -1,0 +1,23 @@
+#pragma once
+/// `Replaced`: another value for a while.
+
+#include <chorus/core/config.hpp>
+#include <utility>
+
+namespace chorus::detail {
+
+/// While it lives, `place` holds `value`; then again what was there before.
+template <class T>
+class Replaced {
+ public:
+  Replaced(T& place, T value) : place_(place), before_(std::exchange(place, std::move(value))) {}
+  ~Replaced() { place_ = std::move(before_); }
+  Replaced(const Replaced&) = delete;
+  Replaced& operator=(const Replaced&) = delete;
+
+ private:
+  T& place_;
+  T before_;
+};
+
+}  // namespace chorus::detail
