@@ -7,9 +7,6 @@
 
 namespace chorus::comm {
 
-/// The engine of a group of one, in which nothing moves.
-std::shared_ptr<Engine> alone();
-
 /// A Communicator over any Engine; `connect` and `thread_group` make it. Call it from one thread at a time, so that all
 /// ranks see one order; `abort` alone may be called from anywhere. Wrong sizes, roots and peers throw UsageError before
 /// anything moves; failures of the group throw CommError, which names this rank, the call, the peer and why.
@@ -186,7 +183,3 @@ class AnyCommunicator {
 static_assert(Communicator<AnyCommunicator>);
 
 }  // namespace chorus::comm
-
-#if !CHORUS_COMPILED
-#include <chorus/comm/engine/alone.hpp>
-#endif

@@ -18,7 +18,6 @@
 #include <gloo/transport/unbound_buffer.h>
 
 #include <chorus/comm/connect.hpp>
-#include <chorus/comm/engine/call_book.hpp>
 #include <chorus/comm/engine/compare_calls.hpp>
 #include <chorus/comm/engine/queued_engine.hpp>
 #include <chorus/comm/engine/ring_traffic.hpp>
@@ -59,10 +58,10 @@ class GatheredStore final : public gloo::rendezvous::Store {
   std::map<std::string, std::vector<char>> values_;
 };
 
-class GlooRunner {
+class GlooEngine final : public QueuedEngine {
  public:
-  explicit GlooRunner(const World& world)
-      : book_(world.rank, world.members), timeout_(world.timeout), control_(connect(world)) {
+  explicit GlooEngine(const World& world)
+      : QueuedEngine(world.rank, world.size, world.members, "gloo"), timeout_(world.timeout), control_(connect(world)) {
     gloo::transport::tcp::attr attributes;
     attributes.hostname = own_address(world).host();
     const SigpipeBlock block;  // for the device's thread too
@@ -79,40 +78,7 @@ class GlooRunner {
     context_ = std::move(context);
   }
 
-  Failure run(const Call& call, const std::atomic<bool>&) {
-    return book_.run(
-        call,
-        [&](const Envelope& envelope) {
-          const SigpipeBlock block;
-          try {
-            if (compares_) compare_calls(*this, call, envelope, context_->rank, context_->size);
-            start(call);
-          } catch (const TimeoutError& error) {
-            fail<TimeoutError>(reason(error.what()));
-          } catch (const CommError& error) {
-            fail<CommError>(reason(error.what()));
-          } catch (const std::exception& error) {
-            const auto why = cat("gloo: ", error.what());
-            if (why.find("imed out") != std::string::npos) fail<TimeoutError>(reason(why));
-            fail<CommError>(reason(why));
-          }
-          count_ring_traffic(call, context_->rank, context_->size);
-          if (call.op == Op::reduce_scatter)  // an all-reduce of all
-            count_ring_traffic(call, context_->rank, context_->size);
-        },
-        [&](const std::string& why) {
-          control_.abort(why);
-          close();
-        });
-  }
-
-  void abort(std::string_view why) noexcept {
-    if (!book_.abort(why)) return;
-    control_.abort(why);
-    close();
-  }
-  std::chrono::nanoseconds busy() const { return book_.busy(); }
-  std::string record() const { return book_.record(); }
+  ~GlooEngine() override { stop(); }
 
   // For compare_calls. Gloo moves a message only once its receiver is there.
   static constexpr bool sends_wait = true;
@@ -124,8 +90,28 @@ class GlooRunner {
   }
 
  private:
+  void run(const Call& call, const Envelope& envelope) override {
+    const SigpipeBlock block;
+    try {
+      if (compares_) compare_calls(*this, call, envelope, rank, size);
+      start(call);
+    } catch (const TimeoutError& error) {
+      fail<TimeoutError>(reason(error.what()));
+    } catch (const CommError& error) {
+      fail<CommError>(reason(error.what()));
+    } catch (const std::exception& error) {
+      const auto why = cat("gloo: ", error.what());
+      if (why.find("imed out") != std::string::npos) fail<TimeoutError>(reason(why));
+      fail<CommError>(reason(why));
+    }
+    count_ring_traffic(call, rank, size);
+    if (call.op == Op::reduce_scatter)  // an all-reduce of all
+      count_ring_traffic(call, rank, size);
+  }
+
   /// Gloo's other ranks see their connections break.
-  void close() noexcept {
+  void give_up(const std::string& why) noexcept override {
+    control_.abort(why);
     const SigpipeBlock block;
     try {
       context_->closeConnections();
@@ -150,7 +136,7 @@ class GlooRunner {
                    : f(std::uint64_t{});
   }
 
-  void all_reduce(const Reduction& reduction, void* data, std::size_t count) {
+  void reduce(const Reduction& reduction, void* data, std::size_t count) {
     gloo::AllreduceOptions options(context_);
     with_size(reduction.element, [&]<class T>(T) { options.setOutput(static_cast<T*>(data), count); });
     options.setReduceFunction(reduction.combine);
@@ -159,19 +145,19 @@ class GlooRunner {
   }
 
   void start(const Call& call) {
-    const auto n = static_cast<std::size_t>(context_->size), element = call.reduction.element;
-    const auto rank = static_cast<std::size_t>(context_->rank);
+    const auto n = static_cast<std::size_t>(size), own = static_cast<std::size_t>(rank);
+    const auto element = call.reduction.element;
     switch (call.op) {
       case Op::all_reduce:
         if (call.count == 0) return;
         if (call.reduction.scale != 1) call.reduction.scaled(call.out, call.out, call.count, call.reduction.scale);
-        return all_reduce(call.reduction, call.out, call.count);
+        return reduce(call.reduction, call.out, call.count);
       case Op::reduce_scatter:
         if (call.count == 0) return;
         scratch_.resize(n * call.count * element);
         call.reduction.scaled(scratch_.data(), call.in, n * call.count, call.reduction.scale);
-        all_reduce(call.reduction, scratch_.data(), n * call.count);
-        std::memcpy(call.out, scratch_.data() + rank * call.count * element, call.count * element);
+        reduce(call.reduction, scratch_.data(), n * call.count);
+        std::memcpy(call.out, scratch_.data() + own * call.count * element, call.count * element);
         return;
       case Op::broadcast: {
         if (call.count == 0) return;
@@ -185,7 +171,7 @@ class GlooRunner {
         if (call.count == 0) return;
         const auto bytes = call.count * element;
         const auto all = static_cast<std::uint8_t*>(call.out);
-        if (call.in != all + rank * bytes) std::memcpy(all + rank * bytes, call.in, bytes);
+        if (call.in != all + own * bytes) std::memcpy(all + own * bytes, call.in, bytes);
         gloo::AllgatherOptions options(context_);
         options.setOutput(all, n * bytes);
         options.setTimeout(timeout_);
@@ -215,17 +201,14 @@ class GlooRunner {
 
   static constexpr std::uint64_t message_slot = 0x7fff'ffff'0000'0000;  // none of the collectives'
 
-  CallBook book_;
-  std::chrono::milliseconds timeout_;
+  const std::chrono::milliseconds timeout_;
   AnyCommunicator control_;  ///< how the ranks met; carries envelopes and reasons
   const bool compares_ = compares_calls();
   std::shared_ptr<gloo::rendezvous::Context> context_;
   std::vector<std::byte> scratch_;
 };
 
-inline std::shared_ptr<Engine> gloo_engine(const World& world) {
-  return std::make_shared<QueuedEngine<GlooRunner>>(world.rank, world.size, world.members, "gloo", world);
-}
+inline std::shared_ptr<Engine> gloo_engine(const World& world) { return std::make_shared<GlooEngine>(world); }
 
 inline const bool gloo_registered = register_backend(Backend::gloo, gloo_engine);
 

@@ -10,7 +10,6 @@
 
 #include <atomic>
 #include <chorus/comm/connect.hpp>
-#include <chorus/comm/engine/call_book.hpp>
 #include <chorus/comm/engine/compare_calls.hpp>
 #include <chorus/comm/engine/mpi_library.hpp>
 #include <chorus/comm/engine/queued_engine.hpp>
@@ -25,45 +24,29 @@ namespace chorus::comm {
 
 namespace detail {
 
-class MpiRunner {
+class MpiEngine final : public QueuedEngine {
  public:
-  explicit MpiRunner(const World& world) : book_(world.rank, world.members), timeout_(world.timeout) {
+  explicit MpiEngine(const World& world)
+      : QueuedEngine(world.rank, world.size, world.members, "mpi"), timeout_(world.timeout) {
     MpiLibrary::instance(timeout_);
-    int rank = 0, size = 0;
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &size);
-    const bool all = world.members.empty();
-    const int in_job = all ? world.rank : world.members[static_cast<std::size_t>(world.rank)];
-    check<UsageError>(rank == in_job && (!all || size == world.size), "mpi: this process is rank ", in_job, " of ",
-                      world.size, ", but MPI says rank ", rank, " of ", size, ": start the program with mpirun");
-    rank_ = world.rank, size_ = world.size;
-    join(world.members);
+    int started_as = 0, started = 0;
+    MPI_Comm_rank(MPI_COMM_WORLD, &started_as);
+    MPI_Comm_size(MPI_COMM_WORLD, &started);
+    const bool all = members.empty();
+    const int in_job = all ? rank : members[static_cast<std::size_t>(rank)];
+    check<UsageError>(started_as == in_job && (!all || started == size), "mpi: this process is rank ", in_job, " of ",
+                      size, ", but MPI says rank ", started_as, " of ", started, ": start the program with mpirun");
+    join();
     mpi_check(MPI_Comm_dup(comm_, &news_));
     mpi_check(MPI_Comm_dup(comm_, &envelopes_));
     for (const auto comm : {comm_, news_, envelopes_}) MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
   }
-  ~MpiRunner() {
-    if (book_.broken()) MpiLibrary::instance().failed_ = true;
-    if (book_.broken()) return;  // requests may be pending
+  ~MpiEngine() override {
+    stop();
+    if (broken()) MpiLibrary::instance().failed_ = true;
+    if (broken()) return;  // requests may be pending
     for (auto* comm : {&comm_, &news_, &envelopes_}) MPI_Comm_free(comm);
   }
-
-  Failure run(const Call& call, const std::atomic<bool>&) {
-    return book_.run(
-        call,
-        [&](const Envelope& envelope) {
-          if (compares_) compare_calls(*this, call, envelope, rank_, size_);
-          start(call);
-          count_ring_traffic(call, rank_, size_);
-        },
-        [&](const std::string& why) { tell_all(why); });
-  }
-
-  void abort(std::string_view why) noexcept {
-    if (book_.abort(why)) tell_all(why);
-  }
-  std::chrono::nanoseconds busy() const { return book_.busy(); }
-  std::string record() const { return book_.record(); }
 
   // For compare_calls. Envelopes are short: MPI takes them at once, whether anybody waits for them or not.
   static constexpr bool sends_wait = false;
@@ -90,19 +73,25 @@ class MpiRunner {
   /// MPI counts in int.
   static constexpr std::size_t most = std::size_t{1} << 30;
 
+  void run(const Call& call, const Envelope& envelope) override {
+    if (compares_) compare_calls(*this, call, envelope, rank, size);
+    start(call);
+    count_ring_traffic(call, rank, size);
+  }
+
   void start(const Call& call) {
     const auto type = mpi_type(call.reduction.dtype);
-    const auto n = static_cast<std::size_t>(size_), element = call.reduction.element;
+    const auto n = static_cast<std::size_t>(size), element = call.reduction.element;
     const auto in = static_cast<const std::byte*>(call.in);
     const auto out = static_cast<std::byte*>(call.out);
-    const auto parts = [&](std::size_t count, auto f) {
+    const auto in_pieces = [&](std::size_t count, auto f) {
       for (std::size_t at = 0; at < count; at += most) f(at * element, static_cast<int>(std::min(most, count - at)));
     };
     MPI_Request request = MPI_REQUEST_NULL;
     switch (call.op) {
       case Op::all_reduce:
         if (call.reduction.scale != 1) call.reduction.scaled(out, out, call.count, call.reduction.scale);
-        parts(call.count, [&](std::size_t at, int count) {
+        in_pieces(call.count, [&](std::size_t at, int count) {
           mpi_check(MPI_Iallreduce(MPI_IN_PLACE, out + at, count, type, mpi_operator(call.reduction), comm_, &request));
           await(request);
         });
@@ -121,7 +110,7 @@ class MpiRunner {
         return await(request);
       }
       case Op::broadcast:
-        parts(call.count, [&](std::size_t at, int count) {
+        in_pieces(call.count, [&](std::size_t at, int count) {
           mpi_check(MPI_Ibcast(out + at, count, type, call.peer, comm_, &request));
           await(request);
         });
@@ -129,13 +118,13 @@ class MpiRunner {
       case Op::all_gather: {
         check<UsageError>(call.count < most, "mpi: all_gather of ", call.count, " numbers, fewer than ", most,
                           " are possible");
-        const bool in_place = in == out + static_cast<std::size_t>(rank_) * call.count * element;
+        const bool in_place = in == out + static_cast<std::size_t>(rank) * call.count * element;
         mpi_check(MPI_Iallgather(in_place ? MPI_IN_PLACE : in, static_cast<int>(call.count), type, out,
                                  static_cast<int>(call.count), type, comm_, &request));
         return await(request);
       }
       case Op::message:
-        parts(call.count, [&](std::size_t at, int count) {
+        in_pieces(call.count, [&](std::size_t at, int count) {
           mpi_check(call.receives ? MPI_Irecv(out + at, count, type, call.peer, 0, comm_, &request)
                                   : MPI_Isend(in + at, count, type, call.peer, 0, comm_, &request));
           await(request);
@@ -150,8 +139,8 @@ class MpiRunner {
   }
 
   /// A communicator of these ranks of the job, of all where none is named.
-  void join(const std::vector<int>& members) {
-    meet(members);
+  void join() {
+    meet();
     if (members.empty()) return mpi_check(MPI_Comm_dup(MPI_COMM_WORLD, &comm_));
     MPI_Group job, group;
     mpi_check(MPI_Comm_group(MPI_COMM_WORLD, &job));
@@ -163,22 +152,22 @@ class MpiRunner {
 
   /// Returns once all of them are here: making a communicator waits without a deadline. The first one asks each of the
   /// others for an answer, which none gives that has given up, and says then whether all have come.
-  void meet(const std::vector<int>& members) const {
+  void meet() const {
     static std::atomic<std::int64_t> meetings{0};
     const int leader = members.empty() ? 0 : members.front();
     const auto patience = Clock::now() + timeout_;
-    if (rank_ != 0) {
+    if (rank != 0) {
       const auto question = hear_from(leader, leader, patience);
-      check<TimeoutError>(question != 0, "rank ", rank_, ": mpi: rank ", leader, " of the job did not come within ",
+      check<TimeoutError>(question != 0, "rank ", rank, ": mpi: rank ", leader, " of the job did not come within ",
                           timeout_.count(), " ms");
       say_to(leader, leader, question);
       const auto verdict = hear_from(leader, leader, Clock::now() + timeout_ + std::chrono::seconds(1));
-      return check<CommError>(verdict == question, "rank ", rank_, ": mpi: rank ", leader,
+      return check<CommError>(verdict == question, "rank ", rank, ": mpi: rank ", leader,
                               " of the job gave up before all had come");
     }
     std::vector<int> others, missing;
-    for (int rank = 1; rank < size_; ++rank)
-      others.push_back(members.empty() ? rank : members[static_cast<std::size_t>(rank)]);
+    for (int other = 1; other < size; ++other)
+      others.push_back(members.empty() ? other : members[static_cast<std::size_t>(other)]);
     const auto question = ++meetings;
     for (const int other : others) say_to(other, leader, question);
     for (const int other : others) {
@@ -193,15 +182,15 @@ class MpiRunner {
 
   /// Numbers between ranks of the job that are to form a group with this leader.
   static int tag_of(int leader) { return 32'000 + leader % 700; }  // MPI has tags up to 32767 at least
-  static void say_to(int rank, int leader, std::int64_t number) {  // so short that MPI takes it at once
-    mpi_check(MPI_Send(&number, 1, MPI_INT64_T, rank, tag_of(leader), MPI_COMM_WORLD));
+  static void say_to(int to, int leader, std::int64_t number) {    // so short that MPI takes it at once
+    mpi_check(MPI_Send(&number, 1, MPI_INT64_T, to, tag_of(leader), MPI_COMM_WORLD));
   }
   /// 0 at the deadline.
-  static std::int64_t hear_from(int rank, int leader, Deadline deadline) {
+  static std::int64_t hear_from(int from, int leader, Deadline deadline) {
     for (int there = 0; true; sched_yield()) {
-      mpi_check(MPI_Iprobe(rank, tag_of(leader), MPI_COMM_WORLD, &there, MPI_STATUS_IGNORE));
+      mpi_check(MPI_Iprobe(from, tag_of(leader), MPI_COMM_WORLD, &there, MPI_STATUS_IGNORE));
       std::int64_t number = 0;
-      if (there) mpi_check(MPI_Recv(&number, 1, MPI_INT64_T, rank, tag_of(leader), MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+      if (there) mpi_check(MPI_Recv(&number, 1, MPI_INT64_T, from, tag_of(leader), MPI_COMM_WORLD, MPI_STATUS_IGNORE));
       if (there || Clock::now() >= deadline) return number;
     }
   }
@@ -213,7 +202,7 @@ class MpiRunner {
       mpi_check(MPI_Test(&request, &done, MPI_STATUS_IGNORE));
       if (done) return;
       if (round % 64 != 0) continue;
-      if (book_.aborted()) fail<CommError>("");  // the book says why
+      if (aborted()) fail<CommError>("");  // QueuedEngine says why
       hear();
       check<TimeoutError>(Clock::now() < deadline, "mpi: waited ", timeout_.count(), " ms for the other ranks");
       sched_yield();
@@ -232,12 +221,12 @@ class MpiRunner {
   }
 
   /// Short messages leave at once; nobody waits for them.
-  void tell_all(std::string_view why) noexcept {
+  void give_up(const std::string& why) noexcept override {
     const int length = static_cast<int>(std::min<std::size_t>(why.size(), reason_bytes - 1));
-    for (int rank = 0; rank < size_; ++rank) {
-      if (rank == rank_) continue;
+    for (int to = 0; to < size; ++to) {
+      if (to == rank) continue;
       MPI_Request request = MPI_REQUEST_NULL;
-      if (MPI_Isend(why.data(), length, MPI_CHAR, rank, 0, news_, &request) != MPI_SUCCESS) continue;
+      if (MPI_Isend(why.data(), length, MPI_CHAR, to, 0, news_, &request) != MPI_SUCCESS) continue;
       int done = 0;
       for (int i = 0; i < 1000 && !done; ++i) MPI_Test(&request, &done, MPI_STATUS_IGNORE);
     }
@@ -245,9 +234,7 @@ class MpiRunner {
 
   static constexpr std::size_t reason_bytes = 1024;
 
-  CallBook book_;
-  std::chrono::milliseconds timeout_;
-  int rank_ = 0, size_ = 1;
+  const std::chrono::milliseconds timeout_;
   const bool compares_ = compares_calls();
   MPI_Comm comm_ = MPI_COMM_NULL, news_ = MPI_COMM_NULL, envelopes_ = MPI_COMM_NULL;
   Envelope theirs_;  ///< here, as MPI may still write it after a timeout
@@ -256,7 +243,7 @@ class MpiRunner {
 
 inline std::shared_ptr<Engine> mpi_engine(const World& world) {
   const auto unused = Socket::adopt(world.listen_fd);
-  return std::make_shared<QueuedEngine<MpiRunner>>(world.rank, world.size, world.members, "mpi", world);
+  return std::make_shared<MpiEngine>(world);
 }
 
 inline const bool mpi_registered = register_backend(Backend::mpi, mpi_engine);

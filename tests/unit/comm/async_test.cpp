@@ -89,16 +89,16 @@ TEST_CASE("a blocking call behind one that fails is a call of its own", "[comm]"
 }
 
 TEST_CASE("where no thread can be started, signals reach the caller's as before", "[comm]") {
-  comm::InOrder<int> calls([](void*, const int&, const std::atomic<bool>&) { return comm::Failure(); }, nullptr);
+  comm::InOrder calls([](const comm::Call&) { return comm::Failure(); });
   {
     const test::NoThreads none;
-    CHECK_THROWS_AS(calls.later(1), CommError);
-    CHECK_THROWS_WITH(calls.later(1), Catch::Matchers::Contains("a thread cannot be started"));
+    CHECK_THROWS_AS(calls.later({}), CommError);
+    CHECK_THROWS_WITH(calls.later({}), Catch::Matchers::Contains("a thread cannot be started"));
   }
   sigset_t blocked;
   pthread_sigmask(SIG_BLOCK, nullptr, &blocked);
   CHECK(sigismember(&blocked, SIGINT) == 0);
-  calls.wait(calls.later(2));
+  calls.wait(calls.later({}));
 }
 
 TEST_CASE("a communicator finishes its calls before it goes", "[comm]") {

@@ -1,15 +1,84 @@
 #pragma once
 /// `TransportCommunicator`: chorus' own collectives over a Transport.
 
-#include <chorus/comm/algorithms/collective_runner.hpp>
+#include <chorus/comm/algorithms/barrier.hpp>
+#include <chorus/comm/algorithms/selection.hpp>
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/comm/engine/queued_engine.hpp>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 namespace chorus::comm {
+
+namespace detail {
+
+/// Runs each call with the algorithm of this folder that serves it.
+class TransportEngine final : public QueuedEngine {
+ public:
+  TransportEngine(std::string_view name, std::unique_ptr<Transport> link, const std::vector<int>& names,
+                  Algorithm all_reduce)
+      : QueuedEngine(link->rank, link->size, names, name), link_(std::move(link)), all_reduce_(all_reduce) {
+    check_all_reduce(all_reduce, *link_, name);
+    link_->may_spin = &caller_waits();
+  }
+  ~TransportEngine() override { stop(); }
+
+  std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return link_->allocate(bytes); }
+  Algorithm all_reduce() const override { return all_reduce_; }
+  std::string trouble() override {
+    return when_idle([this]() -> std::string {
+      try {
+        link_->check_peers();
+        return {};
+      } catch (const LinkError& error) {
+        return error.what();
+      }
+    });
+  }
+
+ private:
+  void run(const Call& call, const Envelope& envelope) override {
+    link_->check();
+    start(call, envelope);
+    link_->flush();
+  }
+  void give_up(const std::string& why) noexcept override { link_->abort(why); }
+  void has_failed() noexcept override { link_->await_hands_off(); }
+
+  void start(const Call& call, const Envelope& envelope) {
+    const auto in = static_cast<const std::byte*>(call.in);
+    const auto out = static_cast<std::byte*>(call.out);
+    const auto n = call.count, bytes = n * call.reduction.element;
+    const bool chosen = call.op == Op::all_reduce && all_reduce_ != Algorithm::automatic;
+    const Collective c{*link_, envelope, call.reduction, call.traffic, {}, chosen};
+    const auto tell = [this](Algorithm algorithm) { note(algorithm); };
+    switch (call.op) {
+      case Op::all_reduce:
+        return chosen ? run_chosen(all_reduce_, c, tell, out, n) : run_fastest(all_reduce_rows, c, bytes, tell, out, n);
+      case Op::all_gather:
+        return run_fastest(all_gather_rows, c, bytes, tell, in, out, n);
+      case Op::reduce_scatter:
+        return run_fastest(reduce_scatter_rows, c, bytes, tell, in, out, n);
+      case Op::broadcast:
+        return ring_broadcast(c, out, n, call.peer);
+      case Op::barrier:
+        return dissemination_barrier(c);
+      case Op::monitored_barrier:
+        return monitored_barrier(c);
+      case Op::message:
+        return call.receives ? relay(c, {.from = call.peer, .stores = true, .store = out}, n)
+                             : relay(c, {.to = call.peer, .reads = true, .mine = in}, n);
+    }
+  }
+
+  const std::unique_ptr<Transport> link_;
+  const Algorithm all_reduce_;
+};
+
+}  // namespace detail
 
 /// A Communicator over shared memory, TCP or threads.
 class TransportCommunicator : public AnyCommunicator {
@@ -18,16 +87,7 @@ class TransportCommunicator : public AnyCommunicator {
   /// all-reduce that can't be done there.
   explicit TransportCommunicator(std::string_view name, std::unique_ptr<Transport> link,
                                  const std::vector<int>& members = {}, Algorithm all_reduce = Algorithm::automatic)
-      : AnyCommunicator(engine(name, std::move(link), members, all_reduce)) {}
-
- private:
-  static std::shared_ptr<Engine> engine(std::string_view name, std::unique_ptr<Transport> link,
-                                        const std::vector<int>& members, Algorithm all_reduce) {
-    check_all_reduce(all_reduce, *link, name);
-    const int rank = link->rank, size = link->size;
-    return std::make_shared<QueuedEngine<CollectiveRunner>>(rank, size, members, name, members, std::move(link),
-                                                            all_reduce);
-  }
+      : AnyCommunicator(std::make_shared<detail::TransportEngine>(name, std::move(link), members, all_reduce)) {}
 };
 
 static_assert(Communicator<TransportCommunicator>);

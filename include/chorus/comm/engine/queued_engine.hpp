@@ -4,62 +4,141 @@
 
 #include <unistd.h>
 
-#include <chorus/comm/engine/abort_reason.hpp>
+#include <array>
 #include <chorus/comm/engine/engine.hpp>
+#include <chorus/comm/engine/failure.hpp>
+#include <chorus/comm/engine/flight_recorder.hpp>
 #include <chorus/comm/engine/in_order.hpp>
+#include <chorus/comm/transport/transport.hpp>
+#include <chrono>
+#include <cstdint>
+#include <exception>
 #include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
 #include <vector>
 
 namespace chorus::comm {
 
-/// `Runner` has `Failure run(const Call&, const std::atomic<bool>& caller_waits)`, called by one thread at a time, and
-/// `void abort(std::string_view) noexcept`, called from any, after which the run that goes on and all later ones fail
-/// soon; and `record() const` and `busy() const`, see Engine. The first failure is the runner's to keep: it fails again
-/// in every later call.
-template <class Runner>
-class QueuedEngine final : public Engine {
+/// Numbers the calls, writes them down, and keeps how one of them failed first: later ones fail with it, too.
+class QueuedEngine : public Engine {
  public:
-  template <class... Arguments>
-  QueuedEngine(int me, int ranks, const std::vector<int>& names, std::string_view what, Arguments&&... arguments)
-      : Engine(me, ranks, names),
-        name_(what),
-        runner_(std::forward<Arguments>(arguments)...),
-        calls_(std::make_shared<InOrder<Call>>(&run, &runner_)) {}
-  ~QueuedEngine() override {
+  void now(const Call& call) final { calls_->now(call); }
+  Work later(const Call& call) final { return {calls_, calls_->later(call)}; }
+  void abort(std::string_view why) noexcept final {
+    if (aborted_.set(why)) give_up(aborted_.why());
+  }
+  std::string_view name() const final { return name_; }
+  std::chrono::nanoseconds busy() const final {
+    const std::lock_guard lock(mutex_);
+    return busy_;
+  }
+  std::string record() const final {
+    const std::lock_guard lock(mutex_);
+    return recorder_.lines();
+  }
+
+ protected:
+  QueuedEngine(int me, int ranks, const std::vector<int>& names, std::string_view what)
+      : Engine(me, ranks, names), name_(what), recorder_(me, {}, names) {}
+
+  /// Carries out one call, or throws why not. By one thread at a time.
+  virtual void run(const Call& call, const Envelope& envelope) = 0;
+  /// Tells the other ranks that this one gives up, after which the call that runs fails soon. From any thread.
+  virtual void give_up(const std::string& why) noexcept = 0;
+  /// After a call that has failed, in its thread.
+  virtual void has_failed() noexcept {}
+
+  /// Finishes what was called. The destructor of a class that overrides `run` begins with it.
+  void stop() {
     if (getpid() == process_)
       calls_->stop();
     else
       new auto(calls_);  // a forked child has no such thread, and waits for ever for one
   }
 
-  void now(const Call& call) override { calls_->now(call); }
-  Work later(const Call& call) override { return {calls_, calls_->later(call)}; }
-  void abort(std::string_view why) noexcept override { runner_.abort(why); }
-  std::string_view name() const override { return name_; }
-  std::shared_ptr<std::byte> allocate(std::size_t bytes) override {
-    if constexpr (requires { runner_.allocate(bytes); }) return runner_.allocate(bytes);
-    return nullptr;
+  /// See InOrder.
+  const std::atomic<bool>& caller_waits() const { return calls_->caller_waits(); }
+  template <class Ask>
+  auto when_idle(const Ask& ask) {
+    return calls_->when_idle(ask);
   }
-  std::chrono::nanoseconds busy() const override { return runner_.busy(); }
-  std::string record() const override { return runner_.record(); }
-  Algorithm all_reduce() const override {
-    if constexpr (requires { runner_.all_reduce(); }) return runner_.all_reduce();
-    return Algorithm::automatic;
+  /// Which algorithm serves the call that runs.
+  void note(Algorithm algorithm) {
+    const std::lock_guard lock(mutex_);
+    recorder_.note(recorder_.newest(), algorithm);
   }
-  std::string trouble() override {
-    if constexpr (requires { runner_.trouble(); }) return calls_->when_idle([this] { return runner_.trouble(); });
-    return {};
-  }
+  bool aborted() const { return bool(aborted_); }
+  /// Whether calls can only fail.
+  bool broken() const { return aborted_ || !failure_.empty(); }
 
  private:
-  static Failure run(void* runner, const Call& call, const std::atomic<bool>& caller_waits) {
-    return static_cast<Runner*>(runner)->run(call, caller_waits);
+  /// Returns how it failed. The first failure of this rank's own is told to the others.
+  Failure carry_out(const Call& call) {
+    const Envelope envelope = begin(call);
+    std::string why;
+    bool timed_out = false;
+    if (!broken()) try {
+        run(call, envelope);
+        const std::lock_guard lock(mutex_);
+        busy_ += recorder_.end(recorder_.newest());
+        return {};
+      } catch (const std::exception& error) {
+        why = error.what();
+        timed_out = dynamic_cast<const TimeoutError*>(&error) || dynamic_cast<const LinkTimeout*>(&error);
+      }
+    const bool first = !broken();
+    const auto failure = note_failure(why, timed_out);
+    if (first) give_up(failure.what);
+    has_failed();
+    return failure;
+  }
+
+  /// Numbers a call and writes it down.
+  Envelope begin(const Call& call) {
+    Envelope envelope{.op = call.op, .dtype = call.reduction.dtype, .count = call.count};
+    const auto peer = static_cast<std::size_t>(call.peer);
+    if (call.op == Op::message) {
+      envelope.sequence = call.receives ? received_[peer]++ : sent_[peer]++;
+    } else {
+      envelope.detail =
+          static_cast<std::uint8_t>(call.op == Op::broadcast ? call.peer : static_cast<int>(call.reduction.op));
+      envelope.sequence = collectives_++;
+    }
+    const std::lock_guard lock(mutex_);
+    recorder_.begin({.envelope = envelope, .bucket = call.bucket, .peer = call.peer, .receives = call.receives});
+    return envelope;
+  }
+
+  /// How the newest call failed: `rank 1: all_reduce #7 (sum of 10 F32), gradient bucket 2: why`; where the group was
+  /// aborted, that is why.
+  [[gnu::cold]] Failure note_failure(std::string_view why, bool timed_out) {
+    const std::lock_guard lock(mutex_);
+    busy_ += recorder_.end(recorder_.newest(), true);
+    const auto what =
+        cat("rank ", rank, ": ", recorder_.call(recorder_.newest()).text(), ": ", aborted_ ? "aborted: " : "",
+            aborted_           ? std::string_view(aborted_.why())
+            : failure_.empty() ? why
+                               : std::string_view(cat("this communicator has failed before: ", failure_)));
+    if (failure_.empty()) {
+      failure_ = what;
+      recorder_.dump();
+    }
+    return {what, timed_out && !aborted_};
   }
 
   const int process_ = getpid();
-  std::string_view name_;
-  Runner runner_;
-  std::shared_ptr<InOrder<Call>> calls_;  // Works share it
+  const std::string_view name_;
+  AbortReason aborted_;
+  std::string failure_;
+  std::uint32_t collectives_ = 0;
+  std::array<std::uint32_t, max_ranks> sent_{}, received_{};  // messages, per peer
+  mutable std::mutex mutex_;
+  FlightRecorder recorder_;
+  std::chrono::nanoseconds busy_{0};
+  std::shared_ptr<InOrder> calls_ =  // Works share it
+      std::make_shared<InOrder>([this](const Call& call) { return carry_out(call); });
 };
 
 }  // namespace chorus::comm

@@ -1,29 +1,156 @@
 #pragma once
-/// `NcclCalls`: what one rank has asked of NCCL, from where a call is opened until the device has ended it.
+/// `NcclCalls`: one rank's place in a group of NCCL's, and what it has asked of it.
 
 #include <algorithm>
-#include <chorus/comm/nccl/nccl_member.hpp>
+#include <chorus/comm/engine/failure.hpp>
+#include <chorus/comm/engine/flight_recorder.hpp>
+#include <chorus/comm/transport/transport.hpp>
+#include <chorus/comm/world.hpp>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
 #include <vector>
 
 namespace chorus::comm {
 
-/// Calls in flight on the communication stream, in their order, between two events each: one after the compute
-/// stream's work that a call needs, and one after the call. All is called under the lock.
+/// A non-blocking communicator, its stream, the calls in flight on it, in their order, and how it first failed: what
+/// NcclQueue is made of. A call stands between two events: one after the compute stream's work that it needs, and one
+/// after the call. NCCL's and CUDA's codes become errors here that name rank and call; after the first the communicator
+/// is aborted, and no other call of it is made. But for the constructor, all is called under the lock.
 template <class Api>
-class NcclCalls : public NcclMember<Api> {
+class NcclCalls {
  protected:
-  using Member = NcclMember<Api>;
-  using Call = typename Member::Call;
-  using Stream = typename Member::Stream;
+  using Comm = typename Api::Comm;
+  using Stream = typename Api::Stream;
+  using Event = typename Api::Event;
   using RedOp = typename Api::RedOp;
-  using Member::api_, Member::comm_, Member::device_, Member::failure_, Member::stream_, Member::timeout_;
-  using Member::check_cuda, Member::describe, Member::event, Member::give_up, Member::listen;
-  using Member::Member;
-  using Member::raise_if_failed, Member::recorder_, Member::recycle;
+
+  /// One call, or what else takes a place in the streams' order.
+  struct Call : NamedCall {
+    std::uint64_t ticket = 0, number = 0;  // the latter is the recorder's
+    Event ready{}, done{};                 // where the stream may begin it, and where it has ended
+    bool captured = false;
+    bool runs = false;  // `ready` has been reached: from then on the others are waited for
+    Deadline deadline{};
+  };
+
+  NcclCalls(Api api, int rank, int device, std::chrono::milliseconds timeout, std::function<void(const Failure&)> tell,
+            std::function<Failure()> hear, const std::vector<int>& members)
+      : api_(std::move(api)),
+        rank_(rank),
+        device_(device),
+        timeout_(timeout),
+        recorder_(rank, "nccl", members),
+        tell_(std::move(tell)),
+        hear_(std::move(hear)) {
+    check_timeout("nccl", timeout);
+    check_cuda(api_.use_device(device_), "choosing device");
+    check_cuda(api_.create_stream(stream_), "making a stream on device");
+  }
+
+  ~NcclCalls() = default;
+  NcclCalls(const NcclCalls&) = delete;
+  NcclCalls& operator=(const NcclCalls&) = delete;
+
+  static Call named(const char* name) {
+    Call call;
+    call.name = name;
+    return call;
+  }
+
+  std::string describe(const Call& call, std::string_view why) const {
+    return cat("rank ", rank_, ": ", call.text(), ": nccl: ", why);
+  }
+
+  /// Gives up if this rank has been asked to, or another one has; `call`: what this one is in, if anything. Of a group
+  /// that this rank has left, where a Work may still be asked, it asks nobody.
+  void listen(const Call* call) {
+    if (failure_ || comm_ == Comm{}) return;
+    if (asked_to_abort_) return give_up(cat("rank ", rank_, ": aborted: ", asked_to_abort_.why()), false);
+    const Failure theirs = hear_();
+    if (!theirs) return;
+    const auto why = cat("gives up: ", theirs.what);
+    give_up(call ? describe(*call, why) : cat("rank ", rank_, ": nccl: ", why), theirs.timed_out);
+  }
+
+  void raise_if_failed(const Call& call) {
+    if (failure_)
+      Failure{describe(call, cat("this communicator has failed before: ", failure_.what)), failure_.timed_out}.raise();
+    listen(&call);
+    if (failure_) failure_.raise();
+  }
+
+  /// What NCCL says of a call: of one inside of a group, whose end tells whether it is under way; and of one by itself,
+  /// which has to be before it returns.
+  void accept_later(int code, const Call& call) {
+    raise_if_failed(call);
+    if (code != Api::success && code != Api::in_progress) refuse(code, call);
+  }
+
+  void accept(int code, const Call& call) {
+    const auto deadline = Clock::now() + timeout_;
+    for (int turn = 0; code == Api::in_progress; ++turn) {
+      listen(&call);
+      if (failure_) failure_.raise();
+      if (const int asked = api_.async_error(comm_, code); asked != Api::success) code = asked;
+      if (code == Api::in_progress && Clock::now() >= deadline) {
+        give_up(describe(call, cat("not under way after ", timeout_.count(), " ms")), true);
+        failure_.raise();
+      }
+      if (code == Api::in_progress) pause(turn);
+    }
+    if (code != Api::success) refuse(code, call);
+  }
+
+  [[noreturn]] void refuse(int code, const Call& call) {
+    give_up(describe(call, api_.nccl_error(code, comm_)), false);
+    failure_.raise();
+  }
+
+  void check_cuda(int code, const char* what) {
+    check<CommError>(code == Api::success, "rank ", rank_, ": nccl: ", what, " ", device_, ": ", api_.cuda_error(code));
+  }
+  void check_cuda(const Call& call, int code) {
+    if (code == Api::success) return;
+    give_up(describe(call, api_.cuda_error(code)), false);
+    failure_.raise();
+  }
+
+  void give_up(std::string why, bool timed_out) noexcept {
+    failure_ = {std::move(why), timed_out};
+    // This thread's calls of other communicators would wait for the group's end, too.
+    if (std::exchange(grouping_, false)) api_.group_end();
+    if (comm_ != Comm{}) api_.abort(std::exchange(comm_, Comm{}));
+    in_flight_.clear();
+    captured_.clear();
+    operators_.clear();
+    change_.notify_all();
+    if (tell_) tell_(failure_);
+    recorder_.dump();
+  }
+
+  Event event() {
+    if (spare_.empty()) {
+      Event made{};
+      check_cuda(api_.create_event(made), "making an event on device");
+      events_.push_back(made);
+      return made;
+    }
+    const Event taken = spare_.back();
+    spare_.pop_back();
+    return taken;
+  }
+  void recycle(const Call& call) {
+    spare_.push_back(call.ready);
+    spare_.push_back(call.done);
+  }
 
   /// The communication stream waits for what the compute stream has to do so far.
   void open(Call& call) {
@@ -116,19 +243,37 @@ class NcclCalls : public NcclMember<Api> {
       give_up(describe(waits, cat("not every rank has joined in and finished within ", timeout_.count(), " ms")), true);
   }
 
-  void forget_calls() noexcept override {
-    in_flight_.clear();
-    captured_.clear();
-    operators_.clear();
-    change_.notify_all();
+  void destroy_streams() noexcept {
+    for (const auto& made : events_) api_.destroy_event(made);
+    api_.destroy_stream(stream_);
   }
 
+  static void pause(int turn) {
+    if (turn < 100)
+      std::this_thread::yield();
+    else
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+
+  Api api_;
+  const int rank_, device_;
+  const std::chrono::milliseconds timeout_;
+  std::recursive_mutex mutex_;
+  Comm comm_{};
+  Stream stream_{};
+  Failure failure_;
+  AbortReason asked_to_abort_;          // from any thread, without the lock
+  FlightRecorder recorder_;             // calls from when they are issued until they are seen to have ended
+  bool grouping_ = false;               // between NCCL's group_start and group_end
   std::condition_variable_any change_;  // something is in flight, or nothing any more
   std::deque<Call> in_flight_;
   std::vector<RedOp> operators_;  // of the call that is being made
   std::uint64_t issued_ = 0;
 
  private:
+  const std::function<void(const Failure&)> tell_;
+  const std::function<Failure()> hear_;
+  std::vector<Event> events_, spare_;
   std::deque<Call> captured_;  // until they are waited for, in the same capture
   std::uint64_t finished_ = 0;
 };

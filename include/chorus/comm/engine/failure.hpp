@@ -1,14 +1,26 @@
 #pragma once
-/// `AbortReason`: why a communicator was given up, set once and read from any thread.
+/// How a communicator fails: `Failure`, and `AbortReason`.
 
 #include <atomic>
+#include <chorus/core/error.hpp>
 #include <string>
 #include <string_view>
 
-#include <chorus/core/config.hpp>
-
 namespace chorus::comm {
 
+/// An error that several threads will throw, each its own copy. Empty: no error.
+struct Failure {
+  std::string what;
+  bool timed_out = false;
+
+  explicit operator bool() const { return !what.empty(); }
+  [[noreturn]] void raise() const {
+    if (timed_out) throw TimeoutError(what);
+    throw CommError(what);
+  }
+};
+
+/// Why a communicator was given up, set once and read from any thread.
 class AbortReason {
  public:
   /// Keeps the first reason; false for later ones.
