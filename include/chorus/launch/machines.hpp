@@ -3,7 +3,6 @@
 /// Some may be lost, come late, and come back.
 
 #include <algorithm>
-#include <charconv>
 #include <chorus/comm/store.hpp>
 #include <chorus/comm/store/store_server.hpp>
 #include <chorus/core/blocked_signals.hpp>
@@ -18,7 +17,6 @@
 #include <optional>
 #include <stop_token>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -110,7 +108,7 @@ class Machines {
     took_part_ = true;
     return true;
   }
-  /// Whether this machine has had a part before.
+  /// Whether this machine has taken part before.
   bool took_part() const { return took_part_; }
 
   /// While ranks run, and the thread that it returns: calls `again` once, with the reason, where all form anew.
@@ -183,12 +181,10 @@ class Machines {
 
   /// A number that another machine has set. Throws CommError for what can be none.
   int number_in(const std::string& key, const std::string& text, int least = 0, int most = INT_MAX - 1) const {
-    int number = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-    check<CommError>(error == std::errc{} && end == text.data() + text.size() && number >= least && number <= most,
-                     where(), "'", key, "' is '", printable(text), "', expected a whole number from ", least, " to ",
-                     most);
-    return number;
+    const auto number = whole_number(text, least, most);
+    check<CommError>(number.has_value(), where(), "'", key, "' is '", printable(text),
+                     "', expected a whole number from ", least, " to ", most);
+    return *number;
   }
   int count(const std::string& key, int more) { return number_in(key, cat(store_.add(key, more))); }
 

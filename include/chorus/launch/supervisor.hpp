@@ -26,6 +26,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -182,8 +183,14 @@ class Supervisor {
     }
     if (status != 0)
       rank.wait_status = status << 8;  // as one that exits with it
-    else if (!message.empty())
-      console_.say(message.starts_with("rank ") ? message : format("rank %d: %s", number(rank), message.c_str()));
+    else
+      say_report(rank);
+  }
+
+  void say_report(const Rank& rank) {
+    const std::string& why = rank.report.message;
+    const bool named = why.starts_with("rank ");  // as errors of a communicator are
+    if (!why.empty()) console_.say(named ? why : format("rank %d: %s", number(rank), why.c_str()));
   }
 
   /// When rank 0 has ended: what it started may live on and hold the socket, and a restart needs the port.
@@ -218,21 +225,12 @@ class Supervisor {
   /// Names the rank that failed first, and stops the others.
   void judge() {
     const bool lost_peer = lost_others(*suspect_);
-    const RankReport* report = &suspect_->report;
-    for (const Rank& rank : ranks()) {
-      if (!lost_peer || &rank == suspect_ || rank.running || !lost_others(rank)) continue;
-      if (rank.report.when < report->when) {
-        suspect_ = &rank;
-        report = &rank.report;
-      }
-    }
+    for (const Rank& rank : ranks())
+      if (lost_peer && !rank.running && lost_others(rank) && rank.report.when < suspect_->report.when) suspect_ = &rank;
     const int status = suspect_->wait_status;
     outcome_.failed_rank = number(*suspect_);
     outcome_.status = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-    if (const std::string& why = report->message; !why.empty()) {
-      const bool named = why.starts_with("rank ");  // as errors of a communicator are
-      console_.say(named ? why : format("rank %d: %s", outcome_.failed_rank, why.c_str()));
-    }
+    say_report(*suspect_);
     std::string line = format("rank %d (pid %d) ", outcome_.failed_rank, suspect_->pid);
     line += WIFSIGNALED(status) ? format("was killed by %s", signal_name(WTERMSIG(status)).c_str())
                                 : format("%s, exit status %d",
@@ -249,10 +247,9 @@ class Supervisor {
 
   static RankReport read_report(const Rank& rank) {
     std::string text;
-    char part[4096];
-    for (ssize_t size = 0; (size = read(rank.reports.get(), part, sizeof part)) > 0;) {
-      text.append(part, static_cast<std::size_t>(size));
-    }
+    char buffer[4096];
+    for (ssize_t size = 0; (size = read(rank.reports.get(), buffer, sizeof buffer)) > 0;)
+      text.append(buffer, static_cast<std::size_t>(size));
     return RankReport::from(text);
   }
 
@@ -311,6 +308,35 @@ class Supervisor {
   GroupOutcome outcome_;
 };
 
+/// A program that fails at once shall not keep the machine busy.
+inline constexpr std::chrono::milliseconds shortest_attempt{200};
+
+/// A wrong option stays wrong, and who sends a signal wants an end.
+inline bool worth_a_restart(const GroupOutcome& outcome) {
+  return outcome.status != 0 && outcome.status != 2 && outcome.signal == 0;
+}
+
 }  // namespace detail
+
+/// Supervises the group, and starts all its ranks again after a failure, up to `group.max_restarts` times and at most
+/// once in 200 ms; a program loses what it did after its newest checkpoint. A wrong option (exit status 2) and a signal
+/// to this process end the job at once. The ranks of other machines notice that ranks are gone, fail, and are started
+/// again by their own supervisors; they meet anew at the same address. Returns the status of the last attempt.
+///
+/// Where the reader of the output stands still, ranks are supervised all the same (see Console); at the end of the job
+/// it is waited for, after a signal for `group.grace` at most.
+inline int run_job(RankGroup group) {
+  detail::Console console;
+  for (group.restart = 0;; ++group.restart) {
+    const auto next = std::chrono::steady_clock::now() + detail::shortest_attempt;
+    group.attempt = group.restart;
+    const auto outcome = detail::Supervisor(group, console).run();
+    if (outcome.signal != 0) console.finish(group.grace);
+    if (!detail::worth_a_restart(outcome) || group.restart >= group.max_restarts)
+      return console.status_after(outcome.status);
+    console.say(detail::format("restart %d of %d", group.restart + 1, group.max_restarts));
+    std::this_thread::sleep_until(next);
+  }
+}
 
 }  // namespace chorus
