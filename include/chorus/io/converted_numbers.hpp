@@ -5,7 +5,7 @@
 #include <chorus/core/dtype.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/core/printable.hpp>
-#include <chorus/io/file_dtype.hpp>
+#include <chorus/io/tensor_entry.hpp>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
