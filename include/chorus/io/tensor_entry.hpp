@@ -138,5 +138,13 @@ void check_tensor_name(TensorOfFile who, std::size_t limit) {
   check<Kind>(!control, who, "its name has a control character");
 }
 
+/// Throws `Kind` where a name comes twice.
+template <class Kind>
+void check_names_differ(std::string_view path, std::vector<std::string_view> names) {
+  std::sort(names.begin(), names.end());
+  const auto twice = std::adjacent_find(names.begin(), names.end());
+  if (twice != names.end()) fail<Kind>(TensorOfFile{path, *twice}, "appears twice");
+}
+
 }  // namespace detail
 }  // namespace chorus::io
