@@ -134,10 +134,7 @@ class Machines {
   void give_up_round() { end_round("failed"); }
   /// The same where this machine won't come again: nobody waits for it.
   void leave() {
-    try {
-      store_.add(key("left"), 1);
-    } catch (const CommError&) {  // there is nobody to be told
-    }
+    tell([&] { store_.add(key("left"), 1); });
     give_up_round();
   }
   /// The same where its ranks can't run at all. The job ends where it can't go on without it.
@@ -154,10 +151,7 @@ class Machines {
   }
   /// No round follows.
   void end(const std::string& why) {
-    try {
-      store_.multi_set({ended, cat(round_ + 1, "/open")}, {why, cat(ended, why)});
-    } catch (const CommError&) {  // there is nobody to be told
-    }
+    tell([&] { store_.multi_set({ended, cat(round_ + 1, "/open")}, {why, cat(ended, why)}); });
   }
   /// Counts a failure of ranks; `before` restarts. Where ranks of several machines fail at once, that is one.
   int count_restart(int before) {
@@ -188,13 +182,20 @@ class Machines {
   }
   int count(const std::string& key, int more) { return number_in(key, cat(store_.add(key, more))); }
 
+  /// Calls `call`, unless machine 0 has gone: then there is nobody to be told.
+  template <class Call>
+  static void tell(const Call& call) {
+    try {
+      call();
+    } catch (const CommError&) {
+    }
+  }
+
   /// Why the round is over: this, or what was said first; nothing where machine 0 has gone.
   std::string end_round(const char* why) {
-    try {
-      return store_.compare_set(key("over"), "", why);
-    } catch (const CommError&) {
-      return {};
-    }
+    std::string first;
+    tell([&] { first = store_.compare_set(key("over"), "", why); });
+    return first;
   }
 
   comm::Store open() {

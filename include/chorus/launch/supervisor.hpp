@@ -21,9 +21,7 @@
 #include <chorus/launch/supervisor_link.hpp>
 #include <chorus/launch/world_from_environment.hpp>
 #include <chrono>
-#include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -60,12 +58,12 @@ class Supervisor {
         console_(console),
         signals_(group.signals),
         output_(group, console),
-        ranks_(std::make_unique<Rank[]>(static_cast<std::size_t>(group.ranks))) {}
+        ranks_(static_cast<std::size_t>(group.ranks)) {}
   Supervisor(const Supervisor&) = delete;
   Supervisor& operator=(const Supervisor&) = delete;
   /// Where something threw half-way, nobody is left behind.
   ~Supervisor() {
-    for (Rank& rank : ranks()) {
+    for (Rank& rank : ranks_) {
       if (!rank.running) continue;
       kill(rank.pid, SIGKILL);
       waitpid(rank.pid, nullptr, 0);
@@ -89,7 +87,7 @@ class Supervisor {
         kill_all();
       } else {
         console_.say(format("%d ranks did not end after SIGKILL; giving up on them", running_));
-        for (Rank& rank : ranks()) rank.running = false;
+        for (Rank& rank : ranks_) rank.running = false;
         break;
       }
     }
@@ -118,9 +116,8 @@ class Supervisor {
   };
 
   int number(const Rank& rank) const {
-    return group_.node_rank * group_.ranks + static_cast<int>(&rank - ranks_.get());
+    return group_.node_rank * group_.ranks + static_cast<int>(&rank - ranks_.data());
   }
-  std::span<Rank> ranks() { return {ranks_.get(), static_cast<std::size_t>(group_.ranks)}; }
 
   /// Other users of this machine can reach loopback, too.
   static std::string random_token() {
@@ -160,13 +157,13 @@ class Supervisor {
   }
 
   void reap() {
-    for (Rank& rank : ranks()) {
+    for (Rank& rank : ranks_) {
       if (!rank.running || waitpid(rank.pid, &rank.wait_status, WNOHANG) != rank.pid) continue;
       rank.running = false;
       --running_;
       rank.report = read_report(rank);
       if (rank.wait_status == 0) doubt(rank);
-      if (&rank == ranks_.get()) close_listener();
+      if (&rank == &ranks_.front()) close_listener();
       if (stage_ == Stage::watching && rank.wait_status != 0) suspect(rank);
     }
     if (stage_ == Stage::watching && suspect_ && (running_ == 0 || Clock::now() >= *deadline_)) judge();
@@ -224,7 +221,7 @@ class Supervisor {
   /// Names the rank that failed first, and stops the others.
   void judge() {
     const bool lost_peer = lost_others(*suspect_);
-    for (const Rank& rank : ranks())
+    for (const Rank& rank : ranks_)
       if (lost_peer && !rank.running && lost_others(rank) && rank.report.when < suspect_->report.when) suspect_ = &rank;
     const int status = suspect_->wait_status;
     outcome_.failed_rank = number(*suspect_);
@@ -234,7 +231,7 @@ class Supervisor {
     line += WIFSIGNALED(status) ? format("was killed by %s", signal_name(WTERMSIG(status)).c_str())
                                 : format("%s, exit status %d",
                                          lost_peer ? "could not go on without the others" : "failed", outcome_.status);
-    for (const Rank& rank : ranks()) {
+    for (const Rank& rank : ranks_) {
       if (!lost_peer || rank.running || rank.wait_status != 0) continue;
       line += format("; rank %d had ended before, exit status 0", number(rank));
     }
@@ -287,7 +284,7 @@ class Supervisor {
     kill_running(SIGKILL);
   }
   void kill_running(int signal) {
-    for (const Rank& rank : ranks()) {
+    for (const Rank& rank : ranks_) {
       if (rank.running) kill(rank.pid, signal);
     }
   }
@@ -296,7 +293,7 @@ class Supervisor {
   Console& console_;
   SignalPipe signals_;
   RankOutput output_;
-  std::unique_ptr<Rank[]> ranks_;
+  std::vector<Rank> ranks_;
   Fd listener_;  ///< machine 0's
   int running_ = 0;
   Stage stage_ = Stage::watching;
