@@ -23,8 +23,13 @@
 namespace chorus::data {
 
 inline bool file_exists(const std::string& path) {
-  struct stat facts {};
-  return ::stat(path.c_str(), &facts) == 0;
+  std::error_code trouble;
+  return std::filesystem::exists(path, trouble);
+}
+
+inline bool is_folder(const std::string& path) {
+  std::error_code trouble;
+  return std::filesystem::is_directory(path, trouble);
 }
 
 /// Throws FileError unless `path` is a folder.
@@ -33,11 +38,6 @@ inline void require_folder(std::string_view reader, const std::string& path) {
   const bool there = ::stat(path.c_str(), &facts) == 0;  // before errno is read
   check<FileError>(there, reader, ": folder ", path, ": ", std::strerror(errno));
   check<FileError>(S_ISDIR(facts.st_mode), reader, ": ", path, " is not a folder");
-}
-
-inline bool is_folder(const std::string& path) {
-  struct stat facts {};
-  return ::stat(path.c_str(), &facts) == 0 && S_ISDIR(facts.st_mode);
 }
 
 /// For the message that something else was looked for: `; it holds a, b/ and 3 more`, or nothing where it is empty.

@@ -17,6 +17,19 @@
 
 namespace chorus::data {
 
+namespace detail {
+
+/// Makes room for more of `count` values that are unpacked one after another: memory grows with those that have come,
+/// and not at once to what a header says.
+template <class Byte>
+void grow(std::vector<Byte>& values, std::uint64_t count) {
+  const auto next = std::min<std::size_t>(count, values.size() + std::max<std::size_t>(1 << 20, values.size()));
+  values.reserve(next);  // no more than that
+  values.resize(next);
+}
+
+}  // namespace detail
+
 #if CHORUS_USE_ZLIB
 
 /// Decompresses a file in order. Only as many bytes as are asked for are ever made.

@@ -3,7 +3,6 @@
 /// 32-bit size for each axis, then the values, the last axis fastest (Y. LeCun, C. Cortes, C. Burges: "The MNIST
 /// database").
 
-#include <algorithm>
 #include <chorus/core/dtype.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/data/file.hpp>
@@ -35,18 +34,14 @@ inline std::string room(const InputFile& file) { return cat("the file has ", fil
 inline std::string room(const GzipFile& file) {
   return cat("the compressed file can't hold more than ", file.size_limit());
 }
-/// Reads `count` values, or those that are there. What a compressed file holds shows as it is read: memory grows with
-/// that, and not at once to what the header says.
+/// Reads `count` values, or those that are there.
 inline void read_values(InputFile& file, std::vector<std::uint8_t>& values, std::uint64_t count) {
   values.resize(count);
   values.resize(file.read(values));
 }
 inline void read_values(GzipFile& file, std::vector<std::uint8_t>& values, std::uint64_t count) {
-  constexpr std::size_t least = 1 << 20;
   for (std::size_t done = 0; done == values.size() && done < count;) {
-    const auto next = std::min<std::size_t>(count, done + std::max(least, done));
-    values.reserve(next);  // no more than that
-    values.resize(next);
+    grow(values, count);
     done += file.read(std::span(values).subspan(done));
     if (done < values.size()) return values.resize(done);
   }

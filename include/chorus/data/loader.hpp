@@ -27,7 +27,7 @@ struct Batch {
   Index first_sample = 0;          ///< place of images[0] in the global batch
   /// [views, samples, channels, height, width]: each sample as often as LoaderOptions::views says, augmented
   /// independently. views[0] is `images`, views[1] another view of the same samples, and
-  /// views.view(Shape<4>{views * samples, channels, height, width}) has one view behind the other.
+  /// views.view(Shape<4>{views * samples, channels, height, width}) has one view after the other.
   Tensor<float, 5> views = {};
 
   template <std::size_t I>

@@ -25,9 +25,6 @@ class Mnist : public ImageDataset {
   static constexpr const char* labels = "-labels-idx1-ubyte";
 
  private:
-  static std::string find_in(const std::string& place, Split split, const char* suffix);
-  static std::string require(const std::string& folder, Split split, const char* suffix);
-
   static ImageDataset read(const std::string& folder, Split split);
 };
 

@@ -11,17 +11,9 @@
 
 namespace chorus::data {
 
-CHORUS_INLINE std::string Mnist::find(const std::string& folder, Split split, const char* suffix) {
-  // Images and labels are of one place: another one may hold those of another dataset.
-  for (const char* inside : {"", "/raw", "/MNIST/raw"}) {
-    const std::string place = folder + inside;
-    if (!find_in(place, split, images).empty() || !find_in(place, split, labels).empty())
-      return find_in(place, split, suffix);
-  }
-  return {};
-}
-
-CHORUS_INLINE std::string Mnist::find_in(const std::string& place, Split split, const char* suffix) {
+namespace detail {
+/// The path of one of the files in `place` itself, or nothing where there is none.
+inline std::string mnist_file_in(const std::string& place, Split split, const char* suffix) {
   const std::string dashes = cat(split == Split::train ? "train" : "t10k", suffix);
   std::string dot = dashes;
   dot[dot.rfind("-idx")] = '.';
@@ -37,17 +29,27 @@ CHORUS_INLINE std::string Mnist::find_in(const std::string& place, Split split, 
   }
   return something;
 }
+}  // namespace detail
 
-CHORUS_INLINE std::string Mnist::require(const std::string& folder, Split split, const char* suffix) {
-  std::string path = find(folder, split, suffix);
-  check<FileError>(!path.empty(), "Mnist: folder ", folder, " has no ", split == Split::train ? "train" : "t10k",
-                   suffix, ", neither plain nor .gz", what_is_there(folder));
-  return path;
+CHORUS_INLINE std::string Mnist::find(const std::string& folder, Split split, const char* suffix) {
+  // Images and labels are of one place: another one may hold those of another dataset.
+  for (const char* inside : {"", "/raw", "/MNIST/raw"}) {
+    const std::string place = folder + inside;
+    if (!detail::mnist_file_in(place, split, images).empty() || !detail::mnist_file_in(place, split, labels).empty())
+      return detail::mnist_file_in(place, split, suffix);
+  }
+  return {};
 }
 
 CHORUS_INLINE ImageDataset Mnist::read(const std::string& folder, Split split) {
   require_folder("Mnist", folder);
-  const std::string image_path = require(folder, split, images), label_path = require(folder, split, labels);
+  const auto require = [&](const char* suffix) {
+    std::string path = find(folder, split, suffix);
+    check<FileError>(!path.empty(), "Mnist: folder ", folder, " has no ", split == Split::train ? "train" : "t10k",
+                     suffix, ", neither plain nor .gz", what_is_there(folder));
+    return path;
+  };
+  const std::string image_path = require(images), label_path = require(labels);
   IdxArray pixels = read_idx(image_path, 3), classes = read_idx(label_path, 1);
   check<FileError>(pixels.sizes[0] == classes.sizes[0], "Mnist: ", image_path, " has ", pixels.sizes[0],
                    " images, but ", label_path, " has ", classes.sizes[0], " labels");

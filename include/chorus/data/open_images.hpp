@@ -16,9 +16,9 @@ inline ImageDataset open_images(const std::string& folder, Split split = Split::
   if (!Mnist::find(folder, split, Mnist::images).empty() || !Mnist::find(folder, split, Mnist::labels).empty())
     return Mnist(folder, split);
   if (!Cifar10::find(folder).empty()) return Cifar10(folder, split);
-  const char* part = split == Split::train ? "train" : "t10k";
-  fail<FileError>("open_images: folder ", folder, " holds no dataset that is known here; looked for MNIST (", part,
-                  Mnist::images, " and ", part, Mnist::labels, ", plain or .gz) and CIFAR-10 (",
+  const char* which = split == Split::train ? "train" : "t10k";
+  fail<FileError>("open_images: folder ", folder, " holds no dataset that is known here; looked for MNIST (", which,
+                  Mnist::images, " and ", which, Mnist::labels, ", plain or .gz) and CIFAR-10 (",
                   split == Split::train ? "data_batch_1.bin to data_batch_5.bin" : "test_batch.bin",
                   ", also in cifar-10-batches-bin)", what_is_there(folder), Cifar10::advice(folder));
 }

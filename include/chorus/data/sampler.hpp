@@ -4,13 +4,9 @@
 
 #include <algorithm>
 #include <chorus/core/error.hpp>
-#include <chorus/data/random_stream.hpp>
-#include <chorus/kernels/random.hpp>
 #include <cstdint>
 #include <memory>
-#include <numeric>
 #include <span>
-#include <utility>
 #include <vector>
 
 namespace chorus::data {

@@ -17,9 +17,7 @@
 #include <vector>
 
 #include <chorus/io/load_model.hpp>
-#include <chorus/io/metadata.hpp>
 #include <chorus/io/ranks_own.hpp>
-#include <chorus/io/read_exactly.hpp>
 #include <chorus/optim/optimizer.hpp>
 
 namespace chorus::io {
@@ -36,8 +34,8 @@ namespace detail {
 /// The model's tensors, and those that `kept` have, optimizers and others: where they lie, or `numbers`, which are
 /// taken from them and given back.
 template <Device D, class Net, class Numbers, class... Kept>
-std::vector<Incoming<D>> all_places(Net& net, Numbers& numbers, Kept&... kept) {
-  auto all = model_places(net.module());
+std::vector<TensorPlace<D>> all_places(Net& net, Numbers& numbers, Kept&... kept) {
+  auto all = model_places<D>(net.module());
   const auto add = [&](auto& x, auto& its_numbers) {
     for (auto& place : places_of<D>(x, its_numbers)) all.push_back(std::move(place));
   };
@@ -79,7 +77,7 @@ inline std::int64_t number_in(const SafetensorsReader& file, const std::string& 
 
 /// Throws FileError where a number that the host counts with is none that it can have kept.
 template <class... Kept, Device D>
-void check_kept(const SafetensorsReader& file, const Incoming<D>& place, std::span<const std::byte> bytes) {
+void check_kept(const SafetensorsReader& file, const TensorPlace<D>& place, std::span<const std::byte> bytes) {
   const auto require = [&](bool sane) {
     check<FileError>(sane, "resuming from ", file.path(), ": tensor ", place.name, " has a number that makes no sense");
   };
@@ -122,6 +120,59 @@ inline std::vector<std::string> parameter_order_in(const SafetensorsReader& file
   if (twice != sorted.end())
     fail<FileError>("resuming from ", file.path(), ": training/parameter_order has ", Quoted{*twice}, " twice");
   return order;
+}
+
+/// Makes `numbers` the mean of themselves and those of the other tensors of a file.
+template <class T, Device D>
+void take_mean(const SafetensorsReader& file, const TensorPlace<D>& tensor, std::span<std::byte> numbers) {
+  const auto view = [](std::span<std::byte> bytes) {
+    return std::span(reinterpret_cast<T*>(bytes.data()), bytes.size() / sizeof(T));
+  };
+  const auto mean = view(numbers);
+  std::vector<double> sums(mean.begin(), mean.end());
+  std::vector<std::byte> other(numbers.size());
+  for (const auto& name : tensor.mean_with) {
+    file.read(file.at(name), other);
+    for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += static_cast<double>(view(other)[i]);
+  }
+  for (std::size_t i = 0; i < sums.size(); ++i)
+    mean[i] = static_cast<T>(sums[i] / static_cast<double>(tensor.mean_with.size() + 1));
+}
+
+/// Checks that the file has these tensors, and no others but those that `expected(name)` allows, then reads them all.
+/// Throws FileError with every missing, unexpected and mismatched name, and what `judge(wanted, bytes)` throws of a
+/// tensor's numbers, before anything is changed.
+template <Device D, class Expected, class Judge>
+void read_all(const SafetensorsReader& file, const std::vector<TensorPlace<D>>& wanted, const Expected& expected,
+              const Judge& judge) {
+  LoadReport report;
+  const auto compare = [&](const TensorPlace<D>& tensor, const std::string& name) {
+    const TensorEntry* entry = file.find(name);
+    if (entry == nullptr)
+      report.missing.push_back(name);
+    else if (entry->dtype != file_dtype(tensor.dtype) || entry->shape != tensor.shape)
+      report.mismatched.push_back({name, tensor.dtype, tensor.shape, entry->dtype, entry->shape});
+  };
+  for (const auto& tensor : wanted) {
+    compare(tensor, tensor.name);
+    for (const auto& name : tensor.mean_with) compare(tensor, name);
+  }
+  for (const TensorEntry& entry : file.entries())
+    if (!expected(entry.name)) report.unexpected.push_back(entry.name);
+  check<FileError>(report.complete(), "loading ", file.path(), ": the file doesn't fit the model; ", report,
+                   "; resuming needs the model and the optimizer that were saved (io::load takes the model alone)");
+
+  std::vector<std::vector<std::byte>> numbers;  // all are read before one is stored
+  for (const auto& tensor : wanted) {
+    const TensorEntry& entry = file.at(tensor.name);
+    numbers.emplace_back(entry.bytes);
+    file.read(entry, numbers.back());
+    check_bools(file, entry, numbers.back());
+    if (!tensor.mean_with.empty() && tensor.dtype == DType::f32) take_mean<float>(file, tensor, numbers.back());
+    if (!tensor.mean_with.empty() && tensor.dtype == DType::f64) take_mean<double>(file, tensor, numbers.back());
+    judge(tensor, std::span<const std::byte>(numbers.back()));
+  }
+  for (std::size_t i = 0; i < wanted.size(); ++i) wanted[i].fill(numbers[i].data());
 }
 
 }  // namespace detail
@@ -217,7 +268,7 @@ TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::stri
           detail::check_kept<detail::KeptRate, More...>(file, place, bytes);
           detail::check_kept<std::remove_cvref_t<decltype(detail::keeper_of(net))>>(file, place, bytes);
         });
-    detail::say_changed(net.module());
+    detail::say_changed<D>(net.module());
     const auto give_back = [](auto& kept, const auto& read) {
       if constexpr (requires { kept.keep(read); }) kept.keep(read);
     };

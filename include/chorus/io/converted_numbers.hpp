@@ -1,18 +1,16 @@
 #pragma once
 /// Numbers of a file in the type that a model has them in, as PyTorch's `copy_` converts them.
 
-#include <algorithm>
 #include <chorus/core/dtype.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/core/printable.hpp>
-#include <chorus/io/file_dtype.hpp>
+#include <chorus/io/tensor_entry.hpp>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -34,34 +32,20 @@ constexpr bool convertible(FileDType from, DType to) {
   return known && is_floating(*known) == is_floating(to);
 }
 
-/// Calls `visit(T{})` with the type of that name, of floating-point numbers or of integers; a bool's is its byte.
+/// Calls `visit(T{})` with that of the types T that has the name `type`; a bool's is its byte.
+template <class... T, class Visit>
+void with_one_of(DType type, const Visit& visit) {
+  const DType stored = type == DType::boolean ? DType::u8 : type;
+  ((stored == dtype<T> ? visit(T{}) : void()), ...);
+}
 template <class Visit>
 void with_float(DType type, const Visit& visit) {
-  if (type == DType::f16) return visit(half{});
-  if (type == DType::bfloat16) return visit(bf16{});
-  if (type == DType::f32) return visit(float{});
-  visit(double{});
+  with_one_of<half, bf16, float, double>(type, visit);
 }
 template <class Visit>
 void with_integer(DType type, const Visit& visit) {
-  switch (type) {
-    case DType::i8:
-      return visit(std::int8_t{});
-    case DType::i16:
-      return visit(std::int16_t{});
-    case DType::u16:
-      return visit(std::uint16_t{});
-    case DType::i32:
-      return visit(std::int32_t{});
-    case DType::u32:
-      return visit(std::uint32_t{});
-    case DType::i64:
-      return visit(std::int64_t{});
-    case DType::u64:
-      return visit(std::uint64_t{});
-    default:
-      return visit(std::uint8_t{});
-  }
+  with_one_of<std::int8_t, std::uint8_t, std::int16_t, std::uint16_t, std::int32_t, std::uint32_t, std::int64_t,
+              std::uint64_t>(type, visit);
 }
 
 /// `bytes`, which are numbers of type `from`, in type `to`: floating-point numbers are rounded, integers keep their

@@ -1,12 +1,21 @@
 #pragma once
-/// A file descriptor that closes itself.
+/// A file descriptor that closes itself, and a file to read.
 
+#include <algorithm>
+#include <cerrno>
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <string_view>
 #include <utility>
 
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
-#include <chorus/core/config.hpp>
+#include <chorus/core/error.hpp>
 #include <chorus/core/standard_streams.hpp>
 
 namespace chorus::io {
@@ -29,5 +38,42 @@ struct Descriptor {
 
 /// The most that one call reads or writes: Linux stops just below 2 GiB, and some systems refuse more.
 inline constexpr std::size_t io_chunk = std::size_t{1} << 30;
+
+/// A regular file, open for reading; without a path none.
+class RegularFile {
+ public:
+  RegularFile() = default;
+  /// `who`: how messages begin. Throws FileError.
+  RegularFile(const std::string& path, std::string_view who)
+      // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
+      : file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
+    check<FileError>(is_open(), who, ": opening the file failed: ", std::strerror(errno));
+    struct stat facts {};
+    const bool seen = ::fstat(file_.value, &facts) == 0;  // before errno is read
+    check<FileError>(seen, who, ": looking at the file failed: ", std::strerror(errno));
+    check<FileError>(S_ISREG(facts.st_mode), who, ": not a regular file");
+    size_ = static_cast<std::uint64_t>(facts.st_size);
+  }
+
+  bool is_open() const { return file_.value >= 0; }
+  std::uint64_t size() const { return size_; }
+
+  /// Fills `to` with the bytes from `offset` on. Throws FileError: `reading...` failed, and why.
+  template <class... Reading>
+  void read(std::uint64_t offset, std::span<std::byte> to, const Reading&... reading) const {
+    while (!to.empty()) {
+      const ssize_t count = ::pread(file_.value, to.data(), std::min(to.size(), io_chunk), static_cast<off_t>(offset));
+      if (count < 0 && errno == EINTR) continue;
+      check<FileError>(count > 0, reading...,
+                       " failed: ", count < 0 ? std::strerror(errno) : "the file has become shorter");
+      to = to.subspan(static_cast<std::size_t>(count));
+      offset += static_cast<std::uint64_t>(count);
+    }
+  }
+
+ private:
+  Descriptor file_;
+  std::uint64_t size_ = 0;
+};
 
 }  // namespace chorus::io

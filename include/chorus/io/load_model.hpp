@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <chorus/io/converted_numbers.hpp>
 #include <chorus/io/file_names.hpp>
-#include <chorus/io/incoming.hpp>
+#include <chorus/io/model_file_impl.hpp>
 #include <chorus/io/load_options.hpp>
 #include <chorus/io/safetensors_reader.hpp>
 #include <cstddef>
@@ -149,7 +149,7 @@ inline std::vector<std::byte> numbers_for(const SafetensorsReader& file, const D
 
 /// The tensors at `places` with all of their names.
 template <Device D>
-std::vector<Destination> destinations(nn::Module& model, const std::vector<Incoming<D>>& places) {
+std::vector<Destination> destinations(nn::Module& model, const std::vector<TensorPlace<D>>& places) {
   const auto names = all_names(model);
   std::vector<Destination> out;
   for (const auto& place : places) out.push_back({names.at(place.name), place.dtype, place.shape});
@@ -175,15 +175,15 @@ template <class Model>
 LoadReport load(Model& model, const std::string& path, const LoadOptions& options = {}) {
   static_assert(std::is_base_of_v<nn::Module, Model>, "io::load fills a model: under a policy that is net.module()");
   const SafetensorsReader file(path);
-  const auto places = detail::model_places(model);
+  const auto places = detail::model_places<typename Model::device_type>(model);
   const auto wanted = detail::destinations(model, places);
   auto plan = detail::plan_load(file, wanted, options);
   std::vector<std::vector<std::byte>> numbers;  // all are read before one is stored
   for (std::size_t i = 0; i < wanted.size(); ++i)
     numbers.push_back(detail::numbers_for(file, wanted[i], plan.sources[i]));
   for (std::size_t i = 0; i < wanted.size(); ++i)
-    if (!plan.sources[i].empty()) detail::store(places[i], std::span<const std::byte>(numbers[i]));
-  detail::say_changed(model);
+    if (!plan.sources[i].empty()) places[i].fill(numbers[i].data());
+  detail::say_changed<typename Model::device_type>(model);
   return std::move(plan.report);
 }
 

@@ -2,7 +2,7 @@
 /// What `load` may be told, and what it answers.
 
 #include <chorus/core/dtype.hpp>
-#include <chorus/io/file_dtype.hpp>
+#include <chorus/io/tensor_entry.hpp>
 #include <functional>
 #include <span>
 #include <string>

@@ -5,7 +5,7 @@
 #include <string>
 #include <type_traits>
 
-#include <chorus/io/metadata.hpp>
+#include <chorus/io/tensor_entry.hpp>
 #include <chorus/nn/module.hpp>
 
 namespace chorus::io {

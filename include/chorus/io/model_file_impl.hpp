@@ -1,9 +1,9 @@
 #pragma once
-/// How a model's numbers get into a file.
+/// How a model's numbers get into a file, and where those of a file go.
 
 #include <cstddef>
 #include <map>
-#include <span>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -12,30 +12,69 @@
 #include <chorus/io/model_file.hpp>
 #include <chorus/io/safetensors_writer.hpp>
 
-namespace chorus::io {
+namespace chorus::io::detail {
 
-namespace detail {
-
-/// A tensor in device memory that goes into a file, or comes from one. What begins with this prefix in a checkpoint is
-/// not the model's.
+/// What begins with this prefix in a checkpoint is not the model's.
 inline constexpr std::string_view training_prefix = "training/";
+
+/// Where a tensor of a file lies in this program: in device memory, or, without a device, on the host. `mean_with`:
+/// names of others in the file, with which floating-point numbers take the mean.
+template <Device D>
+struct TensorPlace {
+  std::string name;
+  DType dtype;
+  std::vector<Index> shape;
+  std::optional<D> device;
+  void* data;
+  std::vector<std::string> mean_with = {};
+
+  std::size_t bytes() const { return static_cast<std::size_t>(numel(shape)) * size_of(dtype); }
+  void copy_to(void* numbers) const {
+    if (device)
+      copy_bytes(Cpu{}, numbers, *device, data, bytes());
+    else
+      copy_bytes(Cpu{}, numbers, Cpu{}, data, bytes());
+  }
+  void fill(const void* numbers) const {
+    if (device)
+      copy_bytes(*device, data, Cpu{}, numbers, bytes());
+    else
+      copy_bytes(Cpu{}, data, Cpu{}, numbers, bytes());
+  }
+};
+
+/// All places of a model.
+template <Device D>
+std::vector<TensorPlace<D>> model_places(nn::Module& model) {
+  std::vector<TensorPlace<D>> places;
+  const auto add = [&](const std::string& name, auto& tensor) {
+    const auto extents = tensor.extents();
+    places.push_back({name, tensor.dtype(), {extents.begin(), extents.end()}, tensor.where(), tensor.memory()});
+  };
+  for (const auto& named : nn::named_parameters<D>(model)) add(named.name, *named.parameter);
+  for (const auto& named : nn::named_buffers<D>(model)) add(named.name, *named.buffer);
+  return places;
+}
+
+/// Says that a model's numbers have changed: to replicas, and to copies in 16 bits.
+template <Device D>
+void say_changed(nn::Module& model) {
+  for (const auto& named : nn::named_parameters<D>(model)) named.parameter->touch();
+  for (const auto& named : nn::named_buffers<D>(model)) named.buffer->touch();
+}
 
 /// Tensors on their way to a file, brought to the host.
 class Outgoing {
  public:
   template <Device D>
-  void add(std::string name, DType dtype, std::vector<Index> shape, D device, const void* data) {
-    const auto bytes = static_cast<std::size_t>(numel(shape)) * size_of(dtype);
-    items_.push_back({std::move(name), dtype, std::move(shape), std::vector<std::byte>(bytes)});
-    copy_bytes(Cpu{}, items_.back().bytes.data(), device, data, bytes);
+  void add(const TensorPlace<D>& tensor) {
+    add(tensor.name, tensor, [&](std::byte* to) { tensor.copy_to(to); });
   }
-  /// A tensor with a name, dtype, shape, device (if any) and data.
-  template <class Place>
-  void add(const Place& tensor) {
-    if (tensor.device)
-      add(tensor.name, tensor.dtype, tensor.shape, *tensor.device, tensor.data);
-    else
-      add(tensor.name, tensor.dtype, tensor.shape, Cpu{}, tensor.data);
+  /// Under another name; `copy(to)` copies the numbers.
+  template <Device D, class Copy>
+  void add(std::string name, const TensorPlace<D>& tensor, const Copy& copy) {
+    items_.push_back({std::move(name), tensor.dtype, tensor.shape, std::vector<std::byte>(tensor.bytes())});
+    copy(items_.back().bytes.data());
   }
   std::vector<TensorView> views() const {
     std::vector<TensorView> out;
@@ -52,30 +91,6 @@ class Outgoing {
   };
   std::vector<Item> items_;
 };
-
-/// Calls `visit(name, dtype, extents, device, data)` for all numbers of a model; `touch` says that they will change.
-template <Device D, class Visit>
-void for_each_tensor(nn::Module& model, const Visit& visit, bool touch) {
-  for (const auto& named : nn::named_parameters<D>(model)) {
-    visit(named.name, named.parameter->dtype(), named.parameter->extents(), named.parameter->where(),
-          named.parameter->memory());
-    if (touch) named.parameter->touch();
-  }
-  for (const auto& named : nn::named_buffers<D>(model)) {
-    visit(named.name, named.buffer->dtype(), named.buffer->extents(), named.buffer->where(), named.buffer->memory());
-    if (touch) named.buffer->touch();
-  }
-}
-
-template <Device D>
-void add_model(Outgoing& out, nn::Module& model) {
-  for_each_tensor<D>(
-      model,
-      [&](const std::string& name, DType dtype, std::span<const Index> extents, D device, const void* data) {
-        out.add(name, dtype, {extents.begin(), extents.end()}, device, data);
-      },
-      false);
-}
 
 /// All names that each parameter and buffer has in a model, by the first of them.
 inline std::map<std::string, std::vector<std::string>> all_names(nn::Module& model) {
@@ -101,12 +116,10 @@ inline void note_tied(Metadata& metadata, nn::Module& model) {
 template <Device D>
 void save_module(nn::Module& model, const std::string& path, const Metadata& metadata) {
   Outgoing out;
-  add_model<D>(out, model);
+  for (const auto& place : model_places<D>(model)) out.add(place);
   auto noted = metadata;
   note_tied(noted, model);
   write_safetensors(path, out.views(), noted);
 }
 
-}  // namespace detail
-
-}  // namespace chorus::io
+}  // namespace chorus::io::detail

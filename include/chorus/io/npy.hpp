@@ -2,14 +2,9 @@
 /// NumPy's files of one array, `.npy`, versions 1 to 3 of the format:
 /// https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cerrno>
 #include <chorus/core/printable.hpp>
 #include <chorus/io/atomic_file.hpp>
 #include <chorus/io/descriptor.hpp>
@@ -216,21 +211,9 @@ inline std::string npy_header(DType type, std::span<const Index> shape, std::str
 /// A regular file's bytes. Throws FileError.
 inline std::vector<std::byte> read_whole(const std::string& path) {
   const std::string who = cat("loading ", path);
-  // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  check<FileError>(file.value >= 0, who, ": opening the file failed: ", std::strerror(errno));
-  struct stat facts {};
-  const bool seen = ::fstat(file.value, &facts) == 0;  // before errno is read
-  check<FileError>(seen, who, ": looking at the file failed: ", std::strerror(errno));
-  check<FileError>(S_ISREG(facts.st_mode), who, ": not a regular file");
-  std::vector<std::byte> out(static_cast<std::size_t>(facts.st_size));
-  for (std::size_t done = 0; done < out.size();) {
-    const ssize_t count = ::read(file.value, out.data() + done, std::min(out.size() - done, std::size_t{1} << 30));
-    if (count < 0 && errno == EINTR) continue;
-    check<FileError>(count > 0, who,
-                     ": reading failed: ", count < 0 ? std::strerror(errno) : "the file has become shorter");
-    done += static_cast<std::size_t>(count);
-  }
+  const RegularFile file(path, who);
+  std::vector<std::byte> out(static_cast<std::size_t>(file.size()));
+  file.read(0, out, who, ": reading");
   return out;
 }
 

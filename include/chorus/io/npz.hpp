@@ -9,10 +9,7 @@
 #include <utility>
 #include <vector>
 
-#if CHORUS_USE_ZLIB
-#include <zlib.h>
-#endif
-
+#include <chorus/data/gzip.hpp>
 #include <chorus/io/npy.hpp>
 
 namespace chorus::io {
@@ -134,15 +131,10 @@ inline std::vector<std::byte> zip_content(const ZipBytes& zip, const std::string
     check<FileError>(inflateInit2(&stream, -MAX_WBITS) == Z_OK, who, ": zlib could not start");
     const std::unique_ptr<z_stream, decltype(&inflateEnd)> ended(&stream, &inflateEnd);
     int status = Z_OK;
+    constexpr std::size_t most = std::size_t{1} << 30;  // zlib counts in unsigned int
     std::size_t read = 0, written = 0;
     while (status == Z_OK) {
-      constexpr std::size_t most = std::size_t{1} << 30, least = std::size_t{1} << 20;
-      // Memory grows with what is unpacked, not at once to what the archive says.
-      if (written == out.size()) {
-        const auto next = std::min<std::size_t>(entry.size, written + std::max(least, written));
-        out.reserve(next);  // no more than that
-        out.resize(next);
-      }
+      if (written == out.size()) data::detail::grow(out, entry.size);
       stream.next_in = reinterpret_cast<Bytef*>(const_cast<std::byte*>(packed.data() + read));
       stream.avail_in = static_cast<uInt>(std::min(packed.size() - read, most));
       stream.next_out = reinterpret_cast<Bytef*>(out.data() + written);

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include <chorus/io/incoming.hpp>
+#include <chorus/io/model_file_impl.hpp>
 #include <chorus/io/safetensors_reader.hpp>
 #include <chorus/optim/optimizer.hpp>
 #include <chorus/parallel/access.hpp>
@@ -46,8 +46,8 @@ auto numbers_of(const X& x) {
 
 /// Where that lies which `x` keeps: its tensors, or `numbers`, which are taken from it and given back to it.
 template <Device D, class X, std::size_t N>
-std::vector<Incoming<D>> places_of(X& x, std::array<double, N>& numbers) {
-  std::vector<Incoming<D>> places;
+std::vector<TensorPlace<D>> places_of(X& x, std::array<double, N>& numbers) {
+  std::vector<TensorPlace<D>> places;
   if constexpr (N > 0)
     places.push_back({cat(training_prefix, X::kept_as), DType::f64, {Index{N}}, {}, numbers.data()});
   else
@@ -154,12 +154,9 @@ auto& keeper_of(Net& net) {
 
 /// Adds `own` of all other ranks to rank 0's file, one rank after the other. All ranks call it.
 template <Device D, class Communicator>
-void add_of_ranks(Outgoing& out, Communicator& communicator, const std::vector<Incoming<D>>& own) {
-  const auto bytes_of = [](const Incoming<D>& tensor) {
-    return static_cast<std::size_t>(numel(tensor.shape)) * size_of(tensor.dtype);
-  };
+void add_of_ranks(Outgoing& out, Communicator& communicator, const std::vector<TensorPlace<D>>& own) {
   std::size_t bytes = 0;
-  for (const auto& tensor : own) bytes += bytes_of(tensor);
+  for (const auto& tensor : own) bytes += tensor.bytes();
   // No other call has this form: where other ranks are in another one, that is found out here.
   const std::array<std::int64_t, 5> mine{'s', 'a', 'v', static_cast<std::int64_t>(own.size()),
                                          static_cast<std::int64_t>(bytes)};
@@ -172,11 +169,8 @@ void add_of_ranks(Outgoing& out, Communicator& communicator, const std::vector<I
   if (communicator.rank() != 0) {
     std::uint8_t* to = message.data();
     for (const auto& tensor : own) {
-      if (tensor.device)
-        copy_bytes(Cpu{}, to, *tensor.device, tensor.data, bytes_of(tensor));
-      else
-        copy_bytes(Cpu{}, to, Cpu{}, tensor.data, bytes_of(tensor));
-      to += bytes_of(tensor);
+      tensor.copy_to(to);
+      to += tensor.bytes();
     }
     return communicator.send(std::span<const std::uint8_t>(message), 0, {});
   }
@@ -184,8 +178,9 @@ void add_of_ranks(Outgoing& out, Communicator& communicator, const std::vector<I
     communicator.recv(std::span<std::uint8_t>(message), rank, {});
     const std::uint8_t* from = message.data();
     for (const auto& tensor : own) {
-      out.add(name_of_rank(rank, tensor.name), tensor.dtype, tensor.shape, Cpu{}, from);
-      from += bytes_of(tensor);
+      out.add(name_of_rank(rank, tensor.name), tensor,
+              [&](std::byte* to) { std::copy_n(reinterpret_cast<const std::byte*>(from), tensor.bytes(), to); });
+      from += tensor.bytes();
     }
   }
 }
@@ -193,9 +188,9 @@ void add_of_ranks(Outgoing& out, Communicator& communicator, const std::vector<I
 /// Adds what a hook or the net itself remembers, of all ranks, and `places` of all other ranks where they differ.
 /// Returns whether this is the rank that writes. All ranks call it.
 template <Device D, class Net>
-bool add_ranks_own(Outgoing& out, Net& net, const std::vector<Incoming<D>>& places) {
+bool add_ranks_own(Outgoing& out, Net& net, const std::vector<TensorPlace<D>>& places) {
   const auto device = net.flat_parameters().entries().front().parameter().where();
-  std::vector<Incoming<D>> own;
+  std::vector<TensorPlace<D>> own;
   auto access = chorus::detail::access_to(net);
   if constexpr (requires { access.hook_state(); })
     for (auto& tensor : access.hook_state())
@@ -220,7 +215,7 @@ bool add_ranks_own(Outgoing& out, Net& net, const std::vector<Incoming<D>>& plac
 /// Where ranks had tensors of their own: takes the one of this rank, if there are as many ranks as there were and
 /// `each_its_own`, else the mean of all.
 template <Device D, class Net>
-void choose_among_ranks(const SafetensorsReader& file, Incoming<D>& tensor, [[maybe_unused]] Net& net,
+void choose_among_ranks(const SafetensorsReader& file, TensorPlace<D>& tensor, [[maybe_unused]] Net& net,
                         [[maybe_unused]] bool each_its_own) {
   std::vector<std::string> others;
   for (int rank = 1; file.find(name_of_rank(rank, tensor.name)) != nullptr; ++rank)
@@ -239,7 +234,7 @@ template <Device D, class Net>
 class HookReading {
  public:
   /// Adds to `wanted` what the file has of it.
-  HookReading(const SafetensorsReader& file, Net& net, std::vector<Incoming<D>>& wanted) {
+  HookReading(const SafetensorsReader& file, Net& net, std::vector<TensorPlace<D>>& wanted) {
     if constexpr (has_tensors) {
       const auto known = chorus::detail::access_to(net).hook_state(true);
       for (const TensorEntry& entry : file.entries()) {
@@ -269,7 +264,7 @@ class HookReading {
   HookReading(const HookReading&) = delete;
   HookReading& operator=(const HookReading&) = delete;
 
-  /// Behind the order of parameters.
+  /// After the order of parameters.
   void give(Net& net) const {
     if constexpr (has_tensors) chorus::detail::access_to(net).set_hook_state(tensors_);
     if constexpr (numbers > 0) keeper_of(net).keep(numbers_);

@@ -213,9 +213,7 @@ inline void check_layout(std::string_view path, std::vector<TensorEntry>& entrie
 
   std::vector<std::string_view> names;
   for (const TensorEntry& entry : entries) names.push_back(entry.name);
-  std::sort(names.begin(), names.end());
-  const auto twice = std::adjacent_find(names.begin(), names.end());
-  if (twice != names.end()) fail<FileError>(TensorOfFile{path, *twice}, "appears twice");
+  check_names_differ<FileError>(path, std::move(names));
 }
 
 }  // namespace detail

@@ -6,19 +6,13 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
-
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <chorus/core/error.hpp>
 #include <chorus/io/descriptor.hpp>
@@ -38,15 +32,7 @@ class SafetensorsReader {
   /// Opens and checks the file. Throws FileError, with the path and the tensor's name, where it is not there, can't be
   /// read, breaks a rule of the format, or is above a limit.
   explicit SafetensorsReader(const std::string& path, const ReaderLimits& limits = {})
-      : path_(path), loading_(cat("loading ", path)) {
-    // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
-    file_ = Descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-    check<FileError>(file_.value >= 0, loading_, ": opening the file failed: ", std::strerror(errno));
-    struct stat facts {};
-    const bool seen = ::fstat(file_.value, &facts) == 0;  // before errno is read
-    check<FileError>(seen, loading_, ": looking at the file failed: ", std::strerror(errno));
-    check<FileError>(S_ISREG(facts.st_mode), loading_, ": not a regular file");
-    size_ = static_cast<std::uint64_t>(facts.st_size);
+      : path_(path), loading_(cat("loading ", path)), file_(path, loading_), size_(file_.size()) {
     read_header(limits);
   }
 
@@ -127,25 +113,16 @@ class SafetensorsReader {
   }
 
   void read_at(std::uint64_t offset, std::span<std::byte> to, const TensorEntry* tensor) const {
-    if (file_.value < 0) {
+    if (!file_.is_open()) {
       if (!to.empty()) std::memcpy(to.data(), memory_.data() + offset, to.size());
       return;
     }
-    while (!to.empty()) {
-      const ssize_t count = ::pread(file_.value, to.data(), std::min(to.size(), io_chunk), static_cast<off_t>(offset));
-      if (count < 0 && errno == EINTR) continue;
-      if (count <= 0) {
-        const char* reason = count < 0 ? std::strerror(errno) : "the file has become shorter";
-        fail<FileError>(loading_, ": reading ", tensor == nullptr ? "the header" : cat("tensor ", Quoted{tensor->name}),
-                        " failed: ", reason);
-      }
-      to = to.subspan(static_cast<std::size_t>(count));
-      offset += static_cast<std::uint64_t>(count);
-    }
+    const auto what = tensor == nullptr ? "the header" : cat("tensor ", Quoted{tensor->name});
+    file_.read(offset, to, loading_, ": reading ", what);
   }
 
   std::string path_, loading_;
-  Descriptor file_;
+  RegularFile file_;
   std::span<const std::byte> memory_;
   std::uint64_t size_ = 0;
   std::uint64_t data_begin_ = 0;

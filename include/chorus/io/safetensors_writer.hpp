@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <chorus/core/error.hpp>
@@ -79,10 +80,7 @@ inline std::string safetensors_header(std::string_view path, std::vector<const T
   }
   json += '}';
 
-  std::sort(names.begin(), names.end());
-  const auto twice = std::adjacent_find(names.begin(), names.end());
-  if (twice != names.end()) fail<UsageError>(TensorOfFile{saving, *twice}, "appears twice");
-
+  check_names_differ<UsageError>(saving, std::move(names));
   json.resize((json.size() + 7) / 8 * 8, ' ');
   check<UsageError>(json.size() <= format_header_bytes, saving, ": the header would have ", json.size(),
                     " bytes; the format allows ", format_header_bytes);

@@ -1,10 +1,12 @@
 #pragma once
-/// One tensor of a safetensors file, and the rules that its reader and its writer share.
+/// What a safetensors file holds: element types, tensors and notes, and the rules that its reader and its writer share.
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -13,10 +15,69 @@
 #include <chorus/core/dtype.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/core/printable.hpp>
-#include <chorus/io/file_dtype.hpp>
-#include <chorus/io/metadata.hpp>
 
 namespace chorus::io {
+
+/// The notes that a file carries beside its tensors: text by text.
+using Metadata = std::map<std::string, std::string>;
+
+/// The element types that a file may hold: those of chorus::DType and those that tensors don't have.
+/// In the order of the format's own list, by which writers sort tensors: later types come first in a file.
+enum class FileDType : std::uint8_t {
+  boolean,
+  f4,
+  f6_e2m3,
+  f6_e3m2,
+  u8,
+  i8,
+  f8_e5m2,
+  f8_e4m3,
+  f8_e8m0,
+  f8_e4m3fnuz,
+  f8_e5m2fnuz,
+  i16,
+  u16,
+  f16,
+  bf16,
+  i32,
+  u32,
+  f32,
+  c64,
+  f64,
+  i64,
+  u64
+};
+
+namespace detail {
+struct FileDTypeFacts {
+  std::string_view name;
+  unsigned bits;
+};
+inline constexpr FileDTypeFacts file_dtypes[] = {
+    {"BOOL", 8},    {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6},     {"U8", 8},          {"I8", 8},
+    {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"I16", 16},
+    {"U16", 16},    {"F16", 16},    {"BF16", 16},   {"I32", 32},        {"U32", 32},        {"F32", 32},
+    {"C64", 64},    {"F64", 64},    {"I64", 64},    {"U64", 64}};
+}  // namespace detail
+
+/// The name in the file, as `F8_E4M3`.
+constexpr std::string_view name(FileDType type) { return detail::file_dtypes[static_cast<std::size_t>(type)].name; }
+
+/// Bits of one element; F4 and F6 elements are packed.
+constexpr unsigned bits_of(FileDType type) { return detail::file_dtypes[static_cast<std::size_t>(type)].bits; }
+
+/// The type of that name, if there is one.
+constexpr std::optional<FileDType> file_dtype_named(std::string_view text) {
+  for (std::size_t i = 0; i < std::size(detail::file_dtypes); ++i) {
+    if (detail::file_dtypes[i].name == text) return static_cast<FileDType>(i);
+  }
+  return std::nullopt;
+}
+
+/// Every type of a tensor has a type in the file, of the same name.
+constexpr FileDType file_dtype(DType type) { return *file_dtype_named(chorus::name(type)); }
+
+inline void append(std::string& out, FileDType type) { out += name(type); }
 
 /// What a file says of one tensor: row-major elements, little-endian, `bytes` bytes from `begin` on in the data that
 /// follows the header. Nothing is said about alignment.
@@ -45,8 +106,8 @@ namespace detail {
 struct TensorOfFile {
   std::string_view path, tensor;
 };
-inline void append(std::string& out, TensorOfFile part) {
-  out += cat(part.path, ": tensor ", Quoted{part.tensor}, ": ");
+inline void append(std::string& out, TensorOfFile who) {
+  out += cat(who.path, ": tensor ", Quoted{who.tensor}, ": ");
 }
 
 /// Bytes of a tensor. Throws `Kind` where they can't be counted.
@@ -75,6 +136,14 @@ void check_tensor_name(TensorOfFile who, std::size_t limit) {
   check<Kind>(name.size() <= limit, who, "its name has ", name.size(), " bytes; the limit is ", limit);
   const bool control = std::any_of(name.begin(), name.end(), [](unsigned char c) { return c < 0x20 || c == 0x7F; });
   check<Kind>(!control, who, "its name has a control character");
+}
+
+/// Throws `Kind` where a name comes twice.
+template <class Kind>
+void check_names_differ(std::string_view path, std::vector<std::string_view> names) {
+  std::sort(names.begin(), names.end());
+  const auto twice = std::adjacent_find(names.begin(), names.end());
+  if (twice != names.end()) fail<Kind>(TensorOfFile{path, *twice}, "appears twice");
 }
 
 }  // namespace detail

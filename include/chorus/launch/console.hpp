@@ -96,7 +96,7 @@ class Console {
     if (written) thread_.join();
     if (!written) thread_.detach();  // nothing ends a write to a terminal that stands still
   }
-  /// The launcher's exit status, once all is written: that of the job, but 1 where a job that went well has lost a part
+  /// The launcher's exit status, once all is written: that of the job, but 1 where a job that went well has lost some
   /// of its output, and not to a reader that wanted no more.
   int status_after(int status) {
     finish(std::nullopt);

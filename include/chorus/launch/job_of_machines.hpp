@@ -1,7 +1,6 @@
 #pragma once
 /// `run_job` for several launchers that find each other.
 
-#include <chorus/launch/job.hpp>
 #include <chorus/launch/machines.hpp>
 #include <chrono>
 #include <thread>

@@ -70,7 +70,7 @@ int launch(LaunchedPolicy policy, int argc, char** argv, const LaunchOptions* op
 /// main: what stands before it happens in every process. It calls manual_seed(options.seed).
 ///
 /// main may call it again, for another setting or another policy. A process that one of its calls has started runs that
-/// call's body alone: the calls before it return what they returned to main in the starting process, those behind it
+/// call's body alone: the calls before it return what they returned to main in the starting process, those after it
 /// what its own returned, and their bodies don't run; so what bodies leave in variables of main is seen within one call
 /// at most. Where a launcher has started the processes, each makes every call, and the ranks meet anew for each. A call
 /// inside the body of another one throws UsageError; so does, on a rank, one that is not what the starting process

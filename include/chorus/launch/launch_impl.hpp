@@ -10,8 +10,8 @@
 #include <chorus/core/check_output.hpp>
 #include <chorus/core/random.hpp>
 #include <chorus/core/standard_streams.hpp>
-#include <chorus/launch/job.hpp>
 #include <chorus/launch/launch.hpp>
+#include <chorus/launch/supervisor.hpp>
 #include <chorus/launch/supervisor_link.hpp>
 #include <chorus/launch/world_from_environment.hpp>
 #include <climits>
@@ -150,39 +150,18 @@ struct LaunchCalls {
   }
 };
 
-/// While it lives, this thread is in a call of `launch`.
-class LaunchScope {
+/// While it lives, `flag` is set. Throws UsageError where it is set already.
+class FlagScope {
  public:
-  LaunchScope() {
-    check<UsageError>(!std::exchange(inside(), true),
-                      "launch: called in the body of another launch; call them one after the other, in main");
+  FlagScope(std::atomic<bool>& flag, const char* why_not) : flag_(flag) {
+    check<UsageError>(!flag.exchange(true), why_not);
   }
-  LaunchScope(const LaunchScope&) = delete;
-  LaunchScope& operator=(const LaunchScope&) = delete;
-  ~LaunchScope() { inside() = false; }
+  FlagScope(const FlagScope&) = delete;
+  FlagScope& operator=(const FlagScope&) = delete;
+  ~FlagScope() { flag_ = false; }
 
  private:
-  static bool& inside() {
-    thread_local bool inside = false;
-    return inside;
-  }
-};
-
-/// While it lives, this process starts and watches ranks: for one call at a time.
-class StartingScope {
- public:
-  StartingScope() {
-    check<UsageError>(!under_way().exchange(true), "launch: another thread of this process is in a launch of ranks");
-  }
-  StartingScope(const StartingScope&) = delete;
-  StartingScope& operator=(const StartingScope&) = delete;
-  ~StartingScope() { under_way() = false; }
-
- private:
-  static std::atomic<bool>& under_way() {
-    static std::atomic<bool> under_way{false};
-    return under_way;
-  }
+  std::atomic<bool>& flag_;
 };
 
 /// Throws UsageError where main has come to another call than the process that started this one.
@@ -295,7 +274,8 @@ inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments
     auto joined = join(policy, options.devices);
     if (!joined) {
       check<UsageError>(!order, "launch: this process was started as a rank, but RANK and WORLD_SIZE are gone");
-      const StartingScope starting;
+      static std::atomic<bool> under_way{false};
+      const FlagScope starting(under_way, "launch: another thread of this process is in a launch of ranks");
       LaunchOrder next{number, options.devices.value_or(default_devices()), calls.statuses, policy.name};
       next.statuses.resize(static_cast<std::size_t>(number));
       RankGroup group;
@@ -325,7 +305,8 @@ inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments
 
 CHORUS_INLINE int launch(LaunchedPolicy policy, int argc, char** argv, const LaunchOptions* options, LaunchBody body) {
   open_standard_streams();
-  const LaunchScope scope;
+  thread_local std::atomic<bool> inside{false};
+  const FlagScope scope(inside, "launch: called in the body of another launch; call them one after the other, in main");
   auto& calls = LaunchCalls::of_process();
   int number = -1;
   const SupervisorLink* link = nullptr;  // of a rank that launch has started

@@ -3,7 +3,6 @@
 /// Some may be lost, come late, and come back.
 
 #include <algorithm>
-#include <charconv>
 #include <chorus/comm/store.hpp>
 #include <chorus/comm/store/store_server.hpp>
 #include <chorus/core/blocked_signals.hpp>
@@ -18,7 +17,6 @@
 #include <optional>
 #include <stop_token>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -110,7 +108,7 @@ class Machines {
     took_part_ = true;
     return true;
   }
-  /// Whether this machine has had a part before.
+  /// Whether this machine has taken part before.
   bool took_part() const { return took_part_; }
 
   /// While ranks run, and the thread that it returns: calls `again` once, with the reason, where all form anew.
@@ -136,10 +134,7 @@ class Machines {
   void give_up_round() { end_round("failed"); }
   /// The same where this machine won't come again: nobody waits for it.
   void leave() {
-    try {
-      store_.add(key("left"), 1);
-    } catch (const CommError&) {  // there is nobody to be told
-    }
+    tell([&] { store_.add(key("left"), 1); });
     give_up_round();
   }
   /// The same where its ranks can't run at all. The job ends where it can't go on without it.
@@ -156,10 +151,7 @@ class Machines {
   }
   /// No round follows.
   void end(const std::string& why) {
-    try {
-      store_.multi_set({ended, cat(round_ + 1, "/open")}, {why, cat(ended, why)});
-    } catch (const CommError&) {  // there is nobody to be told
-    }
+    tell([&] { store_.multi_set({ended, cat(round_ + 1, "/open")}, {why, cat(ended, why)}); });
   }
   /// Counts a failure of ranks; `before` restarts. Where ranks of several machines fail at once, that is one.
   int count_restart(int before) {
@@ -183,22 +175,27 @@ class Machines {
 
   /// A number that another machine has set. Throws CommError for what can be none.
   int number_in(const std::string& key, const std::string& text, int least = 0, int most = INT_MAX - 1) const {
-    int number = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-    check<CommError>(error == std::errc{} && end == text.data() + text.size() && number >= least && number <= most,
-                     where(), "'", key, "' is '", printable(text), "', expected a whole number from ", least, " to ",
-                     most);
-    return number;
+    const auto number = whole_number(text, least, most);
+    check<CommError>(number.has_value(), where(), "'", key, "' is '", printable(text),
+                     "', expected a whole number from ", least, " to ", most);
+    return *number;
   }
   int count(const std::string& key, int more) { return number_in(key, cat(store_.add(key, more))); }
 
+  /// Calls `call`, unless machine 0 has gone: then there is nobody to be told.
+  template <class Call>
+  static void tell(const Call& call) {
+    try {
+      call();
+    } catch (const CommError&) {
+    }
+  }
+
   /// Why the round is over: this, or what was said first; nothing where machine 0 has gone.
   std::string end_round(const char* why) {
-    try {
-      return store_.compare_set(key("over"), "", why);
-    } catch (const CommError&) {
-      return {};
-    }
+    std::string first;
+    tell([&] { first = store_.compare_set(key("over"), "", why); });
+    return first;
   }
 
   comm::Store open() {

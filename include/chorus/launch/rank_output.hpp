@@ -6,6 +6,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chorus/core/blocked_signals.hpp>
@@ -55,7 +56,7 @@ class RankOutput {
   Streams add(int local_rank) {
     const int redirected = at(group_.redirects, local_rank), teed = at(group_.tee, local_rank);
     const int rank = group_.node_rank * group_.ranks + local_rank;
-    const bool shown = is_shown(group_.shown, local_rank);
+    const bool shown = group_.shown.empty() || std::ranges::count(group_.shown, local_rank) > 0;
     const auto file = [&](const char* name) { return format("%s/rank_%d.%s", folder_.c_str(), rank, name); };
     if (group_.redirects.empty() && group_.tee.empty()) {  // both streams are one
       const bool prefix = group_.prefix || !group_.shown.empty() || !folder_.empty();
@@ -72,8 +73,7 @@ class RankOutput {
   }
 
   void start() {
-    if (sources_.empty()) return;
-    thread_ = start_thread("ranks' output", [this] { pump(); });
+    if (!sources_.empty()) thread_ = start_thread("ranks' output", [this] { pump(); });
   }
 
  private:
@@ -86,11 +86,6 @@ class RankOutput {
   static int at(const std::vector<int>& list, int local_rank) {
     const auto i = static_cast<std::size_t>(local_rank);
     return i < list.size() ? list[i] : 0;
-  }
-  static bool is_shown(const std::vector<int>& shown, int local_rank) {
-    for (const int one : shown)
-      if (one == local_rank) return true;
-    return shown.empty();
   }
 
   /// What a rank gets as a stream of its own; `path` is empty where it has no file.
@@ -133,12 +128,12 @@ class RankOutput {
 
   /// False at the end. `left`, if given, is reduced by what was read.
   bool read_some(Source& source, int* left = nullptr) {
-    char part[65536];
-    const auto n = read(source.pipe.get(), part, sizeof part);
+    char buffer[65536];
+    const auto n = read(source.pipe.get(), buffer, sizeof buffer);
     if (n < 0) return errno == EAGAIN || errno == EINTR;
     if (n == 0) return false;
     if (left) *left -= static_cast<int>(n);
-    source.line.append(part, static_cast<std::size_t>(n));
+    source.line.append(buffer, static_cast<std::size_t>(n));
     const auto end = source.line.rfind('\n');
     if (end == std::string::npos && source.line.size() < longest_line) return true;
     const auto whole = end == std::string::npos ? source.line.size() : end + 1;

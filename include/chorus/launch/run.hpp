@@ -1,6 +1,7 @@
 #pragma once
 /// What the body of a program gets from `launch`: its options, its place among the ranks, its seed, its communicator.
 
+#include <charconv>
 #include <cstdint>
 #include <memory>
 #include <optional>

@@ -139,16 +139,13 @@ CHORUS_INLINE void LaunchOptions::complete() {
     timeout = detail::timeout_of("environment variable CHORUS_TIMEOUT", text ? text : "60");
   }
   comm::check_timeout("launch", *timeout);
-  if (!backend) {
-    const char* text = detail::env("CHORUS_BACKEND");
-    backend = text ? detail::named("environment variable CHORUS_BACKEND", text, comm::backend_of)
-                   : comm::Backend::automatic;
-  }
-  if (!all_reduce) {
-    const char* text = detail::env("CHORUS_ALL_REDUCE");
-    all_reduce = text ? detail::named("environment variable CHORUS_ALL_REDUCE", text, comm::all_reduce_of)
-                      : comm::Algorithm::automatic;
-  }
+  const auto complete_from = [](auto& option, const char* name, const auto& read, auto otherwise) {
+    if (option) return;
+    const char* text = detail::env(name);
+    option = text ? detail::named(cat("environment variable ", name).c_str(), text, read) : otherwise;
+  };
+  complete_from(backend, "CHORUS_BACKEND", comm::backend_of, comm::Backend::automatic);
+  complete_from(all_reduce, "CHORUS_ALL_REDUCE", comm::all_reduce_of, comm::Algorithm::automatic);
 }
 
 CHORUS_INLINE int default_devices() {

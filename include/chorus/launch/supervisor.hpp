@@ -7,7 +7,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chorus/comm/engine/flight_recorder.hpp>
@@ -22,10 +21,9 @@
 #include <chorus/launch/supervisor_link.hpp>
 #include <chorus/launch/world_from_environment.hpp>
 #include <chrono>
-#include <memory>
 #include <optional>
-#include <span>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -60,12 +58,12 @@ class Supervisor {
         console_(console),
         signals_(group.signals),
         output_(group, console),
-        ranks_(std::make_unique<Rank[]>(static_cast<std::size_t>(group.ranks))) {}
+        ranks_(static_cast<std::size_t>(group.ranks)) {}
   Supervisor(const Supervisor&) = delete;
   Supervisor& operator=(const Supervisor&) = delete;
   /// Where something threw half-way, nobody is left behind.
   ~Supervisor() {
-    for (Rank& rank : ranks()) {
+    for (Rank& rank : ranks_) {
       if (!rank.running) continue;
       kill(rank.pid, SIGKILL);
       waitpid(rank.pid, nullptr, 0);
@@ -89,7 +87,7 @@ class Supervisor {
         kill_all();
       } else {
         console_.say(format("%d ranks did not end after SIGKILL; giving up on them", running_));
-        for (Rank& rank : ranks()) rank.running = false;
+        for (Rank& rank : ranks_) rank.running = false;
         break;
       }
     }
@@ -118,9 +116,8 @@ class Supervisor {
   };
 
   int number(const Rank& rank) const {
-    return group_.node_rank * group_.ranks + static_cast<int>(&rank - ranks_.get());
+    return group_.node_rank * group_.ranks + static_cast<int>(&rank - ranks_.data());
   }
-  std::span<Rank> ranks() { return {ranks_.get(), static_cast<std::size_t>(group_.ranks)}; }
 
   /// Other users of this machine can reach loopback, too.
   static std::string random_token() {
@@ -160,13 +157,13 @@ class Supervisor {
   }
 
   void reap() {
-    for (Rank& rank : ranks()) {
+    for (Rank& rank : ranks_) {
       if (!rank.running || waitpid(rank.pid, &rank.wait_status, WNOHANG) != rank.pid) continue;
       rank.running = false;
       --running_;
       rank.report = read_report(rank);
       if (rank.wait_status == 0) doubt(rank);
-      if (&rank == ranks_.get()) close_listener();
+      if (&rank == &ranks_.front()) close_listener();
       if (stage_ == Stage::watching && rank.wait_status != 0) suspect(rank);
     }
     if (stage_ == Stage::watching && suspect_ && (running_ == 0 || Clock::now() >= *deadline_)) judge();
@@ -182,8 +179,14 @@ class Supervisor {
     }
     if (status != 0)
       rank.wait_status = status << 8;  // as one that exits with it
-    else if (!message.empty())
-      console_.say(message.starts_with("rank ") ? message : format("rank %d: %s", number(rank), message.c_str()));
+    else
+      say_report(rank);
+  }
+
+  void say_report(const Rank& rank) {
+    const std::string& why = rank.report.message;
+    const bool named = why.starts_with("rank ");  // as errors of a communicator are
+    if (!why.empty()) console_.say(named ? why : format("rank %d: %s", number(rank), why.c_str()));
   }
 
   /// When rank 0 has ended: what it started may live on and hold the socket, and a restart needs the port.
@@ -218,26 +221,17 @@ class Supervisor {
   /// Names the rank that failed first, and stops the others.
   void judge() {
     const bool lost_peer = lost_others(*suspect_);
-    const RankReport* report = &suspect_->report;
-    for (const Rank& rank : ranks()) {
-      if (!lost_peer || &rank == suspect_ || rank.running || !lost_others(rank)) continue;
-      if (rank.report.when < report->when) {
-        suspect_ = &rank;
-        report = &rank.report;
-      }
-    }
+    for (const Rank& rank : ranks_)
+      if (lost_peer && !rank.running && lost_others(rank) && rank.report.when < suspect_->report.when) suspect_ = &rank;
     const int status = suspect_->wait_status;
     outcome_.failed_rank = number(*suspect_);
     outcome_.status = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-    if (const std::string& why = report->message; !why.empty()) {
-      const bool named = why.starts_with("rank ");  // as errors of a communicator are
-      console_.say(named ? why : format("rank %d: %s", outcome_.failed_rank, why.c_str()));
-    }
+    say_report(*suspect_);
     std::string line = format("rank %d (pid %d) ", outcome_.failed_rank, suspect_->pid);
     line += WIFSIGNALED(status) ? format("was killed by %s", signal_name(WTERMSIG(status)).c_str())
                                 : format("%s, exit status %d",
                                          lost_peer ? "could not go on without the others" : "failed", outcome_.status);
-    for (const Rank& rank : ranks()) {
+    for (const Rank& rank : ranks_) {
       if (!lost_peer || rank.running || rank.wait_status != 0) continue;
       line += format("; rank %d had ended before, exit status 0", number(rank));
     }
@@ -249,10 +243,9 @@ class Supervisor {
 
   static RankReport read_report(const Rank& rank) {
     std::string text;
-    char part[4096];
-    for (ssize_t size = 0; (size = read(rank.reports.get(), part, sizeof part)) > 0;) {
-      text.append(part, static_cast<std::size_t>(size));
-    }
+    char buffer[4096];
+    for (ssize_t size = 0; (size = read(rank.reports.get(), buffer, sizeof buffer)) > 0;)
+      text.append(buffer, static_cast<std::size_t>(size));
     return RankReport::from(text);
   }
 
@@ -291,7 +284,7 @@ class Supervisor {
     kill_running(SIGKILL);
   }
   void kill_running(int signal) {
-    for (const Rank& rank : ranks()) {
+    for (const Rank& rank : ranks_) {
       if (rank.running) kill(rank.pid, signal);
     }
   }
@@ -300,7 +293,7 @@ class Supervisor {
   Console& console_;
   SignalPipe signals_;
   RankOutput output_;
-  std::unique_ptr<Rank[]> ranks_;
+  std::vector<Rank> ranks_;
   Fd listener_;  ///< machine 0's
   int running_ = 0;
   Stage stage_ = Stage::watching;
@@ -311,6 +304,35 @@ class Supervisor {
   GroupOutcome outcome_;
 };
 
+/// A program that fails at once shall not keep the machine busy.
+inline constexpr std::chrono::milliseconds shortest_attempt{200};
+
+/// A wrong option stays wrong, and who sends a signal wants an end.
+inline bool worth_a_restart(const GroupOutcome& outcome) {
+  return outcome.status != 0 && outcome.status != 2 && outcome.signal == 0;
+}
+
 }  // namespace detail
+
+/// Supervises the group, and starts all its ranks again after a failure, up to `group.max_restarts` times and at most
+/// once in 200 ms; a program loses what it did after its newest checkpoint. A wrong option (exit status 2) and a signal
+/// to this process end the job at once. The ranks of other machines notice that ranks are gone, fail, and are started
+/// again by their own supervisors; they meet anew at the same address. Returns the status of the last attempt.
+///
+/// Where the reader of the output stands still, ranks are supervised all the same (see Console); at the end of the job
+/// it is waited for, after a signal for `group.grace` at most.
+inline int run_job(RankGroup group) {
+  detail::Console console;
+  for (group.restart = 0;; ++group.restart) {
+    const auto next = std::chrono::steady_clock::now() + detail::shortest_attempt;
+    group.attempt = group.restart;
+    const auto outcome = detail::Supervisor(group, console).run();
+    if (outcome.signal != 0) console.finish(group.grace);
+    if (!detail::worth_a_restart(outcome) || group.restart >= group.max_restarts)
+      return console.status_after(outcome.status);
+    console.say(detail::format("restart %d of %d", group.restart + 1, group.max_restarts));
+    std::this_thread::sleep_until(next);
+  }
+}
 
 }  // namespace chorus

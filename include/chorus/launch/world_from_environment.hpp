@@ -12,7 +12,6 @@
 #include <chorus/core/environment.hpp>
 #include <chorus/launch/message.hpp>
 #include <cstdint>
-#include <cstring>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -21,17 +20,23 @@ namespace chorus {
 
 namespace detail {
 
-/// A whole number in [low, high] from the environment, or nothing where the variable is not set.
+/// The whole of `text` as a number in [low, high], or nothing.
+inline std::optional<int> whole_number(std::string_view text, int low, int high) {
+  int number = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, number);
+  if (error != std::errc{} || stop != end || number < low || number > high) return std::nullopt;
+  return number;
+}
+
+/// The same from the environment, or nothing where the variable is not set.
 inline std::optional<int> env_number(const char* name, int low, int high) {
   const char* text = env(name);
   if (text == nullptr) return std::nullopt;
-  int number = 0;
-  const char* end = text + std::strlen(text);
-  const auto [stop, error] = std::from_chars(text, end, number);
-  if (error != std::errc{} || stop != end || number < low || number > high) {
+  const auto number = whole_number(text, low, high);
+  if (!number)
     usage_error("environment variable %s must be a whole number from %d to %d, got '%s'", name, low, high,
                 printable(text).c_str());
-  }
   return number;
 }
 

@@ -7,14 +7,13 @@
 #include <chorus/parallel/dp/device_balance.hpp>
 #include <chorus/parallel/dp/dp_options.hpp>
 #include <chorus/parallel/dp/gather.hpp>
-#include <chorus/parallel/dp/gathered_scalars.hpp>
+#include <chorus/parallel/dp/mean_loss.hpp>
 #include <chorus/parallel/dp/parallel_apply.hpp>
 #include <chorus/parallel/dp/pass.hpp>
 #include <chorus/parallel/dp/recorded.hpp>
 #include <chorus/parallel/dp/reduce.hpp>
 #include <chorus/parallel/dp/replicate.hpp>
 #include <chorus/parallel/dp/scatter.hpp>
-#include <chorus/parallel/dp/wanted_gradients.hpp>
 #include <chorus/parallel/model_handles.hpp>
 #include <chorus/parallel/one_process_policy.hpp>
 #include <cstddef>
@@ -33,7 +32,7 @@ namespace chorus {
 /// Gradients are added in the order of the devices: a run repeated has the same bits. Between different GPUs NCCL sends
 /// and adds, in its own order (dp::Collectives); what fails there is thrown as CommError or TimeoutError by the pass or
 /// by the next one. Where a copy of the model does not come back, forward or backward, the pass throws TimeoutError,
-/// `timeout` after the first device has ended (dp::Deadline).
+/// `timeout` after the first device has ended (dp::ParallelApply).
 template <class Model>
 class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner {
  public:
@@ -165,7 +164,7 @@ class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner 
   void end_pass(const Pass& pass) {
     this->random_.drew = pass.drew();
     this->end_forward();
-    scalars_.begin_pass(pass.split.batch, pass.split.devices, detail::holds_scalars<typename Pass::Output>);
+    scalars_.begin_pass(pass.split, detail::holds_scalars<typename Pass::Output>);
   }
 
   DataParallelOptions options_;

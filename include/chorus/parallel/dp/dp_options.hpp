@@ -10,7 +10,6 @@
 #include <chorus/tensor/allocator.hpp>
 #include <chrono>
 #include <concepts>
-#include <cstddef>
 #include <optional>
 #include <string>
 #include <vector>

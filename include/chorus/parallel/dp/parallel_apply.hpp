@@ -3,13 +3,13 @@
 
 #include <algorithm>
 #include <chorus/core/error.hpp>
-#include <chorus/parallel/dp/deadline.hpp>
 #include <chorus/parallel/dp/device_threads.hpp>
 #include <chorus/parallel/dp/thread_batch_group.hpp>
 #include <chrono>
 #include <cstddef>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,18 +17,31 @@
 namespace chorus::dp {
 
 /// Runs tasks on the first devices at once, and throws what one of them has thrown, with its copy's name in front.
+///
+/// The model's code on another device than the first may hang, and a thread can't be stopped. Such a one is left to
+/// itself, with all tensors that it works with, and the calling thread throws; other arguments, which it has by
+/// reference, should live on. The next pass waits for it. The first device works in the calling thread, where nothing
+/// can be thrown if it hangs: others that wait for it in SyncBatchNorm end the process, five timeouts after theirs.
 class ParallelApply {
  public:
   using Task = DeviceThreads::Task;
 
-  /// `names`: what errors call each device's copy of the model.
+  /// `names`: what errors call each device's copy of the model. `timeout`: how long the first device waits for the
+  /// others once it has ended.
   ParallelApply(std::vector<std::string> names, std::chrono::milliseconds timeout)
-      : names_(std::move(names)), deadline_(names_, timeout), groups_(names_, timeout), threads_(names_.size()) {}
+      : names_(std::move(names)), timeout_(timeout), groups_(names_, timeout), threads_(names_.size()) {}
 
   DeviceThreads& threads() { return threads_; }
 
-  /// Before anything else of a pass: no thread is at work any more. Throws TimeoutError where one is.
-  void await() { deadline_.await(threads_); }
+  /// Before anything else of a pass: waits for threads that were left to themselves. Throws TimeoutError for one that
+  /// still has not come back.
+  void await() {
+    threads_.await(timeout_);
+    const auto late = threads_.at_work();
+    if (late.empty()) return;
+    fail<TimeoutError>("DataParallel: ", names_of(late), " has not come back from an earlier pass, ",
+                       "which was given up; waited ", timeout_.count(), " ms more");
+  }
 
   /// Calls `task(i)` for the first `used` devices. It is the library's own code, and comes to an end.
   void run(std::size_t used, const Task& task) {
@@ -38,30 +51,51 @@ class ParallelApply {
   }
 
   /// The same for the model's code, in which the copies of a SyncBatchNorm meet; `recorded`: as one graph. Where some
-  /// throw because one has, its error is thrown. The code may not come to an end: so the task owns what it works with
-  /// (see Deadline).
+  /// throw because one has, its error is thrown. The code may not come to an end: so the task owns what it works with.
   void operator()(std::size_t used, Task task, bool recorded = false) {
     groups_.begin(used, recorded);
     threads_.run(used, std::make_shared<const Task>([this, used, task = std::move(task)](std::size_t i) {
                    const ThreadBatchGroups::Membership membership(groups_, used, i);
                    task(i);
                  }),
-                 deadline_.timeout());
+                 timeout_);
     const auto late = threads_.at_work();
     const auto& errors = threads_.collect();
     const auto culprit = groups_.culprit(used);
-    if (!late.empty()) deadline_.fail_without(late, culprit, errors);
+    if (!late.empty()) fail_without(late, culprit, errors);
     if (culprit) fail_for(*culprit, errors);
     if (errors[0]) fail_for(0, errors);  // one device has no group
   }
 
  private:
-  [[noreturn, gnu::cold]] void fail_for(std::size_t i, const std::vector<std::exception_ptr>& errors) const {
+  [[noreturn, gnu::cold]] void fail_for(std::size_t i, const DeviceThreads::Errors& errors) const {
     rethrow_with(errors[i], cat("DataParallel: ", names_[i], ": "));
   }
 
+  /// Throws TimeoutError for the devices that are late. What `culprit` has thrown may say why they are.
+  [[noreturn, gnu::cold]] void fail_without(const std::vector<std::size_t>& late, std::optional<std::size_t> culprit,
+                                            const DeviceThreads::Errors& errors) const {
+    std::string reason;
+    try {
+      if (culprit && errors[*culprit]) rethrow_with(errors[*culprit], cat("; ", names_[*culprit], ": "));
+    } catch (const std::exception& error) {
+      reason = error.what();
+    } catch (...) {
+      reason = cat("; ", names_[*culprit], " has thrown what is no std::exception");
+    }
+    fail<TimeoutError>("DataParallel: ", names_of(late), " did not come back within ", timeout_.count(),
+                       " ms of the first device", reason, ". A thread can't be stopped: it is left to itself; the ",
+                       "model can be saved, and the next pass waits for the thread");
+  }
+
+  std::string names_of(const std::vector<std::size_t>& devices) const {
+    std::string out;
+    for (const std::size_t i : devices) out += (out.empty() ? "" : ", ") + names_[i];
+    return out;
+  }
+
   std::vector<std::string> names_;
-  Deadline deadline_;
+  std::chrono::milliseconds timeout_;
   ThreadBatchGroups groups_;
   DeviceThreads threads_;
 };

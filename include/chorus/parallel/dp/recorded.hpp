@@ -12,9 +12,7 @@
 #include <chorus/parallel/dp/replicate.hpp>
 #include <cstddef>
 #include <memory>
-#include <optional>
 #include <span>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>

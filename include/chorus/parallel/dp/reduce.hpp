@@ -70,7 +70,7 @@ void reduce(const Replicas<Model>& replicas, std::size_t used, const Run& run) {
       pieces.push_back({i, entry.group, entry.begin, entry.count, add});
   });
   if (pieces.empty()) return;
-  // Each worker adds its own part of the elements, from the first to the last that has a gradient: parts are the same
+  // Each worker adds its own block of the elements, from the first to the last that has a gradient: blocks are the same
   // for all copies, though they may have gradients of different parameters. A GPU adds in the order of its stream.
   const auto& groups = replicas.parameters(0).groups();
   struct Range {
@@ -86,15 +86,42 @@ void reduce(const Replicas<Model>& replicas, std::size_t used, const Run& run) {
   run(workers, [&](std::size_t worker) {
     for (const Piece& piece : pieces) {
       const Range& range = ranges[piece.group];
-      const Split parts{static_cast<Index>(range.end - range.begin), workers};
-      const auto part = [&](std::size_t i) { return range.begin + static_cast<std::size_t>(parts.begin(i)); };
-      const auto begin = std::max(piece.begin, part(worker)),
-                 end = std::min(piece.begin + piece.count, part(worker + 1));
+      const Split blocks{static_cast<Index>(range.end - range.begin), workers};
+      const auto block = [&](std::size_t i) { return range.begin + static_cast<std::size_t>(blocks.begin(i)); };
+      const auto begin = std::max(piece.begin, block(worker)),
+                 end = std::min(piece.begin + piece.count, block(worker + 1));
       if (begin >= end) continue;
       add_gradients(groups[piece.group].dtype, end - begin, replicas.device(piece.device),
                     replicas[piece.device].parameters().groups()[piece.group].grad(begin), replicas.device(0),
                     groups[piece.group].grad(begin), piece.add);
     }
+  });
+}
+
+/// An extension for `grad`, which takes the gradients of some parameters and leaves all others as they are. Runs
+/// `backward` on all devices while the copies skip the parameters that the model skips, and adds what comes of it
+/// to where `grad` collects.
+template <class Model, class Backward>
+void reduce_wanted(const Replicas<Model>& replicas, std::size_t used, const Backward& backward) {
+  const auto skip = [&](bool on) {
+    for_each_copy(replicas, used, [on](std::size_t, const auto& entry, const auto& copy) {
+      copy.named.handle.shared()->set_skipped(on && entry.named.handle.shared()->skipped());
+    });
+  };
+  skip(true);
+  try {
+    backward();
+  } catch (...) {
+    skip(false);
+    throw;
+  }
+  skip(false);
+  for_each_copy(replicas, used, [&](std::size_t i, const auto& entry, const auto& copy) {
+    auto& parameter = copy.parameter();
+    if (!parameter.grad_arrived()) return;
+    trace::sent(replicas.device(i).index, trace::Traffic::gradients, parameter.size_bytes());
+    entry.parameter().add_grad_of(parameter);
+    parameter.set_grad_arrived(false);
   });
 }
 

@@ -18,15 +18,15 @@ namespace chorus::dp {
 template <class T, int Rank, class D>
 void return_gradient(const Variable<T, Rank, D>& share, GradNode<T, Rank, D>& input, bool cut, int axis, Index begin) {
   if (!share.grad().defined()) return;
-  const auto part = detail::on_device(share.grad(), input.device(), trace::Traffic::inputs);
+  const auto grad = detail::on_device(share.grad(), input.device(), trace::Traffic::inputs);
   share.zero_grad();
   if (input.skipped()) return;
-  if (!cut) return input.add(part);
+  if (!cut) return input.add(grad);
   const bool first = !input.has_grad();
   const auto target = input.target();
   if (first) zero_bytes(input.device(), target.data(), target.grad.bytes());
   kernels::put_block(input.device(), detail::around_axis(input.shape(), static_cast<std::size_t>(axis)), begin,
-                     part.size(axis), part.data(), target.data(), true);
+                     grad.size(axis), grad.data(), target.data(), true);
 }
 
 /// Makes device `number`'s share of each tensor in an input: the samples that are its own, or where there is no such
