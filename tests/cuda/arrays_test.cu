@@ -117,7 +117,7 @@ TEST_CASE("random numbers are the CPU's, uniform floats bit by bit") {
 
 TEST_CASE("numbers of random operations are the CPU's, uniform floats and whole numbers bit by bit") {
   if (!gpu_present()) return;
-  const kernels::DropoutKey key{99, 3, 1, 17};
+  const RandomKey key{99, 3, 1, 17};
   for (const Index inner : {1, 4, 7, 1030}) {
     CAPTURE(inner);
     const auto size = static_cast<std::size_t>(5 * inner);
@@ -148,7 +148,7 @@ TEST_CASE("dropout has the CPU's mask") {
     for (const double p : {0.0, 0.3, 1.0})
       for (const bool accumulate : {false, true}) {
         CAPTURE(inner, p, accumulate);
-        const kernels::DropoutKey key{99, 3, 1, 17};
+        const RandomKey key{99, 3, 1, 17};
         compare(
             1e-6,
             [&](auto device, float* x, float* y, float* dx) {

@@ -35,7 +35,7 @@ struct Cuda {
   /// In bytes. Where a model's parameters lie in one buffer each begins at a multiple of it, so that kernels access it
   /// 16 bytes at a time; and so it is with 2-byte copies in the same order.
   static constexpr std::size_t parameter_alignment = 32, large_parameter_alignment = 32;
-  /// The number behind `Cuda{}`: 0, or what `launch` has chosen for this rank. To be changed before tensors are made.
+  /// The number of `Cuda{}`: 0, or what `launch` has chosen for this rank. To be changed before tensors are made.
   static int& default_index() {
     static int index = 0;
     return index;
@@ -59,7 +59,7 @@ constexpr std::size_t aligned_element(std::size_t element, std::size_t size, std
 }
 
 /// How many elements of `size` bytes a parameter of `count` takes in a buffer of many. A small one that follows begins
-/// right behind them, a large one at its `parameter_place`.
+/// right after them, a large one at its `parameter_place`.
 template <Device D>
 constexpr std::size_t padded_count(std::size_t count, std::size_t size) {
   return aligned_element(count, size, D::parameter_alignment);

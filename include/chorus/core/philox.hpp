@@ -4,9 +4,8 @@
 /// rank draws it, nor when.
 
 #include <array>
-#include <cstdint>
-
 #include <chorus/core/config.hpp>
+#include <cstdint>
 
 namespace chorus {
 
@@ -27,5 +26,13 @@ CHORUS_HD constexpr PhiloxWords philox(std::uint64_t key, PhiloxWords counter) {
 
 /// The upper 24 bits of a word as a float in [0, 1), exact on every device.
 CHORUS_HD constexpr float unit_float(std::uint32_t word) { return static_cast<float>(word >> 8) * 0x1p-24f; }
+
+/// What the numbers of one random operation are keyed by, beside a sample's place in the global batch.
+struct RandomKey {
+  std::uint64_t seed = 0;
+  std::uint32_t step = 0, operation = 0;   ///< the number of the forward pass, and of the operation in it
+  std::int64_t first_sample = 0;           ///< the place of this tensor's first row
+  const std::uint32_t* replays = nullptr;  ///< a number in device memory that is added to `step`, or null
+};
 
 }  // namespace chorus

@@ -41,7 +41,7 @@ constexpr bool valid_utf8(std::string_view text) {
 namespace detail {
 
 /// Appends `text`: control characters, save those that are `kept`, and what is no UTF-8 as \xNN; those that are
-/// `marked` behind a backslash. False where it is cut after `longest` bytes.
+/// `marked` after a backslash. False where it is cut after `longest` bytes.
 [[gnu::cold]] inline bool append_printable(std::string& out, std::string_view text, std::string_view kept,
                                            std::string_view marked, std::size_t longest) {
   constexpr std::string_view hex = "0123456789abcdef";

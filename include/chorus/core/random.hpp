@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include <chorus/core/philox.hpp>
 #include <chorus/core/replaced.hpp>
 
 namespace chorus {
@@ -92,15 +93,6 @@ inline RandomContext*& random_context() {
 /// While it lives, random operations of this thread draw from `context`.
 struct RandomScope : detail::Replaced<RandomContext*> {
   explicit RandomScope(RandomContext& context) : Replaced(detail::random_context(), &context) {}
-};
-
-/// The key of one random operation; `first_sample`: the place of the first row. In a step that is captured to be
-/// replayed, `replays` is where the device finds the number that is to be added to `step`.
-struct RandomKey {
-  std::uint64_t seed = 0;
-  std::uint32_t step = 0, operation = 0;
-  std::int64_t first_sample = 0;
-  const std::uint32_t* replays = nullptr;
 };
 
 namespace detail {

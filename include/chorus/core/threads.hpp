@@ -1,5 +1,5 @@
 #pragma once
-/// Threads within an operation. Kernels share their work out over results, never over the terms of a sum, so that the
+/// Threads within an operation. Kernels divide their work by results, never by the terms of a sum, so that the
 /// bits don't depend on the number of threads.
 
 #include <algorithm>
@@ -23,13 +23,13 @@ inline int& number_in_team() {
 }
 
 /// Threads that serve one calling thread. They sleep between tasks, after a moment of waiting for the next one. Each
-/// begins with a share of its own, the same part of every task, so that it finds in its cache what it wrote in the task
-/// before, and then helps with the others' shares.
+/// begins with a range of its own, the same part of every task, so that it finds in its cache what it wrote in the task
+/// before, and then helps with the others' ranges.
 class ThreadTeam {
  public:
   using Task = void (*)(const void* context, Index index);
 
-  explicit ThreadTeam(int helpers) : size_(helpers + 1), shares_(new Share[static_cast<std::size_t>(size_)]) {
+  explicit ThreadTeam(int helpers) : size_(helpers + 1), ranges_(new Range[static_cast<std::size_t>(size_)]) {
     for (int i = 1; i < size_; ++i) helpers_.emplace_back([this, i] { serve(i); });
   }
   ~ThreadTeam() {
@@ -66,10 +66,10 @@ class ThreadTeam {
   void work(int self) noexcept {
     const int number = std::exchange(number_in_team(), self);
     for (int k = 0; k < size_; ++k) {
-      const int share = (self + k) % size_;
-      while (const Index left = claim(unclaimed(share))) {
+      const int range = (self + k) % size_;
+      while (const Index left = claim(unclaimed(range))) {
         try {
-          task_(context_, end_of(share) - left);
+          task_(context_, end_of(range) - left);
         } catch (...) {
           const std::lock_guard lock(mutex_);
           if (!error_) error_ = std::current_exception();
@@ -80,7 +80,7 @@ class ThreadTeam {
     number_in_team() = number;
   }
 
-  std::atomic<Index>& unclaimed(int share) { return shares_[static_cast<std::size_t>(share)].unclaimed; }
+  std::atomic<Index>& unclaimed(int range) { return ranges_[static_cast<std::size_t>(range)].unclaimed; }
 
   // How many were unclaimed before; 0 where there is nothing to claim.
   static Index claim(std::atomic<Index>& indices) {
@@ -90,7 +90,7 @@ class ThreadTeam {
     return left;
   }
 
-  Index end_of(int share) const { return count_ * (share + 1) / size_; }
+  Index end_of(int range) const { return count_ * (range + 1) / size_; }
 
   void serve(int self) {
     for (std::uint32_t seen = 0;;) {
@@ -117,12 +117,12 @@ class ThreadTeam {
     }
   }
 
-  struct alignas(64) Share {
+  struct alignas(64) Range {
     std::atomic<Index> unclaimed{0};
   };
 
   const int size_;
-  const std::unique_ptr<Share[]> shares_;
+  const std::unique_ptr<Range[]> ranges_;
   std::vector<std::thread> helpers_;
   alignas(64) std::atomic<std::uint32_t> calls_{0};
   alignas(64) std::atomic<Index> unfinished_{0};
@@ -148,7 +148,7 @@ inline int num_threads() {
   return team ? team->size() : 1;
 }
 
-/// Within a part of an operation: which thread of the team works on it, below the caller's `num_threads()`.
+/// Within an operation: which thread of the team works on it, below the caller's `num_threads()`.
 inline int thread_number() { return detail::number_in_team(); }
 
 /// Has operations that are called from this thread use `n` threads: itself and n - 1 helpers, which end with it. At
@@ -179,7 +179,7 @@ void parallel_for(Index count, const F& f, bool worth_it = true) {
       count, [](const void* context, Index i) { (*static_cast<const F*>(context))(i); }, &f);
 }
 
-/// Calls `f(first, count)` for pieces of [0, n) that are multiples of `unit` but for the last: one piece where a team
+/// Calls `f(first, count)` for ranges of [0, n) that are multiples of `unit` but for the last: one range where a team
 /// is not worth it, which is below `least` elements a thread; or up to `most` for each thread, so that one that is late
 /// does less.
 template <class F>

@@ -18,7 +18,7 @@ struct AttentionShape {
   bool causal = false;
   /// The probability of a weight to be dropped, by the key; the others are scaled by 1 / (1 - p).
   double dropout = 0;
-  DropoutKey key = {};
+  RandomKey key = {};
   /// Distance of the matrices in an additive mask; 0: there is one for all.
   Index mask_pitch = 0;
 

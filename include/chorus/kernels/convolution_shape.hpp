@@ -1,5 +1,5 @@
 #pragma once
-/// The sizes of a two-dimensional convolution, shared by every kind of device.
+/// The sizes of a two-dimensional convolution, the same for every kind of device.
 
 #include <chorus/core/dtype.hpp>
 

@@ -9,24 +9,24 @@
 
 namespace chorus::kernels {
 
-/// y = x / (1 - p) where the element is kept, else 0; kept with probability 1 - p, as DropoutKey says. x, y: [samples,
+/// y = x / (1 - p) where the element is kept, else 0; kept with probability 1 - p, as RandomKey says. x, y: [samples,
 /// inner]; `y` may be `x`. Throws UsageError for p outside of [0, 1].
 template <class T>
-void dropout_forward(Cpu, Index samples, Index inner, const T* x, T* y, double p, const DropoutKey& key);
+void dropout_forward(Cpu, Index samples, Index inner, const T* x, T* y, double p, const RandomKey& key);
 
 /// dx = dy / (1 - p) where the element was kept, else 0.
 template <class T>
-void dropout_backward(Cpu, Index samples, Index inner, const T* dy, T* dx, double p, const DropoutKey& key,
+void dropout_backward(Cpu, Index samples, Index inner, const T* dy, T* dx, double p, const RandomKey& key,
                       bool accumulate);
 
 // bf16 and half on the CPU.
 template <Narrow T>
-void dropout_forward(Cpu device, Index samples, Index inner, const T* x, T* y, double p, const DropoutKey& key) {
+void dropout_forward(Cpu device, Index samples, Index inner, const T* x, T* y, double p, const RandomKey& key) {
   in_float([](const auto&... a) { dropout_forward(a...); }, device, samples, inner, reads(x, samples * inner),
            writes(y, samples * inner), p, key);
 }
 template <Narrow T>
-void dropout_backward(Cpu device, Index samples, Index inner, const T* dy, T* dx, double p, const DropoutKey& key,
+void dropout_backward(Cpu device, Index samples, Index inner, const T* dy, T* dx, double p, const RandomKey& key,
                       bool accumulate) {
   in_float([](const auto&... a) { dropout_backward(a...); }, device, samples, inner, reads(dy, samples * inner),
            writes(dx, samples * inner, accumulate), p, key, accumulate);

@@ -8,23 +8,14 @@
 
 namespace chorus::kernels {
 
-/// `first_sample` is the place of sample 0 of this tensor in the global batch; `layer` numbers the model's dropouts.
-struct DropoutKey {
-  std::uint64_t seed = 0;
-  std::uint32_t step = 0, layer = 0;
-  std::int64_t first_sample = 0;
-  const std::uint32_t* replays = nullptr;  ///< a number in device memory that is added to `step`, or null
-};
-
-/// The Philox counter behind elements 4 * quad to 4 * quad + 3 of a sample (its place in the global batch, modulo
-/// 2^32); the key is the seed. The constant keeps these words apart from those that initialisation draws from the same
-/// seed.
-CHORUS_HD constexpr PhiloxWords dropout_counter(const DropoutKey& key, std::int64_t sample, std::int64_t quad) {
+/// The Philox counter of elements 4 * quad to 4 * quad + 3 of a sample (its place in the global batch, modulo 2^32);
+/// the key is the seed. By the constant these words differ from those that initialisation draws from the same seed.
+CHORUS_HD constexpr PhiloxWords dropout_counter(const RandomKey& key, std::int64_t sample, std::int64_t quad) {
   return {static_cast<std::uint32_t>(quad), static_cast<std::uint32_t>(sample),
-          key.replays == nullptr ? key.step : key.step + *key.replays, key.layer ^ 0x64726F70u};
+          key.replays == nullptr ? key.step : key.step + *key.replays, key.operation ^ 0x64726F70u};
 }
 
-/// An element is kept where the upper 24 bits of its word, the number behind `unit_float`, reach this: where
+/// An element is kept where the upper 24 bits of its word, the number that `unit_float` gives, reach this: where
 /// unit_float(word) >= p.
 CHORUS_HD constexpr std::uint32_t dropout_threshold(double p) {
   const double scaled = p * 0x1p24;

@@ -45,7 +45,7 @@ void max_pool2d_backward(Cpu, const Pool2dShape& s, const T* dy, const std::int3
 template <class T>
 void avg_pool2d_forward(Cpu, const Pool2dShape& s, const T* x, T* y);
 
-/// dx = each window's dy, shared evenly among its pixels.
+/// dx = each window's dy, divided evenly among its pixels.
 template <class T>
 void avg_pool2d_backward(Cpu, const Pool2dShape& s, const T* dy, T* dx, bool accumulate);
 

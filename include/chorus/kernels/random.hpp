@@ -26,15 +26,15 @@ void fill_normal(Cpu, std::uint64_t seed, std::uint64_t stream, Index offset, In
 
 /// Uniform in [0, 1), at most `last`, of as many bits as above. The floats have the same bits on every device.
 template <class T>
-void draw_uniform(Cpu, Index rows, Index inner, T* out, T last, const DropoutKey& key);
+void draw_uniform(Cpu, Index rows, Index inner, T* out, T last, const RandomKey& key);
 
 /// From N(0, 1).
 template <class T>
-void draw_normal(Cpu, Index rows, Index inner, T* out, const DropoutKey& key);
+void draw_normal(Cpu, Index rows, Index inner, T* out, const RandomKey& key);
 
 /// Whole numbers from `low` on, of which there are `range`: each as likely as another. The same on every device.
 template <class T>
-void draw_integers(Cpu, Index rows, Index inner, T* out, std::int64_t low, std::uint64_t range, const DropoutKey& key);
+void draw_integers(Cpu, Index rows, Index inner, T* out, std::int64_t low, std::uint64_t range, const RandomKey& key);
 
 /// out = 1 where it is below p, else 0; NaN where p is no probability.
 template <class T>

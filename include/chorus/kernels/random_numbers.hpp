@@ -55,7 +55,7 @@ CHORUS_HD constexpr std::uint64_t upper_product(std::uint64_t a, std::uint64_t b
 }
 
 /// Whole numbers from `low` on, of which there are `range`: of 64 random bits, so that none is likelier than another by
-/// more than range / 2^64 of its share.
+/// more than range / 2^64 of its probability.
 template <class C>
 struct WholeNumbers {
   static constexpr int count = 2;

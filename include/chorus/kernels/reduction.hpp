@@ -32,7 +32,7 @@ void amax(Cpu, AxisShape shape, const T* x, T* y);
 template <class T>
 void amin(Cpu, AxisShape shape, const T* x, T* y);
 
-/// The gradient of amax: elements that equal the result share dy evenly, as in PyTorch.
+/// The gradient of amax: elements that equal the result divide dy evenly, as in PyTorch.
 template <class T>
 void amax_backward(Cpu, AxisShape shape, const T* x, const T* y, const T* dy, T* dx, bool accumulate);
 

@@ -57,10 +57,7 @@ auto attention_in_blocks(const Q& q, const K& k, const V& v, const Tensor<typena
                             .causal = options.causal,
                             .dropout = options.dropout,
                             .mask_pitch = mask.defined() && mask.size(0) != 1 ? mask.size(1) * mask.size(2) : 0};
-  if (s.dropout > 0) {
-    const auto key = next_random_key(samples);
-    s.key = {key.seed, key.step, key.operation, key.first_sample, key.replays};
-  }
+  if (s.dropout > 0) s.key = next_random_key(samples);
   auto log_sums = Tensor<T, 1>::empty({matrices * s.queries}, device);
   shape.back() = s.values;
   auto out = Tensor<T, rank>::empty(shape, device);

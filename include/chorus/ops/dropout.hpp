@@ -18,7 +18,7 @@ namespace operations {
 struct Dropout {
   static constexpr const char* name = "dropout";
   double p;  // 0: nothing was dropped
-  kernels::DropoutKey key;
+  RandomKey key;
 };
 }  // namespace operations
 
@@ -41,16 +41,15 @@ auto dropout_of_rows(const X& x, double p, bool drops) {
   if (!drops)
     return record(
         operations::Dropout{0, {}}, input, [](const auto& dy, auto dx) { dx->add(dy); }, x);
-  const kernels::DropoutKey philox_key{key.seed, key.step, key.operation, key.first_sample, key.replays};
   const Index samples = input.size(0), inner = samples == 0 ? 0 : input.numel() / samples;
   const auto device = input.device();
   auto out = tensor_of<X>::empty(input.shape(), device);
-  kernels::dropout_forward(device, samples, inner, input.data(), out.data(), p, philox_key);
+  kernels::dropout_forward(device, samples, inner, input.data(), out.data(), p, key);
   return record(
-      operations::Dropout{p, philox_key}, std::move(out),
-      [samples, inner, p, philox_key](const auto& dy, auto dx) {
+      operations::Dropout{p, key}, std::move(out),
+      [samples, inner, p, key](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
-        kernels::dropout_backward(dy.device(), samples, inner, dy.data(), grad.data(), p, philox_key, accumulate);
+        kernels::dropout_backward(dy.device(), samples, inner, dy.data(), grad.data(), p, key, accumulate);
       },
       x);
 }

@@ -54,11 +54,8 @@ D device_here() {
   return context != nullptr && std::string_view(context->device_kind) == D::kind ? D{context->device} : D{};
 }
 
-inline kernels::DropoutKey kernel_key(const RandomKey& key) {
-  return {key.seed, key.step, key.operation, key.first_sample, key.replays};
-}
 template <Device D>
-void check_can_draw(std::string_view operation, const kernels::DropoutKey& key) {
+void check_can_draw(std::string_view operation, const RandomKey& key) {
   if constexpr (std::is_same_v<D, Cpu>)
     check<UsageError>(key.replays == nullptr, operation,
                       ": numbers of the host in a step that is captured for replays would stay what they are");
@@ -66,7 +63,7 @@ void check_can_draw(std::string_view operation, const kernels::DropoutKey& key) 
 
 /// Which numbers a tensor of that shape gets, and the axis along which its rows lie.
 struct RandomRows {
-  kernels::DropoutKey key;
+  RandomKey key;
   std::size_t axis;
 };
 
@@ -93,7 +90,7 @@ inline RandomRows random_rows(std::string_view operation, std::span<const Index>
   if (context == nullptr) {
     auto key = next_key_outside_of_policies();
     key.first_sample = options.first_row;
-    return {kernel_key(key), place(axis)};
+    return {key, place(axis)};
   }
   auto key = next_key(*context, true);
   const Index samples = context->samples;
@@ -101,7 +98,7 @@ inline RandomRows random_rows(std::string_view operation, std::span<const Index>
   const auto first_of = [&](Index rows) { return samples > 0 ? rows / samples * key.first_sample : 0; };
   const auto settled = [&](std::int64_t first) {
     key.first_sample = first;
-    return RandomRows{kernel_key(key), place(axis)};
+    return RandomRows{key, place(axis)};
   };
   if (for_all) return settled(0);
   const bool both = options.axis < 0 && context->dim > 0 && context->dim < rank;  // two axes may be the samples'
@@ -192,7 +189,7 @@ detail::OfShape<T, Rank, D> rand(const std::array<Index, Rank>& shape, D device 
   // The largest number below 1 in T: nothing is rounded up to 1.
   const C last = Narrow<T> ? C(1) - (std::is_same_v<T, bf16> ? C(0x1p-8) : C(0x1p-11)) : std::nextafter(C(1), C(0));
   return to<T>(detail::drawn<C>("rand", shape, device, options,
-                                [&](Index rows, Index inner, C* out, const kernels::DropoutKey& key) {
+                                [&](Index rows, Index inner, C* out, const RandomKey& key) {
                                   kernels::draw_uniform(device, rows, inner, out, last, key);
                                 }));
 }
@@ -203,7 +200,7 @@ detail::OfShape<T, Rank, D> randn(const std::array<Index, Rank>& shape, D device
                                   const RandomOptions& options = {}) {
   using C = compute_type<T>;
   return to<T>(detail::drawn<C>("randn", shape, device, options,
-                                [&](Index rows, Index inner, C* out, const kernels::DropoutKey& key) {
+                                [&](Index rows, Index inner, C* out, const RandomKey& key) {
                                   kernels::draw_normal(device, rows, inner, out, key);
                                 }));
 }
@@ -219,7 +216,7 @@ detail::OfShape<T, Rank, D> randint(std::int64_t low, std::int64_t high, const s
                     high - 1, " do not fit into ", dtype<T>);
   const auto range = static_cast<std::uint64_t>(high) - static_cast<std::uint64_t>(low);
   return detail::drawn<T>("randint", shape, device, options,
-                          [&](Index rows, Index inner, T* out, const kernels::DropoutKey& key) {
+                          [&](Index rows, Index inner, T* out, const RandomKey& key) {
                             kernels::draw_integers(device, rows, inner, out, low, range, key);
                           });
 }
@@ -289,8 +286,8 @@ namespace detail {
 
 /// The key of `count` numbers that depend on each other, made on the host. Throws UsageError where they are as many as
 /// this device's samples, one of several devices'.
-inline kernels::DropoutKey key_of_whole(std::string_view operation, Index count, std::string_view what,
-                                        const RandomOptions& options) {
+inline RandomKey key_of_whole(std::string_view operation, Index count, std::string_view what,
+                              const RandomOptions& options) {
   auto* context = random_context();
   auto key = context != nullptr ? next_key(*context, true) : next_key_outside_of_policies();
   if (context != nullptr) {
@@ -302,9 +299,8 @@ inline kernels::DropoutKey key_of_whole(std::string_view operation, Index count,
   } else {
     key.first_sample = options.first_row;
   }
-  const auto own = kernel_key(key);
-  check_can_draw<Cpu>(operation, own);
-  return own;
+  check_can_draw<Cpu>(operation, key);
+  return key;
 }
 
 }  // namespace detail

@@ -11,18 +11,19 @@ namespace dropout_test {
 
 using namespace chorus::kernels;
 using chorus::Cpu;
+using chorus::RandomKey;
 
-const DropoutKey key{.seed = 0x123456789abcdefull, .step = 5, .layer = 2, .first_sample = 100};
+const RandomKey key{.seed = 0x123456789abcdefull, .step = 5, .operation = 2, .first_sample = 100};
 
 // The rule that kernels on all devices follow, word by word.
-bool keeps(const DropoutKey& k, Index sample, Index element, double p) {
+bool keeps(const RandomKey& k, Index sample, Index element, double p) {
   const auto words =
       chorus::philox(k.seed, {static_cast<std::uint32_t>(element / 4),
-                              static_cast<std::uint32_t>(k.first_sample + sample), k.step, k.layer ^ 0x64726F70u});
+                              static_cast<std::uint32_t>(k.first_sample + sample), k.step, k.operation ^ 0x64726F70u});
   return static_cast<double>(chorus::unit_float(words[static_cast<std::size_t>(element % 4)])) >= p;
 }
 
-std::vector<float> dropped(Index samples, Index inner, const std::vector<float>& x, double p, const DropoutKey& k) {
+std::vector<float> dropped(Index samples, Index inner, const std::vector<float>& x, double p, const RandomKey& k) {
   std::vector<float> y(x.size(), 77.0f);
   dropout_forward(Cpu{}, samples, inner, x.data(), y.data(), p, k);
   return y;
@@ -73,7 +74,7 @@ TEST_CASE("dropout keeps a share of 1 - p, differently in each step, layer and s
   for (auto change : {0, 1, 2, 3}) {
     auto other = key;
     if (change == 0) ++other.step;
-    if (change == 1) ++other.layer;
+    if (change == 1) ++other.operation;
     if (change == 2) ++other.seed;
     if (change == 3) other.first_sample += 100;
     auto both = dropped(100, 1000, x, 0.3, other);

@@ -1,5 +1,5 @@
 #pragma once
-/// The CUDA runtime behind chorus's errors: checked calls, which devices there are, and which one a thread works on.
+/// The CUDA runtime with chorus's errors: checked calls, which devices there are, and which one a thread works on.
 
 #include <cuda_runtime_api.h>
 

@@ -30,7 +30,7 @@ inline ImageChannels group_results(const Conv2dShape& s) {
   return {s.out_channels / s.groups, h, w, s.out_channels * h * w};
 }
 
-/// Calls f(first, count) for parts of the tasks.
+/// Calls f(first, count) for ranges of the tasks.
 template <class F>
 void for_tasks(Index tasks, const Conv2dShape& s, const F& f) {
   parallel_ranges(tasks, 1, worth_threads(s) ? 1 : tasks, f, 16);

@@ -26,7 +26,7 @@ inline Index count_labels(Cpu, std::string_view operation, Index batch, Index cl
 }
 
 namespace detail {
-/// The losses of all samples by `sample_loss(i)`: kept apart, summed or averaged. The mean of no sample is 0, so that a
+/// The losses of all samples by `sample_loss(i)`: kept, summed or averaged. The mean of no sample is 0, so that a
 /// device's empty share of a batch contributes nothing.
 template <class T, class SampleLoss>
 void reduce_losses(Index batch, Index counted, Reduction reduction, T* loss, SampleLoss sample_loss) {

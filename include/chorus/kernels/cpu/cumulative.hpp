@@ -39,14 +39,14 @@ void cumprod_backward(Cpu, AxisShape shape, const T* x, const T* dy, T* dx, bool
       const Index line = o * shape.axis * shape.inner + i;
       const auto at = [&](const T* from, Index a) { return static_cast<double>(from[line + a * shape.inner]); };
       // sum_j>=a dy[j] x[a+1] ... x[j] grows from the end, so that no division by x is needed.
-      Scratch<double> behind(Cpu{}, shape.axis + 1);
-      behind.data()[shape.axis] = 0;
+      Scratch<double> after(Cpu{}, shape.axis + 1);
+      after.data()[shape.axis] = 0;
       for (Index a = shape.axis; a-- > 0;)
-        behind.data()[a] = at(dy, a) + (a + 1 < shape.axis ? at(x, a + 1) * behind.data()[a + 1] : 0);
+        after.data()[a] = at(dy, a) + (a + 1 < shape.axis ? at(x, a + 1) * after.data()[a + 1] : 0);
       double before = 1;
       for (Index a = 0; a < shape.axis; ++a) {
         T& to = dx[line + a * shape.inner];
-        to = static_cast<T>(before * behind.data()[a]) + (accumulate ? to : T{0});
+        to = static_cast<T>(before * after.data()[a]) + (accumulate ? to : T{0});
         before *= at(x, a);
       }
     }

@@ -15,7 +15,7 @@ namespace detail {
 /// `out[i] = put(out[i], kept ? in[i] * scale : 0)`, block of Philox counters by block. Counters run through the
 /// samples, each of which has ceil(inner / 4) of them.
 template <bool accumulate, class T>
-void dropout(Index samples, Index inner, const T* in, T* out, double p, const DropoutKey& key) {
+void dropout(Index samples, Index inner, const T* in, T* out, double p, const RandomKey& key) {
   check<UsageError>(p >= 0 && p <= 1, "dropout: p must be in [0, 1], got ", p);
   constexpr auto at_once = static_cast<Index>(philox_block);
   const Index quads = (inner + 3) / 4, counters = samples * quads;
@@ -55,12 +55,12 @@ void dropout(Index samples, Index inner, const T* in, T* out, double p, const Dr
 }  // namespace detail
 
 template <class T>
-void dropout_forward(Cpu, Index samples, Index inner, const T* x, T* y, double p, const DropoutKey& key) {
+void dropout_forward(Cpu, Index samples, Index inner, const T* x, T* y, double p, const RandomKey& key) {
   detail::dropout<false>(samples, inner, x, y, p, key);
 }
 
 template <class T>
-void dropout_backward(Cpu, Index samples, Index inner, const T* dy, T* dx, double p, const DropoutKey& key,
+void dropout_backward(Cpu, Index samples, Index inner, const T* dy, T* dx, double p, const RandomKey& key,
                       bool accumulate) {
   if (accumulate)
     detail::dropout<true>(samples, inner, dy, dx, p, key);

@@ -55,7 +55,7 @@ struct InputRaster {
     reach = s.dilation_h * (s.kernel_h - 1) / s.stride_h * pitch + s.dilation_w * (s.kernel_w - 1) / s.stride_w;
   }
 
-  /// Numbers in the rasters, with the zeros behind them that the last tile may read.
+  /// Numbers in the rasters, with the zeros after them that the last tile may read.
   Index size() const {
     return channels * vertical.count() * horizontal.count() * images * plane + reach + 2 * tile_columns<T>;
   }

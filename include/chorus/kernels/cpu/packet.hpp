@@ -131,7 +131,7 @@ Packet<T> keep_first(Packet<T> value, Count count, T fill) {
 }
 
 /// Calls `f(i, count)` for the packets of `n` elements in order; only the last may be short. An `f` that stores packets
-/// is faster if it holds what it needs by value: what it reaches through a reference is read anew behind each store.
+/// is faster if it holds what it needs by value: what it reaches through a reference is read anew after each store.
 template <class T, class F>
 void for_packets(Index n, F f) {
   Index i = 0;

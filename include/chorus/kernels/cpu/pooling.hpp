@@ -62,8 +62,8 @@ inline void max_of_windows(const float* upper, const float* lower, Index width, 
 }
 #endif
 
-/// Windows of 2 x 2 side by side: as many of a row's `n` as can be computed in whole packets without reading behind
-/// `x_end` or writing behind `y_end`. Results are written up to a packet further than n. Returns how many are done.
+/// Windows of 2 x 2 side by side: as many of a row's `n` as can be computed in whole packets without reading beyond
+/// `x_end` or writing beyond `y_end`. Results are written up to a packet further than n. Returns how many are done.
 template <class T>
 Index max_pool_2x2(Index n, const T* row, Index width, Index position, const T* x_end, T* y, const T* y_end,
                    std::int32_t* argmax) {

@@ -40,7 +40,7 @@ void fill_from_stream(std::uint64_t seed, std::uint64_t stream, Index offset, In
 
 /// The same for rows, each of which begins with a draw of its own.
 template <class T, class Numbers>
-void draw(Index rows, Index inner, T* out, const DropoutKey& key, const Numbers& numbers) {
+void draw(Index rows, Index inner, T* out, const RandomKey& key, const Numbers& numbers) {
   std::array<T, Numbers::count> drawn;
   for (Index row = 0; row < rows; ++row)
     for (Index at = 0, quad = 0; at < inner; ++quad) {
@@ -65,17 +65,17 @@ void fill_normal(Cpu, std::uint64_t seed, std::uint64_t stream, Index offset, In
 }
 
 template <class T>
-void draw_uniform(Cpu, Index rows, Index inner, T* out, T last, const DropoutKey& key) {
+void draw_uniform(Cpu, Index rows, Index inner, T* out, T last, const RandomKey& key) {
   detail::draw(rows, inner, out, key, UniformNumbers<T>{0, 1, last});
 }
 
 template <class T>
-void draw_normal(Cpu, Index rows, Index inner, T* out, const DropoutKey& key) {
+void draw_normal(Cpu, Index rows, Index inner, T* out, const RandomKey& key) {
   detail::draw(rows, inner, out, key, NormalNumbers<T>{0, 1});
 }
 
 template <class T>
-void draw_integers(Cpu, Index rows, Index inner, T* out, std::int64_t low, std::uint64_t range, const DropoutKey& key) {
+void draw_integers(Cpu, Index rows, Index inner, T* out, std::int64_t low, std::uint64_t range, const RandomKey& key) {
   detail::draw(rows, inner, out, key, WholeNumbers<T>{low, range});
 }
 

@@ -94,7 +94,7 @@ class Segments {
     }
   }
 
-  /// to[0, count) = those pixels of `from`. Writes whole packets, so up to one packet behind `to[count]` as well.
+  /// to[0, count) = those pixels of `from`. Writes whole packets, so up to one packet from `to[count]` on as well.
   template <class T>
   void gather(const T* from, T* to) const {
     for (Index i = 0; i < size_; ++i) {

@@ -7,31 +7,32 @@
 
 namespace chorus::kernels {
 
-/// `count` numbers, uninitialised, from the device's cache; given back at the end of the scope.
-template <class T>
+/// `count` numbers, uninitialised, from the device's cache; given back at the end of the scope. On a GPU that is in the
+/// order of the stream: the next kernel may have them at once.
+template <class T, Device D = Cpu>
 class Scratch {
  public:
-  Scratch(Cpu device, Index count) : storage_(device, static_cast<std::size_t>(count) * sizeof(T)) {}
+  Scratch(D device, Index count) : storage_(device, static_cast<std::size_t>(count) * sizeof(T)) {}
   T* data() const { return static_cast<T*>(storage_.data()); }
 
  private:
-  Storage<Cpu> storage_;
+  Storage<D> storage_;
 };
 
-/// The same for each thread of the team that works on an operation's parts: taken at once and by the caller, so that
-/// how many threads meet doesn't decide how much is taken. With `apart` false all share one.
+/// The same for each thread of the team that works on an operation: taken at once and by the caller, so that how many
+/// threads meet doesn't decide how much is taken. Without `one_each` all share one.
 template <class T>
 class ThreadScratch {
  public:
-  ThreadScratch(Cpu device, Index count, bool apart = true)
-      : apart_(apart && num_threads() > 1),
+  ThreadScratch(Cpu device, Index count, bool one_each = true)
+      : one_each_(one_each && num_threads() > 1),
         count_((count + line - 1) / line * line),
-        all_(device, apart_ ? num_threads() * count_ : count_) {}
-  T* data() const { return all_.data() + (apart_ ? thread_number() * count_ : 0); }
+        all_(device, one_each_ ? num_threads() * count_ : count_) {}
+  T* data() const { return all_.data() + (one_each_ ? thread_number() * count_ : 0); }
 
  private:
   static constexpr Index line = 64;
-  bool apart_;
+  bool one_each_;
   Index count_;
   Scratch<T> all_;
 };

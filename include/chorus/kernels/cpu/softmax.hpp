@@ -30,8 +30,8 @@ Packet<T> logsumexp(const Line& line, const T* x) {
   return padd(shift, line.map(total, [](T value) { return std::log(value); }));
 }
 
-/// The largest number of a line, and log(sum(exp(x - largest))), in each lane those of its own line. Apart they are
-/// exact where their sum is not: the logarithm goes under beside a large number.
+/// The largest number of a line, and log(sum(exp(x - largest))), in each lane those of its own line. As two numbers
+/// they are exact where their sum is not: the logarithm goes under beside a large number.
 template <class T, class Line>
 std::pair<Packet<T>, Packet<T>> log_sum_below_maximum(const Line& line, const T* x) {
   const auto maximum = line.reduce(Max<T>{}, [&](Index i, auto count) { return load(x + i, count); });

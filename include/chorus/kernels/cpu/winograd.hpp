@@ -83,7 +83,7 @@ struct WinogradPlan {
     blocks = (strips + block - 1) / block;
   }
   Index strip_size() const { return tiles.rows(tiles.strip_rows) * tiles.columns(); }
-  /// Points are apart by a little more than their tiles take, so that they don't share their places in the caches.
+  /// Points are a little farther apart than their tiles take, so that they don't share their places in the caches.
   template <class T>
   Index point_pitch(Index some_strips, Index numbers) const {
     return std::min(some_strips, strips) * tiles.strip_tiles() * numbers + lanes<T>;
@@ -107,12 +107,12 @@ void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const 
   const Index u_pitch = (heavy ? std::min(depth, in.channels) : in.channels) * w + lanes<T>;
   const Index weights = winograd_points * u_pitch;
   // Each thread has blocks of its own where there are enough; else threads share a block's panels.
-  const bool apart = !heavy && plan.blocks >= 2 * threads;
-  const Index at_once = apart || heavy ? plan.block : plan.block * threads;
+  const bool own_blocks = !heavy && plan.blocks >= 2 * threads;
+  const Index at_once = own_blocks || heavy ? plan.block : plan.block * threads;
   const Index v_pitch = plan.template point_pitch<T>(at_once, pitch);
   const Index m_pitch = plan.template point_pitch<T>(plan.block, w), buffer = tiles.strip_tiles() * Way::out * Way::out;
   const ThreadScratch<T> rasters(device, std::max(plan.strip_size(), buffer) * lanes<T>);
-  const ThreadScratch<T> vs(device, Way::points * Way::points * v_pitch, apart);
+  const ThreadScratch<T> vs(device, Way::points * Way::points * v_pitch, own_blocks);
   const ThreadScratch<T> ms(device, Way::points * Way::points * m_pitch);
   const ThreadScratch<T> us(device, heavy ? weights : weights * panels, heavy);
   if (!heavy)
@@ -151,7 +151,7 @@ void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const 
                        y + s / tiles.strips_per_image() * out.image_size + first * out.plane(), accumulate);
   };
 
-  if (apart)
+  if (own_blocks)
     return parallel_for(plan.blocks, [&](Index block) {
       T* v = vs.data();
       transform(block * plan.block, v);

@@ -11,40 +11,36 @@ namespace chorus::kernels {
 
 namespace cuda {
 
-/// Walks over the elements of each channel.
-struct ChannelWalk {
+/// What reductions over each channel have in common. sums: [2, channels].
+struct ChannelReduction {
   ChannelShape shape;
+  double* sums;
   __device__ Index offset(Index channel, Index i) const {
     const Index sample = i / shape.inner;
     return (sample * shape.channels + channel) * shape.inner + (i - sample * shape.inner);
   }
-};
-
-template <class T>
-struct ChannelSums {
-  ChannelWalk walk;
-  const T* x;
-  double* sums;
   __device__ Index start(Index channel) const { return channel; }
-  __device__ Pair value(Index channel, Index i, Index) const {
-    const auto value = static_cast<double>(get(x, walk.offset(channel, i)));
-    return {value, value * value};
-  }
   __device__ void finish(Index channel, const Pair& sum) const {
     sums[channel] = sum.a;
-    sums[walk.shape.channels + channel] = sum.b;
+    sums[shape.channels + channel] = sum.b;
   }
 };
 
 template <class T>
-struct ChannelGradientSums {
-  ChannelWalk walk;
+struct ChannelSums : ChannelReduction {
+  const T* x;
+  __device__ Pair value(Index channel, Index i, Index) const {
+    const auto value = static_cast<double>(get(x, offset(channel, i)));
+    return {value, value * value};
+  }
+};
+
+template <class T>
+struct ChannelGradientSums : ChannelReduction {
   const T *x, *dy, *mean, *y;
   T* masked;
-  double* sums;
-  __device__ Index start(Index channel) const { return channel; }
   __device__ Pair value(Index channel, Index i, Index) const {
-    const Index at = walk.offset(channel, i);
+    const Index at = offset(channel, i);
     auto g = get(dy, at);
     if (y != nullptr) {
       if (get(y, at) <= 0) g = 0;
@@ -52,10 +48,6 @@ struct ChannelGradientSums {
     }
     const auto gradient = static_cast<double>(g);
     return {gradient, gradient * static_cast<double>(get(x, at) - get(mean, channel))};
-  }
-  __device__ void finish(Index channel, const Pair& sum) const {
-    sums[channel] = sum.a;
-    sums[walk.shape.channels + channel] = sum.b;
   }
 };
 
@@ -183,7 +175,7 @@ struct ChannelAffineGradient {
 template <class T>
 void batch_norm_sums(Cuda device, ChannelShape shape, const T* x, double* sums) {
   cuda::reduce<cuda::Pair>(device, "batch_norm sums", shape.channels, shape.per_channel(), shape.inner == 1,
-                           cuda::ChannelSums<T>{{shape}, x, sums});
+                           cuda::ChannelSums<T>{{shape, sums}, x});
 }
 
 template <class T>
@@ -229,7 +221,7 @@ template <class T>
 void batch_norm_backward_sums(Cuda device, ChannelShape shape, const T* x, const T* dy, const T* mean, double* sums,
                               const T* y = nullptr, T* masked = nullptr) {
   cuda::reduce<cuda::Pair>(device, "batch_norm gradient sums", shape.channels, shape.per_channel(), shape.inner == 1,
-                           cuda::ChannelGradientSums<T>{{shape}, x, dy, mean, y, masked, sums});
+                           cuda::ChannelGradientSums<T>{{shape, sums}, x, dy, mean, y, masked});
 }
 
 template <class T>

@@ -76,14 +76,14 @@ struct RunningProduct {
   }
 };
 
-/// What lies behind each element is worked out from the end, so that no division by x is needed, and kept in `behind`,
+/// What comes after each element is worked out from the end, so that no division by x is needed, and kept in `after`,
 /// which is laid out like x.
 template <class T>
 struct RunningProductGradient {
   AxisShape shape;
   const T *x, *dy;
   T* dx;
-  double* behind;
+  double* after;
   bool accumulate;
   __device__ void operator()(Index line) const {
     const Index begin = line_begin(shape, line);
@@ -91,13 +91,13 @@ struct RunningProductGradient {
     for (Index a = shape.axis; a-- > 0;) {
       const Index at = begin + a * shape.inner;
       const double rest = a + 1 < shape.axis ? static_cast<double>(get(x, at + shape.inner)) * sum : 0;
-      behind[at] = sum = static_cast<double>(get(dy, at)) + rest;
+      after[at] = sum = static_cast<double>(get(dy, at)) + rest;
     }
     double before = 1;
     for (Index a = 0; a < shape.axis; ++a) {
       const Index at = begin + a * shape.inner;
       const double value = static_cast<double>(get(x, at));
-      put(dx, at, static_cast<compute_type<T>>(before * behind[at]), accumulate);
+      put(dx, at, static_cast<compute_type<T>>(before * after[at]), accumulate);
       before *= value;
     }
   }
@@ -124,9 +124,9 @@ void cumprod(Cuda device, AxisShape shape, const T* x, T* y) {
 template <class T>
 void cumprod_backward(Cuda device, AxisShape shape, const T* x, const T* dy, T* dx, bool accumulate) {
   if (shape.numel() == 0) return;
-  const cuda::Scratch<double> behind(device, shape.numel());
+  const cuda::Scratch<double> after(device, shape.numel());
   cuda::for_each(device, "cumprod gradient", shape.reduced(),
-                 cuda::RunningProductGradient<T>{shape, x, dy, dx, behind.data(), accumulate});
+                 cuda::RunningProductGradient<T>{shape, x, dy, dx, after.data(), accumulate});
 }
 
 }  // namespace chorus::kernels

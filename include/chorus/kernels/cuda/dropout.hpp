@@ -15,7 +15,7 @@ struct Dropout {
   Index inner, quads;
   const T* in;
   T* out;
-  DropoutKey key;
+  RandomKey key;
   std::uint32_t threshold;
   compute_type<T> scale;
   bool accumulate;
@@ -32,7 +32,7 @@ struct Dropout {
 };
 
 template <class T>
-void dropout(Cuda device, Index samples, Index inner, const T* in, T* out, double p, const DropoutKey& key,
+void dropout(Cuda device, Index samples, Index inner, const T* in, T* out, double p, const RandomKey& key,
              bool accumulate) {
   check<UsageError>(p >= 0 && p <= 1, "dropout: p must be in [0, 1], got ", p);
   const Index quads = divide_up(inner, 4);
@@ -44,12 +44,12 @@ void dropout(Cuda device, Index samples, Index inner, const T* in, T* out, doubl
 }  // namespace cuda
 
 template <class T>
-void dropout_forward(Cuda device, Index samples, Index inner, const T* x, T* y, double p, const DropoutKey& key) {
+void dropout_forward(Cuda device, Index samples, Index inner, const T* x, T* y, double p, const RandomKey& key) {
   cuda::dropout(device, samples, inner, x, y, p, key, false);
 }
 
 template <class T>
-void dropout_backward(Cuda device, Index samples, Index inner, const T* dy, T* dx, double p, const DropoutKey& key,
+void dropout_backward(Cuda device, Index samples, Index inner, const T* dy, T* dx, double p, const RandomKey& key,
                       bool accumulate) {
   cuda::dropout(device, samples, inner, dy, dx, p, key, accumulate);
 }

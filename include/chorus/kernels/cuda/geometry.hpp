@@ -38,7 +38,7 @@ bool aligned(const T*... pointers) {
   return ((alignment_of(pointers) >= access_bytes) && ...);
 }
 
-/// How a block's threads share lines: `lanes` threads on each of `lines` neighbouring lines.
+/// How a block's threads work on lines: `lanes` threads on each of `lines` neighbouring lines.
 struct LinePlan {
   int lanes = block_threads, lines = 1;
   /// Neighbouring threads work on one line (which is contiguous), or each on a line of its own.
@@ -59,7 +59,7 @@ constexpr LinePlan plan_lines(Index length, Index inner) {
   return {lanes, block_threads / lanes, false};
 }
 
-/// How a reduction is shared: LinePlan within a block, and `splits` blocks a line, whose results are reduced again.
+/// How a reduction is divided: LinePlan within a block, and `splits` blocks a line, whose results are reduced again.
 struct ReducePlan {
   Index outputs = 0, length = 0;
   LinePlan lines;

@@ -32,7 +32,7 @@ struct Pick {
   }
 };
 
-/// One block for each place in the list that is the first with its index: it looks for the others behind it, and adds
+/// One block for each place in the list that is the first with its index: it looks for the others after it, and adds
 /// up all their rows. The list is read block_threads indices at a time.
 template <class T>
 __global__ void index_select_gradient(AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx) {

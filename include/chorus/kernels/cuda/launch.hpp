@@ -6,8 +6,8 @@
 
 #include <chorus/core/cuda/stream.hpp>
 #include <chorus/core/narrow_float.hpp>
+#include <chorus/kernels/cpu/scratch.hpp>
 #include <chorus/kernels/cuda/geometry.hpp>
-#include <chorus/tensor/allocator.hpp>
 #include <type_traits>
 
 namespace chorus::kernels::cuda {
@@ -29,17 +29,8 @@ void launch(Cuda device, const char* name, dim3 blocks, void (*kernel)(Parameter
   chorus::cuda::check(cudaGetLastError(), name, __FILE__, __LINE__);
 }
 
-/// Working memory of a kernel, in the order of the stream: another kernel may have it as soon as this goes out of
-/// scope.
 template <class T>
-class Scratch {
- public:
-  Scratch(Cuda device, Index count) : storage_(device, static_cast<std::size_t>(count) * sizeof(T)) {}
-  T* data() const { return static_cast<T*>(storage_.data()); }
-
- private:
-  Storage<Cuda> storage_;
-};
+using Scratch = kernels::Scratch<T, Cuda>;
 
 inline __device__ Index thread_index() { return Index{blockIdx.x} * blockDim.x + threadIdx.x; }
 inline __device__ Index thread_count() { return Index{gridDim.x} * blockDim.x; }

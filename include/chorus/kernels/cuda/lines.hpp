@@ -1,6 +1,6 @@
 #pragma once
-/// Lines of a tensor along one axis, and reductions, as blocks of threads see them. A block shares each line among some
-/// of its threads; sums are made in an order that depends on sizes alone, so that a run repeated has the same bits.
+/// Lines of a tensor along one axis, and reductions, as blocks of threads see them. Some of a block's threads
+/// work on each line; sums are made in an order that depends on sizes alone, so that a run repeated has the same bits.
 
 #include <chorus/kernels/axis_shape.hpp>
 #include <chorus/kernels/cuda/launch.hpp>
@@ -44,7 +44,7 @@ struct Smaller {
   }
 };
 
-/// One thread's share of a line. A line that doesn't exist has no length: its threads only take part in `reduce`.
+/// One thread's elements of a line. A line that doesn't exist has no length: its threads only take part in `reduce`.
 struct Line {
   LinePlan plan;
   int lane, line;

@@ -25,7 +25,7 @@ struct PoolSizes {
 struct Window {
   Index plane, top, bottom, left, right;
 };
-/// The pixels of the window behind result i, cut to the image.
+/// The pixels of the window of result i, cut to the image.
 inline __device__ Window window_of(const PoolSizes& s, Index i) {
   const Index row = i / s.out_width, plane = row / s.out_height;
   const Index top = (row - plane * s.out_height) * s.stride_h - s.padding_h;

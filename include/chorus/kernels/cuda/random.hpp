@@ -47,7 +47,7 @@ template <class T, class Numbers>
 struct Draw {
   Index inner, draws;
   T* out;
-  DropoutKey key;
+  RandomKey key;
   Numbers numbers;
   __device__ void operator()(Index i) const {
     const Index row = i / draws, draw = i - row * draws;
@@ -60,7 +60,7 @@ struct Draw {
 };
 
 template <class T, class Numbers>
-void draw(Cuda device, const char* name, Index rows, Index inner, T* out, const DropoutKey& key,
+void draw(Cuda device, const char* name, Index rows, Index inner, T* out, const RandomKey& key,
           const Numbers& numbers) {
   const Index draws = divide_up(inner, Numbers::count);
   for_each(device, name, rows * draws, Draw<T, Numbers>{inner, draws, out, key, numbers});
@@ -98,19 +98,19 @@ void fill_normal(Cuda device, std::uint64_t seed, std::uint64_t stream, Index of
 }
 
 template <class T>
-void draw_uniform(Cuda device, Index rows, Index inner, T* out, T last, const DropoutKey& key) {
+void draw_uniform(Cuda device, Index rows, Index inner, T* out, T last, const RandomKey& key) {
   using C = compute_type<T>;
   cuda::draw(device, "draw_uniform", rows, inner, out, key, UniformNumbers<C>{0, 1, static_cast<C>(last)});
 }
 
 template <class T>
-void draw_normal(Cuda device, Index rows, Index inner, T* out, const DropoutKey& key) {
+void draw_normal(Cuda device, Index rows, Index inner, T* out, const RandomKey& key) {
   cuda::draw(device, "draw_normal", rows, inner, out, key, NormalNumbers<compute_type<T>>{0, 1});
 }
 
 template <class T>
 void draw_integers(Cuda device, Index rows, Index inner, T* out, std::int64_t low, std::uint64_t range,
-                   const DropoutKey& key) {
+                   const RandomKey& key) {
   cuda::draw(device, "draw_integers", rows, inner, out, key, WholeNumbers<T>{low, range});
 }
 

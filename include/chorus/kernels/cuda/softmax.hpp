@@ -22,7 +22,7 @@ __device__ compute_type<T> log_sum_exp(const Line& line, const T* x) {
   return shift + static_cast<C>(std::log(total));
 }
 
-/// The largest number of a line, and log(sum(exp(x - largest))): apart they are exact where their sum is not.
+/// The largest number of a line, and log(sum(exp(x - largest))): as two numbers they are exact where their sum is not.
 template <class C>
 struct LogSumBelowMaximum {
   C maximum, log_sum;
