@@ -37,7 +37,7 @@ struct Training {
   std::string fingerprint() {
     std::string out;
     const auto add = [&](const void* data, std::size_t bytes) { out.append(static_cast<const char*>(data), bytes); };
-    for (const auto& place : io::detail::model_places(rank.net.module()))
+    for (const auto& place : io::detail::model_places<Cpu>(rank.net.module()))
       add(place.data, static_cast<std::size_t>(numel(place.shape)) * size_of(place.dtype));
     for (const auto& tensor : optimizer.state())
       add(tensor.data, static_cast<std::size_t>(numel(tensor.shape)) * size_of(tensor.dtype));

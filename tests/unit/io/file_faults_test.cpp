@@ -66,7 +66,7 @@ struct Run {
   explicit Run(float value) {
     for (const auto& tensor : optimizer.state())
       if (tensor.dtype == DType::f32) fill(tensor, value);
-    for (auto& place : io::detail::model_places(net.module()))
+    for (auto& place : io::detail::model_places<Cpu>(net.module()))
       std::fill_n(static_cast<float*>(place.data), static_cast<std::size_t>(numel(place.shape)), value);
   }
   static void fill(const optim::StateTensor& tensor, float value) {
