@@ -25,10 +25,10 @@ struct ParameterServerOptions {
 /// server", OSDI 2014). At the end of backward every worker sends its gradients, and has none left, so that its
 /// optimizer's step changes nothing; the server, rank 0, which works on a share of the batch as well, adds them up and
 /// steps, alone. At the beginning of the next forward pass in training, of the model or of one of its layers, every
-/// worker fetches the new parameters: all ranks make it, with gradients or without; within `join` those without don't
-/// fetch. The training loop is that of the
-/// other policies, and so are the steps: gradients are means over the samples of the batch. A GradScaler has to ask all
-/// ranks, for workers have no gradients to look at: `GradScaler scaler{net}`.
+/// worker fetches the new parameters: all ranks make that pass, with gradients or without; within `join` those without
+/// don't fetch. The training loop is that of the other policies, and so are the steps: gradients are means over the
+/// samples of the batch. A GradScaler has to ask all ranks, for workers have no gradients to look at:
+/// `GradScaler scaler{net}`.
 ///
 /// The server sends n - 1 times the model's bytes a step and receives as many; a worker sends and receives them once.
 /// With DistributedDataParallel's ring every rank sends 2 (n - 1) / n times: as much in all, but no link is crowded.

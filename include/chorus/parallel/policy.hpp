@@ -15,19 +15,7 @@
 
 namespace chorus {
 
-namespace detail {
-/// Whether any of a module's layers is in training.
-[[gnu::cold]] inline bool any_layer_trains(nn::Module& module) {
-  struct Look final : nn::detail::Walker {
-    bool any = false;
-    void enter(nn::Module& layer) override { any = any || layer.training(); }
-  } look;
-  look.walk(module);
-  return look.any;
-}
-}  // namespace detail
-
-/// Base of SingleDevice, DataParallel and DistributedDataParallel.
+/// Base of all policies.
 template <class Model>
 class Policy {
  public:
@@ -123,8 +111,16 @@ class Policy {
     random_.step = number;
   }
 
+  [[gnu::cold]] bool any_layer_trains() {
+    struct Look final : nn::detail::Walker {
+      bool any = false;
+      void enter(nn::Module& layer) override { any = any || layer.training(); }
+    } look;
+    look.walk(model_);
+    return look.any;
+  }
   /// Whether the model or any layer of it is in training: a layer's flag may differ from the model's.
-  bool any_training() { return model_.training() || detail::any_layer_trains(model_); }
+  bool any_training() { return model_.training() || any_layer_trains(); }
 
   Model model_;
   nn::FlatParameters<device_type> flat_;

@@ -223,7 +223,7 @@ class Graphed {
       touch_parameters();
     });
     // Steps of several passes, and eager ones in between, draw others' numbers nowhere.
-    if (more > 0) numbers_.count_by([this, behind = passes + more] { return net_.forward_passes() - behind; });
+    if (more > 0) numbers_.count_by([this, last = passes + more] { return net_.forward_passes() - last; });
   }
 
   void replay() {

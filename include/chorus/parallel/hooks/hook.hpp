@@ -87,7 +87,6 @@ struct HookTraits {
   static constexpr bool several_rounds = requires { Hook::several_rounds; };
   static constexpr bool in_parts = requires { Hook::in_parts; };
   static constexpr bool own_gradients = requires { Hook::own_gradients; };
-  static constexpr bool judges_averages = requires(const Hook& hook) { hook.averages(); };
   static constexpr bool resets = requires(Hook& hook) { hook.reset(); };
   static constexpr bool remembers_parameters =
       requires(Hook& hook, const View& bucket) { hook.remembered(bucket, true, [](const auto&...) {}); };
@@ -100,7 +99,7 @@ struct HookTraits {
   static constexpr bool ranks_may_differ = requires(const Hook& hook) { hook.ranks_differ(); };
 
   static bool averages(const Hook& hook) {
-    if constexpr (judges_averages)
+    if constexpr (requires { hook.averages(); })
       return hook.averages();
     else
       return true;

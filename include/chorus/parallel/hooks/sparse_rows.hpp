@@ -41,8 +41,8 @@ struct SparseRows {
       state.count.numbers += static_cast<Id>(row.count);
     }
     state.counts.resize(static_cast<std::size_t>(communicator.size()));
-    return communicator.all_gather_async(as_numbers(std::span<const Counts>(&state.count, 1)),
-                                         as_numbers(std::span<Counts>(state.counts)), {});
+    return communicator.all_gather_async(std::span<const Id>(&state.count.rows, 2),
+                                         std::span<Id>(&state.counts[0].rows, 2 * state.counts.size()), {});
   }
 
   template <class T, Device D, class Communicator>
@@ -60,9 +60,10 @@ struct SparseRows {
   struct Row {
     std::size_t begin, count;
   };
-  struct Counts {
+  struct Counts {  // travels as two numbers
     Id rows = 0, numbers = 0;
   };
+  static_assert(sizeof(Counts) == 2 * sizeof(Id));
   template <class T>
   struct State {
     std::vector<Row> rows;                   // of the bucket
@@ -146,11 +147,6 @@ struct SparseRows {
       copy_bytes(bucket.device, bucket.gradients.data(), Cpu{}, gradients, bucket.gradients.size_bytes());
   }
 
-  template <class C, class Number = std::conditional_t<std::is_const_v<C>, const Id, Id>>
-  static std::span<Number> as_numbers(std::span<C> counts) {
-    static_assert(sizeof(Counts) == 2 * sizeof(Id));
-    return std::span<Number>(&counts[0].rows, 2 * counts.size());
-  }
   static std::size_t padded(std::size_t bytes) { return (bytes + sizeof(Id) - 1) / sizeof(Id) * sizeof(Id); }
 };
 
