@@ -67,7 +67,7 @@ class AnyCommunicator {
     return engine_->later(gathers<T>(mine, all, options));
   }
 
-  /// mine := this rank's part of the reduction of every rank's scale * all; all.size() is size() * mine.size().
+  /// mine := this rank's chunk of the reduction of every rank's scale * all; all.size() is size() * mine.size().
   template <Scalar T, std::size_t E>
   void reduce_scatter(std::span<const std::type_identity_t<T>> all, std::span<T, E> mine, ReduceOp op = ReduceOp::sum,
                       CollectiveOptions options = {}) {
@@ -142,13 +142,13 @@ class AnyCommunicator {
 
   template <class T>
   Call gathers(std::span<const T> mine, std::span<T> all, const CollectiveOptions& options) const {
-    check_parts("all_gather", all.size(), mine.size());
+    check_chunk("all_gather", all.size(), mine.size());
     return moves<T>(Op::all_gather, mine.data(), all.data(), mine.size(), rank(), options);
   }
 
   template <class T>
   Call scatters(std::span<const T> all, std::span<T> mine, ReduceOp op, const CollectiveOptions& options) const {
-    check_parts("reduce_scatter", all.size(), mine.size());
+    check_chunk("reduce_scatter", all.size(), mine.size());
     return reduces<T>(Op::reduce_scatter, all.data(), mine.data(), mine.size(), op, options);
   }
 
@@ -172,7 +172,7 @@ class AnyCommunicator {
   void check_peer(std::string_view what, int peer) const {
     check<UsageError>(peer != rank(), what, ": rank ", peer, " is this rank itself");
   }
-  void check_parts(std::string_view what, std::size_t all, std::size_t mine) const {
+  void check_chunk(std::string_view what, std::size_t all, std::size_t mine) const {
     check<UsageError>(all == mine * static_cast<std::size_t>(size()), what, ": all has ", all, " numbers, expected ",
                       size(), " ranks x ", mine);
   }

@@ -11,7 +11,7 @@
 namespace chorus::comm {
 
 /// How contributions are combined. On bool, sum and max are "or", min is "and". Sums of integers wrap around. In min
-/// and max of floating-point numbers a NaN wins over any number (which NaN it is, is not said), and -0 counts as less
+/// and max of floating-point numbers a NaN wins over any number (it may be any NaN), and -0 counts as less
 /// than 0, as IEEE 754-2019's minimum and maximum have it: results have the same bits in whichever order ranks are
 /// combined. All engines do the same but NCCL, whose min and max pass over a NaN and may give either zero.
 enum class ReduceOp : std::uint8_t { sum, min, max };
@@ -35,7 +35,7 @@ struct CollectiveOptions {
 ///   all_reduce(data, op, options)         data := the reduction of every rank's data; the same bits on every rank
 ///   broadcast(data, root, options)        data := root's data
 ///   all_gather(mine, all, options)        all := every rank's `mine`, in the order of ranks, size() * mine.size()
-///   reduce_scatter(all, mine, op, options)  mine := this rank's part of the reduction of every rank's `all`
+///   reduce_scatter(all, mine, op, options)  mine := this rank's chunk of the reduction of every rank's `all`
 ///   send(data, peer), recv(data, peer)    in the order of calls, without tags; send may return before the peer
 ///                                         receives
 ///   barrier()                             returns when every rank has called it

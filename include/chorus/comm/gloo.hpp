@@ -23,8 +23,8 @@
 #include <chorus/comm/engine/ring_traffic.hpp>
 #include <chorus/comm/meeting/rendezvous_messages.hpp>
 #include <chorus/comm/objects.hpp>
-#include <chorus/comm/transport/sigpipe.hpp>
 #include <chorus/comm/transport/socket.hpp>
+#include <chorus/core/held_signal.hpp>
 #include <cstring>
 #include <map>
 #include <thread>
@@ -64,7 +64,7 @@ class GlooEngine final : public QueuedEngine {
       : QueuedEngine(world.rank, world.size, world.members, "gloo"), timeout_(world.timeout), control_(connect(world)) {
     gloo::transport::tcp::attr attributes;
     attributes.hostname = own_address(world).host();
-    const SigpipeBlock block;  // for the device's thread too
+    const chorus::detail::HeldSignal block(SIGPIPE);  // for the device's thread too
     auto device = gloo::transport::tcp::CreateDevice(attributes);
     auto context = std::make_shared<gloo::rendezvous::Context>(world.rank, world.size);
     context->setTimeout(timeout_);
@@ -91,18 +91,16 @@ class GlooEngine final : public QueuedEngine {
 
  private:
   void run(const Call& call, const Envelope& envelope) override {
-    const SigpipeBlock block;
+    const chorus::detail::HeldSignal block(SIGPIPE);
     try {
       if (compares_) compare_calls(*this, call, envelope, rank, size);
       start(call);
-    } catch (const TimeoutError& error) {
-      fail<TimeoutError>(reason(error.what()));
-    } catch (const CommError& error) {
-      fail<CommError>(reason(error.what()));
     } catch (const std::exception& error) {
-      const auto why = cat("gloo: ", error.what());
-      if (why.find("imed out") != std::string::npos) fail<TimeoutError>(reason(why));
-      fail<CommError>(reason(why));
+      const bool ours = dynamic_cast<const CommError*>(&error) != nullptr;
+      const auto why = reason(cat(ours ? "" : "gloo: ", error.what()));
+      const bool late = !ours && std::string_view(error.what()).find("imed out") != std::string_view::npos;
+      if (late || dynamic_cast<const TimeoutError*>(&error)) fail<TimeoutError>(why);
+      fail<CommError>(why);
     }
     count_ring_traffic(call, rank, size);
     if (call.op == Op::reduce_scatter)  // an all-reduce of all
@@ -112,7 +110,7 @@ class GlooEngine final : public QueuedEngine {
   /// Gloo's other ranks see their connections break.
   void give_up(const std::string& why) noexcept override {
     control_.abort(why);
-    const SigpipeBlock block;
+    const chorus::detail::HeldSignal block(SIGPIPE);
     try {
       context_->closeConnections();
     } catch (...) {

@@ -132,29 +132,11 @@ struct NcclApi {
     cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
   };
 
-  static ncclDataType_t type(DType dtype) {
-    switch (dtype) {
-      case DType::i8:
-        return ncclInt8;
-      case DType::i32:
-        return ncclInt32;
-      case DType::u32:
-        return ncclUint32;
-      case DType::i64:
-        return ncclInt64;
-      case DType::u64:
-        return ncclUint64;
-      case DType::f16:
-        return ncclFloat16;
-      case DType::bfloat16:
-        return ncclBfloat16;
-      case DType::f32:
-        return ncclFloat32;
-      case DType::f64:
-        return ncclFloat64;
-      default:
-        return ncclUint8;
-    }
+  static ncclDataType_t type(DType dtype) {  // those of 16-bit integers are not asked for
+    constexpr ncclDataType_t types[] = {ncclUint8,    ncclUint8,   ncclInt8,   ncclUint8,  ncclUint8,
+                                        ncclInt32,    ncclUint32,  ncclInt64,  ncclUint64, ncclFloat16,
+                                        ncclBfloat16, ncclFloat32, ncclFloat64};
+    return types[static_cast<std::size_t>(dtype)];
   }
 };
 

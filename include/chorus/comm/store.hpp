@@ -21,7 +21,7 @@ struct StoreMessage;
 class StoreLink;
 }  // namespace detail
 
-/// One rank's access to the store. Copies share it; any thread may use it, and one that waits holds no other up.
+/// One rank's access to the store. Copies share it; any thread may use it, and one that waits does not hold up another.
 ///
 /// Rank 0 holds the data, in memory: a rank that still uses the store when rank 0 has ended gets a CommError, so let a
 /// barrier be the last that ranks do together. Keys have 1 to 8192 bytes, values up to 8 MiB, of any kind; a call up
@@ -72,8 +72,8 @@ class Store {
   std::chrono::milliseconds timeout() const { return timeout_; }
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
 
-  /// The same store, with `prefix/` before each key (PyTorch's PrefixStore): users who know nothing of each other keep
-  /// apart.
+  /// The same store, with `prefix/` before each key (PyTorch's PrefixStore): users who know nothing of each other don't
+  /// meet.
   Store prefix_store(std::string_view prefix) const;
 
   static constexpr std::chrono::milliseconds default_timeout{300'000};

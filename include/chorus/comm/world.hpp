@@ -51,13 +51,13 @@ using Deadline = Clock::time_point;
 /// Eleven days: a clock can count to several times that from now.
 inline constexpr std::chrono::milliseconds longest_timeout{1'000'000'000};
 
-/// Throws UsageError, in the name of `who`, for a timeout that is none.
+/// Throws UsageError, in the name of `who`, for a timeout out of range.
 [[gnu::cold]] inline void check_timeout(std::string_view who, std::chrono::milliseconds timeout) {
   check<UsageError>(timeout.count() > 0 && timeout <= longest_timeout, who, ": timeout is ", timeout.count(),
                     " ms, expected 1 to ", longest_timeout.count());
 }
 
-/// Throws UsageError, in the name of `who`, for a rank of a group that there cannot be.
+/// Throws UsageError, in the name of `who`, for a rank or a size out of range.
 [[gnu::cold]] inline void check_ranks(std::string_view who, int size, int rank) {
   check<UsageError>(size >= 1 && size <= max_ranks, who, ": world size is ", size, ", expected 1 to ", max_ranks);
   check<UsageError>(rank >= 0 && rank < size, who, ": rank ", rank, " is not in [0, ", size, ")");

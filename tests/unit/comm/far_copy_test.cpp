@@ -4,7 +4,7 @@
 
 #include <catch.hpp>
 #include <chorus/comm/transport/far_copy.hpp>
-#include <chorus/comm/transport/sigpipe.hpp>
+#include <chorus/core/held_signal.hpp>
 #include <vector>
 
 namespace far_copy_test {
@@ -32,7 +32,7 @@ TEST_CASE("FarCopy copies every byte and no other, whichever way it takes", "[co
   }
 }
 
-TEST_CASE("SigpipeBlock: a write to a closed connection fails, and the process lives", "[comm]") {
+TEST_CASE("HeldSignal: a write to a closed connection fails, and the process lives", "[comm]") {
   int pair[2];
   REQUIRE(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
   close(pair[1]);
@@ -42,7 +42,7 @@ TEST_CASE("SigpipeBlock: a write to a closed connection fails, and the process l
     return sigismember(&mask, SIGPIPE) == 1;
   };
   {
-    const comm::SigpipeBlock block;
+    const detail::HeldSignal block(SIGPIPE);
     CHECK(blocked());
     CHECK(write(pair[0], "x", 1) == -1);
     CHECK(errno == EPIPE);

@@ -16,7 +16,7 @@ struct Collective {
   const Reduction& reduction;
   trace::Traffic traffic = trace::Traffic::control;
   std::span<const int> members = {};  ///< the ranks of the ring, in order; empty: all
-  bool chosen = false;                ///< somebody has asked for this algorithm, be it slow or not
+  bool chosen = false;                ///< somebody has asked for this algorithm, even if it is slow
 
   int size() const { return members.empty() ? link.size : static_cast<int>(members.size()); }
   /// This rank's place in the ring, or the one `steps` further on; negative: further back.
@@ -36,8 +36,8 @@ struct Collective {
   /// Numbers of each piece of `count` but the last: half a queue of pieces, so that both ends work at once, of a length
   /// that is worth a hand-over.
   std::size_t longest_piece(std::size_t count) const {
-    const auto parts = link.queue_pieces / 2, most = link.piece_bytes / reduction.element;
-    return std::clamp((count + parts - 1) / parts, std::min(most, 32 * 1024 / reduction.element), most);
+    const auto pieces = link.queue_pieces / 2, most = link.piece_bytes / reduction.element;
+    return std::clamp((count + pieces - 1) / pieces, std::min(most, 32 * 1024 / reduction.element), most);
   }
 };
 
@@ -46,10 +46,9 @@ namespace detail {
 inline constexpr int nobody = -1;
 
 /// What one rank does with one chunk. value = (what comes `from`) (+) scale * `mine`, or the one of them that is given;
-/// it goes `to` the next rank, into `store`, or both.
+/// it goes `to` the next rank, into `store`, or both. Of no numbers, `mine` and `store` may be null.
 struct Step {
   int from = nobody, to = nobody;
-  bool reads = false, stores = false;  ///< whether `mine` and `store` take part
   const std::byte* mine = nullptr;
   std::byte* store = nullptr;
 };
@@ -68,19 +67,18 @@ inline void relay(const Collective& c, Step m, std::size_t count) {
   const auto element = c.reduction.element, per_piece = c.longest_piece(count);
   do {
     const auto n = std::min(count, per_piece), bytes = n * element;
-    const bool moves = m.from != nobody && !m.reads, scales = m.from == nobody && m.reads && c.reduction.scale != 1;
-    const std::byte* in = m.from == nobody ? nullptr : receive(c, m.from, bytes, moves ? m.store : nullptr).data;
-    const std::byte* value = in && !m.reads ? in : m.mine;
+    const std::byte* in = m.from == nobody ? nullptr : receive(c, m.from, bytes, m.mine ? nullptr : m.store).data;
+    const std::byte* value = m.mine ? m.mine : in;
     std::byte* slot = nullptr;
-    if ((in && m.reads) || scales) {  // the value is made here: where it is stored, else in the slot
-      std::byte* const out = m.stores ? m.store : slot = c.link.acquire(m.to);
+    if (n != 0 && m.mine && (in || c.reduction.scale != 1)) {  // made here: where it is stored, else in the slot
+      std::byte* const out = m.store ? m.store : slot = c.link.acquire(m.to);
       if (in) {
         c.reduction.combine_products(out, in, 1, m.mine, c.reduction.scale, n);
       } else {
         c.reduction.scaled(out, m.mine, n, c.reduction.scale);
       }
       value = out;
-    } else if (m.stores) {
+    } else if (m.store) {
       if (m.store != value) copy_bytes(m.store, value, bytes);
       value = m.store;
     }
@@ -88,8 +86,8 @@ inline void relay(const Collective& c, Step m, std::size_t count) {
     if (!slot && m.to != nobody) c.link.send(m.to, c.call, value, bytes);
     if (m.to != nobody) trace::sent(c.link.rank, c.traffic, bytes);
     if (in) c.link.release(m.from);
-    m.mine += m.reads ? bytes : 0;
-    m.store += m.stores ? bytes : 0;
+    if (m.mine) m.mine += bytes;
+    if (m.store) m.store += bytes;
     count -= n;
   } while (count != 0);
 }

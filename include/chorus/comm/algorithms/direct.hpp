@@ -3,7 +3,7 @@
 ///
 /// Data is cut into one chunk per rank. Every rank sends each chunk to its owner, the rank of that number; the owner
 /// adds them up in the order of ranks and sends the sum to all. A rank sends n - 1 chunks in each step, 2 (n - 1) / n
-/// of the data, as in the c. Between two ranks, each sends the other all it has, and both add: one step, the same
+/// of the data, as in the ring. Between two ranks, each sends the other all it has, and both add: one step, the same
 /// bytes. A number's sum is rounded in the order of ranks, wherever it lies. What differs from the ring: there n links
 /// are busy, here all n (n - 1) are, which costs queues and, in a network, contention.
 

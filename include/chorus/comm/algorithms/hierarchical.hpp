@@ -40,10 +40,9 @@ inline void hierarchical_all_reduce(const Collective& c, std::byte* data, std::s
     if (local.size() == 1) {
       c.reduction.scaled(data, data, segment, c.reduction.scale);
     } else if (leads) {
-      detail::relay(inside, {.from = after, .reads = true, .stores = true, .mine = data, .store = data}, segment);
+      detail::relay(inside, {.from = after, .mine = data, .store = data}, segment);
     } else {
-      detail::relay(inside, {.from = ends ? detail::nobody : after, .to = before, .reads = true, .mine = data},
-                    segment);
+      detail::relay(inside, {.from = ends ? detail::nobody : after, .to = before, .mine = data}, segment);
     }
     if (leads && leaders.size() > 1) ring_all_reduce(across, data, segment);
     c.link.flush();

@@ -207,7 +207,7 @@ inline bool in_place_all_reduce(const Collective& c, std::byte* data, std::size_
   return all.done((count + own * (ranks - 2)) * element);
 }
 
-/// all: size * count numbers, of which each rank has brought its own part.
+/// all: size * count numbers, of which each rank has brought its own chunk.
 inline bool in_place_all_gather(const Collective& c, const std::byte* mine, std::byte* whole, std::size_t count) {
   const auto bytes = count * c.reduction.element;
   const detail::InPlace all(c, const_cast<std::byte*>(mine), bytes, true);
@@ -222,7 +222,7 @@ inline bool in_place_all_gather(const Collective& c, const std::byte* mine, std:
   return all.done(from_others);
 }
 
-/// whole: size * count numbers; mine: this rank's part of their reduction, which may lie in its place in `whole`.
+/// whole: size * count numbers; mine: this rank's chunk of their reduction, which may lie in its place in `whole`.
 inline bool in_place_reduce_scatter(const Collective& c, const std::byte* whole, std::byte* mine, std::size_t count) {
   const auto element = c.reduction.element, bytes = count * element;
   const auto ranks = static_cast<std::size_t>(c.link.size);

@@ -4,8 +4,7 @@
 ///
 /// An all-reduce of K bytes on N ranks cuts them into N chunks of K/N and has two halves:
 ///
-///   reduce-scatter, N - 1 steps   chunk c sets out from rank c + 1 and goes once around; each rank adds its own
-///   numbers
+///   reduce-scatter, N - 1 steps   chunk c starts at rank c + 1 and goes once around; each rank adds its own numbers
 ///                                 to it, so that it is complete when it comes to rank c
 ///   all-gather, N - 1 steps       the complete chunk c goes around once more, and each rank stores it
 ///
@@ -29,27 +28,23 @@ struct RingSteps {
   const Collective& c;
   const int next = c.neighbour(1), previous = c.neighbour(-1);
 
-  void send(const std::byte* own, std::size_t count) const {
-    relay(c, {.to = next, .reads = true, .mine = own}, count);
-  }
+  void send(const std::byte* own, std::size_t count) const { relay(c, {.to = next, .mine = own}, count); }
   void add_and_send(const std::byte* own, std::size_t count) const {
-    relay(c, {.from = previous, .to = next, .reads = true, .mine = own}, count);
+    relay(c, {.from = previous, .to = next, .mine = own}, count);
   }
   void add_and_store(const std::byte* own, std::byte* sum, std::size_t count) const {
-    relay(c, {.from = previous, .reads = true, .stores = true, .mine = own, .store = sum}, count);
+    relay(c, {.from = previous, .mine = own, .store = sum}, count);
   }
   void add_store_and_send(std::byte* own, std::size_t count) const {
-    relay(c, {.from = previous, .to = next, .reads = true, .stores = true, .mine = own, .store = own}, count);
+    relay(c, {.from = previous, .to = next, .mine = own, .store = own}, count);
   }
   void copy_and_send(const std::byte* own, std::byte* copy, std::size_t count) const {
-    relay(c, {.to = next, .reads = true, .stores = own != copy, .mine = own, .store = copy}, count);
+    relay(c, {.to = next, .mine = own, .store = own == copy ? nullptr : copy}, count);
   }
   void store_and_send(std::byte* place, std::size_t count) const {
-    relay(c, {.from = previous, .to = next, .stores = true, .store = place}, count);
+    relay(c, {.from = previous, .to = next, .store = place}, count);
   }
-  void store(std::byte* place, std::size_t count) const {
-    relay(c, {.from = previous, .stores = true, .store = place}, count);
-  }
+  void store(std::byte* place, std::size_t count) const { relay(c, {.from = previous, .store = place}, count); }
 };
 
 }  // namespace detail
@@ -69,7 +64,7 @@ inline void ring_all_reduce(const Collective& c, std::byte* data, std::size_t co
     // Reduce-scatter: in step s this rank sends the chunk of the rank s before it.
     ring.send(at(-1), length(-1));
     for (int step = 2; step < n; ++step) ring.add_and_send(at(-step), length(-step));
-    // Its own chunk is complete with its own numbers, and sets out again: the first step of the all-gather.
+    // Its own chunk is complete with its own numbers, and starts again: the first step of the all-gather.
     ring.add_store_and_send(at(0), length(0));
     for (int step = 1; step < n - 1; ++step) ring.store_and_send(at(-step), length(-step));
     ring.store(at(1), length(1));

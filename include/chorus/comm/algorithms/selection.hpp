@@ -112,25 +112,18 @@ inline constexpr Choice all_reduce_choices[] = {
                     " ranks over ", carrier, " can do: ", possible);
 }
 
-/// Runs what serves the call. `note(algorithm)` is told which one begins.
+/// Runs what serves the call. Where an algorithm was `asked` for, that one, and the ring where it can't work with this
+/// call's data: in_place needs memory that the communicator has allocated, unless ranks are threads. `note(algorithm)`
+/// is told which one begins.
 template <std::size_t rows, class... Data, class Note>
-void run_fastest(const detail::Row<Data...> (&table)[rows], const Collective& c, std::size_t bytes, const Note& note,
-                 std::type_identity_t<Data>... data) {
+void run_fastest(const detail::Row<Data...> (&table)[rows], Algorithm asked, const Collective& c, std::size_t bytes,
+                 const Note& note, std::type_identity_t<Data>... data) {
   for (const auto& row : table) {
-    if (!row.gains(c, bytes)) continue;
+    const bool serves = asked == Algorithm::automatic ? row.gains(c, bytes)
+                                                      : row.algorithm == asked || row.algorithm == Algorithm::ring;
+    if (!serves) continue;
     note(row.algorithm);
     if (row.run(c, data...)) return;
-  }
-}
-
-/// Runs the one that was asked for, and the ring where that can't work with this call's data: in_place needs memory
-/// that the communicator has allocated, unless ranks are threads.
-template <class Note>
-void run_chosen(Algorithm asked, const Collective& c, const Note& note, std::byte* data, std::size_t count) {
-  for (const auto& row : detail::all_reduce_rows) {
-    if (row.algorithm != asked && row.algorithm != Algorithm::ring) continue;
-    note(row.algorithm);
-    if (row.run(c, data, count)) return;
   }
 }
 

@@ -22,14 +22,14 @@ class TransportEngine final : public QueuedEngine {
                   Algorithm all_reduce)
       : QueuedEngine(link->rank, link->size, names, name), link_(std::move(link)), all_reduce_(all_reduce) {
     check_all_reduce(all_reduce, *link_, name);
-    link_->may_spin = &caller_waits();
+    link_->may_spin = &calls().caller_waits();
   }
   ~TransportEngine() override { stop(); }
 
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return link_->allocate(bytes); }
   Algorithm all_reduce() const override { return all_reduce_; }
   std::string trouble() override {
-    return when_idle([this]() -> std::string {
+    return calls().when_idle([this]() -> std::string {
       try {
         link_->check_peers();
         return {};
@@ -52,16 +52,16 @@ class TransportEngine final : public QueuedEngine {
     const auto in = static_cast<const std::byte*>(call.in);
     const auto out = static_cast<std::byte*>(call.out);
     const auto n = call.count, bytes = n * call.reduction.element;
-    const bool chosen = call.op == Op::all_reduce && all_reduce_ != Algorithm::automatic;
-    const Collective c{*link_, envelope, call.reduction, call.traffic, {}, chosen};
+    const auto asked = call.op == Op::all_reduce ? all_reduce_ : Algorithm::automatic;
+    const Collective c{*link_, envelope, call.reduction, call.traffic, {}, asked != Algorithm::automatic};
     const auto tell = [this](Algorithm algorithm) { note(algorithm); };
     switch (call.op) {
       case Op::all_reduce:
-        return chosen ? run_chosen(all_reduce_, c, tell, out, n) : run_fastest(all_reduce_rows, c, bytes, tell, out, n);
+        return run_fastest(all_reduce_rows, asked, c, bytes, tell, out, n);
       case Op::all_gather:
-        return run_fastest(all_gather_rows, c, bytes, tell, in, out, n);
+        return run_fastest(all_gather_rows, asked, c, bytes, tell, in, out, n);
       case Op::reduce_scatter:
-        return run_fastest(reduce_scatter_rows, c, bytes, tell, in, out, n);
+        return run_fastest(reduce_scatter_rows, asked, c, bytes, tell, in, out, n);
       case Op::broadcast:
         return ring_broadcast(c, out, n, call.peer);
       case Op::barrier:
@@ -69,8 +69,8 @@ class TransportEngine final : public QueuedEngine {
       case Op::monitored_barrier:
         return monitored_barrier(c);
       case Op::message:
-        return call.receives ? relay(c, {.from = call.peer, .stores = true, .store = out}, n)
-                             : relay(c, {.to = call.peer, .reads = true, .mine = in}, n);
+        return call.receives ? relay(c, {.from = call.peer, .store = out}, n)
+                             : relay(c, {.to = call.peer, .mine = in}, n);
     }
   }
 

@@ -1,5 +1,5 @@
 #pragma once
-/// `FlightRecorder`: the newest calls of an engine, with their times, for whoever looks for what went wrong.
+/// `FlightRecorder`: the newest calls of an engine, with their times, to find out what went wrong.
 
 #include <algorithm>
 #include <array>

@@ -47,7 +47,7 @@ class StartBy {
 /// MPI is initialised at the first use, and finalised when the program ends, unless the program itself did or will.
 class MpiLibrary {
  public:
-  /// `timeout`: how long the first call waits for the other ranks. Throws UsageError for one that is none.
+  /// `timeout`: how long the first call waits for the other ranks. Throws UsageError for one out of range.
   static MpiLibrary& instance(std::chrono::milliseconds timeout = World{}.timeout) {
     check_timeout("mpi", timeout);
     static MpiLibrary library(timeout);
@@ -91,34 +91,14 @@ inline void mpi_check(int code) {
 }
 
 inline MPI_Datatype mpi_type(DType dtype) {
-  switch (dtype) {
-    case DType::i8:
-      return MPI_INT8_T;
-    case DType::i16:
-      return MPI_INT16_T;
-    case DType::u16:
-      return MPI_UINT16_T;
-    case DType::i32:
-      return MPI_INT32_T;
-    case DType::u32:
-      return MPI_UINT32_T;
-    case DType::i64:
-      return MPI_INT64_T;
-    case DType::u64:
-      return MPI_UINT64_T;
-    case DType::f32:
-      return MPI_FLOAT;
-    case DType::f64:
-      return MPI_DOUBLE;
-    case DType::f16:
-    case DType::bfloat16:
-      return MPI_UINT16_T;
-    default:
-      return MPI_UINT8_T;
-  }
+  const MPI_Datatype types[] = {MPI_UINT8_T,  MPI_UINT8_T,  MPI_INT8_T,  MPI_INT16_T,  MPI_UINT16_T,
+                                MPI_INT32_T,  MPI_UINT32_T, MPI_INT64_T, MPI_UINT64_T, MPI_UINT16_T,
+                                MPI_UINT16_T, MPI_FLOAT,    MPI_DOUBLE};
+  return types[static_cast<std::size_t>(dtype)];
 }
 
-/// Chorus' own reduction as an MPI operator, for what MPI's lack: NaN wins in min and max; bool, bf16, half.
+/// Chorus' own reduction as an MPI operator, for what MPI's lack: NaN wins in min and max; bool, bf16, half. And Open
+/// MPI's sums of narrow integers stop at the largest number where the CPU has such additions; these wrap.
 template <class T, class How>
 void mpi_combine(void* in, void* inout, int* count, MPI_Datatype*) {
   combine<T, How>(inout, in, inout, static_cast<std::size_t>(*count));
@@ -135,29 +115,14 @@ MPI_Op mpi_operator(ReduceOp op) {
   return mine;
 }
 inline MPI_Op mpi_operator(const Reduction& reduction) {
-  switch (reduction.dtype) {
-    case DType::boolean:
-      return mpi_operator<bool>(reduction.op);
-    case DType::f16:
-      return mpi_operator<half>(reduction.op);
-    case DType::bfloat16:
-      return mpi_operator<bf16>(reduction.op);
-    case DType::f32:
-      return reduction.op == ReduceOp::sum ? MPI_SUM : mpi_operator<float>(reduction.op);
-    case DType::f64:
-      return reduction.op == ReduceOp::sum ? MPI_SUM : mpi_operator<double>(reduction.op);
-    // Open MPI's sums of narrow integers stop at the largest number where the CPU has such additions; these wrap.
-    case DType::u8:
-      return mpi_operator<std::uint8_t>(reduction.op);
-    case DType::i8:
-      return mpi_operator<std::int8_t>(reduction.op);
-    case DType::i16:
-      return mpi_operator<std::int16_t>(reduction.op);
-    case DType::u16:
-      return mpi_operator<std::uint16_t>(reduction.op);
-    default:
-      return reduction.op == ReduceOp::sum ? MPI_SUM : reduction.op == ReduceOp::min ? MPI_MIN : MPI_MAX;
-  }
+  if (reduction.op == ReduceOp::sum && reduction.element >= 4) return MPI_SUM;
+  constexpr MPI_Op (*own[])(ReduceOp) = {
+      &mpi_operator<bool>,          &mpi_operator<std::uint8_t>,  &mpi_operator<std::int8_t>,
+      &mpi_operator<std::int16_t>,  &mpi_operator<std::uint16_t>, &mpi_operator<std::int32_t>,
+      &mpi_operator<std::uint32_t>, &mpi_operator<std::int64_t>,  &mpi_operator<std::uint64_t>,
+      &mpi_operator<half>,          &mpi_operator<bf16>,          &mpi_operator<float>,
+      &mpi_operator<double>};
+  return own[static_cast<std::size_t>(reduction.dtype)](reduction.op);
 }
 
 }  // namespace chorus::comm::detail

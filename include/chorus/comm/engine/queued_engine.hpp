@@ -58,12 +58,7 @@ class QueuedEngine : public Engine {
       new auto(calls_);  // a forked child has no such thread, and waits for ever for one
   }
 
-  /// See InOrder.
-  const std::atomic<bool>& caller_waits() const { return calls_->caller_waits(); }
-  template <class Ask>
-  auto when_idle(const Ask& ask) {
-    return calls_->when_idle(ask);
-  }
+  InOrder& calls() const { return *calls_; }
   /// Which algorithm serves the call that runs.
   void note(Algorithm algorithm) {
     const std::lock_guard lock(mutex_);

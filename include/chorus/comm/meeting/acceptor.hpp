@@ -1,5 +1,5 @@
 #pragma once
-/// `Acceptor`: accepts connections from whoever connects, where only some are wanted.
+/// `Acceptor`: accepts connections from anybody, where only some are wanted.
 
 #include <sys/resource.h>
 
@@ -9,6 +9,7 @@
 #include <chorus/comm/transport/fixed_text.hpp>
 #include <chorus/comm/transport/socket.hpp>
 #include <chrono>
+#include <cstring>
 #include <span>
 #include <string>
 #include <utility>
@@ -33,6 +34,13 @@ struct Accepted {
   std::array<std::byte, 192> hello{};
   std::size_t got = 0;
   Deadline came{};
+
+  template <class Message>
+  Message hello_as() const {
+    Message message;
+    std::memcpy(&message, hello.data(), sizeof message);
+    return message;
+  }
 };
 
 /// Who connects has to send a hello of fixed size within 5 s, or 30 s where it is encrypted, which takes a busy machine
@@ -93,7 +101,7 @@ class Acceptor {
     return from.socket && from.got == hello_bytes_;
   }
 
-  /// Accepts whoever waits at the listener. False where some may be left there.
+  /// Accepts all that wait at the listener. False where some may be left there.
   bool accept_all() {
     while (true) {
       if (waiting_.size() >= most_ && !make_room()) return false;

@@ -60,8 +60,7 @@ class Host {
         throw TimeoutError(why);
       }
       if (!accepted.socket) continue;
-      Hello hello;
-      std::memcpy(&hello, accepted.hello.data(), sizeof hello);
+      const auto hello = accepted.hello_as<Hello>();
       if (hello.magic != magic) {
         ++strangers_;
         continue;
@@ -255,8 +254,7 @@ class Host {
     if (!host) trouble = std::strerror(errno);
     if (!host && met && Clock::now() >= *met + time_to_return)
       fail<CommError>(where, ": rank 0 went away before all had come");
-    // A port that nobody listens on can, on loopback, be connected to itself.
-    if (!host || host.local().port() == address.port()) continue;
+    if (!host) continue;
     meeting.listener = Socket::listen(host.local().with_port(0));
     hello.port = meeting.listener.local().port();
     trouble = "it took the connection and gave no answer";

@@ -120,7 +120,7 @@ class NcclEngine final : public Engine {
 
 /// A Communicator for numbers in one device's memory; `comm/nccl.hpp` has the real Api. Those in host memory go over
 /// `control`, as does the barrier. Calls are put on a stream of the communicator's own, after what the calling
-/// thread's compute stream has been given so far. Waiting, be it in a blocking call or for a Work, makes the compute
+/// thread's compute stream has been given so far. Waiting, in a blocking call or for a Work, makes the compute
 /// stream wait, not the host: the host learns of a failure at the next call, and whoever waits for the device goes on
 /// because a failed communicator is aborted. `barrier` alone blocks the host. Reductions of 16-bit integers, and of
 /// scaled minima and maxima, are UsageErrors. NCCL takes a scale in the type of the numbers, to which it is rounded.

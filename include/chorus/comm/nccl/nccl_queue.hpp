@@ -64,17 +64,14 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     check<UsageError>(!grouping_, "nccl: a group inside of a group");
     group_ = {};
     group_.grouped = true;
-    open(group_);
-    start_group(group_);
-    try {
-      calls();
-    } catch (...) {
-      if (!failure_) give_up(describe(group_, "the calls of a group could not all be made"), false);
-      throw;
-    }
-    grouping_ = false;
-    accept(api_.group_end(), group_);
-    return close(group_, stream_);
+    return launch_together(group_, [&] {
+      try {
+        calls();
+      } catch (...) {
+        if (!failure_) give_up(describe(group_, "the calls of a group could not all be made"), false);
+        throw;
+      }
+    });
   }
 
   /// Makes `count` calls of a kind, which become one launch: `issue(api, i, comm, stream)` makes number i and returns
@@ -85,12 +82,9 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     Call call = named(name);
     call.grouped = true;
     call.envelope.sequence = calls_++;
-    open(call);
-    start_group(call);
-    for (std::size_t i = 0; i < count; ++i) accept_later(issue(api_, i, comm_, stream_), call);
-    grouping_ = false;
-    accept(api_.group_end(), call);
-    return close(call, stream_);
+    return launch_together(call, [&] {
+      for (std::size_t i = 0; i < count; ++i) accept_later(issue(api_, i, comm_, stream_), call);
+    });
   }
 
   /// Runs `start`, which puts work that contains calls of this communicator on the compute stream, and watches it.
@@ -181,11 +175,17 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
       Calls::pause;
   using Calls::raise_if_failed, Calls::recorder_;
 
-  // Who gives up in the group ends it.
-  void start_group(const Call& call) {
+  // From group_start to group_end `give_up` ends the group.
+  template <class Made>
+  std::uint64_t launch_together(Call& call, const Made& calls) {
+    open(call);
     raise_if_failed(call);
     if (const int code = api_.group_start(); code != Api::success && code != Api::in_progress) this->refuse(code, call);
     grouping_ = true;
+    calls();
+    grouping_ = false;
+    accept(api_.group_end(), call);
+    return close(call, stream_);
   }
 
   void leave() {

@@ -102,7 +102,7 @@ inline std::size_t body_bytes(const StoreMessage& message) {
 
 /// False where the connection ends or the deadline comes first. What is large is not copied.
 [[gnu::cold]] inline bool send(const Socket& socket, const StoreMessage& message, Deadline deadline) {
-  constexpr std::size_t part = 64 << 10;
+  constexpr std::size_t large = 64 << 10;
   StoreHead head;
   head.code = message.code;
   head.count = static_cast<std::uint32_t>(message.texts.size());
@@ -117,9 +117,9 @@ inline std::size_t body_bytes(const StoreMessage& message) {
   for (const auto& text : message.texts) {
     const auto length = static_cast<std::uint32_t>(text.size());
     bytes.append(reinterpret_cast<const char*>(&length), sizeof length);
-    if (text.size() < part) bytes.append(text);
-    if ((bytes.size() >= part || text.size() >= part) && !flush()) return false;
-    if (text.size() >= part && !socket.send_all(std::as_bytes(std::span(text)), deadline)) return false;
+    if (text.size() < large) bytes.append(text);
+    if ((bytes.size() >= large || text.size() >= large) && !flush()) return false;
+    if (text.size() >= large && !socket.send_all(std::as_bytes(std::span(text)), deadline)) return false;
   }
   return flush();
 }
@@ -153,7 +153,7 @@ inline std::size_t memory_of(const StoreMessage& message) {
 /// place for so many bytes: `admit(bytes)`. Memory is taken as bytes come in, not on anybody's word.
 template <class Admit>
 [[gnu::cold]] std::optional<StoreMessage> receive(const Socket& socket, Deadline deadline, const Admit& admit) {
-  constexpr std::size_t part = 1 << 20;
+  constexpr std::size_t step = 1 << 20;
   StoreHead head;
   if (!socket.receive_all(bytes_of(head), deadline)) return std::nullopt;
   if (head.bytes > most_message_bytes || head.code > StoreCode::refused) return std::nullopt;
@@ -161,7 +161,7 @@ template <class Admit>
   std::string body;
   while (body.size() < head.bytes) {
     const auto before = body.size();
-    body.resize(std::min<std::size_t>(before + part, head.bytes));
+    body.resize(std::min<std::size_t>(before + step, head.bytes));
     if (!socket.receive_all(std::as_writable_bytes(std::span(body)).subspan(before), deadline)) return std::nullopt;
   }
   auto texts = texts_in(body, head.count);

@@ -86,12 +86,10 @@ class StoreServer {
   }
 
   void admit(Accepted accepted) {
-    detail::StoreHello hello;
-    std::memcpy(&hello, accepted.hello.data(), sizeof hello);
+    const auto hello = accepted.hello_as<detail::StoreHello>();
     if (hello.magic != detail::store_magic) return;  // a stranger
     const bool knows = hello.key == key_ && detail::proves(hello, accepted.nonce, token_);
-    detail::StoreWelcome answer;
-    answer.welcome = knows;
+    detail::StoreWelcome answer{.welcome = knows};
     if (knows) answer.proof = detail::proof_of(answer, hello.nonce, token_);
     accepted.socket.no_delay();
     accepted.socket.send_all(bytes_of(answer), Clock::now() + std::chrono::milliseconds(100));

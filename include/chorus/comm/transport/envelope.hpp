@@ -14,7 +14,7 @@ struct Envelope {
   DType dtype = DType::u8;
   std::uint8_t detail = 0;  ///< a ReduceOp, or the root's rank
   std::uint8_t reserved = 0;
-  std::uint32_t sequence = 0;  ///< the how-manieth collective, or the how-manieth message between two ranks
+  std::uint32_t sequence = 0;  ///< the number of this collective, or of this message between two ranks
   std::uint64_t count = 0;     ///< numbers of type `dtype` in this rank's call
   friend bool operator==(const Envelope&, const Envelope&) = default;
 };

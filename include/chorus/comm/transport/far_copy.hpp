@@ -15,7 +15,8 @@ namespace chorus::comm {
 /// Ordinary stores have to take each line back from the other core's cache. Where the two share a cache that is quick,
 /// and the other core then reads from it: 20 GB/s of all-reduce between two cores of one Zen 4 complex, against 8 with
 /// streaming stores, which go past the caches. Between two complexes it is 2 GB/s against 10. Where threads run is not
-/// known, and schedulers and hypervisors move them, so now and then a part of a copy is done both ways, and timed.
+/// known, and schedulers and hypervisors move them, so now and then the beginning of a copy is done both ways, and
+/// timed.
 class FarCopy {
  public:
   /// The ranges do not overlap. `out` is aligned to 64 bytes.
@@ -33,17 +34,15 @@ class FarCopy {
   static constexpr unsigned period = 32;  // copies: the first ones find memory that nobody has touched yet
 
   static void stream(std::byte* out, const std::byte* in, std::size_t bytes) {
-#if defined(__SSE2__)
     std::size_t i = 0;
+#if defined(__SSE2__)
     for (; i + 64 <= bytes; i += 64)
       for (std::size_t j = i; j < i + 64; j += 16)
         _mm_stream_si128(reinterpret_cast<__m128i*>(out + j),
                          _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + j)));
+#endif
     detail::copy_bytes(out + i, in + i, bytes - i);
     finish();  // before the flag that says that it is there
-#else
-    detail::copy_bytes(out, in, bytes);
-#endif
   }
   static void finish() {
 #if defined(__SSE2__)

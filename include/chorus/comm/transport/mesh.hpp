@@ -142,8 +142,7 @@ class MeshCall {
       break;
     }
     if (!accepted.socket) continue;
-    detail::MeshHello hello;
-    std::memcpy(&hello, accepted.hello.data(), sizeof hello);
+    const auto hello = accepted.hello_as<detail::MeshHello>();
     if (hello.key != meeting.key || hello.rank <= world.rank || hello.rank >= world.size) continue;
     if (hello.to != world.rank || (hello.lane != 0 && hello.lane != 1)) continue;
     if (!detail::proves(hello, accepted.nonce, world.token)) continue;

@@ -2,6 +2,7 @@
 /// `Board`: what ranks that share memory tell each other beside their data: who is here, who waits for whom, who gave
 /// up. Each has a `Place` at it, where it sleeps, is woken, and finds out that a peer has died.
 
+#include <linux/futex.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -13,11 +14,12 @@
 #include <atomic>
 #include <cerrno>
 #include <chorus/comm/transport/fixed_text.hpp>
-#include <chorus/comm/transport/futex.hpp>
 #include <chorus/comm/transport/transport.hpp>
 #include <chorus/comm/world.hpp>
 #include <chrono>
+#include <climits>
 #include <cstdint>
+#include <ctime>
 #include <functional>
 #include <string>
 #include <thread>
@@ -25,6 +27,27 @@
 #include <vector>
 
 namespace chorus::comm::detail {
+
+/// Sleeps while `word` is `value`, until `futex_wake`, `limit`, or for no reason.
+inline void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t value, std::chrono::nanoseconds limit) {
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(limit);
+  const timespec time{.tv_sec = seconds.count(), .tv_nsec = (limit - seconds).count()};
+  syscall(SYS_futex, &word, FUTEX_WAIT, value, &time, nullptr, 0);
+}
+
+/// Wakes all that sleep on `word`.
+inline void futex_wake(std::atomic<std::uint32_t>& word) {
+  syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+/// Tells the processor that this is a waiting loop.
+inline void spin_pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
 
 /// What a rank that sleeps waits for.
 struct Waiting {
@@ -66,7 +89,7 @@ static_assert(std::atomic<std::uint32_t>::is_always_lock_free && std::atomic<Wai
 class Place {
  public:
   /// Where the board names the ranks' processes, it watches for their deaths. `names`: what messages call the ranks,
-  /// where they are a part of a group.
+  /// where they are some of a job.
   Place(Board& board, int rank, int size, std::chrono::milliseconds timeout, std::vector<int> names)
       : board_(board),
         rank_(rank),
@@ -80,7 +103,7 @@ class Place {
     }
   }
   ~Place() {
-    if (getpid() == process_) {  // a forked child takes nobody's leave
+    if (getpid() == process_) {  // a forked child is no rank
       seat(rank_).left.store(1);
       ring_all_bells();
     }

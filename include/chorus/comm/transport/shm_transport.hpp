@@ -46,7 +46,7 @@ class ShmTransport final : public Transport {
   }
 
   /// Takes a seat in a zeroed region of `region_bytes(ranks)`. Where the region names the ranks' processes, it watches
-  /// for their deaths. `names`: what messages call the ranks, where these are a part of a group.
+  /// for their deaths. `names`: what messages call the ranks, where these are some of a job.
   ShmTransport(std::shared_ptr<const SharedRegion> region, int me, int ranks, std::chrono::milliseconds limit,
                std::vector<int> names = {})
       : Transport(me, ranks, slot_bytes, slots, limit),

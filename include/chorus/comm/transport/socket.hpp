@@ -56,7 +56,7 @@ struct Address {
     return other;
   }
 
-  /// Whether it is one, whoever has sent it.
+  /// Whether it is an address: a peer may have sent anything.
   bool sound() const {
     return (storage.ss_family == AF_INET && length == sizeof(sockaddr_in)) ||
            (storage.ss_family == AF_INET6 && length == sizeof(sockaddr_in6));
@@ -112,7 +112,7 @@ inline void append(std::string& out, const Address& address) {
   out += cat(six ? "[" : "", address.host(), six ? "]:" : ":", address.port());
 }
 
-/// Owns a socket, under a number that is none of the standard streams'.
+/// Owns a socket. Its descriptor is above those of the standard streams.
 class Socket {
  public:
   Socket() = default;
@@ -159,11 +159,13 @@ class Socket {
     if (!socket || ::connect(socket.fd_, address.data(), address.length) == 0 || errno == EINPROGRESS) return socket;
     return Socket();
   }
-  /// A connection, or an empty socket with errno set when there is none by the deadline.
+  /// A connection, or an empty socket with errno set when there is none by the deadline. A port that nobody listens on
+  /// can, on loopback, be connected to itself: that does not count.
   static Socket connect(const Address& address, Deadline deadline) {
     auto socket = begin_connect(address);
     if (!socket) return socket;
-    const int error = socket.wait(POLLOUT, deadline) ? socket.error() : ETIMEDOUT;
+    int error = socket.wait(POLLOUT, deadline) ? socket.error() : ETIMEDOUT;
+    if (error == 0 && socket.local().port() == address.port()) error = ECONNREFUSED;
     if (error == 0) return socket;
     errno = error;
     return Socket();
@@ -222,10 +224,10 @@ class Socket {
     if (tls_) [[unlikely]]
       return tls_->send(
           first.data() + first.size() == second.data() ? std::span(first.data(), first.size() + second.size()) : first);
-    iovec parts[2] = {{const_cast<std::byte*>(first.data()), first.size()},
-                      {const_cast<std::byte*>(second.data()), second.size()}};
+    iovec ranges[2] = {{const_cast<std::byte*>(first.data()), first.size()},
+                       {const_cast<std::byte*>(second.data()), second.size()}};
     msghdr message{};
-    message.msg_iov = parts;
+    message.msg_iov = ranges;
     message.msg_iovlen = 2;
     const auto n = ::sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     return n >= 0 ? n : would_wait() ? 0 : -1;
