@@ -589,7 +589,7 @@ struct StoreMessage;
 class StoreLink;
 }  // namespace detail
 
-/// One rank's access to the store. Copies share it; any thread may use it, and one that waits holds no other up.
+/// One rank's access to the store. Copies share it; any thread may use it, and one that waits does not hold up another.
 ///
 /// Rank 0 holds the data, in memory: a rank that still uses the store when rank 0 has ended gets a CommError, so let a
 /// barrier be the last that ranks do together. Keys have 1 to 8192 bytes, values up to 8 MiB, of any kind; a call up
@@ -640,8 +640,8 @@ class Store {
   std::chrono::milliseconds timeout() const { return timeout_; }
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
 
-  /// The same store, with `prefix/` before each key (PyTorch's PrefixStore): users who know nothing of each other keep
-  /// apart.
+  /// The same store, with `prefix/` before each key (PyTorch's PrefixStore): users who know nothing of each other don't
+  /// meet.
   Store prefix_store(std::string_view prefix) const;
 
   static constexpr std::chrono::milliseconds default_timeout{300'000};
@@ -763,7 +763,7 @@ inline std::size_t body_bytes(const StoreMessage& message) {
 
 /// False where the connection ends or the deadline comes first. What is large is not copied.
 [[gnu::cold]] inline bool send(const Socket& socket, const StoreMessage& message, Deadline deadline) {
-  constexpr std::size_t part = 64 << 10;
+  constexpr std::size_t large = 64 << 10;
   StoreHead head;
   head.code = message.code;
   head.count = static_cast<std::uint32_t>(message.texts.size());
@@ -778,9 +778,9 @@ inline std::size_t body_bytes(const StoreMessage& message) {
   for (const auto& text : message.texts) {
     const auto length = static_cast<std::uint32_t>(text.size());
     bytes.append(reinterpret_cast<const char*>(&length), sizeof length);
-    if (text.size() < part) bytes.append(text);
-    if ((bytes.size() >= part || text.size() >= part) && !flush()) return false;
-    if (text.size() >= part && !socket.send_all(std::as_bytes(std::span(text)), deadline)) return false;
+    if (text.size() < large) bytes.append(text);
+    if ((bytes.size() >= large || text.size() >= large) && !flush()) return false;
+    if (text.size() >= large && !socket.send_all(std::as_bytes(std::span(text)), deadline)) return false;
   }
   return flush();
 }
@@ -814,7 +814,7 @@ inline std::size_t memory_of(const StoreMessage& message) {
 /// place for so many bytes: `admit(bytes)`. Memory is taken as bytes come in, not on anybody's word.
 template <class Admit>
 [[gnu::cold]] std::optional<StoreMessage> receive(const Socket& socket, Deadline deadline, const Admit& admit) {
-  constexpr std::size_t part = 1 << 20;
+  constexpr std::size_t step = 1 << 20;
   StoreHead head;
   if (!socket.receive_all(bytes_of(head), deadline)) return std::nullopt;
   if (head.bytes > most_message_bytes || head.code > StoreCode::refused) return std::nullopt;
@@ -822,7 +822,7 @@ template <class Admit>
   std::string body;
   while (body.size() < head.bytes) {
     const auto before = body.size();
-    body.resize(std::min<std::size_t>(before + part, head.bytes));
+    body.resize(std::min<std::size_t>(before + step, head.bytes));
     if (!socket.receive_all(std::as_writable_bytes(std::span(body)).subspan(before), deadline)) return std::nullopt;
   }
   auto texts = texts_in(body, head.count);
@@ -1156,12 +1156,10 @@ class StoreServer {
   }
 
   void admit(Accepted accepted) {
-    detail::StoreHello hello;
-    std::memcpy(&hello, accepted.hello.data(), sizeof hello);
+    const auto hello = accepted.hello_as<detail::StoreHello>();
     if (hello.magic != detail::store_magic) return;  // a stranger
     const bool knows = hello.key == key_ && detail::proves(hello, accepted.nonce, token_);
-    detail::StoreWelcome answer;
-    answer.welcome = knows;
+    detail::StoreWelcome answer{.welcome = knows};
     if (knows) answer.proof = detail::proof_of(answer, hello.nonce, token_);
     accepted.socket.no_delay();
     accepted.socket.send_all(bytes_of(answer), Clock::now() + std::chrono::milliseconds(100));
@@ -1265,9 +1263,10 @@ class StoreLink {
 [[gnu::cold]] inline Socket visit_store(const Address& address, const std::string& token, std::uint64_t key,
                                         Deadline deadline, std::string& why) {
   auto socket = Socket::connect(address, std::min(deadline, Clock::now() + std::chrono::seconds(5)));
-  if (!socket) why = std::strerror(errno);
-  // A port that nobody listens on can, on loopback, be connected to itself.
-  if (!socket || socket.local().port() == address.port()) return Socket();
+  if (!socket) {
+    why = std::strerror(errno);
+    return socket;
+  }
   const auto soon = std::min(deadline, Clock::now() + std::chrono::seconds(5));
   why = "it took the connection and gave no answer";
   Challenge challenge;
@@ -1470,9 +1469,9 @@ inline ImageDataset open_images(const std::string& folder, Split split = Split::
   if (!Mnist::find(folder, split, Mnist::images).empty() || !Mnist::find(folder, split, Mnist::labels).empty())
     return Mnist(folder, split);
   if (!Cifar10::find(folder).empty()) return Cifar10(folder, split);
-  const char* part = split == Split::train ? "train" : "t10k";
-  fail<FileError>("open_images: folder ", folder, " holds no dataset that is known here; looked for MNIST (", part,
-                  Mnist::images, " and ", part, Mnist::labels, ", plain or .gz) and CIFAR-10 (",
+  const char* which = split == Split::train ? "train" : "t10k";
+  fail<FileError>("open_images: folder ", folder, " holds no dataset that is known here; looked for MNIST (", which,
+                  Mnist::images, " and ", which, Mnist::labels, ", plain or .gz) and CIFAR-10 (",
                   split == Split::train ? "data_batch_1.bin to data_batch_5.bin" : "test_batch.bin",
                   ", also in cifar-10-batches-bin)", what_is_there(folder), Cifar10::advice(folder));
 }
@@ -1497,73 +1496,6 @@ inline ImageDataset open_images(const std::string& folder, Split split = Split::
 #define CHORUS_SINGLE_CHORUS_IO_CONVERTED_NUMBERS_HPP
 /// Numbers of a file in the type that a model has them in, as PyTorch's `copy_` converts them.
 
-// <chorus/io/file_dtype.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_IO_FILE_DTYPE_HPP
-#define CHORUS_SINGLE_CHORUS_IO_FILE_DTYPE_HPP
-/// The element types that a safetensors file may hold: those of chorus::DType and those that tensors don't have.
-
-namespace chorus::io {
-
-/// In the order of the format's own list, by which writers sort tensors: later types come first in a file.
-enum class FileDType : std::uint8_t {
-  boolean,
-  f4,
-  f6_e2m3,
-  f6_e3m2,
-  u8,
-  i8,
-  f8_e5m2,
-  f8_e4m3,
-  f8_e8m0,
-  f8_e4m3fnuz,
-  f8_e5m2fnuz,
-  i16,
-  u16,
-  f16,
-  bf16,
-  i32,
-  u32,
-  f32,
-  c64,
-  f64,
-  i64,
-  u64
-};
-
-namespace detail {
-struct FileDTypeFacts {
-  std::string_view name;
-  unsigned bits;
-};
-inline constexpr FileDTypeFacts file_dtypes[] = {
-    {"BOOL", 8},    {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6},     {"U8", 8},          {"I8", 8},
-    {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"I16", 16},
-    {"U16", 16},    {"F16", 16},    {"BF16", 16},   {"I32", 32},        {"U32", 32},        {"F32", 32},
-    {"C64", 64},    {"F64", 64},    {"I64", 64},    {"U64", 64}};
-}  // namespace detail
-
-/// The name in the file, as `F8_E4M3`.
-constexpr std::string_view name(FileDType type) { return detail::file_dtypes[static_cast<std::size_t>(type)].name; }
-
-/// Bits of one element; F4 and F6 elements are packed.
-constexpr unsigned bits_of(FileDType type) { return detail::file_dtypes[static_cast<std::size_t>(type)].bits; }
-
-/// The type of that name, if there is one.
-constexpr std::optional<FileDType> file_dtype_named(std::string_view text) {
-  for (std::size_t i = 0; i < std::size(detail::file_dtypes); ++i) {
-    if (detail::file_dtypes[i].name == text) return static_cast<FileDType>(i);
-  }
-  return std::nullopt;
-}
-
-/// Every type of a tensor has a type in the file, of the same name.
-constexpr FileDType file_dtype(DType type) { return *file_dtype_named(chorus::name(type)); }
-
-inline void append(std::string& out, FileDType part) { out += name(part); }
-
-}  // namespace chorus::io
-#endif  // CHORUS_SINGLE_CHORUS_IO_FILE_DTYPE_HPP
-
 namespace chorus::io::detail {
 
 /// The tensors' type of that name, if they have it.
@@ -1582,34 +1514,20 @@ constexpr bool convertible(FileDType from, DType to) {
   return known && is_floating(*known) == is_floating(to);
 }
 
-/// Calls `visit(T{})` with the type of that name, of floating-point numbers or of integers; a bool's is its byte.
+/// Calls `visit(T{})` with that of the types T that has the name `type`; a bool's is its byte.
+template <class... T, class Visit>
+void with_one_of(DType type, const Visit& visit) {
+  const DType stored = type == DType::boolean ? DType::u8 : type;
+  ((stored == dtype<T> ? visit(T{}) : void()), ...);
+}
 template <class Visit>
 void with_float(DType type, const Visit& visit) {
-  if (type == DType::f16) return visit(half{});
-  if (type == DType::bfloat16) return visit(bf16{});
-  if (type == DType::f32) return visit(float{});
-  visit(double{});
+  with_one_of<half, bf16, float, double>(type, visit);
 }
 template <class Visit>
 void with_integer(DType type, const Visit& visit) {
-  switch (type) {
-    case DType::i8:
-      return visit(std::int8_t{});
-    case DType::i16:
-      return visit(std::int16_t{});
-    case DType::u16:
-      return visit(std::uint16_t{});
-    case DType::i32:
-      return visit(std::int32_t{});
-    case DType::u32:
-      return visit(std::uint32_t{});
-    case DType::i64:
-      return visit(std::int64_t{});
-    case DType::u64:
-      return visit(std::uint64_t{});
-    default:
-      return visit(std::uint8_t{});
-  }
+  with_one_of<std::int8_t, std::uint8_t, std::int16_t, std::uint16_t, std::int32_t, std::uint32_t, std::int64_t,
+              std::uint64_t>(type, visit);
 }
 
 /// `bytes`, which are numbers of type `from`, in type `to`: floating-point numbers are rounded, integers keep their
@@ -1749,7 +1667,7 @@ inline Rename with_prefix(std::string prefix) {
 // <chorus/io/model_file_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_IMPL_HPP
-/// How a model's numbers get into a file.
+/// How a model's numbers get into a file, and where those of a file go.
 
 // <chorus/io/safetensors_writer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_HPP
@@ -1769,7 +1687,7 @@ inline Rename with_prefix(std::string prefix) {
 // <chorus/io/descriptor.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_DESCRIPTOR_HPP
 #define CHORUS_SINGLE_CHORUS_IO_DESCRIPTOR_HPP
-/// A file descriptor that closes itself.
+/// A file descriptor that closes itself, and a file to read.
 
 namespace chorus::io {
 
@@ -1791,6 +1709,43 @@ struct Descriptor {
 
 /// The most that one call reads or writes: Linux stops just below 2 GiB, and some systems refuse more.
 inline constexpr std::size_t io_chunk = std::size_t{1} << 30;
+
+/// A regular file, open for reading; without a path none.
+class RegularFile {
+ public:
+  RegularFile() = default;
+  /// `who`: how messages begin. Throws FileError.
+  RegularFile(const std::string& path, std::string_view who)
+      // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
+      : file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
+    check<FileError>(is_open(), who, ": opening the file failed: ", std::strerror(errno));
+    struct stat facts {};
+    const bool seen = ::fstat(file_.value, &facts) == 0;  // before errno is read
+    check<FileError>(seen, who, ": looking at the file failed: ", std::strerror(errno));
+    check<FileError>(S_ISREG(facts.st_mode), who, ": not a regular file");
+    size_ = static_cast<std::uint64_t>(facts.st_size);
+  }
+
+  bool is_open() const { return file_.value >= 0; }
+  std::uint64_t size() const { return size_; }
+
+  /// Fills `to` with the bytes from `offset` on. Throws FileError: `reading...` failed, and why.
+  template <class... Reading>
+  void read(std::uint64_t offset, std::span<std::byte> to, const Reading&... reading) const {
+    while (!to.empty()) {
+      const ssize_t count = ::pread(file_.value, to.data(), std::min(to.size(), io_chunk), static_cast<off_t>(offset));
+      if (count < 0 && errno == EINTR) continue;
+      check<FileError>(count > 0, reading...,
+                       " failed: ", count < 0 ? std::strerror(errno) : "the file has become shorter");
+      to = to.subspan(static_cast<std::size_t>(count));
+      offset += static_cast<std::uint64_t>(count);
+    }
+  }
+
+ private:
+  Descriptor file_;
+  std::uint64_t size_ = 0;
+};
 
 }  // namespace chorus::io
 #endif  // CHORUS_SINGLE_CHORUS_IO_DESCRIPTOR_HPP
@@ -1960,76 +1915,6 @@ class AtomicFile {
 }  // namespace chorus::io
 #endif  // CHORUS_SINGLE_CHORUS_IO_ATOMIC_FILE_HPP
 
-// <chorus/io/tensor_entry.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_IO_TENSOR_ENTRY_HPP
-#define CHORUS_SINGLE_CHORUS_IO_TENSOR_ENTRY_HPP
-/// One tensor of a safetensors file, and the rules that its reader and its writer share.
-
-namespace chorus::io {
-
-/// What a file says of one tensor: row-major elements, little-endian, `bytes` bytes from `begin` on in the data that
-/// follows the header. Nothing is said about alignment.
-struct TensorEntry {
-  std::string name;
-  FileDType dtype{};
-  std::vector<Index> shape;
-  std::size_t begin = 0;
-  std::size_t bytes = 0;
-};
-
-/// What a reader accepts. A file's sizes are also checked against the file itself before anything is allocated.
-struct ReaderLimits {
-  std::uint64_t header_bytes = std::uint64_t{16} << 20;  ///< never above `format_header_bytes`
-  std::size_t tensors = 1'000'000;
-  std::size_t rank = 8;
-  std::size_t name_bytes = 1024;
-};
-
-/// The format's own limit on the size of its header.
-inline constexpr std::uint64_t format_header_bytes = 100'000'000;
-
-namespace detail {
-
-/// How a message about one tensor of a file begins.
-struct TensorOfFile {
-  std::string_view path, tensor;
-};
-inline void append(std::string& out, TensorOfFile part) {
-  out += cat(part.path, ": tensor ", Quoted{part.tensor}, ": ");
-}
-
-/// Bytes of a tensor. Throws `Kind` where they can't be counted.
-template <class Kind>
-std::size_t tensor_bytes(FileDType dtype, std::span<const Index> shape, TensorOfFile who) {
-  constexpr auto most = static_cast<std::uint64_t>(std::numeric_limits<Index>::max());
-  std::uint64_t bits = bits_of(dtype);
-  bool empty = false;
-  for (const Index size : shape) {
-    check<Kind>(size >= 0, who, "negative size in shape ", shape);
-    // Axes of size 0 don't shorten the count: strides of the other axes are computed later and must not overflow.
-    empty = empty || size == 0;
-    const auto factor = static_cast<std::uint64_t>(std::max<Index>(size, 1));
-    check<Kind>(bits <= most / factor, who, "the size of shape ", shape, " of ", dtype, " overflows");
-    bits *= factor;
-  }
-  if (empty) return 0;
-  check<Kind>(bits % 8 == 0, who, "shape ", shape, " of ", dtype, " is ", bits, " bits, which are no whole bytes");
-  return static_cast<std::size_t>(bits / 8);
-}
-
-/// Throws `Kind` unless the tensor's name is short enough and printable.
-template <class Kind>
-void check_tensor_name(TensorOfFile who, std::size_t limit) {
-  const std::string_view name = who.tensor;
-  check<Kind>(name.size() <= limit, who, "its name has ", name.size(), " bytes; the limit is ", limit);
-  const bool control = std::any_of(name.begin(), name.end(), [](unsigned char c) { return c < 0x20 || c == 0x7F; });
-  check<Kind>(!control, who, "its name has a control character");
-}
-
-}  // namespace detail
-}  // namespace chorus::io
-#endif  // CHORUS_SINGLE_CHORUS_IO_TENSOR_ENTRY_HPP
-
 namespace chorus::io {
 
 static_assert(std::endian::native == std::endian::little,
@@ -2092,10 +1977,7 @@ inline std::string safetensors_header(std::string_view path, std::vector<const T
   }
   json += '}';
 
-  std::sort(names.begin(), names.end());
-  const auto twice = std::adjacent_find(names.begin(), names.end());
-  if (twice != names.end()) fail<UsageError>(TensorOfFile{saving, *twice}, "appears twice");
-
+  check_names_differ<UsageError>(saving, std::move(names));
   json.resize((json.size() + 7) / 8 * 8, ' ');
   check<UsageError>(json.size() <= format_header_bytes, saving, ": the header would have ", json.size(),
                     " bytes; the format allows ", format_header_bytes);
@@ -2123,30 +2005,69 @@ inline void write_safetensors(const std::string& path, std::span<const TensorVie
 }  // namespace chorus::io
 #endif  // CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_HPP
 
-namespace chorus::io {
+namespace chorus::io::detail {
 
-namespace detail {
-
-/// A tensor in device memory that goes into a file, or comes from one. What begins with this prefix in a checkpoint is
-/// not the model's.
+/// What begins with this prefix in a checkpoint is not the model's.
 inline constexpr std::string_view training_prefix = "training/";
+
+/// Where a tensor of a file lies in this program: in device memory, or, without a device, on the host. `mean_with`:
+/// names of others in the file, with which floating-point numbers take the mean.
+template <Device D>
+struct TensorPlace {
+  std::string name;
+  DType dtype;
+  std::vector<Index> shape;
+  std::optional<D> device;
+  void* data;
+  std::vector<std::string> mean_with = {};
+
+  std::size_t bytes() const { return static_cast<std::size_t>(numel(shape)) * size_of(dtype); }
+  void copy_to(void* numbers) const {
+    if (device)
+      copy_bytes(Cpu{}, numbers, *device, data, bytes());
+    else
+      copy_bytes(Cpu{}, numbers, Cpu{}, data, bytes());
+  }
+  void fill(const void* numbers) const {
+    if (device)
+      copy_bytes(*device, data, Cpu{}, numbers, bytes());
+    else
+      copy_bytes(Cpu{}, data, Cpu{}, numbers, bytes());
+  }
+};
+
+/// All places of a model.
+template <Device D>
+std::vector<TensorPlace<D>> model_places(nn::Module& model) {
+  std::vector<TensorPlace<D>> places;
+  const auto add = [&](const std::string& name, auto& tensor) {
+    const auto extents = tensor.extents();
+    places.push_back({name, tensor.dtype(), {extents.begin(), extents.end()}, tensor.where(), tensor.memory()});
+  };
+  for (const auto& named : nn::named_parameters<D>(model)) add(named.name, *named.parameter);
+  for (const auto& named : nn::named_buffers<D>(model)) add(named.name, *named.buffer);
+  return places;
+}
+
+/// Says that a model's numbers have changed: to replicas, and to copies in 16 bits.
+template <Device D>
+void say_changed(nn::Module& model) {
+  for (const auto& named : nn::named_parameters<D>(model)) named.parameter->touch();
+  for (const auto& named : nn::named_buffers<D>(model)) named.buffer->touch();
+}
 
 /// Tensors on their way to a file, brought to the host.
 class Outgoing {
  public:
   template <Device D>
-  void add(std::string name, DType dtype, std::vector<Index> shape, D device, const void* data) {
-    const auto bytes = static_cast<std::size_t>(numel(shape)) * size_of(dtype);
-    items_.push_back({std::move(name), dtype, std::move(shape), std::vector<std::byte>(bytes)});
-    copy_bytes(Cpu{}, items_.back().bytes.data(), device, data, bytes);
+  void add(const TensorPlace<D>& tensor) {
+    add(tensor.name, tensor, [&](std::byte* to) { tensor.copy_to(to); });
   }
-  /// A tensor with a name, dtype, shape, device (if any) and data.
-  template <class Place>
-  void add(const Place& tensor) {
-    if (tensor.device)
-      add(tensor.name, tensor.dtype, tensor.shape, *tensor.device, tensor.data);
-    else
-      add(tensor.name, tensor.dtype, tensor.shape, Cpu{}, tensor.data);
+  /// Under another name; `copy(to)` copies the numbers.
+  template <Device D, class Copy>
+  void add(std::string name, const TensorPlace<D>& tensor, const Copy& copy) {
+    items_.push_back({std::move(name), tensor.dtype, tensor.shape, std::vector<std::byte>(tensor.bytes())});
+    copy(items_.back().bytes.data());
   }
   std::vector<TensorView> views() const {
     std::vector<TensorView> out;
@@ -2163,30 +2084,6 @@ class Outgoing {
   };
   std::vector<Item> items_;
 };
-
-/// Calls `visit(name, dtype, extents, device, data)` for all numbers of a model; `touch` says that they will change.
-template <Device D, class Visit>
-void for_each_tensor(nn::Module& model, const Visit& visit, bool touch) {
-  for (const auto& named : nn::named_parameters<D>(model)) {
-    visit(named.name, named.parameter->dtype(), named.parameter->extents(), named.parameter->where(),
-          named.parameter->memory());
-    if (touch) named.parameter->touch();
-  }
-  for (const auto& named : nn::named_buffers<D>(model)) {
-    visit(named.name, named.buffer->dtype(), named.buffer->extents(), named.buffer->where(), named.buffer->memory());
-    if (touch) named.buffer->touch();
-  }
-}
-
-template <Device D>
-void add_model(Outgoing& out, nn::Module& model) {
-  for_each_tensor<D>(
-      model,
-      [&](const std::string& name, DType dtype, std::span<const Index> extents, D device, const void* data) {
-        out.add(name, dtype, {extents.begin(), extents.end()}, device, data);
-      },
-      false);
-}
 
 /// All names that each parameter and buffer has in a model, by the first of them.
 inline std::map<std::string, std::vector<std::string>> all_names(nn::Module& model) {
@@ -2212,15 +2109,13 @@ inline void note_tied(Metadata& metadata, nn::Module& model) {
 template <Device D>
 void save_module(nn::Module& model, const std::string& path, const Metadata& metadata) {
   Outgoing out;
-  add_model<D>(out, model);
+  for (const auto& place : model_places<D>(model)) out.add(place);
   auto noted = metadata;
   note_tied(noted, model);
   write_safetensors(path, out.views(), noted);
 }
 
-}  // namespace detail
-
-}  // namespace chorus::io
+}  // namespace chorus::io::detail
 #endif  // CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_IMPL_HPP
 
 // <chorus/io/safetensors_reader.hpp>
@@ -2547,9 +2442,7 @@ inline void check_layout(std::string_view path, std::vector<TensorEntry>& entrie
 
   std::vector<std::string_view> names;
   for (const TensorEntry& entry : entries) names.push_back(entry.name);
-  std::sort(names.begin(), names.end());
-  const auto twice = std::adjacent_find(names.begin(), names.end());
-  if (twice != names.end()) fail<FileError>(TensorOfFile{path, *twice}, "appears twice");
+  check_names_differ<FileError>(path, std::move(names));
 }
 
 }  // namespace detail
@@ -2583,15 +2476,7 @@ class SafetensorsReader {
   /// Opens and checks the file. Throws FileError, with the path and the tensor's name, where it is not there, can't be
   /// read, breaks a rule of the format, or is above a limit.
   explicit SafetensorsReader(const std::string& path, const ReaderLimits& limits = {})
-      : path_(path), loading_(cat("loading ", path)) {
-    // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
-    file_ = Descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-    check<FileError>(file_.value >= 0, loading_, ": opening the file failed: ", std::strerror(errno));
-    struct stat facts {};
-    const bool seen = ::fstat(file_.value, &facts) == 0;  // before errno is read
-    check<FileError>(seen, loading_, ": looking at the file failed: ", std::strerror(errno));
-    check<FileError>(S_ISREG(facts.st_mode), loading_, ": not a regular file");
-    size_ = static_cast<std::uint64_t>(facts.st_size);
+      : path_(path), loading_(cat("loading ", path)), file_(path, loading_), size_(file_.size()) {
     read_header(limits);
   }
 
@@ -2672,25 +2557,16 @@ class SafetensorsReader {
   }
 
   void read_at(std::uint64_t offset, std::span<std::byte> to, const TensorEntry* tensor) const {
-    if (file_.value < 0) {
+    if (!file_.is_open()) {
       if (!to.empty()) std::memcpy(to.data(), memory_.data() + offset, to.size());
       return;
     }
-    while (!to.empty()) {
-      const ssize_t count = ::pread(file_.value, to.data(), std::min(to.size(), io_chunk), static_cast<off_t>(offset));
-      if (count < 0 && errno == EINTR) continue;
-      if (count <= 0) {
-        const char* reason = count < 0 ? std::strerror(errno) : "the file has become shorter";
-        fail<FileError>(loading_, ": reading ", tensor == nullptr ? "the header" : cat("tensor ", Quoted{tensor->name}),
-                        " failed: ", reason);
-      }
-      to = to.subspan(static_cast<std::size_t>(count));
-      offset += static_cast<std::uint64_t>(count);
-    }
+    const auto what = tensor == nullptr ? "the header" : cat("tensor ", Quoted{tensor->name});
+    file_.read(offset, to, loading_, ": reading ", what);
   }
 
   std::string path_, loading_;
-  Descriptor file_;
+  RegularFile file_;
   std::span<const std::byte> memory_;
   std::uint64_t size_ = 0;
   std::uint64_t data_begin_ = 0;
@@ -2806,56 +2682,6 @@ class FileTensors {
 
 }  // namespace chorus::io::detail
 #endif  // CHORUS_SINGLE_CHORUS_IO_FILE_NAMES_HPP
-
-// <chorus/io/incoming.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_IO_INCOMING_HPP
-#define CHORUS_SINGLE_CHORUS_IO_INCOMING_HPP
-/// Where numbers of a file go to.
-
-namespace chorus::io::detail {
-
-/// A place that a tensor of a file is to fill: in device memory, or, without a device, on the host. `mean_with`: names
-/// of others, with which floating-point numbers take the mean.
-template <Device D>
-struct Incoming {
-  std::string name;
-  DType dtype;
-  std::vector<Index> shape;
-  std::optional<D> device;
-  void* data;
-  std::vector<std::string> mean_with = {};
-};
-
-/// All places of a model.
-template <class Model>
-auto model_places(Model& model) {
-  std::vector<Incoming<typename Model::device_type>> places;
-  for_each_tensor<typename Model::device_type>(
-      model,
-      [&](const std::string& name, DType dtype, std::span<const Index> extents, auto device, void* data) {
-        places.push_back({name, dtype, {extents.begin(), extents.end()}, device, data});
-      },
-      false);
-  return places;
-}
-
-template <Device D>
-void store(const Incoming<D>& place, std::span<const std::byte> numbers) {
-  if (place.device)
-    copy_bytes(*place.device, place.data, Cpu{}, numbers.data(), numbers.size());
-  else
-    copy_bytes(Cpu{}, place.data, Cpu{}, numbers.data(), numbers.size());
-}
-
-/// Says that a model's numbers have changed: to replicas, and to copies in 16 bits.
-template <class Model>
-void say_changed(Model& model) {
-  for_each_tensor<typename Model::device_type>(
-      model, [](auto&&...) {}, true);
-}
-
-}  // namespace chorus::io::detail
-#endif  // CHORUS_SINGLE_CHORUS_IO_INCOMING_HPP
 
 namespace chorus::io {
 
@@ -2991,7 +2817,7 @@ inline std::vector<std::byte> numbers_for(const SafetensorsReader& file, const D
 
 /// The tensors at `places` with all of their names.
 template <Device D>
-std::vector<Destination> destinations(nn::Module& model, const std::vector<Incoming<D>>& places) {
+std::vector<Destination> destinations(nn::Module& model, const std::vector<TensorPlace<D>>& places) {
   const auto names = all_names(model);
   std::vector<Destination> out;
   for (const auto& place : places) out.push_back({names.at(place.name), place.dtype, place.shape});
@@ -3017,15 +2843,15 @@ template <class Model>
 LoadReport load(Model& model, const std::string& path, const LoadOptions& options = {}) {
   static_assert(std::is_base_of_v<nn::Module, Model>, "io::load fills a model: under a policy that is net.module()");
   const SafetensorsReader file(path);
-  const auto places = detail::model_places(model);
+  const auto places = detail::model_places<typename Model::device_type>(model);
   const auto wanted = detail::destinations(model, places);
   auto plan = detail::plan_load(file, wanted, options);
   std::vector<std::vector<std::byte>> numbers;  // all are read before one is stored
   for (std::size_t i = 0; i < wanted.size(); ++i)
     numbers.push_back(detail::numbers_for(file, wanted[i], plan.sources[i]));
   for (std::size_t i = 0; i < wanted.size(); ++i)
-    if (!plan.sources[i].empty()) detail::store(places[i], std::span<const std::byte>(numbers[i]));
-  detail::say_changed(model);
+    if (!plan.sources[i].empty()) places[i].fill(numbers[i].data());
+  detail::say_changed<typename Model::device_type>(model);
   return std::move(plan.report);
 }
 
@@ -3064,8 +2890,8 @@ auto numbers_of(const X& x) {
 
 /// Where that lies which `x` keeps: its tensors, or `numbers`, which are taken from it and given back to it.
 template <Device D, class X, std::size_t N>
-std::vector<Incoming<D>> places_of(X& x, std::array<double, N>& numbers) {
-  std::vector<Incoming<D>> places;
+std::vector<TensorPlace<D>> places_of(X& x, std::array<double, N>& numbers) {
+  std::vector<TensorPlace<D>> places;
   if constexpr (N > 0)
     places.push_back({cat(training_prefix, X::kept_as), DType::f64, {Index{N}}, {}, numbers.data()});
   else
@@ -3172,12 +2998,9 @@ auto& keeper_of(Net& net) {
 
 /// Adds `own` of all other ranks to rank 0's file, one rank after the other. All ranks call it.
 template <Device D, class Communicator>
-void add_of_ranks(Outgoing& out, Communicator& communicator, const std::vector<Incoming<D>>& own) {
-  const auto bytes_of = [](const Incoming<D>& tensor) {
-    return static_cast<std::size_t>(numel(tensor.shape)) * size_of(tensor.dtype);
-  };
+void add_of_ranks(Outgoing& out, Communicator& communicator, const std::vector<TensorPlace<D>>& own) {
   std::size_t bytes = 0;
-  for (const auto& tensor : own) bytes += bytes_of(tensor);
+  for (const auto& tensor : own) bytes += tensor.bytes();
   // No other call has this form: where other ranks are in another one, that is found out here.
   const std::array<std::int64_t, 5> mine{'s', 'a', 'v', static_cast<std::int64_t>(own.size()),
                                          static_cast<std::int64_t>(bytes)};
@@ -3190,11 +3013,8 @@ void add_of_ranks(Outgoing& out, Communicator& communicator, const std::vector<I
   if (communicator.rank() != 0) {
     std::uint8_t* to = message.data();
     for (const auto& tensor : own) {
-      if (tensor.device)
-        copy_bytes(Cpu{}, to, *tensor.device, tensor.data, bytes_of(tensor));
-      else
-        copy_bytes(Cpu{}, to, Cpu{}, tensor.data, bytes_of(tensor));
-      to += bytes_of(tensor);
+      tensor.copy_to(to);
+      to += tensor.bytes();
     }
     return communicator.send(std::span<const std::uint8_t>(message), 0, {});
   }
@@ -3202,8 +3022,9 @@ void add_of_ranks(Outgoing& out, Communicator& communicator, const std::vector<I
     communicator.recv(std::span<std::uint8_t>(message), rank, {});
     const std::uint8_t* from = message.data();
     for (const auto& tensor : own) {
-      out.add(name_of_rank(rank, tensor.name), tensor.dtype, tensor.shape, Cpu{}, from);
-      from += bytes_of(tensor);
+      out.add(name_of_rank(rank, tensor.name), tensor,
+              [&](std::byte* to) { std::copy_n(reinterpret_cast<const std::byte*>(from), tensor.bytes(), to); });
+      from += tensor.bytes();
     }
   }
 }
@@ -3211,9 +3032,9 @@ void add_of_ranks(Outgoing& out, Communicator& communicator, const std::vector<I
 /// Adds what a hook or the net itself remembers, of all ranks, and `places` of all other ranks where they differ.
 /// Returns whether this is the rank that writes. All ranks call it.
 template <Device D, class Net>
-bool add_ranks_own(Outgoing& out, Net& net, const std::vector<Incoming<D>>& places) {
+bool add_ranks_own(Outgoing& out, Net& net, const std::vector<TensorPlace<D>>& places) {
   const auto device = net.flat_parameters().entries().front().parameter().where();
-  std::vector<Incoming<D>> own;
+  std::vector<TensorPlace<D>> own;
   auto access = chorus::detail::access_to(net);
   if constexpr (requires { access.hook_state(); })
     for (auto& tensor : access.hook_state())
@@ -3238,7 +3059,7 @@ bool add_ranks_own(Outgoing& out, Net& net, const std::vector<Incoming<D>>& plac
 /// Where ranks had tensors of their own: takes the one of this rank, if there are as many ranks as there were and
 /// `each_its_own`, else the mean of all.
 template <Device D, class Net>
-void choose_among_ranks(const SafetensorsReader& file, Incoming<D>& tensor, [[maybe_unused]] Net& net,
+void choose_among_ranks(const SafetensorsReader& file, TensorPlace<D>& tensor, [[maybe_unused]] Net& net,
                         [[maybe_unused]] bool each_its_own) {
   std::vector<std::string> others;
   for (int rank = 1; file.find(name_of_rank(rank, tensor.name)) != nullptr; ++rank)
@@ -3257,7 +3078,7 @@ template <Device D, class Net>
 class HookReading {
  public:
   /// Adds to `wanted` what the file has of it.
-  HookReading(const SafetensorsReader& file, Net& net, std::vector<Incoming<D>>& wanted) {
+  HookReading(const SafetensorsReader& file, Net& net, std::vector<TensorPlace<D>>& wanted) {
     if constexpr (has_tensors) {
       const auto known = chorus::detail::access_to(net).hook_state(true);
       for (const TensorEntry& entry : file.entries()) {
@@ -3287,7 +3108,7 @@ class HookReading {
   HookReading(const HookReading&) = delete;
   HookReading& operator=(const HookReading&) = delete;
 
-  /// Behind the order of parameters.
+  /// After the order of parameters.
   void give(Net& net) const {
     if constexpr (has_tensors) chorus::detail::access_to(net).set_hook_state(tensors_);
     if constexpr (numbers > 0) keeper_of(net).keep(numbers_);
@@ -3307,81 +3128,6 @@ class HookReading {
 }  // namespace chorus::io::detail
 #endif  // CHORUS_SINGLE_CHORUS_IO_RANKS_OWN_HPP
 
-// <chorus/io/read_exactly.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_IO_READ_EXACTLY_HPP
-#define CHORUS_SINGLE_CHORUS_IO_READ_EXACTLY_HPP
-/// Reading what has to be bit for bit as it was written: checkpoints.
-
-namespace chorus::io::detail {
-
-/// Makes `numbers` the mean of themselves and those of the other tensors of a file.
-template <class T, Device D>
-void take_mean(const SafetensorsReader& file, const Incoming<D>& tensor, std::span<std::byte> numbers) {
-  const auto view = [](std::span<std::byte> bytes) {
-    return std::span(reinterpret_cast<T*>(bytes.data()), bytes.size() / sizeof(T));
-  };
-  const auto mean = view(numbers);
-  std::vector<double> sums(mean.begin(), mean.end());
-  std::vector<std::byte> other(numbers.size());
-  for (const auto& name : tensor.mean_with) {
-    file.read(file.at(name), other);
-    for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += static_cast<double>(view(other)[i]);
-  }
-  for (std::size_t i = 0; i < sums.size(); ++i)
-    mean[i] = static_cast<T>(sums[i] / static_cast<double>(tensor.mean_with.size() + 1));
-}
-
-/// Checks that the file has exactly these tensors, but for those that `ignored(name)` allows, then reads them all.
-/// Throws FileError with every missing, unexpected and mismatched name, and what `judge(wanted, bytes)` throws of a
-/// tensor's numbers, before anything is changed.
-template <Device D, class Ignored, class Judge>
-void read_all(const SafetensorsReader& file, const std::vector<Incoming<D>>& wanted, const Ignored& ignored,
-              const Judge& judge) {
-  std::string missing, unexpected, mismatched;
-  const auto list = [](std::string& to, const auto&... parts) { to += cat(to.empty() ? "" : ", ", parts...); };
-  const auto compare = [&](const Incoming<D>& tensor, const std::string& name) {
-    const TensorEntry* entry = file.find(name);
-    if (entry == nullptr)
-      list(missing, printable(name));
-    else if (entry->dtype != file_dtype(tensor.dtype) || entry->shape != tensor.shape)
-      list(mismatched, printable(name), " (expected ", tensor.dtype, " ", std::span<const Index>(tensor.shape),
-           ", got ", entry->dtype, " ", std::span<const Index>(entry->shape), ")");
-  };
-  for (const auto& tensor : wanted) {
-    compare(tensor, tensor.name);
-    for (const auto& name : tensor.mean_with) compare(tensor, name);
-  }
-  for (const TensorEntry& entry : file.entries()) {
-    bool known = ignored(entry.name);
-    for (const auto& tensor : wanted) known = known || tensor.name == entry.name;
-    if (!known) list(unexpected, printable(entry.name));
-  }
-  std::string problems;
-  const auto report = [&](const char* what, const std::string& names) {
-    if (!names.empty()) problems += cat("; ", what, ": ", names);
-  };
-  report("missing", missing);
-  report("unexpected", unexpected);
-  report("mismatched", mismatched);
-  check<FileError>(problems.empty(), "loading ", file.path(), ": the file doesn't fit the model", problems,
-                   "; resuming needs the model and the optimizer that were saved (io::load takes the model alone)");
-
-  std::vector<std::vector<std::byte>> numbers;  // all are read before one is stored
-  for (const auto& tensor : wanted) {
-    const TensorEntry& entry = file.at(tensor.name);
-    numbers.emplace_back(entry.bytes);
-    file.read(entry, numbers.back());
-    check_bools(file, entry, numbers.back());
-    if (!tensor.mean_with.empty() && tensor.dtype == DType::f32) take_mean<float>(file, tensor, numbers.back());
-    if (!tensor.mean_with.empty() && tensor.dtype == DType::f64) take_mean<double>(file, tensor, numbers.back());
-    judge(tensor, std::span<const std::byte>(numbers.back()));
-  }
-  for (std::size_t i = 0; i < wanted.size(); ++i) store<D>(wanted[i], numbers[i]);
-}
-
-}  // namespace chorus::io::detail
-#endif  // CHORUS_SINGLE_CHORUS_IO_READ_EXACTLY_HPP
-
 namespace chorus::io {
 
 /// How far a run has come.
@@ -3396,8 +3142,8 @@ namespace detail {
 /// The model's tensors, and those that `kept` have, optimizers and others: where they lie, or `numbers`, which are
 /// taken from them and given back.
 template <Device D, class Net, class Numbers, class... Kept>
-std::vector<Incoming<D>> all_places(Net& net, Numbers& numbers, Kept&... kept) {
-  auto all = model_places(net.module());
+std::vector<TensorPlace<D>> all_places(Net& net, Numbers& numbers, Kept&... kept) {
+  auto all = model_places<D>(net.module());
   const auto add = [&](auto& x, auto& its_numbers) {
     for (auto& place : places_of<D>(x, its_numbers)) all.push_back(std::move(place));
   };
@@ -3439,7 +3185,7 @@ inline std::int64_t number_in(const SafetensorsReader& file, const std::string& 
 
 /// Throws FileError where a number that the host counts with is none that it can have kept.
 template <class... Kept, Device D>
-void check_kept(const SafetensorsReader& file, const Incoming<D>& place, std::span<const std::byte> bytes) {
+void check_kept(const SafetensorsReader& file, const TensorPlace<D>& place, std::span<const std::byte> bytes) {
   const auto require = [&](bool sane) {
     check<FileError>(sane, "resuming from ", file.path(), ": tensor ", place.name, " has a number that makes no sense");
   };
@@ -3482,6 +3228,59 @@ inline std::vector<std::string> parameter_order_in(const SafetensorsReader& file
   if (twice != sorted.end())
     fail<FileError>("resuming from ", file.path(), ": training/parameter_order has ", Quoted{*twice}, " twice");
   return order;
+}
+
+/// Makes `numbers` the mean of themselves and those of the other tensors of a file.
+template <class T, Device D>
+void take_mean(const SafetensorsReader& file, const TensorPlace<D>& tensor, std::span<std::byte> numbers) {
+  const auto view = [](std::span<std::byte> bytes) {
+    return std::span(reinterpret_cast<T*>(bytes.data()), bytes.size() / sizeof(T));
+  };
+  const auto mean = view(numbers);
+  std::vector<double> sums(mean.begin(), mean.end());
+  std::vector<std::byte> other(numbers.size());
+  for (const auto& name : tensor.mean_with) {
+    file.read(file.at(name), other);
+    for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += static_cast<double>(view(other)[i]);
+  }
+  for (std::size_t i = 0; i < sums.size(); ++i)
+    mean[i] = static_cast<T>(sums[i] / static_cast<double>(tensor.mean_with.size() + 1));
+}
+
+/// Checks that the file has these tensors, and no others but those that `expected(name)` allows, then reads them all.
+/// Throws FileError with every missing, unexpected and mismatched name, and what `judge(wanted, bytes)` throws of a
+/// tensor's numbers, before anything is changed.
+template <Device D, class Expected, class Judge>
+void read_all(const SafetensorsReader& file, const std::vector<TensorPlace<D>>& wanted, const Expected& expected,
+              const Judge& judge) {
+  LoadReport report;
+  const auto compare = [&](const TensorPlace<D>& tensor, const std::string& name) {
+    const TensorEntry* entry = file.find(name);
+    if (entry == nullptr)
+      report.missing.push_back(name);
+    else if (entry->dtype != file_dtype(tensor.dtype) || entry->shape != tensor.shape)
+      report.mismatched.push_back({name, tensor.dtype, tensor.shape, entry->dtype, entry->shape});
+  };
+  for (const auto& tensor : wanted) {
+    compare(tensor, tensor.name);
+    for (const auto& name : tensor.mean_with) compare(tensor, name);
+  }
+  for (const TensorEntry& entry : file.entries())
+    if (!expected(entry.name)) report.unexpected.push_back(entry.name);
+  check<FileError>(report.complete(), "loading ", file.path(), ": the file doesn't fit the model; ", report,
+                   "; resuming needs the model and the optimizer that were saved (io::load takes the model alone)");
+
+  std::vector<std::vector<std::byte>> numbers;  // all are read before one is stored
+  for (const auto& tensor : wanted) {
+    const TensorEntry& entry = file.at(tensor.name);
+    numbers.emplace_back(entry.bytes);
+    file.read(entry, numbers.back());
+    check_bools(file, entry, numbers.back());
+    if (!tensor.mean_with.empty() && tensor.dtype == DType::f32) take_mean<float>(file, tensor, numbers.back());
+    if (!tensor.mean_with.empty() && tensor.dtype == DType::f64) take_mean<double>(file, tensor, numbers.back());
+    judge(tensor, std::span<const std::byte>(numbers.back()));
+  }
+  for (std::size_t i = 0; i < wanted.size(); ++i) wanted[i].fill(numbers[i].data());
 }
 
 }  // namespace detail
@@ -3577,7 +3376,7 @@ TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::stri
           detail::check_kept<detail::KeptRate, More...>(file, place, bytes);
           detail::check_kept<std::remove_cvref_t<decltype(detail::keeper_of(net))>>(file, place, bytes);
         });
-    detail::say_changed(net.module());
+    detail::say_changed<D>(net.module());
     const auto give_back = [](auto& kept, const auto& read) {
       if constexpr (requires { kept.keep(read); }) kept.keep(read);
     };
@@ -3799,21 +3598,9 @@ inline std::string npy_header(DType type, std::span<const Index> shape, std::str
 /// A regular file's bytes. Throws FileError.
 inline std::vector<std::byte> read_whole(const std::string& path) {
   const std::string who = cat("loading ", path);
-  // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  check<FileError>(file.value >= 0, who, ": opening the file failed: ", std::strerror(errno));
-  struct stat facts {};
-  const bool seen = ::fstat(file.value, &facts) == 0;  // before errno is read
-  check<FileError>(seen, who, ": looking at the file failed: ", std::strerror(errno));
-  check<FileError>(S_ISREG(facts.st_mode), who, ": not a regular file");
-  std::vector<std::byte> out(static_cast<std::size_t>(facts.st_size));
-  for (std::size_t done = 0; done < out.size();) {
-    const ssize_t count = ::read(file.value, out.data() + done, std::min(out.size() - done, std::size_t{1} << 30));
-    if (count < 0 && errno == EINTR) continue;
-    check<FileError>(count > 0, who,
-                     ": reading failed: ", count < 0 ? std::strerror(errno) : "the file has become shorter");
-    done += static_cast<std::size_t>(count);
-  }
+  const RegularFile file(path, who);
+  std::vector<std::byte> out(static_cast<std::size_t>(file.size()));
+  file.read(0, out, who, ": reading");
   return out;
 }
 
@@ -3849,9 +3636,6 @@ void save_npy(const std::string& path, const Tensor<T, Rank, D>& tensor) {
 #define CHORUS_SINGLE_CHORUS_IO_NPZ_HPP
 /// NumPy's files of several arrays, `.npz`: zip archives (PKWARE's APPNOTE.TXT) of .npy files, stored or, with zlib,
 /// deflated.
-
-#if CHORUS_USE_ZLIB
-#endif
 
 namespace chorus::io {
 
@@ -3972,15 +3756,10 @@ inline std::vector<std::byte> zip_content(const ZipBytes& zip, const std::string
     check<FileError>(inflateInit2(&stream, -MAX_WBITS) == Z_OK, who, ": zlib could not start");
     const std::unique_ptr<z_stream, decltype(&inflateEnd)> ended(&stream, &inflateEnd);
     int status = Z_OK;
+    constexpr std::size_t most = std::size_t{1} << 30;  // zlib counts in unsigned int
     std::size_t read = 0, written = 0;
     while (status == Z_OK) {
-      constexpr std::size_t most = std::size_t{1} << 30, least = std::size_t{1} << 20;
-      // Memory grows with what is unpacked, not at once to what the archive says.
-      if (written == out.size()) {
-        const auto next = std::min<std::size_t>(entry.size, written + std::max(least, written));
-        out.reserve(next);  // no more than that
-        out.resize(next);
-      }
+      if (written == out.size()) data::detail::grow(out, entry.size);
       stream.next_in = reinterpret_cast<Bytef*>(const_cast<std::byte*>(packed.data() + read));
       stream.avail_in = static_cast<uInt>(std::min(packed.size() - read, most));
       stream.next_out = reinterpret_cast<Bytef*>(out.data() + written);
@@ -9353,20 +9132,25 @@ using Fp16Compress = Compress<half>;
 #define CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_POST_LOCAL_SGD_HPP
 /// Post-local SGD: gradients are averaged at first, and parameters every few steps from then on.
 
-// <chorus/parallel/average_parameters.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_AVERAGE_PARAMETERS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_AVERAGE_PARAMETERS_HPP
-/// Averaging parameters instead of gradients.
+// <chorus/parallel/local_steps.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_LOCAL_STEPS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_LOCAL_STEPS_HPP
+/// Local SGD: ranks step parameters by themselves, and average these every few steps. What the policy LocalSgd and the
+/// communication hook PostLocalSgd have in common.
 
 namespace chorus::detail {
 
-/// The parameters that ranks have stepped on their own since they last had the same. No others are averaged: the mean
-/// of equal numbers may differ from them in its last digit.
-class ParametersApart {
+/// The steps of one rank. It knows which parameters ranks have stepped by themselves since they last had the same: no
+/// others are averaged, for the mean of equal numbers may differ from them in its last digit.
+class LocalSteps {
  public:
-  /// Steps follow, of all parameters that want gradients and of which `shared(name)`.
-  template <Device D, class Shared>
-  void note(const nn::FlatParameters<D>& flat, const Shared& shared) {
+  int steps = 0;  ///< since the last average
+
+  /// A forward pass begins. First, where it is due, comes the average, which `average()` takes; then a step may follow,
+  /// of all parameters that want gradients and of which `shared(name)`.
+  template <Device D, class Shared, class Average>
+  void begin_pass(const nn::FlatParameters<D>& flat, const Shared& shared, bool due, const Average& average) {
+    if (due) average();
     for (const auto& entry : flat.entries())
       if (entry.parameter().wants_grad() && shared(entry.named.name)) add(&entry.parameter());
   }
@@ -9375,23 +9159,23 @@ class ParametersApart {
   std::vector<std::string> names(const nn::FlatParameters<D>& flat) const {
     std::vector<std::string> all;
     for (const auto& entry : flat.entries())
-      if (is_apart(entry)) all.push_back(entry.named.name);
+      if (is_stepped(entry)) all.push_back(entry.named.name);
     return all;
   }
   template <Device D>
   void set(const nn::FlatParameters<D>& flat, std::span<const std::string> names) {
-    apart_.clear();
+    stepped_.clear();
     for (const auto& entry : flat.entries())
       if (std::find(names.begin(), names.end(), entry.named.name) != names.end()) add(&entry.parameter());
   }
 
-  bool empty() const { return apart_.empty(); }
+  bool empty() const { return stepped_.empty(); }
 
   /// Adds those that other ranks have stepped. All ranks call it.
   template <Device D, class Communicator>
   void unite(const nn::FlatParameters<D>& flat, Communicator& communicator) {
     std::vector<std::uint8_t> marks;
-    for (const auto& entry : flat.entries()) marks.push_back(is_apart(entry) ? 1 : 0);
+    for (const auto& entry : flat.entries()) marks.push_back(is_stepped(entry) ? 1 : 0);
     communicator.all_reduce(std::span(marks), comm::ReduceOp::max, {});
     for (std::size_t i = 0; i < marks.size(); ++i)
       if (marks[i] != 0) add(&flat.entries()[i].parameter());
@@ -9404,7 +9188,7 @@ class ParametersApart {
     const auto& entries = flat.entries();
     for (std::size_t i = 0; i < entries.size();) {
       const std::size_t first = i;
-      while (i < entries.size() && entries[i].group == entries[first].group && is_apart(entries[i])) ++i;
+      while (i < entries.size() && entries[i].group == entries[first].group && is_stepped(entries[i])) ++i;
       if (i == first) {
         ++i;
       } else if (communicator.size() > 1) {
@@ -9413,38 +9197,33 @@ class ParametersApart {
         for (std::size_t k = first; k < i; ++k) entries[k].parameter().touch();
       }
     }
-    apart_.clear();
+    stepped_.clear();
+    steps = 0;
   }
 
  private:
   void add(const void* parameter) {
-    const auto place = std::lower_bound(apart_.begin(), apart_.end(), parameter, std::less<>());
-    if (place == apart_.end() || *place != parameter) apart_.insert(place, parameter);
+    const auto place = std::lower_bound(stepped_.begin(), stepped_.end(), parameter, std::less<>());
+    if (place == stepped_.end() || *place != parameter) stepped_.insert(place, parameter);
   }
   template <class Entry>
-  bool is_apart(const Entry& entry) const {
-    return std::binary_search(apart_.begin(), apart_.end(), &entry.parameter(), std::less<const void*>());
+  bool is_stepped(const Entry& entry) const {
+    return std::binary_search(stepped_.begin(), stepped_.end(), &entry.parameter(), std::less<const void*>());
   }
   template <class Group, class Communicator>
   static void average(const Group& group, std::size_t begin, std::size_t end, Communicator& communicator,
                       double weight) {
-    check<UsageError>(group.dtype == DType::f32 || group.dtype == DType::f64,
-                      "averaging parameters: expected F32 or F64, got ", group.dtype);
-    const auto sum = [&]<class T>(T* values) {
+    ddp::with_type("averaging parameters", group.dtype, group.value(begin), [&]<class T>(T* values) {
       communicator.all_reduce(std::span<T>(values, end - begin), comm::ReduceOp::sum,
                               {.scale = weight, .traffic = trace::Traffic::parameters});
-    };
-    if (group.dtype == DType::f32)
-      sum(reinterpret_cast<float*>(group.value(begin)));
-    else
-      sum(reinterpret_cast<double*>(group.value(begin)));
+    });
   }
 
-  std::vector<const void*> apart_;  // sorted
+  std::vector<const void*> stepped_;  // sorted
 };
 
 }  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_AVERAGE_PARAMETERS_HPP
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_LOCAL_STEPS_HPP
 
 namespace chorus {
 
@@ -9468,37 +9247,37 @@ struct PostLocalSgd {
   /// A backward pass that synchronises has ended; the optimizer's step follows.
   void after_backward() {
     check<UsageError>(period > 0, "PostLocalSgd: the period is at least 1, got ", period);
-    ++steps;
-    due = steps > start_local_sgd_iter && (steps - start_local_sgd_iter) % period == 0;
-    apart = steps > start_local_sgd_iter;
+    if (steps++ < start_local_sgd_iter) return;
+    ++stepped.steps;
+    due = (steps - start_local_sgd_iter) % period == 0;
   }
   template <Device D, class Communicator, class Shared>
   void before_forward(const nn::FlatParameters<D>& flat, Communicator& communicator, const Shared& shared) {
-    if (due) synchronise(flat, communicator);
-    if (!averages()) stepped.note(flat, shared);
+    if (!averages()) stepped.begin_pass(flat, shared, due, [&] { synchronise(flat, communicator); });
   }
   template <Device D, class Communicator>
   void synchronise(const nn::FlatParameters<D>& flat, Communicator& communicator) {
-    if (apart) stepped.average(flat, communicator, 1.0 / communicator.size());
-    due = apart = false;
+    if (stepped.steps > 0) stepped.average(flat, communicator, 1.0 / communicator.size());
+    due = false;
   }
 
-  /// Once they step on their own, momenta differ, too, and stay so.
+  /// Once ranks step by themselves, momenta differ, too, and stay so.
   bool ranks_differ() const { return steps > start_local_sgd_iter; }
   /// What a checkpoint keeps.
   static constexpr std::string_view kept_as = "post_local_sgd";
-  std::array<double, 3> kept() const { return {static_cast<double>(steps), due ? 1.0 : 0.0, apart ? 1.0 : 0.0}; }
+  std::array<double, 3> kept() const {
+    return {static_cast<double>(steps), due ? 1.0 : 0.0, stepped.steps > 0 ? 1.0 : 0.0};
+  }
   static bool can_keep(const std::array<double, 3>& kept) { return kept[0] >= 0 && kept[0] < 1e9; }
   void keep(const std::array<double, 3>& kept) {
     steps = static_cast<int>(kept[0]);
     due = kept[1] != 0;
-    apart = kept[2] != 0;
+    stepped.steps = kept[2] != 0 ? 1 : 0;  // how many it was does not matter
   }
 
   int steps = 0;
-  bool due = false;    ///< an average is to be taken
-  bool apart = false;  ///< ranks have stepped on their own since the last one
-  detail::ParametersApart stepped = {};
+  bool due = false;  ///< an average is to be taken
+  detail::LocalSteps stepped = {};
 };
 
 }  // namespace chorus
@@ -9543,19 +9322,19 @@ struct PowerSgd {
     }
     state.full = steps < start_powersgd_iter;
     if (state.full) return communicator.all_reduce_async(bucket.gradients, comm::ReduceOp::sum, options(bucket.weight));
-    if (state.pieces.empty()) lay_out(bucket, state);
+    if (state.matrices.empty()) lay_out(bucket, state);
     if (!warm_start) draw_second(bucket, state);
     const T even = detail::even_shares<T>(bucket.weight, communicator.size());
     if (use_error_feedback && even > 0)
       kernels::axpy(bucket.device, state.rest.numel(), T{1} / even, state.rest.data(), bucket.gradients.data());
-    for (const Piece& piece : state.pieces) {
-      const T* grad = bucket.gradients.data() + piece.begin;
-      T* to = state.first.data() + piece.in_first;
-      if (piece.low_rank())
-        kernels::gemm(bucket.device, no, no, piece.rows, piece.rank, piece.columns, grad, piece.columns,
-                      state.second.data() + piece.in_second, piece.rank, to, piece.rank, false);
+    for (const Matrix& matrix : state.matrices) {
+      const T* grad = bucket.gradients.data() + matrix.begin;
+      T* to = state.first.data() + matrix.in_first;
+      if (matrix.low_rank())
+        kernels::gemm(bucket.device, no, no, matrix.rows, matrix.rank, matrix.columns, grad, matrix.columns,
+                      state.second.data() + matrix.in_second, matrix.rank, to, matrix.rank, false);
       else
-        copy_bytes(bucket.device, to, bucket.device, grad, static_cast<std::size_t>(piece.rows) * sizeof(T));
+        copy_bytes(bucket.device, to, bucket.device, grad, static_cast<std::size_t>(matrix.rows) * sizeof(T));
     }
     return communicator.all_reduce_async(
         std::span<T>(state.first.data(), static_cast<std::size_t>(state.first.numel())), comm::ReduceOp::sum,
@@ -9568,14 +9347,14 @@ struct PowerSgd {
     auto& state = states.of<State<T, D>>(bucket.index);
     if (state.full) return {};
     if (round == 0) {
-      for (std::size_t i = 0; i < state.pieces.size(); ++i) {
-        const Piece& piece = state.pieces[i];
-        if (!piece.low_rank()) continue;
-        T* p = state.first.data() + piece.in_first;
-        orthonormalise(bucket.device, piece, bucket.parts[i].name, p);
-        kernels::gemm(bucket.device, yes, no, piece.columns, piece.rank, piece.rows,
-                      bucket.gradients.data() + piece.begin, piece.columns, p, piece.rank,
-                      state.second.data() + piece.in_second, piece.rank, false);
+      for (std::size_t i = 0; i < state.matrices.size(); ++i) {
+        const Matrix& matrix = state.matrices[i];
+        if (!matrix.low_rank()) continue;
+        T* p = state.first.data() + matrix.in_first;
+        orthonormalise(bucket.device, matrix, bucket.parts[i].name, p);
+        kernels::gemm(bucket.device, yes, no, matrix.columns, matrix.rank, matrix.rows,
+                      bucket.gradients.data() + matrix.begin, matrix.columns, p, matrix.rank,
+                      state.second.data() + matrix.in_second, matrix.rank, false);
       }
       return communicator.all_reduce_async(
           std::span<T>(state.second.data(), static_cast<std::size_t>(state.second.numel())), comm::ReduceOp::sum,
@@ -9586,20 +9365,21 @@ struct PowerSgd {
     if (leaves_rest)
       copy_bytes(bucket.device, state.rest.data(), bucket.device, bucket.gradients.data(),
                  bucket.gradients.size_bytes());
-    for (const Piece& piece : state.pieces) {
-      T* grad = bucket.gradients.data() + piece.begin;
-      const T* first = state.first.data() + piece.in_first;
-      if (piece.low_rank())
-        kernels::gemm(bucket.device, no, yes, piece.rows, piece.columns, piece.rank, first, piece.rank,
-                      state.second.data() + piece.in_second, piece.rank, grad, piece.columns, false);
+    for (const Matrix& matrix : state.matrices) {
+      T* grad = bucket.gradients.data() + matrix.begin;
+      const T* first = state.first.data() + matrix.in_first;
+      if (matrix.low_rank())
+        kernels::gemm(bucket.device, no, yes, matrix.rows, matrix.columns, matrix.rank, first, matrix.rank,
+                      state.second.data() + matrix.in_second, matrix.rank, grad, matrix.columns, false);
       else
-        copy_bytes(bucket.device, grad, bucket.device, first, static_cast<std::size_t>(piece.rows) * sizeof(T));
+        copy_bytes(bucket.device, grad, bucket.device, first, static_cast<std::size_t>(matrix.rows) * sizeof(T));
     }
     if (leaves_rest) {
       kernels::axpy(bucket.device, state.rest.numel(), T{-1}, bucket.gradients.data(), state.rest.data());
-      for (const Piece& piece : state.pieces)  // what was sent in full leaves no rest
-        if (!piece.low_rank())
-          zero_bytes(bucket.device, state.rest.data() + piece.begin, static_cast<std::size_t>(piece.rows) * sizeof(T));
+      for (const Matrix& matrix : state.matrices)  // what was sent in full leaves no rest
+        if (!matrix.low_rank())
+          zero_bytes(bucket.device, state.rest.data() + matrix.begin,
+                     static_cast<std::size_t>(matrix.rows) * sizeof(T));
       if (even != T{1}) kernels::scale(bucket.device, state.rest.numel(), even, state.rest.data());
     }
     // A gradient that was not finite would stay for ever. All ranks have this Q.
@@ -9612,14 +9392,14 @@ struct PowerSgd {
   template <class T, Device D, class Visit>
   void remembered(const GradBucket<T, D>& bucket, bool make, const Visit& visit) {
     auto& state = states.of<State<T, D>>(bucket.index);
-    if (make && state.pieces.empty()) lay_out(bucket, state);
-    for (std::size_t i = 0; i < state.pieces.size(); ++i) {
+    if (make && state.matrices.empty()) lay_out(bucket, state);
+    for (std::size_t i = 0; i < state.matrices.size(); ++i) {
       const auto& part = bucket.parts[i];
-      const auto& piece = state.pieces[i];
+      const auto& matrix = state.matrices[i];
       if (use_error_feedback) visit("rest", part, part.shape, bucket.device, state.rest.data() + part.begin);
-      const std::array<Index, 2> shape{piece.columns, piece.rank};
-      if (piece.low_rank() && warm_start)
-        visit("q", part, std::span<const Index>(shape), bucket.device, state.second.data() + piece.in_second);
+      const std::array<Index, 2> shape{matrix.columns, matrix.rank};
+      if (matrix.low_rank() && warm_start)
+        visit("q", part, std::span<const Index>(shape), bucket.device, state.second.data() + matrix.in_second);
     }
   }
   /// What a checkpoint keeps: the steps so far.
@@ -9630,14 +9410,14 @@ struct PowerSgd {
 
   /// A parameter: `rows` x `columns` numbers, approximated by `rank` columns; rank 0: it goes in full, as `rows`
   /// numbers.
-  struct Piece {
+  struct Matrix {
     std::size_t begin, in_first, in_second;
     Index rows, columns, rank;
     bool low_rank() const { return rank > 0; }
   };
   template <class T, class D>
   struct State {
-    std::vector<Piece> pieces;
+    std::vector<Matrix> matrices;
     Tensor<T, 1, D> rest;           // what has not been sent yet
     Tensor<T, 1, D> first, second;  // all P, and what goes in full; all Q
     bool full = false;
@@ -9660,13 +9440,13 @@ struct PowerSgd {
       const Index rows = part.shape.size() < 2 || count == 0 ? count : part.shape[0];
       const Index columns = rows == 0 ? 0 : count / rows;
       const Index rank = std::min({matrix_approximation_rank, rows, columns});
-      Piece piece{part.begin, first, second, count, 1, 0};
+      Matrix matrix{part.begin, first, second, count, 1, 0};
       if (part.shape.size() >= 2 &&
           static_cast<double>((rows + columns) * rank) * min_compression_rate < static_cast<double>(count))
-        piece = {part.begin, first, second, rows, columns, rank};
-      first += static_cast<std::size_t>(piece.rows * std::max(piece.rank, Index{1}));
-      second += static_cast<std::size_t>(piece.columns * piece.rank);
-      state.pieces.push_back(piece);
+        matrix = {part.begin, first, second, rows, columns, rank};
+      first += static_cast<std::size_t>(matrix.rows * std::max(matrix.rank, Index{1}));
+      second += static_cast<std::size_t>(matrix.columns * matrix.rank);
+      state.matrices.push_back(matrix);
     }
     if (use_error_feedback) detail::grow(state.rest, bucket.gradients.size(), bucket.device);
     detail::grow(state.first, first, bucket.device);
@@ -9676,11 +9456,11 @@ struct PowerSgd {
   template <class T, Device D>
   void draw_second(const GradBucket<T, D>& bucket, State<T, D>& state) const {
     std::vector<T> q(static_cast<std::size_t>(state.second.numel()));
-    for (std::size_t i = 0; i < state.pieces.size(); ++i) {
-      const auto& piece = state.pieces[i];
-      if (piece.low_rank())
+    for (std::size_t i = 0; i < state.matrices.size(); ++i) {
+      const auto& matrix = state.matrices[i];
+      if (matrix.low_rank())
         draw(bucket.parts[i].name,
-             std::span<T>(q).subspan(piece.in_second, static_cast<std::size_t>(piece.columns * piece.rank)));
+             std::span<T>(q).subspan(matrix.in_second, static_cast<std::size_t>(matrix.columns * matrix.rank)));
     }
     copy_bytes(bucket.device, state.second.data(), Cpu{}, q.data(), q.size() * sizeof(T));
   }
@@ -9700,10 +9480,10 @@ struct PowerSgd {
   // Gram and Schmidt's, column by column. A column that vanishes, as all do where the gradient is 0, is replaced by a
   // drawn one, the same on all ranks: with a 0, Q's column would be 0, too, and so would be all later ones.
   template <class T, Device D>
-  void orthonormalise(D device, const Piece& piece, const std::string& name, T* matrix) const {
-    const auto rows = static_cast<std::size_t>(piece.rows), rank = static_cast<std::size_t>(piece.rank);
+  void orthonormalise(D device, const Matrix& matrix, const std::string& name, T* numbers) const {
+    const auto rows = static_cast<std::size_t>(matrix.rows), rank = static_cast<std::size_t>(matrix.rank);
     std::vector<T> p(rows * rank), drawn;
-    copy_bytes(Cpu{}, p.data(), device, matrix, p.size() * sizeof(T));
+    copy_bytes(Cpu{}, p.data(), device, numbers, p.size() * sizeof(T));
     const auto dot = [&](std::size_t a, std::size_t b) {
       double sum = 0;
       for (std::size_t i = 0; i < rows; ++i)
@@ -9733,7 +9513,7 @@ struct PowerSgd {
       for (std::size_t i = 0; i < rows; ++i) p[i * rank + c] = drawn[i * rank + c];
       normalise(c);
     }
-    copy_bytes(device, matrix, Cpu{}, p.data(), p.size() * sizeof(T));
+    copy_bytes(device, numbers, Cpu{}, p.data(), p.size() * sizeof(T));
   }
 };
 
@@ -9929,8 +9709,8 @@ struct SparseRows {
       state.count.numbers += static_cast<Id>(row.count);
     }
     state.counts.resize(static_cast<std::size_t>(communicator.size()));
-    return communicator.all_gather_async(as_numbers(std::span<const Counts>(&state.count, 1)),
-                                         as_numbers(std::span<Counts>(state.counts)), {});
+    return communicator.all_gather_async(std::span<const Id>(&state.count.rows, 2),
+                                         std::span<Id>(&state.counts[0].rows, 2 * state.counts.size()), {});
   }
 
   template <class T, Device D, class Communicator>
@@ -9948,9 +9728,10 @@ struct SparseRows {
   struct Row {
     std::size_t begin, count;
   };
-  struct Counts {
+  struct Counts {  // travels as two numbers
     Id rows = 0, numbers = 0;
   };
+  static_assert(sizeof(Counts) == 2 * sizeof(Id));
   template <class T>
   struct State {
     std::vector<Row> rows;                   // of the bucket
@@ -10034,11 +9815,6 @@ struct SparseRows {
       copy_bytes(bucket.device, bucket.gradients.data(), Cpu{}, gradients, bucket.gradients.size_bytes());
   }
 
-  template <class C, class Number = std::conditional_t<std::is_const_v<C>, const Id, Id>>
-  static std::span<Number> as_numbers(std::span<C> counts) {
-    static_assert(sizeof(Counts) == 2 * sizeof(Id));
-    return std::span<Number>(&counts[0].rows, 2 * counts.size());
-  }
   static std::size_t padded(std::size_t bytes) { return (bytes + sizeof(Id) - 1) / sizeof(Id) * sizeof(Id); }
 };
 
@@ -10048,7 +9824,7 @@ struct SparseRows {
 // <chorus/parallel/local_sgd.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_LOCAL_SGD_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_LOCAL_SGD_HPP
-/// LocalSgd: ranks step on their own and average their parameters now and then.
+/// LocalSgd: ranks step by themselves and average their parameters every few steps.
 
 namespace chorus {
 
@@ -10075,6 +9851,7 @@ struct LocalSgdOptions {
 template <class Model, class Communicator = comm::AnyCommunicator>
 class LocalSgd : public DistributedPolicy<Model, Communicator> {
   using Base = DistributedPolicy<Model, Communicator>;
+  using typename Base::All;
 
  public:
   using D = typename Base::device_type;
@@ -10085,21 +9862,17 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   /// for a period below 1. The communicator must outlive this.
   LocalSgd(Model model, Communicator& communicator, const LocalSgdOptions& options = {},
            std::uint64_t seed = initial_seed())
-      : Base(std::move(model), communicator, seed), options_(options) {
+      : Base("LocalSgd", std::move(model), communicator, options.dim, seed), options_(options) {
     check<UsageError>(options.period >= 1, "LocalSgd: the period is at least 1 step, got ", options.period);
-    check<UsageError>(options.dim >= 0, "LocalSgd: dim is at least 0, got ", options.dim);
-    const auto all = [](const auto&) { return true; };
-    this->check_same("LocalSgd", cat("options: period ", options.period, ", dim ", options.dim, "\n"), all);
-    this->broadcast_parameters(0, all);
+    this->check_same(cat("options: period ", options.period, ", dim ", options.dim, "\n"), All{});
+    this->broadcast_parameters(0, All{});
     this->broadcast_buffers(0);
     // Nobody is asked for the sizes of the shares: they are taken to be as large as this rank's.
     this->random_.first_sample = [this] { return this->communicator_.rank() * rows_; };
     this->random_.is_share = nullptr;
-    this->random_.dim = options.dim;
-    for (const auto& entry : this->flat_.entries())
-      entry.parameter().on_grad([this, alive = this->alive()] {
-        if (!alive.expired()) gradient_ready();
-      });
+    this->on_gradients([this](std::size_t) {
+      if (!in_backward_) begin_backward();
+    });
   }
   /// For `launch`: takes communicator and seed from `run`.
   template <detail::LaunchedRun Run>
@@ -10115,14 +9888,10 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     if (grad_enabled()) {
       in_backward_ = false;  // where the last one ended early
       samples_ = rows_;
-      if (this->throws_early()) {  // ranks that have ended would speak at the next mean alone
-        this->begin_pass(ddp::ForwardPass{.samples = samples_, .number = this->forward_passes(), .sync = sync_});
-      } else {
-        this->shares_.begin(ddp::ForwardPass{.samples = samples_});
-      }
-      if (steps_ >= options_.period) synchronise();
+      // Ranks that have ended would speak at the next mean alone.
+      this->begin_pass({.samples = samples_, .number = this->forward_passes(), .sync = sync_}, this->throw_early_);
+      local_.begin_pass(this->flat_, All{}, local_.steps >= options_.period, [this] { synchronise(); });
       if (sync_) ++passes_;
-      note_apart();
     }
     this->begin_forward(rows_);
     return this->forward(true, inputs...);
@@ -10156,12 +9925,12 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
 
   /// For checkpoints: steps and this rank's samples since the last mean.
   static constexpr std::string_view kept_as = "local_sgd";
-  std::array<double, 2> kept() const { return {static_cast<double>(steps_), static_cast<double>(seen_)}; }
+  std::array<double, 2> kept() const { return {static_cast<double>(local_.steps), static_cast<double>(seen_)}; }
   static bool can_keep(const std::array<double, 2>& kept) {
     return kept[0] >= 0 && kept[0] < 1e9 && kept[1] >= 0 && kept[1] < 0x1p53;
   }
   void keep(const std::array<double, 2>& kept) {
-    steps_ = passes_ = static_cast<int>(kept[0]);
+    local_.steps = passes_ = static_cast<int>(kept[0]);
     seen_ = static_cast<std::int64_t>(std::round(kept[1]));
   }
 
@@ -10170,65 +9939,65 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
 
   // Samples, steps and passes since the last mean; all forward passes, of which a rank may have had some of its own.
   using Counts = std::array<std::int64_t, 4>;
-  static constexpr std::int64_t ended = -1;    // the steps of a rank that has run out of batches
+  static constexpr std::int64_t ended = -1;  // the steps of a rank that has run out of batches
+
+  void run_out_of_batches() override { ended_ = true; }
+  [[gnu::cold]] JoinedPass take_part_in_pass() override {
+    if (this->throw_early_) this->begin_pass_of_others();  // throws unless all have ended
+    return take_mean() ? JoinedPass::passed : JoinedPass::none;
+  }
+  [[gnu::cold]] void all_have_run_out() override { this->end_passes_of_others(); }
+  void end_join() override {
+    ended_ = false;
+    Base::end_join();
+  }
 
   // Returns whether any rank goes on.
   bool take_mean() {
     bool any_on = !ended_;
     if (this->communicator_.size() > 1) {
       const auto ranks = static_cast<std::size_t>(this->communicator_.size());
-      const Counts own{seen_, ended_ ? ended : steps_, passes_, this->forward_passes()};
-      std::vector<std::int64_t> all(own.size() * ranks);
-      this->communicator_.all_gather(std::span<const std::int64_t>(own), std::span<std::int64_t>(all), {});
+      const Counts own{seen_, ended_ ? ended : local_.steps, passes_, this->forward_passes()};
+      std::vector<Counts> all(ranks);
+      this->communicator_.all_gather(std::span<const std::int64_t>(own),
+                                     std::span<std::int64_t>(all.front().data(), ranks * own.size()), {});
       any_on = check_same_steps(all);
-      std::int64_t sum = 0;
-      for (std::size_t rank = 0; rank < ranks; ++rank) sum += all[own.size() * rank];
-      std::int64_t passes = 0;
-      for_each_rank(all, [&](std::size_t, const auto& counts) { passes = std::max(passes, counts[3]); });
+      std::int64_t sum = 0, passes = 0;
+      bool any_ended = false;
+      for (const Counts& counts : all) {
+        sum += counts[0];
+        passes = std::max(passes, counts[3]);
+        any_ended = any_ended || counts[1] == ended;
+      }
       this->set_forward_passes(static_cast<std::uint32_t>(passes));
-      if (has_ended_ranks(all)) apart_.unite(this->flat_, this->communicator_);  // they don't know of others' steps
-      if (!apart_.empty()) {
+      if (any_ended) local_.unite(this->flat_, this->communicator_);  // they don't know of others' steps
+      if (!local_.empty()) {
         const double weight = sum == 0 ? 1.0 / static_cast<double>(ranks)  // optimizers may step without samples
                                        : static_cast<double>(seen_) / static_cast<double>(sum);
-        apart_.average(this->flat_, this->communicator_, weight);
+        local_.average(this->flat_, this->communicator_, weight);
         average_buffers(weight);
       }
     }
     seen_ = 0;
-    steps_ = passes_ = 0;
+    local_.steps = passes_ = 0;
     return any_on;
   }
-  void note_apart() {
-    apart_.note(this->flat_, [](const auto&) { return true; });
-  }
 
-  // Calls `f(rank, its counts)` for all ranks.
-  template <class F>
-  static void for_each_rank(const std::vector<std::int64_t>& all, const F& f) {
-    constexpr std::size_t each = std::tuple_size_v<Counts>;
-    for (std::size_t rank = 0; rank * each < all.size(); ++rank)
-      f(rank, std::span<const std::int64_t, each>(&all[rank * each], each));
-  }
-  static bool has_ended_ranks(const std::vector<std::int64_t>& all) {
-    bool any = false;
-    for_each_rank(all, [&](std::size_t, const auto& counts) { any = any || counts[1] == ended; });
-    return any;
-  }
   // Those that go on have counted the same. Returns whether any does.
-  static bool check_same_steps(const std::vector<std::int64_t>& all) {
+  static bool check_same_steps(const std::vector<Counts>& all) {
     std::string list;
     bool same = true;
-    std::optional<std::pair<std::int64_t, std::int64_t>> first;
-    for_each_rank(all, [&](std::size_t rank, const auto& counts) {
-      if (counts[1] == ended) return;
-      const std::pair steps_and_passes(counts[1], counts[2]);
-      same = same && first.value_or(steps_and_passes) == steps_and_passes;
-      first = steps_and_passes;
+    const Counts* first = nullptr;
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      const Counts& counts = all[rank];
+      if (counts[1] == ended) continue;
+      if (first == nullptr) first = &counts;
+      same = same && counts[1] == (*first)[1] && counts[2] == (*first)[2];
       list += cat(list.empty() ? "" : ", ", "rank ", rank, ": ", counts[1], " in ", counts[2]);
-    });
+    }
     check<UsageError>(same, "LocalSgd: expected as many steps in as many forward passes of all ranks, got ", list,
                       " since the last mean; a rank that has no samples trains with an empty batch, or under join");
-    return first.has_value();
+    return first != nullptr;
   }
 
   // In double, where the mean of equal numbers is that number; integers are rank 0's.
@@ -10256,50 +10025,36 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     });
   }
 
-  // The first gradient of a backward pass.
-  void gradient_ready() {
-    if (in_backward_) return;
+  void begin_backward() {
     in_backward_ = true;
-    at_backward_end([this, alive = this->alive()] {
-      if (alive.expired()) return;
+    this->when_backward_ends([this] {
       in_backward_ = false;
       seen_ += samples_;
-      if (sync_) ++steps_;
+      if (sync_) ++local_.steps;
     });
   }
 
   LocalSgdOptions options_;
-  detail::ParametersApart apart_;
+  detail::LocalSteps local_;
   std::int64_t rows_ = 0;     // of the last forward pass
   std::int64_t samples_ = 0;  // of the last one that wanted gradients
   std::int64_t seen_ = 0;     // since the last mean
-  int steps_ = 0, passes_ = 0;
+  int passes_ = 0;            // the same: those that wanted gradients, outside of no_sync
   bool sync_ = true, in_backward_ = false;
   bool ended_ = false;  // this rank has run out of batches
 };
 
-/// For chorus::join and checkpoints.
+/// For checkpoints.
 template <class Model, class Communicator>
 class detail::Access<LocalSgd<Model, Communicator>> {
  public:
   explicit Access(LocalSgd<Model, Communicator>& net) : net_(net) {}
-  void begin_join(const JoinFacts& facts) { net_.begin_joining("LocalSgd", facts); }
-  void run_out_of_batches() { net_.ended_ = true; }
-  [[gnu::cold]] JoinedPass take_part_in_pass() {
-    if (net_.throws_early()) net_.begin_pass_of_others();  // throws unless all have ended
-    return net_.take_mean() ? JoinedPass::passed : JoinedPass::none;
-  }
-  [[gnu::cold]] void all_have_run_out() { net_.end_passes_of_others(); }
-  void end_join() {
-    net_.ended_ = false;
-    net_.end_joining();
-  }
   /// From the first step on, models differ, and momenta for good.
   static constexpr bool ranks_may_differ = true;
   bool ranks_differ() const { return net_.communicator().size() > 1; }
-  /// Those that ranks have stepped on their own since they last had the same.
-  std::vector<std::string> parameters_apart() const { return net_.apart_.names(net_.flat_); }
-  void set_parameters_apart(std::span<const std::string> names) { net_.apart_.set(net_.flat_, names); }
+  /// Those that ranks have stepped by themselves since they last had the same.
+  std::vector<std::string> parameters_apart() const { return net_.local_.names(net_.flat_); }
+  void set_parameters_apart(std::span<const std::string> names) { net_.local_.set(net_.flat_, names); }
 
  private:
   LocalSgd<Model, Communicator>& net_;
@@ -10324,10 +10079,10 @@ struct ParameterServerOptions {
 /// server", OSDI 2014). At the end of backward every worker sends its gradients, and has none left, so that its
 /// optimizer's step changes nothing; the server, rank 0, which works on a share of the batch as well, adds them up and
 /// steps, alone. At the beginning of the next forward pass in training, of the model or of one of its layers, every
-/// worker fetches the new parameters: all ranks make it, with gradients or without; within `join` those without don't
-/// fetch. The training loop is that of the
-/// other policies, and so are the steps: gradients are means over the samples of the batch. A GradScaler has to ask all
-/// ranks, for workers have no gradients to look at: `GradScaler scaler{net}`.
+/// worker fetches the new parameters: all ranks make that pass, with gradients or without; within `join` those without
+/// don't fetch. The training loop is that of the other policies, and so are the steps: gradients are means over the
+/// samples of the batch. A GradScaler has to ask all ranks, for workers have no gradients to look at:
+/// `GradScaler scaler{net}`.
 ///
 /// The server sends n - 1 times the model's bytes a step and receives as many; a worker sends and receives them once.
 /// With DistributedDataParallel's ring every rank sends 2 (n - 1) / n times: as much in all, but no link is crowded.
@@ -10349,15 +10104,10 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   /// communicator must outlive this.
   ParameterServer(Model model, Communicator& communicator, const ParameterServerOptions& options = {},
                   std::uint64_t seed = initial_seed())
-      : Base(std::move(model), communicator, seed), options_(options) {
-    check<UsageError>(options.dim >= 0, "ParameterServer: dim is at least 0, got ", options.dim);
-    this->check_same("ParameterServer", cat("options: dim ", options.dim, "\n"), [](const auto&) { return true; });
+      : Base("ParameterServer", std::move(model), communicator, options.dim, seed) {
+    this->check_same(cat("options: dim ", options.dim, "\n"), typename Base::All{});
     pull();
-    this->random_.dim = options.dim;
-    for (const auto& entry : this->flat_.entries())
-      entry.parameter().on_grad([this, alive = this->alive()] {
-        if (!alive.expired()) gradient_ready();
-      });
+    this->on_gradients([this](std::size_t i) { gradient_arrived(i); });
   }
   /// With a seed and no options.
   template <std::integral Seed>
@@ -10372,9 +10122,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
 
   /// Peers don't wait for a rank that throws in the middle of a backward pass: the group is given up.
   ~ParameterServer() {
-    if (in_backward_)
-      this->communicator_.abort(
-          cat("rank ", this->communicator_.rank(), ": its net has ended in the middle of a ", "backward pass"));
+    if (in_backward_) this->give_up();
   }
 
   /// The model's output for this rank's share of the batch. Each is followed by one backward pass at most, but under
@@ -10383,11 +10131,11 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   auto operator()(const Inputs&... inputs) {
     check<UsageError>(!in_backward_,
                       "ParameterServer: the last backward pass ended early; its gradients are incomplete");
-    const Index samples = detail::samples_of(options_.dim, inputs...);
-    this->begin_forward(samples);
+    ddp::ForwardPass pass{.samples = detail::samples_of(this->random_.dim, inputs...), .sync = sync_};
+    pass.number = this->begin_forward(pass.samples).step;
     if (grad_enabled()) {
       pushed_ = false;
-      this->begin_pass(ddp::ForwardPass{.samples = samples, .number = this->random_.step, .sync = sync_});
+      this->begin_pass(pass, this->joining_);  // those that have ended have to know
       if (stepped_) pull();
       return this->forward_recorded(inputs...);
     }
@@ -10397,7 +10145,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
                         "pass in evaluation all ranks call eval()");
       pull();
     }
-    return this->forward_aside(ddp::ForwardPass{.samples = samples, .number = this->random_.step}, inputs...);
+    return this->forward_aside(pass, inputs...);
   }
 
   /// While it lives, backward adds to this rank's own gradients alone; the first backward after it pushes the sum. Each
@@ -10434,61 +10182,58 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   }
 
  private:
-  friend class detail::Access<ParameterServer>;
+  void begin_join(const detail::JoinFacts& facts) override {
+    check<UsageError>(facts.steps || facts.throw_early,
+                      "ParameterServer::join: the server steps for all, also where others have more batches than it "
+                      "has: JoinOptions::step, or a function after the net");
+    Base::begin_join(facts);
+  }
+  [[gnu::cold]] JoinedPass take_part_in_pass() override {
+    if (!this->begin_pass_of_others()) return JoinedPass::none;
+    if (stepped_) pull();
+    this->shares_.weigh({});
+    if (!this->shares_.active_pass().sync) return JoinedPass::passed;
+    push(/*ended=*/true);
+    return JoinedPass::averaged;
+  }
+  [[gnu::cold]] void all_have_run_out() override {
+    this->end_passes_of_others();
+    if (stepped_) pull();
+  }
 
+  // Calls `f` with all numbers of a group that begin at `at`.
   template <class F>
   static void with_numbers(const typename nn::FlatParameters<D>::Group& group, std::byte* at, const F& f) {
-    check<UsageError>(group.dtype == DType::f32 || group.dtype == DType::f64,
-                      "ParameterServer: parameters are F32 or F64, got ", group.dtype);
-    if (group.dtype == DType::f32)
-      f(std::span<float>(reinterpret_cast<float*>(at), group.count));
-    else
-      f(std::span<double>(reinterpret_cast<double*>(at), group.count));
+    ddp::with_type("ParameterServer: parameters", group.dtype, at,
+                   [&]<class T>(T* numbers) { f(std::span<T>(numbers, group.count)); });
   }
 
-  // What earlier passes have left, on the server or under no_sync, is to stay as it is when `push` weighs all: it is
-  // kept in the unit of the pass that begins. A pass in which this rank has no samples adds nothing.
+  // What earlier passes have left, on the server or under no_sync, is to stay as it is when `push` weighs all.
   void backward_is_weighed() override {
-    aside_.forget();
-    const double weight = this->shares_.weight(), factor = unit_ / weight;
-    if (weight == 0) return aside_.take(this->flat_);
-    unit_ = weight;
-    for (const auto& entry : this->flat_.entries()) {
-      auto& p = entry.parameter();
-      if (!p.grad_arrived()) continue;
-      const auto scale = [&]<class T>(T* grad) { kernels::scale(p.where(), p.count(), static_cast<T>(factor), grad); };
-      if (p.dtype() == DType::f32)
-        scale(static_cast<float*>(p.grad_data()));
-      else
-        scale(static_cast<double*>(p.grad_data()));
-    }
+    earlier_.change_unit(this->flat_, this->shares_.weight(), [](std::size_t) { return true; });
   }
 
-  // The first gradient of a backward pass.
-  void gradient_ready() {
-    if (in_backward_) return;
-    check<UsageError>(this->weighed_,
+  void gradient_arrived(std::size_t i) {
+    if (!in_backward_) begin_backward();
+    auto& p = this->flat_.entries()[i].parameter();
+    earlier_.gradient_arrived(p);
+    if (!sync_ && this->devices() > 1) p.set_grad_local(true);
+  }
+  void begin_backward() {
+    check<UsageError>(this->weighed(),
                       "ParameterServer: backward goes through the model, but not through a forward pass of the net in "
                       "this thread: call the net, not its module(): there workers fetch the parameters");
     check<UsageError>(!pushed_,
                       "ParameterServer: expected a forward pass between two backward passes; what the first one has "
                       "sent to the server can't be told from what the second one adds");
     in_backward_ = true;
-    at_backward_end([this, alive = this->alive()] {
-      if (alive.expired()) return;
-      aside_.put_back_all();  // what a pass without samples has added is forgotten; that parameters were used is not
+    this->when_backward_ends([this] {
       if (sync_)
         push();
       else
-        accumulate();
+        accumulated_ = true;
       in_backward_ = false;
     });
-  }
-
-  void accumulate() {
-    accumulated_ = true;
-    for (const auto& entry : this->flat_.entries())
-      if (this->devices() > 1 && entry.parameter().grad_arrived()) entry.parameter().set_grad_local(true);
   }
 
   // What a rank says of a parameter: whether it has a gradient, and whether its loop has called zero_grad since the
@@ -10518,7 +10263,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
 
   // Gradients weighed by samples go to the server. `ended`: this rank has run out of batches.
   void push(bool ended = false) {
-    const double weight = std::exchange(unit_, 1);
+    const double weight = std::exchange(earlier_.unit, 1);
     const bool accumulated = std::exchange(accumulated_, false);
     auto& communicator = this->communicator_;
     const auto& entries = this->flat_.entries();
@@ -10554,9 +10299,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     pushed_ = stepped_ = true;
   }
 
-  ParameterServerOptions options_;
-  detail::GradientsAside<D> aside_;  // while a pass without samples runs
-  double unit_ = 1;                  // what this rank's gradients are to be multiplied by
+  ddp::EarlierGradients<D> earlier_;
   bool sync_ = true;
   bool accumulated_ = false;  // there are gradients that no push has sent
   bool in_backward_ = false;
@@ -10565,43 +10308,13 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   std::vector<std::uint32_t> forgotten_before_;  // times_forgotten of all parameters at the last push
 };
 
-/// For chorus::join.
-template <class Model, class Communicator>
-class detail::Access<ParameterServer<Model, Communicator>> {
- public:
-  explicit Access(ParameterServer<Model, Communicator>& net) : net_(net) {}
-  void begin_join(const JoinFacts& facts) {
-    check<UsageError>(facts.steps || facts.throw_early,
-                      "ParameterServer::join: the server steps for all, also where others have more batches than it "
-                      "has: JoinOptions::step, or a function after the net");
-    net_.begin_joining("ParameterServer", facts);
-  }
-  void run_out_of_batches() {}
-  [[gnu::cold]] JoinedPass take_part_in_pass() {
-    if (!net_.begin_pass_of_others()) return JoinedPass::none;
-    if (net_.stepped_) net_.pull();
-    net_.shares_.weigh({});
-    if (!net_.shares_.sync()) return JoinedPass::passed;
-    net_.push(/*ended=*/true);
-    return JoinedPass::averaged;
-  }
-  [[gnu::cold]] void all_have_run_out() {
-    net_.end_passes_of_others();
-    if (net_.stepped_) net_.pull();
-  }
-  void end_join() { net_.end_joining(); }
-
- private:
-  ParameterServer<Model, Communicator>& net_;
-};
-
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_PARAMETER_SERVER_HPP
 
 // <chorus/parallel/sharded_optimizer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_SHARDED_OPTIMIZER_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_SHARDED_OPTIMIZER_HPP
-/// An optimizer whose state is shared out among the ranks (Rajbhandari et al., "ZeRO: memory optimizations toward
+/// An optimizer of whose state each rank keeps a shard (Rajbhandari et al., "ZeRO: memory optimizations toward
 /// training trillion parameter models", SC 2020, stages 1 and, with the hook ReduceScatter, 2).
 
 // <chorus/parallel/sharded/parameter_shards.hpp>
@@ -10660,7 +10373,7 @@ struct ParameterShard {
   std::size_t bytes(const optim::StateTensor& t) const { return (t.on_host ? 1 : end - begin) * size_of(t.dtype); }
 };
 
-/// All numbers of a net's buckets, shared out: of each bucket rank r has `ddp::part_of(count, r, ranks)`.
+/// All numbers of a net's buckets, cut into shards: of each bucket rank r has `ddp::part_of(count, r, ranks)`.
 template <Device D>
 class ParameterShards {
  public:
@@ -10669,13 +10382,13 @@ class ParameterShards {
   /// This rank's.
   const std::vector<nn::NamedParameter<D>>& mine() const { return mine_; }
 
-  /// Whether the net still has the buckets that were shared out.
+  /// Whether the net still has the buckets that were cut.
   template <class Net>
   bool fit(Net& net) const {
     return order_of(net) == order_;
   }
 
-  /// Before `share_out`: has parameters shared out that no bucket has held so far, each by itself, if `wanted(name)`.
+  /// Before `cut`: has parameters cut that no bucket has held so far, each by itself, if `wanted(name)`.
   template <class Net, class Wanted>
   void place(Net& net, const Wanted& wanted) {
     std::set<const ParameterOn<D>*> placed;
@@ -10690,7 +10403,7 @@ class ParameterShards {
     }
   }
   template <class Net>
-  void share_out(Net& net) {
+  void cut(Net& net) {
     mine_.clear();
     slices_.clear();
     order_ = order_of(net);
@@ -10733,7 +10446,7 @@ class ParameterShards {
     return order;
   }
 
-  Order order_;  // when they were shared out
+  Order order_;  // when they were cut
   std::vector<ParameterShard<D>> shards_;
   std::vector<std::unique_ptr<ParameterSlice<D>>> slices_;
   std::vector<nn::NamedParameter<D>> mine_;
@@ -10754,26 +10467,26 @@ concept DistributedInBuckets = requires(AccessTo<Net> access) {
 
 struct ShardedOptimizerOptions {
   /// Keep one copy of the parameters for all ranks, where all run on CPUs of one machine: each reads them where they
-  /// lie, and steps its part of them for all, so that nothing is gathered. On GPUs and across machines every rank keeps
-  /// its own. See ShardedOptimizer::shares_parameters.
+  /// lie, and steps its shard of them for all, so that nothing is gathered. On GPUs and across machines every rank
+  /// keeps its own. See ShardedOptimizer::shares_parameters.
   bool share_parameters = false;
 };
 
-/// An optimizer of type `Opt` of which each of n ranks keeps and steps its part of each bucket of a
-/// DistributedDataParallel net, an n-th of all parameters; then all gather all parts. The numbers are those of `Opt`
+/// An optimizer of type `Opt` of which each of n ranks keeps and steps its shard of each bucket of a
+/// DistributedDataParallel net, an n-th of all parameters; then all gather all shards. The numbers are those of `Opt`
 /// itself. A step sends (n - 1) / n of the parameters' bytes from each rank; the state takes an n-th of the memory. All
-/// ranks make the same calls. Where the net's hook is ReduceScatter, gradients are averaged in these parts alone.
+/// ranks make the same calls. Where the net's hook is ReduceScatter, gradients are averaged in these shards alone.
 ///
 ///   ch::ShardedOptimizer<ch::optim::Adam<ch::Cpu>> optimizer{net, {.lr = 1e-3}};
 ///
 /// A model in MixedPrecision goes with it, and `scaler.step(optimizer)` of optim::GradScaler. Its float parameters, of
 /// which it computes with copies in 2 bytes, are what is stepped. They stay whole on each rank, for they are the model:
-/// what is saved, compared, and read by layers that compute in float; the state beside them is what is shared out.
+/// what is saved, compared, and read by layers that compute in float; the state beside them is what is sharded.
 ///
 /// With share_parameters they are not even whole on each rank, but there once (as MPI_Win_allocate_shared gives
 /// memory): a step sends nothing, and ranks on neighbouring cores find weights in their cache that another one has
 /// read. With the hook ReduceScatter backward sends nothing either: gradients lie where all ranks reach them, and each
-/// rank averages its part as it steps, in the same pass over memory. What a program does with parameters itself then
+/// rank averages its shard as it steps, in the same pass over memory. What a program does with parameters itself then
 /// acts on all ranks. To read them, or to write the same on all ranks, as loading does, takes no care; `p *= 0.9` on
 /// every rank would be done by each. Optimizers that don't know of it refuse. The optimizer's end gives each rank a
 /// copy of its own.
@@ -10792,31 +10505,29 @@ class ShardedOptimizer : public optim::HasLearningRate {
   /// share_parameters.
   template <detail::DistributedInBuckets Net>
   ShardedOptimizer(Net& net, const typename Opt::options_type& options, const ShardedOptimizerOptions& how = {})
-      : HasLearningRate(options.lr),
-        options_(options),
-        step_(while_alive(net, [this, &net](const std::int32_t* unwanted) { step(net, unwanted); })),
-        clip_(while_alive(net, [this, &net](double max_norm, bool strict) { return clip(net, max_norm, strict); })),
-        with_parts_(while_alive(net,
-                                [this, &net](const UseParts& use) {
-                                  prepare(net);
-                                  detail::access_to(net).average_parts();
-                                  detail::access_to(net).with_gradients([&] { use(shards_.mine()); });
-                                })),
-        make_largest_(while_alive(net, [&net](std::int32_t* number) { net.make_largest(number); })),
-        zero_grad_(while_alive(net,
-                               [&net] {
-                                 for (const auto& entry : net.flat_parameters().entries())
-                                   entry.parameter().set_grad_arrived(false);
-                                 detail::access_to(net).forget_parts();
-                               })),
-        skip_step_(while_alive(net, [&net] { detail::access_to(net).forget_parts(); })),
-        parameters_(while_alive(net, [&net] { return net.parameters(); })),
-        in_parts_(detail::AccessTo<Net>::averages_in_parts) {
+      : HasLearningRate(options.lr), options_(options), in_parts_(detail::AccessTo<Net>::averages_in_parts) {
     check<UsageError>(!detail::AccessTo<Net>::own_gradients,
-                      "ShardedOptimizer: the hook may leave each rank its own gradients, and a rank steps its part of "
-                      "the parameters with them for all");
+                      "ShardedOptimizer: the hook may leave each rank its own gradients, and a rank steps its "
+                      "shard of the parameters with them for all");
     check<UsageError>(net.options().parameters_and_buffers_to_ignore.empty(),
-                      "ShardedOptimizer: parameters that are each rank's own can't be shared out");
+                      "ShardedOptimizer: parameters that are each rank's own can't be sharded");
+    const auto while_there = [&net](auto call) {
+      return detail::while_alive("ShardedOptimizer", net.alive(), std::move(call));
+    };
+    step_ = while_there([this, &net](const std::int32_t* unwanted) { step(net, unwanted); });
+    clip_ = while_there([this, &net](double max_norm, bool strict) { return clip(net, max_norm, strict); });
+    with_parts_ = while_there([this, &net](const UseParts& use) {
+      prepare(net);
+      detail::access_to(net).average_parts();
+      detail::access_to(net).with_gradients([&] { use(shards_.mine()); });
+    });
+    make_largest_ = while_there([&net](std::int32_t* number) { net.make_largest(number); });
+    skip_step_ = while_there([&net] { detail::access_to(net).forget_parts(); });
+    zero_grad_ = while_there([&net] {
+      for (const auto& entry : net.flat_parameters().entries()) entry.parameter().set_grad_arrived(false);
+      detail::access_to(net).forget_parts();
+    });
+    parameters_ = while_there([&net] { return net.parameters(); });
     if (!how.share_parameters) return;
     detail::access_to(net).share_parameters();
     keep_own_parameters_ = [&net, alive = net.alive()] {
@@ -10861,12 +10572,12 @@ class ShardedOptimizer : public optim::HasLearningRate {
     const auto all = parameters_();
     return std::any_of(all.begin(), all.end(), [](const auto& named) { return named.parameter->in_common(); });
   }
-  /// This rank's part of the state, made by the first step.
+  /// This rank's shard of the state, made by the first step.
   std::vector<optim::StateTensor> state() { return own_ ? own_->state() : std::vector<optim::StateTensor>(); }
 
   // For optim::GradScaler.
 
-  /// Whether this rank has averages of its own part alone.
+  /// Whether this rank has averages of its own shard alone.
   bool in_parts() const { return in_parts_; }
   /// Calls `use(parts)` with what this rank steps, while all have their gradients.
   void with_parts(const UseParts& use) { with_parts_(use); }
@@ -10904,7 +10615,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
     });
     return all;
   }
-  /// Takes this rank's part of the state that `all`, made by `whole`, has, and its learning rate.
+  /// Takes this rank's shard of the state that `all`, made by `whole`, has, and its learning rate.
   template <class Net>
   void adopt(Net& net, Opt& all) {
     resume_lr(all.lr());
@@ -10914,18 +10625,13 @@ class ShardedOptimizer : public optim::HasLearningRate {
       if (tensor.name.starts_with("steps.") && *static_cast<const std::int64_t*>(tensor.data) > 0)
         stepped.insert(tensor.name);
     shards_.place(net, [&](const std::string& name) { return stepped.contains(cat("steps.", name)); });
-    share_out(net);
+    cut_shards(net);
     for_each_tensor(net.communicator(), all, [&](const Shard& shard, const optim::StateTensor& from, const auto* own) {
       if (own) copy(static_cast<std::uint8_t*>(own->data), from, shard.in(from), shard.bytes(from));
     });
   }
 
  private:
-  template <class Net, class Call>
-  static auto while_alive(const Net& net, Call call) {
-    return detail::while_alive("ShardedOptimizer", net.alive(), std::move(call));
-  }
-
   /// Calls `f(shard, tensor of all, this rank's own or null)` for the state of each shard.
   template <class Communicator, class F>
   void for_each_tensor(Communicator& communicator, Opt& all, const F& f) {
@@ -10957,14 +10663,14 @@ class ShardedOptimizer : public optim::HasLearningRate {
   void step(Net& net, [[maybe_unused]] const std::int32_t* unwanted) {
     prepare(net);
     const bool shared = in_common(net);
-    const auto* const apart = detail::access_to(net).gradients_to_average();
-    if (shared && apart == nullptr) net.communicator().barrier();  // others may compute with the old ones still
+    const auto* const of_all = detail::access_to(net).gradients_to_average();
+    if (shared && of_all == nullptr) net.communicator().barrier();  // others may compute with the old ones still
     if (own_) {
       take_learning_rate();
       detail::access_to(net).with_gradients([&] {
         if constexpr (std::is_same_v<D, Cpu>) {
-          if (apart != nullptr)
-            return own_->step_averaging([&](const void* own, std::size_t bytes) { return apart->terms(own, bytes); });
+          if (of_all != nullptr)
+            return own_->step_averaging([&](const void* own, std::size_t bytes) { return of_all->terms(own, bytes); });
         } else {
           if (unwanted != nullptr) return own_->step_unless(unwanted);
         }
@@ -10973,7 +10679,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
     }
     detail::access_to(net).forget_parts();
     gather(net);
-    if (shared || apart != nullptr) net.communicator().barrier();
+    if (shared || of_all != nullptr) net.communicator().barrier();
     for (const auto& entry : net.flat_parameters().entries()) entry.parameter().touch();
   }
 
@@ -11018,26 +10724,26 @@ class ShardedOptimizer : public optim::HasLearningRate {
     optim::detail::raise_not_finite(norm, first < entries.size() ? entries[first].named.name : "several together");
   }
 
-  /// Shares the parameters out, at the first step, for the first backward pass settles the buckets; and anew, with
-  /// their state, when some were frozen or thawed meanwhile.
+  /// Cuts the parameters into shards, at the first step, for the first backward pass settles the buckets; and anew,
+  /// with their state, when some were frozen or thawed meanwhile.
   template <class Net>
   void prepare(Net& net) {
     for (const auto& entry : net.flat_parameters().entries()) optim::detail::check_averaged(entry.named);
     if (shards_.fit(net)) return;
-    if (shards_.all().empty()) return share_out(net);
+    if (shards_.all().empty()) return cut_shards(net);
     const auto all = gathered(net);
     adopt(net, *all);
   }
   template <class Net>
-  void share_out(Net& net) {
-    own_.reset();  // it knows the old parts
-    shards_.share_out(net);
+  void cut_shards(Net& net) {
+    own_.reset();  // it knows the old shards
+    shards_.cut(net);
     if (shards_.mine().empty()) return;
     own_ = std::make_unique<Opt>(shards_.mine(), options_);
     for (const Group& group : groups_) make_group(group);
   }
 
-  // By name: a part of a parameter does not have its shape.
+  // By name: a shard of a parameter does not have its shape.
   struct Group {
     std::set<std::string> names;
     optim::GroupOptions options;
@@ -11064,9 +10770,9 @@ class ShardedOptimizer : public optim::HasLearningRate {
       const auto& group = net.flat_parameters().groups()[bucket.group];
       if (group.in_common) continue;
       ddp::with_type(group.dtype, group.value(bucket.begin), [&]<class T>(T* values) {
-        const std::size_t share = bucket.count / ranks, even = share * ranks;
-        if (share > 0)
-          communicator.all_gather(std::span<const T>(values + rank * share, share), std::span<T>(values, even),
+        const std::size_t shard = bucket.count / ranks, even = shard * ranks;
+        if (shard > 0)
+          communicator.all_gather(std::span<const T>(values + rank * shard, shard), std::span<T>(values, even),
                                   options);
         if (even < bucket.count)
           communicator.broadcast(std::span<T>(values + even, bucket.count - even), communicator.size() - 1, options);
@@ -11080,9 +10786,8 @@ class ShardedOptimizer : public optim::HasLearningRate {
   std::function<double(double, bool)> clip_;
   std::function<void(const UseParts&)> with_parts_;
   std::function<void(std::int32_t*)> make_largest_;
-  std::function<void()> zero_grad_, skip_step_;
+  std::function<void()> zero_grad_, skip_step_, keep_own_parameters_;
   std::function<std::vector<nn::NamedParameter<D>>()> parameters_;
-  std::function<void()> keep_own_parameters_;
   bool in_parts_;
   detail::ParameterShards<D> shards_;
   std::vector<Group> groups_;
@@ -11308,7 +11013,7 @@ class Graphed {
       touch_parameters();
     });
     // Steps of several passes, and eager ones in between, draw others' numbers nowhere.
-    if (more > 0) numbers_.count_by([this, behind = passes + more] { return net_.forward_passes() - behind; });
+    if (more > 0) numbers_.count_by([this, last = passes + more] { return net_.forward_passes() - last; });
   }
 
   void replay() {

@@ -440,16 +440,13 @@ class Ref {
 /// Exceptions and the two calls that throw them. A message names the operation, what was expected and what was got.
 
 #include <charconv>
-#include <exception>
-#include <initializer_list>
-#include <stdexcept>
-#include <string_view>
-
 // <chorus/core/printable.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_PRINTABLE_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_PRINTABLE_HPP
 /// Text from outside (files, other processes, the environment) in messages: nothing in it steers the terminal that
 /// shows it, or looks like a line of its own.
+
+#include <string_view>
 
 namespace chorus {
 
@@ -484,7 +481,7 @@ constexpr bool valid_utf8(std::string_view text) {
 namespace detail {
 
 /// Appends `text`: control characters, save those that are `kept`, and what is no UTF-8 as \xNN; those that are
-/// `marked` behind a backslash. False where it is cut after `longest` bytes.
+/// `marked` after a backslash. False where it is cut after `longest` bytes.
 [[gnu::cold]] inline bool append_printable(std::string& out, std::string_view text, std::string_view kept,
                                            std::string_view marked, std::size_t longest) {
   constexpr std::string_view hex = "0123456789abcdef";
@@ -537,6 +534,10 @@ inline void append(std::string& out, Quoted part) {
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_CORE_PRINTABLE_HPP
 
+#include <exception>
+#include <initializer_list>
+#include <stdexcept>
+
 namespace chorus {
 
 /// Base of every exception that chorus throws. Its message holds no control characters but line ends: a name in it may
@@ -579,7 +580,7 @@ inline void append(std::string& out, char part) { out += part; }
 inline void append(std::string& out, bool part) { out += part ? "true" : "false"; }
 
 template <class Number>
-  requires std::integral<Number> || std::floating_point<Number>
+requires std::integral<Number> || std::floating_point<Number>
 void append(std::string& out, Number part) {
   char digits[64];
   out.append(digits, std::to_chars(digits, digits + sizeof digits, part).ptr);
@@ -650,26 +651,22 @@ void check(bool ok, const Parts&... parts) {
     detail::throw_joined<Kind>({detail::Part::of(parts)...});
 }
 
+namespace detail {
+template <class... Kinds>
+[[noreturn]] void rethrow_as(const std::exception& error, std::string_view context) {
+  const std::string_view message(error.what());
+  ((dynamic_cast<const Kinds*>(&error) != nullptr ? fail<Kinds>(context, message) : void()), ...);
+  fail<Error>(context, message);
+}
+}  // namespace detail
+
 /// Throws the error again, of the same kind, with `context` in front of its message.
 [[noreturn]] inline void rethrow_with(const std::exception_ptr& error, std::string_view context) {
   try {
     std::rethrow_exception(error);
-  } catch (const ShapeError& e) {
-    fail<ShapeError>(context, std::string_view(e.what()));
-  } catch (const DeviceError& e) {
-    fail<DeviceError>(context, std::string_view(e.what()));
-  } catch (const UsageError& e) {
-    fail<UsageError>(context, std::string_view(e.what()));
-  } catch (const FileError& e) {
-    fail<FileError>(context, std::string_view(e.what()));
-  } catch (const TimeoutError& e) {
-    fail<TimeoutError>(context, std::string_view(e.what()));
-  } catch (const CommError& e) {
-    fail<CommError>(context, std::string_view(e.what()));
-  } catch (const NonFiniteError& e) {
-    fail<NonFiniteError>(context, std::string_view(e.what()));
   } catch (const std::exception& e) {
-    fail<Error>(context, std::string_view(e.what()));
+    detail::rethrow_as<ShapeError, DeviceError, UsageError, FileError, TimeoutError, CommError, NonFiniteError>(
+        e, context);
   }
 }
 
@@ -702,7 +699,7 @@ struct Cuda {
   /// In bytes. Where a model's parameters lie in one buffer each begins at a multiple of it, so that kernels access it
   /// 16 bytes at a time; and so it is with 2-byte copies in the same order.
   static constexpr std::size_t parameter_alignment = 32, large_parameter_alignment = 32;
-  /// The number behind `Cuda{}`: 0, or what `launch` has chosen for this rank. To be changed before tensors are made.
+  /// The number of `Cuda{}`: 0, or what `launch` has chosen for this rank. To be changed before tensors are made.
   static int& default_index() {
     static int index = 0;
     return index;
@@ -726,7 +723,7 @@ constexpr std::size_t aligned_element(std::size_t element, std::size_t size, std
 }
 
 /// How many elements of `size` bytes a parameter of `count` takes in a buffer of many. A small one that follows begins
-/// right behind them, a large one at its `parameter_place`.
+/// right after them, a large one at its `parameter_place`.
 template <Device D>
 constexpr std::size_t padded_count(std::size_t count, std::size_t size) {
   return aligned_element(count, size, D::parameter_alignment);
@@ -963,9 +960,8 @@ void scatter_strided(Cpu, std::span<const Index> shape, const T* src, T* dst, st
 // <chorus/kernels/cpu/in_float.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_IN_FLOAT_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_IN_FLOAT_HPP
-/// Kernels for bf16 and half: the arrays are converted, the kernel for floats runs, and its results are rounded once.
-
-#include <optional>
+/// Kernels for bf16 and half on the CPU: the arrays are converted, the kernel for floats runs, and its results are
+/// rounded once.
 
 // <chorus/kernels/cpu/scratch.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_SCRATCH_HPP
@@ -975,7 +971,7 @@ void scatter_strided(Cpu, std::span<const Index> shape, const T* src, T* dst, st
 // <chorus/core/threads.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_THREADS_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_THREADS_HPP
-/// Threads within an operation. Kernels share their work out over results, never over the terms of a sum, so that the
+/// Threads within an operation. Kernels divide their work by results, never by the terms of a sum, so that the
 /// bits don't depend on the number of threads.
 
 #include <mutex>
@@ -991,13 +987,13 @@ inline int& number_in_team() {
 }
 
 /// Threads that serve one calling thread. They sleep between tasks, after a moment of waiting for the next one. Each
-/// begins with a share of its own, the same part of every task, so that it finds in its cache what it wrote in the task
-/// before, and then helps with the others' shares.
+/// begins with a range of its own, the same part of every task, so that it finds in its cache what it wrote in the task
+/// before, and then helps with the others' ranges.
 class ThreadTeam {
  public:
   using Task = void (*)(const void* context, Index index);
 
-  explicit ThreadTeam(int helpers) : size_(helpers + 1), shares_(new Share[static_cast<std::size_t>(size_)]) {
+  explicit ThreadTeam(int helpers) : size_(helpers + 1), ranges_(new Range[static_cast<std::size_t>(size_)]) {
     for (int i = 1; i < size_; ++i) helpers_.emplace_back([this, i] { serve(i); });
   }
   ~ThreadTeam() {
@@ -1034,10 +1030,10 @@ class ThreadTeam {
   void work(int self) noexcept {
     const int number = std::exchange(number_in_team(), self);
     for (int k = 0; k < size_; ++k) {
-      const int share = (self + k) % size_;
-      while (const Index left = claim(unclaimed(share))) {
+      const int range = (self + k) % size_;
+      while (const Index left = claim(unclaimed(range))) {
         try {
-          task_(context_, end_of(share) - left);
+          task_(context_, end_of(range) - left);
         } catch (...) {
           const std::lock_guard lock(mutex_);
           if (!error_) error_ = std::current_exception();
@@ -1048,7 +1044,7 @@ class ThreadTeam {
     number_in_team() = number;
   }
 
-  std::atomic<Index>& unclaimed(int share) { return shares_[static_cast<std::size_t>(share)].unclaimed; }
+  std::atomic<Index>& unclaimed(int range) { return ranges_[static_cast<std::size_t>(range)].unclaimed; }
 
   // How many were unclaimed before; 0 where there is nothing to claim.
   static Index claim(std::atomic<Index>& indices) {
@@ -1058,7 +1054,7 @@ class ThreadTeam {
     return left;
   }
 
-  Index end_of(int share) const { return count_ * (share + 1) / size_; }
+  Index end_of(int range) const { return count_ * (range + 1) / size_; }
 
   void serve(int self) {
     for (std::uint32_t seen = 0;;) {
@@ -1085,12 +1081,12 @@ class ThreadTeam {
     }
   }
 
-  struct alignas(64) Share {
+  struct alignas(64) Range {
     std::atomic<Index> unclaimed{0};
   };
 
   const int size_;
-  const std::unique_ptr<Share[]> shares_;
+  const std::unique_ptr<Range[]> ranges_;
   std::vector<std::thread> helpers_;
   alignas(64) std::atomic<std::uint32_t> calls_{0};
   alignas(64) std::atomic<Index> unfinished_{0};
@@ -1116,7 +1112,7 @@ inline int num_threads() {
   return team ? team->size() : 1;
 }
 
-/// Within a part of an operation: which thread of the team works on it, below the caller's `num_threads()`.
+/// Within an operation: which thread of the team works on it, below the caller's `num_threads()`.
 inline int thread_number() { return detail::number_in_team(); }
 
 /// Has operations that are called from this thread use `n` threads: itself and n - 1 helpers, which end with it. At
@@ -1147,7 +1143,7 @@ void parallel_for(Index count, const F& f, bool worth_it = true) {
       count, [](const void* context, Index i) { (*static_cast<const F*>(context))(i); }, &f);
 }
 
-/// Calls `f(first, count)` for pieces of [0, n) that are multiples of `unit` but for the last: one piece where a team
+/// Calls `f(first, count)` for ranges of [0, n) that are multiples of `unit` but for the last: one range where a team
 /// is not worth it, which is below `least` elements a thread; or up to `most` for each thread, so that one that is late
 /// does less.
 template <class F>
@@ -1173,6 +1169,30 @@ void parallel_ranges(Index n, Index unit, Index least, const F& f, Index most = 
 /// nothing.
 
 #include <sys/mman.h>
+
+// <chorus/core/replaced.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_REPLACED_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_REPLACED_HPP
+/// `Replaced`: another value for a while.
+
+namespace chorus::detail {
+
+/// While it lives, `place` holds `value`; then again what was there before.
+template <class T>
+class Replaced {
+ public:
+  Replaced(T& place, T value) : place_(place), before_(std::exchange(place, std::move(value))) {}
+  ~Replaced() { place_ = std::move(before_); }
+  Replaced(const Replaced&) = delete;
+  Replaced& operator=(const Replaced&) = delete;
+
+ private:
+  T& place_;
+  T before_;
+};
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_REPLACED_HPP
 
 // <chorus/core/trace.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_TRACE_HPP
@@ -1369,20 +1389,12 @@ class Writes {
 namespace chorus {
 
 /// What allocations of this thread are accounted as while the scope lives.
-class MemoryScope {
- public:
-  explicit MemoryScope(trace::Memory kind) : before_(std::exchange(current(), kind)) {}
-  ~MemoryScope() { current() = before_; }
-  MemoryScope(const MemoryScope&) = delete;
-  MemoryScope& operator=(const MemoryScope&) = delete;
-
+struct MemoryScope : detail::Replaced<trace::Memory> {
+  explicit MemoryScope(trace::Memory kind) : Replaced(current(), kind) {}
   static trace::Memory& current() {
     thread_local trace::Memory kind = trace::Memory::activations;
     return kind;
   }
-
- private:
-  trace::Memory before_;
 };
 
 /// Where a device's memory comes from: the only part of the allocator that differs between kinds of device. A null
@@ -1636,7 +1648,7 @@ struct Home {
 // <chorus/core/cuda/runtime.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
-/// The CUDA runtime behind chorus's errors: checked calls, which devices there are, and which one a thread works on.
+/// The CUDA runtime with chorus's errors: checked calls, which devices there are, and which one a thread works on.
 
 #include <cuda_runtime_api.h>
 
@@ -1717,31 +1729,23 @@ class DeviceGuard {
   int before_ = -1;
 };
 
-/// Pinned host memory, which copies to and from devices read without staging. Empty where `bytes` is 0.
-class HostBuffer {
- public:
-  HostBuffer() = default;
-  explicit HostBuffer(std::size_t bytes) : bytes_(bytes) {
-    if (bytes != 0) CHORUS_CUDA_CHECK(cudaHostAlloc(&data_, bytes, cudaHostAllocPortable | cudaHostAllocMapped));
+/// What the runtime has made, by its handle, which `free` gives back.
+template <auto free>
+struct GiveBack {
+  template <class Handle>
+  void operator()(Handle handle) const {
+    static_cast<void>(free(handle));
   }
-  HostBuffer(HostBuffer&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-  HostBuffer& operator=(HostBuffer other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(bytes_, other.bytes_);
-    return *this;
-  }
-  ~HostBuffer() {
-    if (data_ != nullptr) static_cast<void>(cudaFreeHost(data_));
-  }
-
-  void* data() const { return data_; }
-  std::size_t bytes() const { return bytes_; }
-
- private:
-  void* data_ = nullptr;
-  std::size_t bytes_ = 0;
 };
+template <class Handle, auto free>
+using Owned = std::unique_ptr<std::remove_pointer_t<Handle>, GiveBack<free>>;
+
+/// Pinned host memory, which copies to and from devices read without staging.
+inline Owned<void*, cudaFreeHost> pinned_memory(std::size_t bytes) {
+  void* data = nullptr;
+  CHORUS_CUDA_CHECK(cudaHostAlloc(&data, bytes, cudaHostAllocPortable | cudaHostAllocMapped));
+  return Owned<void*, cudaFreeHost>(data);
+}
 
 }  // namespace chorus::cuda
 #endif  // CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
@@ -1757,29 +1761,23 @@ class Stream {
   explicit Stream(Cuda device) : device_(device) {
     require(device);
     const DeviceGuard guard(device);
-    CHORUS_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-  }
-  Stream(Stream&& other) noexcept : device_(other.device_), stream_(std::exchange(other.stream_, nullptr)) {}
-  Stream& operator=(Stream other) noexcept {
-    std::swap(device_, other.device_);
-    std::swap(stream_, other.stream_);
-    return *this;
-  }
-  ~Stream() {
-    if (stream_ != nullptr) static_cast<void>(cudaStreamDestroy(stream_));
+    cudaStream_t stream = nullptr;
+    CHORUS_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    stream_.reset(stream);
   }
 
   Cuda device() const { return device_; }
-  cudaStream_t get() const { return stream_; }
-  operator cudaStream_t() const { return stream_; }  // NOLINT: it stands for the stream
+  cudaStream_t get() const { return stream_.get(); }
+  operator cudaStream_t() const { return get(); }  // NOLINT: it stands for the stream
 
  private:
   Cuda device_;
-  cudaStream_t stream_ = nullptr;
+  Owned<cudaStream_t, cudaStreamDestroy> stream_;
 };
 
 namespace detail {
 inline cudaStream_t& stream_of_thread(Cuda device) {
+  require(device);
   thread_local std::array<cudaStream_t, Cuda::max_devices> streams{};
   return streams[static_cast<std::size_t>(device.index)];
 }
@@ -1800,26 +1798,14 @@ inline cudaStream_t compute_stream(Cuda device) {
 
 /// Where this thread's work on `device` goes: its StreamScope's stream, or else the compute stream.
 inline cudaStream_t current_stream(Cuda device) {
-  require(device);
   const cudaStream_t own = detail::stream_of_thread(device);
   return own != nullptr ? own : compute_stream(device);
 }
 
 /// While it lives, this thread's work on `device`, and the memory it takes there, belongs to `stream`.
-class StreamScope {
- public:
-  StreamScope(Cuda device, cudaStream_t stream) : device_(device) {
-    require(device);
-    before_ = std::exchange(detail::stream_of_thread(device), stream);
-  }
+struct StreamScope : chorus::detail::Replaced<cudaStream_t> {
+  StreamScope(Cuda device, cudaStream_t stream) : Replaced(detail::stream_of_thread(device), stream) {}
   explicit StreamScope(const Stream& stream) : StreamScope(stream.device(), stream.get()) {}
-  ~StreamScope() { detail::stream_of_thread(device_) = before_; }
-  StreamScope(const StreamScope&) = delete;
-  StreamScope& operator=(const StreamScope&) = delete;
-
- private:
-  Cuda device_;
-  cudaStream_t before_ = nullptr;
 };
 
 /// Whether what is enqueued on `stream` is being captured into a graph.
@@ -1843,32 +1829,26 @@ class Event {
   explicit Event(Cuda device) {
     require(device);
     const DeviceGuard guard(device);
-    CHORUS_CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
-  }
-  Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
-  Event& operator=(Event other) noexcept {
-    std::swap(event_, other.event_);
-    return *this;
-  }
-  ~Event() {
-    if (event_ != nullptr) static_cast<void>(cudaEventDestroy(event_));
+    cudaEvent_t event = nullptr;
+    CHORUS_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    event_.reset(event);
   }
 
   /// Marks what `stream`, of this event's device, has been given so far.
-  void record(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaEventRecord(event_, stream)); }
+  void record(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaEventRecord(get(), stream)); }
   /// What `stream`, of any device, is given from now on runs after the mark.
-  void hold(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaStreamWaitEvent(stream, event_, 0)); }
+  void hold(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaStreamWaitEvent(stream, get(), 0)); }
   /// Whether all marked work is done; true where nothing was ever marked.
   bool done() const {
-    const cudaError_t status = cudaEventQuery(event_);
+    const cudaError_t status = cudaEventQuery(get());
     if (status == cudaErrorNotReady) return detail::not_ready();
     CHORUS_CUDA_CHECK(status);
     return true;
   }
-  cudaEvent_t get() const { return event_; }
+  cudaEvent_t get() const { return event_.get(); }
 
  private:
-  cudaEvent_t event_ = nullptr;
+  Owned<cudaEvent_t, cudaEventDestroy> event_;
 };
 
 /// What `later` is given from now on runs after all that `earlier`, a stream of `device`, has been given so far. May be
@@ -2010,7 +1990,6 @@ class MemoryPool {
   Cuda device() const { return device_; }
   cudaStream_t stream() const { return stream_; }
   std::uint64_t system_allocations() const { return system_allocations_.load(); }
-  std::size_t reserved_bytes() const { return reserved_.load(); }
 
   /// Ends the pool, together with its memory, as soon as none of its blocks is in use.
   void abandon() noexcept {
@@ -2074,7 +2053,6 @@ class MemoryPool {
         }
         *place = block->next_free;
         static_cast<void>(cudaFree(block->data));
-        reserved_ -= block->bytes;
         delete block;
       }
     }
@@ -2116,7 +2094,6 @@ class MemoryPool {
   std::size_t live_ = 0;
   bool sealed_ = false, abandoned_ = false;
   std::atomic<std::uint64_t> system_allocations_{0};
-  std::atomic<std::size_t> reserved_{0};
 };
 
 /// Notes that `stream` works with this memory, which was taken on another stream.
@@ -2137,35 +2114,21 @@ class PrivatePool {
  public:
   PrivatePool(Cuda device, cudaStream_t stream) {
     require(device);
-    pool_ = new MemoryPool(device, stream);
-  }
-  PrivatePool(PrivatePool&& other) noexcept : pool_(std::exchange(other.pool_, nullptr)) {}
-  PrivatePool& operator=(PrivatePool other) noexcept {
-    std::swap(pool_, other.pool_);
-    return *this;
-  }
-  ~PrivatePool() {
-    if (pool_ != nullptr) pool_->abandon();
+    pool_.reset(new MemoryPool(device, stream));
   }
   MemoryPool& operator*() const { return *pool_; }
-  MemoryPool* operator->() const { return pool_; }
+  MemoryPool* operator->() const { return pool_.get(); }
 
  private:
-  MemoryPool* pool_ = nullptr;
+  struct Abandon {
+    void operator()(MemoryPool* pool) const { pool->abandon(); }
+  };
+  std::unique_ptr<MemoryPool, Abandon> pool_;
 };
 
 /// While it lives, memory that this thread takes on the pool's device comes from the pool.
-class PoolScope {
- public:
-  explicit PoolScope(const PrivatePool& pool)
-      : device_(pool->device()), before_(std::exchange(detail::private_pool(device_), &*pool)) {}
-  ~PoolScope() { detail::private_pool(device_) = before_; }
-  PoolScope(const PoolScope&) = delete;
-  PoolScope& operator=(const PoolScope&) = delete;
-
- private:
-  Cuda device_;
-  MemoryPool* before_;
+struct PoolScope : chorus::detail::Replaced<MemoryPool*> {
+  explicit PoolScope(const PrivatePool& pool) : Replaced(detail::private_pool(pool->device()), &*pool) {}
 };
 
 }  // namespace cuda
@@ -2274,7 +2237,6 @@ inline void* MemoryPool::from_driver(std::size_t bytes) {
   }
   CHORUS_CUDA_CHECK(status);
   system_allocations_.fetch_add(1, std::memory_order_relaxed);
-  reserved_ += bytes;
   return data;
 }
 
@@ -2288,31 +2250,32 @@ inline void* MemoryPool::from_driver(std::size_t bytes) {
 
 namespace chorus::kernels {
 
-/// `count` numbers, uninitialised, from the device's cache; given back at the end of the scope.
-template <class T>
+/// `count` numbers, uninitialised, from the device's cache; given back at the end of the scope. On a GPU that is in the
+/// order of the stream: the next kernel may have them at once.
+template <class T, Device D = Cpu>
 class Scratch {
  public:
-  Scratch(Cpu device, Index count) : storage_(device, static_cast<std::size_t>(count) * sizeof(T)) {}
+  Scratch(D device, Index count) : storage_(device, static_cast<std::size_t>(count) * sizeof(T)) {}
   T* data() const { return static_cast<T*>(storage_.data()); }
 
  private:
-  Storage<Cpu> storage_;
+  Storage<D> storage_;
 };
 
-/// The same for each thread of the team that works on an operation's parts: taken at once and by the caller, so that
-/// how many threads meet doesn't decide how much is taken. With `apart` false all share one.
+/// The same for each thread of the team that works on an operation: taken at once and by the caller, so that how many
+/// threads meet doesn't decide how much is taken. Without `one_each` all share one.
 template <class T>
 class ThreadScratch {
  public:
-  ThreadScratch(Cpu device, Index count, bool apart = true)
-      : apart_(apart && num_threads() > 1),
+  ThreadScratch(Cpu device, Index count, bool one_each = true)
+      : one_each_(one_each && num_threads() > 1),
         count_((count + line - 1) / line * line),
-        all_(device, apart_ ? num_threads() * count_ : count_) {}
-  T* data() const { return all_.data() + (apart_ ? thread_number() * count_ : 0); }
+        all_(device, one_each_ ? num_threads() * count_ : count_) {}
+  T* data() const { return all_.data() + (one_each_ ? thread_number() * count_ : 0); }
 
  private:
   static constexpr Index line = 64;
-  bool apart_;
+  bool one_each_;
   Index count_;
   Scratch<T> all_;
 };
@@ -2320,59 +2283,67 @@ class ThreadScratch {
 }  // namespace chorus::kernels
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_SCRATCH_HPP
 
+#include <optional>
+
 namespace chorus::kernels {
 
 namespace detail {
 
 template <Narrow T>
-class FloatArray {
- public:
-  FloatArray(Cpu device, T* written, const T* read, Index count) : written_(written), count_(count) {
-    if (written == nullptr && read == nullptr) return;
-    numbers_.emplace(device, count);
-    if (read != nullptr)
-      for (Index i = 0; i < count; ++i) data()[i] = read[i];
-  }
-  float* data() const { return numbers_ ? numbers_->data() : nullptr; }
-  void finish() const {
-    if (written_ != nullptr)
-      for (Index i = 0; i < count_; ++i) written_[i] = data()[i];
-  }
-
- private:
-  T* written_;
-  Index count_;
-  std::optional<Scratch<float>> numbers_;
-};
-
-template <class T>
-struct ArrayArgument {
+struct NarrowArray {
   T* written;
   const T* read;
   Index count;
 };
 
+/// An argument for the kernel for floats: as it is, or, for an array, a copy in float. Null stays null.
+template <class T>
+struct FloatArgument {
+  const T& value;
+  FloatArgument(Cpu, const T& argument) : value(argument) {}
+  const T& get() const { return value; }
+  void finish() const {}
+};
+
+template <Narrow T>
+struct FloatArgument<NarrowArray<T>> {
+  FloatArgument(Cpu device, const NarrowArray<T>& argument) : array(argument) {
+    if (array.written == nullptr && array.read == nullptr) return;
+    numbers.emplace(device, array.count);
+    if (array.read != nullptr)
+      for (Index i = 0; i < array.count; ++i) get()[i] = array.read[i];
+  }
+  float* get() const { return numbers ? numbers->data() : nullptr; }
+  void finish() const {
+    if (array.written != nullptr)
+      for (Index i = 0; i < array.count; ++i) array.written[i] = get()[i];
+  }
+
+  NarrowArray<T> array;
+  std::optional<Scratch<float>> numbers;
+};
+
 }  // namespace detail
 
 /// An array that a kernel reads; null stays null.
-template <class T>
-detail::ArrayArgument<T> reads(const T* data, Index count) {
+template <Narrow T>
+detail::NarrowArray<T> reads(const T* data, Index count) {
   return {nullptr, data, count};
 }
 /// An array that a kernel overwrites, or, where `keep`, adds to; null stays null.
-template <class T>
-detail::ArrayArgument<T> writes(T* data, Index count, bool keep = false) {
+template <Narrow T>
+detail::NarrowArray<T> writes(T* data, Index count, bool keep = false) {
   return {data, keep ? data : nullptr, count};
 }
 
-/// Calls `kernel(float*...)` with float copies of the arrays, and stores what it has written.
-template <class Kernel, Narrow... T>
-void in_float(Cpu device, const Kernel& kernel, detail::ArrayArgument<T>... arrays) {
+/// Calls `kernel(device, arguments...)`, with float copies in place of the arrays, and stores what it has written.
+template <class Kernel, class... Arguments>
+void in_float(const Kernel& kernel, Cpu device, const Arguments&... arguments) {
   const auto run = [&](const auto&... floats) {
-    kernel(floats.data()...);
+    kernel(device, floats.get()...);
     (floats.finish(), ...);
   };
-  run(detail::FloatArray<T>(device, arrays.written, arrays.read, arrays.count)...);
+  run(detail::FloatArgument<Arguments>(device, arguments)...);
 }
 
 }  // namespace chorus::kernels
@@ -2507,7 +2478,7 @@ Packet<T> keep_first(Packet<T> value, Count count, T fill) {
 }
 
 /// Calls `f(i, count)` for the packets of `n` elements in order; only the last may be short. An `f` that stores packets
-/// is faster if it holds what it needs by value: what it reaches through a reference is read anew behind each store.
+/// is faster if it holds what it needs by value: what it reaches through a reference is read anew after each store.
 template <class T, class F>
 void for_packets(Index n, F f) {
   Index i = 0;
@@ -2856,9 +2827,8 @@ void scatter_strided(Cpu device, std::span<const Index> shape, const T* src, T* 
   if constexpr (std::floating_point<T>) {
     detail::scatter<true>(runs, count, src, dst);
   } else if constexpr (Narrow<T>) {
-    in_float(
-        device, [&](const float* from, float* to) { scatter_strided(device, shape, from, to, dst_strides, true); },
-        reads(src, count), writes(dst, extent(shape, dst_strides), /*keep=*/true));
+    in_float([](const auto&... a) { scatter_strided(a...); }, device, shape, reads(src, count),
+             writes(dst, extent(shape, dst_strides), /*keep=*/true), dst_strides, true);
   } else {
     fail<UsageError>("scatter_strided: cannot accumulate ", dtype<T>);
   }
@@ -2891,7 +2861,7 @@ void scatter_strided(Cpu device, std::span<const Index> shape, const T* src, T* 
 // <chorus/core/cuda/runtime.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
-/// The CUDA runtime behind chorus's errors: checked calls, which devices there are, and which one a thread works on.
+/// The CUDA runtime with chorus's errors: checked calls, which devices there are, and which one a thread works on.
 
 #include <cuda_runtime_api.h>
 
@@ -2972,31 +2942,23 @@ class DeviceGuard {
   int before_ = -1;
 };
 
-/// Pinned host memory, which copies to and from devices read without staging. Empty where `bytes` is 0.
-class HostBuffer {
- public:
-  HostBuffer() = default;
-  explicit HostBuffer(std::size_t bytes) : bytes_(bytes) {
-    if (bytes != 0) CHORUS_CUDA_CHECK(cudaHostAlloc(&data_, bytes, cudaHostAllocPortable | cudaHostAllocMapped));
+/// What the runtime has made, by its handle, which `free` gives back.
+template <auto free>
+struct GiveBack {
+  template <class Handle>
+  void operator()(Handle handle) const {
+    static_cast<void>(free(handle));
   }
-  HostBuffer(HostBuffer&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-  HostBuffer& operator=(HostBuffer other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(bytes_, other.bytes_);
-    return *this;
-  }
-  ~HostBuffer() {
-    if (data_ != nullptr) static_cast<void>(cudaFreeHost(data_));
-  }
-
-  void* data() const { return data_; }
-  std::size_t bytes() const { return bytes_; }
-
- private:
-  void* data_ = nullptr;
-  std::size_t bytes_ = 0;
 };
+template <class Handle, auto free>
+using Owned = std::unique_ptr<std::remove_pointer_t<Handle>, GiveBack<free>>;
+
+/// Pinned host memory, which copies to and from devices read without staging.
+inline Owned<void*, cudaFreeHost> pinned_memory(std::size_t bytes) {
+  void* data = nullptr;
+  CHORUS_CUDA_CHECK(cudaHostAlloc(&data, bytes, cudaHostAllocPortable | cudaHostAllocMapped));
+  return Owned<void*, cudaFreeHost>(data);
+}
 
 }  // namespace chorus::cuda
 #endif  // CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
@@ -3012,29 +2974,23 @@ class Stream {
   explicit Stream(Cuda device) : device_(device) {
     require(device);
     const DeviceGuard guard(device);
-    CHORUS_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-  }
-  Stream(Stream&& other) noexcept : device_(other.device_), stream_(std::exchange(other.stream_, nullptr)) {}
-  Stream& operator=(Stream other) noexcept {
-    std::swap(device_, other.device_);
-    std::swap(stream_, other.stream_);
-    return *this;
-  }
-  ~Stream() {
-    if (stream_ != nullptr) static_cast<void>(cudaStreamDestroy(stream_));
+    cudaStream_t stream = nullptr;
+    CHORUS_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    stream_.reset(stream);
   }
 
   Cuda device() const { return device_; }
-  cudaStream_t get() const { return stream_; }
-  operator cudaStream_t() const { return stream_; }  // NOLINT: it stands for the stream
+  cudaStream_t get() const { return stream_.get(); }
+  operator cudaStream_t() const { return get(); }  // NOLINT: it stands for the stream
 
  private:
   Cuda device_;
-  cudaStream_t stream_ = nullptr;
+  Owned<cudaStream_t, cudaStreamDestroy> stream_;
 };
 
 namespace detail {
 inline cudaStream_t& stream_of_thread(Cuda device) {
+  require(device);
   thread_local std::array<cudaStream_t, Cuda::max_devices> streams{};
   return streams[static_cast<std::size_t>(device.index)];
 }
@@ -3055,26 +3011,14 @@ inline cudaStream_t compute_stream(Cuda device) {
 
 /// Where this thread's work on `device` goes: its StreamScope's stream, or else the compute stream.
 inline cudaStream_t current_stream(Cuda device) {
-  require(device);
   const cudaStream_t own = detail::stream_of_thread(device);
   return own != nullptr ? own : compute_stream(device);
 }
 
 /// While it lives, this thread's work on `device`, and the memory it takes there, belongs to `stream`.
-class StreamScope {
- public:
-  StreamScope(Cuda device, cudaStream_t stream) : device_(device) {
-    require(device);
-    before_ = std::exchange(detail::stream_of_thread(device), stream);
-  }
+struct StreamScope : chorus::detail::Replaced<cudaStream_t> {
+  StreamScope(Cuda device, cudaStream_t stream) : Replaced(detail::stream_of_thread(device), stream) {}
   explicit StreamScope(const Stream& stream) : StreamScope(stream.device(), stream.get()) {}
-  ~StreamScope() { detail::stream_of_thread(device_) = before_; }
-  StreamScope(const StreamScope&) = delete;
-  StreamScope& operator=(const StreamScope&) = delete;
-
- private:
-  Cuda device_;
-  cudaStream_t before_ = nullptr;
 };
 
 /// Whether what is enqueued on `stream` is being captured into a graph.
@@ -3098,32 +3042,26 @@ class Event {
   explicit Event(Cuda device) {
     require(device);
     const DeviceGuard guard(device);
-    CHORUS_CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
-  }
-  Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
-  Event& operator=(Event other) noexcept {
-    std::swap(event_, other.event_);
-    return *this;
-  }
-  ~Event() {
-    if (event_ != nullptr) static_cast<void>(cudaEventDestroy(event_));
+    cudaEvent_t event = nullptr;
+    CHORUS_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    event_.reset(event);
   }
 
   /// Marks what `stream`, of this event's device, has been given so far.
-  void record(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaEventRecord(event_, stream)); }
+  void record(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaEventRecord(get(), stream)); }
   /// What `stream`, of any device, is given from now on runs after the mark.
-  void hold(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaStreamWaitEvent(stream, event_, 0)); }
+  void hold(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaStreamWaitEvent(stream, get(), 0)); }
   /// Whether all marked work is done; true where nothing was ever marked.
   bool done() const {
-    const cudaError_t status = cudaEventQuery(event_);
+    const cudaError_t status = cudaEventQuery(get());
     if (status == cudaErrorNotReady) return detail::not_ready();
     CHORUS_CUDA_CHECK(status);
     return true;
   }
-  cudaEvent_t get() const { return event_; }
+  cudaEvent_t get() const { return event_.get(); }
 
  private:
-  cudaEvent_t event_ = nullptr;
+  Owned<cudaEvent_t, cudaEventDestroy> event_;
 };
 
 /// What `later` is given from now on runs after all that `earlier`, a stream of `device`, has been given so far. May be
@@ -3199,7 +3137,7 @@ bool aligned(const T*... pointers) {
   return ((alignment_of(pointers) >= access_bytes) && ...);
 }
 
-/// How a block's threads share lines: `lanes` threads on each of `lines` neighbouring lines.
+/// How a block's threads work on lines: `lanes` threads on each of `lines` neighbouring lines.
 struct LinePlan {
   int lanes = block_threads, lines = 1;
   /// Neighbouring threads work on one line (which is contiguous), or each on a line of its own.
@@ -3220,7 +3158,7 @@ constexpr LinePlan plan_lines(Index length, Index inner) {
   return {lanes, block_threads / lanes, false};
 }
 
-/// How a reduction is shared: LinePlan within a block, and `splits` blocks a line, whose results are reduced again.
+/// How a reduction is divided: LinePlan within a block, and `splits` blocks a line, whose results are reduced again.
 struct ReducePlan {
   Index outputs = 0, length = 0;
   LinePlan lines;
@@ -3351,17 +3289,8 @@ void launch(Cuda device, const char* name, dim3 blocks, void (*kernel)(Parameter
   chorus::cuda::check(cudaGetLastError(), name, __FILE__, __LINE__);
 }
 
-/// Working memory of a kernel, in the order of the stream: another kernel may have it as soon as this goes out of
-/// scope.
 template <class T>
-class Scratch {
- public:
-  Scratch(Cuda device, Index count) : storage_(device, static_cast<std::size_t>(count) * sizeof(T)) {}
-  T* data() const { return static_cast<T*>(storage_.data()); }
-
- private:
-  Storage<Cuda> storage_;
-};
+using Scratch = kernels::Scratch<T, Cuda>;
 
 inline __device__ Index thread_index() { return Index{blockIdx.x} * blockDim.x + threadIdx.x; }
 inline __device__ Index thread_count() { return Index{gridDim.x} * blockDim.x; }
@@ -3557,8 +3486,8 @@ void scatter_strided(Cuda device, std::span<const Index> shape, const T* src, T*
 // <chorus/kernels/cuda/lines.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_LINES_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_LINES_HPP
-/// Lines of a tensor along one axis, and reductions, as blocks of threads see them. A block shares each line among some
-/// of its threads; sums are made in an order that depends on sizes alone, so that a run repeated has the same bits.
+/// Lines of a tensor along one axis, and reductions, as blocks of threads see them. Some of a block's threads
+/// work on each line; sums are made in an order that depends on sizes alone, so that a run repeated has the same bits.
 
 // <chorus/kernels/axis_shape.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_AXIS_SHAPE_HPP
@@ -3627,7 +3556,7 @@ struct Smaller {
   }
 };
 
-/// One thread's share of a line. A line that doesn't exist has no length: its threads only take part in `reduce`.
+/// One thread's elements of a line. A line that doesn't exist has no length: its threads only take part in `reduce`.
 struct Line {
   LinePlan plan;
   int lane, line;
@@ -3917,13 +3846,13 @@ class Staging {
       Slot& slot = slots_[next_];
       next_ = (next_ + 1) % pieces;
       if (!slot.read) {
-        slot.buffer = HostBuffer(piece);
+        slot.buffer = pinned_memory(piece);
         slot.read.emplace(device);
       }
       wait_until([&] { return slot.read->done(); }, "a copy from the host");
       const std::size_t now = std::min(bytes, piece);
-      std::memcpy(slot.buffer.data(), from, now);
-      CHORUS_CUDA_CHECK(cudaMemcpyAsync(to, slot.buffer.data(), now, cudaMemcpyHostToDevice, stream));
+      std::memcpy(slot.buffer.get(), from, now);
+      CHORUS_CUDA_CHECK(cudaMemcpyAsync(to, slot.buffer.get(), now, cudaMemcpyHostToDevice, stream));
       slot.read->record(stream);
       to += now;
       from += now;
@@ -3933,7 +3862,7 @@ class Staging {
 
  private:
   struct Slot {
-    HostBuffer buffer;
+    Owned<void*, cudaFreeHost> buffer;
     std::optional<Event> read;
   };
   std::mutex mutex_;
@@ -3959,19 +3888,6 @@ inline void enable_peer(Cuda to, Cuda from) {
 }
 
 }  // namespace detail
-
-/// Enqueues a copy from pinned host memory; `from` must stay as it is until `stream` has done it.
-inline void copy_from_pinned(Cuda device, void* to, const void* from, std::size_t bytes, cudaStream_t stream) {
-  if (bytes == 0) return;
-  const DeviceGuard guard(device);
-  CHORUS_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream));
-}
-/// Enqueues a copy to pinned host memory, which holds the numbers when `stream` has done it.
-inline void copy_to_pinned(Cuda device, void* to, const void* from, std::size_t bytes, cudaStream_t stream) {
-  if (bytes == 0) return;
-  const DeviceGuard guard(device);
-  CHORUS_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream));
-}
 
 }  // namespace cuda
 
@@ -4394,11 +4310,10 @@ void pointwise_forward(Cpu device, const F& f, std::span<const Index> shape, con
   if (count == 0) return;
   const auto run = [&]<std::size_t... K>(std::index_sequence<K...>) {
     in_float(
-        device,
-        [&](float* result, auto*... arrays) {
+        [&](Cpu, float* result, auto*... arrays) {
           pointwise_forward(device, f, shape, std::array<const float*, N>{arrays...}, in_strides, result);
         },
-        writes(out, count), reads(in[K], extent(shape, in_strides[K]))...);
+        device, writes(out, count), reads(in[K], extent(shape, in_strides[K]))...);
   };
   run(std::make_index_sequence<N>());
 }
@@ -4420,8 +4335,7 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
   }
   const auto run = [&]<std::size_t... K>(std::index_sequence<K...>) {
     in_float(
-        device,
-        [&](const float* gradient, auto*... arrays) {
+        [&](Cpu, const float* gradient, auto*... arrays) {
           const std::array<float*, 2 * N> all{arrays...};
           std::array<const float*, N> inputs;
           std::array<float*, N> grads;
@@ -4429,7 +4343,7 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
           std::copy_n(all.begin() + N, N, grads.begin());
           pointwise_backward(device, f, shape, inputs, in_strides, gradient, grads, dx_strides, accumulate);
         },
-        reads(dy, count), reads(in[K], extent(shape, in_strides[K]))...,
+        device, reads(dy, count), reads(in[K], extent(shape, in_strides[K]))...,
         writes(dx[K], extent(shape, dx_strides[K]), accumulate[K])...);
   };
   run(std::make_index_sequence<N>());
@@ -4479,49 +4393,11 @@ concept Arithmetic = std::is_arithmetic_v<A>;
 CHORUS_HD inline float where(bool condition, float a, float b) { return condition ? a : b; }
 CHORUS_HD inline double where(bool condition, double a, double b) { return condition ? a : b; }
 
-template <std::floating_point T>
-CHORUS_HD T exp(T x) {
-  return std::exp(x);
-}
-template <std::floating_point T>
-CHORUS_HD T expm1(T x) {
-  return std::expm1(x);
-}
-template <std::floating_point T>
-CHORUS_HD T log(T x) {
-  return std::log(x);
-}
-template <std::floating_point T>
-CHORUS_HD T log1p(T x) {
-  return std::log1p(x);
-}
-template <std::floating_point T>
-CHORUS_HD T sqrt(T x) {
-  return std::sqrt(x);
-}
+using std::abs, std::exp, std::expm1, std::log, std::log1p, std::sqrt, std::sin, std::cos, std::tanh, std::erf;
+
 template <std::floating_point T>
 CHORUS_HD T rsqrt(T x) {
   return 1 / std::sqrt(x);
-}
-template <std::floating_point T>
-CHORUS_HD T sin(T x) {
-  return std::sin(x);
-}
-template <std::floating_point T>
-CHORUS_HD T cos(T x) {
-  return std::cos(x);
-}
-template <std::floating_point T>
-CHORUS_HD T tanh(T x) {
-  return std::tanh(x);
-}
-template <std::floating_point T>
-CHORUS_HD T erf(T x) {
-  return std::erf(x);
-}
-template <std::floating_point T>
-CHORUS_HD T abs(T x) {
-  return std::fabs(x);
 }
 template <std::floating_point T>
 CHORUS_HD T pow(T x, std::type_identity_t<T> exponent) {
@@ -5084,15 +4960,8 @@ struct Hardtanh {
   }
 };
 
-struct Relu6 {
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    return Hardtanh{0, 6}(x);
-  }
-  template <class S>
-  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
-    return Hardtanh{0, 6}.gradient(dy, x);
-  }
+struct Relu6 : Hardtanh {
+  CHORUS_HD constexpr Relu6() : Hardtanh{0, 6} {}
 };
 
 struct LeakyRelu {
@@ -6116,7 +5985,11 @@ class BackwardWatch {
 /// not told of runs within runs, nor of those without hooks. A second call with the same one does nothing.
 void watch_backward(const std::weak_ptr<BackwardWatch>& watch);
 
-/// Of the backward run that this thread is in, the outermost one: those of its nodes that are means, the last recorded
+/// The number of the backward run that this thread is in, the outermost one: no other run in this process has it. 0
+/// outside of a run.
+std::uint64_t backward_run();
+
+/// Of the same run: those of its nodes that are means, the last recorded
 /// first, whether or not backward has passed them yet. For gradient hooks. Empty outside of a run.
 std::span<const Ref<Node>> means_of_backward();
 
@@ -6145,6 +6018,7 @@ namespace chorus {
 namespace detail {
 /// A backward run that is no part of another one.
 struct BackwardRun {
+  std::uint64_t number;
   std::vector<std::function<void()>> end_actions;
   std::span<const Ref<Node>> means;
 };
@@ -6204,6 +6078,11 @@ CHORUS_INLINE void watch_backward(const std::weak_ptr<BackwardWatch>& watch) {
     *free = watch;
   else
     watchers.list.push_back(watch);
+}
+
+CHORUS_INLINE std::uint64_t backward_run() {
+  const auto* run = detail::current_backward();
+  return run != nullptr ? run->number : 0;
 }
 
 CHORUS_INLINE std::span<const Ref<Node>> means_of_backward() {
@@ -6285,7 +6164,7 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
   std::sort(lists.means.begin(), lists.means.end(), later);
 
   // Where an operator's backward runs another one, gradients are not complete before the outermost has ended.
-  detail::BackwardRun outermost{.end_actions = {}, .means = lists.means};
+  detail::BackwardRun outermost{.number = run, .end_actions = {}, .means = lists.means};
   struct Scope {
     detail::BackwardRun* outer;
     ~Scope() { detail::current_backward() = outer; }
@@ -6652,6 +6531,14 @@ CHORUS_HD constexpr PhiloxWords philox(std::uint64_t key, PhiloxWords counter) {
 
 /// The upper 24 bits of a word as a float in [0, 1), exact on every device.
 CHORUS_HD constexpr float unit_float(std::uint32_t word) { return static_cast<float>(word >> 8) * 0x1p-24f; }
+
+/// What the numbers of one random operation are keyed by, beside a sample's place in the global batch.
+struct RandomKey {
+  std::uint64_t seed = 0;
+  std::uint32_t step = 0, operation = 0;   ///< the number of the forward pass, and of the operation in it
+  std::int64_t first_sample = 0;           ///< the place of this tensor's first row
+  const std::uint32_t* replays = nullptr;  ///< a number in device memory that is added to `step`, or null
+};
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_CORE_PHILOX_HPP
@@ -7203,24 +7090,8 @@ inline RandomContext*& random_context() {
 }  // namespace detail
 
 /// While it lives, random operations of this thread draw from `context`.
-class RandomScope {
- public:
-  explicit RandomScope(RandomContext& context) : before_(std::exchange(detail::random_context(), &context)) {}
-  ~RandomScope() { detail::random_context() = before_; }
-  RandomScope(const RandomScope&) = delete;
-  RandomScope& operator=(const RandomScope&) = delete;
-
- private:
-  RandomContext* before_;
-};
-
-/// The key of one random operation; `first_sample`: the place of the first row. In a step that is captured to be
-/// replayed, `replays` is where the device finds the number that is to be added to `step`.
-struct RandomKey {
-  std::uint64_t seed = 0;
-  std::uint32_t step = 0, operation = 0;
-  std::int64_t first_sample = 0;
-  const std::uint32_t* replays = nullptr;
+struct RandomScope : detail::Replaced<RandomContext*> {
+  explicit RandomScope(RandomContext& context) : Replaced(detail::random_context(), &context) {}
 };
 
 namespace detail {
@@ -7228,9 +7099,7 @@ inline const std::uint32_t*& replay_count() {
   thread_local const std::uint32_t* count = nullptr;
   return count;
 }
-}  // namespace detail
 
-namespace detail {
 /// The key of the pass's next operation, with the place of this device's first sample.
 inline RandomKey next_key(RandomContext& context, bool draws) {
   context.drew = context.drew || draws;
@@ -7552,8 +7421,13 @@ inline std::FILE* open_to_write(const char* path) {
 namespace chorus::data {
 
 inline bool file_exists(const std::string& path) {
-  struct stat facts {};
-  return ::stat(path.c_str(), &facts) == 0;
+  std::error_code trouble;
+  return std::filesystem::exists(path, trouble);
+}
+
+inline bool is_folder(const std::string& path) {
+  std::error_code trouble;
+  return std::filesystem::is_directory(path, trouble);
 }
 
 /// Throws FileError unless `path` is a folder.
@@ -7562,11 +7436,6 @@ inline void require_folder(std::string_view reader, const std::string& path) {
   const bool there = ::stat(path.c_str(), &facts) == 0;  // before errno is read
   check<FileError>(there, reader, ": folder ", path, ": ", std::strerror(errno));
   check<FileError>(S_ISDIR(facts.st_mode), reader, ": ", path, " is not a folder");
-}
-
-inline bool is_folder(const std::string& path) {
-  struct stat facts {};
-  return ::stat(path.c_str(), &facts) == 0 && S_ISDIR(facts.st_mode);
 }
 
 /// For the message that something else was looked for: `; it holds a, b/ and 3 more`, or nothing where it is empty.
@@ -7739,375 +7608,6 @@ CHORUS_INLINE void Cifar10::read_batch(const std::string& path, std::vector<std:
 /// Which samples a rank trains on, in which order: one order per (seed, epoch), cut into global batches, each shared
 /// out.
 
-// <chorus/kernels/random.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_HPP
-/// Random numbers, counter-based: number i of a stream depends on (seed, stream, i) alone, so that any part of the
-/// stream can be drawn anywhere. A stream is a purpose: a parameter's number, an epoch.
-
-// <chorus/kernels/dropout_key.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_KEY_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_KEY_HPP
-/// Which elements dropout keeps: a pure function of the seed, the step, the layer and the element's place in the global
-/// batch, the same on every device and for every way to split the batch.
-
-namespace chorus::kernels {
-
-/// `first_sample` is the place of sample 0 of this tensor in the global batch; `layer` numbers the model's dropouts.
-struct DropoutKey {
-  std::uint64_t seed = 0;
-  std::uint32_t step = 0, layer = 0;
-  std::int64_t first_sample = 0;
-  const std::uint32_t* replays = nullptr;  ///< a number in device memory that is added to `step`, or null
-};
-
-/// The Philox counter behind elements 4 * quad to 4 * quad + 3 of a sample (its place in the global batch, modulo
-/// 2^32); the key is the seed. The constant keeps these words apart from those that initialisation draws from the same
-/// seed.
-CHORUS_HD constexpr PhiloxWords dropout_counter(const DropoutKey& key, std::int64_t sample, std::int64_t quad) {
-  return {static_cast<std::uint32_t>(quad), static_cast<std::uint32_t>(sample),
-          key.replays == nullptr ? key.step : key.step + *key.replays, key.layer ^ 0x64726F70u};
-}
-
-/// An element is kept where the upper 24 bits of its word, the number behind `unit_float`, reach this: where
-/// unit_float(word) >= p.
-CHORUS_HD constexpr std::uint32_t dropout_threshold(double p) {
-  const double scaled = p * 0x1p24;
-  const auto below = static_cast<std::uint32_t>(scaled);
-  return below + (static_cast<double>(below) < scaled ? 1u : 0u);
-}
-CHORUS_HD constexpr bool dropout_keeps(std::uint32_t word, std::uint32_t threshold) { return word >> 8 >= threshold; }
-
-/// What kept elements are multiplied by.
-CHORUS_HD constexpr double dropout_scale(double p) { return p < 1 ? 1 / (1 - p) : 0; }
-
-}  // namespace chorus::kernels
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_KEY_HPP
-
-namespace chorus::kernels {
-
-/// Numbers `offset` to `offset + count - 1` of a stream, uniform in [lo, hi): 24 random bits for a float, 53 for a
-/// double. The floats have the same bits on every device.
-template <class T>
-void fill_uniform(Cpu, std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out, T lo, T hi);
-
-/// Numbers `offset` to `offset + count - 1` of a stream, normally distributed (Box and Muller 1958, in double).
-template <class T>
-void fill_normal(Cpu, std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out, T mean,
-                 T deviation);
-
-// Numbers of a random operation: those of a row are a pure function of the key and of the row's place in the global
-// batch, `key.first_sample` + its number here, whatever device has it. `out`: [rows, inner].
-
-/// Uniform in [0, 1), at most `last`, of as many bits as above. The floats have the same bits on every device.
-template <class T>
-void draw_uniform(Cpu, Index rows, Index inner, T* out, T last, const DropoutKey& key);
-
-/// From N(0, 1).
-template <class T>
-void draw_normal(Cpu, Index rows, Index inner, T* out, const DropoutKey& key);
-
-/// Whole numbers from `low` on, of which there are `range`: each as likely as another. The same on every device.
-template <class T>
-void draw_integers(Cpu, Index rows, Index inner, T* out, std::int64_t low, std::uint64_t range, const DropoutKey& key);
-
-/// out = 1 where it is below p, else 0; NaN where p is no probability.
-template <class T>
-void is_below(Cpu, Index count, const T* p, T* out);
-
-/// The numbers 0 to n - 1 in random order (Fisher and Yates; Durstenfeld 1964).
-std::vector<Index> permutation(std::uint64_t seed, std::uint64_t stream, Index n);
-
-}  // namespace chorus::kernels
-
-// <chorus/kernels/cpu/random.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_RANDOM_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_RANDOM_HPP
-/// Counter-based random numbers on the CPU.
-
-#include <numeric>
-
-// <chorus/kernels/random_numbers.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_NUMBERS_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_NUMBERS_HPP
-/// What random numbers are made of Philox's words, on every device. Each makes `count` numbers of four words.
-
-#include <numbers>
-
-namespace chorus::kernels {
-
-/// start + width * u for u uniform in [0, 1), of 24 random bits for a float, 53 for a double; at most `last`.
-template <class C>
-struct UniformNumbers {
-  static constexpr int count = sizeof(C) == 4 ? 4 : 2;
-  double start, width;
-  C last;
-  CHORUS_HD void operator()(const PhiloxWords& words, C* out) const {
-    for (int k = 0; k < count; ++k) {
-      double unit;
-      if constexpr (sizeof(C) == 4)
-        unit = static_cast<double>(unit_float(words[static_cast<unsigned>(k)]));
-      else
-        unit = static_cast<double>((std::uint64_t{words[static_cast<unsigned>(2 * k)]} << 32 |
-                                    words[static_cast<unsigned>(2 * k + 1)]) >>
-                                   11) *
-               0x1p-53;
-      // In double the product is exact for floats, so that it doesn't matter whether the compiler fuses it with the
-      // sum.
-      const C value = static_cast<C>(start + width * unit);
-      out[k] = value < last ? value : last;
-    }
-  }
-};
-
-/// Normally distributed (Box and Muller 1958, in double).
-template <class C>
-struct NormalNumbers {
-  static constexpr int count = 4;
-  double mean, deviation;
-  CHORUS_HD void operator()(const PhiloxWords& words, C* out) const {
-    for (unsigned k = 0; k < 4; k += 2) {
-      const double radius = deviation * std::sqrt(-2 * std::log((words[k] + 1.0) * 0x1p-32));
-      const double angle = 2 * std::numbers::pi * (words[k + 1] * 0x1p-32);
-      out[k] = static_cast<C>(mean + radius * std::cos(angle));
-      out[k + 1] = static_cast<C>(mean + radius * std::sin(angle));
-    }
-  }
-};
-
-/// The upper 64 bits of a product.
-CHORUS_HD constexpr std::uint64_t upper_product(std::uint64_t a, std::uint64_t b) {
-  const std::uint64_t low = 0xFFFFFFFFu, a0 = a & low, a1 = a >> 32, b0 = b & low, b1 = b >> 32;
-  const std::uint64_t middle = a1 * b0 + (a0 * b0 >> 32), other = a0 * b1 + (middle & low);
-  return a1 * b1 + (middle >> 32) + (other >> 32);
-}
-
-/// Whole numbers from `low` on, of which there are `range`: of 64 random bits, so that none is likelier than another by
-/// more than range / 2^64 of its share.
-template <class C>
-struct WholeNumbers {
-  static constexpr int count = 2;
-  std::int64_t low;
-  std::uint64_t range;
-  CHORUS_HD void operator()(const PhiloxWords& words, C* out) const {
-    for (unsigned k = 0; k < 2; ++k) {
-      const std::uint64_t bits = std::uint64_t{words[2 * k]} << 32 | words[2 * k + 1];
-      out[k] = static_cast<C>(static_cast<std::uint64_t>(low) + upper_product(bits, range));
-    }
-  }
-};
-
-}  // namespace chorus::kernels
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_NUMBERS_HPP
-
-namespace chorus::kernels {
-
-namespace detail {
-/// Four random words for draw number `counter` of a stream.
-constexpr PhiloxWords stream_words(std::uint64_t seed, std::uint64_t stream, std::uint64_t counter) {
-  return philox(seed, {static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(counter >> 32),
-                       static_cast<std::uint32_t>(stream), static_cast<std::uint32_t>(stream >> 32)});
-}
-
-/// out[i] = numbers(words of draw (offset + i) / N)[(offset + i) % N]: N numbers from each draw.
-template <class T, class Numbers>
-void fill_from_stream(std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out,
-                      const Numbers& numbers) {
-  constexpr Index N = Numbers::count;
-  std::array<T, Numbers::count> drawn;
-  for (Index i = 0; i < count;) {
-    const Index at = offset + i;
-    numbers(stream_words(seed, stream, static_cast<std::uint64_t>(at / N)), drawn.data());
-    for (Index lane = at % N; lane < N && i < count; ++lane) out[i++] = drawn[static_cast<std::size_t>(lane)];
-  }
-}
-
-/// The same for rows, each of which begins with a draw of its own.
-template <class T, class Numbers>
-void draw(Index rows, Index inner, T* out, const DropoutKey& key, const Numbers& numbers) {
-  std::array<T, Numbers::count> drawn;
-  for (Index row = 0; row < rows; ++row)
-    for (Index at = 0, quad = 0; at < inner; ++quad) {
-      numbers(philox(key.seed, dropout_counter(key, key.first_sample + row, quad)), drawn.data());
-      for (std::size_t lane = 0; lane < drawn.size() && at < inner; ++lane) out[row * inner + at++] = drawn[lane];
-    }
-}
-}  // namespace detail
-
-template <class T>
-void fill_uniform(Cpu, std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out, T lo, T hi) {
-  const double start = static_cast<double>(lo);
-  detail::fill_from_stream(seed, stream, offset, count, out,
-                           UniformNumbers<T>{start, static_cast<double>(hi) - start, std::nextafter(hi, lo)});
-}
-
-template <class T>
-void fill_normal(Cpu, std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out, T mean,
-                 T deviation) {
-  detail::fill_from_stream(seed, stream, offset, count, out,
-                           NormalNumbers<T>{static_cast<double>(mean), static_cast<double>(deviation)});
-}
-
-template <class T>
-void draw_uniform(Cpu, Index rows, Index inner, T* out, T last, const DropoutKey& key) {
-  detail::draw(rows, inner, out, key, UniformNumbers<T>{0, 1, last});
-}
-
-template <class T>
-void draw_normal(Cpu, Index rows, Index inner, T* out, const DropoutKey& key) {
-  detail::draw(rows, inner, out, key, NormalNumbers<T>{0, 1});
-}
-
-template <class T>
-void draw_integers(Cpu, Index rows, Index inner, T* out, std::int64_t low, std::uint64_t range, const DropoutKey& key) {
-  detail::draw(rows, inner, out, key, WholeNumbers<T>{low, range});
-}
-
-template <class T>
-void is_below(Cpu, Index count, const T* p, T* out) {
-  for (Index i = 0; i < count; ++i)
-    out[i] = p[i] >= 0 && p[i] <= 1 ? static_cast<T>(out[i] < p[i]) : std::numeric_limits<T>::quiet_NaN();
-}
-
-CHORUS_INLINE std::vector<Index> permutation(std::uint64_t seed, std::uint64_t stream, Index n) {
-  __extension__ using Wide = unsigned __int128;
-  std::vector<Index> order(static_cast<std::size_t>(std::max(Index{0}, n)));
-  std::iota(order.begin(), order.end(), Index{0});
-  for (std::size_t i = order.size(); i > 1; --i) {
-    const PhiloxWords words = detail::stream_words(seed, stream, i);
-    const std::uint64_t bits = std::uint64_t{words[0]} << 32 | words[1];
-    const auto j = static_cast<std::size_t>(Wide{bits} * i >> 64);  // uniform in [0, i), but for 2^-64
-    std::swap(order[i - 1], order[j]);
-  }
-  return order;
-}
-
-}  // namespace chorus::kernels
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_RANDOM_HPP
-
-#if CHORUS_USE_CUDA && defined(__CUDACC__)
-// <chorus/kernels/cuda/random.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_RANDOM_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_RANDOM_HPP
-/// Random numbers on GPUs: the words, and the uniform floats, are those of the CPU.
-
-namespace chorus::kernels {
-
-namespace cuda {
-
-/// One draw of four words, from which `numbers` makes `Numbers::count` numbers.
-template <class T, class Numbers>
-struct FillFromStream {
-  std::uint64_t seed, stream;
-  Index first_draw, offset, count;
-  T* out;
-  Numbers numbers;
-  __device__ void operator()(Index i) const {
-    const Index draw = first_draw + i;
-    const auto counter = static_cast<std::uint64_t>(draw);
-    const PhiloxWords words =
-        philox(seed, {static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(counter >> 32),
-                      static_cast<std::uint32_t>(stream), static_cast<std::uint32_t>(stream >> 32)});
-    compute_type<T> drawn[Numbers::count];
-    numbers(words, drawn);
-    for (int k = 0; k < Numbers::count; ++k) {
-      const Index at = draw * Numbers::count + k - offset;
-      if (at >= 0 && at < count) put(out, at, drawn[k]);
-    }
-  }
-};
-
-template <class T, class Numbers>
-void fill_from_stream(Cuda device, const char* name, std::uint64_t seed, std::uint64_t stream, Index offset,
-                      Index count, T* out, const Numbers& numbers) {
-  const Index first = offset / Numbers::count;
-  for_each(device, name, count > 0 ? divide_up(offset + count, Numbers::count) - first : 0,
-           FillFromStream<T, Numbers>{seed, stream, first, offset, count, out, numbers});
-}
-
-/// The same for a draw of a row.
-template <class T, class Numbers>
-struct Draw {
-  Index inner, draws;
-  T* out;
-  DropoutKey key;
-  Numbers numbers;
-  __device__ void operator()(Index i) const {
-    const Index row = i / draws, draw = i - row * draws;
-    compute_type<T> drawn[Numbers::count];
-    numbers(philox(key.seed, dropout_counter(key, key.first_sample + row, draw)), drawn);
-    const Index begin = Numbers::count * draw, left = inner - begin;
-    for (int k = 0; k < Numbers::count; ++k)
-      if (k < left) put(out, row * inner + begin + k, drawn[k]);
-  }
-};
-
-template <class T, class Numbers>
-void draw(Cuda device, const char* name, Index rows, Index inner, T* out, const DropoutKey& key,
-          const Numbers& numbers) {
-  const Index draws = divide_up(inner, Numbers::count);
-  for_each(device, name, rows * draws, Draw<T, Numbers>{inner, draws, out, key, numbers});
-}
-
-template <class T>
-struct IsBelow {
-  const T* p;
-  T* out;
-  __device__ void operator()(Index i) const {
-    using C = compute_type<T>;
-    const C chance = get(p, i);
-    put(out, i, chance >= C(0) && chance <= C(1) ? C(get(out, i) < chance ? 1 : 0) : C(NAN));
-  }
-};
-
-}  // namespace cuda
-
-template <class T>
-void fill_uniform(Cuda device, std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out, T lo,
-                  T hi) {
-  using C = compute_type<T>;
-  const C low = static_cast<C>(lo), high = static_cast<C>(hi);
-  cuda::fill_from_stream(
-      device, "fill_uniform", seed, stream, offset, count, out,
-      UniformNumbers<C>{static_cast<double>(low), static_cast<double>(high) - static_cast<double>(low),
-                       std::nextafter(high, low)});
-}
-
-template <class T>
-void fill_normal(Cuda device, std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out, T mean,
-                 T deviation) {
-  cuda::fill_from_stream(device, "fill_normal", seed, stream, offset, count, out,
-                         NormalNumbers<compute_type<T>>{static_cast<double>(mean), static_cast<double>(deviation)});
-}
-
-template <class T>
-void draw_uniform(Cuda device, Index rows, Index inner, T* out, T last, const DropoutKey& key) {
-  using C = compute_type<T>;
-  cuda::draw(device, "draw_uniform", rows, inner, out, key, UniformNumbers<C>{0, 1, static_cast<C>(last)});
-}
-
-template <class T>
-void draw_normal(Cuda device, Index rows, Index inner, T* out, const DropoutKey& key) {
-  cuda::draw(device, "draw_normal", rows, inner, out, key, NormalNumbers<compute_type<T>>{0, 1});
-}
-
-template <class T>
-void draw_integers(Cuda device, Index rows, Index inner, T* out, std::int64_t low, std::uint64_t range,
-                   const DropoutKey& key) {
-  cuda::draw(device, "draw_integers", rows, inner, out, key, WholeNumbers<T>{low, range});
-}
-
-template <class T>
-void is_below(Cuda device, Index count, const T* p, T* out) {
-  cuda::for_each(device, "is_below", count, cuda::IsBelow<T>{p, out});
-}
-
-}  // namespace chorus::kernels
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_RANDOM_HPP
-
-#endif
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_HPP
-
 namespace chorus::data {
 
 struct SamplerOptions {
@@ -8182,6 +7682,366 @@ using DistributedSampler = Sampler;
 #define CHORUS_SINGLE_CHORUS_DATA_SAMPLER_IMPL_HPP
 /// How Sampler makes an order and cuts it.
 
+// <chorus/kernels/random.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_HPP
+/// Random numbers, counter-based: number i of a stream depends on (seed, stream, i) alone, so that any part of the
+/// stream can be drawn anywhere. A stream is a purpose: a parameter's number, an epoch.
+
+// <chorus/kernels/dropout_key.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_KEY_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_KEY_HPP
+/// Which elements dropout keeps: a pure function of the seed, the step, the layer and the element's place in the global
+/// batch, the same on every device and for every way to split the batch.
+
+namespace chorus::kernels {
+
+/// The Philox counter of elements 4 * quad to 4 * quad + 3 of a sample (its place in the global batch, modulo 2^32);
+/// the key is the seed. By the constant these words differ from those that initialisation draws from the same seed.
+CHORUS_HD constexpr PhiloxWords dropout_counter(const RandomKey& key, std::int64_t sample, std::int64_t quad) {
+  return {static_cast<std::uint32_t>(quad), static_cast<std::uint32_t>(sample),
+          key.replays == nullptr ? key.step : key.step + *key.replays, key.operation ^ 0x64726F70u};
+}
+
+/// An element is kept where the upper 24 bits of its word, the number that `unit_float` gives, reach this: where
+/// unit_float(word) >= p.
+CHORUS_HD constexpr std::uint32_t dropout_threshold(double p) {
+  const double scaled = p * 0x1p24;
+  const auto below = static_cast<std::uint32_t>(scaled);
+  return below + (static_cast<double>(below) < scaled ? 1u : 0u);
+}
+CHORUS_HD constexpr bool dropout_keeps(std::uint32_t word, std::uint32_t threshold) { return word >> 8 >= threshold; }
+
+/// What kept elements are multiplied by.
+CHORUS_HD constexpr double dropout_scale(double p) { return p < 1 ? 1 / (1 - p) : 0; }
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_KEY_HPP
+
+namespace chorus::kernels {
+
+/// Numbers `offset` to `offset + count - 1` of a stream, uniform in [lo, hi): 24 random bits for a float, 53 for a
+/// double. The floats have the same bits on every device.
+template <class T>
+void fill_uniform(Cpu, std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out, T lo, T hi);
+
+/// Numbers `offset` to `offset + count - 1` of a stream, normally distributed (Box and Muller 1958, in double).
+template <class T>
+void fill_normal(Cpu, std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out, T mean,
+                 T deviation);
+
+// Numbers of a random operation: those of a row are a pure function of the key and of the row's place in the global
+// batch, `key.first_sample` + its number here, whatever device has it. `out`: [rows, inner].
+
+/// Uniform in [0, 1), at most `last`, of as many bits as above. The floats have the same bits on every device.
+template <class T>
+void draw_uniform(Cpu, Index rows, Index inner, T* out, T last, const RandomKey& key);
+
+/// From N(0, 1).
+template <class T>
+void draw_normal(Cpu, Index rows, Index inner, T* out, const RandomKey& key);
+
+/// Whole numbers from `low` on, of which there are `range`: each as likely as another. The same on every device.
+template <class T>
+void draw_integers(Cpu, Index rows, Index inner, T* out, std::int64_t low, std::uint64_t range, const RandomKey& key);
+
+/// out = 1 where it is below p, else 0; NaN where p is no probability.
+template <class T>
+void is_below(Cpu, Index count, const T* p, T* out);
+
+/// The numbers 0 to n - 1 in random order (Fisher and Yates; Durstenfeld 1964).
+std::vector<Index> permutation(std::uint64_t seed, std::uint64_t stream, Index n);
+
+}  // namespace chorus::kernels
+
+// <chorus/kernels/cpu/random.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_RANDOM_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_RANDOM_HPP
+/// Counter-based random numbers on the CPU.
+
+#include <numeric>
+
+// <chorus/kernels/random_numbers.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_NUMBERS_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_NUMBERS_HPP
+/// What random numbers are made of Philox's words, on every device. Each makes `count` numbers of four words.
+
+#include <numbers>
+
+namespace chorus::kernels {
+
+/// start + width * u for u uniform in [0, 1), of 24 random bits for a float, 53 for a double; at most `last`.
+template <class C>
+struct UniformNumbers {
+  static constexpr int count = sizeof(C) == 4 ? 4 : 2;
+  double start, width;
+  C last;
+  CHORUS_HD void operator()(const PhiloxWords& words, C* out) const {
+    for (int k = 0; k < count; ++k) {
+      double unit;
+      if constexpr (sizeof(C) == 4)
+        unit = static_cast<double>(unit_float(words[static_cast<unsigned>(k)]));
+      else
+        unit = static_cast<double>((std::uint64_t{words[static_cast<unsigned>(2 * k)]} << 32 |
+                                    words[static_cast<unsigned>(2 * k + 1)]) >>
+                                   11) *
+               0x1p-53;
+      // In double the product is exact for floats, so that it doesn't matter whether the compiler fuses it with the
+      // sum.
+      const C value = static_cast<C>(start + width * unit);
+      out[k] = value < last ? value : last;
+    }
+  }
+};
+
+/// Normally distributed (Box and Muller 1958, in double).
+template <class C>
+struct NormalNumbers {
+  static constexpr int count = 4;
+  double mean, deviation;
+  CHORUS_HD void operator()(const PhiloxWords& words, C* out) const {
+    for (unsigned k = 0; k < 4; k += 2) {
+      const double radius = deviation * std::sqrt(-2 * std::log((words[k] + 1.0) * 0x1p-32));
+      const double angle = 2 * std::numbers::pi * (words[k + 1] * 0x1p-32);
+      out[k] = static_cast<C>(mean + radius * std::cos(angle));
+      out[k + 1] = static_cast<C>(mean + radius * std::sin(angle));
+    }
+  }
+};
+
+/// The upper 64 bits of a product.
+CHORUS_HD constexpr std::uint64_t upper_product(std::uint64_t a, std::uint64_t b) {
+  const std::uint64_t low = 0xFFFFFFFFu, a0 = a & low, a1 = a >> 32, b0 = b & low, b1 = b >> 32;
+  const std::uint64_t middle = a1 * b0 + (a0 * b0 >> 32), other = a0 * b1 + (middle & low);
+  return a1 * b1 + (middle >> 32) + (other >> 32);
+}
+
+/// Whole numbers from `low` on, of which there are `range`: of 64 random bits, so that none is likelier than another by
+/// more than range / 2^64 of its probability.
+template <class C>
+struct WholeNumbers {
+  static constexpr int count = 2;
+  std::int64_t low;
+  std::uint64_t range;
+  CHORUS_HD void operator()(const PhiloxWords& words, C* out) const {
+    for (unsigned k = 0; k < 2; ++k) {
+      const std::uint64_t bits = std::uint64_t{words[2 * k]} << 32 | words[2 * k + 1];
+      out[k] = static_cast<C>(static_cast<std::uint64_t>(low) + upper_product(bits, range));
+    }
+  }
+};
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_NUMBERS_HPP
+
+namespace chorus::kernels {
+
+namespace detail {
+/// Four random words for draw number `counter` of a stream.
+constexpr PhiloxWords stream_words(std::uint64_t seed, std::uint64_t stream, std::uint64_t counter) {
+  return philox(seed, {static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(counter >> 32),
+                       static_cast<std::uint32_t>(stream), static_cast<std::uint32_t>(stream >> 32)});
+}
+
+/// out[i] = numbers(words of draw (offset + i) / N)[(offset + i) % N]: N numbers from each draw.
+template <class T, class Numbers>
+void fill_from_stream(std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out,
+                      const Numbers& numbers) {
+  constexpr Index N = Numbers::count;
+  std::array<T, Numbers::count> drawn;
+  for (Index i = 0; i < count;) {
+    const Index at = offset + i;
+    numbers(stream_words(seed, stream, static_cast<std::uint64_t>(at / N)), drawn.data());
+    for (Index lane = at % N; lane < N && i < count; ++lane) out[i++] = drawn[static_cast<std::size_t>(lane)];
+  }
+}
+
+/// The same for rows, each of which begins with a draw of its own.
+template <class T, class Numbers>
+void draw(Index rows, Index inner, T* out, const RandomKey& key, const Numbers& numbers) {
+  std::array<T, Numbers::count> drawn;
+  for (Index row = 0; row < rows; ++row)
+    for (Index at = 0, quad = 0; at < inner; ++quad) {
+      numbers(philox(key.seed, dropout_counter(key, key.first_sample + row, quad)), drawn.data());
+      for (std::size_t lane = 0; lane < drawn.size() && at < inner; ++lane) out[row * inner + at++] = drawn[lane];
+    }
+}
+}  // namespace detail
+
+template <class T>
+void fill_uniform(Cpu, std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out, T lo, T hi) {
+  const double start = static_cast<double>(lo);
+  detail::fill_from_stream(seed, stream, offset, count, out,
+                           UniformNumbers<T>{start, static_cast<double>(hi) - start, std::nextafter(hi, lo)});
+}
+
+template <class T>
+void fill_normal(Cpu, std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out, T mean,
+                 T deviation) {
+  detail::fill_from_stream(seed, stream, offset, count, out,
+                           NormalNumbers<T>{static_cast<double>(mean), static_cast<double>(deviation)});
+}
+
+template <class T>
+void draw_uniform(Cpu, Index rows, Index inner, T* out, T last, const RandomKey& key) {
+  detail::draw(rows, inner, out, key, UniformNumbers<T>{0, 1, last});
+}
+
+template <class T>
+void draw_normal(Cpu, Index rows, Index inner, T* out, const RandomKey& key) {
+  detail::draw(rows, inner, out, key, NormalNumbers<T>{0, 1});
+}
+
+template <class T>
+void draw_integers(Cpu, Index rows, Index inner, T* out, std::int64_t low, std::uint64_t range, const RandomKey& key) {
+  detail::draw(rows, inner, out, key, WholeNumbers<T>{low, range});
+}
+
+template <class T>
+void is_below(Cpu, Index count, const T* p, T* out) {
+  for (Index i = 0; i < count; ++i)
+    out[i] = p[i] >= 0 && p[i] <= 1 ? static_cast<T>(out[i] < p[i]) : std::numeric_limits<T>::quiet_NaN();
+}
+
+CHORUS_INLINE std::vector<Index> permutation(std::uint64_t seed, std::uint64_t stream, Index n) {
+  __extension__ using Wide = unsigned __int128;
+  std::vector<Index> order(static_cast<std::size_t>(std::max(Index{0}, n)));
+  std::iota(order.begin(), order.end(), Index{0});
+  for (std::size_t i = order.size(); i > 1; --i) {
+    const PhiloxWords words = detail::stream_words(seed, stream, i);
+    const std::uint64_t bits = std::uint64_t{words[0]} << 32 | words[1];
+    const auto j = static_cast<std::size_t>(Wide{bits} * i >> 64);  // uniform in [0, i), but for 2^-64
+    std::swap(order[i - 1], order[j]);
+  }
+  return order;
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_RANDOM_HPP
+
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+// <chorus/kernels/cuda/random.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_RANDOM_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_RANDOM_HPP
+/// Random numbers on GPUs: the words, and the uniform floats, are those of the CPU.
+
+namespace chorus::kernels {
+
+namespace cuda {
+
+/// One draw of four words, from which `numbers` makes `Numbers::count` numbers.
+template <class T, class Numbers>
+struct FillFromStream {
+  std::uint64_t seed, stream;
+  Index first_draw, offset, count;
+  T* out;
+  Numbers numbers;
+  __device__ void operator()(Index i) const {
+    const Index draw = first_draw + i;
+    const auto counter = static_cast<std::uint64_t>(draw);
+    const PhiloxWords words =
+        philox(seed, {static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(counter >> 32),
+                      static_cast<std::uint32_t>(stream), static_cast<std::uint32_t>(stream >> 32)});
+    compute_type<T> drawn[Numbers::count];
+    numbers(words, drawn);
+    for (int k = 0; k < Numbers::count; ++k) {
+      const Index at = draw * Numbers::count + k - offset;
+      if (at >= 0 && at < count) put(out, at, drawn[k]);
+    }
+  }
+};
+
+template <class T, class Numbers>
+void fill_from_stream(Cuda device, const char* name, std::uint64_t seed, std::uint64_t stream, Index offset,
+                      Index count, T* out, const Numbers& numbers) {
+  const Index first = offset / Numbers::count;
+  for_each(device, name, count > 0 ? divide_up(offset + count, Numbers::count) - first : 0,
+           FillFromStream<T, Numbers>{seed, stream, first, offset, count, out, numbers});
+}
+
+/// The same for a draw of a row.
+template <class T, class Numbers>
+struct Draw {
+  Index inner, draws;
+  T* out;
+  RandomKey key;
+  Numbers numbers;
+  __device__ void operator()(Index i) const {
+    const Index row = i / draws, draw = i - row * draws;
+    compute_type<T> drawn[Numbers::count];
+    numbers(philox(key.seed, dropout_counter(key, key.first_sample + row, draw)), drawn);
+    const Index begin = Numbers::count * draw, left = inner - begin;
+    for (int k = 0; k < Numbers::count; ++k)
+      if (k < left) put(out, row * inner + begin + k, drawn[k]);
+  }
+};
+
+template <class T, class Numbers>
+void draw(Cuda device, const char* name, Index rows, Index inner, T* out, const RandomKey& key,
+          const Numbers& numbers) {
+  const Index draws = divide_up(inner, Numbers::count);
+  for_each(device, name, rows * draws, Draw<T, Numbers>{inner, draws, out, key, numbers});
+}
+
+template <class T>
+struct IsBelow {
+  const T* p;
+  T* out;
+  __device__ void operator()(Index i) const {
+    using C = compute_type<T>;
+    const C chance = get(p, i);
+    put(out, i, chance >= C(0) && chance <= C(1) ? C(get(out, i) < chance ? 1 : 0) : C(NAN));
+  }
+};
+
+}  // namespace cuda
+
+template <class T>
+void fill_uniform(Cuda device, std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out, T lo,
+                  T hi) {
+  using C = compute_type<T>;
+  const C low = static_cast<C>(lo), high = static_cast<C>(hi);
+  cuda::fill_from_stream(
+      device, "fill_uniform", seed, stream, offset, count, out,
+      UniformNumbers<C>{static_cast<double>(low), static_cast<double>(high) - static_cast<double>(low),
+                       std::nextafter(high, low)});
+}
+
+template <class T>
+void fill_normal(Cuda device, std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out, T mean,
+                 T deviation) {
+  cuda::fill_from_stream(device, "fill_normal", seed, stream, offset, count, out,
+                         NormalNumbers<compute_type<T>>{static_cast<double>(mean), static_cast<double>(deviation)});
+}
+
+template <class T>
+void draw_uniform(Cuda device, Index rows, Index inner, T* out, T last, const RandomKey& key) {
+  using C = compute_type<T>;
+  cuda::draw(device, "draw_uniform", rows, inner, out, key, UniformNumbers<C>{0, 1, static_cast<C>(last)});
+}
+
+template <class T>
+void draw_normal(Cuda device, Index rows, Index inner, T* out, const RandomKey& key) {
+  cuda::draw(device, "draw_normal", rows, inner, out, key, NormalNumbers<compute_type<T>>{0, 1});
+}
+
+template <class T>
+void draw_integers(Cuda device, Index rows, Index inner, T* out, std::int64_t low, std::uint64_t range,
+                   const RandomKey& key) {
+  cuda::draw(device, "draw_integers", rows, inner, out, key, WholeNumbers<T>{low, range});
+}
+
+template <class T>
+void is_below(Cuda device, Index count, const T* p, T* out) {
+  cuda::for_each(device, "is_below", count, cuda::IsBelow<T>{p, out});
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_RANDOM_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_HPP
+
 namespace chorus::data {
 
 CHORUS_INLINE Sampler::Sampler(Index dataset_size, SamplerOptions options) : size_(dataset_size), options_(options) {
@@ -8255,7 +8115,7 @@ struct Batch {
   Index first_sample = 0;          ///< place of images[0] in the global batch
   /// [views, samples, channels, height, width]: each sample as often as LoaderOptions::views says, augmented
   /// independently. views[0] is `images`, views[1] another view of the same samples, and
-  /// views.view(Shape<4>{views * samples, channels, height, width}) has one view behind the other.
+  /// views.view(Shape<4>{views * samples, channels, height, width}) has one view after the other.
   Tensor<float, 5> views = {};
 
   template <std::size_t I>
@@ -8704,6 +8564,19 @@ CHORUS_INLINE Batch LoaderPass::make(Index b) const {
 
 namespace chorus::data {
 
+namespace detail {
+
+/// Makes room for more of `count` values that are unpacked one after another: memory grows with those that have come,
+/// and not at once to what a header says.
+template <class Byte>
+void grow(std::vector<Byte>& values, std::uint64_t count) {
+  const auto next = std::min<std::size_t>(count, values.size() + std::max<std::size_t>(1 << 20, values.size()));
+  values.reserve(next);  // no more than that
+  values.resize(next);
+}
+
+}  // namespace detail
+
 #if CHORUS_USE_ZLIB
 
 /// Decompresses a file in order. Only as many bytes as are asked for are ever made.
@@ -8803,18 +8676,14 @@ inline std::string room(const InputFile& file) { return cat("the file has ", fil
 inline std::string room(const GzipFile& file) {
   return cat("the compressed file can't hold more than ", file.size_limit());
 }
-/// Reads `count` values, or those that are there. What a compressed file holds shows as it is read: memory grows with
-/// that, and not at once to what the header says.
+/// Reads `count` values, or those that are there.
 inline void read_values(InputFile& file, std::vector<std::uint8_t>& values, std::uint64_t count) {
   values.resize(count);
   values.resize(file.read(values));
 }
 inline void read_values(GzipFile& file, std::vector<std::uint8_t>& values, std::uint64_t count) {
-  constexpr std::size_t least = 1 << 20;
   for (std::size_t done = 0; done == values.size() && done < count;) {
-    const auto next = std::min<std::size_t>(count, done + std::max(least, done));
-    values.reserve(next);  // no more than that
-    values.resize(next);
+    grow(values, count);
     done += file.read(std::span(values).subspan(done));
     if (done < values.size()) return values.resize(done);
   }
@@ -8884,9 +8753,6 @@ class Mnist : public ImageDataset {
   static constexpr const char* labels = "-labels-idx1-ubyte";
 
  private:
-  static std::string find_in(const std::string& place, Split split, const char* suffix);
-  static std::string require(const std::string& folder, Split split, const char* suffix);
-
   static ImageDataset read(const std::string& folder, Split split);
 };
 
@@ -8899,17 +8765,9 @@ class Mnist : public ImageDataset {
 
 namespace chorus::data {
 
-CHORUS_INLINE std::string Mnist::find(const std::string& folder, Split split, const char* suffix) {
-  // Images and labels are of one place: another one may hold those of another dataset.
-  for (const char* inside : {"", "/raw", "/MNIST/raw"}) {
-    const std::string place = folder + inside;
-    if (!find_in(place, split, images).empty() || !find_in(place, split, labels).empty())
-      return find_in(place, split, suffix);
-  }
-  return {};
-}
-
-CHORUS_INLINE std::string Mnist::find_in(const std::string& place, Split split, const char* suffix) {
+namespace detail {
+/// The path of one of the files in `place` itself, or nothing where there is none.
+inline std::string mnist_file_in(const std::string& place, Split split, const char* suffix) {
   const std::string dashes = cat(split == Split::train ? "train" : "t10k", suffix);
   std::string dot = dashes;
   dot[dot.rfind("-idx")] = '.';
@@ -8925,17 +8783,27 @@ CHORUS_INLINE std::string Mnist::find_in(const std::string& place, Split split, 
   }
   return something;
 }
+}  // namespace detail
 
-CHORUS_INLINE std::string Mnist::require(const std::string& folder, Split split, const char* suffix) {
-  std::string path = find(folder, split, suffix);
-  check<FileError>(!path.empty(), "Mnist: folder ", folder, " has no ", split == Split::train ? "train" : "t10k",
-                   suffix, ", neither plain nor .gz", what_is_there(folder));
-  return path;
+CHORUS_INLINE std::string Mnist::find(const std::string& folder, Split split, const char* suffix) {
+  // Images and labels are of one place: another one may hold those of another dataset.
+  for (const char* inside : {"", "/raw", "/MNIST/raw"}) {
+    const std::string place = folder + inside;
+    if (!detail::mnist_file_in(place, split, images).empty() || !detail::mnist_file_in(place, split, labels).empty())
+      return detail::mnist_file_in(place, split, suffix);
+  }
+  return {};
 }
 
 CHORUS_INLINE ImageDataset Mnist::read(const std::string& folder, Split split) {
   require_folder("Mnist", folder);
-  const std::string image_path = require(folder, split, images), label_path = require(folder, split, labels);
+  const auto require = [&](const char* suffix) {
+    std::string path = find(folder, split, suffix);
+    check<FileError>(!path.empty(), "Mnist: folder ", folder, " has no ", split == Split::train ? "train" : "t10k",
+                     suffix, ", neither plain nor .gz", what_is_there(folder));
+    return path;
+  };
+  const std::string image_path = require(images), label_path = require(labels);
   IdxArray pixels = read_idx(image_path, 3), classes = read_idx(label_path, 1);
   check<FileError>(pixels.sizes[0] == classes.sizes[0], "Mnist: ", image_path, " has ", pixels.sizes[0],
                    " images, but ", label_path, " has ", classes.sizes[0], " labels");
@@ -9095,20 +8963,146 @@ class SyntheticImages : public ImageDataset {
 /// Models as safetensors files: every parameter and buffer under its path, as PyTorch names it (`conv1.weight`). The
 /// same file loads under any policy and on any number of devices.
 
-// <chorus/io/metadata.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_IO_METADATA_HPP
-#define CHORUS_SINGLE_CHORUS_IO_METADATA_HPP
-/// The notes that a file carries beside its tensors.
+// <chorus/io/tensor_entry.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_TENSOR_ENTRY_HPP
+#define CHORUS_SINGLE_CHORUS_IO_TENSOR_ENTRY_HPP
+/// What a safetensors file holds: element types, tensors and notes, and the rules that its reader and its writer share.
 
 #include <map>
 
 namespace chorus::io {
 
-/// Text by text.
+/// The notes that a file carries beside its tensors: text by text.
 using Metadata = std::map<std::string, std::string>;
 
+/// The element types that a file may hold: those of chorus::DType and those that tensors don't have.
+/// In the order of the format's own list, by which writers sort tensors: later types come first in a file.
+enum class FileDType : std::uint8_t {
+  boolean,
+  f4,
+  f6_e2m3,
+  f6_e3m2,
+  u8,
+  i8,
+  f8_e5m2,
+  f8_e4m3,
+  f8_e8m0,
+  f8_e4m3fnuz,
+  f8_e5m2fnuz,
+  i16,
+  u16,
+  f16,
+  bf16,
+  i32,
+  u32,
+  f32,
+  c64,
+  f64,
+  i64,
+  u64
+};
+
+namespace detail {
+struct FileDTypeFacts {
+  std::string_view name;
+  unsigned bits;
+};
+inline constexpr FileDTypeFacts file_dtypes[] = {
+    {"BOOL", 8},    {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6},     {"U8", 8},          {"I8", 8},
+    {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"I16", 16},
+    {"U16", 16},    {"F16", 16},    {"BF16", 16},   {"I32", 32},        {"U32", 32},        {"F32", 32},
+    {"C64", 64},    {"F64", 64},    {"I64", 64},    {"U64", 64}};
+}  // namespace detail
+
+/// The name in the file, as `F8_E4M3`.
+constexpr std::string_view name(FileDType type) { return detail::file_dtypes[static_cast<std::size_t>(type)].name; }
+
+/// Bits of one element; F4 and F6 elements are packed.
+constexpr unsigned bits_of(FileDType type) { return detail::file_dtypes[static_cast<std::size_t>(type)].bits; }
+
+/// The type of that name, if there is one.
+constexpr std::optional<FileDType> file_dtype_named(std::string_view text) {
+  for (std::size_t i = 0; i < std::size(detail::file_dtypes); ++i) {
+    if (detail::file_dtypes[i].name == text) return static_cast<FileDType>(i);
+  }
+  return std::nullopt;
+}
+
+/// Every type of a tensor has a type in the file, of the same name.
+constexpr FileDType file_dtype(DType type) { return *file_dtype_named(chorus::name(type)); }
+
+inline void append(std::string& out, FileDType type) { out += name(type); }
+
+/// What a file says of one tensor: row-major elements, little-endian, `bytes` bytes from `begin` on in the data that
+/// follows the header. Nothing is said about alignment.
+struct TensorEntry {
+  std::string name;
+  FileDType dtype{};
+  std::vector<Index> shape;
+  std::size_t begin = 0;
+  std::size_t bytes = 0;
+};
+
+/// What a reader accepts. A file's sizes are also checked against the file itself before anything is allocated.
+struct ReaderLimits {
+  std::uint64_t header_bytes = std::uint64_t{16} << 20;  ///< never above `format_header_bytes`
+  std::size_t tensors = 1'000'000;
+  std::size_t rank = 8;
+  std::size_t name_bytes = 1024;
+};
+
+/// The format's own limit on the size of its header.
+inline constexpr std::uint64_t format_header_bytes = 100'000'000;
+
+namespace detail {
+
+/// How a message about one tensor of a file begins.
+struct TensorOfFile {
+  std::string_view path, tensor;
+};
+inline void append(std::string& out, TensorOfFile who) {
+  out += cat(who.path, ": tensor ", Quoted{who.tensor}, ": ");
+}
+
+/// Bytes of a tensor. Throws `Kind` where they can't be counted.
+template <class Kind>
+std::size_t tensor_bytes(FileDType dtype, std::span<const Index> shape, TensorOfFile who) {
+  constexpr auto most = static_cast<std::uint64_t>(std::numeric_limits<Index>::max());
+  std::uint64_t bits = bits_of(dtype);
+  bool empty = false;
+  for (const Index size : shape) {
+    check<Kind>(size >= 0, who, "negative size in shape ", shape);
+    // Axes of size 0 don't shorten the count: strides of the other axes are computed later and must not overflow.
+    empty = empty || size == 0;
+    const auto factor = static_cast<std::uint64_t>(std::max<Index>(size, 1));
+    check<Kind>(bits <= most / factor, who, "the size of shape ", shape, " of ", dtype, " overflows");
+    bits *= factor;
+  }
+  if (empty) return 0;
+  check<Kind>(bits % 8 == 0, who, "shape ", shape, " of ", dtype, " is ", bits, " bits, which are no whole bytes");
+  return static_cast<std::size_t>(bits / 8);
+}
+
+/// Throws `Kind` unless the tensor's name is short enough and printable.
+template <class Kind>
+void check_tensor_name(TensorOfFile who, std::size_t limit) {
+  const std::string_view name = who.tensor;
+  check<Kind>(name.size() <= limit, who, "its name has ", name.size(), " bytes; the limit is ", limit);
+  const bool control = std::any_of(name.begin(), name.end(), [](unsigned char c) { return c < 0x20 || c == 0x7F; });
+  check<Kind>(!control, who, "its name has a control character");
+}
+
+/// Throws `Kind` where a name comes twice.
+template <class Kind>
+void check_names_differ(std::string_view path, std::vector<std::string_view> names) {
+  std::sort(names.begin(), names.end());
+  const auto twice = std::adjacent_find(names.begin(), names.end());
+  if (twice != names.end()) fail<Kind>(TensorOfFile{path, *twice}, "appears twice");
+}
+
+}  // namespace detail
 }  // namespace chorus::io
-#endif  // CHORUS_SINGLE_CHORUS_IO_METADATA_HPP
+#endif  // CHORUS_SINGLE_CHORUS_IO_TENSOR_ENTRY_HPP
 
 // <chorus/nn/module.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_MODULE_HPP
@@ -9158,15 +9152,8 @@ namespace detail {
 inline thread_local constinit FirstRun* first_run = nullptr;
 
 /// While it lives, layers of this thread are in that part.
-class FirstRunScope {
- public:
-  explicit FirstRunScope(FirstRun& run) : before_(std::exchange(first_run, &run)) {}
-  ~FirstRunScope() { first_run = before_; }
-  FirstRunScope(const FirstRunScope&) = delete;
-  FirstRunScope& operator=(const FirstRunScope&) = delete;
-
- private:
-  FirstRun* before_;
+struct FirstRunScope : Replaced<FirstRun*> {
+  explicit FirstRunScope(FirstRun& run) : Replaced(first_run, &run) {}
 };
 }  // namespace detail
 
@@ -9436,7 +9423,7 @@ void save(Model& model, const std::string& path, const Metadata& metadata = {}) 
 // <chorus/io/model_file_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_IMPL_HPP
-/// How a model's numbers get into a file.
+/// How a model's numbers get into a file, and where those of a file go.
 
 // <chorus/io/safetensors_writer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_HPP
@@ -9484,7 +9471,7 @@ inline void append_json_string(std::string& out, std::string_view text) {
 // <chorus/io/descriptor.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_DESCRIPTOR_HPP
 #define CHORUS_SINGLE_CHORUS_IO_DESCRIPTOR_HPP
-/// A file descriptor that closes itself.
+/// A file descriptor that closes itself, and a file to read.
 
 namespace chorus::io {
 
@@ -9506,6 +9493,43 @@ struct Descriptor {
 
 /// The most that one call reads or writes: Linux stops just below 2 GiB, and some systems refuse more.
 inline constexpr std::size_t io_chunk = std::size_t{1} << 30;
+
+/// A regular file, open for reading; without a path none.
+class RegularFile {
+ public:
+  RegularFile() = default;
+  /// `who`: how messages begin. Throws FileError.
+  RegularFile(const std::string& path, std::string_view who)
+      // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
+      : file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
+    check<FileError>(is_open(), who, ": opening the file failed: ", std::strerror(errno));
+    struct stat facts {};
+    const bool seen = ::fstat(file_.value, &facts) == 0;  // before errno is read
+    check<FileError>(seen, who, ": looking at the file failed: ", std::strerror(errno));
+    check<FileError>(S_ISREG(facts.st_mode), who, ": not a regular file");
+    size_ = static_cast<std::uint64_t>(facts.st_size);
+  }
+
+  bool is_open() const { return file_.value >= 0; }
+  std::uint64_t size() const { return size_; }
+
+  /// Fills `to` with the bytes from `offset` on. Throws FileError: `reading...` failed, and why.
+  template <class... Reading>
+  void read(std::uint64_t offset, std::span<std::byte> to, const Reading&... reading) const {
+    while (!to.empty()) {
+      const ssize_t count = ::pread(file_.value, to.data(), std::min(to.size(), io_chunk), static_cast<off_t>(offset));
+      if (count < 0 && errno == EINTR) continue;
+      check<FileError>(count > 0, reading...,
+                       " failed: ", count < 0 ? std::strerror(errno) : "the file has become shorter");
+      to = to.subspan(static_cast<std::size_t>(count));
+      offset += static_cast<std::uint64_t>(count);
+    }
+  }
+
+ private:
+  Descriptor file_;
+  std::uint64_t size_ = 0;
+};
 
 }  // namespace chorus::io
 #endif  // CHORUS_SINGLE_CHORUS_IO_DESCRIPTOR_HPP
@@ -9675,143 +9699,6 @@ class AtomicFile {
 }  // namespace chorus::io
 #endif  // CHORUS_SINGLE_CHORUS_IO_ATOMIC_FILE_HPP
 
-// <chorus/io/tensor_entry.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_IO_TENSOR_ENTRY_HPP
-#define CHORUS_SINGLE_CHORUS_IO_TENSOR_ENTRY_HPP
-/// One tensor of a safetensors file, and the rules that its reader and its writer share.
-
-// <chorus/io/file_dtype.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_IO_FILE_DTYPE_HPP
-#define CHORUS_SINGLE_CHORUS_IO_FILE_DTYPE_HPP
-/// The element types that a safetensors file may hold: those of chorus::DType and those that tensors don't have.
-
-namespace chorus::io {
-
-/// In the order of the format's own list, by which writers sort tensors: later types come first in a file.
-enum class FileDType : std::uint8_t {
-  boolean,
-  f4,
-  f6_e2m3,
-  f6_e3m2,
-  u8,
-  i8,
-  f8_e5m2,
-  f8_e4m3,
-  f8_e8m0,
-  f8_e4m3fnuz,
-  f8_e5m2fnuz,
-  i16,
-  u16,
-  f16,
-  bf16,
-  i32,
-  u32,
-  f32,
-  c64,
-  f64,
-  i64,
-  u64
-};
-
-namespace detail {
-struct FileDTypeFacts {
-  std::string_view name;
-  unsigned bits;
-};
-inline constexpr FileDTypeFacts file_dtypes[] = {
-    {"BOOL", 8},    {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6},     {"U8", 8},          {"I8", 8},
-    {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"I16", 16},
-    {"U16", 16},    {"F16", 16},    {"BF16", 16},   {"I32", 32},        {"U32", 32},        {"F32", 32},
-    {"C64", 64},    {"F64", 64},    {"I64", 64},    {"U64", 64}};
-}  // namespace detail
-
-/// The name in the file, as `F8_E4M3`.
-constexpr std::string_view name(FileDType type) { return detail::file_dtypes[static_cast<std::size_t>(type)].name; }
-
-/// Bits of one element; F4 and F6 elements are packed.
-constexpr unsigned bits_of(FileDType type) { return detail::file_dtypes[static_cast<std::size_t>(type)].bits; }
-
-/// The type of that name, if there is one.
-constexpr std::optional<FileDType> file_dtype_named(std::string_view text) {
-  for (std::size_t i = 0; i < std::size(detail::file_dtypes); ++i) {
-    if (detail::file_dtypes[i].name == text) return static_cast<FileDType>(i);
-  }
-  return std::nullopt;
-}
-
-/// Every type of a tensor has a type in the file, of the same name.
-constexpr FileDType file_dtype(DType type) { return *file_dtype_named(chorus::name(type)); }
-
-inline void append(std::string& out, FileDType part) { out += name(part); }
-
-}  // namespace chorus::io
-#endif  // CHORUS_SINGLE_CHORUS_IO_FILE_DTYPE_HPP
-
-namespace chorus::io {
-
-/// What a file says of one tensor: row-major elements, little-endian, `bytes` bytes from `begin` on in the data that
-/// follows the header. Nothing is said about alignment.
-struct TensorEntry {
-  std::string name;
-  FileDType dtype{};
-  std::vector<Index> shape;
-  std::size_t begin = 0;
-  std::size_t bytes = 0;
-};
-
-/// What a reader accepts. A file's sizes are also checked against the file itself before anything is allocated.
-struct ReaderLimits {
-  std::uint64_t header_bytes = std::uint64_t{16} << 20;  ///< never above `format_header_bytes`
-  std::size_t tensors = 1'000'000;
-  std::size_t rank = 8;
-  std::size_t name_bytes = 1024;
-};
-
-/// The format's own limit on the size of its header.
-inline constexpr std::uint64_t format_header_bytes = 100'000'000;
-
-namespace detail {
-
-/// How a message about one tensor of a file begins.
-struct TensorOfFile {
-  std::string_view path, tensor;
-};
-inline void append(std::string& out, TensorOfFile part) {
-  out += cat(part.path, ": tensor ", Quoted{part.tensor}, ": ");
-}
-
-/// Bytes of a tensor. Throws `Kind` where they can't be counted.
-template <class Kind>
-std::size_t tensor_bytes(FileDType dtype, std::span<const Index> shape, TensorOfFile who) {
-  constexpr auto most = static_cast<std::uint64_t>(std::numeric_limits<Index>::max());
-  std::uint64_t bits = bits_of(dtype);
-  bool empty = false;
-  for (const Index size : shape) {
-    check<Kind>(size >= 0, who, "negative size in shape ", shape);
-    // Axes of size 0 don't shorten the count: strides of the other axes are computed later and must not overflow.
-    empty = empty || size == 0;
-    const auto factor = static_cast<std::uint64_t>(std::max<Index>(size, 1));
-    check<Kind>(bits <= most / factor, who, "the size of shape ", shape, " of ", dtype, " overflows");
-    bits *= factor;
-  }
-  if (empty) return 0;
-  check<Kind>(bits % 8 == 0, who, "shape ", shape, " of ", dtype, " is ", bits, " bits, which are no whole bytes");
-  return static_cast<std::size_t>(bits / 8);
-}
-
-/// Throws `Kind` unless the tensor's name is short enough and printable.
-template <class Kind>
-void check_tensor_name(TensorOfFile who, std::size_t limit) {
-  const std::string_view name = who.tensor;
-  check<Kind>(name.size() <= limit, who, "its name has ", name.size(), " bytes; the limit is ", limit);
-  const bool control = std::any_of(name.begin(), name.end(), [](unsigned char c) { return c < 0x20 || c == 0x7F; });
-  check<Kind>(!control, who, "its name has a control character");
-}
-
-}  // namespace detail
-}  // namespace chorus::io
-#endif  // CHORUS_SINGLE_CHORUS_IO_TENSOR_ENTRY_HPP
-
 namespace chorus::io {
 
 static_assert(std::endian::native == std::endian::little,
@@ -9874,10 +9761,7 @@ inline std::string safetensors_header(std::string_view path, std::vector<const T
   }
   json += '}';
 
-  std::sort(names.begin(), names.end());
-  const auto twice = std::adjacent_find(names.begin(), names.end());
-  if (twice != names.end()) fail<UsageError>(TensorOfFile{saving, *twice}, "appears twice");
-
+  check_names_differ<UsageError>(saving, std::move(names));
   json.resize((json.size() + 7) / 8 * 8, ' ');
   check<UsageError>(json.size() <= format_header_bytes, saving, ": the header would have ", json.size(),
                     " bytes; the format allows ", format_header_bytes);
@@ -9905,30 +9789,69 @@ inline void write_safetensors(const std::string& path, std::span<const TensorVie
 }  // namespace chorus::io
 #endif  // CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_HPP
 
-namespace chorus::io {
+namespace chorus::io::detail {
 
-namespace detail {
-
-/// A tensor in device memory that goes into a file, or comes from one. What begins with this prefix in a checkpoint is
-/// not the model's.
+/// What begins with this prefix in a checkpoint is not the model's.
 inline constexpr std::string_view training_prefix = "training/";
+
+/// Where a tensor of a file lies in this program: in device memory, or, without a device, on the host. `mean_with`:
+/// names of others in the file, with which floating-point numbers take the mean.
+template <Device D>
+struct TensorPlace {
+  std::string name;
+  DType dtype;
+  std::vector<Index> shape;
+  std::optional<D> device;
+  void* data;
+  std::vector<std::string> mean_with = {};
+
+  std::size_t bytes() const { return static_cast<std::size_t>(numel(shape)) * size_of(dtype); }
+  void copy_to(void* numbers) const {
+    if (device)
+      copy_bytes(Cpu{}, numbers, *device, data, bytes());
+    else
+      copy_bytes(Cpu{}, numbers, Cpu{}, data, bytes());
+  }
+  void fill(const void* numbers) const {
+    if (device)
+      copy_bytes(*device, data, Cpu{}, numbers, bytes());
+    else
+      copy_bytes(Cpu{}, data, Cpu{}, numbers, bytes());
+  }
+};
+
+/// All places of a model.
+template <Device D>
+std::vector<TensorPlace<D>> model_places(nn::Module& model) {
+  std::vector<TensorPlace<D>> places;
+  const auto add = [&](const std::string& name, auto& tensor) {
+    const auto extents = tensor.extents();
+    places.push_back({name, tensor.dtype(), {extents.begin(), extents.end()}, tensor.where(), tensor.memory()});
+  };
+  for (const auto& named : nn::named_parameters<D>(model)) add(named.name, *named.parameter);
+  for (const auto& named : nn::named_buffers<D>(model)) add(named.name, *named.buffer);
+  return places;
+}
+
+/// Says that a model's numbers have changed: to replicas, and to copies in 16 bits.
+template <Device D>
+void say_changed(nn::Module& model) {
+  for (const auto& named : nn::named_parameters<D>(model)) named.parameter->touch();
+  for (const auto& named : nn::named_buffers<D>(model)) named.buffer->touch();
+}
 
 /// Tensors on their way to a file, brought to the host.
 class Outgoing {
  public:
   template <Device D>
-  void add(std::string name, DType dtype, std::vector<Index> shape, D device, const void* data) {
-    const auto bytes = static_cast<std::size_t>(numel(shape)) * size_of(dtype);
-    items_.push_back({std::move(name), dtype, std::move(shape), std::vector<std::byte>(bytes)});
-    copy_bytes(Cpu{}, items_.back().bytes.data(), device, data, bytes);
+  void add(const TensorPlace<D>& tensor) {
+    add(tensor.name, tensor, [&](std::byte* to) { tensor.copy_to(to); });
   }
-  /// A tensor with a name, dtype, shape, device (if any) and data.
-  template <class Place>
-  void add(const Place& tensor) {
-    if (tensor.device)
-      add(tensor.name, tensor.dtype, tensor.shape, *tensor.device, tensor.data);
-    else
-      add(tensor.name, tensor.dtype, tensor.shape, Cpu{}, tensor.data);
+  /// Under another name; `copy(to)` copies the numbers.
+  template <Device D, class Copy>
+  void add(std::string name, const TensorPlace<D>& tensor, const Copy& copy) {
+    items_.push_back({std::move(name), tensor.dtype, tensor.shape, std::vector<std::byte>(tensor.bytes())});
+    copy(items_.back().bytes.data());
   }
   std::vector<TensorView> views() const {
     std::vector<TensorView> out;
@@ -9945,30 +9868,6 @@ class Outgoing {
   };
   std::vector<Item> items_;
 };
-
-/// Calls `visit(name, dtype, extents, device, data)` for all numbers of a model; `touch` says that they will change.
-template <Device D, class Visit>
-void for_each_tensor(nn::Module& model, const Visit& visit, bool touch) {
-  for (const auto& named : nn::named_parameters<D>(model)) {
-    visit(named.name, named.parameter->dtype(), named.parameter->extents(), named.parameter->where(),
-          named.parameter->memory());
-    if (touch) named.parameter->touch();
-  }
-  for (const auto& named : nn::named_buffers<D>(model)) {
-    visit(named.name, named.buffer->dtype(), named.buffer->extents(), named.buffer->where(), named.buffer->memory());
-    if (touch) named.buffer->touch();
-  }
-}
-
-template <Device D>
-void add_model(Outgoing& out, nn::Module& model) {
-  for_each_tensor<D>(
-      model,
-      [&](const std::string& name, DType dtype, std::span<const Index> extents, D device, const void* data) {
-        out.add(name, dtype, {extents.begin(), extents.end()}, device, data);
-      },
-      false);
-}
 
 /// All names that each parameter and buffer has in a model, by the first of them.
 inline std::map<std::string, std::vector<std::string>> all_names(nn::Module& model) {
@@ -9994,15 +9893,13 @@ inline void note_tied(Metadata& metadata, nn::Module& model) {
 template <Device D>
 void save_module(nn::Module& model, const std::string& path, const Metadata& metadata) {
   Outgoing out;
-  add_model<D>(out, model);
+  for (const auto& place : model_places<D>(model)) out.add(place);
   auto noted = metadata;
   note_tied(noted, model);
   write_safetensors(path, out.views(), noted);
 }
 
-}  // namespace detail
-
-}  // namespace chorus::io
+}  // namespace chorus::io::detail
 #endif  // CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_IMPL_HPP
 
 #endif
@@ -10097,7 +9994,7 @@ class Work {
 namespace chorus::comm {
 
 /// How contributions are combined. On bool, sum and max are "or", min is "and". Sums of integers wrap around. In min
-/// and max of floating-point numbers a NaN wins over any number (which NaN it is, is not said), and -0 counts as less
+/// and max of floating-point numbers a NaN wins over any number (it may be any NaN), and -0 counts as less
 /// than 0, as IEEE 754-2019's minimum and maximum have it: results have the same bits in whichever order ranks are
 /// combined. All engines do the same but NCCL, whose min and max pass over a NaN and may give either zero.
 enum class ReduceOp : std::uint8_t { sum, min, max };
@@ -10121,7 +10018,7 @@ struct CollectiveOptions {
 ///   all_reduce(data, op, options)         data := the reduction of every rank's data; the same bits on every rank
 ///   broadcast(data, root, options)        data := root's data
 ///   all_gather(mine, all, options)        all := every rank's `mine`, in the order of ranks, size() * mine.size()
-///   reduce_scatter(all, mine, op, options)  mine := this rank's part of the reduction of every rank's `all`
+///   reduce_scatter(all, mine, op, options)  mine := this rank's chunk of the reduction of every rank's `all`
 ///   send(data, peer), recv(data, peer)    in the order of calls, without tags; send may return before the peer
 ///                                         receives
 ///   barrier()                             returns when every rank has called it
@@ -10155,6 +10052,53 @@ concept Communicator = requires(C& c, std::span<float> out, std::span<const floa
 
 }  // namespace chorus::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_COMMUNICATOR_HPP
+
+// <chorus/comm/engine/failure.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_FAILURE_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ENGINE_FAILURE_HPP
+/// How a communicator fails: `Failure`, and `AbortReason`.
+
+namespace chorus::comm {
+
+/// An error that several threads will throw, each its own copy. Empty: no error.
+struct Failure {
+  std::string what;
+  bool timed_out = false;
+
+  explicit operator bool() const { return !what.empty(); }
+  [[noreturn]] void raise() const {
+    if (timed_out) throw TimeoutError(what);
+    throw CommError(what);
+  }
+};
+
+/// Why a communicator was given up, set once and read from any thread.
+class AbortReason {
+ public:
+  /// Keeps the first reason; false for later ones.
+  bool set(std::string_view why) noexcept {
+    int none = 0;
+    if (!state_.compare_exchange_strong(none, writing)) return false;
+    try {
+      why_ = why;
+    } catch (...) {
+      // Without memory there is no reason, but the abort stands.
+    }
+    state_.store(written);
+    return true;
+  }
+  explicit operator bool() const { return state_.load(std::memory_order_acquire) == written; }
+  /// Of a reason that is set.
+  const std::string& why() const { return why_; }
+
+ private:
+  enum { writing = 1, written = 2 };
+  std::atomic<int> state_{0};
+  std::string why_;
+};
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ENGINE_FAILURE_HPP
 
 // <chorus/comm/world.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_WORLD_HPP
@@ -10204,13 +10148,13 @@ using Deadline = Clock::time_point;
 /// Eleven days: a clock can count to several times that from now.
 inline constexpr std::chrono::milliseconds longest_timeout{1'000'000'000};
 
-/// Throws UsageError, in the name of `who`, for a timeout that is none.
+/// Throws UsageError, in the name of `who`, for a timeout out of range.
 [[gnu::cold]] inline void check_timeout(std::string_view who, std::chrono::milliseconds timeout) {
   check<UsageError>(timeout.count() > 0 && timeout <= longest_timeout, who, ": timeout is ", timeout.count(),
                     " ms, expected 1 to ", longest_timeout.count());
 }
 
-/// Throws UsageError, in the name of `who`, for a rank of a group that there cannot be.
+/// Throws UsageError, in the name of `who`, for a rank or a size out of range.
 [[gnu::cold]] inline void check_ranks(std::string_view who, int size, int rank) {
   check<UsageError>(size >= 1 && size <= max_ranks, who, ": world size is ", size, ", expected 1 to ", max_ranks);
   check<UsageError>(rank >= 0 && rank < size, who, ": rank ", rank, " is not in [0, ", size, ")");
@@ -10314,6 +10258,37 @@ class Engine {
   const int rank, size;
   const std::vector<int> members;  ///< see World
 };
+
+namespace detail {
+
+/// The engine of a group of one. Nothing moves, but results are where, and what, they would be.
+class Alone final : public Engine {
+ public:
+  Alone() : Engine(0, 1) {}
+
+  void now(const Call& call) override {
+    if (aborted_) fail<CommError>("rank 0: ", comm::name(call.op), ": aborted: ", aborted_.why());
+    if (call.out == nullptr || call.count == 0) return;
+    if (call.reduction.scaled != nullptr) {
+      call.reduction.scaled(call.out, call.in, call.count, call.reduction.scale);
+    } else if (call.out != call.in) {
+      std::memcpy(call.out, call.in, call.count * call.reduction.element);
+    }
+  }
+  Work later(const Call& call) override {
+    now(call);
+    return {};
+  }
+  void abort(std::string_view why) noexcept override { aborted_.set(why); }
+  std::string_view name() const override { return "alone"; }
+
+ private:
+  AbortReason aborted_;
+};
+
+}  // namespace detail
+
+inline std::shared_ptr<Engine> alone() { return std::make_shared<detail::Alone>(); }
 
 }  // namespace chorus::comm
 
@@ -10457,9 +10432,6 @@ Reduction reduction(ReduceOp op, double scale) {
 
 namespace chorus::comm {
 
-/// The engine of a group of one, in which nothing moves.
-std::shared_ptr<Engine> alone();
-
 /// A Communicator over any Engine; `connect` and `thread_group` make it. Call it from one thread at a time, so that all
 /// ranks see one order; `abort` alone may be called from anywhere. Wrong sizes, roots and peers throw UsageError before
 /// anything moves; failures of the group throw CommError, which names this rank, the call, the peer and why.
@@ -10520,7 +10492,7 @@ class AnyCommunicator {
     return engine_->later(gathers<T>(mine, all, options));
   }
 
-  /// mine := this rank's part of the reduction of every rank's scale * all; all.size() is size() * mine.size().
+  /// mine := this rank's chunk of the reduction of every rank's scale * all; all.size() is size() * mine.size().
   template <Scalar T, std::size_t E>
   void reduce_scatter(std::span<const std::type_identity_t<T>> all, std::span<T, E> mine, ReduceOp op = ReduceOp::sum,
                       CollectiveOptions options = {}) {
@@ -10595,13 +10567,13 @@ class AnyCommunicator {
 
   template <class T>
   Call gathers(std::span<const T> mine, std::span<T> all, const CollectiveOptions& options) const {
-    check_parts("all_gather", all.size(), mine.size());
+    check_chunk("all_gather", all.size(), mine.size());
     return moves<T>(Op::all_gather, mine.data(), all.data(), mine.size(), rank(), options);
   }
 
   template <class T>
   Call scatters(std::span<const T> all, std::span<T> mine, ReduceOp op, const CollectiveOptions& options) const {
-    check_parts("reduce_scatter", all.size(), mine.size());
+    check_chunk("reduce_scatter", all.size(), mine.size());
     return reduces<T>(Op::reduce_scatter, all.data(), mine.data(), mine.size(), op, options);
   }
 
@@ -10625,7 +10597,7 @@ class AnyCommunicator {
   void check_peer(std::string_view what, int peer) const {
     check<UsageError>(peer != rank(), what, ": rank ", peer, " is this rank itself");
   }
-  void check_parts(std::string_view what, std::size_t all, std::size_t mine) const {
+  void check_chunk(std::string_view what, std::size_t all, std::size_t mine) const {
     check<UsageError>(all == mine * static_cast<std::size_t>(size()), what, ": all has ", all, " numbers, expected ",
                       size(), " ranks x ", mine);
   }
@@ -10636,82 +10608,6 @@ class AnyCommunicator {
 static_assert(Communicator<AnyCommunicator>);
 
 }  // namespace chorus::comm
-
-// <chorus/comm/engine/alone.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_ALONE_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_ENGINE_ALONE_HPP
-/// The engine of a group of one.
-
-// <chorus/comm/engine/abort_reason.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_ABORT_REASON_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_ENGINE_ABORT_REASON_HPP
-/// `AbortReason`: why a communicator was given up, set once and read from any thread.
-
-namespace chorus::comm {
-
-class AbortReason {
- public:
-  /// Keeps the first reason; false for later ones.
-  bool set(std::string_view why) noexcept {
-    int none = 0;
-    if (!state_.compare_exchange_strong(none, writing)) return false;
-    try {
-      why_ = why;
-    } catch (...) {
-      // Without memory there is no reason, but the abort stands.
-    }
-    state_.store(written);
-    return true;
-  }
-  explicit operator bool() const { return state_.load(std::memory_order_acquire) == written; }
-  /// Of a reason that is set.
-  const std::string& why() const { return why_; }
-
- private:
-  enum { writing = 1, written = 2 };
-  std::atomic<int> state_{0};
-  std::string why_;
-};
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_ENGINE_ABORT_REASON_HPP
-
-namespace chorus::comm {
-
-namespace detail {
-
-/// Nothing moves, but results are where, and what, they would be.
-class Alone final : public Engine {
- public:
-  Alone() : Engine(0, 1) {}
-
-  void now(const Call& call) override {
-    if (aborted_) fail<CommError>("rank 0: ", comm::name(call.op), ": aborted: ", aborted_.why());
-    if (call.out == nullptr || call.count == 0) return;
-    if (call.reduction.scaled != nullptr) {
-      call.reduction.scaled(call.out, call.in, call.count, call.reduction.scale);
-    } else if (call.out != call.in) {
-      std::memcpy(call.out, call.in, call.count * call.reduction.element);
-    }
-  }
-  Work later(const Call& call) override {
-    now(call);
-    return {};
-  }
-  void abort(std::string_view why) noexcept override { aborted_.set(why); }
-  std::string_view name() const override { return "alone"; }
-
- private:
-  AbortReason aborted_;
-};
-
-}  // namespace detail
-
-CHORUS_INLINE std::shared_ptr<Engine> alone() { return std::make_shared<detail::Alone>(); }
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_ENGINE_ALONE_HPP
-
 #endif  // CHORUS_SINGLE_CHORUS_COMM_ANY_COMMUNICATOR_HPP
 
 namespace chorus::comm {
@@ -10752,11 +10648,6 @@ bool register_backend(Backend backend, EngineMaker maker);
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_TRANSPORT_COMMUNICATOR_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_TRANSPORT_COMMUNICATOR_HPP
 /// `TransportCommunicator`: chorus' own collectives over a Transport.
-
-// <chorus/comm/algorithms/collective_runner.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_COLLECTIVE_RUNNER_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_COLLECTIVE_RUNNER_HPP
-/// `CollectiveRunner`: runs calls over a Transport, with the algorithms of this folder.
 
 // <chorus/comm/algorithms/barrier.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BARRIER_HPP
@@ -10817,7 +10708,7 @@ struct Envelope {
   DType dtype = DType::u8;
   std::uint8_t detail = 0;  ///< a ReduceOp, or the root's rank
   std::uint8_t reserved = 0;
-  std::uint32_t sequence = 0;  ///< the how-manieth collective, or the how-manieth message between two ranks
+  std::uint32_t sequence = 0;  ///< the number of this collective, or of this message between two ranks
   std::uint64_t count = 0;     ///< numbers of type `dtype` in this rank's call
   friend bool operator==(const Envelope&, const Envelope&) = default;
 };
@@ -10974,7 +10865,7 @@ struct Collective {
   const Reduction& reduction;
   trace::Traffic traffic = trace::Traffic::control;
   std::span<const int> members = {};  ///< the ranks of the ring, in order; empty: all
-  bool chosen = false;                ///< somebody has asked for this algorithm, be it slow or not
+  bool chosen = false;                ///< somebody has asked for this algorithm, even if it is slow
 
   int size() const { return members.empty() ? link.size : static_cast<int>(members.size()); }
   /// This rank's place in the ring, or the one `steps` further on; negative: further back.
@@ -10994,8 +10885,8 @@ struct Collective {
   /// Numbers of each piece of `count` but the last: half a queue of pieces, so that both ends work at once, of a length
   /// that is worth a hand-over.
   std::size_t longest_piece(std::size_t count) const {
-    const auto parts = link.queue_pieces / 2, most = link.piece_bytes / reduction.element;
-    return std::clamp((count + parts - 1) / parts, std::min(most, 32 * 1024 / reduction.element), most);
+    const auto pieces = link.queue_pieces / 2, most = link.piece_bytes / reduction.element;
+    return std::clamp((count + pieces - 1) / pieces, std::min(most, 32 * 1024 / reduction.element), most);
   }
 };
 
@@ -11004,10 +10895,9 @@ namespace detail {
 inline constexpr int nobody = -1;
 
 /// What one rank does with one chunk. value = (what comes `from`) (+) scale * `mine`, or the one of them that is given;
-/// it goes `to` the next rank, into `store`, or both.
+/// it goes `to` the next rank, into `store`, or both. Of no numbers, `mine` and `store` may be null.
 struct Step {
   int from = nobody, to = nobody;
-  bool reads = false, stores = false;  ///< whether `mine` and `store` take part
   const std::byte* mine = nullptr;
   std::byte* store = nullptr;
 };
@@ -11026,19 +10916,18 @@ inline void relay(const Collective& c, Step m, std::size_t count) {
   const auto element = c.reduction.element, per_piece = c.longest_piece(count);
   do {
     const auto n = std::min(count, per_piece), bytes = n * element;
-    const bool moves = m.from != nobody && !m.reads, scales = m.from == nobody && m.reads && c.reduction.scale != 1;
-    const std::byte* in = m.from == nobody ? nullptr : receive(c, m.from, bytes, moves ? m.store : nullptr).data;
-    const std::byte* value = in && !m.reads ? in : m.mine;
+    const std::byte* in = m.from == nobody ? nullptr : receive(c, m.from, bytes, m.mine ? nullptr : m.store).data;
+    const std::byte* value = m.mine ? m.mine : in;
     std::byte* slot = nullptr;
-    if ((in && m.reads) || scales) {  // the value is made here: where it is stored, else in the slot
-      std::byte* const out = m.stores ? m.store : slot = c.link.acquire(m.to);
+    if (n != 0 && m.mine && (in || c.reduction.scale != 1)) {  // made here: where it is stored, else in the slot
+      std::byte* const out = m.store ? m.store : slot = c.link.acquire(m.to);
       if (in) {
         c.reduction.combine_products(out, in, 1, m.mine, c.reduction.scale, n);
       } else {
         c.reduction.scaled(out, m.mine, n, c.reduction.scale);
       }
       value = out;
-    } else if (m.stores) {
+    } else if (m.store) {
       if (m.store != value) copy_bytes(m.store, value, bytes);
       value = m.store;
     }
@@ -11046,8 +10935,8 @@ inline void relay(const Collective& c, Step m, std::size_t count) {
     if (!slot && m.to != nobody) c.link.send(m.to, c.call, value, bytes);
     if (m.to != nobody) trace::sent(c.link.rank, c.traffic, bytes);
     if (in) c.link.release(m.from);
-    m.mine += m.reads ? bytes : 0;
-    m.store += m.stores ? bytes : 0;
+    if (m.mine) m.mine += bytes;
+    if (m.store) m.store += bytes;
     count -= n;
   } while (count != 0);
 }
@@ -11112,35 +11001,35 @@ inline void monitored_barrier(const Collective& c) {
 /// All-gather in ceil(log2 N) rounds, for messages so short that rounds cost more than bytes (Bruck, Ho, Kipnis, Upfal
 /// and Weathersby, "Efficient algorithms for all-to-all communications in multiport message-passing systems", 1997).
 ///
-/// After the round of distance d a rank holds the parts of the 2 d ranks that end with itself:
+/// After the round of distance d a rank holds the chunks of the 2 d ranks that end with itself:
 ///
-///   distance 1   rank r sends its own part to rank r + 1, and has those of r and r - 1
+///   distance 1   rank r sends its own chunk to rank r + 1, and has those of r and r - 1
 ///   distance 2   it sends both to rank r + 2, and has those of r down to r - 3
 ///   distance 4   it sends all four to rank r + 4, ...
 ///
-/// The last round sends only what is missing, so that each rank sends N - 1 parts in all, as in the ring.
+/// The last round sends only what is missing, so that each rank sends N - 1 chunks in all, as in the ring.
 
 namespace chorus::comm {
 
-/// The most bytes, of all parts together, that the functions of this file take: they lie on the stack.
+/// The most bytes, of all chunks together, that the functions of this file take: they lie on the stack.
 inline constexpr std::size_t most_bruck_bytes = 16 << 10;
 
 namespace detail {
 
-/// The parts of all ranks, that of the rank `steps` before this one at steps * count numbers.
-struct alignas(64) BruckParts : std::array<std::byte, most_bruck_bytes> {};
+/// The chunks of all ranks, that of the rank `steps` before this one at steps * count numbers.
+struct alignas(64) BruckChunks : std::array<std::byte, most_bruck_bytes> {};
 
-/// parts: this rank's first; then all.
-inline void bruck_rounds(const Collective& c, BruckParts& parts, std::size_t count) {
+/// chunks: this rank's first; then all.
+inline void bruck_rounds(const Collective& c, BruckChunks& chunks, std::size_t count) {
   const int n = c.size();
-  const auto part = count * c.reduction.element;
+  const auto chunk = count * c.reduction.element;
   for (int distance = 1; distance < n; distance *= 2) {
     const auto moved = static_cast<std::size_t>(std::min(distance, n - distance)) * count;
-    std::byte* const place = parts.data() + static_cast<std::size_t>(distance) * part;
-    relay(c, {.to = c.neighbour(distance), .reads = true, .mine = parts.data()}, moved);
-    relay(c, {.from = c.neighbour(-distance), .stores = true, .store = place}, moved);
+    std::byte* const place = chunks.data() + static_cast<std::size_t>(distance) * chunk;
+    relay(c, {.to = c.neighbour(distance), .mine = chunks.data()}, moved);
+    relay(c, {.from = c.neighbour(-distance), .store = place}, moved);
   }
-  c.link.flush();  // `parts` is sent from where it lies
+  c.link.flush();  // `chunks` is sent from where it lies
 }
 
 }  // namespace detail
@@ -11148,27 +11037,27 @@ inline void bruck_rounds(const Collective& c, BruckParts& parts, std::size_t cou
 /// mine: count numbers; all: N * count, every rank's. `mine` may be this rank's place in `all`. Bytes sent: (N - 1) / N
 /// of `all`, as in the ring.
 inline void bruck_all_gather(const Collective& c, const std::byte* mine, std::byte* all, std::size_t count) {
-  const auto part = count * c.reduction.element;
-  detail::BruckParts parts;
-  detail::copy_bytes(parts.data(), mine, part);
-  detail::bruck_rounds(c, parts, count);
+  const auto chunk = count * c.reduction.element;
+  detail::BruckChunks chunks;
+  detail::copy_bytes(chunks.data(), mine, chunk);
+  detail::bruck_rounds(c, chunks, count);
   for (int steps = 0; steps < c.size(); ++steps)
-    detail::copy_bytes(all + static_cast<std::size_t>(c.place(-steps)) * part,
-                       parts.data() + static_cast<std::size_t>(steps) * part, part);
+    detail::copy_bytes(all + static_cast<std::size_t>(c.place(-steps)) * chunk,
+                       chunks.data() + static_cast<std::size_t>(steps) * chunk, chunk);
 }
 
-/// data: count numbers, in place. Every rank gathers all parts and adds them up in the order of ranks, from rank 0 on:
+/// data: count numbers, in place. Every rank gathers all chunks and adds them up in the order of ranks, from rank 0 on:
 /// the same bits on all ranks, and those of the direct all-reduce. Bytes sent: (N - 1) times the data.
 inline void bruck_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
   auto plain = c.reduction;  // contributions are scaled once
   plain.scale = 1;
   const Collective gather{c.link, c.call, plain, c.traffic, c.members};
-  detail::BruckParts parts;
-  c.reduction.scaled(parts.data(), data, count, c.reduction.scale);
-  detail::bruck_rounds(gather, parts, count);
+  detail::BruckChunks chunks;
+  c.reduction.scaled(chunks.data(), data, count, c.reduction.scale);
+  detail::bruck_rounds(gather, chunks, count);
   const auto of = [&](int place) {
     const int steps = (c.place() - place + c.size()) % c.size();
-    return parts.data() + static_cast<std::size_t>(steps) * count * c.reduction.element;
+    return chunks.data() + static_cast<std::size_t>(steps) * count * c.reduction.element;
   };
   const std::byte* sum = of(0);
   for (int place = 1; place < c.size(); ++place) {
@@ -11187,7 +11076,7 @@ inline void bruck_all_reduce(const Collective& c, std::byte* data, std::size_t c
 ///
 /// Data is cut into one chunk per rank. Every rank sends each chunk to its owner, the rank of that number; the owner
 /// adds them up in the order of ranks and sends the sum to all. A rank sends n - 1 chunks in each step, 2 (n - 1) / n
-/// of the data, as in the c. Between two ranks, each sends the other all it has, and both add: one step, the same
+/// of the data, as in the ring. Between two ranks, each sends the other all it has, and both add: one step, the same
 /// bytes. A number's sum is rounded in the order of ranks, wherever it lies. What differs from the ring: there n links
 /// are busy, here all n (n - 1) are, which costs queues and, in a network, contention.
 
@@ -11343,8 +11232,7 @@ inline void direct_all_reduce(const Collective& c, std::byte* data, std::size_t 
 ///
 /// An all-reduce of K bytes on N ranks cuts them into N chunks of K/N and has two halves:
 ///
-///   reduce-scatter, N - 1 steps   chunk c sets out from rank c + 1 and goes once around; each rank adds its own
-///   numbers
+///   reduce-scatter, N - 1 steps   chunk c starts at rank c + 1 and goes once around; each rank adds its own numbers
 ///                                 to it, so that it is complete when it comes to rank c
 ///   all-gather, N - 1 steps       the complete chunk c goes around once more, and each rank stores it
 ///
@@ -11364,27 +11252,23 @@ struct RingSteps {
   const Collective& c;
   const int next = c.neighbour(1), previous = c.neighbour(-1);
 
-  void send(const std::byte* own, std::size_t count) const {
-    relay(c, {.to = next, .reads = true, .mine = own}, count);
-  }
+  void send(const std::byte* own, std::size_t count) const { relay(c, {.to = next, .mine = own}, count); }
   void add_and_send(const std::byte* own, std::size_t count) const {
-    relay(c, {.from = previous, .to = next, .reads = true, .mine = own}, count);
+    relay(c, {.from = previous, .to = next, .mine = own}, count);
   }
   void add_and_store(const std::byte* own, std::byte* sum, std::size_t count) const {
-    relay(c, {.from = previous, .reads = true, .stores = true, .mine = own, .store = sum}, count);
+    relay(c, {.from = previous, .mine = own, .store = sum}, count);
   }
   void add_store_and_send(std::byte* own, std::size_t count) const {
-    relay(c, {.from = previous, .to = next, .reads = true, .stores = true, .mine = own, .store = own}, count);
+    relay(c, {.from = previous, .to = next, .mine = own, .store = own}, count);
   }
   void copy_and_send(const std::byte* own, std::byte* copy, std::size_t count) const {
-    relay(c, {.to = next, .reads = true, .stores = own != copy, .mine = own, .store = copy}, count);
+    relay(c, {.to = next, .mine = own, .store = own == copy ? nullptr : copy}, count);
   }
   void store_and_send(std::byte* place, std::size_t count) const {
-    relay(c, {.from = previous, .to = next, .stores = true, .store = place}, count);
+    relay(c, {.from = previous, .to = next, .store = place}, count);
   }
-  void store(std::byte* place, std::size_t count) const {
-    relay(c, {.from = previous, .stores = true, .store = place}, count);
-  }
+  void store(std::byte* place, std::size_t count) const { relay(c, {.from = previous, .store = place}, count); }
 };
 
 }  // namespace detail
@@ -11404,7 +11288,7 @@ inline void ring_all_reduce(const Collective& c, std::byte* data, std::size_t co
     // Reduce-scatter: in step s this rank sends the chunk of the rank s before it.
     ring.send(at(-1), length(-1));
     for (int step = 2; step < n; ++step) ring.add_and_send(at(-step), length(-step));
-    // Its own chunk is complete with its own numbers, and sets out again: the first step of the all-gather.
+    // Its own chunk is complete with its own numbers, and starts again: the first step of the all-gather.
     ring.add_store_and_send(at(0), length(0));
     for (int step = 1; step < n - 1; ++step) ring.store_and_send(at(-step), length(-step));
     ring.store(at(1), length(1));
@@ -11494,10 +11378,9 @@ inline void hierarchical_all_reduce(const Collective& c, std::byte* data, std::s
     if (local.size() == 1) {
       c.reduction.scaled(data, data, segment, c.reduction.scale);
     } else if (leads) {
-      detail::relay(inside, {.from = after, .reads = true, .stores = true, .mine = data, .store = data}, segment);
+      detail::relay(inside, {.from = after, .mine = data, .store = data}, segment);
     } else {
-      detail::relay(inside, {.from = ends ? detail::nobody : after, .to = before, .reads = true, .mine = data},
-                    segment);
+      detail::relay(inside, {.from = ends ? detail::nobody : after, .to = before, .mine = data}, segment);
     }
     if (leads && leaders.size() > 1) ring_all_reduce(across, data, segment);
     c.link.flush();
@@ -11717,7 +11600,7 @@ inline bool in_place_all_reduce(const Collective& c, std::byte* data, std::size_
   return all.done((count + own * (ranks - 2)) * element);
 }
 
-/// all: size * count numbers, of which each rank has brought its own part.
+/// all: size * count numbers, of which each rank has brought its own chunk.
 inline bool in_place_all_gather(const Collective& c, const std::byte* mine, std::byte* whole, std::size_t count) {
   const auto bytes = count * c.reduction.element;
   const detail::InPlace all(c, const_cast<std::byte*>(mine), bytes, true);
@@ -11732,7 +11615,7 @@ inline bool in_place_all_gather(const Collective& c, const std::byte* mine, std:
   return all.done(from_others);
 }
 
-/// whole: size * count numbers; mine: this rank's part of their reduction, which may lie in its place in `whole`.
+/// whole: size * count numbers; mine: this rank's chunk of their reduction, which may lie in its place in `whole`.
 inline bool in_place_reduce_scatter(const Collective& c, const std::byte* whole, std::byte* mine, std::size_t count) {
   const auto element = c.reduction.element, bytes = count * element;
   const auto ranks = static_cast<std::size_t>(c.link.size);
@@ -11848,40 +11731,34 @@ inline constexpr Choice all_reduce_choices[] = {
                     " ranks over ", carrier, " can do: ", possible);
 }
 
-/// Runs what serves the call. `note(algorithm)` is told which one begins.
+/// Runs what serves the call. Where an algorithm was `asked` for, that one, and the ring where it can't work with this
+/// call's data: in_place needs memory that the communicator has allocated, unless ranks are threads. `note(algorithm)`
+/// is told which one begins.
 template <std::size_t rows, class... Data, class Note>
-void run_fastest(const detail::Row<Data...> (&table)[rows], const Collective& c, std::size_t bytes, const Note& note,
-                 std::type_identity_t<Data>... data) {
+void run_fastest(const detail::Row<Data...> (&table)[rows], Algorithm asked, const Collective& c, std::size_t bytes,
+                 const Note& note, std::type_identity_t<Data>... data) {
   for (const auto& row : table) {
-    if (!row.gains(c, bytes)) continue;
+    const bool serves = asked == Algorithm::automatic ? row.gains(c, bytes)
+                                                      : row.algorithm == asked || row.algorithm == Algorithm::ring;
+    if (!serves) continue;
     note(row.algorithm);
     if (row.run(c, data...)) return;
-  }
-}
-
-/// Runs the one that was asked for, and the ring where that can't work with this call's data: in_place needs memory
-/// that the communicator has allocated, unless ranks are threads.
-template <class Note>
-void run_chosen(Algorithm asked, const Collective& c, const Note& note, std::byte* data, std::size_t count) {
-  for (const auto& row : detail::all_reduce_rows) {
-    if (row.algorithm != asked && row.algorithm != Algorithm::ring) continue;
-    note(row.algorithm);
-    if (row.run(c, data, count)) return;
   }
 }
 
 }  // namespace chorus::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_SELECTION_HPP
 
-// <chorus/comm/engine/call_book.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_CALL_BOOK_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_ENGINE_CALL_BOOK_HPP
-/// `CallBook`: what an engine knows of its calls: their numbers, the newest of them, the first failure, an abort.
+// <chorus/comm/engine/queued_engine.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_QUEUED_ENGINE_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ENGINE_QUEUED_ENGINE_HPP
+/// `QueuedEngine`: an engine that runs its calls one after another, blocking ones in the caller's thread, asynchronous
+/// ones in a thread of its own.
 
 // <chorus/comm/engine/flight_recorder.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
-/// `FlightRecorder`: the newest calls of an engine, with their times, for whoever looks for what went wrong.
+/// `FlightRecorder`: the newest calls of an engine, with their times, to find out what went wrong.
 
 // <chorus/core/environment.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
@@ -12025,7 +11902,7 @@ class FlightRecorder {
 // <chorus/comm/engine/in_order.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_IN_ORDER_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ENGINE_IN_ORDER_HPP
-/// `InOrder`: runs tasks one after another, in the caller's thread or, for asynchronous ones, in one background thread.
+/// `InOrder`: runs calls one after another, in the caller's thread or, for asynchronous ones, in one background thread.
 /// A caller that waits does what the background thread has not begun yet: it is awake, and its core is free.
 
 // <chorus/core/blocked_signals.hpp>
@@ -12069,48 +11946,35 @@ Thread start_thread(std::string_view who, Body body) {
 
 namespace chorus::comm {
 
-/// An error that several threads will throw, each its own copy. Empty: no error.
-struct Failure {
-  std::string what;
-  bool timed_out = false;
-
-  explicit operator bool() const { return !what.empty(); }
-  [[noreturn]] void raise() const {
-    if (timed_out) throw TimeoutError(what);
-    throw CommError(what);
-  }
-};
-
-/// `run(self, task, caller_waits)` is called by one thread at a time and tells how it failed. `caller_waits` is true
-/// while the calling thread has nothing else to do than to wait for it. The first failure is final: tasks that wait
+/// `run(call)` is called by one thread at a time and tells how it failed. The first failure is final: calls that wait
 /// after it are dropped, and their Works throw it too.
-template <class Task>
 class InOrder final : public Progress {
  public:
-  using Run = Failure (*)(void* self, const Task& task, const std::atomic<bool>& caller_waits);
-
-  InOrder(Run run, void* self) : run_(run), self_(self) {}
+  explicit InOrder(std::function<Failure(const Call&)> run) : run_(std::move(run)) {}
   ~InOrder() override { stop(); }
 
-  /// Runs `task` after all that were given before, and returns when it is done; throws how it failed. After a failure
+  /// Whether the calling thread has nothing else to do than to wait for the call that runs.
+  const std::atomic<bool>& caller_waits() const { return caller_waits_; }
+
+  /// Runs `call` after all that were given before, and returns when it is done; throws how it failed. After a failure
   /// it runs, too: it is for `run` to let it fail.
-  void now(const Task& task) {
+  void now(const Call& call) {
     std::unique_lock lock(mutex_);
     caller_waits_ = true;
-    work_until(lock, [this] { return !running_ && tasks_.empty(); });
+    work_until(lock, [this] { return !running_ && calls_.empty(); });
     ++given_;
-    const auto failure = execute(lock, task);
+    const auto failure = execute(lock, call);
     caller_waits_ = false;
     hand_over();
     if (failure) failure.raise();
   }
 
-  /// Runs `task` later, after all that were given before. Starts the thread at the first call; throws CommError where
+  /// Runs `call` later, after all that were given before. Starts the thread at the first call; throws CommError where
   /// there can be none.
-  std::uint64_t later(const Task& task) {
+  std::uint64_t later(const Call& call) {
     const std::lock_guard lock(mutex_);
-    start();
-    if (!failure_) tasks_.push_back(task);
+    if (!thread_.joinable()) thread_ = chorus::detail::start_thread("asynchronous calls", [this] { loop(); });
+    if (!failure_) calls_.push_back(call);
     hand_over();
     return ++given_;
   }
@@ -12129,11 +11993,11 @@ class InOrder final : public Progress {
     return finished_ >= ticket || bool(failure_);
   }
 
-  /// What `ask()` says, under the lock, while no task runs or waits; else nothing. From any thread.
+  /// What `ask()` says, under the lock, while no call runs or waits; else nothing. From any thread.
   template <class Ask>
   auto when_idle(const Ask& ask) -> decltype(ask()) {
     const std::lock_guard lock(mutex_);
-    if (running_ || !tasks_.empty()) return {};
+    if (running_ || !calls_.empty()) return {};
     return ask();
   }
 
@@ -12152,7 +12016,7 @@ class InOrder final : public Progress {
   template <class Enough>
   void work_until(std::unique_lock<std::mutex>& lock, const Enough& enough) {
     while (!enough()) {
-      if (!running_ && !tasks_.empty())
+      if (!running_ && !calls_.empty())
         execute(lock, next());
       else
         done_.wait(lock);
@@ -12160,54 +12024,48 @@ class InOrder final : public Progress {
   }
   /// What a caller leaves is the background thread's.
   void hand_over() {
-    if (!running_ && (stopping_ || !tasks_.empty())) to_do_.notify_one();
+    if (!running_ && (stopping_ || !calls_.empty())) to_do_.notify_one();
   }
 
-  Task next() {
-    const Task task = tasks_[first_++];
-    if (first_ == tasks_.size()) {  // keeps its memory
-      tasks_.clear();
+  Call next() {
+    const Call call = calls_[first_++];
+    if (first_ == calls_.size()) {  // keeps its memory
+      calls_.clear();
       first_ = 0;
     }
-    return task;
+    return call;
   }
 
-  Failure execute(std::unique_lock<std::mutex>& lock, const Task& task) {
+  Failure execute(std::unique_lock<std::mutex>& lock, const Call& call) {
     running_ = true;
     lock.unlock();
-    const auto failure = run_(self_, task, caller_waits_);
+    const auto failure = run_(call);
     lock.lock();
     running_ = false;
     if (!failure) {
       ++finished_;
     } else if (!failure_) {
       failure_ = failure;
-      tasks_.clear();
+      calls_.clear();
       first_ = 0;
     }
     done_.notify_all();
     return failure;
   }
 
-  void start() {
-    if (thread_.joinable()) return;
-    thread_ = chorus::detail::start_thread("asynchronous calls", [this] { loop(); });
-  }
-
   void loop() {
     std::unique_lock lock(mutex_);
     while (true) {
-      to_do_.wait(lock, [&] { return !running_ && (stopping_ || !tasks_.empty()); });
-      if (tasks_.empty()) return;
+      to_do_.wait(lock, [&] { return !running_ && (stopping_ || !calls_.empty()); });
+      if (calls_.empty()) return;
       execute(lock, next());
     }
   }
 
-  Run run_;
-  void* self_;
+  const std::function<Failure(const Call&)> run_;
   std::mutex mutex_;
   std::condition_variable to_do_, done_;  // for the background thread; for callers
-  std::vector<Task> tasks_;               // those from first_ on wait
+  std::vector<Call> calls_;               // those from first_ on wait
   std::size_t first_ = 0;
   std::uint64_t given_ = 0, finished_ = 0;
   Failure failure_;
@@ -12221,57 +12079,75 @@ class InOrder final : public Progress {
 
 namespace chorus::comm {
 
-/// `run` is called by one thread at a time; the rest from any.
-class CallBook {
+/// Numbers the calls, writes them down, and keeps how one of them failed first: later ones fail with it, too.
+class QueuedEngine : public Engine {
  public:
-  /// `members`: see World.
-  explicit CallBook(int rank, const std::vector<int>& members = {}) : rank_(rank), recorder_(rank, {}, members) {}
-
-  /// Runs one call, `body(envelope)`. Returns how it failed: by what `body` throws, or because calls can only fail.
-  /// The first failure of this rank's own is told to the others, by `tell(text)`.
-  template <class Body, class Tell>
-  Failure run(const Call& call, const Body& body, const Tell& tell) {
-    const Envelope envelope = begin(call);
-    std::string why;
-    bool timed_out = false;
-    if (!broken()) try {
-        body(envelope);
-        end();
-        return {};
-      } catch (const LinkTimeout& error) {
-        why = error.what(), timed_out = true;
-      } catch (const TimeoutError& error) {
-        why = error.what(), timed_out = true;
-      } catch (const std::exception& error) {
-        why = error.what();
-      }
-    const bool first = !broken();
-    const auto failure = fail(why, timed_out);
-    if (first) tell(failure.what);
-    return failure;
+  void now(const Call& call) final { calls_->now(call); }
+  Work later(const Call& call) final { return {calls_, calls_->later(call)}; }
+  void abort(std::string_view why) noexcept final {
+    if (aborted_.set(why)) give_up(aborted_.why());
+  }
+  std::string_view name() const final { return name_; }
+  std::chrono::nanoseconds busy() const final {
+    const std::lock_guard lock(mutex_);
+    return busy_;
+  }
+  std::string record() const final {
+    const std::lock_guard lock(mutex_);
+    return recorder_.lines();
   }
 
-  /// Which algorithm serves the newest call.
+ protected:
+  QueuedEngine(int me, int ranks, const std::vector<int>& names, std::string_view what)
+      : Engine(me, ranks, names), name_(what), recorder_(me, {}, names) {}
+
+  /// Carries out one call, or throws why not. By one thread at a time.
+  virtual void run(const Call& call, const Envelope& envelope) = 0;
+  /// Tells the other ranks that this one gives up, after which the call that runs fails soon. From any thread.
+  virtual void give_up(const std::string& why) noexcept = 0;
+  /// After a call that has failed, in its thread.
+  virtual void has_failed() noexcept {}
+
+  /// Finishes what was called. The destructor of a class that overrides `run` begins with it.
+  void stop() {
+    if (getpid() == process_)
+      calls_->stop();
+    else
+      new auto(calls_);  // a forked child has no such thread, and waits for ever for one
+  }
+
+  InOrder& calls() const { return *calls_; }
+  /// Which algorithm serves the call that runs.
   void note(Algorithm algorithm) {
     const std::lock_guard lock(mutex_);
     recorder_.note(recorder_.newest(), algorithm);
   }
+  bool aborted() const { return bool(aborted_); }
   /// Whether calls can only fail.
   bool broken() const { return aborted_ || !failure_.empty(); }
-  bool abort(std::string_view why) noexcept { return aborted_.set(why); }
-  const AbortReason& aborted() const { return aborted_; }
-
-  std::string record() const {
-    const std::lock_guard lock(mutex_);
-    return recorder_.lines();
-  }
-  /// How long calls have run in all.
-  std::chrono::nanoseconds busy() const {
-    const std::lock_guard lock(mutex_);
-    return busy_;
-  }
 
  private:
+  /// Returns how it failed. The first failure of this rank's own is told to the others.
+  Failure carry_out(const Call& call) {
+    const Envelope envelope = begin(call);
+    std::string why;
+    bool timed_out = false;
+    if (!broken()) try {
+        run(call, envelope);
+        const std::lock_guard lock(mutex_);
+        busy_ += recorder_.end(recorder_.newest());
+        return {};
+      } catch (const std::exception& error) {
+        why = error.what();
+        timed_out = dynamic_cast<const TimeoutError*>(&error) || dynamic_cast<const LinkTimeout*>(&error);
+      }
+    const bool first = !broken();
+    const auto failure = note_failure(why, timed_out);
+    if (first) give_up(failure.what);
+    has_failed();
+    return failure;
+  }
+
   /// Numbers a call and writes it down.
   Envelope begin(const Call& call) {
     Envelope envelope{.op = call.op, .dtype = call.reduction.dtype, .count = call.count};
@@ -12287,18 +12163,14 @@ class CallBook {
     recorder_.begin({.envelope = envelope, .bucket = call.bucket, .peer = call.peer, .receives = call.receives});
     return envelope;
   }
-  void end() {
-    const std::lock_guard lock(mutex_);
-    busy_ += recorder_.end(recorder_.newest());
-  }
 
   /// How the newest call failed: `rank 1: all_reduce #7 (sum of 10 F32), gradient bucket 2: why`; where the group was
-  /// aborted, that is why. The first failure is the one that later calls fail with, too.
-  [[gnu::cold]] Failure fail(std::string_view why, bool timed_out = false) {
+  /// aborted, that is why.
+  [[gnu::cold]] Failure note_failure(std::string_view why, bool timed_out) {
     const std::lock_guard lock(mutex_);
     busy_ += recorder_.end(recorder_.newest(), true);
     const auto what =
-        cat("rank ", rank_, ": ", recorder_.call(recorder_.newest()).text(), ": ", aborted_ ? "aborted: " : "",
+        cat("rank ", rank, ": ", recorder_.call(recorder_.newest()).text(), ": ", aborted_ ? "aborted: " : "",
             aborted_           ? std::string_view(aborted_.why())
             : failure_.empty() ? why
                                : std::string_view(cat("this communicator has failed before: ", failure_)));
@@ -12309,7 +12181,8 @@ class CallBook {
     return {what, timed_out && !aborted_};
   }
 
-  const int rank_;
+  const int process_ = getpid();
+  const std::string_view name_;
   AbortReason aborted_;
   std::string failure_;
   std::uint32_t collectives_ = 0;
@@ -12317,66 +12190,64 @@ class CallBook {
   mutable std::mutex mutex_;
   FlightRecorder recorder_;
   std::chrono::nanoseconds busy_{0};
+  std::shared_ptr<InOrder> calls_ =  // Works share it
+      std::make_shared<InOrder>([this](const Call& call) { return carry_out(call); });
 };
 
 }  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_ENGINE_CALL_BOOK_HPP
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ENGINE_QUEUED_ENGINE_HPP
 
 namespace chorus::comm {
 
-class CollectiveRunner {
+namespace detail {
+
+/// Runs each call with the algorithm of this folder that serves it.
+class TransportEngine final : public QueuedEngine {
  public:
-  CollectiveRunner(const std::vector<int>& members, std::unique_ptr<Transport> link, Algorithm all_reduce)
-      : book_(link->rank, members), link_(std::move(link)), all_reduce_(all_reduce) {}
-
-  /// Returns how the call failed.
-  Failure run(const Call& call, const std::atomic<bool>& caller_waits) {
-    const auto failure = book_.run(
-        call,
-        [&](const Envelope& envelope) {
-          link_->check();
-          link_->may_spin = &caller_waits;
-          start(call, envelope);
-          link_->flush();
-        },
-        [&](const std::string& why) { link_->abort(why); });
-    if (failure) link_->await_hands_off();
-    return failure;
+  TransportEngine(std::string_view name, std::unique_ptr<Transport> link, const std::vector<int>& names,
+                  Algorithm all_reduce)
+      : QueuedEngine(link->rank, link->size, names, name), link_(std::move(link)), all_reduce_(all_reduce) {
+    check_all_reduce(all_reduce, *link_, name);
+    link_->may_spin = &calls().caller_waits();
   }
+  ~TransportEngine() override { stop(); }
 
-  /// Ends the run that goes on, wherever it waits, and fails all later ones.
-  void abort(std::string_view why) noexcept {
-    if (book_.abort(why)) link_->abort(book_.aborted().why());
-  }
-  std::shared_ptr<std::byte> allocate(std::size_t bytes) { return link_->allocate(bytes); }
-  std::chrono::nanoseconds busy() const { return book_.busy(); }
-  std::string record() const { return book_.record(); }
-  Algorithm all_reduce() const { return all_reduce_; }
-  std::string trouble() {
-    try {
-      link_->check_peers();
-    } catch (const LinkError& error) {
-      return error.what();
-    }
-    return {};
+  std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return link_->allocate(bytes); }
+  Algorithm all_reduce() const override { return all_reduce_; }
+  std::string trouble() override {
+    return calls().when_idle([this]() -> std::string {
+      try {
+        link_->check_peers();
+        return {};
+      } catch (const LinkError& error) {
+        return error.what();
+      }
+    });
   }
 
  private:
+  void run(const Call& call, const Envelope& envelope) override {
+    link_->check();
+    start(call, envelope);
+    link_->flush();
+  }
+  void give_up(const std::string& why) noexcept override { link_->abort(why); }
+  void has_failed() noexcept override { link_->await_hands_off(); }
+
   void start(const Call& call, const Envelope& envelope) {
     const auto in = static_cast<const std::byte*>(call.in);
     const auto out = static_cast<std::byte*>(call.out);
     const auto n = call.count, bytes = n * call.reduction.element;
-    const bool chosen = call.op == Op::all_reduce && all_reduce_ != Algorithm::automatic;
-    const Collective c{*link_, envelope, call.reduction, call.traffic, {}, chosen};
-    const auto note = [this](Algorithm algorithm) { book_.note(algorithm); };
+    const auto asked = call.op == Op::all_reduce ? all_reduce_ : Algorithm::automatic;
+    const Collective c{*link_, envelope, call.reduction, call.traffic, {}, asked != Algorithm::automatic};
+    const auto tell = [this](Algorithm algorithm) { note(algorithm); };
     switch (call.op) {
       case Op::all_reduce:
-        return chosen ? run_chosen(all_reduce_, c, note, out, n)
-                      : run_fastest(detail::all_reduce_rows, c, bytes, note, out, n);
+        return run_fastest(all_reduce_rows, asked, c, bytes, tell, out, n);
       case Op::all_gather:
-        return run_fastest(detail::all_gather_rows, c, bytes, note, in, out, n);
+        return run_fastest(all_gather_rows, asked, c, bytes, tell, in, out, n);
       case Op::reduce_scatter:
-        return run_fastest(detail::reduce_scatter_rows, c, bytes, note, in, out, n);
+        return run_fastest(reduce_scatter_rows, asked, c, bytes, tell, in, out, n);
       case Op::broadcast:
         return ring_broadcast(c, out, n, call.peer);
       case Op::barrier:
@@ -12384,81 +12255,16 @@ class CollectiveRunner {
       case Op::monitored_barrier:
         return monitored_barrier(c);
       case Op::message:
-        return call.receives ? detail::relay(c, {.from = call.peer, .stores = true, .store = out}, n)
-                             : detail::relay(c, {.to = call.peer, .reads = true, .mine = in}, n);
+        return call.receives ? relay(c, {.from = call.peer, .store = out}, n)
+                             : relay(c, {.to = call.peer, .mine = in}, n);
     }
   }
 
-  CallBook book_;
-  std::unique_ptr<Transport> link_;
+  const std::unique_ptr<Transport> link_;
   const Algorithm all_reduce_;
 };
 
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_COLLECTIVE_RUNNER_HPP
-
-// <chorus/comm/engine/queued_engine.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_QUEUED_ENGINE_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_ENGINE_QUEUED_ENGINE_HPP
-/// `QueuedEngine`: an engine that runs its calls one after another, blocking ones in the caller's thread, asynchronous
-/// ones in a thread of its own.
-
-namespace chorus::comm {
-
-/// `Runner` has `Failure run(const Call&, const std::atomic<bool>& caller_waits)`, called by one thread at a time, and
-/// `void abort(std::string_view) noexcept`, called from any, after which the run that goes on and all later ones fail
-/// soon; and `record() const` and `busy() const`, see Engine. The first failure is the runner's to keep: it fails again
-/// in every later call.
-template <class Runner>
-class QueuedEngine final : public Engine {
- public:
-  template <class... Arguments>
-  QueuedEngine(int me, int ranks, const std::vector<int>& names, std::string_view what, Arguments&&... arguments)
-      : Engine(me, ranks, names),
-        name_(what),
-        runner_(std::forward<Arguments>(arguments)...),
-        calls_(std::make_shared<InOrder<Call>>(&run, &runner_)) {}
-  ~QueuedEngine() override {
-    if (getpid() == process_)
-      calls_->stop();
-    else
-      new auto(calls_);  // a forked child has no such thread, and waits for ever for one
-  }
-
-  void now(const Call& call) override { calls_->now(call); }
-  Work later(const Call& call) override { return {calls_, calls_->later(call)}; }
-  void abort(std::string_view why) noexcept override { runner_.abort(why); }
-  std::string_view name() const override { return name_; }
-  std::shared_ptr<std::byte> allocate(std::size_t bytes) override {
-    if constexpr (requires { runner_.allocate(bytes); }) return runner_.allocate(bytes);
-    return nullptr;
-  }
-  std::chrono::nanoseconds busy() const override { return runner_.busy(); }
-  std::string record() const override { return runner_.record(); }
-  Algorithm all_reduce() const override {
-    if constexpr (requires { runner_.all_reduce(); }) return runner_.all_reduce();
-    return Algorithm::automatic;
-  }
-  std::string trouble() override {
-    if constexpr (requires { runner_.trouble(); }) return calls_->when_idle([this] { return runner_.trouble(); });
-    return {};
-  }
-
- private:
-  static Failure run(void* runner, const Call& call, const std::atomic<bool>& caller_waits) {
-    return static_cast<Runner*>(runner)->run(call, caller_waits);
-  }
-
-  const int process_ = getpid();
-  std::string_view name_;
-  Runner runner_;
-  std::shared_ptr<InOrder<Call>> calls_;  // Works share it
-};
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_ENGINE_QUEUED_ENGINE_HPP
-
-namespace chorus::comm {
+}  // namespace detail
 
 /// A Communicator over shared memory, TCP or threads.
 class TransportCommunicator : public AnyCommunicator {
@@ -12467,16 +12273,7 @@ class TransportCommunicator : public AnyCommunicator {
   /// all-reduce that can't be done there.
   explicit TransportCommunicator(std::string_view name, std::unique_ptr<Transport> link,
                                  const std::vector<int>& members = {}, Algorithm all_reduce = Algorithm::automatic)
-      : AnyCommunicator(engine(name, std::move(link), members, all_reduce)) {}
-
- private:
-  static std::shared_ptr<Engine> engine(std::string_view name, std::unique_ptr<Transport> link,
-                                        const std::vector<int>& members, Algorithm all_reduce) {
-    check_all_reduce(all_reduce, *link, name);
-    const int rank = link->rank, size = link->size;
-    return std::make_shared<QueuedEngine<CollectiveRunner>>(rank, size, members, name, members, std::move(link),
-                                                            all_reduce);
-  }
+      : AnyCommunicator(std::make_shared<detail::TransportEngine>(name, std::move(link), members, all_reduce)) {}
 };
 
 static_assert(Communicator<TransportCommunicator>);
@@ -12492,14 +12289,14 @@ static_assert(Communicator<TransportCommunicator>);
 namespace chorus::comm {
 
 /// One communicator per rank, to be used by one thread each. They share memory as processes on one machine do, and
-/// `trace` counts their bytes apart, by rank. Throws UsageError for a size that is not in [1, max_ranks] and a timeout
-/// that is none, and for an all-reduce that can't be done there (see World), CommError where there is no memory.
+/// `trace` counts their bytes by rank. Throws UsageError for a size that is not in [1, max_ranks] and a timeout
+/// out of range, and for an all-reduce that can't be done there (see World), CommError where there is no memory.
 std::vector<AnyCommunicator> thread_group(int size,
                                           std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000),
                                           Algorithm all_reduce = Algorithm::automatic);
 
 /// The same for threads that know only their own place: waits until world.size of them have come with one
-/// world.master_port. Throws UsageError for a rank, a size or a timeout that is none, TimeoutError after world.timeout,
+/// world.master_port. Throws UsageError for a rank, a size or a timeout out of range, TimeoutError after world.timeout,
 /// CommError where a rank comes twice, where ranks have chosen different all-reduces, and where there is no memory.
 AnyCommunicator join_thread_group(const World& world);
 
@@ -12534,7 +12331,8 @@ namespace chorus::comm {
 /// Ordinary stores have to take each line back from the other core's cache. Where the two share a cache that is quick,
 /// and the other core then reads from it: 20 GB/s of all-reduce between two cores of one Zen 4 complex, against 8 with
 /// streaming stores, which go past the caches. Between two complexes it is 2 GB/s against 10. Where threads run is not
-/// known, and schedulers and hypervisors move them, so now and then a part of a copy is done both ways, and timed.
+/// known, and schedulers and hypervisors move them, so now and then the beginning of a copy is done both ways, and
+/// timed.
 class FarCopy {
  public:
   /// The ranges do not overlap. `out` is aligned to 64 bytes.
@@ -12552,17 +12350,15 @@ class FarCopy {
   static constexpr unsigned period = 32;  // copies: the first ones find memory that nobody has touched yet
 
   static void stream(std::byte* out, const std::byte* in, std::size_t bytes) {
-#if defined(__SSE2__)
     std::size_t i = 0;
+#if defined(__SSE2__)
     for (; i + 64 <= bytes; i += 64)
       for (std::size_t j = i; j < i + 64; j += 16)
         _mm_stream_si128(reinterpret_cast<__m128i*>(out + j),
                          _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + j)));
+#endif
     detail::copy_bytes(out + i, in + i, bytes - i);
     finish();  // before the flag that says that it is there
-#else
-    detail::copy_bytes(out, in, bytes);
-#endif
   }
   static void finish() {
 #if defined(__SSE2__)
@@ -12868,21 +12664,15 @@ class MappedWindows {
 /// `Board`: what ranks that share memory tell each other beside their data: who is here, who waits for whom, who gave
 /// up. Each has a `Place` at it, where it sleeps, is woken, and finds out that a peer has died.
 
+#include <linux/futex.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/syscall.h>
 
-// <chorus/comm/transport/futex.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FUTEX_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FUTEX_HPP
-/// Waiting on a word of memory, within a process or between processes.
-
-#include <linux/futex.h>
-
 #include <climits>
 
-namespace chorus::comm {
+namespace chorus::comm::detail {
 
 /// Sleeps while `word` is `value`, until `futex_wake`, `limit`, or for no reason.
 inline void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t value, std::chrono::nanoseconds limit) {
@@ -12904,11 +12694,6 @@ inline void spin_pause() {
   asm volatile("yield");
 #endif
 }
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FUTEX_HPP
-
-namespace chorus::comm::detail {
 
 /// What a rank that sleeps waits for.
 struct Waiting {
@@ -12950,7 +12735,7 @@ static_assert(std::atomic<std::uint32_t>::is_always_lock_free && std::atomic<Wai
 class Place {
  public:
   /// Where the board names the ranks' processes, it watches for their deaths. `names`: what messages call the ranks,
-  /// where they are a part of a group.
+  /// where they are some of a job.
   Place(Board& board, int rank, int size, std::chrono::milliseconds timeout, std::vector<int> names)
       : board_(board),
         rank_(rank),
@@ -12964,7 +12749,7 @@ class Place {
     }
   }
   ~Place() {
-    if (getpid() == process_) {  // a forked child takes nobody's leave
+    if (getpid() == process_) {  // a forked child is no rank
       seat(rank_).left.store(1);
       ring_all_bells();
     }
@@ -13153,7 +12938,7 @@ class ShmTransport final : public Transport {
   }
 
   /// Takes a seat in a zeroed region of `region_bytes(ranks)`. Where the region names the ranks' processes, it watches
-  /// for their deaths. `names`: what messages call the ranks, where these are a part of a group.
+  /// for their deaths. `names`: what messages call the ranks, where these are some of a job.
   ShmTransport(std::shared_ptr<const SharedRegion> region, int me, int ranks, std::chrono::milliseconds limit,
                std::vector<int> names = {})
       : Transport(me, ranks, slot_bytes, slots, limit),
@@ -13411,7 +13196,7 @@ CHORUS_INLINE AnyCommunicator join_thread_group(const World& world) {
 // <chorus/comm/meeting/acceptor.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_MEETING_ACCEPTOR_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_MEETING_ACCEPTOR_HPP
-/// `Acceptor`: accepts connections from whoever connects, where only some are wanted.
+/// `Acceptor`: accepts connections from anybody, where only some are wanted.
 
 // <chorus/comm/transport/socket.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SOCKET_HPP
@@ -13792,7 +13577,7 @@ struct Address {
     return other;
   }
 
-  /// Whether it is one, whoever has sent it.
+  /// Whether it is an address: a peer may have sent anything.
   bool sound() const {
     return (storage.ss_family == AF_INET && length == sizeof(sockaddr_in)) ||
            (storage.ss_family == AF_INET6 && length == sizeof(sockaddr_in6));
@@ -13848,7 +13633,7 @@ inline void append(std::string& out, const Address& address) {
   out += cat(six ? "[" : "", address.host(), six ? "]:" : ":", address.port());
 }
 
-/// Owns a socket, under a number that is none of the standard streams'.
+/// Owns a socket. Its descriptor is above those of the standard streams.
 class Socket {
  public:
   Socket() = default;
@@ -13895,11 +13680,13 @@ class Socket {
     if (!socket || ::connect(socket.fd_, address.data(), address.length) == 0 || errno == EINPROGRESS) return socket;
     return Socket();
   }
-  /// A connection, or an empty socket with errno set when there is none by the deadline.
+  /// A connection, or an empty socket with errno set when there is none by the deadline. A port that nobody listens on
+  /// can, on loopback, be connected to itself: that does not count.
   static Socket connect(const Address& address, Deadline deadline) {
     auto socket = begin_connect(address);
     if (!socket) return socket;
-    const int error = socket.wait(POLLOUT, deadline) ? socket.error() : ETIMEDOUT;
+    int error = socket.wait(POLLOUT, deadline) ? socket.error() : ETIMEDOUT;
+    if (error == 0 && socket.local().port() == address.port()) error = ECONNREFUSED;
     if (error == 0) return socket;
     errno = error;
     return Socket();
@@ -13958,10 +13745,10 @@ class Socket {
     if (tls_) [[unlikely]]
       return tls_->send(
           first.data() + first.size() == second.data() ? std::span(first.data(), first.size() + second.size()) : first);
-    iovec parts[2] = {{const_cast<std::byte*>(first.data()), first.size()},
-                      {const_cast<std::byte*>(second.data()), second.size()}};
+    iovec ranges[2] = {{const_cast<std::byte*>(first.data()), first.size()},
+                       {const_cast<std::byte*>(second.data()), second.size()}};
     msghdr message{};
-    message.msg_iov = parts;
+    message.msg_iov = ranges;
     message.msg_iovlen = 2;
     const auto n = ::sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     return n >= 0 ? n : would_wait() ? 0 : -1;
@@ -14046,6 +13833,13 @@ struct Accepted {
   std::array<std::byte, 192> hello{};
   std::size_t got = 0;
   Deadline came{};
+
+  template <class Message>
+  Message hello_as() const {
+    Message message;
+    std::memcpy(&message, hello.data(), sizeof message);
+    return message;
+  }
 };
 
 /// Who connects has to send a hello of fixed size within 5 s, or 30 s where it is encrypted, which takes a busy machine
@@ -14106,7 +13900,7 @@ class Acceptor {
     return from.socket && from.got == hello_bytes_;
   }
 
-  /// Accepts whoever waits at the listener. False where some may be left there.
+  /// Accepts all that wait at the listener. False where some may be left there.
   bool accept_all() {
     while (true) {
       if (waiting_.size() >= most_ && !make_room()) return false;
@@ -14340,8 +14134,7 @@ class Host {
         throw TimeoutError(why);
       }
       if (!accepted.socket) continue;
-      Hello hello;
-      std::memcpy(&hello, accepted.hello.data(), sizeof hello);
+      const auto hello = accepted.hello_as<Hello>();
       if (hello.magic != magic) {
         ++strangers_;
         continue;
@@ -14535,8 +14328,7 @@ class Host {
     if (!host) trouble = std::strerror(errno);
     if (!host && met && Clock::now() >= *met + time_to_return)
       fail<CommError>(where, ": rank 0 went away before all had come");
-    // A port that nobody listens on can, on loopback, be connected to itself.
-    if (!host || host.local().port() == address.port()) continue;
+    if (!host) continue;
     meeting.listener = Socket::listen(host.local().with_port(0));
     hello.port = meeting.listener.local().port();
     trouble = "it took the connection and gave no answer";
@@ -15195,8 +14987,7 @@ class MeshCall {
       break;
     }
     if (!accepted.socket) continue;
-    detail::MeshHello hello;
-    std::memcpy(&hello, accepted.hello.data(), sizeof hello);
+    const auto hello = accepted.hello_as<detail::MeshHello>();
     if (hello.key != meeting.key || hello.rank <= world.rank || hello.rank >= world.size) continue;
     if (hello.to != world.rank || (hello.lane != 0 && hello.lane != 1)) continue;
     if (!detail::proves(hello, accepted.nonce, world.token)) continue;
@@ -15483,17 +15274,23 @@ namespace chorus {
 
 namespace detail {
 
-/// A whole number in [low, high] from the environment, or nothing where the variable is not set.
+/// The whole of `text` as a number in [low, high], or nothing.
+inline std::optional<int> whole_number(std::string_view text, int low, int high) {
+  int number = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, number);
+  if (error != std::errc{} || stop != end || number < low || number > high) return std::nullopt;
+  return number;
+}
+
+/// The same from the environment, or nothing where the variable is not set.
 inline std::optional<int> env_number(const char* name, int low, int high) {
   const char* text = env(name);
   if (text == nullptr) return std::nullopt;
-  int number = 0;
-  const char* end = text + std::strlen(text);
-  const auto [stop, error] = std::from_chars(text, end, number);
-  if (error != std::errc{} || stop != end || number < low || number > high) {
+  const auto number = whole_number(text, low, high);
+  if (!number)
     usage_error("environment variable %s must be a whole number from %d to %d, got '%s'", name, low, high,
                 printable(text).c_str());
-  }
   return number;
 }
 
@@ -15762,16 +15559,13 @@ CHORUS_INLINE void LaunchOptions::complete() {
     timeout = detail::timeout_of("environment variable CHORUS_TIMEOUT", text ? text : "60");
   }
   comm::check_timeout("launch", *timeout);
-  if (!backend) {
-    const char* text = detail::env("CHORUS_BACKEND");
-    backend = text ? detail::named("environment variable CHORUS_BACKEND", text, comm::backend_of)
-                   : comm::Backend::automatic;
-  }
-  if (!all_reduce) {
-    const char* text = detail::env("CHORUS_ALL_REDUCE");
-    all_reduce = text ? detail::named("environment variable CHORUS_ALL_REDUCE", text, comm::all_reduce_of)
-                      : comm::Algorithm::automatic;
-  }
+  const auto complete_from = [](auto& option, const char* name, const auto& read, auto otherwise) {
+    if (option) return;
+    const char* text = detail::env(name);
+    option = text ? detail::named(cat("environment variable ", name).c_str(), text, read) : otherwise;
+  };
+  complete_from(backend, "CHORUS_BACKEND", comm::backend_of, comm::Backend::automatic);
+  complete_from(all_reduce, "CHORUS_ALL_REDUCE", comm::all_reduce_of, comm::Algorithm::automatic);
 }
 
 CHORUS_INLINE int default_devices() {
@@ -15876,7 +15670,7 @@ int launch(LaunchedPolicy policy, int argc, char** argv, const LaunchOptions* op
 /// main: what stands before it happens in every process. It calls manual_seed(options.seed).
 ///
 /// main may call it again, for another setting or another policy. A process that one of its calls has started runs that
-/// call's body alone: the calls before it return what they returned to main in the starting process, those behind it
+/// call's body alone: the calls before it return what they returned to main in the starting process, those after it
 /// what its own returned, and their bodies don't run; so what bodies leave in variables of main is seen within one call
 /// at most. Where a launcher has started the processes, each makes every call, and the ranks meet anew for each. A call
 /// inside the body of another one throws UsageError; so does, on a rank, one that is not what the starting process
@@ -15925,11 +15719,6 @@ namespace chorus::detail {
 
 }  // namespace chorus::detail
 #endif  // CHORUS_SINGLE_CHORUS_CORE_CHECK_OUTPUT_HPP
-
-// <chorus/launch/job.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_LAUNCH_JOB_HPP
-#define CHORUS_SINGLE_CHORUS_LAUNCH_JOB_HPP
-/// `run_job`: a group of ranks that is started again when one of them fails.
 
 // <chorus/launch/supervisor.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_LAUNCH_SUPERVISOR_HPP
@@ -16019,7 +15808,7 @@ class Console {
     if (written) thread_.join();
     if (!written) thread_.detach();  // nothing ends a write to a terminal that stands still
   }
-  /// The launcher's exit status, once all is written: that of the job, but 1 where a job that went well has lost a part
+  /// The launcher's exit status, once all is written: that of the job, but 1 where a job that went well has lost some
   /// of its output, and not to a reader that wanted no more.
   int status_after(int status) {
     finish(std::nullopt);
@@ -16379,7 +16168,7 @@ class RankOutput {
   Streams add(int local_rank) {
     const int redirected = at(group_.redirects, local_rank), teed = at(group_.tee, local_rank);
     const int rank = group_.node_rank * group_.ranks + local_rank;
-    const bool shown = is_shown(group_.shown, local_rank);
+    const bool shown = group_.shown.empty() || std::ranges::count(group_.shown, local_rank) > 0;
     const auto file = [&](const char* name) { return format("%s/rank_%d.%s", folder_.c_str(), rank, name); };
     if (group_.redirects.empty() && group_.tee.empty()) {  // both streams are one
       const bool prefix = group_.prefix || !group_.shown.empty() || !folder_.empty();
@@ -16396,8 +16185,7 @@ class RankOutput {
   }
 
   void start() {
-    if (sources_.empty()) return;
-    thread_ = start_thread("ranks' output", [this] { pump(); });
+    if (!sources_.empty()) thread_ = start_thread("ranks' output", [this] { pump(); });
   }
 
  private:
@@ -16410,11 +16198,6 @@ class RankOutput {
   static int at(const std::vector<int>& list, int local_rank) {
     const auto i = static_cast<std::size_t>(local_rank);
     return i < list.size() ? list[i] : 0;
-  }
-  static bool is_shown(const std::vector<int>& shown, int local_rank) {
-    for (const int one : shown)
-      if (one == local_rank) return true;
-    return shown.empty();
   }
 
   /// What a rank gets as a stream of its own; `path` is empty where it has no file.
@@ -16457,12 +16240,12 @@ class RankOutput {
 
   /// False at the end. `left`, if given, is reduced by what was read.
   bool read_some(Source& source, int* left = nullptr) {
-    char part[65536];
-    const auto n = read(source.pipe.get(), part, sizeof part);
+    char buffer[65536];
+    const auto n = read(source.pipe.get(), buffer, sizeof buffer);
     if (n < 0) return errno == EAGAIN || errno == EINTR;
     if (n == 0) return false;
     if (left) *left -= static_cast<int>(n);
-    source.line.append(part, static_cast<std::size_t>(n));
+    source.line.append(buffer, static_cast<std::size_t>(n));
     const auto end = source.line.rfind('\n');
     if (end == std::string::npos && source.line.size() < longest_line) return true;
     const auto whole = end == std::string::npos ? source.line.size() : end + 1;
@@ -16632,12 +16415,12 @@ class Supervisor {
         console_(console),
         signals_(group.signals),
         output_(group, console),
-        ranks_(std::make_unique<Rank[]>(static_cast<std::size_t>(group.ranks))) {}
+        ranks_(static_cast<std::size_t>(group.ranks)) {}
   Supervisor(const Supervisor&) = delete;
   Supervisor& operator=(const Supervisor&) = delete;
   /// Where something threw half-way, nobody is left behind.
   ~Supervisor() {
-    for (Rank& rank : ranks()) {
+    for (Rank& rank : ranks_) {
       if (!rank.running) continue;
       kill(rank.pid, SIGKILL);
       waitpid(rank.pid, nullptr, 0);
@@ -16661,7 +16444,7 @@ class Supervisor {
         kill_all();
       } else {
         console_.say(format("%d ranks did not end after SIGKILL; giving up on them", running_));
-        for (Rank& rank : ranks()) rank.running = false;
+        for (Rank& rank : ranks_) rank.running = false;
         break;
       }
     }
@@ -16690,9 +16473,8 @@ class Supervisor {
   };
 
   int number(const Rank& rank) const {
-    return group_.node_rank * group_.ranks + static_cast<int>(&rank - ranks_.get());
+    return group_.node_rank * group_.ranks + static_cast<int>(&rank - ranks_.data());
   }
-  std::span<Rank> ranks() { return {ranks_.get(), static_cast<std::size_t>(group_.ranks)}; }
 
   /// Other users of this machine can reach loopback, too.
   static std::string random_token() {
@@ -16732,13 +16514,13 @@ class Supervisor {
   }
 
   void reap() {
-    for (Rank& rank : ranks()) {
+    for (Rank& rank : ranks_) {
       if (!rank.running || waitpid(rank.pid, &rank.wait_status, WNOHANG) != rank.pid) continue;
       rank.running = false;
       --running_;
       rank.report = read_report(rank);
       if (rank.wait_status == 0) doubt(rank);
-      if (&rank == ranks_.get()) close_listener();
+      if (&rank == &ranks_.front()) close_listener();
       if (stage_ == Stage::watching && rank.wait_status != 0) suspect(rank);
     }
     if (stage_ == Stage::watching && suspect_ && (running_ == 0 || Clock::now() >= *deadline_)) judge();
@@ -16754,8 +16536,14 @@ class Supervisor {
     }
     if (status != 0)
       rank.wait_status = status << 8;  // as one that exits with it
-    else if (!message.empty())
-      console_.say(message.starts_with("rank ") ? message : format("rank %d: %s", number(rank), message.c_str()));
+    else
+      say_report(rank);
+  }
+
+  void say_report(const Rank& rank) {
+    const std::string& why = rank.report.message;
+    const bool named = why.starts_with("rank ");  // as errors of a communicator are
+    if (!why.empty()) console_.say(named ? why : format("rank %d: %s", number(rank), why.c_str()));
   }
 
   /// When rank 0 has ended: what it started may live on and hold the socket, and a restart needs the port.
@@ -16790,26 +16578,17 @@ class Supervisor {
   /// Names the rank that failed first, and stops the others.
   void judge() {
     const bool lost_peer = lost_others(*suspect_);
-    const RankReport* report = &suspect_->report;
-    for (const Rank& rank : ranks()) {
-      if (!lost_peer || &rank == suspect_ || rank.running || !lost_others(rank)) continue;
-      if (rank.report.when < report->when) {
-        suspect_ = &rank;
-        report = &rank.report;
-      }
-    }
+    for (const Rank& rank : ranks_)
+      if (lost_peer && !rank.running && lost_others(rank) && rank.report.when < suspect_->report.when) suspect_ = &rank;
     const int status = suspect_->wait_status;
     outcome_.failed_rank = number(*suspect_);
     outcome_.status = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-    if (const std::string& why = report->message; !why.empty()) {
-      const bool named = why.starts_with("rank ");  // as errors of a communicator are
-      console_.say(named ? why : format("rank %d: %s", outcome_.failed_rank, why.c_str()));
-    }
+    say_report(*suspect_);
     std::string line = format("rank %d (pid %d) ", outcome_.failed_rank, suspect_->pid);
     line += WIFSIGNALED(status) ? format("was killed by %s", signal_name(WTERMSIG(status)).c_str())
                                 : format("%s, exit status %d",
                                          lost_peer ? "could not go on without the others" : "failed", outcome_.status);
-    for (const Rank& rank : ranks()) {
+    for (const Rank& rank : ranks_) {
       if (!lost_peer || rank.running || rank.wait_status != 0) continue;
       line += format("; rank %d had ended before, exit status 0", number(rank));
     }
@@ -16821,10 +16600,9 @@ class Supervisor {
 
   static RankReport read_report(const Rank& rank) {
     std::string text;
-    char part[4096];
-    for (ssize_t size = 0; (size = read(rank.reports.get(), part, sizeof part)) > 0;) {
-      text.append(part, static_cast<std::size_t>(size));
-    }
+    char buffer[4096];
+    for (ssize_t size = 0; (size = read(rank.reports.get(), buffer, sizeof buffer)) > 0;)
+      text.append(buffer, static_cast<std::size_t>(size));
     return RankReport::from(text);
   }
 
@@ -16863,7 +16641,7 @@ class Supervisor {
     kill_running(SIGKILL);
   }
   void kill_running(int signal) {
-    for (const Rank& rank : ranks()) {
+    for (const Rank& rank : ranks_) {
       if (rank.running) kill(rank.pid, signal);
     }
   }
@@ -16872,7 +16650,7 @@ class Supervisor {
   Console& console_;
   SignalPipe signals_;
   RankOutput output_;
-  std::unique_ptr<Rank[]> ranks_;
+  std::vector<Rank> ranks_;
   Fd listener_;  ///< machine 0's
   int running_ = 0;
   Stage stage_ = Stage::watching;
@@ -16882,15 +16660,6 @@ class Supervisor {
   std::atomic<const char*> interrupted_by_{""};
   GroupOutcome outcome_;
 };
-
-}  // namespace detail
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_LAUNCH_SUPERVISOR_HPP
-
-namespace chorus {
-
-namespace detail {
 
 /// A program that fails at once shall not keep the machine busy.
 inline constexpr std::chrono::milliseconds shortest_attempt{200};
@@ -16924,7 +16693,7 @@ inline int run_job(RankGroup group) {
 }
 
 }  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_LAUNCH_JOB_HPP
+#endif  // CHORUS_SINGLE_CHORUS_LAUNCH_SUPERVISOR_HPP
 
 namespace chorus::detail {
 
@@ -17050,39 +16819,18 @@ struct LaunchCalls {
   }
 };
 
-/// While it lives, this thread is in a call of `launch`.
-class LaunchScope {
+/// While it lives, `flag` is set. Throws UsageError where it is set already.
+class FlagScope {
  public:
-  LaunchScope() {
-    check<UsageError>(!std::exchange(inside(), true),
-                      "launch: called in the body of another launch; call them one after the other, in main");
+  FlagScope(std::atomic<bool>& flag, const char* why_not) : flag_(flag) {
+    check<UsageError>(!flag.exchange(true), why_not);
   }
-  LaunchScope(const LaunchScope&) = delete;
-  LaunchScope& operator=(const LaunchScope&) = delete;
-  ~LaunchScope() { inside() = false; }
+  FlagScope(const FlagScope&) = delete;
+  FlagScope& operator=(const FlagScope&) = delete;
+  ~FlagScope() { flag_ = false; }
 
  private:
-  static bool& inside() {
-    thread_local bool inside = false;
-    return inside;
-  }
-};
-
-/// While it lives, this process starts and watches ranks: for one call at a time.
-class StartingScope {
- public:
-  StartingScope() {
-    check<UsageError>(!under_way().exchange(true), "launch: another thread of this process is in a launch of ranks");
-  }
-  StartingScope(const StartingScope&) = delete;
-  StartingScope& operator=(const StartingScope&) = delete;
-  ~StartingScope() { under_way() = false; }
-
- private:
-  static std::atomic<bool>& under_way() {
-    static std::atomic<bool> under_way{false};
-    return under_way;
-  }
+  std::atomic<bool>& flag_;
 };
 
 /// Throws UsageError where main has come to another call than the process that started this one.
@@ -17195,7 +16943,8 @@ inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments
     auto joined = join(policy, options.devices);
     if (!joined) {
       check<UsageError>(!order, "launch: this process was started as a rank, but RANK and WORLD_SIZE are gone");
-      const StartingScope starting;
+      static std::atomic<bool> under_way{false};
+      const FlagScope starting(under_way, "launch: another thread of this process is in a launch of ranks");
       LaunchOrder next{number, options.devices.value_or(default_devices()), calls.statuses, policy.name};
       next.statuses.resize(static_cast<std::size_t>(number));
       RankGroup group;
@@ -17225,7 +16974,8 @@ inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments
 
 CHORUS_INLINE int launch(LaunchedPolicy policy, int argc, char** argv, const LaunchOptions* options, LaunchBody body) {
   open_standard_streams();
-  const LaunchScope scope;
+  thread_local std::atomic<bool> inside{false};
+  const FlagScope scope(inside, "launch: called in the body of another launch; call them one after the other, in main");
   auto& calls = LaunchCalls::of_process();
   int number = -1;
   const SupervisorLink* link = nullptr;  // of a rank that launch has started
@@ -17542,42 +17292,30 @@ auto hardtanh(const X& x, double min = -1, double max = 1) {
 
 namespace chorus::kernels {
 
-/// y = x / (1 - p) where the element is kept, else 0; kept with probability 1 - p, as DropoutKey says. x, y: [samples,
+/// y = x / (1 - p) where the element is kept, else 0; kept with probability 1 - p, as RandomKey says. x, y: [samples,
 /// inner]; `y` may be `x`. Throws UsageError for p outside of [0, 1].
 template <class T>
-void dropout_forward(Cpu, Index samples, Index inner, const T* x, T* y, double p, const DropoutKey& key);
+void dropout_forward(Cpu, Index samples, Index inner, const T* x, T* y, double p, const RandomKey& key);
 
 /// dx = dy / (1 - p) where the element was kept, else 0.
 template <class T>
-void dropout_backward(Cpu, Index samples, Index inner, const T* dy, T* dx, double p, const DropoutKey& key,
+void dropout_backward(Cpu, Index samples, Index inner, const T* dy, T* dx, double p, const RandomKey& key,
                       bool accumulate);
 
-}  // namespace chorus::kernels
-
-// <chorus/kernels/cpu/narrow_dropout.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_NARROW_DROPOUT_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_NARROW_DROPOUT_HPP
-/// Dropout of bf16 and half on the CPU, computed in float.
-
-namespace chorus::kernels {
-
+// bf16 and half on the CPU.
 template <Narrow T>
-void dropout_forward(Cpu device, Index samples, Index inner, const T* x, T* y, double p, const DropoutKey& key) {
-  in_float(
-      device, [&](float* in, float* out) { dropout_forward(device, samples, inner, in, out, p, key); },
-      reads(x, samples * inner), writes(y, samples * inner));
+void dropout_forward(Cpu device, Index samples, Index inner, const T* x, T* y, double p, const RandomKey& key) {
+  in_float([](const auto&... a) { dropout_forward(a...); }, device, samples, inner, reads(x, samples * inner),
+           writes(y, samples * inner), p, key);
 }
-
 template <Narrow T>
-void dropout_backward(Cpu device, Index samples, Index inner, const T* dy, T* dx, double p, const DropoutKey& key,
+void dropout_backward(Cpu device, Index samples, Index inner, const T* dy, T* dx, double p, const RandomKey& key,
                       bool accumulate) {
-  in_float(
-      device, [&](float* in, float* out) { dropout_backward(device, samples, inner, in, out, p, key, accumulate); },
-      reads(dy, samples * inner), writes(dx, samples * inner, accumulate));
+  in_float([](const auto&... a) { dropout_backward(a...); }, device, samples, inner, reads(dy, samples * inner),
+           writes(dx, samples * inner, accumulate), p, key, accumulate);
 }
 
 }  // namespace chorus::kernels
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_NARROW_DROPOUT_HPP
 
 // <chorus/kernels/cpu/dropout.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_DROPOUT_HPP
@@ -17632,7 +17370,7 @@ namespace detail {
 /// `out[i] = put(out[i], kept ? in[i] * scale : 0)`, block of Philox counters by block. Counters run through the
 /// samples, each of which has ceil(inner / 4) of them.
 template <bool accumulate, class T>
-void dropout(Index samples, Index inner, const T* in, T* out, double p, const DropoutKey& key) {
+void dropout(Index samples, Index inner, const T* in, T* out, double p, const RandomKey& key) {
   check<UsageError>(p >= 0 && p <= 1, "dropout: p must be in [0, 1], got ", p);
   constexpr auto at_once = static_cast<Index>(philox_block);
   const Index quads = (inner + 3) / 4, counters = samples * quads;
@@ -17672,12 +17410,12 @@ void dropout(Index samples, Index inner, const T* in, T* out, double p, const Dr
 }  // namespace detail
 
 template <class T>
-void dropout_forward(Cpu, Index samples, Index inner, const T* x, T* y, double p, const DropoutKey& key) {
+void dropout_forward(Cpu, Index samples, Index inner, const T* x, T* y, double p, const RandomKey& key) {
   detail::dropout<false>(samples, inner, x, y, p, key);
 }
 
 template <class T>
-void dropout_backward(Cpu, Index samples, Index inner, const T* dy, T* dx, double p, const DropoutKey& key,
+void dropout_backward(Cpu, Index samples, Index inner, const T* dy, T* dx, double p, const RandomKey& key,
                       bool accumulate) {
   if (accumulate)
     detail::dropout<true>(samples, inner, dy, dx, p, key);
@@ -17704,7 +17442,7 @@ struct Dropout {
   Index inner, quads;
   const T* in;
   T* out;
-  DropoutKey key;
+  RandomKey key;
   std::uint32_t threshold;
   compute_type<T> scale;
   bool accumulate;
@@ -17721,7 +17459,7 @@ struct Dropout {
 };
 
 template <class T>
-void dropout(Cuda device, Index samples, Index inner, const T* in, T* out, double p, const DropoutKey& key,
+void dropout(Cuda device, Index samples, Index inner, const T* in, T* out, double p, const RandomKey& key,
              bool accumulate) {
   check<UsageError>(p >= 0 && p <= 1, "dropout: p must be in [0, 1], got ", p);
   const Index quads = divide_up(inner, 4);
@@ -17733,12 +17471,12 @@ void dropout(Cuda device, Index samples, Index inner, const T* in, T* out, doubl
 }  // namespace cuda
 
 template <class T>
-void dropout_forward(Cuda device, Index samples, Index inner, const T* x, T* y, double p, const DropoutKey& key) {
+void dropout_forward(Cuda device, Index samples, Index inner, const T* x, T* y, double p, const RandomKey& key) {
   cuda::dropout(device, samples, inner, x, y, p, key, false);
 }
 
 template <class T>
-void dropout_backward(Cuda device, Index samples, Index inner, const T* dy, T* dx, double p, const DropoutKey& key,
+void dropout_backward(Cuda device, Index samples, Index inner, const T* dy, T* dx, double p, const RandomKey& key,
                       bool accumulate) {
   cuda::dropout(device, samples, inner, dy, dx, p, key, accumulate);
 }
@@ -17810,37 +17548,33 @@ void put_block(Cpu device, AxisShape whole, Index start, Index count, const T* b
 namespace chorus::kernels {
 
 namespace detail {
+/// For each step of `outer`: `count` numbers from `from`, whose steps are `from_step` apart, go to `to`, or are added.
 template <class T>
-void add_block(Cpu device, Index count, const T* from, T* to) {
-  if constexpr (Real<T>)
-    axpy(device, count, T{1}, from, to);
-  else
-    fail<UsageError>("slice, concat: cannot accumulate ", dtype<T>);
+void move_blocks(Cpu device, Index outer, Index count, const T* from, Index from_step, T* to, Index to_step,
+                 bool accumulate) {
+  for (Index o = 0; o < outer; ++o, from += from_step, to += to_step) {
+    if (!accumulate)
+      std::memcpy(to, from, static_cast<std::size_t>(count) * sizeof(T));
+    else if constexpr (Real<T>)
+      axpy(device, count, T{1}, from, to);
+    else
+      fail<UsageError>("slice, concat: cannot accumulate ", dtype<T>);
+  }
 }
 }  // namespace detail
 
 template <class T>
 void take_block(Cpu device, AxisShape whole, Index start, Index count, const T* from, T* block, bool accumulate) {
-  for (Index o = 0; o < whole.outer; ++o) {
-    const T* source = from + (o * whole.axis + start) * whole.inner;
-    T* target = block + o * count * whole.inner;
-    if (accumulate)
-      detail::add_block(device, count * whole.inner, source, target);
-    else
-      std::memcpy(target, source, static_cast<std::size_t>(count * whole.inner) * sizeof(T));
-  }
+  const Index row = count * whole.inner;
+  detail::move_blocks(device, whole.outer, row, from + start * whole.inner, whole.axis * whole.inner, block, row,
+                      accumulate);
 }
 
 template <class T>
 void put_block(Cpu device, AxisShape whole, Index start, Index count, const T* block, T* to, bool accumulate) {
-  for (Index o = 0; o < whole.outer; ++o) {
-    const T* source = block + o * count * whole.inner;
-    T* target = to + (o * whole.axis + start) * whole.inner;
-    if (accumulate)
-      detail::add_block(device, count * whole.inner, source, target);
-    else
-      std::memcpy(target, source, static_cast<std::size_t>(count * whole.inner) * sizeof(T));
-  }
+  const Index row = count * whole.inner;
+  detail::move_blocks(device, whole.outer, row, block, row, to + start * whole.inner, whole.axis * whole.inner,
+                      accumulate);
 }
 
 }  // namespace chorus::kernels
@@ -18096,7 +17830,7 @@ namespace operations {
 struct Dropout {
   static constexpr const char* name = "dropout";
   double p;  // 0: nothing was dropped
-  kernels::DropoutKey key;
+  RandomKey key;
 };
 }  // namespace operations
 
@@ -18119,16 +17853,15 @@ auto dropout_of_rows(const X& x, double p, bool drops) {
   if (!drops)
     return record(
         operations::Dropout{0, {}}, input, [](const auto& dy, auto dx) { dx->add(dy); }, x);
-  const kernels::DropoutKey philox_key{key.seed, key.step, key.operation, key.first_sample, key.replays};
   const Index samples = input.size(0), inner = samples == 0 ? 0 : input.numel() / samples;
   const auto device = input.device();
   auto out = tensor_of<X>::empty(input.shape(), device);
-  kernels::dropout_forward(device, samples, inner, input.data(), out.data(), p, philox_key);
+  kernels::dropout_forward(device, samples, inner, input.data(), out.data(), p, key);
   return record(
-      operations::Dropout{p, philox_key}, std::move(out),
-      [samples, inner, p, philox_key](const auto& dy, auto dx) {
+      operations::Dropout{p, key}, std::move(out),
+      [samples, inner, p, key](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
-        kernels::dropout_backward(dy.device(), samples, inner, dy.data(), grad.data(), p, philox_key, accumulate);
+        kernels::dropout_backward(dy.device(), samples, inner, dy.data(), grad.data(), p, key, accumulate);
       },
       x);
 }
@@ -18197,11 +17930,6 @@ CHORUS_UNARY(erf, Erf)
 #define CHORUS_SINGLE_CHORUS_KERNELS_POOLING_HPP
 /// Max and average pooling. Results overwrite; gradients overwrite or, with `accumulate`, add.
 
-// <chorus/kernels/pooling_shape.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_POOLING_SHAPE_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_POOLING_SHAPE_HPP
-/// The sizes of a two-dimensional pooling, shared by every kind of device.
-
 namespace chorus::kernels {
 
 /// x: [planes, height, width], y: [planes, out_height(), out_width()], where planes = batch * channels.
@@ -18215,6 +17943,8 @@ struct Pool2dShape {
   Index span_h() const { return dilation_h * (kernel_h - 1) + 1; }
   Index span_w() const { return dilation_w * (kernel_w - 1) + 1; }
 
+  Index x_count() const { return planes * height * width; }
+  Index y_count() const { return planes * out_height() * out_width(); }
   Index out_height() const { return windows(height, span_h(), stride_h, padding_h); }
   Index out_width() const { return windows(width, span_w(), stride_w, padding_w); }
 
@@ -18225,11 +17955,6 @@ struct Pool2dShape {
     return ceil_mode && room % stride != 0 && whole * stride < size + padding ? whole + 1 : whole;
   }
 };
-
-}  // namespace chorus::kernels
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_POOLING_SHAPE_HPP
-
-namespace chorus::kernels {
 
 /// y = the largest number of each window, and `argmax` (null, or as large as y) its index within the plane: the first
 /// of equal ones. NaN counts as largest.
@@ -18244,55 +17969,34 @@ void max_pool2d_backward(Cpu, const Pool2dShape& s, const T* dy, const std::int3
 template <class T>
 void avg_pool2d_forward(Cpu, const Pool2dShape& s, const T* x, T* y);
 
-/// dx = each window's dy, shared evenly among its pixels.
+/// dx = each window's dy, divided evenly among its pixels.
 template <class T>
 void avg_pool2d_backward(Cpu, const Pool2dShape& s, const T* dy, T* dx, bool accumulate);
 
-}  // namespace chorus::kernels
-
-// <chorus/kernels/cpu/narrow_pooling.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_NARROW_POOLING_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_NARROW_POOLING_HPP
-/// Pooling of bf16 and half on the CPU, computed in float.
-
-namespace chorus::kernels {
-
-namespace detail {
-inline Index input_count(const Pool2dShape& s) { return s.planes * s.height * s.width; }
-inline Index output_count(const Pool2dShape& s) { return s.planes * s.out_height() * s.out_width(); }
-}  // namespace detail
-
+// bf16 and half on the CPU, computed in float.
 template <Narrow T>
 void max_pool2d_forward(Cpu device, const Pool2dShape& s, const T* x, T* y, std::int32_t* argmax) {
-  in_float(
-      device, [&](float* in, float* out) { max_pool2d_forward(device, s, in, out, argmax); },
-      reads(x, detail::input_count(s)), writes(y, detail::output_count(s)));
+  in_float([](const auto&... a) { max_pool2d_forward(a...); }, device, s, reads(x, s.x_count()), writes(y, s.y_count()),
+           argmax);
 }
-
 template <Narrow T>
 void max_pool2d_backward(Cpu device, const Pool2dShape& s, const T* dy, const std::int32_t* argmax, T* dx,
                          bool accumulate) {
-  in_float(
-      device, [&](float* gradient, float* out) { max_pool2d_backward(device, s, gradient, argmax, out, accumulate); },
-      reads(dy, detail::output_count(s)), writes(dx, detail::input_count(s), accumulate));
+  in_float([](const auto&... a) { max_pool2d_backward(a...); }, device, s, reads(dy, s.y_count()), argmax,
+           writes(dx, s.x_count(), accumulate), accumulate);
 }
-
 template <Narrow T>
 void avg_pool2d_forward(Cpu device, const Pool2dShape& s, const T* x, T* y) {
-  in_float(
-      device, [&](float* in, float* out) { avg_pool2d_forward(device, s, in, out); }, reads(x, detail::input_count(s)),
-      writes(y, detail::output_count(s)));
+  in_float([](const auto&... a) { avg_pool2d_forward(a...); }, device, s, reads(x, s.x_count()),
+           writes(y, s.y_count()));
 }
-
 template <Narrow T>
 void avg_pool2d_backward(Cpu device, const Pool2dShape& s, const T* dy, T* dx, bool accumulate) {
-  in_float(
-      device, [&](float* gradient, float* out) { avg_pool2d_backward(device, s, gradient, out, accumulate); },
-      reads(dy, detail::output_count(s)), writes(dx, detail::input_count(s), accumulate));
+  in_float([](const auto&... a) { avg_pool2d_backward(a...); }, device, s, reads(dy, s.y_count()),
+           writes(dx, s.x_count(), accumulate), accumulate);
 }
 
 }  // namespace chorus::kernels
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_NARROW_POOLING_HPP
 
 // <chorus/kernels/cpu/pooling.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_POOLING_HPP
@@ -18354,8 +18058,8 @@ inline void max_of_windows(const float* upper, const float* lower, Index width, 
 }
 #endif
 
-/// Windows of 2 x 2 side by side: as many of a row's `n` as can be computed in whole packets without reading behind
-/// `x_end` or writing behind `y_end`. Results are written up to a packet further than n. Returns how many are done.
+/// Windows of 2 x 2 side by side: as many of a row's `n` as can be computed in whole packets without reading beyond
+/// `x_end` or writing beyond `y_end`. Results are written up to a packet further than n. Returns how many are done.
 template <class T>
 Index max_pool_2x2(Index n, const T* row, Index width, Index position, const T* x_end, T* y, const T* y_end,
                    std::int32_t* argmax) {
@@ -18486,18 +18190,15 @@ struct PoolSizes {
       out_height, out_width;
 
   static PoolSizes of(const Pool2dShape& s) {
-    return {s.planes,   s.height,    s.width,     s.span_h(),   s.span_w(),   s.stride_h,
-            s.stride_w, s.padding_h, s.padding_w, s.dilation_h, s.dilation_w, s.out_height(),
-            s.out_width()};
+    return {s.planes,    s.height,    s.width,      s.span_h(),   s.span_w(),     s.stride_h,   s.stride_w,
+            s.padding_h, s.padding_w, s.dilation_h, s.dilation_w, s.out_height(), s.out_width()};
   }
-  Index in() const { return planes * height * width; }
-  Index out() const { return planes * out_height * out_width; }
 };
 
 struct Window {
   Index plane, top, bottom, left, right;
 };
-/// The pixels of the window behind result i, cut to the image.
+/// The pixels of the window of result i, cut to the image.
 inline __device__ Window window_of(const PoolSizes& s, Index i) {
   const Index row = i / s.out_width, plane = row / s.out_height;
   const Index top = (row - plane * s.out_height) * s.stride_h - s.padding_h;
@@ -18510,9 +18211,7 @@ inline __device__ Window window_of(const PoolSizes& s, Index i) {
 /// Calls `f(result)` for the windows that contain pixel (h, w) of a plane, in order.
 template <class F>
 __device__ void for_windows_over(const PoolSizes& s, Index plane, Index h, Index w, const F& f) {
-  const auto first = [](Index at, Index span, Index stride) {
-    return at < span ? Index{0} : (at - span) / stride + 1;
-  };
+  const auto first = [](Index at, Index span, Index stride) { return at < span ? Index{0} : (at - span) / stride + 1; };
   const auto last = [](Index at, Index stride, Index count) { return at / stride < count ? at / stride : count - 1; };
   const Index row = h + s.padding_h, column = w + s.padding_w;
   const Index bottom = last(row, s.stride_h, s.out_height), right = last(column, s.stride_w, s.out_width);
@@ -18599,27 +18298,25 @@ struct AvgPoolGradient {
 
 template <class T>
 void max_pool2d_forward(Cuda device, const Pool2dShape& shape, const T* x, T* y, std::int32_t* argmax) {
-  const auto s = cuda::PoolSizes::of(shape);
-  cuda::for_each(device, "max_pool2d", s.out(), cuda::MaxPool<T>{s, x, y, argmax});
+  cuda::for_each(device, "max_pool2d", shape.y_count(), cuda::MaxPool<T>{cuda::PoolSizes::of(shape), x, y, argmax});
 }
 
 template <class T>
 void max_pool2d_backward(Cuda device, const Pool2dShape& shape, const T* dy, const std::int32_t* argmax, T* dx,
                          bool accumulate) {
-  const auto s = cuda::PoolSizes::of(shape);
-  cuda::for_each(device, "max_pool2d gradient", s.in(), cuda::MaxPoolGradient<T>{s, dy, argmax, dx, accumulate});
+  cuda::for_each(device, "max_pool2d gradient", shape.x_count(),
+                 cuda::MaxPoolGradient<T>{cuda::PoolSizes::of(shape), dy, argmax, dx, accumulate});
 }
 
 template <class T>
 void avg_pool2d_forward(Cuda device, const Pool2dShape& shape, const T* x, T* y) {
-  const auto s = cuda::PoolSizes::of(shape);
-  cuda::for_each(device, "avg_pool2d", s.out(), cuda::AvgPool<T>{s, x, y});
+  cuda::for_each(device, "avg_pool2d", shape.y_count(), cuda::AvgPool<T>{cuda::PoolSizes::of(shape), x, y});
 }
 
 template <class T>
 void avg_pool2d_backward(Cuda device, const Pool2dShape& shape, const T* dy, T* dx, bool accumulate) {
-  const auto s = cuda::PoolSizes::of(shape);
-  cuda::for_each(device, "avg_pool2d gradient", s.in(), cuda::AvgPoolGradient<T>{s, dy, dx, accumulate});
+  cuda::for_each(device, "avg_pool2d gradient", shape.x_count(),
+                 cuda::AvgPoolGradient<T>{cuda::PoolSizes::of(shape), dy, dx, accumulate});
 }
 
 }  // namespace chorus::kernels
@@ -18977,69 +18674,39 @@ void log_softmax_forward(Cpu, AxisShape shape, const T* x, T* y);
 template <class T>
 void log_softmax_backward(Cpu, AxisShape shape, const T* y, const T* dy, T* dx, bool accumulate);
 
-}  // namespace chorus::kernels
-
-// <chorus/kernels/cpu/narrow_softmax.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_NARROW_SOFTMAX_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_NARROW_SOFTMAX_HPP
-/// Softmax of bf16 and half on the CPU, computed in float.
-
-namespace chorus::kernels {
-
-template <Narrow T>
-void softmax_forward(Cpu device, AxisShape shape, const T* x, T* y, bool none_is_zero = false) {
-  in_float(
-      device, [&](float* in, float* out) { softmax_forward(device, shape, in, out, none_is_zero); },
-      reads(x, shape.numel()), writes(y, shape.numel()));
-}
-
-template <Narrow T>
-void softmax_backward(Cpu device, AxisShape shape, const T* y, const T* dy, T* dx, bool accumulate) {
-  in_float(
-      device,
-      [&](float* result, float* gradient, float* out) {
-        softmax_backward(device, shape, result, gradient, out, accumulate);
-      },
-      reads(y, shape.numel()), reads(dy, shape.numel()), writes(dx, shape.numel(), accumulate));
-}
-
-template <Narrow T>
-void log_softmax_forward(Cpu device, AxisShape shape, const T* x, T* y) {
-  in_float(
-      device, [&](float* in, float* out) { log_softmax_forward(device, shape, in, out); }, reads(x, shape.numel()),
-      writes(y, shape.numel()));
-}
-
-template <Narrow T>
-void log_softmax_backward(Cpu device, AxisShape shape, const T* y, const T* dy, T* dx, bool accumulate) {
-  in_float(
-      device,
-      [&](float* result, float* gradient, float* out) {
-        log_softmax_backward(device, shape, result, gradient, out, accumulate);
-      },
-      reads(y, shape.numel()), reads(dy, shape.numel()), writes(dx, shape.numel(), accumulate));
-}
-
+// bf16 and half on the CPU, computed in float.
 template <Narrow T>
 void logsumexp_forward(Cpu device, AxisShape shape, const T* x, T* y) {
-  in_float(
-      device, [&](float* in, float* out) { logsumexp_forward(device, shape, in, out); }, reads(x, shape.numel()),
-      writes(y, shape.reduced()));
+  in_float([](const auto&... a) { logsumexp_forward(a...); }, device, shape, reads(x, shape.numel()),
+           writes(y, shape.reduced()));
 }
-
 template <Narrow T>
 void logsumexp_backward(Cpu device, AxisShape shape, const T* x, const T* y, const T* dy, T* dx, bool accumulate) {
-  in_float(
-      device,
-      [&](float* in, float* result, float* gradient, float* out) {
-        logsumexp_backward(device, shape, in, result, gradient, out, accumulate);
-      },
-      reads(x, shape.numel()), reads(y, shape.reduced()), reads(dy, shape.reduced()),
-      writes(dx, shape.numel(), accumulate));
+  in_float([](const auto&... a) { logsumexp_backward(a...); }, device, shape, reads(x, shape.numel()),
+           reads(y, shape.reduced()), reads(dy, shape.reduced()), writes(dx, shape.numel(), accumulate), accumulate);
+}
+template <Narrow T>
+void softmax_forward(Cpu device, AxisShape shape, const T* x, T* y, bool none_is_zero = false) {
+  in_float([](const auto&... a) { softmax_forward(a...); }, device, shape, reads(x, shape.numel()),
+           writes(y, shape.numel()), none_is_zero);
+}
+template <Narrow T>
+void softmax_backward(Cpu device, AxisShape shape, const T* y, const T* dy, T* dx, bool accumulate) {
+  in_float([](const auto&... a) { softmax_backward(a...); }, device, shape, reads(y, shape.numel()),
+           reads(dy, shape.numel()), writes(dx, shape.numel(), accumulate), accumulate);
+}
+template <Narrow T>
+void log_softmax_forward(Cpu device, AxisShape shape, const T* x, T* y) {
+  in_float([](const auto&... a) { log_softmax_forward(a...); }, device, shape, reads(x, shape.numel()),
+           writes(y, shape.numel()));
+}
+template <Narrow T>
+void log_softmax_backward(Cpu device, AxisShape shape, const T* y, const T* dy, T* dx, bool accumulate) {
+  in_float([](const auto&... a) { log_softmax_backward(a...); }, device, shape, reads(y, shape.numel()),
+           reads(dy, shape.numel()), writes(dx, shape.numel(), accumulate), accumulate);
 }
 
 }  // namespace chorus::kernels
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_NARROW_SOFTMAX_HPP
 
 // <chorus/kernels/cpu/softmax.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_SOFTMAX_HPP
@@ -19169,8 +18836,8 @@ Packet<T> logsumexp(const Line& line, const T* x) {
   return padd(shift, line.map(total, [](T value) { return std::log(value); }));
 }
 
-/// The largest number of a line, and log(sum(exp(x - largest))), in each lane those of its own line. Apart they are
-/// exact where their sum is not: the logarithm goes under beside a large number.
+/// The largest number of a line, and log(sum(exp(x - largest))), in each lane those of its own line. As two numbers
+/// they are exact where their sum is not: the logarithm goes under beside a large number.
 template <class T, class Line>
 std::pair<Packet<T>, Packet<T>> log_sum_below_maximum(const Line& line, const T* x) {
   const auto maximum = line.reduce(Max<T>{}, [&](Index i, auto count) { return load(x + i, count); });
@@ -19268,7 +18935,7 @@ __device__ compute_type<T> log_sum_exp(const Line& line, const T* x) {
   return shift + static_cast<C>(std::log(total));
 }
 
-/// The largest number of a line, and log(sum(exp(x - largest))): apart they are exact where their sum is not.
+/// The largest number of a line, and log(sum(exp(x - largest))): as two numbers they are exact where their sum is not.
 template <class C>
 struct LogSumBelowMaximum {
   C maximum, log_sum;
@@ -19426,7 +19093,7 @@ void amax(Cpu, AxisShape shape, const T* x, T* y);
 template <class T>
 void amin(Cpu, AxisShape shape, const T* x, T* y);
 
-/// The gradient of amax: elements that equal the result share dy evenly, as in PyTorch.
+/// The gradient of amax: elements that equal the result divide dy evenly, as in PyTorch.
 template <class T>
 void amax_backward(Cpu, AxisShape shape, const T* x, const T* y, const T* dy, T* dx, bool accumulate);
 
@@ -19447,105 +19114,61 @@ void var(Cpu, AxisShape shape, const T* x, T* y, Index correction);
 template <class T>
 void var_backward(Cpu, AxisShape shape, const T* x, const T* dy, T* dx, Index correction, bool accumulate);
 
-}  // namespace chorus::kernels
-
-// <chorus/kernels/cpu/narrow_reduction.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_NARROW_REDUCTION_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_NARROW_REDUCTION_HPP
-/// Reductions of bf16 and half on the CPU, added up in float.
-
-namespace chorus::kernels {
-
+// bf16 and half on the CPU, added up in float.
 template <Narrow T>
 void sum(Cpu device, AxisShape shape, const T* x, T* y, bool accumulate = false) {
-  in_float(
-      device, [&](float* in, float* out) { sum(device, shape, in, out, accumulate); }, reads(x, shape.numel()),
-      writes(y, shape.reduced(), accumulate));
+  in_float([](const auto&... a) { sum(a...); }, device, shape, reads(x, shape.numel()),
+           writes(y, shape.reduced(), accumulate), accumulate);
 }
-
 template <Narrow T>
 void mean(Cpu device, AxisShape shape, const T* x, T* y, bool accumulate = false) {
-  in_float(
-      device, [&](float* in, float* out) { mean(device, shape, in, out, accumulate); }, reads(x, shape.numel()),
-      writes(y, shape.reduced(), accumulate));
+  in_float([](const auto&... a) { mean(a...); }, device, shape, reads(x, shape.numel()),
+           writes(y, shape.reduced(), accumulate), accumulate);
 }
-
 template <Narrow T>
 void sum_backward(Cpu device, AxisShape shape, const T* dy, T* dx, bool accumulate, T scale = T{1}) {
-  in_float(
-      device,
-      [&](float* in, float* out) { sum_backward(device, shape, in, out, accumulate, static_cast<float>(scale)); },
-      reads(dy, shape.reduced()), writes(dx, shape.numel(), accumulate));
+  in_float([](const auto&... a) { sum_backward(a...); }, device, shape, reads(dy, shape.reduced()),
+           writes(dx, shape.numel(), accumulate), accumulate, static_cast<float>(scale));
 }
-
 template <Narrow T>
 void mean_backward(Cpu device, AxisShape shape, const T* dy, T* dx, bool accumulate) {
-  in_float(
-      device, [&](float* in, float* out) { mean_backward(device, shape, in, out, accumulate); },
-      reads(dy, shape.reduced()), writes(dx, shape.numel(), accumulate));
+  in_float([](const auto&... a) { mean_backward(a...); }, device, shape, reads(dy, shape.reduced()),
+           writes(dx, shape.numel(), accumulate), accumulate);
 }
-
 template <Narrow T>
 void amax(Cpu device, AxisShape shape, const T* x, T* y) {
-  in_float(
-      device, [&](float* in, float* out) { amax(device, shape, in, out); }, reads(x, shape.numel()),
-      writes(y, shape.reduced()));
+  in_float([](const auto&... a) { amax(a...); }, device, shape, reads(x, shape.numel()), writes(y, shape.reduced()));
 }
-
-template <Narrow T>
-void amax_backward(Cpu device, AxisShape shape, const T* x, const T* y, const T* dy, T* dx, bool accumulate) {
-  in_float(
-      device,
-      [&](float* in, float* best, float* gradient, float* out) {
-        amax_backward(device, shape, in, best, gradient, out, accumulate);
-      },
-      reads(x, shape.numel()), reads(y, shape.reduced()), reads(dy, shape.reduced()),
-      writes(dx, shape.numel(), accumulate));
-}
-
 template <Narrow T>
 void amin(Cpu device, AxisShape shape, const T* x, T* y) {
-  in_float(
-      device, [&](float* in, float* out) { amin(device, shape, in, out); }, reads(x, shape.numel()),
-      writes(y, shape.reduced()));
+  in_float([](const auto&... a) { amin(a...); }, device, shape, reads(x, shape.numel()), writes(y, shape.reduced()));
 }
-
+template <Narrow T>
+void amax_backward(Cpu device, AxisShape shape, const T* x, const T* y, const T* dy, T* dx, bool accumulate) {
+  in_float([](const auto&... a) { amax_backward(a...); }, device, shape, reads(x, shape.numel()),
+           reads(y, shape.reduced()), reads(dy, shape.reduced()), writes(dx, shape.numel(), accumulate), accumulate);
+}
 template <Narrow T>
 void amin_backward(Cpu device, AxisShape shape, const T* x, const T* y, const T* dy, T* dx, bool accumulate) {
-  in_float(
-      device,
-      [&](float* in, float* best, float* gradient, float* out) {
-        amin_backward(device, shape, in, best, gradient, out, accumulate);
-      },
-      reads(x, shape.numel()), reads(y, shape.reduced()), reads(dy, shape.reduced()),
-      writes(dx, shape.numel(), accumulate));
+  in_float([](const auto&... a) { amin_backward(a...); }, device, shape, reads(x, shape.numel()),
+           reads(y, shape.reduced()), reads(dy, shape.reduced()), writes(dx, shape.numel(), accumulate), accumulate);
 }
-
 template <Narrow T>
 void argmax(Cpu device, AxisShape shape, const T* x, Index* y) {
-  in_float(
-      device, [&](float* in) { argmax(device, shape, in, y); }, reads(x, shape.numel()));
+  in_float([](const auto&... a) { argmax(a...); }, device, shape, reads(x, shape.numel()), y);
 }
-
 template <Narrow T>
 void var(Cpu device, AxisShape shape, const T* x, T* y, Index correction) {
-  in_float(
-      device, [&](float* in, float* out) { var(device, shape, in, out, correction); }, reads(x, shape.numel()),
-      writes(y, shape.reduced()));
+  in_float([](const auto&... a) { var(a...); }, device, shape, reads(x, shape.numel()), writes(y, shape.reduced()),
+           correction);
 }
-
 template <Narrow T>
 void var_backward(Cpu device, AxisShape shape, const T* x, const T* dy, T* dx, Index correction, bool accumulate) {
-  in_float(
-      device,
-      [&](float* in, float* gradient, float* out) {
-        var_backward(device, shape, in, gradient, out, correction, accumulate);
-      },
-      reads(x, shape.numel()), reads(dy, shape.reduced()), writes(dx, shape.numel(), accumulate));
+  in_float([](const auto&... a) { var_backward(a...); }, device, shape, reads(x, shape.numel()),
+           reads(dy, shape.reduced()), writes(dx, shape.numel(), accumulate), correction, accumulate);
 }
 
 }  // namespace chorus::kernels
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_NARROW_REDUCTION_HPP
 
 // <chorus/kernels/cpu/reduction.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_REDUCTION_HPP
@@ -19604,13 +19227,6 @@ void sum(Cpu, AxisShape shape, const T* x, T* y, bool accumulate) {
 template <class T>
 void mean(Cpu, AxisShape shape, const T* x, T* y, bool accumulate) {
   detail::sum(shape, x, y, accumulate, static_cast<T>(shape.axis));
-}
-
-/// The sum of n numbers.
-template <class T>
-T sum_all(Cpu, Index n, const T* x) {
-  return Eigen::internal::pfirst(
-      Row<T>{0, 0, n}.reduce(Sum<T>{}, [&](Index i, auto count) { return load(x + i, count); }));
 }
 
 template <class T>
@@ -20822,40 +20438,36 @@ namespace chorus::kernels {
 
 namespace cuda {
 
-/// Walks over the elements of each channel.
-struct ChannelWalk {
+/// What reductions over each channel have in common. sums: [2, channels].
+struct ChannelReduction {
   ChannelShape shape;
+  double* sums;
   __device__ Index offset(Index channel, Index i) const {
     const Index sample = i / shape.inner;
     return (sample * shape.channels + channel) * shape.inner + (i - sample * shape.inner);
   }
-};
-
-template <class T>
-struct ChannelSums {
-  ChannelWalk walk;
-  const T* x;
-  double* sums;
   __device__ Index start(Index channel) const { return channel; }
-  __device__ Pair value(Index channel, Index i, Index) const {
-    const auto value = static_cast<double>(get(x, walk.offset(channel, i)));
-    return {value, value * value};
-  }
   __device__ void finish(Index channel, const Pair& sum) const {
     sums[channel] = sum.a;
-    sums[walk.shape.channels + channel] = sum.b;
+    sums[shape.channels + channel] = sum.b;
   }
 };
 
 template <class T>
-struct ChannelGradientSums {
-  ChannelWalk walk;
+struct ChannelSums : ChannelReduction {
+  const T* x;
+  __device__ Pair value(Index channel, Index i, Index) const {
+    const auto value = static_cast<double>(get(x, offset(channel, i)));
+    return {value, value * value};
+  }
+};
+
+template <class T>
+struct ChannelGradientSums : ChannelReduction {
   const T *x, *dy, *mean, *y;
   T* masked;
-  double* sums;
-  __device__ Index start(Index channel) const { return channel; }
   __device__ Pair value(Index channel, Index i, Index) const {
-    const Index at = walk.offset(channel, i);
+    const Index at = offset(channel, i);
     auto g = get(dy, at);
     if (y != nullptr) {
       if (get(y, at) <= 0) g = 0;
@@ -20863,10 +20475,6 @@ struct ChannelGradientSums {
     }
     const auto gradient = static_cast<double>(g);
     return {gradient, gradient * static_cast<double>(get(x, at) - get(mean, channel))};
-  }
-  __device__ void finish(Index channel, const Pair& sum) const {
-    sums[channel] = sum.a;
-    sums[walk.shape.channels + channel] = sum.b;
   }
 };
 
@@ -20994,7 +20602,7 @@ struct ChannelAffineGradient {
 template <class T>
 void batch_norm_sums(Cuda device, ChannelShape shape, const T* x, double* sums) {
   cuda::reduce<cuda::Pair>(device, "batch_norm sums", shape.channels, shape.per_channel(), shape.inner == 1,
-                           cuda::ChannelSums<T>{{shape}, x, sums});
+                           cuda::ChannelSums<T>{{shape, sums}, x});
 }
 
 template <class T>
@@ -21040,7 +20648,7 @@ template <class T>
 void batch_norm_backward_sums(Cuda device, ChannelShape shape, const T* x, const T* dy, const T* mean, double* sums,
                               const T* y = nullptr, T* masked = nullptr) {
   cuda::reduce<cuda::Pair>(device, "batch_norm gradient sums", shape.channels, shape.per_channel(), shape.inner == 1,
-                           cuda::ChannelGradientSums<T>{{shape}, x, dy, mean, y, masked, sums});
+                           cuda::ChannelGradientSums<T>{{shape, sums}, x, dy, mean, y, masked});
 }
 
 template <class T>
@@ -21371,16 +20979,8 @@ inline std::shared_ptr<BatchGroup>& batch_group() {
 }
 
 /// While it lives, operations of this thread belong to `group`.
-class BatchGroupScope {
- public:
-  explicit BatchGroupScope(std::shared_ptr<BatchGroup> group)
-      : before_(std::exchange(batch_group(), std::move(group))) {}
-  ~BatchGroupScope() { batch_group() = std::move(before_); }
-  BatchGroupScope(const BatchGroupScope&) = delete;
-  BatchGroupScope& operator=(const BatchGroupScope&) = delete;
-
- private:
-  std::shared_ptr<BatchGroup> before_;
+struct BatchGroupScope : detail::Replaced<std::shared_ptr<BatchGroup>> {
+  explicit BatchGroupScope(std::shared_ptr<BatchGroup> group) : Replaced(batch_group(), std::move(group)) {}
 };
 
 namespace detail {
@@ -21975,7 +21575,7 @@ class ModuleList : public Module {
 // <chorus/kernels/convolution_shape.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CONVOLUTION_SHAPE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CONVOLUTION_SHAPE_HPP
-/// The sizes of a two-dimensional convolution, shared by every kind of device.
+/// The sizes of a two-dimensional convolution, the same for every kind of device.
 
 namespace chorus::kernels {
 
@@ -21987,6 +21587,9 @@ struct Conv2dShape {
 
   Index out_height() const { return (height + 2 * padding_h - dilation_h * (kernel_h - 1) - 1) / stride_h + 1; }
   Index out_width() const { return (width + 2 * padding_w - dilation_w * (kernel_w - 1) - 1) / stride_w + 1; }
+  Index x_count() const { return batch * in_channels * height * width; }
+  Index weight_count() const { return out_channels * (in_channels / groups) * kernel_h * kernel_w; }
+  Index y_count() const { return batch * out_channels * out_height() * out_width(); }
 };
 
 }  // namespace chorus::kernels
@@ -22011,58 +21614,29 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
 template <std::floating_point T>
 void conv2d_backward_bias(Cpu, const Conv2dShape& s, const T* dy, T* dbias, bool accumulate);
 
-}  // namespace chorus::kernels
-
-// <chorus/kernels/cpu/narrow_convolution.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_NARROW_CONVOLUTION_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_NARROW_CONVOLUTION_HPP
-/// Convolutions of bf16 and half on the CPU, added up in float.
-
-namespace chorus::kernels {
-
-namespace detail {
-inline Index input_count(const Conv2dShape& s) { return s.batch * s.in_channels * s.height * s.width; }
-inline Index output_count(const Conv2dShape& s) { return s.batch * s.out_channels * s.out_height() * s.out_width(); }
-inline Index weight_count(const Conv2dShape& s) {
-  return s.out_channels * (s.in_channels / s.groups) * s.kernel_h * s.kernel_w;
-}
-}  // namespace detail
-
+// bf16 and half on the CPU, added up in float.
 template <Narrow T>
 void conv2d_forward(Cpu device, const Conv2dShape& s, const T* x, const T* weight, const T* bias, T* y) {
-  in_float(
-      device, [&](float* in, float* w, float* b, float* out) { conv2d_forward(device, s, in, w, b, out); },
-      reads(x, detail::input_count(s)), reads(weight, detail::weight_count(s)), reads(bias, s.out_channels),
-      writes(y, detail::output_count(s)));
+  in_float([](const auto&... a) { conv2d_forward(a...); }, device, s, reads(x, s.x_count()),
+           reads(weight, s.weight_count()), reads(bias, s.out_channels), writes(y, s.y_count()));
 }
-
 template <Narrow T>
 void conv2d_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const T* dy, T* dweight, bool accumulate) {
-  in_float(
-      device,
-      [&](float* in, float* gradient, float* out) { conv2d_backward_weight(device, s, in, gradient, out, accumulate); },
-      reads(x, detail::input_count(s)), reads(dy, detail::output_count(s)),
-      writes(dweight, detail::weight_count(s), accumulate));
+  in_float([](const auto&... a) { conv2d_backward_weight(a...); }, device, s, reads(x, s.x_count()),
+           reads(dy, s.y_count()), writes(dweight, s.weight_count(), accumulate), accumulate);
 }
-
 template <Narrow T>
 void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, const T* dy, T* dx, bool accumulate) {
-  in_float(
-      device,
-      [&](float* w, float* gradient, float* out) { conv2d_backward_input(device, s, w, gradient, out, accumulate); },
-      reads(weight, detail::weight_count(s)), reads(dy, detail::output_count(s)),
-      writes(dx, detail::input_count(s), accumulate));
+  in_float([](const auto&... a) { conv2d_backward_input(a...); }, device, s, reads(weight, s.weight_count()),
+           reads(dy, s.y_count()), writes(dx, s.x_count(), accumulate), accumulate);
 }
-
 template <Narrow T>
 void conv2d_backward_bias(Cpu device, const Conv2dShape& s, const T* dy, T* dbias, bool accumulate) {
-  in_float(
-      device, [&](float* gradient, float* out) { conv2d_backward_bias(device, s, gradient, out, accumulate); },
-      reads(dy, detail::output_count(s)), writes(dbias, s.out_channels, accumulate));
+  in_float([](const auto&... a) { conv2d_backward_bias(a...); }, device, s, reads(dy, s.y_count()),
+           writes(dbias, s.out_channels, accumulate), accumulate);
 }
 
 }  // namespace chorus::kernels
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_NARROW_CONVOLUTION_HPP
 
 // <chorus/kernels/cpu/convolution.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_CONVOLUTION_HPP
@@ -22170,7 +21744,7 @@ class Segments {
     }
   }
 
-  /// to[0, count) = those pixels of `from`. Writes whole packets, so up to one packet behind `to[count]` as well.
+  /// to[0, count) = those pixels of `from`. Writes whole packets, so up to one packet from `to[count]` on as well.
   template <class T>
   void gather(const T* from, T* to) const {
     for (Index i = 0; i < size_; ++i) {
@@ -22491,7 +22065,7 @@ struct InputRaster {
     reach = s.dilation_h * (s.kernel_h - 1) / s.stride_h * pitch + s.dilation_w * (s.kernel_w - 1) / s.stride_w;
   }
 
-  /// Numbers in the rasters, with the zeros behind them that the last tile may read.
+  /// Numbers in the rasters, with the zeros after them that the last tile may read.
   Index size() const {
     return channels * vertical.count() * horizontal.count() * images * plane + reach + 2 * tile_columns<T>;
   }
@@ -23172,13 +22746,10 @@ void transform_tiles(const TiledImages& tiles, const T* x, Index first, Index co
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_WINOGRAD_WEIGHTS_HPP
 /// The weights of Winograd's convolutions: into their transformed form and back.
 
-// <chorus/kernels/cpu/shuffle.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_SHUFFLE_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_SHUFFLE_HPP
-/// Runs of numbers of three kinds by turns, into packets of one kind each and back, without memory in between.
+namespace chorus::kernels::detail {
 
 #if defined(__AVX512F__)
-namespace chorus::kernels::detail {
+// Runs of numbers of three kinds by turns, into packets of one kind each and back, without memory in between.
 
 /// Lane i of the result is lane of(i) of a and b, which have 32.
 template <class F>
@@ -23215,12 +22786,7 @@ inline void join_threes(__m512& a, __m512& b, __m512& c) {
   a = first;
   b = second;
 }
-
-}  // namespace chorus::kernels::detail
 #endif
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_SHUFFLE_HPP
-
-namespace chorus::kernels::detail {
 
 // See pack.hpp.
 #pragma GCC diagnostic push
@@ -23435,7 +23001,7 @@ struct WinogradPlan {
     blocks = (strips + block - 1) / block;
   }
   Index strip_size() const { return tiles.rows(tiles.strip_rows) * tiles.columns(); }
-  /// Points are apart by a little more than their tiles take, so that they don't share their places in the caches.
+  /// Points are a little farther apart than their tiles take, so that they don't share their places in the caches.
   template <class T>
   Index point_pitch(Index some_strips, Index numbers) const {
     return std::min(some_strips, strips) * tiles.strip_tiles() * numbers + lanes<T>;
@@ -23459,12 +23025,12 @@ void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const 
   const Index u_pitch = (heavy ? std::min(depth, in.channels) : in.channels) * w + lanes<T>;
   const Index weights = winograd_points * u_pitch;
   // Each thread has blocks of its own where there are enough; else threads share a block's panels.
-  const bool apart = !heavy && plan.blocks >= 2 * threads;
-  const Index at_once = apart || heavy ? plan.block : plan.block * threads;
+  const bool own_blocks = !heavy && plan.blocks >= 2 * threads;
+  const Index at_once = own_blocks || heavy ? plan.block : plan.block * threads;
   const Index v_pitch = plan.template point_pitch<T>(at_once, pitch);
   const Index m_pitch = plan.template point_pitch<T>(plan.block, w), buffer = tiles.strip_tiles() * Way::out * Way::out;
   const ThreadScratch<T> rasters(device, std::max(plan.strip_size(), buffer) * lanes<T>);
-  const ThreadScratch<T> vs(device, Way::points * Way::points * v_pitch, apart);
+  const ThreadScratch<T> vs(device, Way::points * Way::points * v_pitch, own_blocks);
   const ThreadScratch<T> ms(device, Way::points * Way::points * m_pitch);
   const ThreadScratch<T> us(device, heavy ? weights : weights * panels, heavy);
   if (!heavy)
@@ -23503,7 +23069,7 @@ void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const 
                        y + s / tiles.strips_per_image() * out.image_size + first * out.plane(), accumulate);
   };
 
-  if (apart)
+  if (own_blocks)
     return parallel_for(plan.blocks, [&](Index block) {
       T* v = vs.data();
       transform(block * plan.block, v);
@@ -23610,9 +23176,7 @@ namespace detail {
 
 /// Whether a pass is worth threads: a million multiplications take some 20 us.
 inline bool worth_threads(const Conv2dShape& s) {
-  return s.batch * s.out_channels * s.out_height() * s.out_width() * (s.in_channels / s.groups) * s.kernel_h *
-             s.kernel_w >
-         1'000'000;
+  return s.y_count() * (s.in_channels / s.groups) * s.kernel_h * s.kernel_w > 1'000'000;
 }
 
 /// One group's channels of x, and of y.
@@ -23624,7 +23188,7 @@ inline ImageChannels group_results(const Conv2dShape& s) {
   return {s.out_channels / s.groups, h, w, s.out_channels * h * w};
 }
 
-/// Calls f(first, count) for parts of the tasks.
+/// Calls f(first, count) for ranges of the tasks.
 template <class F>
 void for_tasks(Index tasks, const Conv2dShape& s, const F& f) {
   parallel_ranges(tasks, 1, worth_threads(s) ? 1 : tasks, f, 16);
@@ -23636,7 +23200,7 @@ template <std::floating_point T>
 void conv2d_forward(Cpu device, const Conv2dShape& s, const T* x, const T* weight, const T* bias, T* y) {
   using namespace detail;
   const Index filters = s.out_channels / s.groups, out_h = s.out_height(), out_w = s.out_width(), out = out_h * out_w;
-  if (s.batch * s.out_channels * out == 0) return;
+  if (s.y_count() == 0) return;
   if (suits_winograd<T>(s)) {
     const ImageChannels in = group_inputs(s), to = group_results(s);
     for (Index group = 0; group < s.groups; ++group) {
@@ -23680,7 +23244,7 @@ void conv2d_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const 
   using namespace detail;
   const Index filters = s.out_channels / s.groups, out_h = s.out_height(), out_w = s.out_width(), out = out_h * out_w;
   const Index k = s.in_channels / s.groups * s.kernel_h * s.kernel_w;
-  const bool nothing = s.batch * s.out_channels * k * out == 0;
+  const bool nothing = s.y_count() * k == 0;
   if (!nothing && suits_winograd<T>(s)) {
     const ImageChannels in = group_inputs(s), to = group_results(s);
     for (Index group = 0; group < s.groups; ++group) {
@@ -23693,7 +23257,7 @@ void conv2d_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const 
     }
     return;
   }
-  if (!accumulate) std::fill_n(dweight, s.out_channels * k, T{0});
+  if (!accumulate) std::fill_n(dweight, s.weight_count(), T{0});
   if (nothing) return;
   const InputRaster<T> raster(s);
   const bool gather = filters >= gather_rows;
@@ -23726,7 +23290,7 @@ void conv2d_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const 
   };
   // The batch in slices with sums of their own, added up in pairs: shorter sums, smaller rounding errors, and work for
   // threads. Their number is a matter of the shape alone.
-  const Index size = s.out_channels * k, blocks = (s.batch + raster.images - 1) / raster.images;
+  const Index size = s.weight_count(), blocks = (s.batch + raster.images - 1) / raster.images;
   const Index slices = std::min<Index>(blocks, size <= (Index{1} << 16) ? 8 : 2);
   const Scratch<T> partial(device, (slices - 1) * size);
   const auto sums = [&](Index slice) { return slice == 0 ? dweight : partial.data() + (slice - 1) * size; };
@@ -23748,7 +23312,7 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
   using namespace detail;
   const Index filters = s.out_channels / s.groups, channels = s.in_channels / s.groups, taps = s.kernel_h * s.kernel_w;
   const Index out_h = s.out_height(), out_w = s.out_width(), out = out_h * out_w, image = s.height * s.width;
-  if (s.batch * s.in_channels * image == 0) return;
+  if (s.x_count() == 0) return;
   // A convolution of dy with the weight turned around.
   Conv2dShape back = s;
   std::swap(back.in_channels, back.out_channels);
@@ -23788,7 +23352,7 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
   const bool holes = Phases{s.kernel_h, s.stride_h, s.dilation_h}.count() < s.stride_h ||
                      Phases{s.kernel_w, s.stride_w, s.dilation_w}.count() < s.stride_w;
   if (holes && !accumulate)
-    parallel_ranges(s.batch * s.in_channels * image, lanes<T>, thread_elements,
+    parallel_ranges(s.x_count(), lanes<T>, thread_elements,
                     [&](Index first, Index count) { std::fill_n(dx + first, count, T{0}); });
   for (Index group = 0; group < s.groups; ++group)
     for (Index phase = 0; phase < s.stride_h * s.stride_w; ++phase) {
@@ -24434,69 +23998,59 @@ bool into(Cuda device, T* out, Index count, bool accumulate, const Run& run) {
   return true;
 }
 
-#endif
+inline bool any_empty(const Conv2dShape& s) { return s.x_count() == 0 || s.weight_count() == 0 || s.y_count() == 0; }
 
-/// Elements of a convolution's tensors.
-struct ConvolutionCounts {
-  Index x, weight, y;
-  explicit ConvolutionCounts(const Conv2dShape& s)
-      : x(s.batch * s.in_channels * s.height * s.width),
-        weight(s.out_channels * (s.in_channels / s.groups) * s.kernel_h * s.kernel_w),
-        y(s.batch * s.out_channels * s.out_height() * s.out_width()) {}
-  bool any_empty() const { return x == 0 || weight == 0 || y == 0; }
-};
+#endif
 
 }  // namespace cuda
 
 template <Real T>
 void conv2d_forward(Cuda device, const Conv2dShape& s, const T* x, const T* weight, const T* bias, T* y) {
-  const cuda::ConvolutionCounts counts(s);
   bool done = false;
 #if CHORUS_USE_CUDNN
-  if (!counts.any_empty()) {
-    const cuda::AlignedOperand<T> from(device, x, counts.x), taps(device, weight, counts.weight);
-    done = cuda::into(device, y, counts.y, false, [&](T* target) {
+  if (!cuda::any_empty(s)) {
+    const cuda::AlignedOperand<T> from(device, x, s.x_count()), taps(device, weight, s.weight_count());
+    done = cuda::into(device, y, s.y_count(), false, [&](T* target) {
       return cuda::cudnn_run<T>(device, cuda::ConvolutionPass::forward, s, from.data(), taps.data(), target);
     });
   }
 #endif
   if (!done)
-    cuda::for_each(device, "conv2d", counts.y, cuda::DirectForward<T>{cuda::ConvolutionSizes::of(s), x, weight, y});
+    cuda::for_each(device, "conv2d", s.y_count(), cuda::DirectForward<T>{cuda::ConvolutionSizes::of(s), x, weight, y});
   if (bias != nullptr)
-    cuda::for_each(device, "bias of conv2d", counts.y,
+    cuda::for_each(device, "bias of conv2d", s.y_count(),
                    cuda::AddChannelBias<T>{s.out_channels, s.out_height() * s.out_width(), bias, y});
 }
 
 template <Real T>
 void conv2d_backward_weight(Cuda device, const Conv2dShape& s, const T* x, const T* dy, T* dweight, bool accumulate) {
-  const cuda::ConvolutionCounts counts(s);
 #if CHORUS_USE_CUDNN
-  if (!counts.any_empty()) {
-    const cuda::AlignedOperand<T> from(device, x, counts.x), gradient(device, dy, counts.y);
-    const bool done = cuda::into(device, dweight, counts.weight, accumulate, [&](T* target) {
+  if (!cuda::any_empty(s)) {
+    const cuda::AlignedOperand<T> from(device, x, s.x_count()), gradient(device, dy, s.y_count());
+    const bool done = cuda::into(device, dweight, s.weight_count(), accumulate, [&](T* target) {
       return cuda::cudnn_run<T>(device, cuda::ConvolutionPass::backward_weight, s, from.data(), target,
                                 gradient.data());
     });
     if (done) return;
   }
 #endif
-  cuda::reduce<double>(device, "conv2d gradient by the weight", counts.weight, s.batch * s.out_height() * s.out_width(),
-                       false, cuda::DirectBackwardWeight<T>{cuda::ConvolutionSizes::of(s), x, dy, dweight, accumulate});
+  cuda::reduce<double>(device, "conv2d gradient by the weight", s.weight_count(),
+                       s.batch * s.out_height() * s.out_width(), false,
+                       cuda::DirectBackwardWeight<T>{cuda::ConvolutionSizes::of(s), x, dy, dweight, accumulate});
 }
 
 template <Real T>
 void conv2d_backward_input(Cuda device, const Conv2dShape& s, const T* weight, const T* dy, T* dx, bool accumulate) {
-  const cuda::ConvolutionCounts counts(s);
 #if CHORUS_USE_CUDNN
-  if (!counts.any_empty()) {
-    const cuda::AlignedOperand<T> taps(device, weight, counts.weight), gradient(device, dy, counts.y);
-    const bool done = cuda::into(device, dx, counts.x, accumulate, [&](T* target) {
+  if (!cuda::any_empty(s)) {
+    const cuda::AlignedOperand<T> taps(device, weight, s.weight_count()), gradient(device, dy, s.y_count());
+    const bool done = cuda::into(device, dx, s.x_count(), accumulate, [&](T* target) {
       return cuda::cudnn_run<T>(device, cuda::ConvolutionPass::backward_input, s, target, taps.data(), gradient.data());
     });
     if (done) return;
   }
 #endif
-  cuda::for_each(device, "conv2d gradient by the input", counts.x,
+  cuda::for_each(device, "conv2d gradient by the input", s.x_count(),
                  cuda::DirectBackwardInput<T>{cuda::ConvolutionSizes::of(s), weight, dy, dx, accumulate});
 }
 
@@ -24818,37 +24372,21 @@ template <class T>
 void gather_backward(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
                      bool accumulate);
 
-}  // namespace chorus::kernels
-
-// <chorus/kernels/cpu/narrow_indexing.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_NARROW_INDEXING_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_NARROW_INDEXING_HPP
-/// The way back of picking, for bf16 and half on the CPU, added up in float.
-
-namespace chorus::kernels {
-
+// bf16 and half on the CPU: sums are made in float.
 template <Narrow T>
 void index_select_backward(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
                            bool accumulate) {
-  in_float(
-      device,
-      [&](float* gradient, float* out) {
-        index_select_backward(device, whole, count, index, gradient, out, accumulate);
-      },
-      reads(dy, whole.outer * count * whole.inner), writes(dx, whole.numel(), accumulate));
+  in_float([](const auto&... a) { index_select_backward(a...); }, device, whole, count, index,
+           reads(dy, whole.outer * count * whole.inner), writes(dx, whole.numel(), accumulate), accumulate);
 }
-
 template <Narrow T>
 void gather_backward(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
                      bool accumulate) {
-  in_float(
-      device,
-      [&](float* gradient, float* out) { gather_backward(device, whole, count, index, gradient, out, accumulate); },
-      reads(dy, whole.outer * count * whole.inner), writes(dx, whole.numel(), accumulate));
+  in_float([](const auto&... a) { gather_backward(a...); }, device, whole, count, index,
+           reads(dy, whole.outer * count * whole.inner), writes(dx, whole.numel(), accumulate), accumulate);
 }
 
 }  // namespace chorus::kernels
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_NARROW_INDEXING_HPP
 
 // <chorus/kernels/cpu/indexing.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_INDEXING_HPP
@@ -25025,7 +24563,7 @@ struct Pick {
   }
 };
 
-/// One block for each place in the list that is the first with its index: it looks for the others behind it, and adds
+/// One block for each place in the list that is the first with its index: it looks for the others after it, and adds
 /// up all their rows. The list is read block_threads indices at a time.
 template <class T>
 __global__ void index_select_gradient(AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx) {
@@ -25690,33 +25228,20 @@ template <std::floating_point T>
 void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb, T* c,
           Index ldc, bool accumulate, const T* bias_n = nullptr);
 
-}  // namespace chorus::kernels
-
-// <chorus/kernels/cpu/narrow_gemm.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_NARROW_GEMM_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_NARROW_GEMM_HPP
-/// Matrix products of bf16 and half on the CPU, added up in float.
-
-namespace chorus::kernels {
-
+// bf16 and half on the CPU, added up in float.
 template <Narrow T>
 void gemm(Cpu device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb, T* c,
           Index ldc, bool accumulate, const T* bias_n = nullptr) {
   const auto extent = [](Index rows, Index columns, Index pitch) {
     return rows == 0 || columns == 0 ? 0 : (rows - 1) * pitch + columns;
   };
-  in_float(
-      device,
-      [&](float* left, float* right, float* out, float* bias) {
-        gemm(device, ta, tb, m, n, k, left, lda, right, ldb, out, ldc, accumulate, bias);
-      },
-      reads(a, ta == Trans::no ? extent(m, k, lda) : extent(k, m, lda)),
-      reads(b, tb == Trans::no ? extent(k, n, ldb) : extent(n, k, ldb)),
-      writes(c, extent(m, n, ldc), accumulate || ldc != n), reads(bias_n, n));
+  in_float([](const auto&... all) { gemm(all...); }, device, ta, tb, m, n, k,
+           reads(a, ta == Trans::no ? extent(m, k, lda) : extent(k, m, lda)), lda,
+           reads(b, tb == Trans::no ? extent(k, n, ldb) : extent(n, k, ldb)), ldb,
+           writes(c, extent(m, n, ldc), accumulate || ldc != n), ldc, accumulate, reads(bias_n, n));
 }
 
 }  // namespace chorus::kernels
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_NARROW_GEMM_HPP
 
 // <chorus/kernels/cpu/gemm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_GEMM_HPP
@@ -26457,7 +25982,7 @@ struct AttentionShape {
   bool causal = false;
   /// The probability of a weight to be dropped, by the key; the others are scaled by 1 / (1 - p).
   double dropout = 0;
-  DropoutKey key = {};
+  RandomKey key = {};
   /// Distance of the matrices in an additive mask; 0: there is one for all.
   Index mask_pitch = 0;
 
@@ -26857,18 +26382,11 @@ inline ReplayNumbers*& replay_numbers() {
 class ReplayScope {
  public:
   explicit ReplayScope(ReplayNumbers& numbers)
-      : before_(std::exchange(replay_numbers(), &numbers)),
-        count_before_(std::exchange(chorus::detail::replay_count(), numbers.count())) {}
-  ~ReplayScope() {
-    replay_numbers() = before_;
-    chorus::detail::replay_count() = count_before_;
-  }
-  ReplayScope(const ReplayScope&) = delete;
-  ReplayScope& operator=(const ReplayScope&) = delete;
+      : numbers_(replay_numbers(), &numbers), count_(chorus::detail::replay_count(), numbers.count()) {}
 
  private:
-  ReplayNumbers* before_;
-  const std::uint32_t* count_before_;
+  chorus::detail::Replaced<ReplayNumbers*> numbers_;
+  chorus::detail::Replaced<const std::uint32_t*> count_;
 };
 
 }  // namespace chorus::cuda
@@ -26931,10 +26449,7 @@ auto attention_in_blocks(const Q& q, const K& k, const V& v, const Tensor<typena
                             .causal = options.causal,
                             .dropout = options.dropout,
                             .mask_pitch = mask.defined() && mask.size(0) != 1 ? mask.size(1) * mask.size(2) : 0};
-  if (s.dropout > 0) {
-    const auto key = next_random_key(samples);
-    s.key = {key.seed, key.step, key.operation, key.first_sample, key.replays};
-  }
+  if (s.dropout > 0) s.key = next_random_key(samples);
   auto log_sums = Tensor<T, 1>::empty({matrices * s.queries}, device);
   shape.back() = s.values;
   auto out = Tensor<T, rank>::empty(shape, device);
@@ -27197,7 +26712,7 @@ inline Index count_labels(Cpu, std::string_view operation, Index batch, Index cl
 }
 
 namespace detail {
-/// The losses of all samples by `sample_loss(i)`: kept apart, summed or averaged. The mean of no sample is 0, so that a
+/// The losses of all samples by `sample_loss(i)`: kept, summed or averaged. The mean of no sample is 0, so that a
 /// device's empty share of a batch contributes nothing.
 template <class T, class SampleLoss>
 void reduce_losses(Index batch, Index counted, Reduction reduction, T* loss, SampleLoss sample_loss) {
@@ -27750,14 +27265,14 @@ void cumprod_backward(Cpu, AxisShape shape, const T* x, const T* dy, T* dx, bool
       const Index line = o * shape.axis * shape.inner + i;
       const auto at = [&](const T* from, Index a) { return static_cast<double>(from[line + a * shape.inner]); };
       // sum_j>=a dy[j] x[a+1] ... x[j] grows from the end, so that no division by x is needed.
-      Scratch<double> behind(Cpu{}, shape.axis + 1);
-      behind.data()[shape.axis] = 0;
+      Scratch<double> after(Cpu{}, shape.axis + 1);
+      after.data()[shape.axis] = 0;
       for (Index a = shape.axis; a-- > 0;)
-        behind.data()[a] = at(dy, a) + (a + 1 < shape.axis ? at(x, a + 1) * behind.data()[a + 1] : 0);
+        after.data()[a] = at(dy, a) + (a + 1 < shape.axis ? at(x, a + 1) * after.data()[a + 1] : 0);
       double before = 1;
       for (Index a = 0; a < shape.axis; ++a) {
         T& to = dx[line + a * shape.inner];
-        to = static_cast<T>(before * behind.data()[a]) + (accumulate ? to : T{0});
+        to = static_cast<T>(before * after.data()[a]) + (accumulate ? to : T{0});
         before *= at(x, a);
       }
     }
@@ -27844,14 +27359,14 @@ struct RunningProduct {
   }
 };
 
-/// What lies behind each element is worked out from the end, so that no division by x is needed, and kept in `behind`,
+/// What comes after each element is worked out from the end, so that no division by x is needed, and kept in `after`,
 /// which is laid out like x.
 template <class T>
 struct RunningProductGradient {
   AxisShape shape;
   const T *x, *dy;
   T* dx;
-  double* behind;
+  double* after;
   bool accumulate;
   __device__ void operator()(Index line) const {
     const Index begin = line_begin(shape, line);
@@ -27859,13 +27374,13 @@ struct RunningProductGradient {
     for (Index a = shape.axis; a-- > 0;) {
       const Index at = begin + a * shape.inner;
       const double rest = a + 1 < shape.axis ? static_cast<double>(get(x, at + shape.inner)) * sum : 0;
-      behind[at] = sum = static_cast<double>(get(dy, at)) + rest;
+      after[at] = sum = static_cast<double>(get(dy, at)) + rest;
     }
     double before = 1;
     for (Index a = 0; a < shape.axis; ++a) {
       const Index at = begin + a * shape.inner;
       const double value = static_cast<double>(get(x, at));
-      put(dx, at, static_cast<compute_type<T>>(before * behind[at]), accumulate);
+      put(dx, at, static_cast<compute_type<T>>(before * after[at]), accumulate);
       before *= value;
     }
   }
@@ -27892,9 +27407,9 @@ void cumprod(Cuda device, AxisShape shape, const T* x, T* y) {
 template <class T>
 void cumprod_backward(Cuda device, AxisShape shape, const T* x, const T* dy, T* dx, bool accumulate) {
   if (shape.numel() == 0) return;
-  const cuda::Scratch<double> behind(device, shape.numel());
+  const cuda::Scratch<double> after(device, shape.numel());
   cuda::for_each(device, "cumprod gradient", shape.reduced(),
-                 cuda::RunningProductGradient<T>{shape, x, dy, dx, behind.data(), accumulate});
+                 cuda::RunningProductGradient<T>{shape, x, dy, dx, after.data(), accumulate});
 }
 
 }  // namespace chorus::kernels
@@ -28202,11 +27717,8 @@ D device_here() {
   return context != nullptr && std::string_view(context->device_kind) == D::kind ? D{context->device} : D{};
 }
 
-inline kernels::DropoutKey kernel_key(const RandomKey& key) {
-  return {key.seed, key.step, key.operation, key.first_sample, key.replays};
-}
 template <Device D>
-void check_can_draw(std::string_view operation, const kernels::DropoutKey& key) {
+void check_can_draw(std::string_view operation, const RandomKey& key) {
   if constexpr (std::is_same_v<D, Cpu>)
     check<UsageError>(key.replays == nullptr, operation,
                       ": numbers of the host in a step that is captured for replays would stay what they are");
@@ -28214,7 +27726,7 @@ void check_can_draw(std::string_view operation, const kernels::DropoutKey& key) 
 
 /// Which numbers a tensor of that shape gets, and the axis along which its rows lie.
 struct RandomRows {
-  kernels::DropoutKey key;
+  RandomKey key;
   std::size_t axis;
 };
 
@@ -28241,7 +27753,7 @@ inline RandomRows random_rows(std::string_view operation, std::span<const Index>
   if (context == nullptr) {
     auto key = next_key_outside_of_policies();
     key.first_sample = options.first_row;
-    return {kernel_key(key), place(axis)};
+    return {key, place(axis)};
   }
   auto key = next_key(*context, true);
   const Index samples = context->samples;
@@ -28249,7 +27761,7 @@ inline RandomRows random_rows(std::string_view operation, std::span<const Index>
   const auto first_of = [&](Index rows) { return samples > 0 ? rows / samples * key.first_sample : 0; };
   const auto settled = [&](std::int64_t first) {
     key.first_sample = first;
-    return RandomRows{kernel_key(key), place(axis)};
+    return RandomRows{key, place(axis)};
   };
   if (for_all) return settled(0);
   const bool both = options.axis < 0 && context->dim > 0 && context->dim < rank;  // two axes may be the samples'
@@ -28340,7 +27852,7 @@ detail::OfShape<T, Rank, D> rand(const std::array<Index, Rank>& shape, D device 
   // The largest number below 1 in T: nothing is rounded up to 1.
   const C last = Narrow<T> ? C(1) - (std::is_same_v<T, bf16> ? C(0x1p-8) : C(0x1p-11)) : std::nextafter(C(1), C(0));
   return to<T>(detail::drawn<C>("rand", shape, device, options,
-                                [&](Index rows, Index inner, C* out, const kernels::DropoutKey& key) {
+                                [&](Index rows, Index inner, C* out, const RandomKey& key) {
                                   kernels::draw_uniform(device, rows, inner, out, last, key);
                                 }));
 }
@@ -28351,7 +27863,7 @@ detail::OfShape<T, Rank, D> randn(const std::array<Index, Rank>& shape, D device
                                   const RandomOptions& options = {}) {
   using C = compute_type<T>;
   return to<T>(detail::drawn<C>("randn", shape, device, options,
-                                [&](Index rows, Index inner, C* out, const kernels::DropoutKey& key) {
+                                [&](Index rows, Index inner, C* out, const RandomKey& key) {
                                   kernels::draw_normal(device, rows, inner, out, key);
                                 }));
 }
@@ -28367,7 +27879,7 @@ detail::OfShape<T, Rank, D> randint(std::int64_t low, std::int64_t high, const s
                     high - 1, " do not fit into ", dtype<T>);
   const auto range = static_cast<std::uint64_t>(high) - static_cast<std::uint64_t>(low);
   return detail::drawn<T>("randint", shape, device, options,
-                          [&](Index rows, Index inner, T* out, const kernels::DropoutKey& key) {
+                          [&](Index rows, Index inner, T* out, const RandomKey& key) {
                             kernels::draw_integers(device, rows, inner, out, low, range, key);
                           });
 }
@@ -28437,8 +27949,8 @@ namespace detail {
 
 /// The key of `count` numbers that depend on each other, made on the host. Throws UsageError where they are as many as
 /// this device's samples, one of several devices'.
-inline kernels::DropoutKey key_of_whole(std::string_view operation, Index count, std::string_view what,
-                                        const RandomOptions& options) {
+inline RandomKey key_of_whole(std::string_view operation, Index count, std::string_view what,
+                              const RandomOptions& options) {
   auto* context = random_context();
   auto key = context != nullptr ? next_key(*context, true) : next_key_outside_of_policies();
   if (context != nullptr) {
@@ -28450,9 +27962,8 @@ inline kernels::DropoutKey key_of_whole(std::string_view operation, Index count,
   } else {
     key.first_sample = options.first_row;
   }
-  const auto own = kernel_key(key);
-  check_can_draw<Cpu>(operation, own);
-  return own;
+  check_can_draw<Cpu>(operation, key);
+  return key;
 }
 
 }  // namespace detail
@@ -29594,10 +29105,11 @@ FlatParameters<D>::FlatParameters(Module& model) {
                       "a policy's model lies on one device: its parameter '", named.name, "' is on ",
                       named.parameter->where(), ", '", parameters.front().name, "' on ",
                       parameters.front().parameter->where());
-  std::reverse(parameters.begin(), parameters.end());
-  std::stable_partition(parameters.begin(), parameters.end(),
-                        [](const auto& named) { return named.parameter->wants_grad(); });
-  lay_out(std::move(parameters));
+  std::vector<NamedParameter<D>> backwards;
+  for (const bool wanted : {true, false})
+    for (std::size_t i = parameters.size(); i-- > 0;)
+      if (parameters[i].parameter->wants_grad() == wanted) backwards.push_back(std::move(parameters[i]));
+  lay_out(std::move(backwards));
 }
 
 template <Device D>
@@ -30182,15 +29694,16 @@ class Optimizer : public HasLearningRate {
 
   // A dtype's parameters exchange places: they may lie in another order by now than when they were given.
   void sort_by_address(DType type) {
-    std::vector<Entry> sorted;
-    for (Entry& entry : entries_)
-      if (entry.named.parameter->dtype() == type) sorted.push_back(std::move(entry));
-    std::sort(sorted.begin(), sorted.end(), [](const Entry& a, const Entry& b) {
-      return std::less<>()(a.named.parameter->memory(), b.named.parameter->memory());
+    std::vector<std::size_t> places;
+    for (std::size_t i = 0; i < entries_.size(); ++i)
+      if (entries_[i].named.parameter->dtype() == type) places.push_back(i);
+    auto order = places;
+    std::sort(order.begin(), order.end(), [this](std::size_t a, std::size_t b) {
+      return std::less<>()(entries_[a].named.parameter->memory(), entries_[b].named.parameter->memory());
     });
-    auto next = sorted.begin();
-    for (Entry& entry : entries_)
-      if (entry.named.parameter->dtype() == type) entry = std::move(*next++);
+    std::vector<Entry> sorted;
+    for (const std::size_t i : order) sorted.push_back(std::move(entries_[i]));
+    for (std::size_t i = 0; i < places.size(); ++i) entries_[places[i]] = std::move(sorted[i]);
   }
 
   void* state_data(const Entry& entry, std::size_t slot) const {
@@ -32415,7 +31928,7 @@ std::size_t joined_axis(const std::vector<const Part*>& parts, const Split& spli
 // <chorus/parallel/dp/mean_loss.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_MEAN_LOSS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DP_MEAN_LOSS_HPP
-/// How much each device's loss counts in the mean over the batch.
+/// Scalars that a model returns under DataParallel, one a device, and the mean over the batch of those that are losses.
 
 namespace chorus::detail {
 
@@ -32429,8 +31942,8 @@ class OfDeviceScalars {
   ~OfDeviceScalars() = default;
 };
 
-/// Calls `found(node)` on the nearest nodes behind `node`, itself included, for which it returns true, on ways through
-/// scalars and vectors.
+/// Calls `found(node)` on the nearest nodes from which `node` was made, itself included, for which it returns true, on
+/// ways through scalars and vectors.
 template <Real T, Device D, class Found>
 void search_tape(Node* node, const Found& found) {
   if (node == nullptr) return;
@@ -32498,6 +32011,48 @@ std::vector<double> loss_shares(Node* losses, const std::vector<Index>& samples)
   }
   return shares.empty() ? shares_of(samples) : shares;
 }
+
+/// Makes the mean of losses over a batch out of those over its shares, and warns of taking the one for the other.
+class GatheredScalars {
+ public:
+  /// A forward pass has split its batch among devices, whose outputs have `scalars` or not.
+  void begin_pass(const dp::Split& split, bool scalars) {
+    if (pending_ && !known_) {
+      known_ = true;
+      say(cat("warning: DataParallel: the model returns scalars: what is gathered is a vector with one for each of ",
+              shares_.size(), " devices, whose plain mean is not the batch's where shares differ. mean_loss makes the ",
+              "mean over the batch out of losses"));
+    }
+    pending_ = scalars && split.devices > 1;
+    shares_.clear();
+    for (std::size_t i = 0; i < split.devices; ++i) shares_.push_back(split.size(i));
+  }
+
+  /// See DataParallel::mean_loss.
+  template <Real T, Device D>
+  Variable<T, 0, D> mean(const Variable<T, 1, D>& losses) const {
+    known_ = true;
+    check<ShapeError>(losses.numel() == static_cast<Index>(shares_.size()), "DataParallel::mean_loss: got ",
+                      losses.numel(), " losses of the last forward pass, which ran on ", shares_.size(), " devices");
+    std::vector<T> weights;
+    for (const double share : loss_shares<T, D>(losses.node().get(), shares_)) weights.push_back(static_cast<T>(share));
+    const auto values = losses.value().to_vector();
+    const T mean = std::inner_product(values.begin(), values.end(), weights.begin(), T{0});
+    return record(
+        "mean_loss", Tensor<T, 0, D>::full({}, mean, losses.device()),
+        [weights](const auto& dy, auto dx) {
+          auto grads = weights;
+          for (T& grad : grads) grad *= dy.item();
+          dx->add(Tensor<T, 1, D>::from(grads, {static_cast<Index>(grads.size())}, dy.device()));
+        },
+        losses);
+  }
+
+ private:
+  std::vector<Index> shares_;   // samples of each device in the last forward pass
+  bool pending_ = false;        // it returned scalars
+  mutable bool known_ = false;  // the caller knows what they are
+};
 
 }  // namespace chorus::detail
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_MEAN_LOSS_HPP
@@ -32652,121 +32207,10 @@ auto gather(const std::vector<std::optional<Output>>& outputs, const Split& spli
 }  // namespace chorus::dp
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_GATHER_HPP
 
-// <chorus/parallel/dp/gathered_scalars.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_GATHERED_SCALARS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_GATHERED_SCALARS_HPP
-/// Scalars that a model returns under DataParallel: one a device.
-
-namespace chorus::detail {
-
-/// Makes the mean of losses over a batch out of those over its shares, and warns of taking the one for the other.
-class GatheredScalars {
- public:
-  /// A forward pass has shared `batch` samples out to `devices`, which return `scalars` or not.
-  void begin_pass(Index batch, std::size_t devices, bool scalars) {
-    if (pending_ && !known_) {
-      known_ = true;
-      say(cat("warning: DataParallel: the model returns scalars: what is gathered is a vector with one for each of ",
-              shares_.size(), " devices, whose plain mean is not the batch's where shares differ. mean_loss makes the ",
-              "mean over the batch out of losses"));
-    }
-    pending_ = scalars && devices > 1;
-    shares_.clear();
-    for (std::size_t i = 0; i < devices; ++i)
-      shares_.push_back(share_begin(batch, devices, i + 1) - share_begin(batch, devices, i));
-  }
-
-  /// See DataParallel::mean_loss.
-  template <Real T, Device D>
-  Variable<T, 0, D> mean(const Variable<T, 1, D>& losses) const {
-    known_ = true;
-    check<ShapeError>(losses.numel() == static_cast<Index>(shares_.size()), "DataParallel::mean_loss: got ",
-                      losses.numel(), " losses of the last forward pass, which ran on ", shares_.size(), " devices");
-    std::vector<T> weights;
-    for (const double share : loss_shares<T, D>(losses.node().get(), shares_)) weights.push_back(static_cast<T>(share));
-    const auto values = losses.value().to_vector();
-    const T mean = std::inner_product(values.begin(), values.end(), weights.begin(), T{0});
-    return record(
-        "mean_loss", Tensor<T, 0, D>::full({}, mean, losses.device()),
-        [weights](const auto& dy, auto dx) {
-          auto grads = weights;
-          for (T& grad : grads) grad *= dy.item();
-          dx->add(Tensor<T, 1, D>::from(grads, {static_cast<Index>(grads.size())}, dy.device()));
-        },
-        losses);
-  }
-
- private:
-  std::vector<Index> shares_;   // samples of each device in the last forward pass
-  bool pending_ = false;        // it returned scalars
-  mutable bool known_ = false;  // the caller knows what they are
-};
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_GATHERED_SCALARS_HPP
-
 // <chorus/parallel/dp/parallel_apply.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_PARALLEL_APPLY_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DP_PARALLEL_APPLY_HPP
 /// Step 3, parallel apply: all devices work at once, each in a thread of its own.
-
-// <chorus/parallel/dp/deadline.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEADLINE_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEADLINE_HPP
-/// An extension of step 3: what happens where a copy of the model does not come back.
-
-namespace chorus::dp {
-
-/// The model's code on another device than the first may hang, and a thread can't be stopped. Such a one is left to
-/// itself, with all tensors that it works with, and the calling thread throws; other arguments, which it has by
-/// reference, should live on. The next pass waits for it. The first device works in the calling thread, where nothing
-/// can be thrown if it hangs: others that wait for it in SyncBatchNorm end the process, five deadlines after theirs.
-class Deadline {
- public:
-  Deadline(std::vector<std::string> names, std::chrono::milliseconds timeout)
-      : names_(std::move(names)), timeout_(timeout) {}
-
-  /// How long the first device waits for the others once it has ended.
-  std::chrono::milliseconds timeout() const { return timeout_; }
-
-  /// Waits for threads that were left to themselves. Throws TimeoutError for one that still has not come back.
-  void await(const DeviceThreads& threads) const {
-    threads.await(timeout_);
-    const auto late = threads.at_work();
-    if (late.empty()) return;
-    fail<TimeoutError>("DataParallel: ", names_of(late), " has not come back from an earlier pass, ",
-                       "which was given up; waited ", timeout_.count(), " ms more");
-  }
-
-  /// Throws TimeoutError for the devices that are late. What `culprit` has thrown may say why they are.
-  [[noreturn, gnu::cold]] void fail_without(const std::vector<std::size_t>& late, std::optional<std::size_t> culprit,
-                                            const std::vector<std::exception_ptr>& errors) const {
-    std::string reason;
-    try {
-      if (culprit && errors[*culprit]) rethrow_with(errors[*culprit], cat("; ", names_[*culprit], ": "));
-    } catch (const std::exception& error) {
-      reason = error.what();
-    } catch (...) {
-      reason = cat("; ", names_[*culprit], " has thrown what is no std::exception");
-    }
-    fail<TimeoutError>("DataParallel: ", names_of(late), " did not come back within ", timeout_.count(),
-                       " ms of the first device", reason, ". A thread can't be stopped: it is left to itself; the ",
-                       "model can be saved, and the next pass waits for the thread");
-  }
-
- private:
-  std::string names_of(const std::vector<std::size_t>& devices) const {
-    std::string out;
-    for (const std::size_t i : devices) out += (out.empty() ? "" : ", ") + names_[i];
-    return out;
-  }
-
-  std::vector<std::string> names_;
-  std::chrono::milliseconds timeout_;
-};
-
-}  // namespace chorus::dp
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEADLINE_HPP
 
 // <chorus/parallel/dp/thread_batch_group.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_THREAD_BATCH_GROUP_HPP
@@ -33004,18 +32448,31 @@ class ThreadBatchGroups {
 namespace chorus::dp {
 
 /// Runs tasks on the first devices at once, and throws what one of them has thrown, with its copy's name in front.
+///
+/// The model's code on another device than the first may hang, and a thread can't be stopped. Such a one is left to
+/// itself, with all tensors that it works with, and the calling thread throws; other arguments, which it has by
+/// reference, should live on. The next pass waits for it. The first device works in the calling thread, where nothing
+/// can be thrown if it hangs: others that wait for it in SyncBatchNorm end the process, five timeouts after theirs.
 class ParallelApply {
  public:
   using Task = DeviceThreads::Task;
 
-  /// `names`: what errors call each device's copy of the model.
+  /// `names`: what errors call each device's copy of the model. `timeout`: how long the first device waits for the
+  /// others once it has ended.
   ParallelApply(std::vector<std::string> names, std::chrono::milliseconds timeout)
-      : names_(std::move(names)), deadline_(names_, timeout), groups_(names_, timeout), threads_(names_.size()) {}
+      : names_(std::move(names)), timeout_(timeout), groups_(names_, timeout), threads_(names_.size()) {}
 
   DeviceThreads& threads() { return threads_; }
 
-  /// Before anything else of a pass: no thread is at work any more. Throws TimeoutError where one is.
-  void await() { deadline_.await(threads_); }
+  /// Before anything else of a pass: waits for threads that were left to themselves. Throws TimeoutError for one that
+  /// still has not come back.
+  void await() {
+    threads_.await(timeout_);
+    const auto late = threads_.at_work();
+    if (late.empty()) return;
+    fail<TimeoutError>("DataParallel: ", names_of(late), " has not come back from an earlier pass, ",
+                       "which was given up; waited ", timeout_.count(), " ms more");
+  }
 
   /// Calls `task(i)` for the first `used` devices. It is the library's own code, and comes to an end.
   void run(std::size_t used, const Task& task) {
@@ -33025,30 +32482,51 @@ class ParallelApply {
   }
 
   /// The same for the model's code, in which the copies of a SyncBatchNorm meet; `recorded`: as one graph. Where some
-  /// throw because one has, its error is thrown. The code may not come to an end: so the task owns what it works with
-  /// (see Deadline).
+  /// throw because one has, its error is thrown. The code may not come to an end: so the task owns what it works with.
   void operator()(std::size_t used, Task task, bool recorded = false) {
     groups_.begin(used, recorded);
     threads_.run(used, std::make_shared<const Task>([this, used, task = std::move(task)](std::size_t i) {
                    const ThreadBatchGroups::Membership membership(groups_, used, i);
                    task(i);
                  }),
-                 deadline_.timeout());
+                 timeout_);
     const auto late = threads_.at_work();
     const auto& errors = threads_.collect();
     const auto culprit = groups_.culprit(used);
-    if (!late.empty()) deadline_.fail_without(late, culprit, errors);
+    if (!late.empty()) fail_without(late, culprit, errors);
     if (culprit) fail_for(*culprit, errors);
     if (errors[0]) fail_for(0, errors);  // one device has no group
   }
 
  private:
-  [[noreturn, gnu::cold]] void fail_for(std::size_t i, const std::vector<std::exception_ptr>& errors) const {
+  [[noreturn, gnu::cold]] void fail_for(std::size_t i, const DeviceThreads::Errors& errors) const {
     rethrow_with(errors[i], cat("DataParallel: ", names_[i], ": "));
   }
 
+  /// Throws TimeoutError for the devices that are late. What `culprit` has thrown may say why they are.
+  [[noreturn, gnu::cold]] void fail_without(const std::vector<std::size_t>& late, std::optional<std::size_t> culprit,
+                                            const DeviceThreads::Errors& errors) const {
+    std::string reason;
+    try {
+      if (culprit && errors[*culprit]) rethrow_with(errors[*culprit], cat("; ", names_[*culprit], ": "));
+    } catch (const std::exception& error) {
+      reason = error.what();
+    } catch (...) {
+      reason = cat("; ", names_[*culprit], " has thrown what is no std::exception");
+    }
+    fail<TimeoutError>("DataParallel: ", names_of(late), " did not come back within ", timeout_.count(),
+                       " ms of the first device", reason, ". A thread can't be stopped: it is left to itself; the ",
+                       "model can be saved, and the next pass waits for the thread");
+  }
+
+  std::string names_of(const std::vector<std::size_t>& devices) const {
+    std::string out;
+    for (const std::size_t i : devices) out += (out.empty() ? "" : ", ") + names_[i];
+    return out;
+  }
+
   std::vector<std::string> names_;
-  Deadline deadline_;
+  std::chrono::milliseconds timeout_;
   ThreadBatchGroups groups_;
   DeviceThreads threads_;
 };
@@ -33073,15 +32551,15 @@ namespace chorus::dp {
 template <class T, int Rank, class D>
 void return_gradient(const Variable<T, Rank, D>& share, GradNode<T, Rank, D>& input, bool cut, int axis, Index begin) {
   if (!share.grad().defined()) return;
-  const auto part = detail::on_device(share.grad(), input.device(), trace::Traffic::inputs);
+  const auto grad = detail::on_device(share.grad(), input.device(), trace::Traffic::inputs);
   share.zero_grad();
   if (input.skipped()) return;
-  if (!cut) return input.add(part);
+  if (!cut) return input.add(grad);
   const bool first = !input.has_grad();
   const auto target = input.target();
   if (first) zero_bytes(input.device(), target.data(), target.grad.bytes());
   kernels::put_block(input.device(), detail::around_axis(input.shape(), static_cast<std::size_t>(axis)), begin,
-                     part.size(axis), part.data(), target.data(), true);
+                     grad.size(axis), grad.data(), target.data(), true);
 }
 
 /// Makes device `number`'s share of each tensor in an input: the samples that are its own, or where there is no such
@@ -33450,7 +32928,7 @@ void reduce(const Replicas<Model>& replicas, std::size_t used, const Run& run) {
       pieces.push_back({i, entry.group, entry.begin, entry.count, add});
   });
   if (pieces.empty()) return;
-  // Each worker adds its own part of the elements, from the first to the last that has a gradient: parts are the same
+  // Each worker adds its own block of the elements, from the first to the last that has a gradient: blocks are the same
   // for all copies, though they may have gradients of different parameters. A GPU adds in the order of its stream.
   const auto& groups = replicas.parameters(0).groups();
   struct Range {
@@ -33466,10 +32944,10 @@ void reduce(const Replicas<Model>& replicas, std::size_t used, const Run& run) {
   run(workers, [&](std::size_t worker) {
     for (const Piece& piece : pieces) {
       const Range& range = ranges[piece.group];
-      const Split parts{static_cast<Index>(range.end - range.begin), workers};
-      const auto part = [&](std::size_t i) { return range.begin + static_cast<std::size_t>(parts.begin(i)); };
-      const auto begin = std::max(piece.begin, part(worker)),
-                 end = std::min(piece.begin + piece.count, part(worker + 1));
+      const Split blocks{static_cast<Index>(range.end - range.begin), workers};
+      const auto block = [&](std::size_t i) { return range.begin + static_cast<std::size_t>(blocks.begin(i)); };
+      const auto begin = std::max(piece.begin, block(worker)),
+                 end = std::min(piece.begin + piece.count, block(worker + 1));
       if (begin >= end) continue;
       add_gradients(groups[piece.group].dtype, end - begin, replicas.device(piece.device),
                     replicas[piece.device].parameters().groups()[piece.group].grad(begin), replicas.device(0),
@@ -33478,17 +32956,8 @@ void reduce(const Replicas<Model>& replicas, std::size_t used, const Run& run) {
   });
 }
 
-}  // namespace chorus::dp
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_REDUCE_HPP
-
-// <chorus/parallel/dp/wanted_gradients.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_WANTED_GRADIENTS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_WANTED_GRADIENTS_HPP
-/// An extension of step 5 for `grad`: it takes the gradients of some parameters, and leaves all others as they are.
-
-namespace chorus::dp {
-
-/// Runs `backward` on all devices while the copies skip the parameters that the model skips, and adds what comes of it
+/// An extension for `grad`, which takes the gradients of some parameters and leaves all others as they are. Runs
+/// `backward` on all devices while the copies skip the parameters that the model skips, and adds what comes of it
 /// to where `grad` collects.
 template <class Model, class Backward>
 void reduce_wanted(const Replicas<Model>& replicas, std::size_t used, const Backward& backward) {
@@ -33515,7 +32984,7 @@ void reduce_wanted(const Replicas<Model>& replicas, std::size_t used, const Back
 }
 
 }  // namespace chorus::dp
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_WANTED_GRADIENTS_HPP
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_REDUCE_HPP
 
 // <chorus/parallel/model_handles.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_MODEL_HANDLES_HPP
@@ -33576,6 +33045,25 @@ class ModelHandles final : public nn::detail::Walker {
 #define CHORUS_SINGLE_CHORUS_PARALLEL_ACCESS_HPP
 /// The door through which classes of the library reach what a policy has for them, and users don't call.
 
+namespace chorus::detail {
+
+/// A policy that has something for them specialises it.
+template <class Net>
+class Access {
+ public:
+  explicit Access(Net&) {}
+};
+
+template <class Net>
+using AccessTo = Access<typename Net::policy_type>;
+template <class Net>
+AccessTo<Net> access_to(Net& net) {
+  return AccessTo<Net>(net);
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_ACCESS_HPP
+
 // <chorus/parallel/join.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_JOIN_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_JOIN_HPP
@@ -33606,50 +33094,86 @@ struct JoinFacts {
   bool steps;        ///< whether ranks that have ended do something after this net's averaged passes
 };
 
-/// What a policy has for `join`, and users don't call: `begin_join` and `end_join` are around all of it;
-/// `run_out_of_batches` when this rank has run out of batches; `take_part_in_pass` takes part in the collectives of a
-/// pass of others; `all_have_run_out` when all have ended. See parallel/access.hpp.
-template <class Net>
-class Access;
+/// What a policy of several processes has for `join`.
+class JoiningPolicy {
+ public:
+  virtual void begin_join(const JoinFacts&) = 0;
+  /// This rank has run out of batches.
+  virtual void run_out_of_batches() {}
+  /// Takes part in the collectives of a pass of others.
+  virtual JoinedPass take_part_in_pass() = 0;
+  virtual void all_have_run_out() = 0;
+  virtual void end_join() = 0;
 
-/// A net that takes part in `join`; what else is among the joined is a function.
-template <class Net>
-concept JoinedNet = requires {
-  typename Net::policy_type;
+ protected:
+  ~JoiningPolicy() = default;
 };
-template <JoinedNet Net>
-using AccessTo = Access<typename Net::policy_type>;
-template <JoinedNet Net>
-AccessTo<Net> access_to(Net& net) {
-  return AccessTo<Net>(net);
-}
 
-template <class Joined>
+/// An argument of `join`: a net, or a function.
+struct Joined {
+  JoiningPolicy* net = nullptr;
+  std::function<void()> function = {};  // neither of the two: a net of one process, for which there is nothing to do
+
+  template <class X>
+  static Joined of(X& x) {
+    if constexpr (std::is_base_of_v<JoiningPolicy, X>)
+      return {.net = &x};
+    else if constexpr (requires { typename X::policy_type; })
+      return {};
+    else
+      return {.function = std::ref(x)};
+  }
+};
+
+/// A join under way: nets that have begun it end it.
 class JoinScope {
  public:
-  JoinScope(const Joined&, const JoinFacts&) {}
-};
-template <JoinedNet Net>
-class JoinScope<Net> {
- public:
-  JoinScope(Net& net, const JoinFacts& facts) : net_(&net) { access_to(net).begin_join(facts); }
-  JoinScope(JoinScope&& other) noexcept : net_(std::exchange(other.net_, nullptr)) {}
+  JoinScope(std::span<const Joined> all, const JoinOptions& options) : all_(all), options_(options) {}
+  JoinScope(const JoinScope&) = delete;
+  JoinScope& operator=(const JoinScope&) = delete;
   ~JoinScope() {
-    if (net_ != nullptr) access_to(*net_).end_join();
+    for (const Joined& one : all_.first(begun_))
+      if (one.net != nullptr) one.net->end_join();
+  }
+
+  void begin() {
+    for (; begun_ < all_.size(); ++begun_) {
+      const bool before_function = begun_ + 1 < all_.size() && all_[begun_ + 1].function;
+      if (auto* const net = all_[begun_].net)
+        net->begin_join({options_.throw_on_early_termination, options_.step || before_function});
+    }
+  }
+  /// What a rank does that has run out of batches, until all have.
+  void take_part_in_passes() const {
+    for_nets(&JoiningPolicy::run_out_of_batches);
+    for (bool any = true; any;) {
+      any = false;
+      bool averaged = false;
+      JoinedPass pass = JoinedPass::none;  // of the net in front
+      for (const Joined& one : all_) {
+        if (one.function) {
+          if (pass == JoinedPass::averaged) one.function();
+          continue;
+        }
+        pass = one.net != nullptr ? one.net->take_part_in_pass() : JoinedPass::none;
+        any = any || pass != JoinedPass::none;
+        averaged = averaged || pass == JoinedPass::averaged;
+      }
+      if (averaged && options_.step) options_.step();
+    }
+    for_nets(&JoiningPolicy::all_have_run_out);
   }
 
  private:
-  Net* net_;
-};
+  void for_nets(void (JoiningPolicy::*call)()) const {
+    for (const Joined& one : all_)
+      if (one.net != nullptr) (one.net->*call)();
+  }
 
-/// Whether a function follows each of `Joined`.
-template <class... Joined>
-constexpr std::array<bool, sizeof...(Joined)> before_function() {
-  const std::array<bool, sizeof...(Joined)> is_net{JoinedNet<Joined>...};
-  std::array<bool, sizeof...(Joined)> out{};
-  for (std::size_t i = 0; i + 1 < out.size(); ++i) out[i] = !is_net[i + 1];
-  return out;
-}
+  std::span<const Joined> all_;
+  const JoinOptions& options_;
+  std::size_t begun_ = 0;
+};
 
 }  // namespace detail
 
@@ -33665,59 +33189,15 @@ constexpr std::array<bool, sizeof...(Joined)> before_function() {
 /// loop begins with `zero_grad`.
 template <class Body, class... Joined>
 void join(const Body& body, const JoinOptions& options, Joined&&... joined) {
-  constexpr auto before_function = detail::before_function<std::remove_reference_t<Joined>...>();
-  std::size_t at = 0;
-  const auto next = [&] {
-    return detail::JoinFacts{options.throw_on_early_termination, options.step || before_function[at++]};
-  };
-  const std::tuple<detail::JoinScope<std::remove_reference_t<Joined>>...> scopes{
-      detail::JoinScope<std::remove_reference_t<Joined>>(joined, next())...};
+  const std::array<detail::Joined, sizeof...(Joined)> all{detail::Joined::of(joined)...};
+  detail::JoinScope scope(all, options);
+  scope.begin();
   body();
-  const auto for_nets = [&](const auto& f) {
-    const auto one = [&](auto& some) {
-      if constexpr (detail::JoinedNet<std::remove_reference_t<decltype(some)>>) f(detail::access_to(some));
-    };
-    (one(joined), ...);
-  };
-  for_nets([](auto net) { net.run_out_of_batches(); });
-  for (bool any = true; any;) {
-    any = false;
-    bool averaged = false;
-    JoinedPass pass = JoinedPass::none;
-    const auto take_part_in_pass = [&](auto& some) {
-      if constexpr (detail::JoinedNet<std::remove_reference_t<decltype(some)>>) {
-        pass = detail::access_to(some).take_part_in_pass();
-        any = any || pass != JoinedPass::none;
-        averaged = averaged || pass == JoinedPass::averaged;
-      } else if (pass == JoinedPass::averaged) {
-        some();
-      }
-    };
-    (take_part_in_pass(joined), ...);
-    if (averaged && options.step) options.step();
-  }
-  for_nets([](auto net) { net.all_have_run_out(); });
+  scope.take_part_in_passes();
 }
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_JOIN_HPP
-
-namespace chorus::detail {
-
-/// A policy that has something for them specialises it. Here: one of one process, to which `join` has nothing to say.
-template <class Net>
-class Access {
- public:
-  explicit Access(Net&) {}
-  void begin_join(const JoinFacts&) {}
-  void run_out_of_batches() {}
-  JoinedPass take_part_in_pass() { return JoinedPass::none; }
-  void all_have_run_out() {}
-  void end_join() {}
-};
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_ACCESS_HPP
 
 // <chorus/parallel/no_sync.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_NO_SYNC_HPP
@@ -33753,19 +33233,7 @@ class NoSync {
 
 namespace chorus {
 
-namespace detail {
-/// Whether any of a module's layers is in training.
-[[gnu::cold]] inline bool any_layer_trains(nn::Module& module) {
-  struct Look final : nn::detail::Walker {
-    bool any = false;
-    void enter(nn::Module& layer) override { any = any || layer.training(); }
-  } look;
-  look.walk(module);
-  return look.any;
-}
-}  // namespace detail
-
-/// Base of SingleDevice, DataParallel and DistributedDataParallel.
+/// Base of all policies.
 template <class Model>
 class Policy {
  public:
@@ -33792,6 +33260,12 @@ class Policy {
   void train(bool training = true) { model_.train(training); }
   void eval() { model_.eval(); }
   bool training() const { return model_.training(); }
+
+  /// For models that return their loss: what backward starts from. The same under every policy.
+  template <AnyVariable Loss>
+  const Loss& mean_loss(const Loss& loss) const {
+    return loss;
+  }
 
   /// What is empty once this is gone: optimizers, and the hooks of the model's parameters, may live longer.
   std::weak_ptr<void> alive() const { return alive_; }
@@ -33855,8 +33329,16 @@ class Policy {
     random_.step = number;
   }
 
+  [[gnu::cold]] bool any_layer_trains() {
+    struct Look final : nn::detail::Walker {
+      bool any = false;
+      void enter(nn::Module& layer) override { any = any || layer.training(); }
+    } look;
+    look.walk(model_);
+    return look.any;
+  }
   /// Whether the model or any layer of it is in training: a layer's flag may differ from the model's.
-  bool any_training() { return model_.training() || detail::any_layer_trains(model_); }
+  bool any_training() { return model_.training() || any_layer_trains(); }
 
   Model model_;
   nn::FlatParameters<device_type> flat_;
@@ -33935,7 +33417,7 @@ namespace chorus {
 /// Gradients are added in the order of the devices: a run repeated has the same bits. Between different GPUs NCCL sends
 /// and adds, in its own order (dp::Collectives); what fails there is thrown as CommError or TimeoutError by the pass or
 /// by the next one. Where a copy of the model does not come back, forward or backward, the pass throws TimeoutError,
-/// `timeout` after the first device has ended (dp::Deadline).
+/// `timeout` after the first device has ended (dp::ParallelApply).
 template <class Model>
 class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner {
  public:
@@ -34051,7 +33533,7 @@ class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner 
       if (entry.parameter().wants_grad()) visit(*entry.named.handle.shared(), context);
   }
 
-  // How the batch is shared out, and what the first device has beside numbers: the copies take it over.
+  // How the batch is divided, and what the first device has beside numbers: the copies take it over.
   template <template <class> class Make, class... Inputs>
   auto begin_pass(const Inputs&... inputs) {
     parallel_apply_.await();
@@ -34067,7 +33549,7 @@ class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner 
   void end_pass(const Pass& pass) {
     this->random_.drew = pass.drew();
     this->end_forward();
-    scalars_.begin_pass(pass.split.batch, pass.split.devices, detail::holds_scalars<typename Pass::Output>);
+    scalars_.begin_pass(pass.split, detail::holds_scalars<typename Pass::Output>);
   }
 
   DataParallelOptions options_;
@@ -34207,15 +33689,146 @@ template <class Communicator>
 }  // namespace chorus::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_SHARED_WINDOW_HPP
 
-// <chorus/parallel/ddp/passes_of_others.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PASSES_OF_OTHERS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PASSES_OF_OTHERS_HPP
-/// `join`: passes of other ranks, of a rank that has run out of batches.
+// <chorus/parallel/ddp/policy_with_options.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_POLICY_WITH_OPTIONS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_POLICY_WITH_OPTIONS_HPP
+/// What DistributedDataParallel's options need of it, and what they give to users: around the core, not in it.
 
 // <chorus/parallel/ddp/accumulation.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_ACCUMULATION_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_ACCUMULATION_HPP
 /// Gradients that are added up over several passes: `no_sync`.
+
+// <chorus/parallel/ddp/earlier_gradients.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_EARLIER_GRADIENTS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_EARLIER_GRADIENTS_HPP
+/// Gradients that earlier passes have left, for which a new one counts otherwise, or not at all.
+
+// <chorus/parallel/ddp/with_type.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
+/// A range of a flat buffer as what it is.
+
+namespace chorus::ddp {
+
+/// Calls `f(float*)` or `f(double*)`. Throws UsageError for numbers of other types, with `what` they are.
+template <class F>
+void with_type(std::string_view what, DType type, void* at, const F& f) {
+  check<UsageError>(type == DType::f32 || type == DType::f64, what, ": expected F32 or F64, got ", type);
+  if (type == DType::f32)
+    f(static_cast<float*>(at));
+  else
+    f(static_cast<double*>(at));
+}
+template <class F>
+void with_type(DType type, void* at, const F& f) {
+  with_type("DistributedDataParallel: gradients that are averaged", type, at, f);
+}
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
+
+namespace chorus::detail {
+
+/// A rank without samples has no say in the average, but a loss may have terms that need none, such as a penalty of the
+/// weights; and one that has run out of batches has the others' averages. What earlier passes have left is kept,
+/// meanwhile in the host's memory: it happens seldom. Meanwhile parameters may move within the flat buffers.
+template <Device D>
+class GradientsAside {
+ public:
+  [[gnu::cold]] void take(const nn::FlatParameters<D>& flat) {
+    take_none(flat);
+    for (Kept& kept : kept_) {
+      const auto& p = *kept.parameter;
+      if (!p.grad_arrived()) continue;
+      kept.gradient.emplace(p.size_bytes());
+      copy_bytes(Cpu{}, kept.gradient->data(), p.where(), p.grad_data(), p.size_bytes());
+    }
+  }
+  /// As if there were none.
+  [[gnu::cold]] void take_none(const nn::FlatParameters<D>& flat) {
+    kept_.clear();
+    for (const auto& entry : flat.entries())
+      kept_.push_back({&entry.parameter(), {}, entry.parameter().times_forgotten()});
+  }
+  void forget() { kept_.clear(); }
+  bool any() const { return !kept_.empty(); }
+  /// A gradient has come: it becomes what there was, or zeros where there was none, or a `zero_grad` since then.
+  [[gnu::cold]] void put_back(const ParameterOn<D>& parameter) const {
+    for (const Kept& kept : kept_)
+      if (kept.parameter == &parameter) put_back(kept);
+  }
+  /// All parameters have what they had, or none.
+  [[gnu::cold]] void give_back() const {
+    for (const Kept& kept : kept_) {
+      kept.parameter->set_grad_arrived(kept.gradient.has_value());
+      if (kept.gradient) copy_back(kept);
+    }
+  }
+
+ private:
+  struct Kept {
+    ParameterOn<D>* parameter;
+    std::optional<std::vector<std::byte>> gradient;
+    std::uint32_t times_forgotten;
+  };
+  static void copy_back(const Kept& kept) {
+    auto& p = *kept.parameter;
+    copy_bytes(p.where(), p.grad_data(), Cpu{}, kept.gradient->data(), p.size_bytes());
+  }
+  static void put_back(const Kept& kept) {
+    auto& p = *kept.parameter;
+    if (kept.gradient && p.times_forgotten() == kept.times_forgotten)
+      copy_back(kept);
+    else
+      zero_bytes(p.where(), p.grad_data(), p.size_bytes());
+  }
+
+  std::vector<Kept> kept_;
+};
+
+}  // namespace chorus::detail
+
+namespace chorus::ddp {
+
+/// Gradients that are added up over several passes, of which each counts by its own global batch: they are kept in the
+/// unit of the last one.
+template <Device D>
+class EarlierGradients {
+ public:
+  double unit = 1;  ///< what they will be multiplied by
+
+  /// A backward pass begins in which this rank counts `weight`. What is there of the entries `i` that are `kept(i)`
+  /// changes to that unit, so that `unit` times it stays the same. To a pass in which this rank has no samples nothing
+  /// is added.
+  template <class Kept>
+  void change_unit(const nn::FlatParameters<D>& flat, double weight, const Kept& kept) {
+    aside_.forget();
+    if (weight == unit) return;
+    if (weight == 0) return aside_.take(flat);
+    const double factor = unit / weight;
+    for (std::size_t i = 0; i < flat.entries().size(); ++i) {
+      auto& p = flat.entries()[i].parameter();
+      if (!p.grad_arrived() || !kept(i)) continue;
+      if (factor == 0)
+        zero_bytes(p.where(), p.grad_data(), p.size_bytes());
+      else
+        with_type(p.dtype(), p.grad_data(),
+                  [&]<class T>(T* grad) { kernels::scale(p.where(), p.count(), static_cast<T>(factor), grad); });
+    }
+    unit = weight;
+  }
+  void gradient_arrived(const ParameterOn<D>& parameter) const {
+    if (aside_.any()) aside_.put_back(parameter);
+  }
+  void pass_ended() { aside_.forget(); }
+
+ private:
+  detail::GradientsAside<D> aside_;
+};
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_EARLIER_GRADIENTS_HPP
 
 // <chorus/parallel/ddp/extension.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_EXTENSION_HPP
@@ -34252,39 +33865,39 @@ class BatchShares {
 
   /// A forward pass of this rank begins. `now`: ranks wait for each other here.
   void begin(const ddp::ForwardPass& pass, bool now = false) {
-    const bool changed = own_.changed || pass.changed;
-    own_ = Message(Kind::recorded, pass.samples, pass.number);
-    own_.sync = pass.sync;
-    own_.sends_buffers = pass.sends_buffers;
-    own_.changed = changed;
+    const bool changed = own_.pass.changed || pass.changed;
+    own_ = {.kind = Kind::recorded, .pass = pass};
+    own_.pass.changed = changed;
     begin_anew();
     if (now) ask();
   }
   /// This rank has no more batches: it only joins the others' collective calls.
   void begin_joined() {
-    own_ = Message(Kind::joined);
+    own_ = {.kind = Kind::joined};
     begin_anew();
     ask();
   }
   /// A forward pass without gradients. Nobody else needs to know of it, unless, where it `may_ask`, an operation wants
   /// to know this rank's place: then ranks tell each other. A backward pass after it belongs to the last one that
   /// `begin` was called for.
-  void begin_aside(std::int64_t samples, bool may_ask, std::uint32_t number) {
+  void begin_aside(const ddp::ForwardPass& pass, bool may_ask) {
     aside_ = true;
-    own_aside_ = Message(Kind::aside, samples, number);
-    first_aside_ = may_ask && communicator_.size() > 1 ? not_asked : communicator_.rank() * samples;
+    own_aside_ = {.kind = Kind::aside, .pass = pass};
+    first_aside_ = may_ask && communicator_.size() > 1 ? not_asked : communicator_.rank() * pass.samples;
     all_aside_.clear();
   }
 
   /// Backward begins, from losses that are means over these numbers: all ranks call it. Returns what each loss's
-  /// gradient is to be multiplied by on its way, so that with this rank's `weight` it counts by its share of its mean.
-  std::vector<double> weigh(std::span<const double> mean_over) {
+  /// gradient is to be multiplied by on its way, so that with this rank's `weight` it counts by its share of its mean;
+  /// good until the next call.
+  std::span<const double> weigh(std::span<const double> mean_over) {
     own_.losses = static_cast<std::int32_t>(mean_over.size());
     std::copy_n(mean_over.begin(), std::min(mean_over.size(), own_.mean_over.size()), own_.mean_over.begin());
     own_.at_backward = true;
     do exchange();
     while (std::any_of(all_.begin(), all_.end(), [](const Message& rank) { return !rank.at_backward; }));
-    return decide(mean_over);
+    decide(mean_over);
+    return scales_;
   }
   /// This rank's share of the batch: the weight of its gradient. Those of all ranks add up to 1, also where the batch
   /// is empty: what earlier passes have averaged stays. By samples, until `weigh` knows better.
@@ -34305,17 +33918,16 @@ class BatchShares {
   }
   /// After `first_sample`: whether a rank has that many samples.
   bool is_share(std::int64_t samples) const {
-    const auto& all = aside_ ? all_aside_ : all_;
-    return std::any_of(all.begin(), all.end(),
-                       [&](const Message& rank) { return rank.kind != Kind::joined && rank.samples == samples; });
+    return std::any_of(told().begin(), told().end(),
+                       [&](const Message& rank) { return rank.kind != Kind::joined && rank.pass.samples == samples; });
   }
   /// After `first_sample`: the pass's number, of all ranks'. They differ where a rank has had passes of its own: the
   /// largest holds.
   std::uint32_t pass() const {
-    const std::uint32_t own = aside_ ? own_aside_.number : own_.number;
+    const std::uint32_t own = (aside_ ? own_aside_ : own_).pass.number;
     std::int32_t ahead = 0;  // numbers may have begun anew at 0
-    for (const Message& rank : aside_ ? all_aside_ : all_)
-      if (rank.kind != Kind::joined) ahead = std::max(ahead, static_cast<std::int32_t>(rank.number - own));
+    for (const Message& rank : told())
+      if (rank.kind != Kind::joined) ahead = std::max(ahead, static_cast<std::int32_t>(rank.pass.number - own));
     return own + static_cast<std::uint32_t>(ahead);
   }
 
@@ -34340,21 +33952,23 @@ class BatchShares {
     return -1;
   }
   /// What `begin` was told on that rank.
-  bool sync() { return first_active() >= 0 && all_[static_cast<std::size_t>(first_active())].sync; }
-  bool sends_buffers() { return first_active() >= 0 && all_[static_cast<std::size_t>(first_active())].sends_buffers; }
+  ddp::ForwardPass active_pass() {
+    const int rank = first_active();
+    return rank < 0 ? ddp::ForwardPass{.sync = false} : all_[static_cast<std::size_t>(rank)].pass;
+  }
 
  private:
   enum class Kind : std::uint8_t { recorded, aside, joined };
   struct Message {
-    explicit Message(Kind of = Kind::recorded, std::int64_t has = 0, std::uint32_t pass = 0)
-        : kind(of), samples(has), number(pass) {}
-    Kind kind;
-    std::int64_t samples;
-    std::uint32_t number;
-    bool sync = true, sends_buffers = false, changed = false;
+    Kind kind = Kind::recorded;
+    ddp::ForwardPass pass = {};
     bool at_backward = false;  // else it is said earlier, and will be said again
     std::int32_t losses = 0;   // more of them than there is room for are told in a message of their own
     std::array<double, 4> mean_over{};
+  };
+  struct Loss {
+    std::vector<double> of_rank;  // what each rank's is a mean over
+    double sum = 0;
   };
   static constexpr std::int64_t not_asked = -1;
   static constexpr std::string_view of_recorded =
@@ -34364,6 +33978,7 @@ class BatchShares {
       "; ranks tell each other their batch sizes in a forward pass without gradients that draws random numbers: all "
       "have to be in one";
 
+  const std::vector<Message>& told() const { return aside_ ? all_aside_ : all_; }
   void begin_anew() { aside_ = known_ = decided_ = false; }
   void ask() {
     if (!std::exchange(known_, true)) exchange();
@@ -34374,9 +33989,9 @@ class BatchShares {
     for (std::size_t rank = 0; rank < all_.size(); ++rank) {
       check<UsageError>(all_[rank].kind != Kind::aside, "rank ", communicator_.rank(),
                         " runs a forward pass that records gradients, rank ", rank, " one without");
-      changed_ = changed_ || all_[rank].changed;
+      changed_ = changed_ || all_[rank].pass.changed;
     }
-    own_.changed = false;
+    own_.pass.changed = false;
   }
   [[gnu::cold]] std::int64_t ask_aside() {
     std::vector<Message> all(all_.size());
@@ -34406,80 +34021,76 @@ class BatchShares {
   }
   std::int64_t samples_before(const std::vector<Message>& all) const {
     std::int64_t first = 0;
-    for (int rank = 0; rank < communicator_.rank(); ++rank) first += all[static_cast<std::size_t>(rank)].samples;
+    for (int rank = 0; rank < communicator_.rank(); ++rank) first += all[static_cast<std::size_t>(rank)].pass.samples;
     return first;
   }
 
   double weight_by_samples() const {
     std::int64_t all = 0, active = 0;
     for (const Message& rank : all_) {
-      all += rank.samples;
+      all += rank.pass.samples;
       active += rank.kind != Kind::joined;
     }
     if (active == 0) return 1.0 / static_cast<double>(all_.size());  // after a join: no pass has begun since
     if (all == 0) return own_.kind != Kind::joined ? 1.0 / static_cast<double>(active) : 0;
-    return static_cast<double>(own_.samples) / static_cast<double>(all);
+    return static_cast<double>(own_.pass.samples) / static_cast<double>(all);
   }
-  // Where all losses are shared out alike, as tokens of one text, or samples, are, ranks count by these shares. Else by
+  // Where all losses are divided alike, as tokens of one text, or samples, are, ranks count by these shares. Else by
   // their samples, and each loss's gradient is scaled to count by its own share.
-  std::vector<double> decide(std::span<const double> own) {
+  void decide(std::span<const double> own) {
     decided_ = true;
     weight_ = weight_by_samples();
-    std::vector<double> scales(own.size(), 1);
-    const auto of_ranks = means_of_ranks(own);
-    const std::vector<double>* first = nullptr;
-    double whole_first = 0;
+    scales_.assign(own.size(), 1);
+    gather_losses(own);
+    const auto me = static_cast<std::size_t>(communicator_.rank());
+    const Loss* first = nullptr;
     bool alike = true;
-    for (const auto& loss : of_ranks) {
-      const double whole = sum(loss);
-      if (whole == 0) continue;  // it is 0, whatever its share
+    for (const Loss& loss : losses_) {
+      if (loss.sum == 0) continue;  // it is 0, whatever its share
       if (first == nullptr) {
         first = &loss;
-        whole_first = whole;
+        continue;
       }
-      for (std::size_t rank = 0; rank < loss.size() && first != &loss; ++rank)
-        alike = alike && loss[rank] * whole_first == (*first)[rank] * whole;
+      for (std::size_t rank = 0; rank < all_.size(); ++rank)
+        alike = alike && loss.of_rank[rank] * first->sum == first->of_rank[rank] * loss.sum;
     }
-    const auto me = static_cast<std::size_t>(communicator_.rank());
-    if (first == nullptr) return scales;
+    if (first == nullptr) return;
     if (alike) {
-      weight_ = (*first)[me] / whole_first;
-      return scales;
+      weight_ = first->of_rank[me] / first->sum;
+      return;
     }
     for (std::size_t rank = 0; rank < all_.size(); ++rank)  // a rank that counts for a loss counts
-      for (const auto& loss : of_ranks)
-        if (all_[rank].samples == 0 && loss[rank] > 0) weight_ = 1.0 / static_cast<double>(all_.size());
-    for (std::size_t i = 0; i < scales.size(); ++i)
-      if (const double share = of_ranks[i][me]; share > 0) scales[i] = share / sum(of_ranks[i]) / weight_;
-    return scales;
+      for (const Loss& loss : losses_)
+        if (all_[rank].pass.samples == 0 && loss.of_rank[rank] > 0) weight_ = 1.0 / static_cast<double>(all_.size());
+    for (std::size_t i = 0; i < scales_.size(); ++i)
+      if (const double share = losses_[i].of_rank[me]; share > 0) scales_[i] = share / losses_[i].sum / weight_;
   }
-  // By loss and rank; none where ranks have different numbers of losses: they are not the same ones.
-  std::vector<std::vector<double>> means_of_ranks(std::span<const double> own) {
-    std::int32_t losses = -1;
+  // Fills `losses_`; with none where ranks have different numbers of losses: they are not the same ones.
+  void gather_losses(std::span<const double> own) {
+    std::int32_t count = -1;
+    bool same = true;
     for (const Message& rank : all_) {
       if (rank.kind == Kind::joined) continue;
-      if (losses >= 0 && rank.losses != losses) return {};
-      losses = rank.losses;
+      same = same && (count < 0 || rank.losses == count);
+      count = rank.losses;
     }
-    std::vector<std::vector<double>> all;
-    for (std::size_t i = 0; static_cast<std::int32_t>(i) < losses; ++i) {
-      auto& of_ranks = all.emplace_back(all_.size());
+    losses_.resize(same && count > 0 ? static_cast<std::size_t>(count) : 0);
+    for (std::size_t i = 0; i < losses_.size(); ++i) {
+      Loss& loss = losses_[i];
+      loss.of_rank.resize(all_.size());
       if (i >= own_.mean_over.size())
-        gather(i < own.size() ? own[i] : 0.0, of_ranks, of_recorded);
+        gather(i < own.size() ? own[i] : 0.0, loss.of_rank, of_recorded);
       else
-        for (std::size_t rank = 0; rank < all_.size(); ++rank) of_ranks[rank] = all_[rank].mean_over[i];
+        for (std::size_t rank = 0; rank < all_.size(); ++rank) loss.of_rank[rank] = all_[rank].mean_over[i];
+      loss.sum = std::accumulate(loss.of_rank.begin(), loss.of_rank.end(), 0.0);
     }
-    return all;
-  }
-  static double sum(const std::vector<double>& terms) {
-    double all = 0;
-    for (const double term : terms) all += term;
-    return all;
   }
 
   Communicator& communicator_;
   Message own_, own_aside_;
   std::vector<Message> all_, all_aside_;
+  std::vector<Loss> losses_;  // of the last `weigh`
+  std::vector<double> scales_;
   bool known_ = true;     // what ranks say of this pass
   bool decided_ = false;  // their weights
   double weight_ = 1;
@@ -34555,7 +34166,7 @@ struct GradBucketPart {
 ///     around the optimizer's step, for methods that average parameters; `shared(name)`: whether ranks share that one
 ///   void synchronise(flat parameters, communicator)
 ///     in `eval()`: all ranks shall have the same parameters
-///   bool ranks_differ() const; detail::ParametersApart stepped
+///   bool ranks_differ() const; detail::LocalSteps stepped
 ///     for checkpoints: whether ranks have parameters and optimizers of their own, and which
 ///   static constexpr bool in_parts = true
 ///     it leaves each rank the average of its own part of each bucket alone: see ReduceScatter.
@@ -34580,7 +34191,6 @@ struct HookTraits {
   static constexpr bool several_rounds = requires { Hook::several_rounds; };
   static constexpr bool in_parts = requires { Hook::in_parts; };
   static constexpr bool own_gradients = requires { Hook::own_gradients; };
-  static constexpr bool judges_averages = requires(const Hook& hook) { hook.averages(); };
   static constexpr bool resets = requires(Hook& hook) { hook.reset(); };
   static constexpr bool remembers_parameters =
       requires(Hook& hook, const View& bucket) { hook.remembered(bucket, true, [](const auto&...) {}); };
@@ -34593,7 +34203,7 @@ struct HookTraits {
   static constexpr bool ranks_may_differ = requires(const Hook& hook) { hook.ranks_differ(); };
 
   static bool averages(const Hook& hook) {
-    if constexpr (judges_averages)
+    if constexpr (requires { hook.averages(); })
       return hook.averages();
     else
       return true;
@@ -34771,7 +34381,6 @@ struct DistributedDataParallelOptions {
   /// These options. Throws UsageError for sizes that are none, and for names that the model doesn't have.
   template <Device D, class Model>
   [[gnu::cold]] DistributedDataParallelOptions checked_for(Model& model) const {
-    check<UsageError>(dim >= 0, "DistributedDataParallel: dim is at least 0, got ", dim);
     const auto check_cap = [](double cap) {
       check<UsageError>(cap >= 0, "DistributedDataParallel: a bucket's cap is at least 0 MiB, got ", cap);
     };
@@ -34975,6 +34584,15 @@ class Core {
       }
     return names;
   }
+  [[noreturn, gnu::cold]] void refuse_second_arrival(std::size_t i) const {
+    fail<UsageError>(where(), name(i),
+                     " got its gradient in several parts in one backward pass (backward within backward); if it "
+                     "always does, set static_graph");
+  }
+  [[noreturn, gnu::cold]] void refuse_missing() const {
+    fail<UsageError>("DistributedDataParallel: on rank ", ranks.rank(), " no gradient came for ", fill_missing(),
+                     ". If they are not always used, set find_unused_parameters; if never, set_requires_grad(false)");
+  }
   /// Cuts the buckets anew.
   [[gnu::cold]] void cut_buckets() {
     change_buckets([] {});
@@ -35042,103 +34660,9 @@ class Core {
 }  // namespace chorus::ddp
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_EXTENSION_HPP
 
-// <chorus/parallel/ddp/gradients_aside.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_GRADIENTS_ASIDE_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_GRADIENTS_ASIDE_HPP
-/// Gradients that wait while a pass runs that must not add to them.
-
-namespace chorus::detail {
-
-/// A rank without samples has no say in the average, but a loss may have terms that need none, such as a penalty of the
-/// weights; and one that has run out of batches has the others' averages. What earlier passes have left is kept,
-/// meanwhile in the host's memory: it happens seldom. Meanwhile parameters may move within the flat buffers.
-template <Device D>
-class GradientsAside {
- public:
-  [[gnu::cold]] void take(const nn::FlatParameters<D>& flat) {
-    take_none(flat);
-    for (Kept& kept : kept_) {
-      const auto& p = *kept.parameter;
-      if (!p.grad_arrived()) continue;
-      kept.gradient.emplace(p.size_bytes());
-      copy_bytes(Cpu{}, kept.gradient->data(), p.where(), p.grad_data(), p.size_bytes());
-    }
-  }
-  /// As if there were none.
-  [[gnu::cold]] void take_none(const nn::FlatParameters<D>& flat) {
-    kept_.clear();
-    for (const auto& entry : flat.entries())
-      kept_.push_back({&entry.parameter(), {}, entry.parameter().times_forgotten()});
-  }
-  void forget() { kept_.clear(); }
-  bool any() const { return !kept_.empty(); }
-  /// A gradient has come: it becomes what there was, or zeros where there was none, or a `zero_grad` since then.
-  [[gnu::cold]] void put_back(const ParameterOn<D>& parameter) const {
-    for (const Kept& kept : kept_)
-      if (kept.parameter == &parameter) put_back(kept);
-  }
-  /// The same for all that have come.
-  [[gnu::cold]] void put_back_all() const {
-    for (const Kept& kept : kept_)
-      if (kept.parameter->grad_arrived()) put_back(kept);
-  }
-  /// All parameters have what they had, or none.
-  [[gnu::cold]] void give_back() const {
-    for (const Kept& kept : kept_) {
-      kept.parameter->set_grad_arrived(kept.gradient.has_value());
-      if (kept.gradient) copy_back(kept);
-    }
-  }
-
- private:
-  struct Kept {
-    ParameterOn<D>* parameter;
-    std::optional<std::vector<std::byte>> gradient;
-    std::uint32_t times_forgotten;
-  };
-  static void copy_back(const Kept& kept) {
-    auto& p = *kept.parameter;
-    copy_bytes(p.where(), p.grad_data(), Cpu{}, kept.gradient->data(), p.size_bytes());
-  }
-  static void put_back(const Kept& kept) {
-    auto& p = *kept.parameter;
-    if (kept.gradient && p.times_forgotten() == kept.times_forgotten)
-      copy_back(kept);
-    else
-      zero_bytes(p.where(), p.grad_data(), p.size_bytes());
-  }
-
-  std::vector<Kept> kept_;
-};
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_GRADIENTS_ASIDE_HPP
-
-// <chorus/parallel/ddp/with_type.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
-/// A range of a flat buffer as what it is.
-
 namespace chorus::ddp {
 
-/// Calls `f(float*)` or `f(double*)`.
-template <class F>
-void with_type(DType type, std::byte* at, const F& f) {
-  check<UsageError>(type == DType::f32 || type == DType::f64, "DistributedDataParallel: gradients of dtype ", type,
-                    " can't be averaged; expected F32 or F64");
-  if (type == DType::f32)
-    f(reinterpret_cast<float*>(at));
-  else
-    f(reinterpret_cast<double*>(at));
-}
-
-}  // namespace chorus::ddp
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
-
-namespace chorus::ddp {
-
-/// Each pass counts by its own global batch. A rank's gradients count by its share of the batch: what is added up over
-/// passes of which each has a share of its own is kept in the unit of the last one.
+/// Each pass counts by its own global batch: see EarlierGradients.
 template <Device D, class Communicator>
 class Accumulation final : public Extension<D> {
  public:
@@ -35148,61 +34672,148 @@ class Accumulation final : public Extension<D> {
 
   /// Whether there is something that no pass has averaged.
   bool any() const {
-    for (std::size_t i = 0; unit_ && i < core_.entries(); ++i)
-      if (waits(i)) return true;
+    for (std::size_t i = 0; accumulates_ && i < core_.entries(); ++i)
+      if (core_.is_shared(i) && core_.parameter(i).grad_arrived()) return true;
     return false;
   }
 
-  // The sum over ranks of weight * (what is added up) stays the same
-  // when the weight changes to that of the new batch; of a batch in which this rank has no samples nothing is added.
   void weighed() override {
-    aside_.forget();
-    if (unit_ && averages_()) change_unit();
+    earlier_.pass_ended();  // the last one may have ended early
+    if (!accumulates_ || !averages_()) return;
+    accumulates_ = any();
+    if (accumulates_)
+      earlier_.change_unit(core_.flat, core_.shares.weight(), [this](std::size_t i) { return core_.is_shared(i); });
   }
   void gradient_arrived(std::size_t i) override {
-    if (aside_.any()) aside_.put_back(core_.parameter(i));
+    earlier_.gradient_arrived(core_.parameter(i));
     if (core_.sync || !averages_()) return;
-    if (!unit_) unit_ = core_.shares.weight();
+    if (!std::exchange(accumulates_, true)) earlier_.unit = core_.shares.weight();
     if (core_.ranks.size() > 1 && core_.is_shared(i)) core_.parameter(i).set_grad_local(true);
   }
   void backward_begins() override {
-    if (!unit_) return;
-    core_.weight = *unit_;
+    if (!accumulates_) return;
+    core_.weight = earlier_.unit;
     for (std::size_t i = 0; i < core_.entries(); ++i) core_.parameter(i).set_grad_local(false);
   }
   void pass_ended() override {
-    unit_.reset();
-    aside_.forget();
+    accumulates_ = false;
+    earlier_.pass_ended();
   }
 
  private:
-  [[gnu::cold]] void change_unit() {
-    if (!any()) return unit_.reset();
-    const double weight = core_.shares.weight();
-    if (weight == *unit_) return;
-    if (weight == 0) return aside_.take(core_.flat);
-    const double factor = *unit_ / weight;
-    for (std::size_t i = 0; i < core_.entries(); ++i) {
-      if (!waits(i)) continue;
-      auto& p = core_.parameter(i);
-      if (factor == 0)
-        zero_bytes(p.where(), p.grad_data(), p.size_bytes());
-      else
-        with_type(p.dtype(), static_cast<std::byte*>(p.grad_data()),
-                  [&]<class T>(T* grad) { kernels::scale(p.where(), p.count(), static_cast<T>(factor), grad); });
-    }
-    unit_ = weight;
-  }
-  bool waits(std::size_t i) const { return core_.is_shared(i) && core_.parameter(i).grad_arrived(); }
-
   Core<D, Communicator>& core_;
   std::function<bool()> averages_;
-  std::optional<double> unit_;
-  detail::GradientsAside<D> aside_;
+  EarlierGradients<D> earlier_;
+  bool accumulates_ = false;  // passes have left gradients in `earlier_.unit`
 };
 
 }  // namespace chorus::ddp
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_ACCUMULATION_HPP
+
+// <chorus/parallel/ddp/buffer_sharing.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BUFFER_SHARING_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BUFFER_SHARING_HPP
+/// Buffers, such as batch norm's running statistics: option `broadcast_buffers`, and a hook in its place.
+
+namespace chorus::ddp {
+
+/// Before each forward pass that will average gradients, of a model of which a layer is in training, all ranks take
+/// rank 0's buffers, or call the user's function, then or after the pass.
+template <Device D, class Communicator>
+class BufferSharing final : public Extension<D> {
+ public:
+  using Share = std::function<void(std::span<const nn::NamedBuffer<D>> buffers, Communicator& communicator)>;
+  /// What the policy has: whether a layer is in training, whether within `join`, a broadcast from a rank.
+  struct Policy {
+    std::function<bool()> trains, joining;
+    std::function<void(int root)> broadcast;
+    std::function<std::span<const nn::NamedBuffer<D>>()> buffers;
+  };
+
+  BufferSharing(Core<D, Communicator>& core, Policy policy) : core_(core), policy_(std::move(policy)) {}
+
+  void set_hook(Share share, BufferCommHookLocation location) {
+    share_ = std::move(share);
+    location_ = location;
+  }
+
+  void forward_begins(ForwardPass& pass) override {
+    const bool shares = core_.sync && policy_.trains();
+    calls_hook_ = shares && share_ && !policy_.joining();
+    broadcasts_ = shares && !calls_hook_ && core_.options.broadcast_buffers;
+    pass.sends_buffers = broadcasts_;
+  }
+  void ready_for_forward() override {
+    const bool in_pass_of_others = core_.brings != Brings::samples;
+    if (in_pass_of_others ? core_.shares.active_pass().sends_buffers : broadcasts_)
+      policy_.broadcast(policy_.joining() ? core_.shares.first_active() : 0);
+    if (!in_pass_of_others) call_hook(BufferCommHookLocation::pre_forward);
+  }
+  void forward_ended() override { call_hook(BufferCommHookLocation::post_forward); }
+
+ private:
+  void call_hook(BufferCommHookLocation now) {
+    if (calls_hook_ && now == location_) share_(policy_.buffers(), core_.ranks);
+  }
+
+  Core<D, Communicator>& core_;
+  Policy policy_;
+  Share share_;
+  BufferCommHookLocation location_ = BufferCommHookLocation::pre_forward;
+  bool calls_hook_ = false, broadcasts_ = false;
+};
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BUFFER_SHARING_HPP
+
+// <chorus/parallel/ddp/chosen_parameters.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CHOSEN_PARAMETERS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CHOSEN_PARAMETERS_HPP
+/// Options `parameters_and_buffers_to_ignore` and `delay_all_reduce_named_params`.
+
+namespace chorus::ddp {
+
+/// Some gradients are each rank's own; others leave late. What is not sent lies at the end of the flat buffers, for
+/// there ranks may have parameters of their own, of any size.
+template <Device D, class Communicator>
+class ChosenParameters final : public Extension<D> {
+ public:
+  static bool wanted(const DistributedDataParallelOptions& options) {
+    return !options.parameters_and_buffers_to_ignore.empty() || !options.delay_all_reduce_named_params.empty();
+  }
+
+  /// The first extension: numbers are given out in the order that it makes.
+  [[gnu::cold]] explicit ChosenParameters(Core<D, Communicator>& core) : core_(core) {
+    const auto& late = core.options.delay_all_reduce_named_params;
+    const auto place = [&](std::size_t i) {
+      if (core.options.ignores(core.name(i))) return 3;
+      if (!core.parameter(i).wants_grad()) return 2;
+      return std::find(late.begin(), late.end(), core.name(i)) != late.end() ? 1 : 0;
+    };
+    std::vector<std::size_t> order;
+    for (const int wanted : {0, 1, 2, 3})
+      for (std::size_t i = 0; i < core.entries(); ++i)
+        if (place(i) == wanted) order.push_back(i);
+    core.flat.reorder(order);
+    for (std::size_t i = 0; i < core.entries(); ++i) {
+      if (core.options.ignores(core.name(i))) ignored_.push_back(i);
+      if (std::find(late.begin(), late.end(), core.name(i)) != late.end()) late_.push_back(i);
+    }
+  }
+
+  void choose(std::span<Sending> sending) override {
+    for (const std::size_t number : late_)
+      if (auto& when = sending[core_.entry_of(number)]; when == Sending::early) when = Sending::late;
+    for (const std::size_t number : ignored_) sending[core_.entry_of(number)] = Sending::no;
+  }
+
+ private:
+  Core<D, Communicator>& core_;
+  std::vector<std::size_t> ignored_, late_;  // numbers
+};
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CHOSEN_PARAMETERS_HPP
 
 // <chorus/parallel/ddp/clock.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CLOCK_HPP
@@ -35409,168 +35020,6 @@ class FrozenParameters final : public Extension<D> {
 
 }  // namespace chorus::ddp
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_FROZEN_PARAMETERS_HPP
-
-namespace chorus::ddp {
-
-/// Such a rank makes the same collective calls as the others, with no samples. Afterwards it has the gradients that it
-/// had before.
-template <Device D, class Communicator>
-class PassesOfOthers final : public Extension<D> {
- public:
-  explicit PassesOfOthers(Core<D, Communicator>& core) : core_(core) {}
-
-  void begin() { own_.take(core_.flat); }
-  void end() {
-    own_.give_back();
-    own_.forget();
-  }
-
-  /// Takes part in a pass, once ranks know each other's samples, with what this rank has added up under no_sync, else
-  /// with zeros.
-  [[gnu::cold]] JoinedPass take_part() {
-    const struct Scope {
-      Brings& brings;
-      ~Scope() { brings = Brings::samples; }
-    } scope{core_.brings};
-    core_.brings = Brings::nothing;
-    core_.template find<FrozenParameters<D, Communicator>>()->fit_buckets();
-    core_.tell(&Extension<D>::ready_for_forward);
-    core_.shares.weigh({});
-    core_.tell(&Extension<D>::weighed);
-    if (!core_.shares.sync()) return JoinedPass::passed;
-    if (const auto* const added_up = core_.template find<Accumulation<D, Communicator>>();
-        added_up && added_up->any()) {
-      core_.brings = Brings::accumulated_gradients;
-      own_.take_none(core_.flat);  // they are sent now
-    }
-    core_.template find<Clock<D, Communicator>>()->forward_of_others();
-    core_.begin_backward();
-    for (std::size_t i = 0; i < core_.entries(); ++i) {
-      if (core_.brings == Brings::nothing) core_.parameter(i).set_grad_arrived(false);
-      if (core_.buckets.sends(i)) core_.fill(i);
-    }
-    core_.buckets.complete();
-    core_.finish_backward();
-    return JoinedPass::averaged;
-  }
-
- private:
-  Core<D, Communicator>& core_;
-  detail::GradientsAside<D> own_;
-};
-
-}  // namespace chorus::ddp
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PASSES_OF_OTHERS_HPP
-
-// <chorus/parallel/ddp/policy_with_options.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_POLICY_WITH_OPTIONS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_POLICY_WITH_OPTIONS_HPP
-/// What DistributedDataParallel's options need of it, and what they give to users: around the core, not in it.
-
-// <chorus/parallel/ddp/buffer_sharing.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BUFFER_SHARING_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BUFFER_SHARING_HPP
-/// Buffers, such as batch norm's running statistics: option `broadcast_buffers`, and a hook in its place.
-
-namespace chorus::ddp {
-
-/// Before each forward pass that will average gradients, of a model of which a layer is in training, all ranks take
-/// rank 0's buffers, or call the user's function, then or after the pass.
-template <Device D, class Communicator>
-class BufferSharing final : public Extension<D> {
- public:
-  using Share = std::function<void(std::span<const nn::NamedBuffer<D>> buffers, Communicator& communicator)>;
-  /// What the policy has: whether a layer is in training, whether within `join`, a broadcast from a rank.
-  struct Policy {
-    std::function<bool()> trains, joining;
-    std::function<void(int root)> broadcast;
-    std::function<std::span<const nn::NamedBuffer<D>>()> buffers;
-  };
-
-  BufferSharing(Core<D, Communicator>& core, Policy policy) : core_(core), policy_(std::move(policy)) {}
-
-  void set_hook(Share share, BufferCommHookLocation location) {
-    share_ = std::move(share);
-    location_ = location;
-  }
-
-  void forward_begins(ForwardPass& pass) override {
-    const bool shares = core_.sync && policy_.trains();
-    calls_hook_ = shares && share_ && !policy_.joining();
-    broadcasts_ = shares && !calls_hook_ && core_.options.broadcast_buffers;
-    pass.sends_buffers = broadcasts_;
-  }
-  void ready_for_forward() override {
-    const bool in_pass_of_others = core_.brings != Brings::samples;
-    if (in_pass_of_others ? core_.shares.sends_buffers() : broadcasts_)
-      policy_.broadcast(policy_.joining() ? core_.shares.first_active() : 0);
-    if (!in_pass_of_others) call_hook(BufferCommHookLocation::pre_forward);
-  }
-  void forward_ended() override { call_hook(BufferCommHookLocation::post_forward); }
-
- private:
-  void call_hook(BufferCommHookLocation now) {
-    if (calls_hook_ && now == location_) share_(policy_.buffers(), core_.ranks);
-  }
-
-  Core<D, Communicator>& core_;
-  Policy policy_;
-  Share share_;
-  BufferCommHookLocation location_ = BufferCommHookLocation::pre_forward;
-  bool calls_hook_ = false, broadcasts_ = false;
-};
-
-}  // namespace chorus::ddp
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BUFFER_SHARING_HPP
-
-// <chorus/parallel/ddp/chosen_parameters.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CHOSEN_PARAMETERS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CHOSEN_PARAMETERS_HPP
-/// Options `parameters_and_buffers_to_ignore` and `delay_all_reduce_named_params`.
-
-namespace chorus::ddp {
-
-/// Some gradients are each rank's own; others leave late. What is not sent lies at the end of the flat buffers, for
-/// there ranks may have parameters of their own, of any size.
-template <Device D, class Communicator>
-class ChosenParameters final : public Extension<D> {
- public:
-  static bool wanted(const DistributedDataParallelOptions& options) {
-    return !options.parameters_and_buffers_to_ignore.empty() || !options.delay_all_reduce_named_params.empty();
-  }
-
-  /// The first extension: numbers are given out in the order that it makes.
-  [[gnu::cold]] explicit ChosenParameters(Core<D, Communicator>& core) : core_(core) {
-    const auto& late = core.options.delay_all_reduce_named_params;
-    const auto place = [&](std::size_t i) {
-      if (core.options.ignores(core.name(i))) return 3;
-      if (!core.parameter(i).wants_grad()) return 2;
-      return std::find(late.begin(), late.end(), core.name(i)) != late.end() ? 1 : 0;
-    };
-    std::vector<std::size_t> order;
-    for (const int wanted : {0, 1, 2, 3})
-      for (std::size_t i = 0; i < core.entries(); ++i)
-        if (place(i) == wanted) order.push_back(i);
-    core.flat.reorder(order);
-    for (std::size_t i = 0; i < core.entries(); ++i) {
-      if (core.options.ignores(core.name(i))) ignored_.push_back(i);
-      if (std::find(late.begin(), late.end(), core.name(i)) != late.end()) late_.push_back(i);
-    }
-  }
-
-  void choose(std::span<Sending> sending) override {
-    for (const std::size_t number : late_)
-      if (auto& when = sending[core_.entry_of(number)]; when == Sending::early) when = Sending::late;
-    for (const std::size_t number : ignored_) sending[core_.entry_of(number)] = Sending::no;
-  }
-
- private:
-  Core<D, Communicator>& core_;
-  std::vector<std::size_t> ignored_, late_;  // numbers
-};
-
-}  // namespace chorus::ddp
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CHOSEN_PARAMETERS_HPP
 
 // <chorus/parallel/ddp/hook_calls.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_HOOK_CALLS_HPP
@@ -35890,7 +35339,7 @@ class NonFiniteGradients final : public Extension<D> {
     for (const std::size_t i : bucket.parameters) {
       const auto& p = core_.parameter(i);
       bool bad = false;
-      with_type(p.dtype(), static_cast<std::byte*>(p.grad_data()),
+      with_type(p.dtype(), p.grad_data(),
                 [&](const auto* grad) { bad = !std::isfinite(kernels::square_sum(p.where(), p.count(), grad)); });
       if (bad) return i;
     }
@@ -35975,7 +35424,7 @@ class SharedGradients {
   /// Whether others reach this rank's gradient there.
   bool reached(const void* own, std::size_t bytes) const { return find(own, bytes) != nullptr; }
 
-  /// Tells all ranks what this rank's gradients count. Behind it all have computed theirs. A collective.
+  /// Tells all ranks what this rank's gradients count. After it all have computed theirs. A collective.
   template <class Communicator>
   void tell_weight(Communicator& communicator, double weight) {
     weights_.resize(static_cast<std::size_t>(communicator.size()));
@@ -36200,6 +35649,63 @@ class GradientParts final : public Extension<D> {
 
 }  // namespace chorus::ddp
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PARTS_HPP
+
+// <chorus/parallel/ddp/passes_of_others.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PASSES_OF_OTHERS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PASSES_OF_OTHERS_HPP
+/// `join`: passes of other ranks, of a rank that has run out of batches.
+
+namespace chorus::ddp {
+
+/// Such a rank makes the same collective calls as the others, with no samples. Afterwards it has the gradients that it
+/// had before.
+template <Device D, class Communicator>
+class PassesOfOthers final : public Extension<D> {
+ public:
+  explicit PassesOfOthers(Core<D, Communicator>& core) : core_(core) {}
+
+  void begin() { own_.take(core_.flat); }
+  void end() {
+    own_.give_back();
+    own_.forget();
+  }
+
+  /// Takes part in a pass, once ranks know each other's samples, with what this rank has added up under no_sync, else
+  /// with zeros.
+  [[gnu::cold]] JoinedPass take_part() {
+    const struct Scope {
+      Brings& brings;
+      ~Scope() { brings = Brings::samples; }
+    } scope{core_.brings};
+    core_.brings = Brings::nothing;
+    core_.template find<FrozenParameters<D, Communicator>>()->fit_buckets();
+    core_.tell(&Extension<D>::ready_for_forward);
+    core_.shares.weigh({});
+    core_.tell(&Extension<D>::weighed);
+    if (!core_.shares.active_pass().sync) return JoinedPass::passed;
+    if (const auto* const added_up = core_.template find<Accumulation<D, Communicator>>();
+        added_up && added_up->any()) {
+      core_.brings = Brings::accumulated_gradients;
+      own_.take_none(core_.flat);  // they are sent now
+    }
+    core_.template find<Clock<D, Communicator>>()->forward_of_others();
+    core_.begin_backward();
+    for (std::size_t i = 0; i < core_.entries(); ++i) {
+      if (core_.brings == Brings::nothing) core_.parameter(i).set_grad_arrived(false);
+      if (core_.buckets.sends(i)) core_.fill(i);
+    }
+    core_.buckets.complete();
+    core_.finish_backward();
+    return JoinedPass::averaged;
+  }
+
+ private:
+  Core<D, Communicator>& core_;
+  detail::GradientsAside<D> own_;
+};
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PASSES_OF_OTHERS_HPP
 
 // <chorus/parallel/ddp/several_nets.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_SEVERAL_NETS_HPP
@@ -36481,7 +35987,7 @@ concept LaunchedRun = requires(Run& run) {
 
 /// Base of DistributedDataParallel, LocalSgd and ParameterServer.
 template <class Model, class Communicator>
-class DistributedPolicy : public Policy<Model> {
+class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
  public:
   using D = typename Policy<Model>::device_type;
   static constexpr bool distributed = true;
@@ -36497,13 +36003,7 @@ class DistributedPolicy : public Policy<Model> {
   int devices() const { return communicator_.size(); }
   Communicator& communicator() const { return communicator_; }
 
-  ~DistributedPolicy() { group_->policy = nullptr; }
-
-  /// For models that return their loss: what backward starts from. The same under every policy.
-  template <AnyVariable Loss>
-  const Loss& mean_loss(const Loss& loss) const {
-    return loss;
-  }
+  virtual ~DistributedPolicy() { group_->policy = nullptr; }
 
   /// `value`, the mean over this rank's `samples`, as the mean over the samples of all ranks.
   double mean(double value, Index samples) {
@@ -36524,8 +36024,15 @@ class DistributedPolicy : public Policy<Model> {
   }
 
  protected:
-  DistributedPolicy(Model model, Communicator& communicator, std::uint64_t seed)
+  /// Accepts all parameters and buffers.
+  struct All {
+    bool operator()(const auto&) const { return true; }
+  };
+
+  /// `title`: the policy's name in messages.
+  DistributedPolicy(std::string_view title, Model model, Communicator& communicator, int dim, std::uint64_t seed)
       : Policy<Model>(std::move(model), seed),
+        title_(title),
         communicator_(communicator),
         shares_(communicator),
         buffers_(nn::named_buffers<D>(this->model_)),
@@ -36534,6 +36041,8 @@ class DistributedPolicy : public Policy<Model> {
       check<UsageError>(communicator.takes_device_memory(), "a distributed policy for a model on ", D::kind,
                         " needs a communicator for its memory, such as comm::NcclCommunicator; got ",
                         communicator.backend());
+    check<UsageError>(dim >= 0, title, ": dim is at least 0, got ", dim);
+    this->random_.dim = dim;
     this->random_.first_sample = [this] {
       const auto first = shares_.first_sample();
       if (const auto pass = shares_.pass(); pass != this->random_.step) this->settle_pass(pass);
@@ -36546,9 +36055,32 @@ class DistributedPolicy : public Policy<Model> {
 
   /// Throws UsageError, on every rank, where the ranks' models, or `options`, differ. Rank 0's seed is all ranks'.
   template <class Counts>
-  [[gnu::cold]] void check_same(std::string_view policy, const std::string& options, const Counts& counts) {
-    detail::check_same_description(communicator_, policy, options + detail::model_description<D>(this->model_, counts));
+  [[gnu::cold]] void check_same(const std::string& options, const Counts& counts) {
+    detail::check_same_description(communicator_, title_, options + detail::model_description<D>(this->model_, counts));
     communicator_.broadcast(std::span(&this->random_.seed, 1), 0, {});
+  }
+
+  /// Calls `f(i)` whenever backward has come to the gradient of the parameter that is now entry `i`.
+  template <class F>
+  void on_gradients(const F& f) {
+    for (std::size_t i = 0; i < this->flat_.entries().size(); ++i)
+      this->flat_.entries()[i].parameter().on_grad([f, alive = this->alive(), i] {
+        if (!alive.expired()) f(i);
+      });
+  }
+  /// Calls `f()` when the backward run of this thread has ended.
+  template <class F>
+  void when_backward_ends(const F& f) {
+    at_backward_end([f, alive = this->alive()] {
+      if (!alive.expired()) f();
+    });
+  }
+
+  /// Other ranks don't wait for what will not come.
+  [[gnu::cold]] void give_up(bool unwinding = false) {
+    communicator_.abort(cat("rank ", communicator_.rank(),
+                            unwinding ? " threw an exception in the middle of a step"
+                                      : ": its net has ended in the middle of a backward pass"));
   }
 
   void broadcast_bytes(void* data, std::size_t bytes, int root, trace::Traffic traffic) {
@@ -36573,11 +36105,8 @@ class DistributedPolicy : public Policy<Model> {
   }
 
   /// Takes `root`'s buffers, of the types that `counts` accepts, in one message.
-  void broadcast_buffers(int root) {
-    broadcast_buffers(root, [](DType) { return true; });
-  }
-  template <class Counts>
-  void broadcast_buffers(int root, const Counts& counts) {
+  template <class Counts = All>
+  void broadcast_buffers(int root, const Counts& counts = {}) {
     std::size_t bytes = 0;
     for (const auto& named : buffers_)
       if (counts(named.buffer->dtype())) bytes += named.buffer->size_bytes();
@@ -36603,36 +36132,34 @@ class DistributedPolicy : public Policy<Model> {
 
   // For chorus::join.
 
-  void begin_joining(std::string_view policy, const detail::JoinFacts& facts) {
-    check<UsageError>(!joining_, policy, "::join: inside another join");
+  void begin_join(const detail::JoinFacts& facts) override {
+    check<UsageError>(!joining_, title_, "::join: inside another join");
     joining_ = true;
-    joining_policy_ = policy;
     throw_early_ = facts.throw_early;
     passes_of_others_ = 0;
     last_active_ = -1;
   }
-  void end_joining() { joining_ = throw_early_ = false; }
-  /// A forward pass that records gradients begins.
-  void begin_pass(const ddp::ForwardPass& pass) {
-    shares_.begin(pass, joining_);  // those that have ended have to know
+  void end_join() override { joining_ = throw_early_ = false; }
+  /// A forward pass that records gradients begins. `now`: ranks wait for each other here.
+  void begin_pass(const ddp::ForwardPass& pass, bool now) {
+    shares_.begin(pass, now);
     check_all_here();
   }
   /// What ranks have told each other of this pass: whether one has run out of batches that must not.
   void check_all_here() {
     if (!throw_early_) return;
     const auto joined = shares_.joined_ranks();
-    check<UsageError>(joined.empty(), joining_policy_, "::join: rank ", joined,
+    check<UsageError>(joined.empty(), title_, "::join: rank ", joined,
                       " has run out of batches; throw_on_early_termination ends all ranks");
   }
-  bool throws_early() const { return throw_early_; }
   /// A pass of other ranks begins, in which this one has no samples; false where all have ended.
   [[gnu::cold]] bool begin_pass_of_others() {
     constexpr int skew_to_warn_of = 1000;  // PyTorch's
     shares_.begin_joined();
     if (shares_.first_active() < 0) return false;
     if (passes_of_others_++ == skew_to_warn_of)
-      detail::say(cat("warning: ", joining_policy_, "::join: rank ", communicator_.rank(), " has at least ",
-                      skew_to_warn_of, " batches fewer than others have, and only joins their collective calls"));
+      detail::say(cat("warning: ", title_, "::join: rank ", communicator_.rank(), " has at least ", skew_to_warn_of,
+                      " batches fewer than others have, and only joins their collective calls"));
     check_all_here();
     last_active_ = shares_.first_active();
     return true;
@@ -36672,35 +36199,36 @@ class DistributedPolicy : public Policy<Model> {
     pass = {begin, Node::next_sequence()};
     return output;
   }
-  /// Backward has come to a gradient. Throws UsageError where it began with losses that ranks share out in different
-  /// ways, and did not pass through a forward pass of this policy: then it is too late to weigh each.
+  /// Backward has come to a gradient. Throws UsageError where it began with losses that ranks divide in different ways,
+  /// and did not pass through a forward pass of this policy: then it is too late to weigh each.
   void check_weighed() {
-    if (weighed_) return;
+    if (weighed()) return;
     for (const double scale : weigh_run(means_of_backward()))
       check<UsageError>(scale == 1, "a distributed policy: backward goes through several losses that are means over ",
                         "different numbers, and not through a forward pass of the net in this thread: call the net, "
                         "not its module()");
   }
+  /// Whether the backward run that this thread is in has been weighed.
+  bool weighed() const { return weighed_run_ == backward_run(); }
   /// All ranks tell each other what their losses are means over.
-  virtual std::vector<double> weigh(std::span<const double> mean_over) { return shares_.weigh(mean_over); }
+  virtual std::span<const double> weigh(std::span<const double> mean_over) { return shares_.weigh(mean_over); }
   /// This rank's weight in the pass is known, and backward has not begun.
   virtual void backward_is_weighed() {}
 
   /// A forward pass without gradients is this rank's own, unless an operation asks for its place in the batch.
   template <class... Inputs>
   auto forward_aside(const ddp::ForwardPass& pass, const Inputs&... inputs) {
-    shares_.begin_aside(pass.samples, !joining_, pass.number);
+    shares_.begin_aside(pass, !joining_);
     return forward(!joining_, inputs...);
   }
 
-  bool weighed_ = false;  // the backward run of this thread
-
+  const std::string_view title_;
   Communicator& communicator_;
   detail::BatchShares<Communicator> shares_;
   std::vector<nn::NamedBuffer<D>> buffers_;
   Storage<D> buffer_message_;
   detail::ModelHandles handles_;
-  bool joining_ = false;
+  bool joining_ = false, throw_early_ = false;
   bool operators_send_ = false;  // forward passes have had collectives of their own, as backward will
 
  private:
@@ -36742,21 +36270,18 @@ class DistributedPolicy : public Policy<Model> {
     const auto scales = weigh_run(means);
     for (std::size_t i = 0; i < scales.size(); ++i) {
       check<UsageError>(means[i]->scale() == 1 || means[i]->scale() == scales[i],
-                        "backward: two nets whose batches are shared out in different ways have one loss");
+                        "backward: two nets whose batches are divided in different ways have one loss");
       means[i]->set_scale(scales[i]);
     }
     backward_is_weighed();
   }
   // None of a captured step.
-  std::vector<double> weigh_run(std::span<const Ref<Node>> means) {
-    weighed_ = true;
-    at_backward_end([this, alive = this->alive()] {
-      if (!alive.expired()) weighed_ = false;
-    });
-    std::vector<double> over;
+  std::span<const double> weigh_run(std::span<const Ref<Node>> means) {
+    weighed_run_ = backward_run();
+    mean_over_.clear();
     if (!in_captured_step())
-      for (const Ref<Node>& node : means) over.push_back(node->mean_over());
-    return weigh(over);
+      for (const Ref<Node>& node : means) mean_over_.push_back(node->mean_over());
+    return weigh(mean_over_);
   }
   // Replays of a captured step (Graphed) don't ask again: ranks count by their samples there, whose numbers stay.
   bool in_captured_step() const {
@@ -36771,11 +36296,11 @@ class DistributedPolicy : public Policy<Model> {
   };
   std::array<Recorded, 16> recorded_{};
   std::size_t next_recorded_ = 0;
+  std::uint64_t weighed_run_ = 0;  // the last one
+  std::vector<double> mean_over_;  // of its losses
   std::shared_ptr<Watch> watch_ = std::make_shared<Watch>(*this);
 
   // While joining_.
-  std::string_view joining_policy_;
-  bool throw_early_ = false;
   int passes_of_others_ = 0, last_active_ = -1;
 };
 
@@ -36821,7 +36346,7 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
   }
   /// Adds an extension of your own, which is called after the others at each moment: see ddp::Extension.
   void extend(std::unique_ptr<Extension<D>> extension) { Core::extend(std::move(extension)); }
-  /// All ranks call it; under a hook that lets parameters drift apart, they are brought together.
+  /// All ranks call it; under a hook that lets ranks have different parameters, they take the average.
   void eval() {
     if constexpr (Traits::averages_parameters) hook().synchronise(this->flat_, this->communicator_);
     Base::eval();
@@ -36830,10 +36355,9 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
  protected:
   PolicyWithOptions(Model model, Communicator& communicator, const DistributedDataParallelOptions& options,
                     std::uint64_t seed, Hook hook)
-      : Base(std::move(model), communicator, seed),
+      : Base("DistributedDataParallel", std::move(model), communicator, options.dim, seed),
         Core(this->flat_, communicator, this->shares_, options.checked_for<D>(this->model_)),
         calls_{std::move(hook)} {
-    this->random_.dim = options.dim;
     install_extensions();
     check<UsageError>(!this->buckets.all().empty(),
                       "DistributedDataParallel: no parameter of the model wants a gradient",
@@ -36848,7 +36372,7 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
 
   /// Compares the ranks' models, and takes rank 0's numbers.
   [[gnu::cold]] void take_first_state() {
-    this->check_same("DistributedDataParallel", Core::options.template describe<D>(), is_shared());
+    this->check_same(Core::options.template describe<D>(), is_shared());
     take_state(0);
   }
   [[gnu::cold]] void take_state(int root) {
@@ -36872,17 +36396,34 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
       return nullptr;
   }
 
-  std::vector<double> weigh(std::span<const double> mean_over) override {
+  std::span<const double> weigh(std::span<const double> mean_over) override {
     this->tell(&Extension<D>::communicates, true);
-    auto scales = Base::weigh(mean_over);
+    const auto scales = Base::weigh(mean_over);
     this->tell(&Extension<D>::communicates, false);
     return scales;
+  }
+  void begin_join(const detail::JoinFacts& facts) override {
+    check<UsageError>(!Traits::averages_parameters,
+                      "DistributedDataParallel::join: the hook averages parameters by itself");
+    Base::begin_join(facts);
+    if (passes_of_others() == nullptr) add<PassesOfOthers>();
+  }
+  void run_out_of_batches() override { passes_of_others()->begin(); }
+  [[gnu::cold]] JoinedPass take_part_in_pass() override {
+    return this->begin_pass_of_others() ? passes_of_others()->take_part() : JoinedPass::none;
+  }
+  [[gnu::cold]] void all_have_run_out() override {
+    passes_of_others()->end();
+    if (const int root = this->end_passes_of_others(); root >= 0) take_state(root);
   }
   Core& core() { return *this; }
 
   HookCalls<D, Hook, Communicator> calls_;
 
  private:
+  PassesOfOthers<D, Communicator>* passes_of_others() const {
+    return this->template find<PassesOfOthers<D, Communicator>>();
+  }
   // At each moment they are called in this order. Others are added by the calls that need them.
   [[gnu::cold]] void install_extensions() {
     const auto& options = Core::options;
@@ -36991,25 +36532,6 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
  public:
   explicit Access(Net& net) : net_(net) {}
 
-  // For chorus::join.
-
-  void begin_join(const JoinFacts& facts) {
-    check<UsageError>(!Traits::averages_parameters,
-                      "DistributedDataParallel::join: the hook averages parameters by itself");
-    net_.begin_joining("DistributedDataParallel", facts);
-    if (core().template find<ddp::PassesOfOthers<D, Communicator>>() == nullptr)
-      core().template add<ddp::PassesOfOthers<D, Communicator>>(core());
-  }
-  void run_out_of_batches() { passes_of_others().begin(); }
-  [[gnu::cold]] JoinedPass take_part_in_pass() {
-    return net_.begin_pass_of_others() ? passes_of_others().take_part() : JoinedPass::none;
-  }
-  [[gnu::cold]] void all_have_run_out() {
-    passes_of_others().end();
-    if (const int root = net_.end_passes_of_others(); root >= 0) net_.take_state(root);
-  }
-  void end_join() { net_.end_joining(); }
-
   // For checkpoints.
 
   /// Lays the flat buffers out as a checkpoint says. Names that the model doesn't have are left out. `learned`: a
@@ -37054,7 +36576,7 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
     else
       return false;
   }
-  /// Those that ranks have stepped on their own since they last had the same.
+  /// Those that ranks have stepped by themselves since they last had the same.
   std::vector<std::string> parameters_apart() requires ranks_may_differ {
     return net_.hook().stepped.names(net_.flat_);
   }
@@ -37150,9 +36672,6 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
  private:
   Core& core() const { return net_.core(); }
   Parts& parts() const { return *core().template find<Parts>(); }
-  ddp::PassesOfOthers<D, Communicator>& passes_of_others() const {
-    return *core().template find<ddp::PassesOfOthers<D, Communicator>>();
-  }
   Net& net_;
 };
 
@@ -37187,24 +36706,21 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
 // <chorus/comm/nccl/nccl_calls.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_CALLS_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_CALLS_HPP
-/// `NcclCalls`: what one rank has asked of NCCL, from where a call is opened until the device has ended it.
-
-// <chorus/comm/nccl/nccl_member.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_MEMBER_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_MEMBER_HPP
-/// `NcclMember`: one rank's place in a group of NCCL's.
+/// `NcclCalls`: one rank's place in a group of NCCL's, and what it has asked of it.
 
 namespace chorus::comm {
 
-/// A non-blocking communicator, its stream and events, and how it first failed: what NcclQueue is made of. NCCL's and
-/// CUDA's codes become errors here that name rank and call; after the first the communicator is aborted, and no other
-/// call of it is made. But for the constructor, all is called under the lock.
+/// A non-blocking communicator, its stream, the calls in flight on it, in their order, and how it first failed: what
+/// NcclQueue is made of. A call stands between two events: one after the compute stream's work that it needs, and one
+/// after the call. NCCL's and CUDA's codes become errors here that name rank and call; after the first the communicator
+/// is aborted, and no other call of it is made. But for the constructor, all is called under the lock.
 template <class Api>
-class NcclMember {
+class NcclCalls {
  protected:
   using Comm = typename Api::Comm;
   using Stream = typename Api::Stream;
   using Event = typename Api::Event;
+  using RedOp = typename Api::RedOp;
 
   /// One call, or what else takes a place in the streams' order.
   struct Call : NamedCall {
@@ -37215,8 +36731,8 @@ class NcclMember {
     Deadline deadline{};
   };
 
-  NcclMember(Api api, int rank, int device, std::chrono::milliseconds timeout, std::function<void(const Failure&)> tell,
-             std::function<Failure()> hear, const std::vector<int>& members)
+  NcclCalls(Api api, int rank, int device, std::chrono::milliseconds timeout, std::function<void(const Failure&)> tell,
+            std::function<Failure()> hear, const std::vector<int>& members)
       : api_(std::move(api)),
         rank_(rank),
         device_(device),
@@ -37229,12 +36745,9 @@ class NcclMember {
     check_cuda(api_.create_stream(stream_), "making a stream on device");
   }
 
-  virtual ~NcclMember() = default;
-  NcclMember(const NcclMember&) = delete;
-  NcclMember& operator=(const NcclMember&) = delete;
-
-  /// This rank gives up: what is known of its calls is worth nothing any more.
-  virtual void forget_calls() noexcept = 0;
+  ~NcclCalls() = default;
+  NcclCalls(const NcclCalls&) = delete;
+  NcclCalls& operator=(const NcclCalls&) = delete;
 
   static Call named(const char* name) {
     Call call;
@@ -37305,7 +36818,10 @@ class NcclMember {
     // This thread's calls of other communicators would wait for the group's end, too.
     if (std::exchange(grouping_, false)) api_.group_end();
     if (comm_ != Comm{}) api_.abort(std::exchange(comm_, Comm{}));
-    forget_calls();
+    in_flight_.clear();
+    captured_.clear();
+    operators_.clear();
+    change_.notify_all();
     if (tell_) tell_(failure_);
     recorder_.dump();
   }
@@ -37325,54 +36841,6 @@ class NcclMember {
     spare_.push_back(call.ready);
     spare_.push_back(call.done);
   }
-
-  void destroy_streams() noexcept {
-    for (const auto& made : events_) api_.destroy_event(made);
-    api_.destroy_stream(stream_);
-  }
-
-  static void pause(int turn) {
-    if (turn < 100)
-      std::this_thread::yield();
-    else
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
-  }
-
-  Api api_;
-  const int rank_, device_;
-  const std::chrono::milliseconds timeout_;
-  std::recursive_mutex mutex_;
-  Comm comm_{};
-  Stream stream_{};
-  Failure failure_;
-  AbortReason asked_to_abort_;  // from any thread, without the lock
-  FlightRecorder recorder_;     // calls from when they are issued until they are seen to have ended
-  bool grouping_ = false;       // between NCCL's group_start and group_end
-
- private:
-  const std::function<void(const Failure&)> tell_;
-  const std::function<Failure()> hear_;
-  std::vector<Event> events_, spare_;
-};
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_MEMBER_HPP
-
-namespace chorus::comm {
-
-/// Calls in flight on the communication stream, in their order, between two events each: one after the compute
-/// stream's work that a call needs, and one after the call. All is called under the lock.
-template <class Api>
-class NcclCalls : public NcclMember<Api> {
- protected:
-  using Member = NcclMember<Api>;
-  using Call = typename Member::Call;
-  using Stream = typename Member::Stream;
-  using RedOp = typename Api::RedOp;
-  using Member::api_, Member::comm_, Member::device_, Member::failure_, Member::stream_, Member::timeout_;
-  using Member::check_cuda, Member::describe, Member::event, Member::give_up, Member::listen;
-  using Member::Member;
-  using Member::raise_if_failed, Member::recorder_, Member::recycle;
 
   /// The communication stream waits for what the compute stream has to do so far.
   void open(Call& call) {
@@ -37465,19 +36933,37 @@ class NcclCalls : public NcclMember<Api> {
       give_up(describe(waits, cat("not every rank has joined in and finished within ", timeout_.count(), " ms")), true);
   }
 
-  void forget_calls() noexcept override {
-    in_flight_.clear();
-    captured_.clear();
-    operators_.clear();
-    change_.notify_all();
+  void destroy_streams() noexcept {
+    for (const auto& made : events_) api_.destroy_event(made);
+    api_.destroy_stream(stream_);
   }
 
+  static void pause(int turn) {
+    if (turn < 100)
+      std::this_thread::yield();
+    else
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+
+  Api api_;
+  const int rank_, device_;
+  const std::chrono::milliseconds timeout_;
+  std::recursive_mutex mutex_;
+  Comm comm_{};
+  Stream stream_{};
+  Failure failure_;
+  AbortReason asked_to_abort_;          // from any thread, without the lock
+  FlightRecorder recorder_;             // calls from when they are issued until they are seen to have ended
+  bool grouping_ = false;               // between NCCL's group_start and group_end
   std::condition_variable_any change_;  // something is in flight, or nothing any more
   std::deque<Call> in_flight_;
   std::vector<RedOp> operators_;  // of the call that is being made
   std::uint64_t issued_ = 0;
 
  private:
+  const std::function<void(const Failure&)> tell_;
+  const std::function<Failure()> hear_;
+  std::vector<Event> events_, spare_;
   std::deque<Call> captured_;  // until they are waited for, in the same capture
   std::uint64_t finished_ = 0;
 };
@@ -37538,17 +37024,14 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     check<UsageError>(!grouping_, "nccl: a group inside of a group");
     group_ = {};
     group_.grouped = true;
-    open(group_);
-    start_group(group_);
-    try {
-      calls();
-    } catch (...) {
-      if (!failure_) give_up(describe(group_, "the calls of a group could not all be made"), false);
-      throw;
-    }
-    grouping_ = false;
-    accept(api_.group_end(), group_);
-    return close(group_, stream_);
+    return launch_together(group_, [&] {
+      try {
+        calls();
+      } catch (...) {
+        if (!failure_) give_up(describe(group_, "the calls of a group could not all be made"), false);
+        throw;
+      }
+    });
   }
 
   /// Makes `count` calls of a kind, which become one launch: `issue(api, i, comm, stream)` makes number i and returns
@@ -37559,12 +37042,9 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     Call call = named(name);
     call.grouped = true;
     call.envelope.sequence = calls_++;
-    open(call);
-    start_group(call);
-    for (std::size_t i = 0; i < count; ++i) accept_later(issue(api_, i, comm_, stream_), call);
-    grouping_ = false;
-    accept(api_.group_end(), call);
-    return close(call, stream_);
+    return launch_together(call, [&] {
+      for (std::size_t i = 0; i < count; ++i) accept_later(issue(api_, i, comm_, stream_), call);
+    });
   }
 
   /// Runs `start`, which puts work that contains calls of this communicator on the compute stream, and watches it.
@@ -37655,11 +37135,17 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
       Calls::pause;
   using Calls::raise_if_failed, Calls::recorder_;
 
-  // Who gives up in the group ends it.
-  void start_group(const Call& call) {
+  // From group_start to group_end `give_up` ends the group.
+  template <class Made>
+  std::uint64_t launch_together(Call& call, const Made& calls) {
+    open(call);
     raise_if_failed(call);
     if (const int code = api_.group_start(); code != Api::success && code != Api::in_progress) this->refuse(code, call);
     grouping_ = true;
+    calls();
+    grouping_ = false;
+    accept(api_.group_end(), call);
+    return close(call, stream_);
   }
 
   void leave() {
@@ -37914,7 +37400,7 @@ class NcclEngine final : public Engine {
 
 /// A Communicator for numbers in one device's memory; `comm/nccl.hpp` has the real Api. Those in host memory go over
 /// `control`, as does the barrier. Calls are put on a stream of the communicator's own, after what the calling
-/// thread's compute stream has been given so far. Waiting, be it in a blocking call or for a Work, makes the compute
+/// thread's compute stream has been given so far. Waiting, in a blocking call or for a Work, makes the compute
 /// stream wait, not the host: the host learns of a failure at the next call, and whoever waits for the device goes on
 /// because a failed communicator is aborted. `barrier` alone blocks the host. Reductions of 16-bit integers, and of
 /// scaled minima and maxima, are UsageErrors. NCCL takes a scale in the type of the numbers, to which it is rounded.
@@ -37959,7 +37445,7 @@ class NcclCommunicator : public AnyCommunicator {
 // <chorus/core/cuda/runtime.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
-/// The CUDA runtime behind chorus's errors: checked calls, which devices there are, and which one a thread works on.
+/// The CUDA runtime with chorus's errors: checked calls, which devices there are, and which one a thread works on.
 
 #include <cuda_runtime_api.h>
 
@@ -38040,31 +37526,23 @@ class DeviceGuard {
   int before_ = -1;
 };
 
-/// Pinned host memory, which copies to and from devices read without staging. Empty where `bytes` is 0.
-class HostBuffer {
- public:
-  HostBuffer() = default;
-  explicit HostBuffer(std::size_t bytes) : bytes_(bytes) {
-    if (bytes != 0) CHORUS_CUDA_CHECK(cudaHostAlloc(&data_, bytes, cudaHostAllocPortable | cudaHostAllocMapped));
+/// What the runtime has made, by its handle, which `free` gives back.
+template <auto free>
+struct GiveBack {
+  template <class Handle>
+  void operator()(Handle handle) const {
+    static_cast<void>(free(handle));
   }
-  HostBuffer(HostBuffer&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-  HostBuffer& operator=(HostBuffer other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(bytes_, other.bytes_);
-    return *this;
-  }
-  ~HostBuffer() {
-    if (data_ != nullptr) static_cast<void>(cudaFreeHost(data_));
-  }
-
-  void* data() const { return data_; }
-  std::size_t bytes() const { return bytes_; }
-
- private:
-  void* data_ = nullptr;
-  std::size_t bytes_ = 0;
 };
+template <class Handle, auto free>
+using Owned = std::unique_ptr<std::remove_pointer_t<Handle>, GiveBack<free>>;
+
+/// Pinned host memory, which copies to and from devices read without staging.
+inline Owned<void*, cudaFreeHost> pinned_memory(std::size_t bytes) {
+  void* data = nullptr;
+  CHORUS_CUDA_CHECK(cudaHostAlloc(&data, bytes, cudaHostAllocPortable | cudaHostAllocMapped));
+  return Owned<void*, cudaFreeHost>(data);
+}
 
 }  // namespace chorus::cuda
 #endif  // CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
@@ -38078,29 +37556,23 @@ class Stream {
   explicit Stream(Cuda device) : device_(device) {
     require(device);
     const DeviceGuard guard(device);
-    CHORUS_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-  }
-  Stream(Stream&& other) noexcept : device_(other.device_), stream_(std::exchange(other.stream_, nullptr)) {}
-  Stream& operator=(Stream other) noexcept {
-    std::swap(device_, other.device_);
-    std::swap(stream_, other.stream_);
-    return *this;
-  }
-  ~Stream() {
-    if (stream_ != nullptr) static_cast<void>(cudaStreamDestroy(stream_));
+    cudaStream_t stream = nullptr;
+    CHORUS_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    stream_.reset(stream);
   }
 
   Cuda device() const { return device_; }
-  cudaStream_t get() const { return stream_; }
-  operator cudaStream_t() const { return stream_; }  // NOLINT: it stands for the stream
+  cudaStream_t get() const { return stream_.get(); }
+  operator cudaStream_t() const { return get(); }  // NOLINT: it stands for the stream
 
  private:
   Cuda device_;
-  cudaStream_t stream_ = nullptr;
+  Owned<cudaStream_t, cudaStreamDestroy> stream_;
 };
 
 namespace detail {
 inline cudaStream_t& stream_of_thread(Cuda device) {
+  require(device);
   thread_local std::array<cudaStream_t, Cuda::max_devices> streams{};
   return streams[static_cast<std::size_t>(device.index)];
 }
@@ -38121,26 +37593,14 @@ inline cudaStream_t compute_stream(Cuda device) {
 
 /// Where this thread's work on `device` goes: its StreamScope's stream, or else the compute stream.
 inline cudaStream_t current_stream(Cuda device) {
-  require(device);
   const cudaStream_t own = detail::stream_of_thread(device);
   return own != nullptr ? own : compute_stream(device);
 }
 
 /// While it lives, this thread's work on `device`, and the memory it takes there, belongs to `stream`.
-class StreamScope {
- public:
-  StreamScope(Cuda device, cudaStream_t stream) : device_(device) {
-    require(device);
-    before_ = std::exchange(detail::stream_of_thread(device), stream);
-  }
+struct StreamScope : chorus::detail::Replaced<cudaStream_t> {
+  StreamScope(Cuda device, cudaStream_t stream) : Replaced(detail::stream_of_thread(device), stream) {}
   explicit StreamScope(const Stream& stream) : StreamScope(stream.device(), stream.get()) {}
-  ~StreamScope() { detail::stream_of_thread(device_) = before_; }
-  StreamScope(const StreamScope&) = delete;
-  StreamScope& operator=(const StreamScope&) = delete;
-
- private:
-  Cuda device_;
-  cudaStream_t before_ = nullptr;
 };
 
 /// Whether what is enqueued on `stream` is being captured into a graph.
@@ -38164,32 +37624,26 @@ class Event {
   explicit Event(Cuda device) {
     require(device);
     const DeviceGuard guard(device);
-    CHORUS_CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
-  }
-  Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
-  Event& operator=(Event other) noexcept {
-    std::swap(event_, other.event_);
-    return *this;
-  }
-  ~Event() {
-    if (event_ != nullptr) static_cast<void>(cudaEventDestroy(event_));
+    cudaEvent_t event = nullptr;
+    CHORUS_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    event_.reset(event);
   }
 
   /// Marks what `stream`, of this event's device, has been given so far.
-  void record(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaEventRecord(event_, stream)); }
+  void record(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaEventRecord(get(), stream)); }
   /// What `stream`, of any device, is given from now on runs after the mark.
-  void hold(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaStreamWaitEvent(stream, event_, 0)); }
+  void hold(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaStreamWaitEvent(stream, get(), 0)); }
   /// Whether all marked work is done; true where nothing was ever marked.
   bool done() const {
-    const cudaError_t status = cudaEventQuery(event_);
+    const cudaError_t status = cudaEventQuery(get());
     if (status == cudaErrorNotReady) return detail::not_ready();
     CHORUS_CUDA_CHECK(status);
     return true;
   }
-  cudaEvent_t get() const { return event_; }
+  cudaEvent_t get() const { return event_.get(); }
 
  private:
-  cudaEvent_t event_ = nullptr;
+  Owned<cudaEvent_t, cudaEventDestroy> event_;
 };
 
 /// What `later` is given from now on runs after all that `earlier`, a stream of `device`, has been given so far. May be
@@ -38351,29 +37805,11 @@ struct NcclApi {
     cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
   };
 
-  static ncclDataType_t type(DType dtype) {
-    switch (dtype) {
-      case DType::i8:
-        return ncclInt8;
-      case DType::i32:
-        return ncclInt32;
-      case DType::u32:
-        return ncclUint32;
-      case DType::i64:
-        return ncclInt64;
-      case DType::u64:
-        return ncclUint64;
-      case DType::f16:
-        return ncclFloat16;
-      case DType::bfloat16:
-        return ncclBfloat16;
-      case DType::f32:
-        return ncclFloat32;
-      case DType::f64:
-        return ncclFloat64;
-      default:
-        return ncclUint8;
-    }
+  static ncclDataType_t type(DType dtype) {  // those of 16-bit integers are not asked for
+    constexpr ncclDataType_t types[] = {ncclUint8,    ncclUint8,   ncclInt8,   ncclUint8,  ncclUint8,
+                                        ncclInt32,    ncclUint32,  ncclInt64,  ncclUint64, ncclFloat16,
+                                        ncclBfloat16, ncclFloat32, ncclFloat64};
+    return types[static_cast<std::size_t>(dtype)];
   }
 };
 
@@ -38467,38 +37903,6 @@ class RankDevice<Cuda> {
 }  // namespace chorus::detail
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_RANK_DEVICE_HPP
 
-// <chorus/parallel/ddp/refusals.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_REFUSALS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_REFUSALS_HPP
-/// What DistributedDataParallel's core refuses.
-
-namespace chorus::ddp {
-
-template <Device D, class Communicator>
-[[noreturn, gnu::cold]] void refuse_second_arrival(const Core<D, Communicator>& core, std::size_t i) {
-  fail<UsageError>(core.where(), core.name(i),
-                   " got its gradient in several parts in one backward pass (backward within backward); if it always "
-                   "does, set static_graph");
-}
-
-template <Device D, class Communicator>
-[[noreturn, gnu::cold]] void refuse_missing(const Core<D, Communicator>& core) {
-  fail<UsageError>("DistributedDataParallel: on rank ", core.ranks.rank(), " no gradient came for ",
-                   core.fill_missing(),
-                   ". If they are not always used, set find_unused_parameters; if never, set_requires_grad(false)");
-}
-
-/// Other ranks don't wait for what will not come.
-template <class Communicator>
-[[gnu::cold]] void give_up(Communicator& communicator, bool unwinding) {
-  communicator.abort(cat("rank ", communicator.rank(),
-                         unwinding ? " threw an exception in the middle of a step"
-                                   : ": its net has ended in the middle of a backward pass"));
-}
-
-}  // namespace chorus::ddp
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_REFUSALS_HPP
-
 namespace chorus {
 
 /// The gradient is one device's with the whole batch: the average over what the loss is a mean of (samples, tokens that
@@ -38527,10 +37931,7 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
     // 1. All ranks begin with rank 0's numbers.
     if (options.init_sync) this->take_first_state();
     // 2. Each parameter says when its gradient is final.
-    for (std::size_t number = 0; number < this->entries(); ++number)
-      this->parameter(number).on_grad([this, alive = this->alive(), number] {
-        if (!alive.expired()) gradient_is_final(this->entry_of(number));
-      });
+    this->on_gradients([this](std::size_t number) { gradient_is_final(this->entry_of(number)); });
   }
   /// For `launch`: takes communicator and seed from `run`. A model on GPUs moves to this rank's, and talks over NCCL.
   template <detail::LaunchedRun Run>
@@ -38541,7 +37942,7 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
   }
   /// Peers don't wait for a rank that throws while gradients are under way: the group is given up.
   ~DistributedDataParallel() {
-    if (this->in_backward) ddp::give_up(this->communicator_, std::uncaught_exceptions() > exceptions_before_);
+    if (this->in_backward) this->give_up(std::uncaught_exceptions() > exceptions_before_);
   }
 
   /// The model's output for this rank's share of the batch.
@@ -38553,7 +37954,7 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
     pass.number = this->begin_forward(pass.samples).step;
     if (!grad_enabled()) return this->forward_aside(pass, inputs...);
     this->tell(&Extension::forward_begins, pass);
-    this->begin_pass(pass);
+    this->begin_pass(pass, this->joining_);  // those that have ended have to know
     this->tell(&Extension::ready_for_forward);
     auto output = this->forward_recorded(inputs...);
     this->tell(&Extension::forward_ended);
@@ -38561,7 +37962,7 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
   }
 
   /// While it lives, backward adds to this rank's own gradients alone; the first backward after it averages the sum.
-  /// Each pass counts by its own global batch, so that micro-batches may be shared out unevenly.
+  /// Each pass counts by its own global batch, so that micro-batches may be divided unevenly.
   [[nodiscard]] NoSync no_sync() {
     this->accumulate();
     return NoSync(this->sync);
@@ -38592,13 +37993,11 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
     this->check_weighed();
     if (this->sync && !this->in_backward) {
       begin_backward();
-      at_backward_end([this, alive = this->alive()] {
-        if (!alive.expired()) finish_backward();
-      });
+      this->when_backward_ends([this] { finish_backward(); });
     }
     this->tell(&Extension::gradient_arrived, i);
     if (!this->sync || !this->buckets.sends(i)) return;
-    if (this->buckets.left(i) == 0) ddp::refuse_second_arrival(*this, i);
+    if (this->buckets.left(i) == 0) this->refuse_second_arrival(i);
     this->fill(i);  // a user's backward function may have given no gradient
     this->buckets.arrived(i);
     send_full();
@@ -38613,7 +38012,7 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
   void finish_backward() override {
     this->tell(&Extension::backward_ended);
     send_full();
-    if (!this->buckets.all_left()) ddp::refuse_missing(*this);
+    if (!this->buckets.all_left()) this->refuse_missing();
     take_back(this->buckets.on_their_way());
     this->tell(&Extension::averaged);
     this->in_backward = false;
@@ -38691,12 +38090,6 @@ class SingleDevice : public OneProcessPolicy<Model> {
 
   int devices() const { return 1; }
 
-  /// For models that return their loss: what backward starts from. The same under every policy.
-  template <AnyVariable Loss>
-  const Loss& mean_loss(const Loss& loss) const {
-    return loss;
-  }
-
  private:
   detail::ModelHandles handles_;
 };
@@ -38745,7 +38138,7 @@ Stream& operator<<(Stream& stream, const Tensor<T, Rank, Cpu>& tensor) {
 // <chorus/train/metrics.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TRAIN_METRICS_HPP
 #define CHORUS_SINGLE_CHORUS_TRAIN_METRICS_HPP
-/// The metrics log: one file of JSON lines (https://jsonlines.org) that tells how a training run went.
+/// The metrics log: how a training run went, as JSON lines (https://jsonlines.org), CSV or curves for TensorBoard.
 
 // <chorus/core/json_string.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
@@ -38774,17 +38167,182 @@ inline void append_json_string(std::string& out, std::string_view text) {
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
 
+// <chorus/train/log_file.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_HPP
+#define CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_HPP
+/// A file that a log appends to while training goes on.
+
+namespace chorus::detail {
+
+class LogFile {
+ public:
+  /// Replaces the file at `path`; an empty path makes one that takes no bytes. `log`, for messages, lives on. Throws
+  /// FileError, as all calls do.
+  LogFile(const char* log, std::string path) : log_(log), path_(std::move(path)) {
+    if (path_.empty()) return;
+    file_.reset(open_to_write(path_.c_str()));
+    if (file_ == nullptr) write_failed();
+  }
+  explicit operator bool() const { return file_ != nullptr; }
+
+  void write(std::string_view bytes) {
+    if (file_ == nullptr) return;
+    const HeldSignal held(SIGXFSZ);
+    if (std::fwrite(bytes.data(), 1, bytes.size(), file_.get()) != bytes.size()) write_failed();
+  }
+  void flush() {
+    const HeldSignal held(SIGXFSZ);
+    if (file_ != nullptr && std::fflush(file_.get()) != 0) write_failed();
+  }
+
+ private:
+  struct Close {
+    void operator()(std::FILE* file) const {
+      const HeldSignal held(SIGXFSZ);
+      std::fclose(file);
+    }
+  };
+  [[noreturn]] void write_failed() const {
+    fail<FileError>(log_, ": cannot write '", path_, "': ", std::strerror(errno));
+  }
+
+  const char* log_;
+  std::string path_;
+  std::unique_ptr<std::FILE, Close> file_;
+};
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_HPP
+
+// <chorus/train/summary_writer.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRAIN_SUMMARY_WRITER_HPP
+#define CHORUS_SINGLE_CHORUS_TRAIN_SUMMARY_WRITER_HPP
+/// Curves for TensorBoard: event files, as PyTorch's SummaryWriter writes them.
+
+namespace chorus {
+
+namespace detail {
+
+/// An integer's bytes, the lowest first.
+template <class Integer>
+std::string little_endian(Integer number) {
+  std::string bytes;
+  for (std::size_t i = 0; i < sizeof number; ++i) bytes += static_cast<char>(number >> (8 * i));
+  return bytes;
+}
+
+/// A field of a protocol buffer (https://protobuf.dev/programming-guides/encoding): its number and type, then its
+/// value.
+class ProtoMessage {
+ public:
+  ProtoMessage& varint(int field, std::uint64_t number) {
+    append_varint(static_cast<std::uint64_t>(field) << 3);
+    append_varint(number);
+    return *this;
+  }
+  ProtoMessage& number(int field, double value) {
+    append_varint(static_cast<std::uint64_t>(field) << 3 | 1);
+    bytes_ += little_endian(std::bit_cast<std::uint64_t>(value));
+    return *this;
+  }
+  ProtoMessage& number(int field, float value) {
+    append_varint(static_cast<std::uint64_t>(field) << 3 | 5);
+    bytes_ += little_endian(std::bit_cast<std::uint32_t>(value));
+    return *this;
+  }
+  ProtoMessage& text(int field, std::string_view text) {
+    append_varint(static_cast<std::uint64_t>(field) << 3 | 2);
+    append_varint(text.size());
+    bytes_ += text;
+    return *this;
+  }
+  const std::string& bytes() const { return bytes_; }
+
+ private:
+  void append_varint(std::uint64_t number) {
+    for (; number >= 128; number >>= 7) bytes_ += static_cast<char>(number | 128);
+    bytes_ += static_cast<char>(number);
+  }
+
+  std::string bytes_;
+};
+
+/// CRC-32C (RFC 3720, B.4), masked as TFRecord files have it, so that a checksum of checksums tells something.
+inline std::uint32_t masked_crc32c(std::string_view bytes) {
+  std::uint32_t crc = ~0u;
+  for (const char byte : bytes) {
+    crc ^= static_cast<unsigned char>(byte);
+    for (int bit = 0; bit < 8; ++bit) crc = crc >> 1 ^ (crc & 1 ? 0x82f63b78u : 0);
+  }
+  crc = ~crc;
+  return (crc >> 15 | crc << 17) + 0xa282ead8u;
+}
+
+}  // namespace detail
+
+/// Writes scalars into an event file in the folder `log_dir`, which `tensorboard --logdir` reads. The format: records of
+/// length, its checksum, an `Event` (tensorflow/core/util/event.proto), its checksum.
+class SummaryWriter {
+ public:
+  /// Makes the folder; each writer has a file of its own there. An empty path makes a writer that writes nothing.
+  /// Throws FileError, as all calls do.
+  explicit SummaryWriter(const std::string& log_dir) : file_("SummaryWriter", path_in(log_dir)) {
+    if (file_) write(detail::ProtoMessage().number(1, now()).text(3, "brain.Event:2"));
+  }
+
+  /// A point of the curve `tag`: "loss/train".
+  void add_scalar(std::string_view tag, double value, std::int64_t global_step) {
+    if (!file_) return;
+    const auto point = detail::ProtoMessage().text(1, tag).number(2, static_cast<float>(value));
+    write(detail::ProtoMessage()
+              .number(1, now())
+              .varint(2, static_cast<std::uint64_t>(global_step))
+              .text(5, detail::ProtoMessage().text(1, point.bytes()).bytes()));
+  }
+  /// What was added is on disk when this returns.
+  void flush() { file_.flush(); }
+
+ private:
+  /// TensorBoard looks for "tfevents" in the name, and reads files in the order of their names.
+  static std::string path_in(const std::string& log_dir) {
+    if (log_dir.empty()) return {};
+    std::error_code error;
+    std::filesystem::create_directories(log_dir, error);
+    check<FileError>(!error, "SummaryWriter: cannot make the folder '", log_dir, "': ", error.message());
+    char host[256] = "host";
+    gethostname(host, sizeof host - 1);
+    static int files = 0;
+    return cat(log_dir, "/events.out.tfevents.", static_cast<std::int64_t>(now()), ".", host, ".", getpid(), ".",
+               files++);
+  }
+  /// Seconds since 1970.
+  static double now() {
+    return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+  }
+
+  void write(const detail::ProtoMessage& event) {
+    const auto length = detail::little_endian(static_cast<std::uint64_t>(event.bytes().size()));
+    file_.write(length + detail::little_endian(detail::masked_crc32c(length)) + event.bytes() +
+                detail::little_endian(detail::masked_crc32c(event.bytes())));
+  }
+
+  detail::LogFile file_;
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_TRAIN_SUMMARY_WRITER_HPP
+
 namespace chorus {
 
 /// What a finished run reports. Per-device lists have an entry for each device or, under DDP, rank.
 struct RunSummary {
-  std::string policy;
+  std::string policy = {};
   int devices = 1;
   double samples_per_second = 0;
-  std::vector<std::uint64_t> bytes_sent_per_device;
-  std::vector<std::uint64_t> peak_memory_bytes_per_device;
+  std::vector<std::uint64_t> bytes_sent_per_device = {};
+  std::vector<std::uint64_t> peak_memory_bytes_per_device = {};
   /// Left out where it is empty.
-  std::string parameters_sha256;
+  std::string parameters_sha256 = {};
 };
 
 namespace detail {
@@ -38841,26 +38399,36 @@ class JsonObject {
 
 }  // namespace detail
 
-/// Writes the events of a run to a file, a line each:
+/// Where a run's events go; an empty path: not there.
+struct MetricsFiles {
+  std::string json_lines = {};   ///< all of them, a line each
+  std::string csv = {};          ///< epochs, a row each: epoch,train_loss,test_accuracy,seconds
+  std::string tensorboard = {};  ///< a folder: curves for TensorBoard
+};
+
+/// Writes the events of a run to files. As JSON lines:
 ///
 ///     {"event":"step","step":0,"loss":2.3}
 ///     {"event":"epoch","epoch":0,"train_loss":1.9,"test_accuracy":0.61,"seconds":4.2}
 ///     {"event":"done","policy":"ddp","devices":2,"samples_per_second":...,"bytes_sent_per_device":[...],
 ///      "peak_memory_bytes_per_device":[...],"parameters_sha256":"..."}
 ///
-/// An epoch is on disk when `epoch` returns. Only one process of a run writes: the others give no path.
+/// For TensorBoard the losses of steps are `loss/step`, those of epochs `loss/train`, and accuracies `accuracy/test`. An
+/// epoch is on disk when `epoch` returns. Only one process of a run writes: the others give no path.
 class MetricsLog {
  public:
-  /// Replaces the file at `path`; an empty path makes a log that writes nothing. Throws FileError.
-  explicit MetricsLog(std::string path) : path_(std::move(path)) {
-    if (path_.empty()) return;
-    file_.reset(detail::open_to_write(path_.c_str()));
-    check<FileError>(file_ != nullptr, "metrics: cannot write '", path_, "': ", std::strerror(errno));
+  /// Replaces the files, but for TensorBoard's, which gets a new one in its folder. Throws FileError.
+  explicit MetricsLog(const MetricsFiles& files)
+      : json_lines_("metrics", files.json_lines), csv_("metrics", files.csv), curves_(files.tensorboard) {
+    csv_.write("epoch,train_loss,test_accuracy,seconds\n");
   }
+  /// JSON lines alone.
+  explicit MetricsLog(std::string path) : MetricsLog(MetricsFiles{.json_lines = std::move(path)}) {}
 
   /// The loss of a training step, counted from 0 over the whole run.
   void step(Index step, double loss) {
     write(detail::JsonObject().field("event", "step").field("step", step).field("loss", loss));
+    curves_.add_scalar("loss/step", loss, step);
   }
 
   /// An epoch's mean training loss, the accuracy after it in [0, 1], and how long it took.
@@ -38871,6 +38439,9 @@ class MetricsLog {
               .field("train_loss", train_loss)
               .field("test_accuracy", test_accuracy)
               .field("seconds", seconds));
+    csv_.write(cat(epoch, ',', train_loss, ',', test_accuracy, ',', seconds, '\n'));
+    curves_.add_scalar("loss/train", train_loss, epoch);
+    curves_.add_scalar("accuracy/test", test_accuracy, epoch);
     flush();
   }
 
@@ -38889,29 +38460,17 @@ class MetricsLog {
   }
 
  private:
-  struct Close {
-    void operator()(std::FILE* file) const {
-      const detail::HeldSignal held(SIGXFSZ);
-      std::fclose(file);
-    }
-  };
-
   void write(const detail::JsonObject& event) {
-    if (file_ == nullptr) return;
-    const std::string line = event.str() + '\n';
-    const detail::HeldSignal held(SIGXFSZ);
-    if (std::fwrite(line.data(), 1, line.size(), file_.get()) != line.size()) write_failed();
+    if (json_lines_) json_lines_.write(event.str() + '\n');
   }
   void flush() {
-    const detail::HeldSignal held(SIGXFSZ);
-    if (file_ != nullptr && std::fflush(file_.get()) != 0) write_failed();
-  }
-  [[noreturn]] void write_failed() const {
-    fail<FileError>("metrics: cannot write '", path_, "': ", std::strerror(errno));
+    json_lines_.flush();
+    csv_.flush();
+    curves_.flush();
   }
 
-  std::string path_;
-  std::unique_ptr<std::FILE, Close> file_;
+  detail::LogFile json_lines_, csv_;
+  SummaryWriter curves_;
 };
 
 }  // namespace chorus
