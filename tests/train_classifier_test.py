@@ -23,7 +23,8 @@ def run(*options, fails=False):
 
 def events(name, *options):
     path = FOLDER / f"{name}.jsonl"
-    run(*SMALL, *options, "--metrics", str(path))
+    said = run(*SMALL, *options, "--metrics", str(path))
+    assert "warning" not in said, said
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 

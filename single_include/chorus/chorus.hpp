@@ -6737,8 +6737,13 @@ class ParameterOn : public detail::AtHome<D> {
   bool grad_local() const { return local_at_ != 0 && local_at_ == times_forgotten() + 1; }
   void set_grad_local(bool local) { local_at_ = local ? times_forgotten() + 1 : 0; }
 
+  /// Whether the last gradient has gone to another process, which steps in this one's place: that an optimizer finds
+  /// none here is no mistake.
+  bool grad_sent() const { return grad_sent_; }
+  void set_grad_sent(bool sent) { grad_sent_ = sent; }
+
  private:
-  bool in_common_ = false;
+  bool in_common_ = false, grad_sent_ = false;
   std::uint32_t local_at_ = 0;  // times_forgotten() + 1 when it was said
 };
 
@@ -29652,7 +29657,8 @@ class Optimizer : public HasLearningRate {
 
   // Nothing moves: seldom what was wanted. Of a slice of the parameters, as a rank of ZeRO has, it may be.
   [[gnu::noinline, gnu::cold]] void warn_of_no_gradient() {
-    if (std::exchange(warned_, true)) return;
+    const auto sent = [](const Entry& entry) { return entry.named.parameter->grad_sent(); };
+    if (std::any_of(entries_.begin(), entries_.end(), sent) || std::exchange(warned_, true)) return;
     const bool wanted = std::any_of(entries_.begin(), entries_.end(),
                                     [](const Entry& entry) { return entry.named.parameter->wants_grad(); });
     chorus::detail::say(cat("warning: optimizer: a step finds no gradient in any of its ", entries_.size(),
@@ -38280,8 +38286,8 @@ inline std::uint32_t masked_crc32c(std::string_view bytes) {
 
 }  // namespace detail
 
-/// Writes scalars into an event file in the folder `log_dir`, which `tensorboard --logdir` reads. The format: records of
-/// length, its checksum, an `Event` (tensorflow/core/util/event.proto), its checksum.
+/// Writes scalars into an event file in the folder `log_dir`, which `tensorboard --logdir` reads. The format: records
+/// of a length, its checksum, an `Event` (tensorflow/core/util/event.proto), its checksum.
 class SummaryWriter {
  public:
   /// Makes the folder; each writer has a file of its own there. An empty path makes a writer that writes nothing.
@@ -38413,8 +38419,8 @@ struct MetricsFiles {
 ///     {"event":"done","policy":"ddp","devices":2,"samples_per_second":...,"bytes_sent_per_device":[...],
 ///      "peak_memory_bytes_per_device":[...],"parameters_sha256":"..."}
 ///
-/// For TensorBoard the losses of steps are `loss/step`, those of epochs `loss/train`, and accuracies `accuracy/test`. An
-/// epoch is on disk when `epoch` returns. Only one process of a run writes: the others give no path.
+/// For TensorBoard the losses of steps are `loss/step`, those of epochs `loss/train`, and accuracies `accuracy/test`.
+/// An epoch is on disk when `epoch` returns. Only one process of a run writes: the others give no path.
 class MetricsLog {
  public:
   /// Replaces the files, but for TensorBoard's, which gets a new one in its folder. Throws FileError.

@@ -131,8 +131,13 @@ class ParameterOn : public detail::AtHome<D> {
   bool grad_local() const { return local_at_ != 0 && local_at_ == times_forgotten() + 1; }
   void set_grad_local(bool local) { local_at_ = local ? times_forgotten() + 1 : 0; }
 
+  /// Whether the last gradient has gone to another process, which steps in this one's place: that an optimizer finds
+  /// none here is no mistake.
+  bool grad_sent() const { return grad_sent_; }
+  void set_grad_sent(bool sent) { grad_sent_ = sent; }
+
  private:
-  bool in_common_ = false;
+  bool in_common_ = false, grad_sent_ = false;
   std::uint32_t local_at_ = 0;  // times_forgotten() + 1 when it was said
 };
 

@@ -271,7 +271,8 @@ class Optimizer : public HasLearningRate {
 
   // Nothing moves: seldom what was wanted. Of a slice of the parameters, as a rank of ZeRO has, it may be.
   [[gnu::noinline, gnu::cold]] void warn_of_no_gradient() {
-    if (std::exchange(warned_, true)) return;
+    const auto sent = [](const Entry& entry) { return entry.named.parameter->grad_sent(); };
+    if (std::any_of(entries_.begin(), entries_.end(), sent) || std::exchange(warned_, true)) return;
     const bool wanted = std::any_of(entries_.begin(), entries_.end(),
                                     [](const Entry& entry) { return entry.named.parameter->wants_grad(); });
     chorus::detail::say(cat("warning: optimizer: a step finds no gradient in any of its ", entries_.size(),

@@ -240,6 +240,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
       auto& p = entries[i].parameter();
       p.set_grad_arrived(is_server() && ((own[i] | workers[i]) & has_gradient) != 0);
       p.set_grad_local(false);
+      p.set_grad_sent(!is_server());
       forgotten_before_.push_back(p.times_forgotten());
     }
     pushed_ = stepped_ = true;

@@ -97,8 +97,8 @@ struct MetricsFiles {
 ///     {"event":"done","policy":"ddp","devices":2,"samples_per_second":...,"bytes_sent_per_device":[...],
 ///      "peak_memory_bytes_per_device":[...],"parameters_sha256":"..."}
 ///
-/// For TensorBoard the losses of steps are `loss/step`, those of epochs `loss/train`, and accuracies `accuracy/test`. An
-/// epoch is on disk when `epoch` returns. Only one process of a run writes: the others give no path.
+/// For TensorBoard the losses of steps are `loss/step`, those of epochs `loss/train`, and accuracies `accuracy/test`.
+/// An epoch is on disk when `epoch` returns. Only one process of a run writes: the others give no path.
 class MetricsLog {
  public:
   /// Replaces the files, but for TensorBoard's, which gets a new one in its folder. Throws FileError.

@@ -73,8 +73,8 @@ inline std::uint32_t masked_crc32c(std::string_view bytes) {
 
 }  // namespace detail
 
-/// Writes scalars into an event file in the folder `log_dir`, which `tensorboard --logdir` reads. The format: records of
-/// length, its checksum, an `Event` (tensorflow/core/util/event.proto), its checksum.
+/// Writes scalars into an event file in the folder `log_dir`, which `tensorboard --logdir` reads. The format: records
+/// of a length, its checksum, an `Event` (tensorflow/core/util/event.proto), its checksum.
 class SummaryWriter {
  public:
   /// Makes the folder; each writer has a file of its own there. An empty path makes a writer that writes nothing.
