@@ -3,7 +3,7 @@
 /// out.
 
 #include <algorithm>
-#include <chorus/core/error.hpp>
+#include <chorus/core/dtype.hpp>
 #include <cstdint>
 #include <memory>
 #include <span>
