@@ -20860,7 +20860,7 @@ auto batch_norm(const char* name, const X& x, const W& weight, const B& bias, co
           grads[i] = target.data();
           accumulate[i] = target.accumulate;
         };
-        // Behind a residual it is y that says what the ReLU lets through, in evaluation always. A gradient that nobody
+        // After a residual it is y that says what the ReLU lets through, in evaluation always. A gradient that nobody
         // else holds is changed where it lies: into what the ReLU lets through of it, or else into that by x.
         const bool masks = relu && (sizeof...(dr) > 0 || !training), ours = dy.storage().owners() == 1;
         const bool in_place = training && ours && !masks && dx && dx->takes_over();
@@ -21064,7 +21064,7 @@ auto derivatives(const operations::DeviceCopy& operation, const GraphVariable<T,
 namespace chorus {
 
 namespace detail {
-/// A channel's sums, and further numbers behind them, added up over the group; the sums end on the device again.
+/// A channel's sums, and further numbers after them, added up over the group; the sums end on the device again.
 template <class D>
 void sum_over_group(BatchGroup& group, const Tensor<double, 1, D>& sums, std::vector<double>& numbers) {
   const auto count = static_cast<std::size_t>(sums.numel());
@@ -29018,7 +29018,7 @@ double square_sum(Cuda device, Index count, const T* x) {
 namespace chorus::nn {
 
 /// Owns the buffers; the parameters are views of them. Within a dtype those come first that want gradients, in the
-/// order in which backward is expected to finish them (the last layer's first), frozen ones behind. In front of large
+/// order in which backward is expected to finish them (the last layer's first), frozen ones last. In front of large
 /// ones, on GPUs of all, some zeros may lie, up to an address that suits them (`parameter_place`); they count as the
 /// parameter's before.
 template <Device D>
@@ -29240,7 +29240,7 @@ void check_averaged(const std::vector<nn::NamedParameter<D>>& parameters) {
 
 namespace chorus::optim {
 
-/// The learning rate, apart from the rest so that schedules know nothing else.
+/// The learning rate, in a class of its own so that schedules know nothing else.
 class HasLearningRate {
  public:
   explicit HasLearningRate(double lr) : lr_(lr), start_(lr) { check_rate(lr); }

@@ -14,7 +14,7 @@
 namespace chorus::nn {
 
 /// Owns the buffers; the parameters are views of them. Within a dtype those come first that want gradients, in the
-/// order in which backward is expected to finish them (the last layer's first), frozen ones behind. In front of large
+/// order in which backward is expected to finish them (the last layer's first), frozen ones last. In front of large
 /// ones, on GPUs of all, some zeros may lie, up to an address that suits them (`parameter_place`); they count as the
 /// parameter's before.
 template <Device D>

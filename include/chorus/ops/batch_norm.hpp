@@ -101,7 +101,7 @@ auto batch_norm(const char* name, const X& x, const W& weight, const B& bias, co
           grads[i] = target.data();
           accumulate[i] = target.accumulate;
         };
-        // Behind a residual it is y that says what the ReLU lets through, in evaluation always. A gradient that nobody
+        // After a residual it is y that says what the ReLU lets through, in evaluation always. A gradient that nobody
         // else holds is changed where it lies: into what the ReLU lets through of it, or else into that by x.
         const bool masks = relu && (sizeof...(dr) > 0 || !training), ours = dy.storage().owners() == 1;
         const bool in_place = training && ours && !masks && dx && dx->takes_over();

@@ -15,7 +15,7 @@
 namespace chorus {
 
 namespace detail {
-/// A channel's sums, and further numbers behind them, added up over the group; the sums end on the device again.
+/// A channel's sums, and further numbers after them, added up over the group; the sums end on the device again.
 template <class D>
 void sum_over_group(BatchGroup& group, const Tensor<double, 1, D>& sums, std::vector<double>& numbers) {
   const auto count = static_cast<std::size_t>(sums.numel());

@@ -5,7 +5,7 @@
 
 namespace chorus::optim {
 
-/// The learning rate, apart from the rest so that schedules know nothing else.
+/// The learning rate, in a class of its own so that schedules know nothing else.
 class HasLearningRate {
  public:
   explicit HasLearningRate(double lr) : lr_(lr), start_(lr) { check_rate(lr); }
