@@ -32,12 +32,11 @@ inline void check_save(chorus::Run& run, const CheckpointOptions& options) {
   if (run.is_main() && !options.save.empty()) chorus::io::AtomicFile{options.save};
 }
 
-/// Rank 0 writes a checkpoint to --save; under a policy that lets ranks differ for a while, with what all of them tell.
+/// Rank 0 writes a checkpoint to --save, with what the others tell where ranks have something of their own.
 template <class Net>
 void save(chorus::Run& run, Net& net, NamedOptimizer<Net>& optimizer, const CheckpointOptions& options,
           const Position& at) {
-  constexpr bool ranks_differ = requires { net.synchronise(); };
-  if (options.save.empty() || !(run.is_main() || ranks_differ)) return;
+  if (options.save.empty() || !(run.is_main() || chorus::io::all_ranks_save<Net>)) return;
   chorus::io::save_checkpoint(net, optimizer.plain(), {.epoch = at.epoch, .batch = at.batch, .step = at.step},
                               options.save);
 }

@@ -5989,8 +5989,8 @@ void watch_backward(const std::weak_ptr<BackwardWatch>& watch);
 /// outside of a run.
 std::uint64_t backward_run();
 
-/// Of the same run: those of its nodes that are means, the last recorded
-/// first, whether or not backward has passed them yet. For gradient hooks. Empty outside of a run.
+/// Of the same run: those of its nodes that are means, the last recorded first, whether or not backward has passed them
+/// yet. For gradient hooks. Empty outside of a run.
 std::span<const Ref<Node>> means_of_backward();
 
 struct BackwardOptions {
@@ -38237,27 +38237,27 @@ std::string little_endian(Integer number) {
   return bytes;
 }
 
-/// A field of a protocol buffer (https://protobuf.dev/programming-guides/encoding): its number and type, then its
-/// value.
+/// A message of protocol buffers (https://protobuf.dev/programming-guides/encoding): fields, of which each is its
+/// number and type, then its value.
 class ProtoMessage {
  public:
   ProtoMessage& varint(int field, std::uint64_t number) {
-    append_varint(static_cast<std::uint64_t>(field) << 3);
+    begin_field(field, 0);
     append_varint(number);
     return *this;
   }
   ProtoMessage& number(int field, double value) {
-    append_varint(static_cast<std::uint64_t>(field) << 3 | 1);
+    begin_field(field, 1);
     bytes_ += little_endian(std::bit_cast<std::uint64_t>(value));
     return *this;
   }
   ProtoMessage& number(int field, float value) {
-    append_varint(static_cast<std::uint64_t>(field) << 3 | 5);
+    begin_field(field, 5);
     bytes_ += little_endian(std::bit_cast<std::uint32_t>(value));
     return *this;
   }
   ProtoMessage& text(int field, std::string_view text) {
-    append_varint(static_cast<std::uint64_t>(field) << 3 | 2);
+    begin_field(field, 2);
     append_varint(text.size());
     bytes_ += text;
     return *this;
@@ -38265,6 +38265,7 @@ class ProtoMessage {
   const std::string& bytes() const { return bytes_; }
 
  private:
+  void begin_field(int field, unsigned type) { append_varint(static_cast<std::uint64_t>(field) << 3 | type); }
   void append_varint(std::uint64_t number) {
     for (; number >= 128; number >>= 7) bytes_ += static_cast<char>(number | 128);
     bytes_ += static_cast<char>(number);
@@ -38317,7 +38318,7 @@ class SummaryWriter {
     check<FileError>(!error, "SummaryWriter: cannot make the folder '", log_dir, "': ", error.message());
     char host[256] = "host";
     gethostname(host, sizeof host - 1);
-    static int files = 0;
+    static std::atomic<int> files{0};
     return cat(log_dir, "/events.out.tfevents.", static_cast<std::int64_t>(now()), ".", host, ".", getpid(), ".",
                files++);
   }

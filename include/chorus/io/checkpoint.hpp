@@ -177,6 +177,10 @@ void read_all(const SafetensorsReader& file, const std::vector<TensorPlace<D>>& 
 
 }  // namespace detail
 
+/// Whether all ranks call `save_checkpoint` for this net; else rank 0 alone, but for a ShardedOptimizer.
+template <class Net>
+constexpr bool all_ranks_save = detail::all_ranks_save<Net>;
+
 /// Writes model, optimizer, learning rate and position to one file, atomically. The model's tensors have their own
 /// names, so the file is also a model's file. One process calls it, under ParameterServer the server, whose workers
 /// return at once; with a ShardedOptimizer, under LocalSgd, or under a communication hook that remembers something, all

@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <bit>
 #include <chorus/train/log_file.hpp>
 #include <chrono>
@@ -24,27 +25,27 @@ std::string little_endian(Integer number) {
   return bytes;
 }
 
-/// A field of a protocol buffer (https://protobuf.dev/programming-guides/encoding): its number and type, then its
-/// value.
+/// A message of protocol buffers (https://protobuf.dev/programming-guides/encoding): fields, of which each is its
+/// number and type, then its value.
 class ProtoMessage {
  public:
   ProtoMessage& varint(int field, std::uint64_t number) {
-    append_varint(static_cast<std::uint64_t>(field) << 3);
+    begin_field(field, 0);
     append_varint(number);
     return *this;
   }
   ProtoMessage& number(int field, double value) {
-    append_varint(static_cast<std::uint64_t>(field) << 3 | 1);
+    begin_field(field, 1);
     bytes_ += little_endian(std::bit_cast<std::uint64_t>(value));
     return *this;
   }
   ProtoMessage& number(int field, float value) {
-    append_varint(static_cast<std::uint64_t>(field) << 3 | 5);
+    begin_field(field, 5);
     bytes_ += little_endian(std::bit_cast<std::uint32_t>(value));
     return *this;
   }
   ProtoMessage& text(int field, std::string_view text) {
-    append_varint(static_cast<std::uint64_t>(field) << 3 | 2);
+    begin_field(field, 2);
     append_varint(text.size());
     bytes_ += text;
     return *this;
@@ -52,6 +53,7 @@ class ProtoMessage {
   const std::string& bytes() const { return bytes_; }
 
  private:
+  void begin_field(int field, unsigned type) { append_varint(static_cast<std::uint64_t>(field) << 3 | type); }
   void append_varint(std::uint64_t number) {
     for (; number >= 128; number >>= 7) bytes_ += static_cast<char>(number | 128);
     bytes_ += static_cast<char>(number);
@@ -104,7 +106,7 @@ class SummaryWriter {
     check<FileError>(!error, "SummaryWriter: cannot make the folder '", log_dir, "': ", error.message());
     char host[256] = "host";
     gethostname(host, sizeof host - 1);
-    static int files = 0;
+    static std::atomic<int> files{0};
     return cat(log_dir, "/events.out.tfevents.", static_cast<std::int64_t>(now()), ".", host, ".", getpid(), ".",
                files++);
   }
