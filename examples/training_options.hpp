@@ -23,8 +23,8 @@ struct TrainingOptions {
   double lr = 0.02, momentum = 0.9, weight_decay = 0, clip = 0;
   std::optional<double> timeout{};
   std::string all_reduce{};
-  bool quiet = false;
-  std::string metrics{}, csv{}, tensorboard{}, save{};
+  bool quiet = false, trace_ring = false;
+  std::string metrics{}, csv{}, tensorboard{}, save{}, trace{}, trace_steps{};
 };
 
 /// A check for an option: a number within limits. Its message is short and says what was given.
@@ -53,6 +53,19 @@ inline CLI::Validator batch_size() {
                         : number(text);
   };
   return CLI::Validator(check, number.get_description());
+}
+
+/// FIRST:COUNT, as chorus reads it.
+inline CLI::Validator trace_steps() {
+  const auto check = [](const std::string& text) -> std::string {
+    try {
+      chorus::TraceOptions().set_steps("", text);
+      return "";
+    } catch (const chorus::UsageError& error) {
+      return std::string(error.what()).substr(2);
+    }
+  };
+  return CLI::Validator(check, "FIRST:COUNT");
 }
 
 /// `more`: policies that the program has beside those of all.
@@ -105,6 +118,10 @@ inline void add_options(CLI::App& app, TrainingOptions& options, const std::vect
   app.add_option("--all-reduce", options.all_reduce,
                  "how processes add up their gradients under ddp (default: CHORUS_ALL_REDUCE, else auto: the fastest)")
       ->check(CLI::IsMember({"auto", "ring", "direct", "in_place", "hierarchical"}));
+  app.add_option("--trace", options.trace,
+                 "file for what happens in a few steps: for chorus-page and https://ui.perfetto.dev");
+  app.add_option("--trace-steps", options.trace_steps, "which: FIRST:COUNT (default: 5:3)")->check(trace_steps());
+  app.add_flag("--trace-ring", options.trace_ring, "with each step of each collective: to see a ring turn");
   app.add_flag("--quiet", options.quiet, "no progress, no summary");
 }
 
@@ -126,6 +143,9 @@ int launch(int argc, char** argv, const TrainingOptions& options, const Body& bo
   chorus::LaunchOptions launching;
   launching.devices = options.devices;
   launching.seed = options.seed;
+  launching.trace.path = options.trace;
+  if (!options.trace_steps.empty()) launching.trace.set_steps("--trace-steps", options.trace_steps);
+  launching.trace.ring_steps = options.trace_ring;
   if (options.timeout)
     launching.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(*options.timeout * 1000));
   if (!options.all_reduce.empty()) launching.all_reduce = chorus::comm::all_reduce_of(options.all_reduce);

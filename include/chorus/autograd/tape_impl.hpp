@@ -5,9 +5,11 @@
 #include <atomic>
 #include <chorus/autograd/tape.hpp>
 #include <chorus/core/error.hpp>
+#include <chorus/core/trace_listener.hpp>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -176,6 +178,7 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
   if (options.hooks)
     for (const auto& root : roots)
       if (root->is_leaf() && root->pending_ == 0) root->gradient_is_final();
+  std::optional<trace::Span> span(std::in_place, trace::Lane::backward, "backward", "backward");
   for (Ref<Node>& node : lists.nodes) {
     if (node->is_leaf()) {
       if (!lists.count) node->set_reached();  // in the run around this one
@@ -207,6 +210,7 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
     lists.final_far_leaves.clear();
     node = {};
   }
+  span.reset();
   for (const auto& action : outermost.end_actions) action();
 }
 

@@ -102,9 +102,9 @@ class GlooEngine final : public QueuedEngine {
       if (late || dynamic_cast<const TimeoutError*>(&error)) fail<TimeoutError>(why);
       fail<CommError>(why);
     }
-    count_ring_traffic(call, rank, size);
+    count_ring_traffic(call, rank, size, members);
     if (call.op == Op::reduce_scatter)  // an all-reduce of all
-      count_ring_traffic(call, rank, size);
+      count_ring_traffic(call, rank, size, members);
   }
 
   /// Gloo's other ranks see their connections break.

@@ -76,7 +76,7 @@ class MpiEngine final : public QueuedEngine {
   void run(const Call& call, const Envelope& envelope) override {
     if (compares_) compare_calls(*this, call, envelope, rank, size);
     start(call);
-    count_ring_traffic(call, rank, size);
+    count_ring_traffic(call, rank, size, members);
   }
 
   void start(const Call& call) {

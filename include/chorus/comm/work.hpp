@@ -2,6 +2,7 @@
 /// `Work`: the handle of a collective that runs in the background.
 
 #include <chorus/core/config.hpp>
+#include <chorus/core/trace_listener.hpp>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -35,7 +36,10 @@ class Work {
 
   /// Returns when the collective has finished. Throws CommError if it failed.
   void wait() {
-    if (const auto progress = std::move(progress_)) progress->wait(ticket_);
+    const auto progress = std::move(progress_);
+    if (!progress) return;
+    const trace::Span waits(trace::Lane::wait, "wait", "a call in the background");
+    progress->wait(ticket_);
   }
   /// True once `wait` would return or throw at once.
   bool done() const { return !progress_ || progress_->done(ticket_); }

@@ -3,7 +3,9 @@
 #define CHORUS_BUILDS_LIBRARY
 #include <chorus/autograd/tape.hpp>
 #include <chorus/nn/flat_parameters.hpp>
+#include <chorus/train/merge_traces.hpp>
 #include <chorus/train/progress.hpp>
+#include <chorus/train/trace_recorder.hpp>
 
 namespace chorus {
 

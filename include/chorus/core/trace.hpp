@@ -1,37 +1,22 @@
 #pragma once
 /// Everything that moves is counted here: bytes sent per device by what they carried, and memory per device by kind.
-/// Under DataParallel a "device" is a device of this process; under DistributedDataParallel it is the rank.
+/// Under DataParallel a "device" is a device of this process; under DistributedDataParallel it is the rank. What
+/// listens (core/trace_listener.hpp) is told of each.
 
 #include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <string_view>
+#include <mutex>
 
 #include <chorus/core/config.hpp>
 #include <chorus/core/error.hpp>
+#include <chorus/core/trace_listener.hpp>
 
 namespace chorus::trace {
 
 /// Slots for devices: 64 of a kind (`trace_slot`).
 inline constexpr int max_devices = 128;
-
-/// What a message between devices or ranks carried.
-enum class Traffic : std::uint8_t { control, parameters, gradients, buffers, inputs, outputs };
-inline constexpr std::size_t traffic_kinds = 6;
-
-/// What a block of device memory holds.
-enum class Memory : std::uint8_t { activations, parameters, gradients, optimizer, buckets };
-inline constexpr std::size_t memory_kinds = 5;
-
-constexpr std::string_view name(Traffic kind) {
-  constexpr std::string_view names[] = {"control", "parameters", "gradients", "buffers", "inputs", "outputs"};
-  return names[static_cast<std::size_t>(kind)];
-}
-constexpr std::string_view name(Memory kind) {
-  constexpr std::string_view names[] = {"activations", "parameters", "gradients", "optimizer", "buckets"};
-  return names[static_cast<std::size_t>(kind)];
-}
 
 /// Bytes of one device, in use now and at most so far.
 struct MemoryUse {
@@ -43,6 +28,8 @@ struct DeviceCounters {
   std::array<std::atomic<std::uint64_t>, traffic_kinds> sent{};
   std::array<std::atomic<std::int64_t>, memory_kinds> held{};
   std::atomic<std::int64_t> total{0}, peak{0};
+  std::mutex at_peak_mutex;
+  std::array<std::size_t, memory_kinds> at_peak{};
 };
 inline DeviceCounters& counters(int device) {
   static std::array<DeviceCounters, max_devices> all;
@@ -50,11 +37,21 @@ inline DeviceCounters& counters(int device) {
                      max_devices, ")");
   return all[static_cast<std::size_t>(device)];
 }
+/// What other threads allocate meanwhile may be in it, too.
+[[gnu::noinline, gnu::cold]] inline void note_peak(DeviceCounters& c, std::int64_t now) {
+  const std::lock_guard lock(c.at_peak_mutex);
+  if (now <= c.peak.load(std::memory_order_relaxed)) return;
+  c.peak.store(now, std::memory_order_relaxed);
+  for (std::size_t kind = 0; kind < memory_kinds; ++kind)
+    c.at_peak[kind] = static_cast<std::size_t>(c.held[kind].load(std::memory_order_relaxed));
+}
 }  // namespace detail
 
-/// Counts `bytes` that `device` (or rank) handed to another one.
-inline void sent(int device, Traffic kind, std::size_t bytes) {
-  detail::counters(device).sent[static_cast<std::size_t>(kind)].fetch_add(bytes, std::memory_order_relaxed);
+/// Counts `bytes` that the device (or rank) `from` handed to another one.
+inline void sent(int from, int to, Traffic kind, std::size_t bytes) {
+  detail::counters(from).sent[static_cast<std::size_t>(kind)].fetch_add(bytes, std::memory_order_relaxed);
+  if (auto* const listener = listening()) [[unlikely]]
+    listener->sent(from, to, kind, bytes);
 }
 inline std::uint64_t bytes_sent(int device, Traffic kind) {
   return detail::counters(device).sent[static_cast<std::size_t>(kind)].load(std::memory_order_relaxed);
@@ -69,14 +66,15 @@ inline void reset_traffic() {
     for (auto& kind : detail::counters(device).sent) kind.store(0, std::memory_order_relaxed);
 }
 
-/// Counts `bytes` that came into use on `device` (negative: that were given back).
-inline void allocated(int device, Memory kind, std::int64_t bytes) {
-  auto& c = detail::counters(device);
+/// Counts `bytes` that came into use on the device of that trace_slot (negative: that were given back).
+inline void allocated(int slot, Memory kind, std::int64_t bytes) {
+  auto& c = detail::counters(slot);
   c.held[static_cast<std::size_t>(kind)].fetch_add(bytes, std::memory_order_relaxed);
   const auto now = c.total.fetch_add(bytes, std::memory_order_relaxed) + bytes;
-  auto peak = c.peak.load(std::memory_order_relaxed);
-  while (now > peak && !c.peak.compare_exchange_weak(peak, now, std::memory_order_relaxed)) {
-  }
+  if (now > c.peak.load(std::memory_order_relaxed)) [[unlikely]]
+    detail::note_peak(c, now);
+  if (auto* const listener = listening()) [[unlikely]]
+    listener->allocated(slot, kind, bytes);
 }
 inline MemoryUse memory(int device) {
   const auto& c = detail::counters(device);
@@ -84,6 +82,12 @@ inline MemoryUse memory(int device) {
 }
 inline std::size_t memory(int device, Memory kind) {
   return static_cast<std::size_t>(detail::counters(device).held[static_cast<std::size_t>(kind)].load());
+}
+/// What the peak was made of, by kind.
+inline std::array<std::size_t, memory_kinds> memory_at_peak(int device) {
+  auto& c = detail::counters(device);
+  const std::lock_guard lock(c.at_peak_mutex);
+  return c.at_peak;
 }
 
 }  // namespace chorus::trace

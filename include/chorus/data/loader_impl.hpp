@@ -23,7 +23,11 @@ struct LoaderPass {
 
   void advance() {
     current.reset();  // its memory is free for the next batch to be made
+    trace::Span span(trace::Lane::loader, "loader", "next batch");
     if (running) current = running->next();
+    if (span && current)
+      span.describe(trace::place(), "next batch",
+                    cat("\"samples\":", current->labels.numel(), ",\"batch\":", current->global_size));
     if (!current) running.reset();
   }
   Batch make(Index b) const;

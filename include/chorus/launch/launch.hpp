@@ -48,13 +48,21 @@ struct LaunchBody {
 struct LaunchedPolicy {
   const char* name;
   bool distributed;
+  const char* device_kind = "cpu";
+  int first_slot = 0;  ///< of its devices' kind, see trace_slot
 
   template <class Net>
   static LaunchedPolicy of() {
+    LaunchedPolicy policy{nullptr, Net::distributed};
     if constexpr (requires { static_cast<const char*>(Net::name); })
-      return {Net::name, Net::distributed};
+      policy.name = Net::name;
     else
-      return {typeid(Net).name(), Net::distributed};
+      policy.name = typeid(Net).name();
+    if constexpr (requires { Net::device_type::first_slot; }) {
+      policy.device_kind = Net::device_type::kind;
+      policy.first_slot = Net::device_type::first_slot;
+    }
+    return policy;
   }
 };
 
@@ -84,10 +92,10 @@ int launch(int argc, char** argv, const LaunchOptions& options, Body&& body) {
   return detail::launch(detail::LaunchedPolicy::of<Net>(), argc, argv, &options, detail::LaunchBody::of<Net>(body));
 }
 
-/// The same, with `--devices N`, `--seed S`, `--timeout SECONDS`, `--backend NAME`, `--all-reduce NAME` and `--help`
-/// read from the command line. Other options belong to the program, which asks for them with `run.option(name)`; one
-/// that looks like a misspelling is refused where the net is built (Run::check_options), one that it never asked for is
-/// named at the end.
+/// The same, with `--devices N`, `--seed S`, `--timeout SECONDS`, `--backend NAME`, `--all-reduce NAME`,
+/// `--trace FILE`, `--trace-steps FIRST:COUNT`, `--trace-ring` and `--help` read from the command line. Other options
+/// belong to the program, which asks for them with `run.option(name)`; one that looks like a misspelling is refused
+/// where the net is built (Run::check_options), one that it never asked for is named at the end.
 template <class Net, class Body>
 int launch(int argc, char** argv, Body&& body) {
   return detail::launch(detail::LaunchedPolicy::of<Net>(), argc, argv, nullptr, detail::LaunchBody::of<Net>(body));

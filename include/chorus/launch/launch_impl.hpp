@@ -14,6 +14,8 @@
 #include <chorus/launch/supervisor.hpp>
 #include <chorus/launch/supervisor_link.hpp>
 #include <chorus/launch/world_from_environment.hpp>
+#include <chorus/train/merge_traces.hpp>
+#include <chorus/train/trace_recorder.hpp>
 #include <climits>
 #include <cstdio>
 #include <cstdlib>
@@ -75,6 +77,11 @@ inline void print_launch_help(const char* program) {
       "  --all-reduce NAME  how the processes add up their gradients: auto, ring, direct, in_place, hierarchical "
       "(default:\n"
       "                     CHORUS_ALL_REDUCE, else auto: what is fastest for them and the data)\n"
+      "  --trace FILE       writes what happened in a few steps, for Perfetto and chorus-page (default: CHORUS_TRACE, "
+      "else\n"
+      "                     nothing)\n"
+      "  --trace-steps F:N  N steps from step F on (default: CHORUS_TRACE_STEPS, else 5:3)\n"
+      "  --trace-ring       with each step of each collective (or CHORUS_TRACE_RING=1)\n"
       "Where a machine's cores can be shared out evenly, each of its ranks keeps to its share, unless CHORUS_BIND=0.\n"
       "Other options are the program's own.\n",
       printable(program, PATH_MAX).c_str(), LaunchOptions::most_devices);
@@ -262,6 +269,38 @@ inline int call(Run& run, LaunchBody body) {
   }
 }
 
+/// Records the run, where that is wanted, while it lives.
+class TraceScope {
+ public:
+  TraceScope(int number, LaunchedPolicy policy, const LaunchOptions& options, const comm::World& world) {
+    if (options.trace.path.empty()) return;
+    auto traced = options.trace;
+    traced.path = path_of(number, options);
+    // Threads that have been left to themselves may still listen to it: it stays.
+    recorder_ = new TraceRecorder(std::move(traced), {.policy = policy.name,
+                                                      .distributed = world.size > 1,
+                                                      .rank = world.rank,
+                                                      .ranks = world.size,
+                                                      .device_kind = policy.device_kind,
+                                                      .first_slot = policy.first_slot});
+    static auto& all = *new std::vector<TraceRecorder*>;
+    all.push_back(recorder_);
+  }
+  ~TraceScope() {
+    if (recorder_ != nullptr) recorder_->finish();
+  }
+  TraceScope(const TraceScope&) = delete;
+  TraceScope& operator=(const TraceScope&) = delete;
+
+  /// Later calls of `launch` in one main have files of their own.
+  static std::string path_of(int number, const LaunchOptions& options) {
+    return number == 0 ? options.trace.path : cat(options.trace.path, ".", number + 1);
+  }
+
+ private:
+  TraceRecorder* recorder_ = nullptr;
+};
+
 inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments arguments, LaunchOptions options,
                        bool names_unused, LaunchBody body) {
   auto& calls = LaunchCalls::of_process();
@@ -284,6 +323,8 @@ inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments
       group.argv = argv;
       group.launch = next.text();
       const int status = run_job(std::move(group));
+      // Of ranks that were killed while they recorded.
+      if (!options.trace.path.empty()) merge_traces(TraceScope::path_of(number, options), next.devices, true);
       if (status == 0) check_output();
       return status;
     }
@@ -294,6 +335,7 @@ inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments
     warn_of_strangers(policy);
   }
   manual_seed(options.seed);
+  const TraceScope traced(number, policy, options, world);
   Run run(std::move(arguments), options, std::move(world));
   const int status = call(run, body);
   if (names_unused && status == 0 && run.is_main()) {

@@ -13,6 +13,7 @@
 #include <chorus/comm/connect.hpp>
 #include <chorus/comm/world.hpp>
 #include <chorus/launch/message.hpp>
+#include <chorus/train/trace_recorder.hpp>
 
 namespace chorus {
 
@@ -75,10 +76,14 @@ struct LaunchOptions {
   std::optional<std::chrono::milliseconds> timeout;  ///< of every wait for another rank; else CHORUS_TIMEOUT, else 60 s
   std::optional<comm::Backend> backend = {};         ///< of communicators; else CHORUS_BACKEND, else automatic
   std::optional<comm::Algorithm> all_reduce = {};    ///< of communicators; else CHORUS_ALL_REDUCE, else automatic
+  /// Of a few steps, see TraceRecorder; without a path CHORUS_TRACE, and CHORUS_TRACE_STEPS and CHORUS_TRACE_RING, else
+  /// none.
+  TraceOptions trace = {};
 
   static constexpr int most_devices = comm::max_ranks;
 
-  /// Reads `--devices N`, `--seed S`, `--timeout SECONDS`, `--backend NAME`, `--all-reduce NAME`.
+  /// Reads `--devices N`, `--seed S`, `--timeout SECONDS`, `--backend NAME`, `--all-reduce NAME`, `--trace FILE`,
+  /// `--trace-steps FIRST:COUNT`, `--trace-ring`.
   static LaunchOptions from(Arguments& arguments);
 
   /// Throws UsageError for what makes no sense, and fills in the timeout, the backend and the all-reduce.

@@ -127,6 +127,9 @@ CHORUS_INLINE LaunchOptions LaunchOptions::from(Arguments& arguments) {
     options.backend = detail::named("--backend", *text, comm::backend_of);
   if (const auto text = arguments.find("all-reduce"))
     options.all_reduce = detail::named("--all-reduce", *text, comm::all_reduce_of);
+  if (const auto text = arguments.find("trace")) options.trace.path = *text;
+  if (const auto text = arguments.find("trace-steps")) options.trace.set_steps("--trace-steps", *text);
+  options.trace.ring_steps = arguments.has("trace-ring");
   return options;
 }
 
@@ -139,6 +142,12 @@ CHORUS_INLINE void LaunchOptions::complete() {
     timeout = detail::timeout_of("environment variable CHORUS_TIMEOUT", text ? text : "60");
   }
   comm::check_timeout("launch", *timeout);
+  if (const char* path = detail::env("CHORUS_TRACE"); path != nullptr && trace.path.empty()) {
+    trace.path = path;
+    if (const char* steps = detail::env("CHORUS_TRACE_STEPS"))
+      trace.set_steps("environment variable CHORUS_TRACE_STEPS", steps);
+    trace.ring_steps = trace.ring_steps || detail::env_switch("CHORUS_TRACE_RING", false);
+  }
   const auto complete_from = [](auto& option, const char* name, const auto& read, auto otherwise) {
     if (option) return;
     const char* text = detail::env(name);

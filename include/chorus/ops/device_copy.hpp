@@ -25,7 +25,7 @@ template <Scalar T, int Rank, Device From, Device D>
 Tensor<T, Rank, D> on_device(const Tensor<T, Rank, From>& x, D device, trace::Traffic traffic) {
   const auto dense = contiguous(x);
   if constexpr (std::is_same_v<From, D>)  // what comes from the host is no traffic between devices
-    if (dense.device() != device) trace::sent(dense.device().index, traffic, dense.bytes());
+    if (dense.device() != device) trace::sent(dense.device().index, device.index, traffic, dense.bytes());
   return to_device(dense, device);
 }
 

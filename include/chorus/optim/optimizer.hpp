@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <chorus/core/say.hpp>
+#include <chorus/core/trace_listener.hpp>
 #include <chorus/kernels/optimizer.hpp>
 #include <chorus/nn/flat_parameters.hpp>
 #include <chorus/optim/averaged_gradients.hpp>
@@ -197,6 +198,7 @@ class Optimizer : public HasLearningRate {
   }
   template <class Update>
   void for_each_range(const Walk& walk, const Update& update) {
+    const trace::Span span(trace::Lane::optimizer, "optimizer", "optimizer step");
     for (const Entry& entry : entries_) detail::check_averaged(entry.named);  // before any is stepped
     make_state();
     Range range{};
@@ -253,6 +255,8 @@ class Optimizer : public HasLearningRate {
     }
     flush();
     if (!any) warn_of_no_gradient();
+    if (auto* const steps = trace::step_counter()) [[unlikely]]
+      steps->stepped();
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
     if constexpr (std::is_same_v<D, Cuda>)
       if (replayed_.left_out != nullptr)

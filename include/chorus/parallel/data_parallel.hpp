@@ -48,7 +48,7 @@ class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner 
         buffers_(nn::named_buffers<D>(this->model_)),
         handles_(this->model_),
         replicas_(this->model_, this->flat_, buffers_, options_.device_ids),
-        parallel_apply_(dp::replica_names<D>(options_.device_ids), *options_.timeout),
+        parallel_apply_(dp::replica_names<D>(options_.device_ids), options_.device_ids, *options_.timeout),
         collectives_(options_.device_ids, *options_.timeout, replicas_, parallel_apply_.threads()) {
     dp::warn_of_imbalance<D>(options_.device_ids);
   }
@@ -74,6 +74,7 @@ class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner 
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
     const auto pass = begin_pass<dp::MakeShare>(inputs...);
+    const trace::Span span(trace::Lane::forward, "forward", "DataParallel forward");
     const std::size_t devices = pass->split.devices;
     const bool replicated = collectives_.replicate(devices);
     parallel_apply_(devices, [&, pass, replicated](std::size_t i) {  // in the thread of device i

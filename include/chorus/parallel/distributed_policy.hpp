@@ -233,6 +233,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
     const RandomScope scope(this->random_);
     const BatchGroupScope group(with_others ? group_ : nullptr);
     const detail::WatchScope watch(communicator_.rank() == 0 ? this->watch_once() : nullptr);
+    const trace::Span span(trace::Lane::forward, "forward", "forward");
     auto output = this->model_.forward(this->on_model_device(inputs)...);
     this->end_forward();
     return output;

@@ -5,8 +5,10 @@
 #include <chorus/parallel/join.hpp>
 #include <chorus/parallel/no_sync.hpp>
 #include <chorus/parallel/policy.hpp>
+#include <cstdint>
 #include <span>
 #include <string_view>
+#include <utility>
 
 namespace chorus {
 
@@ -39,7 +41,9 @@ class OneProcessPolicy : public Policy<Model> {
   bool same_on_all_ranks(std::string_view) const { return true; }
 
  protected:
-  using Policy<Model>::Policy;
+  OneProcessPolicy(Model model, std::uint64_t seed) : Policy<Model>(std::move(model), seed) {
+    trace::set_place_of_process(this->random_.device);
+  }
 };
 
 }  // namespace chorus

@@ -2,6 +2,7 @@
 /// What all policies share: the model, its flat parameters, its samples and its random numbers.
 
 #include <chorus/core/random.hpp>
+#include <chorus/core/trace_listener.hpp>
 #include <chorus/data/sampler.hpp>
 #include <chorus/kernels/to_device.hpp>
 #include <chorus/nn/flat_parameters.hpp>
@@ -72,6 +73,8 @@ class Policy {
     random_.seed = seed;
     random_.device_kind = device_type::kind;
     random_.device = flat_.groups().front().values.device().index;
+    if (auto* const trace = trace::step_counter(); trace != nullptr) [[unlikely]]
+      note_gradients(*trace);
   }
 
   /// What is to watch the model in the pass that begins: the first one that records gradients.
@@ -100,6 +103,8 @@ class Policy {
     random_.next_operation = 0;
     random_.samples = samples;
     random_.drew = false;
+    if (auto* const steps = trace::step_counter(); steps != nullptr && grad_enabled()) [[unlikely]]
+      steps->forward_begins();
     return random_;
   }
   void end_forward() {
@@ -127,6 +132,13 @@ class Policy {
   RandomContext random_;
 
  private:
+  [[gnu::cold]] void note_gradients(trace::StepCounter& trace) const {
+    std::size_t bytes = 0;
+    for (const auto& entry : flat_.entries())
+      if (entry.parameter().wants_grad()) bytes += entry.parameter().size_bytes();
+    trace.note("gradient_bytes", cat(bytes));
+  }
+
   std::uint32_t passes_ = 0;
   bool counts_ = true;  // the pass under way
   std::shared_ptr<detail::UnlistedParameters> unlisted_;

@@ -40,6 +40,7 @@ class SingleDevice : public OneProcessPolicy<Model> {
     const int dim = this->random_.dim;
     const RandomScope scope(this->begin_forward(dim == 0 ? 0 : detail::samples_of(dim, inputs...)));
     const detail::WatchScope watch(this->watch_once());
+    const trace::Span span(trace::Lane::forward, "forward", "forward");
     auto output = this->model_.forward(this->on_model_device(inputs)...);
     this->end_forward();
     return output;

@@ -1,18 +1,14 @@
 #pragma once
 /// The metrics log: how a training run went, as JSON lines (https://jsonlines.org), CSV or curves for TensorBoard.
 
-#include <cmath>
-#include <concepts>
-#include <cstddef>
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include <chorus/core/dtype.hpp>
 #include <chorus/core/error.hpp>
-#include <chorus/core/json_string.hpp>
+#include <chorus/core/json_object.hpp>
 #include <chorus/train/log_file.hpp>
 #include <chorus/train/summary_writer.hpp>
 
@@ -28,60 +24,6 @@ struct RunSummary {
   /// Left out where it is empty.
   std::string parameters_sha256 = {};
 };
-
-namespace detail {
-
-/// One flat JSON object. Numbers keep all their digits; NaN and infinities, which JSON lacks, become null.
-class JsonObject {
- public:
-  JsonObject& field(std::string_view key, std::string_view text) {
-    next(key);
-    append_json_string(text_, text);
-    return *this;
-  }
-  template <class Number>
-    requires std::integral<Number> || std::floating_point<Number>
-  JsonObject& field(std::string_view key, Number value) {
-    next(key);
-    append_number(value);
-    return *this;
-  }
-  template <class Number>
-  JsonObject& field(std::string_view key, const std::vector<Number>& values) {
-    next(key);
-    text_ += '[';
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      if (i != 0) text_ += ',';
-      append_number(values[i]);
-    }
-    text_ += ']';
-    return *this;
-  }
-
-  std::string str() const { return text_ + '}'; }
-
- private:
-  void next(std::string_view key) {
-    if (text_.size() > 1) text_ += ',';
-    append_json_string(text_, key);
-    text_ += ':';
-  }
-
-  template <class Number>
-  void append_number(Number value) {
-    if constexpr (std::floating_point<Number>) {
-      if (!std::isfinite(value)) {
-        text_ += "null";
-        return;
-      }
-    }
-    append(text_, value);
-  }
-
-  std::string text_ = "{";
-};
-
-}  // namespace detail
 
 /// Where a run's events go; an empty path: not there.
 struct MetricsFiles {

@@ -4,8 +4,13 @@
 #include <algorithm>
 #include <chorus/comm/algorithms/reduction.hpp>
 #include <chorus/comm/transport/transport.hpp>
+#include <chorus/core/json_object.hpp>
+#include <chorus/core/trace.hpp>
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <span>
+#include <string>
 
 namespace chorus::comm {
 
@@ -17,6 +22,8 @@ struct Collective {
   trace::Traffic traffic = trace::Traffic::control;
   std::span<const int> members = {};  ///< the ranks of the ring, in order; empty: all
   bool chosen = false;                ///< somebody has asked for this algorithm, even if it is slow
+  std::span<const int> names = {};    ///< the ranks' numbers in the job; empty: the same
+  const std::byte* data = nullptr;    ///< where the call's numbers begin, for traces
 
   int size() const { return members.empty() ? link.size : static_cast<int>(members.size()); }
   /// This rank's place in the ring, or the one `steps` further on; negative: further back.
@@ -30,6 +37,9 @@ struct Collective {
   int neighbour(int steps) const {
     return members.empty() ? place(steps) : members[static_cast<std::size_t>(place(steps))];
   }
+  int name(int rank) const { return names.empty() ? rank : names[static_cast<std::size_t>(rank)]; }
+  /// Counts bytes that this rank hands to another one.
+  void sent(int to, std::size_t bytes) const { trace::sent(name(link.rank), name(to), traffic, bytes); }
   /// Numbers of a chunk that can be under way at once. Half a queue: a whole chunk fits while its receiver still reads
   /// the one before, so no rank waits for room in a circle.
   std::size_t longest_chunk() const { return link.queue_pieces / 2 * (link.piece_bytes / reduction.element); }
@@ -61,11 +71,45 @@ inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes
   return piece;
 }
 
+/// Tells who listens that this rank has made a step, which began at `begin`, with the chunk `m` of `count` numbers,
+/// among which this rank now has, or has sent, `value`.
+[[gnu::noinline, gnu::cold]] inline void tell_step(trace::Listener& listener, const Collective& c, const Step& m,
+                                                   std::size_t count, const std::byte* value, std::int64_t begin) {
+  chorus::detail::JsonObject args;
+  args.field("sequence", c.call.sequence);
+  if (m.from != nobody) args.field("from", c.name(m.from));
+  if (m.to != nobody) args.field("to", c.name(m.to));
+  // The address tells which chunk it is; a chunk that starts elsewhere is told by where it is stored.
+  const auto element = static_cast<std::ptrdiff_t>(c.reduction.element);
+  const auto* const place = m.store != nullptr && m.store >= c.data ? m.store : m.mine;
+  if (place != nullptr && c.data != nullptr && place >= c.data) args.field("offset", (place - c.data) / element);
+  args.field("count", count).field("bytes", count * c.reduction.element);
+  if (value != nullptr && count != 0) {
+    float single = 0;
+    double number = 0;
+    if (c.call.dtype == DType::f32) {
+      std::memcpy(&single, value, sizeof single);
+      args.field("first", static_cast<double>(single));
+    } else if (c.call.dtype == DType::f64) {
+      std::memcpy(&number, value, sizeof number);
+      args.field("first", number);
+    }
+  }
+  const bool adds = m.from != nobody && m.mine != nullptr;
+  const auto name = m.from == nobody ? std::string("send")
+                                     : cat(adds ? "add" : "receive", m.store != nullptr ? " and store" : "",
+                                           m.to == nobody ? "" : " and send");
+  listener.span({c.name(c.link.rank), trace::Lane::communication, "ring", name, begin, listener.now(), args.fields()});
+}
+
 /// Moves `count` numbers, piece by piece: while one piece is being added here, the next one is being written by the
 /// neighbour. An empty chunk travels as one empty piece, so that a mismatch of calls shows in any case.
 inline void relay(const Collective& c, Step m, std::size_t count) {
   const auto element = c.reduction.element, per_piece = c.longest_piece(count);
+  auto* const listener = trace::listening();
+  const bool tells = listener != nullptr && listener->wants_steps();
   do {
+    const auto begin = tells ? listener->now() : 0;
     const auto n = std::min(count, per_piece), bytes = n * element;
     const std::byte* in = m.from == nobody ? nullptr : receive(c, m.from, bytes, m.mine ? nullptr : m.store).data;
     const std::byte* value = m.mine ? m.mine : in;
@@ -84,7 +128,9 @@ inline void relay(const Collective& c, Step m, std::size_t count) {
     }
     if (slot) c.link.publish(m.to, c.call, bytes);
     if (!slot && m.to != nobody) c.link.send(m.to, c.call, value, bytes);
-    if (m.to != nobody) trace::sent(c.link.rank, c.traffic, bytes);
+    if (m.to != nobody) c.sent(m.to, bytes);
+    if (tells) [[unlikely]]
+      tell_step(*listener, c, m, n, value, begin);
     if (in) c.link.release(m.from);
     if (m.mine) m.mine += bytes;
     if (m.store) m.store += bytes;

@@ -87,10 +87,11 @@ class InPlace {
     return count * static_cast<std::size_t>(owner) / static_cast<std::size_t>(size());
   }
 
-  /// Returns once all ranks have come here: all sums are there, and nobody reads this rank's data any more. `sent`:
-  /// bytes that this rank has read or written elsewhere.
-  bool done(std::size_t sent) const {
-    trace::sent(rank(), c_.traffic, sent);
+  /// Returns once all ranks have come here: all sums are there, and nobody reads this rank's data any more.
+  /// `sent(peer)`: bytes of this rank's data that went there, whoever read or wrote them.
+  template <class Sent>
+  bool done(const Sent& sent) const {
+    for_others([&](int peer) { c_.sent(peer, sent(peer)); });
     tell();
     for_others([&](int peer) {
       receive(c_, peer, 0);
@@ -198,13 +199,13 @@ inline bool in_place_all_reduce(const Collective& c, std::byte* data, std::size_
   // Two numbers have one sum; of more, the ring makes another in another order.
   const detail::InPlace all(c, data, count * element, c.link.size == 2 && !c.chosen);
   if (!all.agreed()) return false;
-  const auto ranks = static_cast<std::size_t>(all.size());
-  const auto begin = all.chunk_begin(all.rank(), count), own = all.chunk_begin(all.rank() + 1, count) - begin;
+  const auto chunk = [&](int owner) { return all.chunk_begin(owner + 1, count) - all.chunk_begin(owner, count); };
+  const auto begin = all.chunk_begin(all.rank(), count), own = chunk(all.rank());
   if (own != 0) {
     const detail::WorkInPlace work(c.link, 2 * own * element);
     detail::reduce_in_place(c, all, data + begin * element, begin, own, true);
   }
-  return all.done((count + own * (ranks - 2)) * element);
+  return all.done([&](int peer) { return (own + chunk(peer)) * element; });
 }
 
 /// all: size * count numbers, of which each rank has brought its own chunk.
@@ -219,7 +220,7 @@ inline bool in_place_all_gather(const Collective& c, const std::byte* mine, std:
     all.for_others([&](int peer) { detail::copy_in_blocks(c, place(peer), all.of(peer), bytes); });
   }
   if (mine != place(all.rank())) detail::copy_bytes(place(all.rank()), mine, bytes);
-  return all.done(from_others);
+  return all.done([&](int) { return bytes; });
 }
 
 /// whole: size * count numbers; mine: this rank's chunk of their reduction, which may lie in its place in `whole`.
@@ -232,7 +233,7 @@ inline bool in_place_reduce_scatter(const Collective& c, const std::byte* whole,
     const detail::WorkInPlace work(c.link, bytes);
     detail::reduce_in_place(c, all, mine, static_cast<std::size_t>(all.rank()) * count, count, false);
   }
-  return all.done(bytes * (ranks - 1));
+  return all.done([&](int) { return bytes; });
 }
 
 }  // namespace chorus::comm

@@ -53,7 +53,13 @@ class TransportEngine final : public QueuedEngine {
     const auto out = static_cast<std::byte*>(call.out);
     const auto n = call.count, bytes = n * call.reduction.element;
     const auto asked = call.op == Op::all_reduce ? all_reduce_ : Algorithm::automatic;
-    const Collective c{*link_, envelope, call.reduction, call.traffic, {}, asked != Algorithm::automatic};
+    const Collective c{.link = *link_,
+                       .call = envelope,
+                       .reduction = call.reduction,
+                       .traffic = call.traffic,
+                       .chosen = asked != Algorithm::automatic,
+                       .names = members,
+                       .data = call.op == Op::reduce_scatter || out == nullptr ? in : out};
     const auto tell = [this](Algorithm algorithm) { note(algorithm); };
     switch (call.op) {
       case Op::all_reduce:

@@ -95,6 +95,9 @@ class Engine {
   /// Whether calls may name memory of a GPU, and then run on streams. Host memory may always be named.
   virtual bool takes_device_memory() const { return false; }
 
+  /// This rank's number in the job.
+  int rank_in_job() const { return members.empty() ? rank : members[static_cast<std::size_t>(rank)]; }
+
   const int rank, size;
   const std::vector<int> members;  ///< see World
 };

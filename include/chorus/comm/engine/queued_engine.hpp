@@ -10,6 +10,8 @@
 #include <chorus/comm/engine/flight_recorder.hpp>
 #include <chorus/comm/engine/in_order.hpp>
 #include <chorus/comm/transport/transport.hpp>
+#include <chorus/core/json_object.hpp>
+#include <chorus/core/trace.hpp>
 #include <chrono>
 #include <cstdint>
 #include <exception>
@@ -24,7 +26,10 @@ namespace chorus::comm {
 /// Numbers the calls, writes them down, and keeps how one of them failed first: later ones fail with it, too.
 class QueuedEngine : public Engine {
  public:
-  void now(const Call& call) final { calls_->now(call); }
+  void now(const Call& call) final {
+    const trace::Span waits(trace::Lane::wait, "wait", comm::name(call.op));
+    calls_->now(call);
+  }
   Work later(const Call& call) final { return {calls_, calls_->later(call)}; }
   void abort(std::string_view why) noexcept final {
     if (aborted_.set(why)) give_up(aborted_.why());
@@ -71,6 +76,7 @@ class QueuedEngine : public Engine {
  private:
   /// Returns how it failed. The first failure of this rank's own is told to the others.
   Failure carry_out(const Call& call) {
+    trace::Span span(trace::Lane::communication, "comm", comm::name(call.op));
     const Envelope envelope = begin(call);
     std::string why;
     bool timed_out = false;
@@ -78,6 +84,7 @@ class QueuedEngine : public Engine {
         run(call, envelope);
         const std::lock_guard lock(mutex_);
         busy_ += recorder_.end(recorder_.newest());
+        if (span) describe(span, call, envelope);
         return {};
       } catch (const std::exception& error) {
         why = error.what();
@@ -104,6 +111,24 @@ class QueuedEngine : public Engine {
     const std::lock_guard lock(mutex_);
     recorder_.begin({.envelope = envelope, .bucket = call.bucket, .peer = call.peer, .receives = call.receives});
     return envelope;
+  }
+
+  [[gnu::cold]] void describe(trace::Span& span, const Call& call, const Envelope& envelope) const {
+    const auto name = comm::name(call.op);
+    const auto in_job = [&](int r) { return members.empty() ? r : members[static_cast<std::size_t>(r)]; };
+    const bool message = call.op == Op::message;
+    auto args = chorus::detail::JsonObject();
+    args.field("op", name).field("sequence", envelope.sequence).field("traffic", trace::name(call.traffic));
+    args.field("bytes", call.count * call.reduction.element).field("count", call.count);
+    if (call.bucket >= 0) args.field("bucket", call.bucket);
+    if (const auto algorithm = recorder_.call(recorder_.newest()).algorithm; algorithm != Algorithm::automatic)
+      args.field("algorithm", cat(algorithm));
+    if (!members.empty()) args.field("group", members);
+    span.describe(rank_in_job(),
+                  message           ? cat(name, call.receives ? " from " : " to ", in_job(call.peer))
+                  : call.bucket < 0 ? std::string(name)
+                                    : cat(name, ", bucket ", call.bucket),
+                  args.fields());
   }
 
   /// How the newest call failed: `rank 1: all_reduce #7 (sum of 10 F32), gradient bucket 2: why`; where the group was

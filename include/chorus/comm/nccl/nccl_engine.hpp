@@ -70,7 +70,7 @@ class NcclEngine final : public Engine {
   std::uint64_t enqueue(const Call& call) {
     const bool reduces = call.op == Op::all_reduce || call.op == Op::reduce_scatter;
     if (reduces) check_reduction(call);
-    count_ring_traffic(call, rank, size);  // NCCL chooses its algorithm by itself
+    count_ring_traffic(call, rank, size, members);  // NCCL chooses its algorithm by itself
     const Envelope envelope{
         .op = call.op,
         .dtype = call.reduction.dtype,

@@ -73,6 +73,8 @@ class Buckets {
 
   /// Whether the gradient of entry `i` is sent.
   bool sends(std::size_t i) const { return of_[i] != nullptr; }
+  /// The bucket that it is sent in; null where it is not.
+  const Bucket* bucket_of(std::size_t i) const { return of_[i]; }
   std::span<Bucket> all() { return all_; }
   const std::vector<Bucket>& all() const { return all_; }
 

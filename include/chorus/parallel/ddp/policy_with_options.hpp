@@ -15,6 +15,7 @@
 #include <chorus/parallel/ddp/passes_of_others.hpp>
 #include <chorus/parallel/ddp/several_nets.hpp>
 #include <chorus/parallel/ddp/static_graph.hpp>
+#include <chorus/parallel/ddp/traced.hpp>
 #include <chorus/parallel/ddp/unused_parameters.hpp>
 #include <chorus/parallel/distributed_policy.hpp>
 #include <cstddef>
@@ -165,6 +166,7 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
       Core::template add<ParameterAveraging<D, Hook, Communicator>>(core(), hook());
     if (LearnedOrder<D, Communicator>::wanted(options)) add<LearnedOrder>();
     if constexpr (Traits::in_parts) add<GradientParts>(calls_.averaging);
+    if (Traced<D, Communicator>::wanted()) add<Traced>();
     this->cut_buckets();
     if constexpr (Traits::remembers_parameters || Traits::resets)
       Core::template add<HookMemory<D, Hook, Communicator>>(core(), hook());

@@ -44,8 +44,9 @@ class SharedGradients {
     for (std::size_t step = 1; step <= ranks->size(); ++step) {
       const auto rank = (rank_ + step) % ranks->size();
       all.push_back({(*ranks)[rank].get() + offset, weights_[rank]});
+      if (rank != rank_)  // as others read as many of this rank's
+        trace::sent(static_cast<int>(rank_), static_cast<int>(rank), trace::Traffic::gradients, bytes);
     }
-    trace::sent(static_cast<int>(rank_), trace::Traffic::gradients, (ranks->size() - 1) * bytes);
     return all;
   }
 

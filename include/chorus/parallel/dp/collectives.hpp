@@ -51,7 +51,9 @@ class Collectives {
   bool replicate(std::size_t devices) {
     if (!serves(devices)) return false;
     const auto& from = replicas_.parameters(0);
-    const auto others = replicas_.size() - 1;
+    const auto count_sent = [&](trace::Traffic kind, std::size_t bytes) {
+      for (std::size_t i = 1; i < replicas_.size(); ++i) trace::sent(device_ids_[0], device_ids_[i], kind, bytes);
+    };
     for_each_run(
         from.entries(),
         [&](std::size_t p) {
@@ -61,13 +63,13 @@ class Collectives {
         [&](std::size_t group, std::size_t begin, std::size_t count) {
           const DType dtype = from.groups()[group].dtype;
           add([&](std::size_t i) { return replicas_.parameters(i).groups()[group].value(begin); }, count, dtype);
-          trace::sent(device_ids_[0], trace::Traffic::parameters, others * count * size_of(dtype));
+          count_sent(trace::Traffic::parameters, count * size_of(dtype));
         });
     for (std::size_t b = 0; b < replicas_.buffers(0).size(); ++b) {
       const auto& buffer = *replicas_.buffers(0)[b].buffer;
       add([&](std::size_t i) { return replicas_.buffers(i)[b].buffer->memory(); },
           static_cast<std::size_t>(buffer.count()), buffer.dtype());
-      trace::sent(device_ids_[0], trace::Traffic::buffers, others * buffer.size_bytes());
+      count_sent(trace::Traffic::buffers, buffer.size_bytes());
     }
     if (!pieces_[0].empty())
       exchange([this](int rank, auto& group) { group.broadcast(rank, pieces_[static_cast<std::size_t>(rank)]); });
@@ -92,7 +94,9 @@ class Collectives {
             // Who has none of a gradient has zeros.
             if (!entry(i, p).parameter().grad_arrived())
               absent_[i].push_back({own.grad(entry(i, p).begin), entry(i, p).count, own.dtype});
-            if (i > 0) trace::sent(device_ids_[i], trace::Traffic::gradients, entry(i, p).parameter().size_bytes());
+            if (i > 0)
+              trace::sent(device_ids_[i], device_ids_[0], trace::Traffic::gradients,
+                          entry(i, p).parameter().size_bytes());
           }
           if (any) entry(0, p).parameter().set_grad_arrived(true);
           if (any) entry(0, p).named.handle.shared()->set_reached();

@@ -77,7 +77,8 @@ auto join(const std::vector<Part>& parts, std::size_t axis, D device) {
     for (Index o = 0; o < whole.outer; ++o)
       copy_bytes(device, to + o * whole.axis * whole.inner, dense.device(), dense.data() + o * row,
                  static_cast<std::size_t>(row) * sizeof(*to));
-    if (dense.device() != device) trace::sent(dense.device().index, trace::Traffic::outputs, dense.bytes());
+    if (dense.device() != device)
+      trace::sent(dense.device().index, device.index, trace::Traffic::outputs, dense.bytes());
     to += row;
   }
   return out;
@@ -156,6 +157,7 @@ struct JoinOutputs : detail::TensorFunction {
 template <template <class> class Join = JoinOutputs, class Output, Device D>
 auto gather(const std::vector<std::optional<Output>>& outputs, const Split& split, D device,
             const Ref<BackwardNode>& backward) {
+  const trace::Span span(trace::Lane::communication, "copy", "gather");
   return detail::map_tensors(detail::pointers_to(outputs), Join<D>(split, device, backward));
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chorus/core/error.hpp>
+#include <chorus/core/trace_listener.hpp>
 #include <chorus/parallel/dp/device_threads.hpp>
 #include <chorus/parallel/dp/thread_batch_group.hpp>
 #include <chrono>
@@ -26,10 +27,14 @@ class ParallelApply {
  public:
   using Task = DeviceThreads::Task;
 
-  /// `names`: what errors call each device's copy of the model. `timeout`: how long the first device waits for the
-  /// others once it has ended.
-  ParallelApply(std::vector<std::string> names, std::chrono::milliseconds timeout)
-      : names_(std::move(names)), timeout_(timeout), groups_(names_, timeout), threads_(names_.size()) {}
+  /// `names`: what errors call each device's copy of the model, `device_ids`: what traces do. `timeout`: how long the
+  /// first device waits for the others once it has ended.
+  ParallelApply(std::vector<std::string> names, std::vector<int> device_ids, std::chrono::milliseconds timeout)
+      : names_(std::move(names)),
+        device_ids_(std::move(device_ids)),
+        timeout_(timeout),
+        groups_(names_, timeout),
+        threads_(names_.size()) {}
 
   DeviceThreads& threads() { return threads_; }
 
@@ -45,7 +50,10 @@ class ParallelApply {
 
   /// Calls `task(i)` for the first `used` devices. It is the library's own code, and comes to an end.
   void run(std::size_t used, const Task& task) {
-    const auto& errors = threads_.run(used, task);
+    const auto& errors = threads_.run(used, [&](std::size_t i) {
+      const trace::PlaceScope place(device_ids_[i]);
+      task(i);
+    });
     const auto first = std::find_if(errors.begin(), errors.end(), [](const auto& error) { return error != nullptr; });
     if (first != errors.end()) fail_for(static_cast<std::size_t>(first - errors.begin()), errors);
   }
@@ -55,6 +63,7 @@ class ParallelApply {
   void operator()(std::size_t used, Task task, bool recorded = false) {
     groups_.begin(used, recorded);
     threads_.run(used, std::make_shared<const Task>([this, used, task = std::move(task)](std::size_t i) {
+                   const trace::PlaceScope place(device_ids_[i]);
                    const ThreadBatchGroups::Membership membership(groups_, used, i);
                    task(i);
                  }),
@@ -95,6 +104,7 @@ class ParallelApply {
   }
 
   std::vector<std::string> names_;
+  std::vector<int> device_ids_;
   std::chrono::milliseconds timeout_;
   ThreadBatchGroups groups_;
   DeviceThreads threads_;

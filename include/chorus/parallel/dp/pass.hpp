@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chorus/core/random.hpp>
+#include <chorus/core/trace_listener.hpp>
 #include <chorus/parallel/dp/replica.hpp>
 #include <chorus/parallel/dp/scatter.hpp>
 #include <chorus/parallel/unlisted_parameters.hpp>
@@ -67,6 +68,7 @@ class Pass {
       return samples == split.size(0) || samples == split.size(split.devices - 1);
     };
     if (i > 0) context.device = copies_[i - 1]->device().index;
+    const trace::Span span(trace::Lane::forward, "forward", "forward");
     const RandomScope random_scope(context);
     const detail::WatchScope watch_scope(i == 0 ? watch_ : nullptr);
     outputs[i].emplace(call(i == 0 ? first_ : copies_[i - 1]->model(), *shares[i]));

@@ -56,13 +56,14 @@ void reduce(const Replicas<Model>& replicas, std::size_t used, const Run& run) {
     bool add;
   };
   std::vector<Piece> pieces;  // gradients that have arrived, neighbours as one
+  std::vector<std::size_t> bytes(used);
   for_each_copy(replicas, used, [&](std::size_t i, const auto& entry, const auto& copy) {
     if (!copy.parameter().grad_arrived()) return;
     auto& to = entry.parameter();
     const bool add = to.grad_arrived();
     to.set_grad_arrived(true);
     entry.named.handle.shared()->set_reached();
-    trace::sent(replicas.device(i).index, trace::Traffic::gradients, to.size_bytes());
+    bytes[i] += to.size_bytes();
     if (!pieces.empty() && pieces.back().device == i && pieces.back().group == entry.group &&
         pieces.back().add == add && pieces.back().begin + pieces.back().count == entry.begin)
       pieces.back().count += entry.count;
@@ -70,6 +71,8 @@ void reduce(const Replicas<Model>& replicas, std::size_t used, const Run& run) {
       pieces.push_back({i, entry.group, entry.begin, entry.count, add});
   });
   if (pieces.empty()) return;
+  for (std::size_t i = 1; i < used; ++i)
+    trace::sent(replicas.device(i).index, replicas.device(0).index, trace::Traffic::gradients, bytes[i]);
   // Each worker adds its own block of the elements, from the first to the last that has a gradient: blocks are the same
   // for all copies, though they may have gradients of different parameters. A GPU adds in the order of its stream.
   const auto& groups = replicas.parameters(0).groups();
@@ -84,6 +87,7 @@ void reduce(const Replicas<Model>& replicas, std::size_t used, const Run& run) {
   }
   const std::size_t workers = std::is_same_v<typename Replicas<Model>::D, Cpu> ? used : 1;
   run(workers, [&](std::size_t worker) {
+    const trace::Span span(trace::Lane::communication, "copy", "reduce");
     for (const Piece& piece : pieces) {
       const Range& range = ranges[piece.group];
       const Split blocks{static_cast<Index>(range.end - range.begin), workers};
@@ -119,7 +123,7 @@ void reduce_wanted(const Replicas<Model>& replicas, std::size_t used, const Back
   for_each_copy(replicas, used, [&](std::size_t i, const auto& entry, const auto& copy) {
     auto& parameter = copy.parameter();
     if (!parameter.grad_arrived()) return;
-    trace::sent(replicas.device(i).index, trace::Traffic::gradients, parameter.size_bytes());
+    trace::sent(replicas.device(i).index, replicas.device(0).index, trace::Traffic::gradients, parameter.size_bytes());
     entry.parameter().add_grad_of(parameter);
     parameter.set_grad_arrived(false);
   });

@@ -25,12 +25,13 @@ void for_each_run(const std::vector<Entry>& entries, const Wanted& wanted, const
 template <class Model>
 void replicate(const Replicas<Model>& replicas, std::size_t i) {
   if (i == 0) return;
+  const trace::Span span(trace::Lane::communication, "copy", "replicate");
   auto& replica = replicas[i];
   const auto& from = replicas.parameters(0);
   const auto copy = [source = replicas.device(0), &replica](void* to, const void* numbers, std::size_t bytes,
                                                             trace::Traffic traffic) {
     copy_bytes(replica.device(), to, source, numbers, bytes);
-    trace::sent(source.index, traffic, bytes);
+    trace::sent(source.index, replica.device().index, traffic, bytes);
   };
   for_each_run(
       from.entries(), [&](std::size_t p) { return replica.lacks(from.entries()[p], p); },

@@ -69,6 +69,7 @@ struct MakeShare : detail::TensorFunction {
 /// Device `number`'s share of the inputs, as a tuple. `returns` gets what brings the gradients back.
 template <template <class> class Make = MakeShare, Device D, class... Inputs>
 auto scatter(const Split& split, std::size_t number, D device, GradientReturns& returns, const Inputs&... inputs) {
+  const trace::Span span(trace::Lane::communication, "copy", "scatter");
   const Make<D> share(split, number, device, returns);
   return std::tuple<decltype(detail::map_tensors(std::array{&inputs}, share))...>{
       detail::map_tensors(std::array{&inputs}, share)...};

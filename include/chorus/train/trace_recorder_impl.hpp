@@ -1,0 +1,291 @@
+#pragma once
+/// How TraceRecorder writes.
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <chorus/core/json_object.hpp>
+#include <chorus/core/say.hpp>
+#include <chorus/train/merge_traces.hpp>
+#include <chorus/train/trace_lines.hpp>
+#include <chorus/train/trace_recorder.hpp>
+#include <cstring>
+#include <exception>
+#include <system_error>
+
+namespace chorus {
+
+CHORUS_INLINE void TraceOptions::set_steps(std::string_view what, std::string_view text) {
+  const char* const end = text.data() + text.size();
+  const auto first = std::from_chars(text.data(), end, first_step);
+  const bool has_count = first.ec == std::errc{} && first.ptr != end && *first.ptr == ':';
+  const auto count = has_count ? std::from_chars(first.ptr + 1, end, steps) : first;
+  check<UsageError>(has_count && count.ec == std::errc{} && count.ptr == end && first_step >= 0 && steps >= 1, what,
+                    ": expected FIRST:COUNT, the first step from 0 and how many from 1, as 5:3; got '", printable(text),
+                    "'");
+}
+
+CHORUS_INLINE TraceRecorder::TraceRecorder(TraceOptions options, TracedProcess process)
+    : options_(std::move(options)), process_(std::move(process)) {
+  check<UsageError>(!options_.path.empty(), "trace: the file has no name");
+  check<UsageError>(options_.first_step >= 0, "trace: the first step is at least 0, got ", options_.first_step);
+  check<UsageError>(options_.steps >= 1, "trace: expected 1 step or more, got ", options_.steps);
+  // What was written before stays until there is something new; but that it can be written is known at once.
+  const auto part = part_of(options_.path, process_.rank);
+  const int file = open(part.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+  check<FileError>(file >= 0, "trace: cannot write '", part, "': ", std::strerror(errno));
+  close(file);
+  if (process_.rank > 0) unlink(part.c_str());  // of an earlier run
+  if (process_.distributed) trace::set_place_of_process(process_.rank);
+  trace::count_steps(this);
+}
+
+CHORUS_INLINE void TraceRecorder::finish() noexcept {
+  try {
+    trace::count_steps(nullptr);
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(finished_, true)) return;
+    if (recording_) {
+      if (stepped_) end_step();
+      end_window();
+    }
+    if (recorded_ < options_.steps && process_.rank == 0)
+      detail::say(cat("warning: trace: the run has ended after ", step_ + 1, " steps: '", options_.path, "' has ",
+                      recorded_, " of the ", options_.steps, " from step ", options_.first_step, " on"));
+  } catch (const std::exception& error) {
+    detail::say(error.what());
+  }
+}
+
+CHORUS_INLINE void TraceRecorder::forward_begins() {
+  if (!stepped_.exchange(false)) return;
+  const std::lock_guard lock(mutex_);
+  if (finished_) return;
+  ++step_;
+  try {
+    if (recording_) end_step();
+    if (step_ == options_.first_step) begin_window();
+    if (step_ == options_.first_step + options_.steps) end_window();
+  } catch (const FileError& error) {  // the run is worth more than its picture
+    detail::say(cat("warning: ", error.what(), "; the trace ends here"));
+    finished_ = true;
+    recording_ = false;
+    trace::listen(nullptr);
+  }
+  step_begin_ = now();
+}
+
+CHORUS_INLINE void TraceRecorder::note(std::string_view key, std::string_view json) {
+  const std::lock_guard lock(mutex_);
+  for (auto& [known, value] : notes_)
+    if (known == key) {
+      value = json;
+      return;
+    }
+  notes_.emplace_back(key, json);
+}
+
+CHORUS_INLINE void TraceRecorder::begin_window() {
+  file_ = std::make_unique<detail::LogFile>("trace", part_of(options_.path, process_.rank));
+  base_ = now();
+  file_->write(cat("[\n", detail::TraceHead{.policy = process_.policy,
+                                            .distributed = process_.distributed,
+                                            .rank = process_.rank,
+                                            .ranks = process_.ranks,
+                                            .device_kind = process_.device_kind,
+                                            .first_step = options_.first_step,
+                                            .base = base_,
+                                            .machine = detail::machine_of_this_clock()}
+                              .text()));
+  constexpr int devices = 64;
+  held_.assign(devices, Held{});
+  for (int slot = process_.first_slot; slot < process_.first_slot + devices; ++slot)
+    for (std::size_t kind = 0; kind < trace::memory_kinds; ++kind) {
+      const int device = device_of(slot - process_.first_slot);
+      held_[static_cast<std::size_t>(device)][kind] +=
+          static_cast<std::int64_t>(trace::memory(slot, static_cast<trace::Memory>(kind)));
+    }
+  for (int device = 0; device < devices; ++device)
+    if (held_[static_cast<std::size_t>(device)] != Held{})
+      samples_.push_back({device, base_, held_[static_cast<std::size_t>(device)]});
+  recording_ = true;
+  trace::listen(this);
+}
+
+CHORUS_INLINE void TraceRecorder::end_step() {
+  const auto end = now();
+  const auto number = options_.first_step + recorded_;
+  const auto name = cat("step ", number);
+  write('X', {.device = trace::place(),
+              .lane = trace::Lane::step,
+              .category = "step",
+              .name = name,
+              .begin = step_begin_,
+              .end = end,
+              .args = detail::JsonObject().field("step", number).fields()});
+  write_samples();
+  write_sums(end);
+  file_->write(lines_);
+  file_->flush();
+  lines_.clear();
+  ++recorded_;
+}
+
+CHORUS_INLINE void TraceRecorder::end_window() {
+  recording_ = false;
+  trace::listen(nullptr);
+  write_sums(now());
+  detail::JsonObject peaks;
+  for (const int device : devices_) {
+    // Of a rank, all its devices of the kind: it computes on one of them.
+    std::array<std::size_t, trace::memory_kinds> peak{};
+    std::size_t most = 0;
+    const auto of_slot = [&](int slot) {
+      const auto bytes = trace::memory(slot).peak;
+      if (bytes <= most) return;
+      most = bytes;
+      peak = trace::memory_at_peak(slot);
+    };
+    if (process_.distributed)
+      for (int slot = process_.first_slot; slot < process_.first_slot + 64; ++slot) of_slot(slot);
+    else
+      of_slot(process_.first_slot + device);
+    detail::JsonObject kinds;
+    for (std::size_t kind = 0; kind < trace::memory_kinds; ++kind)
+      kinds.field(trace::name(static_cast<trace::Memory>(kind)), peak[kind]);
+    peaks.json(cat(device), kinds.str());
+  }
+  detail::JsonObject notes;
+  for (const auto& [key, value] : notes_) notes.json(key, value);
+  file_->write(lines_ + detail::trace_end(process_.rank, peaks.str(), notes.str()));
+  file_->flush();
+  file_.reset();
+  lines_.clear();
+  merge_traces(options_.path, process_.distributed ? process_.ranks : 1);
+}
+
+CHORUS_INLINE void TraceRecorder::span(const trace::Event& event) {
+  const std::lock_guard lock(mutex_);
+  if (!recording_ || event.begin < base_) return;
+  write('X', event);
+  if (event.lane == trace::Lane::communication) write_sums(event.end);
+}
+CHORUS_INLINE void TraceRecorder::instant(const trace::Event& event) {
+  const std::lock_guard lock(mutex_);
+  if (recording_) write('i', event);
+}
+
+CHORUS_INLINE void TraceRecorder::sent(int from, int to, trace::Traffic kind, std::size_t bytes) {
+  if (bytes == 0) return;
+  const std::lock_guard lock(mutex_);
+  if (!recording_) return;
+  auto sum = std::find_if(sums_.begin(), sums_.end(), [&](const Sum& s) { return s.from == from && s.to == to; });
+  if (sum == sums_.end()) sum = sums_.insert(sum, {from, to, {}, true});
+  sum->bytes[static_cast<std::size_t>(kind)] += bytes;
+  sum->written = false;
+  if (process_.distributed) return;  // there messages are of calls, which are told
+  const auto name = cat(trace::name(kind), " to ", to);
+  const auto at = now();
+  write('i', {.device = from,
+              .lane = trace::Lane::communication,
+              .category = "sent",
+              .name = name,
+              .begin = at,
+              .end = at,
+              .args = detail::JsonObject()
+                          .field("to", to)
+                          .field("kind", trace::name(kind))
+                          .field("bytes", bytes)
+                          .fields()});
+}
+
+CHORUS_INLINE void TraceRecorder::allocated(int slot, trace::Memory kind, std::int64_t bytes) {
+  const int number = slot - process_.first_slot;
+  if (number < 0 || number >= 64) return;
+  const std::lock_guard lock(mutex_);
+  if (!recording_) return;
+  const int device = device_of(number);
+  auto& held = held_[static_cast<std::size_t>(device)];
+  held[static_cast<std::size_t>(kind)] += bytes;
+  samples_.push_back({device, now(), held});
+}
+
+CHORUS_INLINE void TraceRecorder::write(char phase, const trace::Event& event) {
+  const int device = device_of(event.device);
+  write_names(device);
+  detail::TraceLine line;
+  line.phase = phase;
+  line.pid = device + 1;
+  line.lane = static_cast<int>(event.lane) + 1;
+  line.begin = (phase == 'X' ? event.begin : event.end) - base_;
+  line.end = event.end - base_;
+  line.category = event.category;
+  line.name = event.name;
+  line.args = event.args;
+  lines_ += line.text();
+}
+
+CHORUS_INLINE void TraceRecorder::write_names(int device) {
+  if (std::find(devices_.begin(), devices_.end(), device) != devices_.end()) return;
+  devices_.push_back(device);
+  lines_ += detail::trace_names(
+      device, process_.distributed ? cat("rank ", device) : cat("device ", process_.device_kind, ":", device));
+}
+
+CHORUS_INLINE void TraceRecorder::write_counter(int device, std::int64_t at, std::string_view name,
+                                                std::string_view args) {
+  write('C', {.device = device,
+              .lane = trace::Lane::step,
+              .category = {},
+              .name = name,
+              .begin = at,
+              .end = at,
+              .args = args});
+}
+
+CHORUS_INLINE void TraceRecorder::write_sums(std::int64_t at) {
+  for (Sum& sum : sums_) {
+    if (std::exchange(sum.written, true)) continue;
+    detail::JsonObject args;
+    for (std::size_t kind = 0; kind < trace::traffic_kinds; ++kind)
+      if (sum.bytes[kind] != 0) args.field(trace::name(static_cast<trace::Traffic>(kind)), sum.bytes[kind]);
+    write_counter(sum.from, at, cat("sent to ", sum.to, ", bytes"), args.fields());
+  }
+}
+
+// Of a step with many allocations, what was most and what was last in each small part of its time.
+CHORUS_INLINE void TraceRecorder::write_samples() {
+  constexpr std::int64_t parts = 100;
+  const auto total = [](const Sample& sample) {
+    std::int64_t sum = 0;
+    for (const auto bytes : sample.held) sum += bytes;
+    return sum;
+  };
+  const auto put = [&](const Sample& sample) {
+    detail::JsonObject args;
+    for (std::size_t kind = 0; kind < trace::memory_kinds; ++kind)
+      args.field(trace::name(static_cast<trace::Memory>(kind)), sample.held[kind]);
+    write_counter(sample.device, sample.at, "memory, bytes", args.fields());
+  };
+  std::stable_sort(samples_.begin(), samples_.end(),
+                   [](const Sample& a, const Sample& b) { return a.device < b.device; });
+  const auto length = std::max<std::int64_t>(1, now() - step_begin_);
+  const auto part_of_time = [&](const Sample& sample) { return (sample.at - step_begin_) * parts / length; };
+  for (std::size_t i = 0; i < samples_.size();) {
+    std::size_t most = i, last = i;
+    const auto part = part_of_time(samples_[i]);
+    const int device = samples_[i].device;
+    for (; i < samples_.size() && samples_[i].device == device && part_of_time(samples_[i]) == part; ++i) {
+      last = i;
+      if (total(samples_[i]) > total(samples_[most])) most = i;
+    }
+    put(samples_[most]);
+    if (last != most) put(samples_[last]);
+  }
+  samples_.clear();
+}
+
+}  // namespace chorus
