@@ -1,0 +1,69 @@
+#pragma once
+/// What lab 5 compares: gradients of uneven shares, averaged, with those of one device.
+
+#include <numeric>
+
+#include "../lab.hpp"
+
+namespace means_lab {
+
+inline constexpr const char* title = "Lab 5: means that lie";
+
+template <class D>
+struct Net : ch::nn::Module {
+  ch::nn::Linear<D, double> fc1{5, 8}, fc2{8, 3};
+  CHORUS_MODULE(Net, fc1, fc2)
+  auto forward(const auto& x) const { return fc2(ch::tanh(fc1(x))); }
+};
+
+/// The gradients of the mean loss over samples `first` to `last` of seven; zeros where there are none.
+inline std::vector<double> gradients(ch::Index first, ch::Index last) {
+  ch::SingleDevice<Net<ch::Cpu>> net{Net<ch::Cpu>{}, 1};
+  auto x = ch::Tensor<double, 2>::empty({7, 5});
+  auto y = ch::Tensor<std::int64_t, 1>::empty({7});
+  for (ch::Index i = 0; i < x.numel(); ++i) x.data()[i] = std::sin(static_cast<double>(i * i));
+  for (ch::Index i = 0; i < 7; ++i) y(i) = i * i % 3;
+  ch::manual_seed(3);
+  std::vector<double> out;
+  for (const auto& p : net.parameters()) {
+    auto* const values = static_cast<double*>(p.parameter->value_data());
+    for (ch::Index i = 0; i < p.parameter->count(); ++i) values[i] = 0.3 * std::cos(static_cast<double>(3 * i + p.parameter->count()));
+  }
+  if (first < last)
+    ch::cross_entropy(net(x.slice(0, first, last)), y.slice(0, first, last)).backward();
+  for (const auto& p : net.parameters()) {
+    const auto* const numbers = static_cast<const double*>(p.parameter->grad_data());
+    for (ch::Index i = 0; i < p.parameter->count(); ++i) out.push_back(first < last ? numbers[i] : 0.0);
+  }
+  return out;
+}
+
+template <class Student>
+void run(lab::Lab& lab) {
+  // Of a mean over seven each sample counts 1/7; of the mean of both, half of a share.
+  lab.compare("mean of both: a sample of rank 0 counts", 7.0 / 8, 1e-3);
+  lab.compare("mean of both: a sample of rank 1 counts", 7.0 / 6, 1e-3);
+  lab.compare("sum of both, times too large", 2);
+  const auto whole = gradients(0, 7);
+  for (const std::vector<ch::Index>& shares : {std::vector<ch::Index>{4, 3}, {6, 1}, {7, 0}, {3, 3, 1}}) {
+    std::string name;
+    for (const ch::Index share : shares) name += ch::cat(name.empty() ? "" : " + ", share);
+    double apart = 0;
+    std::mutex mutex;
+    lab::on_ranks(static_cast<int>(shares.size()), [&](ch::comm::AnyCommunicator& ranks) {
+      const auto me = static_cast<std::ptrdiff_t>(ranks.rank());
+      const auto begin = std::accumulate(shares.begin(), shares.begin() + me, ch::Index{0});
+      const auto own = shares[static_cast<std::size_t>(me)];
+      auto gradient = gradients(begin, begin + own);
+      Student::average(ranks, gradient, own);
+      const std::lock_guard lock(mutex);
+      for (std::size_t i = 0; i < whole.size(); ++i) {
+        const double difference = std::abs(gradient[i] - whole[i]);
+        if (!(difference <= apart)) apart = difference;  // a NaN, too
+      }
+    });
+    lab.expect(ch::cat(name, ": farthest from one device's gradient"), 0, apart, 1e-9);
+  }
+}
+
+}  // namespace means_lab
