@@ -8,6 +8,7 @@
 #include <chorus/autograd/custom_function.hpp>
 #include <chorus/autograd/grad.hpp>
 #include <chorus/chorus.hpp>
+#include <chorus/comm/simulated/simulate.hpp>
 #include <chorus/comm/split.hpp>
 #include <chorus/comm/store.hpp>
 #include <chorus/data/open_images.hpp>

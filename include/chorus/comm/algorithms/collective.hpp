@@ -17,15 +17,13 @@ struct Collective {
   trace::Traffic traffic = trace::Traffic::control;
   std::span<const int> members = {};  ///< the ranks of the ring, in order; empty: all
   bool chosen = false;                ///< somebody has asked for this algorithm, even if it is slow
+  int own = members.empty()           ///< this rank's place in the ring
+                ? link.rank
+                : static_cast<int>(std::find(members.begin(), members.end(), link.rank) - members.begin());
 
   int size() const { return members.empty() ? link.size : static_cast<int>(members.size()); }
   /// This rank's place in the ring, or the one `steps` further on; negative: further back.
-  int place(int steps = 0) const {
-    const int own = members.empty()
-                        ? link.rank
-                        : static_cast<int>(std::find(members.begin(), members.end(), link.rank) - members.begin());
-    return ((own + steps) % size() + size()) % size();
-  }
+  int place(int steps = 0) const { return ((own + steps) % size() + size()) % size(); }
   /// The rank at that place.
   int neighbour(int steps) const {
     return members.empty() ? place(steps) : members[static_cast<std::size_t>(place(steps))];
@@ -84,7 +82,7 @@ inline void relay(const Collective& c, Step m, std::size_t count) {
     }
     if (slot) c.link.publish(m.to, c.call, bytes);
     if (!slot && m.to != nobody) c.link.send(m.to, c.call, value, bytes);
-    if (m.to != nobody) trace::sent(c.link.rank, c.traffic, bytes);
+    if (m.to != nobody && c.link.counts_bytes) trace::sent(c.link.rank, c.traffic, bytes);
     if (in) c.link.release(m.from);
     if (m.mine) m.mine += bytes;
     if (m.store) m.store += bytes;

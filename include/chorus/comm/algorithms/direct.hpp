@@ -31,7 +31,7 @@ inline void exchange_all_reduce(const Collective& c, std::byte* data, std::size_
     if (reduction.scale != 1) reduction.scaled(mine, mine, n, reduction.scale);
     c.link.fill(peer, slot, mine, bytes);
     c.link.publish(peer, c.call, bytes);
-    trace::sent(c.link.rank, c.traffic, bytes);
+    if (c.link.counts_bytes) trace::sent(c.link.rank, c.traffic, bytes);
     sent += n;
   };
   send();
@@ -110,7 +110,7 @@ class DirectBlock {
   std::byte* at(int owner) const { return data_ + start(owner) * element_; }
   void send(int to, std::size_t numbers) const {
     c_.link.publish(to, c_.call, numbers * element_);
-    trace::sent(rank(), c_.traffic, numbers * element_);
+    if (c_.link.counts_bytes) trace::sent(rank(), c_.traffic, numbers * element_);
   }
 
   const Collective& c_;
