@@ -136,6 +136,7 @@ TEST_CASE("simulated: a straggler delays all by its own delay, jitter by its see
                      .true_numbers = false},
                     [](SimulatedRank& rank) {
                       for (int step = 0; step < 3; ++step) {
+                        rank.next_step();
                         rank.compute(0.010);
                         rank.call(Op::all_reduce, 128'000);
                       }
@@ -217,6 +218,7 @@ TEST_CASE("simulated: the same times in every run") {
                       std::vector<float> x(50'000);
                       for (int i = 0; i < 3; ++i) {
                         auto work = rank.communicator().all_reduce_async(std::span(x));
+                        rank.next_step();
                         rank.compute(1e-4);
                         rank.communicator().barrier();
                       }

@@ -16,6 +16,7 @@
 #include <exception>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -24,18 +25,18 @@ namespace chorus::comm::simulated {
 /// How fast ranks compute. It is the only thing about a simulation that is random, by Philox: the same on all machines.
 struct Computing {
   std::vector<std::pair<int, double>> stragglers = {};  ///< ranks that take that many times as long
-  double jitter = 0;  ///< the standard deviation of each piece of computing, as a part of its mean
+  double jitter = 0;  ///< the standard deviation of how long a rank's step takes, as a part of the mean
   std::uint64_t seed = 0;
 
-  /// How long the rank's piece number `piece` takes, where others take `usual`. Jitter is the sum of four uniform
+  /// How long the rank takes in that step, where others take `usual`. Jitter is the sum of four uniform
   /// numbers, near enough to a normal one, and needs no function whose last bit differs between libraries.
-  Time time(Time usual, int rank, std::uint32_t piece) const {
+  Time time(Time usual, int rank, std::uint32_t step) const {
     auto scaled = static_cast<double>(usual.count());
     for (const auto& [straggler, factor] : stragglers)
       if (straggler == rank) scaled *= factor;
     if (jitter == 0) return Time(static_cast<std::int64_t>(scaled));
     std::int64_t sum = -2 * (std::int64_t{1} << 32);  // of four words, each 2^31 on average
-    for (const auto word : philox(seed, {static_cast<std::uint32_t>(rank), piece, 0, 0})) sum += word;
+    for (const auto word : philox(seed, {static_cast<std::uint32_t>(rank), step, 0, 0})) sum += word;
     const double deviations = static_cast<double>(sum) * (0x1p-32 * 1.7320508075688772);
     const auto extra = static_cast<std::int64_t>(scaled * (jitter * deviations));
     return std::max(Time{}, Time(static_cast<std::int64_t>(scaled) + extra));
@@ -55,11 +56,19 @@ struct SimulationOptions {
 };
 inline constexpr int most_scheduled_ranks = 65'536;
 
-/// What a rank has done with its time.
+/// A part of a rank's program, for a picture: `forward`, `backward`, ...
+struct Mark {
+  std::string kind, name;
+  Time begun{}, ended{};
+  std::size_t bytes = 0;
+  int bucket = -1;
+};
+
+/// What a rank has done with its time. All but `end` where spans are kept.
 struct RankTimes {
-  Time end{};                                           ///< when its program ended
-  std::vector<std::pair<std::string, Span>> computing;  ///< where spans are kept, by what it was
-  std::vector<Span> calls, waits;                       ///< see SimulatedEngine
+  Time end{};                      ///< when its program ended
+  std::vector<Mark> marks;         ///< see SimulatedRank::mark
+  std::vector<Span> calls, waits;  ///< see SimulatedEngine
 };
 struct SimulatedTimes {
   std::vector<RankTimes> ranks;
@@ -84,13 +93,18 @@ class SimulatedRank {
   double time() const { return seconds(engine_->clock()); }
   /// This rank computes for as long as one that is neither fast nor slow takes `usual` seconds for.
   void compute(double usual, const char* what = "compute") {
-    const Time begun = engine_->clock();
-    engine_->clock() += computing_.time(time_of(what, usual), rank(), pieces_++);
+    engine_->clock() += computing_.time(time_of(what, usual), rank(), step_);
     check<UsageError>(engine_->clock() < Time(std::int64_t{9'000'000'000'000'000'000}),
                       "simulation: more than 9000 s of virtual time");
-    if (engine_->keeps_spans && engine_->clock() > begun)
-      times_.computing.push_back({what, {.begun = begun, .ended = engine_->clock()}});
   }
+  /// The rank's next step begins, with a jitter of its own.
+  void next_step() { ++step_; }
+  /// Where spans are kept: `kind` and `name` of what this rank has done since `begun`, which was `clock()`.
+  void mark(std::string_view kind, std::string_view name, Time begun, std::size_t bytes = 0, int bucket = -1) {
+    if (engine_->keeps_spans)
+      times_.marks.push_back({std::string(kind), std::string(name), begun, engine_->clock(), bytes, bucket});
+  }
+  Time clock() const { return engine_->clock(); }
 
   /// Without true numbers: a call of `bytes` of f32, as Engine::later has it, on memory that nobody looks at.
   Work start(Op op, std::size_t bytes, trace::Traffic traffic = trace::Traffic::gradients, int peer = 0,
@@ -119,7 +133,7 @@ class SimulatedRank {
   Network& network_;
   const Computing& computing_;
   RankTimes& times_;
-  std::uint32_t pieces_ = 0;
+  std::uint32_t step_ = 0;
   AnyCommunicator communicator_;
 };
 

@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -28,6 +29,7 @@ struct Span {
   trace::Traffic traffic = trace::Traffic::control;
   std::size_t bytes = 0;
   Time begun{}, ended{};
+  std::map<int, std::size_t> sent = {};  ///< bytes, by the rank they went to
 };
 
 class SimulatedEngine final : public Engine, public Progress, public std::enable_shared_from_this<SimulatedEngine> {
@@ -87,6 +89,7 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
   Time& clock() const { return tasks_.clock_of(program_); }
   /// Carries out calls until the program has ended.
   void serve() {
+    link.keeps_sent = keeps_spans;
     while (true) {
       while (first_ == waiting_.size()) {
         if (has_ended_) return;
@@ -99,7 +102,9 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
       const Time begun = own;
       carry_out(call);
       busy_ += own - begun;
-      if (keeps_spans) calls.push_back({current_, call.traffic, call.count * call.reduction.element, begun, own});
+      if (keeps_spans)
+        calls.push_back(
+            {current_, call.traffic, call.count * call.reduction.element, begun, own, std::exchange(link.sent, {})});
       if (!failure_) ended_.push_back(own);
       tasks_.wake(program_, own);
     }

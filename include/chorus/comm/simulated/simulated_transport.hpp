@@ -21,6 +21,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -167,6 +168,7 @@ class SimulatedTransport final : public Transport {
     auto& port = network_.port(kind, rank);
     const Time leaves = std::max(tasks_.clock(), port.sends), length = kind.speed.transfer(bytes);
     port.sends = sent_until_ = leaves + length;
+    if (keeps_sent) sent[peer] += bytes;
     auto& piece = queue.slot(queue.sent++);
     piece.envelope = envelope;
     piece.bytes = bytes;
@@ -197,6 +199,9 @@ class SimulatedTransport final : public Transport {
 
   /// The rank that this one waits for; -1: none.
   int waits_for() const { return waits_for_; }
+  /// Where it is wanted: bytes, by the rank they went to.
+  bool keeps_sent = false;
+  std::map<int, std::size_t> sent;
 
  private:
   Network::Queue& out(int peer) {
