@@ -57,6 +57,7 @@
 #include <chorus/parallel/local_sgd.hpp>
 #include <chorus/parallel/parameter_server.hpp>
 #include <chorus/parallel/sharded_optimizer.hpp>
+#include <chorus/parallel/simulated/recorded.hpp>
 #include <chorus/parallel/simulated/training.hpp>
 
 #if CHORUS_USE_CUDA

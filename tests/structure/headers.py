@@ -40,6 +40,7 @@ STANDARD = {
     "deque": "deque",
     "exception": "current_exception exception exception_ptr rethrow_exception terminate uncaught_exceptions",
     "filesystem": "filesystem",
+    "fstream": "ifstream",
     "functional": "bit_or divides equal_to function hash invoke less minus multiplies plus ref",
     "initializer_list": "initializer_list",
     "iterator": "back_inserter default_sentinel_t distance istreambuf_iterator next prev size",

@@ -84,7 +84,7 @@ double scheduled(const Training& of, int ranks, const Links& links) {
 }
 
 TEST_CASE("simulated: a policy's step without numbers takes what the policy takes") {
-  for (const auto* name : {"100mbit", "1gbit", "nvlink2+1gbit"})
+  for (const auto* name : {"100mbit", "nvlink2+1gbit"})
     for (const int ranks : {2, 4, 8}) {
       INFO(ranks << " ranks over " << name);
       const auto links = links_named(name);
@@ -93,13 +93,13 @@ TEST_CASE("simulated: a policy's step without numbers takes what the policy take
         const BucketOptions caps{.first_bucket_cap_mb = cap, .bucket_cap_mb = cap};
         const double real = step_of<DistributedDataParallel<Layers<Cpu>>>(
             ranks, links, DistributedDataParallelOptions{.first_bucket_cap_mb = cap, .bucket_cap_mb = cap}, 1);
-        CHECK(scheduled(training(TrainingPolicy::ddp, caps), ranks, links) == Approx(real).epsilon(0.01));
+        CHECK(scheduled(training(TrainingPolicy::ddp, caps), ranks, links) == Approx(real).epsilon(1e-3));
       }
       const BucketOptions caps;
       CHECK(scheduled(training(TrainingPolicy::local_sgd, caps, 2), ranks, links) ==
-            Approx(step_of<LocalSgd<Layers<Cpu>>>(ranks, links, LocalSgdOptions{.period = 2}, 2)).epsilon(0.01));
+            Approx(step_of<LocalSgd<Layers<Cpu>>>(ranks, links, LocalSgdOptions{.period = 2}, 2)).epsilon(1e-3));
       CHECK(scheduled(training(TrainingPolicy::parameter_server, caps), ranks, links) ==
-            Approx(step_of<ParameterServer<Layers<Cpu>>>(ranks, links, ParameterServerOptions{}, 1)).epsilon(0.01));
+            Approx(step_of<ParameterServer<Layers<Cpu>>>(ranks, links, ParameterServerOptions{}, 1)).epsilon(1e-3));
     }
 }
 
@@ -132,7 +132,7 @@ TEST_CASE("simulated: 1,024 ranks train ResNet-50") {
   const auto links = links_named("nvlink8+100gbit");
   const auto times = simulate_training({.ranks = 1024, .links = links}, of, 1);
   CHECK(times.step > 0.12);
-  CHECK(times.step == Approx(0.12 + times.exposed).epsilon(0.01));
+  CHECK(times.step == Approx(0.12 + times.exposed).epsilon(1e-3));
   // All ranks wait for one that computes for a tenth longer; what waits for it then comes without further delay.
   const auto late =
       simulate_training({.ranks = 1024, .links = links, .computing = {.stragglers = {{777, 1.1}}}}, of, 1);
