@@ -91,13 +91,13 @@ class Program {
   }
 
   void run() {
+    auto asked = options_;
+    asked.keep_spans = !wishes_.trace.empty();
+    const auto result = sim::simulate_training(asked, training_, steps_);
     const auto& name = wishes_.recorded.empty() ? model_.name : wishes_.recorded;
     std::printf("%s, %.1f MB of gradients in %zu buckets, %.3f ms of computing a step; %s over %s\n",
                 ch::printable(name).c_str(), static_cast<double>(training_.bytes()) * 1e-6, training_.buckets.size(),
                 training_.seconds() * 1e3, wishes_.policy.c_str(), ch::printable(wishes_.links).c_str());
-    auto asked = options_;
-    asked.keep_spans = !wishes_.trace.empty();
-    const auto result = sim::simulate_training(asked, training_, steps_);
     if (!wishes_.trace.empty()) write_trace(result);
     scaling(result);
     if (wishes_.brief) return;
@@ -268,7 +268,7 @@ int main(int argc, char** argv) {
   app.add_option("--jitter", wishes.jitter, "standard deviation of how long ranks compute, a part of the mean")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
-  app.add_option("--seed", wishes.seed, "of the jitter")->capture_default_str();
+  app.add_option("--seed", wishes.seed, "of the jitter")->check(CLI::NonNegativeNumber)->capture_default_str();
   app.add_option("--steps", wishes.steps, "the means are over")->check(CLI::Range(1, 10'000))->capture_default_str();
   app.add_option("--trace", wishes.trace, "file for a trace, as Perfetto reads it, of the first 64 ranks");
   app.add_flag("--brief", wishes.brief, "the step alone, nothing is tried");
