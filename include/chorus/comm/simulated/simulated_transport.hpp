@@ -180,6 +180,8 @@ class SimulatedTransport final : public Transport {
       arrived(queue, piece.arrival);
     });
   }
+  /// It does; but the algorithms that serve shall be those of TcpTransport.
+  bool copies() const override { return false; }
   Piece receive(int peer) override { return next(peer, nullptr); }
   Piece receive_at(int peer, const Envelope&, std::byte* place, std::size_t) override {
     return next(peer, network_.moves_data ? nullptr : place);
