@@ -8,6 +8,8 @@
 #include <chorus/autograd/custom_function.hpp>
 #include <chorus/autograd/grad.hpp>
 #include <chorus/chorus.hpp>
+#include <chorus/comm/simulated/simulate.hpp>
+#include <chorus/comm/simulated/trace_file.hpp>
 #include <chorus/comm/split.hpp>
 #include <chorus/comm/store.hpp>
 #include <chorus/data/open_images.hpp>
@@ -55,6 +57,8 @@
 #include <chorus/parallel/local_sgd.hpp>
 #include <chorus/parallel/parameter_server.hpp>
 #include <chorus/parallel/sharded_optimizer.hpp>
+#include <chorus/parallel/simulated/recorded.hpp>
+#include <chorus/parallel/simulated/training.hpp>
 
 #if CHORUS_USE_CUDA
 #include <chorus/parallel/cuda/graphed.hpp>

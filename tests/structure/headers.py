@@ -48,6 +48,9 @@ STANDARD = {
     "limits": "numeric_limits",
     "list": "list",
     "map": "map multimap",
+    "queue": "priority_queue",
+    "ratio": "femto",
+    "semaphore": "binary_semaphore",
     "set": "set multiset",
     "memory": "addressof enable_shared_from_this make_shared make_unique make_unique_for_overwrite shared_ptr "
               "unique_ptr weak_ptr",

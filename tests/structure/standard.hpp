@@ -34,6 +34,9 @@
 #include <numbers>
 #include <numeric>
 #include <optional>
+#include <queue>
+#include <ratio>
+#include <semaphore>
 #include <set>
 #include <span>
 #include <stdexcept>

@@ -24,22 +24,22 @@ struct Collective {
   bool chosen = false;                ///< somebody has asked for this algorithm, even if it is slow
   std::span<const int> names = {};    ///< the ranks' numbers in the job; empty: the same
   const std::byte* data = nullptr;    ///< where the call's numbers begin, for traces
+  int own = members.empty()           ///< this rank's place in the ring
+                ? link.rank
+                : static_cast<int>(std::find(members.begin(), members.end(), link.rank) - members.begin());
 
   int size() const { return members.empty() ? link.size : static_cast<int>(members.size()); }
   /// This rank's place in the ring, or the one `steps` further on; negative: further back.
-  int place(int steps = 0) const {
-    const int own = members.empty()
-                        ? link.rank
-                        : static_cast<int>(std::find(members.begin(), members.end(), link.rank) - members.begin());
-    return ((own + steps) % size() + size()) % size();
-  }
+  int place(int steps = 0) const { return ((own + steps) % size() + size()) % size(); }
   /// The rank at that place.
   int neighbour(int steps) const {
     return members.empty() ? place(steps) : members[static_cast<std::size_t>(place(steps))];
   }
   int name(int rank) const { return names.empty() ? rank : names[static_cast<std::size_t>(rank)]; }
   /// Counts bytes that this rank hands to another one.
-  void sent(int to, std::size_t bytes) const { trace::sent(name(link.rank), name(to), traffic, bytes); }
+  void sent(int to, std::size_t bytes) const {
+    if (link.counts_bytes) trace::sent(name(link.rank), name(to), traffic, bytes);
+  }
   /// Numbers of a chunk that can be under way at once. Half a queue: a whole chunk fits while its receiver still reads
   /// the one before, so no rank waits for room in a circle.
   std::size_t longest_chunk() const { return link.queue_pieces / 2 * (link.piece_bytes / reduction.element); }

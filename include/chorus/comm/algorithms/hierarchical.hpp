@@ -8,6 +8,7 @@
 /// 2 (M - 1) + 1 slow steps instead of 2 (n - 1), at the price of D, not D / n, on each link inside.
 
 #include <chorus/comm/algorithms/ring.hpp>
+#include <unordered_set>
 #include <vector>
 
 namespace chorus::comm {
@@ -17,12 +18,14 @@ inline void hierarchical_all_reduce(const Collective& c, std::byte* data, std::s
   const auto machines = c.link.machines();
   const int own_machine = machines[static_cast<std::size_t>(c.link.rank)];
   std::vector<int> local, leaders;
-  for (int rank = 0; rank < c.link.size; ++rank) {
-    const int machine = machines[static_cast<std::size_t>(rank)];
-    if (machine == own_machine) local.push_back(rank);
-    // The first rank of its machine.
-    if (std::find(machines.begin(), machines.begin() + rank, machine) == machines.begin() + rank)
-      leaders.push_back(rank);
+  {
+    std::unordered_set<int> seen;
+    for (int rank = 0; rank < c.link.size; ++rank) {
+      const int machine = machines[static_cast<std::size_t>(rank)];
+      if (machine == own_machine) local.push_back(rank);
+      const bool as_before = rank > 0 && machine == machines[static_cast<std::size_t>(rank - 1)];
+      if (!as_before && seen.insert(machine).second) leaders.push_back(rank);  // the first rank of its machine
+    }
   }
   const bool leads = local.front() == c.link.rank, ends = local.back() == c.link.rank;
   auto plain = c.reduction;  // contributions are scaled once

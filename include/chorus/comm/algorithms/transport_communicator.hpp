@@ -6,6 +6,7 @@
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/comm/engine/queued_engine.hpp>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -14,6 +15,41 @@
 namespace chorus::comm {
 
 namespace detail {
+
+/// Carries out one call of this rank by the algorithm that serves it, which `note` is told; `names`: the ranks' numbers
+/// in the job, see Collective; `all_reduce`: see World.
+template <class Note>
+void run_call(Transport& link, std::span<const int> names, const Call& call, const Envelope& envelope,
+              Algorithm all_reduce, const Note& note) {
+  const auto in = static_cast<const std::byte*>(call.in);
+  const auto out = static_cast<std::byte*>(call.out);
+  const auto n = call.count, bytes = n * call.reduction.element;
+  const auto asked = call.op == Op::all_reduce ? all_reduce : Algorithm::automatic;
+  const Collective c{.link = link,
+                     .call = envelope,
+                     .reduction = call.reduction,
+                     .traffic = call.traffic,
+                     .chosen = asked != Algorithm::automatic,
+                     .names = names,
+                     .data = call.op == Op::reduce_scatter || out == nullptr ? in : out};
+  switch (call.op) {
+    case Op::all_reduce:
+      return run_fastest(all_reduce_rows, asked, c, bytes, note, out, n);
+    case Op::all_gather:
+      return run_fastest(all_gather_rows, asked, c, bytes, note, in, out, n);
+    case Op::reduce_scatter:
+      return run_fastest(reduce_scatter_rows, asked, c, bytes, note, in, out, n);
+    case Op::broadcast:
+      return ring_broadcast(c, out, n, call.peer);
+    case Op::barrier:
+      return dissemination_barrier(c);
+    case Op::monitored_barrier:
+      return monitored_barrier(c);
+    case Op::message:
+      return call.receives ? relay(c, {.from = call.peer, .store = out}, n)
+                           : relay(c, {.to = call.peer, .mine = in}, n);
+  }
+}
 
 /// Runs each call with the algorithm of this folder that serves it.
 class TransportEngine final : public QueuedEngine {
@@ -42,43 +78,11 @@ class TransportEngine final : public QueuedEngine {
  private:
   void run(const Call& call, const Envelope& envelope) override {
     link_->check();
-    start(call, envelope);
+    run_call(*link_, members, call, envelope, all_reduce_, [this](Algorithm algorithm) { note(algorithm); });
     link_->flush();
   }
   void give_up(const std::string& why) noexcept override { link_->abort(why); }
   void has_failed() noexcept override { link_->await_hands_off(); }
-
-  void start(const Call& call, const Envelope& envelope) {
-    const auto in = static_cast<const std::byte*>(call.in);
-    const auto out = static_cast<std::byte*>(call.out);
-    const auto n = call.count, bytes = n * call.reduction.element;
-    const auto asked = call.op == Op::all_reduce ? all_reduce_ : Algorithm::automatic;
-    const Collective c{.link = *link_,
-                       .call = envelope,
-                       .reduction = call.reduction,
-                       .traffic = call.traffic,
-                       .chosen = asked != Algorithm::automatic,
-                       .names = members,
-                       .data = call.op == Op::reduce_scatter || out == nullptr ? in : out};
-    const auto tell = [this](Algorithm algorithm) { note(algorithm); };
-    switch (call.op) {
-      case Op::all_reduce:
-        return run_fastest(all_reduce_rows, asked, c, bytes, tell, out, n);
-      case Op::all_gather:
-        return run_fastest(all_gather_rows, asked, c, bytes, tell, in, out, n);
-      case Op::reduce_scatter:
-        return run_fastest(reduce_scatter_rows, asked, c, bytes, tell, in, out, n);
-      case Op::broadcast:
-        return ring_broadcast(c, out, n, call.peer);
-      case Op::barrier:
-        return dissemination_barrier(c);
-      case Op::monitored_barrier:
-        return monitored_barrier(c);
-      case Op::message:
-        return call.receives ? relay(c, {.from = call.peer, .store = out}, n)
-                             : relay(c, {.to = call.peer, .mine = in}, n);
-    }
-  }
 
   const std::unique_ptr<Transport> link_;
   const Algorithm all_reduce_;

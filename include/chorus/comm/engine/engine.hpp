@@ -82,6 +82,8 @@ class Engine {
   /// How long calls have run in all, from when their turn came to their end; 0 where none takes time, `not_measured`
   /// where an engine does not know, since they run on streams.
   virtual std::chrono::nanoseconds busy() const { return {}; }
+  /// What this rank's clock says: of a simulated one, its virtual time.
+  virtual Clock::time_point time() const { return Clock::now(); }
   /// The newest calls, one a line, as `flight recorder` prints them; empty where an engine keeps none.
   virtual std::string record() const { return {}; }
   /// What its all-reduces were asked to be, see World.

@@ -104,6 +104,9 @@ class Transport {
   /// Whether it is worth asking; all ranks of a group have the same here.
   bool reaches_peers = false;
 
+  /// Whether `trace` counts what is sent: it has slots for `trace::max_devices` ranks, simulated groups may have more.
+  bool counts_bytes = true;
+
   const int rank, size;
   const std::size_t piece_bytes, queue_pieces;
   const std::chrono::milliseconds timeout;

@@ -50,9 +50,9 @@ class Clock final : public Extension<D> {
  public:
   explicit Clock(Core<D, Communicator>& core) : core_(core) {}
 
-  void forward_begins(ForwardPass&) override { forward_start_ = Steady::now(); }
+  void forward_begins(ForwardPass&) override { forward_start_ = now(); }
   void forward_ended() override {
-    forward_end_ = Steady::now();
+    forward_end_ = now();
     busy_ = busy();
     exposed_ = {};
     comm_start_ = first_bucket_ = {};
@@ -60,7 +60,7 @@ class Clock final : public Extension<D> {
   /// The backward pass that follows is one of other ranks, and does not count.
   void forward_of_others() { forward_end_ = {}; }
   void bucket_is_full(const Bucket&) override {
-    if (first_bucket_ == Steady::time_point{}) first_bucket_ = Steady::now();
+    if (first_bucket_ == Steady::time_point{}) first_bucket_ = now();
   }
   // The sum is one for the same parameters, in whatever order.
   void gradient_arrived(std::size_t i) override {
@@ -69,19 +69,19 @@ class Clock final : public Extension<D> {
     uses_ += (number ^ (number >> 29)) * 0xbf58476d1ce4e5b9u;
   }
   void backward_ended() override {
-    compute_end_ = Steady::now();
+    compute_end_ = now();
     if (uses_ == 0) return;  // of a pass of others
     const auto before = std::exchange(uses_before_, std::exchange(uses_, 0));
     if (data_.iterations > 0 && before != uses_before_) data_.can_set_static_graph = false;
   }
   void communicates(bool begins) override {
-    const auto now = Steady::now();
-    if (!begins) exposed_ += now - exposed_start_;
-    exposed_start_ = now;
-    if (comm_start_ == Steady::time_point{}) comm_start_ = now;
+    const auto time = now();
+    if (!begins) exposed_ += time - exposed_start_;
+    exposed_start_ = time;
+    if (comm_start_ == Steady::time_point{}) comm_start_ = time;
   }
   void pass_ended() override {
-    const auto end = Steady::now();
+    const auto end = now();
     const auto forward_end = std::exchange(forward_end_, Steady::time_point{});
     if (forward_end == Steady::time_point{}) return;
     if (comm_start_ == Steady::time_point{}) comm_start_ = end;
@@ -103,6 +103,10 @@ class Clock final : public Extension<D> {
 
  private:
   static double seconds(Steady::duration time) { return std::chrono::duration<double>(time).count(); }
+  Steady::time_point now() const {
+    if constexpr (requires { core_.ranks.time(); }) return core_.ranks.time();
+    return Steady::now();
+  }
   // How long the communicator's calls have taken so far; below 0 where it does not know.
   std::chrono::nanoseconds busy() const {
     if constexpr (requires { core_.ranks.busy(); }) return core_.ranks.busy();

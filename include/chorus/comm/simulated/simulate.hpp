@@ -1,0 +1,231 @@
+#pragma once
+/// `simulate`: runs a program as all ranks of a group in one process, in virtual time.
+
+#include <algorithm>
+#include <array>
+#include <chorus/comm/any_communicator.hpp>
+#include <chorus/comm/simulated/links.hpp>
+#include <chorus/comm/simulated/simulated_engine.hpp>
+#include <chorus/comm/simulated/simulated_transport.hpp>
+#include <chorus/comm/simulated/tasks.hpp>
+#include <chorus/comm/world.hpp>
+#include <chorus/core/philox.hpp>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace chorus::comm::simulated {
+
+/// How fast ranks compute. It is the only thing about a simulation that is random, by Philox: the same on all machines.
+struct Computing {
+  std::vector<std::pair<int, double>> stragglers = {};  ///< ranks that take that many times as long
+  double jitter = 0;  ///< the standard deviation of how long a rank's step takes, as a part of the mean
+  std::uint64_t seed = 0;
+
+  /// How long the rank takes in that step, where others take `usual`. Jitter is the sum of four uniform
+  /// numbers, near enough to a normal one, and needs no function whose last bit differs between libraries.
+  Time time(Time usual, int rank, std::uint32_t step) const {
+    auto scaled = static_cast<double>(usual.count());
+    for (const auto& [straggler, factor] : stragglers)
+      if (straggler == rank) scaled *= factor;
+    if (jitter == 0) return Time(static_cast<std::int64_t>(scaled));
+    std::int64_t sum = -2 * (std::int64_t{1} << 32);  // of four words, each 2^31 on average
+    for (const auto word : philox(seed, {static_cast<std::uint32_t>(rank), step, 0, 0})) sum += word;
+    const double deviations = static_cast<double>(sum) * (0x1p-32 * 1.7320508075688772);
+    const auto extra = static_cast<std::int64_t>(scaled * (jitter * deviations));
+    return std::max(Time{}, Time(static_cast<std::int64_t>(scaled) + extra));
+  }
+};
+
+struct SimulationOptions {
+  int ranks = 2;
+  Links links = links_named("25gbit");
+  Computing computing = {};
+  Algorithm all_reduce = Algorithm::automatic;  ///< see World
+  /// True numbers: each rank is a thread, of which one runs at a time, and has memory of its own; up to `max_ranks`.
+  /// Else ranks are fibers, up to `most_scheduled_ranks`: calls take their time, but nobody looks at what they move.
+  /// Then programs call `call` and `start`, and use no thread_local state.
+  bool true_numbers = true;
+  bool keep_spans = false;  ///< see SimulatedTimes
+};
+inline constexpr int most_scheduled_ranks = 65'536;
+
+/// A part of a rank's program, for a picture: `forward`, `backward`, ...
+struct Mark {
+  std::string kind, name;
+  Time begun{}, ended{};
+  std::size_t bytes = 0;
+  int bucket = -1;
+};
+
+/// What a rank has done with its time. All but `end` where spans are kept.
+struct RankTimes {
+  Time end{};                      ///< when its program ended
+  std::vector<Mark> marks;         ///< see SimulatedRank::mark
+  std::vector<Span> calls, waits;  ///< see SimulatedEngine
+};
+struct SimulatedTimes {
+  std::vector<RankTimes> ranks;
+  double seconds() const {
+    Time last{};
+    for (const auto& rank : ranks) last = std::max(last, rank.end);
+    return simulated::seconds(last);
+  }
+};
+
+/// What a program of one rank is given.
+class SimulatedRank {
+ public:
+  SimulatedRank(std::shared_ptr<SimulatedEngine> engine, Network& network, const Computing& computing, RankTimes& times)
+      : engine_(engine), network_(network), computing_(computing), times_(times), communicator_(std::move(engine)) {}
+
+  int rank() const { return engine_->rank; }
+  int size() const { return engine_->size; }
+  /// For policies and everything else that takes one.
+  AnyCommunicator& communicator() { return communicator_; }
+  /// Virtual seconds since the beginning.
+  double time() const { return seconds(engine_->clock()); }
+  /// This rank computes for as long as one that is neither fast nor slow takes `usual` seconds for.
+  void compute(double usual, const char* what = "compute") {
+    engine_->clock() += computing_.time(time_of(what, usual), rank(), step_);
+    check<UsageError>(engine_->clock() < Time(std::int64_t{9'000'000'000'000'000'000}),
+                      "simulation: more than 9000 s of virtual time");
+  }
+  /// The rank's next step begins, with a jitter of its own.
+  void next_step() { ++step_; }
+  /// Where spans are kept: `kind` and `name` of what this rank has done since `begun`, which was `clock()`.
+  void mark(std::string_view kind, std::string_view name, Time begun, std::size_t bytes = 0, int bucket = -1) {
+    if (engine_->keeps_spans)
+      times_.marks.push_back({std::string(kind), std::string(name), begun, engine_->clock(), bytes, bucket});
+  }
+  Time clock() const { return engine_->clock(); }
+
+  /// Without true numbers: a call of `bytes` of f32, as Engine::later has it, on memory that nobody looks at.
+  Work start(Op op, std::size_t bytes, trace::Traffic traffic = trace::Traffic::gradients, int peer = 0,
+             bool receives = false, int bucket = -1) {
+    const bool gathers = op == Op::all_gather || op == Op::reduce_scatter;
+    check<UsageError>(!network_.moves_data, "simulation: a call without data, in one of true numbers");
+    check<UsageError>(bytes <= network_.scratch.size() / (gathers ? static_cast<std::size_t>(size()) : 1),
+                      "simulation: ", name(op), " of ", bytes, " bytes is too large");
+    const bool words = bytes % 4 == 0;
+    Reduction nothing{.dtype = words ? DType::f32 : DType::u8, .element = words ? std::size_t{4} : 1};
+    nothing.combine = [](void*, const void*, const void*, std::size_t) {};
+    nothing.combine_products = [](void*, const void*, double, const void*, double, std::size_t) {};
+    nothing.scaled = [](void*, const void*, std::size_t, double) {};
+    Call call{op, nothing, traffic, bytes / nothing.element, network_.scratch.data(), network_.scratch.data(), peer};
+    call.receives = receives;
+    call.bucket = bucket;
+    return engine_->later(call);
+  }
+  void call(Op op, std::size_t bytes, trace::Traffic traffic = trace::Traffic::gradients, int peer = 0,
+            bool receives = false) {
+    start(op, bytes, traffic, peer, receives).wait();
+  }
+
+ private:
+  const std::shared_ptr<SimulatedEngine> engine_;
+  Network& network_;
+  const Computing& computing_;
+  RankTimes& times_;
+  std::uint32_t step_ = 0;
+  AnyCommunicator communicator_;
+};
+
+namespace detail {
+
+class Simulation {
+ public:
+  explicit Simulation(const SimulationOptions& options)
+      : options_(options),
+        tasks_(options.links.shared),
+        network_(tasks_, options.links, options.ranks, options.true_numbers),
+        times_{std::vector<RankTimes>(static_cast<std::size_t>(options.ranks))} {}
+
+  template <class Body>
+  SimulatedTimes run(const Body& body) {
+    for (int rank = 0; rank < options_.ranks; ++rank) {
+      auto engine = std::make_shared<SimulatedEngine>(network_, rank, options_.all_reduce);
+      engine->keeps_spans = options_.keep_spans;
+      const int program = tasks_.add(options_.true_numbers ? RunsOn::thread : RunsOn::fiber,
+                                     [this, rank, &body] { run_program(rank, body); });
+      const int calls = tasks_.add(RunsOn::fiber, [engine = engine.get()] { engine->serve(); });
+      engine->set_tasks(program, calls);
+      engines_.push_back(std::move(engine));
+    }
+    tasks_.run([this] { stuck(); });
+    if (error_) std::rethrow_exception(error_);
+    for (std::size_t rank = 0; rank < engines_.size(); ++rank) {
+      times_.ranks[rank].calls = std::move(engines_[rank]->calls);
+      times_.ranks[rank].waits = std::move(engines_[rank]->waits);
+    }
+    return std::move(times_);
+  }
+
+ private:
+  template <class Body>
+  void run_program(int rank, const Body& body) {
+    auto& engine = engines_[static_cast<std::size_t>(rank)];
+    auto& times = times_.ranks[static_cast<std::size_t>(rank)];
+    try {
+      SimulatedRank self(engine, network_, options_.computing, times);
+      body(self);
+    } catch (...) {
+      if (!error_) error_ = std::current_exception();
+    }
+    times.end = engine->clock();
+    engine->end();
+  }
+  // Nobody can go on. Every call fails with what each rank does.
+  [[gnu::cold]] void stuck() {
+    bool polled = false;
+    for (const auto& engine : engines_) polled = engine->answer_poll() || polled;
+    if (polled) return;
+    constexpr std::size_t most = 16;
+    std::string all = "deadlock: ";
+    for (std::size_t rank = 0; rank < std::min(engines_.size(), most); ++rank)
+      all += cat(rank == 0 ? "" : "; ", "rank ", rank, " ", engines_[rank]->state());
+    if (engines_.size() > most) all += cat("; and ", engines_.size() - most, " more");
+    network_.abort(all);
+  }
+
+  const SimulationOptions options_;
+  Tasks tasks_;
+  Network network_;
+  SimulatedTimes times_;
+  std::vector<std::shared_ptr<SimulatedEngine>> engines_;
+  std::exception_ptr error_;  // the first
+};
+
+}  // namespace detail
+
+/// Runs `body(rank)`, with a SimulatedRank, as each rank, and returns when all have ended. The times are the same in
+/// every run and on every machine. Throws what a rank's program throws first; where no rank can go on, their calls
+/// throw CommError, which tells what each of them waits for. Throws UsageError for options out of range.
+template <class Body>
+SimulatedTimes simulate(const SimulationOptions& options, const Body& body) {
+  const int most = options.true_numbers ? max_ranks : most_scheduled_ranks;
+  check<UsageError>(options.ranks >= 1 && options.ranks <= most, "simulate: ", options.ranks, " ranks, expected 1 to ",
+                    most, options.true_numbers ? " with true numbers" : "");
+  check<UsageError>(options.links.island >= 0, "simulate: islands of ", options.links.island, " ranks");
+  for (const auto* link : {&options.links.inside, &options.links.between})
+    check<UsageError>(link->bandwidth > 0 && std::isfinite(link->bandwidth), "simulate: a bandwidth of ",
+                      link->bandwidth, " bytes a second");
+  check<UsageError>(options.computing.jitter >= 0 && options.computing.jitter <= 1, "simulate: jitter ",
+                    options.computing.jitter, " is not in [0, 1]");
+  for (const auto& [rank, factor] : options.computing.stragglers) {
+    check<UsageError>(rank >= 0 && rank < options.ranks, "simulate: straggler: rank ", rank, " is not in [0, ",
+                      options.ranks, ")");
+    check<UsageError>(factor > 0 && factor <= 1e6, "simulate: straggler: factor ", factor, " is not in (0, 1e6]");
+  }
+  check<UsageError>(options.all_reduce != Algorithm::direct || options.ranks <= 1024,
+                    "simulate: a direct all-reduce of ", options.ranks, " ranks, expected up to 1024");
+  return detail::Simulation(options).run(body);
+}
+
+}  // namespace chorus::comm::simulated

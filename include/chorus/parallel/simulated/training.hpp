@@ -1,0 +1,218 @@
+#pragma once
+/// `simulate_training`: steps of the distributed policies without their numbers, by the calls that they make, on
+/// thousands of ranks. tests/unit/parallel/simulated_training_test.cpp holds them against the policies themselves.
+
+#include <algorithm>
+#include <chorus/comm/simulated/simulate.hpp>
+#include <chorus/core/error.hpp>
+#include <chorus/core/trace.hpp>
+#include <chorus/parallel/ddp/ddp_options.hpp>
+#include <chorus/parallel/simulated/models.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace chorus::simulated {
+
+enum class TrainingPolicy : std::uint8_t { ddp, local_sgd, parameter_server };
+constexpr std::string_view name(TrainingPolicy policy) {
+  constexpr std::string_view names[] = {"ddp", "local_sgd", "parameter_server"};
+  return names[static_cast<std::size_t>(policy)];
+}
+
+/// A bucket of gradients: how long after backward's begin it is full, if nothing else is to do.
+struct BucketTime {
+  double ready = 0;
+  std::size_t bytes = 0;
+};
+
+/// One rank's step, as it is where nobody has to be waited for; in seconds.
+struct Training {
+  TrainingPolicy policy = TrainingPolicy::ddp;
+  double forward = 0, backward = 0, optimizer = 0;
+  std::vector<BucketTime> buckets = {};
+  std::size_t parameters = 1;  ///< how many; a server's workers tell of each whether it has a gradient
+  int period = 8;              ///< local_sgd: steps between means
+
+  double seconds() const { return forward + backward + optimizer; }
+  std::size_t bytes() const {
+    std::size_t sum = 0;
+    for (const auto& bucket : buckets) sum += bucket.bytes;
+    return sum;
+  }
+};
+
+/// When which bucket is full: gradients come in the reverse order of the forward pass, and buckets are cut as
+/// DistributedDataParallel cuts them.
+[[gnu::cold]] inline std::vector<BucketTime> bucket_times(const ModelSizes& model, const BucketOptions& options,
+                                                          double backward) {
+  constexpr double mib = 1024 * 1024;
+  double operations = 0;
+  for (const auto& parameter : model.parameters) operations += parameter.operations;
+  std::vector<BucketTime> buckets;
+  BucketTime open;
+  double done = 0;
+  for (std::size_t i = model.parameters.size(); i-- > 0;) {
+    const auto& parameter = model.parameters[i];
+    const auto bytes = parameter.count * sizeof(float);
+    if (open.bytes > 0 && static_cast<double>(open.bytes + bytes) > mib * options.cap_mb(buckets.size()))
+      buckets.push_back(std::exchange(open, {}));
+    done += parameter.operations;
+    open.bytes += bytes;
+    open.ready = operations == 0 ? backward : backward * (done / operations);
+  }
+  if (open.bytes > 0) buckets.push_back(open);
+  return buckets;
+}
+
+/// A step of one rank. Each does what the policy of that name does, call by call.
+class TrainingRank {
+ public:
+  TrainingRank(comm::simulated::SimulatedRank& rank, const Training& training) : rank_(rank), training_(training) {}
+
+  void step(int number) {
+    const auto begun = rank_.clock();
+    rank_.next_step();
+    switch (training_.policy) {
+      case TrainingPolicy::ddp:
+        ddp();
+        break;
+      case TrainingPolicy::local_sgd:
+        local_sgd(number);
+        break;
+      case TrainingPolicy::parameter_server:
+        parameter_server(number);
+        break;
+    }
+    const auto optimizer = rank_.clock();
+    if (training_.policy != TrainingPolicy::parameter_server || rank_.rank() == 0) rank_.compute(training_.optimizer);
+    rank_.mark("optimizer", "optimizer step", optimizer);
+    rank_.mark("step", cat("step ", number), begun, 0, number);
+  }
+  /// Seconds that this rank's program has waited for calls.
+  double exposed() const { return exposed_; }
+
+ private:
+  using Op = comm::Op;
+  using Traffic = trace::Traffic;
+  static constexpr std::size_t share_bytes = 64;  // what ranks tell each other in BatchShares
+  static constexpr std::size_t count_bytes = 32;  // and in LocalSgd
+
+  void forward() {
+    const auto begun = rank_.clock();
+    rank_.compute(training_.forward);
+    rank_.mark("forward", "forward", begun);
+  }
+  template <class Waits>
+  void wait(const Waits& waits) {
+    const double begun = rank_.time();
+    waits();
+    exposed_ += rank_.time() - begun;
+  }
+  void call(Op op, std::size_t bytes, Traffic traffic, int peer = 0, bool receives = false) {
+    wait([&] { rank_.call(op, bytes, traffic, peer, receives); });
+  }
+  void tell_shares() {
+    if (rank_.size() > 1) call(Op::all_gather, share_bytes, Traffic::control);
+  }
+
+  void ddp() {
+    forward();
+    const auto begun = rank_.clock();
+    tell_shares();
+    std::vector<comm::Work> works;
+    double done = 0;
+    for (const auto& bucket : training_.buckets) {
+      const auto index = static_cast<int>(works.size());
+      rank_.compute(bucket.ready - std::exchange(done, bucket.ready));
+      rank_.mark("bucket", cat("bucket full: ", index), rank_.clock(), bucket.bytes, index);
+      works.push_back(rank_.start(Op::all_reduce, bucket.bytes, Traffic::gradients, 0, false, index));
+    }
+    rank_.compute(training_.backward - done);
+    wait([&] {
+      for (auto& work : works) work.wait();
+    });
+    rank_.mark("backward", "backward", begun);
+  }
+
+  void backward() {
+    const auto begun = rank_.clock();
+    rank_.compute(training_.backward);
+    rank_.mark("backward", "backward", begun);
+  }
+  void local_sgd(int number) {
+    if (number % training_.period == 0 && rank_.size() > 1) {
+      call(Op::all_gather, count_bytes, Traffic::control);
+      call(Op::all_reduce, training_.bytes(), Traffic::parameters);
+    }
+    forward();
+    backward();
+  }
+
+  void parameter_server(int) {
+    const int size = rank_.size();
+    const auto each_worker = [&](const auto& f) {
+      for (int worker = 1; worker < size; ++worker) f(worker);
+    };
+    const bool serves = rank_.rank() == 0;
+    // The new parameters.
+    if (serves)
+      each_worker([&](int worker) { call(Op::message, training_.bytes(), Traffic::parameters, worker); });
+    else
+      call(Op::message, training_.bytes(), Traffic::parameters, 0, true);
+    forward();
+    const auto begun = rank_.clock();
+    tell_shares();
+    rank_.compute(training_.backward);
+    // Which gradients there are, and the gradients.
+    for (const auto& [bytes, traffic] :
+         {std::pair(training_.parameters, Traffic::control), std::pair(training_.bytes(), Traffic::gradients)}) {
+      if (serves)
+        each_worker([&, b = bytes, t = traffic](int worker) { call(Op::message, b, t, worker, true); });
+      else
+        call(Op::message, bytes, traffic);
+    }
+    rank_.mark("backward", "backward", begun);
+  }
+
+  comm::simulated::SimulatedRank& rank_;
+  const Training& training_;
+  double exposed_ = 0;
+};
+
+struct TrainingTimes {
+  double step = 0;     ///< seconds of a step, the mean over the steps, of the last rank
+  double exposed = 0;  ///< of them: seconds in which a rank waits for communication, the mean over the ranks
+  comm::simulated::SimulatedTimes times = {};
+};
+
+/// Trains for so many steps, `options.ranks` ranks with a batch each. Throws UsageError for times and sizes out of
+/// range.
+[[gnu::cold]] inline TrainingTimes simulate_training(comm::simulated::SimulationOptions options,
+                                                     const Training& training, int steps) {
+  check<UsageError>(steps >= 1 && steps <= 100'000, "simulate_training: ", steps, " steps, expected 1 to 100000");
+  check<UsageError>(training.period >= 1, "simulate_training: the period is at least 1 step, got ", training.period);
+  check<UsageError>(!training.buckets.empty(), "simulate_training: no buckets");
+  double last = 0;
+  for (const auto& bucket : training.buckets) {
+    check<UsageError>(bucket.ready >= last && bucket.ready <= training.backward,
+                      "simulate_training: a bucket that is full after ", bucket.ready, " s, expected ", last, " to ",
+                      training.backward);
+    last = bucket.ready;
+  }
+  options.true_numbers = false;
+  std::vector<double> exposed(static_cast<std::size_t>(std::max(options.ranks, 0)));
+  TrainingTimes out;
+  out.times = comm::simulated::simulate(options, [&](comm::simulated::SimulatedRank& rank) {
+    TrainingRank self(rank, training);
+    for (int step = 0; step < steps; ++step) self.step(step);
+    exposed[static_cast<std::size_t>(rank.rank())] = self.exposed();
+  });
+  out.step = out.times.seconds() / steps;
+  for (const double one : exposed) out.exposed += one / options.ranks / steps;
+  return out;
+}
+
+}  // namespace chorus::simulated

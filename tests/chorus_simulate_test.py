@@ -1,0 +1,122 @@
+#!/usr/bin/env python3
+"""chorus-simulate: what it prints is the same each time and makes sense, its trace is whole, and wrong options are refused.
+usage: chorus_simulate_test.py CHORUS_SIMULATE"""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+from processes import CLEAN, expect, say
+
+PROGRAM = sys.argv[1]
+temporary = tempfile.TemporaryDirectory(prefix="chorus_simulate_")
+FOLDER = pathlib.Path(temporary.name)
+
+
+def run(*words, limit=60):
+    done = subprocess.run([PROGRAM, *map(str, words)], capture_output=True, text=True, timeout=limit, env=CLEAN)
+    return done.returncode, done.stdout, done.stderr
+
+
+def table(out):
+    """The rows of the first table, by number of ranks: step and exposed in ms."""
+    lines = out.split("\n\n")[1].splitlines()
+    expect(lines[0].split()[0] == "ranks", out)
+    return {int(row[0]): (float(row[1]), float(row[2])) for row in map(str.split, lines[1:])}
+
+
+def scales():
+    words = ["--ranks", 64, "--links", "25gbit", "--model", "resnet50", "--compute", 150, "--jitter", 0.05, "--seed", 3]
+    status, out, err = run(*words)
+    expect(status == 0 and err == "", status, err)
+    expect(run(*words)[1] == out, "another result the second time")
+    rows = table(out)
+    expect(sorted(rows) == [1, 4, 16, 64], rows)
+    steps = [rows[ranks][0] for ranks in sorted(rows)]
+    expect(steps == sorted(steps), steps)
+    expect("best: --bucket-cap " in out and "one kind of link" in out, out)
+    other = run(*words[:-1], 4)[1]
+    expect(table(other) != rows, "the seed does nothing")
+
+
+def policies():
+    steps = {}
+    for policy in ("ddp", "local_sgd", "parameter_server"):
+        status, out, err = run("--ranks", 32, "--policy", policy, "--links", "10gbit", "--brief")
+        expect(status == 0, err)
+        steps[policy] = table(out)[32][0]
+    # One server for 31 workers is the bottleneck; means every 8 steps cost the least.
+    expect(steps["local_sgd"] < steps["ddp"] < steps["parameter_server"] / 10, steps)
+
+
+def islands():
+    status, out, _ = run("--ranks", 64, "--links", "nvlink8+25gbit", "--model", "400000", "--compute", 5)
+    rows = {row.split()[0]: float(row.split()[1]) for row in out.splitlines()[-2:]}
+    expect(status == 0 and rows["hierarchical"] < rows["ring"], out)  # of short messages hops count
+    _, straggler, _ = run("--ranks", 64, "--model", "400000", "--compute", 5, "--straggler", "7:2", "--brief")
+    expect(table(straggler)[64][0] > 9, straggler)
+
+
+def traces():
+    file, again = FOLDER / "run.json", FOLDER / "again.json"
+    words = ["--ranks", 8, "--links", "10gbit", "--model", "vgg16", "--compute", 300, "--brief", "--trace"]
+    for path in (file, again):
+        status, out, err = run(*words, path)
+        expect(status == 0 and f"trace of ranks 0 to 7: {path}" in out, out, err)
+    expect(file.read_bytes() == again.read_bytes(), "another trace the second time")
+    trace = json.loads(file.read_text())
+    events = trace["traceEvents"]
+    expect(trace["metadata"]["policy"] == "ddp" and trace["metadata"]["devices"] == 8, trace["metadata"])
+    open_spans = {}
+    for event in (one for one in events if one["ph"] == "X"):  # those of a lane lie side by side or in each other
+        lane = open_spans.setdefault(event["tid"], [])
+        lane.append((event["ts"], event["ts"] + event["dur"]))
+    for lane, spans in open_spans.items():
+        for (_, end), (begin, _) in zip(sorted(spans), sorted(spans)[1:]):
+            expect(begin >= end - 0.0011, lane, end, begin)
+    buckets = [event for event in events if event.get("cat") == "bucket" and event["pid"] == 1]
+    reduced = [event for event in events if event.get("cat") == "comm" and event["pid"] == 1 and event["args"]["op"] == "all_reduce"]
+    expect(len(buckets) == len(reduced) > 0, len(buckets), len(reduced))
+    # A recording of a simulation, simulated, is that simulation.
+    first = run(*words[:-1])[1]
+    second = run("--recorded", file, "--ranks", 8, "--links", "10gbit", "--brief")[1]
+    (a, b), (c, d) = table(first)[8], table(second)[8]
+    expect(abs(a - c) < 0.01 and abs(b - d) < 0.01, first, second)
+    many = FOLDER / "many.json"
+    status, out, _ = run("--ranks", 100, "--model", "400000", "--brief", "--trace", many)
+    expect("trace of ranks 0 to 63" in out, out)
+    expect({event["pid"] for event in json.loads(many.read_text())["traceEvents"]} == set(range(1, 65)), "64 ranks")
+    status, _, err = run("--trace", FOLDER / "no" / "such" / "folder.json", "--brief")
+    expect(status == 1 and "the trace cannot be written: No such file" in err, err)
+
+
+def many_ranks():
+    status, out, _ = run("--ranks", 1024, "--links", "100gbit", "--model", "4000000", "--bucket-cap", 25, "--first-bucket-cap", 25, "--brief", "--steps", 1)
+    expect(status == 0 and table(out)[1024][1] > 1, out)
+
+
+def refuses():
+    broken = FOLDER / "broken.json"
+    for text, part in (("{", "no trace of chorus'"), ('{"traceEvents":[]}', "no step of rank 0"), ("[1]", "no trace of chorus'"),
+                       ('{"traceEvents":[{"ph":"X","cat":"step","pid":1,"ts":0,"dur":1}]}', "no forward span")):
+        broken.write_text(text)
+        status, _, err = run("--recorded", broken)
+        expect(status == 1 and part in err, text, err)
+    for words, part in ((["--ranks", 0], "not in range"), (["--ranks", 100000], "not in range"), (["--links", "string"], "expected nvlink"),
+                        (["--model", "resnet18"], "expected resnet50"), (["--policy", "pipeline"], "ddp"), (["--straggler", "1"], "expected RANK:FACTOR"),
+                        (["--straggler", "64:2"], "not in [0, 64)"), (["--straggler", "1:0"], "factor 0"), (["--straggler", "1:2x"], "RANK:FACTOR"),
+                        (["--straggler", "1:nan"], "RANK:FACTOR"), (["--jitter", 2], "not in range"), (["--jitter", "nan"], "nan"),
+                        (["--all-reduce", "tree"], "expected auto"), (["--all-reduce", "hierarchical"], "needs several machines"),
+                        (["--compute", -1], "not in range"), (["--efficiency", 0], "not in range"), (["--seed", -1], "--seed"),
+                        (["--recorded", "x", "--model", "vgg16"], "excludes"), (["--steps", 0], "not in range"), (["--period", 0], "not in range"),
+                        (["stray"], "stray")):
+        status, out, err = run(*words)
+        expect(status == 2 and part in err and out == "", words, status, out, err)
+    expect(run("--recorded", FOLDER / "none")[0] == 1, "a file that isn't there")
+
+
+for check in (scales, policies, islands, traces, many_ranks, refuses):
+    check()
+    say(f"{check.__name__}: right")
