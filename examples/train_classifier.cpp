@@ -5,7 +5,10 @@
 #include <chorus/parallel/local_sgd.hpp>
 #include <chorus/parallel/parameter_server.hpp>
 #include <iterator>
+#include <optional>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "checkpoints.hpp"
@@ -20,6 +23,7 @@ struct Options : CheckpointOptions {
   ch::Index train_images = 8000, test_images = 2000;
   int workers = 1;
   bool augment = false;
+  std::optional<double> bucket_cap_mb{};
 };
 
 namespace {
@@ -55,12 +59,23 @@ ch::data::LoaderOptions loading(const Options& options) {
   return loading;
 }
 
+/// The policy around the model, with its options.
+template <class Net>
+Net make_net(Model model, ch::Run& run, const Options& options) {
+  if constexpr (std::is_same_v<Net, ch::DistributedDataParallel<Model>>)
+    return Net{std::move(model), run,
+               ch::DistributedDataParallelOptions{.first_bucket_cap_mb = options.bucket_cap_mb,
+                                                  .bucket_cap_mb = options.bucket_cap_mb}};
+  else
+    return Net{std::move(model), run};
+}
+
 template <class Net>
 void train(ch::Run& run, const Options& options) {
   const auto train_set = open_dataset(options, ch::data::Split::train),
              test_set = open_dataset(options, ch::data::Split::test);
   const auto [channels, height, width] = train_set.image_shape();
-  Net net{typename Net::model_type{options.model, ImageFacts{channels, height, width, train_set.classes()}}, run};
+  Net net = make_net<Net>({options.model, ImageFacts{channels, height, width, train_set.classes()}}, run, options);
   NamedOptimizer optimizer{net, options};
   const Position start = resume(run, net, optimizer, options);
   ch::data::DataLoader loader{train_set, net.sampler(train_set), loading(options)};
@@ -126,6 +141,9 @@ int main(int argc, char** argv) {
   app.add_option("--test-images", options.test_images, "generated images for testing")
       ->check(in_range(1, 1 << 24))
       ->capture_default_str();
+  app.add_option("--bucket-cap-mb", options.bucket_cap_mb,
+                 "MiB of gradients that ddp sends at a time, while backward computes the next (default: 3, then 2)")
+      ->check(in_range(1e-6, 1e6));
   app.add_option("--workers", options.workers, "threads that prepare batches; 0: none")
       ->check(in_range(0, 64))
       ->capture_default_str();
