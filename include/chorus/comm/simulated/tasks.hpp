@@ -188,14 +188,24 @@ class Tasks {
     stacks_ = static_cast<std::byte*>(memory);
   }
   [[gnu::cold]] void start_threads() {
-    for (auto& task : tasks_) {
-      if (!task.own) continue;
-      task.own->thread = chorus::detail::start_thread("simulation", [this, &task] {
-        task.own->turn.acquire();
-        task.body();
-        task.ended = true;
-        turn_.release();
-      });
+    try {
+      for (auto& task : tasks_) {
+        if (!task.own) continue;
+        task.own->thread = chorus::detail::start_thread("simulation", [this, &task] {
+          task.own->turn.acquire();
+          if (!given_up_) task.body();
+          task.ended = true;
+          turn_.release();
+        });
+      }
+    } catch (...) {
+      given_up_ = true;
+      for (auto& task : tasks_) {
+        if (!task.own || !task.own->thread.joinable()) continue;
+        give_turn(*task.own);
+        task.own->thread.join();
+      }
+      throw;
     }
   }
   void give_turn(Thread& thread) {
@@ -238,6 +248,7 @@ class Tasks {
   const void* bottom_ = nullptr;  // of its stack, for the sanitizer
   std::size_t size_ = 0;
   std::binary_semaphore turn_{0};  // of the thread of `run`
+  bool given_up_ = false;          // a thread could not be started
 };
 
 }  // namespace chorus::comm::simulated
