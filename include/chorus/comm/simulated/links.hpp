@@ -27,7 +27,7 @@ struct AlphaBeta {
 
 /// Every rank has a port for each kind of link. A port sends one piece after another, and receives one after another.
 struct Links {
-  std::string name = {};                     ///< what `links_named` was given
+  std::string name = {};                ///< what `links_named` was given
   int island = 1;                       ///< ranks of an island: rank r is on island r / island; 0: all are on one
   AlphaBeta inside = {}, between = {};  ///< of an island; of islands
   bool shared = false;                  ///< an island has one port to the others between its ranks, not one for each

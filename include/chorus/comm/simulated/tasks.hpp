@@ -22,6 +22,10 @@
 #include <utility>
 #include <vector>
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#endif
+
 namespace chorus::comm::simulated {
 
 /// Virtual time, in whole femtoseconds: sums of integers are the same on every machine and with every compiler option.
@@ -39,6 +43,21 @@ inline double seconds(Time time) { return static_cast<double>(time.count()) * 1e
 /// of `run`, so they have one `thread_local` state between them: they are for code without any. A thread costs more,
 /// has its own, and runs only when it is its turn.
 enum class RunsOn : std::uint8_t { fiber, thread };
+
+/// What the address sanitizer has to be told of a change between stacks; nothing elsewhere.
+struct StackChange {
+#if defined(__SANITIZE_ADDRESS__)
+  static void begin(void** own, const void* bottom, std::size_t size) {
+    __sanitizer_start_switch_fiber(own, bottom, size);
+  }
+  static void end(void* own, const void** bottom, std::size_t* size) {
+    __sanitizer_finish_switch_fiber(own, bottom, size);
+  }
+#else
+  static void begin(void**, const void*, std::size_t) {}
+  static void end(void*, const void**, std::size_t*) {}
+#endif
+};
 
 /// One task runs at a time, until it ends or blocks: no two ever race. In the order of their clocks, if that is wanted,
 /// else in the order in which they are woken.
@@ -98,7 +117,9 @@ class Tasks {
       turn_.release();
       task.own->turn.acquire();
     } else {
+      StackChange::begin(&task.shadow, bottom_, size_);
       swapcontext(&task.context, &scheduler_);
+      StackChange::end(task.shadow, &bottom_, &size_);
     }
   }
   /// `task` may go on. It is ready at the virtual time `at`, which is not before the caller's own.
@@ -131,6 +152,7 @@ class Tasks {
     Time clock{};
     bool is_ready = false, begun = false, ended = false;
     std::size_t stack = 0;
+    void* shadow = nullptr;  // the sanitizer's
     ucontext_t context;
     std::unique_ptr<Thread> own;  // else it is a fiber
   };
@@ -166,14 +188,24 @@ class Tasks {
     stacks_ = static_cast<std::byte*>(memory);
   }
   [[gnu::cold]] void start_threads() {
-    for (auto& task : tasks_) {
-      if (!task.own) continue;
-      task.own->thread = chorus::detail::start_thread("simulation", [this, &task] {
-        task.own->turn.acquire();
-        task.body();
-        task.ended = true;
-        turn_.release();
-      });
+    try {
+      for (auto& task : tasks_) {
+        if (!task.own) continue;
+        task.own->thread = chorus::detail::start_thread("simulation", [this, &task] {
+          task.own->turn.acquire();
+          if (!given_up_) task.body();
+          task.ended = true;
+          turn_.release();
+        });
+      }
+    } catch (...) {
+      given_up_ = true;
+      for (auto& task : tasks_) {
+        if (!task.own || !task.own->thread.joinable()) continue;
+        give_turn(*task.own);
+        task.own->thread.join();
+      }
+      throw;
     }
   }
   void give_turn(Thread& thread) {
@@ -190,13 +222,18 @@ class Tasks {
       makecontext(&task.context, reinterpret_cast<void (*)()>(&Tasks::in_fiber), 2, static_cast<unsigned>(self),
                   static_cast<unsigned>(self >> 32));
     }
+    void* shadow = nullptr;
+    StackChange::begin(&shadow, stacks_ + stack_bytes * task.stack, stack_bytes);
     swapcontext(&scheduler_, &task.context);
+    StackChange::end(shadow, nullptr, nullptr);
   }
   static void in_fiber(unsigned low, unsigned high) {
     auto& tasks = *reinterpret_cast<Tasks*>(static_cast<std::uintptr_t>(high) << 32 | low);
     Task& task = tasks.tasks_[static_cast<std::size_t>(tasks.current_)];
+    StackChange::end(nullptr, &tasks.bottom_, &tasks.size_);
     task.body();
     task.ended = true;
+    StackChange::begin(nullptr, tasks.bottom_, tasks.size_);
   }
 
   const bool in_time_order_;
@@ -208,7 +245,10 @@ class Tasks {
   std::size_t fibers_ = 0;
   std::byte* stacks_ = nullptr;
   ucontext_t scheduler_;
+  const void* bottom_ = nullptr;  // of its stack, for the sanitizer
+  std::size_t size_ = 0;
   std::binary_semaphore turn_{0};  // of the thread of `run`
+  bool given_up_ = false;          // a thread could not be started
 };
 
 }  // namespace chorus::comm::simulated

@@ -17,7 +17,7 @@ struct ParameterSize {
   double operations = 0;
 };
 struct ModelSizes {
-  std::string name;
+  std::string name = {};
   std::vector<ParameterSize> parameters = {};
   std::size_t count() const {
     std::size_t sum = 0;

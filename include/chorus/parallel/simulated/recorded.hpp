@@ -23,7 +23,10 @@ namespace chorus::simulated {
 [[gnu::cold]] inline Training recorded_training(const std::string& path) {
   std::ifstream file(path);
   check<FileError>(file.good(), printable(path), ": the trace cannot be opened");
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  std::string text{std::istreambuf_iterator<char>(file), {}};
+  // That of a run that was killed is an array without an end, whose last line may be cut off.
+  if (const auto end = text.rfind("},\n"); text.starts_with('[') && end != text.npos && !nlohmann::json::accept(text))
+    text = text.substr(0, end + 1) + ']';
   struct Event {
     std::string phase, kind;
     std::int64_t pid = 0, bytes = 0;
