@@ -117,8 +117,20 @@ local_sgd take the same steps, up to rounding.
   train_classifier                                          one device, generated images
   train_classifier --policy ddp --devices 2                 starts two processes
   train_classifier --policy dp --devices 3 --data DIR       DIR: MNIST's or CIFAR-10's files
+  train_classifier --policy dp --device 1,3                 on devices 1 and 3
   torchrun --nproc-per-node 2 --no-python train_classifier --policy ddp
-  mpirun -np 2 train_classifier --policy ddp                joins processes that others have started)";
+  mpirun -np 2 train_classifier --policy ddp                joins processes that others have started
+
+For those who know YOLOv5's train.py, where habits differ:
+
+  --device 0,1     chooses no policy: there it means DataParallel, here --policy says it; single takes one device.
+                   Under ddp it starts the processes itself: no torch.distributed.run. Where torchrun or mpirun has
+                   started them, it names one device for each process of the machine.
+  --device cpu     takes --devices, too: CPU devices are virtual ones, cpu:0, cpu:1, ...
+  --batch          is over all devices, as there, but need not be a multiple of their number; -1 is refused.
+                   A step learns from it alone: gradients of several batches are not added up to 64 samples.
+  --lr             is taken as it is given, whatever the batch and the number of devices.
+  --resume         takes a file, or auto; no folder of runs is made, and nothing is written unless an option says so.)";
 
 }  // namespace
 

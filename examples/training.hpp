@@ -131,7 +131,7 @@ chorus::RunSummary run_summary(Net& net, double samples, double seconds) {
   return {.policy = Net::name,
           .devices = net.devices(),
           .samples_per_second = seconds > 0 ? samples / seconds : 0,
-          .bytes_sent_per_device = per_device(net, [](int i) { return chorus::trace::bytes_sent(i); }),
+          .bytes_sent_per_device = per_device(net, [&](int i) { return chorus::trace::bytes_sent(chorus::trace_place(net, i)); }),
           .peak_memory_bytes_per_device =
               per_device(net, [&](int i) { return chorus::trace::memory(chorus::trace_slot(net, i)).peak; }),
           .parameters_sha256 = fingerprint(net.module())};

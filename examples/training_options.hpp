@@ -18,6 +18,7 @@
 struct TrainingOptions {
   std::string policy = "single", optimizer = "sgd", schedule = "none";
   std::optional<int> devices{};
+  std::string device{};
   chorus::Index batch = 64, epochs = 5, steps = 0, warmup = 0;
   std::uint64_t seed = 1;
   double lr = 0.02, momentum = 0.9, weight_decay = 0, clip = 0;
@@ -55,17 +56,24 @@ inline CLI::Validator batch_size() {
   return CLI::Validator(check, number.get_description());
 }
 
-/// FIRST:COUNT, as chorus reads it.
-inline CLI::Validator trace_steps() {
-  const auto check = [](const std::string& text) -> std::string {
+/// What chorus reads by itself: `read(text)` throws UsageError, whose message begins with ": ".
+template <class Read>
+CLI::Validator read_by_chorus(const Read& read, const char* form) {
+  const auto check = [read](const std::string& text) -> std::string {
     try {
-      chorus::TraceOptions().set_steps("", text);
+      read(text);
       return "";
     } catch (const chorus::UsageError& error) {
       return std::string(error.what()).substr(2);
     }
   };
-  return CLI::Validator(check, "FIRST:COUNT");
+  return CLI::Validator(check, form);
+}
+inline CLI::Validator trace_steps() {
+  return read_by_chorus([](const auto& text) { chorus::TraceOptions().set_steps("", text); }, "FIRST:COUNT");
+}
+inline CLI::Validator device_list() {
+  return read_by_chorus([](const auto& text) { chorus::DeviceList::of("", text); }, "LIST");
 }
 
 /// `more`: policies that the program has beside those of all.
@@ -79,6 +87,9 @@ inline void add_options(CLI::App& app, TrainingOptions& options, const std::vect
       ->capture_default_str();
   app.add_option("--devices", options.devices, "devices; under ddp, processes (default: 2 for dp and ddp)")
       ->check(in_range(1, 64));
+  app.add_option("--device", options.device,
+                 "which: 0,1 or cpu:0,1 or cuda:0,1, as many as are named; under ddp process r is on the r-th")
+      ->check(device_list());
   app.add_option("--batch", options.batch,
                  "samples in a batch, over all devices; not only multiples of their number: shares may differ by one "
                  "sample, and count by samples")
@@ -142,6 +153,7 @@ template <class Model, class... More, class Body>
 int launch(int argc, char** argv, const TrainingOptions& options, const Body& body) {
   chorus::LaunchOptions launching;
   launching.devices = options.devices;
+  if (!options.device.empty()) launching.device_ids = chorus::DeviceList::of("--device", options.device);
   launching.seed = options.seed;
   launching.trace.path = options.trace;
   if (!options.trace_steps.empty()) launching.trace.set_steps("--trace-steps", options.trace_steps);

@@ -44,6 +44,16 @@ def environment_of_ranks():
     say("environment: ok")
 
 
+def options_pass_through():
+    small = ["--train-images", 96, "--test-images", 32, "--epochs", 1, "--batch", 48, "--quiet"]
+    status, out, err = run("--nproc-per-node", 2, TRAIN, "--policy", "ddp", "--device", "3,1", *small)
+    expect(status == 0, status, out, err)
+    status, out, err = run("--nproc-per-node", 2, TRAIN, "--policy", "ddp", "--device", "0", *small)
+    expect(status == 2 and "--device 0: expected one device for each process of this machine, of which the launcher "
+           "has started 2, got 1" in err, status, out, err)
+    say("--device: ok")
+
+
 def torchrun_command_lines():
     """What its documentation shows, for a program that is no Python."""
     show = ["sh", "-c", "echo $WORLD_SIZE $MASTER_ADDR $MASTER_PORT $ROLE_NAME"]
@@ -260,6 +270,7 @@ def a_machine_that_is_gone():
 
 
 environment_of_ranks()
+options_pass_through()
 torchrun_command_lines()
 logs_and_prefixes()
 endings()

@@ -60,6 +60,11 @@ for policy, devices in (("single", 1), ("dp", 3), ("ddp", 2), ("ddp", 3), ("para
     expect(list(FOLDER.glob(f"{name}.json.*")) == [], "files of ranks are left")
 say("every policy's trace keeps the rules")
 
+# Devices go by their numbers.
+about, events = trace("named", "--policy", "dp", "--device", "1,3")
+names = {event["args"]["name"] for event in events if event["ph"] == "M" and event["name"] == "process_name"}
+expect(names == {"device cpu:1", "device cpu:3"} and about["devices"] == 2, names, about)
+
 # The ring, step by step: N - 1 additions and N - 1 copies a rank and call, an arrow for each.
 about, events = trace("ring", "--policy", "ddp", "--devices", "3", "--all-reduce", "ring", "--trace-ring",
                       "--trace-steps", "2:1")

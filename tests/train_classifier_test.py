@@ -55,6 +55,17 @@ for policy, devices in (("single", 1), ("dp", 2), ("dp", 3), ("ddp", 2), ("ddp",
     assert worst < 1e-4, f"{name} leaves the single device's trajectory by {worst}"
     print(f"{name}: losses within {worst:.1e} of one device's")
 
+# Devices by their numbers: the same run, on others.
+for policy, devices, named in (("single", 1, "3"), ("dp", 2, "1,3"), ("ddp", 2, "cpu:4,2"),
+                               ("parameter_server", 3, "2,0,1")):
+    log, plain = events("named", "--policy", policy, "--device", named), logs[f"{policy}{devices}"]
+    check_form(log, policy, devices)
+    assert losses(log) == losses(plain), f"{policy} on {named} takes other steps"
+    for key in ("parameters_sha256", "peak_memory_bytes_per_device"):
+        assert log[-1][key] == plain[-1][key] or policy not in ("single", "dp"), (policy, key, log[-1], plain[-1])
+    assert log[-1]["bytes_sent_per_device"] == plain[-1]["bytes_sent_per_device"] or policy != "dp", log[-1]
+print("named devices compute the same")
+
 # Ranks that step by themselves leave it, and have one model again where they test it.
 check_form(events("local_sgd", "--policy", "local_sgd", "--devices", "2"), "local_sgd", 2)
 
@@ -93,9 +104,20 @@ print("ResNets train")
 
 assert "pipeline" in run("--policy", "pipeline", fails=True)
 assert "48 samples on 5 devices: each has 9 or 10" in run(*SMALL[:-1], "--policy", "dp", "--devices", "5")
+assert "policy 'single' has one device, got 2" in run(*SMALL, "--device", "0,1", fails=True)
+assert "--devices 3, but --device 0,1 names 2" in run(*SMALL, "--policy", "dp", "--device", "0,1", "--devices", "3",
+                                                      fails=True)
+for line in ("YOLOv5", "--device 0,1     chooses no policy", "no torch.distributed.run", "-1 is refused"):
+    assert line in run("--help"), line
 for options, part in ((["--batch", "0"], "--batch: expected a whole number, 1 to 16777216, got '0'"),
                       (["--batch", "-1"], "--batch: expected the number of samples over all devices, got -1: a size"),
                       (["--batch", "abc"], "--batch: expected a whole number, 1 to 16777216, got 'abc'"),
+                      (["--device", "0,0"], "--device: expected each device once, got 0 twice in '0,0'"),
+                      (["--device", "0,x"], "got '0,x': 'x' is no whole number"),
+                      (["--device", "0,,1"], "got '0,,1': an entry is empty"),
+                      (["--device", "64"], "--device: expected numbers of devices from 0 to 63, got 64"),
+                      (["--device", "mps"], "the kind of device 'mps' is unknown, expected cpu or cuda"),
+                      (["--device", "cuda:0"], "--device cuda:0: this program is built for cpu, got cuda; for GPUs"),
                       (["--lr", "-1"], "--lr: expected a number, at least 0, got '-1'"),
                       (["--lr", "nan"], "--lr: expected a number, at least 0, got 'nan'"),
                       (["--seed", "-1"], "--seed: expected a whole number, at least 0, got '-1'"),

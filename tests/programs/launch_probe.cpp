@@ -26,6 +26,9 @@ struct OneProcess {
   static constexpr bool distributed = false;
   static constexpr const char* name = "one process";
 };
+struct OneDevice : OneProcess {
+  static constexpr bool one_device = true;
+};
 
 // Says that this rank has come so far, and waits to be ended.
 static void stay(ch::Run& run) {
@@ -50,6 +53,8 @@ static int body(ch::Run& run) {
                 world.master_port, world.listen_fd >= 0, run.devices(), static_cast<unsigned long>(run.seed()),
                 static_cast<unsigned long>(ch::initial_seed()), static_cast<long>(world.timeout.count()),
                 std::getchar());
+  } else if (what == "device") {
+    std::printf("rank %d of %d computes on %d\n", run.rank(), run.devices(), ch::Cpu{}.index);
   } else if (what == "cores") {
     cpu_set_t cores;
     sched_getaffinity(0, sizeof cores, &cores);
@@ -153,10 +158,12 @@ int main(int argc, char** argv) {
   };
   const auto any = [](auto& run) {
     run.flag("single");
+    run.flag("one-device");
     return body(run);
   };
   for (int i = 1; i + 1 < argc; ++i)
     if (std::strcmp(argv[i], "--main") == 0) return sweep(argc, argv, argv[i + 1]);
+  if (given("--one-device")) return ch::launch<OneDevice>(argc, argv, any);
   if (given("--single")) return ch::launch<OneProcess>(argc, argv, any);
   if (given("--parsed")) return ch::launch<Processes>(argc, argv, {.devices = 3, .seed = 7, .timeout = {}}, any);
   return ch::launch<Processes>(argc, argv, any);

@@ -16,11 +16,16 @@ namespace chorus {
 /// A processor of this machine. `Cpu{1}`, `Cpu{2}`, ... are virtual devices: each has its own memory account, and under
 /// `DataParallel` its own thread, so that everything about several devices can be run and tested on one machine.
 struct Cpu {
-  int index = 0;
+  int index = default_index();
   static constexpr const char* kind = "cpu";
   static constexpr int max_devices = 64;
   static constexpr int first_slot = 0;
   static constexpr std::size_t parameter_alignment = 1, large_parameter_alignment = 64;
+  /// The number of `Cpu{}`: 0, or what `launch` has chosen for this process. To be changed before tensors are made.
+  static int& default_index() {
+    static constinit int index = 0;
+    return index;
+  }
   friend constexpr bool operator==(const Cpu& a, const Cpu& b) { return a.index == b.index; }
   friend constexpr auto operator<=>(const Cpu& a, const Cpu& b) { return a.index <=> b.index; }
 };

@@ -15,13 +15,18 @@ namespace chorus {
 
 namespace detail {
 
-/// Each rank of a machine has a GPU of its own, as far as there are enough: the one that tensors go to by default.
+/// Tensors go to this process's device by default: that of `--device`; else each rank of a machine has a GPU of its
+/// own, as far as there are enough.
 template <class Net>
-void choose_default_device([[maybe_unused]] int local_rank) {
+void choose_default_device(const Run& run) {
 #if CHORUS_USE_CUDA
-  if constexpr (requires { requires std::is_same_v<typename Net::device_type, Cuda>; })
-    if (const int devices = cuda::device_count(); devices > 0) Cuda::default_index() = local_rank % devices;
+  if constexpr (requires { requires std::is_same_v<typename Net::device_type, Cuda>; }) {
+    if (const int devices = cuda::device_count(); devices > 0)
+      Cuda::default_index() = run.own_device().value_or(run.local_rank() % devices);
+    return;
+  }
 #endif
+  Cpu::default_index() = run.own_device().value_or(0);
 }
 
 /// A program's body without its type.
@@ -32,7 +37,7 @@ struct LaunchBody {
   template <class Net, class Body>
   static LaunchBody of(Body& body) {
     return {std::addressof(body), [](const void* from, Run& run) {
-              choose_default_device<Net>(run.local_rank());
+              choose_default_device<Net>(run);
               auto& typed = *static_cast<Body*>(const_cast<void*>(from));
               if constexpr (std::is_void_v<decltype(typed(run))>) {
                 typed(run);
@@ -50,6 +55,8 @@ struct LaunchedPolicy {
   bool distributed;
   const char* device_kind = "cpu";
   int first_slot = 0;  ///< of its devices' kind, see trace_slot
+  bool one_device = false;
+  void (*require)(int device) = [](int) {};  ///< throws DeviceError where this machine has no such device
 
   template <class Net>
   static LaunchedPolicy of() {
@@ -62,6 +69,11 @@ struct LaunchedPolicy {
       policy.device_kind = Net::device_type::kind;
       policy.first_slot = Net::device_type::first_slot;
     }
+    if constexpr (requires { Net::one_device; }) policy.one_device = Net::one_device;
+#if CHORUS_USE_CUDA
+    if constexpr (requires { requires std::is_same_v<typename Net::device_type, Cuda>; })
+      policy.require = [](int device) { cuda::require(Cuda{device}); };
+#endif
     return policy;
   }
 };
@@ -92,10 +104,10 @@ int launch(int argc, char** argv, const LaunchOptions& options, Body&& body) {
   return detail::launch(detail::LaunchedPolicy::of<Net>(), argc, argv, &options, detail::LaunchBody::of<Net>(body));
 }
 
-/// The same, with `--devices N`, `--seed S`, `--timeout SECONDS`, `--backend NAME`, `--all-reduce NAME`,
-/// `--trace FILE`, `--trace-steps FIRST:COUNT`, `--trace-ring` and `--help` read from the command line. Other options
-/// belong to the program, which asks for them with `run.option(name)`; one that looks like a misspelling is refused
-/// where the net is built (Run::check_options), one that it never asked for is named at the end.
+/// The same, with `--devices N`, `--device LIST`, `--seed S`, `--timeout SECONDS`, `--backend NAME`,
+/// `--all-reduce NAME`, `--trace FILE`, `--trace-steps FIRST:COUNT`, `--trace-ring` and `--help` read from the command
+/// line. Other options belong to the program, which asks for them with `run.option(name)`; one that looks like a
+/// misspelling is refused where the net is built (Run::check_options), one that it never asked for is named at the end.
 template <class Net, class Body>
 int launch(int argc, char** argv, Body&& body) {
   return detail::launch(detail::LaunchedPolicy::of<Net>(), argc, argv, nullptr, detail::LaunchBody::of<Net>(body));

@@ -69,6 +69,8 @@ inline void print_launch_help(const char* program) {
       "  --devices N        devices that share the work, 1 to %d (default: 2, or 1 on a single core). Under\n"
       "                     DistributedDataParallel this many processes are started; where torchrun, mpirun or srun\n"
       "                     has started them, their number counts instead.\n"
+      "  --device LIST      which devices: 0,1 or cpu:0,1 or cuda:0,1, as many as are named. Where each process has\n"
+      "                     one, process r of a machine computes on the r-th of them; the CPU's are virtual\n"
       "  --seed S           of everything random: initial parameters, order of samples, dropout (default: 0)\n"
       "  --timeout SECONDS  for every wait for another process (default: CHORUS_TIMEOUT, else 60)\n"
       "  --backend NAME     what carries bytes between processes: auto, shm, tcp, hierarchical, mpi, gloo, nccl "
@@ -178,9 +180,38 @@ inline void check_order(const LaunchOrder& order, LaunchedPolicy policy, const L
   if (order.policy != policy.name)
     usage_error("launch: this process was started as a rank of policy '%s', but its main launches '%s'%s",
                 printable(order.policy).c_str(), policy.name, advice);
-  if (options.devices && *options.devices != order.devices)
+  if (const auto asked = options.asked_devices(); asked && *asked != order.devices)
     usage_error("launch: this process was started as one of %d devices, but its main launches %d%s", order.devices,
-                *options.devices, advice);
+                *asked, advice);
+}
+
+/// Throws UsageError where the policy's model can't be on the devices that were named.
+inline void check_device_list(LaunchedPolicy policy, const LaunchOptions& options) {
+  if (!options.device_ids) return;
+  const auto& list = *options.device_ids;
+  const std::string text = list.text();
+  if (!list.kind.empty() && list.kind != policy.device_kind)
+    usage_error("--device %s: this program is built for %s, got %s; %s", text.c_str(), policy.device_kind,
+                list.kind.c_str(),
+                list.kind == "cpu" ? "for the CPU its model has the device type chorus::Cpu"
+                                   : "for GPUs its model has the device type chorus::Cuda, and nvcc compiles it with "
+                                     "CHORUS_USE_CUDA=1 (CMake: chorus::cuda)");
+  if (policy.one_device && list.size() > 1)
+    usage_error("--device %s: policy '%s' has one device, got %d: choose a policy of several, such as dp or ddp",
+                text.c_str(), policy.name, list.size());
+  try {
+    for (const int id : list.ids) policy.require(id);
+  } catch (const DeviceError& error) {
+    usage_error("--device %s: %s", text.c_str(), error.what());
+  }
+}
+
+/// Throws UsageError unless each process that a launcher has started on this machine has a device of the list.
+inline void check_one_each(const comm::World& world, const LaunchOptions& options) {
+  if (!options.device_ids || options.device_ids->ids.empty() || options.device_ids->size() == world.local_size) return;
+  usage_error("--device %s: expected one device for each process of this machine, of which the launcher has started "
+              "%d, got %d",
+              options.device_ids->text().c_str(), world.local_size, options.device_ids->size());
 }
 
 /// Several processes that each run a policy of one process have nothing to do with each other. (Variables that make no
@@ -307,6 +338,7 @@ inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments
   const auto& order = calls.order;
   if (order) check_order(*order, policy, options);
   options.complete();
+  check_device_list(policy, options);
   SupervisorLink::of_process();
   comm::World world;
   if (policy.distributed) {
@@ -315,7 +347,7 @@ inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments
       check<UsageError>(!order, "launch: this process was started as a rank, but RANK and WORLD_SIZE are gone");
       static std::atomic<bool> under_way{false};
       const FlagScope starting(under_way, "launch: another thread of this process is in a launch of ranks");
-      LaunchOrder next{number, options.devices.value_or(default_devices()), calls.statuses, policy.name};
+      LaunchOrder next{number, options.asked_devices().value_or(default_devices()), calls.statuses, policy.name};
       next.statuses.resize(static_cast<std::size_t>(number));
       RankGroup group;
       group.ranks = next.devices;
@@ -329,6 +361,7 @@ inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments
       return status;
     }
     world = std::move(*joined);
+    check_one_each(world, options);
     if (options.backend != comm::Backend::mpi) warn_of_users(world);
     keep_to_own_cores(world);
   } else {

@@ -12,6 +12,7 @@
 
 #include <chorus/comm/connect.hpp>
 #include <chorus/comm/world.hpp>
+#include <chorus/launch/device_list.hpp>
 #include <chorus/launch/message.hpp>
 #include <chorus/train/trace_recorder.hpp>
 
@@ -76,18 +77,25 @@ struct LaunchOptions {
   std::optional<std::chrono::milliseconds> timeout;  ///< of every wait for another rank; else CHORUS_TIMEOUT, else 60 s
   std::optional<comm::Backend> backend = {};         ///< of communicators; else CHORUS_BACKEND, else automatic
   std::optional<comm::Algorithm> all_reduce = {};    ///< of communicators; else CHORUS_ALL_REDUCE, else automatic
+  /// Which devices, see DeviceList: as many as it names, of each machine; else those from 0 on.
+  std::optional<DeviceList> device_ids = {};
   /// Of a few steps, see TraceRecorder; without a path CHORUS_TRACE, and CHORUS_TRACE_STEPS and CHORUS_TRACE_RING, else
   /// none.
   TraceOptions trace = {};
 
   static constexpr int most_devices = comm::max_ranks;
 
-  /// Reads `--devices N`, `--seed S`, `--timeout SECONDS`, `--backend NAME`, `--all-reduce NAME`, `--trace FILE`,
-  /// `--trace-steps FIRST:COUNT`, `--trace-ring`.
+  /// Reads `--devices N`, `--device LIST`, `--seed S`, `--timeout SECONDS`, `--backend NAME`, `--all-reduce NAME`,
+  /// `--trace FILE`, `--trace-steps FIRST:COUNT`, `--trace-ring`.
   static LaunchOptions from(Arguments& arguments);
 
   /// Throws UsageError for what makes no sense, and fills in the timeout, the backend and the all-reduce.
   void complete();
+
+  /// Devices that were asked for, by their number or by a list; of one machine.
+  std::optional<int> asked_devices() const {
+    return device_ids && !device_ids->ids.empty() ? device_ids->size() : devices;
+  }
 };
 
 /// Devices where nobody asked for a number: 2, or 1 where this process may use only one core.
@@ -120,9 +128,21 @@ class Run {
   /// Whether this is rank 0, the one that prints and writes files.
   bool is_main() const { return world_.rank == 0; }
 
-  /// Devices of the whole run: ranks where there are several, else `--devices`, else `fallback`.
+  /// Devices of the whole run: ranks where there are several, else those of `--device` or `--devices`, else `fallback`.
   int devices(int fallback = default_devices()) const {
-    return world_.size > 1 ? world_.size : options_.devices.value_or(fallback);
+    return world_.size > 1 ? world_.size : options_.asked_devices().value_or(fallback);
+  }
+  /// Their numbers on this machine, where `--device` names them; else none.
+  std::vector<int> device_ids() const { return options_.device_ids ? options_.device_ids->ids : std::vector<int>(); }
+  /// The one of them that this process computes on, or, under DataParallel, that holds the model; nothing where none is
+  /// named. Throws UsageError where fewer are named than this machine has processes.
+  std::optional<int> own_device() const {
+    const auto ids = device_ids();
+    if (ids.empty()) return std::nullopt;
+    check<UsageError>(static_cast<std::size_t>(world_.local_rank) < ids.size(), "--device ",
+                      options_.device_ids->text(), ": expected a device for process ", world_.local_rank,
+                      " of this machine, got ", ids.size());
+    return ids[static_cast<std::size_t>(world_.local_rank)];
   }
   std::uint64_t seed() const { return options_.seed; }
 

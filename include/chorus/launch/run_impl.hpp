@@ -81,12 +81,19 @@ CHORUS_INLINE void Arguments::refuse_misspelt() const {
   for (int i = 0; i < count_; ++i) {
     if (!is_unused(i)) continue;
     const std::string_view name = word(i).substr(2, word(i).find('=') - 2);
+    const std::string* nearest = nullptr;
+    std::size_t fewest = 3;
     for (const std::string& meant : missing_)
-      if (meant.size() >= 4 && detail::misspellings(name, meant) <= (meant.size() >= 7 ? 2 : 1))
-        detail::usage_error(
-            "unknown option --%s: is --%s meant? (An option of the program's own has to be asked for "
-            "before the net is built.)",
-            printable(name).c_str(), meant.c_str());
+      if (const auto letters = detail::misspellings(name, meant);
+          meant.size() >= 4 && letters <= (meant.size() >= 7 ? 2 : 1) && letters < fewest) {
+        nearest = &meant;
+        fewest = letters;
+      }
+    if (nearest != nullptr)
+      detail::usage_error(
+          "unknown option --%s: is --%s meant? (An option of the program's own has to be asked for "
+          "before the net is built.)",
+          printable(name).c_str(), nearest->c_str());
   }
 }
 
@@ -121,6 +128,7 @@ auto named(const char* what, std::string_view text, const Read& read) {
 CHORUS_INLINE LaunchOptions LaunchOptions::from(Arguments& arguments) {
   LaunchOptions options;
   if (const auto text = arguments.find("devices")) options.devices = detail::to_number<int>("--devices", *text);
+  if (const auto text = arguments.find("device")) options.device_ids = DeviceList::of("--device", *text);
   if (const auto text = arguments.find("seed")) options.seed = detail::to_number<std::uint64_t>("--seed", *text);
   if (const auto text = arguments.find("timeout")) options.timeout = detail::timeout_of("--timeout", *text);
   if (const auto text = arguments.find("backend"))
@@ -136,6 +144,12 @@ CHORUS_INLINE LaunchOptions LaunchOptions::from(Arguments& arguments) {
 CHORUS_INLINE void LaunchOptions::complete() {
   if (devices && (*devices < 1 || *devices > most_devices)) {
     detail::usage_error("--devices must be from 1 to %d, got %d", most_devices, *devices);
+  }
+  if (device_ids) {
+    device_ids->check("--device");
+    if (const int named = device_ids->size(); devices && named > 0 && *devices != named)
+      detail::usage_error("--devices %d, but --device %s names %d: expected the same number, or one of the two",
+                          *devices, device_ids->text().c_str(), named);
   }
   if (!timeout) {
     const char* text = detail::env("CHORUS_TIMEOUT");

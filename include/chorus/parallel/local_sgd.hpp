@@ -9,6 +9,7 @@
 #include <chorus/parallel/join.hpp>
 #include <chorus/parallel/local_steps.hpp>
 #include <chorus/parallel/no_sync.hpp>
+#include <chorus/parallel/placed.hpp>
 #include <cmath>
 #include <cstdint>
 #include <span>
@@ -65,10 +66,10 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
       if (!in_backward_) begin_backward();
     });
   }
-  /// For `launch`: takes communicator and seed from `run`.
+  /// For `launch`: takes communicator and seed from `run`. The model moves to the device that `run` names, if any.
   template <detail::LaunchedRun Run>
   LocalSgd(Model model, Run& run, const LocalSgdOptions& options = {})
-      : LocalSgd(std::move(model), run.communicator(), options, run.seed()) {
+      : LocalSgd(detail::placed(std::move(model), run), run.communicator(), options, run.seed()) {
     run.check_options();
   }
 

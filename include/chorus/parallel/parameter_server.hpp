@@ -8,6 +8,7 @@
 #include <chorus/parallel/distributed_policy.hpp>
 #include <chorus/parallel/join.hpp>
 #include <chorus/parallel/no_sync.hpp>
+#include <chorus/parallel/placed.hpp>
 #include <concepts>
 #include <cstdint>
 #include <span>
@@ -59,10 +60,10 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   template <std::integral Seed>
   ParameterServer(Model model, Communicator& communicator, Seed seed)
       : ParameterServer(std::move(model), communicator, {}, static_cast<std::uint64_t>(seed)) {}
-  /// For `launch`: takes communicator and seed from `run`.
+  /// For `launch`: takes communicator and seed from `run`. The model moves to the device that `run` names, if any.
   template <detail::LaunchedRun Run>
   ParameterServer(Model model, Run& run, const ParameterServerOptions& options = {})
-      : ParameterServer(std::move(model), run.communicator(), options, run.seed()) {
+      : ParameterServer(detail::placed(std::move(model), run), run.communicator(), options, run.seed()) {
     run.check_options();
   }
 

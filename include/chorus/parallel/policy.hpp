@@ -155,6 +155,13 @@ int trace_slot(const Net& net, [[maybe_unused]] int i) {
     return trace_slot(net.flat_parameters().entries().front().parameter().where());
 }
 
+/// Where `trace` counts what a policy's device number `i` has sent; where each rank has one, `i` is the rank.
+template <class Net>
+int trace_place(const Net& net, int i) {
+  if constexpr (requires { net.options().device_ids; }) return net.options().device_ids[static_cast<std::size_t>(i)];
+  return i;
+}
+
 struct SamplingOptions {
   bool shuffle = true;
   /// Repeat samples so that all shares of a batch have one size, as PyTorch's DistributedSampler does.

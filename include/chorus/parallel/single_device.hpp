@@ -4,6 +4,7 @@
 #include <chorus/parallel/dp/samples.hpp>
 #include <chorus/parallel/model_handles.hpp>
 #include <chorus/parallel/one_process_policy.hpp>
+#include <chorus/parallel/placed.hpp>
 #include <utility>
 
 namespace chorus {
@@ -18,17 +19,18 @@ template <class Model>
 class SingleDevice : public OneProcessPolicy<Model> {
  public:
   static constexpr const char* name = "single";
+  static constexpr bool one_device = true;
 
   explicit SingleDevice(Model model, std::uint64_t seed = initial_seed(), const SingleDeviceOptions& options = {})
       : OneProcessPolicy<Model>(std::move(model), seed), handles_(this->model_) {
     check<UsageError>(options.dim >= 0, "SingleDevice: dim is at least 0, got ", options.dim);
     this->random_.dim = options.dim;
   }
-  /// For `launch`: takes the seed from `run`.
+  /// For `launch`: takes the seed from `run`. The model moves to the device that `run` names, if any.
   template <class Run>
   requires requires(Run& run) { run.seed(); }
   SingleDevice(Model model, Run& run, const SingleDeviceOptions& options = {})
-      : SingleDevice(std::move(model), run.seed(), options) {
+      : SingleDevice(detail::placed(std::move(model), run), run.seed(), options) {
     run.check_options();
   }
 

@@ -22,6 +22,26 @@ TEST_CASE("launch joins ranks that a torchrun-like launcher has started") {
   CHECK(one.text() == "sum 3\n");
 }
 
+TEST_CASE("under another launcher --device names one device for each process of the machine") {
+  for (const int rank : {0, 1}) {
+    Program program({probe(), "--do", "device", "--device", "3,1"}, torchrun_like(rank, 2, free_port()));
+    CHECK(program.finish() == 0);
+    CHECK(has(program, cat("rank ", rank, " of 2 computes on ", rank == 0 ? 3 : 1, "\n")));
+    CHECK(!has(program, "ignored"));
+  }
+  for (const std::string list : {"0", "0,1,2"})
+    require_refused({"--do", "device", "--device", list}, 2,
+                    cat("--device ", list, ": expected one device for each process of this machine, of which the "
+                        "launcher has started 2, got ", list.size() / 2 + 1, "\n"),
+                    torchrun_like(1, 2, free_port()));
+  auto part = torchrun_like(3, 4, free_port());  // of two machines
+  part[1] = "LOCAL_RANK=1";
+  part.push_back("LOCAL_WORLD_SIZE=2");
+  Program program({probe(), "--do", "device", "--device", "5,6"}, part);
+  CHECK(program.finish() == 0);
+  CHECK(has(program, "rank 3 of 4 computes on 6\n"));
+}
+
 TEST_CASE("ranks meet at an IPv6 address, with and without the brackets of one in front of a port") {
   const int probe_socket = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in6 address{};

@@ -189,6 +189,42 @@ TEST_CASE("launch in the body of another launch is refused") {
   require_refused({"--do", "hello"}, 2, mine + " makes no sense, got '2 1 0 dp'\n", {"CHORUS_LAUNCH=2 1 0 dp"});
 }
 
+TEST_CASE("--device starts a rank for each device that it names, on it") {
+  const auto said = [](const std::vector<std::string>& words) {
+    std::vector<std::string> all{probe(), "--do", "device"};
+    all.insert(all.end(), words.begin(), words.end());
+    Program program(all);
+    CHECK(program.finish(20s) == 0);
+    CHECK(!has(program, "chorus:"));
+    return program.text();
+  };
+  const auto text = said({"--device", "cpu:4,0,7"});
+  INFO(text);
+  CHECK(count(text, "\n") == 3);
+  CHECK(count(text, "rank 0 of 3 computes on 4\n") == 1);
+  CHECK(count(text, "rank 1 of 3 computes on 0\n") == 1);
+  CHECK(count(text, "rank 2 of 3 computes on 7\n") == 1);
+  CHECK(count(said({"--device", "3,2", "--devices", "2"}), "rank 1 of 2 computes on 2\n") == 1);
+  CHECK(count(said({"--device", "cpu", "--devices", "3"}), " of 3 computes on 0\n") == 3);
+  CHECK(said({"--device", "2,5", "--single"}) == "rank 0 of 2 computes on 2\n");
+  CHECK(said({"--device", "6", "--one-device"}) == "rank 0 of 1 computes on 6\n");
+}
+
+TEST_CASE("devices that the program can't use are refused before anything starts") {
+  require_refused({"--do", "device", "--device", "0,0"}, 2, "--device: expected each device once, got 0 twice in");
+  require_refused({"--do", "device", "--device"}, 2, "option --device needs a value\n");
+  require_refused({"--do", "device", "--device="}, 2, "--device: expected numbers of devices, as 0,1 or cpu:0,1");
+  require_refused({"--do", "device", "--device", "0,1", "--devices", "3"}, 2,
+                  "--devices 3, but --device 0,1 names 2: expected the same number, or one of the two\n");
+  require_refused({"--do", "device", "--device", "cuda:0"}, 2,
+                  "--device cuda:0: this program is built for cpu, got cuda; for GPUs its model has the device type "
+                  "chorus::Cuda, and nvcc compiles it with CHORUS_USE_CUDA=1 (CMake: chorus::cuda)\n");
+  require_refused({"--do", "device", "--device", "cuda"}, 2, "--device cuda: this program is built for cpu, got cuda;");
+  require_refused({"--do", "device", "--device", "0,1", "--one-device"}, 2,
+                  "--device 0,1: policy 'one process' has one device, got 2: choose a policy of several, such as dp or "
+                  "ddp\n");
+}
+
 TEST_CASE("launch refuses options that make no sense") {
   require_refused({"--do", "hello", "--devices", "0"}, 2, "--devices must be from 1 to 64, got 0\n");
   require_refused({"--do", "hello", "--devices", "-2"}, 2, "--devices must be from 1 to 64, got -2\n");

@@ -3,6 +3,7 @@
 
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/nn/copy_of.hpp>
+#include <optional>
 #include <utility>
 
 #if CHORUS_USE_NCCL
@@ -12,32 +13,33 @@
 
 namespace chorus::detail {
 
-/// On the CPU: wherever the model is, over the run's own communicator.
+/// On the CPU: the virtual device that the run names, or wherever the model is, over the run's own communicator.
 template <Device D>
 class RankDevice {
  public:
   template <class Run>
-  explicit RankDevice(Run& run) : communicator_(&run.communicator()) {}
+  explicit RankDevice(Run& run) : communicator_(&run.communicator()), named_(run.own_device()) {}
   template <class Model>
   Model place(Model model) const {
-    return model;
+    return named_ ? moved_to(std::move(model), D{*named_}) : model;
   }
   comm::AnyCommunicator& communicator() const { return *communicator_; }
 
  private:
   comm::AnyCommunicator* communicator_;
+  std::optional<int> named_;
 };
 
 #if CHORUS_USE_NCCL
-/// On GPUs: the one whose number is the rank's among the ranks of its machine, over NCCL. Where there are more ranks
-/// than GPUs they share them (see comm::share_gpu), which is for tests.
+/// On GPUs: the one that the run names, or whose number is the rank's among the ranks of its machine, over NCCL. Where
+/// there are more ranks than GPUs they share them (see comm::share_gpu), which is for tests.
 template <>
 class RankDevice<Cuda> {
  public:
   template <class Run>
   explicit RankDevice(Run& run) {
     cuda::require(Cuda{0});
-    device_ = Cuda{run.local_rank() % cuda::device_count()};
+    device_ = Cuda{run.own_device().value_or(run.local_rank() % cuda::device_count())};
     if (run.world().local_size > cuda::device_count()) comm::share_gpu(run.rank());
     communicator_ = std::make_unique<comm::NcclCommunicator<>>(run.communicator(), device_.index, run.world().timeout);
   }

@@ -4,6 +4,7 @@
 #include <chorus/comm/world.hpp>
 #include <chorus/core/device.hpp>
 #include <chorus/core/error.hpp>
+#include <chorus/launch/device_list.hpp>
 #if CHORUS_USE_CUDA
 #include <chorus/core/cuda/runtime.hpp>
 #endif
@@ -46,11 +47,16 @@ std::vector<std::string> replica_names(const std::vector<int>& device_ids) {
   return names;
 }
 
-/// With the devices and the timeout of `run`, where the options don't say: as many devices as `run` wants. Where there
-/// are fewer GPUs, copies share them.
+/// With the devices and the timeout of `run`, where the options don't say: the devices that `run` names, or as many as
+/// it wants; where there are fewer GPUs, copies share them. Throws UsageError where both name devices, and others.
 template <Device D, class Run>
 DataParallelOptions options_of(Run& run, DataParallelOptions options) {
   if (!options.timeout) options.timeout = run.world().timeout;
+  const auto named = run.device_ids();
+  check<UsageError>(options.device_ids.empty() || named.empty() || options.device_ids == named,
+                    "DataParallel: --device names ", DeviceList{.ids = named}.text(),
+                    ", but the program's device_ids are ", DeviceList{.ids = options.device_ids}.text());
+  if (!named.empty()) options.device_ids = named;
   if (!options.device_ids.empty()) return options;
   int count = 0, there = 0;
   if constexpr (std::same_as<D, Cpu>) {

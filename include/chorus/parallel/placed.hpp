@@ -1,0 +1,17 @@
+#pragma once
+/// A model on the device that a run names for its process.
+
+#include <chorus/nn/copy_of.hpp>
+#include <utility>
+
+namespace chorus::detail {
+
+/// `model`, on the device that `run` names for this process, or where it is.
+template <class Model, class Run>
+Model placed(Model model, const Run& run) {
+  using D = typename Model::device_type;
+  if (const auto device = run.own_device()) return moved_to(std::move(model), D{*device});
+  return model;
+}
+
+}  // namespace chorus::detail
