@@ -55,6 +55,9 @@
 #include <chorus/parallel/local_sgd.hpp>
 #include <chorus/parallel/parameter_server.hpp>
 #include <chorus/parallel/sharded_optimizer.hpp>
+#include <chorus/train/advice.hpp>
+#include <chorus/train/trace_facts.hpp>
+#include <chorus/train/trace_reader.hpp>
 
 #if CHORUS_USE_CUDA
 #include <chorus/parallel/cuda/graphed.hpp>
