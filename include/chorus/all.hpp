@@ -59,6 +59,9 @@
 #include <chorus/parallel/sharded_optimizer.hpp>
 #include <chorus/parallel/simulated/recorded.hpp>
 #include <chorus/parallel/simulated/training.hpp>
+#include <chorus/train/advice.hpp>
+#include <chorus/train/trace_facts.hpp>
+#include <chorus/train/trace_reader.hpp>
 
 #if CHORUS_USE_CUDA
 #include <chorus/parallel/cuda/graphed.hpp>

@@ -1,0 +1,282 @@
+#pragma once
+/// Reads the files that TraceRecorder writes, also those of a run that ended while it recorded.
+
+#include <algorithm>
+#include <cerrno>
+#include <chorus/core/error.hpp>
+#include <chorus/core/trace_listener.hpp>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace chorus {
+
+/// Something that took time; of an instant, `begin` and `end` are one. In us from the window's start.
+struct TraceSpan {
+  int lane = 0;  ///< of its process, from 1: see trace::Lane
+  double begin = 0, end = 0;
+  std::string category = {}, name = {};
+  nlohmann::json args = nlohmann::json::object();
+};
+/// What was counted, from `at` on.
+struct TraceCounter {
+  double at = 0;
+  std::string name = {};                             ///< "memory, bytes" or "sent to 1, bytes"
+  nlohmann::json values = nlohmann::json::object();  ///< numbers by name
+};
+/// One end of an arrow; both have its category and its id.
+struct TraceArrowEnd {
+  bool leaves = true;  ///< the end from which it comes
+  int process = 0;     ///< rank or device
+  double at = 0;
+  std::string category = {};
+  std::int64_t id = 0;
+};
+/// A rank or a device; each list in order of time.
+struct TraceProcess {
+  std::string name = {};
+  std::vector<TraceSpan> spans = {}, instants = {};
+  std::vector<TraceCounter> counters = {};
+};
+
+/// A few steps of a training run, as its file tells of them.
+struct Trace {
+  std::string file = {};
+  /// The file's: "policy", "devices", "device_kind", "first_step", "steps", "peak", "notes". These are all there, and
+  /// of their kind; a run that was killed may have told no peaks and no notes.
+  nlohmann::json metadata = {};
+  std::vector<TraceProcess> processes = {};  ///< by rank or device
+  std::vector<TraceArrowEnd> arrows = {};
+  std::vector<nlohmann::json> events = {};  ///< all, as they are in the file
+
+  std::string policy() const { return metadata.at("policy"); }
+  int devices() const { return metadata.at("devices"); }
+  /// What the run has told of itself, a number; null where it has not, or told something else.
+  const nlohmann::json& number(const char* note) const {
+    static const nlohmann::json none;
+    const auto& notes = metadata.at("notes");
+    const auto found = notes.find(note);
+    return found != notes.end() && found->is_number() ? *found : none;
+  }
+};
+
+namespace detail {
+
+/// Puts together a Trace out of a file's events. Errors are FileErrors that name the file.
+class TraceReader {
+ public:
+  using json = nlohmann::json;
+  static constexpr int most_processes = 4096;
+
+  explicit TraceReader(std::string file) { trace_.file = std::move(file); }
+
+  Trace read(std::string_view text) {
+    const auto first = text.find_first_not_of(" \t\r\n");
+    expect(first != text.npos, "got an empty file");
+    if (text[first] == '[')
+      read_lines(text.substr(first + 1));
+    else
+      read_whole(text);
+    for (auto& process : trace_.processes) {
+      const auto by_begin = [](const TraceSpan& a, const TraceSpan& b) {
+        return a.begin != b.begin ? a.begin < b.begin : a.end > b.end;
+      };
+      std::stable_sort(process.spans.begin(), process.spans.end(), by_begin);
+      std::stable_sort(process.instants.begin(), process.instants.end(), by_begin);
+      std::stable_sort(process.counters.begin(), process.counters.end(),
+                       [](const TraceCounter& a, const TraceCounter& b) { return a.at < b.at; });
+    }
+    return std::move(trace_);
+  }
+
+ private:
+  template <class... Parts>
+  [[noreturn]] void refuse(const Parts&... parts) const {
+    fail<FileError>("trace '", trace_.file,
+                    "': expected a file that train_classifier --trace or another program of "
+                    "chorus has written; ",
+                    parts...);
+  }
+  template <class... Parts>
+  void expect(bool good, const Parts&... parts) const {
+    if (!good) refuse(parts...);
+  }
+
+  void read_whole(std::string_view text) {
+    auto file = json::parse(text.begin(), text.end(), nullptr, false);
+    expect(!file.is_discarded(), "it is not valid JSON, or ends early");
+    expect(file.is_object() && file.contains("traceEvents") && file["traceEvents"].is_array(),
+           "it has no list \"traceEvents\"");
+    expect(file.contains("metadata") && file["metadata"].is_object() && file["metadata"].contains("chorus"),
+           "its \"metadata\" does not say \"chorus\"");
+    trace_.metadata = std::move(file["metadata"]);
+    check_metadata();
+    for (auto& event : file["traceEvents"]) add(std::move(event));
+  }
+
+  // A rank's own file, an event a line. Where the run was killed its last line may be cut off.
+  void read_lines(std::string_view text) {
+    std::vector<json> events;
+    json head, end;
+    for (std::size_t number = 2; !text.empty();) {
+      const auto length = std::min(text.find('\n'), text.size());
+      auto line = text.substr(0, length);
+      const bool last = text.find_first_not_of(" \t\r\n", length) == text.npos;
+      text.remove_prefix(std::min(length + 1, text.size()));
+      while (!line.empty() && (line.back() == '\r' || line.back() == ' ' || line.back() == ',')) line.remove_suffix(1);
+      if (line.empty() || line == "]") {
+        number += events.empty() && line.empty() ? 0 : 1;
+        continue;
+      }
+      auto event = json::parse(line.begin(), line.end(), nullptr, false);
+      if (event.is_discarded() && last) break;
+      expect(event.is_object(), "line ", number, " is not an event");
+      const auto name = event.value("name", json());
+      if (name == "chorus")
+        head = event.value("args", json());
+      else if (name == "chorus end")
+        end = event.value("args", json());
+      else
+        events.push_back(std::move(event));
+      ++number;
+    }
+    expect(head.is_object(), "its first event is not named \"chorus\"");
+    std::set<json> processes, steps;
+    for (const auto& event : events) {
+      processes.insert(event.value("pid", json()));
+      if (event.value("cat", json()) == "step") steps.insert(event.value("name", json()));
+    }
+    const bool distributed = head.value("distributed", json(0)) != 0;
+    trace_.metadata = {
+        {"chorus", 1},
+        {"policy", head.value("policy", json())},
+        {"devices", distributed ? head.value("ranks", json()) : json(std::max<std::size_t>(1, processes.size()))},
+        {"device_kind", head.value("device_kind", json())},
+        {"first_step", head.value("first_step", json())},
+        {"steps", steps.size()},
+        {"clock_error_us", nullptr},
+        {"peak", json::array()},
+        {"notes", json::object()}};
+    if (end.is_object()) {
+      if (end.value("peaks", json()).is_object())
+        for (auto& peak : end["peaks"]) trace_.metadata["peak"].push_back(peak);
+      if (end.value("notes", json()).is_object()) trace_.metadata["notes"] = end["notes"];
+    }
+    check_metadata();
+    for (auto& event : events) add(std::move(event));
+  }
+
+  void check_metadata() {
+    auto& about = trace_.metadata;
+    const auto is_count = [&](const char* key, int least, int most) {
+      const auto value = about.value(key, json());
+      return value.is_number_integer() && value >= least && value <= most;
+    };
+    constexpr int many = 1 << 30;
+    for (const char* key : {"policy", "device_kind"})
+      expect(about.value(key, json()).is_string(), "its metadata has no text \"", key, "\"");
+    expect(is_count("devices", 1, most_processes), "its metadata has no number \"devices\" from 1 to ", most_processes);
+    for (const char* key : {"first_step", "steps"})
+      expect(is_count(key, 0, many), "its metadata has no number \"", key, "\"");
+    if (!about.contains("notes")) about["notes"] = json::object();
+    if (!about.contains("peak")) about["peak"] = json::array();
+    expect(about["notes"].is_object(), "its \"notes\" are no object");
+    expect(about["peak"].is_array(), "its \"peak\" is no list");
+    for (const auto& peak : about["peak"])
+      expect(peak.is_null() || are_numbers(peak), "its \"peak\" has something else than bytes by kind");
+    trace_.processes.resize(static_cast<std::size_t>(trace_.devices()));
+  }
+  static bool are_numbers(const json& values) {
+    return values.is_object() && std::all_of(values.begin(), values.end(), [](const json& v) { return v.is_number(); });
+  }
+
+  double time(const json& event, const char* key) const {
+    const auto value = event.value(key, json());
+    expect(value.is_number() && std::abs(value.get<double>()) < 1e15, "event ", trace_.events.size() + 1,
+           " has no time \"", key, "\"");
+    return value;
+  }
+  std::string text(const json& event, const char* key) const {
+    const auto value = event.value(key, json(""));
+    expect(value.is_string(), "event ", trace_.events.size() + 1, " has a \"", key, "\" that is no text");
+    return value;
+  }
+
+  void add(json event) {
+    const auto number = trace_.events.size() + 1;
+    expect(event.is_object(), "event ", number, " is no object");
+    const auto phase = text(event, "ph");
+    expect(phase.size() == 1, "event ", number, " has no \"ph\" of one letter");
+    const auto pid = event.value("pid", json());
+    expect(pid.is_number_integer() && pid >= 1 && pid <= trace_.devices(), "event ", number,
+           " has no \"pid\" from 1 to ", trace_.devices());
+    const int place = pid.get<int>() - 1;
+    auto& process = trace_.processes[static_cast<std::size_t>(place)];
+    const auto tid = event.value("tid", json(10 * (place + 1)));
+    expect(tid.is_number_integer() && tid >= 0 && tid <= 1 << 30, "event ", number,
+           " has a \"tid\" that is no number of a thread");
+    auto args = event.value("args", json::object());
+    expect(args.is_object(), "event ", number, " has \"args\" that are no object");
+    if (phase == "M") {
+      if (text(event, "name") == "process_name") process.name = text(args, "name");
+    } else if (phase == "C") {
+      expect(are_numbers(args), "event ", number, " counts something else than numbers");
+      process.counters.push_back({time(event, "ts"), text(event, "name"), std::move(args)});
+    } else if (phase == "X" || phase == "i") {
+      const auto begin = time(event, "ts"), length = phase == "X" ? time(event, "dur") : 0;
+      expect(length >= 0, "event ", number, " ends before it begins");
+      TraceSpan span{tid.get<int>() - 10 * (place + 1),
+                     begin,
+                     begin + length,
+                     text(event, "cat"),
+                     text(event, "name"),
+                     std::move(args)};
+      (phase == "X" ? process.spans : process.instants).push_back(std::move(span));
+    } else if (phase == "s" || phase == "f") {
+      const auto id = event.value("id", json());
+      expect(id.is_number_integer(), "event ", number, " is an arrow without an \"id\"");
+      trace_.arrows.push_back({phase == "s", place, time(event, "ts"), text(event, "cat"), id.get<std::int64_t>()});
+    }
+    trace_.events.push_back(std::move(event));
+  }
+
+  Trace trace_;
+};
+
+}  // namespace detail
+
+/// What the text of a trace file says; `file` is its name, for messages. Throws FileError for what is no trace of
+/// chorus.
+inline Trace parse_trace(std::string_view text, std::string file) {
+  return detail::TraceReader(std::move(file)).read(text);
+}
+
+/// Reads a trace file: the whole of a run, or the list of events of a run that was killed, whose last line may be cut
+/// off. Throws FileError for one that cannot be read, is larger than 512 MiB, or is no trace of chorus.
+inline Trace read_trace(const std::string& path) {
+  struct Close {
+    void operator()(std::FILE* file) const { std::fclose(file); }
+  };
+  constexpr std::size_t most = std::size_t{512} << 20;
+  const std::unique_ptr<std::FILE, Close> file(std::fopen(path.c_str(), "rbe"));
+  check<FileError>(file != nullptr, "trace: cannot read '", path, "': ", std::strerror(errno));
+  std::string text;
+  for (std::vector<char> part(1 << 16);;) {
+    const auto count = std::fread(part.data(), 1, part.size(), file.get());
+    text.append(part.data(), count);
+    check<FileError>(std::ferror(file.get()) == 0, "trace: cannot read '", path, "': ", std::strerror(errno));
+    check<FileError>(text.size() <= most, "trace '", path, "': expected at most ", most, " bytes, it has more");
+    if (count == 0) return parse_trace(text, path);
+  }
+}
+
+}  // namespace chorus
