@@ -1,0 +1,67 @@
+#pragma once
+/// What lab 3 measures: a step of ResNet-50 on 16 simulated ranks, by the sizes of its buckets.
+
+#include <chorus/parallel/simulated/training.hpp>
+
+#include "../lab.hpp"
+
+namespace overlap_lab {
+
+inline constexpr const char* title = "Lab 3: overlap, ResNet-50 on 16 ranks with 10 Gbit/s each";
+constexpr int ranks = 16;
+constexpr double forward = 40e-3, backward = 80e-3;
+
+struct Caps {
+  double first_mib, others_mib;
+};
+struct Step {
+  double ms, exposed_ms, communication_ms;
+  /// The part of communication in which backward went on.
+  double hidden() const { return std::max(0.0, 1 - exposed_ms / communication_ms); }
+};
+
+/// A step whose buckets have these sizes.
+inline Step step_of(const Caps& caps) {
+  namespace sim = ch::simulated;
+  sim::Training training{.forward = forward, .backward = backward};
+  const auto model = sim::model_named("resnet50");
+  training.buckets = sim::bucket_times(
+      model, {.first_bucket_cap_mb = caps.first_mib, .bucket_cap_mb = caps.others_mib}, backward);
+  training.parameters = model.parameters.size();
+  ch::comm::simulated::SimulationOptions options;
+  options.ranks = ranks;
+  options.links = ch::comm::simulated::links_named("10gbit");
+  options.all_reduce = ch::comm::Algorithm::ring;
+  options.keep_spans = true;
+  const auto times = sim::simulate_training(options, training, 1);
+  double communication = 0;
+  for (const auto& call : times.times.ranks[0].calls)
+    if (call.call.bucket >= 0) communication += ch::comm::simulated::seconds(call.ended - call.begun);
+  return {times.step * 1e3, times.exposed * 1e3, communication * 1e3};
+}
+
+template <class Student>
+void run(lab::Lab& lab) {
+  const auto one = step_of({1000, 1000});
+  lab.compare("one bucket: hidden part of communication", one.hidden(), 0);
+  const double bytes = 4.0 * static_cast<double>(ch::simulated::model_named("resnet50").count());
+  const double least = 2.0 * (ranks - 1) / ranks * bytes / 1.25e9 * 1e3;
+  lab.compare("an all-reduce of everything takes at least, in ms", least, 0.02);
+  lab.compare("all of it can be hidden", least <= backward * 1e3);
+  Step best = one;
+  for (const double cap : {0.2, 1.0, 4.0, 8.0, 16.0, 25.0, 50.0}) {
+    const auto step = step_of({std::min(cap, 1.0), cap});
+    char line[120];
+    std::snprintf(line, sizeof line, "  buckets of %6.2f MiB: a step takes %6.1f ms, of which %5.1f ms wait; %3.0f %% hidden",
+                  cap, step.ms, step.exposed_ms, 100 * step.hidden());
+    lab.say(line);
+    if (step.ms < best.ms) best = step;
+  }
+  const auto mine = step_of(Student::caps());
+  lab.require(ch::cat("your step takes ", mine.ms, " ms, the best of the grid ", best.ms), mine.ms <= 1.02 * best.ms,
+              "it is slower by more than 2 %");
+  lab.require("half of what can be hidden is hidden", mine.hidden() >= 0.5 * std::min(1.0, backward * 1e3 / least),
+              ch::cat("only ", mine.hidden(), " of communication is"));
+}
+
+}  // namespace overlap_lab
