@@ -101,6 +101,38 @@ TEST_CASE("simulated: islands, and what they share") {
   CHECK(error(exchange(links), links.between.alpha + 8 * 32'000 / links.between.bandwidth) < 1e-9);
 }
 
+TEST_CASE("simulated: a shared port serves who comes first, not who is run first") {
+  auto links = links_named("nvlink3+100gbit:shared");
+  links.call = 0;
+  constexpr std::size_t much = 16 << 20, some = 32'000;
+  const double late = much / links.inside.bandwidth, early = late / 4;
+  const auto times = simulate({.ranks = 6, .links = links, .true_numbers = false}, [&](SimulatedRank& rank) {
+    const auto message = [&](std::size_t bytes, int peer, bool receives = false) {
+      rank.call(Op::message, bytes, trace::Traffic::control, peer, receives);
+    };
+    switch (rank.rank()) {
+      case 0: {  // comes to the port between the islands when it has sent to rank 1
+        auto first = rank.start(Op::message, much, trace::Traffic::control, 1);
+        return message(some, 3);
+      }
+      case 1:
+        return message(much, 0, true);
+      case 2:
+        rank.compute(early);
+        return message(some, 4);
+      case 3:
+        return message(some, 0, true);
+      case 4:
+        return message(some, 2, true);
+      default:
+        return;
+    }
+  });
+  const double way = links.between.alpha + some / links.between.bandwidth;
+  CHECK(error(comm::simulated::seconds(times.ranks[4].end), early + way) < 1e-9);
+  CHECK(error(comm::simulated::seconds(times.ranks[3].end), late + way) < 1e-9);
+}
+
 TEST_CASE("simulated: a rank that others send to receives one piece after another") {
   const auto seconds =
       simulate({.ranks = 9, .links = plain(alpha, bandwidth), .true_numbers = false}, [](SimulatedRank& rank) {

@@ -77,7 +77,7 @@ struct ModelSizes {
 /// BERT (Devlin et al., NAACL 2019): encoder and pooler. Embeddings are looked up, which takes no operations.
 [[gnu::cold]] inline ModelSizes bert_sizes(std::string_view name, std::size_t layers, std::size_t width) {
   ModelSizes model{.name = std::string(name)};
-  for (const std::size_t rows : {30522, 512, 2}) model.add(rows * width, 0, 0);
+  for (const std::size_t rows : {std::size_t{30522}, std::size_t{512}, std::size_t{2}}) model.add(rows * width, 0, 0);
   model.add(width, width, 1);
   for (std::size_t layer = 0; layer < layers; ++layer) {
     for (int projection = 0; projection < 4; ++projection) model.add(width * width, width, 1);
