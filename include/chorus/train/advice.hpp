@@ -235,6 +235,8 @@ inline std::vector<TraceSentence> sentences_of(const Trace& trace, const TraceFa
         facts.devices == 1 ? std::string()
                            : cat("; each ", noun, " has ", range_text(facts.samples, number_text), " of them"),
         ".");
+  if (const auto& period = trace.number("period"); period.is_number())
+    say("happened", "Ranks take the mean of their parameters every ", number_text(period.get<double>()), " steps.");
   say("timeline", "A step takes ", time_text(facts.step_us), " (median of ", facts.steps, ", slowest ", noun, ").");
   say("timeline", "In it a ", noun, " computes for ", range_text(facts.compute_us, time_text),
       " (t1): ", range_text(facts.utilisation, percent_text), " of its step.");
