@@ -81,6 +81,10 @@ void train(ch::Run& run, const Options& options) {
   ch::data::DataLoader loader{train_set, net.sampler(train_set), loading(options)};
   // Files are opened last: a mistake in the options leaves old files as they were.
   check_save(run, options);
+  if (auto* const trace = ch::trace::step_counter()) {
+    trace->note("classes", ch::cat(train_set.classes()));
+    trace->note("sample_bytes", ch::cat(static_cast<std::size_t>(channels * height * width) * sizeof(float)));
+  }
   Training training{run, net, optimizer, loader, options, start};
   training.save_with([&](const Position& at) { save(run, net, optimizer, options, at); }, options.save_every);
 

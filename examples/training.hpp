@@ -175,6 +175,7 @@ class Training {
                    .first_epoch = static_cast<int>(from.epoch)}),
         losses_(net, metrics_, progress_) {
     losses_.start_at(from.step);
+    tell_trace();
     if (!talks_) return;
     std::printf("%s\n", chorus::nn::summary(net.module()).c_str());
     if (const chorus::Index least = options.batch / net.devices(); least * net.devices() != options.batch)
@@ -260,6 +261,14 @@ class Training {
   template <class Inner, class Prepare>
   Until(Inner, const bool&, Prepare) -> Until<Inner, Prepare>;
 
+  /// What advice on the run goes by.
+  void tell_trace() const {
+    auto* const trace = chorus::trace::step_counter();
+    if (trace == nullptr) return;
+    trace->note("batch", chorus::cat(options_.batch));
+    trace->note("lr", chorus::cat(options_.lr));
+    trace->note("optimizer", chorus::cat('"', options_.optimizer, '"'));
+  }
   double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
 
   /// Ends the epoch's training, and returns its mean loss.

@@ -12,6 +12,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "advice_trace.hpp"
 #include "command_line.hpp"
 
 /// Options of every example. Each sets its own defaults before `add_options`.
@@ -24,7 +25,7 @@ struct TrainingOptions {
   double lr = 0.02, momentum = 0.9, weight_decay = 0, clip = 0;
   std::optional<double> timeout{};
   std::string all_reduce{};
-  bool quiet = false, trace_ring = false;
+  bool quiet = false, trace_ring = false, advise = false;
   std::string metrics{}, csv{}, tensorboard{}, save{}, trace{}, trace_steps{};
 };
 
@@ -133,6 +134,8 @@ inline void add_options(CLI::App& app, TrainingOptions& options, const std::vect
                  "file for what happens in a few steps: for chorus-page and https://ui.perfetto.dev");
   app.add_option("--trace-steps", options.trace_steps, "which: FIRST:COUNT (default: 5:3)")->check(trace_steps());
   app.add_flag("--trace-ring", options.trace_ring, "with each step of each collective: to see a ring turn");
+  app.add_flag("--advise", options.advise,
+               "what a trace of a few steps says of the run, and how it may get faster, printed at the end");
   app.add_flag("--quiet", options.quiet, "no progress, no summary");
 }
 
@@ -163,8 +166,24 @@ int launch(int argc, char** argv, const TrainingOptions& options, const Body& bo
   if (!options.all_reduce.empty()) launching.all_reduce = chorus::comm::all_reduce_of(options.all_reduce);
   int status = 1;
   const auto launch_if_named = [&]<class Net>(std::type_identity<Net> net) {
-    if (options.policy == Net::name)
-      status = chorus::launch<Net>(argc, argv, launching, [&](chorus::Run& run) { body(net, run); });
+    if (options.policy != Net::name) return;
+    std::optional<AdviceTrace> advice;
+    try {
+      if (options.advise && advice.emplace(options.trace, Net::distributed).is_own())
+        launching.trace.path = advice->path();
+    } catch (const chorus::FileError& error) {
+      chorus::detail::say(error.what());
+      return;
+    }
+    int rank = -1, ranks = chorus::LaunchOptions::most_devices;  // of this process, where it is one
+    status = chorus::launch<Net>(argc, argv, launching, [&](chorus::Run& run) {
+      rank = run.rank();
+      ranks = run.world_size();
+      body(net, run);
+    });
+    if (!advice) return;
+    if (status == 0 && rank == 0) advice->print(launching.trace.first_step);
+    if (rank <= 0) advice->remove(rank < 0, ranks);
   };
   launch_if_named(std::type_identity<chorus::SingleDevice<Model>>{});
   launch_if_named(std::type_identity<chorus::DataParallel<Model>>{});

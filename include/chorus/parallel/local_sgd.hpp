@@ -59,6 +59,8 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     this->check_same(cat("options: period ", options.period, ", dim ", options.dim, "\n"), All{});
     this->broadcast_parameters(0, All{});
     this->broadcast_buffers(0);
+    if (auto* const trace = trace::step_counter()) [[unlikely]]
+      trace->note("period", cat(options.period));
     // Nobody is asked for the sizes of the shares: they are taken to be as large as this rank's.
     this->random_.first_sample = [this] { return this->communicator_.rank() * rows_; };
     this->random_.is_share = nullptr;

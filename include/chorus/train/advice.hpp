@@ -17,6 +17,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -234,6 +235,8 @@ inline std::vector<TraceSentence> sentences_of(const Trace& trace, const TraceFa
         facts.devices == 1 ? std::string()
                            : cat("; each ", noun, " has ", range_text(facts.samples, number_text), " of them"),
         ".");
+  if (const auto& period = trace.number("period"); period.is_number())
+    say("happened", "Ranks take the mean of their parameters every ", number_text(period.get<double>()), " steps.");
   say("timeline", "A step takes ", time_text(facts.step_us), " (median of ", facts.steps, ", slowest ", noun, ").");
   say("timeline", "In it a ", noun, " computes for ", range_text(facts.compute_us, time_text),
       " (t1): ", range_text(facts.utilisation, percent_text), " of its step.");
@@ -256,21 +259,38 @@ inline std::vector<TraceSentence> sentences_of(const Trace& trace, const TraceFa
                   : cat(with, " of the ", facts.steps, " recorded steps ", with == 1 ? "has" : "have", " up to ",
                         time_text(most), " of it."));
   }
-  for (const auto& late : facts.late)
-    say("timeline", "Others waited for rank ", late.rank, " ", time_text(late.us), " a step, in ",
-        decimals(late.times, 1), " calls a step to which it came last.");
+  auto latest = facts.late;
+  std::sort(latest.begin(), latest.end(), [](const TraceLate& a, const TraceLate& b) { return a.us > b.us; });
+  for (std::size_t i = 0; i < std::min<std::size_t>(3, latest.size()); ++i)
+    say("timeline", "Others waited for rank ", latest[i].rank, " ", time_text(latest[i].us), " a step, in ",
+        decimals(latest[i].times, 1), " calls a step to which it came last.");
+  if (latest.size() > 3)
+    say("timeline", "They waited less for ", plural(static_cast<double>(latest.size() - 3), "other rank"), ".");
   if (const double us = most_of(facts.loader_us); us > 0)
     say("timeline", "The longest wait for the next batch took ", time_text(us), " of the step.");
-  for (const auto& link : facts.links) {
-    if (link.kind == "control") continue;
-    say("links", "In a step ", noun, ' ', link.from, " sends ", noun, ' ', link.to, " ", decimals(link.bytes, 0),
-        " bytes of ", link.kind,
-        link.formula ? cat("; the formula, ", link.rule, ", gives ", decimals(*link.formula, 0)) : std::string(), ".");
+  // Of many links, those that carry the same together.
+  std::map<std::tuple<std::string, double, double, std::string>, std::vector<const TraceLink*>> alike;
+  for (const auto& link : facts.links)
+    if (link.kind != "control") alike[{link.kind, link.bytes, link.formula.value_or(-1), link.rule}].push_back(&link);
+  for (const auto& [carried, links] : alike) {
+    const auto rest = cat(decimals(links.front()->bytes, 0), " bytes of ", links.front()->kind,
+                          links.front()->formula ? cat("; the formula, ", links.front()->rule, ", gives ",
+                                                       decimals(*links.front()->formula, 0))
+                                                 : std::string(),
+                          ".");
+    if (links.size() > 4)
+      say("links", "In a step each of ", links.size(), " links between ", noun, "s carries ", rest);
+    else
+      for (const auto* link : links)
+        say("links", "In a step ", noun, ' ', link->from, " sends ", noun, ' ', link->to, " ", rest);
   }
+  std::size_t fullest = 0;
   for (std::size_t place = 0; place < facts.peak.size(); ++place)
-    if (const auto total = total_of(facts.peak[place]); total > 0)
-      say("memory", "At its peak ", noun, ' ', place, " holds ", bytes_text(total), ": ", kinds_text(facts.peak[place]),
-          ".");
+    if (total_of(facts.peak[place]) > total_of(facts.peak[fullest])) fullest = place;
+  for (std::size_t place = 0; place < facts.peak.size(); ++place)
+    if (const auto total = total_of(facts.peak[place]); total > 0 && (facts.peak.size() <= 8 || place == fullest))
+      say("memory", "At its peak ", noun, ' ', place, facts.peak.size() <= 8 ? "" : ", which has most,", " holds ",
+          bytes_text(total), ": ", kinds_text(facts.peak[place]), ".");
   std::set<double> buckets;
   double first_full = -1, backward_end = 0;
   const auto step = step_times(trace).at(facts.median_step).front();

@@ -261,12 +261,12 @@ inline Trace parse_trace(std::string_view text, std::string file) {
 }
 
 /// Reads a trace file: the whole of a run, or the list of events of a run that was killed, whose last line may be cut
-/// off. Throws FileError for one that cannot be read, is larger than 512 MiB, or is no trace of chorus.
+/// off. Throws FileError for one that cannot be read, is larger than 256 MiB, or is no trace of chorus.
 inline Trace read_trace(const std::string& path) {
   struct Close {
     void operator()(std::FILE* file) const { std::fclose(file); }
   };
-  constexpr std::size_t most = std::size_t{512} << 20;
+  constexpr std::size_t most = std::size_t{256} << 20;
   const std::unique_ptr<std::FILE, Close> file(std::fopen(path.c_str(), "rbe"));
   check<FileError>(file != nullptr, "trace: cannot read '", path, "': ", std::strerror(errno));
   std::string text;

@@ -1,0 +1,343 @@
+/// chorus-page: traces of training runs as one page for a browser, with everything that it needs in it.
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chorus/train/advice.hpp>
+#include <chorus/train/log_file.hpp>
+#include <cstddef>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "command_line.hpp"
+#include "page_files.hpp"
+
+namespace ch = chorus;
+using nlohmann::json;
+
+namespace {
+
+constexpr std::size_t most_bytes = 500'000;  // of a page
+
+constexpr const char* description =
+    R"(Makes a page for a browser out of traces of training runs: what moved, where time went, what memory held, and advice.
+
+  train_classifier --policy single --trace single.json
+  train_classifier --policy dp  --devices 2 --trace dp.json
+  train_classifier --policy ddp --devices 2 --trace ddp.json
+  chorus-page single.json dp.json ddp.json -o run.html
+
+The page is one file that loads nothing from elsewhere. It stays below 500 KB: of long traces it has the median step in
+full, and says what it leaves out.)";
+
+/// How much of a trace's events goes into a page.
+struct Thinning {
+  std::string says;                   ///< what is left out then
+  bool only_spans_of_others = false;  ///< of other steps than the median one only the lanes' spans
+  bool no_others = false;             ///< of other steps only how long they took
+  std::size_t counters = 1 << 30;     ///< of memory and of traffic, a process
+  bool chunks = true;                 ///< steps of collectives, and their arrows
+  bool instants = true;               ///< gradients and buckets
+  std::size_t spans = 1 << 30;        ///< a process
+  int processes = 1 << 30;
+};
+
+/// Each one leaves out what the one before does, and more.
+std::vector<Thinning> thinnings() {
+  Thinning now;
+  std::vector<Thinning> all{now};
+  const auto next = [&](const char* what) {
+    now.says += ch::cat(now.says.empty() ? "Left out: " : "; ", what);
+    all.push_back(now);
+  };
+  now.only_spans_of_others = true;
+  next("of all steps but the median one everything but the spans of lanes");
+  now.counters = 100;
+  next("most counters");
+  now.no_others = true;
+  next("the spans of all other steps");
+  now.counters = 20;
+  next("nearly all counters");
+  now.chunks = false;
+  next("the single steps of collective calls");
+  now.instants = false;
+  next("when each gradient was ready");
+  for (const int processes : {32, 16, 8, 4}) {
+    now.processes = processes;
+    next("");
+    now.says.erase(now.says.rfind("; "));
+    all.back().says = ch::cat(now.says, "; events and links of ranks or devices from ", processes, " on");
+  }
+  now.says = all.back().says;
+  for (const std::size_t spans : {1000, 200, 50}) {
+    auto fewer = now;
+    fewer.spans = spans;
+    fewer.says += ch::cat("; all spans of a process but the ", spans, " longest");
+    all.push_back(fewer);
+  }
+  return all;
+}
+
+double number(const json& event, const char* key) {
+  const auto found = event.find(key);
+  return found != event.end() && found->is_number() ? found->get<double>() : 0;
+}
+std::string text(const json& event, const char* key) {
+  const auto found = event.find(key);
+  return found != event.end() && found->is_string() ? found->get<std::string>() : "";
+}
+
+/// Those of `count` numbered things that are left of them, the largest by `size` in each of `most` parts.
+template <class Size>
+std::set<std::size_t> largest_of_parts(const std::vector<std::size_t>& numbers, std::size_t most, const Size& size) {
+  if (numbers.size() <= most) return {numbers.begin(), numbers.end()};
+  std::set<std::size_t> kept{numbers.back()};
+  for (std::size_t part = 0; part < most; ++part) {
+    const auto begin = numbers.begin() + static_cast<std::ptrdiff_t>(part * numbers.size() / most),
+               end = numbers.begin() + static_cast<std::ptrdiff_t>((part + 1) * numbers.size() / most);
+    kept.insert(*std::max_element(begin, end, [&](auto a, auto b) { return size(a) < size(b); }));
+  }
+  return kept;
+}
+
+/// The events that a page shows.
+json thinned(const ch::TracedRun& run, const Thinning& how) {
+  const auto& events = run.trace.events;
+  const auto step = ch::detail::step_times(run.trace).at(run.facts.median_step);
+  const auto whole = how.says.empty();
+  std::vector<bool> kept(events.size(), whole);
+  std::map<std::pair<int, std::string>, std::vector<std::size_t>> counters;
+  std::map<int, std::vector<std::size_t>> spans;
+  std::map<std::tuple<std::string, std::string, std::string>, int> arrows;  // ends that are in the step
+  const auto arrow_of = [](const json& event) {
+    return std::tuple(text(event, "cat"), text(event, "name"), event.at("id").dump());
+  };
+  const auto is_arrow = [](const std::string& phase) { return phase == "s" || phase == "f"; };
+  const auto shown = [&](const json& event) {
+    const int place = event.at("pid").get<int>() - 1;
+    if (place >= how.processes) return false;
+    const auto phase = text(event, "ph"), category = text(event, "cat");
+    if (phase == "M") return true;
+    const auto& of_process = step[static_cast<std::size_t>(place)];
+    const double begin = number(event, "ts"), end = begin + number(event, "dur");
+    const bool inside = begin <= of_process.end && end >= of_process.begin;
+    if (!how.chunks && category == "ring") return false;
+    if (!how.instants && phase == "i") return false;
+    if (inside) return true;
+    return phase == "X" && category != "ring" && (category == "step" || !how.no_others);
+  };
+  if (!whole)
+    for (std::size_t i = 0; i < events.size(); ++i) {
+      if (!shown(events[i])) continue;
+      kept[i] = true;
+      const int pid = events[i].at("pid");
+      const auto phase = text(events[i], "ph");
+      if (is_arrow(phase)) ++arrows[arrow_of(events[i])];
+      if (phase == "C") counters[{pid, text(events[i], "name")}].push_back(i);
+      if (phase == "X" && text(events[i], "cat") != "step") spans[pid].push_back(i);
+    }
+  const auto only = [&](const std::vector<std::size_t>& numbers, const std::set<std::size_t>& those) {
+    for (const auto i : numbers) kept[i] = those.contains(i);
+  };
+  for (const auto& [name, numbers] : counters)
+    only(numbers, largest_of_parts(numbers, how.counters, [&](std::size_t i) {
+           double sum = 0;
+           if (events[i].contains("args"))
+             for (const auto& value : events[i].at("args")) sum += value.is_number() ? value.get<double>() : 0;
+           return sum;
+         }));
+  for (auto& [pid, numbers] : spans)
+    if (numbers.size() > how.spans) {
+      auto by_length = numbers;
+      std::stable_sort(by_length.begin(), by_length.end(),
+                       [&](auto a, auto b) { return number(events[a], "dur") > number(events[b], "dur"); });
+      only(numbers, {by_length.begin(), by_length.begin() + static_cast<std::ptrdiff_t>(how.spans)});
+    }
+  const bool arrows_bound = how.spans == Thinning().spans;  // else the spans at their ends may be gone
+  json out = json::array();
+  for (std::size_t i = 0; i < events.size(); ++i) {
+    if (!kept[i]) continue;
+    if (!whole && is_arrow(text(events[i], "ph")) && (arrows[arrow_of(events[i])] != 2 || !arrows_bound)) continue;
+    out.push_back(events[i]);
+  }
+  return out;
+}
+
+/// A policy where it is the only run of it; else with its devices; else the file.
+void name(std::vector<ch::TracedRun>& runs) {
+  const auto base = [](const ch::TracedRun& run) { return std::filesystem::path(run.trace.file).filename().string(); };
+  const auto of_policy = [](const ch::TracedRun& run) { return run.facts.policy; };
+  const auto of_devices = [](const ch::TracedRun& run) {
+    return ch::cat(run.facts.policy, ", ", ch::detail::plural(run.facts.devices, "device"));
+  };
+  const auto unique = [&](const ch::TracedRun& run, const auto& of) {
+    return std::count_if(runs.begin(), runs.end(), [&](const auto& other) { return of(other) == of(run); }) == 1;
+  };
+  for (auto& run : runs)
+    run.name = unique(run, of_policy)    ? of_policy(run)
+               : unique(run, of_devices) ? of_devices(run)
+               : unique(run, base)       ? base(run)
+                                         : run.trace.file;
+}
+
+/// All that the page shows, as JSON in which no character can end the element around it.
+std::string data_of(const std::vector<ch::TracedRun>& runs, const std::string& title, const Thinning& how) {
+  json list = json::array(), comparison = json::array();
+  for (const auto& run : runs) {
+    json sentences = json::array(), advice = json::array();
+    for (const auto& [said, section] : ch::sentences_of(run.trace, run.facts))
+      sentences.push_back({{"text", said}, {"section", section}});
+    for (const auto& [said, figures, section] : ch::advice_of(run.trace, run.facts))
+      advice.push_back({{"text", said}, {"figures", figures}, {"section", section}});
+    auto facts = ch::to_json(run.facts);
+    if (how.processes < run.facts.devices) {
+      json links = json::array();
+      for (const auto& link : facts["links"])
+        if (link["from"] < how.processes && link["to"] < how.processes) links.push_back(link);
+      facts["links"] = links;
+    }
+    list.push_back({{"name", run.name},
+                    {"file", std::filesystem::path(run.trace.file).filename().string()},
+                    {"metadata", run.trace.metadata},
+                    {"events", thinned(run, how)},
+                    {"median_step", run.facts.median_step},
+                    {"facts", facts},
+                    {"sentences", sentences},
+                    {"advice", advice}});
+  }
+  for (const auto& [said, section] : ch::compare_runs(runs))
+    comparison.push_back({{"text", said}, {"section", section}});
+  const json data = {{"title", title},
+                     {"left_out", how.says.empty() ? "" : how.says + "."},
+                     {"runs", list},
+                     {"comparison", comparison}};
+  // A file's name need not be UTF-8.
+  const auto plain = data.dump(-1, ' ', false, json::error_handler_t::replace);
+  std::string out;
+  for (const char c : plain) {
+    if (c == '<')
+      out += "\\u003c";
+    else
+      out += c;
+  }
+  return out;
+}
+
+std::string for_html(std::string_view plain) {
+  std::string out;
+  for (const char c : plain) {
+    if (c == '<')
+      out += "&lt;";
+    else if (c == '&')
+      out += "&amp;";
+    else if (c == '"')
+      out += "&quot;";
+    else
+      out += c;
+  }
+  return out;
+}
+
+/// The template with what stands for its marks. What replaces one mark is not looked through for the others.
+std::string page_of(const std::string& title, std::string_view data) {
+  std::string out;
+  std::string_view rest = page::html;
+  const auto up_to = [&](std::string_view mark) {
+    const auto at = rest.find(mark);
+    ch::check<ch::Error>(at != rest.npos, "the page's template has no ", mark);
+    out += rest.substr(0, at);
+    rest.remove_prefix(at + mark.size());
+  };
+  std::vector<std::pair<std::size_t, std::string_view>> marks;
+  for (const std::string_view mark : {"<!--data-->", "/*css*/", "/*js*/"}) marks.emplace_back(rest.find(mark), mark);
+  std::sort(marks.begin(), marks.end());
+  if (!title.empty()) {
+    up_to("<title>");
+    out += ch::cat("<title>", for_html(title));
+    rest.remove_prefix(std::min(rest.find("</title>"), rest.size()));
+  }
+  for (const auto& [at, mark] : marks) {
+    up_to(mark);
+    if (mark == "/*css*/")
+      out += page::css;
+    else if (mark == "/*js*/")
+      out += page::js;
+    else
+      ((out += R"(<script type="application/json" id="data">)") += data) += "</script>";
+  }
+  return out += rest;
+}
+
+/// Beside the file first: one that was there is replaced by a whole page or stays.
+void write(const std::string& path, const std::string& text) {
+  const auto beside = ch::cat(path, ".new", getpid());
+  try {
+    ch::detail::LogFile file("chorus-page", beside);
+    file.write(text);
+    file.flush();
+  } catch (const ch::FileError&) {
+    unlink(beside.c_str());
+    ch::fail<ch::FileError>("chorus-page: cannot write '", path, "': ", std::strerror(errno));
+  }
+  if (std::rename(beside.c_str(), path.c_str()) == 0) return;
+  const auto* why = std::strerror(errno);
+  unlink(beside.c_str());
+  ch::fail<ch::FileError>("chorus-page: cannot write '", path, "': ", why);
+}
+
+/// Throws UsageError where writing the page would replace something that is no page.
+void check_output_path(const std::string& path, const std::vector<std::string>& traces) {
+  std::error_code ignored;
+  const auto status = std::filesystem::status(path, ignored);
+  ch::check<ch::UsageError>(!std::filesystem::exists(status) || std::filesystem::is_regular_file(status),
+                            "chorus-page: -o expects a file, got '", path, "'");
+  for (const auto& trace : traces)
+    ch::check<ch::UsageError>(!std::filesystem::equivalent(path, trace, ignored), "chorus-page: -o '", path,
+                              "' would replace a trace that it reads");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::vector<std::string> files;
+  std::string output, title;
+  CLI::App app{description, "chorus-page"};
+  app.add_option("TRACES", files, "files that --trace has written")->required();
+  app.add_option("-o,--output", output, "the page")->required();
+  app.add_option("--title", title, "its title");
+  if (const auto status = parse(app, argc, argv)) return *status;
+  std::vector<ch::TracedRun> runs;
+  try {
+    check_output_path(output, files);
+    for (const auto& file : files) {
+      runs.emplace_back().trace = ch::read_trace(file);
+      runs.back().facts = ch::facts_of(runs.back().trace);
+    }
+  } catch (const ch::Error& error) {
+    ch::detail::say(error.what());
+    return 2;
+  }
+  try {
+    name(runs);
+    std::string text;
+    for (const auto& how : thinnings()) {
+      text = page_of(title, data_of(runs, title, how));
+      if (text.size() < most_bytes) break;
+    }
+    if (text.size() >= most_bytes)
+      ch::detail::say(ch::cat("warning: the page has ", text.size(), " bytes: what is left has long texts"));
+    write(output, text);
+  } catch (const std::exception& error) {
+    ch::detail::say(error.what());
+    return 1;
+  }
+}
