@@ -78,7 +78,7 @@ with browser.Page(ADDRESS) as page:
     say("the cells of the links are the traces' sums")
 
     # Keys go from span to span, and from row to row, to each of them.
-    page.js("document.querySelector('#timeline svg .mark').focus()")
+    page.js("document.querySelectorAll('#timeline svg[role=group]')[2].querySelector('.mark').focus()")
     count = page.js("document.activeElement.closest('svg').querySelectorAll('.mark').length")
     seen = set()
     for _ in range(count):
@@ -86,7 +86,7 @@ with browser.Page(ADDRESS) as page:
         expect(page.js("document.getElementById('details').textContent") == page.js("document.activeElement.dataset.text"))
         page.key("ArrowRight")
     expect(len(seen) == count, "keys reach", len(seen), "of", count, "spans")
-    page.js("document.querySelectorAll('#timeline svg[role=group]')[2].querySelector('.mark').focus()")
+    page.key("Home")
     row = page.js("+document.activeElement.dataset.row")
     page.key("ArrowDown")
     expect(page.js("+document.activeElement.dataset.row") > row)
