@@ -66,7 +66,10 @@ void train(ch::Run& run, const Options& options) {
   ch::data::DataLoader loader{train_set, net.sampler(train_set), loading(options)};
   // Files are opened last: a mistake in the options leaves old files as they were.
   check_save(run, options);
-  Training training{run, net, optimizer, loader, options, start};
+  const ch::Index share = (options.batch - 1) / net.devices() + 1;  // a device's, the largest
+  Training training{run, net, optimizer, loader, options, start, [&] {
+                      return ch::nn::summary(net.module(), {share, channels, height, width});
+                    }};
   training.save_with([&](const Position& at) { save(run, net, optimizer, options, at); }, options.save_every);
 
   for (const int epoch : training.epochs()) {
