@@ -95,6 +95,12 @@ auto watched(const Module& layer, const Call& call) {
   }
 }
 
+// The same of a model, which `call` gets: clang 14 takes `this->forward` in a lambda for a call of what comes later.
+template <class Model, class Call>
+auto watched_model(const Model& model, const Call& call) {
+  return watched(model, [&] { return call(model); });
+}
+
 // The listed members' names come as one text, "conv1, conv2": the preprocessor's `#__VA_ARGS__`.
 inline std::string_view next_name(std::string_view& names) {
   const auto comma = names.find(',');
@@ -218,5 +224,6 @@ std::vector<NamedBuffer<D>> named_buffers(Module& module);
   std::string describe() const override { return #TYPE; }                                               \
   template <class... Inputs>                                                                             \
   auto operator()(const Inputs&... inputs) const {                                                      \
-    return ::chorus::nn::detail::watched(*this, [&] { return this->forward(inputs...); });              \
+    return ::chorus::nn::detail::watched_model(                                                         \
+        *this, [&](const auto& self) { return self.forward(inputs...); });                              \
   }
