@@ -85,7 +85,10 @@ void train(ch::Run& run, const Options& options) {
     trace->note("classes", ch::cat(train_set.classes()));
     trace->note("sample_bytes", ch::cat(static_cast<std::size_t>(channels * height * width) * sizeof(float)));
   }
-  Training training{run, net, optimizer, loader, options, start};
+  const ch::Index share = (options.batch - 1) / net.devices() + 1;  // a device's, the largest
+  Training training{run, net, optimizer, loader, options, start, [&] {
+                      return ch::nn::summary(net.module(), {share, channels, height, width});
+                    }};
   training.save_with([&](const Position& at) { save(run, net, optimizer, options, at); }, options.save_every);
 
   for (const int epoch : training.epochs()) {

@@ -156,12 +156,12 @@ struct Position {
 ///   training.end();
 ///
 /// `Loader` is a range of batches with size() and set_epoch(epoch); one that goes on at a `from.batch` has
-/// skip(batches), too. All ranks make the same calls.
+/// skip(batches), too. `summary()` makes the table of the head, where it is printed. All ranks make the same calls.
 template <class Net, class Loader>
 class Training {
  public:
   Training(chorus::Run& run, Net& net, NamedOptimizer<Net>& optimizer, Loader& loader, const TrainingOptions& options,
-           const Position& from = {})
+           const Position& from = {}, const std::function<std::string()>& summary = {})
       : net_(net),
         optimizer_(optimizer),
         loader_(loader),
@@ -177,7 +177,7 @@ class Training {
     losses_.start_at(from.step);
     tell_trace();
     if (!talks_) return;
-    std::printf("%s\n", chorus::nn::summary(net.module()).c_str());
+    std::printf("%s\n", (summary ? summary() : chorus::nn::summary(net.module())).c_str());
     if (const chorus::Index least = options.batch / net.devices(); least * net.devices() != options.batch)
       std::printf("%td samples on %d devices: each has %td or %td, and its gradient counts by them\n\n", options.batch,
                   net.devices(), least, least + 1);

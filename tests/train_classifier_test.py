@@ -102,6 +102,15 @@ for model, policy, devices in (("resnet18", "single", 1), ("resnet18", "dp", 2),
 assert "resnet50" in run("--model", "resnet7", fails=True)
 print("ResNets train")
 
+# The head: the model's table, for what one device gets of a batch, which changes nothing.
+loud = SMALL[:-1] + ["--policy", "dp", "--devices", "3", "--metrics", str(FOLDER / "loud.jsonl")]
+for part in ("conv1   Conv2d(3, 6, kernel=5x5)   [16, 6, 28, 28]   456         5644800\n",
+             "input [16, 3, 32, 32]: 10427520 multiply-adds, "):
+    assert part in (said := run(*loud)), said
+done = [json.loads(line) for line in (FOLDER / "loud.jsonl").read_text().splitlines()][-1]
+for key in ("parameters_sha256", "peak_memory_bytes_per_device"):
+    assert done[key] == logs["dp3"][-1][key], (done, logs["dp3"][-1])
+
 assert "pipeline" in run("--policy", "pipeline", fails=True)
 assert "48 samples on 5 devices: each has 9 or 10" in run(*SMALL[:-1], "--policy", "dp", "--devices", "5")
 assert "policy 'single' has one device, got 2" in run(*SMALL, "--device", "0,1", fails=True)

@@ -90,4 +90,24 @@ inline std::array<std::size_t, memory_kinds> memory_at_peak(int device) {
   return c.at_peak;
 }
 
+/// What is allocated in the slot while it lives leaves no trace in its peak.
+class PeakKept {
+ public:
+  explicit PeakKept(int slot) : counters_(detail::counters(slot)), at_peak_(memory_at_peak(slot)) {
+    peak_ = counters_.peak.load();
+  }
+  PeakKept(const PeakKept&) = delete;
+  PeakKept& operator=(const PeakKept&) = delete;
+  ~PeakKept() {
+    const std::lock_guard lock(counters_.at_peak_mutex);
+    counters_.peak.store(peak_);
+    counters_.at_peak = at_peak_;
+  }
+
+ private:
+  detail::DeviceCounters& counters_;
+  std::array<std::size_t, memory_kinds> at_peak_;
+  std::int64_t peak_ = 0;
+};
+
 }  // namespace chorus::trace

@@ -2,9 +2,9 @@
 /// `DeviceList`: the devices that a run is to use, as `--device 0,1` names them.
 
 #include <algorithm>
+#include <charconv>
 #include <chorus/core/error.hpp>
 #include <chorus/core/printable.hpp>
-#include <charconv>
 #include <cstddef>
 #include <string>
 #include <string_view>
@@ -16,8 +16,8 @@ namespace chorus {
 /// Numbers of devices, each once, of a kind. Under DataParallel the first holds the model; where each process has one,
 /// the rank on its machine says which.
 struct DeviceList {
-  std::string kind = {};       ///< "cpu" or "cuda"; empty: the model's
-  std::vector<int> ids = {};   ///< empty: of the kind, as many as the run has
+  std::string kind = {};      ///< "cpu" or "cuda"; empty: the model's
+  std::vector<int> ids = {};  ///< empty: of the kind, as many as the run has
 
   static constexpr int most = 64;  ///< of a kind
 

@@ -29,7 +29,7 @@ struct LeakyReLU : Module {
   explicit LeakyReLU(double negative_slope = 0.01) : slope(negative_slope) {}
   template <Operand X>
   auto operator()(const X& x) const {
-    return leaky_relu(x, slope);
+    return detail::watched(*this, [&] { return leaky_relu(x, slope); });
   }
   std::string describe() const override { return cat("LeakyReLU(", slope, ")"); }
 };
@@ -40,7 +40,7 @@ struct ELU : Module {
   explicit ELU(double scale = 1) : alpha(scale) {}
   template <Operand X>
   auto operator()(const X& x) const {
-    return elu(x, alpha);
+    return detail::watched(*this, [&] { return elu(x, alpha); });
   }
   std::string describe() const override { return cat("ELU(", alpha, ")"); }
 };
@@ -51,7 +51,7 @@ struct Softmax : Module {
   explicit Softmax(Index along) : axis(along) {}
   template <Operand X>
   auto operator()(const X& x) const {
-    return softmax(x, axis);
+    return detail::watched(*this, [&] { return softmax(x, axis); });
   }
   std::string describe() const override { return cat("Softmax(", axis, ")"); }
 };
@@ -63,7 +63,7 @@ struct MaxPool2d : Module {
   explicit MaxPool2d(Size2d size, const PoolOptions& pool = {}) : window(size), options(pool) {}
   template <Operand X>
   auto operator()(const X& x) const {
-    return max_pool2d(x, window, options);
+    return detail::watched(*this, [&] { return max_pool2d(x, window, options); });
   }
   std::string describe() const override { return cat("MaxPool2d(", window.height, ")"); }
 };
@@ -75,7 +75,7 @@ struct AvgPool2d : Module {
   explicit AvgPool2d(Size2d size, const PoolOptions& pool = {}) : window(size), options(pool) {}
   template <Operand X>
   auto operator()(const X& x) const {
-    return avg_pool2d(x, window, options);
+    return detail::watched(*this, [&] { return avg_pool2d(x, window, options); });
   }
   std::string describe() const override { return cat("AvgPool2d(", window.height, ")"); }
 };
@@ -89,7 +89,7 @@ struct Dropout : Module {
   }
   template <Operand X>
   auto operator()(const X& x) const {
-    return dropout(x, p, training());
+    return detail::watched(*this, [&] { return dropout(x, p, training()); });
   }
   std::string describe() const override { return cat("Dropout(", p, ")"); }
 };

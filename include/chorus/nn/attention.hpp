@@ -40,12 +40,12 @@ class MultiheadAttention : public Module {
   /// With `causal`, query i sees keys 0 to i only.
   template <Operand Q, Operand K, Operand V>
   auto operator()(const Q& query, const K& key, const V& value, bool causal = false) const {
-    return attend(query, key, value, causal);
+    return detail::watched(*this, [&] { return attend(query, key, value, causal); });
   }
   /// `mask` says which keys each query sees: [queries, keys], or with axes [batch, heads] in front.
   template <Operand Q, Operand K, Operand V, int Rank>
   auto operator()(const Q& query, const K& key, const V& value, const Tensor<bool, Rank, D>& mask) const {
-    return attend(query, key, value, mask);
+    return detail::watched(*this, [&] { return attend(query, key, value, mask); });
   }
 
   void visit(Visitor& visitor) override {

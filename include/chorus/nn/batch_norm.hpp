@@ -86,9 +86,11 @@ class BatchNorm : public Module, public Synchronisable, public RunningStatistics
 
   template <Operand X>
   auto operator()(const X& x) const {
-    const auto [group, mean, var, by_batch, options] = begin(x.numel());
-    if (group) return over_group(x, group);
-    return batch_norm(x, weight, bias, mean, var, by_batch, options);
+    return detail::watched(*this, [&] {
+      const auto [group, mean, var, by_batch, options] = begin(x.numel());
+      if (group) return over_group(x, group);
+      return batch_norm(x, weight, bias, mean, var, by_batch, options);
+    });
   }
   void visit(Visitor& visitor) override {
     if (weight) {
@@ -210,15 +212,19 @@ class BatchNormReLU : public BatchNorm<D, T> {
 
   template <Operand X>
   auto operator()(const X& x) const {
-    const auto [group, mean, var, by_batch, options] = this->begin(x.numel());
-    if (group) return relu(this->over_group(x, group));
-    return batch_norm_relu(x, this->weight, this->bias, mean, var, by_batch, options);
+    return detail::watched(*this, [&] {
+      const auto [group, mean, var, by_batch, options] = this->begin(x.numel());
+      if (group) return relu(this->over_group(x, group));
+      return batch_norm_relu(x, this->weight, this->bias, mean, var, by_batch, options);
+    });
   }
   template <Operand X, Operand R>
   auto operator()(const X& x, const R& residual) const {
-    const auto [group, mean, var, by_batch, options] = this->begin(x.numel());
-    if (group) return relu(this->over_group(x, group) + residual);
-    return batch_norm_add_relu(x, residual, this->weight, this->bias, mean, var, by_batch, options);
+    return detail::watched(*this, [&] {
+      const auto [group, mean, var, by_batch, options] = this->begin(x.numel());
+      if (group) return relu(this->over_group(x, group) + residual);
+      return batch_norm_add_relu(x, residual, this->weight, this->bias, mean, var, by_batch, options);
+    });
   }
   std::string describe() const override {
     return cat(this->synchronised() ? "SyncBatchNormReLU(" : "BatchNormReLU(", this->channels_, ")");

@@ -19,7 +19,7 @@ class Sequential : public Module {
 
   template <class X>
   auto operator()(const X& x) const {
-    return run<0>(x);
+    return detail::watched(*this, [&] { return run<0>(x); });
   }
   template <std::size_t I>
   auto& get() {

@@ -76,7 +76,7 @@ class Conv2d : public detail::ConvolutionBase<4, D, T> {
         options_{options.stride, options.padding, options.dilation, options.groups} {}
   template <Operand X>
   auto operator()(const X& x) const {
-    return conv2d(x, this->weight, this->bias, options_);
+    return detail::watched(*this, [&] { return conv2d(x, this->weight, this->bias, options_); });
   }
   std::string describe() const override {
     auto text = detail::ConvolutionBase<4, D, T>::describe();

@@ -24,7 +24,7 @@ class Conv1d : public detail::ConvolutionBase<3, D, T> {
         options_{options.stride, options.padding, options.dilation, options.groups} {}
   template <Operand X>
   auto operator()(const X& x) const {
-    return conv1d(x, this->weight, this->bias, options_);
+    return detail::watched(*this, [&] { return conv1d(x, this->weight, this->bias, options_); });
   }
 
  private:
@@ -49,7 +49,7 @@ class Conv3d : public detail::ConvolutionBase<5, D, T> {
         options_{options.stride, options.padding, options.dilation, options.groups} {}
   template <Operand X>
   auto operator()(const X& x) const {
-    return conv3d(x, this->weight, this->bias, options_);
+    return detail::watched(*this, [&] { return conv3d(x, this->weight, this->bias, options_); });
   }
 
  private:
@@ -72,8 +72,10 @@ class ConvTranspose1d : public detail::ConvolutionBase<3, D, T> {
         options_{options.stride, options.padding, options.output_padding, options.dilation, options.groups} {}
   template <Operand X>
   auto operator()(const X& x) const {
-    const auto with_bias = [&] { return conv_transpose1d(x, this->weight, this->bias, options_); };
-    return this->bias ? with_bias() : decltype(with_bias())(conv_transpose1d(x, this->weight, options_));
+    return detail::watched(*this, [&] {
+      const auto with_bias = [&] { return conv_transpose1d(x, this->weight, this->bias, options_); };
+      return this->bias ? with_bias() : decltype(with_bias())(conv_transpose1d(x, this->weight, options_));
+    });
   }
 
  private:
@@ -98,8 +100,10 @@ class ConvTranspose2d : public detail::ConvolutionBase<4, D, T> {
         options_{options.stride, options.padding, options.output_padding, options.dilation, options.groups} {}
   template <Operand X>
   auto operator()(const X& x) const {
-    const auto with_bias = [&] { return conv_transpose2d(x, this->weight, this->bias, options_); };
-    return this->bias ? with_bias() : decltype(with_bias())(conv_transpose2d(x, this->weight, options_));
+    return detail::watched(*this, [&] {
+      const auto with_bias = [&] { return conv_transpose2d(x, this->weight, this->bias, options_); };
+      return this->bias ? with_bias() : decltype(with_bias())(conv_transpose2d(x, this->weight, options_));
+    });
   }
 
  private:

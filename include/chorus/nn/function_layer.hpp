@@ -6,11 +6,11 @@
 #include <string>
 
 /// Inside a namespace: the layer `LAYER`, which calls `FUNCTION`.
-#define CHORUS_FUNCTION_LAYER(LAYER, FUNCTION)               \
-  struct LAYER : Module {                                    \
-    template <Operand X>                                     \
-    auto operator()(const X& x) const {                      \
-      return FUNCTION(x);                                    \
-    }                                                        \
-    std::string describe() const override { return #LAYER; } \
+#define CHORUS_FUNCTION_LAYER(LAYER, FUNCTION)                    \
+  struct LAYER : Module {                                         \
+    template <Operand X>                                          \
+    auto operator()(const X& x) const {                           \
+      return detail::watched(*this, [&] { return FUNCTION(x); }); \
+    }                                                             \
+    std::string describe() const override { return #LAYER; }      \
   }

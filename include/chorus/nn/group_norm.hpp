@@ -24,7 +24,7 @@ class GroupNorm : public Module {
 
   template <Operand X>
   auto operator()(const X& x) const {
-    return group_norm(x, groups_, weight, bias, eps_);
+    return detail::watched(*this, [&] { return group_norm(x, groups_, weight, bias, eps_); });
   }
   void visit(Visitor& visitor) override {
     visitor.parameter("weight", weight);
@@ -61,9 +61,11 @@ class InstanceNorm : public Module {
 
   template <Operand X>
   auto operator()(const X& x) const {
-    check<ShapeError>(value_of(x).size(1) == channels_, "InstanceNorm: an input of shape ", value_of(x).shape(),
-                      " does not have ", channels_, " channels");
-    return instance_norm(x, weight, bias, eps_);
+    return detail::watched(*this, [&] {
+      check<ShapeError>(value_of(x).size(1) == channels_, "InstanceNorm: an input of shape ", value_of(x).shape(),
+                        " does not have ", channels_, " channels");
+      return instance_norm(x, weight, bias, eps_);
+    });
   }
   void visit(Visitor& visitor) override {
     if (weight) visitor.parameter("weight", weight);
@@ -97,7 +99,7 @@ class RMSNorm : public Module {
 
   template <Operand X>
   auto operator()(const X& x) const {
-    return rms_norm(x, weight, eps_);
+    return detail::watched(*this, [&] { return rms_norm(x, weight, eps_); });
   }
   void visit(Visitor& visitor) override { visitor.parameter("weight", weight); }
   std::string describe() const override { return cat("RMSNorm(", weight.shape()[0], ")"); }

@@ -23,7 +23,7 @@ class LayerNorm : public Module {
 
   template <Operand X>
   auto operator()(const X& x) const {
-    return layer_norm(x, weight, bias, eps_);
+    return detail::watched(*this, [&] { return layer_norm(x, weight, bias, eps_); });
   }
   void visit(Visitor& visitor) override {
     visitor.parameter("weight", weight);

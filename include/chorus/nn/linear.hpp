@@ -29,7 +29,7 @@ class Linear : public Module {
 
   template <Operand X>
   auto operator()(const X& x) const {
-    return linear(x, weight, bias);
+    return detail::watched(*this, [&] { return linear(x, weight, bias); });
   }
   void visit(Visitor& visitor) override {
     visitor.parameter("weight", weight);

@@ -125,7 +125,7 @@ class MixedPrecision : public Module {
   }
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) const {
-    return forward(inputs...);
+    return detail::watched(*this, [&] { return forward(inputs...); });
   }
 
   /// The model inside.

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <chorus/autograd/parameter.hpp>
+#include <chorus/core/layer_watch.hpp>
 #include <chorus/core/recomputation.hpp>
 
 namespace chorus::nn {
@@ -58,6 +59,47 @@ class Module {
 };
 
 namespace detail {
+
+// A layer's output for people: the shape of a tensor, of each member of a tuple, or of what has `fields()`.
+template <class Y>
+[[gnu::cold]] std::string shape_text(const Y& y) {
+  if constexpr (requires { value_of(y).shape(); }) {
+    return cat(value_of(y).shape());
+  } else if constexpr (requires { std::tuple_size<Y>::value; }) {
+    std::string text;
+    std::apply([&](const auto&... members) { ((text += cat(text.empty() ? "" : ", ", shape_text(members))), ...); }, y);
+    return text;
+  } else if constexpr (requires(Y copy) { copy.fields(); }) {
+    Y copy = y;
+    return shape_text(copy.fields());
+  } else {
+    return "-";
+  }
+}
+
+/// `call()`, which is what `layer` does; who watches layers is told.
+template <class Call>
+auto watched(const Module& layer, const Call& call) {
+  auto* const watch = chorus::detail::layer_watch;
+  if (watch != nullptr) [[unlikely]]
+    watch->begins(&layer);
+  if constexpr (std::is_void_v<decltype(call())>) {
+    call();
+    if (watch != nullptr) [[unlikely]]
+      watch->ended("-");
+  } else {
+    auto output = call();
+    if (watch != nullptr) [[unlikely]]
+      watch->ended(shape_text(output));
+    return output;
+  }
+}
+
+// The same of a model, which `call` gets: clang 14 takes `this->forward` in a lambda for a call of what comes later.
+template <class Model, class Call>
+auto watched_model(const Model& model, const Call& call) {
+  return watched(model, [&] { return call(model); });
+}
 
 // The listed members' names come as one text, "conv1, conv2": the preprocessor's `#__VA_ARGS__`.
 inline std::string_view next_name(std::string_view& names) {
@@ -182,5 +224,6 @@ std::vector<NamedBuffer<D>> named_buffers(Module& module);
   std::string describe() const override { return #TYPE; }                                               \
   template <class... Inputs>                                                                             \
   auto operator()(const Inputs&... inputs) const {                                                      \
-    return this->forward(inputs...);                                                                    \
+    return ::chorus::nn::detail::watched_model(                                                         \
+        *this, [&](const auto& self) { return self.forward(inputs...); });                              \
   }

@@ -23,7 +23,7 @@ CHORUS_FUNCTION_LAYER(GlobalAvgPool, global_avg_pool);
     explicit LAYER(double option = DEFAULT) : OPTION(option) {}                                \
     template <Operand X>                                                                       \
     auto operator()(const X& x) const {                                                        \
-      return FUNCTION(x, OPTION);                                                              \
+      return detail::watched(*this, [&] { return FUNCTION(x, OPTION); });                      \
     }                                                                                          \
     std::string describe() const override { return cat(#LAYER "(" #OPTION "=", OPTION, ")"); } \
   }
@@ -38,7 +38,7 @@ struct Softplus : Module {
   explicit Softplus(double scale = 1, double above = 20) : beta(scale), threshold(above) {}
   template <Operand X>
   auto operator()(const X& x) const {
-    return softplus(x, beta, threshold);
+    return detail::watched(*this, [&] { return softplus(x, beta, threshold); });
   }
   std::string describe() const override { return cat("Softplus(", beta, ")"); }
 };
@@ -49,7 +49,7 @@ struct Hardtanh : Module {
   explicit Hardtanh(double low = -1, double high = 1) : min(low), max(high) {}
   template <Operand X>
   auto operator()(const X& x) const {
-    return hardtanh(x, min, max);
+    return detail::watched(*this, [&] { return hardtanh(x, min, max); });
   }
   std::string describe() const override { return cat("Hardtanh(", min, ", ", max, ")"); }
 };
@@ -60,7 +60,7 @@ struct Threshold : Module {
   Threshold(double above, double otherwise) : threshold(above), value(otherwise) {}
   template <Operand X>
   auto operator()(const X& x) const {
-    return chorus::threshold(x, threshold, value);
+    return detail::watched(*this, [&] { return chorus::threshold(x, threshold, value); });
   }
   std::string describe() const override { return cat("Threshold(", threshold, ", ", value, ")"); }
 };
@@ -71,7 +71,7 @@ struct LogSoftmax : Module {
   explicit LogSoftmax(Index along) : axis(along) {}
   template <Operand X>
   auto operator()(const X& x) const {
-    return log_softmax(x, axis);
+    return detail::watched(*this, [&] { return log_softmax(x, axis); });
   }
   std::string describe() const override { return cat("LogSoftmax(", axis, ")"); }
 };
@@ -82,7 +82,7 @@ struct GLU : Module {
   explicit GLU(Index along = -1) : axis(along) {}
   template <Operand X>
   auto operator()(const X& x) const {
-    return glu(x, axis);
+    return detail::watched(*this, [&] { return glu(x, axis); });
   }
   std::string describe() const override { return cat("GLU(", axis, ")"); }
 };
@@ -99,7 +99,7 @@ class PReLU : public Module {
   }
   template <Operand X>
   auto operator()(const X& x) const {
-    return prelu(x, weight);
+    return detail::watched(*this, [&] { return prelu(x, weight); });
   }
   void visit(Visitor& visitor) override { visitor.parameter("weight", weight); }
   std::string describe() const override { return cat("PReLU(", weight.shape()[0], ")"); }
@@ -109,7 +109,7 @@ class PReLU : public Module {
 struct Identity : Module {
   template <Operand X>
   X operator()(const X& x) const {
-    return x;
+    return detail::watched(*this, [&] { return x; });
   }
   std::string describe() const override { return "Identity"; }
 };
@@ -119,7 +119,7 @@ struct Dropout2d : Dropout {
   using Dropout::Dropout;
   template <Operand X>
   auto operator()(const X& x) const {
-    return dropout_channels(x, p, training());
+    return detail::watched(*this, [&] { return dropout_channels(x, p, training()); });
   }
   std::string describe() const override { return cat("Dropout2d(", p, ")"); }
 };
@@ -128,7 +128,7 @@ struct AlphaDropout : Dropout {
   using Dropout::Dropout;
   template <Operand X>
   auto operator()(const X& x) const {
-    return alpha_dropout(x, p, training());
+    return detail::watched(*this, [&] { return alpha_dropout(x, p, training()); });
   }
   std::string describe() const override { return cat("AlphaDropout(", p, ")"); }
 };
@@ -139,7 +139,7 @@ struct AdaptiveAvgPool2d : Module {
   explicit AdaptiveAvgPool2d(Size2d to) : size(to) {}
   template <Operand X>
   auto operator()(const X& x) const {
-    return adaptive_avg_pool2d(x, size);
+    return detail::watched(*this, [&] { return adaptive_avg_pool2d(x, size); });
   }
   std::string describe() const override { return cat("AdaptiveAvgPool2d(", size.height, "x", size.width, ")"); }
 };
@@ -148,7 +148,7 @@ struct AdaptiveMaxPool2d : Module {
   explicit AdaptiveMaxPool2d(Size2d to) : size(to) {}
   template <Operand X>
   auto operator()(const X& x) const {
-    return adaptive_max_pool2d(x, size);
+    return detail::watched(*this, [&] { return adaptive_max_pool2d(x, size); });
   }
   std::string describe() const override { return cat("AdaptiveMaxPool2d(", size.height, "x", size.width, ")"); }
 };
@@ -164,10 +164,12 @@ struct Upsample : Module {
       : scale(by), mode(how), align_corners(corners) {}
   template <Operand X>
   auto operator()(const X& x) const {
-    auto nearest = [&] { return upsample_nearest2d(x, scale); };
-    if (mode == UpsampleMode::nearest) return nearest();
-    const Size2d size{value_of(x).size(2) * scale.height, value_of(x).size(3) * scale.width};
-    return decltype(nearest())(upsample_bilinear2d(x, size, align_corners));
+    return detail::watched(*this, [&] {
+      auto nearest = [&] { return upsample_nearest2d(x, scale); };
+      if (mode == UpsampleMode::nearest) return nearest();
+      const Size2d size{value_of(x).size(2) * scale.height, value_of(x).size(3) * scale.width};
+      return decltype(nearest())(upsample_bilinear2d(x, size, align_corners));
+    });
   }
   std::string describe() const override {
     return cat("Upsample(", scale.height, "x", scale.width,

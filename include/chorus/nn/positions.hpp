@@ -28,10 +28,12 @@ class LearnedPositions : public Module {
   /// Throws ShapeError where the sequence is longer than there are places.
   template <Operand X>
   auto operator()(const X& x) const {
-    const Index length = value_of(x).size(-2);
-    check<ShapeError>(length <= weight.shape()[0], "LearnedPositions: a sequence of ", length, " is longer than ",
-                      weight.shape()[0], " places");
-    return x + slice(weight, 0, 0, length);
+    return detail::watched(*this, [&] {
+      const Index length = value_of(x).size(-2);
+      check<ShapeError>(length <= weight.shape()[0], "LearnedPositions: a sequence of ", length, " is longer than ",
+                        weight.shape()[0], " places");
+      return x + slice(weight, 0, 0, length);
+    });
   }
   void visit(Visitor& visitor) override { visitor.parameter("weight", weight); }
   std::string describe() const override {
@@ -83,12 +85,14 @@ const PositionTables<T, D>& position_tables(Index length, Index features, D devi
 struct SinusoidalPositions : Module {
   template <Operand X>
   auto operator()(const X& x) const {
-    using T = typename tensor_of<X>::value_type;
-    const Index length = value_of(x).size(-2), features = value_of(x).size(-1);
-    check<ShapeError>(features % 2 == 0, "SinusoidalPositions: ", features, " features are not even");
-    const auto& tables = detail::position_tables<T>(length, features, value_of(x).device());
-    return x + reshape(stack(2, tables.sine.slice(0, 0, length), tables.cosine.slice(0, 0, length)),
-                       Shape<2>{length, features});
+    return detail::watched(*this, [&] {
+      using T = typename tensor_of<X>::value_type;
+      const Index length = value_of(x).size(-2), features = value_of(x).size(-1);
+      check<ShapeError>(features % 2 == 0, "SinusoidalPositions: ", features, " features are not even");
+      const auto& tables = detail::position_tables<T>(length, features, value_of(x).device());
+      return x + reshape(stack(2, tables.sine.slice(0, 0, length), tables.cosine.slice(0, 0, length)),
+                         Shape<2>{length, features});
+    });
   }
   std::string describe() const override { return "SinusoidalPositions"; }
 };

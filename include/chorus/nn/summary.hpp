@@ -1,37 +1,138 @@
 #pragma once
-/// A table of a model's layers and their parameters.
+/// A table of a model's layers and their parameters; given an input, of what they make of it, their multiply-adds and
+/// the memory that backward needs.
 
 #include <algorithm>
-#include <string>
-#include <vector>
-
+#include <array>
+#include <chorus/core/layer_watch.hpp>
+#include <chorus/core/random.hpp>
+#include <chorus/core/trace.hpp>
+#include <chorus/kernels/to_device.hpp>
+#include <chorus/nn/copy_of.hpp>
 #include <chorus/nn/module.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <limits>
+#include <set>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
 
 namespace chorus::nn {
 
-/// One line a module: its path, what it is, its own parameters; then the sums.
-template <class Model>
-std::string summary(Model& model) {
-  using D = typename Model::device_type;
-  struct Row {
-    std::string path, layer;
-    Index parameters;
-  };
-  struct Rows final : detail::Walker {
-    std::vector<Row> rows;
-    void enter(Module& module) override {
-      rows.push_back({prefix().substr(0, prefix().size() - 1), module.describe(), 0});
-    }
-    void inner(Module&) override {}  // `describe` has said so
-    void parameter(std::string_view, AnyParameter& handle) override {
-      const std::string own = prefix().empty() ? "" : prefix().substr(0, prefix().size() - 1);
-      for (Row& row : rows)
-        if (row.path == own) row.parameters += handle.on<D>().count();
-    }
-  } table;
-  table.rows.push_back({"", model.describe(), 0});
-  table.walk(model);
+namespace detail {
 
+/// The lines of a summary, and who watches the layers while they are called.
+template <Device D>
+class SummaryTable final : public Walker, public chorus::detail::LayerWatch {
+ public:
+  struct Row {
+    std::string path, layer, output = "-";
+    std::vector<AnyParameter> parameters{};
+    const Module* module = nullptr;
+    int calls = 0;
+    std::size_t place = uncalled;  ///< among the calls
+    std::int64_t multiply_adds = 0;
+  };
+  static constexpr std::size_t uncalled = std::numeric_limits<std::size_t>::max();
+
+  explicit SummaryTable(Module& model) {
+    rows_.push_back({.path = "", .layer = model.describe(), .module = &model});
+    walk(model);
+  }
+
+  void begins(const void* layer) override {
+    const auto row = std::find_if(rows_.begin(), rows_.end(), [&](const Row& r) { return r.module == layer; });
+    // A layer that calls itself, with more arguments, is called once. One that is not listed is part of its caller.
+    const bool counts = row != rows_.end() && (under_way_.empty() || under_way_.back().row != &*row);
+    under_way_.push_back({row != rows_.end() ? &*row : (under_way_.empty() ? nullptr : under_way_.back().row), counts});
+    if (!counts) return;
+    if (row->place == uncalled) row->place = next_place_++;
+    ++row->calls;
+  }
+  void ended(const std::string& output) override {
+    if (under_way_.back().counts) under_way_.back().row->output = output;
+    under_way_.pop_back();
+  }
+  void multiply_adds(std::int64_t count) override {
+    if (!under_way_.empty() && under_way_.back().row != nullptr) under_way_.back().row->multiply_adds += count;
+  }
+
+  std::int64_t all_multiply_adds() const {
+    std::int64_t sum = 0;
+    for (const Row& row : rows_) sum += row.multiply_adds;
+    return sum;
+  }
+
+  /// The rows, in the order of the first calls where there were any; each column as wide as it needs to be.
+  std::string text(bool called) {
+    if (called) sort_by_calls();
+    std::set<const Node*> above;
+    std::vector<std::vector<std::string>> lines{{"module", "layer", "output", "parameters", "multiply-adds"}};
+    for (const Row& row : rows_) {
+      Index parameters = 0;
+      bool shared = true;
+      for (const AnyParameter& parameter : row.parameters) {
+        parameters += parameter.on<D>().count();
+        shared = !above.insert(parameter.shared().get()).second && shared;
+      }
+      const std::string own = parameters == 0 ? "-" : cat(parameters);
+      lines.push_back({row.path, row.calls > 1 ? cat(row.layer, ", ", row.calls, " calls") : row.layer, row.output,
+                       parameters > 0 && shared ? cat("(", own, ")") : own,
+                       row.multiply_adds == 0 ? "-" : cat(row.multiply_adds)});
+    }
+    std::vector<std::size_t> columns{0, 1, 3};
+    if (called) columns = {0, 1, 2, 3, 4};
+    std::array<std::size_t, 5> widths{};
+    for (const auto& line : lines)
+      for (const auto c : columns) widths[c] = std::max(widths[c], line[c].size());
+    std::string out;
+    for (const auto& line : lines) {
+      for (const auto c : columns) {
+        out += line[c];
+        if (c != columns.back()) out.append(widths[c] - line[c].size() + 2, ' ');
+      }
+      out += '\n';
+    }
+    return out;
+  }
+
+ private:
+  struct Call {
+    Row* row;  ///< that its multiply-adds are of
+    bool counts;
+  };
+
+  std::string own_path() const { return prefix().empty() ? "" : prefix().substr(0, prefix().size() - 1); }
+  void enter(Module& module) override {
+    rows_.push_back({.path = own_path(), .layer = module.describe(), .module = &module});
+  }
+  // Its caller's description has said what it is.
+  void inner(Module&) override {}
+  void parameter(std::string_view, AnyParameter& handle) override {
+    for (Row& row : rows_)
+      if (row.path == own_path()) row.parameters.push_back(handle);
+  }
+
+  // A list of layers, which nobody calls, comes before the first of them; what nobody has called, last.
+  void sort_by_calls() {
+    for (Row& row : rows_)
+      if (row.place == uncalled)
+        for (const Row& other : rows_)
+          if (other.calls > 0 && other.path.starts_with(row.path + ".")) row.place = std::min(row.place, other.place);
+    std::stable_sort(rows_.begin(), rows_.end(), [](const Row& a, const Row& b) { return a.place < b.place; });
+  }
+
+  std::vector<Row> rows_;
+  std::vector<Call> under_way_;
+  std::size_t next_place_ = 0;
+};
+
+template <Device D>
+std::string summed_parameters(Module& model) {
   Index all = 0, trainable = 0;
   std::size_t bytes = 0;
   for (const auto& named : named_parameters<D>(model)) {
@@ -39,21 +140,93 @@ std::string summary(Model& model) {
     bytes += named.parameter->size_bytes();
     if (named.parameter->wants_grad()) trainable += named.parameter->count();
   }
+  return cat(all, " parameters, ", trainable, " trainable, ", bytes / 1024, " KiB\n");
+}
 
-  std::size_t path_width = 6, layer_width = 5;
-  for (const Row& row : table.rows) {
-    path_width = std::max(path_width, row.path.size());
-    layer_width = std::max(layer_width, row.layer.size());
+template <Device D>
+D device_for_summary(Module& model) {
+  const auto parameters = named_parameters<D>(model);
+  check<UsageError>(!parameters.empty(), "summary: the model has no parameters");
+  return parameters.front().parameter->where();
+}
+
+/// An input, on the model's device.
+template <class X, Device D>
+decltype(auto) example_on(const X& x, D device) {
+  if constexpr (AnyTensor<X>)
+    return to_device(x, device);
+  else
+    return (x);
+}
+
+}  // namespace detail
+
+/// One line a module: its path, what it is, its own parameters (in parentheses where all of them are shared with a
+/// layer above); then the sums.
+template <class Model>
+std::string summary(Model& model) {
+  using D = typename Model::device_type;
+  return detail::SummaryTable<D>(model).text(false) + detail::summed_parameters<D>(model);
+}
+
+/// The same for `model(inputs...)`: lines in the order of the first calls, with the shape of the (last) output, and the
+/// multiply-adds that are the module's own: of Linear, matrix products, convolutions, attention's two products (all
+/// pairs, causal or not), and recurrent layers; nothing else counts, an embedding neither. One that is called several
+/// times says so. "-": not called, or not by a call that is watched, as `layer(x)` is in the calling thread. The last
+/// line sums up: multiply-adds, and the bytes of activations that the tape holds after the forward pass.
+///
+/// The forward pass is one of a copy, with the model's mode and gradients: the model, its statistics and random numbers
+/// stay as they are, and other ranks hear nothing. Call it with the bare model (`net.module()`), while no other thread
+/// computes on its device. Throws what the model throws, with "summary: " in front.
+template <class Model, class... Inputs>
+requires(sizeof...(Inputs) > 0)
+std::string summary(Model& model, const Inputs&... inputs) {
+  using D = typename Model::device_type;
+  const D device = detail::device_for_summary<D>(model);
+  const int slot = trace_slot(device);
+  const trace::PeakKept peak(slot);
+  try {
+    Model copy = copy_of(model);
+    detail::SummaryTable<D> table(copy);
+    RandomContext random;
+    const RandomScope scope(random);
+    const GradMode with_gradients(true);
+    const auto run = [&](const auto&... xs) {
+      const auto activations = [&] { return trace::memory(slot, trace::Memory::activations); };
+      const auto before = activations();
+      const chorus::detail::Replaced<chorus::detail::LayerWatch*> watching(chorus::detail::layer_watch, &table);
+      const auto output = detail::watched(copy, [&] {
+        if constexpr (requires { copy.forward(xs...); })
+          return copy.forward(xs...);
+        else
+          return copy(xs...);
+      });
+      return activations() - before;
+    };
+    const auto held = run(detail::example_on(inputs, device)...);
+    std::string shapes;
+    ((shapes += cat(shapes.empty() ? "" : ", ", detail::shape_text(inputs))), ...);
+    return table.text(true) + detail::summed_parameters<D>(model) +
+           cat("input ", shapes, ": ", table.all_multiply_adds(), " multiply-adds, ", held,
+               " bytes of activations held for backward\n");
+  } catch (const std::exception&) {
+    rethrow_with(std::current_exception(), "summary: ");
   }
-  const auto padded = [](std::string text, std::size_t width) {
-    text.resize(std::max(width, text.size()), ' ');
-    return text;
-  };
-  std::string out = padded("module", path_width) + "  " + padded("layer", layer_width) + "  parameters\n";
-  for (const Row& row : table.rows)
-    out += padded(row.path, path_width) + "  " + padded(row.layer, layer_width) + "  " +
-           (row.parameters == 0 ? "-" : cat(row.parameters)) + "\n";
-  return out + cat(all, " parameters, ", trainable, " trainable, ", bytes / 1024, " KiB\n");
+}
+
+/// The same for an input of that shape: `summary(model, {1, 3, 224, 224})`, zeros of type T.
+template <Real T = float, class Model, std::size_t Rank>
+std::string summary(Model& model, const Index (&shape)[Rank]) {
+  std::array<Index, Rank> extents{};
+  std::copy(shape, shape + Rank, extents.begin());
+  return summary<T>(model, extents);
+}
+template <Real T = float, class Model, std::size_t Rank>
+std::string summary(Model& model, const std::array<Index, Rank>& shape) {
+  for (const Index extent : shape)
+    check<ShapeError>(extent > 0, "summary: an input of shape ", shape, ": extents are at least 1");
+  const auto device = detail::device_for_summary<typename Model::device_type>(model);
+  return summary(model, Tensor<T, static_cast<int>(Rank), typename Model::device_type>::zeros(shape, device));
 }
 
 }  // namespace chorus::nn

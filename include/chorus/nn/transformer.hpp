@@ -52,12 +52,14 @@ class TransformerEncoderLayer : public Module {
   /// With `causal` (or a mask: true for the keys that a query sees).
   template <Operand X, class Seen = bool>
   auto operator()(const X& x, const Seen& seen = Seen{}) const {
-    if (options_.norm_first) {
-      const auto y = x + attended(norm1(x), seen);
-      return y + transformed(norm2(y));
-    }
-    const auto y = norm1(x + attended(x, seen));
-    return norm2(y + transformed(y));
+    return detail::watched(*this, [&] {
+      if (options_.norm_first) {
+        const auto y = x + attended(norm1(x), seen);
+        return y + transformed(norm2(y));
+      }
+      const auto y = norm1(x + attended(x, seen));
+      return norm2(y + transformed(y));
+    });
   }
 
   void visit(Visitor& visitor) override {
@@ -105,15 +107,17 @@ class TransformerDecoderLayer : public Module {
 
   template <Operand X, Operand M>
   auto operator()(const X& x, const M& memory, bool causal = true) const {
-    if (options_.norm_first) {
-      const auto own = norm1(x);
-      const auto y = x + dropped(self_attn(own, own, own, causal));
-      const auto z = y + dropped(multihead_attn(norm2(y), memory, memory));
-      return z + transformed(norm3(z));
-    }
-    const auto y = norm1(x + dropped(self_attn(x, x, x, causal)));
-    const auto z = norm2(y + dropped(multihead_attn(y, memory, memory)));
-    return norm3(z + transformed(z));
+    return detail::watched(*this, [&] {
+      if (options_.norm_first) {
+        const auto own = norm1(x);
+        const auto y = x + dropped(self_attn(own, own, own, causal));
+        const auto z = y + dropped(multihead_attn(norm2(y), memory, memory));
+        return z + transformed(norm3(z));
+      }
+      const auto y = norm1(x + dropped(self_attn(x, x, x, causal)));
+      const auto z = norm2(y + dropped(multihead_attn(y, memory, memory)));
+      return norm3(z + transformed(z));
+    });
   }
 
   void visit(Visitor& visitor) override {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chorus/autograd/saved.hpp>
+#include <chorus/core/layer_watch.hpp>
 #include <chorus/kernels/attention.hpp>
 #include <chorus/ops/arithmetic.hpp>
 #include <chorus/ops/dropout.hpp>
@@ -61,6 +62,7 @@ auto attention_in_blocks(const Q& q, const K& k, const V& v, const Tensor<typena
   auto log_sums = Tensor<T, 1>::empty({matrices * s.queries}, device);
   shape.back() = s.values;
   auto out = Tensor<T, rank>::empty(shape, device);
+  count_multiply_adds(matrices * s.queries * s.keys * (s.features + s.values));
   kernels::attention_forward(device, s, queries.data(), keys.data(), values.data(), mask.data(), out.data(),
                              log_sums.data());
   return record(

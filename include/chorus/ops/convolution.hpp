@@ -3,6 +3,7 @@
 
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/autograd/saved.hpp>
+#include <chorus/core/layer_watch.hpp>
 #include <chorus/kernels/contiguous.hpp>
 #include <chorus/kernels/convolution.hpp>
 #include <chorus/ops/cast.hpp>
@@ -59,6 +60,7 @@ detail::Recorded<4, X, W, B> conv2d(const X& x, const W& weight, const B& bias, 
   const auto device = input.device();
   auto out = Tensor<T, 4, typename tensor_of<X>::device_type>::empty(
       {shape.batch, shape.out_channels, shape.out_height(), shape.out_width()}, device);
+  detail::count_multiply_adds(out.numel() * w.size(1) * w.size(2) * w.size(3));
   kernels::conv2d_forward(device, shape, input.data(), w.data(), b.data(), out.data());
   return record(
       Conv2d{shape}, std::move(out),

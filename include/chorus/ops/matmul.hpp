@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chorus/autograd/saved.hpp>
+#include <chorus/core/layer_watch.hpp>
 #include <chorus/kernels/gemm.hpp>
 #include <chorus/kernels/reduction.hpp>
 #include <chorus/ops/cast.hpp>
@@ -38,6 +39,7 @@ auto stacked_matmul(const A& a, const B& b) {
   auto shape = left.shape();
   shape.back() = n;
   auto out = Tensor<T, rank, typename tensor_of<A>::device_type>::empty(shape, device);
+  count_multiply_adds(count * m * k * n);
   for (Index i = 0; i < count; ++i)
     kernels::gemm(device, Trans::no, Trans::no, m, n, k, left.data() + i * m * k, k, right.data() + i * k * n, n,
                   out.data() + i * m * n, n, false);
@@ -125,6 +127,7 @@ detail::Recorded<tensor_of<X>::rank, X, W, B> linear(const X& x, const W& weight
   const Index rows = numel(shape);
   shape.back() = out_features;
   auto out = Tensor<T, rank, typename tensor_of<X>::device_type>::empty(shape, device);
+  detail::count_multiply_adds(rows * out_features * in_features);
   kernels::gemm(device, Trans::no, Trans::yes, rows, out_features, in_features, input.data(), in_features, w.data(),
                 in_features, out.data(), out_features, false, b.data());
   return record(

@@ -3,6 +3,7 @@
 
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/autograd/saved.hpp>
+#include <chorus/core/layer_watch.hpp>
 #include <chorus/kernels/contiguous.hpp>
 #include <chorus/kernels/convolution.hpp>
 #include <chorus/ops/arithmetic.hpp>
@@ -69,6 +70,7 @@ auto conv_transpose2d(const X& x, const W& weight, const ConvTranspose2dOptions&
   const auto device = input.device();
   auto out = Tensor<T, 4, typename tensor_of<X>::device_type>::empty(
       {shape.batch, shape.in_channels, shape.height, shape.width}, device);
+  detail::count_multiply_adds(input.numel() * w.size(1) * w.size(2) * w.size(3));
   kernels::conv2d_backward_input(device, shape, w.data(), input.data(), out.data(), false);
   return record(
       operations::ConvTranspose2d{shape}, std::move(out),
