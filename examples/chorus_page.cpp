@@ -286,7 +286,7 @@ void write(const std::string& path, const std::string& text) {
     file.flush();
   } catch (const ch::FileError&) {
     unlink(beside.c_str());
-    ch::fail<ch::FileError>("chorus-page: cannot write '", path, "': ", std::strerror(errno));
+    throw;
   }
   if (std::rename(beside.c_str(), path.c_str()) == 0) return;
   const auto* why = std::strerror(errno);
