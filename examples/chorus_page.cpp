@@ -51,8 +51,8 @@ struct Thinning {
   int processes = 1 << 30;
 };
 
-/// Each one leaves out what the one before does, and more.
-std::vector<Thinning> thinnings() {
+/// Each one leaves out what the one before does, and more; of runs that have up to so many devices.
+std::vector<Thinning> thinnings(int devices) {
   Thinning now;
   std::vector<Thinning> all{now};
   const auto next = [&](const char* what) {
@@ -71,13 +71,13 @@ std::vector<Thinning> thinnings() {
   next("the single steps of collective calls");
   now.instants = false;
   next("when each gradient was ready");
+  const auto before = now.says;
   for (const int processes : {32, 16, 8, 4}) {
+    if (processes >= devices) continue;
     now.processes = processes;
-    next("");
-    now.says.erase(now.says.rfind("; "));
-    all.back().says = ch::cat(now.says, "; events and links of ranks or devices from ", processes, " on");
+    now.says = ch::cat(before, "; events and links of ranks or devices from ", processes, " on");
+    all.push_back(now);
   }
-  now.says = all.back().says;
   for (const std::size_t spans : {1000, 200, 50}) {
     auto fewer = now;
     fewer.spans = spans;
@@ -286,7 +286,7 @@ void write(const std::string& path, const std::string& text) {
     file.flush();
   } catch (const ch::FileError&) {
     unlink(beside.c_str());
-    ch::fail<ch::FileError>("chorus-page: cannot write '", path, "': ", std::strerror(errno));
+    throw;
   }
   if (std::rename(beside.c_str(), path.c_str()) == 0) return;
   const auto* why = std::strerror(errno);
@@ -329,7 +329,9 @@ int main(int argc, char** argv) {
   try {
     name(runs);
     std::string text;
-    for (const auto& how : thinnings()) {
+    int devices = 1;
+    for (const auto& run : runs) devices = std::max(devices, run.facts.devices);
+    for (const auto& how : thinnings(devices)) {
       text = page_of(title, data_of(runs, title, how));
       if (text.size() < most_bytes) break;
     }

@@ -239,14 +239,24 @@ inline std::vector<TraceLate> late_of(const Trace& trace, int steps) {
   std::map<std::int64_t, const TraceArrowEnd*> from;
   for (const auto& arrow : trace.arrows)
     if (arrow.category == "late" && arrow.leaves) from[arrow.id] = &arrow;
+  std::vector<std::vector<const TraceSpan*>> calls(trace.processes.size());  // by their begin
+  for (std::size_t place = 0; place < trace.processes.size(); ++place)
+    for (const auto& span : trace.processes[place].spans)
+      if (span.category == "comm") calls[place].push_back(&span);
   std::map<std::pair<int, double>, double> longest;  // of a call: by who came last, and when
   for (const auto& arrow : trace.arrows) {
     const auto start = from.find(arrow.id);
     if (arrow.category != "late" || arrow.leaves || start == from.end()) continue;
     auto& most = longest[{start->second->process, start->second->at}];
-    for (const auto& span : trace.processes[static_cast<std::size_t>(arrow.process)].spans)
-      if (span.category == "comm" && span.begin <= start->second->at && span.begin <= arrow.at && arrow.at <= span.end)
-        most = std::max(most, start->second->at - span.begin);
+    const auto& own = calls[static_cast<std::size_t>(arrow.process)];
+    auto span = std::upper_bound(own.begin(), own.end(), std::min(start->second->at, arrow.at),
+                                 [](double at, const TraceSpan* each) { return at < each->begin; });
+    constexpr int groups = 8;  // whose calls may be under way beside each other
+    for (int i = 0; i < groups && span != own.begin(); ++i)
+      if (--span; arrow.at <= (*span)->end) {
+        most = std::max(most, start->second->at - (*span)->begin);
+        break;
+      }
   }
   std::map<int, TraceLate> by_rank;
   for (const auto& [call, us] : longest) {
