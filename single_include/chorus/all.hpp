@@ -39,8 +39,6 @@ class DetectAnomaly {
 /// Activation checkpointing (Chen, Xu, Zhang, Guestrin 2016): memory for time. What a part of a model computes is
 /// forgotten and computed again when backward needs it.
 
-#include <unordered_set>
-
 namespace chorus {
 
 namespace detail {
@@ -492,6 +490,1101 @@ auto grad(const Y& value, const X& input, const GradOptions& options = {}) {
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_GRAD_HPP
+
+// <chorus/comm/simulated/simulate.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_SIMULATED_SIMULATE_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_SIMULATED_SIMULATE_HPP
+/// `simulate`: runs a program as all ranks of a group in one process, in virtual time.
+
+// <chorus/comm/simulated/links.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_SIMULATED_LINKS_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_SIMULATED_LINKS_HPP
+/// `Links`: what messages cost in a simulated network, by the alpha-beta model (Hockney, 1994): alpha seconds and beta
+/// seconds a byte.
+
+// <chorus/comm/simulated/tasks.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_SIMULATED_TASKS_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_SIMULATED_TASKS_HPP
+/// `Tasks`: functions that run in turn, each with a clock of its own that stands still unless it is moved: virtual
+/// time.
+
+#include <ucontext.h>
+
+#include <queue>
+#include <ratio>
+#include <semaphore>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+namespace chorus::comm::simulated {
+
+/// Virtual time, in whole femtoseconds: sums of integers are the same on every machine and with every compiler option.
+/// It lasts for 2.5 hours.
+using Time = std::chrono::duration<std::int64_t, std::femto>;
+
+/// Throws UsageError for seconds below 0, and for more than 8000: there virtual time is near its end.
+inline Time time_of(std::string_view what, double seconds) {
+  check<UsageError>(seconds >= 0 && seconds <= 8000, what, ": ", seconds, " s of virtual time, expected 0 to 8000");
+  return Time(static_cast<std::int64_t>(seconds * 1e15));
+}
+inline double seconds(Time time) { return static_cast<double>(time.count()) * 1e-15; }
+
+/// Where a task runs. A fiber costs some pages of memory and a change between two of them 0.3 us; all are on the thread
+/// of `run`, so they have one `thread_local` state between them: they are for code without any. A thread costs more,
+/// has its own, and runs only when it is its turn.
+enum class RunsOn : std::uint8_t { fiber, thread };
+
+/// What the address sanitizer has to be told of a change between stacks; nothing elsewhere.
+struct StackChange {
+#if defined(__SANITIZE_ADDRESS__)
+  static void begin(void** own, const void* bottom, std::size_t size) {
+    __sanitizer_start_switch_fiber(own, bottom, size);
+  }
+  static void end(void* own, const void** bottom, std::size_t* size) {
+    __sanitizer_finish_switch_fiber(own, bottom, size);
+  }
+#else
+  static void begin(void**, const void*, std::size_t) {}
+  static void end(void*, const void**, std::size_t*) {}
+#endif
+};
+
+/// One task runs at a time, until it ends or blocks: no two ever race. In the order of their clocks, if that is wanted,
+/// else in the order in which they are woken.
+class Tasks {
+ public:
+  explicit Tasks(bool in_time_order = false) : in_time_order_(in_time_order) {}
+  Tasks(const Tasks&) = delete;
+  Tasks& operator=(const Tasks&) = delete;
+  ~Tasks() {
+    if (stacks_ != nullptr) munmap(stacks_, stack_bytes * fibers_);
+  }
+
+  /// A task that begins when `run` is called. `body` must not throw.
+  int add(RunsOn where, std::function<void()> body) {
+    auto& task = tasks_.emplace_back();
+    task.body = std::move(body);
+    if (where == RunsOn::thread)
+      task.own = std::make_unique<Thread>();
+    else
+      task.stack = fibers_++;
+    const int number = static_cast<int>(tasks_.size()) - 1;
+    wake(number, {});
+    return number;
+  }
+
+  /// Returns when all tasks have ended. Where none can go on, `stuck()` has to wake one. Throws CommError where there
+  /// is no memory for stacks, or no thread.
+  void run(const std::function<void()>& stuck) {
+    reserve_stacks();
+    start_threads();
+    for (std::size_t left = tasks_.size(); left > 0;) {
+      if (nobody_is_ready()) stuck();
+      const auto next = take_next();
+      if (next.event) {
+        next.event();
+        continue;
+      }
+      current_ = next.task;
+      Task& task = tasks_[static_cast<std::size_t>(current_)];
+      task.is_ready = false;
+      task.own ? give_turn(*task.own) : enter_fiber(task);
+      left -= task.ended;
+    }
+    for (auto& task : tasks_)
+      if (task.own) task.own->thread.join();
+  }
+
+  // From a task that runs:
+
+  int current() const { return current_; }
+  Time& clock() { return clock_of(current_); }
+  Time& clock_of(int task) { return tasks_[static_cast<std::size_t>(task)].clock; }
+  /// Lets others run until somebody wakes this one.
+  void block() {
+    Task& task = tasks_[static_cast<std::size_t>(current_)];
+    if (task.own) {
+      turn_.release();
+      task.own->turn.acquire();
+    } else {
+      StackChange::begin(&task.shadow, bottom_, size_);
+      swapcontext(&task.context, &scheduler_);
+      StackChange::end(task.shadow, &bottom_, &size_);
+    }
+  }
+  /// `task` may go on. It is ready at the virtual time `at`, which is not before the caller's own.
+  void wake(int task, Time at) {
+    Task& woken = tasks_[static_cast<std::size_t>(task)];
+    if (std::exchange(woken.is_ready, true)) return;
+    if (in_time_order_)
+      ordered_.push({std::max(at, woken.clock), given_++, task, {}});
+    else
+      ready_.push_back(task);
+  }
+  /// In time order: returns when no other task can do anything before the caller's clock.
+  void await_turn() {
+    if (ordered_.empty() || ordered_.top().at >= clock()) return;
+    wake(current_, clock());
+    block();
+  }
+  /// In time order: calls `event` at that virtual time.
+  void at(Time when, std::function<void()> event) { ordered_.push({when, given_++, -1, std::move(event)}); }
+
+ private:
+  static constexpr std::size_t stack_bytes = 128 << 10;  // reserved; what is not touched costs nothing
+
+  struct Thread {
+    std::binary_semaphore turn{0};
+    std::thread thread;
+  };
+  struct Task {
+    std::function<void()> body;
+    Time clock{};
+    bool is_ready = false, begun = false, ended = false;
+    std::size_t stack = 0;
+    void* shadow = nullptr;  // the sanitizer's
+    ucontext_t context;
+    std::unique_ptr<Thread> own;  // else it is a fiber
+  };
+  struct Ready {
+    Time at;
+    std::uint64_t number;  // of two at one time, the first that was given
+    int task;
+    std::function<void()> event;
+    friend bool operator<(const Ready& a, const Ready& b) {
+      return a.at != b.at ? a.at > b.at : a.number > b.number;  // the queue's top is the largest
+    }
+  };
+
+  bool nobody_is_ready() const { return ready_.empty() && ordered_.empty(); }
+  Ready take_next() {
+    if (in_time_order_) {
+      check<CommError>(!ordered_.empty(), "simulation: nobody can go on");
+      auto next = ordered_.top();
+      ordered_.pop();
+      return next;
+    }
+    check<CommError>(!ready_.empty(), "simulation: nobody can go on");
+    const int task = ready_.front();
+    ready_.pop_front();
+    return {{}, 0, task, {}};
+  }
+
+  [[gnu::cold]] void reserve_stacks() {
+    if (fibers_ == 0) return;
+    void* const memory = mmap(nullptr, stack_bytes * fibers_, PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    check<CommError>(memory != MAP_FAILED, "simulation: no memory for ", fibers_, " stacks");
+    stacks_ = static_cast<std::byte*>(memory);
+  }
+  [[gnu::cold]] void start_threads() {
+    try {
+      for (auto& task : tasks_) {
+        if (!task.own) continue;
+        task.own->thread = chorus::detail::start_thread("simulation", [this, &task] {
+          task.own->turn.acquire();
+          if (!given_up_) task.body();
+          task.ended = true;
+          turn_.release();
+        });
+      }
+    } catch (...) {
+      given_up_ = true;
+      for (auto& task : tasks_) {
+        if (!task.own || !task.own->thread.joinable()) continue;
+        give_turn(*task.own);
+        task.own->thread.join();
+      }
+      throw;
+    }
+  }
+  void give_turn(Thread& thread) {
+    thread.turn.release();
+    turn_.acquire();
+  }
+  void enter_fiber(Task& task) {
+    if (!std::exchange(task.begun, true)) {
+      getcontext(&task.context);
+      task.context.uc_stack.ss_sp = stacks_ + stack_bytes * task.stack;
+      task.context.uc_stack.ss_size = stack_bytes;
+      task.context.uc_link = &scheduler_;
+      const auto self = reinterpret_cast<std::uintptr_t>(this);  // makecontext passes int
+      makecontext(&task.context, reinterpret_cast<void (*)()>(&Tasks::in_fiber), 2, static_cast<unsigned>(self),
+                  static_cast<unsigned>(self >> 32));
+    }
+    void* shadow = nullptr;
+    StackChange::begin(&shadow, stacks_ + stack_bytes * task.stack, stack_bytes);
+    swapcontext(&scheduler_, &task.context);
+    StackChange::end(shadow, nullptr, nullptr);
+  }
+  static void in_fiber(unsigned low, unsigned high) {
+    auto& tasks = *reinterpret_cast<Tasks*>(static_cast<std::uintptr_t>(high) << 32 | low);
+    Task& task = tasks.tasks_[static_cast<std::size_t>(tasks.current_)];
+    StackChange::end(nullptr, &tasks.bottom_, &tasks.size_);
+    task.body();
+    task.ended = true;
+    StackChange::begin(nullptr, tasks.bottom_, tasks.size_);
+  }
+
+  const bool in_time_order_;
+  std::deque<Task> tasks_;  // they stay where they are
+  std::deque<int> ready_;
+  std::priority_queue<Ready> ordered_;
+  std::uint64_t given_ = 0;
+  int current_ = -1;
+  std::size_t fibers_ = 0;
+  std::byte* stacks_ = nullptr;
+  ucontext_t scheduler_;
+  const void* bottom_ = nullptr;  // of its stack, for the sanitizer
+  std::size_t size_ = 0;
+  std::binary_semaphore turn_{0};  // of the thread of `run`
+  bool given_up_ = false;          // a thread could not be started
+};
+
+}  // namespace chorus::comm::simulated
+#endif  // CHORUS_SINGLE_CHORUS_COMM_SIMULATED_TASKS_HPP
+
+namespace chorus::comm::simulated {
+
+/// One kind of link.
+struct AlphaBeta {
+  double alpha = 0;      ///< seconds from when a message's first byte leaves to when it arrives
+  double bandwidth = 1;  ///< bytes a second, each way
+
+  Time latency() const { return time_of("alpha", alpha); }
+  /// How long a port is busy with that many bytes.
+  Time transfer(std::size_t bytes) const {
+    return Time(static_cast<std::int64_t>(static_cast<double>(bytes) * (1e15 / bandwidth)));
+  }
+};
+
+/// Every rank has a port for each kind of link. A port sends one piece after another, and receives one after another.
+struct Links {
+  std::string name = {};                ///< what `links_named` was given
+  int island = 1;                       ///< ranks of an island: rank r is on island r / island; 0: all are on one
+  AlphaBeta inside = {}, between = {};  ///< of an island; of islands
+  bool shared = false;                  ///< an island has one port to the others between its ranks, not one for each
+  double call = 0;                      ///< seconds that each collective call takes to begin
+};
+
+/// Constants of NCCL 2's model (its tuning.cc: ring, Simple protocol), in seconds: what a call costs, and each hop.
+namespace nccl {
+inline constexpr double call = 8.4e-6, nvlink = 3.4e-6, pcie = 5.7e-6, network = 14.0e-6;
+}
+
+namespace detail {
+
+/// `digits` at the front of `text`, which are taken off; 0 where there are none.
+inline double take_number(std::string_view& text) {
+  double number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc()) return 0;
+  text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+  return number;
+}
+
+}  // namespace detail
+
+/// Links by name: `nvlink` and `pcie` for ranks of one machine; `25gbit`, `100mbit` for a network in which each rank
+/// has a port of that rate; `nvlink8+25gbit` for islands of 8 ranks, and `nvlink8+25gbit:shared` where those 8 have one
+/// port between them. Rates are nominal: NVLink of an A100, 300 GB/s each way; PCIe 3.0 x 16, 15.75 GB/s. What is
+/// measured is less; `efficiency` multiplies all. Alphas are NCCL's (see above). Throws UsageError for other names.
+[[gnu::cold]] inline Links links_named(std::string_view name, double efficiency = 1) {
+  constexpr std::string_view expected =
+      ": expected nvlink, pcie, 25gbit, 100mbit, nvlink8+25gbit, pcie4+10gbit:shared, or such with other numbers";
+  check<UsageError>(efficiency > 0 && efficiency <= 1, "links: efficiency ", efficiency, " is not in (0, 1]");
+  Links links{.name = std::string(name), .call = nccl::call};
+  const auto refuse = [&] { fail<UsageError>("links ", printable(name), expected); };
+  const auto machine = [&](std::string_view& text, AlphaBeta& link) {
+    const bool nvlink = text.starts_with("nvlink");
+    if (!nvlink && !text.starts_with("pcie")) return false;
+    text.remove_prefix(nvlink ? 6 : 4);
+    link = nvlink ? AlphaBeta{nccl::nvlink, 300e9 * efficiency} : AlphaBeta{nccl::pcie, 15.75e9 * efficiency};
+    return true;
+  };
+  std::string_view rest = name;
+  if (machine(rest, links.inside)) {
+    links.island = 0;
+    links.between = links.inside;
+    if (rest.empty()) return links;
+    const double ranks = detail::take_number(rest);
+    if (!(ranks >= 1 && ranks <= 1024) || ranks != static_cast<int>(ranks) || !rest.starts_with('+')) refuse();
+    links.island = static_cast<int>(ranks);
+    rest.remove_prefix(1);
+  }
+  const double rate = detail::take_number(rest);
+  const bool giga = rest.starts_with("gbit");
+  if (!(rate > 0 && rate <= 1e6) || (!giga && !rest.starts_with("mbit"))) refuse();
+  rest.remove_prefix(4);
+  links.shared = rest == ":shared" && links.island > 1;
+  if (!rest.empty() && !links.shared) refuse();
+  links.between = {nccl::network, rate * (giga ? 1e9 : 1e6) / 8 * efficiency};
+  if (links.island == 1) links.inside = links.between;
+  return links;
+}
+
+}  // namespace chorus::comm::simulated
+#endif  // CHORUS_SINGLE_CHORUS_COMM_SIMULATED_LINKS_HPP
+
+// <chorus/comm/simulated/simulated_engine.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_SIMULATED_SIMULATED_ENGINE_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_SIMULATED_SIMULATED_ENGINE_HPP
+/// `SimulatedEngine`: a rank's calls in virtual time. A task of its own carries them out, one after another, while the
+/// rank's program goes on: what hides behind computing shows in the clocks.
+
+// <chorus/comm/simulated/simulated_transport.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_SIMULATED_SIMULATED_TRANSPORT_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_SIMULATED_SIMULATED_TRANSPORT_HPP
+/// `SimulatedTransport`: links of ranks of one process in virtual time, over which the algorithms of algorithms/ run as
+/// they are.
+///
+/// A piece leaves when its sender has come to that and the sender's port is free; the port is busy with it for
+/// bytes * beta. Its first byte arrives alpha later; the receiver has it when its own port has been free for as long:
+///
+///   leaves   = max(sender's clock, sender's port free)       sender's port free   = leaves + bytes * beta
+///   begins   = max(leaves + alpha, receiver's port free)     receiver's port free = begins + bytes * beta
+///   receiver's clock = max(receiver's clock, begins + bytes * beta)
+///
+/// A port of one rank receives in the order in which the rank asks; so no time depends on which rank runs first, and
+/// nothing has to be sorted. Ports that ranks share serve them in the order of time: there ranks run in time order.
+
+namespace chorus::comm::simulated {
+
+/// Memory that costs nothing until it is touched.
+class ReservedMemory {
+ public:
+  explicit ReservedMemory(std::size_t bytes) : bytes_(bytes) {
+    void* const memory =
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    check<CommError>(memory != MAP_FAILED, "simulation: ", bytes, " bytes cannot be reserved");
+    data_ = static_cast<std::byte*>(memory);
+  }
+  ReservedMemory(const ReservedMemory&) = delete;
+  ReservedMemory& operator=(const ReservedMemory&) = delete;
+  ~ReservedMemory() { munmap(data_, bytes_); }
+  std::byte* data() const { return data_; }
+  std::size_t size() const { return bytes_; }
+
+ private:
+  std::size_t bytes_;
+  std::byte* data_ = nullptr;
+};
+
+/// What the transports of a group have in common.
+class Network {
+ public:
+  static constexpr std::size_t piece_bytes = 512 << 10, queue_pieces = 8;  // those of TcpTransport
+
+  struct Piece {
+    Envelope envelope;
+    std::size_t bytes = 0;
+    std::byte* data = nullptr;
+    Time head{};     // when its first byte arrives
+    Time arrival{};  // through a shared port: when its last one has
+  };
+  /// Pieces on their way from one rank to another, and who waits for them.
+  struct Queue {
+    explicit Queue(std::size_t limit) : pieces(limit) {}
+    std::vector<Piece> pieces;  // in turn
+    std::size_t sent = 0, arrived = 0, received = 0;
+    int receiver = -1, sender = -1;  // tasks that wait
+    Piece& slot(std::size_t number) { return pieces[number % pieces.size()]; }
+  };
+  struct Port {
+    Time sends{}, receives{};  // from when on it is free
+  };
+  struct Kind {
+    Time alpha;
+    AlphaBeta speed;
+    std::vector<Port> ports;
+  };
+
+  /// `moves_data`: else the ranks' data is never looked at.
+  Network(Tasks& to_run, const Links& ls, int ranks, bool data)
+      : tasks(to_run),
+        links(ls),
+        size(ranks),
+        island(ls.island == 0 ? ranks : ls.island),
+        call(time_of("call", ls.call)),
+        moves_data(data),
+        inside{ls.inside.latency(), ls.inside, std::vector<Port>(static_cast<std::size_t>(ranks))},
+        between{ls.between.latency(), ls.between,
+                std::vector<Port>(static_cast<std::size_t>(ls.shared ? (ranks - 1) / ls.island + 1 : ranks))},
+        scratch(data ? piece_bytes : std::size_t{1} << 38) {
+    if (island > 1 && island < ranks)
+      for (int rank = 0; rank < ranks; ++rank) islands.push_back(rank / island);
+  }
+
+  bool crosses(int a, int b) const { return a / island != b / island; }
+  Port& port(Kind& kind, int rank) {
+    return kind.ports[static_cast<std::size_t>(&kind == &between && links.shared ? rank / island : rank)];
+  }
+  Queue& queue(int from, int to) {
+    auto& queue = queues_[static_cast<std::uint64_t>(from) << 32 | static_cast<std::uint32_t>(to)];
+    // How far ranks run ahead of each other costs memory, not virtual time.
+    if (!queue) queue = std::make_unique<Queue>(moves_data ? queue_pieces : 64);
+    return *queue;
+  }
+  std::byte* take_slot() {
+    if (!moves_data) return scratch.data();
+    if (slots_.empty()) return (all_slots_.emplace_back(std::make_unique<ReservedMemory>(piece_bytes)))->data();
+    std::byte* const slot = slots_.back();
+    slots_.pop_back();
+    return slot;
+  }
+  void give_slot(std::byte* slot) {
+    if (moves_data) slots_.push_back(slot);
+  }
+
+  /// Ends all waiting, for that reason.
+  void abort(const std::string& why) {
+    if (why_.empty()) why_ = why;
+    for (auto& [ends, queue] : queues_)
+      for (const int task : {queue->receiver, queue->sender})
+        if (task >= 0) tasks.wake(task, tasks.clock_of(task));
+  }
+  void check() const { chorus::check<LinkError>(why_.empty(), why_); }
+
+  Tasks& tasks;
+  const Links links;
+  const int size, island;
+  const Time call;  ///< what each collective call costs
+  const bool moves_data;
+  Kind inside, between;
+  std::vector<int> islands;  // by rank, where there are several
+  ReservedMemory scratch;
+
+ private:
+  std::unordered_map<std::uint64_t, std::unique_ptr<Queue>> queues_;
+  std::vector<std::unique_ptr<ReservedMemory>> all_slots_;
+  std::vector<std::byte*> slots_;
+  std::string why_;
+};
+
+/// One rank's end. All calls come from one task of `network`'s.
+class SimulatedTransport final : public Transport {
+ public:
+  SimulatedTransport(Network& network, int me)
+      : Transport(me, network.size, Network::piece_bytes, Network::queue_pieces, std::chrono::minutes(1)),
+        network_(network),
+        tasks_(network.tasks) {
+    counts_bytes = network.size <= trace::max_devices;
+  }
+
+  std::byte* acquire(int peer) override {
+    auto& queue = out(peer);
+    while (queue.sent - queue.received == queue.pieces.size()) wait_in(queue.sender, peer);
+    network_.check();
+    return queue.slot(queue.sent).data = network_.take_slot();
+  }
+  void fill(int peer, std::byte* slot, const std::byte* data, std::size_t bytes) override {
+    if (network_.moves_data) Transport::fill(peer, slot, data, bytes);
+  }
+  void publish(int peer, const Envelope& envelope, std::size_t bytes) override {
+    auto& queue = out(peer);
+    auto& kind = network_.crosses(rank, peer) ? network_.between : network_.inside;
+    const bool shared = &kind == &network_.between && network_.links.shared;
+    if (shared) tasks_.await_turn();
+    auto& port = network_.port(kind, rank);
+    const Time leaves = std::max(tasks_.clock(), port.sends), length = kind.speed.transfer(bytes);
+    port.sends = sent_until_ = leaves + length;
+    if (keeps_sent) sent[peer] += bytes;
+    auto& piece = queue.slot(queue.sent++);
+    piece.envelope = envelope;
+    piece.bytes = bytes;
+    piece.head = leaves + kind.alpha;
+    if (!shared) return arrived(queue, piece.head);
+    tasks_.at(piece.head, [this, &queue, &piece, length, peer] {
+      Time& free = network_.port(network_.between, peer).receives;
+      piece.arrival = free = std::max(free, piece.head) + length;
+      arrived(queue, piece.arrival);
+    });
+  }
+  /// It does; but the algorithms that serve shall be those of TcpTransport.
+  bool copies() const override { return false; }
+  Piece receive(int peer) override { return next(peer, nullptr); }
+  Piece receive_at(int peer, const Envelope&, std::byte* place, std::size_t) override {
+    return next(peer, network_.moves_data ? nullptr : place);
+  }
+  void release(int peer) override {
+    auto& queue = in(peer);
+    network_.give_slot(queue.slot(queue.received++).data);
+    // A sender that waits goes on when there is room for half a queue: for less it isn't worth a change of tasks.
+    if (queue.sender >= 0 && queue.sent - queue.received <= queue.pieces.size() / 2)
+      tasks_.wake(queue.sender, tasks_.clock());
+  }
+  bool has_piece(int peer) override { return in(peer).arrived > in(peer).received; }
+  void flush() override { tasks_.clock() = std::max(tasks_.clock(), sent_until_); }
+  void check() override { network_.check(); }
+  void abort(const std::string& why) noexcept override { network_.abort(cat("rank ", rank, " gave up: ", why)); }
+  std::span<const int> machines() const override { return network_.islands; }
+
+  /// The rank that this one waits for; -1: none.
+  int waits_for() const { return waits_for_; }
+  /// Where it is wanted: bytes, by the rank they went to.
+  bool keeps_sent = false;
+  std::map<int, std::size_t> sent;
+
+ private:
+  Network::Queue& out(int peer) {
+    if (peer != out_peer_) out_ = &network_.queue(rank, out_peer_ = peer);
+    return *out_;
+  }
+  Network::Queue& in(int peer) {
+    if (peer != in_peer_) in_ = &network_.queue(in_peer_ = peer, rank);
+    return *in_;
+  }
+  void wait_in(int& place, int peer) {
+    network_.check();
+    place = tasks_.current();
+    waits_for_ = peer;
+    tasks_.block();
+    place = waits_for_ = -1;
+  }
+  void arrived(Network::Queue& queue, Time when) {
+    ++queue.arrived;
+    if (queue.receiver >= 0) tasks_.wake(queue.receiver, when);
+  }
+  Piece next(int peer, std::byte* place) {
+    auto& queue = in(peer);
+    while (queue.arrived == queue.received) wait_in(queue.receiver, peer);
+    network_.check();
+    const auto& piece = queue.slot(queue.received);
+    auto& kind = network_.crosses(rank, peer) ? network_.between : network_.inside;
+    Time arrival = piece.arrival;
+    if (&kind == &network_.inside || !network_.links.shared) {
+      Time& free = network_.port(kind, rank).receives;
+      arrival = free = std::max(free, piece.head) + kind.speed.transfer(piece.bytes);
+    }
+    tasks_.clock() = std::max(tasks_.clock(), arrival);
+    return {piece.envelope, place != nullptr ? place : piece.data, piece.bytes};
+  }
+
+  Network& network_;
+  Tasks& tasks_;
+  Time sent_until_{};
+  int out_peer_ = -1, in_peer_ = -1, waits_for_ = -1;
+  Network::Queue *out_ = nullptr, *in_ = nullptr;
+};
+
+}  // namespace chorus::comm::simulated
+#endif  // CHORUS_SINGLE_CHORUS_COMM_SIMULATED_SIMULATED_TRANSPORT_HPP
+
+namespace chorus::comm::simulated {
+
+/// A call that has been carried out, or a part of a program's time.
+struct Span {
+  NamedCall call = {};
+  trace::Traffic traffic = trace::Traffic::control;
+  std::size_t bytes = 0;
+  Time begun{}, ended{};
+  std::map<int, std::size_t> sent = {};  ///< bytes, by the rank they went to
+};
+
+class SimulatedEngine final : public Engine, public Progress, public std::enable_shared_from_this<SimulatedEngine> {
+ public:
+  SimulatedEngine(Network& network, int me, Algorithm all_reduce)
+      : Engine(me, network.size), link(network, me), network_(network), tasks_(network.tasks), asked_(all_reduce) {
+    check_all_reduce(all_reduce, link, name());
+  }
+
+  // The program's side.
+
+  void now(const Call& call) override {
+    if (failure_)
+      fail<CommError>("rank ", rank, ": ", comm::name(call.op),
+                      ": this communicator has failed before: ", failure_.what);
+    give(call);
+    wait(given_);
+  }
+  Work later(const Call& call) override {
+    give(call);
+    return {shared_from_this(), given_};
+  }
+  void wait(std::uint64_t ticket) override {
+    const Time begun = clock();
+    while (ended_.size() < ticket && !failure_) tasks_.block();
+    if (ended_.size() < ticket) failure_.raise();
+    clock() = std::max(begun, ended_[ticket - 1]);
+    if (keeps_spans && clock() > begun) {
+      waits.push_back(calls[ticket - 1]);
+      waits.back().begun = begun;
+      waits.back().ended = clock();
+    }
+  }
+  /// A look that finds nothing takes a microsecond of virtual time, so that a program that only looks gets on, too.
+  bool done(std::uint64_t ticket) override {
+    polls_ = true;
+    while (polls_ && ended_.size() < ticket && !failure_) tasks_.block();
+    polls_ = false;
+    const bool is = failure_ || (ended_.size() >= ticket && ended_[ticket - 1] <= clock());
+    if (!is) clock() += std::chrono::microseconds(1);
+    return is;
+  }
+  /// From a task of the simulation.
+  void abort(std::string_view why) noexcept override { link.abort(std::string(why)); }
+  std::string_view name() const override { return "simulated"; }
+  Algorithm all_reduce() const override { return asked_; }
+  std::chrono::nanoseconds busy() const override { return std::chrono::duration_cast<std::chrono::nanoseconds>(busy_); }
+  Clock::time_point time() const override {
+    return Clock::time_point(std::chrono::seconds(1) +  // a program may take 0 for "not yet"
+                             std::chrono::duration_cast<std::chrono::nanoseconds>(clock()));
+  }
+
+  // The simulation's side.
+
+  /// The tasks of the program and of its calls, which runs `serve`.
+  void set_tasks(int program, int calls_task) { program_ = program, server_ = calls_task; }
+  Time& clock() const { return tasks_.clock_of(program_); }
+  /// Carries out calls until the program has ended.
+  void serve() {
+    link.keeps_sent = keeps_spans;
+    while (true) {
+      while (first_ == waiting_.size()) {
+        if (has_ended_) return;
+        tasks_.block();
+      }
+      const auto [call, launched] = waiting_[first_++];
+      if (first_ == waiting_.size()) waiting_.clear(), first_ = 0;
+      Time& own = tasks_.clock();
+      own = std::max(own, launched);
+      const Time begun = own;
+      carry_out(call);
+      busy_ += own - begun;
+      if (keeps_spans)
+        calls.push_back(
+            {current_, call.traffic, call.count * call.reduction.element, begun, own, std::exchange(link.sent, {})});
+      if (!failure_) ended_.push_back(own);
+      tasks_.wake(program_, own);
+    }
+  }
+  void end() {
+    has_ended_ = true;
+    tasks_.wake(server_, clock());
+  }
+  /// Where nobody can go on: whether the program asks if a call is done, which then it isn't.
+  bool answer_poll() {
+    if (!std::exchange(polls_, false)) return false;
+    tasks_.wake(program_, clock());
+    return true;
+  }
+  /// What this rank does: for errors.
+  [[gnu::cold]] std::string state() const {
+    if (link.waits_for() >= 0) return cat(current_.text(), " waits for rank ", link.waits_for());
+    return has_ended_ ? "has ended" : "is in no call";
+  }
+
+  SimulatedTransport link;
+  bool keeps_spans = false;
+  std::vector<Span> calls, waits;  ///< where they are kept: what was carried out; when the program waited for it
+
+ private:
+  void give(const Call& call) {
+    ++given_;
+    if (failure_) return;
+    waiting_.emplace_back(call, clock());
+    tasks_.wake(server_, clock());
+  }
+  void carry_out(const Call& call) {
+    Envelope envelope{.op = call.op, .dtype = call.reduction.dtype, .count = call.count};
+    if (call.op == Op::message) {
+      envelope.sequence = messages_[call.receives ? ~call.peer : call.peer]++;
+    } else {
+      envelope.detail =
+          static_cast<std::uint8_t>(call.op == Op::broadcast ? call.peer : static_cast<int>(call.reduction.op));
+      envelope.sequence = collectives_++;
+    }
+    current_ = {.envelope = envelope, .bucket = call.bucket, .peer = call.peer, .receives = call.receives};
+    if (failure_) return;
+    std::string why;
+    try {
+      link.check();
+      if (size == 1) return alone_.now(call);
+      if (call.op != Op::message) tasks_.clock() += network_.call;
+      // A barrier names nobody who is missing: a deadlock does.
+      auto served = call;
+      if (served.op == Op::monitored_barrier) served.op = Op::barrier;
+      comm::detail::run_call(link, {}, served, envelope, asked_, [this](Algorithm by) { current_.algorithm = by; });
+      link.flush();
+      return;
+    } catch (const std::exception& error) {
+      why = error.what();
+    }
+    failure_ = {cat("rank ", rank, ": ", current_.text(), ": ", why), false};
+    link.abort(why);
+  }
+
+  Network& network_;
+  Tasks& tasks_;
+  const Algorithm asked_;
+  comm::detail::Alone alone_;
+  int program_ = -1, server_ = -1;
+  std::vector<std::pair<Call, Time>> waiting_;  // those from first_ on
+  std::size_t first_ = 0;
+  std::uint64_t given_ = 0;
+  std::vector<Time> ended_;  // by ticket
+  Failure failure_;
+  NamedCall current_;
+  std::uint32_t collectives_ = 0;
+  std::unordered_map<int, std::uint32_t> messages_;  // by peer: sent; ~peer: received
+  Time busy_{};
+  bool has_ended_ = false, polls_ = false;
+};
+
+}  // namespace chorus::comm::simulated
+#endif  // CHORUS_SINGLE_CHORUS_COMM_SIMULATED_SIMULATED_ENGINE_HPP
+
+namespace chorus::comm::simulated {
+
+/// How fast ranks compute. It is the only thing about a simulation that is random, by Philox: the same on all machines.
+struct Computing {
+  std::vector<std::pair<int, double>> stragglers = {};  ///< ranks that take that many times as long
+  double jitter = 0;  ///< the standard deviation of how long a rank's step takes, as a part of the mean
+  std::uint64_t seed = 0;
+
+  /// How long the rank takes in that step, where others take `usual`. Jitter is the sum of four uniform
+  /// numbers, near enough to a normal one, and needs no function whose last bit differs between libraries.
+  Time time(Time usual, int rank, std::uint32_t step) const {
+    auto scaled = static_cast<double>(usual.count());
+    for (const auto& [straggler, factor] : stragglers)
+      if (straggler == rank) scaled *= factor;
+    if (jitter == 0) return Time(static_cast<std::int64_t>(scaled));
+    std::int64_t sum = -2 * (std::int64_t{1} << 32);  // of four words, each 2^31 on average
+    for (const auto word : philox(seed, {static_cast<std::uint32_t>(rank), step, 0, 0})) sum += word;
+    const double deviations = static_cast<double>(sum) * (0x1p-32 * 1.7320508075688772);
+    const auto extra = static_cast<std::int64_t>(scaled * (jitter * deviations));
+    return std::max(Time{}, Time(static_cast<std::int64_t>(scaled) + extra));
+  }
+};
+
+struct SimulationOptions {
+  int ranks = 2;
+  Links links = links_named("25gbit");
+  Computing computing = {};
+  Algorithm all_reduce = Algorithm::automatic;  ///< see World
+  /// True numbers: each rank is a thread, of which one runs at a time, and has memory of its own; up to `max_ranks`.
+  /// Else ranks are fibers, up to `most_scheduled_ranks`: calls take their time, but nobody looks at what they move.
+  /// Then programs call `call` and `start`, and use no thread_local state.
+  bool true_numbers = true;
+  bool keep_spans = false;  ///< see SimulatedTimes
+};
+inline constexpr int most_scheduled_ranks = 65'536;
+
+/// A part of a rank's program, for a picture: `forward`, `backward`, ...
+struct Mark {
+  std::string kind, name;
+  Time begun{}, ended{};
+  std::size_t bytes = 0;
+  int bucket = -1;
+};
+
+/// What a rank has done with its time. All but `end` where spans are kept.
+struct RankTimes {
+  Time end{};                      ///< when its program ended
+  std::vector<Mark> marks;         ///< see SimulatedRank::mark
+  std::vector<Span> calls, waits;  ///< see SimulatedEngine
+};
+struct SimulatedTimes {
+  std::vector<RankTimes> ranks;
+  double seconds() const {
+    Time last{};
+    for (const auto& rank : ranks) last = std::max(last, rank.end);
+    return simulated::seconds(last);
+  }
+};
+
+/// What a program of one rank is given.
+class SimulatedRank {
+ public:
+  SimulatedRank(std::shared_ptr<SimulatedEngine> engine, Network& network, const Computing& computing, RankTimes& times)
+      : engine_(engine), network_(network), computing_(computing), times_(times), communicator_(std::move(engine)) {}
+
+  int rank() const { return engine_->rank; }
+  int size() const { return engine_->size; }
+  /// For policies and everything else that takes one.
+  AnyCommunicator& communicator() { return communicator_; }
+  /// Virtual seconds since the beginning.
+  double time() const { return seconds(engine_->clock()); }
+  /// This rank computes for as long as one that is neither fast nor slow takes `usual` seconds for.
+  void compute(double usual, const char* what = "compute") {
+    engine_->clock() += computing_.time(time_of(what, usual), rank(), step_);
+    check<UsageError>(engine_->clock() < Time(std::int64_t{9'000'000'000'000'000'000}),
+                      "simulation: more than 9000 s of virtual time");
+  }
+  /// The rank's next step begins, with a jitter of its own.
+  void next_step() { ++step_; }
+  /// Where spans are kept: `kind` and `name` of what this rank has done since `begun`, which was `clock()`.
+  void mark(std::string_view kind, std::string_view name, Time begun, std::size_t bytes = 0, int bucket = -1) {
+    if (engine_->keeps_spans)
+      times_.marks.push_back({std::string(kind), std::string(name), begun, engine_->clock(), bytes, bucket});
+  }
+  Time clock() const { return engine_->clock(); }
+
+  /// Without true numbers: a call of `bytes` of f32, as Engine::later has it, on memory that nobody looks at.
+  Work start(Op op, std::size_t bytes, trace::Traffic traffic = trace::Traffic::gradients, int peer = 0,
+             bool receives = false, int bucket = -1) {
+    const bool gathers = op == Op::all_gather || op == Op::reduce_scatter;
+    check<UsageError>(!network_.moves_data, "simulation: a call without data, in one of true numbers");
+    check<UsageError>(bytes <= network_.scratch.size() / (gathers ? static_cast<std::size_t>(size()) : 1),
+                      "simulation: ", name(op), " of ", bytes, " bytes is too large");
+    const bool words = bytes % 4 == 0;
+    Reduction nothing{.dtype = words ? DType::f32 : DType::u8, .element = words ? std::size_t{4} : 1};
+    nothing.combine = [](void*, const void*, const void*, std::size_t) {};
+    nothing.combine_products = [](void*, const void*, double, const void*, double, std::size_t) {};
+    nothing.scaled = [](void*, const void*, std::size_t, double) {};
+    Call call{op, nothing, traffic, bytes / nothing.element, network_.scratch.data(), network_.scratch.data(), peer};
+    call.receives = receives;
+    call.bucket = bucket;
+    return engine_->later(call);
+  }
+  void call(Op op, std::size_t bytes, trace::Traffic traffic = trace::Traffic::gradients, int peer = 0,
+            bool receives = false) {
+    start(op, bytes, traffic, peer, receives).wait();
+  }
+
+ private:
+  const std::shared_ptr<SimulatedEngine> engine_;
+  Network& network_;
+  const Computing& computing_;
+  RankTimes& times_;
+  std::uint32_t step_ = 0;
+  AnyCommunicator communicator_;
+};
+
+namespace detail {
+
+class Simulation {
+ public:
+  explicit Simulation(const SimulationOptions& options)
+      : options_(options),
+        tasks_(options.links.shared),
+        network_(tasks_, options.links, options.ranks, options.true_numbers),
+        times_{std::vector<RankTimes>(static_cast<std::size_t>(options.ranks))} {}
+
+  template <class Body>
+  SimulatedTimes run(const Body& body) {
+    for (int rank = 0; rank < options_.ranks; ++rank) {
+      auto engine = std::make_shared<SimulatedEngine>(network_, rank, options_.all_reduce);
+      engine->keeps_spans = options_.keep_spans;
+      const int program = tasks_.add(options_.true_numbers ? RunsOn::thread : RunsOn::fiber,
+                                     [this, rank, &body] { run_program(rank, body); });
+      const int calls = tasks_.add(RunsOn::fiber, [engine = engine.get()] { engine->serve(); });
+      engine->set_tasks(program, calls);
+      engines_.push_back(std::move(engine));
+    }
+    tasks_.run([this] { stuck(); });
+    if (error_) std::rethrow_exception(error_);
+    for (std::size_t rank = 0; rank < engines_.size(); ++rank) {
+      times_.ranks[rank].calls = std::move(engines_[rank]->calls);
+      times_.ranks[rank].waits = std::move(engines_[rank]->waits);
+    }
+    return std::move(times_);
+  }
+
+ private:
+  template <class Body>
+  void run_program(int rank, const Body& body) {
+    auto& engine = engines_[static_cast<std::size_t>(rank)];
+    auto& times = times_.ranks[static_cast<std::size_t>(rank)];
+    try {
+      SimulatedRank self(engine, network_, options_.computing, times);
+      body(self);
+    } catch (...) {
+      if (!error_) error_ = std::current_exception();
+    }
+    times.end = engine->clock();
+    engine->end();
+  }
+  // Nobody can go on. Every call fails with what each rank does.
+  [[gnu::cold]] void stuck() {
+    bool polled = false;
+    for (const auto& engine : engines_) polled = engine->answer_poll() || polled;
+    if (polled) return;
+    constexpr std::size_t most = 16;
+    std::string all = "deadlock: ";
+    for (std::size_t rank = 0; rank < std::min(engines_.size(), most); ++rank)
+      all += cat(rank == 0 ? "" : "; ", "rank ", rank, " ", engines_[rank]->state());
+    if (engines_.size() > most) all += cat("; and ", engines_.size() - most, " more");
+    network_.abort(all);
+  }
+
+  const SimulationOptions options_;
+  Tasks tasks_;
+  Network network_;
+  SimulatedTimes times_;
+  std::vector<std::shared_ptr<SimulatedEngine>> engines_;
+  std::exception_ptr error_;  // the first
+};
+
+}  // namespace detail
+
+/// Runs `body(rank)`, with a SimulatedRank, as each rank, and returns when all have ended. The times are the same in
+/// every run and on every machine. Throws what a rank's program throws first; where no rank can go on, their calls
+/// throw CommError, which tells what each of them waits for. Throws UsageError for options out of range.
+template <class Body>
+SimulatedTimes simulate(const SimulationOptions& options, const Body& body) {
+  const int most = options.true_numbers ? max_ranks : most_scheduled_ranks;
+  check<UsageError>(options.ranks >= 1 && options.ranks <= most, "simulate: ", options.ranks, " ranks, expected 1 to ",
+                    most, options.true_numbers ? " with true numbers" : "");
+  check<UsageError>(options.links.island >= 0, "simulate: islands of ", options.links.island, " ranks");
+  for (const auto* link : {&options.links.inside, &options.links.between})
+    check<UsageError>(link->bandwidth > 0 && std::isfinite(link->bandwidth), "simulate: a bandwidth of ",
+                      link->bandwidth, " bytes a second");
+  check<UsageError>(options.computing.jitter >= 0 && options.computing.jitter <= 1, "simulate: jitter ",
+                    options.computing.jitter, " is not in [0, 1]");
+  for (const auto& [rank, factor] : options.computing.stragglers) {
+    check<UsageError>(rank >= 0 && rank < options.ranks, "simulate: straggler: rank ", rank, " is not in [0, ",
+                      options.ranks, ")");
+    check<UsageError>(factor > 0 && factor <= 1e6, "simulate: straggler: factor ", factor, " is not in (0, 1e6]");
+  }
+  check<UsageError>(options.all_reduce != Algorithm::direct || options.ranks <= 1024,
+                    "simulate: a direct all-reduce of ", options.ranks, " ranks, expected up to 1024");
+  return detail::Simulation(options).run(body);
+}
+
+}  // namespace chorus::comm::simulated
+#endif  // CHORUS_SINGLE_CHORUS_COMM_SIMULATED_SIMULATE_HPP
+
+// <chorus/comm/simulated/trace_file.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_SIMULATED_TRACE_FILE_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_SIMULATED_TRACE_FILE_HPP
+/// `trace_text`: what simulated ranks have done, as a trace file that Perfetto reads, in the form of chorus' own.
+
+namespace chorus::comm::simulated {
+
+namespace detail {
+
+/// Events, a line each: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
+class TraceText {
+ public:
+  enum Lane { step = 1, loader, forward, backward, communication, wait, optimizer };
+  static constexpr std::array<std::string_view, 8> lanes{"",         "step",          "loader",       "forward",
+                                                         "backward", "communication", "exposed wait", "optimizer"};
+
+  void name_rank(int rank) {
+    event("M", rank, 0, "process_name", {}, cat(R"("name":"rank )", rank, '"'));
+    event("M", rank, 0, "process_sort_index", {}, cat(R"("sort_index":)", rank));
+    for (int lane = step; lane <= optimizer; ++lane) {
+      std::string name;
+      append_json_string(name, lanes[static_cast<std::size_t>(lane)]);
+      event("M", rank, lane, "thread_name", {}, cat(R"("name":)", name));
+      event("M", rank, lane, "thread_sort_index", {}, cat(R"("sort_index":)", lane));
+    }
+  }
+  void span(int rank, int lane, std::string_view kind, std::string_view name, Time begun, Time ended,
+            const std::string& args) {
+    event("X", rank, lane, name, cat(R"(,"cat":")", kind, R"(","ts":)", us(begun), R"(,"dur":)", us(ended - begun)),
+          args);
+  }
+  void instant(int rank, int lane, std::string_view kind, std::string_view name, Time at, const std::string& args) {
+    event("i", rank, lane, name, cat(R"(,"cat":")", kind, R"(","s":"t","ts":)", us(at)), args);
+  }
+  void counter(int rank, std::string_view name, Time at, const std::string& args) {
+    event("C", rank, communication, name, cat(R"(,"ts":)", us(at)), args);
+  }
+  /// From one lane to another.
+  void arrow(std::string_view kind, std::string_view name, int from, Time at, int to, Time then) {
+    const auto id = cat(R"(,"cat":")", kind, R"(","id":)", ++arrows_);
+    event("s", from, communication, name, cat(id, R"(,"ts":)", us(at)), {});
+    event("f", to, communication, name, cat(id, R"(,"bp":"e","ts":)", us(then)), {});
+  }
+  std::string text(const std::string& metadata) const {
+    return cat("{\"metadata\":{", metadata, "},\"traceEvents\":[\n", events_, "\n]}\n");
+  }
+
+ private:
+  /// Microseconds with three decimals, rounded down.
+  static std::string us(Time time) {
+    const auto ns = time.count() / 1'000'000;
+    const auto rest = static_cast<int>(ns % 1000);
+    return cat(ns / 1000, '.', rest < 100 ? "0" : "", rest < 10 ? "0" : "", rest);
+  }
+  void event(std::string_view phase, int rank, int lane, std::string_view name, std::string_view more,
+             std::string_view args) {
+    std::string quoted;
+    append_json_string(quoted, name);
+    events_ += cat(events_.empty() ? "" : ",\n", R"({"ph":")", phase, R"(","pid":)", rank + 1, R"(,"tid":)",
+                   10 * (rank + 1) + lane, R"(,"name":)", quoted, more);
+    if (!args.empty()) events_ += cat(R"(,"args":{)", args, '}');
+    events_ += '}';
+  }
+
+  std::string events_;
+  int arrows_ = 0;
+};
+
+inline std::string name_of(const Span& span) {
+  const auto& call = span.call;
+  if (call.envelope.op == Op::message) return cat("message ", call.receives ? "from " : "to ", call.peer);
+  return call.bucket < 0 ? std::string(name(call.envelope.op)) : cat(name(call.envelope.op), ", bucket ", call.bucket);
+}
+inline std::string args_of(const Span& span) {
+  const auto& call = span.call;
+  return cat(R"("op":")", name(call.envelope.op), R"(","sequence":)", call.envelope.sequence, R"(,"bucket":)",
+             call.bucket, R"(,"bytes":)", span.bytes, R"(,"traffic":")", trace::name(span.traffic),
+             R"(","algorithm":")", name(call.algorithm), R"(","count":)", call.envelope.count);
+}
+
+}  // namespace detail
+
+/// The first `drawn` ranks of `times`, whose spans were kept. `notes`: members of a JSON object, what else there is to
+/// tell; `steps`: how many there were.
+[[gnu::cold]] inline std::string trace_text(const SimulatedTimes& times, int drawn, std::string_view policy, int steps,
+                                            std::string_view notes) {
+  using detail::TraceText;
+  TraceText out;
+  const int ranks = std::min(drawn, static_cast<int>(times.ranks.size()));
+  // By operation and number: the begin of each rank's span.
+  std::map<std::pair<Op, std::uint32_t>, std::vector<Time>> begins;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const auto& of = times.ranks[static_cast<std::size_t>(rank)];
+    out.name_rank(rank);
+    for (const auto& mark : of.marks) {
+      const auto lane = std::find(TraceText::lanes.begin(), TraceText::lanes.end(), mark.kind);
+      if (mark.kind == "bucket")
+        out.instant(rank, TraceText::backward, mark.kind, mark.name, mark.begun,
+                    cat(R"("bucket":)", mark.bucket, R"(,"bytes":)", mark.bytes));
+      else
+        out.span(rank, static_cast<int>(lane - TraceText::lanes.begin()), mark.kind, mark.name, mark.begun, mark.ended,
+                 mark.kind == "step" ? cat(R"("step":)", mark.bucket) : "");
+    }
+    std::map<int, std::map<std::string_view, std::size_t>> sent;
+    for (const auto& span : of.calls) {
+      out.span(rank, TraceText::communication, "comm", detail::name_of(span), span.begun, span.ended,
+               detail::args_of(span));
+      if (span.call.envelope.op != Op::message)
+        begins[{span.call.envelope.op, span.call.envelope.sequence}].push_back(span.begun);
+      for (const auto& [to, bytes] : span.sent) {
+        sent[to][trace::name(span.traffic)] += bytes;
+        std::string args;
+        for (const auto& [kind, sum] : sent[to]) args += cat(args.empty() ? "" : ",", '"', kind, R"(":)", sum);
+        out.counter(rank, cat("sent to ", to, ", bytes"), span.ended, args);
+      }
+    }
+    for (const auto& span : of.waits)
+      out.span(rank, TraceText::wait, "wait", detail::name_of(span), span.begun, span.ended, detail::args_of(span));
+  }
+  // From the last rank that comes to a call to the ends of the others' parts in it.
+  for (int rank = 0; rank < ranks; ++rank)
+    for (const auto& span : times.ranks[static_cast<std::size_t>(rank)].calls) {
+      const auto found = begins.find({span.call.envelope.op, span.call.envelope.sequence});
+      if (found == begins.end() || found->second.size() != static_cast<std::size_t>(ranks)) continue;
+      const auto last = std::max_element(found->second.begin(), found->second.end());
+      const int latest = static_cast<int>(last - found->second.begin());
+      if (latest != rank && span.begun < *last && span.ended > *last)
+        out.arrow("late", "waited for", latest, *last, rank, span.ended);
+    }
+  std::string peaks;
+  for (int rank = 0; rank < ranks; ++rank) peaks += rank == 0 ? "{}" : ",{}";
+  return out.text(cat(R"("chorus":1,"policy":")", policy, R"(","devices":)", ranks,
+                      R"(,"device_kind":"simulated","first_step":0,"steps":)", steps, R"(,"clock_error_us":0,"peak":[)",
+                      peaks, R"(],"notes":{)", notes, '}'));
+}
+
+}  // namespace chorus::comm::simulated
+#endif  // CHORUS_SINGLE_CHORUS_COMM_SIMULATED_TRACE_FILE_HPP
 
 // <chorus/comm/split.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_SPLIT_HPP
@@ -1483,8 +2576,6 @@ inline ImageDataset open_images(const std::string& folder, Split split = Split::
 #ifndef CHORUS_SINGLE_CHORUS_IO_CHECKPOINT_HPP
 #define CHORUS_SINGLE_CHORUS_IO_CHECKPOINT_HPP
 /// Checkpoints: a model's file with all that is needed to go on training as if nothing had happened.
-
-#include <set>
 
 // <chorus/io/load_model.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_LOAD_MODEL_HPP
@@ -4054,12 +5145,12 @@ class MultiheadAttention : public Module {
   /// With `causal`, query i sees keys 0 to i only.
   template <Operand Q, Operand K, Operand V>
   auto operator()(const Q& query, const K& key, const V& value, bool causal = false) const {
-    return attend(query, key, value, causal);
+    return detail::watched(*this, [&] { return attend(query, key, value, causal); });
   }
   /// `mask` says which keys each query sees: [queries, keys], or with axes [batch, heads] in front.
   template <Operand Q, Operand K, Operand V, int Rank>
   auto operator()(const Q& query, const K& key, const V& value, const Tensor<bool, Rank, D>& mask) const {
-    return attend(query, key, value, mask);
+    return detail::watched(*this, [&] { return attend(query, key, value, mask); });
   }
 
   void visit(Visitor& visitor) override {
@@ -4183,7 +5274,7 @@ class Conv1d : public detail::ConvolutionBase<3, D, T> {
         options_{options.stride, options.padding, options.dilation, options.groups} {}
   template <Operand X>
   auto operator()(const X& x) const {
-    return conv1d(x, this->weight, this->bias, options_);
+    return detail::watched(*this, [&] { return conv1d(x, this->weight, this->bias, options_); });
   }
 
  private:
@@ -4208,7 +5299,7 @@ class Conv3d : public detail::ConvolutionBase<5, D, T> {
         options_{options.stride, options.padding, options.dilation, options.groups} {}
   template <Operand X>
   auto operator()(const X& x) const {
-    return conv3d(x, this->weight, this->bias, options_);
+    return detail::watched(*this, [&] { return conv3d(x, this->weight, this->bias, options_); });
   }
 
  private:
@@ -4231,8 +5322,10 @@ class ConvTranspose1d : public detail::ConvolutionBase<3, D, T> {
         options_{options.stride, options.padding, options.output_padding, options.dilation, options.groups} {}
   template <Operand X>
   auto operator()(const X& x) const {
-    const auto with_bias = [&] { return conv_transpose1d(x, this->weight, this->bias, options_); };
-    return this->bias ? with_bias() : decltype(with_bias())(conv_transpose1d(x, this->weight, options_));
+    return detail::watched(*this, [&] {
+      const auto with_bias = [&] { return conv_transpose1d(x, this->weight, this->bias, options_); };
+      return this->bias ? with_bias() : decltype(with_bias())(conv_transpose1d(x, this->weight, options_));
+    });
   }
 
  private:
@@ -4257,8 +5350,10 @@ class ConvTranspose2d : public detail::ConvolutionBase<4, D, T> {
         options_{options.stride, options.padding, options.output_padding, options.dilation, options.groups} {}
   template <Operand X>
   auto operator()(const X& x) const {
-    const auto with_bias = [&] { return conv_transpose2d(x, this->weight, this->bias, options_); };
-    return this->bias ? with_bias() : decltype(with_bias())(conv_transpose2d(x, this->weight, options_));
+    return detail::watched(*this, [&] {
+      const auto with_bias = [&] { return conv_transpose2d(x, this->weight, this->bias, options_); };
+      return this->bias ? with_bias() : decltype(with_bias())(conv_transpose2d(x, this->weight, options_));
+    });
   }
 
  private:
@@ -4292,7 +5387,7 @@ class GroupNorm : public Module {
 
   template <Operand X>
   auto operator()(const X& x) const {
-    return group_norm(x, groups_, weight, bias, eps_);
+    return detail::watched(*this, [&] { return group_norm(x, groups_, weight, bias, eps_); });
   }
   void visit(Visitor& visitor) override {
     visitor.parameter("weight", weight);
@@ -4329,9 +5424,11 @@ class InstanceNorm : public Module {
 
   template <Operand X>
   auto operator()(const X& x) const {
-    check<ShapeError>(value_of(x).size(1) == channels_, "InstanceNorm: an input of shape ", value_of(x).shape(),
-                      " does not have ", channels_, " channels");
-    return instance_norm(x, weight, bias, eps_);
+    return detail::watched(*this, [&] {
+      check<ShapeError>(value_of(x).size(1) == channels_, "InstanceNorm: an input of shape ", value_of(x).shape(),
+                        " does not have ", channels_, " channels");
+      return instance_norm(x, weight, bias, eps_);
+    });
   }
   void visit(Visitor& visitor) override {
     if (weight) visitor.parameter("weight", weight);
@@ -4365,7 +5462,7 @@ class RMSNorm : public Module {
 
   template <Operand X>
   auto operator()(const X& x) const {
-    return rms_norm(x, weight, eps_);
+    return detail::watched(*this, [&] { return rms_norm(x, weight, eps_); });
   }
   void visit(Visitor& visitor) override { visitor.parameter("weight", weight); }
   std::string describe() const override { return cat("RMSNorm(", weight.shape()[0], ")"); }
@@ -4496,7 +5593,7 @@ class MixedPrecision : public Module {
   }
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) const {
-    return forward(inputs...);
+    return detail::watched(*this, [&] { return forward(inputs...); });
   }
 
   /// The model inside.
@@ -4825,7 +5922,7 @@ CHORUS_FUNCTION_LAYER(GlobalAvgPool, global_avg_pool);
     explicit LAYER(double option = DEFAULT) : OPTION(option) {}                                \
     template <Operand X>                                                                       \
     auto operator()(const X& x) const {                                                        \
-      return FUNCTION(x, OPTION);                                                              \
+      return detail::watched(*this, [&] { return FUNCTION(x, OPTION); });                      \
     }                                                                                          \
     std::string describe() const override { return cat(#LAYER "(" #OPTION "=", OPTION, ")"); } \
   }
@@ -4840,7 +5937,7 @@ struct Softplus : Module {
   explicit Softplus(double scale = 1, double above = 20) : beta(scale), threshold(above) {}
   template <Operand X>
   auto operator()(const X& x) const {
-    return softplus(x, beta, threshold);
+    return detail::watched(*this, [&] { return softplus(x, beta, threshold); });
   }
   std::string describe() const override { return cat("Softplus(", beta, ")"); }
 };
@@ -4851,7 +5948,7 @@ struct Hardtanh : Module {
   explicit Hardtanh(double low = -1, double high = 1) : min(low), max(high) {}
   template <Operand X>
   auto operator()(const X& x) const {
-    return hardtanh(x, min, max);
+    return detail::watched(*this, [&] { return hardtanh(x, min, max); });
   }
   std::string describe() const override { return cat("Hardtanh(", min, ", ", max, ")"); }
 };
@@ -4862,7 +5959,7 @@ struct Threshold : Module {
   Threshold(double above, double otherwise) : threshold(above), value(otherwise) {}
   template <Operand X>
   auto operator()(const X& x) const {
-    return chorus::threshold(x, threshold, value);
+    return detail::watched(*this, [&] { return chorus::threshold(x, threshold, value); });
   }
   std::string describe() const override { return cat("Threshold(", threshold, ", ", value, ")"); }
 };
@@ -4873,7 +5970,7 @@ struct LogSoftmax : Module {
   explicit LogSoftmax(Index along) : axis(along) {}
   template <Operand X>
   auto operator()(const X& x) const {
-    return log_softmax(x, axis);
+    return detail::watched(*this, [&] { return log_softmax(x, axis); });
   }
   std::string describe() const override { return cat("LogSoftmax(", axis, ")"); }
 };
@@ -4884,7 +5981,7 @@ struct GLU : Module {
   explicit GLU(Index along = -1) : axis(along) {}
   template <Operand X>
   auto operator()(const X& x) const {
-    return glu(x, axis);
+    return detail::watched(*this, [&] { return glu(x, axis); });
   }
   std::string describe() const override { return cat("GLU(", axis, ")"); }
 };
@@ -4901,7 +5998,7 @@ class PReLU : public Module {
   }
   template <Operand X>
   auto operator()(const X& x) const {
-    return prelu(x, weight);
+    return detail::watched(*this, [&] { return prelu(x, weight); });
   }
   void visit(Visitor& visitor) override { visitor.parameter("weight", weight); }
   std::string describe() const override { return cat("PReLU(", weight.shape()[0], ")"); }
@@ -4911,7 +6008,7 @@ class PReLU : public Module {
 struct Identity : Module {
   template <Operand X>
   X operator()(const X& x) const {
-    return x;
+    return detail::watched(*this, [&] { return x; });
   }
   std::string describe() const override { return "Identity"; }
 };
@@ -4921,7 +6018,7 @@ struct Dropout2d : Dropout {
   using Dropout::Dropout;
   template <Operand X>
   auto operator()(const X& x) const {
-    return dropout_channels(x, p, training());
+    return detail::watched(*this, [&] { return dropout_channels(x, p, training()); });
   }
   std::string describe() const override { return cat("Dropout2d(", p, ")"); }
 };
@@ -4930,7 +6027,7 @@ struct AlphaDropout : Dropout {
   using Dropout::Dropout;
   template <Operand X>
   auto operator()(const X& x) const {
-    return alpha_dropout(x, p, training());
+    return detail::watched(*this, [&] { return alpha_dropout(x, p, training()); });
   }
   std::string describe() const override { return cat("AlphaDropout(", p, ")"); }
 };
@@ -4941,7 +6038,7 @@ struct AdaptiveAvgPool2d : Module {
   explicit AdaptiveAvgPool2d(Size2d to) : size(to) {}
   template <Operand X>
   auto operator()(const X& x) const {
-    return adaptive_avg_pool2d(x, size);
+    return detail::watched(*this, [&] { return adaptive_avg_pool2d(x, size); });
   }
   std::string describe() const override { return cat("AdaptiveAvgPool2d(", size.height, "x", size.width, ")"); }
 };
@@ -4950,7 +6047,7 @@ struct AdaptiveMaxPool2d : Module {
   explicit AdaptiveMaxPool2d(Size2d to) : size(to) {}
   template <Operand X>
   auto operator()(const X& x) const {
-    return adaptive_max_pool2d(x, size);
+    return detail::watched(*this, [&] { return adaptive_max_pool2d(x, size); });
   }
   std::string describe() const override { return cat("AdaptiveMaxPool2d(", size.height, "x", size.width, ")"); }
 };
@@ -4966,10 +6063,12 @@ struct Upsample : Module {
       : scale(by), mode(how), align_corners(corners) {}
   template <Operand X>
   auto operator()(const X& x) const {
-    auto nearest = [&] { return upsample_nearest2d(x, scale); };
-    if (mode == UpsampleMode::nearest) return nearest();
-    const Size2d size{value_of(x).size(2) * scale.height, value_of(x).size(3) * scale.width};
-    return decltype(nearest())(upsample_bilinear2d(x, size, align_corners));
+    return detail::watched(*this, [&] {
+      auto nearest = [&] { return upsample_nearest2d(x, scale); };
+      if (mode == UpsampleMode::nearest) return nearest();
+      const Size2d size{value_of(x).size(2) * scale.height, value_of(x).size(3) * scale.width};
+      return decltype(nearest())(upsample_bilinear2d(x, size, align_corners));
+    });
   }
   std::string describe() const override {
     return cat("Upsample(", scale.height, "x", scale.width,
@@ -5003,10 +6102,12 @@ class LearnedPositions : public Module {
   /// Throws ShapeError where the sequence is longer than there are places.
   template <Operand X>
   auto operator()(const X& x) const {
-    const Index length = value_of(x).size(-2);
-    check<ShapeError>(length <= weight.shape()[0], "LearnedPositions: a sequence of ", length, " is longer than ",
-                      weight.shape()[0], " places");
-    return x + slice(weight, 0, 0, length);
+    return detail::watched(*this, [&] {
+      const Index length = value_of(x).size(-2);
+      check<ShapeError>(length <= weight.shape()[0], "LearnedPositions: a sequence of ", length, " is longer than ",
+                        weight.shape()[0], " places");
+      return x + slice(weight, 0, 0, length);
+    });
   }
   void visit(Visitor& visitor) override { visitor.parameter("weight", weight); }
   std::string describe() const override {
@@ -5058,12 +6159,14 @@ const PositionTables<T, D>& position_tables(Index length, Index features, D devi
 struct SinusoidalPositions : Module {
   template <Operand X>
   auto operator()(const X& x) const {
-    using T = typename tensor_of<X>::value_type;
-    const Index length = value_of(x).size(-2), features = value_of(x).size(-1);
-    check<ShapeError>(features % 2 == 0, "SinusoidalPositions: ", features, " features are not even");
-    const auto& tables = detail::position_tables<T>(length, features, value_of(x).device());
-    return x + reshape(stack(2, tables.sine.slice(0, 0, length), tables.cosine.slice(0, 0, length)),
-                       Shape<2>{length, features});
+    return detail::watched(*this, [&] {
+      using T = typename tensor_of<X>::value_type;
+      const Index length = value_of(x).size(-2), features = value_of(x).size(-1);
+      check<ShapeError>(features % 2 == 0, "SinusoidalPositions: ", features, " features are not even");
+      const auto& tables = detail::position_tables<T>(length, features, value_of(x).device());
+      return x + reshape(stack(2, tables.sine.slice(0, 0, length), tables.cosine.slice(0, 0, length)),
+                         Shape<2>{length, features});
+    });
   }
   std::string describe() const override { return "SinusoidalPositions"; }
 };
@@ -5212,20 +6315,22 @@ class LSTM final : public Recurrent<D, T> {
 
   template <Operand X, Operand H, Operand C>
   auto operator()(const X& x, const H& h0, const C& c0) const {
-    using State = decltype(lstm(x, this->cells[0].weight_ih, this->cells[0].weight_hh, this->cells[0].bias_ih,
-                                this->cells[0].bias_hh, this->state_of(h0, 0), this->state_of(c0, 0))
-                               .hidden);
-    std::vector<State> hidden, cell;
-    auto output = this->through_layers(x, [&](const auto& in, const auto& of, Index number, bool reverse) {
-      auto made = lstm(in, of.weight_ih, of.weight_hh, of.bias_ih, of.bias_hh, this->state_of(h0, number),
-                       this->state_of(c0, number), reverse);
-      hidden.push_back(made.hidden);
-      cell.push_back(made.cell);
-      return made.output;
+    return detail::watched(*this, [&] {
+      using State = decltype(lstm(x, this->cells[0].weight_ih, this->cells[0].weight_hh, this->cells[0].bias_ih,
+                                  this->cells[0].bias_hh, this->state_of(h0, 0), this->state_of(c0, 0))
+                                 .hidden);
+      std::vector<State> hidden, cell;
+      auto output = this->through_layers(x, [&](const auto& in, const auto& of, Index number, bool reverse) {
+        auto made = lstm(in, of.weight_ih, of.weight_hh, of.bias_ih, of.bias_hh, this->state_of(h0, number),
+                         this->state_of(c0, number), reverse);
+        hidden.push_back(made.hidden);
+        cell.push_back(made.cell);
+        return made.output;
+      });
+      auto states = this->join_states(hidden);
+      return LstmResult<decltype(output), decltype(states)>{std::move(output), std::move(states),
+                                                            this->join_states(cell)};
     });
-    auto states = this->join_states(hidden);
-    return LstmResult<decltype(output), decltype(states)>{std::move(output), std::move(states),
-                                                          this->join_states(cell)};
   }
   template <Operand X>
   auto operator()(const X& x) const {
@@ -5243,17 +6348,19 @@ class GRU final : public Recurrent<D, T> {
 
   template <Operand X, Operand H>
   auto operator()(const X& x, const H& h0) const {
-    using State = decltype(gru(x, this->cells[0].weight_ih, this->cells[0].weight_hh, this->cells[0].bias_ih,
-                               this->cells[0].bias_hh, this->state_of(h0, 0))
-                               .hidden);
-    std::vector<State> hidden;
-    auto output = this->through_layers(x, [&](const auto& in, const auto& of, Index number, bool reverse) {
-      auto made = gru(in, of.weight_ih, of.weight_hh, of.bias_ih, of.bias_hh, this->state_of(h0, number), reverse);
-      hidden.push_back(made.hidden);
-      return made.output;
+    return detail::watched(*this, [&] {
+      using State = decltype(gru(x, this->cells[0].weight_ih, this->cells[0].weight_hh, this->cells[0].bias_ih,
+                                 this->cells[0].bias_hh, this->state_of(h0, 0))
+                                 .hidden);
+      std::vector<State> hidden;
+      auto output = this->through_layers(x, [&](const auto& in, const auto& of, Index number, bool reverse) {
+        auto made = gru(in, of.weight_ih, of.weight_hh, of.bias_ih, of.bias_hh, this->state_of(h0, number), reverse);
+        hidden.push_back(made.hidden);
+        return made.output;
+      });
+      auto states = this->join_states(hidden);
+      return GruResult<decltype(output), decltype(states)>{std::move(output), std::move(states)};
     });
-    auto states = this->join_states(hidden);
-    return GruResult<decltype(output), decltype(states)>{std::move(output), std::move(states)};
   }
   template <Operand X>
   auto operator()(const X& x) const {
@@ -5315,12 +6422,14 @@ class TransformerEncoderLayer : public Module {
   /// With `causal` (or a mask: true for the keys that a query sees).
   template <Operand X, class Seen = bool>
   auto operator()(const X& x, const Seen& seen = Seen{}) const {
-    if (options_.norm_first) {
-      const auto y = x + attended(norm1(x), seen);
-      return y + transformed(norm2(y));
-    }
-    const auto y = norm1(x + attended(x, seen));
-    return norm2(y + transformed(y));
+    return detail::watched(*this, [&] {
+      if (options_.norm_first) {
+        const auto y = x + attended(norm1(x), seen);
+        return y + transformed(norm2(y));
+      }
+      const auto y = norm1(x + attended(x, seen));
+      return norm2(y + transformed(y));
+    });
   }
 
   void visit(Visitor& visitor) override {
@@ -5368,15 +6477,17 @@ class TransformerDecoderLayer : public Module {
 
   template <Operand X, Operand M>
   auto operator()(const X& x, const M& memory, bool causal = true) const {
-    if (options_.norm_first) {
-      const auto own = norm1(x);
-      const auto y = x + dropped(self_attn(own, own, own, causal));
-      const auto z = y + dropped(multihead_attn(norm2(y), memory, memory));
-      return z + transformed(norm3(z));
-    }
-    const auto y = norm1(x + dropped(self_attn(x, x, x, causal)));
-    const auto z = norm2(y + dropped(multihead_attn(y, memory, memory)));
-    return norm3(z + transformed(z));
+    return detail::watched(*this, [&] {
+      if (options_.norm_first) {
+        const auto own = norm1(x);
+        const auto y = x + dropped(self_attn(own, own, own, causal));
+        const auto z = y + dropped(multihead_attn(norm2(y), memory, memory));
+        return z + transformed(norm3(z));
+      }
+      const auto y = norm1(x + dropped(self_attn(x, x, x, causal)));
+      const auto z = norm2(y + dropped(multihead_attn(y, memory, memory)));
+      return norm3(z + transformed(z));
+    });
   }
 
   void visit(Visitor& visitor) override {
@@ -9871,6 +10982,8 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     this->check_same(cat("options: period ", options.period, ", dim ", options.dim, "\n"), All{});
     this->broadcast_parameters(0, All{});
     this->broadcast_buffers(0);
+    if (auto* const trace = trace::step_counter()) [[unlikely]]
+      trace->note("period", cat(options.period));
     // Nobody is asked for the sizes of the shares: they are taken to be as large as this rank's.
     this->random_.first_sample = [this] { return this->communicator_.rank() * rows_; };
     this->random_.is_share = nullptr;
@@ -9878,10 +10991,10 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
       if (!in_backward_) begin_backward();
     });
   }
-  /// For `launch`: takes communicator and seed from `run`.
+  /// For `launch`: takes communicator and seed from `run`. The model moves to the device that `run` names, if any.
   template <detail::LaunchedRun Run>
   LocalSgd(Model model, Run& run, const LocalSgdOptions& options = {})
-      : LocalSgd(std::move(model), run.communicator(), options, run.seed()) {
+      : LocalSgd(detail::placed(std::move(model), run), run.communicator(), options, run.seed()) {
     run.check_options();
   }
 
@@ -10117,10 +11230,10 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   template <std::integral Seed>
   ParameterServer(Model model, Communicator& communicator, Seed seed)
       : ParameterServer(std::move(model), communicator, {}, static_cast<std::uint64_t>(seed)) {}
-  /// For `launch`: takes communicator and seed from `run`.
+  /// For `launch`: takes communicator and seed from `run`. The model moves to the device that `run` names, if any.
   template <detail::LaunchedRun Run>
   ParameterServer(Model model, Run& run, const ParameterServerOptions& options = {})
-      : ParameterServer(std::move(model), run.communicator(), options, run.seed()) {
+      : ParameterServer(detail::placed(std::move(model), run), run.communicator(), options, run.seed()) {
     run.check_options();
   }
 
@@ -10801,6 +11914,1527 @@ class ShardedOptimizer : public optim::HasLearningRate {
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_SHARDED_OPTIMIZER_HPP
+
+// <chorus/parallel/simulated/recorded.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_RECORDED_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_RECORDED_HPP
+/// `recorded_training`: one rank's step as a trace file has it, to be simulated on other ranks and links.
+
+// <chorus/parallel/simulated/training.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_TRAINING_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_TRAINING_HPP
+/// `simulate_training`: steps of the distributed policies without their numbers, by the calls that they make, on
+/// thousands of ranks. tests/unit/parallel/simulated_training_test.cpp holds them against the policies themselves.
+
+// <chorus/parallel/simulated/models.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_MODELS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_MODELS_HPP
+/// What a simulation has to know of a model: how large its parameters are, and how its time falls to them.
+
+namespace chorus::simulated {
+
+/// A parameter, in the order of the forward pass. Its gradient takes its part of backward's time by its operations.
+struct ParameterSize {
+  std::size_t count = 0;
+  double operations = 0;
+};
+struct ModelSizes {
+  std::string name = {};
+  std::vector<ParameterSize> parameters = {};
+  std::size_t count() const {
+    std::size_t sum = 0;
+    for (const auto& parameter : parameters) sum += parameter.count;
+    return sum;
+  }
+
+  /// A weight that is used `uses` times for each sample, and a bias of as many numbers as it has outputs.
+  void add(std::size_t weight, std::size_t bias, double uses) {
+    parameters.push_back({weight, static_cast<double>(weight) * uses});
+    if (bias > 0) parameters.push_back({bias, static_cast<double>(bias) * uses});
+  }
+};
+
+/// ResNet of bottlenecks (He et al., CVPR 2016) for 224 x 224 images and 1000 classes: 50, 101 or 152 layers.
+[[gnu::cold]] inline ModelSizes resnet_sizes(std::string_view name, const std::vector<std::size_t>& blocks) {
+  ModelSizes model{.name = std::string(name)};
+  const auto convolution = [&](std::size_t in, std::size_t out, std::size_t kernel, double side) {
+    model.add(in * out * kernel * kernel, 0, side * side);
+    model.add(out, out, side * side);  // batch norm
+  };
+  convolution(3, 64, 7, 112);
+  std::size_t in = 64;
+  double side = 56;
+  for (std::size_t stage = 0; stage < blocks.size(); ++stage) {
+    const auto width = std::size_t{64} << stage;
+    for (std::size_t block = 0; block < blocks[stage]; ++block) {
+      const bool halves = block == 0 && stage > 0;
+      convolution(in, width, 1, halves ? 2 * side : side);
+      convolution(width, width, 3, side);
+      convolution(width, 4 * width, 1, side);
+      if (block == 0) convolution(in, 4 * width, 1, side);
+      in = 4 * width;
+    }
+    side /= 2;
+  }
+  model.add(in * 1000, 1000, 1);
+  return model;
+}
+/// VGG-16 (Simonyan and Zisserman, ICLR 2015).
+[[gnu::cold]] inline ModelSizes vgg16_sizes() {
+  ModelSizes model{.name = "vgg16"};
+  std::size_t in = 3;
+  double side = 224;
+  for (const auto& [width, layers] : {std::pair<std::size_t, int>{64, 2}, {128, 2}, {256, 3}, {512, 3}, {512, 3}}) {
+    for (int layer = 0; layer < layers; ++layer) {
+      model.add(in * width * 9, width, side * side);
+      in = width;
+    }
+    side /= 2;
+  }
+  model.add(in * 49 * 4096, 4096, 1);
+  model.add(std::size_t{4096} * 4096, 4096, 1);
+  model.add(std::size_t{4096} * 1000, 1000, 1);
+  return model;
+}
+/// BERT (Devlin et al., NAACL 2019): encoder and pooler. Embeddings are looked up, which takes no operations.
+[[gnu::cold]] inline ModelSizes bert_sizes(std::string_view name, std::size_t layers, std::size_t width) {
+  ModelSizes model{.name = std::string(name)};
+  for (const std::size_t rows : {std::size_t{30522}, std::size_t{512}, std::size_t{2}}) model.add(rows * width, 0, 0);
+  model.add(width, width, 1);
+  for (std::size_t layer = 0; layer < layers; ++layer) {
+    for (int projection = 0; projection < 4; ++projection) model.add(width * width, width, 1);
+    model.add(width, width, 1);
+    model.add(4 * width * width, 4 * width, 1);
+    model.add(4 * width * width, width, 1);
+    model.add(width, width, 1);
+  }
+  model.add(width * width, width, 0);
+  return model;
+}
+
+/// `resnet50`, `resnet101`, `resnet152`, `vgg16`, `bert_base`, `bert_large`; or a number of bytes of f32, as 64
+/// parameters of one size. Throws UsageError for other names.
+[[gnu::cold]] inline ModelSizes model_named(std::string_view name) {
+  if (name == "resnet50") return resnet_sizes(name, {3, 4, 6, 3});
+  if (name == "resnet101") return resnet_sizes(name, {3, 4, 23, 3});
+  if (name == "resnet152") return resnet_sizes(name, {3, 8, 36, 3});
+  if (name == "vgg16") return vgg16_sizes();
+  if (name == "bert_base") return bert_sizes(name, 12, 768);
+  if (name == "bert_large") return bert_sizes(name, 24, 1024);
+  std::size_t bytes = 0;
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), bytes);
+  check<UsageError>(
+      error == std::errc() && end == name.data() + name.size() && bytes >= 256 && bytes <= 1'000'000'000'000, "model ",
+      printable(name),
+      ": expected resnet50, resnet101, resnet152, vgg16, bert_base, bert_large, or bytes from 256 to 1e12");
+  ModelSizes model{.name = cat(bytes, " bytes")};
+  const auto numbers = bytes / 4;
+  for (std::size_t i = 0; i < 64; ++i) model.add(numbers * (i + 1) / 64 - numbers * i / 64, 0, 1);
+  return model;
+}
+
+}  // namespace chorus::simulated
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_MODELS_HPP
+
+namespace chorus::simulated {
+
+enum class TrainingPolicy : std::uint8_t { ddp, local_sgd, parameter_server };
+constexpr std::string_view name(TrainingPolicy policy) {
+  constexpr std::string_view names[] = {"ddp", "local_sgd", "parameter_server"};
+  return names[static_cast<std::size_t>(policy)];
+}
+
+/// A bucket of gradients: how long after backward's begin it is full, if nothing else is to do.
+struct BucketTime {
+  double ready = 0;
+  std::size_t bytes = 0;
+};
+
+/// One rank's step, as it is where nobody has to be waited for; in seconds.
+struct Training {
+  TrainingPolicy policy = TrainingPolicy::ddp;
+  double forward = 0, backward = 0, optimizer = 0;
+  std::vector<BucketTime> buckets = {};
+  std::size_t parameters = 1;  ///< how many; a server's workers tell of each whether it has a gradient
+  int period = 8;              ///< local_sgd: steps between means
+
+  double seconds() const { return forward + backward + optimizer; }
+  std::size_t bytes() const {
+    std::size_t sum = 0;
+    for (const auto& bucket : buckets) sum += bucket.bytes;
+    return sum;
+  }
+};
+
+/// When which bucket is full: gradients come in the reverse order of the forward pass, and buckets are cut as
+/// DistributedDataParallel cuts them.
+[[gnu::cold]] inline std::vector<BucketTime> bucket_times(const ModelSizes& model, const BucketOptions& options,
+                                                          double backward) {
+  constexpr double mib = 1024 * 1024;
+  double operations = 0;
+  for (const auto& parameter : model.parameters) operations += parameter.operations;
+  std::vector<BucketTime> buckets;
+  BucketTime open;
+  double done = 0;
+  for (std::size_t i = model.parameters.size(); i-- > 0;) {
+    const auto& parameter = model.parameters[i];
+    const auto bytes = parameter.count * sizeof(float);
+    if (open.bytes > 0 && static_cast<double>(open.bytes + bytes) > mib * options.cap_mb(buckets.size()))
+      buckets.push_back(std::exchange(open, {}));
+    done += parameter.operations;
+    open.bytes += bytes;
+    open.ready = operations == 0 ? backward : backward * (done / operations);
+  }
+  if (open.bytes > 0) buckets.push_back(open);
+  return buckets;
+}
+
+/// A step of one rank. Each does what the policy of that name does, call by call.
+class TrainingRank {
+ public:
+  TrainingRank(comm::simulated::SimulatedRank& rank, const Training& training) : rank_(rank), training_(training) {}
+
+  void step(int number) {
+    const auto begun = rank_.clock();
+    rank_.next_step();
+    switch (training_.policy) {
+      case TrainingPolicy::ddp:
+        ddp();
+        break;
+      case TrainingPolicy::local_sgd:
+        local_sgd(number);
+        break;
+      case TrainingPolicy::parameter_server:
+        parameter_server(number);
+        break;
+    }
+    const auto optimizer = rank_.clock();
+    if (training_.policy != TrainingPolicy::parameter_server || rank_.rank() == 0) rank_.compute(training_.optimizer);
+    rank_.mark("optimizer", "optimizer step", optimizer);
+    rank_.mark("step", cat("step ", number), begun, 0, number);
+  }
+  /// Seconds that this rank's program has waited for calls.
+  double exposed() const { return exposed_; }
+
+ private:
+  using Op = comm::Op;
+  using Traffic = trace::Traffic;
+  static constexpr std::size_t share_bytes = 64;  // what ranks tell each other in BatchShares
+  static constexpr std::size_t count_bytes = 32;  // and in LocalSgd
+
+  void forward() {
+    const auto begun = rank_.clock();
+    rank_.compute(training_.forward);
+    rank_.mark("forward", "forward", begun);
+  }
+  template <class Waits>
+  void wait(const Waits& waits) {
+    const double begun = rank_.time();
+    waits();
+    exposed_ += rank_.time() - begun;
+  }
+  void call(Op op, std::size_t bytes, Traffic traffic, int peer = 0, bool receives = false) {
+    wait([&] { rank_.call(op, bytes, traffic, peer, receives); });
+  }
+  void tell_shares() {
+    if (rank_.size() > 1) call(Op::all_gather, share_bytes, Traffic::control);
+  }
+
+  void ddp() {
+    forward();
+    const auto begun = rank_.clock();
+    tell_shares();
+    std::vector<comm::Work> works;
+    double done = 0;
+    for (const auto& bucket : training_.buckets) {
+      const auto index = static_cast<int>(works.size());
+      rank_.compute(bucket.ready - std::exchange(done, bucket.ready));
+      rank_.mark("bucket", cat("bucket full: ", index), rank_.clock(), bucket.bytes, index);
+      works.push_back(rank_.start(Op::all_reduce, bucket.bytes, Traffic::gradients, 0, false, index));
+    }
+    rank_.compute(training_.backward - done);
+    wait([&] {
+      for (auto& work : works) work.wait();
+    });
+    rank_.mark("backward", "backward", begun);
+  }
+
+  void backward() {
+    const auto begun = rank_.clock();
+    rank_.compute(training_.backward);
+    rank_.mark("backward", "backward", begun);
+  }
+  void local_sgd(int number) {
+    if (number % training_.period == 0 && rank_.size() > 1) {
+      call(Op::all_gather, count_bytes, Traffic::control);
+      call(Op::all_reduce, training_.bytes(), Traffic::parameters);
+    }
+    forward();
+    backward();
+  }
+
+  void parameter_server(int) {
+    const int size = rank_.size();
+    const auto each_worker = [&](const auto& f) {
+      for (int worker = 1; worker < size; ++worker) f(worker);
+    };
+    const bool serves = rank_.rank() == 0;
+    // The new parameters.
+    if (serves)
+      each_worker([&](int worker) { call(Op::message, training_.bytes(), Traffic::parameters, worker); });
+    else
+      call(Op::message, training_.bytes(), Traffic::parameters, 0, true);
+    forward();
+    const auto begun = rank_.clock();
+    tell_shares();
+    rank_.compute(training_.backward);
+    // Which gradients there are, and the gradients.
+    for (const auto& [bytes, traffic] :
+         {std::pair(training_.parameters, Traffic::control), std::pair(training_.bytes(), Traffic::gradients)}) {
+      if (serves)
+        each_worker([&, b = bytes, t = traffic](int worker) { call(Op::message, b, t, worker, true); });
+      else
+        call(Op::message, bytes, traffic);
+    }
+    rank_.mark("backward", "backward", begun);
+  }
+
+  comm::simulated::SimulatedRank& rank_;
+  const Training& training_;
+  double exposed_ = 0;
+};
+
+struct TrainingTimes {
+  double step = 0;     ///< seconds of a step, the mean over the steps, of the last rank
+  double exposed = 0;  ///< of them: seconds in which a rank waits for communication, the mean over the ranks
+  comm::simulated::SimulatedTimes times = {};
+};
+
+/// Trains for so many steps, `options.ranks` ranks with a batch each. Throws UsageError for times and sizes out of
+/// range.
+[[gnu::cold]] inline TrainingTimes simulate_training(comm::simulated::SimulationOptions options,
+                                                     const Training& training, int steps) {
+  check<UsageError>(steps >= 1 && steps <= 100'000, "simulate_training: ", steps, " steps, expected 1 to 100000");
+  check<UsageError>(training.period >= 1, "simulate_training: the period is at least 1 step, got ", training.period);
+  check<UsageError>(!training.buckets.empty(), "simulate_training: no buckets");
+  double last = 0;
+  for (const auto& bucket : training.buckets) {
+    check<UsageError>(bucket.ready >= last && bucket.ready <= training.backward,
+                      "simulate_training: a bucket that is full after ", bucket.ready, " s, expected ", last, " to ",
+                      training.backward);
+    last = bucket.ready;
+  }
+  options.true_numbers = false;
+  std::vector<double> exposed(static_cast<std::size_t>(std::max(options.ranks, 0)));
+  TrainingTimes out;
+  out.times = comm::simulated::simulate(options, [&](comm::simulated::SimulatedRank& rank) {
+    TrainingRank self(rank, training);
+    for (int step = 0; step < steps; ++step) self.step(step);
+    exposed[static_cast<std::size_t>(rank.rank())] = self.exposed();
+  });
+  out.step = out.times.seconds() / steps;
+  for (const double one : exposed) out.exposed += one / options.ranks / steps;
+  return out;
+}
+
+}  // namespace chorus::simulated
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_TRAINING_HPP
+
+namespace chorus::simulated {
+
+/// The last whole step of rank 0: its forward and optimizer spans, and what backward computes, which is its span less
+/// what it waits for; buckets as they were full, by the same count. Throws FileError for a file that can't be read, is
+/// no trace, or has no such step.
+[[gnu::cold]] inline Training recorded_training(const std::string& path) {
+  std::ifstream file(path);
+  check<FileError>(file.good(), printable(path), ": the trace cannot be opened");
+  std::string text{std::istreambuf_iterator<char>(file), {}};
+  // That of a run that was killed is an array without an end, whose last line may be cut off.
+  if (const auto end = text.rfind("},\n"); text.starts_with('[') && end != text.npos && !nlohmann::json::accept(text))
+    text = text.substr(0, end + 1) + ']';
+  struct Event {
+    std::string phase, kind;
+    std::int64_t pid = 0, bytes = 0;
+    double begin = 0, end = 0;
+  };
+  std::vector<Event> events;
+  try {
+    const auto all = nlohmann::json::parse(text);
+    for (const auto& json : all.is_array() ? all : all.at("traceEvents")) {
+      Event event{.phase = json.at("ph"), .kind = json.value("cat", ""), .pid = json.at("pid")};
+      if (event.pid != 1 || (event.phase != "X" && event.phase != "i")) continue;
+      event.begin = json.at("ts").get<double>() * 1e-6;
+      event.end = event.begin + json.value("dur", 0.0) * 1e-6;
+      if (event.kind == "bucket") event.bytes = json.at("args").at("bytes");
+      check<FileError>(std::isfinite(event.begin) && event.end >= event.begin && event.bytes >= 0, printable(path),
+                       ": an event of ", event.begin, " to ", event.end, " s");
+      events.push_back(event);
+    }
+  } catch (const nlohmann::json::exception& error) {
+    fail<FileError>(printable(path), ": no trace of chorus': ", printable(error.what()));
+  }
+  const auto is = [](const Event& event, const char* kind) { return event.kind == kind; };
+  const Event* step = nullptr;
+  const auto last_in = [&](const char* kind) -> const Event* {
+    const Event* last = nullptr;
+    for (const auto& event : events)
+      if (is(event, kind) && (step == nullptr || (event.begin >= step->begin && event.end <= step->end)) &&
+          (last == nullptr || event.begin > last->begin))
+        last = &event;
+    return last;
+  };
+  step = last_in("step");
+  check<FileError>(step != nullptr, printable(path), ": no step of rank 0");
+  const auto* const forward = last_in("forward");
+  const auto* const backward = last_in("backward");
+  const auto* const optimizer = last_in("optimizer");
+  check<FileError>(forward != nullptr && backward != nullptr, printable(path), ": no ",
+                   forward == nullptr ? "forward" : "backward", " span in rank 0's last step");
+  // Seconds from backward's begin to `end` in which it doesn't wait.
+  const auto computed = [&](double end) {
+    double waited = 0;
+    for (const auto& event : events)
+      if (is(event, "wait")) waited += std::max(0.0, std::min(end, event.end) - std::max(backward->begin, event.begin));
+    return std::max(0.0, end - backward->begin - waited);
+  };
+  Training out{.forward = forward->end - forward->begin,
+               .backward = computed(backward->end),
+               .optimizer = optimizer == nullptr ? 0 : optimizer->end - optimizer->begin};
+  for (const auto& event : events)
+    if (is(event, "bucket") && event.begin >= backward->begin && event.begin <= backward->end)
+      out.buckets.push_back({std::min(computed(event.begin), out.backward), static_cast<std::size_t>(event.bytes)});
+  check<FileError>(!out.buckets.empty(), printable(path), ": no buckets in rank 0's last step");
+  std::sort(out.buckets.begin(), out.buckets.end(), [](const auto& a, const auto& b) { return a.ready < b.ready; });
+  return out;
+}
+
+}  // namespace chorus::simulated
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_RECORDED_HPP
+
+// <chorus/train/advice.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRAIN_ADVICE_HPP
+#define CHORUS_SINGLE_CHORUS_TRAIN_ADVICE_HPP
+/// What a trace's numbers mean, in sentences, and what might make the run faster or better, each with the figures
+/// behind it. What a trace does not tell is left out.
+
+// <chorus/train/trace_facts.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRAIN_TRACE_FACTS_HPP
+#define CHORUS_SINGLE_CHORUS_TRAIN_TRACE_FACTS_HPP
+/// What a trace says of a run in numbers: where a step's time goes, what moves, and who waits for whom.
+
+// <chorus/train/trace_reader.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRAIN_TRACE_READER_HPP
+#define CHORUS_SINGLE_CHORUS_TRAIN_TRACE_READER_HPP
+/// Reads the files that TraceRecorder writes, also those of a run that ended while it recorded.
+
+namespace chorus {
+
+/// Something that took time; of an instant, `begin` and `end` are one. In us from the window's start.
+struct TraceSpan {
+  int lane = 0;  ///< of its process, from 1: see trace::Lane
+  double begin = 0, end = 0;
+  std::string category = {}, name = {};
+  nlohmann::json args = nlohmann::json::object();
+};
+/// What was counted, from `at` on.
+struct TraceCounter {
+  double at = 0;
+  std::string name = {};                             ///< "memory, bytes" or "sent to 1, bytes"
+  nlohmann::json values = nlohmann::json::object();  ///< numbers by name
+};
+/// One end of an arrow; both have its category and its id.
+struct TraceArrowEnd {
+  bool leaves = true;  ///< the end from which it comes
+  int process = 0;     ///< rank or device
+  double at = 0;
+  std::string category = {};
+  std::int64_t id = 0;
+};
+/// A rank or a device; each list in order of time.
+struct TraceProcess {
+  std::string name = {};
+  std::vector<TraceSpan> spans = {}, instants = {};
+  std::vector<TraceCounter> counters = {};
+};
+
+/// A few steps of a training run, as its file tells of them.
+struct Trace {
+  std::string file = {};
+  /// The file's: "policy", "devices", "device_kind", "first_step", "steps", "peak", "notes". These are all there, and
+  /// of their kind; a run that was killed may have told no peaks and no notes.
+  nlohmann::json metadata = {};
+  std::vector<TraceProcess> processes = {};  ///< by rank or device
+  std::vector<TraceArrowEnd> arrows = {};
+  std::vector<nlohmann::json> events = {};  ///< all, as they are in the file
+
+  std::string policy() const { return metadata.at("policy"); }
+  int devices() const { return metadata.at("devices"); }
+  /// What the run has told of itself, a number; null where it has not, or told something else.
+  const nlohmann::json& number(const char* note) const {
+    static const nlohmann::json none;
+    const auto& notes = metadata.at("notes");
+    const auto found = notes.find(note);
+    return found != notes.end() && found->is_number() ? *found : none;
+  }
+};
+
+namespace detail {
+
+/// Puts together a Trace out of a file's events. Errors are FileErrors that name the file.
+class TraceReader {
+ public:
+  using json = nlohmann::json;
+  static constexpr int most_processes = 4096;
+
+  explicit TraceReader(std::string file) { trace_.file = std::move(file); }
+
+  Trace read(std::string_view text) {
+    const auto first = text.find_first_not_of(" \t\r\n");
+    expect(first != text.npos, "got an empty file");
+    if (text[first] == '[')
+      read_lines(text.substr(first + 1));
+    else
+      read_whole(text);
+    for (auto& process : trace_.processes) {
+      const auto by_begin = [](const TraceSpan& a, const TraceSpan& b) {
+        return a.begin != b.begin ? a.begin < b.begin : a.end > b.end;
+      };
+      std::stable_sort(process.spans.begin(), process.spans.end(), by_begin);
+      std::stable_sort(process.instants.begin(), process.instants.end(), by_begin);
+      std::stable_sort(process.counters.begin(), process.counters.end(),
+                       [](const TraceCounter& a, const TraceCounter& b) { return a.at < b.at; });
+    }
+    return std::move(trace_);
+  }
+
+ private:
+  template <class... Parts>
+  [[noreturn]] void refuse(const Parts&... parts) const {
+    fail<FileError>("trace '", trace_.file,
+                    "': expected a file that train_classifier --trace or another program of "
+                    "chorus has written; ",
+                    parts...);
+  }
+  template <class... Parts>
+  void expect(bool good, const Parts&... parts) const {
+    if (!good) refuse(parts...);
+  }
+
+  void read_whole(std::string_view text) {
+    auto file = json::parse(text.begin(), text.end(), nullptr, false);
+    expect(!file.is_discarded(), "it is not valid JSON, or ends early");
+    expect(file.is_object() && file.contains("traceEvents") && file["traceEvents"].is_array(),
+           "it has no list \"traceEvents\"");
+    expect(file.contains("metadata") && file["metadata"].is_object() && file["metadata"].contains("chorus"),
+           "its \"metadata\" does not say \"chorus\"");
+    trace_.metadata = std::move(file["metadata"]);
+    check_metadata();
+    for (auto& event : file["traceEvents"]) add(std::move(event));
+  }
+
+  // A rank's own file, an event a line. Where the run was killed its last line may be cut off.
+  void read_lines(std::string_view text) {
+    std::vector<json> events;
+    json head, end;
+    for (std::size_t number = 2; !text.empty();) {
+      const auto length = std::min(text.find('\n'), text.size());
+      auto line = text.substr(0, length);
+      const bool last = text.find_first_not_of(" \t\r\n", length) == text.npos;
+      text.remove_prefix(std::min(length + 1, text.size()));
+      while (!line.empty() && (line.back() == '\r' || line.back() == ' ' || line.back() == ',')) line.remove_suffix(1);
+      if (line.empty() || line == "]") {
+        number += events.empty() && line.empty() ? 0 : 1;
+        continue;
+      }
+      auto event = json::parse(line.begin(), line.end(), nullptr, false);
+      if (event.is_discarded() && last) break;
+      expect(event.is_object(), "line ", number, " is not an event");
+      const auto name = event.value("name", json());
+      if (name == "chorus")
+        head = event.value("args", json());
+      else if (name == "chorus end")
+        end = event.value("args", json());
+      else
+        events.push_back(std::move(event));
+      ++number;
+    }
+    expect(head.is_object(), "its first event is not named \"chorus\"");
+    std::set<json> processes, steps;
+    for (const auto& event : events) {
+      processes.insert(event.value("pid", json()));
+      if (event.value("cat", json()) == "step") steps.insert(event.value("name", json()));
+    }
+    const bool distributed = head.value("distributed", json(0)) != 0;
+    trace_.metadata = {
+        {"chorus", 1},
+        {"policy", head.value("policy", json())},
+        {"devices", distributed ? head.value("ranks", json()) : json(std::max<std::size_t>(1, processes.size()))},
+        {"device_kind", head.value("device_kind", json())},
+        {"first_step", head.value("first_step", json())},
+        {"steps", steps.size()},
+        {"clock_error_us", nullptr},
+        {"peak", json::array()},
+        {"notes", json::object()}};
+    if (end.is_object()) {
+      if (end.value("peaks", json()).is_object())
+        for (auto& peak : end["peaks"]) trace_.metadata["peak"].push_back(peak);
+      if (end.value("notes", json()).is_object()) trace_.metadata["notes"] = end["notes"];
+    }
+    check_metadata();
+    for (auto& event : events) add(std::move(event));
+  }
+
+  void check_metadata() {
+    auto& about = trace_.metadata;
+    const auto is_count = [&](const char* key, int least, int most) {
+      const auto value = about.value(key, json());
+      return value.is_number_integer() && value >= least && value <= most;
+    };
+    constexpr int many = 1 << 30;
+    for (const char* key : {"policy", "device_kind"})
+      expect(about.value(key, json()).is_string(), "its metadata has no text \"", key, "\"");
+    expect(is_count("devices", 1, most_processes), "its metadata has no number \"devices\" from 1 to ", most_processes);
+    for (const char* key : {"first_step", "steps"})
+      expect(is_count(key, 0, many), "its metadata has no number \"", key, "\"");
+    if (!about.contains("notes")) about["notes"] = json::object();
+    if (!about.contains("peak")) about["peak"] = json::array();
+    expect(about["notes"].is_object(), "its \"notes\" are no object");
+    expect(about["peak"].is_array(), "its \"peak\" is no list");
+    for (const auto& peak : about["peak"])
+      expect(peak.is_null() || are_numbers(peak), "its \"peak\" has something else than bytes by kind");
+    trace_.processes.resize(static_cast<std::size_t>(trace_.devices()));
+  }
+  static bool are_numbers(const json& values) {
+    return values.is_object() && std::all_of(values.begin(), values.end(), [](const json& v) { return v.is_number(); });
+  }
+
+  double time(const json& event, const char* key) const {
+    const auto value = event.value(key, json());
+    expect(value.is_number() && std::abs(value.get<double>()) < 1e15, "event ", trace_.events.size() + 1,
+           " has no time \"", key, "\"");
+    return value;
+  }
+  std::string text(const json& event, const char* key) const {
+    const auto value = event.value(key, json(""));
+    expect(value.is_string(), "event ", trace_.events.size() + 1, " has a \"", key, "\" that is no text");
+    return value;
+  }
+
+  void add(json event) {
+    const auto number = trace_.events.size() + 1;
+    expect(event.is_object(), "event ", number, " is no object");
+    const auto phase = text(event, "ph");
+    expect(phase.size() == 1, "event ", number, " has no \"ph\" of one letter");
+    const auto pid = event.value("pid", json());
+    expect(pid.is_number_integer() && pid >= 1 && pid <= trace_.devices(), "event ", number,
+           " has no \"pid\" from 1 to ", trace_.devices());
+    const int place = pid.get<int>() - 1;
+    auto& process = trace_.processes[static_cast<std::size_t>(place)];
+    const auto tid = event.value("tid", json(10 * (place + 1)));
+    expect(tid.is_number_integer() && tid >= 0 && tid <= 1 << 30, "event ", number,
+           " has a \"tid\" that is no number of a thread");
+    auto args = event.value("args", json::object());
+    expect(args.is_object(), "event ", number, " has \"args\" that are no object");
+    if (phase == "M") {
+      if (text(event, "name") == "process_name") process.name = text(args, "name");
+    } else if (phase == "C") {
+      expect(are_numbers(args), "event ", number, " counts something else than numbers");
+      process.counters.push_back({time(event, "ts"), text(event, "name"), std::move(args)});
+    } else if (phase == "X" || phase == "i") {
+      const auto begin = time(event, "ts"), length = phase == "X" ? time(event, "dur") : 0;
+      expect(length >= 0, "event ", number, " ends before it begins");
+      TraceSpan span{tid.get<int>() - 10 * (place + 1),
+                     begin,
+                     begin + length,
+                     text(event, "cat"),
+                     text(event, "name"),
+                     std::move(args)};
+      (phase == "X" ? process.spans : process.instants).push_back(std::move(span));
+    } else if (phase == "s" || phase == "f") {
+      const auto id = event.value("id", json());
+      expect(id.is_number_integer(), "event ", number, " is an arrow without an \"id\"");
+      trace_.arrows.push_back({phase == "s", place, time(event, "ts"), text(event, "cat"), id.get<std::int64_t>()});
+    }
+    trace_.events.push_back(std::move(event));
+  }
+
+  Trace trace_;
+};
+
+}  // namespace detail
+
+/// What the text of a trace file says; `file` is its name, for messages. Throws FileError for what is no trace of
+/// chorus.
+inline Trace parse_trace(std::string_view text, std::string file) {
+  return detail::TraceReader(std::move(file)).read(text);
+}
+
+/// Reads a trace file: the whole of a run, or the list of events of a run that was killed, whose last line may be cut
+/// off. Throws FileError for one that cannot be read, is larger than 256 MiB, or is no trace of chorus.
+inline Trace read_trace(const std::string& path) {
+  struct Close {
+    void operator()(std::FILE* file) const { std::fclose(file); }
+  };
+  constexpr std::size_t most = std::size_t{256} << 20;
+  const std::unique_ptr<std::FILE, Close> file(std::fopen(path.c_str(), "rbe"));
+  check<FileError>(file != nullptr, "trace: cannot read '", path, "': ", std::strerror(errno));
+  std::string text;
+  for (std::vector<char> part(1 << 16);;) {
+    const auto count = std::fread(part.data(), 1, part.size(), file.get());
+    text.append(part.data(), count);
+    check<FileError>(std::ferror(file.get()) == 0, "trace: cannot read '", path, "': ", std::strerror(errno));
+    check<FileError>(text.size() <= most, "trace '", path, "': expected at most ", most, " bytes, it has more");
+    if (count == 0) return parse_trace(text, path);
+  }
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_TRAIN_TRACE_READER_HPP
+
+namespace chorus {
+
+/// What one rank or device sends another in the median step, of one kind, and what it should be.
+struct TraceLink {
+  int from = 0, to = 0;
+  std::string kind = {};
+  double bytes = 0;
+  std::optional<double> formula = {};  ///< where there is one
+  std::string rule = {};               ///< the formula
+};
+/// How long others waited for a rank that came last to a call of all, a step, on average over all steps.
+struct TraceLate {
+  int rank = 0;
+  double us = 0;     ///< of each call, the one who waited longest
+  double times = 0;  ///< calls a step
+};
+
+/// Of a run, all but `step_us` and `late` of its median step. Lists are by rank or device.
+struct TraceFacts {
+  std::string policy = {};
+  int devices = 1;
+  int steps = 0;        ///< that were recorded
+  int median_step = 0;  ///< its number: half of the steps, or fewer, took less time on their slowest device
+  double step_us = 0;   ///< how long that took
+  /// Forward, backward and optimizer passes, without the time in which they wait for communication; of passes within
+  /// passes, as DataParallel's, the innermost.
+  std::vector<double> compute_us = {};
+  std::vector<double> communication_us = {};  ///< in which calls or copies were under way
+  /// In which the program waited for them; under DataParallel, whose copies do not run beside computing, all that is
+  /// outside of passes.
+  std::vector<double> exposed_us = {};
+  std::optional<double> hidden = {};     ///< part of communication beside which the same device computed
+  std::vector<double> utilisation = {};  ///< computing / the device's step
+  std::vector<double> loader_us = {};    ///< waiting for the next batch
+  std::vector<double> samples = {};      ///< its share of the batch; 0 where the trace does not say
+  std::optional<double> gradient_bytes = {};
+  std::vector<TraceLink> links = {};
+  std::vector<TraceLate> late = {};
+  nlohmann::json peak = nlohmann::json::array();  ///< as in the metadata
+};
+
+namespace detail {
+
+/// Stretches of time, in order, without overlaps.
+class TimeSet {
+ public:
+  TimeSet() = default;
+  explicit TimeSet(std::vector<std::pair<double, double>> stretches) {
+    std::sort(stretches.begin(), stretches.end());
+    for (const auto& [begin, end] : stretches) {
+      if (end <= begin) continue;
+      if (!parts_.empty() && begin <= parts_.back().second)
+        parts_.back().second = std::max(parts_.back().second, end);
+      else
+        parts_.emplace_back(begin, end);
+    }
+  }
+  double length() const {
+    double sum = 0;
+    for (const auto& [begin, end] : parts_) sum += end - begin;
+    return sum;
+  }
+  TimeSet both(const TimeSet& other) const {
+    std::vector<std::pair<double, double>> out;
+    for (auto a = parts_.begin(), b = other.parts_.begin(); a != parts_.end() && b != other.parts_.end();) {
+      out.emplace_back(std::max(a->first, b->first), std::min(a->second, b->second));
+      a->second < b->second ? ++a : ++b;
+    }
+    return TimeSet(std::move(out));
+  }
+  TimeSet without(const TimeSet& other) const {
+    std::vector<std::pair<double, double>> gaps;
+    double from = -std::numeric_limits<double>::infinity();
+    for (const auto& [begin, end] : other.parts_) {
+      gaps.emplace_back(from, begin);
+      from = end;
+    }
+    gaps.emplace_back(from, std::numeric_limits<double>::infinity());
+    return both(TimeSet(std::move(gaps)));
+  }
+
+ private:
+  std::vector<std::pair<double, double>> parts_;
+};
+
+struct StepTime {
+  double begin = 0, end = 0;
+};
+/// When each step was on each rank, by its number; under a policy of one process all devices have the first one's.
+inline std::map<int, std::vector<StepTime>> step_times(const Trace& trace) {
+  std::map<int, std::vector<StepTime>> steps;
+  for (std::size_t place = 0; place < trace.processes.size(); ++place)
+    for (const auto& span : trace.processes[place].spans) {
+      if (span.category != "step" || !span.args.value("step", nlohmann::json()).is_number_integer()) continue;
+      auto& times = steps[span.args.at("step").get<int>()];
+      if (times.empty()) times.assign(trace.processes.size(), StepTime{span.begin, span.end});
+      times[place] = {span.begin, span.end};
+    }
+  return steps;
+}
+inline double slowest(const std::vector<StepTime>& times) {
+  double most = 0;
+  for (const auto& [begin, end] : times) most = std::max(most, end - begin);
+  return most;
+}
+
+/// The parts of a process' spans of one of the categories that lie in a step. `innermost`: of those that hold others of
+/// their lane, only the others.
+inline TimeSet time_of(const TraceProcess& process, std::initializer_list<std::string_view> categories,
+                       const StepTime& step, bool innermost = false) {
+  std::vector<std::pair<double, double>> stretches;
+  std::map<int, std::pair<double, double>> before;  // by lane: the last stretch, which may turn out to hold another
+  const auto put = [&](const std::pair<double, double>& stretch) {
+    stretches.emplace_back(std::max(stretch.first, step.begin), std::min(stretch.second, step.end));
+  };
+  for (const auto& span : process.spans) {
+    if (std::find(categories.begin(), categories.end(), span.category) == categories.end()) continue;
+    if (const auto last = before.find(span.lane); last != before.end()) {
+      if (!innermost || span.begin >= last->second.second) put(last->second);
+    }
+    before[span.lane] = {span.begin, span.end};
+  }
+  for (const auto& [lane, stretch] : before) put(stretch);
+  return TimeSet(std::move(stretches));
+}
+
+inline double number_of(const nlohmann::json& args, const char* key, double otherwise = 0) {
+  const auto found = args.find(key);
+  return found != args.end() && found->is_number() ? found->get<double>() : otherwise;
+}
+inline std::string text_of(const nlohmann::json& args, const char* key) {
+  const auto found = args.find(key);
+  return found != args.end() && found->is_string() ? found->get<std::string>() : "";
+}
+
+/// What a rank sends each other one in a step's all_reduces of `kind`, by the algorithms that ran them: a ring's rank
+/// sends all of its 2 (N-1)/N K to the next one, the direct algorithms 2 K/N to each. Nothing where another one ran.
+inline std::optional<std::map<int, double>> all_reduce_links(const TraceProcess& process, int rank, int ranks,
+                                                             const StepTime& step, std::string_view kind) {
+  std::map<int, double> out;
+  for (const auto& span : process.spans) {
+    if (span.category != "comm" || span.begin < step.begin || span.begin >= step.end) continue;
+    if (text_of(span.args, "traffic") != kind) continue;
+    const auto algorithm = text_of(span.args, "algorithm");
+    if (text_of(span.args, "op") != "all_reduce" || span.args.contains("group")) return std::nullopt;
+    const double bytes = number_of(span.args, "bytes");
+    if (algorithm == "ring")
+      out[(rank + 1) % ranks] += 2.0 * (ranks - 1) / ranks * bytes;
+    else if (algorithm == "direct" || algorithm == "in_place")
+      for (int to = 0; to < ranks; ++to) out[to] += to == rank ? 0 : 2.0 / ranks * bytes;
+    else
+      return std::nullopt;
+  }
+  if (out.empty()) return std::nullopt;
+  return out;
+}
+
+/// The formula of a link, or nothing.
+inline void add_formula(TraceLink& link, const Trace& trace, const TraceFacts& facts, const StepTime& step) {
+  const auto& sender = trace.processes[static_cast<std::size_t>(link.from)];
+  const bool by_all_reduce =
+      (facts.policy == "ddp" && link.kind == "gradients") || (facts.policy == "local_sgd" && link.kind == "parameters");
+  if (by_all_reduce) {
+    const auto links = all_reduce_links(sender, link.from, facts.devices, step, link.kind);
+    if (!links || !links->contains(link.to)) return;
+    link.formula = links->at(link.to);
+    double all = 0;
+    int others = 0;
+    for (const auto& [to, bytes] : *links) {
+      all += bytes;
+      others += bytes > 0 ? 1 : 0;
+    }
+    link.rule = others == 1 ? "2 (N-1)/N K" : "2 K/N";
+  } else if (facts.policy == "dp" || facts.policy == "parameter_server") {
+    const bool down = link.kind == "parameters" && link.from == 0, up = link.kind == "gradients" && link.to == 0;
+    if ((down || up) && facts.gradient_bytes) {
+      link.formula = *facts.gradient_bytes;
+      const double more = link.bytes - *link.formula;
+      link.rule = more > 0 && more < 0.01 * *link.formula ? "K without what fills up between parameters" : "K";
+    } else if (const auto& sample = trace.number("sample_bytes");
+               facts.policy == "dp" && link.kind == "inputs" && link.from == 0 && sample.is_number()) {
+      const double share = facts.samples[static_cast<std::size_t>(link.to)];
+      if (share > 0) {
+        link.formula = share * sample.get<double>();
+        link.rule = "its share of the inputs";
+      }
+    }
+  }
+}
+
+inline std::vector<TraceLink> links_of(const Trace& trace, const TraceFacts& facts, const std::vector<StepTime>& step) {
+  std::vector<TraceLink> out;
+  for (std::size_t place = 0; place < trace.processes.size(); ++place) {
+    std::map<std::pair<int, std::string>, double> before, after;  // until the step's begin and its end
+    for (const auto& counter : trace.processes[place].counters) {
+      constexpr std::string_view prefix = "sent to ";
+      if (!counter.name.starts_with(prefix) || counter.at > step[place].end) continue;
+      const auto name = counter.name.substr(prefix.size());
+      int to = -1;
+      std::from_chars(name.data(), name.data() + name.size(), to);
+      if (to < 0 || to >= facts.devices) continue;
+      for (const auto& [kind, value] : counter.values.items()) {
+        after[{to, kind}] = value.get<double>();
+        if (counter.at <= step[place].begin) before[{to, kind}] = value.get<double>();
+      }
+    }
+    for (const auto& [link, sum] : after) {
+      const double sent = sum - before[link];
+      if (sent <= 0) continue;
+      out.push_back({.from = static_cast<int>(place), .to = link.first, .kind = link.second, .bytes = sent});
+      add_formula(out.back(), trace, facts, step[place]);
+    }
+  }
+  return out;
+}
+
+inline std::vector<TraceLate> late_of(const Trace& trace, int steps) {
+  std::map<std::int64_t, const TraceArrowEnd*> from;
+  for (const auto& arrow : trace.arrows)
+    if (arrow.category == "late" && arrow.leaves) from[arrow.id] = &arrow;
+  std::vector<std::vector<const TraceSpan*>> calls(trace.processes.size());  // by their begin
+  for (std::size_t place = 0; place < trace.processes.size(); ++place)
+    for (const auto& span : trace.processes[place].spans)
+      if (span.category == "comm") calls[place].push_back(&span);
+  std::map<std::pair<int, double>, double> longest;  // of a call: by who came last, and when
+  for (const auto& arrow : trace.arrows) {
+    const auto start = from.find(arrow.id);
+    if (arrow.category != "late" || arrow.leaves || start == from.end()) continue;
+    auto& most = longest[{start->second->process, start->second->at}];
+    const auto& own = calls[static_cast<std::size_t>(arrow.process)];
+    auto span = std::upper_bound(own.begin(), own.end(), std::min(start->second->at, arrow.at),
+                                 [](double at, const TraceSpan* each) { return at < each->begin; });
+    constexpr int groups = 8;  // whose calls may be under way beside each other
+    for (int i = 0; i < groups && span != own.begin(); ++i)
+      if (--span; arrow.at <= (*span)->end) {
+        most = std::max(most, start->second->at - (*span)->begin);
+        break;
+      }
+  }
+  std::map<int, TraceLate> by_rank;
+  for (const auto& [call, us] : longest) {
+    auto& late = by_rank[call.first];
+    late.rank = call.first;
+    late.us += us;
+    ++late.times;
+  }
+  std::vector<TraceLate> out;
+  for (const auto& [rank, late] : by_rank) out.push_back({rank, late.us / steps, late.times / steps});
+  return out;
+}
+
+}  // namespace detail
+
+/// The facts of a run. Throws FileError for a trace without a complete step.
+inline TraceFacts facts_of(const Trace& trace) {
+  const auto steps = detail::step_times(trace);
+  check<FileError>(
+      !steps.empty(), "trace '", trace.file,
+      "': expected a complete step, it has none: the run ended in the first one that was recorded, or before");
+  TraceFacts facts;
+  facts.policy = trace.policy();
+  facts.devices = trace.devices();
+  facts.steps = static_cast<int>(steps.size());
+  std::vector<std::pair<double, int>> lengths;
+  for (const auto& [number, times] : steps) lengths.emplace_back(detail::slowest(times), number);
+  std::sort(lengths.begin(), lengths.end());
+  std::tie(facts.step_us, facts.median_step) = lengths[(lengths.size() - 1) / 2];
+  const auto& step = steps.at(facts.median_step);
+  double communicating = 0, beside = 0;
+  for (std::size_t place = 0; place < trace.processes.size(); ++place) {
+    const auto& process = trace.processes[place];
+    const auto of = [&](std::initializer_list<std::string_view> categories, bool innermost = false) {
+      return detail::time_of(process, categories, step[place], innermost);
+    };
+    const auto communication = of({"comm", "copy"}), waits = of({"wait"});
+    const auto passes = of({"forward", "backward", "optimizer"}, true).without(waits);
+    const auto exposed = facts.policy == "dp" ? communication.without(passes) : waits;
+    const double length = step[place].end - step[place].begin;
+    facts.compute_us.push_back(passes.length());
+    facts.communication_us.push_back(communication.length());
+    facts.exposed_us.push_back(exposed.length());
+    facts.utilisation.push_back(length > 0 ? passes.length() / length : 0);
+    facts.loader_us.push_back(of({"loader"}).length());
+    communicating += communication.length();
+    beside += communication.both(passes).length();
+    double samples = 0;
+    for (const auto& span : process.spans)
+      if (span.category == "loader") samples = std::max(samples, detail::number_of(span.args, "samples"));
+    facts.samples.push_back(samples);
+  }
+  if (facts.policy == "dp") {  // whose one loader has the whole batch; the first shares may be larger by one sample
+    const auto batch = static_cast<std::int64_t>(facts.samples.front());
+    for (int i = 0; i < facts.devices; ++i)
+      facts.samples[static_cast<std::size_t>(i)] =
+          static_cast<double>(batch / facts.devices + (i < batch % facts.devices ? 1 : 0));
+  }
+  if (communicating > 0) facts.hidden = beside / communicating;
+  if (const auto& bytes = trace.number("gradient_bytes"); bytes.is_number()) facts.gradient_bytes = bytes.get<double>();
+  facts.links = detail::links_of(trace, facts, step);
+  facts.late = detail::late_of(trace, facts.steps);
+  facts.peak = trace.metadata.at("peak");
+  return facts;
+}
+
+/// The same as JSON: what is not known is null.
+inline nlohmann::json to_json(const TraceFacts& facts) {
+  using nlohmann::json;
+  const auto rounded = [](double value) { return std::round(value * 1000) / 1000; };
+  const auto known = [](const std::optional<double>& value) { return value ? json(*value) : json(); };
+  const auto list = [&](std::vector<double> values) {
+    std::transform(values.begin(), values.end(), values.begin(), rounded);
+    return values;
+  };
+  json links = json::array(), late = json::array();
+  for (const auto& link : facts.links)
+    links.push_back({{"from", link.from},
+                     {"to", link.to},
+                     {"kind", link.kind},
+                     {"bytes", link.bytes},
+                     {"formula", known(link.formula)},
+                     {"rule", link.rule}});
+  for (const auto& rank : facts.late)
+    late.push_back({{"rank", rank.rank}, {"us", rounded(rank.us)}, {"times", rounded(rank.times)}});
+  return {{"step_us", rounded(facts.step_us)},
+          {"compute_us", list(facts.compute_us)},
+          {"communication_us", list(facts.communication_us)},
+          {"exposed_us", list(facts.exposed_us)},
+          {"hidden", known(facts.hidden)},
+          {"utilisation", list(facts.utilisation)},
+          {"gradient_bytes", known(facts.gradient_bytes)},
+          {"links", links},
+          {"late", late},
+          {"peak", facts.peak}};
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_TRAIN_TRACE_FACTS_HPP
+
+namespace chorus {
+
+/// Something that was measured. `section` is that of chorus-page to which it belongs: happened, timeline, links,
+/// memory, ring, gradients or formulas.
+struct TraceSentence {
+  std::string text = {}, section = {};
+};
+struct TraceAdvice {
+  std::string text = {};
+  std::string figures = {};  ///< what was measured, and how the rest follows from it
+  std::string section = {};
+};
+/// A run as chorus-page shows it.
+struct TracedRun {
+  std::string name = {};
+  Trace trace = {};
+  TraceFacts facts = {};
+};
+
+/// A model of a step under DistributedDataParallel: passes take as long as the device's share of the batch is large,
+/// the optimizer and what is left of the step always the same, and averaging K bytes of N ranks' gradients in B buckets
+///   2 (N-1)/N K/beta + B 2 (N-1) alpha
+/// (a ring's; Thakur, Rabenseifner, Gropp: Optimization of collective communication operations in MPICH, 2005), of
+/// which a constant part lies beside computing. Ranks that come late are not in it.
+struct StepModel {
+  int devices = 1;       ///< of the run
+  double passes_us = 0;  ///< forward and backward of the slowest device
+  double optimizer_us = 0;
+  double other_us = 0;  ///< of the step: neither computing nor waiting
+  double hidden = 0;    ///< part of communication beside which devices compute
+  double bytes = 0;     ///< K
+  int buckets = 0;      ///< B
+  double alpha_us = 0;  ///< a message's
+  double beta = 0;      ///< bytes per us
+  int calls = 0;        ///< of the run from which alpha and beta come; 0: it has no communication
+
+  double communication_us(int n) const {
+    if (n == 1 || calls == 0) return 0;
+    return 2.0 * (n - 1) / n * bytes / beta + buckets * 2.0 * (n - 1) * alpha_us;
+  }
+  /// With `n` devices and a batch `larger` times as large.
+  double step_us(int n, double larger = 1) const {
+    return passes_us * larger * devices / n + optimizer_us + other_us + (1 - hidden) * communication_us(n);
+  }
+};
+
+namespace detail {
+
+inline std::string decimals(double value, int digits) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%.*f", digits, value);
+  return text;
+}
+/// A length of time with three digits or so.
+inline std::string time_text(double us) {
+  if (us == 0) return "0 us";
+  if (us < 9.995) return decimals(us, 1) + " us";
+  if (us < 999.5) return decimals(us, 0) + " us";
+  if (us < 999500) return decimals(us / 1000, us < 9995 ? 2 : us < 99950 ? 1 : 0) + " ms";
+  return decimals(us / 1e6, 2) + " s";
+}
+inline std::string bytes_text(double bytes) {
+  if (bytes < 1024) return decimals(bytes, 0) + " bytes";
+  if (bytes < 1024 * 1024) return decimals(bytes / 1024, 1) + " KiB";
+  if (bytes < 1024.0 * 1024 * 1024) return decimals(bytes / 1024 / 1024, 1) + " MiB";
+  return decimals(bytes / 1024 / 1024 / 1024, 2) + " GiB";
+}
+inline std::string percent_text(double part) { return decimals(100 * part, 0) + " %"; }
+/// 2.00 as 2, 0.05 as 0.05.
+inline std::string number_text(double value) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%.6g", value);
+  return text;
+}
+inline std::string plural(double count, std::string_view noun) {
+  return cat(number_text(count), ' ', noun, count == 1 ? "" : "s");
+}
+inline bool has_ranks(const TraceFacts& facts) { return facts.policy != "dp" && facts.policy != "single"; }
+inline std::string_view place_noun(const TraceFacts& facts) { return has_ranks(facts) ? "rank" : "device"; }
+/// A quantity of all devices: "1 ms" or "1 ms to 2 ms".
+template <class Text>
+std::string range_text(const std::vector<double>& values, const Text& text) {
+  const auto [least, most] = std::minmax_element(values.begin(), values.end());
+  const auto low = text(*least), high = text(*most);
+  return low == high ? low : cat(low, " to ", high);
+}
+inline double most_of(const std::vector<double>& values) {
+  return values.empty() ? 0 : *std::max_element(values.begin(), values.end());
+}
+/// The whole batch, as the run or its loaders have told it; 0 where they have not.
+inline double batch_of(const Trace& trace) {
+  if (const auto& note = trace.number("batch"); note.is_number()) return note.get<double>();
+  double batch = 0;
+  for (const auto& process : trace.processes)
+    for (const auto& span : process.spans)
+      if (span.category == "loader") batch = std::max(batch, number_of(span.args, "batch"));
+  return batch;
+}
+
+/// How long the calls of all ranks took once the last one had come: in the others' spans lies the wait for it.
+struct CallTime {
+  std::string op, traffic;
+  double bucket = -1, bytes = 0, us = 0;
+};
+inline std::vector<CallTime> call_times(const Trace& trace) {
+  std::map<std::pair<std::string, double>, std::pair<CallTime, std::size_t>> calls;
+  for (const auto& process : trace.processes)
+    for (const auto& span : process.spans) {
+      const auto op = text_of(span.args, "op");
+      if (span.category != "comm" || (op != "all_reduce" && op != "all_gather") || span.args.contains("group"))
+        continue;
+      auto& [call, ranks] = calls[{op, number_of(span.args, "sequence", -1)}];
+      const double us = span.end - span.begin;
+      call = {op, text_of(span.args, "traffic"), number_of(span.args, "bucket", -1), number_of(span.args, "bytes"),
+              ranks == 0 ? us : std::min(call.us, us)};
+      ++ranks;
+    }
+  std::vector<CallTime> out;
+  for (const auto& [key, call] : calls)
+    if (call.second == trace.processes.size()) out.push_back(call.first);
+  return out;
+}
+
+inline double total_of(const nlohmann::json& peak) {
+  double sum = 0;
+  if (peak.is_object())
+    for (const auto& bytes : peak) sum += bytes.get<double>();
+  return sum;
+}
+/// A peak's kinds, largest first: "activations 4.1 MiB, parameters 0.2 MiB".
+inline std::string kinds_text(const nlohmann::json& peak) {
+  std::vector<std::pair<double, std::string>> kinds;
+  for (const auto& [kind, bytes] : peak.items())
+    if (bytes.get<double>() > 0) kinds.emplace_back(-bytes.get<double>(), kind);
+  std::sort(kinds.begin(), kinds.end());
+  std::string out;
+  for (const auto& [bytes, kind] : kinds)
+    out += cat(out.empty() ? "" : ", ", kind == "optimizer" ? "optimizer state" : kind, ' ', bytes_text(-bytes));
+  return out;
+}
+
+}  // namespace detail
+
+/// The model, fitted to a run: alpha is the median of its small all_gathers over their N-1 messages, beta what the
+/// all_reduces of its buckets moved over the rest of their time, of each bucket the median's: on a machine whose cores
+/// are shared some calls take many times as long. Nothing for a policy other than ddp and single.
+inline std::optional<StepModel> fit_step_model(const Trace& trace, const TraceFacts& facts) {
+  if (facts.policy != "ddp" && facts.policy != "single") return std::nullopt;
+  StepModel model;
+  model.devices = facts.devices;
+  const auto step = detail::step_times(trace).at(facts.median_step);
+  model.other_us = std::numeric_limits<double>::infinity();
+  for (std::size_t place = 0; place < trace.processes.size(); ++place) {
+    const auto& process = trace.processes[place];
+    const auto waits = detail::time_of(process, {"wait"}, step[place]);
+    const double passes = detail::time_of(process, {"forward", "backward"}, step[place], true).without(waits).length();
+    model.passes_us = std::max(model.passes_us, passes);
+    model.optimizer_us = std::max(model.optimizer_us, facts.compute_us[place] - passes);
+    model.other_us = std::min(model.other_us,
+                              step[place].end - step[place].begin - facts.compute_us[place] - facts.exposed_us[place]);
+  }
+  model.other_us = std::max(0.0, model.other_us);
+  model.hidden = facts.hidden.value_or(0);
+  if (facts.devices == 1) return model;
+  const double n = facts.devices;
+  std::vector<double> small;
+  std::map<double, std::vector<detail::CallTime>> buckets;
+  for (const auto& call : detail::call_times(trace)) {
+    if (call.op == "all_gather" && call.bytes <= 4096) small.push_back(call.us / (n - 1));
+    if (call.op == "all_reduce" && call.traffic == "gradients") buckets[call.bucket].push_back(call);
+  }
+  double us = 0;
+  for (auto& [bucket, calls] : buckets) {
+    const auto middle = calls.begin() + static_cast<std::ptrdiff_t>((calls.size() - 1) / 2);
+    std::nth_element(calls.begin(), middle, calls.end(), [](const auto& a, const auto& b) { return a.us < b.us; });
+    us += middle->us;
+    model.bytes += middle->bytes;
+    model.calls += static_cast<int>(calls.size());
+  }
+  if (model.bytes <= 0 || us <= 0) return std::nullopt;
+  model.buckets = static_cast<int>(buckets.size());
+  if (!small.empty()) {
+    const auto middle = small.begin() + static_cast<std::ptrdiff_t>((small.size() - 1) / 2);
+    std::nth_element(small.begin(), middle, small.end());
+    model.alpha_us = *middle;
+    model.calls += static_cast<int>(small.size());
+  }
+  double rest = us - model.buckets * 2 * (n - 1) * model.alpha_us;
+  if (rest <= 0) {  // small calls say nothing of large ones here
+    model.alpha_us = 0;
+    rest = us;
+  }
+  model.beta = 2 * (n - 1) / n * model.bytes / rest;
+  return model;
+}
+
+/// What was measured, in sentences.
+inline std::vector<TraceSentence> sentences_of(const Trace& trace, const TraceFacts& facts) {
+  using namespace detail;
+  std::vector<TraceSentence> out;
+  const auto noun = place_noun(facts);
+  const auto kind = trace.metadata.at("device_kind").get<std::string>();
+  const int first = trace.metadata.at("first_step");
+  const auto say = [&](std::string_view section, const auto&... parts) {
+    out.push_back({cat(parts...), std::string(section)});
+  };
+  say("happened", "Policy ", facts.policy, " on ", plural(facts.devices, kind + " device"), ": ",
+      plural(facts.steps, "step"), " recorded from step ", first, " on; step ", facts.median_step,
+      ", the median, is shown in full.");
+  if (const double batch = batch_of(trace); batch > 0)
+    say("happened", "A batch has ", plural(batch, "sample"),
+        facts.devices == 1 ? std::string()
+                           : cat("; each ", noun, " has ", range_text(facts.samples, number_text), " of them"),
+        ".");
+  if (const auto& period = trace.number("period"); period.is_number())
+    say("happened", "Ranks take the mean of their parameters every ", number_text(period.get<double>()), " steps.");
+  say("timeline", "A step takes ", time_text(facts.step_us), " (median of ", facts.steps, ", slowest ", noun, ").");
+  say("timeline", "In it a ", noun, " computes for ", range_text(facts.compute_us, time_text),
+      " (t1): ", range_text(facts.utilisation, percent_text), " of its step.");
+  if (most_of(facts.communication_us) > 0) {
+    say("timeline", "Communication is under way for ", range_text(facts.communication_us, time_text),
+        " (t2); the program waits for it ", range_text(facts.exposed_us, time_text), ", and ",
+        percent_text(facts.hidden.value_or(0)), " of it lies beside computing.");
+  } else if (facts.devices > 1) {
+    int with = 0;
+    double most = 0;
+    for (const auto& [number, times] : step_times(trace)) {
+      double longest = 0;
+      for (std::size_t place = 0; place < times.size(); ++place)
+        longest = std::max(longest, time_of(trace.processes[place], {"comm", "copy"}, times[place]).length());
+      with += longest > 0 ? 1 : 0;
+      most = std::max(most, longest);
+    }
+    say("timeline", "No communication lies in this step; ",
+        with == 0 ? std::string("nor in another one that was recorded.")
+                  : cat(with, " of the ", facts.steps, " recorded steps ", with == 1 ? "has" : "have", " up to ",
+                        time_text(most), " of it."));
+  }
+  auto latest = facts.late;
+  std::sort(latest.begin(), latest.end(), [](const TraceLate& a, const TraceLate& b) { return a.us > b.us; });
+  for (std::size_t i = 0; i < std::min<std::size_t>(3, latest.size()); ++i)
+    say("timeline", "Others waited for rank ", latest[i].rank, " ", time_text(latest[i].us), " a step, in ",
+        decimals(latest[i].times, 1), " calls a step to which it came last.");
+  if (latest.size() > 3)
+    say("timeline", "They waited less for ", plural(static_cast<double>(latest.size() - 3), "other rank"), ".");
+  if (const double us = most_of(facts.loader_us); us > 0)
+    say("timeline", "The longest wait for the next batch took ", time_text(us), " of the step.");
+  // Of many links, those that carry the same together.
+  std::map<std::tuple<std::string, double, double, std::string>, std::vector<const TraceLink*>> alike;
+  for (const auto& link : facts.links)
+    if (link.kind != "control") alike[{link.kind, link.bytes, link.formula.value_or(-1), link.rule}].push_back(&link);
+  for (const auto& [carried, links] : alike) {
+    const auto rest = cat(decimals(links.front()->bytes, 0), " bytes of ", links.front()->kind,
+                          links.front()->formula ? cat("; the formula, ", links.front()->rule, ", gives ",
+                                                       decimals(*links.front()->formula, 0))
+                                                 : std::string(),
+                          ".");
+    if (links.size() > 4)
+      say("links", "In a step each of ", links.size(), " links between ", noun, "s carries ", rest);
+    else
+      for (const auto* link : links)
+        say("links", "In a step ", noun, ' ', link->from, " sends ", noun, ' ', link->to, " ", rest);
+  }
+  std::size_t fullest = 0;
+  for (std::size_t place = 0; place < facts.peak.size(); ++place)
+    if (total_of(facts.peak[place]) > total_of(facts.peak[fullest])) fullest = place;
+  for (std::size_t place = 0; place < facts.peak.size(); ++place)
+    if (const auto total = total_of(facts.peak[place]); total > 0 && (facts.peak.size() <= 8 || place == fullest))
+      say("memory", "At its peak ", noun, ' ', place, facts.peak.size() <= 8 ? "" : ", which has most,", " holds ",
+          bytes_text(total), ": ", kinds_text(facts.peak[place]), ".");
+  std::set<double> buckets;
+  double first_full = -1, backward_end = 0;
+  const auto step = step_times(trace).at(facts.median_step).front();
+  for (const auto& instant : trace.processes.front().instants)
+    if (instant.category == "bucket" && instant.begin >= step.begin && instant.begin <= step.end) {
+      buckets.insert(number_of(instant.args, "bucket"));
+      if (first_full < 0) first_full = instant.begin;
+    }
+  for (const auto& span : trace.processes.front().spans)
+    if (span.category == "backward" && span.begin >= step.begin && span.end <= step.end)
+      backward_end = std::max(backward_end, span.end);
+  if (facts.gradient_bytes) say("gradients", "The model has ", bytes_text(*facts.gradient_bytes), " of gradients (K).");
+  if (!buckets.empty())
+    say("gradients", "They leave in ", plural(static_cast<double>(buckets.size()), "bucket"),
+        "; on rank 0 the first is full ", time_text(std::max(0.0, backward_end - first_full)),
+        " before backward ends.");
+  std::size_t chunks = 0;
+  std::set<double> calls;
+  for (const auto& span : trace.processes.front().spans)
+    if (span.category == "ring" && span.begin >= step.begin && span.begin < step.end) {
+      ++chunks;
+      calls.insert(number_of(span.args, "sequence"));
+    }
+  if (chunks > 0)
+    say("ring", "Rank 0 makes ", plural(static_cast<double>(chunks), "step"), " in ",
+        plural(static_cast<double>(calls.size()), "call"), "; a ring of ", facts.devices, " ranks takes ",
+        2 * (facts.devices - 1), " rounds: ", facts.devices - 1, " that add and ", facts.devices - 1, " that copy.");
+  if (const auto model = fit_step_model(trace, facts); model && model->calls > 0)
+    say("formulas",
+        "Averaging K bytes of gradients in B buckets by rings takes 2 (N-1)/N K/beta + B 2 (N-1) alpha: with "
+        "N = ",
+        facts.devices, ", K = ", bytes_text(model->bytes), ", B = ", model->buckets,
+        ", beta = ", decimals(model->beta / 1000, 2), " GB/s and alpha = ", time_text(model->alpha_us), ", fitted to ",
+        model->calls, " calls of this run, ", time_text(model->communication_us(facts.devices)), ".");
+  return out;
+}
+
+/// What might make the run faster or better.
+inline std::vector<TraceAdvice> advice_of(const Trace& trace, const TraceFacts& facts) {
+  using namespace detail;
+  std::vector<TraceAdvice> out;
+  const auto noun = place_noun(facts);
+  const auto add = [&](std::string_view section, std::string text, std::string figures) {
+    out.push_back({std::move(text), std::move(figures), std::string(section)});
+  };
+  double late = 0, mean_step = 0;
+  for (const auto& rank : facts.late) late += rank.us;
+  for (const auto& [number, times] : step_times(trace)) mean_step += slowest(times) / facts.steps;
+  const double t1 = most_of(facts.compute_us), t2 = most_of(facts.communication_us),
+               exposed = most_of(facts.exposed_us);
+  if (t1 > 0 && t2 > 0)
+    add("timeline",
+        t2 > t1 && late > 0.5 * t2
+            ? "Communication takes longer than computing, but most of it is waiting for the rank that comes last."
+        : t2 > t1 ? "Communication takes longer than computing: a larger batch, or fewer devices, gives it less weight."
+        : exposed > 0.1 * facts.step_us
+            ? "Computing takes longer than communication, but waiting for it is more than a tenth of the step."
+            : "Computing takes longer than communication, which is hardly waited for: it is no hindrance here.",
+        cat("computing t1 = ", time_text(t1), ", communication t2 = ", time_text(t2),
+            ", t2/t1 = ", decimals(t2 / t1, 2),
+            has_ranks(facts) ? cat(", waits for who comes last ", time_text(late), " on average") : std::string(),
+            ", waited for ", time_text(exposed), " of a step of ", time_text(facts.step_us)));
+  const double batch = batch_of(trace);
+  const auto& classes = trace.number("classes");
+  if (const auto model = fit_step_model(trace, facts); model && model->passes_us > 0) {
+    const auto assumption = [&](std::string_view what) {
+      return cat("An estimate: ", what,
+                 ", if each device has cores of its own and passes take as long as the share of the batch is large.");
+    };
+    const auto ring = cat("K = ", bytes_text(model->bytes), ", B = ", model->buckets,
+                          ", beta = ", decimals(model->beta / 1000, 2), " GB/s, alpha = ", time_text(model->alpha_us),
+                          " from ", model->calls, " calls, ", percent_text(model->hidden), " hidden");
+    const double now = model->step_us(facts.devices);
+    if (model->calls > 0) {
+      const int more = 2 * facts.devices;
+      const double then = model->step_us(more), faster = now / then;
+      add("formulas",
+          cat(faster > 1.1   ? "Twice as many devices would help. "
+              : faster > 1.0 ? "Twice as many devices would hardly help. "
+                             : "Twice as many devices would not help. ",
+              assumption(cat(more, " devices with the same batch would be ", decimals(faster, 2), " times as fast as ",
+                             facts.devices))),
+          cat("step by the model ", time_text(now), " with ", facts.devices, ", ", time_text(then), " with ", more,
+              " devices (late ranks not counted; measured ", time_text(facts.step_us), "); communication ",
+              time_text(model->communication_us(facts.devices)), " and ", time_text(model->communication_us(more)),
+              "; ", ring));
+    }
+    const double twice = model->step_us(facts.devices, 2), gain = 2 * now / twice;
+    add("formulas",
+        cat(gain > 1.1 ? "A larger batch would use the devices better. " : "A larger batch would hardly help. ",
+            assumption(cat("twice the batch would take ", decimals(gain, 2), " times as many samples a second"))),
+        cat("step by the model ", time_text(now), " now, ", time_text(twice), " with twice the batch: of it ",
+            time_text(2 * model->passes_us), " forward and backward",
+            model->calls > 0 ? cat(", communication as before; ", ring) : std::string()));
+  }
+  const auto idlest = static_cast<std::size_t>(std::min_element(facts.utilisation.begin(), facts.utilisation.end()) -
+                                               facts.utilisation.begin());
+  const auto [least, most] = std::minmax_element(facts.compute_us.begin(), facts.compute_us.end());
+  if (const double idle = 1 - facts.utilisation[idlest]; idle > 0.1)
+    add("timeline",
+        cat("A ", noun, " is idle for up to ", percent_text(idle), " of the step",
+            *least < 0.8 * *most
+                ? cat("; the work is not even: ", noun, ' ', least - facts.compute_us.begin(), " has least of it.")
+                : std::string(".")),
+        cat("computing / step: ", range_text(facts.utilisation, percent_text), "; of its step ", noun, ' ', idlest,
+            " computes ", time_text(facts.compute_us[idlest]), ", waits ", time_text(facts.exposed_us[idlest]),
+            " for communication and ", time_text(facts.loader_us[idlest]), " for the next batch"));
+  if (batch > 0 && classes.is_number() && classes.get<double>() > 0) {
+    const double wanted = 10 * classes.get<double>();
+    add("happened",
+        batch < wanted ? "A batch has few samples of each class: by a rule of thumb it should have ten."
+                       : "A batch has ten samples of each class or more, as a rule of thumb wants it.",
+        cat("batch ", number_text(batch), ", 10 x ", number_text(classes.get<double>()),
+            " classes = ", number_text(wanted)));
+  }
+  const auto& rate = trace.number("lr");
+  const auto& notes = trace.metadata.at("notes");
+  const bool sgd = !notes.contains("optimizer") || notes.at("optimizer") == "sgd";
+  if (batch > 0 && rate.is_number() && rate.get<double>() > 0 && sgd) {
+    const double lr = rate.get<double>();
+    add("formulas",
+        cat("For a batch k times as large take k times the learning rate, reached in a warm-up: with ",
+            number_text(2 * batch), " samples ", number_text(2 * lr), " (Goyal et al. 2017, for SGD)."),
+        cat("batch ", number_text(batch), ", learning rate ", number_text(lr)));
+  }
+  for (std::size_t place = 0; place < facts.samples.size(); ++place)
+    if (const double share = facts.samples[place]; share > 0 && share < 8) {
+      add("timeline",
+          cat("The share of ", noun, ' ', place,
+              " is small: below 8 samples, passes don't get much shorter with fewer. Fewer devices or a larger batch "
+              "use "
+              "them better."),
+          cat(plural(share, "sample"), ", ", time_text(facts.compute_us[place] / share), " of computing for each"));
+      break;
+    }
+  if (const auto last = std::max_element(facts.late.begin(), facts.late.end(),
+                                         [](const TraceLate& a, const TraceLate& b) { return a.us < b.us; });
+      last != facts.late.end() && last->us > 0.05 * mean_step)
+    add("timeline",
+        cat("Others wait for rank ", last->rank,
+            ": look whether it has more work, a slower machine, or a core that it shares."),
+        cat(time_text(last->us), " a step, ", percent_text(last->us / mean_step), " of the mean step, in ",
+            decimals(last->times, 1), " calls"));
+  if (const double us = most_of(facts.loader_us); us > 0.05 * facts.step_us)
+    add("timeline", "Training waits for data: more threads that prepare batches (--workers), or cheaper transforms.",
+        cat(time_text(us), " of ", time_text(facts.step_us), ", ", percent_text(us / facts.step_us), " of the step"));
+  return out;
+}
+
+/// What several runs show beside each other: how fast they are, why one waits less than another, and what device 0 of
+/// DataParallel holds more than the others.
+inline std::vector<TraceSentence> compare_runs(const std::vector<TracedRun>& runs) {
+  using namespace detail;
+  std::vector<TraceSentence> out;
+  const auto say = [&](std::string_view section, const auto&... parts) {
+    out.push_back({cat(parts...), std::string(section)});
+  };
+  // Of the first one's model: by what it has of gradients.
+  const auto same_model = [&](const TracedRun& run) {
+    const auto &a = run.facts.gradient_bytes, &b = runs.front().facts.gradient_bytes;
+    return !a || !b || *a == *b;
+  };
+  const auto find = [&](std::string_view policy) -> const TracedRun* {
+    for (const auto& run : runs)
+      if (run.facts.policy == policy && same_model(run)) return &run;
+    return nullptr;
+  };
+  if (runs.size() > 1) {
+    const auto* base = find("single") != nullptr ? find("single") : &runs.front();
+    for (const auto& run : runs) {
+      if (&run == base) continue;
+      if (!same_model(run)) {
+        say("happened", run.name, " trains another model than ", runs.front().name, ", of ",
+            bytes_text(*run.facts.gradient_bytes), " of gradients instead of ",
+            bytes_text(*runs.front().facts.gradient_bytes), ": they are not compared.");
+        continue;
+      }
+      const double batch = batch_of(run.trace), base_batch = batch_of(base->trace);
+      const auto& a = run.facts;
+      const auto& b = base->facts;
+      if (batch == base_batch)
+        say("happened", "A step of ", run.name, " takes ", time_text(a.step_us), ", one of ", base->name, " ",
+            time_text(b.step_us), ": ", run.name, " is ", decimals(b.step_us / a.step_us, 2), " times as fast.");
+      else if (batch > 0 && base_batch > 0)
+        say("happened", "The batches differ: ", run.name, " trains on ", decimals(batch / a.step_us * 1e6, 0),
+            " samples a second (batch ", number_text(batch), "), ", base->name, " on ",
+            decimals(base_batch / b.step_us * 1e6, 0), " (batch ", number_text(base_batch), "): ", run.name, " is ",
+            decimals(batch / a.step_us / (base_batch / b.step_us), 2), " times as fast.");
+    }
+  }
+  const auto *dp = find("dp"), *ddp = find("ddp");
+  if (dp != nullptr && ddp != nullptr) {
+    const double parallel = most_of(dp->facts.exposed_us), distributed = most_of(ddp->facts.exposed_us),
+                 hidden = ddp->facts.hidden.value_or(0);
+    double late = 0;
+    for (const auto& rank : ddp->facts.late) late += rank.us;
+    if (distributed <= parallel)
+      say("timeline", ddp->name, " waits ", time_text(distributed), " a step for communication, ", dp->name, " ",
+          time_text(parallel), ": gradients leave in buckets while backward still computes, and ", percent_text(hidden),
+          " of communication is hidden so; the copies of DataParallel lie between its passes.");
+    else
+      say("timeline", ddp->name, " waits ", time_text(distributed), " a step for communication, ", dp->name, " ",
+          time_text(parallel), ": here the ranks wait for each other, ", time_text(late),
+          " a step on average for who comes last; ", percent_text(hidden),
+          " of communication is hidden behind backward.");
+  }
+  if (dp != nullptr && dp->facts.peak.size() > 1 && dp->facts.peak[0].is_object() && dp->facts.peak[1].is_object()) {
+    const auto &first = dp->facts.peak[0], &second = dp->facts.peak[1];
+    std::string more;
+    for (const auto& [kind, bytes] : first.items()) {
+      const double by = bytes.get<double>() - number_of(second, kind.c_str());
+      if (by > 0)
+        more +=
+            cat(more.empty() ? "" : ", ", bytes_text(by), " more of ", kind == "optimizer" ? "optimizer state" : kind);
+    }
+    if (!more.empty() && total_of(first) > total_of(second))
+      say("memory", "Under ", dp->name, " device 0 holds ", bytes_text(total_of(first)), " at its peak, device 1 ",
+          bytes_text(total_of(second)), ": ", more,
+          ". The whole batch, all outputs and the loss are on device 0, and only there the optimizer steps.");
+  }
+  return out;
+}
+
+/// Advice, and what was measured, as text for a terminal.
+inline std::string advice_text(const Trace& trace) {
+  const auto facts = facts_of(trace);
+  std::string out = "What the trace says:\n";
+  for (const auto& sentence : sentences_of(trace, facts))
+    if (sentence.section == "happened" || sentence.section == "timeline") out += cat("  ", sentence.text, '\n');
+  out += "Advice:\n";
+  for (const auto& advice : advice_of(trace, facts)) out += cat("  ", advice.text, "\n    ", advice.figures, '\n');
+  return out;
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_TRAIN_ADVICE_HPP
 
 #if CHORUS_USE_CUDA
 // <chorus/parallel/cuda/graphed.hpp>

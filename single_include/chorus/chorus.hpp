@@ -680,11 +680,16 @@ namespace chorus {
 /// A processor of this machine. `Cpu{1}`, `Cpu{2}`, ... are virtual devices: each has its own memory account, and under
 /// `DataParallel` its own thread, so that everything about several devices can be run and tested on one machine.
 struct Cpu {
-  int index = 0;
+  int index = default_index();
   static constexpr const char* kind = "cpu";
   static constexpr int max_devices = 64;
   static constexpr int first_slot = 0;
   static constexpr std::size_t parameter_alignment = 1, large_parameter_alignment = 64;
+  /// The number of `Cpu{}`: 0, or what `launch` has chosen for this process. To be changed before tensors are made.
+  static int& default_index() {
+    static constinit int index = 0;
+    return index;
+  }
   friend constexpr bool operator==(const Cpu& a, const Cpu& b) { return a.index == b.index; }
   friend constexpr auto operator<=>(const Cpu& a, const Cpu& b) { return a.index <=> b.index; }
 };
@@ -1198,12 +1203,16 @@ class Replaced {
 #ifndef CHORUS_SINGLE_CHORUS_CORE_TRACE_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_TRACE_HPP
 /// Everything that moves is counted here: bytes sent per device by what they carried, and memory per device by kind.
-/// Under DataParallel a "device" is a device of this process; under DistributedDataParallel it is the rank.
+/// Under DataParallel a "device" is a device of this process; under DistributedDataParallel it is the rank. What
+/// listens (core/trace_listener.hpp) is told of each.
+
+// <chorus/core/trace_listener.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_TRACE_LISTENER_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_TRACE_LISTENER_HPP
+/// Who wants to know what happens while a program trains: bytes that move, memory, and where time goes. Where nobody
+/// listens each of these is a branch.
 
 namespace chorus::trace {
-
-/// Slots for devices: 64 of a kind (`trace_slot`).
-inline constexpr int max_devices = 128;
 
 /// What a message between devices or ranks carried.
 enum class Traffic : std::uint8_t { control, parameters, gradients, buffers, inputs, outputs };
@@ -1222,6 +1231,119 @@ constexpr std::string_view name(Memory kind) {
   return names[static_cast<std::size_t>(kind)];
 }
 
+/// Where the time of a device or rank goes: the tracks of its picture.
+enum class Lane : std::uint8_t { step, loader, forward, backward, communication, wait, optimizer };
+inline constexpr std::size_t lanes = 7;
+
+constexpr std::string_view name(Lane lane) {
+  constexpr std::string_view names[] = {"step", "loader", "forward", "backward", "communication", "exposed wait",
+                                        "optimizer"};
+  return names[static_cast<std::size_t>(lane)];
+}
+
+/// Something that took time, from `begin` to `end`, or happened at `end`. In ns of the listener's clock.
+struct Event {
+  int device;  ///< or rank
+  Lane lane;
+  std::string_view category, name;
+  std::int64_t begin, end;
+  std::string_view args = {};  ///< what else is known, as a JSON object's fields: `"bucket":2,"bytes":1024`
+};
+
+/// Who is told of what happens. Called from any thread.
+class Listener {
+ public:
+  virtual ~Listener() = default;
+  virtual std::int64_t now() = 0;
+  virtual void span(const Event& event) = 0;
+  virtual void instant(const Event& event) = 0;
+  virtual void sent(int from, int to, Traffic kind, std::size_t bytes) = 0;
+  /// By trace_slot.
+  virtual void allocated(int slot, Memory kind, std::int64_t bytes) = 0;
+  /// Whether it wants each step of a collective algorithm, too.
+  virtual bool wants_steps() const { return false; }
+};
+
+/// Who is told where training steps begin and end, or null: a trace of some of them. `stepped` after an optimizer's
+/// step, `forward_begins` before a forward pass that records gradients.
+class StepCounter {
+ public:
+  virtual ~StepCounter() = default;
+  virtual void stepped() = 0;
+  virtual void forward_begins() = 0;
+  /// Something about the run that its trace is to say, as JSON.
+  virtual void note(std::string_view key, std::string_view json) = 0;
+};
+
+namespace detail {
+inline std::atomic<Listener*> listener{nullptr};
+inline std::atomic<StepCounter*> step_counter{nullptr};
+inline std::atomic<int> place_of_process{0};
+inline thread_local constinit int place_of_thread = -1;
+}  // namespace detail
+
+/// The one that listens now, or null. It must live as long as there are threads that may have asked.
+inline Listener* listening() { return detail::listener.load(std::memory_order_acquire); }
+inline void listen(Listener* listener) { detail::listener.store(listener, std::memory_order_release); }
+inline StepCounter* step_counter() { return detail::step_counter.load(std::memory_order_acquire); }
+inline void count_steps(StepCounter* counter) { detail::step_counter.store(counter, std::memory_order_release); }
+
+/// The device or rank that this thread works for.
+inline int place() {
+  return detail::place_of_thread >= 0 ? detail::place_of_thread
+                                      : detail::place_of_process.load(std::memory_order_relaxed);
+}
+/// Of threads that have no PlaceScope.
+inline void set_place_of_process(int device) { detail::place_of_process.store(device, std::memory_order_relaxed); }
+/// While it lives, this thread works for that device or rank.
+struct PlaceScope : chorus::detail::Replaced<int> {
+  explicit PlaceScope(int device) : Replaced(detail::place_of_thread, device) {}
+};
+
+/// Tells the listener, if there is one at its begin, how long it lived, on behalf of this thread's place.
+class Span {
+ public:
+  /// The texts live as long.
+  Span(Lane lane, std::string_view category, std::string_view name)
+      : listener_(listening()), event_{0, lane, category, name, 0, 0, {}} {
+    if (listener_ == nullptr) [[likely]]
+      return;
+    event_.device = place();
+    event_.begin = listener_->now();
+  }
+  Span(const Span&) = delete;
+  Span& operator=(const Span&) = delete;
+  ~Span() {
+    if (listener_ == nullptr) [[likely]]
+      return;
+    event_.end = listener_->now();
+    listener_->span(event_);
+  }
+  /// Whether somebody listens.
+  explicit operator bool() const { return listener_ != nullptr; }
+  /// What is known of it by now: on which device it is, what it is called, and its args.
+  void describe(int device, std::string name, std::string args) {
+    name_ = std::move(name);
+    args_ = std::move(args);
+    event_.device = device;
+    event_.name = name_;
+    event_.args = args_;
+  }
+
+ private:
+  Listener* const listener_;
+  Event event_;
+  std::string name_, args_;
+};
+
+}  // namespace chorus::trace
+#endif  // CHORUS_SINGLE_CHORUS_CORE_TRACE_LISTENER_HPP
+
+namespace chorus::trace {
+
+/// Slots for devices: 64 of a kind (`trace_slot`).
+inline constexpr int max_devices = 128;
+
 /// Bytes of one device, in use now and at most so far.
 struct MemoryUse {
   std::size_t current = 0, peak = 0;
@@ -1232,6 +1354,8 @@ struct DeviceCounters {
   std::array<std::atomic<std::uint64_t>, traffic_kinds> sent{};
   std::array<std::atomic<std::int64_t>, memory_kinds> held{};
   std::atomic<std::int64_t> total{0}, peak{0};
+  std::mutex at_peak_mutex;
+  std::array<std::size_t, memory_kinds> at_peak{};
 };
 inline DeviceCounters& counters(int device) {
   static std::array<DeviceCounters, max_devices> all;
@@ -1239,11 +1363,21 @@ inline DeviceCounters& counters(int device) {
                      max_devices, ")");
   return all[static_cast<std::size_t>(device)];
 }
+/// What other threads allocate meanwhile may be in it, too.
+[[gnu::noinline, gnu::cold]] inline void note_peak(DeviceCounters& c, std::int64_t now) {
+  const std::lock_guard lock(c.at_peak_mutex);
+  if (now <= c.peak.load(std::memory_order_relaxed)) return;
+  c.peak.store(now, std::memory_order_relaxed);
+  for (std::size_t kind = 0; kind < memory_kinds; ++kind)
+    c.at_peak[kind] = static_cast<std::size_t>(c.held[kind].load(std::memory_order_relaxed));
+}
 }  // namespace detail
 
-/// Counts `bytes` that `device` (or rank) handed to another one.
-inline void sent(int device, Traffic kind, std::size_t bytes) {
-  detail::counters(device).sent[static_cast<std::size_t>(kind)].fetch_add(bytes, std::memory_order_relaxed);
+/// Counts `bytes` that the device (or rank) `from` handed to another one.
+inline void sent(int from, int to, Traffic kind, std::size_t bytes) {
+  detail::counters(from).sent[static_cast<std::size_t>(kind)].fetch_add(bytes, std::memory_order_relaxed);
+  if (auto* const listener = listening()) [[unlikely]]
+    listener->sent(from, to, kind, bytes);
 }
 inline std::uint64_t bytes_sent(int device, Traffic kind) {
   return detail::counters(device).sent[static_cast<std::size_t>(kind)].load(std::memory_order_relaxed);
@@ -1258,14 +1392,15 @@ inline void reset_traffic() {
     for (auto& kind : detail::counters(device).sent) kind.store(0, std::memory_order_relaxed);
 }
 
-/// Counts `bytes` that came into use on `device` (negative: that were given back).
-inline void allocated(int device, Memory kind, std::int64_t bytes) {
-  auto& c = detail::counters(device);
+/// Counts `bytes` that came into use on the device of that trace_slot (negative: that were given back).
+inline void allocated(int slot, Memory kind, std::int64_t bytes) {
+  auto& c = detail::counters(slot);
   c.held[static_cast<std::size_t>(kind)].fetch_add(bytes, std::memory_order_relaxed);
   const auto now = c.total.fetch_add(bytes, std::memory_order_relaxed) + bytes;
-  auto peak = c.peak.load(std::memory_order_relaxed);
-  while (now > peak && !c.peak.compare_exchange_weak(peak, now, std::memory_order_relaxed)) {
-  }
+  if (now > c.peak.load(std::memory_order_relaxed)) [[unlikely]]
+    detail::note_peak(c, now);
+  if (auto* const listener = listening()) [[unlikely]]
+    listener->allocated(slot, kind, bytes);
 }
 inline MemoryUse memory(int device) {
   const auto& c = detail::counters(device);
@@ -1274,6 +1409,32 @@ inline MemoryUse memory(int device) {
 inline std::size_t memory(int device, Memory kind) {
   return static_cast<std::size_t>(detail::counters(device).held[static_cast<std::size_t>(kind)].load());
 }
+/// What the peak was made of, by kind.
+inline std::array<std::size_t, memory_kinds> memory_at_peak(int device) {
+  auto& c = detail::counters(device);
+  const std::lock_guard lock(c.at_peak_mutex);
+  return c.at_peak;
+}
+
+/// What is allocated in the slot while it lives leaves no trace in its peak.
+class PeakKept {
+ public:
+  explicit PeakKept(int slot) : counters_(detail::counters(slot)), at_peak_(memory_at_peak(slot)) {
+    peak_ = counters_.peak.load();
+  }
+  PeakKept(const PeakKept&) = delete;
+  PeakKept& operator=(const PeakKept&) = delete;
+  ~PeakKept() {
+    const std::lock_guard lock(counters_.at_peak_mutex);
+    counters_.peak.store(peak_);
+    counters_.at_peak = at_peak_;
+  }
+
+ private:
+  detail::DeviceCounters& counters_;
+  std::array<std::size_t, memory_kinds> at_peak_;
+  std::int64_t peak_ = 0;
+};
 
 }  // namespace chorus::trace
 #endif  // CHORUS_SINGLE_CHORUS_CORE_TRACE_HPP
@@ -6177,6 +6338,7 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
   if (options.hooks)
     for (const auto& root : roots)
       if (root->is_leaf() && root->pending_ == 0) root->gradient_is_final();
+  std::optional<trace::Span> span(std::in_place, trace::Lane::backward, "backward", "backward");
   for (Ref<Node>& node : lists.nodes) {
     if (node->is_leaf()) {
       if (!lists.count) node->set_reached();  // in the run around this one
@@ -6208,6 +6370,7 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
     lists.final_far_leaves.clear();
     node = {};
   }
+  span.reset();
   for (const auto& action : outermost.end_actions) action();
 }
 
@@ -8440,7 +8603,11 @@ struct LoaderPass {
 
   void advance() {
     current.reset();  // its memory is free for the next batch to be made
+    trace::Span span(trace::Lane::loader, "loader", "next batch");
     if (running) current = running->next();
+    if (span && current)
+      span.describe(trace::place(), "next batch",
+                    cat("\"samples\":", current->labels.numel(), ",\"batch\":", current->global_size));
     if (!current) running.reset();
   }
   Batch make(Index b) const;
@@ -9114,6 +9281,35 @@ void check_names_differ(std::string_view path, std::vector<std::string_view> nam
 #define CHORUS_SINGLE_CHORUS_NN_MODULE_HPP
 /// Module: a struct of layers and parameters that knows their names.
 
+// <chorus/core/layer_watch.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_LAYER_WATCH_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_LAYER_WATCH_HPP
+/// Who watches the layers of a forward pass, and their multiply-adds, as a model's summary does.
+
+namespace chorus::detail {
+
+class LayerWatch {
+ public:
+  virtual ~LayerWatch() = default;
+  /// A layer's call begins; those that begin before it ends are within it.
+  virtual void begins(const void* layer) = 0;
+  /// The innermost call has ended. `output`: its shape, for people.
+  virtual void ended(const std::string& output) = 0;
+  /// An operation of the innermost call has done so many.
+  virtual void multiply_adds(std::int64_t count) = 0;
+};
+
+/// The one that watches this thread, or null.
+inline thread_local constinit LayerWatch* layer_watch = nullptr;
+
+inline void count_multiply_adds(std::int64_t count) {
+  if (layer_watch != nullptr) [[unlikely]]
+    layer_watch->multiply_adds(count);
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_LAYER_WATCH_HPP
+
 // <chorus/core/recomputation.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_RECOMPUTATION_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_RECOMPUTATION_HPP
@@ -9216,6 +9412,47 @@ class Module {
 };
 
 namespace detail {
+
+// A layer's output for people: the shape of a tensor, of each member of a tuple, or of what has `fields()`.
+template <class Y>
+[[gnu::cold]] std::string shape_text(const Y& y) {
+  if constexpr (requires { value_of(y).shape(); }) {
+    return cat(value_of(y).shape());
+  } else if constexpr (requires { std::tuple_size<Y>::value; }) {
+    std::string text;
+    std::apply([&](const auto&... members) { ((text += cat(text.empty() ? "" : ", ", shape_text(members))), ...); }, y);
+    return text;
+  } else if constexpr (requires(Y copy) { copy.fields(); }) {
+    Y copy = y;
+    return shape_text(copy.fields());
+  } else {
+    return "-";
+  }
+}
+
+/// `call()`, which is what `layer` does; who watches layers is told.
+template <class Call>
+auto watched(const Module& layer, const Call& call) {
+  auto* const watch = chorus::detail::layer_watch;
+  if (watch != nullptr) [[unlikely]]
+    watch->begins(&layer);
+  if constexpr (std::is_void_v<decltype(call())>) {
+    call();
+    if (watch != nullptr) [[unlikely]]
+      watch->ended("-");
+  } else {
+    auto output = call();
+    if (watch != nullptr) [[unlikely]]
+      watch->ended(shape_text(output));
+    return output;
+  }
+}
+
+// The same of a model, which `call` gets: clang 14 takes `this->forward` in a lambda for a call of what comes later.
+template <class Model, class Call>
+auto watched_model(const Model& model, const Call& call) {
+  return watched(model, [&] { return call(model); });
+}
 
 // The listed members' names come as one text, "conv1, conv2": the preprocessor's `#__VA_ARGS__`.
 inline std::string_view next_name(std::string_view& names) {
@@ -9403,7 +9640,8 @@ CHORUS_INLINE void Module::train(bool training) {
   std::string describe() const override { return #TYPE; }                                               \
   template <class... Inputs>                                                                             \
   auto operator()(const Inputs&... inputs) const {                                                      \
-    return this->forward(inputs...);                                                                    \
+    return ::chorus::nn::detail::watched_model(                                                         \
+        *this, [&](const auto& self) { return self.forward(inputs...); });                              \
   }
 #endif  // CHORUS_SINGLE_CHORUS_NN_MODULE_HPP
 
@@ -9975,7 +10213,10 @@ class Work {
 
   /// Returns when the collective has finished. Throws CommError if it failed.
   void wait() {
-    if (const auto progress = std::move(progress_)) progress->wait(ticket_);
+    const auto progress = std::move(progress_);
+    if (!progress) return;
+    const trace::Span waits(trace::Lane::wait, "wait", "a call in the background");
+    progress->wait(ticket_);
   }
   /// True once `wait` would return or throw at once.
   bool done() const { return !progress_ || progress_->done(ticket_); }
@@ -10247,6 +10488,8 @@ class Engine {
   /// How long calls have run in all, from when their turn came to their end; 0 where none takes time, `not_measured`
   /// where an engine does not know, since they run on streams.
   virtual std::chrono::nanoseconds busy() const { return {}; }
+  /// What this rank's clock says: of a simulated one, its virtual time.
+  virtual Clock::time_point time() const { return Clock::now(); }
   /// The newest calls, one a line, as `flight recorder` prints them; empty where an engine keeps none.
   virtual std::string record() const { return {}; }
   /// What its all-reduces were asked to be, see World.
@@ -10259,6 +10502,9 @@ class Engine {
   virtual void launch(const char*, const std::function<void()>& start) { start(); }
   /// Whether calls may name memory of a GPU, and then run on streams. Host memory may always be named.
   virtual bool takes_device_memory() const { return false; }
+
+  /// This rank's number in the job.
+  int rank_in_job() const { return members.empty() ? rank : members[static_cast<std::size_t>(rank)]; }
 
   const int rank, size;
   const std::vector<int> members;  ///< see World
@@ -10463,6 +10709,8 @@ class AnyCommunicator {
   /// How long this rank's calls have run in all, whichever thread ran them; below 0 over engines that do not
   /// know, as over NCCL.
   std::chrono::nanoseconds busy() const { return engine_->busy(); }
+  /// This rank's clock; in a simulated group, see simulated/, virtual time.
+  Clock::time_point time() const { return engine_->time(); }
   bool takes_device_memory() const { return engine_->takes_device_memory(); }
 
   /// data := the reduction of every rank's scale * data.
@@ -10851,6 +11099,9 @@ class Transport {
   /// Whether it is worth asking; all ranks of a group have the same here.
   bool reaches_peers = false;
 
+  /// Whether `trace` counts what is sent: it has slots for `trace::max_devices` ranks, simulated groups may have more.
+  bool counts_bytes = true;
+
   const int rank, size;
   const std::size_t piece_bytes, queue_pieces;
   const std::chrono::milliseconds timeout;
@@ -10860,6 +11111,101 @@ class Transport {
 
 }  // namespace chorus::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TRANSPORT_HPP
+
+// <chorus/core/json_object.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_JSON_OBJECT_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_JSON_OBJECT_HPP
+/// `JsonObject`: JSON that is written field by field, for files that need no JSON library.
+
+// <chorus/core/json_string.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
+/// Strings as JSON writes them, for files and messages that need no JSON library.
+
+namespace chorus {
+
+/// Appends `text` in double quotes, with control characters, quotes and backslashes escaped.
+inline void append_json_string(std::string& out, std::string_view text) {
+  constexpr std::string_view hex = "0123456789abcdef", plain = "\b\t\n\f\r\"\\", letters = "btnfr\"\\";
+  out += '"';
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (const std::size_t at = plain.find(c); at != plain.npos) {
+      (out += '\\') += letters[at];
+    } else if (byte < 0x20) {
+      ((out += "\\u00") += hex[byte >> 4]) += hex[byte & 15];
+    } else {
+      out += c;
+    }
+  }
+  out += '"';
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
+
+namespace chorus::detail {
+
+/// One flat JSON object. Numbers keep all their digits; NaN and infinities, which JSON lacks, become null.
+class JsonObject {
+ public:
+  JsonObject& field(std::string_view key, std::string_view text) {
+    next(key);
+    append_json_string(text_, text);
+    return *this;
+  }
+  template <class Number>
+    requires std::integral<Number> || std::floating_point<Number>
+  JsonObject& field(std::string_view key, Number value) {
+    next(key);
+    append_number(value);
+    return *this;
+  }
+  template <class Number>
+  JsonObject& field(std::string_view key, const std::vector<Number>& values) {
+    next(key);
+    text_ += '[';
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      if (i != 0) text_ += ',';
+      append_number(values[i]);
+    }
+    text_ += ']';
+    return *this;
+  }
+  /// A value that is JSON already.
+  JsonObject& json(std::string_view key, std::string_view value) {
+    next(key);
+    text_ += value;
+    return *this;
+  }
+
+  std::string str() const { return text_ + '}'; }
+  /// Its fields alone, without braces.
+  std::string fields() const { return text_.substr(1); }
+
+ private:
+  void next(std::string_view key) {
+    if (text_.size() > 1) text_ += ',';
+    append_json_string(text_, key);
+    text_ += ':';
+  }
+
+  template <class Number>
+  void append_number(Number value) {
+    if constexpr (std::floating_point<Number>) {
+      if (!std::isfinite(value)) {
+        text_ += "null";
+        return;
+      }
+    }
+    append(text_, value);
+  }
+
+  std::string text_ = "{";
+};
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_JSON_OBJECT_HPP
 
 namespace chorus::comm {
 
@@ -10871,18 +11217,23 @@ struct Collective {
   trace::Traffic traffic = trace::Traffic::control;
   std::span<const int> members = {};  ///< the ranks of the ring, in order; empty: all
   bool chosen = false;                ///< somebody has asked for this algorithm, even if it is slow
+  std::span<const int> names = {};    ///< the ranks' numbers in the job; empty: the same
+  const std::byte* data = nullptr;    ///< where the call's numbers begin, for traces
+  int own = members.empty()           ///< this rank's place in the ring
+                ? link.rank
+                : static_cast<int>(std::find(members.begin(), members.end(), link.rank) - members.begin());
 
   int size() const { return members.empty() ? link.size : static_cast<int>(members.size()); }
   /// This rank's place in the ring, or the one `steps` further on; negative: further back.
-  int place(int steps = 0) const {
-    const int own = members.empty()
-                        ? link.rank
-                        : static_cast<int>(std::find(members.begin(), members.end(), link.rank) - members.begin());
-    return ((own + steps) % size() + size()) % size();
-  }
+  int place(int steps = 0) const { return ((own + steps) % size() + size()) % size(); }
   /// The rank at that place.
   int neighbour(int steps) const {
     return members.empty() ? place(steps) : members[static_cast<std::size_t>(place(steps))];
+  }
+  int name(int rank) const { return names.empty() ? rank : names[static_cast<std::size_t>(rank)]; }
+  /// Counts bytes that this rank hands to another one.
+  void sent(int to, std::size_t bytes) const {
+    if (link.counts_bytes) trace::sent(name(link.rank), name(to), traffic, bytes);
   }
   /// Numbers of a chunk that can be under way at once. Half a queue: a whole chunk fits while its receiver still reads
   /// the one before, so no rank waits for room in a circle.
@@ -10915,11 +11266,45 @@ inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes
   return piece;
 }
 
+/// Tells who listens that this rank has made a step, which began at `begin`, with the chunk `m` of `count` numbers,
+/// among which this rank now has, or has sent, `value`.
+[[gnu::noinline, gnu::cold]] inline void tell_step(trace::Listener& listener, const Collective& c, const Step& m,
+                                                   std::size_t count, const std::byte* value, std::int64_t begin) {
+  chorus::detail::JsonObject args;
+  args.field("sequence", c.call.sequence);
+  if (m.from != nobody) args.field("from", c.name(m.from));
+  if (m.to != nobody) args.field("to", c.name(m.to));
+  // The address tells which chunk it is; a chunk that starts elsewhere is told by where it is stored.
+  const auto element = static_cast<std::ptrdiff_t>(c.reduction.element);
+  const auto* const place = m.store != nullptr && m.store >= c.data ? m.store : m.mine;
+  if (place != nullptr && c.data != nullptr && place >= c.data) args.field("offset", (place - c.data) / element);
+  args.field("count", count).field("bytes", count * c.reduction.element);
+  if (value != nullptr && count != 0) {
+    float single = 0;
+    double number = 0;
+    if (c.call.dtype == DType::f32) {
+      std::memcpy(&single, value, sizeof single);
+      args.field("first", static_cast<double>(single));
+    } else if (c.call.dtype == DType::f64) {
+      std::memcpy(&number, value, sizeof number);
+      args.field("first", number);
+    }
+  }
+  const bool adds = m.from != nobody && m.mine != nullptr;
+  const auto name = m.from == nobody ? std::string("send")
+                                     : cat(adds ? "add" : "receive", m.store != nullptr ? " and store" : "",
+                                           m.to == nobody ? "" : " and send");
+  listener.span({c.name(c.link.rank), trace::Lane::communication, "ring", name, begin, listener.now(), args.fields()});
+}
+
 /// Moves `count` numbers, piece by piece: while one piece is being added here, the next one is being written by the
 /// neighbour. An empty chunk travels as one empty piece, so that a mismatch of calls shows in any case.
 inline void relay(const Collective& c, Step m, std::size_t count) {
   const auto element = c.reduction.element, per_piece = c.longest_piece(count);
+  auto* const listener = trace::listening();
+  const bool tells = listener != nullptr && listener->wants_steps();
   do {
+    const auto begin = tells ? listener->now() : 0;
     const auto n = std::min(count, per_piece), bytes = n * element;
     const std::byte* in = m.from == nobody ? nullptr : receive(c, m.from, bytes, m.mine ? nullptr : m.store).data;
     const std::byte* value = m.mine ? m.mine : in;
@@ -10938,7 +11323,9 @@ inline void relay(const Collective& c, Step m, std::size_t count) {
     }
     if (slot) c.link.publish(m.to, c.call, bytes);
     if (!slot && m.to != nobody) c.link.send(m.to, c.call, value, bytes);
-    if (m.to != nobody) trace::sent(c.link.rank, c.traffic, bytes);
+    if (m.to != nobody) c.sent(m.to, bytes);
+    if (tells) [[unlikely]]
+      tell_step(*listener, c, m, n, value, begin);
     if (in) c.link.release(m.from);
     if (m.mine) m.mine += bytes;
     if (m.store) m.store += bytes;
@@ -11106,7 +11493,7 @@ inline void exchange_all_reduce(const Collective& c, std::byte* data, std::size_
     if (reduction.scale != 1) reduction.scaled(mine, mine, n, reduction.scale);
     c.link.fill(peer, slot, mine, bytes);
     c.link.publish(peer, c.call, bytes);
-    trace::sent(c.link.rank, c.traffic, bytes);
+    c.sent(peer, bytes);
     sent += n;
   };
   send();
@@ -11185,7 +11572,7 @@ class DirectBlock {
   std::byte* at(int owner) const { return data_ + start(owner) * element_; }
   void send(int to, std::size_t numbers) const {
     c_.link.publish(to, c_.call, numbers * element_);
-    trace::sent(rank(), c_.traffic, numbers * element_);
+    c_.sent(to, numbers * element_);
   }
 
   const Collective& c_;
@@ -11353,6 +11740,8 @@ inline void ring_broadcast(const Collective& c, std::byte* data, std::size_t cou
 }  // namespace chorus::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_RING_HPP
 
+#include <unordered_set>
+
 namespace chorus::comm {
 
 /// data: count numbers, in place. Sums are the same bits on all ranks.
@@ -11360,12 +11749,14 @@ inline void hierarchical_all_reduce(const Collective& c, std::byte* data, std::s
   const auto machines = c.link.machines();
   const int own_machine = machines[static_cast<std::size_t>(c.link.rank)];
   std::vector<int> local, leaders;
-  for (int rank = 0; rank < c.link.size; ++rank) {
-    const int machine = machines[static_cast<std::size_t>(rank)];
-    if (machine == own_machine) local.push_back(rank);
-    // The first rank of its machine.
-    if (std::find(machines.begin(), machines.begin() + rank, machine) == machines.begin() + rank)
-      leaders.push_back(rank);
+  {
+    std::unordered_set<int> seen;
+    for (int rank = 0; rank < c.link.size; ++rank) {
+      const int machine = machines[static_cast<std::size_t>(rank)];
+      if (machine == own_machine) local.push_back(rank);
+      const bool as_before = rank > 0 && machine == machines[static_cast<std::size_t>(rank - 1)];
+      if (!as_before && seen.insert(machine).second) leaders.push_back(rank);  // the first rank of its machine
+    }
   }
   const bool leads = local.front() == c.link.rank, ends = local.back() == c.link.rank;
   auto plain = c.reduction;  // contributions are scaled once
@@ -11485,10 +11876,11 @@ class InPlace {
     return count * static_cast<std::size_t>(owner) / static_cast<std::size_t>(size());
   }
 
-  /// Returns once all ranks have come here: all sums are there, and nobody reads this rank's data any more. `sent`:
-  /// bytes that this rank has read or written elsewhere.
-  bool done(std::size_t sent) const {
-    trace::sent(rank(), c_.traffic, sent);
+  /// Returns once all ranks have come here: all sums are there, and nobody reads this rank's data any more.
+  /// `sent(peer)`: bytes of this rank's data that went there, whoever read or wrote them.
+  template <class Sent>
+  bool done(const Sent& sent) const {
+    for_others([&](int peer) { c_.sent(peer, sent(peer)); });
     tell();
     for_others([&](int peer) {
       receive(c_, peer, 0);
@@ -11596,13 +11988,13 @@ inline bool in_place_all_reduce(const Collective& c, std::byte* data, std::size_
   // Two numbers have one sum; of more, the ring makes another in another order.
   const detail::InPlace all(c, data, count * element, c.link.size == 2 && !c.chosen);
   if (!all.agreed()) return false;
-  const auto ranks = static_cast<std::size_t>(all.size());
-  const auto begin = all.chunk_begin(all.rank(), count), own = all.chunk_begin(all.rank() + 1, count) - begin;
+  const auto chunk = [&](int owner) { return all.chunk_begin(owner + 1, count) - all.chunk_begin(owner, count); };
+  const auto begin = all.chunk_begin(all.rank(), count), own = chunk(all.rank());
   if (own != 0) {
     const detail::WorkInPlace work(c.link, 2 * own * element);
     detail::reduce_in_place(c, all, data + begin * element, begin, own, true);
   }
-  return all.done((count + own * (ranks - 2)) * element);
+  return all.done([&](int peer) { return (own + chunk(peer)) * element; });
 }
 
 /// all: size * count numbers, of which each rank has brought its own chunk.
@@ -11617,7 +12009,7 @@ inline bool in_place_all_gather(const Collective& c, const std::byte* mine, std:
     all.for_others([&](int peer) { detail::copy_in_blocks(c, place(peer), all.of(peer), bytes); });
   }
   if (mine != place(all.rank())) detail::copy_bytes(place(all.rank()), mine, bytes);
-  return all.done(from_others);
+  return all.done([&](int) { return bytes; });
 }
 
 /// whole: size * count numbers; mine: this rank's chunk of their reduction, which may lie in its place in `whole`.
@@ -11630,7 +12022,7 @@ inline bool in_place_reduce_scatter(const Collective& c, const std::byte* whole,
     const detail::WorkInPlace work(c.link, bytes);
     detail::reduce_in_place(c, all, mine, static_cast<std::size_t>(all.rank()) * count, count, false);
   }
-  return all.done(bytes * (ranks - 1));
+  return all.done([&](int) { return bytes; });
 }
 
 }  // namespace chorus::comm
@@ -12087,7 +12479,10 @@ namespace chorus::comm {
 /// Numbers the calls, writes them down, and keeps how one of them failed first: later ones fail with it, too.
 class QueuedEngine : public Engine {
  public:
-  void now(const Call& call) final { calls_->now(call); }
+  void now(const Call& call) final {
+    const trace::Span waits(trace::Lane::wait, "wait", comm::name(call.op));
+    calls_->now(call);
+  }
   Work later(const Call& call) final { return {calls_, calls_->later(call)}; }
   void abort(std::string_view why) noexcept final {
     if (aborted_.set(why)) give_up(aborted_.why());
@@ -12134,6 +12529,7 @@ class QueuedEngine : public Engine {
  private:
   /// Returns how it failed. The first failure of this rank's own is told to the others.
   Failure carry_out(const Call& call) {
+    trace::Span span(trace::Lane::communication, "comm", comm::name(call.op));
     const Envelope envelope = begin(call);
     std::string why;
     bool timed_out = false;
@@ -12141,6 +12537,7 @@ class QueuedEngine : public Engine {
         run(call, envelope);
         const std::lock_guard lock(mutex_);
         busy_ += recorder_.end(recorder_.newest());
+        if (span) describe(span, call, envelope);
         return {};
       } catch (const std::exception& error) {
         why = error.what();
@@ -12167,6 +12564,24 @@ class QueuedEngine : public Engine {
     const std::lock_guard lock(mutex_);
     recorder_.begin({.envelope = envelope, .bucket = call.bucket, .peer = call.peer, .receives = call.receives});
     return envelope;
+  }
+
+  [[gnu::cold]] void describe(trace::Span& span, const Call& call, const Envelope& envelope) const {
+    const auto name = comm::name(call.op);
+    const auto in_job = [&](int r) { return members.empty() ? r : members[static_cast<std::size_t>(r)]; };
+    const bool message = call.op == Op::message;
+    auto args = chorus::detail::JsonObject();
+    args.field("op", name).field("sequence", envelope.sequence).field("traffic", trace::name(call.traffic));
+    args.field("bytes", call.count * call.reduction.element).field("count", call.count);
+    if (call.bucket >= 0) args.field("bucket", call.bucket);
+    if (const auto algorithm = recorder_.call(recorder_.newest()).algorithm; algorithm != Algorithm::automatic)
+      args.field("algorithm", cat(algorithm));
+    if (!members.empty()) args.field("group", members);
+    span.describe(rank_in_job(),
+                  message           ? cat(name, call.receives ? " from " : " to ", in_job(call.peer))
+                  : call.bucket < 0 ? std::string(name)
+                                    : cat(name, ", bucket ", call.bucket),
+                  args.fields());
   }
 
   /// How the newest call failed: `rank 1: all_reduce #7 (sum of 10 F32), gradient bucket 2: why`; where the group was
@@ -12206,6 +12621,41 @@ namespace chorus::comm {
 
 namespace detail {
 
+/// Carries out one call of this rank by the algorithm that serves it, which `note` is told; `names`: the ranks' numbers
+/// in the job, see Collective; `all_reduce`: see World.
+template <class Note>
+void run_call(Transport& link, std::span<const int> names, const Call& call, const Envelope& envelope,
+              Algorithm all_reduce, const Note& note) {
+  const auto in = static_cast<const std::byte*>(call.in);
+  const auto out = static_cast<std::byte*>(call.out);
+  const auto n = call.count, bytes = n * call.reduction.element;
+  const auto asked = call.op == Op::all_reduce ? all_reduce : Algorithm::automatic;
+  const Collective c{.link = link,
+                     .call = envelope,
+                     .reduction = call.reduction,
+                     .traffic = call.traffic,
+                     .chosen = asked != Algorithm::automatic,
+                     .names = names,
+                     .data = call.op == Op::reduce_scatter || out == nullptr ? in : out};
+  switch (call.op) {
+    case Op::all_reduce:
+      return run_fastest(all_reduce_rows, asked, c, bytes, note, out, n);
+    case Op::all_gather:
+      return run_fastest(all_gather_rows, asked, c, bytes, note, in, out, n);
+    case Op::reduce_scatter:
+      return run_fastest(reduce_scatter_rows, asked, c, bytes, note, in, out, n);
+    case Op::broadcast:
+      return ring_broadcast(c, out, n, call.peer);
+    case Op::barrier:
+      return dissemination_barrier(c);
+    case Op::monitored_barrier:
+      return monitored_barrier(c);
+    case Op::message:
+      return call.receives ? relay(c, {.from = call.peer, .store = out}, n)
+                           : relay(c, {.to = call.peer, .mine = in}, n);
+  }
+}
+
 /// Runs each call with the algorithm of this folder that serves it.
 class TransportEngine final : public QueuedEngine {
  public:
@@ -12233,37 +12683,11 @@ class TransportEngine final : public QueuedEngine {
  private:
   void run(const Call& call, const Envelope& envelope) override {
     link_->check();
-    start(call, envelope);
+    run_call(*link_, members, call, envelope, all_reduce_, [this](Algorithm algorithm) { note(algorithm); });
     link_->flush();
   }
   void give_up(const std::string& why) noexcept override { link_->abort(why); }
   void has_failed() noexcept override { link_->await_hands_off(); }
-
-  void start(const Call& call, const Envelope& envelope) {
-    const auto in = static_cast<const std::byte*>(call.in);
-    const auto out = static_cast<std::byte*>(call.out);
-    const auto n = call.count, bytes = n * call.reduction.element;
-    const auto asked = call.op == Op::all_reduce ? all_reduce_ : Algorithm::automatic;
-    const Collective c{*link_, envelope, call.reduction, call.traffic, {}, asked != Algorithm::automatic};
-    const auto tell = [this](Algorithm algorithm) { note(algorithm); };
-    switch (call.op) {
-      case Op::all_reduce:
-        return run_fastest(all_reduce_rows, asked, c, bytes, tell, out, n);
-      case Op::all_gather:
-        return run_fastest(all_gather_rows, asked, c, bytes, tell, in, out, n);
-      case Op::reduce_scatter:
-        return run_fastest(reduce_scatter_rows, asked, c, bytes, tell, in, out, n);
-      case Op::broadcast:
-        return ring_broadcast(c, out, n, call.peer);
-      case Op::barrier:
-        return dissemination_barrier(c);
-      case Op::monitored_barrier:
-        return monitored_barrier(c);
-      case Op::message:
-        return call.receives ? relay(c, {.from = call.peer, .store = out}, n)
-                             : relay(c, {.to = call.peer, .mine = in}, n);
-    }
-  }
 
   const std::unique_ptr<Transport> link_;
   const Algorithm all_reduce_;
@@ -15090,6 +15514,84 @@ CHORUS_INLINE bool register_backend(Backend backend, EngineMaker maker) {
 
 #endif  // CHORUS_SINGLE_CHORUS_COMM_CONNECT_HPP
 
+// <chorus/launch/device_list.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_LAUNCH_DEVICE_LIST_HPP
+#define CHORUS_SINGLE_CHORUS_LAUNCH_DEVICE_LIST_HPP
+/// `DeviceList`: the devices that a run is to use, as `--device 0,1` names them.
+
+namespace chorus {
+
+/// Numbers of devices, each once, of a kind. Under DataParallel the first holds the model; where each process has one,
+/// the rank on its machine says which.
+struct DeviceList {
+  std::string kind = {};      ///< "cpu" or "cuda"; empty: the model's
+  std::vector<int> ids = {};  ///< empty: of the kind, as many as the run has
+
+  static constexpr int most = 64;  ///< of a kind
+
+  /// From `0,1`, `cpu:0,1`, `cuda:0,1`, or a kind alone. Throws UsageError that names `what`.
+  static DeviceList of(std::string_view what, std::string_view text);
+  /// Throws UsageError, which names `what`, for an unknown kind, and for numbers out of range or named twice.
+  void check(std::string_view what) const;
+
+  int size() const { return static_cast<int>(ids.size()); }
+  /// `cpu:0,1`, as it is read.
+  std::string text() const {
+    std::string numbers;
+    for (const int id : ids) numbers += cat(numbers.empty() ? "" : ",", id);
+    return cat(kind, kind.empty() || ids.empty() ? "" : ":", numbers);
+  }
+  bool operator==(const DeviceList&) const = default;
+};
+
+[[gnu::cold]] inline void DeviceList::check(std::string_view what) const {
+  chorus::check<UsageError>(kind.empty() || kind == "cpu" || kind == "cuda", what, ": the kind of device '",
+                            printable(kind), "' is unknown, expected cpu or cuda, as in cpu:0,1");
+  for (auto id = ids.begin(); id != ids.end(); ++id) {
+    chorus::check<UsageError>(*id >= 0 && *id < most, what, ": expected numbers of devices from 0 to ", most - 1,
+                              ", got ", *id);
+    chorus::check<UsageError>(std::find(ids.begin(), id, *id) == id, what, ": expected each device once, got ", *id,
+                              " twice in '", text(), "'");
+  }
+}
+
+[[gnu::cold]] inline DeviceList DeviceList::of(std::string_view what, std::string_view text) {
+  const auto refuse = [&](const auto&... why) {
+    fail<UsageError>(what, ": expected numbers of devices, as 0,1 or cpu:0,1 or cuda:0,1, got '", printable(text), "'",
+                     why...);
+  };
+  if (text.empty()) refuse();
+  DeviceList list;
+  auto rest = text;
+  if (const auto colon = text.find(':'); colon != std::string_view::npos) {
+    list.kind = text.substr(0, colon);
+    rest = text.substr(colon + 1);
+    if (list.kind.empty()) refuse(": no kind before the colon");
+  } else if ((text[0] >= 'a' && text[0] <= 'z') || (text[0] >= 'A' && text[0] <= 'Z')) {
+    list.kind = text;
+    list.check(what);
+    return list;
+  }
+  while (true) {
+    const auto entry = rest.substr(0, rest.find(','));
+    if (entry.empty()) refuse(": an entry is empty");
+    int id = 0;
+    const auto* const end = entry.data() + entry.size();
+    const auto read = std::from_chars(entry.data(), end, id);
+    if (read.ptr != end || (read.ec != std::errc{} && read.ec != std::errc::result_out_of_range))
+      refuse(": '", printable(entry), "' is no whole number");
+    if (read.ec != std::errc{}) refuse(": ", printable(entry), " is not from 0 to ", most - 1);
+    list.ids.push_back(id);
+    if (entry.size() == rest.size()) break;
+    rest.remove_prefix(entry.size() + 1);
+  }
+  list.check(what);
+  return list;
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_LAUNCH_DEVICE_LIST_HPP
+
 // <chorus/launch/message.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_LAUNCH_MESSAGE_HPP
 #define CHORUS_SINGLE_CHORUS_LAUNCH_MESSAGE_HPP
@@ -15126,6 +15628,943 @@ inline std::string format_list(const char* form, std::va_list values) {
 
 }  // namespace chorus::detail
 #endif  // CHORUS_SINGLE_CHORUS_LAUNCH_MESSAGE_HPP
+
+// <chorus/train/trace_recorder.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRAIN_TRACE_RECORDER_HPP
+#define CHORUS_SINGLE_CHORUS_TRAIN_TRACE_RECORDER_HPP
+/// `TraceRecorder`: a few steps of a training run as a picture: where time goes on each device, what moves, and what
+/// memory holds. Perfetto (https://ui.perfetto.dev) and chorus-page show its files.
+
+// <chorus/train/log_file.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_HPP
+#define CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_HPP
+/// A file that a log appends to while training goes on.
+
+namespace chorus::detail {
+
+class LogFile {
+ public:
+  /// Replaces the file at `path`; an empty path makes one that takes no bytes. `log`, for messages, lives on. Throws
+  /// FileError, as all calls do.
+  LogFile(const char* log, std::string path) : log_(log), path_(std::move(path)) {
+    if (path_.empty()) return;
+    file_.reset(open_to_write(path_.c_str()));
+    if (file_ == nullptr) write_failed();
+  }
+  explicit operator bool() const { return file_ != nullptr; }
+
+  void write(std::string_view bytes) {
+    if (file_ == nullptr) return;
+    const HeldSignal held(SIGXFSZ);
+    if (std::fwrite(bytes.data(), 1, bytes.size(), file_.get()) != bytes.size()) write_failed();
+  }
+  void flush() {
+    const HeldSignal held(SIGXFSZ);
+    if (file_ != nullptr && std::fflush(file_.get()) != 0) write_failed();
+  }
+
+ private:
+  struct Close {
+    void operator()(std::FILE* file) const {
+      const HeldSignal held(SIGXFSZ);
+      std::fclose(file);
+    }
+  };
+  [[noreturn]] void write_failed() const {
+    fail<FileError>(log_, ": cannot write '", path_, "': ", std::strerror(errno));
+  }
+
+  const char* log_;
+  std::string path_;
+  std::unique_ptr<std::FILE, Close> file_;
+};
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_HPP
+
+namespace chorus {
+
+/// Which steps of a run are recorded, and where to.
+struct TraceOptions {
+  std::string path = {};        ///< of the file; empty: none is
+  std::int64_t first_step = 5;  ///< once buckets, memory and caches are warm
+  std::int64_t steps = 3;
+  bool ring_steps = false;  ///< each step of each collective, too, with its first number: many
+
+  /// From `FIRST:COUNT`, as `5:3`. Throws UsageError that names `what`.
+  void set_steps(std::string_view what, std::string_view text);
+};
+
+/// The process that is recorded.
+struct TracedProcess {
+  std::string policy = "single";
+  bool distributed = false;          ///< it is one rank of several: all that happens in it is the rank's
+  int rank = 0, ranks = 1;           ///< where it is distributed
+  std::string device_kind = "cpu";
+  int first_slot = 0;                ///< of the kind of devices, see trace_slot
+};
+
+/// Listens from step `first_step` on, for `steps` steps; a step begins with the first recorded forward pass after an
+/// optimizer's step. Each rank writes a file of its own, a step at a time: rank 0 `path`, others `path.rankN`; all can
+/// be read wherever the run ends. When the last rank has recorded its steps, all become one file at `path`.
+///
+/// Files are Chrome's trace events as JSON. One of a single rank is an array, without its end while it grows; the whole
+/// is an object with "metadata". A process is a rank or a device (pid: its number + 1) and a thread a Lane
+/// (tid: 10 pid + 1 + lane). Times are in us from the first recorded step. Ranks of one machine have one clock; clocks
+/// of several machines are aligned by what both ends of a collective call know of each other, to within
+/// "clock_error_us".
+class TraceRecorder final : public trace::Listener, public trace::StepCounter {
+ public:
+  /// Throws UsageError for options that make no sense, FileError where the file can't be written. Must outlive all
+  /// threads that compute. One at a time in a process.
+  TraceRecorder(TraceOptions options, TracedProcess process);
+  ~TraceRecorder() override { finish(); }
+
+  /// The run is over: what has been recorded is written, and a warning where that is less than was asked for.
+  void finish() noexcept;
+
+  void stepped() override { stepped_ = true; }
+  void forward_begins() override;
+  void note(std::string_view key, std::string_view json) override;
+
+  std::int64_t now() override {
+    return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+  }
+  void span(const trace::Event& event) override;
+  void instant(const trace::Event& event) override;
+  void sent(int from, int to, trace::Traffic kind, std::size_t bytes) override;
+  void allocated(int slot, trace::Memory kind, std::int64_t bytes) override;
+  bool wants_steps() const override { return options_.ring_steps; }
+
+  /// The file of a rank while it records.
+  static std::string part_of(const std::string& path, int rank) {
+    return rank == 0 ? path : cat(path, ".rank", rank);
+  }
+
+ private:
+  using Held = std::array<std::int64_t, trace::memory_kinds>;
+  struct Sum {
+    int from, to;
+    std::array<std::uint64_t, trace::traffic_kinds> bytes;
+    bool written;
+  };
+  struct Sample {
+    int device;
+    std::int64_t at;
+    Held held;
+  };
+
+  int device_of(int place) const { return process_.distributed ? process_.rank : place; }
+  void begin_window();
+  void end_step();
+  void end_window();
+  void write(char phase, const trace::Event& event);
+  void write_counter(int device, std::int64_t at, std::string_view name, std::string_view args);
+  void write_sums(std::int64_t at);
+  void write_samples();
+  void write_names(int device);
+
+  const TraceOptions options_;
+  const TracedProcess process_;
+  std::atomic<bool> stepped_{true}, recording_{false};
+  std::mutex mutex_;  // for all that follows
+  std::int64_t step_ = -1, recorded_ = 0, step_begin_ = 0, base_ = 0;
+  std::string lines_;
+  std::unique_ptr<detail::LogFile> file_;
+  std::vector<std::pair<std::string, std::string>> notes_;
+  std::vector<int> devices_;  // that are named in the file
+  std::vector<Sum> sums_;
+  std::vector<Held> held_;  // by device
+  std::vector<Sample> samples_;
+  bool finished_ = false;
+};
+
+}  // namespace chorus
+
+// <chorus/train/trace_recorder_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRAIN_TRACE_RECORDER_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_TRAIN_TRACE_RECORDER_IMPL_HPP
+/// How TraceRecorder writes.
+
+// <chorus/train/merge_traces.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRAIN_MERGE_TRACES_HPP
+#define CHORUS_SINGLE_CHORUS_TRAIN_MERGE_TRACES_HPP
+/// One trace file of those of all ranks: with one clock, and arrows from rank to rank.
+
+namespace chorus {
+
+/// Makes one file at `path` of what ranks have recorded in `TraceRecorder::part_of(path, rank)`, and removes those.
+/// Returns false, and changes nothing, while one of them is not complete; `as_it_is`: what there is will do. Throws
+/// FileError where it can't be written.
+bool merge_traces(const std::string& path, int ranks, bool as_it_is = false);
+
+}  // namespace chorus
+
+// <chorus/train/merge_traces_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRAIN_MERGE_TRACES_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_TRAIN_MERGE_TRACES_IMPL_HPP
+/// How the ranks' trace files become one.
+
+// <chorus/train/trace_lines.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRAIN_TRACE_LINES_HPP
+#define CHORUS_SINGLE_CHORUS_TRAIN_TRACE_LINES_HPP
+/// The lines of a trace file: how they are written, and read again by who makes one file of several ranks'. Each event
+/// is one line, its fields in one order, so that reading needs no JSON library.
+
+#include <fstream>
+
+namespace chorus::detail {
+
+/// The raw JSON behind `"key":` in `text`, up to what ends it; nothing where there is no such key, or no end.
+/// In a string that JSON holds a quote has a backslash, so `"key":` is a key wherever it stands.
+inline std::optional<std::string_view> json_value(std::string_view text, std::string_view key) {
+  const auto at = text.find(cat('"', key, "\":"));
+  if (at == text.npos) return std::nullopt;
+  text.remove_prefix(at + key.size() + 3);
+  int depth = 0;
+  bool quoted = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (quoted) {
+      if (c == '\\') ++i;
+      if (c == '"') quoted = false;
+    } else if (c == '"') {
+      quoted = true;
+    } else if (c == '{' || c == '[') {
+      ++depth;
+    } else if ((c == ',' || c == '}' || c == ']') && depth == 0) {
+      return text.substr(0, i);
+    } else if (c == '}' || c == ']') {
+      --depth;
+    }
+  }
+  return quoted || depth != 0 ? std::nullopt : std::optional(text);
+}
+/// The same where it is a string that `append_json_string` has written.
+inline std::string json_text(std::string_view text, std::string_view key) {
+  constexpr std::string_view plain = "\b\t\n\f\r\"\\", letters = "btnfr\"\\";
+  const auto value = json_value(text, key).value_or("");
+  std::string out;
+  for (std::size_t i = 1; i + 1 < value.size(); ++i) {
+    if (value[i] != '\\') {
+      out += value[i];
+    } else if (const auto at = letters.find(value[++i]); at != letters.npos) {
+      out += plain[at];
+    } else {  // u00 and two digits
+      unsigned code = 0;
+      std::from_chars(value.data() + i + 1, value.data() + std::min(i + 5, value.size()), code, 16);
+      out += static_cast<char>(code);
+      i += 4;
+    }
+  }
+  return out;
+}
+inline std::int64_t json_integer(std::string_view text, std::string_view key, std::int64_t otherwise = 0) {
+  const auto value = json_value(text, key).value_or("");
+  std::from_chars(value.data(), value.data() + value.size(), otherwise);
+  return otherwise;
+}
+
+/// ns as us with three decimals, and back.
+inline std::string microseconds(std::int64_t ns) {
+  char text[40];
+  std::snprintf(text, sizeof text, "%s%lld.%03lld", ns < 0 ? "-" : "", static_cast<long long>(ns < 0 ? -ns : ns) / 1000,
+                static_cast<long long>(ns < 0 ? -ns : ns) % 1000);
+  return text;
+}
+inline std::int64_t nanoseconds(std::string_view us) {
+  std::int64_t sign = 1, whole = 0, rest = 0;
+  if (us.starts_with('-')) {
+    sign = -1;
+    us.remove_prefix(1);
+  }
+  const auto [dot, error] = std::from_chars(us.data(), us.data() + us.size(), whole);
+  if (error == std::errc{} && dot != us.data() + us.size()) std::from_chars(dot + 1, us.data() + us.size(), rest);
+  return sign * (whole * 1000 + rest);
+}
+
+/// An event. Times in ns.
+struct TraceLine {
+  char phase = 'X';  ///< X: a span; i: an instant; C: counters; s, f: the ends of an arrow; M: what stands for all
+  int pid = 0;
+  int lane = 0;  ///< from 1; of counters, which belong to a whole process, 0
+  std::int64_t begin = 0, end = 0;
+  std::string category = {}, name = {}, args = {};  ///< args: fields, without braces
+  std::int64_t arrow = 0;
+
+  std::string text() const {
+    const auto quoted = [](std::string_view plain) {
+      std::string out;
+      append_json_string(out, plain);
+      return out;
+    };
+    auto out = cat("{\"ph\":\"", phase, "\",\"pid\":", pid);
+    if (phase != 'C') out += cat(",\"tid\":", 10 * pid + lane);
+    out += cat(",\"ts\":", microseconds(begin));
+    if (phase == 'X') out += cat(",\"dur\":", microseconds(end - begin));
+    if (phase == 'i') out += ",\"s\":\"t\"";
+    if (phase == 'f') out += ",\"bp\":\"e\"";
+    if (phase == 's' || phase == 'f') out += cat(",\"id\":", arrow);
+    if (phase != 'C') out += cat(",\"cat\":", quoted(category));
+    out += cat(",\"name\":", quoted(name));
+    if (!args.empty() || phase == 'C') out += cat(",\"args\":{", args, "}");
+    return out + "},\n";
+  }
+  /// Of what `text` has written; nothing for another line.
+  static std::optional<TraceLine> read(std::string_view text) {
+    if (!text.starts_with("{\"ph\":\"") || !text.ends_with("},") || text.size() < 10) return std::nullopt;
+    TraceLine line;
+    line.phase = text[7];
+    const auto args = text.find(",\"args\":{");
+    const auto head = text.substr(0, args == text.npos ? text.size() - 2 : args);
+    line.pid = static_cast<int>(json_integer(head, "pid"));
+    if (line.phase != 'C') line.lane = static_cast<int>(json_integer(head, "tid")) - 10 * line.pid;
+    line.begin = nanoseconds(json_value(head, "ts").value_or("0"));
+    line.end = line.begin + nanoseconds(json_value(head, "dur").value_or("0"));
+    line.category = json_text(head, "cat");
+    line.name = json_text(head, "name");
+    if (args != text.npos) line.args = text.substr(args + 9, text.size() - 3 - args - 9);
+    return line;
+  }
+};
+
+/// The first line of a file.
+struct TraceHead {
+  std::string policy = {};
+  bool distributed = false;
+  int rank = 0, ranks = 1;
+  std::string device_kind = {};
+  std::int64_t first_step = 0;
+  std::int64_t base = 0;     ///< when its time begins, by the machine's clock
+  std::string machine = {};  ///< whose clock that is
+
+  std::string text() const {
+    return cat("{\"ph\":\"M\",\"pid\":", rank + 1, ",\"name\":\"chorus\",\"args\":",
+               JsonObject()
+                   .field("policy", policy)
+                   .field("distributed", distributed ? 1 : 0)
+                   .field("rank", rank)
+                   .field("ranks", ranks)
+                   .field("device_kind", device_kind)
+                   .field("first_step", first_step)
+                   .field("base", base)
+                   .field("machine", machine)
+                   .str(),
+               "},\n");
+  }
+  static std::optional<TraceHead> read(std::string_view text) {
+    if (!text.starts_with("{\"ph\":\"M\"") || text.find("\"name\":\"chorus\"") == text.npos) return std::nullopt;
+    return TraceHead{.policy = json_text(text, "policy"),
+                     .distributed = json_integer(text, "distributed") != 0,
+                     .rank = static_cast<int>(json_integer(text, "rank")),
+                     .ranks = static_cast<int>(json_integer(text, "ranks", 1)),
+                     .device_kind = json_text(text, "device_kind"),
+                     .first_step = json_integer(text, "first_step"),
+                     .base = json_integer(text, "base"),
+                     .machine = json_text(text, "machine")};
+  }
+};
+
+/// The last lines: what memory's peaks were made of, by device, and what else the run has told, as JSON objects.
+inline std::string trace_end(int rank, std::string_view peaks, std::string_view notes) {
+  return cat("{\"ph\":\"M\",\"pid\":", rank + 1, ",\"name\":\"chorus end\",\"args\":{\"peaks\":", peaks,
+             ",\"notes\":", notes, "}}\n]\n");
+}
+
+/// The names of a process and its lanes.
+inline std::string trace_names(int device, std::string_view name) {
+  const int pid = device + 1;
+  const auto named = [&](std::string_view what, int tid, std::string_view args) {
+    return cat("{\"ph\":\"M\",\"pid\":", pid, tid == 0 ? std::string() : cat(",\"tid\":", tid), ",\"name\":\"", what,
+               "\",\"args\":{", args, "}},\n");
+  };
+  auto out = named("process_name", 0, JsonObject().field("name", name).fields()) +
+             named("process_sort_index", 0, cat("\"sort_index\":", device));
+  for (std::size_t lane = 0; lane < trace::lanes; ++lane) {
+    const int tid = 10 * pid + static_cast<int>(lane) + 1;
+    out += named("thread_name", tid, JsonObject().field("name", trace::name(static_cast<trace::Lane>(lane))).fields());
+    out += named("thread_sort_index", tid, cat("\"sort_index\":", lane));
+  }
+  return out;
+}
+
+/// A name of the machine whose steady clock this process reads: it changes when the machine starts.
+inline std::string machine_of_this_clock() {
+  std::string id;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), id);
+  return id;
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_TRAIN_TRACE_LINES_HPP
+
+#include <set>
+
+namespace chorus::detail {
+
+/// What one rank has recorded.
+struct TracePart {
+  TraceHead head;
+  std::string names, peaks, notes;  // lines; JSON objects
+  std::vector<TraceLine> lines;
+  bool complete = false;
+};
+
+/// Nothing where it is not there, or no part: another rank may have made one file of them by now.
+inline std::optional<TracePart> read_trace_part(const std::string& path) {
+  std::ifstream file(path);
+  std::string text;
+  if (!std::getline(file, text) || text != "[") return std::nullopt;
+  TracePart part;
+  if (!std::getline(file, text)) return std::nullopt;
+  const auto head = TraceHead::read(text);
+  if (!head) return std::nullopt;
+  part.head = *head;
+  while (std::getline(file, text)) {
+    if (text == "]") {
+      part.complete = true;
+    } else if (text.find("\"name\":\"chorus end\"") != text.npos) {
+      part.peaks = json_value(text, "peaks").value_or("");
+      part.notes = json_value(text, "notes").value_or("");
+    } else if (text.starts_with("{\"ph\":\"M\"")) {
+      part.names += text + '\n';
+    } else if (auto line = TraceLine::read(text)) {  // not one that was cut off
+      part.lines.push_back(std::move(*line));
+    }
+  }
+  return part;
+}
+
+/// Of a call of all ranks, what one rank's span of it tells.
+struct CallSpan {
+  std::size_t part;
+  const TraceLine* line;
+};
+/// The calls that no rank leaves before all have come, by group and number, each with the ranks that have recorded it.
+inline std::map<std::string, std::vector<CallSpan>> calls_of_all(const std::vector<TracePart>& parts) {
+  std::map<std::string, std::vector<CallSpan>> calls;
+  for (std::size_t p = 0; p < parts.size(); ++p)
+    for (const auto& line : parts[p].lines) {
+      if (line.phase != 'X' || line.category != "comm") continue;
+      const auto op = json_text(line.args, "op");
+      if (op == "all_reduce" || op == "all_gather" || op == "barrier" || op == "reduce_scatter")
+        calls[cat(json_value(line.args, "group").value_or(""), ' ', json_integer(line.args, "sequence"))].push_back(
+            {p, &line});
+    }
+  std::erase_if(calls, [](const auto& call) { return call.second.size() < 2; });
+  return calls;
+}
+
+/// Moves all parts to the clock of the first one. Where machines differ: of a call of all, each rank's end comes after
+/// every rank's begin. So each call bounds the difference of two clocks from both sides; the middle of what all calls
+/// leave is taken. Returns how far that may be wrong, in ns; -1 where nobody knows.
+inline std::int64_t align_clocks(std::vector<TracePart>& parts) {
+  std::int64_t error = 0;
+  bool unknown = false;
+  std::vector<std::int64_t> shifts(parts.size());
+  for (std::size_t p = 0; p < parts.size(); ++p) shifts[p] = parts[p].head.base;
+  const auto calls = calls_of_all(parts);
+  for (std::size_t p = 1; p < parts.size(); ++p) {
+    if (parts[p].head.machine == parts[0].head.machine) continue;
+    // The clock of part p is ahead of that of part 0 by at least `low`, and at most `high`.
+    auto low = std::numeric_limits<std::int64_t>::min(), high = std::numeric_limits<std::int64_t>::max();
+    for (const auto& [name, spans] : calls) {
+      const TraceLine *here = nullptr, *there = nullptr;
+      for (const auto& span : spans) {
+        if (span.part == 0) here = span.line;
+        if (span.part == p) there = span.line;
+      }
+      if (here == nullptr || there == nullptr) continue;
+      const auto at = [&](std::size_t part, std::int64_t time) { return parts[part].head.base + time; };
+      low = std::max(low, at(p, there->begin) - at(0, here->end));
+      high = std::min(high, at(p, there->end) - at(0, here->begin));
+    }
+    if (low > high || low == std::numeric_limits<std::int64_t>::min()) {
+      say(cat("warning: trace: no call tells how the clock of rank ", parts[p].head.rank, " differs from rank ",
+              parts[0].head.rank, "'s: their first steps are drawn at one time"));
+      shifts[p] = parts[0].head.base;
+      unknown = true;
+      continue;
+    }
+    shifts[p] -= low + (high - low) / 2;
+    error = std::max(error, (high - low + 1) / 2);
+  }
+  const auto first = *std::min_element(shifts.begin(), shifts.end());
+  for (std::size_t p = 0; p < parts.size(); ++p)
+    for (auto& line : parts[p].lines) {
+      line.begin += shifts[p] - first;
+      line.end += shifts[p] - first;
+    }
+  return unknown ? -1 : error;
+}
+
+/// Spans of one lane have to nest. Calls of two groups may overlap: one of them moves to a lane beside. Returns the
+/// names of those lanes.
+inline std::string keep_nested(std::vector<TraceLine>& lines) {
+  constexpr int beside = static_cast<int>(trace::lanes) + 1;
+  std::map<std::pair<int, int>, std::vector<std::int64_t>> open;  // the ends of those under way, by process and lane
+  std::map<int, std::string> names;
+  for (auto& line : lines) {
+    if (line.phase != 'X') continue;
+    const auto fits = [&](int lane) {
+      auto& ends = open[{line.pid, lane}];
+      while (!ends.empty() && ends.back() <= line.begin) ends.pop_back();
+      return ends.empty() || line.end <= ends.back();
+    };
+    if (!fits(line.lane)) {
+      line.lane = beside;
+      names[line.pid] = cat("{\"ph\":\"M\",\"pid\":", line.pid, ",\"tid\":", 10 * line.pid + beside,
+                            ",\"name\":\"thread_name\",\"args\":{\"name\":\"communication of another group\"}},\n");
+      if (!fits(beside)) line.end = open[{line.pid, beside}].back();
+    }
+    open[{line.pid, line.lane}].push_back(line.end);
+  }
+  std::string out;
+  for (const auto& [pid, name] : names) out += name;
+  return out;
+}
+
+/// The lines of all parts, and arrows between them.
+class TraceArrows {
+ public:
+  explicit TraceArrows(std::vector<TraceLine>& lines) : lines_(lines) {}
+
+  /// From the rank that has come last to a call of all to the others, which had to wait for it.
+  void from_the_late(const std::vector<TracePart>& parts) {
+    for (const auto& [name, spans] : calls_of_all(parts)) {
+      const auto last = std::max_element(spans.begin(), spans.end(), [](const CallSpan& a, const CallSpan& b) {
+        return a.line->begin < b.line->begin;
+      });
+      for (const auto& span : spans)
+        if (&span != &*last) add("late", "waited for", *last->line, last->line->begin, *span.line, span.line->end - 1);
+    }
+  }
+  /// Between devices of one process: from what made the numbers to what takes them.
+  void of_copies() {
+    const auto count = lines_.size();
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto sent = lines_[i];
+      if (sent.phase != 'i' || sent.category != "sent") continue;
+      const int to = static_cast<int>(json_integer(sent.args, "to")) + 1;
+      const auto source = nearest(count, sent.pid, sent.begin, true), target = nearest(count, to, sent.begin, false);
+      if (!source || !target) continue;
+      const auto from = lines_[*source], into = lines_[*target];
+      add("copy", json_text(sent.args, "kind"), from, std::min(sent.begin, from.end - 1), into, sent.begin);
+    }
+  }
+  /// From each step of an algorithm that sends to the one that receives: the first to the first, and so on.
+  void of_steps() {
+    std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t>, std::vector<std::size_t>> sent, received;
+    for (std::size_t i = 0; i < lines_.size(); ++i) {
+      const auto& line = lines_[i];
+      if (line.phase != 'X' || line.category != "ring") continue;
+      const auto& args = line.args;
+      const auto sequence = json_integer(args, "sequence"), own = std::int64_t{line.pid} - 1;
+      if (const auto to = json_integer(args, "to", -1); to >= 0) sent[{sequence, own, to}].push_back(i);
+      if (const auto from = json_integer(args, "from", -1); from >= 0) received[{sequence, from, own}].push_back(i);
+    }
+    for (auto& [link, steps] : sent) {
+      const auto& others = received[link];
+      for (std::size_t i = 0; i < std::min(steps.size(), others.size()); ++i) {
+        const auto from = lines_[steps[i]], to = lines_[others[i]];
+        add("ring", "chunk", from, from.begin, to, to.end - 1);
+      }
+    }
+  }
+
+ private:
+  // A span of the process in which something at `time` can begin or end: one that lasts then, the innermost; or where
+  // that is `made_before`, the last one that has ended. Where it computes or communicates.
+  std::optional<std::size_t> nearest(std::size_t count, int pid, std::int64_t time, bool made_before) const {
+    std::optional<std::size_t> around, before;
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto& line = lines_[i];
+      const bool works = line.category == "copy" || line.category == "forward" || line.category == "backward";
+      if (line.phase != 'X' || line.pid != pid || !works || line.begin == line.end) continue;
+      if (line.begin <= time && time < line.end && (!around || line.begin >= lines_[*around].begin)) around = i;
+      if (line.end <= time && (!before || line.end > lines_[*before].end)) before = i;
+    }
+    return around ? around : made_before ? before : std::nullopt;
+  }
+  void add(std::string_view category, std::string_view name, TraceLine from, std::int64_t leaves, TraceLine to,
+           std::int64_t arrives) {
+    if (arrives < std::max(leaves, to.begin) || from.begin == from.end) return;
+    ++arrows_;
+    const auto end = [&](char phase, const TraceLine& at, std::int64_t time) {
+      lines_.push_back({.phase = phase,
+                        .pid = at.pid,
+                        .lane = at.lane,
+                        .begin = time,
+                        .end = time,
+                        .category = std::string(category),
+                        .name = std::string(name),
+                        .args = {},
+                        .arrow = arrows_});
+    };
+    end('s', from, leaves);
+    end('f', to, arrives);
+  }
+
+  std::vector<TraceLine>& lines_;
+  std::int64_t arrows_ = 0;
+};
+
+}  // namespace chorus::detail
+
+namespace chorus {
+
+CHORUS_INLINE bool merge_traces(const std::string& path, int ranks, bool as_it_is) {
+  using namespace detail;
+  std::vector<TracePart> parts;
+  for (int rank = 0; rank < ranks; ++rank) {
+    auto part = read_trace_part(TraceRecorder::part_of(path, rank));
+    const bool of_this_run = part && part->head.rank == rank && part->head.ranks == ranks;
+    if (of_this_run && (part->complete || as_it_is))
+      parts.push_back(std::move(*part));
+    else if (!as_it_is)
+      return false;
+  }
+  if (parts.empty()) return false;
+  const auto error = align_clocks(parts);
+  const auto& head = parts.front().head;
+  std::vector<TraceLine> lines;
+  std::string names, peaks;
+  for (const auto& part : parts) {
+    lines.insert(lines.end(), part.lines.begin(), part.lines.end());
+    names += part.names;
+  }
+  std::set<int> pids;
+  std::set<std::string> steps;
+  for (const auto& line : lines) {
+    pids.insert(line.pid);
+    if (line.category == "step") steps.insert(line.name);
+  }
+  for (const int pid : pids) {
+    const auto& part = head.distributed ? *std::find_if(parts.begin(), parts.end(), [&](const TracePart& each) {
+      return each.head.rank == pid - 1;
+    }) : parts.front();
+    peaks += cat(peaks.empty() ? "" : ",", json_value(part.peaks, cat(pid - 1)).value_or("null"));
+  }
+  TraceArrows arrows(lines);
+  arrows.from_the_late(parts);
+  if (!head.distributed) arrows.of_copies();
+  arrows.of_steps();
+  const auto order = [](const TraceLine& a, const TraceLine& b) {
+    const bool both = a.phase == 'X' && b.phase == 'X';
+    return a.begin != b.begin ? a.begin < b.begin : both ? a.end > b.end : a.phase == 'X' && b.phase != 'X';
+  };
+  std::stable_sort(lines.begin(), lines.end(), order);
+  names += keep_nested(lines);
+
+  const auto metadata = JsonObject()
+                            .field("chorus", 1)
+                            .field("policy", head.policy)
+                            .field("devices", head.distributed ? static_cast<std::size_t>(ranks) : pids.size())
+                            .field("device_kind", head.device_kind)
+                            .field("first_step", head.first_step)
+                            .field("steps", steps.size())
+                            .json("clock_error_us", error < 0 ? "null" : microseconds(error))
+                            .json("peak", cat('[', peaks, ']'))
+                            .json("notes", parts.front().notes.empty() ? "{}" : parts.front().notes);
+  auto text = cat("{\"metadata\":", metadata.str(), ",\"traceEvents\":[\n", names);
+  for (const auto& line : lines) text += line.text();
+  text.erase(text.size() - 2);  // the last comma
+  const auto beside = cat(path, ".new", getpid());
+  {
+    LogFile file("trace", beside);
+    file.write(text + "\n]}\n");
+    file.flush();
+  }
+  if (std::rename(beside.c_str(), path.c_str()) != 0) {
+    const auto why = std::strerror(errno);
+    unlink(beside.c_str());
+    fail<FileError>("trace: cannot write '", path, "': ", why);
+  }
+  for (int rank = 1; rank < ranks; ++rank) unlink(TraceRecorder::part_of(path, rank).c_str());
+  return true;
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_TRAIN_MERGE_TRACES_IMPL_HPP
+
+#endif  // CHORUS_SINGLE_CHORUS_TRAIN_MERGE_TRACES_HPP
+
+namespace chorus {
+
+CHORUS_INLINE void TraceOptions::set_steps(std::string_view what, std::string_view text) {
+  const char* const end = text.data() + text.size();
+  const auto first = std::from_chars(text.data(), end, first_step);
+  const bool has_count = first.ec == std::errc{} && first.ptr != end && *first.ptr == ':';
+  const auto count = has_count ? std::from_chars(first.ptr + 1, end, steps) : first;
+  check<UsageError>(has_count && count.ec == std::errc{} && count.ptr == end && first_step >= 0 && steps >= 1, what,
+                    ": expected FIRST:COUNT, the first step from 0 and how many from 1, as 5:3; got '", printable(text),
+                    "'");
+}
+
+CHORUS_INLINE TraceRecorder::TraceRecorder(TraceOptions options, TracedProcess process)
+    : options_(std::move(options)), process_(std::move(process)) {
+  check<UsageError>(!options_.path.empty(), "trace: the file has no name");
+  check<UsageError>(options_.first_step >= 0, "trace: the first step is at least 0, got ", options_.first_step);
+  check<UsageError>(options_.steps >= 1, "trace: expected 1 step or more, got ", options_.steps);
+  // What was written before stays until there is something new; but that it can be written is known at once.
+  const auto part = part_of(options_.path, process_.rank);
+  const int file = open(part.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+  check<FileError>(file >= 0, "trace: cannot write '", part, "': ", std::strerror(errno));
+  close(file);
+  if (process_.rank > 0) unlink(part.c_str());  // of an earlier run
+  if (process_.distributed) trace::set_place_of_process(process_.rank);
+  trace::count_steps(this);
+}
+
+CHORUS_INLINE void TraceRecorder::finish() noexcept {
+  try {
+    trace::count_steps(nullptr);
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(finished_, true)) return;
+    if (recording_) {
+      if (stepped_) end_step();
+      end_window();
+    }
+    if (recorded_ < options_.steps && process_.rank == 0)
+      detail::say(cat("warning: trace: the run has ended after ", step_ + 1, " steps: '", options_.path, "' has ",
+                      recorded_, " of the ", options_.steps, " from step ", options_.first_step, " on"));
+  } catch (const std::exception& error) {
+    detail::say(error.what());
+  }
+}
+
+CHORUS_INLINE void TraceRecorder::forward_begins() {
+  if (!stepped_.exchange(false)) return;
+  const std::lock_guard lock(mutex_);
+  if (finished_) return;
+  ++step_;
+  try {
+    if (recording_) end_step();
+    if (step_ == options_.first_step) begin_window();
+    if (step_ == options_.first_step + options_.steps) end_window();
+  } catch (const FileError& error) {  // the run is worth more than its picture
+    detail::say(cat("warning: ", error.what(), "; the trace ends here"));
+    finished_ = true;
+    recording_ = false;
+    trace::listen(nullptr);
+  }
+  step_begin_ = now();
+}
+
+CHORUS_INLINE void TraceRecorder::note(std::string_view key, std::string_view json) {
+  const std::lock_guard lock(mutex_);
+  for (auto& [known, value] : notes_)
+    if (known == key) {
+      value = json;
+      return;
+    }
+  notes_.emplace_back(key, json);
+}
+
+CHORUS_INLINE void TraceRecorder::begin_window() {
+  file_ = std::make_unique<detail::LogFile>("trace", part_of(options_.path, process_.rank));
+  base_ = now();
+  file_->write(cat("[\n", detail::TraceHead{.policy = process_.policy,
+                                            .distributed = process_.distributed,
+                                            .rank = process_.rank,
+                                            .ranks = process_.ranks,
+                                            .device_kind = process_.device_kind,
+                                            .first_step = options_.first_step,
+                                            .base = base_,
+                                            .machine = detail::machine_of_this_clock()}
+                              .text()));
+  constexpr int devices = 64;
+  held_.assign(devices, Held{});
+  for (int slot = process_.first_slot; slot < process_.first_slot + devices; ++slot)
+    for (std::size_t kind = 0; kind < trace::memory_kinds; ++kind) {
+      const int device = device_of(slot - process_.first_slot);
+      held_[static_cast<std::size_t>(device)][kind] +=
+          static_cast<std::int64_t>(trace::memory(slot, static_cast<trace::Memory>(kind)));
+    }
+  for (int device = 0; device < devices; ++device)
+    if (held_[static_cast<std::size_t>(device)] != Held{})
+      samples_.push_back({device, base_, held_[static_cast<std::size_t>(device)]});
+  recording_ = true;
+  trace::listen(this);
+}
+
+CHORUS_INLINE void TraceRecorder::end_step() {
+  const auto end = now();
+  const auto number = options_.first_step + recorded_;
+  const auto name = cat("step ", number);
+  write('X', {.device = trace::place(),
+              .lane = trace::Lane::step,
+              .category = "step",
+              .name = name,
+              .begin = step_begin_,
+              .end = end,
+              .args = detail::JsonObject().field("step", number).fields()});
+  write_samples();
+  write_sums(end);
+  file_->write(lines_);
+  file_->flush();
+  lines_.clear();
+  ++recorded_;
+}
+
+CHORUS_INLINE void TraceRecorder::end_window() {
+  recording_ = false;
+  trace::listen(nullptr);
+  write_sums(now());
+  detail::JsonObject peaks;
+  for (const int device : devices_) {
+    // Of a rank, all its devices of the kind: it computes on one of them.
+    std::array<std::size_t, trace::memory_kinds> peak{};
+    std::size_t most = 0;
+    const auto of_slot = [&](int slot) {
+      const auto bytes = trace::memory(slot).peak;
+      if (bytes <= most) return;
+      most = bytes;
+      peak = trace::memory_at_peak(slot);
+    };
+    if (process_.distributed)
+      for (int slot = process_.first_slot; slot < process_.first_slot + 64; ++slot) of_slot(slot);
+    else
+      of_slot(process_.first_slot + device);
+    detail::JsonObject kinds;
+    for (std::size_t kind = 0; kind < trace::memory_kinds; ++kind)
+      kinds.field(trace::name(static_cast<trace::Memory>(kind)), peak[kind]);
+    peaks.json(cat(device), kinds.str());
+  }
+  detail::JsonObject notes;
+  for (const auto& [key, value] : notes_) notes.json(key, value);
+  file_->write(lines_ + detail::trace_end(process_.rank, peaks.str(), notes.str()));
+  file_->flush();
+  file_.reset();
+  lines_.clear();
+  merge_traces(options_.path, process_.distributed ? process_.ranks : 1);
+}
+
+CHORUS_INLINE void TraceRecorder::span(const trace::Event& event) {
+  const std::lock_guard lock(mutex_);
+  if (!recording_ || event.begin < base_) return;
+  write('X', event);
+  if (event.lane == trace::Lane::communication) write_sums(event.end);
+}
+CHORUS_INLINE void TraceRecorder::instant(const trace::Event& event) {
+  const std::lock_guard lock(mutex_);
+  if (recording_) write('i', event);
+}
+
+CHORUS_INLINE void TraceRecorder::sent(int from, int to, trace::Traffic kind, std::size_t bytes) {
+  if (bytes == 0) return;
+  const std::lock_guard lock(mutex_);
+  if (!recording_) return;
+  auto sum = std::find_if(sums_.begin(), sums_.end(), [&](const Sum& s) { return s.from == from && s.to == to; });
+  if (sum == sums_.end()) sum = sums_.insert(sum, {from, to, {}, true});
+  sum->bytes[static_cast<std::size_t>(kind)] += bytes;
+  sum->written = false;
+  if (process_.distributed) return;  // there messages are of calls, which are told
+  const auto name = cat(trace::name(kind), " to ", to);
+  const auto at = now();
+  write('i', {.device = from,
+              .lane = trace::Lane::communication,
+              .category = "sent",
+              .name = name,
+              .begin = at,
+              .end = at,
+              .args = detail::JsonObject()
+                          .field("to", to)
+                          .field("kind", trace::name(kind))
+                          .field("bytes", bytes)
+                          .fields()});
+}
+
+CHORUS_INLINE void TraceRecorder::allocated(int slot, trace::Memory kind, std::int64_t bytes) {
+  const int number = slot - process_.first_slot;
+  if (number < 0 || number >= 64) return;
+  const std::lock_guard lock(mutex_);
+  if (!recording_) return;
+  const int device = device_of(number);
+  auto& held = held_[static_cast<std::size_t>(device)];
+  held[static_cast<std::size_t>(kind)] += bytes;
+  samples_.push_back({device, now(), held});
+}
+
+CHORUS_INLINE void TraceRecorder::write(char phase, const trace::Event& event) {
+  const int device = device_of(event.device);
+  write_names(device);
+  detail::TraceLine line;
+  line.phase = phase;
+  line.pid = device + 1;
+  line.lane = static_cast<int>(event.lane) + 1;
+  line.begin = (phase == 'X' ? event.begin : event.end) - base_;
+  line.end = event.end - base_;
+  line.category = event.category;
+  line.name = event.name;
+  line.args = event.args;
+  lines_ += line.text();
+}
+
+CHORUS_INLINE void TraceRecorder::write_names(int device) {
+  if (std::find(devices_.begin(), devices_.end(), device) != devices_.end()) return;
+  devices_.push_back(device);
+  lines_ += detail::trace_names(
+      device, process_.distributed ? cat("rank ", device) : cat("device ", process_.device_kind, ":", device));
+}
+
+CHORUS_INLINE void TraceRecorder::write_counter(int device, std::int64_t at, std::string_view name,
+                                                std::string_view args) {
+  write('C', {.device = device,
+              .lane = trace::Lane::step,
+              .category = {},
+              .name = name,
+              .begin = at,
+              .end = at,
+              .args = args});
+}
+
+CHORUS_INLINE void TraceRecorder::write_sums(std::int64_t at) {
+  for (Sum& sum : sums_) {
+    if (std::exchange(sum.written, true)) continue;
+    detail::JsonObject args;
+    for (std::size_t kind = 0; kind < trace::traffic_kinds; ++kind)
+      if (sum.bytes[kind] != 0) args.field(trace::name(static_cast<trace::Traffic>(kind)), sum.bytes[kind]);
+    write_counter(sum.from, at, cat("sent to ", sum.to, ", bytes"), args.fields());
+  }
+}
+
+// Of a step with many allocations, what was most and what was last in each small part of its time.
+CHORUS_INLINE void TraceRecorder::write_samples() {
+  constexpr std::int64_t parts = 100;
+  const auto total = [](const Sample& sample) {
+    std::int64_t sum = 0;
+    for (const auto bytes : sample.held) sum += bytes;
+    return sum;
+  };
+  const auto put = [&](const Sample& sample) {
+    detail::JsonObject args;
+    for (std::size_t kind = 0; kind < trace::memory_kinds; ++kind)
+      args.field(trace::name(static_cast<trace::Memory>(kind)), sample.held[kind]);
+    write_counter(sample.device, sample.at, "memory, bytes", args.fields());
+  };
+  std::stable_sort(samples_.begin(), samples_.end(),
+                   [](const Sample& a, const Sample& b) { return a.device < b.device; });
+  const auto length = std::max<std::int64_t>(1, now() - step_begin_);
+  const auto part_of_time = [&](const Sample& sample) { return (sample.at - step_begin_) * parts / length; };
+  for (std::size_t i = 0; i < samples_.size();) {
+    std::size_t most = i, last = i;
+    const auto part = part_of_time(samples_[i]);
+    const int device = samples_[i].device;
+    for (; i < samples_.size() && samples_[i].device == device && part_of_time(samples_[i]) == part; ++i) {
+      last = i;
+      if (total(samples_[i]) > total(samples_[most])) most = i;
+    }
+    put(samples_[most]);
+    if (last != most) put(samples_[last]);
+  }
+  samples_.clear();
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_TRAIN_TRACE_RECORDER_IMPL_HPP
+
+#endif  // CHORUS_SINGLE_CHORUS_TRAIN_TRACE_RECORDER_HPP
 
 namespace chorus {
 
@@ -15188,14 +16627,25 @@ struct LaunchOptions {
   std::optional<std::chrono::milliseconds> timeout;  ///< of every wait for another rank; else CHORUS_TIMEOUT, else 60 s
   std::optional<comm::Backend> backend = {};         ///< of communicators; else CHORUS_BACKEND, else automatic
   std::optional<comm::Algorithm> all_reduce = {};    ///< of communicators; else CHORUS_ALL_REDUCE, else automatic
+  /// Which devices, see DeviceList: as many as it names, of each machine; else those from 0 on.
+  std::optional<DeviceList> device_ids = {};
+  /// Of a few steps, see TraceRecorder; without a path CHORUS_TRACE, and CHORUS_TRACE_STEPS and CHORUS_TRACE_RING, else
+  /// none.
+  TraceOptions trace = {};
 
   static constexpr int most_devices = comm::max_ranks;
 
-  /// Reads `--devices N`, `--seed S`, `--timeout SECONDS`, `--backend NAME`, `--all-reduce NAME`.
+  /// Reads `--devices N`, `--device LIST`, `--seed S`, `--timeout SECONDS`, `--backend NAME`, `--all-reduce NAME`,
+  /// `--trace FILE`, `--trace-steps FIRST:COUNT`, `--trace-ring`.
   static LaunchOptions from(Arguments& arguments);
 
   /// Throws UsageError for what makes no sense, and fills in the timeout, the backend and the all-reduce.
   void complete();
+
+  /// Devices that were asked for, by their number or by a list; of one machine.
+  std::optional<int> asked_devices() const {
+    return device_ids && !device_ids->ids.empty() ? device_ids->size() : devices;
+  }
 };
 
 /// Devices where nobody asked for a number: 2, or 1 where this process may use only one core.
@@ -15228,9 +16678,21 @@ class Run {
   /// Whether this is rank 0, the one that prints and writes files.
   bool is_main() const { return world_.rank == 0; }
 
-  /// Devices of the whole run: ranks where there are several, else `--devices`, else `fallback`.
+  /// Devices of the whole run: ranks where there are several, else those of `--device` or `--devices`, else `fallback`.
   int devices(int fallback = default_devices()) const {
-    return world_.size > 1 ? world_.size : options_.devices.value_or(fallback);
+    return world_.size > 1 ? world_.size : options_.asked_devices().value_or(fallback);
+  }
+  /// Their numbers on this machine, where `--device` names them; else none.
+  std::vector<int> device_ids() const { return options_.device_ids ? options_.device_ids->ids : std::vector<int>(); }
+  /// The one of them that this process computes on, or, under DataParallel, that holds the model; nothing where none is
+  /// named. Throws UsageError where fewer are named than this machine has processes.
+  std::optional<int> own_device() const {
+    const auto ids = device_ids();
+    if (ids.empty()) return std::nullopt;
+    check<UsageError>(static_cast<std::size_t>(world_.local_rank) < ids.size(), "--device ",
+                      options_.device_ids->text(), ": expected a device for process ", world_.local_rank,
+                      " of this machine, got ", ids.size());
+    return ids[static_cast<std::size_t>(world_.local_rank)];
   }
   std::uint64_t seed() const { return options_.seed; }
 
@@ -15506,12 +16968,19 @@ CHORUS_INLINE void Arguments::refuse_misspelt() const {
   for (int i = 0; i < count_; ++i) {
     if (!is_unused(i)) continue;
     const std::string_view name = word(i).substr(2, word(i).find('=') - 2);
+    const std::string* nearest = nullptr;
+    std::size_t fewest = 3;
     for (const std::string& meant : missing_)
-      if (meant.size() >= 4 && detail::misspellings(name, meant) <= (meant.size() >= 7 ? 2 : 1))
-        detail::usage_error(
-            "unknown option --%s: is --%s meant? (An option of the program's own has to be asked for "
-            "before the net is built.)",
-            printable(name).c_str(), meant.c_str());
+      if (const auto letters = detail::misspellings(name, meant);
+          meant.size() >= 4 && letters <= (meant.size() >= 7 ? 2 : 1) && letters < fewest) {
+        nearest = &meant;
+        fewest = letters;
+      }
+    if (nearest != nullptr)
+      detail::usage_error(
+          "unknown option --%s: is --%s meant? (An option of the program's own has to be asked for "
+          "before the net is built.)",
+          printable(name).c_str(), nearest->c_str());
   }
 }
 
@@ -15546,12 +17015,16 @@ auto named(const char* what, std::string_view text, const Read& read) {
 CHORUS_INLINE LaunchOptions LaunchOptions::from(Arguments& arguments) {
   LaunchOptions options;
   if (const auto text = arguments.find("devices")) options.devices = detail::to_number<int>("--devices", *text);
+  if (const auto text = arguments.find("device")) options.device_ids = DeviceList::of("--device", *text);
   if (const auto text = arguments.find("seed")) options.seed = detail::to_number<std::uint64_t>("--seed", *text);
   if (const auto text = arguments.find("timeout")) options.timeout = detail::timeout_of("--timeout", *text);
   if (const auto text = arguments.find("backend"))
     options.backend = detail::named("--backend", *text, comm::backend_of);
   if (const auto text = arguments.find("all-reduce"))
     options.all_reduce = detail::named("--all-reduce", *text, comm::all_reduce_of);
+  if (const auto text = arguments.find("trace")) options.trace.path = *text;
+  if (const auto text = arguments.find("trace-steps")) options.trace.set_steps("--trace-steps", *text);
+  options.trace.ring_steps = arguments.has("trace-ring");
   return options;
 }
 
@@ -15559,11 +17032,23 @@ CHORUS_INLINE void LaunchOptions::complete() {
   if (devices && (*devices < 1 || *devices > most_devices)) {
     detail::usage_error("--devices must be from 1 to %d, got %d", most_devices, *devices);
   }
+  if (device_ids) {
+    device_ids->check("--device");
+    if (const int named = device_ids->size(); devices && named > 0 && *devices != named)
+      detail::usage_error("--devices %d, but --device %s names %d: expected the same number, or one of the two",
+                          *devices, device_ids->text().c_str(), named);
+  }
   if (!timeout) {
     const char* text = detail::env("CHORUS_TIMEOUT");
     timeout = detail::timeout_of("environment variable CHORUS_TIMEOUT", text ? text : "60");
   }
   comm::check_timeout("launch", *timeout);
+  if (const char* path = detail::env("CHORUS_TRACE"); path != nullptr && trace.path.empty()) {
+    trace.path = path;
+    if (const char* steps = detail::env("CHORUS_TRACE_STEPS"))
+      trace.set_steps("environment variable CHORUS_TRACE_STEPS", steps);
+    trace.ring_steps = trace.ring_steps || detail::env_switch("CHORUS_TRACE_RING", false);
+  }
   const auto complete_from = [](auto& option, const char* name, const auto& read, auto otherwise) {
     if (option) return;
     const char* text = detail::env(name);
@@ -15620,13 +17105,18 @@ namespace chorus {
 
 namespace detail {
 
-/// Each rank of a machine has a GPU of its own, as far as there are enough: the one that tensors go to by default.
+/// Tensors go to this process's device by default: that of `--device`; else each rank of a machine has a GPU of its
+/// own, as far as there are enough.
 template <class Net>
-void choose_default_device([[maybe_unused]] int local_rank) {
+void choose_default_device(const Run& run) {
 #if CHORUS_USE_CUDA
-  if constexpr (requires { requires std::is_same_v<typename Net::device_type, Cuda>; })
-    if (const int devices = cuda::device_count(); devices > 0) Cuda::default_index() = local_rank % devices;
+  if constexpr (requires { requires std::is_same_v<typename Net::device_type, Cuda>; }) {
+    if (const int devices = cuda::device_count(); devices > 0)
+      Cuda::default_index() = run.own_device().value_or(run.local_rank() % devices);
+    return;
+  }
 #endif
+  Cpu::default_index() = run.own_device().value_or(0);
 }
 
 /// A program's body without its type.
@@ -15637,7 +17127,7 @@ struct LaunchBody {
   template <class Net, class Body>
   static LaunchBody of(Body& body) {
     return {std::addressof(body), [](const void* from, Run& run) {
-              choose_default_device<Net>(run.local_rank());
+              choose_default_device<Net>(run);
               auto& typed = *static_cast<Body*>(const_cast<void*>(from));
               if constexpr (std::is_void_v<decltype(typed(run))>) {
                 typed(run);
@@ -15653,13 +17143,28 @@ struct LaunchBody {
 struct LaunchedPolicy {
   const char* name;
   bool distributed;
+  const char* device_kind = "cpu";
+  int first_slot = 0;  ///< of its devices' kind, see trace_slot
+  bool one_device = false;
+  void (*require)(int device) = [](int) {};  ///< throws DeviceError where this machine has no such device
 
   template <class Net>
   static LaunchedPolicy of() {
+    LaunchedPolicy policy{nullptr, Net::distributed};
     if constexpr (requires { static_cast<const char*>(Net::name); })
-      return {Net::name, Net::distributed};
+      policy.name = Net::name;
     else
-      return {typeid(Net).name(), Net::distributed};
+      policy.name = typeid(Net).name();
+    if constexpr (requires { Net::device_type::first_slot; }) {
+      policy.device_kind = Net::device_type::kind;
+      policy.first_slot = Net::device_type::first_slot;
+    }
+    if constexpr (requires { Net::one_device; }) policy.one_device = Net::one_device;
+#if CHORUS_USE_CUDA
+    if constexpr (requires { requires std::is_same_v<typename Net::device_type, Cuda>; })
+      policy.require = [](int device) { cuda::require(Cuda{device}); };
+#endif
+    return policy;
   }
 };
 
@@ -15689,10 +17194,10 @@ int launch(int argc, char** argv, const LaunchOptions& options, Body&& body) {
   return detail::launch(detail::LaunchedPolicy::of<Net>(), argc, argv, &options, detail::LaunchBody::of<Net>(body));
 }
 
-/// The same, with `--devices N`, `--seed S`, `--timeout SECONDS`, `--backend NAME`, `--all-reduce NAME` and `--help`
-/// read from the command line. Other options belong to the program, which asks for them with `run.option(name)`; one
-/// that looks like a misspelling is refused where the net is built (Run::check_options), one that it never asked for is
-/// named at the end.
+/// The same, with `--devices N`, `--device LIST`, `--seed S`, `--timeout SECONDS`, `--backend NAME`,
+/// `--all-reduce NAME`, `--trace FILE`, `--trace-steps FIRST:COUNT`, `--trace-ring` and `--help` read from the command
+/// line. Other options belong to the program, which asks for them with `run.option(name)`; one that looks like a
+/// misspelling is refused where the net is built (Run::check_options), one that it never asked for is named at the end.
 template <class Net, class Body>
 int launch(int argc, char** argv, Body&& body) {
   return detail::launch(detail::LaunchedPolicy::of<Net>(), argc, argv, nullptr, detail::LaunchBody::of<Net>(body));
@@ -16741,6 +18246,8 @@ inline void print_launch_help(const char* program) {
       "  --devices N        devices that share the work, 1 to %d (default: 2, or 1 on a single core). Under\n"
       "                     DistributedDataParallel this many processes are started; where torchrun, mpirun or srun\n"
       "                     has started them, their number counts instead.\n"
+      "  --device LIST      which devices: 0,1 or cpu:0,1 or cuda:0,1, as many as are named. Where each process has\n"
+      "                     one, process r of a machine computes on the r-th of them; the CPU's are virtual\n"
       "  --seed S           of everything random: initial parameters, order of samples, dropout (default: 0)\n"
       "  --timeout SECONDS  for every wait for another process (default: CHORUS_TIMEOUT, else 60)\n"
       "  --backend NAME     what carries bytes between processes: auto, shm, tcp, hierarchical, mpi, gloo, nccl "
@@ -16749,6 +18256,11 @@ inline void print_launch_help(const char* program) {
       "  --all-reduce NAME  how the processes add up their gradients: auto, ring, direct, in_place, hierarchical "
       "(default:\n"
       "                     CHORUS_ALL_REDUCE, else auto: what is fastest for them and the data)\n"
+      "  --trace FILE       writes what happened in a few steps, for Perfetto and chorus-page (default: CHORUS_TRACE, "
+      "else\n"
+      "                     nothing)\n"
+      "  --trace-steps F:N  N steps from step F on (default: CHORUS_TRACE_STEPS, else 5:3)\n"
+      "  --trace-ring       with each step of each collective (or CHORUS_TRACE_RING=1)\n"
       "Where a machine's cores can be shared out evenly, each of its ranks keeps to its share, unless CHORUS_BIND=0.\n"
       "Other options are the program's own.\n",
       printable(program, PATH_MAX).c_str(), LaunchOptions::most_devices);
@@ -16845,9 +18357,38 @@ inline void check_order(const LaunchOrder& order, LaunchedPolicy policy, const L
   if (order.policy != policy.name)
     usage_error("launch: this process was started as a rank of policy '%s', but its main launches '%s'%s",
                 printable(order.policy).c_str(), policy.name, advice);
-  if (options.devices && *options.devices != order.devices)
+  if (const auto asked = options.asked_devices(); asked && *asked != order.devices)
     usage_error("launch: this process was started as one of %d devices, but its main launches %d%s", order.devices,
-                *options.devices, advice);
+                *asked, advice);
+}
+
+/// Throws UsageError where the policy's model can't be on the devices that were named.
+inline void check_device_list(LaunchedPolicy policy, const LaunchOptions& options) {
+  if (!options.device_ids) return;
+  const auto& list = *options.device_ids;
+  const std::string text = list.text();
+  if (!list.kind.empty() && list.kind != policy.device_kind)
+    usage_error("--device %s: this program is built for %s, got %s; %s", text.c_str(), policy.device_kind,
+                list.kind.c_str(),
+                list.kind == "cpu" ? "for the CPU its model has the device type chorus::Cpu"
+                                   : "for GPUs its model has the device type chorus::Cuda, and nvcc compiles it with "
+                                     "CHORUS_USE_CUDA=1 (CMake: chorus::cuda)");
+  if (policy.one_device && list.size() > 1)
+    usage_error("--device %s: policy '%s' has one device, got %d: choose a policy of several, such as dp or ddp",
+                text.c_str(), policy.name, list.size());
+  try {
+    for (const int id : list.ids) policy.require(id);
+  } catch (const DeviceError& error) {
+    usage_error("--device %s: %s", text.c_str(), error.what());
+  }
+}
+
+/// Throws UsageError unless each process that a launcher has started on this machine has a device of the list.
+inline void check_one_each(const comm::World& world, const LaunchOptions& options) {
+  if (!options.device_ids || options.device_ids->ids.empty() || options.device_ids->size() == world.local_size) return;
+  usage_error("--device %s: expected one device for each process of this machine, of which the launcher has started "
+              "%d, got %d",
+              options.device_ids->text().c_str(), world.local_size, options.device_ids->size());
 }
 
 /// Several processes that each run a policy of one process have nothing to do with each other. (Variables that make no
@@ -16936,12 +18477,45 @@ inline int call(Run& run, LaunchBody body) {
   }
 }
 
+/// Records the run, where that is wanted, while it lives.
+class TraceScope {
+ public:
+  TraceScope(int number, LaunchedPolicy policy, const LaunchOptions& options, const comm::World& world) {
+    if (options.trace.path.empty()) return;
+    auto traced = options.trace;
+    traced.path = path_of(number, options);
+    // Threads that have been left to themselves may still listen to it: it stays.
+    recorder_ = new TraceRecorder(std::move(traced), {.policy = policy.name,
+                                                      .distributed = world.size > 1,
+                                                      .rank = world.rank,
+                                                      .ranks = world.size,
+                                                      .device_kind = policy.device_kind,
+                                                      .first_slot = policy.first_slot});
+    static auto& all = *new std::vector<TraceRecorder*>;
+    all.push_back(recorder_);
+  }
+  ~TraceScope() {
+    if (recorder_ != nullptr) recorder_->finish();
+  }
+  TraceScope(const TraceScope&) = delete;
+  TraceScope& operator=(const TraceScope&) = delete;
+
+  /// Later calls of `launch` in one main have files of their own.
+  static std::string path_of(int number, const LaunchOptions& options) {
+    return number == 0 ? options.trace.path : cat(options.trace.path, ".", number + 1);
+  }
+
+ private:
+  TraceRecorder* recorder_ = nullptr;
+};
+
 inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments arguments, LaunchOptions options,
                        bool names_unused, LaunchBody body) {
   auto& calls = LaunchCalls::of_process();
   const auto& order = calls.order;
   if (order) check_order(*order, policy, options);
   options.complete();
+  check_device_list(policy, options);
   SupervisorLink::of_process();
   comm::World world;
   if (policy.distributed) {
@@ -16950,7 +18524,7 @@ inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments
       check<UsageError>(!order, "launch: this process was started as a rank, but RANK and WORLD_SIZE are gone");
       static std::atomic<bool> under_way{false};
       const FlagScope starting(under_way, "launch: another thread of this process is in a launch of ranks");
-      LaunchOrder next{number, options.devices.value_or(default_devices()), calls.statuses, policy.name};
+      LaunchOrder next{number, options.asked_devices().value_or(default_devices()), calls.statuses, policy.name};
       next.statuses.resize(static_cast<std::size_t>(number));
       RankGroup group;
       group.ranks = next.devices;
@@ -16958,16 +18532,20 @@ inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments
       group.argv = argv;
       group.launch = next.text();
       const int status = run_job(std::move(group));
+      // Of ranks that were killed while they recorded.
+      if (!options.trace.path.empty()) merge_traces(TraceScope::path_of(number, options), next.devices, true);
       if (status == 0) check_output();
       return status;
     }
     world = std::move(*joined);
+    check_one_each(world, options);
     if (options.backend != comm::Backend::mpi) warn_of_users(world);
     keep_to_own_cores(world);
   } else {
     warn_of_strangers(policy);
   }
   manual_seed(options.seed);
+  const TraceScope traced(number, policy, options, world);
   Run run(std::move(arguments), options, std::move(world));
   const int status = call(run, body);
   if (names_unused && status == 0 && run.is_main()) {
@@ -17025,13 +18603,13 @@ CHORUS_INLINE int launch(LaunchedPolicy policy, int argc, char** argv, const Lau
 /// A function of one operand as a layer.
 
 /// Inside a namespace: the layer `LAYER`, which calls `FUNCTION`.
-#define CHORUS_FUNCTION_LAYER(LAYER, FUNCTION)               \
-  struct LAYER : Module {                                    \
-    template <Operand X>                                     \
-    auto operator()(const X& x) const {                      \
-      return FUNCTION(x);                                    \
-    }                                                        \
-    std::string describe() const override { return #LAYER; } \
+#define CHORUS_FUNCTION_LAYER(LAYER, FUNCTION)                    \
+  struct LAYER : Module {                                         \
+    template <Operand X>                                          \
+    auto operator()(const X& x) const {                           \
+      return detail::watched(*this, [&] { return FUNCTION(x); }); \
+    }                                                             \
+    std::string describe() const override { return #LAYER; }      \
   }
 #endif  // CHORUS_SINGLE_CHORUS_NN_FUNCTION_LAYER_HPP
 
@@ -19842,7 +21420,7 @@ struct LeakyReLU : Module {
   explicit LeakyReLU(double negative_slope = 0.01) : slope(negative_slope) {}
   template <Operand X>
   auto operator()(const X& x) const {
-    return leaky_relu(x, slope);
+    return detail::watched(*this, [&] { return leaky_relu(x, slope); });
   }
   std::string describe() const override { return cat("LeakyReLU(", slope, ")"); }
 };
@@ -19853,7 +21431,7 @@ struct ELU : Module {
   explicit ELU(double scale = 1) : alpha(scale) {}
   template <Operand X>
   auto operator()(const X& x) const {
-    return elu(x, alpha);
+    return detail::watched(*this, [&] { return elu(x, alpha); });
   }
   std::string describe() const override { return cat("ELU(", alpha, ")"); }
 };
@@ -19864,7 +21442,7 @@ struct Softmax : Module {
   explicit Softmax(Index along) : axis(along) {}
   template <Operand X>
   auto operator()(const X& x) const {
-    return softmax(x, axis);
+    return detail::watched(*this, [&] { return softmax(x, axis); });
   }
   std::string describe() const override { return cat("Softmax(", axis, ")"); }
 };
@@ -19876,7 +21454,7 @@ struct MaxPool2d : Module {
   explicit MaxPool2d(Size2d size, const PoolOptions& pool = {}) : window(size), options(pool) {}
   template <Operand X>
   auto operator()(const X& x) const {
-    return max_pool2d(x, window, options);
+    return detail::watched(*this, [&] { return max_pool2d(x, window, options); });
   }
   std::string describe() const override { return cat("MaxPool2d(", window.height, ")"); }
 };
@@ -19888,7 +21466,7 @@ struct AvgPool2d : Module {
   explicit AvgPool2d(Size2d size, const PoolOptions& pool = {}) : window(size), options(pool) {}
   template <Operand X>
   auto operator()(const X& x) const {
-    return avg_pool2d(x, window, options);
+    return detail::watched(*this, [&] { return avg_pool2d(x, window, options); });
   }
   std::string describe() const override { return cat("AvgPool2d(", window.height, ")"); }
 };
@@ -19902,7 +21480,7 @@ struct Dropout : Module {
   }
   template <Operand X>
   auto operator()(const X& x) const {
-    return dropout(x, p, training());
+    return detail::watched(*this, [&] { return dropout(x, p, training()); });
   }
   std::string describe() const override { return cat("Dropout(", p, ")"); }
 };
@@ -21034,7 +22612,7 @@ template <Scalar T, int Rank, Device From, Device D>
 Tensor<T, Rank, D> on_device(const Tensor<T, Rank, From>& x, D device, trace::Traffic traffic) {
   const auto dense = contiguous(x);
   if constexpr (std::is_same_v<From, D>)  // what comes from the host is no traffic between devices
-    if (dense.device() != device) trace::sent(dense.device().index, traffic, dense.bytes());
+    if (dense.device() != device) trace::sent(dense.device().index, device.index, traffic, dense.bytes());
   return to_device(dense, device);
 }
 
@@ -21316,9 +22894,11 @@ class BatchNorm : public Module, public Synchronisable, public RunningStatistics
 
   template <Operand X>
   auto operator()(const X& x) const {
-    const auto [group, mean, var, by_batch, options] = begin(x.numel());
-    if (group) return over_group(x, group);
-    return batch_norm(x, weight, bias, mean, var, by_batch, options);
+    return detail::watched(*this, [&] {
+      const auto [group, mean, var, by_batch, options] = begin(x.numel());
+      if (group) return over_group(x, group);
+      return batch_norm(x, weight, bias, mean, var, by_batch, options);
+    });
   }
   void visit(Visitor& visitor) override {
     if (weight) {
@@ -21440,15 +23020,19 @@ class BatchNormReLU : public BatchNorm<D, T> {
 
   template <Operand X>
   auto operator()(const X& x) const {
-    const auto [group, mean, var, by_batch, options] = this->begin(x.numel());
-    if (group) return relu(this->over_group(x, group));
-    return batch_norm_relu(x, this->weight, this->bias, mean, var, by_batch, options);
+    return detail::watched(*this, [&] {
+      const auto [group, mean, var, by_batch, options] = this->begin(x.numel());
+      if (group) return relu(this->over_group(x, group));
+      return batch_norm_relu(x, this->weight, this->bias, mean, var, by_batch, options);
+    });
   }
   template <Operand X, Operand R>
   auto operator()(const X& x, const R& residual) const {
-    const auto [group, mean, var, by_batch, options] = this->begin(x.numel());
-    if (group) return relu(this->over_group(x, group) + residual);
-    return batch_norm_add_relu(x, residual, this->weight, this->bias, mean, var, by_batch, options);
+    return detail::watched(*this, [&] {
+      const auto [group, mean, var, by_batch, options] = this->begin(x.numel());
+      if (group) return relu(this->over_group(x, group) + residual);
+      return batch_norm_add_relu(x, residual, this->weight, this->bias, mean, var, by_batch, options);
+    });
   }
   std::string describe() const override {
     return cat(this->synchronised() ? "SyncBatchNormReLU(" : "BatchNormReLU(", this->channels_, ")");
@@ -21509,7 +23093,7 @@ class Sequential : public Module {
 
   template <class X>
   auto operator()(const X& x) const {
-    return run<0>(x);
+    return detail::watched(*this, [&] { return run<0>(x); });
   }
   template <std::size_t I>
   auto& get() {
@@ -24123,6 +25707,7 @@ detail::Recorded<4, X, W, B> conv2d(const X& x, const W& weight, const B& bias, 
   const auto device = input.device();
   auto out = Tensor<T, 4, typename tensor_of<X>::device_type>::empty(
       {shape.batch, shape.out_channels, shape.out_height(), shape.out_width()}, device);
+  detail::count_multiply_adds(out.numel() * w.size(1) * w.size(2) * w.size(3));
   kernels::conv2d_forward(device, shape, input.data(), w.data(), b.data(), out.data());
   return record(
       Conv2d{shape}, std::move(out),
@@ -24238,7 +25823,7 @@ class Conv2d : public detail::ConvolutionBase<4, D, T> {
         options_{options.stride, options.padding, options.dilation, options.groups} {}
   template <Operand X>
   auto operator()(const X& x) const {
-    return conv2d(x, this->weight, this->bias, options_);
+    return detail::watched(*this, [&] { return conv2d(x, this->weight, this->bias, options_); });
   }
   std::string describe() const override {
     auto text = detail::ConvolutionBase<4, D, T>::describe();
@@ -24771,7 +26356,7 @@ class Embedding : public Module {
 
   template <int Rank>
   auto operator()(const Tensor<std::int64_t, Rank, D>& index) const {
-    return embedding(weight, index);
+    return detail::watched(*this, [&] { return embedding(weight, index); });
   }
   void visit(Visitor& visitor) override { visitor.parameter("weight", weight); }
   std::string describe() const override { return cat("Embedding(", weight.shape()[0], ", ", weight.shape()[1], ")"); }
@@ -25181,7 +26766,7 @@ class LayerNorm : public Module {
 
   template <Operand X>
   auto operator()(const X& x) const {
-    return layer_norm(x, weight, bias, eps_);
+    return detail::watched(*this, [&] { return layer_norm(x, weight, bias, eps_); });
   }
   void visit(Visitor& visitor) override {
     visitor.parameter("weight", weight);
@@ -25731,6 +27316,7 @@ auto stacked_matmul(const A& a, const B& b) {
   auto shape = left.shape();
   shape.back() = n;
   auto out = Tensor<T, rank, typename tensor_of<A>::device_type>::empty(shape, device);
+  count_multiply_adds(count * m * k * n);
   for (Index i = 0; i < count; ++i)
     kernels::gemm(device, Trans::no, Trans::no, m, n, k, left.data() + i * m * k, k, right.data() + i * k * n, n,
                   out.data() + i * m * n, n, false);
@@ -25818,6 +27404,7 @@ detail::Recorded<tensor_of<X>::rank, X, W, B> linear(const X& x, const W& weight
   const Index rows = numel(shape);
   shape.back() = out_features;
   auto out = Tensor<T, rank, typename tensor_of<X>::device_type>::empty(shape, device);
+  detail::count_multiply_adds(rows * out_features * in_features);
   kernels::gemm(device, Trans::no, Trans::yes, rows, out_features, in_features, input.data(), in_features, w.data(),
                 in_features, out.data(), out_features, false, b.data());
   return record(
@@ -25894,7 +27481,7 @@ class Linear : public Module {
 
   template <Operand X>
   auto operator()(const X& x) const {
-    return linear(x, weight, bias);
+    return detail::watched(*this, [&] { return linear(x, weight, bias); });
   }
   void visit(Visitor& visitor) override {
     visitor.parameter("weight", weight);
@@ -25911,33 +27498,121 @@ class Linear : public Module {
 // <chorus/nn/summary.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_SUMMARY_HPP
 #define CHORUS_SINGLE_CHORUS_NN_SUMMARY_HPP
-/// A table of a model's layers and their parameters.
+/// A table of a model's layers and their parameters; given an input, of what they make of it, their multiply-adds and
+/// the memory that backward needs.
 
 namespace chorus::nn {
 
-/// One line a module: its path, what it is, its own parameters; then the sums.
-template <class Model>
-std::string summary(Model& model) {
-  using D = typename Model::device_type;
-  struct Row {
-    std::string path, layer;
-    Index parameters;
-  };
-  struct Rows final : detail::Walker {
-    std::vector<Row> rows;
-    void enter(Module& module) override {
-      rows.push_back({prefix().substr(0, prefix().size() - 1), module.describe(), 0});
-    }
-    void inner(Module&) override {}  // `describe` has said so
-    void parameter(std::string_view, AnyParameter& handle) override {
-      const std::string own = prefix().empty() ? "" : prefix().substr(0, prefix().size() - 1);
-      for (Row& row : rows)
-        if (row.path == own) row.parameters += handle.on<D>().count();
-    }
-  } table;
-  table.rows.push_back({"", model.describe(), 0});
-  table.walk(model);
+namespace detail {
 
+/// The lines of a summary, and who watches the layers while they are called.
+template <Device D>
+class SummaryTable final : public Walker, public chorus::detail::LayerWatch {
+ public:
+  struct Row {
+    std::string path, layer, output = "-";
+    std::vector<AnyParameter> parameters{};
+    const Module* module = nullptr;
+    int calls = 0;
+    std::size_t place = uncalled;  ///< among the calls
+    std::int64_t multiply_adds = 0;
+  };
+  static constexpr std::size_t uncalled = std::numeric_limits<std::size_t>::max();
+
+  explicit SummaryTable(Module& model) {
+    rows_.push_back({.path = "", .layer = model.describe(), .module = &model});
+    walk(model);
+  }
+
+  void begins(const void* layer) override {
+    const auto row = std::find_if(rows_.begin(), rows_.end(), [&](const Row& r) { return r.module == layer; });
+    // A layer that calls itself, with more arguments, is called once. One that is not listed is part of its caller.
+    const bool counts = row != rows_.end() && (under_way_.empty() || under_way_.back().row != &*row);
+    under_way_.push_back({row != rows_.end() ? &*row : (under_way_.empty() ? nullptr : under_way_.back().row), counts});
+    if (!counts) return;
+    if (row->place == uncalled) row->place = next_place_++;
+    ++row->calls;
+  }
+  void ended(const std::string& output) override {
+    if (under_way_.back().counts) under_way_.back().row->output = output;
+    under_way_.pop_back();
+  }
+  void multiply_adds(std::int64_t count) override {
+    if (!under_way_.empty() && under_way_.back().row != nullptr) under_way_.back().row->multiply_adds += count;
+  }
+
+  std::int64_t all_multiply_adds() const {
+    std::int64_t sum = 0;
+    for (const Row& row : rows_) sum += row.multiply_adds;
+    return sum;
+  }
+
+  /// The rows, in the order of the first calls where there were any; each column as wide as it needs to be.
+  std::string text(bool called) {
+    if (called) sort_by_calls();
+    std::set<const Node*> above;
+    std::vector<std::vector<std::string>> lines{{"module", "layer", "output", "parameters", "multiply-adds"}};
+    for (const Row& row : rows_) {
+      Index parameters = 0;
+      bool shared = true;
+      for (const AnyParameter& parameter : row.parameters) {
+        parameters += parameter.on<D>().count();
+        shared = !above.insert(parameter.shared().get()).second && shared;
+      }
+      const std::string own = parameters == 0 ? "-" : cat(parameters);
+      lines.push_back({row.path, row.calls > 1 ? cat(row.layer, ", ", row.calls, " calls") : row.layer, row.output,
+                       parameters > 0 && shared ? cat("(", own, ")") : own,
+                       row.multiply_adds == 0 ? "-" : cat(row.multiply_adds)});
+    }
+    std::vector<std::size_t> columns{0, 1, 3};
+    if (called) columns = {0, 1, 2, 3, 4};
+    std::array<std::size_t, 5> widths{};
+    for (const auto& line : lines)
+      for (const auto c : columns) widths[c] = std::max(widths[c], line[c].size());
+    std::string out;
+    for (const auto& line : lines) {
+      for (const auto c : columns) {
+        out += line[c];
+        if (c != columns.back()) out.append(widths[c] - line[c].size() + 2, ' ');
+      }
+      out += '\n';
+    }
+    return out;
+  }
+
+ private:
+  struct Call {
+    Row* row;  ///< that its multiply-adds are of
+    bool counts;
+  };
+
+  std::string own_path() const { return prefix().empty() ? "" : prefix().substr(0, prefix().size() - 1); }
+  void enter(Module& module) override {
+    rows_.push_back({.path = own_path(), .layer = module.describe(), .module = &module});
+  }
+  // Its caller's description has said what it is.
+  void inner(Module&) override {}
+  void parameter(std::string_view, AnyParameter& handle) override {
+    for (Row& row : rows_)
+      if (row.path == own_path()) row.parameters.push_back(handle);
+  }
+
+  // A list of layers, which nobody calls, comes before the first of them; what nobody has called, last.
+  void sort_by_calls() {
+    for (Row& row : rows_)
+      if (row.place == uncalled)
+        for (const Row& other : rows_)
+          if (other.calls > 0 && other.path.starts_with(row.path + ".")) row.place = std::min(row.place, other.place);
+    std::stable_sort(rows_.begin(), rows_.end(), [](const Row& a, const Row& b) { return a.place < b.place; });
+  }
+
+  std::vector<Row> rows_;
+  std::vector<Call> under_way_;
+  std::size_t next_place_ = 0;
+};
+
+template <Device D>
+std::string summed_parameters(Module& model) {
   Index all = 0, trainable = 0;
   std::size_t bytes = 0;
   for (const auto& named : named_parameters<D>(model)) {
@@ -25945,21 +27620,93 @@ std::string summary(Model& model) {
     bytes += named.parameter->size_bytes();
     if (named.parameter->wants_grad()) trainable += named.parameter->count();
   }
+  return cat(all, " parameters, ", trainable, " trainable, ", bytes / 1024, " KiB\n");
+}
 
-  std::size_t path_width = 6, layer_width = 5;
-  for (const Row& row : table.rows) {
-    path_width = std::max(path_width, row.path.size());
-    layer_width = std::max(layer_width, row.layer.size());
+template <Device D>
+D device_for_summary(Module& model) {
+  const auto parameters = named_parameters<D>(model);
+  check<UsageError>(!parameters.empty(), "summary: the model has no parameters");
+  return parameters.front().parameter->where();
+}
+
+/// An input, on the model's device.
+template <class X, Device D>
+decltype(auto) example_on(const X& x, D device) {
+  if constexpr (AnyTensor<X>)
+    return to_device(x, device);
+  else
+    return (x);
+}
+
+}  // namespace detail
+
+/// One line a module: its path, what it is, its own parameters (in parentheses where all of them are shared with a
+/// layer above); then the sums.
+template <class Model>
+std::string summary(Model& model) {
+  using D = typename Model::device_type;
+  return detail::SummaryTable<D>(model).text(false) + detail::summed_parameters<D>(model);
+}
+
+/// The same for `model(inputs...)`: lines in the order of the first calls, with the shape of the (last) output, and the
+/// multiply-adds that are the module's own: of Linear, matrix products, convolutions, attention's two products (all
+/// pairs, causal or not), and recurrent layers; nothing else counts, an embedding neither. One that is called several
+/// times says so. "-": not called, or not by a call that is watched, as `layer(x)` is in the calling thread. The last
+/// line sums up: multiply-adds, and the bytes of activations that the tape holds after the forward pass.
+///
+/// The forward pass is one of a copy, with the model's mode and gradients: the model, its statistics and random numbers
+/// stay as they are, and other ranks hear nothing. Call it with the bare model (`net.module()`), while no other thread
+/// computes on its device. Throws what the model throws, with "summary: " in front.
+template <class Model, class... Inputs>
+requires(sizeof...(Inputs) > 0)
+std::string summary(Model& model, const Inputs&... inputs) {
+  using D = typename Model::device_type;
+  const D device = detail::device_for_summary<D>(model);
+  const int slot = trace_slot(device);
+  const trace::PeakKept peak(slot);
+  try {
+    Model copy = copy_of(model);
+    detail::SummaryTable<D> table(copy);
+    RandomContext random;
+    const RandomScope scope(random);
+    const GradMode with_gradients(true);
+    const auto run = [&](const auto&... xs) {
+      const auto activations = [&] { return trace::memory(slot, trace::Memory::activations); };
+      const auto before = activations();
+      const chorus::detail::Replaced<chorus::detail::LayerWatch*> watching(chorus::detail::layer_watch, &table);
+      const auto output = detail::watched(copy, [&] {
+        if constexpr (requires { copy.forward(xs...); })
+          return copy.forward(xs...);
+        else
+          return copy(xs...);
+      });
+      return activations() - before;
+    };
+    const auto held = run(detail::example_on(inputs, device)...);
+    std::string shapes;
+    ((shapes += cat(shapes.empty() ? "" : ", ", detail::shape_text(inputs))), ...);
+    return table.text(true) + detail::summed_parameters<D>(model) +
+           cat("input ", shapes, ": ", table.all_multiply_adds(), " multiply-adds, ", held,
+               " bytes of activations held for backward\n");
+  } catch (const std::exception&) {
+    rethrow_with(std::current_exception(), "summary: ");
   }
-  const auto padded = [](std::string text, std::size_t width) {
-    text.resize(std::max(width, text.size()), ' ');
-    return text;
-  };
-  std::string out = padded("module", path_width) + "  " + padded("layer", layer_width) + "  parameters\n";
-  for (const Row& row : table.rows)
-    out += padded(row.path, path_width) + "  " + padded(row.layer, layer_width) + "  " +
-           (row.parameters == 0 ? "-" : cat(row.parameters)) + "\n";
-  return out + cat(all, " parameters, ", trainable, " trainable, ", bytes / 1024, " KiB\n");
+}
+
+/// The same for an input of that shape: `summary(model, {1, 3, 224, 224})`, zeros of type T.
+template <Real T = float, class Model, std::size_t Rank>
+std::string summary(Model& model, const Index (&shape)[Rank]) {
+  std::array<Index, Rank> extents{};
+  std::copy(shape, shape + Rank, extents.begin());
+  return summary<T>(model, extents);
+}
+template <Real T = float, class Model, std::size_t Rank>
+std::string summary(Model& model, const std::array<Index, Rank>& shape) {
+  for (const Index extent : shape)
+    check<ShapeError>(extent > 0, "summary: an input of shape ", shape, ": extents are at least 1");
+  const auto device = detail::device_for_summary<typename Model::device_type>(model);
+  return summary(model, Tensor<T, static_cast<int>(Rank), typename Model::device_type>::zeros(shape, device));
 }
 
 }  // namespace chorus::nn
@@ -26458,6 +28205,7 @@ auto attention_in_blocks(const Q& q, const K& k, const V& v, const Tensor<typena
   auto log_sums = Tensor<T, 1>::empty({matrices * s.queries}, device);
   shape.back() = s.values;
   auto out = Tensor<T, rank>::empty(shape, device);
+  count_multiply_adds(matrices * s.queries * s.keys * (s.features + s.values));
   kernels::attention_forward(device, s, queries.data(), keys.data(), values.data(), mask.data(), out.data(),
                              log_sums.data());
   return record(
@@ -28452,6 +30200,7 @@ auto conv_transpose2d(const X& x, const W& weight, const ConvTranspose2dOptions&
   const auto device = input.device();
   auto out = Tensor<T, 4, typename tensor_of<X>::device_type>::empty(
       {shape.batch, shape.in_channels, shape.height, shape.width}, device);
+  detail::count_multiply_adds(input.numel() * w.size(1) * w.size(2) * w.size(3));
   kernels::conv2d_backward_input(device, shape, w.data(), input.data(), out.data(), false);
   return record(
       operations::ConvTranspose2d{shape}, std::move(out),
@@ -29583,6 +31332,7 @@ class Optimizer : public HasLearningRate {
   }
   template <class Update>
   void for_each_range(const Walk& walk, const Update& update) {
+    const trace::Span span(trace::Lane::optimizer, "optimizer", "optimizer step");
     for (const Entry& entry : entries_) detail::check_averaged(entry.named);  // before any is stepped
     make_state();
     Range range{};
@@ -29639,6 +31389,8 @@ class Optimizer : public HasLearningRate {
     }
     flush();
     if (!any) warn_of_no_gradient();
+    if (auto* const steps = trace::step_counter()) [[unlikely]]
+      steps->stepped();
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
     if constexpr (std::is_same_v<D, Cuda>)
       if (replayed_.left_out != nullptr)
@@ -31111,12 +32863,13 @@ void for_each_run(const std::vector<Entry>& entries, const Wanted& wanted, const
 template <class Model>
 void replicate(const Replicas<Model>& replicas, std::size_t i) {
   if (i == 0) return;
+  const trace::Span span(trace::Lane::communication, "copy", "replicate");
   auto& replica = replicas[i];
   const auto& from = replicas.parameters(0);
   const auto copy = [source = replicas.device(0), &replica](void* to, const void* numbers, std::size_t bytes,
                                                             trace::Traffic traffic) {
     copy_bytes(replica.device(), to, source, numbers, bytes);
-    trace::sent(source.index, traffic, bytes);
+    trace::sent(source.index, replica.device().index, traffic, bytes);
   };
   for_each_run(
       from.entries(), [&](std::size_t p) { return replica.lacks(from.entries()[p], p); },
@@ -31173,7 +32926,9 @@ class Collectives {
   bool replicate(std::size_t devices) {
     if (!serves(devices)) return false;
     const auto& from = replicas_.parameters(0);
-    const auto others = replicas_.size() - 1;
+    const auto count_sent = [&](trace::Traffic kind, std::size_t bytes) {
+      for (std::size_t i = 1; i < replicas_.size(); ++i) trace::sent(device_ids_[0], device_ids_[i], kind, bytes);
+    };
     for_each_run(
         from.entries(),
         [&](std::size_t p) {
@@ -31183,13 +32938,13 @@ class Collectives {
         [&](std::size_t group, std::size_t begin, std::size_t count) {
           const DType dtype = from.groups()[group].dtype;
           add([&](std::size_t i) { return replicas_.parameters(i).groups()[group].value(begin); }, count, dtype);
-          trace::sent(device_ids_[0], trace::Traffic::parameters, others * count * size_of(dtype));
+          count_sent(trace::Traffic::parameters, count * size_of(dtype));
         });
     for (std::size_t b = 0; b < replicas_.buffers(0).size(); ++b) {
       const auto& buffer = *replicas_.buffers(0)[b].buffer;
       add([&](std::size_t i) { return replicas_.buffers(i)[b].buffer->memory(); },
           static_cast<std::size_t>(buffer.count()), buffer.dtype());
-      trace::sent(device_ids_[0], trace::Traffic::buffers, others * buffer.size_bytes());
+      count_sent(trace::Traffic::buffers, buffer.size_bytes());
     }
     if (!pieces_[0].empty())
       exchange([this](int rank, auto& group) { group.broadcast(rank, pieces_[static_cast<std::size_t>(rank)]); });
@@ -31214,7 +32969,9 @@ class Collectives {
             // Who has none of a gradient has zeros.
             if (!entry(i, p).parameter().grad_arrived())
               absent_[i].push_back({own.grad(entry(i, p).begin), entry(i, p).count, own.dtype});
-            if (i > 0) trace::sent(device_ids_[i], trace::Traffic::gradients, entry(i, p).parameter().size_bytes());
+            if (i > 0)
+              trace::sent(device_ids_[i], device_ids_[0], trace::Traffic::gradients,
+                          entry(i, p).parameter().size_bytes());
           }
           if (any) entry(0, p).parameter().set_grad_arrived(true);
           if (any) entry(0, p).named.handle.shared()->set_reached();
@@ -31401,11 +33158,16 @@ std::vector<std::string> replica_names(const std::vector<int>& device_ids) {
   return names;
 }
 
-/// With the devices and the timeout of `run`, where the options don't say: as many devices as `run` wants. Where there
-/// are fewer GPUs, copies share them.
+/// With the devices and the timeout of `run`, where the options don't say: the devices that `run` names, or as many as
+/// it wants; where there are fewer GPUs, copies share them. Throws UsageError where both name devices, and others.
 template <Device D, class Run>
 DataParallelOptions options_of(Run& run, DataParallelOptions options) {
   if (!options.timeout) options.timeout = run.world().timeout;
+  const auto named = run.device_ids();
+  check<UsageError>(options.device_ids.empty() || named.empty() || options.device_ids == named,
+                    "DataParallel: --device names ", DeviceList{.ids = named}.text(),
+                    ", but the program's device_ids are ", DeviceList{.ids = options.device_ids}.text());
+  if (!named.empty()) options.device_ids = named;
   if (!options.device_ids.empty()) return options;
   int count = 0, there = 0;
   if constexpr (std::same_as<D, Cpu>) {
@@ -32128,7 +33890,8 @@ auto join(const std::vector<Part>& parts, std::size_t axis, D device) {
     for (Index o = 0; o < whole.outer; ++o)
       copy_bytes(device, to + o * whole.axis * whole.inner, dense.device(), dense.data() + o * row,
                  static_cast<std::size_t>(row) * sizeof(*to));
-    if (dense.device() != device) trace::sent(dense.device().index, trace::Traffic::outputs, dense.bytes());
+    if (dense.device() != device)
+      trace::sent(dense.device().index, device.index, trace::Traffic::outputs, dense.bytes());
     to += row;
   }
   return out;
@@ -32207,6 +33970,7 @@ struct JoinOutputs : detail::TensorFunction {
 template <template <class> class Join = JoinOutputs, class Output, Device D>
 auto gather(const std::vector<std::optional<Output>>& outputs, const Split& split, D device,
             const Ref<BackwardNode>& backward) {
+  const trace::Span span(trace::Lane::communication, "copy", "gather");
   return detail::map_tensors(detail::pointers_to(outputs), Join<D>(split, device, backward));
 }
 
@@ -32463,10 +34227,14 @@ class ParallelApply {
  public:
   using Task = DeviceThreads::Task;
 
-  /// `names`: what errors call each device's copy of the model. `timeout`: how long the first device waits for the
-  /// others once it has ended.
-  ParallelApply(std::vector<std::string> names, std::chrono::milliseconds timeout)
-      : names_(std::move(names)), timeout_(timeout), groups_(names_, timeout), threads_(names_.size()) {}
+  /// `names`: what errors call each device's copy of the model, `device_ids`: what traces do. `timeout`: how long the
+  /// first device waits for the others once it has ended.
+  ParallelApply(std::vector<std::string> names, std::vector<int> device_ids, std::chrono::milliseconds timeout)
+      : names_(std::move(names)),
+        device_ids_(std::move(device_ids)),
+        timeout_(timeout),
+        groups_(names_, timeout),
+        threads_(names_.size()) {}
 
   DeviceThreads& threads() { return threads_; }
 
@@ -32482,7 +34250,10 @@ class ParallelApply {
 
   /// Calls `task(i)` for the first `used` devices. It is the library's own code, and comes to an end.
   void run(std::size_t used, const Task& task) {
-    const auto& errors = threads_.run(used, task);
+    const auto& errors = threads_.run(used, [&](std::size_t i) {
+      const trace::PlaceScope place(device_ids_[i]);
+      task(i);
+    });
     const auto first = std::find_if(errors.begin(), errors.end(), [](const auto& error) { return error != nullptr; });
     if (first != errors.end()) fail_for(static_cast<std::size_t>(first - errors.begin()), errors);
   }
@@ -32492,6 +34263,7 @@ class ParallelApply {
   void operator()(std::size_t used, Task task, bool recorded = false) {
     groups_.begin(used, recorded);
     threads_.run(used, std::make_shared<const Task>([this, used, task = std::move(task)](std::size_t i) {
+                   const trace::PlaceScope place(device_ids_[i]);
                    const ThreadBatchGroups::Membership membership(groups_, used, i);
                    task(i);
                  }),
@@ -32532,6 +34304,7 @@ class ParallelApply {
   }
 
   std::vector<std::string> names_;
+  std::vector<int> device_ids_;
   std::chrono::milliseconds timeout_;
   ThreadBatchGroups groups_;
   DeviceThreads threads_;
@@ -32608,6 +34381,7 @@ struct MakeShare : detail::TensorFunction {
 /// Device `number`'s share of the inputs, as a tuple. `returns` gets what brings the gradients back.
 template <template <class> class Make = MakeShare, Device D, class... Inputs>
 auto scatter(const Split& split, std::size_t number, D device, GradientReturns& returns, const Inputs&... inputs) {
+  const trace::Span span(trace::Lane::communication, "copy", "scatter");
   const Make<D> share(split, number, device, returns);
   return std::tuple<decltype(detail::map_tensors(std::array{&inputs}, share))...>{
       detail::map_tensors(std::array{&inputs}, share)...};
@@ -32733,6 +34507,7 @@ class Pass {
       return samples == split.size(0) || samples == split.size(split.devices - 1);
     };
     if (i > 0) context.device = copies_[i - 1]->device().index;
+    const trace::Span span(trace::Lane::forward, "forward", "forward");
     const RandomScope random_scope(context);
     const detail::WatchScope watch_scope(i == 0 ? watch_ : nullptr);
     outputs[i].emplace(call(i == 0 ? first_ : copies_[i - 1]->model(), *shares[i]));
@@ -32920,13 +34695,14 @@ void reduce(const Replicas<Model>& replicas, std::size_t used, const Run& run) {
     bool add;
   };
   std::vector<Piece> pieces;  // gradients that have arrived, neighbours as one
+  std::vector<std::size_t> bytes(used);
   for_each_copy(replicas, used, [&](std::size_t i, const auto& entry, const auto& copy) {
     if (!copy.parameter().grad_arrived()) return;
     auto& to = entry.parameter();
     const bool add = to.grad_arrived();
     to.set_grad_arrived(true);
     entry.named.handle.shared()->set_reached();
-    trace::sent(replicas.device(i).index, trace::Traffic::gradients, to.size_bytes());
+    bytes[i] += to.size_bytes();
     if (!pieces.empty() && pieces.back().device == i && pieces.back().group == entry.group &&
         pieces.back().add == add && pieces.back().begin + pieces.back().count == entry.begin)
       pieces.back().count += entry.count;
@@ -32934,6 +34710,8 @@ void reduce(const Replicas<Model>& replicas, std::size_t used, const Run& run) {
       pieces.push_back({i, entry.group, entry.begin, entry.count, add});
   });
   if (pieces.empty()) return;
+  for (std::size_t i = 1; i < used; ++i)
+    trace::sent(replicas.device(i).index, replicas.device(0).index, trace::Traffic::gradients, bytes[i]);
   // Each worker adds its own block of the elements, from the first to the last that has a gradient: blocks are the same
   // for all copies, though they may have gradients of different parameters. A GPU adds in the order of its stream.
   const auto& groups = replicas.parameters(0).groups();
@@ -32948,6 +34726,7 @@ void reduce(const Replicas<Model>& replicas, std::size_t used, const Run& run) {
   }
   const std::size_t workers = std::is_same_v<typename Replicas<Model>::D, Cpu> ? used : 1;
   run(workers, [&](std::size_t worker) {
+    const trace::Span span(trace::Lane::communication, "copy", "reduce");
     for (const Piece& piece : pieces) {
       const Range& range = ranges[piece.group];
       const Split blocks{static_cast<Index>(range.end - range.begin), workers};
@@ -32983,7 +34762,7 @@ void reduce_wanted(const Replicas<Model>& replicas, std::size_t used, const Back
   for_each_copy(replicas, used, [&](std::size_t i, const auto& entry, const auto& copy) {
     auto& parameter = copy.parameter();
     if (!parameter.grad_arrived()) return;
-    trace::sent(replicas.device(i).index, trace::Traffic::gradients, parameter.size_bytes());
+    trace::sent(replicas.device(i).index, replicas.device(0).index, trace::Traffic::gradients, parameter.size_bytes());
     entry.parameter().add_grad_of(parameter);
     parameter.set_grad_arrived(false);
   });
@@ -33296,6 +35075,8 @@ class Policy {
     random_.seed = seed;
     random_.device_kind = device_type::kind;
     random_.device = flat_.groups().front().values.device().index;
+    if (auto* const trace = trace::step_counter(); trace != nullptr) [[unlikely]]
+      note_gradients(*trace);
   }
 
   /// What is to watch the model in the pass that begins: the first one that records gradients.
@@ -33324,6 +35105,8 @@ class Policy {
     random_.next_operation = 0;
     random_.samples = samples;
     random_.drew = false;
+    if (auto* const steps = trace::step_counter(); steps != nullptr && grad_enabled()) [[unlikely]]
+      steps->forward_begins();
     return random_;
   }
   void end_forward() {
@@ -33351,6 +35134,13 @@ class Policy {
   RandomContext random_;
 
  private:
+  [[gnu::cold]] void note_gradients(trace::StepCounter& trace) const {
+    std::size_t bytes = 0;
+    for (const auto& entry : flat_.entries())
+      if (entry.parameter().wants_grad()) bytes += entry.parameter().size_bytes();
+    trace.note("gradient_bytes", cat(bytes));
+  }
+
   std::uint32_t passes_ = 0;
   bool counts_ = true;  // the pass under way
   std::shared_ptr<detail::UnlistedParameters> unlisted_;
@@ -33365,6 +35155,13 @@ int trace_slot(const Net& net, [[maybe_unused]] int i) {
     return trace_slot(typename Net::device_type{net.options().device_ids[static_cast<std::size_t>(i)]});
   else
     return trace_slot(net.flat_parameters().entries().front().parameter().where());
+}
+
+/// Where `trace` counts what a policy's device number `i` has sent; where each rank has one, `i` is the rank.
+template <class Net>
+int trace_place(const Net& net, int i) {
+  if constexpr (requires { net.options().device_ids; }) return net.options().device_ids[static_cast<std::size_t>(i)];
+  return i;
 }
 
 struct SamplingOptions {
@@ -33407,7 +35204,9 @@ class OneProcessPolicy : public Policy<Model> {
   bool same_on_all_ranks(std::string_view) const { return true; }
 
  protected:
-  using Policy<Model>::Policy;
+  OneProcessPolicy(Model model, std::uint64_t seed) : Policy<Model>(std::move(model), seed) {
+    trace::set_place_of_process(this->random_.device);
+  }
 };
 
 }  // namespace chorus
@@ -33439,7 +35238,7 @@ class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner 
         buffers_(nn::named_buffers<D>(this->model_)),
         handles_(this->model_),
         replicas_(this->model_, this->flat_, buffers_, options_.device_ids),
-        parallel_apply_(dp::replica_names<D>(options_.device_ids), *options_.timeout),
+        parallel_apply_(dp::replica_names<D>(options_.device_ids), options_.device_ids, *options_.timeout),
         collectives_(options_.device_ids, *options_.timeout, replicas_, parallel_apply_.threads()) {
     dp::warn_of_imbalance<D>(options_.device_ids);
   }
@@ -33465,6 +35264,7 @@ class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner 
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
     const auto pass = begin_pass<dp::MakeShare>(inputs...);
+    const trace::Span span(trace::Lane::forward, "forward", "DataParallel forward");
     const std::size_t devices = pass->split.devices;
     const bool replicated = collectives_.replicate(devices);
     parallel_apply_(devices, [&, pass, replicated](std::size_t i) {  // in the thread of device i
@@ -34283,6 +36083,8 @@ class Buckets {
 
   /// Whether the gradient of entry `i` is sent.
   bool sends(std::size_t i) const { return of_[i] != nullptr; }
+  /// The bucket that it is sent in; null where it is not.
+  const Bucket* bucket_of(std::size_t i) const { return of_[i]; }
   std::span<Bucket> all() { return all_; }
   const std::vector<Bucket>& all() const { return all_; }
 
@@ -34867,9 +36669,9 @@ class Clock final : public Extension<D> {
  public:
   explicit Clock(Core<D, Communicator>& core) : core_(core) {}
 
-  void forward_begins(ForwardPass&) override { forward_start_ = Steady::now(); }
+  void forward_begins(ForwardPass&) override { forward_start_ = now(); }
   void forward_ended() override {
-    forward_end_ = Steady::now();
+    forward_end_ = now();
     busy_ = busy();
     exposed_ = {};
     comm_start_ = first_bucket_ = {};
@@ -34877,7 +36679,7 @@ class Clock final : public Extension<D> {
   /// The backward pass that follows is one of other ranks, and does not count.
   void forward_of_others() { forward_end_ = {}; }
   void bucket_is_full(const Bucket&) override {
-    if (first_bucket_ == Steady::time_point{}) first_bucket_ = Steady::now();
+    if (first_bucket_ == Steady::time_point{}) first_bucket_ = now();
   }
   // The sum is one for the same parameters, in whatever order.
   void gradient_arrived(std::size_t i) override {
@@ -34886,19 +36688,19 @@ class Clock final : public Extension<D> {
     uses_ += (number ^ (number >> 29)) * 0xbf58476d1ce4e5b9u;
   }
   void backward_ended() override {
-    compute_end_ = Steady::now();
+    compute_end_ = now();
     if (uses_ == 0) return;  // of a pass of others
     const auto before = std::exchange(uses_before_, std::exchange(uses_, 0));
     if (data_.iterations > 0 && before != uses_before_) data_.can_set_static_graph = false;
   }
   void communicates(bool begins) override {
-    const auto now = Steady::now();
-    if (!begins) exposed_ += now - exposed_start_;
-    exposed_start_ = now;
-    if (comm_start_ == Steady::time_point{}) comm_start_ = now;
+    const auto time = now();
+    if (!begins) exposed_ += time - exposed_start_;
+    exposed_start_ = time;
+    if (comm_start_ == Steady::time_point{}) comm_start_ = time;
   }
   void pass_ended() override {
-    const auto end = Steady::now();
+    const auto end = now();
     const auto forward_end = std::exchange(forward_end_, Steady::time_point{});
     if (forward_end == Steady::time_point{}) return;
     if (comm_start_ == Steady::time_point{}) comm_start_ = end;
@@ -34920,6 +36722,10 @@ class Clock final : public Extension<D> {
 
  private:
   static double seconds(Steady::duration time) { return std::chrono::duration<double>(time).count(); }
+  Steady::time_point now() const {
+    if constexpr (requires { core_.ranks.time(); }) return core_.ranks.time();
+    return Steady::now();
+  }
   // How long the communicator's calls have taken so far; below 0 where it does not know.
   std::chrono::nanoseconds busy() const {
     if constexpr (requires { core_.ranks.busy(); }) return core_.ranks.busy();
@@ -35446,8 +37252,9 @@ class SharedGradients {
     for (std::size_t step = 1; step <= ranks->size(); ++step) {
       const auto rank = (rank_ + step) % ranks->size();
       all.push_back({(*ranks)[rank].get() + offset, weights_[rank]});
+      if (rank != rank_)  // as others read as many of this rank's
+        trace::sent(static_cast<int>(rank_), static_cast<int>(rank), trace::Traffic::gradients, bytes);
     }
-    trace::sent(static_cast<int>(rank_), trace::Traffic::gradients, (ranks->size() - 1) * bytes);
     return all;
   }
 
@@ -35874,6 +37681,50 @@ class StaticGraph final : public Extension<D> {
 }  // namespace chorus::ddp
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_STATIC_GRAPH_HPP
 
+// <chorus/parallel/ddp/traced.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_TRACED_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_TRACED_HPP
+/// What a trace tells of DistributedDataParallel beside spans: when each gradient is ready, and each bucket full.
+
+namespace chorus::ddp {
+
+template <Device D, class Communicator>
+class Traced final : public Extension<D> {
+ public:
+  explicit Traced(Core<D, Communicator>& core) : core_(core) {}
+  /// Whether there is a trace of this run.
+  static bool wanted() { return trace::step_counter() != nullptr || trace::listening() != nullptr; }
+
+  void gradient_arrived(std::size_t i) override {
+    auto* const listener = trace::listening();
+    if (listener == nullptr) return;
+    chorus::detail::JsonObject args;
+    args.field("parameter", core_.name(i)).field("bytes", core_.parameter(i).size_bytes());
+    if (const Bucket* const bucket = core_.buckets.bucket_of(i)) args.field("bucket", bucket->index);
+    tell(*listener, "gradient", cat("gradient ready: ", core_.name(i)), args.fields());
+  }
+  void bucket_is_full(const Bucket& bucket) override {
+    if (auto* const listener = trace::listening())
+      tell(*listener, "bucket", cat("bucket full: ", bucket.index),
+           chorus::detail::JsonObject()
+               .field("bucket", bucket.index)
+               .field("bytes", core_.bytes(bucket))
+               .field("parameters", bucket.parameters.size())
+               .fields());
+  }
+
+ private:
+  void tell(trace::Listener& listener, const char* category, const std::string& name, const std::string& args) const {
+    const auto now = listener.now();
+    listener.instant({trace::place(), trace::Lane::backward, category, name, now, now, args});
+  }
+
+  Core<D, Communicator>& core_;
+};
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_TRACED_HPP
+
 // <chorus/parallel/ddp/unused_parameters.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_UNUSED_PARAMETERS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_UNUSED_PARAMETERS_HPP
@@ -36189,6 +38040,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
     const RandomScope scope(this->random_);
     const BatchGroupScope group(with_others ? group_ : nullptr);
     const detail::WatchScope watch(communicator_.rank() == 0 ? this->watch_once() : nullptr);
+    const trace::Span span(trace::Lane::forward, "forward", "forward");
     auto output = this->model_.forward(this->on_model_device(inputs)...);
     this->end_forward();
     return output;
@@ -36451,6 +38303,7 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
       Core::template add<ParameterAveraging<D, Hook, Communicator>>(core(), hook());
     if (LearnedOrder<D, Communicator>::wanted(options)) add<LearnedOrder>();
     if constexpr (Traits::in_parts) add<GradientParts>(calls_.averaging);
+    if (Traced<D, Communicator>::wanted()) add<Traced>();
     this->cut_buckets();
     if constexpr (Traits::remembers_parameters || Traits::resets)
       Core::template add<HookMemory<D, Hook, Communicator>>(core(), hook());
@@ -37277,15 +39130,17 @@ class NcclDeviceGroup final : public DeviceGroup {
 
 namespace chorus::comm {
 
-/// Counts what this rank sends in a call that is done around a ring.
-inline void count_ring_traffic(const Call& call, int rank, int size) {
+/// Counts what this rank sends in a call that is done around a ring, to the next one there. `members`: see World.
+inline void count_ring_traffic(const Call& call, int rank, int size, const std::vector<int>& members) {
   const auto n = static_cast<std::size_t>(size), others = n - 1;
   std::size_t numbers = 0;
   if (call.op == Op::all_reduce) numbers = 2 * others * call.count / n;
   if (call.op == Op::all_gather || call.op == Op::reduce_scatter) numbers = others * call.count;
   if (call.op == Op::broadcast && (rank + 1) % size != call.peer) numbers = call.count;
   if (call.op == Op::message && !call.receives) numbers = call.count;
-  trace::sent(rank, call.traffic, numbers * call.reduction.element);
+  const auto in_job = [&](int r) { return members.empty() ? r : members[static_cast<std::size_t>(r)]; };
+  trace::sent(in_job(rank), in_job(call.op == Op::message ? call.peer : (rank + 1) % size), call.traffic,
+              numbers * call.reduction.element);
 }
 
 }  // namespace chorus::comm
@@ -37356,7 +39211,7 @@ class NcclEngine final : public Engine {
   std::uint64_t enqueue(const Call& call) {
     const bool reduces = call.op == Op::all_reduce || call.op == Op::reduce_scatter;
     if (reduces) check_reduction(call);
-    count_ring_traffic(call, rank, size);  // NCCL chooses its algorithm by itself
+    count_ring_traffic(call, rank, size, members);  // NCCL chooses its algorithm by itself
     const Envelope envelope{
         .op = call.op,
         .dtype = call.reduction.dtype,
@@ -37865,32 +39720,33 @@ inline const bool nccl_registered =
 
 namespace chorus::detail {
 
-/// On the CPU: wherever the model is, over the run's own communicator.
+/// On the CPU: the virtual device that the run names, or wherever the model is, over the run's own communicator.
 template <Device D>
 class RankDevice {
  public:
   template <class Run>
-  explicit RankDevice(Run& run) : communicator_(&run.communicator()) {}
+  explicit RankDevice(Run& run) : communicator_(&run.communicator()), named_(run.own_device()) {}
   template <class Model>
   Model place(Model model) const {
-    return model;
+    return named_ ? moved_to(std::move(model), D{*named_}) : model;
   }
   comm::AnyCommunicator& communicator() const { return *communicator_; }
 
  private:
   comm::AnyCommunicator* communicator_;
+  std::optional<int> named_;
 };
 
 #if CHORUS_USE_NCCL
-/// On GPUs: the one whose number is the rank's among the ranks of its machine, over NCCL. Where there are more ranks
-/// than GPUs they share them (see comm::share_gpu), which is for tests.
+/// On GPUs: the one that the run names, or whose number is the rank's among the ranks of its machine, over NCCL. Where
+/// there are more ranks than GPUs they share them (see comm::share_gpu), which is for tests.
 template <>
 class RankDevice<Cuda> {
  public:
   template <class Run>
   explicit RankDevice(Run& run) {
     cuda::require(Cuda{0});
-    device_ = Cuda{run.local_rank() % cuda::device_count()};
+    device_ = Cuda{run.own_device().value_or(run.local_rank() % cuda::device_count())};
     if (run.world().local_size > cuda::device_count()) comm::share_gpu(run.rank());
     communicator_ = std::make_unique<comm::NcclCommunicator<>>(run.communicator(), device_.index, run.world().timeout);
   }
@@ -38055,6 +39911,24 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
 #define CHORUS_SINGLE_CHORUS_PARALLEL_SINGLE_DEVICE_HPP
 /// SingleDevice: the policy of one device. The others have to give the same results.
 
+// <chorus/parallel/placed.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PLACED_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_PLACED_HPP
+/// A model on the device that a run names for its process.
+
+namespace chorus::detail {
+
+/// `model`, on the device that `run` names for this process, or where it is.
+template <class Model, class Run>
+Model placed(Model model, const Run& run) {
+  using D = typename Model::device_type;
+  if (const auto device = run.own_device()) return moved_to(std::move(model), D{*device});
+  return model;
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_PLACED_HPP
+
 namespace chorus {
 
 /// Named as in other policies, so that a program that changes its policy changes nothing else.
@@ -38067,17 +39941,18 @@ template <class Model>
 class SingleDevice : public OneProcessPolicy<Model> {
  public:
   static constexpr const char* name = "single";
+  static constexpr bool one_device = true;
 
   explicit SingleDevice(Model model, std::uint64_t seed = initial_seed(), const SingleDeviceOptions& options = {})
       : OneProcessPolicy<Model>(std::move(model), seed), handles_(this->model_) {
     check<UsageError>(options.dim >= 0, "SingleDevice: dim is at least 0, got ", options.dim);
     this->random_.dim = options.dim;
   }
-  /// For `launch`: takes the seed from `run`.
+  /// For `launch`: takes the seed from `run`. The model moves to the device that `run` names, if any.
   template <class Run>
   requires requires(Run& run) { run.seed(); }
   SingleDevice(Model model, Run& run, const SingleDeviceOptions& options = {})
-      : SingleDevice(std::move(model), run.seed(), options) {
+      : SingleDevice(detail::placed(std::move(model), run), run.seed(), options) {
     run.check_options();
   }
 
@@ -38089,6 +39964,7 @@ class SingleDevice : public OneProcessPolicy<Model> {
     const int dim = this->random_.dim;
     const RandomScope scope(this->begin_forward(dim == 0 ? 0 : detail::samples_of(dim, inputs...)));
     const detail::WatchScope watch(this->watch_once());
+    const trace::Span span(trace::Lane::forward, "forward", "forward");
     auto output = this->model_.forward(this->on_model_device(inputs)...);
     this->end_forward();
     return output;
@@ -38145,80 +40021,6 @@ Stream& operator<<(Stream& stream, const Tensor<T, Rank, Cpu>& tensor) {
 #ifndef CHORUS_SINGLE_CHORUS_TRAIN_METRICS_HPP
 #define CHORUS_SINGLE_CHORUS_TRAIN_METRICS_HPP
 /// The metrics log: how a training run went, as JSON lines (https://jsonlines.org), CSV or curves for TensorBoard.
-
-// <chorus/core/json_string.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
-/// Strings as JSON writes them, for files and messages that need no JSON library.
-
-namespace chorus {
-
-/// Appends `text` in double quotes, with control characters, quotes and backslashes escaped.
-inline void append_json_string(std::string& out, std::string_view text) {
-  constexpr std::string_view hex = "0123456789abcdef", plain = "\b\t\n\f\r\"\\", letters = "btnfr\"\\";
-  out += '"';
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (const std::size_t at = plain.find(c); at != plain.npos) {
-      (out += '\\') += letters[at];
-    } else if (byte < 0x20) {
-      ((out += "\\u00") += hex[byte >> 4]) += hex[byte & 15];
-    } else {
-      out += c;
-    }
-  }
-  out += '"';
-}
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
-
-// <chorus/train/log_file.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_HPP
-#define CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_HPP
-/// A file that a log appends to while training goes on.
-
-namespace chorus::detail {
-
-class LogFile {
- public:
-  /// Replaces the file at `path`; an empty path makes one that takes no bytes. `log`, for messages, lives on. Throws
-  /// FileError, as all calls do.
-  LogFile(const char* log, std::string path) : log_(log), path_(std::move(path)) {
-    if (path_.empty()) return;
-    file_.reset(open_to_write(path_.c_str()));
-    if (file_ == nullptr) write_failed();
-  }
-  explicit operator bool() const { return file_ != nullptr; }
-
-  void write(std::string_view bytes) {
-    if (file_ == nullptr) return;
-    const HeldSignal held(SIGXFSZ);
-    if (std::fwrite(bytes.data(), 1, bytes.size(), file_.get()) != bytes.size()) write_failed();
-  }
-  void flush() {
-    const HeldSignal held(SIGXFSZ);
-    if (file_ != nullptr && std::fflush(file_.get()) != 0) write_failed();
-  }
-
- private:
-  struct Close {
-    void operator()(std::FILE* file) const {
-      const HeldSignal held(SIGXFSZ);
-      std::fclose(file);
-    }
-  };
-  [[noreturn]] void write_failed() const {
-    fail<FileError>(log_, ": cannot write '", path_, "': ", std::strerror(errno));
-  }
-
-  const char* log_;
-  std::string path_;
-  std::unique_ptr<std::FILE, Close> file_;
-};
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_HPP
 
 // <chorus/train/summary_writer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TRAIN_SUMMARY_WRITER_HPP
@@ -38351,60 +40153,6 @@ struct RunSummary {
   /// Left out where it is empty.
   std::string parameters_sha256 = {};
 };
-
-namespace detail {
-
-/// One flat JSON object. Numbers keep all their digits; NaN and infinities, which JSON lacks, become null.
-class JsonObject {
- public:
-  JsonObject& field(std::string_view key, std::string_view text) {
-    next(key);
-    append_json_string(text_, text);
-    return *this;
-  }
-  template <class Number>
-    requires std::integral<Number> || std::floating_point<Number>
-  JsonObject& field(std::string_view key, Number value) {
-    next(key);
-    append_number(value);
-    return *this;
-  }
-  template <class Number>
-  JsonObject& field(std::string_view key, const std::vector<Number>& values) {
-    next(key);
-    text_ += '[';
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      if (i != 0) text_ += ',';
-      append_number(values[i]);
-    }
-    text_ += ']';
-    return *this;
-  }
-
-  std::string str() const { return text_ + '}'; }
-
- private:
-  void next(std::string_view key) {
-    if (text_.size() > 1) text_ += ',';
-    append_json_string(text_, key);
-    text_ += ':';
-  }
-
-  template <class Number>
-  void append_number(Number value) {
-    if constexpr (std::floating_point<Number>) {
-      if (!std::isfinite(value)) {
-        text_ += "null";
-        return;
-      }
-    }
-    append(text_, value);
-  }
-
-  std::string text_ = "{";
-};
-
-}  // namespace detail
 
 /// Where a run's events go; an empty path: not there.
 struct MetricsFiles {
