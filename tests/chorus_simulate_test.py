@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 
+import trace_rules
 from processes import CLEAN, expect, say
 
 PROGRAM = sys.argv[1]
@@ -68,6 +69,7 @@ def traces():
     expect(file.read_bytes() == again.read_bytes(), "another trace the second time")
     trace = json.loads(file.read_text())
     events = trace["traceEvents"]
+    expect(trace_rules.broken(events) == [], trace_rules.broken(events)[:3])
     expect(trace["metadata"]["policy"] == "ddp" and trace["metadata"]["devices"] == 8, trace["metadata"])
     open_spans = {}
     for event in (one for one in events if one["ph"] == "X"):  # those of a lane lie side by side or in each other
