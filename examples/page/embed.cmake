@@ -1,7 +1,14 @@
 # Writes the files of the page as arrays of bytes: cmake -D FOLDER=... -D OUTPUT=... -P embed.cmake
+# The scripts are one, in the order of their names.
 set(text "// Made of examples/page/ by embed.cmake.\n#pragma once\n#include <string_view>\n\nnamespace page {\n\n")
 foreach(name html css js)
-  file(READ ${FOLDER}/page.${name} bytes HEX)
+  file(GLOB parts ${FOLDER}/page*.${name})
+  list(SORT parts)
+  set(bytes "")
+  foreach(part IN LISTS parts)
+    file(READ ${part} read HEX)
+    string(APPEND bytes ${read})
+  endforeach()
   string(REGEX REPLACE "(................................)" "\\1\n" bytes "${bytes}")
   string(REGEX REPLACE "([0-9a-f][0-9a-f])" "'\\\\x\\1'," bytes "${bytes}")
   # The last byte is no part of it: an array of none would be no C++.

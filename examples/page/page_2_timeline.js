@@ -1,0 +1,190 @@
+// Section 2: all runs under each other over one time scale.
+
+const timelineState = { zoom: 1 };
+const computing = [lanes.loader, lanes.forward, lanes.backward, lanes.optimizer];
+const rowsOfDevice = [
+  { name: "computing", of: (span) => computing.includes(span.lane) },
+  { name: "communication", of: (span) => span.lane === lanes.communication },
+  { name: "waiting", of: (span) => span.lane === lanes.wait },
+];
+const rowOfLane = (lane) => lane === lanes.communication ? 1 : lane === lanes.wait ? 2 : 0;
+
+/** Data parallelism's copies above the all-reduce that hides them, for comparing; else the order of the files. */
+const orderOfRuns = () => {
+  const rank = (run) => ["single", "dp"].indexOf(run.metadata.policy);
+  return [...runs].sort((a, b) => (rank(a) < 0 ? 2 : rank(a)) - (rank(b) < 0 ? 2 : rank(b)));
+};
+
+function describe(run, span, more = "") {
+  const facts = [`${span.name}, ${run.device(span.device)} of ${run.name}`, time(span.end - span.begin)];
+  if (span.args.bytes) facts.push(bytes(span.args.bytes));
+  if (span.args.traffic) facts.push(span.args.traffic);
+  if (span.args.algorithm) facts.push(`algorithm ${span.args.algorithm}`);
+  if (span.lane === lanes.wait) facts.push("exposed: this thread had nothing else to do");
+  return facts.join(", ") + more;
+}
+
+function fillOf(span) {
+  if (span.lane === lanes.wait) return "url(#waiting)";
+  if (span.category === "comm" || span.category === "ring") {
+    if (span.args.traffic === "control") return "var(--control)";
+    return bucketColour(span.args.bucket);
+  }
+  if (span.category === "copy") return "var(--plain)";
+  return `var(--${span.category})`;
+}
+
+function buildTimeline() {
+  const numbers = [...new Set(runs.flatMap((run) => [...run.steps.keys()]))].sort((a, b) => a - b);
+  const label = make("output", {}, "the median one of each run");
+  const slider = make("input", { type: "range", min: "0", max: String(numbers.length), value: "0", step: "1",
+    "aria-label": "step", oninput: () => {
+      shownStep = Number(slider.value) ? numbers[Number(slider.value) - 1] : null;
+      label.textContent = shownStep === null ? "the median one of each run" : `number ${shownStep}`;
+      slider.setAttribute("aria-valuetext", label.textContent);
+      cursors.length = 0;
+      drawTimeline(); drawMemory(); drawGradients();
+    } });
+  slider.setAttribute("aria-valuetext", label.textContent);
+  const zoom = choice("Zoom", ["1 ×", "2 ×", "4 ×", "8 ×", "16 ×"], 0, (index) => {
+    timelineState.zoom = 2 ** index;
+    cursors.length = 0;
+    drawTimeline(); drawMemory();
+  });
+  body("timeline").append(make("div", { class: "controls" },
+    make("label", { class: "control" }, "Step ", slider, " ", label), zoom),
+    make("div", { class: "picture" }));
+}
+
+function drawTimeline() {
+  const place = document.querySelector("#timeline .picture");
+  const width = widthOf("timeline") * timelineState.zoom, gutter = gutterOf(widthOf("timeline"));
+  const end = longestStep(), x = (at) => gutter + at / end * (width - gutter - 8);
+  const says = make("output", { class: "says", "aria-live": "polite" },
+    "Point at a span, or go from one to the next with the arrow keys.");
+  const svg = make("svg", { width, role: "group", "aria-label": "Timeline of all runs", class: "chart" });
+  const marks = make("g"), labels = make("g", { "aria-hidden": "true" }), rows = [], over = make("g"), listed = [];
+  let y = 20, budget = mostMarks.timeline, dropped = 0;
+  const widest = most(runs.map((run) => run.devices));
+  const heights = widest > 16 ? [9, 6, 5] : widest > 4 ? [15, 11, 8] : [22, 18, 12];
+  const buckets = new Set();
+  for (const run of orderOfRuns()) {
+    const step = stepOf(run);
+    marks.append(make("text", { x: 1, y: y + 16, class: "run" },
+      `${run.name}, step ${step.number}: ${time(step.end - step.begin)}`));
+    y += 24;
+    const top = [];
+    for (let device = 0; device < run.devices; ++device) {
+      const small = widest > 16;
+      if (!gutter && !small) {
+        marks.append(make("text", { x: 1, y: y + 11, class: "lane" }, run.device(device)));
+        y += 15;
+      }
+      top.push([]);
+      rowsOfDevice.forEach((kind, number) => {
+        const height = heights[number];
+        top[device].push(y);
+        if (gutter && (!small || number === 0))
+          marks.append(make("text", { x: gutter - 8, y: y + height / 2 + 4, "text-anchor": "end", class: "lane" },
+            number === 0 ? run.device(device) + (small ? "" : " computes") : kind.name));
+        marks.append(make("rect", { x: gutter, y, width: x(step.end - step.begin) - gutter, height, class: "row" }));
+        const spans = run.spans.filter((span) => span.device === device && kind.of(span) && span.end > step.begin &&
+                                                 span.begin < step.end);
+        rows.push(drawRow(run, spans, step, y, height));
+        y += height + (small ? 1 : 2);
+      });
+      for (const event of run.instants) {
+        if (event.device !== device || event.category !== "bucket" || event.at < step.begin || event.at > step.end) continue;
+        if (budget <= 0 || small) { ++dropped; continue; }
+        --budget;
+        const at = x(event.at - step.begin);
+        over.append(titled(make("path", { d: `M${at - 4},${top[device][0] - 2}h8l-4,6z`, class: "full",
+          style: `fill:${bucketColour(event.args.bucket)}` }),
+          `bucket ${event.args.bucket} is full: ${bytes(event.args.bytes)}, ${run.device(device)}`));
+      }
+      y += small ? 3 : 9;
+    }
+    for (const arrow of run.arrows) {
+      if (arrow.category === "ring" || arrow.to.at < step.begin || arrow.from.at > step.end) continue;
+      const start = top[arrow.from.device]?.[rowOfLane(arrow.from.lane)];
+      const stop = top[arrow.to.device]?.[rowOfLane(arrow.to.lane)];
+      if (start === undefined || stop === undefined || arrow.from.device === arrow.to.device) continue;
+      if (budget <= 0 || widest > 16) { ++dropped; continue; }
+      --budget;
+      const rowHeight = (lane) => heights[rowOfLane(lane)];
+      const x1 = x(Math.max(0, arrow.from.at - step.begin)), x2 = x(Math.min(end, arrow.to.at - step.begin));
+      const y1 = start + rowHeight(arrow.from.lane) / 2, y2 = stop + rowHeight(arrow.to.lane) / 2;
+      const bend = Math.min(28, Math.abs(x2 - x1) / 2 + 6);
+      const text = arrow.category === "late"
+        ? `${run.device(arrow.to.device)} waited for ${run.device(arrow.from.device)}, which came last`
+        : `${arrow.name}: ${run.device(arrow.from.device)} to ${run.device(arrow.to.device)}`;
+      over.append(titled(make("path", { d: `M${x1},${y1}C${x1 + bend},${y1} ${x2 - bend},${y2} ${x2},${y2}`,
+        class: `arrow ${arrow.category}`, "marker-end": "url(#arrow)" }), text));
+    }
+    y += 10;
+  }
+
+  /** Spans of one row; those of less than a pixel go into the one that they lie in, or are drawn as one. */
+  function drawRow(run, spans, step, rowY, height) {
+    const row = [], open = [];
+    let small = null;
+    const put = (mark) => { row.push(mark); marks.append(mark); --budget; };
+    for (const span of spans) {
+      while (open.length && open.at(-1).span.end <= span.begin) open.pop();
+      const left = x(Math.max(0, span.begin - step.begin)), right = x(Math.min(end, span.end - step.begin));
+      if (span.args.bucket >= 0 && span.category === "comm") buckets.add(span.args.bucket);
+      if (right - left < 1 || budget <= 0) {
+        if (open.length) { open.at(-1).inside += 1; relabel(open.at(-1)); continue; }
+        if (small && left - small.right < 1) {
+          small.right = right; small.inside += 1; small.spans.push(span);
+          small.mark.setAttribute("width", Math.max(1, Math.round((right - small.left) * 100) / 100));
+          relabel(small);
+          continue;
+        }
+      }
+      const depth = Math.min(2, open.length), inset = depth * Math.min(4, height / 5);
+      const mark = make("rect", { x: left, y: rowY + inset, width: Math.max(1, right - left),
+        height: Math.max(2, height - 2 * inset), rx: right - left > 6 ? 1.5 : 0, class: `span ${span.category}`,
+        style: `fill:${span.category === "ring" && open.length ? fillOf(open.at(-1).span) : fillOf(span)}`, role: "img" });
+      const entry = { span, mark, inside: 0, left, right, spans: [span], run };
+      mark.append(make("title"));
+      relabel(entry);
+      put(mark);
+      if (right - left < 1) small = entry;
+      else { open.push(entry); small = null; }
+      listed.push(entry);
+      const label = span.category === "comm" && span.args.bucket >= 0 ? `b${span.args.bucket}` : span.name;
+      const child = spans.find((other) => other !== span && other.category !== "ring" && other.begin >= span.begin &&
+        other.end <= span.end && x(other.end - step.begin) - x(other.begin - step.begin) >= 1);
+      const room = (child ? Math.max(left, x(child.begin - step.begin)) : right) - left;
+      if (height >= 12 && room > label.length * 6.4 + 6 && span.lane !== lanes.wait && span.category !== "ring")
+        labels.append(make("text", { x: left + 4 + (depth ? 2 : 0), y: rowY + height / 2 + 3.7, class: "in" }, label));
+    }
+    return row;
+  }
+  function relabel(entry) {
+    const { span, inside, spans, run } = entry;
+    const text = spans.length > 1
+      ? `${spans.length} short spans from ${span.name} to ${spans.at(-1).name}, ${run.device(span.device)} of ${run.name}, ` +
+        `together ${time(sum(spans.map((each) => each.end - each.begin)))}`
+      : describe(run, span, inside ? `; ${inside} shorter than a pixel inside` : "");
+    entry.mark.setAttribute("aria-label", text);
+    entry.mark.firstChild.textContent = text;
+  }
+
+  svg.setAttribute("height", y);
+  svg.setAttribute("viewBox", `0 0 ${width} ${y}`);
+  svg.append(timeAxis(end, x, 18, y - 8, Math.max(2, Math.floor((width - gutter) / 110))), marks, labels, over);
+  cursorIn(svg, x, end, 18, y - 8, width);
+  walkable(svg, rows, says);
+  const key = [["var(--forward)", "forward"], ["var(--backward)", "backward"], ["var(--optimizer_step)", "optimizer"],
+    ["var(--loader)", "loader"], ["var(--plain)", "copy or message"], ["var(--control)", "control"],
+    ...[...buckets].sort((a, b) => a - b).slice(0, 8).map((bucket) => [bucketColour(bucket), `bucket ${bucket} (b${bucket})`]),
+    ["url(#waiting)", "waiting"], [null, "waited for the last one", "arrow late"], [null, "copy", "arrow copy"]];
+  const timeRows = listed.slice(0, 400).map(({ span, run }) => [run.name, run.device(span.device), span.name,
+    right(time(span.begin - stepOf(run).begin)), right(time(span.end - span.begin)), right(span.args.bytes ? bytes(span.args.bytes) : "")]);
+  place.replaceChildren(legend(key), make("div", { class: "scroll" }, svg), says,
+    ...(dropped ? [make("p", { class: "note" }, `${dropped} arrows and bucket marks are left out: too many for one picture.`)] : []),
+    behind(`Spans as a table${listed.length > 400 ? `, the first 400 of ${listed.length}` : ""}`,
+      table("Spans", ["run", "device", "span", right("begins"), right("takes"), right("bytes")], timeRows)));
+}
