@@ -128,6 +128,7 @@ with browser.Page(ADDRESS) as page:
         expect(counted == sum(sums[0, 1]), "messages of the link have", counted, "of", sums[0, 1])
     say("the cells of the links, and their messages, are the traces' sums")
 
+    page.media(prefers_reduced_motion="reduce")  # else scrolling to what had the focus goes on under the pointer
     # Keys go from span to span to each of them, and from row to row.
     count = walk(page, "timeline", ".span")
     page.key("Home")
@@ -144,7 +145,6 @@ with browser.Page(ADDRESS) as page:
         expect(named and all(node.get("name", {}).get("value") for node in named), "without a name:", roles, len(named))
     say(f"keys reach all {count} spans")
 
-    page.media(prefers_reduced_motion="reduce")  # else scrolling to what had the focus goes on under the pointer
     # What is pointed at is described, as what has the focus is.
     spot = page.js("(() => { const mark = [...document.querySelectorAll('.span.backward')].at(-1); "
                    "mark.scrollIntoView({block: 'center', behavior: 'instant'}); const box = mark.getBoundingClientRect(); "
