@@ -105,6 +105,7 @@ function readRun(source) {
   const run = { ...source, spans: [], instants: [], memory: new Map(), sent: [], arrows: [] };
   const devices = Math.max(source.metadata.devices || 1, ...source.events.map((event) => event.pid || 1));
   run.devices = devices;
+  run.drawn = Math.max(1, ...source.events.filter((event) => event.ph === "X").map((event) => event.pid));  // others are left out
   run.ofRanks = source.events.some((event) => event.name === "process_name" && /^rank/.test(event.args?.name || ""));
   run.device = (index) => `${run.ofRanks ? "rank" : "device"} ${index}`;
   const begun = new Map();

@@ -65,16 +65,17 @@ function drawTimeline() {
   const svg = make("svg", { width, role: "group", "aria-label": "Timeline of all runs", class: "chart" });
   const marks = make("g"), labels = make("g", { "aria-hidden": "true" }), rows = [], over = make("g"), listed = [];
   let y = 20, budget = mostMarks.timeline, dropped = 0;
-  const widest = most(runs.map((run) => run.devices));
+  const widest = most(runs.map((run) => run.drawn));
   const heights = widest > 16 ? [9, 6, 5] : widest > 4 ? [15, 11, 8] : [22, 18, 12];
   const buckets = new Set();
   for (const run of orderOfRuns()) {
     const step = stepOf(run);
     marks.append(make("text", { x: 1, y: y + 16, class: "run" },
-      `${run.name}, step ${step.number}: ${time(step.end - step.begin)}`));
+      `${run.name}, step ${step.number}: ${time(step.end - step.begin)}` +
+        (run.drawn < run.devices ? `, the first ${run.drawn} of ${run.devices}` : "")));
     y += 24;
     const top = [];
-    for (let device = 0; device < run.devices; ++device) {
+    for (let device = 0; device < run.drawn; ++device) {
       const small = widest > 16;
       if (!gutter && !small) {
         marks.append(make("text", { x: 1, y: y + 11, class: "lane" }, run.device(device)));

@@ -11,7 +11,7 @@ function drawLinks() {
   linksState.run ??= withLinks.at(-1);
   const run = linksState.run, links = run.facts.links;
   const known = 1 + most(links.flatMap((link) => [link.from, link.to]));
-  const size = Math.max(known, Math.min(run.devices, 64));
+  const size = Math.max(known, Math.min(run.drawn, 64));
   const block = Math.ceil(size / 16), count = Math.ceil(size / block);
   const nameOf = (index) => block === 1 ? String(index)
     : `${index * block}-${Math.min(size, (index + 1) * block) - 1}`;

@@ -11,7 +11,7 @@ function drawMemory() {
   }
   const total = (args) => sum(memoryKinds.map((kind) => args[kind] || 0));
   const end = longestStep();
-  const shown = recorded.map((run) => ({ run, step: stepOf(run), devices: Math.min(run.devices, mostDevices) }));
+  const shown = recorded.map((run) => ({ run, step: stepOf(run), devices: Math.min(run.drawn, mostDevices) }));
   const samplesOf = (run, step, device) => {
     const all = run.memory.get(device) || [], inside = all.filter((each) => each.at >= step.begin && each.at <= step.end);
     const before = all.filter((each) => each.at < step.begin).at(-1);

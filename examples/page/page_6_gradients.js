@@ -12,7 +12,7 @@ function drawGradients() {
     const buckets = (each) => new Set(each.instants.map((event) => event.args.bucket)).size;
     gradientsState.run = recorded.reduce((best, each) => buckets(each) > buckets(best) ? each : best);
   }
-  const run = gradientsState.run, step = stepOf(run), device = Math.min(gradientsState.device, run.devices - 1);
+  const run = gradientsState.run, step = stepOf(run), device = Math.min(gradientsState.device, run.drawn - 1);
   const mine = (event) => event.device === device && (event.at ?? event.begin) >= step.begin && (event.at ?? event.begin) <= step.end;
   const ready = run.instants.filter((event) => event.category === "gradient" && mine(event)).sort((a, b) => a.at - b.at);
   const fullAt = new Map(run.instants.filter((event) => event.category === "bucket" && mine(event)).map((event) => [event.args.bucket, event]));
@@ -20,7 +20,7 @@ function drawGradients() {
   const optimizer = run.spans.filter((span) => span.lane === lanes.optimizer && mine(span)).at(-1);
   const controls = make("div", { class: "controls" },
     choice("Run", recorded.map((each) => each.name), recorded.indexOf(run), (index) => { Object.assign(gradientsState, { run: recorded[index], device: 0 }); drawGradients(); }),
-    choice(run.ofRanks ? "Rank" : "Device", Array.from({ length: run.devices }, (_, index) => String(index)), device,
+    choice(run.ofRanks ? "Rank" : "Device", Array.from({ length: run.drawn }, (_, index) => String(index)), device,
       (index) => { gradientsState.device = index; drawGradients(); }));
   if (ready.length === 0) {
     place.replaceChildren(controls, empty("No gradients are recorded for this step and device; the median step of the first ranks has them."));
