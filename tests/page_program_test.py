@@ -122,7 +122,9 @@ expect(names == ["a.json", "b.json", "ddp, 3 devices", "single", "other/a.json"]
 hostile = '</script><script>alert("x")</script> \' " \\ <!-- <!--data--> /*js*/ \x1b[31m ü'
 made("<script>\"'.json", text=hostile)
 text, data = page("<script>\"'.json", "--title", "</title><script>")
-expect(text.count("<script") == text.count("</script>") <= 3 and "alert(" in text, text.count("<script"))
+plain = page("a.json")[0]
+for tag in ("<script", "</script>", "<!--"):
+    expect(text.count(tag) == plain.count(tag), tag, text.count(tag), plain.count(tag))
 expect(any(event["name"] == hostile for event in data["runs"][0]["events"]), "the name is as it was")
 expect("<title>&lt;/title>&lt;script></title>" in text, text[:300])
 say("names and titles stay text")
@@ -147,7 +149,8 @@ expect(broken(data["runs"][0]["events"]) == [], broken(data["runs"][0]["events"]
 expect(any("each of 4032 links" in sentence["text"] for sentence in data["runs"][0]["sentences"]))
 made("calls.json", devices=2, calls=3000)
 data = page("calls.json")[1]
-expect("all spans of a process but the " in data["left_out"] and " on" not in data["left_out"], data["left_out"])
+expect("all spans of a process but the " in data["left_out"], data["left_out"])
+expect("links of ranks" not in data["left_out"], "there are two ranks:", data["left_out"])
 say("large traces fit")
 
 # Runs that were killed.
@@ -191,7 +194,8 @@ for options in (["single"], ["dp"], ["ddp", "--devices", "3"], ["local_sgd"]):
     said = run(PROGRAM, *SMALL, "--advise", "--policy", *options)
     expect(said.stderr == "" and said.stdout.count("What the trace says:") == 1, said)
     expect(f"Policy {options[0]} on " in said.stdout and "\nAdvice:\n" in said.stdout, said.stdout)
-    expect("batch 64, 10 x 10 classes = 100" in said.stdout and "batch 64, learning rate 0.02" in said.stdout, said.stdout)
+    for figures in ("batch 64, 10 x 10 classes = 100", "batch 64, learning rate 0.02"):
+        expect(figures in said.stdout, said.stdout)
 expect("Ranks take the mean of their parameters every 8 steps." in said.stdout, said.stdout)
 said = run(CHORUS_RUN, "--nproc-per-node", "2", PROGRAM, *SMALL, "--advise", "--policy", "ddp").stdout
 expect(said.count("What the trace says:") == 1 and "Policy ddp on 2 cpu devices" in said, said)

@@ -26,7 +26,7 @@ auto share(const auto& x, std::size_t i, std::size_t n) {
 /// `x` on device `i`. What goes from one device to another is counted.
 auto send(const auto& x, std::size_t i, Traffic traffic) {
   const ch::Cpu device{static_cast<int>(i)};
-  if (x.device() != device) ch::trace::sent(x.device().index, traffic, x.bytes());
+  if (x.device() != device) ch::trace::sent(x.device().index, device.index, traffic, x.bytes());
   return ch::to_device(x, device);
 }
 
@@ -50,7 +50,7 @@ int main(int argc, char** argv) {
           const auto own = send(share(x, i, n), i, Traffic::inputs);  // 1. scatter
           for (std::size_t p = 0; i > 0 && p < tensors; ++p) {        // 2. replicate
             std::ranges::copy(numbers(parameters[0][p]), numbers(parameters[i][p]).begin());
-            ch::trace::sent(0, Traffic::parameters, numbers(parameters[0][p]).size_bytes());
+            ch::trace::sent(0, static_cast<int>(i), Traffic::parameters, numbers(parameters[0][p]).size_bytes());
             parameters[i][p].parameter->set_grad_arrived(false);
           }
           outputs[i] = models[i](own);  // 3. apply
@@ -65,7 +65,7 @@ int main(int argc, char** argv) {
         for (std::size_t i = 1; i < n; ++i)  // 6. reduce
           for (std::size_t p = 0; p < tensors; ++p) {
             parameters[0][p].parameter->add_grad_of(*parameters[i][p].parameter);
-            ch::trace::sent(static_cast<int>(i), Traffic::gradients, gradient(parameters[i][p]).size_bytes());
+            ch::trace::sent(static_cast<int>(i), 0, Traffic::gradients, gradient(parameters[i][p]).size_bytes());
           }
         optimizer.step();
         mean.add(loss.item(), static_cast<double>(labels.numel()));

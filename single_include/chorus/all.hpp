@@ -1573,8 +1573,9 @@ inline std::string args_of(const Span& span) {
       if (found == begins.end() || found->second.size() != static_cast<std::size_t>(ranks)) continue;
       const auto last = std::max_element(found->second.begin(), found->second.end());
       const int latest = static_cast<int>(last - found->second.begin());
-      if (latest != rank && span.begun < *last && span.ended > *last)
-        out.arrow("late", "waited for", latest, *last, rank, span.ended);
+      const auto within = span.ended - Time(1'000'000);  // an arrow ends inside of a span: 1 ns before its end
+      if (latest != rank && span.begun < *last && within > *last)
+        out.arrow("late", "waited for", latest, *last, rank, within);
     }
   std::string peaks;
   for (int rank = 0; rank < ranks; ++rank) peaks += rank == 0 ? "{}" : ",{}";
