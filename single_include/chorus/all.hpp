@@ -6316,27 +6316,31 @@ class LSTM final : public Recurrent<D, T> {
 
   template <Operand X, Operand H, Operand C>
   auto operator()(const X& x, const H& h0, const C& c0) const {
-    return detail::watched(*this, [&] {
-      using State = decltype(lstm(x, this->cells[0].weight_ih, this->cells[0].weight_hh, this->cells[0].bias_ih,
-                                  this->cells[0].bias_hh, this->state_of(h0, 0), this->state_of(c0, 0))
-                                 .hidden);
-      std::vector<State> hidden, cell;
-      auto output = this->through_layers(x, [&](const auto& in, const auto& of, Index number, bool reverse) {
-        auto made = lstm(in, of.weight_ih, of.weight_hh, of.bias_ih, of.bias_hh, this->state_of(h0, number),
-                         this->state_of(c0, number), reverse);
-        hidden.push_back(made.hidden);
-        cell.push_back(made.cell);
-        return made.output;
-      });
-      auto states = this->join_states(hidden);
-      return LstmResult<decltype(output), decltype(states)>{std::move(output), std::move(states),
-                                                            this->join_states(cell)};
-    });
+    return detail::watched(*this, [&] { return run(x, h0, c0); });
   }
   template <Operand X>
   auto operator()(const X& x) const {
     const auto zero = this->zero_states(x);
     return (*this)(x, zero, zero);
+  }
+
+ private:
+  template <class X, class H, class C>
+  auto run(const X& x, const H& h0, const C& c0) const {
+    using State = decltype(lstm(x, this->cells[0].weight_ih, this->cells[0].weight_hh, this->cells[0].bias_ih,
+                                this->cells[0].bias_hh, this->state_of(h0, 0), this->state_of(c0, 0))
+                               .hidden);
+    std::vector<State> hidden, cell;
+    auto output = this->through_layers(x, [&](const auto& in, const auto& of, Index number, bool reverse) {
+      auto made = lstm(in, of.weight_ih, of.weight_hh, of.bias_ih, of.bias_hh, this->state_of(h0, number),
+                       this->state_of(c0, number), reverse);
+      hidden.push_back(made.hidden);
+      cell.push_back(made.cell);
+      return made.output;
+    });
+    auto states = this->join_states(hidden);
+    return LstmResult<decltype(output), decltype(states)>{std::move(output), std::move(states),
+                                                          this->join_states(cell)};
   }
 };
 
@@ -6349,23 +6353,27 @@ class GRU final : public Recurrent<D, T> {
 
   template <Operand X, Operand H>
   auto operator()(const X& x, const H& h0) const {
-    return detail::watched(*this, [&] {
-      using State = decltype(gru(x, this->cells[0].weight_ih, this->cells[0].weight_hh, this->cells[0].bias_ih,
-                                 this->cells[0].bias_hh, this->state_of(h0, 0))
-                                 .hidden);
-      std::vector<State> hidden;
-      auto output = this->through_layers(x, [&](const auto& in, const auto& of, Index number, bool reverse) {
-        auto made = gru(in, of.weight_ih, of.weight_hh, of.bias_ih, of.bias_hh, this->state_of(h0, number), reverse);
-        hidden.push_back(made.hidden);
-        return made.output;
-      });
-      auto states = this->join_states(hidden);
-      return GruResult<decltype(output), decltype(states)>{std::move(output), std::move(states)};
-    });
+    return detail::watched(*this, [&] { return run(x, h0); });
   }
   template <Operand X>
   auto operator()(const X& x) const {
     return (*this)(x, this->zero_states(x));
+  }
+
+ private:
+  template <class X, class H>
+  auto run(const X& x, const H& h0) const {
+    using State = decltype(gru(x, this->cells[0].weight_ih, this->cells[0].weight_hh, this->cells[0].bias_ih,
+                               this->cells[0].bias_hh, this->state_of(h0, 0))
+                               .hidden);
+    std::vector<State> hidden;
+    auto output = this->through_layers(x, [&](const auto& in, const auto& of, Index number, bool reverse) {
+      auto made = gru(in, of.weight_ih, of.weight_hh, of.bias_ih, of.bias_hh, this->state_of(h0, number), reverse);
+      hidden.push_back(made.hidden);
+      return made.output;
+    });
+    auto states = this->join_states(hidden);
+    return GruResult<decltype(output), decltype(states)>{std::move(output), std::move(states)};
   }
 };
 
