@@ -1475,8 +1475,8 @@ class TraceText {
   }
   void span(int rank, int lane, std::string_view kind, std::string_view name, Time begun, Time ended,
             const std::string& args) {
-    event("X", rank, lane, name, cat(R"(,"cat":")", kind, R"(","ts":)", us(begun), R"(,"dur":)", us(ended - begun)),
-          args);
+    event("X", rank, lane, name,
+          cat(R"(,"cat":")", kind, R"(","ts":)", us(begun), R"(,"dur":)", us(cut(ended) - cut(begun))), args);
   }
   void instant(int rank, int lane, std::string_view kind, std::string_view name, Time at, const std::string& args) {
     event("i", rank, lane, name, cat(R"(,"cat":")", kind, R"(","s":"t","ts":)", us(at)), args);
@@ -1496,6 +1496,8 @@ class TraceText {
 
  private:
   /// Microseconds with three decimals, rounded down.
+  // Both ends, not the length: what ends with the span around it must not outlast it.
+  static Time cut(Time time) { return std::chrono::floor<std::chrono::nanoseconds>(time); }
   static std::string us(Time time) {
     const auto ns = time.count() / 1'000'000;
     const auto rest = static_cast<int>(ns % 1000);

@@ -12529,15 +12529,17 @@ class QueuedEngine : public Engine {
  private:
   /// Returns how it failed. The first failure of this rank's own is told to the others.
   Failure carry_out(const Call& call) {
-    trace::Span span(trace::Lane::communication, "comm", comm::name(call.op));
     const Envelope envelope = begin(call);
+    auto* const listener = trace::listening();
+    const auto begun = listener != nullptr ? listener->now() : 0;
     std::string why;
     bool timed_out = false;
     if (!broken()) try {
         run(call, envelope);
         const std::lock_guard lock(mutex_);
         busy_ += recorder_.end(recorder_.newest());
-        if (span) describe(span, call, envelope);
+        if (listener != nullptr) [[unlikely]]
+          tell(*listener, call, envelope, begun, listener->now());
         return {};
       } catch (const std::exception& error) {
         why = error.what();
@@ -12566,22 +12568,21 @@ class QueuedEngine : public Engine {
     return envelope;
   }
 
-  [[gnu::cold]] void describe(trace::Span& span, const Call& call, const Envelope& envelope) const {
-    const auto name = comm::name(call.op);
-    const auto in_job = [&](int r) { return members.empty() ? r : members[static_cast<std::size_t>(r)]; };
-    const bool message = call.op == Op::message;
+  [[gnu::cold]] void tell(trace::Listener& listener, const Call& call, const Envelope& envelope, std::int64_t begun,
+                          std::int64_t ended) const {
+    const auto op = comm::name(call.op);
+    const int peer = members.empty() ? call.peer : members[static_cast<std::size_t>(call.peer)];
+    const auto name = call.op == Op::message ? cat(op, call.receives ? " from " : " to ", peer)
+                      : call.bucket < 0      ? std::string(op)
+                                             : cat(op, ", bucket ", call.bucket);
     auto args = chorus::detail::JsonObject();
-    args.field("op", name).field("sequence", envelope.sequence).field("traffic", trace::name(call.traffic));
+    args.field("op", op).field("sequence", envelope.sequence).field("traffic", trace::name(call.traffic));
     args.field("bytes", call.count * call.reduction.element).field("count", call.count);
     if (call.bucket >= 0) args.field("bucket", call.bucket);
     if (const auto algorithm = recorder_.call(recorder_.newest()).algorithm; algorithm != Algorithm::automatic)
       args.field("algorithm", cat(algorithm));
     if (!members.empty()) args.field("group", members);
-    span.describe(rank_in_job(),
-                  message           ? cat(name, call.receives ? " from " : " to ", in_job(call.peer))
-                  : call.bucket < 0 ? std::string(name)
-                                    : cat(name, ", bucket ", call.bucket),
-                  args.fields());
+    listener.span({rank_in_job(), trace::Lane::communication, "comm", name, begun, ended, args.fields()});
   }
 
   /// How the newest call failed: `rank 1: all_reduce #7 (sum of 10 F32), gradient bucket 2: why`; where the group was
