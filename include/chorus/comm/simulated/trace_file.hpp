@@ -2,13 +2,12 @@
 /// `trace_text`: what simulated ranks have done, as a trace file that Perfetto reads, in the form of chorus' own.
 
 #include <algorithm>
-#include <array>
 #include <chorus/comm/simulated/simulate.hpp>
 #include <chorus/comm/simulated/simulated_engine.hpp>
 #include <chorus/comm/simulated/tasks.hpp>
 #include <chorus/core/error.hpp>
-#include <chorus/core/json_string.hpp>
-#include <chorus/core/trace.hpp>
+#include <chorus/core/trace_listener.hpp>
+#include <chorus/train/trace_lines.hpp>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -22,65 +21,51 @@ namespace chorus::comm::simulated {
 
 namespace detail {
 
-/// Events, a line each: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
+/// Lines of a trace file, see train/trace_lines.hpp.
 class TraceText {
  public:
-  enum Lane { step = 1, loader, forward, backward, communication, wait, optimizer };
-  static constexpr std::array<std::string_view, 8> lanes{"",         "step",          "loader",       "forward",
-                                                         "backward", "communication", "exposed wait", "optimizer"};
+  using Lane = trace::Lane;
 
-  void name_rank(int rank) {
-    event("M", rank, 0, "process_name", {}, cat(R"("name":"rank )", rank, '"'));
-    event("M", rank, 0, "process_sort_index", {}, cat(R"("sort_index":)", rank));
-    for (int lane = step; lane <= optimizer; ++lane) {
-      std::string name;
-      append_json_string(name, lanes[static_cast<std::size_t>(lane)]);
-      event("M", rank, lane, "thread_name", {}, cat(R"("name":)", name));
-      event("M", rank, lane, "thread_sort_index", {}, cat(R"("sort_index":)", lane));
-    }
-  }
+  void name_rank(int rank) { lines_ += chorus::detail::trace_names(rank, cat("rank ", rank)); }
   void span(int rank, int lane, std::string_view kind, std::string_view name, Time begun, Time ended,
-            const std::string& args) {
-    event("X", rank, lane, name,
-          cat(R"(,"cat":")", kind, R"(","ts":)", us(begun), R"(,"dur":)", us(cut(ended) - cut(begun))), args);
+            std::string args) {
+    add({'X', rank + 1, lane, ns(begun), ns(ended), std::string(kind), std::string(name), std::move(args)});
   }
-  void instant(int rank, int lane, std::string_view kind, std::string_view name, Time at, const std::string& args) {
-    event("i", rank, lane, name, cat(R"(,"cat":")", kind, R"(","s":"t","ts":)", us(at)), args);
+  void instant(int rank, std::string_view kind, std::string_view name, Time at, std::string args) {
+    add({'i', rank + 1, number(Lane::backward), ns(at), ns(at), std::string(kind), std::string(name), std::move(args)});
   }
-  void counter(int rank, std::string_view name, Time at, const std::string& args) {
-    event("C", rank, communication, name, cat(R"(,"ts":)", us(at)), args);
+  void counter(int rank, std::string name, Time at, std::string args) {
+    add({'C', rank + 1, 0, ns(at), ns(at), {}, std::move(name), std::move(args)});
   }
-  /// From one lane to another.
+  /// From one rank's communication to another's.
   void arrow(std::string_view kind, std::string_view name, int from, Time at, int to, Time then) {
-    const auto id = cat(R"(,"cat":")", kind, R"(","id":)", ++arrows_);
-    event("s", from, communication, name, cat(id, R"(,"ts":)", us(at)), {});
-    event("f", to, communication, name, cat(id, R"(,"bp":"e","ts":)", us(then)), {});
+    ++arrows_;
+    const auto end = [&](char phase, int rank, Time time) {
+      add({phase, rank + 1, number(Lane::communication), ns(time), ns(time), std::string(kind), std::string(name), {},
+           arrows_});
+    };
+    end('s', from, at);
+    end('f', to, then);
   }
   std::string text(const std::string& metadata) const {
-    return cat("{\"metadata\":{", metadata, "},\"traceEvents\":[\n", events_, "\n]}\n");
+    const auto all = std::string_view(lines_).substr(0, lines_.size() - 2);  // without the last comma
+    return cat("{\"metadata\":{", metadata, "},\"traceEvents\":[\n", all, "\n]}\n");
+  }
+
+  /// The lane's number in a file; of other kinds, that of a lane beside.
+  static int number(Lane lane) { return static_cast<int>(lane) + 1; }
+  static int number(std::string_view kind) {
+    std::size_t lane = 0;
+    while (lane < trace::lanes && trace::name(static_cast<Lane>(lane)) != kind) ++lane;
+    return static_cast<int>(lane) + 1;
   }
 
  private:
-  /// Microseconds with three decimals, rounded down.
-  // Both ends, not the length: what ends with the span around it must not outlast it.
-  static Time cut(Time time) { return std::chrono::floor<std::chrono::nanoseconds>(time); }
-  static std::string us(Time time) {
-    const auto ns = time.count() / 1'000'000;
-    const auto rest = static_cast<int>(ns % 1000);
-    return cat(ns / 1000, '.', rest < 100 ? "0" : "", rest < 10 ? "0" : "", rest);
-  }
-  void event(std::string_view phase, int rank, int lane, std::string_view name, std::string_view more,
-             std::string_view args) {
-    std::string quoted;
-    append_json_string(quoted, name);
-    events_ += cat(events_.empty() ? "" : ",\n", R"({"ph":")", phase, R"(","pid":)", rank + 1, R"(,"tid":)",
-                   10 * (rank + 1) + lane, R"(,"name":)", quoted, more);
-    if (!args.empty()) events_ += cat(R"(,"args":{)", args, '}');
-    events_ += '}';
-  }
+  static std::int64_t ns(Time time) { return std::chrono::floor<std::chrono::nanoseconds>(time).count(); }
+  void add(const chorus::detail::TraceLine& line) { lines_ += line.text(); }
 
-  std::string events_;
-  int arrows_ = 0;
+  std::string lines_;
+  std::int64_t arrows_ = 0;
 };
 
 inline std::string name_of(const Span& span) {
@@ -110,18 +95,17 @@ inline std::string args_of(const Span& span) {
     const auto& of = times.ranks[static_cast<std::size_t>(rank)];
     out.name_rank(rank);
     for (const auto& mark : of.marks) {
-      const auto lane = std::find(TraceText::lanes.begin(), TraceText::lanes.end(), mark.kind);
       if (mark.kind == "bucket")
-        out.instant(rank, TraceText::backward, mark.kind, mark.name, mark.begun,
+        out.instant(rank, mark.kind, mark.name, mark.begun,
                     cat(R"("bucket":)", mark.bucket, R"(,"bytes":)", mark.bytes));
       else
-        out.span(rank, static_cast<int>(lane - TraceText::lanes.begin()), mark.kind, mark.name, mark.begun, mark.ended,
+        out.span(rank, TraceText::number(mark.kind), mark.kind, mark.name, mark.begun, mark.ended,
                  mark.kind == "step" ? cat(R"("step":)", mark.bucket) : "");
     }
     std::map<int, std::map<std::string_view, std::size_t>> sent;
     for (const auto& span : of.calls) {
-      out.span(rank, TraceText::communication, "comm", detail::name_of(span), span.begun, span.ended,
-               detail::args_of(span));
+      out.span(rank, TraceText::number(trace::Lane::communication), "comm", detail::name_of(span), span.begun,
+               span.ended, detail::args_of(span));
       if (span.call.envelope.op != Op::message)
         begins[{span.call.envelope.op, span.call.envelope.sequence}].push_back(span.begun);
       for (const auto& [to, bytes] : span.sent) {
@@ -132,7 +116,8 @@ inline std::string args_of(const Span& span) {
       }
     }
     for (const auto& span : of.waits)
-      out.span(rank, TraceText::wait, "wait", detail::name_of(span), span.begun, span.ended, detail::args_of(span));
+      out.span(rank, TraceText::number(trace::Lane::wait), "wait", detail::name_of(span), span.begun, span.ended,
+               detail::args_of(span));
   }
   // From the last rank that comes to a call to the ends of the others' parts in it.
   for (int rank = 0; rank < ranks; ++rank)
