@@ -34,12 +34,23 @@ std::uint64_t backward_run();
 /// yet. For gradient hooks. Empty outside of a run.
 std::span<const Ref<Node>> means_of_backward();
 
+/// Takes the leaves' gradients, each as soon as it is complete.
+class LeafObserver {
+ public:
+  virtual void gradient_is_final(Node& leaf) = 0;
+
+ protected:
+  ~LeafObserver() = default;
+};
+
 struct BackwardOptions {
   /// Keep what the operations saved, so that backward can run again.
   bool retain_graph = false;
   /// Run the leaves' hooks. Without, whoever runs backward has more to add to the leaves' gradients, perhaps in the
   /// midst of a run over the same leaves.
   bool hooks = true;
+  /// With `hooks`: is told in their place.
+  LeafObserver* leaves = nullptr;
 };
 
 /// Sends the gradients that `roots` hold to all leaves behind them. Operations run in the reverse of the order in which

@@ -172,12 +172,18 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
   } scope{detail::current_backward()};
   if (!lists.nested) detail::current_backward() = &outermost;
 
+  const auto finish = [&](Node& leaf) {
+    if (options.leaves != nullptr) [[unlikely]]
+      options.leaves->gradient_is_final(leaf);
+    else
+      leaf.gradient_is_final();
+  };
   const NoGrad no_grad;
   if (options.hooks && !lists.nested && detail::backward_watchers != nullptr) [[unlikely]]
     detail::tell_watchers(roots, lists.nodes);
   if (options.hooks)
     for (const auto& root : roots)
-      if (root->is_leaf() && root->pending_ == 0) root->gradient_is_final();
+      if (root->is_leaf() && root->pending_ == 0) finish(*root);
   std::optional<trace::Span> span(std::in_place, trace::Lane::backward, "backward", "backward");
   for (Ref<Node>& node : lists.nodes) {
     if (node->is_leaf()) {
@@ -203,9 +209,9 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
       detail::backward_with_checks(*node, options.retain_graph);
     else
       node->backward(options.retain_graph);
-    for (Node* leaf : lists.final_leaves) leaf->gradient_is_final();
+    for (Node* leaf : lists.final_leaves) finish(*leaf);
     for (Node* leaf : lists.final_far_leaves)
-      if (leaf->reached_) leaf->gradient_is_final();
+      if (leaf->reached_) finish(*leaf);
     lists.final_leaves.clear();
     lists.final_far_leaves.clear();
     node = {};

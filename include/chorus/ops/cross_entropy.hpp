@@ -8,6 +8,7 @@
 #include <chorus/kernels/cross_entropy.hpp>
 #include <chorus/kernels/to_device.hpp>
 #include <chorus/ops/arithmetic.hpp>
+#include <chorus/ops/canonical_mean.hpp>
 #include <chorus/ops/cast.hpp>
 #include <cmath>
 #include <cstdint>
@@ -116,10 +117,30 @@ Options unreduced(const char* operation, Options options) {
   return options;
 }
 
-// `loss_of(options)`, whose node says over how many labels it is a mean.
-template <class LossOf, class D, class Options>
-auto reduced_over_labels(const char* operation, const LossOf& loss_of, const Tensor<std::int64_t, 1, D>& labels,
-                         Options options) {
+// How many of the labels count.
+template <class D>
+double count_labels(const Tensor<std::int64_t, 1, D>& labels, std::int64_t ignore_index) {
+  Tensor<std::int64_t, 1, Cpu> row;
+  if constexpr (std::is_same_v<D, Cpu>)
+    row = contiguous(labels);
+  else
+    row = to_device(labels, Cpu{});
+  return static_cast<double>(row.numel() - std::count(row.data(), row.data() + row.numel(), ignore_index));
+}
+
+// `loss_of(options)`, whose node says over how many labels it is a mean; or, of the output of a policy with canonical
+// shares, the whole batch's mean of `each(options)`, the losses of samples.
+template <Operand X, class LossOf, class Each, class D, class Options>
+auto reduced_over_labels(const char* operation, const X& scores, const LossOf& loss_of, const Each& each,
+                         const Tensor<std::int64_t, 1, D>& labels, Options options) {
+  if constexpr (AnyVariable<X> && !is_graph_variable<X>)
+    if (const auto cut = options.reduction == Reduction::sum ? nullptr : cut_of_losses(scores)) [[unlikely]] {
+      const double over = options.mean_over ? checked_mean_over(operation, options) : 0;
+      return canonical_mean(
+          each(unreduced(operation, options)), *cut,
+          [&](Index begin, Index end) { return count_labels(labels.slice(0, begin, end), options.ignore_index); },
+          over);
+    }
   if (options.mean_over) {
     const double over = checked_mean_over(operation, options);
     options.reduction = Reduction::sum;
@@ -128,12 +149,7 @@ auto reduced_over_labels(const char* operation, const LossOf& loss_of, const Ten
   auto loss = loss_of(options);
   if (options.reduction == Reduction::sum) return loss;
   return as_counted_mean<D>(std::move(loss), [labels, ignore_index = options.ignore_index] {
-    Tensor<std::int64_t, 1, Cpu> row;
-    if constexpr (std::is_same_v<D, Cpu>)
-      row = contiguous(labels);
-    else
-      row = to_device(labels, Cpu{});
-    return static_cast<double>(row.numel() - std::count(row.data(), row.data() + row.numel(), ignore_index));
+    return count_labels(labels, ignore_index);
   });
 }
 }  // namespace detail
@@ -150,7 +166,10 @@ auto cross_entropy(const X& logits, const Tensor<std::int64_t, 1, D>& labels, co
       return detail::with_variables([&](const auto& x) { return detail::cross_entropy<0>(x, targets, reducing); },
                                     scores);
     };
-    return detail::reduced_over_labels("cross_entropy", loss_of, labels, options);
+    const auto each = [&](const CrossEntropyOptions& unreduced) {
+      return detail::cross_entropy<1>(scores, targets, unreduced);
+    };
+    return detail::reduced_over_labels("cross_entropy", scores, loss_of, each, labels, options);
   });
 }
 
@@ -172,7 +191,8 @@ auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labe
   return detail::in_float(log_probabilities, [&](const auto& scores) {
     const auto targets = to_device(labels, value_of(scores).device());
     const auto loss_of = [&](const NllLossOptions& reducing) { return detail::nll_loss<0>(scores, targets, reducing); };
-    return detail::reduced_over_labels("nll_loss", loss_of, labels, options);
+    const auto each = [&](const NllLossOptions& unreduced) { return detail::nll_loss<1>(scores, targets, unreduced); };
+    return detail::reduced_over_labels("nll_loss", scores, loss_of, each, labels, options);
   });
 }
 

@@ -8,6 +8,7 @@
 #include <chorus/kernels/to_device.hpp>
 #include <chorus/ops/arithmetic.hpp>
 #include <chorus/ops/cross_entropy.hpp>
+#include <chorus/ops/losses.hpp>
 #include <chorus/ops/reduction.hpp>
 #include <cmath>
 #include <cstdint>
@@ -138,6 +139,14 @@ auto ctc_loss(const X& log_probabilities, const Tensor<std::int64_t, 2, Cpu>& la
   using T = typename tensor_of<X>::value_type;
   const auto losses = ctc_loss_per_sample(log_probabilities, labels, input_lengths, label_lengths, options);
   const Index batch = label_lengths.size(0);
+  if constexpr (AnyVariable<X> && !detail::is_graph_variable<X>)
+    if (options.reduction == Reduction::mean && detail::cut_of_losses(losses)) [[unlikely]] {
+      auto of_labels = Tensor<T, 1, Cpu>::empty({batch});
+      for (Index n = 0; n < batch; ++n)
+        of_labels.data()[n] = T{1} / static_cast<T>(std::max<Index>(1, label_lengths(n)));
+      return detail::mean_of_losses(losses * to_device(of_labels, value_of(losses).device()),
+                                    static_cast<double>(batch));
+    }
   auto weight = Tensor<T, 1, Cpu>::full({batch}, T{1});
   if (options.reduction == Reduction::mean)
     for (Index n = 0; n < batch; ++n)

@@ -93,7 +93,20 @@ namespace detail {
 // batch contributes nothing.
 template <Operand X>
 auto mean_of_losses(const X& losses, double over) {
+  if constexpr (AnyVariable<X> && !is_graph_variable<X>)
+    if (const auto cut = cut_of_losses(losses)) [[unlikely]]
+      return canonical_mean(losses, *cut, [all = static_cast<double>(value_of(losses).numel()), over](Index a, Index b) {
+        return over * static_cast<double>(b - a) / all;
+      });
   return as_mean(sum(losses) / (over == 0 ? 1 : over), over);
+}
+// The same, divided by what the caller says of the whole batch.
+template <Operand X>
+auto sum_of_losses_over(const X& losses, double over) {
+  if constexpr (AnyVariable<X> && !is_graph_variable<X>)
+    if (const auto cut = cut_of_losses(losses)) [[unlikely]]
+      return canonical_mean(losses, *cut, [](Index, Index) { return 0.0; }, over);
+  return as_mean(sum(losses) / over, over);
 }
 template <Operand X>
 auto mean_or_sum(const X& losses, Reduction reduction) {

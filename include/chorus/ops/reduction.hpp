@@ -5,6 +5,7 @@
 #include <chorus/autograd/saved.hpp>
 #include <chorus/kernels/contiguous.hpp>
 #include <chorus/kernels/reduction.hpp>
+#include <chorus/ops/canonical_mean.hpp>
 #include <chorus/ops/shape.hpp>
 
 namespace chorus {
@@ -112,6 +113,11 @@ auto sum(const X& x, Index axis) {
 /// The mean along an axis, which goes away.
 template <Operand X>
 auto mean(const X& x, Index axis) {
+  if constexpr (tensor_of<X>::rank == 1 && AnyVariable<X> && !detail::is_graph_variable<X>)
+    if (const auto cut = detail::cut_of_losses(x)) [[unlikely]] {
+      normalize_axis("mean", axis, 1);
+      return detail::canonical_mean(x, *cut, [](Index begin, Index end) { return static_cast<double>(end - begin); });
+    }
   auto y = detail::reduce(
       operations::Mean{axis}, x, axis,
       [](auto device, auto view, const auto* in, auto* out) { kernels::mean(device, view, in, out); },

@@ -76,10 +76,7 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
 
   /// While it lives, backward adds to this rank's own gradients alone; the first backward after it averages the sum.
   /// Each pass counts by its own global batch, so that micro-batches may be divided unevenly.
-  [[nodiscard]] NoSync no_sync() {
-    this->accumulate();
-    return NoSync(this->sync);
-  }
+  [[nodiscard]] NoSync no_sync() { return this->accumulate(); }
   /// Runs `body`, a loop over batches of which ranks may have different numbers, each an iteration of forward and
   /// backward. A rank that has ended takes part in the others' collectives, with no samples, until all have; then all
   /// take the parameters and buffers of the one that went on longest. `body` makes no other collective calls: a forward

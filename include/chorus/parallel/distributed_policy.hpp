@@ -9,18 +9,22 @@
 #include <chorus/comm/objects.hpp>
 #include <chorus/core/batch_group.hpp>
 #include <chorus/core/say.hpp>
+#include <chorus/parallel/canonical/model_shares.hpp>
 #include <chorus/parallel/ddp/batch_shares.hpp>
 #include <chorus/parallel/ddp/same_model.hpp>
 #include <chorus/parallel/dp/scatter.hpp>
 #include <chorus/parallel/join.hpp>
 #include <chorus/parallel/model_handles.hpp>
+#include <chorus/parallel/no_sync.hpp>
 #include <chorus/parallel/policy.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -48,9 +52,11 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
                                           .world_size = communicator_.size(),
                                           .shuffle = options.shuffle,
                                           .seed = this->seed(),
-                                          .padding = options.padding});
+                                          .padding = options.padding,
+                                          .canonical_shares = canonical_shares()});
   }
   int devices() const { return communicator_.size(); }
+  int canonical_shares() const { return canonical_ ? static_cast<int>(canonical_->shares()) : 0; }
   Communicator& communicator() const { return communicator_; }
 
   virtual ~DistributedPolicy() { group_->policy = nullptr; }
@@ -80,7 +86,8 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   };
 
   /// `title`: the policy's name in messages.
-  DistributedPolicy(std::string_view title, Model model, Communicator& communicator, int dim, std::uint64_t seed)
+  DistributedPolicy(std::string_view title, Model model, Communicator& communicator, int dim, std::uint64_t seed,
+                    int canonical_shares = 0)
       : Policy<Model>(std::move(model), seed),
         title_(title),
         communicator_(communicator),
@@ -101,6 +108,14 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
     };
     this->random_.devices = communicator.size();
     this->random_.is_share = [this](std::int64_t samples) { return shares_.is_share(samples); };
+    if (const auto shares = canonical::checked_shares(canonical_shares, communicator.size(), dim)) {
+      shares_.add_as_they_are();
+      canonical_.emplace(this->model_, this->flat_, buffers_, this->alive(), shares,
+                         shares_of_device(shares, ranks(), static_cast<std::size_t>(communicator.rank())),
+                         typename canonical::ModelShares<Model>::Processes{
+                             .sum = [this](std::span<double> values) { sum(values); },
+                             .batch = [this] { return shares_.batch(); }});
+    }
   }
 
   /// Throws UsageError, on every rank, where the ranks' models, or `options`, differ. Rank 0's seed is all ranks'.
@@ -113,6 +128,12 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   /// Calls `f(i)` whenever backward has come to the gradient of the parameter that is now entry `i`.
   template <class F>
   void on_gradients(const F& f) {
+    if (canonical_) {  // whose hooks come later, with the gradient of the whole batch
+      std::unordered_map<const Node*, std::size_t> numbers;
+      for (const auto& entry : this->flat_.entries())
+        numbers.emplace(entry.named.handle.shared().get(), numbers.size());
+      return canonical_->on_gradients([f, numbers = std::move(numbers)](Node& leaf) { f(numbers.at(&leaf)); });
+    }
     for (std::size_t i = 0; i < this->flat_.entries().size(); ++i)
       this->flat_.entries()[i].parameter().on_grad([f, alive = this->alive(), i] {
         if (!alive.expired()) f(i);
@@ -121,6 +142,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   /// Calls `f()` when the backward run of this thread has ended.
   template <class F>
   void when_backward_ends(const F& f) {
+    if (canonical_) return canonical_->when_backward_ends(f);
     at_backward_end([f, alive = this->alive()] {
       if (!alive.expired()) f();
     });
@@ -180,10 +202,17 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
     if (communicator_.rank() != root) copy(false);
   }
 
+  std::size_t ranks() const { return static_cast<std::size_t>(communicator_.size()); }
+  /// The scope in which gradients are added up, by `sync` being off. With canonical shares every pass is the whole
+  /// batch's: there is nothing to put off.
+  NoSync scope_without(bool& sync) const { return canonical_ ? NoSync() : NoSync(sync); }
+
   // For chorus::join.
 
   void begin_join(const detail::JoinFacts& facts) override {
     check<UsageError>(!joining_, title_, "::join: inside another join");
+    check<UsageError>(!canonical_ || communicator_.size() == 1, title_,
+                      "::join: with canonical shares each batch is cut for all ranks: expected as many batches on each");
     joining_ = true;
     throw_early_ = facts.throw_early;
     passes_of_others_ = 0;
@@ -234,7 +263,8 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
     const BatchGroupScope group(with_others ? group_ : nullptr);
     const detail::WatchScope watch(communicator_.rank() == 0 ? this->watch_once() : nullptr);
     const trace::Span span(trace::Lane::forward, "forward", "forward");
-    auto output = this->model_.forward(this->on_model_device(inputs)...);
+    auto output = canonical::forward(canonical_ ? &*canonical_ : nullptr, this->model_, this->random_,
+                                     this->on_model_device(inputs)...);
     this->end_forward();
     return output;
   }
@@ -281,6 +311,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   Storage<D> buffer_message_;
   detail::ModelHandles handles_;
   bool joining_ = false, throw_early_ = false;
+  std::optional<canonical::ModelShares<Model>> canonical_;
   bool operators_send_ = false;  // forward passes have had collectives of their own, as backward will
 
  private:
@@ -319,6 +350,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
     std::vector<Ref<Node>> means;
     for (const Ref<Node>& node : nodes)
       if (node->is_mean() && (node->is_loss() || node->sequence() >= last)) means.push_back(node);
+    if (canonical_ && communicator_.size() > 1) check_canonical_means(nodes);
     const auto scales = weigh_run(means);
     for (std::size_t i = 0; i < scales.size(); ++i) {
       check<UsageError>(means[i]->scale() == 1 || means[i]->scale() == scales[i],
@@ -326,6 +358,42 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
       means[i]->set_scale(scales[i]);
     }
     backward_is_weighed();
+  }
+  // What goes back into the net has to come from means over the whole batch: anything else would be this rank's.
+  [[gnu::cold]] static void check_canonical_means(std::span<const Ref<Node>> nodes) {
+    struct Seen {
+      std::vector<Node*> nodes;
+      static void add(Node& node, void* context) {
+        auto& seen = static_cast<Seen*>(context)->nodes;
+        if (std::find(seen.begin(), seen.end(), &node) == seen.end()) seen.push_back(&node);
+      }
+    } under;
+    for (const Ref<Node>& node : nodes)
+      if (node->operation() == detail::canonical_mean_name) node->for_each_input(Seen::add, &under);
+    for (std::size_t i = 0; i < under.nodes.size(); ++i)
+      if (under.nodes[i]->canonical_cut() == nullptr) under.nodes[i]->for_each_input(Seen::add, &under);
+    for (Node* const node : under.nodes)
+      check<UsageError>(!node->is_leaf() || node->numbers_name()[0] == '\0',
+                        "canonical shares: the loss uses the parameter ", node->numbers_name(),
+                        " outside of the net's forward pass, where samples are not in shares: use it in the model");
+    struct Above {
+      const Seen& under;
+      bool uses = false;
+      static void look(Node& node, void* context) {
+        auto& above = *static_cast<Above*>(context);
+        const auto& nodes = above.under.nodes;
+        above.uses = above.uses || node.canonical_cut() != nullptr ||
+                     std::find(nodes.begin(), nodes.end(), &node) != nodes.end();
+      }
+    } above{under};
+    for (const Ref<Node>& node : nodes)
+      if (node->operation() != detail::canonical_mean_name &&
+          std::find(under.nodes.begin(), under.nodes.end(), node.get()) == under.nodes.end())
+        node->for_each_input(Above::look, &above);
+    check<UsageError>(!above.uses,
+                      "canonical shares: backward begins with something other than a mean over the batch: expected "
+                      "mean(), cross_entropy(), mse_loss() or another loss of the library, taken of what the net "
+                      "returned for its samples");
   }
   // None of a captured step.
   std::span<const double> weigh_run(std::span<const Ref<Node>> means) {

@@ -25,7 +25,7 @@ TEST_CASE("misuse: under dp a loss that outlives its net is named, by backward a
     return sum(square(net(x)));
   };
   const auto gone =
-      "backward: the DataParallel that made this output is gone; it has to outlive the losses made through it";
+      "backward: the policy that made this output is gone; it has to outlive the losses made through it";
   const auto loss = orphan(numbers(8, 5, 1));
   CHECK(message_of<UsageError>([&] { loss.backward(); }) == gone);
   const Variable<double, 2> x(numbers(8, 5, 1), true);

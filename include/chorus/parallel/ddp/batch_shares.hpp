@@ -38,6 +38,16 @@ class BatchShares {
   explicit BatchShares(Communicator& communicator)
       : communicator_(communicator), all_(static_cast<std::size_t>(communicator.size())) {}
 
+  /// From now on ranks' gradients are added as they are: each is by the mean over the whole batch already.
+  void add_as_they_are() { as_they_are_ = true; }
+  /// How many samples all ranks have in the pass.
+  std::int64_t batch() {
+    ask();
+    std::int64_t samples = 0;
+    for (const Message& rank : all_) samples += rank.pass.samples;
+    return samples;
+  }
+
   /// A forward pass of this rank begins. `now`: ranks wait for each other here.
   void begin(const ddp::ForwardPass& pass, bool now = false) {
     const bool changed = own_.pass.changed || pass.changed;
@@ -71,12 +81,16 @@ class BatchShares {
     own_.at_backward = true;
     do exchange();
     while (std::any_of(all_.begin(), all_.end(), [](const Message& rank) { return !rank.at_backward; }));
-    decide(mean_over);
+    if (as_they_are_)
+      scales_.assign(mean_over.size(), 1);
+    else
+      decide(mean_over);
     return scales_;
   }
   /// This rank's share of the batch: the weight of its gradient. Those of all ranks add up to 1, also where the batch
   /// is empty: what earlier passes have averaged stays. By samples, until `weigh` knows better.
   double weight() {
+    if (as_they_are_) return 1;
     ask();
     return decided_ ? weight_ : weight_by_samples();
   }
@@ -266,6 +280,7 @@ class BatchShares {
   std::vector<Message> all_, all_aside_;
   std::vector<Loss> losses_;  // of the last `weigh`
   std::vector<double> scales_;
+  bool as_they_are_ = false;
   bool known_ = true;     // what ranks say of this pass
   bool decided_ = false;  // their weights
   double weight_ = 1;

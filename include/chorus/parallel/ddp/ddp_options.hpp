@@ -78,6 +78,9 @@ struct DistributedDataParallelOptions {
   /// then, has no counterpart: the buckets know when they are full.
   std::vector<std::string> delay_all_reduce_named_params = {};
   NonFinite non_finite = NonFinite::propagate;
+  /// See SingleDeviceOptions: a rank takes whole shares, of which there are at least as many as ranks. Gradients travel
+  /// as sums of shares, by an all-gather, and `no_sync` saves no messages.
+  int canonical_shares = 0;
 
   template <Device D>
   BucketOptions buckets() const {

@@ -52,6 +52,15 @@ class Extension {
   virtual void pass_ended() {}
 };
 
+/// How buckets are added up, where it is not for a hook to say.
+class BucketSums {
+ public:
+  virtual ~BucketSums() = default;
+  /// The bucket is full; and later: it shall have what all ranks' have made.
+  virtual void start(Bucket&) = 0;
+  virtual void finish(Bucket&) = 0;
+};
+
 /// What a rank brings to a pass of other ranks, within `join`.
 enum class Brings { samples, nothing, accumulated_gradients };
 
@@ -79,6 +88,7 @@ class Core {
   bool sync = true;          // whether backward averages
   bool in_backward = false;  // buckets are under way
   Brings brings = Brings::samples;
+  std::unique_ptr<BucketSums> instead_of_hook = nullptr;
 
   std::size_t entries() const { return flat.entries().size(); }
   ParameterOn<D>& parameter(std::size_t i) const { return flat.entries()[i].parameter(); }

@@ -3,6 +3,7 @@
 
 #include <chorus/parallel/ddp/accumulation.hpp>
 #include <chorus/parallel/ddp/buffer_sharing.hpp>
+#include <chorus/parallel/ddp/canonical_sums.hpp>
 #include <chorus/parallel/ddp/chosen_parameters.hpp>
 #include <chorus/parallel/ddp/clock.hpp>
 #include <chorus/parallel/ddp/frozen_parameters.hpp>
@@ -18,6 +19,7 @@
 #include <chorus/parallel/ddp/traced.hpp>
 #include <chorus/parallel/ddp/unused_parameters.hpp>
 #include <chorus/parallel/distributed_policy.hpp>
+#include <chorus/parallel/hooks/all_reduce.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -76,9 +78,18 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
  protected:
   PolicyWithOptions(Model model, Communicator& communicator, const DistributedDataParallelOptions& options,
                     std::uint64_t seed, Hook hook)
-      : Base("DistributedDataParallel", std::move(model), communicator, options.dim, seed),
+      : Base("DistributedDataParallel", std::move(model), communicator, options.dim, seed, options.canonical_shares),
         Core(this->flat_, communicator, this->shares_, options.checked_for<D>(this->model_)),
         calls_{std::move(hook)} {
+    if (this->canonical_) {
+      check<UsageError>(std::is_same_v<Hook, AllReduce>,
+                        "DistributedDataParallel: canonical_shares says how gradients are added up: expected the "
+                        "default hook, AllReduce");
+      check<UsageError>(!options.static_graph,
+                        "DistributedDataParallel: canonical_shares and static_graph don't go together");
+      this->instead_of_hook = std::make_unique<CanonicalSums<D, Communicator>>(core(), this->canonical_->shares(),
+                                                                               this->canonical_->tree());
+    }
     install_extensions();
     check<UsageError>(!this->buckets.all().empty(),
                       "DistributedDataParallel: no parameter of the model wants a gradient",
@@ -105,9 +116,10 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
     return [&options = Core::options](const std::string& wanted) { return !options.ignores(wanted); };
   }
   /// Gradients will be added up over several passes.
-  void accumulate() {
-    if (this->template find<Accumulation<D, Communicator>>() == nullptr)
+  NoSync accumulate() {
+    if (!this->canonical_ && this->template find<Accumulation<D, Communicator>>() == nullptr)
       add<Accumulation>([this] { return Traits::averages(calls_.hook); });
+    return this->scope_without(this->sync);
   }
   /// A rank's memory that the communicator reaches without a copy, where it has such.
   typename nn::FlatParameters<D>::Allocate own_memory() const {

@@ -39,13 +39,16 @@ class BackwardRunner {
 /// devices' outputs; then this node runs backward on all devices.
 class BackwardNode final : public Node {
  public:
-  /// `alive` is empty once `runner` is gone. `returns`: by device, of which there is at least one.
-  BackwardNode(BackwardRunner& runner, std::weak_ptr<void> alive, std::vector<GradientReturns> returns)
+  /// `alive` is empty once `runner` is gone. `returns`: by device, of which there is at least one. `cut`: into canonical
+  /// shares, if there are.
+  BackwardNode(BackwardRunner& runner, std::weak_ptr<void> alive, std::vector<GradientReturns> returns,
+               std::shared_ptr<const CanonicalCut> cut = nullptr)
       : Node("data_parallel"),
         roots(returns.size()),
         returns_(std::move(returns)),
         runner_(runner),
-        alive_(std::move(alive)) {}
+        alive_(std::move(alive)),
+        cut_(std::move(cut)) {}
 
   void backward(bool keep) override {
     runner().backward(roots, keep);
@@ -62,6 +65,8 @@ class BackwardNode final : public Node {
     runner().for_each_parameter(visit, context);
   }
 
+  const std::shared_ptr<const CanonicalCut>* canonical_cut() const override { return &cut_; }
+
   Roots roots;
 
  private:
@@ -74,7 +79,7 @@ class BackwardNode final : public Node {
       for (auto& device : returns_) device.clear();
   }
   BackwardRunner& runner() const {
-    check<UsageError>(!alive_.expired(), "backward: the DataParallel that made this output is gone; it has to outlive ",
+    check<UsageError>(!alive_.expired(), "backward: the policy that made this output is gone; it has to outlive ",
                       "the losses made through it");
     return runner_;
   }
@@ -82,6 +87,7 @@ class BackwardNode final : public Node {
   std::vector<GradientReturns> returns_;
   BackwardRunner& runner_;
   std::weak_ptr<void> alive_;
+  std::shared_ptr<const CanonicalCut> cut_;
 };
 
 }  // namespace chorus::dp

@@ -1,8 +1,8 @@
 #pragma once
 /// The samples of a batch: how many there are, and how they are shared out.
 
-#include <algorithm>
 #include <chorus/autograd/batch_axis.hpp>
+#include <chorus/core/share_tree.hpp>
 #include <chorus/parallel/dp/nested.hpp>
 #include <cstddef>
 #include <optional>
@@ -10,12 +10,6 @@
 namespace chorus {
 
 namespace detail {
-
-/// Where share `i` of `shares` begins among `count` samples: sizes differ by at most one, the first ones are larger.
-constexpr Index share_begin(Index count, std::size_t shares, std::size_t i) {
-  const auto n = static_cast<Index>(shares), at = static_cast<Index>(i);
-  return at * (count / n) + std::min(at, count % n);
-}
 
 /// Whether a Tensor or Variable has the axis along which it would be cut. One without goes to every device whole.
 template <Operand X>
@@ -64,7 +58,7 @@ struct Split {
   int dim = 0;
 
   /// Of share `i`: its first sample, and how many samples it has.
-  Index begin(std::size_t i) const { return detail::share_begin(batch, devices, i); }
+  Index begin(std::size_t i) const { return share_begin(batch, devices, i); }
   Index size(std::size_t i) const { return begin(i + 1) - begin(i); }
 };
 

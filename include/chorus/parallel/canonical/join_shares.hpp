@@ -1,0 +1,41 @@
+#pragma once
+/// What a model has returned for each canonical share as what it returns for one batch.
+
+#include <chorus/parallel/dp/gather.hpp>
+#include <cstddef>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace chorus::canonical {
+
+/// Tensors are joined along the samples. Of what is no tensor all shares have to have the same.
+template <class D>
+struct JoinShares : dp::JoinOutputs<D> {
+  using dp::JoinOutputs<D>::JoinOutputs;
+  template <class X>
+  static constexpr bool adds_axis = false;
+
+  template <class X>
+  auto operator()(const std::vector<const X*>& outputs) const {
+    if constexpr (Operand<X>) {
+      if constexpr (tensor_of<X>::rank > 0) {
+        return dp::JoinOutputs<D>::operator()(outputs);
+      } else {
+        check<UsageError>(outputs.size() == 1,
+                          "canonical shares: the model returns a number without axes for each share, of which no one ",
+                          "is the batch's: return one for each sample, [batch], and take the mean outside of the model");
+        return *outputs[0];
+      }
+    } else {
+      if constexpr (std::equality_comparable<X>)
+        for (const X* output : outputs)
+          check<UsageError>(*output == *outputs[0],
+                            "canonical shares: the model returns something other than tensors, which differs from share ",
+                            "to share");
+      return *outputs[0];
+    }
+  }
+};
+
+}  // namespace chorus::canonical

@@ -1,0 +1,203 @@
+#pragma once
+/// A model that computes its batch one canonical share after the other, forward and backward.
+
+#include <chorus/autograd/tape.hpp>
+#include <chorus/core/batch_group.hpp>
+#include <chorus/core/canonical_cut.hpp>
+#include <chorus/core/random.hpp>
+#include <chorus/parallel/canonical/earlier_gradients.hpp>
+#include <chorus/parallel/canonical/gradient_tree.hpp>
+#include <chorus/parallel/canonical/join_shares.hpp>
+#include <chorus/parallel/canonical/share_buffers.hpp>
+#include <chorus/parallel/dp/pass.hpp>
+#include <chorus/parallel/dp/recorded.hpp>
+#include <chorus/parallel/dp/scatter.hpp>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace chorus::canonical {
+
+/// The option of every policy: 0 where there are no shares. Throws UsageError for a number that is none, where there are
+/// more devices than shares, and where samples don't lie along the first axis.
+[[gnu::cold]] inline std::size_t checked_shares(int shares, int devices, int dim) {
+  check<UsageError>(shares >= 0 && shares <= most_canonical_shares, "canonical_shares: expected 1 to ",
+                    most_canonical_shares, ", or 0 for none, got ", shares);
+  check<UsageError>(shares == 0 || devices <= shares, "canonical_shares: each of ", devices,
+                    " devices takes whole shares: expected at least as many, got ", shares);
+  check<UsageError>(shares == 0 || dim == 0,
+                    "canonical_shares: a batch is cut along its first axis: expected dim = 0, got ", dim,
+                    "; of an input that has its samples along another one let it be batch_axis<1>(input)");
+  return static_cast<std::size_t>(shares);
+}
+
+/// Refuses layers that look at the batch of all devices.
+class NoBatchGroup final : public BatchGroup {
+ public:
+  void sum(std::span<double>) override {
+    fail<UsageError>("canonical shares: SyncBatchNorm looks at all samples of a batch at once, whose shares are ",
+                     "computed one after the other: expected BatchNorm, which takes each share's own statistics");
+  }
+  double weight() override { return 1; }
+};
+
+/// A policy's part for the shares of one process.
+template <class Model>
+class ModelShares final : private dp::BackwardRunner, private LeafObserver {
+ public:
+  using D = typename nn::detail::DeviceOfModel<Model>::type;
+
+  /// What a policy of several processes adds.
+  struct Processes {
+    /// Sums over all of them.
+    std::function<void(std::span<double>)> sum;
+    /// The whole batch's number of samples, in backward.
+    std::function<Index()> batch;
+  };
+
+  /// `run` of the `shares` are this process's. All but `processes` has to outlive this.
+  ModelShares(Model& model, const nn::FlatParameters<D>& flat, const std::vector<nn::NamedBuffer<D>>& buffers,
+              std::weak_ptr<void> alive, std::size_t shares, ShareRange run, Processes processes = {})
+      : model_(model),
+        flat_(flat),
+        buffers_(buffers),
+        alive_(std::move(alive)),
+        shares_(shares),
+        run_(run),
+        processes_(std::make_shared<Processes>(std::move(processes))),
+        tree_(flat) {
+    ++detail::canonical_policies();
+  }
+  ~ModelShares() {
+    --detail::canonical_policies();
+    *processes_ = {};
+  }
+  ModelShares(const ModelShares&) = delete;
+  ModelShares& operator=(const ModelShares&) = delete;
+
+  std::size_t shares() const { return shares_; }
+  const ShareRange& run() const { return run_; }
+  /// The sums of this process's gradients.
+  const GradientTree<D>& tree() const { return tree_; }
+  /// `arrived(leaf)` is called in the last share's backward pass whenever a parameter's sums are complete, `ended()`
+  /// when all are, before the parameters' hooks run: there processes add up theirs.
+  void on_gradients(std::function<void(Node&)> arrived) { arrived_ = std::move(arrived); }
+  void when_backward_ends(std::function<void()> ended) { ended_ = std::move(ended); }
+
+  /// The model's output for this process's samples. `random`: of the first of them.
+  template <class... Inputs>
+  auto forward(RandomContext& random, const Inputs&... inputs) {
+    const Index samples = detail::batch_size(random.dim, inputs...);
+    const auto cut = std::make_shared<const Cut>(shares_, run_, samples, processes_);
+    const D device = flat_.groups().front().values.device();
+    // Shares without samples come last; of a batch without any, one is computed, for the shape of what it gives.
+    const dp::Split split{samples, std::clamp<std::size_t>(static_cast<std::size_t>(samples), 1, run_.count())};
+    std::vector<dp::GradientReturns> returns(split.devices);
+    using Output = decltype(dp::call(model_, dp::scatter(split, 0, device, returns[0], inputs...)));
+    std::vector<std::optional<Output>> outputs(split.devices);
+    buffers_.begin_pass();
+    for (std::size_t i = 0; i < split.devices; ++i) {
+      const auto own = dp::scatter(split, i, device, returns[i], inputs...);
+      RandomContext context = random;
+      context.first_sample = [&random, begin = split.begin(i)] {
+        return (random.first_sample ? random.first_sample() : 0) + begin;
+      };
+      context.samples = split.size(i);
+      context.devices = static_cast<int>(shares_);
+      context.is_share = [&split](std::int64_t count) {
+        return count == split.size(0) || count == split.size(split.devices - 1);
+      };
+      const RandomScope random_scope(context);
+      const BatchGroupScope group(no_group_);
+      const detail::Replaced<bool> within(detail::within_share(), true);
+      outputs[i].emplace(dp::call(model_, own));
+      random.drew = random.drew || context.drew;
+      buffers_.end_share(i);
+    }
+    buffers_.end_pass();
+    const Ref<dp::BackwardNode> on_tape(new dp::BackwardNode(*this, alive_, std::move(returns), cut));
+    return detail::map_tensors(detail::pointers_to(outputs), JoinShares<D>(split, device, on_tape));
+  }
+
+ private:
+  /// Of one pass.
+  class Cut final : public CanonicalCut {
+   public:
+    Cut(std::size_t shares, ShareRange run, Index samples, std::shared_ptr<const Processes> processes)
+        : CanonicalCut(shares, run, samples), processes_(std::move(processes)) {}
+    void sum_over_processes(std::span<double> values) const override {
+      if (processes_->sum) processes_->sum(values);
+    }
+
+   private:
+    std::shared_ptr<const Processes> processes_;  // empty once the policy is gone
+  };
+
+  void backward(const dp::Roots& roots, bool keep) override {
+    earlier_.take(flat_);
+    const auto batch = processes_->batch ? static_cast<std::size_t>(processes_->batch()) : roots.size();
+    const std::size_t used = std::min(batch, shares_);  // those that have samples
+    const ShareRange run{std::min(run_.begin, used), std::min(run_.end, used)};
+    tree_.begin(run, used);
+    for (const auto& of_share : roots) {
+      run_backward(of_share, {.retain_graph = keep, .leaves = this});
+      if (run.count() > 0) tree_.end_share([this](std::size_t i) { tell(*flat_.entries()[i].named.handle.shared()); });
+    }
+    if (const auto ended = std::exchange(ended_, nullptr)) ended();
+    earlier_.give_back();
+    for (const auto& entry : flat_.entries())
+      if (entry.parameter().grad_arrived()) entry.named.handle.shared()->set_reached();
+  }
+  void backward_to_wanted(const dp::Roots&, bool) override {
+    fail<UsageError>("canonical shares: grad() does not go through a policy's forward pass: expected backward()");
+  }
+  void for_each_parameter(void (*visit)(Node&, void*), void* context) const override {
+    for (const auto& entry : flat_.entries())
+      if (entry.parameter().wants_grad()) visit(*entry.named.handle.shared(), context);
+  }
+  // Of the share under way.
+  void gradient_is_final(Node& leaf) override {
+    const auto* const entry = tree_.entry_of(leaf);
+    if (entry == nullptr) return;  // an input's
+    if (tree_.sums().empty()) return tell(leaf);
+    tree_.gradient_arrived(*entry);
+    if (tree_.last_share()) tell(leaf);
+  }
+  void tell(Node& leaf) const {
+    if (arrived_) arrived_(leaf);
+  }
+
+  Model& model_;
+  const nn::FlatParameters<D>& flat_;
+  ShareBuffers<D> buffers_;
+  std::weak_ptr<void> alive_;
+  std::size_t shares_;
+  ShareRange run_;
+  std::shared_ptr<Processes> processes_;
+  GradientTree<D> tree_;
+  EarlierGradients<D> earlier_;
+  std::function<void(Node&)> arrived_;
+  std::function<void()> ended_;
+  std::shared_ptr<NoBatchGroup> no_group_ = std::make_shared<NoBatchGroup>();
+};
+
+/// `model.forward(inputs...)`, in shares where there are such. Throws UsageError for what can't be cut.
+template <class Model, class... Inputs>
+auto forward(ModelShares<Model>* shares, Model& model, RandomContext& random, const Inputs&... inputs) {
+  using Output = decltype(model.forward(inputs...));
+  if (shares == nullptr) return model.forward(inputs...);
+  if constexpr (dp::is_recorded<Inputs...>) {
+    fail<UsageError>("canonical shares: GraphVariables, for gradients of gradients, are not cut into shares");
+  } else if constexpr (std::is_same_v<decltype(shares->forward(random, inputs...)), Output>) {
+    return shares->forward(random, inputs...);
+  } else {
+    fail<UsageError>("canonical shares: what the model returns can't be joined from shares: expected tensors or ",
+                     "Variables with the samples along an axis, also within tuples, vectors, maps and structs");
+  }
+}
+
+}  // namespace chorus::canonical

@@ -1,0 +1,63 @@
+#pragma once
+/// A model's buffers, such as running statistics, where one copy of the model computes several canonical shares.
+
+#include <chorus/nn/module.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace chorus::canonical {
+
+/// Every share finds the buffers as they were before the pass, and what the first one has written into them stays: as
+/// where each share has a device of its own.
+template <Device D>
+class ShareBuffers {
+ public:
+  explicit ShareBuffers(const std::vector<nn::NamedBuffer<D>>& buffers) : buffers_(buffers) {}
+
+  void begin_pass() {
+    kept_.resize(buffers_.size());
+    for (std::size_t i = 0; i < buffers_.size(); ++i) {
+      copy_out(i, kept_[i].before);
+      kept_[i].version = buffers_[i].buffer->version();
+      kept_[i].written = false;
+    }
+  }
+  /// Share `i` of this device has come to its end.
+  void end_share(std::size_t share) {
+    for (std::size_t i = 0; i < buffers_.size(); ++i) {
+      Kept& kept = kept_[i];
+      if (buffers_[i].buffer->version() == kept.version) continue;
+      if (share == 0) copy_out(i, kept.after_first);
+      if (share == 0) kept.written = true;
+      copy_in(i, kept.before);
+      kept.version = buffers_[i].buffer->version();
+    }
+  }
+  void end_pass() {
+    for (std::size_t i = 0; i < kept_.size(); ++i)
+      if (kept_[i].written) copy_in(i, kept_[i].after_first);
+  }
+
+ private:
+  struct Kept {
+    Storage<D> before, after_first;
+    std::uint64_t version = 0;
+    bool written = false;
+  };
+  void copy_out(std::size_t i, Storage<D>& to) const {
+    const auto& buffer = *buffers_[i].buffer;
+    if (to.bytes() != buffer.size_bytes()) to = Storage<D>(buffer.where(), buffer.size_bytes());
+    copy_bytes(buffer.where(), to.data(), buffer.where(), buffer.memory(), buffer.size_bytes());
+  }
+  void copy_in(std::size_t i, const Storage<D>& from) const {
+    const auto& buffer = *buffers_[i].buffer;
+    copy_bytes(buffer.where(), buffer.memory(), buffer.where(), from.data(), buffer.size_bytes());
+    buffer.touch();
+  }
+
+  const std::vector<nn::NamedBuffer<D>>& buffers_;
+  std::vector<Kept> kept_;
+};
+
+}  // namespace chorus::canonical

@@ -1,0 +1,105 @@
+#pragma once
+/// Option `canonical_shares`: what ranks have of a bucket, sums of their shares, is added up in the order of the tree.
+
+#include <algorithm>
+#include <chorus/comm/communicator.hpp>
+#include <chorus/parallel/canonical/gradient_tree.hpp>
+#include <chorus/parallel/ddp/extension.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace chorus::ddp {
+
+/// Every rank gathers all ranks' sums of a bucket, and adds them by itself: no collective rounds in an order of its own,
+/// so that any algorithm and any transport gives the same bits. Each of n ranks sends (n - 1) times its sums, of which
+/// there is one where its run of shares is a node of the tree, as 4 of 8 are.
+template <Device D, class Communicator>
+class CanonicalSums final : public BucketSums {
+ public:
+  /// `shares` in all; `tree` of this rank's run.
+  CanonicalSums(Core<D, Communicator>& core, std::size_t shares, const canonical::GradientTree<D>& tree)
+      : core_(core), shares_(shares), tree_(tree) {}
+
+  void start(Bucket& bucket) override {
+    if (core_.ranks.size() == 1) return;
+    if (bucket.index == 0) share_out();
+    if (gathered_.size() <= bucket.index) gathered_.resize(bucket.index + 1);
+    const std::size_t bytes = core_.bytes(bucket), ranks = runs_.size();
+    auto& [own, all] = gathered_[bucket.index];
+    const D device = core_.parameter(bucket.parameters.front()).where();
+    const MemoryScope scope(trace::Memory::buckets);
+    if (all.bytes() != ranks * most_ * bytes) all = Storage<D>(device, ranks * most_ * bytes);
+    const std::byte* mine = core_.gradients(bucket);
+    if (most_ > 1 || tree_.sums().empty()) {
+      if (own.bytes() != most_ * bytes) own = Storage<D>(device, most_ * bytes);
+      auto* const to = static_cast<std::byte*>(own.data());
+      for (std::size_t k = 0; k < tree_.sums().size(); ++k)
+        copy_bytes(device, to + k * bytes, device, tree_.sum(k, bucket.group, bucket.begin), bytes);
+      if (tree_.sums().size() < most_)  // sent, and not read
+        zero_bytes(device, to + tree_.sums().size() * bytes, (most_ - tree_.sums().size()) * bytes);
+      mine = to;
+    }
+    const bool last = bucket.index + 1 == core_.buckets.all().size();
+    const comm::CollectiveOptions options{.traffic = trace::Traffic::gradients,
+                                          .bucket = static_cast<int>(bucket.index)};
+    with_type(core_.dtype(bucket), all.data(), [&]<class T>(T* to) {
+      const std::span<const T> from(reinterpret_cast<const T*>(mine), most_ * bucket.count);
+      const std::span<T> everything(to, ranks * most_ * bucket.count);
+      if (std::is_same_v<D, Cpu> && last)
+        core_.ranks.all_gather(from, everything, options);
+      else
+        bucket.work = core_.ranks.all_gather_async(from, everything, options);
+    });
+  }
+
+  void finish(Bucket& bucket) override {
+    bucket.work.wait();
+    if (core_.ranks.size() == 1) return;
+    const std::size_t bytes = core_.bytes(bucket);
+    const D device = core_.parameter(bucket.parameters.front()).where();
+    auto* const all = static_cast<std::byte*>(gathered_[bucket.index].all.data());
+    std::vector<std::byte*> sums;
+    ShareTree tree;
+    const auto add = [&](std::size_t depth) {
+      canonical::add_numbers(device, core_.dtype(bucket), bucket.count, sums[depth], sums[depth - 1]);
+      sums.resize(depth);
+    };
+    for (std::size_t rank = 0; rank < runs_.size(); ++rank)
+      for (std::size_t k = 0; k < runs_[rank].size(); ++k) {
+        sums.push_back(all + (rank * most_ + k) * bytes);
+        tree.push(runs_[rank][k], add);
+      }
+    tree.finish(add);
+    copy_bytes(device, core_.gradients(bucket), device, sums.front(), bytes);
+  }
+
+ private:
+  // Which sums each rank has of this batch.
+  void share_out() {
+    const auto batch = static_cast<std::size_t>(core_.shares.batch()), ranks = static_cast<std::size_t>(core_.ranks.size());
+    const std::size_t used = std::min(shares_, batch);
+    runs_.clear();
+    most_ = 1;
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+      const ShareRange run = shares_of_device(shares_, ranks, rank);
+      runs_.push_back(sums_of({std::min(run.begin, used), std::min(run.end, used)}));
+      most_ = std::max(most_, runs_.back().size());
+    }
+  }
+
+  struct Gathered {
+    Storage<D> own, all;
+  };
+  Core<D, Communicator>& core_;
+  std::size_t shares_;
+  const canonical::GradientTree<D>& tree_;
+  std::vector<std::vector<ShareRange>> runs_;  // of each rank
+  std::size_t most_ = 1;                       // of them a rank has
+  std::vector<Gathered> gathered_;             // by bucket
+};
+
+}  // namespace chorus::ddp
