@@ -14,9 +14,9 @@
 
 namespace chorus::ddp {
 
-/// Every rank gathers all ranks' sums of a bucket, and adds them by itself: no collective rounds in an order of its own,
-/// so that any algorithm and any transport gives the same bits. Each of n ranks sends (n - 1) times its sums, of which
-/// there is one where its run of shares is a node of the tree, as 4 of 8 are.
+/// Every rank gathers all ranks' sums of a bucket, and adds them by itself: no algorithm or transport has an order of
+/// its own in it. Each of n ranks sends (n - 1) times its sums, of which there is one where its run of shares is a node
+/// of the tree, as 4 of 8 are.
 template <Device D, class Communicator>
 class CanonicalSums final : public BucketSums {
  public:
@@ -80,8 +80,8 @@ class CanonicalSums final : public BucketSums {
  private:
   // Which sums each rank has of this batch.
   void share_out() {
-    const auto batch = static_cast<std::size_t>(core_.shares.batch()), ranks = static_cast<std::size_t>(core_.ranks.size());
-    const std::size_t used = std::min(shares_, batch);
+    const auto ranks = static_cast<std::size_t>(core_.ranks.size());
+    const std::size_t used = std::min(shares_, static_cast<std::size_t>(core_.shares.batch()));
     runs_.clear();
     most_ = 1;
     for (std::size_t rank = 0; rank < ranks; ++rank) {
