@@ -23,8 +23,8 @@ struct JoinShares : dp::JoinOutputs<D> {
         return dp::JoinOutputs<D>::operator()(outputs);
       } else {
         check<UsageError>(outputs.size() == 1,
-                          "canonical shares: the model returns a number without axes for each share, and none of them is "
-                          "the batch's: let it return one for each sample, [batch], and take the mean of what the "
+                          "canonical shares: the model returns a number without axes for each share, and none of them "
+                          "is the batch's: let it return one for each sample, [batch], and take the mean of what the "
                           "policy returns");
         return *outputs[0];
       }
