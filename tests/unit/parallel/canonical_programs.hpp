@@ -1,0 +1,349 @@
+#pragma once
+/// Training programs under canonical shares, in float, where rounding shows: what they do, who does it, and the numbers
+/// that come of it. Ranks are processes; one process is one, too, for it starts threads.
+
+#include <unistd.h>
+
+#include <chorus/nn/attention.hpp>
+#include <chorus/nn/convolution.hpp>
+#include <chorus/nn/embedding.hpp>
+#include <chorus/nn/layer_norm.hpp>
+#include <chorus/ops/class_losses.hpp>
+#include <chorus/ops/losses.hpp>
+#include <chorus/optim/grad_scaler.hpp>
+#include <chorus/parallel/data_parallel.hpp>
+#include <chorus/parallel/parameter_server.hpp>
+#include <cstdio>
+#include <memory>
+#include <optional>
+
+#include "ranks.hpp"
+
+namespace test::canonical {
+
+using namespace test::names;
+
+/// Layers whose work depends on the batch, on random numbers, on tokens; `side` works for some shares only.
+template <class D>
+struct Parts : nn::Module {
+  nn::Conv2d<D> conv{1, 4, {.kernel = 3}};
+  std::optional<nn::BatchNorm2d<D>> norm;
+  nn::Dropout drop;
+  nn::Linear<D> image{64, 8}, side{8, 8};
+  std::optional<nn::Embedding<D>> embedding;
+  std::optional<nn::MultiheadAttention<D>> attention;
+  std::optional<nn::LayerNorm<D>> layer_norm;
+  nn::Linear<D> rows{8, 5}, head{8, 3};
+  bool has_side = true;
+  CHORUS_MODULE(Parts, conv, norm, drop, image, side, embedding, attention, layer_norm, rows, head)
+
+  /// images: [batch, 1, 6, 6], tokens: [batch, 4] -> scores: [batch, 3], and [batch * 4, 5] or [batch, 5]
+  auto forward(const auto& images, const auto& tokens) const {
+    auto h = conv(images);
+    if (norm) h = (*norm)(h);
+    auto x = drop(image(flatten(relu(h))));
+    const auto& pixels = value_of(images);
+    if (has_side && pixels.size(0) > 0 && pixels.data()[0] > 0) x = x + side(tanh(x));
+    if (!attention) {
+      x = tanh(x);
+      return std::tuple(head(x), rows(x));
+    }
+    const auto e = (*embedding)(tokens);
+    const auto t = (*layer_norm)((*attention)(e, e, e) + e);
+    return std::tuple(head(tanh(x + mean(t, 1))), reshape(rows(t), Shape<2>{-1, 5}));
+  }
+};
+using Model = Parts<Cpu>;
+
+/// One forward pass and what follows it.
+struct Pass {
+  std::uint32_t key = 0;
+  Index size = 1;
+  bool quiet = false;  // under no_sync
+  bool pair = false;   // of two forward passes, on batches of one size
+  bool again = false;  // backward goes twice through the graph
+};
+struct Step {
+  std::vector<Pass> passes;
+  bool keeps = false;       // the gradients of the step before
+  bool poisoned = false;    // a pixel that is not finite: a scaler leaves the step out
+  bool evaluates = false;   // the net evaluates afterwards
+  std::uint32_t frozen = 0; // layers, by their bits
+};
+enum class Loss { cross_entropy, smoothed, mse, mean_of_samples, over_given };
+enum class Stepping { sgd, adam };
+
+struct Program {
+  int shares = 4;
+  bool norm = false, attends = false, has_side = false;
+  double dropped = 0;
+  Loss loss = Loss::cross_entropy;
+  bool rows_loss = false;  // a second one, with ignored tokens and weights of classes
+  bool penalty = false;    // of weights
+  Stepping stepping = Stepping::sgd;
+  double clip = 0;
+  bool scaled = false;
+  std::uint32_t frozen_first = 0;
+  std::vector<Step> steps;
+
+  std::string text() const {
+    std::string out = cat("shares ", shares, norm ? ", norm" : "", attends ? ", attends" : "",
+                          has_side ? ", side" : "", ", dropped ", dropped, ", loss ", static_cast<int>(loss),
+                          rows_loss ? ", loss of rows" : "", penalty ? ", penalty" : "",
+                          stepping == Stepping::adam ? ", adam" : ", sgd", ", clip ", clip, scaled ? ", scaled" : "",
+                          ", frozen ", frozen_first);
+    for (const auto& step : steps) {
+      out += cat("\n  step", step.keeps ? ", keeps" : "", step.poisoned ? ", poisoned" : "",
+                 step.evaluates ? ", evaluates" : "", ", frozen ", step.frozen, ":");
+      for (const auto& pass : step.passes)
+        out += cat(" ", pass.size, pass.quiet ? " quiet" : "", pass.pair ? " pair" : "", pass.again ? " again" : "",
+                   ";");
+    }
+    return out;
+  }
+};
+
+enum class Who { single, dp, ddp, server };
+/// Who runs a program.
+struct Setup {
+  Who who = Who::single;
+  int devices = 1;
+  comm::Backend backend = comm::Backend::automatic;
+  int threads = 1;
+  std::optional<double> bucket_mb = {};
+  bool find_unused = false;
+  bool plain = false;  // without shares
+
+  std::string text() const {
+    const char* const names[] = {"single", "dp", "ddp", "server"};
+    return cat(names[static_cast<int>(who)], " of ", devices, ", ", comm::name(backend), ", threads ", threads,
+               ", buckets ", bucket_mb.value_or(-1), find_unused ? ", find_unused" : "", plain ? ", plain" : "");
+  }
+};
+
+inline Tensor<float, 4> images(Index size, std::uint32_t key) {
+  auto out = Tensor<float, 4>::empty({size, 1, 6, 6});
+  const auto from = numbers(size, 36, key);
+  std::transform(from.data(), from.data() + from.numel(), out.data(), [](double x) { return static_cast<float>(x); });
+  return out;
+}
+inline Tensor<float, 2> targets(Index size, std::uint32_t key) {
+  auto out = Tensor<float, 2>::empty({size, 3});
+  const auto from = numbers(size, 3, key + 500);
+  std::transform(from.data(), from.data() + from.numel(), out.data(), [](double x) { return static_cast<float>(x); });
+  return out;
+}
+
+inline Model model_of(const Program& program) {
+  Model model;
+  if (program.norm) model.norm.emplace(4);
+  if (program.attends) {
+    model.embedding.emplace(7, 8);
+    model.attention.emplace(8, 2);
+    model.layer_norm.emplace(8);
+  }
+  model.drop.p = program.dropped;
+  model.has_side = program.has_side;
+  std::uint32_t key = 1000;
+  for (const auto& named : nn::named_parameters<Cpu>(model)) {
+    const auto values = numbers(1, named.parameter->count(), key++);
+    auto* const to = static_cast<float*>(named.parameter->value_data());
+    for (Index i = 0; i < values.numel(); ++i) to[i] = static_cast<float>(0.4 * values.data()[i]);
+  }
+  return model;
+}
+/// Freezes all layers whose bits are set but the heads, and no others.
+inline void freeze(Model& model, std::uint32_t frozen) {
+  std::uint32_t bit = 0;
+  std::string layer;
+  for (const auto& named : nn::named_parameters<Cpu>(model)) {
+    const auto name = named.name.substr(0, named.name.find('.'));
+    if (name != layer) ++bit;
+    layer = name;
+    named.parameter->set_wants_grad(name == "head" || name == "rows" || !(frozen >> bit & 1));
+  }
+}
+
+inline std::string digits(double number) {
+  char text[40];
+  std::snprintf(text, sizeof text, "%a ", number);
+  return number != number ? "nan " : text;
+}
+/// All digits of all numbers of a model: parameters, and buffers.
+inline std::string numbers_of(Model& model) {
+  std::string out;
+  const auto add = [&](const auto& place, const auto* data) {
+    for (Index i = 0; i < place.count(); ++i) out += digits(static_cast<double>(data[i]));
+  };
+  for (const auto& named : nn::named_parameters<Cpu>(model))
+    add(*named.parameter, static_cast<const float*>(named.parameter->value_data()));
+  for (const auto& named : nn::named_buffers<Cpu>(model)) {
+    if (named.buffer->dtype() == DType::f32)
+      add(*named.buffer, static_cast<const float*>(named.buffer->data()));
+    else
+      add(*named.buffer, static_cast<const std::int64_t*>(named.buffer->data()));
+  }
+  return out;
+}
+
+/// A rank's samples of a batch, as the sampler gives them.
+struct Part {
+  int shares = 1, devices = 1, rank = 0;
+
+  template <class T, int Rank>
+  Tensor<T, Rank> operator()(const Tensor<T, Rank>& batch, Index rows_each = 1) const {
+    const Index count = batch.size(0) / rows_each;
+    const auto of = static_cast<std::size_t>(shares);
+    const auto run = shares_of_device(of, static_cast<std::size_t>(devices), static_cast<std::size_t>(rank));
+    return batch.slice(0, rows_each * share_begin(count, of, run.begin), rows_each * share_begin(count, of, run.end));
+  }
+};
+
+template <class Net>
+class Run {
+ public:
+  Run(const Program& program, const Part& part, Net& net) : program_(program), part_(part), net_(net) {
+    if (program.stepping == Stepping::adam)
+      optimizer_ = std::make_unique<optim::Adam<Cpu>>(net.parameters(), optim::AdamOptions{.lr = 0.02});
+    else
+      optimizer_ = std::make_unique<optim::Sgd<Cpu>>(
+          net.parameters(), optim::SgdOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.01});
+    if (program.scaled) scaler_.emplace(net, optim::GradScalerOptions{.init_scale = 16, .growth_interval = 2});
+  }
+
+  std::string operator()() {
+    for (const auto& step : program_.steps) take(step);
+    net_.eval();  // a server's workers have its numbers then
+    return losses_ + "|" + numbers_of(net_.module());
+  }
+
+ private:
+  void take(const Step& step) {
+    freeze(net_.module(), step.frozen | program_.frozen_first);
+    if (!step.keeps) optimizer_->zero_grad();
+    for (const auto& pass : step.passes) {
+      if (pass.quiet) {
+        const auto scope = net_.no_sync();
+        backward(pass, step.poisoned);
+      } else {
+        backward(pass, step.poisoned);
+      }
+    }
+    if (program_.clip > 0) {
+      if (scaler_) scaler_->unscale();
+      optim::clip_grad_norm(net_.parameters(), program_.clip);
+    }
+    if (scaler_)
+      scaler_->step(*optimizer_);
+    else
+      optimizer_->step();
+    if (step.evaluates) evaluate();
+  }
+  void backward(const Pass& pass, bool poisoned) {
+    auto loss = loss_of(pass.key, pass.size, poisoned);
+    if (pass.pair) loss = loss + loss_of(pass.key + 100, pass.size, false);
+    losses_ += digits(loss.item());
+    if (scaler_) loss = scaler_->scale(loss);
+    if (pass.again) loss.backward(true);
+    loss.backward();
+  }
+  auto loss_of(std::uint32_t key, Index size, bool poisoned) {
+    auto x = images(size, key);
+    if (poisoned && size > 0) x.data()[x.numel() - 1] = std::numeric_limits<float>::infinity();
+    const auto [scores, rows] = net_(part_(x), part_(reshape(labels(4 * size, 7, key), Shape<2>{size, 4})));
+    auto loss = loss_of_scores(scores, size, key);
+    if (program_.rows_loss) {
+      const Index each = program_.attends ? 4 : 1;
+      const auto weights = Tensor<float, 1>::from({0.5F, 1, 2, 0.25F, 1.5F}, {5});
+      loss = loss + cross_entropy(rows, part_(labels(each * size, 5, key + 40), each), weights, {.ignore_index = 2});
+    }
+    if (program_.penalty) loss = loss + mean(square(net_.module().head.weight)) * 0.1F;
+    return loss;
+  }
+  Variable<float, 0> loss_of_scores(const auto& scores, Index size, std::uint32_t key) {
+    const auto classes = part_(labels(size, 3, key + 60));
+    switch (program_.loss) {
+      case Loss::cross_entropy: return cross_entropy(scores, classes);
+      case Loss::smoothed: return cross_entropy(scores, classes, {.ignore_index = 1, .label_smoothing = 0.1});
+      case Loss::mse: return mse_loss(scores, part_(targets(size, key)));
+      case Loss::mean_of_samples: return mean(cross_entropy_per_sample(scores, classes) * 0.7F, 0);
+      case Loss::over_given: break;
+    }
+    return cross_entropy(scores, classes, {.mean_over = 11});
+  }
+  void evaluate() {
+    net_.eval();
+    {
+      const NoGrad no_grad;
+      const auto scores = std::get<0>(net_(images(5, 7), reshape(labels(20, 7, 7), Shape<2>{5, 4})));
+      check(scores.size(0) == 5, "evaluation: one row for each sample");
+    }
+    net_.train();
+  }
+
+  const Program& program_;
+  Part part_;
+  Net& net_;
+  std::unique_ptr<optim::Optimizer<Cpu>> optimizer_;
+  std::optional<optim::GradScaler<Cpu>> scaler_;
+  std::string losses_;
+};
+
+template <class Net>
+std::string run_of(const Program& program, const Setup& setup, int rank, Net& net) {
+  const bool ranks = setup.who == Who::ddp || setup.who == Who::server;
+  Run<Net> run(program, {program.shares, ranks ? setup.devices : 1, rank}, net);
+  return run();
+}
+
+/// The losses of all steps, then "|" and what the model ends with; the same on all ranks, or a text that says how not.
+inline std::string result(const Program& program, const Setup& setup) {
+  const bool ranks = setup.who == Who::ddp || setup.who == Who::server;
+  const int shares = setup.plain ? 0 : program.shares;
+  const auto texts = Ranks(ranks ? setup.devices : 1, [&](const World& world) -> std::string {
+    alarm(60);  // who hangs is killed
+    set_num_threads(setup.threads);
+    auto model = model_of(program);
+    freeze(model, program.frozen_first);
+    if (setup.who == Who::single) {
+      SingleDevice<Model> net(std::move(model), 3, {.canonical_shares = shares});
+      return run_of(program, setup, 0, net);
+    }
+    if (setup.who == Who::dp) {
+      std::vector<int> ids;
+      for (int i = 0; i < setup.devices; ++i) ids.push_back(i);
+      DataParallel<Model> net(std::move(model), {.device_ids = ids, .canonical_shares = shares}, 3);
+      return run_of(program, setup, 0, net);
+    }
+    auto communicator = comm::connect(world, {.backend = setup.backend});
+    if (setup.who == Who::server) {
+      ParameterServer<Model> net(std::move(model), communicator, {.canonical_shares = shares}, 3);
+      return run_of(program, setup, world.rank, net);
+    }
+    DistributedDataParallelOptions options{.find_unused_parameters = setup.find_unused};
+    options.canonical_shares = shares;
+    if (setup.bucket_mb) options.first_bucket_cap_mb = options.bucket_cap_mb = *setup.bucket_mb;
+    DistributedDataParallel<Model> net(std::move(model), communicator, options, 3);
+    return run_of(program, setup, world.rank, net);
+  }).texts();
+  std::string lines;
+  for (const auto& text : texts) lines += "\n  " + text.substr(0, 600);
+  for (const auto& text : texts)
+    if (text != texts[0] || text.find('|') == text.npos) return "ranks end differently:" + lines;
+  return texts[0];
+}
+
+/// What is different in `got`, or "".
+inline std::string difference(const std::string& got, const std::string& expected) {
+  if (got == expected) return "";
+  if (got.find('|') == got.npos || expected.find('|') == expected.npos) return cat(got.substr(0, 600), "\nexpected ", expected.substr(0, 100));
+  const auto at = static_cast<std::size_t>(std::mismatch(got.begin(), got.end(), expected.begin(), expected.end()).first -
+                                           got.begin());
+  const auto number = std::count(got.begin(), got.begin() + static_cast<std::ptrdiff_t>(at), ' ');
+  const auto begin = got.rfind(' ', at) == got.npos ? 0 : got.rfind(' ', at);
+  const bool in_losses = at <= got.find('|');
+  return cat(in_losses ? "losses" : "the model", " from number ", number, ": ", got.substr(begin, 60), ", expected ",
+             expected.substr(begin, 60));
+}
+
+}  // namespace test::canonical
