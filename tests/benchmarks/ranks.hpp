@@ -30,8 +30,8 @@ template <class Images>
 auto share_of(const Images& images, const chorus::Tensor<std::int64_t, 1>& targets, int rank, int ranks) {
   const auto batch = images.size(0), rows = targets.numel() / batch;
   const auto all = static_cast<std::size_t>(ranks), own = static_cast<std::size_t>(rank);
-  const auto begin = chorus::detail::share_begin(batch, all, own),
-             end = chorus::detail::share_begin(batch, all, own + 1);
+  const auto begin = chorus::share_begin(batch, all, own),
+             end = chorus::share_begin(batch, all, own + 1);
   return std::pair(images.slice(0, begin, end), targets.slice(0, begin * rows, end * rows));
 }
 

@@ -13,7 +13,8 @@ namespace chorus {
 class CanonicalCut {
  public:
   /// Of `shares` this process has those in `run`, with `samples` samples together.
-  CanonicalCut(std::size_t shares, ShareRange run, std::int64_t samples) : shares_(shares), run_(run), samples_(samples) {}
+  CanonicalCut(std::size_t shares, ShareRange run, std::int64_t samples)
+      : shares_(shares), run_(run), samples_(samples) {}
   virtual ~CanonicalCut() = default;
 
   std::size_t shares() const { return shares_; }

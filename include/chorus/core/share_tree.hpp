@@ -70,10 +70,12 @@ class ShareTree {
   std::vector<ShareRange> sums_;
 };
 
-/// The sums that are left of a run of shares.
-inline std::vector<ShareRange> sums_of(ShareRange run) {
+/// The sums that are left of a run of so many shares; one where it has all of them.
+inline std::vector<ShareRange> sums_of(ShareRange run, std::size_t shares) {
   ShareTree tree;
-  for (std::size_t share = run.begin; share < run.end; ++share) tree.push({share, share + 1}, [](std::size_t) {});
+  const auto nothing = [](std::size_t) {};
+  for (std::size_t share = run.begin; share < run.end; ++share) tree.push({share, share + 1}, nothing);
+  if (run == ShareRange{0, shares}) tree.finish(nothing);
   return tree.sums();
 }
 

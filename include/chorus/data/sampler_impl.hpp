@@ -59,7 +59,8 @@ CHORUS_INLINE Index Sampler::boundary(Index count, int rank) const {
   const auto ranks = static_cast<std::size_t>(world), at = static_cast<std::size_t>(rank);
   if (options_.canonical_shares == 0) return chorus::share_begin(count, ranks, at);
   const auto shares = static_cast<std::size_t>(options_.canonical_shares);
-  return chorus::share_begin(count, shares, static_cast<std::size_t>(chorus::share_begin(options_.canonical_shares, ranks, at)));
+  const auto first = chorus::share_begin(options_.canonical_shares, ranks, at);  // of this rank
+  return chorus::share_begin(count, shares, static_cast<std::size_t>(first));
 }
 
 CHORUS_INLINE void Sampler::make_order() {

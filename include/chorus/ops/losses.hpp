@@ -95,8 +95,8 @@ template <Operand X>
 auto mean_of_losses(const X& losses, double over) {
   if constexpr (AnyVariable<X> && !is_graph_variable<X>)
     if (const auto cut = cut_of_losses(losses)) [[unlikely]]
-      return canonical_mean(losses, *cut, [all = static_cast<double>(value_of(losses).numel()), over](Index a, Index b) {
-        return over * static_cast<double>(b - a) / all;
+      return canonical_mean(losses, *cut, [&](Index begin, Index end) {
+        return over * static_cast<double>(end - begin) / static_cast<double>(value_of(losses).numel());
       });
   return as_mean(sum(losses) / (over == 0 ? 1 : over), over);
 }

@@ -3,6 +3,7 @@
 /// the outputs are gathered, and in backward the gradients are reduced to the first device, where the optimizer steps.
 
 #include <algorithm>
+#include <chorus/parallel/dp/canonical_reduce.hpp>
 #include <chorus/parallel/dp/collectives.hpp>
 #include <chorus/parallel/dp/device_balance.hpp>
 #include <chorus/parallel/dp/dp_options.hpp>
@@ -49,7 +50,8 @@ class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner 
         handles_(this->model_),
         replicas_(this->model_, this->flat_, buffers_, options_.device_ids),
         parallel_apply_(dp::replica_names<D>(options_.device_ids), options_.device_ids, *options_.timeout),
-        collectives_(options_.device_ids, *options_.timeout, replicas_, parallel_apply_.threads()) {
+        collectives_(options_.device_ids, *options_.timeout, replicas_, parallel_apply_.threads()),
+        canonical_(replicas_, static_cast<std::size_t>(options_.canonical_shares)) {
     dp::warn_of_imbalance<D>(options_.device_ids);
   }
   /// For `launch`: as many devices as `run` says, unless the options name them.
@@ -75,21 +77,23 @@ class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner 
   auto operator()(const Inputs&... inputs) {
     const auto pass = begin_pass<dp::MakeShare>(inputs...);
     const trace::Span span(trace::Lane::forward, "forward", "DataParallel forward");
-    const std::size_t devices = pass->split.devices;
+    const std::size_t devices = pass->runs.size();
     const bool replicated = collectives_.replicate(devices);
     parallel_apply_(devices, [&, pass, replicated](std::size_t i) {  // in the thread of device i
       pass->prepare([&] {
-        // 1. Scatter: the device gets its share of each input.
-        pass->shares[i].emplace(dp::scatter(pass->split, i, replicas_.device(i), pass->returns[i], inputs...));
+        // 1. Scatter: the device gets its share of each input; of canonical shares it may have several.
+        for (std::size_t s = pass->runs[i].begin; s < pass->runs[i].end; ++s)
+          pass->shares[s].emplace(dp::scatter(pass->split, s, replicas_.device(i), pass->returns[s], inputs...));
         // 2. Replicate: its copy of the model gets the parameters that have changed. The first has the model itself.
         if (!replicated) dp::replicate(replicas_, i);
       });
-      // 3. Parallel apply: all copies run at once, each on its share.
+      // 3. Parallel apply: all copies run at once, each on what it has.
       pass->forward(i);
     });
     end_pass(*pass);
     // 4. Gather: the outputs become one, on the output device.
-    const Ref<dp::BackwardNode> on_tape(new dp::BackwardNode(*this, this->alive(), std::move(pass->returns)));
+    const Ref<dp::BackwardNode> on_tape(
+        new dp::BackwardNode(*this, this->alive(), std::move(pass->returns), canonical_.cut(pass->split)));
     return dp::gather(pass->outputs, pass->split, D{options_.output_device}, on_tape);
     // 5. Reduce: once the loss goes back through `on_tape`, which calls `backward` below.
   }
@@ -97,6 +101,8 @@ class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner 
   template <class... Inputs>
   requires dp::is_recorded<Inputs...>
   auto operator()(const Inputs&... inputs) {
+    check<UsageError>(canonical_.shares() == 0,
+                      "canonical shares: GraphVariables, for gradients of gradients, are not cut into shares");
     const auto pass = begin_pass<dp::MakeRecordedShare>(inputs...);
     dp::recorded_forward(pass, replicas_, parallel_apply_, inputs...);
     end_pass(*pass);
@@ -113,13 +119,19 @@ class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner 
   }
 
   int devices() const { return static_cast<int>(options_.device_ids.size()); }
+  int canonical_shares() const { return static_cast<int>(canonical_.shares()); }
   const DataParallelOptions& options() const { return options_; }
 
  private:
   void backward(const dp::Roots& roots, bool keep) override {
     const std::size_t devices = roots.size();
     parallel_apply_.await();
-    dp::forget_gradients(replicas_, devices);
+    if (canonical_.shares() != 0)
+      return canonical_.backward(roots, keep, [this](std::size_t used, const auto& task) {
+        before_backward(used);
+        parallel_apply_(used, task);
+      });
+    before_backward(devices);
     backward_on_devices(roots, keep);
     // 5. Reduce: the gradients of all copies are added to those of the model.
     if (!collectives_.reduce(devices))
@@ -128,17 +140,22 @@ class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner 
   }
 
   void backward_to_wanted(const dp::Roots& roots, bool keep) override {
+    check<UsageError>(canonical_.shares() == 0,
+                      "canonical shares: grad() does not go through a policy's forward pass: expected backward()");
     parallel_apply_.await();
-    dp::forget_gradients(replicas_, roots.size());
+    before_backward(roots.size());
     dp::reduce_wanted(replicas_, roots.size(), [&] { backward_on_devices(roots, keep); });
   }
 
-  void backward_on_devices(const dp::Roots& roots, bool keep) {
+  void before_backward(std::size_t devices) {
+    dp::forget_gradients(replicas_, devices);
     // What is recomputed finds the model as it is now on one device, whatever passes there were in between.
-    for (std::size_t i = 1; i < roots.size(); ++i) {
+    for (std::size_t i = 1; i < devices; ++i) {
       replicas_[i].end_recording();
       replicas_[i].take_members(this->model_);
     }
+  }
+  void backward_on_devices(const dp::Roots& roots, bool keep) {
     parallel_apply_(roots.size(), [roots, keep, copies = replicas_.copies()](std::size_t i) {
       run_backward(roots[i], {.retain_graph = keep, .hooks = false});
     });
@@ -155,11 +172,15 @@ class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner 
     parallel_apply_.await();
     handles_.check_kept(this->model_, this->flat_);
     const Index batch = detail::batch_size(options_.dim, inputs...);
-    const auto used = static_cast<std::size_t>(std::clamp<Index>(batch, 1, devices()));
+    const bool canonical = canonical_.shares() != 0;
+    const auto most = canonical ? static_cast<Index>(canonical_.shares()) : Index{devices()};
+    const auto shares = static_cast<std::size_t>(std::clamp<Index>(batch, 1, most));
+    auto runs = canonical ? canonical_.runs(shares) : dp::one_each(shares);
     const auto& random = this->begin_forward(batch);
-    for (std::size_t i = 1; i < used; ++i) replicas_[i].take_members(this->model_);
+    for (std::size_t i = 1; i < runs.size(); ++i) replicas_[i].take_members(this->model_);
     return std::make_shared<dp::Pass<Model, dp::Shares<Make, D, Inputs...>>>(
-        dp::Split{batch, used, options_.dim}, this->model_, replicas_, random, this->watch_once());
+        dp::Split{batch, shares, options_.dim}, std::move(runs), canonical, this->model_, replicas_, random,
+        this->watch_once());
   }
   template <class Pass>
   void end_pass(const Pass& pass) {
@@ -175,6 +196,7 @@ class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner 
   dp::ParallelApply parallel_apply_;
   // Extensions: what they do beyond the five steps is their files' matter.
   dp::Collectives<Model> collectives_;
+  dp::CanonicalReduce<Model> canonical_;
   detail::GatheredScalars scalars_;
 };
 

@@ -212,7 +212,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   void begin_join(const detail::JoinFacts& facts) override {
     check<UsageError>(!joining_, title_, "::join: inside another join");
     check<UsageError>(!canonical_ || communicator_.size() == 1, title_,
-                      "::join: with canonical shares each batch is cut for all ranks: expected as many batches on each");
+                      "::join: canonical shares cut each batch for all ranks: expected as many batches on each");
     joining_ = true;
     throw_early_ = facts.throw_early;
     passes_of_others_ = 0;

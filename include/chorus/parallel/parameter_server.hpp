@@ -3,6 +3,7 @@
 
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/kernels/pointwise.hpp>
+#include <chorus/parallel/canonical/sums_of_ranks.hpp>
 #include <chorus/parallel/ddp/earlier_gradients.hpp>
 #include <chorus/parallel/ddp/with_type.hpp>
 #include <chorus/parallel/distributed_policy.hpp>
@@ -10,6 +11,7 @@
 #include <chorus/parallel/no_sync.hpp>
 #include <chorus/parallel/placed.hpp>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <utility>
@@ -20,6 +22,9 @@ namespace chorus {
 struct ParameterServerOptions {
   /// The axis of the inputs along which their samples lie.
   int dim = 0;
+  /// See SingleDeviceOptions: a rank takes whole shares, of which there are at least as many as ranks. Workers push
+  /// sums of their shares, and `no_sync` saves no messages.
+  int canonical_shares = 0;
 };
 
 /// Synchronous SGD with a parameter server (Li et al., "Scaling distributed machine learning with the parameter
@@ -51,8 +56,9 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   /// communicator must outlive this.
   ParameterServer(Model model, Communicator& communicator, const ParameterServerOptions& options = {},
                   std::uint64_t seed = initial_seed())
-      : Base("ParameterServer", std::move(model), communicator, options.dim, seed) {
-    this->check_same(cat("options: dim ", options.dim, "\n"), typename Base::All{});
+      : Base("ParameterServer", std::move(model), communicator, options.dim, seed, options.canonical_shares) {
+    this->check_same(cat("options: dim ", options.dim, ", canonical_shares ", options.canonical_shares, "\n"),
+                     typename Base::All{});
     pull();
     this->on_gradients([this](std::size_t i) { gradient_arrived(i); });
   }
@@ -97,7 +103,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
 
   /// While it lives, backward adds to this rank's own gradients alone; the first backward after it pushes the sum. Each
   /// pass counts by its own global batch.
-  [[nodiscard]] NoSync no_sync() { return NoSync(sync_); }
+  [[nodiscard]] NoSync no_sync() { return this->scope_without(sync_); }
 
   /// Runs `body`, a loop over batches of which ranks may have different numbers: see chorus::join. `options.step` is
   /// what the server does where it has run out of batches before others have: throws UsageError without. Buffers are
@@ -212,7 +218,6 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   void push(bool ended = false) {
     const double weight = std::exchange(earlier_.unit, 1);
     const bool accumulated = std::exchange(accumulated_, false);
-    auto& communicator = this->communicator_;
     const auto& entries = this->flat_.entries();
     auto own = own_marks(ended);
     const auto workers = workers_marks(own);
@@ -222,7 +227,23 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
       if (ended && !accumulated && (workers[i] & forgotten) != 0) own[i] = 0;
       if ((own[i] & has_gradient) == 0) zero_bytes(p.where(), p.grad_data(), p.size_bytes());
     }
-    const D device = entries.front().parameter().where();
+    if (this->canonical_)
+      push_sums();
+    else
+      push_weighed(weight);
+    forgotten_before_.clear();
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+      auto& p = entries[i].parameter();
+      p.set_grad_arrived(is_server() && ((own[i] | workers[i]) & has_gradient) != 0);
+      p.set_grad_local(false);
+      p.set_grad_sent(!is_server());
+      forgotten_before_.push_back(p.times_forgotten());
+    }
+    pushed_ = stepped_ = true;
+  }
+  void push_weighed(double weight) {
+    auto& communicator = this->communicator_;
+    const D device = this->flat_.entries().front().parameter().where();
     const comm::CollectiveOptions options{.traffic = trace::Traffic::gradients};
     for (const auto& group : this->flat_.groups())
       with_numbers(group, group.grad(0), [&]<class T>(std::span<T> grads) {
@@ -236,15 +257,33 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
           kernels::axpy(device, count, T{1}, theirs.data(), grads.data());
         }
       });
-    forgotten_before_.clear();
-    for (std::size_t i = 0; i < entries.size(); ++i) {
-      auto& p = entries[i].parameter();
-      p.set_grad_arrived(is_server() && ((own[i] | workers[i]) & has_gradient) != 0);
-      p.set_grad_local(false);
-      p.set_grad_sent(!is_server());
-      forgotten_before_.push_back(p.times_forgotten());
+  }
+  // Sums of canonical shares, which the server adds up in the order of the tree.
+  void push_sums() {
+    auto& communicator = this->communicator_;
+    const auto& tree = this->canonical_->tree();
+    const D device = this->flat_.entries().front().parameter().where();
+    const comm::CollectiveOptions options{.traffic = trace::Traffic::gradients};
+    const MemoryScope scope(trace::Memory::buckets);
+    const auto batch = static_cast<std::size_t>(this->shares_.batch());
+    const auto of_ranks = canonical::sums_of_ranks(this->canonical_->shares(), this->ranks(), batch);
+    for (std::size_t g = 0; g < this->flat_.groups().size(); ++g) {
+      const auto& group = this->flat_.groups()[g];
+      if (!is_server()) {
+        for (std::size_t k = 0; k < tree.sums().size(); ++k)
+          with_numbers(group, tree.sum(k, g, 0), [&](auto numbers) { communicator.send(numbers, 0, options); });
+        continue;
+      }
+      std::vector<Storage<D>> theirs;
+      const auto numbers_of = [&](std::size_t rank, std::size_t k) {
+        if (rank == 0) return tree.sum(k, g, 0);
+        theirs.emplace_back(device, group.count * size_of(group.dtype));
+        auto* const sum = static_cast<std::byte*>(theirs.back().data());
+        with_numbers(group, sum, [&](auto numbers) { communicator.recv(numbers, static_cast<int>(rank), options); });
+        return sum;
+      };
+      canonical::add_up(of_ranks, numbers_of, device, group.dtype, group.count, group.grad(0));
     }
-    pushed_ = stepped_ = true;
   }
 
   ddp::EarlierGradients<D> earlier_;

@@ -25,7 +25,7 @@ class ByShares : public Policy<Model> {
     const auto buffers = nn::named_buffers<Cpu>(this->model_);
     const auto before = bytes(buffers);
     for (std::size_t i = used; i-- > 0;) {  // the first one's statistics stay
-      const Index begin = detail::share_begin(batch, used, i), end = detail::share_begin(batch, used, i + 1);
+      const Index begin = share_begin(batch, used, i), end = share_begin(batch, used, i + 1);
       for (std::size_t b = 0; b < buffers.size(); ++b)
         std::copy(before[b].begin(), before[b].end(), static_cast<std::byte*>(buffers[b].buffer->data()));
       Call& own = calls_.emplace_back();

@@ -116,7 +116,7 @@ std::string train_along_time() {
     for (const std::uint32_t number : {1u, 2u, 3u}) {
       const auto ranks = static_cast<std::size_t>(run.world_size()), rank = static_cast<std::size_t>(run.rank());
       const auto whole = reshape(numbers(3, 25, number), std::array<Index, 3>{3, 5, 5});
-      const auto share = whole.slice(1, detail::share_begin(5, ranks, rank), detail::share_begin(5, ranks, rank + 1));
+      const auto share = whole.slice(1, share_begin(5, ranks, rank), share_begin(5, ranks, rank + 1));
       net.train();
       optimizer.zero_grad();
       mean(square(net(contiguous(share)))).backward();

@@ -42,7 +42,7 @@ const auto of_share(const World& world) {
     const auto own = net(contiguous(test::share(x, world))).value().to_vector();
     std::vector<double> all(static_cast<std::size_t>(rows) * 3);
     const auto ranks = static_cast<std::size_t>(world.size), rank = static_cast<std::size_t>(world.rank);
-    const auto first = detail::share_begin(rows, ranks, rank);
+    const auto first = share_begin(rows, ranks, rank);
     std::copy(own.begin(), own.end(), all.begin() + 3 * first);
     net.sum(all);
     return all;
@@ -188,7 +188,7 @@ TEST_CASE("dropout of samples along another axis: on several devices as on one")
   const auto text = common_text(3, [&](const World& world) {
     Distributed<Model> rank(world, {.dim = 1});
     const auto ranks = static_cast<std::size_t>(world.size), at = static_cast<std::size_t>(world.rank);
-    const auto share = x.slice(1, detail::share_begin(7, ranks, at), detail::share_begin(7, ranks, at + 1));
+    const auto share = x.slice(1, share_begin(7, ranks, at), share_begin(7, ranks, at + 1));
     return test::text_of(gradients(rank.net, contiguous(share)));
   });
   CHECK(distance(test::numbers_in(text), expected) < rounding);

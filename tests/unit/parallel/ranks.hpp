@@ -37,8 +37,8 @@ inline void become(const ch::comm::World& world) {
 template <class T, int Rank>
 ch::Tensor<T, Rank> share(const ch::Tensor<T, Rank>& whole, const ch::comm::World& world) {
   const auto ranks = static_cast<std::size_t>(world.size), rank = static_cast<std::size_t>(world.rank);
-  return whole.slice(0, ch::detail::share_begin(whole.size(0), ranks, rank),
-                     ch::detail::share_begin(whole.size(0), ranks, rank + 1));
+  return whole.slice(0, ch::share_begin(whole.size(0), ranks, rank),
+                     ch::share_begin(whole.size(0), ranks, rank + 1));
 }
 
 /// One step on this rank's share of batch `number`; the loss of the whole batch.

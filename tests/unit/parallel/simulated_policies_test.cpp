@@ -34,7 +34,7 @@ struct Noisy : nn::Module {
 template <class T, int Rank>
 Tensor<T, Rank> share_of(const Tensor<T, Rank>& whole, int rank, int ranks) {
   const auto n = static_cast<std::size_t>(ranks), r = static_cast<std::size_t>(rank);
-  return whole.slice(0, detail::share_begin(whole.size(0), n, r), detail::share_begin(whole.size(0), n, r + 1));
+  return whole.slice(0, share_begin(whole.size(0), n, r), share_begin(whole.size(0), n, r + 1));
 }
 
 /// Trains as one rank for some steps; its numbers afterwards.

@@ -76,8 +76,9 @@ class GradientTree {
   }
   bool last_share() const { return next_ + 1 == run_.end; }
 
-  /// The sums that the run leaves, from left to right; `sum(k, group, element)` is where the k-th begins for an element.
+  /// The sums that the run leaves, from left to right.
   const std::vector<ShareRange>& sums() const { return tree_.sums(); }
+  /// Where the k-th of them has an element of the flat gradients.
   std::byte* sum(std::size_t k, std::size_t group, std::size_t element) const {
     const auto& flat = flat_.groups()[group];
     return k + 1 == tree_.sums().size() ? flat.grad(element) : copies_[k].numbers.at(group, element, flat.dtype);

@@ -23,16 +23,17 @@ struct JoinShares : dp::JoinOutputs<D> {
         return dp::JoinOutputs<D>::operator()(outputs);
       } else {
         check<UsageError>(outputs.size() == 1,
-                          "canonical shares: the model returns a number without axes for each share, of which no one ",
-                          "is the batch's: return one for each sample, [batch], and take the mean outside of the model");
+                          "canonical shares: the model returns a number without axes for each share, and none of them "
+                          "is the batch's: let it return one for each sample, [batch], and take the mean of what the "
+                          "policy returns");
         return *outputs[0];
       }
     } else {
-      if constexpr (std::equality_comparable<X>)
+      if constexpr (requires(const X& x) { x == x; })
         for (const X* output : outputs)
           check<UsageError>(*output == *outputs[0],
-                            "canonical shares: the model returns something other than tensors, which differs from share ",
-                            "to share");
+                            "canonical shares: the model returns something other than tensors, which differs from "
+                            "share to share");
       return *outputs[0];
     }
   }

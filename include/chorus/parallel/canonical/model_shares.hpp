@@ -2,13 +2,12 @@
 /// A model that computes its batch one canonical share after the other, forward and backward.
 
 #include <chorus/autograd/tape.hpp>
-#include <chorus/core/batch_group.hpp>
 #include <chorus/core/canonical_cut.hpp>
-#include <chorus/core/random.hpp>
 #include <chorus/parallel/canonical/earlier_gradients.hpp>
 #include <chorus/parallel/canonical/gradient_tree.hpp>
 #include <chorus/parallel/canonical/join_shares.hpp>
 #include <chorus/parallel/canonical/share_buffers.hpp>
+#include <chorus/parallel/canonical/share_scope.hpp>
 #include <chorus/parallel/dp/pass.hpp>
 #include <chorus/parallel/dp/recorded.hpp>
 #include <chorus/parallel/dp/scatter.hpp>
@@ -21,29 +20,6 @@
 #include <vector>
 
 namespace chorus::canonical {
-
-/// The option of every policy: 0 where there are no shares. Throws UsageError for a number that is none, where there are
-/// more devices than shares, and where samples don't lie along the first axis.
-[[gnu::cold]] inline std::size_t checked_shares(int shares, int devices, int dim) {
-  check<UsageError>(shares >= 0 && shares <= most_canonical_shares, "canonical_shares: expected 1 to ",
-                    most_canonical_shares, ", or 0 for none, got ", shares);
-  check<UsageError>(shares == 0 || devices <= shares, "canonical_shares: each of ", devices,
-                    " devices takes whole shares: expected at least as many, got ", shares);
-  check<UsageError>(shares == 0 || dim == 0,
-                    "canonical_shares: a batch is cut along its first axis: expected dim = 0, got ", dim,
-                    "; of an input that has its samples along another one let it be batch_axis<1>(input)");
-  return static_cast<std::size_t>(shares);
-}
-
-/// Refuses layers that look at the batch of all devices.
-class NoBatchGroup final : public BatchGroup {
- public:
-  void sum(std::span<double>) override {
-    fail<UsageError>("canonical shares: SyncBatchNorm looks at all samples of a batch at once, whose shares are ",
-                     "computed one after the other: expected BatchNorm, which takes each share's own statistics");
-  }
-  double weight() override { return 1; }
-};
 
 /// A policy's part for the shares of one process.
 template <class Model>
@@ -102,20 +78,9 @@ class ModelShares final : private dp::BackwardRunner, private LeafObserver {
     buffers_.begin_pass();
     for (std::size_t i = 0; i < split.devices; ++i) {
       const auto own = dp::scatter(split, i, device, returns[i], inputs...);
-      RandomContext context = random;
-      context.first_sample = [&random, begin = split.begin(i)] {
-        return (random.first_sample ? random.first_sample() : 0) + begin;
-      };
-      context.samples = split.size(i);
-      context.devices = static_cast<int>(shares_);
-      context.is_share = [&split](std::int64_t count) {
-        return count == split.size(0) || count == split.size(split.devices - 1);
-      };
-      const RandomScope random_scope(context);
-      const BatchGroupScope group(no_group_);
-      const detail::Replaced<bool> within(detail::within_share(), true);
+      ShareScope scope(random, split, i, static_cast<int>(shares_));
       outputs[i].emplace(dp::call(model_, own));
-      random.drew = random.drew || context.drew;
+      random.drew = random.drew || scope.drew();
       buffers_.end_share(i);
     }
     buffers_.end_pass();
@@ -182,7 +147,6 @@ class ModelShares final : private dp::BackwardRunner, private LeafObserver {
   EarlierGradients<D> earlier_;
   std::function<void(Node&)> arrived_;
   std::function<void()> ended_;
-  std::shared_ptr<NoBatchGroup> no_group_ = std::make_shared<NoBatchGroup>();
 };
 
 /// `model.forward(inputs...)`, in shares where there are such. Throws UsageError for what can't be cut.

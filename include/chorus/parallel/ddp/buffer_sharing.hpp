@@ -19,6 +19,8 @@ class BufferSharing final : public Extension<D> {
     std::function<bool()> trains, joining;
     std::function<void(int root)> broadcast;
     std::function<std::span<const nn::NamedBuffer<D>>()> buffers;
+    /// With canonical shares rank 0's are sent after a pass: so all ranks evaluate with the same ones.
+    bool after_forward = false;
   };
 
   BufferSharing(Core<D, Communicator>& core, Policy policy) : core_(core), policy_(std::move(policy)) {}
@@ -36,11 +38,14 @@ class BufferSharing final : public Extension<D> {
   }
   void ready_for_forward() override {
     const bool in_pass_of_others = core_.brings != Brings::samples;
-    if (in_pass_of_others ? core_.shares.active_pass().sends_buffers : broadcasts_)
+    if (in_pass_of_others ? core_.shares.active_pass().sends_buffers : broadcasts_ && !policy_.after_forward)
       policy_.broadcast(policy_.joining() ? core_.shares.first_active() : 0);
     if (!in_pass_of_others) call_hook(BufferCommHookLocation::pre_forward);
   }
-  void forward_ended() override { call_hook(BufferCommHookLocation::post_forward); }
+  void forward_ended() override {
+    if (broadcasts_ && policy_.after_forward) policy_.broadcast(0);
+    call_hook(BufferCommHookLocation::post_forward);
+  }
 
  private:
   void call_hook(BufferCommHookLocation now) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chorus/comm/communicator.hpp>
 #include <chorus/parallel/canonical/gradient_tree.hpp>
+#include <chorus/parallel/canonical/sums_of_ranks.hpp>
 #include <chorus/parallel/ddp/extension.hpp>
 #include <cstddef>
 #include <cstdint>
@@ -14,9 +15,9 @@
 
 namespace chorus::ddp {
 
-/// Every rank gathers all ranks' sums of a bucket, and adds them by itself: no collective rounds in an order of its own,
-/// so that any algorithm and any transport gives the same bits. Each of n ranks sends (n - 1) times its sums, of which
-/// there is one where its run of shares is a node of the tree, as 4 of 8 are.
+/// Every rank gathers all ranks' sums of a bucket, and adds them by itself: no algorithm or transport has an order of
+/// its own in it. Each of n ranks sends (n - 1) times its sums, of which there is one where its run of shares is a node
+/// of the tree, as 4 of 8 are.
 template <Device D, class Communicator>
 class CanonicalSums final : public BucketSums {
  public:
@@ -28,7 +29,7 @@ class CanonicalSums final : public BucketSums {
     if (core_.ranks.size() == 1) return;
     if (bucket.index == 0) share_out();
     if (gathered_.size() <= bucket.index) gathered_.resize(bucket.index + 1);
-    const std::size_t bytes = core_.bytes(bucket), ranks = runs_.size();
+    const std::size_t bytes = core_.bytes(bucket), ranks = sums_.size();
     auto& [own, all] = gathered_[bucket.index];
     const D device = core_.parameter(bucket.parameters.front()).where();
     const MemoryScope scope(trace::Memory::buckets);
@@ -62,33 +63,18 @@ class CanonicalSums final : public BucketSums {
     const std::size_t bytes = core_.bytes(bucket);
     const D device = core_.parameter(bucket.parameters.front()).where();
     auto* const all = static_cast<std::byte*>(gathered_[bucket.index].all.data());
-    std::vector<std::byte*> sums;
-    ShareTree tree;
-    const auto add = [&](std::size_t depth) {
-      canonical::add_numbers(device, core_.dtype(bucket), bucket.count, sums[depth], sums[depth - 1]);
-      sums.resize(depth);
-    };
-    for (std::size_t rank = 0; rank < runs_.size(); ++rank)
-      for (std::size_t k = 0; k < runs_[rank].size(); ++k) {
-        sums.push_back(all + (rank * most_ + k) * bytes);
-        tree.push(runs_[rank][k], add);
-      }
-    tree.finish(add);
-    copy_bytes(device, core_.gradients(bucket), device, sums.front(), bytes);
+    canonical::add_up(
+        sums_, [&](std::size_t rank, std::size_t k) { return all + (rank * most_ + k) * bytes; }, device,
+        core_.dtype(bucket), bucket.count, core_.gradients(bucket));
   }
 
  private:
   // Which sums each rank has of this batch.
   void share_out() {
-    const auto batch = static_cast<std::size_t>(core_.shares.batch()), ranks = static_cast<std::size_t>(core_.ranks.size());
-    const std::size_t used = std::min(shares_, batch);
-    runs_.clear();
+    sums_ = canonical::sums_of_ranks(shares_, static_cast<std::size_t>(core_.ranks.size()),
+                                     static_cast<std::size_t>(core_.shares.batch()));
     most_ = 1;
-    for (std::size_t rank = 0; rank < ranks; ++rank) {
-      const ShareRange run = shares_of_device(shares_, ranks, rank);
-      runs_.push_back(sums_of({std::min(run.begin, used), std::min(run.end, used)}));
-      most_ = std::max(most_, runs_.back().size());
-    }
+    for (const auto& of_rank : sums_) most_ = std::max(most_, of_rank.size());
   }
 
   struct Gathered {
@@ -97,7 +83,7 @@ class CanonicalSums final : public BucketSums {
   Core<D, Communicator>& core_;
   std::size_t shares_;
   const canonical::GradientTree<D>& tree_;
-  std::vector<std::vector<ShareRange>> runs_;  // of each rank
+  std::vector<std::vector<ShareRange>> sums_;  // of each rank
   std::size_t most_ = 1;                       // of them a rank has
   std::vector<Gathered> gathered_;             // by bucket
 };

@@ -168,7 +168,8 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
         .trains = [this] { return this->any_training(); },
         .joining = [this] { return this->joining_; },
         .broadcast = [this](int root) { this->broadcast_buffers(root); },
-        .buffers = [this] { return std::span<const nn::NamedBuffer<D>>(this->buffers_); }});
+        .buffers = [this] { return std::span<const nn::NamedBuffer<D>>(this->buffers_); },
+        .after_forward = this->canonical_.has_value()});
     if (options.static_graph)
       add<StaticGraph>();
     else if (options.find_unused_parameters)

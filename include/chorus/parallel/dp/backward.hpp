@@ -39,8 +39,8 @@ class BackwardRunner {
 /// devices' outputs; then this node runs backward on all devices.
 class BackwardNode final : public Node {
  public:
-  /// `alive` is empty once `runner` is gone. `returns`: by device, of which there is at least one. `cut`: into canonical
-  /// shares, if there are.
+  /// `alive` is empty once `runner` is gone. `returns`: by device, of which there is at least one. `cut`: into
+  /// canonical shares, if there are.
   BackwardNode(BackwardRunner& runner, std::weak_ptr<void> alive, std::vector<GradientReturns> returns,
                std::shared_ptr<const CanonicalCut> cut = nullptr)
       : Node("data_parallel"),

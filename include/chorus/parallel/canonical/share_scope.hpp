@@ -1,0 +1,51 @@
+#pragma once
+/// What a model finds around it while it computes one canonical share.
+
+#include <chorus/core/batch_group.hpp>
+#include <chorus/core/canonical_cut.hpp>
+#include <chorus/core/error.hpp>
+#include <chorus/core/random.hpp>
+#include <chorus/parallel/dp/samples.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+namespace chorus::canonical {
+
+/// Refuses layers that look at the batch of all devices.
+class NoBatchGroup final : public BatchGroup {
+ public:
+  void sum(std::span<double>) override {
+    fail<UsageError>("canonical shares: SyncBatchNorm looks at all samples of a batch at once, whose shares are ",
+                     "computed one after the other: expected BatchNorm, which takes each share's own statistics");
+  }
+  double weight() override { return 1; }
+};
+
+/// While it lives, this thread computes share `i` of a split batch: operations draw the random numbers of its samples,
+/// and a mean is the share's.
+class ShareScope {
+ public:
+  /// `random`: of the whole of what is split.
+  ShareScope(const RandomContext& random, const dp::Split& split, std::size_t i, int shares) : context_(random) {
+    context_.first_sample = [&random, begin = split.begin(i)] {
+      return (random.first_sample ? random.first_sample() : 0) + begin;
+    };
+    context_.samples = split.size(i);
+    context_.devices = shares;
+    context_.is_share = [&split](std::int64_t samples) {
+      return samples == split.size(0) || samples == split.size(split.devices - 1);
+    };
+  }
+  /// Whether operations have drawn random numbers.
+  bool drew() const { return context_.drew; }
+
+ private:
+  RandomContext context_;
+  RandomScope random_{context_};
+  BatchGroupScope group_{std::make_shared<NoBatchGroup>()};
+  detail::Replaced<bool> within_{detail::within_share(), true};
+};
+
+}  // namespace chorus::canonical

@@ -1,0 +1,135 @@
+#pragma once
+/// An extension for canonical shares: which device has which, and step 5, reduce, in the order of the tree.
+
+#include <algorithm>
+#include <chorus/autograd/tape.hpp>
+#include <chorus/core/canonical_cut.hpp>
+#include <chorus/parallel/canonical/earlier_gradients.hpp>
+#include <chorus/parallel/canonical/gradient_tree.hpp>
+#include <chorus/parallel/dp/backward.hpp>
+#include <chorus/parallel/dp/reduce.hpp>
+#include <chorus/parallel/dp/replica.hpp>
+#include <chorus/parallel/dp/replicate.hpp>
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+namespace chorus::dp {
+
+template <class Model>
+class CanonicalReduce {
+ public:
+  using D = typename Replicas<Model>::D;
+
+  /// `shares`: 0 for none.
+  CanonicalReduce(const Replicas<Model>& replicas, std::size_t shares) : replicas_(replicas), shares_(shares) {
+    if (shares_ == 0) return;
+    for (std::size_t i = 0; i < replicas.size(); ++i)
+      devices_.push_back(std::make_shared<OfDevice>(replicas.parameters(i)));
+    ++detail::canonical_policies();
+  }
+  ~CanonicalReduce() {
+    if (shares_ != 0) --detail::canonical_policies();
+  }
+  CanonicalReduce(const CanonicalReduce&) = delete;
+  CanonicalReduce& operator=(const CanonicalReduce&) = delete;
+
+  std::size_t shares() const { return shares_; }
+  /// The shares that each device has of so many, of those devices that have any.
+  std::vector<ShareRange> runs(std::size_t used) const {
+    std::vector<ShareRange> runs;
+    for (std::size_t i = 0; i < replicas_.size(); ++i) {
+      const ShareRange run = shares_of_device(shares_, replicas_.size(), i);
+      if (run.begin < used) runs.push_back({run.begin, std::min(run.end, used)});
+    }
+    return runs;
+  }
+
+  /// For the outputs of such a pass; null without shares.
+  std::shared_ptr<const CanonicalCut> cut(const Split& split) const {
+    if (shares_ == 0) return nullptr;
+    return std::make_shared<const CanonicalCut>(shares_, ShareRange{0, shares_}, split.batch);
+  }
+
+  /// Of each share's roots. `apply(devices, task)` calls `task(i)` in the threads of the devices.
+  template <class Apply>
+  void backward(const Roots& roots, bool keep, const Apply& apply) {
+    earlier_.take(replicas_.parameters(0));
+    const auto used = runs(roots.size());
+    // The task owns what it works with, for a device may come back late.
+    apply(used.size(), [roots, keep, used, devices = devices_, copies = replicas_.copies()](std::size_t i) {
+      auto& device = *devices[i];
+      device.tree.begin(used[i], roots.size());
+      for (std::size_t share = used[i].begin; share < used[i].end; ++share) {
+        run_backward(roots[share], {.retain_graph = keep, .leaves = &device});
+        device.tree.end_share([](std::size_t) {});
+      }
+    });
+    reduce(used.size());
+    earlier_.give_back();
+  }
+
+ private:
+  struct OfDevice final : LeafObserver {
+    explicit OfDevice(const nn::FlatParameters<D>& flat) : tree(flat) {}
+    void gradient_is_final(Node& leaf) override {
+      if (const auto* const entry = tree.entry_of(leaf)) tree.gradient_arrived(*entry);
+    }
+    canonical::GradientTree<D> tree;
+  };
+  struct Sum {
+    std::size_t device, number;  // of the device's sums
+  };
+
+  // The sums of all devices become the first one's gradients: the left one of two grows by the right one.
+  void reduce(std::size_t used) {
+    const auto parameter = [&](std::size_t i, std::size_t p) -> auto& {
+      return replicas_.parameters(i).entries()[p].parameter();
+    };
+    const auto& entries = replicas_.parameters(0).entries();
+    for_each_run(
+        entries,
+        [&](std::size_t p) {
+          bool any = false;
+          for (std::size_t i = 0; i < used; ++i) any = any || parameter(i, p).grad_arrived();
+          for (std::size_t i = 0; any && i < used; ++i)  // who has none of a gradient has zeros
+            if (!parameter(i, p).grad_arrived())
+              zero_bytes(parameter(i, p).where(), parameter(i, p).grad_data(), parameter(i, p).size_bytes());
+          if (any) parameter(0, p).set_grad_arrived(true);
+          if (any) entries[p].named.handle.shared()->set_reached();
+          return any;
+        },
+        [&](std::size_t group, std::size_t begin, std::size_t count) { add_up(used, group, begin, count); });
+  }
+  void add_up(std::size_t used, std::size_t group, std::size_t begin, std::size_t count) {
+    const trace::Span span(trace::Lane::communication, "copy", "reduce");
+    const DType dtype = replicas_.parameters(0).groups()[group].dtype;
+    std::vector<Sum> sums;
+    ShareTree tree;
+    const auto at = [&](const Sum& sum) { return devices_[sum.device]->tree.sum(sum.number, group, begin); };
+    const auto add = [&](std::size_t depth) {
+      const Sum &left = sums[depth - 1], &right = sums[depth];
+      const D to = replicas_.device(left.device), from = replicas_.device(right.device);
+      add_gradients(dtype, count, from, at(right), to, at(left), true);
+      if (left.device != right.device)
+        trace::sent(from.index, to.index, trace::Traffic::gradients, count * size_of(dtype));
+      sums.resize(depth);
+    };
+    for (std::size_t i = 0; i < used; ++i)
+      for (std::size_t k = 0; k < devices_[i]->tree.sums().size(); ++k) {
+        sums.push_back({i, k});
+        tree.push(devices_[i]->tree.sums()[k], add);
+      }
+    tree.finish(add);
+    const D first = replicas_.device(0);
+    auto* const gradients = replicas_.parameters(0).groups()[group].grad(begin);
+    if (at(sums.front()) != gradients) copy_bytes(first, gradients, first, at(sums.front()), count * size_of(dtype));
+  }
+
+  const Replicas<Model>& replicas_;
+  std::size_t shares_;
+  std::vector<std::shared_ptr<OfDevice>> devices_;
+  canonical::EarlierGradients<D> earlier_;
+};
+
+}  // namespace chorus::dp
