@@ -203,7 +203,7 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
                       {"training/forward_passes", cat(net.forward_passes())},
                       {"training/seed", cat(net.seed())},
                       {"training/parameter_order", detail::lines_of(net.parameter_order())}};
-    if (const int shares = detail::canonical_shares_of(net); shares > 0)
+    if (const int shares = net.canonical_shares(); shares > 0)
       metadata.emplace(detail::canonical_shares_key, cat(shares));
     if constexpr (requires { chorus::detail::access_to(net).resting_parameters(); })
       if (const auto names = chorus::detail::access_to(net).resting_parameters(); !names.empty())

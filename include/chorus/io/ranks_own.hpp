@@ -125,15 +125,6 @@ inline std::int64_t number_in(const SafetensorsReader& file, const std::string& 
 
 inline constexpr const char* canonical_shares_key = "training/canonical_shares";
 
-/// Into how many canonical shares the net cuts a batch; 0: none.
-template <class Net>
-int canonical_shares_of(const Net& net) {
-  if constexpr (requires { net.canonical_shares(); })
-    return net.canonical_shares();
-  else
-    return 0;
-}
-
 /// Throws UsageError where the net adds up over samples in another way than the file's run.
 [[gnu::cold]] inline void check_same_shares(const SafetensorsReader& file, int shares) {
   const auto found = file.metadata().find(canonical_shares_key);
@@ -181,7 +172,7 @@ template <class Net, class StepIn>
                         ": expected the run's seed, ", printable(seed->second),
                         ", for dropout and samplers follow it, got ",
                         static_cast<std::uint64_t>(ranks[rank].seed), ranks.size() > 1 ? cat(" on rank ", rank) : "");
-  check_same_shares(*file, canonical_shares_of(net));
+  check_same_shares(*file, net.canonical_shares());
   return std::move(*file);
 }
 
