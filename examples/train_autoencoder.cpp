@@ -93,7 +93,8 @@ int main(int argc, char** argv) {
     const auto train_set = dataset(ch::data::Split::train, train_images),
                test_set = dataset(ch::data::Split::test, 256);
     const auto [channels, height, width] = train_set.image_shape();
-    Net net{typename Net::model_type{ImageFacts{channels, height, width, train_set.classes()}, code}, run};
+    Net net = net_around<Net>(
+        typename Net::model_type{ImageFacts{channels, height, width, train_set.classes()}, code}, run, options);
     ch::data::DataLoader loader{train_set, net.sampler(train_set), {.batch = options.batch, .workers = 1}};
     NamedOptimizer optimizer{net, options};
     Training training{run, net, optimizer, loader, options};

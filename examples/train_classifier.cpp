@@ -59,15 +59,18 @@ ch::data::LoaderOptions loading(const Options& options) {
   return loading;
 }
 
-/// The policy around the model, with its options.
+/// The policy around the model, with its options: DDP has buckets beside those of all, and LocalSgd has none.
 template <class Net>
 Net make_net(Model model, ch::Run& run, const Options& options) {
   if constexpr (std::is_same_v<Net, ch::DistributedDataParallel<Model>>)
     return Net{std::move(model), run,
                ch::DistributedDataParallelOptions{.first_bucket_cap_mb = options.bucket_cap_mb,
-                                                  .bucket_cap_mb = options.bucket_cap_mb}};
-  else
+                                                  .bucket_cap_mb = options.bucket_cap_mb,
+                                                  .canonical_shares = options.canonical_shares}};
+  else if constexpr (std::is_same_v<Net, ch::LocalSgd<Model>>)
     return Net{std::move(model), run};
+  else
+    return net_around<Net>(std::move(model), run, options);
 }
 
 template <class Net>
@@ -85,7 +88,7 @@ void train(ch::Run& run, const Options& options) {
     trace->note("classes", ch::cat(train_set.classes()));
     trace->note("sample_bytes", ch::cat(static_cast<std::size_t>(channels * height * width) * sizeof(float)));
   }
-  const ch::Index share = (options.batch - 1) / net.devices() + 1;  // a device's, the largest
+  const ch::Index share = samples_of_device(net, options, 0);  // the largest
   Training training{run, net, optimizer, loader, options, start, [&] {
                       return ch::nn::summary(net.module(), {share, channels, height, width});
                     }};
@@ -119,7 +122,7 @@ constexpr const char* description =
           parameters: an eighth of ddp's messages, and another training.
 
 With the same seed and the same --batch, which is the whole batch of all devices together, all but
-local_sgd take the same steps, up to rounding.
+local_sgd take the same steps, up to rounding; with --canonical-shares they end with the same bits.
 
   train_classifier                                          one device, generated images
   train_classifier --policy ddp --devices 2                 starts two processes

@@ -128,7 +128,7 @@ int main(int argc, char** argv) {
     const Text text = read_text(data, options.seed);
     auto own = size;
     own.letters = text.letters();
-    Net net{typename Net::model_type{own}, run};
+    Net net = net_around<Net>(typename Net::model_type{own}, run, options);
     TextBatches batches{text, size.window, net, options.batch};
     NamedOptimizer optimizer{net, options};
     Training training{run, net, optimizer, batches, options};

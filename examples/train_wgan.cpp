@@ -120,7 +120,8 @@ int main(int argc, char** argv) {
   double penalty = 1;
   CLI::App app{description, "train_wgan"};
   add_options(app, options);
-  for (const char* none : {"--epochs", "--schedule", "--clip"}) app.remove_option(app.get_option(none));
+  // The generator's backward begins with gradients that are no batch's mean: canonical shares need one.
+  for (const char* none : {"--epochs", "--schedule", "--clip", "--canonical-shares"}) app.remove_option(app.get_option(none));
   app.add_option("--noise", noise, "numbers of which a point is made")->check(in_range(1, 4096))->capture_default_str();
   app.add_option("--width", width, "hidden features of both models")
       ->check(in_range(1, 1 << 16))

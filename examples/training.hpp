@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chorus/chorus.hpp>
+#include <chorus/core/share_tree.hpp>
 #include <chorus/io/parameters_hash.hpp>
 #include <chrono>
 #include <cstdint>
@@ -119,6 +120,15 @@ std::vector<std::uint64_t> per_device(Net& net, const Measure& measure) {
   return {values.begin(), values.end()};
 }
 
+/// Samples of a whole batch that device `i` gets.
+template <class Net>
+chorus::Index samples_of_device(const Net& net, const TrainingOptions& options, int i) {
+  const auto devices = static_cast<std::size_t>(net.devices());
+  const auto shares = net.canonical_shares() > 0 ? static_cast<std::size_t>(net.canonical_shares()) : devices;
+  const auto own = chorus::shares_of_device(shares, devices, static_cast<std::size_t>(i));
+  return chorus::share_begin(options.batch, shares, own.end) - chorus::share_begin(options.batch, shares, own.begin);
+}
+
 /// A fingerprint of the model's parameters; empty where the program was built without OpenSSL.
 template <class Model>
 std::string fingerprint(Model& model) {
@@ -130,6 +140,7 @@ template <class Net>
 chorus::RunSummary run_summary(Net& net, double samples, double seconds) {
   return {.policy = Net::name,
           .devices = net.devices(),
+          .canonical_shares = net.canonical_shares(),
           .samples_per_second = seconds > 0 ? samples / seconds : 0,
           .bytes_sent_per_device = per_device(net, [&](int i) { return chorus::trace::bytes_sent(chorus::trace_place(net, i)); }),
           .peak_memory_bytes_per_device =
@@ -178,9 +189,14 @@ class Training {
     tell_trace();
     if (!talks_) return;
     std::printf("%s\n", (summary ? summary() : chorus::nn::summary(net.module())).c_str());
-    if (const chorus::Index least = options.batch / net.devices(); least * net.devices() != options.batch)
+    const chorus::Index least = samples_of_device(net, options, net.devices() - 1),
+                        most = samples_of_device(net, options, 0);
+    if (net.canonical_shares() > 0)
+      std::printf("%td samples in %d canonical shares: each of %d devices has %td to %td\n\n", options.batch,
+                  net.canonical_shares(), net.devices(), least, most);
+    else if (least != most)
       std::printf("%td samples on %d devices: each has %td or %td, and its gradient counts by them\n\n", options.batch,
-                  net.devices(), least, least + 1);
+                  net.devices(), least, most);
     std::fflush(stdout);
   }
 

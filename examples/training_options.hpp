@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "advice_trace.hpp"
@@ -19,6 +20,7 @@
 struct TrainingOptions {
   std::string policy = "single", optimizer = "sgd", schedule = "none";
   std::optional<int> devices{};
+  int canonical_shares = 0;
   std::string device{};
   chorus::Index batch = 64, epochs = 5, steps = 0, warmup = 0;
   std::uint64_t seed = 1;
@@ -96,6 +98,11 @@ inline void add_options(CLI::App& app, TrainingOptions& options, const std::vect
                  "sample, and count by samples")
       ->check(batch_size())
       ->capture_default_str();
+  app.add_option("--canonical-shares", options.canonical_shares,
+                 "cut each batch into so many shares, on any number of devices up to that, and add up over samples in "
+                 "one order: the same bits then, whatever the policy and the number of devices; not for local_sgd "
+                 "(default: a share for each device, in whatever order is fast)")
+      ->check(in_range(1, chorus::most_canonical_shares));
   app.add_option("--epochs", options.epochs, "passes over the data")
       ->check(in_range(0, 1 << 20))
       ->capture_default_str();
@@ -147,7 +154,29 @@ inline std::optional<int> parse(CLI::App& app, int argc, char** argv, const Trai
                  app.get_name().c_str(), *options.devices);
     return 2;
   }
+  if (options.canonical_shares == 0) return std::nullopt;
+  if (options.policy == "local_sgd") {
+    std::fprintf(stderr,
+                 "%s: --canonical-shares %d: not under --policy local_sgd, where each process steps on its own samples: "
+                 "choose single, dp, ddp or parameter_server\n",
+                 app.get_name().c_str(), options.canonical_shares);
+    return 2;
+  }
+  // Where no number is given, the policy looks at that which it gets.
+  const int devices = options.device.empty() ? options.devices.value_or(1)
+                                             : chorus::DeviceList::of("--device", options.device).size();
+  if (options.canonical_shares < devices) {
+    std::fprintf(stderr, "%s: --canonical-shares %d: each of %d devices takes whole shares: expected at least %d\n",
+                 app.get_name().c_str(), options.canonical_shares, devices, devices);
+    return 2;
+  }
   return std::nullopt;
+}
+
+/// The policy around the model, as the options say.
+template <class Net>
+Net net_around(typename Net::model_type model, chorus::Run& run, const TrainingOptions& options) {
+  return Net{std::move(model), run, {.canonical_shares = options.canonical_shares}};
 }
 
 /// Calls `body(std::type_identity<Net>{}, run)` with the policy that the options name around the model; `More` are

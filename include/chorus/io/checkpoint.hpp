@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -59,20 +58,6 @@ inline std::vector<std::string> lines_in(const SafetensorsReader& file, const st
     text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
   }
   return lines;
-}
-
-inline std::int64_t number_in(const SafetensorsReader& file, const std::string& key,
-                              std::int64_t most = std::int64_t{1} << 53) {
-  const auto found = file.metadata().find(key);
-  check<FileError>(found != file.metadata().end(), "resuming from ", file.path(), ": the file holds a model, but no ",
-                   key, ": it is not a checkpoint of a training run (io::load fills a model from it)");
-  std::int64_t value = 0;
-  const auto& text = found->second;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  check<FileError>(error == std::errc{} && end == text.data() + text.size() && value >= 0 && value <= most,
-                   "resuming from ", file.path(), ": ", key, " is ", Quoted{text}, ", expected a number from 0 to ",
-                   most);
-  return value;
 }
 
 /// Throws FileError where a number that the host counts with is none that it can have kept.
@@ -218,6 +203,8 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
                       {"training/forward_passes", cat(net.forward_passes())},
                       {"training/seed", cat(net.seed())},
                       {"training/parameter_order", detail::lines_of(net.parameter_order())}};
+    if (const int shares = net.canonical_shares(); shares > 0)
+      metadata.emplace(detail::canonical_shares_key, cat(shares));
     if constexpr (requires { chorus::detail::access_to(net).resting_parameters(); })
       if (const auto names = chorus::detail::access_to(net).resting_parameters(); !names.empty())
         metadata.emplace("training/resting_parameters", detail::lines_of(names));
@@ -236,7 +223,14 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
 /// another one's memory, and starts anew where the file has none; without a hook it is left out. The learning rate is
 /// the file's, until a schedule sets it, which starts from the one that was set before. Throws FileError, and changes
 /// nothing, where the file is damaged, is no checkpoint, doesn't fit, or isn't the same on all ranks; UsageError, too,
-/// where the net has another seed than the run had; and CommError where all ranks should call it and don't.
+/// where the net has another seed than the run had, or other `canonical_shares`; and CommError where all ranks should
+/// call it and don't.
+///
+/// With as many `canonical_shares` as the run had, its bits don't depend on the policy and the number of devices, nor
+/// does the order matter in which parameters lie in memory. A net with another number of shares, or with none where the
+/// run had some, and the other way round, would end with the bits of neither run: it is refused. A file that doesn't
+/// say a number, as all of earlier versions, is one of a run without shares. `io::load` asks for no number: weights
+/// alone, where a new run begins with them, go from any net to any other.
 template <class Net, class Optimizer, class... More>
 TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::string& path, More&... more) {
   if constexpr (requires { optimizer.whole(net); }) {

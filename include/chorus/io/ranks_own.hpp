@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -10,10 +11,12 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include <chorus/core/share_tree.hpp>
 #include <chorus/io/model_file_impl.hpp>
 #include <chorus/io/safetensors_reader.hpp>
 #include <chorus/optim/optimizer.hpp>
@@ -105,8 +108,37 @@ struct Opened {
                      ranks[0].step, ": all ranks have to read the same");
 }
 
+/// A number in the file's metadata, from 0 to `most`. Throws FileError where there is none.
+inline std::int64_t number_in(const SafetensorsReader& file, const std::string& key,
+                              std::int64_t most = std::int64_t{1} << 53) {
+  const auto found = file.metadata().find(key);
+  check<FileError>(found != file.metadata().end(), "resuming from ", file.path(), ": the file holds a model, but no ",
+                   key, ": it is not a checkpoint of a training run (io::load fills a model from it)");
+  std::int64_t value = 0;
+  const auto& text = found->second;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  check<FileError>(error == std::errc{} && end == text.data() + text.size() && value >= 0 && value <= most,
+                   "resuming from ", file.path(), ": ", key, " is ", Quoted{text}, ", expected a number from 0 to ",
+                   most);
+  return value;
+}
+
+inline constexpr const char* canonical_shares_key = "training/canonical_shares";
+
+/// Throws UsageError where the net adds up over samples in another way than the file's run.
+[[gnu::cold]] inline void check_same_shares(const SafetensorsReader& file, int shares) {
+  const auto found = file.metadata().find(canonical_shares_key);
+  const bool has = found != file.metadata().end();  // that of a run without any has not
+  const auto of_run = has ? number_in(file, canonical_shares_key, most_canonical_shares) : 0;
+  check<UsageError>(of_run == shares, "resuming from ", file.path(), ": expected the run's canonical_shares, ", of_run,
+                    of_run == 0 ? " (none)" : "", ", got ", shares, shares == 0 ? " (none)" : "",
+                    ": sums over samples would be rounded in another way than in either run; io::load takes the model "
+                    "alone, for a new run");
+}
+
 /// Opens the file, of which `step_in(file)` gives the step. Throws FileError on all ranks where one of them can't, or
-/// they have files with different contents, and UsageError where a rank's net has another seed than the file's run.
+/// they have files with different contents, and UsageError where a rank's net has another seed, or another number of
+/// canonical shares, than the file's run.
 template <class Net, class StepIn>
 [[gnu::cold]] SafetensorsReader open_on_all_ranks(const std::string& path, Net& net, const StepIn& step_in) {
   std::optional<SafetensorsReader> file;
@@ -140,6 +172,7 @@ template <class Net, class StepIn>
                         ": expected the run's seed, ", printable(seed->second),
                         ", for dropout and samplers follow it, got ",
                         static_cast<std::uint64_t>(ranks[rank].seed), ranks.size() > 1 ? cat(" on rank ", rank) : "");
+  check_same_shares(*file, net.canonical_shares());
   return std::move(*file);
 }
 

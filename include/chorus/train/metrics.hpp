@@ -18,6 +18,8 @@ namespace chorus {
 struct RunSummary {
   std::string policy = {};
   int devices = 1;
+  /// Left out where there are none.
+  int canonical_shares = 0;
   double samples_per_second = 0;
   std::vector<std::uint64_t> bytes_sent_per_device = {};
   std::vector<std::uint64_t> peak_memory_bytes_per_device = {};
@@ -36,8 +38,8 @@ struct MetricsFiles {
 ///
 ///     {"event":"step","step":0,"loss":2.3}
 ///     {"event":"epoch","epoch":0,"train_loss":1.9,"test_accuracy":0.61,"seconds":4.2}
-///     {"event":"done","policy":"ddp","devices":2,"samples_per_second":...,"bytes_sent_per_device":[...],
-///      "peak_memory_bytes_per_device":[...],"parameters_sha256":"..."}
+///     {"event":"done","policy":"ddp","devices":2,"canonical_shares":4,"samples_per_second":...,
+///      "bytes_sent_per_device":[...],"peak_memory_bytes_per_device":[...],"parameters_sha256":"..."}
 ///
 /// For TensorBoard the losses of steps are `loss/step`, those of epochs `loss/train`, and accuracies `accuracy/test`.
 /// An epoch is on disk when `epoch` returns. Only one process of a run writes: the others give no path.
@@ -74,10 +76,9 @@ class MetricsLog {
   /// The last line.
   void done(const RunSummary& run) {
     detail::JsonObject line;
-    line.field("event", "done")
-        .field("policy", run.policy)
-        .field("devices", run.devices)
-        .field("samples_per_second", run.samples_per_second)
+    line.field("event", "done").field("policy", run.policy).field("devices", run.devices);
+    if (run.canonical_shares > 0) line.field("canonical_shares", run.canonical_shares);
+    line.field("samples_per_second", run.samples_per_second)
         .field("bytes_sent_per_device", run.bytes_sent_per_device)
         .field("peak_memory_bytes_per_device", run.peak_memory_bytes_per_device);
     if (!run.parameters_sha256.empty()) line.field("parameters_sha256", run.parameters_sha256);

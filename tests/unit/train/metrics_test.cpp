@@ -51,6 +51,7 @@ TEST_CASE("metrics are lines of JSON in the documented form") {
     log.epoch(0, 1.5, 0.25, 4);
     log.done({.policy = "ddp",
               .devices = 2,
+              .canonical_shares = 4,
               .samples_per_second = 1250.5,
               .bytes_sent_per_device = {10, 18446744073709551615u},
               .peak_memory_bytes_per_device = {7, 8},
@@ -59,8 +60,8 @@ TEST_CASE("metrics are lines of JSON in the documented form") {
   CHECK(contents(folder.log()) ==
         R"({"event":"step","step":0,"loss":2.3}
 {"event":"epoch","epoch":0,"train_loss":1.5,"test_accuracy":0.25,"seconds":4}
-{"event":"done","policy":"ddp","devices":2,"samples_per_second":1250.5,"bytes_sent_per_device":[10,18446744073709551615],)"
-        R"("peak_memory_bytes_per_device":[7,8],"parameters_sha256":"ab"}
+{"event":"done","policy":"ddp","devices":2,"canonical_shares":4,"samples_per_second":1250.5,)"
+        R"("bytes_sent_per_device":[10,18446744073709551615],"peak_memory_bytes_per_device":[7,8],"parameters_sha256":"ab"}
 )");
 }
 
@@ -95,6 +96,7 @@ TEST_CASE("metrics escape text") {
   const auto done = nlohmann::json::parse(contents(folder.log()));
   CHECK(done.at("policy") == odd);
   CHECK_FALSE(done.contains("parameters_sha256"));
+  CHECK_FALSE(done.contains("canonical_shares"));
 }
 
 TEST_CASE("an epoch is on disk when it was logged") {
