@@ -75,7 +75,7 @@ class ModelShares final : private dp::BackwardRunner, private LeafObserver {
     std::vector<dp::GradientReturns> returns(split.devices);
     using Output = decltype(dp::call(model_, dp::scatter(split, 0, device, returns[0], inputs...)));
     std::vector<std::optional<Output>> outputs(split.devices);
-    buffers_.begin_pass();
+    buffers_.begin_pass(split.devices);
     for (std::size_t i = 0; i < split.devices; ++i) {
       const auto own = dp::scatter(split, i, device, returns[i], inputs...);
       ShareScope scope(random, split, i, static_cast<int>(shares_));

@@ -80,7 +80,7 @@ class Pass {
     Model& model = i == 0 ? first_ : copies_[i - 1]->model();
     if (!canonical) return forward(model, random, i);
     canonical::ShareBuffers buffers(i == 0 ? buffers_ : copies_[i - 1]->buffers());
-    buffers.begin_pass();
+    buffers.begin_pass(runs[i].count());
     for (std::size_t share = runs[i].begin; share < runs[i].end; ++share) {
       const canonical::ShareScope scope(random, split, share, static_cast<int>(split.devices));
       outputs[share].emplace(call(model, *shares[share]));
