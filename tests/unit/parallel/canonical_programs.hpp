@@ -29,12 +29,12 @@ struct Parts : nn::Module {
   nn::Conv2d<D> conv{1, 4, {.kernel = 3}};
   std::optional<nn::BatchNorm2d<D>> norm;
   nn::Dropout drop;
-  nn::Linear<D> image{64, 8}, side{8, 8};
+  nn::Linear<D> image{64, 8};
+  std::optional<nn::Linear<D>> side;
   std::optional<nn::Embedding<D>> embedding;
   std::optional<nn::MultiheadAttention<D>> attention;
   std::optional<nn::LayerNorm<D>> layer_norm;
   nn::Linear<D> rows{8, 5}, head{8, 3};
-  bool has_side = true;
   CHORUS_MODULE(Parts, conv, norm, drop, image, side, embedding, attention, layer_norm, rows, head)
 
   /// images: [batch, 1, 6, 6], tokens: [batch, 4] -> scores: [batch, 3], and [batch * 4, 5] or [batch, 5]
@@ -43,7 +43,7 @@ struct Parts : nn::Module {
     if (norm) h = (*norm)(h);
     auto x = drop(image(flatten(relu(h))));
     const auto& pixels = value_of(images);
-    if (has_side && pixels.size(0) > 0 && pixels.data()[0] > 0) x = x + side(tanh(x));
+    if (side && pixels.size(0) > 0 && pixels.data()[0] > 0) x = x + (*side)(tanh(x));
     if (!attention) {
       x = tanh(x);
       return std::tuple(head(x), rows(x));
@@ -143,7 +143,7 @@ inline Model model_of(const Program& program) {
     model.layer_norm.emplace(8);
   }
   model.drop.p = program.dropped;
-  model.has_side = program.has_side;
+  if (program.has_side) model.side.emplace(8, 8);
   std::uint32_t key = 1000;
   for (const auto& named : nn::named_parameters<Cpu>(model)) {
     const auto values = numbers(1, named.parameter->count(), key++);
@@ -152,15 +152,15 @@ inline Model model_of(const Program& program) {
   }
   return model;
 }
-/// Freezes all layers whose bits are set but the heads, and no others.
-inline void freeze(Model& model, std::uint32_t frozen) {
+/// Freezes the layers whose bits are set but the head, and the one that no loss uses.
+inline void freeze(Model& model, const Program& program, std::uint32_t frozen) {
   std::uint32_t bit = 0;
   std::string layer;
   for (const auto& named : nn::named_parameters<Cpu>(model)) {
     const auto name = named.name.substr(0, named.name.find('.'));
     if (name != layer) ++bit;
     layer = name;
-    named.parameter->set_wants_grad(name == "head" || name == "rows" || !(frozen >> bit & 1));
+    named.parameter->set_wants_grad(name == "head" || (name == "rows" ? program.rows_loss : !(frozen >> bit & 1)));
   }
 }
 
@@ -219,7 +219,7 @@ class Run {
 
  private:
   void take(const Step& step) {
-    freeze(net_.module(), step.frozen | program_.frozen_first);
+    freeze(net_.module(), program_, step.frozen | program_.frozen_first);
     if (!step.keeps) optimizer_->zero_grad();
     for (const auto& pass : step.passes) {
       if (pass.quiet) {
@@ -304,7 +304,7 @@ inline std::string result(const Program& program, const Setup& setup) {
     alarm(60);  // who hangs is killed
     set_num_threads(setup.threads);
     auto model = model_of(program);
-    freeze(model, program.frozen_first);
+    freeze(model, program, program.frozen_first);
     if (setup.who == Who::single) {
       SingleDevice<Model> net(std::move(model), 3, {.canonical_shares = shares});
       return run_of(program, setup, 0, net);
