@@ -34,7 +34,7 @@ std::vector<Setup> setups(const Program& program) {
 std::string check_same(const Program& program, const std::vector<Setup>& ways) {
   INFO(program.text());
   const auto expected = result(program, {});
-  CHECK(difference(expected, expected) == "");
+  INFO(expected.substr(0, 300));
   REQUIRE(expected.find('|') != expected.npos);
   for (const auto& setup : ways) {
     INFO(setup.text());
