@@ -1,0 +1,323 @@
+// What canonical shares refuse, with a message on every rank; what they cost in memory.
+#include <catch.hpp>
+#include <chorus/core/trace.hpp>
+#include <chorus/data/sampler.hpp>
+#include <chorus/ops/higher_order.hpp>
+#include <chorus/ops/losses.hpp>
+#include <chorus/parallel/data_parallel.hpp>
+#include <chorus/parallel/hooks/compress.hpp>
+#include <chorus/parallel/parameter_server.hpp>
+
+#include "ranks.hpp"
+
+namespace canonical_errors_test {
+
+using namespace test::names;
+using Catch::Matchers::Contains;
+using Model = test::Smooth<Cpu>;
+using Single = SingleDevice<Model>;
+using Parallel = DataParallel<Model>;
+using Ddp = DistributedDataParallel<Model>;
+using Server = ParameterServer<Model>;
+
+Single single(int shares) { return Single(make<Model>(), 3, {.canonical_shares = shares}); }
+DistributedDataParallelOptions ddp_options(int shares) {
+  DistributedDataParallelOptions options;
+  options.canonical_shares = shares;
+  return options;
+}
+/// What is thrown on all ranks of a job; "different" with all of it where ranks say different things.
+template <class Body>
+std::string message_of_ranks(int size, const Body& body) {
+  const auto texts = Ranks(size, [&](const World& world) -> std::string {
+    alarm(30);
+    auto communicator = comm::connect(world);
+    return message_of<UsageError>([&] { body(world, communicator); });
+  }).texts();
+  for (const auto& text : texts)
+    if (text != texts[0]) {
+      std::string all = "different:";
+      for (const auto& each : texts) all += "\n" + each;
+      return all;
+    }
+  return texts[0];
+}
+/// A rank's samples of a batch of whole shares.
+template <class T, int Rank>
+Tensor<T, Rank> share(const Tensor<T, Rank>& batch, int shares, const World& world) {
+  const auto of = static_cast<std::size_t>(shares);
+  const auto run = shares_of_device(of, static_cast<std::size_t>(world.size), static_cast<std::size_t>(world.rank));
+  return batch.slice(0, share_begin(batch.size(0), of, run.begin), share_begin(batch.size(0), of, run.end));
+}
+
+TEST_CASE("canonical errors: a number of shares is 1 to 64, at least as many as devices, and 0 is none") {
+  const auto range = "canonical_shares: expected 1 to 64, or 0 for none, got ";
+  for (const int shares : {-1, 65}) {
+    CHECK(message_of<UsageError>([&] { single(shares); }) == cat(range, shares));
+    CHECK(message_of<UsageError>([&] {
+      Parallel net(make<Model>(), {.device_ids = {0, 1}, .canonical_shares = shares}, 3);
+    }) == cat(range, shares));
+    CHECK(message_of_ranks(2, [&](const World&, auto& c) { Ddp net(make<Model>(), c, ddp_options(shares), 3); }) ==
+          cat(range, shares));
+    CHECK(message_of_ranks(2, [&](const World&, auto& c) {
+            Server net(make<Model>(), c, {.canonical_shares = shares}, 3);
+          }) == cat(range, shares));
+  }
+  CHECK(single(0).canonical_shares() == 0);
+  CHECK(single(64).canonical_shares() == 64);
+  const auto too_few = "canonical_shares: each of 3 devices takes whole shares: expected at least as many, got 2";
+  CHECK(message_of<UsageError>([&] {
+    Parallel net(make<Model>(), {.device_ids = {0, 1, 2}, .canonical_shares = 2}, 3);
+  }) == too_few);
+  CHECK(message_of_ranks(3, [&](const World&, auto& c) { Ddp net(make<Model>(), c, ddp_options(2), 3); }) == too_few);
+  CHECK(message_of_ranks(3, [&](const World&, auto& c) {
+          Server net(make<Model>(), c, {.canonical_shares = 2}, 3);
+        }) == too_few);
+}
+
+TEST_CASE("canonical errors: samples lie along the first axis") {
+  const auto axis =
+      "canonical_shares: a batch is cut along its first axis: expected dim = 0, got 1; of an input that has its "
+      "samples along another one let it be batch_axis<1>(input)";
+  CHECK(message_of<UsageError>([&] { Single(make<Model>(), 3, {.dim = 1, .canonical_shares = 4}); }) == axis);
+  CHECK(message_of<UsageError>([&] {
+    Parallel net(make<Model>(), {.device_ids = {0, 1}, .dim = 1, .canonical_shares = 4}, 3);
+  }) == axis);
+  auto options = ddp_options(4);
+  options.dim = 1;
+  CHECK(message_of_ranks(2, [&](const World&, auto& c) { Ddp net(make<Model>(), c, options, 3); }) == axis);
+  CHECK(message_of_ranks(2, [&](const World&, auto& c) {
+          Server net(make<Model>(), c, {.dim = 1, .canonical_shares = 4}, 3);
+        }) == axis);
+}
+
+TEST_CASE("canonical errors: under ddp no other hook and no static graph") {
+  CHECK(message_of_ranks(2, [](const World&, auto& c) {
+          DistributedDataParallel<Model, Bf16Compress> net(make<Model>(), c, ddp_options(4), 3, Bf16Compress{});
+        }) ==
+        "DistributedDataParallel: canonical_shares says how gradients are added up: expected the default hook, "
+        "AllReduce");
+  auto options = ddp_options(4);
+  options.static_graph = true;
+  CHECK(message_of_ranks(2, [&](const World&, auto& c) { Ddp net(make<Model>(), c, options, 3); }) ==
+        "DistributedDataParallel: canonical_shares and static_graph don't go together");
+}
+
+TEST_CASE("canonical errors: a synchronised batch norm looks at all samples at once") {
+  using Normed = test::Synced<Cpu>;
+  const auto message =
+      "canonical shares: SyncBatchNorm looks at all samples of a batch at once, whose shares are computed one after "
+      "the other: expected BatchNorm, which takes each share's own statistics";
+  SingleDevice<Normed> net(make<Normed>(), 3, {.canonical_shares = 4});
+  CHECK(message_of<UsageError>([&] { net(numbers(8, 5, 1)); }) == message);
+  DataParallel<Normed> dp(make<Normed>(), {.device_ids = {0, 1}, .canonical_shares = 4}, 3);
+  CHECK_THAT(message_of<UsageError>([&] { dp(numbers(8, 5, 1)); }), Contains(message));
+  CHECK(message_of_ranks(2, [&](const World& world, auto& c) {
+          DistributedDataParallel<Normed> ddp(make<Normed>(), c, ddp_options(4), 3);
+          ddp(share(numbers(8, 5, 1), 4, world));
+        }) == message);
+}
+
+TEST_CASE("canonical errors: no join of ranks with different numbers of batches") {
+  CHECK(message_of_ranks(2, [&](const World&, auto& c) {
+          Ddp net(make<Model>(), c, ddp_options(4), 3);
+          net.join([] {});
+        }) ==
+        "DistributedDataParallel::join: canonical shares cut each batch for all ranks: expected as many batches on each");
+  CHECK(message_of_ranks(2, [&](const World&, auto& c) {
+          Server net(make<Model>(), c, {.canonical_shares = 4}, 3);
+          net.join([] {}, {.step = [] {}});
+        }) == "ParameterServer::join: canonical shares cut each batch for all ranks: expected as many batches on each");
+}
+
+/// Returns what no share can say for the batch.
+template <class D>
+struct Odd : nn::Module {
+  nn::Linear<D, double> fc{5, 3};
+  CHORUS_MODULE(Odd, fc)
+  auto forward(const auto& x) const { return sum(fc(x)); }
+};
+/// Returns a number that is none of a tensor.
+template <class D>
+struct Telling : nn::Module {
+  nn::Linear<D, double> fc{5, 3};
+  CHORUS_MODULE(Telling, fc)
+  auto forward(const auto& x) const { return std::pair(fc(x), value_of(x).size(0)); }
+};
+
+TEST_CASE("canonical errors: a model returns its samples' numbers, or a mean over them") {
+  SingleDevice<Odd<Cpu>> net(make<Odd<Cpu>>(), 3, {.canonical_shares = 4});
+  const auto message =
+      "canonical shares: the model returns a number without axes that is not known to be a mean over the share: expected "
+      "cross_entropy(), mse_loss(), mean() or another loss of the library, or one number for each sample, [batch]";
+  CHECK(message_of<UsageError>([&] { net(numbers(8, 5, 1)); }) == message);
+  const auto without = [&] {
+    const NoGrad no_grad;
+    net(numbers(8, 5, 1));
+  };
+  CHECK(message_of<UsageError>(without) ==
+        "canonical shares: the model returns a number without axes for each share, and none of them is the batch's: "
+        "expected one for each sample, [batch]");
+  CHECK(message_of_ranks(2, [&](const World& world, auto& c) {
+          DistributedDataParallel<Odd<Cpu>> ddp(make<Odd<Cpu>>(), c, ddp_options(4), 3);
+          ddp(share(numbers(8, 5, 1), 4, world));
+        }) == message);
+  SingleDevice<Telling<Cpu>> telling(make<Telling<Cpu>>(), 3, {.canonical_shares = 4});
+  CHECK(std::get<1>(telling(numbers(8, 5, 1))) == 2);
+  CHECK(message_of<UsageError>([&] { telling(numbers(7, 5, 1)); }) ==
+        "canonical shares: the model returns something other than tensors, which differs from share to share");
+}
+
+TEST_CASE("canonical errors: grad() and gradients of gradients don't go through shares") {
+  auto net = single(4);
+  const Variable<double, 2> x(numbers(8, 5, 1), true);
+  const auto message =
+      "canonical shares: grad() does not go through a policy's forward pass: expected backward()";
+  CHECK(message_of<UsageError>([&] { grad(mean(square(net(x))), x); }) == message);
+  Parallel dp(make<Model>(), {.device_ids = {0, 1}, .canonical_shares = 4}, 3);
+  CHECK(message_of<UsageError>([&] { grad(mean(square(dp(x))), x); }) == message);
+  const GraphVariable<double, 2> recorded(numbers(8, 5, 1), true);
+  const auto no_graph = "canonical shares: GraphVariables, for gradients of gradients, are not cut into shares";
+  CHECK(message_of<UsageError>([&] { net(recorded); }) == no_graph);
+  CHECK(message_of<UsageError>([&] { dp(recorded); }) == no_graph);
+}
+
+TEST_CASE("canonical errors: a loss by hand is one device's, or all devices' of one process, and no rank's") {
+  auto net = single(4);
+  Parallel dp(make<Model>(), {.device_ids = {0, 1}, .canonical_shares = 4}, 3);
+  const auto by_hand = [](auto& of, const auto& x) { return sum(square(of(x))) / 24.0; };
+  const auto x = numbers(8, 5, 1);
+  by_hand(net, x).backward();
+  by_hand(dp, x).backward();
+  CHECK(test::gradients(net.module()) == test::gradients(dp.module()));
+  CHECK(test::length(test::gradients(net.module())) > 0);
+  const auto message =
+      "canonical shares: backward begins with something other than a mean over the batch: expected mean(), "
+      "cross_entropy(), mse_loss() or another loss of the library, taken of what the net returned for its samples";
+  CHECK(message_of_ranks(2, [&](const World& world, auto& c) {
+          Ddp ddp(make<Model>(), c, ddp_options(4), 3);
+          by_hand(ddp, share(x, 4, world)).backward();
+        }) == message);
+  CHECK(message_of_ranks(2, [&](const World& world, auto& c) {
+          Server server(make<Model>(), c, {.canonical_shares = 4}, 3);
+          by_hand(server, share(x, 4, world)).backward();
+        }) == message);
+  // Nor beside one that is a mean.
+  CHECK(message_of_ranks(2, [&](const World& world, auto& c) {
+          Ddp ddp(make<Model>(), c, ddp_options(4), 3);
+          const auto y = ddp(share(x, 4, world));
+          (mean(square(y)) + sum(y)).backward();
+        }) == message);
+}
+
+TEST_CASE("canonical errors: a parameter that meets the samples outside of the model") {
+  CHECK(message_of_ranks(2, [&](const World& world, auto& c) {
+          Ddp ddp(make<Model>(), c, ddp_options(4), 3);
+          mean(square(ddp(share(numbers(8, 5, 1), 4, world)) + ddp.module().fc3.bias)).backward();
+        }) ==
+        "canonical shares: the loss uses the parameter fc3.bias outside of the net's forward pass, where samples are "
+        "not in shares: use it in the model");
+}
+
+TEST_CASE("canonical errors: a loss of outputs of batches that are cut in different ways") {
+  auto net = single(4);
+  CHECK_THAT(message_of<UsageError>([&] {
+               const auto first = net(numbers(8, 5, 1)), second = net(numbers(4, 5, 2));
+               mse_loss(slice(first, 0, 0, 4), second);
+             }),
+             Contains("canonical shares: a loss of two outputs, of batches that are cut in different ways: "));
+}
+
+TEST_CASE("canonical errors: ranks with other samples than their shares are all told of the first such share") {
+  // Of 9 samples in 4 shares ranks have 5 and 4.
+  CHECK(message_of_ranks(2, [&](const World& world, auto& c) {
+          Ddp net(make<Model>(), c, ddp_options(4), 3);
+          const Index own = world.rank == 0 ? 4 : 5;
+          mean(square(net(numbers(own, 5, 1)))).backward();
+        }) ==
+        "canonical shares: of 9 samples in 4 shares, share 0 has 2, expected 3: each process takes its shares of the "
+        "batch, as the policy's sampler gives them");
+  CHECK(message_of_ranks(3, [&](const World& world, auto& c) {
+          Server net(make<Model>(), c, {.canonical_shares = 4}, 3);
+          const Index own[] = {4, 3, 2};
+          cross_entropy(net(numbers(own[world.rank], 5, 1)), labels(own[world.rank], 3, 1)).backward();
+        }) ==
+        "canonical shares: of 9 samples in 4 shares, share 0 has 2, expected 3: each process takes its shares of the "
+        "batch, as the policy's sampler gives them");
+}
+
+TEST_CASE("canonical errors: ranks have the same number of shares") {
+  CHECK_THAT(message_of_ranks(2, [&](const World& world, auto& c) {
+               Ddp net(make<Model>(), c, ddp_options(world.rank == 0 ? 4 : 8), 3);
+             }),
+             Contains("canonical_shares"));
+  CHECK_THAT(message_of_ranks(2, [&](const World& world, auto& c) {
+               Server net(make<Model>(), c, {.canonical_shares = world.rank == 0 ? 4 : 0}, 3);
+             }),
+             Contains("canonical_shares"));
+}
+
+TEST_CASE("canonical errors: a sampler gives whole shares, and repeats no samples") {
+  CHECK(message_of<UsageError>([] { data::Sampler(10, {.world_size = 2, .padding = true, .canonical_shares = 4}); }) ==
+        "Sampler: padding repeats samples, by their number of ranks: canonical shares have none");
+  const auto few = "Sampler: expected 0 canonical shares, or at least one for each of 3 ranks and at most 64, got ";
+  for (const int shares : {-1, 2, 65})
+    CHECK(message_of<UsageError>([&] { data::Sampler(10, {.world_size = 3, .canonical_shares = shares}); }) ==
+          cat(few, shares));
+  // Batch after batch, what ranks get is the batch, cut where its shares are.
+  for (const int ranks : {1, 2, 3, 5})
+    for (const Index size : {7, 12, 3}) {
+      std::vector<data::Sampler> samplers;
+      for (int rank = 0; rank < ranks; ++rank)
+        samplers.emplace_back(40, data::SamplerOptions{.rank = rank, .world_size = ranks, .seed = 5, .canonical_shares = 6});
+      const data::Sampler whole(40, {.seed = 5});
+      for (Index b = 0; b < whole.global_batches(size, false); ++b) {
+        std::vector<Index> all;
+        const auto expected = whole.share(b, size);
+        const auto count = static_cast<Index>(expected.size());
+        for (int rank = 0; rank < ranks; ++rank) {
+          const auto own = samplers[static_cast<std::size_t>(rank)].share(b, size);
+          const auto run = shares_of_device(6, static_cast<std::size_t>(ranks), static_cast<std::size_t>(rank));
+          CHECK(static_cast<Index>(own.size()) == share_begin(count, 6, run.end) - share_begin(count, 6, run.begin));
+          all.insert(all.end(), own.begin(), own.end());
+        }
+        CHECK(all == std::vector<Index>(expected.begin(), expected.end()));
+      }
+    }
+}
+
+template <class Net>
+void take_passes(Net& net) {
+  for (std::uint32_t number = 0; number < 3; ++number) mean(square(net(numbers(64, 5, number)))).backward();
+}
+std::size_t held(int slot) { return trace::memory(slot, trace::Memory::gradients); }
+
+TEST_CASE("canonical memory: a device holds log2 of its shares more copies of the gradients, and none where it has one") {
+  std::size_t model = 0;
+  const auto kept_by = [&](int devices, int shares) {
+    std::vector<int> ids;
+    for (int i = 0; i < devices; ++i) ids.push_back(i);
+    const auto before = held(0);
+    Parallel net(make<Model>(), {.device_ids = ids, .canonical_shares = shares}, 3);
+    take_passes(net);
+    return held(0) - before;
+  };
+  for (const int devices : {1, 2, 4}) {
+    model = kept_by(devices, 0);
+    REQUIRE(model > 0);
+    CHECK(kept_by(devices, devices) <= model);
+  }
+  model = kept_by(1, 0);
+  for (const int shares : {2, 4, 8, 16, 64}) {
+    INFO(shares);
+    const auto log2 = static_cast<std::size_t>(std::bit_width(static_cast<unsigned>(shares)) - 1);
+    CHECK(kept_by(1, shares) == model * (1 + log2));
+    const auto before = held(0);
+    auto net = single(shares);
+    take_passes(net);
+    CHECK(held(0) - before == model * (1 + log2));
+  }
+  CHECK(kept_by(4, 64) == model * (1 + 4));  // of 16 shares each
+}
+
+}  // namespace canonical_errors_test
