@@ -151,17 +151,19 @@ TEST_CASE("canonical errors: a model returns its samples' numbers, or a mean ove
       "canonical shares: the model returns a number without axes that is not known to be a mean over the share: expected "
       "cross_entropy(), mse_loss(), mean() or another loss of the library, or one number for each sample, [batch]";
   CHECK(message_of<UsageError>([&] { net(numbers(8, 5, 1)); }) == message);
-  const auto without = [&] {
-    const NoGrad no_grad;
-    net(numbers(8, 5, 1));
-  };
-  CHECK(message_of<UsageError>(without) ==
-        "canonical shares: the model returns a number without axes for each share, and none of them is the batch's: "
-        "expected one for each sample, [batch]");
+  {
+    const NoGrad no_grad;  // a batch is whole where nothing is recorded
+    SingleDevice<Odd<Cpu>> plain(make<Odd<Cpu>>(), 3);
+    CHECK(net(numbers(8, 5, 1)).item() == plain(numbers(8, 5, 1)).item());
+  }
   CHECK(message_of_ranks(2, [&](const World& world, auto& c) {
           DistributedDataParallel<Odd<Cpu>> ddp(make<Odd<Cpu>>(), c, ddp_options(4), 3);
           ddp(share(numbers(8, 5, 1), 4, world));
         }) == message);
+  for (const auto& named : net.parameters()) named.parameter->set_wants_grad(false);
+  CHECK(message_of<UsageError>([&] { net(numbers(8, 5, 1)); }) ==
+        "canonical shares: the model returns a number without axes for each share, and none of them is the batch's: "
+        "expected one for each sample, [batch]");
   SingleDevice<Telling<Cpu>> telling(make<Telling<Cpu>>(), 3, {.canonical_shares = 4});
   CHECK(std::get<1>(telling(numbers(8, 5, 1))) == 2);
   CHECK(message_of<UsageError>([&] { telling(numbers(7, 5, 1)); }) ==
