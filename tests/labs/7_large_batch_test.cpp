@@ -40,10 +40,6 @@ struct LinearAtOnce {
 struct WarmsUpToTheSquareRoot {
   static double rate(const Plan& plan, int step) { return ramp(plan, step, 1, std::sqrt(times(plan)), 5); }
 };
-/// The rate of small batches times the batch.
-struct ForgetsTheBaseBatch {
-  static double rate(const Plan& plan, int step) { return ramp(plan, step, 1, static_cast<double>(plan.batch), 5); }
-};
 struct CountsEpochsForSteps {
   static double rate(const Plan& plan, int step) { return ramp(plan, step / plan.steps_an_epoch, 1, times(plan), 5); }
 };
@@ -87,7 +83,6 @@ TEST_CASE("lab 7: the solution passes, and wrong ones do not") {
   notices(large_batch_lab::run<WarmsUpToTheRateAsItWas>);
   notices(large_batch_lab::run<WarmsUpToTheSquareRoot>);
   notices(large_batch_lab::run<LinearAtOnce>);
-  notices(large_batch_lab::run<ForgetsTheBaseBatch>);
   notices(large_batch_lab::run<CountsEpochsForSteps>);
   CHECK(run(large_batch_lab::run<Mine_of_7>, solved).find("there is a hole: write rate") != std::string::npos);
 }
