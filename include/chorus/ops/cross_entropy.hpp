@@ -136,8 +136,10 @@ auto reduced_over_labels(const char* operation, const X& scores, const LossOf& l
   if constexpr (AnyVariable<X> && !is_graph_variable<X>)
     if (const auto cut = options.reduction == Reduction::sum ? nullptr : cut_of_losses(scores)) [[unlikely]] {
       const double over = options.mean_over ? checked_mean_over(operation, options) : 0;
+      Options of_each = options;
+      of_each.mean_over.reset();
       return canonical_mean(
-          each(unreduced(operation, options)), *cut,
+          each(unreduced(operation, of_each)), *cut,
           [&](Index begin, Index end) { return count_labels(labels.slice(0, begin, end), options.ignore_index); },
           over);
     }

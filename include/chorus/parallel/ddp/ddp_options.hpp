@@ -130,7 +130,8 @@ struct DistributedDataParallelOptions {
     for (const double cap : caps.bucket_cap_mb_list) text += cat(" ", cap);
     text += cat(", dim ", dim, ", broadcast_buffers ", broadcast_buffers, ", find_unused_parameters ",
                 find_unused_parameters, ", skip_all_reduce_unused_params ", skip_all_reduce_unused_params,
-                ", static_graph ", static_graph, ", non_finite ", static_cast<int>(non_finite), ", ignored");
+                ", static_graph ", static_graph, ", non_finite ", static_cast<int>(non_finite), ", canonical_shares ",
+                canonical_shares, ", ignored");
     for (const auto& name : parameters_and_buffers_to_ignore) text += cat(" ", name);
     text += ", delayed";
     for (const auto& name : delay_all_reduce_named_params) text += cat(" ", name);
