@@ -6,6 +6,8 @@
 /// and steps its part of the parameters alone (ReduceScatter, ShardedOptimizer), with --share-parameters of one copy
 /// that all have in common; with --fused, all in the midst of backward (FusedOptimizer). --bucket-cap-mb X cuts other
 /// buckets; --all-reduce NAME averages them by ring, direct, in_place or hierarchical.
+/// With --canonical-shares S, of one rank and of all, on nets whose batches are cut into S shares.
+/// ddp_step --wrapper --canonical-shares S [CASE ...]: what shares cost SingleDevice, measured as
 /// ddp_step --wrapper [CASE ...]: what DistributedDataParallel itself costs on one rank: steps of SingleDevice and of
 /// DistributedDataParallel in turn, their medians, and the median ratio of neighbours.
 
@@ -67,11 +69,11 @@ void measure_case(ch::Run& run, const bench::RanksAndCases& asked, const char* n
   using Model = decltype(make());
   auto& communicator = run.communicator();
   ch::comm::AnyCommunicator nobody;
-  ch::DistributedDataParallel<Model> alone{make(), nobody};
+  ch::DistributedDataParallel<Model> alone{make(), nobody, {.canonical_shares = asked.canonical_shares}};
   ch::SingleDevice<Model> apart{make()};
 
   const auto batch = images.size(0);
-  const auto share = bench::share_of(images, targets, run.rank(), run.world_size());
+  const auto share = bench::share_of(images, targets, run.rank(), run.world_size(), asked.canonical_shares);
 
   constexpr std::size_t rounds = 8;
   const std::size_t steps = std::max<std::size_t>(3, bench::fixed_steps(name) / rounds);
@@ -103,7 +105,8 @@ void measure_case(ch::Run& run, const bench::RanksAndCases& asked, const char* n
           }));
     }
   };
-  const ch::DistributedDataParallelOptions options{.bucket_cap_mb = asked.bucket_cap_mb};
+  const ch::DistributedDataParallelOptions options{.bucket_cap_mb = asked.bucket_cap_mb,
+                                                   .canonical_shares = asked.canonical_shares};
   if (asked.sharded) {
     using Optimizer = typename std::remove_cvref_t<decltype(make_optimizer)>::type;
     ch::DistributedDataParallel<Model, ch::ReduceScatter> net{make(), run, options};
@@ -139,12 +142,10 @@ double second_ms(const Step& step) {
   return ms_of(step);
 }
 
-int measure_wrapper(const std::vector<std::string_view>& wanted) {
-  const bool known = bench::for_each_case(wanted, [](const char* name, const auto& make, const auto& images,
-                                                     const auto& targets, const auto& make_optimizer) {
-    ch::comm::AnyCommunicator alone;
+int measure_wrapper(const bench::RanksAndCases& asked) {
+  const auto by_turns = [](const char* name, const auto& make, const auto& images, const auto& targets,
+                           const auto& make_optimizer, auto& wrapped, const std::string& what) {
     ch::SingleDevice<decltype(make())> plain{make()};
-    ch::DistributedDataParallel<decltype(make())> wrapped{make(), alone};
     const auto plain_optimizer = make_optimizer(plain.parameters()), optimizer = make_optimizer(wrapped.parameters());
     const auto one = bench::make_step(plain, *plain_optimizer, images, targets),
                other = bench::make_step(wrapped, *optimizer, images, targets);
@@ -161,9 +162,19 @@ int measure_wrapper(const std::vector<std::string_view>& wanted) {
       wrapped_ms.push_back(b);
       ratios.push_back(b / a);
     }
-    std::printf("wrapper %s plain_ms=%.3f ddp_ms=%.3f ratio=%.4f\n", name, median(plain_ms), median(wrapped_ms),
-                median(ratios));
+    std::printf("wrapper %s plain_ms=%.3f %s_ms=%.3f ratio=%.4f\n", name, median(plain_ms), what.c_str(),
+                median(wrapped_ms), median(ratios));
     std::fflush(stdout);
+  };
+  const bool known = bench::for_each_case(asked.wanted, [&](const char* name, const auto& make, const auto&... rest) {
+    using Model = decltype(make());
+    if (asked.canonical_shares != 0) {
+      ch::SingleDevice<Model> net{make(), ch::initial_seed(), {.canonical_shares = asked.canonical_shares}};
+      return by_turns(name, make, rest..., net, ch::cat("in_", asked.canonical_shares, "_shares"));
+    }
+    ch::comm::AnyCommunicator alone;
+    ch::DistributedDataParallel<Model> net{make(), alone};
+    by_turns(name, make, rest..., net, "ddp");
   });
   return known ? 0 : 2;
 }
@@ -173,7 +184,7 @@ int measure_wrapper(const std::vector<std::string_view>& wanted) {
 int main(int argc, char** argv) {
   const auto asked = bench::ranks_and_cases("ddp_step", argc, argv);
   if (!asked) return 2;
-  if (asked->wrapper) return measure_wrapper(asked->wanted);
+  if (asked->wrapper) return measure_wrapper(*asked);
   // A process that is a rank already comes here again, and measures what it was started for.
   const bool is_rank = std::getenv("WORLD_SIZE") != nullptr;
   return measure(argc, argv, is_rank ? std::nullopt : std::optional(asked->ranks), *asked);

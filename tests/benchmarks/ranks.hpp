@@ -25,13 +25,14 @@ int on_ranks(int argc, char** argv, std::optional<int> ranks, const std::vector<
   return known ? status : 2;
 }
 
-/// A rank's share of the batch and of its targets.
+/// A rank's share of the batch and of its targets; or its run of that many canonical shares.
 template <class Images>
-auto share_of(const Images& images, const chorus::Tensor<std::int64_t, 1>& targets, int rank, int ranks) {
+auto share_of(const Images& images, const chorus::Tensor<std::int64_t, 1>& targets, int rank, int ranks,
+              int canonical_shares = 0) {
   const auto batch = images.size(0), rows = targets.numel() / batch;
-  const auto all = static_cast<std::size_t>(ranks), own = static_cast<std::size_t>(rank);
-  const auto begin = chorus::share_begin(batch, all, own),
-             end = chorus::share_begin(batch, all, own + 1);
+  const auto all = static_cast<std::size_t>(canonical_shares == 0 ? ranks : canonical_shares);
+  const auto own = chorus::shares_of_device(all, static_cast<std::size_t>(ranks), static_cast<std::size_t>(rank));
+  const auto begin = chorus::share_begin(batch, all, own.begin), end = chorus::share_begin(batch, all, own.end);
   return std::pair(images.slice(0, begin, end), targets.slice(0, begin * rows, end * rows));
 }
 
@@ -48,7 +49,7 @@ inline std::size_t fixed_steps(std::string_view name) {
 }
 
 struct RanksAndCases {
-  int ranks = 2;
+  int ranks = 2, canonical_shares = 0;
   std::optional<double> bucket_cap_mb;
   std::optional<chorus::comm::Algorithm> all_reduce;
   bool sharded = false, shared = false, fused = false, wrapper = false, apart = false;
@@ -73,6 +74,8 @@ inline std::optional<RanksAndCases> ranks_and_cases(const char* program, int arg
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--ranks") == 0 && i + 1 < argc)
       out.ranks = std::atoi(argv[++i]);
+    else if (std::strcmp(argv[i], "--canonical-shares") == 0 && i + 1 < argc)
+      out.canonical_shares = std::atoi(argv[++i]);
     else if (std::strcmp(argv[i], "--bucket-cap-mb") == 0 && i + 1 < argc)
       out.bucket_cap_mb = std::atof(argv[++i]);
     else if (std::strcmp(argv[i], "--all-reduce") == 0 && i + 1 < argc)
@@ -95,7 +98,7 @@ inline std::optional<RanksAndCases> ranks_and_cases(const char* program, int arg
   if (known && out.ranks >= 1 && out.ranks <= chorus::comm::max_ranks) return out;
   std::fprintf(stderr,
                "usage: %s --ranks N [--all-reduce NAME] [--bucket-cap-mb X] [--sharded] [--share-parameters] [--fused] "
-               "[--apart] [--wrapper] [CASE ...]; N is from 1 to %d; the top of its source says what the options do\n",
+               "[--apart] [--wrapper] [--canonical-shares S] [CASE ...]; N is from 1 to %d; the top of its source says what the options do\n",
                program, chorus::comm::max_ranks);
   return std::nullopt;
 }

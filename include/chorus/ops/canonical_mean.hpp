@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/core/canonical_cut.hpp>
+#include <chorus/kernels/axis_shape.hpp>
 #include <chorus/kernels/contiguous.hpp>
 #include <chorus/kernels/reduction.hpp>
 #include <cstddef>
@@ -102,7 +103,7 @@ auto canonical_mean(const X& losses, const CanonicalCut& cut, const OverOf& over
     const Index begin = cut.begin(i) * each, end = cut.begin(i + 1) * each;
     const auto sum = Tensor<T, 0, D>::zeros({}, device);
     if (end > begin)
-      kernels::sum(device, around_axis(Shape<1>{end - begin}, 0), values.data() + begin, sum.data());
+      kernels::sum(device, kernels::AxisShape{.axis = end - begin}, values.data() + begin, sum.data());
     sums.push_back(static_cast<double>(sum.item()));
     overs.push_back(end > begin ? over_of(begin, end) : 0);
   }

@@ -9,6 +9,8 @@
 #include <chorus/comm/objects.hpp>
 #include <chorus/core/batch_group.hpp>
 #include <chorus/core/say.hpp>
+#include <chorus/ops/canonical_mean.hpp>
+#include <chorus/parallel/canonical/checked_shares.hpp>
 #include <chorus/parallel/canonical/model_shares.hpp>
 #include <chorus/parallel/ddp/batch_shares.hpp>
 #include <chorus/parallel/ddp/same_model.hpp>

@@ -1,6 +1,7 @@
 #pragma once
 /// SingleDevice: the policy of one device. The others have to give the same results.
 
+#include <chorus/parallel/canonical/checked_shares.hpp>
 #include <chorus/parallel/canonical/model_shares.hpp>
 #include <chorus/parallel/dp/samples.hpp>
 #include <chorus/parallel/model_handles.hpp>

@@ -1,6 +1,7 @@
 #pragma once
 /// What a model has returned for each canonical share as what it returns for one batch.
 
+#include <chorus/parallel/canonical/share_losses.hpp>
 #include <chorus/parallel/dp/gather.hpp>
 #include <cstddef>
 #include <type_traits>
@@ -9,7 +10,8 @@
 
 namespace chorus::canonical {
 
-/// Tensors are joined along the samples. Of what is no tensor all shares have to have the same.
+/// Tensors are joined along the samples; a loss becomes the whole batch's. Of what is no tensor all shares have to have
+/// the same.
 template <class D>
 struct JoinShares : dp::JoinOutputs<D> {
   using dp::JoinOutputs<D>::JoinOutputs;
@@ -22,11 +24,7 @@ struct JoinShares : dp::JoinOutputs<D> {
       if constexpr (tensor_of<X>::rank > 0) {
         return dp::JoinOutputs<D>::operator()(outputs);
       } else {
-        check<UsageError>(outputs.size() == 1,
-                          "canonical shares: the model returns a number without axes for each share, and none of them "
-                          "is the batch's: let it return one for each sample, [batch], and take the mean of what the "
-                          "policy returns");
-        return *outputs[0];
+        return join_scalars(outputs);
       }
     } else {
       if constexpr (requires(const X& x) { x == x; })
@@ -36,6 +34,20 @@ struct JoinShares : dp::JoinOutputs<D> {
                             "share to share");
       return *outputs[0];
     }
+  }
+
+ private:
+  template <class X>
+  X join_scalars(const std::vector<const X*>& outputs) const {
+    if constexpr (detail::is_variable<X>) {
+      const auto losses = dp::JoinOutputs<D>::operator()(outputs);
+      if (losses.node() && this->backward->canonical_cut() != nullptr)
+        return mean_of_share_losses(losses, **this->backward->canonical_cut());
+    }
+    check<UsageError>(outputs.size() == 1,
+                      "canonical shares: the model returns a number without axes for each share, and none of them is "
+                      "the batch's: expected one for each sample, [batch]");
+    return *outputs[0];
   }
 };
 

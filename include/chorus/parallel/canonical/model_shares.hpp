@@ -149,11 +149,12 @@ class ModelShares final : private dp::BackwardRunner, private LeafObserver {
   std::function<void()> ended_;
 };
 
-/// `model.forward(inputs...)`, in shares where there are such. Throws UsageError for what can't be cut.
+/// `model.forward(inputs...)`, in shares where there are such; where nothing is recorded, a model that returns numbers
+/// without axes computes all samples at once. Throws UsageError for what can't be cut.
 template <class Model, class... Inputs>
 auto forward(ModelShares<Model>* shares, Model& model, RandomContext& random, const Inputs&... inputs) {
   using Output = decltype(model.forward(inputs...));
-  if (shares == nullptr) return model.forward(inputs...);
+  if (shares == nullptr || (detail::holds_scalars<Output> && !grad_enabled())) return model.forward(inputs...);
   if constexpr (dp::is_recorded<Inputs...>) {
     fail<UsageError>("canonical shares: GraphVariables, for gradients of gradients, are not cut into shares");
   } else if constexpr (std::is_same_v<decltype(shares->forward(random, inputs...)), Output>) {

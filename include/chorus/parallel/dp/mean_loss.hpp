@@ -5,6 +5,8 @@
 #include <chorus/autograd/variable.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/core/say.hpp>
+#include <chorus/parallel/canonical/share_losses.hpp>
+#include <chorus/parallel/dp/device_scalars.hpp>
 #include <chorus/parallel/dp/samples.hpp>
 #include <cmath>
 #include <cstddef>
@@ -12,36 +14,6 @@
 #include <vector>
 
 namespace chorus::detail {
-
-/// The node of a vector that has a scalar from each device.
-class OfDeviceScalars {
- public:
-  /// The scalars' nodes; null where there is none.
-  virtual std::vector<Node*> scalars() const = 0;
-
- protected:
-  ~OfDeviceScalars() = default;
-};
-
-/// Calls `found(node)` on the nearest nodes from which `node` was made, itself included, for which it returns true, on
-/// ways through scalars and vectors.
-template <Real T, Device D, class Found>
-void search_tape(Node* node, const Found& found) {
-  if (node == nullptr) return;
-  std::vector<Node*> nodes{node};
-  for (std::size_t next = 0; next < nodes.size(); ++next) {
-    if (found(*nodes[next])) continue;
-    if (dynamic_cast<GradNode<T, 0, D>*>(nodes[next]) == nullptr &&
-        dynamic_cast<GradNode<T, 1, D>*>(nodes[next]) == nullptr)
-      continue;
-    nodes[next]->for_each_input(
-        [](Node& input, void* context) {
-          auto& known = *static_cast<std::vector<Node*>*>(context);
-          if (std::find(known.begin(), known.end(), &input) == known.end()) known.push_back(&input);
-        },
-        &nodes);
-  }
-}
 
 /// What each device's loss is a mean over. Several numbers where it is a sum of means, none where it is not known.
 template <Real T, Device D>
@@ -115,6 +87,8 @@ class GatheredScalars {
     known_ = true;
     check<ShapeError>(losses.numel() == static_cast<Index>(shares_.size()), "DataParallel::mean_loss: got ",
                       losses.numel(), " losses of the last forward pass, which ran on ", shares_.size(), " devices");
+    if (canonical_policies().load(std::memory_order_relaxed) != 0)
+      if (const auto cut = find_cut(losses.node().get())) return canonical::mean_of_share_losses(losses, *cut);
     std::vector<T> weights;
     for (const double share : loss_shares<T, D>(losses.node().get(), shares_)) weights.push_back(static_cast<T>(share));
     const auto values = losses.value().to_vector();

@@ -1,0 +1,264 @@
+#pragma once
+/// What lab 7 trains: generated digits in batches of 8 on one device, and of 128 on 4 ranks, at several rates.
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+
+#include "../lab.hpp"
+
+namespace large_batch_lab {
+
+inline constexpr const char* title = "Lab 7: large batches";
+constexpr ch::Index side = 12, pixels = side * side, classes = 10, train_images = 4096, test_images = 1024;
+constexpr int epochs = 20, seeds = 5;
+constexpr ch::Index small_batch = 8, large_batch = 128;
+constexpr int ranks_of_large_batch = 4;
+
+/// What the rate of a step may depend on.
+struct Plan {
+  double base_rate;  // that suits batches of `base_batch` samples
+  ch::Index base_batch, batch;
+  int steps_an_epoch, epochs;
+  int steps() const { return epochs * steps_an_epoch; }
+};
+inline Plan plan_for(ch::Index batch) {
+  return {0.1, small_batch, batch, static_cast<int>(train_images / batch), epochs};
+}
+
+/// Nothing in it normalises.
+template <class D>
+struct Net : ch::nn::Module {
+  ch::nn::Linear<D> fc1{pixels, 48}, fc2{48, 48}, fc3{48, classes};
+  CHORUS_MODULE(Net, fc1, fc2, fc3)
+  auto forward(const auto& x) const { return fc3(ch::relu(fc2(ch::relu(fc1(x))))); }
+};
+using Model = Net<ch::Cpu>;
+
+/// A model with the weights of that seed, from N(0, 2 / inputs) (He et al. 2015), and biases of 0.
+inline Model start(int seed) {
+  Model model;
+  std::uint64_t stream = 0;
+  for (auto* layer : {&model.fc1, &model.fc2, &model.fc3}) {
+    const auto shape = layer->weight.shape();
+    auto weight = ch::Tensor<float, 2>::empty(shape);
+    const auto deviation = static_cast<float>(std::sqrt(2.0 / static_cast<double>(shape[1])));
+    ch::kernels::fill_normal(ch::Cpu{}, static_cast<std::uint64_t>(seed), stream++, 0, weight.numel(), weight.data(),
+                             0.0f, deviation);
+    layer->weight = ch::Parameter(weight);
+    layer->bias = ch::Parameter(ch::Tensor<float, 1>::zeros({shape[0]}));
+  }
+  return model;
+}
+
+/// Images, [count, pixels], and what the model is to answer: 1 for the right class, and 0 for the others.
+struct Samples {
+  ch::Tensor<float, 2> images, answers;
+};
+inline Samples digits(ch::Index count, ch::data::Split split) {
+  const ch::data::SyntheticImages source(count, 0, split, {1, side, side});
+  Samples out{ch::Tensor<float, 2>::empty({count, pixels}), ch::Tensor<float, 2>::zeros({count, classes})};
+  for (ch::Index i = 0; i < count; ++i) {
+    const std::span<float> image(out.images.data() + i * pixels, static_cast<std::size_t>(pixels));
+    out.answers(i, source.get(i, image)) = 1;
+    for (float& pixel : image) pixel = (pixel - 0.3f) / 0.2f;
+  }
+  return out;
+}
+inline const Samples& training_set() {
+  static const Samples set = digits(train_images, ch::data::Split::train);
+  return set;
+}
+inline const Samples& test_set() {
+  static const Samples set = digits(test_images, ch::data::Split::test);
+  return set;
+}
+inline Samples take(const Samples& from, std::span<const ch::Index> which) {
+  const auto count = static_cast<ch::Index>(which.size());
+  Samples out{ch::Tensor<float, 2>::empty({count, pixels}), ch::Tensor<float, 2>::empty({count, classes})};
+  for (ch::Index i = 0; i < count; ++i) {
+    const ch::Index at = which[static_cast<std::size_t>(i)];
+    std::copy_n(from.images.data() + at * pixels, pixels, out.images.data() + i * pixels);
+    std::copy_n(from.answers.data() + at * classes, classes, out.answers.data() + i * classes);
+  }
+  return out;
+}
+
+/// How many of the test images a model names, in %. One whose numbers are not finite names none.
+inline double accuracy(const Model& model) {
+  const ch::NoGrad no_grad;
+  const auto output = model.forward(test_set().images).value();
+  int right = 0;
+  for (ch::Index i = 0; i < test_images; ++i) {
+    const float* const row = output.data() + i * classes;
+    const float* const answers = test_set().answers.data() + i * classes;
+    const auto label = std::find(answers, answers + classes, 1.0f) - answers;
+    bool largest = true;
+    for (ch::Index c = 0; c < classes; ++c) largest = largest && (c == label || row[c] < row[label]);
+    right += largest;
+  }
+  return 100.0 * right / test_images;
+}
+
+/// Trains this rank's share of all steps. `rate(plan, step)`: the rate of a step, counted from 0.
+template <class Policy, class Rate>
+void train(Policy& net, const Plan& plan, int seed, int rank, int ranks, const Rate& rate) {
+  ch::data::Sampler sampler(train_images,
+                            {.rank = rank, .world_size = ranks, .seed = static_cast<std::uint64_t>(seed)});
+  ch::optim::Sgd optimizer{net.parameters(), {.lr = plan.base_rate}};
+  for (int step = 0; step < plan.steps(); ++step) {
+    const int in_epoch = step % plan.steps_an_epoch;
+    if (in_epoch == 0) sampler.set_epoch(step / plan.steps_an_epoch);
+    const auto samples = take(training_set(), sampler.share(in_epoch, plan.batch));
+    optimizer.set_lr(rate(plan, step));
+    optimizer.zero_grad();
+    ch::mse_loss(net(samples.images), samples.answers).backward();
+    optimizer.step();
+  }
+}
+
+/// The mean over seeds of the accuracy after training in batches of 8, on one device.
+template <class Rate>
+double train_small(const Rate& rate) {
+  double sum = 0;
+  for (int seed = 0; seed < seeds; ++seed) {
+    ch::SingleDevice<Model> net{start(seed)};
+    train(net, plan_for(small_batch), seed, 0, 1, rate);
+    sum += accuracy(net.module());
+  }
+  return sum / seeds;
+}
+/// The same in batches of 128, on 4 ranks.
+template <class Rate>
+double train_large(const Rate& rate) {
+  double sum = 0;
+  for (int seed = 0; seed < seeds; ++seed)
+    lab::on_ranks(ranks_of_large_batch, [&](ch::comm::AnyCommunicator& ranks) {
+      ch::DistributedDataParallel<Model> net{start(seed), ranks};
+      train(net, plan_for(large_batch), seed, ranks.rank(), ranks.size(), rate);
+      if (ranks.rank() == 0) sum += accuracy(net.module());
+    });
+  return sum / seeds;
+}
+
+/// 2 / the largest curvature of the loss at a model's parameters. Gradient descent at a higher rate than that goes up
+/// on the other side of the steepest valley, and farther up with each step. By power iteration; the curvature along a
+/// direction is the difference of two gradients.
+inline double stable_rate(ch::SingleDevice<Model>& net) {
+  std::vector<ch::Index> first(1024);
+  std::iota(first.begin(), first.end(), 0);
+  const auto samples = take(training_set(), first);
+  std::vector<float> here, direction;
+  for (const auto& p : net.parameters()) {
+    const auto* const numbers = static_cast<const float*>(p.parameter->value_data());
+    here.insert(here.end(), numbers, numbers + p.parameter->count());
+  }
+  const auto gradient = [&](float along) {
+    std::vector<float> out;
+    std::size_t at = 0;
+    for (const auto& p : net.parameters()) {
+      auto* const numbers = static_cast<float*>(p.parameter->value_data());
+      for (ch::Index i = 0; i < p.parameter->count(); ++i, ++at)
+        numbers[i] = here[at] + (along == 0 ? 0 : along * direction[at]);
+      p.parameter->set_grad_arrived(false);
+    }
+    ch::mse_loss(net(samples.images), samples.answers).backward();
+    for (const auto& p : net.parameters()) {
+      const auto* const numbers = static_cast<const float*>(p.parameter->grad_data());
+      out.insert(out.end(), numbers, numbers + p.parameter->count());
+    }
+    return out;
+  };
+  direction = gradient(0);
+  constexpr float aside = 0.01f;
+  double curvature = 0;
+  for (int i = 0; i < 20; ++i) {
+    double square = 0;
+    for (const float d : direction) square += static_cast<double>(d) * d;
+    for (float& d : direction) d /= static_cast<float>(std::sqrt(square));
+    const auto ahead = gradient(aside), behind = gradient(-aside);
+    curvature = 0;
+    for (std::size_t at = 0; at < here.size(); ++at) {
+      const float change = (ahead[at] - behind[at]) / (2 * aside);
+      curvature += static_cast<double>(change) * direction[at];
+      direction[at] = change;
+    }
+  }
+  gradient(0);  // puts the parameters back
+  return 2 / curvature;
+}
+
+/// A rate that is `times` that of small batches in each step.
+inline auto at_once(double times) {
+  return [times](const Plan& plan, int) { return times * plan.base_rate; };
+}
+
+/// What needs no student's code.
+struct Measured {
+  double small = train_small(at_once(1)), as_it_was = train_large(at_once(1)), four_times = train_large(at_once(4)),
+         sixteen_times = train_large(at_once(16));
+  std::array<double, seeds> stable_at_start{}, stable_after_epoch{};
+  Measured() {
+    auto first_epoch = plan_for(small_batch);
+    first_epoch.epochs = 1;
+    for (int seed = 0; seed < seeds; ++seed) {
+      const auto at = static_cast<std::size_t>(seed);
+      ch::SingleDevice<Model> net{start(seed)};
+      stable_at_start[at] = stable_rate(net);
+      train(net, first_epoch, seed, 0, 1, at_once(1));
+      stable_after_epoch[at] = stable_rate(net);
+    }
+  }
+};
+inline const Measured& measured() {
+  static const Measured once;
+  return once;
+}
+inline std::string line(const char* what, double percent) {
+  char text[100];
+  std::snprintf(text, sizeof text, "  %-46s accuracy %5.1f %%", what, percent);
+  return text;
+}
+
+template <class Student>
+void run(lab::Lab& lab) {
+  const auto plan = plan_for(large_batch);
+  for (const int epoch : {0, 1, 2, 5, 10}) {
+    char text[100];
+    std::snprintf(text, sizeof text, "  your rate after %2d epochs: %.4g", epoch,
+                  Student::rate(plan, epoch * plan.steps_an_epoch));
+    lab.say(text);
+  }
+
+  const Measured& by_lab = measured();
+  constexpr double points = 5;
+  const auto as_good = [&](double accuracy) { return accuracy >= by_lab.small - points; };
+  lab.compare("steps of 20 epochs, batch 8", plan_for(small_batch).steps());
+  lab.compare("steps of 20 epochs, batch 128", plan.steps());
+
+  lab.say(line("batch 8", by_lab.small));
+  lab.say(line("batch 128, the rate as it was", by_lab.as_it_was));
+  lab.compare("the rate as it was: accuracy in %", by_lab.as_it_was, 0.25);
+  lab.say(line("batch 128, 4 x the rate", by_lab.four_times));
+  lab.compare("as good: 4 x the rate", as_good(by_lab.four_times));
+  lab.say(line("batch 128, 16 x the rate from the first step", by_lab.sixteen_times));
+  lab.compare("as good: 16 x the rate from the first step", as_good(by_lab.sixteen_times));
+
+  bool steepest_at_start = true;
+  for (std::size_t i = 0; i < seeds; ++i) {
+    char text[100];
+    std::snprintf(text, sizeof text, "  start %zu: stable to a rate of %.2f, after an epoch to %.2f", i + 1,
+                  by_lab.stable_at_start[i], by_lab.stable_after_epoch[i]);
+    lab.say(text);
+    steepest_at_start = steepest_at_start && by_lab.stable_at_start[i] < by_lab.stable_after_epoch[i];
+  }
+  lab.compare("the start bears less than what comes later", steepest_at_start);
+
+  const double mine = train_large([](const Plan& of, int step) { return Student::rate(of, step); });
+  lab.say(line("batch 128, your rates", mine));
+  lab.compare("as good: 16 x the rate after a warm-up", as_good(mine));
+  lab.require("your rates are as good as batch 8", as_good(mine),
+              ch::cat("they end more than ", points, " points below it"));
+}
+
+}  // namespace large_batch_lab

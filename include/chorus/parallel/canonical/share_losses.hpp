@@ -1,0 +1,69 @@
+#pragma once
+/// Losses that a model has returned itself, one for each canonical share, as the whole batch's.
+
+#include <chorus/ops/canonical_mean.hpp>
+#include <chorus/parallel/dp/device_scalars.hpp>
+#include <cmath>
+#include <cstddef>
+#include <vector>
+
+namespace chorus::canonical {
+
+/// What each share's loss is a mean over, where the tape knows; a sum of several means over the same is one. Throws
+/// UsageError where it does not, and for sums of means over different numbers.
+template <Real T, Device D>
+std::vector<double> mean_over_of_shares(Node& losses) {
+  const auto* const gathered = dynamic_cast<const detail::OfDeviceScalars*>(&losses);
+  std::vector<std::vector<double>> over;
+  for (const bool only_losses : {true, false}) {
+    over.clear();
+    bool known = gathered != nullptr;
+    for (Node* const scalar : gathered != nullptr ? gathered->scalars() : std::vector<Node*>{}) {
+      auto& of_share = over.emplace_back();
+      detail::search_tape<T, D>(scalar, [&](Node& node) {
+        const bool counts = only_losses ? node.is_loss() : node.is_mean();
+        if (counts) of_share.push_back(node.mean_over());
+        return counts;
+      });
+      known = known && !of_share.empty() && of_share.size() == over.front().size();
+    }
+    if (known) break;
+    check<UsageError>(only_losses,
+                      "canonical shares: the model returns a number without axes that is not known to be a mean over "
+                      "the share: expected cross_entropy(), mse_loss(), mean() or another loss of the library, or one "
+                      "number for each sample, [batch]");
+  }
+  std::vector<double> out;
+  for (const auto& of_share : over) {
+    out.push_back(of_share.front());
+    for (std::size_t i = 1; i < of_share.size(); ++i)
+      check<UsageError>(of_share[i] * over.front().front() == of_share.front() * over.front()[i],
+                        "canonical shares: the model's loss is a sum of losses that are means over different numbers "
+                        "of tokens, samples or elements, of which no one share is right: let it return each by itself");
+  }
+  return out;
+}
+
+/// The mean over the whole batch, on all processes, of what `losses`, [shares of this process], are means over.
+template <Real T, Device D>
+Variable<T, 0, D> mean_of_share_losses(const Variable<T, 1, D>& losses, const CanonicalCut& cut) {
+  const auto over = mean_over_of_shares<T, D>(*losses.node());
+  const auto values = losses.value().to_vector();
+  std::vector<double> sums, overs;  // shares without samples come last, and are not there
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    overs.push_back(cut.size(i) > 0 ? over[i] : 0);
+    sums.push_back(overs[i] == 0 ? 0 : static_cast<double>(values[i]) * overs[i]);
+  }
+  const auto whole = detail::add_shares(cut, sums, overs);
+  return record(
+      detail::canonical_mean_name, Tensor<T, 0, D>::full({}, static_cast<T>(whole.value()), losses.device()),
+      [overs, all = whole.over](const auto& dy, auto dx) {
+        std::vector<T> gradients;
+        const auto gradient = static_cast<double>(dy.item());
+        for (const double own : overs) gradients.push_back(static_cast<T>(all == 0 ? 0 : gradient * own / all));
+        dx->add(Tensor<T, 1, D>::from(gradients, {static_cast<Index>(gradients.size())}, dy.device()));
+      },
+      losses);
+}
+
+}  // namespace chorus::canonical
