@@ -69,11 +69,11 @@ void train(ch::Run& run, Model& model, std::size_t shares) {
 
 int main(int argc, char** argv) {
   return ch::launch<Policy>(argc, argv, [](ch::Run& run) {
-    for (const std::size_t shares : {1, 2, 3, 6}) {  // 1 + 1/2 + ... + 1/1000, where each share adds up its own
+    for (const unsigned shares : {1u, 2u, 3u, 6u}) {  // 1 + 1/2 + ... + 1/1000, where each share adds up its own
       Rows sums(shares, {0.0f});
       for (std::size_t i = 0; i < 1000; ++i) sums[i * shares / 1000][0] += 1 / static_cast<float>(i + 1);
       add_up(sums, 0, shares);
-      if (run.is_main()) std::printf("the sum in shares, %zu of them: %.8g\n", shares, double{sums[0][0]});
+      if (run.is_main()) std::printf("the sum in shares, %u of them: %.8g\n", shares, double{sums[0][0]});
     }
     Model model, plain = ch::nn::copy_of(model);
     Policy net{ch::nn::copy_of(model), run, {.canonical_shares = 6}};  // for the comparison at the end
