@@ -61,6 +61,14 @@ for policy, devices in (("dp", 2), ("ddp", 2), ("ddp", 3)):
     print(f"{policy} on {devices} devices: losses within {worst:.1e} of one device's")
     assert worst < 2e-3, f"{policy} leaves the single device's trajectory: {own} and {losses[:8]}"
 
+if NAME == "train_wgan":
+    text = run(*EXAMPLE["small"], "--steps", "1", "--canonical-shares", "4", fails=True)
+    assert "--canonical-shares" in text, text
+else:  # on any number of devices the same bits
+    ends = {events("--policy", policy, "--devices", devices, "--canonical-shares", "4", steps=4)[1]["parameters_sha256"]
+            for policy, devices in (("single", "1"), ("dp", "3"), ("ddp", "2"))}
+    assert len(ends) == 1, ends
+
 if NAME == "train_gpt":  # the same steps, dropout included, in less memory
     plain, most = events("--layers", "6", steps=8)
     again, less = events("--layers", "6", "--checkpoint", steps=8)

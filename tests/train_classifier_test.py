@@ -92,6 +92,25 @@ first = events("stopped", *options, "--epochs", "1", "--save", saved_early)
 assert losses(first) + losses(events("resumed", *options, "--resume", saved_early)) == losses(whole)
 print("a resumed run goes on as if it had not stopped")
 
+# Cut into the same shares, batches give the same bits, whatever the policy and the number of devices.
+options = ("--canonical-shares", "4", "--steps", "14")
+cut = {}
+for policy, devices in (("single", 1), ("dp", 3), ("ddp", 2), ("parameter_server", 3)):
+    *_, cut[policy] = events("cut", "--policy", policy, "--devices", str(devices), *options, "--save", saved)
+    assert cut[policy]["canonical_shares"] == 4, cut[policy]
+assert len({done["parameters_sha256"] for done in cut.values()}) == 1, cut
+assert "canonical_shares" not in logs["single1"][-1], logs["single1"][-1]
+uncut = events("uncut", "--steps", "14")[-1]["parameters_sha256"]
+assert uncut != cut["single"]["parameters_sha256"], "a batch in four shares has the bits of a whole one"
+whole = events("cut", *options[:2])[-1]["parameters_sha256"]
+for policy in ("single", "ddp"):  # goes on from what another policy has saved
+    rest = events("resumed", "--policy", policy, *options[:2], "--resume", saved)
+    assert rest[-1]["parameters_sha256"] == whole, (policy, rest[-1])
+assert "the run's canonical_shares, 4, got 0 (none)" in run(*SMALL, "--resume", saved, fails=True)
+assert "48 samples in 4 canonical shares: each of 3 devices has 12 to 24" in run(
+    *SMALL[:-1], "--policy", "dp", "--devices", "3", *options)
+print("with canonical shares all policies end with the same bits")
+
 # Models with batch norm, whose statistics are those of each device's share.
 for model, policy, devices in (("resnet18", "single", 1), ("resnet18", "dp", 2), ("resnet18", "ddp", 2),
                                ("resnet50", "single", 1)):
@@ -116,11 +135,17 @@ assert "48 samples on 5 devices: each has 9 or 10" in run(*SMALL[:-1], "--policy
 assert "policy 'single' has one device, got 2" in run(*SMALL, "--device", "0,1", fails=True)
 assert "--devices 3, but --device 0,1 names 2" in run(*SMALL, "--policy", "dp", "--device", "0,1", "--devices", "3",
                                                       fails=True)
+assert "policy local_sgd, where each process steps" in run(*SMALL, "--policy", "local_sgd", *options, fails=True)
+for named in (("--devices", "5"), ("--device", "0,1,2,4,3")):
+    assert "--canonical-shares 4: each of 5 devices takes whole shares: expected at least 5" in run(
+        *SMALL, "--policy", "ddp", *named, *options, fails=True)
 for line in ("YOLOv5", "--device 0,1     chooses no policy", "no torch.distributed.run", "-1 is refused"):
     assert line in run("--help"), line
 for options, part in ((["--batch", "0"], "--batch: expected a whole number, 1 to 16777216, got '0'"),
                       (["--batch", "-1"], "--batch: expected the number of samples over all devices, got -1: a size"),
                       (["--batch", "abc"], "--batch: expected a whole number, 1 to 16777216, got 'abc'"),
+                      (["--canonical-shares", "0"], "--canonical-shares: expected a whole number, 1 to 64, got '0'"),
+                      (["--canonical-shares", "65"], "--canonical-shares: expected a whole number, 1 to 64, got '65'"),
                       (["--device", "0,0"], "--device: expected each device once, got 0 twice in '0,0'"),
                       (["--device", "0,x"], "got '0,x': 'x' is no whole number"),
                       (["--device", "0,,1"], "got '0,,1': an entry is empty"),

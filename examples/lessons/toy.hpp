@@ -32,9 +32,13 @@ constexpr ch::optim::SgdOptions sgd{.lr = 0.05, .momentum = 0.9};
 /// and 16 samples, and means over unequal shares are where mistakes show.
 class Data {
  public:
-  explicit Data(std::uint64_t seed, int rank = 0, int ranks = 1)
+  /// `shares`: into which a batch is cut; 0: as many as ranks.
+  explicit Data(std::uint64_t seed, int rank = 0, int ranks = 1, int shares = 0)
       : images_{1000, seed, ch::data::Split::train, {1, 28, 28}},
-        loader_{images_, ch::data::Sampler(1000, {.rank = rank, .world_size = ranks, .seed = seed}), {.batch = 33}} {}
+        loader_{images_,
+                ch::data::Sampler(1000,
+                                  {.rank = rank, .world_size = ranks, .seed = seed, .canonical_shares = shares}),
+                {.batch = 33}} {}
 
   /// `for (auto& [images, labels] : data.epoch(e))`: the samples come in another order in each epoch.
   auto& epoch(int e) {

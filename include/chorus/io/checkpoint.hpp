@@ -171,7 +171,7 @@ constexpr bool all_ranks_save = detail::all_ranks_save<Net>;
 /// return at once; with a ShardedOptimizer, under LocalSgd, or under a communication hook that remembers something, all
 /// do, and rank 0 writes. The file is the same for the plain, the fused and the sharded form of an optimizer. `more`:
 /// what else goes on from step to step, as GradScaler, ParameterAverage and ReduceOnPlateau do; at most one of each.
-/// Gradients are not in it: a checkpoint belongs between two steps.
+/// Gradients are not in it: a checkpoint belongs between two steps. The seed is, and the number of `canonical_shares`.
 ///
 /// What is each rank's own under a hook, such as errors to be fed back, and under LocalSgd and PostLocalSgd models,
 /// optimizers and `more`, is in the file for each rank; rank 0 holds the whole file in memory for a moment. Of

@@ -1,0 +1,66 @@
+#!/usr/bin/env python3
+"""Runs examples/demo.sh in a small form, with nothing to install or build: its table says that all runs end with the
+same parameters, and where one does not, the script says so and fails.
+usage: demo_test.py TRAIN_CLASSIFIER CHORUS_PAGE"""
+
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+
+TRAIN, PAGE = (str(pathlib.Path(program).resolve()) for program in sys.argv[1:])
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+temporary = tempfile.TemporaryDirectory(prefix="chorus_demo_")
+FOLDER = pathlib.Path(temporary.name)
+SMALL = "--train-images 256 --test-images 50 --epochs 2 --workers 0 --trace-steps 1:2"
+
+
+def script(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("#!/bin/sh\n" + text)
+    path.chmod(0o755)
+
+
+def demo(train):
+    """The rows of the table and what else was printed, of a demo whose train_classifier is that script."""
+    script(FOLDER / "build/examples/train_classifier", f"program={shlex.quote(TRAIN)}\n{train}\n")
+    path = f"{FOLDER / 'bin'}:{os.environ['PATH']}"
+    done = subprocess.run(["sh", str(FOLDER / "examples/demo.sh")], env=os.environ | {"PATH": path}, cwd="/",
+                          capture_output=True, text=True, timeout=200)
+    rows = re.findall(r"^(single|dp|ddp) +(\d) .* (\S+)$", done.stdout, re.MULTILINE)
+    return rows, done.returncode, done.stdout + done.stderr
+
+
+(FOLDER / "examples").mkdir()
+shutil.copy(ROOT / "examples/demo.sh", FOLDER / "examples")
+for made_before in ("tests/install.sh", "bin/cmake"):
+    script(FOLDER / made_before, "exit 0\n")
+(FOLDER / "build").mkdir()
+(FOLDER / "build/CMakeCache.txt").touch()
+script(FOLDER / "build/examples/chorus-page", f'exec {shlex.quote(PAGE)} "$@"\n')
+
+rows, status, text = demo(f'exec "$program" "$@" {SMALL}')
+assert status == 0, text
+print(text[text.index("policy "):text.index("What moved")])
+assert [row[:2] for row in rows] == [("single", "1"), ("dp", "2"), ("ddp", "2"), ("ddp", "3")], text
+assert len({row[2] for row in rows}) == 1 and re.fullmatch("[0-9a-f]{12}", rows[0][2]), rows
+assert "The same parameters, bit for bit, in all 4 runs: each batch is cut into 4 shares" in text, text
+assert text.count("--- ddp, devices: 3") == 1 and "NOT THE SAME" not in text, text
+page = re.search(r"open (\S+) in a browser", text).group(1)
+assert page == str(FOLDER / "build/demo/run.html") and "<html" in pathlib.Path(page).read_text()[:200], page
+
+# A run that ends elsewhere, here for its seed.
+rows, status, text = demo(f"""case "$*" in *"--devices 3"*) set -- "$@" --seed 2;; esac
+exec "$program" "$@" {SMALL}""")
+assert status == 1 and "NOT THE SAME: the runs end with other parameters" in text and "bit for bit" not in text, text
+assert len({row[2] for row in rows[:3]}) == 1 and rows[3][2] != rows[0][2], rows
+
+# No fingerprints, as of a program without OpenSSL.
+rows, status, text = demo(f"""log=
+for word in "$@"; do [ "$log" = next ] && log=$word; [ "$word" = --metrics ] && log=next; done
+"$program" "$@" {SMALL} --metrics "$log" && sed -i 's/,"parameters_sha256":"[^"]*"//' "$log" """)
+assert status == 1 and "no fingerprint (SHA-256)" in text and {row[2] for row in rows} == {"?"}, text
