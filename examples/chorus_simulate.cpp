@@ -202,7 +202,7 @@ class Program {
 
   void write_trace(const sim::TrainingTimes& result) const {
     constexpr int drawn = 64;
-    const auto text = cs::trace_text(result.times, drawn, wishes_.policy, steps_,
+    const auto text = cs::trace_text(result.times, drawn, wishes_.policy,
                                      ch::cat(R"("gradient_bytes":)", training_.bytes(), R"(,"ranks":)", wishes_.ranks));
     const ch::detail::HeldSignal held(SIGXFSZ);
     std::FILE* const file = ch::detail::open_to_write(wishes_.trace.c_str());

@@ -148,7 +148,7 @@ TEST_CASE("simulated: a trace of what ranks did") {
                                   .all_reduce = comm::Algorithm::ring,
                                   .keep_spans = true};
   const auto text = [&] {
-    return trace_text(simulate_training(options, of, 2).times, 64, "ddp", 2, R"("gradient_bytes":120000)");
+    return trace_text(simulate_training(options, of, 2).times, 64, "ddp", R"("gradient_bytes":120000)");
   };
   CHECK(text() == text());
   const auto trace = nlohmann::json::parse(text());

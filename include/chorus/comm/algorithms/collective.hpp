@@ -106,7 +106,7 @@ inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes
 /// neighbour. An empty chunk travels as one empty piece, so that a mismatch of calls shows in any case.
 inline void relay(const Collective& c, Step m, std::size_t count) {
   const auto element = c.reduction.element, per_piece = c.longest_piece(count);
-  auto* const listener = trace::listening();
+  auto* const listener = c.link.step_listener != nullptr ? c.link.step_listener : trace::listening();
   const bool tells = listener != nullptr && listener->wants_steps();
   do {
     const auto begin = tells ? listener->now() : 0;
