@@ -123,6 +123,14 @@ class SimulatedRank {
     if (engine_->keeps_spans)
       times_.marks.push_back({std::string(kind), std::string(name), begun, engine_->clock(), bytes, bucket});
   }
+  /// Where spans are kept: from now on this rank holds so many bytes more of that kind; negative: less.
+  void hold(trace::Memory kind, std::int64_t bytes) {
+    if (!engine_->keeps_spans) return;
+    Held now = times_.memory.empty() ? Held{} : times_.memory.back();
+    now.at = engine_->clock();
+    now.bytes[static_cast<std::size_t>(kind)] += static_cast<std::size_t>(bytes);
+    times_.memory.push_back(now);
+  }
   Time clock() const { return engine_->clock(); }
 
   /// Without true numbers: a call of `bytes` of f32, as Engine::later has it, on memory that nobody looks at.
