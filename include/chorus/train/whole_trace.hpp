@@ -185,9 +185,11 @@ inline std::string whole_trace(const std::vector<TracePart>& parts, int ranks, s
   arrows.from_the_late(parts);
   if (!head.distributed) arrows.of_copies();
   arrows.of_steps();
-  const auto order = [](const TraceLine& a, const TraceLine& b) {
+  // A span comes before those in it. Steps, which have none in them, stay in their order: some take no virtual time.
+  const auto end = [](const TraceLine& line) { return line.category == "ring" ? line.begin : line.end; };
+  const auto order = [&](const TraceLine& a, const TraceLine& b) {
     const bool both = a.phase == 'X' && b.phase == 'X';
-    return a.begin != b.begin ? a.begin < b.begin : both ? a.end > b.end : a.phase == 'X' && b.phase != 'X';
+    return a.begin != b.begin ? a.begin < b.begin : both ? end(a) > end(b) : a.phase == 'X' && b.phase != 'X';
   };
   std::stable_sort(lines.begin(), lines.end(), order);
   names += keep_nested(lines);

@@ -112,9 +112,7 @@ class SimulatedRank {
   double time() const { return seconds(engine_->clock()); }
   /// This rank computes for as long as one that is neither fast nor slow takes `usual` seconds for.
   void compute(double usual, const char* what = "compute") {
-    engine_->clock() += computing_.time(time_of(what, usual), rank(), step_);
-    check<UsageError>(engine_->clock() < Time(std::int64_t{9'000'000'000'000'000'000}),
-                      "simulation: more than 9000 s of virtual time");
+    engine_->clock() = later(engine_->clock(), computing_.time(time_of(what, usual), rank(), step_));
   }
   /// The rank's next step begins, with a jitter of its own.
   void next_step() { ++step_; }
@@ -127,8 +125,9 @@ class SimulatedRank {
   void hold(trace::Memory kind, std::int64_t bytes) {
     if (!engine_->keeps_spans) return;
     Held now = times_.memory.empty() ? Held{} : times_.memory.back();
-    now.at = engine_->clock();
     now.bytes[static_cast<std::size_t>(kind)] += static_cast<std::size_t>(bytes);
+    if (!times_.memory.empty() && now.at == engine_->clock()) times_.memory.pop_back();
+    now.at = engine_->clock();
     times_.memory.push_back(now);
   }
   Time clock() const { return engine_->clock(); }

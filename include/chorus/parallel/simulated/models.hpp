@@ -30,12 +30,13 @@ struct ModelSizes {
     return sum;
   }
 
-  /// Bytes that its parameters take together, as nn::FlatParameters lays them out in the host's memory.
+  /// Bytes that its parameters take together, as nn::FlatParameters lays them out in the host's memory: the last first.
   std::size_t flat_bytes() const {
     std::size_t end = 0;
-    for (const auto& parameter : parameters)
-      end =
-          parameter_place<Cpu>(end, parameter.count, sizeof(float)) + padded_count<Cpu>(parameter.count, sizeof(float));
+    for (std::size_t i = parameters.size(); i-- > 0;) {
+      const auto count = parameters[i].count;
+      end = parameter_place<Cpu>(end, count, sizeof(float)) + padded_count<Cpu>(count, sizeof(float));
+    }
     return end * sizeof(float);
   }
 
