@@ -31,18 +31,27 @@ links of a latency (alpha) and a bandwidth each. Times are virtual, and the same
   chorus-simulate --ranks 64 --links 25gbit --model resnet50 --compute 150
   chorus-simulate --ranks 1024 --links nvlink8+25gbit --model bert_large --compute 400 --straggler 5:1.3
   chorus-simulate --ranks 64 --links 100gbit --recorded run.json --trace simulated.json
+  chorus-simulate --policy dp --devices 4 --links nvlink --trace dp.json
 
 Prints how the step scales with the number of ranks, how much communication computing doesn't hide, the best size of
-buckets, and ring against hierarchical all-reduce.)";
+buckets, and ring against hierarchical all-reduce. Of --policy dp, DataParallel, whose devices are those of one machine:
+what device 0's link carries, and when.)";
 
 struct Wishes {
-  std::string links = "25gbit", model = "resnet50", policy = "ddp", all_reduce = "auto", recorded, trace;
+  std::string model = "resnet50", policy = "ddp", all_reduce = "auto", recorded, trace, optimizer = "sgd";
+  std::optional<std::string> named_links;
   double efficiency = 1, compute = 100, bucket_cap = 25, first_bucket_cap = 1, jitter = 0;
   std::optional<double> alpha, call;
   std::vector<std::string> stragglers;
-  int ranks = 64, steps = 3, period = 8;
+  std::optional<int> named_ranks;
+  int steps = 3, period = 8, batch = 32;
+  std::optional<std::size_t> sample, output;
   std::uint64_t seed = 0;
-  bool brief = false;
+  bool brief = false, trace_ring = false;
+
+  bool copies() const { return policy == sim::name(sim::TrainingPolicy::data_parallel); }
+  int ranks() const { return named_ranks.value_or(copies() ? 4 : 64); }
+  std::string links() const { return named_links.value_or(copies() ? "pcie" : "25gbit"); }
 };
 
 std::pair<int, double> straggler_in(const std::string& word) {
@@ -54,6 +63,9 @@ std::pair<int, double> straggler_in(const std::string& word) {
   return {rank, factor};
 }
 
+// How many numbers it keeps for each parameter.
+int slots_in(const std::string& optimizer) { return optimizer == "adam" ? 2 : optimizer == "momentum" ? 1 : 0; }
+
 Algorithm algorithm_in(const std::string& word) {
   for (const auto algorithm : {Algorithm::automatic, Algorithm::ring, Algorithm::direct, Algorithm::hierarchical})
     if (word == ch::comm::name(algorithm)) return algorithm;
@@ -63,8 +75,8 @@ Algorithm algorithm_in(const std::string& word) {
 class Program {
  public:
   explicit Program(const Wishes& wishes) : wishes_(wishes) {
-    options_.ranks = wishes.ranks;
-    options_.links = cs::links_named(wishes.links, wishes.efficiency);
+    options_.ranks = wishes.ranks();
+    options_.links = cs::links_named(wishes.links(), wishes.efficiency);
     if (wishes.alpha) options_.links.between.alpha = *wishes.alpha * 1e-6;
     if (wishes.alpha && options_.links.island == 1) options_.links.inside.alpha = *wishes.alpha * 1e-6;
     if (wishes.call) options_.links.call = *wishes.call * 1e-6;
@@ -72,19 +84,28 @@ class Program {
     options_.computing = {.jitter = wishes.jitter, .seed = wishes.seed};
     for (const auto& word : wishes.stragglers) options_.computing.stragglers.push_back(straggler_in(word));
     for (const auto& [rank, factor] : options_.computing.stragglers)
-      ch::check<ch::UsageError>(rank >= 0 && rank < wishes.ranks, "--straggler: rank ", rank, " is not in [0, ",
-                                wishes.ranks, ")");
+      ch::check<ch::UsageError>(rank >= 0 && rank < wishes.ranks(), "--straggler: rank ", rank, " is not in [0, ",
+                                wishes.ranks(), ")");
     if (wishes.recorded.empty()) {
       model_ = sim::model_named(wishes.model);
       training_ = with_caps(wishes.first_bucket_cap, wishes.bucket_cap);
-      training_.parameters = model_.parameters.size();
     } else {
       training_ = sim::recorded_training(wishes.recorded);
     }
-    for (const auto policy :
-         {sim::TrainingPolicy::ddp, sim::TrainingPolicy::local_sgd, sim::TrainingPolicy::parameter_server})
+    for (const auto policy : {sim::TrainingPolicy::ddp, sim::TrainingPolicy::local_sgd,
+                              sim::TrainingPolicy::parameter_server, sim::TrainingPolicy::data_parallel})
       if (wishes.policy == sim::name(policy)) training_.policy = policy;
     training_.period = wishes.period;
+    training_.parameter_bytes = wishes.recorded.empty() ? model_.flat_bytes() : training_.bytes();
+    training_.optimizer_slots = slots_in(wishes.optimizer);
+    training_.copied = {.parameters = training_.parameter_bytes,
+                        .gradients = training_.bytes(),
+                        .buffers = model_.buffers,
+                        .samples = wishes.batch,
+                        .sample = wishes.sample.value_or(model_.sample),
+                        .output = wishes.output.value_or(model_.output)};
+    ch::check<ch::UsageError>(!wishes.trace_ring || !wishes.trace.empty(), "--trace-ring: without --trace");
+    ch::check<ch::UsageError>(!wishes.trace_ring || !wishes.copies(), "--trace-ring: dp makes no collective calls");
     steps_ = training_.policy == sim::TrainingPolicy::local_sgd
                  ? (wishes.steps + wishes.period - 1) / wishes.period * wishes.period
                  : wishes.steps;
@@ -93,14 +114,16 @@ class Program {
   void run() {
     auto asked = options_;
     asked.keep_spans = !wishes_.trace.empty();
+    asked.keep_steps = wishes_.trace_ring;
     const auto result = sim::simulate_training(asked, training_, steps_);
     const auto& name = wishes_.recorded.empty() ? model_.name : wishes_.recorded;
     std::printf("%s, %.1f MB of gradients in %zu buckets, %.3f ms of computing a step; %s over %s\n",
                 ch::printable(name).c_str(), static_cast<double>(training_.bytes()) * 1e-6, training_.buckets.size(),
-                training_.seconds() * 1e3, wishes_.policy.c_str(), ch::printable(wishes_.links).c_str());
+                training_.seconds() * 1e3, wishes_.policy.c_str(), ch::printable(wishes_.links()).c_str());
     if (!wishes_.trace.empty()) write_trace(result);
     scaling(result);
     if (wishes_.brief) return;
+    if (wishes_.copies()) return copies();
     if (training_.policy == sim::TrainingPolicy::ddp) buckets();
     if (training_.policy != sim::TrainingPolicy::parameter_server) algorithms();
   }
@@ -110,11 +133,10 @@ class Program {
   static constexpr double patience = 3e7;
 
   sim::Training with_caps(double first, double others) const {
-    sim::Training training{.policy = training_.policy,
-                           .forward = wishes_.compute * 1e-3 / 3,
-                           .backward = wishes_.compute * 1e-3 * 2 / 3,
-                           .parameters = model_.parameters.size(),
-                           .period = training_.period};
+    auto training = training_;
+    training.forward = wishes_.compute * 1e-3 / 3;
+    training.backward = wishes_.compute * 1e-3 * 2 / 3;
+    training.parameters = model_.parameters.size();
     training.buckets =
         sim::bucket_times(model_, {.first_bucket_cap_mb = first, .bucket_cap_mb = others}, training.backward);
     return training;
@@ -154,6 +176,34 @@ class Program {
     const double efficiency = training_.seconds() / times.step;
     std::printf("%8d %12.3f %12.3f %11.1f%% %12.1f\n", ranks, times.step * 1e3, times.exposed * 1e3, efficiency * 100,
                 efficiency * ranks);
+  }
+
+  // Of a step: what goes through device 0's link, and for how long nothing else goes on there.
+  void copies() const {
+    auto sizes = training_.copied;
+    sizes.samples *= options_.ranks;
+    const auto of_step = sim::data_parallel_copies(sizes, options_.ranks);
+    std::printf(
+        "\ndevice 0's link, of %d samples with %zu bytes of input and %zu of output each:\n%18s %8s %12s %12s\n",
+        static_cast<int>(sizes.samples), sizes.sample, sizes.output, "", "copies", "MB", "ms");
+    const auto& link = options_.links.inside;
+    double all = 0;
+    const auto line = [&](const char* what, const std::vector<sim::DeviceCopy>& part,
+                          std::optional<ch::trace::Traffic> kind = {}) {
+      double count = 0, bytes = 0;
+      for (const auto& copy : part)
+        if (!kind || copy.kind == *kind) ++count, bytes += static_cast<double>(copy.bytes);
+      const double seconds = count * link.alpha + bytes / link.bandwidth;
+      all += seconds;
+      std::printf("%18s %8.0f %12.3f %12.3f\n", what, count, bytes * 1e-6, seconds * 1e3);
+    };
+    line("inputs", of_step.prepare, ch::trace::Traffic::inputs);
+    line("parameters", of_step.prepare, ch::trace::Traffic::parameters);
+    line("buffers", of_step.prepare, ch::trace::Traffic::buffers);
+    line(sizes.output == 0 ? "losses" : "outputs", of_step.gather);
+    line("their gradients", of_step.output_gradients);
+    line("gradients", of_step.reduce);
+    std::printf("%18s %34.3f\n", "together", all * 1e3);
   }
 
   void buckets() const {
@@ -202,15 +252,16 @@ class Program {
 
   void write_trace(const sim::TrainingTimes& result) const {
     constexpr int drawn = 64;
-    const auto text = cs::trace_text(result.times, drawn, wishes_.policy, steps_,
-                                     ch::cat(R"("gradient_bytes":)", training_.bytes(), R"(,"ranks":)", wishes_.ranks));
+    const auto text =
+        cs::trace_text(result.times, drawn, wishes_.policy,
+                       ch::cat(R"("gradient_bytes":)", training_.bytes(), R"(,"ranks":)", wishes_.ranks()));
     const ch::detail::HeldSignal held(SIGXFSZ);
     std::FILE* const file = ch::detail::open_to_write(wishes_.trace.c_str());
     bool written = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
     if (file != nullptr) written = std::fclose(file) == 0 && written;
     ch::check<ch::FileError>(written, ch::printable(wishes_.trace),
                              ": the trace cannot be written: ", std::strerror(errno));
-    std::printf("trace of ranks 0 to %d: %s\n", std::min(drawn, wishes_.ranks) - 1,
+    std::printf("trace of ranks 0 to %d: %s\n", std::min(drawn, wishes_.ranks()) - 1,
                 ch::printable(wishes_.trace).c_str());
   }
 
@@ -226,13 +277,11 @@ class Program {
 int main(int argc, char** argv) {
   Wishes wishes;
   CLI::App app{description, "chorus-simulate"};
-  app.add_option("--ranks", wishes.ranks, "how many")
-      ->check(CLI::Range(1, cs::most_scheduled_ranks))
-      ->capture_default_str();
-  app.add_option("--links", wishes.links,
+  app.add_option("--ranks,--devices", wishes.named_ranks, "how many (default: 64; of dp 4)")
+      ->check(CLI::Range(1, cs::most_scheduled_ranks));
+  app.add_option("--links", wishes.named_links,
                  "nvlink, pcie, 25gbit, 100mbit; nvlink8+25gbit: islands of 8 ranks, with a port to the network each; "
-                 "nvlink8+25gbit:shared: with one between them")
-      ->capture_default_str();
+                 "nvlink8+25gbit:shared: with one between them (default: 25gbit; of dp pcie)");
   app.add_option("--efficiency", wishes.efficiency, "what is measured of the links' nominal rates")
       ->check(CLI::Range(0.001, 1.0))
       ->capture_default_str();
@@ -252,7 +301,19 @@ int main(int argc, char** argv) {
       ->excludes(model)
       ->excludes(compute);
   app.add_option("--policy", wishes.policy)
-      ->check(CLI::IsMember({"ddp", "local_sgd", "parameter_server"}))
+      ->check(CLI::IsMember({"ddp", "local_sgd", "parameter_server", "dp"}))
+      ->capture_default_str();
+  app.add_option("--batch", wishes.batch, "dp: samples a device")
+      ->check(CLI::Range(1, 1'000'000))
+      ->capture_default_str();
+  constexpr std::size_t most_bytes = 1'000'000'000;
+  app.add_option("--sample", wishes.sample, "dp: bytes of a sample's input (default: the model's)")
+      ->check(CLI::Range(std::size_t{0}, most_bytes));
+  app.add_option("--output", wishes.output,
+                 "dp: bytes of a sample's output (default: the model's); 0: the model returns its loss")
+      ->check(CLI::Range(std::size_t{0}, most_bytes));
+  app.add_option("--optimizer", wishes.optimizer, "sgd, momentum or adam: what a trace's memory has of it")
+      ->check(CLI::IsMember({"sgd", "momentum", "adam"}))
       ->capture_default_str();
   app.add_option("--period", wishes.period, "local_sgd: steps between means")
       ->check(CLI::Range(1, 10'000))
@@ -271,6 +332,7 @@ int main(int argc, char** argv) {
   app.add_option("--seed", wishes.seed, "of the jitter")->check(CLI::NonNegativeNumber)->capture_default_str();
   app.add_option("--steps", wishes.steps, "the means are over")->check(CLI::Range(1, 10'000))->capture_default_str();
   app.add_option("--trace", wishes.trace, "file for a trace, as Perfetto reads it, of the first 64 ranks");
+  app.add_flag("--trace-ring", wishes.trace_ring, "with each step of each collective: to see a ring turn");
   app.add_flag("--brief", wishes.brief, "the step alone, nothing is tried");
   if (const auto status = parse(app, argc, argv)) return *status;
   try {

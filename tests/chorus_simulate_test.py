@@ -100,6 +100,49 @@ def traces():
     expect(status == 1 and "the trace cannot be written: No such file" in err, err)
 
 
+def data_parallel():
+    file, ring = FOLDER / "dp.json", FOLDER / "ring.json"
+    words = ["--policy", "dp", "--links", "pcie", "--model", "vgg16", "--compute", 90, "--batch", 10, "--trace", file]
+    status, out, err = run(*words, "--optimizer", "adam")
+    expect(status == 0 and err == "" and "dp over pcie" in out, out, err)
+    rows = table(out)
+    expect(sorted(rows) == [1, 4] and rows[1] == (90, 0), rows)
+    moved = {" ".join(row.split()[:-3]): tuple(map(float, row.split()[-3:])) for row in out.split("\n\n")[2].splitlines()[2:-1]}
+    parameters, inputs = 138357544 * 4e-6, 10 * 3 * 224 * 224 * 4e-6  # MB, of floats
+    for name, copies, megabytes in (("inputs", 3, 3 * inputs), ("parameters", 3, 3 * parameters), ("buffers", 0, 0), ("gradients", 3, 3 * parameters),
+                                    ("outputs", 3, 3 * 10 * 4e-3), ("their gradients", 3, 3 * 10 * 4e-3)):
+        expect(moved[name][0] == copies and abs(moved[name][1] - megabytes) < 0.001, name, moved)
+    together = float(out.split("together")[1].split()[0])
+    expect(abs(together - sum(row[2] for row in moved.values())) < 0.01 and abs(rows[4][0] - 90 - together) < 0.002, out)
+    # Device 0's link carries everything: twice the devices wait three times as long and more.
+    more = table(run(*words[:-2], "--devices", 8, "--brief")[1])[8]
+    expect(2.3 < more[1] / rows[4][1] < 2.4, more, rows)
+    # Under ddp all links carry as much, while computing goes on.
+    ddp = table(run("--policy", "ddp", "--ranks", 4, *words[2:8], "--brief")[1])[4]
+    expect(ddp[1] < rows[4][1] / 2, ddp, rows)
+    trace = json.loads(file.read_text())
+    events = trace["traceEvents"]
+    expect(trace_rules.broken(events) == [] and trace["metadata"]["policy"] == "dp" and trace["metadata"]["devices"] == 4, trace["metadata"])
+    peaks = trace["metadata"]["peak"]
+    expect(peaks[0]["optimizer"] == 2 * peaks[0]["parameters"] > 8 * 138357544 and peaks[3]["optimizer"] == 0, peaks)
+    loss = run("--policy", "dp", "--model", "4000000", "--compute", 5)[1]
+    expect("losses" in loss, loss)
+    expect("losses" in run(*words[:-2], "--output", 0)[1], "--output 0")
+    for links in ("nvlink2+25gbit", "25gbit", "nvlink2+25gbit:shared"):
+        status, out, err = run("--policy", "dp", "--links", links, "--devices", 3)
+        expect(status == 2 and out == "" and "DataParallel: one process on one machine: 3 devices" in err, links, out, err)
+    # And each step of a ring.
+    words = ["--ranks", 3, "--links", "pcie", "--model", "4000", "--steps", 1, "--brief", "--all-reduce", "ring", "--trace", ring]
+    run(*words)
+    expect('"ring"' not in ring.read_text().replace('"algorithm":"ring"', ""), "steps that nobody has asked for")
+    status, _, err = run(*words, "--trace-ring")
+    events = json.loads(ring.read_text())["traceEvents"]
+    expect(status == 0 and trace_rules.broken(events) == [], err, trace_rules.broken(events)[:3])
+    number = next(event["args"]["sequence"] for event in events if event["name"] == "all_reduce, bucket 0")
+    steps = [event for event in events if event.get("cat") == "ring" and event["ph"] == "X" and event["args"]["sequence"] == number]
+    expect(len(steps) == 3 * 5 and all("first" not in step["args"] for step in steps), len(steps))
+
+
 def many_ranks():
     status, out, _ = run("--ranks", 1024, "--links", "100gbit", "--model", "4000000", "--bucket-cap", 25, "--first-bucket-cap", 25, "--brief", "--steps", 1)
     expect(status == 0 and table(out)[1024][1] > 1, out)
@@ -118,13 +161,15 @@ def refuses():
                         (["--straggler", "1:nan"], "RANK:FACTOR"), (["--jitter", 2], "not in range"), (["--jitter", "nan"], "nan"),
                         (["--all-reduce", "tree"], "expected auto"), (["--all-reduce", "hierarchical"], "needs several machines"),
                         (["--compute", -1], "not in range"), (["--efficiency", 0], "not in range"), (["--seed", -1], "--seed"),
-                        (["--recorded", "x", "--model", "vgg16"], "excludes"), (["--steps", 0], "not in range"), (["--period", 0], "not in range"),
+                        (["--recorded", "x", "--model", "vgg16"], "excludes"), (["--steps", 0], "not in range"), (["--trace-ring"], "--trace-ring: without --trace"),
+                        (["--policy", "dp", "--trace-ring", "--trace", "x"], "dp makes no collective calls"), (["--batch", 0], "not in range"),
+                        (["--optimizer", "lion"], "momentum"), (["--output", -1], "--output"), (["--policy", "dp", "--devices", 65], "expected 1 to 64"), (["--period", 0], "not in range"),
                         (["stray"], "stray")):
         status, out, err = run(*words)
         expect(status == 2 and part in err and out == "", words, status, out, err)
     expect(run("--recorded", FOLDER / "none")[0] == 1, "a file that isn't there")
 
 
-for check in (scales, policies, islands, traces, many_ranks, refuses):
+for check in (scales, policies, islands, traces, data_parallel, many_ranks, refuses):
     check()
     say(f"{check.__name__}: right")

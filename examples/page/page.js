@@ -125,7 +125,8 @@ function readRun(source) {
       else if (begun.has(key)) run.arrows.push({ category: event.cat, name: event.name, from: begun.get(key), to: end });
     }
   }
-  run.spans.sort((a, b) => a.begin - b.begin || b.end - a.end);
+  const end = (span) => (span.category === "ring" ? span.begin : span.end);  // steps stay in their order
+  run.spans.sort((a, b) => a.begin - b.begin || end(b) - end(a));
   run.steps = new Map();
   for (const span of run.spans.filter((each) => each.category === "step")) {
     const known = run.steps.get(span.args.step);

@@ -87,8 +87,10 @@ class TraceReader {
     else
       read_whole(text);
     for (auto& process : trace_.processes) {
-      const auto by_begin = [](const TraceSpan& a, const TraceSpan& b) {
-        return a.begin != b.begin ? a.begin < b.begin : a.end > b.end;
+      // A span comes before those in it; steps of collectives stay in their order, see whole_trace.
+      const auto end = [](const TraceSpan& span) { return span.category == "ring" ? span.begin : span.end; };
+      const auto by_begin = [&](const TraceSpan& a, const TraceSpan& b) {
+        return a.begin != b.begin ? a.begin < b.begin : end(a) > end(b);
       };
       std::stable_sort(process.spans.begin(), process.spans.end(), by_begin);
       std::stable_sort(process.instants.begin(), process.instants.end(), by_begin);

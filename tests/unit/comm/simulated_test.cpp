@@ -4,6 +4,8 @@
 #include <chorus/comm/thread_group.hpp>
 #include <cmath>
 #include <functional>
+#include <map>
+#include <mutex>
 #include <thread>
 #include <unit/message_of.hpp>
 
@@ -398,6 +400,58 @@ TEST_CASE("simulated: links by name") {
         "nvlink8+pcie", "25gbit:shared", "1e99gbit", "nvlink9999+1gbit", "\x1b[2J"})
     CHECK_THAT(message_of<UsageError>([&] { links_named(name); }), Contains(": expected nvlink, pcie, 25gbit"));
   CHECK_THAT(message_of<UsageError>([] { links_named("1gbit", 1.5); }), Contains("efficiency 1.5 is not in (0, 1]"));
+}
+
+/// The steps of each rank, without the numbers of their calls.
+using Steps = std::map<int, std::vector<std::string>>;
+std::string step_of(std::string_view name, std::string_view args) { return cat(name, args.substr(args.find(','))); }
+
+struct StepListener final : trace::Listener {
+  StepListener() { trace::listen(this); }
+  ~StepListener() override { trace::listen(nullptr); }
+  std::int64_t now() override { return 0; }
+  void span(const trace::Event& event) override {
+    const std::lock_guard lock(mutex);
+    if (event.category == "ring") steps[event.device].push_back(step_of(event.name, event.args));
+  }
+  void instant(const trace::Event&) override {}
+  void sent(int, int, trace::Traffic, std::size_t) override {}
+  void allocated(int, trace::Memory, std::int64_t) override {}
+  bool wants_steps() const override { return true; }
+  std::mutex mutex;
+  Steps steps;
+};
+
+TEST_CASE("simulated: steps of algorithms that are kept are those of ranks in threads") {
+  constexpr int n = 3;
+  const auto calls = [](comm::AnyCommunicator& c) {
+    std::vector<float> data(12, static_cast<float>(c.rank() + 1)), all(4 * n);
+    c.all_reduce(std::span<float>(data), ReduceOp::sum);
+    c.broadcast(std::span<float>(data), 1);
+    c.reduce_scatter(std::span<const float>(all), std::span<float>(data).first(4));
+    c.all_gather(std::span<const float>(data).first(4), std::span<float>(all));
+  };
+  Steps real, kept;
+  {
+    auto group = comm::thread_group(n, std::chrono::seconds(60), Algorithm::ring);
+    StepListener listener;
+    std::vector<std::thread> threads;
+    for (auto& c : group) threads.emplace_back([&] { calls(c); });
+    for (auto& thread : threads) thread.join();
+    real = listener.steps;
+  }
+  const auto times = simulate({.ranks = n, .all_reduce = Algorithm::ring, .keep_steps = true},
+                              [&](SimulatedRank& rank) { calls(rank.communicator()); });
+  for (int rank = 0; rank < n; ++rank)
+    for (const auto& step : times.ranks[static_cast<std::size_t>(rank)].steps) {
+      CHECK(step.begun <= step.ended);
+      kept[rank].push_back(step_of(step.name, step.args));
+    }
+  CHECK(kept == real);
+  CHECK(kept[0].size() >= 2 * 2 + 1);
+  CHECK_THAT(kept[0][0], Contains("\"first\":1"));
+  const auto none = simulate({.ranks = n}, [&](SimulatedRank& rank) { calls(rank.communicator()); });
+  CHECK(none.ranks[0].steps.empty());
 }
 
 }  // namespace simulated_test

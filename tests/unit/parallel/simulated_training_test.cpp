@@ -6,7 +6,9 @@
 #include <chorus/parallel/local_sgd.hpp>
 #include <chorus/parallel/parameter_server.hpp>
 #include <chorus/parallel/simulated/training.hpp>
+#include <chorus/train/trace_reader.hpp>
 #include <cmath>
+#include <mutex>
 #include <nlohmann/json.hpp>
 
 #include "policies.hpp"
@@ -103,6 +105,87 @@ TEST_CASE("simulated: a policy's step without numbers takes what the policy take
     }
 }
 
+using Kinds = std::array<std::size_t, trace::memory_kinds>;
+
+/// Of all devices of the process but for activations; and the most that its buckets have held.
+class MemoryListener : public trace::Listener {
+ public:
+  MemoryListener() { trace::listen(this); }
+  ~MemoryListener() override { trace::listen(nullptr); }
+  std::int64_t now() override { return 0; }
+  void span(const trace::Event&) override {}
+  void instant(const trace::Event&) override {}
+  void sent(int, int, trace::Traffic, std::size_t) override {}
+  void allocated(int, trace::Memory kind, std::int64_t bytes) override {
+    const std::lock_guard lock(mutex_);
+    held_[static_cast<std::size_t>(kind)] += static_cast<std::size_t>(bytes);
+    buckets_ = std::max(buckets_, held_[static_cast<std::size_t>(trace::Memory::buckets)]);
+  }
+  Kinds held() {
+    const std::lock_guard lock(mutex_);
+    auto out = held_;
+    out[static_cast<std::size_t>(trace::Memory::activations)] = 0;
+    return out;
+  }
+  std::size_t most_buckets() const { return buckets_; }
+
+ private:
+  std::mutex mutex_;
+  Kinds held_{};
+  std::size_t buckets_ = 0;
+};
+
+/// What two ranks of the policy hold together after some steps, and the most of their buckets.
+template <class Net>
+std::pair<Kinds, std::size_t> held_in(const auto& options, float momentum) {
+  MemoryListener listener;
+  Kinds held{};
+  simulate({.ranks = 2, .all_reduce = comm::Algorithm::ring}, [&](SimulatedRank& rank) {
+    Net net(Layers<Cpu>(), rank.communicator(), options, 3);
+    optim::Sgd optimizer{net.parameters(), {.lr = 0.1, .momentum = momentum}};
+    for (int step = 0; step < 3; ++step) {
+      optimizer.zero_grad();
+      sum(net(Tensor<float, 2>::ones({2, 50}))).backward();
+      optimizer.step();
+    }
+    rank.communicator().barrier();
+    if (rank.rank() == 0) held = listener.held();
+    rank.communicator().barrier();
+  });
+  return {held, listener.most_buckets()};
+}
+std::pair<Kinds, std::size_t> scheduled_to_hold(TrainingPolicy policy, int slots) {
+  auto of = training(policy, {}, 1);
+  ModelSizes model;
+  for (const std::size_t count : {50 * 300, 300, 300 * 200, 200, 200 * 10, 10}) model.parameters.push_back({count, 0});
+  of.parameter_bytes = model.flat_bytes();
+  of.optimizer_slots = slots;
+  const auto times = simulate_training({.ranks = 2, .keep_spans = true}, of, 3).times;
+  Kinds held{};
+  std::size_t most = 0;
+  for (const auto& rank : times.ranks) {
+    REQUIRE(!rank.memory.empty());
+    for (std::size_t kind = 0; kind < held.size(); ++kind) held[kind] += rank.memory.back().bytes[kind];
+    for (const auto& sample : rank.memory)
+      most = std::max(most, sample.bytes[static_cast<std::size_t>(trace::Memory::buckets)]);
+  }
+  return {held, most};
+}
+
+TEST_CASE("simulated: a policy's ranks hold without numbers what they hold with them") {
+  for (const int slots : {0, 1}) {
+    const float momentum = slots == 1 ? 0.9f : 0;
+    const BucketOptions caps;
+    CHECK(scheduled_to_hold(TrainingPolicy::ddp, slots) ==
+          held_in<DistributedDataParallel<Layers<Cpu>>>(DistributedDataParallelOptions{}, momentum));
+    CHECK(scheduled_to_hold(TrainingPolicy::local_sgd, slots) ==
+          held_in<LocalSgd<Layers<Cpu>>>(LocalSgdOptions{.period = 1}, momentum));
+    const auto server = scheduled_to_hold(TrainingPolicy::parameter_server, slots);
+    CHECK(server == held_in<ParameterServer<Layers<Cpu>>>(ParameterServerOptions{}, momentum));
+    CHECK(server.second > 0);
+  }
+}
+
 TEST_CASE("simulated: models have the parameters that they are known for") {
   CHECK(model_named("resnet50").count() == 25'557'032);
   CHECK(model_named("resnet101").count() == 44'549'160);
@@ -148,7 +231,7 @@ TEST_CASE("simulated: a trace of what ranks did") {
                                   .all_reduce = comm::Algorithm::ring,
                                   .keep_spans = true};
   const auto text = [&] {
-    return trace_text(simulate_training(options, of, 2).times, 64, "ddp", 2, R"("gradient_bytes":120000)");
+    return trace_text(simulate_training(options, of, 2).times, 64, "ddp", R"("gradient_bytes":120000)");
   };
   CHECK(text() == text());
   const auto trace = nlohmann::json::parse(text());
@@ -180,6 +263,42 @@ TEST_CASE("simulated: a trace of what ranks did") {
   // 2 (N - 1) / N of the gradients a step, to the next rank.
   CHECK(sent["1 sent to 1, bytes"] == 2 * 2 * 3 * 120'000 / 4);
   CHECK(sent["4 sent to 0, bytes"] == 2 * 2 * 3 * 120'000 / 4);
+}
+
+TEST_CASE("simulated: a trace with the steps of rings, and memory") {
+  Training of{.forward = 1e-3, .backward = 2e-3, .buckets = {{2e-3, 48}}, .parameter_bytes = 48, .optimizer_slots = 1};
+  const SimulationOptions options{.ranks = 3,
+                                  .links = links_named("1gbit"),
+                                  .all_reduce = comm::Algorithm::ring,
+                                  .keep_spans = true,
+                                  .keep_steps = true};
+  const auto text = [&] { return trace_text(simulate_training(options, of, 1).times, 64, "ddp", ""); };
+  CHECK(text() == text());
+  const auto trace = parse_trace(text(), "simulated.json");
+  int arrows = 0;
+  for (const auto& arrow : trace.arrows) arrows += arrow.category == "ring" && arrow.leaves;
+  CHECK(arrows > 0);
+  for (int rank = 0; rank < 3; ++rank) {
+    const auto& process = trace.processes[static_cast<std::size_t>(rank)];
+    std::vector<std::string> steps;
+    const TraceSpan* call = nullptr;
+    for (const auto& span : process.spans)
+      if (span.category == "comm" && span.args.at("op") == "all_reduce") call = &span;
+    REQUIRE(call != nullptr);
+    for (const auto& span : process.spans) {
+      if (span.category != "ring" || span.args.at("sequence") != call->args.at("sequence")) continue;
+      CHECK((span.begin >= call->begin && span.end <= call->end + 1e-6));
+      CHECK(!span.args.contains("first"));  // nobody knows it
+      steps.push_back(cat(span.name, ' ', span.args.at("offset").get<int>()));
+    }
+    // 12 numbers in 3 chunks of 4: each goes round twice.
+    const auto chunk = [&](int back) { return 4 * ((rank - 1 - back + 6) % 3); };
+    CHECK(steps == std::vector<std::string>{
+                       cat("send ", chunk(0)), cat("add and send ", chunk(1)), cat("add and store and send ", chunk(2)),
+                       cat("receive and store and send ", chunk(3)), cat("receive and store ", chunk(4))});
+    CHECK(trace.metadata.at("peak")[static_cast<std::size_t>(rank)].at("parameters") == 64);
+    CHECK(trace.metadata.at("peak")[static_cast<std::size_t>(rank)].at("optimizer") == 64);
+  }
 }
 
 TEST_CASE("simulated: training that makes no sense") {

@@ -24,6 +24,7 @@ struct Collective {
   bool chosen = false;                ///< somebody has asked for this algorithm, even if it is slow
   std::span<const int> names = {};    ///< the ranks' numbers in the job; empty: the same
   const std::byte* data = nullptr;    ///< where the call's numbers begin, for traces
+  std::size_t extent = 0;             ///< how many bytes they are
   int own = members.empty()           ///< this rank's place in the ring
                 ? link.rank
                 : static_cast<int>(std::find(members.begin(), members.end(), link.rank) - members.begin());
@@ -80,9 +81,11 @@ inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes
   if (m.from != nobody) args.field("from", c.name(m.from));
   if (m.to != nobody) args.field("to", c.name(m.to));
   // The address tells which chunk it is; a chunk that starts elsewhere is told by where it is stored.
-  const auto element = static_cast<std::ptrdiff_t>(c.reduction.element);
-  const auto* const place = m.store != nullptr && m.store >= c.data ? m.store : m.mine;
-  if (place != nullptr && c.data != nullptr && place >= c.data) args.field("offset", (place - c.data) / element);
+  const auto offset_of = [&](const std::byte* place) {  // nothing of the call's: far away
+    return reinterpret_cast<std::uintptr_t>(place) - reinterpret_cast<std::uintptr_t>(c.data);
+  };
+  const auto offset = offset_of(offset_of(m.store) < c.extent ? m.store : m.mine);
+  if (offset < c.extent) args.field("offset", offset / c.reduction.element);
   args.field("count", count).field("bytes", count * c.reduction.element);
   if (value != nullptr && count != 0) {
     float single = 0;
@@ -106,7 +109,7 @@ inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes
 /// neighbour. An empty chunk travels as one empty piece, so that a mismatch of calls shows in any case.
 inline void relay(const Collective& c, Step m, std::size_t count) {
   const auto element = c.reduction.element, per_piece = c.longest_piece(count);
-  auto* const listener = trace::listening();
+  auto* const listener = c.link.step_listener != nullptr ? c.link.step_listener : trace::listening();
   const bool tells = listener != nullptr && listener->wants_steps();
   do {
     const auto begin = tells ? listener->now() : 0;

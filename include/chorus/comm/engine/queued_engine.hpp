@@ -9,8 +9,8 @@
 #include <chorus/comm/engine/failure.hpp>
 #include <chorus/comm/engine/flight_recorder.hpp>
 #include <chorus/comm/engine/in_order.hpp>
+#include <chorus/comm/engine/traced_call.hpp>
 #include <chorus/comm/transport/transport.hpp>
-#include <chorus/core/json_object.hpp>
 #include <chorus/core/trace.hpp>
 #include <chrono>
 #include <cstdint>
@@ -86,7 +86,7 @@ class QueuedEngine : public Engine {
         const std::lock_guard lock(mutex_);
         busy_ += recorder_.end(recorder_.newest());
         if (listener != nullptr) [[unlikely]]
-          tell(*listener, call, envelope, begun, listener->now());
+          tell(*listener, call, begun, listener->now());
         return {};
       } catch (const std::exception& error) {
         why = error.what();
@@ -115,21 +115,10 @@ class QueuedEngine : public Engine {
     return envelope;
   }
 
-  [[gnu::cold]] void tell(trace::Listener& listener, const Call& call, const Envelope& envelope, std::int64_t begun,
-                          std::int64_t ended) const {
-    const auto op = comm::name(call.op);
-    const int peer = members.empty() ? call.peer : members[static_cast<std::size_t>(call.peer)];
-    const auto name = call.op == Op::message ? cat(op, call.receives ? " from " : " to ", peer)
-                      : call.bucket < 0      ? std::string(op)
-                                             : cat(op, ", bucket ", call.bucket);
-    auto args = chorus::detail::JsonObject();
-    args.field("op", op).field("sequence", envelope.sequence).field("traffic", trace::name(call.traffic));
-    args.field("bytes", call.count * call.reduction.element).field("count", call.count);
-    if (call.bucket >= 0) args.field("bucket", call.bucket);
-    if (const auto algorithm = recorder_.call(recorder_.newest()).algorithm; algorithm != Algorithm::automatic)
-      args.field("algorithm", cat(algorithm));
-    if (!members.empty()) args.field("group", members);
-    listener.span({rank_in_job(), trace::Lane::communication, "comm", name, begun, ended, args.fields()});
+  [[gnu::cold]] void tell(trace::Listener& listener, const Call& call, std::int64_t begun, std::int64_t ended) const {
+    const TracedCall traced(recorder_.call(recorder_.newest()), call.traffic, call.count * call.reduction.element,
+                            members);
+    listener.span({rank_in_job(), trace::Lane::communication, "comm", traced.name, begun, ended, traced.args});
   }
 
   /// How the newest call failed: `rank 1: all_reduce #7 (sum of 10 F32), gradient bucket 2: why`; where the group was

@@ -53,6 +53,8 @@ struct SimulationOptions {
   /// Then programs call `call` and `start`, and use no thread_local state.
   bool true_numbers = true;
   bool keep_spans = false;  ///< see SimulatedTimes
+  /// And each step of the algorithms that have steps, as TraceOptions::ring_steps: many.
+  bool keep_steps = false;
 };
 inline constexpr int most_scheduled_ranks = 65'536;
 
@@ -64,14 +66,31 @@ struct Mark {
   int bucket = -1;
 };
 
+/// Numbers that a device of a process has handed to another one.
+struct Copied {
+  int to = 0;
+  trace::Traffic kind = trace::Traffic::control;
+  std::size_t bytes = 0;
+  Time begun{}, ended{};
+};
+/// Bytes in use from a time on, by kind.
+struct Held {
+  Time at{};
+  std::array<std::size_t, trace::memory_kinds> bytes{};
+};
+
 /// What a rank has done with its time. All but `end` where spans are kept.
 struct RankTimes {
   Time end{};                      ///< when its program ended
   std::vector<Mark> marks;         ///< see SimulatedRank::mark
   std::vector<Span> calls, waits;  ///< see SimulatedEngine
+  std::vector<StepSpan> steps;     ///< see SimulationOptions::keep_steps
+  std::vector<Copied> copies;      ///< of a device
+  std::vector<Held> memory;        ///< where somebody knows
 };
 struct SimulatedTimes {
   std::vector<RankTimes> ranks;
+  bool one_process = false;  ///< they are the devices of one
   double seconds() const {
     Time last{};
     for (const auto& rank : ranks) last = std::max(last, rank.end);
@@ -93,9 +112,7 @@ class SimulatedRank {
   double time() const { return seconds(engine_->clock()); }
   /// This rank computes for as long as one that is neither fast nor slow takes `usual` seconds for.
   void compute(double usual, const char* what = "compute") {
-    engine_->clock() += computing_.time(time_of(what, usual), rank(), step_);
-    check<UsageError>(engine_->clock() < Time(std::int64_t{9'000'000'000'000'000'000}),
-                      "simulation: more than 9000 s of virtual time");
+    engine_->clock() = later(engine_->clock(), computing_.time(time_of(what, usual), rank(), step_));
   }
   /// The rank's next step begins, with a jitter of its own.
   void next_step() { ++step_; }
@@ -103,6 +120,15 @@ class SimulatedRank {
   void mark(std::string_view kind, std::string_view name, Time begun, std::size_t bytes = 0, int bucket = -1) {
     if (engine_->keeps_spans)
       times_.marks.push_back({std::string(kind), std::string(name), begun, engine_->clock(), bytes, bucket});
+  }
+  /// Where spans are kept: from now on this rank holds so many bytes more of that kind; negative: less.
+  void hold(trace::Memory kind, std::int64_t bytes) {
+    if (!engine_->keeps_spans) return;
+    Held now = times_.memory.empty() ? Held{} : times_.memory.back();
+    now.bytes[static_cast<std::size_t>(kind)] += static_cast<std::size_t>(bytes);
+    if (!times_.memory.empty() && now.at == engine_->clock()) times_.memory.pop_back();
+    now.at = engine_->clock();
+    times_.memory.push_back(now);
   }
   Time clock() const { return engine_->clock(); }
 
@@ -118,7 +144,10 @@ class SimulatedRank {
     nothing.combine = [](void*, const void*, const void*, std::size_t) {};
     nothing.combine_products = [](void*, const void*, double, const void*, double, std::size_t) {};
     nothing.scaled = [](void*, const void*, std::size_t, double) {};
-    Call call{op, nothing, traffic, bytes / nothing.element, network_.scratch.data(), network_.scratch.data(), peer};
+    std::byte* const whole = network_.scratch.data();  // of which a gathering call has a part from each rank
+    std::byte* const own = gathers ? whole + static_cast<std::size_t>(rank()) * bytes : whole;
+    const bool scatters = op == Op::reduce_scatter;
+    Call call{op, nothing, traffic, bytes / nothing.element, scatters ? whole : own, scatters ? own : whole, peer};
     call.receives = receives;
     call.bucket = bucket;
     return engine_->later(call);
@@ -152,6 +181,7 @@ class Simulation {
     for (int rank = 0; rank < options_.ranks; ++rank) {
       auto engine = std::make_shared<SimulatedEngine>(network_, rank, options_.all_reduce);
       engine->keeps_spans = options_.keep_spans;
+      if (options_.keep_steps) engine->link.keep_steps();
       const int program = tasks_.add(options_.true_numbers ? RunsOn::thread : RunsOn::fiber,
                                      [this, rank, &body] { run_program(rank, body); });
       const int calls = tasks_.add(RunsOn::fiber, [engine = engine.get()] { engine->serve(); });
@@ -163,6 +193,7 @@ class Simulation {
     for (std::size_t rank = 0; rank < engines_.size(); ++rank) {
       times_.ranks[rank].calls = std::move(engines_[rank]->calls);
       times_.ranks[rank].waits = std::move(engines_[rank]->waits);
+      times_.ranks[rank].steps = engines_[rank]->link.take_steps();
     }
     return std::move(times_);
   }

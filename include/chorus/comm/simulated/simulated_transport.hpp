@@ -18,6 +18,7 @@
 #include <chorus/comm/simulated/links.hpp>
 #include <chorus/comm/simulated/tasks.hpp>
 #include <chorus/comm/transport/transport.hpp>
+#include <chorus/core/trace_listener.hpp>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -141,13 +142,43 @@ class Network {
   std::string why_;
 };
 
+/// A step of an algorithm; times in ns, as its listener has them.
+struct StepSpan {
+  std::string name, args;
+  std::int64_t begun = 0, ended = 0;
+};
+
+/// Keeps the steps of one rank, by virtual time.
+class StepKeeper final : public trace::Listener {
+ public:
+  /// `true_numbers`: else the first number of a step is none.
+  StepKeeper(Tasks& tasks, bool true_numbers) : tasks_(tasks), true_numbers_(true_numbers) {}
+  std::int64_t now() override { return std::chrono::floor<std::chrono::nanoseconds>(tasks_.clock()).count(); }
+  void span(const trace::Event& event) override {
+    auto args = event.args;
+    if (!true_numbers_) args = args.substr(0, args.find(",\"first\":"));
+    steps.push_back({std::string(event.name), std::string(args), event.begin, event.end});
+  }
+  void instant(const trace::Event&) override {}
+  void sent(int, int, trace::Traffic, std::size_t) override {}
+  void allocated(int, trace::Memory, std::int64_t) override {}
+  bool wants_steps() const override { return true; }
+
+  std::vector<StepSpan> steps;
+
+ private:
+  Tasks& tasks_;
+  const bool true_numbers_;
+};
+
 /// One rank's end. All calls come from one task of `network`'s.
 class SimulatedTransport final : public Transport {
  public:
   SimulatedTransport(Network& network, int me)
       : Transport(me, network.size, Network::piece_bytes, Network::queue_pieces, std::chrono::minutes(1)),
         network_(network),
-        tasks_(network.tasks) {
+        tasks_(network.tasks),
+        steps_(network.tasks, network.moves_data) {
     counts_bytes = network.size <= trace::max_devices;
   }
 
@@ -201,6 +232,9 @@ class SimulatedTransport final : public Transport {
 
   /// The rank that this one waits for; -1: none.
   int waits_for() const { return waits_for_; }
+  /// From now on, each step of an algorithm; and those there were.
+  void keep_steps() { step_listener = &steps_; }
+  std::vector<StepSpan> take_steps() { return std::move(steps_.steps); }
   /// Where it is wanted: bytes, by the rank they went to.
   bool keeps_sent = false;
   std::map<int, std::size_t> sent;
@@ -242,6 +276,7 @@ class SimulatedTransport final : public Transport {
 
   Network& network_;
   Tasks& tasks_;
+  StepKeeper steps_;
   Time sent_until_{};
   int out_peer_ = -1, in_peer_ = -1, waits_for_ = -1;
   Network::Queue *out_ = nullptr, *in_ = nullptr;

@@ -37,6 +37,12 @@ inline Time time_of(std::string_view what, double seconds) {
   check<UsageError>(seconds >= 0 && seconds <= 8000, what, ": ", seconds, " s of virtual time, expected 0 to 8000");
   return Time(static_cast<std::int64_t>(seconds * 1e15));
 }
+/// `clock` after so much more. Throws UsageError near the end of virtual time.
+inline Time later(Time clock, Time more) {
+  constexpr Time end(std::int64_t{9'000'000'000'000'000'000});
+  check<UsageError>(more < end - clock, "simulation: more than 9000 s of virtual time");
+  return clock + more;
+}
 inline double seconds(Time time) { return static_cast<double>(time.count()) * 1e-15; }
 
 /// Where a task runs. A fiber costs some pages of memory and a change between two of them 0.3 us; all are on the thread

@@ -2,16 +2,21 @@
 /// `trace_text`: what simulated ranks have done, as a trace file that Perfetto reads, in the form of chorus' own.
 
 #include <algorithm>
+#include <array>
+#include <chorus/comm/engine/traced_call.hpp>
 #include <chorus/comm/simulated/simulate.hpp>
 #include <chorus/comm/simulated/simulated_engine.hpp>
 #include <chorus/comm/simulated/tasks.hpp>
 #include <chorus/core/error.hpp>
+#include <chorus/core/json_object.hpp>
 #include <chorus/core/trace_listener.hpp>
 #include <chorus/train/trace_lines.hpp>
+#include <chorus/train/whole_trace.hpp>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <numeric>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -21,120 +26,119 @@ namespace chorus::comm::simulated {
 
 namespace detail {
 
-/// Lines of a trace file, see train/trace_lines.hpp.
-class TraceText {
+/// The lines of one rank, as its recorder would have written them.
+class RankLines {
  public:
   using Lane = trace::Lane;
+  using Sums = std::array<std::size_t, trace::traffic_kinds>;
 
-  void name_rank(int rank) { lines_ += chorus::detail::trace_names(rank, cat("rank ", rank)); }
-  void span(int rank, int lane, std::string_view kind, std::string_view name, Time begun, Time ended,
-            std::string args) {
-    add({'X', rank + 1, lane, ns(begun), ns(ended), std::string(kind), std::string(name), std::move(args)});
+  RankLines(int rank, const RankTimes& times) : rank_(rank) {
+    for (const auto& mark : times.marks) put(mark);
+    for (const auto& span : times.calls) {
+      put_call(Lane::communication, "comm", span);
+      for (const auto& [to, bytes] : span.sent) count(to, span.traffic, bytes, span.ended);
+    }
+    for (const auto& span : times.waits) put_call(Lane::wait, "wait", span);
+    for (const auto& step : times.steps)
+      add({'X', rank_ + 1, number(Lane::communication), step.begun, step.ended, "ring", step.name, step.args});
+    for (const auto& copied : times.copies) put(copied);
+    for (const auto& held : times.memory)
+      add({'C', rank_ + 1, 0, ns(held.at), ns(held.at), {}, "memory, bytes", fields(held.bytes, false)});
   }
-  void instant(int rank, std::string_view kind, std::string_view name, Time at, std::string args) {
-    add({'i', rank + 1, number(Lane::backward), ns(at), ns(at), std::string(kind), std::string(name), std::move(args)});
-  }
-  void counter(int rank, std::string name, Time at, std::string args) {
-    add({'C', rank + 1, 0, ns(at), ns(at), {}, std::move(name), std::move(args)});
-  }
-  /// From one rank's communication to another's.
-  void arrow(std::string_view kind, std::string_view name, int from, Time at, int to, Time then) {
-    ++arrows_;
-    const auto end = [&](char phase, int rank, Time time) {
-      add({phase, rank + 1, number(Lane::communication), ns(time), ns(time), std::string(kind), std::string(name), {},
-           arrows_});
+
+  std::vector<chorus::detail::TraceLine> take() { return std::move(lines_); }
+
+  /// The most that it held, by kind, as a JSON object; without any where nobody knows.
+  static std::string peak(const RankTimes& times) {
+    const auto total = [](const Held& held) {
+      return std::accumulate(held.bytes.begin(), held.bytes.end(), std::size_t{0});
     };
-    end('s', from, at);
-    end('f', to, then);
-  }
-  std::string text(const std::string& metadata) const {
-    const auto all = std::string_view(lines_).substr(0, lines_.size() - 2);  // without the last comma
-    return cat("{\"metadata\":{", metadata, "},\"traceEvents\":[\n", all, "\n]}\n");
-  }
-
-  /// The lane's number in a file; of other kinds, that of a lane beside.
-  static int number(Lane lane) { return static_cast<int>(lane) + 1; }
-  static int number(std::string_view kind) {
-    std::size_t lane = 0;
-    while (lane < trace::lanes && trace::name(static_cast<Lane>(lane)) != kind) ++lane;
-    return static_cast<int>(lane) + 1;
+    const auto most = std::max_element(times.memory.begin(), times.memory.end(),
+                                       [&](const Held& a, const Held& b) { return total(a) < total(b); });
+    return cat('{', most == times.memory.end() ? std::string() : fields(most->bytes, false), '}');
   }
 
  private:
   static std::int64_t ns(Time time) { return std::chrono::floor<std::chrono::nanoseconds>(time).count(); }
-  void add(const chorus::detail::TraceLine& line) { lines_ += line.text(); }
+  static int number(Lane lane) { return static_cast<int>(lane) + 1; }
+  /// Marks are called as their lanes are, but for copies, which communicate.
+  static int number(std::string_view kind) {
+    if (kind == "copy") return number(Lane::communication);
+    std::size_t lane = 0;
+    while (lane < trace::lanes && trace::name(static_cast<Lane>(lane)) != kind) ++lane;
+    return static_cast<int>(lane) + 1;
+  }
+  static constexpr trace::Traffic kind_of(const Sums&) { return {}; }
+  static constexpr trace::Memory kind_of(const std::array<std::size_t, trace::memory_kinds>&) { return {}; }
+  template <class Numbers>
+  static std::string fields(const Numbers& numbers, bool without_zeros) {
+    using Kind = decltype(kind_of(numbers));
+    chorus::detail::JsonObject out;
+    for (std::size_t kind = 0; kind < numbers.size(); ++kind)
+      if (!without_zeros || numbers[kind] != 0) out.field(trace::name(static_cast<Kind>(kind)), numbers[kind]);
+    return out.fields();
+  }
 
-  std::string lines_;
-  std::int64_t arrows_ = 0;
+  void add(chorus::detail::TraceLine line) { lines_.push_back(std::move(line)); }
+  void put(const Mark& mark) {
+    if (mark.kind == "bucket")
+      return add({'i', rank_ + 1, number(Lane::backward), ns(mark.begun), ns(mark.begun), mark.kind, mark.name,
+                  cat(R"("bucket":)", mark.bucket, R"(,"bytes":)", mark.bytes)});
+    add({'X', rank_ + 1, number(mark.kind), ns(mark.begun), ns(mark.ended), mark.kind, mark.name,
+         mark.kind == "step" ? cat(R"("step":)", mark.bucket) : ""});
+  }
+  void put_call(Lane lane, const char* category, const Span& span) {
+    TracedCall call(span.call, span.traffic, span.bytes);
+    add({'X', rank_ + 1, number(lane), ns(span.begun), ns(span.ended), category, std::move(call.name),
+         std::move(call.args)});
+  }
+  void put(const Copied& copied) {
+    add({'i', rank_ + 1, number(Lane::communication), ns(copied.begun), ns(copied.begun), "sent",
+         cat(trace::name(copied.kind), " to ", copied.to),
+         chorus::detail::JsonObject()
+             .field("to", copied.to)
+             .field("kind", trace::name(copied.kind))
+             .field("bytes", copied.bytes)
+             .fields()});
+    count(copied.to, copied.kind, copied.bytes, copied.ended);
+  }
+  void count(int to, trace::Traffic kind, std::size_t bytes, Time at) {
+    auto& sums = sums_[to];
+    sums[static_cast<std::size_t>(kind)] += bytes;
+    add({'C', rank_ + 1, 0, ns(at), ns(at), {}, cat("sent to ", to, ", bytes"), fields(sums, true)});
+  }
+
+  const int rank_;
+  std::vector<chorus::detail::TraceLine> lines_;
+  std::map<int, Sums> sums_;  // by the rank they went to
 };
-
-inline std::string name_of(const Span& span) {
-  const auto& call = span.call;
-  if (call.envelope.op == Op::message) return cat("message ", call.receives ? "from " : "to ", call.peer);
-  return call.bucket < 0 ? std::string(name(call.envelope.op)) : cat(name(call.envelope.op), ", bucket ", call.bucket);
-}
-inline std::string args_of(const Span& span) {
-  const auto& call = span.call;
-  return cat(R"("op":")", name(call.envelope.op), R"(","sequence":)", call.envelope.sequence, R"(,"bucket":)",
-             call.bucket, R"(,"bytes":)", span.bytes, R"(,"traffic":")", trace::name(span.traffic),
-             R"(","algorithm":")", name(call.algorithm), R"(","count":)", call.envelope.count);
-}
 
 }  // namespace detail
 
 /// The first `drawn` ranks of `times`, whose spans were kept. `notes`: members of a JSON object, what else there is to
-/// tell; `steps`: how many there were.
-[[gnu::cold]] inline std::string trace_text(const SimulatedTimes& times, int drawn, std::string_view policy, int steps,
+/// tell.
+[[gnu::cold]] inline std::string trace_text(const SimulatedTimes& times, int drawn, std::string_view policy,
                                             std::string_view notes) {
-  using detail::TraceText;
-  TraceText out;
+  using detail::RankLines;
   const int ranks = std::min(drawn, static_cast<int>(times.ranks.size()));
-  // By operation and number: the begin of each rank's span.
-  std::map<std::pair<Op, std::uint32_t>, std::vector<Time>> begins;
+  chorus::detail::JsonObject peaks;
+  for (int rank = 0; rank < ranks; ++rank)
+    peaks.json(cat(rank), RankLines::peak(times.ranks[static_cast<std::size_t>(rank)]));
+  std::vector<chorus::detail::TracePart> parts(static_cast<std::size_t>(ranks));
   for (int rank = 0; rank < ranks; ++rank) {
     const auto& of = times.ranks[static_cast<std::size_t>(rank)];
-    out.name_rank(rank);
-    for (const auto& mark : of.marks) {
-      if (mark.kind == "bucket")
-        out.instant(rank, mark.kind, mark.name, mark.begun,
-                    cat(R"("bucket":)", mark.bucket, R"(,"bytes":)", mark.bytes));
-      else
-        out.span(rank, TraceText::number(mark.kind), mark.kind, mark.name, mark.begun, mark.ended,
-                 mark.kind == "step" ? cat(R"("step":)", mark.bucket) : "");
-    }
-    std::map<int, std::map<std::string_view, std::size_t>> sent;
-    for (const auto& span : of.calls) {
-      out.span(rank, TraceText::number(trace::Lane::communication), "comm", detail::name_of(span), span.begun,
-               span.ended, detail::args_of(span));
-      if (span.call.envelope.op != Op::message)
-        begins[{span.call.envelope.op, span.call.envelope.sequence}].push_back(span.begun);
-      for (const auto& [to, bytes] : span.sent) {
-        sent[to][trace::name(span.traffic)] += bytes;
-        std::string args;
-        for (const auto& [kind, sum] : sent[to]) args += cat(args.empty() ? "" : ",", '"', kind, R"(":)", sum);
-        out.counter(rank, cat("sent to ", to, ", bytes"), span.ended, args);
-      }
-    }
-    for (const auto& span : of.waits)
-      out.span(rank, TraceText::number(trace::Lane::wait), "wait", detail::name_of(span), span.begun, span.ended,
-               detail::args_of(span));
+    auto& part = parts[static_cast<std::size_t>(rank)];
+    part.head.policy = policy;
+    part.head.distributed = !times.one_process;
+    part.head.rank = rank;
+    part.head.ranks = ranks;
+    part.head.device_kind = "simulated";
+    part.names = chorus::detail::trace_names(rank, cat(times.one_process ? "device " : "rank ", rank));
+    part.peaks = peaks.str();
+    part.notes = cat('{', notes, '}');
+    part.lines = RankLines(rank, of).take();
   }
-  // From the last rank that comes to a call to the ends of the others' parts in it.
-  for (int rank = 0; rank < ranks; ++rank)
-    for (const auto& span : times.ranks[static_cast<std::size_t>(rank)].calls) {
-      const auto found = begins.find({span.call.envelope.op, span.call.envelope.sequence});
-      if (found == begins.end() || found->second.size() != static_cast<std::size_t>(ranks)) continue;
-      const auto last = std::max_element(found->second.begin(), found->second.end());
-      const int latest = static_cast<int>(last - found->second.begin());
-      const auto within = span.ended - Time(1'000'000);  // an arrow ends inside of a span: 1 ns before its end
-      if (latest != rank && span.begun < *last && within > *last)
-        out.arrow("late", "waited for", latest, *last, rank, within);
-    }
-  std::string peaks;
-  for (int rank = 0; rank < ranks; ++rank) peaks += rank == 0 ? "{}" : ",{}";
-  return out.text(cat(R"("chorus":1,"policy":")", policy, R"(","devices":)", ranks,
-                      R"(,"device_kind":"simulated","first_step":0,"steps":)", steps, R"(,"clock_error_us":0,"peak":[)",
-                      peaks, R"(],"notes":{)", notes, '}'));
+  return chorus::detail::whole_trace(parts, ranks, 0);
 }
 
 }  // namespace chorus::comm::simulated

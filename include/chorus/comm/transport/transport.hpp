@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chorus/comm/transport/envelope.hpp>
 #include <chorus/comm/transport/window.hpp>
+#include <chorus/core/trace_listener.hpp>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -106,6 +107,8 @@ class Transport {
 
   /// Whether `trace` counts what is sent: it has slots for `trace::max_devices` ranks, simulated groups may have more.
   bool counts_bytes = true;
+  /// Who is told of each step of an algorithm, instead of `trace::listening()`; null: nobody else is.
+  trace::Listener* step_listener = nullptr;
 
   const int rank, size;
   const std::size_t piece_bytes, queue_pieces;

@@ -2,9 +2,11 @@
 /// What a simulation has to know of a model: how large its parameters are, and how its time falls to them.
 
 #include <charconv>
+#include <chorus/core/device.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/core/printable.hpp>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,10 +21,23 @@ struct ParameterSize {
 struct ModelSizes {
   std::string name = {};
   std::vector<ParameterSize> parameters = {};
+  std::vector<std::size_t> buffers = {};  ///< bytes of each
+  std::size_t sample = 0, output = 0;     ///< bytes of a sample's input, and of what the model makes of it; 0: a loss
+
   std::size_t count() const {
     std::size_t sum = 0;
     for (const auto& parameter : parameters) sum += parameter.count;
     return sum;
+  }
+
+  /// Bytes that its parameters take together, as nn::FlatParameters lays them out in the host's memory: the last first.
+  std::size_t flat_bytes() const {
+    std::size_t end = 0;
+    for (std::size_t i = parameters.size(); i-- > 0;) {
+      const auto count = parameters[i].count;
+      end = parameter_place<Cpu>(end, count, sizeof(float)) + padded_count<Cpu>(count, sizeof(float));
+    }
+    return end * sizeof(float);
   }
 
   /// A weight that is used `uses` times for each sample, and a bias of as many numbers as it has outputs.
@@ -32,12 +47,17 @@ struct ModelSizes {
   }
 };
 
+/// An image of 224 x 224, and what is said of 1000 classes.
+inline constexpr std::size_t image_bytes = 3 * 224 * 224 * sizeof(float), class_bytes = 1000 * sizeof(float);
+
 /// ResNet of bottlenecks (He et al., CVPR 2016) for 224 x 224 images and 1000 classes: 50, 101 or 152 layers.
 [[gnu::cold]] inline ModelSizes resnet_sizes(std::string_view name, const std::vector<std::size_t>& blocks) {
-  ModelSizes model{.name = std::string(name)};
+  ModelSizes model{.name = std::string(name), .sample = image_bytes, .output = class_bytes};
   const auto convolution = [&](std::size_t in, std::size_t out, std::size_t kernel, double side) {
     model.add(in * out * kernel * kernel, 0, side * side);
-    model.add(out, out, side * side);  // batch norm
+    model.add(out, out, side * side);  // batch norm, with its mean, variance and count
+    for (const std::size_t bytes : {out * sizeof(float), out * sizeof(float), sizeof(std::int64_t)})
+      model.buffers.push_back(bytes);
   };
   convolution(3, 64, 7, 112);
   std::size_t in = 64;
@@ -59,7 +79,7 @@ struct ModelSizes {
 }
 /// VGG-16 (Simonyan and Zisserman, ICLR 2015).
 [[gnu::cold]] inline ModelSizes vgg16_sizes() {
-  ModelSizes model{.name = "vgg16"};
+  ModelSizes model{.name = "vgg16", .sample = image_bytes, .output = class_bytes};
   std::size_t in = 3;
   double side = 224;
   for (const auto& [width, layers] : {std::pair<std::size_t, int>{64, 2}, {128, 2}, {256, 3}, {512, 3}, {512, 3}}) {
@@ -74,9 +94,11 @@ struct ModelSizes {
   model.add(std::size_t{4096} * 1000, 1000, 1);
   return model;
 }
-/// BERT (Devlin et al., NAACL 2019): encoder and pooler. Embeddings are looked up, which takes no operations.
+/// BERT (Devlin et al., NAACL 2019): encoder and pooler. Embeddings are looked up, which takes no operations. A sample
+/// is 512 tokens, each with its segment and mask.
 [[gnu::cold]] inline ModelSizes bert_sizes(std::string_view name, std::size_t layers, std::size_t width) {
-  ModelSizes model{.name = std::string(name)};
+  ModelSizes model{
+      .name = std::string(name), .sample = 3 * 512 * sizeof(std::int64_t), .output = width * sizeof(float)};
   for (const std::size_t rows : {std::size_t{30522}, std::size_t{512}, std::size_t{2}}) model.add(rows * width, 0, 0);
   model.add(width, width, 1);
   for (std::size_t layer = 0; layer < layers; ++layer) {
@@ -91,7 +113,7 @@ struct ModelSizes {
 }
 
 /// `resnet50`, `resnet101`, `resnet152`, `vgg16`, `bert_base`, `bert_large`; or a number of bytes of f32, as 64
-/// parameters of one size. Throws UsageError for other names.
+/// parameters of one size, without inputs, that make a loss. Throws UsageError for other names.
 [[gnu::cold]] inline ModelSizes model_named(std::string_view name) {
   if (name == "resnet50") return resnet_sizes(name, {3, 4, 6, 3});
   if (name == "resnet101") return resnet_sizes(name, {3, 4, 23, 3});

@@ -3,11 +3,14 @@
 /// thousands of ranks. tests/unit/parallel/simulated_training_test.cpp holds them against the policies themselves.
 
 #include <algorithm>
+#include <array>
 #include <chorus/comm/simulated/simulate.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/core/trace.hpp>
 #include <chorus/parallel/ddp/ddp_options.hpp>
+#include <chorus/parallel/simulated/device_copies.hpp>
 #include <chorus/parallel/simulated/models.hpp>
+#include <chorus/tensor/size_class.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -16,9 +19,9 @@
 
 namespace chorus::simulated {
 
-enum class TrainingPolicy : std::uint8_t { ddp, local_sgd, parameter_server };
+enum class TrainingPolicy : std::uint8_t { ddp, local_sgd, parameter_server, data_parallel };
 constexpr std::string_view name(TrainingPolicy policy) {
-  constexpr std::string_view names[] = {"ddp", "local_sgd", "parameter_server"};
+  constexpr std::string_view names[] = {"ddp", "local_sgd", "parameter_server", "dp"};
   return names[static_cast<std::size_t>(policy)];
 }
 
@@ -33,8 +36,13 @@ struct Training {
   TrainingPolicy policy = TrainingPolicy::ddp;
   double forward = 0, backward = 0, optimizer = 0;
   std::vector<BucketTime> buckets = {};
-  std::size_t parameters = 1;  ///< how many; a server's workers tell of each whether it has a gradient
-  int period = 8;              ///< local_sgd: steps between means
+  std::size_t parameters = 1;     ///< how many; a server's workers tell of each whether it has a gradient
+  int period = 8;                 ///< local_sgd: steps between means
+  DataParallelSizes copied = {};  ///< dp: what moves, of a batch that has `copied.samples` on each device
+  /// What a rank holds, for traces: bytes of its parameters, 0: nobody knows; and how many numbers an optimizer has for
+  /// each of them. Activations, which a step's times don't tell, are left out.
+  std::size_t parameter_bytes = 0;
+  int optimizer_slots = 0;
 
   double seconds() const { return forward + backward + optimizer; }
   std::size_t bytes() const {
@@ -67,10 +75,27 @@ struct Training {
   return buckets;
 }
 
+/// Bytes of a policy's parameters, gradients and optimizer, which lie together each, in a block of the allocator's
+/// (tensor/allocator.hpp). Without what they are made from at first.
+inline std::array<std::size_t, trace::memory_kinds> held_by(const Training& training, bool steps) {
+  std::array<std::size_t, trace::memory_kinds> held{};
+  if (training.parameter_bytes == 0) return held;
+  const auto block = size_class<64>(training.parameter_bytes).bytes;
+  const auto of = [&](trace::Memory kind) -> auto& { return held[static_cast<std::size_t>(kind)]; };
+  of(trace::Memory::parameters) = of(trace::Memory::gradients) = block;
+  of(trace::Memory::optimizer) = steps ? block * static_cast<std::size_t>(training.optimizer_slots) : 0;
+  return held;
+}
+
 /// A step of one rank. Each does what the policy of that name does, call by call.
 class TrainingRank {
  public:
-  TrainingRank(comm::simulated::SimulatedRank& rank, const Training& training) : rank_(rank), training_(training) {}
+  TrainingRank(comm::simulated::SimulatedRank& rank, const Training& training) : rank_(rank), training_(training) {
+    if (training.parameter_bytes == 0) return;
+    const auto held = held_by(training, true);
+    for (std::size_t kind = 0; kind < held.size(); ++kind)
+      if (held[kind] > 0) rank_.hold(static_cast<trace::Memory>(kind), static_cast<std::int64_t>(held[kind]));
+  }
 
   void step(int number) {
     const auto begun = rank_.clock();
@@ -84,6 +109,8 @@ class TrainingRank {
         break;
       case TrainingPolicy::parameter_server:
         parameter_server(number);
+        break;
+      case TrainingPolicy::data_parallel:  // has no ranks: see simulate_data_parallel
         break;
     }
     const auto optimizer = rank_.clock();
@@ -169,10 +196,16 @@ class TrainingRank {
     // Which gradients there are, and the gradients.
     for (const auto& [bytes, traffic] :
          {std::pair(training_.parameters, Traffic::control), std::pair(training_.bytes(), Traffic::gradients)}) {
+      // The server has a place for a worker's.
+      const auto place = serves && traffic == Traffic::gradients && training_.parameter_bytes > 0
+                             ? static_cast<std::int64_t>(size_class<64>(training_.parameter_bytes).bytes)
+                             : 0;
+      if (place > 0) rank_.hold(trace::Memory::buckets, place);
       if (serves)
         each_worker([&, b = bytes, t = traffic](int worker) { call(Op::message, b, t, worker, true); });
       else
         call(Op::message, bytes, traffic);
+      if (place > 0) rank_.hold(trace::Memory::buckets, -place);
     }
     rank_.mark("backward", "backward", begun);
   }
@@ -188,11 +221,68 @@ struct TrainingTimes {
   comm::simulated::SimulatedTimes times = {};
 };
 
+/// Steps of DataParallel on `options.ranks` devices of one machine, with those copies: of `data_parallel_copies`, or as
+/// a DeviceCopyListener has heard them. Devices go on as their streams do; the program never waits for one. The loss of
+/// gathered outputs takes no time. Throws UsageError for devices of several machines, for copies between others than
+/// those there are, and for times out of range.
+[[gnu::cold]] inline TrainingTimes simulate_data_parallel(const comm::simulated::SimulationOptions& options,
+                                                          const Training& training, const DataParallelCopies& copies,
+                                                          int steps) {
+  check<UsageError>(steps >= 1 && steps <= 100'000, "simulate_data_parallel: ", steps, " steps, expected 1 to 100000");
+  DeviceStreams streams(options);
+  int used = 1;
+  for (const auto* const part :
+       {&copies.prepare, &copies.gather, &copies.output_gradients, &copies.reduce, &copies.input_gradients})
+    for (const auto& [from, to, kind, bytes] : *part) {
+      check<UsageError>(from != to && std::min(from, to) >= 0 && std::max(from, to) < streams.size(),
+                        "simulate_data_parallel: a copy from device ", from, " to ", to, ", of ", streams.size());
+      used = std::max({used, from + 1, to + 1});
+    }
+  for (int device = 0; device < streams.size(); ++device)
+    if (training.parameter_bytes > 0) streams.hold(device, {{}, held_by(training, device == 0)});
+  const auto all = [&](const std::vector<DeviceCopy>& part, std::string_view name) {
+    for (const auto& copy : part) streams.copy(copy, name);
+  };
+  const auto compute = [&](double usual, std::string_view pass) {
+    for (int device = 0; device < used; ++device) streams.compute(device, usual, pass, pass);
+  };
+  for (int step = 0; step < steps; ++step) {
+    streams.next_step();
+    const auto begun = streams.clock(0);
+    for (const auto& copy : copies.prepare)
+      streams.copy(copy, copy.kind == trace::Traffic::inputs ? "scatter" : "replicate");
+    compute(training.forward, "forward");
+    all(copies.gather, "gather");
+    streams.mark(0, "forward", "DataParallel forward", begun);
+    const auto backward = streams.clock(0);
+    all(copies.output_gradients, "scatter gradients");
+    compute(training.backward, "backward");
+    all(copies.reduce, "reduce");
+    all(copies.input_gradients, "gather gradients");
+    streams.mark(0, "backward", "backward", backward);
+    streams.compute(0, training.optimizer, "optimizer", "optimizer step");
+    streams.mark(0, "step", cat("step ", step), begun, step);
+  }
+  TrainingTimes out;
+  const double computed = streams.computed();
+  out.times = streams.take();
+  out.step = out.times.seconds() / steps;
+  out.exposed = out.step - computed / options.ranks / steps;
+  return out;
+}
+
 /// Trains for so many steps, `options.ranks` ranks with a batch each. Throws UsageError for times and sizes out of
 /// range.
 [[gnu::cold]] inline TrainingTimes simulate_training(comm::simulated::SimulationOptions options,
                                                      const Training& training, int steps) {
   check<UsageError>(steps >= 1 && steps <= 100'000, "simulate_training: ", steps, " steps, expected 1 to 100000");
+  if (training.policy == TrainingPolicy::data_parallel) {
+    auto sizes = training.copied;
+    check<UsageError>(sizes.samples >= 0 && sizes.samples <= 1'000'000'000, "simulate_training: ", sizes.samples,
+                      " samples a device, expected 0 to 1e9");
+    sizes.samples *= options.ranks;
+    return simulate_data_parallel(options, training, data_parallel_copies(sizes, std::max(options.ranks, 1)), steps);
+  }
   check<UsageError>(training.period >= 1, "simulate_training: the period is at least 1 step, got ", training.period);
   check<UsageError>(!training.buckets.empty(), "simulate_training: no buckets");
   double last = 0;

@@ -1,0 +1,38 @@
+#pragma once
+/// `TracedCall`: how a trace calls a collective call or a message, and what it says of it.
+
+#include <chorus/comm/engine/flight_recorder.hpp>
+#include <chorus/comm/transport/envelope.hpp>
+#include <chorus/comm/world.hpp>
+#include <chorus/core/error.hpp>
+#include <chorus/core/json_object.hpp>
+#include <chorus/core/trace_listener.hpp>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace chorus::comm {
+
+struct TracedCall {
+  std::string name, args;  ///< args: fields of a JSON object
+
+  /// `members`, see World: of a group that is not the whole job.
+  [[gnu::cold]] TracedCall(const NamedCall& call, trace::Traffic traffic, std::size_t bytes,
+                           const std::vector<int>& members = {}) {
+    const auto& envelope = call.envelope;
+    const auto op = comm::name(envelope.op);
+    const int peer = members.empty() ? call.peer : members[static_cast<std::size_t>(call.peer)];
+    name = envelope.op == Op::message ? cat(op, call.receives ? " from " : " to ", peer)
+           : call.bucket < 0          ? std::string(op)
+                                      : cat(op, ", bucket ", call.bucket);
+    chorus::detail::JsonObject fields;
+    fields.field("op", op).field("sequence", envelope.sequence).field("traffic", trace::name(traffic));
+    fields.field("bytes", bytes).field("count", envelope.count);
+    if (call.bucket >= 0) fields.field("bucket", call.bucket);
+    if (call.algorithm != Algorithm::automatic) fields.field("algorithm", comm::name(call.algorithm));
+    if (!members.empty()) fields.field("group", members);
+    args = fields.fields();
+  }
+};
+
+}  // namespace chorus::comm

@@ -1,0 +1,206 @@
+#pragma once
+/// The copies that a step of DataParallel makes between its devices: by their formulas, or as a real one has made them;
+/// and how long they take over the links of one machine.
+
+#include <algorithm>
+#include <chorus/autograd/batch_axis.hpp>
+#include <chorus/comm/simulated/links.hpp>
+#include <chorus/comm/simulated/simulate.hpp>
+#include <chorus/comm/simulated/tasks.hpp>
+#include <chorus/core/error.hpp>
+#include <chorus/core/trace_listener.hpp>
+#include <chorus/parallel/dp/samples.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace chorus::simulated {
+
+struct DeviceCopy {
+  int from = 0, to = 0;
+  trace::Traffic kind = trace::Traffic::control;
+  std::size_t bytes = 0;
+  friend bool operator==(const DeviceCopy&, const DeviceCopy&) = default;
+};
+
+/// Those of one step with one pass, in the order in which they begin.
+struct DataParallelCopies {
+  std::vector<DeviceCopy> prepare = {};           ///< inputs scattered; parameters and buffers to the replicas
+  std::vector<DeviceCopy> gather = {};            ///< outputs, or losses
+  std::vector<DeviceCopy> output_gradients = {};  ///< back to the devices
+  std::vector<DeviceCopy> reduce = {};            ///< gradients
+  std::vector<DeviceCopy> input_gradients = {};   ///< where inputs want one
+
+  friend bool operator==(const DataParallelCopies&, const DataParallelCopies&) = default;
+};
+
+/// What moves for a DataParallel, in bytes. One input and one output; parameters that all change in a step.
+struct DataParallelSizes {
+  std::size_t parameters = 0;             ///< as they lie together, with what fills up between them
+  std::size_t gradients = 0;              ///< without
+  std::vector<std::size_t> buffers = {};  ///< each
+  Index samples = 1;                      ///< of the whole batch
+  std::size_t sample = 0;                 ///< of a sample's input
+  std::size_t output = 0;                 ///< of a sample's output; 0: the model returns a loss
+  static constexpr std::size_t loss = sizeof(float);
+};
+
+/// What data_parallel.hpp does with such a model and batch, where no NCCL sends (dp::Collectives). The devices' threads
+/// begin at once: each comes to its inputs before anyone comes to the parameters.
+[[gnu::cold]] inline DataParallelCopies data_parallel_copies(const DataParallelSizes& sizes, int devices) {
+  check<UsageError>(devices >= 1 && sizes.samples >= 0, "data_parallel_copies: ", sizes.samples, " samples for ",
+                    devices, " devices");
+  using trace::Traffic;
+  const dp::Split split{sizes.samples, static_cast<std::size_t>(std::clamp<Index>(sizes.samples, 1, devices))};
+  DataParallelCopies out;
+  const auto to_each = [&](std::vector<DeviceCopy>& part, Traffic kind, const auto& bytes) {
+    for (std::size_t i = 1; i < split.devices; ++i)
+      if (const std::size_t size = bytes(i); size > 0) part.push_back({0, static_cast<int>(i), kind, size});
+  };
+  const auto of_all = [](std::size_t bytes) { return [bytes](std::size_t) { return bytes; }; };
+  const auto samples = [&](std::size_t i) { return static_cast<std::size_t>(split.size(i)); };
+  const auto outputs = [&](std::size_t i) {
+    return sizes.output == 0 ? DataParallelSizes::loss : samples(i) * sizes.output;
+  };
+  to_each(out.prepare, Traffic::inputs, [&](std::size_t i) { return samples(i) * sizes.sample; });
+  to_each(out.prepare, Traffic::parameters, of_all(sizes.parameters));
+  for (const std::size_t bytes : sizes.buffers) to_each(out.prepare, Traffic::buffers, of_all(bytes));
+  to_each(out.output_gradients, Traffic::outputs, outputs);
+  to_each(out.reduce, Traffic::gradients, of_all(sizes.gradients));
+  out.gather = out.output_gradients;
+  for (auto* const part : {&out.gather, &out.reduce})
+    for (auto& copy : *part) std::swap(copy.from, copy.to);
+  return out;
+}
+
+/// Listens to a step of a real DataParallel, and keeps its copies: `take` at its end.
+class DeviceCopyListener final : public trace::Listener {
+ public:
+  /// `device_ids`: those of the DataParallel, by which devices are numbered here. Throws UsageError where somebody
+  /// listens already.
+  explicit DeviceCopyListener(const std::vector<int>& device_ids) {
+    for (std::size_t i = 0; i < device_ids.size(); ++i) numbers_.emplace(device_ids[i], static_cast<int>(i));
+    check<UsageError>(trace::listening() == nullptr, "DeviceCopyListener: somebody listens already, such as a trace");
+    trace::listen(this);
+  }
+  DeviceCopyListener(const DeviceCopyListener&) = delete;
+  DeviceCopyListener& operator=(const DeviceCopyListener&) = delete;
+  ~DeviceCopyListener() override { trace::listen(nullptr); }
+
+  /// The copies since then. Throws UsageError where they are not those of one pass, forward and backward.
+  DataParallelCopies take() {
+    const std::lock_guard lock(mutex_);
+    check<UsageError>(!several_, "DeviceCopyListener: expected one forward pass, there was another one after it");
+    auto out = std::exchange(copies_, {});
+    // Threads race; each keeps its own order.
+    std::map<int, std::vector<DeviceCopy>> by_device;
+    for (const auto& copy : out.prepare) by_device[copy.to].push_back(copy);
+    out.prepare.clear();
+    for (std::size_t turn = 0, more = 1; std::exchange(more, 0) != 0; ++turn)
+      for (const auto& [device, own] : by_device)
+        if (turn < own.size()) out.prepare.push_back(own[turn]), more = 1;
+    has_gathered_ = false;
+    return out;
+  }
+
+  std::int64_t now() override { return 0; }
+  void span(const trace::Event& event) override {
+    if (event.category != "copy" || event.name != "gather") return;
+    const std::lock_guard lock(mutex_);
+    has_gathered_ = true;
+  }
+  void instant(const trace::Event&) override {}
+  void allocated(int, trace::Memory, std::int64_t) override {}
+  void sent(int from, int to, trace::Traffic kind, std::size_t bytes) override {
+    const std::lock_guard lock(mutex_);
+    if (bytes == 0 || !numbers_.contains(from) || !numbers_.contains(to)) return;
+    const bool prepares = kind == trace::Traffic::parameters || kind == trace::Traffic::buffers;
+    several_ = several_ || (prepares && has_gathered_);
+    auto& part = prepares                            ? copies_.prepare
+                 : kind == trace::Traffic::gradients ? copies_.reduce
+                 : kind == trace::Traffic::outputs   ? (has_gathered_ ? copies_.output_gradients : copies_.gather)
+                 : has_gathered_                     ? copies_.input_gradients
+                                                     : copies_.prepare;
+    part.push_back({numbers_.at(from), numbers_.at(to), kind, bytes});
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<int, int> numbers_;
+  DataParallelCopies copies_;
+  bool has_gathered_ = false, several_ = false;
+};
+
+/// The streams of devices of one machine, in virtual time. A copy begins when both devices' streams have come to it,
+/// and both go on when it has ended (copy_bytes in tensor/cuda/memory.hpp orders them so): it takes alpha + bytes *
+/// beta. So a device's link carries one copy at a time, and that of the first device all.
+class DeviceStreams {
+ public:
+  using Time = comm::simulated::Time;
+
+  /// Throws UsageError where the devices are more than the links of one machine join.
+  DeviceStreams(const comm::simulated::SimulationOptions& options)
+      : link_(options.links.inside),
+        alpha_(link_.latency()),
+        computing_(options.computing),
+        keeps_(options.keep_spans) {
+    const int most = options.links.island == 0 ? most_devices : std::min(options.links.island, most_devices);
+    check<UsageError>(options.ranks >= 1 && options.ranks <= most_devices, "DataParallel: ", options.ranks,
+                      " devices, expected 1 to ", most_devices);
+    check<UsageError>(options.ranks <= most, "DataParallel: one process on one machine: ", options.ranks,
+                      " devices over ", options.links.name.empty() ? "links" : options.links.name, ", which ",
+                      most == 1 ? "join machines of one device each" : cat("join machines of ", most, " devices each"),
+                      ": expected nvlink or pcie, or fewer devices");
+    check<UsageError>(link_.bandwidth > 0, "DataParallel: a bandwidth of ", link_.bandwidth, " bytes a second");
+    times_.ranks.resize(static_cast<std::size_t>(options.ranks));
+    times_.one_process = true;
+  }
+
+  int size() const { return static_cast<int>(times_.ranks.size()); }
+  /// A device's clock: where its stream has come to.
+  Time& clock(int device) { return of(device).end; }
+  void next_step() { ++step_; }
+  void compute(int device, double usual, std::string_view kind, std::string_view name) {
+    const Time begun = clock(device);
+    using namespace comm::simulated;
+    clock(device) = later(begun, computing_.time(time_of("compute", usual), device, step_));
+    computed_ += clock(device) - begun;
+    mark(device, kind, name, begun);
+  }
+  void copy(const DeviceCopy& copy, std::string_view name) {
+    Time &from = clock(copy.from), &to = clock(copy.to);
+    const Time begun = std::max(from, to);
+    comm::simulated::time_of("a copy", static_cast<double>(copy.bytes) / link_.bandwidth);  // not too long
+    from = to = comm::simulated::later(begun, alpha_ + link_.transfer(copy.bytes));
+    for (const int device : {copy.from, copy.to}) mark(device, "copy", name, begun);
+    if (keeps_) of(copy.from).copies.push_back({copy.to, copy.kind, copy.bytes, begun, to});
+  }
+  void mark(int device, std::string_view kind, std::string_view name, Time begun, int number = -1) {
+    if (keeps_) of(device).marks.push_back({std::string(kind), std::string(name), begun, clock(device), 0, number});
+  }
+  void hold(int device, const comm::simulated::Held& held) {
+    if (keeps_) of(device).memory.push_back(held);
+  }
+  /// Seconds that all devices have computed for, together.
+  double computed() const { return comm::simulated::seconds(computed_); }
+  comm::simulated::SimulatedTimes take() { return std::move(times_); }
+
+ private:
+  static constexpr int most_devices = 64;  // of a kind
+
+  comm::simulated::RankTimes& of(int device) { return times_.ranks[static_cast<std::size_t>(device)]; }
+
+  const comm::simulated::AlphaBeta link_;
+  const Time alpha_;
+  const comm::simulated::Computing computing_;
+  const bool keeps_;
+  comm::simulated::SimulatedTimes times_;
+  std::uint32_t step_ = 0;
+  Time computed_{};
+};
+
+}  // namespace chorus::simulated
