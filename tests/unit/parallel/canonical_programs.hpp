@@ -4,6 +4,7 @@
 
 #include <unistd.h>
 
+#include <chorus/autograd/checkpoint.hpp>
 #include <chorus/nn/attention.hpp>
 #include <chorus/nn/convolution.hpp>
 #include <chorus/nn/embedding.hpp>
@@ -35,13 +36,17 @@ struct Parts : nn::Module {
   std::optional<nn::MultiheadAttention<D>> attention;
   std::optional<nn::LayerNorm<D>> layer_norm;
   nn::Linear<D> rows{8, 5}, head{8, 3};
+  bool recomputes = false;
   CHORUS_MODULE(Parts, conv, norm, drop, image, side, embedding, attention, layer_norm, rows, head)
 
   /// images: [batch, 1, 6, 6], tokens: [batch, 4] -> scores: [batch, 3], and [batch * 4, 5] or [batch, 5]
   auto forward(const auto& images, const auto& tokens) const {
-    auto h = conv(images);
-    if (norm) h = (*norm)(h);
-    auto x = drop(image(flatten(relu(h))));
+    const auto seen = [this](const auto& from) {
+      auto h = conv(from);
+      if (norm) h = (*norm)(h);
+      return drop(image(flatten(relu(h))));
+    };
+    auto x = recomputes ? checkpoint(seen, images) : seen(images);
     const auto& pixels = value_of(images);
     if (side && pixels.size(0) > 0 && pixels.data()[0] > 0) x = x + (*side)(tanh(x));
     if (!attention) {
@@ -83,6 +88,8 @@ struct Program {
   Stepping stepping = Stepping::sgd;
   double clip = 0;
   bool scaled = false;
+  bool recomputes = false;  // a part of the model, in backward
+  bool hooked = false;      // a hook changes a gradient, of the whole batch, by something that isn't linear
   std::uint32_t frozen_first = 0;
   std::vector<Step> steps;
 
@@ -91,6 +98,7 @@ struct Program {
                           has_side ? ", side" : "", ", dropped ", dropped, ", loss ", static_cast<int>(loss),
                           rows_loss ? ", loss of rows" : "", penalty ? ", penalty" : "",
                           stepping == Stepping::adam ? ", adam" : ", sgd", ", clip ", clip, scaled ? ", scaled" : "",
+                          recomputes ? ", recomputes" : "", hooked ? ", hooked" : "",
                           ", frozen ", frozen_first);
     for (const auto& step : steps) {
       out += cat("\n  step", step.keeps ? ", keeps" : "", step.poisoned ? ", poisoned" : "",
@@ -143,7 +151,9 @@ inline Model model_of(const Program& program) {
     model.layer_norm.emplace(8);
   }
   model.drop.p = program.dropped;
+  model.recomputes = program.recomputes;
   if (program.has_side) model.side.emplace(8, 8);
+  if (program.hooked) model.head.weight.register_hook([](const auto& gradient) { return tanh(gradient * 3.0F); });
   std::uint32_t key = 1000;
   for (const auto& named : nn::named_parameters<Cpu>(model)) {
     const auto values = numbers(1, named.parameter->count(), key++);

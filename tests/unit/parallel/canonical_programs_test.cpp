@@ -59,7 +59,8 @@ Drawn draw(std::uint64_t seed) {
   p.scaled = p.feature("scaled", d.chance(25));
   const bool freezes = p.feature("freezes", d.chance(25));
   if (freezes && d.chance(50)) p.frozen_first = d.below(256);
-  bool once_each = true;
+  p.recomputes = p.feature("recomputes", d.chance(25));
+  bool once_each = true, simple = !p.penalty;
   const auto count = 2 + d.below(4);
   for (std::uint32_t s = 0; s < count; ++s) {
     Step step;
@@ -71,14 +72,17 @@ Drawn draw(std::uint64_t seed) {
     for (std::uint32_t i = 0; i < passes; ++i) {
       Pass pass{.key = 16 * s + i, .size = 1 + static_cast<Index>(d.below(16))};
       if (p.feature("small batch", d.chance(25))) pass.size = 1 + static_cast<Index>(d.below(3));
+      if (p.feature("empty batch", !p.norm && !p.scaled && d.chance(5))) pass.size = 0;
       pass.quiet = p.feature("no_sync", i + 1 < passes && d.chance(60));
       pass.pair = p.feature("two forward passes", d.chance(12));
       pass.again = p.feature("backward twice", d.chance(8));
+      simple = simple && passes == 1 && !step.keeps && !pass.pair && !pass.again;
       once_each = once_each && !pass.pair && !pass.again;
       step.passes.push_back(pass);
     }
     p.steps.push_back(step);
   }
+  p.hooked = p.feature("hook on a parameter", simple && d.chance(60));  // it sees what passes before have left, too
   for (int i = 0; i < 3; ++i) p.ways.push_back(setup(d, p, once_each));
   return p;
 }
@@ -96,7 +100,7 @@ std::string judge(const Drawn& program) {
 }
 
 TEST_CASE("canonical programs: what seeds draw is trained to the same bits by whoever trains it") {
-  test::random::check_programs(25, draw, judge);
+  test::random::check_programs(60, draw, judge);
 }
 
 }  // namespace canonical_programs_test

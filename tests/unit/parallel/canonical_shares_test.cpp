@@ -120,6 +120,10 @@ TEST_CASE("canonical shares: a layer that only some of the shares use, and none 
   check_same({.shares = 4, .has_side = true, .stepping = Stepping::adam, .steps = steps({8, 7, 5, 2, 8})});
 }
 
+TEST_CASE("canonical shares: a part that is computed again in backward, and a hook on the gradient of the whole batch") {
+  check_same({.shares = 4, .norm = true, .dropped = 0.3, .recomputes = true, .hooked = true, .steps = steps(uneven)});
+}
+
 TEST_CASE("canonical shares: evaluation between the steps changes nothing") {
   auto program = Program{.shares = 4, .norm = true, .dropped = 0.3, .steps = steps(uneven)};
   const auto without = result(program, {});
