@@ -137,6 +137,18 @@ struct Odd : nn::Module {
   CHORUS_MODULE(Odd, fc)
   auto forward(const auto& x) const { return sum(fc(x)); }
 };
+/// Returns its loss, and another one that is a mean over other numbers.
+template <class D>
+struct Losing : nn::Module {
+  nn::Linear<D, double> fc1{5, 7}, fc2{7, 3};
+  bool two = false;
+  CHORUS_MODULE(Losing, fc1, fc2)
+  auto forward(const auto& x, const auto& classes) const {
+    const auto y = fc2(tanh(fc1(x)));
+    const auto loss = cross_entropy(y, classes, {.ignore_index = 1});
+    return two ? loss + mse_loss(y, Tensor<double, 2>::zeros(y.shape())) : loss;
+  }
+};
 /// Returns a number that is none of a tensor.
 template <class D>
 struct Telling : nn::Module {
@@ -168,6 +180,40 @@ TEST_CASE("canonical errors: a model returns its samples' numbers, or a mean ove
   CHECK(std::get<1>(telling(numbers(8, 5, 1))) == 2);
   CHECK(message_of<UsageError>([&] { telling(numbers(7, 5, 1)); }) ==
         "canonical shares: the model returns something other than tensors, which differs from share to share");
+}
+
+TEST_CASE("canonical errors: a model's own loss is the whole batch's, unless its parts are means over different numbers") {
+  const auto run = [](auto& net, const auto& loss_of, const World& world) {
+    std::string text;
+    for (const Index size : {9, 3}) {
+      const auto loss = loss_of(net(share(numbers(size, 5, 1), 4, world), share(labels(size, 3, 2), 4, world)));
+      loss.backward();
+      text += test::text_of({loss.item()}) + test::text_of(test::gradients(net.module()));
+    }
+    return text;
+  };
+  const auto itself = [](const auto& loss) { return loss; };
+  using Own = Losing<Cpu>;
+  SingleDevice<Own> net(make<Own>(), 3, {.canonical_shares = 4}), plain(make<Own>(), 3);
+  const auto expected = run(net, itself, {});
+  CHECK(distance(test::numbers_in(expected), test::numbers_in(run(plain, itself, {}))) < 1e-5);
+  for (const auto& ids : {std::vector{0}, std::vector{0, 1, 2}}) {
+    DataParallel<Own> dp(make<Own>(), {.device_ids = ids, .canonical_shares = 4}, 3);
+    CHECK(run(dp, [&](const auto& losses) { return dp.mean_loss(losses); }, {}) == expected);
+  }
+  for (const int ranks : {1, 2, 3})
+    CHECK(common_text(ranks, [&](const World& world) {
+            auto communicator = comm::connect(world);
+            DistributedDataParallel<Own> ddp(make<Own>(), communicator, ddp_options(4), 3);
+            return run(ddp, itself, world);
+          }) == expected);
+
+  auto two = make<Own>();
+  two.two = true;
+  SingleDevice<Own> refused(std::move(two), 3, {.canonical_shares = 4});
+  CHECK(message_of<UsageError>([&] { refused(numbers(9, 5, 1), labels(9, 3, 2)); }) ==
+        "canonical shares: the model's loss is a sum of losses that are means over different numbers of tokens, samples "
+        "or elements, of which no one share is right: let it return each by itself");
 }
 
 TEST_CASE("canonical errors: grad() and gradients of gradients don't go through shares") {
@@ -320,6 +366,30 @@ TEST_CASE("canonical memory: a device holds log2 of its shares more copies of th
     CHECK(held(0) - before == model * (1 + log2));
   }
   CHECK(kept_by(4, 64) == model * (1 + 4));  // of 16 shares each
+}
+
+TEST_CASE("canonical memory: a rank that has one share holds no copies of its gradients, one of several log2 of them") {
+  const auto kept_by = [](int ranks, int shares) {
+    const auto text = Ranks(ranks, [=](const World& world) {
+      auto communicator = comm::connect(world);
+      const auto before = held(0);
+      Ddp net(make<Model>(), communicator, ddp_options(shares), 3);
+      for (std::uint32_t number = 0; number < 3; ++number)
+        mean(square(net(share(numbers(64, 5, number), std::max(shares, ranks), world)))).backward();
+      return cat(held(0) - before);
+    }).texts();
+    for (const auto& each : text) CHECK(each == text[0]);
+    return std::stoul(text[0]);
+  };
+  const auto plain = kept_by(2, 0);
+  REQUIRE(plain > 0);
+  CHECK(kept_by(2, 2) == plain);
+  CHECK(kept_by(4, 4) == plain);
+  const auto copies = [&](int shares) {  // each may end with a gap
+    return std::lround(static_cast<double>(kept_by(2, shares)) / static_cast<double>(plain));
+  };
+  CHECK(copies(8) == 3);   // of 4 shares each
+  CHECK(copies(64) == 6);  // of 32
 }
 
 }  // namespace canonical_errors_test
