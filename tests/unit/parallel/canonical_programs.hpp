@@ -30,15 +30,16 @@ struct Parts : nn::Module {
   nn::Conv2d<D> conv{1, 4, {.kernel = 3}};
   std::optional<nn::BatchNorm2d<D>> norm;
   nn::Dropout drop;
-  nn::Linear<D> image{64, 8};
+  nn::Linear<D> image;
   std::optional<nn::Linear<D>> side;
   std::optional<nn::Embedding<D>> embedding;
   std::optional<nn::MultiheadAttention<D>> attention;
   std::optional<nn::LayerNorm<D>> layer_norm;
-  nn::Linear<D> rows{8, 5}, head{8, 3};
+  nn::Linear<D> rows, head;
   bool recomputes = false;
   CHORUS_MODULE(Parts, conv, norm, drop, image, side, embedding, attention, layer_norm, rows, head)
 
+  explicit Parts(Index width) : image{64, width}, rows{width, 5}, head{width, 3} {}
   /// images: [batch, 1, 6, 6], tokens: [batch, 4] -> scores: [batch, 3], and [batch * 4, 5] or [batch, 5]
   auto forward(const auto& images, const auto& tokens) const {
     const auto seen = [this](const auto& from) {
@@ -80,6 +81,7 @@ enum class Stepping { sgd, adam };
 
 struct Program {
   int shares = 4;
+  Index width = 8;
   bool norm = false, attends = false, has_side = false;
   double dropped = 0;
   Loss loss = Loss::cross_entropy;
@@ -94,7 +96,7 @@ struct Program {
   std::vector<Step> steps;
 
   std::string text() const {
-    std::string out = cat("shares ", shares, norm ? ", norm" : "", attends ? ", attends" : "",
+    std::string out = cat("shares ", shares, ", width ", width, norm ? ", norm" : "", attends ? ", attends" : "",
                           has_side ? ", side" : "", ", dropped ", dropped, ", loss ", static_cast<int>(loss),
                           rows_loss ? ", loss of rows" : "", penalty ? ", penalty" : "",
                           stepping == Stepping::adam ? ", adam" : ", sgd", ", clip ", clip, scaled ? ", scaled" : "",
@@ -143,16 +145,16 @@ inline Tensor<float, 2> targets(Index size, std::uint32_t key) {
 }
 
 inline Model model_of(const Program& program) {
-  Model model;
+  Model model(program.width);
   if (program.norm) model.norm.emplace(4);
   if (program.attends) {
-    model.embedding.emplace(7, 8);
-    model.attention.emplace(8, 2);
-    model.layer_norm.emplace(8);
+    model.embedding.emplace(7, program.width);
+    model.attention.emplace(program.width, 2);
+    model.layer_norm.emplace(program.width);
   }
   model.drop.p = program.dropped;
   model.recomputes = program.recomputes;
-  if (program.has_side) model.side.emplace(8, 8);
+  if (program.has_side) model.side.emplace(program.width, program.width);
   if (program.hooked) model.head.weight.register_hook([](const auto& gradient) { return tanh(gradient * 3.0F); });
   std::uint32_t key = 1000;
   for (const auto& named : nn::named_parameters<Cpu>(model)) {
@@ -325,6 +327,7 @@ inline std::string result(const Program& program, const Setup& setup) {
       DataParallel<Model> net(std::move(model), {.device_ids = ids, .canonical_shares = shares}, 3);
       return run_of(program, setup, 0, net);
     }
+    if (setup.backend == comm::Backend::hierarchical) setenv("CHORUS_HOST_ID", world.rank < 2 ? "a" : "b", 1);
     auto communicator = comm::connect(world, {.backend = setup.backend});
     if (setup.who == Who::server) {
       ParameterServer<Model> net(std::move(model), communicator, {.canonical_shares = shares}, 3);

@@ -34,7 +34,10 @@ Setup setup(Draw& d, Drawn& p, bool once_each) {
   if (way.who != Who::single) way.devices = 1 + static_cast<int>(d.below(static_cast<std::uint32_t>(std::min(p.shares, 5))));
   const bool ranks = way.who == Who::ddp || way.who == Who::server;
   if (p.feature("all shares on devices of their own", way.who == Who::dp && d.chance(20))) way.devices = p.shares;
-  if (p.feature("tcp", ranks && d.chance(25))) way.backend = comm::Backend::tcp;
+  if (p.feature("tcp", ranks && d.chance(25)))
+    way.backend = comm::Backend::tcp;
+  else if (p.feature("hierarchical", ranks && d.chance(20)))
+    way.backend = comm::Backend::hierarchical;
   if (p.feature("threads", d.chance(25))) way.threads = 2;
   if (p.feature("buckets", way.who == Who::ddp && d.chance(60))) way.bucket_mb = d.below(4) * 0.5 / 1024;
   way.find_unused = p.has_side || d.chance(15);
@@ -47,6 +50,7 @@ Drawn draw(std::uint64_t seed) {
   Drawn p;
   p.seed = seed;
   p.shares = d.chance(10) ? 64 : 1 + static_cast<int>(d.below(12));
+  if (p.feature("wide", d.chance(10))) p.width = 32 + 2 * static_cast<Index>(d.below(20));
   p.norm = p.feature("norm", d.chance(40));
   p.attends = p.feature("attends", d.chance(40));
   p.has_side = p.feature("side", d.chance(30));

@@ -65,6 +65,15 @@ TEST_CASE("canonical shares: attention, layer norm and an embedding, with ignore
   check_same({.shares = 5, .attends = true, .rows_loss = true, .steps = steps(uneven)});
 }
 
+TEST_CASE("canonical shares: layers so large that kernels divide their work among threads") {
+  check_same({.shares = 2, .width = 128, .norm = true, .attends = true, .steps = steps({128, 90})},
+             {{.threads = 2},
+              {.threads = 3},
+              {.who = Who::dp, .devices = 2, .threads = 2},
+              {.who = Who::ddp, .devices = 2, .threads = 2},
+              {.who = Who::server, .devices = 2}});
+}
+
 TEST_CASE("canonical shares: batches that are uneven, or smaller than the shares") {
   for (const int shares : {4, 8})
     check_same({.shares = shares, .norm = true, .attends = true, .dropped = 0.3, .rows_loss = true, .steps = steps(small)});
