@@ -1,7 +1,8 @@
 // The tree of canonical shares beside its definition: all numbers of shares, all runs of devices, all cuts.
+#include <algorithm>
+#include <bit>
 #include <catch.hpp>
 #include <chorus/core/share_tree.hpp>
-#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -73,7 +74,8 @@ TEST_CASE("share tree: the order of additions is the definition's, for all numbe
   }
 }
 
-TEST_CASE("share tree: what devices have of their runs, one after the other, makes the same tree on any number of them") {
+TEST_CASE(
+    "share tree: what devices have of their runs, one after the other, makes the same tree on any number of them") {
   for (std::size_t shares = 1; shares <= most; ++shares)
     for (std::size_t devices = 1; devices <= shares; ++devices) {
       Text whole;

@@ -30,10 +30,10 @@ DistributedDataParallelOptions ddp_options(int shares) {
 template <class Body>
 std::string message_of_ranks(int size, const Body& body) {
   const auto texts = Ranks(size, [&](const World& world) -> std::string {
-    alarm(30);
-    auto communicator = comm::connect(world);
-    return message_of<UsageError>([&] { body(world, communicator); });
-  }).texts();
+                       alarm(30);
+                       auto communicator = comm::connect(world);
+                       return message_of<UsageError>([&] { body(world, communicator); });
+                     }).texts();
   for (const auto& text : texts)
     if (text != texts[0]) {
       std::string all = "different:";
@@ -55,8 +55,8 @@ TEST_CASE("canonical errors: a number of shares is 1 to 64, at least as many as 
   for (const int shares : {-1, 65}) {
     CHECK(message_of<UsageError>([&] { single(shares); }) == cat(range, shares));
     CHECK(message_of<UsageError>([&] {
-      Parallel net(make<Model>(), {.device_ids = {0, 1}, .canonical_shares = shares}, 3);
-    }) == cat(range, shares));
+            Parallel net(make<Model>(), {.device_ids = {0, 1}, .canonical_shares = shares}, 3);
+          }) == cat(range, shares));
     CHECK(message_of_ranks(2, [&](const World&, auto& c) { Ddp net(make<Model>(), c, ddp_options(shares), 3); }) ==
           cat(range, shares));
     CHECK(message_of_ranks(2, [&](const World&, auto& c) {
@@ -67,12 +67,11 @@ TEST_CASE("canonical errors: a number of shares is 1 to 64, at least as many as 
   CHECK(single(64).canonical_shares() == 64);
   const auto too_few = "canonical_shares: each of 3 devices takes whole shares: expected at least as many, got 2";
   CHECK(message_of<UsageError>([&] {
-    Parallel net(make<Model>(), {.device_ids = {0, 1, 2}, .canonical_shares = 2}, 3);
-  }) == too_few);
-  CHECK(message_of_ranks(3, [&](const World&, auto& c) { Ddp net(make<Model>(), c, ddp_options(2), 3); }) == too_few);
-  CHECK(message_of_ranks(3, [&](const World&, auto& c) {
-          Server net(make<Model>(), c, {.canonical_shares = 2}, 3);
+          Parallel net(make<Model>(), {.device_ids = {0, 1, 2}, .canonical_shares = 2}, 3);
         }) == too_few);
+  CHECK(message_of_ranks(3, [&](const World&, auto& c) { Ddp net(make<Model>(), c, ddp_options(2), 3); }) == too_few);
+  CHECK(message_of_ranks(3, [&](const World&, auto& c) { Server net(make<Model>(), c, {.canonical_shares = 2}, 3); }) ==
+        too_few);
 }
 
 TEST_CASE("canonical errors: samples lie along the first axis") {
@@ -81,8 +80,8 @@ TEST_CASE("canonical errors: samples lie along the first axis") {
       "samples along another one let it be batch_axis<1>(input)";
   CHECK(message_of<UsageError>([&] { Single(make<Model>(), 3, {.dim = 1, .canonical_shares = 4}); }) == axis);
   CHECK(message_of<UsageError>([&] {
-    Parallel net(make<Model>(), {.device_ids = {0, 1}, .dim = 1, .canonical_shares = 4}, 3);
-  }) == axis);
+          Parallel net(make<Model>(), {.device_ids = {0, 1}, .dim = 1, .canonical_shares = 4}, 3);
+        }) == axis);
   auto options = ddp_options(4);
   options.dim = 1;
   CHECK(message_of_ranks(2, [&](const World&, auto& c) { Ddp net(make<Model>(), c, options, 3); }) == axis);
@@ -92,9 +91,11 @@ TEST_CASE("canonical errors: samples lie along the first axis") {
 }
 
 TEST_CASE("canonical errors: under ddp no other hook and no static graph") {
-  CHECK(message_of_ranks(2, [](const World&, auto& c) {
-          DistributedDataParallel<Model, Bf16Compress> net(make<Model>(), c, ddp_options(4), 3, Bf16Compress{});
-        }) ==
+  CHECK(message_of_ranks(2,
+                         [](const World&, auto& c) {
+                           DistributedDataParallel<Model, Bf16Compress> net(make<Model>(), c, ddp_options(4), 3,
+                                                                            Bf16Compress{});
+                         }) ==
         "DistributedDataParallel: canonical_shares says how gradients are added up: expected the default hook, "
         "AllReduce");
   auto options = ddp_options(4);
@@ -119,11 +120,13 @@ TEST_CASE("canonical errors: a synchronised batch norm looks at all samples at o
 }
 
 TEST_CASE("canonical errors: no join of ranks with different numbers of batches") {
-  CHECK(message_of_ranks(2, [&](const World&, auto& c) {
-          Ddp net(make<Model>(), c, ddp_options(4), 3);
-          net.join([] {});
-        }) ==
-        "DistributedDataParallel::join: canonical shares cut each batch for all ranks: expected as many batches on each");
+  CHECK(
+      message_of_ranks(2,
+                       [&](const World&, auto& c) {
+                         Ddp net(make<Model>(), c, ddp_options(4), 3);
+                         net.join([] {});
+                       }) ==
+      "DistributedDataParallel::join: canonical shares cut each batch for all ranks: expected as many batches on each");
   CHECK(message_of_ranks(2, [&](const World&, auto& c) {
           Server net(make<Model>(), c, {.canonical_shares = 4}, 3);
           net.join([] {}, {.step = [] {}});
@@ -160,7 +163,8 @@ struct Telling : nn::Module {
 TEST_CASE("canonical errors: a model returns its samples' numbers, or a mean over them") {
   SingleDevice<Odd<Cpu>> net(make<Odd<Cpu>>(), 3, {.canonical_shares = 4});
   const auto message =
-      "canonical shares: the model returns a number without axes that is not known to be a mean over the share: expected "
+      "canonical shares: the model returns a number without axes that is not known to be a mean over the share: "
+      "expected "
       "cross_entropy(), mse_loss(), mean() or another loss of the library, or one number for each sample, [batch]";
   CHECK(message_of<UsageError>([&] { net(numbers(8, 5, 1)); }) == message);
   {
@@ -182,7 +186,8 @@ TEST_CASE("canonical errors: a model returns its samples' numbers, or a mean ove
         "canonical shares: the model returns something other than tensors, which differs from share to share");
 }
 
-TEST_CASE("canonical errors: a model's own loss is the whole batch's, unless its parts are means over different numbers") {
+TEST_CASE(
+    "canonical errors: a model's own loss is the whole batch's, unless its parts are means over different numbers") {
   const auto run = [](auto& net, const auto& loss_of, const World& world) {
     std::string text;
     for (const Index size : {9, 3}) {
@@ -211,16 +216,16 @@ TEST_CASE("canonical errors: a model's own loss is the whole batch's, unless its
   auto two = make<Own>();
   two.two = true;
   SingleDevice<Own> refused(std::move(two), 3, {.canonical_shares = 4});
-  CHECK(message_of<UsageError>([&] { refused(numbers(9, 5, 1), labels(9, 3, 2)); }) ==
-        "canonical shares: the model's loss is a sum of losses that are means over different numbers of tokens, samples "
-        "or elements, of which no one share is right: let it return each by itself");
+  CHECK(
+      message_of<UsageError>([&] { refused(numbers(9, 5, 1), labels(9, 3, 2)); }) ==
+      "canonical shares: the model's loss is a sum of losses that are means over different numbers of tokens, samples "
+      "or elements, of which no one share is right: let it return each by itself");
 }
 
 TEST_CASE("canonical errors: grad() and gradients of gradients don't go through shares") {
   auto net = single(4);
   const Variable<double, 2> x(numbers(8, 5, 1), true);
-  const auto message =
-      "canonical shares: grad() does not go through a policy's forward pass: expected backward()";
+  const auto message = "canonical shares: grad() does not go through a policy's forward pass: expected backward()";
   CHECK(message_of<UsageError>([&] { grad(mean(square(net(x))), x); }) == message);
   Parallel dp(make<Model>(), {.device_ids = {0, 1}, .canonical_shares = 4}, 3);
   CHECK(message_of<UsageError>([&] { grad(mean(square(dp(x))), x); }) == message);
@@ -259,10 +264,11 @@ TEST_CASE("canonical errors: a loss by hand is one device's, or all devices' of 
 }
 
 TEST_CASE("canonical errors: a parameter that meets the samples outside of the model") {
-  CHECK(message_of_ranks(2, [&](const World& world, auto& c) {
-          Ddp ddp(make<Model>(), c, ddp_options(4), 3);
-          mean(square(ddp(share(numbers(8, 5, 1), 4, world)) + ddp.module().fc3.bias)).backward();
-        }) ==
+  CHECK(message_of_ranks(2,
+                         [&](const World& world, auto& c) {
+                           Ddp ddp(make<Model>(), c, ddp_options(4), 3);
+                           mean(square(ddp(share(numbers(8, 5, 1), 4, world)) + ddp.module().fc3.bias)).backward();
+                         }) ==
         "canonical shares: the loss uses the parameter fc3.bias outside of the net's forward pass, where samples are "
         "not in shares: use it in the model");
 }
@@ -278,30 +284,32 @@ TEST_CASE("canonical errors: a loss of outputs of batches that are cut in differ
 
 TEST_CASE("canonical errors: ranks with other samples than their shares are all told of the first such share") {
   // Of 9 samples in 4 shares ranks have 5 and 4.
-  CHECK(message_of_ranks(2, [&](const World& world, auto& c) {
-          Ddp net(make<Model>(), c, ddp_options(4), 3);
-          const Index own = world.rank == 0 ? 4 : 5;
-          mean(square(net(numbers(own, 5, 1)))).backward();
-        }) ==
+  CHECK(message_of_ranks(2,
+                         [&](const World& world, auto& c) {
+                           Ddp net(make<Model>(), c, ddp_options(4), 3);
+                           const Index own = world.rank == 0 ? 4 : 5;
+                           mean(square(net(numbers(own, 5, 1)))).backward();
+                         }) ==
         "canonical shares: of 9 samples in 4 shares, share 0 has 2, expected 3: each process takes its shares of the "
         "batch, as the policy's sampler gives them");
-  CHECK(message_of_ranks(3, [&](const World& world, auto& c) {
-          Server net(make<Model>(), c, {.canonical_shares = 4}, 3);
-          const Index own[] = {4, 3, 2};
-          cross_entropy(net(numbers(own[world.rank], 5, 1)), labels(own[world.rank], 3, 1)).backward();
-        }) ==
+  CHECK(message_of_ranks(3,
+                         [&](const World& world, auto& c) {
+                           Server net(make<Model>(), c, {.canonical_shares = 4}, 3);
+                           const Index own[] = {4, 3, 2};
+                           cross_entropy(net(numbers(own[world.rank], 5, 1)), labels(own[world.rank], 3, 1)).backward();
+                         }) ==
         "canonical shares: of 9 samples in 4 shares, share 0 has 2, expected 3: each process takes its shares of the "
         "batch, as the policy's sampler gives them");
 }
 
 TEST_CASE("canonical errors: ranks have the same number of shares") {
-  CHECK_THAT(message_of_ranks(2, [&](const World& world, auto& c) {
-               Ddp net(make<Model>(), c, ddp_options(world.rank == 0 ? 4 : 8), 3);
-             }),
+  CHECK_THAT(message_of_ranks(2, [&](const World& world,
+                                     auto& c) { Ddp net(make<Model>(), c, ddp_options(world.rank == 0 ? 4 : 8), 3); }),
              Contains("canonical_shares"));
-  CHECK_THAT(message_of_ranks(2, [&](const World& world, auto& c) {
-               Server net(make<Model>(), c, {.canonical_shares = world.rank == 0 ? 4 : 0}, 3);
-             }),
+  CHECK_THAT(message_of_ranks(2,
+                              [&](const World& world, auto& c) {
+                                Server net(make<Model>(), c, {.canonical_shares = world.rank == 0 ? 4 : 0}, 3);
+                              }),
              Contains("canonical_shares"));
 }
 
@@ -317,7 +325,8 @@ TEST_CASE("canonical errors: a sampler gives whole shares, and repeats no sample
     for (const Index size : {7, 12, 3}) {
       std::vector<data::Sampler> samplers;
       for (int rank = 0; rank < ranks; ++rank)
-        samplers.emplace_back(40, data::SamplerOptions{.rank = rank, .world_size = ranks, .seed = 5, .canonical_shares = 6});
+        samplers.emplace_back(
+            40, data::SamplerOptions{.rank = rank, .world_size = ranks, .seed = 5, .canonical_shares = 6});
       const data::Sampler whole(40, {.seed = 5});
       for (Index b = 0; b < whole.global_batches(size, false); ++b) {
         std::vector<Index> all;
@@ -340,7 +349,8 @@ void take_passes(Net& net) {
 }
 std::size_t held(int slot) { return trace::memory(slot, trace::Memory::gradients); }
 
-TEST_CASE("canonical memory: a device holds log2 of its shares more copies of the gradients, and none where it has one") {
+TEST_CASE(
+    "canonical memory: a device holds log2 of its shares more copies of the gradients, and none where it has one") {
   std::size_t model = 0;
   const auto kept_by = [&](int devices, int shares) {
     std::vector<int> ids;
@@ -371,13 +381,13 @@ TEST_CASE("canonical memory: a device holds log2 of its shares more copies of th
 TEST_CASE("canonical memory: a rank that has one share holds no copies of its gradients, one of several log2 of them") {
   const auto kept_by = [](int ranks, int shares) {
     const auto text = Ranks(ranks, [=](const World& world) {
-      auto communicator = comm::connect(world);
-      const auto before = held(0);
-      Ddp net(make<Model>(), communicator, ddp_options(shares), 3);
-      for (std::uint32_t number = 0; number < 3; ++number)
-        mean(square(net(share(numbers(64, 5, number), std::max(shares, ranks), world)))).backward();
-      return cat(held(0) - before);
-    }).texts();
+                        auto communicator = comm::connect(world);
+                        const auto before = held(0);
+                        Ddp net(make<Model>(), communicator, ddp_options(shares), 3);
+                        for (std::uint32_t number = 0; number < 3; ++number)
+                          mean(square(net(share(numbers(64, 5, number), std::max(shares, ranks), world)))).backward();
+                        return cat(held(0) - before);
+                      }).texts();
     for (const auto& each : text) CHECK(each == text[0]);
     return std::stoul(text[0]);
   };

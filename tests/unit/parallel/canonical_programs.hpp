@@ -71,10 +71,10 @@ struct Pass {
 };
 struct Step {
   std::vector<Pass> passes;
-  bool keeps = false;       // the gradients of the step before
-  bool poisoned = false;    // a pixel that is not finite: a scaler leaves the step out
-  bool evaluates = false;   // the net evaluates afterwards
-  std::uint32_t frozen = 0; // layers, by their bits
+  bool keeps = false;        // the gradients of the step before
+  bool poisoned = false;     // a pixel that is not finite: a scaler leaves the step out
+  bool evaluates = false;    // the net evaluates afterwards
+  std::uint32_t frozen = 0;  // layers, by their bits
 };
 enum class Loss { cross_entropy, smoothed, mse, mean_of_samples, over_given };
 enum class Stepping { sgd, adam };
@@ -100,14 +100,13 @@ struct Program {
                           has_side ? ", side" : "", ", dropped ", dropped, ", loss ", static_cast<int>(loss),
                           rows_loss ? ", loss of rows" : "", penalty ? ", penalty" : "",
                           stepping == Stepping::adam ? ", adam" : ", sgd", ", clip ", clip, scaled ? ", scaled" : "",
-                          recomputes ? ", recomputes" : "", hooked ? ", hooked" : "",
-                          ", frozen ", frozen_first);
+                          recomputes ? ", recomputes" : "", hooked ? ", hooked" : "", ", frozen ", frozen_first);
     for (const auto& step : steps) {
       out += cat("\n  step", step.keeps ? ", keeps" : "", step.poisoned ? ", poisoned" : "",
                  step.evaluates ? ", evaluates" : "", ", frozen ", step.frozen, ":");
       for (const auto& pass : step.passes)
-        out += cat(" ", pass.size, pass.quiet ? " quiet" : "", pass.pair ? " pair" : "", pass.again ? " again" : "",
-                   ";");
+        out +=
+            cat(" ", pass.size, pass.quiet ? " quiet" : "", pass.pair ? " pair" : "", pass.again ? " again" : "", ";");
     }
     return out;
   }
@@ -275,11 +274,16 @@ class Run {
   Variable<float, 0> loss_of_scores(const auto& scores, Index size, std::uint32_t key) {
     const auto classes = part_(labels(size, 3, key + 60));
     switch (program_.loss) {
-      case Loss::cross_entropy: return cross_entropy(scores, classes);
-      case Loss::smoothed: return cross_entropy(scores, classes, {.ignore_index = 1, .label_smoothing = 0.1});
-      case Loss::mse: return mse_loss(scores, part_(targets(size, key)));
-      case Loss::mean_of_samples: return mean(cross_entropy_per_sample(scores, classes) * 0.7F, 0);
-      case Loss::over_given: break;
+      case Loss::cross_entropy:
+        return cross_entropy(scores, classes);
+      case Loss::smoothed:
+        return cross_entropy(scores, classes, {.ignore_index = 1, .label_smoothing = 0.1});
+      case Loss::mse:
+        return mse_loss(scores, part_(targets(size, key)));
+      case Loss::mean_of_samples:
+        return mean(cross_entropy_per_sample(scores, classes) * 0.7F, 0);
+      case Loss::over_given:
+        break;
     }
     return cross_entropy(scores, classes, {.mean_over = 11});
   }
@@ -313,32 +317,33 @@ inline std::string result(const Program& program, const Setup& setup) {
   const bool ranks = setup.who == Who::ddp || setup.who == Who::server;
   const int shares = setup.plain ? 0 : program.shares;
   const auto texts = Ranks(ranks ? setup.devices : 1, [&](const World& world) -> std::string {
-    alarm(60);  // who hangs is killed
-    set_num_threads(setup.threads);
-    auto model = model_of(program);
-    freeze(model, program, program.frozen_first);
-    if (setup.who == Who::single) {
-      SingleDevice<Model> net(std::move(model), 3, {.canonical_shares = shares});
-      return run_of(program, setup, 0, net);
-    }
-    if (setup.who == Who::dp) {
-      std::vector<int> ids;
-      for (int i = 0; i < setup.devices; ++i) ids.push_back(i);
-      DataParallel<Model> net(std::move(model), {.device_ids = ids, .canonical_shares = shares}, 3);
-      return run_of(program, setup, 0, net);
-    }
-    if (setup.backend == comm::Backend::hierarchical) setenv("CHORUS_HOST_ID", world.rank < 2 ? "a" : "b", 1);
-    auto communicator = comm::connect(world, {.backend = setup.backend});
-    if (setup.who == Who::server) {
-      ParameterServer<Model> net(std::move(model), communicator, {.canonical_shares = shares}, 3);
-      return run_of(program, setup, world.rank, net);
-    }
-    DistributedDataParallelOptions options{.find_unused_parameters = setup.find_unused};
-    options.canonical_shares = shares;
-    if (setup.bucket_mb) options.first_bucket_cap_mb = options.bucket_cap_mb = *setup.bucket_mb;
-    DistributedDataParallel<Model> net(std::move(model), communicator, options, 3);
-    return run_of(program, setup, world.rank, net);
-  }).texts();
+                       alarm(60);  // who hangs is killed
+                       set_num_threads(setup.threads);
+                       auto model = model_of(program);
+                       freeze(model, program, program.frozen_first);
+                       if (setup.who == Who::single) {
+                         SingleDevice<Model> net(std::move(model), 3, {.canonical_shares = shares});
+                         return run_of(program, setup, 0, net);
+                       }
+                       if (setup.who == Who::dp) {
+                         std::vector<int> ids;
+                         for (int i = 0; i < setup.devices; ++i) ids.push_back(i);
+                         DataParallel<Model> net(std::move(model), {.device_ids = ids, .canonical_shares = shares}, 3);
+                         return run_of(program, setup, 0, net);
+                       }
+                       if (setup.backend == comm::Backend::hierarchical)
+                         setenv("CHORUS_HOST_ID", world.rank < 2 ? "a" : "b", 1);
+                       auto communicator = comm::connect(world, {.backend = setup.backend});
+                       if (setup.who == Who::server) {
+                         ParameterServer<Model> net(std::move(model), communicator, {.canonical_shares = shares}, 3);
+                         return run_of(program, setup, world.rank, net);
+                       }
+                       DistributedDataParallelOptions options{.find_unused_parameters = setup.find_unused};
+                       options.canonical_shares = shares;
+                       if (setup.bucket_mb) options.first_bucket_cap_mb = options.bucket_cap_mb = *setup.bucket_mb;
+                       DistributedDataParallel<Model> net(std::move(model), communicator, options, 3);
+                       return run_of(program, setup, world.rank, net);
+                     }).texts();
   std::string lines;
   for (const auto& text : texts) lines += "\n  " + text.substr(0, 600);
   for (const auto& text : texts)
@@ -349,9 +354,10 @@ inline std::string result(const Program& program, const Setup& setup) {
 /// What is different in `got`, or "".
 inline std::string difference(const std::string& got, const std::string& expected) {
   if (got == expected) return "";
-  if (got.find('|') == got.npos || expected.find('|') == expected.npos) return cat(got.substr(0, 600), "\nexpected ", expected.substr(0, 100));
-  const auto at = static_cast<std::size_t>(std::mismatch(got.begin(), got.end(), expected.begin(), expected.end()).first -
-                                           got.begin());
+  if (got.find('|') == got.npos || expected.find('|') == expected.npos)
+    return cat(got.substr(0, 600), "\nexpected ", expected.substr(0, 100));
+  const auto at = static_cast<std::size_t>(
+      std::mismatch(got.begin(), got.end(), expected.begin(), expected.end()).first - got.begin());
   const auto number = std::count(got.begin(), got.begin() + static_cast<std::ptrdiff_t>(at), ' ');
   const auto begin = got.rfind(' ', at) == got.npos ? 0 : got.rfind(' ', at);
   const bool in_losses = at <= got.find('|');

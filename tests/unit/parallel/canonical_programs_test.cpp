@@ -1,9 +1,10 @@
 // Canonical shares on programs that seeds draw, each run by three policies and numbers of devices: the same bits.
 // CHORUS_RANDOM_SEEDS=17 (one, whose program is shown), or =1000-2000 (all of them).
+#include "canonical_programs.hpp"
+
 #include <catch.hpp>
 
 #include "../random_draw.hpp"
-#include "canonical_programs.hpp"
 #include "check_programs.hpp"
 
 namespace canonical_programs_test {
@@ -31,7 +32,8 @@ struct Drawn : Program {
 Setup setup(Draw& d, Drawn& p, bool once_each) {
   // A server takes one backward pass for each forward pass.
   Setup way{.who = static_cast<Who>(d.below(once_each ? 4 : 3))};
-  if (way.who != Who::single) way.devices = 1 + static_cast<int>(d.below(static_cast<std::uint32_t>(std::min(p.shares, 5))));
+  if (way.who != Who::single)
+    way.devices = 1 + static_cast<int>(d.below(static_cast<std::uint32_t>(std::min(p.shares, 5))));
   const bool ranks = way.who == Who::ddp || way.who == Who::server;
   if (p.feature("all shares on devices of their own", way.who == Who::dp && d.chance(20))) way.devices = p.shares;
   if (p.feature("tcp", ranks && d.chance(25)))

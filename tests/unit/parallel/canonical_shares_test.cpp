@@ -1,5 +1,5 @@
-// Canonical shares: the same losses and parameters, bit by bit, under all policies and on any number of devices; what is
-// refused; memory.
+// Canonical shares: the same losses and parameters, bit by bit, under all policies and on any number of devices; what
+// is refused; memory.
 #include <catch.hpp>
 
 #include "canonical_programs.hpp"
@@ -13,7 +13,8 @@ using comm::Backend;
 /// Steps of one pass each, on batches of these sizes.
 std::vector<Step> steps(const std::vector<Index>& sizes) {
   std::vector<Step> out;
-  for (const Index size : sizes) out.push_back({.passes = {{.key = static_cast<std::uint32_t>(out.size()), .size = size}}});
+  for (const Index size : sizes)
+    out.push_back({.passes = {{.key = static_cast<std::uint32_t>(out.size()), .size = size}}});
   return out;
 }
 const std::vector<Index> even{8, 8, 8}, uneven{8, 7, 5}, small{3, 1, 2, 8};
@@ -58,7 +59,12 @@ std::vector<double> all_numbers(std::string text) {
 
 TEST_CASE("canonical shares: conv, batch norm, dropout, Adam and clipping are the same bits on any number of devices") {
   for (const int shares : {4, 7})
-    check_same({.shares = shares, .norm = true, .dropped = 0.3, .stepping = Stepping::adam, .clip = 0.3, .steps = steps(even)});
+    check_same({.shares = shares,
+                .norm = true,
+                .dropped = 0.3,
+                .stepping = Stepping::adam,
+                .clip = 0.3,
+                .steps = steps(even)});
 }
 
 TEST_CASE("canonical shares: attention, layer norm and an embedding, with ignored tokens and weights of classes") {
@@ -76,7 +82,8 @@ TEST_CASE("canonical shares: layers so large that kernels divide their work amon
 
 TEST_CASE("canonical shares: batches that are uneven, or smaller than the shares") {
   for (const int shares : {4, 8})
-    check_same({.shares = shares, .norm = true, .attends = true, .dropped = 0.3, .rows_loss = true, .steps = steps(small)});
+    check_same(
+        {.shares = shares, .norm = true, .attends = true, .dropped = 0.3, .rows_loss = true, .steps = steps(small)});
 }
 
 TEST_CASE("canonical shares: all losses of the library that are means") {
@@ -129,7 +136,8 @@ TEST_CASE("canonical shares: a layer that only some of the shares use, and none 
   check_same({.shares = 4, .has_side = true, .stepping = Stepping::adam, .steps = steps({8, 7, 5, 2, 8})});
 }
 
-TEST_CASE("canonical shares: a part that is computed again in backward, and a hook on the gradient of the whole batch") {
+TEST_CASE(
+    "canonical shares: a part that is computed again in backward, and a hook on the gradient of the whole batch") {
   check_same({.shares = 4, .norm = true, .dropped = 0.3, .recomputes = true, .hooked = true, .steps = steps(uneven)});
 }
 
@@ -142,8 +150,13 @@ TEST_CASE("canonical shares: evaluation between the steps changes nothing") {
 }
 
 TEST_CASE("canonical shares: it is the training without shares, but for rounding, which differs") {
-  const Program program{
-      .shares = 5, .attends = true, .dropped = 0.3, .rows_loss = true, .penalty = true, .clip = 1, .steps = steps(uneven)};
+  const Program program{.shares = 5,
+                        .attends = true,
+                        .dropped = 0.3,
+                        .rows_loss = true,
+                        .penalty = true,
+                        .clip = 1,
+                        .steps = steps(uneven)};
   const auto shared = result(program, {});
   const std::vector<Setup> plain{{.plain = true}, {.who = Who::dp, .devices = 2, .plain = true}};
   for (const auto& setup : plain) {
@@ -153,10 +166,9 @@ TEST_CASE("canonical shares: it is the training without shares, but for rounding
   }
 }
 
-TEST_CASE("canonical shares: other numbers of shares are other roundings, and a batch norm's statistics are a share's") {
-  const auto with = [](int shares) {
-    return result({.shares = shares, .norm = true, .steps = steps(even)}, {});
-  };
+TEST_CASE(
+    "canonical shares: other numbers of shares are other roundings, and a batch norm's statistics are a share's") {
+  const auto with = [](int shares) { return result({.shares = shares, .norm = true, .steps = steps(even)}, {}); };
   CHECK(with(4) != with(8));
   CHECK(distance(all_numbers(with(4)), all_numbers(with(8))) > 1e-3);
 }
