@@ -8,6 +8,7 @@
 #include <chorus/parallel/canonical/join_shares.hpp>
 #include <chorus/parallel/canonical/share_buffers.hpp>
 #include <chorus/parallel/canonical/share_scope.hpp>
+#include <chorus/parallel/canonical/side_by_side.hpp>
 #include <chorus/parallel/dp/pass.hpp>
 #include <chorus/parallel/dp/recorded.hpp>
 #include <chorus/parallel/dp/scatter.hpp>
@@ -23,7 +24,7 @@ namespace chorus::canonical {
 
 /// A policy's part for the shares of one process.
 template <class Model>
-class ModelShares final : private dp::BackwardRunner, private LeafObserver {
+class ModelShares final : private dp::BackwardRunner {
  public:
   using D = typename nn::detail::DeviceOfModel<Model>::type;
 
@@ -33,6 +34,8 @@ class ModelShares final : private dp::BackwardRunner, private LeafObserver {
     std::function<void(std::span<double>)> sum;
     /// The whole batch's number of samples, in backward.
     std::function<Index()> batch;
+    /// Is called before layers have sums of their own.
+    std::function<void()> layers_send;
   };
 
   /// `run` of the `shares` are this process's. All but `processes` has to outlive this.
@@ -46,6 +49,11 @@ class ModelShares final : private dp::BackwardRunner, private LeafObserver {
         run_(run),
         processes_(std::make_shared<Processes>(std::move(processes))),
         tree_(flat) {
+    if (looks_at_whole_batch(model))
+      side_by_side_.emplace(flat, buffers_, shares, run, [all = processes_](std::span<double> values) {
+        if (all->layers_send) all->layers_send();
+        if (all->sum) all->sum(values);
+      });
     ++detail::canonical_policies();
   }
   ~ModelShares() {
@@ -76,13 +84,14 @@ class ModelShares final : private dp::BackwardRunner, private LeafObserver {
     using Output = decltype(dp::call(model_, dp::scatter(split, 0, device, returns[0], inputs...)));
     std::vector<std::optional<Output>> outputs(split.devices);
     buffers_.begin_pass(split.devices);
-    for (std::size_t i = 0; i < split.devices; ++i) {
+    in_turn(split.devices, static_cast<std::size_t>(samples), true, [&, grad = grad_enabled()](std::size_t i) {
+      const GradMode mode(grad);
       const auto own = dp::scatter(split, i, device, returns[i], inputs...);
-      ShareScope scope(random, split, i, static_cast<int>(shares_));
+      const ShareScope scope(random, split, i, static_cast<int>(shares_),
+                             side_by_side_ ? side_by_side_->group(i) : nullptr);
       outputs[i].emplace(dp::call(model_, own));
       random.drew = random.drew || scope.drew();
-      buffers_.end_share(i);
-    }
+    });
     buffers_.end_pass();
     const Ref<dp::BackwardNode> on_tape(new dp::BackwardNode(*this, alive_, std::move(returns), cut));
     return detail::map_tensors(detail::pointers_to(outputs), JoinShares<D>(split, device, on_tape));
@@ -108,10 +117,12 @@ class ModelShares final : private dp::BackwardRunner, private LeafObserver {
     const std::size_t used = std::min(batch, shares_);  // those that have samples
     const ShareRange run{std::min(run_.begin, used), std::min(run_.end, used)};
     tree_.begin(run, used);
-    for (const auto& of_share : roots) {
-      run_backward(of_share, {.retain_graph = keep, .leaves = this});
-      if (run.count() > 0) tree_.end_share([this](std::size_t i) { tell(*flat_.entries()[i].named.handle.shared()); });
-    }
+    in_turn(roots.size(), run.count(), false, [&](std::size_t i) {
+      Observer observer(*this, i);
+      run_backward(roots[i], {.retain_graph = keep, .leaves = &observer});
+      const auto late = [this](std::size_t p) { tell(*flat_.entries()[p].named.handle.shared()); };
+      if (run.count() > 0) tree_.end_share(i, late);
+    });
     if (const auto ended = std::exchange(ended_, nullptr)) ended();
     earlier_.give_back();
     for (const auto& entry : flat_.entries())
@@ -124,13 +135,34 @@ class ModelShares final : private dp::BackwardRunner, private LeafObserver {
     for (const auto& entry : flat_.entries())
       if (entry.parameter().wants_grad()) visit(*entry.named.handle.shared(), context);
   }
-  // Of the share under way.
-  void gradient_is_final(Node& leaf) override {
-    const auto* const entry = tree_.entry_of(leaf);
-    if (entry == nullptr) return;  // an input's
-    if (tree_.sums().empty()) return tell(leaf);
-    tree_.gradient_arrived(*entry);
-    if (tree_.last_share()) tell(leaf);
+  /// Of the run's share number `share`.
+  struct Observer final : LeafObserver {
+    Observer(ModelShares& owner, std::size_t number) : shares(owner), share(number) {}
+    void gradient_is_final(Node& leaf) override { shares.gradient_is_final(leaf, share); }
+    ModelShares& shares;
+    std::size_t share;
+  };
+  // Calls `task(i)` for shares of this process, of which so many have samples.
+  template <class Task>
+  void in_turn(std::size_t count, std::size_t used, bool forward, const Task& task) {
+    if (side_by_side_) return side_by_side_->run(count, std::min(count, used), forward, task);
+    for (std::size_t i = 0; i < count; ++i) {
+      if (forward) buffers_.enter(i);
+      task(i);
+      if (forward) buffers_.leave(i);
+    }
+  }
+  void gradient_is_final(Node& leaf, std::size_t share) {
+    if (side_by_side_)
+      side_by_side_->with_gradient(leaf, [&](Node& own, const void* gradient) { take(own, share, gradient); });
+    else if (const auto* const entry = tree_.entry_of(leaf))
+      take(leaf, share, flat_.entries()[*entry].parameter().grad_data());
+  }
+  // `gradient` of the parameter whose leaf that is.
+  void take(Node& leaf, std::size_t share, const void* gradient) {
+    const std::size_t i = *tree_.entry_of(leaf);
+    if (gradient != nullptr && !tree_.sums().empty()) tree_.gradient_arrived(i, share, gradient);
+    if (tree_.sums().empty() || tree_.is_last(share)) tell(leaf);
   }
   void tell(Node& leaf) const {
     if (arrived_) arrived_(leaf);
@@ -144,6 +176,7 @@ class ModelShares final : private dp::BackwardRunner, private LeafObserver {
   ShareRange run_;
   std::shared_ptr<Processes> processes_;
   GradientTree<D> tree_;
+  std::optional<SideBySide<D>> side_by_side_;  // where a layer looks at the whole batch
   EarlierGradients<D> earlier_;
   std::function<void(Node&)> arrived_;
   std::function<void()> ended_;

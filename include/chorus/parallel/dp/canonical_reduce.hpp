@@ -60,9 +60,9 @@ class CanonicalReduce {
     apply(used.size(), [roots, keep, used, devices = devices_, copies = replicas_.copies()](std::size_t i) {
       auto& device = *devices[i];
       device.tree.begin(used[i], roots.size());
-      for (std::size_t share = used[i].begin; share < used[i].end; ++share) {
-        run_backward(roots[share], {.retain_graph = keep, .leaves = &device});
-        device.tree.end_share([](std::size_t) {});
+      for (device.share = 0; device.share < used[i].count(); ++device.share) {
+        run_backward(roots[used[i].begin + device.share], {.retain_graph = keep, .leaves = &device});
+        device.tree.end_share(device.share, [](std::size_t) {});
       }
     });
     reduce(used.size());
@@ -71,10 +71,13 @@ class CanonicalReduce {
 
  private:
   struct OfDevice final : LeafObserver {
-    explicit OfDevice(const nn::FlatParameters<D>& flat) : tree(flat) {}
+    explicit OfDevice(const nn::FlatParameters<D>& parameters) : flat(parameters), tree(parameters) {}
     void gradient_is_final(Node& leaf) override {
-      if (const auto* const entry = tree.entry_of(leaf)) tree.gradient_arrived(*entry);
+      if (const auto* const entry = tree.entry_of(leaf))
+        tree.gradient_arrived(*entry, share, flat.entries()[*entry].parameter().grad_data());
     }
+    const nn::FlatParameters<D>& flat;
+    std::size_t share = 0;  // the present one, of the device's
     canonical::GradientTree<D> tree;
   };
   struct Sum {

@@ -82,10 +82,11 @@ class Pass {
     canonical::ShareBuffers buffers(i == 0 ? buffers_ : copies_[i - 1]->buffers());
     buffers.begin_pass(runs[i].count());
     for (std::size_t share = runs[i].begin; share < runs[i].end; ++share) {
-      const canonical::ShareScope scope(random, split, share, static_cast<int>(split.devices));
+      buffers.enter(share - runs[i].begin);
+      const canonical::ShareScope scope(random, split, share, static_cast<int>(split.devices), nullptr);
       outputs[share].emplace(call(model, *shares[share]));
       drew_[share] = scope.drew();
-      buffers.end_share(share - runs[i].begin);
+      buffers.leave(share - runs[i].begin);
     }
     buffers.end_pass();
   }
