@@ -120,8 +120,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
                                  [this] {
                                    weigh_unless_weighed();
                                    return shares_.batch();
-                                 },
-                             .layers_send = [this] { operators_send_ = true; }});
+                                 }});
     }
   }
 

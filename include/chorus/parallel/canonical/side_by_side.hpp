@@ -37,16 +37,11 @@ namespace chorus::canonical {
 template <Device D>
 class SideBySide {
  public:
-  /// Sums over all other devices, in place.
-  using SumOverOthers = std::function<void(std::span<double>)>;
-
   /// Of `run`, of so many shares in all. What is passed by reference has to outlive this.
-  SideBySide(const nn::FlatParameters<D>& flat, ShareBuffers<D>& buffers, std::size_t shares, ShareRange run,
-             SumOverOthers sum)
+  SideBySide(const nn::FlatParameters<D>& flat, ShareBuffers<D>& buffers, std::size_t shares, ShareRange run)
       : buffers_(buffers),
         shares_(shares),
         run_(run),
-        sum_(std::move(sum)),
         turns_(run.count()),
         values_(run.count()),
         leaves_(run.count()) {
@@ -68,9 +63,12 @@ class SideBySide {
   SideBySide(const SideBySide&) = delete;
   SideBySide& operator=(const SideBySide&) = delete;
 
-  /// `task(i)` for the first shares of the run. `used`: as many as have samples.
-  void run(std::size_t count, std::size_t used, bool forward, const std::function<void(std::size_t)>& task) {
+  /// `task(i)` for the first shares of the run. `used`: as many as have samples. `devices`: of all that share the
+  /// batch, null where there is one.
+  void run(std::size_t count, std::size_t used, bool forward, std::shared_ptr<BatchGroup> devices,
+           const std::function<void(std::size_t)>& task) {
     used_ = used;
+    devices_ = std::move(devices);
     turns_.run(count, {.task = task,
                        .enter =
                            [this, forward](std::size_t i) {
@@ -126,7 +124,10 @@ class SideBySide {
       check<UsageError>(values_[i].size() == count, detail::different_layers);
       for (std::size_t n = 0; n < count; ++n) numbers[n * shares_ + run_.begin + i] = values_[i][n];
     }
-    if (sum_) sum_(numbers);
+    if (devices_) {
+      const BatchGroupScope as_device(devices_);
+      devices_->sum(numbers);
+    }
     total_.resize(count);
     for (std::size_t n = 0; n < count; ++n)
       total_[n] = add_shares(std::span<const double>(numbers).subspan(n * shares_, shares_));
@@ -135,7 +136,7 @@ class SideBySide {
   ShareBuffers<D>& buffers_;
   std::size_t shares_;
   ShareRange run_;
-  SumOverOthers sum_;
+  std::shared_ptr<BatchGroup> devices_;
   ShareTurns turns_;
   std::size_t used_ = 0;
   std::vector<std::vector<double>> values_;  // by share of the run
