@@ -89,9 +89,9 @@ void train(ch::Run& run, const Options& options) {
     trace->note("sample_bytes", ch::cat(static_cast<std::size_t>(channels * height * width) * sizeof(float)));
   }
   const ch::Index share = samples_of_device(net, options, 0);  // the largest
-  Training training{run, net, optimizer, loader, options, start, [&] {
-                      return ch::nn::summary(net.module(), {share, channels, height, width});
-                    }};
+  const ch::Shape<4> images_of_device{share, channels, height, width};
+  Training training{run, net, optimizer, loader, options, start,
+                    [&] { return ch::nn::summary(net.module(), images_of_device); }};
   training.save_with([&](const Position& at) { save(run, net, optimizer, options, at); }, options.save_every);
 
   for (const int epoch : training.epochs()) {

@@ -529,6 +529,12 @@ inline Time time_of(std::string_view what, double seconds) {
   check<UsageError>(seconds >= 0 && seconds <= 8000, what, ": ", seconds, " s of virtual time, expected 0 to 8000");
   return Time(static_cast<std::int64_t>(seconds * 1e15));
 }
+/// `clock` after so much more. Throws UsageError near the end of virtual time.
+inline Time later(Time clock, Time more) {
+  constexpr Time end(std::int64_t{9'000'000'000'000'000'000});
+  check<UsageError>(more < end - clock, "simulation: more than 9000 s of virtual time");
+  return clock + more;
+}
 inline double seconds(Time time) { return static_cast<double>(time.count()) * 1e-15; }
 
 /// Where a task runs. A fiber costs some pages of memory and a change between two of them 0.3 us; all are on the thread
@@ -963,13 +969,43 @@ class Network {
   std::string why_;
 };
 
+/// A step of an algorithm; times in ns, as its listener has them.
+struct StepSpan {
+  std::string name, args;
+  std::int64_t begun = 0, ended = 0;
+};
+
+/// Keeps the steps of one rank, by virtual time.
+class StepKeeper final : public trace::Listener {
+ public:
+  /// `true_numbers`: else the first number of a step is none.
+  StepKeeper(Tasks& tasks, bool true_numbers) : tasks_(tasks), true_numbers_(true_numbers) {}
+  std::int64_t now() override { return std::chrono::floor<std::chrono::nanoseconds>(tasks_.clock()).count(); }
+  void span(const trace::Event& event) override {
+    auto args = event.args;
+    if (!true_numbers_) args = args.substr(0, args.find(",\"first\":"));
+    steps.push_back({std::string(event.name), std::string(args), event.begin, event.end});
+  }
+  void instant(const trace::Event&) override {}
+  void sent(int, int, trace::Traffic, std::size_t) override {}
+  void allocated(int, trace::Memory, std::int64_t) override {}
+  bool wants_steps() const override { return true; }
+
+  std::vector<StepSpan> steps;
+
+ private:
+  Tasks& tasks_;
+  const bool true_numbers_;
+};
+
 /// One rank's end. All calls come from one task of `network`'s.
 class SimulatedTransport final : public Transport {
  public:
   SimulatedTransport(Network& network, int me)
       : Transport(me, network.size, Network::piece_bytes, Network::queue_pieces, std::chrono::minutes(1)),
         network_(network),
-        tasks_(network.tasks) {
+        tasks_(network.tasks),
+        steps_(network.tasks, network.moves_data) {
     counts_bytes = network.size <= trace::max_devices;
   }
 
@@ -1023,6 +1059,9 @@ class SimulatedTransport final : public Transport {
 
   /// The rank that this one waits for; -1: none.
   int waits_for() const { return waits_for_; }
+  /// From now on, each step of an algorithm; and those there were.
+  void keep_steps() { step_listener = &steps_; }
+  std::vector<StepSpan> take_steps() { return std::move(steps_.steps); }
   /// Where it is wanted: bytes, by the rank they went to.
   bool keeps_sent = false;
   std::map<int, std::size_t> sent;
@@ -1064,6 +1103,7 @@ class SimulatedTransport final : public Transport {
 
   Network& network_;
   Tasks& tasks_;
+  StepKeeper steps_;
   Time sent_until_{};
   int out_peer_ = -1, in_peer_ = -1, waits_for_ = -1;
   Network::Queue *out_ = nullptr, *in_ = nullptr;
@@ -1269,6 +1309,8 @@ struct SimulationOptions {
   /// Then programs call `call` and `start`, and use no thread_local state.
   bool true_numbers = true;
   bool keep_spans = false;  ///< see SimulatedTimes
+  /// And each step of the algorithms that have steps, as TraceOptions::ring_steps: many.
+  bool keep_steps = false;
 };
 inline constexpr int most_scheduled_ranks = 65'536;
 
@@ -1280,14 +1322,31 @@ struct Mark {
   int bucket = -1;
 };
 
+/// Numbers that a device of a process has handed to another one.
+struct Copied {
+  int to = 0;
+  trace::Traffic kind = trace::Traffic::control;
+  std::size_t bytes = 0;
+  Time begun{}, ended{};
+};
+/// Bytes in use from a time on, by kind.
+struct Held {
+  Time at{};
+  std::array<std::size_t, trace::memory_kinds> bytes{};
+};
+
 /// What a rank has done with its time. All but `end` where spans are kept.
 struct RankTimes {
   Time end{};                      ///< when its program ended
   std::vector<Mark> marks;         ///< see SimulatedRank::mark
   std::vector<Span> calls, waits;  ///< see SimulatedEngine
+  std::vector<StepSpan> steps;     ///< see SimulationOptions::keep_steps
+  std::vector<Copied> copies;      ///< of a device
+  std::vector<Held> memory;        ///< where somebody knows
 };
 struct SimulatedTimes {
   std::vector<RankTimes> ranks;
+  bool one_process = false;  ///< they are the devices of one
   double seconds() const {
     Time last{};
     for (const auto& rank : ranks) last = std::max(last, rank.end);
@@ -1309,9 +1368,7 @@ class SimulatedRank {
   double time() const { return seconds(engine_->clock()); }
   /// This rank computes for as long as one that is neither fast nor slow takes `usual` seconds for.
   void compute(double usual, const char* what = "compute") {
-    engine_->clock() += computing_.time(time_of(what, usual), rank(), step_);
-    check<UsageError>(engine_->clock() < Time(std::int64_t{9'000'000'000'000'000'000}),
-                      "simulation: more than 9000 s of virtual time");
+    engine_->clock() = later(engine_->clock(), computing_.time(time_of(what, usual), rank(), step_));
   }
   /// The rank's next step begins, with a jitter of its own.
   void next_step() { ++step_; }
@@ -1319,6 +1376,15 @@ class SimulatedRank {
   void mark(std::string_view kind, std::string_view name, Time begun, std::size_t bytes = 0, int bucket = -1) {
     if (engine_->keeps_spans)
       times_.marks.push_back({std::string(kind), std::string(name), begun, engine_->clock(), bytes, bucket});
+  }
+  /// Where spans are kept: from now on this rank holds so many bytes more of that kind; negative: less.
+  void hold(trace::Memory kind, std::int64_t bytes) {
+    if (!engine_->keeps_spans) return;
+    Held now = times_.memory.empty() ? Held{} : times_.memory.back();
+    now.bytes[static_cast<std::size_t>(kind)] += static_cast<std::size_t>(bytes);
+    if (!times_.memory.empty() && now.at == engine_->clock()) times_.memory.pop_back();
+    now.at = engine_->clock();
+    times_.memory.push_back(now);
   }
   Time clock() const { return engine_->clock(); }
 
@@ -1334,7 +1400,10 @@ class SimulatedRank {
     nothing.combine = [](void*, const void*, const void*, std::size_t) {};
     nothing.combine_products = [](void*, const void*, double, const void*, double, std::size_t) {};
     nothing.scaled = [](void*, const void*, std::size_t, double) {};
-    Call call{op, nothing, traffic, bytes / nothing.element, network_.scratch.data(), network_.scratch.data(), peer};
+    std::byte* const whole = network_.scratch.data();  // of which a gathering call has a part from each rank
+    std::byte* const own = gathers ? whole + static_cast<std::size_t>(rank()) * bytes : whole;
+    const bool scatters = op == Op::reduce_scatter;
+    Call call{op, nothing, traffic, bytes / nothing.element, scatters ? whole : own, scatters ? own : whole, peer};
     call.receives = receives;
     call.bucket = bucket;
     return engine_->later(call);
@@ -1368,6 +1437,7 @@ class Simulation {
     for (int rank = 0; rank < options_.ranks; ++rank) {
       auto engine = std::make_shared<SimulatedEngine>(network_, rank, options_.all_reduce);
       engine->keeps_spans = options_.keep_spans;
+      if (options_.keep_steps) engine->link.keep_steps();
       const int program = tasks_.add(options_.true_numbers ? RunsOn::thread : RunsOn::fiber,
                                      [this, rank, &body] { run_program(rank, body); });
       const int calls = tasks_.add(RunsOn::fiber, [engine = engine.get()] { engine->serve(); });
@@ -1379,6 +1449,7 @@ class Simulation {
     for (std::size_t rank = 0; rank < engines_.size(); ++rank) {
       times_.ranks[rank].calls = std::move(engines_[rank]->calls);
       times_.ranks[rank].waits = std::move(engines_[rank]->waits);
+      times_.ranks[rank].steps = engines_[rank]->link.take_steps();
     }
     return std::move(times_);
   }
@@ -1456,120 +1527,119 @@ namespace chorus::comm::simulated {
 
 namespace detail {
 
-/// Lines of a trace file, see train/trace_lines.hpp.
-class TraceText {
+/// The lines of one rank, as its recorder would have written them.
+class RankLines {
  public:
   using Lane = trace::Lane;
+  using Sums = std::array<std::size_t, trace::traffic_kinds>;
 
-  void name_rank(int rank) { lines_ += chorus::detail::trace_names(rank, cat("rank ", rank)); }
-  void span(int rank, int lane, std::string_view kind, std::string_view name, Time begun, Time ended,
-            std::string args) {
-    add({'X', rank + 1, lane, ns(begun), ns(ended), std::string(kind), std::string(name), std::move(args)});
+  RankLines(int rank, const RankTimes& times) : rank_(rank) {
+    for (const auto& mark : times.marks) put(mark);
+    for (const auto& span : times.calls) {
+      put_call(Lane::communication, "comm", span);
+      for (const auto& [to, bytes] : span.sent) count(to, span.traffic, bytes, span.ended);
+    }
+    for (const auto& span : times.waits) put_call(Lane::wait, "wait", span);
+    for (const auto& step : times.steps)
+      add({'X', rank_ + 1, number(Lane::communication), step.begun, step.ended, "ring", step.name, step.args});
+    for (const auto& copied : times.copies) put(copied);
+    for (const auto& held : times.memory)
+      add({'C', rank_ + 1, 0, ns(held.at), ns(held.at), {}, "memory, bytes", fields(held.bytes, false)});
   }
-  void instant(int rank, std::string_view kind, std::string_view name, Time at, std::string args) {
-    add({'i', rank + 1, number(Lane::backward), ns(at), ns(at), std::string(kind), std::string(name), std::move(args)});
-  }
-  void counter(int rank, std::string name, Time at, std::string args) {
-    add({'C', rank + 1, 0, ns(at), ns(at), {}, std::move(name), std::move(args)});
-  }
-  /// From one rank's communication to another's.
-  void arrow(std::string_view kind, std::string_view name, int from, Time at, int to, Time then) {
-    ++arrows_;
-    const auto end = [&](char phase, int rank, Time time) {
-      add({phase, rank + 1, number(Lane::communication), ns(time), ns(time), std::string(kind), std::string(name), {},
-           arrows_});
+
+  std::vector<chorus::detail::TraceLine> take() { return std::move(lines_); }
+
+  /// The most that it held, by kind, as a JSON object; without any where nobody knows.
+  static std::string peak(const RankTimes& times) {
+    const auto total = [](const Held& held) {
+      return std::accumulate(held.bytes.begin(), held.bytes.end(), std::size_t{0});
     };
-    end('s', from, at);
-    end('f', to, then);
-  }
-  std::string text(const std::string& metadata) const {
-    const auto all = std::string_view(lines_).substr(0, lines_.size() - 2);  // without the last comma
-    return cat("{\"metadata\":{", metadata, "},\"traceEvents\":[\n", all, "\n]}\n");
-  }
-
-  /// The lane's number in a file; of other kinds, that of a lane beside.
-  static int number(Lane lane) { return static_cast<int>(lane) + 1; }
-  static int number(std::string_view kind) {
-    std::size_t lane = 0;
-    while (lane < trace::lanes && trace::name(static_cast<Lane>(lane)) != kind) ++lane;
-    return static_cast<int>(lane) + 1;
+    const auto most = std::max_element(times.memory.begin(), times.memory.end(),
+                                       [&](const Held& a, const Held& b) { return total(a) < total(b); });
+    return cat('{', most == times.memory.end() ? std::string() : fields(most->bytes, false), '}');
   }
 
  private:
   static std::int64_t ns(Time time) { return std::chrono::floor<std::chrono::nanoseconds>(time).count(); }
-  void add(const chorus::detail::TraceLine& line) { lines_ += line.text(); }
+  static int number(Lane lane) { return static_cast<int>(lane) + 1; }
+  /// Marks are called as their lanes are, but for copies, which communicate.
+  static int number(std::string_view kind) {
+    if (kind == "copy") return number(Lane::communication);
+    std::size_t lane = 0;
+    while (lane < trace::lanes && trace::name(static_cast<Lane>(lane)) != kind) ++lane;
+    return static_cast<int>(lane) + 1;
+  }
+  static constexpr trace::Traffic kind_of(const Sums&) { return {}; }
+  static constexpr trace::Memory kind_of(const std::array<std::size_t, trace::memory_kinds>&) { return {}; }
+  template <class Numbers>
+  static std::string fields(const Numbers& numbers, bool without_zeros) {
+    using Kind = decltype(kind_of(numbers));
+    chorus::detail::JsonObject out;
+    for (std::size_t kind = 0; kind < numbers.size(); ++kind)
+      if (!without_zeros || numbers[kind] != 0) out.field(trace::name(static_cast<Kind>(kind)), numbers[kind]);
+    return out.fields();
+  }
 
-  std::string lines_;
-  std::int64_t arrows_ = 0;
+  void add(chorus::detail::TraceLine line) { lines_.push_back(std::move(line)); }
+  void put(const Mark& mark) {
+    if (mark.kind == "bucket")
+      return add({'i', rank_ + 1, number(Lane::backward), ns(mark.begun), ns(mark.begun), mark.kind, mark.name,
+                  cat(R"("bucket":)", mark.bucket, R"(,"bytes":)", mark.bytes)});
+    add({'X', rank_ + 1, number(mark.kind), ns(mark.begun), ns(mark.ended), mark.kind, mark.name,
+         mark.kind == "step" ? cat(R"("step":)", mark.bucket) : ""});
+  }
+  void put_call(Lane lane, const char* category, const Span& span) {
+    TracedCall call(span.call, span.traffic, span.bytes);
+    add({'X', rank_ + 1, number(lane), ns(span.begun), ns(span.ended), category, std::move(call.name),
+         std::move(call.args)});
+  }
+  void put(const Copied& copied) {
+    add({'i', rank_ + 1, number(Lane::communication), ns(copied.begun), ns(copied.begun), "sent",
+         cat(trace::name(copied.kind), " to ", copied.to),
+         chorus::detail::JsonObject()
+             .field("to", copied.to)
+             .field("kind", trace::name(copied.kind))
+             .field("bytes", copied.bytes)
+             .fields()});
+    count(copied.to, copied.kind, copied.bytes, copied.ended);
+  }
+  void count(int to, trace::Traffic kind, std::size_t bytes, Time at) {
+    auto& sums = sums_[to];
+    sums[static_cast<std::size_t>(kind)] += bytes;
+    add({'C', rank_ + 1, 0, ns(at), ns(at), {}, cat("sent to ", to, ", bytes"), fields(sums, true)});
+  }
+
+  const int rank_;
+  std::vector<chorus::detail::TraceLine> lines_;
+  std::map<int, Sums> sums_;  // by the rank they went to
 };
-
-inline std::string name_of(const Span& span) {
-  const auto& call = span.call;
-  if (call.envelope.op == Op::message) return cat("message ", call.receives ? "from " : "to ", call.peer);
-  return call.bucket < 0 ? std::string(name(call.envelope.op)) : cat(name(call.envelope.op), ", bucket ", call.bucket);
-}
-inline std::string args_of(const Span& span) {
-  const auto& call = span.call;
-  return cat(R"("op":")", name(call.envelope.op), R"(","sequence":)", call.envelope.sequence, R"(,"bucket":)",
-             call.bucket, R"(,"bytes":)", span.bytes, R"(,"traffic":")", trace::name(span.traffic),
-             R"(","algorithm":")", name(call.algorithm), R"(","count":)", call.envelope.count);
-}
 
 }  // namespace detail
 
 /// The first `drawn` ranks of `times`, whose spans were kept. `notes`: members of a JSON object, what else there is to
-/// tell; `steps`: how many there were.
-[[gnu::cold]] inline std::string trace_text(const SimulatedTimes& times, int drawn, std::string_view policy, int steps,
+/// tell.
+[[gnu::cold]] inline std::string trace_text(const SimulatedTimes& times, int drawn, std::string_view policy,
                                             std::string_view notes) {
-  using detail::TraceText;
-  TraceText out;
+  using detail::RankLines;
   const int ranks = std::min(drawn, static_cast<int>(times.ranks.size()));
-  // By operation and number: the begin of each rank's span.
-  std::map<std::pair<Op, std::uint32_t>, std::vector<Time>> begins;
+  chorus::detail::JsonObject peaks;
+  for (int rank = 0; rank < ranks; ++rank)
+    peaks.json(cat(rank), RankLines::peak(times.ranks[static_cast<std::size_t>(rank)]));
+  std::vector<chorus::detail::TracePart> parts(static_cast<std::size_t>(ranks));
   for (int rank = 0; rank < ranks; ++rank) {
     const auto& of = times.ranks[static_cast<std::size_t>(rank)];
-    out.name_rank(rank);
-    for (const auto& mark : of.marks) {
-      if (mark.kind == "bucket")
-        out.instant(rank, mark.kind, mark.name, mark.begun,
-                    cat(R"("bucket":)", mark.bucket, R"(,"bytes":)", mark.bytes));
-      else
-        out.span(rank, TraceText::number(mark.kind), mark.kind, mark.name, mark.begun, mark.ended,
-                 mark.kind == "step" ? cat(R"("step":)", mark.bucket) : "");
-    }
-    std::map<int, std::map<std::string_view, std::size_t>> sent;
-    for (const auto& span : of.calls) {
-      out.span(rank, TraceText::number(trace::Lane::communication), "comm", detail::name_of(span), span.begun,
-               span.ended, detail::args_of(span));
-      if (span.call.envelope.op != Op::message)
-        begins[{span.call.envelope.op, span.call.envelope.sequence}].push_back(span.begun);
-      for (const auto& [to, bytes] : span.sent) {
-        sent[to][trace::name(span.traffic)] += bytes;
-        std::string args;
-        for (const auto& [kind, sum] : sent[to]) args += cat(args.empty() ? "" : ",", '"', kind, R"(":)", sum);
-        out.counter(rank, cat("sent to ", to, ", bytes"), span.ended, args);
-      }
-    }
-    for (const auto& span : of.waits)
-      out.span(rank, TraceText::number(trace::Lane::wait), "wait", detail::name_of(span), span.begun, span.ended,
-               detail::args_of(span));
+    auto& part = parts[static_cast<std::size_t>(rank)];
+    part.head.policy = policy;
+    part.head.distributed = !times.one_process;
+    part.head.rank = rank;
+    part.head.ranks = ranks;
+    part.head.device_kind = "simulated";
+    part.names = chorus::detail::trace_names(rank, cat(times.one_process ? "device " : "rank ", rank));
+    part.peaks = peaks.str();
+    part.notes = cat('{', notes, '}');
+    part.lines = RankLines(rank, of).take();
   }
-  // From the last rank that comes to a call to the ends of the others' parts in it.
-  for (int rank = 0; rank < ranks; ++rank)
-    for (const auto& span : times.ranks[static_cast<std::size_t>(rank)].calls) {
-      const auto found = begins.find({span.call.envelope.op, span.call.envelope.sequence});
-      if (found == begins.end() || found->second.size() != static_cast<std::size_t>(ranks)) continue;
-      const auto last = std::max_element(found->second.begin(), found->second.end());
-      const int latest = static_cast<int>(last - found->second.begin());
-      const auto within = span.ended - Time(1'000'000);  // an arrow ends inside of a span: 1 ns before its end
-      if (latest != rank && span.begun < *last && within > *last)
-        out.arrow("late", "waited for", latest, *last, rank, within);
-    }
-  std::string peaks;
-  for (int rank = 0; rank < ranks; ++rank) peaks += rank == 0 ? "{}" : ",{}";
-  return out.text(cat(R"("chorus":1,"policy":")", policy, R"(","devices":)", ranks,
-                      R"(,"device_kind":"simulated","first_step":0,"steps":)", steps, R"(,"clock_error_us":0,"peak":[)",
-                      peaks, R"(],"notes":{)", notes, '}'));
+  return chorus::detail::whole_trace(parts, ranks, 0);
 }
 
 }  // namespace chorus::comm::simulated
@@ -4029,8 +4099,37 @@ struct Opened {
                      ranks[0].step, ": all ranks have to read the same");
 }
 
+/// A number in the file's metadata, from 0 to `most`. Throws FileError where there is none.
+inline std::int64_t number_in(const SafetensorsReader& file, const std::string& key,
+                              std::int64_t most = std::int64_t{1} << 53) {
+  const auto found = file.metadata().find(key);
+  check<FileError>(found != file.metadata().end(), "resuming from ", file.path(), ": the file holds a model, but no ",
+                   key, ": it is not a checkpoint of a training run (io::load fills a model from it)");
+  std::int64_t value = 0;
+  const auto& text = found->second;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  check<FileError>(error == std::errc{} && end == text.data() + text.size() && value >= 0 && value <= most,
+                   "resuming from ", file.path(), ": ", key, " is ", Quoted{text}, ", expected a number from 0 to ",
+                   most);
+  return value;
+}
+
+inline constexpr const char* canonical_shares_key = "training/canonical_shares";
+
+/// Throws UsageError where the net adds up over samples in another way than the file's run.
+[[gnu::cold]] inline void check_same_shares(const SafetensorsReader& file, int shares) {
+  const auto found = file.metadata().find(canonical_shares_key);
+  const bool has = found != file.metadata().end();  // that of a run without any has not
+  const auto of_run = has ? number_in(file, canonical_shares_key, most_canonical_shares) : 0;
+  check<UsageError>(of_run == shares, "resuming from ", file.path(), ": expected the run's canonical_shares, ", of_run,
+                    of_run == 0 ? " (none)" : "", ", got ", shares, shares == 0 ? " (none)" : "",
+                    ": sums over samples would be rounded in another way than in either run; io::load takes the model "
+                    "alone, for a new run");
+}
+
 /// Opens the file, of which `step_in(file)` gives the step. Throws FileError on all ranks where one of them can't, or
-/// they have files with different contents, and UsageError where a rank's net has another seed than the file's run.
+/// they have files with different contents, and UsageError where a rank's net has another seed, or another number of
+/// canonical shares, than the file's run.
 template <class Net, class StepIn>
 [[gnu::cold]] SafetensorsReader open_on_all_ranks(const std::string& path, Net& net, const StepIn& step_in) {
   std::optional<SafetensorsReader> file;
@@ -4064,6 +4163,7 @@ template <class Net, class StepIn>
                         ": expected the run's seed, ", printable(seed->second),
                         ", for dropout and samplers follow it, got ",
                         static_cast<std::uint64_t>(ranks[rank].seed), ranks.size() > 1 ? cat(" on rank ", rank) : "");
+  check_same_shares(*file, net.canonical_shares());
   return std::move(*file);
 }
 
@@ -4249,20 +4349,6 @@ inline std::vector<std::string> lines_in(const SafetensorsReader& file, const st
   return lines;
 }
 
-inline std::int64_t number_in(const SafetensorsReader& file, const std::string& key,
-                              std::int64_t most = std::int64_t{1} << 53) {
-  const auto found = file.metadata().find(key);
-  check<FileError>(found != file.metadata().end(), "resuming from ", file.path(), ": the file holds a model, but no ",
-                   key, ": it is not a checkpoint of a training run (io::load fills a model from it)");
-  std::int64_t value = 0;
-  const auto& text = found->second;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  check<FileError>(error == std::errc{} && end == text.data() + text.size() && value >= 0 && value <= most,
-                   "resuming from ", file.path(), ": ", key, " is ", Quoted{text}, ", expected a number from 0 to ",
-                   most);
-  return value;
-}
-
 /// Throws FileError where a number that the host counts with is none that it can have kept.
 template <class... Kept, Device D>
 void check_kept(const SafetensorsReader& file, const TensorPlace<D>& place, std::span<const std::byte> bytes) {
@@ -4374,7 +4460,7 @@ constexpr bool all_ranks_save = detail::all_ranks_save<Net>;
 /// return at once; with a ShardedOptimizer, under LocalSgd, or under a communication hook that remembers something, all
 /// do, and rank 0 writes. The file is the same for the plain, the fused and the sharded form of an optimizer. `more`:
 /// what else goes on from step to step, as GradScaler, ParameterAverage and ReduceOnPlateau do; at most one of each.
-/// Gradients are not in it: a checkpoint belongs between two steps.
+/// Gradients are not in it: a checkpoint belongs between two steps. The seed is, and the number of `canonical_shares`.
 ///
 /// What is each rank's own under a hook, such as errors to be fed back, and under LocalSgd and PostLocalSgd models,
 /// optimizers and `more`, is in the file for each rank; rank 0 holds the whole file in memory for a moment. Of
@@ -4406,6 +4492,8 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
                       {"training/forward_passes", cat(net.forward_passes())},
                       {"training/seed", cat(net.seed())},
                       {"training/parameter_order", detail::lines_of(net.parameter_order())}};
+    if (const int shares = net.canonical_shares(); shares > 0)
+      metadata.emplace(detail::canonical_shares_key, cat(shares));
     if constexpr (requires { chorus::detail::access_to(net).resting_parameters(); })
       if (const auto names = chorus::detail::access_to(net).resting_parameters(); !names.empty())
         metadata.emplace("training/resting_parameters", detail::lines_of(names));
@@ -4424,7 +4512,14 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
 /// another one's memory, and starts anew where the file has none; without a hook it is left out. The learning rate is
 /// the file's, until a schedule sets it, which starts from the one that was set before. Throws FileError, and changes
 /// nothing, where the file is damaged, is no checkpoint, doesn't fit, or isn't the same on all ranks; UsageError, too,
-/// where the net has another seed than the run had; and CommError where all ranks should call it and don't.
+/// where the net has another seed than the run had, or other `canonical_shares`; and CommError where all ranks should
+/// call it and don't.
+///
+/// With as many `canonical_shares` as the run had, its bits don't depend on the policy and the number of devices, nor
+/// does the order matter in which parameters lie in memory. A net with another number of shares, or with none where the
+/// run had some, and the other way round, would end with the bits of neither run: it is refused. A file that doesn't
+/// say a number, as all of earlier versions, is one of a run without shares. `io::load` asks for no number: weights
+/// alone, where a new run begins with them, go from any net to any other.
 template <class Net, class Optimizer, class... More>
 TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::string& path, More&... more) {
   if constexpr (requires { optimizer.whole(net); }) {
@@ -6583,7 +6678,13 @@ Tensor<T, 0, D> total_weight(const Tensor<std::int64_t, 1, D>& labels, const Ten
 template <Operand X, class T, class D, class Options>
 auto reduce_weighted(const char* operation, const X& losses, const Tensor<std::int64_t, 1, D>& labels,
                      const Tensor<T, 1, D>& weight, const Options& options) {
-  if (options.mean_over) return mean_of_losses(losses, checked_mean_over(operation, options));
+  if (options.mean_over) return sum_of_losses_over(losses, checked_mean_over(operation, options));
+  if constexpr (AnyVariable<X> && !is_graph_variable<X>)
+    if (const auto cut = options.reduction == Reduction::mean ? cut_of_losses(losses) : nullptr) [[unlikely]]
+      return canonical_mean(losses, *cut, [&](Index begin, Index end) {
+        const T weights = total_weight(labels.slice(0, begin, end), weight, options.ignore_index).item();
+        return weights == std::numeric_limits<T>::min() ? 0 : static_cast<double>(weights);
+      });
   auto total = sum(losses);
   if (options.reduction != Reduction::mean) return total;
   const auto over = total_weight(labels, weight, options.ignore_index);
@@ -6683,7 +6784,8 @@ requires(tensor_of<X>::rank == tensor_of<Y>::rank &&
          Real<typename tensor_of<Y>::value_type>) auto cross_entropy(const X& logits, const Y& target,
                                                                      const CrossEntropyOptions& options = {}) {
   const auto losses = cross_entropy_per_sample(logits, target, {.label_smoothing = options.label_smoothing});
-  if (options.mean_over) return detail::mean_of_losses(losses, detail::checked_mean_over("cross_entropy", options));
+  if (options.mean_over)
+    return detail::sum_of_losses_over(losses, detail::checked_mean_over("cross_entropy", options));
   return detail::mean_or_sum(losses, options.reduction);
 }
 
@@ -6821,6 +6923,14 @@ auto ctc_loss(const X& log_probabilities, const Tensor<std::int64_t, 2, Cpu>& la
   using T = typename tensor_of<X>::value_type;
   const auto losses = ctc_loss_per_sample(log_probabilities, labels, input_lengths, label_lengths, options);
   const Index batch = label_lengths.size(0);
+  if constexpr (AnyVariable<X> && !detail::is_graph_variable<X>)
+    if (options.reduction == Reduction::mean && detail::cut_of_losses(losses)) [[unlikely]] {
+      auto of_labels = Tensor<T, 1, Cpu>::empty({batch});
+      for (Index n = 0; n < batch; ++n)
+        of_labels.data()[n] = T{1} / static_cast<T>(std::max<Index>(1, label_lengths(n)));
+      return detail::mean_of_losses(losses * to_device(of_labels, value_of(losses).device()),
+                                    static_cast<double>(batch));
+    }
   auto weight = Tensor<T, 1, Cpu>::full({batch}, T{1});
   if (options.reduction == Reduction::mean)
     for (Index n = 0; n < batch; ++n)
@@ -10004,7 +10114,8 @@ class FusedOptimizer : public optim::HasLearningRate {
   using D = decltype(std::declval<const Opt&>().device());
 
  public:
-  /// Steps all parameters of `net`, as long as that lives. Throws UsageError where another optimizer does so.
+  /// Steps all parameters of `net`, as long as that lives. Throws UsageError where another optimizer does so,
+  /// and under canonical shares.
   template <class Net>
   FusedOptimizer(Net& net, const typename Opt::options_type& options)
       : HasLearningRate(options.lr), options_(options), parameters_(net.parameters()) {
@@ -10014,6 +10125,9 @@ class FusedOptimizer : public optim::HasLearningRate {
     };
     check_there_ = while_there([] {});
     if constexpr (requires { detail::access_to(net).step_in_backward({}); }) {
+      check<UsageError>(net.canonical_shares() == 0,
+                        "FusedOptimizer: with canonical shares gradients are complete when backward has ended: "
+                        "expected the plain optimizer");
       step_in_backward(net);
       step_ = check_there_;
       remove_ = [&net, alive = net.alive()] {
@@ -11187,6 +11301,9 @@ namespace chorus {
 struct ParameterServerOptions {
   /// The axis of the inputs along which their samples lie.
   int dim = 0;
+  /// See SingleDeviceOptions: a rank takes whole shares, of which there are at least as many as ranks. Workers push
+  /// sums of their shares, and `no_sync` saves no messages.
+  int canonical_shares = 0;
 };
 
 /// Synchronous SGD with a parameter server (Li et al., "Scaling distributed machine learning with the parameter
@@ -11218,8 +11335,9 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   /// communicator must outlive this.
   ParameterServer(Model model, Communicator& communicator, const ParameterServerOptions& options = {},
                   std::uint64_t seed = initial_seed())
-      : Base("ParameterServer", std::move(model), communicator, options.dim, seed) {
-    this->check_same(cat("options: dim ", options.dim, "\n"), typename Base::All{});
+      : Base("ParameterServer", std::move(model), communicator, options.dim, seed, options.canonical_shares) {
+    this->check_same(cat("options: dim ", options.dim, ", canonical_shares ", options.canonical_shares, "\n"),
+                     typename Base::All{});
     pull();
     this->on_gradients([this](std::size_t i) { gradient_arrived(i); });
   }
@@ -11264,7 +11382,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
 
   /// While it lives, backward adds to this rank's own gradients alone; the first backward after it pushes the sum. Each
   /// pass counts by its own global batch.
-  [[nodiscard]] NoSync no_sync() { return NoSync(sync_); }
+  [[nodiscard]] NoSync no_sync() { return this->scope_without(sync_); }
 
   /// Runs `body`, a loop over batches of which ranks may have different numbers: see chorus::join. `options.step` is
   /// what the server does where it has run out of batches before others have: throws UsageError without. Buffers are
@@ -11379,7 +11497,6 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   void push(bool ended = false) {
     const double weight = std::exchange(earlier_.unit, 1);
     const bool accumulated = std::exchange(accumulated_, false);
-    auto& communicator = this->communicator_;
     const auto& entries = this->flat_.entries();
     auto own = own_marks(ended);
     const auto workers = workers_marks(own);
@@ -11389,7 +11506,23 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
       if (ended && !accumulated && (workers[i] & forgotten) != 0) own[i] = 0;
       if ((own[i] & has_gradient) == 0) zero_bytes(p.where(), p.grad_data(), p.size_bytes());
     }
-    const D device = entries.front().parameter().where();
+    if (this->canonical_)
+      push_sums();
+    else
+      push_weighed(weight);
+    forgotten_before_.clear();
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+      auto& p = entries[i].parameter();
+      p.set_grad_arrived(is_server() && ((own[i] | workers[i]) & has_gradient) != 0);
+      p.set_grad_local(false);
+      p.set_grad_sent(!is_server());
+      forgotten_before_.push_back(p.times_forgotten());
+    }
+    pushed_ = stepped_ = true;
+  }
+  void push_weighed(double weight) {
+    auto& communicator = this->communicator_;
+    const D device = this->flat_.entries().front().parameter().where();
     const comm::CollectiveOptions options{.traffic = trace::Traffic::gradients};
     for (const auto& group : this->flat_.groups())
       with_numbers(group, group.grad(0), [&]<class T>(std::span<T> grads) {
@@ -11403,15 +11536,33 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
           kernels::axpy(device, count, T{1}, theirs.data(), grads.data());
         }
       });
-    forgotten_before_.clear();
-    for (std::size_t i = 0; i < entries.size(); ++i) {
-      auto& p = entries[i].parameter();
-      p.set_grad_arrived(is_server() && ((own[i] | workers[i]) & has_gradient) != 0);
-      p.set_grad_local(false);
-      p.set_grad_sent(!is_server());
-      forgotten_before_.push_back(p.times_forgotten());
+  }
+  // Sums of canonical shares, which the server adds up in the order of the tree.
+  void push_sums() {
+    auto& communicator = this->communicator_;
+    const auto& tree = this->canonical_->tree();
+    const D device = this->flat_.entries().front().parameter().where();
+    const comm::CollectiveOptions options{.traffic = trace::Traffic::gradients};
+    const MemoryScope scope(trace::Memory::buckets);
+    const auto batch = static_cast<std::size_t>(this->shares_.batch());
+    const auto of_ranks = canonical::sums_of_ranks(this->canonical_->shares(), this->ranks(), batch);
+    for (std::size_t g = 0; g < this->flat_.groups().size(); ++g) {
+      const auto& group = this->flat_.groups()[g];
+      if (!is_server()) {
+        for (std::size_t k = 0; k < tree.sums().size(); ++k)
+          with_numbers(group, tree.sum(k, g, 0), [&](auto numbers) { communicator.send(numbers, 0, options); });
+        continue;
+      }
+      std::vector<Storage<D>> theirs;
+      const auto numbers_of = [&](std::size_t rank, std::size_t k) {
+        if (rank == 0) return tree.sum(k, g, 0);
+        theirs.emplace_back(device, group.count * size_of(group.dtype));
+        auto* const sum = static_cast<std::byte*>(theirs.back().data());
+        with_numbers(group, sum, [&](auto numbers) { communicator.recv(numbers, static_cast<int>(rank), options); });
+        return sum;
+      };
+      canonical::add_up(of_ranks, numbers_of, device, group.dtype, group.count, group.grad(0));
     }
-    pushed_ = stepped_ = true;
   }
 
   ddp::EarlierGradients<D> earlier_;
@@ -11923,6 +12074,200 @@ class ShardedOptimizer : public optim::HasLearningRate {
 /// `simulate_training`: steps of the distributed policies without their numbers, by the calls that they make, on
 /// thousands of ranks. tests/unit/parallel/simulated_training_test.cpp holds them against the policies themselves.
 
+// <chorus/parallel/simulated/device_copies.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_DEVICE_COPIES_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_DEVICE_COPIES_HPP
+/// The copies that a step of DataParallel makes between its devices: by their formulas, or as a real one has made them;
+/// and how long they take over the links of one machine.
+
+namespace chorus::simulated {
+
+struct DeviceCopy {
+  int from = 0, to = 0;
+  trace::Traffic kind = trace::Traffic::control;
+  std::size_t bytes = 0;
+  friend bool operator==(const DeviceCopy&, const DeviceCopy&) = default;
+};
+
+/// Those of one step with one pass, in the order in which they begin.
+struct DataParallelCopies {
+  std::vector<DeviceCopy> prepare = {};           ///< inputs scattered; parameters and buffers to the replicas
+  std::vector<DeviceCopy> gather = {};            ///< outputs, or losses
+  std::vector<DeviceCopy> output_gradients = {};  ///< back to the devices
+  std::vector<DeviceCopy> reduce = {};            ///< gradients
+  std::vector<DeviceCopy> input_gradients = {};   ///< where inputs want one
+
+  friend bool operator==(const DataParallelCopies&, const DataParallelCopies&) = default;
+};
+
+/// What moves for a DataParallel, in bytes. One input and one output; parameters that all change in a step.
+struct DataParallelSizes {
+  std::size_t parameters = 0;             ///< as they lie together, with what fills up between them
+  std::size_t gradients = 0;              ///< without
+  std::vector<std::size_t> buffers = {};  ///< each
+  Index samples = 1;                      ///< of the whole batch
+  std::size_t sample = 0;                 ///< of a sample's input
+  std::size_t output = 0;                 ///< of a sample's output; 0: the model returns a loss
+  static constexpr std::size_t loss = sizeof(float);
+};
+
+/// What data_parallel.hpp does with such a model and batch, where no NCCL sends (dp::Collectives). The devices' threads
+/// begin at once: each comes to its inputs before anyone comes to the parameters.
+[[gnu::cold]] inline DataParallelCopies data_parallel_copies(const DataParallelSizes& sizes, int devices) {
+  check<UsageError>(devices >= 1 && sizes.samples >= 0, "data_parallel_copies: ", sizes.samples, " samples for ",
+                    devices, " devices");
+  using trace::Traffic;
+  const dp::Split split{sizes.samples, static_cast<std::size_t>(std::clamp<Index>(sizes.samples, 1, devices))};
+  DataParallelCopies out;
+  const auto to_each = [&](std::vector<DeviceCopy>& part, Traffic kind, const auto& bytes) {
+    for (std::size_t i = 1; i < split.devices; ++i)
+      if (const std::size_t size = bytes(i); size > 0) part.push_back({0, static_cast<int>(i), kind, size});
+  };
+  const auto of_all = [](std::size_t bytes) { return [bytes](std::size_t) { return bytes; }; };
+  const auto samples = [&](std::size_t i) { return static_cast<std::size_t>(split.size(i)); };
+  const auto outputs = [&](std::size_t i) {
+    return sizes.output == 0 ? DataParallelSizes::loss : samples(i) * sizes.output;
+  };
+  to_each(out.prepare, Traffic::inputs, [&](std::size_t i) { return samples(i) * sizes.sample; });
+  to_each(out.prepare, Traffic::parameters, of_all(sizes.parameters));
+  for (const std::size_t bytes : sizes.buffers) to_each(out.prepare, Traffic::buffers, of_all(bytes));
+  to_each(out.output_gradients, Traffic::outputs, outputs);
+  to_each(out.reduce, Traffic::gradients, of_all(sizes.gradients));
+  out.gather = out.output_gradients;
+  for (auto* const part : {&out.gather, &out.reduce})
+    for (auto& copy : *part) std::swap(copy.from, copy.to);
+  return out;
+}
+
+/// Listens to a step of a real DataParallel, and keeps its copies: `take` at its end.
+class DeviceCopyListener final : public trace::Listener {
+ public:
+  /// `device_ids`: those of the DataParallel, by which devices are numbered here. Throws UsageError where somebody
+  /// listens already.
+  explicit DeviceCopyListener(const std::vector<int>& device_ids) {
+    for (std::size_t i = 0; i < device_ids.size(); ++i) numbers_.emplace(device_ids[i], static_cast<int>(i));
+    check<UsageError>(trace::listening() == nullptr, "DeviceCopyListener: somebody listens already, such as a trace");
+    trace::listen(this);
+  }
+  DeviceCopyListener(const DeviceCopyListener&) = delete;
+  DeviceCopyListener& operator=(const DeviceCopyListener&) = delete;
+  ~DeviceCopyListener() override { trace::listen(nullptr); }
+
+  /// The copies since then. Throws UsageError where they are not those of one pass, forward and backward.
+  DataParallelCopies take() {
+    const std::lock_guard lock(mutex_);
+    check<UsageError>(!several_, "DeviceCopyListener: expected one forward pass, there was another one after it");
+    auto out = std::exchange(copies_, {});
+    // Threads race; each keeps its own order.
+    std::map<int, std::vector<DeviceCopy>> by_device;
+    for (const auto& copy : out.prepare) by_device[copy.to].push_back(copy);
+    out.prepare.clear();
+    for (std::size_t turn = 0, more = 1; std::exchange(more, 0) != 0; ++turn)
+      for (const auto& [device, own] : by_device)
+        if (turn < own.size()) out.prepare.push_back(own[turn]), more = 1;
+    has_gathered_ = false;
+    return out;
+  }
+
+  std::int64_t now() override { return 0; }
+  void span(const trace::Event& event) override {
+    if (event.category != "copy" || event.name != "gather") return;
+    const std::lock_guard lock(mutex_);
+    has_gathered_ = true;
+  }
+  void instant(const trace::Event&) override {}
+  void allocated(int, trace::Memory, std::int64_t) override {}
+  void sent(int from, int to, trace::Traffic kind, std::size_t bytes) override {
+    const std::lock_guard lock(mutex_);
+    if (bytes == 0 || !numbers_.contains(from) || !numbers_.contains(to)) return;
+    const bool prepares = kind == trace::Traffic::parameters || kind == trace::Traffic::buffers;
+    several_ = several_ || (prepares && has_gathered_);
+    auto& part = prepares                            ? copies_.prepare
+                 : kind == trace::Traffic::gradients ? copies_.reduce
+                 : kind == trace::Traffic::outputs   ? (has_gathered_ ? copies_.output_gradients : copies_.gather)
+                 : has_gathered_                     ? copies_.input_gradients
+                                                     : copies_.prepare;
+    part.push_back({numbers_.at(from), numbers_.at(to), kind, bytes});
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<int, int> numbers_;
+  DataParallelCopies copies_;
+  bool has_gathered_ = false, several_ = false;
+};
+
+/// The streams of devices of one machine, in virtual time. A copy begins when both devices' streams have come to it,
+/// and both go on when it has ended (copy_bytes in tensor/cuda/memory.hpp orders them so): it takes alpha + bytes *
+/// beta. So a device's link carries one copy at a time, and that of the first device all.
+class DeviceStreams {
+ public:
+  using Time = comm::simulated::Time;
+
+  /// Throws UsageError where the devices are more than the links of one machine join.
+  DeviceStreams(const comm::simulated::SimulationOptions& options)
+      : link_(options.links.inside),
+        alpha_(link_.latency()),
+        computing_(options.computing),
+        keeps_(options.keep_spans) {
+    const int most = options.links.island == 0 ? most_devices : std::min(options.links.island, most_devices);
+    check<UsageError>(options.ranks >= 1 && options.ranks <= most_devices, "DataParallel: ", options.ranks,
+                      " devices, expected 1 to ", most_devices);
+    check<UsageError>(options.ranks <= most, "DataParallel: one process on one machine: ", options.ranks,
+                      " devices over ", options.links.name.empty() ? "links" : options.links.name, ", which ",
+                      most == 1 ? "join machines of one device each" : cat("join machines of ", most, " devices each"),
+                      ": expected nvlink or pcie, or fewer devices");
+    check<UsageError>(link_.bandwidth > 0, "DataParallel: a bandwidth of ", link_.bandwidth, " bytes a second");
+    times_.ranks.resize(static_cast<std::size_t>(options.ranks));
+    times_.one_process = true;
+  }
+
+  int size() const { return static_cast<int>(times_.ranks.size()); }
+  /// A device's clock: where its stream has come to.
+  Time& clock(int device) { return of(device).end; }
+  void next_step() { ++step_; }
+  void compute(int device, double usual, std::string_view kind, std::string_view name) {
+    const Time begun = clock(device);
+    using namespace comm::simulated;
+    clock(device) = later(begun, computing_.time(time_of("compute", usual), device, step_));
+    computed_ += clock(device) - begun;
+    mark(device, kind, name, begun);
+  }
+  void copy(const DeviceCopy& copy, std::string_view name) {
+    Time &from = clock(copy.from), &to = clock(copy.to);
+    const Time begun = std::max(from, to);
+    comm::simulated::time_of("a copy", static_cast<double>(copy.bytes) / link_.bandwidth);  // not too long
+    from = to = comm::simulated::later(begun, alpha_ + link_.transfer(copy.bytes));
+    for (const int device : {copy.from, copy.to}) mark(device, "copy", name, begun);
+    if (keeps_) of(copy.from).copies.push_back({copy.to, copy.kind, copy.bytes, begun, to});
+  }
+  void mark(int device, std::string_view kind, std::string_view name, Time begun, int number = -1) {
+    if (keeps_) of(device).marks.push_back({std::string(kind), std::string(name), begun, clock(device), 0, number});
+  }
+  void hold(int device, const comm::simulated::Held& held) {
+    if (keeps_) of(device).memory.push_back(held);
+  }
+  /// Seconds that all devices have computed for, together.
+  double computed() const { return comm::simulated::seconds(computed_); }
+  comm::simulated::SimulatedTimes take() { return std::move(times_); }
+
+ private:
+  static constexpr int most_devices = 64;  // of a kind
+
+  comm::simulated::RankTimes& of(int device) { return times_.ranks[static_cast<std::size_t>(device)]; }
+
+  const comm::simulated::AlphaBeta link_;
+  const Time alpha_;
+  const comm::simulated::Computing computing_;
+  const bool keeps_;
+  comm::simulated::SimulatedTimes times_;
+  std::uint32_t step_ = 0;
+  Time computed_{};
+};
+
+}  // namespace chorus::simulated
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_DEVICE_COPIES_HPP
+
 // <chorus/parallel/simulated/models.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_MODELS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_MODELS_HPP
@@ -11938,10 +12283,23 @@ struct ParameterSize {
 struct ModelSizes {
   std::string name = {};
   std::vector<ParameterSize> parameters = {};
+  std::vector<std::size_t> buffers = {};  ///< bytes of each
+  std::size_t sample = 0, output = 0;     ///< bytes of a sample's input, and of what the model makes of it; 0: a loss
+
   std::size_t count() const {
     std::size_t sum = 0;
     for (const auto& parameter : parameters) sum += parameter.count;
     return sum;
+  }
+
+  /// Bytes that its parameters take together, as nn::FlatParameters lays them out in the host's memory: the last first.
+  std::size_t flat_bytes() const {
+    std::size_t end = 0;
+    for (std::size_t i = parameters.size(); i-- > 0;) {
+      const auto count = parameters[i].count;
+      end = parameter_place<Cpu>(end, count, sizeof(float)) + padded_count<Cpu>(count, sizeof(float));
+    }
+    return end * sizeof(float);
   }
 
   /// A weight that is used `uses` times for each sample, and a bias of as many numbers as it has outputs.
@@ -11951,12 +12309,17 @@ struct ModelSizes {
   }
 };
 
+/// An image of 224 x 224, and what is said of 1000 classes.
+inline constexpr std::size_t image_bytes = 3 * 224 * 224 * sizeof(float), class_bytes = 1000 * sizeof(float);
+
 /// ResNet of bottlenecks (He et al., CVPR 2016) for 224 x 224 images and 1000 classes: 50, 101 or 152 layers.
 [[gnu::cold]] inline ModelSizes resnet_sizes(std::string_view name, const std::vector<std::size_t>& blocks) {
-  ModelSizes model{.name = std::string(name)};
+  ModelSizes model{.name = std::string(name), .sample = image_bytes, .output = class_bytes};
   const auto convolution = [&](std::size_t in, std::size_t out, std::size_t kernel, double side) {
     model.add(in * out * kernel * kernel, 0, side * side);
-    model.add(out, out, side * side);  // batch norm
+    model.add(out, out, side * side);  // batch norm, with its mean, variance and count
+    for (const std::size_t bytes : {out * sizeof(float), out * sizeof(float), sizeof(std::int64_t)})
+      model.buffers.push_back(bytes);
   };
   convolution(3, 64, 7, 112);
   std::size_t in = 64;
@@ -11978,7 +12341,7 @@ struct ModelSizes {
 }
 /// VGG-16 (Simonyan and Zisserman, ICLR 2015).
 [[gnu::cold]] inline ModelSizes vgg16_sizes() {
-  ModelSizes model{.name = "vgg16"};
+  ModelSizes model{.name = "vgg16", .sample = image_bytes, .output = class_bytes};
   std::size_t in = 3;
   double side = 224;
   for (const auto& [width, layers] : {std::pair<std::size_t, int>{64, 2}, {128, 2}, {256, 3}, {512, 3}, {512, 3}}) {
@@ -11993,9 +12356,11 @@ struct ModelSizes {
   model.add(std::size_t{4096} * 1000, 1000, 1);
   return model;
 }
-/// BERT (Devlin et al., NAACL 2019): encoder and pooler. Embeddings are looked up, which takes no operations.
+/// BERT (Devlin et al., NAACL 2019): encoder and pooler. Embeddings are looked up, which takes no operations. A sample
+/// is 512 tokens, each with its segment and mask.
 [[gnu::cold]] inline ModelSizes bert_sizes(std::string_view name, std::size_t layers, std::size_t width) {
-  ModelSizes model{.name = std::string(name)};
+  ModelSizes model{
+      .name = std::string(name), .sample = 3 * 512 * sizeof(std::int64_t), .output = width * sizeof(float)};
   for (const std::size_t rows : {std::size_t{30522}, std::size_t{512}, std::size_t{2}}) model.add(rows * width, 0, 0);
   model.add(width, width, 1);
   for (std::size_t layer = 0; layer < layers; ++layer) {
@@ -12010,7 +12375,7 @@ struct ModelSizes {
 }
 
 /// `resnet50`, `resnet101`, `resnet152`, `vgg16`, `bert_base`, `bert_large`; or a number of bytes of f32, as 64
-/// parameters of one size. Throws UsageError for other names.
+/// parameters of one size, without inputs, that make a loss. Throws UsageError for other names.
 [[gnu::cold]] inline ModelSizes model_named(std::string_view name) {
   if (name == "resnet50") return resnet_sizes(name, {3, 4, 6, 3});
   if (name == "resnet101") return resnet_sizes(name, {3, 4, 23, 3});
@@ -12035,9 +12400,9 @@ struct ModelSizes {
 
 namespace chorus::simulated {
 
-enum class TrainingPolicy : std::uint8_t { ddp, local_sgd, parameter_server };
+enum class TrainingPolicy : std::uint8_t { ddp, local_sgd, parameter_server, data_parallel };
 constexpr std::string_view name(TrainingPolicy policy) {
-  constexpr std::string_view names[] = {"ddp", "local_sgd", "parameter_server"};
+  constexpr std::string_view names[] = {"ddp", "local_sgd", "parameter_server", "dp"};
   return names[static_cast<std::size_t>(policy)];
 }
 
@@ -12052,8 +12417,13 @@ struct Training {
   TrainingPolicy policy = TrainingPolicy::ddp;
   double forward = 0, backward = 0, optimizer = 0;
   std::vector<BucketTime> buckets = {};
-  std::size_t parameters = 1;  ///< how many; a server's workers tell of each whether it has a gradient
-  int period = 8;              ///< local_sgd: steps between means
+  std::size_t parameters = 1;     ///< how many; a server's workers tell of each whether it has a gradient
+  int period = 8;                 ///< local_sgd: steps between means
+  DataParallelSizes copied = {};  ///< dp: what moves, of a batch that has `copied.samples` on each device
+  /// What a rank holds, for traces: bytes of its parameters, 0: nobody knows; and how many numbers an optimizer has for
+  /// each of them. Activations, which a step's times don't tell, are left out.
+  std::size_t parameter_bytes = 0;
+  int optimizer_slots = 0;
 
   double seconds() const { return forward + backward + optimizer; }
   std::size_t bytes() const {
@@ -12086,10 +12456,27 @@ struct Training {
   return buckets;
 }
 
+/// Bytes of a policy's parameters, gradients and optimizer, which lie together each, in a block of the allocator's
+/// (tensor/allocator.hpp). Without what they are made from at first.
+inline std::array<std::size_t, trace::memory_kinds> held_by(const Training& training, bool steps) {
+  std::array<std::size_t, trace::memory_kinds> held{};
+  if (training.parameter_bytes == 0) return held;
+  const auto block = size_class<64>(training.parameter_bytes).bytes;
+  const auto of = [&](trace::Memory kind) -> auto& { return held[static_cast<std::size_t>(kind)]; };
+  of(trace::Memory::parameters) = of(trace::Memory::gradients) = block;
+  of(trace::Memory::optimizer) = steps ? block * static_cast<std::size_t>(training.optimizer_slots) : 0;
+  return held;
+}
+
 /// A step of one rank. Each does what the policy of that name does, call by call.
 class TrainingRank {
  public:
-  TrainingRank(comm::simulated::SimulatedRank& rank, const Training& training) : rank_(rank), training_(training) {}
+  TrainingRank(comm::simulated::SimulatedRank& rank, const Training& training) : rank_(rank), training_(training) {
+    if (training.parameter_bytes == 0) return;
+    const auto held = held_by(training, true);
+    for (std::size_t kind = 0; kind < held.size(); ++kind)
+      if (held[kind] > 0) rank_.hold(static_cast<trace::Memory>(kind), static_cast<std::int64_t>(held[kind]));
+  }
 
   void step(int number) {
     const auto begun = rank_.clock();
@@ -12103,6 +12490,8 @@ class TrainingRank {
         break;
       case TrainingPolicy::parameter_server:
         parameter_server(number);
+        break;
+      case TrainingPolicy::data_parallel:  // has no ranks: see simulate_data_parallel
         break;
     }
     const auto optimizer = rank_.clock();
@@ -12188,10 +12577,16 @@ class TrainingRank {
     // Which gradients there are, and the gradients.
     for (const auto& [bytes, traffic] :
          {std::pair(training_.parameters, Traffic::control), std::pair(training_.bytes(), Traffic::gradients)}) {
+      // The server has a place for a worker's.
+      const auto place = serves && traffic == Traffic::gradients && training_.parameter_bytes > 0
+                             ? static_cast<std::int64_t>(size_class<64>(training_.parameter_bytes).bytes)
+                             : 0;
+      if (place > 0) rank_.hold(trace::Memory::buckets, place);
       if (serves)
         each_worker([&, b = bytes, t = traffic](int worker) { call(Op::message, b, t, worker, true); });
       else
         call(Op::message, bytes, traffic);
+      if (place > 0) rank_.hold(trace::Memory::buckets, -place);
     }
     rank_.mark("backward", "backward", begun);
   }
@@ -12207,11 +12602,68 @@ struct TrainingTimes {
   comm::simulated::SimulatedTimes times = {};
 };
 
+/// Steps of DataParallel on `options.ranks` devices of one machine, with those copies: of `data_parallel_copies`, or as
+/// a DeviceCopyListener has heard them. Devices go on as their streams do; the program never waits for one. The loss of
+/// gathered outputs takes no time. Throws UsageError for devices of several machines, for copies between others than
+/// those there are, and for times out of range.
+[[gnu::cold]] inline TrainingTimes simulate_data_parallel(const comm::simulated::SimulationOptions& options,
+                                                          const Training& training, const DataParallelCopies& copies,
+                                                          int steps) {
+  check<UsageError>(steps >= 1 && steps <= 100'000, "simulate_data_parallel: ", steps, " steps, expected 1 to 100000");
+  DeviceStreams streams(options);
+  int used = 1;
+  for (const auto* const part :
+       {&copies.prepare, &copies.gather, &copies.output_gradients, &copies.reduce, &copies.input_gradients})
+    for (const auto& [from, to, kind, bytes] : *part) {
+      check<UsageError>(from != to && std::min(from, to) >= 0 && std::max(from, to) < streams.size(),
+                        "simulate_data_parallel: a copy from device ", from, " to ", to, ", of ", streams.size());
+      used = std::max({used, from + 1, to + 1});
+    }
+  for (int device = 0; device < streams.size(); ++device)
+    if (training.parameter_bytes > 0) streams.hold(device, {{}, held_by(training, device == 0)});
+  const auto all = [&](const std::vector<DeviceCopy>& part, std::string_view name) {
+    for (const auto& copy : part) streams.copy(copy, name);
+  };
+  const auto compute = [&](double usual, std::string_view pass) {
+    for (int device = 0; device < used; ++device) streams.compute(device, usual, pass, pass);
+  };
+  for (int step = 0; step < steps; ++step) {
+    streams.next_step();
+    const auto begun = streams.clock(0);
+    for (const auto& copy : copies.prepare)
+      streams.copy(copy, copy.kind == trace::Traffic::inputs ? "scatter" : "replicate");
+    compute(training.forward, "forward");
+    all(copies.gather, "gather");
+    streams.mark(0, "forward", "DataParallel forward", begun);
+    const auto backward = streams.clock(0);
+    all(copies.output_gradients, "scatter gradients");
+    compute(training.backward, "backward");
+    all(copies.reduce, "reduce");
+    all(copies.input_gradients, "gather gradients");
+    streams.mark(0, "backward", "backward", backward);
+    streams.compute(0, training.optimizer, "optimizer", "optimizer step");
+    streams.mark(0, "step", cat("step ", step), begun, step);
+  }
+  TrainingTimes out;
+  const double computed = streams.computed();
+  out.times = streams.take();
+  out.step = out.times.seconds() / steps;
+  out.exposed = out.step - computed / options.ranks / steps;
+  return out;
+}
+
 /// Trains for so many steps, `options.ranks` ranks with a batch each. Throws UsageError for times and sizes out of
 /// range.
 [[gnu::cold]] inline TrainingTimes simulate_training(comm::simulated::SimulationOptions options,
                                                      const Training& training, int steps) {
   check<UsageError>(steps >= 1 && steps <= 100'000, "simulate_training: ", steps, " steps, expected 1 to 100000");
+  if (training.policy == TrainingPolicy::data_parallel) {
+    auto sizes = training.copied;
+    check<UsageError>(sizes.samples >= 0 && sizes.samples <= 1'000'000'000, "simulate_training: ", sizes.samples,
+                      " samples a device, expected 0 to 1e9");
+    sizes.samples *= options.ranks;
+    return simulate_data_parallel(options, training, data_parallel_copies(sizes, std::max(options.ranks, 1)), steps);
+  }
   check<UsageError>(training.period >= 1, "simulate_training: the period is at least 1 step, got ", training.period);
   check<UsageError>(!training.buckets.empty(), "simulate_training: no buckets");
   double last = 0;
@@ -12393,8 +12845,10 @@ class TraceReader {
     else
       read_whole(text);
     for (auto& process : trace_.processes) {
-      const auto by_begin = [](const TraceSpan& a, const TraceSpan& b) {
-        return a.begin != b.begin ? a.begin < b.begin : a.end > b.end;
+      // A span comes before those in it; steps of collectives stay in their order, see whole_trace.
+      const auto end = [](const TraceSpan& span) { return span.category == "ring" ? span.begin : span.end; };
+      const auto by_begin = [&](const TraceSpan& a, const TraceSpan& b) {
+        return a.begin != b.begin ? a.begin < b.begin : end(a) > end(b);
       };
       std::stable_sort(process.spans.begin(), process.spans.end(), by_begin);
       std::stable_sort(process.instants.begin(), process.instants.end(), by_begin);
@@ -12754,12 +13208,8 @@ inline void add_formula(TraceLink& link, const Trace& trace, const TraceFacts& f
     const auto links = all_reduce_links(sender, link.from, facts.devices, step, link.kind);
     if (!links || !links->contains(link.to)) return;
     link.formula = links->at(link.to);
-    double all = 0;
     int others = 0;
-    for (const auto& [to, bytes] : *links) {
-      all += bytes;
-      others += bytes > 0 ? 1 : 0;
-    }
+    for (const auto& [to, bytes] : *links) others += bytes > 0 ? 1 : 0;
     link.rule = others == 1 ? "2 (N-1)/N K" : "2 K/N";
   } else if (facts.policy == "dp" || facts.policy == "parameter_server") {
     const bool down = link.kind == "parameters" && link.from == 0, up = link.kind == "gradients" && link.to == 0;

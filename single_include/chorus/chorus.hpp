@@ -135,6 +135,7 @@ namespace {
 
 namespace chorus {
 
+class CanonicalCut;
 template <class N>
 class Ref;
 struct BackwardOptions;
@@ -257,6 +258,9 @@ class Node {
   /// While a node is skipped, those that use its value send it no gradient: for `grad`, which goes to some nodes only.
   bool skipped() const { return skipped_; }
   void set_skipped(bool skipped) { skipped_ = skipped; }
+
+  /// Of what a policy with canonical shares has returned: how the batch is cut.
+  virtual const std::shared_ptr<const CanonicalCut>* canonical_cut() const { return nullptr; }
 
   /// Of a parameter: the version of its numbers, and its name in the model, if that is known.
   virtual std::uint64_t numbers_version() const { return 0; }
@@ -6154,12 +6158,23 @@ std::uint64_t backward_run();
 /// yet. For gradient hooks. Empty outside of a run.
 std::span<const Ref<Node>> means_of_backward();
 
+/// Takes the leaves' gradients, each as soon as it is complete.
+class LeafObserver {
+ public:
+  virtual void gradient_is_final(Node& leaf) = 0;
+
+ protected:
+  ~LeafObserver() = default;
+};
+
 struct BackwardOptions {
   /// Keep what the operations saved, so that backward can run again.
   bool retain_graph = false;
   /// Run the leaves' hooks. Without, whoever runs backward has more to add to the leaves' gradients, perhaps in the
   /// midst of a run over the same leaves.
   bool hooks = true;
+  /// With `hooks`: is told in their place.
+  LeafObserver* leaves = nullptr;
 };
 
 /// Sends the gradients that `roots` hold to all leaves behind them. Operations run in the reverse of the order in which
@@ -6332,12 +6347,18 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
   } scope{detail::current_backward()};
   if (!lists.nested) detail::current_backward() = &outermost;
 
+  const auto finish = [&](Node& leaf) {
+    if (options.leaves != nullptr) [[unlikely]]
+      options.leaves->gradient_is_final(leaf);
+    else
+      leaf.gradient_is_final();
+  };
   const NoGrad no_grad;
   if (options.hooks && !lists.nested && detail::backward_watchers != nullptr) [[unlikely]]
     detail::tell_watchers(roots, lists.nodes);
   if (options.hooks)
     for (const auto& root : roots)
-      if (root->is_leaf() && root->pending_ == 0) root->gradient_is_final();
+      if (root->is_leaf() && root->pending_ == 0) finish(*root);
   std::optional<trace::Span> span(std::in_place, trace::Lane::backward, "backward", "backward");
   for (Ref<Node>& node : lists.nodes) {
     if (node->is_leaf()) {
@@ -6363,9 +6384,9 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
       detail::backward_with_checks(*node, options.retain_graph);
     else
       node->backward(options.retain_graph);
-    for (Node* leaf : lists.final_leaves) leaf->gradient_is_final();
+    for (Node* leaf : lists.final_leaves) finish(*leaf);
     for (Node* leaf : lists.final_far_leaves)
-      if (leaf->reached_) leaf->gradient_is_final();
+      if (leaf->reached_) finish(*leaf);
     lists.final_leaves.clear();
     lists.final_far_leaves.clear();
     node = {};
@@ -6888,6 +6909,12 @@ class ParameterOn : public detail::AtHome<D> {
   /// For a copy: puts the operation that made it, a GradNode of this parameter's type, in this leaf's place on the
   /// tape; null: the leaf itself stands there.
   virtual void set_origin(Ref<Node> operation) = 0;
+  /// A leaf that may stand in this one's place, by `set_origin`, with a gradient of its own.
+  virtual Ref<Node> make_stand_in() const = 0;
+  /// Where the gradient of such a leaf lies; null where there is none.
+  virtual const void* grad_data_of(const Node& stand_in) const = 0;
+  /// Forgets it, with its memory.
+  virtual void drop_grad_of(Node& stand_in) const = 0;
 
   /// Whether other processes read and write the same value: one of them may step each of its numbers, then, and the
   /// others none.
@@ -6976,6 +7003,14 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
   }
   void set_origin(Ref<Node> operation) override {
     origin_ = Ref<GradNode<T, Rank, D>>(static_cast<GradNode<T, Rank, D>*>(operation.get()));
+  }
+  Ref<Node> make_stand_in() const override { return Ref<Node>(new LeafNode<T, Rank, D>(value_)); }
+  const void* grad_data_of(const Node& stand_in) const override {
+    const auto grad = static_cast<const LeafNode<T, Rank, D>&>(stand_in).grad();
+    return grad.defined() ? grad.data() : nullptr;
+  }
+  void drop_grad_of(Node& stand_in) const override {
+    static_cast<LeafNode<T, Rank, D>&>(stand_in).exchange_grad({});
   }
   Variable<T, Rank, D> as_variable() {
     if (detail::parameter_watch != nullptr) [[unlikely]]
@@ -7785,6 +7820,8 @@ struct SamplerOptions {
   std::uint64_t seed = 0;
   /// Repeat samples so that all shares of a batch have one size.
   bool padding = false;
+  /// The batch is cut into that many shares, of which each rank takes whole ones; 0: one for each rank.
+  int canonical_shares = 0;
 };
 
 /// The order of an epoch and each rank's share of it. It depends on seed and epoch alone, so that a global batch is the
@@ -7798,7 +7835,8 @@ struct SamplerOptions {
 /// gradients are a little off, and an accuracy measured over padded shares is wrong. Measure without it.
 class Sampler {
  public:
-  /// Throws UsageError where the size is negative or the rank isn't in [0, world_size).
+  /// Throws UsageError where the size is negative, the rank isn't in [0, world_size), or there are fewer canonical
+  /// shares than ranks; padded ones there are not.
   explicit Sampler(Index dataset_size, SamplerOptions options = {});
 
   /// Takes the order of another epoch; without a call each epoch has that of epoch 0. All ranks must say the same.
@@ -7849,6 +7887,101 @@ using DistributedSampler = Sampler;
 #ifndef CHORUS_SINGLE_CHORUS_DATA_SAMPLER_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_SAMPLER_IMPL_HPP
 /// How Sampler makes an order and cuts it.
+
+// <chorus/core/share_tree.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_SHARE_TREE_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_SHARE_TREE_HPP
+/// Canonical shares: a batch is cut into the same shares whatever the number of devices, and what the shares give is
+/// added up in one fixed binary tree. Rounding then does not depend on who computes what.
+
+namespace chorus {
+
+inline constexpr int most_canonical_shares = 64;
+
+/// Where share `i` of `shares` begins among `count` things: sizes differ by at most one, the first ones are larger.
+constexpr std::int64_t share_begin(std::int64_t count, std::size_t shares, std::size_t i) {
+  const auto n = static_cast<std::int64_t>(shares), at = static_cast<std::int64_t>(i);
+  return at * (count / n) + std::min(at, count % n);
+}
+
+/// Neighbouring shares, first to last: of a device, or those whose numbers have been added up.
+struct ShareRange {
+  std::size_t begin = 0, end = 0;
+
+  std::size_t count() const { return end - begin; }
+  /// Whether this one and `next` are the two halves of a node of the tree.
+  bool joins(const ShareRange& next) const {
+    return end == next.begin && count() == next.count() && std::has_single_bit(count()) && begin % (2 * count()) == 0;
+  }
+  friend bool operator==(const ShareRange&, const ShareRange&) = default;
+};
+
+/// The shares of device `i` of `devices`, of which there are at most as many: whole ones, in the order of devices.
+constexpr ShareRange shares_of_device(std::size_t shares, std::size_t devices, std::size_t i) {
+  const auto all = static_cast<std::int64_t>(shares);
+  return {static_cast<std::size_t>(share_begin(all, devices, i)),
+          static_cast<std::size_t>(share_begin(all, devices, i + 1))};
+}
+
+/// The tree, as it is climbed: numbers of shares come from left to right, and two neighbours are added as soon as they
+/// are the halves of a node, as a binary counter carries. Halves are powers of two as long as there are shares for
+/// them: of 7 shares, (((0 1) (2 3)) ((4 5) 6)). What a device has of its own run of shares is then at most 2 log2 of
+/// their number.
+class ShareTree {
+ public:
+  /// The next shares. Calls `add(depth)` whenever the last two sums become one, of which there are `depth` then.
+  template <class Add>
+  void push(ShareRange shares, const Add& add) {
+    sums_.push_back(shares);
+    while (sums_.size() > 1 && sums_[sums_.size() - 2].joins(sums_.back())) add_last(add);
+  }
+  /// All shares have come: one sum is left.
+  template <class Add>
+  void finish(const Add& add) {
+    while (sums_.size() > 1) add_last(add);
+  }
+  /// What has been added up so far, from left to right.
+  const std::vector<ShareRange>& sums() const { return sums_; }
+
+ private:
+  template <class Add>
+  void add_last(const Add& add) {
+    const std::size_t end = sums_.back().end;
+    sums_.pop_back();
+    sums_.back().end = end;
+    add(sums_.size());
+  }
+
+  std::vector<ShareRange> sums_;
+};
+
+/// The sums that are left of a run of so many shares; one where it has all of them.
+inline std::vector<ShareRange> sums_of(ShareRange run, std::size_t shares) {
+  ShareTree tree;
+  const auto nothing = [](std::size_t) {};
+  for (std::size_t share = run.begin; share < run.end; ++share) tree.push({share, share + 1}, nothing);
+  if (run == ShareRange{0, shares}) tree.finish(nothing);
+  return tree.sums();
+}
+
+/// Numbers of all shares as one, added in the order of the tree; 0 of none.
+inline double add_shares(std::span<const double> of_share) {
+  std::vector<double> sums;
+  ShareTree tree;
+  const auto add = [&](std::size_t depth) {
+    sums[depth - 1] += sums[depth];
+    sums.resize(depth);
+  };
+  for (std::size_t share = 0; share < of_share.size(); ++share) {
+    sums.push_back(of_share[share]);
+    tree.push({share, share + 1}, add);
+  }
+  tree.finish(add);
+  return sums.empty() ? 0 : sums.front();
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_CORE_SHARE_TREE_HPP
 
 // <chorus/kernels/random.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_HPP
@@ -8218,6 +8351,12 @@ CHORUS_INLINE Sampler::Sampler(Index dataset_size, SamplerOptions options) : siz
                     options_.world_size);
   check<UsageError>(options_.rank >= 0 && options_.rank < options_.world_size, "Sampler: rank ", options_.rank,
                     " is not in [0, ", options_.world_size, "), the ranks of a world of ", options_.world_size);
+  const int shares = options_.canonical_shares;
+  check<UsageError>(shares == 0 || (shares >= options_.world_size && shares <= most_canonical_shares),
+                    "Sampler: expected 0 canonical shares, or at least one for each of ", options_.world_size,
+                    " ranks and at most ", most_canonical_shares, ", got ", shares);
+  check<UsageError>(shares == 0 || !options_.padding,
+                    "Sampler: padding repeats samples, by their number of ranks: canonical shares have none");
   make_order();
 }
 
@@ -8247,7 +8386,11 @@ CHORUS_INLINE void Sampler::check_batch(Index batch) const {
 CHORUS_INLINE Index Sampler::boundary(Index count, int rank) const {
   const Index world = options_.world_size;
   if (options_.padding) return rank * ((count + world - 1) / world);
-  return rank * (count / world) + std::min<Index>(rank, count % world);
+  const auto ranks = static_cast<std::size_t>(world), at = static_cast<std::size_t>(rank);
+  if (options_.canonical_shares == 0) return chorus::share_begin(count, ranks, at);
+  const auto shares = static_cast<std::size_t>(options_.canonical_shares);
+  const auto first = chorus::share_begin(options_.canonical_shares, ranks, at);  // of this rank
+  return chorus::share_begin(count, shares, static_cast<std::size_t>(first));
 }
 
 CHORUS_INLINE void Sampler::make_order() {
@@ -11101,6 +11244,8 @@ class Transport {
 
   /// Whether `trace` counts what is sent: it has slots for `trace::max_devices` ranks, simulated groups may have more.
   bool counts_bytes = true;
+  /// Who is told of each step of an algorithm, instead of `trace::listening()`; null: nobody else is.
+  trace::Listener* step_listener = nullptr;
 
   const int rank, size;
   const std::size_t piece_bytes, queue_pieces;
@@ -11219,6 +11364,7 @@ struct Collective {
   bool chosen = false;                ///< somebody has asked for this algorithm, even if it is slow
   std::span<const int> names = {};    ///< the ranks' numbers in the job; empty: the same
   const std::byte* data = nullptr;    ///< where the call's numbers begin, for traces
+  std::size_t extent = 0;             ///< how many bytes they are
   int own = members.empty()           ///< this rank's place in the ring
                 ? link.rank
                 : static_cast<int>(std::find(members.begin(), members.end(), link.rank) - members.begin());
@@ -11275,9 +11421,11 @@ inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes
   if (m.from != nobody) args.field("from", c.name(m.from));
   if (m.to != nobody) args.field("to", c.name(m.to));
   // The address tells which chunk it is; a chunk that starts elsewhere is told by where it is stored.
-  const auto element = static_cast<std::ptrdiff_t>(c.reduction.element);
-  const auto* const place = m.store != nullptr && m.store >= c.data ? m.store : m.mine;
-  if (place != nullptr && c.data != nullptr && place >= c.data) args.field("offset", (place - c.data) / element);
+  const auto offset_of = [&](const std::byte* place) {  // nothing of the call's: far away
+    return reinterpret_cast<std::uintptr_t>(place) - reinterpret_cast<std::uintptr_t>(c.data);
+  };
+  const auto offset = offset_of(offset_of(m.store) < c.extent ? m.store : m.mine);
+  if (offset < c.extent) args.field("offset", offset / c.reduction.element);
   args.field("count", count).field("bytes", count * c.reduction.element);
   if (value != nullptr && count != 0) {
     float single = 0;
@@ -11301,7 +11449,7 @@ inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes
 /// neighbour. An empty chunk travels as one empty piece, so that a mismatch of calls shows in any case.
 inline void relay(const Collective& c, Step m, std::size_t count) {
   const auto element = c.reduction.element, per_piece = c.longest_piece(count);
-  auto* const listener = trace::listening();
+  auto* const listener = c.link.step_listener != nullptr ? c.link.step_listener : trace::listening();
   const bool tells = listener != nullptr && listener->wants_steps();
   do {
     const auto begin = tells ? listener->now() : 0;
@@ -12474,6 +12622,38 @@ class InOrder final : public Progress {
 }  // namespace chorus::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_ENGINE_IN_ORDER_HPP
 
+// <chorus/comm/engine/traced_call.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_TRACED_CALL_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ENGINE_TRACED_CALL_HPP
+/// `TracedCall`: how a trace calls a collective call or a message, and what it says of it.
+
+namespace chorus::comm {
+
+struct TracedCall {
+  std::string name, args;  ///< args: fields of a JSON object
+
+  /// `members`, see World: of a group that is not the whole job.
+  [[gnu::cold]] TracedCall(const NamedCall& call, trace::Traffic traffic, std::size_t bytes,
+                           const std::vector<int>& members = {}) {
+    const auto& envelope = call.envelope;
+    const auto op = comm::name(envelope.op);
+    const int peer = members.empty() ? call.peer : members[static_cast<std::size_t>(call.peer)];
+    name = envelope.op == Op::message ? cat(op, call.receives ? " from " : " to ", peer)
+           : call.bucket < 0          ? std::string(op)
+                                      : cat(op, ", bucket ", call.bucket);
+    chorus::detail::JsonObject fields;
+    fields.field("op", op).field("sequence", envelope.sequence).field("traffic", trace::name(traffic));
+    fields.field("bytes", bytes).field("count", envelope.count);
+    if (call.bucket >= 0) fields.field("bucket", call.bucket);
+    if (call.algorithm != Algorithm::automatic) fields.field("algorithm", comm::name(call.algorithm));
+    if (!members.empty()) fields.field("group", members);
+    args = fields.fields();
+  }
+};
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ENGINE_TRACED_CALL_HPP
+
 namespace chorus::comm {
 
 /// Numbers the calls, writes them down, and keeps how one of them failed first: later ones fail with it, too.
@@ -12539,7 +12719,7 @@ class QueuedEngine : public Engine {
         const std::lock_guard lock(mutex_);
         busy_ += recorder_.end(recorder_.newest());
         if (listener != nullptr) [[unlikely]]
-          tell(*listener, call, envelope, begun, listener->now());
+          tell(*listener, call, begun, listener->now());
         return {};
       } catch (const std::exception& error) {
         why = error.what();
@@ -12568,21 +12748,10 @@ class QueuedEngine : public Engine {
     return envelope;
   }
 
-  [[gnu::cold]] void tell(trace::Listener& listener, const Call& call, const Envelope& envelope, std::int64_t begun,
-                          std::int64_t ended) const {
-    const auto op = comm::name(call.op);
-    const int peer = members.empty() ? call.peer : members[static_cast<std::size_t>(call.peer)];
-    const auto name = call.op == Op::message ? cat(op, call.receives ? " from " : " to ", peer)
-                      : call.bucket < 0      ? std::string(op)
-                                             : cat(op, ", bucket ", call.bucket);
-    auto args = chorus::detail::JsonObject();
-    args.field("op", op).field("sequence", envelope.sequence).field("traffic", trace::name(call.traffic));
-    args.field("bytes", call.count * call.reduction.element).field("count", call.count);
-    if (call.bucket >= 0) args.field("bucket", call.bucket);
-    if (const auto algorithm = recorder_.call(recorder_.newest()).algorithm; algorithm != Algorithm::automatic)
-      args.field("algorithm", cat(algorithm));
-    if (!members.empty()) args.field("group", members);
-    listener.span({rank_in_job(), trace::Lane::communication, "comm", name, begun, ended, args.fields()});
+  [[gnu::cold]] void tell(trace::Listener& listener, const Call& call, std::int64_t begun, std::int64_t ended) const {
+    const TracedCall traced(recorder_.call(recorder_.newest()), call.traffic, call.count * call.reduction.element,
+                            members);
+    listener.span({rank_in_job(), trace::Lane::communication, "comm", traced.name, begun, ended, traced.args});
   }
 
   /// How the newest call failed: `rank 1: all_reduce #7 (sum of 10 F32), gradient bucket 2: why`; where the group was
@@ -12637,7 +12806,10 @@ void run_call(Transport& link, std::span<const int> names, const Call& call, con
                      .traffic = call.traffic,
                      .chosen = asked != Algorithm::automatic,
                      .names = names,
-                     .data = call.op == Op::reduce_scatter || out == nullptr ? in : out};
+                     .data = call.op == Op::reduce_scatter || out == nullptr ? in : out,
+                     .extent = call.op == Op::reduce_scatter || call.op == Op::all_gather
+                                   ? bytes * static_cast<std::size_t>(link.size)
+                                   : bytes};
   switch (call.op) {
     case Op::all_reduce:
       return run_fastest(all_reduce_rows, asked, c, bytes, note, out, n);
@@ -15999,6 +16171,12 @@ inline std::string machine_of_this_clock() {
 }  // namespace chorus::detail
 #endif  // CHORUS_SINGLE_CHORUS_TRAIN_TRACE_LINES_HPP
 
+// <chorus/train/whole_trace.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRAIN_WHOLE_TRACE_HPP
+#define CHORUS_SINGLE_CHORUS_TRAIN_WHOLE_TRACE_HPP
+/// `whole_trace`: the one file of what several ranks, or the devices of a process, have recorded or simulated, with
+/// arrows between them.
+
 #include <set>
 
 namespace chorus::detail {
@@ -16010,31 +16188,6 @@ struct TracePart {
   std::vector<TraceLine> lines;
   bool complete = false;
 };
-
-/// Nothing where it is not there, or no part: another rank may have made one file of them by now.
-inline std::optional<TracePart> read_trace_part(const std::string& path) {
-  std::ifstream file(path);
-  std::string text;
-  if (!std::getline(file, text) || text != "[") return std::nullopt;
-  TracePart part;
-  if (!std::getline(file, text)) return std::nullopt;
-  const auto head = TraceHead::read(text);
-  if (!head) return std::nullopt;
-  part.head = *head;
-  while (std::getline(file, text)) {
-    if (text == "]") {
-      part.complete = true;
-    } else if (text.find("\"name\":\"chorus end\"") != text.npos) {
-      part.peaks = json_value(text, "peaks").value_or("");
-      part.notes = json_value(text, "notes").value_or("");
-    } else if (text.starts_with("{\"ph\":\"M\"")) {
-      part.names += text + '\n';
-    } else if (auto line = TraceLine::read(text)) {  // not one that was cut off
-      part.lines.push_back(std::move(*line));
-    }
-  }
-  return part;
-}
 
 /// Of a call of all ranks, what one rank's span of it tells.
 struct CallSpan {
@@ -16054,49 +16207,6 @@ inline std::map<std::string, std::vector<CallSpan>> calls_of_all(const std::vect
     }
   std::erase_if(calls, [](const auto& call) { return call.second.size() < 2; });
   return calls;
-}
-
-/// Moves all parts to the clock of the first one. Where machines differ: of a call of all, each rank's end comes after
-/// every rank's begin. So each call bounds the difference of two clocks from both sides; the middle of what all calls
-/// leave is taken. Returns how far that may be wrong, in ns; -1 where nobody knows.
-inline std::int64_t align_clocks(std::vector<TracePart>& parts) {
-  std::int64_t error = 0;
-  bool unknown = false;
-  std::vector<std::int64_t> shifts(parts.size());
-  for (std::size_t p = 0; p < parts.size(); ++p) shifts[p] = parts[p].head.base;
-  const auto calls = calls_of_all(parts);
-  for (std::size_t p = 1; p < parts.size(); ++p) {
-    if (parts[p].head.machine == parts[0].head.machine) continue;
-    // The clock of part p is ahead of that of part 0 by at least `low`, and at most `high`.
-    auto low = std::numeric_limits<std::int64_t>::min(), high = std::numeric_limits<std::int64_t>::max();
-    for (const auto& [name, spans] : calls) {
-      const TraceLine *here = nullptr, *there = nullptr;
-      for (const auto& span : spans) {
-        if (span.part == 0) here = span.line;
-        if (span.part == p) there = span.line;
-      }
-      if (here == nullptr || there == nullptr) continue;
-      const auto at = [&](std::size_t part, std::int64_t time) { return parts[part].head.base + time; };
-      low = std::max(low, at(p, there->begin) - at(0, here->end));
-      high = std::min(high, at(p, there->end) - at(0, here->begin));
-    }
-    if (low > high || low == std::numeric_limits<std::int64_t>::min()) {
-      say(cat("warning: trace: no call tells how the clock of rank ", parts[p].head.rank, " differs from rank ",
-              parts[0].head.rank, "'s: their first steps are drawn at one time"));
-      shifts[p] = parts[0].head.base;
-      unknown = true;
-      continue;
-    }
-    shifts[p] -= low + (high - low) / 2;
-    error = std::max(error, (high - low + 1) / 2);
-  }
-  const auto first = *std::min_element(shifts.begin(), shifts.end());
-  for (std::size_t p = 0; p < parts.size(); ++p)
-    for (auto& line : parts[p].lines) {
-      line.begin += shifts[p] - first;
-      line.end += shifts[p] - first;
-    }
-  return unknown ? -1 : error;
 }
 
 /// Spans of one lane have to nest. Calls of two groups may overlap: one of them moves to a lane beside. Returns the
@@ -16137,7 +16247,8 @@ class TraceArrows {
         return a.line->begin < b.line->begin;
       });
       for (const auto& span : spans)
-        if (&span != &*last) add("late", "waited for", *last->line, last->line->begin, *span.line, span.line->end - 1);
+        if (span.line->begin < last->line->begin)
+          add("late", "waited for", *last->line, last->line->begin, *span.line, span.line->end - 1);
     }
   }
   /// Between devices of one process: from what made the numbers to what takes them.
@@ -16210,6 +16321,131 @@ class TraceArrows {
   std::int64_t arrows_ = 0;
 };
 
+/// The text of the file. `ranks`: how many there were, of which `parts` may be some; `clock_error`: how far their
+/// clocks may differ, in ns; -1: nobody knows.
+inline std::string whole_trace(const std::vector<TracePart>& parts, int ranks, std::int64_t clock_error) {
+  const auto& head = parts.front().head;
+  std::vector<TraceLine> lines;
+  std::string names, peaks;
+  for (const auto& part : parts) {
+    lines.insert(lines.end(), part.lines.begin(), part.lines.end());
+    names += part.names;
+  }
+  std::set<int> pids;
+  std::set<std::string> steps;
+  for (const auto& line : lines) {
+    pids.insert(line.pid);
+    if (line.category == "step") steps.insert(line.name);
+  }
+  for (const int pid : pids) {
+    const auto& part = head.distributed
+                           ? *std::find_if(parts.begin(), parts.end(),
+                                           [&](const TracePart& each) { return each.head.rank == pid - 1; })
+                           : parts.front();
+    peaks += cat(peaks.empty() ? "" : ",", json_value(part.peaks, cat(pid - 1)).value_or("null"));
+  }
+  TraceArrows arrows(lines);
+  arrows.from_the_late(parts);
+  if (!head.distributed) arrows.of_copies();
+  arrows.of_steps();
+  // A span comes before those in it. Steps, which have none in them, stay in their order: some take no virtual time.
+  const auto end = [](const TraceLine& line) { return line.category == "ring" ? line.begin : line.end; };
+  const auto order = [&](const TraceLine& a, const TraceLine& b) {
+    const bool both = a.phase == 'X' && b.phase == 'X';
+    return a.begin != b.begin ? a.begin < b.begin : both ? end(a) > end(b) : a.phase == 'X' && b.phase != 'X';
+  };
+  std::stable_sort(lines.begin(), lines.end(), order);
+  names += keep_nested(lines);
+
+  const auto metadata = JsonObject()
+                            .field("chorus", 1)
+                            .field("policy", head.policy)
+                            .field("devices", head.distributed ? static_cast<std::size_t>(ranks) : pids.size())
+                            .field("device_kind", head.device_kind)
+                            .field("first_step", head.first_step)
+                            .field("steps", steps.size())
+                            .json("clock_error_us", clock_error < 0 ? "null" : microseconds(clock_error))
+                            .json("peak", cat('[', peaks, ']'))
+                            .json("notes", parts.front().notes.empty() ? "{}" : parts.front().notes);
+  auto text = cat("{\"metadata\":", metadata.str(), ",\"traceEvents\":[\n", names);
+  for (const auto& line : lines) text += line.text();
+  text.erase(text.size() - 2);  // the last comma
+  return text + "\n]}\n";
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_TRAIN_WHOLE_TRACE_HPP
+
+namespace chorus::detail {
+
+/// Nothing where it is not there, or no part: another rank may have made one file of them by now.
+inline std::optional<TracePart> read_trace_part(const std::string& path) {
+  std::ifstream file(path);
+  std::string text;
+  if (!std::getline(file, text) || text != "[") return std::nullopt;
+  TracePart part;
+  if (!std::getline(file, text)) return std::nullopt;
+  const auto head = TraceHead::read(text);
+  if (!head) return std::nullopt;
+  part.head = *head;
+  while (std::getline(file, text)) {
+    if (text == "]") {
+      part.complete = true;
+    } else if (text.find("\"name\":\"chorus end\"") != text.npos) {
+      part.peaks = json_value(text, "peaks").value_or("");
+      part.notes = json_value(text, "notes").value_or("");
+    } else if (text.starts_with("{\"ph\":\"M\"")) {
+      part.names += text + '\n';
+    } else if (auto line = TraceLine::read(text)) {  // not one that was cut off
+      part.lines.push_back(std::move(*line));
+    }
+  }
+  return part;
+}
+
+/// Moves all parts to the clock of the first one. Where machines differ: of a call of all, each rank's end comes after
+/// every rank's begin. So each call bounds the difference of two clocks from both sides; the middle of what all calls
+/// leave is taken. Returns how far that may be wrong, in ns; -1 where nobody knows.
+inline std::int64_t align_clocks(std::vector<TracePart>& parts) {
+  std::int64_t error = 0;
+  bool unknown = false;
+  std::vector<std::int64_t> shifts(parts.size());
+  for (std::size_t p = 0; p < parts.size(); ++p) shifts[p] = parts[p].head.base;
+  const auto calls = calls_of_all(parts);
+  for (std::size_t p = 1; p < parts.size(); ++p) {
+    if (parts[p].head.machine == parts[0].head.machine) continue;
+    // The clock of part p is ahead of that of part 0 by at least `low`, and at most `high`.
+    auto low = std::numeric_limits<std::int64_t>::min(), high = std::numeric_limits<std::int64_t>::max();
+    for (const auto& [name, spans] : calls) {
+      const TraceLine *here = nullptr, *there = nullptr;
+      for (const auto& span : spans) {
+        if (span.part == 0) here = span.line;
+        if (span.part == p) there = span.line;
+      }
+      if (here == nullptr || there == nullptr) continue;
+      const auto at = [&](std::size_t part, std::int64_t time) { return parts[part].head.base + time; };
+      low = std::max(low, at(p, there->begin) - at(0, here->end));
+      high = std::min(high, at(p, there->end) - at(0, here->begin));
+    }
+    if (low > high || low == std::numeric_limits<std::int64_t>::min()) {
+      say(cat("warning: trace: no call tells how the clock of rank ", parts[p].head.rank, " differs from rank ",
+              parts[0].head.rank, "'s: their first steps are drawn at one time"));
+      shifts[p] = parts[0].head.base;
+      unknown = true;
+      continue;
+    }
+    shifts[p] -= low + (high - low) / 2;
+    error = std::max(error, (high - low + 1) / 2);
+  }
+  const auto first = *std::min_element(shifts.begin(), shifts.end());
+  for (std::size_t p = 0; p < parts.size(); ++p)
+    for (auto& line : parts[p].lines) {
+      line.begin += shifts[p] - first;
+      line.end += shifts[p] - first;
+    }
+  return unknown ? -1 : error;
+}
+
 }  // namespace chorus::detail
 
 namespace chorus {
@@ -16227,53 +16463,11 @@ CHORUS_INLINE bool merge_traces(const std::string& path, int ranks, bool as_it_i
   }
   if (parts.empty()) return false;
   const auto error = align_clocks(parts);
-  const auto& head = parts.front().head;
-  std::vector<TraceLine> lines;
-  std::string names, peaks;
-  for (const auto& part : parts) {
-    lines.insert(lines.end(), part.lines.begin(), part.lines.end());
-    names += part.names;
-  }
-  std::set<int> pids;
-  std::set<std::string> steps;
-  for (const auto& line : lines) {
-    pids.insert(line.pid);
-    if (line.category == "step") steps.insert(line.name);
-  }
-  for (const int pid : pids) {
-    const auto& part = head.distributed ? *std::find_if(parts.begin(), parts.end(), [&](const TracePart& each) {
-      return each.head.rank == pid - 1;
-    }) : parts.front();
-    peaks += cat(peaks.empty() ? "" : ",", json_value(part.peaks, cat(pid - 1)).value_or("null"));
-  }
-  TraceArrows arrows(lines);
-  arrows.from_the_late(parts);
-  if (!head.distributed) arrows.of_copies();
-  arrows.of_steps();
-  const auto order = [](const TraceLine& a, const TraceLine& b) {
-    const bool both = a.phase == 'X' && b.phase == 'X';
-    return a.begin != b.begin ? a.begin < b.begin : both ? a.end > b.end : a.phase == 'X' && b.phase != 'X';
-  };
-  std::stable_sort(lines.begin(), lines.end(), order);
-  names += keep_nested(lines);
-
-  const auto metadata = JsonObject()
-                            .field("chorus", 1)
-                            .field("policy", head.policy)
-                            .field("devices", head.distributed ? static_cast<std::size_t>(ranks) : pids.size())
-                            .field("device_kind", head.device_kind)
-                            .field("first_step", head.first_step)
-                            .field("steps", steps.size())
-                            .json("clock_error_us", error < 0 ? "null" : microseconds(error))
-                            .json("peak", cat('[', peaks, ']'))
-                            .json("notes", parts.front().notes.empty() ? "{}" : parts.front().notes);
-  auto text = cat("{\"metadata\":", metadata.str(), ",\"traceEvents\":[\n", names);
-  for (const auto& line : lines) text += line.text();
-  text.erase(text.size() - 2);  // the last comma
+  const auto text = whole_trace(parts, ranks, error);
   const auto beside = cat(path, ".new", getpid());
   {
     LogFile file("trace", beside);
-    file.write(text + "\n]}\n");
+    file.write(text);
     file.flush();
   }
   if (std::rename(beside.c_str(), path.c_str()) != 0) {
@@ -21108,6 +21302,166 @@ void var_backward(Cuda device, AxisShape shape, const T* x, const T* dy, T* dx, 
 #endif
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_REDUCTION_HPP
 
+// <chorus/ops/canonical_mean.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_CANONICAL_MEAN_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_CANONICAL_MEAN_HPP
+/// Losses of what a policy with canonical shares has returned: means over the whole batch, on every process, added up
+/// share by share in one fixed order.
+
+// <chorus/core/canonical_cut.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_CANONICAL_CUT_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_CANONICAL_CUT_HPP
+/// How one forward pass's batch is cut into canonical shares, and which of them this process has.
+
+namespace chorus {
+
+/// Belongs to the output of a policy with canonical shares; losses taken of it are the whole batch's.
+class CanonicalCut {
+ public:
+  /// Of `shares` this process has those in `run`, with `samples` samples together.
+  CanonicalCut(std::size_t shares, ShareRange run, std::int64_t samples)
+      : shares_(shares), run_(run), samples_(samples) {}
+  virtual ~CanonicalCut() = default;
+
+  std::size_t shares() const { return shares_; }
+  const ShareRange& run() const { return run_; }
+  std::int64_t samples() const { return samples_; }
+  /// The first sample of the run's share number `i`, among those of this process.
+  std::int64_t begin(std::size_t i) const { return share_begin(samples_, run_.count(), i); }
+  std::int64_t size(std::size_t i) const { return begin(i + 1) - begin(i); }
+  /// Sums over all processes that share the batch, in place; all of them call it.
+  virtual void sum_over_processes(std::span<double>) const {}
+
+ private:
+  std::size_t shares_;
+  ShareRange run_;
+  std::int64_t samples_;
+};
+
+namespace detail {
+/// How many policies have canonical shares: without one, no loss looks for them.
+inline std::atomic<int>& canonical_policies() {
+  static std::atomic<int> count{0};
+  return count;
+}
+/// Whether this thread is within one share: there, a mean is the share's.
+inline bool& within_share() {
+  thread_local bool within = false;
+  return within;
+}
+}  // namespace detail
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_CORE_CANONICAL_CUT_HPP
+
+namespace chorus::detail {
+
+inline constexpr const char* canonical_mean_name = "canonical_mean";
+
+/// How the batch was cut that `node` was made of; null where no policy has cut it, where it is one share, and where
+/// nothing is recorded. Throws UsageError where it was made of batches that are cut in different ways.
+[[gnu::cold]] inline std::shared_ptr<const CanonicalCut> find_cut(Node* node) {
+  std::shared_ptr<const CanonicalCut> found;
+  if (node == nullptr || within_share() || !grad_enabled()) return found;
+  std::vector<Node*> nodes{node};
+  for (std::size_t next = 0; next < nodes.size(); ++next) {
+    if (const auto* const cut = nodes[next]->canonical_cut(); cut != nullptr && *cut) {
+      check<UsageError>(!found || (found->samples() == (*cut)->samples() && found->run() == (*cut)->run()),
+                        "canonical shares: a loss of two outputs, of batches that are cut in different ways: ",
+                        found ? found->samples() : 0, " and ", (*cut)->samples(), " samples in ",
+                        found ? found->run().count() : 0, " and ", (*cut)->run().count(), " shares");
+      found = *cut;
+      continue;
+    }
+    nodes[next]->for_each_input(
+        [](Node& input, void* context) {
+          auto& known = *static_cast<std::vector<Node*>*>(context);
+          if (std::find(known.begin(), known.end(), &input) == known.end()) known.push_back(&input);
+        },
+        &nodes);
+  }
+  return found;
+}
+
+/// That of losses, as many for each sample; null where they are not.
+template <Operand X>
+std::shared_ptr<const CanonicalCut> cut_of_losses(const X& losses) {
+  if (canonical_policies().load(std::memory_order_relaxed) == 0) return nullptr;
+  if constexpr (AnyTensor<X> || is_graph_variable<X>) {
+    return nullptr;
+  } else {
+    auto cut = find_cut(node_of(losses).get());
+    const Index count = value_of(losses).numel();
+    const bool fits = cut && (cut->samples() == 0 ? count == 0 : count % cut->samples() == 0);
+    return fits ? cut : nullptr;
+  }
+}
+
+/// Of the whole batch: a sum over its shares, and what it is divided by.
+struct WholeMean {
+  double sum = 0, over = 0;
+  double value() const { return over == 0 ? 0 : sum / over; }
+};
+
+/// From what this process's shares give. All processes call it. Throws UsageError, on all of them, where one has other
+/// samples than its shares of the batch.
+[[gnu::cold]] inline WholeMean add_shares(const CanonicalCut& cut, std::span<const double> sums,
+                                          std::span<const double> overs) {
+  const std::size_t shares = cut.shares();
+  std::vector<double> numbers(3 * shares);  // of all shares: sums, what they are divided by, numbers of samples
+  for (std::size_t i = 0; i < sums.size(); ++i) {
+    const std::size_t share = cut.run().begin + i;
+    numbers[share] = sums[i];
+    numbers[shares + share] = overs[i];
+    numbers[2 * shares + share] = static_cast<double>(cut.size(i));
+  }
+  cut.sum_over_processes(numbers);
+  const auto of_shares = [&](std::size_t which) { return std::span(numbers).subspan(which * shares, shares); };
+  const auto samples = of_shares(2);
+  const auto batch = static_cast<std::int64_t>(std::accumulate(samples.begin(), samples.end(), 0.0));
+  for (std::size_t i = 0; i < shares; ++i) {
+    const auto expected = share_begin(batch, shares, i + 1) - share_begin(batch, shares, i);
+    check<UsageError>(samples[i] == static_cast<double>(expected), "canonical shares: of ", batch, " samples in ",
+                      shares, " shares, share ", i, " has ", samples[i], ", expected ", expected,
+                      ": each process takes its shares of the batch, as the policy's sampler gives them");
+  }
+  const auto used = static_cast<std::size_t>(std::min<std::int64_t>(batch, static_cast<std::int64_t>(shares)));
+  return {chorus::add_shares(of_shares(0).first(used)), chorus::add_shares(of_shares(1).first(used))};
+}
+
+/// sum(losses) / over: of all shares, on all processes. `over_of(begin, end)`: what the losses in that range of the
+/// flat `losses` are divided by; those of all shares add up, unless `over` says what all are divided by.
+template <AnyVariable X, class OverOf>
+auto canonical_mean(const X& losses, const CanonicalCut& cut, const OverOf& over_of, double over = 0) {
+  using T = typename tensor_of<X>::value_type;
+  using D = typename tensor_of<X>::device_type;
+  const auto values = contiguous(value_of(losses));
+  const auto device = values.device();
+  const Index each = cut.samples() == 0 ? 0 : values.numel() / cut.samples();
+  std::vector<double> sums, overs;
+  for (std::size_t i = 0; i < cut.run().count(); ++i) {
+    const Index begin = cut.begin(i) * each, end = cut.begin(i + 1) * each;
+    const auto sum = Tensor<T, 0, D>::zeros({}, device);
+    if (end > begin)
+      kernels::sum(device, kernels::AxisShape{.axis = end - begin}, values.data() + begin, sum.data());
+    sums.push_back(static_cast<double>(sum.item()));
+    overs.push_back(end > begin ? over_of(begin, end) : 0);
+  }
+  auto whole = add_shares(cut, sums, overs);
+  if (over != 0) whole.over = over;
+  auto mean = record(
+      canonical_mean_name, Tensor<T, 0, D>::full({}, static_cast<T>(whole.value()), device),
+      [divisor = whole.over, shape = values.shape()](const auto& dy, auto dx) {
+        const double gradient = divisor == 0 ? 0 : static_cast<double>(dy.item()) / divisor;
+        dx->add(tensor_of<X>::full(shape, static_cast<T>(gradient), dy.device()));
+      },
+      losses);
+  return as_mean(std::move(mean), over != 0 ? over : std::accumulate(overs.begin(), overs.end(), 0.0));
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_OPS_CANONICAL_MEAN_HPP
+
 namespace chorus {
 
 // What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
@@ -21213,6 +21567,11 @@ auto sum(const X& x, Index axis) {
 /// The mean along an axis, which goes away.
 template <Operand X>
 auto mean(const X& x, Index axis) {
+  if constexpr (tensor_of<X>::rank == 1 && AnyVariable<X> && !detail::is_graph_variable<X>)
+    if (const auto cut = detail::cut_of_losses(x)) [[unlikely]] {
+      normalize_axis("mean", axis, 1);
+      return detail::canonical_mean(x, *cut, [](Index begin, Index end) { return static_cast<double>(end - begin); });
+    }
   auto y = detail::reduce(
       operations::Mean{axis}, x, axis,
       [](auto device, auto view, const auto* in, auto* out) { kernels::mean(device, view, in, out); },
@@ -28880,10 +29239,32 @@ Options unreduced(const char* operation, Options options) {
   return options;
 }
 
-// `loss_of(options)`, whose node says over how many labels it is a mean.
-template <class LossOf, class D, class Options>
-auto reduced_over_labels(const char* operation, const LossOf& loss_of, const Tensor<std::int64_t, 1, D>& labels,
-                         Options options) {
+// How many of the labels count.
+template <class D>
+double count_labels(const Tensor<std::int64_t, 1, D>& labels, std::int64_t ignore_index) {
+  Tensor<std::int64_t, 1, Cpu> row;
+  if constexpr (std::is_same_v<D, Cpu>)
+    row = contiguous(labels);
+  else
+    row = to_device(labels, Cpu{});
+  return static_cast<double>(row.numel() - std::count(row.data(), row.data() + row.numel(), ignore_index));
+}
+
+// `loss_of(options)`, whose node says over how many labels it is a mean; or, of the output of a policy with canonical
+// shares, the whole batch's mean of `each(options)`, the losses of samples.
+template <Operand X, class LossOf, class Each, class D, class Options>
+auto reduced_over_labels(const char* operation, const X& scores, const LossOf& loss_of, const Each& each,
+                         const Tensor<std::int64_t, 1, D>& labels, Options options) {
+  if constexpr (AnyVariable<X> && !is_graph_variable<X>)
+    if (const auto cut = options.reduction == Reduction::sum ? nullptr : cut_of_losses(scores)) [[unlikely]] {
+      const double over = options.mean_over ? checked_mean_over(operation, options) : 0;
+      Options of_each = options;
+      of_each.mean_over.reset();
+      return canonical_mean(
+          each(unreduced(operation, of_each)), *cut,
+          [&](Index begin, Index end) { return count_labels(labels.slice(0, begin, end), options.ignore_index); },
+          over);
+    }
   if (options.mean_over) {
     const double over = checked_mean_over(operation, options);
     options.reduction = Reduction::sum;
@@ -28892,12 +29273,7 @@ auto reduced_over_labels(const char* operation, const LossOf& loss_of, const Ten
   auto loss = loss_of(options);
   if (options.reduction == Reduction::sum) return loss;
   return as_counted_mean<D>(std::move(loss), [labels, ignore_index = options.ignore_index] {
-    Tensor<std::int64_t, 1, Cpu> row;
-    if constexpr (std::is_same_v<D, Cpu>)
-      row = contiguous(labels);
-    else
-      row = to_device(labels, Cpu{});
-    return static_cast<double>(row.numel() - std::count(row.data(), row.data() + row.numel(), ignore_index));
+    return count_labels(labels, ignore_index);
   });
 }
 }  // namespace detail
@@ -28914,7 +29290,10 @@ auto cross_entropy(const X& logits, const Tensor<std::int64_t, 1, D>& labels, co
       return detail::with_variables([&](const auto& x) { return detail::cross_entropy<0>(x, targets, reducing); },
                                     scores);
     };
-    return detail::reduced_over_labels("cross_entropy", loss_of, labels, options);
+    const auto each = [&](const CrossEntropyOptions& unreduced) {
+      return detail::cross_entropy<1>(scores, targets, unreduced);
+    };
+    return detail::reduced_over_labels("cross_entropy", scores, loss_of, each, labels, options);
   });
 }
 
@@ -28936,7 +29315,8 @@ auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labe
   return detail::in_float(log_probabilities, [&](const auto& scores) {
     const auto targets = to_device(labels, value_of(scores).device());
     const auto loss_of = [&](const NllLossOptions& reducing) { return detail::nll_loss<0>(scores, targets, reducing); };
-    return detail::reduced_over_labels("nll_loss", loss_of, labels, options);
+    const auto each = [&](const NllLossOptions& unreduced) { return detail::nll_loss<1>(scores, targets, unreduced); };
+    return detail::reduced_over_labels("nll_loss", scores, loss_of, each, labels, options);
   });
 }
 
@@ -29312,7 +29692,20 @@ namespace detail {
 // batch contributes nothing.
 template <Operand X>
 auto mean_of_losses(const X& losses, double over) {
+  if constexpr (AnyVariable<X> && !is_graph_variable<X>)
+    if (const auto cut = cut_of_losses(losses)) [[unlikely]]
+      return canonical_mean(losses, *cut, [&](Index begin, Index end) {
+        return over * static_cast<double>(end - begin) / static_cast<double>(value_of(losses).numel());
+      });
   return as_mean(sum(losses) / (over == 0 ? 1 : over), over);
+}
+// The same, divided by what the caller says of the whole batch.
+template <Operand X>
+auto sum_of_losses_over(const X& losses, double over) {
+  if constexpr (AnyVariable<X> && !is_graph_variable<X>)
+    if (const auto cut = cut_of_losses(losses)) [[unlikely]]
+      return canonical_mean(losses, *cut, [](Index, Index) { return 0.0; }, over);
+  return as_mean(sum(losses) / over, over);
 }
 template <Operand X>
 auto mean_or_sum(const X& losses, Reduction reduction) {
@@ -32503,64 +32896,695 @@ class Sgd final : public Optimizer<D> {
 /// DataParallel: one process, several devices. The batch is scattered, copies of the model run on all devices at once,
 /// the outputs are gathered, and in backward the gradients are reduced to the first device, where the optimizer steps.
 
-// <chorus/parallel/dp/collectives.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_COLLECTIVES_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_COLLECTIVES_HPP
-/// Parameters, buffers and gradients of a DataParallel whose devices are different GPUs: by NCCL's broadcast and
-/// reduce.
+// <chorus/parallel/dp/canonical_reduce.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_CANONICAL_REDUCE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_CANONICAL_REDUCE_HPP
+/// An extension for canonical shares: which device has which, and step 5, reduce, in the order of the tree.
 
-// <chorus/comm/nccl/device_group.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_DEVICE_GROUP_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_NCCL_DEVICE_GROUP_HPP
-/// `DeviceGroup`: collectives among the GPUs of one process, for DataParallel, whatever library carries them out.
+// <chorus/parallel/canonical/device_shares.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_DEVICE_SHARES_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_DEVICE_SHARES_HPP
+/// One device's canonical shares, which its copy of the model computes one after the other, forward and backward.
 
-namespace chorus::comm {
+// <chorus/parallel/canonical/gradient_tree.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_GRADIENT_TREE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_GRADIENT_TREE_HPP
+/// The gradients of a device's canonical shares, added up in the order of the tree: a binary counter whose digits are
+/// copies of the flat gradients.
 
-/// Some numbers in one device's memory.
-struct DevicePiece {
-  void* data;
-  std::size_t count;
-  DType dtype;
-};
+// <chorus/parallel/ddp/with_type.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
+/// A range of a flat buffer as what it is.
 
-/// Several devices, numbered from 0, with a thread each. Each thread calls `join`, then the same collectives as the
-/// others in the same order, with pieces of the same sizes, and at last `leave`. A collective runs after what
-/// the thread's compute stream has been given so far, and what the stream is given later runs after the collective; the
-/// host goes on. So a failure on a device is thrown by a later call: CommError, TimeoutError after the group's
-/// deadline. The first failure is final, for all devices.
-class DeviceGroup {
- public:
-  DeviceGroup() = default;
-  virtual ~DeviceGroup() = default;
-  DeviceGroup(const DeviceGroup&) = delete;
-  DeviceGroup& operator=(const DeviceGroup&) = delete;
+namespace chorus::ddp {
 
-  /// Meets the others.
-  virtual void join(int rank) = 0;
-  /// Everybody's pieces := device 0's.
-  virtual void broadcast(int rank, std::span<const DevicePiece> pieces) = 0;
-  /// Device 0's pieces := the sums of everybody's, in float or double, added in an order that the library chooses.
-  virtual void reduce(int rank, std::span<const DevicePiece> pieces) = 0;
-  virtual void leave(int rank) noexcept = 0;
-  /// Gives up, because of what happened at `rank`: calls that wait, and later ones, throw CommError with `why`. From
-  /// any thread.
-  virtual void abort(int rank, std::string_view why) noexcept = 0;
-  /// Where something failed first; -1: nowhere.
-  virtual int failed() = 0;
-};
-
-/// Makes the group of these GPUs, all of them different. `timeout`: how long each waits for the others in a call.
-using DeviceGroupMaker = std::unique_ptr<DeviceGroup> (*)(std::span<const int> devices,
-                                                          std::chrono::milliseconds timeout);
-
-/// How this program makes one: null, until <chorus/comm/nccl.hpp>, once included, makes NCCL's known.
-inline DeviceGroupMaker& device_group_maker() {
-  static DeviceGroupMaker maker = nullptr;
-  return maker;
+/// Calls `f(float*)` or `f(double*)`. Throws UsageError for numbers of other types, with `what` they are.
+template <class F>
+void with_type(std::string_view what, DType type, void* at, const F& f) {
+  check<UsageError>(type == DType::f32 || type == DType::f64, what, ": expected F32 or F64, got ", type);
+  if (type == DType::f32)
+    f(static_cast<float*>(at));
+  else
+    f(static_cast<double*>(at));
+}
+template <class F>
+void with_type(DType type, void* at, const F& f) {
+  with_type("DistributedDataParallel: gradients that are averaged", type, at, f);
 }
 
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_NCCL_DEVICE_GROUP_HPP
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
+
+#include <unordered_map>
+
+namespace chorus::canonical {
+
+/// `to` grows by `from`, both on one device.
+template <Device D>
+void add_numbers(D device, DType dtype, std::size_t count, const std::byte* from, std::byte* to) {
+  ddp::with_type(dtype, to, [&]<class T>(T* numbers) {
+    kernels::axpy(device, static_cast<Index>(count), T{1}, reinterpret_cast<const T*>(from), numbers);
+  });
+}
+
+/// A copy of all flat gradients.
+template <Device D>
+class GradientCopy {
+ public:
+  explicit GradientCopy(const nn::FlatParameters<D>& flat) {
+    const MemoryScope scope(trace::Memory::gradients);
+    for (const auto& group : flat.groups()) {
+      const std::size_t bytes = group.count * size_of(group.dtype);
+      groups_.emplace_back(group.grads.device(), bytes);
+      zero_bytes(group.grads.device(), groups_.back().data(), bytes);
+    }
+  }
+  std::byte* at(std::size_t group, std::size_t element, DType dtype) const {
+    return static_cast<std::byte*>(groups_[group].data()) + element * size_of(dtype);
+  }
+
+ private:
+  std::vector<Storage<D>> groups_;
+};
+
+/// One device's. Of each parameter the shares' gradients come in their order; each is taken as soon as it is complete,
+/// while it is in the caches. At the end the last sum is in the parameters' own gradients, and the sums before it, if
+/// the run leaves more than one, in copies. Never more than log2(shares) + 1 of them, and none where a device has one
+/// share.
+template <Device D>
+class GradientTree {
+ public:
+  explicit GradientTree(const nn::FlatParameters<D>& flat) : flat_(flat) {}
+
+  /// A backward pass over these shares, of as many in all, begins. No gradient is there.
+  void begin(ShareRange run, std::size_t shares) {
+    if (generation_ != flat_.generation() || entry_of_.empty()) begin_anew();
+    taken_.assign(taken_.size(), 0);
+    for (Copy& copy : copies_) copy.has.assign(copy.has.size(), false);
+    tree_ = {};
+    steps_.clear();
+    std::size_t copies = 0;
+    for (std::size_t share = run.begin; share < run.end; ++share) {
+      std::size_t carries = 0;
+      const auto carry = [&](std::size_t) { ++carries; };
+      tree_.push({share, share + 1}, carry);
+      const bool last = share + 1 == run.end;
+      if (last && run == ShareRange{0, shares}) tree_.finish(carry);
+      steps_.push_back({carries, tree_.sums().size() - 1, last});
+      copies = std::max(copies, steps_.back().depth + std::max<std::size_t>(carries, last ? 0 : 1));
+    }
+    while (copies_.size() < copies)
+      copies_.push_back({GradientCopy<D>(flat_), std::vector<char>(flat_.entries().size())});
+  }
+  /// The gradient of entry `i` by the run's share number `share` is complete, and lies at `gradient`: where the
+  /// parameter's own is, or elsewhere. Throws UsageError where it has come before.
+  void gradient_arrived(std::size_t i, std::size_t share, const void* gradient) {
+    auto& p = flat_.entries()[i].parameter();
+    check<UsageError>(taken_[i] <= share, "canonical shares: ", flat_.entries()[i].named.name,
+                      " got its gradient in several parts in one backward pass (backward within backward)");
+    while (taken_[i] < share) carry_none(i, taken_[i]++);
+    if (gradient != p.grad_data()) copy_bytes(p.where(), p.grad_data(), p.where(), gradient, p.size_bytes());
+    carry(i, taken_[i]++);
+  }
+  /// All of that share's are. Calls `late(i)` for what the last share has none of, and others had.
+  template <class Late>
+  void end_share(std::size_t share, const Late& late) {
+    for (std::size_t i = 0; i < taken_.size(); ++i)
+      while (taken_[i] <= share)
+        if (carry_none(i, taken_[i]++) && is_last(share)) late(i);
+  }
+  bool is_last(std::size_t share) const { return steps_[share].last; }
+
+  /// The sums that the run leaves, from left to right.
+  const std::vector<ShareRange>& sums() const { return tree_.sums(); }
+  /// Where the k-th of them has an element of the flat gradients.
+  std::byte* sum(std::size_t k, std::size_t group, std::size_t element) const {
+    const auto& flat = flat_.groups()[group];
+    return k + 1 == tree_.sums().size() ? flat.grad(element) : copies_[k].numbers.at(group, element, flat.dtype);
+  }
+  /// The parameter whose leaf that is; none where it is none.
+  const std::size_t* entry_of(const Node& leaf) {
+    const auto found = entry_of_.find(&leaf);
+    return found == entry_of_.end() ? nullptr : &found->second;
+  }
+
+ private:
+  struct Copy {
+    GradientCopy<D> numbers;
+    std::vector<char> has;  // by entry
+  };
+
+  /// What is done with a share's gradient: how many sums before it are added, how many are left below, and whether the
+  /// run ends.
+  struct Step {
+    std::size_t carries, depth;
+    bool last;
+  };
+
+  void begin_anew() {
+    generation_ = flat_.generation();
+    copies_.clear();
+    taken_.assign(flat_.entries().size(), 0);
+    entry_of_.clear();
+    for (std::size_t i = 0; i < flat_.entries().size(); ++i)
+      entry_of_.emplace(flat_.entries()[i].named.handle.shared().get(), i);
+  }
+  std::byte* place(const Copy& copy, std::size_t i) const {
+    const auto& entry = flat_.entries()[i];
+    return copy.numbers.at(entry.group, entry.begin, entry.parameter().dtype());
+  }
+  // The gradient of entry `i` is added to what was there before, and lies in its sum then.
+  void carry(std::size_t i, std::size_t share) {
+    const auto [carries, depth, last] = steps_[share];
+    auto& p = flat_.entries()[i].parameter();
+    const D device = p.where();
+    const auto count = static_cast<std::size_t>(p.count());
+    auto* const gradient = static_cast<std::byte*>(p.grad_data());
+    for (std::size_t c = depth + carries; c-- > depth;) {
+      Copy& left = copies_[c];
+      if (!std::exchange(left.has[i], false)) zero_bytes(device, place(left, i), p.size_bytes());
+      if (c == depth && !last)
+        add_numbers(device, p.dtype(), count, gradient, place(left, i));
+      else
+        add_numbers(device, p.dtype(), count, place(left, i), gradient);
+    }
+    if (last) {
+      fill_sums(i, depth);
+      return p.set_grad_arrived(true);
+    }
+    Copy& sum = copies_[depth];
+    if (carries == 0) copy_bytes(device, place(sum, i), device, gradient, p.size_bytes());
+    sum.has[i] = true;
+    p.set_grad_arrived(false);
+  }
+  // A share has no gradient of it: it counts as 0 where others, of which the share's sum is, have one.
+  bool carry_none(std::size_t i, std::size_t share) {
+    const auto [carries, depth, last] = steps_[share];
+    auto& p = flat_.entries()[i].parameter();
+    bool any = false;
+    for (std::size_t c = last ? 0 : depth; c < depth + carries; ++c) any = any || copies_[c].has[i];
+    if (!any && last) fill_sums(i, depth);
+    if (!any) return false;
+    zero_bytes(p.where(), p.grad_data(), p.size_bytes());
+    carry(i, share);
+    return true;
+  }
+  // The sums before the last one are complete: 0 where they have no gradient.
+  void fill_sums(std::size_t i, std::size_t depth) {
+    for (std::size_t c = 0; c < depth; ++c)
+      if (!std::exchange(copies_[c].has[i], false))
+        zero_bytes(flat_.entries()[i].parameter().where(), place(copies_[c], i),
+                   flat_.entries()[i].parameter().size_bytes());
+  }
+
+  const nn::FlatParameters<D>& flat_;
+  std::uint64_t generation_ = ~std::uint64_t{0};
+  std::unordered_map<const Node*, std::size_t> entry_of_;
+  ShareTree tree_;           // as it is at the end of the run
+  std::vector<Step> steps_;  // by share of the run
+  std::vector<Copy> copies_;
+  std::vector<std::size_t> taken_;  // by entry: of how many shares
+};
+
+}  // namespace chorus::canonical
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_GRADIENT_TREE_HPP
+
+// <chorus/parallel/canonical/share_buffers.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_BUFFERS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_BUFFERS_HPP
+/// A model's buffers, such as running statistics, where one copy of the model computes several canonical shares.
+
+namespace chorus::canonical {
+
+/// Every share begins with the buffers as they were before the pass, and finds what it has written where it goes on
+/// after others; what the first one has written stays: as where each share has a device of its own.
+template <Device D>
+class ShareBuffers {
+ public:
+  explicit ShareBuffers(const std::vector<nn::NamedBuffer<D>>& buffers) : buffers_(buffers) {}
+
+  /// Of so many shares.
+  void begin_pass(std::size_t shares) {
+    kept_.resize(shares > 1 ? buffers_.size() : 0);
+    for (std::size_t i = 0; i < kept_.size(); ++i) {
+      kept_[i].of_share.resize(shares);
+      copy_out(i, kept_[i].before);
+      kept_[i].begun = 0;
+      kept_[i].version = buffers_[i].buffer->version();
+    }
+  }
+  /// That share begins, after those before it, or goes on.
+  void enter(std::size_t share) {
+    for (std::size_t i = 0; i < kept_.size(); ++i) {
+      const bool goes_on = share < kept_[i].begun;
+      if (!goes_on) kept_[i].begun = share + 1;
+      copy_in(i, goes_on ? kept_[i].of_share[share] : kept_[i].before);
+    }
+  }
+  /// It has ended, or others go on.
+  void leave(std::size_t share) {
+    for (std::size_t i = 0; i < kept_.size(); ++i) copy_out(i, kept_[i].of_share[share]);
+  }
+  void end_pass() {
+    for (std::size_t i = 0; i < kept_.size(); ++i) copy_in(i, kept_[i].of_share[0]);
+  }
+
+ private:
+  struct Kept {
+    Storage<D> before;
+    std::vector<Storage<D>> of_share;
+    std::size_t begun = 0;  // shares
+    std::uint64_t version = 0;
+  };
+  void copy_out(std::size_t i, Storage<D>& to) const {
+    const auto& buffer = *buffers_[i].buffer;
+    if (to.bytes() != buffer.size_bytes()) to = Storage<D>(buffer.where(), buffer.size_bytes());
+    copy_bytes(buffer.where(), to.data(), buffer.where(), buffer.memory(), buffer.size_bytes());
+  }
+  // Who has said that he writes is told of writes: what a graph has saved of the buffer is not what it was.
+  void copy_in(std::size_t i, const Storage<D>& from) {
+    const auto& buffer = *buffers_[i].buffer;
+    copy_bytes(buffer.where(), buffer.memory(), buffer.where(), from.data(), buffer.size_bytes());
+    if (buffer.version() == kept_[i].version) return;
+    buffer.touch();
+    kept_[i].version = buffer.version();
+  }
+
+  const std::vector<nn::NamedBuffer<D>>& buffers_;
+  std::vector<Kept> kept_;
+};
+
+}  // namespace chorus::canonical
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_BUFFERS_HPP
+
+// <chorus/parallel/canonical/share_scope.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_SCOPE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_SCOPE_HPP
+/// What a model finds around it while it computes one canonical share.
+
+// <chorus/parallel/dp/samples.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_SAMPLES_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_SAMPLES_HPP
+/// The samples of a batch: how many there are, and how they are shared out.
+
+// <chorus/autograd/batch_axis.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_BATCH_AXIS_HPP
+#define CHORUS_SINGLE_CHORUS_AUTOGRAD_BATCH_AXIS_HPP
+/// BatchAxis: an operand that says along which of its axes the samples lie.
+
+namespace chorus {
+
+/// X, a Tensor or Variable whose samples lie along `Axis` whatever the policy's `dim` is: the states [layers, batch,
+/// hidden] of an LSTM have them along axis 1. DataParallel cuts such an input, and joins such an output, along `Axis`.
+/// Operations take it as the X that it is; their results are plain again.
+template <int Axis, Operand X>
+class BatchAxis : public X {
+ public:
+  static_assert(0 <= Axis && Axis < X::rank, "batch_axis: the operand has no such axis");
+  static constexpr int batch_axis = Axis;
+
+  BatchAxis() = default;
+  BatchAxis(X x) : X(std::move(x)) {}
+
+  BatchAxis detach() const requires requires(const X& x) { x.detach(); }
+  { return X::detach(); }
+};
+
+/// Says that the samples of `x` lie along `Axis`.
+template <int Axis, Operand X>
+BatchAxis<Axis, X> batch_axis(const X& x) {
+  return x;
+}
+template <int Axis, int Before, Operand X>
+BatchAxis<Axis, X> batch_axis(const BatchAxis<Before, X>& x) {
+  return static_cast<const X&>(x);
+}
+
+/// The numbers of an operand.
+template <int Axis, AnyTensor X>
+const X& value_of(const BatchAxis<Axis, X>& x) {
+  return x;
+}
+
+namespace detail {
+
+template <int Axis, class X>
+inline constexpr bool is_tensor<BatchAxis<Axis, X>> = is_tensor<X>;
+template <int Axis, class X>
+inline constexpr bool is_variable<BatchAxis<Axis, X>> = is_variable<X>;
+template <int Axis, class X>
+inline constexpr bool is_graph_variable<BatchAxis<Axis, X>> = is_graph_variable<X>;
+
+template <class X>
+inline constexpr bool says_batch_axis = false;
+template <int Axis, class X>
+inline constexpr bool says_batch_axis<BatchAxis<Axis, X>> = true;
+
+/// The axis along which an operand's samples lie: the one that its type says, else `dim`.
+template <class X>
+constexpr int batch_axis_of(int dim) {
+  if constexpr (says_batch_axis<X>)
+    return X::batch_axis;
+  else
+    return dim;
+}
+
+/// `y`, made of the X that it takes the place of, with the same axis.
+template <class X, Operand Y>
+auto with_batch_axis_of(const Y& y) {
+  if constexpr (says_batch_axis<X>)
+    return chorus::batch_axis<X::batch_axis>(y);
+  else
+    return y;
+}
+
+}  // namespace detail
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_BATCH_AXIS_HPP
+
+// <chorus/parallel/dp/nested.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_NESTED_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_NESTED_HPP
+/// Values inside of values: what a model takes and returns may be tuples, arrays, vectors, maps, optionals and
+/// structs of tensors.
+
+namespace chorus::detail {
+
+/// Whether X is made from a template of types, such as std::vector.
+template <class X, template <class...> class Of>
+inline constexpr bool is_of = false;
+template <template <class...> class Of, class... Parts>
+inline constexpr bool is_of<Of<Parts...>, Of> = true;
+template <class X>
+inline constexpr bool is_array = false;
+template <class Element, std::size_t size>
+inline constexpr bool is_array<std::array<Element, size>> = size > 0;
+template <class X>
+inline constexpr bool is_vector = is_of<X, std::vector>;
+template <class X>
+inline constexpr bool is_map = is_of<X, std::map> || is_of<X, std::unordered_map>;
+template <class X>
+inline constexpr bool is_optional = is_of<X, std::optional>;
+template <class X>
+inline constexpr bool is_list = is_of<X, std::tuple> || is_of<X, std::pair>;  // of members of different types
+template <class X>
+concept IsTuple = is_list<X> || is_array<X>;
+/// A struct that lists its members, as `auto fields() { return std::tie(images, mask); }`.
+template <class X>
+concept HasFields = requires(X& x) {
+  x.fields();
+};
+
+/// Whether `is` is true of the type of a tensor in an X, at any depth.
+template <class X, class Is>
+constexpr bool holds(const Is& is) {
+  if constexpr (Operand<X>) {
+    return is(std::type_identity<X>{});
+  } else if constexpr (IsTuple<X>) {
+    return [&]<std::size_t... I>(std::index_sequence<I...>) {
+      return (holds<std::remove_cvref_t<std::tuple_element_t<I, X>>>(is) || ...);
+    }
+    (std::make_index_sequence<std::tuple_size_v<X>>{});
+  } else if constexpr (is_vector<X> || is_optional<X>) {
+    return holds<typename X::value_type>(is);
+  } else if constexpr (is_map<X>) {
+    return holds<typename X::mapped_type>(is);
+  } else if constexpr (HasFields<X>) {
+    return holds<decltype(std::declval<X&>().fields())>(is);
+  } else {
+    return false;
+  }
+}
+/// Whether there are tensors in an X.
+template <class X>
+inline constexpr bool holds_operands = holds<std::remove_cvref_t<X>>([](auto) { return true; });
+/// Whether there are GraphVariables.
+template <class X>
+inline constexpr bool holds_graph_variables = holds<std::remove_cvref_t<X>>([]<class V>(std::type_identity<V>) {
+  return is_graph_variable<V>;
+});
+/// Whether there are tensors without axes.
+template <class X>
+inline constexpr bool holds_scalars = holds<std::remove_cvref_t<X>>([]<class V>(std::type_identity<V>) {
+  return tensor_of<V>::rank == 0;
+});
+
+/// A tuple, pair or array, as X is, of these members.
+template <class X, class... Members>
+auto tuple_like(Members... members) {
+  if constexpr (is_of<X, std::pair>)
+    return std::pair<Members...>(std::move(members)...);
+  else if constexpr (is_array<X>)
+    return std::array{std::move(members)...};
+  else
+    return std::tuple<Members...>(std::move(members)...);
+}
+/// An empty map with X's keys.
+template <class Value, class Key, class Old, class Compare, class... Rest>
+std::map<Key, Value, Compare> map_like(const std::map<Key, Old, Compare, Rest...>&) {
+  return {};
+}
+template <class Value, class Key, class Old, class Hash, class Equal, class... Rest>
+std::unordered_map<Key, Value, Hash, Equal> map_like(const std::unordered_map<Key, Old, Hash, Equal, Rest...>&) {
+  return {};
+}
+
+/// Of values that are all there.
+template <class X>
+std::vector<const X*> pointers_to(const std::vector<std::optional<X>>& values) {
+  std::vector<const X*> pointers;
+  for (const auto& value : values) pointers.push_back(&*value);
+  return pointers;
+}
+
+/// What stands at one place in each of several values.
+template <class X, class Pick>
+auto picked(const std::array<const X*, 1>& values, const Pick& pick) {
+  return std::array{&pick(*values[0])};
+}
+template <class X, class Pick>
+auto picked(const std::vector<const X*>& values, const Pick& pick) {
+  std::vector<decltype(&pick(*values[0]))> places;
+  for (const X* value : values) places.push_back(&pick(*value));
+  return places;
+}
+
+/// Member I of a tuple, or of a struct's fields.
+template <std::size_t I, class X>
+const auto& member_of(const X& x) {
+  if constexpr (HasFields<X>)
+    return std::get<I>(const_cast<X&>(x).fields());  // references, through which nothing is written
+  else
+    return std::get<I>(x);
+}
+
+/// Base of what `map_tensors` calls. An own member takes the place of one of these.
+struct TensorFunction {
+  /// Whether an X is looked into; the function gets what is not.
+  template <class X>
+  static constexpr bool opens = holds_operands<X> && !Operand<X>;
+  /// Whether an X becomes one with more axes, so that it can't stand in a struct.
+  template <class X>
+  static constexpr bool adds_axis = false;
+  /// Whether it makes nothing of the tensors.
+  static constexpr bool looks_only = false;
+};
+
+/// The traversal of nested values. `values` points to one or more values of one type X: each device's, say. At each
+/// place where they have a tensor, `f` gets the pointers to all of theirs; what it returns takes the tensor's place in
+/// the value that is returned. A struct stays the same type. Throws ShapeError where vectors or maps have different
+/// sizes or keys, or some optionals a value and others none.
+template <class Values, class F>
+decltype(auto) map_tensors(const Values& values, const F& f) {
+  using X = std::remove_cvref_t<decltype(*values[0])>;
+  const X& first = *values[0];
+  [[maybe_unused]] const auto at = [&](const auto& pick) -> decltype(auto) {
+    return map_tensors(picked(values, pick), f);
+  };
+  if constexpr (!F::template opens<X>) {
+    return f(values);
+  } else if constexpr (IsTuple<X>) {
+    return [&]<std::size_t... I>(std::index_sequence<I...>) {
+      return tuple_like<X>(at([](const X& x) -> const auto& { return member_of<I>(x); })...);
+    }
+    (std::make_index_sequence<std::tuple_size_v<X>>{});
+  } else if constexpr (is_vector<X>) {
+    for (std::size_t i = 1; i < values.size(); ++i)
+      check<ShapeError>(values[i]->size() == first.size(), "DataParallel: replica ", i, " returned ", values[i]->size(),
+                        " values where replica 0 returned ", first.size());
+    const auto element = [&](std::size_t i) { return at([i](const X& x) -> const auto& { return x[i]; }); };
+    std::vector<decltype(element(0))> out;
+    for (std::size_t i = 0; i < first.size(); ++i) out.push_back(element(i));
+    return out;
+  } else if constexpr (is_map<X>) {
+    for (std::size_t i = 1; i < values.size(); ++i)
+      for (const auto& [key, value] : first)
+        check<ShapeError>(values[i]->size() == first.size() && values[i]->contains(key), "DataParallel: replica ", i,
+                          " returned a map with other keys than replica 0");
+    const auto element = [&](const auto& key) { return at([&](const X& x) -> const auto& { return x.at(key); }); };
+    auto out = map_like<decltype(element(first.begin()->first))>(first);
+    for (const auto& [key, value] : first) out.emplace(key, element(key));
+    return out;
+  } else if constexpr (is_optional<X>) {
+    for (std::size_t i = 1; i < values.size(); ++i)
+      check<ShapeError>(values[i]->has_value() == first.has_value(), "DataParallel: replica ", i,
+                        first ? " returned none where replica 0 returned a value"
+                              : " returned a value where replica 0 returned none");
+    const auto value = [&] { return at([](const X& x) -> const auto& { return *x; }); };
+    return first ? std::optional(value()) : std::optional<decltype(value())>();
+  } else {
+    X out = first;  // of handles
+    const auto field = [&]<std::size_t I>(std::integral_constant<std::size_t, I>) {
+      using Field = std::remove_cvref_t<std::tuple_element_t<I, decltype(out.fields())>>;
+      static_assert(!F::template adds_axis<Field>,
+                    "DataParallel: a field of a struct that the model returns has no axes, where a number for each "
+                    "device would go: return a tuple in the struct's place, or give the field one axis, of size 1");
+      if constexpr (holds_operands<Field> && !F::template adds_axis<Field>) {
+        const auto member = [](const X& x) -> const auto& { return member_of<I>(x); };
+        if constexpr (F::looks_only)
+          at(member);
+        else
+          std::get<I>(out.fields()) = at(member);
+      }
+    };
+    [&]<std::size_t... I>(std::index_sequence<I...>) { (field(std::integral_constant<std::size_t, I>{}), ...); }
+    (std::make_index_sequence<std::tuple_size_v<decltype(out.fields())>>{});
+    return out;
+  }
+}
+
+template <class F>
+struct LookAtTensor : TensorFunction {
+  const F& f;
+  explicit LookAtTensor(const F& look) : f(look) {}
+  static constexpr bool looks_only = true;
+  template <class X>
+  bool operator()(const std::array<const X*, 1>& value) const {
+    if constexpr (Operand<X>) f(*value[0]);
+    return true;
+  }
+};
+/// Calls `f` with every tensor in `x`, at any depth.
+template <class X, class F>
+void for_each_tensor(const X& x, const F& f) {
+  map_tensors(std::array{&x}, LookAtTensor<F>(f));
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_NESTED_HPP
+
+namespace chorus {
+
+namespace detail {
+
+/// Whether a Tensor or Variable has the axis along which it would be cut. One without goes to every device whole.
+template <Operand X>
+bool has_samples(const X& x, int dim) {
+  return batch_axis_of<X>(dim) < static_cast<int>(value_of(x).shape().size());
+}
+
+/// The number of samples that all inputs with samples have; 1 where there are none. Throws ShapeError where they
+/// differ.
+template <class... Inputs>
+Index batch_size(int dim, const Inputs&... inputs) {
+  std::optional<Index> batch;
+  [[maybe_unused]] const auto look = [&]<class X>(const X& x) {
+    if (!has_samples(x, dim)) return;
+    const int axis = batch_axis_of<X>(dim);
+    const Index size = value_of(x).size(axis);
+    check<ShapeError>(!batch || batch == size, "inputs have ", batch.value_or(size), " and ", size,
+                      " samples along axis ", axis,
+                      ": for an input that has them along another axis let it be batch_axis<1>(input)");
+    batch = size;
+  };
+  (for_each_tensor(inputs, look), ...);
+  return batch.value_or(1);
+}
+
+/// How many samples a rank's inputs have: the size of the first of them that has the axis. Others, of any size, belong
+/// to the samples or to the batch as a whole: a rank's model takes all as they are.
+template <class... Inputs>
+Index samples_of(int dim, const Inputs&... inputs) {
+  std::optional<Index> samples;
+  [[maybe_unused]] const auto look = [&]<class X>(const X& x) {
+    if (!samples && has_samples(x, dim)) samples = value_of(x).size(batch_axis_of<X>(dim));
+  };
+  (for_each_tensor(inputs, look), ...);
+  return samples.value_or(1);
+}
+
+}  // namespace detail
+
+namespace dp {
+
+/// A batch that is split along `dim` into one share for each of the first `devices` devices.
+struct Split {
+  Index batch = 1;
+  std::size_t devices = 1;
+  int dim = 0;
+
+  /// Of share `i`: its first sample, and how many samples it has.
+  Index begin(std::size_t i) const { return share_begin(batch, devices, i); }
+  Index size(std::size_t i) const { return begin(i + 1) - begin(i); }
+};
+
+}  // namespace dp
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_SAMPLES_HPP
+
+namespace chorus::canonical {
+
+/// Refuses layers that look at the batch of all devices.
+class NoBatchGroup final : public BatchGroup {
+ public:
+  void sum(std::span<double>) override {
+    fail<UsageError>("canonical shares: a layer looks at all samples of a batch, whose shares are computed one after ",
+                     "the other: expected BatchNorm, which takes each share's own statistics, or a SyncBatchNorm that ",
+                     "the model had when the policy took it");
+  }
+  double weight() override { return 1; }
+};
+
+/// While it lives, this thread computes share `i` of a split batch: operations draw the random numbers of its samples,
+/// and a mean is the share's.
+class ShareScope {
+ public:
+  /// `random`: of the whole of what is split. `group`: of the batch, where a layer looks at the whole of it.
+  ShareScope(const RandomContext& random, const dp::Split& split, std::size_t i, int shares,
+             std::shared_ptr<BatchGroup> group)
+      : context_(random), group_(group ? std::move(group) : std::make_shared<NoBatchGroup>()) {
+    context_.first_sample = [&random, begin = split.begin(i)] {
+      return (random.first_sample ? random.first_sample() : 0) + begin;
+    };
+    context_.samples = split.size(i);
+    context_.devices = shares;
+    context_.is_share = [&split](std::int64_t samples) {
+      return samples == split.size(0) || samples == split.size(split.devices - 1);
+    };
+  }
+  /// Whether operations have drawn random numbers.
+  bool drew() const { return context_.drew; }
+
+ private:
+  RandomContext context_;
+  RandomScope random_{context_};
+  BatchGroupScope group_;
+  detail::Replaced<bool> within_{detail::within_share(), true};
+};
+
+}  // namespace chorus::canonical
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_SCOPE_HPP
+
+// <chorus/parallel/canonical/side_by_side.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SIDE_BY_SIDE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SIDE_BY_SIDE_HPP
+/// Canonical shares under layers that look at the whole batch, such as SyncBatchNorm.
+
+// <chorus/parallel/canonical/share_turns.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_TURNS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_TURNS_HPP
+/// Canonical shares of one device that go through the model side by side: for layers that look at the whole batch.
 
 // <chorus/parallel/dp/device_threads.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEVICE_THREADS_HPP
@@ -32695,10 +33719,470 @@ class DeviceThreads {
 }  // namespace chorus::dp
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEVICE_THREADS_HPP
 
-// <chorus/parallel/dp/replicate.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_REPLICATE_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_REPLICATE_HPP
-/// Step 2, replicate: a model's copy gets the parameters that have changed, and all buffers.
+namespace chorus::canonical {
+
+/// Each share has a thread, and one of them runs at a time: a share goes on until it ends or waits for the others in
+/// `meet`; then the next one does. The first is the calling thread. So shares come to any place in their order.
+class ShareTurns {
+ public:
+  /// What is done for a share; `enter` and `leave` it around each of its turns.
+  struct Work {
+    std::function<void(std::size_t)> task, enter, leave;
+  };
+
+  explicit ShareTurns(std::size_t shares) : threads_(shares) {}
+
+  /// Throws what a task has thrown, of several the one because of which others have.
+  void run(std::size_t shares, Work work) {
+    work_ = std::move(work);
+    ended_.assign(shares, false);
+    turn_ = arrived_ = round_ = 0;
+    first_error_ = nullptr;
+    team_ = std::move(detail::thread_team());
+    threads_.run(shares, [this](std::size_t i) { take_turns(i); });
+    detail::thread_team() = std::move(team_);
+    ended_.clear();
+    if (first_error_) std::rethrow_exception(std::exchange(first_error_, nullptr));
+  }
+
+  /// In share `i`'s task: waits until all have come here; `complete()` is called in the first one's thread. Throws
+  /// UsageError where one ends without.
+  template <class Complete>
+  void meet(std::size_t i, const Complete& complete) {
+    check<UsageError>(i < ended_.size() && turn_ == i,
+                      "canonical shares: a layer that looks at the whole batch goes back outside of the shares: let "
+                      "backward begin at what the policy returns");
+    const std::size_t round = round_;
+    ++arrived_;
+    leave(i);
+    pass_on(i);
+    await_turn(i);
+    if (i == 0 && arrived_ == ended_.size()) {
+      complete();
+      arrived_ = 0;
+      ++round_;
+    }
+    check<UsageError>(round_ != round && !first_error_, detail::different_layers);
+  }
+
+ private:
+  void take_turns(std::size_t i) {
+    try {
+      await_turn(i);
+      work_.task(i);
+    } catch (...) {
+      if (!first_error_) first_error_ = std::current_exception();
+    }
+    leave(i);
+    ended_[i] = true;
+    pass_on(i);
+  }
+  // All is written by the share whose turn it is.
+  void await_turn(std::size_t i) {
+    {
+      std::unique_lock lock(mutex_);
+      change_.wait(lock, [&] { return turn_ == i; });
+    }
+    detail::thread_team() = std::move(team_);
+    work_.enter(i);
+  }
+  void leave(std::size_t i) {
+    work_.leave(i);
+    team_ = std::move(detail::thread_team());
+  }
+  void pass_on(std::size_t i) {
+    const std::lock_guard lock(mutex_);
+    for (std::size_t step = 1; step <= ended_.size(); ++step) {
+      turn_ = (i + step) % ended_.size();
+      if (!ended_[turn_]) break;
+    }
+    change_.notify_all();
+  }
+
+  dp::DeviceThreads threads_;
+  Work work_;
+  std::mutex mutex_;
+  std::condition_variable change_;
+  std::size_t turn_ = 0;
+  std::vector<char> ended_;
+  std::size_t arrived_ = 0, round_ = 0;
+  std::exception_ptr first_error_;
+  std::unique_ptr<detail::ThreadTeam> team_;  // that the kernels use, between turns
+};
+
+}  // namespace chorus::canonical
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_TURNS_HPP
+
+namespace chorus::canonical {
+
+/// Whether a layer of the model looks at the whole batch.
+[[gnu::cold]] inline bool looks_at_whole_batch(nn::Module& model) {
+  struct Look final : nn::detail::Walker {
+    bool any = false;
+    void enter(nn::Module& layer) override {
+      const auto* const layer_that_may = dynamic_cast<const nn::Synchronisable*>(&layer);
+      any = any || (layer_that_may != nullptr && layer_that_may->synchronised());
+    }
+  } look;
+  look.walk(model);
+  return look.any;
+}
+
+/// The shares of a device go through the model side by side, and meet where a layer asks for sums over the batch. Each
+/// has leaves of its own in the parameters' places, so that gradients of several shares may be under way at once.
+template <Device D>
+class SideBySide {
+ public:
+  /// Of `run`, of so many shares in all. What is passed by reference has to outlive this.
+  SideBySide(const nn::FlatParameters<D>& flat, ShareBuffers<D>& buffers, std::size_t shares, ShareRange run)
+      : buffers_(buffers),
+        shares_(shares),
+        run_(run),
+        turns_(run.count()),
+        values_(run.count()),
+        leaves_(run.count()) {
+    for (const auto& entry : flat.entries()) {
+      parameters_.push_back(&entry.parameter());
+      nodes_.push_back(entry.named.handle.shared().get());
+    }
+    for (auto& leaves : leaves_)
+      for (auto* const parameter : parameters_) {
+        leaves.push_back(parameter->make_stand_in());
+        number_of_.emplace(leaves.back().get(), leaves.size() - 1);
+      }
+    for (std::size_t i = 0; i < run.count(); ++i) groups_.push_back(std::make_shared<Group>(*this, i));
+  }
+  /// Nodes of the tape may outlive it.
+  ~SideBySide() {
+    for (const auto& group : groups_) group->shares = nullptr;
+  }
+  SideBySide(const SideBySide&) = delete;
+  SideBySide& operator=(const SideBySide&) = delete;
+
+  /// `task(i)` for the first shares of the run. `used`: as many as have samples. `devices`: of all that share the
+  /// batch, null where there is one.
+  void run(std::size_t count, std::size_t used, bool forward, std::shared_ptr<BatchGroup> devices,
+           const std::function<void(std::size_t)>& task) {
+    used_ = used;
+    devices_ = std::move(devices);
+    turns_.run(count, {.task = task,
+                       .enter =
+                           [this, forward](std::size_t i) {
+                             if (forward) buffers_.enter(i);
+                             stand_in(leaves_[i]);
+                           },
+                       .leave =
+                           [this, forward](std::size_t i) {
+                             stand_in({});
+                             if (forward) buffers_.leave(i);
+                           }});
+  }
+  std::shared_ptr<BatchGroup> group(std::size_t i) const { return groups_[i]; }
+
+  /// Calls `f(parameter's leaf, its gradient)` for a share's leaf, of which the gradient is dropped then.
+  template <class F>
+  void with_gradient(Node& leaf, const F& f) const {
+    const auto found = number_of_.find(&leaf);
+    if (found == number_of_.end()) return;
+    const auto* const parameter = parameters_[found->second];
+    f(*nodes_[found->second], parameter->grad_data_of(leaf));
+    parameter->drop_grad_of(leaf);
+  }
+
+ private:
+  struct Group final : BatchGroup {
+    Group(SideBySide& owner, std::size_t number) : shares(&owner), i(number) {}
+    void sum(std::span<double> values) override {
+      check<UsageError>(shares != nullptr, "SyncBatchNorm: the policy that ran the forward pass is gone");
+      shares->sum(i, values);
+    }
+    double weight() override { return 1; }
+    std::size_t member() const override { return i; }
+    SideBySide* shares;
+    std::size_t i;
+  };
+
+  void stand_in(std::span<const Ref<Node>> leaves) {
+    for (std::size_t p = 0; p < parameters_.size(); ++p)
+      parameters_[p]->set_origin(leaves.empty() ? Ref<Node>() : leaves[p]);
+  }
+  void sum(std::size_t i, std::span<double> values) {
+    values_[i].assign(values.begin(), values.end());
+    turns_.meet(i, [this] { add_up(); });
+    check<UsageError>(total_.size() == values.size(), detail::different_layers);
+    std::copy(total_.begin(), total_.end(), values.begin());
+  }
+  // Of all shares, each number by itself, in the order of the tree; shares without samples give 0.
+  void add_up() {
+    const std::size_t count = values_.front().size();
+    std::vector<double> numbers(count * shares_);
+    for (std::size_t i = 0; i < used_; ++i) {
+      check<UsageError>(values_[i].size() == count, detail::different_layers);
+      for (std::size_t n = 0; n < count; ++n) numbers[n * shares_ + run_.begin + i] = values_[i][n];
+    }
+    if (devices_) {
+      const BatchGroupScope as_device(devices_);
+      devices_->sum(numbers);
+    }
+    total_.resize(count);
+    for (std::size_t n = 0; n < count; ++n)
+      total_[n] = add_shares(std::span<const double>(numbers).subspan(n * shares_, shares_));
+  }
+
+  ShareBuffers<D>& buffers_;
+  std::size_t shares_;
+  ShareRange run_;
+  std::shared_ptr<BatchGroup> devices_;
+  ShareTurns turns_;
+  std::size_t used_ = 0;
+  std::vector<std::vector<double>> values_;  // by share of the run
+  std::vector<double> total_;
+  std::vector<ParameterOn<D>*> parameters_;
+  std::vector<Node*> nodes_;                    // of these
+  std::vector<std::vector<Ref<Node>>> leaves_;  // by share of the run
+  std::unordered_map<const Node*, std::size_t> number_of_;
+  std::vector<std::shared_ptr<Group>> groups_;
+};
+
+}  // namespace chorus::canonical
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SIDE_BY_SIDE_HPP
+
+namespace chorus::canonical {
+
+template <Device D>
+class DeviceShares {
+ public:
+  /// `run`: the device's, of so many shares in all. What is passed by reference has to outlive this.
+  DeviceShares(nn::Module& model, const nn::FlatParameters<D>& flat, const std::vector<nn::NamedBuffer<D>>& buffers,
+               std::size_t shares, ShareRange run)
+      : flat_(flat), shares_(shares), run_(run), buffers_(buffers), tree_(flat) {
+    if (looks_at_whole_batch(model)) side_by_side_.emplace(flat, buffers_, shares, run);
+  }
+
+  const ShareRange& run() const { return run_; }
+  /// The sums of gradients that the last backward pass has left.
+  const GradientTree<D>& tree() const { return tree_; }
+
+  /// `task(i)` computes the i-th share of those that are this device's, which are `count` parts of `split` from `first`
+  /// on. Returns whether random numbers were drawn.
+  template <class Task>
+  bool forward(const RandomContext& random, const dp::Split& split, std::size_t first, std::size_t count,
+               const Task& task) {
+    bool drew = false;
+    buffers_.begin_pass(count);
+    in_turn(count, split.batch == 0 ? 0 : count, true, batch_group(), [&, grad = grad_enabled()](std::size_t i) {
+      const GradMode mode(grad);
+      const ShareScope scope(random, split, first + i, static_cast<int>(shares_),
+                             side_by_side_ ? side_by_side_->group(i) : nullptr);
+      task(i);
+      drew = drew || scope.drew();
+    });
+    buffers_.end_pass();
+    return drew;
+  }
+
+  /// Back from what the shares gave; `used` of all shares have samples. No gradient is there before. `devices`: as a
+  /// BatchGroup, null where there is one. Calls `complete(leaf)` for a parameter as soon as its sums are.
+  template <class Complete>
+  void backward(std::span<const std::vector<Ref<Node>>> roots, bool keep, std::size_t used,
+                std::shared_ptr<BatchGroup> devices, const Complete& complete) {
+    const ShareRange run{std::min(run_.begin, used), std::min(run_.end, used)};
+    tree_.begin(run, used);
+    in_turn(roots.size(), run.count(), false, std::move(devices), [&](std::size_t i) {
+      Observer observer(*this, i, complete);
+      run_backward(roots[i], {.retain_graph = keep, .leaves = &observer});
+      if (run.count() == 0) return;
+      tree_.end_share(i, [&](std::size_t p) { complete(*flat_.entries()[p].named.handle.shared()); });
+    });
+  }
+
+ private:
+  /// Of the share number `i`.
+  template <class Complete>
+  struct Observer final : LeafObserver {
+    Observer(DeviceShares& device, std::size_t share, const Complete& f) : shares(device), i(share), complete(f) {}
+    void gradient_is_final(Node& leaf) override {
+      if (shares.side_by_side_)
+        shares.side_by_side_->with_gradient(leaf, [&](Node& own, const void* gradient) { take(own, gradient); });
+      else if (const auto* const entry = shares.tree_.entry_of(leaf))
+        take(leaf, shares.flat_.entries()[*entry].parameter().grad_data());
+    }
+    // The gradient of the parameter whose leaf that is.
+    void take(Node& leaf, const void* gradient) {
+      const bool counts = !shares.tree_.sums().empty();
+      if (counts && gradient != nullptr)
+        shares.tree_.gradient_arrived(*shares.tree_.entry_of(leaf), i, gradient);
+      if (!counts || shares.tree_.is_last(i)) complete(leaf);
+    }
+    DeviceShares& shares;
+    std::size_t i;
+    const Complete& complete;
+  };
+
+  // `with_samples`: so many of the shares have any.
+  template <class Task>
+  void in_turn(std::size_t count, std::size_t with_samples, bool forward, std::shared_ptr<BatchGroup> devices,
+               const Task& task) {
+    if (side_by_side_) return side_by_side_->run(count, with_samples, forward, std::move(devices), task);
+    for (std::size_t i = 0; i < count; ++i) {
+      if (forward) buffers_.enter(i);
+      task(i);
+      if (forward) buffers_.leave(i);
+    }
+  }
+
+  const nn::FlatParameters<D>& flat_;
+  std::size_t shares_;
+  ShareRange run_;
+  ShareBuffers<D> buffers_;
+  GradientTree<D> tree_;
+  std::optional<SideBySide<D>> side_by_side_;  // where a layer looks at the whole batch
+};
+
+}  // namespace chorus::canonical
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_DEVICE_SHARES_HPP
+
+// <chorus/parallel/canonical/earlier_gradients.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_EARLIER_GRADIENTS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_EARLIER_GRADIENTS_HPP
+/// Gradients that were there before a backward pass over canonical shares.
+
+namespace chorus::canonical {
+
+/// Those of earlier passes, and of terms of the loss that use no samples, such as a penalty of the weights: on all
+/// processes the same, and no part of any share. They wait aside, and are added once to the sum over all shares.
+template <Device D>
+class EarlierGradients {
+ public:
+  /// No gradient is there any more.
+  void take(const nn::FlatParameters<D>& flat) {
+    kept_.clear();
+    for (const auto& entry : flat.entries()) {
+      auto& p = entry.parameter();
+      if (!p.grad_arrived()) continue;
+      kept_.push_back({&p, Storage<D>(p.where(), p.size_bytes())});
+      copy_bytes(p.where(), kept_.back().gradient.data(), p.where(), p.grad_data(), p.size_bytes());
+      p.set_grad_arrived(false);
+    }
+  }
+  void give_back() {
+    for (const Kept& kept : kept_) {
+      auto& p = *kept.parameter;
+      const auto* const before = static_cast<const std::byte*>(kept.gradient.data());
+      if (p.grad_arrived())
+        add_numbers(p.where(), p.dtype(), static_cast<std::size_t>(p.count()), before,
+                    static_cast<std::byte*>(p.grad_data()));
+      else
+        copy_bytes(p.where(), p.grad_data(), p.where(), before, p.size_bytes());
+      p.set_grad_arrived(true);
+    }
+    kept_.clear();
+  }
+
+ private:
+  struct Kept {
+    ParameterOn<D>* parameter;
+    Storage<D> gradient;
+  };
+  std::vector<Kept> kept_;
+};
+
+}  // namespace chorus::canonical
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_EARLIER_GRADIENTS_HPP
+
+// <chorus/parallel/dp/backward.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_BACKWARD_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_BACKWARD_HPP
+/// Where backward passes through DataParallel: from the gathered outputs to all devices, and on to the inputs.
+
+namespace chorus::dp {
+
+/// Of each device, the outputs of its copy that have a gradient.
+using Roots = std::vector<std::vector<Ref<Node>>>;
+
+/// How the gradient of one device's share of an input gets back to the input.
+struct GradientReturn {
+  Ref<Node> input;
+  std::function<void()> add;
+};
+/// Those of all inputs, in their order.
+using GradientReturns = std::vector<GradientReturn>;
+
+/// Who runs backward on the devices. It has to outlive the losses.
+class BackwardRunner {
+ public:
+  /// Adds to the gradients of the parameters.
+  virtual void backward(const Roots& roots, bool keep) = 0;
+  /// The same without hooks, for those parameters that are not skipped.
+  virtual void backward_to_wanted(const Roots& roots, bool keep) = 0;
+  virtual void for_each_parameter(void (*visit)(Node&, void*), void* context) const = 0;
+
+ protected:
+  ~BackwardRunner() = default;
+};
+
+/// One node of the tape stands for all that the devices did. The gathered outputs leave their gradients with the
+/// devices' outputs; then this node runs backward on all devices.
+class BackwardNode final : public Node {
+ public:
+  /// `alive` is empty once `runner` is gone. `returns`: by device, of which there is at least one. `cut`: into
+  /// canonical shares, if there are.
+  BackwardNode(BackwardRunner& runner, std::weak_ptr<void> alive, std::vector<GradientReturns> returns,
+               std::shared_ptr<const CanonicalCut> cut = nullptr)
+      : Node("data_parallel"),
+        roots(returns.size()),
+        returns_(std::move(returns)),
+        runner_(runner),
+        alive_(std::move(alive)),
+        cut_(std::move(cut)) {}
+
+  void backward(bool keep) override {
+    runner().backward(roots, keep);
+    go_on(keep);
+  }
+  void backward_to_wanted(bool keep) override {
+    runner().backward_to_wanted(roots, keep);
+    go_on(keep);
+  }
+  void for_each_input(void (*visit)(Node&, void*), void* context) const override {
+    for (const auto& entry : returns_.front()) visit(*entry.input, context);
+  }
+  void for_each_far_leaf(void (*visit)(Node&, void*), void* context) const override {
+    runner().for_each_parameter(visit, context);
+  }
+
+  const std::shared_ptr<const CanonicalCut>* canonical_cut() const override { return &cut_; }
+
+  Roots roots;
+
+ private:
+  // To the inputs, one after the other; to each in the order of the devices, so that all runs add alike.
+  void go_on(bool keep) {
+    for (auto& list : roots) list.clear();
+    for (std::size_t input = 0; input < returns_.front().size(); ++input)
+      for (const auto& device : returns_) device[input].add();
+    if (!keep)
+      for (auto& device : returns_) device.clear();
+  }
+  BackwardRunner& runner() const {
+    check<UsageError>(!alive_.expired(), "backward: the policy that made this output is gone; it has to outlive ",
+                      "the losses made through it");
+    return runner_;
+  }
+
+  std::vector<GradientReturns> returns_;
+  BackwardRunner& runner_;
+  std::weak_ptr<void> alive_;
+  std::shared_ptr<const CanonicalCut> cut_;
+};
+
+}  // namespace chorus::dp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_BACKWARD_HPP
+
+// <chorus/parallel/dp/reduce.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_REDUCE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_REDUCE_HPP
+/// Step 5, reduce: the gradients of all copies are added to the model's own on the first device.
 
 // <chorus/parallel/dp/replica.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_REPLICA_HPP
@@ -32847,6 +34331,133 @@ class Replicas {
 
 namespace chorus::dp {
 
+/// Calls `f(i, entry of the model, entry of the copy)` for each parameter of the copies on the first `used` devices.
+template <class Model, class F>
+void for_each_copy(const Replicas<Model>& replicas, std::size_t used, const F& f) {
+  for (std::size_t i = 1; i < used; ++i)
+    for (std::size_t p = 0; p < replicas.parameters(0).entries().size(); ++p)
+      f(i, replicas.parameters(0).entries()[p], replicas[i].parameters().entries()[p]);
+}
+
+/// Before backward: one that failed may have left gradients on the copies.
+template <class Model>
+void forget_gradients(const Replicas<Model>& replicas, std::size_t used) {
+  for_each_copy(replicas, used,
+                [](std::size_t, const auto&, const auto& copy) { copy.parameter().set_grad_arrived(false); });
+}
+
+/// `to`, on the first device, becomes or grows by `from`, on another.
+template <Device D>
+void add_gradients(DType dtype, std::size_t count, D from_device, const std::byte* from, D to_device, std::byte* to,
+                   bool add) {
+  const auto bytes = count * size_of(dtype);
+  if (!add) return copy_bytes(to_device, to, from_device, from, bytes);
+  Storage<D> near;
+  if constexpr (!std::is_same_v<D, Cpu>)
+    if (from_device != to_device) {  // a copy waits for the other device's stream, a kernel would not
+      near = Storage<D>(to_device, bytes);
+      copy_bytes(to_device, near.data(), from_device, from, bytes);
+      from = static_cast<const std::byte*>(near.data());
+    }
+  const auto elements = static_cast<Index>(count);
+  if (dtype == DType::f32)
+    kernels::axpy(to_device, elements, 1.0f, reinterpret_cast<const float*>(from), reinterpret_cast<float*>(to));
+  else
+    kernels::axpy(to_device, elements, 1.0, reinterpret_cast<const double*>(from), reinterpret_cast<double*>(to));
+}
+
+/// Adds the gradients of the copies on devices 1 to `used` - 1 to those of the model, one copy after the other.
+/// `run(workers, task)` calls `task(i)` in the threads of the first devices.
+template <class Model, class Run>
+void reduce(const Replicas<Model>& replicas, std::size_t used, const Run& run) {
+  struct Piece {
+    std::size_t device, group, begin, count;
+    bool add;
+  };
+  std::vector<Piece> pieces;  // gradients that have arrived, neighbours as one
+  std::vector<std::size_t> bytes(used);
+  for_each_copy(replicas, used, [&](std::size_t i, const auto& entry, const auto& copy) {
+    if (!copy.parameter().grad_arrived()) return;
+    auto& to = entry.parameter();
+    const bool add = to.grad_arrived();
+    to.set_grad_arrived(true);
+    entry.named.handle.shared()->set_reached();
+    bytes[i] += to.size_bytes();
+    if (!pieces.empty() && pieces.back().device == i && pieces.back().group == entry.group &&
+        pieces.back().add == add && pieces.back().begin + pieces.back().count == entry.begin)
+      pieces.back().count += entry.count;
+    else
+      pieces.push_back({i, entry.group, entry.begin, entry.count, add});
+  });
+  if (pieces.empty()) return;
+  for (std::size_t i = 1; i < used; ++i)
+    trace::sent(replicas.device(i).index, replicas.device(0).index, trace::Traffic::gradients, bytes[i]);
+  // Each worker adds its own block of the elements, from the first to the last that has a gradient: blocks are the same
+  // for all copies, though they may have gradients of different parameters. A GPU adds in the order of its stream.
+  const auto& groups = replicas.parameters(0).groups();
+  struct Range {
+    std::size_t begin = SIZE_MAX, end = 0;
+  };
+  std::vector<Range> ranges(groups.size());
+  for (const Piece& piece : pieces) {
+    auto& [begin, end] = ranges[piece.group];
+    begin = std::min(begin, piece.begin);
+    end = std::max(end, piece.begin + piece.count);
+  }
+  const std::size_t workers = std::is_same_v<typename Replicas<Model>::D, Cpu> ? used : 1;
+  run(workers, [&](std::size_t worker) {
+    const trace::Span span(trace::Lane::communication, "copy", "reduce");
+    for (const Piece& piece : pieces) {
+      const Range& range = ranges[piece.group];
+      const Split blocks{static_cast<Index>(range.end - range.begin), workers};
+      const auto block = [&](std::size_t i) { return range.begin + static_cast<std::size_t>(blocks.begin(i)); };
+      const auto begin = std::max(piece.begin, block(worker)),
+                 end = std::min(piece.begin + piece.count, block(worker + 1));
+      if (begin >= end) continue;
+      add_gradients(groups[piece.group].dtype, end - begin, replicas.device(piece.device),
+                    replicas[piece.device].parameters().groups()[piece.group].grad(begin), replicas.device(0),
+                    groups[piece.group].grad(begin), piece.add);
+    }
+  });
+}
+
+/// An extension for `grad`, which takes the gradients of some parameters and leaves all others as they are. Runs
+/// `backward` on all devices while the copies skip the parameters that the model skips, and adds what comes of it
+/// to where `grad` collects.
+template <class Model, class Backward>
+void reduce_wanted(const Replicas<Model>& replicas, std::size_t used, const Backward& backward) {
+  const auto skip = [&](bool on) {
+    for_each_copy(replicas, used, [on](std::size_t, const auto& entry, const auto& copy) {
+      copy.named.handle.shared()->set_skipped(on && entry.named.handle.shared()->skipped());
+    });
+  };
+  skip(true);
+  try {
+    backward();
+  } catch (...) {
+    skip(false);
+    throw;
+  }
+  skip(false);
+  for_each_copy(replicas, used, [&](std::size_t i, const auto& entry, const auto& copy) {
+    auto& parameter = copy.parameter();
+    if (!parameter.grad_arrived()) return;
+    trace::sent(replicas.device(i).index, replicas.device(0).index, trace::Traffic::gradients, parameter.size_bytes());
+    entry.parameter().add_grad_of(parameter);
+    parameter.set_grad_arrived(false);
+  });
+}
+
+}  // namespace chorus::dp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_REDUCE_HPP
+
+// <chorus/parallel/dp/replicate.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_REPLICATE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_REPLICATE_HPP
+/// Step 2, replicate: a model's copy gets the parameters that have changed, and all buffers.
+
+namespace chorus::dp {
+
 /// Calls `use(group, begin, count)` for each range of a flat buffer that is taken up by neighbours for which
 /// `wanted(entry number)`.
 template <class Entry, class Wanted, class Use>
@@ -32888,6 +34499,178 @@ void replicate(const Replicas<Model>& replicas, std::size_t i) {
 
 }  // namespace chorus::dp
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_REPLICATE_HPP
+
+namespace chorus::dp {
+
+template <class Model>
+class CanonicalReduce {
+ public:
+  using D = typename Replicas<Model>::D;
+
+  /// `shares`: 0 for none.
+  CanonicalReduce(Model& model, const Replicas<Model>& replicas, std::size_t shares)
+      : replicas_(replicas), shares_(shares) {
+    if (shares_ == 0) return;
+    for (std::size_t i = 0; i < replicas.size(); ++i)
+      devices_.push_back(std::make_shared<canonical::DeviceShares<D>>(
+          i == 0 ? model : replicas[i].model(), replicas.parameters(i), replicas.buffers(i), shares,
+          shares_of_device(shares, replicas.size(), i)));
+    ++detail::canonical_policies();
+  }
+  ~CanonicalReduce() {
+    if (shares_ != 0) --detail::canonical_policies();
+  }
+  CanonicalReduce(const CanonicalReduce&) = delete;
+  CanonicalReduce& operator=(const CanonicalReduce&) = delete;
+
+  std::size_t shares() const { return shares_; }
+  /// By device; empty without shares.
+  const std::vector<std::shared_ptr<canonical::DeviceShares<D>>>& devices() const { return devices_; }
+  /// The shares that each device has of so many, of those devices that have any.
+  std::vector<ShareRange> runs(std::size_t used) const {
+    std::vector<ShareRange> runs;
+    for (const auto& device : devices_)
+      if (const auto [begin, end] = device->run(); begin < used) runs.push_back({begin, std::min(end, used)});
+    return runs;
+  }
+
+  /// For the outputs of such a pass; null without shares.
+  std::shared_ptr<const CanonicalCut> cut(const Split& split) const {
+    if (shares_ == 0) return nullptr;
+    return std::make_shared<const CanonicalCut>(shares_, ShareRange{0, shares_}, split.batch);
+  }
+
+  /// Of each share's roots. `apply(devices, task)` calls `task(i)` in the threads of the devices.
+  template <class Apply>
+  void backward(const Roots& roots, bool keep, const Apply& apply) {
+    earlier_.take(replicas_.parameters(0));
+    const auto used = runs(roots.size());
+    // The task owns what it works with, for a device may come back late.
+    apply(used.size(), [roots, keep, used, devices = devices_, copies = replicas_.copies()](std::size_t i) {
+      devices[i]->backward(std::span(roots).subspan(used[i].begin, used[i].count()), keep, roots.size(), batch_group(),
+                           [](Node&) {});
+    });
+    reduce(used.size());
+    earlier_.give_back();
+  }
+
+ private:
+  struct Sum {
+    std::size_t device, number;  // of the device's sums
+  };
+
+  // The sums of all devices become the first one's gradients: the left one of two grows by the right one.
+  void reduce(std::size_t used) {
+    const auto parameter = [&](std::size_t i, std::size_t p) -> auto& {
+      return replicas_.parameters(i).entries()[p].parameter();
+    };
+    const auto& entries = replicas_.parameters(0).entries();
+    for_each_run(
+        entries,
+        [&](std::size_t p) {
+          bool any = false;
+          for (std::size_t i = 0; i < used; ++i) any = any || parameter(i, p).grad_arrived();
+          for (std::size_t i = 0; any && i < used; ++i)  // who has none of a gradient has zeros
+            if (!parameter(i, p).grad_arrived())
+              zero_bytes(parameter(i, p).where(), parameter(i, p).grad_data(), parameter(i, p).size_bytes());
+          if (any) parameter(0, p).set_grad_arrived(true);
+          if (any) entries[p].named.handle.shared()->set_reached();
+          return any;
+        },
+        [&](std::size_t group, std::size_t begin, std::size_t count) { add_up(used, group, begin, count); });
+  }
+  void add_up(std::size_t used, std::size_t group, std::size_t begin, std::size_t count) {
+    const trace::Span span(trace::Lane::communication, "copy", "reduce");
+    const DType dtype = replicas_.parameters(0).groups()[group].dtype;
+    std::vector<Sum> sums;
+    ShareTree tree;
+    const auto at = [&](const Sum& sum) { return devices_[sum.device]->tree().sum(sum.number, group, begin); };
+    const auto add = [&](std::size_t depth) {
+      const Sum &left = sums[depth - 1], &right = sums[depth];
+      const D to = replicas_.device(left.device), from = replicas_.device(right.device);
+      add_gradients(dtype, count, from, at(right), to, at(left), true);
+      if (left.device != right.device)
+        trace::sent(from.index, to.index, trace::Traffic::gradients, count * size_of(dtype));
+      sums.resize(depth);
+    };
+    for (std::size_t i = 0; i < used; ++i)
+      for (std::size_t k = 0; k < devices_[i]->tree().sums().size(); ++k) {
+        sums.push_back({i, k});
+        tree.push(devices_[i]->tree().sums()[k], add);
+      }
+    tree.finish(add);
+    const D first = replicas_.device(0);
+    auto* const gradients = replicas_.parameters(0).groups()[group].grad(begin);
+    if (at(sums.front()) != gradients) copy_bytes(first, gradients, first, at(sums.front()), count * size_of(dtype));
+  }
+
+  const Replicas<Model>& replicas_;
+  std::size_t shares_;
+  std::vector<std::shared_ptr<canonical::DeviceShares<D>>> devices_;
+  canonical::EarlierGradients<D> earlier_;
+};
+
+}  // namespace chorus::dp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_CANONICAL_REDUCE_HPP
+
+// <chorus/parallel/dp/collectives.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_COLLECTIVES_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_COLLECTIVES_HPP
+/// Parameters, buffers and gradients of a DataParallel whose devices are different GPUs: by NCCL's broadcast and
+/// reduce.
+
+// <chorus/comm/nccl/device_group.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_DEVICE_GROUP_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_NCCL_DEVICE_GROUP_HPP
+/// `DeviceGroup`: collectives among the GPUs of one process, for DataParallel, whatever library carries them out.
+
+namespace chorus::comm {
+
+/// Some numbers in one device's memory.
+struct DevicePiece {
+  void* data;
+  std::size_t count;
+  DType dtype;
+};
+
+/// Several devices, numbered from 0, with a thread each. Each thread calls `join`, then the same collectives as the
+/// others in the same order, with pieces of the same sizes, and at last `leave`. A collective runs after what
+/// the thread's compute stream has been given so far, and what the stream is given later runs after the collective; the
+/// host goes on. So a failure on a device is thrown by a later call: CommError, TimeoutError after the group's
+/// deadline. The first failure is final, for all devices.
+class DeviceGroup {
+ public:
+  DeviceGroup() = default;
+  virtual ~DeviceGroup() = default;
+  DeviceGroup(const DeviceGroup&) = delete;
+  DeviceGroup& operator=(const DeviceGroup&) = delete;
+
+  /// Meets the others.
+  virtual void join(int rank) = 0;
+  /// Everybody's pieces := device 0's.
+  virtual void broadcast(int rank, std::span<const DevicePiece> pieces) = 0;
+  /// Device 0's pieces := the sums of everybody's, in float or double, added in an order that the library chooses.
+  virtual void reduce(int rank, std::span<const DevicePiece> pieces) = 0;
+  virtual void leave(int rank) noexcept = 0;
+  /// Gives up, because of what happened at `rank`: calls that wait, and later ones, throw CommError with `why`. From
+  /// any thread.
+  virtual void abort(int rank, std::string_view why) noexcept = 0;
+  /// Where something failed first; -1: nowhere.
+  virtual int failed() = 0;
+};
+
+/// Makes the group of these GPUs, all of them different. `timeout`: how long each waits for the others in a call.
+using DeviceGroupMaker = std::unique_ptr<DeviceGroup> (*)(std::span<const int> devices,
+                                                          std::chrono::milliseconds timeout);
+
+/// How this program makes one: null, until <chorus/comm/nccl.hpp>, once included, makes NCCL's known.
+inline DeviceGroupMaker& device_group_maker() {
+  static DeviceGroupMaker maker = nullptr;
+  return maker;
+}
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_NCCL_DEVICE_GROUP_HPP
 
 namespace chorus::dp {
 
@@ -33125,6 +34908,29 @@ void warn_of_imbalance(const std::vector<int>& device_ids) {
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DP_DP_OPTIONS_HPP
 /// The options of DataParallel, and the devices that a run gives it.
 
+// <chorus/parallel/canonical/checked_shares.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_CHECKED_SHARES_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_CHECKED_SHARES_HPP
+/// The option `canonical_shares` of every policy.
+
+namespace chorus::canonical {
+
+/// The number of shares, 0 where there are none. Throws UsageError for a number that is none, where there
+/// are more devices than shares, and where samples don't lie along the first axis.
+[[gnu::cold]] inline std::size_t checked_shares(int shares, int devices, int dim) {
+  check<UsageError>(shares >= 0 && shares <= most_canonical_shares, "canonical_shares: expected 1 to ",
+                    most_canonical_shares, ", or 0 for none, got ", shares);
+  check<UsageError>(shares == 0 || devices <= shares, "canonical_shares: each of ", devices,
+                    " devices takes whole shares: expected at least as many, got ", shares);
+  check<UsageError>(shares == 0 || dim == 0,
+                    "canonical_shares: a batch is cut along its first axis: expected dim = 0, got ", dim,
+                    "; of an input that has its samples along another one let it be batch_axis<1>(input)");
+  return static_cast<std::size_t>(shares);
+}
+
+}  // namespace chorus::canonical
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_CHECKED_SHARES_HPP
+
 #if CHORUS_USE_CUDA
 #endif
 
@@ -33141,6 +34947,8 @@ struct DataParallelOptions {
   /// How long a device waits for the others: in one of NCCL's collectives, in SyncBatchNorm, and the first one at the
   /// end of a pass. Nothing: the run's timeout, or 60 s without a run.
   std::optional<std::chrono::milliseconds> timeout = {};
+  /// See SingleDeviceOptions: a device takes whole shares, of which there are at least as many as devices.
+  int canonical_shares = 0;
 };
 
 namespace dp {
@@ -33193,6 +35001,7 @@ DataParallelOptions settled(DataParallelOptions options) {
   CachingAllocator<D>::of(D{options.output_device});  // throws where it doesn't exist
   comm::check_timeout("DataParallel", *options.timeout);
   check<UsageError>(options.dim >= 0, "DataParallel: dim is at least 0, got ", options.dim);
+  canonical::checked_shares(options.canonical_shares, static_cast<int>(options.device_ids.size()), options.dim);
   return options;
 }
 
@@ -33205,451 +35014,10 @@ DataParallelOptions settled(DataParallelOptions options) {
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DP_GATHER_HPP
 /// Step 4, gather: the outputs of all devices are joined on one. In backward each device gets the gradient of its own.
 
-// <chorus/parallel/dp/backward.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_BACKWARD_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_BACKWARD_HPP
-/// Where backward passes through DataParallel: from the gathered outputs to all devices, and on to the inputs.
-
-namespace chorus::dp {
-
-/// Of each device, the outputs of its copy that have a gradient.
-using Roots = std::vector<std::vector<Ref<Node>>>;
-
-/// How the gradient of one device's share of an input gets back to the input.
-struct GradientReturn {
-  Ref<Node> input;
-  std::function<void()> add;
-};
-/// Those of all inputs, in their order.
-using GradientReturns = std::vector<GradientReturn>;
-
-/// Who runs backward on the devices. It has to outlive the losses.
-class BackwardRunner {
- public:
-  /// Adds to the gradients of the parameters.
-  virtual void backward(const Roots& roots, bool keep) = 0;
-  /// The same without hooks, for those parameters that are not skipped.
-  virtual void backward_to_wanted(const Roots& roots, bool keep) = 0;
-  virtual void for_each_parameter(void (*visit)(Node&, void*), void* context) const = 0;
-
- protected:
-  ~BackwardRunner() = default;
-};
-
-/// One node of the tape stands for all that the devices did. The gathered outputs leave their gradients with the
-/// devices' outputs; then this node runs backward on all devices.
-class BackwardNode final : public Node {
- public:
-  /// `alive` is empty once `runner` is gone. `returns`: by device, of which there is at least one.
-  BackwardNode(BackwardRunner& runner, std::weak_ptr<void> alive, std::vector<GradientReturns> returns)
-      : Node("data_parallel"),
-        roots(returns.size()),
-        returns_(std::move(returns)),
-        runner_(runner),
-        alive_(std::move(alive)) {}
-
-  void backward(bool keep) override {
-    runner().backward(roots, keep);
-    go_on(keep);
-  }
-  void backward_to_wanted(bool keep) override {
-    runner().backward_to_wanted(roots, keep);
-    go_on(keep);
-  }
-  void for_each_input(void (*visit)(Node&, void*), void* context) const override {
-    for (const auto& entry : returns_.front()) visit(*entry.input, context);
-  }
-  void for_each_far_leaf(void (*visit)(Node&, void*), void* context) const override {
-    runner().for_each_parameter(visit, context);
-  }
-
-  Roots roots;
-
- private:
-  // To the inputs, one after the other; to each in the order of the devices, so that all runs add alike.
-  void go_on(bool keep) {
-    for (auto& list : roots) list.clear();
-    for (std::size_t input = 0; input < returns_.front().size(); ++input)
-      for (const auto& device : returns_) device[input].add();
-    if (!keep)
-      for (auto& device : returns_) device.clear();
-  }
-  BackwardRunner& runner() const {
-    check<UsageError>(!alive_.expired(), "backward: the DataParallel that made this output is gone; it has to outlive ",
-                      "the losses made through it");
-    return runner_;
-  }
-
-  std::vector<GradientReturns> returns_;
-  BackwardRunner& runner_;
-  std::weak_ptr<void> alive_;
-};
-
-}  // namespace chorus::dp
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_BACKWARD_HPP
-
 // <chorus/parallel/dp/joined_axis.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_JOINED_AXIS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DP_JOINED_AXIS_HPP
 /// Along which axis the outputs of the devices are joined, and which outputs are refused.
-
-// <chorus/parallel/dp/samples.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_SAMPLES_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_SAMPLES_HPP
-/// The samples of a batch: how many there are, and how they are shared out.
-
-// <chorus/autograd/batch_axis.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_BATCH_AXIS_HPP
-#define CHORUS_SINGLE_CHORUS_AUTOGRAD_BATCH_AXIS_HPP
-/// BatchAxis: an operand that says along which of its axes the samples lie.
-
-namespace chorus {
-
-/// X, a Tensor or Variable whose samples lie along `Axis` whatever the policy's `dim` is: the states [layers, batch,
-/// hidden] of an LSTM have them along axis 1. DataParallel cuts such an input, and joins such an output, along `Axis`.
-/// Operations take it as the X that it is; their results are plain again.
-template <int Axis, Operand X>
-class BatchAxis : public X {
- public:
-  static_assert(0 <= Axis && Axis < X::rank, "batch_axis: the operand has no such axis");
-  static constexpr int batch_axis = Axis;
-
-  BatchAxis() = default;
-  BatchAxis(X x) : X(std::move(x)) {}
-
-  BatchAxis detach() const requires requires(const X& x) { x.detach(); }
-  { return X::detach(); }
-};
-
-/// Says that the samples of `x` lie along `Axis`.
-template <int Axis, Operand X>
-BatchAxis<Axis, X> batch_axis(const X& x) {
-  return x;
-}
-template <int Axis, int Before, Operand X>
-BatchAxis<Axis, X> batch_axis(const BatchAxis<Before, X>& x) {
-  return static_cast<const X&>(x);
-}
-
-/// The numbers of an operand.
-template <int Axis, AnyTensor X>
-const X& value_of(const BatchAxis<Axis, X>& x) {
-  return x;
-}
-
-namespace detail {
-
-template <int Axis, class X>
-inline constexpr bool is_tensor<BatchAxis<Axis, X>> = is_tensor<X>;
-template <int Axis, class X>
-inline constexpr bool is_variable<BatchAxis<Axis, X>> = is_variable<X>;
-template <int Axis, class X>
-inline constexpr bool is_graph_variable<BatchAxis<Axis, X>> = is_graph_variable<X>;
-
-template <class X>
-inline constexpr bool says_batch_axis = false;
-template <int Axis, class X>
-inline constexpr bool says_batch_axis<BatchAxis<Axis, X>> = true;
-
-/// The axis along which an operand's samples lie: the one that its type says, else `dim`.
-template <class X>
-constexpr int batch_axis_of(int dim) {
-  if constexpr (says_batch_axis<X>)
-    return X::batch_axis;
-  else
-    return dim;
-}
-
-/// `y`, made of the X that it takes the place of, with the same axis.
-template <class X, Operand Y>
-auto with_batch_axis_of(const Y& y) {
-  if constexpr (says_batch_axis<X>)
-    return chorus::batch_axis<X::batch_axis>(y);
-  else
-    return y;
-}
-
-}  // namespace detail
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_BATCH_AXIS_HPP
-
-// <chorus/parallel/dp/nested.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_NESTED_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_NESTED_HPP
-/// Values inside of values: what a model takes and returns may be tuples, arrays, vectors, maps, optionals and
-/// structs of tensors.
-
-#include <unordered_map>
-
-namespace chorus::detail {
-
-/// Whether X is made from a template of types, such as std::vector.
-template <class X, template <class...> class Of>
-inline constexpr bool is_of = false;
-template <template <class...> class Of, class... Parts>
-inline constexpr bool is_of<Of<Parts...>, Of> = true;
-template <class X>
-inline constexpr bool is_array = false;
-template <class Element, std::size_t size>
-inline constexpr bool is_array<std::array<Element, size>> = size > 0;
-template <class X>
-inline constexpr bool is_vector = is_of<X, std::vector>;
-template <class X>
-inline constexpr bool is_map = is_of<X, std::map> || is_of<X, std::unordered_map>;
-template <class X>
-inline constexpr bool is_optional = is_of<X, std::optional>;
-template <class X>
-inline constexpr bool is_list = is_of<X, std::tuple> || is_of<X, std::pair>;  // of members of different types
-template <class X>
-concept IsTuple = is_list<X> || is_array<X>;
-/// A struct that lists its members, as `auto fields() { return std::tie(images, mask); }`.
-template <class X>
-concept HasFields = requires(X& x) {
-  x.fields();
-};
-
-/// Whether `is` is true of the type of a tensor in an X, at any depth.
-template <class X, class Is>
-constexpr bool holds(const Is& is) {
-  if constexpr (Operand<X>) {
-    return is(std::type_identity<X>{});
-  } else if constexpr (IsTuple<X>) {
-    return [&]<std::size_t... I>(std::index_sequence<I...>) {
-      return (holds<std::remove_cvref_t<std::tuple_element_t<I, X>>>(is) || ...);
-    }
-    (std::make_index_sequence<std::tuple_size_v<X>>{});
-  } else if constexpr (is_vector<X> || is_optional<X>) {
-    return holds<typename X::value_type>(is);
-  } else if constexpr (is_map<X>) {
-    return holds<typename X::mapped_type>(is);
-  } else if constexpr (HasFields<X>) {
-    return holds<decltype(std::declval<X&>().fields())>(is);
-  } else {
-    return false;
-  }
-}
-/// Whether there are tensors in an X.
-template <class X>
-inline constexpr bool holds_operands = holds<std::remove_cvref_t<X>>([](auto) { return true; });
-/// Whether there are GraphVariables.
-template <class X>
-inline constexpr bool holds_graph_variables = holds<std::remove_cvref_t<X>>([]<class V>(std::type_identity<V>) {
-  return is_graph_variable<V>;
-});
-/// Whether there are tensors without axes.
-template <class X>
-inline constexpr bool holds_scalars = holds<std::remove_cvref_t<X>>([]<class V>(std::type_identity<V>) {
-  return tensor_of<V>::rank == 0;
-});
-
-/// A tuple, pair or array, as X is, of these members.
-template <class X, class... Members>
-auto tuple_like(Members... members) {
-  if constexpr (is_of<X, std::pair>)
-    return std::pair<Members...>(std::move(members)...);
-  else if constexpr (is_array<X>)
-    return std::array{std::move(members)...};
-  else
-    return std::tuple<Members...>(std::move(members)...);
-}
-/// An empty map with X's keys.
-template <class Value, class Key, class Old, class Compare, class... Rest>
-std::map<Key, Value, Compare> map_like(const std::map<Key, Old, Compare, Rest...>&) {
-  return {};
-}
-template <class Value, class Key, class Old, class Hash, class Equal, class... Rest>
-std::unordered_map<Key, Value, Hash, Equal> map_like(const std::unordered_map<Key, Old, Hash, Equal, Rest...>&) {
-  return {};
-}
-
-/// Of values that are all there.
-template <class X>
-std::vector<const X*> pointers_to(const std::vector<std::optional<X>>& values) {
-  std::vector<const X*> pointers;
-  for (const auto& value : values) pointers.push_back(&*value);
-  return pointers;
-}
-
-/// What stands at one place in each of several values.
-template <class X, class Pick>
-auto picked(const std::array<const X*, 1>& values, const Pick& pick) {
-  return std::array{&pick(*values[0])};
-}
-template <class X, class Pick>
-auto picked(const std::vector<const X*>& values, const Pick& pick) {
-  std::vector<decltype(&pick(*values[0]))> places;
-  for (const X* value : values) places.push_back(&pick(*value));
-  return places;
-}
-
-/// Member I of a tuple, or of a struct's fields.
-template <std::size_t I, class X>
-const auto& member_of(const X& x) {
-  if constexpr (HasFields<X>)
-    return std::get<I>(const_cast<X&>(x).fields());  // references, through which nothing is written
-  else
-    return std::get<I>(x);
-}
-
-/// Base of what `map_tensors` calls. An own member takes the place of one of these.
-struct TensorFunction {
-  /// Whether an X is looked into; the function gets what is not.
-  template <class X>
-  static constexpr bool opens = holds_operands<X> && !Operand<X>;
-  /// Whether an X becomes one with more axes, so that it can't stand in a struct.
-  template <class X>
-  static constexpr bool adds_axis = false;
-  /// Whether it makes nothing of the tensors.
-  static constexpr bool looks_only = false;
-};
-
-/// The traversal of nested values. `values` points to one or more values of one type X: each device's, say. At each
-/// place where they have a tensor, `f` gets the pointers to all of theirs; what it returns takes the tensor's place in
-/// the value that is returned. A struct stays the same type. Throws ShapeError where vectors or maps have different
-/// sizes or keys, or some optionals a value and others none.
-template <class Values, class F>
-decltype(auto) map_tensors(const Values& values, const F& f) {
-  using X = std::remove_cvref_t<decltype(*values[0])>;
-  const X& first = *values[0];
-  [[maybe_unused]] const auto at = [&](const auto& pick) -> decltype(auto) {
-    return map_tensors(picked(values, pick), f);
-  };
-  if constexpr (!F::template opens<X>) {
-    return f(values);
-  } else if constexpr (IsTuple<X>) {
-    return [&]<std::size_t... I>(std::index_sequence<I...>) {
-      return tuple_like<X>(at([](const X& x) -> const auto& { return member_of<I>(x); })...);
-    }
-    (std::make_index_sequence<std::tuple_size_v<X>>{});
-  } else if constexpr (is_vector<X>) {
-    for (std::size_t i = 1; i < values.size(); ++i)
-      check<ShapeError>(values[i]->size() == first.size(), "DataParallel: replica ", i, " returned ", values[i]->size(),
-                        " values where replica 0 returned ", first.size());
-    const auto element = [&](std::size_t i) { return at([i](const X& x) -> const auto& { return x[i]; }); };
-    std::vector<decltype(element(0))> out;
-    for (std::size_t i = 0; i < first.size(); ++i) out.push_back(element(i));
-    return out;
-  } else if constexpr (is_map<X>) {
-    for (std::size_t i = 1; i < values.size(); ++i)
-      for (const auto& [key, value] : first)
-        check<ShapeError>(values[i]->size() == first.size() && values[i]->contains(key), "DataParallel: replica ", i,
-                          " returned a map with other keys than replica 0");
-    const auto element = [&](const auto& key) { return at([&](const X& x) -> const auto& { return x.at(key); }); };
-    auto out = map_like<decltype(element(first.begin()->first))>(first);
-    for (const auto& [key, value] : first) out.emplace(key, element(key));
-    return out;
-  } else if constexpr (is_optional<X>) {
-    for (std::size_t i = 1; i < values.size(); ++i)
-      check<ShapeError>(values[i]->has_value() == first.has_value(), "DataParallel: replica ", i,
-                        first ? " returned none where replica 0 returned a value"
-                              : " returned a value where replica 0 returned none");
-    const auto value = [&] { return at([](const X& x) -> const auto& { return *x; }); };
-    return first ? std::optional(value()) : std::optional<decltype(value())>();
-  } else {
-    X out = first;  // of handles
-    const auto field = [&]<std::size_t I>(std::integral_constant<std::size_t, I>) {
-      using Field = std::remove_cvref_t<std::tuple_element_t<I, decltype(out.fields())>>;
-      static_assert(!F::template adds_axis<Field>,
-                    "DataParallel: a field of a struct that the model returns has no axes, where a number for each "
-                    "device would go: return a tuple in the struct's place, or give the field one axis, of size 1");
-      if constexpr (holds_operands<Field> && !F::template adds_axis<Field>) {
-        const auto member = [](const X& x) -> const auto& { return member_of<I>(x); };
-        if constexpr (F::looks_only)
-          at(member);
-        else
-          std::get<I>(out.fields()) = at(member);
-      }
-    };
-    [&]<std::size_t... I>(std::index_sequence<I...>) { (field(std::integral_constant<std::size_t, I>{}), ...); }
-    (std::make_index_sequence<std::tuple_size_v<decltype(out.fields())>>{});
-    return out;
-  }
-}
-
-template <class F>
-struct LookAtTensor : TensorFunction {
-  const F& f;
-  explicit LookAtTensor(const F& look) : f(look) {}
-  static constexpr bool looks_only = true;
-  template <class X>
-  bool operator()(const std::array<const X*, 1>& value) const {
-    if constexpr (Operand<X>) f(*value[0]);
-    return true;
-  }
-};
-/// Calls `f` with every tensor in `x`, at any depth.
-template <class X, class F>
-void for_each_tensor(const X& x, const F& f) {
-  map_tensors(std::array{&x}, LookAtTensor<F>(f));
-}
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_NESTED_HPP
-
-namespace chorus {
-
-namespace detail {
-
-/// Where share `i` of `shares` begins among `count` samples: sizes differ by at most one, the first ones are larger.
-constexpr Index share_begin(Index count, std::size_t shares, std::size_t i) {
-  const auto n = static_cast<Index>(shares), at = static_cast<Index>(i);
-  return at * (count / n) + std::min(at, count % n);
-}
-
-/// Whether a Tensor or Variable has the axis along which it would be cut. One without goes to every device whole.
-template <Operand X>
-bool has_samples(const X& x, int dim) {
-  return batch_axis_of<X>(dim) < static_cast<int>(value_of(x).shape().size());
-}
-
-/// The number of samples that all inputs with samples have; 1 where there are none. Throws ShapeError where they
-/// differ.
-template <class... Inputs>
-Index batch_size(int dim, const Inputs&... inputs) {
-  std::optional<Index> batch;
-  [[maybe_unused]] const auto look = [&]<class X>(const X& x) {
-    if (!has_samples(x, dim)) return;
-    const int axis = batch_axis_of<X>(dim);
-    const Index size = value_of(x).size(axis);
-    check<ShapeError>(!batch || batch == size, "inputs have ", batch.value_or(size), " and ", size,
-                      " samples along axis ", axis,
-                      ": for an input that has them along another axis let it be batch_axis<1>(input)");
-    batch = size;
-  };
-  (for_each_tensor(inputs, look), ...);
-  return batch.value_or(1);
-}
-
-/// How many samples a rank's inputs have: the size of the first of them that has the axis. Others, of any size, belong
-/// to the samples or to the batch as a whole: a rank's model takes all as they are.
-template <class... Inputs>
-Index samples_of(int dim, const Inputs&... inputs) {
-  std::optional<Index> samples;
-  [[maybe_unused]] const auto look = [&]<class X>(const X& x) {
-    if (!samples && has_samples(x, dim)) samples = value_of(x).size(batch_axis_of<X>(dim));
-  };
-  (for_each_tensor(inputs, look), ...);
-  return samples.value_or(1);
-}
-
-}  // namespace detail
-
-namespace dp {
-
-/// A batch that is split along `dim` into one share for each of the first `devices` devices.
-struct Split {
-  Index batch = 1;
-  std::size_t devices = 1;
-  int dim = 0;
-
-  /// Of share `i`: its first sample, and how many samples it has.
-  Index begin(std::size_t i) const { return detail::share_begin(batch, devices, i); }
-  Index size(std::size_t i) const { return begin(i + 1) - begin(i); }
-};
-
-}  // namespace dp
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_SAMPLES_HPP
 
 namespace chorus::dp {
 
@@ -33700,6 +35068,16 @@ std::size_t joined_axis(const std::vector<const Part*>& parts, const Split& spli
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DP_MEAN_LOSS_HPP
 /// Scalars that a model returns under DataParallel, one a device, and the mean over the batch of those that are losses.
 
+// <chorus/parallel/canonical/share_losses.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_LOSSES_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_LOSSES_HPP
+/// Losses that a model has returned itself, one for each canonical share, as the whole batch's.
+
+// <chorus/parallel/dp/device_scalars.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEVICE_SCALARS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEVICE_SCALARS_HPP
+/// Scalars that a model has returned for several shares of a batch, on the tape.
+
 namespace chorus::detail {
 
 /// The node of a vector that has a scalar from each device.
@@ -33731,6 +35109,73 @@ void search_tape(Node* node, const Found& found) {
         &nodes);
   }
 }
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEVICE_SCALARS_HPP
+
+namespace chorus::canonical {
+
+/// What each share's loss is a mean over, where the tape knows; a sum of several means over the same is one. Throws
+/// UsageError where it does not, and for sums of means over different numbers.
+template <Real T, Device D>
+std::vector<double> mean_over_of_shares(Node& losses) {
+  const auto* const gathered = dynamic_cast<const detail::OfDeviceScalars*>(&losses);
+  std::vector<std::vector<double>> over;
+  for (const bool only_losses : {true, false}) {
+    over.clear();
+    bool known = gathered != nullptr;
+    for (Node* const scalar : gathered != nullptr ? gathered->scalars() : std::vector<Node*>{}) {
+      auto& of_share = over.emplace_back();
+      detail::search_tape<T, D>(scalar, [&](Node& node) {
+        const bool counts = only_losses ? node.is_loss() : node.is_mean();
+        if (counts) of_share.push_back(node.mean_over());
+        return counts;
+      });
+      known = known && !of_share.empty() && of_share.size() == over.front().size();
+    }
+    if (known) break;
+    check<UsageError>(only_losses,
+                      "canonical shares: the model returns a number without axes that is not known to be a mean over "
+                      "the share: expected cross_entropy(), mse_loss(), mean() or another loss of the library, or one "
+                      "number for each sample, [batch]");
+  }
+  std::vector<double> out;
+  for (const auto& of_share : over) {
+    out.push_back(of_share.front());
+    for (std::size_t i = 1; i < of_share.size(); ++i)
+      check<UsageError>(of_share[i] * over.front().front() == of_share.front() * over.front()[i],
+                        "canonical shares: the model's loss is a sum of losses that are means over different numbers "
+                        "of tokens, samples or elements, of which no one share is right: let it return each by itself");
+  }
+  return out;
+}
+
+/// The mean over the whole batch, on all processes, of what `losses`, [shares of this process], are means over.
+template <Real T, Device D>
+Variable<T, 0, D> mean_of_share_losses(const Variable<T, 1, D>& losses, const CanonicalCut& cut) {
+  const auto over = mean_over_of_shares<T, D>(*losses.node());
+  const auto values = losses.value().to_vector();
+  std::vector<double> sums, overs;  // shares without samples come last, and are not there
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    overs.push_back(cut.size(i) > 0 ? over[i] : 0);
+    sums.push_back(overs[i] == 0 ? 0 : static_cast<double>(values[i]) * overs[i]);
+  }
+  const auto whole = detail::add_shares(cut, sums, overs);
+  return record(
+      detail::canonical_mean_name, Tensor<T, 0, D>::full({}, static_cast<T>(whole.value()), losses.device()),
+      [overs, all = whole.over](const auto& dy, auto dx) {
+        std::vector<T> gradients;
+        const auto gradient = static_cast<double>(dy.item());
+        for (const double own : overs) gradients.push_back(static_cast<T>(all == 0 ? 0 : gradient * own / all));
+        dx->add(Tensor<T, 1, D>::from(gradients, {static_cast<Index>(gradients.size())}, dy.device()));
+      },
+      losses);
+}
+
+}  // namespace chorus::canonical
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_LOSSES_HPP
+
+namespace chorus::detail {
 
 /// What each device's loss is a mean over. Several numbers where it is a sum of means, none where it is not known.
 template <Real T, Device D>
@@ -33804,6 +35249,8 @@ class GatheredScalars {
     known_ = true;
     check<ShapeError>(losses.numel() == static_cast<Index>(shares_.size()), "DataParallel::mean_loss: got ",
                       losses.numel(), " losses of the last forward pass, which ran on ", shares_.size(), " devices");
+    if (canonical_policies().load(std::memory_order_relaxed) != 0)
+      if (const auto cut = find_cut(losses.node().get())) return canonical::mean_of_share_losses(losses, *cut);
     std::vector<T> weights;
     for (const double share : loss_shares<T, D>(losses.node().get(), shares_)) weights.push_back(static_cast<T>(share));
     const auto values = losses.value().to_vector();
@@ -34459,6 +35906,13 @@ class WatchScope {
 
 namespace chorus::dp {
 
+/// So many devices with one share each.
+inline std::vector<ShareRange> one_each(std::size_t devices) {
+  std::vector<ShareRange> runs;
+  for (std::size_t i = 0; i < devices; ++i) runs.push_back({i, i + 1});
+  return runs;
+}
+
 /// Calls a model with the inputs in a tuple.
 template <class Model, class Shares>
 auto call(Model& model, const Shares& shares) {
@@ -34470,20 +35924,25 @@ template <class Model, class Shares>
 class Pass {
  public:
   using Output = decltype(call(std::declval<Model&>(), std::declval<const Shares&>()));
+  using Devices = std::vector<std::shared_ptr<canonical::DeviceShares<typename Replicas<Model>::D>>>;
 
-  /// `random`: the whole batch's. `watch`: of the first device's parameters, or null.
-  Pass(const Split& how, Model& model, const Replicas<Model>& replicas, const RandomContext& random,
-       std::shared_ptr<detail::UnlistedParameters> watch)
+  /// `device_shares`: which of the shares each device has; where they are canonical ones, they are computed by
+  /// `canonical_devices`, else there are none of these, and each device has one share. `random`: the whole batch's.
+  /// `watch`: of the first device's parameters, or null.
+  Pass(const Split& how, std::vector<ShareRange> device_shares, Devices canonical_devices, Model& model,
+       const Replicas<Model>& replicas, const RandomContext& random, std::shared_ptr<detail::UnlistedParameters> watch)
       : split(how),
+        runs(std::move(device_shares)),
         shares(how.devices),
         returns(how.devices),
         outputs(how.devices),
         first_(model),
+        devices_(std::move(canonical_devices)),
         copies_(replicas.copies()),
         random_(random),
         watch_(std::move(watch)),
         drew_(how.devices),
-        prepared_(static_cast<std::ptrdiff_t>(how.devices)) {}
+        prepared_(static_cast<std::ptrdiff_t>(runs.size())) {}
 
   /// In the thread of device `i`: calls `task`, which comes to an end, and waits until it has on all devices. What the
   /// first device's model writes into its buffers, the others have copied before.
@@ -34497,36 +35956,46 @@ class Pass {
     task();
   }
 
-  /// In the thread of device `i`: its copy of the model makes its output of its share.
+  /// In the thread of device `i`: its copy of the model makes its output of each of its shares.
   void forward(std::size_t i) {
     const GradMode mode(grad_);
-    RandomContext context = random_;
-    context.first_sample = [this, i] { return split.begin(i); };
-    context.samples = split.size(i);
-    context.devices = static_cast<int>(split.devices);
-    context.dim = split.dim;
-    context.is_share = [this](std::int64_t samples) {
-      return samples == split.size(0) || samples == split.size(split.devices - 1);
-    };
-    if (i > 0) context.device = copies_[i - 1]->device().index;
     const trace::Span span(trace::Lane::forward, "forward", "forward");
-    const RandomScope random_scope(context);
     const detail::WatchScope watch_scope(i == 0 ? watch_ : nullptr);
-    outputs[i].emplace(call(i == 0 ? first_ : copies_[i - 1]->model(), *shares[i]));
-    drew_[i] = context.drew;
+    RandomContext random = random_;
+    if (i > 0) random.device = copies_[i - 1]->device().index;
+    Model& model = i == 0 ? first_ : copies_[i - 1]->model();
+    if (devices_.empty()) return forward(model, random, i);
+    drew_[i] = devices_[i]->forward(random, split, runs[i].begin, runs[i].count(), [&](std::size_t share) {
+      outputs[runs[i].begin + share].emplace(call(model, *shares[runs[i].begin + share]));
+    });
   }
 
   /// Whether random operations have drawn numbers on any device.
   bool drew() const { return std::find(drew_.begin(), drew_.end(), true) != drew_.end(); }
 
   const Split split;
-  // By device.
+  const std::vector<ShareRange> runs;  // by device
+  // By share.
   std::vector<std::optional<Shares>> shares;
   std::vector<GradientReturns> returns;
   std::vector<std::optional<Output>> outputs;
 
  private:
+  void forward(Model& model, RandomContext& random, std::size_t i) {
+    random.first_sample = [this, i] { return split.begin(i); };
+    random.samples = split.size(i);
+    random.devices = static_cast<int>(split.devices);
+    random.dim = split.dim;
+    random.is_share = [this](std::int64_t samples) {
+      return samples == split.size(0) || samples == split.size(split.devices - 1);
+    };
+    const RandomScope random_scope(random);
+    outputs[i].emplace(call(model, *shares[i]));
+    drew_[i] = random.drew;
+  }
+
   Model& first_;
+  Devices devices_;
   typename Replicas<Model>::Copies copies_;
   RandomContext random_;
   std::shared_ptr<detail::UnlistedParameters> watch_;
@@ -34645,133 +36114,6 @@ void recorded_forward(const std::shared_ptr<Pass<Model, Shares>>& pass, const Re
 
 }  // namespace chorus::dp
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_RECORDED_HPP
-
-// <chorus/parallel/dp/reduce.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_REDUCE_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_REDUCE_HPP
-/// Step 5, reduce: the gradients of all copies are added to the model's own on the first device.
-
-namespace chorus::dp {
-
-/// Calls `f(i, entry of the model, entry of the copy)` for each parameter of the copies on the first `used` devices.
-template <class Model, class F>
-void for_each_copy(const Replicas<Model>& replicas, std::size_t used, const F& f) {
-  for (std::size_t i = 1; i < used; ++i)
-    for (std::size_t p = 0; p < replicas.parameters(0).entries().size(); ++p)
-      f(i, replicas.parameters(0).entries()[p], replicas[i].parameters().entries()[p]);
-}
-
-/// Before backward: one that failed may have left gradients on the copies.
-template <class Model>
-void forget_gradients(const Replicas<Model>& replicas, std::size_t used) {
-  for_each_copy(replicas, used,
-                [](std::size_t, const auto&, const auto& copy) { copy.parameter().set_grad_arrived(false); });
-}
-
-/// `to`, on the first device, becomes or grows by `from`, on another.
-template <Device D>
-void add_gradients(DType dtype, std::size_t count, D from_device, const std::byte* from, D to_device, std::byte* to,
-                   bool add) {
-  const auto bytes = count * size_of(dtype);
-  if (!add) return copy_bytes(to_device, to, from_device, from, bytes);
-  Storage<D> near;
-  if constexpr (!std::is_same_v<D, Cpu>)
-    if (from_device != to_device) {  // a copy waits for the other device's stream, a kernel would not
-      near = Storage<D>(to_device, bytes);
-      copy_bytes(to_device, near.data(), from_device, from, bytes);
-      from = static_cast<const std::byte*>(near.data());
-    }
-  const auto elements = static_cast<Index>(count);
-  if (dtype == DType::f32)
-    kernels::axpy(to_device, elements, 1.0f, reinterpret_cast<const float*>(from), reinterpret_cast<float*>(to));
-  else
-    kernels::axpy(to_device, elements, 1.0, reinterpret_cast<const double*>(from), reinterpret_cast<double*>(to));
-}
-
-/// Adds the gradients of the copies on devices 1 to `used` - 1 to those of the model, one copy after the other.
-/// `run(workers, task)` calls `task(i)` in the threads of the first devices.
-template <class Model, class Run>
-void reduce(const Replicas<Model>& replicas, std::size_t used, const Run& run) {
-  struct Piece {
-    std::size_t device, group, begin, count;
-    bool add;
-  };
-  std::vector<Piece> pieces;  // gradients that have arrived, neighbours as one
-  std::vector<std::size_t> bytes(used);
-  for_each_copy(replicas, used, [&](std::size_t i, const auto& entry, const auto& copy) {
-    if (!copy.parameter().grad_arrived()) return;
-    auto& to = entry.parameter();
-    const bool add = to.grad_arrived();
-    to.set_grad_arrived(true);
-    entry.named.handle.shared()->set_reached();
-    bytes[i] += to.size_bytes();
-    if (!pieces.empty() && pieces.back().device == i && pieces.back().group == entry.group &&
-        pieces.back().add == add && pieces.back().begin + pieces.back().count == entry.begin)
-      pieces.back().count += entry.count;
-    else
-      pieces.push_back({i, entry.group, entry.begin, entry.count, add});
-  });
-  if (pieces.empty()) return;
-  for (std::size_t i = 1; i < used; ++i)
-    trace::sent(replicas.device(i).index, replicas.device(0).index, trace::Traffic::gradients, bytes[i]);
-  // Each worker adds its own block of the elements, from the first to the last that has a gradient: blocks are the same
-  // for all copies, though they may have gradients of different parameters. A GPU adds in the order of its stream.
-  const auto& groups = replicas.parameters(0).groups();
-  struct Range {
-    std::size_t begin = SIZE_MAX, end = 0;
-  };
-  std::vector<Range> ranges(groups.size());
-  for (const Piece& piece : pieces) {
-    auto& [begin, end] = ranges[piece.group];
-    begin = std::min(begin, piece.begin);
-    end = std::max(end, piece.begin + piece.count);
-  }
-  const std::size_t workers = std::is_same_v<typename Replicas<Model>::D, Cpu> ? used : 1;
-  run(workers, [&](std::size_t worker) {
-    const trace::Span span(trace::Lane::communication, "copy", "reduce");
-    for (const Piece& piece : pieces) {
-      const Range& range = ranges[piece.group];
-      const Split blocks{static_cast<Index>(range.end - range.begin), workers};
-      const auto block = [&](std::size_t i) { return range.begin + static_cast<std::size_t>(blocks.begin(i)); };
-      const auto begin = std::max(piece.begin, block(worker)),
-                 end = std::min(piece.begin + piece.count, block(worker + 1));
-      if (begin >= end) continue;
-      add_gradients(groups[piece.group].dtype, end - begin, replicas.device(piece.device),
-                    replicas[piece.device].parameters().groups()[piece.group].grad(begin), replicas.device(0),
-                    groups[piece.group].grad(begin), piece.add);
-    }
-  });
-}
-
-/// An extension for `grad`, which takes the gradients of some parameters and leaves all others as they are. Runs
-/// `backward` on all devices while the copies skip the parameters that the model skips, and adds what comes of it
-/// to where `grad` collects.
-template <class Model, class Backward>
-void reduce_wanted(const Replicas<Model>& replicas, std::size_t used, const Backward& backward) {
-  const auto skip = [&](bool on) {
-    for_each_copy(replicas, used, [on](std::size_t, const auto& entry, const auto& copy) {
-      copy.named.handle.shared()->set_skipped(on && entry.named.handle.shared()->skipped());
-    });
-  };
-  skip(true);
-  try {
-    backward();
-  } catch (...) {
-    skip(false);
-    throw;
-  }
-  skip(false);
-  for_each_copy(replicas, used, [&](std::size_t i, const auto& entry, const auto& copy) {
-    auto& parameter = copy.parameter();
-    if (!parameter.grad_arrived()) return;
-    trace::sent(replicas.device(i).index, replicas.device(0).index, trace::Traffic::gradients, parameter.size_bytes());
-    entry.parameter().add_grad_of(parameter);
-    parameter.set_grad_arrived(false);
-  });
-}
-
-}  // namespace chorus::dp
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_REDUCE_HPP
 
 // <chorus/parallel/model_handles.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_MODEL_HANDLES_HPP
@@ -35241,7 +36583,8 @@ class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner 
         handles_(this->model_),
         replicas_(this->model_, this->flat_, buffers_, options_.device_ids),
         parallel_apply_(dp::replica_names<D>(options_.device_ids), options_.device_ids, *options_.timeout),
-        collectives_(options_.device_ids, *options_.timeout, replicas_, parallel_apply_.threads()) {
+        collectives_(options_.device_ids, *options_.timeout, replicas_, parallel_apply_.threads()),
+        canonical_(this->model_, replicas_, static_cast<std::size_t>(options_.canonical_shares)) {
     dp::warn_of_imbalance<D>(options_.device_ids);
   }
   /// For `launch`: as many devices as `run` says, unless the options name them.
@@ -35267,21 +36610,23 @@ class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner 
   auto operator()(const Inputs&... inputs) {
     const auto pass = begin_pass<dp::MakeShare>(inputs...);
     const trace::Span span(trace::Lane::forward, "forward", "DataParallel forward");
-    const std::size_t devices = pass->split.devices;
+    const std::size_t devices = pass->runs.size();
     const bool replicated = collectives_.replicate(devices);
     parallel_apply_(devices, [&, pass, replicated](std::size_t i) {  // in the thread of device i
       pass->prepare([&] {
-        // 1. Scatter: the device gets its share of each input.
-        pass->shares[i].emplace(dp::scatter(pass->split, i, replicas_.device(i), pass->returns[i], inputs...));
+        // 1. Scatter: the device gets its share of each input; of canonical shares it may have several.
+        for (std::size_t s = pass->runs[i].begin; s < pass->runs[i].end; ++s)
+          pass->shares[s].emplace(dp::scatter(pass->split, s, replicas_.device(i), pass->returns[s], inputs...));
         // 2. Replicate: its copy of the model gets the parameters that have changed. The first has the model itself.
         if (!replicated) dp::replicate(replicas_, i);
       });
-      // 3. Parallel apply: all copies run at once, each on its share.
+      // 3. Parallel apply: all copies run at once, each on what it has.
       pass->forward(i);
     });
     end_pass(*pass);
     // 4. Gather: the outputs become one, on the output device.
-    const Ref<dp::BackwardNode> on_tape(new dp::BackwardNode(*this, this->alive(), std::move(pass->returns)));
+    const Ref<dp::BackwardNode> on_tape(
+        new dp::BackwardNode(*this, this->alive(), std::move(pass->returns), canonical_.cut(pass->split)));
     return dp::gather(pass->outputs, pass->split, D{options_.output_device}, on_tape);
     // 5. Reduce: once the loss goes back through `on_tape`, which calls `backward` below.
   }
@@ -35289,6 +36634,8 @@ class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner 
   template <class... Inputs>
   requires dp::is_recorded<Inputs...>
   auto operator()(const Inputs&... inputs) {
+    check<UsageError>(canonical_.shares() == 0,
+                      "canonical shares: GraphVariables, for gradients of gradients, are not cut into shares");
     const auto pass = begin_pass<dp::MakeRecordedShare>(inputs...);
     dp::recorded_forward(pass, replicas_, parallel_apply_, inputs...);
     end_pass(*pass);
@@ -35305,13 +36652,19 @@ class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner 
   }
 
   int devices() const { return static_cast<int>(options_.device_ids.size()); }
+  int canonical_shares() const { return static_cast<int>(canonical_.shares()); }
   const DataParallelOptions& options() const { return options_; }
 
  private:
   void backward(const dp::Roots& roots, bool keep) override {
     const std::size_t devices = roots.size();
     parallel_apply_.await();
-    dp::forget_gradients(replicas_, devices);
+    if (canonical_.shares() != 0)
+      return canonical_.backward(roots, keep, [this](std::size_t used, const auto& task) {
+        before_backward(used);
+        parallel_apply_(used, task);
+      });
+    before_backward(devices);
     backward_on_devices(roots, keep);
     // 5. Reduce: the gradients of all copies are added to those of the model.
     if (!collectives_.reduce(devices))
@@ -35320,17 +36673,22 @@ class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner 
   }
 
   void backward_to_wanted(const dp::Roots& roots, bool keep) override {
+    check<UsageError>(canonical_.shares() == 0,
+                      "canonical shares: grad() does not go through a policy's forward pass: expected backward()");
     parallel_apply_.await();
-    dp::forget_gradients(replicas_, roots.size());
+    before_backward(roots.size());
     dp::reduce_wanted(replicas_, roots.size(), [&] { backward_on_devices(roots, keep); });
   }
 
-  void backward_on_devices(const dp::Roots& roots, bool keep) {
+  void before_backward(std::size_t devices) {
+    dp::forget_gradients(replicas_, devices);
     // What is recomputed finds the model as it is now on one device, whatever passes there were in between.
-    for (std::size_t i = 1; i < roots.size(); ++i) {
+    for (std::size_t i = 1; i < devices; ++i) {
       replicas_[i].end_recording();
       replicas_[i].take_members(this->model_);
     }
+  }
+  void backward_on_devices(const dp::Roots& roots, bool keep) {
     parallel_apply_(roots.size(), [roots, keep, copies = replicas_.copies()](std::size_t i) {
       run_backward(roots[i], {.retain_graph = keep, .hooks = false});
     });
@@ -35347,11 +36705,15 @@ class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner 
     parallel_apply_.await();
     handles_.check_kept(this->model_, this->flat_);
     const Index batch = detail::batch_size(options_.dim, inputs...);
-    const auto used = static_cast<std::size_t>(std::clamp<Index>(batch, 1, devices()));
+    const bool canonical = canonical_.shares() != 0;
+    const auto most = canonical ? static_cast<Index>(canonical_.shares()) : Index{devices()};
+    const auto shares = static_cast<std::size_t>(std::clamp<Index>(batch, 1, most));
+    auto runs = canonical ? canonical_.runs(shares) : dp::one_each(shares);
     const auto& random = this->begin_forward(batch);
-    for (std::size_t i = 1; i < used; ++i) replicas_[i].take_members(this->model_);
+    for (std::size_t i = 1; i < runs.size(); ++i) replicas_[i].take_members(this->model_);
     return std::make_shared<dp::Pass<Model, dp::Shares<Make, D, Inputs...>>>(
-        dp::Split{batch, used, options_.dim}, this->model_, replicas_, random, this->watch_once());
+        dp::Split{batch, shares, options_.dim}, std::move(runs), canonical_.devices(), this->model_, replicas_, random,
+        this->watch_once());
   }
   template <class Pass>
   void end_pass(const Pass& pass) {
@@ -35367,6 +36729,7 @@ class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner 
   dp::ParallelApply parallel_apply_;
   // Extensions: what they do beyond the five steps is their files' matter.
   dp::Collectives<Model> collectives_;
+  dp::CanonicalReduce<Model> canonical_;
   detail::GatheredScalars scalars_;
 };
 
@@ -35512,30 +36875,6 @@ template <class Communicator>
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_EARLIER_GRADIENTS_HPP
 /// Gradients that earlier passes have left, for which a new one counts otherwise, or not at all.
 
-// <chorus/parallel/ddp/with_type.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
-/// A range of a flat buffer as what it is.
-
-namespace chorus::ddp {
-
-/// Calls `f(float*)` or `f(double*)`. Throws UsageError for numbers of other types, with `what` they are.
-template <class F>
-void with_type(std::string_view what, DType type, void* at, const F& f) {
-  check<UsageError>(type == DType::f32 || type == DType::f64, what, ": expected F32 or F64, got ", type);
-  if (type == DType::f32)
-    f(static_cast<float*>(at));
-  else
-    f(static_cast<double*>(at));
-}
-template <class F>
-void with_type(DType type, void* at, const F& f) {
-  with_type("DistributedDataParallel: gradients that are averaged", type, at, f);
-}
-
-}  // namespace chorus::ddp
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
-
 namespace chorus::detail {
 
 /// A rank without samples has no say in the average, but a loss may have terms that need none, such as a penalty of the
@@ -35671,6 +37010,16 @@ class BatchShares {
   explicit BatchShares(Communicator& communicator)
       : communicator_(communicator), all_(static_cast<std::size_t>(communicator.size())) {}
 
+  /// From now on ranks' gradients are added as they are: each is by the mean over the whole batch already.
+  void add_as_they_are() { as_they_are_ = true; }
+  /// How many samples all ranks have in the pass.
+  std::int64_t batch() {
+    ask();
+    std::int64_t samples = 0;
+    for (const Message& rank : all_) samples += rank.pass.samples;
+    return samples;
+  }
+
   /// A forward pass of this rank begins. `now`: ranks wait for each other here.
   void begin(const ddp::ForwardPass& pass, bool now = false) {
     const bool changed = own_.pass.changed || pass.changed;
@@ -35704,12 +37053,16 @@ class BatchShares {
     own_.at_backward = true;
     do exchange();
     while (std::any_of(all_.begin(), all_.end(), [](const Message& rank) { return !rank.at_backward; }));
-    decide(mean_over);
+    if (as_they_are_)
+      scales_.assign(mean_over.size(), 1);
+    else
+      decide(mean_over);
     return scales_;
   }
   /// This rank's share of the batch: the weight of its gradient. Those of all ranks add up to 1, also where the batch
   /// is empty: what earlier passes have averaged stays. By samples, until `weigh` knows better.
   double weight() {
+    if (as_they_are_) return 1;
     ask();
     return decided_ ? weight_ : weight_by_samples();
   }
@@ -35899,6 +37252,7 @@ class BatchShares {
   std::vector<Message> all_, all_aside_;
   std::vector<Loss> losses_;  // of the last `weigh`
   std::vector<double> scales_;
+  bool as_they_are_ = false;
   bool known_ = true;     // what ranks say of this pass
   bool decided_ = false;  // their weights
   double weight_ = 1;
@@ -36175,6 +37529,9 @@ struct DistributedDataParallelOptions {
   /// then, has no counterpart: the buckets know when they are full.
   std::vector<std::string> delay_all_reduce_named_params = {};
   NonFinite non_finite = NonFinite::propagate;
+  /// See SingleDeviceOptions: a rank takes whole shares, of which there are at least as many as ranks. Gradients travel
+  /// as sums of shares, by an all-gather, and `no_sync` saves no messages.
+  int canonical_shares = 0;
 
   template <Device D>
   BucketOptions buckets() const {
@@ -36224,7 +37581,8 @@ struct DistributedDataParallelOptions {
     for (const double cap : caps.bucket_cap_mb_list) text += cat(" ", cap);
     text += cat(", dim ", dim, ", broadcast_buffers ", broadcast_buffers, ", find_unused_parameters ",
                 find_unused_parameters, ", skip_all_reduce_unused_params ", skip_all_reduce_unused_params,
-                ", static_graph ", static_graph, ", non_finite ", static_cast<int>(non_finite), ", ignored");
+                ", static_graph ", static_graph, ", non_finite ", static_cast<int>(non_finite), ", canonical_shares ",
+                canonical_shares, ", ignored");
     for (const auto& name : parameters_and_buffers_to_ignore) text += cat(" ", name);
     text += ", delayed";
     for (const auto& name : delay_all_reduce_named_params) text += cat(" ", name);
@@ -36317,6 +37675,15 @@ class Extension {
   virtual void pass_ended() {}
 };
 
+/// How buckets are added up, where it is not for a hook to say.
+class BucketSums {
+ public:
+  virtual ~BucketSums() = default;
+  /// The bucket is full; and later: it shall have what all ranks' have made.
+  virtual void start(Bucket&) = 0;
+  virtual void finish(Bucket&) = 0;
+};
+
 /// What a rank brings to a pass of other ranks, within `join`.
 enum class Brings { samples, nothing, accumulated_gradients };
 
@@ -36344,6 +37711,7 @@ class Core {
   bool sync = true;          // whether backward averages
   bool in_backward = false;  // buckets are under way
   Brings brings = Brings::samples;
+  std::unique_ptr<BucketSums> instead_of_hook = nullptr;
 
   std::size_t entries() const { return flat.entries().size(); }
   ParameterOn<D>& parameter(std::size_t i) const { return flat.entries()[i].parameter(); }
@@ -36538,6 +37906,8 @@ class BufferSharing final : public Extension<D> {
     std::function<bool()> trains, joining;
     std::function<void(int root)> broadcast;
     std::function<std::span<const nn::NamedBuffer<D>>()> buffers;
+    /// With canonical shares rank 0's are sent after a pass: so all ranks evaluate with the same ones.
+    bool after_forward = false;
   };
 
   BufferSharing(Core<D, Communicator>& core, Policy policy) : core_(core), policy_(std::move(policy)) {}
@@ -36555,11 +37925,14 @@ class BufferSharing final : public Extension<D> {
   }
   void ready_for_forward() override {
     const bool in_pass_of_others = core_.brings != Brings::samples;
-    if (in_pass_of_others ? core_.shares.active_pass().sends_buffers : broadcasts_)
+    if (in_pass_of_others ? core_.shares.active_pass().sends_buffers : broadcasts_ && !policy_.after_forward)
       policy_.broadcast(policy_.joining() ? core_.shares.first_active() : 0);
     if (!in_pass_of_others) call_hook(BufferCommHookLocation::pre_forward);
   }
-  void forward_ended() override { call_hook(BufferCommHookLocation::post_forward); }
+  void forward_ended() override {
+    if (broadcasts_ && policy_.after_forward) policy_.broadcast(0);
+    call_hook(BufferCommHookLocation::post_forward);
+  }
 
  private:
   void call_hook(BufferCommHookLocation now) {
@@ -36575,6 +37948,130 @@ class BufferSharing final : public Extension<D> {
 
 }  // namespace chorus::ddp
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BUFFER_SHARING_HPP
+
+// <chorus/parallel/ddp/canonical_sums.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CANONICAL_SUMS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CANONICAL_SUMS_HPP
+/// Option `canonical_shares`: what ranks have of a bucket, sums of their shares, is added up in the order of the tree.
+
+// <chorus/parallel/canonical/sums_of_ranks.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SUMS_OF_RANKS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SUMS_OF_RANKS_HPP
+/// Sums of canonical shares of several ranks, added up in the order of the tree.
+
+namespace chorus::canonical {
+
+/// The sums that each rank has of a batch of so many samples: none where its shares have no samples.
+inline std::vector<std::vector<ShareRange>> sums_of_ranks(std::size_t shares, std::size_t ranks, std::size_t batch) {
+  const std::size_t used = std::min(shares, batch);
+  std::vector<std::vector<ShareRange>> sums;
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    const ShareRange run = shares_of_device(shares, ranks, rank);
+    sums.push_back(sums_of({std::min(run.begin, used), std::min(run.end, used)}, used));
+  }
+  return sums;
+}
+
+/// Adds up what ranks have, in place; `total` gets the result. `numbers(rank, k)`: where the k-th sum of a rank lies,
+/// asked for from left to right.
+template <Device D, class Numbers>
+void add_up(const std::vector<std::vector<ShareRange>>& of_ranks, const Numbers& numbers, D device, DType dtype,
+            std::size_t count, std::byte* total) {
+  std::vector<std::byte*> sums;
+  ShareTree tree;
+  const auto add = [&](std::size_t depth) {
+    add_numbers(device, dtype, count, sums[depth], sums[depth - 1]);
+    sums.resize(depth);
+  };
+  for (std::size_t rank = 0; rank < of_ranks.size(); ++rank)
+    for (std::size_t k = 0; k < of_ranks[rank].size(); ++k) {
+      sums.push_back(numbers(rank, k));
+      tree.push(of_ranks[rank][k], add);
+    }
+  tree.finish(add);
+  if (!sums.empty() && sums.front() != total) copy_bytes(device, total, device, sums.front(), count * size_of(dtype));
+}
+
+}  // namespace chorus::canonical
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SUMS_OF_RANKS_HPP
+
+namespace chorus::ddp {
+
+/// Every rank gathers all ranks' sums of a bucket, and adds them by itself: no algorithm or transport has an order of
+/// its own in it. Each of n ranks sends (n - 1) times its sums, of which there is one where its run of shares is a node
+/// of the tree, as 4 of 8 are.
+template <Device D, class Communicator>
+class CanonicalSums final : public BucketSums {
+ public:
+  /// `shares` in all; `tree` of this rank's run.
+  CanonicalSums(Core<D, Communicator>& core, std::size_t shares, const canonical::GradientTree<D>& tree)
+      : core_(core), shares_(shares), tree_(tree) {}
+
+  void start(Bucket& bucket) override {
+    if (core_.ranks.size() == 1) return;
+    if (bucket.index == 0) share_out();
+    if (gathered_.size() <= bucket.index) gathered_.resize(bucket.index + 1);
+    const std::size_t bytes = core_.bytes(bucket), ranks = sums_.size();
+    auto& [own, all] = gathered_[bucket.index];
+    const D device = core_.parameter(bucket.parameters.front()).where();
+    const MemoryScope scope(trace::Memory::buckets);
+    if (all.bytes() != ranks * most_ * bytes) all = Storage<D>(device, ranks * most_ * bytes);
+    const std::byte* mine = core_.gradients(bucket);
+    if (most_ > 1 || tree_.sums().empty()) {
+      if (own.bytes() != most_ * bytes) own = Storage<D>(device, most_ * bytes);
+      auto* const to = static_cast<std::byte*>(own.data());
+      for (std::size_t k = 0; k < tree_.sums().size(); ++k)
+        copy_bytes(device, to + k * bytes, device, tree_.sum(k, bucket.group, bucket.begin), bytes);
+      if (tree_.sums().size() < most_)  // sent, and not read
+        zero_bytes(device, to + tree_.sums().size() * bytes, (most_ - tree_.sums().size()) * bytes);
+      mine = to;
+    }
+    const bool last = bucket.index + 1 == core_.buckets.all().size();
+    const comm::CollectiveOptions options{.traffic = trace::Traffic::gradients,
+                                          .bucket = static_cast<int>(bucket.index)};
+    with_type(core_.dtype(bucket), all.data(), [&]<class T>(T* to) {
+      const std::span<const T> from(reinterpret_cast<const T*>(mine), most_ * bucket.count);
+      const std::span<T> everything(to, ranks * most_ * bucket.count);
+      if (std::is_same_v<D, Cpu> && last)
+        core_.ranks.all_gather(from, everything, options);
+      else
+        bucket.work = core_.ranks.all_gather_async(from, everything, options);
+    });
+  }
+
+  void finish(Bucket& bucket) override {
+    bucket.work.wait();
+    if (core_.ranks.size() == 1) return;
+    const std::size_t bytes = core_.bytes(bucket);
+    const D device = core_.parameter(bucket.parameters.front()).where();
+    auto* const all = static_cast<std::byte*>(gathered_[bucket.index].all.data());
+    canonical::add_up(
+        sums_, [&](std::size_t rank, std::size_t k) { return all + (rank * most_ + k) * bytes; }, device,
+        core_.dtype(bucket), bucket.count, core_.gradients(bucket));
+  }
+
+ private:
+  // Which sums each rank has of this batch.
+  void share_out() {
+    sums_ = canonical::sums_of_ranks(shares_, static_cast<std::size_t>(core_.ranks.size()),
+                                     static_cast<std::size_t>(core_.shares.batch()));
+    most_ = 1;
+    for (const auto& of_rank : sums_) most_ = std::max(most_, of_rank.size());
+  }
+
+  struct Gathered {
+    Storage<D> own, all;
+  };
+  Core<D, Communicator>& core_;
+  std::size_t shares_;
+  const canonical::GradientTree<D>& tree_;
+  std::vector<std::vector<ShareRange>> sums_;  // of each rank
+  std::size_t most_ = 1;                       // of them a rank has
+  std::vector<Gathered> gathered_;             // by bucket
+};
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CANONICAL_SUMS_HPP
 
 // <chorus/parallel/ddp/chosen_parameters.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CHOSEN_PARAMETERS_HPP
@@ -36857,10 +38354,15 @@ struct HookCalls {
   Hook hook;
 
   void start(const Core<D, Communicator>& core, Bucket& bucket) {
+    if (core.instead_of_hook) return core.instead_of_hook->start(bucket);
     as_hooks_see(core, bucket, [&](const auto& view) { bucket.work = hook.start(view, core.ranks); });
   }
   /// Waits for buckets, and for whatever the hook sends after them: for all of them at a time.
   void wait_for(const Core<D, Communicator>& core, std::span<Bucket> buckets) {
+    if (core.instead_of_hook) {
+      for (Bucket& bucket : buckets) core.instead_of_hook->finish(bucket);
+      return;
+    }
     if constexpr (HookTraits<Hook, D, Communicator>::resumes)
       resume_until_done(hook, core, buckets);
     else
@@ -37833,6 +39335,189 @@ class UnusedParameters final : public Extension<D> {
 /// What the policies of several processes share: a model on each rank, shares of the data, and numbers that all ranks
 /// agree on.
 
+// <chorus/parallel/canonical/model_shares.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_MODEL_SHARES_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_MODEL_SHARES_HPP
+/// A model that computes its batch one canonical share after the other, forward and backward.
+
+// <chorus/parallel/canonical/join_shares.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_JOIN_SHARES_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_JOIN_SHARES_HPP
+/// What a model has returned for each canonical share as what it returns for one batch.
+
+namespace chorus::canonical {
+
+/// Tensors are joined along the samples; a loss becomes the whole batch's. Of what is no tensor all shares have to have
+/// the same.
+template <class D>
+struct JoinShares : dp::JoinOutputs<D> {
+  using dp::JoinOutputs<D>::JoinOutputs;
+  template <class X>
+  static constexpr bool adds_axis = false;
+
+  template <class X>
+  auto operator()(const std::vector<const X*>& outputs) const {
+    if constexpr (Operand<X>) {
+      if constexpr (tensor_of<X>::rank > 0) {
+        return dp::JoinOutputs<D>::operator()(outputs);
+      } else {
+        return join_scalars(outputs);
+      }
+    } else {
+      if constexpr (requires(const X& x) { x == x; })
+        for (const X* output : outputs)
+          check<UsageError>(*output == *outputs[0],
+                            "canonical shares: the model returns something other than tensors, which differs from "
+                            "share to share");
+      return *outputs[0];
+    }
+  }
+
+ private:
+  template <class X>
+  X join_scalars(const std::vector<const X*>& outputs) const {
+    if constexpr (detail::is_variable<X>) {
+      const auto losses = dp::JoinOutputs<D>::operator()(outputs);
+      if (losses.node() && this->backward->canonical_cut() != nullptr)
+        return mean_of_share_losses(losses, **this->backward->canonical_cut());
+    }
+    check<UsageError>(outputs.size() == 1,
+                      "canonical shares: the model returns a number without axes for each share, and none of them is "
+                      "the batch's: expected one for each sample, [batch]");
+    return *outputs[0];
+  }
+};
+
+}  // namespace chorus::canonical
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_JOIN_SHARES_HPP
+
+namespace chorus::canonical {
+
+/// A policy's part for the shares of one process.
+template <class Model>
+class ModelShares final : private dp::BackwardRunner {
+ public:
+  using D = typename nn::detail::DeviceOfModel<Model>::type;
+
+  /// What a policy of several processes adds.
+  struct Processes {
+    /// Sums over all of them.
+    std::function<void(std::span<double>)> sum;
+    /// The whole batch's number of samples, in backward.
+    std::function<Index()> batch;
+  };
+
+  /// `run` of the `shares` are this process's. What is passed by reference has to outlive this.
+  ModelShares(Model& model, const nn::FlatParameters<D>& flat, const std::vector<nn::NamedBuffer<D>>& buffers,
+              std::weak_ptr<void> alive, std::size_t shares, ShareRange run, Processes processes = {})
+      : model_(model),
+        flat_(flat),
+        alive_(std::move(alive)),
+        shares_(shares),
+        processes_(std::make_shared<Processes>(std::move(processes))),
+        device_(model, flat, buffers, shares, run) {
+    ++detail::canonical_policies();
+  }
+  ~ModelShares() {
+    --detail::canonical_policies();
+    *processes_ = {};
+  }
+  ModelShares(const ModelShares&) = delete;
+  ModelShares& operator=(const ModelShares&) = delete;
+
+  std::size_t shares() const { return shares_; }
+  /// The sums of this process's gradients.
+  const GradientTree<D>& tree() const { return device_.tree(); }
+  /// `arrived(leaf)` is called in the last share's backward pass whenever a parameter's sums are complete, `ended()`
+  /// when all are, before the parameters' hooks run: there processes add up theirs.
+  void on_gradients(std::function<void(Node&)> arrived) { arrived_ = std::move(arrived); }
+  void when_backward_ends(std::function<void()> ended) { ended_ = std::move(ended); }
+
+  /// The model's output for this process's samples. `random`: of the first of them.
+  template <class... Inputs>
+  auto forward(RandomContext& random, const Inputs&... inputs) {
+    const Index samples = detail::batch_size(random.dim, inputs...);
+    const auto cut = std::make_shared<const Cut>(shares_, device_.run(), samples, processes_);
+    const D device = flat_.groups().front().values.device();
+    // Shares without samples come last; of a batch without any, one is computed, for the shape of what it gives.
+    const auto count = std::clamp<std::size_t>(static_cast<std::size_t>(samples), 1, device_.run().count());
+    const dp::Split split{samples, count};
+    std::vector<dp::GradientReturns> returns(split.devices);
+    using Output = decltype(dp::call(model_, dp::scatter(split, 0, device, returns[0], inputs...)));
+    std::vector<std::optional<Output>> outputs(split.devices);
+    if (grad_enabled()) group_ = batch_group();
+    const bool drew = device_.forward(random, split, 0, split.devices, [&](std::size_t i) {
+      outputs[i].emplace(dp::call(model_, dp::scatter(split, i, device, returns[i], inputs...)));
+    });
+    random.drew = random.drew || drew;
+    const Ref<dp::BackwardNode> on_tape(new dp::BackwardNode(*this, alive_, std::move(returns), cut));
+    return detail::map_tensors(detail::pointers_to(outputs), JoinShares<D>(split, device, on_tape));
+  }
+
+ private:
+  /// Of one pass.
+  class Cut final : public CanonicalCut {
+   public:
+    Cut(std::size_t shares, ShareRange run, Index samples, std::shared_ptr<const Processes> processes)
+        : CanonicalCut(shares, run, samples), processes_(std::move(processes)) {}
+    void sum_over_processes(std::span<double> values) const override {
+      if (processes_->sum) processes_->sum(values);
+    }
+
+   private:
+    std::shared_ptr<const Processes> processes_;  // empty once the policy is gone
+  };
+
+  void backward(const dp::Roots& roots, bool keep) override {
+    earlier_.take(flat_);
+    const auto batch = processes_->batch ? static_cast<std::size_t>(processes_->batch()) : roots.size();
+    device_.backward(roots, keep, std::min(batch, shares_), group_, [this](Node& leaf) {
+      if (arrived_) arrived_(leaf);
+    });
+    if (const auto ended = std::exchange(ended_, nullptr)) ended();
+    earlier_.give_back();
+    for (const auto& entry : flat_.entries())
+      if (entry.parameter().grad_arrived()) entry.named.handle.shared()->set_reached();
+  }
+  void backward_to_wanted(const dp::Roots&, bool) override {
+    fail<UsageError>("canonical shares: grad() does not go through a policy's forward pass: expected backward()");
+  }
+  void for_each_parameter(void (*visit)(Node&, void*), void* context) const override {
+    for (const auto& entry : flat_.entries())
+      if (entry.parameter().wants_grad()) visit(*entry.named.handle.shared(), context);
+  }
+
+  Model& model_;
+  const nn::FlatParameters<D>& flat_;
+  std::weak_ptr<void> alive_;
+  std::size_t shares_;
+  std::shared_ptr<Processes> processes_;
+  DeviceShares<D> device_;
+  std::shared_ptr<BatchGroup> group_;  // the processes', as layers see them
+  EarlierGradients<D> earlier_;
+  std::function<void(Node&)> arrived_;
+  std::function<void()> ended_;
+};
+
+/// `model.forward(inputs...)`, in shares where there are such; where nothing is recorded, a model that returns numbers
+/// without axes computes all samples at once. Throws UsageError for what can't be cut.
+template <class Model, class... Inputs>
+auto forward(ModelShares<Model>* shares, Model& model, RandomContext& random, const Inputs&... inputs) {
+  using Output = decltype(model.forward(inputs...));
+  if (shares == nullptr || (detail::holds_scalars<Output> && !grad_enabled())) return model.forward(inputs...);
+  if constexpr (dp::is_recorded<Inputs...>) {
+    fail<UsageError>("canonical shares: GraphVariables, for gradients of gradients, are not cut into shares");
+  } else if constexpr (std::is_same_v<decltype(shares->forward(random, inputs...)), Output>) {
+    return shares->forward(random, inputs...);
+  } else {
+    fail<UsageError>("canonical shares: what the model returns can't be joined from shares: expected tensors or ",
+                     "Variables with the samples along an axis, also within tuples, vectors, maps and structs");
+  }
+}
+
+}  // namespace chorus::canonical
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_MODEL_SHARES_HPP
+
 namespace chorus {
 
 namespace detail {
@@ -37857,9 +39542,11 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
                                           .world_size = communicator_.size(),
                                           .shuffle = options.shuffle,
                                           .seed = this->seed(),
-                                          .padding = options.padding});
+                                          .padding = options.padding,
+                                          .canonical_shares = canonical_shares()});
   }
   int devices() const { return communicator_.size(); }
+  int canonical_shares() const { return canonical_ ? static_cast<int>(canonical_->shares()) : 0; }
   Communicator& communicator() const { return communicator_; }
 
   virtual ~DistributedPolicy() { group_->policy = nullptr; }
@@ -37889,7 +39576,8 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   };
 
   /// `title`: the policy's name in messages.
-  DistributedPolicy(std::string_view title, Model model, Communicator& communicator, int dim, std::uint64_t seed)
+  DistributedPolicy(std::string_view title, Model model, Communicator& communicator, int dim, std::uint64_t seed,
+                    int canonical_shares = 0)
       : Policy<Model>(std::move(model), seed),
         title_(title),
         communicator_(communicator),
@@ -37910,6 +39598,18 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
     };
     this->random_.devices = communicator.size();
     this->random_.is_share = [this](std::int64_t samples) { return shares_.is_share(samples); };
+    if (const auto shares = canonical::checked_shares(canonical_shares, communicator.size(), dim)) {
+      shares_.add_as_they_are();
+      canonical_.emplace(this->model_, this->flat_, buffers_, this->alive(), shares,
+                         shares_of_device(shares, ranks(), static_cast<std::size_t>(communicator.rank())),
+                         typename canonical::ModelShares<Model>::Processes{
+                             .sum = [this](std::span<double> values) { sum(values); },
+                             .batch =
+                                 [this] {
+                                   weigh_unless_weighed();
+                                   return shares_.batch();
+                                 }});
+    }
   }
 
   /// Throws UsageError, on every rank, where the ranks' models, or `options`, differ. Rank 0's seed is all ranks'.
@@ -37922,6 +39622,12 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   /// Calls `f(i)` whenever backward has come to the gradient of the parameter that is now entry `i`.
   template <class F>
   void on_gradients(const F& f) {
+    if (canonical_) {  // whose hooks come later, with the gradient of the whole batch
+      std::unordered_map<const Node*, std::size_t> numbers;
+      for (const auto& entry : this->flat_.entries())
+        numbers.emplace(entry.named.handle.shared().get(), numbers.size());
+      return canonical_->on_gradients([f, numbers = std::move(numbers)](Node& leaf) { f(numbers.at(&leaf)); });
+    }
     for (std::size_t i = 0; i < this->flat_.entries().size(); ++i)
       this->flat_.entries()[i].parameter().on_grad([f, alive = this->alive(), i] {
         if (!alive.expired()) f(i);
@@ -37930,6 +39636,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   /// Calls `f()` when the backward run of this thread has ended.
   template <class F>
   void when_backward_ends(const F& f) {
+    if (canonical_) return canonical_->when_backward_ends(f);
     at_backward_end([f, alive = this->alive()] {
       if (!alive.expired()) f();
     });
@@ -37989,10 +39696,17 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
     if (communicator_.rank() != root) copy(false);
   }
 
+  std::size_t ranks() const { return static_cast<std::size_t>(communicator_.size()); }
+  /// The scope in which gradients are added up, by `sync` being off. With canonical shares every pass is the whole
+  /// batch's: there is nothing to put off.
+  NoSync scope_without(bool& sync) const { return canonical_ ? NoSync() : NoSync(sync); }
+
   // For chorus::join.
 
   void begin_join(const detail::JoinFacts& facts) override {
     check<UsageError>(!joining_, title_, "::join: inside another join");
+    check<UsageError>(!canonical_ || communicator_.size() == 1, title_,
+                      "::join: canonical shares cut each batch for all ranks: expected as many batches on each");
     joining_ = true;
     throw_early_ = facts.throw_early;
     passes_of_others_ = 0;
@@ -38043,7 +39757,8 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
     const BatchGroupScope group(with_others ? group_ : nullptr);
     const detail::WatchScope watch(communicator_.rank() == 0 ? this->watch_once() : nullptr);
     const trace::Span span(trace::Lane::forward, "forward", "forward");
-    auto output = this->model_.forward(this->on_model_device(inputs)...);
+    auto output = canonical::forward(canonical_ ? &*canonical_ : nullptr, this->model_, this->random_,
+                                     this->on_model_device(inputs)...);
     this->end_forward();
     return output;
   }
@@ -38062,14 +39777,17 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   /// Backward has come to a gradient. Throws UsageError where it began with losses that ranks divide in different ways,
   /// and did not pass through a forward pass of this policy: then it is too late to weigh each.
   void check_weighed() {
-    if (weighed()) return;
+    if (!canonical_) weigh_unless_weighed();
+  }
+  void weigh_unless_weighed() {
+    if (weighed_run_ == backward_run()) return;
     for (const double scale : weigh_run(means_of_backward()))
       check<UsageError>(scale == 1, "a distributed policy: backward goes through several losses that are means over ",
                         "different numbers, and not through a forward pass of the net in this thread: call the net, "
                         "not its module()");
   }
-  /// Whether the backward run that this thread is in has been weighed.
-  bool weighed() const { return weighed_run_ == backward_run(); }
+  /// Whether the backward run that this thread is in has been weighed; with canonical shares it always has.
+  bool weighed() const { return canonical_ || weighed_run_ == backward_run(); }
   /// All ranks tell each other what their losses are means over.
   virtual std::span<const double> weigh(std::span<const double> mean_over) { return shares_.weigh(mean_over); }
   /// This rank's weight in the pass is known, and backward has not begun.
@@ -38089,6 +39807,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   Storage<D> buffer_message_;
   detail::ModelHandles handles_;
   bool joining_ = false, throw_early_ = false;
+  std::optional<canonical::ModelShares<Model>> canonical_;
   bool operators_send_ = false;  // forward passes have had collectives of their own, as backward will
 
  private:
@@ -38127,6 +39846,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
     std::vector<Ref<Node>> means;
     for (const Ref<Node>& node : nodes)
       if (node->is_mean() && (node->is_loss() || node->sequence() >= last)) means.push_back(node);
+    if (canonical_ && communicator_.size() > 1) check_canonical_means(nodes);
     const auto scales = weigh_run(means);
     for (std::size_t i = 0; i < scales.size(); ++i) {
       check<UsageError>(means[i]->scale() == 1 || means[i]->scale() == scales[i],
@@ -38134,6 +39854,42 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
       means[i]->set_scale(scales[i]);
     }
     backward_is_weighed();
+  }
+  // What goes back into the net has to come from means over the whole batch: anything else would be this rank's.
+  [[gnu::cold]] static void check_canonical_means(std::span<const Ref<Node>> nodes) {
+    struct Seen {
+      std::vector<Node*> nodes;
+      static void add(Node& node, void* context) {
+        auto& seen = static_cast<Seen*>(context)->nodes;
+        if (std::find(seen.begin(), seen.end(), &node) == seen.end()) seen.push_back(&node);
+      }
+    } under;
+    for (const Ref<Node>& node : nodes)
+      if (node->operation() == detail::canonical_mean_name) node->for_each_input(Seen::add, &under);
+    for (std::size_t i = 0; i < under.nodes.size(); ++i)
+      if (under.nodes[i]->canonical_cut() == nullptr) under.nodes[i]->for_each_input(Seen::add, &under);
+    for (Node* const node : under.nodes)
+      check<UsageError>(!node->is_leaf() || node->numbers_name()[0] == '\0',
+                        "canonical shares: the loss uses the parameter ", node->numbers_name(),
+                        " outside of the net's forward pass, where samples are not in shares: use it in the model");
+    struct Above {
+      const Seen& under;
+      bool uses = false;
+      static void look(Node& node, void* context) {
+        auto& above = *static_cast<Above*>(context);
+        const auto& nodes = above.under.nodes;
+        above.uses = above.uses || node.canonical_cut() != nullptr ||
+                     std::find(nodes.begin(), nodes.end(), &node) != nodes.end();
+      }
+    } above{under};
+    for (const Ref<Node>& node : nodes)
+      if (node->operation() != detail::canonical_mean_name &&
+          std::find(under.nodes.begin(), under.nodes.end(), node.get()) == under.nodes.end())
+        node->for_each_input(Above::look, &above);
+    check<UsageError>(!above.uses,
+                      "canonical shares: backward begins with something other than a mean over the batch: expected "
+                      "mean(), cross_entropy(), mse_loss() or another loss of the library, taken of what the net "
+                      "returned for its samples");
   }
   // None of a captured step.
   std::span<const double> weigh_run(std::span<const Ref<Node>> means) {
@@ -38215,9 +39971,18 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
  protected:
   PolicyWithOptions(Model model, Communicator& communicator, const DistributedDataParallelOptions& options,
                     std::uint64_t seed, Hook hook)
-      : Base("DistributedDataParallel", std::move(model), communicator, options.dim, seed),
+      : Base("DistributedDataParallel", std::move(model), communicator, options.dim, seed, options.canonical_shares),
         Core(this->flat_, communicator, this->shares_, options.checked_for<D>(this->model_)),
         calls_{std::move(hook)} {
+    if (this->canonical_) {
+      check<UsageError>(std::is_same_v<Hook, AllReduce>,
+                        "DistributedDataParallel: canonical_shares says how gradients are added up: expected the "
+                        "default hook, AllReduce");
+      check<UsageError>(!options.static_graph,
+                        "DistributedDataParallel: canonical_shares and static_graph don't go together");
+      this->instead_of_hook = std::make_unique<CanonicalSums<D, Communicator>>(core(), this->canonical_->shares(),
+                                                                               this->canonical_->tree());
+    }
     install_extensions();
     check<UsageError>(!this->buckets.all().empty(),
                       "DistributedDataParallel: no parameter of the model wants a gradient",
@@ -38244,9 +40009,10 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
     return [&options = Core::options](const std::string& wanted) { return !options.ignores(wanted); };
   }
   /// Gradients will be added up over several passes.
-  void accumulate() {
-    if (this->template find<Accumulation<D, Communicator>>() == nullptr)
+  NoSync accumulate() {
+    if (!this->canonical_ && this->template find<Accumulation<D, Communicator>>() == nullptr)
       add<Accumulation>([this] { return Traits::averages(calls_.hook); });
+    return this->scope_without(this->sync);
   }
   /// A rank's memory that the communicator reaches without a copy, where it has such.
   typename nn::FlatParameters<D>::Allocate own_memory() const {
@@ -38295,7 +40061,8 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
         .trains = [this] { return this->any_training(); },
         .joining = [this] { return this->joining_; },
         .broadcast = [this](int root) { this->broadcast_buffers(root); },
-        .buffers = [this] { return std::span<const nn::NamedBuffer<D>>(this->buffers_); }});
+        .buffers = [this] { return std::span<const nn::NamedBuffer<D>>(this->buffers_); },
+        .after_forward = this->canonical_.has_value()});
     if (options.static_graph)
       add<StaticGraph>();
     else if (options.find_unused_parameters)
@@ -39827,10 +41594,7 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
 
   /// While it lives, backward adds to this rank's own gradients alone; the first backward after it averages the sum.
   /// Each pass counts by its own global batch, so that micro-batches may be divided unevenly.
-  [[nodiscard]] NoSync no_sync() {
-    this->accumulate();
-    return NoSync(this->sync);
-  }
+  [[nodiscard]] NoSync no_sync() { return this->accumulate(); }
   /// Runs `body`, a loop over batches of which ranks may have different numbers, each an iteration of forward and
   /// backward. A rank that has ended takes part in the others' collectives, with no samples, until all have; then all
   /// take the parameters and buffers of the one that went on longest. `body` makes no other collective calls: a forward
@@ -39937,6 +41701,9 @@ namespace chorus {
 struct SingleDeviceOptions {
   /// The axis of the inputs along which the samples lie. Each sample draws its own random numbers.
   int dim = 0;
+  /// Cuts every batch into that many shares, computes one after the other, and adds up in one order: the same bits as
+  /// other policies give on any number of devices, with the same number here. 0: the batch is whole.
+  int canonical_shares = 0;
 };
 
 template <class Model>
@@ -39949,6 +41716,10 @@ class SingleDevice : public OneProcessPolicy<Model> {
       : OneProcessPolicy<Model>(std::move(model), seed), handles_(this->model_) {
     check<UsageError>(options.dim >= 0, "SingleDevice: dim is at least 0, got ", options.dim);
     this->random_.dim = options.dim;
+    if (const auto shares = canonical::checked_shares(options.canonical_shares, 1, options.dim)) {
+      buffers_ = nn::named_buffers<typename Policy<Model>::device_type>(this->model_);
+      shares_.emplace(this->model_, this->flat_, buffers_, this->alive(), shares, ShareRange{0, shares});
+    }
   }
   /// For `launch`: takes the seed from `run`. The model moves to the device that `run` names, if any.
   template <class Run>
@@ -39967,15 +41738,19 @@ class SingleDevice : public OneProcessPolicy<Model> {
     const RandomScope scope(this->begin_forward(dim == 0 ? 0 : detail::samples_of(dim, inputs...)));
     const detail::WatchScope watch(this->watch_once());
     const trace::Span span(trace::Lane::forward, "forward", "forward");
-    auto output = this->model_.forward(this->on_model_device(inputs)...);
+    auto output = canonical::forward(shares_ ? &*shares_ : nullptr, this->model_, this->random_,
+                                     this->on_model_device(inputs)...);
     this->end_forward();
     return output;
   }
 
   int devices() const { return 1; }
+  int canonical_shares() const { return shares_ ? static_cast<int>(shares_->shares()) : 0; }
 
  private:
   detail::ModelHandles handles_;
+  std::vector<nn::NamedBuffer<typename Policy<Model>::device_type>> buffers_;  // where there are shares
+  std::optional<canonical::ModelShares<Model>> shares_;
 };
 
 }  // namespace chorus
@@ -40149,6 +41924,8 @@ namespace chorus {
 struct RunSummary {
   std::string policy = {};
   int devices = 1;
+  /// Left out where there are none.
+  int canonical_shares = 0;
   double samples_per_second = 0;
   std::vector<std::uint64_t> bytes_sent_per_device = {};
   std::vector<std::uint64_t> peak_memory_bytes_per_device = {};
@@ -40167,8 +41944,8 @@ struct MetricsFiles {
 ///
 ///     {"event":"step","step":0,"loss":2.3}
 ///     {"event":"epoch","epoch":0,"train_loss":1.9,"test_accuracy":0.61,"seconds":4.2}
-///     {"event":"done","policy":"ddp","devices":2,"samples_per_second":...,"bytes_sent_per_device":[...],
-///      "peak_memory_bytes_per_device":[...],"parameters_sha256":"..."}
+///     {"event":"done","policy":"ddp","devices":2,"canonical_shares":4,"samples_per_second":...,
+///      "bytes_sent_per_device":[...],"peak_memory_bytes_per_device":[...],"parameters_sha256":"..."}
 ///
 /// For TensorBoard the losses of steps are `loss/step`, those of epochs `loss/train`, and accuracies `accuracy/test`.
 /// An epoch is on disk when `epoch` returns. Only one process of a run writes: the others give no path.
@@ -40205,10 +41982,9 @@ class MetricsLog {
   /// The last line.
   void done(const RunSummary& run) {
     detail::JsonObject line;
-    line.field("event", "done")
-        .field("policy", run.policy)
-        .field("devices", run.devices)
-        .field("samples_per_second", run.samples_per_second)
+    line.field("event", "done").field("policy", run.policy).field("devices", run.devices);
+    if (run.canonical_shares > 0) line.field("canonical_shares", run.canonical_shares);
+    line.field("samples_per_second", run.samples_per_second)
         .field("bytes_sent_per_device", run.bytes_sent_per_device)
         .field("peak_memory_bytes_per_device", run.peak_memory_bytes_per_device);
     if (!run.parameters_sha256.empty()) line.field("parameters_sha256", run.parameters_sha256);

@@ -119,6 +119,12 @@ class ParameterOn : public detail::AtHome<D> {
   /// For a copy: puts the operation that made it, a GradNode of this parameter's type, in this leaf's place on the
   /// tape; null: the leaf itself stands there.
   virtual void set_origin(Ref<Node> operation) = 0;
+  /// A leaf that may stand in this one's place, by `set_origin`, with a gradient of its own.
+  virtual Ref<Node> make_stand_in() const = 0;
+  /// Where the gradient of such a leaf lies; null where there is none.
+  virtual const void* grad_data_of(const Node& stand_in) const = 0;
+  /// Forgets it, with its memory.
+  virtual void drop_grad_of(Node& stand_in) const = 0;
 
   /// Whether other processes read and write the same value: one of them may step each of its numbers, then, and the
   /// others none.
@@ -207,6 +213,14 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
   }
   void set_origin(Ref<Node> operation) override {
     origin_ = Ref<GradNode<T, Rank, D>>(static_cast<GradNode<T, Rank, D>*>(operation.get()));
+  }
+  Ref<Node> make_stand_in() const override { return Ref<Node>(new LeafNode<T, Rank, D>(value_)); }
+  const void* grad_data_of(const Node& stand_in) const override {
+    const auto grad = static_cast<const LeafNode<T, Rank, D>&>(stand_in).grad();
+    return grad.defined() ? grad.data() : nullptr;
+  }
+  void drop_grad_of(Node& stand_in) const override {
+    static_cast<LeafNode<T, Rank, D>&>(stand_in).exchange_grad({});
   }
   Variable<T, Rank, D> as_variable() {
     if (detail::parameter_watch != nullptr) [[unlikely]]

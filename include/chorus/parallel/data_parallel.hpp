@@ -51,7 +51,7 @@ class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner 
         replicas_(this->model_, this->flat_, buffers_, options_.device_ids),
         parallel_apply_(dp::replica_names<D>(options_.device_ids), options_.device_ids, *options_.timeout),
         collectives_(options_.device_ids, *options_.timeout, replicas_, parallel_apply_.threads()),
-        canonical_(replicas_, static_cast<std::size_t>(options_.canonical_shares)) {
+        canonical_(this->model_, replicas_, static_cast<std::size_t>(options_.canonical_shares)) {
     dp::warn_of_imbalance<D>(options_.device_ids);
   }
   /// For `launch`: as many devices as `run` says, unless the options name them.
@@ -179,7 +179,7 @@ class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner 
     const auto& random = this->begin_forward(batch);
     for (std::size_t i = 1; i < runs.size(); ++i) replicas_[i].take_members(this->model_);
     return std::make_shared<dp::Pass<Model, dp::Shares<Make, D, Inputs...>>>(
-        dp::Split{batch, shares, options_.dim}, std::move(runs), canonical, this->model_, replicas_, random,
+        dp::Split{batch, shares, options_.dim}, std::move(runs), canonical_.devices(), this->model_, replicas_, random,
         this->watch_once());
   }
   template <class Pass>

@@ -116,7 +116,11 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
                          shares_of_device(shares, ranks(), static_cast<std::size_t>(communicator.rank())),
                          typename canonical::ModelShares<Model>::Processes{
                              .sum = [this](std::span<double> values) { sum(values); },
-                             .batch = [this] { return shares_.batch(); }});
+                             .batch =
+                                 [this] {
+                                   weigh_unless_weighed();
+                                   return shares_.batch();
+                                 }});
     }
   }
 
@@ -285,14 +289,17 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   /// Backward has come to a gradient. Throws UsageError where it began with losses that ranks divide in different ways,
   /// and did not pass through a forward pass of this policy: then it is too late to weigh each.
   void check_weighed() {
-    if (weighed()) return;
+    if (!canonical_) weigh_unless_weighed();
+  }
+  void weigh_unless_weighed() {
+    if (weighed_run_ == backward_run()) return;
     for (const double scale : weigh_run(means_of_backward()))
       check<UsageError>(scale == 1, "a distributed policy: backward goes through several losses that are means over ",
                         "different numbers, and not through a forward pass of the net in this thread: call the net, "
                         "not its module()");
   }
-  /// Whether the backward run that this thread is in has been weighed.
-  bool weighed() const { return weighed_run_ == backward_run(); }
+  /// Whether the backward run that this thread is in has been weighed; with canonical shares it always has.
+  bool weighed() const { return canonical_ || weighed_run_ == backward_run(); }
   /// All ranks tell each other what their losses are means over.
   virtual std::span<const double> weigh(std::span<const double> mean_over) { return shares_.weigh(mean_over); }
   /// This rank's weight in the pass is known, and backward has not begun.

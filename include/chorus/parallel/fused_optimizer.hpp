@@ -24,7 +24,8 @@ class FusedOptimizer : public optim::HasLearningRate {
   using D = decltype(std::declval<const Opt&>().device());
 
  public:
-  /// Steps all parameters of `net`, as long as that lives. Throws UsageError where another optimizer does so.
+  /// Steps all parameters of `net`, as long as that lives. Throws UsageError where another optimizer does so,
+  /// and under canonical shares.
   template <class Net>
   FusedOptimizer(Net& net, const typename Opt::options_type& options)
       : HasLearningRate(options.lr), options_(options), parameters_(net.parameters()) {
@@ -34,6 +35,9 @@ class FusedOptimizer : public optim::HasLearningRate {
     };
     check_there_ = while_there([] {});
     if constexpr (requires { detail::access_to(net).step_in_backward({}); }) {
+      check<UsageError>(net.canonical_shares() == 0,
+                        "FusedOptimizer: with canonical shares gradients are complete when backward has ended: "
+                        "expected the plain optimizer");
       step_in_backward(net);
       step_ = check_there_;
       remove_ = [&net, alive = net.alive()] {

@@ -185,12 +185,8 @@ inline void add_formula(TraceLink& link, const Trace& trace, const TraceFacts& f
     const auto links = all_reduce_links(sender, link.from, facts.devices, step, link.kind);
     if (!links || !links->contains(link.to)) return;
     link.formula = links->at(link.to);
-    double all = 0;
     int others = 0;
-    for (const auto& [to, bytes] : *links) {
-      all += bytes;
-      others += bytes > 0 ? 1 : 0;
-    }
+    for (const auto& [to, bytes] : *links) others += bytes > 0 ? 1 : 0;
     link.rule = others == 1 ? "2 (N-1)/N K" : "2 K/N";
   } else if (facts.policy == "dp" || facts.policy == "parameter_server") {
     const bool down = link.kind == "parameters" && link.from == 0, up = link.kind == "gradients" && link.to == 0;

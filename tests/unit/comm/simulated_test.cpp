@@ -450,6 +450,11 @@ TEST_CASE("simulated: steps of algorithms that are kept are those of ranks in th
   CHECK(kept == real);
   CHECK(kept[0].size() >= 2 * 2 + 1);
   CHECK_THAT(kept[0][0], Contains("\"first\":1"));
+  // What lies elsewhere, such as in Bruck's own memory, has no place in the call's.
+  const auto gathered = simulate({.ranks = 4, .true_numbers = false, .keep_steps = true},
+                                 [](SimulatedRank& rank) { rank.call(Op::all_gather, 64); });
+  REQUIRE(gathered.ranks[0].steps.size() == 2 * 2);
+  for (const auto& step : gathered.ranks[0].steps) CHECK_THAT(step.args, !Contains("offset"));
   const auto none = simulate({.ranks = n}, [&](SimulatedRank& rank) { calls(rank.communicator()); });
   CHECK(none.ranks[0].steps.empty());
 }

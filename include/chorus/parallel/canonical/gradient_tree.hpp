@@ -2,11 +2,14 @@
 /// The gradients of a device's canonical shares, added up in the order of the tree: a binary counter whose digits are
 /// copies of the flat gradients.
 
+#include <algorithm>
+#include <chorus/core/error.hpp>
 #include <chorus/core/share_tree.hpp>
 #include <chorus/kernels/pointwise.hpp>
 #include <chorus/nn/flat_parameters.hpp>
 #include <chorus/parallel/ddp/with_type.hpp>
 #include <cstddef>
+#include <cstdint>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -41,9 +44,9 @@ class GradientCopy {
   std::vector<Storage<D>> groups_;
 };
 
-/// One device's. Shares come one after the other; each parameter's gradient is taken as soon as it is complete, while
-/// it is in the caches. At the end the last sum is in the parameters' own gradients, and the sums before it, if the
-/// run leaves more than one, in copies. Never more than log2(shares) + 1 of them, and none where a device has one
+/// One device's. Of each parameter the shares' gradients come in their order; each is taken as soon as it is complete,
+/// while it is in the caches. At the end the last sum is in the parameters' own gradients, and the sums before it, if
+/// the run leaves more than one, in copies. Never more than log2(shares) + 1 of them, and none where a device has one
 /// share.
 template <Device D>
 class GradientTree {
@@ -53,28 +56,41 @@ class GradientTree {
   /// A backward pass over these shares, of as many in all, begins. No gradient is there.
   void begin(ShareRange run, std::size_t shares) {
     if (generation_ != flat_.generation() || entry_of_.empty()) begin_anew();
-    tree_ = {};
-    run_ = run;
-    next_ = run.begin;
-    whole_ = run == ShareRange{0, shares};
-    here_.assign(here_.size(), false);
+    taken_.assign(taken_.size(), 0);
     for (Copy& copy : copies_) copy.has.assign(copy.has.size(), false);
-    if (run.count() > 0) begin_share();
+    tree_ = {};
+    steps_.clear();
+    std::size_t copies = 0;
+    for (std::size_t share = run.begin; share < run.end; ++share) {
+      std::size_t carries = 0;
+      const auto carry = [&](std::size_t) { ++carries; };
+      tree_.push({share, share + 1}, carry);
+      const bool last = share + 1 == run.end;
+      if (last && run == ShareRange{0, shares}) tree_.finish(carry);
+      steps_.push_back({carries, tree_.sums().size() - 1, last});
+      copies = std::max(copies, steps_.back().depth + std::max<std::size_t>(carries, last ? 0 : 1));
+    }
+    while (copies_.size() < copies)
+      copies_.push_back({GradientCopy<D>(flat_), std::vector<char>(flat_.entries().size())});
   }
-  /// The present share's gradient of entry `i` is complete.
-  void gradient_arrived(std::size_t i) {
-    here_[i] = true;
-    carry(i);
+  /// The gradient of entry `i` by the run's share number `share` is complete, and lies at `gradient`: where the
+  /// parameter's own is, or elsewhere. Throws UsageError where it has come before.
+  void gradient_arrived(std::size_t i, std::size_t share, const void* gradient) {
+    auto& p = flat_.entries()[i].parameter();
+    check<UsageError>(taken_[i] <= share, "canonical shares: ", flat_.entries()[i].named.name,
+                      " got its gradient in several parts in one backward pass (backward within backward)");
+    while (taken_[i] < share) carry_none(i, taken_[i]++);
+    if (gradient != p.grad_data()) copy_bytes(p.where(), p.grad_data(), p.where(), gradient, p.size_bytes());
+    carry(i, taken_[i]++);
   }
-  /// All of the present share's are. Calls `late(i)` for what the last share has none of, and others had.
+  /// All of that share's are. Calls `late(i)` for what the last share has none of, and others had.
   template <class Late>
-  void end_share(const Late& late) {
-    for (std::size_t i = 0; i < here_.size(); ++i)
-      if (!std::exchange(here_[i], false) && carry_none(i) && last_share()) late(i);
-    ++next_;
-    if (next_ < run_.end) begin_share();
+  void end_share(std::size_t share, const Late& late) {
+    for (std::size_t i = 0; i < taken_.size(); ++i)
+      while (taken_[i] <= share)
+        if (carry_none(i, taken_[i]++) && is_last(share)) late(i);
   }
-  bool last_share() const { return next_ + 1 == run_.end; }
+  bool is_last(std::size_t share) const { return steps_[share].last; }
 
   /// The sums that the run leaves, from left to right.
   const std::vector<ShareRange>& sums() const { return tree_.sums(); }
@@ -95,65 +111,64 @@ class GradientTree {
     std::vector<char> has;  // by entry
   };
 
+  /// What is done with a share's gradient: how many sums before it are added, how many are left below, and whether the
+  /// run ends.
+  struct Step {
+    std::size_t carries, depth;
+    bool last;
+  };
+
   void begin_anew() {
     generation_ = flat_.generation();
     copies_.clear();
-    here_.assign(flat_.entries().size(), false);
+    taken_.assign(flat_.entries().size(), 0);
     entry_of_.clear();
     for (std::size_t i = 0; i < flat_.entries().size(); ++i)
       entry_of_.emplace(flat_.entries()[i].named.handle.shared().get(), i);
-  }
-  // How far the present share will carry.
-  void begin_share() {
-    carries_ = 0;
-    tree_.push({next_, next_ + 1}, [this](std::size_t) { ++carries_; });
-    if (last_share() && whole_) tree_.finish([this](std::size_t) { ++carries_; });
-    depth_ = tree_.sums().size() - 1;  // of the sum that this share ends in
-    while (copies_.size() < depth_ + (last_share() ? 0 : 1) || copies_.size() < depth_ + carries_)
-      copies_.push_back({GradientCopy<D>(flat_), std::vector<char>(flat_.entries().size())});
   }
   std::byte* place(const Copy& copy, std::size_t i) const {
     const auto& entry = flat_.entries()[i];
     return copy.numbers.at(entry.group, entry.begin, entry.parameter().dtype());
   }
   // The gradient of entry `i` is added to what was there before, and lies in its sum then.
-  void carry(std::size_t i) {
+  void carry(std::size_t i, std::size_t share) {
+    const auto [carries, depth, last] = steps_[share];
     auto& p = flat_.entries()[i].parameter();
     const D device = p.where();
     const auto count = static_cast<std::size_t>(p.count());
     auto* const gradient = static_cast<std::byte*>(p.grad_data());
-    for (std::size_t c = depth_ + carries_; c-- > depth_;) {
+    for (std::size_t c = depth + carries; c-- > depth;) {
       Copy& left = copies_[c];
       if (!std::exchange(left.has[i], false)) zero_bytes(device, place(left, i), p.size_bytes());
-      if (c == depth_ && !last_share())
+      if (c == depth && !last)
         add_numbers(device, p.dtype(), count, gradient, place(left, i));
       else
         add_numbers(device, p.dtype(), count, place(left, i), gradient);
     }
-    if (last_share()) {
-      fill_sums(i);
+    if (last) {
+      fill_sums(i, depth);
       return p.set_grad_arrived(true);
     }
-    Copy& sum = copies_[depth_];
-    if (carries_ == 0) copy_bytes(device, place(sum, i), device, gradient, p.size_bytes());
+    Copy& sum = copies_[depth];
+    if (carries == 0) copy_bytes(device, place(sum, i), device, gradient, p.size_bytes());
     sum.has[i] = true;
     p.set_grad_arrived(false);
   }
-  // This share has no gradient of it: it counts as 0 where others, of which this one's sum is, have one.
-  bool carry_none(std::size_t i) {
+  // A share has no gradient of it: it counts as 0 where others, of which the share's sum is, have one.
+  bool carry_none(std::size_t i, std::size_t share) {
+    const auto [carries, depth, last] = steps_[share];
     auto& p = flat_.entries()[i].parameter();
     bool any = false;
-    for (std::size_t c = last_share() ? 0 : depth_; c < depth_ + carries_; ++c) any = any || copies_[c].has[i];
-    if (!any && last_share()) fill_sums(i);
+    for (std::size_t c = last ? 0 : depth; c < depth + carries; ++c) any = any || copies_[c].has[i];
+    if (!any && last) fill_sums(i, depth);
     if (!any) return false;
     zero_bytes(p.where(), p.grad_data(), p.size_bytes());
-    carry(i);
+    carry(i, share);
     return true;
   }
-
   // The sums before the last one are complete: 0 where they have no gradient.
-  void fill_sums(std::size_t i) {
-    for (std::size_t c = 0; c < depth_; ++c)
+  void fill_sums(std::size_t i, std::size_t depth) {
+    for (std::size_t c = 0; c < depth; ++c)
       if (!std::exchange(copies_[c].has[i], false))
         zero_bytes(flat_.entries()[i].parameter().where(), place(copies_[c], i),
                    flat_.entries()[i].parameter().size_bytes());
@@ -162,13 +177,10 @@ class GradientTree {
   const nn::FlatParameters<D>& flat_;
   std::uint64_t generation_ = ~std::uint64_t{0};
   std::unordered_map<const Node*, std::size_t> entry_of_;
-  ShareTree tree_;
-  ShareRange run_;
-  bool whole_ = false;                   // there are no other shares
-  std::size_t next_ = 0;                // the present share
-  std::size_t carries_ = 0, depth_ = 0;  // of the present share
+  ShareTree tree_;           // as it is at the end of the run
+  std::vector<Step> steps_;  // by share of the run
   std::vector<Copy> copies_;
-  std::vector<char> here_;  // by entry: this share's gradient has come
+  std::vector<std::size_t> taken_;  // by entry: of how many shares
 };
 
 }  // namespace chorus::canonical

@@ -1,13 +1,11 @@
 #pragma once
 /// A model that computes its batch one canonical share after the other, forward and backward.
 
-#include <chorus/autograd/tape.hpp>
+#include <chorus/core/batch_group.hpp>
 #include <chorus/core/canonical_cut.hpp>
+#include <chorus/parallel/canonical/device_shares.hpp>
 #include <chorus/parallel/canonical/earlier_gradients.hpp>
-#include <chorus/parallel/canonical/gradient_tree.hpp>
 #include <chorus/parallel/canonical/join_shares.hpp>
-#include <chorus/parallel/canonical/share_buffers.hpp>
-#include <chorus/parallel/canonical/share_scope.hpp>
 #include <chorus/parallel/dp/pass.hpp>
 #include <chorus/parallel/dp/recorded.hpp>
 #include <chorus/parallel/dp/scatter.hpp>
@@ -23,7 +21,7 @@ namespace chorus::canonical {
 
 /// A policy's part for the shares of one process.
 template <class Model>
-class ModelShares final : private dp::BackwardRunner, private LeafObserver {
+class ModelShares final : private dp::BackwardRunner {
  public:
   using D = typename nn::detail::DeviceOfModel<Model>::type;
 
@@ -35,17 +33,15 @@ class ModelShares final : private dp::BackwardRunner, private LeafObserver {
     std::function<Index()> batch;
   };
 
-  /// `run` of the `shares` are this process's. All but `processes` has to outlive this.
+  /// `run` of the `shares` are this process's. What is passed by reference has to outlive this.
   ModelShares(Model& model, const nn::FlatParameters<D>& flat, const std::vector<nn::NamedBuffer<D>>& buffers,
               std::weak_ptr<void> alive, std::size_t shares, ShareRange run, Processes processes = {})
       : model_(model),
         flat_(flat),
-        buffers_(buffers),
         alive_(std::move(alive)),
         shares_(shares),
-        run_(run),
         processes_(std::make_shared<Processes>(std::move(processes))),
-        tree_(flat) {
+        device_(model, flat, buffers, shares, run) {
     ++detail::canonical_policies();
   }
   ~ModelShares() {
@@ -56,9 +52,8 @@ class ModelShares final : private dp::BackwardRunner, private LeafObserver {
   ModelShares& operator=(const ModelShares&) = delete;
 
   std::size_t shares() const { return shares_; }
-  const ShareRange& run() const { return run_; }
   /// The sums of this process's gradients.
-  const GradientTree<D>& tree() const { return tree_; }
+  const GradientTree<D>& tree() const { return device_.tree(); }
   /// `arrived(leaf)` is called in the last share's backward pass whenever a parameter's sums are complete, `ended()`
   /// when all are, before the parameters' hooks run: there processes add up theirs.
   void on_gradients(std::function<void(Node&)> arrived) { arrived_ = std::move(arrived); }
@@ -68,22 +63,19 @@ class ModelShares final : private dp::BackwardRunner, private LeafObserver {
   template <class... Inputs>
   auto forward(RandomContext& random, const Inputs&... inputs) {
     const Index samples = detail::batch_size(random.dim, inputs...);
-    const auto cut = std::make_shared<const Cut>(shares_, run_, samples, processes_);
+    const auto cut = std::make_shared<const Cut>(shares_, device_.run(), samples, processes_);
     const D device = flat_.groups().front().values.device();
     // Shares without samples come last; of a batch without any, one is computed, for the shape of what it gives.
-    const dp::Split split{samples, std::clamp<std::size_t>(static_cast<std::size_t>(samples), 1, run_.count())};
+    const auto count = std::clamp<std::size_t>(static_cast<std::size_t>(samples), 1, device_.run().count());
+    const dp::Split split{samples, count};
     std::vector<dp::GradientReturns> returns(split.devices);
     using Output = decltype(dp::call(model_, dp::scatter(split, 0, device, returns[0], inputs...)));
     std::vector<std::optional<Output>> outputs(split.devices);
-    buffers_.begin_pass(split.devices);
-    for (std::size_t i = 0; i < split.devices; ++i) {
-      const auto own = dp::scatter(split, i, device, returns[i], inputs...);
-      ShareScope scope(random, split, i, static_cast<int>(shares_));
-      outputs[i].emplace(dp::call(model_, own));
-      random.drew = random.drew || scope.drew();
-      buffers_.end_share(i);
-    }
-    buffers_.end_pass();
+    if (grad_enabled()) group_ = batch_group();
+    const bool drew = device_.forward(random, split, 0, split.devices, [&](std::size_t i) {
+      outputs[i].emplace(dp::call(model_, dp::scatter(split, i, device, returns[i], inputs...)));
+    });
+    random.drew = random.drew || drew;
     const Ref<dp::BackwardNode> on_tape(new dp::BackwardNode(*this, alive_, std::move(returns), cut));
     return detail::map_tensors(detail::pointers_to(outputs), JoinShares<D>(split, device, on_tape));
   }
@@ -105,13 +97,9 @@ class ModelShares final : private dp::BackwardRunner, private LeafObserver {
   void backward(const dp::Roots& roots, bool keep) override {
     earlier_.take(flat_);
     const auto batch = processes_->batch ? static_cast<std::size_t>(processes_->batch()) : roots.size();
-    const std::size_t used = std::min(batch, shares_);  // those that have samples
-    const ShareRange run{std::min(run_.begin, used), std::min(run_.end, used)};
-    tree_.begin(run, used);
-    for (const auto& of_share : roots) {
-      run_backward(of_share, {.retain_graph = keep, .leaves = this});
-      if (run.count() > 0) tree_.end_share([this](std::size_t i) { tell(*flat_.entries()[i].named.handle.shared()); });
-    }
+    device_.backward(roots, keep, std::min(batch, shares_), group_, [this](Node& leaf) {
+      if (arrived_) arrived_(leaf);
+    });
     if (const auto ended = std::exchange(ended_, nullptr)) ended();
     earlier_.give_back();
     for (const auto& entry : flat_.entries())
@@ -124,26 +112,14 @@ class ModelShares final : private dp::BackwardRunner, private LeafObserver {
     for (const auto& entry : flat_.entries())
       if (entry.parameter().wants_grad()) visit(*entry.named.handle.shared(), context);
   }
-  // Of the share under way.
-  void gradient_is_final(Node& leaf) override {
-    const auto* const entry = tree_.entry_of(leaf);
-    if (entry == nullptr) return;  // an input's
-    if (tree_.sums().empty()) return tell(leaf);
-    tree_.gradient_arrived(*entry);
-    if (tree_.last_share()) tell(leaf);
-  }
-  void tell(Node& leaf) const {
-    if (arrived_) arrived_(leaf);
-  }
 
   Model& model_;
   const nn::FlatParameters<D>& flat_;
-  ShareBuffers<D> buffers_;
   std::weak_ptr<void> alive_;
   std::size_t shares_;
-  ShareRange run_;
   std::shared_ptr<Processes> processes_;
-  GradientTree<D> tree_;
+  DeviceShares<D> device_;
+  std::shared_ptr<BatchGroup> group_;  // the processes', as layers see them
   EarlierGradients<D> earlier_;
   std::function<void(Node&)> arrived_;
   std::function<void()> ended_;

@@ -8,9 +8,8 @@
 
 namespace chorus::canonical {
 
-/// Every share finds the buffers as they were before the pass, and what the first one has written into them stays: as
-/// where each share has a device of its own. A layer need not say that it has written (BatchNorm does not), so all are
-/// kept, wherever a device has several shares.
+/// Every share begins with the buffers as they were before the pass, and finds what it has written where it goes on
+/// after others; what the first one has written stays: as where each share has a device of its own.
 template <Device D>
 class ShareBuffers {
  public:
@@ -20,24 +19,33 @@ class ShareBuffers {
   void begin_pass(std::size_t shares) {
     kept_.resize(shares > 1 ? buffers_.size() : 0);
     for (std::size_t i = 0; i < kept_.size(); ++i) {
+      kept_[i].of_share.resize(shares);
       copy_out(i, kept_[i].before);
+      kept_[i].begun = 0;
       kept_[i].version = buffers_[i].buffer->version();
     }
   }
-  /// Share `i` of this device has come to its end.
-  void end_share(std::size_t share) {
+  /// That share begins, after those before it, or goes on.
+  void enter(std::size_t share) {
     for (std::size_t i = 0; i < kept_.size(); ++i) {
-      if (share == 0) copy_out(i, kept_[i].after_first);
-      copy_in(i, kept_[i].before);
+      const bool goes_on = share < kept_[i].begun;
+      if (!goes_on) kept_[i].begun = share + 1;
+      copy_in(i, goes_on ? kept_[i].of_share[share] : kept_[i].before);
     }
   }
+  /// It has ended, or others go on.
+  void leave(std::size_t share) {
+    for (std::size_t i = 0; i < kept_.size(); ++i) copy_out(i, kept_[i].of_share[share]);
+  }
   void end_pass() {
-    for (std::size_t i = 0; i < kept_.size(); ++i) copy_in(i, kept_[i].after_first);
+    for (std::size_t i = 0; i < kept_.size(); ++i) copy_in(i, kept_[i].of_share[0]);
   }
 
  private:
   struct Kept {
-    Storage<D> before, after_first;
+    Storage<D> before;
+    std::vector<Storage<D>> of_share;
+    std::size_t begun = 0;  // shares
     std::uint64_t version = 0;
   };
   void copy_out(std::size_t i, Storage<D>& to) const {

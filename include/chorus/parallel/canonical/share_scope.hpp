@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 
 namespace chorus::canonical {
 
@@ -17,8 +18,9 @@ namespace chorus::canonical {
 class NoBatchGroup final : public BatchGroup {
  public:
   void sum(std::span<double>) override {
-    fail<UsageError>("canonical shares: SyncBatchNorm looks at all samples of a batch at once, whose shares are ",
-                     "computed one after the other: expected BatchNorm, which takes each share's own statistics");
+    fail<UsageError>("canonical shares: a layer looks at all samples of a batch, whose shares are computed one after ",
+                     "the other: expected BatchNorm, which takes each share's own statistics, or a SyncBatchNorm that ",
+                     "the model had when the policy took it");
   }
   double weight() override { return 1; }
 };
@@ -27,8 +29,10 @@ class NoBatchGroup final : public BatchGroup {
 /// and a mean is the share's.
 class ShareScope {
  public:
-  /// `random`: of the whole of what is split.
-  ShareScope(const RandomContext& random, const dp::Split& split, std::size_t i, int shares) : context_(random) {
+  /// `random`: of the whole of what is split. `group`: of the batch, where a layer looks at the whole of it.
+  ShareScope(const RandomContext& random, const dp::Split& split, std::size_t i, int shares,
+             std::shared_ptr<BatchGroup> group)
+      : context_(random), group_(group ? std::move(group) : std::make_shared<NoBatchGroup>()) {
     context_.first_sample = [&random, begin = split.begin(i)] {
       return (random.first_sample ? random.first_sample() : 0) + begin;
     };
@@ -44,7 +48,7 @@ class ShareScope {
  private:
   RandomContext context_;
   RandomScope random_{context_};
-  BatchGroupScope group_{std::make_shared<NoBatchGroup>()};
+  BatchGroupScope group_;
   detail::Replaced<bool> within_{detail::within_share(), true};
 };
 

@@ -2,16 +2,17 @@
 /// An extension for canonical shares: which device has which, and step 5, reduce, in the order of the tree.
 
 #include <algorithm>
-#include <chorus/autograd/tape.hpp>
+#include <chorus/core/batch_group.hpp>
 #include <chorus/core/canonical_cut.hpp>
+#include <chorus/parallel/canonical/device_shares.hpp>
 #include <chorus/parallel/canonical/earlier_gradients.hpp>
-#include <chorus/parallel/canonical/gradient_tree.hpp>
 #include <chorus/parallel/dp/backward.hpp>
 #include <chorus/parallel/dp/reduce.hpp>
 #include <chorus/parallel/dp/replica.hpp>
 #include <chorus/parallel/dp/replicate.hpp>
 #include <cstddef>
 #include <memory>
+#include <span>
 #include <vector>
 
 namespace chorus::dp {
@@ -22,10 +23,13 @@ class CanonicalReduce {
   using D = typename Replicas<Model>::D;
 
   /// `shares`: 0 for none.
-  CanonicalReduce(const Replicas<Model>& replicas, std::size_t shares) : replicas_(replicas), shares_(shares) {
+  CanonicalReduce(Model& model, const Replicas<Model>& replicas, std::size_t shares)
+      : replicas_(replicas), shares_(shares) {
     if (shares_ == 0) return;
     for (std::size_t i = 0; i < replicas.size(); ++i)
-      devices_.push_back(std::make_shared<OfDevice>(replicas.parameters(i)));
+      devices_.push_back(std::make_shared<canonical::DeviceShares<D>>(
+          i == 0 ? model : replicas[i].model(), replicas.parameters(i), replicas.buffers(i), shares,
+          shares_of_device(shares, replicas.size(), i)));
     ++detail::canonical_policies();
   }
   ~CanonicalReduce() {
@@ -35,13 +39,13 @@ class CanonicalReduce {
   CanonicalReduce& operator=(const CanonicalReduce&) = delete;
 
   std::size_t shares() const { return shares_; }
+  /// By device; empty without shares.
+  const std::vector<std::shared_ptr<canonical::DeviceShares<D>>>& devices() const { return devices_; }
   /// The shares that each device has of so many, of those devices that have any.
   std::vector<ShareRange> runs(std::size_t used) const {
     std::vector<ShareRange> runs;
-    for (std::size_t i = 0; i < replicas_.size(); ++i) {
-      const ShareRange run = shares_of_device(shares_, replicas_.size(), i);
-      if (run.begin < used) runs.push_back({run.begin, std::min(run.end, used)});
-    }
+    for (const auto& device : devices_)
+      if (const auto [begin, end] = device->run(); begin < used) runs.push_back({begin, std::min(end, used)});
     return runs;
   }
 
@@ -58,25 +62,14 @@ class CanonicalReduce {
     const auto used = runs(roots.size());
     // The task owns what it works with, for a device may come back late.
     apply(used.size(), [roots, keep, used, devices = devices_, copies = replicas_.copies()](std::size_t i) {
-      auto& device = *devices[i];
-      device.tree.begin(used[i], roots.size());
-      for (std::size_t share = used[i].begin; share < used[i].end; ++share) {
-        run_backward(roots[share], {.retain_graph = keep, .leaves = &device});
-        device.tree.end_share([](std::size_t) {});
-      }
+      devices[i]->backward(std::span(roots).subspan(used[i].begin, used[i].count()), keep, roots.size(), batch_group(),
+                           [](Node&) {});
     });
     reduce(used.size());
     earlier_.give_back();
   }
 
  private:
-  struct OfDevice final : LeafObserver {
-    explicit OfDevice(const nn::FlatParameters<D>& flat) : tree(flat) {}
-    void gradient_is_final(Node& leaf) override {
-      if (const auto* const entry = tree.entry_of(leaf)) tree.gradient_arrived(*entry);
-    }
-    canonical::GradientTree<D> tree;
-  };
   struct Sum {
     std::size_t device, number;  // of the device's sums
   };
@@ -106,7 +99,7 @@ class CanonicalReduce {
     const DType dtype = replicas_.parameters(0).groups()[group].dtype;
     std::vector<Sum> sums;
     ShareTree tree;
-    const auto at = [&](const Sum& sum) { return devices_[sum.device]->tree.sum(sum.number, group, begin); };
+    const auto at = [&](const Sum& sum) { return devices_[sum.device]->tree().sum(sum.number, group, begin); };
     const auto add = [&](std::size_t depth) {
       const Sum &left = sums[depth - 1], &right = sums[depth];
       const D to = replicas_.device(left.device), from = replicas_.device(right.device);
@@ -116,9 +109,9 @@ class CanonicalReduce {
       sums.resize(depth);
     };
     for (std::size_t i = 0; i < used; ++i)
-      for (std::size_t k = 0; k < devices_[i]->tree.sums().size(); ++k) {
+      for (std::size_t k = 0; k < devices_[i]->tree().sums().size(); ++k) {
         sums.push_back({i, k});
-        tree.push(devices_[i]->tree.sums()[k], add);
+        tree.push(devices_[i]->tree().sums()[k], add);
       }
     tree.finish(add);
     const D first = replicas_.device(0);
@@ -128,7 +121,7 @@ class CanonicalReduce {
 
   const Replicas<Model>& replicas_;
   std::size_t shares_;
-  std::vector<std::shared_ptr<OfDevice>> devices_;
+  std::vector<std::shared_ptr<canonical::DeviceShares<D>>> devices_;
   canonical::EarlierGradients<D> earlier_;
 };
 

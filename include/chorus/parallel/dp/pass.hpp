@@ -5,8 +5,7 @@
 #include <chorus/core/random.hpp>
 #include <chorus/core/share_tree.hpp>
 #include <chorus/core/trace_listener.hpp>
-#include <chorus/parallel/canonical/share_buffers.hpp>
-#include <chorus/parallel/canonical/share_scope.hpp>
+#include <chorus/parallel/canonical/device_shares.hpp>
 #include <chorus/parallel/dp/replica.hpp>
 #include <chorus/parallel/dp/scatter.hpp>
 #include <chorus/parallel/unlisted_parameters.hpp>
@@ -39,19 +38,20 @@ template <class Model, class Shares>
 class Pass {
  public:
   using Output = decltype(call(std::declval<Model&>(), std::declval<const Shares&>()));
+  using Devices = std::vector<std::shared_ptr<canonical::DeviceShares<typename Replicas<Model>::D>>>;
 
-  /// `device_shares`: which of the shares each device has. `random`: the whole batch's. `watch`: of the first device's
-  /// parameters, or null.
-  Pass(const Split& how, std::vector<ShareRange> device_shares, bool shares_are_canonical, Model& model,
+  /// `device_shares`: which of the shares each device has; where they are canonical ones, they are computed by
+  /// `canonical_devices`, else there are none of these, and each device has one share. `random`: the whole batch's.
+  /// `watch`: of the first device's parameters, or null.
+  Pass(const Split& how, std::vector<ShareRange> device_shares, Devices canonical_devices, Model& model,
        const Replicas<Model>& replicas, const RandomContext& random, std::shared_ptr<detail::UnlistedParameters> watch)
       : split(how),
         runs(std::move(device_shares)),
-        canonical(shares_are_canonical),
         shares(how.devices),
         returns(how.devices),
         outputs(how.devices),
         first_(model),
-        buffers_(replicas.buffers(0)),
+        devices_(std::move(canonical_devices)),
         copies_(replicas.copies()),
         random_(random),
         watch_(std::move(watch)),
@@ -78,16 +78,10 @@ class Pass {
     RandomContext random = random_;
     if (i > 0) random.device = copies_[i - 1]->device().index;
     Model& model = i == 0 ? first_ : copies_[i - 1]->model();
-    if (!canonical) return forward(model, random, i);
-    canonical::ShareBuffers buffers(i == 0 ? buffers_ : copies_[i - 1]->buffers());
-    buffers.begin_pass(runs[i].count());
-    for (std::size_t share = runs[i].begin; share < runs[i].end; ++share) {
-      const canonical::ShareScope scope(random, split, share, static_cast<int>(split.devices));
-      outputs[share].emplace(call(model, *shares[share]));
-      drew_[share] = scope.drew();
-      buffers.end_share(share - runs[i].begin);
-    }
-    buffers.end_pass();
+    if (devices_.empty()) return forward(model, random, i);
+    drew_[i] = devices_[i]->forward(random, split, runs[i].begin, runs[i].count(), [&](std::size_t share) {
+      outputs[runs[i].begin + share].emplace(call(model, *shares[runs[i].begin + share]));
+    });
   }
 
   /// Whether random operations have drawn numbers on any device.
@@ -95,7 +89,6 @@ class Pass {
 
   const Split split;
   const std::vector<ShareRange> runs;  // by device
-  const bool canonical;                // shares are canonical ones; else each device has one
   // By share.
   std::vector<std::optional<Shares>> shares;
   std::vector<GradientReturns> returns;
@@ -116,7 +109,7 @@ class Pass {
   }
 
   Model& first_;
-  const std::vector<nn::NamedBuffer<typename Replicas<Model>::D>>& buffers_;
+  Devices devices_;
   typename Replicas<Model>::Copies copies_;
   RandomContext random_;
   std::shared_ptr<detail::UnlistedParameters> watch_;

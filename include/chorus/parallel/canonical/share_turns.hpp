@@ -1,0 +1,108 @@
+#pragma once
+/// Canonical shares of one device that go through the model side by side: for layers that look at the whole batch.
+
+#include <chorus/core/batch_group.hpp>
+#include <chorus/core/error.hpp>
+#include <chorus/core/threads.hpp>
+#include <chorus/parallel/dp/device_threads.hpp>
+#include <condition_variable>
+#include <cstddef>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace chorus::canonical {
+
+/// Each share has a thread, and one of them runs at a time: a share goes on until it ends or waits for the others in
+/// `meet`; then the next one does. The first is the calling thread. So shares come to any place in their order.
+class ShareTurns {
+ public:
+  /// What is done for a share; `enter` and `leave` it around each of its turns.
+  struct Work {
+    std::function<void(std::size_t)> task, enter, leave;
+  };
+
+  explicit ShareTurns(std::size_t shares) : threads_(shares) {}
+
+  /// Throws what a task has thrown, of several the one because of which others have.
+  void run(std::size_t shares, Work work) {
+    work_ = std::move(work);
+    ended_.assign(shares, false);
+    turn_ = arrived_ = round_ = 0;
+    first_error_ = nullptr;
+    team_ = std::move(detail::thread_team());
+    threads_.run(shares, [this](std::size_t i) { take_turns(i); });
+    detail::thread_team() = std::move(team_);
+    ended_.clear();
+    if (first_error_) std::rethrow_exception(std::exchange(first_error_, nullptr));
+  }
+
+  /// In share `i`'s task: waits until all have come here; `complete()` is called in the first one's thread. Throws
+  /// UsageError where one ends without.
+  template <class Complete>
+  void meet(std::size_t i, const Complete& complete) {
+    check<UsageError>(i < ended_.size() && turn_ == i,
+                      "canonical shares: a layer that looks at the whole batch goes back outside of the shares: let "
+                      "backward begin at what the policy returns");
+    const std::size_t round = round_;
+    ++arrived_;
+    leave(i);
+    pass_on(i);
+    await_turn(i);
+    if (i == 0 && arrived_ == ended_.size()) {
+      complete();
+      arrived_ = 0;
+      ++round_;
+    }
+    check<UsageError>(round_ != round && !first_error_, detail::different_layers);
+  }
+
+ private:
+  void take_turns(std::size_t i) {
+    try {
+      await_turn(i);
+      work_.task(i);
+    } catch (...) {
+      if (!first_error_) first_error_ = std::current_exception();
+    }
+    leave(i);
+    ended_[i] = true;
+    pass_on(i);
+  }
+  // All is written by the share whose turn it is.
+  void await_turn(std::size_t i) {
+    {
+      std::unique_lock lock(mutex_);
+      change_.wait(lock, [&] { return turn_ == i; });
+    }
+    detail::thread_team() = std::move(team_);
+    work_.enter(i);
+  }
+  void leave(std::size_t i) {
+    work_.leave(i);
+    team_ = std::move(detail::thread_team());
+  }
+  void pass_on(std::size_t i) {
+    const std::lock_guard lock(mutex_);
+    for (std::size_t step = 1; step <= ended_.size(); ++step) {
+      turn_ = (i + step) % ended_.size();
+      if (!ended_[turn_]) break;
+    }
+    change_.notify_all();
+  }
+
+  dp::DeviceThreads threads_;
+  Work work_;
+  std::mutex mutex_;
+  std::condition_variable change_;
+  std::size_t turn_ = 0;
+  std::vector<char> ended_;
+  std::size_t arrived_ = 0, round_ = 0;
+  std::exception_ptr first_error_;
+  std::unique_ptr<detail::ThreadTeam> team_;  // that the kernels use, between turns
+};
+
+}  // namespace chorus::canonical
