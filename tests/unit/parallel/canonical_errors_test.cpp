@@ -5,6 +5,7 @@
 #include <chorus/ops/higher_order.hpp>
 #include <chorus/ops/losses.hpp>
 #include <chorus/parallel/data_parallel.hpp>
+#include <chorus/parallel/fused_optimizer.hpp>
 #include <chorus/parallel/hooks/compress.hpp>
 #include <chorus/parallel/parameter_server.hpp>
 
@@ -104,19 +105,14 @@ TEST_CASE("canonical errors: under ddp no other hook and no static graph") {
         "DistributedDataParallel: canonical_shares and static_graph don't go together");
 }
 
-TEST_CASE("canonical errors: a synchronised batch norm looks at all samples at once") {
-  using Normed = test::Synced<Cpu>;
-  const auto message =
-      "canonical shares: SyncBatchNorm looks at all samples of a batch at once, whose shares are computed one after "
-      "the other: expected BatchNorm, which takes each share's own statistics";
-  SingleDevice<Normed> net(make<Normed>(), 3, {.canonical_shares = 4});
-  CHECK(message_of<UsageError>([&] { net(numbers(8, 5, 1)); }) == message);
-  DataParallel<Normed> dp(make<Normed>(), {.device_ids = {0, 1}, .canonical_shares = 4}, 3);
-  CHECK_THAT(message_of<UsageError>([&] { dp(numbers(8, 5, 1)); }), Contains(message));
-  CHECK(message_of_ranks(2, [&](const World& world, auto& c) {
-          DistributedDataParallel<Normed> ddp(make<Normed>(), c, ddp_options(4), 3);
-          ddp(share(numbers(8, 5, 1), 4, world));
-        }) == message);
+TEST_CASE("canonical errors: under ddp no optimizer steps in the middle of backward") {
+  CHECK(message_of_ranks(2,
+                         [](const World&, auto& c) {
+                           Ddp net(make<Model>(), c, ddp_options(4), 3);
+                           FusedOptimizer<optim::Sgd<Cpu>> optimizer(net, {.lr = 0.1});
+                         }) ==
+        "FusedOptimizer: with canonical shares gradients are complete when backward has ended: expected the plain "
+        "optimizer");
 }
 
 TEST_CASE("canonical errors: no join of ranks with different numbers of batches") {

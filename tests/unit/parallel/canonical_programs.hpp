@@ -13,7 +13,9 @@
 #include <chorus/ops/losses.hpp>
 #include <chorus/optim/grad_scaler.hpp>
 #include <chorus/parallel/data_parallel.hpp>
+#include <chorus/parallel/fused_optimizer.hpp>
 #include <chorus/parallel/parameter_server.hpp>
+#include <chorus/parallel/sharded_optimizer.hpp>
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -29,6 +31,7 @@ template <class D>
 struct Parts : nn::Module {
   nn::Conv2d<D> conv{1, 4, {.kernel = 3}};
   std::optional<nn::BatchNorm2d<D>> norm;
+  std::optional<nn::SyncBatchNorm<D>> synced;
   nn::Dropout drop;
   nn::Linear<D> image;
   std::optional<nn::Linear<D>> side;
@@ -37,7 +40,7 @@ struct Parts : nn::Module {
   std::optional<nn::LayerNorm<D>> layer_norm;
   nn::Linear<D> rows, head;
   bool recomputes = false;
-  CHORUS_MODULE(Parts, conv, norm, drop, image, side, embedding, attention, layer_norm, rows, head)
+  CHORUS_MODULE(Parts, conv, norm, synced, drop, image, side, embedding, attention, layer_norm, rows, head)
 
   explicit Parts(Index width) : image{64, width}, rows{width, 5}, head{width, 3} {}
   /// images: [batch, 1, 6, 6], tokens: [batch, 4] -> scores: [batch, 3], and [batch * 4, 5] or [batch, 5]
@@ -45,6 +48,7 @@ struct Parts : nn::Module {
     const auto seen = [this](const auto& from) {
       auto h = conv(from);
       if (norm) h = (*norm)(h);
+      if (synced) h = (*synced)(h);
       return drop(image(flatten(relu(h))));
     };
     auto x = recomputes ? checkpoint(seen, images) : seen(images);
@@ -82,7 +86,7 @@ enum class Stepping { sgd, adam };
 struct Program {
   int shares = 4;
   Index width = 8;
-  bool norm = false, attends = false, has_side = false;
+  bool norm = false, synced = false, attends = false, has_side = false;
   double dropped = 0;
   Loss loss = Loss::cross_entropy;
   bool rows_loss = false;  // a second one, with ignored tokens and weights of classes
@@ -96,9 +100,9 @@ struct Program {
   std::vector<Step> steps;
 
   std::string text() const {
-    std::string out = cat("shares ", shares, ", width ", width, norm ? ", norm" : "", attends ? ", attends" : "",
-                          has_side ? ", side" : "", ", dropped ", dropped, ", loss ", static_cast<int>(loss),
-                          rows_loss ? ", loss of rows" : "", penalty ? ", penalty" : "",
+    std::string out = cat("shares ", shares, ", width ", width, norm ? ", norm" : "", synced ? ", synced norm" : "",
+                          attends ? ", attends" : "", has_side ? ", side" : "", ", dropped ", dropped, ", loss ",
+                          static_cast<int>(loss), rows_loss ? ", loss of rows" : "", penalty ? ", penalty" : "",
                           stepping == Stepping::adam ? ", adam" : ", sgd", ", clip ", clip, scaled ? ", scaled" : "",
                           recomputes ? ", recomputes" : "", hooked ? ", hooked" : "", ", frozen ", frozen_first);
     for (const auto& step : steps) {
@@ -113,6 +117,7 @@ struct Program {
 };
 
 enum class Who { single, dp, ddp, server };
+enum class Steps { whole, fused, sharded };
 /// Who runs a program.
 struct Setup {
   Who who = Who::single;
@@ -121,12 +126,16 @@ struct Setup {
   int threads = 1;
   std::optional<double> bucket_mb = {};
   bool find_unused = false;
-  bool plain = false;  // without shares
+  bool plain = false;          // without shares
+  Steps steps = Steps::whole;  // all parameters by each rank; each in backward; each by one rank, under ddp
+  bool skips_unused = false, delays = false;
 
   std::string text() const {
     const char* const names[] = {"single", "dp", "ddp", "server"};
     return cat(names[static_cast<int>(who)], " of ", devices, ", ", comm::name(backend), ", threads ", threads,
-               ", buckets ", bucket_mb.value_or(-1), find_unused ? ", find_unused" : "", plain ? ", plain" : "");
+               ", buckets ", bucket_mb.value_or(-1), find_unused ? ", find_unused" : "",
+               skips_unused ? ", skips unused" : "", delays ? ", delays" : "", ", steps ", static_cast<int>(steps),
+               plain ? ", plain" : "");
   }
 };
 
@@ -146,6 +155,7 @@ inline Tensor<float, 2> targets(Index size, std::uint32_t key) {
 inline Model model_of(const Program& program) {
   Model model(program.width);
   if (program.norm) model.norm.emplace(4);
+  if (program.synced) model.synced.emplace(4);
   if (program.attends) {
     model.embedding.emplace(7, program.width);
     model.attention.emplace(program.width, 2);
@@ -213,12 +223,11 @@ struct Part {
 template <class Net>
 class Run {
  public:
-  Run(const Program& program, const Part& part, Net& net) : program_(program), part_(part), net_(net) {
+  Run(const Program& program, const Part& part, Steps steps, Net& net) : program_(program), part_(part), net_(net) {
     if (program.stepping == Stepping::adam)
-      optimizer_ = std::make_unique<optim::Adam<Cpu>>(net.parameters(), optim::AdamOptions{.lr = 0.02});
+      step_by<optim::Adam<Cpu>>(steps, {.lr = 0.02});
     else
-      optimizer_ = std::make_unique<optim::Sgd<Cpu>>(
-          net.parameters(), optim::SgdOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.01});
+      step_by<optim::Sgd<Cpu>>(steps, {.lr = 0.1, .momentum = 0.9, .weight_decay = 0.01});
     if (program.scaled) scaler_.emplace(net, optim::GradScalerOptions{.init_scale = 16, .growth_interval = 2});
   }
 
@@ -229,9 +238,34 @@ class Run {
   }
 
  private:
+  template <class Opt>
+  void step_by(Steps steps, const typename Opt::options_type& options) {
+    if (steps == Steps::fused) return own(std::make_shared<FusedOptimizer<Opt>>(net_, options));
+    if constexpr (requires { net_.hook(); })
+      if (steps == Steps::sharded) return own(std::make_shared<ShardedOptimizer<Opt>>(net_, options));
+    own(std::make_shared<Opt>(net_.parameters(), options));
+  }
+  template <class Optimizer>
+  void own(const std::shared_ptr<Optimizer>& optimizer) {
+    zero_grad_ = [optimizer] { optimizer->zero_grad(); };
+    step_ = [optimizer, this] {
+      if constexpr (requires { scaler_->step(*optimizer); })
+        if (scaler_) {
+          scaler_->step(*optimizer);
+          return;
+        }
+      optimizer->step();
+    };
+    clip_ = [optimizer, this] {
+      if constexpr (requires { optimizer->clip_grad_norm(1.0); })
+        optimizer->clip_grad_norm(program_.clip);
+      else
+        optim::clip_grad_norm(net_.parameters(), program_.clip);
+    };
+  }
   void take(const Step& step) {
     freeze(net_.module(), program_, step.frozen | program_.frozen_first);
-    if (!step.keeps) optimizer_->zero_grad();
+    if (!step.keeps) zero_grad_();
     for (const auto& pass : step.passes) {
       if (pass.quiet) {
         const auto scope = net_.no_sync();
@@ -242,12 +276,9 @@ class Run {
     }
     if (program_.clip > 0) {
       if (scaler_) scaler_->unscale();
-      optim::clip_grad_norm(net_.parameters(), program_.clip);
+      clip_();
     }
-    if (scaler_)
-      scaler_->step(*optimizer_);
-    else
-      optimizer_->step();
+    step_();
     if (step.evaluates) evaluate();
   }
   void backward(const Pass& pass, bool poisoned) {
@@ -300,7 +331,7 @@ class Run {
   const Program& program_;
   Part part_;
   Net& net_;
-  std::unique_ptr<optim::Optimizer<Cpu>> optimizer_;
+  std::function<void()> zero_grad_, step_, clip_;
   std::optional<optim::GradScaler<Cpu>> scaler_;
   std::string losses_;
 };
@@ -308,7 +339,7 @@ class Run {
 template <class Net>
 std::string run_of(const Program& program, const Setup& setup, int rank, Net& net) {
   const bool ranks = setup.who == Who::ddp || setup.who == Who::server;
-  Run<Net> run(program, {program.shares, ranks ? setup.devices : 1, rank}, net);
+  Run<Net> run(program, {program.shares, ranks ? setup.devices : 1, rank}, setup.steps, net);
   return run();
 }
 
@@ -339,6 +370,8 @@ inline std::string result(const Program& program, const Setup& setup) {
                          return run_of(program, setup, world.rank, net);
                        }
                        DistributedDataParallelOptions options{.find_unused_parameters = setup.find_unused};
+                       options.skip_all_reduce_unused_params = setup.skips_unused;
+                       if (setup.delays) options.delay_all_reduce_named_params = {"head.weight", "conv.bias"};
                        options.canonical_shares = shares;
                        if (setup.bucket_mb) options.first_bucket_cap_mb = options.bucket_cap_mb = *setup.bucket_mb;
                        DistributedDataParallel<Model> net(std::move(model), communicator, options, 3);

@@ -29,7 +29,7 @@ struct Drawn : Program {
   }
 };
 
-Setup setup(Draw& d, Drawn& p, bool once_each) {
+Setup setup(Draw& d, Drawn& p, bool once_each, bool simple) {
   // A server takes one backward pass for each forward pass.
   Setup way{.who = static_cast<Who>(d.below(once_each ? 4 : 3))};
   if (way.who != Who::single)
@@ -43,6 +43,13 @@ Setup setup(Draw& d, Drawn& p, bool once_each) {
   if (p.feature("threads", d.chance(25))) way.threads = 2;
   if (p.feature("buckets", way.who == Who::ddp && d.chance(60))) way.bucket_mb = d.below(4) * 0.5 / 1024;
   way.find_unused = p.has_side || d.chance(15);
+  way.skips_unused = p.feature("skips unused", way.who == Who::ddp && way.find_unused && d.chance(40));
+  way.delays = p.feature("delays", way.who == Who::ddp && d.chance(20));
+  if (p.feature("fused",
+                simple && p.clip == 0 && !p.scaled && (way.who == Who::single || way.who == Who::dp) && d.chance(40)))
+    way.steps = Steps::fused;
+  else if (p.feature("sharded", p.clip == 0 && !p.scaled && way.who == Who::ddp && d.chance(40)))
+    way.steps = Steps::sharded;
   ++p.features[cat("policy ", static_cast<int>(way.who))];
   return way;
 }
@@ -54,6 +61,7 @@ Drawn draw(std::uint64_t seed) {
   p.shares = d.chance(10) ? 64 : 1 + static_cast<int>(d.below(12));
   if (p.feature("wide", d.chance(10))) p.width = 32 + 2 * static_cast<Index>(d.below(20));
   p.norm = p.feature("norm", d.chance(40));
+  p.synced = p.feature("synced norm", d.chance(20));
   p.attends = p.feature("attends", d.chance(40));
   p.has_side = p.feature("side", d.chance(30));
   if (p.feature("dropout", d.chance(50))) p.dropped = 0.3;
@@ -66,7 +74,7 @@ Drawn draw(std::uint64_t seed) {
   const bool freezes = p.feature("freezes", d.chance(25));
   if (freezes && d.chance(50)) p.frozen_first = d.below(256);
   p.recomputes = p.feature("recomputes", d.chance(25));
-  bool once_each = true, simple = !p.penalty;
+  bool once_each = true, simple = true;
   const auto count = 2 + d.below(4);
   for (std::uint32_t s = 0; s < count; ++s) {
     Step step;
@@ -78,7 +86,7 @@ Drawn draw(std::uint64_t seed) {
     for (std::uint32_t i = 0; i < passes; ++i) {
       Pass pass{.key = 16 * s + i, .size = 1 + static_cast<Index>(d.below(16))};
       if (p.feature("small batch", d.chance(25))) pass.size = 1 + static_cast<Index>(d.below(3));
-      if (p.feature("empty batch", !p.norm && !p.scaled && d.chance(5))) pass.size = 0;
+      if (p.feature("empty batch", !p.norm && !p.synced && !p.scaled && d.chance(5))) pass.size = 0;
       pass.quiet = p.feature("no_sync", i + 1 < passes && d.chance(60));
       pass.pair = p.feature("two forward passes", d.chance(12));
       pass.again = p.feature("backward twice", d.chance(8));
@@ -88,8 +96,9 @@ Drawn draw(std::uint64_t seed) {
     }
     p.steps.push_back(step);
   }
-  p.hooked = p.feature("hook on a parameter", simple && d.chance(60));  // it sees what passes before have left, too
-  for (int i = 0; i < 3; ++i) p.ways.push_back(setup(d, p, once_each));
+  p.hooked = p.feature("hook on a parameter",
+                       simple && !p.penalty && d.chance(60));  // it sees what passes before have left, too
+  for (int i = 0; i < 3; ++i) p.ways.push_back(setup(d, p, once_each, simple));
   return p;
 }
 

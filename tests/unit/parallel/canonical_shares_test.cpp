@@ -10,6 +10,11 @@ using namespace test::names;
 using namespace test::canonical;
 using comm::Backend;
 
+std::vector<double> all_numbers(std::string text) {
+  std::replace(text.begin(), text.end(), '|', ' ');
+  return test::numbers_in(text);
+}
+
 /// Steps of one pass each, on batches of these sizes.
 std::vector<Step> steps(const std::vector<Index>& sizes) {
   std::vector<Step> out;
@@ -52,11 +57,6 @@ std::vector<Setup> some(bool find_unused = false) {
           {.who = Who::server, .devices = 2}};
 }
 
-std::vector<double> all_numbers(std::string text) {
-  std::replace(text.begin(), text.end(), '|', ' ');
-  return test::numbers_in(text);
-}
-
 TEST_CASE("canonical shares: conv, batch norm, dropout, Adam and clipping are the same bits on any number of devices") {
   for (const int shares : {4, 7})
     check_same({.shares = shares,
@@ -65,6 +65,13 @@ TEST_CASE("canonical shares: conv, batch norm, dropout, Adam and clipping are th
                 .stepping = Stepping::adam,
                 .clip = 0.3,
                 .steps = steps(even)});
+}
+
+TEST_CASE("canonical shares: a synchronised batch norm has the whole batch's statistics") {
+  const auto numbers = check_same({.shares = 4, .synced = true, .dropped = 0.3, .steps = steps(uneven)});
+  check_same({.shares = 7, .synced = true, .attends = true, .rows_loss = true, .steps = steps(small)});
+  const Program program{.shares = 4, .synced = true, .dropped = 0.3, .steps = steps(uneven)};
+  CHECK(distance(all_numbers(numbers), all_numbers(result(program, {.plain = true}))) < 1e-5);
 }
 
 TEST_CASE("canonical shares: attention, layer norm and an embedding, with ignored tokens and weights of classes") {
@@ -139,6 +146,16 @@ TEST_CASE("canonical shares: a layer that only some of the shares use, and none 
 TEST_CASE(
     "canonical shares: a part that is computed again in backward, and a hook on the gradient of the whole batch") {
   check_same({.shares = 4, .norm = true, .dropped = 0.3, .recomputes = true, .hooked = true, .steps = steps(uneven)});
+}
+
+TEST_CASE("canonical shares: optimizers that step parameter by parameter, or have a part of them") {
+  for (const bool penalty : {false, true}) {
+    auto program = Program{.shares = 5, .norm = true, .rows_loss = true, .penalty = penalty, .steps = steps(uneven)};
+    std::vector<Setup> ways{{.steps = Steps::fused}, {.who = Who::dp, .devices = 2, .steps = Steps::fused}};
+    for (const int ranks : {1, 2, 3})
+      ways.push_back({.who = Who::ddp, .devices = ranks, .bucket_mb = 1.0 / 1024, .steps = Steps::sharded});
+    check_same(program, ways);
+  }
 }
 
 TEST_CASE("canonical shares: evaluation between the steps changes nothing") {
