@@ -42,6 +42,9 @@ class ParameterSlice final : public ParameterOn<D> {
   Ref<Node> copy_to(D) const override { no_parameter(); }
   void add_grad_of(const ParameterOn<D>&) override { no_parameter(); }
   void set_origin(Ref<Node>) override { no_parameter(); }
+  Ref<Node> make_stand_in() const override { no_parameter(); }
+  const void* grad_data_of(const Node&) const override { no_parameter(); }
+  void drop_grad_of(Node&) const override { no_parameter(); }
 
  private:
   [[noreturn]] static void no_parameter() { fail<UsageError>("ParameterSlice: a slice is no parameter of its own"); }
