@@ -178,7 +178,7 @@ class DeviceStreams {
     const Time begun = clock(device);
     using namespace comm::simulated;
     clock(device) = later(begun, computing_.time(time_of("compute", usual), device, step_));
-    computed_ += clock(device) - begun;
+    computed_ += seconds(clock(device) - begun);
     mark(device, kind, name, begun);
   }
   void copy(const DeviceCopy& copy, std::string_view name) {
@@ -214,7 +214,7 @@ class DeviceStreams {
     if (keeps_) of(device).memory.push_back(held);
   }
   /// Seconds that all devices have computed for, together.
-  double computed() const { return comm::simulated::seconds(computed_); }
+  double computed() const { return computed_; }
   comm::simulated::SimulatedTimes take() { return std::move(times_); }
 
  private:
@@ -228,7 +228,7 @@ class DeviceStreams {
   const bool keeps_;
   comm::simulated::SimulatedTimes times_;
   std::uint32_t step_ = 0;
-  Time computed_{};
+  double computed_ = 0;
 };
 
 }  // namespace chorus::simulated
