@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
@@ -47,7 +48,7 @@ struct Wishes {
   int steps = 3, period = 8, batch = 32;
   std::optional<std::size_t> sample, output;
   std::uint64_t seed = 0;
-  bool brief = false, trace_ring = false;
+  bool brief = false, trace_ring = false, nccl = false;
 
   bool copies() const { return policy == sim::name(sim::TrainingPolicy::data_parallel); }
   int ranks() const { return named_ranks.value_or(copies() ? 4 : 64); }
@@ -103,7 +104,9 @@ class Program {
                         .buffers = model_.buffers,
                         .samples = wishes.batch,
                         .sample = wishes.sample.value_or(model_.sample),
-                        .output = wishes.output.value_or(model_.output)};
+                        .output = wishes.output.value_or(model_.output),
+                        .by_nccl = wishes.nccl};
+    ch::check<ch::UsageError>(!wishes.nccl || wishes.copies(), "--nccl: of --policy dp alone");
     ch::check<ch::UsageError>(!wishes.trace_ring || !wishes.trace.empty(), "--trace-ring: without --trace");
     ch::check<ch::UsageError>(!wishes.trace_ring || !wishes.copies(), "--trace-ring: dp makes no collective calls");
     steps_ = training_.policy == sim::TrainingPolicy::local_sgd
@@ -188,21 +191,36 @@ class Program {
         static_cast<int>(sizes.samples), sizes.sample, sizes.output, "", "copies", "MB", "ms");
     const auto& link = options_.links.inside;
     double all = 0;
-    const auto line = [&](const char* what, const std::vector<sim::DeviceCopy>& part,
-                          std::optional<ch::trace::Traffic> kind = {}) {
-      double count = 0, bytes = 0;
-      for (const auto& copy : part)
-        if (!kind || copy.kind == *kind) ++count, bytes += static_cast<double>(copy.bytes);
-      const double seconds = count * link.alpha + bytes / link.bandwidth;
+    const auto put = [&](const char* what, std::size_t count, double bytes, double seconds) {
       all += seconds;
-      std::printf("%18s %8.0f %12.3f %12.3f\n", what, count, bytes * 1e-6, seconds * 1e3);
+      std::printf("%18s %8zu %12.3f %12.3f\n", what, count, bytes * 1e-6, seconds * 1e3);
     };
-    line("inputs", of_step.prepare, ch::trace::Traffic::inputs);
-    line("parameters", of_step.prepare, ch::trace::Traffic::parameters);
-    line("buffers", of_step.prepare, ch::trace::Traffic::buffers);
-    line(sizes.output == 0 ? "losses" : "outputs", of_step.gather);
-    line("their gradients", of_step.output_gradients);
-    line("gradients", of_step.reduce);
+    using ch::trace::Traffic;
+    const auto line = [&](const char* what, const std::vector<sim::DeviceCopy>& part, Traffic kind) {
+      std::size_t count = 0;
+      double bytes = 0;
+      for (const auto& copy : part)
+        if (copy.kind == kind) ++count, bytes += static_cast<double>(copy.bytes);
+      put(what, count, bytes, static_cast<double>(count) * link.alpha + bytes / link.bandwidth);
+    };
+    // What goes along a chain of all devices passes each link once.
+    const auto by_nccl = [&](const char* what, std::size_t bytes) {
+      const auto once = static_cast<double>(bytes);
+      put(what, 1, once, options_.links.call + (options_.ranks - 1) * link.alpha + once / link.bandwidth);
+    };
+    line("inputs", of_step.prepare, Traffic::inputs);
+    if (of_step.by_nccl) {
+      by_nccl("broadcast", std::accumulate(sizes.buffers.begin(), sizes.buffers.end(), sizes.parameters));
+    } else {
+      line("parameters", of_step.prepare, Traffic::parameters);
+      line("buffers", of_step.prepare, Traffic::buffers);
+    }
+    line(sizes.output == 0 ? "losses" : "outputs", of_step.gather, Traffic::outputs);
+    line("their gradients", of_step.output_gradients, Traffic::outputs);
+    if (of_step.by_nccl)
+      by_nccl("reduce", sizes.gradients);
+    else
+      line("gradients", of_step.reduce, Traffic::gradients);
     std::printf("%18s %34.3f\n", "together", all * 1e3);
   }
 
@@ -312,6 +330,8 @@ int main(int argc, char** argv) {
   app.add_option("--output", wishes.output,
                  "dp: bytes of a sample's output (default: the model's); 0: the model returns its loss")
       ->check(CLI::Range(std::size_t{0}, most_bytes));
+  app.add_flag("--nccl", wishes.nccl,
+               "dp: parameters and gradients by NCCL's broadcast and reduce, as between GPUs in a build with it");
   app.add_option("--optimizer", wishes.optimizer, "sgd, momentum or adam: what a trace's memory has of it")
       ->check(CLI::IsMember({"sgd", "momentum", "adam"}))
       ->capture_default_str();

@@ -120,6 +120,10 @@ def data_parallel():
     # Under ddp all links carry as much, while computing goes on.
     ddp = table(run("--policy", "ddp", "--ranks", 4, *words[2:8], "--brief")[1])[4]
     expect(ddp[1] < rows[4][1] / 2, ddp, rows)
+    # By NCCL each link carries parameters and gradients once.
+    nccl = run(*words[:-2], "--nccl")[1]
+    expect(abs(table(nccl)[4][1] - float(nccl.split("together")[1].split()[0])) < 0.002, nccl)
+    expect(0.3 < table(nccl)[4][1] / rows[4][1] < 0.4, nccl, rows)
     trace = json.loads(file.read_text())
     events = trace["traceEvents"]
     expect(trace_rules.broken(events) == [] and trace["metadata"]["policy"] == "dp" and trace["metadata"]["devices"] == 4, trace["metadata"])
@@ -162,7 +166,7 @@ def refuses():
                         (["--all-reduce", "tree"], "expected auto"), (["--all-reduce", "hierarchical"], "needs several machines"),
                         (["--compute", -1], "not in range"), (["--efficiency", 0], "not in range"), (["--seed", -1], "--seed"),
                         (["--recorded", "x", "--model", "vgg16"], "excludes"), (["--steps", 0], "not in range"), (["--trace-ring"], "--trace-ring: without --trace"),
-                        (["--policy", "dp", "--trace-ring", "--trace", "x"], "dp makes no collective calls"), (["--batch", 0], "not in range"),
+                        (["--policy", "dp", "--trace-ring", "--trace", "x"], "dp makes no collective calls"), (["--batch", 0], "not in range"), (["--nccl"], "--nccl: of --policy dp alone"),
                         (["--optimizer", "lion"], "momentum"), (["--output", -1], "--output"), (["--policy", "dp", "--devices", 65], "expected 1 to 64"), (["--period", 0], "not in range"),
                         (["stray"], "stray")):
         status, out, err = run(*words)

@@ -153,6 +153,33 @@ TEST_CASE("simulated: a step of DataParallel takes what its closed form says") {
   }
 }
 
+TEST_CASE("simulated: NCCL takes DataParallel's parameters and gradients along a chain") {
+  auto of = plain_training();
+  of.copied.by_nccl = true;
+  for (const int n : {1, 2, 3, 4, 8}) {
+    INFO(n << " devices");
+    auto options = on(n, true);
+    options.links.call = 8e-6;
+    const double others = n - 1;
+    const double copied = 32.0 * sample + 2 * 32.0 * output, chained = parameters + 264 + gradients;
+    const double expected = forward_time + backward_time + optimizer_time + others * (3 * alpha + copied / bandwidth) +
+                            (n == 1 ? 0 : 2 * 8e-6 + 2 * others * alpha + chained / bandwidth);
+    const auto times = simulate_training(options, of, 3);
+    CHECK(std::abs(times.step / expected - 1) < 1e-9);
+    // The bytes are those of the copies: what devices have for each other.
+    auto copies = data_parallel_copies(of.copied, n), plain = data_parallel_copies(plain_training().copied, n);
+    CHECK(links_of(copies) == links_of(plain));
+    CHECK(copies.by_nccl == (n > 1));
+    std::size_t counted = 0;
+    for (const auto& copy : times.times.ranks[0].copies)
+      counted += copy.kind == Traffic::parameters || copy.kind == Traffic::buffers ? copy.bytes : 0;
+    CHECK(counted == 3 * (parameters + 264) * static_cast<std::size_t>(n - 1));
+  }
+  // Not so where a device has nothing to do.
+  of.copied.samples = 2;
+  CHECK(!data_parallel_copies(of.copied, 3).by_nccl);
+}
+
 TEST_CASE("simulated: a device of DataParallel begins when it has its parameters, the first one last") {
   // The last device computes for twice as long, in both passes. The first one waits for it, once it has what device 1
   // has made by then.

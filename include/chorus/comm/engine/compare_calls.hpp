@@ -22,12 +22,9 @@ void compare_calls(Link& link, const Call& call, const Envelope& mine, int rank,
     check<CommError>(theirs == mine, "rank ", from, " is in another call, ", theirs);
   };
   if (call.op == Op::message) {
-    if constexpr (Link::sends_wait)
-      return compare(call.peer, link.exchange(call.peer, mine, call.peer));
-    else if (call.receives)
-      return compare(call.peer, link.receive(call.peer));
-    else
-      return link.send(call.peer, mine);
+    if constexpr (Link::sends_wait) return compare(call.peer, link.exchange(call.peer, mine, call.peer));
+    else if (call.receives) return compare(call.peer, link.receive(call.peer));
+    else return link.send(call.peer, mine);
   }
   for (int step = 1; step < size; step *= 2) {
     const int from = (rank - step + size) % size;

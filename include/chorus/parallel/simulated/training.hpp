@@ -246,18 +246,24 @@ struct TrainingTimes {
   const auto compute = [&](double usual, std::string_view pass) {
     for (int device = 0; device < used; ++device) streams.compute(device, usual, pass, pass);
   };
+  std::vector<DeviceCopy> sent_by_nccl, prepared;
+  for (const auto& copy : copies.prepare)
+    (copies.by_nccl && copy.kind != trace::Traffic::inputs ? sent_by_nccl : prepared).push_back(copy);
   for (int step = 0; step < steps; ++step) {
     streams.next_step();
     const auto begun = streams.clock(0);
-    for (const auto& copy : copies.prepare)
-      streams.copy(copy, copy.kind == trace::Traffic::inputs ? "scatter" : "replicate");
+    streams.collective(sent_by_nccl, "replicate");
+    for (const auto& copy : prepared) streams.copy(copy, copy.kind == trace::Traffic::inputs ? "scatter" : "replicate");
     compute(training.forward, "forward");
     all(copies.gather, "gather");
     streams.mark(0, "forward", "DataParallel forward", begun);
     const auto backward = streams.clock(0);
     all(copies.output_gradients, "scatter gradients");
     compute(training.backward, "backward");
-    all(copies.reduce, "reduce");
+    if (copies.by_nccl)
+      streams.collective(copies.reduce, "reduce");
+    else
+      all(copies.reduce, "reduce");
     all(copies.input_gradients, "gather gradients");
     streams.mark(0, "backward", "backward", backward);
     streams.compute(0, training.optimizer, "optimizer", "optimizer step");
