@@ -11614,6 +11614,9 @@ class ParameterSlice final : public ParameterOn<D> {
   Ref<Node> copy_to(D) const override { no_parameter(); }
   void add_grad_of(const ParameterOn<D>&) override { no_parameter(); }
   void set_origin(Ref<Node>) override { no_parameter(); }
+  Ref<Node> make_stand_in() const override { no_parameter(); }
+  const void* grad_data_of(const Node&) const override { no_parameter(); }
+  void drop_grad_of(Node&) const override { no_parameter(); }
 
  private:
   [[noreturn]] static void no_parameter() { fail<UsageError>("ParameterSlice: a slice is no parameter of its own"); }
@@ -12077,7 +12080,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
 // <chorus/parallel/simulated/device_copies.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_DEVICE_COPIES_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_DEVICE_COPIES_HPP
-/// The copies that a step of DataParallel makes between its devices: by their formulas, or as a real one has made them;
+/// The copies that a step of DataParallel makes between its devices, by their formulas or as a real one has made them,
 /// and how long they take over the links of one machine.
 
 namespace chorus::simulated {
@@ -12096,6 +12099,8 @@ struct DataParallelCopies {
   std::vector<DeviceCopy> output_gradients = {};  ///< back to the devices
   std::vector<DeviceCopy> reduce = {};            ///< gradients
   std::vector<DeviceCopy> input_gradients = {};   ///< where inputs want one
+  /// Parameters and buffers, and gradients, are no copies but NCCL's broadcast and reduce (dp/collectives.hpp).
+  bool by_nccl = false;
 
   friend bool operator==(const DataParallelCopies&, const DataParallelCopies&) = default;
 };
@@ -12108,11 +12113,12 @@ struct DataParallelSizes {
   Index samples = 1;                      ///< of the whole batch
   std::size_t sample = 0;                 ///< of a sample's input
   std::size_t output = 0;                 ///< of a sample's output; 0: the model returns a loss
+  bool by_nccl = false;  ///< where all devices have a sample: the devices are different GPUs, of a build with NCCL
   static constexpr std::size_t loss = sizeof(float);
 };
 
-/// What data_parallel.hpp does with such a model and batch, where no NCCL sends (dp::Collectives). The devices' threads
-/// begin at once: each comes to its inputs before anyone comes to the parameters.
+/// What data_parallel.hpp does with such a model and batch. The devices' threads begin at once: each comes to its
+/// inputs before anyone comes to the parameters, which NCCL sends before.
 [[gnu::cold]] inline DataParallelCopies data_parallel_copies(const DataParallelSizes& sizes, int devices) {
   check<UsageError>(devices >= 1 && sizes.samples >= 0, "data_parallel_copies: ", sizes.samples, " samples for ",
                     devices, " devices");
@@ -12128,9 +12134,14 @@ struct DataParallelSizes {
   const auto outputs = [&](std::size_t i) {
     return sizes.output == 0 ? DataParallelSizes::loss : samples(i) * sizes.output;
   };
-  to_each(out.prepare, Traffic::inputs, [&](std::size_t i) { return samples(i) * sizes.sample; });
+  out.by_nccl = sizes.by_nccl && devices > 1 && split.devices == static_cast<std::size_t>(devices);
+  const auto inputs = [&] {
+    to_each(out.prepare, Traffic::inputs, [&](std::size_t i) { return samples(i) * sizes.sample; });
+  };
+  if (!out.by_nccl) inputs();
   to_each(out.prepare, Traffic::parameters, of_all(sizes.parameters));
   for (const std::size_t bytes : sizes.buffers) to_each(out.prepare, Traffic::buffers, of_all(bytes));
+  if (out.by_nccl) inputs();
   to_each(out.output_gradients, Traffic::outputs, outputs);
   to_each(out.reduce, Traffic::gradients, of_all(sizes.gradients));
   out.gather = out.output_gradients;
@@ -12208,6 +12219,7 @@ class DeviceStreams {
   DeviceStreams(const comm::simulated::SimulationOptions& options)
       : link_(options.links.inside),
         alpha_(link_.latency()),
+        call_(comm::simulated::time_of("call", options.links.call)),
         computing_(options.computing),
         keeps_(options.keep_spans) {
     const int most = options.links.island == 0 ? most_devices : std::min(options.links.island, most_devices);
@@ -12230,7 +12242,7 @@ class DeviceStreams {
     const Time begun = clock(device);
     using namespace comm::simulated;
     clock(device) = later(begun, computing_.time(time_of("compute", usual), device, step_));
-    computed_ += clock(device) - begun;
+    computed_ += seconds(clock(device) - begun);
     mark(device, kind, name, begun);
   }
   void copy(const DeviceCopy& copy, std::string_view name) {
@@ -12241,6 +12253,24 @@ class DeviceStreams {
     for (const int device : {copy.from, copy.to}) mark(device, "copy", name, begun);
     if (keeps_) of(copy.from).copies.push_back({copy.to, copy.kind, copy.bytes, begun, to});
   }
+  /// NCCL's broadcast from the first device to all others, or its reduce to it, as one call: pieces go along a chain of
+  /// all devices. By its own model of a ring (tuning.cc) it takes the call, an alpha a hop, and the bytes once.
+  void collective(std::span<const DeviceCopy> parts, std::string_view name) {
+    if (parts.empty()) return;
+    std::size_t bytes = 0;  // of one device
+    Time begun{};
+    for (const auto& part : parts)
+      if (part.from == parts.front().from && part.to == parts.front().to) bytes += part.bytes;
+    for (int device = 0; device < size(); ++device) begun = std::max(begun, clock(device));
+    comm::simulated::time_of("a collective", static_cast<double>(bytes) / link_.bandwidth);
+    const Time ended = comm::simulated::later(begun, call_ + (size() - 1) * alpha_ + link_.transfer(bytes));
+    for (int device = 0; device < size(); ++device) {
+      clock(device) = ended;
+      mark(device, "copy", name, begun);
+    }
+    if (!keeps_) return;
+    for (const auto& part : parts) of(part.from).copies.push_back({part.to, part.kind, part.bytes, begun, ended});
+  }
   void mark(int device, std::string_view kind, std::string_view name, Time begun, int number = -1) {
     if (keeps_) of(device).marks.push_back({std::string(kind), std::string(name), begun, clock(device), 0, number});
   }
@@ -12248,7 +12278,7 @@ class DeviceStreams {
     if (keeps_) of(device).memory.push_back(held);
   }
   /// Seconds that all devices have computed for, together.
-  double computed() const { return comm::simulated::seconds(computed_); }
+  double computed() const { return computed_; }
   comm::simulated::SimulatedTimes take() { return std::move(times_); }
 
  private:
@@ -12257,12 +12287,12 @@ class DeviceStreams {
   comm::simulated::RankTimes& of(int device) { return times_.ranks[static_cast<std::size_t>(device)]; }
 
   const comm::simulated::AlphaBeta link_;
-  const Time alpha_;
+  const Time alpha_, call_;
   const comm::simulated::Computing computing_;
   const bool keeps_;
   comm::simulated::SimulatedTimes times_;
   std::uint32_t step_ = 0;
-  Time computed_{};
+  double computed_ = 0;
 };
 
 }  // namespace chorus::simulated
@@ -12627,18 +12657,24 @@ struct TrainingTimes {
   const auto compute = [&](double usual, std::string_view pass) {
     for (int device = 0; device < used; ++device) streams.compute(device, usual, pass, pass);
   };
+  std::vector<DeviceCopy> sent_by_nccl, prepared;
+  for (const auto& copy : copies.prepare)
+    (copies.by_nccl && copy.kind != trace::Traffic::inputs ? sent_by_nccl : prepared).push_back(copy);
   for (int step = 0; step < steps; ++step) {
     streams.next_step();
     const auto begun = streams.clock(0);
-    for (const auto& copy : copies.prepare)
-      streams.copy(copy, copy.kind == trace::Traffic::inputs ? "scatter" : "replicate");
+    streams.collective(sent_by_nccl, "replicate");
+    for (const auto& copy : prepared) streams.copy(copy, copy.kind == trace::Traffic::inputs ? "scatter" : "replicate");
     compute(training.forward, "forward");
     all(copies.gather, "gather");
     streams.mark(0, "forward", "DataParallel forward", begun);
     const auto backward = streams.clock(0);
     all(copies.output_gradients, "scatter gradients");
     compute(training.backward, "backward");
-    all(copies.reduce, "reduce");
+    if (copies.by_nccl)
+      streams.collective(copies.reduce, "reduce");
+    else
+      all(copies.reduce, "reduce");
     all(copies.input_gradients, "gather gradients");
     streams.mark(0, "backward", "backward", backward);
     streams.compute(0, training.optimizer, "optimizer", "optimizer step");
