@@ -28763,7 +28763,7 @@ struct CrossEntropyOptions {
   Reduction reduction = Reduction::mean;
   /// For operations, not kernels: divide the sum by this in place of this batch's own count (or sum of weights), for a
   /// batch that is cut into micro-batches whose gradients are added up: the tokens that count in all of them. Under a
-  /// policy of several processes: in all of this rank's. A positive number.
+  /// policy of several processes: in all of this rank's, or with canonical shares in all ranks'. A positive number.
   std::optional<double> mean_over = {};
 };
 
@@ -39978,8 +39978,14 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
       check<UsageError>(std::is_same_v<Hook, AllReduce>,
                         "DistributedDataParallel: canonical_shares says how gradients are added up: expected the "
                         "default hook, AllReduce");
-      check<UsageError>(!options.static_graph,
-                        "DistributedDataParallel: canonical_shares and static_graph don't go together");
+      const auto refuse = [](bool chosen, const char* option) {
+        check<UsageError>(!chosen, "DistributedDataParallel: canonical_shares and ", option, " don't go together");
+      };
+      refuse(options.static_graph, "static_graph");
+      refuse(options.skip_all_reduce_unused_params, "skip_all_reduce_unused_params");
+      refuse(options.non_finite != NonFinite::propagate, "non_finite, which looks at one pass's gradients alone (a "
+                                                         "GradScaler looks at all),");
+      refuse(!options.parameters_and_buffers_to_ignore.empty(), "parameters_and_buffers_to_ignore");
       this->instead_of_hook = std::make_unique<CanonicalSums<D, Communicator>>(core(), this->canonical_->shares(),
                                                                                this->canonical_->tree());
     }

@@ -19,7 +19,7 @@ struct CrossEntropyOptions {
   Reduction reduction = Reduction::mean;
   /// For operations, not kernels: divide the sum by this in place of this batch's own count (or sum of weights), for a
   /// batch that is cut into micro-batches whose gradients are added up: the tokens that count in all of them. Under a
-  /// policy of several processes: in all of this rank's. A positive number.
+  /// policy of several processes: in all of this rank's, or with canonical shares in all ranks'. A positive number.
   std::optional<double> mean_over = {};
 };
 

@@ -91,7 +91,7 @@ TEST_CASE("canonical errors: samples lie along the first axis") {
         }) == axis);
 }
 
-TEST_CASE("canonical errors: under ddp no other hook and no static graph") {
+TEST_CASE("canonical errors: under ddp no other hook, and no options that look at gradients on their way") {
   CHECK(message_of_ranks(2,
                          [](const World&, auto& c) {
                            DistributedDataParallel<Model, Bf16Compress> net(make<Model>(), c, ddp_options(4), 3,
@@ -99,10 +99,21 @@ TEST_CASE("canonical errors: under ddp no other hook and no static graph") {
                          }) ==
         "DistributedDataParallel: canonical_shares says how gradients are added up: expected the default hook, "
         "AllReduce");
-  auto options = ddp_options(4);
-  options.static_graph = true;
-  CHECK(message_of_ranks(2, [&](const World&, auto& c) { Ddp net(make<Model>(), c, options, 3); }) ==
-        "DistributedDataParallel: canonical_shares and static_graph don't go together");
+  const auto refused = [](const auto& choose) {
+    auto options = ddp_options(4);
+    choose(options);
+    return message_of_ranks(2, [&](const World&, auto& c) { Ddp net(make<Model>(), c, options, 3); });
+  };
+  const std::string start = "DistributedDataParallel: canonical_shares and ", end = " don't go together";
+  CHECK(refused([](auto& options) { options.static_graph = true; }) == start + "static_graph" + end);
+  CHECK(refused([](auto& options) {
+          options.find_unused_parameters = options.skip_all_reduce_unused_params = true;
+        }) == start + "skip_all_reduce_unused_params" + end);
+  CHECK(refused([](auto& options) { options.non_finite = NonFinite::skip_step; }) ==
+        start + "non_finite, which looks at one pass's gradients alone (a GradScaler looks at all)," + end);
+  CHECK(refused([](auto& options) {
+          options.parameters_and_buffers_to_ignore = {nn::named_parameters<Cpu>(*std::make_unique<Model>())[0].name};
+        }) == start + "parameters_and_buffers_to_ignore" + end);
 }
 
 TEST_CASE("canonical errors: under ddp no optimizer steps in the middle of backward") {

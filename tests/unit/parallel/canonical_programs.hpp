@@ -128,13 +128,13 @@ struct Setup {
   bool find_unused = false;
   bool plain = false;          // without shares
   Steps steps = Steps::whole;  // all parameters by each rank; each in backward; each by one rank, under ddp
-  bool skips_unused = false, delays = false;
+  bool delays = false;
 
   std::string text() const {
     const char* const names[] = {"single", "dp", "ddp", "server"};
     return cat(names[static_cast<int>(who)], " of ", devices, ", ", comm::name(backend), ", threads ", threads,
                ", buckets ", bucket_mb.value_or(-1), find_unused ? ", find_unused" : "",
-               skips_unused ? ", skips unused" : "", delays ? ", delays" : "", ", steps ", static_cast<int>(steps),
+               delays ? ", delays" : "", ", steps ", static_cast<int>(steps),
                plain ? ", plain" : "");
   }
 };
@@ -370,7 +370,6 @@ inline std::string result(const Program& program, const Setup& setup) {
                          return run_of(program, setup, world.rank, net);
                        }
                        DistributedDataParallelOptions options{.find_unused_parameters = setup.find_unused};
-                       options.skip_all_reduce_unused_params = setup.skips_unused;
                        if (setup.delays) options.delay_all_reduce_named_params = {"head.weight", "conv.bias"};
                        options.canonical_shares = shares;
                        if (setup.bucket_mb) options.first_bucket_cap_mb = options.bucket_cap_mb = *setup.bucket_mb;

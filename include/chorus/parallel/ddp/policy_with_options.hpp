@@ -85,8 +85,14 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
       check<UsageError>(std::is_same_v<Hook, AllReduce>,
                         "DistributedDataParallel: canonical_shares says how gradients are added up: expected the "
                         "default hook, AllReduce");
-      check<UsageError>(!options.static_graph,
-                        "DistributedDataParallel: canonical_shares and static_graph don't go together");
+      const auto refuse = [](bool chosen, const char* option) {
+        check<UsageError>(!chosen, "DistributedDataParallel: canonical_shares and ", option, " don't go together");
+      };
+      refuse(options.static_graph, "static_graph");
+      refuse(options.skip_all_reduce_unused_params, "skip_all_reduce_unused_params");
+      refuse(options.non_finite != NonFinite::propagate, "non_finite, which looks at one pass's gradients alone (a "
+                                                         "GradScaler looks at all),");
+      refuse(!options.parameters_and_buffers_to_ignore.empty(), "parameters_and_buffers_to_ignore");
       this->instead_of_hook = std::make_unique<CanonicalSums<D, Communicator>>(core(), this->canonical_->shares(),
                                                                                this->canonical_->tree());
     }
