@@ -343,44 +343,56 @@ std::string run_of(const Program& program, const Setup& setup, int rank, Net& ne
   return run();
 }
 
-/// The losses of all steps, then "|" and what the model ends with; the same on all ranks, or a text that says how not.
+/// The losses of all steps, then "|" and what the model ends with, on one rank.
+inline std::string result_of_rank(const Program& program, const Setup& setup, const World& world) {
+  const int shares = setup.plain ? 0 : program.shares;
+  alarm(60);  // who hangs is killed
+  set_num_threads(setup.threads);
+  auto model = model_of(program);
+  freeze(model, program, program.frozen_first);
+  if (setup.who == Who::single) {
+    SingleDevice<Model> net(std::move(model), 3, {.canonical_shares = shares});
+    return run_of(program, setup, 0, net);
+  }
+  if (setup.who == Who::dp) {
+    std::vector<int> ids;
+    for (int i = 0; i < setup.devices; ++i) ids.push_back(i);
+    DataParallel<Model> net(std::move(model), {.device_ids = ids, .canonical_shares = shares}, 3);
+    return run_of(program, setup, 0, net);
+  }
+  if (setup.backend == comm::Backend::hierarchical) setenv("CHORUS_HOST_ID", world.rank < 2 ? "a" : "b", 1);
+  auto communicator = comm::connect(world, {.backend = setup.backend});
+  if (setup.who == Who::server) {
+    ParameterServer<Model> net(std::move(model), communicator, {.canonical_shares = shares}, 3);
+    return run_of(program, setup, world.rank, net);
+  }
+  DistributedDataParallelOptions options{.find_unused_parameters = setup.find_unused};
+  if (setup.delays) options.delay_all_reduce_named_params = {"head.weight", "conv.bias"};
+  options.canonical_shares = shares;
+  if (setup.bucket_mb) options.first_bucket_cap_mb = options.bucket_cap_mb = *setup.bucket_mb;
+  DistributedDataParallel<Model> net(std::move(model), communicator, options, 3);
+  return run_of(program, setup, world.rank, net);
+}
+
+/// The same of all ranks, or a text that says how they differ.
 inline std::string result(const Program& program, const Setup& setup) {
   const bool ranks = setup.who == Who::ddp || setup.who == Who::server;
-  const int shares = setup.plain ? 0 : program.shares;
-  const auto texts = Ranks(ranks ? setup.devices : 1, [&](const World& world) -> std::string {
-                       alarm(60);  // who hangs is killed
-                       set_num_threads(setup.threads);
-                       auto model = model_of(program);
-                       freeze(model, program, program.frozen_first);
-                       if (setup.who == Who::single) {
-                         SingleDevice<Model> net(std::move(model), 3, {.canonical_shares = shares});
-                         return run_of(program, setup, 0, net);
-                       }
-                       if (setup.who == Who::dp) {
-                         std::vector<int> ids;
-                         for (int i = 0; i < setup.devices; ++i) ids.push_back(i);
-                         DataParallel<Model> net(std::move(model), {.device_ids = ids, .canonical_shares = shares}, 3);
-                         return run_of(program, setup, 0, net);
-                       }
-                       if (setup.backend == comm::Backend::hierarchical)
-                         setenv("CHORUS_HOST_ID", world.rank < 2 ? "a" : "b", 1);
-                       auto communicator = comm::connect(world, {.backend = setup.backend});
-                       if (setup.who == Who::server) {
-                         ParameterServer<Model> net(std::move(model), communicator, {.canonical_shares = shares}, 3);
-                         return run_of(program, setup, world.rank, net);
-                       }
-                       DistributedDataParallelOptions options{.find_unused_parameters = setup.find_unused};
-                       if (setup.delays) options.delay_all_reduce_named_params = {"head.weight", "conv.bias"};
-                       options.canonical_shares = shares;
-                       if (setup.bucket_mb) options.first_bucket_cap_mb = options.bucket_cap_mb = *setup.bucket_mb;
-                       DistributedDataParallel<Model> net(std::move(model), communicator, options, 3);
-                       return run_of(program, setup, world.rank, net);
+  const auto texts = Ranks(ranks ? setup.devices : 1, [&](const World& world) {
+                       return result_of_rank(program, setup, world);
                      }).texts();
   std::string lines;
   for (const auto& text : texts) lines += "\n  " + text.substr(0, 600);
   for (const auto& text : texts)
     if (text != texts[0] || text.find('|') == text.npos) return "ranks end differently:" + lines;
   return texts[0];
+}
+
+/// For engines of other libraries: layers that meet, and ranks that have several sums.
+inline Program program_for_engines() {
+  Program program{.shares = 7, .synced = true, .attends = true, .dropped = 0.3, .stepping = Stepping::adam, .steps = {}};
+  for (const Index size : {8, 7, 5})
+    program.steps.push_back({.passes = {{.key = static_cast<std::uint32_t>(size), .size = size}}});
+  return program;
 }
 
 /// What is different in `got`, or "".
