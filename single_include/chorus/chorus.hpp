@@ -33989,7 +33989,7 @@ class DeviceShares {
     const ShareRange run{std::min(run_.begin, used), std::min(run_.end, used)};
     tree_.begin(run, used);
     in_turn(roots.size(), run.count(), false, std::move(devices), [&](std::size_t i) {
-      Observer observer(*this, i, complete);
+      Observer<Complete> observer(*this, i, complete);
       run_backward(roots[i], {.retain_graph = keep, .leaves = &observer});
       if (run.count() == 0) return;
       tree_.end_share(i, [&](std::size_t p) { complete(*flat_.entries()[p].named.handle.shared()); });
