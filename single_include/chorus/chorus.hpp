@@ -7964,20 +7964,43 @@ inline std::vector<ShareRange> sums_of(ShareRange run, std::size_t shares) {
   return tree.sums();
 }
 
-/// Numbers of all shares as one, added in the order of the tree; 0 of none.
-inline double add_shares(std::span<const double> of_share) {
-  std::vector<double> sums;
-  ShareTree tree;
-  const auto add = [&](std::size_t depth) {
-    sums[depth - 1] += sums[depth];
-    sums.resize(depth);
-  };
-  for (std::size_t share = 0; share < of_share.size(); ++share) {
-    sums.push_back(of_share[share]);
-    tree.push({share, share + 1}, add);
+/// Values of shares, or of sums of them, added up in the order of the tree.
+template <class Value>
+class TreeSum {
+ public:
+  /// The next one, of these shares. `add(left, right)` makes `left` the sum of both.
+  template <class Add>
+  void push(ShareRange shares, Value value, const Add& add) {
+    values_.push_back(std::move(value));
+    tree_.push(shares, last_two(add));
   }
-  tree.finish(add);
-  return sums.empty() ? 0 : sums.front();
+  /// The sum, when all have come; null of none.
+  template <class Add>
+  const Value* finish(const Add& add) {
+    tree_.finish(last_two(add));
+    return values_.empty() ? nullptr : &values_.front();
+  }
+
+ private:
+  template <class Add>
+  auto last_two(const Add& add) {
+    return [this, &add](std::size_t depth) {
+      add(values_[depth - 1], values_[depth]);
+      values_.pop_back();
+    };
+  }
+
+  ShareTree tree_;
+  std::vector<Value> values_;
+};
+
+/// Numbers of all shares as one; 0 of none.
+inline double add_shares(std::span<const double> of_share) {
+  const auto add = [](double& left, double right) { left += right; };
+  TreeSum<double> sum;
+  for (std::size_t share = 0; share < of_share.size(); ++share) sum.push({share, share + 1}, of_share[share], add);
+  const double* const all = sum.finish(add);
+  return all == nullptr ? 0 : *all;
 }
 
 }  // namespace chorus
@@ -34582,26 +34605,21 @@ class CanonicalReduce {
   void add_up(std::size_t used, std::size_t group, std::size_t begin, std::size_t count) {
     const trace::Span span(trace::Lane::communication, "copy", "reduce");
     const DType dtype = replicas_.parameters(0).groups()[group].dtype;
-    std::vector<Sum> sums;
-    ShareTree tree;
     const auto at = [&](const Sum& sum) { return devices_[sum.device]->tree().sum(sum.number, group, begin); };
-    const auto add = [&](std::size_t depth) {
-      const Sum &left = sums[depth - 1], &right = sums[depth];
+    const auto add = [&](const Sum& left, const Sum& right) {
       const D to = replicas_.device(left.device), from = replicas_.device(right.device);
       add_gradients(dtype, count, from, at(right), to, at(left), true);
       if (left.device != right.device)
         trace::sent(from.index, to.index, trace::Traffic::gradients, count * size_of(dtype));
-      sums.resize(depth);
     };
+    TreeSum<Sum> sum;
     for (std::size_t i = 0; i < used; ++i)
-      for (std::size_t k = 0; k < devices_[i]->tree().sums().size(); ++k) {
-        sums.push_back({i, k});
-        tree.push(devices_[i]->tree().sums()[k], add);
-      }
-    tree.finish(add);
+      for (std::size_t k = 0; k < devices_[i]->tree().sums().size(); ++k)
+        sum.push(devices_[i]->tree().sums()[k], {i, k}, add);
+    const auto* const all = at(*sum.finish(add));
     const D first = replicas_.device(0);
     auto* const gradients = replicas_.parameters(0).groups()[group].grad(begin);
-    if (at(sums.front()) != gradients) copy_bytes(first, gradients, first, at(sums.front()), count * size_of(dtype));
+    if (all != gradients) copy_bytes(first, gradients, first, all, count * size_of(dtype));
   }
 
   const Replicas<Model>& replicas_;
@@ -37977,19 +37995,12 @@ inline std::vector<std::vector<ShareRange>> sums_of_ranks(std::size_t shares, st
 template <Device D, class Numbers>
 void add_up(const std::vector<std::vector<ShareRange>>& of_ranks, const Numbers& numbers, D device, DType dtype,
             std::size_t count, std::byte* total) {
-  std::vector<std::byte*> sums;
-  ShareTree tree;
-  const auto add = [&](std::size_t depth) {
-    add_numbers(device, dtype, count, sums[depth], sums[depth - 1]);
-    sums.resize(depth);
-  };
+  const auto add = [&](std::byte* left, const std::byte* right) { add_numbers(device, dtype, count, right, left); };
+  TreeSum<std::byte*> sum;
   for (std::size_t rank = 0; rank < of_ranks.size(); ++rank)
-    for (std::size_t k = 0; k < of_ranks[rank].size(); ++k) {
-      sums.push_back(numbers(rank, k));
-      tree.push(of_ranks[rank][k], add);
-    }
-  tree.finish(add);
-  if (!sums.empty() && sums.front() != total) copy_bytes(device, total, device, sums.front(), count * size_of(dtype));
+    for (std::size_t k = 0; k < of_ranks[rank].size(); ++k) sum.push(of_ranks[rank][k], numbers(rank, k), add);
+  if (auto* const* const all = sum.finish(add); all != nullptr && *all != total)
+    copy_bytes(device, total, device, *all, count * size_of(dtype));
 }
 
 }  // namespace chorus::canonical

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace chorus {
@@ -79,20 +80,43 @@ inline std::vector<ShareRange> sums_of(ShareRange run, std::size_t shares) {
   return tree.sums();
 }
 
-/// Numbers of all shares as one, added in the order of the tree; 0 of none.
-inline double add_shares(std::span<const double> of_share) {
-  std::vector<double> sums;
-  ShareTree tree;
-  const auto add = [&](std::size_t depth) {
-    sums[depth - 1] += sums[depth];
-    sums.resize(depth);
-  };
-  for (std::size_t share = 0; share < of_share.size(); ++share) {
-    sums.push_back(of_share[share]);
-    tree.push({share, share + 1}, add);
+/// Values of shares, or of sums of them, added up in the order of the tree.
+template <class Value>
+class TreeSum {
+ public:
+  /// The next one, of these shares. `add(left, right)` makes `left` the sum of both.
+  template <class Add>
+  void push(ShareRange shares, Value value, const Add& add) {
+    values_.push_back(std::move(value));
+    tree_.push(shares, last_two(add));
   }
-  tree.finish(add);
-  return sums.empty() ? 0 : sums.front();
+  /// The sum, when all have come; null of none.
+  template <class Add>
+  const Value* finish(const Add& add) {
+    tree_.finish(last_two(add));
+    return values_.empty() ? nullptr : &values_.front();
+  }
+
+ private:
+  template <class Add>
+  auto last_two(const Add& add) {
+    return [this, &add](std::size_t depth) {
+      add(values_[depth - 1], values_[depth]);
+      values_.pop_back();
+    };
+  }
+
+  ShareTree tree_;
+  std::vector<Value> values_;
+};
+
+/// Numbers of all shares as one; 0 of none.
+inline double add_shares(std::span<const double> of_share) {
+  const auto add = [](double& left, double right) { left += right; };
+  TreeSum<double> sum;
+  for (std::size_t share = 0; share < of_share.size(); ++share) sum.push({share, share + 1}, of_share[share], add);
+  const double* const all = sum.finish(add);
+  return all == nullptr ? 0 : *all;
 }
 
 }  // namespace chorus

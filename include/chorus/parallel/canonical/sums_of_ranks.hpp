@@ -25,19 +25,12 @@ inline std::vector<std::vector<ShareRange>> sums_of_ranks(std::size_t shares, st
 template <Device D, class Numbers>
 void add_up(const std::vector<std::vector<ShareRange>>& of_ranks, const Numbers& numbers, D device, DType dtype,
             std::size_t count, std::byte* total) {
-  std::vector<std::byte*> sums;
-  ShareTree tree;
-  const auto add = [&](std::size_t depth) {
-    add_numbers(device, dtype, count, sums[depth], sums[depth - 1]);
-    sums.resize(depth);
-  };
+  const auto add = [&](std::byte* left, const std::byte* right) { add_numbers(device, dtype, count, right, left); };
+  TreeSum<std::byte*> sum;
   for (std::size_t rank = 0; rank < of_ranks.size(); ++rank)
-    for (std::size_t k = 0; k < of_ranks[rank].size(); ++k) {
-      sums.push_back(numbers(rank, k));
-      tree.push(of_ranks[rank][k], add);
-    }
-  tree.finish(add);
-  if (!sums.empty() && sums.front() != total) copy_bytes(device, total, device, sums.front(), count * size_of(dtype));
+    for (std::size_t k = 0; k < of_ranks[rank].size(); ++k) sum.push(of_ranks[rank][k], numbers(rank, k), add);
+  if (auto* const* const all = sum.finish(add); all != nullptr && *all != total)
+    copy_bytes(device, total, device, *all, count * size_of(dtype));
 }
 
 }  // namespace chorus::canonical

@@ -97,26 +97,21 @@ class CanonicalReduce {
   void add_up(std::size_t used, std::size_t group, std::size_t begin, std::size_t count) {
     const trace::Span span(trace::Lane::communication, "copy", "reduce");
     const DType dtype = replicas_.parameters(0).groups()[group].dtype;
-    std::vector<Sum> sums;
-    ShareTree tree;
     const auto at = [&](const Sum& sum) { return devices_[sum.device]->tree().sum(sum.number, group, begin); };
-    const auto add = [&](std::size_t depth) {
-      const Sum &left = sums[depth - 1], &right = sums[depth];
+    const auto add = [&](const Sum& left, const Sum& right) {
       const D to = replicas_.device(left.device), from = replicas_.device(right.device);
       add_gradients(dtype, count, from, at(right), to, at(left), true);
       if (left.device != right.device)
         trace::sent(from.index, to.index, trace::Traffic::gradients, count * size_of(dtype));
-      sums.resize(depth);
     };
+    TreeSum<Sum> sum;
     for (std::size_t i = 0; i < used; ++i)
-      for (std::size_t k = 0; k < devices_[i]->tree().sums().size(); ++k) {
-        sums.push_back({i, k});
-        tree.push(devices_[i]->tree().sums()[k], add);
-      }
-    tree.finish(add);
+      for (std::size_t k = 0; k < devices_[i]->tree().sums().size(); ++k)
+        sum.push(devices_[i]->tree().sums()[k], {i, k}, add);
+    const auto* const all = at(*sum.finish(add));
     const D first = replicas_.device(0);
     auto* const gradients = replicas_.parameters(0).groups()[group].grad(begin);
-    if (at(sums.front()) != gradients) copy_bytes(first, gradients, first, at(sums.front()), count * size_of(dtype));
+    if (all != gradients) copy_bytes(first, gradients, first, all, count * size_of(dtype));
   }
 
   const Replicas<Model>& replicas_;
