@@ -33,8 +33,15 @@ class AtHome {
   virtual DType dtype() const = 0;
   virtual std::span<const Index> extents() const = 0;
   virtual D where() const = 0;
-  /// Where the numbers are, for library code: to read, or to write and then call `touch`.
-  virtual void* memory() const = 0;
+  /// Where the numbers are, for library code: to read, or to write and then call `touch`. Throws UsageError where they
+  /// are not there, under a policy that keeps a part of them on each rank.
+  void* memory() const {
+    if (!storage().present() && !is_part()) [[unlikely]]
+      raise_absent();
+    return place();
+  }
+  /// The same, whether they are there or not.
+  virtual void* place() const = 0;
   /// The home.
   virtual const Storage<D>& storage() const = 0;
   /// Where the numbers are, for anybody: from the first call on, what is written through it on the CPU is found by
@@ -59,15 +66,26 @@ class AtHome {
   }
 
   Index count() const { return numel(extents()); }
+  /// Whether it is a part of a parameter, which other processes have the rest of: what needs the whole, or all of the
+  /// model, refuses it.
+  virtual bool is_part() const { return false; }
+  /// The extents of the whole parameter, of which this may be a part.
+  virtual std::span<const Index> whole_extents() const { return extents(); }
   std::size_t size_bytes() const { return static_cast<std::size_t>(count()) * size_of(dtype()); }
 
  protected:
-  /// Moves the numbers to `place`, within `whole`.
-  void move_numbers(const Storage<D>& whole, void* place) const {
+  /// Moves the numbers to `to`, within `whole`.
+  void move_numbers(const Storage<D>& whole, void* to) const {
     const Storage<D>& home = storage();
-    copy_bytes(whole.device(), place, where(), memory(), size_bytes());
-    home.move_home(whole, place);
+    copy_bytes(whole.device(), to, where(), memory(), size_bytes());
+    home.move_home(whole, to);
     if (home.owners() == 1) home.writes()->end_watch();  // pointers to where they were are no good any more
+  }
+  [[noreturn, gnu::noinline, gnu::cold]] void raise_absent() const {
+    const auto* const writes = storage().writes();
+    fail<UsageError>("'", writes == nullptr ? "" : writes->name,
+                     "' is in parts, one on each rank: its numbers are here while the net computes with them, and "
+                     "while net.gathered() lives, which all ranks call");
   }
   /// Moves them to memory of their own on another device.
   void move_numbers(D device) const {
@@ -170,7 +188,7 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
   DType dtype() const override { return chorus::dtype<T>; }
   std::span<const Index> extents() const override { return value_.shape(); }
   D where() const override { return value_.device(); }
-  void* memory() const override { return value_.data(); }
+  void* place() const override { return value_.data(); }
   const Storage<D>& storage() const override { return value_.storage(); }
   std::uint64_t numbers_version() const override { return this->version(); }
   const char* numbers_name() const override {
@@ -225,6 +243,7 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
   Variable<T, Rank, D> as_variable() {
     if (detail::parameter_watch != nullptr) [[unlikely]]
       detail::parameter_watch->saw(static_cast<const ParameterOn<D>*>(this), *this, value_.shape(), wants_grad_);
+    value_.storage().touch();
     if (!wants_grad_) return Variable<T, Rank, D>(value_);
     return {value_, origin_ ? origin_ : Ref<GradNode<T, Rank, D>>(this)};
   }
@@ -275,7 +294,10 @@ class Parameter : public AnyParameter {
   /// backward refuses to go on with other numbers than the forward pass saw. `value_of(parameter)` is for reading
   /// alone and `assign` for writing; neither needs that. On a GPU only `assign` is noticed.
   const Tensor<T, Rank, D>& value() const {
-    if (node_) typed().storage().watch();
+    if (node_) {
+      typed().storage().touch();
+      typed().storage().watch();
+    }
     return numbers();
   }
   /// The gradient; undefined where there is none. It stays what it is when the parameter's gradient is forgotten
@@ -291,7 +313,7 @@ class Parameter : public AnyParameter {
   void assign(const Tensor<T, Rank, D>& numbers) const {
     check<ShapeError>(numbers.shape() == shape() && numbers.is_contiguous(),
                       "Parameter::assign: expected a dense tensor of shape ", shape(), ", got shape ", numbers.shape());
-    copy_bytes(device(), this->numbers().data(), numbers.device(), numbers.data(), numbers.bytes());
+    copy_bytes(device(), typed().memory(), numbers.device(), numbers.data(), numbers.bytes());
     typed().touch();
   }
   /// See Variable::register_hook.
@@ -312,7 +334,11 @@ class Parameter : public AnyParameter {
   Variable<T, Rank, D> as_variable() const { return node_ ? typed().as_variable() : Variable<T, Rank, D>(); }
 
   /// For reading.
-  friend const Tensor<T, Rank, D>& value_of(const Parameter& parameter) { return parameter.numbers(); }
+  friend const Tensor<T, Rank, D>& value_of(const Parameter& parameter) {
+    const auto& numbers = parameter.numbers();
+    numbers.storage().touch();
+    return numbers;
+  }
 
  private:
   const Tensor<T, Rank, D>& numbers() const {
@@ -349,7 +375,7 @@ class BufferNode final : public Node, public BufferOn<D> {
   DType dtype() const override { return chorus::dtype<T>; }
   std::span<const Index> extents() const override { return value_.shape(); }
   D where() const override { return value_.device(); }
-  void* memory() const override { return value_.data(); }
+  void* place() const override { return value_.data(); }
   const Storage<D>& storage() const override { return value_.storage(); }
   Ref<Node> copy_to(D device) const override {
     const MemoryScope scope(trace::Memory::parameters);

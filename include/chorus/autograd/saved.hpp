@@ -17,6 +17,7 @@ class Saved {
 
   /// Throws UsageError where the tensor is a parameter or a buffer that has been written since it was saved.
   const X& read(const char* operation) const {
+    tensor_.storage().touch();
     if (const auto now = tensor_.storage().version(); now != version_) [[unlikely]]
       refuse(operation, now);
     return tensor_;

@@ -22,6 +22,7 @@ struct BackwardRun {
   std::uint64_t number;
   std::vector<std::function<void()>> end_actions;
   std::span<const Ref<Node>> means;
+  std::uint64_t node = 0;  // the sequence number of the one that runs
 };
 /// That of this thread; null outside of one.
 inline BackwardRun*& current_backward() {
@@ -84,6 +85,11 @@ CHORUS_INLINE void watch_backward(const std::weak_ptr<BackwardWatch>& watch) {
 CHORUS_INLINE std::uint64_t backward_run() {
   const auto* run = detail::current_backward();
   return run != nullptr ? run->number : 0;
+}
+
+CHORUS_INLINE std::uint64_t backward_node() {
+  const auto* run = detail::current_backward();
+  return run != nullptr ? run->node : 0;
 }
 
 CHORUS_INLINE std::span<const Ref<Node>> means_of_backward() {
@@ -190,6 +196,7 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
       if (!lists.count) node->set_reached();  // in the run around this one
       continue;
     }
+    outermost.node = node->sequence();
     if (node->gradient_hooks_) node->run_gradient_hooks();
     // Counted before the node runs, since it then forgets its inputs.
     if (lists.count) {

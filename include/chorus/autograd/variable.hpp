@@ -4,6 +4,7 @@
 #include <chorus/autograd/grad_node.hpp>
 #include <chorus/autograd/tape.hpp>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -31,7 +32,10 @@ class Variable {
   /// The result of a recorded operation.
   Variable(tensor_type value, Ref<node_type> node) : value_(std::move(value)), node_(std::move(node)) {}
 
-  const tensor_type& value() const { return value_; }
+  const tensor_type& value() const {
+    value_.storage().touch();
+    return value_;
+  }
   const Ref<node_type>& node() const { return node_; }
   bool requires_grad() const { return static_cast<bool>(node_); }
   tensor_type grad() const { return node_ ? node_->grad() : tensor_type{}; }
@@ -109,6 +113,7 @@ concept Operand = AnyTensor<X> || AnyVariable<X>;
 /// The numbers of an operand.
 template <AnyTensor X>
 const X& value_of(const X& x) {
+  x.storage().touch();
   return x;
 }
 template <AnyVariable X>
@@ -138,6 +143,9 @@ inline constexpr bool of_one_type =
     (std::is_same_v<typename tensor_of<X>::value_type, typename tensor_of<Rest>::value_type> && ...);
 
 namespace detail {
+
+/// How many operations have ended in this thread: those that had taken numbers before have read them.
+inline thread_local constinit std::uint64_t operations_ended = 0;
 
 template <class N>
 N* unless_skipped(N* node) {
@@ -208,6 +216,7 @@ template <class Operation, class T, int Rank, class D, class Backward, Operand..
 auto record(Operation operation, Tensor<T, Rank, D> value, Backward backward, const Inputs&... inputs) {
   static_assert((std::is_same_v<typename tensor_of<Inputs>::device_type, D> && ...),
                 "operands lie on different kinds of devices: use to_device(x, device)");
+  ++detail::operations_ended;
   if constexpr ((AnyTensor<Inputs> && ...)) {
     return value;
   } else if constexpr ((detail::is_graph_variable<Inputs> || ...)) {

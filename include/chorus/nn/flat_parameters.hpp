@@ -64,7 +64,7 @@ class FlatParameters {
   /// The first parameter that lies elsewhere by now, for another FlatParameters has taken it; null where none does.
   const Entry* taken_away() const {
     for (const Entry& entry : entries_)
-      if (entry.parameter().memory() != groups_[entry.group].value(entry.begin)) return &entry;
+      if (entry.parameter().place() != groups_[entry.group].value(entry.begin)) return &entry;
     return nullptr;
   }
 

@@ -21,6 +21,7 @@
 #include <chorus/core/error.hpp>
 #include <chorus/core/replaced.hpp>
 #include <chorus/core/trace.hpp>
+#include <chorus/tensor/residence.hpp>
 #include <chorus/tensor/size_class.hpp>
 #include <chorus/tensor/writes.hpp>
 
@@ -225,12 +226,29 @@ class Storage {
   /// Grows whenever the numbers of a home change; 0 where there is none.
   std::uint64_t version() const {
     auto* const known = writes();
-    return known == nullptr ? 0 : known->version(block_->data, block_->bytes);
+    if (known == nullptr) return 0;
+    return present() ? known->version(block_->data, block_->bytes) : known->counted();
   }
   /// Somebody gets a pointer to the numbers of a home, and may write. Only what lies in the host's memory is watched.
   void watch() const {
     if constexpr (std::is_same_v<D, Cpu>)
       if (auto* const known = writes()) known->watch(block_->data, block_->bytes);
+  }
+
+  /// An operation is about to read the numbers: those of a home that has a Residence come, if they are not there.
+  void touch() const {
+    if (block_ != nullptr && block_->home && block_->home->residence) [[unlikely]]
+      block_->home->residence->touch(block_->home->unit);
+  }
+  /// Whether the numbers are there: they always are but in a home that has a Residence.
+  bool present() const {
+    return block_ == nullptr || !block_->home || !block_->home->residence ||
+           block_->home->residence->present(block_->home->unit);
+  }
+  /// Of a home: who fetches its numbers, by the number of their unit.
+  void set_residence(std::shared_ptr<Residence> residence, std::size_t unit) const {
+    block_->home->residence = std::move(residence);
+    block_->home->unit = unit;
   }
 
   explicit operator bool() const { return block_ != nullptr; }
@@ -259,6 +277,8 @@ template <Device D>
 struct Home {
   Storage<D> memory;
   Writes writes;
+  std::shared_ptr<Residence> residence = nullptr;  // where a process may have only a part of the numbers
+  std::size_t unit = 0;                            // what they are a part of there
 };
 
 }  // namespace chorus

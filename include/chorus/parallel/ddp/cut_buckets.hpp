@@ -16,9 +16,11 @@ namespace chorus::ddp {
 enum class Sending : std::uint8_t { no, early, late };
 
 /// Cuts the gradients that are sent into buckets, in the order of the flat buffers; the late ones follow all others.
+/// `begins`, by entry: whether a bucket begins there, rather than by size; empty where sizes say it.
 template <Device D>
 [[gnu::cold]] std::vector<Bucket> cut_into_buckets(const nn::FlatParameters<D>& flat, const BucketOptions& options,
-                                                   std::span<const Sending> sending) {
+                                                   std::span<const Sending> sending,
+                                                   std::span<const char> begins = {}) {
   constexpr double mib = 1024 * 1024;
   std::vector<Bucket> buckets;
   std::vector<Bucket> open(flat.groups().size());  // one for each dtype
@@ -35,7 +37,8 @@ template <Device D>
       const auto& entry = flat.entries()[i];
       auto& bucket = open[entry.group];
       const auto bytes = (bucket.count + entry.count) * size_of(flat.groups()[entry.group].dtype);
-      const bool full = static_cast<double>(bytes) > mib * options.cap_mb(buckets.size());
+      const bool full =
+          begins.empty() ? static_cast<double>(bytes) > mib * options.cap_mb(buckets.size()) : begins[i] != 0;
       const bool gap = bucket.begin + bucket.count != entry.begin;  // one that isn't sent lies between
       if (full || gap) close(bucket);
       if (bucket.parameters.empty()) bucket.group = entry.group, bucket.begin = entry.begin;

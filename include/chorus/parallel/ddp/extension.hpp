@@ -89,6 +89,7 @@ class Core {
   bool in_backward = false;  // buckets are under way
   Brings brings = Brings::samples;
   std::unique_ptr<BucketSums> instead_of_hook = nullptr;
+  std::vector<char> begins_bucket = {};  // by entry, where not sizes but a policy says where buckets begin
 
   std::size_t entries() const { return flat.entries().size(); }
   ParameterOn<D>& parameter(std::size_t i) const { return flat.entries()[i].parameter(); }
@@ -203,7 +204,7 @@ class Core {
     tell(&Extension<D>::buckets_will_change);
     change();
     flat.count_generation();
-    buckets.replace(cut_into_buckets(flat, options.template buckets<D>(), sending()), entries());
+    buckets.replace(cut_into_buckets(flat, options.template buckets<D>(), sending(), begins_bucket), entries());
     tell(&Extension<D>::buckets_changed);
   }
 

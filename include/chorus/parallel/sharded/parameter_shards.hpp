@@ -20,14 +20,15 @@ namespace chorus::detail {
 
 /// Some of a parameter's numbers, for an optimizer that steps these alone.
 template <Device D>
-class ParameterSlice final : public ParameterOn<D> {
+class ParameterSlice : public ParameterOn<D> {
  public:
   ParameterSlice(ParameterOn<D>& whole, Index begin, Index count) : whole_(whole), begin_(begin), count_{count} {}
 
   DType dtype() const override { return whole_.dtype(); }
   std::span<const Index> extents() const override { return count_; }
   D where() const override { return whole_.where(); }
-  void* memory() const override { return at(whole_.memory()); }
+  void* place() const override { return at(whole_.memory()); }
+  std::span<const Index> whole_extents() const override { return whole_.extents(); }
   const Storage<D>& storage() const override { return whole_.storage(); }
   void* grad_data() const override { return at(whole_.grad_data()); }
   const void* grad_block() const override { return whole_.grad_block(); }
@@ -46,11 +47,14 @@ class ParameterSlice final : public ParameterOn<D> {
   const void* grad_data_of(const Node&) const override { no_parameter(); }
   void drop_grad_of(Node&) const override { no_parameter(); }
 
- private:
-  [[noreturn]] static void no_parameter() { fail<UsageError>("ParameterSlice: a slice is no parameter of its own"); }
+ protected:
+  ParameterOn<D>& whole() const { return whole_; }
   void* at(void* whole) const {
     return static_cast<std::byte*>(whole) + static_cast<std::size_t>(begin_) * size_of(whole_.dtype());
   }
+
+ private:
+  [[noreturn]] static void no_parameter() { fail<UsageError>("ParameterSlice: a slice is no parameter of its own"); }
   ParameterOn<D>& whole_;
   Index begin_;
   std::array<Index, 1> count_;

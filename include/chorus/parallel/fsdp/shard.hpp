@@ -1,0 +1,36 @@
+#pragma once
+/// What a rank has of a parameter, as optimizers take it.
+
+#include <chorus/parallel/sharded/parameter_shards.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace chorus::fsdp {
+
+/// This rank's part of a parameter, and the average of its gradient, which the other ranks don't have.
+template <Device D>
+class Shard final : public chorus::detail::ParameterSlice<D> {
+ public:
+  using chorus::detail::ParameterSlice<D>::ParameterSlice;
+
+  bool is_part() const override { return true; }
+  void* place() const override { return this->at(this->whole().place()); }
+  bool grad_arrived() const override { return arrived_; }
+  /// With the part's gradient goes what passes under no_sync have added up in the whole one.
+  void set_grad_arrived(bool arrived) override {
+    arrived_ = arrived;
+    if (arrived) return;
+    ++forgotten_;
+    this->whole().set_grad_arrived(false);
+  }
+  std::uint32_t times_forgotten() const override { return forgotten_; }
+  /// The average is there, or is put aside while another pass adds to it: the whole parameter's gradient stays.
+  void set_averaged(bool averaged) { arrived_ = averaged; }
+
+ private:
+  bool arrived_ = false;
+  std::uint32_t forgotten_ = 0;
+};
+
+}  // namespace chorus::fsdp

@@ -1,0 +1,164 @@
+#pragma once
+/// FullyShardedDataParallel as an extension of DistributedDataParallel: what happens at the moments of a pass.
+
+#include <chorus/kernels/pointwise.hpp>
+#include <chorus/parallel/ddp/extension.hpp>
+#include <chorus/parallel/ddp/learned_order.hpp>
+#include <chorus/parallel/ddp/parts.hpp>
+#include <chorus/parallel/fsdp/shard.hpp>
+#include <chorus/parallel/fsdp/units_at_hand.hpp>
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace chorus::fsdp {
+
+/// A bucket of gradients is a unit's. Averages are taken in parts (ReduceScatter); each part becomes the gradient of
+/// this rank's shard, and the rest goes as soon as the bucket is back.
+template <Device D, class Communicator>
+class ShardedUnits final : public ddp::Extension<D> {
+ public:
+  using AtHand = UnitsAtHand<D, Communicator>;
+
+  ShardedUnits(ddp::Core<D, Communicator>& core, std::shared_ptr<AtHand> at_hand)
+      : core_(core), at_hand_(std::move(at_hand)) {
+    core_.begins_bucket.assign(core_.entries(), 0);
+    unit_of_.resize(core_.entries());
+    for (std::size_t u = 0; u < at_hand_->units(); ++u) {
+      const Unit& unit = at_hand_->unit(u);
+      core_.begins_bucket[unit.entries.front()] = 1;
+      for (const std::size_t i : unit.entries) unit_of_[i] = u;
+      make_shards(unit, at_hand_->part(u));
+    }
+    missing_.resize(at_hand_->units());
+    aside_.resize(at_hand_->units());
+    core_.template find<ddp::LearnedOrder<D, Communicator>>() != nullptr ? settle_order() : void();
+  }
+  ~ShardedUnits() override { at_hand_->end(); }
+
+  AtHand& at_hand() const { return *at_hand_; }
+  /// This rank's parts of all parameters, for an optimizer.
+  const std::vector<nn::NamedParameter<D>>& shards() const { return shards_; }
+
+  // A unit that has a gradient to send is sent whole, so that parts stay what they are when others freeze.
+  void choose(std::span<ddp::Sending> sending) override {
+    std::vector<char> sends(at_hand_->units());
+    for (std::size_t i = 0; i < sending.size(); ++i)
+      if (sending[i] != ddp::Sending::no) sends[unit_of_[i]] = 1;
+    for (std::size_t i = 0; i < sending.size(); ++i)
+      sending[i] = sends[unit_of_[i]] != 0 ? ddp::Sending::early : ddp::Sending::no;
+  }
+  void buckets_changed() override {
+    for (std::size_t i = 0; i < core_.entries(); ++i) core_.buckets.expect(i, core_.parameter(i).wants_grad() ? 1 : 0);
+    core_.buckets.begin_pass();
+  }
+  void ready_for_forward() override {
+    if (core_.brings == ddp::Brings::nothing) at_hand_->take_part(Pass::forward);
+  }
+
+  // Backward is about to begin, on all ranks.
+  void weighed() override {
+    put_aside();
+    if (core_.brings == ddp::Brings::nothing) return at_hand_->take_part(Pass::backward);
+    for (std::size_t u = 0; u < missing_.size(); ++u) {
+      missing_[u] = 0;
+      for (const std::size_t i : at_hand_->unit(u).entries) missing_[u] += core_.parameter(i).wants_grad() ? 1 : 0;
+    }
+    at_hand_->begin(Pass::backward);
+    at_backward_end([units = at_hand_] { units->end_pass(); });
+  }
+  void gradient_arrived(std::size_t i) override {
+    const std::size_t u = unit_of_[i];
+    at_hand_->gradient_comes(u);
+    if (--missing_[u] == 0) at_hand_->gradients_complete(u);
+    if (!core_.sync) shard_flags(i, [](Shard<D>& shard) { shard.set_grad_local(true); });
+  }
+  // One bucket is on its way while the next one fills.
+  void bucket_is_full(const ddp::Bucket&) override {
+    while (core_.buckets.on_their_way().size() > 2) {
+      const auto first = core_.buckets.on_their_way().first(1);
+      core_.take_back(first);
+      at_hand_->give_gradients_back(unit_of_[first.front().parameters.front()]);
+    }
+  }
+  void averaged() override {
+    for (std::size_t i = 0; i < core_.entries(); ++i) {
+      const bool arrived = core_.buckets.sends(i) && core_.parameter(i).grad_arrived();
+      shard_flags(i, [&](Shard<D>& shard) {
+        shard.set_averaged(arrived);
+        shard.set_grad_local(false);
+      });
+    }
+    for (std::size_t u = 0; u < at_hand_->units(); ++u) at_hand_->give_gradients_back(u);
+    add_what_was_aside();
+  }
+  void pass_ended() override { core_.template find<ddp::GradientParts<D, Communicator>>()->forget(); }
+
+ private:
+  void settle_order() { core_.template find<ddp::LearnedOrder<D, Communicator>>()->set_learned(true); }
+
+  [[gnu::cold]] void make_shards(const Unit& unit, const ddp::Elements& part) {
+    shard_of_.resize(core_.entries());
+    for (const std::size_t i : unit.entries) {
+      const auto& entry = core_.flat.entries()[i];
+      const std::size_t from = entry.begin - unit.begin;
+      const std::size_t begin = std::max(part.begin, from);
+      const std::size_t end = std::min(part.end, from + static_cast<std::size_t>(entry.parameter().count()));
+      if (begin >= end) continue;
+      shard_of_[i] = std::make_unique<Shard<D>>(entry.parameter(), static_cast<Index>(begin - from),
+                                                static_cast<Index>(end - begin));
+      shards_.push_back({entry.named.name, entry.named.handle, shard_of_[i].get()});
+    }
+  }
+  template <class F>
+  void shard_flags(std::size_t i, const F& f) {
+    if (shard_of_[i]) f(*shard_of_[i]);
+  }
+
+  // A pass adds to averages that no optimizer has forgotten: they wait aside, for what a rank adds up is its own.
+  void put_aside() {
+    for (std::size_t u = 0; u < at_hand_->units(); ++u)
+      for (const std::size_t i : at_hand_->unit(u).entries) {
+        if (!shard_of_[i] || !shard_of_[i]->grad_arrived()) continue;
+        const auto* const from = static_cast<const std::byte*>(shard_of_[i]->grad_data());
+        aside_[u].push_back({i, {from, from + shard_of_[i]->size_bytes()}, shard_of_[i]->times_forgotten()});
+        shard_of_[i]->set_averaged(false);
+      }
+  }
+  void add_what_was_aside() {
+    for (auto& of_unit : aside_) {
+      for (const auto& [i, bytes, forgotten] : of_unit) {
+        Shard<D>& shard = *shard_of_[i];
+        if (shard.times_forgotten() != forgotten) continue;
+        if (!shard.grad_arrived()) {
+          std::memcpy(shard.grad_data(), bytes.data(), bytes.size());
+          shard.set_averaged(true);
+          continue;
+        }
+        ddp::with_type(shard.dtype(), shard.grad_data(), [&, count = shard.count()]<class T>(T* grad) {
+          kernels::axpy(Cpu{}, count, T{1}, reinterpret_cast<const T*>(bytes.data()), grad);
+        });
+      }
+      of_unit.clear();
+    }
+  }
+
+  struct Aside {
+    std::size_t entry;
+    std::vector<std::byte> gradient;
+    std::uint32_t times_forgotten;
+  };
+
+  ddp::Core<D, Communicator>& core_;
+  std::shared_ptr<AtHand> at_hand_;
+  std::vector<std::size_t> unit_of_;                 // by entry
+  std::vector<std::unique_ptr<Shard<D>>> shard_of_;  // by entry; null: this rank has none of it
+  std::vector<nn::NamedParameter<D>> shards_;
+  std::vector<int> missing_;                         // by unit: gradients that this backward pass has yet to bring
+  std::vector<std::vector<Aside>> aside_;            // by unit
+};
+
+}  // namespace chorus::fsdp

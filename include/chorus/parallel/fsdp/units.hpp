@@ -1,0 +1,117 @@
+#pragma once
+/// The units of FullyShardedDataParallel: neighbouring parameters that are gathered, and given back, together.
+
+#include <chorus/nn/flat_parameters.hpp>
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace chorus {
+
+namespace fsdp {
+
+/// Elements [begin, begin + count) of a group's flat buffer.
+struct Unit {
+  std::size_t group, begin, count;
+  std::vector<std::size_t> entries;
+};
+
+namespace detail {
+
+/// What a parameter belongs to, from its path: that of its module.
+inline std::string_view owner(std::string_view path) {
+  const auto dot = path.rfind('.');
+  return dot == std::string_view::npos ? std::string_view() : path.substr(0, dot);
+}
+
+/// The paths of all modules of the types `Blocks` in a model, those within others left out.
+template <class... Blocks>
+class PathsOf final : public nn::detail::Walker {
+ public:
+  explicit PathsOf(nn::Module& model) { this->walk(model); }
+  /// The path of the block that a parameter belongs to; empty where it belongs to none.
+  std::string_view block_of(std::string_view parameter) const {
+    for (const std::string& path : paths_)
+      if (parameter.starts_with(path) && parameter.substr(path.size()).starts_with('.')) return path;
+    return {};
+  }
+
+ private:
+  void enter(nn::Module& module) override {
+    auto path = this->prefix();
+    if (!path.empty() && path.back() == '.') path.pop_back();
+    if ((... || (dynamic_cast<Blocks*>(&module) != nullptr)) && block_of(path + ".").empty()) paths_.push_back(path);
+  }
+  std::vector<std::string> paths_;
+};
+
+/// Makes a unit of each run of neighbours for which `starts(entry, unit so far)` is false.
+template <Device D, class Starts>
+std::vector<Unit> cut(const nn::FlatParameters<D>& flat, const Starts& starts) {
+  std::vector<Unit> units;
+  std::vector<std::size_t> open(flat.groups().size(), flat.entries().size());  // by group: its last unit
+  for (std::size_t i = 0; i < flat.entries().size(); ++i) {
+    const auto& entry = flat.entries()[i];
+    auto& last = open[entry.group];
+    if (last == flat.entries().size() || starts(i, units[last])) {
+      last = units.size();
+      units.push_back({entry.group, entry.begin, 0, {}});
+    }
+    units[last].entries.push_back(i);
+    units[last].count += entry.count;
+  }
+  return units;
+}
+
+}  // namespace detail
+}  // namespace fsdp
+
+/// Units of at most so many bytes, cut between modules: what one layer has stays together. One that is larger is a unit
+/// of its own, and what is frozen when the policy takes the model is apart from the rest.
+template <std::size_t Bytes = (std::size_t{4} << 20)>
+struct ByBytes {
+  static constexpr bool reshard_after_forward = true;
+
+  template <Device D>
+  static std::vector<fsdp::Unit> cut(nn::Module&, const nn::FlatParameters<D>& flat) {
+    const auto& entries = flat.entries();
+    const auto bytes_of_layer = [&](std::size_t i) {
+      std::size_t bytes = 0;
+      const auto owner = fsdp::detail::owner(entries[i].named.name);
+      for (; i < entries.size() && fsdp::detail::owner(entries[i].named.name) == owner; ++i)
+        bytes += entries[i].count * size_of(flat.groups()[entries[i].group].dtype);
+      return bytes;
+    };
+    return fsdp::detail::cut(flat, [&](std::size_t i, const fsdp::Unit& unit) {
+      const auto& before = entries[unit.entries.back()];
+      if (before.parameter().wants_grad() != entries[i].parameter().wants_grad()) return true;
+      if (fsdp::detail::owner(before.named.name) == fsdp::detail::owner(entries[i].named.name)) return false;
+      return unit.count * size_of(flat.groups()[unit.group].dtype) + bytes_of_layer(i) > Bytes;
+    });
+  }
+};
+
+/// A unit for each module of the types `Blocks`, such as a transformer's layer; what lies between them makes others.
+template <class... Blocks>
+struct ByModule {
+  static constexpr bool reshard_after_forward = true;
+
+  template <Device D>
+  static std::vector<fsdp::Unit> cut(nn::Module& model, const nn::FlatParameters<D>& flat) {
+    const fsdp::detail::PathsOf<Blocks...> blocks(model);
+    return fsdp::detail::cut(flat, [&](std::size_t i, const fsdp::Unit& unit) {
+      const auto& before = flat.entries()[unit.entries.back()];
+      return before.parameter().wants_grad() != flat.entries()[i].parameter().wants_grad() ||
+             blocks.block_of(before.named.name) != blocks.block_of(flat.entries()[i].named.name);
+    });
+  }
+};
+
+/// ZeRO's stage 2: what a forward pass has gathered stays until backward has used it, so that a step gathers each unit
+/// once; gradients and the optimizer's state are in parts alone.
+struct KeepParameters : ByBytes<> {
+  static constexpr bool reshard_after_forward = false;
+};
+
+}  // namespace chorus

@@ -1,0 +1,358 @@
+#pragma once
+/// Which units of the parameters a rank has at hand: gathered when an operation touches them, given back after.
+
+#include <algorithm>
+#include <chorus/autograd/tape.hpp>
+#include <chorus/autograd/variable.hpp>
+#include <chorus/comm/communicator.hpp>
+#include <chorus/nn/flat_parameters.hpp>
+#include <chorus/parallel/ddp/parts.hpp>
+#include <chorus/parallel/ddp/with_type.hpp>
+#include <chorus/parallel/fsdp/order.hpp>
+#include <chorus/parallel/fsdp/units.hpp>
+#include <chorus/tensor/paged_memory.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace chorus::fsdp {
+
+/// What a rank is doing with its parameters.
+enum class Pass : std::uint8_t {
+  none,      // its parts rest
+  forward,   // a forward pass that backward will follow
+  aside,     // one without gradients
+  backward,
+  gathered,  // somebody looks at them
+};
+
+/// Each rank keeps its part of each unit, and takes in the others' where they belong in the flat buffer, so that
+/// tensors and what backward has saved find the numbers where they were. All ranks make the same calls, and gather in
+/// one order (see Order). At most two units are whole at a time: the one that operations read, and the next, which is
+/// on its way; but one that is used again later in the pass stays.
+template <Device D, class Communicator>
+class UnitsAtHand final : public Residence {
+ public:
+  /// The numbers of all units are there. `keeps_unused`: ranks need not use the same units. `reshard_after_forward`:
+  /// see KeepParameters.
+  UnitsAtHand(nn::FlatParameters<D>& flat, Communicator& ranks, std::vector<Unit> units, bool keeps_unused,
+              bool reshard_after_forward)
+      : flat_(&flat),
+        ranks_(ranks),
+        keeps_unused_(keeps_unused),
+        reshard_after_forward_(reshard_after_forward),
+        forward_(layer_order(units), units.size()),
+        aside_(forward_),
+        backward_({forward_.units.rbegin(), forward_.units.rend()}, units.size()) {
+    for (auto& unit : units) states_.push_back({.unit = std::move(unit)});
+  }
+
+  /// Moves the flat buffers into pages that come and go, and gives back what is other ranks'.
+  [[gnu::cold]] void settle(std::shared_ptr<Residence> self) {
+    const int slot = trace_slot(flat_->groups().front().values.device());
+    {
+      const trace::PeakKept kept(slot);
+      const auto pages = [slot](auto& list, trace::Memory kind) {
+        return [slot, kind, &list](std::size_t bytes) {
+          list.push_back(std::make_shared<PagedMemory>(bytes, slot, kind));
+          return std::shared_ptr<void>(list.back(), list.back()->data());
+        };
+      };
+      flat_->use_memory(pages(values_, trace::Memory::parameters), pages(grads_, trace::Memory::gradients));
+      for (std::size_t u = 0; u < states_.size(); ++u) {
+        for (const std::size_t i : states_[u].unit.entries)
+          flat_->entries()[i].parameter().storage().set_residence(self, u);
+        give_back(u);
+        states_[u].has_gradients = true;
+        give_gradients_back(u);
+      }
+    }
+    CachingAllocator<D>::of(flat_->groups().front().values.device()).empty_cache();
+  }
+  /// The policy has ended.
+  void end() { flat_ = nullptr; }
+
+  std::size_t units() const { return states_.size(); }
+  const Unit& unit(std::size_t u) const { return states_[u].unit; }
+  /// This rank's part of a unit, in elements from the unit's first.
+  ddp::Elements part(std::size_t u) const {
+    return ddp::part_of(states_[u].unit.count, static_cast<std::size_t>(ranks_.rank()),
+                        static_cast<std::size_t>(ranks_.size()));
+  }
+
+  // A pass.
+
+  /// All ranks begin with their parts; but backward finds what the forward pass has left.
+  void begin(Pass pass) {
+    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+    pass_ = pass;
+    next_ = come_ = 0;
+    touched_.clear();
+    for (std::size_t u = 0; u < states_.size(); ++u) {
+      if (pass != Pass::backward) give_back(u);
+      states_[u].touched = false;
+      states_[u].gathered = states_[u].at == At::here;
+    }
+  }
+  /// Its end: gathers what the others have, and this rank has not needed, and gives all back but what backward is about
+  /// to begin with.
+  void end_pass() {
+    Order& order = order_of_pass();
+    while (next_ < order.units.size()) {
+      come_ = next_;
+      start_next(order);
+      give_passed_back(Order::none);
+    }
+    const bool keeps = pass_ == Pass::forward && order.learned;
+    if (!order.learned) learn(order);
+    const std::size_t last = order.units.empty() ? Order::none : order.units.back();
+    for (std::size_t u = 0; u < states_.size(); ++u) {
+      if (keeps && (u == last || !reshard_after_forward_)) continue;
+      if (states_[u].at != At::away) arrive(u);
+      give_back(u);
+    }
+    if (pass_ == Pass::backward)
+      for (State& state : states_) state.first_node = never;
+    pass_ = Pass::none;
+  }
+  /// A forward or backward pass of other ranks, in which this one only takes part.
+  [[gnu::cold]] void take_part(Pass pass) {
+    begin(pass);
+    end_pass();
+  }
+  /// After an exception: what is on its way comes, and all is given back.
+  [[gnu::cold]] void give_up() noexcept {
+    for (std::size_t u = 0; u < states_.size(); ++u) {
+      try {
+        arrive(u);
+      } catch (...) {  // the group has failed
+        states_[u].work.clear();
+      }
+      give_back(u);
+    }
+    pass_ = Pass::none;
+  }
+
+  /// The gradients of a unit are there, as far as this backward pass makes them: nothing reads its numbers any more.
+  void gradients_complete(std::size_t u) {
+    if (pass_ == Pass::backward && states_[u].at == At::here) give_back(u);
+  }
+  /// A gradient is written in a unit.
+  void gradient_comes(std::size_t u) {
+    State& state = states_[u];
+    if (std::exchange(state.has_gradients, true)) return;
+    on_others(u, [&](std::size_t begin, std::size_t end) { grads_[state.unit.group]->take(begin, end); });
+  }
+  /// Other ranks have the rest of the unit's gradients.
+  void give_gradients_back(std::size_t u) {
+    State& state = states_[u];
+    if (!std::exchange(state.has_gradients, false)) return;
+    on_others(u, [&](std::size_t begin, std::size_t end) { grads_[state.unit.group]->give_back(begin, end); });
+  }
+
+  /// All numbers of all units are there until `end_gathered`.
+  [[gnu::cold]] void begin_gathered() {
+    begin(Pass::gathered);
+    for (std::size_t u = 0; u < states_.size(); ++u) start(u);
+    for (std::size_t u = 0; u < states_.size(); ++u) arrive(u);
+    versions_ = versions();
+  }
+  /// `write`: rank 0's numbers are everybody's now.
+  [[gnu::cold]] void end_gathered(bool write) noexcept {
+    try {
+      if (!write)
+        check<UsageError>(versions() == versions_,
+                          "FullyShardedDataParallel: parameters were written within net.gathered(): that is for "
+                          "reading; gathered({.write = true}) takes rank 0's numbers");
+      else
+        for (std::size_t u = 0; u < states_.size(); ++u) send_rank_0s(u);
+    } catch (...) {
+      failure_ = std::current_exception();
+    }
+    for (std::size_t u = 0; u < states_.size(); ++u) give_back(u);
+    pass_ = Pass::none;
+  }
+
+  // For storage.
+
+  bool present(std::size_t u) const override { return states_[u].at == At::here; }
+  void touch(std::size_t u) override {
+    State& state = states_[u];
+    if (pass_ == Pass::none || pass_ == Pass::gathered) {
+      if (state.at != At::here) refuse(u);
+      return;
+    }
+    if (!std::exchange(state.touched, true)) touched_.push_back(u);
+    state.last_use = chorus::detail::operations_ended;
+    state.last_used = touched_.size() - 1;
+    if (pass_ == Pass::forward && state.first_node == never) state.first_node = Node::next_sequence();
+    if (state.at != At::here) fetch(u);
+  }
+
+ private:
+  static constexpr std::uint64_t never = std::numeric_limits<std::uint64_t>::max();
+  enum class At : std::uint8_t { away, on_its_way, here };
+  struct State {
+    Unit unit;
+    At at = At::here;
+    bool touched = false, gathered = false;  // in this pass
+    bool has_gradients = false;              // whole ones
+    std::uint64_t last_use = 0;              // operations that had ended then
+    std::size_t last_used = 0;               // units that the pass had touched then, less one
+    std::uint64_t first_node = never;        // nodes with smaller numbers don't use it
+    std::vector<comm::Work> work = {};
+  };
+
+  Order& order_of_pass() { return pass_ == Pass::backward ? backward_ : pass_ == Pass::aside ? aside_ : forward_; }
+
+  // The order of the layers, as they are listed: the flat buffers have the last one first.
+  static std::vector<std::size_t> layer_order(const std::vector<Unit>& units) {
+    std::vector<std::size_t> order(units.size());
+    std::iota(order.rbegin(), order.rend(), std::size_t{0});
+    return order;
+  }
+
+  void fetch(std::size_t u) {
+    Order& order = order_of_pass();
+    if (const std::size_t place = order.place[u]; place != Order::none && place >= come_) {
+      while (next_ <= place) start_next(order);
+      come_ = place;
+    } else {
+      check<UsageError>(!order.learned || ranks_.size() == 1, "FullyShardedDataParallel: rank ", ranks_.rank(),
+                        " needs '", name(u), "' at a place of the pass where rank 0 did not in its first one, and has "
+                        "given it back: ranks may leave layers out (find_unused_parameters), but use them in one "
+                        "order; KeepParameters keeps all of them until backward has ended");
+      start(u);
+    }
+    arrive(u);
+    give_passed_back(u);
+    if (next_ < order.units.size()) start_next(order);
+  }
+
+  void start_next(const Order& order) {
+    const std::size_t u = order.units[next_++];
+    if (!states_[u].gathered) start(u);
+  }
+  void start(std::size_t u) {
+    State& state = states_[u];
+    if (state.at != At::away) return;
+    state.at = At::on_its_way;
+    state.gathered = true;
+    const Unit& unit = state.unit;
+    on_others(u, [&](std::size_t begin, std::size_t end) { values_[unit.group]->take(begin, end); });
+    if (ranks_.size() == 1) return;
+    with_values(u, [&]<class T>(std::span<T> numbers) {
+      const auto ranks = static_cast<std::size_t>(ranks_.size()), share = numbers.size() / ranks;
+      const comm::CollectiveOptions how{.traffic = trace::Traffic::parameters};
+      if (share > 0)
+        state.work.push_back(ranks_.all_gather_async(
+            std::span<const T>(numbers.subspan(static_cast<std::size_t>(ranks_.rank()) * share, share)),
+            numbers.first(share * ranks), how));
+      if (const auto rest = numbers.size() % ranks; rest > 0)
+        state.work.push_back(ranks_.broadcast_async(numbers.last(rest), ranks_.size() - 1, how));
+    });
+  }
+  void arrive(std::size_t u) {
+    State& state = states_[u];
+    if (state.at != At::on_its_way) return;
+    for (comm::Work& work : state.work) work.wait();
+    state.work.clear();
+    state.at = At::here;
+  }
+  void give_back(std::size_t u) {
+    State& state = states_[u];
+    if (ranks_.size() == 1 || state.at == At::away) return;
+    state.at = At::away;
+    for (const std::size_t i : state.unit.entries)
+      if (auto* const writes = flat_->entries()[i].parameter().storage().writes()) writes->end_watch();
+    on_others(u, [&](std::size_t begin, std::size_t end) { values_[state.unit.group]->give_back(begin, end); });
+  }
+  // Units that the pass is done with, and that no operation under way can have taken. `now` is in use.
+  void give_passed_back(std::size_t now) {
+    for (std::size_t u = 0; u < states_.size(); ++u) {
+      State& state = states_[u];
+      if (u == now || state.at == At::away || !is_passed(u)) continue;
+      if (pass_ != Pass::backward && state.touched && state.last_use == chorus::detail::operations_ended) continue;
+      arrive(u);
+      give_back(u);
+    }
+  }
+  bool is_passed(std::size_t u) const {
+    const State& state = states_[u];
+    // What backward has behind it; what has gradients to come says so itself.
+    if (pass_ == Pass::backward)
+      return state.first_node > backward_node() && backward_.place[u] != Order::none && backward_.place[u] < come_;
+    if (!reshard_after_forward_) return false;
+    const Order& order = pass_ == Pass::aside ? aside_ : forward_;
+    return order.place[u] == Order::none ? state.touched : order.last_used[u] < come_;
+  }
+  void learn(Order& order) {
+    std::vector<std::size_t> last_used;
+    for (const State& state : states_) last_used.push_back(state.last_used);
+    if (keeps_unused_)
+      for (const std::size_t u : order.units)
+        if (!states_[u].touched) {
+          last_used[u] = touched_.size();
+          touched_.push_back(u);
+        }
+    order = Order::of_rank_0(ranks_, touched_, last_used);
+  }
+
+  // Calls `f(begin, end)` with the bytes of a group's buffer that are other ranks' parts of the unit.
+  template <class F>
+  void on_others(std::size_t u, const F& f) const {
+    const Unit& unit = states_[u].unit;
+    const auto own = part(u);
+    const std::size_t size = size_of(flat_->groups()[unit.group].dtype);
+    f(unit.begin * size, (unit.begin + own.begin) * size);
+    f((unit.begin + own.end) * size, (unit.begin + unit.count) * size);
+  }
+  template <class F>
+  void with_values(std::size_t u, const F& f) const {
+    const Unit& unit = states_[u].unit;
+    const auto& group = flat_->groups()[unit.group];
+    ddp::with_type(group.dtype, group.value(unit.begin), [&]<class T>(T* numbers) { f(std::span<T>(numbers, unit.count)); });
+  }
+  void send_rank_0s(std::size_t u) {
+    for (const std::size_t i : states_[u].unit.entries) flat_->entries()[i].parameter().touch();
+    if (ranks_.size() > 1)
+      with_values(u, [&](auto numbers) { ranks_.broadcast(numbers, 0, {.traffic = trace::Traffic::parameters}); });
+  }
+  std::vector<std::uint64_t> versions() const {
+    std::vector<std::uint64_t> all;
+    for (const auto& entry : flat_->entries()) all.push_back(entry.parameter().version());
+    return all;
+  }
+
+  const std::string& name(std::size_t u) const {
+    return flat_->entries()[states_[u].unit.entries.front()].named.name;
+  }
+  [[noreturn, gnu::cold]] void refuse(std::size_t u) const {
+    check<UsageError>(flat_ != nullptr, "a parameter of a FullyShardedDataParallel net that has ended: its numbers were "
+                                        "in parts, one on each rank");
+    fail<UsageError>("FullyShardedDataParallel: '", name(u), "', or another parameter of its unit, is read outside of "
+                     "the net's forward pass and of backward through it: its numbers are in parts, one on each rank. "
+                     "Compute with it in the model, or hold net.gathered(), which all ranks call");
+  }
+
+  nn::FlatParameters<D>* flat_;
+  Communicator& ranks_;
+  const bool keeps_unused_, reshard_after_forward_;
+  Order forward_, aside_, backward_;
+  std::vector<State> states_;
+  std::vector<std::shared_ptr<PagedMemory>> values_, grads_;  // by group
+  Pass pass_ = Pass::none;
+  std::size_t next_ = 0;               // of the pass's order: gathers that have been started
+  std::size_t come_ = 0;               // how far the pass has come in it
+  std::vector<std::size_t> touched_;   // in this pass
+  std::vector<std::uint64_t> versions_;  // of the parameters, when they were gathered
+  std::exception_ptr failure_;         // of what could not throw
+};
+
+}  // namespace chorus::fsdp

@@ -1,0 +1,150 @@
+#pragma once
+/// FullyShardedDataParallel: DistributedDataParallel of which no rank keeps the whole model (Rajbhandari et al., "ZeRO",
+/// SC 2020, stage 3; Zhao et al., "PyTorch FSDP", VLDB 2023).
+
+#include <chorus/comm/split.hpp>
+#include <chorus/optim/clip.hpp>
+#include <chorus/parallel/distributed_data_parallel.hpp>
+#include <chorus/parallel/fsdp/sharded_units.hpp>
+#include <chorus/parallel/fsdp/units.hpp>
+#include <chorus/parallel/hooks/reduce_scatter.hpp>
+#include <cmath>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace chorus {
+
+struct FullyShardedDataParallelOptions {
+  int dim = 0;                          ///< see DistributedDataParallelOptions, as the others are
+  bool broadcast_buffers = true;
+  bool find_unused_parameters = false;  ///< ranks, and passes, may leave layers out
+  bool init_sync = true;
+};
+
+struct GatheredOptions {
+  bool write = false;  ///< what rank 0 has written meanwhile becomes all ranks'
+};
+
+/// Parameters are cut into units, and of each unit a rank keeps an n-th. A unit is gathered when an operation, forward
+/// or backward, reads its numbers, and given back after; its gradients are averaged in parts, as soon as they are
+/// there; an optimizer steps the rank's parts, and nothing is gathered after that. So n ranks hold K / n bytes of
+/// parameters, gradients and each of the optimizer's numbers, and two units; each sends 3 (n - 1) / n K in a step. The
+/// numbers are those of DistributedDataParallel with ReduceScatter and a ShardedOptimizer, bit for bit.
+///
+/// Forward passes are collective, those without gradients, too. Outside of them and of backward parameters can't be
+/// read but within `gathered()`. `Units` says how units are cut: ByBytes, ByModule, KeepParameters (stage 2).
+///
+/// Below stands what it adds to DistributedDataParallel, in five steps; the moments of a pass are in
+/// fsdp/sharded_units.hpp, gathers in fsdp/units_at_hand.hpp.
+template <class Model, class Units = ByBytes<>, class Communicator = comm::AnyCommunicator>
+class FullyShardedDataParallel : public DistributedDataParallel<Model, ReduceScatter, Communicator> {
+  using Base = DistributedDataParallel<Model, ReduceScatter, Communicator>;
+  using AtHand = fsdp::UnitsAtHand<typename Base::D, Communicator>;
+
+ public:
+  using typename Base::D;
+  using policy_type = FullyShardedDataParallel;
+  static constexpr const char* name = "fsdp";
+  static_assert(std::is_same_v<D, Cpu>, "FullyShardedDataParallel: models on CPUs so far");
+
+  /// As DistributedDataParallel's. `gathers`: another communicator of the same ranks, in the same order, which must
+  /// outlive this, too; so that parameters and gradients travel side by side.
+  FullyShardedDataParallel(Model model, Communicator& communicator, Communicator& gathers,
+                           const FullyShardedDataParallelOptions& options = {}, std::uint64_t seed = initial_seed())
+      : Base(std::move(model), communicator, ddp_options(options), seed) {
+    shard(gathers, options);
+  }
+  /// For `launch`: takes the communicator and the seed from `run`.
+  template <detail::LaunchedRun Run>
+  FullyShardedDataParallel(Model model, Run& run, const FullyShardedDataParallelOptions& options = {})
+      : Base(std::move(model), run, ddp_options(options)) {
+    gathers_.emplace(comm::connect(comm::split(run.communicator(), run.world(), 0)));
+    shard(*gathers_, options);
+  }
+
+  /// The model's output for this rank's share of the batch. All ranks call it.
+  template <class... Inputs>
+  auto operator()(const Inputs&... inputs) {
+    // 3. Parameters come when they are touched.
+    const Forward pass(at_hand(), grad_enabled() ? fsdp::Pass::forward : fsdp::Pass::aside);
+    return Base::operator()(inputs...);
+  }
+
+  /// This rank's parts, for an optimizer.
+  std::vector<nn::NamedParameter<D>> parameters() const { return units_->shards(); }
+
+  /// Scales the gradients down so that the norm of all ranks' parts together is at most `max_norm`, and returns the norm
+  /// before, the same on all ranks, as optim::clip_grad_norm. All ranks call it.
+  double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
+    optim::detail::check_max_norm(max_norm);
+    double squares = optim::detail::square_sum(units_->shards());
+    this->sum({&squares, 1});
+    const double norm = std::sqrt(squares);
+    if (options.error_if_nonfinite && !std::isfinite(norm))
+      optim::detail::raise_not_finite(norm, "a part of one of the parameters");
+    optim::detail::scale_down(units_->shards(), norm, max_norm);
+    return norm;
+  }
+
+  /// While it lives, every rank has all parameters: to save, load, inspect. All ranks call it, and end it, together.
+  /// Writing is an error, in the next pass, unless `write`.
+  class Gathered {
+   public:
+    Gathered(AtHand& units, bool write) : units_(units), write_(write) { units_.begin_gathered(); }
+    Gathered(const Gathered&) = delete;
+    Gathered& operator=(const Gathered&) = delete;
+    ~Gathered() { units_.end_gathered(write_); }
+
+   private:
+    AtHand& units_;
+    bool write_;
+  };
+  [[nodiscard]] Gathered gathered(const GatheredOptions& options = {}) { return Gathered(at_hand(), options.write); }
+
+ private:
+  /// The unit that backward begins with stays after the pass.
+  class Forward {
+   public:
+    Forward(AtHand& units, fsdp::Pass pass) : units_(units) { units_.begin(pass); }
+    Forward(const Forward&) = delete;
+    Forward& operator=(const Forward&) = delete;
+    ~Forward() noexcept(false) {
+      if (std::uncaught_exceptions() > exceptions_before_)
+        units_.give_up();
+      else
+        units_.end_pass();
+    }
+
+   private:
+    AtHand& units_;
+    const int exceptions_before_ = std::uncaught_exceptions();
+  };
+
+  static DistributedDataParallelOptions ddp_options(const FullyShardedDataParallelOptions& options) {
+    return {.dim = options.dim,
+            .broadcast_buffers = options.broadcast_buffers,
+            .find_unused_parameters = options.find_unused_parameters,
+            .init_sync = options.init_sync};
+  }
+  AtHand& at_hand() const { return units_->at_hand(); }
+
+  [[gnu::cold]] void shard(Communicator& gathers, const FullyShardedDataParallelOptions& options) {
+    // 1. The parameters, which are rank 0's by now, are cut into units.
+    auto at_hand = std::make_shared<AtHand>(this->flat_, gathers, Units::cut(this->model_, this->flat_),
+                                            options.find_unused_parameters, Units::reshard_after_forward);
+    // 4. Gradients are averaged in parts, a unit at a time. 5. An optimizer steps the parts.
+    units_ = &this->core().template add<fsdp::ShardedUnits<D, Communicator>>(this->core(), at_hand);
+    this->core().cut_buckets();
+    // 2. Each rank keeps its part of each unit.
+    at_hand->settle(at_hand);
+  }
+
+  std::optional<comm::AnyCommunicator> gathers_;  // where it was made for a run
+  fsdp::ShardedUnits<D, Communicator>* units_ = nullptr;
+};
+
+}  // namespace chorus

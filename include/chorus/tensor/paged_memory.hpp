@@ -1,0 +1,72 @@
+#pragma once
+/// PagedMemory: addresses that stay, and pages behind them that come and go.
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <chorus/core/error.hpp>
+#include <chorus/core/trace.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+namespace chorus {
+
+/// A block of the host's memory, zeroed, of which ranges can be given back to the system: tensors in them keep their
+/// addresses. What is given back counts as not allocated on device `slot`; a later write brings pages of zeros. Whole
+/// pages alone go: those at the ends of a range stay.
+///
+/// It is made for a Storage, which counts the whole block as allocated as long as it lives.
+class PagedMemory {
+ public:
+  /// Throws Error where the system has no such addresses left.
+  PagedMemory(std::size_t bytes, int slot, trace::Memory kind)
+      : bytes_(round_up(bytes == 0 ? 1 : bytes)), slot_(slot), kind_(kind) {
+    void* const data = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    check<Error>(data != MAP_FAILED, "paged memory: the system has no room for ", bytes_, " bytes of addresses");
+    data_ = static_cast<std::byte*>(data);
+  }
+  PagedMemory(const PagedMemory&) = delete;
+  PagedMemory& operator=(const PagedMemory&) = delete;
+  ~PagedMemory() {
+    trace::allocated(slot_, kind_, absent_);
+    munmap(data_, bytes_);
+  }
+
+  std::byte* data() const { return data_; }
+
+  /// Gives the pages within bytes [begin, end) back; what was in them is lost. They are in use until then.
+  void give_back(std::size_t begin, std::size_t end) {
+    const auto inner = pages_within(begin, end);
+    if (inner == 0) return;
+    madvise(data_ + round_up(begin), inner, MADV_DONTNEED);
+    count(-static_cast<std::int64_t>(inner));
+  }
+  /// Those pages are in use again.
+  void take(std::size_t begin, std::size_t end) { count(static_cast<std::int64_t>(pages_within(begin, end))); }
+
+  static std::size_t page() {
+    static const auto size = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    return size;
+  }
+
+ private:
+  static std::size_t round_up(std::size_t bytes) { return (bytes + page() - 1) / page() * page(); }
+  static std::size_t pages_within(std::size_t begin, std::size_t end) {
+    const std::size_t first = round_up(begin), last = end / page() * page();
+    return first < last ? last - first : 0;
+  }
+  void count(std::int64_t bytes) {
+    absent_ -= bytes;
+    trace::allocated(slot_, kind_, bytes);
+  }
+
+  std::size_t bytes_;
+  int slot_;
+  trace::Memory kind_;
+  std::byte* data_ = nullptr;
+  std::int64_t absent_ = 0;  // bytes that a Storage counts, and that are not there
+};
+
+}  // namespace chorus
