@@ -131,6 +131,10 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, ReduceSca
             .init_sync = options.init_sync};
   }
   AtHand& at_hand() const { return units_->at_hand(); }
+  void begin_join(const detail::JoinFacts&) override {
+    fail<UsageError>("FullyShardedDataParallel: join: a rank that has run out of batches would no longer step its parts "
+                     "of the parameters; the net's sampler gives all ranks as many batches");
+  }
 
   [[gnu::cold]] void shard(Communicator& gathers, const FullyShardedDataParallelOptions& options) {
     // 1. The parameters, which are rank 0's by now, are cut into units.

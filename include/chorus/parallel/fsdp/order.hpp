@@ -1,6 +1,7 @@
 #pragma once
 /// In which order a pass gathers units.
 
+#include <algorithm>
 #include <chorus/comm/communicator.hpp>
 #include <cstddef>
 #include <cstdint>
@@ -24,21 +25,20 @@ struct Order {
     for (std::size_t i = 0; i < units.size(); ++i) place[units[i]] = last_used[units[i]] = i;
   }
 
-  /// Rank 0's, made known to all.
+  /// All ranks take rank 0's, which they know from now on.
   template <class Communicator>
-  static Order of_rank_0(Communicator& ranks, std::span<const std::size_t> touched,
-                         std::span<const std::size_t> last_used) {
-    std::vector<std::int64_t> message(2 * last_used.size() + 1, 0);
-    message[0] = static_cast<std::int64_t>(touched.size());
-    for (std::size_t i = 0; i < touched.size(); ++i) message[1 + i] = static_cast<std::int64_t>(touched[i]);
-    for (std::size_t u = 0; u < last_used.size(); ++u)
-      message[1 + last_used.size() + u] = static_cast<std::int64_t>(last_used[u]);
+  void take_rank_0s(Communicator& ranks) {
+    learned = true;
+    if (ranks.size() == 1) return;
+    std::vector<std::int64_t> message(2 * place.size() + 1, 0);
+    message[0] = static_cast<std::int64_t>(units.size());
+    std::copy(units.begin(), units.end(), message.begin() + 1);
+    const auto used = message.end() - static_cast<std::ptrdiff_t>(place.size());
+    std::copy(last_used.begin(), last_used.end(), used);
     ranks.broadcast(std::span(message), 0, {});
-    const auto end = message.begin() + 1 + message[0];
-    Order order({message.begin() + 1, end}, last_used.size());
-    order.last_used.assign(message.end() - static_cast<std::ptrdiff_t>(last_used.size()), message.end());
-    order.learned = true;
-    return order;
+    *this = Order({message.begin() + 1, message.begin() + 1 + message[0]}, place.size());
+    last_used.assign(used, message.end());
+    learned = true;
   }
 };
 

@@ -1,6 +1,7 @@
 #pragma once
 /// FullyShardedDataParallel as an extension of DistributedDataParallel: what happens at the moments of a pass.
 
+#include <algorithm>
 #include <chorus/kernels/pointwise.hpp>
 #include <chorus/parallel/ddp/extension.hpp>
 #include <chorus/parallel/ddp/learned_order.hpp>
@@ -8,6 +9,7 @@
 #include <chorus/parallel/fsdp/shard.hpp>
 #include <chorus/parallel/fsdp/units_at_hand.hpp>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <span>
@@ -33,9 +35,11 @@ class ShardedUnits final : public ddp::Extension<D> {
       for (const std::size_t i : unit.entries) unit_of_[i] = u;
       make_shards(unit, at_hand_->part(u));
     }
+    for (std::size_t i = 0; i < core_.entries(); ++i) wanted_.push_back(core_.parameter(i).wants_grad());
     missing_.resize(at_hand_->units());
     aside_.resize(at_hand_->units());
-    core_.template find<ddp::LearnedOrder<D, Communicator>>() != nullptr ? settle_order() : void();
+    // Gradients stay where their units are.
+    if (auto* const order = core_.template find<ddp::LearnedOrder<D, Communicator>>()) order->set_learned(true);
   }
   ~ShardedUnits() override { at_hand_->end(); }
 
@@ -51,21 +55,21 @@ class ShardedUnits final : public ddp::Extension<D> {
     for (std::size_t i = 0; i < sending.size(); ++i)
       sending[i] = sends[unit_of_[i]] != 0 ? ddp::Sending::early : ddp::Sending::no;
   }
-  void buckets_changed() override {
-    for (std::size_t i = 0; i < core_.entries(); ++i) core_.buckets.expect(i, core_.parameter(i).wants_grad() ? 1 : 0);
-    core_.buckets.begin_pass();
-  }
-  void ready_for_forward() override {
-    if (core_.brings == ddp::Brings::nothing) at_hand_->take_part(Pass::forward);
+  // Ranks compare what they want wherever it has changed.
+  void forward_begins(ddp::ForwardPass& pass) override {
+    for (std::size_t i = 0; i < core_.entries(); ++i)
+      if (std::exchange(wanted_[i], core_.parameter(i).wants_grad()) != core_.parameter(i).wants_grad())
+        pass.changed = true;
   }
 
   // Backward is about to begin, on all ranks.
   void weighed() override {
     put_aside();
-    if (core_.brings == ddp::Brings::nothing) return at_hand_->take_part(Pass::backward);
-    for (std::size_t u = 0; u < missing_.size(); ++u) {
-      missing_[u] = 0;
-      for (const std::size_t i : at_hand_->unit(u).entries) missing_[u] += core_.parameter(i).wants_grad() ? 1 : 0;
+    std::fill(missing_.begin(), missing_.end(), 0);
+    for (std::size_t i = 0; i < core_.entries(); ++i) {
+      const int gradients = core_.parameter(i).wants_grad() ? 1 : 0;
+      missing_[unit_of_[i]] += gradients;
+      core_.buckets.expect(i, gradients);
     }
     at_hand_->begin(Pass::backward);
     at_backward_end([units = at_hand_] { units->end_pass(); });
@@ -86,7 +90,7 @@ class ShardedUnits final : public ddp::Extension<D> {
   }
   void averaged() override {
     for (std::size_t i = 0; i < core_.entries(); ++i) {
-      const bool arrived = core_.buckets.sends(i) && core_.parameter(i).grad_arrived();
+      const bool arrived = core_.parameter(i).wants_grad() && core_.parameter(i).grad_arrived();
       shard_flags(i, [&](Shard<D>& shard) {
         shard.set_averaged(arrived);
         shard.set_grad_local(false);
@@ -98,8 +102,6 @@ class ShardedUnits final : public ddp::Extension<D> {
   void pass_ended() override { core_.template find<ddp::GradientParts<D, Communicator>>()->forget(); }
 
  private:
-  void settle_order() { core_.template find<ddp::LearnedOrder<D, Communicator>>()->set_learned(true); }
-
   [[gnu::cold]] void make_shards(const Unit& unit, const ddp::Elements& part) {
     shard_of_.resize(core_.entries());
     for (const std::size_t i : unit.entries) {
@@ -157,6 +159,7 @@ class ShardedUnits final : public ddp::Extension<D> {
   std::vector<std::size_t> unit_of_;                 // by entry
   std::vector<std::unique_ptr<Shard<D>>> shard_of_;  // by entry; null: this rank has none of it
   std::vector<nn::NamedParameter<D>> shards_;
+  std::vector<char> wanted_;                         // by entry: a gradient, in the last forward pass
   std::vector<int> missing_;                         // by unit: gradients that this backward pass has yet to bring
   std::vector<std::vector<Aside>> aside_;            // by unit
 };

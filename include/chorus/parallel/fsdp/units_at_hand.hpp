@@ -121,11 +121,6 @@ class UnitsAtHand final : public Residence {
       for (State& state : states_) state.first_node = never;
     pass_ = Pass::none;
   }
-  /// A forward or backward pass of other ranks, in which this one only takes part.
-  [[gnu::cold]] void take_part(Pass pass) {
-    begin(pass);
-    end_pass();
-  }
   /// After an exception: what is on its way comes, and all is given back.
   [[gnu::cold]] void give_up() noexcept {
     for (std::size_t u = 0; u < states_.size(); ++u) {
@@ -292,16 +287,19 @@ class UnitsAtHand final : public Residence {
     const Order& order = pass_ == Pass::aside ? aside_ : forward_;
     return order.place[u] == Order::none ? state.touched : order.last_used[u] < come_;
   }
+  // What this rank has not touched, and others may, keeps its place before what came next in the guess.
   void learn(Order& order) {
-    std::vector<std::size_t> last_used;
-    for (const State& state : states_) last_used.push_back(state.last_used);
+    std::vector<std::size_t> units = touched_;
     if (keeps_unused_)
-      for (const std::size_t u : order.units)
-        if (!states_[u].touched) {
-          last_used[u] = touched_.size();
-          touched_.push_back(u);
-        }
-    order = Order::of_rank_0(ranks_, touched_, last_used);
+      for (auto u = order.units.rbegin(); u != order.units.rend(); ++u) {
+        if (states_[*u].touched) continue;
+        const auto behind = u == order.units.rbegin() ? units.end() : std::find(units.begin(), units.end(), *(u - 1));
+        units.insert(behind, *u);
+      }
+    Order mine(units, states_.size());
+    for (const std::size_t u : touched_) mine.last_used[u] = mine.place[touched_[states_[u].last_used]];
+    order = std::move(mine);
+    order.take_rank_0s(ranks_);
   }
 
   // Calls `f(begin, end)` with the bytes of a group's buffer that are other ranks' parts of the unit.

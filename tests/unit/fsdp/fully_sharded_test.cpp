@@ -1,0 +1,159 @@
+// FullyShardedDataParallel gives the numbers of DistributedDataParallel, with an n-th of the memory.
+#include <unit/fsdp/fsdp.hpp>
+
+namespace fully_sharded_test {
+
+using namespace test::names;
+using test::apart, test::EachLayer, test::Extras, test::fully_sharded, test::FullySharded, test::one_device;
+using Sgd = optim::Sgd<Cpu>;
+using AdamW = optim::AdamW<Cpu>;
+const optim::SgdOptions sgd{.lr = 0.3, .momentum = 0.9, .weight_decay = 0.01};
+const optim::AdamOptions adam{.lr = 0.02, .weight_decay = 0.01};
+
+/// A block that is used twice, and another one in between.
+template <class D>
+struct Reused : nn::Module {
+  nn::Linear<D, double> in{5, 6}, twice{6, 6}, between{6, 6}, out{6, 3};
+  CHORUS_MODULE(Reused, in, twice, between, out)
+  auto forward(const auto& x) const { return out(tanh(twice(tanh(between(tanh(twice(tanh(in(x))))))))); }
+};
+/// Layers are listed in another order than they are used in.
+template <class D>
+struct Scrambled : nn::Module {
+  nn::Linear<D, double> out{6, 3}, second{6, 6}, first{5, 6}, third{6, 6};
+  CHORUS_MODULE(Scrambled, out, second, first, third)
+  auto forward(const auto& x) const { return out(tanh(third(tanh(second(tanh(first(x))))))); }
+};
+/// Two layers have one weight.
+template <class D>
+struct Tied : nn::Module {
+  nn::Linear<D, double> first{5, 5}, middle{5, 5}, last{5, 5}, out{5, 3};
+  Tied() { last.weight = first.weight; }
+  CHORUS_MODULE(Tied, first, middle, last, out)
+  auto forward(const auto& x) const { return out(tanh(last(tanh(middle(tanh(first(x))))))); }
+};
+/// Backward computes two layers again.
+template <class D>
+struct Checkpointed : nn::Module {
+  nn::Linear<D, double> fc1{5, 7}, fc2{7, 6}, fc3{6, 6}, fc4{6, 3};
+  nn::Dropout dropout{0.3};
+  CHORUS_MODULE(Checkpointed, fc1, fc2, fc3, fc4, dropout)
+  auto forward(const auto& x) const {
+    const auto inner = [this](const auto& h) { return tanh(fc3(dropout(tanh(fc2(h))))); };
+    return fc4(checkpoint(inner, tanh(fc1(x))));
+  }
+};
+/// Parameters that lie in layers of many kinds, one too small to be cut.
+template <class D>
+struct Mixed : nn::Module {
+  nn::Linear<D, double> fc1{5, 16};
+  nn::LayerNorm<D, double> norm{16};
+  Parameter<double, 1, D> scale{Tensor<double, 1, D>::full({1}, 0.7)};
+  nn::Linear<D, double> fc2{16, 3};
+  CHORUS_MODULE(Mixed, fc1, norm, scale, fc2)
+  auto forward(const auto& x) const { return fc2(tanh(norm(fc1(x))) * scale); }
+};
+
+template <class Model>
+void check_same(int ranks, const Extras<Model>& extras = {}) {
+  INFO(ranks << " ranks");
+  CHECK(apart(fully_sharded<Model, AdamW>(ranks, adam, extras), one_device<Model, AdamW>(adam, extras)) < 1e-9);
+}
+
+TEST_CASE("fsdp: train_parity: the bits of DistributedDataParallel with ReduceScatter and a ShardedOptimizer") {
+  using Model = test::Dropping<Cpu>;
+  for (const int ranks : {2, 3, 4}) {
+    INFO(ranks << " ranks");
+    CHECK(fully_sharded<Model, AdamW, test::EachParameter>(ranks, adam) ==
+          test::sharded_optimizer<Model, AdamW>(ranks, adam, 0));
+    CHECK(fully_sharded<Model, Sgd, ByBytes<>>(ranks, sgd, {.no_sync = true}) ==
+          test::sharded_optimizer<Model, Sgd>(ranks, sgd, 1, {.no_sync = true}));
+    check_same<Model>(ranks);
+  }
+}
+
+TEST_CASE("fsdp: one rank sends nothing, and 8 ranks have parts of units that are smaller than they are many") {
+  CHECK(fully_sharded<test::Dropping<Cpu>, AdamW>(1, adam) == one_device<test::Dropping<Cpu>, AdamW>(adam));
+  check_same<Mixed<Cpu>>(8, {.batch = 16, .steps = 5});
+}
+
+TEST_CASE("fsdp: layers that are reused, listed in another order, tied, or computed again by a checkpoint") {
+  for (const int ranks : {2, 3}) {
+    check_same<Reused<Cpu>>(ranks);
+    check_same<Scrambled<Cpu>>(ranks);
+    check_same<Tied<Cpu>>(ranks);
+    check_same<Checkpointed<Cpu>>(ranks);
+  }
+}
+
+TEST_CASE("fsdp: gradient_accumulation: under no_sync, and over passes that each average") {
+  for (const int ranks : {2, 3}) {
+    check_same<test::Dropping<Cpu>>(ranks, {.no_sync = true});
+    check_same<test::Dropping<Cpu>>(ranks, {.adds_up = true});
+    check_same<test::Dropping<Cpu>>(ranks, {.no_sync = true, .adds_up = true});
+  }
+}
+
+TEST_CASE("fsdp: train_eval: passes without gradients come between") {
+  check_same<test::Dropping<Cpu>>(3, {.evaluates = true});
+  check_same<Scrambled<Cpu>>(2, {.evaluates = true, .batch = 1});  // a share is empty
+}
+
+TEST_CASE("fsdp: train_mixed_requires_grad: parameters that freeze and thaw, a part of a unit and a whole one") {
+  const Extras<test::Smooth<Cpu>> extras{.before = [](auto& model, std::uint32_t step) {
+    model.fc2.weight.set_requires_grad(step < 3 || step > 6);
+    model.fc1.weight.set_requires_grad(step % 5 != 4);
+    model.fc1.bias.set_requires_grad(step % 5 != 4);
+  }};
+  for (const int ranks : {2, 3}) check_same(ranks, extras);
+}
+
+TEST_CASE("fsdp: KeepParameters, and units by bytes and by module, change nothing") {
+  const auto alone = one_device<Checkpointed<Cpu>, AdamW>(adam);
+  CHECK(apart(fully_sharded<Checkpointed<Cpu>, AdamW, KeepParameters>(2, adam), alone) < 1e-9);
+  CHECK(apart(fully_sharded<Checkpointed<Cpu>, AdamW, ByBytes<600>>(3, adam), alone) < 1e-9);
+  CHECK(apart(fully_sharded<Checkpointed<Cpu>, AdamW, ByModule<nn::Linear<Cpu, double>>>(2, adam), alone) < 1e-9);
+}
+
+/// Ranks leave out a layer each, another one in each step.
+template <class D>
+struct Skipping : nn::Module {
+  nn::Linear<D, double> in{5, 6}, even{6, 6}, odd{6, 6}, out{6, 3};
+  std::function<int()> which = [] { return 0; };
+  CHORUS_MODULE(Skipping, in, even, odd, out)
+  auto forward(const auto& x) const {
+    const auto h = tanh(in(x));
+    return out(tanh(which() % 2 == 0 ? even(h) : odd(h)));
+  }
+};
+
+TEST_CASE("fsdp: not_all_outputs_used: ranks that use different layers take part in each other's gathers") {
+  const auto run = [](bool sharded) {
+    return common_text(3, [sharded](const World& world) {
+      int step = 0;
+      auto model = test::make<Skipping<Cpu>>();
+      model.which = [&step, rank = world.rank] { return step % 3 == 2 ? 0 : step + rank; };
+      const auto train = [&](auto& net, auto optimizer) {
+        for (; step < 12; ++step) {
+          optimizer.zero_grad();
+          const auto number = static_cast<std::uint32_t>(step);
+          cross_entropy(net(test::share(numbers(6, 5, number), world)), test::share(labels(6, 3, number), world))
+              .backward();
+          optimizer.step();
+        }
+      };
+      if (!sharded) {
+        Distributed<Skipping<Cpu>> rank(world, {.find_unused_parameters = true}, std::move(model));
+        train(rank.net, AdamW{rank.net.parameters(), adam});
+        return test::text_of(test::values(rank.net.module()));
+      }
+      FullySharded<Skipping<Cpu>, EachLayer> rank(world, {.find_unused_parameters = true}, std::move(model));
+      train(rank.net, AdamW{rank.net.parameters(), adam});
+      const auto whole = rank.net.gathered();
+      return test::text_of(test::values(rank.net.module()));
+    });
+  };
+  CHECK(apart(run(true), run(false)) < 1e-9);
+}
+
+}  // namespace fully_sharded_test
