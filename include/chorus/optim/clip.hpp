@@ -90,6 +90,14 @@ void scale_down(const std::vector<nn::NamedParameter<D>>& parameters, double nor
       kernels::scale(parameter.where(), parameter.count(), static_cast<T>(factor), grad);
     });
 }
+/// Throws UsageError where a rank has only a part of the gradients: their norm is no norm of all.
+template <Device D>
+void check_whole(const std::vector<nn::NamedParameter<D>>& parameters) {
+  for (const auto& named : parameters)
+    if (named.parameter->is_part()) [[unlikely]]
+      fail<UsageError>("clip_grad_norm: this rank has a part of the parameters ('", named.name,
+                       "') alone, and its norm is not that of all: call net.clip_grad_norm(max_norm)");
+}
 inline void check_max_norm(double max_norm) {
   check<UsageError>(max_norm > 0, "clip_grad_norm: the largest norm must be positive, got ", max_norm);
 }
@@ -102,7 +110,7 @@ struct ClipGradNormOptions {
 
 /// Scales all gradients down so that their common Euclidean norm is at most `max_norm`; returns the norm before.
 /// Squares are added up in double, so that those of floats don't overflow. Under DistributedDataParallel to be called
-/// after backward, when all ranks hold the same gradients. In a step that is captured by Graphed it returns NaN, since
+/// after backward, when all ranks hold the same gradients; where each holds a part, net.clip_grad_norm does it. In a step that is captured by Graphed it returns NaN, since
 /// there the device alone knows the norm.
 ///
 /// Where the norm is not a number, neither is any gradient afterwards, and where it is infinite finite gradients are 0
@@ -113,6 +121,7 @@ template <Device D>
 double clip_grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, double max_norm,
                       const ClipGradNormOptions& options = {}) {
   detail::check_max_norm(max_norm);
+  detail::check_whole(parameters);
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
   if constexpr (std::is_same_v<D, Cuda>) {
     if (!options.error_if_nonfinite) return detail::clip_grad_norm_on_device(parameters, max_norm);

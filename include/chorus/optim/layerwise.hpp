@@ -11,6 +11,16 @@
 namespace chorus::optim {
 
 namespace detail {
+/// `parameters`. Throws UsageError where one is a part of a parameter.
+template <Device D>
+[[gnu::cold]] std::vector<nn::NamedParameter<D>> all_whole(const char* optimizer,
+                                                           std::vector<nn::NamedParameter<D>> parameters) {
+  for (const auto& named : parameters)
+    check<UsageError>(!named.parameter->is_part(), optimizer, ": it needs whole parameters, and this rank has a part of '",
+                      named.name, "' alone");
+  return parameters;
+}
+
 /// An array of one parameter's size beside the state.
 template <class T, Device D>
 class StepMemory {
@@ -44,9 +54,9 @@ class Lars final : public Optimizer<D> {
   /// A step depends on norms of whole parameters, so that a piece of one can't be stepped alone.
   static constexpr bool needs_whole_parameters = true;
 
-  /// Throws UsageError for negative options.
+  /// Throws UsageError for negative options, and where this rank has only a part of a parameter.
   explicit Lars(std::vector<nn::NamedParameter<D>> parameters, const LarsOptions& options = {})
-      : Optimizer<D>(std::move(parameters), options.lr), options_(options) {
+      : Optimizer<D>(detail::all_whole("Lars", std::move(parameters)), options.lr), options_(options) {
     check<UsageError>(options.momentum >= 0 && options.weight_decay >= 0 && options.trust > 0 && options.eps >= 0,
                       "Lars: momentum, weight_decay and eps are at least 0, trust above it; got ", options.momentum,
                       ", ", options.weight_decay, ", ", options.eps, " and ", options.trust);
@@ -107,9 +117,10 @@ class Lamb final : public Optimizer<D> {
   /// A step depends on norms of whole parameters, so that a piece of one can't be stepped alone.
   static constexpr bool needs_whole_parameters = true;
 
-  /// Throws UsageError for betas outside of [0, 1) and negative eps or weight_decay.
+  /// Throws UsageError for betas outside of [0, 1), for negative eps or weight_decay, and where this rank has only a
+  /// part of a parameter.
   explicit Lamb(std::vector<nn::NamedParameter<D>> parameters, const LambOptions& options = {})
-      : Optimizer<D>(std::move(parameters), options.lr), options_(options) {
+      : Optimizer<D>(detail::all_whole("Lamb", std::move(parameters)), options.lr), options_(options) {
     check<UsageError>(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1,
                       "Lamb: betas are in [0, 1), got ", options.beta1, " and ", options.beta2);
     check<UsageError>(options.eps >= 0 && options.weight_decay >= 0, "Lamb: eps and weight_decay are at least 0, got ",

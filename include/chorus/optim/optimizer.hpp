@@ -115,11 +115,13 @@ class Optimizer : public HasLearningRate {
                       "optimizer: a group's lr_scale and weight_decay are at least 0, got ", options.lr_scale, " and ",
                       options.weight_decay.value_or(0));
     bool any = false;
-    for (Entry& entry : entries_)
+    for (Entry& entry : entries_) {
+      any = any || entry.named.parameter->is_part();  // other ranks have other parts
       if (chosen(std::as_const(entry.named))) {
         entry.group = options;
         any = true;
       }
+    }
     check<UsageError>(any, "optimizer: no parameter is in the group");
   }
   /// Weight decay acts on weights alone, not on biases and the parameters of normalisation.

@@ -25,10 +25,6 @@ struct FullyShardedDataParallelOptions {
   bool init_sync = true;
 };
 
-struct GatheredOptions {
-  bool write = false;  ///< what rank 0 has written meanwhile becomes all ranks'
-};
-
 /// Parameters are cut into units, and of each unit a rank keeps an n-th. A unit is gathered when an operation, forward
 /// or backward, reads its numbers, and given back after; its gradients are averaged in parts, as soon as they are
 /// there; an optimizer steps the rank's parts, and nothing is gathered after that. So n ranks hold K / n bytes of
@@ -85,7 +81,7 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, ReduceSca
     this->sum({&squares, 1});
     const double norm = std::sqrt(squares);
     if (options.error_if_nonfinite && !std::isfinite(norm))
-      optim::detail::raise_not_finite(norm, "a part of one of the parameters");
+      optim::detail::raise_not_finite(norm, "a parameter of which each rank has a part");
     optim::detail::scale_down(units_->shards(), norm, max_norm);
     return norm;
   }

@@ -16,6 +16,10 @@
 
 namespace chorus {
 
+struct GatheredOptions {
+  bool write = false;  ///< what rank 0 writes meanwhile becomes all ranks'
+};
+
 /// Base of all policies.
 template <class Model>
 class Policy {
@@ -39,6 +43,16 @@ class Policy {
   /// which has the order of its members, where an order has to stay.
   std::vector<nn::NamedParameter<device_type>> parameters() const { return flat_.parameters(); }
   const nn::FlatParameters<device_type>& flat_parameters() const { return flat_; }
+
+  /// While it lives, each process has the whole model: to save, load, inspect. Under most policies it always has. All
+  /// ranks call it, and end it, together.
+  struct [[maybe_unused]] Gathered {
+    Gathered() = default;
+    Gathered(const Gathered&) = delete;
+    Gathered& operator=(const Gathered&) = delete;
+    ~Gathered() {}  // not trivial: a name for it is no unused variable
+  };
+  [[nodiscard]] Gathered gathered(const GatheredOptions& = {}) { return {}; }
 
   void train(bool training = true) { model_.train(training); }
   void eval() { model_.eval(); }

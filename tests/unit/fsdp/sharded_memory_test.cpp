@@ -1,0 +1,137 @@
+// What FullyShardedDataParallel sends and holds: the formulas.
+#include <algorithm>
+#include <chorus/core/trace.hpp>
+#include <chorus/nn/containers.hpp>
+#include <fstream>
+#include <unit/fsdp/fsdp.hpp>
+
+namespace sharded_memory_test {
+
+using namespace test::names;
+using test::FullySharded;
+using trace::Memory, trace::Traffic;
+constexpr Index wide = 512, layers = 8;
+constexpr std::size_t unit = (wide * wide + wide) * sizeof(float), whole = unit * layers;
+
+std::size_t held(Memory kind) { return trace::memory(trace_slot(Cpu{}), kind); }
+
+/// Equal layers, each a unit of 1 MiB, that note how much memory there is while they compute.
+struct Deep : nn::Module {
+  nn::ModuleList<nn::Linear<Cpu>> layers;
+  std::function<void()> look = [] {};
+  CHORUS_MODULE(Deep, layers)
+  Deep() {
+    for (Index i = 0; i < sharded_memory_test::layers; ++i) layers.push_back(nn::Linear<Cpu>(wide, wide));
+  }
+  Variable<float, 2> forward(const Variable<float, 2>& x) const {
+    auto y = x;
+    for (const auto& layer : layers) {
+      y = relu(layer(y));
+      look();
+    }
+    return y;
+  }
+};
+
+struct Kept : ByBytes<unit> {
+  static constexpr bool reshard_after_forward = false;
+};
+
+struct Peaks {
+  std::size_t parameters = 0, gradients = 0;
+};
+/// Trains for a few steps; the peaks of the last two, which forward functions and gradient hooks see.
+template <class Net>
+Peaks peaks_of(Net& net, Peaks& seen) {
+  optim::AdamW<Cpu> optimizer{net.parameters()};
+  const auto x = Tensor<float, 2>::full({2, wide}, 0.5f);
+  for (int step = 0; step < 4; ++step) {
+    if (step == 2) seen = {};
+    optimizer.zero_grad();
+    mean(net(Variable<float, 2>(x, true))).backward();
+    optimizer.step();
+  }
+  return seen;
+}
+
+template <class Units>
+Peaks peaks(int ranks) {
+  const auto text = Ranks(ranks, [](const World& world) {
+    Peaks seen;
+    Deep model;
+    const auto look = [&] {
+      seen.parameters = std::max(seen.parameters, held(Memory::parameters));
+      seen.gradients = std::max(seen.gradients, held(Memory::gradients));
+    };
+    model.look = look;
+    for (const auto& layer : model.layers) layer.weight.register_hook([look](const auto&) { look(); });
+    FullySharded<Deep, Units> rank(world, {}, std::move(model));
+    const auto [parameters, gradients] = peaks_of(rank.net, seen);
+    return cat(parameters, " ", gradients);
+  }).texts()[0];
+  const auto numbers = test::numbers_in(text);
+  REQUIRE(numbers.size() == 2);
+  return {static_cast<std::size_t>(numbers[0]), static_cast<std::size_t>(numbers[1])};
+}
+
+TEST_CASE("fsdp: training_step_peak_memory: an n-th of the parameters and two units, of the gradients and three") {
+  for (const std::size_t ranks : {2u, 4u}) {
+    const auto n = static_cast<int>(ranks);
+    // The ends of each unit and of each part may lie within a page.
+    const std::size_t pages = 2 * layers * 4096;
+    const auto [parameters, gradients] = peaks<ByBytes<unit>>(n);
+    INFO(n << " ranks, parameters " << parameters << ", gradients " << gradients << " of " << whole);
+    CHECK(parameters <= whole / ranks + 2 * (unit - unit / ranks) + pages);
+    CHECK(gradients <= whole / ranks + 4 * (unit - unit / ranks) + pages);
+    CHECK(parameters > whole / ranks);
+  }
+  const auto [parameters, gradients] = peaks<Kept>(2);
+  CHECK(parameters >= whole);
+  CHECK(gradients < whole);
+}
+
+TEST_CASE("fsdp: returns_to_resting_memory: the system has the pages that the account says are gone") {
+  const auto texts = Ranks(2, [](const World& world) {
+    const auto resident = [] {
+      std::size_t size = 0, pages = 0;
+      std::ifstream("/proc/self/statm") >> size >> pages;
+      return pages * 4096;
+    };
+    auto communicator = comm::connect(world), gathers = comm::connect(comm::split(communicator, world, 0));
+    Deep model;
+    const auto before = resident();
+    FullyShardedDataParallel<Deep, ByBytes<unit>> net(std::move(model), communicator, gathers);
+    const auto after = resident();
+    const auto account = held(Memory::parameters);
+    const bool halved = after + whole / 4 < before && account < whole / 2 + 2 * layers * 4096;
+    Peaks seen;
+    peaks_of(net, seen);
+    const bool rests = held(Memory::parameters) == account;
+    return cat(halved ? "half" : cat(before, " ", after, " ", account), rests ? ", rests" : ", grows");
+  }).texts();
+  CHECK(texts == std::vector<std::string>{"half, rests", "half, rests"});
+}
+
+TEST_CASE("fsdp: communication_count: 3 (n - 1) / n K in a step, 2 where parameters are kept, and none alone") {
+  const auto sent = []<class Units>(int ranks, Units) {
+    return test::numbers_in(common_text(ranks, [](const World& world) {
+      FullySharded<Deep, Units> rank(world, {}, Deep());
+      Peaks seen;
+      const auto of_step = [&](Traffic kind) { return trace::bytes_sent(world.rank, kind); };
+      peaks_of(rank.net, seen);
+      trace::reset_traffic();
+      mean(rank.net(Variable<float, 2>(Tensor<float, 2>::full({2, wide}, 0.5f), true))).backward();
+      return cat(of_step(Traffic::parameters), " ", of_step(Traffic::gradients));
+    }));
+  };
+  for (const std::size_t ranks : {2u, 4u}) {
+    const auto n = static_cast<int>(ranks);
+    const auto all = static_cast<double>(whole / ranks * (ranks - 1)), one = static_cast<double>(unit / ranks * (ranks - 1));
+    // Backward begins with the last unit, which has stayed.
+    CHECK(sent(n, ByBytes<unit>()) == std::vector{2 * all - one, all});
+    CHECK(sent(n, KeepParameters()) == std::vector{all, all});
+  }
+  CHECK(sent(1, ByBytes<unit>()) == std::vector<double>{0, 0});
+}
+
+}  // namespace sharded_memory_test
