@@ -69,6 +69,8 @@ class AtHome {
   /// Whether it is a part of a parameter, which other processes have the rest of: what needs the whole, or all of the
   /// model, refuses it.
   virtual bool is_part() const { return false; }
+  /// Where it begins in the whole parameter, in elements.
+  virtual Index part_begin() const { return 0; }
   /// The extents of the whole parameter, of which this may be a part.
   virtual std::span<const Index> whole_extents() const { return extents(); }
   std::size_t size_bytes() const { return static_cast<std::size_t>(count()) * size_of(dtype()); }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -25,6 +26,20 @@
 #include <chorus/io/descriptor.hpp>
 
 namespace chorus::io {
+
+/// Writes all of `data` at a place of a file; false, with errno, where that fails.
+inline bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data) {
+  const chorus::detail::HeldSignal held(SIGXFSZ);
+  while (!data.empty()) {
+    const ssize_t count = ::pwrite(file, data.data(), std::min(data.size(), io_chunk), static_cast<off_t>(offset));
+    if (count < 0 && errno == EINTR) continue;
+    if (count == 0) errno = EIO;
+    if (count <= 0) return false;
+    offset += static_cast<std::uint64_t>(count);
+    data = data.subspan(static_cast<std::size_t>(count));
+  }
+  return true;
+}
 
 /// Writes to `.NAME.<16 hex digits>.tmp` in the folder of `path`; `commit` puts it in place. Without a commit the
 /// destructor removes it and the old file stays. What a killed process left is removed by the next AtomicFile of the
@@ -57,6 +72,18 @@ class AtomicFile {
     }
   }
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
+
+  /// Makes the file that long, for others who write ranges of it, and returns the path at which they find it. Throws
+  /// FileError.
+  std::string extend(std::uint64_t bytes) {
+    check<UsageError>(!temporary_.empty(), "saving ", path_, ": extend of a file that is committed or has failed");
+    if (::ftruncate(file_.value, static_cast<off_t>(bytes)) != 0) fail_at("extending the file");
+    return folder_path_ + temporary_;
+  }
+  /// Writes at a place, which the next `write` does not depend on. Throws FileError, and then removes the file.
+  void write_at(std::uint64_t offset, std::span<const std::byte> data) {
+    if (!chorus::io::write_at(file_.value, offset, data)) fail_at("writing");
+  }
 
   /// Syncs the file to the disk, renames it to its place, and syncs the folder. Throws FileError; the old file is then
   /// untouched, save where the message says that only the folder's sync failed.
@@ -109,7 +136,8 @@ class AtomicFile {
       target = followed.get();
     }
     const std::size_t slash = target.rfind('/');
-    const std::string folder = slash == target.npos ? "." : target.substr(0, slash + 1);
+    folder_path_ = slash == target.npos ? "" : target.substr(0, slash + 1);
+    const std::string folder = folder_path_.empty() ? "." : folder_path_;
     name_ = slash == target.npos ? target : target.substr(slash + 1);
     check<FileError>(!name_.empty(), "saving ", path_.empty() ? "\"\"" : path_, ": the path has no file name");
     // NAME_MAX is 255 bytes; a longer name shares its leftovers with its namesakes, which the locks make harmless.
@@ -182,7 +210,7 @@ class AtomicFile {
     return name += suffix;
   }
 
-  std::string path_, name_, prefix_, temporary_;
+  std::string path_, folder_path_, name_, prefix_, temporary_;
   Descriptor folder_, file_;
 };
 

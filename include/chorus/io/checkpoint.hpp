@@ -17,6 +17,7 @@
 
 #include <chorus/io/load_model.hpp>
 #include <chorus/io/ranks_own.hpp>
+#include <chorus/io/write_in_parts.hpp>
 #include <chorus/optim/optimizer.hpp>
 
 namespace chorus::io {
@@ -34,7 +35,12 @@ namespace detail {
 /// taken from them and given back.
 template <Device D, class Net, class Numbers, class... Kept>
 std::vector<TensorPlace<D>> all_places(Net& net, Numbers& numbers, Kept&... kept) {
-  auto all = model_places<D>(net.module());
+  auto all = [&] {
+    if constexpr (keeps_parts<Net>)
+      return places_in_parts<D>(net);
+    else
+      return model_places<D>(net.module());
+  }();
   const auto add = [&](auto& x, auto& its_numbers) {
     for (auto& place : places_of<D>(x, its_numbers)) all.push_back(std::move(place));
   };
@@ -150,8 +156,8 @@ void read_all(const SafetensorsReader& file, const std::vector<TensorPlace<D>>& 
   std::vector<std::vector<std::byte>> numbers;  // all are read before one is stored
   for (const auto& tensor : wanted) {
     const TensorEntry& entry = file.at(tensor.name);
-    numbers.emplace_back(entry.bytes);
-    file.read(entry, numbers.back());
+    numbers.emplace_back(tensor.bytes());
+    file.read(entry, numbers.back(), tensor.begin_bytes());
     check_bools(file, entry, numbers.back());
     if (!tensor.mean_with.empty() && tensor.dtype == DType::f32) take_mean<float>(file, tensor, numbers.back());
     if (!tensor.mean_with.empty() && tensor.dtype == DType::f64) take_mean<double>(file, tensor, numbers.back());
@@ -169,7 +175,7 @@ constexpr bool all_ranks_save = detail::all_ranks_save<Net>;
 /// Writes model, optimizer, learning rate and position to one file, atomically. The model's tensors have their own
 /// names, so the file is also a model's file. One process calls it, under ParameterServer the server, whose workers
 /// return at once; with a ShardedOptimizer, under LocalSgd, or under a communication hook that remembers something, all
-/// do, and rank 0 writes. The file is the same for the plain, the fused and the sharded form of an optimizer. `more`:
+/// do, and rank 0 writes; under FullyShardedDataParallel all do, and each writes its parts into the one file. The file is the same for the plain, the fused and the sharded form of an optimizer. `more`:
 /// what else goes on from step to step, as GradScaler, ParameterAverage and ReduceOnPlateau do; at most one of each.
 /// Gradients are not in it: a checkpoint belongs between two steps. The seed is, and the number of `canonical_shares`.
 ///
@@ -194,9 +200,11 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
     detail::KeptRate rate(optimizer);
     std::tuple numbers{detail::numbers_of(optimizer), detail::numbers_of(rate), detail::numbers_of(more)...};
     const auto places = detail::all_places<D>(net, numbers, optimizer, rate, more...);
-    for (const auto& tensor : places) out.add(tensor);
-    if constexpr (detail::all_ranks_save<Net>)
-      if (!detail::add_ranks_own<D>(out, net, places)) return;
+    if constexpr (!detail::keeps_parts<Net>) {
+      for (const auto& tensor : places) out.add(tensor);
+      if constexpr (detail::all_ranks_save<Net>)
+        if (!detail::add_ranks_own<D>(out, net, places)) return;
+    }
     Metadata metadata{{"training/epoch", cat(position.epoch)},
                       {"training/batch", cat(position.batch)},
                       {"training/step", cat(position.step)},
@@ -212,7 +220,10 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
       metadata.emplace("training/parameters_apart",
                        detail::lines_of(chorus::detail::access_to(net).parameters_apart()));
     detail::note_tied(metadata, net.module());
-    write_safetensors(path, out.views(), metadata);
+    if constexpr (detail::keeps_parts<Net>)
+      detail::write_in_parts(net.communicator(), path, places, metadata);
+    else
+      write_safetensors(path, out.views(), metadata);
   }
 }
 

@@ -23,6 +23,21 @@ void save(Model& model, const std::string& path, const Metadata& metadata = {}) 
   detail::save_module<typename Model::device_type>(model, path, metadata);
 }
 
+/// The model of a policy, likewise: one call, of all ranks, whatever the policy. Rank 0 writes; where each rank has parts
+/// of the parameters, all write theirs into the one file. What one rank throws others throw, too, or find out in their
+/// next collective call.
+template <class Net>
+requires requires(Net& net) { typename Net::policy_type; net.module(); }
+void save(Net& net, const std::string& path, const Metadata& metadata = {}) {
+  if constexpr (requires { net.save_in_parts(path, metadata); }) {
+    net.save_in_parts(path, metadata);
+  } else {
+    if constexpr (requires { net.communicator().rank(); })
+      if (net.communicator().rank() != 0) return;
+    save(net.module(), path, metadata);
+  }
+}
+
 }  // namespace chorus::io
 
 #if CHORUS_DEFINES_DEVICE_TEMPLATES

@@ -18,7 +18,8 @@ namespace chorus::io::detail {
 inline constexpr std::string_view training_prefix = "training/";
 
 /// Where a tensor of a file lies in this program: in device memory, or, without a device, on the host. `mean_with`:
-/// names of others in the file, with which floating-point numbers take the mean.
+/// names of others in the file, with which floating-point numbers take the mean. With `part_count`, so many elements
+/// from `part_begin` on are here, and others elsewhere.
 template <Device D>
 struct TensorPlace {
   std::string name;
@@ -27,8 +28,12 @@ struct TensorPlace {
   std::optional<D> device;
   void* data;
   std::vector<std::string> mean_with = {};
+  std::size_t part_begin = 0;
+  std::optional<std::size_t> part_count = {};
 
-  std::size_t bytes() const { return static_cast<std::size_t>(numel(shape)) * size_of(dtype); }
+  std::size_t bytes() const { return part_count.value_or(static_cast<std::size_t>(numel(shape))) * size_of(dtype); }
+  /// Where they begin in the tensor.
+  std::size_t begin_bytes() const { return part_begin * size_of(dtype); }
   void copy_to(void* numbers) const {
     if (device)
       copy_bytes(Cpu{}, numbers, *device, data, bytes());
@@ -53,6 +58,35 @@ std::vector<TensorPlace<D>> model_places(nn::Module& model) {
   };
   for (const auto& named : nn::named_parameters<D>(model)) add(named.name, *named.parameter);
   for (const auto& named : nn::named_buffers<D>(model)) add(named.name, *named.buffer);
+  return places;
+}
+
+/// Whether a policy keeps a part of each parameter on each rank: all ranks write a file together, each its parts.
+template <class Net>
+constexpr bool keeps_parts = requires {
+  requires Net::keeps_parts;
+};
+
+/// What this rank has of the model of such a policy: its parts of parameters, and the buffers, which are all ranks'.
+template <Device D, class Net>
+std::vector<TensorPlace<D>> places_in_parts(Net& net) {
+  std::vector<TensorPlace<D>> places;
+  for (const auto& named : net.parameters()) {
+    const auto& p = *named.parameter;
+    const auto extents = p.whole_extents();
+    places.push_back({.name = named.name,
+                      .dtype = p.dtype(),
+                      .shape = {extents.begin(), extents.end()},
+                      .device = p.where(),
+                      .data = p.place(),
+                      .part_begin = static_cast<std::size_t>(p.part_begin()),
+                      .part_count = static_cast<std::size_t>(p.count())});
+  }
+  for (const auto& named : nn::named_buffers<D>(net.module())) {
+    const auto extents = named.buffer->extents();
+    places.push_back({named.name, named.buffer->dtype(), {extents.begin(), extents.end()}, named.buffer->where(),
+                      named.buffer->memory()});
+  }
   return places;
 }
 

@@ -56,7 +56,13 @@ std::vector<TensorPlace<D>> places_of(X& x, std::array<double, N>& numbers) {
   else
     for (auto& tensor : x.state()) {
       const auto device = tensor.on_host ? std::nullopt : std::optional<D>(x.device());
-      places.push_back({cat(training_prefix, tensor.name), tensor.dtype, std::move(tensor.shape), device, tensor.data});
+      places.push_back({.name = cat(training_prefix, tensor.name),
+                        .dtype = tensor.dtype,
+                        .shape = std::move(tensor.shape),
+                        .device = device,
+                        .data = tensor.data,
+                        .part_begin = tensor.part_begin,
+                        .part_count = tensor.part_count});
     }
   return places;
 }
@@ -69,7 +75,7 @@ constexpr bool ranks_may_differ = requires {
 /// Whether all ranks take part when a checkpoint is written, for that, or since a communication hook remembers
 /// something.
 template <class Net>
-constexpr bool all_ranks_save = ranks_may_differ<Net> || requires {
+constexpr bool all_ranks_save = keeps_parts<Net> || ranks_may_differ<Net> || requires {
   requires chorus::detail::AccessTo<Net>::hook_remembers;
 };
 

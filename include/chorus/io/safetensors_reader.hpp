@@ -71,9 +71,15 @@ class SafetensorsReader {
   void read(const TensorEntry& entry, std::span<std::byte> to) const {
     check<UsageError>(to.size() == entry.bytes, loading_, ": tensor ", Quoted{entry.name}, " has ", entry.bytes,
                       " bytes, but the place to read it to has ", to.size());
+    read(entry, to, 0);
+  }
+  /// Copies as many bytes as `to` has from byte `begin` of a tensor on. Throws UsageError where it has not so many.
+  void read(const TensorEntry& entry, std::span<std::byte> to, std::uint64_t begin) const {
+    check<UsageError>(begin <= entry.bytes && to.size() <= entry.bytes - begin, loading_, ": tensor ",
+                      Quoted{entry.name}, " has ", entry.bytes, " bytes, got ", to.size(), " from ", begin, " on");
     check<UsageError>(entry.begin <= size_ - data_begin_ && entry.bytes <= size_ - data_begin_ - entry.begin, loading_,
                       ": tensor ", Quoted{entry.name}, " is not of this file");
-    read_at(data_begin_ + entry.begin, to, &entry);
+    read_at(data_begin_ + entry.begin + begin, to, &entry);
   }
 
  private:

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -29,6 +30,9 @@ struct StateTensor {
   std::vector<Index> shape;
   void* data;
   bool on_host = false;
+  /// Where this process has only a part of it: elements [part_begin, part_begin + *part_count) of the shape's.
+  std::size_t part_begin = 0;
+  std::optional<std::size_t> part_count = {};
 };
 
 template <Device D>
@@ -97,10 +101,15 @@ class Optimizer : public HasLearningRate {
     std::vector<StateTensor> out;
     for (Entry* const each : given) {
       Entry& entry = *each;
-      const auto extents = entry.named.parameter->extents();
-      for (std::size_t slot = 0; slot < slots().size(); ++slot)
-        out.push_back({cat(slots()[slot], '.', entry.named.name), entry.named.parameter->dtype(),
+      const auto& parameter = *entry.named.parameter;
+      const auto extents = parameter.is_part() ? parameter.whole_extents() : parameter.extents();
+      for (std::size_t slot = 0; slot < slots().size(); ++slot) {
+        out.push_back({cat(slots()[slot], '.', entry.named.name), parameter.dtype(),
                        {extents.begin(), extents.end()}, state_data(entry, slot)});
+        if (!parameter.is_part()) continue;
+        out.back().part_begin = static_cast<std::size_t>(parameter.part_begin());
+        out.back().part_count = static_cast<std::size_t>(parameter.count());
+      }
       out.push_back({cat("steps.", entry.named.name), DType::i64, {}, &entry.steps, true});
     }
     return out;
@@ -115,13 +124,11 @@ class Optimizer : public HasLearningRate {
                       "optimizer: a group's lr_scale and weight_decay are at least 0, got ", options.lr_scale, " and ",
                       options.weight_decay.value_or(0));
     bool any = false;
-    for (Entry& entry : entries_) {
-      any = any || entry.named.parameter->is_part();  // other ranks have other parts
+    for (Entry& entry : entries_)
       if (chosen(std::as_const(entry.named))) {
         entry.group = options;
         any = true;
       }
-    }
     check<UsageError>(any, "optimizer: no parameter is in the group");
   }
   /// Weight decay acts on weights alone, not on biases and the parameters of normalisation.

@@ -3,6 +3,7 @@
 /// SC 2020, stage 3; Zhao et al., "PyTorch FSDP", VLDB 2023).
 
 #include <chorus/comm/split.hpp>
+#include <chorus/io/write_in_parts.hpp>
 #include <chorus/optim/clip.hpp>
 #include <chorus/parallel/distributed_data_parallel.hpp>
 #include <chorus/parallel/fsdp/sharded_units.hpp>
@@ -13,6 +14,8 @@
 #include <exception>
 #include <memory>
 #include <optional>
+#include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -45,6 +48,7 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, ReduceSca
   using typename Base::D;
   using policy_type = FullyShardedDataParallel;
   static constexpr const char* name = "fsdp";
+  static constexpr bool keeps_parts = true;  // for files
   static_assert(std::is_same_v<D, Cpu>, "FullyShardedDataParallel: models on CPUs so far");
 
   /// As DistributedDataParallel's. `gathers`: another communicator of the same ranks, in the same order, which must
@@ -70,7 +74,7 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, ReduceSca
     return Base::operator()(inputs...);
   }
 
-  /// This rank's parts, for an optimizer.
+  /// This rank's part of each parameter, which may be empty, for an optimizer.
   std::vector<nn::NamedParameter<D>> parameters() const { return units_->shards(); }
 
   /// Scales the gradients down so that the norm of all ranks' parts together is at most `max_norm`, and returns the norm
@@ -99,6 +103,11 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, ReduceSca
     AtHand& units_;
     bool write_;
   };
+  /// For io::save: all ranks write their parts into one file.
+  [[gnu::cold]] void save_in_parts(const std::string& path, io::Metadata metadata) {
+    io::detail::note_tied(metadata, this->model_);
+    io::detail::write_in_parts(this->communicator_, path, io::detail::places_in_parts<D>(*this), metadata);
+  }
   [[nodiscard]] Gathered gathered(const GatheredOptions& options = {}) { return Gathered(at_hand(), options.write); }
 
  private:

@@ -78,7 +78,7 @@ class ShardedUnits final : public ddp::Extension<D> {
     const std::size_t u = unit_of_[i];
     at_hand_->gradient_comes(u);
     if (--missing_[u] == 0) at_hand_->gradients_complete(u);
-    if (!core_.sync) shard_flags(i, [](Shard<D>& shard) { shard.set_grad_local(true); });
+    if (!core_.sync) shard_of_[i]->set_grad_local(true);
   }
   // One bucket is on its way while the next one fills.
   void bucket_is_full(const ddp::Bucket&) override {
@@ -90,11 +90,8 @@ class ShardedUnits final : public ddp::Extension<D> {
   }
   void averaged() override {
     for (std::size_t i = 0; i < core_.entries(); ++i) {
-      const bool arrived = core_.parameter(i).wants_grad() && core_.parameter(i).grad_arrived();
-      shard_flags(i, [&](Shard<D>& shard) {
-        shard.set_averaged(arrived);
-        shard.set_grad_local(false);
-      });
+      shard_of_[i]->set_averaged(core_.parameter(i).wants_grad() && core_.parameter(i).grad_arrived());
+      shard_of_[i]->set_grad_local(false);
     }
     for (std::size_t u = 0; u < at_hand_->units(); ++u) at_hand_->give_gradients_back(u);
     add_what_was_aside();
@@ -107,24 +104,18 @@ class ShardedUnits final : public ddp::Extension<D> {
     for (const std::size_t i : unit.entries) {
       const auto& entry = core_.flat.entries()[i];
       const std::size_t from = entry.begin - unit.begin;
-      const std::size_t begin = std::max(part.begin, from);
-      const std::size_t end = std::min(part.end, from + static_cast<std::size_t>(entry.parameter().count()));
-      if (begin >= end) continue;
+      const std::size_t behind = from + static_cast<std::size_t>(entry.parameter().count());
+      const std::size_t begin = std::clamp(part.begin, from, behind), end = std::clamp(part.end, from, behind);
       shard_of_[i] = std::make_unique<Shard<D>>(entry.parameter(), static_cast<Index>(begin - from),
                                                 static_cast<Index>(end - begin));
       shards_.push_back({entry.named.name, entry.named.handle, shard_of_[i].get()});
     }
   }
-  template <class F>
-  void shard_flags(std::size_t i, const F& f) {
-    if (shard_of_[i]) f(*shard_of_[i]);
-  }
-
   // A pass adds to averages that no optimizer has forgotten: they wait aside, for what a rank adds up is its own.
   void put_aside() {
     for (std::size_t u = 0; u < at_hand_->units(); ++u)
       for (const std::size_t i : at_hand_->unit(u).entries) {
-        if (!shard_of_[i] || !shard_of_[i]->grad_arrived()) continue;
+        if (!shard_of_[i]->grad_arrived()) continue;
         const auto* const from = static_cast<const std::byte*>(shard_of_[i]->grad_data());
         aside_[u].push_back({i, {from, from + shard_of_[i]->size_bytes()}, shard_of_[i]->times_forgotten()});
         shard_of_[i]->set_averaged(false);
@@ -157,7 +148,7 @@ class ShardedUnits final : public ddp::Extension<D> {
   ddp::Core<D, Communicator>& core_;
   std::shared_ptr<AtHand> at_hand_;
   std::vector<std::size_t> unit_of_;                 // by entry
-  std::vector<std::unique_ptr<Shard<D>>> shard_of_;  // by entry; null: this rank has none of it
+  std::vector<std::unique_ptr<Shard<D>>> shard_of_;  // by entry; empty where this rank has nothing of it
   std::vector<nn::NamedParameter<D>> shards_;
   std::vector<char> wanted_;                         // by entry: a gradient, in the last forward pass
   std::vector<int> missing_;                         // by unit: gradients that this backward pass has yet to bring

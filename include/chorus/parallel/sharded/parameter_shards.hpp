@@ -28,6 +28,7 @@ class ParameterSlice : public ParameterOn<D> {
   std::span<const Index> extents() const override { return count_; }
   D where() const override { return whole_.where(); }
   void* place() const override { return at(whole_.memory()); }
+  Index part_begin() const override { return begin_; }
   std::span<const Index> whole_extents() const override { return whole_.extents(); }
   const Storage<D>& storage() const override { return whole_.storage(); }
   void* grad_data() const override { return at(whole_.grad_data()); }

@@ -1,0 +1,140 @@
+// One plain file, written by all ranks under FullyShardedDataParallel, and read under any policy.
+#include <chorus/io/checkpoint.hpp>
+#include <chorus/io/model_file.hpp>
+#include <filesystem>
+#include <fstream>
+#include <unit/fsdp/fsdp.hpp>
+
+namespace sharded_files_test {
+
+using namespace test::names;
+using test::EachLayer, test::FullySharded;
+using AdamW = optim::AdamW<Cpu>;
+const optim::AdamOptions adam{.lr = 0.02, .weight_decay = 0.01};
+
+/// With a buffer, and an empty part on some rank.
+template <class D>
+struct Counting : nn::Module {
+  nn::Linear<D, double> fc1{5, 7}, fc2{7, 3};
+  Buffer<double, 1, D> kept{Tensor<double, 1, D>::full({3}, 2.5)};
+  nn::Dropout dropout{0.3};
+  CHORUS_MODULE(Counting, fc1, fc2, kept, dropout)
+  auto forward(const auto& x) const { return fc2(dropout(tanh(fc1(x)))); }
+};
+using Model = Counting<Cpu>;
+
+std::string file_for(const char* name) {
+  return std::filesystem::temp_directory_path() / cat("chorus_sharded_files_", getpid(), "_", name);
+}
+std::string bytes_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// Steps `from` to `to`, between two files where they are named; the parameters at the end.
+template <class Net>
+void run(Net& net, const World& world, std::uint32_t from, std::uint32_t to, const std::string& load,
+         const std::string& save) {
+  AdamW optimizer{net.parameters(), adam};
+  if (!load.empty()) CHECK(io::load_checkpoint(net, optimizer, load).step == from);
+  for (auto step = from; step < to; ++step) {
+    optimizer.zero_grad();
+    cross_entropy(net(test::share(numbers(7, 5, step), world)), test::share(labels(7, 3, step), world)).backward();
+    optimizer.step();
+  }
+  if (!save.empty() && (io::all_ranks_save<Net> || world.rank == 0))
+    io::save_checkpoint(net, optimizer, {.step = to}, save);
+}
+std::string sharded(int ranks, std::uint32_t from, std::uint32_t to, const std::string& load, const std::string& save) {
+  return common_text(ranks, [=](const World& world) {
+    FullySharded<Model, EachLayer> rank(world);
+    run(rank.net, world, from, to, load, save);
+    const auto whole = rank.net.gathered();
+    return test::text_of(test::values(rank.net.module()));
+  });
+}
+std::string distributed(int ranks, std::uint32_t from, std::uint32_t to, const std::string& load,
+                        const std::string& save) {
+  return common_text(ranks, [=](const World& world) {
+    Distributed<Model> rank(world);
+    run(rank.net, world, from, to, load, save);
+    return test::text_of(test::values(rank.net.module()));
+  });
+}
+std::string single(std::uint32_t from, std::uint32_t to, const std::string& load, const std::string& save) {
+  SingleDevice<Model> net{make<Model>(), 3};
+  run(net, {}, from, to, load, save);
+  return test::text_of(test::values(net.module()));
+}
+
+TEST_CASE("fsdp: rank0_offload_full_state_dict: a file of 3 ranks resumes under 2, 8, DDP and one device, and back") {
+  const auto path = file_for("resume"), again = file_for("again");
+  const auto undisturbed = sharded(3, 0, 8, "", "");
+  CHECK(sharded(3, 0, 4, "", path) != undisturbed);
+  CHECK(sharded(3, 4, 8, path, again) == undisturbed);  // to the bit
+  for (const int ranks : {1, 2, 8}) CHECK(test::apart(sharded(ranks, 4, 8, path, ""), undisturbed) < 1e-9);
+  CHECK(test::apart(distributed(2, 4, 8, path, ""), undisturbed) < 1e-9);
+  CHECK(test::apart(single(4, 8, path, ""), undisturbed) < 1e-9);
+
+  single(0, 4, "", path);
+  CHECK(test::apart(sharded(2, 4, 8, path, ""), undisturbed) < 1e-9);
+  distributed(2, 0, 4, "", path);
+  CHECK(test::apart(sharded(3, 4, 8, path, ""), undisturbed) < 1e-9);
+  std::filesystem::remove(path);
+  std::filesystem::remove(again);
+}
+
+TEST_CASE("fsdp: the file is the one that a single device writes, byte by byte, also through rank 0") {
+  const auto plain = file_for("plain"), parts = file_for("parts"), through = file_for("through");
+  Model model = make<Model>();
+  const io::Metadata metadata{{"who", "a test"}};
+  io::save(model, plain, metadata);
+  common_text(3, [=](const World& world) {
+    FullySharded<Model, EachLayer> rank(world);
+    io::save(rank.net, parts, metadata);
+    io::detail::write_in_parts(rank.net.communicator(), through, io::detail::places_in_parts<Cpu>(rank.net), metadata,
+                               true);
+    return std::string("done");
+  });
+  CHECK(bytes_of(parts) == bytes_of(plain));
+  CHECK(bytes_of(through) == bytes_of(plain));
+  for (const auto& path : {plain, parts, through}) std::filesystem::remove(path);
+}
+
+TEST_CASE("fsdp: io::load fills a net from a file of weights, on all ranks") {
+  const auto path = file_for("weights");
+  auto other = test::make<Model>(7);
+  io::save(other, path);
+  const auto text = common_text(3, [=](const World& world) {
+    FullySharded<Model, EachLayer> rank(world);
+    {
+      const auto whole = rank.net.gathered({.write = true});
+      io::load(rank.net.module(), path);
+    }
+    const auto whole = rank.net.gathered();
+    return test::text_of(test::values(rank.net.module()));
+  });
+  CHECK(text == test::text_of(test::values(other)));
+  std::filesystem::remove(path);
+}
+
+TEST_CASE("fsdp: a file that can't be written, or doesn't fit, is an error on all ranks, and nothing is left") {
+  const auto failed = common_text(3, [](const World& world) {
+    FullySharded<Model, EachLayer> rank(world);
+    const auto message = message_of<FileError>([&] { io::save(rank.net, "/nowhere/at/all.safetensors"); });
+    return std::string(message.empty() ? "none" : "refused");
+  });
+  CHECK(failed == "refused");
+  const auto path = file_for("other");
+  test::Smooth<Cpu> other;
+  io::save(other, path);
+  const auto misfit = common_text(2, [=](const World& world) {
+    FullySharded<Model, EachLayer> rank(world);
+    AdamW optimizer{rank.net.parameters(), adam};
+    return message_of<FileError>([&] { io::load_checkpoint(rank.net, optimizer, path); });
+  });
+  CHECK_THAT(misfit, Contains("it is not a checkpoint"));
+  std::filesystem::remove(path);
+}
+
+}  // namespace sharded_files_test
