@@ -41,13 +41,8 @@ class ModelShares final : private dp::BackwardRunner {
         alive_(std::move(alive)),
         shares_(shares),
         processes_(std::make_shared<Processes>(std::move(processes))),
-        device_(model, flat, buffers, shares, run) {
-    ++detail::canonical_policies();
-  }
-  ~ModelShares() {
-    --detail::canonical_policies();
-    *processes_ = {};
-  }
+        device_(model, flat, buffers, shares, run) {}
+  ~ModelShares() { *processes_ = {}; }
   ModelShares(const ModelShares&) = delete;
   ModelShares& operator=(const ModelShares&) = delete;
 
@@ -113,6 +108,7 @@ class ModelShares final : private dp::BackwardRunner {
       if (entry.parameter().wants_grad()) visit(*entry.named.handle.shared(), context);
   }
 
+  detail::CountedCanonicalPolicy counted_;
   Model& model_;
   const nn::FlatParameters<D>& flat_;
   std::weak_ptr<void> alive_;
