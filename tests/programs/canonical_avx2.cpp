@@ -1,5 +1,5 @@
-// Is compiled for processors with AVX2 and without AVX-512, whatever the rest of the build is for: trains with canonical
-// shares by several policies, and says whether all end with the same bits. canonical_avx2_test.py runs it.
+// Is compiled for processors with AVX2 and without AVX-512, whatever the rest of the build is for: trains with
+// canonical shares by several policies, and says whether all end with the same bits. canonical_avx2_test.py runs it.
 #include <cstdio>
 
 #include "../unit/parallel/canonical_programs.hpp"

@@ -1,5 +1,5 @@
-// Canonical shares: nets that compute in bf16, inputs that want a gradient, other nets beside them; buffers, in training
-// and not.
+// Canonical shares: nets that compute in bf16, inputs that want a gradient, other nets beside them; buffers, in
+// training and not.
 #include <catch.hpp>
 #include <chorus/nn/batch_norm.hpp>
 #include <chorus/nn/mixed_precision.hpp>
@@ -110,7 +110,7 @@ TEST_CASE("canonical nets: what computes in bf16 is the same bits on any number 
   }
 }
 
-TEST_CASE("canonical nets: an input that wants a gradient gets that of its samples, the same bits on any number of devices") {
+TEST_CASE("canonical nets: an input gets the gradient of its samples, the same bits on any number of devices") {
   // One text of all ranks: each has the gradients of its own samples.
   const auto pass = [](Index size) {
     return [size](auto& net, const Part& part) {
@@ -151,9 +151,67 @@ TEST_CASE("canonical nets: a net of one rank's own may be in the loss, beside th
   for (const auto& text : texts<Net<Cpu>>(Norm::own, Who::ddp, 2, 4, pass(true))) CHECK(text == expected);
 }
 
+/// Takes a number beside the samples.
+template <class D>
+struct Scaled : nn::Module {
+  nn::Linear<D> fc{36, 3};
+  CHORUS_MODULE(Scaled, fc)
+  explicit Scaled(const Net<D>&) {}
+  auto forward(const auto& x, const auto& scale) const { return fc(flatten(x)) * scale; }
+};
+
+TEST_CASE("canonical nets: an input without samples has its gradient where one process has all shares, else none") {
+  const auto pass = [](auto& net, const Part& part) -> std::string {
+    const Variable<float, 0> scale(Tensor<float, 0>::full({}, 1.5F), true);
+    const auto x = part(images(9, 5));
+    {
+      const NoGrad no_grad;
+      net(x, scale);
+    }
+    const auto classes = part(labels(9, 3, 5));
+    try {
+      cross_entropy(net(x, scale), classes).backward();
+    } catch (const UsageError& error) {
+      return error.what();
+    }
+    return digits(scale.grad().item());
+  };
+  using Model = Scaled<Cpu>;
+  const auto expected = texts<Model>(Norm::none, Who::single, 1, 4, pass)[0];
+  REQUIRE(test::numbers_in(expected).size() == 1);
+  CHECK(texts<Model>(Norm::none, Who::dp, 3, 4, pass)[0] == expected);
+  CHECK(texts<Model>(Norm::none, Who::ddp, 1, 4, pass)[0] == expected);
+  for (const auto& text : texts<Model>(Norm::none, Who::ddp, 2, 4, pass))
+    CHECK(text ==
+          "canonical shares: an input without samples, of shape [], wants a gradient, of which each process has a "
+          "part: let it be a parameter of the model");
+}
+
+TEST_CASE("canonical nets: what shares write into buffers is kept apart, but not where no layer trains") {
+  nn::BatchNorm2d<Cpu> norm(4);
+  const auto named = nn::named_buffers<Cpu>(norm);
+  chorus::canonical::ShareBuffers<Cpu> buffers(named);
+  auto* const count = static_cast<std::int64_t*>(norm.num_batches_tracked.value().data());
+  const auto after = [&](bool writes) {
+    *count = 5;
+    buffers.begin_pass(2, writes);
+    for (std::size_t share = 0; share < 2; ++share) {
+      buffers.enter(share);
+      *count += 10 + static_cast<std::int64_t>(share);
+      buffers.leave(share);
+    }
+    buffers.end_pass();
+    return *count;
+  };
+  CHECK(after(true) == 15);
+  CHECK(after(false) == 26);
+  CHECK(after(true) == 15);
+}
+
 TEST_CASE("canonical nets: shares write buffers in training only, and their versions grow then") {
-  for (const auto kind : {Norm::own, Norm::synced}) {
-    SingleDevice<Net<Cpu>> net(made<Net<Cpu>>(kind), 3, {.canonical_shares = 4});
+  for (const auto& [kind, shares] :
+       {std::pair(Norm::own, 0), std::pair(Norm::own, 4), std::pair(Norm::synced, 0), std::pair(Norm::synced, 4)}) {
+    SingleDevice<Net<Cpu>> net(made<Net<Cpu>>(kind), 3, {.canonical_shares = shares});
     const auto versions = [&] {
       std::vector<std::uint64_t> out;
       for (const auto& named : nn::named_buffers<Cpu>(net.module())) out.push_back(named.buffer->version());
