@@ -6,6 +6,7 @@
 #include <chorus/autograd/anomaly.hpp>
 #include <chorus/autograd/checkpoint.hpp>
 #include <chorus/autograd/custom_function.hpp>
+#include <chorus/autograd/found_nodes.hpp>
 #include <chorus/autograd/grad.hpp>
 #include <chorus/chorus.hpp>
 #include <chorus/comm/simulated/simulate.hpp>

@@ -38,6 +38,14 @@ inline std::atomic<int>& canonical_policies() {
   static std::atomic<int> count{0};
   return count;
 }
+/// While it lives, there is one more.
+class CountedCanonicalPolicy {
+ public:
+  CountedCanonicalPolicy() { ++canonical_policies(); }
+  ~CountedCanonicalPolicy() { --canonical_policies(); }
+  CountedCanonicalPolicy(const CountedCanonicalPolicy&) = delete;
+  CountedCanonicalPolicy& operator=(const CountedCanonicalPolicy&) = delete;
+};
 /// Whether this thread is within one share: there, a mean is the share's.
 inline bool& within_share() {
   thread_local bool within = false;

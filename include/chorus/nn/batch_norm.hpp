@@ -191,7 +191,10 @@ class BatchNorm : public Module, public Synchronisable, public RunningStatistics
   // The share of this batch in the running statistics. In training it is counted, if there is `any`.
   double next_momentum(bool trains, bool any) const {
     const auto& batches = value_of(num_batches_tracked);
-    if (trains && any) kernels::increment(batches.device(), batches.data());
+    if (trains && any) {
+      kernels::increment(batches.device(), batches.data());
+      chorus::detail::note_write(batches);
+    }
     if (options_.momentum) return *options_.momentum;
     if (!trains) return 0;
     std::int64_t count = 0;

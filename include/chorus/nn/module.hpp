@@ -198,6 +198,17 @@ class Walker : public Visitor {
   std::string prefix_;
 };
 
+[[gnu::cold]] inline bool any_layer_trains(Module& model) {
+  struct Look final : Walker {
+    bool any = false;
+    void enter(Module& layer) override { any = any || layer.training(); }
+  } look;
+  look.walk(model);
+  return look.any;
+}
+/// Whether the model or any layer of it is in training: a layer's flag may differ from the model's.
+inline bool any_training(Module& model) { return model.training() || any_layer_trains(model); }
+
 }  // namespace detail
 
 /// All parameters of a model with their paths, in the order in which members are listed; a shared one once.

@@ -45,6 +45,12 @@ kernels::ChannelShape channel_view(const std::array<Index, N>& shape) {
   return view;
 }
 
+/// A buffer's numbers have been written, or will be; other tensors have no version.
+template <AnyTensor X>
+void note_write(const X& numbers) {
+  if (auto* const writes = numbers.storage().writes()) writes->add();
+}
+
 // batch_norm, and with `relu` what comes after it in the same pass. `residual`: nothing, or what is added.
 template <bool relu, Operand X, Operand W, Operand B, class T, class D, Operand... Residual>
 auto batch_norm(const char* name, const X& x, const W& weight, const B& bias, const Tensor<T, 1, D>& running_mean,
@@ -72,6 +78,8 @@ auto batch_norm(const char* name, const X& x, const W& weight, const B& bias, co
     kernels::batch_norm_forward_train(device, view, input.data(), w.data(), b.data(), running_mean.data(),
                                       running_var.data(), options.momentum, options.eps, out.data(), mean.data(),
                                       invstd.data(), added.data(), relu);
+    note_write(running_mean);
+    note_write(running_var);
   } else {
     kernels::batch_norm_forward_eval(device, view, input.data(), w.data(), b.data(), running_mean.data(),
                                      running_var.data(), options.eps, out.data(), added.data(), relu);

@@ -3,6 +3,7 @@
 /// share by share in one fixed order.
 
 #include <algorithm>
+#include <chorus/autograd/found_nodes.hpp>
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/core/canonical_cut.hpp>
 #include <chorus/kernels/axis_shape.hpp>
@@ -23,24 +24,41 @@ inline constexpr const char* canonical_mean_name = "canonical_mean";
 [[gnu::cold]] inline std::shared_ptr<const CanonicalCut> find_cut(Node* node) {
   std::shared_ptr<const CanonicalCut> found;
   if (node == nullptr || within_share() || !grad_enabled()) return found;
-  std::vector<Node*> nodes{node};
-  for (std::size_t next = 0; next < nodes.size(); ++next) {
-    if (const auto* const cut = nodes[next]->canonical_cut(); cut != nullptr && *cut) {
-      check<UsageError>(!found || (found->samples() == (*cut)->samples() && found->run() == (*cut)->run()),
-                        "canonical shares: a loss of two outputs, of batches that are cut in different ways: ",
-                        found ? found->samples() : 0, " and ", (*cut)->samples(), " samples in ",
-                        found ? found->run().count() : 0, " and ", (*cut)->run().count(), " shares");
-      found = *cut;
-      continue;
-    }
-    nodes[next]->for_each_input(
-        [](Node& input, void* context) {
-          auto& known = *static_cast<std::vector<Node*>*>(context);
-          if (std::find(known.begin(), known.end(), &input) == known.end()) known.push_back(&input);
-        },
-        &nodes);
-  }
+  FoundNodes nodes;
+  nodes.add(*node);
+  nodes.walk([&](const Node& next) {
+    const auto* const cut = next.canonical_cut();
+    if (cut == nullptr) return true;
+    check<UsageError>(!found || (found->samples() == (*cut)->samples() && found->run() == (*cut)->run()),
+                      "canonical shares: a loss of two outputs, of batches that are cut in different ways: ",
+                      found ? found->samples() : 0, " and ", (*cut)->samples(), " samples in ",
+                      found ? found->run().count() : 0, " and ", (*cut)->run().count(), " shares");
+    found = *cut;
+    return false;
+  });
   return found;
+}
+
+/// `nodes`: of a backward run. Throws UsageError where what goes back into a net's output, of samples in shares, comes
+/// from anything but means over the whole batch: it would be this process's alone.
+[[gnu::cold]] inline void check_canonical_means(std::span<const Ref<Node>> nodes) {
+  const auto is_mean = [](const Node& node) { return node.operation() == canonical_mean_name; };
+  FoundNodes under;
+  for (const Ref<Node>& node : nodes)
+    if (is_mean(*node)) under.add_inputs_of(*node);
+  under.walk([](const Node& node) { return node.canonical_cut() == nullptr; });
+  for (const Node* const node : under.all())
+    check<UsageError>(!node->is_leaf() || node->numbers_name()[0] == '\0',
+                      "canonical shares: the loss uses the parameter ", node->numbers_name(),
+                      " outside of the net's forward pass, where samples are not in shares: use it in the model");
+  FoundNodes beside;  // what others than means go back into
+  for (const Ref<Node>& node : nodes)
+    if (!is_mean(*node) && !under.has(*node)) beside.add_inputs_of(*node);
+  for (const Node* const node : beside.all())
+    check<UsageError>(node->canonical_cut() == nullptr && !under.has(*node),
+                      "canonical shares: backward begins with something other than a mean over the batch: expected "
+                      "mean(), cross_entropy(), mse_loss() or another loss of the library, taken of what the net "
+                      "returned for its samples");
 }
 
 /// That of losses, as many for each sample; null where they are not.

@@ -127,6 +127,8 @@ auto sync_batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T,
     const double momentum = momentum_of ? momentum_of(count) : options.momentum;
     kernels::batch_norm_statistics(device, view.channels, count, sums.data(), momentum, options.eps,
                                    running_mean.data(), running_var.data(), mean.data(), invstd.data());
+    detail::note_write(running_mean);
+    detail::note_write(running_var);
     if constexpr (detail::is_graph_variable<X> || detail::is_graph_variable<W> || detail::is_graph_variable<B>) {
       return sync_batch_norm_graph(x, weight, bias, count, group, options.eps);
     } else {

@@ -359,7 +359,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
     std::vector<Ref<Node>> means;
     for (const Ref<Node>& node : nodes)
       if (node->is_mean() && (node->is_loss() || node->sequence() >= last)) means.push_back(node);
-    if (canonical_ && communicator_.size() > 1) check_canonical_means(nodes);
+    if (canonical_ && communicator_.size() > 1) detail::check_canonical_means(nodes);
     const auto scales = weigh_run(means);
     for (std::size_t i = 0; i < scales.size(); ++i) {
       check<UsageError>(means[i]->scale() == 1 || means[i]->scale() == scales[i],
@@ -367,42 +367,6 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
       means[i]->set_scale(scales[i]);
     }
     backward_is_weighed();
-  }
-  // What goes back into the net has to come from means over the whole batch: anything else would be this rank's.
-  [[gnu::cold]] static void check_canonical_means(std::span<const Ref<Node>> nodes) {
-    struct Seen {
-      std::vector<Node*> nodes;
-      static void add(Node& node, void* context) {
-        auto& seen = static_cast<Seen*>(context)->nodes;
-        if (std::find(seen.begin(), seen.end(), &node) == seen.end()) seen.push_back(&node);
-      }
-    } under;
-    for (const Ref<Node>& node : nodes)
-      if (node->operation() == detail::canonical_mean_name) node->for_each_input(Seen::add, &under);
-    for (std::size_t i = 0; i < under.nodes.size(); ++i)
-      if (under.nodes[i]->canonical_cut() == nullptr) under.nodes[i]->for_each_input(Seen::add, &under);
-    for (Node* const node : under.nodes)
-      check<UsageError>(!node->is_leaf() || node->numbers_name()[0] == '\0',
-                        "canonical shares: the loss uses the parameter ", node->numbers_name(),
-                        " outside of the net's forward pass, where samples are not in shares: use it in the model");
-    struct Above {
-      const Seen& under;
-      bool uses = false;
-      static void look(Node& node, void* context) {
-        auto& above = *static_cast<Above*>(context);
-        const auto& nodes = above.under.nodes;
-        above.uses = above.uses || node.canonical_cut() != nullptr ||
-                     std::find(nodes.begin(), nodes.end(), &node) != nodes.end();
-      }
-    } above{under};
-    for (const Ref<Node>& node : nodes)
-      if (node->operation() != detail::canonical_mean_name &&
-          std::find(under.nodes.begin(), under.nodes.end(), node.get()) == under.nodes.end())
-        node->for_each_input(Above::look, &above);
-    check<UsageError>(!above.uses,
-                      "canonical shares: backward begins with something other than a mean over the batch: expected "
-                      "mean(), cross_entropy(), mse_loss() or another loss of the library, taken of what the net "
-                      "returned for its samples");
   }
   // None of a captured step.
   std::span<const double> weigh_run(std::span<const Ref<Node>> means) {

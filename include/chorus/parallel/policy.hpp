@@ -67,6 +67,8 @@ class Policy {
   /// What is empty once this is gone: optimizers, and the hooks of the model's parameters, may live longer.
   std::weak_ptr<void> alive() const { return alive_; }
 
+  /// How many shares every batch is cut into, where a policy has canonical shares; else 0.
+  int canonical_shares() const { return 0; }
   std::uint64_t seed() const { return random_.seed; }
   /// Forward passes so far that drew random numbers, in training or not, and all others with the model in training.
   /// Random operations depend on it, so a checkpoint keeps it.
@@ -130,16 +132,8 @@ class Policy {
     random_.step = number;
   }
 
-  [[gnu::cold]] bool any_layer_trains() {
-    struct Look final : nn::detail::Walker {
-      bool any = false;
-      void enter(nn::Module& layer) override { any = any || layer.training(); }
-    } look;
-    look.walk(model_);
-    return look.any;
-  }
-  /// Whether the model or any layer of it is in training: a layer's flag may differ from the model's.
-  bool any_training() { return model_.training() || any_layer_trains(); }
+  /// Whether the model or any layer of it is in training.
+  bool any_training() { return nn::detail::any_training(model_); }
 
   Model model_;
   nn::FlatParameters<device_type> flat_;

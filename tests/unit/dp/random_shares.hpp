@@ -14,7 +14,6 @@ using Model = Parcel<Cpu>;
 /// that do different things.
 class ByShares : public Policy<Model> {
  public:
-  static int canonical_shares() { return 0; }
   ByShares(const Program& program) : Policy<Model>(program.model(), 3), program_(program) {}
 
   template <class X>

@@ -125,6 +125,8 @@ struct Setup {
   comm::Backend backend = comm::Backend::automatic;
   int threads = 1;
   std::optional<double> bucket_mb = {};
+  std::vector<double> bucket_list = {};  // caps, one by one
+  bool own_buffers = false;              // not broadcast: each rank's own
   bool find_unused = false;
   bool plain = false;          // without shares
   Steps steps = Steps::whole;  // all parameters by each rank; each in backward; each by one rank, under ddp
@@ -135,7 +137,8 @@ struct Setup {
     return cat(names[static_cast<int>(who)], " of ", devices, ", ", comm::name(backend), ", threads ", threads,
                ", buckets ", bucket_mb.value_or(-1), find_unused ? ", find_unused" : "",
                delays ? ", delays" : "", ", steps ", static_cast<int>(steps),
-               plain ? ", plain" : "");
+               plain ? ", plain" : "", own_buffers ? ", buffers of its own" : "", ", caps in a list ",
+               bucket_list.size());
   }
 };
 
@@ -191,13 +194,14 @@ inline std::string digits(double number) {
   return number != number ? "nan " : text;
 }
 /// All digits of all numbers of a model: parameters, and buffers.
-inline std::string numbers_of(Model& model) {
+inline std::string numbers_of(nn::Module& model) {
   std::string out;
   const auto add = [&](const auto& place, const auto* data) {
     for (Index i = 0; i < place.count(); ++i) out += digits(static_cast<double>(data[i]));
   };
   for (const auto& named : nn::named_parameters<Cpu>(model))
     add(*named.parameter, static_cast<const float*>(named.parameter->value_data()));
+  out += "& ";
   for (const auto& named : nn::named_buffers<Cpu>(model)) {
     if (named.buffer->dtype() == DType::f32)
       add(*named.buffer, static_cast<const float*>(named.buffer->data()));
@@ -369,21 +373,26 @@ inline std::string result_of_rank(const Program& program, const Setup& setup, co
   DistributedDataParallelOptions options{.find_unused_parameters = setup.find_unused};
   if (setup.delays) options.delay_all_reduce_named_params = {"head.weight", "conv.bias"};
   options.canonical_shares = shares;
+  options.bucket_cap_mb_list = setup.bucket_list;
+  options.broadcast_buffers = !setup.own_buffers;
   if (setup.bucket_mb) options.first_bucket_cap_mb = options.bucket_cap_mb = *setup.bucket_mb;
   DistributedDataParallel<Model> net(std::move(model), communicator, options, 3);
   return run_of(program, setup, world.rank, net);
 }
 
-/// The same of all ranks, or a text that says how they differ.
+/// The same of all ranks, or a text that says how they differ. Buffers are rank 0's where each has its own.
 inline std::string result(const Program& program, const Setup& setup) {
   const bool ranks = setup.who == Who::ddp || setup.who == Who::server;
   const auto texts = Ranks(ranks ? setup.devices : 1, [&](const World& world) {
                        return result_of_rank(program, setup, world);
                      }).texts();
+  const auto compared = [&](const std::string& text) {
+    return setup.own_buffers ? text.substr(0, text.find('&')) : text;
+  };
   std::string lines;
   for (const auto& text : texts) lines += "\n  " + text.substr(0, 600);
   for (const auto& text : texts)
-    if (text != texts[0] || text.find('|') == text.npos) return "ranks end differently:" + lines;
+    if (compared(text) != compared(texts[0]) || text.find('|') == text.npos) return "ranks end differently:" + lines;
   return texts[0];
 }
 

@@ -12,6 +12,7 @@ using comm::Backend;
 
 std::vector<double> all_numbers(std::string text) {
   std::replace(text.begin(), text.end(), '|', ' ');
+  std::replace(text.begin(), text.end(), '&', ' ');
   return test::numbers_in(text);
 }
 
@@ -156,6 +157,28 @@ TEST_CASE("canonical shares: optimizers that step parameter by parameter, or hav
       ways.push_back({.who = Who::ddp, .devices = ranks, .bucket_mb = 1.0 / 1024, .steps = Steps::sharded});
     check_same(program, ways);
   }
+}
+
+TEST_CASE("canonical shares: buckets with caps of a list, and buckets of all sizes") {
+  std::vector<Setup> ways;
+  for (const auto& caps : std::vector<std::vector<double>>{{0}, {1e-4, 5e-4, 1e-3}, {1, 0}})
+    for (const int ranks : {2, 3}) ways.push_back({.who = Who::ddp, .devices = ranks, .bucket_list = caps});
+  for (const double cap : {0.0, 2e-4, 1.0}) ways.push_back({.who = Who::ddp, .devices = 2, .bucket_mb = cap});
+  check_same({.shares = 5, .norm = true, .attends = true, .clip = 0.3, .steps = steps(uneven)}, ways);
+}
+
+TEST_CASE("canonical shares: where buffers are not broadcast, rank 0 has those of one device, others their own") {
+  Program program{.shares = 4, .norm = true, .dropped = 0.3, .steps = steps(uneven)};
+  std::vector<Setup> ways;
+  for (const int ranks : {2, 3, 4}) ways.push_back({.who = Who::ddp, .devices = ranks, .own_buffers = true});
+  check_same(program, ways);
+  for (auto& step : program.steps) step.evaluates = true;
+  check_same(program, ways);
+  const auto buffers = Ranks(2, [&](const World& world) {
+                         const auto text = result_of_rank(program, ways[0], world);
+                         return text.substr(text.find('&'));
+                       }).texts();
+  CHECK(buffers[0] != buffers[1]);
 }
 
 TEST_CASE("canonical shares: evaluation between the steps changes nothing") {

@@ -21,10 +21,18 @@ namespace chorus::kernels {
 
 namespace detail {
 
+// GCC would make a copy of the functions below for the tail, whose count it knows, and round sums of products in
+// another way there than in the other one.
+#ifdef __clang__
+#define CHORUS_ONE_COPY [[gnu::noinline]]
+#else
+#define CHORUS_ONE_COPY [[gnu::noinline, gnu::noclone]]
+#endif
+
 /// Full Packs only: `count` is a multiple of the width.
 template <class F, class T, std::size_t... K>
-[[gnu::noinline]] void forward_packs(const F& f, Index count, const std::array<const T*, sizeof...(K)>& in_pointers,
-                                     T* out, std::index_sequence<K...>) {
+CHORUS_ONE_COPY void forward_packs(const F& f, Index count, const std::array<const T*, sizeof...(K)>& in_pointers,
+                                   T* out, std::index_sequence<K...>) {
   const F function = f;
   const auto in = in_pointers;
   for (Index i = 0; i < count; i += Pack<T>::width) {
@@ -34,10 +42,10 @@ template <class F, class T, std::size_t... K>
 }
 
 template <class F, class T, std::size_t... K>
-[[gnu::noinline]] void backward_packs(const F& f, Index count, const std::array<const T*, sizeof...(K)>& in_pointers,
-                                      const T* dy, const std::array<T*, sizeof...(K)>& dx_pointers,
-                                      const std::array<bool, sizeof...(K)>& accumulate_flags,
-                                      std::index_sequence<K...>) {
+CHORUS_ONE_COPY void backward_packs(const F& f, Index count, const std::array<const T*, sizeof...(K)>& in_pointers,
+                                    const T* dy, const std::array<T*, sizeof...(K)>& dx_pointers,
+                                    const std::array<bool, sizeof...(K)>& accumulate_flags,
+                                    std::index_sequence<K...>) {
   const F function = f;
   const auto in = in_pointers;
   const auto dx = dx_pointers;
@@ -54,6 +62,8 @@ template <class F, class T, std::size_t... K>
     (put(dx[K] == nullptr ? nullptr : dx[K] + i, partials.d[K], accumulate[K]), ...);
   }
 }
+
+#undef CHORUS_ONE_COPY
 
 inline constexpr Index block_elements = 512;
 

@@ -6,6 +6,7 @@
 #include <chorus/core/batch_group.hpp>
 #include <chorus/core/random.hpp>
 #include <chorus/nn/flat_parameters.hpp>
+#include <chorus/nn/module.hpp>
 #include <chorus/parallel/canonical/gradient_tree.hpp>
 #include <chorus/parallel/canonical/share_buffers.hpp>
 #include <chorus/parallel/canonical/share_scope.hpp>
@@ -26,7 +27,7 @@ class DeviceShares {
   /// `run`: the device's, of so many shares in all. What is passed by reference has to outlive this.
   DeviceShares(nn::Module& model, const nn::FlatParameters<D>& flat, const std::vector<nn::NamedBuffer<D>>& buffers,
                std::size_t shares, ShareRange run)
-      : flat_(flat), shares_(shares), run_(run), buffers_(buffers), tree_(flat) {
+      : model_(model), flat_(flat), shares_(shares), run_(run), buffers_(buffers), tree_(flat) {
     if (looks_at_whole_batch(model)) side_by_side_.emplace(flat, buffers_, shares, run);
   }
 
@@ -40,7 +41,7 @@ class DeviceShares {
   bool forward(const RandomContext& random, const dp::Split& split, std::size_t first, std::size_t count,
                const Task& task) {
     bool drew = false;
-    buffers_.begin_pass(count);
+    buffers_.begin_pass(count, nn::detail::any_training(model_));
     in_turn(count, split.batch == 0 ? 0 : count, true, batch_group(), [&, grad = grad_enabled()](std::size_t i) {
       const GradMode mode(grad);
       const ShareScope scope(random, split, first + i, static_cast<int>(shares_),
@@ -102,6 +103,7 @@ class DeviceShares {
     }
   }
 
+  nn::Module& model_;
   const nn::FlatParameters<D>& flat_;
   std::size_t shares_;
   ShareRange run_;

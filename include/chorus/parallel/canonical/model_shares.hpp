@@ -41,13 +41,8 @@ class ModelShares final : private dp::BackwardRunner {
         alive_(std::move(alive)),
         shares_(shares),
         processes_(std::make_shared<Processes>(std::move(processes))),
-        device_(model, flat, buffers, shares, run) {
-    ++detail::canonical_policies();
-  }
-  ~ModelShares() {
-    --detail::canonical_policies();
-    *processes_ = {};
-  }
+        device_(model, flat, buffers, shares, run) {}
+  ~ModelShares() { *processes_ = {}; }
   ModelShares(const ModelShares&) = delete;
   ModelShares& operator=(const ModelShares&) = delete;
 
@@ -63,6 +58,7 @@ class ModelShares final : private dp::BackwardRunner {
   template <class... Inputs>
   auto forward(RandomContext& random, const Inputs&... inputs) {
     const Index samples = detail::batch_size(random.dim, inputs...);
+    (detail::for_each_tensor(inputs, [&](const auto& x) { check_gradient_is_whole(x, random.dim); }), ...);
     const auto cut = std::make_shared<const Cut>(shares_, device_.run(), samples, processes_);
     const D device = flat_.groups().front().values.device();
     // Shares without samples come last; of a batch without any, one is computed, for the shape of what it gives.
@@ -94,6 +90,15 @@ class ModelShares final : private dp::BackwardRunner {
     std::shared_ptr<const Processes> processes_;  // empty once the policy is gone
   };
 
+  // What has no samples is the same for all processes, and no one of them has its gradient.
+  template <Operand X>
+  void check_gradient_is_whole(const X& x, int dim) const {
+    if constexpr (AnyVariable<X>)
+      check<UsageError>(device_.run().count() == shares_ || !grad_enabled() || !x.requires_grad() ||
+                            detail::has_samples(x, dim),
+                        "canonical shares: an input without samples, of shape ", value_of(x).shape(),
+                        ", wants a gradient, of which each process has a part: let it be a parameter of the model");
+  }
   void backward(const dp::Roots& roots, bool keep) override {
     earlier_.take(flat_);
     const auto batch = processes_->batch ? static_cast<std::size_t>(processes_->batch()) : roots.size();
@@ -113,6 +118,7 @@ class ModelShares final : private dp::BackwardRunner {
       if (entry.parameter().wants_grad()) visit(*entry.named.handle.shared(), context);
   }
 
+  detail::CountedCanonicalPolicy counted_;
   Model& model_;
   const nn::FlatParameters<D>& flat_;
   std::weak_ptr<void> alive_;

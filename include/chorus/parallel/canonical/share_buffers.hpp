@@ -15,9 +15,9 @@ class ShareBuffers {
  public:
   explicit ShareBuffers(const std::vector<nn::NamedBuffer<D>>& buffers) : buffers_(buffers) {}
 
-  /// Of so many shares.
-  void begin_pass(std::size_t shares) {
-    kept_.resize(shares > 1 ? buffers_.size() : 0);
+  /// Of so many shares. `writes`: whether they may write any: where no layer is in training, none does.
+  void begin_pass(std::size_t shares, bool writes) {
+    kept_.resize(shares > 1 && writes ? buffers_.size() : 0);
     for (std::size_t i = 0; i < kept_.size(); ++i) {
       kept_[i].of_share.resize(shares);
       copy_out(i, kept_[i].before);

@@ -7,7 +7,6 @@
 #include <chorus/core/random.hpp>
 #include <chorus/parallel/dp/samples.hpp>
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <span>
 #include <utility>
@@ -32,16 +31,8 @@ class ShareScope {
   /// `random`: of the whole of what is split. `group`: of the batch, where a layer looks at the whole of it.
   ShareScope(const RandomContext& random, const dp::Split& split, std::size_t i, int shares,
              std::shared_ptr<BatchGroup> group)
-      : context_(random), group_(group ? std::move(group) : std::make_shared<NoBatchGroup>()) {
-    context_.first_sample = [&random, begin = split.begin(i)] {
-      return (random.first_sample ? random.first_sample() : 0) + begin;
-    };
-    context_.samples = split.size(i);
-    context_.devices = shares;
-    context_.is_share = [&split](std::int64_t samples) {
-      return samples == split.size(0) || samples == split.size(split.devices - 1);
-    };
-  }
+      : context_(dp::random_of_share(random, split, i, shares)),
+        group_(group ? std::move(group) : std::make_shared<NoBatchGroup>()) {}
   /// Whether operations have drawn random numbers.
   bool drew() const { return context_.drew; }
 

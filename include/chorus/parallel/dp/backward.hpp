@@ -65,7 +65,9 @@ class BackwardNode final : public Node {
     runner().for_each_parameter(visit, context);
   }
 
-  const std::shared_ptr<const CanonicalCut>* canonical_cut() const override { return &cut_; }
+  const std::shared_ptr<const CanonicalCut>* canonical_cut() const override {
+    return cut_ ? &cut_ : nullptr;
+  }
 
   Roots roots;
 

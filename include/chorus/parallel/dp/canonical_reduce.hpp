@@ -12,6 +12,7 @@
 #include <chorus/parallel/dp/replicate.hpp>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -30,13 +31,8 @@ class CanonicalReduce {
       devices_.push_back(std::make_shared<canonical::DeviceShares<D>>(
           i == 0 ? model : replicas[i].model(), replicas.parameters(i), replicas.buffers(i), shares,
           shares_of_device(shares, replicas.size(), i)));
-    ++detail::canonical_policies();
+    counted_.emplace();
   }
-  ~CanonicalReduce() {
-    if (shares_ != 0) --detail::canonical_policies();
-  }
-  CanonicalReduce(const CanonicalReduce&) = delete;
-  CanonicalReduce& operator=(const CanonicalReduce&) = delete;
 
   std::size_t shares() const { return shares_; }
   /// By device; empty without shares.
@@ -118,6 +114,7 @@ class CanonicalReduce {
   std::size_t shares_;
   std::vector<std::shared_ptr<canonical::DeviceShares<D>>> devices_;
   canonical::EarlierGradients<D> earlier_;
+  std::optional<detail::CountedCanonicalPolicy> counted_;  // where there are shares
 };
 
 }  // namespace chorus::dp

@@ -1,7 +1,7 @@
 #pragma once
 /// Scalars that a model has returned for several shares of a batch, on the tape.
 
-#include <algorithm>
+#include <chorus/autograd/found_nodes.hpp>
 #include <chorus/autograd/variable.hpp>
 #include <vector>
 
@@ -22,19 +22,12 @@ class OfDeviceScalars {
 template <Real T, Device D, class Found>
 void search_tape(Node* node, const Found& found) {
   if (node == nullptr) return;
-  std::vector<Node*> nodes{node};
-  for (std::size_t next = 0; next < nodes.size(); ++next) {
-    if (found(*nodes[next])) continue;
-    if (dynamic_cast<GradNode<T, 0, D>*>(nodes[next]) == nullptr &&
-        dynamic_cast<GradNode<T, 1, D>*>(nodes[next]) == nullptr)
-      continue;
-    nodes[next]->for_each_input(
-        [](Node& input, void* context) {
-          auto& known = *static_cast<std::vector<Node*>*>(context);
-          if (std::find(known.begin(), known.end(), &input) == known.end()) known.push_back(&input);
-        },
-        &nodes);
-  }
+  FoundNodes nodes;
+  nodes.add(*node);
+  nodes.walk([&](Node& next) {
+    return !found(next) && (dynamic_cast<GradNode<T, 0, D>*>(&next) != nullptr ||
+                            dynamic_cast<GradNode<T, 1, D>*>(&next) != nullptr);
+  });
 }
 
 }  // namespace chorus::detail

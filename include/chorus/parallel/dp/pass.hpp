@@ -10,7 +10,6 @@
 #include <chorus/parallel/dp/scatter.hpp>
 #include <chorus/parallel/unlisted_parameters.hpp>
 #include <cstddef>
-#include <cstdint>
 #include <latch>
 #include <memory>
 #include <optional>
@@ -75,11 +74,11 @@ class Pass {
     const GradMode mode(grad_);
     const trace::Span span(trace::Lane::forward, "forward", "forward");
     const detail::WatchScope watch_scope(i == 0 ? watch_ : nullptr);
-    RandomContext random = random_;
-    if (i > 0) random.device = copies_[i - 1]->device().index;
+    RandomContext whole = random_;
+    if (i > 0) whole.device = copies_[i - 1]->device().index;
     Model& model = i == 0 ? first_ : copies_[i - 1]->model();
-    if (devices_.empty()) return forward(model, random, i);
-    drew_[i] = devices_[i]->forward(random, split, runs[i].begin, runs[i].count(), [&](std::size_t share) {
+    if (devices_.empty()) return forward(model, whole, i);
+    drew_[i] = devices_[i]->forward(whole, split, runs[i].begin, runs[i].count(), [&](std::size_t share) {
       outputs[runs[i].begin + share].emplace(call(model, *shares[runs[i].begin + share]));
     });
   }
@@ -95,14 +94,8 @@ class Pass {
   std::vector<std::optional<Output>> outputs;
 
  private:
-  void forward(Model& model, RandomContext& random, std::size_t i) {
-    random.first_sample = [this, i] { return split.begin(i); };
-    random.samples = split.size(i);
-    random.devices = static_cast<int>(split.devices);
-    random.dim = split.dim;
-    random.is_share = [this](std::int64_t samples) {
-      return samples == split.size(0) || samples == split.size(split.devices - 1);
-    };
+  void forward(Model& model, const RandomContext& whole, std::size_t i) {
+    RandomContext random = random_of_share(whole, split, i, static_cast<int>(split.devices));
     const RandomScope random_scope(random);
     outputs[i].emplace(call(model, *shares[i]));
     drew_[i] = random.drew;

@@ -2,9 +2,11 @@
 /// The samples of a batch: how many there are, and how they are shared out.
 
 #include <chorus/autograd/batch_axis.hpp>
+#include <chorus/core/random.hpp>
 #include <chorus/core/share_tree.hpp>
 #include <chorus/parallel/dp/nested.hpp>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 
 namespace chorus {
@@ -61,6 +63,22 @@ struct Split {
   Index begin(std::size_t i) const { return share_begin(batch, devices, i); }
   Index size(std::size_t i) const { return begin(i + 1) - begin(i); }
 };
+
+/// What the random operations of share `i` draw from: the numbers of its samples. `whole`: of the whole of what is
+/// split. Both have to outlive the result. `devices`: as many as share the batch.
+inline RandomContext random_of_share(const RandomContext& whole, const Split& split, std::size_t i, int devices) {
+  RandomContext share = whole;
+  share.first_sample = [&whole, begin = split.begin(i)] {
+    return (whole.first_sample ? whole.first_sample() : 0) + begin;
+  };
+  share.samples = split.size(i);
+  share.devices = devices;
+  share.dim = split.dim;
+  share.is_share = [&split](std::int64_t samples) {
+    return samples == split.size(0) || samples == split.size(split.devices - 1);
+  };
+  return share;
+}
 
 }  // namespace dp
 }  // namespace chorus
