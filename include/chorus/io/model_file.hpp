@@ -23,9 +23,9 @@ void save(Model& model, const std::string& path, const Metadata& metadata = {}) 
   detail::save_module<typename Model::device_type>(model, path, metadata);
 }
 
-/// The model of a policy, likewise: one call, of all ranks, whatever the policy. Rank 0 writes; where each rank has parts
-/// of the parameters, all write theirs into the one file. What one rank throws others throw, too, or find out in their
-/// next collective call.
+/// The model of a policy, likewise: one call, of all ranks, whatever the policy. Rank 0 writes; where each rank has
+/// parts of the parameters, all write theirs into the one file. What one rank throws others throw, too, or find out in
+/// their next collective call.
 template <class Net>
 requires requires(Net& net) { typename Net::policy_type; net.module(); }
 void save(Net& net, const std::string& path, const Metadata& metadata = {}) {

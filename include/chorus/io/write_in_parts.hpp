@@ -97,8 +97,8 @@ std::string write_through_rank_0(Communicator& ranks, AtomicFile* file, const st
 
 /// Every rank calls it with the same tensors, of which it has the part that the place says, or the whole, which rank 0
 /// writes. All write into one temporary file, which rank 0 then puts in place: as AtomicFile does, whole or not at all.
-/// Where a rank does not see that file, for there is no common file system, all parts go through rank 0, one tensor at a
-/// time. `through_rank_0`: even where there is one. Throws FileError on all ranks where one of them fails.
+/// Where a rank does not see that file, for there is no common file system, all parts go through rank 0, one tensor at
+/// a time. `through_rank_0`: even where there is one. Throws FileError on all ranks where one of them fails.
 template <Device D, class Communicator>
 void write_in_parts(Communicator& ranks, const std::string& path, const std::vector<TensorPlace<D>>& places,
                     const Metadata& metadata, bool through_rank_0 = false) {
@@ -107,7 +107,8 @@ void write_in_parts(Communicator& ranks, const std::string& path, const std::vec
   for (const auto& place : places) {
     const auto whole = static_cast<std::size_t>(numel(place.shape)) * size_of(place.dtype);
     // Only the size is looked at.
-    views.push_back({place.name, file_dtype(place.dtype), place.shape, {static_cast<const std::byte*>(nullptr), whole}});
+    views.push_back(
+        {place.name, file_dtype(place.dtype), place.shape, {static_cast<const std::byte*>(nullptr), whole}});
   }
   std::vector<const TensorView*> order;
   for (const TensorView& view : views) order.push_back(&view);

@@ -1,6 +1,6 @@
 #pragma once
-/// FullyShardedDataParallel: DistributedDataParallel of which no rank keeps the whole model (Rajbhandari et al., "ZeRO",
-/// SC 2020, stage 3; Zhao et al., "PyTorch FSDP", VLDB 2023).
+/// FullyShardedDataParallel: DistributedDataParallel of which no rank keeps the whole model (Rajbhandari et al.,
+/// "ZeRO", SC 2020, stage 3; Zhao et al., "PyTorch FSDP", VLDB 2023).
 
 #include <chorus/comm/split.hpp>
 #include <chorus/io/write_in_parts.hpp>
@@ -22,7 +22,7 @@
 namespace chorus {
 
 struct FullyShardedDataParallelOptions {
-  int dim = 0;                          ///< see DistributedDataParallelOptions, as the others are
+  int dim = 0;  ///< see DistributedDataParallelOptions, as the others are
   bool broadcast_buffers = true;
   bool find_unused_parameters = false;  ///< ranks, and passes, may leave layers out
   bool init_sync = true;
@@ -77,8 +77,8 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, ReduceSca
   /// This rank's part of each parameter, which may be empty, for an optimizer.
   std::vector<nn::NamedParameter<D>> parameters() const { return units_->shards(); }
 
-  /// Scales the gradients down so that the norm of all ranks' parts together is at most `max_norm`, and returns the norm
-  /// before, the same on all ranks, as optim::clip_grad_norm. All ranks call it.
+  /// Scales the gradients down so that the norm of all ranks' parts together is at most `max_norm`, and returns the
+  /// norm before, the same on all ranks, as optim::clip_grad_norm. All ranks call it.
   double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
     optim::detail::check_max_norm(max_norm);
     double squares = optim::detail::square_sum(units_->shards());
@@ -137,8 +137,9 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, ReduceSca
   }
   AtHand& at_hand() const { return units_->at_hand(); }
   void begin_join(const detail::JoinFacts&) override {
-    fail<UsageError>("FullyShardedDataParallel: join: a rank that has run out of batches would no longer step its parts "
-                     "of the parameters; the net's sampler gives all ranks as many batches");
+    fail<UsageError>(
+        "FullyShardedDataParallel: join: a rank that has run out of batches would no longer step its parts "
+        "of the parameters; the net's sampler gives all ranks as many batches");
   }
 
   [[gnu::cold]] void shard(Communicator& gathers, const FullyShardedDataParallelOptions& options) {

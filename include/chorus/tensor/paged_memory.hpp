@@ -23,7 +23,8 @@ class PagedMemory {
   /// Throws Error where the system has no such addresses left.
   PagedMemory(std::size_t bytes, int slot, trace::Memory kind)
       : bytes_(round_up(bytes == 0 ? 1 : bytes)), slot_(slot), kind_(kind) {
-    void* const data = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* const data =
+        mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     check<Error>(data != MAP_FAILED, "paged memory: the system has no room for ", bytes_, " bytes of addresses");
     data_ = static_cast<std::byte*>(data);
   }

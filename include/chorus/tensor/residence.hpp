@@ -10,8 +10,8 @@ namespace chorus {
 class Residence {
  public:
   virtual ~Residence() = default;
-  /// Somebody is about to read the numbers of a unit: they are there when it returns. Throws UsageError, which says what
-  /// to do, where they cannot be had now.
+  /// Somebody is about to read the numbers of a unit: they are there when it returns. Throws UsageError, which says
+  /// what to do, where they cannot be had now.
   virtual void touch(std::size_t unit) = 0;
   /// Whether they are there.
   virtual bool present(std::size_t unit) const = 0;

@@ -150,9 +150,9 @@ class ShardedUnits final : public ddp::Extension<D> {
   std::vector<std::size_t> unit_of_;                 // by entry
   std::vector<std::unique_ptr<Shard<D>>> shard_of_;  // by entry; empty where this rank has nothing of it
   std::vector<nn::NamedParameter<D>> shards_;
-  std::vector<char> wanted_;                         // by entry: a gradient, in the last forward pass
-  std::vector<int> missing_;                         // by unit: gradients that this backward pass has yet to bring
-  std::vector<std::vector<Aside>> aside_;            // by unit
+  std::vector<char> wanted_;               // by entry: a gradient, in the last forward pass
+  std::vector<int> missing_;               // by unit: gradients that this backward pass has yet to bring
+  std::vector<std::vector<Aside>> aside_;  // by unit
 };
 
 }  // namespace chorus::fsdp

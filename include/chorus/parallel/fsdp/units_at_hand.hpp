@@ -25,9 +25,9 @@ namespace chorus::fsdp {
 
 /// What a rank is doing with its parameters.
 enum class Pass : std::uint8_t {
-  none,      // its parts rest
-  forward,   // a forward pass that backward will follow
-  aside,     // one without gradients
+  none,     // its parts rest
+  forward,  // a forward pass that backward will follow
+  aside,    // one without gradients
   backward,
   gathered,  // somebody looks at them
 };
@@ -220,7 +220,8 @@ class UnitsAtHand final : public Residence {
       come_ = place;
     } else {
       check<UsageError>(!order.learned || ranks_.size() == 1, "FullyShardedDataParallel: rank ", ranks_.rank(),
-                        " needs '", name(u), "' at a place of the pass where rank 0 did not in its first one, and has "
+                        " needs '", name(u),
+                        "' at a place of the pass where rank 0 did not in its first one, and has "
                         "given it back: ranks may leave layers out (find_unused_parameters), but use them in one "
                         "order; KeepParameters keeps all of them until backward has ended");
       start(u);
@@ -315,7 +316,8 @@ class UnitsAtHand final : public Residence {
   void with_values(std::size_t u, const F& f) const {
     const Unit& unit = states_[u].unit;
     const auto& group = flat_->groups()[unit.group];
-    ddp::with_type(group.dtype, group.value(unit.begin), [&]<class T>(T* numbers) { f(std::span<T>(numbers, unit.count)); });
+    ddp::with_type(group.dtype, group.value(unit.begin),
+                   [&]<class T>(T* numbers) { f(std::span<T>(numbers, unit.count)); });
   }
   void send_rank_0s(std::size_t u) {
     for (const std::size_t i : states_[u].unit.entries) flat_->entries()[i].parameter().touch();
@@ -328,13 +330,13 @@ class UnitsAtHand final : public Residence {
     return all;
   }
 
-  const std::string& name(std::size_t u) const {
-    return flat_->entries()[states_[u].unit.entries.front()].named.name;
-  }
+  const std::string& name(std::size_t u) const { return flat_->entries()[states_[u].unit.entries.front()].named.name; }
   [[noreturn, gnu::cold]] void refuse(std::size_t u) const {
-    check<UsageError>(flat_ != nullptr, "a parameter of a FullyShardedDataParallel net that has ended: its numbers were "
-                                        "in parts, one on each rank");
-    fail<UsageError>("FullyShardedDataParallel: '", name(u), "', or another parameter of its unit, is read outside of "
+    check<UsageError>(flat_ != nullptr,
+                      "a parameter of a FullyShardedDataParallel net that has ended: its numbers were "
+                      "in parts, one on each rank");
+    fail<UsageError>("FullyShardedDataParallel: '", name(u),
+                     "', or another parameter of its unit, is read outside of "
                      "the net's forward pass and of backward through it: its numbers are in parts, one on each rank. "
                      "Compute with it in the model, or hold net.gathered(), which all ranks call");
   }
@@ -346,11 +348,11 @@ class UnitsAtHand final : public Residence {
   std::vector<State> states_;
   std::vector<std::shared_ptr<PagedMemory>> values_, grads_;  // by group
   Pass pass_ = Pass::none;
-  std::size_t next_ = 0;               // of the pass's order: gathers that have been started
-  std::size_t come_ = 0;               // how far the pass has come in it
-  std::vector<std::size_t> touched_;   // in this pass
+  std::size_t next_ = 0;                 // of the pass's order: gathers that have been started
+  std::size_t come_ = 0;                 // how far the pass has come in it
+  std::vector<std::size_t> touched_;     // in this pass
   std::vector<std::uint64_t> versions_;  // of the parameters, when they were gathered
-  std::exception_ptr failure_;         // of what could not throw
+  std::exception_ptr failure_;           // of what could not throw
 };
 
 }  // namespace chorus::fsdp
