@@ -60,6 +60,7 @@
 #include <chorus/optim/sgd.hpp>
 #include <chorus/parallel/data_parallel.hpp>
 #include <chorus/parallel/distributed_data_parallel.hpp>
+#include <chorus/parallel/fully_sharded_data_parallel.hpp>
 #include <chorus/parallel/single_device.hpp>
 #include <chorus/tensor/print.hpp>
 #include <chorus/tensor/tensor.hpp>

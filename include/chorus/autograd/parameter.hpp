@@ -4,12 +4,14 @@
 /// tensors that a program has from before go on to stand for the same numbers.
 
 #include <chorus/autograd/variable.hpp>
+#include <chorus/tensor/promised_numbers.hpp>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 namespace chorus {
@@ -79,9 +81,16 @@ class AtHome {
   /// Moves the numbers to `to`, within `whole`.
   void move_numbers(const Storage<D>& whole, void* to) const {
     const Storage<D>& home = storage();
-    copy_bytes(whole.device(), to, where(), memory(), size_bytes());
+    if (!promised(to)) copy_bytes(whole.device(), to, where(), memory(), size_bytes());
     home.move_home(whole, to);
     if (home.owners() == 1) home.writes()->end_watch();  // pointers to where they were are no good any more
+  }
+  // Whether the numbers are yet to be drawn: then they will be at `to`.
+  bool promised([[maybe_unused]] void* to) const {
+    if constexpr (std::is_same_v<D, Cpu>)
+      if (auto* const promises = PromisedNumbers::current())
+        return promises->move(place(), to, storage().writes()->name);
+    return false;
   }
   [[noreturn, gnu::noinline, gnu::cold]] void raise_absent() const {
     const auto* const writes = storage().writes();

@@ -1,12 +1,13 @@
 #pragma once
 /// The numbers that parameters start with.
 
-#include <cmath>
-
 #include <chorus/core/random.hpp>
 #include <chorus/kernels/random.hpp>
 #include <chorus/kernels/to_device.hpp>
+#include <chorus/tensor/promised_numbers.hpp>
 #include <chorus/tensor/tensor.hpp>
+#include <cmath>
+#include <type_traits>
 
 namespace chorus::nn::init {
 
@@ -16,7 +17,21 @@ namespace detail {
 inline void check_no_pass(const char* function, const char* instead) {
   check<UsageError>(chorus::detail::random_context() == nullptr, "nn::init::", function,
                     ": makes initial parameters, got called within a forward pass of a policy (layers are made before "
-                    "it); random numbers of a pass are drawn by ch::", instead);
+                    "it); random numbers of a pass are drawn by ch::",
+                    instead);
+}
+}  // namespace detail
+
+namespace detail {
+/// A tensor of the numbers that `draw(out, first, count)` gives: drawn here, or promised where a model is deferred.
+template <class T, Device D, int Rank, class Draw>
+Tensor<T, Rank, D> drawn(const Shape<Rank>& shape, D device, const Draw& draw) {
+  const MemoryScope scope(trace::Memory::parameters);
+  if constexpr (std::is_same_v<D, Cpu>)
+    if (auto* const promises = PromisedNumbers::current()) return promises->template promise<T, Rank>(shape, draw);
+  auto host = Tensor<T, Rank, Cpu>::empty(shape);
+  draw(host.data(), Index{0}, host.numel());
+  return to_device(host, device);
 }
 }  // namespace detail
 
@@ -25,11 +40,10 @@ inline void check_no_pass(const char* function, const char* instead) {
 template <Real T, Device D, int Rank>
 Tensor<T, Rank, D> uniform(const Shape<Rank>& shape, double bound, D device = {}) {
   detail::check_no_pass("uniform", "rand or ch::rand_like");
-  const MemoryScope scope(trace::Memory::parameters);
-  auto host = Tensor<T, Rank, Cpu>::empty(shape);
-  kernels::fill_uniform(Cpu{}, initial_seed(), next_random_stream(), 0, host.numel(), host.data(),
-                        static_cast<T>(-bound), static_cast<T>(bound));
-  return to_device(host, device);
+  return detail::drawn<T, D, Rank>(
+      shape, device, [seed = initial_seed(), stream = next_random_stream(), bound](T* out, Index first, Index n) {
+        kernels::fill_uniform(Cpu{}, seed, stream, first, n, out, static_cast<T>(-bound), static_cast<T>(bound));
+      });
 }
 
 /// From N(mean, deviation²), from the next random stream. Throws UsageError within a forward pass of a policy: see
@@ -37,11 +51,11 @@ Tensor<T, Rank, D> uniform(const Shape<Rank>& shape, double bound, D device = {}
 template <Real T, Device D, int Rank>
 Tensor<T, Rank, D> normal(const Shape<Rank>& shape, double mean, double deviation, D device = {}) {
   detail::check_no_pass("normal", "randn or ch::randn_like");
-  const MemoryScope scope(trace::Memory::parameters);
-  auto host = Tensor<T, Rank, Cpu>::empty(shape);
-  kernels::fill_normal(Cpu{}, initial_seed(), next_random_stream(), 0, host.numel(), host.data(), static_cast<T>(mean),
-                       static_cast<T>(deviation));
-  return to_device(host, device);
+  return detail::drawn<T, D, Rank>(
+      shape, device,
+      [seed = initial_seed(), stream = next_random_stream(), mean, deviation](T* out, Index first, Index n) {
+        kernels::fill_normal(Cpu{}, seed, stream, first, n, out, static_cast<T>(mean), static_cast<T>(deviation));
+      });
 }
 
 /// PyTorch's default for weights and biases of linear and convolution layers: uniform within 1 / sqrt(fan_in)

@@ -4,6 +4,7 @@
 
 #include <chorus/comm/split.hpp>
 #include <chorus/io/write_in_parts.hpp>
+#include <chorus/nn/deferred.hpp>
 #include <chorus/optim/clip.hpp>
 #include <chorus/parallel/distributed_data_parallel.hpp>
 #include <chorus/parallel/fsdp/sharded_units.hpp>
@@ -66,6 +67,17 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, ReduceSca
     shard(*gathers_, options);
   }
 
+  /// The same for a model that is made here, of which each rank draws its parts alone: no rank ever holds the whole.
+  template <class... Arguments>
+  FullyShardedDataParallel(const Deferred<Model, Arguments...>& model, Communicator& communicator,
+                           Communicator& gathers, const FullyShardedDataParallelOptions& options = {},
+                           std::uint64_t seed = initial_seed())
+      : FullyShardedDataParallel(detail::Making<Model>(model), communicator, gathers, options, seed) {}
+  template <class... Arguments, detail::LaunchedRun Run>
+  FullyShardedDataParallel(const Deferred<Model, Arguments...>& model, Run& run,
+                           const FullyShardedDataParallelOptions& options = {})
+      : FullyShardedDataParallel(detail::Making<Model>(model), run, options) {}
+
   /// The model's output for this rank's share of the batch. All ranks call it.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
@@ -111,6 +123,31 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, ReduceSca
   [[nodiscard]] Gathered gathered(const GatheredOptions& options = {}) { return Gathered(at_hand(), options.write); }
 
  private:
+  FullyShardedDataParallel(detail::Making<Model>&& making, Communicator& communicator, Communicator& gathers,
+                           FullyShardedDataParallelOptions options, std::uint64_t seed)
+      : Base(making.take(), communicator, ddp_options(without_init_sync(options)), seed) {
+    check_made(making);
+    shard(gathers, options);
+  }
+  template <detail::LaunchedRun Run>
+  FullyShardedDataParallel(detail::Making<Model>&& making, Run& run, FullyShardedDataParallelOptions options)
+      : Base(making.take(), run, ddp_options(without_init_sync(options))) {
+    check_made(making);
+    gathers_.emplace(comm::connect(comm::split(run.communicator(), run.world(), 0)));
+    shard(*gathers_, options);
+  }
+  static FullyShardedDataParallelOptions without_init_sync(FullyShardedDataParallelOptions options) {
+    options.init_sync = false;
+    return options;
+  }
+  // Ranks draw the same numbers: of one model, with one seed.
+  [[gnu::cold]] void check_made(const detail::Making<Model>& making) {
+    for (const auto& named : this->buffers_) making.promises().draw_whole(named.buffer->place(), named.buffer->count());
+    this->check_same(cat(this->core().options.template describe<D>(), "initial seed ", initial_seed(), "\n"),
+                     this->is_shared());
+    this->broadcast_buffers(0);
+  }
+
   /// The unit that backward begins with stays after the pass.
   class Forward {
    public:

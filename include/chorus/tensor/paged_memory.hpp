@@ -6,6 +6,7 @@
 
 #include <chorus/core/error.hpp>
 #include <chorus/core/trace.hpp>
+#include <chorus/tensor/allocator.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -69,5 +70,15 @@ class PagedMemory {
   std::byte* data_ = nullptr;
   std::int64_t absent_ = 0;  // bytes that a Storage counts, and that are not there
 };
+
+/// Memory of zeros behind which there are no pages yet, and which counts as not allocated.
+inline Storage<Cpu> untouched_memory(std::size_t bytes) {
+  const int slot = trace_slot(Cpu{});
+  auto pages = std::make_shared<PagedMemory>(bytes, slot, MemoryScope::current());
+  const trace::PeakKept kept(slot);
+  Storage<Cpu> storage(Cpu{}, std::shared_ptr<void>(pages, pages->data()), bytes);
+  pages->give_back(0, bytes);
+  return storage;
+}
 
 }  // namespace chorus

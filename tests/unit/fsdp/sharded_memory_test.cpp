@@ -134,4 +134,74 @@ TEST_CASE("fsdp: communication_count: 3 (n - 1) / n K in a step, 2 where paramet
   CHECK(sent(1, ByBytes<unit>()) == std::vector<double>{0, 0});
 }
 
+/// The peak of this process's resident memory, in bytes.
+std::size_t most_resident() {
+  std::ifstream status("/proc/self/status");
+  for (std::string word; status >> word;)
+    if (std::size_t kib = 0; word == "VmHWM:" && status >> kib) return kib * 1024;
+  return 0;
+}
+
+TEST_CASE("fsdp: deferred: no rank ever holds the whole model, and the numbers are the whole model's") {
+  const auto run = [](bool deferred) {
+    return Ranks(4, [deferred](const World& world) {
+      manual_seed(11);
+      const Variable<float, 2> x(Tensor<float, 2>::full({2, wide}, 0.5f));
+      auto communicator = comm::connect(world), gathers = comm::connect(comm::split(communicator, world, 0));
+      const auto train = [&](auto& net) {
+        optim::AdamW<Cpu> optimizer{net.parameters()};
+        double loss = 0;
+        for (int step = 0; step < 3; ++step) {
+          optimizer.zero_grad();
+          const auto y = mean(net(x));
+          y.backward();
+          optimizer.step();
+          loss = y.item();
+        }
+        return loss;
+      };
+      const auto before = most_resident();
+      using Net = FullyShardedDataParallel<Deep, ByBytes<unit>>;
+      if (deferred) {
+        Net net(chorus::deferred<Deep>(), communicator, gathers);
+        // Parameters, gradients and two numbers of the optimizer for each, an n-th of all; and units.
+        const double loss = train(net);
+        const auto most = most_resident() - before;
+        return cat(loss, most < whole + 7 * unit ? "" : cat(", resident ", most, " of ", whole));
+      }
+      Net net(Deep(), communicator, gathers);
+      return cat(train(net));
+    }).texts();
+  };
+  const auto texts = run(true);
+  CHECK(texts == run(false));
+  CHECK(texts[0].find("resident") == std::string::npos);
+}
+
+/// A constructor that scales what it has drawn.
+struct Scaled : nn::Module {
+  nn::Linear<Cpu> fc{wide, wide};
+  CHORUS_MODULE(Scaled, fc)
+  Scaled() {
+    for (Index i = 0; i < wide; ++i) fc.weight.value().data()[i] *= 2;
+  }
+  auto forward(const auto& x) const { return fc(x); }
+};
+
+TEST_CASE("fsdp: deferred: a constructor that writes numbers, and ranks with other seeds, are refused") {
+  const auto message = common_text(2, [](const World& world) {
+    auto communicator = comm::connect(world);
+    return message_of<UsageError>(
+        [&] { FullyShardedDataParallel<Scaled> net(chorus::deferred<Scaled>(), communicator, communicator); });
+  });
+  CHECK_THAT(message, Contains("deferred: the model's constructor reads or writes 'fc.weight'"));
+  const auto seeds = common_text(2, [](const World& world) {
+    auto communicator = comm::connect(world);
+    manual_seed(static_cast<std::uint64_t>(world.rank));
+    return message_of<UsageError>(
+        [&] { FullyShardedDataParallel<Deep> net(chorus::deferred<Deep>(), communicator, communicator); });
+  });
+  CHECK_THAT(seeds, Contains("initial seed"));
+}
+
 }  // namespace sharded_memory_test

@@ -100,7 +100,8 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
     check<UsageError>(!this->buckets.all().empty(),
                       "DistributedDataParallel: no parameter of the model wants a gradient",
                       options.parameters_and_buffers_to_ignore.empty() ? "" : " that ranks share");
-    if (communicator.size() > 1) this->flat_.use_memory(own_memory(), own_memory());
+    if (communicator.size() > 1 && PromisedNumbers::current() == nullptr)
+      this->flat_.use_memory(own_memory(), own_memory());
     std::erase_if(this->buffers_, [&](const auto& named) { return options.ignores(named.name); });
   }
   /// Hooks may still have memory under way.

@@ -11,6 +11,7 @@
 #include <chorus/parallel/fsdp/order.hpp>
 #include <chorus/parallel/fsdp/units.hpp>
 #include <chorus/tensor/paged_memory.hpp>
+#include <chorus/tensor/promised_numbers.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -53,7 +54,8 @@ class UnitsAtHand final : public Residence {
     for (auto& unit : units) states_.push_back({.unit = std::move(unit)});
   }
 
-  /// Moves the flat buffers into pages that come and go, and gives back what is other ranks'.
+  /// Moves the flat buffers into pages that come and go, and gives back what is other ranks'. What is promised is
+  /// drawn: of each unit this rank's part.
   [[gnu::cold]] void settle(std::shared_ptr<Residence> self) {
     const int slot = trace_slot(flat_->groups().front().values.device());
     {
@@ -66,8 +68,10 @@ class UnitsAtHand final : public Residence {
       };
       flat_->use_memory(pages(values_, trace::Memory::parameters), pages(grads_, trace::Memory::gradients));
       for (std::size_t u = 0; u < states_.size(); ++u) {
-        for (const std::size_t i : states_[u].unit.entries)
+        for (const std::size_t i : states_[u].unit.entries) {
+          draw_promised(states_[u].unit, flat_->entries()[i], part(u));
           flat_->entries()[i].parameter().storage().set_residence(self, u);
+        }
         give_back(u);
         states_[u].has_gradients = true;
         give_gradients_back(u);
@@ -203,6 +207,17 @@ class UnitsAtHand final : public Residence {
     std::uint64_t first_node = never;        // nodes with smaller numbers don't use it
     std::vector<comm::Work> work = {};
   };
+
+  static void draw_promised(const Unit& unit, const typename nn::FlatParameters<D>::Entry& entry,
+                            const ddp::Elements& part) {
+    auto* const promises = PromisedNumbers::current();
+    if (promises == nullptr) return;
+    const auto& parameter = entry.parameter();
+    const std::size_t from = entry.begin - unit.begin, behind = from + static_cast<std::size_t>(parameter.count());
+    const std::size_t begin = std::clamp(part.begin, from, behind), end = std::clamp(part.end, from, behind);
+    auto* const own = static_cast<std::byte*>(parameter.place()) + (begin - from) * size_of(parameter.dtype());
+    promises->draw(parameter.place(), own, begin - from, end - begin);
+  }
 
   Order& order_of_pass() { return pass_ == Pass::backward ? backward_ : pass_ == Pass::aside ? aside_ : forward_; }
 
