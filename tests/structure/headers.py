@@ -66,7 +66,7 @@ STANDARD = {
     "string_view": "string_view string_view_literals",
     "system_error": "errc error_code system_error",
     "thread": "jthread this_thread thread",
-    "tuple": "apply forward_as_tuple get make_tuple tie tuple tuple_cat tuple_element tuple_element_t tuple_size "
+    "tuple": "apply forward_as_tuple get make_from_tuple make_tuple tie tuple tuple_cat tuple_element tuple_element_t tuple_size "
              "tuple_size_v",
     "type_traits": "conditional_t decay_t enable_if_t false_type integral_constant invoke_result_t is_arithmetic_v "
                    "is_base_of_v is_const_v is_constructible_v is_copy_assignable_v is_floating_point_v is_integral_v "
