@@ -57,6 +57,8 @@ class NarrowCopies {
     void module(std::string_view, Module& child) override { child.visit(*this); }
     void parameter(std::string_view, AnyParameter& handle) override {
       auto& parameter = handle.on<D>();
+      // Where a rank has only a part at hand, operations convert what they have gathered.
+      if (parameter.storage().in_parts()) return;
       if (parameter.dtype() == DType::f32 && parameter.count() > 0) parameters.push_back(&parameter);
     }
     void buffer(std::string_view, AnyBuffer&) override {}

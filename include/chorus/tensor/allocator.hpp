@@ -245,6 +245,8 @@ class Storage {
     return block_ == nullptr || !block_->home || !block_->home->residence ||
            block_->home->residence->present(block_->home->unit);
   }
+  /// Whether a process may have only a part of them.
+  bool in_parts() const { return block_ != nullptr && block_->home && block_->home->residence; }
   /// Of a home: who fetches its numbers, by the number of their unit.
   void set_residence(std::shared_ptr<Residence> residence, std::size_t unit) const {
     block_->home->residence = std::move(residence);

@@ -1,10 +1,11 @@
 // FullyShardedDataParallel gives the numbers of DistributedDataParallel, with an n-th of the memory.
+#include <chorus/nn/mixed_precision.hpp>
 #include <unit/fsdp/fsdp.hpp>
 
 namespace fully_sharded_test {
 
 using namespace test::names;
-using test::apart, test::EachLayer, test::Extras, test::fully_sharded, test::FullySharded, test::one_device;
+using test::apart, test::numbers_in, test::EachLayer, test::Extras, test::fully_sharded, test::FullySharded, test::one_device;
 using Sgd = optim::Sgd<Cpu>;
 using AdamW = optim::AdamW<Cpu>;
 const optim::SgdOptions sgd{.lr = 0.3, .momentum = 0.9, .weight_decay = 0.01};
@@ -113,6 +114,44 @@ TEST_CASE("fsdp: KeepParameters, and units by bytes and by module, change nothin
   CHECK(apart(fully_sharded<Checkpointed<Cpu>, AdamW, KeepParameters>(2, adam), alone) < 1e-9);
   CHECK(apart(fully_sharded<Checkpointed<Cpu>, AdamW, ByBytes<600>>(3, adam), alone) < 1e-9);
   CHECK(apart(fully_sharded<Checkpointed<Cpu>, AdamW, ByModule<nn::Linear<Cpu, double>>>(2, adam), alone) < 1e-9);
+}
+
+struct InFloat : nn::Module {
+  nn::Linear<Cpu> fc1{5, 8}, fc2{8, 3};
+  CHORUS_MODULE(InFloat, fc1, fc2)
+  auto forward(const auto& x) const { return fc2(tanh(fc1(x))); }
+};
+
+TEST_CASE("fsdp: MixedPrecision computes in bf16, over parts in float") {
+  const auto run = [](auto make_rank) {
+    return common_text(2, [make_rank](const World& world) {
+      auto rank = make_rank(world);
+      optim::Sgd optimizer{rank->net.parameters(), optim::SgdOptions{.lr = 0.1}};
+      std::string losses;
+      for (std::uint32_t step = 0; step < 5; ++step) {
+        optimizer.zero_grad();
+        const auto x = to<float>(test::share(numbers(6, 5, step), world));
+        const auto loss = cross_entropy(rank->net(x), test::share(labels(6, 3, step), world));
+        loss.backward();
+        optimizer.step();
+        losses += cat(loss.item(), " ");
+      }
+      return std::string(rank->net.devices() == 2 ? "" : "?") + cat(rank->net.mean(numbers_in(losses).back(), 3));
+    });
+  };
+  using Model = nn::MixedPrecision<InFloat>;
+  const auto make_model = [] {
+    manual_seed(5);
+    return Model();
+  };
+  const auto sharded = run([=](const World& world) {
+    return std::make_unique<FullySharded<Model, EachLayer>>(world, FullyShardedDataParallelOptions{}, make_model());
+  });
+  const auto distributed = run([=](const World& world) {
+    return std::make_unique<Distributed<Model>>(world, DistributedDataParallelOptions{}, make_model());
+  });
+  CHECK(!sharded.empty());
+  CHECK(sharded == distributed);
 }
 
 /// Ranks leave out a layer each, another one in each step.
