@@ -51,7 +51,12 @@ std::vector<TensorPlace<D>> model_places(nn::Module& model) {
     const auto extents = tensor.extents();
     places.push_back({name, tensor.dtype(), {extents.begin(), extents.end()}, tensor.where(), tensor.memory()});
   };
-  for (const auto& named : nn::named_parameters<D>(model)) add(named.name, *named.parameter);
+  for (const auto& named : nn::named_parameters<D>(model)) {
+    nn::check_whole("a model's file", named,
+                    "net.save(path) and net.load(path), which all ranks call, are for whole ones, and so is the model "
+                    "net.gathered()");
+    add(named.name, *named.parameter);
+  }
   for (const auto& named : nn::named_buffers<D>(model)) add(named.name, *named.buffer);
   return places;
 }

@@ -199,7 +199,12 @@ class Optimizer : public HasLearningRate {
   template <class Update>
   void for_each_range(const Walk& walk, const Update& update) {
     const trace::Span span(trace::Lane::optimizer, "optimizer", "optimizer step");
-    for (const Entry& entry : entries_) detail::check_averaged(entry.named);  // before any is stepped
+    for (const Entry& entry : entries_) {  // before any is stepped
+      detail::check_averaged(entry.named);
+      if (walk.each_alone)
+        nn::check_whole("optimizer", entry.named,
+                        "this one needs the norm of whole parameters: use one that steps each number, as Adam and Sgd");
+    }
     make_state();
     Range range{};
 #if CHORUS_USE_CUDA
