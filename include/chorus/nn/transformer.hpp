@@ -4,6 +4,7 @@
 
 #include <chorus/nn/attention.hpp>
 #include <chorus/nn/layer_norm.hpp>
+#include <chorus/nn/parallel_linear.hpp>
 #include <chorus/ops/activations.hpp>
 #include <chorus/ops/arithmetic.hpp>
 
@@ -32,13 +33,15 @@ inline Index inner_features(Index features, const TransformerOptions& options) {
 }  // namespace detail
 
 /// x: [batch, length, features] -> the same shape: self-attention, then two linear layers on each place, each with
-/// dropout, a residual connection and layer normalisation.
+/// dropout, a residual connection and layer normalisation. Under TensorParallel ranks share heads, and the features
+/// between the two linear layers.
 template <Device D, Real T = float>
 class TransformerEncoderLayer : public Module {
  public:
   using device_type = D;
   MultiheadAttention<D, T> self_attn;
-  Linear<D, T> linear1, linear2;
+  ColumnParallelLinear<D, T> linear1;
+  RowParallelLinear<D, T> linear2;
   LayerNorm<D, T> norm1, norm2;
 
   explicit TransformerEncoderLayer(Index features, const TransformerOptions& options = {})
@@ -92,7 +95,8 @@ class TransformerDecoderLayer : public Module {
  public:
   using device_type = D;
   MultiheadAttention<D, T> self_attn, multihead_attn;
-  Linear<D, T> linear1, linear2;
+  ColumnParallelLinear<D, T> linear1;
+  RowParallelLinear<D, T> linear2;
   LayerNorm<D, T> norm1, norm2, norm3;
 
   explicit TransformerDecoderLayer(Index features, const TransformerOptions& options = {})
@@ -132,7 +136,7 @@ class TransformerDecoderLayer : public Module {
   std::string describe() const override { return cat("TransformerDecoderLayer(", linear1.weight.shape()[1], ")"); }
 
  private:
-  template <Operand X>
+  template <class X>
   auto dropped(const X& x) const {
     return dropout(x, options_.dropout, training());
   }
