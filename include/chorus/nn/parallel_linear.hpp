@@ -16,9 +16,9 @@ namespace detail {
 inline TensorGroupRef group_of_part(const char* layer, Index mine, Index width, Index unit) {
   if (mine == width) return nullptr;
   const auto& group = tensor_group();
-  check<UsageError>(group != nullptr && group->part(width, unit).count == mine, layer, ": it has ", mine, " of ", width,
-                    " entries, this rank's part of a layer that TensorParallel shares out: call the net, not its "
-                    "module(), and see gathered() for a whole model");
+  check<UsageError>(group != nullptr && group->part(width, unit).count == mine, layer, ": its ", width,
+                    " entries are shared out, and this rank has a part of them: call the net, not its module(), and "
+                    "see TensorParallel::gathered for a whole model");
   return group;
 }
 }  // namespace detail

@@ -141,12 +141,14 @@ class TensorParallel : public Policy<Model> {
     error = comm::broadcast_object(communicator_, error);
     check<FileError>(error.empty(), error);
   }
-  /// Each rank takes its part of a file with a whole model, which rank 0 reads. All ranks call it. See io::load.
-  [[gnu::cold]] void load(const std::string& path, const io::LoadOptions& options = {}) {
+  /// Each rank takes its part of a file with a whole model, which rank 0 reads, and which alone has the report. All
+  /// ranks call it. See io::load.
+  [[gnu::cold]] io::LoadReport load(const std::string& path, const io::LoadOptions& options = {}) {
     auto whole = gathered();
+    io::LoadReport report;
     std::string error;
     if (communicator_.rank() == 0) try {
-        io::load(whole, path, options);
+        report = io::load(whole, path, options);
       } catch (const Error& failure) {
         error = failure.what();
       }
@@ -169,6 +171,7 @@ class TensorParallel : public Policy<Model> {
       copy_bytes(own.where(), own.memory(), read[i].buffer->where(), read[i].buffer->memory(), own.size_bytes());
       own.touch();
     }
+    return report;
   }
 
  private:
@@ -217,6 +220,9 @@ class TensorParallel : public Policy<Model> {
     check<UsageError>(options.dim >= 0 && options.check_every >= 0,
                       "TensorParallel: dim and check_every are at least 0, got ", options.dim, " and ",
                       options.check_every);
+    for (const auto& named : nn::named_parameters<D>(model))
+      check<UsageError>(named.parameter->part() == nullptr, "TensorParallel: '", named.name,
+                        "' is a part already, of a model that a policy has shared out");
     const auto all = [](const auto&) { return true; };
     detail::check_same_description(
         communicator, "TensorParallel",

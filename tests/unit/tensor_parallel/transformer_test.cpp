@@ -6,6 +6,7 @@
 
 namespace {
 
+namespace ch = chorus;
 using namespace test::names;
 using test::Tied, test::Untied;
 

@@ -81,8 +81,6 @@ void cut(const typename SplitParameters<D>::Item& item, const std::shared_ptr<Te
   const Split& split = item.split;
   std::vector<Index> extents(parameter.extents().begin(), parameter.extents().end());
   Index& along = extents[static_cast<std::size_t>(split.axis)];
-  check<UsageError>(parameter.part() == nullptr, "TensorParallel: '", item.name,
-                    "' is a part already, of a model that another policy has shared out");
   const SplitLayout layout(parameter.extents(), split, along);
   check<UsageError>(layout.width / split.unit >= group->size(), "TensorParallel: '", item.name, "' has ",
                     layout.width / split.unit, split.unit > 1 ? cat(" units of ", split.unit) : std::string(" entries"),
