@@ -40,6 +40,8 @@ class TensorGroup {
   virtual ~TensorGroup() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
+  /// Whether the places of a sequence are shared out, too, where layers are whole.
+  virtual bool splits_sequences() const { return false; }
 
   /// Sums over all members, in place; the same bits for each.
   template <Real T>

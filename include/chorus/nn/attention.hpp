@@ -49,6 +49,13 @@ class MultiheadAttention : public Module {
     return detail::watched(*this, [&] { return attend(query, key, value, mask); });
   }
 
+  /// Of sequences in parts, which give such a one: each query sees keys of all places.
+  template <class Q, class K, class V, class Seen = bool>
+  auto operator()(const SequencePart<Q>& query, const K& key, const V& value, const Seen& seen = Seen{}) const {
+    return detail::watched(
+        *this, [&] { return out_proj.to_sequence(attended(query, key, value, seen), query.group()); });
+  }
+
   void visit(Visitor& visitor) override {
     const Split by_heads{.axis = 0, .blocks = 3, .unit = in_proj_weight.shape()[1] / heads_};
     visitor.split_parameter("in_proj_weight", in_proj_weight, by_heads);
@@ -68,26 +75,44 @@ class MultiheadAttention : public Module {
 
   template <Operand Q, Operand K, Operand V, class Seen>
   auto attend(const Q& query, const K& key, const V& value, const Seen& seen) const {
-    const auto& shape = value_of(query).shape();
+    return out_proj(attended(query, key, value, seen));
+  }
+  // [batch, queries, features], before the last layer.
+  template <class Q, class K, class V, class Seen>
+  auto attended(const Q& query, const K& key, const V& value, const Seen& seen) const {
     const Index features = in_proj_weight.shape()[1], head = features / heads_;
+    auto group = detail::group_of_part("MultiheadAttention", in_proj_weight.shape()[0] / 3, features, head);
+    const auto q = detail::entered(query, group);
+    const auto k = entered_once(key, group, query, q), v = entered_once(value, group, key, k);
+    const auto& shape = value_of(q).shape();
     check<ShapeError>(shape[2] == features, "MultiheadAttention: a query of shape ", shape, " does not have ", features,
                       " features");
-    auto group = detail::group_of_part("MultiheadAttention", in_proj_weight.shape()[0] / 3, features, head);
-    const auto q = enter_tensor_region(query, group);
-    const auto k = entered(key, group, query, q), v = entered(value, group, key, k);
     const auto heads = scaled_dot_product_attention(project(q, 0, head), project(k, 1, head), project(v, 2, head),
                                                     of_heads(seen, group));
-    auto joined = reshape(permute(heads, Shape<4>{0, 2, 1, 3}), Shape<3>{shape[0], shape[1], -1});
-    return out_proj(Columns<decltype(joined)>(std::move(joined), features, head, std::move(group)));
+    auto joined = reshape(permute(heads, Shape<4>{0, 2, 1, 3}),
+                          Shape<3>{shape[0], shape[1], in_proj_weight.shape()[0] / 3});
+    return Columns<decltype(joined)>(std::move(joined), features, head, std::move(group));
+  }
+  template <Operand X>
+  static auto node_in(const X& x) {
+    return node_of(x);
+  }
+  template <class X>
+  static auto node_in(const SequencePart<X>& x) {
+    return node_of(x.part());
   }
   // One value that goes in at several places enters once, so that its gradients are added up in one message.
-  template <Operand X, Operand Known>
-  static auto entered(const X& x, const TensorGroupRef& group, const Known& known, const auto& known_entered) {
-    using Entered = decltype(enter_tensor_region(x, group));
-    if constexpr (AnyVariable<X> && std::is_same_v<X, Known> &&
-                  std::is_same_v<Entered, std::remove_cvref_t<decltype(known_entered)>>)
-      if (group != nullptr && node_of(x) && node_of(x) == node_of(known)) return known_entered;
-    return enter_tensor_region(x, group);
+  template <class X, class Known, class Entered>
+  static Entered entered_once(const X& x, const TensorGroupRef& group, const Known& known, const Entered& known_entered)
+    requires std::is_same_v<X, Known>
+  {
+    if constexpr (!chorus::detail::is_graph_variable<Entered>)
+      if (group != nullptr && node_in(x) && node_in(x) == node_in(known)) return known_entered;
+    return detail::entered(x, group);
+  }
+  template <class X, class Known, class Entered>
+  static auto entered_once(const X& x, const TensorGroupRef& group, const Known&, const Entered&) {
+    return detail::entered(x, group);
   }
   // Of a mask with an axis of heads, this rank's.
   template <class Seen>

@@ -5,6 +5,7 @@
 #include <chorus/nn/linear.hpp>
 #include <chorus/ops/cast.hpp>
 #include <chorus/ops/columns.hpp>
+#include <chorus/ops/sequence_part.hpp>
 #include <type_traits>
 #include <utility>
 
@@ -20,6 +21,17 @@ inline TensorGroupRef group_of_part(const char* layer, Index mine, Index width, 
                     " entries are shared out, and this rank has a part of them: call the net, not its module(), and "
                     "see TensorParallel::gathered for a whole model");
   return group;
+}
+
+/// What goes into a layer that `group` shares, and differs between ranks from there on: all places of it.
+template <Operand X>
+auto entered(const X& x, const TensorGroupRef& group) {
+  return enter_tensor_region(x, group);
+}
+template <class X>
+auto entered(const SequencePart<X>& x, const TensorGroupRef& group) {
+  if (x.group() == nullptr) return enter_tensor_region(x.part(), group);
+  return gather_axis(x.part(), 1, x.length(), 1, /*summing=*/group != nullptr, x.group());
 }
 }  // namespace detail
 
@@ -44,11 +56,12 @@ class ColumnParallelLinear : public Linear<D, T> {
   /// x: [..., in], on each rank the same -> Columns of [..., out].
   template <Operand X>
   auto operator()(const X& x) const {
-    return detail::watched(*this, [&] {
-      auto group = detail::group_of_part("ColumnParallelLinear", this->weight.shape()[0], out_, unit_);
-      auto y = linear(enter_tensor_region(x, group), this->weight, this->bias);
-      return Columns<decltype(y)>(std::move(y), out_, unit_, std::move(group));
-    });
+    return detail::watched(*this, [&] { return columns_of(x); });
+  }
+  /// x: [batch, length, in] in parts -> Columns of [batch, length, out], of all places.
+  template <class X>
+  auto operator()(const SequencePart<X>& x) const {
+    return detail::watched(*this, [&] { return columns_of(x); });
   }
   template <class X>
   auto operator()(const Columns<X>& x) const {
@@ -63,6 +76,12 @@ class ColumnParallelLinear : public Linear<D, T> {
   }
 
  private:
+  auto columns_of(const auto& x) const {
+    auto group = detail::group_of_part("ColumnParallelLinear", this->weight.shape()[0], out_, unit_);
+    auto y = linear(detail::entered(x, group), this->weight, this->bias);
+    return Columns<decltype(y)>(std::move(y), out_, unit_, std::move(group));
+  }
+
   Index out_, unit_;
 };
 
@@ -89,6 +108,11 @@ class RowParallelLinear : public Linear<D, T> {
   auto operator()(const X& x) const {
     return detail::watched(*this, [&] { return of_whole(x); });
   }
+  /// The same, y: [batch, length, out] in parts, where `group` shares out sequences: it adds up what each rank needs.
+  template <class X>
+  auto to_sequence(const Columns<X>& x, const TensorGroupRef& group = sequence_group()) const {
+    return detail::watched(*this, [&] { return sequence_of(x, group); });
+  }
   void visit(Visitor& visitor) override {
     visitor.split_parameter("weight", this->weight, {.axis = 1, .unit = unit_});
     if (this->bias) visitor.parameter("bias", this->bias);
@@ -107,8 +131,7 @@ class RowParallelLinear : public Linear<D, T> {
     const auto own = group();
     if (own == nullptr) return linear(gather_columns(x), this->weight, this->bias);
     if (x.group() == nullptr) return sum_of(scatter_columns(x.part(), unit_, own));
-    check<ShapeError>(x.group() == own && x.unit() == unit_, "RowParallelLinear: expected columns in units of ", unit_,
-                      ", got units of ", x.unit(), ": give both layers the same unit");
+    check_unit(x);
     return sum_of(x);
   }
   template <Operand X>
@@ -118,14 +141,32 @@ class RowParallelLinear : public Linear<D, T> {
   }
   template <class X>
   auto sum_of(const Columns<X>& x) const {
-    auto y = leave_tensor_region(linear(x.part(), this->weight), x.group());
-    using Y = typename tensor_of<decltype(y)>::value_type;
-    using Sum = decltype(y);
-    if (!this->bias) return y;
-    if constexpr (std::is_same_v<Y, T>)
-      return Sum(y + this->bias);
+    return with_bias(leave_tensor_region(linear(x.part(), this->weight), x.group()), this->bias);
+  }
+  template <class X>
+  auto sequence_of(const Columns<X>& x, const TensorGroupRef& sequence) const {
+    using Y = decltype(of_columns(x));
+    const Index length = x.shape()[1];
+    if (sequence == nullptr) return SequencePart<Y>(of_columns(x), length, nullptr);
+    if (group() != sequence || x.group() != sequence) return split_sequence(of_columns(x), sequence);
+    check_unit(x);
+    Y y = with_bias(reduce_scatter_axis(linear(x.part(), this->weight), 1, 1, sequence),
+                    enter_tensor_region(this->bias, this->bias ? sequence : nullptr));
+    return SequencePart<Y>(std::move(y), length, sequence);
+  }
+  template <Operand Y, Operand B>
+  static Y with_bias(const Y& y, const B& bias) {
+    using Number = typename tensor_of<Y>::value_type;
+    if (!value_of(bias).defined()) return y;
+    if constexpr (std::is_same_v<Number, T>)
+      return y + bias;
     else
-      return Sum(y + to<Y>(this->bias));
+      return y + to<Number>(bias);
+  }
+  template <class X>
+  void check_unit(const Columns<X>& x) const {
+    check<ShapeError>(x.unit() == unit_, "RowParallelLinear: expected columns in units of ", unit_,
+                      ", got units of ", x.unit(), ": give both layers the same unit");
   }
 
   Index in_, unit_;

@@ -2,8 +2,6 @@
 /// Columns: a value whose last axis is shared out among the ranks of a TensorGroup, as a type of its own. Functions of
 /// each element take it; what mixes columns does not compile.
 
-#include <chorus/core/random.hpp>
-#include <chorus/kernels/dropout_part.hpp>
 #include <chorus/ops/activations.hpp>
 #include <chorus/ops/arithmetic.hpp>
 #include <chorus/ops/dropout.hpp>
@@ -166,30 +164,8 @@ auto dropout(const Columns<X>& x, double p, bool training = true) {
   static_assert(tensor_of<X>::rank >= 2, "dropout: the input has a batch axis");
   if (x.group() == nullptr || !(training && p > 0)) return x.with(dropout(x.part(), p, training));
   check<UsageError>(p < 1, "dropout: the probability is in [0, 1), got ", p);
-  detail::check_first_order<X>();
-  check<UsageError>(detail::samples_axis(value_of(x.part()).shape()) == 0,
-                    "dropout: columns have their samples along the first axis");
-  if constexpr (detail::is_graph_variable<X>) {
-    return x;
-  } else {
-    const auto input = contiguous(value_of(x.part()));
-    const auto key = next_random_key(input.size(0));
-    const auto device = input.device();
-    const auto columns = x.range();
-    const kernels::ColumnsOfRow row{x.width(), columns.begin, columns.count};
-    const Index samples = input.size(0), rows = samples == 0 || columns.count == 0
-                                                    ? 0
-                                                    : input.numel() / samples / columns.count;
-    auto out = tensor_of<X>::empty(input.shape(), device);
-    kernels::dropout_columns(device, samples, rows, row, input.data(), out.data(), p, key, false);
-    return x.with(record(
-        "dropout", std::move(out),
-        [samples, rows, row, p, key](const auto& dy, auto dx) {
-          const auto [grad, accumulate] = dx->target();
-          kernels::dropout_columns(dy.device(), samples, rows, row, dy.data(), grad.data(), p, key, accumulate);
-        },
-        x.part()));
-  }
+  const auto columns = x.range();
+  return x.with(detail::dropout_part(x.part(), p, {x.width(), columns.begin, columns.count}));
 }
 
 /// Another shape for all axes but the last, which stays: the sizes are those of all columns. Throws ShapeError.

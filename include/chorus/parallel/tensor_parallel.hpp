@@ -37,6 +37,13 @@ struct TensorParallelOptions {
   int check_every = 100;
 };
 
+struct NoSequenceSplit {
+  static constexpr bool splits_sequences = false;
+};
+struct SequenceSplit {
+  static constexpr bool splits_sequences = true;
+};
+
 /// Layers that are shared out (ColumnParallelLinear, RowParallelLinear, VocabularyParallelEmbedding,
 /// MultiheadAttention, and with them those of transformers) hold 1 / ranks of their numbers, gradients and optimizer
 /// state on each rank; all else is computed by all ranks, to the same bits. Results, masks of dropout included, are one
@@ -44,7 +51,11 @@ struct TensorParallelOptions {
 ///
 /// The numbers of a parameter that is shared out become this rank's part of it in place: handles, and optimizers that
 /// have not stepped yet, go on to stand for that; a tensor of its numbers from before stays what it was.
-template <class Model, class Communicator = comm::AnyCommunicator>
+///
+/// `Sequence`: with SequenceSplit, what lies between shared layers of a transformer (normalisation, dropout, residual
+/// connections) is shared out by places of the text, so that its activations are, too. Sums become reduce-scatters and
+/// all-gathers, of as many bytes together; see split_sequence.
+template <class Model, class Sequence = NoSequenceSplit, class Communicator = comm::AnyCommunicator>
 class TensorParallel : public Policy<Model> {
  public:
   using D = typename Policy<Model>::device_type;
@@ -57,7 +68,8 @@ class TensorParallel : public Policy<Model> {
   /// an entry for each rank. The communicator must outlive this.
   TensorParallel(Model model, Communicator& communicator, const TensorParallelOptions& options = {},
                  std::uint64_t seed = initial_seed())
-      : TensorParallel(std::make_shared<Group>(communicator), std::move(model), communicator, options, seed) {}
+      : TensorParallel(std::make_shared<Group>(communicator, Sequence::splits_sequences), std::move(model),
+                       communicator, options, seed) {}
   /// For `launch`: takes communicator and seed from `run`. A model on GPUs moves to this rank's, and talks over NCCL.
   template <detail::LaunchedRun Run>
   TensorParallel(Model model, Run& run, const TensorParallelOptions& options = {})

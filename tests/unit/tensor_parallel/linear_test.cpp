@@ -86,18 +86,13 @@ TEST_CASE("TensorParallel: parts of a mask, gathered, are one device's bits", "[
           }) == expected);
 }
 
-// How many collective calls a rank has made.
-int calls(const ch::comm::AnyCommunicator& communicator) {
-  const auto record = communicator.flight_record();
-  return record.empty() ? 0 : std::stoi(record.substr(record.rfind("call ") + 5)) + 1;
-}
 template <class Net>
 std::string calls_of_a_step(Net& net, const ch::comm::AnyCommunicator& communicator) {
-  const int before = calls(communicator);
+  const int before = test::calls(communicator);
   const auto loss = ch::cross_entropy(net(numbers(12, 5, 1)), labels(12, 3, 1));
-  const int between = calls(communicator);
+  const int between = test::calls(communicator);
   loss.backward();
-  return ch::cat(between - before, " ", calls(communicator) - between);
+  return ch::cat(between - before, " ", test::calls(communicator) - between);
 }
 TEST_CASE("TensorParallel: a pair of layers is one call forward and one backward", "[tensor_parallel]") {
   const auto step = [](const World& world) {

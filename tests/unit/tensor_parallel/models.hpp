@@ -34,6 +34,15 @@ struct LanguageModel : ch::nn::Module {
 };
 template <class D>
 using Untied = LanguageModel<D, false>;
+/// What lies between its blocks is in parts.
+template <class D>
+struct InParts : Untied<D> {
+  auto operator()(const ch::Tensor<std::int64_t, 2, D>& tokens) const {
+    const auto x = ch::split_sequence(this->words(tokens));
+    const auto h = ch::gather_sequence(this->second(this->first(x, true), x));
+    return ch::reshape(this->head(h), ch::Shape<2>{tokens.numel(), 7});
+  }
+};
 template <class D>
 using Tied = LanguageModel<D, true>;
 

@@ -12,15 +12,21 @@
 namespace test {
 
 /// A rank's net, with its communicator.
-template <class Model>
+template <class Model, class Sequence = ch::NoSequenceSplit>
 struct Shared {
   ch::comm::AnyCommunicator communicator;
-  ch::TensorParallel<Model> net;
+  ch::TensorParallel<Model, Sequence> net;
 
   explicit Shared(const ch::comm::World& world, const ch::TensorParallelOptions& options = {.check_every = 1},
                   Model model = make<Model>())
       : communicator(ch::comm::connect(world)), net(std::move(model), communicator, options, 3) {}
 };
+
+/// How many collective calls a rank has made.
+inline int calls(const ch::comm::AnyCommunicator& communicator) {
+  const auto record = communicator.flight_record();
+  return record.empty() ? 0 : std::stoi(record.substr(record.rfind("call ") + 5)) + 1;
+}
 
 /// A pair of layers whose numbers of columns hardly any number of ranks divides, with dropout within and after it.
 template <class D>
@@ -56,9 +62,9 @@ std::vector<double> one_device() {
   all.insert(all.end(), last.begin(), last.end());
   return all;
 }
-template <class Model>
+template <class Model, class Sequence>
 std::string shared_out(const ch::comm::World& world) {
-  Shared<Model> rank(world);
+  Shared<Model, Sequence> rank(world);
   auto all = losses_of(rank.net, [] {});
   auto whole = rank.net.gathered();
   const auto last = values(whole);
@@ -67,12 +73,13 @@ std::string shared_out(const ch::comm::World& world) {
 }
 
 /// Whether all ranks end where one device does.
-template <class Model>
+template <class Model, class Sequence = ch::NoSequenceSplit>
 void check_same_as_one_device(int ranks, double allowed = 1e-9) {
   const auto expected = one_device<Model>();
-  const auto text = common_text(ranks, shared_out<Model>);
-  INFO(ranks << " ranks: " << Ranks(ranks, shared_out<Model>).texts()[0].substr(0, 300));
-  CHECK(distance(numbers_in(text), expected) < allowed);
+  const auto texts = Ranks(ranks, shared_out<Model, Sequence>).texts();
+  INFO(ranks << " ranks: " << texts[0].substr(0, 300));
+  for (const auto& text : texts) CHECK(text == texts[0]);
+  CHECK(distance(numbers_in(texts[0]), expected) < allowed);
 }
 
 }  // namespace test

@@ -12,11 +12,15 @@ namespace chorus::detail {
 template <class Communicator>
 class CommunicatorGroup final : public TensorGroup {
  public:
-  explicit CommunicatorGroup(Communicator& communicator)
-      : communicator_(&communicator), rank_(communicator.rank()), size_(communicator.size()) {}
+  CommunicatorGroup(Communicator& communicator, bool splits_sequences)
+      : communicator_(&communicator),
+        rank_(communicator.rank()),
+        size_(communicator.size()),
+        splits_sequences_(splits_sequences) {}
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
+  bool splits_sequences() const override { return splits_sequences_; }
   /// Nodes of the tape may live longer than the policy.
   void end() { communicator_ = nullptr; }
 
@@ -59,6 +63,7 @@ class CommunicatorGroup final : public TensorGroup {
 
   Communicator* communicator_;
   int rank_, size_;
+  bool splits_sequences_;
 };
 
 }  // namespace chorus::detail
