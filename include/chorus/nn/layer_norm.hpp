@@ -4,7 +4,6 @@
 #include <chorus/nn/init.hpp>
 #include <chorus/nn/module.hpp>
 #include <chorus/ops/normalization.hpp>
-#include <chorus/ops/sequence_part.hpp>
 
 namespace chorus::nn {
 

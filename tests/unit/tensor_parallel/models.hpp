@@ -1,8 +1,8 @@
 #pragma once
 /// Models whose layers the tests of TensorParallel share out.
 
-#include <chorus/nn/embedding.hpp>
 #include <chorus/nn/transformer.hpp>
+#include <chorus/nn/vocabulary_embedding.hpp>
 #include <cstdint>
 
 #include "ranks.hpp"
