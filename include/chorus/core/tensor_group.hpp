@@ -7,7 +7,9 @@
 #include <chorus/core/share_tree.hpp>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <numeric>
 #include <span>
 #include <utility>
 
@@ -32,6 +34,27 @@ constexpr AxisPart axis_part(Index width, Index unit, int ranks, int rank) {
   const Index begin = share_begin(width / unit, n, at) * unit;
   return {begin, share_begin(width / unit, n, at + 1) * unit - begin};
 }
+
+/// A parameter's numbers as seen from the axis that is shared out: [outer, blocks, width, inner].
+struct SplitLayout {
+  Index outer = 1, blocks = 1, width = 0, inner = 1;  // of the whole one; width: of a block
+
+  /// `extents`: of a part or the whole; `whole`: entries of the axis in all.
+  SplitLayout(std::span<const Index> extents, const Split& split, Index whole) : blocks(split.blocks) {
+    const auto axis = static_cast<std::size_t>(split.axis);
+    width = whole / blocks;
+    outer = std::accumulate(extents.begin(), extents.begin() + split.axis, Index{1}, std::multiplies<>());
+    for (std::size_t i = axis + 1; i < extents.size(); ++i) inner *= extents[i];
+  }
+  Index numbers(const AxisPart& part) const { return outer * blocks * part.count * inner; }
+  /// Calls `f(in_whole, in_part, count)` for each run of neighbouring numbers of a part.
+  template <class F>
+  void for_runs(const AxisPart& part, const F& f) const {
+    if (part.count == 0) return;
+    for (Index i = 0; i < outer * blocks; ++i)
+      f((i * width + part.begin) * inner, i * part.count * inner, part.count * inner);
+  }
+};
 
 /// What a policy offers to the operators of a forward pass, and of the backward pass after it. All members make the
 /// same calls in the same order, on memory of the model's device. All throw CommError where a member is lost.

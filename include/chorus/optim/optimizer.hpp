@@ -29,6 +29,7 @@ struct StateTensor {
   std::vector<Index> shape;
   void* data;
   bool on_host = false;
+  std::shared_ptr<const PartOfParameter> part = {};  ///< of what it is a part, where a parameter is one
 };
 
 template <Device D>
@@ -100,7 +101,8 @@ class Optimizer : public HasLearningRate {
       const auto extents = entry.named.parameter->extents();
       for (std::size_t slot = 0; slot < slots().size(); ++slot)
         out.push_back({cat(slots()[slot], '.', entry.named.name), entry.named.parameter->dtype(),
-                       {extents.begin(), extents.end()}, state_data(entry, slot)});
+                       {extents.begin(), extents.end()}, state_data(entry, slot), false,
+                       entry.named.parameter->part()});
       out.push_back({cat("steps.", entry.named.name), DType::i64, {}, &entry.steps, true});
     }
     return out;

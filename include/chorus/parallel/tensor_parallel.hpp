@@ -62,6 +62,7 @@ class TensorParallel : public Policy<Model> {
   using policy_type = TensorParallel;
   static constexpr const char* name = "tensor_parallel";
   static constexpr bool distributed = true;
+  static constexpr bool shares_layers = true;
 
   /// Compares the models of all ranks, takes rank 0's numbers, and keeps this rank's part. Throws UsageError, on every
   /// rank, where names, shapes, dtypes or options differ, where no layer can be shared out, and where one has less than

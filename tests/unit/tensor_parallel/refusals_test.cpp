@@ -4,7 +4,10 @@
 
 #include <catch.hpp>
 #include <chorus/io/checkpoint.hpp>
+#include <chorus/io/load_model.hpp>
+#include <chorus/io/parameters_hash.hpp>
 #include <chorus/optim/layerwise.hpp>
+#include <cstdio>
 #include <string>
 
 namespace {
@@ -87,12 +90,21 @@ TEST_CASE("TensorParallel: what needs whole parameters refuses parts", "[tensor_
     });
   };
   const std::string part = " is this rank's part of a parameter that TensorParallel shares out: ",
+                    shared = "'up.weight' is this rank's part of what TensorParallel shares out: net.save(path) and",
                     up = "'up.weight'" + part, down = "'down.weight'" + part;
   CHECK_THAT(says([](auto& net) { net.module()(numbers(4, 5, 1)); }),
              Contains("ColumnParallelLinear: its 13 entries are shared out, and this rank has a part of them: call"));
   CHECK_THAT(says([](auto& net) { ch::nn::copy_of(net.module())(numbers(4, 5, 1)); }),
              Contains("call the net, not its module()"));
-  CHECK_THAT(says([](auto& net) { ch::io::save(net.module(), "never"); }), Contains(up + "net.save(path)"));
+  CHECK_THAT(says([](auto& net) { ch::io::save(net.module(), "never"); }), Contains(shared));
+  CHECK_THAT(says([](auto& net) {
+               Pair<Cpu> whole;
+               const std::string path = ch::cat("tensor_parallel_", getpid(), ".refused");
+               ch::io::save(whole, path);
+               const auto text = message_of<UsageError>([&] { ch::io::load(net.module(), path); });
+               std::remove(path.c_str());
+               ch::fail<UsageError>(text);
+             }), Contains(shared));
   CHECK_THAT(says([](auto& net) { ch::io::parameters_sha256(net.module()); }), Contains(up + "net.gathered()"));
   CHECK_THAT(says([](auto& net) { ch::optim::Lamb{net.parameters()}.step(); }), Contains(down + "this one needs"));
   CHECK_THAT(says([](auto& net) { ch::optim::Lars{net.parameters()}.step(); }), Contains(down + "this one needs"));

@@ -1,13 +1,10 @@
 #pragma once
 /// Cuts the parameters of a model into this rank's parts, in place, and puts whole ones together again.
 
-#include <algorithm>
 #include <chorus/core/tensor_group.hpp>
 #include <chorus/nn/module.hpp>
 #include <cstddef>
-#include <functional>
 #include <memory>
-#include <numeric>
 #include <span>
 #include <string>
 #include <string_view>
@@ -52,26 +49,6 @@ class SplitParameters final : public nn::detail::Walker {
 
  private:
   std::vector<Item> items_, whole_;
-};
-
-/// A parameter's numbers, from the axis that is shared out: [outer, blocks, width, inner].
-struct SplitLayout {
-  Index outer = 1, blocks = 1, width = 0, inner = 1;  // of the whole parameter; width: of a block
-
-  SplitLayout(std::span<const Index> extents, const Split& split, Index whole) : blocks(split.blocks) {
-    const auto axis = static_cast<std::size_t>(split.axis);
-    width = whole / blocks;
-    outer = std::accumulate(extents.begin(), extents.begin() + split.axis, Index{1}, std::multiplies<>());
-    for (std::size_t i = axis + 1; i < extents.size(); ++i) inner *= extents[i];
-  }
-  Index numbers(const AxisPart& part) const { return outer * blocks * part.count * inner; }
-  /// Calls `f(in_whole, in_part, count)` for each run of neighbouring numbers of a part.
-  template <class F>
-  void for_runs(const AxisPart& part, const F& f) const {
-    if (part.count == 0) return;
-    for (Index i = 0; i < outer * blocks; ++i)
-      f((i * width + part.begin) * inner, i * part.count * inner, part.count * inner);
-  }
 };
 
 /// Makes `item` this rank's part of what it is. Throws UsageError where a rank would have nothing of it.
