@@ -89,7 +89,7 @@ inline double tolerance(int ranks) { return ranks <= 2 ? 0 : 1e-5; }
 /// Trains `net`, a policy that has begun with the same parameters as the lesson's model, in the loop that every program
 /// has, and compares. Returns main's status: 1 where a parameter differs by more than `allowed` on any rank.
 template <class Net, class Optimizer>
-int compare(ch::Run& run, Data& data, Model& lesson, Net& net, Optimizer& optimizer, double allowed) {
+int compare(ch::Run& run, Data& data, ch::nn::Module& lesson, Net& net, Optimizer& optimizer, double allowed) {
   for (int e = 0; e < epochs; ++e)
     for (const auto& [images, labels] : data.epoch(e)) {
       optimizer.zero_grad();

@@ -25,9 +25,11 @@
 #include <chorus/nn/group_norm.hpp>
 #include <chorus/nn/mixed_precision.hpp>
 #include <chorus/nn/more_activations.hpp>
+#include <chorus/nn/parallel_linear.hpp>
 #include <chorus/nn/positions.hpp>
 #include <chorus/nn/recurrent.hpp>
 #include <chorus/nn/transformer.hpp>
+#include <chorus/nn/vocabulary_embedding.hpp>
 #include <chorus/ops/class_losses.hpp>
 #include <chorus/ops/convolution3d.hpp>
 #include <chorus/ops/ctc_loss.hpp>
@@ -60,6 +62,7 @@
 #include <chorus/parallel/sharded_optimizer.hpp>
 #include <chorus/parallel/simulated/recorded.hpp>
 #include <chorus/parallel/simulated/training.hpp>
+#include <chorus/parallel/tensor_parallel.hpp>
 #include <chorus/train/advice.hpp>
 #include <chorus/train/trace_facts.hpp>
 #include <chorus/train/trace_reader.hpp>

@@ -10,7 +10,9 @@ COMPILER, INCLUDE, EIGEN = sys.argv[1:]
 BEGIN = """
 #include <chorus/nn/convolution.hpp>
 #include <chorus/nn/linear.hpp>
+#include <chorus/nn/parallel_linear.hpp>
 #include <chorus/ops/reduction.hpp>
+#include <chorus/ops/softmax.hpp>
 #include <chorus/ops/transposed_convolution.hpp>
 #include <chorus/parallel/data_parallel.hpp>
 #include <chorus/parallel/distributed_data_parallel.hpp>
@@ -36,6 +38,8 @@ struct Unlisted : ch::nn::Module {
 auto use(auto& net) { return ch::sum(net(ones<float, 2>({2, 4}))); }
 """
 LISTED = "a policy needs a model that lists its members by CHORUS_MODULE"
+COLUMNS = "int main() { ch::nn::ColumnParallelLinear<ch::Cpu> up{4, 6}; const auto x = up(ones<float, 2>({2, 4}));"
+MIXES = ": it mixes columns, of which each rank has a part: use gather_columns(x), or a RowParallelLinear"
 CASES = [
     ("", "int main() { ch::sum(ch::SingleDevice<Layer>{Layer{}}(ones<float, 2>({2, 4}))).backward(); }"),
     ("element-wise: operands have " + TYPES,
@@ -44,6 +48,9 @@ CASES = [
      "int main() { ch::sum(ch::matmul(ones<double, 3>({2, 3, 4}), ones<float, 2>({4, 5}))).backward(); }"),
     ("linear: input and weights have " + TYPES,
      "int main() { ch::sum(ch::SingleDevice<Layer>{Layer{}}(ch::Tensor<double, 2>::ones({2, 4}))).backward(); }"),
+    ("", COLUMNS + "ch::nn::RowParallelLinear<ch::Cpu> down{6, 4}; ch::sum(down(ch::relu(x) * 2)).backward(); }"),
+    ("softmax" + MIXES, COLUMNS + "ch::sum(ch::softmax(x, 1)).backward(); }"),
+    ("linear" + MIXES, COLUMNS + "ch::nn::Linear<ch::Cpu> down{6, 4}; ch::sum(down(ch::relu(x))).backward(); }"),
     ("conv2d: input and weights have " + TYPES,
      "int main() { ch::nn::Conv2d<ch::Cpu> conv{3, 4, {.kernel = 3}};"
      "ch::sum(conv(ch::Tensor<std::uint8_t, 4>::ones({2, 3, 9, 9}))).backward(); }"),

@@ -6,6 +6,7 @@
 #include <chorus/core/batch_group.hpp>
 #include <chorus/core/random.hpp>
 #include <chorus/core/recomputation.hpp>
+#include <chorus/core/tensor_group.hpp>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -142,7 +143,7 @@ class CheckpointNode final : public GradNode<T, Rank, D> {
       : GradNode<T, Rank, D>("checkpoint", value.shape(), value.device()),
         saved_(std::in_place,
                Saved{std::move(function), std::move(random), {inputs...}, std::move(parameters), std::move(seen),
-                     batch_group()}) {}
+                     batch_group(), tensor_group()}) {}
 
   void backward(bool keep) override {
     if (!this->has_grad()) return;
@@ -161,6 +162,7 @@ class CheckpointNode final : public GradNode<T, Rank, D> {
       const GradMode recording(true);
       const auto& group = saved_->group;
       const BatchGroupScope scope(group && group->is_here() ? group : nullptr);
+      const TensorGroupScope layers(saved_->layers);
       const auto again = saved_->random.run([&] { return std::apply(saved_->function, leaves); });
       check<UsageError>(again.requires_grad() && again.shape() == dy.shape(), "checkpoint: the function gave shape ",
                         dy.shape(), " at first and then shape ", again.shape());
@@ -196,6 +198,7 @@ class CheckpointNode final : public GradNode<T, Rank, D> {
     std::vector<Ref<Node>> parameters;
     std::vector<SeenParameters::Seen> seen;
     std::shared_ptr<BatchGroup> group;
+    std::shared_ptr<TensorGroup> layers;  // who shares them
   };
   std::optional<Saved> saved_;
 };

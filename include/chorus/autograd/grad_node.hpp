@@ -128,6 +128,13 @@ class GradNode : public Node {
   }
 
  protected:
+  // The value has got another shape: there is no gradient by it, nor a place for one.
+  void change_shape(const Shape<Rank>& shape) {
+    set_has_grad(false);
+    shape_ = shape;
+    grad_ = {};
+    bound_ = false;
+  }
   // Puts the gradient at a place that stays: a range of a flat buffer, on the device of `whole`.
   void bind_grad(const Storage<D>& whole, T* place) {
     const auto bytes = static_cast<std::size_t>(numel(shape_)) * sizeof(T);

@@ -3,8 +3,10 @@
 /// of a handle shares the numbers. Policies move them, into flat buffers and to other devices; handles, optimizers and
 /// tensors that a program has from before go on to stand for the same numbers.
 
+#include <algorithm>
 #include <chorus/autograd/variable.hpp>
 #include <chorus/tensor/promised_numbers.hpp>
+#include <chorus/core/tensor_group.hpp>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -155,6 +157,14 @@ class ParameterOn : public detail::AtHome<D> {
   /// Forgets it, with its memory.
   virtual void drop_grad_of(Node& stand_in) const = 0;
 
+  /// Makes this a parameter of other extents, of the same number of axes, with these numbers. Handles, hooks and
+  /// optimizers that have not stepped yet stay; gradients go, and tensors of its numbers from before are no longer its.
+  virtual void replace_numbers(std::span<const Index> extents, const Storage<D>& numbers) = 0;
+  /// What this is a part of, where a policy has shared a parameter out; null of a whole one. What depends on whole
+  /// parameters (a norm, a file) has to ask.
+  const std::shared_ptr<const PartOfParameter>& part() const { return part_; }
+  void set_part(std::shared_ptr<const PartOfParameter> part) { part_ = std::move(part); }
+
   /// Whether other processes read and write the same value: one of them may step each of its numbers, then, and the
   /// others none.
   bool in_common() const { return in_common_; }
@@ -174,6 +184,7 @@ class ParameterOn : public detail::AtHome<D> {
  private:
   bool in_common_ = false, grad_sent_ = false;
   std::uint32_t local_at_ = 0;  // times_forgotten() + 1 when it was said
+  std::shared_ptr<const PartOfParameter> part_;
 };
 
 namespace detail {
@@ -233,6 +244,7 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
     copy_bytes(device, copy.data(), value_.device(), value_.data(), value_.bytes());
     auto* made = new ParameterNode(copy);
     made->wants_grad_ = wants_grad_;
+    made->set_part(this->part());
     return Ref<Node>(made);
   }
   void add_grad_of(const ParameterOn<D>& copy) override {
@@ -250,6 +262,13 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
   }
   void drop_grad_of(Node& stand_in) const override {
     static_cast<LeafNode<T, Rank, D>&>(stand_in).exchange_grad({});
+  }
+  void replace_numbers(std::span<const Index> extents, const Storage<D>& numbers) override {
+    Shape<Rank> shape{};
+    std::copy(extents.begin(), extents.end(), shape.begin());
+    value_ = detail::at_home(Tensor<T, Rank, D>(numbers, static_cast<T*>(numbers.data()), shape, row_major(shape)));
+    this->change_shape(shape);
+    this->narrow_copy = {};
   }
   Variable<T, Rank, D> as_variable() {
     if (detail::parameter_watch != nullptr) [[unlikely]]

@@ -110,6 +110,13 @@ concept AnyVariable = detail::is_variable<std::remove_cvref_t<X>> || requires(co
 template <class X>
 concept Operand = AnyTensor<X> || AnyVariable<X>;
 
+/// Columns of an operand that ranks share: see <chorus/ops/columns.hpp>.
+template <Operand X>
+class Columns;
+/// Places of a sequence that ranks share: see <chorus/ops/sequence_part.hpp>.
+template <Operand X>
+class SequencePart;
+
 /// The numbers of an operand.
 template <AnyTensor X>
 const X& value_of(const X& x) {

@@ -141,8 +141,8 @@ void read_all(const SafetensorsReader& file, const std::vector<TensorPlace<D>>& 
     const TensorEntry* entry = file.find(name);
     if (entry == nullptr)
       report.missing.push_back(name);
-    else if (entry->dtype != file_dtype(tensor.dtype) || entry->shape != tensor.shape)
-      report.mismatched.push_back({name, tensor.dtype, tensor.shape, entry->dtype, entry->shape});
+    else if (entry->dtype != file_dtype(tensor.dtype) || entry->shape != tensor.whole_shape())
+      report.mismatched.push_back({name, tensor.dtype, tensor.whole_shape(), entry->dtype, entry->shape});
   };
   for (const auto& tensor : wanted) {
     compare(tensor, tensor.name);
@@ -174,11 +174,11 @@ constexpr bool all_ranks_save = detail::all_ranks_save<Net>;
 
 /// Writes model, optimizer, learning rate and position to one file, atomically. The model's tensors have their own
 /// names, so the file is also a model's file. One process calls it, under ParameterServer the server, whose workers
-/// return at once; with a ShardedOptimizer, under LocalSgd, or under a communication hook that remembers something, all
-/// do, and rank 0 writes; under FullyShardedDataParallel all do, and each writes its parts into the one file. The file
-/// is the same for the plain, the fused and the sharded form of an optimizer. `more`: what else goes on from step to
-/// step, as GradScaler, ParameterAverage and ReduceOnPlateau do; at most one of each. Gradients are not in it: a
-/// checkpoint belongs between two steps. The seed is, and the number of `canonical_shares`.
+/// return at once; with a ShardedOptimizer, under LocalSgd and TensorParallel, or under a communication hook that
+/// remembers something, all do, and rank 0 writes; under FullyShardedDataParallel all do, and each writes its parts into
+/// the one file. The file is the same for the plain, the fused and the sharded form of an optimizer. `more`: what else
+/// goes on from step to step, as GradScaler, ParameterAverage and ReduceOnPlateau do; at most one of each. Gradients are
+/// not in it: a checkpoint belongs between two steps. The seed is, and the number of `canonical_shares`.
 ///
 /// What is each rank's own under a hook, such as errors to be fed back, and under LocalSgd and PostLocalSgd models,
 /// optimizers and `more`, is in the file for each rank; rank 0 holds the whole file in memory for a moment. Of
@@ -201,7 +201,10 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
     detail::KeptRate rate(optimizer);
     std::tuple numbers{detail::numbers_of(optimizer), detail::numbers_of(rate), detail::numbers_of(more)...};
     const auto places = detail::all_places<D>(net, numbers, optimizer, rate, more...);
-    if constexpr (!detail::keeps_parts<Net>) {
+    if constexpr (detail::shares_layers<Net>) {
+      for (const auto& tensor : places) detail::add_whole(out, tensor, net.communicator());
+      if (net.communicator().rank() != 0) return;
+    } else if constexpr (!detail::keeps_parts<Net>) {
       for (const auto& tensor : places) out.add(tensor);
       if constexpr (detail::all_ranks_save<Net>)
         if (!detail::add_ranks_own<D>(out, net, places)) return;

@@ -176,6 +176,7 @@ LoadReport load(Model& model, const std::string& path, const LoadOptions& option
   static_assert(std::is_base_of_v<nn::Module, Model>, "io::load fills a model: under a policy that is net.module()");
   const SafetensorsReader file(path);
   const auto places = detail::model_places<typename Model::device_type>(model);
+  for (const auto& place : places) detail::check_whole(place);
   const auto wanted = detail::destinations(model, places);
   auto plan = detail::plan_load(file, wanted, options);
   std::vector<std::vector<std::byte>> numbers;  // all are read before one is stored

@@ -1,14 +1,17 @@
 #pragma once
 /// How a model's numbers get into a file, and where those of a file go.
 
+#include <algorithm>
 #include <cstddef>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include <chorus/core/tensor_group.hpp>
 #include <chorus/io/model_file.hpp>
 #include <chorus/io/safetensors_writer.hpp>
 
@@ -30,7 +33,14 @@ struct TensorPlace {
   std::vector<std::string> mean_with = {};
   std::size_t part_begin = 0;
   std::optional<std::size_t> part_count = {};
+  std::shared_ptr<const PartOfParameter> part = {};  // of a tensor that ranks share out
 
+  /// In the file.
+  std::vector<Index> whole_shape() const {
+    auto whole = shape;
+    if (part != nullptr) whole[static_cast<std::size_t>(part->split.axis)] = part->width;
+    return whole;
+  }
   std::size_t bytes() const { return part_count.value_or(static_cast<std::size_t>(numel(shape))) * size_of(dtype); }
   /// Where they begin in the tensor.
   std::size_t begin_bytes() const { return part_begin * size_of(dtype); }
@@ -40,7 +50,19 @@ struct TensorPlace {
     else
       copy_bytes(Cpu{}, numbers, Cpu{}, data, bytes());
   }
+  /// `numbers`: of the whole tensor.
   void fill(const void* numbers) const {
+    std::vector<std::byte> own;
+    if (part != nullptr) {
+      own.resize(bytes());
+      const SplitLayout layout(shape, part->split, part->width);
+      const auto size = size_of(dtype);
+      layout.for_runs(part->group->part(layout.width, part->split.unit), [&](Index from, Index to, Index count) {
+        std::copy_n(static_cast<const std::byte*>(numbers) + static_cast<std::size_t>(from) * size,
+                    static_cast<std::size_t>(count) * size, own.data() + static_cast<std::size_t>(to) * size);
+      });
+      numbers = own.data();
+    }
     if (device)
       copy_bytes(*device, data, Cpu{}, numbers, bytes());
     else
@@ -56,7 +78,10 @@ std::vector<TensorPlace<D>> model_places(nn::Module& model) {
     const auto extents = tensor.extents();
     places.push_back({name, tensor.dtype(), {extents.begin(), extents.end()}, tensor.where(), tensor.memory()});
   };
-  for (const auto& named : nn::named_parameters<D>(model)) add(named.name, *named.parameter);
+  for (const auto& named : nn::named_parameters<D>(model)) {
+    add(named.name, *named.parameter);
+    places.back().part = named.parameter->part();
+  }
   for (const auto& named : nn::named_buffers<D>(model)) add(named.name, *named.buffer);
   return places;
 }
@@ -90,6 +115,14 @@ std::vector<TensorPlace<D>> places_in_parts(Net& net) {
   return places;
 }
 
+/// Throws UsageError where a tensor is one rank's part.
+template <Device D>
+void check_whole(const TensorPlace<D>& tensor) {
+  check<UsageError>(tensor.part == nullptr, "a model's file: '", tensor.name, "' is this rank's part of what ",
+                    "TensorParallel shares out: net.save(path) and net.load(path), which all ranks call, are for "
+                    "whole ones, and so is the model net.gathered()");
+}
+
 /// Says that a model's numbers have changed: to replicas, and to copies in 16 bits.
 template <Device D>
 void say_changed(nn::Module& model) {
@@ -102,6 +135,7 @@ class Outgoing {
  public:
   template <Device D>
   void add(const TensorPlace<D>& tensor) {
+    check_whole(tensor);
     add(tensor.name, tensor, [&](std::byte* to) { tensor.copy_to(to); });
   }
   /// Under another name; `copy(to)` copies the numbers.

@@ -15,6 +15,7 @@ std::string parameters_sha256(Model& model) {
   Sha256 hash;
   std::vector<std::byte> numbers;
   for (const auto& named : nn::named_parameters<typename Model::device_type>(model)) {
+    nn::check_whole("parameters_sha256", named, "net.gathered(), which all ranks call, has whole ones");
     numbers.resize(named.parameter->size_bytes());
     copy_bytes(Cpu{}, numbers.data(), named.parameter->where(), named.parameter->memory(), numbers.size());
     hash.update(named.name);

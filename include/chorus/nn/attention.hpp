@@ -1,11 +1,13 @@
 #pragma once
 /// Multi-head attention (Vaswani et al. 2017), with PyTorch's parameter names and initialisation.
 
-#include <chorus/nn/linear.hpp>
+#include <chorus/nn/parallel_linear.hpp>
 #include <chorus/ops/attention.hpp>
 #include <chorus/ops/dropout.hpp>
 #include <cmath>
 #include <optional>
+#include <type_traits>
+#include <utility>
 
 namespace chorus::nn {
 
@@ -15,20 +17,19 @@ struct MultiheadAttentionOptions {
 
 /// query: [batch, queries, features], key, value: [batch, keys, features] -> [batch, queries, features]; each of
 /// `heads` heads attends with features / heads numbers. in_proj_weight: [3 features, features], the projections of
-/// query, key and value one below the other. Batches come first (PyTorch's batch_first = True).
+/// query, key and value one below the other. Batches come first (PyTorch's batch_first = True). Under TensorParallel
+/// each rank has some of the heads, whole ones.
 template <Device D, Real T = float>
 class MultiheadAttention : public Module {
  public:
   using device_type = D;
   Parameter<T, 2, D> in_proj_weight;
   Parameter<T, 1, D> in_proj_bias;
-  Linear<D, T> out_proj;
+  RowParallelLinear<D, T> out_proj;
 
   /// Throws ShapeError unless `heads` divides the features.
   MultiheadAttention(Index features, Index heads, const MultiheadAttentionOptions& options = {})
-      : out_proj(features, features, {.bias = options.bias}), heads_(heads) {
-    check<ShapeError>(heads > 0 && features % heads == 0, "MultiheadAttention: ", heads, " heads do not divide ",
-                      features, " features");
+      : out_proj(features, features, {options.bias, checked_head(features, heads)}), heads_(heads) {
     // Xavier's bound (Glorot, Bengio 2010) for the three projections as one.
     const double bound = std::sqrt(6.0 / static_cast<double>(4 * features));
     in_proj_weight = Parameter(init::uniform<T, D, 2>({3 * features, features}, bound));
@@ -48,9 +49,17 @@ class MultiheadAttention : public Module {
     return detail::watched(*this, [&] { return attend(query, key, value, mask); });
   }
 
+  /// Of sequences in parts, which give such a one: each query sees keys of all places.
+  template <class Q, class K, class V, class Seen = bool>
+  auto operator()(const SequencePart<Q>& query, const K& key, const V& value, const Seen& seen = Seen{}) const {
+    return detail::watched(
+        *this, [&] { return out_proj.to_sequence(attended(query, key, value, seen), query.group()); });
+  }
+
   void visit(Visitor& visitor) override {
-    visitor.parameter("in_proj_weight", in_proj_weight);
-    if (in_proj_bias) visitor.parameter("in_proj_bias", in_proj_bias);
+    const Split by_heads{.axis = 0, .blocks = 3, .unit = in_proj_weight.shape()[1] / heads_};
+    visitor.split_parameter("in_proj_weight", in_proj_weight, by_heads);
+    if (in_proj_bias) visitor.split_parameter("in_proj_bias", in_proj_bias, by_heads);
     visitor.module("out_proj", out_proj);
   }
   std::string describe() const override {
@@ -58,26 +67,76 @@ class MultiheadAttention : public Module {
   }
 
  private:
+  static Index checked_head(Index features, Index heads) {
+    check<ShapeError>(heads > 0 && features % heads == 0, "MultiheadAttention: ", heads, " heads do not divide ",
+                      features, " features");
+    return features / heads;
+  }
+
   template <Operand Q, Operand K, Operand V, class Seen>
   auto attend(const Q& query, const K& key, const V& value, const Seen& seen) const {
-    const auto& shape = value_of(query).shape();
-    check<ShapeError>(shape[2] == in_proj_weight.shape()[1], "MultiheadAttention: a query of shape ", shape,
-                      " does not have ", in_proj_weight.shape()[1], " features");
-    const auto heads = scaled_dot_product_attention(project(query, 0), project(key, 1), project(value, 2), seen);
-    return out_proj(reshape(permute(heads, Shape<4>{0, 2, 1, 3}), shape));
+    return out_proj(attended(query, key, value, seen));
   }
-  // [batch, length, features] -> [batch, heads, length, features / heads]
+  // [batch, queries, features], before the last layer.
+  template <class Q, class K, class V, class Seen>
+  auto attended(const Q& query, const K& key, const V& value, const Seen& seen) const {
+    const Index features = in_proj_weight.shape()[1], head = features / heads_;
+    auto group = detail::group_of_part("MultiheadAttention", in_proj_weight.shape()[0] / 3, features, head);
+    const auto q = detail::entered(query, group);
+    const auto k = entered_once(key, group, query, q), v = entered_once(value, group, key, k);
+    const auto& shape = value_of(q).shape();
+    check<ShapeError>(shape[2] == features, "MultiheadAttention: a query of shape ", shape, " does not have ", features,
+                      " features");
+    const auto heads = scaled_dot_product_attention(project(q, 0, head), project(k, 1, head), project(v, 2, head),
+                                                    of_heads(seen, group));
+    auto joined = reshape(permute(heads, Shape<4>{0, 2, 1, 3}),
+                          Shape<3>{shape[0], shape[1], in_proj_weight.shape()[0] / 3});
+    return Columns<decltype(joined)>(std::move(joined), features, head, std::move(group));
+  }
   template <Operand X>
-  auto project(const X& x, Index part) const {
+  static auto node_in(const X& x) {
+    return node_of(x);
+  }
+  template <class X>
+  static auto node_in(const SequencePart<X>& x) {
+    return node_of(x.part());
+  }
+  // One value that goes in at several places enters once, so that its gradients are added up in one message.
+  template <class X, class Known, class Entered>
+  static Entered entered_once(const X& x, const TensorGroupRef& group, const Known& known, const Entered& known_entered)
+    requires std::is_same_v<X, Known>
+  {
+    if constexpr (!chorus::detail::is_graph_variable<Entered>)
+      if (group != nullptr && node_in(x) && node_in(x) == node_in(known)) return known_entered;
+    return detail::entered(x, group);
+  }
+  template <class X, class Known, class Entered>
+  static auto entered_once(const X& x, const TensorGroupRef& group, const Known&, const Entered&) {
+    return detail::entered(x, group);
+  }
+  // Of a mask with an axis of heads, this rank's.
+  template <class Seen>
+  Seen of_heads(const Seen& seen, const TensorGroupRef& group) const {
+    if constexpr (AnyTensor<Seen>)
+      if constexpr (Seen::rank > 2)
+        if (group != nullptr && seen.size(-3) == heads_) {
+          const auto part = group->part(heads_, 1);
+          return contiguous(seen.slice(-3, part.begin, part.begin + part.count));
+        }
+    return seen;
+  }
+  // [batch, length, features] -> [batch, this rank's heads, length, features / heads]
+  template <Operand X>
+  auto project(const X& x, Index part, Index head) const {
     static_assert(tensor_of<X>::rank == 3, "MultiheadAttention: inputs are [batch, length, features]");
-    const Index features = in_proj_weight.shape()[1];
-    const auto weight = slice(in_proj_weight, 0, part * features, (part + 1) * features);
+    const Index columns = in_proj_weight.shape()[0] / 3;
+    const auto weight = slice(in_proj_weight, 0, part * columns, (part + 1) * columns);
     const auto lines = [&] {
-      return linear(x, weight, slice(in_proj_bias, 0, part * features, (part + 1) * features));
+      return linear(x, weight, slice(in_proj_bias, 0, part * columns, (part + 1) * columns));
     };
     const auto y = in_proj_bias ? lines() : decltype(lines())(linear(x, weight));
     const auto& shape = value_of(x).shape();
-    return permute(reshape(y, Shape<4>{shape[0], shape[1], heads_, features / heads_}), Shape<4>{0, 2, 1, 3});
+    return permute(reshape(y, Shape<4>{shape[0], shape[1], columns / head, head}), Shape<4>{0, 2, 1, 3});
   }
 
   Index heads_;

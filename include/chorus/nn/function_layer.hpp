@@ -12,5 +12,9 @@
     auto operator()(const X& x) const {                           \
       return detail::watched(*this, [&] { return FUNCTION(x); }); \
     }                                                             \
+    template <class X>                                            \
+    auto operator()(const Columns<X>& x) const {                  \
+      return detail::watched(*this, [&] { return FUNCTION(x); }); \
+    }                                                             \
     std::string describe() const override { return #LAYER; }      \
   }

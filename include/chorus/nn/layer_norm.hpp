@@ -25,6 +25,15 @@ class LayerNorm : public Module {
   auto operator()(const X& x) const {
     return detail::watched(*this, [&] { return layer_norm(x, weight, bias, eps_); });
   }
+  /// Of the places that this rank has; the gradients of weight and bias are all places'.
+  template <class X>
+  auto operator()(const SequencePart<X>& x) const {
+    return detail::watched(*this, [&] {
+      if (x.group() == nullptr) return x.with(layer_norm(x.part(), weight, bias, eps_));
+      return x.with(layer_norm(x.part(), enter_tensor_region(weight, x.group()), enter_tensor_region(bias, x.group()),
+                               eps_));
+    });
+  }
   void visit(Visitor& visitor) override {
     visitor.parameter("weight", weight);
     visitor.parameter("bias", bias);

@@ -31,6 +31,10 @@ class Linear : public Module {
   auto operator()(const X& x) const {
     return detail::watched(*this, [&] { return linear(x, weight, bias); });
   }
+  template <class X>
+  auto operator()(const Columns<X>& x) const {
+    return linear(x, weight, bias);  // which does not compile, and says why
+  }
   void visit(Visitor& visitor) override {
     visitor.parameter("weight", weight);
     if (bias) visitor.parameter("bias", bias);

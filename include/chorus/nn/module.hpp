@@ -11,6 +11,7 @@
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/core/layer_watch.hpp>
 #include <chorus/core/recomputation.hpp>
+#include <chorus/core/tensor_group.hpp>
 
 namespace chorus::nn {
 
@@ -24,6 +25,8 @@ class Visitor {
   /// A model inside of the one that is seen, which has the same members and no name of its own, as in MixedPrecision.
   virtual void inner(Module&) {}
   virtual void parameter(std::string_view name, AnyParameter& parameter) = 0;
+  /// A parameter that ranks may share out, and how: to most visitors one like any other.
+  virtual void split_parameter(std::string_view name, AnyParameter& handle, const Split&) { parameter(name, handle); }
   virtual void buffer(std::string_view name, AnyBuffer& buffer) = 0;
 };
 
@@ -65,6 +68,8 @@ template <class Y>
 [[gnu::cold]] std::string shape_text(const Y& y) {
   if constexpr (requires { value_of(y).shape(); }) {
     return cat(value_of(y).shape());
+  } else if constexpr (requires { cat(y.shape()); }) {
+    return cat(y.shape());
   } else if constexpr (requires { std::tuple_size<Y>::value; }) {
     std::string text;
     std::apply([&](const auto&... members) { ((text += cat(text.empty() ? "" : ", ", shape_text(members))), ...); }, y);
@@ -169,6 +174,14 @@ struct NamedParameter {
   AnyParameter handle;
   ParameterOn<D>* parameter;
 };
+
+/// Throws UsageError where the parameter is one rank's part of what `who` has to see whole; `instead`: what to do.
+template <Device D>
+void check_whole(std::string_view who, const NamedParameter<D>& named, std::string_view instead) {
+  if (named.parameter->part() != nullptr)
+    chorus::fail<UsageError>(who, ": '", named.name, "' is this rank's part of a parameter that TensorParallel shares ",
+                             "out: ", instead);
+}
 
 /// A buffer and its path in the model.
 template <Device D>

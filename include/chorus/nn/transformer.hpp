@@ -4,8 +4,10 @@
 
 #include <chorus/nn/attention.hpp>
 #include <chorus/nn/layer_norm.hpp>
+#include <chorus/nn/parallel_linear.hpp>
 #include <chorus/ops/activations.hpp>
 #include <chorus/ops/arithmetic.hpp>
+#include <chorus/ops/sequence_part.hpp>
 
 namespace chorus::nn {
 
@@ -32,13 +34,15 @@ inline Index inner_features(Index features, const TransformerOptions& options) {
 }  // namespace detail
 
 /// x: [batch, length, features] -> the same shape: self-attention, then two linear layers on each place, each with
-/// dropout, a residual connection and layer normalisation.
+/// dropout, a residual connection and layer normalisation. Under TensorParallel ranks share heads, and the features
+/// between the two linear layers.
 template <Device D, Real T = float>
 class TransformerEncoderLayer : public Module {
  public:
   using device_type = D;
   MultiheadAttention<D, T> self_attn;
-  Linear<D, T> linear1, linear2;
+  ColumnParallelLinear<D, T> linear1;
+  RowParallelLinear<D, T> linear2;
   LayerNorm<D, T> norm1, norm2;
 
   explicit TransformerEncoderLayer(Index features, const TransformerOptions& options = {})
@@ -52,14 +56,12 @@ class TransformerEncoderLayer : public Module {
   /// With `causal` (or a mask: true for the keys that a query sees).
   template <Operand X, class Seen = bool>
   auto operator()(const X& x, const Seen& seen = Seen{}) const {
-    return detail::watched(*this, [&] {
-      if (options_.norm_first) {
-        const auto y = x + attended(norm1(x), seen);
-        return y + transformed(norm2(y));
-      }
-      const auto y = norm1(x + attended(x, seen));
-      return norm2(y + transformed(y));
-    });
+    return detail::watched(*this, [&] { return gather_sequence(forward(split_sequence(x), seen)); });
+  }
+  /// The same of a sequence in parts: see split_sequence.
+  template <class X, class Seen = bool>
+  auto operator()(const SequencePart<X>& x, const Seen& seen = Seen{}) const {
+    return detail::watched(*this, [&] { return forward(x, seen); });
   }
 
   void visit(Visitor& visitor) override {
@@ -72,14 +74,23 @@ class TransformerEncoderLayer : public Module {
   std::string describe() const override { return cat("TransformerEncoderLayer(", linear1.weight.shape()[1], ")"); }
 
  private:
-  template <Operand X, class Seen>
+  template <class X, class Seen>
+  auto forward(const SequencePart<X>& x, const Seen& seen) const {
+    if (options_.norm_first) {
+      const auto y = x + attended(norm1(x), seen);
+      return y + transformed(norm2(y));
+    }
+    const auto y = norm1(x + attended(x, seen));
+    return norm2(y + transformed(y));
+  }
+  template <class X, class Seen>
   auto attended(const X& x, const Seen& seen) const {
     return dropout(self_attn(x, x, x, seen), options_.dropout, training());
   }
-  template <Operand X>
+  template <class X>
   auto transformed(const X& x) const {
     const auto inner = dropout(detail::feed_forward(linear1(x), options_.activation), options_.dropout, training());
-    return dropout(linear2(inner), options_.dropout, training());
+    return dropout(linear2.to_sequence(inner, x.group()), options_.dropout, training());
   }
 
   TransformerOptions options_;
@@ -92,7 +103,8 @@ class TransformerDecoderLayer : public Module {
  public:
   using device_type = D;
   MultiheadAttention<D, T> self_attn, multihead_attn;
-  Linear<D, T> linear1, linear2;
+  ColumnParallelLinear<D, T> linear1;
+  RowParallelLinear<D, T> linear2;
   LayerNorm<D, T> norm1, norm2, norm3;
 
   explicit TransformerDecoderLayer(Index features, const TransformerOptions& options = {})
@@ -105,19 +117,14 @@ class TransformerDecoderLayer : public Module {
         norm3(features),
         options_(options) {}
 
-  template <Operand X, Operand M>
+  template <Operand X, class M>
   auto operator()(const X& x, const M& memory, bool causal = true) const {
-    return detail::watched(*this, [&] {
-      if (options_.norm_first) {
-        const auto own = norm1(x);
-        const auto y = x + dropped(self_attn(own, own, own, causal));
-        const auto z = y + dropped(multihead_attn(norm2(y), memory, memory));
-        return z + transformed(norm3(z));
-      }
-      const auto y = norm1(x + dropped(self_attn(x, x, x, causal)));
-      const auto z = norm2(y + dropped(multihead_attn(y, memory, memory)));
-      return norm3(z + transformed(z));
-    });
+    return detail::watched(*this, [&] { return gather_sequence(forward(split_sequence(x), memory, causal)); });
+  }
+  /// The same of a sequence in parts: see split_sequence. The memory may be whole or in parts.
+  template <class X, class M>
+  auto operator()(const SequencePart<X>& x, const M& memory, bool causal = true) const {
+    return detail::watched(*this, [&] { return forward(x, memory, causal); });
   }
 
   void visit(Visitor& visitor) override {
@@ -132,13 +139,25 @@ class TransformerDecoderLayer : public Module {
   std::string describe() const override { return cat("TransformerDecoderLayer(", linear1.weight.shape()[1], ")"); }
 
  private:
-  template <Operand X>
+  template <class X, class M>
+  auto forward(const SequencePart<X>& x, const M& memory, bool causal) const {
+    if (options_.norm_first) {
+      const auto own = norm1(x);
+      const auto y = x + dropped(self_attn(own, own, own, causal));
+      const auto z = y + dropped(multihead_attn(norm2(y), memory, memory));
+      return z + transformed(norm3(z));
+    }
+    const auto y = norm1(x + dropped(self_attn(x, x, x, causal)));
+    const auto z = norm2(y + dropped(multihead_attn(y, memory, memory)));
+    return norm3(z + transformed(z));
+  }
+  template <class X>
   auto dropped(const X& x) const {
     return dropout(x, options_.dropout, training());
   }
-  template <Operand X>
+  template <class X>
   auto transformed(const X& x) const {
-    return dropped(linear2(dropped(detail::feed_forward(linear1(x), options_.activation))));
+    return dropped(linear2.to_sequence(dropped(detail::feed_forward(linear1(x), options_.activation)), x.group()));
   }
 
   TransformerOptions options_;

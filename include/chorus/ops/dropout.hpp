@@ -6,6 +6,7 @@
 #include <chorus/core/random.hpp>
 #include <chorus/kernels/contiguous.hpp>
 #include <chorus/kernels/dropout.hpp>
+#include <chorus/kernels/dropout_part.hpp>
 #include <chorus/ops/shape.hpp>
 #include <cstddef>
 #include <type_traits>
@@ -52,6 +53,31 @@ auto dropout_of_rows(const X& x, double p, bool drops) {
         kernels::dropout_backward(dy.device(), samples, inner, dy.data(), grad.data(), p, key, accumulate);
       },
       x);
+}
+
+/// Of a value that ranks share: [samples, ...] with `row.count` of each `row.width` neighbouring numbers of the whole
+/// one. What goes is what goes of that.
+template <Operand X>
+X dropout_part(const X& x, double p, const kernels::ColumnsOfRow& row) {
+  if constexpr (is_graph_variable<X>) {
+    fail<UsageError>("dropout: gradients of gradients don't go through what ranks share");
+  } else {
+    const auto input = contiguous(value_of(x));
+    check<UsageError>(samples_axis(input.shape()) == 0,
+                      "dropout: what ranks share has its samples along the first axis");
+    const auto key = next_random_key(input.size(0));
+    const Index samples = input.size(0), numbers = samples * row.count;
+    const Index rows = numbers == 0 ? 0 : input.numel() / numbers;
+    auto out = tensor_of<X>::empty(input.shape(), input.device());
+    kernels::dropout_columns(input.device(), samples, rows, row, input.data(), out.data(), p, key, false);
+    return record(
+        "dropout", std::move(out),
+        [samples, rows, row, p, key](const auto& dy, auto dx) {
+          const auto [grad, accumulate] = dx->target();
+          kernels::dropout_columns(dy.device(), samples, rows, row, dy.data(), grad.data(), p, key, accumulate);
+        },
+        x);
+  }
 }
 
 }  // namespace detail

@@ -206,7 +206,9 @@ class ParameterAverage {
       out.push_back({cat("average.", entry.name),
                      entry.dtype(),
                      {extents.begin(), extents.end()},
-                     entry.average.data()});
+                     entry.average.data(),
+                     false,
+                     entry.parameter != nullptr ? entry.parameter->part() : nullptr});
     }
     out.push_back({"average_updates", DType::i64, {}, &updates_, true});
     return out;

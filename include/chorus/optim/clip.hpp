@@ -4,10 +4,15 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstddef>
+#include <memory>
+#include <span>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
+#include <chorus/core/tensor_group.hpp>
 #include <chorus/kernels/functors.hpp>
 #include <chorus/kernels/optimizer.hpp>
 #include <chorus/kernels/pointwise.hpp>
@@ -80,6 +85,40 @@ double grad_norm(const std::vector<nn::NamedParameter<D>>& parameters) {
     }
   return norm;
 }
+/// The same where ranks share some of the parameters out: each of their numbers counts once, and all ranks get the
+/// same bits. All of a group call it.
+template <Device D>
+[[gnu::cold]] double grad_norm_of_groups(const std::vector<nn::NamedParameter<D>>& parameters) {
+  std::vector<nn::NamedParameter<D>> whole;
+  std::vector<std::pair<std::shared_ptr<TensorGroup>, std::vector<nn::NamedParameter<D>>>> shared;
+  for (const auto& named : parameters) {
+    const auto& part = named.parameter->part();
+    if (part == nullptr) {
+      whole.push_back(named);
+      continue;
+    }
+    auto group = std::find_if(shared.begin(), shared.end(), [&](const auto& s) { return s.first == part->group; });
+    if (group == shared.end()) group = shared.insert(group, {part->group, {}});
+    group->second.push_back(named);
+  }
+  double norm = grad_norm(whole);
+  for (const auto& [group, parts] : shared) {
+    const double own = grad_norm(parts);
+    const auto place = parts.front().parameter->where();
+    const auto mine = Tensor<double, 1, D>::full({1}, own, place);
+    const auto all = Tensor<double, 1, D>::empty({group->size()}, place);
+    group->all_gather(std::span<const double>(mine.data(), 1),
+                      std::span(all.data(), static_cast<std::size_t>(group->size())));
+    for (const double of_rank : all.to_vector()) norm = std::hypot(norm, of_rank);
+  }
+  return norm;
+}
+template <Device D>
+bool any_part(const std::vector<nn::NamedParameter<D>>& parameters) {
+  return std::any_of(parameters.begin(), parameters.end(),
+                     [](const auto& named) { return named.parameter->part() != nullptr; });
+}
+
 /// Multiplies gradients, if need be, so that a common norm of `norm` becomes at most `max_norm`. A norm that is not a
 /// number makes all gradients so.
 template <Device D>
@@ -110,8 +149,9 @@ struct ClipGradNormOptions {
 
 /// Scales all gradients down so that their common Euclidean norm is at most `max_norm`; returns the norm before.
 /// Squares are added up in double, so that those of floats don't overflow. Under DistributedDataParallel to be called
-/// after backward, when all ranks hold the same gradients; where each holds a part, net.clip_grad_norm does it. In a
-/// step that is captured by Graphed it returns NaN, since there the device alone knows the norm.
+/// after backward, when all ranks hold the same gradients; where each holds a part, net.clip_grad_norm does it. Under
+/// TensorParallel the norm is one device's, and all ranks call it. In a step that is captured by Graphed it returns NaN,
+/// since there the device alone knows the norm.
 ///
 /// Where the norm is not a number, neither is any gradient afterwards, and where it is infinite finite gradients are 0
 /// and the others not a number, as in PyTorch: a fault shows in all weights, and isn't hidden by clipping. With
@@ -124,13 +164,16 @@ double clip_grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, doub
   detail::check_whole(parameters);
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
   if constexpr (std::is_same_v<D, Cuda>) {
+    check<UsageError>(!detail::any_part(parameters),
+                      "clip_grad_norm: of parameters that ranks share out it is for the CPU");
     if (!options.error_if_nonfinite) return detail::clip_grad_norm_on_device(parameters, max_norm);
     return detail::clip_grad_norm_on_device(parameters, max_norm,
                                             [&](double norm) { detail::check_finite(parameters, norm); });
   } else
 #endif
   {
-    const double norm = detail::grad_norm(parameters);
+    const double norm =
+        detail::any_part(parameters) ? detail::grad_norm_of_groups(parameters) : detail::grad_norm(parameters);
     if (options.error_if_nonfinite) detail::check_finite(parameters, norm);
     detail::scale_down(parameters, norm, max_norm);
     return norm;

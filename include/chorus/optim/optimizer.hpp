@@ -33,6 +33,7 @@ struct StateTensor {
   /// Where this process has only a part of it: elements [part_begin, part_begin + *part_count) of the shape's.
   std::size_t part_begin = 0;
   std::optional<std::size_t> part_count = {};
+  std::shared_ptr<const PartOfParameter> part = {};  ///< of what it is a part, where a parameter is one
 };
 
 template <Device D>
@@ -104,8 +105,11 @@ class Optimizer : public HasLearningRate {
       const auto& parameter = *entry.named.parameter;
       const auto extents = parameter.is_part() ? parameter.whole_extents() : parameter.extents();
       for (std::size_t slot = 0; slot < slots().size(); ++slot) {
-        out.push_back({cat(slots()[slot], '.', entry.named.name), parameter.dtype(),
-                       {extents.begin(), extents.end()}, state_data(entry, slot)});
+        out.push_back({.name = cat(slots()[slot], '.', entry.named.name),
+                       .dtype = parameter.dtype(),
+                       .shape = {extents.begin(), extents.end()},
+                       .data = state_data(entry, slot),
+                       .part = parameter.part()});
         if (!parameter.is_part()) continue;
         out.back().part_begin = static_cast<std::size_t>(parameter.part_begin());
         out.back().part_count = static_cast<std::size_t>(parameter.count());
@@ -208,7 +212,12 @@ class Optimizer : public HasLearningRate {
   template <class Update>
   void for_each_range(const Walk& walk, const Update& update) {
     const trace::Span span(trace::Lane::optimizer, "optimizer", "optimizer step");
-    for (const Entry& entry : entries_) detail::check_averaged(entry.named);  // before any is stepped
+    for (const Entry& entry : entries_) {  // before any is stepped
+      detail::check_averaged(entry.named);
+      if (walk.each_alone)
+        nn::check_whole("optimizer", entry.named,
+                        "this one needs the norm of whole parameters: use one that steps each number, as Adam and Sgd");
+    }
     make_state();
     Range range{};
 #if CHORUS_USE_CUDA

@@ -1,0 +1,116 @@
+#pragma once
+/// The ranks that share layers (tensor parallelism): which part of a tensor each has, and what they tell each other.
+
+#include <chorus/core/dtype.hpp>
+#include <chorus/core/error.hpp>
+#include <chorus/core/replaced.hpp>
+#include <chorus/core/share_tree.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <span>
+#include <utility>
+
+namespace chorus {
+
+/// How a parameter is shared out: along `axis`, which is `blocks` equal ones in a row (those of query, key and value,
+/// say), each of them cut between units of `unit` entries (those of a head).
+struct Split {
+  int axis = 0;
+  Index blocks = 1, unit = 1;
+  friend bool operator==(const Split&, const Split&) = default;
+};
+
+/// Some neighbouring entries of an axis.
+struct AxisPart {
+  Index begin = 0, count = 0;
+};
+
+/// Those of rank `rank` of `ranks` that share `width` entries: whole units, shares differ by at most one.
+constexpr AxisPart axis_part(Index width, Index unit, int ranks, int rank) {
+  const auto n = static_cast<std::size_t>(ranks), at = static_cast<std::size_t>(rank);
+  const Index begin = share_begin(width / unit, n, at) * unit;
+  return {begin, share_begin(width / unit, n, at + 1) * unit - begin};
+}
+
+/// A parameter's numbers as seen from the axis that is shared out: [outer, blocks, width, inner].
+struct SplitLayout {
+  Index outer = 1, blocks = 1, width = 0, inner = 1;  // of the whole one; width: of a block
+
+  /// `extents`: of a part or the whole; `whole`: entries of the axis in all.
+  SplitLayout(std::span<const Index> extents, const Split& split, Index whole) : blocks(split.blocks) {
+    const auto axis = static_cast<std::size_t>(split.axis);
+    width = whole / blocks;
+    outer = std::accumulate(extents.begin(), extents.begin() + split.axis, Index{1}, std::multiplies<>());
+    for (std::size_t i = axis + 1; i < extents.size(); ++i) inner *= extents[i];
+  }
+  Index numbers(const AxisPart& part) const { return outer * blocks * part.count * inner; }
+  /// Calls `f(in_whole, in_part, count)` for each run of neighbouring numbers of a part.
+  template <class F>
+  void for_runs(const AxisPart& part, const F& f) const {
+    if (part.count == 0) return;
+    for (Index i = 0; i < outer * blocks; ++i)
+      f((i * width + part.begin) * inner, i * part.count * inner, part.count * inner);
+  }
+};
+
+/// What a policy offers to the operators of a forward pass, and of the backward pass after it. All members make the
+/// same calls in the same order, on memory of the model's device. All throw CommError where a member is lost.
+class TensorGroup {
+ public:
+  virtual ~TensorGroup() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  /// Whether the places of a sequence are shared out, too, where layers are whole.
+  virtual bool splits_sequences() const { return false; }
+
+  /// Sums over all members, in place; the same bits for each.
+  template <Real T>
+  void sum(std::span<T> values) {
+    if (!values.empty()) all_reduce(values.data(), values.size(), dtype<T>, false);
+  }
+  /// The largest of all members' numbers, in place.
+  template <Real T>
+  void max(std::span<T> values) {
+    if (!values.empty()) all_reduce(values.data(), values.size(), dtype<T>, true);
+  }
+  /// all := every member's `mine`, in the order of ranks.
+  template <Real T>
+  void all_gather(std::span<const T> mine, std::span<T> all) {
+    if (!mine.empty()) all_gather(mine.data(), all.data(), mine.size(), dtype<T>);
+  }
+  /// mine := this member's chunk of the sum of every member's `all`.
+  template <Real T>
+  void reduce_scatter(std::span<const T> all, std::span<T> mine) {
+    if (!mine.empty()) reduce_scatter(all.data(), mine.data(), mine.size(), dtype<T>);
+  }
+
+  AxisPart part(Index width, Index unit) const { return axis_part(width, unit, size(), rank()); }
+
+ protected:
+  virtual void all_reduce(void* data, std::size_t count, DType type, bool largest) = 0;
+  virtual void all_gather(const void* mine, void* all, std::size_t count, DType type) = 0;
+  virtual void reduce_scatter(const void* all, void* mine, std::size_t count, DType type) = 0;
+};
+
+/// The group of this thread's forward pass; null where layers are whole.
+inline std::shared_ptr<TensorGroup>& tensor_group() {
+  thread_local std::shared_ptr<TensorGroup> group;
+  return group;
+}
+
+/// While it lives, layers of this thread belong to `group`.
+struct TensorGroupScope : detail::Replaced<std::shared_ptr<TensorGroup>> {
+  explicit TensorGroupScope(std::shared_ptr<TensorGroup> group) : Replaced(tensor_group(), std::move(group)) {}
+};
+
+/// Of a parameter that is a part: of what, and who has the others.
+struct PartOfParameter {
+  Split split;
+  Index width = 0;  ///< of the whole one along the axis
+  std::shared_ptr<TensorGroup> group;
+};
+
+}  // namespace chorus

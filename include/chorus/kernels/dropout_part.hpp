@@ -1,0 +1,18 @@
+#pragma once
+/// Dropout of some columns of a value, by the numbers that the whole one draws.
+
+#include <chorus/core/device.hpp>
+#include <chorus/core/dtype.hpp>
+#include <chorus/kernels/dropout_key.hpp>
+#include <chorus/kernels/cpu/dropout_part.hpp>
+
+namespace chorus::kernels {
+
+#if CHORUS_USE_CUDA
+template <class T>
+void dropout_columns(Cuda, Index, Index, const ColumnsOfRow&, const T*, T*, double, const RandomKey&, bool) {
+  fail<UsageError>("dropout: of columns that are shared out it is for the CPU");
+}
+#endif
+
+}  // namespace chorus::kernels

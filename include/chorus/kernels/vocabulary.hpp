@@ -1,0 +1,24 @@
+#pragma once
+/// Cross entropy over classes of which this rank has some, in steps between which ranks add up.
+
+#include <chorus/kernels/cpu/vocabulary.hpp>
+
+#if CHORUS_USE_CUDA
+namespace chorus::kernels {
+
+/// On GPUs there is none: use gather_columns.
+template <class T>
+void vocabulary_maximum(Cuda, Index, const Vocabulary&, const T*, T*) {
+  fail<UsageError>("cross_entropy: of classes that ranks share it is for the CPU; use gather_columns(logits)");
+}
+template <class T>
+void vocabulary_sums(Cuda, Index, const Vocabulary&, const T*, const std::int64_t*, const CrossEntropyOptions&,
+                     const T*, T*) {}
+template <class T>
+void vocabulary_loss(Cuda, Index, const Vocabulary&, const std::int64_t*, const CrossEntropyOptions&, const T*, T*) {}
+template <class T>
+void vocabulary_backward(Cuda, Index, const Vocabulary&, const T*, const std::int64_t*, const CrossEntropyOptions&,
+                         const T*, const T*, const T*, T*, bool) {}
+
+}  // namespace chorus::kernels
+#endif

@@ -1,0 +1,175 @@
+#pragma once
+/// Fully connected layers that the ranks of TensorParallel share: by columns of the output, then by rows.
+
+#include <chorus/core/tensor_group.hpp>
+#include <chorus/nn/linear.hpp>
+#include <chorus/ops/cast.hpp>
+#include <chorus/ops/columns.hpp>
+#include <chorus/ops/sequence_part.hpp>
+#include <type_traits>
+#include <utility>
+
+namespace chorus::nn {
+
+namespace detail {
+/// The group that shares a layer's `width` entries, of which the layer has `mine`; null where it has all. Throws
+/// UsageError where there is none.
+inline TensorGroupRef group_of_part(const char* layer, Index mine, Index width, Index unit) {
+  if (mine == width) return nullptr;
+  const auto& group = tensor_group();
+  check<UsageError>(group != nullptr && group->part(width, unit).count == mine, layer, ": its ", width,
+                    " entries are shared out, and this rank has a part of them: call the net, not its module(), and "
+                    "see TensorParallel::gathered for a whole model");
+  return group;
+}
+
+/// What goes into a layer that `group` shares, and differs between ranks from there on: all places of it.
+template <Operand X>
+auto entered(const X& x, const TensorGroupRef& group) {
+  return enter_tensor_region(x, group);
+}
+template <class X>
+auto entered(const SequencePart<X>& x, const TensorGroupRef& group) {
+  if (x.group() == nullptr) return enter_tensor_region(x.part(), group);
+  return gather_axis(x.part(), 1, x.length(), 1, /*summing=*/group != nullptr, x.group());
+}
+}  // namespace detail
+
+struct ParallelLinearOptions {
+  bool bias = true;
+  /// Ranks have whole groups of so many columns each, such as the features of a head.
+  Index unit = 1;
+};
+
+/// Linear whose outputs are shared out under TensorParallel: each rank has rows of the weight and the same of the bias,
+/// and computes its columns of y. Else it is Linear, with the same names, shapes and initial numbers.
+template <Device D, Real T = float>
+class ColumnParallelLinear : public Linear<D, T> {
+ public:
+  /// Throws ShapeError unless `unit` divides the outputs.
+  ColumnParallelLinear(Index in_features, Index out_features, const ParallelLinearOptions& options = {})
+      : Linear<D, T>(in_features, out_features, {.bias = options.bias}), out_(out_features), unit_(options.unit) {
+    check<ShapeError>(unit_ > 0 && out_ % unit_ == 0, "ColumnParallelLinear: units of ", unit_, " do not divide ", out_,
+                      " outputs");
+  }
+
+  /// x: [..., in], on each rank the same -> Columns of [..., out].
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return detail::watched(*this, [&] { return columns_of(x); });
+  }
+  /// x: [batch, length, in] in parts -> Columns of [batch, length, out], of all places.
+  template <class X>
+  auto operator()(const SequencePart<X>& x) const {
+    return detail::watched(*this, [&] { return columns_of(x); });
+  }
+  template <class X>
+  auto operator()(const Columns<X>& x) const {
+    return linear(x, this->weight, this->bias);  // which does not compile, and says why
+  }
+  void visit(Visitor& visitor) override {
+    visitor.split_parameter("weight", this->weight, {.axis = 0, .unit = unit_});
+    if (this->bias) visitor.split_parameter("bias", this->bias, {.axis = 0, .unit = unit_});
+  }
+  std::string describe() const override {
+    return cat("Linear(", this->weight.shape()[1], ", ", out_, this->bias ? ")" : ", bias=false)");
+  }
+
+ private:
+  auto columns_of(const auto& x) const {
+    auto group = detail::group_of_part("ColumnParallelLinear", this->weight.shape()[0], out_, unit_);
+    auto y = linear(detail::entered(x, group), this->weight, this->bias);
+    return Columns<decltype(y)>(std::move(y), out_, unit_, std::move(group));
+  }
+
+  Index out_, unit_;
+};
+
+/// Linear whose inputs are shared out under TensorParallel: each rank has columns of the weight, and computes a term of
+/// y; the terms are added up, then the bias. Else it is Linear, with the same names, shapes and initial numbers.
+template <Device D, Real T = float>
+class RowParallelLinear : public Linear<D, T> {
+ public:
+  /// `unit` is that of the columns that come in. Throws ShapeError unless it divides the inputs.
+  RowParallelLinear(Index in_features, Index out_features, const ParallelLinearOptions& options = {})
+      : Linear<D, T>(in_features, out_features, {.bias = options.bias}), in_(in_features), unit_(options.unit) {
+    check<ShapeError>(unit_ > 0 && in_ % unit_ == 0, "RowParallelLinear: units of ", unit_, " do not divide ", in_,
+                      " inputs");
+  }
+
+  /// x: [..., in], as a ColumnParallelLinear gives it -> [..., out], on each rank the same. Throws ShapeError where the
+  /// columns are shared out in another way.
+  template <class X>
+  auto operator()(const Columns<X>& x) const {
+    return detail::watched(*this, [&] { return of_columns(x); });
+  }
+  /// Of what each rank has whole, it takes its columns.
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return detail::watched(*this, [&] { return of_whole(x); });
+  }
+  /// The same, y: [batch, length, out] in parts, where `group` shares out sequences: it adds up what each rank needs.
+  template <class X>
+  auto to_sequence(const Columns<X>& x, const TensorGroupRef& group = sequence_group()) const {
+    return detail::watched(*this, [&] { return sequence_of(x, group); });
+  }
+  void visit(Visitor& visitor) override {
+    visitor.split_parameter("weight", this->weight, {.axis = 1, .unit = unit_});
+    if (this->bias) visitor.parameter("bias", this->bias);
+  }
+  std::string describe() const override {
+    return cat("Linear(", in_, ", ", this->weight.shape()[0], this->bias ? ")" : ", bias=false)");
+  }
+
+ private:
+  TensorGroupRef group() const {
+    return detail::group_of_part("RowParallelLinear", this->weight.shape()[1], in_, unit_);
+  }
+  template <class X>
+  auto of_columns(const Columns<X>& x) const {
+    check<ShapeError>(x.width() == in_, "RowParallelLinear: expected ", in_, " columns, got ", x.width());
+    const auto own = group();
+    if (own == nullptr) return linear(gather_columns(x), this->weight, this->bias);
+    if (x.group() == nullptr) return sum_of(scatter_columns(x.part(), unit_, own));
+    check_unit(x);
+    return sum_of(x);
+  }
+  template <Operand X>
+  auto of_whole(const X& x) const {
+    if (const auto own = group()) return sum_of(scatter_columns(x, unit_, own));
+    return linear(x, this->weight, this->bias);
+  }
+  template <class X>
+  auto sum_of(const Columns<X>& x) const {
+    return with_bias(leave_tensor_region(linear(x.part(), this->weight), x.group()), this->bias);
+  }
+  template <class X>
+  auto sequence_of(const Columns<X>& x, const TensorGroupRef& sequence) const {
+    using Y = decltype(of_columns(x));
+    const Index length = x.shape()[1];
+    if (sequence == nullptr) return SequencePart<Y>(of_columns(x), length, nullptr);
+    if (group() != sequence || x.group() != sequence) return split_sequence(of_columns(x), sequence);
+    check_unit(x);
+    Y y = with_bias(reduce_scatter_axis(linear(x.part(), this->weight), 1, 1, sequence),
+                    enter_tensor_region(this->bias, this->bias ? sequence : nullptr));
+    return SequencePart<Y>(std::move(y), length, sequence);
+  }
+  template <Operand Y, Operand B>
+  static Y with_bias(const Y& y, const B& bias) {
+    using Number = typename tensor_of<Y>::value_type;
+    if (!value_of(bias).defined()) return y;
+    if constexpr (std::is_same_v<Number, T>)
+      return y + bias;
+    else
+      return y + to<Number>(bias);
+  }
+  template <class X>
+  void check_unit(const Columns<X>& x) const {
+    check<ShapeError>(x.unit() == unit_, "RowParallelLinear: expected columns in units of ", unit_,
+                      ", got units of ", x.unit(), ": give both layers the same unit");
+  }
+
+  Index in_, unit_;
+};
+
+}  // namespace chorus::nn

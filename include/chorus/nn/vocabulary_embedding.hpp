@@ -1,0 +1,42 @@
+#pragma once
+/// The table of learned vectors, shared by the ranks of TensorParallel.
+
+#include <chorus/nn/embedding.hpp>
+#include <chorus/nn/parallel_linear.hpp>
+#include <chorus/ops/vocabulary.hpp>
+#include <cstdint>
+#include <utility>
+
+namespace chorus::nn {
+
+/// Embedding whose entries are shared out under TensorParallel: each rank looks up those that it has, and what they
+/// give is added up. Else it is Embedding, with the same name, shape and initial numbers.
+template <Device D, Real T = float>
+class VocabularyParallelEmbedding : public Embedding<D, T> {
+ public:
+  VocabularyParallelEmbedding(Index entries, Index features) : Embedding<D, T>(entries, features), entries_(entries) {}
+
+  template <int Rank>
+  auto operator()(const Tensor<std::int64_t, Rank, D>& index) const {
+    return detail::watched(*this, [&] { return vocabulary_embedding(this->weight, index, entries_, group()); });
+  }
+  /// The head of a model that has its weight in common with the table: x: [..., features] -> the scores of all entries,
+  /// x weightᵀ, as Columns of [..., entries].
+  template <Operand X>
+  auto scores(const X& x) const {
+    auto own = group();
+    auto y = linear(enter_tensor_region(x, own), this->weight);
+    return Columns<decltype(y)>(std::move(y), entries_, 1, std::move(own));
+  }
+  void visit(Visitor& visitor) override { visitor.split_parameter("weight", this->weight, {.axis = 0}); }
+  std::string describe() const override { return cat("Embedding(", entries_, ", ", this->weight.shape()[1], ")"); }
+
+ private:
+  TensorGroupRef group() const {
+    return detail::group_of_part("VocabularyParallelEmbedding", this->weight.shape()[0], entries_, 1);
+  }
+
+  Index entries_;
+};
+
+}  // namespace chorus::nn

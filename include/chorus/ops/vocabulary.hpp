@@ -1,0 +1,127 @@
+#pragma once
+/// Looking up and scoring the entries of a vocabulary that ranks share (Shoeybi et al. 2019, section 3).
+
+#include <algorithm>
+#include <chorus/autograd/saved.hpp>
+#include <chorus/kernels/vocabulary.hpp>
+#include <chorus/ops/columns.hpp>
+#include <chorus/ops/cross_entropy.hpp>
+#include <chorus/ops/indexing.hpp>
+#include <chorus/ops/masking.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace chorus {
+
+/// weight: this rank's entries of `entries`: [part, features], index: [...] -> the rows that it names: [..., features],
+/// on all ranks. Throws UsageError for an index that is no entry.
+template <Operand W, int Rank, class D>
+auto vocabulary_embedding(const W& weight, const Tensor<std::int64_t, Rank, D>& index, Index entries,
+                          const TensorGroupRef& group = tensor_group()) {
+  using Rows = decltype(leave_tensor_region(embedding(weight, index), group));
+  if (group == nullptr) return Rows(embedding(weight, index));
+  const auto part = group->part(entries, 1);
+  auto own = contiguous(index).to_vector();
+  Shape<Rank + 1> shape{};
+  std::copy(index.shape().begin(), index.shape().end(), shape.begin());
+  shape.back() = 1;
+  auto elsewhere = Tensor<bool, Rank + 1, Cpu>::empty(shape);
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    check<UsageError>(own[i] >= 0 && own[i] < entries, "embedding: index ", own[i], " is not in [0, ", entries, ")");
+    own[i] -= part.begin;
+    elsewhere.data()[i] = own[i] < 0 || own[i] >= part.count;
+    if (elsewhere.data()[i]) own[i] = 0;
+  }
+  const auto device = index.device();
+  const auto rows = embedding(
+      weight, Tensor<std::int64_t, Rank, D>::from(std::span<const std::int64_t>(own), index.shape(), device));
+  const auto nothing = tensor_of<decltype(rows)>::zeros(value_of(rows).shape(), device);
+  return leave_tensor_region(
+      Rows(where(Tensor<bool, Rank + 1, D>::from(std::span<const bool>(elsewhere.data(), own.size()), shape, device),
+                 nothing, rows)),
+      group);
+}
+
+namespace detail {
+
+template <int Rank, Operand X, class D>
+Recorded<Rank, X> vocabulary_cross_entropy(const Columns<X>& logits, const Tensor<std::int64_t, 1, D>& labels,
+                                           const CrossEntropyOptions& options) {
+  using T = typename tensor_of<X>::value_type;
+  const auto scores = contiguous(value_of(logits.part()));
+  const auto targets = contiguous(labels);
+  check_class_loss("cross_entropy", scores, targets, options, Rank == 1 ? Reduction::none : Reduction::mean);
+  const auto device = scores.device();
+  const Index batch = scores.size(0);
+  const auto part = logits.range();
+  const kernels::Vocabulary words{logits.width(), part.begin, part.count};
+  auto largest = Tensor<T, 1, D>::empty({batch}, device);
+  kernels::vocabulary_maximum(device, batch, words, scores.data(), largest.data());
+  logits.group()->max(span_of(largest));
+  // Of each sample: the sum of exp(x - largest), x - largest of the label, and the sum of x - largest.
+  auto sums = Tensor<T, 2, D>::empty({batch, 3}, device);
+  kernels::vocabulary_sums(device, batch, words, scores.data(), targets.data(), options, largest.data(), sums.data());
+  logits.group()->sum(span_of(sums));
+  Shape<Rank> shape{};
+  if constexpr (Rank == 1) shape[0] = batch;
+  auto loss = Tensor<T, Rank, D>::empty(shape, device);
+  kernels::vocabulary_loss(device, batch, words, targets.data(), options, sums.data(), loss.data());
+  return record(
+      "cross_entropy", std::move(loss),
+      [saved = Saved(scores), targets, options, largest, sums, words](const auto& dloss, auto dlogits) {
+        const auto& x = saved.read("cross_entropy");
+        const auto [grad, accumulate] = dlogits->target();
+        kernels::vocabulary_backward(x.device(), x.size(0), words, x.data(), targets.data(), options, largest.data(),
+                                     sums.data(), dloss.data(), grad.data(), accumulate);
+      },
+      logits.part());
+}
+
+// `f(columns)`, of bf16 and half ones in float.
+template <class X, class F>
+auto columns_in_float(const Columns<X>& logits, const F& f) {
+  if constexpr (NarrowOperand<X>)
+    return to<typename tensor_of<X>::value_type>(f(logits.with(to<float>(logits.part()))));
+  else
+    return f(logits);
+}
+
+}  // namespace detail
+
+/// Of scores that ranks share by classes: the loss of all classes, on every rank, for which three numbers a sample go
+/// between ranks. Throws as it does for whole scores.
+template <class X, class D>
+auto cross_entropy(const Columns<X>& logits, const Tensor<std::int64_t, 1, D>& labels,
+                   const CrossEntropyOptions& options = {}) {
+  detail::check_first_order<X>();
+  using Loss = decltype(cross_entropy(logits.part(), labels, options));
+  if (logits.group() == nullptr) return cross_entropy(logits.part(), labels, options);
+  return Loss(detail::columns_in_float(logits, [&](const auto& scores) {
+    const auto targets = to_device(labels, value_of(scores.part()).device());
+    const auto loss_of = [&](const CrossEntropyOptions& reducing) {
+      return detail::vocabulary_cross_entropy<0>(scores, targets, reducing);
+    };
+    const auto each = [&](const CrossEntropyOptions& unreduced) {
+      return detail::vocabulary_cross_entropy<1>(scores, targets, unreduced);
+    };
+    return detail::reduced_over_labels("cross_entropy", scores.part(), loss_of, each, labels, options);
+  }));
+}
+
+/// The same without a reduction: [batch].
+template <class X, class D>
+auto cross_entropy_per_sample(const Columns<X>& logits, const Tensor<std::int64_t, 1, D>& labels,
+                              const CrossEntropyOptions& options = {}) {
+  detail::check_first_order<X>();
+  using Losses = decltype(cross_entropy_per_sample(logits.part(), labels, options));
+  if (logits.group() == nullptr) return cross_entropy_per_sample(logits.part(), labels, options);
+  return Losses(detail::columns_in_float(logits, [&](const auto& scores) {
+    return detail::vocabulary_cross_entropy<1>(scores, to_device(labels, value_of(scores.part()).device()),
+                                               detail::unreduced("cross_entropy_per_sample", options));
+  }));
+}
+
+}  // namespace chorus

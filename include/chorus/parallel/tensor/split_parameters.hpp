@@ -1,0 +1,128 @@
+#pragma once
+/// Cuts the parameters of a model into this rank's parts, in place, and puts whole ones together again.
+
+#include <chorus/core/tensor_group.hpp>
+#include <chorus/nn/module.hpp>
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace chorus::detail {
+
+/// The parameters of a model that its layers share out, each once, with how. Throws UsageError where two layers have
+/// one parameter in common and don't share it out in the same way.
+template <Device D>
+class SplitParameters final : public nn::detail::Walker {
+ public:
+  struct Item {
+    std::string name;
+    AnyParameter handle;
+    Split split;
+    ParameterOn<D>& parameter() const { return handle.on<D>(); }
+  };
+
+  explicit SplitParameters(nn::Module& model) {
+    walk(model);
+    for (const auto& one : whole_)
+      for (const Item& item : items_)
+        check<UsageError>(item.handle.shared() != one.handle.shared(), "TensorParallel: '", item.name, "' and '",
+                          one.name, "' are one parameter, which the first one's layer shares out and the other one's ",
+                          "has whole: give both layers that share it out, as VocabularyParallelEmbedding and ",
+                          "ColumnParallelLinear do");
+  }
+  const std::vector<Item>& items() const { return items_; }
+
+  void parameter(std::string_view name, AnyParameter& handle) override { whole_.push_back({path(name), handle, {}}); }
+  void split_parameter(std::string_view name, AnyParameter& handle, const Split& split) override {
+    for (const Item& item : items_)
+      if (item.handle.shared() == handle.shared()) {
+        check<UsageError>(item.split == split, "TensorParallel: '", item.name, "' and '", path(name), "' are one ",
+                          "parameter, which their layers share out in different ways");
+        return;
+      }
+    items_.push_back({path(name), handle, split});
+  }
+
+ private:
+  std::vector<Item> items_, whole_;
+};
+
+/// Makes `item` this rank's part of what it is. Throws UsageError where a rank would have nothing of it.
+template <Device D>
+void cut(const typename SplitParameters<D>::Item& item, const std::shared_ptr<TensorGroup>& group) {
+  auto& parameter = item.parameter();
+  const Split& split = item.split;
+  std::vector<Index> extents(parameter.extents().begin(), parameter.extents().end());
+  Index& along = extents[static_cast<std::size_t>(split.axis)];
+  const SplitLayout layout(parameter.extents(), split, along);
+  check<UsageError>(layout.width / split.unit >= group->size(), "TensorParallel: '", item.name, "' has ",
+                    layout.width / split.unit, split.unit > 1 ? cat(" units of ", split.unit) : std::string(" entries"),
+                    " along axis ", split.axis, ", which ", group->size(), " ranks can't share: each needs one");
+  const auto mine = group->part(layout.width, split.unit);
+  auto whole = std::make_shared<PartOfParameter>(PartOfParameter{split, along, group});
+  const MemoryScope scope(trace::Memory::parameters);
+  const auto size = size_of(parameter.dtype());
+  const D device = parameter.where();
+  const Storage<D> part(device, static_cast<std::size_t>(layout.numbers(mine)) * size);
+  auto* const to = static_cast<std::byte*>(part.data());
+  const auto* const from = static_cast<const std::byte*>(parameter.memory());
+  layout.for_runs(mine, [&](Index in_whole, Index in_part, Index count) {
+    copy_bytes(device, to + static_cast<std::size_t>(in_part) * size, device,
+               from + static_cast<std::size_t>(in_whole) * size, static_cast<std::size_t>(count) * size);
+  });
+  along = split.blocks * mine.count;
+  parameter.replace_numbers(extents, part);
+  parameter.set_part(std::move(whole));
+}
+
+/// Puts into `whole`, another model's parameter, what all ranks have of `part`. A collective.
+template <Device D, class Communicator>
+void join(const ParameterOn<D>& part, ParameterOn<D>& whole, Communicator& communicator) {
+  const PartOfParameter& of = *part.part();
+  std::vector<Index> extents(part.extents().begin(), part.extents().end());
+  extents[static_cast<std::size_t>(of.split.axis)] = of.width;
+  const SplitLayout layout(part.extents(), of.split, of.width);
+  const int ranks = of.group->size();
+  const auto size = size_of(part.dtype());
+  const D device = part.where();
+  const MemoryScope scope(trace::Memory::parameters);
+  const auto most = static_cast<std::size_t>(layout.numbers(axis_part(layout.width, of.split.unit, ranks, 0))) * size;
+  const Storage<D> mine(device, most), all(device, most * static_cast<std::size_t>(ranks)),
+      joined(device, static_cast<std::size_t>(numel(extents)) * size);
+  zero_bytes(device, mine.data(), most);
+  copy_bytes(device, mine.data(), device, part.memory(), part.size_bytes());
+  communicator.all_gather(std::span(static_cast<const std::uint8_t*>(mine.data()), most),
+                          std::span(static_cast<std::uint8_t*>(all.data()), most * static_cast<std::size_t>(ranks)),
+                          {.traffic = trace::Traffic::parameters});
+  auto* const to = static_cast<std::byte*>(joined.data());
+  for (int rank = 0; rank < ranks; ++rank) {
+    const auto* const from = static_cast<const std::byte*>(all.data()) + static_cast<std::size_t>(rank) * most;
+    layout.for_runs(axis_part(layout.width, of.split.unit, ranks, rank), [&](Index in_whole, Index at, Index count) {
+      copy_bytes(device, to + static_cast<std::size_t>(in_whole) * size, device,
+                 from + static_cast<std::size_t>(at) * size, static_cast<std::size_t>(count) * size);
+    });
+  }
+  whole.replace_numbers(extents, joined);
+  whole.set_part(nullptr);
+}
+
+/// Writes this rank's part of `whole`'s numbers into `part`.
+template <Device D>
+void take_part(const ParameterOn<D>& whole, ParameterOn<D>& part) {
+  const PartOfParameter& of = *part.part();
+  const SplitLayout layout(whole.extents(), of.split, of.width);
+  const auto size = size_of(part.dtype());
+  auto* const to = static_cast<std::byte*>(part.memory());
+  const auto* const from = static_cast<const std::byte*>(whole.memory());
+  layout.for_runs(of.group->part(layout.width, of.split.unit), [&](Index in_whole, Index in_part, Index count) {
+    copy_bytes(part.where(), to + static_cast<std::size_t>(in_part) * size, whole.where(),
+               from + static_cast<std::size_t>(in_whole) * size, static_cast<std::size_t>(count) * size);
+  });
+  part.touch();
+}
+
+}  // namespace chorus::detail
