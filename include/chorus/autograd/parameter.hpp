@@ -58,6 +58,10 @@ class AtHome {
       writes->name = name;
   }
 
+  /// Throws UsageError where the numbers are another process's.
+  void check_here() const {
+    if (const auto* const writes = storage().writes()) writes->check_here();
+  }
   Index count() const { return numel(extents()); }
   std::size_t size_bytes() const { return static_cast<std::size_t>(count()) * size_of(dtype()); }
 
@@ -165,12 +169,15 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
   explicit ParameterNode(const Tensor<T, Rank, D>& value)
       : LeafNode<T, Rank, D>(value), value_(detail::at_home(value)) {}
 
-  const Tensor<T, Rank, D>& value() const { return value_; }
+  const Tensor<T, Rank, D>& value() const {
+    this->check_here();
+    return value_;
+  }
 
   DType dtype() const override { return chorus::dtype<T>; }
   std::span<const Index> extents() const override { return value_.shape(); }
   D where() const override { return value_.device(); }
-  void* memory() const override { return value_.data(); }
+  void* memory() const override { return value().data(); }
   const Storage<D>& storage() const override { return value_.storage(); }
   std::uint64_t numbers_version() const override { return this->version(); }
   const char* numbers_name() const override {
@@ -225,8 +232,8 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
   Variable<T, Rank, D> as_variable() {
     if (detail::parameter_watch != nullptr) [[unlikely]]
       detail::parameter_watch->saw(static_cast<const ParameterOn<D>*>(this), *this, value_.shape(), wants_grad_);
-    if (!wants_grad_) return Variable<T, Rank, D>(value_);
-    return {value_, origin_ ? origin_ : Ref<GradNode<T, Rank, D>>(this)};
+    if (!wants_grad_) return Variable<T, Rank, D>(value());
+    return {value(), origin_ ? origin_ : Ref<GradNode<T, Rank, D>>(this)};
   }
 
  private:
@@ -345,11 +352,14 @@ class BufferNode final : public Node, public BufferOn<D> {
   void for_each_input(void (*)(Node&, void*), void*) const override {}
   bool is_leaf() const override { return true; }
 
-  const Tensor<T, Rank, D>& value() const { return value_; }
+  const Tensor<T, Rank, D>& value() const {
+    this->check_here();
+    return value_;
+  }
   DType dtype() const override { return chorus::dtype<T>; }
   std::span<const Index> extents() const override { return value_.shape(); }
   D where() const override { return value_.device(); }
-  void* memory() const override { return value_.data(); }
+  void* memory() const override { return value().data(); }
   const Storage<D>& storage() const override { return value_.storage(); }
   Ref<Node> copy_to(D device) const override {
     const MemoryScope scope(trace::Memory::parameters);

@@ -1,0 +1,126 @@
+#pragma once
+/// What crosses a cut of a pipeline, without its type: numbers forward, the gradient by them backward.
+
+#include <algorithm>
+#include <array>
+#include <chorus/autograd/variable.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+namespace chorus::pipeline {
+
+/// Goes before each message: types at cuts are known where the model is compiled, shapes are not.
+struct Header {
+  std::int32_t micro_batch = 0, stage = 0;  ///< whose input, or whose output's gradient, follows
+  std::uint32_t next_operation = 0;         ///< what random operations have counted to so far
+  DType dtype{};
+  std::uint8_t rank = 0;
+  std::uint8_t wants_grad = 0;  ///< whether the gradient is waited for
+  std::uint8_t drew = 0;        ///< whether a layer has drawn random numbers
+  std::array<Index, 8> extents{};
+};
+static_assert(sizeof(Header) == 80);
+
+/// The input of a stage, or its output.
+template <Device D>
+class AnyActivation {
+ public:
+  virtual ~AnyActivation() = default;
+  /// Dtype, rank and extents, and whether a gradient is wanted.
+  virtual Header header() const = 0;
+  virtual std::size_t bytes() const = 0;
+  /// The numbers, dense.
+  virtual void* numbers() const = 0;
+  /// The node that holds the gradient by it; null where none is wanted.
+  virtual const Node* node() const = 0;
+  /// Of an output: where the gradient by it is to be written before `backward`.
+  virtual void* gradient_to_come() = 0;
+  /// Sends that gradient to everything behind the output.
+  virtual void backward() = 0;
+  /// Of an input: the gradient by it, dense; zeros where none has come.
+  virtual void* gradient() = 0;
+};
+
+template <class X>
+class Activation final : public AnyActivation<typename tensor_of<X>::device_type> {
+  using T = typename tensor_of<X>::value_type;
+  using D = typename tensor_of<X>::device_type;
+  static constexpr int rank = tensor_of<X>::rank;
+
+ public:
+  explicit Activation(X x) : value(dense(std::move(x))) {}
+  /// An input with room for numbers to come. Throws UsageError where `header` is not of this type.
+  Activation(const Header& header, D device) : value(made(header, device)) {}
+
+  Header header() const override {
+    Header header;
+    header.dtype = dtype<T>;
+    header.rank = static_cast<std::uint8_t>(rank);
+    header.wants_grad = wants_grad();
+    std::copy(value_of(value).shape().begin(), value_of(value).shape().end(), header.extents.begin());
+    return header;
+  }
+  std::size_t bytes() const override { return value_of(value).bytes(); }
+  void* numbers() const override { return value_of(value).data(); }
+  const Node* node() const override {
+    if constexpr (AnyVariable<X>)
+      return value.node().get();
+    else
+      return nullptr;
+  }
+  void* gradient_to_come() override {
+    gradient_ = tensor_of<X>::empty(value_of(value).shape(), value_of(value).device());
+    return gradient_.data();
+  }
+  void backward() override {
+    if constexpr (AnyVariable<X>) {
+      if (!value.node()) return;
+      value.node()->add(std::exchange(gradient_, {}));
+      const Ref<Node> root = value.node();
+      run_backward({&root, 1}, {.hooks = false});
+    }
+  }
+  void* gradient() override {
+    if constexpr (AnyVariable<X>) {
+      const auto found = value.grad();
+      gradient_ = found.defined() ? contiguous(found)
+                                  : tensor_of<X>::zeros(value_of(value).shape(), value_of(value).device());
+    }
+    return gradient_.data();
+  }
+
+  const X value;
+
+ private:
+  // What is sent lies dense. A copy is as good as what it is of, where a gradient goes back through the same node.
+  static X dense(X x) {
+    if constexpr (AnyTensor<X>)
+      return contiguous(x);
+    else
+      return X(contiguous(x.value()), x.node());
+  }
+  bool wants_grad() const {
+    if constexpr (AnyVariable<X>)
+      return value.requires_grad();
+    else
+      return false;
+  }
+  static X made(const Header& header, D device) {
+    check<UsageError>(header.dtype == dtype<T> && header.rank == rank, "Pipeline: stage ", header.stage,
+                      " takes ", dtype<T>, " with ", rank, " axes, and got ", header.dtype, " with ", int{header.rank},
+                      ": do all ranks run the same program?");
+    Shape<rank> shape{};
+    std::copy_n(header.extents.begin(), rank, shape.begin());
+    auto numbers = tensor_of<X>::empty(shape, device);
+    if constexpr (AnyTensor<X>)
+      return numbers;
+    else
+      return X(std::move(numbers), header.wants_grad != 0);
+  }
+
+  tensor_of<X> gradient_;
+};
+
+}  // namespace chorus::pipeline
