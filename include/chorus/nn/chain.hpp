@@ -33,8 +33,8 @@ auto run_link(const Link& link, std::size_t begin, [[maybe_unused]] std::size_t 
               const Targets&... targets) {
   if constexpr (is_module_list<Link>) {
     static_assert(sizeof...(Targets) == 0,
-                  "CHORUS_PIPELINE: the targets go to the last link with the output before it, and that is a ModuleList "
-                  "here: let a layer of its own take the loss");
+                  "CHORUS_PIPELINE: the targets go to the last link with the output before it, and that is a "
+                  "ModuleList here: let a layer of its own take the loss");
     using Y = decltype(link[0](x));
     static_assert(std::is_same_v<decltype(link[0](std::declval<const Y&>())), Y>,
                   "CHORUS_PIPELINE: the blocks of a ModuleList have to give what they take: the same rank and type");

@@ -21,15 +21,15 @@
 namespace chorus {
 
 /// The whole batch is on every rank: samplers are the same, and the first stage takes its inputs, the last one its
-/// targets. `Order` says in which order micro-batches go: OneForwardOneBackward, GPipe, Interleaved<v>, ZeroBubbleH1, or
-/// a type of your own whose `of(p, m)` gives a Schedule.
+/// targets. `Order` says in which order micro-batches go: OneForwardOneBackward, GPipe, Interleaved<v>, ZeroBubbleH1,
+/// or a type of your own whose `of(p, m)` gives a Schedule.
 ///
 /// A model that returns its loss, `net(x, y)`, goes through the whole schedule in that call, gradients included, and
 /// `loss.backward()` adds them to the parameters', times its seed. Of a model that returns its output, `net(x)` is all
 /// forwards, and the backward pass of what is made of it all backwards: the loop of other policies, and GPipe's memory.
-/// Either way loss or output are on all ranks, and parameters are those of one device, up to rounding, dropout included.
-/// BatchNorm takes the statistics of each micro-batch; SyncBatchNorm is refused. A rank's `parameters()` are those of
-/// its stages: others are not in its memory, and who reads them gets a UsageError.
+/// Either way loss or output are on all ranks, and parameters are those of one device, up to rounding, dropout
+/// included. BatchNorm takes the statistics of each micro-batch, and differs; SyncBatchNorm is refused. A rank's
+/// `parameters()` are those of its stages: others are not in its memory, and who reads them gets a UsageError.
 template <class Model, class Order = OneForwardOneBackward, class Communicator = comm::AnyCommunicator>
 class Pipeline : public pipeline::Stages<Model, Order, Communicator> {
   using Base = pipeline::Stages<Model, Order, Communicator>;
@@ -84,9 +84,12 @@ class Pipeline : public pipeline::Stages<Model, Order, Communicator> {
   template <class Pass>
   static void act(Pass& batch, const Action& action) {
     switch (action.kind) {
-      case Kind::forward: return batch.forward(action);
-      case Kind::backward: return batch.backward(action);
-      case Kind::weight: return batch.weight(action);
+      case Kind::forward:
+        return batch.forward(action);
+      case Kind::backward:
+        return batch.backward(action);
+      case Kind::weight:
+        return batch.weight(action);
     }
   }
 

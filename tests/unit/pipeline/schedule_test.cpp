@@ -1,7 +1,6 @@
 // The tables of the pipeline's schedules, read without ranks.
 #include <catch.hpp>
 #include <chorus/parallel/pipeline/check_schedule.hpp>
-
 #include <unit/message_of.hpp>
 
 namespace pipeline_schedule_test {
@@ -98,9 +97,13 @@ TEST_CASE("pipeline schedules: a broken table is refused") {
   };
   CHECK_THAT(message([](Schedule& table) { table.ranks[1].pop_back(); }),
              Contains("backward of micro-batch 2 in stage 1 occurs 0 times, expected once"));
-  CHECK_THAT(message([](Schedule& table) { table.ranks[0].push_back({Kind::forward, 0, 0}); }),
+  CHECK_THAT(message([](Schedule& table) {
+               table.ranks[0].push_back({Kind::forward, 0, 0});
+             }),
              Contains("forward of micro-batch 0 in stage 0 occurs 2 times, expected once"));
-  CHECK_THAT(message([](Schedule& table) { table.ranks[0].push_back({Kind::forward, 3, 0}); }),
+  CHECK_THAT(message([](Schedule& table) {
+               table.ranks[0].push_back({Kind::forward, 3, 0});
+             }),
              Contains("rank 0 has forward of micro-batch 3 in stage 0: there are 2 stages and 3 micro-batches"));
   CHECK_THAT(message([](Schedule& table) { table.ranks[0][0].stage = 1; }),
              Contains("rank 0 has forward of micro-batch 0 in stage 1, which lies on rank 1"));
@@ -110,7 +113,9 @@ TEST_CASE("pipeline schedules: a broken table is refused") {
   // Rank 0 wants a gradient before it has sent what that is the gradient by.
   CHECK_THAT(message([](Schedule& table) { std::swap(table.ranks[0][0], table.ranks[0][2]); }),
              Contains("rank 0's backward of micro-batch 0 in stage 0 waits for"));
-  CHECK_THAT(message([](Schedule& table) { table.ranks[0].push_back({Kind::weight, 0, 0}); }),
+  CHECK_THAT(message([](Schedule& table) {
+               table.ranks[0].push_back({Kind::weight, 0, 0});
+             }),
              Contains("weight of micro-batch 1 in stage 0 occurs 0 times"));
   CHECK_THAT(message([](Schedule& table) { table.ranks.clear(); }), Contains("schedule: expected ranks"));
 }

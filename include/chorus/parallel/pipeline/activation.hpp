@@ -85,8 +85,8 @@ class Activation final : public AnyActivation<typename tensor_of<X>::device_type
   void* gradient() override {
     if constexpr (AnyVariable<X>) {
       const auto found = value.grad();
-      gradient_ = found.defined() ? contiguous(found)
-                                  : tensor_of<X>::zeros(value_of(value).shape(), value_of(value).device());
+      gradient_ =
+          found.defined() ? contiguous(found) : tensor_of<X>::zeros(value_of(value).shape(), value_of(value).device());
     }
     return gradient_.data();
   }
@@ -108,8 +108,8 @@ class Activation final : public AnyActivation<typename tensor_of<X>::device_type
       return false;
   }
   static X made(const Header& header, D device) {
-    check<UsageError>(header.dtype == dtype<T> && header.rank == rank, "Pipeline: stage ", header.stage,
-                      " takes ", dtype<T>, " with ", rank, " axes, and got ", header.dtype, " with ", int{header.rank},
+    check<UsageError>(header.dtype == dtype<T> && header.rank == rank, "Pipeline: stage ", header.stage, " takes ",
+                      dtype<T>, " with ", rank, " axes, and got ", header.dtype, " with ", int{header.rank},
                       ": do all ranks run the same program?");
     Shape<rank> shape{};
     std::copy_n(header.extents.begin(), rank, shape.begin());

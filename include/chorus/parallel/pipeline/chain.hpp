@@ -42,8 +42,8 @@ class Chain {
   static constexpr std::size_t count = std::tuple_size_v<Links>;
 
  public:
-  using Result = decltype(std::declval<const Model&>().forward(std::declval<const X&>(),
-                                                               std::declval<const Targets&>()...));
+  using Result =
+      decltype(std::declval<const Model&>().forward(std::declval<const X&>(), std::declval<const Targets&>()...));
   using Held = std::shared_ptr<AnyActivation<D>>;
 
   /// What a stage gives: of the last one the model's result, of others what they hand on.
@@ -67,7 +67,7 @@ class Chain {
   struct Types {
     using In = typename Types<I - 1>::Out;
     using Out = decltype(run_part<I>(std::declval<const Model&>(), 0, 0, std::declval<const In&>(),
-                                                 std::declval<const Targets&>()...));
+                                     std::declval<const Targets&>()...));
     static_assert(I + 1 == count || Operand<Out>,
                   "CHORUS_PIPELINE: what goes from a link to the next one is a Tensor or a Variable");
   };
@@ -75,12 +75,13 @@ class Chain {
   struct Types<0, Unused> {
     using In = X;
     using Out = decltype(run_part<0>(std::declval<const Model&>(), 0, 0, std::declval<const X&>(),
-                                                 std::declval<const Targets&>()...));
+                                     std::declval<const Targets&>()...));
   };
 
   // Link I from its layer `index` on, and what comes behind it, `left` layers in all.
   template <std::size_t I, class In>
-  static Outcome go_on(const Model& model, std::size_t index, std::size_t left, const In& x, const Targets&... targets) {
+  static Outcome go_on(const Model& model, std::size_t index, std::size_t left, const In& x,
+                       const Targets&... targets) {
     const std::size_t layers = nn::detail::layers_of(std::get<I>(model.pipeline_links()));
     const std::size_t here = std::min(left, layers - index);
     auto y = run_part<I>(model, index, index + here, x, targets...);

@@ -68,9 +68,8 @@ namespace pipeline {
                       at->layers.size() + 1, " stages, expected ", stages);
     std::vector<std::size_t> out{0};
     for (const int layer : at->layers) {
-      check<UsageError>(layer > static_cast<int>(out.back()) && layer < static_cast<int>(bytes.size()),
-                        "Pipeline: At{", std::span(at->layers), "}: expected rising numbers of layers from 1 to ",
-                        bytes.size() - 1);
+      check<UsageError>(layer > static_cast<int>(out.back()) && layer < static_cast<int>(bytes.size()), "Pipeline: At{",
+                        std::span(at->layers), "}: expected rising numbers of layers from 1 to ", bytes.size() - 1);
       out.push_back(static_cast<std::size_t>(layer));
     }
     out.push_back(bytes.size());

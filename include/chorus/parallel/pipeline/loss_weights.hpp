@@ -15,8 +15,8 @@ namespace chorus::pipeline {
 
 /// A mean over the batch is the sum of w_i mean_i / W, where w_i is what micro-batch i's mean is a mean of: samples,
 /// tokens that count, class weights. W is known after the last forward, and backward begins before it: micro-batches
-/// are seeded with w_i / G, G being what the first one lets expect, and all gradients multiplied by G / W in the end. Of
-/// samples G is W.
+/// are seeded with w_i / G, G being what the first one lets expect, and all gradients multiplied by G / W in the end.
+/// Of samples G is W.
 class LossWeights {
  public:
   /// `samples`: of the whole batch.
@@ -36,11 +36,13 @@ class LossWeights {
       bool alike = overs.size() == first_.size();
       for (std::size_t i = 0; alike && i < overs.size(); ++i)
         alike = std::abs(overs[i] * first_.front() - overs.front() * first_[i]) <= 1e-9 * overs[i] * first_.front();
-      check<UsageError>(alike, "Pipeline: the model's loss is made of several means, which micro-batches divide in "
-                               "different ways (the tokens that count, say): expected all over samples");
+      check<UsageError>(alike,
+                        "Pipeline: the model's loss is made of several means, which micro-batches divide in "
+                        "different ways (the tokens that count, say): expected all over samples");
     }
     if (expected_ == 0)
-      expected_ = weight > 0 && samples > 0 ? weight * samples_ / static_cast<double>(samples) : std::max(samples_, 1.0);
+      expected_ =
+          weight > 0 && samples > 0 ? weight * samples_ / static_cast<double>(samples) : std::max(samples_, 1.0);
     total_ += weight;
     if (weight > 0) sum_ += weight * loss;
     last_ = loss;

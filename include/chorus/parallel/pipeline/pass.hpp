@@ -24,9 +24,10 @@ namespace chorus::pipeline {
 /// Layers that want the whole batch's statistics say so here.
 struct NoWholeBatch final : BatchGroup {
   void sum(std::span<double>) override {
-    fail<UsageError>("Pipeline: SyncBatchNorm in training needs the whole batch at once, and stages see one micro-batch "
-                     "after the other: expected nn::BatchNorm, which takes each micro-batch's statistics, or a norm "
-                     "without any, such as nn::GroupNorm or nn::LayerNorm");
+    fail<UsageError>(
+        "Pipeline: SyncBatchNorm in training needs the whole batch at once, and stages see one "
+        "micro-batch after the other: expected nn::BatchNorm, which takes each micro-batch's statistics, or a norm "
+        "without any, such as nn::GroupNorm or nn::LayerNorm");
   }
   double weight() override { return 1; }
 };
@@ -74,12 +75,12 @@ class Pass {
     const bool first = action.stage == 0, last = action.stage + 1 == facts_.schedule.stages;
     const Stage& stage = facts_.stages[static_cast<std::size_t>(action.stage)];
     Header header{.micro_batch = action.micro_batch, .stage = action.stage};
-    auto input = first ? std::make_shared<Activation<X>>(rows(x_, action.micro_batch))
-                       : facts_.wires.receive(Direction::forward, action.stage, action.micro_batch, [&](Header received) {
-                                                header = received;
-                                                received.wants_grad = received.wants_grad != 0 && recorded_;
-                                                return Chain::room_for(stage, received, facts_.device);
-                                              });
+    auto input =
+        first ? std::make_shared<Activation<X>>(rows(x_, action.micro_batch))
+              : facts_.wires.receive(Direction::forward, action.stage, action.micro_batch, [&](const Header& received) {
+                  header = received;
+                  return Chain::room_for(stage, received, facts_.device);
+                });
     auto [output, result] = run(stage, action.micro_batch, *input, header);
     if (last) {
       drew_ = drew_ || header.drew != 0;
@@ -177,9 +178,7 @@ class Pass {
     std::optional<typename PassGradients<D>::Scope> stand_ins;
     if (recorded_) stand_ins.emplace(*gradients_);
     auto outcome = std::apply(
-        [&](const auto&... targets) {
-          return Chain::run(facts_.model, stage, input, rows(targets, micro_batch)...);
-        },
+        [&](const auto&... targets) { return Chain::run(facts_.model, stage, input, rows(targets, micro_batch)...); },
         targets_);
     header.next_operation = random.next_operation;
     header.drew = header.drew != 0 || random.drew;
@@ -190,8 +189,8 @@ class Pass {
   void weigh(int micro_batch, const Result& loss) {
     const auto node = node_of(loss);
     loss_wants_grad_ = loss_wants_grad_ || static_cast<bool>(node);
-    const double weight = weights_.add(recorded_ ? node.get() : nullptr, static_cast<double>(value_of(loss).item()),
-                                       size(micro_batch));
+    const double weight =
+        weights_.add(recorded_ ? node.get() : nullptr, static_cast<double>(value_of(loss).item()), size(micro_batch));
     using T = typename tensor_of<Result>::value_type;
     if (recorded_ && node) node->add(Tensor<T, 0, D>::full({}, static_cast<T>(weight), facts_.device));
   }

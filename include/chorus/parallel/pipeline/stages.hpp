@@ -42,17 +42,16 @@ class Stages : public Policy<Model> {
   using D = typename Policy<Model>::device_type;
   static constexpr bool distributed = true;
   static_assert(std::is_same_v<D, Cpu>, "Pipeline: models on the CPU");
-  static_assert(requires { Model::pipeline_names; },
-                "Pipeline: the model needs CHORUS_PIPELINE(...) with its links in their order");
+  static_assert(
+      requires { Model::pipeline_names; },
+      "Pipeline: the model needs CHORUS_PIPELINE(...) with its links in their order");
 
   /// The same samples on all ranks.
   template <class Dataset>
   data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
-    return data::Sampler(dataset.size(), {.rank = 0,
-                                          .world_size = 1,
-                                          .shuffle = options.shuffle,
-                                          .seed = this->seed(),
-                                          .padding = options.padding});
+    return data::Sampler(
+        dataset.size(),
+        {.rank = 0, .world_size = 1, .shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding});
   }
   int devices() const { return communicator_.size(); }
   int canonical_shares() const { return 0; }
@@ -83,10 +82,7 @@ class Stages : public Policy<Model> {
  protected:
   Stages(Model model, Communicator& communicator, const comm::World& world, const PipelineOptions& options,
          std::uint64_t seed)
-      : Policy<Model>(std::move(model), seed),
-        communicator_(communicator),
-        options_(options),
-        handles_(this->model_) {
+      : Policy<Model>(std::move(model), seed), communicator_(communicator), options_(options), handles_(this->model_) {
     check<UsageError>(options.micro_batches >= 1, "Pipeline: micro_batches is at least 1, got ", options.micro_batches);
     stage_count_ = static_cast<std::size_t>(Order::of(communicator.size(), 1).stages);
     take_first_state();
@@ -96,7 +92,8 @@ class Stages : public Policy<Model> {
 
   template <class First, class... Rest>
   Index samples_of(const First& first, const Rest&... rest) const {
-    static_assert(AnyTensor<First> && First::rank >= 1, "Pipeline: the input is a Tensor with the samples along axis 0");
+    static_assert(AnyTensor<First> && First::rank >= 1,
+                  "Pipeline: the input is a Tensor with the samples along axis 0");
     const Index samples = first.size(0);
     [[maybe_unused]] const auto look = [&]<class Input>(const Input& input) {
       static_assert(!AnyVariable<Input>, "Pipeline: targets are Tensors, to which no gradient goes");
@@ -182,8 +179,8 @@ class Stages : public Policy<Model> {
       abort(error.what());
       throw;
     } catch (const std::exception& error) {
-      abort(cat("Pipeline: stage ", communicator_.rank(), ", on rank ", communicator_.rank(), ", threw: ",
-                error.what()));
+      abort(
+          cat("Pipeline: stage ", communicator_.rank(), ", on rank ", communicator_.rank(), ", threw: ", error.what()));
       throw;
     }
   }

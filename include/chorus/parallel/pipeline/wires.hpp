@@ -70,8 +70,8 @@ class Wires {
         const Header header = message->header;
         local_.erase(message);
         auto into = place(header);
-        copy_bytes(D{}, room(direction, *into), D{}, direction == Direction::forward ? what->numbers() : what->gradient(),
-                   into->bytes());
+        copy_bytes(D{}, room(direction, *into), D{},
+                   direction == Direction::forward ? what->numbers() : what->gradient(), into->bytes());
         return into;
       }
     for (auto message = early_.begin(); message != early_.end(); ++message)
