@@ -141,13 +141,18 @@ class ParameterOn : public detail::AtHome<D> {
   bool grad_local() const { return local_at_ != 0 && local_at_ == times_forgotten() + 1; }
   void set_grad_local(bool local) { local_at_ = local ? times_forgotten() + 1 : 0; }
 
+  /// Whether this process has a part of the model's parameters, and others the rest: a norm over those that are here is
+  /// not the model's.
+  bool one_of_a_part() const { return one_of_a_part_; }
+  void set_one_of_a_part(bool part) { one_of_a_part_ = part; }
+
   /// Whether the last gradient has gone to another process, which steps in this one's place: that an optimizer finds
   /// none here is no mistake.
   bool grad_sent() const { return grad_sent_; }
   void set_grad_sent(bool sent) { grad_sent_ = sent; }
 
  private:
-  bool in_common_ = false, grad_sent_ = false;
+  bool in_common_ = false, grad_sent_ = false, one_of_a_part_ = false;
   std::uint32_t local_at_ = 0;  // times_forgotten() + 1 when it was said
 };
 

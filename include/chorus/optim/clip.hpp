@@ -90,6 +90,13 @@ void scale_down(const std::vector<nn::NamedParameter<D>>& parameters, double nor
       kernels::scale(parameter.where(), parameter.count(), static_cast<T>(factor), grad);
     });
 }
+/// Throws UsageError where the norm of these would not be the model's: see ParameterOn::one_of_a_part.
+template <Device D>
+void check_whole(const std::vector<nn::NamedParameter<D>>& parameters) {
+  for (const auto& named : parameters)
+    check<UsageError>(!named.parameter->one_of_a_part(), "clip_grad_norm: '", named.name,
+                      "' is in one stage of a pipeline, whose norm is not the model's: call net.clip_grad_norm(max)");
+}
 inline void check_max_norm(double max_norm) {
   check<UsageError>(max_norm > 0, "clip_grad_norm: the largest norm must be positive, got ", max_norm);
 }
@@ -113,6 +120,7 @@ template <Device D>
 double clip_grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, double max_norm,
                       const ClipGradNormOptions& options = {}) {
   detail::check_max_norm(max_norm);
+  detail::check_whole(parameters);
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
   if constexpr (std::is_same_v<D, Cuda>) {
     if (!options.error_if_nonfinite) return detail::clip_grad_norm_on_device(parameters, max_norm);

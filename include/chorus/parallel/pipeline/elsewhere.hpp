@@ -53,4 +53,13 @@ void send_away(const std::vector<const detail::AtHome<D>*>& numbers, const std::
   }
 }
 
+/// Gives numbers that were sent away memory again; what is in it is not said.
+template <Device D>
+void fetch_back(const detail::AtHome<D>& numbers, D device) {
+  const MemoryScope scope(trace::Memory::parameters);
+  const Storage<D> near(device, numbers.size_bytes());
+  numbers.storage().writes()->elsewhere.clear();
+  numbers.storage().move_home(near, near.data());
+}
+
 }  // namespace chorus::pipeline

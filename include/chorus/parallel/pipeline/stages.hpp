@@ -60,10 +60,36 @@ class Stages : public Policy<Model> {
   /// The layer that each stage begins with, counted as in At, and the number of layers.
   const std::vector<std::size_t>& stage_begins() const { return begins_; }
 
-  /// All ranks have the whole batch, and its mean.
+  /// All ranks have the whole batch: what one has counted and averaged is what all have.
   double mean(double value, Index) const { return value; }
+  void sum(std::span<double>) const {}
   /// Makes a number the largest one of all ranks.
   void make_largest(std::int32_t* number) { communicator_.all_reduce(std::span(number, 1), comm::ReduceOp::max, {}); }
+
+  /// Calls `f(model)` on every rank while all parameters and buffers are there, in memory of the whole model, as for
+  /// `io::save` by rank 0. What `f` writes, as `io::load` does, stays; all ranks write the same. All ranks call it.
+  template <class F>
+  void gathered(const F& f) {
+    or_all_end([&] {
+      std::vector<const detail::AtHome<D>*> foreign;
+      std::vector<std::string> why;
+      for (const Numbers& each : numbers_) {
+        if (!each.why.empty()) {
+          fetch_back(*each.numbers, device());
+          foreign.push_back(each.numbers);
+          why.push_back(each.why);
+        }
+        broadcast(each.numbers->memory(), each.numbers->size_bytes(), each.owner, trace::Traffic::parameters);
+        each.numbers->touch();
+      }
+      struct AtEnd {
+        const std::vector<const detail::AtHome<D>*>& foreign;
+        const std::vector<std::string>& why;
+        ~AtEnd() { send_away<D>(foreign, why); }
+      } const at_end{foreign, why};
+      f(this->model_);
+    });
+  }
 
   /// optim::clip_grad_norm with the norm of all stages' gradients; each tied parameter counts once. All ranks call it.
   double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
@@ -159,7 +185,7 @@ class Stages : public Policy<Model> {
       std::copy_n(header.extents.begin(), Value::rank, shape.begin());
       shared.value = Value::empty(shape, device());
     }
-    broadcast(shared.value.data(), shared.value.bytes(), root, trace::Traffic::activations);
+    broadcast(shared.value.data(), shared.value.bytes(), root, trace::Traffic::outputs);
     if constexpr (Pass::gives_loss) {
       shared.correction = pass.weights().correction();
       broadcast(&shared.correction, sizeof shared.correction, root, trace::Traffic::control);
@@ -312,10 +338,12 @@ class Stages : public Policy<Model> {
       check<UsageError>(owners.contains(node), "Pipeline: the model's '", named.name,
                         "' is in none of the layers that CHORUS_PIPELINE lists");
       const auto& ranks = owners[node];
+      numbers_.push_back({&numbers, named.handle.shared(), ranks.front(), {}});
       if (std::find(ranks.begin(), ranks.end(), communicator_.rank()) != ranks.end()) return;
       foreign.push_back(&numbers);
-      why.push_back(cat("Pipeline: '", named.name, "' is in a stage of rank ", ranks.front(), ", and this is rank ",
-                        communicator_.rank(), ", which has no memory for it"));
+      why.push_back(numbers_.back().why =
+                        cat("Pipeline: '", named.name, "' is in a stage of rank ", ranks.front(), ", and this is rank ",
+                            communicator_.rank(), ", which has no memory for it"));
     };
     for (const auto& named : nn::named_parameters<D>(this->model_)) {
       sort(named, *named.parameter);
@@ -339,10 +367,19 @@ class Stages : public Policy<Model> {
       if (const auto& ranks = owners[named.handle.shared().get()];
           std::find(ranks.begin(), ranks.end(), communicator_.rank()) == ranks.end())
         named.parameter->drop_grad_of(*named.handle.shared());
+    for (const auto& named : this->parameters()) named.parameter->set_one_of_a_part(communicator_.size() > 1);
     send_away(foreign, why);
     wires_.emplace(communicator_, world, stage_count_ > static_cast<std::size_t>(communicator_.size()));
     tied_.emplace(communicator_, world, parameters, ranks_of);
   }
+
+  /// A parameter or a buffer of the whole model.
+  struct Numbers {
+    const detail::AtHome<D>* numbers;
+    Ref<Node> kept;
+    int owner;
+    std::string why;  // it is not here; empty where it is
+  };
 
   Communicator& communicator_;
   PipelineOptions options_;
@@ -350,6 +387,7 @@ class Stages : public Policy<Model> {
   std::size_t stage_count_ = 0;
   std::vector<std::size_t> begins_;
   std::vector<Stage> stages_;
+  std::vector<Numbers> numbers_;
   std::map<int, Schedule> schedules_;  // by the number of micro-batches
   std::optional<Wires<D>> wires_;
   std::optional<TiedParameters<D>> tied_;

@@ -24,8 +24,8 @@ class Wires {
  public:
   enum class Direction : std::uint8_t { forward, backward };
 
-  /// Sends and receives are `Traffic::activations`. A ring, which also has an edge from the last rank to the first, is
-  /// for ranks with several stages. A collective call of all ranks.
+  /// What is sent counts as `Traffic::activations`, headers as control. A ring, which also has an edge from the last
+  /// rank to the first, is for ranks with several stages. A collective call of all ranks.
   Wires(comm::AnyCommunicator& all, const comm::World& world, bool ring) : rank_(all.rank()), size_(all.size()) {
     const int edges = size_ == 1 ? 0 : ring ? size_ : size_ - 1;
     for (const Direction direction : {Direction::forward, Direction::backward})
@@ -51,7 +51,7 @@ class Wires {
     message.header = header;
     message.what = std::move(what);
     const auto numbers = direction == Direction::forward ? message.what->numbers() : message.what->gradient();
-    message.head = wire.send_async(bytes_of(message.header), 1 - wire.rank(), activations);
+    message.head = wire.send_async(bytes_of(message.header), 1 - wire.rank());
     message.body = wire.send_async(std::span(static_cast<const std::uint8_t*>(numbers), message.what->bytes()),
                                    1 - wire.rank(), activations);
     while (!on_their_way_.empty() && on_their_way_.front().body.done()) on_their_way_.pop_front();
@@ -84,7 +84,7 @@ class Wires {
     auto& wire = link(direction, direction == Direction::forward ? in : out);
     for (;;) {
       Header header;
-      wire.recv(std::span(reinterpret_cast<std::uint8_t*>(&header), sizeof header), 1 - wire.rank(), activations);
+      wire.recv(std::span(reinterpret_cast<std::uint8_t*>(&header), sizeof header), 1 - wire.rank());
       if (is_it(direction, header)) {
         auto into = place(header);
         wire.recv(std::span(static_cast<std::uint8_t*>(room(direction, *into)), into->bytes()), 1 - wire.rank(),
