@@ -40,9 +40,8 @@ int main(int argc, char** argv) {
     Chain model;
     const auto begin_of = [n](int i) { return ch::share_begin(3, static_cast<std::size_t>(n), std::size_t(i)); };
     const auto begin = begin_of(rank), end = begin_of(rank + 1);  // this rank's layers
-    std::vector<int> cuts;
-    for (int i = 1; i < n; ++i) cuts.push_back(static_cast<int>(begin_of(i)));
-    Policy net{ch::nn::copy_of(model), run, {.micro_batches = m, .cut = ch::At(cuts)}};  // to compare at the end
+    const auto cut = n == 1 ? ch::At{} : n == 2 ? ch::At{2} : ch::At{1, 2};
+    Policy net{ch::nn::copy_of(model), run, {.micro_batches = m, .cut = cut}};  // for the comparison at the end
     ch::optim::Sgd optimizer{ch::nn::named_parameters<ch::Cpu>(model), sgd};  // those of other stages get no gradient
 
     const auto all_of = [](const Matrix& x) { return std::span(x.data(), static_cast<std::size_t>(x.numel())); };
@@ -60,22 +59,20 @@ int main(int argc, char** argv) {
         std::vector<Activation> inputs, outputs;
         std::vector<ch::Variable<float, 0>> losses;
         double whole = 0;
-        const ch::Index samples = labels.numel();
-        const auto at = [&](std::size_t i) { return ch::share_begin(samples, m, i); };
+        const auto at = [&, samples = labels.numel()](std::size_t i) { return ch::share_begin(samples, m, i); };
         for (std::size_t i = 0; i < m; ++i) {  // 1. all micro-batches go forward
-          const bool first = rank == 0;
-          Activation h(first ? ch::flatten(images).slice(0, at(i), at(i + 1))
-                             : receive(at(i + 1) - at(i), begin == 1 ? 64 : 32, rank - 1),
-                       /*requires_grad=*/!first);
+          Activation h(rank == 0 ? ch::flatten(images).slice(0, at(i), at(i + 1))
+                                 : receive(at(i + 1) - at(i), begin == 1 ? 64 : 32, rank - 1),
+                       /*requires_grad=*/rank > 0);
           inputs.push_back(h);
-          if (first) h = model.first(h);
+          if (rank == 0) h = model.first(h);
           if (begin <= 1 && end > 1) h = model.second(h);
           outputs.push_back(h);
           if (rank < n - 1) send(h.value(), rank + 1);
           if (rank == n - 1) losses.push_back(model.last(h, labels.slice(0, at(i), at(i + 1))));
         }
         for (std::size_t i = 0; i < m; ++i) {  // 2. and back: by its share a micro-batch's loss counts in the batch's
-          const double part = static_cast<double>(at(i + 1) - at(i)) / static_cast<double>(samples);
+          const double part = static_cast<double>(at(i + 1) - at(i)) / static_cast<double>(at(m));
           if (rank < n - 1)
             outputs[i].backward(receive(outputs[i].size(0), outputs[i].size(1), rank + 1));
           else
@@ -85,13 +82,12 @@ int main(int argc, char** argv) {
         }
         optimizer.step();  // 3. each rank steps what it has
         ranks.broadcast(std::span(&whole, 1), n - 1);
-        mean.add(whole, static_cast<double>(samples));
+        mean.add(whole, static_cast<double>(at(m)));
       }
       if (run.is_main()) mean.print(epoch);
     }
     if (run.is_main()) print_sent("rank", 0, data);
     if (run.is_main()) std::printf("idle: %.4f of the time\n", ch::check_schedule(ch::GPipe::of(n, m)).idle);
-
     ch::optim::Sgd policy_optimizer{net.parameters(), sgd};
     for (int epoch = 0; epoch < epochs; ++epoch)
       for (const auto& [images, labels] : data.epoch(epoch)) {

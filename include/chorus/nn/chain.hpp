@@ -3,6 +3,7 @@
 
 #include <chorus/autograd/variable.hpp>
 #include <chorus/nn/containers.hpp>
+#include <chorus/nn/stash.hpp>
 #include <cstddef>
 #include <string_view>
 #include <tuple>
@@ -71,5 +72,6 @@ auto run_chain(const Links& links, const X& x, const Targets&... targets) {
   auto pipeline_links() const { return ::std::tie(__VA_ARGS__); }                                       \
   template <class X, class... Targets>                                                                  \
   auto forward(const X& x, const Targets&... targets) const {                                           \
-    return ::chorus::nn::detail::run_chain<0>(pipeline_links(), x, targets...);                         \
+    const ::chorus::nn::detail::Stashes<device_type> stashes;                                           \
+    return stashes.checked(::chorus::nn::detail::run_chain<0>(pipeline_links(), x, targets...));        \
   }

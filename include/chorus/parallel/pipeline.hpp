@@ -72,6 +72,7 @@ class Pipeline : public pipeline::Stages<Model, Order, Communicator> {
     const Schedule& schedule = this->schedule_for(samples);
     auto& random = this->begin_forward(samples);
     return this->or_all_end([&] {
+      const detail::WatchScope watch(this->watch_once());
       const auto batch = std::make_shared<Pass>(this->facts(schedule, random, samples), inputs...);
       // 2. Where the model returns its loss, backward begins within the schedule; else it has to wait for the loss.
       const bool goes_back = Pass::gives_loss && batch->recorded();
@@ -84,7 +85,8 @@ class Pipeline : public pipeline::Stages<Model, Order, Communicator> {
   }
 
   template <class Pass>
-  static void act(Pass& batch, const Action& action) {
+  void act(Pass& batch, const Action& action) {
+    this->at_stage(action.stage);
     switch (action.kind) {
       case Kind::forward:
         return batch.forward(action);

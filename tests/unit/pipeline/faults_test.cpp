@@ -202,6 +202,20 @@ TEST_CASE("pipeline faults: targets of another batch, and norms of a part, are r
   }
 }
 
+TEST_CASE("pipeline faults: ranks with different batches are refused") {
+  for (const Index of_last : {Index{6}, Index{3}}) {
+    Ranks ranks(2, [&](const World& world) -> std::string {
+      Piped<test::Chain<1>> rank(world, {.micro_batches = 4});
+      const Index size = world.rank == 0 ? 6 : of_last;
+      rank.net(numbers(size, 5, static_cast<std::uint32_t>(world.rank)), labels(size, 3, 1));
+      return "";
+    });
+    const auto texts = ranks.texts();
+    CHECK_THAT(texts[0], Contains("stage 1, on rank 1, threw: Pipeline: this rank has another batch than rank 0"));
+    CHECK_THAT(texts[1], Contains("as net.sampler(dataset) gives it"));
+  }
+}
+
 TEST_CASE("pipeline faults: grad() does not go through a pipeline") {
   Ranks ranks(2, [](const World& world) -> std::string {
     Piped<test::Chain<1>> rank(world);

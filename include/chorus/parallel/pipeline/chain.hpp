@@ -3,8 +3,8 @@
 
 #include <algorithm>
 #include <array>
+#include <chorus/autograd/activation.hpp>
 #include <chorus/nn/chain.hpp>
-#include <chorus/parallel/pipeline/activation.hpp>
 #include <chorus/parallel/pipeline/layers.hpp>
 #include <cstddef>
 #include <memory>

@@ -20,6 +20,7 @@ template <class Model, class X, class... Targets>
   const NoGrad no_grad;
   for (int round = 0; round < 2; ++round) {
     seconds.clear();
+    const nn::detail::Stashes<typename Model::device_type> stashes;
     std::shared_ptr<pipeline::AnyActivation<typename Model::device_type>> input =
         std::make_shared<pipeline::Activation<X>>(x);
     for (const pipeline::Place& place : pipeline::places_of(model)) {

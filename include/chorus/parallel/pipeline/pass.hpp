@@ -1,6 +1,7 @@
 #pragma once
 /// One batch on its way through a pipeline: what this rank's stages keep of its micro-batches, and what an action does.
 
+#include <algorithm>
 #include <chorus/autograd/deferred.hpp>
 #include <chorus/core/batch_group.hpp>
 #include <chorus/core/random.hpp>
@@ -12,9 +13,11 @@
 #include <chorus/parallel/pipeline/wires.hpp>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -70,57 +73,77 @@ class Pass {
     if (recorded_) gradients_.emplace(facts.flat);
   }
 
-  /// Receives a stage's input, runs the stage, and sends its output on.
+  /// Receives a stage's input, runs the stage, and sends its output on, with what is stashed for later ones.
   void forward(const Action& action) {
     const bool first = action.stage == 0, last = action.stage + 1 == facts_.schedule.stages;
     const Stage& stage = facts_.stages[static_cast<std::size_t>(action.stage)];
     Header header{.micro_batch = action.micro_batch, .stage = action.stage};
-    auto input =
-        first ? std::make_shared<Activation<X>>(rows(x_, action.micro_batch))
-              : facts_.wires.receive(Direction::forward, action.stage, action.micro_batch, [&](const Header& received) {
-                  header = received;
-                  return Chain::room_for(stage, received, facts_.device);
-                });
-    auto [output, result] = run(stage, action.micro_batch, *input, header);
+    Kept here;
+    if (first) {
+      here.inputs.push_back({"", std::make_shared<Activation<X>>(rows(x_, action.micro_batch))});
+    } else {
+      receive_input(here, header, [&](const Header& came) { return Chain::room_for(stage, came, facts_.device); });
+      for (int part = 1; part <= header.stashed; ++part) {
+        Header stashed = header;
+        stashed.part = static_cast<std::uint8_t>(part);
+        receive_input(here, stashed,
+                      [&](const Header& came) { return std::make_shared<RawActivation<D>>(came, facts_.device); });
+      }
+    }
+    if (action.micro_batch == 0 && first) header.batch = fingerprint();
+    if (action.micro_batch == 0 && last) check_same_batch(header);
+    auto result = run(stage, action.micro_batch, header, here);
     if (last) {
       drew_ = drew_ || header.drew != 0;
       if constexpr (gives_loss) weigh(action.micro_batch, *result);
       results_[static_cast<std::size_t>(action.micro_batch)] = std::move(result);
     } else {
-      Header next = output->header();
-      next.micro_batch = action.micro_batch;
-      next.stage = action.stage + 1;
-      next.next_operation = header.next_operation;
-      next.drew = header.drew;
-      facts_.wires.send(Direction::forward, rank_of(action.stage + 1), next, output);
+      for (std::size_t part = 0; part < here.outputs.size(); ++part) {
+        Header next = here.outputs[part].value->header();
+        next.micro_batch = action.micro_batch;
+        next.stage = action.stage + 1;
+        next.next_operation = header.next_operation;
+        next.drew = header.drew;
+        next.batch = header.batch;
+        next.part = static_cast<std::uint8_t>(part);
+        next.stashed = static_cast<std::uint8_t>(here.outputs.size() - 1);
+        std::copy(here.outputs[part].name.begin(), here.outputs[part].name.end(), next.name.begin());
+        facts_.wires.send(Direction::forward, rank_of(action.stage + 1), next, here.outputs[part].value);
+      }
     }
-    if (recorded_) kept(action) = {std::move(input), std::move(output), {}};
+    if (recorded_) kept(action) = std::move(here);
   }
 
-  /// Receives the gradient by a stage's output, goes back through the stage, and sends the gradient by its input on.
+  /// Receives the gradients by a stage's output, goes back through the stage, and sends those by its input on.
   void backward(const Action& action) {
     Kept& here = kept(action);
-    here.later.input = nullptr;
-    const bool last = action.stage + 1 == facts_.schedule.stages;
-    if (!last && here.output->header().wants_grad != 0)
-      facts_.wires.receive(Direction::backward, action.stage, action.micro_batch,
-                           [&](const Header&) { return here.output; });
+    std::vector<Ref<Node>> roots;
+    if (action.stage + 1 == facts_.schedule.stages) {
+      if (auto root = result_root(action.micro_batch)) roots.push_back(std::move(root));
+    }
+    for (std::size_t part = 0; part < here.outputs.size(); ++part) {
+      AnyActivation<D>& output = *here.outputs[part].value;
+      if (output.header().wants_grad == 0) continue;
+      facts_.wires.receive(Direction::backward, header_of(action, action.stage, part),
+                           [&](const Header&) { return here.outputs[part].value; });
+      if (auto root = output.take_gradient()) roots.push_back(std::move(root));
+    }
+    for (const auto& input : here.inputs) here.later.inputs.push_back(input.value->node());
     {
       const detail::DeferralScope put_off(splits_ ? &here.later : nullptr);
-      here.later.input = here.input->node();
-      if (last)
-        result_goes_back(action.micro_batch);
-      else if (here.output->header().wants_grad != 0)
-        here.output->backward();
+      run_backward(roots, {.hooks = false});
     }
-    here.output = nullptr;
-    if (here.input->header().wants_grad != 0) {
-      Header header = here.input->header();
-      header.micro_batch = action.micro_batch;
-      header.stage = action.stage - 1;
-      facts_.wires.send(Direction::backward, rank_of(action.stage - 1), header, std::move(here.input));
+    here.outputs.clear();
+    for (std::size_t part = 0; part < here.inputs.size(); ++part) {
+      auto input = std::move(here.inputs[part].value);
+      if (input->header().wants_grad == 0) continue;
+      Header header = header_of(action, action.stage - 1, part);
+      header.dtype = input->header().dtype;
+      header.rank = input->header().rank;
+      header.extents = input->header().extents;
+      facts_.wires.send(Direction::backward, rank_of(action.stage - 1), header, std::move(input));
     }
-    here.input = nullptr;
+    here.inputs.clear();
   }
 
   /// What `backward` has put off.
@@ -146,8 +169,9 @@ class Pass {
 
  private:
   using Direction = typename Wires<D>::Direction;
+  using Stashes = nn::detail::Stashes<D>;
   struct Kept {
-    std::shared_ptr<AnyActivation<D>> input, output;
+    std::vector<typename Stashes::Entry> inputs, outputs;  // what goes from layer to layer, and what is stashed
     detail::DeferredGradients later;
   };
 
@@ -155,6 +179,39 @@ class Pass {
     return kept_[static_cast<std::size_t>(action.stage * facts_.schedule.micro_batches + action.micro_batch)];
   }
   int rank_of(int stage) const { return facts_.schedule.rank_of(stage); }
+
+  static Header header_of(const Action& action, int stage, std::size_t part) {
+    return {.micro_batch = action.micro_batch, .stage = stage, .part = static_cast<std::uint8_t>(part)};
+  }
+  // `header` becomes the one that has come.
+  template <class Room>
+  void receive_input(Kept& here, Header& header, const Room& room) {
+    auto value = facts_.wires.receive(Direction::forward, Header(header), [&](const Header& came) {
+      header = came;
+      return std::shared_ptr<AnyActivation<D>>(room(came));
+    });
+    here.inputs.push_back({header.name.data(), std::move(value)});
+  }
+
+  // The last stage has the targets, the first one the inputs.
+  void check_same_batch(const Header& header) const {
+    check<UsageError>(header.batch == fingerprint(),
+                      "Pipeline: this rank has another batch than rank 0: all ranks call "
+                      "the net with the same one, as net.sampler(dataset) gives it");
+  }
+  std::uint64_t fingerprint() const {
+    std::uint64_t all = 0;
+    const auto add = [&]<class Input>(const Input& input) {
+      if constexpr (AnyTensor<Input>) {
+        const auto dense = contiguous(input);
+        const std::string_view bytes(reinterpret_cast<const char*>(dense.data()), dense.bytes());
+        all = all * 0x9E3779B97F4A7C15u + std::hash<std::string_view>()(bytes);
+      }
+    };
+    add(x_);
+    std::apply([&](const auto&... targets) { (add(targets), ...); }, targets_);
+    return all;
+  }
 
   // A micro-batch's rows; what has no axes goes to each as it is.
   template <class Input>
@@ -166,7 +223,7 @@ class Pass {
 
   // The model's layers draw the numbers that they draw on one device: by the samples' places in the whole batch, and by
   // the number of random operations in the stages before.
-  typename Chain::Outcome run(const Stage& stage, int micro_batch, const AnyActivation<D>& input, Header& header) {
+  std::optional<Result> run(const Stage& stage, int micro_batch, Header& header, Kept& here) {
     RandomContext random = facts_.random;
     random.next_operation = header.next_operation;
     random.samples = size(micro_batch);
@@ -177,12 +234,18 @@ class Pass {
     const trace::Span span(trace::Lane::forward, "forward", "forward");
     std::optional<typename PassGradients<D>::Scope> stand_ins;
     if (recorded_) stand_ins.emplace(*gradients_);
+    const Stashes stashes({here.inputs.begin() + 1, here.inputs.end()});
     auto outcome = std::apply(
-        [&](const auto&... targets) { return Chain::run(facts_.model, stage, input, rows(targets, micro_batch)...); },
+        [&](const auto&... targets) {
+          return Chain::run(facts_.model, stage, *here.inputs.front().value, rows(targets, micro_batch)...);
+        },
         targets_);
     header.next_operation = random.next_operation;
     header.drew = header.drew != 0 || random.drew;
-    return outcome;
+    if (!outcome.output) return stashes.checked(std::move(outcome.result));
+    here.outputs = stashes.entries();
+    here.outputs.insert(here.outputs.begin(), {"", std::move(outcome.output)});
+    return {};
   }
 
   // Of a model that returns its loss: the loss's part in the batch's is where backward begins.
@@ -195,17 +258,16 @@ class Pass {
     if (recorded_ && node) node->add(Tensor<T, 0, D>::full({}, static_cast<T>(weight), facts_.device));
   }
 
-  void result_goes_back([[maybe_unused]] int micro_batch) {
-    auto& result = results_[static_cast<std::size_t>(micro_batch)];
+  // Where backward begins; null where nothing wants a gradient.
+  Ref<Node> result_root(int micro_batch) {
+    const auto result = std::exchange(results_[static_cast<std::size_t>(micro_batch)], std::nullopt);
     if constexpr (AnyVariable<Result>) {
-      const auto node = result->node();
-      if (node) {
-        if constexpr (!gives_loss) node->add(contiguous(rows_of_result(micro_batch)));
-        const Ref<Node> root = node;
-        run_backward({&root, 1}, {.hooks = false});
-      }
+      if (!result->node()) return {};
+      if constexpr (!gives_loss) result->node()->add(contiguous(rows_of_result(micro_batch)));
+      return result->node();
+    } else {
+      return {};
     }
-    result.reset();
   }
   // The result may have several rows of each sample.
   auto rows_of_result(int micro_batch) const {

@@ -156,6 +156,8 @@ class Stages : public Policy<Model> {
   }
   TiedParameters<D>& tied() { return *tied_; }
   void flush() { wires_->flush(); }
+  /// For messages.
+  void at_stage(int stage) { stage_now_ = stage; }
 
   /// What a pass has given, on all ranks.
   template <class Value>
@@ -205,8 +207,7 @@ class Stages : public Policy<Model> {
       abort(error.what());
       throw;
     } catch (const std::exception& error) {
-      abort(
-          cat("Pipeline: stage ", communicator_.rank(), ", on rank ", communicator_.rank(), ", threw: ", error.what()));
+      abort(cat("Pipeline: stage ", stage_now_, ", on rank ", communicator_.rank(), ", threw: ", error.what()));
       throw;
     }
   }
@@ -392,6 +393,7 @@ class Stages : public Policy<Model> {
   std::optional<Wires<D>> wires_;
   std::optional<TiedParameters<D>> tied_;
   bool result_wants_grad_ = false;
+  int stage_now_ = communicator_.rank();
 };
 
 }  // namespace pipeline

@@ -1,8 +1,8 @@
 #pragma once
 /// The messages between neighbouring stages of a pipeline.
 
+#include <chorus/autograd/activation.hpp>
 #include <chorus/comm/split.hpp>
-#include <chorus/parallel/pipeline/activation.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -57,12 +57,13 @@ class Wires {
     while (!on_their_way_.empty() && on_their_way_.front().body.done()) on_their_way_.pop_front();
   }
 
-  /// Waits for the message of that stage and micro-batch. `place(header)` gives the activation whose
+  /// Waits for the message of that stage, micro-batch and part. `place(header)` gives the activation whose
   /// numbers, or whose gradient, are to be filled. Those of others that come first are kept.
   template <class Place>
-  std::shared_ptr<AnyActivation<D>> receive(Direction direction, int stage, int micro_batch, const Place& place) {
+  std::shared_ptr<AnyActivation<D>> receive(Direction direction, const Header& which, const Place& place) {
     const auto is_it = [&](Direction d, const Header& header) {
-      return d == direction && header.stage == stage && header.micro_batch == micro_batch;
+      return d == direction && header.stage == which.stage && header.micro_batch == which.micro_batch &&
+             header.part == which.part;
     };
     for (auto message = local_.begin(); message != local_.end(); ++message)
       if (is_it(message->direction, message->header)) {
@@ -91,8 +92,7 @@ class Wires {
                   activations);
         return into;
       }
-      std::size_t bytes = size_of(header.dtype);
-      for (std::size_t axis = 0; axis < header.rank; ++axis) bytes *= static_cast<std::size_t>(header.extents[axis]);
+      const std::size_t bytes = header.bytes();
       early_.push_back({direction, header, Storage<D>(D{}, bytes)});
       wire.recv(std::span(static_cast<std::uint8_t*>(early_.back().numbers.data()), bytes), 1 - wire.rank(),
                 activations);

@@ -19,9 +19,19 @@ struct Header {
   std::uint8_t rank = 0;
   std::uint8_t wants_grad = 0;  ///< whether the gradient is waited for
   std::uint8_t drew = 0;        ///< whether a layer has drawn random numbers
+  std::uint8_t part = 0;        ///< 0: what goes from layer to layer; from 1 on, what was stashed
+  std::uint8_t stashed = 0;     ///< of part 0: how many others follow
+  std::array<char, 22> name{};  ///< of what was stashed
   std::array<Index, 8> extents{};
+  std::uint64_t batch = 0;  ///< of the first micro-batch: a fingerprint of the whole batch
+
+  std::size_t bytes() const {
+    std::size_t bytes = size_of(dtype);
+    for (std::size_t axis = 0; axis < rank; ++axis) bytes *= static_cast<std::size_t>(extents[axis]);
+    return bytes;
+  }
 };
-static_assert(sizeof(Header) == 80);
+static_assert(sizeof(Header) == 112);
 
 /// The input of a stage, or its output.
 template <Device D>
@@ -35,10 +45,10 @@ class AnyActivation {
   virtual void* numbers() const = 0;
   /// The node that holds the gradient by it; null where none is wanted.
   virtual const Node* node() const = 0;
-  /// Of an output: where the gradient by it is to be written before `backward`.
+  /// Of an output: where the gradient by it is to be written before `take_gradient`.
   virtual void* gradient_to_come() = 0;
-  /// Sends that gradient to everything behind the output.
-  virtual void backward() = 0;
+  /// Gives that gradient to the node, from which backward is to go on; null where there is none.
+  virtual Ref<Node> take_gradient() = 0;
   /// Of an input: the gradient by it, dense; zeros where none has come.
   virtual void* gradient() = 0;
 };
@@ -74,12 +84,13 @@ class Activation final : public AnyActivation<typename tensor_of<X>::device_type
     gradient_ = tensor_of<X>::empty(value_of(value).shape(), value_of(value).device());
     return gradient_.data();
   }
-  void backward() override {
+  Ref<Node> take_gradient() override {
     if constexpr (AnyVariable<X>) {
-      if (!value.node()) return;
+      if (!value.node()) return {};
       value.node()->add(std::exchange(gradient_, {}));
-      const Ref<Node> root = value.node();
-      run_backward({&root, 1}, {.hooks = false});
+      return value.node();
+    } else {
+      return {};
     }
   }
   void* gradient() override {
@@ -121,6 +132,39 @@ class Activation final : public AnyActivation<typename tensor_of<X>::device_type
   }
 
   tensor_of<X> gradient_;
+};
+
+/// What was stashed in an earlier stage: its type is that of the Pop that takes it, if this stage has it.
+template <Device D>
+class RawActivation final : public AnyActivation<D> {
+ public:
+  RawActivation(const Header& header, D device) : header_(header), numbers_(device, header.bytes()) {}
+
+  Header header() const override { return header_; }
+  std::size_t bytes() const override { return header_.bytes(); }
+  void* numbers() const override { return numbers_.data(); }
+  const Node* node() const override { return popped_ ? popped_->node() : nullptr; }
+  void* gradient_to_come() override {
+    gradient_ = Storage<D>(numbers_.device(), bytes());
+    return gradient_.data();
+  }
+  Ref<Node> take_gradient() override { return {}; }
+  /// Of the value that was popped; else the one that has come from the next stage.
+  void* gradient() override { return popped_ ? popped_->gradient() : gradient_.data(); }
+
+  /// The value as a Variable X. Throws UsageError where it is of another type.
+  template <class X>
+  const X& pop() {
+    auto typed = std::make_shared<Activation<X>>(header_, numbers_.device());
+    copy_bytes(numbers_.device(), typed->numbers(), numbers_.device(), numbers_.data(), bytes());
+    popped_ = typed;
+    return typed->value;
+  }
+
+ private:
+  Header header_;
+  Storage<D> numbers_, gradient_;
+  std::shared_ptr<AnyActivation<D>> popped_;
 };
 
 }  // namespace chorus::pipeline
