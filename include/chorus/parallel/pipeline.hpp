@@ -97,7 +97,6 @@ class Pipeline : public pipeline::Stages<Model, Order, Communicator> {
     }
   }
 
-  // 4. What the user's backward pass does when it comes to the net's result.
   template <class Pass, class Shared>
   auto on_tape(const Schedule& schedule, const std::shared_ptr<Pass>& batch, Shared shared) {
     using Result = typename Pass::Result;
@@ -107,27 +106,39 @@ class Pipeline : public pipeline::Stages<Model, Order, Communicator> {
       if (!batch->recorded() || !shared.wants_grad) return Result(std::move(shared.value));
       std::vector<Ref<Node>> leaves;
       batch->gradients().for_each_leaf([&](Node& leaf) { leaves.emplace_back(&leaf); });
-      const auto back = [this, alive = this->alive(), batch, &schedule, correction = shared.correction](
-                            const tensor_of<Result>& gradient, bool keep) {
-        check<UsageError>(!alive.expired(), "Pipeline: the net whose result goes backward is gone");
-        if constexpr (Pass::gives_loss) {
-          batch->gradients().add_to_parameters(static_cast<double>(gradient.item()) * correction);
-        } else {
-          check<UsageError>(!keep, "Pipeline: retain_graph needs a model that returns its loss");
-          this->or_all_end([&] {
-            batch->take_result_gradient(gradient);
-            for (const Action& action : this->own_actions(schedule))
-              if (action.kind != Kind::forward) act(*batch, action);
-            batch->gradients().sum_tied(this->tied());
-            this->flush();
-          });
-          batch->gradients().add_to_parameters(1);
-        }
-      };
       using T = typename tensor_of<Result>::value_type;
       using Made = pipeline::PassNode<T, tensor_of<Result>::rank, D>;
-      Ref<typename Result::node_type> node(new Made(shared.value, std::move(leaves), back));
+      Ref<typename Result::node_type> node(
+          new Made(shared.value, std::move(leaves), way_back(schedule, batch, shared.correction)));
       return Result(std::move(shared.value), std::move(node));
+    }
+  }
+
+  // 4. What the user's backward pass does when it comes to the net's result.
+  template <class Pass>
+  auto way_back(const Schedule& schedule, const std::shared_ptr<Pass>& batch, [[maybe_unused]] double correction) {
+    using Gradient = tensor_of<typename Pass::Result>;
+    const auto check_alive = [alive = this->alive()] {
+      check<UsageError>(!alive.expired(), "Pipeline: the net whose result goes backward is gone");
+    };
+    if constexpr (Pass::gives_loss) {
+      return [check_alive, batch, correction](const Gradient& gradient, bool) {
+        check_alive();
+        batch->gradients().add_to_parameters(static_cast<double>(gradient.item()) * correction);
+      };
+    } else {
+      return [this, check_alive, batch, &schedule](const Gradient& gradient, bool keep) {
+        check_alive();
+        check<UsageError>(!keep, "Pipeline: retain_graph needs a model that returns its loss");
+        this->or_all_end([&] {
+          batch->take_result_gradient(gradient);
+          for (const Action& action : this->own_actions(schedule))
+            if (action.kind != Kind::forward) act(*batch, action);
+          batch->gradients().sum_tied(this->tied());
+          this->flush();
+        });
+        batch->gradients().add_to_parameters(1);
+      };
     }
   }
 };

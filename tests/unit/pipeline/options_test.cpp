@@ -1,6 +1,7 @@
 // What models and programs may have under a pipeline: tied and frozen parameters, tokens, lengths that change, cuts,
 // clipping; and what is sent and kept.
 #include <catch.hpp>
+#include <chorus/comm/split.hpp>
 #include <chorus/nn/convolution.hpp>
 #include <chorus/parallel/pipeline/layer_times.hpp>
 
@@ -160,6 +161,58 @@ TEST_CASE("pipeline: gradients are clipped by the norm of all stages") {
     return loss.item() + norm;
   };
   check_trains_as_one<Tied>(2, {.micro_batches = 3}, clipped_step);
+}
+
+TEST_CASE("pipeline: each of two pairs of ranks has a pipeline of its own") {
+  const auto alone = test::chain_losses_alone<test::Chain<2>>(5);
+  Ranks ranks(4, [&](const World& world) -> std::string {
+    auto all = comm::connect(world);
+    const auto pair = comm::split(all, world, world.rank % 2);
+    auto communicator = comm::connect(pair);
+    Pipeline<test::Chain<2>> net{make<test::Chain<2>>(), communicator, pair, {.micro_batches = 3}, 3};
+    return cat(distance(test::chain_losses(net, true, 5), alone) < near);
+  });
+  for (const auto& text : ranks.texts()) CHECK(text == "true");
+}
+
+TEST_CASE("pipeline: a result whose net is gone does not go backward") {
+  Ranks ranks(2, [](const World& world) -> std::string {
+    auto all = comm::connect(world);
+    Variable<double, 0> loss;
+    {
+      Pipeline<test::Chain<1>> net{make<test::Chain<1>>(), all, world, {}, 3};
+      loss = net(numbers(4, 5, 1), labels(4, 3, 1));
+    }
+    return message_of<UsageError>([&] { loss.backward(); });
+  });
+  for (const auto& text : ranks.texts()) CHECK_THAT(text, Contains("the net whose result goes backward is gone"));
+}
+
+TEST_CASE("pipeline: a schedule of one's own, and one that is broken") {
+  struct Own {
+    static Schedule of(int p, int m) {  // backward from the last micro-batch to the first
+      auto table = GPipe::of(p, m);
+      for (auto& actions : table.ranks) std::reverse(actions.begin() + m, actions.end());
+      return table;
+    }
+  };
+  struct Broken {
+    static Schedule of(int p, int m) {
+      auto table = GPipe::of(p, m);
+      table.ranks.back().pop_back();
+      return table;
+    }
+  };
+  const auto alone = test::chain_losses_alone<test::Chain<2>>(5);
+  Ranks ranks(2, [&](const World& world) -> std::string {
+    auto all = comm::connect(world);
+    Pipeline<test::Chain<2>, Own> net{make<test::Chain<2>>(), all, world, {.micro_batches = 3}, 3};
+    std::string text = cat(distance(test::chain_losses(net, true, 5), alone) < near);
+    Pipeline<test::Chain<2>, Broken> broken{make<test::Chain<2>>(), all, world, {.micro_batches = 3}, 3};
+    return text + message_of<UsageError>([&] { broken(numbers(4, 5, 1), labels(4, 3, 1)); });
+  });
+  for (const auto& text : ranks.texts())
+    CHECK(text == "trueschedule: backward of micro-batch 2 in stage 1 occurs 0 times, expected once");
 }
 
 TEST_CASE("pipeline: cuts by bytes and by time") {

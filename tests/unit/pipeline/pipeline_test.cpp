@@ -126,7 +126,8 @@ TEST_CASE("pipeline: backward multiplies by its seed, adds up, and is dropped wh
     Piped<Model> rank(world, {.micro_batches = 2});
     std::string text;
     for (const auto& [name, gradient] : gradients_of(rank.net)) {
-      const auto same = std::find_if(alone.begin(), alone.end(), [&](const auto& one) { return one.first == name; });
+      const auto same =
+          std::find_if(alone.begin(), alone.end(), [&name = name](const auto& one) { return one.first == name; });
       if (!(distance(gradient, same->second) < test::rounding)) text += name + " ";
     }
     return text + "done";

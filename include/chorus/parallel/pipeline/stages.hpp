@@ -209,6 +209,9 @@ class Stages : public Policy<Model> {
     } catch (const std::exception& error) {
       abort(cat("Pipeline: stage ", stage_now_, ", on rank ", communicator_.rank(), ", threw: ", error.what()));
       throw;
+    } catch (...) {
+      abort(cat("Pipeline: stage ", stage_now_, ", on rank ", communicator_.rank(), ", threw what is no exception"));
+      throw;
     }
   }
 

@@ -1,6 +1,7 @@
 #pragma once
 /// The messages between neighbouring stages of a pipeline.
 
+#include <algorithm>
 #include <chorus/autograd/activation.hpp>
 #include <chorus/comm/split.hpp>
 #include <cstddef>
@@ -28,14 +29,12 @@ class Wires {
   /// rank to the first, is for ranks with several stages. A collective call of all ranks.
   Wires(comm::AnyCommunicator& all, const comm::World& world, bool ring) : rank_(all.rank()), size_(all.size()) {
     const int edges = size_ == 1 ? 0 : ring ? size_ : size_ - 1;
+    const int colors = edges == size_ && size_ % 2 == 1 ? 3 : std::min(edges, 2);
     for (const Direction direction : {Direction::forward, Direction::backward})
-      for (int color = 0; color < 3; ++color) {
-        if (color >= edges) continue;  // the same on all ranks
-        int own = -1;                  // the edge of this color that this rank is at an end of
+      for (int color = 0; color < colors; ++color) {
+        int own = -1;  // the edge of this color that this rank is at an end of
         for (int edge = 0; edge < edges; ++edge)
           if (color_of(edge) == color && (edge == rank_ || (edge + 1) % size_ == rank_)) own = edge;
-        const bool any = color < 2 || (edges == size_ && size_ % 2 == 1);
-        if (!any) continue;
         auto group = comm::connect(comm::split(all, world, own >= 0 ? own : size_ + rank_,
                                                /*key=*/own == rank_ ? 0 : 1));
         if (own >= 0) links_[static_cast<std::size_t>(direction)][own == rank_ ? out : in].emplace(std::move(group));
