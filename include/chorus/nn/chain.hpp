@@ -37,11 +37,13 @@ auto run_link(const Link& link, std::size_t begin, [[maybe_unused]] std::size_t 
                   "CHORUS_PIPELINE: the targets go to the last link with the output before it, and that is a "
                   "ModuleList here: let a layer of its own take the loss");
     using Y = decltype(link[0](x));
-    static_assert(std::is_same_v<decltype(link[0](std::declval<const Y&>())), Y>,
+    constexpr bool gives_what_it_takes = std::is_same_v<decltype(link[0](std::declval<const Y&>())), Y>;
+    static_assert(gives_what_it_takes,
                   "CHORUS_PIPELINE: the blocks of a ModuleList have to give what they take: the same rank and type");
     check<UsageError>(begin < end, "CHORUS_PIPELINE: a ModuleList has no modules");
     Y y = link[begin](x);
-    for (std::size_t i = begin + 1; i < end; ++i) y = link[i](y);
+    if constexpr (gives_what_it_takes)
+      for (std::size_t i = begin + 1; i < end; ++i) y = link[i](y);
     return y;
   } else {
     return link(x, targets...);
