@@ -152,6 +152,9 @@ class GradScaler {
   /// last `step` or `scale`.
   bool unscale() {
     check_can_unscale();
+    for (const auto& named : parameters_)
+      check<UsageError>(agree_ || !named.parameter->one_of_a_part(), "GradScaler: '", named.name,
+                        "' is in one stage of a pipeline, and all stages step or none: GradScaler scaler{net}");
     check<UsageError>(agree_ || any_gradient(),
                       "GradScaler: no parameter has a gradient. Where a policy leaves a rank none, it has to ask the "
                       "others: GradScaler scaler{net}");

@@ -28,7 +28,7 @@ namespace chorus {
 /// `loss.backward()` adds them to the parameters', times its seed. Of a model that returns its output, `net(x)` is all
 /// forwards, and the backward pass of what is made of it all backwards: the loop of other policies, and GPipe's memory.
 /// Either way loss or output are on all ranks, and parameters are those of one device, up to rounding, dropout
-/// included. A loss is a mean over samples or over tokens that count; its `mean_over` is left alone, for each
+/// included. A loss is a mean over samples or over tokens that count; in the model its `mean_over` is refused, for each
 /// micro-batch's loss says by itself what it is a mean of. BatchNorm takes the statistics of each micro-batch, and
 /// differs; SyncBatchNorm is refused. A rank's `parameters()` are those of its stages: others are not in its memory,
 /// and who reads them gets a UsageError.

@@ -165,6 +165,11 @@ struct MixedHead : nn::Module {
     return cross_entropy(fc(x), y, {.ignore_index = 0}) + mse_loss(fc(x), fc(x).value());
   }
 };
+struct MeanOverHead : nn::Module {
+  nn::Linear<Cpu, double> fc{6, 3};
+  CHORUS_MODULE(MeanOverHead, fc)
+  auto forward(const auto& x, const auto& y) const { return cross_entropy(fc(x), y, {.mean_over = 7}); }
+};
 template <class Head>
 struct Ending : nn::Module {
   nn::Linear<Cpu, double> embed{5, 6};
@@ -184,6 +189,7 @@ std::string with_head() {
 }
 TEST_CASE("pipeline faults: a loss that micro-batches don't add up to is refused") {
   CHECK_THAT(with_head<SumHead>(), Contains("the model's loss is no mean over the batch"));
+  CHECK_THAT(with_head<MeanOverHead>(), Contains("Pipeline: mean_over in a model that returns its loss"));
   CHECK_THAT(with_head<MixedHead>(), Contains("several means, which micro-batches divide in different ways"));
 }
 

@@ -2,7 +2,9 @@
 // clipping; and what is sent and kept.
 #include <catch.hpp>
 #include <chorus/comm/split.hpp>
+#include <chorus/data/synthetic_images.hpp>
 #include <chorus/nn/convolution.hpp>
+#include <chorus/optim/grad_scaler.hpp>
 #include <chorus/parallel/pipeline/layer_times.hpp>
 
 #include "models.hpp"
@@ -173,6 +175,49 @@ TEST_CASE("pipeline: each of two pairs of ranks has a pipeline of its own") {
     return cat(distance(test::chain_losses(net, true, 5), alone) < near);
   });
   for (const auto& text : ranks.texts()) CHECK(text == "true");
+}
+
+TEST_CASE("pipeline: a step that one stage has to leave out is left out by all") {
+  Ranks ranks(2, [](const World& world) -> std::string {
+    Piped<test::Chain<2>> rank(world);
+    auto& net = rank.net;
+    bool overflows = false;
+    for (const auto& named : net.parameters())
+      named.parameter->on_grad([&, parameter = named.parameter] {
+        if (overflows && world.rank == 1) *static_cast<double*>(parameter->grad_data()) = INFINITY;
+      });
+    optim::Sgd optimizer{net.parameters(), {.lr = 0.1}};
+    optim::GradScaler<Cpu> scaler{net, {.init_scale = 1024}};
+    std::string text;
+    for (const bool overflow : {false, true, false}) {
+      overflows = overflow;
+      optimizer.zero_grad();
+      const auto before = test::own_values(net);
+      scaler.scale(net(numbers(6, 5, 1), labels(6, 3, 1))).backward();
+      const bool stepped = scaler.step(optimizer);
+      text += cat(stepped, before != test::own_values(net), " ");
+    }
+    optim::GradScaler<Cpu> alone{net.parameters(), {.init_scale = 1024}};
+    alone.scale(net(numbers(6, 5, 1), labels(6, 3, 1))).backward();
+    return text + message_of<UsageError>([&] { alone.step(optimizer); });
+  });
+  for (const auto& text : ranks.texts()) {
+    CHECK_THAT(text, Contains("truetrue falsefalse truetrue "));
+    CHECK_THAT(text, Contains("is in one stage of a pipeline, and all stages step or none: GradScaler scaler{net}"));
+  }
+}
+
+TEST_CASE("pipeline: samplers are one device's") {
+  Ranks ranks(2, [](const World& world) -> std::string {
+    Piped<test::Chain<1>> rank(world);
+    SingleDevice<test::Chain<1>> single{make<test::Chain<1>>(), rank.net.seed()};
+    const data::SyntheticImages images{50, 1, data::Split::train, {1, 8, 8}};
+    auto one = single.sampler(images), other = rank.net.sampler(images);
+    one.set_epoch(2);
+    other.set_epoch(2);
+    return cat(one.share(1, 8).size() == 8, std::ranges::equal(one.share(1, 8), other.share(1, 8)));
+  });
+  for (const auto& text : ranks.texts()) CHECK(text == "truetrue");
 }
 
 TEST_CASE("pipeline: a result whose net is gone does not go backward") {

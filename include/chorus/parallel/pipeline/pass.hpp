@@ -33,6 +33,11 @@ struct NoWholeBatch final : BatchGroup {
         "without any, such as nn::GroupNorm or nn::LayerNorm");
   }
   double weight() override { return 1; }
+  void check_mean_over() const override {
+    fail<UsageError>(
+        "Pipeline: mean_over in a model that returns its loss: expected none, for each micro-batch's loss "
+        "says by itself what it is a mean of");
+  }
 };
 
 /// What a pass works with. What is passed by reference outlives it.
