@@ -43,8 +43,6 @@ class AnyActivation {
   virtual std::size_t bytes() const = 0;
   /// The numbers, dense.
   virtual void* numbers() const = 0;
-  /// The node that holds the gradient by it; null where none is wanted.
-  virtual const Node* node() const = 0;
   /// Of an output: where the gradient by it is to be written before `take_gradient`.
   virtual void* gradient_to_come() = 0;
   /// Gives that gradient to the node, from which backward is to go on; null where there is none.
@@ -74,12 +72,6 @@ class Activation final : public AnyActivation<typename tensor_of<X>::device_type
   }
   std::size_t bytes() const override { return value_of(value).bytes(); }
   void* numbers() const override { return value_of(value).data(); }
-  const Node* node() const override {
-    if constexpr (AnyVariable<X>)
-      return value.node().get();
-    else
-      return nullptr;
-  }
   void* gradient_to_come() override {
     gradient_ = tensor_of<X>::empty(value_of(value).shape(), value_of(value).device());
     return gradient_.data();
@@ -143,7 +135,6 @@ class RawActivation final : public AnyActivation<D> {
   Header header() const override { return header_; }
   std::size_t bytes() const override { return header_.bytes(); }
   void* numbers() const override { return numbers_.data(); }
-  const Node* node() const override { return popped_ ? popped_->node() : nullptr; }
   void* gradient_to_come() override {
     gradient_ = Storage<D>(numbers_.device(), bytes());
     return gradient_.data();

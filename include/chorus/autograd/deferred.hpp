@@ -1,9 +1,9 @@
 #pragma once
 /// Gradients by weights that are put off: nobody waits for them but the optimizer (Qi et al. 2023, "zero bubble").
 
-#include <algorithm>
 #include <chorus/autograd/node.hpp>
 #include <functional>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -11,11 +11,11 @@ namespace chorus::detail {
 
 /// What backward functions of this thread have put off, while a DeferralScope lives.
 struct DeferredGradients {
-  /// Leaves whose gradients are waited for: what a part of a model takes from the parts before it.
-  std::vector<const Node*> inputs;
+  /// The leaves whose gradients may wait.
+  const std::unordered_set<const Node*>* weights = nullptr;
   std::vector<std::function<void()>> later;
 
-  bool waits_for(const Node& leaf) const { return std::find(inputs.begin(), inputs.end(), &leaf) != inputs.end(); }
+  bool may_wait(const Node& leaf) const { return weights != nullptr && weights->contains(&leaf); }
   void run() {
     for (const auto& gradient : std::exchange(later, {})) gradient();
   }
@@ -38,7 +38,7 @@ class DeferralScope {
 template <class N, class Add, class... Saved>
 void now_or_later(N& node, const Add& add, const Saved&... saved) {
   auto* const deferred = deferred_gradients;
-  if (deferred == nullptr || !node.is_leaf() || deferred->waits_for(node)) return add(node, saved...);
+  if (deferred == nullptr || !deferred->may_wait(node)) return add(node, saved...);
   deferred->later.push_back([add, leaf = Ref<N>(&node), saved...] { add(*leaf, saved...); });
 }
 

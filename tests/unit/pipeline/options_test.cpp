@@ -1,6 +1,7 @@
 // What models and programs may have under a pipeline: tied and frozen parameters, tokens, lengths that change, cuts,
 // clipping; and what is sent and kept.
 #include <catch.hpp>
+#include <chorus/autograd/checkpoint.hpp>
 #include <chorus/comm/split.hpp>
 #include <chorus/data/synthetic_images.hpp>
 #include <chorus/nn/convolution.hpp>
@@ -147,6 +148,37 @@ TEST_CASE("pipeline: tokens that count differ from micro-batch to micro-batch, l
   check_trains_as_one<Tokens>(2, {.micro_batches = 3}, [](auto& net, auto& optimizer, std::uint32_t i) {
     return token_step<false>(net, optimizer, i);
   });
+}
+
+/// Blocks that are computed again in backward, dropout and picked columns included.
+struct Again : nn::Module {
+  nn::Linear<Cpu, double> fc{6, 6};
+  nn::Dropout drop{0.3};
+  CHORUS_MODULE(Again, fc, drop)
+  auto forward(const auto& x) const {
+    const auto backwards = Tensor<std::int64_t, 1>::from({5, 4, 3, 2, 1, 0}, {6});
+    return checkpoint([this, backwards](const auto& h) { return drop(tanh(fc(index_select(h, 1, backwards)))); }, x);
+  }
+};
+struct Checkpointed : nn::Module {
+  nn::Linear<Cpu, double> embed{5, 6};
+  nn::ModuleList<Again> blocks{{Again{}, Again{}}};
+  test::Head head;
+  CHORUS_MODULE(Checkpointed, embed, blocks, head)
+  CHORUS_PIPELINE(embed, blocks, head)
+};
+TEST_CASE("pipeline: activation checkpoints within a stage") {
+  check_trains_as_one<Checkpointed>(2, {.micro_batches = 3}, [](auto& net, auto& optimizer, std::uint32_t i) {
+    optimizer.zero_grad();
+    const auto x = numbers(7, 5, i);
+    const auto y = labels(7, 3, i);
+    net(x, y);  // its gradients are dropped
+    const auto loss = net(x, y) * 0.5;
+    loss.backward();
+    optimizer.step();
+    return loss.item();
+  });
+  check_trains_as_one<Checkpointed>(3, {.micro_batches = 3, .cut = At{1, 3}}, output_step);
 }
 
 TEST_CASE("pipeline: gradients are clipped by the norm of all stages") {

@@ -133,8 +133,9 @@ class Pass {
                            [&](const Header&) { return here.outputs[part].value; });
       if (auto root = output.take_gradient()) roots.push_back(std::move(root));
     }
-    for (const auto& input : here.inputs) here.later.inputs.push_back(input.value->node());
+    here.later.weights = &gradients_->leaves();
     {
+      const typename PassGradients<D>::Scope stand_ins(*gradients_);  // for what checkpoints compute again
       const detail::DeferralScope put_off(splits_ ? &here.later : nullptr);
       run_backward(roots, {.hooks = false});
     }

@@ -5,6 +5,7 @@
 #include <chorus/nn/flat_parameters.hpp>
 #include <chorus/parallel/pipeline/tied.hpp>
 #include <cstddef>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -17,7 +18,10 @@ class PassGradients {
  public:
   explicit PassGradients(const nn::FlatParameters<D>& flat) : flat_(flat), stand_ins_(flat.entries().size()) {
     for (std::size_t i = 0; i < stand_ins_.size(); ++i)
-      if (parameter(i).wants_grad()) stand_ins_[i] = parameter(i).make_stand_in();
+      if (parameter(i).wants_grad()) {
+        stand_ins_[i] = parameter(i).make_stand_in();
+        leaves_.insert(stand_ins_[i].get());
+      }
   }
 
   /// While it lives, what is recorded goes to the stand-ins.
@@ -36,6 +40,9 @@ class PassGradients {
     }
     const PassGradients& gradients_;
   };
+
+  /// The stand-ins.
+  const std::unordered_set<const Node*>& leaves() const { return leaves_; }
 
   /// Adds up those of parameters that several stages have. A collective call of those stages' ranks.
   void sum_tied(TiedParameters<D>& tied) {
@@ -87,7 +94,8 @@ class PassGradients {
 
   const nn::FlatParameters<D>& flat_;
   std::vector<Ref<Node>> stand_ins_;  // none of frozen parameters
-  std::vector<Storage<D>> sums_;      // of tied ones
+  std::unordered_set<const Node*> leaves_;
+  std::vector<Storage<D>> sums_;  // of tied ones
 };
 
 }  // namespace chorus::pipeline
