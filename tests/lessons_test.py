@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 PROGRAM = sys.argv[1]
-LESSON = int(pathlib.Path(PROGRAM).name[0])
+LESSON = int(re.match(r"\d+", pathlib.Path(PROGRAM).name).group())
 BYTES = 4 * (784 * 64 + 64 + 64 * 32 + 32 + 32 * 10 + 10)  # of the toy model's parameters
 
 
@@ -59,6 +59,11 @@ for n in (1,) if LESSON == 1 else (1, 2, 3):
         near(sent(text, "rank 0", "parameters"), ring / 2)
         state = int(re.search(r"rank 0 keeps (\d+) bytes of optimizer state", text).group(1))
         assert 2 * BYTES / n <= state <= 1.2 * 2 * BYTES / n, state
+    if LESSON == 10:
+        width = {1: 0, 2: 32, 3: 64}[n]  # of the activations that rank 0 hands on
+        near(sent(text, "rank 0", "activations"), 1000 / 31 * width * 4)
+        idle = float(re.search(r"^idle: (\S+) of the time$", text, re.MULTILINE).group(1))
+        assert abs(idle - (n - 1) / (4 + n - 1)) < 1e-4, idle
     if LESSON == 8:
         sums = {shares: float(of) for shares, of in re.findall(r"in shares, (\d) of them: (\S+)", text)}
         assert list(sums) == ["1", "2", "3", "6"] and len(set(sums.values())) == 4, sums

@@ -76,7 +76,8 @@ struct MeanLoss {
 /// What a device, or this process's rank, has sent in a step since `trace::reset_traffic`, by what it was.
 inline void print_sent(const char* what, int i, const Data& data) {
   std::printf("%s %d sends in a step:", what, i);
-  for (const auto kind : {Traffic::inputs, Traffic::outputs, Traffic::parameters, Traffic::gradients, Traffic::control})
+  for (const auto kind : {Traffic::inputs, Traffic::outputs, Traffic::parameters, Traffic::gradients,
+                          Traffic::activations, Traffic::control})
     if (const auto bytes = ch::trace::bytes_sent(i, kind); bytes > 0)
       std::printf(" %s %.0f bytes;", std::string(ch::trace::name(kind)).c_str(), double(bytes) / data.steps());
   std::printf("\n");
@@ -85,6 +86,25 @@ inline void print_sent(const char* what, int i, const Data& data) {
 /// By how much parameters may differ. A sum of two numbers has the same bits in either order; with more ranks, rounding
 /// depends on the order in which an algorithm adds.
 inline double tolerance(int ranks) { return ranks <= 2 ? 0 : 1e-5; }
+
+/// Main's status: 1 where one of this rank's parameters differs by more than `allowed`, on any rank, from the one of
+/// the policy that has its name.
+inline int compare_parameters(ch::Run& run, const char* policy, const std::vector<Parameter>& mine,
+                              const std::vector<Parameter>& others, double allowed) {
+  double most = 0;
+  for (const Parameter& other : others)
+    for (const Parameter& own : mine)
+      for (std::size_t j = 0; own.name == other.name && j < numbers(own).size(); ++j) {
+        const double difference = std::abs(double{numbers(own)[j]} - double{numbers(other)[j]});
+        if (!(difference <= most)) most = difference;  // a NaN, too
+      }
+  run.communicator().all_reduce(std::span(&most, 1), ch::comm::ReduceOp::max);
+  const bool same = most <= allowed;
+  if (run.is_main())
+    std::printf("%s: the largest difference from the parameters of policy %s is %g, allowed is %g\n",
+                same ? "same" : "NOT THE SAME", policy, most, allowed);
+  return same ? 0 : 1;
+}
 
 /// Trains `net`, a policy that has begun with the same parameters as the lesson's model, in the loop that every program
 /// has, and compares. Returns main's status: 1 where a parameter differs by more than `allowed` on any rank.
@@ -97,17 +117,6 @@ int compare(ch::Run& run, Data& data, ch::nn::Module& lesson, Net& net, Optimize
       loss.backward();
       optimizer.step();
     }
-  const auto mine = ch::nn::named_parameters<ch::Cpu>(lesson), other = ch::nn::named_parameters<ch::Cpu>(net.module());
-  double most = 0;
-  for (std::size_t i = 0; i < mine.size(); ++i)
-    for (std::size_t j = 0; j < numbers(mine[i]).size(); ++j) {
-      const double difference = std::abs(double{numbers(mine[i])[j]} - double{numbers(other[i])[j]});
-      if (!(difference <= most)) most = difference;  // a NaN, too
-    }
-  run.communicator().all_reduce(std::span(&most, 1), ch::comm::ReduceOp::max);
-  const bool same = most <= allowed;
-  if (run.is_main())
-    std::printf("%s: the largest difference from the parameters of policy %s is %g, allowed is %g\n",
-                same ? "same" : "NOT THE SAME", Net::name, most, allowed);
-  return same ? 0 : 1;
+  return compare_parameters(run, Net::name, ch::nn::named_parameters<ch::Cpu>(lesson),
+                            ch::nn::named_parameters<ch::Cpu>(net.module()), allowed);
 }

@@ -59,6 +59,8 @@
 #include <chorus/parallel/hooks/sparse_rows.hpp>
 #include <chorus/parallel/local_sgd.hpp>
 #include <chorus/parallel/parameter_server.hpp>
+#include <chorus/parallel/pipeline.hpp>
+#include <chorus/parallel/pipeline/layer_times.hpp>
 #include <chorus/parallel/sharded_optimizer.hpp>
 #include <chorus/parallel/simulated/recorded.hpp>
 #include <chorus/parallel/simulated/training.hpp>

@@ -40,7 +40,33 @@ auto use(auto& net) { return ch::sum(net(ones<float, 2>({2, 4}))); }
 LISTED = "a policy needs a model that lists its members by CHORUS_MODULE"
 COLUMNS = "int main() { ch::nn::ColumnParallelLinear<ch::Cpu> up{4, 6}; const auto x = up(ones<float, 2>({2, 4}));"
 MIXES = ": it mixes columns, of which each rank has a part: use gather_columns(x), or a RowParallelLinear"
+BLOCKS = """
+#include <chorus/nn/chain.hpp>
+template <int More>
+struct Block : Layer {
+  auto operator()(const auto& x) const {
+    return ch::reshape(x, std::array<ch::Index, std::size_t(ch::tensor_of<decltype(x)>::rank + More)>{});
+  }
+};
+template <class M>
+struct Blocks : ch::nn::Module {
+  ch::nn::ModuleList<M> blocks;
+  CHORUS_MODULE(Blocks, blocks)
+  CHORUS_PIPELINE(blocks)
+};
+"""
 CASES = [
+    ("Pipeline: the model needs CHORUS_PIPELINE(...) with its links in their order", """
+#include <chorus/parallel/pipeline.hpp>
+int main() {
+  ch::comm::AnyCommunicator alone;
+  ch::Pipeline<Layer> net{Layer{}, alone, {}};
+  net(ch::Tensor<float, 2>::ones({2, 4})).backward();
+}"""),
+    ("CHORUS_PIPELINE: the targets go to the last link with the output before it, and that is a ModuleList here",
+     BLOCKS + "int main() { const auto x = ones<float, 2>({2, 4}); ch::SingleDevice<Blocks<Block<0>>>{{}}(x, x); }"),
+    ("CHORUS_PIPELINE: the blocks of a ModuleList have to give what they take",
+     BLOCKS + "int main() { ch::SingleDevice<Blocks<Block<1>>>{{}}(ones<float, 2>({2, 4})); }"),
     ("", "int main() { ch::sum(ch::SingleDevice<Layer>{Layer{}}(ones<float, 2>({2, 4}))).backward(); }"),
     ("element-wise: operands have " + TYPES,
      "int main() { ch::sum(ones<double, 2>({2, 3}) + ones<float, 1>({3})).backward(); }"),

@@ -40,6 +40,7 @@ class AtHome {
   /// Where the numbers are, for library code: to read, or to write and then call `touch`. Throws UsageError where they
   /// are not there, under a policy that keeps a part of them on each rank.
   void* memory() const {
+    check_here();
     if (!storage().present() && !is_part()) [[unlikely]]
       raise_absent();
     return place();
@@ -69,6 +70,10 @@ class AtHome {
       writes->name = name;
   }
 
+  /// Throws UsageError where the numbers are another process's.
+  void check_here() const {
+    if (const auto* const writes = storage().writes()) writes->check_here();
+  }
   Index count() const { return numel(extents()); }
   /// Whether it is a part of a parameter, which other processes have the rest of: what needs the whole, or all of the
   /// model, refuses it.
@@ -176,13 +181,18 @@ class ParameterOn : public detail::AtHome<D> {
   bool grad_local() const { return local_at_ != 0 && local_at_ == times_forgotten() + 1; }
   void set_grad_local(bool local) { local_at_ = local ? times_forgotten() + 1 : 0; }
 
+  /// Whether this process has a part of the model's parameters, and others the rest: a norm over those that are here is
+  /// not the model's.
+  bool one_of_a_part() const { return one_of_a_part_; }
+  void set_one_of_a_part(bool part) { one_of_a_part_ = part; }
+
   /// Whether the last gradient has gone to another process, which steps in this one's place: that an optimizer finds
   /// none here is no mistake.
   bool grad_sent() const { return grad_sent_; }
   void set_grad_sent(bool sent) { grad_sent_ = sent; }
 
  private:
-  bool in_common_ = false, grad_sent_ = false;
+  bool in_common_ = false, grad_sent_ = false, one_of_a_part_ = false;
   std::uint32_t local_at_ = 0;  // times_forgotten() + 1 when it was said
   std::shared_ptr<const PartOfParameter> part_;
 };
@@ -205,7 +215,10 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
   explicit ParameterNode(const Tensor<T, Rank, D>& value)
       : LeafNode<T, Rank, D>(value), value_(detail::at_home(value)) {}
 
-  const Tensor<T, Rank, D>& value() const { return value_; }
+  const Tensor<T, Rank, D>& value() const {
+    this->check_here();
+    return value_;
+  }
 
   DType dtype() const override { return chorus::dtype<T>; }
   std::span<const Index> extents() const override { return value_.shape(); }
@@ -274,8 +287,8 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
     if (detail::parameter_watch != nullptr) [[unlikely]]
       detail::parameter_watch->saw(static_cast<const ParameterOn<D>*>(this), *this, value_.shape(), wants_grad_);
     value_.storage().touch();
-    if (!wants_grad_) return Variable<T, Rank, D>(value_);
-    return {value_, origin_ ? origin_ : Ref<GradNode<T, Rank, D>>(this)};
+    if (!wants_grad_) return Variable<T, Rank, D>(value());
+    return {value(), origin_ ? origin_ : Ref<GradNode<T, Rank, D>>(this)};
   }
 
  private:
@@ -401,7 +414,10 @@ class BufferNode final : public Node, public BufferOn<D> {
   void for_each_input(void (*)(Node&, void*), void*) const override {}
   bool is_leaf() const override { return true; }
 
-  const Tensor<T, Rank, D>& value() const { return value_; }
+  const Tensor<T, Rank, D>& value() const {
+    this->check_here();
+    return value_;
+  }
   DType dtype() const override { return chorus::dtype<T>; }
   std::span<const Index> extents() const override { return value_.shape(); }
   D where() const override { return value_.device(); }

@@ -14,15 +14,16 @@
 namespace chorus::trace {
 
 /// What a message between devices or ranks carried.
-enum class Traffic : std::uint8_t { control, parameters, gradients, buffers, inputs, outputs };
-inline constexpr std::size_t traffic_kinds = 6;
+enum class Traffic : std::uint8_t { control, parameters, gradients, buffers, inputs, outputs, activations };
+inline constexpr std::size_t traffic_kinds = 7;
 
 /// What a block of device memory holds.
 enum class Memory : std::uint8_t { activations, parameters, gradients, optimizer, buckets };
 inline constexpr std::size_t memory_kinds = 5;
 
 constexpr std::string_view name(Traffic kind) {
-  constexpr std::string_view names[] = {"control", "parameters", "gradients", "buffers", "inputs", "outputs"};
+  constexpr std::string_view names[] = {"control", "parameters", "gradients", "buffers",
+                                        "inputs",  "outputs",    "activations"};
   return names[static_cast<std::size_t>(kind)];
 }
 constexpr std::string_view name(Memory kind) {

@@ -1,6 +1,7 @@
 #pragma once
 /// Two-dimensional convolution (cross-correlation, as in PyTorch).
 
+#include <chorus/autograd/deferred.hpp>
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/autograd/saved.hpp>
 #include <chorus/core/layer_watch.hpp>
@@ -70,9 +71,12 @@ detail::Recorded<4, X, W, B> conv2d(const X& x, const W& weight, const B& bias, 
           kernels::conv2d_backward_bias(device, shape, dy.data(), grad.data(), accumulate);
         }
         if (dw) {
-          const auto [grad, accumulate] = dw->target();
-          kernels::conv2d_backward_weight(device, shape, input.read("conv2d").data(), dy.data(), grad.data(),
-                                          accumulate);
+          const auto add = [device, shape](auto& node, const auto& dout, const auto& saved) {
+            const auto [grad, accumulate] = node.target();
+            kernels::conv2d_backward_weight(device, shape, saved.read("conv2d").data(), dout.data(), grad.data(),
+                                            accumulate);
+          };
+          detail::now_or_later(*dw, add, dy, input);
         }
         if (dx) {
           const auto [grad, accumulate] = dx->target();

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/autograd/saved.hpp>
+#include <chorus/core/batch_group.hpp>
 #include <chorus/kernels/contiguous.hpp>
 #include <chorus/kernels/cross_entropy.hpp>
 #include <chorus/kernels/to_device.hpp>
@@ -102,6 +103,7 @@ auto in_float(const X& scores, const LossOf& loss_of) {
 // What the caller wants the sum divided by. Throws UsageError for what can't be that.
 template <class Options>
 double checked_mean_over(const char* operation, const Options& options) {
+  if (batch_group()) batch_group()->check_mean_over();
   const double over = *options.mean_over;
   check<UsageError>(over > 0 && std::isfinite(over), operation, ": mean_over is a positive number, got ", over);
   check<UsageError>(options.reduction == Reduction::mean, operation,

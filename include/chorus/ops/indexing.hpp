@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include <chorus/autograd/deferred.hpp>
 #include <chorus/kernels/indexing.hpp>
 #include <chorus/ops/shape.hpp>
 
@@ -41,9 +42,12 @@ auto index_select(const X& x, Index axis, const Tensor<std::int64_t, 1, D>& inde
   return record(
       operations::IndexSelect<D>{chosen, a}, std::move(out),
       [whole, chosen](const auto& dy, auto dx) {
-        const auto [grad, accumulate] = dx->target();
-        kernels::index_select_backward(grad.device(), whole, chosen.numel(), chosen.data(), dy.data(), grad.data(),
-                                       accumulate);
+        const auto add = [whole](auto& node, const auto& dout, const auto& rows) {
+          const auto [grad, accumulate] = node.target();
+          kernels::index_select_backward(grad.device(), whole, rows.numel(), rows.data(), dout.data(), grad.data(),
+                                         accumulate);
+        };
+        detail::now_or_later(*dx, add, dy, chosen);
       },
       x);
 }

@@ -2,6 +2,7 @@
 /// Matrix products and the linear layer's function.
 
 #include <algorithm>
+#include <chorus/autograd/deferred.hpp>
 #include <chorus/autograd/saved.hpp>
 #include <chorus/core/layer_watch.hpp>
 #include <chorus/kernels/gemm.hpp>
@@ -139,9 +140,12 @@ detail::Recorded<tensor_of<X>::rank, X, W, B> linear(const X& x, const W& weight
           kernels::sum(device, {1, rows, out_features}, dy.data(), grad.data(), accumulate);
         }
         if (dw) {
-          const auto [grad, accumulate] = dw->target();
-          kernels::gemm(device, Trans::yes, Trans::no, out_features, in_features, rows, dy.data(), out_features,
-                        input.read("linear").data(), in_features, grad.data(), in_features, accumulate);
+          const auto add = [device, rows, in_features, out_features](auto& node, const auto& dout, const auto& saved) {
+            const auto [grad, accumulate] = node.target();
+            kernels::gemm(device, Trans::yes, Trans::no, out_features, in_features, rows, dout.data(), out_features,
+                          saved.read("linear").data(), in_features, grad.data(), in_features, accumulate);
+          };
+          detail::now_or_later(*dw, add, dy, input);
         }
         if (dx) {
           const auto [grad, accumulate] = dx->target();

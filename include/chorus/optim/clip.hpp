@@ -129,13 +129,13 @@ void scale_down(const std::vector<nn::NamedParameter<D>>& parameters, double nor
       kernels::scale(parameter.where(), parameter.count(), static_cast<T>(factor), grad);
     });
 }
-/// Throws UsageError where a rank has only a part of the gradients: their norm is no norm of all.
+/// Throws UsageError where the norm of these would not be the model's, for this process has a part of it.
 template <Device D>
 void check_whole(const std::vector<nn::NamedParameter<D>>& parameters) {
   for (const auto& named : parameters)
-    if (named.parameter->is_part()) [[unlikely]]
-      fail<UsageError>("clip_grad_norm: this rank has a part of the parameters ('", named.name,
-                       "') alone, and its norm is not that of all: call net.clip_grad_norm(max_norm)");
+    check<UsageError>(!named.parameter->is_part() && !named.parameter->one_of_a_part(), "clip_grad_norm: '", named.name,
+                      "' is in a part of the model that this rank has, whose norm is not the model's: call "
+                      "net.clip_grad_norm(max_norm)");
 }
 inline void check_max_norm(double max_norm) {
   check<UsageError>(max_norm > 0, "clip_grad_norm: the largest norm must be positive, got ", max_norm);

@@ -152,12 +152,13 @@ class GradScaler {
   /// last `step` or `scale`.
   bool unscale() {
     check_can_unscale();
+    for (const auto& named : parameters_)
+      check<UsageError>(agree_ || !(named.parameter->is_part() || named.parameter->one_of_a_part()), "GradScaler: '",
+                        named.name, "' is in a part of the model that this rank has, and all ranks step or none: "
+                        "GradScaler scaler{net}");
     check<UsageError>(agree_ || any_gradient(),
                       "GradScaler: no parameter has a gradient. Where a policy leaves a rank none, it has to ask the "
                       "others: GradScaler scaler{net}");
-    for (const auto& named : parameters_)
-      check<UsageError>(agree_ || !named.parameter->is_part(), "GradScaler: each rank has a part of '", named.name,
-                        "' alone, so that ranks have to ask each other whether to step: GradScaler scaler{net}");
     begin_unscale();
     by_parameters_ = true;
     finite_ = false;  // unless all ranks can be asked

@@ -10,6 +10,7 @@
 #include <string>
 
 #include <chorus/core/config.hpp>
+#include <chorus/core/error.hpp>
 
 namespace chorus {
 
@@ -21,6 +22,13 @@ class Writes {
  public:
   /// The name of the parameter or buffer in its model; empty where none is known.
   std::string name;
+  /// Where the numbers are that this process has no memory for any more, for who asks for them; empty where they are
+  /// here.
+  std::string elsewhere;
+  void check_here() const {
+    if (!elsewhere.empty()) [[unlikely]]
+      fail<UsageError>(elsewhere);
+  }
 
   void add() { version_.fetch_add(1, std::memory_order_relaxed); }
   bool watched() const { return watched_.load(std::memory_order_relaxed); }

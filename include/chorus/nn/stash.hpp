@@ -1,0 +1,137 @@
+#pragma once
+/// Stash and Pop: a value that leaves a chain of layers and comes back in a later one, a skip connection over any
+/// number of layers, and of a pipeline's stages.
+
+#include <algorithm>
+#include <chorus/autograd/activation.hpp>
+#include <chorus/nn/module.hpp>
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace chorus::nn {
+
+namespace detail {
+
+/// What is stashed in a pass of this thread, in the order in which it was.
+template <Device D>
+class Stashes {
+ public:
+  struct Entry {
+    std::string name;
+    std::shared_ptr<pipeline::AnyActivation<D>> value;
+  };
+  /// The pass begins with what was stashed in earlier stages, or with nothing.
+  explicit Stashes(std::vector<Entry> entries = {})
+      : entries_(std::move(entries)), before_(std::exchange(of_thread(), this)) {}
+  ~Stashes() { of_thread() = before_; }
+  Stashes(const Stashes&) = delete;
+  Stashes& operator=(const Stashes&) = delete;
+
+  /// Throws UsageError outside of a model with CHORUS_PIPELINE.
+  static Stashes& current(std::string_view who) {
+    check<UsageError>(of_thread() != nullptr, who, ": expected a layer of a model with CHORUS_PIPELINE");
+    return *of_thread();
+  }
+
+  void stash(std::string_view name, std::shared_ptr<pipeline::AnyActivation<D>> value) {
+    check<UsageError>(find(name) == entries_.end(), "nn::Stash<\"", name,
+                      "\">: another value of that name waits to be ", "popped");
+    entries_.push_back({std::string(name), std::move(value)});
+  }
+  std::shared_ptr<pipeline::AnyActivation<D>> pop(std::string_view name) {
+    const auto entry = find(name);
+    check<UsageError>(entry != entries_.end(), "nn::Pop<\"", name, "\">: nothing was stashed under that name");
+    auto value = std::move(entry->value);
+    entries_.erase(entry);
+    return value;
+  }
+  const std::vector<Entry>& entries() const { return entries_; }
+  /// What the pass has given; all that was stashed has to be popped by then.
+  template <class Y>
+  Y checked(Y y) const {
+    check<UsageError>(entries_.empty(), "nn::Stash<\"", entries_.empty() ? "" : entries_.front().name,
+                      "\">: no layer pops it");
+    return y;
+  }
+
+ private:
+  static Stashes*& of_thread() {
+    thread_local Stashes* current = nullptr;
+    return current;
+  }
+  auto find(std::string_view name) {
+    return std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) { return entry.name == name; });
+  }
+
+  std::vector<Entry> entries_;
+  Stashes* before_;
+};
+
+/// A text as a template's argument.
+template <std::size_t N>
+struct StashName {
+  static_assert(N <= 22, "nn::Stash: a name has at most 21 characters");
+  char text[N];
+  constexpr StashName(const char (&name)[N]) { std::copy_n(name, N, text); }  // NOLINT: converts as texts do
+};
+
+/// The Variable of an operand.
+template <Operand X>
+using VariableLike =
+    Variable<typename tensor_of<X>::value_type, tensor_of<X>::rank, typename tensor_of<X>::device_type>;
+
+}  // namespace detail
+
+/// `stash(x)` is x, which `nn::Pop` of that name takes in a later layer of a model with CHORUS_PIPELINE, in whichever
+/// stage: `nn::Stash<"skip"> stash;`. Throws UsageError where a value of that name waits already, and at the end of the
+/// model where no layer has popped it.
+template <detail::StashName Name>
+struct Stash : Module {
+  template <Operand X>
+  auto operator()(const X& x) const {
+    using V = detail::VariableLike<X>;
+    using D = typename V::device_type;
+    detail::Stashes<D>::current("nn::Stash").stash(Name.text, std::make_shared<pipeline::Activation<V>>(value(x)));
+    return x;
+  }
+  std::string describe() const override { return cat("Stash(", static_cast<const char*>(Name.text), ")"); }
+
+ private:
+  template <Operand X>
+  static auto value(const X& x) {
+    if constexpr (AnyTensor<X>)
+      return detail::VariableLike<X>(x);
+    else
+      return chorus::detail::variable_of(x);
+  }
+};
+
+/// `pop(x)` is x + what was stashed; `pop(x, combine)` is `combine(x, stashed)`. What was stashed has x's scalar type
+/// and rank. Throws UsageError where it has not, or where nothing was stashed under that name.
+template <detail::StashName Name>
+struct Pop : Module {
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return (*this)(x, [](const auto& a, const auto& b) { return a + b; });
+  }
+  template <Operand X, class Combine>
+  auto operator()(const X& x, const Combine& combine) const {
+    using V = detail::VariableLike<X>;
+    using D = typename V::device_type;
+    const auto stashed = detail::Stashes<D>::current("nn::Pop").pop(Name.text);
+    if (auto* const raw = dynamic_cast<pipeline::RawActivation<D>*>(stashed.get()))
+      return combine(x, raw->template pop<V>());
+    const auto* const own = dynamic_cast<const pipeline::Activation<V>*>(stashed.get());
+    check<UsageError>(own != nullptr, "nn::Pop<\"", static_cast<const char*>(Name.text), "\">: expected ",
+                      dtype<typename V::value_type>, " with ", V::rank, " axes, got ", stashed->header().dtype,
+                      " with ", int{stashed->header().rank});
+    return combine(x, own->value);
+  }
+  std::string describe() const override { return cat("Pop(", static_cast<const char*>(Name.text), ")"); }
+};
+
+}  // namespace chorus::nn

@@ -1,0 +1,298 @@
+#pragma once
+/// One batch on its way through a pipeline: what this rank's stages keep of its micro-batches, and what an action does.
+
+#include <algorithm>
+#include <chorus/autograd/deferred.hpp>
+#include <chorus/core/batch_group.hpp>
+#include <chorus/core/random.hpp>
+#include <chorus/core/share_tree.hpp>
+#include <chorus/parallel/pipeline/chain.hpp>
+#include <chorus/parallel/pipeline/loss_weights.hpp>
+#include <chorus/parallel/pipeline/pass_gradients.hpp>
+#include <chorus/parallel/pipeline/schedule.hpp>
+#include <chorus/parallel/pipeline/wires.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace chorus::pipeline {
+
+/// Layers that want the whole batch's statistics say so here.
+struct NoWholeBatch final : BatchGroup {
+  void sum(std::span<double>) override {
+    fail<UsageError>(
+        "Pipeline: SyncBatchNorm in training needs the whole batch at once, and stages see one "
+        "micro-batch after the other: expected nn::BatchNorm, which takes each micro-batch's statistics, or a norm "
+        "without any, such as nn::GroupNorm or nn::LayerNorm");
+  }
+  double weight() override { return 1; }
+  void check_mean_over() const override {
+    fail<UsageError>(
+        "Pipeline: mean_over in a model that returns its loss: expected none, for each micro-batch's loss "
+        "says by itself what it is a mean of");
+  }
+};
+
+/// What a pass works with. What is passed by reference outlives it.
+template <class Model>
+struct PassFacts {
+  using D = typename Model::device_type;
+  const Model& model;
+  const std::vector<Stage>& stages;
+  const Schedule& schedule;
+  Wires<D>& wires;
+  const nn::FlatParameters<D>& flat;
+  RandomContext random;  ///< of the pass
+  Index samples;
+  D device;
+};
+
+template <class Model, class X, class... Targets>
+class Pass {
+ public:
+  using D = typename Model::device_type;
+  using Chain = pipeline::Chain<Model, X, Targets...>;
+  using Result = typename Chain::Result;
+  static_assert(Operand<Result>, "Pipeline: the model returns a Tensor or a Variable: its loss, or its output");
+  using Action = Schedule::Action;
+  /// Whether the model returns its loss.
+  static constexpr bool gives_loss = tensor_of<Result>::rank == 0;
+
+  using Facts = PassFacts<Model>;
+
+  Pass(const Facts& facts, const X& x, const Targets&... targets)
+      : facts_(facts),
+        x_(x),
+        targets_(targets...),
+        recorded_(grad_enabled()),
+        weights_(facts.samples),
+        kept_(static_cast<std::size_t>(facts.schedule.stages * facts.schedule.micro_batches)),
+        results_(static_cast<std::size_t>(facts.schedule.micro_batches)) {
+    if (recorded_) gradients_.emplace(facts.flat);
+  }
+
+  /// Receives a stage's input, runs the stage, and sends its output on, with what is stashed for later ones.
+  void forward(const Action& action) {
+    const bool first = action.stage == 0, last = action.stage + 1 == facts_.schedule.stages;
+    const Stage& stage = facts_.stages[static_cast<std::size_t>(action.stage)];
+    Header header{.micro_batch = action.micro_batch, .stage = action.stage};
+    Kept here;
+    if (first) {
+      here.inputs.push_back({"", std::make_shared<Activation<X>>(rows(x_, action.micro_batch))});
+    } else {
+      receive_input(here, header, [&](const Header& came) { return Chain::room_for(stage, came, facts_.device); });
+      for (int part = 1; part <= header.stashed; ++part) {
+        Header stashed = header;
+        stashed.part = static_cast<std::uint8_t>(part);
+        receive_input(here, stashed,
+                      [&](const Header& came) { return std::make_shared<RawActivation<D>>(came, facts_.device); });
+      }
+    }
+    if (action.micro_batch == 0 && first) header.batch = fingerprint();
+    if (action.micro_batch == 0 && last) check_same_batch(header);
+    auto result = run(stage, action.micro_batch, header, here);
+    if (last) {
+      drew_ = drew_ || header.drew != 0;
+      if constexpr (gives_loss) weigh(action.micro_batch, *result);
+      results_[static_cast<std::size_t>(action.micro_batch)] = std::move(result);
+    } else {
+      for (std::size_t part = 0; part < here.outputs.size(); ++part) {
+        Header next = here.outputs[part].value->header();
+        next.micro_batch = action.micro_batch;
+        next.stage = action.stage + 1;
+        next.next_operation = header.next_operation;
+        next.drew = header.drew;
+        next.batch = header.batch;
+        next.part = static_cast<std::uint8_t>(part);
+        next.stashed = static_cast<std::uint8_t>(here.outputs.size() - 1);
+        std::copy(here.outputs[part].name.begin(), here.outputs[part].name.end(), next.name.begin());
+        facts_.wires.send(Direction::forward, rank_of(action.stage + 1), next, here.outputs[part].value);
+      }
+    }
+    if (recorded_) kept(action) = std::move(here);
+  }
+
+  /// Receives the gradients by a stage's output, goes back through the stage, and sends those by its input on.
+  void backward(const Action& action) {
+    Kept& here = kept(action);
+    std::vector<Ref<Node>> roots;
+    if (action.stage + 1 == facts_.schedule.stages) {
+      if (auto root = result_root(action.micro_batch)) roots.push_back(std::move(root));
+    }
+    for (std::size_t part = 0; part < here.outputs.size(); ++part) {
+      AnyActivation<D>& output = *here.outputs[part].value;
+      if (output.header().wants_grad == 0) continue;
+      facts_.wires.receive(Direction::backward, header_of(action, action.stage, part),
+                           [&](const Header&) { return here.outputs[part].value; });
+      if (auto root = output.take_gradient()) roots.push_back(std::move(root));
+    }
+    here.later.weights = &gradients_->leaves();
+    {
+      const typename PassGradients<D>::Scope stand_ins(*gradients_);  // for what checkpoints compute again
+      const detail::DeferralScope put_off(splits_ ? &here.later : nullptr);
+      run_backward(roots, {.hooks = false});
+    }
+    here.outputs.clear();
+    for (std::size_t part = 0; part < here.inputs.size(); ++part) {
+      auto input = std::move(here.inputs[part].value);
+      if (input->header().wants_grad == 0) continue;
+      Header header = header_of(action, action.stage - 1, part);
+      header.dtype = input->header().dtype;
+      header.rank = input->header().rank;
+      header.extents = input->header().extents;
+      facts_.wires.send(Direction::backward, rank_of(action.stage - 1), header, std::move(input));
+    }
+    here.inputs.clear();
+  }
+
+  /// What `backward` has put off.
+  void weight(const Action& action) {
+    const NoGrad no_grad;
+    kept(action).later.run();
+  }
+
+  bool recorded() const { return recorded_; }
+  bool drew() const { return drew_; }
+  bool loss_wants_grad() const { return loss_wants_grad_; }
+  const LossWeights& weights() const { return weights_; }
+  PassGradients<D>& gradients() { return *gradients_; }
+  std::vector<std::optional<Result>>& results() { return results_; }
+  Index begin(int micro_batch) const {
+    return share_begin(facts_.samples, static_cast<std::size_t>(facts_.schedule.micro_batches),
+                       static_cast<std::size_t>(micro_batch));
+  }
+  Index size(int micro_batch) const { return begin(micro_batch + 1) - begin(micro_batch); }
+
+  /// On the last rank: the gradient by what the model returned for the whole batch.
+  void take_result_gradient(const tensor_of<Result>& gradient) { result_gradient_ = gradient; }
+
+ private:
+  using Direction = typename Wires<D>::Direction;
+  using Stashes = nn::detail::Stashes<D>;
+  struct Kept {
+    std::vector<typename Stashes::Entry> inputs, outputs;  // what goes from layer to layer, and what is stashed
+    detail::DeferredGradients later;
+  };
+
+  Kept& kept(const Action& action) {
+    return kept_[static_cast<std::size_t>(action.stage * facts_.schedule.micro_batches + action.micro_batch)];
+  }
+  int rank_of(int stage) const { return facts_.schedule.rank_of(stage); }
+
+  static Header header_of(const Action& action, int stage, std::size_t part) {
+    return {.micro_batch = action.micro_batch, .stage = stage, .part = static_cast<std::uint8_t>(part)};
+  }
+  // `header` becomes the one that has come.
+  template <class Room>
+  void receive_input(Kept& here, Header& header, const Room& room) {
+    auto value = facts_.wires.receive(Direction::forward, Header(header), [&](const Header& came) {
+      header = came;
+      return std::shared_ptr<AnyActivation<D>>(room(came));
+    });
+    here.inputs.push_back({header.name.data(), std::move(value)});
+  }
+
+  // The last stage has the targets, the first one the inputs.
+  void check_same_batch(const Header& header) const {
+    check<UsageError>(header.batch == fingerprint(),
+                      "Pipeline: this rank has another batch than rank 0: all ranks call "
+                      "the net with the same one, as net.sampler(dataset) gives it");
+  }
+  std::uint64_t fingerprint() const {
+    std::uint64_t all = 0;
+    const auto add = [&]<class Input>(const Input& input) {
+      if constexpr (AnyTensor<Input>) {
+        const auto dense = contiguous(input);
+        const std::string_view bytes(reinterpret_cast<const char*>(dense.data()), dense.bytes());
+        all = all * 0x9E3779B97F4A7C15u + std::hash<std::string_view>()(bytes);
+      }
+    };
+    add(x_);
+    std::apply([&](const auto&... targets) { (add(targets), ...); }, targets_);
+    return all;
+  }
+
+  // A micro-batch's rows; what has no axes goes to each as it is.
+  template <class Input>
+  Input rows(const Input& input, int micro_batch) const {
+    if constexpr (AnyTensor<Input>)
+      if constexpr (Input::rank > 0) return contiguous(input.slice(0, begin(micro_batch), begin(micro_batch + 1)));
+    return input;
+  }
+
+  // The model's layers draw the numbers that they draw on one device: by the samples' places in the whole batch, and by
+  // the number of random operations in the stages before.
+  std::optional<Result> run(const Stage& stage, int micro_batch, Header& header, Kept& here) {
+    RandomContext random = facts_.random;
+    random.next_operation = header.next_operation;
+    random.samples = size(micro_batch);
+    random.first_sample = [first = begin(micro_batch)] { return first; };
+    random.devices = 2;  // what has other rows than samples is the same for all micro-batches
+    const RandomScope numbers(random);
+    const BatchGroupScope group(whole_batch_);
+    const trace::Span span(trace::Lane::forward, "forward", "forward");
+    std::optional<typename PassGradients<D>::Scope> stand_ins;
+    if (recorded_) stand_ins.emplace(*gradients_);
+    const Stashes stashes({here.inputs.begin() + 1, here.inputs.end()});
+    auto outcome = std::apply(
+        [&](const auto&... targets) {
+          return Chain::run(facts_.model, stage, *here.inputs.front().value, rows(targets, micro_batch)...);
+        },
+        targets_);
+    header.next_operation = random.next_operation;
+    header.drew = header.drew != 0 || random.drew;
+    if (!outcome.output) return stashes.checked(std::move(outcome.result));
+    here.outputs = stashes.entries();
+    here.outputs.insert(here.outputs.begin(), {"", std::move(outcome.output)});
+    return {};
+  }
+
+  // Of a model that returns its loss: the loss's part in the batch's is where backward begins.
+  void weigh(int micro_batch, const Result& loss) {
+    const auto node = node_of(loss);
+    loss_wants_grad_ = loss_wants_grad_ || static_cast<bool>(node);
+    const double weight =
+        weights_.add(recorded_ ? node.get() : nullptr, static_cast<double>(value_of(loss).item()), size(micro_batch));
+    using T = typename tensor_of<Result>::value_type;
+    if (recorded_ && node) node->add(Tensor<T, 0, D>::full({}, static_cast<T>(weight), facts_.device));
+  }
+
+  // Where backward begins; null where nothing wants a gradient.
+  Ref<Node> result_root(int micro_batch) {
+    const auto result = std::exchange(results_[static_cast<std::size_t>(micro_batch)], std::nullopt);
+    if constexpr (AnyVariable<Result>) {
+      if (!result->node()) return {};
+      if constexpr (!gives_loss) result->node()->add(contiguous(rows_of_result(micro_batch)));
+      return result->node();
+    } else {
+      return {};
+    }
+  }
+  // The result may have several rows of each sample.
+  auto rows_of_result(int micro_batch) const {
+    const Index of_sample = facts_.samples == 0 ? 1 : result_gradient_.size(0) / facts_.samples;
+    return result_gradient_.slice(0, begin(micro_batch) * of_sample, begin(micro_batch + 1) * of_sample);
+  }
+
+  const Facts facts_;
+  const X x_;
+  const std::tuple<Targets...> targets_;
+  const bool recorded_;
+  const bool splits_ = facts_.schedule.splits_backward();
+  LossWeights weights_;
+  std::optional<PassGradients<D>> gradients_;
+  std::vector<Kept> kept_;  // by stage and micro-batch
+  std::vector<std::optional<Result>> results_;
+  tensor_of<Result> result_gradient_;
+  bool drew_ = false, loss_wants_grad_ = false;
+  std::shared_ptr<BatchGroup> whole_batch_ = std::make_shared<NoWholeBatch>();
+};
+
+}  // namespace chorus::pipeline

@@ -1,0 +1,101 @@
+#pragma once
+/// The gradients of one pass through a pipeline, beside those that the parameters have from before.
+
+#include <chorus/kernels/pointwise.hpp>
+#include <chorus/nn/flat_parameters.hpp>
+#include <chorus/parallel/pipeline/tied.hpp>
+#include <cstddef>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+namespace chorus::pipeline {
+
+/// While a pass is recorded a leaf stands in each parameter's place, and collects the gradients of its micro-batches.
+/// The user's backward then adds them, times its seed, to the parameters' own, or never comes, and they are dropped.
+template <Device D>
+class PassGradients {
+ public:
+  explicit PassGradients(const nn::FlatParameters<D>& flat) : flat_(flat), stand_ins_(flat.entries().size()) {
+    for (std::size_t i = 0; i < stand_ins_.size(); ++i)
+      if (parameter(i).wants_grad()) {
+        stand_ins_[i] = parameter(i).make_stand_in();
+        leaves_.insert(stand_ins_[i].get());
+      }
+  }
+
+  /// While it lives, what is recorded goes to the stand-ins.
+  class Scope {
+   public:
+    explicit Scope(const PassGradients& gradients) : gradients_(gradients) { set(true); }
+    ~Scope() { set(false); }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    void set(bool stand_in) const {
+      for (std::size_t i = 0; i < gradients_.stand_ins_.size(); ++i)
+        if (gradients_.stand_ins_[i])
+          gradients_.parameter(i).set_origin(stand_in ? gradients_.stand_ins_[i] : Ref<Node>());
+    }
+    const PassGradients& gradients_;
+  };
+
+  /// The stand-ins.
+  const std::unordered_set<const Node*>& leaves() const { return leaves_; }
+
+  /// Adds up those of parameters that several stages have. A collective call of those stages' ranks.
+  void sum_tied(TiedParameters<D>& tied) {
+    const MemoryScope memory(trace::Memory::gradients);
+    sums_.resize(stand_ins_.size());
+    tied.for_each(flat_, [&](std::size_t i, auto& group) {
+      if (!stand_ins_[i]) return;
+      sums_[i] = Storage<D>(parameter(i).where(), parameter(i).size_bytes());
+      if (const void* const own = parameter(i).grad_data_of(*stand_ins_[i]); own != nullptr)
+        copy_bytes(D{}, sums_[i].data(), D{}, own, sums_[i].bytes());
+      else
+        zero_bytes(D{}, sums_[i].data(), sums_[i].bytes());
+      TiedParameters<D>::sum(group, parameter(i), sums_[i].data());
+    });
+  }
+
+  /// Adds `scale` times the pass's gradients to the parameters'.
+  void add_to_parameters(double scale) {
+    for (std::size_t i = 0; i < stand_ins_.size(); ++i) {
+      const void* const from = gradient(i);
+      if (from == nullptr) continue;
+      if (parameter(i).dtype() == DType::f32)
+        add<float>(parameter(i), from, scale);
+      else
+        add<double>(parameter(i), from, scale);
+      flat_.entries()[i].named.handle.shared()->set_reached();
+    }
+  }
+
+  template <class F>
+  void for_each_leaf(const F& f) const {
+    for (std::size_t i = 0; i < stand_ins_.size(); ++i)
+      if (stand_ins_[i]) f(*flat_.entries()[i].named.handle.shared());
+  }
+
+ private:
+  ParameterOn<D>& parameter(std::size_t i) const { return flat_.entries()[i].parameter(); }
+  const void* gradient(std::size_t i) const {
+    if (!stand_ins_[i]) return nullptr;
+    return i < sums_.size() && sums_[i] ? sums_[i].data() : parameter(i).grad_data_of(*stand_ins_[i]);
+  }
+  template <class T>
+  static void add(ParameterOn<D>& parameter, const void* from, double scale) {
+    auto* const to = static_cast<T*>(parameter.grad_data());
+    if (!parameter.grad_arrived()) zero_bytes(parameter.where(), to, parameter.size_bytes());
+    kernels::axpy(parameter.where(), parameter.count(), static_cast<T>(scale), static_cast<const T*>(from), to);
+    parameter.set_grad_arrived(true);
+  }
+
+  const nn::FlatParameters<D>& flat_;
+  std::vector<Ref<Node>> stand_ins_;  // none of frozen parameters
+  std::unordered_set<const Node*> leaves_;
+  std::vector<Storage<D>> sums_;  // of tied ones
+};
+
+}  // namespace chorus::pipeline

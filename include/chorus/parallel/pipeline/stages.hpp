@@ -1,0 +1,404 @@
+#pragma once
+/// What a rank of a pipeline holds: its stages' parameters, the wires to its neighbours, and what all ranks agree on.
+
+#include <algorithm>
+#include <chorus/comm/objects.hpp>
+#include <chorus/optim/clip.hpp>
+#include <chorus/parallel/ddp/same_model.hpp>
+#include <chorus/parallel/model_handles.hpp>
+#include <chorus/parallel/pipeline/cut.hpp>
+#include <chorus/parallel/pipeline/elsewhere.hpp>
+#include <chorus/parallel/pipeline/pass.hpp>
+#include <chorus/parallel/policy.hpp>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace chorus {
+
+struct PipelineOptions {
+  /// Into how many a batch is cut; one with fewer samples, into one of each sample. Sizes differ by at most one.
+  int micro_batches = 8;
+  /// Where the model is cut: ByBytes{}, At{3, 7}, or ByTime{layer_times(model, x)}.
+  PipelineCut cut = ByBytes{};
+};
+
+namespace pipeline {
+
+/// Base of Pipeline.
+template <class Model, class Order, class Communicator>
+class Stages : public Policy<Model> {
+ public:
+  using D = typename Policy<Model>::device_type;
+  static constexpr bool distributed = true;
+  static_assert(std::is_same_v<D, Cpu>, "Pipeline: models on the CPU");
+  static_assert(
+      requires { Model::pipeline_names; },
+      "Pipeline: the model needs CHORUS_PIPELINE(...) with its links in their order");
+
+  /// The same samples on all ranks.
+  template <class Dataset>
+  data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
+    return data::Sampler(
+        dataset.size(),
+        {.rank = 0, .world_size = 1, .shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding});
+  }
+  int devices() const { return communicator_.size(); }
+  int canonical_shares() const { return 0; }
+  Communicator& communicator() const { return communicator_; }
+  const PipelineOptions& options() const { return options_; }
+  /// The layer that each stage begins with, counted as in At, and the number of layers.
+  const std::vector<std::size_t>& stage_begins() const { return begins_; }
+
+  /// All ranks have the whole batch: what one has counted and averaged is what all have.
+  double mean(double value, Index) const { return value; }
+  void sum(std::span<double>) const {}
+  /// Makes a number the largest one of all ranks.
+  void make_largest(std::int32_t* number) { communicator_.all_reduce(std::span(number, 1), comm::ReduceOp::max, {}); }
+
+  /// Calls `f(model)` on every rank while all parameters and buffers are there, in memory of the whole model, as for
+  /// `io::save` by rank 0. What `f` writes, as `io::load` does, stays; all ranks write the same. All ranks call it.
+  template <class F>
+  void gathered(const F& f) {
+    or_all_end([&] {
+      std::vector<const detail::AtHome<D>*> foreign;
+      std::vector<std::string> why;
+      for (const Numbers& each : numbers_) {
+        if (!each.why.empty()) {
+          fetch_back(*each.numbers, device());
+          foreign.push_back(each.numbers);
+          why.push_back(each.why);
+        }
+        broadcast(each.numbers->memory(), each.numbers->size_bytes(), each.owner, trace::Traffic::parameters);
+        each.numbers->touch();
+      }
+      struct AtEnd {
+        const std::vector<const detail::AtHome<D>*>& foreign;
+        const std::vector<std::string>& why;
+        ~AtEnd() { send_away<D>(foreign, why); }
+      } const at_end{foreign, why};
+      f(this->model_);
+    });
+  }
+
+  /// optim::clip_grad_norm with the norm of all stages' gradients; each tied parameter counts once. All ranks call it.
+  double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
+    optim::detail::check_max_norm(max_norm);
+    std::vector<nn::NamedParameter<D>> counted;
+    for (const auto& named : this->parameters())
+      if (tied_->counts_here(*named.handle.shared(), communicator_.rank())) counted.push_back(named);
+    double squares = optim::detail::square_sum(counted);
+    communicator_.all_reduce(std::span(&squares, 1), comm::ReduceOp::sum, {});
+    const double norm = std::sqrt(squares);
+    if (options.error_if_nonfinite) optim::detail::check_finite(this->parameters(), norm);
+    optim::detail::scale_down(this->parameters(), norm, max_norm);
+    return norm;
+  }
+
+ protected:
+  Stages(Model model, Communicator& communicator, const comm::World& world, const PipelineOptions& options,
+         std::uint64_t seed)
+      : Policy<Model>(std::move(model), seed), communicator_(communicator), options_(options), handles_(this->model_) {
+    check<UsageError>(options.micro_batches >= 1, "Pipeline: micro_batches is at least 1, got ", options.micro_batches);
+    stage_count_ = static_cast<std::size_t>(Order::of(communicator.size(), 1).stages);
+    take_first_state();
+    cut();
+    keep_own(world);
+  }
+
+  template <class First, class... Rest>
+  Index samples_of(const First& first, const Rest&... rest) const {
+    static_assert(AnyTensor<First> && First::rank >= 1,
+                  "Pipeline: the input is a Tensor with the samples along axis 0");
+    const Index samples = first.size(0);
+    [[maybe_unused]] const auto look = [&]<class Input>(const Input& input) {
+      static_assert(!AnyVariable<Input>, "Pipeline: targets are Tensors, to which no gradient goes");
+      if constexpr (AnyTensor<Input>)
+        if constexpr (Input::rank > 0)
+          check<ShapeError>(input.size(0) == samples, "Pipeline: the input has ", samples, " samples, and a target ",
+                            input.size(0));
+    };
+    (look(rest), ...);
+    return samples;
+  }
+
+  const Schedule& schedule_for(Index samples) {
+    const int m = static_cast<int>(std::clamp<Index>(samples, 1, options_.micro_batches));
+    const auto known = schedules_.find(m);
+    if (known != schedules_.end()) return known->second;
+    auto schedule = Order::of(communicator_.size(), m);
+    check<UsageError>(schedule.size() == communicator_.size() &&
+                          static_cast<std::size_t>(schedule.stages) == stage_count_ && schedule.micro_batches == m,
+                      "Pipeline: the schedule for ", communicator_.size(), " ranks and ", m, " micro-batches has ",
+                      schedule.size(), " and ", schedule.micro_batches, ", and ", schedule.stages, " stages for ",
+                      stage_count_);
+    check_schedule(schedule);
+    return schedules_.emplace(m, std::move(schedule)).first->second;
+  }
+  const std::vector<Schedule::Action>& own_actions(const Schedule& schedule) const {
+    return schedule.ranks[static_cast<std::size_t>(communicator_.rank())];
+  }
+
+  auto facts(const Schedule& schedule, const RandomContext& random, Index samples) {
+    handles_.check_kept(this->model_, this->flat_);
+    using Facts = PassFacts<Model>;
+    return Facts{this->model_, stages_, schedule, *wires_, this->flat_, random, samples, device()};
+  }
+  TiedParameters<D>& tied() { return *tied_; }
+  void flush() { wires_->flush(); }
+  /// For messages.
+  void at_stage(int stage) { stage_now_ = stage; }
+
+  /// What a pass has given, on all ranks.
+  template <class Value>
+  struct Shared {
+    Value value;
+    double correction = 1;  ///< of gradients: see LossWeights
+    bool wants_grad = false;
+  };
+
+  /// The last stage's result, for all.
+  template <class Pass>
+  auto share_result(const Schedule& schedule, Pass& pass) {
+    using Value = tensor_of<typename Pass::Result>;
+    flush();
+    const int root = schedule.rank_of(schedule.stages - 1);
+    Shared<Value> shared;
+    Header header;
+    if (communicator_.rank() == root) {
+      shared.value = whole_result(schedule, pass);
+      std::copy(shared.value.shape().begin(), shared.value.shape().end(), header.extents.begin());
+      header.wants_grad = result_wants_grad_;
+      header.drew = pass.drew();
+    }
+    broadcast(&header, sizeof header, root, trace::Traffic::control);
+    if (communicator_.rank() != root) {
+      Shape<Value::rank> shape{};
+      std::copy_n(header.extents.begin(), Value::rank, shape.begin());
+      shared.value = Value::empty(shape, device());
+    }
+    broadcast(shared.value.data(), shared.value.bytes(), root, trace::Traffic::outputs);
+    if constexpr (Pass::gives_loss) {
+      shared.correction = pass.weights().correction();
+      broadcast(&shared.correction, sizeof shared.correction, root, trace::Traffic::control);
+    }
+    shared.wants_grad = header.wants_grad != 0;
+    this->random_.drew = header.drew != 0;
+    this->end_forward();
+    return shared;
+  }
+
+  /// Runs a part of a step. Whatever is thrown ends all ranks: none waits for what does not come.
+  template <class Part>
+  auto or_all_end(const Part& part) {
+    try {
+      return part();
+    } catch (const CommError& error) {
+      abort(error.what());
+      throw;
+    } catch (const std::exception& error) {
+      abort(cat("Pipeline: stage ", stage_now_, ", on rank ", communicator_.rank(), ", threw: ", error.what()));
+      throw;
+    } catch (...) {
+      abort(cat("Pipeline: stage ", stage_now_, ", on rank ", communicator_.rank(), ", threw what is no exception"));
+      throw;
+    }
+  }
+
+ private:
+  D device() const { return this->flat_.groups().front().values.device(); }
+
+  void broadcast(void* data, std::size_t bytes, int root, trace::Traffic traffic) {
+    if (bytes > 0 && communicator_.size() > 1)
+      communicator_.broadcast(std::span(static_cast<std::uint8_t*>(data), bytes), root, {.traffic = traffic});
+  }
+
+  // Of a loss the mean by weights, of outputs all rows.
+  template <class Pass>
+  auto whole_result(const Schedule& schedule, Pass& pass) {
+    using Value = tensor_of<typename Pass::Result>;
+    using T = typename Value::value_type;
+    if constexpr (Pass::gives_loss) {
+      result_wants_grad_ = pass.loss_wants_grad();
+      return Value::full({}, static_cast<T>(pass.weights().loss()), device());
+    } else {
+      auto& parts = pass.results();
+      auto shape = value_of(*parts[0]).shape();
+      shape[0] = 0;
+      result_wants_grad_ = false;
+      for (int i = 0; i < schedule.micro_batches; ++i) {
+        const auto& part = value_of(*parts[static_cast<std::size_t>(i)]);
+        check<UsageError>(pass.size(i) == 0 || part.size(0) % pass.size(i) == 0, "Pipeline: the model's output for ",
+                          pass.size(i), " samples has shape ", part.shape(),
+                          ": expected a row, or as many, of each sample along axis 0");
+        shape[0] += part.size(0);
+        result_wants_grad_ = result_wants_grad_ || static_cast<bool>(node_of(*parts[static_cast<std::size_t>(i)]));
+      }
+      auto whole = Value::empty(shape, device());
+      T* to = whole.data();
+      for (const auto& part : parts) {
+        const auto dense = contiguous(value_of(*part));
+        copy_bytes(device(), to, device(), dense.data(), dense.bytes());
+        to += dense.numel();
+      }
+      return whole;
+    }
+  }
+
+  void abort(std::string_view why) noexcept {
+    if (communicator_.size() == 1) return;
+    wires_->abort(why);
+    tied_->abort(why);
+    communicator_.abort(why);
+  }
+
+  // All begin with rank 0's numbers, from which each keeps its part.
+  [[gnu::cold]] void take_first_state() {
+    const auto all = [](const auto&) { return true; };
+    std::string cut = cat(options_.cut.index());
+    if (const auto* const at = std::get_if<At>(&options_.cut)) cut += cat(std::span(at->layers));
+    detail::check_same_description(communicator_, "Pipeline",
+                                   cat("micro_batches ", options_.micro_batches, ", cut ", cut, ", stages ",
+                                       stage_count_, "\n", detail::model_description<D>(this->model_, all)));
+    communicator_.broadcast(std::span(&this->random_.seed, 1), 0, {});
+    for (const auto& group : this->flat_.groups())
+      broadcast(group.value(0), group.count * size_of(group.dtype), 0, trace::Traffic::parameters);
+    for (const auto& entry : this->flat_.entries()) entry.parameter().touch();
+    for (const auto& named : nn::named_buffers<D>(this->model_)) {
+      broadcast(named.buffer->memory(), named.buffer->size_bytes(), 0, trace::Traffic::buffers);
+      named.buffer->touch();
+    }
+  }
+
+  // The layers of each stage.
+  [[gnu::cold]] void cut() {
+    std::vector<double> bytes;
+    for (const auto& layer : layers()) {
+      double sum = 0;
+      for (const auto& named : layer.parameters) sum += static_cast<double>(named.parameter->size_bytes());
+      bytes.push_back(sum);
+    }
+    if (auto* const time = std::get_if<ByTime>(&options_.cut)) {
+      check<UsageError>(time->seconds.size() == bytes.size(), "Pipeline: ByTime has ", time->seconds.size(),
+                        " times for ", bytes.size(), " layers: expected those of layer_times(model, x)");
+      broadcast(time->seconds.data(), time->seconds.size() * sizeof(double), 0, trace::Traffic::control);
+    }
+    begins_ = pipeline::stage_begins(options_.cut, bytes, stage_count_);
+    const auto places = places_of(this->model_);
+    for (std::size_t s = 0; s < stage_count_; ++s) stages_.push_back({places[begins_[s]], begins_[s + 1] - begins_[s]});
+  }
+
+  struct Layer {
+    std::vector<nn::NamedParameter<D>> parameters;
+    std::vector<nn::NamedBuffer<D>> buffers;
+  };
+  [[gnu::cold]] std::vector<Layer> layers() {
+    std::vector<Layer> out;
+    const std::size_t count = places_of(this->model_).size();
+    for (std::size_t i = 0; i < count; ++i) {
+      std::vector<bool> one(count);
+      one[i] = true;
+      SomeLayers<Model> layer(this->model_, std::move(one));
+      out.push_back({nn::named_parameters<D>(layer), nn::named_buffers<D>(layer)});
+    }
+    return out;
+  }
+  int rank_of_layer(std::size_t layer) const {
+    const auto after = std::upper_bound(begins_.begin(), begins_.end(), layer);
+    return static_cast<int>((after - begins_.begin() - 1) % communicator_.size());
+  }
+
+  // The memory of other stages is given back.
+  [[gnu::cold]] void keep_own(const comm::World& world) {
+    const auto all = layers();
+    std::unordered_map<const Node*, std::vector<int>> owners;
+    std::vector<bool> own(all.size());
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const int rank = rank_of_layer(i);
+      own[i] = rank == communicator_.rank();
+      const auto note = [&](const Node* node) {
+        auto& ranks = owners[node];
+        if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) ranks.push_back(rank);
+      };
+      for (const auto& named : all[i].parameters) note(named.handle.shared().get());
+      for (const auto& named : all[i].buffers) note(named.handle.shared().get());
+    }
+    std::vector<const detail::AtHome<D>*> foreign;
+    std::vector<std::string> why;
+    std::vector<Node*> parameters;
+    std::vector<std::vector<int>> ranks_of;
+    const auto sort = [&](const auto& named, const detail::AtHome<D>& numbers) {
+      const Node* const node = named.handle.shared().get();
+      check<UsageError>(owners.contains(node), "Pipeline: the model's '", named.name,
+                        "' is in none of the layers that CHORUS_PIPELINE lists");
+      const auto& ranks = owners[node];
+      numbers_.push_back({&numbers, named.handle.shared(), ranks.front(), {}});
+      if (std::find(ranks.begin(), ranks.end(), communicator_.rank()) != ranks.end()) return;
+      foreign.push_back(&numbers);
+      why.push_back(numbers_.back().why =
+                        cat("Pipeline: '", named.name, "' is in a stage of rank ", ranks.front(), ", and this is rank ",
+                            communicator_.rank(), ", which has no memory for it"));
+    };
+    for (const auto& named : nn::named_parameters<D>(this->model_)) {
+      sort(named, *named.parameter);
+      parameters.push_back(named.handle.shared().get());
+      ranks_of.push_back(owners[named.handle.shared().get()]);
+    }
+    for (const auto& named : nn::named_buffers<D>(this->model_)) {
+      sort(named, *named.buffer);
+      check<UsageError>(owners[named.handle.shared().get()].size() == 1, "Pipeline: the buffer '", named.name,
+                        "' is in several stages, and would have other numbers in each");
+    }
+    std::vector<bool> has_parameters(static_cast<std::size_t>(communicator_.size()));
+    for (const auto& ranks : ranks_of)
+      for (const int rank : ranks) has_parameters[static_cast<std::size_t>(rank)] = true;
+    for (int rank = 0; rank < communicator_.size(); ++rank)
+      check<UsageError>(has_parameters[static_cast<std::size_t>(rank)], "Pipeline: rank ", rank,
+                        " has no parameters: cut the model elsewhere, or into fewer stages");
+    SomeLayers<Model> mine(this->model_, std::move(own));
+    this->flat_ = nn::FlatParameters<D>(mine);
+    for (const auto& named : nn::named_parameters<D>(this->model_))
+      if (const auto& ranks = owners[named.handle.shared().get()];
+          std::find(ranks.begin(), ranks.end(), communicator_.rank()) == ranks.end())
+        named.parameter->drop_grad_of(*named.handle.shared());
+    for (const auto& named : this->parameters()) named.parameter->set_one_of_a_part(communicator_.size() > 1);
+    send_away(foreign, why);
+    wires_.emplace(communicator_, world, stage_count_ > static_cast<std::size_t>(communicator_.size()));
+    tied_.emplace(communicator_, world, parameters, ranks_of);
+  }
+
+  /// A parameter or a buffer of the whole model.
+  struct Numbers {
+    const detail::AtHome<D>* numbers;
+    Ref<Node> kept;
+    int owner;
+    std::string why;  // it is not here; empty where it is
+  };
+
+  Communicator& communicator_;
+  PipelineOptions options_;
+  detail::ModelHandles handles_;
+  std::size_t stage_count_ = 0;
+  std::vector<std::size_t> begins_;
+  std::vector<Stage> stages_;
+  std::vector<Numbers> numbers_;
+  std::map<int, Schedule> schedules_;  // by the number of micro-batches
+  std::optional<Wires<D>> wires_;
+  std::optional<TiedParameters<D>> tied_;
+  bool result_wants_grad_ = false;
+  int stage_now_ = communicator_.rank();
+};
+
+}  // namespace pipeline
+
+}  // namespace chorus

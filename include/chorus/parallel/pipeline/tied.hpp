@@ -1,0 +1,78 @@
+#pragma once
+/// Parameters that layers of several stages share, as an embedding and the output layer often do.
+
+#include <chorus/comm/split.hpp>
+#include <chorus/nn/flat_parameters.hpp>
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace chorus::pipeline {
+
+/// Each of the stages' ranks has a copy of a tied parameter; they add up its gradients, to the same bits, and all take
+/// the same step.
+template <Device D>
+class TiedParameters {
+ public:
+  /// `owners[i]`: the ranks that have parameter i of the whole model, falling in no order. A collective call.
+  TiedParameters(comm::AnyCommunicator& all, const comm::World& world, const std::vector<Node*>& parameters,
+                 const std::vector<std::vector<int>>& owners) {
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      if (owners[i].size() < 2) continue;
+      bool mine = false;
+      for (const int rank : owners[i]) mine = mine || rank == all.rank();
+      Group* group = nullptr;
+      for (Group& known : groups_)
+        if (known.ranks == owners[i]) group = &known;
+      if (group == nullptr) {
+        groups_.push_back({owners[i], std::nullopt, {}});
+        group = &groups_.back();
+        auto communicator = comm::connect(comm::split(all, world, mine ? 0 : 1 + all.rank()));
+        if (mine) group->communicator.emplace(std::move(communicator));
+      }
+      if (mine) group->parameters.push_back(parameters[i]);
+    }
+  }
+
+  /// Calls `f(entry, communicator)` for each tied parameter of this rank, in the order of the model's members.
+  template <class F>
+  void for_each(const nn::FlatParameters<D>& flat, const F& f) {
+    for (Group& group : groups_)
+      for (const Node* parameter : group.parameters)
+        for (std::size_t i = 0; i < flat.entries().size(); ++i)
+          if (flat.entries()[i].named.handle.shared().get() == parameter) f(i, *group.communicator);
+  }
+  static void sum(comm::AnyCommunicator& group, const ParameterOn<D>& parameter, void* numbers) {
+    const auto count = static_cast<std::size_t>(parameter.count());
+    const auto add_up = [&]<class T>(T* of_type) {
+      group.all_reduce(std::span(of_type, count), comm::ReduceOp::sum, {.traffic = trace::Traffic::gradients});
+    };
+    if (parameter.dtype() == DType::f32)
+      add_up(static_cast<float*>(numbers));
+    else
+      add_up(static_cast<double*>(numbers));
+  }
+  /// Whether this rank is the one whose numbers count where each is to count once.
+  bool counts_here(const Node& parameter, int rank) const {
+    for (const Group& group : groups_)
+      for (const Node* known : group.parameters)
+        if (known == &parameter) return group.ranks.front() == rank;
+    return true;
+  }
+  void abort(std::string_view why) noexcept {
+    for (Group& group : groups_)
+      if (group.communicator) group.communicator->abort(why);
+  }
+
+ private:
+  struct Group {
+    std::vector<int> ranks;
+    std::optional<comm::AnyCommunicator> communicator;  // where this rank is in it
+    std::vector<const Node*> parameters;
+  };
+  std::vector<Group> groups_;
+};
+
+}  // namespace chorus::pipeline
