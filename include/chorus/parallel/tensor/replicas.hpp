@@ -28,7 +28,7 @@ class ReplicaCheck {
       entry.parameter().on_grad([this, alive] {
         if (alive.expired() || last_run_ == backward_run()) return;
         last_run_ = backward_run();
-        if (runs_++ % every_ != 0) return;
+        if (runs_++ % static_cast<std::uint64_t>(every_) != 0) return;
         at_backward_end([this, alive] {
           if (!alive.expired()) check_now();
         });
