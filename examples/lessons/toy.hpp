@@ -97,6 +97,7 @@ int compare(ch::Run& run, Data& data, Model& lesson, Net& net, Optimizer& optimi
       loss.backward();
       optimizer.step();
     }
+  const auto whole = net.gathered();
   const auto mine = ch::nn::named_parameters<ch::Cpu>(lesson), other = ch::nn::named_parameters<ch::Cpu>(net.module());
   double most = 0;
   for (std::size_t i = 0; i < mine.size(); ++i)
