@@ -19,7 +19,7 @@ struct ToyModel : ch::nn::Module {
 };
 
 using Model = ToyModel<ch::Cpu>;
-using Net = ch::DistributedDataParallel<Model>;  // or ch::DataParallel<Model>, or ch::SingleDevice<Model>
+using Net = ch::DistributedDataParallel<Model>;  // or SingleDevice, DataParallel, FullyShardedDataParallel
 
 int main(int argc, char** argv) {
   return ch::launch<Net>(argc, argv, [](auto& run) {  // one call per process; under DDP starts or joins the others
@@ -35,7 +35,7 @@ int main(int argc, char** argv) {
         loss.backward();
         optimizer.step();
       }
-      if (run.is_main()) ch::io::save(net.module(), run.option("save", "model.safetensors"));
+      ch::io::save(net, run.option("save", "model.safetensors"));
     }
   });
 }

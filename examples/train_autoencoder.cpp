@@ -74,7 +74,7 @@ int main(int argc, char** argv) {
   std::string data = "synthetic", pairs;
   ch::Index code = 32, train_images = 4000;
   CLI::App app{description, "train_autoencoder"};
-  add_options(app, options);
+  add_options(app, options, {"fsdp"});
   app.add_option("--data", data, "'synthetic', or a folder with MNIST's IDX files or CIFAR-10's binary batches")
       ->capture_default_str();
   app.add_option("--train-images", train_images, "generated images")
@@ -85,7 +85,8 @@ int main(int argc, char** argv) {
   app.add_option("--save", options.save, "file for the trained weights (safetensors)");
   if (const auto status = parse(app, argc, argv, options)) return *status;
 
-  return launch<Autoencoder<ch::Cpu>>(argc, argv, options, [&]<class Net>(std::type_identity<Net>, ch::Run& run) {
+  using Fsdp = ch::FullyShardedDataParallel<Autoencoder<ch::Cpu>>;
+  return launch<Autoencoder<ch::Cpu>, Fsdp>(argc, argv, options, [&]<class Net>(std::type_identity<Net>, ch::Run& run) {
     const auto dataset = [&](ch::data::Split split, ch::Index count) -> ch::data::ImageDataset {
       if (data != "synthetic") return ch::data::open_images(data, split);
       return ch::data::SyntheticImages{count, options.seed, split};
@@ -108,9 +109,10 @@ int main(int argc, char** argv) {
       }
       training.end_epoch();
     }
-    save_weights(run, net, options);
+    save_weights(net, options);
     training.end();
 
+    const auto whole = net.gathered();
     if (!run.is_main()) return;
     const ch::NoGrad no_grad;
     ch::data::DataLoader test{

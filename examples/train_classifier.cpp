@@ -115,6 +115,8 @@ constexpr const char* description =
           outputs are gathered, gradients are summed to the first device, the step is made there.
   ddp     DistributedDataParallel: one process per device. Gradients are averaged over all processes
           while backward runs; every process makes the same step.
+  fsdp    FullyShardedDataParallel: as ddp, but each process keeps a part of the parameters, of their
+          gradients and of the optimizer's numbers; layers are gathered when they are used.
   parameter_server
           Gradients go to process 0, which makes the step; the others fetch its parameters.
   local_sgd
@@ -149,7 +151,7 @@ int main(int argc, char** argv) {
   // At the full rate, the first steps amplify small differences: rounding would lead policies to different results.
   options.warmup = 300;
   CLI::App app{description, "train_classifier"};
-  add_options(app, options, {"parameter_server", "local_sgd"});
+  add_options(app, options, {"fsdp", "parameter_server", "local_sgd"});
   app.add_option("--model", options.model, "toy (LeNet's form), mlp (with dropout), resnet18 or resnet50")
       ->check(CLI::IsMember(std::vector<std::string>(std::begin(Model::names), std::end(Model::names))))
       ->capture_default_str();
@@ -175,6 +177,6 @@ int main(int argc, char** argv) {
   app.add_option("--resume", options.resume,
                  "checkpoint file to go on from, saved under any policy; auto: that of --save, once it is there");
   if (const auto status = parse(app, argc, argv, options)) return *status;
-  return launch<Model, ch::ParameterServer<Model>, ch::LocalSgd<Model>>(
+  return launch<Model, ch::FullyShardedDataParallel<Model>, ch::ParameterServer<Model>, ch::LocalSgd<Model>>(
       argc, argv, options, [&]<class Net>(std::type_identity<Net>, ch::Run& run) { train<Net>(run, options); });
 }

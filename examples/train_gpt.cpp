@@ -105,7 +105,7 @@ int main(int argc, char** argv) {
   int letters = 300;
   double temperature = 0.8;
   CLI::App app{description, "train_gpt"};
-  add_options(app, options);
+  add_options(app, options, {"fsdp"});
   const auto sizes = in_range(1, 1 << 16);
   app.add_option("--data", data, "a text file; or 'generated'")->capture_default_str();
   app.add_option("--window", size.window, "letters that the model sees")->check(sizes)->capture_default_str();
@@ -122,7 +122,8 @@ int main(int argc, char** argv) {
   app.add_option("--save", options.save, "file for the trained weights (safetensors)");
   if (const auto status = parse(app, argc, argv, options)) return *status;
 
-  return launch<Gpt<ch::Cpu>>(argc, argv, options, [&]<class Net>(std::type_identity<Net>, ch::Run& run) {
+  using Fsdp = ch::FullyShardedDataParallel<Gpt<ch::Cpu>>;
+  return launch<Gpt<ch::Cpu>, Fsdp>(argc, argv, options, [&]<class Net>(std::type_identity<Net>, ch::Run& run) {
     ch::check<ch::UsageError>(size.width % size.heads == 0, "--heads ", size.heads, " do not divide --width ",
                               size.width);
     const Text text = read_text(data, options.seed);
@@ -142,8 +143,9 @@ int main(int argc, char** argv) {
       }
       training.end_epoch();
     }
-    save_weights(run, net, options);
+    save_weights(net, options);
     training.end();
+    const auto whole = net.gathered();
     if (run.is_main() && letters > 0)
       std::printf("%s\n",
                   continue_text(net.module(), text, prompt, size.window, letters, temperature, options.seed).c_str());

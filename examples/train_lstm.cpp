@@ -53,7 +53,7 @@ int main(int argc, char** argv) {
   int letters = 300;
   double temperature = 0.8;
   CLI::App app{description, "train_lstm"};
-  add_options(app, options);
+  add_options(app, options, {"fsdp"});
   const auto sizes = in_range(1, 1 << 16);
   app.add_option("--data", data, "a text file; or 'generated'")->capture_default_str();
   app.add_option("--window", window, "letters in a sample")->check(sizes)->capture_default_str();
@@ -69,7 +69,9 @@ int main(int argc, char** argv) {
   app.add_option("--save", options.save, "file for the trained weights (safetensors)");
   if (const auto status = parse(app, argc, argv, options)) return *status;
 
-  return launch<LanguageModel<ch::Cpu>>(argc, argv, options, [&]<class Net>(std::type_identity<Net>, ch::Run& run) {
+  using Model = LanguageModel<ch::Cpu>;
+  using Fsdp = ch::FullyShardedDataParallel<Model>;
+  return launch<Model, Fsdp>(argc, argv, options, [&]<class Net>(std::type_identity<Net>, ch::Run& run) {
     const Text text = read_text(data, options.seed);
     auto own = size;
     own.letters = text.letters();
@@ -87,8 +89,9 @@ int main(int argc, char** argv) {
       }
       training.end_epoch();
     }
-    save_weights(run, net, options);
+    save_weights(net, options);
     training.end();
+    const auto whole = net.gathered();
     if (run.is_main() && letters > 0)
       std::printf("%s\n",
                   continue_text(net.module(), text, prompt, window, letters, temperature, options.seed).c_str());

@@ -36,7 +36,7 @@ class NamedOptimizer {
 
   void zero_grad() { optimizer_->zero_grad(); }
   void step() {
-    if (clip_ > 0) chorus::optim::clip_grad_norm(net_.parameters(), clip_);
+    if (clip_ > 0) net_.clip_grad_norm(clip_);
     optimizer_->step();
   }
   /// The library's own, as checkpoints take it.
@@ -129,10 +129,13 @@ chorus::Index samples_of_device(const Net& net, const TrainingOptions& options, 
   return chorus::share_begin(options.batch, shares, own.end) - chorus::share_begin(options.batch, shares, own.begin);
 }
 
-/// A fingerprint of the model's parameters; empty where the program was built without OpenSSL.
-template <class Model>
-std::string fingerprint(Model& model) {
-  return chorus::io::Sha256::available ? chorus::io::parameters_sha256(model) : "";
+/// A fingerprint of the net's parameters; empty where the program was built without OpenSSL. All ranks call it.
+template <class Net>
+std::string fingerprint(Net& net) {
+  if (!chorus::io::Sha256::available) return "";
+  const chorus::trace::PeakKept training_alone(chorus::trace_slot(net, 0));
+  const auto whole = net.gathered();
+  return chorus::io::parameters_sha256(net.module());
 }
 
 /// The last line of the metrics file.
@@ -145,7 +148,7 @@ chorus::RunSummary run_summary(Net& net, double samples, double seconds) {
           .bytes_sent_per_device = per_device(net, [&](int i) { return chorus::trace::bytes_sent(chorus::trace_place(net, i)); }),
           .peak_memory_bytes_per_device =
               per_device(net, [&](int i) { return chorus::trace::memory(chorus::trace_slot(net, i)).peak; }),
-          .parameters_sha256 = fingerprint(net.module())};
+          .parameters_sha256 = fingerprint(net)};
 }
 
 /// How far a run has come, counted as a checkpoint counts it.
@@ -187,6 +190,8 @@ class Training {
         losses_(net, metrics_, progress_) {
     losses_.start_at(from.step);
     tell_trace();
+    const chorus::trace::PeakKept training_alone(chorus::trace_slot(net, 0));
+    const auto whole = net.gathered();
     if (!talks_) return;
     std::printf("%s\n", (summary ? summary() : chorus::nn::summary(net.module())).c_str());
     const chorus::Index least = samples_of_device(net, options, net.devices() - 1),
@@ -242,7 +247,7 @@ class Training {
   void end_epoch(const Accuracy& accuracy) {
     const double loss = sum_up();
     const double right = accuracy();  // in evaluation all ranks have one model, under every policy
-    chorus::check(net_.same_on_all_ranks(fingerprint(net_.module())), "the ranks' parameters differ after epoch ",
+    chorus::check(net_.same_on_all_ranks(fingerprint(net_)), "the ranks' parameters differ after epoch ",
                   epoch_, ": this is a bug");
     metrics_.epoch(epoch_, loss, right, seconds());
     if (talks_) std::printf("epoch %d: training loss %.4f, test accuracy %.2f %%\n", epoch_ + 1, loss, 100 * right);
@@ -314,8 +319,8 @@ class Training {
   double samples_ = 0, training_seconds_ = 0;
 };
 
-/// For programs that keep the weights alone: rank 0 writes them to --save.
+/// For programs that keep the weights alone: they go to --save. All ranks call it.
 template <class Net>
-void save_weights(chorus::Run& run, Net& net, const TrainingOptions& options) {
-  if (run.is_main() && !options.save.empty()) chorus::io::save(net.module(), options.save);
+void save_weights(Net& net, const TrainingOptions& options) {
+  if (!options.save.empty()) chorus::io::save(net, options.save);
 }

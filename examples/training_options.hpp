@@ -88,10 +88,11 @@ inline void add_options(CLI::App& app, TrainingOptions& options, const std::vect
   app.add_option("--policy", options.policy, CLI::detail::join(policies, ", "))
       ->check(CLI::IsMember(policies))
       ->capture_default_str();
-  app.add_option("--devices", options.devices, "devices; under ddp, processes (default: 2 for dp and ddp)")
+  app.add_option("--devices", options.devices,
+                 "devices; under policies of processes, processes (default: 1 for single, else 2)")
       ->check(in_range(1, 64));
   app.add_option("--device", options.device,
-                 "which: 0,1 or cpu:0,1 or cuda:0,1, as many as are named; under ddp process r is on the r-th")
+                 "which: 0,1 or cpu:0,1 or cuda:0,1, as many as are named; process r is on the r-th")
       ->check(device_list());
   app.add_option("--batch", options.batch,
                  "samples in a batch, over all devices; not only multiples of their number: shares may differ by one "
@@ -100,8 +101,8 @@ inline void add_options(CLI::App& app, TrainingOptions& options, const std::vect
       ->capture_default_str();
   app.add_option("--canonical-shares", options.canonical_shares,
                  "cut each batch into so many shares, on any number of devices up to that, and add up over samples in "
-                 "one order: the same bits then, whatever the policy and the number of devices; not for local_sgd "
-                 "(default: a share for each device, in whatever order is fast)")
+                 "one order: the same bits then, whatever the policy and the number of devices; not for local_sgd, nor "
+                 "fsdp (default: a share for each device, in whatever order is fast)")
       ->check(in_range(1, chorus::most_canonical_shares));
   app.add_option("--epochs", options.epochs, "passes over the data")
       ->check(in_range(0, 1 << 20))
@@ -155,6 +156,13 @@ inline std::optional<int> parse(CLI::App& app, int argc, char** argv, const Trai
     return 2;
   }
   if (options.canonical_shares == 0) return std::nullopt;
+  if (options.policy == "fsdp") {
+    std::fprintf(stderr,
+                 "%s: --canonical-shares %d: not under --policy fsdp, whose ranks average gradients in parts: choose "
+                 "single, dp or ddp\n",
+                 app.get_name().c_str(), options.canonical_shares);
+    return 2;
+  }
   if (options.policy == "local_sgd") {
     std::fprintf(stderr,
                  "%s: --canonical-shares %d: not under --policy local_sgd, where each process steps on its own samples: "
@@ -176,7 +184,10 @@ inline std::optional<int> parse(CLI::App& app, int argc, char** argv, const Trai
 /// The policy around the model, as the options say.
 template <class Net>
 Net net_around(typename Net::model_type model, chorus::Run& run, const TrainingOptions& options) {
-  return Net{std::move(model), run, {.canonical_shares = options.canonical_shares}};
+  if constexpr (std::is_same_v<Net, chorus::FullyShardedDataParallel<typename Net::model_type>>)
+    return Net{std::move(model), run};  // which has no canonical shares
+  else
+    return Net{std::move(model), run, {.canonical_shares = options.canonical_shares}};
 }
 
 /// Calls `body(std::type_identity<Net>{}, run)` with the policy that the options name around the model; `More` are

@@ -117,6 +117,7 @@ int compare(ch::Run& run, Data& data, ch::nn::Module& lesson, Net& net, Optimize
       loss.backward();
       optimizer.step();
     }
+  const auto whole = net.gathered();
   return compare_parameters(run, Net::name, ch::nn::named_parameters<ch::Cpu>(lesson),
                             ch::nn::named_parameters<ch::Cpu>(net.module()), allowed);
 }

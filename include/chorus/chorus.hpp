@@ -1,7 +1,8 @@
 #pragma once
 /// What most programs need: tensors, the common operators, layers and optimizers, data, the policies SingleDevice,
-/// DataParallel and DistributedDataParallel, and launch. <chorus/all.hpp> has the rest, each header of which may be
-/// included by itself; it costs a program its compile time, and reading model files a JSON parser.
+/// DataParallel, DistributedDataParallel and FullyShardedDataParallel, and launch. <chorus/all.hpp> has the rest, each
+/// header of which may be included by itself; it costs a program its compile time, and reading model files a JSON
+/// parser.
 
 #include <chorus/autograd/gradient_check.hpp>
 #include <chorus/autograd/parameter.hpp>

@@ -139,7 +139,9 @@ class AnyCommunicator {
   template <class T>
   Call moves(Op op, const T* in, T* out, std::size_t count, int peer, const CollectiveOptions& options) const {
     check_move(op, peer, options);
-    return {op, {.dtype = dtype<T>, .element = sizeof(T)}, options.traffic, count, in, out, peer};
+    Call call{op, {.dtype = dtype<T>, .element = sizeof(T)}, options.traffic, count, in, out, peer};
+    call.unit = options.unit;
+    return call;
   }
 
   template <class T>

@@ -28,6 +28,7 @@ struct CollectiveOptions {
   double scale = 1;
   trace::Traffic traffic = trace::Traffic::control;  ///< what the bytes are counted as
   int bucket = -1;                                   ///< the number of a gradient bucket, for messages
+  int unit = -1;                                     ///< the number of a unit of parameters, likewise
 };
 
 /// A group of ranks. Every rank calls the same collectives, in the same order, with the same counts and scalar types.

@@ -7,6 +7,7 @@
 #include <chorus/kernels/to_device.hpp>
 #include <chorus/nn/flat_parameters.hpp>
 #include <chorus/nn/module.hpp>
+#include <chorus/optim/clip.hpp>
 #include <chorus/parallel/unlisted_parameters.hpp>
 #include <cstdint>
 #include <memory>
@@ -53,6 +54,12 @@ class Policy {
     ~Gathered() {}  // not trivial: a name for it is no unused variable
   };
   [[nodiscard]] Gathered gathered(const GatheredOptions& = {}) { return {}; }
+
+  /// optim::clip_grad_norm of all parameters: the same line under every policy, also where each rank has only a part of
+  /// them, and all ranks call it. Its return value and errors are those.
+  double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
+    return optim::clip_grad_norm(parameters(), max_norm, options);
+  }
 
   void train(bool training = true) { model_.train(training); }
   void eval() { model_.eval(); }

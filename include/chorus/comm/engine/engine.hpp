@@ -58,6 +58,7 @@ struct Call {
   int peer = 0;              ///< the root of a broadcast, the other end of a message
   bool receives = false;     ///< a message: recv, not send
   int bucket = -1;           ///< the number of a gradient bucket, for messages
+  int unit = -1;             ///< the number of a unit of parameters, likewise
 };
 
 /// One rank's end of a group. Its calls have been checked: sizes fit, roots and peers are ranks. They are carried out

@@ -24,6 +24,7 @@ namespace chorus::comm {
 struct NamedCall {
   Envelope envelope = {};
   int bucket = -1;
+  int unit = -1;
   int peer = 0;                ///< of a message
   bool receives = false;       ///< a message
   const char* name = nullptr;  ///< instead of the envelope
@@ -37,6 +38,7 @@ struct NamedCall {
     else
       out += cat(envelope.op != Op::message ? "" : receives ? "receiving " : "sending ", envelope);
     if (bucket >= 0) out += cat(", gradient bucket ", bucket);
+    if (unit >= 0) out += cat(", unit ", unit, " of the parameters");
     return out;
   }
 };

@@ -111,7 +111,11 @@ class QueuedEngine : public Engine {
       envelope.sequence = collectives_++;
     }
     const std::lock_guard lock(mutex_);
-    recorder_.begin({.envelope = envelope, .bucket = call.bucket, .peer = call.peer, .receives = call.receives});
+    recorder_.begin({.envelope = envelope,
+                     .bucket = call.bucket,
+                     .unit = call.unit,
+                     .peer = call.peer,
+                     .receives = call.receives});
     return envelope;
   }
 

@@ -23,12 +23,14 @@ struct TracedCall {
     const auto op = comm::name(envelope.op);
     const int peer = members.empty() ? call.peer : members[static_cast<std::size_t>(call.peer)];
     name = envelope.op == Op::message ? cat(op, call.receives ? " from " : " to ", peer)
-           : call.bucket < 0          ? std::string(op)
-                                      : cat(op, ", bucket ", call.bucket);
+           : call.bucket >= 0         ? cat(op, ", bucket ", call.bucket)
+           : call.unit >= 0           ? cat(op, ", unit ", call.unit)
+                                      : std::string(op);
     chorus::detail::JsonObject fields;
     fields.field("op", op).field("sequence", envelope.sequence).field("traffic", trace::name(traffic));
     fields.field("bytes", bytes).field("count", envelope.count);
     if (call.bucket >= 0) fields.field("bucket", call.bucket);
+    if (call.unit >= 0) fields.field("unit", call.unit);
     if (call.algorithm != Algorithm::automatic) fields.field("algorithm", comm::name(call.algorithm));
     if (!members.empty()) fields.field("group", members);
     args = fields.fields();

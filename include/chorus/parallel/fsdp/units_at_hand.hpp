@@ -260,7 +260,7 @@ class UnitsAtHand final : public Residence {
     if (ranks_.size() == 1) return;
     with_values(u, [&]<class T>(std::span<T> numbers) {
       const auto ranks = static_cast<std::size_t>(ranks_.size()), share = numbers.size() / ranks;
-      const comm::CollectiveOptions how{.traffic = trace::Traffic::parameters};
+      const auto how = of_unit(u);
       if (share > 0)
         state.work.push_back(ranks_.all_gather_async(
             std::span<const T>(numbers.subspan(static_cast<std::size_t>(ranks_.rank()) * share, share)),
@@ -334,10 +334,13 @@ class UnitsAtHand final : public Residence {
     ddp::with_type(group.dtype, group.value(unit.begin),
                    [&]<class T>(T* numbers) { f(std::span<T>(numbers, unit.count)); });
   }
+  static comm::CollectiveOptions of_unit(std::size_t u) {
+    return {.traffic = trace::Traffic::parameters, .unit = static_cast<int>(u)};
+  }
   void send_rank_0s(std::size_t u) {
     for (const std::size_t i : states_[u].unit.entries) flat_->entries()[i].parameter().touch();
     if (ranks_.size() > 1)
-      with_values(u, [&](auto numbers) { ranks_.broadcast(numbers, 0, {.traffic = trace::Traffic::parameters}); });
+      with_values(u, [&](auto numbers) { ranks_.broadcast(numbers, 0, of_unit(u)); });
   }
   std::vector<std::uint64_t> versions() const {
     std::vector<std::uint64_t> all;

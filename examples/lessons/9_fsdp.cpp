@@ -1,0 +1,107 @@
+/// Lesson 9: fully sharded data parallel (ZeRO-3). In lesson 7 a rank keeps an N-th of the optimizer's state. Here it
+/// keeps an N-th of parameters and gradients, too: its part of each unit, which is a layer. When the forward pass comes
+/// to a layer all ranks gather its parameters, use them, and give them back; when backward comes to it they gather them
+/// again. Its gradients go through a reduce-scatter as soon as they are there: what is left is the average of the own
+/// part, and that is stepped. At most 3 (N-1)/N K bytes are sent in a step, K those of all parameters (an all-reduce
+/// sends 2). (The policy also gathers the next layer while it computes with this one.)
+
+#include <cmath>
+#include <utility>
+
+#include "toy.hpp"
+
+using Policy = ch::FullyShardedDataParallel<Model>;
+
+/// A layer's weight and bias, of which a rank keeps one part.
+struct Unit {
+  ch::comm::AnyCommunicator& ranks;
+  std::vector<Parameter> parameters;
+  ch::Parameter<float, 1> own{};      // this rank's
+  ch::Tensor<float, 1> average{};     // of its gradient
+  double weight = 1;                  // this rank's samples / all ranks'
+  std::size_t part = 0, arrived = 0;  // so many numbers; gradients so far
+
+  Unit(ch::comm::AnyCommunicator& all, std::vector<Parameter> of) : ranks(all), parameters(std::move(of)) {
+    for (const auto& p : parameters) {
+      ranks.broadcast(numbers(p), /*root=*/0);
+      p.parameter->on_grad([this] {
+        if (++arrived % 2 == 0) average_gradients();
+      });
+    }
+    const auto row = in_a_row(numbers);
+    part = row.size() / static_cast<std::size_t>(ranks.size());
+    const auto mine = std::span(row).subspan(part * static_cast<std::size_t>(ranks.rank()), part);
+    own = ch::Parameter<float, 1>{ch::Tensor<float, 1>::from(mine, {static_cast<ch::Index>(part)})};
+    give_back();
+  }
+  /// The layer's numbers or gradients, and zeros up to a multiple of N.
+  std::vector<float> in_a_row(std::span<float> (*what)(const Parameter&)) const {
+    std::vector<float> row;
+    for (const auto& p : parameters) row.insert(row.end(), what(p).begin(), what(p).end());
+    const auto n = static_cast<std::size_t>(ranks.size());
+    row.resize((row.size() + n - 1) / n * n);
+    return row;
+  }
+  void gather() {
+    std::vector<float> row(part * static_cast<std::size_t>(ranks.size()));
+    ranks.all_gather(own.value().to_vector(), std::span(row), {.traffic = Traffic::parameters});
+    auto from = row.begin();
+    for (const auto& p : parameters) from = std::ranges::copy_n(from, p.parameter->count(), numbers(p).begin()).in;
+  }
+  void give_back() {  // the policy gives memory back; here whoever used these numbers would get a NaN
+    for (const auto& p : parameters) std::ranges::fill(numbers(p), NAN);
+  }
+  auto forward(const auto& layer, const auto& x) {
+    gather();
+    const auto y = layer(x);
+    give_back();
+    // Backward needs the weight again, for the gradient by x: but the first layer's x are images.
+    if constexpr (requires { x.requires_grad(); }) y.register_hook([this](const auto&) { gather(); });
+    return y;
+  }
+  void average_gradients() {
+    give_back();
+    average = ch::Tensor<float, 1>::empty(own.shape());
+    ranks.reduce_scatter(in_a_row(gradient), std::span(average.data(), part), ch::comm::ReduceOp::sum,
+                         {.scale = weight, .traffic = Traffic::gradients});
+  }
+};
+
+int main(int argc, char** argv) {
+  return ch::launch<Policy>(argc, argv, [](ch::Run& run) {
+    auto& ranks = run.communicator();
+    Data data{run.seed(), ranks.rank(), ranks.size()};
+    Model model;
+    Policy net{ch::nn::copy_of(model), run};  // for the comparison at the end
+    const auto all = ch::nn::named_parameters<ch::Cpu>(model);
+    Unit units[] = {{ranks, {all[0], all[1]}}, {ranks, {all[2], all[3]}}, {ranks, {all[4], all[5]}}};
+    std::vector<Parameter> parts;
+    for (auto& unit : units) parts.push_back({"own", unit.own, &unit.own.on<ch::Cpu>()});
+    ch::optim::Sgd optimizer{parts, sgd};
+    ch::trace::reset_traffic();
+    for (int epoch = 0; epoch < epochs; ++epoch) {
+      MeanLoss mean;
+      for (const auto& [images, labels] : data.epoch(epoch)) {
+        for (const auto& p : all) p.parameter->set_grad_arrived(false);
+        const auto x = ch::relu(units[0].forward(model.fc1, ch::flatten(images)));
+        const auto y = units[2].forward(model.fc3, ch::relu(units[1].forward(model.fc2, x)));
+        const auto loss = ch::cross_entropy(y, labels);
+        double mine = static_cast<double>(labels.numel()), sums[] = {mine, mine * double{loss.item()}};
+        ranks.all_reduce(std::span(sums));
+        for (auto& unit : units) unit.weight = mine / sums[0];
+        loss.backward();
+        optimizer.zero_grad();
+        for (auto& unit : units) unit.own.as_variable().backward(unit.average);
+        optimizer.step();
+        mean.add(sums[1] / sums[0], sums[0]);
+      }
+      if (run.is_main()) mean.print(epoch);
+    }
+    if (run.is_main()) print_sent("rank", 0, data);
+    if (run.is_main()) std::printf("rank 0 keeps %zu numbers\n", units[0].part + units[1].part + units[2].part);
+
+    for (auto& unit : units) unit.gather();  // for the comparison
+    ch::optim::Sgd policy_optimizer{net.parameters(), sgd};
+    return compare(run, data, model, net, policy_optimizer, tolerance(ranks.size()));
+  });
+}
