@@ -31,10 +31,18 @@ requires requires(Net& net) { typename Net::policy_type; net.module(); }
 void save(Net& net, const std::string& path, const Metadata& metadata = {}) {
   if constexpr (requires { net.save_in_parts(path, metadata); }) {
     net.save_in_parts(path, metadata);
+  } else if constexpr (requires { net.save(path, metadata); }) {
+    net.save(path, metadata);
   } else {
-    if constexpr (requires { net.communicator().rank(); })
-      if (net.communicator().rank() != 0) return;
-    save(net.module(), path, metadata);
+    bool writes = true;
+    if constexpr (requires { net.communicator().rank(); }) writes = net.communicator().rank() == 0;
+    const auto save_model = [&](auto& model) {
+      if (writes) save(model, path, metadata);
+    };
+    if constexpr (requires { net.gathered(save_model); })
+      net.gathered(save_model);
+    else
+      save_model(net.module());
   }
 }
 

@@ -1,4 +1,4 @@
-/// Lesson 9: tensor parallelism. In the lessons before, ranks shared the samples and each had all parameters. Here each
+/// Lesson 10: tensor parallelism. In the lessons before, ranks shared the samples and each had all parameters. Here each
 /// has all samples and a part of two layers: of fc2 the rows that make its columns of the output, of fc3 the columns
 /// that take them in. What lies between, relu, works on each column alone, so nothing is sent there. fc3 gives each
 /// rank a term of the output: they are added up once forward, then the bias. fc2's input is one and the same on all

@@ -1,4 +1,4 @@
-/// Lesson 10: a pipeline (GPipe). Each rank holds a part of the model, a stage: rank 0 the first layers, the last rank
+/// Lesson 11: a pipeline (GPipe). Each rank holds a part of the model, a stage: rank 0 the first layers, the last rank
 /// the loss. A batch is cut into micro-batches, which follow each other through the stages, so that rank 1 computes the
 /// first while rank 0 computes the second. What crosses a cut is an activation forward and the gradient by it backward;
 /// parameters and their gradients never move. While the pipeline fills and drains, ranks wait: (p - 1) / (m + p - 1) of
