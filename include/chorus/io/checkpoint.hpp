@@ -175,10 +175,10 @@ constexpr bool all_ranks_save = detail::all_ranks_save<Net>;
 /// Writes model, optimizer, learning rate and position to one file, atomically. The model's tensors have their own
 /// names, so the file is also a model's file. One process calls it, under ParameterServer the server, whose workers
 /// return at once; with a ShardedOptimizer, under LocalSgd and TensorParallel, or under a communication hook that
-/// remembers something, all do, and rank 0 writes; under FullyShardedDataParallel all do, and each writes its parts into
-/// the one file. The file is the same for the plain, the fused and the sharded form of an optimizer. `more`: what else
-/// goes on from step to step, as GradScaler, ParameterAverage and ReduceOnPlateau do; at most one of each. Gradients are
-/// not in it: a checkpoint belongs between two steps. The seed is, and the number of `canonical_shares`.
+/// remembers something, all do, and rank 0 writes; under FullyShardedDataParallel all do, and each writes its parts
+/// into the one file. The file is the same for the plain, the fused and the sharded form of an optimizer. `more`: what
+/// else goes on from step to step, as GradScaler, ParameterAverage and ReduceOnPlateau do; at most one of each.
+/// Gradients are not in it: a checkpoint belongs between two steps. The seed is, and the number of `canonical_shares`.
 ///
 /// What is each rank's own under a hook, such as errors to be fed back, and under LocalSgd and PostLocalSgd models,
 /// optimizers and `more`, is in the file for each rank; rank 0 holds the whole file in memory for a moment. Of

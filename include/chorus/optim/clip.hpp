@@ -150,8 +150,8 @@ struct ClipGradNormOptions {
 /// Scales all gradients down so that their common Euclidean norm is at most `max_norm`; returns the norm before.
 /// Squares are added up in double, so that those of floats don't overflow. Under DistributedDataParallel to be called
 /// after backward, when all ranks hold the same gradients; where each holds a part, net.clip_grad_norm does it. Under
-/// TensorParallel the norm is one device's, and all ranks call it. In a step that is captured by Graphed it returns NaN,
-/// since there the device alone knows the norm.
+/// TensorParallel the norm is one device's, and all ranks call it. In a step that is captured by Graphed it returns
+/// NaN, since there the device alone knows the norm.
 ///
 /// Where the norm is not a number, neither is any gradient afterwards, and where it is infinite finite gradients are 0
 /// and the others not a number, as in PyTorch: a fault shows in all weights, and isn't hidden by clipping. With

@@ -38,6 +38,7 @@ class Pipeline : public pipeline::Stages<Model, Order, Communicator> {
 
  public:
   using typename Base::D;
+  using policy_type = Pipeline;
   static constexpr const char* name = "pipeline";
 
   /// Takes rank 0's numbers. Throws UsageError, on every rank, where the ranks' models or options differ, and for a cut
