@@ -202,13 +202,16 @@ class ParameterAverage {
     check<UsageError>(!swapped_, "ParameterAverage: no state to keep while the model holds the averages");
     std::vector<StateTensor> out;
     for (Entry& entry : entries_) {
-      const auto extents = entry.extents();
-      out.push_back({cat("average.", entry.name),
-                     entry.dtype(),
-                     {extents.begin(), extents.end()},
-                     entry.average.data(),
-                     false,
-                     entry.parameter != nullptr ? entry.parameter->part() : nullptr});
+      const bool is_part = entry.parameter != nullptr && entry.parameter->is_part();
+      const auto extents = is_part ? entry.parameter->whole_extents() : entry.extents();
+      out.push_back({.name = cat("average.", entry.name),
+                     .dtype = entry.dtype(),
+                     .shape = {extents.begin(), extents.end()},
+                     .data = entry.average.data(),
+                     .part = entry.parameter != nullptr ? entry.parameter->part() : nullptr});
+      if (!is_part) continue;
+      out.back().part_begin = static_cast<std::size_t>(entry.parameter->part_begin());
+      out.back().part_count = static_cast<std::size_t>(entry.parameter->count());
     }
     out.push_back({"average_updates", DType::i64, {}, &updates_, true});
     return out;

@@ -64,7 +64,7 @@ std::string losses(Net& net, Opt& optimizer, const ch::comm::World& world, const
     extras.before(net.module(), step);
     optimizer.zero_grad();
     if (extras.no_sync) {
-      const auto quiet = net.no_sync();
+      [[maybe_unused]] const auto quiet = net.no_sync();
       backward(step + 100);
     }
     if (extras.adds_up) backward(step + 200);

@@ -41,6 +41,7 @@ class ParameterSlice : public ParameterOn<D> {
   void bind(const Storage<D>&, void*, const Storage<D>&, void*) override { no_parameter(); }
   void on_grad(std::function<void()>) override { no_parameter(); }
   void move_to_device(D) override { no_parameter(); }
+  void replace_numbers(std::span<const Index>, const Storage<D>&) override { no_parameter(); }
   Ref<Node> copy_to(D) const override { no_parameter(); }
   void add_grad_of(const ParameterOn<D>&) override { no_parameter(); }
   void set_origin(Ref<Node>) override { no_parameter(); }
