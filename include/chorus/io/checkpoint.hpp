@@ -156,7 +156,7 @@ void read_all(const SafetensorsReader& file, const std::vector<TensorPlace<D>>& 
   std::vector<std::vector<std::byte>> numbers;  // all are read before one is stored
   for (const auto& tensor : wanted) {
     const TensorEntry& entry = file.at(tensor.name);
-    numbers.emplace_back(tensor.bytes());
+    numbers.emplace_back(tensor.part_count ? tensor.bytes() : entry.bytes);
     file.read(entry, numbers.back(), tensor.begin_bytes());
     check_bools(file, entry, numbers.back());
     if (!tensor.mean_with.empty() && tensor.dtype == DType::f32) take_mean<float>(file, tensor, numbers.back());
