@@ -71,6 +71,12 @@ for n in (1,) if LESSON == 1 else (1, 2, 3):
         bits = dict(re.findall(rf"shares (\d), devices {n}: the bits are (\d+)", text))
         assert list(bits) == [str(n), "6"], bits
         all_bits.append(tuple(bits.values()))
+    if LESSON == 9:  # forward gathers all layers, backward all but the first
+        first = 4 * (784 * 64 + 64)
+        near(sent(text, "rank 0", "parameters"), (n - 1) / n * (2 * BYTES - first))
+        near(sent(text, "rank 0", "gradients"), (n - 1) / n * BYTES)
+        kept = int(re.search(r"rank 0 keeps (\d+) numbers", text).group(1))
+        assert BYTES / n <= 4 * kept < BYTES / n + 12, kept
     if LESSON == 10:  # each sum is of an output's numbers for all samples: 10 forward, 64 backward
         near(sent(text, "rank 0", "outputs"), 2 * (n - 1) / n * 4 * 10 * 1000 / 31)
         near(sent(text, "rank 0", "gradients"), 2 * (n - 1) / n * 4 * 64 * 1000 / 31)

@@ -6,13 +6,12 @@
 /// sends 2). (The policy also gathers the next layer while it computes with this one.)
 
 #include <cmath>
-#include <utility>
 
 #include "toy.hpp"
 
 using Policy = ch::FullyShardedDataParallel<Model>;
 
-/// A layer's weight and bias, of which a rank keeps one part.
+/// A layer's weight and bias.
 struct Unit {
   ch::comm::AnyCommunicator& ranks;
   std::vector<Parameter> parameters;
@@ -24,9 +23,7 @@ struct Unit {
   Unit(ch::comm::AnyCommunicator& all, std::vector<Parameter> of) : ranks(all), parameters(std::move(of)) {
     for (const auto& p : parameters) {
       ranks.broadcast(numbers(p), /*root=*/0);
-      p.parameter->on_grad([this] {
-        if (++arrived % 2 == 0) average_gradients();
-      });
+      p.parameter->on_grad([this] { gradient_is_final(); });
     }
     const auto row = in_a_row(numbers);
     part = row.size() / static_cast<std::size_t>(ranks.size());
@@ -59,7 +56,8 @@ struct Unit {
     if constexpr (requires { x.requires_grad(); }) y.register_hook([this](const auto&) { gather(); });
     return y;
   }
-  void average_gradients() {
+  void gradient_is_final() {
+    if (++arrived % 2 == 1) return;  // the other one is to come
     give_back();
     average = ch::Tensor<float, 1>::empty(own.shape());
     ranks.reduce_scatter(in_a_row(gradient), std::span(average.data(), part), ch::comm::ReduceOp::sum,
@@ -84,8 +82,8 @@ int main(int argc, char** argv) {
       for (const auto& [images, labels] : data.epoch(epoch)) {
         for (const auto& p : all) p.parameter->set_grad_arrived(false);
         const auto x = ch::relu(units[0].forward(model.fc1, ch::flatten(images)));
-        const auto y = units[2].forward(model.fc3, ch::relu(units[1].forward(model.fc2, x)));
-        const auto loss = ch::cross_entropy(y, labels);
+        const auto y = ch::relu(units[1].forward(model.fc2, x));
+        const auto loss = ch::cross_entropy(units[2].forward(model.fc3, y), labels);
         double mine = static_cast<double>(labels.numel()), sums[] = {mine, mine * double{loss.item()}};
         ranks.all_reduce(std::span(sums));
         for (auto& unit : units) unit.weight = mine / sums[0];
@@ -97,9 +95,8 @@ int main(int argc, char** argv) {
       }
       if (run.is_main()) mean.print(epoch);
     }
-    if (run.is_main()) print_sent("rank", 0, data);
     if (run.is_main()) std::printf("rank 0 keeps %zu numbers\n", units[0].part + units[1].part + units[2].part);
-
+    if (run.is_main()) print_sent("rank", 0, data);
     for (auto& unit : units) unit.gather();  // for the comparison
     ch::optim::Sgd policy_optimizer{net.parameters(), sgd};
     return compare(run, data, model, net, policy_optimizer, tolerance(ranks.size()));

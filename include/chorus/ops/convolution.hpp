@@ -1,7 +1,7 @@
 #pragma once
 /// Two-dimensional convolution (cross-correlation, as in PyTorch).
 
-#include <chorus/autograd/deferred.hpp>
+#include <chorus/autograd/deferred_gradients.hpp>
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/autograd/saved.hpp>
 #include <chorus/core/layer_watch.hpp>

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include <chorus/autograd/deferred.hpp>
+#include <chorus/autograd/deferred_gradients.hpp>
 #include <chorus/kernels/indexing.hpp>
 #include <chorus/ops/shape.hpp>
 

@@ -2,7 +2,7 @@
 /// Matrix products and the linear layer's function.
 
 #include <algorithm>
-#include <chorus/autograd/deferred.hpp>
+#include <chorus/autograd/deferred_gradients.hpp>
 #include <chorus/autograd/saved.hpp>
 #include <chorus/core/layer_watch.hpp>
 #include <chorus/kernels/gemm.hpp>

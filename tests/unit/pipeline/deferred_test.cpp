@@ -1,6 +1,6 @@
 // Gradients by weights that are put off until somebody asks for them.
 #include <catch.hpp>
-#include <chorus/autograd/deferred.hpp>
+#include <chorus/autograd/deferred_gradients.hpp>
 #include <chorus/nn/convolution.hpp>
 #include <chorus/nn/embedding.hpp>
 #include <unit/parallel/policies.hpp>

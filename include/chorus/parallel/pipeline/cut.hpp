@@ -14,7 +14,7 @@
 namespace chorus {
 
 /// Stages with nearly equal bytes of parameters.
-struct ByBytes {};
+struct EqualBytes {};
 
 /// Before these layers, counted from 0 in the order of CHORUS_PIPELINE, each module of a ModuleList as one: `At{3, 7}`.
 struct At {
@@ -29,7 +29,7 @@ struct ByTime {
   std::vector<double> seconds;
 };
 
-using PipelineCut = std::variant<ByBytes, At, ByTime>;
+using PipelineCut = std::variant<EqualBytes, At, ByTime>;
 
 namespace pipeline {
 

@@ -2,7 +2,7 @@
 /// One batch on its way through a pipeline: what this rank's stages keep of its micro-batches, and what an action does.
 
 #include <algorithm>
-#include <chorus/autograd/deferred.hpp>
+#include <chorus/autograd/deferred_gradients.hpp>
 #include <chorus/core/batch_group.hpp>
 #include <chorus/core/random.hpp>
 #include <chorus/core/share_tree.hpp>

@@ -29,8 +29,8 @@ namespace chorus {
 struct PipelineOptions {
   /// Into how many a batch is cut; one with fewer samples, into one of each sample. Sizes differ by at most one.
   int micro_batches = 8;
-  /// Where the model is cut: ByBytes{}, At{3, 7}, or ByTime{layer_times(model, x)}.
-  PipelineCut cut = ByBytes{};
+  /// Where the model is cut: EqualBytes{}, At{3, 7}, or ByTime{layer_times(model, x)}.
+  PipelineCut cut = EqualBytes{};
 };
 
 namespace pipeline {
