@@ -1,18 +1,15 @@
 /// Lesson 9: fully sharded data parallel (ZeRO-3). In lesson 7 a rank keeps an N-th of the optimizer's state. Here it
 /// keeps an N-th of parameters and gradients, too: its part of each unit, which is a layer. When the forward pass comes
 /// to a layer all ranks gather its parameters, use them, and give them back; when backward comes to it they gather them
-/// again. Its gradients go through a reduce-scatter as soon as they are there: what is left is the average of the own
-/// part, and that is stepped. At most 3 (N-1)/N K bytes are sent in a step, K those of all parameters (an all-reduce
-/// sends 2). (The policy also gathers the next layer while it computes with this one.)
+/// again. A reduce-scatter leaves of its gradients the average of the own part, and that is stepped. In a step a rank
+/// sends at most 3 (N-1)/N K bytes, K those of all parameters. (The policy also gathers the next layer ahead.)
 
 #include <cmath>
-
 #include "toy.hpp"
 
 using Policy = ch::FullyShardedDataParallel<Model>;
 
-/// A layer's weight and bias.
-struct Unit {
+struct Unit {  // a layer's weight and bias
   ch::comm::AnyCommunicator& ranks;
   std::vector<Parameter> parameters;
   ch::Parameter<float, 1> own{};      // this rank's
@@ -26,8 +23,8 @@ struct Unit {
       p.parameter->on_grad([this] { gradient_is_final(); });
     }
     const auto row = in_a_row(numbers);
-    part = row.size() / static_cast<std::size_t>(ranks.size());
-    const auto mine = std::span(row).subspan(part * static_cast<std::size_t>(ranks.rank()), part);
+    part = row.size() / std::size_t(ranks.size());
+    const auto mine = std::span(row).subspan(part * std::size_t(ranks.rank()), part);
     own = ch::Parameter<float, 1>{ch::Tensor<float, 1>::from(mine, {static_cast<ch::Index>(part)})};
     give_back();
   }
@@ -35,15 +32,14 @@ struct Unit {
   std::vector<float> in_a_row(std::span<float> (*what)(const Parameter&)) const {
     std::vector<float> row;
     for (const auto& p : parameters) row.insert(row.end(), what(p).begin(), what(p).end());
-    const auto n = static_cast<std::size_t>(ranks.size());
-    row.resize((row.size() + n - 1) / n * n);
+    while (row.size() % std::size_t(ranks.size()) != 0) row.push_back(0);
     return row;
   }
   void gather() {
     std::vector<float> row(part * static_cast<std::size_t>(ranks.size()));
     ranks.all_gather(own.value().to_vector(), std::span(row), {.traffic = Traffic::parameters});
-    auto from = row.begin();
-    for (const auto& p : parameters) from = std::ranges::copy_n(from, p.parameter->count(), numbers(p).begin()).in;
+    for (auto from = row.begin(); const auto& p : parameters)
+      from = std::ranges::copy_n(from, p.parameter->count(), numbers(p).begin()).in;
   }
   void give_back() {  // the policy gives memory back; here whoever used these numbers would get a NaN
     for (const auto& p : parameters) std::ranges::fill(numbers(p), NAN);
@@ -52,7 +48,7 @@ struct Unit {
     gather();
     const auto y = layer(x);
     give_back();
-    // Backward needs the weight again, for the gradient by x: but the first layer's x are images.
+    // Backward needs the weight again for the gradient by x: but the first x are images.
     if constexpr (requires { x.requires_grad(); }) y.register_hook([this](const auto&) { gather(); });
     return y;
   }
@@ -84,7 +80,7 @@ int main(int argc, char** argv) {
         const auto x = ch::relu(units[0].forward(model.fc1, ch::flatten(images)));
         const auto y = ch::relu(units[1].forward(model.fc2, x));
         const auto loss = ch::cross_entropy(units[2].forward(model.fc3, y), labels);
-        double mine = static_cast<double>(labels.numel()), sums[] = {mine, mine * double{loss.item()}};
+        double mine = double(labels.numel()), sums[] = {mine, mine * double{loss.item()}};
         ranks.all_reduce(std::span(sums));
         for (auto& unit : units) unit.weight = mine / sums[0];
         loss.backward();
@@ -95,10 +91,10 @@ int main(int argc, char** argv) {
       }
       if (run.is_main()) mean.print(epoch);
     }
-    if (run.is_main()) std::printf("rank 0 keeps %zu numbers\n", units[0].part + units[1].part + units[2].part);
-    if (run.is_main()) print_sent("rank", 0, data);
+    const auto kept = units[0].part + units[1].part + units[2].part;
+    if (run.is_main()) std::printf("rank 0 keeps %zu numbers\n", kept), print_sent("rank", 0, data);
     for (auto& unit : units) unit.gather();  // for the comparison
-    ch::optim::Sgd policy_optimizer{net.parameters(), sgd};
-    return compare(run, data, model, net, policy_optimizer, tolerance(ranks.size()));
+    ch::optim::Sgd its_optimizer{net.parameters(), sgd};
+    return compare(run, data, model, net, its_optimizer, tolerance(ranks.size()));
   });
 }
