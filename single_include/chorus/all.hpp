@@ -165,7 +165,7 @@ class CheckpointNode final : public GradNode<T, Rank, D> {
       : GradNode<T, Rank, D>("checkpoint", value.shape(), value.device()),
         saved_(std::in_place,
                Saved{std::move(function), std::move(random), {inputs...}, std::move(parameters), std::move(seen),
-                     batch_group()}) {}
+                     batch_group(), tensor_group()}) {}
 
   void backward(bool keep) override {
     if (!this->has_grad()) return;
@@ -184,6 +184,7 @@ class CheckpointNode final : public GradNode<T, Rank, D> {
       const GradMode recording(true);
       const auto& group = saved_->group;
       const BatchGroupScope scope(group && group->is_here() ? group : nullptr);
+      const TensorGroupScope layers(saved_->layers);
       const auto again = saved_->random.run([&] { return std::apply(saved_->function, leaves); });
       check<UsageError>(again.requires_grad() && again.shape() == dy.shape(), "checkpoint: the function gave shape ",
                         dy.shape(), " at first and then shape ", again.shape());
@@ -219,6 +220,7 @@ class CheckpointNode final : public GradNode<T, Rank, D> {
     std::vector<Ref<Node>> parameters;
     std::vector<SeenParameters::Seen> seen;
     std::shared_ptr<BatchGroup> group;
+    std::shared_ptr<TensorGroup> layers;  // who shares them
   };
   std::optional<Saved> saved_;
 };
@@ -1645,86 +1647,6 @@ class RankLines {
 }  // namespace chorus::comm::simulated
 #endif  // CHORUS_SINGLE_CHORUS_COMM_SIMULATED_TRACE_FILE_HPP
 
-// <chorus/comm/split.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_SPLIT_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_SPLIT_HPP
-/// `split`: communicators of some of a job's ranks.
-
-namespace chorus::comm {
-
-namespace detail {
-
-/// What a rank says of itself.
-struct SplitEntry {
-  std::int64_t color, key;
-  std::uint64_t machine;
-};
-
-/// Where the first rank of a group listens, or why it doesn't.
-struct SplitAddress {
-  std::int64_t port = 0;
-  FixedText<504> text{};
-};
-static_assert(is_message<SplitEntry, 24> && is_message<SplitAddress, 512>);
-
-}  // namespace detail
-
-/// Ranks of one `color` become a group of their own, in the order of their `key`, and of their rank where keys are
-/// equal (MPI_Comm_split, PyTorch's new_group). All ranks of `parent` call it; `world` is what `parent` was connected
-/// with, or what an earlier `split` returned. The result is this rank's place in its group, with which all ranks of the
-/// group call `connect`, or a communicator's constructor:
-///
-///   auto& all = run.communicator();
-///   auto half = comm::connect(comm::split(all, run.world(), run.rank() < all.size() / 2 ? 0 : 1));
-///
-/// Groups and parent work side by side, and each fails for itself. Messages of a group number its ranks from 0. Throws
-/// UsageError, on all ranks, where a color is negative; CommError where `parent` fails or a group has no place to meet.
-[[gnu::cold]] inline World split(AnyCommunicator& parent, const World& world, int color, int key = 0) {
-  const auto entries = all_gather_structs(parent, detail::SplitEntry{color, key, detail::machine_id()});
-  const auto entry = [&](int rank) -> const detail::SplitEntry& { return entries[static_cast<std::size_t>(rank)]; };
-  std::vector<int> ranks;
-  for (int rank = 0; rank < parent.size(); ++rank) {
-    check<UsageError>(entry(rank).color >= 0, "split: rank ", rank, " has color ", entry(rank).color,
-                      ", expected 0 or more");
-    if (entry(rank).color == color) ranks.push_back(rank);
-  }
-  std::stable_sort(ranks.begin(), ranks.end(), [&](int a, int b) { return entry(a).key < entry(b).key; });
-
-  World group = world;
-  group.size = static_cast<int>(ranks.size());
-  group.local_size = 0;
-  group.members.clear();
-  for (const int rank : ranks) {
-    if (rank == parent.rank()) group.rank = static_cast<int>(group.members.size()), group.local_rank = group.local_size;
-    group.local_size += entry(rank).machine == entry(parent.rank()).machine;
-    group.members.push_back(world.members.empty() ? rank : world.members[static_cast<std::size_t>(rank)]);
-  }
-
-  detail::SplitAddress mine;
-  Socket listener;
-  if (group.rank == 0 && group.size > 1) {
-    try {
-      listener = Socket::listen(detail::own_address(world).with_port(0));
-      mine.port = listener.local().port();
-      mine.text = FixedText<504>(listener.local().host());
-    } catch (const CommError& error) {
-      mine.text = FixedText<504>(error.what());
-    }
-  }
-  const auto all = all_gather_structs(parent, mine);
-  const auto& first = all[static_cast<std::size_t>(ranks.front())];
-  const std::string place(first.text.view());
-  check<CommError>(group.size == 1 || first.port != 0, "split: rank ", ranks.front(), ", where ranks ",
-                   std::span(group.members), " were to meet: ", printable(place, sizeof first.text));
-  group.master_addr = place;
-  group.master_port = static_cast<int>(first.port);
-  group.listen_fd = listener.release();
-  return group;
-}
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_SPLIT_HPP
-
 // <chorus/comm/store.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_STORE_HPP
@@ -2814,460 +2736,6 @@ inline Rename with_prefix(std::string prefix) {
 }  // namespace chorus::io
 #endif  // CHORUS_SINGLE_CHORUS_IO_LOAD_OPTIONS_HPP
 
-// <chorus/io/model_file_impl.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_IMPL_HPP
-#define CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_IMPL_HPP
-/// How a model's numbers get into a file, and where those of a file go.
-
-// <chorus/io/safetensors_writer.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_HPP
-#define CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_HPP
-/// Writes safetensors files: the same bytes as the reference writer's for the same tensors, replaced whole or not at
-/// all. The format: https://github.com/huggingface/safetensors#format
-
-// <chorus/io/atomic_file.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_IO_ATOMIC_FILE_HPP
-#define CHORUS_SINGLE_CHORUS_IO_ATOMIC_FILE_HPP
-/// A file that appears whole or not at all: written beside its place, synced, and renamed over the old one. A process
-/// killed or a disk full at any moment leaves the old file or the new one.
-
-#include <dirent.h>
-#include <sys/file.h>
-
-// <chorus/io/descriptor.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_IO_DESCRIPTOR_HPP
-#define CHORUS_SINGLE_CHORUS_IO_DESCRIPTOR_HPP
-/// A file descriptor that closes itself, and a file to read.
-
-namespace chorus::io {
-
-/// Owns `value`, unless it is negative. It is none of the standard streams'.
-struct Descriptor {
-  int value = -1;
-
-  Descriptor() = default;
-  explicit Descriptor(int descriptor) : value(chorus::detail::above_standard_streams(descriptor)) {}
-  Descriptor(Descriptor&& other) noexcept : value(std::exchange(other.value, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(value, other.value);
-    return *this;
-  }
-  ~Descriptor() {
-    if (value >= 0) ::close(value);
-  }
-};
-
-/// The most that one call reads or writes: Linux stops just below 2 GiB, and some systems refuse more.
-inline constexpr std::size_t io_chunk = std::size_t{1} << 30;
-
-/// A regular file, open for reading; without a path none.
-class RegularFile {
- public:
-  RegularFile() = default;
-  /// `who`: how messages begin. Throws FileError.
-  RegularFile(const std::string& path, std::string_view who)
-      // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
-      : file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
-    check<FileError>(is_open(), who, ": opening the file failed: ", std::strerror(errno));
-    struct stat facts {};
-    const bool seen = ::fstat(file_.value, &facts) == 0;  // before errno is read
-    check<FileError>(seen, who, ": looking at the file failed: ", std::strerror(errno));
-    check<FileError>(S_ISREG(facts.st_mode), who, ": not a regular file");
-    size_ = static_cast<std::uint64_t>(facts.st_size);
-  }
-
-  bool is_open() const { return file_.value >= 0; }
-  std::uint64_t size() const { return size_; }
-
-  /// Fills `to` with the bytes from `offset` on. Throws FileError: `reading...` failed, and why.
-  template <class... Reading>
-  void read(std::uint64_t offset, std::span<std::byte> to, const Reading&... reading) const {
-    while (!to.empty()) {
-      const ssize_t count = ::pread(file_.value, to.data(), std::min(to.size(), io_chunk), static_cast<off_t>(offset));
-      if (count < 0 && errno == EINTR) continue;
-      check<FileError>(count > 0, reading...,
-                       " failed: ", count < 0 ? std::strerror(errno) : "the file has become shorter");
-      to = to.subspan(static_cast<std::size_t>(count));
-      offset += static_cast<std::uint64_t>(count);
-    }
-  }
-
- private:
-  Descriptor file_;
-  std::uint64_t size_ = 0;
-};
-
-}  // namespace chorus::io
-#endif  // CHORUS_SINGLE_CHORUS_IO_DESCRIPTOR_HPP
-
-namespace chorus::io {
-
-/// Writes to `.NAME.<16 hex digits>.tmp` in the folder of `path`; `commit` puts it in place. Without a commit the
-/// destructor removes it and the old file stays. What a killed process left is removed by the next AtomicFile of the
-/// same path: a temporary file that is still being written is locked. Every FileError names path, step and reason.
-class AtomicFile {
- public:
-  /// A symbolic link is followed. Throws FileError where the folder is missing or can't be written, or `path` is there
-  /// and is read-only or no regular file.
-  explicit AtomicFile(std::string path) : AtomicFile(Unopened{}, std::move(path)) {
-    // The object is complete by now, so that the destructor cleans up after whatever throws here.
-    open_folder();
-    const mode_t mode = check_old_file();
-    remove_leftovers();
-    create(mode);
-  }
-  AtomicFile(const AtomicFile&) = delete;
-  AtomicFile& operator=(const AtomicFile&) = delete;
-  ~AtomicFile() { discard(); }
-
-  /// Appends. Throws FileError, and then removes the temporary file.
-  void write(std::span<const std::byte> data) {
-    check<UsageError>(!temporary_.empty(), "saving ", path_, ": write to a file that is committed or has failed");
-    const chorus::detail::HeldSignal held(SIGXFSZ);
-    while (!data.empty()) {
-      const ssize_t count = ::write(file_.value, data.data(), std::min(data.size(), io_chunk));
-      if (count < 0 && errno == EINTR) continue;
-      if (count == 0) errno = EIO;
-      if (count <= 0) fail_at("writing");
-      data = data.subspan(static_cast<std::size_t>(count));
-    }
-  }
-  void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
-
-  /// Syncs the file to the disk, renames it to its place, and syncs the folder. Throws FileError; the old file is then
-  /// untouched, save where the message says that only the folder's sync failed.
-  void commit() {
-    check<UsageError>(!temporary_.empty(), "saving ", path_, ": commit of a file that is committed or has failed");
-    if (sync(file_) != 0) fail_at("syncing the file to the disk");
-    if (::renameat(folder_.value, temporary_.c_str(), folder_.value, name_.c_str()) != 0) {
-      fail_at("renaming the temporary file");
-    }
-    temporary_.clear();
-    // Some file systems can't sync a folder and say EINVAL.
-    if (sync(folder_) != 0 && errno != EINVAL) {
-      fail_at("the file is in place, but a loss of power may bring the old one back: syncing the folder");
-    }
-  }
-
- private:
-  struct Unopened {};
-  static constexpr std::string_view suffix = ".tmp";
-  static constexpr std::size_t digits = 16;
-
-  AtomicFile(Unopened, std::string path) : path_(std::move(path)) {}
-
-  void discard() {
-    if (!temporary_.empty()) ::unlinkat(folder_.value, temporary_.c_str(), 0);
-    temporary_.clear();
-  }
-
-  /// Reports errno. What was written so far is of no use, and must not be committed by a caller who catches the error.
-  [[noreturn]] void fail_at(std::string_view step) {
-    const char* reason = std::strerror(errno);
-    discard();
-    fail<FileError>("saving ", path_, ": ", step, " failed: ", reason);
-  }
-
-  static int sync(const Descriptor& descriptor) {
-    int status = 0;
-    do {
-      status = ::fsync(descriptor.value);
-    } while (status != 0 && errno == EINTR);
-    return status;
-  }
-
-  void open_folder() {
-    std::string target = path_;
-    struct stat facts {};
-    if (::lstat(path_.c_str(), &facts) == 0 && S_ISLNK(facts.st_mode)) {
-      const std::unique_ptr<char, decltype(&std::free)> followed(::realpath(path_.c_str(), nullptr), &std::free);
-      if (followed == nullptr) fail_at("following the symbolic link");
-      target = followed.get();
-    }
-    const std::size_t slash = target.rfind('/');
-    const std::string folder = slash == target.npos ? "." : target.substr(0, slash + 1);
-    name_ = slash == target.npos ? target : target.substr(slash + 1);
-    check<FileError>(!name_.empty(), "saving ", path_.empty() ? "\"\"" : path_, ": the path has no file name");
-    // NAME_MAX is 255 bytes; a longer name shares its leftovers with its namesakes, which the locks make harmless.
-    prefix_ = cat('.', name_.substr(0, 200), '.');
-    folder_ = Descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (folder_.value < 0) fail_at(cat("opening the folder ", folder));
-  }
-
-  /// The permissions that the new file takes over; 0 where there is no old file.
-  mode_t check_old_file() {
-    struct stat facts {};
-    if (::fstatat(folder_.value, name_.c_str(), &facts, AT_SYMLINK_NOFOLLOW) != 0) {
-      if (errno != ENOENT) fail_at("looking at the old file");
-      return 0;
-    }
-    check<FileError>(S_ISREG(facts.st_mode), "saving ", path_, ": it exists and is not a regular file");
-    if (::faccessat(folder_.value, name_.c_str(), W_OK, 0) != 0) fail_at("replacing the old file");
-    return facts.st_mode & 0777;
-  }
-
-  /// Unlinks what writers of this path left that no longer live. Best effort: it may fail and the save go on.
-  void remove_leftovers() const {
-    const auto close_folder = [](DIR* folder) { ::closedir(folder); };
-    Descriptor own(::openat(folder_.value, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    const std::unique_ptr<DIR, decltype(close_folder)> folder(own.value < 0 ? nullptr : ::fdopendir(own.value));
-    if (folder == nullptr) return;
-    own.value = -1;
-    while (const dirent* entry = ::readdir(folder.get())) {
-      const std::string_view name = entry->d_name;
-      if (name.size() != prefix_.size() + digits + suffix.size()) continue;
-      if (!name.starts_with(prefix_) || !name.ends_with(suffix)) continue;
-      const Descriptor file(::openat(folder_.value, entry->d_name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-      if (file.value < 0 || ::flock(file.value, LOCK_EX | LOCK_NB) != 0) continue;
-      ::unlinkat(folder_.value, entry->d_name, 0);
-    }
-  }
-
-  void create(mode_t mode) {
-    constexpr int attempts = 100;
-    for (int attempt = 0; attempt < attempts; ++attempt) {
-      const std::string name = random_name();
-      Descriptor file(
-          ::openat(folder_.value, name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666));
-      if (file.value < 0) {
-        if (errno == EEXIST || errno == EINTR) continue;
-        fail_at("creating a temporary file in its folder");
-      }
-      temporary_ = name;
-      file_ = std::move(file);
-      // Another process's remove_leftovers may be faster than this lock: then it holds the lock, or the file has no
-      // name any more.
-      const bool taken = ::flock(file_.value, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
-      struct stat facts {};
-      if (::fstat(file_.value, &facts) != 0) fail_at("looking at the temporary file");
-      if (taken || facts.st_nlink == 0) continue;
-      if (mode != 0 && ::fchmod(file_.value, mode) != 0) fail_at("setting the permissions");
-      return;
-    }
-    fail<FileError>("saving ", path_, ": no temporary file could be made in its folder in ", attempts, " attempts");
-  }
-
-  std::string random_name() {
-    unsigned char bytes[digits / 2];
-    if (::getentropy(bytes, sizeof bytes) != 0) fail_at("getting a random name");
-    std::string name = prefix_;
-    for (const unsigned char byte : bytes) {
-      constexpr std::string_view hex = "0123456789abcdef";
-      (name += hex[byte >> 4]) += hex[byte & 15];
-    }
-    return name += suffix;
-  }
-
-  std::string path_, name_, prefix_, temporary_;
-  Descriptor folder_, file_;
-};
-
-}  // namespace chorus::io
-#endif  // CHORUS_SINGLE_CHORUS_IO_ATOMIC_FILE_HPP
-
-namespace chorus::io {
-
-static_assert(std::endian::native == std::endian::little,
-              "safetensors files are little-endian, and so must this machine be");
-
-/// A tensor to be written: its row-major elements, which must outlive the call.
-struct TensorView {
-  std::string name;
-  FileDType dtype{};
-  std::span<const Index> shape;
-  std::span<const std::byte> data;
-};
-
-namespace detail {
-
-/// Checks what is to be written, sorts it as it will lie in the file, and returns all that stands before the data.
-/// Throws UsageError where a reader would refuse the file.
-inline std::string safetensors_header(std::string_view path, std::vector<const TensorView*>& tensors,
-                                      const Metadata& metadata) {
-  // By alignment, largest first, so that every tensor is aligned in the file; then by name.
-  std::sort(tensors.begin(), tensors.end(), [](const TensorView* a, const TensorView* b) {
-    return a->dtype != b->dtype ? a->dtype > b->dtype : a->name < b->name;
-  });
-  std::string json = "{";
-  if (!metadata.empty()) {
-    json += "\"__metadata__\":";
-    char separator = '{';
-    for (const auto& [key, value] : metadata) {
-      check<UsageError>(valid_utf8(key) && valid_utf8(value), "saving ", path, ": metadata ", Quoted{key},
-                        " is not valid UTF-8");
-      json += separator;
-      append_json_string(json, key);
-      json += ':';
-      append_json_string(json, value);
-      separator = ',';
-    }
-    json += '}';
-  }
-
-  std::vector<std::string_view> names;
-  std::size_t offset = 0;
-  const std::string saving = cat("saving ", path);
-  for (const TensorView* tensor : tensors) {
-    const TensorOfFile who{saving, tensor->name};
-    check_tensor_name<UsageError>(who, ReaderLimits{}.name_bytes);
-    check<UsageError>(valid_utf8(tensor->name), who, "its name is not valid UTF-8");
-    check<UsageError>(tensor->name != "__metadata__", who, "the format keeps that name for itself");
-    check<UsageError>(tensor->shape.size() <= ReaderLimits{}.rank, who, "shape ", tensor->shape, " has more than ",
-                      ReaderLimits{}.rank, " axes");
-    const std::size_t bytes = tensor_bytes<UsageError>(tensor->dtype, tensor->shape, who);
-    check<UsageError>(tensor->data.size() == bytes, who, "shape ", tensor->shape, " of ", tensor->dtype, " takes ",
-                      bytes, " bytes, but the data have ", tensor->data.size());
-    names.push_back(tensor->name);
-    if (json.size() > 1) json += ',';
-    append_json_string(json, tensor->name);
-    json += cat(":{\"dtype\":\"", tensor->dtype, "\",\"shape\":[");
-    for (const Index& size : tensor->shape) json += cat(&size == tensor->shape.data() ? "" : ",", size);
-    json += cat("],\"data_offsets\":[", offset, ",", offset + bytes, "]}");
-    offset += bytes;
-  }
-  json += '}';
-
-  check_names_differ<UsageError>(saving, std::move(names));
-  json.resize((json.size() + 7) / 8 * 8, ' ');
-  check<UsageError>(json.size() <= format_header_bytes, saving, ": the header would have ", json.size(),
-                    " bytes; the format allows ", format_header_bytes);
-  const auto prefix = std::bit_cast<std::array<char, 8>>(std::uint64_t{json.size()});
-  json.insert(0, prefix.data(), prefix.size());
-  return json;
-}
-
-}  // namespace detail
-
-/// Writes a file and replaces what was at `path`, atomically: see AtomicFile, also for its FileErrors. Throws
-/// UsageError, and touches nothing, where a name comes twice or can't be a name, or data don't have the size of their
-/// shape and dtype.
-inline void write_safetensors(const std::string& path, std::span<const TensorView> tensors,
-                              const Metadata& metadata = {}) {
-  std::vector<const TensorView*> order;
-  for (const TensorView& tensor : tensors) order.push_back(&tensor);
-  const std::string header = detail::safetensors_header(path, order, metadata);
-  AtomicFile file(path);
-  file.write(header);
-  for (const TensorView* tensor : order) file.write(tensor->data);
-  file.commit();
-}
-
-}  // namespace chorus::io
-#endif  // CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_HPP
-
-namespace chorus::io::detail {
-
-/// What begins with this prefix in a checkpoint is not the model's.
-inline constexpr std::string_view training_prefix = "training/";
-
-/// Where a tensor of a file lies in this program: in device memory, or, without a device, on the host. `mean_with`:
-/// names of others in the file, with which floating-point numbers take the mean.
-template <Device D>
-struct TensorPlace {
-  std::string name;
-  DType dtype;
-  std::vector<Index> shape;
-  std::optional<D> device;
-  void* data;
-  std::vector<std::string> mean_with = {};
-
-  std::size_t bytes() const { return static_cast<std::size_t>(numel(shape)) * size_of(dtype); }
-  void copy_to(void* numbers) const {
-    if (device)
-      copy_bytes(Cpu{}, numbers, *device, data, bytes());
-    else
-      copy_bytes(Cpu{}, numbers, Cpu{}, data, bytes());
-  }
-  void fill(const void* numbers) const {
-    if (device)
-      copy_bytes(*device, data, Cpu{}, numbers, bytes());
-    else
-      copy_bytes(Cpu{}, data, Cpu{}, numbers, bytes());
-  }
-};
-
-/// All places of a model.
-template <Device D>
-std::vector<TensorPlace<D>> model_places(nn::Module& model) {
-  std::vector<TensorPlace<D>> places;
-  const auto add = [&](const std::string& name, auto& tensor) {
-    const auto extents = tensor.extents();
-    places.push_back({name, tensor.dtype(), {extents.begin(), extents.end()}, tensor.where(), tensor.memory()});
-  };
-  for (const auto& named : nn::named_parameters<D>(model)) add(named.name, *named.parameter);
-  for (const auto& named : nn::named_buffers<D>(model)) add(named.name, *named.buffer);
-  return places;
-}
-
-/// Says that a model's numbers have changed: to replicas, and to copies in 16 bits.
-template <Device D>
-void say_changed(nn::Module& model) {
-  for (const auto& named : nn::named_parameters<D>(model)) named.parameter->touch();
-  for (const auto& named : nn::named_buffers<D>(model)) named.buffer->touch();
-}
-
-/// Tensors on their way to a file, brought to the host.
-class Outgoing {
- public:
-  template <Device D>
-  void add(const TensorPlace<D>& tensor) {
-    add(tensor.name, tensor, [&](std::byte* to) { tensor.copy_to(to); });
-  }
-  /// Under another name; `copy(to)` copies the numbers.
-  template <Device D, class Copy>
-  void add(std::string name, const TensorPlace<D>& tensor, const Copy& copy) {
-    items_.push_back({std::move(name), tensor.dtype, tensor.shape, std::vector<std::byte>(tensor.bytes())});
-    copy(items_.back().bytes.data());
-  }
-  std::vector<TensorView> views() const {
-    std::vector<TensorView> out;
-    for (const Item& item : items_) out.push_back({item.name, file_dtype(item.dtype), item.shape, item.bytes});
-    return out;
-  }
-
- private:
-  struct Item {
-    std::string name;
-    DType dtype;
-    std::vector<Index> shape;
-    std::vector<std::byte> bytes;
-  };
-  std::vector<Item> items_;
-};
-
-/// All names that each parameter and buffer has in a model, by the first of them.
-inline std::map<std::string, std::vector<std::string>> all_names(nn::Module& model) {
-  struct Names final : nn::detail::Walker {
-    std::map<const Node*, std::vector<std::string>> of;
-    void parameter(std::string_view name, AnyParameter& handle) override { add(name, handle.shared().get()); }
-    void buffer(std::string_view name, AnyBuffer& handle) override { add(name, handle.shared().get()); }
-    void add(std::string_view name, const Node* node) { of[node].push_back(path(name)); }
-  } found;
-  found.walk(model);
-  std::map<std::string, std::vector<std::string>> out;
-  for (auto& [node, names] : found.of) out.emplace(names.front(), names);
-  return out;
-}
-
-/// Notes which names stand for tensors that are in the file by another name, as safetensors' `save_model` does.
-inline void note_tied(Metadata& metadata, nn::Module& model) {
-  for (const auto& [first, names] : all_names(model))
-    for (const auto& name : names)
-      if (name != first) metadata.emplace(name, first);
-}
-
-template <Device D>
-void save_module(nn::Module& model, const std::string& path, const Metadata& metadata) {
-  Outgoing out;
-  for (const auto& place : model_places<D>(model)) out.add(place);
-  auto noted = metadata;
-  note_tied(noted, model);
-  write_safetensors(path, out.views(), noted);
-}
-
-}  // namespace chorus::io::detail
-#endif  // CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_IMPL_HPP
-
 // <chorus/io/safetensors_reader.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_READER_HPP
 #define CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_READER_HPP
@@ -3665,9 +3133,15 @@ class SafetensorsReader {
   void read(const TensorEntry& entry, std::span<std::byte> to) const {
     check<UsageError>(to.size() == entry.bytes, loading_, ": tensor ", Quoted{entry.name}, " has ", entry.bytes,
                       " bytes, but the place to read it to has ", to.size());
+    read(entry, to, 0);
+  }
+  /// Copies as many bytes as `to` has from byte `begin` of a tensor on. Throws UsageError where it has not so many.
+  void read(const TensorEntry& entry, std::span<std::byte> to, std::uint64_t begin) const {
+    check<UsageError>(begin <= entry.bytes && to.size() <= entry.bytes - begin, loading_, ": tensor ",
+                      Quoted{entry.name}, " has ", entry.bytes, " bytes, got ", to.size(), " from ", begin, " on");
     check<UsageError>(entry.begin <= size_ - data_begin_ && entry.bytes <= size_ - data_begin_ - entry.begin, loading_,
                       ": tensor ", Quoted{entry.name}, " is not of this file");
-    read_at(data_begin_ + entry.begin, to, &entry);
+    read_at(data_begin_ + entry.begin + begin, to, &entry);
   }
 
  private:
@@ -3994,6 +3468,7 @@ LoadReport load(Model& model, const std::string& path, const LoadOptions& option
   static_assert(std::is_base_of_v<nn::Module, Model>, "io::load fills a model: under a policy that is net.module()");
   const SafetensorsReader file(path);
   const auto places = detail::model_places<typename Model::device_type>(model);
+  for (const auto& place : places) detail::check_whole(place);
   const auto wanted = detail::destinations(model, places);
   auto plan = detail::plan_load(file, wanted, options);
   std::vector<std::vector<std::byte>> numbers;  // all are read before one is stored
@@ -4047,7 +3522,14 @@ std::vector<TensorPlace<D>> places_of(X& x, std::array<double, N>& numbers) {
   else
     for (auto& tensor : x.state()) {
       const auto device = tensor.on_host ? std::nullopt : std::optional<D>(x.device());
-      places.push_back({cat(training_prefix, tensor.name), tensor.dtype, std::move(tensor.shape), device, tensor.data});
+      places.push_back({.name = cat(training_prefix, tensor.name),
+                        .dtype = tensor.dtype,
+                        .shape = std::move(tensor.shape),
+                        .device = device,
+                        .data = tensor.data,
+                        .part_begin = tensor.part_begin,
+                        .part_count = tensor.part_count,
+                        .part = tensor.part});
     }
   return places;
 }
@@ -4057,10 +3539,15 @@ template <class Net>
 constexpr bool ranks_may_differ = requires {
   requires chorus::detail::AccessTo<Net>::ranks_may_differ;
 };
-/// Whether all ranks take part when a checkpoint is written, for that, or since a communication hook remembers
+/// Whether ranks share out parameters, so that a file's tensors are put together.
+template <class Net>
+constexpr bool shares_layers = requires {
+  requires Net::shares_layers;
+};
+/// Whether all ranks take part when a checkpoint is written, for one of these, or since a communication hook remembers
 /// something.
 template <class Net>
-constexpr bool all_ranks_save = ranks_may_differ<Net> || requires {
+constexpr bool all_ranks_save = keeps_parts<Net> || ranks_may_differ<Net> || shares_layers<Net> || requires {
   requires chorus::detail::AccessTo<Net>::hook_remembers;
 };
 
@@ -4209,6 +3696,41 @@ void add_of_ranks(Outgoing& out, Communicator& communicator, const std::vector<T
   }
 }
 
+/// Adds a tensor to rank 0's file; one that ranks share out is put together. All ranks call it.
+template <Device D, class Communicator>
+void add_whole(Outgoing& out, const TensorPlace<D>& tensor, Communicator& communicator) {
+  const auto& part = tensor.part;
+  if (part == nullptr || communicator.size() == 1) {
+    if (communicator.rank() == 0) out.add(tensor);
+    return;
+  }
+  check<UsageError>(!communicator.takes_device_memory(),
+                    "save_checkpoint: of parameters that ranks share out it is for the CPU; net.save(path) writes the "
+                    "model");
+  const SplitLayout layout(tensor.shape, part->split, part->width);
+  const auto size = size_of(tensor.dtype);
+  const auto ranks = static_cast<std::size_t>(communicator.size());
+  const auto of_rank = [&](std::size_t rank) {
+    return axis_part(layout.width, part->split.unit, communicator.size(), static_cast<int>(rank));
+  };
+  const auto most = static_cast<std::size_t>(layout.numbers(of_rank(0))) * size;
+  std::vector<std::uint8_t> mine(most), all(most * ranks);
+  tensor.copy_to(mine.data());
+  communicator.all_gather(std::span<const std::uint8_t>(mine), std::span<std::uint8_t>(all), {});
+  if (communicator.rank() != 0) return;
+  TensorPlace<D> whole = tensor;
+  whole.shape = tensor.whole_shape();
+  whole.part = nullptr;
+  out.add(tensor.name, whole, [&](std::byte* to) {
+    for (std::size_t rank = 0; rank < ranks; ++rank)
+      layout.for_runs(of_rank(rank), [&](Index in_whole, Index in_part, Index count) {
+        std::copy_n(reinterpret_cast<const std::byte*>(all.data()) + most * rank +
+                        static_cast<std::size_t>(in_part) * size,
+                    static_cast<std::size_t>(count) * size, to + static_cast<std::size_t>(in_whole) * size);
+      });
+  });
+}
+
 /// Adds what a hook or the net itself remembers, of all ranks, and `places` of all other ranks where they differ.
 /// Returns whether this is the rank that writes. All ranks call it.
 template <Device D, class Net>
@@ -4323,7 +3845,12 @@ namespace detail {
 /// taken from them and given back.
 template <Device D, class Net, class Numbers, class... Kept>
 std::vector<TensorPlace<D>> all_places(Net& net, Numbers& numbers, Kept&... kept) {
-  auto all = model_places<D>(net.module());
+  auto all = [&] {
+    if constexpr (keeps_parts<Net>)
+      return places_in_parts<D>(net);
+    else
+      return model_places<D>(net.module());
+  }();
   const auto add = [&](auto& x, auto& its_numbers) {
     for (auto& place : places_of<D>(x, its_numbers)) all.push_back(std::move(place));
   };
@@ -4424,8 +3951,8 @@ void read_all(const SafetensorsReader& file, const std::vector<TensorPlace<D>>& 
     const TensorEntry* entry = file.find(name);
     if (entry == nullptr)
       report.missing.push_back(name);
-    else if (entry->dtype != file_dtype(tensor.dtype) || entry->shape != tensor.shape)
-      report.mismatched.push_back({name, tensor.dtype, tensor.shape, entry->dtype, entry->shape});
+    else if (entry->dtype != file_dtype(tensor.dtype) || entry->shape != tensor.whole_shape())
+      report.mismatched.push_back({name, tensor.dtype, tensor.whole_shape(), entry->dtype, entry->shape});
   };
   for (const auto& tensor : wanted) {
     compare(tensor, tensor.name);
@@ -4439,8 +3966,8 @@ void read_all(const SafetensorsReader& file, const std::vector<TensorPlace<D>>& 
   std::vector<std::vector<std::byte>> numbers;  // all are read before one is stored
   for (const auto& tensor : wanted) {
     const TensorEntry& entry = file.at(tensor.name);
-    numbers.emplace_back(entry.bytes);
-    file.read(entry, numbers.back());
+    numbers.emplace_back(tensor.part_count ? tensor.bytes() : entry.bytes);
+    file.read(entry, numbers.back(), tensor.begin_bytes());
     check_bools(file, entry, numbers.back());
     if (!tensor.mean_with.empty() && tensor.dtype == DType::f32) take_mean<float>(file, tensor, numbers.back());
     if (!tensor.mean_with.empty() && tensor.dtype == DType::f64) take_mean<double>(file, tensor, numbers.back());
@@ -4457,9 +3984,10 @@ constexpr bool all_ranks_save = detail::all_ranks_save<Net>;
 
 /// Writes model, optimizer, learning rate and position to one file, atomically. The model's tensors have their own
 /// names, so the file is also a model's file. One process calls it, under ParameterServer the server, whose workers
-/// return at once; with a ShardedOptimizer, under LocalSgd, or under a communication hook that remembers something, all
-/// do, and rank 0 writes. The file is the same for the plain, the fused and the sharded form of an optimizer. `more`:
-/// what else goes on from step to step, as GradScaler, ParameterAverage and ReduceOnPlateau do; at most one of each.
+/// return at once; with a ShardedOptimizer, under LocalSgd and TensorParallel, or under a communication hook that
+/// remembers something, all do, and rank 0 writes; under FullyShardedDataParallel all do, and each writes its parts
+/// into the one file. The file is the same for the plain, the fused and the sharded form of an optimizer. `more`: what
+/// else goes on from step to step, as GradScaler, ParameterAverage and ReduceOnPlateau do; at most one of each.
 /// Gradients are not in it: a checkpoint belongs between two steps. The seed is, and the number of `canonical_shares`.
 ///
 /// What is each rank's own under a hook, such as errors to be fed back, and under LocalSgd and PostLocalSgd models,
@@ -4483,9 +4011,14 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
     detail::KeptRate rate(optimizer);
     std::tuple numbers{detail::numbers_of(optimizer), detail::numbers_of(rate), detail::numbers_of(more)...};
     const auto places = detail::all_places<D>(net, numbers, optimizer, rate, more...);
-    for (const auto& tensor : places) out.add(tensor);
-    if constexpr (detail::all_ranks_save<Net>)
-      if (!detail::add_ranks_own<D>(out, net, places)) return;
+    if constexpr (detail::shares_layers<Net>) {
+      for (const auto& tensor : places) detail::add_whole(out, tensor, net.communicator());
+      if (net.communicator().rank() != 0) return;
+    } else if constexpr (!detail::keeps_parts<Net>) {
+      for (const auto& tensor : places) out.add(tensor);
+      if constexpr (detail::all_ranks_save<Net>)
+        if (!detail::add_ranks_own<D>(out, net, places)) return;
+    }
     Metadata metadata{{"training/epoch", cat(position.epoch)},
                       {"training/batch", cat(position.batch)},
                       {"training/step", cat(position.step)},
@@ -4501,7 +4034,10 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
       metadata.emplace("training/parameters_apart",
                        detail::lines_of(chorus::detail::access_to(net).parameters_apart()));
     detail::note_tied(metadata, net.module());
-    write_safetensors(path, out.views(), metadata);
+    if constexpr (detail::keeps_parts<Net>)
+      detail::write_in_parts(net.communicator(), path, places, metadata);
+    else
+      write_safetensors(path, out.views(), metadata);
   }
 }
 
@@ -5143,6 +4679,7 @@ std::string parameters_sha256(Model& model) {
   Sha256 hash;
   std::vector<std::byte> numbers;
   for (const auto& named : nn::named_parameters<typename Model::device_type>(model)) {
+    nn::check_whole("parameters_sha256", named, "net.gathered(), which all ranks call, has whole ones");
     numbers.resize(named.parameter->size_bytes());
     copy_bytes(Cpu{}, numbers.data(), named.parameter->where(), named.parameter->memory(), numbers.size());
     hash.update(named.name);
@@ -5196,6 +4733,608 @@ Tensor<T, Rank, Cpu> read_tensor(const SafetensorsReader& file, std::string_view
 #define CHORUS_SINGLE_CHORUS_NN_ATTENTION_HPP
 /// Multi-head attention (Vaswani et al. 2017), with PyTorch's parameter names and initialisation.
 
+// <chorus/nn/parallel_linear.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_PARALLEL_LINEAR_HPP
+#define CHORUS_SINGLE_CHORUS_NN_PARALLEL_LINEAR_HPP
+/// Fully connected layers that the ranks of TensorParallel share: by columns of the output, then by rows.
+
+// <chorus/ops/columns.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_COLUMNS_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_COLUMNS_HPP
+/// Columns: a value whose last axis is shared out among the ranks of a TensorGroup, as a type of its own. Functions of
+/// each element take it; what mixes columns does not compile.
+
+// <chorus/ops/tensor_regions.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_TENSOR_REGIONS_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_TENSOR_REGIONS_HPP
+/// Where tensor parallelism begins and ends (Shoeybi et al. 2019, Megatron-LM): functions whose gradients are each
+/// other's. Of a null group all are the identity.
+
+namespace chorus {
+
+using TensorGroupRef = std::shared_ptr<TensorGroup>;
+
+namespace detail {
+
+template <class T, int Rank, class D>
+std::span<T> span_of(const Tensor<T, Rank, D>& x) {
+  return {x.data(), static_cast<std::size_t>(x.numel())};
+}
+
+/// The sum over the group.
+template <class T, int Rank, class D>
+Tensor<T, Rank, D> summed(const Tensor<T, Rank, D>& x, TensorGroup& group) {
+  const auto dense = contiguous(x);
+  auto sum = Tensor<T, Rank, D>::empty(dense.shape(), dense.device());
+  copy_bytes(sum.device(), sum.data(), dense.device(), dense.data(), dense.bytes());
+  group.sum(span_of(sum));
+  return sum;
+}
+
+/// How an axis of `width` entries is shared out, whose parts have `unit` entries or several times as many.
+struct SharedAxis {
+  std::size_t axis;
+  Index width, unit;
+};
+
+// The most numbers that a member has; messages have that size.
+inline Index most_numbers(const kernels::AxisShape& whole, const SharedAxis& shared, int ranks) {
+  return whole.outer * axis_part(shared.width, shared.unit, ranks, 0).count * whole.inner;
+}
+
+/// All members' parts, each `x` of its own, joined along the axis.
+template <class T, int Rank, class D>
+Tensor<T, Rank, D> all_parts(const Tensor<T, Rank, D>& x, const SharedAxis& shared, TensorGroup& group) {
+  const auto part = contiguous(x);
+  auto shape = part.shape();
+  shape[shared.axis] = shared.width;
+  const auto whole = around_axis(shape, shared.axis);
+  const Index most = most_numbers(whole, shared, group.size());
+  auto mine = Tensor<T, 1, D>::zeros({most}, part.device());
+  copy_bytes(part.device(), mine.data(), part.device(), part.data(), part.bytes());
+  auto all = Tensor<T, 1, D>::empty({most * group.size()}, part.device());
+  group.all_gather(std::span<const T>(span_of(mine)), span_of(all));
+  auto out = Tensor<T, Rank, D>::empty(shape, part.device());
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const auto of_rank = axis_part(shared.width, shared.unit, group.size(), rank);
+    if (of_rank.count > 0)
+      kernels::put_block(out.device(), whole, of_rank.begin, of_rank.count, all.data() + rank * most, out.data());
+  }
+  return out;
+}
+
+/// This member's part of the sum of all members' `x`.
+template <class T, int Rank, class D>
+Tensor<T, Rank, D> part_of_sum(const Tensor<T, Rank, D>& x, const SharedAxis& shared, TensorGroup& group) {
+  const auto dense = contiguous(x);
+  const auto whole = around_axis(dense.shape(), shared.axis);
+  const Index most = most_numbers(whole, shared, group.size());
+  auto all = Tensor<T, 1, D>::zeros({most * group.size()}, dense.device());
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const auto of_rank = axis_part(shared.width, shared.unit, group.size(), rank);
+    if (of_rank.count > 0)
+      kernels::take_block(dense.device(), whole, of_rank.begin, of_rank.count, dense.data(), all.data() + rank * most);
+  }
+  auto mine = Tensor<T, 1, D>::empty({most}, dense.device());
+  group.reduce_scatter(std::span<const T>(span_of(all)), span_of(mine));
+  auto shape = dense.shape();
+  shape[shared.axis] = group.part(shared.width, shared.unit).count;
+  return contiguous(mine.slice(0, 0, numel(shape))).view(shape);
+}
+
+template <class T, int Rank, class D>
+Tensor<T, Rank, D> part_of(const Tensor<T, Rank, D>& x, const SharedAxis& shared, const TensorGroup& group) {
+  const auto part = group.part(shared.width, shared.unit);
+  return contiguous(x.slice(static_cast<Index>(shared.axis), part.begin, part.begin + part.count));
+}
+
+template <Operand X>
+void check_first_order() {
+  if constexpr (is_graph_variable<X>)
+    fail<UsageError>("gradients of gradients go through one device's layers alone: expected Variables in what ",
+                     "TensorParallel shares out");
+}
+
+/// An operation between ranks: `forward(x)`, and `backward(dy)` for the gradient.
+template <class Forward, class Backward, Operand X>
+X between_ranks(const char* name, const Forward& forward, Backward backward, const X& x) {
+  check_first_order<X>();
+  if constexpr (is_graph_variable<X>)
+    return x;
+  else
+    return record(
+        name, forward(value_of(x)),
+        [backward = std::move(backward)](const auto& dy, auto dx) { dx->add(backward(dy)); }, x);
+}
+
+/// What takes a Variable's place: of a Parameter its Variable.
+template <Operand X>
+auto as_recorded(const X& x) {
+  if constexpr (AnyTensor<X> || is_graph_variable<X>)
+    return x;
+  else
+    return variable_of(x);
+}
+
+}  // namespace detail
+
+/// x, which all members have, where each begins to compute something of its own with it. Gradients are added up.
+template <Operand X>
+auto enter_tensor_region(const X& x, const TensorGroupRef& group = tensor_group()) {
+  if (group == nullptr) return detail::as_recorded(x);
+  return detail::between_ranks(
+      "enter_tensor_region", [](const auto& value) { return value; },
+      [group](const auto& dy) { return detail::summed(dy, *group); }, detail::as_recorded(x));
+}
+
+/// The sum of all members' x: each has it then.
+template <Operand X>
+auto leave_tensor_region(const X& x, const TensorGroupRef& group = tensor_group()) {
+  if (group == nullptr) return detail::as_recorded(x);
+  return detail::between_ranks(
+      "leave_tensor_region", [&](const auto& value) { return detail::summed(value, *group); },
+      [](const auto& dy) { return dy; }, detail::as_recorded(x));
+}
+
+/// This member's part of an axis of x, which all members have. Gradients are gathered.
+template <Operand X>
+auto scatter_axis(const X& x, Index axis, Index unit = 1, const TensorGroupRef& group = tensor_group()) {
+  if (group == nullptr) return detail::as_recorded(x);
+  const auto a = normalize_axis("scatter_axis", axis, tensor_of<X>::rank);
+  const detail::SharedAxis shared{a, value_of(x).shape()[a], unit};
+  return detail::between_ranks(
+      "scatter_axis", [&](const auto& value) { return detail::part_of(value, shared, *group); },
+      [shared, group](const auto& dy) { return detail::all_parts(dy, shared, *group); }, detail::as_recorded(x));
+}
+
+/// All members' parts of an axis of `width` entries, of which x is this one's. `summing`: what comes after it differs
+/// between members, so that gradients are added up; else all compute the same with it.
+template <Operand X>
+auto gather_axis(const X& x, Index axis, Index width, Index unit = 1, bool summing = false,
+                 const TensorGroupRef& group = tensor_group()) {
+  if (group == nullptr) return detail::as_recorded(x);
+  const auto a = normalize_axis("gather_axis", axis, tensor_of<X>::rank);
+  const detail::SharedAxis shared{a, width, unit};
+  check<ShapeError>(value_of(x).shape()[a] == group->part(width, unit).count, "gather_axis: expected ",
+                    group->part(width, unit).count, " of ", width, " entries along axis ", a, ", got shape ",
+                    value_of(x).shape());
+  return detail::between_ranks(
+      "gather_axis", [&](const auto& value) { return detail::all_parts(value, shared, *group); },
+      [shared, group, summing](const auto& dy) {
+        return summing ? detail::part_of_sum(dy, shared, *group) : detail::part_of(dy, shared, *group);
+      },
+      detail::as_recorded(x));
+}
+
+/// This member's part of an axis of the sum of all members' x. Gradients are gathered.
+template <Operand X>
+auto reduce_scatter_axis(const X& x, Index axis, Index unit = 1, const TensorGroupRef& group = tensor_group()) {
+  if (group == nullptr) return detail::as_recorded(x);
+  const auto a = normalize_axis("reduce_scatter_axis", axis, tensor_of<X>::rank);
+  const detail::SharedAxis shared{a, value_of(x).shape()[a], unit};
+  return detail::between_ranks(
+      "reduce_scatter_axis", [&](const auto& value) { return detail::part_of_sum(value, shared, *group); },
+      [shared, group](const auto& dy) { return detail::all_parts(dy, shared, *group); }, detail::as_recorded(x));
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_TENSOR_REGIONS_HPP
+
+namespace chorus {
+
+/// [..., width], of which this rank has some neighbouring columns: `part()`. Without a group that is all of them.
+template <Operand X>
+class Columns {
+ public:
+  using operand_type = X;
+
+  /// `unit`: see Split. Throws ShapeError where the part is not this rank's.
+  Columns(X part, Index width, Index unit = 1, TensorGroupRef group = nullptr)
+      : part_(std::move(part)), width_(width), unit_(unit), group_(std::move(group)) {
+    check<ShapeError>(value_of(part_).shape().back() == range().count, "Columns: expected ", range().count, " of ",
+                      width, " columns, got shape ", value_of(part_).shape());
+  }
+
+  const X& part() const { return part_; }
+  Index width() const { return width_; }
+  Index unit() const { return unit_; }
+  const TensorGroupRef& group() const { return group_; }
+  /// Which columns this rank has.
+  AxisPart range() const { return group_ ? group_->part(width_, unit_) : AxisPart{0, width_}; }
+  /// Of all columns.
+  auto shape() const {
+    auto shape = value_of(part_).shape();
+    shape.back() = width_;
+    return shape;
+  }
+  /// Another value whose columns are shared out as these are.
+  template <Operand Y>
+  Columns<Y> with(Y part) const {
+    return {std::move(part), width_, unit_, group_};
+  }
+  /// Whether two values' columns are shared out in the same way.
+  template <class Y>
+  bool same_as(const Columns<Y>& other) const {
+    return width_ == other.width() && group_ == other.group() &&
+           (group_ == nullptr || unit_ == other.unit() || group_->size() == 1);
+  }
+
+ private:
+  X part_;
+  Index width_, unit_;
+  TensorGroupRef group_;
+};
+
+namespace detail {
+template <class X>
+inline constexpr bool is_columns = false;
+template <class X>
+inline constexpr bool is_columns<Columns<X>> = true;
+template <class... Xs>
+inline constexpr bool no_columns = false;
+
+template <class A, class B>
+void check_same_columns(const char* operation, const Columns<A>& a, const Columns<B>& b) {
+  check<ShapeError>(a.same_as(b), operation, ": columns of shapes ", a.shape(), " and ", b.shape(),
+                    " are shared out in different ways");
+}
+}  // namespace detail
+
+/// All columns, on every rank.
+template <class X>
+auto gather_columns(const Columns<X>& x) {
+  return gather_axis(x.part(), -1, x.width(), x.unit(), false, x.group());
+}
+
+/// This rank's columns of what all ranks have.
+template <Operand X>
+auto scatter_columns(const X& x, Index unit = 1, const TensorGroupRef& group = tensor_group()) {
+  const Index width = value_of(x).shape().back();
+  auto part = scatter_axis(x, -1, unit, group);
+  return Columns<decltype(part)>(std::move(part), width, unit, group);
+}
+
+#define CHORUS_OF_COLUMNS(FUNCTION)                               \
+  template <class X, class... Numbers>                            \
+  auto FUNCTION(const Columns<X>& x, const Numbers&... numbers) { \
+    return x.with(FUNCTION(x.part(), numbers...));                \
+  }
+CHORUS_OF_COLUMNS(relu)
+CHORUS_OF_COLUMNS(relu6)
+CHORUS_OF_COLUMNS(sigmoid)
+CHORUS_OF_COLUMNS(log_sigmoid)
+CHORUS_OF_COLUMNS(silu)
+CHORUS_OF_COLUMNS(gelu)
+CHORUS_OF_COLUMNS(gelu_tanh)
+CHORUS_OF_COLUMNS(mish)
+CHORUS_OF_COLUMNS(hardsigmoid)
+CHORUS_OF_COLUMNS(hardswish)
+CHORUS_OF_COLUMNS(leaky_relu)
+CHORUS_OF_COLUMNS(elu)
+CHORUS_OF_COLUMNS(softplus)
+CHORUS_OF_COLUMNS(hardtanh)
+CHORUS_OF_COLUMNS(abs)
+CHORUS_OF_COLUMNS(square)
+CHORUS_OF_COLUMNS(sqrt)
+CHORUS_OF_COLUMNS(exp)
+CHORUS_OF_COLUMNS(log)
+CHORUS_OF_COLUMNS(sin)
+CHORUS_OF_COLUMNS(cos)
+CHORUS_OF_COLUMNS(tanh)
+CHORUS_OF_COLUMNS(erf)
+#undef CHORUS_OF_COLUMNS
+
+#define CHORUS_OF_COLUMNS(OP)                                 \
+  template <class A, class B>                                 \
+  auto operator OP(const Columns<A>& a, const Columns<B>& b) { \
+    detail::check_same_columns(#OP, a, b);                    \
+    return a.with(a.part() OP b.part());                      \
+  }                                                           \
+  template <class X>                                          \
+  auto operator OP(const Columns<X>& x, Arithmetic auto n) {  \
+    return x.with(x.part() OP n);                             \
+  }                                                           \
+  template <class X>                                          \
+  auto operator OP(Arithmetic auto n, const Columns<X>& x) {  \
+    return x.with(n OP x.part());                             \
+  }
+CHORUS_OF_COLUMNS(+)
+CHORUS_OF_COLUMNS(-)
+CHORUS_OF_COLUMNS(*)
+CHORUS_OF_COLUMNS(/)
+#undef CHORUS_OF_COLUMNS
+
+template <class X>
+auto operator-(const Columns<X>& x) {
+  return x.with(-x.part());
+}
+
+// What would mix columns, of which no rank has all. The sentence is the only error, so what they return is x.
+#define CHORUS_MIXES_COLUMNS(FUNCTION)                                                                               \
+  template <class X, class... More>                                                                                  \
+  auto FUNCTION(const Columns<X>& x, const More&...) {                                                               \
+    static_assert(detail::no_columns<X, More...>,                                                                    \
+                  #FUNCTION ": it mixes columns, of which each rank has a part: use gather_columns(x), or a "       \
+                            "RowParallelLinear");                                                                    \
+    return x.part();                                                                                                 \
+  }
+CHORUS_MIXES_COLUMNS(linear)
+CHORUS_MIXES_COLUMNS(matmul)
+CHORUS_MIXES_COLUMNS(softmax)
+CHORUS_MIXES_COLUMNS(log_softmax)
+CHORUS_MIXES_COLUMNS(layer_norm)
+CHORUS_MIXES_COLUMNS(sum)
+CHORUS_MIXES_COLUMNS(mean)
+#undef CHORUS_MIXES_COLUMNS
+
+/// The same elements go as of the whole value on one device: each row's numbers are drawn at this part's place.
+template <class X>
+auto dropout(const Columns<X>& x, double p, bool training = true) {
+  static_assert(tensor_of<X>::rank >= 2, "dropout: the input has a batch axis");
+  if (x.group() == nullptr || !(training && p > 0)) return x.with(dropout(x.part(), p, training));
+  check<UsageError>(p < 1, "dropout: the probability is in [0, 1), got ", p);
+  const auto columns = x.range();
+  return x.with(detail::dropout_part(x.part(), p, {x.width(), columns.begin, columns.count}));
+}
+
+/// Another shape for all axes but the last, which stays: the sizes are those of all columns. Throws ShapeError.
+template <class X, std::size_t NewRank>
+auto reshape(const Columns<X>& x, std::array<Index, NewRank> shape) {
+  check<ShapeError>(shape.back() == x.width(), "reshape: columns that are shared out stay the last axis: expected ",
+                    x.width(), " as its size, got ", shape);
+  shape.back() = x.range().count;
+  return x.with(reshape(x.part(), shape));
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_COLUMNS_HPP
+
+// <chorus/ops/sequence_part.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_SEQUENCE_PART_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_SEQUENCE_PART_HPP
+/// SequencePart: a value whose places of a text are shared out among the ranks of a TensorGroup (Korthikanti et al.
+/// 2022, sequence parallelism), between the layers that share columns. A type of its own, as Columns are.
+
+namespace chorus {
+
+/// The group that shares out sequences, where the policy wants that; null else.
+inline TensorGroupRef sequence_group() {
+  const auto& group = tensor_group();
+  return group != nullptr && group->splits_sequences() ? group : nullptr;
+}
+
+/// [batch, length, ...], of which this rank has some neighbouring places: `part()`. Without a group that is all.
+template <Operand X>
+class SequencePart {
+ public:
+  SequencePart(X part, Index length, TensorGroupRef group)
+      : part_(std::move(part)), length_(length), group_(std::move(group)) {}
+
+  const X& part() const { return part_; }
+  Index length() const { return length_; }
+  const TensorGroupRef& group() const { return group_; }
+  /// Of all places.
+  auto shape() const {
+    auto shape = value_of(part_).shape();
+    shape[1] = length_;
+    return shape;
+  }
+  /// Another value of the same places.
+  template <Operand Y>
+  SequencePart<Y> with(Y part) const {
+    return {std::move(part), length_, group_};
+  }
+
+ private:
+  X part_;
+  Index length_;
+  TensorGroupRef group_;
+};
+
+/// This rank's places of x: [batch, length, ...], which all ranks have; all places where sequences are whole. Blocks of
+/// a transformer take what it gives, and give such: a model that calls it before its blocks, and gather_sequence after
+/// them, keeps each rank at its own places in between.
+template <Operand X>
+auto split_sequence(const X& x, const TensorGroupRef& group = sequence_group()) {
+  static_assert(tensor_of<X>::rank >= 2, "split_sequence: the value is [batch, length, ...]");
+  auto part = scatter_axis(x, 1, 1, group);
+  return SequencePart<decltype(part)>(std::move(part), value_of(x).shape()[1], group);
+}
+
+/// All places, on every rank, which compute the same with them.
+template <class X>
+auto gather_sequence(const SequencePart<X>& x) {
+  return gather_axis(x.part(), 1, x.length(), 1, false, x.group());
+}
+
+template <class A, class B>
+auto operator+(const SequencePart<A>& a, const SequencePart<B>& b) {
+  check<ShapeError>(a.length() == b.length() && a.group() == b.group(), "+: sequences of shapes ", a.shape(), " and ",
+                    b.shape(), " are shared out in different ways");
+  return a.with(a.part() + b.part());
+}
+
+/// The same elements go as of the whole value on one device.
+template <class X>
+auto dropout(const SequencePart<X>& x, double p, bool training = true) {
+  if (x.group() == nullptr || !(training && p > 0)) return x.with(dropout(x.part(), p, training));
+  check<UsageError>(p < 1, "dropout: the probability is in [0, 1), got ", p);
+  const auto& value = value_of(x.part());
+  const Index samples = value.size(0), count = value.size(1);
+  const Index inner = samples * count == 0 ? 0 : value.numel() / (samples * count);
+  const auto places = x.group()->part(x.length(), 1);
+  return x.with(detail::dropout_part(x.part(), p, {x.length() * inner, places.begin * inner, count * inner}));
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_SEQUENCE_PART_HPP
+
+namespace chorus::nn {
+
+namespace detail {
+/// The group that shares a layer's `width` entries, of which the layer has `mine`; null where it has all. Throws
+/// UsageError where there is none.
+inline TensorGroupRef group_of_part(const char* layer, Index mine, Index width, Index unit) {
+  if (mine == width) return nullptr;
+  const auto& group = tensor_group();
+  check<UsageError>(group != nullptr && group->part(width, unit).count == mine, layer, ": its ", width,
+                    " entries are shared out, and this rank has a part of them: call the net, not its module(), and "
+                    "see TensorParallel::gathered for a whole model");
+  return group;
+}
+
+/// What goes into a layer that `group` shares, and differs between ranks from there on: all places of it.
+template <Operand X>
+auto entered(const X& x, const TensorGroupRef& group) {
+  return enter_tensor_region(x, group);
+}
+template <class X>
+auto entered(const SequencePart<X>& x, const TensorGroupRef& group) {
+  if (x.group() == nullptr) return enter_tensor_region(x.part(), group);
+  return gather_axis(x.part(), 1, x.length(), 1, /*summing=*/group != nullptr, x.group());
+}
+}  // namespace detail
+
+struct ParallelLinearOptions {
+  bool bias = true;
+  /// Ranks have whole groups of so many columns each, such as the features of a head.
+  Index unit = 1;
+};
+
+/// Linear whose outputs are shared out under TensorParallel: each rank has rows of the weight and the same of the bias,
+/// and computes its columns of y. Else it is Linear, with the same names, shapes and initial numbers.
+template <Device D, Real T = float>
+class ColumnParallelLinear : public Linear<D, T> {
+ public:
+  /// Throws ShapeError unless `unit` divides the outputs.
+  ColumnParallelLinear(Index in_features, Index out_features, const ParallelLinearOptions& options = {})
+      : Linear<D, T>(in_features, out_features, {.bias = options.bias}), out_(out_features), unit_(options.unit) {
+    check<ShapeError>(unit_ > 0 && out_ % unit_ == 0, "ColumnParallelLinear: units of ", unit_, " do not divide ", out_,
+                      " outputs");
+  }
+
+  /// x: [..., in], on each rank the same -> Columns of [..., out].
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return detail::watched(*this, [&] { return columns_of(x); });
+  }
+  /// x: [batch, length, in] in parts -> Columns of [batch, length, out], of all places.
+  template <class X>
+  auto operator()(const SequencePart<X>& x) const {
+    return detail::watched(*this, [&] { return columns_of(x); });
+  }
+  template <class X>
+  auto operator()(const Columns<X>& x) const {
+    return linear(x, this->weight, this->bias);  // which does not compile, and says why
+  }
+  void visit(Visitor& visitor) override {
+    visitor.split_parameter("weight", this->weight, {.axis = 0, .unit = unit_});
+    if (this->bias) visitor.split_parameter("bias", this->bias, {.axis = 0, .unit = unit_});
+  }
+  std::string describe() const override {
+    return cat("Linear(", this->weight.shape()[1], ", ", out_, this->bias ? ")" : ", bias=false)");
+  }
+
+ private:
+  auto columns_of(const auto& x) const {
+    auto group = detail::group_of_part("ColumnParallelLinear", this->weight.shape()[0], out_, unit_);
+    auto y = linear(detail::entered(x, group), this->weight, this->bias);
+    return Columns<decltype(y)>(std::move(y), out_, unit_, std::move(group));
+  }
+
+  Index out_, unit_;
+};
+
+/// Linear whose inputs are shared out under TensorParallel: each rank has columns of the weight, and computes a term of
+/// y; the terms are added up, then the bias. Else it is Linear, with the same names, shapes and initial numbers.
+template <Device D, Real T = float>
+class RowParallelLinear : public Linear<D, T> {
+ public:
+  /// `unit` is that of the columns that come in. Throws ShapeError unless it divides the inputs.
+  RowParallelLinear(Index in_features, Index out_features, const ParallelLinearOptions& options = {})
+      : Linear<D, T>(in_features, out_features, {.bias = options.bias}), in_(in_features), unit_(options.unit) {
+    check<ShapeError>(unit_ > 0 && in_ % unit_ == 0, "RowParallelLinear: units of ", unit_, " do not divide ", in_,
+                      " inputs");
+  }
+
+  /// x: [..., in], as a ColumnParallelLinear gives it -> [..., out], on each rank the same. Throws ShapeError where the
+  /// columns are shared out in another way.
+  template <class X>
+  auto operator()(const Columns<X>& x) const {
+    return detail::watched(*this, [&] { return of_columns(x); });
+  }
+  /// Of what each rank has whole, it takes its columns.
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return detail::watched(*this, [&] { return of_whole(x); });
+  }
+  /// The same, y: [batch, length, out] in parts, where `group` shares out sequences: it adds up what each rank needs.
+  template <class X>
+  auto to_sequence(const Columns<X>& x, const TensorGroupRef& group = sequence_group()) const {
+    return detail::watched(*this, [&] { return sequence_of(x, group); });
+  }
+  void visit(Visitor& visitor) override {
+    visitor.split_parameter("weight", this->weight, {.axis = 1, .unit = unit_});
+    if (this->bias) visitor.parameter("bias", this->bias);
+  }
+  std::string describe() const override {
+    return cat("Linear(", in_, ", ", this->weight.shape()[0], this->bias ? ")" : ", bias=false)");
+  }
+
+ private:
+  TensorGroupRef group() const {
+    return detail::group_of_part("RowParallelLinear", this->weight.shape()[1], in_, unit_);
+  }
+  template <class X>
+  auto of_columns(const Columns<X>& x) const {
+    check<ShapeError>(x.width() == in_, "RowParallelLinear: expected ", in_, " columns, got ", x.width());
+    const auto own = group();
+    if (own == nullptr) return linear(gather_columns(x), this->weight, this->bias);
+    if (x.group() == nullptr) return sum_of(scatter_columns(x.part(), unit_, own));
+    check_unit(x);
+    return sum_of(x);
+  }
+  template <Operand X>
+  auto of_whole(const X& x) const {
+    if (const auto own = group()) return sum_of(scatter_columns(x, unit_, own));
+    return linear(x, this->weight, this->bias);
+  }
+  template <class X>
+  auto sum_of(const Columns<X>& x) const {
+    return with_bias(leave_tensor_region(linear(x.part(), this->weight), x.group()), this->bias);
+  }
+  template <class X>
+  auto sequence_of(const Columns<X>& x, const TensorGroupRef& sequence) const {
+    using Y = decltype(of_columns(x));
+    const Index length = x.shape()[1];
+    if (sequence == nullptr) return SequencePart<Y>(of_columns(x), length, nullptr);
+    if (group() != sequence || x.group() != sequence) return split_sequence(of_columns(x), sequence);
+    check_unit(x);
+    Y y = with_bias(reduce_scatter_axis(linear(x.part(), this->weight), 1, 1, sequence),
+                    enter_tensor_region(this->bias, this->bias ? sequence : nullptr));
+    return SequencePart<Y>(std::move(y), length, sequence);
+  }
+  template <Operand Y, Operand B>
+  static Y with_bias(const Y& y, const B& bias) {
+    using Number = typename tensor_of<Y>::value_type;
+    if (!value_of(bias).defined()) return y;
+    if constexpr (std::is_same_v<Number, T>)
+      return y + bias;
+    else
+      return y + to<Number>(bias);
+  }
+  template <class X>
+  void check_unit(const Columns<X>& x) const {
+    check<ShapeError>(x.unit() == unit_, "RowParallelLinear: expected columns in units of ", unit_,
+                      ", got units of ", x.unit(), ": give both layers the same unit");
+  }
+
+  Index in_, unit_;
+};
+
+}  // namespace chorus::nn
+#endif  // CHORUS_SINGLE_CHORUS_NN_PARALLEL_LINEAR_HPP
+
 namespace chorus::nn {
 
 struct MultiheadAttentionOptions {
@@ -5204,20 +5343,19 @@ struct MultiheadAttentionOptions {
 
 /// query: [batch, queries, features], key, value: [batch, keys, features] -> [batch, queries, features]; each of
 /// `heads` heads attends with features / heads numbers. in_proj_weight: [3 features, features], the projections of
-/// query, key and value one below the other. Batches come first (PyTorch's batch_first = True).
+/// query, key and value one below the other. Batches come first (PyTorch's batch_first = True). Under TensorParallel
+/// each rank has some of the heads, whole ones.
 template <Device D, Real T = float>
 class MultiheadAttention : public Module {
  public:
   using device_type = D;
   Parameter<T, 2, D> in_proj_weight;
   Parameter<T, 1, D> in_proj_bias;
-  Linear<D, T> out_proj;
+  RowParallelLinear<D, T> out_proj;
 
   /// Throws ShapeError unless `heads` divides the features.
   MultiheadAttention(Index features, Index heads, const MultiheadAttentionOptions& options = {})
-      : out_proj(features, features, {.bias = options.bias}), heads_(heads) {
-    check<ShapeError>(heads > 0 && features % heads == 0, "MultiheadAttention: ", heads, " heads do not divide ",
-                      features, " features");
+      : out_proj(features, features, {options.bias, checked_head(features, heads)}), heads_(heads) {
     // Xavier's bound (Glorot, Bengio 2010) for the three projections as one.
     const double bound = std::sqrt(6.0 / static_cast<double>(4 * features));
     in_proj_weight = Parameter(init::uniform<T, D, 2>({3 * features, features}, bound));
@@ -5237,9 +5375,17 @@ class MultiheadAttention : public Module {
     return detail::watched(*this, [&] { return attend(query, key, value, mask); });
   }
 
+  /// Of sequences in parts, which give such a one: each query sees keys of all places.
+  template <class Q, class K, class V, class Seen = bool>
+  auto operator()(const SequencePart<Q>& query, const K& key, const V& value, const Seen& seen = Seen{}) const {
+    return detail::watched(
+        *this, [&] { return out_proj.to_sequence(attended(query, key, value, seen), query.group()); });
+  }
+
   void visit(Visitor& visitor) override {
-    visitor.parameter("in_proj_weight", in_proj_weight);
-    if (in_proj_bias) visitor.parameter("in_proj_bias", in_proj_bias);
+    const Split by_heads{.axis = 0, .blocks = 3, .unit = in_proj_weight.shape()[1] / heads_};
+    visitor.split_parameter("in_proj_weight", in_proj_weight, by_heads);
+    if (in_proj_bias) visitor.split_parameter("in_proj_bias", in_proj_bias, by_heads);
     visitor.module("out_proj", out_proj);
   }
   std::string describe() const override {
@@ -5247,26 +5393,76 @@ class MultiheadAttention : public Module {
   }
 
  private:
+  static Index checked_head(Index features, Index heads) {
+    check<ShapeError>(heads > 0 && features % heads == 0, "MultiheadAttention: ", heads, " heads do not divide ",
+                      features, " features");
+    return features / heads;
+  }
+
   template <Operand Q, Operand K, Operand V, class Seen>
   auto attend(const Q& query, const K& key, const V& value, const Seen& seen) const {
-    const auto& shape = value_of(query).shape();
-    check<ShapeError>(shape[2] == in_proj_weight.shape()[1], "MultiheadAttention: a query of shape ", shape,
-                      " does not have ", in_proj_weight.shape()[1], " features");
-    const auto heads = scaled_dot_product_attention(project(query, 0), project(key, 1), project(value, 2), seen);
-    return out_proj(reshape(permute(heads, Shape<4>{0, 2, 1, 3}), shape));
+    return out_proj(attended(query, key, value, seen));
   }
-  // [batch, length, features] -> [batch, heads, length, features / heads]
+  // [batch, queries, features], before the last layer.
+  template <class Q, class K, class V, class Seen>
+  auto attended(const Q& query, const K& key, const V& value, const Seen& seen) const {
+    const Index features = in_proj_weight.shape()[1], head = features / heads_;
+    auto group = detail::group_of_part("MultiheadAttention", in_proj_weight.shape()[0] / 3, features, head);
+    const auto q = detail::entered(query, group);
+    const auto k = entered_once(key, group, query, q), v = entered_once(value, group, key, k);
+    const auto& shape = value_of(q).shape();
+    check<ShapeError>(shape[2] == features, "MultiheadAttention: a query of shape ", shape, " does not have ", features,
+                      " features");
+    const auto heads = scaled_dot_product_attention(project(q, 0, head), project(k, 1, head), project(v, 2, head),
+                                                    of_heads(seen, group));
+    auto joined = reshape(permute(heads, Shape<4>{0, 2, 1, 3}),
+                          Shape<3>{shape[0], shape[1], in_proj_weight.shape()[0] / 3});
+    return Columns<decltype(joined)>(std::move(joined), features, head, std::move(group));
+  }
   template <Operand X>
-  auto project(const X& x, Index part) const {
+  static auto node_in(const X& x) {
+    return node_of(x);
+  }
+  template <class X>
+  static auto node_in(const SequencePart<X>& x) {
+    return node_of(x.part());
+  }
+  // One value that goes in at several places enters once, so that its gradients are added up in one message.
+  template <class X, class Known, class Entered>
+  static Entered entered_once(const X& x, const TensorGroupRef& group, const Known& known, const Entered& known_entered)
+    requires std::is_same_v<X, Known>
+  {
+    if constexpr (!chorus::detail::is_graph_variable<Entered>)
+      if (group != nullptr && node_in(x) && node_in(x) == node_in(known)) return known_entered;
+    return detail::entered(x, group);
+  }
+  template <class X, class Known, class Entered>
+  static auto entered_once(const X& x, const TensorGroupRef& group, const Known&, const Entered&) {
+    return detail::entered(x, group);
+  }
+  // Of a mask with an axis of heads, this rank's.
+  template <class Seen>
+  Seen of_heads(const Seen& seen, const TensorGroupRef& group) const {
+    if constexpr (AnyTensor<Seen>)
+      if constexpr (Seen::rank > 2)
+        if (group != nullptr && seen.size(-3) == heads_) {
+          const auto part = group->part(heads_, 1);
+          return contiguous(seen.slice(-3, part.begin, part.begin + part.count));
+        }
+    return seen;
+  }
+  // [batch, length, features] -> [batch, this rank's heads, length, features / heads]
+  template <Operand X>
+  auto project(const X& x, Index part, Index head) const {
     static_assert(tensor_of<X>::rank == 3, "MultiheadAttention: inputs are [batch, length, features]");
-    const Index features = in_proj_weight.shape()[1];
-    const auto weight = slice(in_proj_weight, 0, part * features, (part + 1) * features);
+    const Index columns = in_proj_weight.shape()[0] / 3;
+    const auto weight = slice(in_proj_weight, 0, part * columns, (part + 1) * columns);
     const auto lines = [&] {
-      return linear(x, weight, slice(in_proj_bias, 0, part * features, (part + 1) * features));
+      return linear(x, weight, slice(in_proj_bias, 0, part * columns, (part + 1) * columns));
     };
     const auto y = in_proj_bias ? lines() : decltype(lines())(linear(x, weight));
     const auto& shape = value_of(x).shape();
-    return permute(reshape(y, Shape<4>{shape[0], shape[1], heads_, features / heads_}), Shape<4>{0, 2, 1, 3});
+    return permute(reshape(y, Shape<4>{shape[0], shape[1], columns / head, head}), Shape<4>{0, 2, 1, 3});
   }
 
   Index heads_;
@@ -5609,6 +5805,8 @@ class NarrowCopies {
     void module(std::string_view, Module& child) override { child.visit(*this); }
     void parameter(std::string_view, AnyParameter& handle) override {
       auto& parameter = handle.on<D>();
+      // Where a rank has only a part at hand, operations convert what they have gathered.
+      if (parameter.storage().in_parts()) return;
       if (parameter.dtype() == DType::f32 && parameter.count() > 0) parameters.push_back(&parameter);
     }
     void buffer(std::string_view, AnyBuffer&) override {}
@@ -6494,13 +6692,15 @@ inline Index inner_features(Index features, const TransformerOptions& options) {
 }  // namespace detail
 
 /// x: [batch, length, features] -> the same shape: self-attention, then two linear layers on each place, each with
-/// dropout, a residual connection and layer normalisation.
+/// dropout, a residual connection and layer normalisation. Under TensorParallel ranks share heads, and the features
+/// between the two linear layers.
 template <Device D, Real T = float>
 class TransformerEncoderLayer : public Module {
  public:
   using device_type = D;
   MultiheadAttention<D, T> self_attn;
-  Linear<D, T> linear1, linear2;
+  ColumnParallelLinear<D, T> linear1;
+  RowParallelLinear<D, T> linear2;
   LayerNorm<D, T> norm1, norm2;
 
   explicit TransformerEncoderLayer(Index features, const TransformerOptions& options = {})
@@ -6514,14 +6714,12 @@ class TransformerEncoderLayer : public Module {
   /// With `causal` (or a mask: true for the keys that a query sees).
   template <Operand X, class Seen = bool>
   auto operator()(const X& x, const Seen& seen = Seen{}) const {
-    return detail::watched(*this, [&] {
-      if (options_.norm_first) {
-        const auto y = x + attended(norm1(x), seen);
-        return y + transformed(norm2(y));
-      }
-      const auto y = norm1(x + attended(x, seen));
-      return norm2(y + transformed(y));
-    });
+    return detail::watched(*this, [&] { return gather_sequence(forward(split_sequence(x), seen)); });
+  }
+  /// The same of a sequence in parts: see split_sequence.
+  template <class X, class Seen = bool>
+  auto operator()(const SequencePart<X>& x, const Seen& seen = Seen{}) const {
+    return detail::watched(*this, [&] { return forward(x, seen); });
   }
 
   void visit(Visitor& visitor) override {
@@ -6534,14 +6732,23 @@ class TransformerEncoderLayer : public Module {
   std::string describe() const override { return cat("TransformerEncoderLayer(", linear1.weight.shape()[1], ")"); }
 
  private:
-  template <Operand X, class Seen>
+  template <class X, class Seen>
+  auto forward(const SequencePart<X>& x, const Seen& seen) const {
+    if (options_.norm_first) {
+      const auto y = x + attended(norm1(x), seen);
+      return y + transformed(norm2(y));
+    }
+    const auto y = norm1(x + attended(x, seen));
+    return norm2(y + transformed(y));
+  }
+  template <class X, class Seen>
   auto attended(const X& x, const Seen& seen) const {
     return dropout(self_attn(x, x, x, seen), options_.dropout, training());
   }
-  template <Operand X>
+  template <class X>
   auto transformed(const X& x) const {
     const auto inner = dropout(detail::feed_forward(linear1(x), options_.activation), options_.dropout, training());
-    return dropout(linear2(inner), options_.dropout, training());
+    return dropout(linear2.to_sequence(inner, x.group()), options_.dropout, training());
   }
 
   TransformerOptions options_;
@@ -6554,7 +6761,8 @@ class TransformerDecoderLayer : public Module {
  public:
   using device_type = D;
   MultiheadAttention<D, T> self_attn, multihead_attn;
-  Linear<D, T> linear1, linear2;
+  ColumnParallelLinear<D, T> linear1;
+  RowParallelLinear<D, T> linear2;
   LayerNorm<D, T> norm1, norm2, norm3;
 
   explicit TransformerDecoderLayer(Index features, const TransformerOptions& options = {})
@@ -6567,19 +6775,14 @@ class TransformerDecoderLayer : public Module {
         norm3(features),
         options_(options) {}
 
-  template <Operand X, Operand M>
+  template <Operand X, class M>
   auto operator()(const X& x, const M& memory, bool causal = true) const {
-    return detail::watched(*this, [&] {
-      if (options_.norm_first) {
-        const auto own = norm1(x);
-        const auto y = x + dropped(self_attn(own, own, own, causal));
-        const auto z = y + dropped(multihead_attn(norm2(y), memory, memory));
-        return z + transformed(norm3(z));
-      }
-      const auto y = norm1(x + dropped(self_attn(x, x, x, causal)));
-      const auto z = norm2(y + dropped(multihead_attn(y, memory, memory)));
-      return norm3(z + transformed(z));
-    });
+    return detail::watched(*this, [&] { return gather_sequence(forward(split_sequence(x), memory, causal)); });
+  }
+  /// The same of a sequence in parts: see split_sequence. The memory may be whole or in parts.
+  template <class X, class M>
+  auto operator()(const SequencePart<X>& x, const M& memory, bool causal = true) const {
+    return detail::watched(*this, [&] { return forward(x, memory, causal); });
   }
 
   void visit(Visitor& visitor) override {
@@ -6594,13 +6797,25 @@ class TransformerDecoderLayer : public Module {
   std::string describe() const override { return cat("TransformerDecoderLayer(", linear1.weight.shape()[1], ")"); }
 
  private:
-  template <Operand X>
+  template <class X, class M>
+  auto forward(const SequencePart<X>& x, const M& memory, bool causal) const {
+    if (options_.norm_first) {
+      const auto own = norm1(x);
+      const auto y = x + dropped(self_attn(own, own, own, causal));
+      const auto z = y + dropped(multihead_attn(norm2(y), memory, memory));
+      return z + transformed(norm3(z));
+    }
+    const auto y = norm1(x + dropped(self_attn(x, x, x, causal)));
+    const auto z = norm2(y + dropped(multihead_attn(y, memory, memory)));
+    return norm3(z + transformed(z));
+  }
+  template <class X>
   auto dropped(const X& x) const {
     return dropout(x, options_.dropout, training());
   }
-  template <Operand X>
+  template <class X>
   auto transformed(const X& x) const {
-    return dropped(linear2(dropped(detail::feed_forward(linear1(x), options_.activation))));
+    return dropped(linear2.to_sequence(dropped(detail::feed_forward(linear1(x), options_.activation)), x.group()));
   }
 
   TransformerOptions options_;
@@ -6608,6 +6823,277 @@ class TransformerDecoderLayer : public Module {
 
 }  // namespace chorus::nn
 #endif  // CHORUS_SINGLE_CHORUS_NN_TRANSFORMER_HPP
+
+// <chorus/nn/vocabulary_embedding.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_VOCABULARY_EMBEDDING_HPP
+#define CHORUS_SINGLE_CHORUS_NN_VOCABULARY_EMBEDDING_HPP
+/// The table of learned vectors, shared by the ranks of TensorParallel.
+
+// <chorus/ops/vocabulary.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_VOCABULARY_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_VOCABULARY_HPP
+/// Looking up and scoring the entries of a vocabulary that ranks share (Shoeybi et al. 2019, section 3).
+
+// <chorus/kernels/vocabulary.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_VOCABULARY_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_VOCABULARY_HPP
+/// Cross entropy over classes of which this rank has some, in steps between which ranks add up.
+
+// <chorus/kernels/cpu/vocabulary.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_VOCABULARY_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_VOCABULARY_HPP
+/// Cross entropy over shared classes on the CPU.
+
+namespace chorus::kernels {
+
+/// Which of `classes` are here. Scores are [batch, count].
+struct Vocabulary {
+  Index classes, begin, count;
+  bool has(std::int64_t label) const { return label >= begin && label < begin + count; }
+};
+
+/// largest[i]: of the scores of sample i that are here.
+template <class T>
+void vocabulary_maximum(Cpu, Index batch, const Vocabulary& words, const T* scores, T* largest) {
+  for (Index i = 0; i < batch; ++i) {
+    const Row<T> row{i * words.count, i, words.count};
+    row.store_result(largest, row.reduce(Max<T>{}, [&](Index j, auto count) { return load(scores + j, count); }));
+  }
+}
+
+/// sums[i]: of sample i the sum of exp(x - largest), x - largest of the label if it is here, else 0, and, where labels
+/// are smoothed, the sum of x - largest. Throws UsageError for a bad label and a bad option.
+template <class T>
+void vocabulary_sums(Cpu cpu, Index batch, const Vocabulary& words, const T* scores, const std::int64_t* labels,
+                     const CrossEntropyOptions& options, const T* largest, T* sums) {
+  check<UsageError>(options.label_smoothing >= 0 && options.label_smoothing <= 1,
+                    "cross_entropy: label_smoothing must be in [0, 1], got ", options.label_smoothing);
+  count_labels(cpu, "cross_entropy", batch, words.classes, labels, options.ignore_index);
+  for (Index i = 0; i < batch; ++i) {
+    const Row<T> row{i * words.count, 3 * i, words.count};
+    const auto shift = splat(largest[i]);
+    row.store_result(sums, row.reduce(Sum<T>{}, [&](Index j, auto count) {
+      return detail::exp_to_zero<T>(psub(load(scores + j, count), shift));
+    }));
+    sums[3 * i + 1] = words.has(labels[i]) ? scores[row.at + labels[i] - words.begin] - largest[i] : T{0};
+    sums[3 * i + 2] = 0;
+    if (options.label_smoothing > 0)
+      Row<T>{row.at, 3 * i + 2, words.count}.store_result(
+          sums, row.reduce(Sum<T>{}, [&](Index j, auto count) { return psub(load(scores + j, count), shift); }));
+  }
+}
+
+/// The loss, of `sums` that all ranks have added up.
+template <class T>
+void vocabulary_loss(Cpu cpu, Index batch, const Vocabulary& words, const std::int64_t* labels,
+                     const CrossEntropyOptions& options, const T* sums, T* loss) {
+  const Index counted = count_labels(cpu, "cross_entropy", batch, words.classes, labels, options.ignore_index);
+  const T smoothing = static_cast<T>(options.label_smoothing);
+  detail::reduce_losses(batch, counted, options.reduction, loss, [&](Index i) {
+    if (labels[i] == options.ignore_index) return T{0};
+    const T log_sum = std::log(sums[3 * i]), sharp = log_sum - sums[3 * i + 1];
+    if (smoothing == 0) return sharp;
+    const T smooth = log_sum - sums[3 * i + 2] / static_cast<T>(words.classes);
+    return (T{1} - smoothing) * sharp + smoothing * smooth;
+  });
+}
+
+/// The gradient by the scores that are here.
+template <class T>
+void vocabulary_backward(Cpu cpu, Index batch, const Vocabulary& words, const T* scores, const std::int64_t* labels,
+                         const CrossEntropyOptions& options, const T* largest, const T* sums, const T* dloss,
+                         T* dscores, bool accumulate) {
+  const Index counted = count_labels(cpu, "cross_entropy", batch, words.classes, labels, options.ignore_index);
+  const T smoothing = static_cast<T>(options.label_smoothing);
+  for (Index i = 0; i < batch; ++i) {
+    const T* const x = scores + i * words.count;
+    T* const dx = dscores + i * words.count;
+    if (labels[i] == options.ignore_index) {
+      if (!accumulate) std::fill_n(dx, words.count, T{0});
+      continue;
+    }
+    const T scale = detail::sample_scale(i, counted, options.reduction, dloss);
+    const auto s = splat(scale), uniform = splat(smoothing / static_cast<T>(words.classes)),
+               shift = splat(largest[i]), log_sum = splat(std::log(sums[3 * i]));
+    for_packets<T>(words.count, [&](Index j, auto count) {
+      const auto p = detail::exp_to_zero<T>(psub(psub(load(x + j, count), shift), log_sum));
+      store(dx + j, pmul(psub(p, uniform), s), count, accumulate);
+    });
+    if (words.has(labels[i])) dx[labels[i] - words.begin] -= (T{1} - smoothing) * scale;
+  }
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_VOCABULARY_HPP
+
+#if CHORUS_USE_CUDA
+namespace chorus::kernels {
+
+/// On GPUs there is none: use gather_columns.
+template <class T>
+void vocabulary_maximum(Cuda, Index, const Vocabulary&, const T*, T*) {
+  fail<UsageError>("cross_entropy: of classes that ranks share it is for the CPU; use gather_columns(logits)");
+}
+template <class T>
+void vocabulary_sums(Cuda, Index, const Vocabulary&, const T*, const std::int64_t*, const CrossEntropyOptions&,
+                     const T*, T*) {}
+template <class T>
+void vocabulary_loss(Cuda, Index, const Vocabulary&, const std::int64_t*, const CrossEntropyOptions&, const T*, T*) {}
+template <class T>
+void vocabulary_backward(Cuda, Index, const Vocabulary&, const T*, const std::int64_t*, const CrossEntropyOptions&,
+                         const T*, const T*, const T*, T*, bool) {}
+
+}  // namespace chorus::kernels
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_VOCABULARY_HPP
+
+namespace chorus {
+
+/// weight: this rank's entries of `entries`: [part, features], index: [...] -> the rows that it names: [..., features],
+/// on all ranks. Throws UsageError for an index that is no entry.
+template <Operand W, int Rank, class D>
+auto vocabulary_embedding(const W& weight, const Tensor<std::int64_t, Rank, D>& index, Index entries,
+                          const TensorGroupRef& group = tensor_group()) {
+  using Rows = decltype(leave_tensor_region(embedding(weight, index), group));
+  if (group == nullptr) return Rows(embedding(weight, index));
+  const auto part = group->part(entries, 1);
+  auto own = contiguous(index).to_vector();
+  Shape<Rank + 1> shape{};
+  std::copy(index.shape().begin(), index.shape().end(), shape.begin());
+  shape.back() = 1;
+  auto elsewhere = Tensor<bool, Rank + 1, Cpu>::empty(shape);
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    check<UsageError>(own[i] >= 0 && own[i] < entries, "embedding: index ", own[i], " is not in [0, ", entries, ")");
+    own[i] -= part.begin;
+    elsewhere.data()[i] = own[i] < 0 || own[i] >= part.count;
+    if (elsewhere.data()[i]) own[i] = 0;
+  }
+  const auto device = index.device();
+  const auto rows = embedding(
+      weight, Tensor<std::int64_t, Rank, D>::from(std::span<const std::int64_t>(own), index.shape(), device));
+  const auto nothing = tensor_of<decltype(rows)>::zeros(value_of(rows).shape(), device);
+  return leave_tensor_region(
+      Rows(where(Tensor<bool, Rank + 1, D>::from(std::span<const bool>(elsewhere.data(), own.size()), shape, device),
+                 nothing, rows)),
+      group);
+}
+
+namespace detail {
+
+template <int Rank, Operand X, class D>
+Recorded<Rank, X> vocabulary_cross_entropy(const Columns<X>& logits, const Tensor<std::int64_t, 1, D>& labels,
+                                           const CrossEntropyOptions& options) {
+  using T = typename tensor_of<X>::value_type;
+  const auto scores = contiguous(value_of(logits.part()));
+  const auto targets = contiguous(labels);
+  check_class_loss("cross_entropy", scores, targets, options, Rank == 1 ? Reduction::none : Reduction::mean);
+  const auto device = scores.device();
+  const Index batch = scores.size(0);
+  const auto part = logits.range();
+  const kernels::Vocabulary words{logits.width(), part.begin, part.count};
+  auto largest = Tensor<T, 1, D>::empty({batch}, device);
+  kernels::vocabulary_maximum(device, batch, words, scores.data(), largest.data());
+  logits.group()->max(span_of(largest));
+  // Of each sample: the sum of exp(x - largest), x - largest of the label, and the sum of x - largest.
+  auto sums = Tensor<T, 2, D>::empty({batch, 3}, device);
+  kernels::vocabulary_sums(device, batch, words, scores.data(), targets.data(), options, largest.data(), sums.data());
+  logits.group()->sum(span_of(sums));
+  Shape<Rank> shape{};
+  if constexpr (Rank == 1) shape[0] = batch;
+  auto loss = Tensor<T, Rank, D>::empty(shape, device);
+  kernels::vocabulary_loss(device, batch, words, targets.data(), options, sums.data(), loss.data());
+  return record(
+      "cross_entropy", std::move(loss),
+      [saved = Saved(scores), targets, options, largest, sums, words](const auto& dloss, auto dlogits) {
+        const auto& x = saved.read("cross_entropy");
+        const auto [grad, accumulate] = dlogits->target();
+        kernels::vocabulary_backward(x.device(), x.size(0), words, x.data(), targets.data(), options, largest.data(),
+                                     sums.data(), dloss.data(), grad.data(), accumulate);
+      },
+      logits.part());
+}
+
+// `f(columns)`, of bf16 and half ones in float.
+template <class X, class F>
+auto columns_in_float(const Columns<X>& logits, const F& f) {
+  if constexpr (NarrowOperand<X>)
+    return to<typename tensor_of<X>::value_type>(f(logits.with(to<float>(logits.part()))));
+  else
+    return f(logits);
+}
+
+}  // namespace detail
+
+/// Of scores that ranks share by classes: the loss of all classes, on every rank, for which three numbers a sample go
+/// between ranks. Throws as it does for whole scores.
+template <class X, class D>
+auto cross_entropy(const Columns<X>& logits, const Tensor<std::int64_t, 1, D>& labels,
+                   const CrossEntropyOptions& options = {}) {
+  detail::check_first_order<X>();
+  using Loss = decltype(cross_entropy(logits.part(), labels, options));
+  if (logits.group() == nullptr) return cross_entropy(logits.part(), labels, options);
+  return Loss(detail::columns_in_float(logits, [&](const auto& scores) {
+    const auto targets = to_device(labels, value_of(scores.part()).device());
+    const auto loss_of = [&](const CrossEntropyOptions& reducing) {
+      return detail::vocabulary_cross_entropy<0>(scores, targets, reducing);
+    };
+    const auto each = [&](const CrossEntropyOptions& unreduced) {
+      return detail::vocabulary_cross_entropy<1>(scores, targets, unreduced);
+    };
+    return detail::reduced_over_labels("cross_entropy", scores.part(), loss_of, each, labels, options);
+  }));
+}
+
+/// The same without a reduction: [batch].
+template <class X, class D>
+auto cross_entropy_per_sample(const Columns<X>& logits, const Tensor<std::int64_t, 1, D>& labels,
+                              const CrossEntropyOptions& options = {}) {
+  detail::check_first_order<X>();
+  using Losses = decltype(cross_entropy_per_sample(logits.part(), labels, options));
+  if (logits.group() == nullptr) return cross_entropy_per_sample(logits.part(), labels, options);
+  return Losses(detail::columns_in_float(logits, [&](const auto& scores) {
+    return detail::vocabulary_cross_entropy<1>(scores, to_device(labels, value_of(scores.part()).device()),
+                                               detail::unreduced("cross_entropy_per_sample", options));
+  }));
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_VOCABULARY_HPP
+
+namespace chorus::nn {
+
+/// Embedding whose entries are shared out under TensorParallel: each rank looks up those that it has, and what they
+/// give is added up. Else it is Embedding, with the same name, shape and initial numbers.
+template <Device D, Real T = float>
+class VocabularyParallelEmbedding : public Embedding<D, T> {
+ public:
+  VocabularyParallelEmbedding(Index entries, Index features) : Embedding<D, T>(entries, features), entries_(entries) {}
+
+  template <int Rank>
+  auto operator()(const Tensor<std::int64_t, Rank, D>& index) const {
+    return detail::watched(*this, [&] { return vocabulary_embedding(this->weight, index, entries_, group()); });
+  }
+  /// The head of a model that has its weight in common with the table: x: [..., features] -> the scores of all entries,
+  /// x weightᵀ, as Columns of [..., entries].
+  template <Operand X>
+  auto scores(const X& x) const {
+    auto own = group();
+    auto y = linear(enter_tensor_region(x, own), this->weight);
+    return Columns<decltype(y)>(std::move(y), entries_, 1, std::move(own));
+  }
+  void visit(Visitor& visitor) override { visitor.split_parameter("weight", this->weight, {.axis = 0}); }
+  std::string describe() const override { return cat("Embedding(", entries_, ", ", this->weight.shape()[1], ")"); }
+
+ private:
+  TensorGroupRef group() const {
+    return detail::group_of_part("VocabularyParallelEmbedding", this->weight.shape()[0], entries_, 1);
+  }
+
+  Index entries_;
+};
+
+}  // namespace chorus::nn
+#endif  // CHORUS_SINGLE_CHORUS_NN_VOCABULARY_EMBEDDING_HPP
 
 // <chorus/ops/class_losses.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_CLASS_LOSSES_HPP
@@ -9142,11 +9628,16 @@ class ParameterAverage {
     check<UsageError>(!swapped_, "ParameterAverage: no state to keep while the model holds the averages");
     std::vector<StateTensor> out;
     for (Entry& entry : entries_) {
-      const auto extents = entry.extents();
-      out.push_back({cat("average.", entry.name),
-                     entry.dtype(),
-                     {extents.begin(), extents.end()},
-                     entry.average.data()});
+      const bool is_part = entry.parameter != nullptr && entry.parameter->is_part();
+      const auto extents = is_part ? entry.parameter->whole_extents() : entry.extents();
+      out.push_back({.name = cat("average.", entry.name),
+                     .dtype = entry.dtype(),
+                     .shape = {extents.begin(), extents.end()},
+                     .data = entry.average.data(),
+                     .part = entry.parameter != nullptr ? entry.parameter->part() : nullptr});
+      if (!is_part) continue;
+      out.back().part_begin = static_cast<std::size_t>(entry.parameter->part_begin());
+      out.back().part_count = static_cast<std::size_t>(entry.parameter->count());
     }
     out.push_back({"average_updates", DType::i64, {}, &updates_, true});
     return out;
@@ -9614,6 +10105,10 @@ class GradScaler {
   /// last `step` or `scale`.
   bool unscale() {
     check_can_unscale();
+    for (const auto& named : parameters_)
+      check<UsageError>(agree_ || !(named.parameter->is_part() || named.parameter->one_of_a_part()), "GradScaler: '",
+                        named.name, "' is in a part of the model that this rank has, and all ranks step or none: "
+                        "GradScaler scaler{net}");
     check<UsageError>(agree_ || any_gradient(),
                       "GradScaler: no parameter has a gradient. Where a policy leaves a rank none, it has to ask the "
                       "others: GradScaler scaler{net}");
@@ -9770,6 +10265,16 @@ GradScaler(Net&, const GradScalerOptions& = {})->GradScaler<typename Net::device
 namespace chorus::optim {
 
 namespace detail {
+/// `parameters`. Throws UsageError where one is a part of a parameter.
+template <Device D>
+[[gnu::cold]] std::vector<nn::NamedParameter<D>> all_whole(const char* optimizer,
+                                                           std::vector<nn::NamedParameter<D>> parameters) {
+  for (const auto& named : parameters)
+    check<UsageError>(!named.parameter->is_part(), optimizer,
+                      ": it needs whole parameters, and this rank has a part of '", named.name, "' alone");
+  return parameters;
+}
+
 /// An array of one parameter's size beside the state.
 template <class T, Device D>
 class StepMemory {
@@ -9803,9 +10308,9 @@ class Lars final : public Optimizer<D> {
   /// A step depends on norms of whole parameters, so that a piece of one can't be stepped alone.
   static constexpr bool needs_whole_parameters = true;
 
-  /// Throws UsageError for negative options.
+  /// Throws UsageError for negative options, and where this rank has only a part of a parameter.
   explicit Lars(std::vector<nn::NamedParameter<D>> parameters, const LarsOptions& options = {})
-      : Optimizer<D>(std::move(parameters), options.lr), options_(options) {
+      : Optimizer<D>(detail::all_whole("Lars", std::move(parameters)), options.lr), options_(options) {
     check<UsageError>(options.momentum >= 0 && options.weight_decay >= 0 && options.trust > 0 && options.eps >= 0,
                       "Lars: momentum, weight_decay and eps are at least 0, trust above it; got ", options.momentum,
                       ", ", options.weight_decay, ", ", options.eps, " and ", options.trust);
@@ -9866,9 +10371,10 @@ class Lamb final : public Optimizer<D> {
   /// A step depends on norms of whole parameters, so that a piece of one can't be stepped alone.
   static constexpr bool needs_whole_parameters = true;
 
-  /// Throws UsageError for betas outside of [0, 1) and negative eps or weight_decay.
+  /// Throws UsageError for betas outside of [0, 1), for negative eps or weight_decay, and where this rank has only a
+  /// part of a parameter.
   explicit Lamb(std::vector<nn::NamedParameter<D>> parameters, const LambOptions& options = {})
-      : Optimizer<D>(std::move(parameters), options.lr), options_(options) {
+      : Optimizer<D>(detail::all_whole("Lamb", std::move(parameters)), options.lr), options_(options) {
     check<UsageError>(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1,
                       "Lamb: betas are in [0, 1), got ", options.beta1, " and ", options.beta2);
     check<UsageError>(options.eps >= 0 && options.weight_decay >= 0, "Lamb: eps and weight_decay are at least 0, got ",
@@ -10846,59 +11352,6 @@ struct Quantize8Bit {
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_QUANTIZE_HPP
 
-// <chorus/parallel/hooks/reduce_scatter.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_REDUCE_SCATTER_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_REDUCE_SCATTER_HPP
-/// Averages gradients in parts, for an optimizer of which each rank steps its part alone.
-
-namespace chorus {
-
-/// Of each bucket, every rank gets the average of its own part (`ddp::part_of`) and no other: half of an all-reduce.
-/// The other half is the all-gather of the parameters in ShardedOptimizer's step, so that both together send what
-/// AllReduce alone does, 2 (n - 1) / n of the model's bytes from each of n ranks, and no rank steps what another does
-/// (Rajbhandari et al., "ZeRO", SC 2020, stage 2; the memory for gradients stays). Where that optimizer's
-/// share_parameters holds, nothing is sent: each rank reads all ranks' gradients for its part as it steps.
-///
-///   ch::DistributedDataParallel<Model, ch::ReduceScatter> net{make(), run};
-///   ch::ShardedOptimizer<ch::optim::Adam<ch::Cpu>> optimizer{net, {.lr = 1e-3}};
-///
-/// After backward the parameters have no gradients, for nobody has whole ones: the optimizer finds the parts, clips
-/// them (`optimizer.clip_grad_norm`), and steps. The next averaged backward pass wants that step, or `zero_grad`,
-/// first. The first pass, in which the order of the buckets is learned, averages whole.
-struct ReduceScatter {
-  static constexpr bool in_parts = true, several_rounds = true;
-
-  template <class T, Device D, class Communicator>
-  comm::Work start(const GradBucket<T, D>& bucket, Communicator& communicator) {
-    const auto ranks = static_cast<std::size_t>(communicator.size()), share = bucket.gradients.size() / ranks;
-    if (ranks == 1 || share == 0) return {};
-    const std::span<const T> all = bucket.gradients.first(share * ranks);
-    const auto own = bucket.gradients.subspan(share * static_cast<std::size_t>(communicator.rank()), share);
-    // On the CPU this thread does the work itself, rather than wake another one.
-    if (std::is_same_v<D, Cpu> && bucket.last) {
-      communicator.reduce_scatter(all, own, comm::ReduceOp::sum, options(bucket));
-      return {};
-    }
-    return communicator.reduce_scatter_async(all, own, comm::ReduceOp::sum, options(bucket));
-  }
-  /// The few numbers that are left over go to all ranks.
-  template <class T, Device D, class Communicator>
-  std::optional<comm::Work> resume(const GradBucket<T, D>& bucket, Communicator& communicator, int round) {
-    const auto ranks = static_cast<std::size_t>(communicator.size()), rest = bucket.gradients.size() % ranks;
-    if (rest == 0 || round > 0) return {};
-    return communicator.all_reduce_async(bucket.gradients.last(rest), comm::ReduceOp::sum, options(bucket));
-  }
-
- private:
-  template <class T, Device D>
-  static comm::CollectiveOptions options(const GradBucket<T, D>& bucket) {
-    return {.scale = bucket.weight, .traffic = trace::Traffic::gradients, .bucket = static_cast<int>(bucket.index)};
-  }
-};
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_REDUCE_SCATTER_HPP
-
 // <chorus/parallel/hooks/sparse_rows.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_SPARSE_ROWS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_SPARSE_ROWS_HPP
@@ -11577,152 +12030,2277 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_PARAMETER_SERVER_HPP
 
+// <chorus/parallel/pipeline.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_HPP
+/// Pipeline: each rank holds a part of the model, a stage, and micro-batches go through the stages one behind the
+/// other, so that all ranks compute at the same time.
+
+// <chorus/parallel/pipeline/check_schedule.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_CHECK_SCHEDULE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_CHECK_SCHEDULE_HPP
+/// Reads a schedule's table as ranks would follow it, without any rank: for tables of any size.
+
+// <chorus/parallel/pipeline/schedule.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_SCHEDULE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_SCHEDULE_HPP
+/// Schedule: which rank of a pipeline does what, in which order, as a table. GPipe, OneForwardOneBackward, Interleaved
+/// and ZeroBubbleH1 write such tables; `check_schedule` reads them without any rank.
+
+namespace chorus {
+
+/// The model is cut into stages, neighbours in turn: stage s lies on rank s % ranks, so that a rank of an interleaved
+/// pipeline has several. Each micro-batch goes forward through all stages and backward through all stages.
+struct Schedule {
+  enum class Kind : std::uint8_t {
+    forward,
+    backward,  ///< by the stage's input; by its parameters, too, where the table has no `weight`
+    weight     ///< by its parameters, which nobody waits for
+  };
+  struct Action {
+    Kind kind;
+    int micro_batch, stage;
+    friend bool operator==(const Action&, const Action&) = default;
+  };
+
+  int stages = 0, micro_batches = 0;
+  std::vector<std::vector<Action>> ranks;  ///< in the order in which each rank does them
+
+  int size() const { return static_cast<int>(ranks.size()); }
+  int rank_of(int stage) const { return stage % size(); }
+  /// Whether gradients by parameters are actions of their own.
+  bool splits_backward() const {
+    const auto splits = [](const std::vector<Action>& actions) {
+      return std::any_of(actions.begin(), actions.end(), [](const Action& a) { return a.kind == Kind::weight; });
+    };
+    return std::any_of(ranks.begin(), ranks.end(), splits);
+  }
+
+  /// A table without actions. Throws UsageError unless there are a rank, a stage on each rank and a micro-batch.
+  static Schedule empty(std::string_view name, int p, int m, int stages_of_rank = 1) {
+    check<UsageError>(p >= 1 && m >= 1 && stages_of_rank >= 1, name, ": expected ranks, micro-batches and stages on ",
+                      "each rank, got ", p, ", ", m, " and ", stages_of_rank);
+    return {p * stages_of_rank, m, std::vector<std::vector<Action>>(static_cast<std::size_t>(p))};
+  }
+};
+
+constexpr std::string_view name(Schedule::Kind kind) {
+  constexpr std::string_view names[] = {"forward", "backward", "weight"};
+  return names[static_cast<std::size_t>(kind)];
+}
+inline void append(std::string& out, const Schedule::Action& action) {
+  out += cat(name(action.kind), " of micro-batch ", action.micro_batch, " in stage ", action.stage);
+}
+
+/// All micro-batches forward, then all backward (Huang et al. 2019, arXiv 1811.06965). A rank keeps the inputs of all
+/// m; of the time (p - 1) / (m + p - 1) is idle.
+struct GPipe {
+  static constexpr const char* name = "gpipe";
+  static Schedule of(int p, int m) {
+    auto table = Schedule::empty(name, p, m);
+    for (int rank = 0; rank < p; ++rank) {
+      auto& actions = table.ranks[static_cast<std::size_t>(rank)];
+      for (int i = 0; i < m; ++i) actions.push_back({Schedule::Kind::forward, i, rank});
+      for (int i = 0; i < m; ++i) actions.push_back({Schedule::Kind::backward, i, rank});
+    }
+    return table;
+  }
+};
+
+/// 1F1B (PipeDream-Flush; Narayanan et al. 2021, arXiv 2104.04473): after p - 1 - rank forwards a backward follows each
+/// forward. As much is idle as under GPipe, but a rank keeps at most p - rank inputs.
+struct OneForwardOneBackward {
+  static constexpr const char* name = "1f1b";
+  static Schedule of(int p, int m) {
+    auto table = Schedule::empty(name, p, m);
+    for (int rank = 0; rank < p; ++rank) {
+      auto& actions = table.ranks[static_cast<std::size_t>(rank)];
+      const int warm_up = std::min(p - 1 - rank, m);
+      for (int i = 0; i < warm_up; ++i) actions.push_back({Schedule::Kind::forward, i, rank});
+      for (int i = 0; i < m; ++i) {
+        if (i + warm_up < m) actions.push_back({Schedule::Kind::forward, i + warm_up, rank});
+        actions.push_back({Schedule::Kind::backward, i, rank});
+      }
+    }
+    return table;
+  }
+};
+
+/// 1F1B with V stages on each rank (Narayanan et al. 2021): a stage is shorter by V, and so is the time that passes
+/// until the last rank can begin; V times the messages. Micro-batches go in groups of at least p (of m, where that is
+/// less), nearly equal ones, each through all of the rank's stages before the next one.
+template <int V>
+struct Interleaved {
+  static_assert(V >= 1, "Interleaved<V>: a rank has at least one stage");
+  static constexpr const char* name = "interleaved";
+  static constexpr int stages_of_rank = V;
+  static Schedule of(int p, int m) {
+    auto table = Schedule::empty(name, p, m, V);
+    // The order in which a rank's parts of the model meet the micro-batches.
+    struct Turn {
+      int part, micro_batch;
+    };
+    std::vector<Turn> turns;
+    const int groups = std::max(m / p, 1), first_group = (m + groups - 1) / groups;
+    for (int begin = 0, group = 0; group < groups; ++group) {
+      const int end = begin + m / groups + (group < m % groups ? 1 : 0);
+      for (int part = 0; part < V; ++part)
+        for (int i = begin; i < end; ++i) turns.push_back({part, i});
+      begin = end;
+    }
+    const int count = static_cast<int>(turns.size());
+    for (int rank = 0; rank < p; ++rank) {
+      auto& actions = table.ranks[static_cast<std::size_t>(rank)];
+      const auto forward = [&](int i) {
+        const Turn turn = turns[static_cast<std::size_t>(i)];
+        actions.push_back({Schedule::Kind::forward, turn.micro_batch, turn.part * p + rank});
+      };
+      const int warm_up = std::min(V == 1 ? p - 1 - rank : 2 * (p - 1 - rank) + (V - 1) * first_group, count);
+      for (int i = 0; i < warm_up; ++i) forward(i);
+      for (int i = 0; i < count; ++i) {
+        if (i + warm_up < count) forward(i + warm_up);
+        const Turn turn = turns[static_cast<std::size_t>(i)];
+        actions.push_back({Schedule::Kind::backward, turn.micro_batch, (V - 1 - turn.part) * p + rank});
+      }
+    }
+    return table;
+  }
+};
+
+/// ZB-H1 (Qi et al. 2023, arXiv 2401.10241): 1F1B whose gradients by parameters are put off into the time that would be
+/// idle. A rank is behind with those of `rank` micro-batches at most, so that it keeps p inputs, what 1F1B's first rank
+/// does. For m >= p a pass takes 3 m + p - 1 units.
+struct ZeroBubbleH1 {
+  static constexpr const char* name = "zb-h1";
+  static Schedule of(int p, int m) {
+    auto table = Schedule::empty(name, p, m);
+    for (int rank = 0; rank < p; ++rank) {
+      auto& actions = table.ranks[static_cast<std::size_t>(rank)];
+      const int warm_up = std::min(p - 1 - rank, m);
+      int next_weight = 0;
+      const auto weight = [&] { actions.push_back({Schedule::Kind::weight, next_weight++, rank}); };
+      for (int i = 0; i < warm_up; ++i) actions.push_back({Schedule::Kind::forward, i, rank});
+      for (int i = 0; i < m; ++i) {
+        const bool goes_forward = i + warm_up < m;
+        if (goes_forward) actions.push_back({Schedule::Kind::forward, i + warm_up, rank});
+        actions.push_back({Schedule::Kind::backward, i, rank});
+        // With nothing to go forward with, a rank would wait for the next gradient.
+        if (!goes_forward || i + 1 - next_weight > rank) weight();
+      }
+      while (next_weight < m) weight();
+    }
+    return table;
+  }
+};
+
+/// How many stages a schedule gives each rank.
+template <class S>
+inline constexpr int stages_of_rank = 1;
+template <int V>
+inline constexpr int stages_of_rank<Interleaved<V>> = V;
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_SCHEDULE_HPP
+
+namespace chorus {
+
+/// What a table says of itself, where forward, backward by the input and backward by the parameters take one unit of
+/// time each, and messages none.
+struct ScheduleFacts {
+  int time = 0;                  ///< until the last rank has ended
+  double idle = 0;               ///< the share of all ranks' time in which they wait
+  std::vector<int> kept_inputs;  ///< of each rank: how many inputs of stages it keeps at most for backward
+};
+
+namespace detail {
+
+/// A walk through a table: each rank goes on as far as it finds what it needs.
+class ScheduleWalk {
+ public:
+  explicit ScheduleWalk(const Schedule& schedule)
+      : schedule_(schedule), splits_(schedule.splits_backward()), progress_(schedule.ranks.size()) {
+    for (auto& ends : ends_) ends.assign(cells(), never);
+  }
+
+  ScheduleFacts facts() {
+    check_complete();
+    for (bool any = true; any;) {
+      any = false;
+      for (std::size_t rank = 0; rank < progress_.size(); ++rank)
+        while (goes_on(rank)) any = true;
+    }
+    check_all_ended();
+    ScheduleFacts facts;
+    long busy = 0;
+    for (const Progress& rank : progress_) {
+      facts.time = std::max(facts.time, rank.time);
+      facts.kept_inputs.push_back(rank.most_kept);
+      busy += rank.busy;
+    }
+    facts.idle = 1 - static_cast<double>(busy) / (static_cast<double>(facts.time) * schedule_.size());
+    return facts;
+  }
+
+ private:
+  using Kind = Schedule::Kind;
+  using Action = Schedule::Action;
+  static constexpr int never = -1;
+
+  struct Progress {
+    std::size_t next = 0;
+    int time = 0, busy = 0, kept = 0, most_kept = 0;
+  };
+
+  std::size_t cells() const {
+    check<UsageError>(schedule_.size() >= 1 && schedule_.micro_batches >= 1 && schedule_.stages >= 1,
+                      "schedule: expected ranks, stages and micro-batches, got ", schedule_.size(), ", ",
+                      schedule_.stages, " and ", schedule_.micro_batches);
+    return static_cast<std::size_t>(schedule_.stages) * static_cast<std::size_t>(schedule_.micro_batches);
+  }
+  // When the action has ended; `never` before.
+  int& end(Kind kind, int micro_batch, int stage) {
+    return ends_[static_cast<std::size_t>(kind)]
+                [static_cast<std::size_t>(stage) * static_cast<std::size_t>(schedule_.micro_batches) +
+                 static_cast<std::size_t>(micro_batch)];
+  }
+
+  void check_complete() const {
+    std::vector<int> counts[3];
+    for (auto& count : counts) count.assign(cells(), 0);
+    for (int rank = 0; rank < schedule_.size(); ++rank)
+      for (const Action& action : schedule_.ranks[static_cast<std::size_t>(rank)]) {
+        check<UsageError>(action.stage >= 0 && action.stage < schedule_.stages && action.micro_batch >= 0 &&
+                              action.micro_batch < schedule_.micro_batches && action.kind <= Kind::weight,
+                          "schedule: rank ", rank, " has ", action, ": there are ", schedule_.stages, " stages and ",
+                          schedule_.micro_batches, " micro-batches");
+        check<UsageError>(schedule_.rank_of(action.stage) == rank, "schedule: rank ", rank, " has ", action,
+                          ", which lies on rank ", schedule_.rank_of(action.stage));
+        ++counts[static_cast<std::size_t>(action.kind)]
+                [static_cast<std::size_t>(action.stage * schedule_.micro_batches + action.micro_batch)];
+      }
+    for (const Kind kind : {Kind::forward, Kind::backward, Kind::weight})
+      for (int stage = 0; stage < schedule_.stages; ++stage)
+        for (int i = 0; i < schedule_.micro_batches && (splits_ || kind != Kind::weight); ++i) {
+          const int count =
+              counts[static_cast<std::size_t>(kind)][static_cast<std::size_t>(stage * schedule_.micro_batches + i)];
+          check<UsageError>(count == 1, "schedule: ", Action{kind, i, stage}, " occurs ", count,
+                            " times, expected once");
+        }
+  }
+
+  /// What has to come before the action, in another stage or in its own.
+  std::vector<Action> needs(const Action& action) const {
+    const auto [kind, i, stage] = action;
+    std::vector<Action> out;
+    if (kind == Kind::forward && stage > 0) out.push_back({Kind::forward, i, stage - 1});
+    if (kind == Kind::backward) {
+      out.push_back({Kind::forward, i, stage});
+      if (stage + 1 < schedule_.stages) out.push_back({Kind::backward, i, stage + 1});
+    }
+    if (kind == Kind::weight) out.push_back({Kind::backward, i, stage});
+    return out;
+  }
+
+  bool goes_on(std::size_t rank) {
+    Progress& progress = progress_[rank];
+    if (progress.next == schedule_.ranks[rank].size()) return false;
+    const Action& action = schedule_.ranks[rank][progress.next];
+    int begin = progress.time;
+    for (const Action& need : needs(action)) {
+      const int ended = end(need.kind, need.micro_batch, need.stage);
+      if (ended == never) return false;
+      begin = std::max(begin, ended);
+    }
+    const int duration = action.kind == Kind::backward && !splits_ ? 2 : 1;
+    progress.time = end(action.kind, action.micro_batch, action.stage) = begin + duration;
+    progress.busy += duration;
+    if (action.kind == Kind::forward) progress.most_kept = std::max(progress.most_kept, ++progress.kept);
+    if (action.kind == (splits_ ? Kind::weight : Kind::backward)) --progress.kept;
+    ++progress.next;
+    return true;
+  }
+
+  void check_all_ended() {
+    std::string waiting;
+    for (std::size_t rank = 0; rank < progress_.size(); ++rank) {
+      if (progress_[rank].next == schedule_.ranks[rank].size()) continue;
+      const Action& action = schedule_.ranks[rank][progress_[rank].next];
+      for (const Action& need : needs(action))
+        if (end(need.kind, need.micro_batch, need.stage) == never)
+          waiting += cat(waiting.empty() ? "" : "; ", "rank ", rank, "'s ", action, " waits for ", need);
+    }
+    check<UsageError>(waiting.empty(), "schedule: no rank can go on: ", waiting);
+  }
+
+  const Schedule& schedule_;
+  const bool splits_;
+  std::vector<Progress> progress_;
+  std::vector<int> ends_[3];
+};
+
+}  // namespace detail
+
+/// Throws UsageError where an action is missing, occurs twice or lies on the wrong rank, and where ranks would wait for
+/// each other for ever.
+[[gnu::cold]] inline ScheduleFacts check_schedule(const Schedule& schedule) {
+  return detail::ScheduleWalk(schedule).facts();
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_CHECK_SCHEDULE_HPP
+
+// <chorus/parallel/pipeline/pass.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_PASS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_PASS_HPP
+/// One batch on its way through a pipeline: what this rank's stages keep of its micro-batches, and what an action does.
+
+// <chorus/parallel/pipeline/chain.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_CHAIN_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_CHAIN_HPP
+/// A model's chain as a stage runs a part of it: from types that are known at a cut to the next cut.
+
+// <chorus/autograd/activation.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_ACTIVATION_HPP
+#define CHORUS_SINGLE_CHORUS_AUTOGRAD_ACTIVATION_HPP
+/// What crosses a cut of a pipeline, without its type: numbers forward, the gradient by them backward.
+
+namespace chorus::pipeline {
+
+/// Goes before each message: types at cuts are known where the model is compiled, shapes are not.
+struct Header {
+  std::int32_t micro_batch = 0, stage = 0;  ///< whose input, or whose output's gradient, follows
+  std::uint32_t next_operation = 0;         ///< what random operations have counted to so far
+  DType dtype{};
+  std::uint8_t rank = 0;
+  std::uint8_t wants_grad = 0;  ///< whether the gradient is waited for
+  std::uint8_t drew = 0;        ///< whether a layer has drawn random numbers
+  std::uint8_t part = 0;        ///< 0: what goes from layer to layer; from 1 on, what was stashed
+  std::uint8_t stashed = 0;     ///< of part 0: how many others follow
+  std::array<char, 22> name{};  ///< of what was stashed
+  std::array<Index, 8> extents{};
+  std::uint64_t batch = 0;  ///< of the first micro-batch: a fingerprint of the whole batch
+
+  std::size_t bytes() const {
+    std::size_t bytes = size_of(dtype);
+    for (std::size_t axis = 0; axis < rank; ++axis) bytes *= static_cast<std::size_t>(extents[axis]);
+    return bytes;
+  }
+};
+static_assert(sizeof(Header) == 112);
+
+/// The input of a stage, or its output.
+template <Device D>
+class AnyActivation {
+ public:
+  virtual ~AnyActivation() = default;
+  /// Dtype, rank and extents, and whether a gradient is wanted.
+  virtual Header header() const = 0;
+  virtual std::size_t bytes() const = 0;
+  /// The numbers, dense.
+  virtual void* numbers() const = 0;
+  /// Of an output: where the gradient by it is to be written before `take_gradient`.
+  virtual void* gradient_to_come() = 0;
+  /// Gives that gradient to the node, from which backward is to go on; null where there is none.
+  virtual Ref<Node> take_gradient() = 0;
+  /// Of an input: the gradient by it, dense; zeros where none has come.
+  virtual void* gradient() = 0;
+};
+
+template <class X>
+class Activation final : public AnyActivation<typename tensor_of<X>::device_type> {
+  using T = typename tensor_of<X>::value_type;
+  using D = typename tensor_of<X>::device_type;
+  static constexpr int rank = tensor_of<X>::rank;
+
+ public:
+  explicit Activation(X x) : value(dense(std::move(x))) {}
+  /// An input with room for numbers to come. Throws UsageError where `header` is not of this type.
+  Activation(const Header& header, D device) : value(made(header, device)) {}
+
+  Header header() const override {
+    Header header;
+    header.dtype = dtype<T>;
+    header.rank = static_cast<std::uint8_t>(rank);
+    header.wants_grad = wants_grad();
+    std::copy(value_of(value).shape().begin(), value_of(value).shape().end(), header.extents.begin());
+    return header;
+  }
+  std::size_t bytes() const override { return value_of(value).bytes(); }
+  void* numbers() const override { return value_of(value).data(); }
+  void* gradient_to_come() override {
+    gradient_ = tensor_of<X>::empty(value_of(value).shape(), value_of(value).device());
+    return gradient_.data();
+  }
+  Ref<Node> take_gradient() override {
+    if constexpr (AnyVariable<X>) {
+      if (!value.node()) return {};
+      value.node()->add(std::exchange(gradient_, {}));
+      return value.node();
+    } else {
+      return {};
+    }
+  }
+  void* gradient() override {
+    if constexpr (AnyVariable<X>) {
+      const auto found = value.grad();
+      gradient_ =
+          found.defined() ? contiguous(found) : tensor_of<X>::zeros(value_of(value).shape(), value_of(value).device());
+    }
+    return gradient_.data();
+  }
+
+  const X value;
+
+ private:
+  // What is sent lies dense. A copy is as good as what it is of, where a gradient goes back through the same node.
+  static X dense(X x) {
+    if constexpr (AnyTensor<X>)
+      return contiguous(x);
+    else
+      return X(contiguous(x.value()), x.node());
+  }
+  bool wants_grad() const {
+    if constexpr (AnyVariable<X>)
+      return value.requires_grad();
+    else
+      return false;
+  }
+  static X made(const Header& header, D device) {
+    check<UsageError>(header.dtype == dtype<T> && header.rank == rank, "Pipeline: stage ", header.stage, " takes ",
+                      dtype<T>, " with ", rank, " axes, and got ", header.dtype, " with ", int{header.rank},
+                      ": do all ranks run the same program?");
+    Shape<rank> shape{};
+    std::copy_n(header.extents.begin(), rank, shape.begin());
+    auto numbers = tensor_of<X>::empty(shape, device);
+    if constexpr (AnyTensor<X>)
+      return numbers;
+    else
+      return X(std::move(numbers), header.wants_grad != 0);
+  }
+
+  tensor_of<X> gradient_;
+};
+
+/// What was stashed in an earlier stage: its type is that of the Pop that takes it, if this stage has it.
+template <Device D>
+class RawActivation final : public AnyActivation<D> {
+ public:
+  RawActivation(const Header& header, D device) : header_(header), numbers_(device, header.bytes()) {}
+
+  Header header() const override { return header_; }
+  std::size_t bytes() const override { return header_.bytes(); }
+  void* numbers() const override { return numbers_.data(); }
+  void* gradient_to_come() override {
+    gradient_ = Storage<D>(numbers_.device(), bytes());
+    return gradient_.data();
+  }
+  Ref<Node> take_gradient() override { return {}; }
+  /// Of the value that was popped; else the one that has come from the next stage.
+  void* gradient() override { return popped_ ? popped_->gradient() : gradient_.data(); }
+
+  /// The value as a Variable X. Throws UsageError where it is of another type.
+  template <class X>
+  const X& pop() {
+    auto typed = std::make_shared<Activation<X>>(header_, numbers_.device());
+    copy_bytes(numbers_.device(), typed->numbers(), numbers_.device(), numbers_.data(), bytes());
+    popped_ = typed;
+    return typed->value;
+  }
+
+ private:
+  Header header_;
+  Storage<D> numbers_, gradient_;
+  std::shared_ptr<AnyActivation<D>> popped_;
+};
+
+}  // namespace chorus::pipeline
+#endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_ACTIVATION_HPP
+
+// <chorus/nn/chain.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_CHAIN_HPP
+#define CHORUS_SINGLE_CHORUS_NN_CHAIN_HPP
+/// CHORUS_PIPELINE: a model whose forward function is a chain of layers, which a pipeline may cut between any two.
+
+// <chorus/nn/stash.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_STASH_HPP
+#define CHORUS_SINGLE_CHORUS_NN_STASH_HPP
+/// Stash and Pop: a value that leaves a chain of layers and comes back in a later one, a skip connection over any
+/// number of layers, and of a pipeline's stages.
+
+namespace chorus::nn {
+
+namespace detail {
+
+/// What is stashed in a pass of this thread, in the order in which it was.
+template <Device D>
+class Stashes {
+ public:
+  struct Entry {
+    std::string name;
+    std::shared_ptr<pipeline::AnyActivation<D>> value;
+  };
+  /// The pass begins with what was stashed in earlier stages, or with nothing.
+  explicit Stashes(std::vector<Entry> entries = {})
+      : entries_(std::move(entries)), before_(std::exchange(of_thread(), this)) {}
+  ~Stashes() { of_thread() = before_; }
+  Stashes(const Stashes&) = delete;
+  Stashes& operator=(const Stashes&) = delete;
+
+  /// Throws UsageError outside of a model with CHORUS_PIPELINE.
+  static Stashes& current(std::string_view who) {
+    check<UsageError>(of_thread() != nullptr, who, ": expected a layer of a model with CHORUS_PIPELINE");
+    return *of_thread();
+  }
+
+  void stash(std::string_view name, std::shared_ptr<pipeline::AnyActivation<D>> value) {
+    check<UsageError>(find(name) == entries_.end(), "nn::Stash<\"", name,
+                      "\">: another value of that name waits to be ", "popped");
+    entries_.push_back({std::string(name), std::move(value)});
+  }
+  std::shared_ptr<pipeline::AnyActivation<D>> pop(std::string_view name) {
+    const auto entry = find(name);
+    check<UsageError>(entry != entries_.end(), "nn::Pop<\"", name, "\">: nothing was stashed under that name");
+    auto value = std::move(entry->value);
+    entries_.erase(entry);
+    return value;
+  }
+  const std::vector<Entry>& entries() const { return entries_; }
+  /// What the pass has given; all that was stashed has to be popped by then.
+  template <class Y>
+  Y checked(Y y) const {
+    check<UsageError>(entries_.empty(), "nn::Stash<\"", entries_.empty() ? "" : entries_.front().name,
+                      "\">: no layer pops it");
+    return y;
+  }
+
+ private:
+  static Stashes*& of_thread() {
+    thread_local Stashes* current = nullptr;
+    return current;
+  }
+  auto find(std::string_view name) {
+    return std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) { return entry.name == name; });
+  }
+
+  std::vector<Entry> entries_;
+  Stashes* before_;
+};
+
+/// A text as a template's argument.
+template <std::size_t N>
+struct StashName {
+  static_assert(N <= 22, "nn::Stash: a name has at most 21 characters");
+  char text[N];
+  constexpr StashName(const char (&name)[N]) { std::copy_n(name, N, text); }  // NOLINT: converts as texts do
+};
+
+/// The Variable of an operand.
+template <Operand X>
+using VariableLike =
+    Variable<typename tensor_of<X>::value_type, tensor_of<X>::rank, typename tensor_of<X>::device_type>;
+
+}  // namespace detail
+
+/// `stash(x)` is x, which `nn::Pop` of that name takes in a later layer of a model with CHORUS_PIPELINE, in whichever
+/// stage: `nn::Stash<"skip"> stash;`. Throws UsageError where a value of that name waits already, and at the end of the
+/// model where no layer has popped it.
+template <detail::StashName Name>
+struct Stash : Module {
+  template <Operand X>
+  auto operator()(const X& x) const {
+    using V = detail::VariableLike<X>;
+    using D = typename V::device_type;
+    detail::Stashes<D>::current("nn::Stash").stash(Name.text, std::make_shared<pipeline::Activation<V>>(value(x)));
+    return x;
+  }
+  std::string describe() const override { return cat("Stash(", static_cast<const char*>(Name.text), ")"); }
+
+ private:
+  template <Operand X>
+  static auto value(const X& x) {
+    if constexpr (AnyTensor<X>)
+      return detail::VariableLike<X>(x);
+    else
+      return chorus::detail::variable_of(x);
+  }
+};
+
+/// `pop(x)` is x + what was stashed; `pop(x, combine)` is `combine(x, stashed)`. What was stashed has x's scalar type
+/// and rank. Throws UsageError where it has not, or where nothing was stashed under that name.
+template <detail::StashName Name>
+struct Pop : Module {
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return (*this)(x, [](const auto& a, const auto& b) { return a + b; });
+  }
+  template <Operand X, class Combine>
+  auto operator()(const X& x, const Combine& combine) const {
+    using V = detail::VariableLike<X>;
+    using D = typename V::device_type;
+    const auto stashed = detail::Stashes<D>::current("nn::Pop").pop(Name.text);
+    if (auto* const raw = dynamic_cast<pipeline::RawActivation<D>*>(stashed.get()))
+      return combine(x, raw->template pop<V>());
+    const auto* const own = dynamic_cast<const pipeline::Activation<V>*>(stashed.get());
+    check<UsageError>(own != nullptr, "nn::Pop<\"", static_cast<const char*>(Name.text), "\">: expected ",
+                      dtype<typename V::value_type>, " with ", V::rank, " axes, got ", stashed->header().dtype,
+                      " with ", int{stashed->header().rank});
+    return combine(x, own->value);
+  }
+  std::string describe() const override { return cat("Pop(", static_cast<const char*>(Name.text), ")"); }
+};
+
+}  // namespace chorus::nn
+#endif  // CHORUS_SINGLE_CHORUS_NN_STASH_HPP
+
+namespace chorus::nn {
+
+namespace detail {
+
+template <class Link>
+inline constexpr bool is_module_list = false;
+template <class M>
+inline constexpr bool is_module_list<ModuleList<M>> = true;
+
+/// How many layers a link has: a list's modules one each.
+template <class Link>
+std::size_t layers_of(const Link& link) {
+  if constexpr (is_module_list<Link>)
+    return link.size();
+  else
+    return 1;
+}
+
+/// What layers `begin` to `end` - 1 of a link make of `x`. The targets are the last link's.
+template <class Link, class X, class... Targets>
+auto run_link(const Link& link, std::size_t begin, [[maybe_unused]] std::size_t end, const X& x,
+              const Targets&... targets) {
+  if constexpr (is_module_list<Link>) {
+    static_assert(sizeof...(Targets) == 0,
+                  "CHORUS_PIPELINE: the targets go to the last link with the output before it, and that is a "
+                  "ModuleList here: let a layer of its own take the loss");
+    using Y = decltype(link[0](x));
+    constexpr bool gives_what_it_takes = std::is_same_v<decltype(link[0](std::declval<const Y&>())), Y>;
+    static_assert(gives_what_it_takes,
+                  "CHORUS_PIPELINE: the blocks of a ModuleList have to give what they take: the same rank and type");
+    check<UsageError>(begin < end, "CHORUS_PIPELINE: a ModuleList has no modules");
+    Y y = link[begin](x);
+    if constexpr (gives_what_it_takes)
+      for (std::size_t i = begin + 1; i < end; ++i) y = link[i](y);
+    return y;
+  } else {
+    return link(x, targets...);
+  }
+}
+
+/// What links I and later make of `x`.
+template <std::size_t I, class Links, class X, class... Targets>
+auto run_chain(const Links& links, const X& x, const Targets&... targets) {
+  const auto& link = std::get<I>(links);
+  if constexpr (I + 1 == std::tuple_size_v<Links>)
+    return run_link(link, 0, layers_of(link), x, targets...);
+  else
+    return run_chain<I + 1>(links, run_link(link, 0, layers_of(link), x), targets...);
+}
+
+}  // namespace detail
+
+}  // namespace chorus::nn
+
+/// Beside CHORUS_MODULE in a model: lists the links of a chain, and makes `forward` run them one after the other. Each
+/// takes what the one before it has returned, a Variable or a Tensor; the last one takes the further arguments, too, as
+/// a model that returns its loss does: `forward(x, targets)` is `head(blocks(embed(x)), targets)`. Links are layers,
+/// modules and ModuleLists, each module of which is a place to cut.
+#define CHORUS_PIPELINE(...)                                                                            \
+  static constexpr ::std::string_view pipeline_names = #__VA_ARGS__;                                    \
+  auto pipeline_links() { return ::std::tie(__VA_ARGS__); }                                             \
+  auto pipeline_links() const { return ::std::tie(__VA_ARGS__); }                                       \
+  template <class X, class... Targets>                                                                  \
+  auto forward(const X& x, const Targets&... targets) const {                                           \
+    const ::chorus::nn::detail::Stashes<device_type> stashes;                                           \
+    return stashes.checked(::chorus::nn::detail::run_chain<0>(pipeline_links(), x, targets...));        \
+  }
+#endif  // CHORUS_SINGLE_CHORUS_NN_CHAIN_HPP
+
+// <chorus/parallel/pipeline/layers.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_LAYERS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_LAYERS_HPP
+/// The layers of a model with CHORUS_PIPELINE, one after the other, and the members that a stage has of it.
+
+namespace chorus::pipeline {
+
+/// A layer's place: the link, and which of its modules where it is a list.
+struct Place {
+  std::size_t link = 0, index = 0;
+};
+
+/// Calls `f(place, name, layer)` for each layer.
+template <class Model, class F>
+void for_each_layer(Model& model, const F& f) {
+  std::string_view names = Model::pipeline_names;
+  std::size_t number = 0;
+  const auto each = [&](auto& link) {
+    const std::string name(nn::detail::next_name(names));
+    if constexpr (nn::detail::is_module_list<std::remove_cvref_t<decltype(link)>>)
+      for (std::size_t i = 0; i < link.size(); ++i) f(Place{number, i}, cat(name, '.', i), link[i]);
+    else
+      f(Place{number, 0}, name, link);
+    ++number;
+  };
+  std::apply([&](auto&... links) { (each(links), ...); }, model.pipeline_links());
+}
+
+template <class Model>
+std::vector<Place> places_of(Model& model) {
+  std::vector<Place> places;
+  for_each_layer(model, [&](Place place, const auto&, auto&) { places.push_back(place); });
+  return places;
+}
+
+/// Some of a model's layers, by the names that they have in the model.
+template <class Model>
+class SomeLayers final : public nn::Module {
+ public:
+  /// `counts[i]`: whether layer i is one of them.
+  SomeLayers(Model& model, std::vector<bool> counts) : model_(model), counts_(std::move(counts)) {}
+  void visit(nn::Visitor& visitor) override {
+    std::size_t number = 0;
+    for_each_layer(model_, [&](Place, const std::string& name, auto& layer) {
+      if constexpr (std::is_base_of_v<nn::Module, std::remove_cvref_t<decltype(layer)>>)
+        if (counts_[number]) visitor.module(name, layer);
+      ++number;
+    });
+  }
+
+ private:
+  Model& model_;
+  std::vector<bool> counts_;
+};
+
+}  // namespace chorus::pipeline
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_LAYERS_HPP
+
+namespace chorus::pipeline {
+
+/// A stage: so many layers from this one on.
+struct Stage {
+  Place begin;
+  std::size_t layers = 0;
+};
+
+/// What layers `begin` to `end` - 1 of link I make of `x`.
+template <std::size_t I, class Model, class In, class... Targets>
+auto run_part(const Model& model, std::size_t begin, std::size_t end, const In& x,
+              [[maybe_unused]] const Targets&... targets) {
+  const auto links = model.pipeline_links();
+  if constexpr (I + 1 == std::tuple_size_v<decltype(links)>)
+    return nn::detail::run_link(std::get<I>(links), begin, end, x, targets...);
+  else
+    return nn::detail::run_link(std::get<I>(links), begin, end, x);
+}
+
+/// The chain of `Model` for an input X. Where a stage begins is known when the program runs, what types it has there
+/// when it is compiled: a table with a function for each link, N of them, not one for each pair of a beginning and an
+/// end.
+template <class Model, class X, class... Targets>
+class Chain {
+  using D = typename Model::device_type;
+  using Links = decltype(std::declval<const Model&>().pipeline_links());
+  static constexpr std::size_t count = std::tuple_size_v<Links>;
+
+ public:
+  using Result =
+      decltype(std::declval<const Model&>().forward(std::declval<const X&>(), std::declval<const Targets&>()...));
+  using Held = std::shared_ptr<AnyActivation<D>>;
+
+  /// What a stage gives: of the last one the model's result, of others what they hand on.
+  struct Outcome {
+    Held output;
+    std::optional<Result> result;
+  };
+
+  /// Runs `stage` on `input`, which `room_for` has made, or is an Activation<X> of the first one.
+  static Outcome run(const Model& model, const Stage& stage, const AnyActivation<D>& input, const Targets&... targets) {
+    return table(std::make_index_sequence<count>())[stage.begin.link].run(model, stage, input, targets...);
+  }
+  /// An input of the stage, with room for numbers that come with `header`.
+  static Held room_for(const Stage& stage, const Header& header, D device) {
+    return table(std::make_index_sequence<count>())[stage.begin.link].room_for(stage, header, device);
+  }
+
+ private:
+  // What link I takes and gives.
+  template <std::size_t I, class = void>
+  struct Types {
+    using In = typename Types<I - 1>::Out;
+    using Out = decltype(run_part<I>(std::declval<const Model&>(), 0, 0, std::declval<const In&>(),
+                                     std::declval<const Targets&>()...));
+    static_assert(I + 1 == count || Operand<Out>,
+                  "CHORUS_PIPELINE: what goes from a link to the next one is a Tensor or a Variable");
+  };
+  template <class Unused>
+  struct Types<0, Unused> {
+    using In = X;
+    using Out = decltype(run_part<0>(std::declval<const Model&>(), 0, 0, std::declval<const X&>(),
+                                     std::declval<const Targets&>()...));
+  };
+
+  // Link I from its layer `index` on, and what comes behind it, `left` layers in all.
+  template <std::size_t I, class In>
+  static Outcome go_on(const Model& model, std::size_t index, std::size_t left, const In& x,
+                       const Targets&... targets) {
+    const std::size_t layers = nn::detail::layers_of(std::get<I>(model.pipeline_links()));
+    const std::size_t here = std::min(left, layers - index);
+    auto y = run_part<I>(model, index, index + here, x, targets...);
+    using Y = decltype(y);
+    if constexpr (I + 1 == count) {
+      if (index + here == layers) return {nullptr, std::move(y)};
+    } else {
+      if (left > here) return go_on<I + 1>(model, 0, left - here, y, targets...);
+    }
+    if constexpr (I + 1 == count && !nn::detail::is_module_list<LinkOf<I>>)
+      return {};  // it has one layer
+    else
+      return {std::make_shared<Activation<Y>>(std::move(y)), std::nullopt};
+  }
+  template <std::size_t I>
+  using LinkOf = std::remove_cvref_t<std::tuple_element_t<I, Links>>;
+
+  struct Entry {
+    Outcome (*run)(const Model&, const Stage&, const AnyActivation<D>&, const Targets&...);
+    Held (*room_for)(const Stage&, const Header&, D);
+  };
+  // Within a list a stage takes what the list's modules give.
+  template <std::size_t I>
+  static Outcome run_from(const Model& model, const Stage& stage, const AnyActivation<D>& input,
+                          const Targets&... targets) {
+    if constexpr (nn::detail::is_module_list<LinkOf<I>>)
+      if (stage.begin.index > 0)
+        return go_on<I>(model, stage.begin.index, stage.layers,
+                        static_cast<const Activation<typename Types<I>::Out>&>(input).value, targets...);
+    return go_on<I>(model, 0, stage.layers, static_cast<const Activation<typename Types<I>::In>&>(input).value,
+                    targets...);
+  }
+  template <std::size_t I>
+  static Held room_in(const Stage& stage, const Header& header, D device) {
+    if constexpr (nn::detail::is_module_list<LinkOf<I>>)
+      if (stage.begin.index > 0) return std::make_shared<Activation<typename Types<I>::Out>>(header, device);
+    return std::make_shared<Activation<typename Types<I>::In>>(header, device);
+  }
+  template <std::size_t... I>
+  static const std::array<Entry, count>& table(std::index_sequence<I...>) {
+    static constexpr std::array<Entry, count> entries{Entry{run_from<I>, room_in<I>}...};
+    return entries;
+  }
+};
+
+}  // namespace chorus::pipeline
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_CHAIN_HPP
+
+// <chorus/parallel/pipeline/loss_weights.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_LOSS_WEIGHTS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_LOSS_WEIGHTS_HPP
+/// By how much the micro-batches' losses count in the loss of the whole batch.
+
+namespace chorus::pipeline {
+
+/// A mean over the batch is the sum of w_i mean_i / W, where w_i is what micro-batch i's mean is a mean of: samples,
+/// tokens that count, class weights. W is known after the last forward, and backward begins before it: micro-batches
+/// are seeded with w_i / G, G being what the first one lets expect, and all gradients multiplied by G / W in the end.
+/// Of samples G is W.
+class LossWeights {
+ public:
+  /// `samples`: of the whole batch.
+  explicit LossWeights(Index samples) : samples_(static_cast<double>(samples)) {}
+
+  /// What the gradient by the next micro-batch's loss begins with. Throws UsageError where it is no mean over samples,
+  /// or has several that are divided in different ways.
+  double add(Node* root, double loss, Index samples) {
+    double weight = static_cast<double>(samples);
+    if (root != nullptr) {
+      const auto overs = means_behind(*root);
+      check<UsageError>(!overs.empty(),
+                        "Pipeline: the model's loss is no mean over the batch: expected mean(), cross_entropy(), "
+                        "mse_loss() or another loss of the library, with Reduction::mean");
+      weight = overs.front();
+      if (first_.empty()) first_ = overs;
+      bool alike = overs.size() == first_.size();
+      for (std::size_t i = 0; alike && i < overs.size(); ++i)
+        alike = std::abs(overs[i] * first_.front() - overs.front() * first_[i]) <= 1e-9 * overs[i] * first_.front();
+      check<UsageError>(alike,
+                        "Pipeline: the model's loss is made of several means, which micro-batches divide in "
+                        "different ways (the tokens that count, say): expected all over samples");
+    }
+    if (expected_ == 0)
+      expected_ =
+          weight > 0 && samples > 0 ? weight * samples_ / static_cast<double>(samples) : std::max(samples_, 1.0);
+    total_ += weight;
+    if (weight > 0) sum_ += weight * loss;
+    last_ = loss;
+    return weight / expected_;
+  }
+  /// The loss of the whole batch. Of one in which nothing counts it is what the last micro-batch says.
+  double loss() const { return total_ > 0 ? sum_ / total_ : last_; }
+  /// What all gradients are multiplied by.
+  double correction() const { return total_ > 0 ? expected_ / total_ : 1; }
+
+ private:
+  // What the losses behind `root` are means of, in the order in which they are found; where there is none, the first
+  // plain mean.
+  static std::vector<double> means_behind(Node& root) {
+    std::vector<double> losses, plain;
+    std::vector<Node*> nodes{&root};
+    std::unordered_set<Node*> seen{&root};
+    using Context = std::pair<std::vector<Node*>*, std::unordered_set<Node*>*>;
+    Context context{&nodes, &seen};
+    for (std::size_t i = 0; i < nodes.size(); ++i) {
+      if (nodes[i]->is_mean()) (nodes[i]->is_loss() ? losses : plain).push_back(nodes[i]->mean_over());
+      nodes[i]->for_each_input(
+          [](Node& input, void* to) {
+            const auto [found, known] = *static_cast<Context*>(to);
+            if (known->insert(&input).second) found->push_back(&input);
+          },
+          &context);
+    }
+    if (losses.empty() && !plain.empty()) losses.push_back(plain.front());
+    return losses;
+  }
+
+  double samples_, expected_ = 0, total_ = 0, sum_ = 0, last_ = 0;
+  std::vector<double> first_;
+};
+
+}  // namespace chorus::pipeline
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_LOSS_WEIGHTS_HPP
+
+// <chorus/parallel/pipeline/pass_gradients.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_PASS_GRADIENTS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_PASS_GRADIENTS_HPP
+/// The gradients of one pass through a pipeline, beside those that the parameters have from before.
+
+// <chorus/parallel/pipeline/tied.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_TIED_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_TIED_HPP
+/// Parameters that layers of several stages share, as an embedding and the output layer often do.
+
+namespace chorus::pipeline {
+
+/// Each of the stages' ranks has a copy of a tied parameter; they add up its gradients, to the same bits, and all take
+/// the same step.
+template <Device D>
+class TiedParameters {
+ public:
+  /// `owners[i]`: the ranks that have parameter i of the whole model, falling in no order. A collective call.
+  TiedParameters(comm::AnyCommunicator& all, const comm::World& world, const std::vector<Node*>& parameters,
+                 const std::vector<std::vector<int>>& owners) {
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      if (owners[i].size() < 2) continue;
+      bool mine = false;
+      for (const int rank : owners[i]) mine = mine || rank == all.rank();
+      Group* group = nullptr;
+      for (Group& known : groups_)
+        if (known.ranks == owners[i]) group = &known;
+      if (group == nullptr) {
+        groups_.push_back({owners[i], std::nullopt, {}});
+        group = &groups_.back();
+        auto communicator = comm::connect(comm::split(all, world, mine ? 0 : 1 + all.rank()));
+        if (mine) group->communicator.emplace(std::move(communicator));
+      }
+      if (mine) group->parameters.push_back(parameters[i]);
+    }
+  }
+
+  /// Calls `f(entry, communicator)` for each tied parameter of this rank, in the order of the model's members.
+  template <class F>
+  void for_each(const nn::FlatParameters<D>& flat, const F& f) {
+    for (Group& group : groups_)
+      for (const Node* parameter : group.parameters)
+        for (std::size_t i = 0; i < flat.entries().size(); ++i)
+          if (flat.entries()[i].named.handle.shared().get() == parameter) f(i, *group.communicator);
+  }
+  static void sum(comm::AnyCommunicator& group, const ParameterOn<D>& parameter, void* numbers) {
+    const auto count = static_cast<std::size_t>(parameter.count());
+    const auto add_up = [&]<class T>(T* of_type) {
+      group.all_reduce(std::span(of_type, count), comm::ReduceOp::sum, {.traffic = trace::Traffic::gradients});
+    };
+    if (parameter.dtype() == DType::f32)
+      add_up(static_cast<float*>(numbers));
+    else
+      add_up(static_cast<double*>(numbers));
+  }
+  /// Whether this rank is the one whose numbers count where each is to count once.
+  bool counts_here(const Node& parameter, int rank) const {
+    for (const Group& group : groups_)
+      for (const Node* known : group.parameters)
+        if (known == &parameter) return group.ranks.front() == rank;
+    return true;
+  }
+  void abort(std::string_view why) noexcept {
+    for (Group& group : groups_)
+      if (group.communicator) group.communicator->abort(why);
+  }
+
+ private:
+  struct Group {
+    std::vector<int> ranks;
+    std::optional<comm::AnyCommunicator> communicator;  // where this rank is in it
+    std::vector<const Node*> parameters;
+  };
+  std::vector<Group> groups_;
+};
+
+}  // namespace chorus::pipeline
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_TIED_HPP
+
+namespace chorus::pipeline {
+
+/// While a pass is recorded a leaf stands in each parameter's place, and collects the gradients of its micro-batches.
+/// The user's backward then adds them, times its seed, to the parameters' own, or never comes, and they are dropped.
+template <Device D>
+class PassGradients {
+ public:
+  explicit PassGradients(const nn::FlatParameters<D>& flat) : flat_(flat), stand_ins_(flat.entries().size()) {
+    for (std::size_t i = 0; i < stand_ins_.size(); ++i)
+      if (parameter(i).wants_grad()) {
+        stand_ins_[i] = parameter(i).make_stand_in();
+        leaves_.insert(stand_ins_[i].get());
+      }
+  }
+
+  /// While it lives, what is recorded goes to the stand-ins.
+  class Scope {
+   public:
+    explicit Scope(const PassGradients& gradients) : gradients_(gradients) { set(true); }
+    ~Scope() { set(false); }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    void set(bool stand_in) const {
+      for (std::size_t i = 0; i < gradients_.stand_ins_.size(); ++i)
+        if (gradients_.stand_ins_[i])
+          gradients_.parameter(i).set_origin(stand_in ? gradients_.stand_ins_[i] : Ref<Node>());
+    }
+    const PassGradients& gradients_;
+  };
+
+  /// The stand-ins.
+  const std::unordered_set<const Node*>& leaves() const { return leaves_; }
+
+  /// Adds up those of parameters that several stages have. A collective call of those stages' ranks.
+  void sum_tied(TiedParameters<D>& tied) {
+    const MemoryScope memory(trace::Memory::gradients);
+    sums_.resize(stand_ins_.size());
+    tied.for_each(flat_, [&](std::size_t i, auto& group) {
+      if (!stand_ins_[i]) return;
+      sums_[i] = Storage<D>(parameter(i).where(), parameter(i).size_bytes());
+      if (const void* const own = parameter(i).grad_data_of(*stand_ins_[i]); own != nullptr)
+        copy_bytes(D{}, sums_[i].data(), D{}, own, sums_[i].bytes());
+      else
+        zero_bytes(D{}, sums_[i].data(), sums_[i].bytes());
+      TiedParameters<D>::sum(group, parameter(i), sums_[i].data());
+    });
+  }
+
+  /// Adds `scale` times the pass's gradients to the parameters'.
+  void add_to_parameters(double scale) {
+    for (std::size_t i = 0; i < stand_ins_.size(); ++i) {
+      const void* const from = gradient(i);
+      if (from == nullptr) continue;
+      if (parameter(i).dtype() == DType::f32)
+        add<float>(parameter(i), from, scale);
+      else
+        add<double>(parameter(i), from, scale);
+      flat_.entries()[i].named.handle.shared()->set_reached();
+    }
+  }
+
+  template <class F>
+  void for_each_leaf(const F& f) const {
+    for (std::size_t i = 0; i < stand_ins_.size(); ++i)
+      if (stand_ins_[i]) f(*flat_.entries()[i].named.handle.shared());
+  }
+
+ private:
+  ParameterOn<D>& parameter(std::size_t i) const { return flat_.entries()[i].parameter(); }
+  const void* gradient(std::size_t i) const {
+    if (!stand_ins_[i]) return nullptr;
+    return i < sums_.size() && sums_[i] ? sums_[i].data() : parameter(i).grad_data_of(*stand_ins_[i]);
+  }
+  template <class T>
+  static void add(ParameterOn<D>& parameter, const void* from, double scale) {
+    auto* const to = static_cast<T*>(parameter.grad_data());
+    if (!parameter.grad_arrived()) zero_bytes(parameter.where(), to, parameter.size_bytes());
+    kernels::axpy(parameter.where(), parameter.count(), static_cast<T>(scale), static_cast<const T*>(from), to);
+    parameter.set_grad_arrived(true);
+  }
+
+  const nn::FlatParameters<D>& flat_;
+  std::vector<Ref<Node>> stand_ins_;  // none of frozen parameters
+  std::unordered_set<const Node*> leaves_;
+  std::vector<Storage<D>> sums_;  // of tied ones
+};
+
+}  // namespace chorus::pipeline
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_PASS_GRADIENTS_HPP
+
+// <chorus/parallel/pipeline/wires.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_WIRES_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_WIRES_HPP
+/// The messages between neighbouring stages of a pipeline.
+
+namespace chorus::pipeline {
+
+/// An engine's calls run in their order, and a `send` may wait until the peer receives. Two neighbours that each had
+/// activations and gradients in one queue would wait for each other once messages are larger than the link's room; so
+/// each edge has a group of two ranks for each direction. Edges that meet in a rank can't be made by one `split`: even
+/// and odd ones are made in turn.
+template <Device D>
+class Wires {
+ public:
+  enum class Direction : std::uint8_t { forward, backward };
+
+  /// What is sent counts as `Traffic::activations`, headers as control. A ring, which also has an edge from the last
+  /// rank to the first, is for ranks with several stages. A collective call of all ranks.
+  Wires(comm::AnyCommunicator& all, const comm::World& world, bool ring) : rank_(all.rank()), size_(all.size()) {
+    const int edges = size_ == 1 ? 0 : ring ? size_ : size_ - 1;
+    const int colors = edges == size_ && size_ % 2 == 1 ? 3 : std::min(edges, 2);
+    for (const Direction direction : {Direction::forward, Direction::backward})
+      for (int color = 0; color < colors; ++color) {
+        int own = -1;  // the edge of this color that this rank is at an end of
+        for (int edge = 0; edge < edges; ++edge)
+          if (color_of(edge) == color && (edge == rank_ || (edge + 1) % size_ == rank_)) own = edge;
+        auto group = comm::connect(comm::split(all, world, own >= 0 ? own : size_ + rank_,
+                                               /*key=*/own == rank_ ? 0 : 1));
+        if (own >= 0) links_[static_cast<std::size_t>(direction)][own == rank_ ? out : in].emplace(std::move(group));
+      }
+  }
+
+  /// Sends what belongs to `header.stage`, on rank `to`: an activation's numbers, or the gradient by it. Returns before
+  /// it has gone; the activation is kept until then.
+  void send(Direction direction, int to, const Header& header, std::shared_ptr<AnyActivation<D>> what) {
+    if (to == rank_) return local_.push_back({direction, header, std::move(what)});
+    auto& wire = link(direction, direction == Direction::forward ? out : in);
+    auto& message = on_their_way_.emplace_back();
+    message.header = header;
+    message.what = std::move(what);
+    const auto numbers = direction == Direction::forward ? message.what->numbers() : message.what->gradient();
+    message.head = wire.send_async(bytes_of(message.header), 1 - wire.rank());
+    message.body = wire.send_async(std::span(static_cast<const std::uint8_t*>(numbers), message.what->bytes()),
+                                   1 - wire.rank(), activations);
+    while (!on_their_way_.empty() && on_their_way_.front().body.done()) on_their_way_.pop_front();
+  }
+
+  /// Waits for the message of that stage, micro-batch and part. `place(header)` gives the activation whose
+  /// numbers, or whose gradient, are to be filled. Those of others that come first are kept.
+  template <class Place>
+  std::shared_ptr<AnyActivation<D>> receive(Direction direction, const Header& which, const Place& place) {
+    const auto is_it = [&](Direction d, const Header& header) {
+      return d == direction && header.stage == which.stage && header.micro_batch == which.micro_batch &&
+             header.part == which.part;
+    };
+    for (auto message = local_.begin(); message != local_.end(); ++message)
+      if (is_it(message->direction, message->header)) {
+        auto what = std::move(message->what);
+        const Header header = message->header;
+        local_.erase(message);
+        auto into = place(header);
+        copy_bytes(D{}, room(direction, *into), D{},
+                   direction == Direction::forward ? what->numbers() : what->gradient(), into->bytes());
+        return into;
+      }
+    for (auto message = early_.begin(); message != early_.end(); ++message)
+      if (is_it(message->direction, message->header)) {
+        auto into = place(message->header);
+        copy_bytes(D{}, room(direction, *into), D{}, message->numbers.data(), into->bytes());
+        early_.erase(message);
+        return into;
+      }
+    auto& wire = link(direction, direction == Direction::forward ? in : out);
+    for (;;) {
+      Header header;
+      wire.recv(std::span(reinterpret_cast<std::uint8_t*>(&header), sizeof header), 1 - wire.rank());
+      if (is_it(direction, header)) {
+        auto into = place(header);
+        wire.recv(std::span(static_cast<std::uint8_t*>(room(direction, *into)), into->bytes()), 1 - wire.rank(),
+                  activations);
+        return into;
+      }
+      const std::size_t bytes = header.bytes();
+      early_.push_back({direction, header, Storage<D>(D{}, bytes)});
+      wire.recv(std::span(static_cast<std::uint8_t*>(early_.back().numbers.data()), bytes), 1 - wire.rank(),
+                activations);
+    }
+  }
+
+  /// Returns when all that was sent has gone.
+  void flush() {
+    for (Message& message : on_their_way_) message.head.wait(), message.body.wait();
+    on_their_way_.clear();
+  }
+  void abort(std::string_view why) noexcept {
+    for (auto& direction : links_)
+      for (auto& link : direction)
+        if (link) link->abort(why);
+  }
+
+ private:
+  static constexpr comm::CollectiveOptions activations{.traffic = trace::Traffic::activations};
+  enum End : std::uint8_t { out, in };  // of an edge, as the activations see it
+
+  struct Message {
+    Header header;
+    std::shared_ptr<AnyActivation<D>> what;
+    comm::Work head, body;
+  };
+  struct Local {
+    Direction direction;
+    Header header;
+    std::shared_ptr<AnyActivation<D>> what;
+  };
+  struct Early {
+    Direction direction;
+    Header header;
+    Storage<D> numbers;
+  };
+
+  // Edge e goes from rank e to the next one.
+  int color_of(int edge) const { return edge == size_ - 1 && size_ % 2 == 1 ? 2 : edge % 2; }
+  comm::AnyCommunicator& link(Direction direction, End end) {
+    return *links_[static_cast<std::size_t>(direction)][end];
+  }
+  static std::span<const std::uint8_t> bytes_of(const Header& header) {
+    return {reinterpret_cast<const std::uint8_t*>(&header), sizeof header};
+  }
+  static void* room(Direction direction, AnyActivation<D>& into) {
+    return direction == Direction::forward ? into.numbers() : into.gradient_to_come();
+  }
+
+  const int rank_, size_;
+  std::optional<comm::AnyCommunicator> links_[2][2];
+  std::deque<Message> on_their_way_;
+  std::deque<Local> local_;
+  std::deque<Early> early_;
+};
+
+}  // namespace chorus::pipeline
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_WIRES_HPP
+
+namespace chorus::pipeline {
+
+/// Layers that want the whole batch's statistics say so here.
+struct NoWholeBatch final : BatchGroup {
+  void sum(std::span<double>) override {
+    fail<UsageError>(
+        "Pipeline: SyncBatchNorm in training needs the whole batch at once, and stages see one "
+        "micro-batch after the other: expected nn::BatchNorm, which takes each micro-batch's statistics, or a norm "
+        "without any, such as nn::GroupNorm or nn::LayerNorm");
+  }
+  double weight() override { return 1; }
+  void check_mean_over() const override {
+    fail<UsageError>(
+        "Pipeline: mean_over in a model that returns its loss: expected none, for each micro-batch's loss "
+        "says by itself what it is a mean of");
+  }
+};
+
+/// What a pass works with. What is passed by reference outlives it.
+template <class Model>
+struct PassFacts {
+  using D = typename Model::device_type;
+  const Model& model;
+  const std::vector<Stage>& stages;
+  const Schedule& schedule;
+  Wires<D>& wires;
+  const nn::FlatParameters<D>& flat;
+  RandomContext random;  ///< of the pass
+  Index samples;
+  D device;
+};
+
+template <class Model, class X, class... Targets>
+class Pass {
+ public:
+  using D = typename Model::device_type;
+  using Chain = pipeline::Chain<Model, X, Targets...>;
+  using Result = typename Chain::Result;
+  static_assert(Operand<Result>, "Pipeline: the model returns a Tensor or a Variable: its loss, or its output");
+  using Action = Schedule::Action;
+  /// Whether the model returns its loss.
+  static constexpr bool gives_loss = tensor_of<Result>::rank == 0;
+
+  using Facts = PassFacts<Model>;
+
+  Pass(const Facts& facts, const X& x, const Targets&... targets)
+      : facts_(facts),
+        x_(x),
+        targets_(targets...),
+        recorded_(grad_enabled()),
+        weights_(facts.samples),
+        kept_(static_cast<std::size_t>(facts.schedule.stages * facts.schedule.micro_batches)),
+        results_(static_cast<std::size_t>(facts.schedule.micro_batches)) {
+    if (recorded_) gradients_.emplace(facts.flat);
+  }
+
+  /// Receives a stage's input, runs the stage, and sends its output on, with what is stashed for later ones.
+  void forward(const Action& action) {
+    const bool first = action.stage == 0, last = action.stage + 1 == facts_.schedule.stages;
+    const Stage& stage = facts_.stages[static_cast<std::size_t>(action.stage)];
+    Header header{.micro_batch = action.micro_batch, .stage = action.stage};
+    Kept here;
+    if (first) {
+      here.inputs.push_back({"", std::make_shared<Activation<X>>(rows(x_, action.micro_batch))});
+    } else {
+      receive_input(here, header, [&](const Header& came) { return Chain::room_for(stage, came, facts_.device); });
+      for (int part = 1; part <= header.stashed; ++part) {
+        Header stashed = header;
+        stashed.part = static_cast<std::uint8_t>(part);
+        receive_input(here, stashed,
+                      [&](const Header& came) { return std::make_shared<RawActivation<D>>(came, facts_.device); });
+      }
+    }
+    if (action.micro_batch == 0 && first) header.batch = fingerprint();
+    if (action.micro_batch == 0 && last) check_same_batch(header);
+    auto result = run(stage, action.micro_batch, header, here);
+    if (last) {
+      drew_ = drew_ || header.drew != 0;
+      if constexpr (gives_loss) weigh(action.micro_batch, *result);
+      results_[static_cast<std::size_t>(action.micro_batch)] = std::move(result);
+    } else {
+      for (std::size_t part = 0; part < here.outputs.size(); ++part) {
+        Header next = here.outputs[part].value->header();
+        next.micro_batch = action.micro_batch;
+        next.stage = action.stage + 1;
+        next.next_operation = header.next_operation;
+        next.drew = header.drew;
+        next.batch = header.batch;
+        next.part = static_cast<std::uint8_t>(part);
+        next.stashed = static_cast<std::uint8_t>(here.outputs.size() - 1);
+        std::copy(here.outputs[part].name.begin(), here.outputs[part].name.end(), next.name.begin());
+        facts_.wires.send(Direction::forward, rank_of(action.stage + 1), next, here.outputs[part].value);
+      }
+    }
+    if (recorded_) kept(action) = std::move(here);
+  }
+
+  /// Receives the gradients by a stage's output, goes back through the stage, and sends those by its input on.
+  void backward(const Action& action) {
+    Kept& here = kept(action);
+    std::vector<Ref<Node>> roots;
+    if (action.stage + 1 == facts_.schedule.stages) {
+      if (auto root = result_root(action.micro_batch)) roots.push_back(std::move(root));
+    }
+    for (std::size_t part = 0; part < here.outputs.size(); ++part) {
+      AnyActivation<D>& output = *here.outputs[part].value;
+      if (output.header().wants_grad == 0) continue;
+      facts_.wires.receive(Direction::backward, header_of(action, action.stage, part),
+                           [&](const Header&) { return here.outputs[part].value; });
+      if (auto root = output.take_gradient()) roots.push_back(std::move(root));
+    }
+    here.later.weights = &gradients_->leaves();
+    {
+      const typename PassGradients<D>::Scope stand_ins(*gradients_);  // for what checkpoints compute again
+      const detail::DeferralScope put_off(splits_ ? &here.later : nullptr);
+      run_backward(roots, {.hooks = false});
+    }
+    here.outputs.clear();
+    for (std::size_t part = 0; part < here.inputs.size(); ++part) {
+      auto input = std::move(here.inputs[part].value);
+      if (input->header().wants_grad == 0) continue;
+      Header header = header_of(action, action.stage - 1, part);
+      header.dtype = input->header().dtype;
+      header.rank = input->header().rank;
+      header.extents = input->header().extents;
+      facts_.wires.send(Direction::backward, rank_of(action.stage - 1), header, std::move(input));
+    }
+    here.inputs.clear();
+  }
+
+  /// What `backward` has put off.
+  void weight(const Action& action) {
+    const NoGrad no_grad;
+    kept(action).later.run();
+  }
+
+  bool recorded() const { return recorded_; }
+  bool drew() const { return drew_; }
+  bool loss_wants_grad() const { return loss_wants_grad_; }
+  const LossWeights& weights() const { return weights_; }
+  PassGradients<D>& gradients() { return *gradients_; }
+  std::vector<std::optional<Result>>& results() { return results_; }
+  Index begin(int micro_batch) const {
+    return share_begin(facts_.samples, static_cast<std::size_t>(facts_.schedule.micro_batches),
+                       static_cast<std::size_t>(micro_batch));
+  }
+  Index size(int micro_batch) const { return begin(micro_batch + 1) - begin(micro_batch); }
+
+  /// On the last rank: the gradient by what the model returned for the whole batch.
+  void take_result_gradient(const tensor_of<Result>& gradient) { result_gradient_ = gradient; }
+
+ private:
+  using Direction = typename Wires<D>::Direction;
+  using Stashes = nn::detail::Stashes<D>;
+  struct Kept {
+    std::vector<typename Stashes::Entry> inputs, outputs;  // what goes from layer to layer, and what is stashed
+    detail::DeferredGradients later;
+  };
+
+  Kept& kept(const Action& action) {
+    return kept_[static_cast<std::size_t>(action.stage * facts_.schedule.micro_batches + action.micro_batch)];
+  }
+  int rank_of(int stage) const { return facts_.schedule.rank_of(stage); }
+
+  static Header header_of(const Action& action, int stage, std::size_t part) {
+    return {.micro_batch = action.micro_batch, .stage = stage, .part = static_cast<std::uint8_t>(part)};
+  }
+  // `header` becomes the one that has come.
+  template <class Room>
+  void receive_input(Kept& here, Header& header, const Room& room) {
+    auto value = facts_.wires.receive(Direction::forward, Header(header), [&](const Header& came) {
+      header = came;
+      return std::shared_ptr<AnyActivation<D>>(room(came));
+    });
+    here.inputs.push_back({header.name.data(), std::move(value)});
+  }
+
+  // The last stage has the targets, the first one the inputs.
+  void check_same_batch(const Header& header) const {
+    check<UsageError>(header.batch == fingerprint(),
+                      "Pipeline: this rank has another batch than rank 0: all ranks call "
+                      "the net with the same one, as net.sampler(dataset) gives it");
+  }
+  std::uint64_t fingerprint() const {
+    std::uint64_t all = 0;
+    const auto add = [&]<class Input>(const Input& input) {
+      if constexpr (AnyTensor<Input>) {
+        const auto dense = contiguous(input);
+        const std::string_view bytes(reinterpret_cast<const char*>(dense.data()), dense.bytes());
+        all = all * 0x9E3779B97F4A7C15u + std::hash<std::string_view>()(bytes);
+      }
+    };
+    add(x_);
+    std::apply([&](const auto&... targets) { (add(targets), ...); }, targets_);
+    return all;
+  }
+
+  // A micro-batch's rows; what has no axes goes to each as it is.
+  template <class Input>
+  Input rows(const Input& input, int micro_batch) const {
+    if constexpr (AnyTensor<Input>)
+      if constexpr (Input::rank > 0) return contiguous(input.slice(0, begin(micro_batch), begin(micro_batch + 1)));
+    return input;
+  }
+
+  // The model's layers draw the numbers that they draw on one device: by the samples' places in the whole batch, and by
+  // the number of random operations in the stages before.
+  std::optional<Result> run(const Stage& stage, int micro_batch, Header& header, Kept& here) {
+    RandomContext random = facts_.random;
+    random.next_operation = header.next_operation;
+    random.samples = size(micro_batch);
+    random.first_sample = [first = begin(micro_batch)] { return first; };
+    random.devices = 2;  // what has other rows than samples is the same for all micro-batches
+    const RandomScope numbers(random);
+    const BatchGroupScope group(whole_batch_);
+    const trace::Span span(trace::Lane::forward, "forward", "forward");
+    std::optional<typename PassGradients<D>::Scope> stand_ins;
+    if (recorded_) stand_ins.emplace(*gradients_);
+    const Stashes stashes({here.inputs.begin() + 1, here.inputs.end()});
+    auto outcome = std::apply(
+        [&](const auto&... targets) {
+          return Chain::run(facts_.model, stage, *here.inputs.front().value, rows(targets, micro_batch)...);
+        },
+        targets_);
+    header.next_operation = random.next_operation;
+    header.drew = header.drew != 0 || random.drew;
+    if (!outcome.output) return stashes.checked(std::move(outcome.result));
+    here.outputs = stashes.entries();
+    here.outputs.insert(here.outputs.begin(), {"", std::move(outcome.output)});
+    return {};
+  }
+
+  // Of a model that returns its loss: the loss's part in the batch's is where backward begins.
+  void weigh(int micro_batch, const Result& loss) {
+    const auto node = node_of(loss);
+    loss_wants_grad_ = loss_wants_grad_ || static_cast<bool>(node);
+    const double weight =
+        weights_.add(recorded_ ? node.get() : nullptr, static_cast<double>(value_of(loss).item()), size(micro_batch));
+    using T = typename tensor_of<Result>::value_type;
+    if (recorded_ && node) node->add(Tensor<T, 0, D>::full({}, static_cast<T>(weight), facts_.device));
+  }
+
+  // Where backward begins; null where nothing wants a gradient.
+  Ref<Node> result_root(int micro_batch) {
+    const auto result = std::exchange(results_[static_cast<std::size_t>(micro_batch)], std::nullopt);
+    if constexpr (AnyVariable<Result>) {
+      if (!result->node()) return {};
+      if constexpr (!gives_loss) result->node()->add(contiguous(rows_of_result(micro_batch)));
+      return result->node();
+    } else {
+      return {};
+    }
+  }
+  // The result may have several rows of each sample.
+  auto rows_of_result(int micro_batch) const {
+    const Index of_sample = facts_.samples == 0 ? 1 : result_gradient_.size(0) / facts_.samples;
+    return result_gradient_.slice(0, begin(micro_batch) * of_sample, begin(micro_batch + 1) * of_sample);
+  }
+
+  const Facts facts_;
+  const X x_;
+  const std::tuple<Targets...> targets_;
+  const bool recorded_;
+  const bool splits_ = facts_.schedule.splits_backward();
+  LossWeights weights_;
+  std::optional<PassGradients<D>> gradients_;
+  std::vector<Kept> kept_;  // by stage and micro-batch
+  std::vector<std::optional<Result>> results_;
+  tensor_of<Result> result_gradient_;
+  bool drew_ = false, loss_wants_grad_ = false;
+  std::shared_ptr<BatchGroup> whole_batch_ = std::make_shared<NoWholeBatch>();
+};
+
+}  // namespace chorus::pipeline
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_PASS_HPP
+
+// <chorus/parallel/pipeline/pass_node.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_PASS_NODE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_PASS_NODE_HPP
+/// What stands on the tape for a pass through a pipeline.
+
+namespace chorus::pipeline {
+
+template <Real T, int Rank, Device D>
+class PassNode final : public GradNode<T, Rank, D> {
+ public:
+  using Back = std::function<void(const Tensor<T, Rank, D>& gradient, bool keep)>;
+
+  /// `back` sends the gradient by the pass's result to `leaves`, or to some of them.
+  PassNode(const Tensor<T, Rank, D>& value, std::vector<Ref<Node>> leaves, Back back)
+      : GradNode<T, Rank, D>("Pipeline", value.shape(), value.device()),
+        leaves_(std::move(leaves)),
+        back_(std::move(back)) {}
+
+  void backward(bool keep) override {
+    if (!this->has_grad()) return;
+    check<UsageError>(static_cast<bool>(back_), "backward: the pass through the pipeline was freed by an earlier ",
+                      "backward; pass retain_graph = true to that one");
+    const auto gradient = this->take_grad();
+    back_(gradient, keep);
+    if (!keep) back_ = nullptr;
+  }
+  void backward_to_wanted(bool) override {
+    fail<UsageError>("Pipeline: grad() does not go through a pipeline's forward pass: expected backward()");
+  }
+  void for_each_input(void (*)(Node&, void*), void*) const override {}
+  void for_each_far_leaf(void (*visit)(Node&, void*), void* context) const override {
+    for (const auto& leaf : leaves_) visit(*leaf, context);
+  }
+  bool only_to_inputs() const override { return false; }
+
+ private:
+  std::vector<Ref<Node>> leaves_;
+  Back back_;
+};
+
+}  // namespace chorus::pipeline
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_PASS_NODE_HPP
+
+// <chorus/parallel/pipeline/stages.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_STAGES_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_STAGES_HPP
+/// What a rank of a pipeline holds: its stages' parameters, the wires to its neighbours, and what all ranks agree on.
+
+// <chorus/parallel/pipeline/cut.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_CUT_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_CUT_HPP
+/// Where a pipeline cuts its model.
+
+#include <variant>
+
+namespace chorus {
+
+/// Stages with nearly equal bytes of parameters.
+struct EqualBytes {};
+
+/// Before these layers, counted from 0 in the order of CHORUS_PIPELINE, each module of a ModuleList as one: `At{3, 7}`.
+struct At {
+  std::vector<int> layers;
+  At(std::initializer_list<int> before) : layers(before) {}
+  explicit At(std::vector<int> before) : layers(std::move(before)) {}
+};
+
+/// Stages that take nearly equally long, by what each layer takes: `ByTime{layer_times(model, x)}`, see
+/// pipeline/layer_times.hpp. Rank 0's numbers count.
+struct ByTime {
+  std::vector<double> seconds;
+};
+
+using PipelineCut = std::variant<EqualBytes, At, ByTime>;
+
+namespace pipeline {
+
+/// Cuts `costs` into `stages` runs, none of them empty, whose largest sum is as small as it can be. Returns where each
+/// begins, and the end.
+[[gnu::cold]] inline std::vector<std::size_t> balanced(std::span<const double> costs, std::size_t stages) {
+  const std::size_t n = costs.size();
+  // worst[s][i]: the smallest largest sum of the first i costs in s runs; begin[s][i]: where the last one begins.
+  std::vector<std::vector<double>> worst(stages + 1,
+                                         std::vector<double>(n + 1, std::numeric_limits<double>::infinity()));
+  std::vector<std::vector<std::size_t>> begin(stages + 1, std::vector<std::size_t>(n + 1));
+  worst[0][0] = 0;
+  for (std::size_t s = 1; s <= stages; ++s)
+    for (std::size_t i = s; i <= n; ++i) {
+      double sum = 0;
+      for (std::size_t b = i; b-- > s - 1;) {
+        sum += costs[b];
+        const double largest = std::max(worst[s - 1][b], sum);
+        if (largest < worst[s][i]) worst[s][i] = largest, begin[s][i] = b;
+      }
+    }
+  std::vector<std::size_t> out{n};
+  for (std::size_t s = stages; s > 0; --s) out.push_back(begin[s][out.back()]);
+  std::reverse(out.begin(), out.end());
+  return out;
+}
+
+/// Where each of the stages begins, and the end. `bytes`: of each layer's parameters. Throws UsageError for a cut that
+/// doesn't fit the model.
+[[gnu::cold]] inline std::vector<std::size_t> stage_begins(const PipelineCut& cut, std::span<const double> bytes,
+                                                           std::size_t stages) {
+  check<UsageError>(bytes.size() >= stages, "Pipeline: ", stages, " stages for a model of ", bytes.size(),
+                    " layers in CHORUS_PIPELINE: expected at least as many layers");
+  if (const auto* const at = std::get_if<At>(&cut)) {
+    check<UsageError>(at->layers.size() + 1 == stages, "Pipeline: At{", std::span(at->layers), "} makes ",
+                      at->layers.size() + 1, " stages, expected ", stages);
+    std::vector<std::size_t> out{0};
+    for (const int layer : at->layers) {
+      check<UsageError>(layer > static_cast<int>(out.back()) && layer < static_cast<int>(bytes.size()), "Pipeline: At{",
+                        std::span(at->layers), "}: expected rising numbers of layers from 1 to ", bytes.size() - 1);
+      out.push_back(static_cast<std::size_t>(layer));
+    }
+    out.push_back(bytes.size());
+    return out;
+  }
+  if (const auto* const time = std::get_if<ByTime>(&cut)) {
+    check<UsageError>(time->seconds.size() == bytes.size(), "Pipeline: ByTime has ", time->seconds.size(),
+                      " times for ", bytes.size(), " layers: expected those of layer_times(model, x)");
+    return balanced(time->seconds, stages);
+  }
+  return balanced(bytes, stages);
+}
+
+}  // namespace pipeline
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_CUT_HPP
+
+// <chorus/parallel/pipeline/elsewhere.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_ELSEWHERE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_ELSEWHERE_HPP
+/// Parameters and buffers of other stages: their memory is given back, and who reads them is told.
+
+namespace chorus::pipeline {
+
+/// Addresses at which every bit is 1, which is a NaN to floating-point numbers, all within one small piece of memory.
+/// For tensors that a program has kept of numbers that are no longer here: a pointer can't throw.
+[[gnu::cold]] inline std::shared_ptr<void> only_nans(std::size_t bytes) {
+  constexpr std::size_t granule = 64 << 10, most_pieces = 1024;
+  const std::size_t piece = std::max(granule, (bytes / most_pieces / granule + 1) * granule);
+  const std::size_t size = (bytes + piece - 1) / piece * piece;
+  const int file = memfd_create("chorus-elsewhere", MFD_CLOEXEC);
+  check<Error>(file >= 0, "Pipeline: no memory file for the parameters of other stages");
+  struct Close {
+    int file;
+    ~Close() { close(file); }
+  } const at_end{file};
+  const std::vector<unsigned char> ones(piece, 0xFF);
+  void* const begin = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  check<Error>(begin != MAP_FAILED && write(file, ones.data(), piece) == static_cast<ssize_t>(piece),
+               "Pipeline: no memory for the parameters of other stages");
+  std::shared_ptr<void> memory(begin, [size](void* mapped) { munmap(mapped, size); });
+  for (std::size_t at = 0; at < size; at += piece)
+    check<Error>(mmap(static_cast<std::byte*>(begin) + at, piece, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, file,
+                      0) != MAP_FAILED,
+                 "Pipeline: no addresses for the parameters of other stages");
+  return memory;
+}
+
+/// Gives the memory of numbers back. Handles throw UsageError with `why` from now on; tensors of them hold NaNs.
+template <Device D>
+void send_away(const std::vector<const detail::AtHome<D>*>& numbers, const std::vector<std::string>& why) {
+  std::size_t largest = 0;
+  for (const auto* each : numbers) largest = std::max(largest, each->size_bytes());
+  if (largest == 0) return;
+  const Storage<D> nowhere(D{}, only_nans(largest), largest);
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    numbers[i]->touch();
+    numbers[i]->storage().move_home(nowhere, nowhere.data());
+    numbers[i]->storage().writes()->end_watch();
+    numbers[i]->storage().writes()->elsewhere = why[i];
+  }
+}
+
+/// Gives numbers that were sent away memory again; what is in it is not said.
+template <Device D>
+void fetch_back(const detail::AtHome<D>& numbers, D device) {
+  const MemoryScope scope(trace::Memory::parameters);
+  const Storage<D> near(device, numbers.size_bytes());
+  numbers.storage().writes()->elsewhere.clear();
+  numbers.storage().move_home(near, near.data());
+}
+
+}  // namespace chorus::pipeline
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_ELSEWHERE_HPP
+
+namespace chorus {
+
+struct PipelineOptions {
+  /// Into how many a batch is cut; one with fewer samples, into one of each sample. Sizes differ by at most one.
+  int micro_batches = 8;
+  /// Where the model is cut: EqualBytes{}, At{3, 7}, or ByTime{layer_times(model, x)}.
+  PipelineCut cut = EqualBytes{};
+};
+
+namespace pipeline {
+
+/// Base of Pipeline.
+template <class Model, class Order, class Communicator>
+class Stages : public Policy<Model> {
+ public:
+  using D = typename Policy<Model>::device_type;
+  static constexpr bool distributed = true;
+  static_assert(std::is_same_v<D, Cpu>, "Pipeline: models on the CPU");
+  static_assert(
+      requires { Model::pipeline_names; },
+      "Pipeline: the model needs CHORUS_PIPELINE(...) with its links in their order");
+
+  /// The same samples on all ranks.
+  template <class Dataset>
+  data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
+    return data::Sampler(
+        dataset.size(),
+        {.rank = 0, .world_size = 1, .shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding});
+  }
+  int devices() const { return communicator_.size(); }
+  int canonical_shares() const { return 0; }
+  Communicator& communicator() const { return communicator_; }
+  const PipelineOptions& options() const { return options_; }
+  /// The layer that each stage begins with, counted as in At, and the number of layers.
+  const std::vector<std::size_t>& stage_begins() const { return begins_; }
+
+  /// All ranks have the whole batch: what one has counted and averaged is what all have.
+  double mean(double value, Index) const { return value; }
+  void sum(std::span<double>) const {}
+  /// Makes a number the largest one of all ranks.
+  void make_largest(std::int32_t* number) { communicator_.all_reduce(std::span(number, 1), comm::ReduceOp::max, {}); }
+
+  /// Calls `f(model)` on every rank while all parameters and buffers are there, in memory of the whole model, as for
+  /// `io::save` by rank 0. What `f` writes, as `io::load` does, stays; all ranks write the same. All ranks call it.
+  template <class F>
+  void gathered(const F& f) {
+    or_all_end([&] {
+      std::vector<const detail::AtHome<D>*> foreign;
+      std::vector<std::string> why;
+      for (const Numbers& each : numbers_) {
+        if (!each.why.empty()) {
+          fetch_back(*each.numbers, device());
+          foreign.push_back(each.numbers);
+          why.push_back(each.why);
+        }
+        broadcast(each.numbers->memory(), each.numbers->size_bytes(), each.owner, trace::Traffic::parameters);
+        each.numbers->touch();
+      }
+      struct AtEnd {
+        const std::vector<const detail::AtHome<D>*>& foreign;
+        const std::vector<std::string>& why;
+        ~AtEnd() { send_away<D>(foreign, why); }
+      } const at_end{foreign, why};
+      f(this->model_);
+    });
+  }
+
+  /// optim::clip_grad_norm with the norm of all stages' gradients; each tied parameter counts once. All ranks call it.
+  double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
+    optim::detail::check_max_norm(max_norm);
+    std::vector<nn::NamedParameter<D>> counted;
+    for (const auto& named : this->parameters())
+      if (tied_->counts_here(*named.handle.shared(), communicator_.rank())) counted.push_back(named);
+    double squares = optim::detail::square_sum(counted);
+    communicator_.all_reduce(std::span(&squares, 1), comm::ReduceOp::sum, {});
+    const double norm = std::sqrt(squares);
+    if (options.error_if_nonfinite) optim::detail::check_finite(this->parameters(), norm);
+    optim::detail::scale_down(this->parameters(), norm, max_norm);
+    return norm;
+  }
+
+ protected:
+  Stages(Model model, Communicator& communicator, const comm::World& world, const PipelineOptions& options,
+         std::uint64_t seed)
+      : Policy<Model>(std::move(model), seed), communicator_(communicator), options_(options), handles_(this->model_) {
+    check<UsageError>(options.micro_batches >= 1, "Pipeline: micro_batches is at least 1, got ", options.micro_batches);
+    stage_count_ = static_cast<std::size_t>(Order::of(communicator.size(), 1).stages);
+    take_first_state();
+    cut();
+    keep_own(world);
+  }
+
+  template <class First, class... Rest>
+  Index samples_of(const First& first, const Rest&... rest) const {
+    static_assert(AnyTensor<First> && First::rank >= 1,
+                  "Pipeline: the input is a Tensor with the samples along axis 0");
+    const Index samples = first.size(0);
+    [[maybe_unused]] const auto look = [&]<class Input>(const Input& input) {
+      static_assert(!AnyVariable<Input>, "Pipeline: targets are Tensors, to which no gradient goes");
+      if constexpr (AnyTensor<Input>)
+        if constexpr (Input::rank > 0)
+          check<ShapeError>(input.size(0) == samples, "Pipeline: the input has ", samples, " samples, and a target ",
+                            input.size(0));
+    };
+    (look(rest), ...);
+    return samples;
+  }
+
+  const Schedule& schedule_for(Index samples) {
+    const int m = static_cast<int>(std::clamp<Index>(samples, 1, options_.micro_batches));
+    const auto known = schedules_.find(m);
+    if (known != schedules_.end()) return known->second;
+    auto schedule = Order::of(communicator_.size(), m);
+    check<UsageError>(schedule.size() == communicator_.size() &&
+                          static_cast<std::size_t>(schedule.stages) == stage_count_ && schedule.micro_batches == m,
+                      "Pipeline: the schedule for ", communicator_.size(), " ranks and ", m, " micro-batches has ",
+                      schedule.size(), " and ", schedule.micro_batches, ", and ", schedule.stages, " stages for ",
+                      stage_count_);
+    check_schedule(schedule);
+    return schedules_.emplace(m, std::move(schedule)).first->second;
+  }
+  const std::vector<Schedule::Action>& own_actions(const Schedule& schedule) const {
+    return schedule.ranks[static_cast<std::size_t>(communicator_.rank())];
+  }
+
+  auto facts(const Schedule& schedule, const RandomContext& random, Index samples) {
+    handles_.check_kept(this->model_, this->flat_);
+    using Facts = PassFacts<Model>;
+    return Facts{this->model_, stages_, schedule, *wires_, this->flat_, random, samples, device()};
+  }
+  TiedParameters<D>& tied() { return *tied_; }
+  void flush() { wires_->flush(); }
+  /// For messages.
+  void at_stage(int stage) { stage_now_ = stage; }
+
+  /// What a pass has given, on all ranks.
+  template <class Value>
+  struct Shared {
+    Value value;
+    double correction = 1;  ///< of gradients: see LossWeights
+    bool wants_grad = false;
+  };
+
+  /// The last stage's result, for all.
+  template <class Pass>
+  auto share_result(const Schedule& schedule, Pass& pass) {
+    using Value = tensor_of<typename Pass::Result>;
+    flush();
+    const int root = schedule.rank_of(schedule.stages - 1);
+    Shared<Value> shared;
+    Header header;
+    if (communicator_.rank() == root) {
+      shared.value = whole_result(schedule, pass);
+      std::copy(shared.value.shape().begin(), shared.value.shape().end(), header.extents.begin());
+      header.wants_grad = result_wants_grad_;
+      header.drew = pass.drew();
+    }
+    broadcast(&header, sizeof header, root, trace::Traffic::control);
+    if (communicator_.rank() != root) {
+      Shape<Value::rank> shape{};
+      std::copy_n(header.extents.begin(), Value::rank, shape.begin());
+      shared.value = Value::empty(shape, device());
+    }
+    broadcast(shared.value.data(), shared.value.bytes(), root, trace::Traffic::outputs);
+    if constexpr (Pass::gives_loss) {
+      shared.correction = pass.weights().correction();
+      broadcast(&shared.correction, sizeof shared.correction, root, trace::Traffic::control);
+    }
+    shared.wants_grad = header.wants_grad != 0;
+    this->random_.drew = header.drew != 0;
+    this->end_forward();
+    return shared;
+  }
+
+  /// Runs a part of a step. Whatever is thrown ends all ranks: none waits for what does not come.
+  template <class Part>
+  auto or_all_end(const Part& part) {
+    try {
+      return part();
+    } catch (const CommError& error) {
+      abort(error.what());
+      throw;
+    } catch (const std::exception& error) {
+      abort(cat("Pipeline: stage ", stage_now_, ", on rank ", communicator_.rank(), ", threw: ", error.what()));
+      throw;
+    } catch (...) {
+      abort(cat("Pipeline: stage ", stage_now_, ", on rank ", communicator_.rank(), ", threw what is no exception"));
+      throw;
+    }
+  }
+
+ private:
+  D device() const { return this->flat_.groups().front().values.device(); }
+
+  void broadcast(void* data, std::size_t bytes, int root, trace::Traffic traffic) {
+    if (bytes > 0 && communicator_.size() > 1)
+      communicator_.broadcast(std::span(static_cast<std::uint8_t*>(data), bytes), root, {.traffic = traffic});
+  }
+
+  // Of a loss the mean by weights, of outputs all rows.
+  template <class Pass>
+  auto whole_result(const Schedule& schedule, Pass& pass) {
+    using Value = tensor_of<typename Pass::Result>;
+    using T = typename Value::value_type;
+    if constexpr (Pass::gives_loss) {
+      result_wants_grad_ = pass.loss_wants_grad();
+      return Value::full({}, static_cast<T>(pass.weights().loss()), device());
+    } else {
+      auto& parts = pass.results();
+      auto shape = value_of(*parts[0]).shape();
+      shape[0] = 0;
+      result_wants_grad_ = false;
+      for (int i = 0; i < schedule.micro_batches; ++i) {
+        const auto& part = value_of(*parts[static_cast<std::size_t>(i)]);
+        check<UsageError>(pass.size(i) == 0 || part.size(0) % pass.size(i) == 0, "Pipeline: the model's output for ",
+                          pass.size(i), " samples has shape ", part.shape(),
+                          ": expected a row, or as many, of each sample along axis 0");
+        shape[0] += part.size(0);
+        result_wants_grad_ = result_wants_grad_ || static_cast<bool>(node_of(*parts[static_cast<std::size_t>(i)]));
+      }
+      auto whole = Value::empty(shape, device());
+      T* to = whole.data();
+      for (const auto& part : parts) {
+        const auto dense = contiguous(value_of(*part));
+        copy_bytes(device(), to, device(), dense.data(), dense.bytes());
+        to += dense.numel();
+      }
+      return whole;
+    }
+  }
+
+  void abort(std::string_view why) noexcept {
+    if (communicator_.size() == 1) return;
+    wires_->abort(why);
+    tied_->abort(why);
+    communicator_.abort(why);
+  }
+
+  // All begin with rank 0's numbers, from which each keeps its part.
+  [[gnu::cold]] void take_first_state() {
+    const auto all = [](const auto&) { return true; };
+    std::string cut = cat(options_.cut.index());
+    if (const auto* const at = std::get_if<At>(&options_.cut)) cut += cat(std::span(at->layers));
+    detail::check_same_description(communicator_, "Pipeline",
+                                   cat("micro_batches ", options_.micro_batches, ", cut ", cut, ", stages ",
+                                       stage_count_, "\n", detail::model_description<D>(this->model_, all)));
+    communicator_.broadcast(std::span(&this->random_.seed, 1), 0, {});
+    for (const auto& group : this->flat_.groups())
+      broadcast(group.value(0), group.count * size_of(group.dtype), 0, trace::Traffic::parameters);
+    for (const auto& entry : this->flat_.entries()) entry.parameter().touch();
+    for (const auto& named : nn::named_buffers<D>(this->model_)) {
+      broadcast(named.buffer->memory(), named.buffer->size_bytes(), 0, trace::Traffic::buffers);
+      named.buffer->touch();
+    }
+  }
+
+  // The layers of each stage.
+  [[gnu::cold]] void cut() {
+    std::vector<double> bytes;
+    for (const auto& layer : layers()) {
+      double sum = 0;
+      for (const auto& named : layer.parameters) sum += static_cast<double>(named.parameter->size_bytes());
+      bytes.push_back(sum);
+    }
+    if (auto* const time = std::get_if<ByTime>(&options_.cut)) {
+      check<UsageError>(time->seconds.size() == bytes.size(), "Pipeline: ByTime has ", time->seconds.size(),
+                        " times for ", bytes.size(), " layers: expected those of layer_times(model, x)");
+      broadcast(time->seconds.data(), time->seconds.size() * sizeof(double), 0, trace::Traffic::control);
+    }
+    begins_ = pipeline::stage_begins(options_.cut, bytes, stage_count_);
+    const auto places = places_of(this->model_);
+    for (std::size_t s = 0; s < stage_count_; ++s) stages_.push_back({places[begins_[s]], begins_[s + 1] - begins_[s]});
+  }
+
+  struct Layer {
+    std::vector<nn::NamedParameter<D>> parameters;
+    std::vector<nn::NamedBuffer<D>> buffers;
+  };
+  [[gnu::cold]] std::vector<Layer> layers() {
+    std::vector<Layer> out;
+    const std::size_t count = places_of(this->model_).size();
+    for (std::size_t i = 0; i < count; ++i) {
+      std::vector<bool> one(count);
+      one[i] = true;
+      SomeLayers<Model> layer(this->model_, std::move(one));
+      out.push_back({nn::named_parameters<D>(layer), nn::named_buffers<D>(layer)});
+    }
+    return out;
+  }
+  int rank_of_layer(std::size_t layer) const {
+    const auto after = std::upper_bound(begins_.begin(), begins_.end(), layer);
+    return static_cast<int>((after - begins_.begin() - 1) % communicator_.size());
+  }
+
+  // The memory of other stages is given back.
+  [[gnu::cold]] void keep_own(const comm::World& world) {
+    const auto all = layers();
+    std::unordered_map<const Node*, std::vector<int>> owners;
+    std::vector<bool> own(all.size());
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const int rank = rank_of_layer(i);
+      own[i] = rank == communicator_.rank();
+      const auto note = [&](const Node* node) {
+        auto& ranks = owners[node];
+        if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) ranks.push_back(rank);
+      };
+      for (const auto& named : all[i].parameters) note(named.handle.shared().get());
+      for (const auto& named : all[i].buffers) note(named.handle.shared().get());
+    }
+    std::vector<const detail::AtHome<D>*> foreign;
+    std::vector<std::string> why;
+    std::vector<Node*> parameters;
+    std::vector<std::vector<int>> ranks_of;
+    const auto sort = [&](const auto& named, const detail::AtHome<D>& numbers) {
+      const Node* const node = named.handle.shared().get();
+      check<UsageError>(owners.contains(node), "Pipeline: the model's '", named.name,
+                        "' is in none of the layers that CHORUS_PIPELINE lists");
+      const auto& ranks = owners[node];
+      numbers_.push_back({&numbers, named.handle.shared(), ranks.front(), {}});
+      if (std::find(ranks.begin(), ranks.end(), communicator_.rank()) != ranks.end()) return;
+      foreign.push_back(&numbers);
+      why.push_back(numbers_.back().why =
+                        cat("Pipeline: '", named.name, "' is in a stage of rank ", ranks.front(), ", and this is rank ",
+                            communicator_.rank(), ", which has no memory for it"));
+    };
+    for (const auto& named : nn::named_parameters<D>(this->model_)) {
+      sort(named, *named.parameter);
+      parameters.push_back(named.handle.shared().get());
+      ranks_of.push_back(owners[named.handle.shared().get()]);
+    }
+    for (const auto& named : nn::named_buffers<D>(this->model_)) {
+      sort(named, *named.buffer);
+      check<UsageError>(owners[named.handle.shared().get()].size() == 1, "Pipeline: the buffer '", named.name,
+                        "' is in several stages, and would have other numbers in each");
+    }
+    std::vector<bool> has_parameters(static_cast<std::size_t>(communicator_.size()));
+    for (const auto& ranks : ranks_of)
+      for (const int rank : ranks) has_parameters[static_cast<std::size_t>(rank)] = true;
+    for (int rank = 0; rank < communicator_.size(); ++rank)
+      check<UsageError>(has_parameters[static_cast<std::size_t>(rank)], "Pipeline: rank ", rank,
+                        " has no parameters: cut the model elsewhere, or into fewer stages");
+    SomeLayers<Model> mine(this->model_, std::move(own));
+    this->flat_ = nn::FlatParameters<D>(mine);
+    for (const auto& named : nn::named_parameters<D>(this->model_))
+      if (const auto& ranks = owners[named.handle.shared().get()];
+          std::find(ranks.begin(), ranks.end(), communicator_.rank()) == ranks.end())
+        named.parameter->drop_grad_of(*named.handle.shared());
+    for (const auto& named : this->parameters()) named.parameter->set_one_of_a_part(communicator_.size() > 1);
+    send_away(foreign, why);
+    wires_.emplace(communicator_, world, stage_count_ > static_cast<std::size_t>(communicator_.size()));
+    tied_.emplace(communicator_, world, parameters, ranks_of);
+  }
+
+  /// A parameter or a buffer of the whole model.
+  struct Numbers {
+    const detail::AtHome<D>* numbers;
+    Ref<Node> kept;
+    int owner;
+    std::string why;  // it is not here; empty where it is
+  };
+
+  Communicator& communicator_;
+  PipelineOptions options_;
+  detail::ModelHandles handles_;
+  std::size_t stage_count_ = 0;
+  std::vector<std::size_t> begins_;
+  std::vector<Stage> stages_;
+  std::vector<Numbers> numbers_;
+  std::map<int, Schedule> schedules_;  // by the number of micro-batches
+  std::optional<Wires<D>> wires_;
+  std::optional<TiedParameters<D>> tied_;
+  bool result_wants_grad_ = false;
+  int stage_now_ = communicator_.rank();
+};
+
+}  // namespace pipeline
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_STAGES_HPP
+
+namespace chorus {
+
+/// The whole batch is on every rank: samplers are the same, and the first stage takes its inputs, the last one its
+/// targets. `Order` says in which order micro-batches go: OneForwardOneBackward, GPipe, Interleaved<v>, ZeroBubbleH1,
+/// or a type of your own whose `of(p, m)` gives a Schedule.
+///
+/// A model that returns its loss, `net(x, y)`, goes through the whole schedule in that call, gradients included, and
+/// `loss.backward()` adds them to the parameters', times its seed. Of a model that returns its output, `net(x)` is all
+/// forwards, and the backward pass of what is made of it all backwards: the loop of other policies, and GPipe's memory.
+/// Either way loss or output are on all ranks, and parameters are those of one device, up to rounding, dropout
+/// included. A loss is a mean over samples or over tokens that count; in the model its `mean_over` is refused, for each
+/// micro-batch's loss says by itself what it is a mean of. BatchNorm takes the statistics of each micro-batch, and
+/// differs; SyncBatchNorm is refused. A rank's `parameters()` are those of its stages: others are not in its memory,
+/// and who reads them gets a UsageError.
+template <class Model, class Order = OneForwardOneBackward, class Communicator = comm::AnyCommunicator>
+class Pipeline : public pipeline::Stages<Model, Order, Communicator> {
+  using Base = pipeline::Stages<Model, Order, Communicator>;
+
+ public:
+  using typename Base::D;
+  using policy_type = Pipeline;
+  static constexpr const char* name = "pipeline";
+
+  /// Takes rank 0's numbers. Throws UsageError, on every rank, where the ranks' models or options differ, and for a cut
+  /// that doesn't fit. `world` is what the communicator was connected with; it must outlive this.
+  Pipeline(Model model, Communicator& communicator, const comm::World& world, const PipelineOptions& options = {},
+           std::uint64_t seed = initial_seed())
+      : Base(std::move(model), communicator, world, options, seed) {}
+  /// For `launch`: takes communicator and seed from `run`.
+  template <class Run>
+  requires requires(Run& run) { run.communicator(); }
+  Pipeline(Model model, Run& run, const PipelineOptions& options = {})
+      : Pipeline(detail::RankDevice<D>(run).place(std::move(model)), run.communicator(), run.world(), options,
+                 run.seed()) {
+    run.check_options();
+  }
+
+  /// The loss, or the output, of the whole batch; the same on all ranks, which all call it.
+  template <class X, class... Targets>
+  auto operator()(const X& x, const Targets&... targets) {
+    if constexpr (requires { Model::pipeline_names; })
+      return pass(this->on_model_device(x), this->on_model_device(targets)...);
+    else
+      return Variable<float, 0, D>();  // nothing but the sentence about CHORUS_PIPELINE is an error then
+  }
+
+ private:
+  using Action = Schedule::Action;
+  using Kind = Schedule::Kind;
+
+  template <class... Inputs>
+  auto pass(const Inputs&... inputs) {
+    using Pass = pipeline::Pass<Model, Inputs...>;
+    // 1. The batch becomes micro-batches, of which the schedule's table says who does what with them, and when.
+    const Index samples = this->samples_of(inputs...);
+    const Schedule& schedule = this->schedule_for(samples);
+    auto& random = this->begin_forward(samples);
+    return this->or_all_end([&] {
+      const detail::WatchScope watch(this->watch_once());
+      const auto batch = std::make_shared<Pass>(this->facts(schedule, random, samples), inputs...);
+      // 2. Where the model returns its loss, backward begins within the schedule; else it has to wait for the loss.
+      const bool goes_back = Pass::gives_loss && batch->recorded();
+      for (const Action& action : this->own_actions(schedule))
+        if (goes_back || action.kind == Kind::forward) act(*batch, action);
+      if (goes_back) batch->gradients().sum_tied(this->tied());
+      // 3. All ranks have what the last stage has.
+      return on_tape(schedule, batch, this->share_result(schedule, *batch));
+    });
+  }
+
+  template <class Pass>
+  void act(Pass& batch, const Action& action) {
+    this->at_stage(action.stage);
+    switch (action.kind) {
+      case Kind::forward:
+        return batch.forward(action);
+      case Kind::backward:
+        return batch.backward(action);
+      case Kind::weight:
+        return batch.weight(action);
+    }
+  }
+
+  template <class Pass, class Shared>
+  auto on_tape(const Schedule& schedule, const std::shared_ptr<Pass>& batch, Shared shared) {
+    using Result = typename Pass::Result;
+    if constexpr (AnyTensor<Result>) {
+      return std::move(shared.value);
+    } else {
+      if (!batch->recorded() || !shared.wants_grad) return Result(std::move(shared.value));
+      std::vector<Ref<Node>> leaves;
+      batch->gradients().for_each_leaf([&](Node& leaf) { leaves.emplace_back(&leaf); });
+      using T = typename tensor_of<Result>::value_type;
+      using Made = pipeline::PassNode<T, tensor_of<Result>::rank, D>;
+      Ref<typename Result::node_type> node(
+          new Made(shared.value, std::move(leaves), way_back(schedule, batch, shared.correction)));
+      return Result(std::move(shared.value), std::move(node));
+    }
+  }
+
+  // 4. What the user's backward pass does when it comes to the net's result.
+  template <class Pass>
+  auto way_back(const Schedule& schedule, const std::shared_ptr<Pass>& batch, [[maybe_unused]] double correction) {
+    using Gradient = tensor_of<typename Pass::Result>;
+    const auto check_alive = [alive = this->alive()] {
+      check<UsageError>(!alive.expired(), "Pipeline: the net whose result goes backward is gone");
+    };
+    if constexpr (Pass::gives_loss) {
+      return [check_alive, batch, correction](const Gradient& gradient, bool) {
+        check_alive();
+        batch->gradients().add_to_parameters(static_cast<double>(gradient.item()) * correction);
+      };
+    } else {
+      return [this, check_alive, batch, &schedule](const Gradient& gradient, bool keep) {
+        check_alive();
+        check<UsageError>(!keep, "Pipeline: retain_graph needs a model that returns its loss");
+        this->or_all_end([&] {
+          batch->take_result_gradient(gradient);
+          for (const Action& action : this->own_actions(schedule))
+            if (action.kind != Kind::forward) act(*batch, action);
+          batch->gradients().sum_tied(this->tied());
+          this->flush();
+        });
+        batch->gradients().add_to_parameters(1);
+      };
+    }
+  }
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_HPP
+
+// <chorus/parallel/pipeline/layer_times.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_LAYER_TIMES_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_LAYER_TIMES_HPP
+/// How long each layer of a model takes, to cut it by: ByTime{layer_times(model, x)}.
+
+namespace chorus {
+
+/// Seconds that each layer of CHORUS_PIPELINE takes to go forward, the second time; backward takes about twice as long
+/// in all of them. `x` and `targets`: what the model will be called with. Draws the random numbers that it needs
+/// outside of any policy.
+template <class Model, class X, class... Targets>
+[[gnu::cold]] std::vector<double> layer_times(Model& model, const X& x, const Targets&... targets) {
+  using Chain = pipeline::Chain<Model, X, Targets...>;
+  std::vector<double> seconds;
+  const NoGrad no_grad;
+  for (int round = 0; round < 2; ++round) {
+    seconds.clear();
+    const nn::detail::Stashes<typename Model::device_type> stashes;
+    std::shared_ptr<pipeline::AnyActivation<typename Model::device_type>> input =
+        std::make_shared<pipeline::Activation<X>>(x);
+    for (const pipeline::Place& place : pipeline::places_of(model)) {
+      const auto begin = std::chrono::steady_clock::now();
+      auto outcome = Chain::run(model, {place, 1}, *input, targets...);
+      seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+      input = std::move(outcome.output);
+    }
+  }
+  return seconds;
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_LAYER_TIMES_HPP
+
 // <chorus/parallel/sharded_optimizer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_SHARDED_OPTIMIZER_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_SHARDED_OPTIMIZER_HPP
 /// An optimizer of whose state each rank keeps a shard (Rajbhandari et al., "ZeRO: memory optimizations toward
 /// training trillion parameter models", SC 2020, stages 1 and, with the hook ReduceScatter, 2).
-
-// <chorus/parallel/sharded/parameter_shards.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_SHARDED_PARAMETER_SHARDS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_SHARDED_PARAMETER_SHARDS_HPP
-/// Which rank steps which numbers of the parameters, and its own ones as an optimizer takes them.
-
-namespace chorus::detail {
-
-/// Some of a parameter's numbers, for an optimizer that steps these alone.
-template <Device D>
-class ParameterSlice final : public ParameterOn<D> {
- public:
-  ParameterSlice(ParameterOn<D>& whole, Index begin, Index count) : whole_(whole), begin_(begin), count_{count} {}
-
-  DType dtype() const override { return whole_.dtype(); }
-  std::span<const Index> extents() const override { return count_; }
-  D where() const override { return whole_.where(); }
-  void* memory() const override { return at(whole_.memory()); }
-  const Storage<D>& storage() const override { return whole_.storage(); }
-  void* grad_data() const override { return at(whole_.grad_data()); }
-  const void* grad_block() const override { return whole_.grad_block(); }
-  bool grad_arrived() const override { return whole_.grad_arrived(); }
-  void set_grad_arrived(bool arrived) override { whole_.set_grad_arrived(arrived); }
-  std::uint32_t times_forgotten() const override { return whole_.times_forgotten(); }
-  bool wants_grad() const override { return whole_.wants_grad(); }
-  void set_wants_grad(bool wants) override { whole_.set_wants_grad(wants); }
-  void bind(const Storage<D>&, void*, const Storage<D>&, void*) override { no_parameter(); }
-  void on_grad(std::function<void()>) override { no_parameter(); }
-  void move_to_device(D) override { no_parameter(); }
-  Ref<Node> copy_to(D) const override { no_parameter(); }
-  void add_grad_of(const ParameterOn<D>&) override { no_parameter(); }
-  void set_origin(Ref<Node>) override { no_parameter(); }
-  Ref<Node> make_stand_in() const override { no_parameter(); }
-  const void* grad_data_of(const Node&) const override { no_parameter(); }
-  void drop_grad_of(Node&) const override { no_parameter(); }
-
- private:
-  [[noreturn]] static void no_parameter() { fail<UsageError>("ParameterSlice: a slice is no parameter of its own"); }
-  void* at(void* whole) const {
-    return static_cast<std::byte*>(whole) + static_cast<std::size_t>(begin_) * size_of(whole_.dtype());
-  }
-  ParameterOn<D>& whole_;
-  Index begin_;
-  std::array<Index, 1> count_;
-};
-
-/// Numbers [begin, end) of a parameter, which rank `owner` steps.
-template <Device D>
-struct ParameterShard {
-  nn::NamedParameter<D> named;
-  int owner;
-  std::size_t begin, end;
-
-  /// Where they are in a tensor of the whole parameter's state, and how many bytes they take there.
-  std::uint8_t* in(const optim::StateTensor& t) const {
-    return static_cast<std::uint8_t*>(t.data) + (t.on_host ? 0 : begin * size_of(t.dtype));
-  }
-  std::size_t bytes(const optim::StateTensor& t) const { return (t.on_host ? 1 : end - begin) * size_of(t.dtype); }
-};
-
-/// All numbers of a net's buckets, cut into shards: of each bucket rank r has `ddp::part_of(count, r, ranks)`.
-template <Device D>
-class ParameterShards {
- public:
-  /// Of all ranks, in the same order on each.
-  const std::vector<ParameterShard<D>>& all() const { return shards_; }
-  /// This rank's.
-  const std::vector<nn::NamedParameter<D>>& mine() const { return mine_; }
-
-  /// Whether the net still has the buckets that were cut.
-  template <class Net>
-  bool fit(Net& net) const {
-    return order_of(net) == order_;
-  }
-
-  /// Before `cut`: has parameters cut that no bucket has held so far, each by itself, if `wanted(name)`.
-  template <class Net, class Wanted>
-  void place(Net& net, const Wanted& wanted) {
-    std::set<const ParameterOn<D>*> placed;
-    for (const auto& shard : shards_) placed.insert(shard.named.parameter);
-    const auto ranks = static_cast<std::size_t>(net.communicator().size());
-    for (const auto& entry : net.flat_parameters().entries()) {
-      if (placed.contains(entry.named.parameter) || !wanted(entry.named.name)) continue;
-      for (std::size_t rank = 0; rank < ranks; ++rank) {
-        const auto part = ddp::part_of(static_cast<std::size_t>(entry.parameter().count()), rank, ranks);
-        if (part.begin < part.end) shards_.push_back({entry.named, static_cast<int>(rank), part.begin, part.end});
-      }
-    }
-  }
-  template <class Net>
-  void cut(Net& net) {
-    mine_.clear();
-    slices_.clear();
-    order_ = order_of(net);
-    const auto before = std::exchange(shards_, {});
-    const auto& communicator = net.communicator();
-    for (const auto& bucket : access_to(net).buckets())
-      for (int rank = 0; rank < communicator.size(); ++rank) {
-        const auto part =
-            ddp::part_of(bucket.count, static_cast<std::size_t>(rank), static_cast<std::size_t>(communicator.size()));
-        for (const std::size_t i : bucket.parameters) {
-          const auto& entry = net.flat_parameters().entries()[i];
-          const auto from = entry.begin - bucket.begin;
-          const auto end = std::min(part.end, from + static_cast<std::size_t>(entry.parameter().count()));
-          if (const auto begin = std::max(part.begin, from); begin < end)
-            shards_.push_back({entry.named, rank, begin - from, end - from});
-        }
-      }
-    // Those that are frozen now keep their state where it was.
-    for (const auto& shard : before)
-      if (std::none_of(order_.begin(), order_.end(),
-                       [&](const auto& placed) { return placed.first == shard.named.parameter; }))
-        shards_.push_back(shard);
-    for (const auto& shard : shards_) {
-      if (shard.owner != communicator.rank()) continue;
-      slices_.push_back(std::make_unique<ParameterSlice<D>>(*shard.named.parameter, static_cast<Index>(shard.begin),
-                                                            static_cast<Index>(shard.end - shard.begin)));
-      mine_.push_back({shard.named.name, shard.named.handle, slices_.back().get()});
-    }
-  }
-
- private:
-  /// The parameters of all buckets, and where each bucket ends.
-  using Order = std::vector<std::pair<const ParameterOn<D>*, std::size_t>>;
-  template <class Net>
-  static Order order_of(Net& net) {
-    Order order;
-    for (const auto& bucket : access_to(net).buckets())
-      for (const std::size_t i : bucket.parameters)
-        order.emplace_back(&net.flat_parameters().entries()[i].parameter(), bucket.begin + bucket.count);
-    return order;
-  }
-
-  Order order_;  // when they were cut
-  std::vector<ParameterShard<D>> shards_;
-  std::vector<std::unique_ptr<ParameterSlice<D>>> slices_;
-  std::vector<nn::NamedParameter<D>> mine_;
-};
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_SHARDED_PARAMETER_SHARDS_HPP
 
 namespace chorus {
 
@@ -12795,6 +15373,514 @@ namespace chorus::simulated {
 
 }  // namespace chorus::simulated
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_RECORDED_HPP
+
+// <chorus/parallel/tensor_parallel.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_PARALLEL_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_PARALLEL_HPP
+/// TensorParallel: every rank has the whole batch and a part of each layer that can be shared out.
+
+// <chorus/parallel/tensor/group.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_GROUP_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_GROUP_HPP
+/// A TensorGroup over a communicator.
+
+namespace chorus::detail {
+
+template <class Communicator>
+class CommunicatorGroup final : public TensorGroup {
+ public:
+  CommunicatorGroup(Communicator& communicator, bool splits_sequences)
+      : communicator_(&communicator),
+        rank_(communicator.rank()),
+        size_(communicator.size()),
+        splits_sequences_(splits_sequences) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  bool splits_sequences() const override { return splits_sequences_; }
+  /// Nodes of the tape may live longer than the policy.
+  void end() { communicator_ = nullptr; }
+
+ protected:
+  void all_reduce(void* data, std::size_t count, DType type, bool largest) override {
+    of_type(type, [&]<class T>(T) {
+      living().all_reduce(std::span(static_cast<T*>(data), count),
+                          largest ? comm::ReduceOp::max : comm::ReduceOp::sum, {.traffic = trace::Traffic::outputs});
+    });
+  }
+  void all_gather(const void* mine, void* all, std::size_t count, DType type) override {
+    of_type(type, [&]<class T>(T) {
+      living().all_gather(std::span(static_cast<const T*>(mine), count),
+                          std::span(static_cast<T*>(all), count * static_cast<std::size_t>(size_)),
+                          {.traffic = trace::Traffic::outputs});
+    });
+  }
+  void reduce_scatter(const void* all, void* mine, std::size_t count, DType type) override {
+    of_type(type, [&]<class T>(T) {
+      living().reduce_scatter(std::span(static_cast<const T*>(all), count * static_cast<std::size_t>(size_)),
+                              std::span(static_cast<T*>(mine), count), comm::ReduceOp::sum,
+                              {.traffic = trace::Traffic::outputs});
+    });
+  }
+
+ private:
+  template <class F>
+  static void of_type(DType type, const F& f) {
+    switch (type) {
+      case DType::f32: return f(float{});
+      case DType::f64: return f(double{});
+      case DType::bfloat16: return f(bf16{});
+      default: return f(half{});
+    }
+  }
+  Communicator& living() const {
+    check<UsageError>(communicator_ != nullptr, "TensorParallel: the policy that ran the forward pass is gone");
+    return *communicator_;
+  }
+
+  Communicator* communicator_;
+  int rank_, size_;
+  bool splits_sequences_;
+};
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_GROUP_HPP
+
+// <chorus/parallel/tensor/replicas.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_REPLICAS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_REPLICAS_HPP
+/// What all ranks of TensorParallel have whole gets the same gradients on all of them, to the bit: checked, now and
+/// then, in what backward leaves.
+
+namespace chorus::detail {
+
+template <Device D, class Communicator>
+class ReplicaCheck {
+ public:
+  /// Each `every` backward passes; 0: never.
+  ReplicaCheck(const nn::FlatParameters<D>& flat, Communicator& communicator, const std::weak_ptr<void>& alive,
+               int every)
+      : flat_(flat), communicator_(communicator), every_(every) {
+    if (every == 0 || communicator.size() == 1) return;
+    for (const auto& entry : flat.entries())
+      entry.parameter().on_grad([this, alive] {
+        if (alive.expired() || last_run_ == backward_run()) return;
+        last_run_ = backward_run();
+        if (runs_++ % static_cast<std::uint64_t>(every_) != 0) return;
+        at_backward_end([this, alive] {
+          if (!alive.expired()) check_now();
+        });
+      });
+  }
+  ReplicaCheck(const ReplicaCheck&) = delete;
+  ReplicaCheck& operator=(const ReplicaCheck&) = delete;
+
+  /// Throws UsageError, on every rank, where gradients differ. A collective.
+  [[gnu::cold]] void check_now() {
+    std::vector<std::uint64_t> own;
+    std::uint64_t all = 0;
+    for (const auto& entry : flat_.entries()) {
+      if (entry.parameter().part() != nullptr) continue;
+      own.push_back(hash(entry.parameter()));
+      all = 31 * all + own.back();
+    }
+    const auto number = static_cast<std::int64_t>(all >> 1);
+    std::array<std::int64_t, 2> largest{number, std::numeric_limits<std::int64_t>::max() - number};
+    communicator_.all_reduce(std::span(largest), comm::ReduceOp::max, {});
+    if (std::numeric_limits<std::int64_t>::max() - largest[1] != largest[0]) raise(own);
+  }
+
+ private:
+  static std::uint64_t hash(const ParameterOn<D>& parameter) {
+    if (!parameter.grad_arrived()) return 0;
+    std::vector<std::uint32_t> words(parameter.size_bytes() / sizeof(std::uint32_t));
+    copy_bytes(Cpu{}, words.data(), parameter.where(), parameter.grad_data(), parameter.size_bytes());
+    std::uint64_t bits = 14695981039346656037ull;
+    for (const std::uint32_t word : words) bits = (bits ^ word) * 1099511628211ull;  // FNV-1a, of words
+    return bits;
+  }
+  [[noreturn, gnu::cold]] void raise(const std::vector<std::uint64_t>& own) {
+    std::vector<std::uint64_t> all(own.size() * static_cast<std::size_t>(communicator_.size()));
+    communicator_.all_gather(std::span<const std::uint64_t>(own), std::span<std::uint64_t>(all), {});
+    std::size_t i = 0;
+    for (const auto& entry : flat_.entries()) {
+      if (entry.parameter().part() != nullptr) continue;
+      for (std::size_t at = i; at < all.size(); at += own.size())
+        if (all[at] != all[i])
+          fail<UsageError>("TensorParallel: rank ", at / own.size(), " has another gradient of '", entry.named.name,
+                           "' than rank 0: expected the same bits of what all ranks have whole. Is the batch the same "
+                           "on all ranks (net.sampler), and does the model reach its ColumnParallelLinear's columns "
+                           "through a RowParallelLinear or gather_columns?");
+      ++i;
+    }
+    fail<UsageError>("TensorParallel: ranks have different gradients of what all of them have whole");
+  }
+
+  const nn::FlatParameters<D>& flat_;
+  Communicator& communicator_;
+  int every_;
+  std::uint64_t runs_ = 0, last_run_ = 0;
+};
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_REPLICAS_HPP
+
+// <chorus/parallel/tensor/split_parameters.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_SPLIT_PARAMETERS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_SPLIT_PARAMETERS_HPP
+/// Cuts the parameters of a model into this rank's parts, in place, and puts whole ones together again.
+
+namespace chorus::detail {
+
+/// The parameters of a model that its layers share out, each once, with how. Throws UsageError where two layers have
+/// one parameter in common and don't share it out in the same way.
+template <Device D>
+class SplitParameters final : public nn::detail::Walker {
+ public:
+  struct Item {
+    std::string name;
+    AnyParameter handle;
+    Split split;
+    ParameterOn<D>& parameter() const { return handle.on<D>(); }
+  };
+
+  explicit SplitParameters(nn::Module& model) {
+    walk(model);
+    for (const auto& one : whole_)
+      for (const Item& item : items_)
+        check<UsageError>(item.handle.shared() != one.handle.shared(), "TensorParallel: '", item.name, "' and '",
+                          one.name, "' are one parameter, which the first one's layer shares out and the other one's ",
+                          "has whole: give both layers that share it out, as VocabularyParallelEmbedding and ",
+                          "ColumnParallelLinear do");
+  }
+  const std::vector<Item>& items() const { return items_; }
+
+  void parameter(std::string_view name, AnyParameter& handle) override { whole_.push_back({path(name), handle, {}}); }
+  void split_parameter(std::string_view name, AnyParameter& handle, const Split& split) override {
+    for (const Item& item : items_)
+      if (item.handle.shared() == handle.shared()) {
+        check<UsageError>(item.split == split, "TensorParallel: '", item.name, "' and '", path(name), "' are one ",
+                          "parameter, which their layers share out in different ways");
+        return;
+      }
+    items_.push_back({path(name), handle, split});
+  }
+
+ private:
+  std::vector<Item> items_, whole_;
+};
+
+/// Makes `item` this rank's part of what it is. Throws UsageError where a rank would have nothing of it.
+template <Device D>
+void cut(const typename SplitParameters<D>::Item& item, const std::shared_ptr<TensorGroup>& group) {
+  auto& parameter = item.parameter();
+  const Split& split = item.split;
+  std::vector<Index> extents(parameter.extents().begin(), parameter.extents().end());
+  Index& along = extents[static_cast<std::size_t>(split.axis)];
+  const SplitLayout layout(parameter.extents(), split, along);
+  check<UsageError>(layout.width / split.unit >= group->size(), "TensorParallel: '", item.name, "' has ",
+                    layout.width / split.unit, split.unit > 1 ? cat(" units of ", split.unit) : std::string(" entries"),
+                    " along axis ", split.axis, ", which ", group->size(), " ranks can't share: each needs one");
+  const auto mine = group->part(layout.width, split.unit);
+  auto whole = std::make_shared<PartOfParameter>(PartOfParameter{split, along, group});
+  const MemoryScope scope(trace::Memory::parameters);
+  const auto size = size_of(parameter.dtype());
+  const D device = parameter.where();
+  const Storage<D> part(device, static_cast<std::size_t>(layout.numbers(mine)) * size);
+  auto* const to = static_cast<std::byte*>(part.data());
+  const auto* const from = static_cast<const std::byte*>(parameter.memory());
+  layout.for_runs(mine, [&](Index in_whole, Index in_part, Index count) {
+    copy_bytes(device, to + static_cast<std::size_t>(in_part) * size, device,
+               from + static_cast<std::size_t>(in_whole) * size, static_cast<std::size_t>(count) * size);
+  });
+  along = split.blocks * mine.count;
+  parameter.replace_numbers(extents, part);
+  parameter.set_part(std::move(whole));
+}
+
+/// Puts into `whole`, another model's parameter, what all ranks have of `part`. A collective.
+template <Device D, class Communicator>
+void join(const ParameterOn<D>& part, ParameterOn<D>& whole, Communicator& communicator) {
+  const PartOfParameter& of = *part.part();
+  std::vector<Index> extents(part.extents().begin(), part.extents().end());
+  extents[static_cast<std::size_t>(of.split.axis)] = of.width;
+  const SplitLayout layout(part.extents(), of.split, of.width);
+  const int ranks = of.group->size();
+  const auto size = size_of(part.dtype());
+  const D device = part.where();
+  const MemoryScope scope(trace::Memory::parameters);
+  const auto most = static_cast<std::size_t>(layout.numbers(axis_part(layout.width, of.split.unit, ranks, 0))) * size;
+  const Storage<D> mine(device, most), all(device, most * static_cast<std::size_t>(ranks)),
+      joined(device, static_cast<std::size_t>(numel(extents)) * size);
+  zero_bytes(device, mine.data(), most);
+  copy_bytes(device, mine.data(), device, part.memory(), part.size_bytes());
+  communicator.all_gather(std::span(static_cast<const std::uint8_t*>(mine.data()), most),
+                          std::span(static_cast<std::uint8_t*>(all.data()), most * static_cast<std::size_t>(ranks)),
+                          {.traffic = trace::Traffic::parameters});
+  auto* const to = static_cast<std::byte*>(joined.data());
+  for (int rank = 0; rank < ranks; ++rank) {
+    const auto* const from = static_cast<const std::byte*>(all.data()) + static_cast<std::size_t>(rank) * most;
+    layout.for_runs(axis_part(layout.width, of.split.unit, ranks, rank), [&](Index in_whole, Index at, Index count) {
+      copy_bytes(device, to + static_cast<std::size_t>(in_whole) * size, device,
+                 from + static_cast<std::size_t>(at) * size, static_cast<std::size_t>(count) * size);
+    });
+  }
+  whole.replace_numbers(extents, joined);
+  whole.set_part(nullptr);
+}
+
+/// Writes this rank's part of `whole`'s numbers into `part`.
+template <Device D>
+void take_part(const ParameterOn<D>& whole, ParameterOn<D>& part) {
+  const PartOfParameter& of = *part.part();
+  const SplitLayout layout(whole.extents(), of.split, of.width);
+  const auto size = size_of(part.dtype());
+  auto* const to = static_cast<std::byte*>(part.memory());
+  const auto* const from = static_cast<const std::byte*>(whole.memory());
+  layout.for_runs(of.group->part(layout.width, of.split.unit), [&](Index in_whole, Index in_part, Index count) {
+    copy_bytes(part.where(), to + static_cast<std::size_t>(in_part) * size, whole.where(),
+               from + static_cast<std::size_t>(in_whole) * size, static_cast<std::size_t>(count) * size);
+  });
+  part.touch();
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_SPLIT_PARAMETERS_HPP
+
+namespace chorus {
+
+struct TensorParallelOptions {
+  /// The axis of the inputs along which the samples lie. Each sample draws its own random numbers.
+  int dim = 0;
+  /// Each so many backward passes, from the first on, ranks compare the bits of the gradients of what each of them has
+  /// whole, in a message of 16 bytes. 0: never.
+  int check_every = 100;
+};
+
+struct NoSequenceSplit {
+  static constexpr bool splits_sequences = false;
+};
+struct SequenceSplit {
+  static constexpr bool splits_sequences = true;
+};
+
+/// Layers that are shared out (ColumnParallelLinear, RowParallelLinear, VocabularyParallelEmbedding,
+/// MultiheadAttention, and with them those of transformers) hold 1 / ranks of their numbers, gradients and optimizer
+/// state on each rank; all else is computed by all ranks, to the same bits. Results, masks of dropout included, are one
+/// device's up to the rounding of sums. Every rank makes the same calls with the same batch.
+///
+/// The numbers of a parameter that is shared out become this rank's part of it in place: handles, and optimizers that
+/// have not stepped yet, go on to stand for that; a tensor of its numbers from before stays what it was.
+///
+/// `Sequence`: with SequenceSplit, what lies between shared layers of a transformer (normalisation, dropout, residual
+/// connections) is shared out by places of the text, so that its activations are, too. Sums become reduce-scatters and
+/// all-gathers, of as many bytes together; see split_sequence.
+template <class Model, class Sequence = NoSequenceSplit, class Communicator = comm::AnyCommunicator>
+class TensorParallel : public Policy<Model> {
+ public:
+  using D = typename Policy<Model>::device_type;
+  using policy_type = TensorParallel;
+  static constexpr const char* name = "tensor_parallel";
+  static constexpr bool distributed = true;
+  static constexpr bool shares_layers = true;
+
+  /// Compares the models of all ranks, takes rank 0's numbers, and keeps this rank's part. Throws UsageError, on every
+  /// rank, where names, shapes, dtypes or options differ, where no layer can be shared out, and where one has less than
+  /// an entry for each rank. The communicator must outlive this.
+  TensorParallel(Model model, Communicator& communicator, const TensorParallelOptions& options = {},
+                 std::uint64_t seed = initial_seed())
+      : TensorParallel(std::make_shared<Group>(communicator, Sequence::splits_sequences), std::move(model),
+                       communicator, options, seed) {}
+  /// For `launch`: takes communicator and seed from `run`. A model on GPUs moves to this rank's, and talks over NCCL.
+  template <detail::LaunchedRun Run>
+  TensorParallel(Model model, Run& run, const TensorParallelOptions& options = {})
+      : TensorParallel(std::make_unique<detail::RankDevice<D>>(run), std::move(model), options, run.seed()) {
+    run.check_options();
+  }
+  /// Peers don't wait for a rank that throws: the group is given up.
+  ~TensorParallel() {
+    group_->end();
+    if (std::uncaught_exceptions() > exceptions_before_ && communicator_.size() > 1)
+      communicator_.abort(cat("rank ", communicator_.rank(), " threw an exception in the middle of a step"));
+  }
+
+  /// The model's output for the whole batch. Throws UsageError where a layer of the model has got other parameters or
+  /// buffers since the policy took it.
+  template <class... Inputs>
+  auto operator()(const Inputs&... inputs) {
+    handles_.check_kept(this->model_, this->flat_);
+    const int dim = this->random_.dim;
+    const RandomScope random(this->begin_forward(dim == 0 ? 0 : detail::samples_of(dim, inputs...)));
+    const TensorGroupScope group(shared_group());
+    const detail::WatchScope watch(communicator_.rank() == 0 ? this->watch_once() : nullptr);
+    const trace::Span span(trace::Lane::forward, "forward", "forward");
+    auto output = this->model_(this->on_model_device(inputs)...);
+    this->end_forward();
+    return output;
+  }
+
+  /// Every rank loads the whole batch.
+  template <class Dataset>
+  data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
+    return data::Sampler(dataset.size(),
+                         {.shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding});
+  }
+  int devices() const { return communicator_.size(); }
+  int canonical_shares() const { return 0; }
+  Communicator& communicator() const { return communicator_; }
+
+  /// For loops that add up the gradients of several batches: they are the whole batches' always.
+  [[nodiscard]] NoSync no_sync() { return {}; }
+  /// All ranks have the same batches.
+  template <class Body>
+  void join(const Body& body, const JoinOptions& = {}) {
+    body();
+  }
+  /// `value` is the mean over the whole batch on every rank, and what a rank has counted is all.
+  double mean(double value, Index) const { return value; }
+  void sum(std::span<double>) const {}
+  /// Makes a number, which lies where the parameters do, the largest one of all ranks.
+  void make_largest(std::int32_t* number) { communicator_.all_reduce(std::span(number, 1), comm::ReduceOp::max, {}); }
+  /// Whether `text` is the same on all ranks; a collective.
+  [[gnu::cold]] bool same_on_all_ranks(std::string_view text) {
+    double different = comm::broadcast_object(communicator_, text) == text ? 0 : 1;
+    communicator_.all_reduce(std::span(&different, 1));
+    return different == 0;
+  }
+
+  /// optim::clip_grad_norm of all parameters: by one device's norm. All ranks call it.
+  double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
+    return optim::clip_grad_norm(this->parameters(), max_norm, options);
+  }
+  /// A model with whole parameters, on every rank, as one device would have it: to save, to evaluate, to copy. All
+  /// ranks call it.
+  [[gnu::cold]] Model gathered() {
+    Model whole = nn::copy_of(this->model_);
+    const detail::SplitParameters<D> parts(this->model_), wholes(whole);
+    if (communicator_.size() > 1)
+      for (std::size_t i = 0; i < parts.items().size(); ++i)
+        detail::join(parts.items()[i].parameter(), wholes.items()[i].parameter(), communicator_);
+    return whole;
+  }
+  /// The whole model as one file, which any policy reads: rank 0 writes it. All ranks call it. See io::save.
+  [[gnu::cold]] void save(const std::string& path, const io::Metadata& metadata = {}) {
+    auto whole = gathered();
+    std::string error;
+    if (communicator_.rank() == 0) try {
+        io::save(whole, path, metadata);
+      } catch (const Error& failure) {
+        error = failure.what();
+      }
+    error = comm::broadcast_object(communicator_, error);
+    check<FileError>(error.empty(), error);
+  }
+  /// Each rank takes its part of a file with a whole model, which rank 0 reads, and which alone has the report. All
+  /// ranks call it. See io::load.
+  [[gnu::cold]] io::LoadReport load(const std::string& path, const io::LoadOptions& options = {}) {
+    auto whole = gathered();
+    io::LoadReport report;
+    std::string error;
+    if (communicator_.rank() == 0) try {
+        report = io::load(whole, path, options);
+      } catch (const Error& failure) {
+        error = failure.what();
+      }
+    error = comm::broadcast_object(communicator_, error);
+    check<FileError>(error.empty(), error);
+    take_numbers(whole, communicator_);
+    const auto to = nn::named_parameters<D>(this->model_), from = nn::named_parameters<D>(whole);
+    for (std::size_t i = 0; i < to.size(); ++i) {
+      auto &own = *to[i].parameter, &read = *from[i].parameter;
+      if (own.part() != nullptr) {
+        detail::take_part(read, own);
+      } else {
+        copy_bytes(own.where(), own.memory(), read.where(), read.memory(), own.size_bytes());
+        own.touch();
+      }
+    }
+    const auto buffers = nn::named_buffers<D>(this->model_), read = nn::named_buffers<D>(whole);
+    for (std::size_t i = 0; i < buffers.size(); ++i) {
+      auto& own = *buffers[i].buffer;
+      copy_bytes(own.where(), own.memory(), read[i].buffer->where(), read[i].buffer->memory(), own.size_bytes());
+      own.touch();
+    }
+    return report;
+  }
+
+ private:
+  using Group = detail::CommunicatorGroup<Communicator>;
+
+  TensorParallel(std::unique_ptr<detail::RankDevice<D>> device, Model model, const TensorParallelOptions& options,
+                 std::uint64_t seed)
+      : TensorParallel(device->place(std::move(model)), device->communicator(), options, seed) {
+    device_ = std::move(device);
+  }
+  TensorParallel(std::shared_ptr<Group> group, Model model, Communicator& communicator,
+                 const TensorParallelOptions& options, std::uint64_t seed)
+      : Policy<Model>(shared_out(std::move(model), communicator, group, options), seed),
+        communicator_(communicator),
+        group_(std::move(group)),
+        handles_(this->model_),
+        replicas_(this->flat_, communicator, this->alive(), options.check_every) {
+    this->random_.dim = options.dim;
+    communicator_.broadcast(std::span(&this->random_.seed, 1), 0, {});
+  }
+
+  std::shared_ptr<TensorGroup> shared_group() const {
+    return communicator_.size() > 1 ? std::shared_ptr<TensorGroup>(group_) : nullptr;
+  }
+
+  static void broadcast(auto& home, Communicator& communicator, trace::Traffic traffic) {
+    if (home.size_bytes() == 0) return;
+    communicator.broadcast(std::span(static_cast<std::uint8_t*>(home.memory()), home.size_bytes()), 0,
+                           {.traffic = traffic});
+    home.touch();
+  }
+  /// Makes rank 0's numbers all ranks'.
+  static void take_numbers(Model& model, Communicator& communicator) {
+    if (communicator.size() == 1) return;
+    for (const auto& named : nn::named_parameters<D>(model))
+      broadcast(*named.parameter, communicator, trace::Traffic::parameters);
+    for (const auto& named : nn::named_buffers<D>(model))
+      broadcast(*named.buffer, communicator, trace::Traffic::buffers);
+  }
+  static Model shared_out(Model model, Communicator& communicator, const std::shared_ptr<Group>& group,
+                          const TensorParallelOptions& options) {
+    if constexpr (!std::is_same_v<D, Cpu>)
+      check<UsageError>(communicator.takes_device_memory(), "TensorParallel: a model on ", D::kind,
+                        " needs a communicator for its memory, such as comm::NcclCommunicator; got ",
+                        communicator.backend());
+    check<UsageError>(options.dim >= 0 && options.check_every >= 0,
+                      "TensorParallel: dim and check_every are at least 0, got ", options.dim, " and ",
+                      options.check_every);
+    for (const auto& named : nn::named_parameters<D>(model))
+      check<UsageError>(named.parameter->part() == nullptr, "TensorParallel: '", named.name,
+                        "' is a part already, of a model that a policy has shared out");
+    const auto all = [](const auto&) { return true; };
+    detail::check_same_description(
+        communicator, "TensorParallel",
+        cat("dim ", options.dim, "\ncheck_every ", options.check_every, "\n") +
+            detail::model_description<D>(model, all));
+    const detail::SplitParameters<D> split(model);
+    if (communicator.size() == 1) return model;
+    check<UsageError>(!split.items().empty(), "TensorParallel: no layer of the model can be shared out: expected ",
+                      "ColumnParallelLinear, RowParallelLinear, VocabularyParallelEmbedding, MultiheadAttention or ",
+                      "the layers of transformers");
+    take_numbers(model, communicator);
+    for (const auto& item : split.items()) detail::cut<D>(item, group);
+    return model;
+  }
+
+  std::unique_ptr<detail::RankDevice<D>> device_;  // where it was made for a run
+  Communicator& communicator_;
+  std::shared_ptr<Group> group_;
+  detail::ModelHandles handles_;
+  detail::ReplicaCheck<D, Communicator> replicas_;
+  const int exceptions_before_ = std::uncaught_exceptions();
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_PARALLEL_HPP
 
 // <chorus/train/advice.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TRAIN_ADVICE_HPP

@@ -5,8 +5,9 @@
 #ifndef CHORUS_SINGLE_CHORUS_CHORUS_HPP
 #define CHORUS_SINGLE_CHORUS_CHORUS_HPP
 /// What most programs need: tensors, the common operators, layers and optimizers, data, the policies SingleDevice,
-/// DataParallel and DistributedDataParallel, and launch. <chorus/all.hpp> has the rest, each header of which may be
-/// included by itself; it costs a program its compile time, and reading model files a JSON parser.
+/// DataParallel, DistributedDataParallel and FullyShardedDataParallel, and launch. <chorus/all.hpp> has the rest, each
+/// header of which may be included by itself; it costs a program its compile time, and reading model files a JSON
+/// parser.
 
 // <chorus/autograd/gradient_check.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_GRADIENT_CHECK_HPP
@@ -1219,15 +1220,16 @@ class Replaced {
 namespace chorus::trace {
 
 /// What a message between devices or ranks carried.
-enum class Traffic : std::uint8_t { control, parameters, gradients, buffers, inputs, outputs };
-inline constexpr std::size_t traffic_kinds = 6;
+enum class Traffic : std::uint8_t { control, parameters, gradients, buffers, inputs, outputs, activations };
+inline constexpr std::size_t traffic_kinds = 7;
 
 /// What a block of device memory holds.
 enum class Memory : std::uint8_t { activations, parameters, gradients, optimizer, buckets };
 inline constexpr std::size_t memory_kinds = 5;
 
 constexpr std::string_view name(Traffic kind) {
-  constexpr std::string_view names[] = {"control", "parameters", "gradients", "buffers", "inputs", "outputs"};
+  constexpr std::string_view names[] = {"control", "parameters", "gradients", "buffers",
+                                        "inputs",  "outputs",    "activations"};
   return names[static_cast<std::size_t>(kind)];
 }
 constexpr std::string_view name(Memory kind) {
@@ -1443,6 +1445,28 @@ class PeakKept {
 }  // namespace chorus::trace
 #endif  // CHORUS_SINGLE_CHORUS_CORE_TRACE_HPP
 
+// <chorus/tensor/residence.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TENSOR_RESIDENCE_HPP
+#define CHORUS_SINGLE_CHORUS_TENSOR_RESIDENCE_HPP
+/// Residence: numbers of which a process may have only a part at hand, and fetches the rest when they are needed.
+
+namespace chorus {
+
+/// Who owns such numbers: the policy that has cut parameters into units. A home (see Storage) knows its residence and
+/// its unit, and tells it whenever an operation, forward or backward, is about to read the numbers.
+class Residence {
+ public:
+  virtual ~Residence() = default;
+  /// Somebody is about to read the numbers of a unit: they are there when it returns. Throws UsageError, which says
+  /// what to do, where they cannot be had now.
+  virtual void touch(std::size_t unit) = 0;
+  /// Whether they are there.
+  virtual bool present(std::size_t unit) const = 0;
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_TENSOR_RESIDENCE_HPP
+
 // <chorus/tensor/size_class.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_SIZE_CLASS_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_SIZE_CLASS_HPP
@@ -1495,6 +1519,13 @@ class Writes {
  public:
   /// The name of the parameter or buffer in its model; empty where none is known.
   std::string name;
+  /// Where the numbers are that this process has no memory for any more, for who asks for them; empty where they are
+  /// here.
+  std::string elsewhere;
+  void check_here() const {
+    if (!elsewhere.empty()) [[unlikely]]
+      fail<UsageError>(elsewhere);
+  }
 
   void add() { version_.fetch_add(1, std::memory_order_relaxed); }
   bool watched() const { return watched_.load(std::memory_order_relaxed); }
@@ -1752,12 +1783,31 @@ class Storage {
   /// Grows whenever the numbers of a home change; 0 where there is none.
   std::uint64_t version() const {
     auto* const known = writes();
-    return known == nullptr ? 0 : known->version(block_->data, block_->bytes);
+    if (known == nullptr) return 0;
+    return present() ? known->version(block_->data, block_->bytes) : known->counted();
   }
   /// Somebody gets a pointer to the numbers of a home, and may write. Only what lies in the host's memory is watched.
   void watch() const {
     if constexpr (std::is_same_v<D, Cpu>)
       if (auto* const known = writes()) known->watch(block_->data, block_->bytes);
+  }
+
+  /// An operation is about to read the numbers: those of a home that has a Residence come, if they are not there.
+  void touch() const {
+    if (block_ != nullptr && block_->home && block_->home->residence) [[unlikely]]
+      block_->home->residence->touch(block_->home->unit);
+  }
+  /// Whether the numbers are there: they always are but in a home that has a Residence.
+  bool present() const {
+    return block_ == nullptr || !block_->home || !block_->home->residence ||
+           block_->home->residence->present(block_->home->unit);
+  }
+  /// Whether a process may have only a part of them.
+  bool in_parts() const { return block_ != nullptr && block_->home && block_->home->residence; }
+  /// Of a home: who fetches its numbers, by the number of their unit.
+  void set_residence(std::shared_ptr<Residence> residence, std::size_t unit) const {
+    block_->home->residence = std::move(residence);
+    block_->home->unit = unit;
   }
 
   explicit operator bool() const { return block_ != nullptr; }
@@ -1786,6 +1836,8 @@ template <Device D>
 struct Home {
   Storage<D> memory;
   Writes writes;
+  std::shared_ptr<Residence> residence = nullptr;  // where a process may have only a part of the numbers
+  std::size_t unit = 0;                            // what they are a part of there
 };
 
 }  // namespace chorus
@@ -5545,10 +5597,18 @@ namespace chorus::kernels {
 
 namespace detail {
 
+// GCC would make a copy of the functions below for the tail, whose count it knows, and round sums of products in
+// another way there than in the other one.
+#ifdef __clang__
+#define CHORUS_ONE_COPY [[gnu::noinline]]
+#else
+#define CHORUS_ONE_COPY [[gnu::noinline, gnu::noclone]]
+#endif
+
 /// Full Packs only: `count` is a multiple of the width.
 template <class F, class T, std::size_t... K>
-[[gnu::noinline]] void forward_packs(const F& f, Index count, const std::array<const T*, sizeof...(K)>& in_pointers,
-                                     T* out, std::index_sequence<K...>) {
+CHORUS_ONE_COPY void forward_packs(const F& f, Index count, const std::array<const T*, sizeof...(K)>& in_pointers,
+                                   T* out, std::index_sequence<K...>) {
   const F function = f;
   const auto in = in_pointers;
   for (Index i = 0; i < count; i += Pack<T>::width) {
@@ -5558,10 +5618,10 @@ template <class F, class T, std::size_t... K>
 }
 
 template <class F, class T, std::size_t... K>
-[[gnu::noinline]] void backward_packs(const F& f, Index count, const std::array<const T*, sizeof...(K)>& in_pointers,
-                                      const T* dy, const std::array<T*, sizeof...(K)>& dx_pointers,
-                                      const std::array<bool, sizeof...(K)>& accumulate_flags,
-                                      std::index_sequence<K...>) {
+CHORUS_ONE_COPY void backward_packs(const F& f, Index count, const std::array<const T*, sizeof...(K)>& in_pointers,
+                                    const T* dy, const std::array<T*, sizeof...(K)>& dx_pointers,
+                                    const std::array<bool, sizeof...(K)>& accumulate_flags,
+                                    std::index_sequence<K...>) {
   const F function = f;
   const auto in = in_pointers;
   const auto dx = dx_pointers;
@@ -5578,6 +5638,8 @@ template <class F, class T, std::size_t... K>
     (put(dx[K] == nullptr ? nullptr : dx[K] + i, partials.d[K], accumulate[K]), ...);
   }
 }
+
+#undef CHORUS_ONE_COPY
 
 inline constexpr Index block_elements = 512;
 
@@ -6012,6 +6074,13 @@ class GradNode : public Node {
   }
 
  protected:
+  // The value has got another shape: there is no gradient by it, nor a place for one.
+  void change_shape(const Shape<Rank>& shape) {
+    set_has_grad(false);
+    shape_ = shape;
+    grad_ = {};
+    bound_ = false;
+  }
   // Puts the gradient at a place that stays: a range of a flat buffer, on the device of `whole`.
   void bind_grad(const Storage<D>& whole, T* place) {
     const auto bytes = static_cast<std::size_t>(numel(shape_)) * sizeof(T);
@@ -6154,6 +6223,9 @@ void watch_backward(const std::weak_ptr<BackwardWatch>& watch);
 /// outside of a run.
 std::uint64_t backward_run();
 
+/// Of the same run: the sequence number of the node whose gradient goes on now.
+std::uint64_t backward_node();
+
 /// Of the same run: those of its nodes that are means, the last recorded first, whether or not backward has passed them
 /// yet. For gradient hooks. Empty outside of a run.
 std::span<const Ref<Node>> means_of_backward();
@@ -6197,6 +6269,7 @@ struct BackwardRun {
   std::uint64_t number;
   std::vector<std::function<void()>> end_actions;
   std::span<const Ref<Node>> means;
+  std::uint64_t node = 0;  // the sequence number of the one that runs
 };
 /// That of this thread; null outside of one.
 inline BackwardRun*& current_backward() {
@@ -6259,6 +6332,11 @@ CHORUS_INLINE void watch_backward(const std::weak_ptr<BackwardWatch>& watch) {
 CHORUS_INLINE std::uint64_t backward_run() {
   const auto* run = detail::current_backward();
   return run != nullptr ? run->number : 0;
+}
+
+CHORUS_INLINE std::uint64_t backward_node() {
+  const auto* run = detail::current_backward();
+  return run != nullptr ? run->node : 0;
 }
 
 CHORUS_INLINE std::span<const Ref<Node>> means_of_backward() {
@@ -6365,6 +6443,7 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
       if (!lists.count) node->set_reached();  // in the run around this one
       continue;
     }
+    outermost.node = node->sequence();
     if (node->gradient_hooks_) node->run_gradient_hooks();
     // Counted before the node runs, since it then forgets its inputs.
     if (lists.count) {
@@ -6420,7 +6499,10 @@ class Variable {
   /// The result of a recorded operation.
   Variable(tensor_type value, Ref<node_type> node) : value_(std::move(value)), node_(std::move(node)) {}
 
-  const tensor_type& value() const { return value_; }
+  const tensor_type& value() const {
+    value_.storage().touch();
+    return value_;
+  }
   const Ref<node_type>& node() const { return node_; }
   bool requires_grad() const { return static_cast<bool>(node_); }
   tensor_type grad() const { return node_ ? node_->grad() : tensor_type{}; }
@@ -6495,9 +6577,17 @@ concept AnyVariable = detail::is_variable<std::remove_cvref_t<X>> || requires(co
 template <class X>
 concept Operand = AnyTensor<X> || AnyVariable<X>;
 
+/// Columns of an operand that ranks share: see <chorus/ops/columns.hpp>.
+template <Operand X>
+class Columns;
+/// Places of a sequence that ranks share: see <chorus/ops/sequence_part.hpp>.
+template <Operand X>
+class SequencePart;
+
 /// The numbers of an operand.
 template <AnyTensor X>
 const X& value_of(const X& x) {
+  x.storage().touch();
   return x;
 }
 template <AnyVariable X>
@@ -6527,6 +6617,9 @@ inline constexpr bool of_one_type =
     (std::is_same_v<typename tensor_of<X>::value_type, typename tensor_of<Rest>::value_type> && ...);
 
 namespace detail {
+
+/// How many operations have ended in this thread: those that had taken numbers before have read them.
+inline thread_local constinit std::uint64_t operations_ended = 0;
 
 template <class N>
 N* unless_skipped(N* node) {
@@ -6597,6 +6690,7 @@ template <class Operation, class T, int Rank, class D, class Backward, Operand..
 auto record(Operation operation, Tensor<T, Rank, D> value, Backward backward, const Inputs&... inputs) {
   static_assert((std::is_same_v<typename tensor_of<Inputs>::device_type, D> && ...),
                 "operands lie on different kinds of devices: use to_device(x, device)");
+  ++detail::operations_ended;
   if constexpr ((AnyTensor<Inputs> && ...)) {
     return value;
   } else if constexpr ((detail::is_graph_variable<Inputs> || ...)) {
@@ -6802,6 +6896,403 @@ double gradient_error(const Function& function, const Tensor<double, Ranks>&... 
 /// of a handle shares the numbers. Policies move them, into flat buffers and to other devices; handles, optimizers and
 /// tensors that a program has from before go on to stand for the same numbers.
 
+// <chorus/tensor/promised_numbers.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TENSOR_PROMISED_NUMBERS_HPP
+#define CHORUS_SINGLE_CHORUS_TENSOR_PROMISED_NUMBERS_HPP
+/// PromisedNumbers: initial numbers that are not drawn yet. Each is a pure function of its place, so that a part of
+/// them can be drawn alone, by whoever keeps it.
+
+// <chorus/tensor/paged_memory.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TENSOR_PAGED_MEMORY_HPP
+#define CHORUS_SINGLE_CHORUS_TENSOR_PAGED_MEMORY_HPP
+/// PagedMemory: addresses that stay, and pages behind them that come and go.
+
+#include <unistd.h>
+
+namespace chorus {
+
+/// A block of the host's memory, zeroed, of which ranges can be given back to the system: tensors in them keep their
+/// addresses. What is given back counts as not allocated on device `slot`; a later write brings pages of zeros. Whole
+/// pages alone go: those at the ends of a range stay.
+///
+/// It is made for a Storage, which counts the whole block as allocated as long as it lives.
+class PagedMemory {
+ public:
+  /// Throws Error where the system has no such addresses left.
+  PagedMemory(std::size_t bytes, int slot, trace::Memory kind)
+      : bytes_(round_up(bytes == 0 ? 1 : bytes)), slot_(slot), kind_(kind) {
+    void* const data =
+        mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    check<Error>(data != MAP_FAILED, "paged memory: the system has no room for ", bytes_, " bytes of addresses");
+    data_ = static_cast<std::byte*>(data);
+  }
+  PagedMemory(const PagedMemory&) = delete;
+  PagedMemory& operator=(const PagedMemory&) = delete;
+  ~PagedMemory() {
+    trace::allocated(slot_, kind_, absent_);
+    munmap(data_, bytes_);
+  }
+
+  std::byte* data() const { return data_; }
+
+  /// Gives the pages within bytes [begin, end) back; what was in them is lost. They are in use until then.
+  void give_back(std::size_t begin, std::size_t end) {
+    const auto inner = pages_within(begin, end);
+    if (inner == 0) return;
+    madvise(data_ + round_up(begin), inner, MADV_DONTNEED);
+    count(-static_cast<std::int64_t>(inner));
+  }
+  /// Those pages are in use again.
+  void take(std::size_t begin, std::size_t end) { count(static_cast<std::int64_t>(pages_within(begin, end))); }
+
+  static std::size_t page() {
+    static const auto size = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    return size;
+  }
+
+ private:
+  static std::size_t round_up(std::size_t bytes) { return (bytes + page() - 1) / page() * page(); }
+  static std::size_t pages_within(std::size_t begin, std::size_t end) {
+    const std::size_t first = round_up(begin), last = end / page() * page();
+    return first < last ? last - first : 0;
+  }
+  void count(std::int64_t bytes) {
+    absent_ -= bytes;
+    trace::allocated(slot_, kind_, bytes);
+  }
+
+  std::size_t bytes_;
+  int slot_;
+  trace::Memory kind_;
+  std::byte* data_ = nullptr;
+  std::int64_t absent_ = 0;  // bytes that a Storage counts, and that are not there
+};
+
+/// Memory of zeros behind which there are no pages yet, and which counts as not allocated.
+inline Storage<Cpu> untouched_memory(std::size_t bytes) {
+  const int slot = trace_slot(Cpu{});
+  auto pages = std::make_shared<PagedMemory>(bytes, slot, MemoryScope::current());
+  const trace::PeakKept kept(slot);
+  Storage<Cpu> storage(Cpu{}, std::shared_ptr<void>(pages, pages->data()), bytes);
+  pages->give_back(0, bytes);
+  return storage;
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_TENSOR_PAGED_MEMORY_HPP
+
+namespace chorus {
+
+/// Tensors that have addresses, and no numbers behind them. While one is current in a thread, the functions of nn::init
+/// give such tensors, and parameters that move take the promise along.
+class PromisedNumbers {
+ public:
+  /// Draws elements [first, first + count) into `out`.
+  template <class T>
+  using Draw = std::function<void(T* out, Index first, Index count)>;
+
+  static PromisedNumbers*& current() {
+    thread_local PromisedNumbers* promises = nullptr;
+    return promises;
+  }
+
+  /// A tensor whose numbers `draw` gives; of a size that is worth it, else it draws them now.
+  template <class T, int Rank>
+  Tensor<T, Rank, Cpu> promise(const Shape<Rank>& shape, Draw<T> draw) {
+    const auto count = numel(shape);
+    const auto bytes = static_cast<std::size_t>(count) * sizeof(T);
+    if (bytes < PagedMemory::page()) {
+      auto out = Tensor<T, Rank, Cpu>::empty(shape);
+      draw(out.data(), 0, count);
+      return out;
+    }
+    auto storage = untouched_memory(bytes);
+    auto* const data = static_cast<T*>(storage.data());
+    promises_.push_back({data, bytes, static_cast<std::size_t>(count), true,
+                         [draw = std::move(draw)](void* out, std::size_t first, std::size_t n) {
+                           draw(static_cast<T*>(out), static_cast<Index>(first), static_cast<Index>(n));
+                         }});
+    return {std::move(storage), data, shape, row_major(shape)};
+  }
+
+  /// Whether numbers at `from` are promised; then they are so at `to` from now on. Throws UsageError where the program
+  /// has written or read them meanwhile: what it made of them would be lost.
+  bool move(const void* from, void* to, const std::string& name) {
+    for (auto& promise : promises_) {
+      if (promise.at != from) continue;
+      if (std::exchange(promise.unmoved, false)) check_untouched(promise, name);
+      promise.at = to;
+      return true;
+    }
+    return false;
+  }
+  /// Draws what no policy has taken, where it is.
+  void keep_the_rest() {
+    for (const auto& promise : promises_)
+      if (promise.unmoved) promise.draw(const_cast<void*>(promise.at), 0, promise.count);
+  }
+  /// Draws numbers that are promised at `at`, if they are, where they are.
+  void draw_whole(void* at, Index count) const { draw(at, at, 0, static_cast<std::size_t>(count)); }
+  /// Draws elements [first, first + count) of the numbers that are promised at `at`, into `out`; false where none are.
+  bool draw(const void* at, void* out, std::size_t first, std::size_t count) const {
+    for (const auto& promise : promises_)
+      if (promise.at == at) {
+        if (count > 0) promise.draw(out, first, count);
+        return true;
+      }
+    return false;
+  }
+
+ private:
+  struct Promise {
+    const void* at;
+    std::size_t bytes, count;
+    bool unmoved;
+    std::function<void(void* out, std::size_t first, std::size_t count)> draw;
+  };
+  static void check_untouched(const Promise& promise, const std::string& name) {
+    std::vector<unsigned char> resident((promise.bytes + PagedMemory::page() - 1) / PagedMemory::page());
+    const bool known = mincore(const_cast<void*>(promise.at), promise.bytes, resident.data()) == 0;
+    const bool touched = known && std::any_of(resident.begin(), resident.end(), [](auto page) { return page & 1; });
+    check<UsageError>(!touched, "deferred: the model's constructor reads or writes '", name,
+                      "', whose numbers are to be drawn later, a part on each rank: make the model itself, not a "
+                      "deferred one");
+  }
+
+  std::vector<Promise> promises_;
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_TENSOR_PROMISED_NUMBERS_HPP
+
+// <chorus/core/tensor_group.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
+/// The ranks that share layers (tensor parallelism): which part of a tensor each has, and what they tell each other.
+
+// <chorus/core/share_tree.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_SHARE_TREE_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_SHARE_TREE_HPP
+/// Canonical shares: a batch is cut into the same shares whatever the number of devices, and what the shares give is
+/// added up in one fixed binary tree. Rounding then does not depend on who computes what.
+
+namespace chorus {
+
+inline constexpr int most_canonical_shares = 64;
+
+/// Where share `i` of `shares` begins among `count` things: sizes differ by at most one, the first ones are larger.
+constexpr std::int64_t share_begin(std::int64_t count, std::size_t shares, std::size_t i) {
+  const auto n = static_cast<std::int64_t>(shares), at = static_cast<std::int64_t>(i);
+  return at * (count / n) + std::min(at, count % n);
+}
+
+/// Neighbouring shares, first to last: of a device, or those whose numbers have been added up.
+struct ShareRange {
+  std::size_t begin = 0, end = 0;
+
+  std::size_t count() const { return end - begin; }
+  /// Whether this one and `next` are the two halves of a node of the tree.
+  bool joins(const ShareRange& next) const {
+    return end == next.begin && count() == next.count() && std::has_single_bit(count()) && begin % (2 * count()) == 0;
+  }
+  friend bool operator==(const ShareRange&, const ShareRange&) = default;
+};
+
+/// The shares of device `i` of `devices`, of which there are at most as many: whole ones, in the order of devices.
+constexpr ShareRange shares_of_device(std::size_t shares, std::size_t devices, std::size_t i) {
+  const auto all = static_cast<std::int64_t>(shares);
+  return {static_cast<std::size_t>(share_begin(all, devices, i)),
+          static_cast<std::size_t>(share_begin(all, devices, i + 1))};
+}
+
+/// The tree, as it is climbed: numbers of shares come from left to right, and two neighbours are added as soon as they
+/// are the halves of a node, as a binary counter carries. Halves are powers of two as long as there are shares for
+/// them: of 7 shares, (((0 1) (2 3)) ((4 5) 6)). What a device has of its own run of shares is then at most 2 log2 of
+/// their number.
+class ShareTree {
+ public:
+  /// The next shares. Calls `add(depth)` whenever the last two sums become one, of which there are `depth` then.
+  template <class Add>
+  void push(ShareRange shares, const Add& add) {
+    sums_.push_back(shares);
+    while (sums_.size() > 1 && sums_[sums_.size() - 2].joins(sums_.back())) add_last(add);
+  }
+  /// All shares have come: one sum is left.
+  template <class Add>
+  void finish(const Add& add) {
+    while (sums_.size() > 1) add_last(add);
+  }
+  /// What has been added up so far, from left to right.
+  const std::vector<ShareRange>& sums() const { return sums_; }
+
+ private:
+  template <class Add>
+  void add_last(const Add& add) {
+    const std::size_t end = sums_.back().end;
+    sums_.pop_back();
+    sums_.back().end = end;
+    add(sums_.size());
+  }
+
+  std::vector<ShareRange> sums_;
+};
+
+/// The sums that are left of a run of so many shares; one where it has all of them.
+inline std::vector<ShareRange> sums_of(ShareRange run, std::size_t shares) {
+  ShareTree tree;
+  const auto nothing = [](std::size_t) {};
+  for (std::size_t share = run.begin; share < run.end; ++share) tree.push({share, share + 1}, nothing);
+  if (run == ShareRange{0, shares}) tree.finish(nothing);
+  return tree.sums();
+}
+
+/// Values of shares, or of sums of them, added up in the order of the tree.
+template <class Value>
+class TreeSum {
+ public:
+  /// The next one, of these shares. `add(left, right)` makes `left` the sum of both.
+  template <class Add>
+  void push(ShareRange shares, Value value, const Add& add) {
+    values_.push_back(std::move(value));
+    tree_.push(shares, last_two(add));
+  }
+  /// The sum, when all have come; null of none.
+  template <class Add>
+  const Value* finish(const Add& add) {
+    tree_.finish(last_two(add));
+    return values_.empty() ? nullptr : &values_.front();
+  }
+
+ private:
+  template <class Add>
+  auto last_two(const Add& add) {
+    return [this, &add](std::size_t depth) {
+      add(values_[depth - 1], values_[depth]);
+      values_.pop_back();
+    };
+  }
+
+  ShareTree tree_;
+  std::vector<Value> values_;
+};
+
+/// Numbers of all shares as one; 0 of none.
+inline double add_shares(std::span<const double> of_share) {
+  const auto add = [](double& left, double right) { left += right; };
+  TreeSum<double> sum;
+  for (std::size_t share = 0; share < of_share.size(); ++share) sum.push({share, share + 1}, of_share[share], add);
+  const double* const all = sum.finish(add);
+  return all == nullptr ? 0 : *all;
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_CORE_SHARE_TREE_HPP
+
+#include <numeric>
+
+namespace chorus {
+
+/// How a parameter is shared out: along `axis`, which is `blocks` equal ones in a row (those of query, key and value,
+/// say), each of them cut between units of `unit` entries (those of a head).
+struct Split {
+  int axis = 0;
+  Index blocks = 1, unit = 1;
+  friend bool operator==(const Split&, const Split&) = default;
+};
+
+/// Some neighbouring entries of an axis.
+struct AxisPart {
+  Index begin = 0, count = 0;
+};
+
+/// Those of rank `rank` of `ranks` that share `width` entries: whole units, shares differ by at most one.
+constexpr AxisPart axis_part(Index width, Index unit, int ranks, int rank) {
+  const auto n = static_cast<std::size_t>(ranks), at = static_cast<std::size_t>(rank);
+  const Index begin = share_begin(width / unit, n, at) * unit;
+  return {begin, share_begin(width / unit, n, at + 1) * unit - begin};
+}
+
+/// A parameter's numbers as seen from the axis that is shared out: [outer, blocks, width, inner].
+struct SplitLayout {
+  Index outer = 1, blocks = 1, width = 0, inner = 1;  // of the whole one; width: of a block
+
+  /// `extents`: of a part or the whole; `whole`: entries of the axis in all.
+  SplitLayout(std::span<const Index> extents, const Split& split, Index whole) : blocks(split.blocks) {
+    const auto axis = static_cast<std::size_t>(split.axis);
+    width = whole / blocks;
+    outer = std::accumulate(extents.begin(), extents.begin() + split.axis, Index{1}, std::multiplies<>());
+    for (std::size_t i = axis + 1; i < extents.size(); ++i) inner *= extents[i];
+  }
+  Index numbers(const AxisPart& part) const { return outer * blocks * part.count * inner; }
+  /// Calls `f(in_whole, in_part, count)` for each run of neighbouring numbers of a part.
+  template <class F>
+  void for_runs(const AxisPart& part, const F& f) const {
+    if (part.count == 0) return;
+    for (Index i = 0; i < outer * blocks; ++i)
+      f((i * width + part.begin) * inner, i * part.count * inner, part.count * inner);
+  }
+};
+
+/// What a policy offers to the operators of a forward pass, and of the backward pass after it. All members make the
+/// same calls in the same order, on memory of the model's device. All throw CommError where a member is lost.
+class TensorGroup {
+ public:
+  virtual ~TensorGroup() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  /// Whether the places of a sequence are shared out, too, where layers are whole.
+  virtual bool splits_sequences() const { return false; }
+
+  /// Sums over all members, in place; the same bits for each.
+  template <Real T>
+  void sum(std::span<T> values) {
+    if (!values.empty()) all_reduce(values.data(), values.size(), dtype<T>, false);
+  }
+  /// The largest of all members' numbers, in place.
+  template <Real T>
+  void max(std::span<T> values) {
+    if (!values.empty()) all_reduce(values.data(), values.size(), dtype<T>, true);
+  }
+  /// all := every member's `mine`, in the order of ranks.
+  template <Real T>
+  void all_gather(std::span<const T> mine, std::span<T> all) {
+    if (!mine.empty()) all_gather(mine.data(), all.data(), mine.size(), dtype<T>);
+  }
+  /// mine := this member's chunk of the sum of every member's `all`.
+  template <Real T>
+  void reduce_scatter(std::span<const T> all, std::span<T> mine) {
+    if (!mine.empty()) reduce_scatter(all.data(), mine.data(), mine.size(), dtype<T>);
+  }
+
+  AxisPart part(Index width, Index unit) const { return axis_part(width, unit, size(), rank()); }
+
+ protected:
+  virtual void all_reduce(void* data, std::size_t count, DType type, bool largest) = 0;
+  virtual void all_gather(const void* mine, void* all, std::size_t count, DType type) = 0;
+  virtual void reduce_scatter(const void* all, void* mine, std::size_t count, DType type) = 0;
+};
+
+/// The group of this thread's forward pass; null where layers are whole.
+inline std::shared_ptr<TensorGroup>& tensor_group() {
+  thread_local std::shared_ptr<TensorGroup> group;
+  return group;
+}
+
+/// While it lives, layers of this thread belong to `group`.
+struct TensorGroupScope : detail::Replaced<std::shared_ptr<TensorGroup>> {
+  explicit TensorGroupScope(std::shared_ptr<TensorGroup> group) : Replaced(tensor_group(), std::move(group)) {}
+};
+
+/// Of a parameter that is a part: of what, and who has the others.
+struct PartOfParameter {
+  Split split;
+  Index width = 0;  ///< of the whole one along the axis
+  std::shared_ptr<TensorGroup> group;
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
+
 namespace chorus {
 
 namespace detail {
@@ -6823,8 +7314,16 @@ class AtHome {
   virtual DType dtype() const = 0;
   virtual std::span<const Index> extents() const = 0;
   virtual D where() const = 0;
-  /// Where the numbers are, for library code: to read, or to write and then call `touch`.
-  virtual void* memory() const = 0;
+  /// Where the numbers are, for library code: to read, or to write and then call `touch`. Throws UsageError where they
+  /// are not there, under a policy that keeps a part of them on each rank.
+  void* memory() const {
+    check_here();
+    if (!storage().present() && !is_part()) [[unlikely]]
+      raise_absent();
+    return place();
+  }
+  /// The same, whether they are there or not.
+  virtual void* place() const = 0;
   /// The home.
   virtual const Storage<D>& storage() const = 0;
   /// Where the numbers are, for anybody: from the first call on, what is written through it on the CPU is found by
@@ -6848,16 +7347,40 @@ class AtHome {
       writes->name = name;
   }
 
+  /// Throws UsageError where the numbers are another process's.
+  void check_here() const {
+    if (const auto* const writes = storage().writes()) writes->check_here();
+  }
   Index count() const { return numel(extents()); }
+  /// Whether it is a part of a parameter, which other processes have the rest of: what needs the whole, or all of the
+  /// model, refuses it.
+  virtual bool is_part() const { return false; }
+  /// Where it begins in the whole parameter, in elements.
+  virtual Index part_begin() const { return 0; }
+  /// The extents of the whole parameter, of which this may be a part.
+  virtual std::span<const Index> whole_extents() const { return extents(); }
   std::size_t size_bytes() const { return static_cast<std::size_t>(count()) * size_of(dtype()); }
 
  protected:
-  /// Moves the numbers to `place`, within `whole`.
-  void move_numbers(const Storage<D>& whole, void* place) const {
+  /// Moves the numbers to `to`, within `whole`.
+  void move_numbers(const Storage<D>& whole, void* to) const {
     const Storage<D>& home = storage();
-    copy_bytes(whole.device(), place, where(), memory(), size_bytes());
-    home.move_home(whole, place);
+    if (!promised(to)) copy_bytes(whole.device(), to, where(), memory(), size_bytes());
+    home.move_home(whole, to);
     if (home.owners() == 1) home.writes()->end_watch();  // pointers to where they were are no good any more
+  }
+  // Whether the numbers are yet to be drawn: then they will be at `to`.
+  bool promised([[maybe_unused]] void* to) const {
+    if constexpr (std::is_same_v<D, Cpu>)
+      if (auto* const promises = PromisedNumbers::current())
+        return promises->move(place(), to, storage().writes()->name);
+    return false;
+  }
+  [[noreturn, gnu::noinline, gnu::cold]] void raise_absent() const {
+    const auto* const writes = storage().writes();
+    fail<UsageError>("'", writes == nullptr ? "" : writes->name,
+                     "' is in parts, one on each rank: its numbers are here while the net computes with them, and "
+                     "while net.gathered() lives, which all ranks call");
   }
   /// Moves them to memory of their own on another device.
   void move_numbers(D device) const {
@@ -6916,6 +7439,14 @@ class ParameterOn : public detail::AtHome<D> {
   /// Forgets it, with its memory.
   virtual void drop_grad_of(Node& stand_in) const = 0;
 
+  /// Makes this a parameter of other extents, of the same number of axes, with these numbers. Handles, hooks and
+  /// optimizers that have not stepped yet stay; gradients go, and tensors of its numbers from before are no longer its.
+  virtual void replace_numbers(std::span<const Index> extents, const Storage<D>& numbers) = 0;
+  /// What this is a part of, where a policy has shared a parameter out; null of a whole one. What depends on whole
+  /// parameters (a norm, a file) has to ask.
+  const std::shared_ptr<const PartOfParameter>& part() const { return part_; }
+  void set_part(std::shared_ptr<const PartOfParameter> part) { part_ = std::move(part); }
+
   /// Whether other processes read and write the same value: one of them may step each of its numbers, then, and the
   /// others none.
   bool in_common() const { return in_common_; }
@@ -6927,14 +7458,20 @@ class ParameterOn : public detail::AtHome<D> {
   bool grad_local() const { return local_at_ != 0 && local_at_ == times_forgotten() + 1; }
   void set_grad_local(bool local) { local_at_ = local ? times_forgotten() + 1 : 0; }
 
+  /// Whether this process has a part of the model's parameters, and others the rest: a norm over those that are here is
+  /// not the model's.
+  bool one_of_a_part() const { return one_of_a_part_; }
+  void set_one_of_a_part(bool part) { one_of_a_part_ = part; }
+
   /// Whether the last gradient has gone to another process, which steps in this one's place: that an optimizer finds
   /// none here is no mistake.
   bool grad_sent() const { return grad_sent_; }
   void set_grad_sent(bool sent) { grad_sent_ = sent; }
 
  private:
-  bool in_common_ = false, grad_sent_ = false;
+  bool in_common_ = false, grad_sent_ = false, one_of_a_part_ = false;
   std::uint32_t local_at_ = 0;  // times_forgotten() + 1 when it was said
+  std::shared_ptr<const PartOfParameter> part_;
 };
 
 namespace detail {
@@ -6955,12 +7492,15 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
   explicit ParameterNode(const Tensor<T, Rank, D>& value)
       : LeafNode<T, Rank, D>(value), value_(detail::at_home(value)) {}
 
-  const Tensor<T, Rank, D>& value() const { return value_; }
+  const Tensor<T, Rank, D>& value() const {
+    this->check_here();
+    return value_;
+  }
 
   DType dtype() const override { return chorus::dtype<T>; }
   std::span<const Index> extents() const override { return value_.shape(); }
   D where() const override { return value_.device(); }
-  void* memory() const override { return value_.data(); }
+  void* place() const override { return value_.data(); }
   const Storage<D>& storage() const override { return value_.storage(); }
   std::uint64_t numbers_version() const override { return this->version(); }
   const char* numbers_name() const override {
@@ -6994,6 +7534,7 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
     copy_bytes(device, copy.data(), value_.device(), value_.data(), value_.bytes());
     auto* made = new ParameterNode(copy);
     made->wants_grad_ = wants_grad_;
+    made->set_part(this->part());
     return Ref<Node>(made);
   }
   void add_grad_of(const ParameterOn<D>& copy) override {
@@ -7012,11 +7553,19 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
   void drop_grad_of(Node& stand_in) const override {
     static_cast<LeafNode<T, Rank, D>&>(stand_in).exchange_grad({});
   }
+  void replace_numbers(std::span<const Index> extents, const Storage<D>& numbers) override {
+    Shape<Rank> shape{};
+    std::copy(extents.begin(), extents.end(), shape.begin());
+    value_ = detail::at_home(Tensor<T, Rank, D>(numbers, static_cast<T*>(numbers.data()), shape, row_major(shape)));
+    this->change_shape(shape);
+    this->narrow_copy = {};
+  }
   Variable<T, Rank, D> as_variable() {
     if (detail::parameter_watch != nullptr) [[unlikely]]
       detail::parameter_watch->saw(static_cast<const ParameterOn<D>*>(this), *this, value_.shape(), wants_grad_);
-    if (!wants_grad_) return Variable<T, Rank, D>(value_);
-    return {value_, origin_ ? origin_ : Ref<GradNode<T, Rank, D>>(this)};
+    value_.storage().touch();
+    if (!wants_grad_) return Variable<T, Rank, D>(value());
+    return {value(), origin_ ? origin_ : Ref<GradNode<T, Rank, D>>(this)};
   }
 
  private:
@@ -7065,7 +7614,10 @@ class Parameter : public AnyParameter {
   /// backward refuses to go on with other numbers than the forward pass saw. `value_of(parameter)` is for reading
   /// alone and `assign` for writing; neither needs that. On a GPU only `assign` is noticed.
   const Tensor<T, Rank, D>& value() const {
-    if (node_) typed().storage().watch();
+    if (node_) {
+      typed().storage().touch();
+      typed().storage().watch();
+    }
     return numbers();
   }
   /// The gradient; undefined where there is none. It stays what it is when the parameter's gradient is forgotten
@@ -7081,7 +7633,7 @@ class Parameter : public AnyParameter {
   void assign(const Tensor<T, Rank, D>& numbers) const {
     check<ShapeError>(numbers.shape() == shape() && numbers.is_contiguous(),
                       "Parameter::assign: expected a dense tensor of shape ", shape(), ", got shape ", numbers.shape());
-    copy_bytes(device(), this->numbers().data(), numbers.device(), numbers.data(), numbers.bytes());
+    copy_bytes(device(), typed().memory(), numbers.device(), numbers.data(), numbers.bytes());
     typed().touch();
   }
   /// See Variable::register_hook.
@@ -7102,7 +7654,11 @@ class Parameter : public AnyParameter {
   Variable<T, Rank, D> as_variable() const { return node_ ? typed().as_variable() : Variable<T, Rank, D>(); }
 
   /// For reading.
-  friend const Tensor<T, Rank, D>& value_of(const Parameter& parameter) { return parameter.numbers(); }
+  friend const Tensor<T, Rank, D>& value_of(const Parameter& parameter) {
+    const auto& numbers = parameter.numbers();
+    numbers.storage().touch();
+    return numbers;
+  }
 
  private:
   const Tensor<T, Rank, D>& numbers() const {
@@ -7135,11 +7691,14 @@ class BufferNode final : public Node, public BufferOn<D> {
   void for_each_input(void (*)(Node&, void*), void*) const override {}
   bool is_leaf() const override { return true; }
 
-  const Tensor<T, Rank, D>& value() const { return value_; }
+  const Tensor<T, Rank, D>& value() const {
+    this->check_here();
+    return value_;
+  }
   DType dtype() const override { return chorus::dtype<T>; }
   std::span<const Index> extents() const override { return value_.shape(); }
   D where() const override { return value_.device(); }
-  void* memory() const override { return value_.data(); }
+  void* place() const override { return value_.data(); }
   const Storage<D>& storage() const override { return value_.storage(); }
   Ref<Node> copy_to(D device) const override {
     const MemoryScope scope(trace::Memory::parameters);
@@ -7581,7 +8140,6 @@ class ImageDataset {
 
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <cerrno>
 // <chorus/core/standard_streams.hpp>
@@ -7888,124 +8446,6 @@ using DistributedSampler = Sampler;
 #define CHORUS_SINGLE_CHORUS_DATA_SAMPLER_IMPL_HPP
 /// How Sampler makes an order and cuts it.
 
-// <chorus/core/share_tree.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_SHARE_TREE_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_SHARE_TREE_HPP
-/// Canonical shares: a batch is cut into the same shares whatever the number of devices, and what the shares give is
-/// added up in one fixed binary tree. Rounding then does not depend on who computes what.
-
-namespace chorus {
-
-inline constexpr int most_canonical_shares = 64;
-
-/// Where share `i` of `shares` begins among `count` things: sizes differ by at most one, the first ones are larger.
-constexpr std::int64_t share_begin(std::int64_t count, std::size_t shares, std::size_t i) {
-  const auto n = static_cast<std::int64_t>(shares), at = static_cast<std::int64_t>(i);
-  return at * (count / n) + std::min(at, count % n);
-}
-
-/// Neighbouring shares, first to last: of a device, or those whose numbers have been added up.
-struct ShareRange {
-  std::size_t begin = 0, end = 0;
-
-  std::size_t count() const { return end - begin; }
-  /// Whether this one and `next` are the two halves of a node of the tree.
-  bool joins(const ShareRange& next) const {
-    return end == next.begin && count() == next.count() && std::has_single_bit(count()) && begin % (2 * count()) == 0;
-  }
-  friend bool operator==(const ShareRange&, const ShareRange&) = default;
-};
-
-/// The shares of device `i` of `devices`, of which there are at most as many: whole ones, in the order of devices.
-constexpr ShareRange shares_of_device(std::size_t shares, std::size_t devices, std::size_t i) {
-  const auto all = static_cast<std::int64_t>(shares);
-  return {static_cast<std::size_t>(share_begin(all, devices, i)),
-          static_cast<std::size_t>(share_begin(all, devices, i + 1))};
-}
-
-/// The tree, as it is climbed: numbers of shares come from left to right, and two neighbours are added as soon as they
-/// are the halves of a node, as a binary counter carries. Halves are powers of two as long as there are shares for
-/// them: of 7 shares, (((0 1) (2 3)) ((4 5) 6)). What a device has of its own run of shares is then at most 2 log2 of
-/// their number.
-class ShareTree {
- public:
-  /// The next shares. Calls `add(depth)` whenever the last two sums become one, of which there are `depth` then.
-  template <class Add>
-  void push(ShareRange shares, const Add& add) {
-    sums_.push_back(shares);
-    while (sums_.size() > 1 && sums_[sums_.size() - 2].joins(sums_.back())) add_last(add);
-  }
-  /// All shares have come: one sum is left.
-  template <class Add>
-  void finish(const Add& add) {
-    while (sums_.size() > 1) add_last(add);
-  }
-  /// What has been added up so far, from left to right.
-  const std::vector<ShareRange>& sums() const { return sums_; }
-
- private:
-  template <class Add>
-  void add_last(const Add& add) {
-    const std::size_t end = sums_.back().end;
-    sums_.pop_back();
-    sums_.back().end = end;
-    add(sums_.size());
-  }
-
-  std::vector<ShareRange> sums_;
-};
-
-/// The sums that are left of a run of so many shares; one where it has all of them.
-inline std::vector<ShareRange> sums_of(ShareRange run, std::size_t shares) {
-  ShareTree tree;
-  const auto nothing = [](std::size_t) {};
-  for (std::size_t share = run.begin; share < run.end; ++share) tree.push({share, share + 1}, nothing);
-  if (run == ShareRange{0, shares}) tree.finish(nothing);
-  return tree.sums();
-}
-
-/// Values of shares, or of sums of them, added up in the order of the tree.
-template <class Value>
-class TreeSum {
- public:
-  /// The next one, of these shares. `add(left, right)` makes `left` the sum of both.
-  template <class Add>
-  void push(ShareRange shares, Value value, const Add& add) {
-    values_.push_back(std::move(value));
-    tree_.push(shares, last_two(add));
-  }
-  /// The sum, when all have come; null of none.
-  template <class Add>
-  const Value* finish(const Add& add) {
-    tree_.finish(last_two(add));
-    return values_.empty() ? nullptr : &values_.front();
-  }
-
- private:
-  template <class Add>
-  auto last_two(const Add& add) {
-    return [this, &add](std::size_t depth) {
-      add(values_[depth - 1], values_[depth]);
-      values_.pop_back();
-    };
-  }
-
-  ShareTree tree_;
-  std::vector<Value> values_;
-};
-
-/// Numbers of all shares as one; 0 of none.
-inline double add_shares(std::span<const double> of_share) {
-  const auto add = [](double& left, double right) { left += right; };
-  TreeSum<double> sum;
-  for (std::size_t share = 0; share < of_share.size(); ++share) sum.push({share, share + 1}, of_share[share], add);
-  const double* const all = sum.finish(add);
-  return all == nullptr ? 0 : *all;
-}
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_CORE_SHARE_TREE_HPP
-
 // <chorus/kernels/random.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_HPP
@@ -8082,8 +8522,6 @@ std::vector<Index> permutation(std::uint64_t seed, std::uint64_t stream, Index n
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_RANDOM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_RANDOM_HPP
 /// Counter-based random numbers on the CPU.
-
-#include <numeric>
 
 // <chorus/kernels/random_numbers.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_NUMBERS_HPP
@@ -9543,6 +9981,8 @@ class Visitor {
   /// A model inside of the one that is seen, which has the same members and no name of its own, as in MixedPrecision.
   virtual void inner(Module&) {}
   virtual void parameter(std::string_view name, AnyParameter& parameter) = 0;
+  /// A parameter that ranks may share out, and how: to most visitors one like any other.
+  virtual void split_parameter(std::string_view name, AnyParameter& handle, const Split&) { parameter(name, handle); }
   virtual void buffer(std::string_view name, AnyBuffer& buffer) = 0;
 };
 
@@ -9584,6 +10024,8 @@ template <class Y>
 [[gnu::cold]] std::string shape_text(const Y& y) {
   if constexpr (requires { value_of(y).shape(); }) {
     return cat(value_of(y).shape());
+  } else if constexpr (requires { cat(y.shape()); }) {
+    return cat(y.shape());
   } else if constexpr (requires { std::tuple_size<Y>::value; }) {
     std::string text;
     std::apply([&](const auto&... members) { ((text += cat(text.empty() ? "" : ", ", shape_text(members))), ...); }, y);
@@ -9689,6 +10131,14 @@ struct NamedParameter {
   ParameterOn<D>* parameter;
 };
 
+/// Throws UsageError where the parameter is one rank's part of what `who` has to see whole; `instead`: what to do.
+template <Device D>
+void check_whole(std::string_view who, const NamedParameter<D>& named, std::string_view instead) {
+  if (named.parameter->part() != nullptr)
+    chorus::fail<UsageError>(who, ": '", named.name, "' is this rank's part of a parameter that TensorParallel shares ",
+                             "out: ", instead);
+}
+
 /// A buffer and its path in the model.
 template <Device D>
 struct NamedBuffer {
@@ -9716,6 +10166,17 @@ class Walker : public Visitor {
  private:
   std::string prefix_;
 };
+
+[[gnu::cold]] inline bool any_layer_trains(Module& model) {
+  struct Look final : Walker {
+    bool any = false;
+    void enter(Module& layer) override { any = any || layer.training(); }
+  } look;
+  look.walk(model);
+  return look.any;
+}
+/// Whether the model or any layer of it is in training: a layer's flag may differ from the model's.
+inline bool any_training(Module& model) { return model.training() || any_layer_trains(model); }
 
 }  // namespace detail
 
@@ -9824,6 +10285,29 @@ template <class Model>
 void save(Model& model, const std::string& path, const Metadata& metadata = {}) {
   static_assert(std::is_base_of_v<nn::Module, Model>, "io::save writes a model: under a policy that is net.module()");
   detail::save_module<typename Model::device_type>(model, path, metadata);
+}
+
+/// The model of a policy, likewise: one call, of all ranks, whatever the policy. Rank 0 writes; where each rank has
+/// parts of the parameters, all write theirs into the one file. What one rank throws others throw, too, or find out in
+/// their next collective call.
+template <class Net>
+requires requires(Net& net) { typename Net::policy_type; net.module(); }
+void save(Net& net, const std::string& path, const Metadata& metadata = {}) {
+  if constexpr (requires { net.save_in_parts(path, metadata); }) {
+    net.save_in_parts(path, metadata);
+  } else if constexpr (requires { net.save(path, metadata); }) {
+    net.save(path, metadata);
+  } else {
+    bool writes = true;
+    if constexpr (requires { net.communicator().rank(); }) writes = net.communicator().rank() == 0;
+    const auto save_model = [&](auto& model) {
+      if (writes) save(model, path, metadata);
+    };
+    if constexpr (requires { net.gathered(save_model); })
+      net.gathered(save_model);
+    else
+      save_model(net.module());
+  }
 }
 
 }  // namespace chorus::io
@@ -9945,6 +10429,20 @@ class RegularFile {
 
 namespace chorus::io {
 
+/// Writes all of `data` at a place of a file; false, with errno, where that fails.
+inline bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data) {
+  const chorus::detail::HeldSignal held(SIGXFSZ);
+  while (!data.empty()) {
+    const ssize_t count = ::pwrite(file, data.data(), std::min(data.size(), io_chunk), static_cast<off_t>(offset));
+    if (count < 0 && errno == EINTR) continue;
+    if (count == 0) errno = EIO;
+    if (count <= 0) return false;
+    offset += static_cast<std::uint64_t>(count);
+    data = data.subspan(static_cast<std::size_t>(count));
+  }
+  return true;
+}
+
 /// Writes to `.NAME.<16 hex digits>.tmp` in the folder of `path`; `commit` puts it in place. Without a commit the
 /// destructor removes it and the old file stays. What a killed process left is removed by the next AtomicFile of the
 /// same path: a temporary file that is still being written is locked. Every FileError names path, step and reason.
@@ -9976,6 +10474,18 @@ class AtomicFile {
     }
   }
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
+
+  /// Makes the file that long, for others who write ranges of it, and returns the path at which they find it. Throws
+  /// FileError.
+  std::string extend(std::uint64_t bytes) {
+    check<UsageError>(!temporary_.empty(), "saving ", path_, ": extend of a file that is committed or has failed");
+    if (::ftruncate(file_.value, static_cast<off_t>(bytes)) != 0) fail_at("extending the file");
+    return folder_path_ + temporary_;
+  }
+  /// Writes at a place, which the next `write` does not depend on. Throws FileError, and then removes the file.
+  void write_at(std::uint64_t offset, std::span<const std::byte> data) {
+    if (!chorus::io::write_at(file_.value, offset, data)) fail_at("writing");
+  }
 
   /// Syncs the file to the disk, renames it to its place, and syncs the folder. Throws FileError; the old file is then
   /// untouched, save where the message says that only the folder's sync failed.
@@ -10028,7 +10538,8 @@ class AtomicFile {
       target = followed.get();
     }
     const std::size_t slash = target.rfind('/');
-    const std::string folder = slash == target.npos ? "." : target.substr(0, slash + 1);
+    folder_path_ = slash == target.npos ? "" : target.substr(0, slash + 1);
+    const std::string folder = folder_path_.empty() ? "." : folder_path_;
     name_ = slash == target.npos ? target : target.substr(slash + 1);
     check<FileError>(!name_.empty(), "saving ", path_.empty() ? "\"\"" : path_, ": the path has no file name");
     // NAME_MAX is 255 bytes; a longer name shares its leftovers with its namesakes, which the locks make harmless.
@@ -10101,7 +10612,7 @@ class AtomicFile {
     return name += suffix;
   }
 
-  std::string path_, name_, prefix_, temporary_;
+  std::string path_, folder_path_, name_, prefix_, temporary_;
   Descriptor folder_, file_;
 };
 
@@ -10204,7 +10715,8 @@ namespace chorus::io::detail {
 inline constexpr std::string_view training_prefix = "training/";
 
 /// Where a tensor of a file lies in this program: in device memory, or, without a device, on the host. `mean_with`:
-/// names of others in the file, with which floating-point numbers take the mean.
+/// names of others in the file, with which floating-point numbers take the mean. With `part_count`, so many elements
+/// from `part_begin` on are here, and others elsewhere.
 template <Device D>
 struct TensorPlace {
   std::string name;
@@ -10213,15 +10725,38 @@ struct TensorPlace {
   std::optional<D> device;
   void* data;
   std::vector<std::string> mean_with = {};
+  std::size_t part_begin = 0;
+  std::optional<std::size_t> part_count = {};
+  std::shared_ptr<const PartOfParameter> part = {};  // of a tensor that ranks share out
 
-  std::size_t bytes() const { return static_cast<std::size_t>(numel(shape)) * size_of(dtype); }
+  /// In the file.
+  std::vector<Index> whole_shape() const {
+    auto whole = shape;
+    if (part != nullptr) whole[static_cast<std::size_t>(part->split.axis)] = part->width;
+    return whole;
+  }
+  std::size_t bytes() const { return part_count.value_or(static_cast<std::size_t>(numel(shape))) * size_of(dtype); }
+  /// Where they begin in the tensor.
+  std::size_t begin_bytes() const { return part_begin * size_of(dtype); }
   void copy_to(void* numbers) const {
     if (device)
       copy_bytes(Cpu{}, numbers, *device, data, bytes());
     else
       copy_bytes(Cpu{}, numbers, Cpu{}, data, bytes());
   }
+  /// `numbers`: of the whole tensor.
   void fill(const void* numbers) const {
+    std::vector<std::byte> own;
+    if (part != nullptr) {
+      own.resize(bytes());
+      const SplitLayout layout(shape, part->split, part->width);
+      const auto size = size_of(dtype);
+      layout.for_runs(part->group->part(layout.width, part->split.unit), [&](Index from, Index to, Index count) {
+        std::copy_n(static_cast<const std::byte*>(numbers) + static_cast<std::size_t>(from) * size,
+                    static_cast<std::size_t>(count) * size, own.data() + static_cast<std::size_t>(to) * size);
+      });
+      numbers = own.data();
+    }
     if (device)
       copy_bytes(*device, data, Cpu{}, numbers, bytes());
     else
@@ -10237,9 +10772,49 @@ std::vector<TensorPlace<D>> model_places(nn::Module& model) {
     const auto extents = tensor.extents();
     places.push_back({name, tensor.dtype(), {extents.begin(), extents.end()}, tensor.where(), tensor.memory()});
   };
-  for (const auto& named : nn::named_parameters<D>(model)) add(named.name, *named.parameter);
+  for (const auto& named : nn::named_parameters<D>(model)) {
+    add(named.name, *named.parameter);
+    places.back().part = named.parameter->part();
+  }
   for (const auto& named : nn::named_buffers<D>(model)) add(named.name, *named.buffer);
   return places;
+}
+
+/// Whether a policy keeps a part of each parameter on each rank: all ranks write a file together, each its parts.
+template <class Net>
+constexpr bool keeps_parts = requires {
+  requires Net::keeps_parts;
+};
+
+/// What this rank has of the model of such a policy: its parts of parameters, and the buffers, which are all ranks'.
+template <Device D, class Net>
+std::vector<TensorPlace<D>> places_in_parts(Net& net) {
+  std::vector<TensorPlace<D>> places;
+  for (const auto& named : net.parameters()) {
+    const auto& p = *named.parameter;
+    const auto extents = p.whole_extents();
+    places.push_back({.name = named.name,
+                      .dtype = p.dtype(),
+                      .shape = {extents.begin(), extents.end()},
+                      .device = p.where(),
+                      .data = p.place(),
+                      .part_begin = static_cast<std::size_t>(p.part_begin()),
+                      .part_count = static_cast<std::size_t>(p.count())});
+  }
+  for (const auto& named : nn::named_buffers<D>(net.module())) {
+    const auto extents = named.buffer->extents();
+    places.push_back({named.name, named.buffer->dtype(), {extents.begin(), extents.end()}, named.buffer->where(),
+                      named.buffer->memory()});
+  }
+  return places;
+}
+
+/// Throws UsageError where a tensor is one rank's part.
+template <Device D>
+void check_whole(const TensorPlace<D>& tensor) {
+  check<UsageError>(tensor.part == nullptr, "a model's file: '", tensor.name, "' is this rank's part of what ",
+                    "TensorParallel shares out: net.save(path) and net.load(path), which all ranks call, are for "
+                    "whole ones, and so is the model net.gathered()");
 }
 
 /// Says that a model's numbers have changed: to replicas, and to copies in 16 bits.
@@ -10254,6 +10829,7 @@ class Outgoing {
  public:
   template <Device D>
   void add(const TensorPlace<D>& tensor) {
+    check_whole(tensor);
     add(tensor.name, tensor, [&](std::byte* to) { tensor.copy_to(to); });
   }
   /// Under another name; `copy(to)` copies the numbers.
@@ -10423,6 +10999,7 @@ struct CollectiveOptions {
   double scale = 1;
   trace::Traffic traffic = trace::Traffic::control;  ///< what the bytes are counted as
   int bucket = -1;                                   ///< the number of a gradient bucket, for messages
+  int unit = -1;                                     ///< the number of a unit of parameters, likewise
 };
 
 /// A group of ranks. Every rank calls the same collectives, in the same order, with the same counts and scalar types.
@@ -10630,6 +11207,7 @@ struct Call {
   int peer = 0;              ///< the root of a broadcast, the other end of a message
   bool receives = false;     ///< a message: recv, not send
   int bucket = -1;           ///< the number of a gradient bucket, for messages
+  int unit = -1;             ///< the number of a unit of parameters, likewise
 };
 
 /// One rank's end of a group. Its calls have been checked: sizes fit, roots and peers are ranks. They are carried out
@@ -10981,7 +11559,9 @@ class AnyCommunicator {
   template <class T>
   Call moves(Op op, const T* in, T* out, std::size_t count, int peer, const CollectiveOptions& options) const {
     check_move(op, peer, options);
-    return {op, {.dtype = dtype<T>, .element = sizeof(T)}, options.traffic, count, in, out, peer};
+    Call call{op, {.dtype = dtype<T>, .element = sizeof(T)}, options.traffic, count, in, out, peer};
+    call.unit = options.unit;
+    return call;
   }
 
   template <class T>
@@ -12360,6 +12940,7 @@ namespace chorus::comm {
 struct NamedCall {
   Envelope envelope = {};
   int bucket = -1;
+  int unit = -1;
   int peer = 0;                ///< of a message
   bool receives = false;       ///< a message
   const char* name = nullptr;  ///< instead of the envelope
@@ -12373,6 +12954,7 @@ struct NamedCall {
     else
       out += cat(envelope.op != Op::message ? "" : receives ? "receiving " : "sending ", envelope);
     if (bucket >= 0) out += cat(", gradient bucket ", bucket);
+    if (unit >= 0) out += cat(", unit ", unit, " of the parameters");
     return out;
   }
 };
@@ -12662,12 +13244,14 @@ struct TracedCall {
     const auto op = comm::name(envelope.op);
     const int peer = members.empty() ? call.peer : members[static_cast<std::size_t>(call.peer)];
     name = envelope.op == Op::message ? cat(op, call.receives ? " from " : " to ", peer)
-           : call.bucket < 0          ? std::string(op)
-                                      : cat(op, ", bucket ", call.bucket);
+           : call.bucket >= 0         ? cat(op, ", bucket ", call.bucket)
+           : call.unit >= 0           ? cat(op, ", unit ", call.unit)
+                                      : std::string(op);
     chorus::detail::JsonObject fields;
     fields.field("op", op).field("sequence", envelope.sequence).field("traffic", trace::name(traffic));
     fields.field("bytes", bytes).field("count", envelope.count);
     if (call.bucket >= 0) fields.field("bucket", call.bucket);
+    if (call.unit >= 0) fields.field("unit", call.unit);
     if (call.algorithm != Algorithm::automatic) fields.field("algorithm", comm::name(call.algorithm));
     if (!members.empty()) fields.field("group", members);
     args = fields.fields();
@@ -12767,7 +13351,11 @@ class QueuedEngine : public Engine {
       envelope.sequence = collectives_++;
     }
     const std::lock_guard lock(mutex_);
-    recorder_.begin({.envelope = envelope, .bucket = call.bucket, .peer = call.peer, .receives = call.receives});
+    recorder_.begin({.envelope = envelope,
+                     .bucket = call.bucket,
+                     .unit = call.unit,
+                     .peer = call.peer,
+                     .receives = call.receives});
     return envelope;
   }
 
@@ -18827,6 +19415,10 @@ CHORUS_INLINE int launch(LaunchedPolicy policy, int argc, char** argv, const Lau
     auto operator()(const X& x) const {                           \
       return detail::watched(*this, [&] { return FUNCTION(x); }); \
     }                                                             \
+    template <class X>                                            \
+    auto operator()(const Columns<X>& x) const {                  \
+      return detail::watched(*this, [&] { return FUNCTION(x); }); \
+    }                                                             \
     std::string describe() const override { return #LAYER; }      \
   }
 #endif  // CHORUS_SINGLE_CHORUS_NN_FUNCTION_LAYER_HPP
@@ -18856,6 +19448,7 @@ class Saved {
 
   /// Throws UsageError where the tensor is a parameter or a buffer that has been written since it was saved.
   const X& read(const char* operation) const {
+    tensor_.storage().touch();
     if (const auto now = tensor_.storage().version(); now != version_) [[unlikely]]
       refuse(operation, now);
     return tensor_;
@@ -19288,6 +19881,66 @@ void dropout_backward(Cuda device, Index samples, Index inner, const T* dy, T* d
 #endif
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_HPP
 
+// <chorus/kernels/dropout_part.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_PART_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_PART_HPP
+/// Dropout of some columns of a value, by the numbers that the whole one draws.
+
+// <chorus/kernels/cpu/dropout_part.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_DROPOUT_PART_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_DROPOUT_PART_HPP
+/// Dropout of some columns on the CPU.
+
+namespace chorus::kernels {
+
+/// Neighbouring columns of a row of `width`.
+struct ColumnsOfRow {
+  Index width, begin, count;
+};
+
+/// `out = in / (1 - p)` where the element is kept, else 0, or is added to. in, out: [samples, rows, columns.count];
+/// what is kept is what dropout of [samples, rows, columns.width] keeps there.
+template <class T>
+void dropout_columns(Cpu, Index samples, Index rows, const ColumnsOfRow& columns, const T* in, T* out, double p,
+                     const RandomKey& key, bool accumulate) {
+  using Number = std::conditional_t<Narrow<T>, float, T>;
+  constexpr auto at_once = static_cast<Index>(philox_block);
+  const std::uint32_t threshold = dropout_threshold(p);
+  const auto scale = static_cast<Number>(dropout_scale(p));
+  std::array<PhiloxWords, philox_block> counters{};
+  std::array<std::uint32_t, 4 * philox_block> words;
+  for (Index line = 0; line < samples * rows; ++line) {
+    const Index sample = line / rows, begin = line % rows * columns.width + columns.begin, end = begin + columns.count;
+    for (Index quad = begin / 4; 4 * quad < end; quad += at_once) {
+      for (Index i = 0; i < at_once; ++i)
+        counters[static_cast<std::size_t>(i)] = dropout_counter(key, key.first_sample + sample, quad + i);
+      philox_words(key.seed, counters.data(), words.data());
+      const Index first = std::max(begin, 4 * quad), last = std::min(end, 4 * (quad + at_once));
+      for (Index i = first; i < last; ++i) {
+        const Index at = line * columns.count + i - begin;
+        const auto kept = dropout_keeps(words[static_cast<std::size_t>(i - 4 * quad)], threshold) ? scale : Number{0};
+        const auto value = static_cast<Number>(in[at]) * kept;
+        out[at] = static_cast<T>(accumulate ? static_cast<Number>(out[at]) + value : value);
+      }
+    }
+  }
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_DROPOUT_PART_HPP
+
+namespace chorus::kernels {
+
+#if CHORUS_USE_CUDA
+template <class T>
+void dropout_columns(Cuda, Index, Index, const ColumnsOfRow&, const T*, T*, double, const RandomKey&, bool) {
+  fail<UsageError>("dropout: of columns that are shared out it is for the CPU");
+}
+#endif
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_PART_HPP
+
 // <chorus/ops/shape.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_SHAPE_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_SHAPE_HPP
@@ -19665,6 +20318,31 @@ auto dropout_of_rows(const X& x, double p, bool drops) {
         kernels::dropout_backward(dy.device(), samples, inner, dy.data(), grad.data(), p, key, accumulate);
       },
       x);
+}
+
+/// Of a value that ranks share: [samples, ...] with `row.count` of each `row.width` neighbouring numbers of the whole
+/// one. What goes is what goes of that.
+template <Operand X>
+X dropout_part(const X& x, double p, const kernels::ColumnsOfRow& row) {
+  if constexpr (is_graph_variable<X>) {
+    fail<UsageError>("dropout: gradients of gradients don't go through what ranks share");
+  } else {
+    const auto input = contiguous(value_of(x));
+    check<UsageError>(samples_axis(input.shape()) == 0,
+                      "dropout: what ranks share has its samples along the first axis");
+    const auto key = next_random_key(input.size(0));
+    const Index samples = input.size(0), numbers = samples * row.count;
+    const Index rows = numbers == 0 ? 0 : input.numel() / numbers;
+    auto out = tensor_of<X>::empty(input.shape(), input.device());
+    kernels::dropout_columns(input.device(), samples, rows, row, input.data(), out.data(), p, key, false);
+    return record(
+        "dropout", std::move(out),
+        [samples, rows, row, p, key](const auto& dy, auto dx) {
+          const auto [grad, accumulate] = dx->target();
+          kernels::dropout_columns(dy.device(), samples, rows, row, dy.data(), grad.data(), p, key, accumulate);
+        },
+        x);
+  }
 }
 
 }  // namespace detail
@@ -21331,6 +22009,40 @@ void var_backward(Cuda device, AxisShape shape, const T* x, const T* dy, T* dx, 
 /// Losses of what a policy with canonical shares has returned: means over the whole batch, on every process, added up
 /// share by share in one fixed order.
 
+// <chorus/autograd/found_nodes.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_FOUND_NODES_HPP
+#define CHORUS_SINGLE_CHORUS_AUTOGRAD_FOUND_NODES_HPP
+/// A walk back over the tape that ends where the caller says.
+
+namespace chorus::detail {
+
+/// Nodes of the tape, each once, in the order in which they were found.
+class FoundNodes {
+ public:
+  void add(Node& node) {
+    if (known_.insert(&node).second) nodes_.push_back(&node);
+  }
+  void add_inputs_of(const Node& node) {
+    node.for_each_input([](Node& input, void* found) { static_cast<FoundNodes*>(found)->add(input); }, this);
+  }
+  /// Adds the inputs of all nodes for which `goes_on(node)`, those that are added included.
+  template <class GoesOn>
+  void walk(const GoesOn& goes_on) {
+    for (std::size_t next = 0; next < nodes_.size(); ++next)
+      if (goes_on(*nodes_[next])) add_inputs_of(*nodes_[next]);
+  }
+
+  bool has(const Node& node) const { return known_.contains(&node); }
+  const std::vector<Node*>& all() const { return nodes_; }
+
+ private:
+  std::vector<Node*> nodes_;
+  std::unordered_set<const Node*> known_;
+};
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_FOUND_NODES_HPP
+
 // <chorus/core/canonical_cut.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CANONICAL_CUT_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_CANONICAL_CUT_HPP
@@ -21367,6 +22079,14 @@ inline std::atomic<int>& canonical_policies() {
   static std::atomic<int> count{0};
   return count;
 }
+/// While it lives, there is one more.
+class CountedCanonicalPolicy {
+ public:
+  CountedCanonicalPolicy() { ++canonical_policies(); }
+  ~CountedCanonicalPolicy() { --canonical_policies(); }
+  CountedCanonicalPolicy(const CountedCanonicalPolicy&) = delete;
+  CountedCanonicalPolicy& operator=(const CountedCanonicalPolicy&) = delete;
+};
 /// Whether this thread is within one share: there, a mean is the share's.
 inline bool& within_share() {
   thread_local bool within = false;
@@ -21386,24 +22106,41 @@ inline constexpr const char* canonical_mean_name = "canonical_mean";
 [[gnu::cold]] inline std::shared_ptr<const CanonicalCut> find_cut(Node* node) {
   std::shared_ptr<const CanonicalCut> found;
   if (node == nullptr || within_share() || !grad_enabled()) return found;
-  std::vector<Node*> nodes{node};
-  for (std::size_t next = 0; next < nodes.size(); ++next) {
-    if (const auto* const cut = nodes[next]->canonical_cut(); cut != nullptr && *cut) {
-      check<UsageError>(!found || (found->samples() == (*cut)->samples() && found->run() == (*cut)->run()),
-                        "canonical shares: a loss of two outputs, of batches that are cut in different ways: ",
-                        found ? found->samples() : 0, " and ", (*cut)->samples(), " samples in ",
-                        found ? found->run().count() : 0, " and ", (*cut)->run().count(), " shares");
-      found = *cut;
-      continue;
-    }
-    nodes[next]->for_each_input(
-        [](Node& input, void* context) {
-          auto& known = *static_cast<std::vector<Node*>*>(context);
-          if (std::find(known.begin(), known.end(), &input) == known.end()) known.push_back(&input);
-        },
-        &nodes);
-  }
+  FoundNodes nodes;
+  nodes.add(*node);
+  nodes.walk([&](const Node& next) {
+    const auto* const cut = next.canonical_cut();
+    if (cut == nullptr) return true;
+    check<UsageError>(!found || (found->samples() == (*cut)->samples() && found->run() == (*cut)->run()),
+                      "canonical shares: a loss of two outputs, of batches that are cut in different ways: ",
+                      found ? found->samples() : 0, " and ", (*cut)->samples(), " samples in ",
+                      found ? found->run().count() : 0, " and ", (*cut)->run().count(), " shares");
+    found = *cut;
+    return false;
+  });
   return found;
+}
+
+/// `nodes`: of a backward run. Throws UsageError where what goes back into a net's output, of samples in shares, comes
+/// from anything but means over the whole batch: it would be this process's alone.
+[[gnu::cold]] inline void check_canonical_means(std::span<const Ref<Node>> nodes) {
+  const auto is_mean = [](const Node& node) { return node.operation() == canonical_mean_name; };
+  FoundNodes under;
+  for (const Ref<Node>& node : nodes)
+    if (is_mean(*node)) under.add_inputs_of(*node);
+  under.walk([](const Node& node) { return node.canonical_cut() == nullptr; });
+  for (const Node* const node : under.all())
+    check<UsageError>(!node->is_leaf() || node->numbers_name()[0] == '\0',
+                      "canonical shares: the loss uses the parameter ", node->numbers_name(),
+                      " outside of the net's forward pass, where samples are not in shares: use it in the model");
+  FoundNodes beside;  // what others than means go back into
+  for (const Ref<Node>& node : nodes)
+    if (!is_mean(*node) && !under.has(*node)) beside.add_inputs_of(*node);
+  for (const Node* const node : beside.all())
+    check<UsageError>(node->canonical_cut() == nullptr && !under.has(*node),
+                      "canonical shares: backward begins with something other than a mean over the batch: expected "
+                      "mean(), cross_entropy(), mse_loss() or another loss of the library, taken of what the net "
+                      "returned for its samples");
 }
 
 /// That of losses, as many for each sample; null where they are not.
@@ -21865,6 +22602,10 @@ struct Dropout : Module {
   auto operator()(const X& x) const {
     return detail::watched(*this, [&] { return dropout(x, p, training()); });
   }
+  template <class X>
+  auto operator()(const Columns<X>& x) const {
+    return detail::watched(*this, [&] { return dropout(x, p, training()); });
+  }
   std::string describe() const override { return cat("Dropout(", p, ")"); }
 };
 
@@ -21911,7 +22652,21 @@ namespace detail {
 inline void check_no_pass(const char* function, const char* instead) {
   check<UsageError>(chorus::detail::random_context() == nullptr, "nn::init::", function,
                     ": makes initial parameters, got called within a forward pass of a policy (layers are made before "
-                    "it); random numbers of a pass are drawn by ch::", instead);
+                    "it); random numbers of a pass are drawn by ch::",
+                    instead);
+}
+}  // namespace detail
+
+namespace detail {
+/// A tensor of the numbers that `draw(out, first, count)` gives: drawn here, or promised where a model is deferred.
+template <class T, Device D, int Rank, class Draw>
+Tensor<T, Rank, D> drawn(const Shape<Rank>& shape, D device, const Draw& draw) {
+  const MemoryScope scope(trace::Memory::parameters);
+  if constexpr (std::is_same_v<D, Cpu>)
+    if (auto* const promises = PromisedNumbers::current()) return promises->template promise<T, Rank>(shape, draw);
+  auto host = Tensor<T, Rank, Cpu>::empty(shape);
+  draw(host.data(), Index{0}, host.numel());
+  return to_device(host, device);
 }
 }  // namespace detail
 
@@ -21920,11 +22675,10 @@ inline void check_no_pass(const char* function, const char* instead) {
 template <Real T, Device D, int Rank>
 Tensor<T, Rank, D> uniform(const Shape<Rank>& shape, double bound, D device = {}) {
   detail::check_no_pass("uniform", "rand or ch::rand_like");
-  const MemoryScope scope(trace::Memory::parameters);
-  auto host = Tensor<T, Rank, Cpu>::empty(shape);
-  kernels::fill_uniform(Cpu{}, initial_seed(), next_random_stream(), 0, host.numel(), host.data(),
-                        static_cast<T>(-bound), static_cast<T>(bound));
-  return to_device(host, device);
+  return detail::drawn<T, D, Rank>(
+      shape, device, [seed = initial_seed(), stream = next_random_stream(), bound](T* out, Index first, Index n) {
+        kernels::fill_uniform(Cpu{}, seed, stream, first, n, out, static_cast<T>(-bound), static_cast<T>(bound));
+      });
 }
 
 /// From N(mean, deviation²), from the next random stream. Throws UsageError within a forward pass of a policy: see
@@ -21932,11 +22686,11 @@ Tensor<T, Rank, D> uniform(const Shape<Rank>& shape, double bound, D device = {}
 template <Real T, Device D, int Rank>
 Tensor<T, Rank, D> normal(const Shape<Rank>& shape, double mean, double deviation, D device = {}) {
   detail::check_no_pass("normal", "randn or ch::randn_like");
-  const MemoryScope scope(trace::Memory::parameters);
-  auto host = Tensor<T, Rank, Cpu>::empty(shape);
-  kernels::fill_normal(Cpu{}, initial_seed(), next_random_stream(), 0, host.numel(), host.data(), static_cast<T>(mean),
-                       static_cast<T>(deviation));
-  return to_device(host, device);
+  return detail::drawn<T, D, Rank>(
+      shape, device,
+      [seed = initial_seed(), stream = next_random_stream(), mean, deviation](T* out, Index first, Index n) {
+        kernels::fill_normal(Cpu{}, seed, stream, first, n, out, static_cast<T>(mean), static_cast<T>(deviation));
+      });
 }
 
 /// PyTorch's default for weights and biases of linear and convolution layers: uniform within 1 / sqrt(fan_in)
@@ -22765,6 +23519,12 @@ kernels::ChannelShape channel_view(const std::array<Index, N>& shape) {
   return view;
 }
 
+/// A buffer's numbers have been written, or will be; other tensors have no version.
+template <AnyTensor X>
+void note_write(const X& numbers) {
+  if (auto* const writes = numbers.storage().writes()) writes->add();
+}
+
 // batch_norm, and with `relu` what comes after it in the same pass. `residual`: nothing, or what is added.
 template <bool relu, Operand X, Operand W, Operand B, class T, class D, Operand... Residual>
 auto batch_norm(const char* name, const X& x, const W& weight, const B& bias, const Tensor<T, 1, D>& running_mean,
@@ -22792,6 +23552,8 @@ auto batch_norm(const char* name, const X& x, const W& weight, const B& bias, co
     kernels::batch_norm_forward_train(device, view, input.data(), w.data(), b.data(), running_mean.data(),
                                       running_var.data(), options.momentum, options.eps, out.data(), mean.data(),
                                       invstd.data(), added.data(), relu);
+    note_write(running_mean);
+    note_write(running_var);
   } else {
     kernels::batch_norm_forward_eval(device, view, input.data(), w.data(), b.data(), running_mean.data(),
                                      running_var.data(), options.eps, out.data(), added.data(), relu);
@@ -22934,6 +23696,8 @@ class BatchGroup {
   /// Which of the members this is, and a number of the pass that they are in.
   virtual std::size_t member() const { return 0; }
   virtual std::size_t pass() const { return 0; }
+  /// Throws UsageError where a loss can't be told what it is a mean over (`mean_over`).
+  virtual void check_mean_over() const {}
   /// Whether this thread may take part now: asked where backward computes something again.
   virtual bool is_here() const { return true; }
 };
@@ -23137,6 +23901,8 @@ auto sync_batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T,
     const double momentum = momentum_of ? momentum_of(count) : options.momentum;
     kernels::batch_norm_statistics(device, view.channels, count, sums.data(), momentum, options.eps,
                                    running_mean.data(), running_var.data(), mean.data(), invstd.data());
+    detail::note_write(running_mean);
+    detail::note_write(running_var);
     if constexpr (detail::is_graph_variable<X> || detail::is_graph_variable<W> || detail::is_graph_variable<B>) {
       return sync_batch_norm_graph(x, weight, bias, count, group, options.eps);
     } else {
@@ -23382,7 +24148,10 @@ class BatchNorm : public Module, public Synchronisable, public RunningStatistics
   // The share of this batch in the running statistics. In training it is counted, if there is `any`.
   double next_momentum(bool trains, bool any) const {
     const auto& batches = value_of(num_batches_tracked);
-    if (trains && any) kernels::increment(batches.device(), batches.data());
+    if (trains && any) {
+      kernels::increment(batches.device(), batches.data());
+      chorus::detail::note_write(batches);
+    }
     if (options_.momentum) return *options_.momentum;
     if (!trains) return 0;
     std::int64_t count = 0;
@@ -23536,6 +24305,49 @@ class ModuleList : public Module {
 #ifndef CHORUS_SINGLE_CHORUS_OPS_CONVOLUTION_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_CONVOLUTION_HPP
 /// Two-dimensional convolution (cross-correlation, as in PyTorch).
+
+// <chorus/autograd/deferred_gradients.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_DEFERRED_GRADIENTS_HPP
+#define CHORUS_SINGLE_CHORUS_AUTOGRAD_DEFERRED_GRADIENTS_HPP
+/// Gradients by weights that are put off: nobody waits for them but the optimizer (Qi et al. 2023, "zero bubble").
+
+namespace chorus::detail {
+
+/// What backward functions of this thread have put off, while a DeferralScope lives.
+struct DeferredGradients {
+  /// The leaves whose gradients may wait.
+  const std::unordered_set<const Node*>* weights = nullptr;
+  std::vector<std::function<void()>> later;
+
+  bool may_wait(const Node& leaf) const { return weights != nullptr && weights->contains(&leaf); }
+  void run() {
+    for (const auto& gradient : std::exchange(later, {})) gradient();
+  }
+};
+inline thread_local constinit DeferredGradients* deferred_gradients = nullptr;
+
+class DeferralScope {
+ public:
+  explicit DeferralScope(DeferredGradients* gradients) : before_(std::exchange(deferred_gradients, gradients)) {}
+  ~DeferralScope() { deferred_gradients = before_; }
+  DeferralScope(const DeferralScope&) = delete;
+  DeferralScope& operator=(const DeferralScope&) = delete;
+
+ private:
+  DeferredGradients* before_;
+};
+
+/// Calls `add(node, saved...)`, which adds to the gradient that `node` holds: now, or later where such are put off and
+/// nothing but a leaf waits for this one. `add` and what it is given are copied then.
+template <class N, class Add, class... Saved>
+void now_or_later(N& node, const Add& add, const Saved&... saved) {
+  auto* const deferred = deferred_gradients;
+  if (deferred == nullptr || !deferred->may_wait(node)) return add(node, saved...);
+  deferred->later.push_back([add, leaf = Ref<N>(&node), saved...] { add(*leaf, saved...); });
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_DEFERRED_GRADIENTS_HPP
 
 // <chorus/kernels/convolution.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CONVOLUTION_HPP
@@ -26100,9 +26912,12 @@ detail::Recorded<4, X, W, B> conv2d(const X& x, const W& weight, const B& bias, 
           kernels::conv2d_backward_bias(device, shape, dy.data(), grad.data(), accumulate);
         }
         if (dw) {
-          const auto [grad, accumulate] = dw->target();
-          kernels::conv2d_backward_weight(device, shape, input.read("conv2d").data(), dy.data(), grad.data(),
-                                          accumulate);
+          const auto add = [device, shape](auto& node, const auto& dout, const auto& saved) {
+            const auto [grad, accumulate] = node.target();
+            kernels::conv2d_backward_weight(device, shape, saved.read("conv2d").data(), dout.data(), grad.data(),
+                                            accumulate);
+          };
+          detail::now_or_later(*dw, add, dy, input);
         }
         if (dx) {
           const auto [grad, accumulate] = dx->target();
@@ -26662,9 +27477,12 @@ auto index_select(const X& x, Index axis, const Tensor<std::int64_t, 1, D>& inde
   return record(
       operations::IndexSelect<D>{chosen, a}, std::move(out),
       [whole, chosen](const auto& dy, auto dx) {
-        const auto [grad, accumulate] = dx->target();
-        kernels::index_select_backward(grad.device(), whole, chosen.numel(), chosen.data(), dy.data(), grad.data(),
-                                       accumulate);
+        const auto add = [whole](auto& node, const auto& dout, const auto& rows) {
+          const auto [grad, accumulate] = node.target();
+          kernels::index_select_backward(grad.device(), whole, rows.numel(), rows.data(), dout.data(), grad.data(),
+                                         accumulate);
+        };
+        detail::now_or_later(*dx, add, dy, chosen);
       },
       x);
 }
@@ -27150,6 +27968,15 @@ class LayerNorm : public Module {
   template <Operand X>
   auto operator()(const X& x) const {
     return detail::watched(*this, [&] { return layer_norm(x, weight, bias, eps_); });
+  }
+  /// Of the places that this rank has; the gradients of weight and bias are all places'.
+  template <class X>
+  auto operator()(const SequencePart<X>& x) const {
+    return detail::watched(*this, [&] {
+      if (x.group() == nullptr) return x.with(layer_norm(x.part(), weight, bias, eps_));
+      return x.with(layer_norm(x.part(), enter_tensor_region(weight, x.group()), enter_tensor_region(bias, x.group()),
+                               eps_));
+    });
   }
   void visit(Visitor& visitor) override {
     visitor.parameter("weight", weight);
@@ -27799,9 +28626,12 @@ detail::Recorded<tensor_of<X>::rank, X, W, B> linear(const X& x, const W& weight
           kernels::sum(device, {1, rows, out_features}, dy.data(), grad.data(), accumulate);
         }
         if (dw) {
-          const auto [grad, accumulate] = dw->target();
-          kernels::gemm(device, Trans::yes, Trans::no, out_features, in_features, rows, dy.data(), out_features,
-                        input.read("linear").data(), in_features, grad.data(), in_features, accumulate);
+          const auto add = [device, rows, in_features, out_features](auto& node, const auto& dout, const auto& saved) {
+            const auto [grad, accumulate] = node.target();
+            kernels::gemm(device, Trans::yes, Trans::no, out_features, in_features, rows, dout.data(), out_features,
+                          saved.read("linear").data(), in_features, grad.data(), in_features, accumulate);
+          };
+          detail::now_or_later(*dw, add, dy, input);
         }
         if (dx) {
           const auto [grad, accumulate] = dx->target();
@@ -27865,6 +28695,10 @@ class Linear : public Module {
   template <Operand X>
   auto operator()(const X& x) const {
     return detail::watched(*this, [&] { return linear(x, weight, bias); });
+  }
+  template <class X>
+  auto operator()(const Columns<X>& x) const {
+    return linear(x, weight, bias);  // which does not compile, and says why
   }
   void visit(Visitor& visitor) override {
     visitor.parameter("weight", weight);
@@ -29247,6 +30081,7 @@ auto in_float(const X& scores, const LossOf& loss_of) {
 // What the caller wants the sum divided by. Throws UsageError for what can't be that.
 template <class Options>
 double checked_mean_over(const char* operation, const Options& options) {
+  if (batch_group()) batch_group()->check_mean_over();
   const double over = *options.mean_over;
   check<UsageError>(over > 0 && std::isfinite(over), operation, ": mean_over is a positive number, got ", over);
   check<UsageError>(options.reduction == Reduction::mean, operation,
@@ -31235,7 +32070,7 @@ class FlatParameters {
   /// The first parameter that lies elsewhere by now, for another FlatParameters has taken it; null where none does.
   const Entry* taken_away() const {
     for (const Entry& entry : entries_)
-      if (entry.parameter().memory() != groups_[entry.group].value(entry.begin)) return &entry;
+      if (entry.parameter().place() != groups_[entry.group].value(entry.begin)) return &entry;
     return nullptr;
   }
 
@@ -31343,8 +32178,10 @@ void FlatParameters<D>::lay_out(std::vector<NamedParameter<D>> parameters) {
     };
     const auto memory = [&](trace::Memory kind, std::shared_ptr<void> lent) {
       const MemoryScope scope(kind);
-      if constexpr (std::is_same_v<D, Cpu>)
+      if constexpr (std::is_same_v<D, Cpu>) {
         if (lent) return Storage<D>(device, std::move(lent), bytes);
+        if (PromisedNumbers::current() != nullptr) return untouched_memory(bytes);  // no numbers to put there
+      }
       return Storage<D>(device, bytes);
     };
     auto for_values = lent_by(allocate_values_);
@@ -31474,7 +32311,7 @@ struct GroupOptions {
 
 /// Whether a parameter is a bias or belongs to a normalisation: those have at most one axis.
 struct IsBiasOrNorm {
-  bool operator()(const auto& named) const { return named.parameter->extents().size() <= 1; }
+  bool operator()(const auto& named) const { return named.parameter->whole_extents().size() <= 1; }
 };
 /// Whether a parameter's name begins so: `encoder.` stands for all below that module.
 struct NameBegins {
@@ -31581,6 +32418,10 @@ struct StateTensor {
   std::vector<Index> shape;
   void* data;
   bool on_host = false;
+  /// Where this process has only a part of it: elements [part_begin, part_begin + *part_count) of the shape's.
+  std::size_t part_begin = 0;
+  std::optional<std::size_t> part_count = {};
+  std::shared_ptr<const PartOfParameter> part = {};  ///< of what it is a part, where a parameter is one
 };
 
 template <Device D>
@@ -31649,10 +32490,18 @@ class Optimizer : public HasLearningRate {
     std::vector<StateTensor> out;
     for (Entry* const each : given) {
       Entry& entry = *each;
-      const auto extents = entry.named.parameter->extents();
-      for (std::size_t slot = 0; slot < slots().size(); ++slot)
-        out.push_back({cat(slots()[slot], '.', entry.named.name), entry.named.parameter->dtype(),
-                       {extents.begin(), extents.end()}, state_data(entry, slot)});
+      const auto& parameter = *entry.named.parameter;
+      const auto extents = parameter.is_part() ? parameter.whole_extents() : parameter.extents();
+      for (std::size_t slot = 0; slot < slots().size(); ++slot) {
+        out.push_back({.name = cat(slots()[slot], '.', entry.named.name),
+                       .dtype = parameter.dtype(),
+                       .shape = {extents.begin(), extents.end()},
+                       .data = state_data(entry, slot),
+                       .part = parameter.part()});
+        if (!parameter.is_part()) continue;
+        out.back().part_begin = static_cast<std::size_t>(parameter.part_begin());
+        out.back().part_count = static_cast<std::size_t>(parameter.count());
+      }
       out.push_back({cat("steps.", entry.named.name), DType::i64, {}, &entry.steps, true});
     }
     return out;
@@ -31751,7 +32600,12 @@ class Optimizer : public HasLearningRate {
   template <class Update>
   void for_each_range(const Walk& walk, const Update& update) {
     const trace::Span span(trace::Lane::optimizer, "optimizer", "optimizer step");
-    for (const Entry& entry : entries_) detail::check_averaged(entry.named);  // before any is stepped
+    for (const Entry& entry : entries_) {  // before any is stepped
+      detail::check_averaged(entry.named);
+      if (walk.each_alone)
+        nn::check_whole("optimizer", entry.named,
+                        "this one needs the norm of whole parameters: use one that steps each number, as Adam and Sgd");
+    }
     make_state();
     Range range{};
 #if CHORUS_USE_CUDA
@@ -32381,6 +33235,40 @@ double grad_norm(const std::vector<nn::NamedParameter<D>>& parameters) {
     }
   return norm;
 }
+/// The same where ranks share some of the parameters out: each of their numbers counts once, and all ranks get the
+/// same bits. All of a group call it.
+template <Device D>
+[[gnu::cold]] double grad_norm_of_groups(const std::vector<nn::NamedParameter<D>>& parameters) {
+  std::vector<nn::NamedParameter<D>> whole;
+  std::vector<std::pair<std::shared_ptr<TensorGroup>, std::vector<nn::NamedParameter<D>>>> shared;
+  for (const auto& named : parameters) {
+    const auto& part = named.parameter->part();
+    if (part == nullptr) {
+      whole.push_back(named);
+      continue;
+    }
+    auto group = std::find_if(shared.begin(), shared.end(), [&](const auto& s) { return s.first == part->group; });
+    if (group == shared.end()) group = shared.insert(group, {part->group, {}});
+    group->second.push_back(named);
+  }
+  double norm = grad_norm(whole);
+  for (const auto& [group, parts] : shared) {
+    const double own = grad_norm(parts);
+    const auto place = parts.front().parameter->where();
+    const auto mine = Tensor<double, 1, D>::full({1}, own, place);
+    const auto all = Tensor<double, 1, D>::empty({group->size()}, place);
+    group->all_gather(std::span<const double>(mine.data(), 1),
+                      std::span(all.data(), static_cast<std::size_t>(group->size())));
+    for (const double of_rank : all.to_vector()) norm = std::hypot(norm, of_rank);
+  }
+  return norm;
+}
+template <Device D>
+bool any_part(const std::vector<nn::NamedParameter<D>>& parameters) {
+  return std::any_of(parameters.begin(), parameters.end(),
+                     [](const auto& named) { return named.parameter->part() != nullptr; });
+}
+
 /// Multiplies gradients, if need be, so that a common norm of `norm` becomes at most `max_norm`. A norm that is not a
 /// number makes all gradients so.
 template <Device D>
@@ -32390,6 +33278,14 @@ void scale_down(const std::vector<nn::NamedParameter<D>>& parameters, double nor
     for_each_grad(parameters, [&]<class T>(auto& parameter, T* grad) {
       kernels::scale(parameter.where(), parameter.count(), static_cast<T>(factor), grad);
     });
+}
+/// Throws UsageError where the norm of these would not be the model's, for this process has a part of it.
+template <Device D>
+void check_whole(const std::vector<nn::NamedParameter<D>>& parameters) {
+  for (const auto& named : parameters)
+    check<UsageError>(!named.parameter->is_part() && !named.parameter->one_of_a_part(), "clip_grad_norm: '", named.name,
+                      "' is in a part of the model that this rank has, whose norm is not the model's: call "
+                      "net.clip_grad_norm(max_norm)");
 }
 inline void check_max_norm(double max_norm) {
   check<UsageError>(max_norm > 0, "clip_grad_norm: the largest norm must be positive, got ", max_norm);
@@ -32403,8 +33299,9 @@ struct ClipGradNormOptions {
 
 /// Scales all gradients down so that their common Euclidean norm is at most `max_norm`; returns the norm before.
 /// Squares are added up in double, so that those of floats don't overflow. Under DistributedDataParallel to be called
-/// after backward, when all ranks hold the same gradients. In a step that is captured by Graphed it returns NaN, since
-/// there the device alone knows the norm.
+/// after backward, when all ranks hold the same gradients; where each holds a part, net.clip_grad_norm does it. Under
+/// TensorParallel the norm is one device's, and all ranks call it. In a step that is captured by Graphed it returns
+/// NaN, since there the device alone knows the norm.
 ///
 /// Where the norm is not a number, neither is any gradient afterwards, and where it is infinite finite gradients are 0
 /// and the others not a number, as in PyTorch: a fault shows in all weights, and isn't hidden by clipping. With
@@ -32414,15 +33311,19 @@ template <Device D>
 double clip_grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, double max_norm,
                       const ClipGradNormOptions& options = {}) {
   detail::check_max_norm(max_norm);
+  detail::check_whole(parameters);
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
   if constexpr (std::is_same_v<D, Cuda>) {
+    check<UsageError>(!detail::any_part(parameters),
+                      "clip_grad_norm: of parameters that ranks share out it is for the CPU");
     if (!options.error_if_nonfinite) return detail::clip_grad_norm_on_device(parameters, max_norm);
     return detail::clip_grad_norm_on_device(parameters, max_norm,
                                             [&](double norm) { detail::check_finite(parameters, norm); });
   } else
 #endif
   {
-    const double norm = detail::grad_norm(parameters);
+    const double norm =
+        detail::any_part(parameters) ? detail::grad_norm_of_groups(parameters) : detail::grad_norm(parameters);
     if (options.error_if_nonfinite) detail::check_finite(parameters, norm);
     detail::scale_down(parameters, norm, max_norm);
     return norm;
@@ -33147,9 +34048,9 @@ class ShareBuffers {
  public:
   explicit ShareBuffers(const std::vector<nn::NamedBuffer<D>>& buffers) : buffers_(buffers) {}
 
-  /// Of so many shares.
-  void begin_pass(std::size_t shares) {
-    kept_.resize(shares > 1 ? buffers_.size() : 0);
+  /// Of so many shares. `writes`: whether they may write any: where no layer is in training, none does.
+  void begin_pass(std::size_t shares, bool writes) {
+    kept_.resize(shares > 1 && writes ? buffers_.size() : 0);
     for (std::size_t i = 0; i < kept_.size(); ++i) {
       kept_[i].of_share.resize(shares);
       copy_out(i, kept_[i].before);
@@ -33552,6 +34453,22 @@ struct Split {
   Index size(std::size_t i) const { return begin(i + 1) - begin(i); }
 };
 
+/// What the random operations of share `i` draw from: the numbers of its samples. `whole`: of the whole of what is
+/// split. Both have to outlive the result. `devices`: as many as share the batch.
+inline RandomContext random_of_share(const RandomContext& whole, const Split& split, std::size_t i, int devices) {
+  RandomContext share = whole;
+  share.first_sample = [&whole, begin = split.begin(i)] {
+    return (whole.first_sample ? whole.first_sample() : 0) + begin;
+  };
+  share.samples = split.size(i);
+  share.devices = devices;
+  share.dim = split.dim;
+  share.is_share = [&split](std::int64_t samples) {
+    return samples == split.size(0) || samples == split.size(split.devices - 1);
+  };
+  return share;
+}
+
 }  // namespace dp
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_SAMPLES_HPP
@@ -33576,16 +34493,8 @@ class ShareScope {
   /// `random`: of the whole of what is split. `group`: of the batch, where a layer looks at the whole of it.
   ShareScope(const RandomContext& random, const dp::Split& split, std::size_t i, int shares,
              std::shared_ptr<BatchGroup> group)
-      : context_(random), group_(group ? std::move(group) : std::make_shared<NoBatchGroup>()) {
-    context_.first_sample = [&random, begin = split.begin(i)] {
-      return (random.first_sample ? random.first_sample() : 0) + begin;
-    };
-    context_.samples = split.size(i);
-    context_.devices = shares;
-    context_.is_share = [&split](std::int64_t samples) {
-      return samples == split.size(0) || samples == split.size(split.devices - 1);
-    };
-  }
+      : context_(dp::random_of_share(random, split, i, shares)),
+        group_(group ? std::move(group) : std::make_shared<NoBatchGroup>()) {}
   /// Whether operations have drawn random numbers.
   bool drew() const { return context_.drew; }
 
@@ -33978,7 +34887,7 @@ class DeviceShares {
   /// `run`: the device's, of so many shares in all. What is passed by reference has to outlive this.
   DeviceShares(nn::Module& model, const nn::FlatParameters<D>& flat, const std::vector<nn::NamedBuffer<D>>& buffers,
                std::size_t shares, ShareRange run)
-      : flat_(flat), shares_(shares), run_(run), buffers_(buffers), tree_(flat) {
+      : model_(model), flat_(flat), shares_(shares), run_(run), buffers_(buffers), tree_(flat) {
     if (looks_at_whole_batch(model)) side_by_side_.emplace(flat, buffers_, shares, run);
   }
 
@@ -33992,7 +34901,7 @@ class DeviceShares {
   bool forward(const RandomContext& random, const dp::Split& split, std::size_t first, std::size_t count,
                const Task& task) {
     bool drew = false;
-    buffers_.begin_pass(count);
+    buffers_.begin_pass(count, nn::detail::any_training(model_));
     in_turn(count, split.batch == 0 ? 0 : count, true, batch_group(), [&, grad = grad_enabled()](std::size_t i) {
       const GradMode mode(grad);
       const ShareScope scope(random, split, first + i, static_cast<int>(shares_),
@@ -34054,6 +34963,7 @@ class DeviceShares {
     }
   }
 
+  nn::Module& model_;
   const nn::FlatParameters<D>& flat_;
   std::size_t shares_;
   ShareRange run_;
@@ -34174,7 +35084,9 @@ class BackwardNode final : public Node {
     runner().for_each_parameter(visit, context);
   }
 
-  const std::shared_ptr<const CanonicalCut>* canonical_cut() const override { return &cut_; }
+  const std::shared_ptr<const CanonicalCut>* canonical_cut() const override {
+    return cut_ ? &cut_ : nullptr;
+  }
 
   Roots roots;
 
@@ -34538,13 +35450,8 @@ class CanonicalReduce {
       devices_.push_back(std::make_shared<canonical::DeviceShares<D>>(
           i == 0 ? model : replicas[i].model(), replicas.parameters(i), replicas.buffers(i), shares,
           shares_of_device(shares, replicas.size(), i)));
-    ++detail::canonical_policies();
+    counted_.emplace();
   }
-  ~CanonicalReduce() {
-    if (shares_ != 0) --detail::canonical_policies();
-  }
-  CanonicalReduce(const CanonicalReduce&) = delete;
-  CanonicalReduce& operator=(const CanonicalReduce&) = delete;
 
   std::size_t shares() const { return shares_; }
   /// By device; empty without shares.
@@ -34626,6 +35533,7 @@ class CanonicalReduce {
   std::size_t shares_;
   std::vector<std::shared_ptr<canonical::DeviceShares<D>>> devices_;
   canonical::EarlierGradients<D> earlier_;
+  std::optional<detail::CountedCanonicalPolicy> counted_;  // where there are shares
 };
 
 }  // namespace chorus::dp
@@ -35113,19 +36021,12 @@ class OfDeviceScalars {
 template <Real T, Device D, class Found>
 void search_tape(Node* node, const Found& found) {
   if (node == nullptr) return;
-  std::vector<Node*> nodes{node};
-  for (std::size_t next = 0; next < nodes.size(); ++next) {
-    if (found(*nodes[next])) continue;
-    if (dynamic_cast<GradNode<T, 0, D>*>(nodes[next]) == nullptr &&
-        dynamic_cast<GradNode<T, 1, D>*>(nodes[next]) == nullptr)
-      continue;
-    nodes[next]->for_each_input(
-        [](Node& input, void* context) {
-          auto& known = *static_cast<std::vector<Node*>*>(context);
-          if (std::find(known.begin(), known.end(), &input) == known.end()) known.push_back(&input);
-        },
-        &nodes);
-  }
+  FoundNodes nodes;
+  nodes.add(*node);
+  nodes.walk([&](Node& next) {
+    return !found(next) && (dynamic_cast<GradNode<T, 0, D>*>(&next) != nullptr ||
+                            dynamic_cast<GradNode<T, 1, D>*>(&next) != nullptr);
+  });
 }
 
 }  // namespace chorus::detail
@@ -35979,11 +36880,11 @@ class Pass {
     const GradMode mode(grad_);
     const trace::Span span(trace::Lane::forward, "forward", "forward");
     const detail::WatchScope watch_scope(i == 0 ? watch_ : nullptr);
-    RandomContext random = random_;
-    if (i > 0) random.device = copies_[i - 1]->device().index;
+    RandomContext whole = random_;
+    if (i > 0) whole.device = copies_[i - 1]->device().index;
     Model& model = i == 0 ? first_ : copies_[i - 1]->model();
-    if (devices_.empty()) return forward(model, random, i);
-    drew_[i] = devices_[i]->forward(random, split, runs[i].begin, runs[i].count(), [&](std::size_t share) {
+    if (devices_.empty()) return forward(model, whole, i);
+    drew_[i] = devices_[i]->forward(whole, split, runs[i].begin, runs[i].count(), [&](std::size_t share) {
       outputs[runs[i].begin + share].emplace(call(model, *shares[runs[i].begin + share]));
     });
   }
@@ -35999,14 +36900,8 @@ class Pass {
   std::vector<std::optional<Output>> outputs;
 
  private:
-  void forward(Model& model, RandomContext& random, std::size_t i) {
-    random.first_sample = [this, i] { return split.begin(i); };
-    random.samples = split.size(i);
-    random.devices = static_cast<int>(split.devices);
-    random.dim = split.dim;
-    random.is_share = [this](std::int64_t samples) {
-      return samples == split.size(0) || samples == split.size(split.devices - 1);
-    };
+  void forward(Model& model, const RandomContext& whole, std::size_t i) {
+    RandomContext random = random_of_share(whole, split, i, static_cast<int>(split.devices));
     const RandomScope random_scope(random);
     outputs[i].emplace(call(model, *shares[i]));
     drew_[i] = random.drew;
@@ -36380,6 +37275,10 @@ class NoSync {
 
 namespace chorus {
 
+struct GatheredOptions {
+  bool write = false;  ///< what rank 0 writes meanwhile becomes all ranks'
+};
+
 /// Base of all policies.
 template <class Model>
 class Policy {
@@ -36404,6 +37303,22 @@ class Policy {
   std::vector<nn::NamedParameter<device_type>> parameters() const { return flat_.parameters(); }
   const nn::FlatParameters<device_type>& flat_parameters() const { return flat_; }
 
+  /// While it lives, each process has the whole model: to save, load, inspect. Under most policies it always has. All
+  /// ranks call it, and end it, together.
+  struct [[maybe_unused]] Gathered {
+    Gathered() = default;
+    Gathered(const Gathered&) = delete;
+    Gathered& operator=(const Gathered&) = delete;
+    ~Gathered() {}  // not trivial: a name for it is no unused variable
+  };
+  [[nodiscard]] Gathered gathered(const GatheredOptions& = {}) { return {}; }
+
+  /// optim::clip_grad_norm of all parameters: the same line under every policy, also where each rank has only a part of
+  /// them, and all ranks call it. Its return value and errors are those.
+  double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
+    return optim::clip_grad_norm(parameters(), max_norm, options);
+  }
+
   void train(bool training = true) { model_.train(training); }
   void eval() { model_.eval(); }
   bool training() const { return model_.training(); }
@@ -36417,6 +37332,8 @@ class Policy {
   /// What is empty once this is gone: optimizers, and the hooks of the model's parameters, may live longer.
   std::weak_ptr<void> alive() const { return alive_; }
 
+  /// How many shares every batch is cut into, where a policy has canonical shares; else 0.
+  int canonical_shares() const { return 0; }
   std::uint64_t seed() const { return random_.seed; }
   /// Forward passes so far that drew random numbers, in training or not, and all others with the model in training.
   /// Random operations depend on it, so a checkpoint keeps it.
@@ -36480,16 +37397,8 @@ class Policy {
     random_.step = number;
   }
 
-  [[gnu::cold]] bool any_layer_trains() {
-    struct Look final : nn::detail::Walker {
-      bool any = false;
-      void enter(nn::Module& layer) override { any = any || layer.training(); }
-    } look;
-    look.walk(model_);
-    return look.any;
-  }
-  /// Whether the model or any layer of it is in training: a layer's flag may differ from the model's.
-  bool any_training() { return model_.training() || any_layer_trains(); }
+  /// Whether the model or any layer of it is in training.
+  bool any_training() { return nn::detail::any_training(model_); }
 
   Model model_;
   nn::FlatParameters<device_type> flat_;
@@ -37620,9 +38529,11 @@ namespace chorus::ddp {
 enum class Sending : std::uint8_t { no, early, late };
 
 /// Cuts the gradients that are sent into buckets, in the order of the flat buffers; the late ones follow all others.
+/// `begins`, by entry: whether a bucket begins there, rather than by size; empty where sizes say it.
 template <Device D>
 [[gnu::cold]] std::vector<Bucket> cut_into_buckets(const nn::FlatParameters<D>& flat, const BucketOptions& options,
-                                                   std::span<const Sending> sending) {
+                                                   std::span<const Sending> sending,
+                                                   std::span<const char> begins = {}) {
   constexpr double mib = 1024 * 1024;
   std::vector<Bucket> buckets;
   std::vector<Bucket> open(flat.groups().size());  // one for each dtype
@@ -37639,7 +38550,8 @@ template <Device D>
       const auto& entry = flat.entries()[i];
       auto& bucket = open[entry.group];
       const auto bytes = (bucket.count + entry.count) * size_of(flat.groups()[entry.group].dtype);
-      const bool full = static_cast<double>(bytes) > mib * options.cap_mb(buckets.size());
+      const bool full =
+          begins.empty() ? static_cast<double>(bytes) > mib * options.cap_mb(buckets.size()) : begins[i] != 0;
       const bool gap = bucket.begin + bucket.count != entry.begin;  // one that isn't sent lies between
       if (full || gap) close(bucket);
       if (bucket.parameters.empty()) bucket.group = entry.group, bucket.begin = entry.begin;
@@ -37730,6 +38642,7 @@ class Core {
   bool in_backward = false;  // buckets are under way
   Brings brings = Brings::samples;
   std::unique_ptr<BucketSums> instead_of_hook = nullptr;
+  std::vector<char> begins_bucket = {};  // by entry, where not sizes but a policy says where buckets begin
 
   std::size_t entries() const { return flat.entries().size(); }
   ParameterOn<D>& parameter(std::size_t i) const { return flat.entries()[i].parameter(); }
@@ -37844,7 +38757,7 @@ class Core {
     tell(&Extension<D>::buckets_will_change);
     change();
     flat.count_generation();
-    buckets.replace(cut_into_buckets(flat, options.template buckets<D>(), sending()), entries());
+    buckets.replace(cut_into_buckets(flat, options.template buckets<D>(), sending(), begins_bucket), entries());
     tell(&Extension<D>::buckets_changed);
   }
 
@@ -39426,13 +40339,8 @@ class ModelShares final : private dp::BackwardRunner {
         alive_(std::move(alive)),
         shares_(shares),
         processes_(std::make_shared<Processes>(std::move(processes))),
-        device_(model, flat, buffers, shares, run) {
-    ++detail::canonical_policies();
-  }
-  ~ModelShares() {
-    --detail::canonical_policies();
-    *processes_ = {};
-  }
+        device_(model, flat, buffers, shares, run) {}
+  ~ModelShares() { *processes_ = {}; }
   ModelShares(const ModelShares&) = delete;
   ModelShares& operator=(const ModelShares&) = delete;
 
@@ -39448,6 +40356,7 @@ class ModelShares final : private dp::BackwardRunner {
   template <class... Inputs>
   auto forward(RandomContext& random, const Inputs&... inputs) {
     const Index samples = detail::batch_size(random.dim, inputs...);
+    (detail::for_each_tensor(inputs, [&](const auto& x) { check_gradient_is_whole(x, random.dim); }), ...);
     const auto cut = std::make_shared<const Cut>(shares_, device_.run(), samples, processes_);
     const D device = flat_.groups().front().values.device();
     // Shares without samples come last; of a batch without any, one is computed, for the shape of what it gives.
@@ -39479,6 +40388,15 @@ class ModelShares final : private dp::BackwardRunner {
     std::shared_ptr<const Processes> processes_;  // empty once the policy is gone
   };
 
+  // What has no samples is the same for all processes, and no one of them has its gradient.
+  template <Operand X>
+  void check_gradient_is_whole(const X& x, int dim) const {
+    if constexpr (AnyVariable<X>)
+      check<UsageError>(device_.run().count() == shares_ || !grad_enabled() || !x.requires_grad() ||
+                            detail::has_samples(x, dim),
+                        "canonical shares: an input without samples, of shape ", value_of(x).shape(),
+                        ", wants a gradient, of which each process has a part: let it be a parameter of the model");
+  }
   void backward(const dp::Roots& roots, bool keep) override {
     earlier_.take(flat_);
     const auto batch = processes_->batch ? static_cast<std::size_t>(processes_->batch()) : roots.size();
@@ -39498,6 +40416,7 @@ class ModelShares final : private dp::BackwardRunner {
       if (entry.parameter().wants_grad()) visit(*entry.named.handle.shared(), context);
   }
 
+  detail::CountedCanonicalPolicy counted_;
   Model& model_;
   const nn::FlatParameters<D>& flat_;
   std::weak_ptr<void> alive_;
@@ -39857,7 +40776,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
     std::vector<Ref<Node>> means;
     for (const Ref<Node>& node : nodes)
       if (node->is_mean() && (node->is_loss() || node->sequence() >= last)) means.push_back(node);
-    if (canonical_ && communicator_.size() > 1) check_canonical_means(nodes);
+    if (canonical_ && communicator_.size() > 1) detail::check_canonical_means(nodes);
     const auto scales = weigh_run(means);
     for (std::size_t i = 0; i < scales.size(); ++i) {
       check<UsageError>(means[i]->scale() == 1 || means[i]->scale() == scales[i],
@@ -39865,42 +40784,6 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
       means[i]->set_scale(scales[i]);
     }
     backward_is_weighed();
-  }
-  // What goes back into the net has to come from means over the whole batch: anything else would be this rank's.
-  [[gnu::cold]] static void check_canonical_means(std::span<const Ref<Node>> nodes) {
-    struct Seen {
-      std::vector<Node*> nodes;
-      static void add(Node& node, void* context) {
-        auto& seen = static_cast<Seen*>(context)->nodes;
-        if (std::find(seen.begin(), seen.end(), &node) == seen.end()) seen.push_back(&node);
-      }
-    } under;
-    for (const Ref<Node>& node : nodes)
-      if (node->operation() == detail::canonical_mean_name) node->for_each_input(Seen::add, &under);
-    for (std::size_t i = 0; i < under.nodes.size(); ++i)
-      if (under.nodes[i]->canonical_cut() == nullptr) under.nodes[i]->for_each_input(Seen::add, &under);
-    for (Node* const node : under.nodes)
-      check<UsageError>(!node->is_leaf() || node->numbers_name()[0] == '\0',
-                        "canonical shares: the loss uses the parameter ", node->numbers_name(),
-                        " outside of the net's forward pass, where samples are not in shares: use it in the model");
-    struct Above {
-      const Seen& under;
-      bool uses = false;
-      static void look(Node& node, void* context) {
-        auto& above = *static_cast<Above*>(context);
-        const auto& nodes = above.under.nodes;
-        above.uses = above.uses || node.canonical_cut() != nullptr ||
-                     std::find(nodes.begin(), nodes.end(), &node) != nodes.end();
-      }
-    } above{under};
-    for (const Ref<Node>& node : nodes)
-      if (node->operation() != detail::canonical_mean_name &&
-          std::find(under.nodes.begin(), under.nodes.end(), node.get()) == under.nodes.end())
-        node->for_each_input(Above::look, &above);
-    check<UsageError>(!above.uses,
-                      "canonical shares: backward begins with something other than a mean over the batch: expected "
-                      "mean(), cross_entropy(), mse_loss() or another loss of the library, taken of what the net "
-                      "returned for its samples");
   }
   // None of a captured step.
   std::span<const double> weigh_run(std::span<const Ref<Node>> means) {
@@ -40004,7 +40887,8 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
     check<UsageError>(!this->buckets.all().empty(),
                       "DistributedDataParallel: no parameter of the model wants a gradient",
                       options.parameters_and_buffers_to_ignore.empty() ? "" : " that ranks share");
-    if (communicator.size() > 1) this->flat_.use_memory(own_memory(), own_memory());
+    if (communicator.size() > 1 && PromisedNumbers::current() == nullptr)
+      this->flat_.use_memory(own_memory(), own_memory());
     std::erase_if(this->buffers_, [&](const auto& named) { return options.ignores(named.name); });
   }
   /// Hooks may still have memory under way.
@@ -41688,6 +42572,1907 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DISTRIBUTED_DATA_PARALLEL_HPP
+
+// <chorus/parallel/fully_sharded_data_parallel.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_FULLY_SHARDED_DATA_PARALLEL_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_FULLY_SHARDED_DATA_PARALLEL_HPP
+/// FullyShardedDataParallel: DistributedDataParallel of which no rank keeps the whole model (Rajbhandari et al.,
+/// "ZeRO", SC 2020, stage 3; Zhao et al., "PyTorch FSDP", VLDB 2023).
+
+// <chorus/comm/split.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_SPLIT_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_SPLIT_HPP
+/// `split`: communicators of some of a job's ranks.
+
+namespace chorus::comm {
+
+namespace detail {
+
+/// What a rank says of itself.
+struct SplitEntry {
+  std::int64_t color, key;
+  std::uint64_t machine;
+};
+
+/// Where the first rank of a group listens, or why it doesn't.
+struct SplitAddress {
+  std::int64_t port = 0;
+  FixedText<504> text{};
+};
+static_assert(is_message<SplitEntry, 24> && is_message<SplitAddress, 512>);
+
+}  // namespace detail
+
+/// Ranks of one `color` become a group of their own, in the order of their `key`, and of their rank where keys are
+/// equal (MPI_Comm_split, PyTorch's new_group). All ranks of `parent` call it; `world` is what `parent` was connected
+/// with, or what an earlier `split` returned. The result is this rank's place in its group, with which all ranks of the
+/// group call `connect`, or a communicator's constructor:
+///
+///   auto& all = run.communicator();
+///   auto half = comm::connect(comm::split(all, run.world(), run.rank() < all.size() / 2 ? 0 : 1));
+///
+/// Groups and parent work side by side, and each fails for itself. Messages of a group number its ranks from 0. Throws
+/// UsageError, on all ranks, where a color is negative; CommError where `parent` fails or a group has no place to meet.
+[[gnu::cold]] inline World split(AnyCommunicator& parent, const World& world, int color, int key = 0) {
+  const auto entries = all_gather_structs(parent, detail::SplitEntry{color, key, detail::machine_id()});
+  const auto entry = [&](int rank) -> const detail::SplitEntry& { return entries[static_cast<std::size_t>(rank)]; };
+  std::vector<int> ranks;
+  for (int rank = 0; rank < parent.size(); ++rank) {
+    check<UsageError>(entry(rank).color >= 0, "split: rank ", rank, " has color ", entry(rank).color,
+                      ", expected 0 or more");
+    if (entry(rank).color == color) ranks.push_back(rank);
+  }
+  std::stable_sort(ranks.begin(), ranks.end(), [&](int a, int b) { return entry(a).key < entry(b).key; });
+
+  World group = world;
+  group.size = static_cast<int>(ranks.size());
+  group.local_size = 0;
+  group.members.clear();
+  for (const int rank : ranks) {
+    if (rank == parent.rank()) group.rank = static_cast<int>(group.members.size()), group.local_rank = group.local_size;
+    group.local_size += entry(rank).machine == entry(parent.rank()).machine;
+    group.members.push_back(world.members.empty() ? rank : world.members[static_cast<std::size_t>(rank)]);
+  }
+
+  detail::SplitAddress mine;
+  Socket listener;
+  if (group.rank == 0 && group.size > 1) {
+    try {
+      listener = Socket::listen(detail::own_address(world).with_port(0));
+      mine.port = listener.local().port();
+      mine.text = FixedText<504>(listener.local().host());
+    } catch (const CommError& error) {
+      mine.text = FixedText<504>(error.what());
+    }
+  }
+  const auto all = all_gather_structs(parent, mine);
+  const auto& first = all[static_cast<std::size_t>(ranks.front())];
+  const std::string place(first.text.view());
+  check<CommError>(group.size == 1 || first.port != 0, "split: rank ", ranks.front(), ", where ranks ",
+                   std::span(group.members), " were to meet: ", printable(place, sizeof first.text));
+  group.master_addr = place;
+  group.master_port = static_cast<int>(first.port);
+  group.listen_fd = listener.release();
+  return group;
+}
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_SPLIT_HPP
+
+// <chorus/io/write_in_parts.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_HPP
+#define CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_HPP
+/// A safetensors file that several ranks write together: each the parts of tensors that it has.
+
+// <chorus/io/model_file_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_IMPL_HPP
+/// How a model's numbers get into a file, and where those of a file go.
+
+// <chorus/io/safetensors_writer.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_HPP
+#define CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_HPP
+/// Writes safetensors files: the same bytes as the reference writer's for the same tensors, replaced whole or not at
+/// all. The format: https://github.com/huggingface/safetensors#format
+
+// <chorus/io/atomic_file.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_ATOMIC_FILE_HPP
+#define CHORUS_SINGLE_CHORUS_IO_ATOMIC_FILE_HPP
+/// A file that appears whole or not at all: written beside its place, synced, and renamed over the old one. A process
+/// killed or a disk full at any moment leaves the old file or the new one.
+
+#include <dirent.h>
+#include <sys/file.h>
+
+// <chorus/io/descriptor.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_DESCRIPTOR_HPP
+#define CHORUS_SINGLE_CHORUS_IO_DESCRIPTOR_HPP
+/// A file descriptor that closes itself, and a file to read.
+
+namespace chorus::io {
+
+/// Owns `value`, unless it is negative. It is none of the standard streams'.
+struct Descriptor {
+  int value = -1;
+
+  Descriptor() = default;
+  explicit Descriptor(int descriptor) : value(chorus::detail::above_standard_streams(descriptor)) {}
+  Descriptor(Descriptor&& other) noexcept : value(std::exchange(other.value, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(value, other.value);
+    return *this;
+  }
+  ~Descriptor() {
+    if (value >= 0) ::close(value);
+  }
+};
+
+/// The most that one call reads or writes: Linux stops just below 2 GiB, and some systems refuse more.
+inline constexpr std::size_t io_chunk = std::size_t{1} << 30;
+
+/// A regular file, open for reading; without a path none.
+class RegularFile {
+ public:
+  RegularFile() = default;
+  /// `who`: how messages begin. Throws FileError.
+  RegularFile(const std::string& path, std::string_view who)
+      // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
+      : file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
+    check<FileError>(is_open(), who, ": opening the file failed: ", std::strerror(errno));
+    struct stat facts {};
+    const bool seen = ::fstat(file_.value, &facts) == 0;  // before errno is read
+    check<FileError>(seen, who, ": looking at the file failed: ", std::strerror(errno));
+    check<FileError>(S_ISREG(facts.st_mode), who, ": not a regular file");
+    size_ = static_cast<std::uint64_t>(facts.st_size);
+  }
+
+  bool is_open() const { return file_.value >= 0; }
+  std::uint64_t size() const { return size_; }
+
+  /// Fills `to` with the bytes from `offset` on. Throws FileError: `reading...` failed, and why.
+  template <class... Reading>
+  void read(std::uint64_t offset, std::span<std::byte> to, const Reading&... reading) const {
+    while (!to.empty()) {
+      const ssize_t count = ::pread(file_.value, to.data(), std::min(to.size(), io_chunk), static_cast<off_t>(offset));
+      if (count < 0 && errno == EINTR) continue;
+      check<FileError>(count > 0, reading...,
+                       " failed: ", count < 0 ? std::strerror(errno) : "the file has become shorter");
+      to = to.subspan(static_cast<std::size_t>(count));
+      offset += static_cast<std::uint64_t>(count);
+    }
+  }
+
+ private:
+  Descriptor file_;
+  std::uint64_t size_ = 0;
+};
+
+}  // namespace chorus::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_DESCRIPTOR_HPP
+
+namespace chorus::io {
+
+/// Writes all of `data` at a place of a file; false, with errno, where that fails.
+inline bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data) {
+  const chorus::detail::HeldSignal held(SIGXFSZ);
+  while (!data.empty()) {
+    const ssize_t count = ::pwrite(file, data.data(), std::min(data.size(), io_chunk), static_cast<off_t>(offset));
+    if (count < 0 && errno == EINTR) continue;
+    if (count == 0) errno = EIO;
+    if (count <= 0) return false;
+    offset += static_cast<std::uint64_t>(count);
+    data = data.subspan(static_cast<std::size_t>(count));
+  }
+  return true;
+}
+
+/// Writes to `.NAME.<16 hex digits>.tmp` in the folder of `path`; `commit` puts it in place. Without a commit the
+/// destructor removes it and the old file stays. What a killed process left is removed by the next AtomicFile of the
+/// same path: a temporary file that is still being written is locked. Every FileError names path, step and reason.
+class AtomicFile {
+ public:
+  /// A symbolic link is followed. Throws FileError where the folder is missing or can't be written, or `path` is there
+  /// and is read-only or no regular file.
+  explicit AtomicFile(std::string path) : AtomicFile(Unopened{}, std::move(path)) {
+    // The object is complete by now, so that the destructor cleans up after whatever throws here.
+    open_folder();
+    const mode_t mode = check_old_file();
+    remove_leftovers();
+    create(mode);
+  }
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+  ~AtomicFile() { discard(); }
+
+  /// Appends. Throws FileError, and then removes the temporary file.
+  void write(std::span<const std::byte> data) {
+    check<UsageError>(!temporary_.empty(), "saving ", path_, ": write to a file that is committed or has failed");
+    const chorus::detail::HeldSignal held(SIGXFSZ);
+    while (!data.empty()) {
+      const ssize_t count = ::write(file_.value, data.data(), std::min(data.size(), io_chunk));
+      if (count < 0 && errno == EINTR) continue;
+      if (count == 0) errno = EIO;
+      if (count <= 0) fail_at("writing");
+      data = data.subspan(static_cast<std::size_t>(count));
+    }
+  }
+  void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
+
+  /// Makes the file that long, for others who write ranges of it, and returns the path at which they find it. Throws
+  /// FileError.
+  std::string extend(std::uint64_t bytes) {
+    check<UsageError>(!temporary_.empty(), "saving ", path_, ": extend of a file that is committed or has failed");
+    if (::ftruncate(file_.value, static_cast<off_t>(bytes)) != 0) fail_at("extending the file");
+    return folder_path_ + temporary_;
+  }
+  /// Writes at a place, which the next `write` does not depend on. Throws FileError, and then removes the file.
+  void write_at(std::uint64_t offset, std::span<const std::byte> data) {
+    if (!chorus::io::write_at(file_.value, offset, data)) fail_at("writing");
+  }
+
+  /// Syncs the file to the disk, renames it to its place, and syncs the folder. Throws FileError; the old file is then
+  /// untouched, save where the message says that only the folder's sync failed.
+  void commit() {
+    check<UsageError>(!temporary_.empty(), "saving ", path_, ": commit of a file that is committed or has failed");
+    if (sync(file_) != 0) fail_at("syncing the file to the disk");
+    if (::renameat(folder_.value, temporary_.c_str(), folder_.value, name_.c_str()) != 0) {
+      fail_at("renaming the temporary file");
+    }
+    temporary_.clear();
+    // Some file systems can't sync a folder and say EINVAL.
+    if (sync(folder_) != 0 && errno != EINVAL) {
+      fail_at("the file is in place, but a loss of power may bring the old one back: syncing the folder");
+    }
+  }
+
+ private:
+  struct Unopened {};
+  static constexpr std::string_view suffix = ".tmp";
+  static constexpr std::size_t digits = 16;
+
+  AtomicFile(Unopened, std::string path) : path_(std::move(path)) {}
+
+  void discard() {
+    if (!temporary_.empty()) ::unlinkat(folder_.value, temporary_.c_str(), 0);
+    temporary_.clear();
+  }
+
+  /// Reports errno. What was written so far is of no use, and must not be committed by a caller who catches the error.
+  [[noreturn]] void fail_at(std::string_view step) {
+    const char* reason = std::strerror(errno);
+    discard();
+    fail<FileError>("saving ", path_, ": ", step, " failed: ", reason);
+  }
+
+  static int sync(const Descriptor& descriptor) {
+    int status = 0;
+    do {
+      status = ::fsync(descriptor.value);
+    } while (status != 0 && errno == EINTR);
+    return status;
+  }
+
+  void open_folder() {
+    std::string target = path_;
+    struct stat facts {};
+    if (::lstat(path_.c_str(), &facts) == 0 && S_ISLNK(facts.st_mode)) {
+      const std::unique_ptr<char, decltype(&std::free)> followed(::realpath(path_.c_str(), nullptr), &std::free);
+      if (followed == nullptr) fail_at("following the symbolic link");
+      target = followed.get();
+    }
+    const std::size_t slash = target.rfind('/');
+    folder_path_ = slash == target.npos ? "" : target.substr(0, slash + 1);
+    const std::string folder = folder_path_.empty() ? "." : folder_path_;
+    name_ = slash == target.npos ? target : target.substr(slash + 1);
+    check<FileError>(!name_.empty(), "saving ", path_.empty() ? "\"\"" : path_, ": the path has no file name");
+    // NAME_MAX is 255 bytes; a longer name shares its leftovers with its namesakes, which the locks make harmless.
+    prefix_ = cat('.', name_.substr(0, 200), '.');
+    folder_ = Descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (folder_.value < 0) fail_at(cat("opening the folder ", folder));
+  }
+
+  /// The permissions that the new file takes over; 0 where there is no old file.
+  mode_t check_old_file() {
+    struct stat facts {};
+    if (::fstatat(folder_.value, name_.c_str(), &facts, AT_SYMLINK_NOFOLLOW) != 0) {
+      if (errno != ENOENT) fail_at("looking at the old file");
+      return 0;
+    }
+    check<FileError>(S_ISREG(facts.st_mode), "saving ", path_, ": it exists and is not a regular file");
+    if (::faccessat(folder_.value, name_.c_str(), W_OK, 0) != 0) fail_at("replacing the old file");
+    return facts.st_mode & 0777;
+  }
+
+  /// Unlinks what writers of this path left that no longer live. Best effort: it may fail and the save go on.
+  void remove_leftovers() const {
+    const auto close_folder = [](DIR* folder) { ::closedir(folder); };
+    Descriptor own(::openat(folder_.value, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    const std::unique_ptr<DIR, decltype(close_folder)> folder(own.value < 0 ? nullptr : ::fdopendir(own.value));
+    if (folder == nullptr) return;
+    own.value = -1;
+    while (const dirent* entry = ::readdir(folder.get())) {
+      const std::string_view name = entry->d_name;
+      if (name.size() != prefix_.size() + digits + suffix.size()) continue;
+      if (!name.starts_with(prefix_) || !name.ends_with(suffix)) continue;
+      const Descriptor file(::openat(folder_.value, entry->d_name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+      if (file.value < 0 || ::flock(file.value, LOCK_EX | LOCK_NB) != 0) continue;
+      ::unlinkat(folder_.value, entry->d_name, 0);
+    }
+  }
+
+  void create(mode_t mode) {
+    constexpr int attempts = 100;
+    for (int attempt = 0; attempt < attempts; ++attempt) {
+      const std::string name = random_name();
+      Descriptor file(
+          ::openat(folder_.value, name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666));
+      if (file.value < 0) {
+        if (errno == EEXIST || errno == EINTR) continue;
+        fail_at("creating a temporary file in its folder");
+      }
+      temporary_ = name;
+      file_ = std::move(file);
+      // Another process's remove_leftovers may be faster than this lock: then it holds the lock, or the file has no
+      // name any more.
+      const bool taken = ::flock(file_.value, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+      struct stat facts {};
+      if (::fstat(file_.value, &facts) != 0) fail_at("looking at the temporary file");
+      if (taken || facts.st_nlink == 0) continue;
+      if (mode != 0 && ::fchmod(file_.value, mode) != 0) fail_at("setting the permissions");
+      return;
+    }
+    fail<FileError>("saving ", path_, ": no temporary file could be made in its folder in ", attempts, " attempts");
+  }
+
+  std::string random_name() {
+    unsigned char bytes[digits / 2];
+    if (::getentropy(bytes, sizeof bytes) != 0) fail_at("getting a random name");
+    std::string name = prefix_;
+    for (const unsigned char byte : bytes) {
+      constexpr std::string_view hex = "0123456789abcdef";
+      (name += hex[byte >> 4]) += hex[byte & 15];
+    }
+    return name += suffix;
+  }
+
+  std::string path_, folder_path_, name_, prefix_, temporary_;
+  Descriptor folder_, file_;
+};
+
+}  // namespace chorus::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_ATOMIC_FILE_HPP
+
+namespace chorus::io {
+
+static_assert(std::endian::native == std::endian::little,
+              "safetensors files are little-endian, and so must this machine be");
+
+/// A tensor to be written: its row-major elements, which must outlive the call.
+struct TensorView {
+  std::string name;
+  FileDType dtype{};
+  std::span<const Index> shape;
+  std::span<const std::byte> data;
+};
+
+namespace detail {
+
+/// Checks what is to be written, sorts it as it will lie in the file, and returns all that stands before the data.
+/// Throws UsageError where a reader would refuse the file.
+inline std::string safetensors_header(std::string_view path, std::vector<const TensorView*>& tensors,
+                                      const Metadata& metadata) {
+  // By alignment, largest first, so that every tensor is aligned in the file; then by name.
+  std::sort(tensors.begin(), tensors.end(), [](const TensorView* a, const TensorView* b) {
+    return a->dtype != b->dtype ? a->dtype > b->dtype : a->name < b->name;
+  });
+  std::string json = "{";
+  if (!metadata.empty()) {
+    json += "\"__metadata__\":";
+    char separator = '{';
+    for (const auto& [key, value] : metadata) {
+      check<UsageError>(valid_utf8(key) && valid_utf8(value), "saving ", path, ": metadata ", Quoted{key},
+                        " is not valid UTF-8");
+      json += separator;
+      append_json_string(json, key);
+      json += ':';
+      append_json_string(json, value);
+      separator = ',';
+    }
+    json += '}';
+  }
+
+  std::vector<std::string_view> names;
+  std::size_t offset = 0;
+  const std::string saving = cat("saving ", path);
+  for (const TensorView* tensor : tensors) {
+    const TensorOfFile who{saving, tensor->name};
+    check_tensor_name<UsageError>(who, ReaderLimits{}.name_bytes);
+    check<UsageError>(valid_utf8(tensor->name), who, "its name is not valid UTF-8");
+    check<UsageError>(tensor->name != "__metadata__", who, "the format keeps that name for itself");
+    check<UsageError>(tensor->shape.size() <= ReaderLimits{}.rank, who, "shape ", tensor->shape, " has more than ",
+                      ReaderLimits{}.rank, " axes");
+    const std::size_t bytes = tensor_bytes<UsageError>(tensor->dtype, tensor->shape, who);
+    check<UsageError>(tensor->data.size() == bytes, who, "shape ", tensor->shape, " of ", tensor->dtype, " takes ",
+                      bytes, " bytes, but the data have ", tensor->data.size());
+    names.push_back(tensor->name);
+    if (json.size() > 1) json += ',';
+    append_json_string(json, tensor->name);
+    json += cat(":{\"dtype\":\"", tensor->dtype, "\",\"shape\":[");
+    for (const Index& size : tensor->shape) json += cat(&size == tensor->shape.data() ? "" : ",", size);
+    json += cat("],\"data_offsets\":[", offset, ",", offset + bytes, "]}");
+    offset += bytes;
+  }
+  json += '}';
+
+  check_names_differ<UsageError>(saving, std::move(names));
+  json.resize((json.size() + 7) / 8 * 8, ' ');
+  check<UsageError>(json.size() <= format_header_bytes, saving, ": the header would have ", json.size(),
+                    " bytes; the format allows ", format_header_bytes);
+  const auto prefix = std::bit_cast<std::array<char, 8>>(std::uint64_t{json.size()});
+  json.insert(0, prefix.data(), prefix.size());
+  return json;
+}
+
+}  // namespace detail
+
+/// Writes a file and replaces what was at `path`, atomically: see AtomicFile, also for its FileErrors. Throws
+/// UsageError, and touches nothing, where a name comes twice or can't be a name, or data don't have the size of their
+/// shape and dtype.
+inline void write_safetensors(const std::string& path, std::span<const TensorView> tensors,
+                              const Metadata& metadata = {}) {
+  std::vector<const TensorView*> order;
+  for (const TensorView& tensor : tensors) order.push_back(&tensor);
+  const std::string header = detail::safetensors_header(path, order, metadata);
+  AtomicFile file(path);
+  file.write(header);
+  for (const TensorView* tensor : order) file.write(tensor->data);
+  file.commit();
+}
+
+}  // namespace chorus::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_HPP
+
+namespace chorus::io::detail {
+
+/// What begins with this prefix in a checkpoint is not the model's.
+inline constexpr std::string_view training_prefix = "training/";
+
+/// Where a tensor of a file lies in this program: in device memory, or, without a device, on the host. `mean_with`:
+/// names of others in the file, with which floating-point numbers take the mean. With `part_count`, so many elements
+/// from `part_begin` on are here, and others elsewhere.
+template <Device D>
+struct TensorPlace {
+  std::string name;
+  DType dtype;
+  std::vector<Index> shape;
+  std::optional<D> device;
+  void* data;
+  std::vector<std::string> mean_with = {};
+  std::size_t part_begin = 0;
+  std::optional<std::size_t> part_count = {};
+  std::shared_ptr<const PartOfParameter> part = {};  // of a tensor that ranks share out
+
+  /// In the file.
+  std::vector<Index> whole_shape() const {
+    auto whole = shape;
+    if (part != nullptr) whole[static_cast<std::size_t>(part->split.axis)] = part->width;
+    return whole;
+  }
+  std::size_t bytes() const { return part_count.value_or(static_cast<std::size_t>(numel(shape))) * size_of(dtype); }
+  /// Where they begin in the tensor.
+  std::size_t begin_bytes() const { return part_begin * size_of(dtype); }
+  void copy_to(void* numbers) const {
+    if (device)
+      copy_bytes(Cpu{}, numbers, *device, data, bytes());
+    else
+      copy_bytes(Cpu{}, numbers, Cpu{}, data, bytes());
+  }
+  /// `numbers`: of the whole tensor.
+  void fill(const void* numbers) const {
+    std::vector<std::byte> own;
+    if (part != nullptr) {
+      own.resize(bytes());
+      const SplitLayout layout(shape, part->split, part->width);
+      const auto size = size_of(dtype);
+      layout.for_runs(part->group->part(layout.width, part->split.unit), [&](Index from, Index to, Index count) {
+        std::copy_n(static_cast<const std::byte*>(numbers) + static_cast<std::size_t>(from) * size,
+                    static_cast<std::size_t>(count) * size, own.data() + static_cast<std::size_t>(to) * size);
+      });
+      numbers = own.data();
+    }
+    if (device)
+      copy_bytes(*device, data, Cpu{}, numbers, bytes());
+    else
+      copy_bytes(Cpu{}, data, Cpu{}, numbers, bytes());
+  }
+};
+
+/// All places of a model.
+template <Device D>
+std::vector<TensorPlace<D>> model_places(nn::Module& model) {
+  std::vector<TensorPlace<D>> places;
+  const auto add = [&](const std::string& name, auto& tensor) {
+    const auto extents = tensor.extents();
+    places.push_back({name, tensor.dtype(), {extents.begin(), extents.end()}, tensor.where(), tensor.memory()});
+  };
+  for (const auto& named : nn::named_parameters<D>(model)) {
+    add(named.name, *named.parameter);
+    places.back().part = named.parameter->part();
+  }
+  for (const auto& named : nn::named_buffers<D>(model)) add(named.name, *named.buffer);
+  return places;
+}
+
+/// Whether a policy keeps a part of each parameter on each rank: all ranks write a file together, each its parts.
+template <class Net>
+constexpr bool keeps_parts = requires {
+  requires Net::keeps_parts;
+};
+
+/// What this rank has of the model of such a policy: its parts of parameters, and the buffers, which are all ranks'.
+template <Device D, class Net>
+std::vector<TensorPlace<D>> places_in_parts(Net& net) {
+  std::vector<TensorPlace<D>> places;
+  for (const auto& named : net.parameters()) {
+    const auto& p = *named.parameter;
+    const auto extents = p.whole_extents();
+    places.push_back({.name = named.name,
+                      .dtype = p.dtype(),
+                      .shape = {extents.begin(), extents.end()},
+                      .device = p.where(),
+                      .data = p.place(),
+                      .part_begin = static_cast<std::size_t>(p.part_begin()),
+                      .part_count = static_cast<std::size_t>(p.count())});
+  }
+  for (const auto& named : nn::named_buffers<D>(net.module())) {
+    const auto extents = named.buffer->extents();
+    places.push_back({named.name, named.buffer->dtype(), {extents.begin(), extents.end()}, named.buffer->where(),
+                      named.buffer->memory()});
+  }
+  return places;
+}
+
+/// Throws UsageError where a tensor is one rank's part.
+template <Device D>
+void check_whole(const TensorPlace<D>& tensor) {
+  check<UsageError>(tensor.part == nullptr, "a model's file: '", tensor.name, "' is this rank's part of what ",
+                    "TensorParallel shares out: net.save(path) and net.load(path), which all ranks call, are for "
+                    "whole ones, and so is the model net.gathered()");
+}
+
+/// Says that a model's numbers have changed: to replicas, and to copies in 16 bits.
+template <Device D>
+void say_changed(nn::Module& model) {
+  for (const auto& named : nn::named_parameters<D>(model)) named.parameter->touch();
+  for (const auto& named : nn::named_buffers<D>(model)) named.buffer->touch();
+}
+
+/// Tensors on their way to a file, brought to the host.
+class Outgoing {
+ public:
+  template <Device D>
+  void add(const TensorPlace<D>& tensor) {
+    check_whole(tensor);
+    add(tensor.name, tensor, [&](std::byte* to) { tensor.copy_to(to); });
+  }
+  /// Under another name; `copy(to)` copies the numbers.
+  template <Device D, class Copy>
+  void add(std::string name, const TensorPlace<D>& tensor, const Copy& copy) {
+    items_.push_back({std::move(name), tensor.dtype, tensor.shape, std::vector<std::byte>(tensor.bytes())});
+    copy(items_.back().bytes.data());
+  }
+  std::vector<TensorView> views() const {
+    std::vector<TensorView> out;
+    for (const Item& item : items_) out.push_back({item.name, file_dtype(item.dtype), item.shape, item.bytes});
+    return out;
+  }
+
+ private:
+  struct Item {
+    std::string name;
+    DType dtype;
+    std::vector<Index> shape;
+    std::vector<std::byte> bytes;
+  };
+  std::vector<Item> items_;
+};
+
+/// All names that each parameter and buffer has in a model, by the first of them.
+inline std::map<std::string, std::vector<std::string>> all_names(nn::Module& model) {
+  struct Names final : nn::detail::Walker {
+    std::map<const Node*, std::vector<std::string>> of;
+    void parameter(std::string_view name, AnyParameter& handle) override { add(name, handle.shared().get()); }
+    void buffer(std::string_view name, AnyBuffer& handle) override { add(name, handle.shared().get()); }
+    void add(std::string_view name, const Node* node) { of[node].push_back(path(name)); }
+  } found;
+  found.walk(model);
+  std::map<std::string, std::vector<std::string>> out;
+  for (auto& [node, names] : found.of) out.emplace(names.front(), names);
+  return out;
+}
+
+/// Notes which names stand for tensors that are in the file by another name, as safetensors' `save_model` does.
+inline void note_tied(Metadata& metadata, nn::Module& model) {
+  for (const auto& [first, names] : all_names(model))
+    for (const auto& name : names)
+      if (name != first) metadata.emplace(name, first);
+}
+
+template <Device D>
+void save_module(nn::Module& model, const std::string& path, const Metadata& metadata) {
+  Outgoing out;
+  for (const auto& place : model_places<D>(model)) out.add(place);
+  auto noted = metadata;
+  note_tied(noted, model);
+  write_safetensors(path, out.views(), noted);
+}
+
+}  // namespace chorus::io::detail
+#endif  // CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_IMPL_HPP
+
+namespace chorus::io::detail {
+
+/// Calls `step()`; a FileError of any rank becomes one of all. All ranks call it.
+template <class Communicator, class Step>
+void on_all_ranks(Communicator& ranks, const std::string& path, const Step& step) {
+  std::string error;
+  try {
+    step();
+  } catch (const FileError& failed) {
+    error = failed.what();
+  }
+  std::int32_t worst = error.empty() ? -1 : ranks.rank();
+  ranks.all_reduce(std::span(&worst, 1), comm::ReduceOp::max, {});
+  check<FileError>(error.empty(), error);
+  check<FileError>(worst < 0, "saving ", path, ": rank ", worst, " could not write its parts");
+}
+
+/// A tensor in the file: what this rank has of it, and where the whole begins.
+template <Device D>
+struct PlaceInFile {
+  const TensorPlace<D>* tensor;
+  std::uint64_t begin;
+  /// This rank's numbers; of what all ranks have, rank 0's.
+  std::vector<std::byte> own(int rank) const {
+    std::vector<std::byte> bytes(tensor->part_count || rank == 0 ? tensor->bytes() : 0);
+    if (!bytes.empty()) tensor->copy_to(bytes.data());
+    return bytes;
+  }
+  std::uint64_t begin_of_own() const { return begin + tensor->begin_bytes(); }
+};
+
+/// Each rank writes its parts into the temporary file, which rank 0 has open, and the others find at `path`.
+template <Device D>
+void write_own_parts(int rank, AtomicFile* file, const Descriptor& own, const std::string& path,
+                     const std::vector<PlaceInFile<D>>& tensors) {
+  for (const auto& tensor : tensors) {
+    if (file != nullptr)
+      file->write_at(tensor.begin_of_own(), tensor.own(rank));
+    else
+      check<FileError>(write_at(own.value, tensor.begin_of_own(), tensor.own(rank)), "saving ", path, ": rank ", rank,
+                       ": writing failed: ", std::strerror(errno));
+  }
+  check<FileError>(file != nullptr || ::fsync(own.value) == 0, "saving ", path, ": rank ", rank,
+                   ": syncing the file to the disk failed: ", std::strerror(errno));
+}
+
+/// Rank 0 writes all parts, which the others send it, a tensor at a time. Returns why it could not.
+template <Device D, class Communicator>
+std::string write_through_rank_0(Communicator& ranks, AtomicFile* file, const std::vector<PlaceInFile<D>>& tensors) {
+  std::string error;  // the others go on sending
+  const auto write = [&](std::uint64_t begin, std::span<const std::byte> bytes) {
+    try {
+      if (error.empty()) file->write_at(begin, bytes);
+    } catch (const FileError& failed) {
+      error = failed.what();
+    }
+  };
+  for (const auto& tensor : tensors) {
+    auto part = tensor.own(ranks.rank());
+    std::vector<std::int64_t> ranges(2 * static_cast<std::size_t>(ranks.size()));
+    const std::int64_t range[] = {static_cast<std::int64_t>(tensor.begin_of_own()),
+                                  static_cast<std::int64_t>(part.size())};
+    ranks.all_gather(std::span<const std::int64_t>(range), std::span(ranges), {});
+    if (ranks.rank() == 0) write(tensor.begin_of_own(), part);
+    for (int rank = 1; rank < ranks.size(); ++rank) {
+      const auto r = 2 * static_cast<std::size_t>(rank);
+      if (ranges[r + 1] == 0 || (ranks.rank() != 0 && ranks.rank() != rank)) continue;
+      if (ranks.rank() == 0) part.resize(static_cast<std::size_t>(ranges[r + 1]));
+      const std::span numbers(reinterpret_cast<std::uint8_t*>(part.data()), part.size());
+      if (ranks.rank() != 0) {
+        ranks.send(numbers, 0, {});
+      } else {
+        ranks.recv(numbers, rank, {});
+        write(static_cast<std::uint64_t>(ranges[r]), part);
+      }
+    }
+  }
+  return error;
+}
+
+/// Every rank calls it with the same tensors, of which it has the part that the place says, or the whole, which rank 0
+/// writes. All write into one temporary file, which rank 0 then puts in place: as AtomicFile does, whole or not at all.
+/// Where a rank does not see that file, for there is no common file system, all parts go through rank 0, one tensor at
+/// a time. `through_rank_0`: even where there is one. Throws FileError on all ranks where one of them fails.
+template <Device D, class Communicator>
+void write_in_parts(Communicator& ranks, const std::string& path, const std::vector<TensorPlace<D>>& places,
+                    const Metadata& metadata, bool through_rank_0 = false) {
+  // What stands where follows from names and shapes: it is the same on all ranks.
+  std::vector<TensorView> views;
+  for (const auto& place : places) {
+    const auto whole = static_cast<std::size_t>(numel(place.shape)) * size_of(place.dtype);
+    // Only the size is looked at.
+    views.push_back(
+        {place.name, file_dtype(place.dtype), place.shape, {static_cast<const std::byte*>(nullptr), whole}});
+  }
+  std::vector<const TensorView*> order;
+  for (const TensorView& view : views) order.push_back(&view);
+  const std::string header = safetensors_header(path, order, metadata);
+  std::uint64_t end = header.size();
+  std::vector<PlaceInFile<D>> tensors;
+  for (const TensorView* view : order) {
+    tensors.push_back({&places[static_cast<std::size_t>(view - views.data())], end});
+    end += view->data.size();
+  }
+
+  std::unique_ptr<AtomicFile> file;  // rank 0's
+  std::string at;
+  on_all_ranks(ranks, path, [&] {
+    if (ranks.rank() != 0) return;
+    file = std::make_unique<AtomicFile>(path);
+    file->write(header);
+    at = file->extend(end);
+  });
+  at = comm::broadcast_object(ranks, std::string_view(at));
+  const Descriptor own(ranks.rank() == 0 ? -1 : ::open(at.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW));
+  std::int32_t all_see_it = !through_rank_0 && (ranks.rank() == 0 || own.value >= 0) ? 1 : 0;
+  ranks.all_reduce(std::span(&all_see_it, 1), comm::ReduceOp::min, {});
+  on_all_ranks(ranks, path, [&] {
+    if (all_see_it != 0) return write_own_parts(ranks.rank(), file.get(), own, path, tensors);
+    const auto error = write_through_rank_0(ranks, file.get(), tensors);
+    check<FileError>(error.empty(), error);
+  });
+  on_all_ranks(ranks, path, [&] {
+    if (file) file->commit();
+  });
+}
+
+}  // namespace chorus::io::detail
+#endif  // CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_HPP
+
+// <chorus/nn/deferred.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_DEFERRED_HPP
+#define CHORUS_SINGLE_CHORUS_NN_DEFERRED_HPP
+/// Deferred: a model that is yet to be made, so that no process ever has to hold all of it.
+
+namespace chorus {
+
+/// What `deferred` gives: the arguments of a model's constructor.
+template <class Model, class... Arguments>
+class Deferred {
+ public:
+  explicit Deferred(Arguments... arguments) : arguments_(std::move(arguments)...) {}
+  Model make() const { return std::make_from_tuple<Model>(arguments_); }
+
+ private:
+  std::tuple<Arguments...> arguments_;
+};
+
+/// `Model(arguments...)`, for a policy that keeps a part of the parameters on each rank: it makes the model with
+/// addresses for its parameters and no numbers, and each rank draws the initial numbers of its part alone, the same as
+/// the whole model's. For models whose parameters come from nn::init, as those of all layers do: a constructor that
+/// reads or writes their numbers is refused.
+///   Net net{ch::deferred<Gpt>(config), run};
+template <class Model, class... Arguments>
+Deferred<Model, Arguments...> deferred(Arguments... arguments) {
+  return Deferred<Model, Arguments...>(std::move(arguments)...);
+}
+
+namespace detail {
+
+/// While it lives, models that this thread makes, and policies that take them, leave promised numbers promised.
+template <class Model>
+class Making {
+ public:
+  template <class... Arguments>
+  explicit Making(const Deferred<Model, Arguments...>& model) : scope_(promises_), model_(model.make()) {}
+  ~Making() { promises_.keep_the_rest(); }
+  Making(const Making&) = delete;
+  Making& operator=(const Making&) = delete;
+  Model take() { return std::move(model_); }
+  const PromisedNumbers& promises() const { return promises_; }
+
+ private:
+  struct Scope {
+    PromisedNumbers* before;
+    explicit Scope(PromisedNumbers& promises) : before(std::exchange(PromisedNumbers::current(), &promises)) {}
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+    ~Scope() { PromisedNumbers::current() = before; }
+  };
+  PromisedNumbers promises_;
+  Scope scope_;
+  Model model_;
+};
+
+}  // namespace detail
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_NN_DEFERRED_HPP
+
+// <chorus/parallel/fsdp/sharded_units.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_SHARDED_UNITS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_SHARDED_UNITS_HPP
+/// FullyShardedDataParallel as an extension of DistributedDataParallel: what happens at the moments of a pass.
+
+// <chorus/parallel/fsdp/shard.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_SHARD_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_SHARD_HPP
+/// What a rank has of a parameter, as optimizers take it.
+
+// <chorus/parallel/sharded/parameter_shards.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_SHARDED_PARAMETER_SHARDS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_SHARDED_PARAMETER_SHARDS_HPP
+/// Which rank steps which numbers of the parameters, and its own ones as an optimizer takes them.
+
+namespace chorus::detail {
+
+/// Some of a parameter's numbers, for an optimizer that steps these alone.
+template <Device D>
+class ParameterSlice : public ParameterOn<D> {
+ public:
+  ParameterSlice(ParameterOn<D>& whole, Index begin, Index count) : whole_(whole), begin_(begin), count_{count} {}
+
+  DType dtype() const override { return whole_.dtype(); }
+  std::span<const Index> extents() const override { return count_; }
+  D where() const override { return whole_.where(); }
+  void* place() const override { return at(whole_.memory()); }
+  Index part_begin() const override { return begin_; }
+  std::span<const Index> whole_extents() const override { return whole_.extents(); }
+  const Storage<D>& storage() const override { return whole_.storage(); }
+  void* grad_data() const override { return at(whole_.grad_data()); }
+  const void* grad_block() const override { return whole_.grad_block(); }
+  bool grad_arrived() const override { return whole_.grad_arrived(); }
+  void set_grad_arrived(bool arrived) override { whole_.set_grad_arrived(arrived); }
+  std::uint32_t times_forgotten() const override { return whole_.times_forgotten(); }
+  bool wants_grad() const override { return whole_.wants_grad(); }
+  void set_wants_grad(bool wants) override { whole_.set_wants_grad(wants); }
+  void bind(const Storage<D>&, void*, const Storage<D>&, void*) override { no_parameter(); }
+  void on_grad(std::function<void()>) override { no_parameter(); }
+  void move_to_device(D) override { no_parameter(); }
+  void replace_numbers(std::span<const Index>, const Storage<D>&) override { no_parameter(); }
+  Ref<Node> copy_to(D) const override { no_parameter(); }
+  void add_grad_of(const ParameterOn<D>&) override { no_parameter(); }
+  void set_origin(Ref<Node>) override { no_parameter(); }
+  Ref<Node> make_stand_in() const override { no_parameter(); }
+  const void* grad_data_of(const Node&) const override { no_parameter(); }
+  void drop_grad_of(Node&) const override { no_parameter(); }
+
+ protected:
+  ParameterOn<D>& whole() const { return whole_; }
+  void* at(void* whole) const {
+    return static_cast<std::byte*>(whole) + static_cast<std::size_t>(begin_) * size_of(whole_.dtype());
+  }
+
+ private:
+  [[noreturn]] static void no_parameter() { fail<UsageError>("ParameterSlice: a slice is no parameter of its own"); }
+  ParameterOn<D>& whole_;
+  Index begin_;
+  std::array<Index, 1> count_;
+};
+
+/// Numbers [begin, end) of a parameter, which rank `owner` steps.
+template <Device D>
+struct ParameterShard {
+  nn::NamedParameter<D> named;
+  int owner;
+  std::size_t begin, end;
+
+  /// Where they are in a tensor of the whole parameter's state, and how many bytes they take there.
+  std::uint8_t* in(const optim::StateTensor& t) const {
+    return static_cast<std::uint8_t*>(t.data) + (t.on_host ? 0 : begin * size_of(t.dtype));
+  }
+  std::size_t bytes(const optim::StateTensor& t) const { return (t.on_host ? 1 : end - begin) * size_of(t.dtype); }
+};
+
+/// All numbers of a net's buckets, cut into shards: of each bucket rank r has `ddp::part_of(count, r, ranks)`.
+template <Device D>
+class ParameterShards {
+ public:
+  /// Of all ranks, in the same order on each.
+  const std::vector<ParameterShard<D>>& all() const { return shards_; }
+  /// This rank's.
+  const std::vector<nn::NamedParameter<D>>& mine() const { return mine_; }
+
+  /// Whether the net still has the buckets that were cut.
+  template <class Net>
+  bool fit(Net& net) const {
+    return order_of(net) == order_;
+  }
+
+  /// Before `cut`: has parameters cut that no bucket has held so far, each by itself, if `wanted(name)`.
+  template <class Net, class Wanted>
+  void place(Net& net, const Wanted& wanted) {
+    std::set<const ParameterOn<D>*> placed;
+    for (const auto& shard : shards_) placed.insert(shard.named.parameter);
+    const auto ranks = static_cast<std::size_t>(net.communicator().size());
+    for (const auto& entry : net.flat_parameters().entries()) {
+      if (placed.contains(entry.named.parameter) || !wanted(entry.named.name)) continue;
+      for (std::size_t rank = 0; rank < ranks; ++rank) {
+        const auto part = ddp::part_of(static_cast<std::size_t>(entry.parameter().count()), rank, ranks);
+        if (part.begin < part.end) shards_.push_back({entry.named, static_cast<int>(rank), part.begin, part.end});
+      }
+    }
+  }
+  template <class Net>
+  void cut(Net& net) {
+    mine_.clear();
+    slices_.clear();
+    order_ = order_of(net);
+    const auto before = std::exchange(shards_, {});
+    const auto& communicator = net.communicator();
+    for (const auto& bucket : access_to(net).buckets())
+      for (int rank = 0; rank < communicator.size(); ++rank) {
+        const auto part =
+            ddp::part_of(bucket.count, static_cast<std::size_t>(rank), static_cast<std::size_t>(communicator.size()));
+        for (const std::size_t i : bucket.parameters) {
+          const auto& entry = net.flat_parameters().entries()[i];
+          const auto from = entry.begin - bucket.begin;
+          const auto end = std::min(part.end, from + static_cast<std::size_t>(entry.parameter().count()));
+          if (const auto begin = std::max(part.begin, from); begin < end)
+            shards_.push_back({entry.named, rank, begin - from, end - from});
+        }
+      }
+    // Those that are frozen now keep their state where it was.
+    for (const auto& shard : before)
+      if (std::none_of(order_.begin(), order_.end(),
+                       [&](const auto& placed) { return placed.first == shard.named.parameter; }))
+        shards_.push_back(shard);
+    for (const auto& shard : shards_) {
+      if (shard.owner != communicator.rank()) continue;
+      slices_.push_back(std::make_unique<ParameterSlice<D>>(*shard.named.parameter, static_cast<Index>(shard.begin),
+                                                            static_cast<Index>(shard.end - shard.begin)));
+      mine_.push_back({shard.named.name, shard.named.handle, slices_.back().get()});
+    }
+  }
+
+ private:
+  /// The parameters of all buckets, and where each bucket ends.
+  using Order = std::vector<std::pair<const ParameterOn<D>*, std::size_t>>;
+  template <class Net>
+  static Order order_of(Net& net) {
+    Order order;
+    for (const auto& bucket : access_to(net).buckets())
+      for (const std::size_t i : bucket.parameters)
+        order.emplace_back(&net.flat_parameters().entries()[i].parameter(), bucket.begin + bucket.count);
+    return order;
+  }
+
+  Order order_;  // when they were cut
+  std::vector<ParameterShard<D>> shards_;
+  std::vector<std::unique_ptr<ParameterSlice<D>>> slices_;
+  std::vector<nn::NamedParameter<D>> mine_;
+};
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_SHARDED_PARAMETER_SHARDS_HPP
+
+namespace chorus::fsdp {
+
+/// This rank's part of a parameter, and the average of its gradient, which the other ranks don't have.
+template <Device D>
+class Shard final : public chorus::detail::ParameterSlice<D> {
+ public:
+  using chorus::detail::ParameterSlice<D>::ParameterSlice;
+
+  bool is_part() const override { return true; }
+  void* place() const override { return this->at(this->whole().place()); }
+  bool grad_arrived() const override { return arrived_; }
+  /// With the part's gradient goes what passes under no_sync have added up in the whole one.
+  void set_grad_arrived(bool arrived) override {
+    arrived_ = arrived;
+    if (arrived) return;
+    ++forgotten_;
+    this->whole().set_grad_arrived(false);
+  }
+  std::uint32_t times_forgotten() const override { return forgotten_; }
+  /// The average is there, or is put aside while another pass adds to it: the whole parameter's gradient stays.
+  void set_averaged(bool averaged) { arrived_ = averaged; }
+
+ private:
+  bool arrived_ = false;
+  std::uint32_t forgotten_ = 0;
+};
+
+}  // namespace chorus::fsdp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_SHARD_HPP
+
+// <chorus/parallel/fsdp/units_at_hand.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_UNITS_AT_HAND_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_UNITS_AT_HAND_HPP
+/// Which units of the parameters a rank has at hand: gathered when an operation touches them, given back after.
+
+// <chorus/parallel/fsdp/order.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_ORDER_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_ORDER_HPP
+/// In which order a pass gathers units.
+
+namespace chorus::fsdp {
+
+/// The first pass of a kind guesses; from then on all ranks gather in the order in which rank 0 had touched the units:
+/// whatever a rank computes, it takes part in all gathers, each once.
+struct Order {
+  static constexpr std::size_t none = static_cast<std::size_t>(-1);
+
+  std::vector<std::size_t> units;
+  std::vector<std::size_t> place;      // by unit: its index in `units`, or none
+  std::vector<std::size_t> last_used;  // by unit: how far the pass had come in `units` when it was used last
+  bool learned = false;
+
+  /// With the guess that each unit is used once.
+  Order(std::vector<std::size_t> guess, std::size_t of) : units(std::move(guess)), place(of, none), last_used(of, 0) {
+    for (std::size_t i = 0; i < units.size(); ++i) place[units[i]] = last_used[units[i]] = i;
+  }
+
+  /// All ranks take rank 0's, which they know from now on.
+  template <class Communicator>
+  void take_rank_0s(Communicator& ranks) {
+    learned = true;
+    if (ranks.size() == 1) return;
+    std::vector<std::int64_t> message(2 * place.size() + 1, 0);
+    message[0] = static_cast<std::int64_t>(units.size());
+    std::copy(units.begin(), units.end(), message.begin() + 1);
+    const auto used = message.end() - static_cast<std::ptrdiff_t>(place.size());
+    std::copy(last_used.begin(), last_used.end(), used);
+    ranks.broadcast(std::span(message), 0, {});
+    *this = Order({message.begin() + 1, message.begin() + 1 + message[0]}, place.size());
+    last_used.assign(used, message.end());
+    learned = true;
+  }
+};
+
+}  // namespace chorus::fsdp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_ORDER_HPP
+
+// <chorus/parallel/fsdp/units.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_UNITS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_UNITS_HPP
+/// The units of FullyShardedDataParallel: neighbouring parameters that are gathered, and given back, together.
+
+namespace chorus {
+
+namespace fsdp {
+
+/// Elements [begin, begin + count) of a group's flat buffer.
+struct Unit {
+  std::size_t group, begin, count;
+  std::vector<std::size_t> entries;
+};
+
+namespace detail {
+
+/// What a parameter belongs to, from its path: that of its module.
+inline std::string_view owner(std::string_view path) {
+  const auto dot = path.rfind('.');
+  return dot == std::string_view::npos ? std::string_view() : path.substr(0, dot);
+}
+
+/// The paths of all modules of the types `Blocks` in a model, those within others left out.
+template <class... Blocks>
+class PathsOf final : public nn::detail::Walker {
+ public:
+  explicit PathsOf(nn::Module& model) { this->walk(model); }
+  /// The path of the block that a parameter belongs to; empty where it belongs to none.
+  std::string_view block_of(std::string_view parameter) const {
+    for (const std::string& path : paths_)
+      if (parameter.starts_with(path) && parameter.substr(path.size()).starts_with('.')) return path;
+    return {};
+  }
+
+ private:
+  void enter(nn::Module& module) override {
+    auto path = this->prefix();
+    if (!path.empty() && path.back() == '.') path.pop_back();
+    if ((... || (dynamic_cast<Blocks*>(&module) != nullptr)) && block_of(path + ".").empty()) paths_.push_back(path);
+  }
+  std::vector<std::string> paths_;
+};
+
+/// Makes a unit of each run of neighbours for which `starts(entry, unit so far)` is false.
+template <Device D, class Starts>
+std::vector<Unit> cut(const nn::FlatParameters<D>& flat, const Starts& starts) {
+  std::vector<Unit> units;
+  std::vector<std::size_t> open(flat.groups().size(), flat.entries().size());  // by group: its last unit
+  for (std::size_t i = 0; i < flat.entries().size(); ++i) {
+    const auto& entry = flat.entries()[i];
+    auto& last = open[entry.group];
+    if (last == flat.entries().size() || starts(i, units[last])) {
+      last = units.size();
+      units.push_back({entry.group, entry.begin, 0, {}});
+    }
+    units[last].entries.push_back(i);
+    units[last].count += entry.count;
+  }
+  return units;
+}
+
+}  // namespace detail
+}  // namespace fsdp
+
+/// Units of at most so many bytes, cut between modules: what one layer has stays together. One that is larger is a unit
+/// of its own, and what is frozen when the policy takes the model is apart from the rest.
+template <std::size_t Bytes = (std::size_t{4} << 20)>
+struct ByBytes {
+  static constexpr bool reshard_after_forward = true;
+
+  template <Device D>
+  static std::vector<fsdp::Unit> cut(nn::Module&, const nn::FlatParameters<D>& flat) {
+    const auto& entries = flat.entries();
+    const auto bytes_of_layer = [&](std::size_t i) {
+      std::size_t bytes = 0;
+      const auto owner = fsdp::detail::owner(entries[i].named.name);
+      for (; i < entries.size() && fsdp::detail::owner(entries[i].named.name) == owner; ++i)
+        bytes += entries[i].count * size_of(flat.groups()[entries[i].group].dtype);
+      return bytes;
+    };
+    return fsdp::detail::cut(flat, [&](std::size_t i, const fsdp::Unit& unit) {
+      const auto& before = entries[unit.entries.back()];
+      if (before.parameter().wants_grad() != entries[i].parameter().wants_grad()) return true;
+      if (fsdp::detail::owner(before.named.name) == fsdp::detail::owner(entries[i].named.name)) return false;
+      return unit.count * size_of(flat.groups()[unit.group].dtype) + bytes_of_layer(i) > Bytes;
+    });
+  }
+};
+
+/// A unit for each module of the types `Blocks`, such as a transformer's layer; what lies between them makes others.
+template <class... Blocks>
+struct ByModule {
+  static constexpr bool reshard_after_forward = true;
+
+  template <Device D>
+  static std::vector<fsdp::Unit> cut(nn::Module& model, const nn::FlatParameters<D>& flat) {
+    const fsdp::detail::PathsOf<Blocks...> blocks(model);
+    return fsdp::detail::cut(flat, [&](std::size_t i, const fsdp::Unit& unit) {
+      const auto& before = flat.entries()[unit.entries.back()];
+      return before.parameter().wants_grad() != flat.entries()[i].parameter().wants_grad() ||
+             blocks.block_of(before.named.name) != blocks.block_of(flat.entries()[i].named.name);
+    });
+  }
+};
+
+/// ZeRO's stage 2: what a forward pass has gathered stays until backward has used it, so that a step gathers each unit
+/// once; gradients and the optimizer's state are in parts alone.
+struct KeepParameters : ByBytes<> {
+  static constexpr bool reshard_after_forward = false;
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_UNITS_HPP
+
+namespace chorus::fsdp {
+
+/// What a rank is doing with its parameters.
+enum class Pass : std::uint8_t {
+  none,     // its parts rest
+  forward,  // a forward pass that backward will follow
+  aside,    // one without gradients
+  backward,
+  gathered,  // somebody looks at them
+};
+
+/// Each rank keeps its part of each unit, and takes in the others' where they belong in the flat buffer, so that
+/// tensors and what backward has saved find the numbers where they were. All ranks make the same calls, and gather in
+/// one order (see Order). At most two units are whole at a time: the one that operations read, and the next, which is
+/// on its way; but one that is used again later in the pass stays.
+template <Device D, class Communicator>
+class UnitsAtHand final : public Residence {
+ public:
+  /// The numbers of all units are there. `keeps_unused`: ranks need not use the same units. `reshard_after_forward`:
+  /// see KeepParameters.
+  UnitsAtHand(nn::FlatParameters<D>& flat, Communicator& ranks, std::vector<Unit> units, bool keeps_unused,
+              bool reshard_after_forward)
+      : flat_(&flat),
+        ranks_(ranks),
+        keeps_unused_(keeps_unused),
+        reshard_after_forward_(reshard_after_forward),
+        forward_(layer_order(units), units.size()),
+        aside_(forward_),
+        backward_({forward_.units.rbegin(), forward_.units.rend()}, units.size()) {
+    for (auto& unit : units) states_.push_back({.unit = std::move(unit)});
+  }
+
+  /// Moves the flat buffers into pages that come and go, and gives back what is other ranks'. What is promised is
+  /// drawn: of each unit this rank's part.
+  [[gnu::cold]] void settle(std::shared_ptr<Residence> self) {
+    const int slot = trace_slot(flat_->groups().front().values.device());
+    {
+      const trace::PeakKept kept(slot);
+      const auto pages = [slot](auto& list, trace::Memory kind) {
+        return [slot, kind, &list](std::size_t bytes) {
+          list.push_back(std::make_shared<PagedMemory>(bytes, slot, kind));
+          return std::shared_ptr<void>(list.back(), list.back()->data());
+        };
+      };
+      flat_->use_memory(pages(values_, trace::Memory::parameters), pages(grads_, trace::Memory::gradients));
+      for (std::size_t u = 0; u < states_.size(); ++u) {
+        for (const std::size_t i : states_[u].unit.entries) {
+          draw_promised(states_[u].unit, flat_->entries()[i], part(u));
+          flat_->entries()[i].parameter().storage().set_residence(self, u);
+        }
+        give_back(u);
+        states_[u].has_gradients = true;
+        give_gradients_back(u);
+      }
+    }
+    CachingAllocator<D>::of(flat_->groups().front().values.device()).empty_cache();
+  }
+  /// The policy has ended.
+  void end() { flat_ = nullptr; }
+
+  std::size_t units() const { return states_.size(); }
+  const Unit& unit(std::size_t u) const { return states_[u].unit; }
+  /// This rank's part of a unit, in elements from the unit's first.
+  ddp::Elements part(std::size_t u) const {
+    return ddp::part_of(states_[u].unit.count, static_cast<std::size_t>(ranks_.rank()),
+                        static_cast<std::size_t>(ranks_.size()));
+  }
+
+  // A pass.
+
+  /// All ranks begin with their parts; but backward finds what the forward pass has left.
+  void begin(Pass pass) {
+    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+    pass_ = pass;
+    next_ = come_ = 0;
+    touched_.clear();
+    for (std::size_t u = 0; u < states_.size(); ++u) {
+      if (pass != Pass::backward) give_back(u);
+      states_[u].touched = false;
+      states_[u].gathered = states_[u].at == At::here;
+    }
+  }
+  /// Its end: gathers what the others have, and this rank has not needed, and gives all back but what backward is about
+  /// to begin with.
+  void end_pass() {
+    Order& order = order_of_pass();
+    while (next_ < order.units.size()) {
+      come_ = next_;
+      start_next(order);
+      give_passed_back(Order::none);
+    }
+    const bool keeps = pass_ == Pass::forward && order.learned;
+    if (!order.learned) learn(order);
+    const std::size_t last = order.units.empty() ? Order::none : order.units.back();
+    for (std::size_t u = 0; u < states_.size(); ++u) {
+      if (keeps && (u == last || !reshard_after_forward_)) continue;
+      if (states_[u].at != At::away) arrive(u);
+      give_back(u);
+    }
+    if (pass_ == Pass::backward)
+      for (State& state : states_) state.first_node = never;
+    pass_ = Pass::none;
+  }
+  /// After an exception: what is on its way comes, and all is given back.
+  [[gnu::cold]] void give_up() noexcept {
+    for (std::size_t u = 0; u < states_.size(); ++u) {
+      try {
+        arrive(u);
+      } catch (...) {  // the group has failed
+        states_[u].work.clear();
+      }
+      give_back(u);
+    }
+    pass_ = Pass::none;
+  }
+
+  /// The gradients of a unit are there, as far as this backward pass makes them: nothing reads its numbers any more.
+  void gradients_complete(std::size_t u) {
+    if (pass_ == Pass::backward && states_[u].at == At::here) give_back(u);
+  }
+  /// A gradient is written in a unit.
+  void gradient_comes(std::size_t u) {
+    State& state = states_[u];
+    if (std::exchange(state.has_gradients, true)) return;
+    on_others(u, [&](std::size_t begin, std::size_t end) { grads_[state.unit.group]->take(begin, end); });
+  }
+  /// Other ranks have the rest of the unit's gradients.
+  void give_gradients_back(std::size_t u) {
+    State& state = states_[u];
+    if (!std::exchange(state.has_gradients, false)) return;
+    on_others(u, [&](std::size_t begin, std::size_t end) { grads_[state.unit.group]->give_back(begin, end); });
+  }
+
+  /// All numbers of all units are there until `end_gathered`.
+  [[gnu::cold]] void begin_gathered() {
+    begin(Pass::gathered);
+    for (std::size_t u = 0; u < states_.size(); ++u) start(u);
+    for (std::size_t u = 0; u < states_.size(); ++u) arrive(u);
+    versions_ = versions();
+  }
+  /// `write`: rank 0's numbers are everybody's now.
+  [[gnu::cold]] void end_gathered(bool write) noexcept {
+    try {
+      if (!write)
+        check<UsageError>(versions() == versions_,
+                          "FullyShardedDataParallel: parameters were written within net.gathered(): that is for "
+                          "reading; gathered({.write = true}) takes rank 0's numbers");
+      else
+        for (std::size_t u = 0; u < states_.size(); ++u) send_rank_0s(u);
+    } catch (...) {
+      failure_ = std::current_exception();
+    }
+    for (std::size_t u = 0; u < states_.size(); ++u) give_back(u);
+    pass_ = Pass::none;
+  }
+
+  // For storage.
+
+  bool present(std::size_t u) const override { return states_[u].at == At::here; }
+  void touch(std::size_t u) override {
+    State& state = states_[u];
+    if (pass_ == Pass::none || pass_ == Pass::gathered) {
+      if (state.at != At::here) refuse(u);
+      return;
+    }
+    if (!std::exchange(state.touched, true)) touched_.push_back(u);
+    state.last_use = chorus::detail::operations_ended;
+    state.last_used = touched_.size() - 1;
+    if (pass_ == Pass::forward && state.first_node == never) state.first_node = Node::next_sequence();
+    if (state.at != At::here) fetch(u);
+  }
+
+ private:
+  static constexpr std::uint64_t never = std::numeric_limits<std::uint64_t>::max();
+  enum class At : std::uint8_t { away, on_its_way, here };
+  struct State {
+    Unit unit;
+    At at = At::here;
+    bool touched = false, gathered = false;  // in this pass
+    bool has_gradients = false;              // whole ones
+    std::uint64_t last_use = 0;              // operations that had ended then
+    std::size_t last_used = 0;               // units that the pass had touched then, less one
+    std::uint64_t first_node = never;        // nodes with smaller numbers don't use it
+    std::vector<comm::Work> work = {};
+  };
+
+  static void draw_promised(const Unit& unit, const typename nn::FlatParameters<D>::Entry& entry,
+                            const ddp::Elements& part) {
+    auto* const promises = PromisedNumbers::current();
+    if (promises == nullptr) return;
+    const auto& parameter = entry.parameter();
+    const std::size_t from = entry.begin - unit.begin, behind = from + static_cast<std::size_t>(parameter.count());
+    const std::size_t begin = std::clamp(part.begin, from, behind), end = std::clamp(part.end, from, behind);
+    auto* const own = static_cast<std::byte*>(parameter.place()) + (begin - from) * size_of(parameter.dtype());
+    promises->draw(parameter.place(), own, begin - from, end - begin);
+  }
+
+  Order& order_of_pass() { return pass_ == Pass::backward ? backward_ : pass_ == Pass::aside ? aside_ : forward_; }
+
+  // The order of the layers, as they are listed: the flat buffers have the last one first.
+  static std::vector<std::size_t> layer_order(const std::vector<Unit>& units) {
+    std::vector<std::size_t> order(units.size());
+    std::iota(order.rbegin(), order.rend(), std::size_t{0});
+    return order;
+  }
+
+  void fetch(std::size_t u) {
+    Order& order = order_of_pass();
+    if (const std::size_t place = order.place[u]; place != Order::none && place >= come_) {
+      while (next_ <= place) start_next(order);
+      come_ = place;
+    } else {
+      check<UsageError>(!order.learned || ranks_.size() == 1, "FullyShardedDataParallel: rank ", ranks_.rank(),
+                        " needs '", name(u),
+                        "' at a place of the pass where rank 0 did not in its first one, and has "
+                        "given it back: ranks may leave layers out (find_unused_parameters), but use them in one "
+                        "order; KeepParameters keeps all of them until backward has ended");
+      start(u);
+    }
+    arrive(u);
+    give_passed_back(u);
+    if (next_ < order.units.size()) start_next(order);
+  }
+
+  void start_next(const Order& order) {
+    const std::size_t u = order.units[next_++];
+    if (!states_[u].gathered) start(u);
+  }
+  void start(std::size_t u) {
+    State& state = states_[u];
+    if (state.at != At::away) return;
+    state.at = At::on_its_way;
+    state.gathered = true;
+    const Unit& unit = state.unit;
+    on_others(u, [&](std::size_t begin, std::size_t end) { values_[unit.group]->take(begin, end); });
+    if (ranks_.size() == 1) return;
+    with_values(u, [&]<class T>(std::span<T> numbers) {
+      const auto ranks = static_cast<std::size_t>(ranks_.size()), share = numbers.size() / ranks;
+      const auto how = of_unit(u);
+      if (share > 0)
+        state.work.push_back(ranks_.all_gather_async(
+            std::span<const T>(numbers.subspan(static_cast<std::size_t>(ranks_.rank()) * share, share)),
+            numbers.first(share * ranks), how));
+      if (const auto rest = numbers.size() % ranks; rest > 0)
+        state.work.push_back(ranks_.broadcast_async(numbers.last(rest), ranks_.size() - 1, how));
+    });
+  }
+  void arrive(std::size_t u) {
+    State& state = states_[u];
+    if (state.at != At::on_its_way) return;
+    for (comm::Work& work : state.work) work.wait();
+    state.work.clear();
+    state.at = At::here;
+  }
+  void give_back(std::size_t u) {
+    State& state = states_[u];
+    if (ranks_.size() == 1 || state.at == At::away) return;
+    state.at = At::away;
+    for (const std::size_t i : state.unit.entries)
+      if (auto* const writes = flat_->entries()[i].parameter().storage().writes()) writes->end_watch();
+    on_others(u, [&](std::size_t begin, std::size_t end) { values_[state.unit.group]->give_back(begin, end); });
+  }
+  // Units that the pass is done with, and that no operation under way can have taken. `now` is in use.
+  void give_passed_back(std::size_t now) {
+    for (std::size_t u = 0; u < states_.size(); ++u) {
+      State& state = states_[u];
+      if (u == now || state.at == At::away || !is_passed(u)) continue;
+      if (pass_ != Pass::backward && state.touched && state.last_use == chorus::detail::operations_ended) continue;
+      arrive(u);
+      give_back(u);
+    }
+  }
+  bool is_passed(std::size_t u) const {
+    const State& state = states_[u];
+    // What backward has behind it; what has gradients to come says so itself.
+    if (pass_ == Pass::backward)
+      return state.first_node > backward_node() && backward_.place[u] != Order::none && backward_.place[u] < come_;
+    if (!reshard_after_forward_) return false;
+    const Order& order = pass_ == Pass::aside ? aside_ : forward_;
+    return order.place[u] == Order::none ? state.touched : order.last_used[u] < come_;
+  }
+  // What this rank has not touched, and others may, keeps its place before what came next in the guess.
+  void learn(Order& order) {
+    std::vector<std::size_t> units = touched_;
+    if (keeps_unused_)
+      for (auto u = order.units.rbegin(); u != order.units.rend(); ++u) {
+        if (states_[*u].touched) continue;
+        const auto behind = u == order.units.rbegin() ? units.end() : std::find(units.begin(), units.end(), *(u - 1));
+        units.insert(behind, *u);
+      }
+    Order mine(units, states_.size());
+    for (const std::size_t u : touched_) mine.last_used[u] = mine.place[touched_[states_[u].last_used]];
+    order = std::move(mine);
+    order.take_rank_0s(ranks_);
+  }
+
+  // Calls `f(begin, end)` with the bytes of a group's buffer that are other ranks' parts of the unit.
+  template <class F>
+  void on_others(std::size_t u, const F& f) const {
+    const Unit& unit = states_[u].unit;
+    const auto own = part(u);
+    const std::size_t size = size_of(flat_->groups()[unit.group].dtype);
+    f(unit.begin * size, (unit.begin + own.begin) * size);
+    f((unit.begin + own.end) * size, (unit.begin + unit.count) * size);
+  }
+  template <class F>
+  void with_values(std::size_t u, const F& f) const {
+    const Unit& unit = states_[u].unit;
+    const auto& group = flat_->groups()[unit.group];
+    ddp::with_type(group.dtype, group.value(unit.begin),
+                   [&]<class T>(T* numbers) { f(std::span<T>(numbers, unit.count)); });
+  }
+  static comm::CollectiveOptions of_unit(std::size_t u) {
+    return {.traffic = trace::Traffic::parameters, .unit = static_cast<int>(u)};
+  }
+  void send_rank_0s(std::size_t u) {
+    for (const std::size_t i : states_[u].unit.entries) flat_->entries()[i].parameter().touch();
+    if (ranks_.size() > 1)
+      with_values(u, [&](auto numbers) { ranks_.broadcast(numbers, 0, of_unit(u)); });
+  }
+  std::vector<std::uint64_t> versions() const {
+    std::vector<std::uint64_t> all;
+    for (const auto& entry : flat_->entries()) all.push_back(entry.parameter().version());
+    return all;
+  }
+
+  const std::string& name(std::size_t u) const { return flat_->entries()[states_[u].unit.entries.front()].named.name; }
+  [[noreturn, gnu::cold]] void refuse(std::size_t u) const {
+    check<UsageError>(flat_ != nullptr,
+                      "a parameter of a FullyShardedDataParallel net that has ended: its numbers were "
+                      "in parts, one on each rank");
+    fail<UsageError>("FullyShardedDataParallel: '", name(u),
+                     "', or another parameter of its unit, is read outside of "
+                     "the net's forward pass and of backward through it: its numbers are in parts, one on each rank. "
+                     "Compute with it in the model, or hold net.gathered(), which all ranks call");
+  }
+
+  nn::FlatParameters<D>* flat_;
+  Communicator& ranks_;
+  const bool keeps_unused_, reshard_after_forward_;
+  Order forward_, aside_, backward_;
+  std::vector<State> states_;
+  std::vector<std::shared_ptr<PagedMemory>> values_, grads_;  // by group
+  Pass pass_ = Pass::none;
+  std::size_t next_ = 0;                 // of the pass's order: gathers that have been started
+  std::size_t come_ = 0;                 // how far the pass has come in it
+  std::vector<std::size_t> touched_;     // in this pass
+  std::vector<std::uint64_t> versions_;  // of the parameters, when they were gathered
+  std::exception_ptr failure_;           // of what could not throw
+};
+
+}  // namespace chorus::fsdp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_UNITS_AT_HAND_HPP
+
+namespace chorus::fsdp {
+
+/// A bucket of gradients is a unit's. Averages are taken in parts (ReduceScatter); each part becomes the gradient of
+/// this rank's shard, and the rest goes as soon as the bucket is back.
+template <Device D, class Communicator>
+class ShardedUnits final : public ddp::Extension<D> {
+ public:
+  using AtHand = UnitsAtHand<D, Communicator>;
+
+  ShardedUnits(ddp::Core<D, Communicator>& core, std::shared_ptr<AtHand> at_hand)
+      : core_(core), at_hand_(std::move(at_hand)) {
+    core_.begins_bucket.assign(core_.entries(), 0);
+    unit_of_.resize(core_.entries());
+    for (std::size_t u = 0; u < at_hand_->units(); ++u) {
+      const Unit& unit = at_hand_->unit(u);
+      core_.begins_bucket[unit.entries.front()] = 1;
+      for (const std::size_t i : unit.entries) unit_of_[i] = u;
+      make_shards(unit, at_hand_->part(u));
+    }
+    for (std::size_t i = 0; i < core_.entries(); ++i) wanted_.push_back(core_.parameter(i).wants_grad());
+    missing_.resize(at_hand_->units());
+    aside_.resize(at_hand_->units());
+    // Gradients stay where their units are.
+    if (auto* const order = core_.template find<ddp::LearnedOrder<D, Communicator>>()) order->set_learned(true);
+  }
+  ~ShardedUnits() override { at_hand_->end(); }
+
+  AtHand& at_hand() const { return *at_hand_; }
+  /// This rank's parts of all parameters, for an optimizer.
+  const std::vector<nn::NamedParameter<D>>& shards() const { return shards_; }
+
+  // A unit that has a gradient to send is sent whole, so that parts stay what they are when others freeze.
+  void choose(std::span<ddp::Sending> sending) override {
+    std::vector<char> sends(at_hand_->units());
+    for (std::size_t i = 0; i < sending.size(); ++i)
+      if (sending[i] != ddp::Sending::no) sends[unit_of_[i]] = 1;
+    for (std::size_t i = 0; i < sending.size(); ++i)
+      sending[i] = sends[unit_of_[i]] != 0 ? ddp::Sending::early : ddp::Sending::no;
+  }
+  // Ranks compare what they want wherever it has changed.
+  void forward_begins(ddp::ForwardPass& pass) override {
+    for (std::size_t i = 0; i < core_.entries(); ++i)
+      if (std::exchange(wanted_[i], core_.parameter(i).wants_grad()) != core_.parameter(i).wants_grad())
+        pass.changed = true;
+  }
+
+  // Backward is about to begin, on all ranks.
+  void weighed() override {
+    put_aside();
+    std::fill(missing_.begin(), missing_.end(), 0);
+    for (std::size_t i = 0; i < core_.entries(); ++i) {
+      const int gradients = core_.parameter(i).wants_grad() ? 1 : 0;
+      missing_[unit_of_[i]] += gradients;
+      core_.buckets.expect(i, gradients);
+    }
+    at_hand_->begin(Pass::backward);
+    at_backward_end([units = at_hand_] { units->end_pass(); });
+  }
+  void gradient_arrived(std::size_t i) override {
+    const std::size_t u = unit_of_[i];
+    at_hand_->gradient_comes(u);
+    if (--missing_[u] == 0) at_hand_->gradients_complete(u);
+    if (!core_.sync) shard_of_[i]->set_grad_local(true);
+  }
+  // One bucket is on its way while the next one fills.
+  void bucket_is_full(const ddp::Bucket&) override {
+    while (core_.buckets.on_their_way().size() > 2) {
+      const auto first = core_.buckets.on_their_way().first(1);
+      core_.take_back(first);
+      at_hand_->give_gradients_back(unit_of_[first.front().parameters.front()]);
+    }
+  }
+  void averaged() override {
+    for (std::size_t i = 0; i < core_.entries(); ++i) {
+      shard_of_[i]->set_averaged(core_.parameter(i).wants_grad() && core_.parameter(i).grad_arrived());
+      shard_of_[i]->set_grad_local(false);
+    }
+    for (std::size_t u = 0; u < at_hand_->units(); ++u) at_hand_->give_gradients_back(u);
+    add_what_was_aside();
+  }
+  void pass_ended() override { core_.template find<ddp::GradientParts<D, Communicator>>()->forget(); }
+
+ private:
+  [[gnu::cold]] void make_shards(const Unit& unit, const ddp::Elements& part) {
+    shard_of_.resize(core_.entries());
+    for (const std::size_t i : unit.entries) {
+      const auto& entry = core_.flat.entries()[i];
+      const std::size_t from = entry.begin - unit.begin;
+      const std::size_t behind = from + static_cast<std::size_t>(entry.parameter().count());
+      const std::size_t begin = std::clamp(part.begin, from, behind), end = std::clamp(part.end, from, behind);
+      shard_of_[i] = std::make_unique<Shard<D>>(entry.parameter(), static_cast<Index>(begin - from),
+                                                static_cast<Index>(end - begin));
+      shards_.push_back({entry.named.name, entry.named.handle, shard_of_[i].get()});
+    }
+  }
+  // A pass adds to averages that no optimizer has forgotten: they wait aside, for what a rank adds up is its own.
+  void put_aside() {
+    for (std::size_t u = 0; u < at_hand_->units(); ++u)
+      for (const std::size_t i : at_hand_->unit(u).entries) {
+        if (!shard_of_[i]->grad_arrived()) continue;
+        const auto* const from = static_cast<const std::byte*>(shard_of_[i]->grad_data());
+        aside_[u].push_back({i, {from, from + shard_of_[i]->size_bytes()}, shard_of_[i]->times_forgotten()});
+        shard_of_[i]->set_averaged(false);
+      }
+  }
+  void add_what_was_aside() {
+    for (auto& of_unit : aside_) {
+      for (const auto& [i, bytes, forgotten] : of_unit) {
+        Shard<D>& shard = *shard_of_[i];
+        if (shard.times_forgotten() != forgotten) continue;
+        if (!shard.grad_arrived()) {
+          std::memcpy(shard.grad_data(), bytes.data(), bytes.size());
+          shard.set_averaged(true);
+          continue;
+        }
+        ddp::with_type(shard.dtype(), shard.grad_data(), [&, count = shard.count()]<class T>(T* grad) {
+          kernels::axpy(Cpu{}, count, T{1}, reinterpret_cast<const T*>(bytes.data()), grad);
+        });
+      }
+      of_unit.clear();
+    }
+  }
+
+  struct Aside {
+    std::size_t entry;
+    std::vector<std::byte> gradient;
+    std::uint32_t times_forgotten;
+  };
+
+  ddp::Core<D, Communicator>& core_;
+  std::shared_ptr<AtHand> at_hand_;
+  std::vector<std::size_t> unit_of_;                 // by entry
+  std::vector<std::unique_ptr<Shard<D>>> shard_of_;  // by entry; empty where this rank has nothing of it
+  std::vector<nn::NamedParameter<D>> shards_;
+  std::vector<char> wanted_;               // by entry: a gradient, in the last forward pass
+  std::vector<int> missing_;               // by unit: gradients that this backward pass has yet to bring
+  std::vector<std::vector<Aside>> aside_;  // by unit
+};
+
+}  // namespace chorus::fsdp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_SHARDED_UNITS_HPP
+
+// <chorus/parallel/hooks/reduce_scatter.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_REDUCE_SCATTER_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_REDUCE_SCATTER_HPP
+/// Averages gradients in parts, for an optimizer of which each rank steps its part alone.
+
+namespace chorus {
+
+/// Of each bucket, every rank gets the average of its own part (`ddp::part_of`) and no other: half of an all-reduce.
+/// The other half is the all-gather of the parameters in ShardedOptimizer's step, so that both together send what
+/// AllReduce alone does, 2 (n - 1) / n of the model's bytes from each of n ranks, and no rank steps what another does
+/// (Rajbhandari et al., "ZeRO", SC 2020, stage 2; the memory for gradients stays). Where that optimizer's
+/// share_parameters holds, nothing is sent: each rank reads all ranks' gradients for its part as it steps.
+///
+///   ch::DistributedDataParallel<Model, ch::ReduceScatter> net{make(), run};
+///   ch::ShardedOptimizer<ch::optim::Adam<ch::Cpu>> optimizer{net, {.lr = 1e-3}};
+///
+/// After backward the parameters have no gradients, for nobody has whole ones: the optimizer finds the parts, clips
+/// them (`optimizer.clip_grad_norm`), and steps. The next averaged backward pass wants that step, or `zero_grad`,
+/// first. The first pass, in which the order of the buckets is learned, averages whole.
+struct ReduceScatter {
+  static constexpr bool in_parts = true, several_rounds = true;
+
+  template <class T, Device D, class Communicator>
+  comm::Work start(const GradBucket<T, D>& bucket, Communicator& communicator) {
+    const auto ranks = static_cast<std::size_t>(communicator.size()), share = bucket.gradients.size() / ranks;
+    if (ranks == 1 || share == 0) return {};
+    const std::span<const T> all = bucket.gradients.first(share * ranks);
+    const auto own = bucket.gradients.subspan(share * static_cast<std::size_t>(communicator.rank()), share);
+    // On the CPU this thread does the work itself, rather than wake another one.
+    if (std::is_same_v<D, Cpu> && bucket.last) {
+      communicator.reduce_scatter(all, own, comm::ReduceOp::sum, options(bucket));
+      return {};
+    }
+    return communicator.reduce_scatter_async(all, own, comm::ReduceOp::sum, options(bucket));
+  }
+  /// The few numbers that are left over go to all ranks.
+  template <class T, Device D, class Communicator>
+  std::optional<comm::Work> resume(const GradBucket<T, D>& bucket, Communicator& communicator, int round) {
+    const auto ranks = static_cast<std::size_t>(communicator.size()), rest = bucket.gradients.size() % ranks;
+    if (rest == 0 || round > 0) return {};
+    return communicator.all_reduce_async(bucket.gradients.last(rest), comm::ReduceOp::sum, options(bucket));
+  }
+
+ private:
+  template <class T, Device D>
+  static comm::CollectiveOptions options(const GradBucket<T, D>& bucket) {
+    return {.scale = bucket.weight, .traffic = trace::Traffic::gradients, .bucket = static_cast<int>(bucket.index)};
+  }
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_REDUCE_SCATTER_HPP
+
+namespace chorus {
+
+struct FullyShardedDataParallelOptions {
+  int dim = 0;  ///< see DistributedDataParallelOptions, as the others are
+  bool broadcast_buffers = true;
+  bool find_unused_parameters = false;  ///< ranks, and passes, may leave layers out
+  bool init_sync = true;
+};
+
+/// Parameters are cut into units, and of each unit a rank keeps an n-th. A unit is gathered when an operation, forward
+/// or backward, reads its numbers, and given back after; its gradients are averaged in parts, as soon as they are
+/// there; an optimizer steps the rank's parts, and nothing is gathered after that. So n ranks hold K / n bytes of
+/// parameters, gradients and each of the optimizer's numbers, and two units; each sends 3 (n - 1) / n K in a step. The
+/// numbers are those of DistributedDataParallel with ReduceScatter and a ShardedOptimizer, bit for bit.
+///
+/// Forward passes are collective, those without gradients, too. Outside of them and of backward parameters can't be
+/// read but within `gathered()`. `Units` says how units are cut: ByBytes, ByModule, KeepParameters (stage 2).
+///
+/// Below stands what it adds to DistributedDataParallel, in five steps; the moments of a pass are in
+/// fsdp/sharded_units.hpp, gathers in fsdp/units_at_hand.hpp.
+template <class Model, class Units = ByBytes<>, class Communicator = comm::AnyCommunicator>
+class FullyShardedDataParallel : public DistributedDataParallel<Model, ReduceScatter, Communicator> {
+  using Base = DistributedDataParallel<Model, ReduceScatter, Communicator>;
+  using AtHand = fsdp::UnitsAtHand<typename Base::D, Communicator>;
+
+ public:
+  using typename Base::D;
+  using policy_type = FullyShardedDataParallel;
+  static constexpr const char* name = "fsdp";
+  static constexpr bool keeps_parts = true;  // for files
+  static_assert(std::is_same_v<D, Cpu>, "FullyShardedDataParallel: models on CPUs so far");
+
+  /// As DistributedDataParallel's. `gathers`: another communicator of the same ranks, in the same order, which must
+  /// outlive this, too; so that parameters and gradients travel side by side.
+  FullyShardedDataParallel(Model model, Communicator& communicator, Communicator& gathers,
+                           const FullyShardedDataParallelOptions& options = {}, std::uint64_t seed = initial_seed())
+      : Base(std::move(model), communicator, ddp_options(options), seed) {
+    shard(gathers, options);
+  }
+  /// For `launch`: takes the communicator and the seed from `run`.
+  template <detail::LaunchedRun Run>
+  FullyShardedDataParallel(Model model, Run& run, const FullyShardedDataParallelOptions& options = {})
+      : Base(std::move(model), run, ddp_options(options)) {
+    gathers_.emplace(comm::connect(comm::split(run.communicator(), run.world(), 0)));
+    shard(*gathers_, options);
+  }
+
+  /// The same for a model that is made here, of which each rank draws its parts alone: no rank ever holds the whole.
+  template <class... Arguments>
+  FullyShardedDataParallel(const Deferred<Model, Arguments...>& model, Communicator& communicator,
+                           Communicator& gathers, const FullyShardedDataParallelOptions& options = {},
+                           std::uint64_t seed = initial_seed())
+      : FullyShardedDataParallel(detail::Making<Model>(model), communicator, gathers, options, seed) {}
+  template <class... Arguments, detail::LaunchedRun Run>
+  FullyShardedDataParallel(const Deferred<Model, Arguments...>& model, Run& run,
+                           const FullyShardedDataParallelOptions& options = {})
+      : FullyShardedDataParallel(detail::Making<Model>(model), run, options) {}
+
+  /// The model's output for this rank's share of the batch. All ranks call it.
+  template <class... Inputs>
+  auto operator()(const Inputs&... inputs) {
+    // 3. Parameters come when they are touched.
+    const Forward pass(at_hand(), grad_enabled() ? fsdp::Pass::forward : fsdp::Pass::aside);
+    return Base::operator()(inputs...);
+  }
+
+  /// This rank's part of each parameter, which may be empty, for an optimizer.
+  std::vector<nn::NamedParameter<D>> parameters() const { return units_->shards(); }
+
+  /// Scales the gradients down so that the norm of all ranks' parts together is at most `max_norm`, and returns the
+  /// norm before, the same on all ranks, as optim::clip_grad_norm. All ranks call it.
+  double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
+    optim::detail::check_max_norm(max_norm);
+    double squares = optim::detail::square_sum(units_->shards());
+    this->sum({&squares, 1});
+    const double norm = std::sqrt(squares);
+    if (options.error_if_nonfinite && !std::isfinite(norm))
+      optim::detail::raise_not_finite(norm, "a parameter of which each rank has a part");
+    optim::detail::scale_down(units_->shards(), norm, max_norm);
+    return norm;
+  }
+
+  /// While it lives, every rank has all parameters: to save, load, inspect. All ranks call it, and end it, together.
+  /// Writing is an error, in the next pass, unless `write`.
+  class Gathered {
+   public:
+    Gathered(AtHand& units, bool write) : units_(units), write_(write) { units_.begin_gathered(); }
+    Gathered(const Gathered&) = delete;
+    Gathered& operator=(const Gathered&) = delete;
+    ~Gathered() { units_.end_gathered(write_); }
+
+   private:
+    AtHand& units_;
+    bool write_;
+  };
+  /// For io::save: all ranks write their parts into one file.
+  [[gnu::cold]] void save_in_parts(const std::string& path, io::Metadata metadata) {
+    io::detail::note_tied(metadata, this->model_);
+    io::detail::write_in_parts(this->communicator_, path, io::detail::places_in_parts<D>(*this), metadata);
+  }
+  [[nodiscard]] Gathered gathered(const GatheredOptions& options = {}) { return Gathered(at_hand(), options.write); }
+
+ private:
+  FullyShardedDataParallel(detail::Making<Model>&& making, Communicator& communicator, Communicator& gathers,
+                           FullyShardedDataParallelOptions options, std::uint64_t seed)
+      : Base(making.take(), communicator, ddp_options(without_init_sync(options)), seed) {
+    check_made(making);
+    shard(gathers, options);
+  }
+  template <detail::LaunchedRun Run>
+  FullyShardedDataParallel(detail::Making<Model>&& making, Run& run, FullyShardedDataParallelOptions options)
+      : Base(making.take(), run, ddp_options(without_init_sync(options))) {
+    check_made(making);
+    gathers_.emplace(comm::connect(comm::split(run.communicator(), run.world(), 0)));
+    shard(*gathers_, options);
+  }
+  static FullyShardedDataParallelOptions without_init_sync(FullyShardedDataParallelOptions options) {
+    options.init_sync = false;
+    return options;
+  }
+  // Ranks draw the same numbers: of one model, with one seed.
+  [[gnu::cold]] void check_made(const detail::Making<Model>& making) {
+    for (const auto& named : this->buffers_) making.promises().draw_whole(named.buffer->place(), named.buffer->count());
+    this->check_same(cat(this->core().options.template describe<D>(), "initial seed ", initial_seed(), "\n"),
+                     this->is_shared());
+    this->broadcast_buffers(0);
+  }
+
+  /// The unit that backward begins with stays after the pass.
+  class Forward {
+   public:
+    Forward(AtHand& units, fsdp::Pass pass) : units_(units) { units_.begin(pass); }
+    Forward(const Forward&) = delete;
+    Forward& operator=(const Forward&) = delete;
+    ~Forward() noexcept(false) {
+      if (std::uncaught_exceptions() > exceptions_before_)
+        units_.give_up();
+      else
+        units_.end_pass();
+    }
+
+   private:
+    AtHand& units_;
+    const int exceptions_before_ = std::uncaught_exceptions();
+  };
+
+  static DistributedDataParallelOptions ddp_options(const FullyShardedDataParallelOptions& options) {
+    return {.dim = options.dim,
+            .broadcast_buffers = options.broadcast_buffers,
+            .find_unused_parameters = options.find_unused_parameters,
+            .init_sync = options.init_sync};
+  }
+  AtHand& at_hand() const { return units_->at_hand(); }
+  void begin_join(const detail::JoinFacts&) override {
+    fail<UsageError>(
+        "FullyShardedDataParallel: join: a rank that has run out of batches would no longer step its parts "
+        "of the parameters; the net's sampler gives all ranks as many batches");
+  }
+
+  [[gnu::cold]] void shard(Communicator& gathers, const FullyShardedDataParallelOptions& options) {
+    // 1. The parameters, which are rank 0's by now, are cut into units.
+    auto at_hand = std::make_shared<AtHand>(this->flat_, gathers, Units::cut(this->model_, this->flat_),
+                                            options.find_unused_parameters, Units::reshard_after_forward);
+    // 4. Gradients are averaged in parts, a unit at a time. 5. An optimizer steps the parts.
+    units_ = &this->core().template add<fsdp::ShardedUnits<D, Communicator>>(this->core(), at_hand);
+    this->core().cut_buckets();
+    // 2. Each rank keeps its part of each unit.
+    at_hand->settle(at_hand);
+  }
+
+  std::optional<comm::AnyCommunicator> gathers_;  // where it was made for a run
+  fsdp::ShardedUnits<D, Communicator>* units_ = nullptr;
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_FULLY_SHARDED_DATA_PARALLEL_HPP
 
 // <chorus/parallel/single_device.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_SINGLE_DEVICE_HPP
