@@ -7553,9 +7553,9 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
   void drop_grad_of(Node& stand_in) const override {
     static_cast<LeafNode<T, Rank, D>&>(stand_in).exchange_grad({});
   }
-  void replace_numbers(std::span<const Index> extents, const Storage<D>& numbers) override {
+  void replace_numbers([[maybe_unused]] std::span<const Index> extents, const Storage<D>& numbers) override {
     Shape<Rank> shape{};
-    std::copy(extents.begin(), extents.end(), shape.begin());
+    if constexpr (Rank > 0) std::copy(extents.begin(), extents.end(), shape.begin());
     value_ = detail::at_home(Tensor<T, Rank, D>(numbers, static_cast<T*>(numbers.data()), shape, row_major(shape)));
     this->change_shape(shape);
     this->narrow_copy = {};
@@ -44209,16 +44209,16 @@ class ShardedUnits final : public ddp::Extension<D> {
   }
   void add_what_was_aside() {
     for (auto& of_unit : aside_) {
-      for (const auto& [i, bytes, forgotten] : of_unit) {
-        Shard<D>& shard = *shard_of_[i];
-        if (shard.times_forgotten() != forgotten) continue;
+      for (const Aside& aside : of_unit) {
+        Shard<D>& shard = *shard_of_[aside.entry];
+        if (shard.times_forgotten() != aside.times_forgotten) continue;
         if (!shard.grad_arrived()) {
-          std::memcpy(shard.grad_data(), bytes.data(), bytes.size());
+          std::memcpy(shard.grad_data(), aside.gradient.data(), aside.gradient.size());
           shard.set_averaged(true);
           continue;
         }
-        ddp::with_type(shard.dtype(), shard.grad_data(), [&, count = shard.count()]<class T>(T* grad) {
-          kernels::axpy(Cpu{}, count, T{1}, reinterpret_cast<const T*>(bytes.data()), grad);
+        ddp::with_type(shard.dtype(), shard.grad_data(), [&]<class T>(T* grad) {
+          kernels::axpy(Cpu{}, shard.count(), T{1}, reinterpret_cast<const T*>(aside.gradient.data()), grad);
         });
       }
       of_unit.clear();

@@ -276,9 +276,9 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
   void drop_grad_of(Node& stand_in) const override {
     static_cast<LeafNode<T, Rank, D>&>(stand_in).exchange_grad({});
   }
-  void replace_numbers(std::span<const Index> extents, const Storage<D>& numbers) override {
+  void replace_numbers([[maybe_unused]] std::span<const Index> extents, const Storage<D>& numbers) override {
     Shape<Rank> shape{};
-    std::copy(extents.begin(), extents.end(), shape.begin());
+    if constexpr (Rank > 0) std::copy(extents.begin(), extents.end(), shape.begin());
     value_ = detail::at_home(Tensor<T, Rank, D>(numbers, static_cast<T*>(numbers.data()), shape, row_major(shape)));
     this->change_shape(shape);
     this->narrow_copy = {};

@@ -123,16 +123,16 @@ class ShardedUnits final : public ddp::Extension<D> {
   }
   void add_what_was_aside() {
     for (auto& of_unit : aside_) {
-      for (const auto& [i, bytes, forgotten] : of_unit) {
-        Shard<D>& shard = *shard_of_[i];
-        if (shard.times_forgotten() != forgotten) continue;
+      for (const Aside& aside : of_unit) {
+        Shard<D>& shard = *shard_of_[aside.entry];
+        if (shard.times_forgotten() != aside.times_forgotten) continue;
         if (!shard.grad_arrived()) {
-          std::memcpy(shard.grad_data(), bytes.data(), bytes.size());
+          std::memcpy(shard.grad_data(), aside.gradient.data(), aside.gradient.size());
           shard.set_averaged(true);
           continue;
         }
-        ddp::with_type(shard.dtype(), shard.grad_data(), [&, count = shard.count()]<class T>(T* grad) {
-          kernels::axpy(Cpu{}, count, T{1}, reinterpret_cast<const T*>(bytes.data()), grad);
+        ddp::with_type(shard.dtype(), shard.grad_data(), [&]<class T>(T* grad) {
+          kernels::axpy(Cpu{}, shard.count(), T{1}, reinterpret_cast<const T*>(aside.gradient.data()), grad);
         });
       }
       of_unit.clear();
