@@ -23,9 +23,9 @@ struct FullySharded {
   ch::FullyShardedDataParallel<Model, Units> net;
 
   explicit FullySharded(const ch::comm::World& world, const ch::FullyShardedDataParallelOptions& options = {},
-                        Model model = make<Model>())
-      : communicator(ch::comm::connect(world)),
-        gathers(ch::comm::connect(ch::comm::split(communicator, world, 0))),
+                        Model model = make<Model>(), const ch::comm::ConnectOptions& how = {})
+      : communicator(ch::comm::connect(world, how)),
+        gathers(ch::comm::connect(ch::comm::split(communicator, world, 0), how)),
         net(std::move(model), communicator, gathers, options, 3) {}
 };
 

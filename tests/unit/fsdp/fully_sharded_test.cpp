@@ -154,6 +154,22 @@ TEST_CASE("fsdp: MixedPrecision computes in bf16, over parts in float") {
   CHECK(sharded == distributed);
 }
 
+TEST_CASE("fsdp: over TCP as over shared memory") {
+  using Model = test::Dropping<Cpu>;
+  const auto run = [](comm::Backend backend) {
+    return common_text(3, [backend](const World& world) {
+      FullySharded<Model, EachLayer> rank(world, {}, make<Model>(), {.backend = backend});
+      AdamW optimizer{rank.net.parameters(), adam};
+      auto text = test::losses<Model>(rank.net, optimizer, world, {.steps = 5});
+      const auto whole = rank.net.gathered();
+      return text + test::text_of(test::values(rank.net.module()));
+    });
+  };
+  const auto over_tcp = run(comm::Backend::tcp);
+  CHECK(!over_tcp.empty());
+  CHECK(apart(over_tcp, run(comm::Backend::shm)) < 1e-9);
+}
+
 /// Ranks leave out a layer each, another one in each step.
 template <class D>
 struct Skipping : nn::Module {
