@@ -47,7 +47,7 @@ def check_form(log, policy, devices):
 
 
 logs = {}
-for policy, devices in (("single", 1), ("dp", 2), ("dp", 3), ("ddp", 2), ("ddp", 3), ("parameter_server", 3)):
+for policy, devices in (("single", 1), ("dp", 2), ("dp", 3), ("ddp", 2), ("ddp", 3), ("parameter_server", 3), ("fsdp", 2), ("fsdp", 3)):
     name = f"{policy}{devices}"
     logs[name] = events(name, "--policy", policy, "--devices", str(devices))
     check_form(logs[name], policy, devices)
@@ -57,7 +57,7 @@ for policy, devices in (("single", 1), ("dp", 2), ("dp", 3), ("ddp", 2), ("ddp",
 
 # Devices by their numbers: the same run, on others.
 for policy, devices, named in (("single", 1, "3"), ("dp", 2, "1,3"), ("ddp", 2, "cpu:4,2"),
-                               ("parameter_server", 3, "2,0,1")):
+                               ("parameter_server", 3, "2,0,1"), ("fsdp", 2, "cpu:3,1")):
     log, plain = events("named", "--policy", policy, "--device", named), logs[f"{policy}{devices}"]
     check_form(log, policy, devices)
     assert losses(log) == losses(plain), f"{policy} on {named} takes other steps"
@@ -77,13 +77,17 @@ print("a repeated run is bit-identical")
 
 # Stopped in the middle of an epoch under one policy and resumed under the same one: as if it had not stopped.
 saved = str(FOLDER / "stopped")
-for policy, devices in (("single", 1), ("ddp", 2)):
+for policy, devices in (("single", 1), ("fsdp", 3), ("ddp", 2)):
     options = ("--policy", policy, "--devices", str(devices))
     first = events("stopped", *options, "--steps", "15", "--save", saved)
     rest = events("resumed", *options, "--resume", saved)
     assert losses(first) + losses(rest) == losses(logs[f"{policy}{devices}"]), f"{policy}: a resumed run differs"
     assert rest[-1]["parameters_sha256"] == logs[f"{policy}{devices}"][-1]["parameters_sha256"], policy
 run(*SMALL, "--policy", "dp", "--resume", saved)
+run(*SMALL, "--policy", "fsdp", "--devices", "2", "--resume", saved)
+# Gradients and parameters in parts: the same numbers.
+assert logs["fsdp2"][-1]["parameters_sha256"] == logs["ddp2"][-1]["parameters_sha256"]
+assert "not under --policy fsdp" in run(*SMALL, "--policy", "fsdp", "--canonical-shares", "4", fails=True)
 # Under local_sgd a checkpoint holds what each rank has of its own.
 options = ("--policy", "local_sgd", "--devices", "2", "--save-every", "5")
 whole = events("whole", *options, "--save", saved)
