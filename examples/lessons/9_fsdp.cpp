@@ -95,6 +95,6 @@ int main(int argc, char** argv) {
     if (run.is_main()) std::printf("rank 0 keeps %zu numbers\n", kept), print_sent("rank", 0, data);
     for (auto& unit : units) unit.gather();  // for the comparison
     ch::optim::Sgd its_optimizer{net.parameters(), sgd};
-    return compare(run, data, model, net, its_optimizer, 100 * tolerance(ranks.size()));  // other parts, other roundings
+    return compare(run, data, model, net, its_optimizer, 100 * tolerance(ranks.size()));  // its parts are others
   });
 }
