@@ -13781,7 +13781,6 @@ class Stages : public Policy<Model> {
         {.rank = 0, .world_size = 1, .shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding});
   }
   int devices() const { return communicator_.size(); }
-  int canonical_shares() const { return 0; }
   Communicator& communicator() const { return communicator_; }
   const PipelineOptions& options() const { return options_; }
   /// The layer that each stage begins with, counted as in At, and the number of layers.
@@ -15726,7 +15725,6 @@ class TensorParallel : public Policy<Model> {
                          {.shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding});
   }
   int devices() const { return communicator_.size(); }
-  int canonical_shares() const { return 0; }
   Communicator& communicator() const { return communicator_; }
 
   /// For loops that add up the gradients of several batches: they are the whole batches' always.
@@ -15748,10 +15746,6 @@ class TensorParallel : public Policy<Model> {
     return different == 0;
   }
 
-  /// optim::clip_grad_norm of all parameters: by one device's norm. All ranks call it.
-  double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
-    return optim::clip_grad_norm(this->parameters(), max_norm, options);
-  }
   /// A model with whole parameters, on every rank, as one device would have it: to save, to evaluate, to copy. All
   /// ranks call it.
   [[gnu::cold]] Model gathered() {

@@ -43648,6 +43648,14 @@ struct Unit {
   std::vector<std::size_t> entries;
 };
 
+/// Elements [begin, end) of a parameter, counted from its first, that lie in elements [begin, end) of its unit.
+template <Device D>
+ddp::Elements within(const Unit& unit, const typename nn::FlatParameters<D>::Entry& entry, const ddp::Elements& of) {
+  const std::size_t from = entry.begin - unit.begin;
+  const std::size_t behind = from + static_cast<std::size_t>(entry.parameter().count());
+  return {std::clamp(of.begin, from, behind) - from, std::clamp(of.end, from, behind) - from};
+}
+
 namespace detail {
 
 /// What a parameter belongs to, from its path: that of its module.
@@ -43939,10 +43947,9 @@ class UnitsAtHand final : public Residence {
     auto* const promises = PromisedNumbers::current();
     if (promises == nullptr) return;
     const auto& parameter = entry.parameter();
-    const std::size_t from = entry.begin - unit.begin, behind = from + static_cast<std::size_t>(parameter.count());
-    const std::size_t begin = std::clamp(part.begin, from, behind), end = std::clamp(part.end, from, behind);
-    auto* const own = static_cast<std::byte*>(parameter.place()) + (begin - from) * size_of(parameter.dtype());
-    promises->draw(parameter.place(), own, begin - from, end - begin);
+    const auto mine = within<D>(unit, entry, part);
+    auto* const own = static_cast<std::byte*>(parameter.place()) + mine.begin * size_of(parameter.dtype());
+    promises->draw(parameter.place(), own, mine.begin, mine.end - mine.begin);
   }
 
   Order& order_of_pass() { return pass_ == Pass::backward ? backward_ : pass_ == Pass::aside ? aside_ : forward_; }
@@ -44189,11 +44196,9 @@ class ShardedUnits final : public ddp::Extension<D> {
     shard_of_.resize(core_.entries());
     for (const std::size_t i : unit.entries) {
       const auto& entry = core_.flat.entries()[i];
-      const std::size_t from = entry.begin - unit.begin;
-      const std::size_t behind = from + static_cast<std::size_t>(entry.parameter().count());
-      const std::size_t begin = std::clamp(part.begin, from, behind), end = std::clamp(part.end, from, behind);
-      shard_of_[i] = std::make_unique<Shard<D>>(entry.parameter(), static_cast<Index>(begin - from),
-                                                static_cast<Index>(end - begin));
+      const auto mine = within<D>(unit, entry, part);
+      shard_of_[i] = std::make_unique<Shard<D>>(entry.parameter(), static_cast<Index>(mine.begin),
+                                                static_cast<Index>(mine.end - mine.begin));
       shards_.push_back({entry.named.name, entry.named.handle, shard_of_[i].get()});
     }
   }

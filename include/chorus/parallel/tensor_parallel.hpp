@@ -7,7 +7,6 @@
 #include <chorus/io/load_model.hpp>
 #include <chorus/io/model_file.hpp>
 #include <chorus/nn/copy_of.hpp>
-#include <chorus/optim/clip.hpp>
 #include <chorus/parallel/ddp/rank_device.hpp>
 #include <chorus/parallel/ddp/same_model.hpp>
 #include <chorus/parallel/distributed_policy.hpp>
@@ -106,7 +105,6 @@ class TensorParallel : public Policy<Model> {
                          {.shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding});
   }
   int devices() const { return communicator_.size(); }
-  int canonical_shares() const { return 0; }
   Communicator& communicator() const { return communicator_; }
 
   /// For loops that add up the gradients of several batches: they are the whole batches' always.
@@ -128,10 +126,6 @@ class TensorParallel : public Policy<Model> {
     return different == 0;
   }
 
-  /// optim::clip_grad_norm of all parameters: by one device's norm. All ranks call it.
-  double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
-    return optim::clip_grad_norm(this->parameters(), max_norm, options);
-  }
   /// A model with whole parameters, on every rank, as one device would have it: to save, to evaluate, to copy. All
   /// ranks call it.
   [[gnu::cold]] Model gathered() {

@@ -103,11 +103,9 @@ class ShardedUnits final : public ddp::Extension<D> {
     shard_of_.resize(core_.entries());
     for (const std::size_t i : unit.entries) {
       const auto& entry = core_.flat.entries()[i];
-      const std::size_t from = entry.begin - unit.begin;
-      const std::size_t behind = from + static_cast<std::size_t>(entry.parameter().count());
-      const std::size_t begin = std::clamp(part.begin, from, behind), end = std::clamp(part.end, from, behind);
-      shard_of_[i] = std::make_unique<Shard<D>>(entry.parameter(), static_cast<Index>(begin - from),
-                                                static_cast<Index>(end - begin));
+      const auto mine = within<D>(unit, entry, part);
+      shard_of_[i] = std::make_unique<Shard<D>>(entry.parameter(), static_cast<Index>(mine.begin),
+                                                static_cast<Index>(mine.end - mine.begin));
       shards_.push_back({entry.named.name, entry.named.handle, shard_of_[i].get()});
     }
   }

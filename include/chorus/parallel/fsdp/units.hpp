@@ -1,7 +1,9 @@
 #pragma once
 /// The units of FullyShardedDataParallel: neighbouring parameters that are gathered, and given back, together.
 
+#include <algorithm>
 #include <chorus/nn/flat_parameters.hpp>
+#include <chorus/parallel/ddp/parts.hpp>
 #include <cstddef>
 #include <string>
 #include <string_view>
@@ -16,6 +18,14 @@ struct Unit {
   std::size_t group, begin, count;
   std::vector<std::size_t> entries;
 };
+
+/// Elements [begin, end) of a parameter, counted from its first, that lie in elements [begin, end) of its unit.
+template <Device D>
+ddp::Elements within(const Unit& unit, const typename nn::FlatParameters<D>::Entry& entry, const ddp::Elements& of) {
+  const std::size_t from = entry.begin - unit.begin;
+  const std::size_t behind = from + static_cast<std::size_t>(entry.parameter().count());
+  return {std::clamp(of.begin, from, behind) - from, std::clamp(of.end, from, behind) - from};
+}
 
 namespace detail {
 

@@ -213,10 +213,9 @@ class UnitsAtHand final : public Residence {
     auto* const promises = PromisedNumbers::current();
     if (promises == nullptr) return;
     const auto& parameter = entry.parameter();
-    const std::size_t from = entry.begin - unit.begin, behind = from + static_cast<std::size_t>(parameter.count());
-    const std::size_t begin = std::clamp(part.begin, from, behind), end = std::clamp(part.end, from, behind);
-    auto* const own = static_cast<std::byte*>(parameter.place()) + (begin - from) * size_of(parameter.dtype());
-    promises->draw(parameter.place(), own, begin - from, end - begin);
+    const auto mine = within<D>(unit, entry, part);
+    auto* const own = static_cast<std::byte*>(parameter.place()) + mine.begin * size_of(parameter.dtype());
+    promises->draw(parameter.place(), own, mine.begin, mine.end - mine.begin);
   }
 
   Order& order_of_pass() { return pass_ == Pass::backward ? backward_ : pass_ == Pass::aside ? aside_ : forward_; }

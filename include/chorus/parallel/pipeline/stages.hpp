@@ -54,7 +54,6 @@ class Stages : public Policy<Model> {
         {.rank = 0, .world_size = 1, .shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding});
   }
   int devices() const { return communicator_.size(); }
-  int canonical_shares() const { return 0; }
   Communicator& communicator() const { return communicator_; }
   const PipelineOptions& options() const { return options_; }
   /// The layer that each stage begins with, counted as in At, and the number of layers.
