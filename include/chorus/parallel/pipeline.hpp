@@ -3,17 +3,14 @@
 /// other, so that all ranks compute at the same time.
 
 #include <chorus/comm/any_communicator.hpp>
+#include <chorus/optim/clip.hpp>
 #include <chorus/parallel/ddp/rank_device.hpp>
-#include <chorus/parallel/pipeline/check_schedule.hpp>
-#include <chorus/parallel/pipeline/pass.hpp>
-#include <chorus/parallel/pipeline/pass_node.hpp>
-#include <chorus/parallel/pipeline/stages.hpp>
+#include <chorus/parallel/model_handles.hpp>
+#include <chorus/parallel/pipeline/staged_model.hpp>
 #include <chorus/parallel/policy.hpp>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
-#include <map>
-#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
@@ -33,19 +30,26 @@ namespace chorus {
 /// differs; SyncBatchNorm is refused. A rank's `parameters()` are those of its stages: others are not in its memory,
 /// and who reads them gets a UsageError.
 template <class Model, class Order = OneForwardOneBackward, class Communicator = comm::AnyCommunicator>
-class Pipeline : public pipeline::Stages<Model, Order, Communicator> {
-  using Base = pipeline::Stages<Model, Order, Communicator>;
+class Pipeline : public Policy<pipeline::StagedModel<Model, Order, Communicator>> {
+  using Staged = pipeline::StagedModel<Model, Order, Communicator>;
+  using Base = Policy<Staged>;
 
  public:
-  using typename Base::D;
+  using D = typename Base::device_type;
+  using model_type = Model;
   using policy_type = Pipeline;
   static constexpr const char* name = "pipeline";
+  static constexpr bool distributed = true;
 
   /// Takes rank 0's numbers. Throws UsageError, on every rank, where the ranks' models or options differ, and for a cut
   /// that doesn't fit. `world` is what the communicator was connected with; it must outlive this.
   Pipeline(Model model, Communicator& communicator, const comm::World& world, const PipelineOptions& options = {},
            std::uint64_t seed = initial_seed())
-      : Base(std::move(model), communicator, world, options, seed) {}
+      : Base(Staged(std::move(model), communicator, world, options), seed),
+        communicator_(communicator),
+        handles_(this->model_) {
+    communicator.broadcast(std::span(&this->random_.seed, 1), 0, {});
+  }
   /// For `launch`: takes communicator and seed from `run`.
   template <class Run>
   requires requires(Run& run) { run.communicator(); }
@@ -58,93 +62,58 @@ class Pipeline : public pipeline::Stages<Model, Order, Communicator> {
   /// The loss, or the output, of the whole batch; the same on all ranks, which all call it.
   template <class X, class... Targets>
   auto operator()(const X& x, const Targets&... targets) {
-    if constexpr (requires { Model::pipeline_names; })
-      return pass(this->on_model_device(x), this->on_model_device(targets)...);
-    else
-      return Variable<float, 0, D>();  // nothing but the sentence about CHORUS_PIPELINE is an error then
+    handles_.check_kept(this->model_);
+    const RandomScope random(this->begin_forward());
+    const detail::WatchScope watch(this->watch_once());
+    auto result = this->model_(this->on_model_device(x), this->on_model_device(targets)...);
+    this->end_forward();
+    return result;
+  }
+
+  /// The same samples on all ranks.
+  template <class Dataset>
+  data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
+    return data::Sampler(dataset.size(),
+                         {.shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding});
+  }
+  int devices() const { return communicator_.size(); }
+  Communicator& communicator() const { return communicator_; }
+  const PipelineOptions& options() const { return stages().options(); }
+  /// The whole model, of which this rank can read its stages' numbers.
+  Model& module() { return stages().model(); }
+  const Model& module() const { return stages().model(); }
+  /// The layer that each stage begins with, counted as in At, and the number of layers.
+  const std::vector<std::size_t>& stage_begins() const { return stages().stage_begins(); }
+
+  /// All ranks have the whole batch: what one has counted and averaged is what all have.
+  double mean(double value, Index) const { return value; }
+  void sum(std::span<double>) const {}
+  /// Makes a number the largest one of all ranks.
+  void make_largest(std::int32_t* number) { communicator_.all_reduce(std::span(number, 1), comm::ReduceOp::max, {}); }
+
+  /// Calls `f(model)` on every rank while all parameters and buffers are there, in memory of the whole model, as for
+  /// `io::save` by rank 0. What `f` writes, as `io::load` does, stays; all ranks write the same. All ranks call it.
+  template <class F>
+  void gathered(const F& f) {
+    stages().gathered(f);
+  }
+
+  /// optim::clip_grad_norm with the norm of all stages' gradients; each tied parameter counts once. All ranks call it.
+  double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
+    optim::detail::check_max_norm(max_norm);
+    double squares = optim::detail::square_sum(stages().counted_parameters());
+    communicator_.all_reduce(std::span(&squares, 1), comm::ReduceOp::sum, {});
+    const double norm = std::sqrt(squares);
+    if (options.error_if_nonfinite) optim::detail::check_finite(this->parameters(), norm);
+    optim::detail::scale_down(this->parameters(), norm, max_norm);
+    return norm;
   }
 
  private:
-  using Action = Schedule::Action;
-  using Kind = Schedule::Kind;
+  pipeline::Stages<Model, Order, Communicator>& stages() const { return this->model_.stages(); }
 
-  template <class... Inputs>
-  auto pass(const Inputs&... inputs) {
-    using Pass = pipeline::Pass<Model, Inputs...>;
-    // 1. The batch becomes micro-batches, of which the schedule's table says who does what with them, and when.
-    const Index samples = this->samples_of(inputs...);
-    const Schedule& schedule = this->schedule_for(samples);
-    auto& random = this->begin_forward(samples);
-    return this->or_all_end([&] {
-      const detail::WatchScope watch(this->watch_once());
-      const auto batch = std::make_shared<Pass>(this->facts(schedule, random, samples), inputs...);
-      // 2. Where the model returns its loss, backward begins within the schedule; else it has to wait for the loss.
-      const bool goes_back = Pass::gives_loss && batch->recorded();
-      for (const Action& action : this->own_actions(schedule))
-        if (goes_back || action.kind == Kind::forward) act(*batch, action);
-      if (goes_back) batch->gradients().sum_tied(this->tied());
-      // 3. All ranks have what the last stage has.
-      return on_tape(schedule, batch, this->share_result(schedule, *batch));
-    });
-  }
-
-  template <class Pass>
-  void act(Pass& batch, const Action& action) {
-    this->at_stage(action.stage);
-    switch (action.kind) {
-      case Kind::forward:
-        return batch.forward(action);
-      case Kind::backward:
-        return batch.backward(action);
-      case Kind::weight:
-        return batch.weight(action);
-    }
-  }
-
-  template <class Pass, class Shared>
-  auto on_tape(const Schedule& schedule, const std::shared_ptr<Pass>& batch, Shared shared) {
-    using Result = typename Pass::Result;
-    if constexpr (AnyTensor<Result>) {
-      return std::move(shared.value);
-    } else {
-      if (!batch->recorded() || !shared.wants_grad) return Result(std::move(shared.value));
-      std::vector<Ref<Node>> leaves;
-      batch->gradients().for_each_leaf([&](Node& leaf) { leaves.emplace_back(&leaf); });
-      using T = typename tensor_of<Result>::value_type;
-      using Made = pipeline::PassNode<T, tensor_of<Result>::rank, D>;
-      Ref<typename Result::node_type> node(
-          new Made(shared.value, std::move(leaves), way_back(schedule, batch, shared.correction)));
-      return Result(std::move(shared.value), std::move(node));
-    }
-  }
-
-  // 4. What the user's backward pass does when it comes to the net's result.
-  template <class Pass>
-  auto way_back(const Schedule& schedule, const std::shared_ptr<Pass>& batch, [[maybe_unused]] double correction) {
-    using Gradient = tensor_of<typename Pass::Result>;
-    const auto check_alive = [alive = this->alive()] {
-      check<UsageError>(!alive.expired(), "Pipeline: the net whose result goes backward is gone");
-    };
-    if constexpr (Pass::gives_loss) {
-      return [check_alive, batch, correction](const Gradient& gradient, bool) {
-        check_alive();
-        batch->gradients().add_to_parameters(static_cast<double>(gradient.item()) * correction);
-      };
-    } else {
-      return [this, check_alive, batch, &schedule](const Gradient& gradient, bool keep) {
-        check_alive();
-        check<UsageError>(!keep, "Pipeline: retain_graph needs a model that returns its loss");
-        this->or_all_end([&] {
-          batch->take_result_gradient(gradient);
-          for (const Action& action : this->own_actions(schedule))
-            if (action.kind != Kind::forward) act(*batch, action);
-          batch->gradients().sum_tied(this->tied());
-          this->flush();
-        });
-        batch->gradients().add_to_parameters(1);
-      };
-    }
-  }
+  Communicator& communicator_;
+  detail::ModelHandles handles_;
 };
 
 }  // namespace chorus

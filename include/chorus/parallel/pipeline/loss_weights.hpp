@@ -50,6 +50,8 @@ class LossWeights {
   }
   /// The loss of the whole batch. Of one in which nothing counts it is what the last micro-batch says.
   double loss() const { return total_ > 0 ? sum_ / total_ : last_; }
+  /// What it is a mean of.
+  double total() const { return total_; }
   /// What all gradients are multiplied by.
   double correction() const { return total_ > 0 ? expected_ / total_ : 1; }
 

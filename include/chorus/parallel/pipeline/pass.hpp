@@ -48,7 +48,7 @@ struct PassFacts {
   const std::vector<Stage>& stages;
   const Schedule& schedule;
   Wires<D>& wires;
-  const nn::FlatParameters<D>& flat;
+  const std::vector<nn::NamedParameter<D>>& parameters;  ///< this rank's
   RandomContext random;  ///< of the pass
   Index samples;
   D device;
@@ -75,7 +75,7 @@ class Pass {
         weights_(facts.samples),
         kept_(static_cast<std::size_t>(facts.schedule.stages * facts.schedule.micro_batches)),
         results_(static_cast<std::size_t>(facts.schedule.micro_batches)) {
-    if (recorded_) gradients_.emplace(facts.flat);
+    if (recorded_) gradients_.emplace(facts.parameters);
   }
 
   /// Receives a stage's input, runs the stage, and sends its output on, with what is stashed for later ones.
@@ -233,7 +233,9 @@ class Pass {
     RandomContext random = facts_.random;
     random.next_operation = header.next_operation;
     random.samples = size(micro_batch);
-    random.first_sample = [first = begin(micro_batch)] { return first; };
+    random.first_sample = [first = begin(micro_batch), &of_batch = facts_.random.first_sample] {
+      return (of_batch ? of_batch() : 0) + first;
+    };
     random.devices = 2;  // what has other rows than samples is the same for all micro-batches
     const RandomScope numbers(random);
     const BatchGroupScope group(whole_batch_);

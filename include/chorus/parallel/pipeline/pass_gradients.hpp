@@ -2,7 +2,7 @@
 /// The gradients of one pass through a pipeline, beside those that the parameters have from before.
 
 #include <chorus/kernels/pointwise.hpp>
-#include <chorus/nn/flat_parameters.hpp>
+#include <chorus/nn/module.hpp>
 #include <chorus/parallel/pipeline/tied.hpp>
 #include <cstddef>
 #include <unordered_set>
@@ -16,7 +16,8 @@ namespace chorus::pipeline {
 template <Device D>
 class PassGradients {
  public:
-  explicit PassGradients(const nn::FlatParameters<D>& flat) : flat_(flat), stand_ins_(flat.entries().size()) {
+  explicit PassGradients(const std::vector<nn::NamedParameter<D>>& parameters)
+      : parameters_(parameters), stand_ins_(parameters.size()) {
     for (std::size_t i = 0; i < stand_ins_.size(); ++i)
       if (parameter(i).wants_grad()) {
         stand_ins_[i] = parameter(i).make_stand_in();
@@ -48,7 +49,7 @@ class PassGradients {
   void sum_tied(TiedParameters<D>& tied) {
     const MemoryScope memory(trace::Memory::gradients);
     sums_.resize(stand_ins_.size());
-    tied.for_each(flat_, [&](std::size_t i, auto& group) {
+    tied.for_each(parameters_, [&](std::size_t i, auto& group) {
       if (!stand_ins_[i]) return;
       sums_[i] = Storage<D>(parameter(i).where(), parameter(i).size_bytes());
       if (const void* const own = parameter(i).grad_data_of(*stand_ins_[i]); own != nullptr)
@@ -68,18 +69,18 @@ class PassGradients {
         add<float>(parameter(i), from, scale);
       else
         add<double>(parameter(i), from, scale);
-      flat_.entries()[i].named.handle.shared()->set_reached();
+      parameters_[i].handle.shared()->set_reached();
     }
   }
 
   template <class F>
   void for_each_leaf(const F& f) const {
     for (std::size_t i = 0; i < stand_ins_.size(); ++i)
-      if (stand_ins_[i]) f(*flat_.entries()[i].named.handle.shared());
+      if (stand_ins_[i]) f(*parameters_[i].handle.shared());
   }
 
  private:
-  ParameterOn<D>& parameter(std::size_t i) const { return flat_.entries()[i].parameter(); }
+  ParameterOn<D>& parameter(std::size_t i) const { return *parameters_[i].parameter; }
   const void* gradient(std::size_t i) const {
     if (!stand_ins_[i]) return nullptr;
     return i < sums_.size() && sums_[i] ? sums_[i].data() : parameter(i).grad_data_of(*stand_ins_[i]);
@@ -92,7 +93,7 @@ class PassGradients {
     parameter.set_grad_arrived(true);
   }
 
-  const nn::FlatParameters<D>& flat_;
+  const std::vector<nn::NamedParameter<D>>& parameters_;
   std::vector<Ref<Node>> stand_ins_;  // none of frozen parameters
   std::unordered_set<const Node*> leaves_;
   std::vector<Storage<D>> sums_;  // of tied ones

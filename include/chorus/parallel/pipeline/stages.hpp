@@ -35,35 +35,33 @@ struct PipelineOptions {
 
 namespace pipeline {
 
-/// Base of Pipeline.
 template <class Model, class Order, class Communicator>
-class Stages : public Policy<Model> {
+class Stages {
  public:
-  using D = typename Policy<Model>::device_type;
-  static constexpr bool distributed = true;
+  using D = typename nn::detail::DeviceOfModel<Model>::type;
   static_assert(std::is_same_v<D, Cpu>, "Pipeline: models on the CPU");
   static_assert(
       requires { Model::pipeline_names; },
       "Pipeline: the model needs CHORUS_PIPELINE(...) with its links in their order");
 
-  /// The same samples on all ranks.
-  template <class Dataset>
-  data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
-    return data::Sampler(
-        dataset.size(),
-        {.rank = 0, .world_size = 1, .shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding});
+  /// All ranks begin with rank 0's numbers. A collective.
+  Stages(Model model, Communicator& communicator, const comm::World& world, const PipelineOptions& options)
+      : model_(std::move(model)), communicator_(communicator), options_(options) {
+    check<UsageError>(options.micro_batches >= 1, "Pipeline: micro_batches is at least 1, got ", options.micro_batches);
+    stage_count_ = static_cast<std::size_t>(Order::of(communicator.size(), 1).stages);
+    take_first_state();
+    cut();
+    keep_own(world);
   }
-  int devices() const { return communicator_.size(); }
+  Stages(const Stages&) = delete;
+  Stages& operator=(const Stages&) = delete;
+
+  Model& model() { return model_; }
+  /// This rank's layers, by the names that they have in the model.
+  void visit(nn::Visitor& visitor) { own_->visit(visitor); }
   Communicator& communicator() const { return communicator_; }
   const PipelineOptions& options() const { return options_; }
-  /// The layer that each stage begins with, counted as in At, and the number of layers.
   const std::vector<std::size_t>& stage_begins() const { return begins_; }
-
-  /// All ranks have the whole batch: what one has counted and averaged is what all have.
-  double mean(double value, Index) const { return value; }
-  void sum(std::span<double>) const {}
-  /// Makes a number the largest one of all ranks.
-  void make_largest(std::int32_t* number) { communicator_.all_reduce(std::span(number, 1), comm::ReduceOp::max, {}); }
 
   /// Calls `f(model)` on every rank while all parameters and buffers are there, in memory of the whole model, as for
   /// `io::save` by rank 0. What `f` writes, as `io::load` does, stays; all ranks write the same. All ranks call it.
@@ -74,7 +72,7 @@ class Stages : public Policy<Model> {
       std::vector<std::string> why;
       for (const Numbers& each : numbers_) {
         if (!each.why.empty()) {
-          fetch_back(*each.numbers, device());
+          fetch_back(*each.numbers, D{});
           foreign.push_back(each.numbers);
           why.push_back(each.why);
         }
@@ -86,33 +84,16 @@ class Stages : public Policy<Model> {
         const std::vector<std::string>& why;
         ~AtEnd() { send_away<D>(foreign, why); }
       } const at_end{foreign, why};
-      f(this->model_);
+      f(model_);
     });
   }
 
-  /// optim::clip_grad_norm with the norm of all stages' gradients; each tied parameter counts once. All ranks call it.
-  double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
-    optim::detail::check_max_norm(max_norm);
+  /// Of the parameters that this rank has those whose numbers count here, where each is to count once.
+  std::vector<nn::NamedParameter<D>> counted_parameters() const {
     std::vector<nn::NamedParameter<D>> counted;
-    for (const auto& named : this->parameters())
+    for (const auto& named : parameters_)
       if (tied_->counts_here(*named.handle.shared(), communicator_.rank())) counted.push_back(named);
-    double squares = optim::detail::square_sum(counted);
-    communicator_.all_reduce(std::span(&squares, 1), comm::ReduceOp::sum, {});
-    const double norm = std::sqrt(squares);
-    if (options.error_if_nonfinite) optim::detail::check_finite(this->parameters(), norm);
-    optim::detail::scale_down(this->parameters(), norm, max_norm);
-    return norm;
-  }
-
- protected:
-  Stages(Model model, Communicator& communicator, const comm::World& world, const PipelineOptions& options,
-         std::uint64_t seed)
-      : Policy<Model>(std::move(model), seed), communicator_(communicator), options_(options), handles_(this->model_) {
-    check<UsageError>(options.micro_batches >= 1, "Pipeline: micro_batches is at least 1, got ", options.micro_batches);
-    stage_count_ = static_cast<std::size_t>(Order::of(communicator.size(), 1).stages);
-    take_first_state();
-    cut();
-    keep_own(world);
+    return counted;
   }
 
   template <class First, class... Rest>
@@ -149,10 +130,11 @@ class Stages : public Policy<Model> {
   }
 
   auto facts(const Schedule& schedule, const RandomContext& random, Index samples) {
-    handles_.check_kept(this->model_, this->flat_);
     using Facts = PassFacts<Model>;
-    return Facts{this->model_, stages_, schedule, *wires_, this->flat_, random, samples, device()};
+    return Facts{model_, stages_, schedule, *wires_, parameters_, random, samples, D{}};
   }
+  /// Of results on the tape, which may live longer.
+  std::weak_ptr<void> alive() const { return alive_; }
   TiedParameters<D>& tied() { return *tied_; }
   void flush() { wires_->flush(); }
   /// For messages.
@@ -163,7 +145,8 @@ class Stages : public Policy<Model> {
   struct Shared {
     Value value;
     double correction = 1;  ///< of gradients: see LossWeights
-    bool wants_grad = false;
+    double mean_over = 0;   ///< what a loss is a mean of
+    bool wants_grad = false, drew = false;
   };
 
   /// The last stage's result, for all.
@@ -184,16 +167,17 @@ class Stages : public Policy<Model> {
     if (communicator_.rank() != root) {
       Shape<Value::rank> shape{};
       std::copy_n(header.extents.begin(), Value::rank, shape.begin());
-      shared.value = Value::empty(shape, device());
+      shared.value = Value::empty(shape, D{});
     }
     broadcast(shared.value.data(), shared.value.bytes(), root, trace::Traffic::outputs);
     if constexpr (Pass::gives_loss) {
-      shared.correction = pass.weights().correction();
-      broadcast(&shared.correction, sizeof shared.correction, root, trace::Traffic::control);
+      double of_loss[] = {pass.weights().correction(), pass.weights().total()};
+      broadcast(of_loss, sizeof of_loss, root, trace::Traffic::control);
+      shared.correction = of_loss[0];
+      shared.mean_over = of_loss[1];
     }
     shared.wants_grad = header.wants_grad != 0;
-    this->random_.drew = header.drew != 0;
-    this->end_forward();
+    shared.drew = header.drew != 0;
     return shared;
   }
 
@@ -215,8 +199,6 @@ class Stages : public Policy<Model> {
   }
 
  private:
-  D device() const { return this->flat_.groups().front().values.device(); }
-
   void broadcast(void* data, std::size_t bytes, int root, trace::Traffic traffic) {
     if (bytes > 0 && communicator_.size() > 1)
       communicator_.broadcast(std::span(static_cast<std::uint8_t*>(data), bytes), root, {.traffic = traffic});
@@ -229,7 +211,7 @@ class Stages : public Policy<Model> {
     using T = typename Value::value_type;
     if constexpr (Pass::gives_loss) {
       result_wants_grad_ = pass.loss_wants_grad();
-      return Value::full({}, static_cast<T>(pass.weights().loss()), device());
+      return Value::full({}, static_cast<T>(pass.weights().loss()), D{});
     } else {
       auto& parts = pass.results();
       auto shape = value_of(*parts[0]).shape();
@@ -243,11 +225,11 @@ class Stages : public Policy<Model> {
         shape[0] += part.size(0);
         result_wants_grad_ = result_wants_grad_ || static_cast<bool>(node_of(*parts[static_cast<std::size_t>(i)]));
       }
-      auto whole = Value::empty(shape, device());
+      auto whole = Value::empty(shape, D{});
       T* to = whole.data();
       for (const auto& part : parts) {
         const auto dense = contiguous(value_of(*part));
-        copy_bytes(device(), to, device(), dense.data(), dense.bytes());
+        copy_bytes(D{}, to, D{}, dense.data(), dense.bytes());
         to += dense.numel();
       }
       return whole;
@@ -268,12 +250,12 @@ class Stages : public Policy<Model> {
     if (const auto* const at = std::get_if<At>(&options_.cut)) cut += cat(std::span(at->layers));
     detail::check_same_description(communicator_, "Pipeline",
                                    cat("micro_batches ", options_.micro_batches, ", cut ", cut, ", stages ",
-                                       stage_count_, "\n", detail::model_description<D>(this->model_, all)));
-    communicator_.broadcast(std::span(&this->random_.seed, 1), 0, {});
-    for (const auto& group : this->flat_.groups())
-      broadcast(group.value(0), group.count * size_of(group.dtype), 0, trace::Traffic::parameters);
-    for (const auto& entry : this->flat_.entries()) entry.parameter().touch();
-    for (const auto& named : nn::named_buffers<D>(this->model_)) {
+                                       stage_count_, "\n", detail::model_description<D>(model_, all)));
+    for (const auto& named : nn::named_parameters<D>(model_)) {
+      broadcast(named.parameter->memory(), named.parameter->size_bytes(), 0, trace::Traffic::parameters);
+      named.parameter->touch();
+    }
+    for (const auto& named : nn::named_buffers<D>(model_)) {
       broadcast(named.buffer->memory(), named.buffer->size_bytes(), 0, trace::Traffic::buffers);
       named.buffer->touch();
     }
@@ -293,7 +275,7 @@ class Stages : public Policy<Model> {
       broadcast(time->seconds.data(), time->seconds.size() * sizeof(double), 0, trace::Traffic::control);
     }
     begins_ = pipeline::stage_begins(options_.cut, bytes, stage_count_);
-    const auto places = places_of(this->model_);
+    const auto places = places_of(model_);
     for (std::size_t s = 0; s < stage_count_; ++s) stages_.push_back({places[begins_[s]], begins_[s + 1] - begins_[s]});
   }
 
@@ -303,11 +285,11 @@ class Stages : public Policy<Model> {
   };
   [[gnu::cold]] std::vector<Layer> layers() {
     std::vector<Layer> out;
-    const std::size_t count = places_of(this->model_).size();
+    const std::size_t count = places_of(model_).size();
     for (std::size_t i = 0; i < count; ++i) {
       std::vector<bool> one(count);
       one[i] = true;
-      SomeLayers<Model> layer(this->model_, std::move(one));
+      SomeLayers<Model> layer(model_, std::move(one));
       out.push_back({nn::named_parameters<D>(layer), nn::named_buffers<D>(layer)});
     }
     return out;
@@ -348,12 +330,12 @@ class Stages : public Policy<Model> {
                         cat("Pipeline: '", named.name, "' is in a stage of rank ", ranks.front(), ", and this is rank ",
                             communicator_.rank(), ", which has no memory for it"));
     };
-    for (const auto& named : nn::named_parameters<D>(this->model_)) {
+    for (const auto& named : nn::named_parameters<D>(model_)) {
       sort(named, *named.parameter);
       parameters.push_back(named.handle.shared().get());
       ranks_of.push_back(owners[named.handle.shared().get()]);
     }
-    for (const auto& named : nn::named_buffers<D>(this->model_)) {
+    for (const auto& named : nn::named_buffers<D>(model_)) {
       sort(named, *named.buffer);
       check<UsageError>(owners[named.handle.shared().get()].size() == 1, "Pipeline: the buffer '", named.name,
                         "' is in several stages, and would have other numbers in each");
@@ -364,13 +346,13 @@ class Stages : public Policy<Model> {
     for (int rank = 0; rank < communicator_.size(); ++rank)
       check<UsageError>(has_parameters[static_cast<std::size_t>(rank)], "Pipeline: rank ", rank,
                         " has no parameters: cut the model elsewhere, or into fewer stages");
-    SomeLayers<Model> mine(this->model_, std::move(own));
-    this->flat_ = nn::FlatParameters<D>(mine);
-    for (const auto& named : nn::named_parameters<D>(this->model_))
+    own_.emplace(model_, std::move(own));
+    parameters_ = nn::named_parameters<D>(*own_);
+    for (const auto& named : nn::named_parameters<D>(model_))
       if (const auto& ranks = owners[named.handle.shared().get()];
           std::find(ranks.begin(), ranks.end(), communicator_.rank()) == ranks.end())
         named.parameter->drop_grad_of(*named.handle.shared());
-    for (const auto& named : this->parameters()) named.parameter->set_one_of_a_part(communicator_.size() > 1);
+    for (const auto& named : parameters_) named.parameter->set_one_of_a_part(communicator_.size() > 1);
     send_away(foreign, why);
     wires_.emplace(communicator_, world, stage_count_ > static_cast<std::size_t>(communicator_.size()));
     tied_.emplace(communicator_, world, parameters, ranks_of);
@@ -384,18 +366,21 @@ class Stages : public Policy<Model> {
     std::string why;  // it is not here; empty where it is
   };
 
+  Model model_;
   Communicator& communicator_;
   PipelineOptions options_;
-  detail::ModelHandles handles_;
   std::size_t stage_count_ = 0;
   std::vector<std::size_t> begins_;
   std::vector<Stage> stages_;
+  std::optional<SomeLayers<Model>> own_;
+  std::vector<nn::NamedParameter<D>> parameters_;  // of own_
   std::vector<Numbers> numbers_;
   std::map<int, Schedule> schedules_;  // by the number of micro-batches
   std::optional<Wires<D>> wires_;
   std::optional<TiedParameters<D>> tied_;
   bool result_wants_grad_ = false;
   int stage_now_ = communicator_.rank();
+  std::shared_ptr<void> alive_ = std::make_shared<int>();
 };
 
 }  // namespace pipeline

@@ -2,7 +2,7 @@
 /// Parameters that layers of several stages share, as an embedding and the output layer often do.
 
 #include <chorus/comm/split.hpp>
-#include <chorus/nn/flat_parameters.hpp>
+#include <chorus/nn/module.hpp>
 #include <cstddef>
 #include <optional>
 #include <span>
@@ -36,13 +36,13 @@ class TiedParameters {
     }
   }
 
-  /// Calls `f(entry, communicator)` for each tied parameter of this rank, in the order of the model's members.
+  /// Calls `f(i, communicator)` for each tied parameter of `own`, this rank's, in the order of the model's members.
   template <class F>
-  void for_each(const nn::FlatParameters<D>& flat, const F& f) {
+  void for_each(const std::vector<nn::NamedParameter<D>>& own, const F& f) {
     for (Group& group : groups_)
       for (const Node* parameter : group.parameters)
-        for (std::size_t i = 0; i < flat.entries().size(); ++i)
-          if (flat.entries()[i].named.handle.shared().get() == parameter) f(i, *group.communicator);
+        for (std::size_t i = 0; i < own.size(); ++i)
+          if (own[i].handle.shared().get() == parameter) f(i, *group.communicator);
   }
   static void sum(comm::AnyCommunicator& group, const ParameterOn<D>& parameter, void* numbers) {
     const auto count = static_cast<std::size_t>(parameter.count());

@@ -1,0 +1,137 @@
+#pragma once
+/// A model of which each rank has a part, a stage, and whose forward pass is all ranks' together.
+
+#include <chorus/comm/any_communicator.hpp>
+#include <chorus/core/random.hpp>
+#include <chorus/nn/module.hpp>
+#include <chorus/parallel/pipeline/check_schedule.hpp>
+#include <chorus/parallel/pipeline/pass.hpp>
+#include <chorus/parallel/pipeline/pass_node.hpp>
+#include <chorus/parallel/pipeline/stages.hpp>
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace chorus::pipeline {
+
+/// A model type, for policies: what they see of it is this rank's stages, and a call is a pass of the whole batch
+/// through all of them. Policies of several processes share out batches between groups of ranks that have a pipeline
+/// each.
+template <class Model, class Order, class Communicator = comm::AnyCommunicator>
+class StagedModel : public nn::Module {
+ public:
+  using Stages = pipeline::Stages<Model, Order, Communicator>;
+  using device_type = typename Stages::D;
+  using D = device_type;
+
+  /// Takes rank 0's numbers: see Pipeline. Communicator and world must outlive this.
+  StagedModel(Model model, Communicator& communicator, const comm::World& world, const PipelineOptions& options)
+      : stages_(std::make_shared<Stages>(std::move(model), communicator, world, options)) {}
+
+  Stages& stages() const { return *stages_; }
+  void visit(nn::Visitor& visitor) override {
+    visitor.inner(stages_->model());
+    stages_->visit(visitor);
+  }
+  std::string describe() const override { return stages_->model().describe(); }
+
+  /// The loss, or the output, of the whole batch; the same on all ranks, which all call it, within a policy's pass.
+  template <class X, class... Targets>
+  auto operator()(const X& x, const Targets&... targets) const {
+    if constexpr (requires { Model::pipeline_names; })
+      return pass(x, targets...);
+    else
+      return Variable<float, 0, D>();  // nothing but the sentence about CHORUS_PIPELINE is an error then
+  }
+
+ private:
+  using Action = Schedule::Action;
+  using Kind = Schedule::Kind;
+
+  template <class... Inputs>
+  auto pass(const Inputs&... inputs) const {
+    using Pass = pipeline::Pass<Model, Inputs...>;
+    RandomContext* const random = chorus::detail::random_context();
+    check<UsageError>(random != nullptr, "Pipeline: call the net, not its module()");
+    // 1. The batch becomes micro-batches, of which the schedule's table says who does what with them, and when.
+    const Index samples = stages_->samples_of(inputs...);
+    const Schedule& schedule = stages_->schedule_for(samples);
+    return stages_->or_all_end([&] {
+      const auto batch = std::make_shared<Pass>(stages_->facts(schedule, *random, samples), inputs...);
+      // 2. Where the model returns its loss, backward begins within the schedule; else it has to wait for the loss.
+      const bool goes_back = Pass::gives_loss && batch->recorded();
+      for (const Action& action : stages_->own_actions(schedule))
+        if (goes_back || action.kind == Kind::forward) act(*stages_, *batch, action);
+      if (goes_back) batch->gradients().sum_tied(stages_->tied());
+      // 3. All ranks have what the last stage has.
+      auto shared = stages_->share_result(schedule, *batch);
+      random->drew = random->drew || shared.drew;
+      return on_tape(schedule, batch, std::move(shared));
+    });
+  }
+
+  template <class Pass>
+  static void act(Stages& stages, Pass& batch, const Action& action) {
+    stages.at_stage(action.stage);
+    switch (action.kind) {
+      case Kind::forward:
+        return batch.forward(action);
+      case Kind::backward:
+        return batch.backward(action);
+      case Kind::weight:
+        return batch.weight(action);
+    }
+  }
+
+  template <class Pass, class Shared>
+  auto on_tape(const Schedule& schedule, const std::shared_ptr<Pass>& batch, Shared shared) const {
+    using Result = typename Pass::Result;
+    if constexpr (AnyTensor<Result>) {
+      return std::move(shared.value);
+    } else {
+      if (!batch->recorded() || !shared.wants_grad) return Result(std::move(shared.value));
+      std::vector<Ref<Node>> leaves;
+      batch->gradients().for_each_leaf([&](Node& leaf) { leaves.emplace_back(&leaf); });
+      using T = typename tensor_of<Result>::value_type;
+      using Made = pipeline::PassNode<T, tensor_of<Result>::rank, D>;
+      Ref<typename Result::node_type> node(
+          new Made(shared.value, std::move(leaves), way_back(schedule, batch, shared.correction)));
+      if (Pass::gives_loss) node->set_mean(shared.mean_over, true);
+      return Result(std::move(shared.value), std::move(node));
+    }
+  }
+
+  // 4. What the user's backward pass does when it comes to the net's result.
+  template <class Pass>
+  auto way_back(const Schedule& schedule, const std::shared_ptr<Pass>& batch, [[maybe_unused]] double correction) const {
+    using Gradient = tensor_of<typename Pass::Result>;
+    const auto check_alive = [alive = stages_->alive()] {
+      check<UsageError>(!alive.expired(), "Pipeline: the net whose result goes backward is gone");
+    };
+    if constexpr (Pass::gives_loss) {
+      return [check_alive, batch, correction](const Gradient& gradient, bool) {
+        check_alive();
+        batch->gradients().add_to_parameters(static_cast<double>(gradient.item()) * correction);
+      };
+    } else {
+      return [stages = stages_.get(), check_alive, batch, &schedule](const Gradient& gradient, bool keep) {
+        check_alive();
+        check<UsageError>(!keep, "Pipeline: retain_graph needs a model that returns its loss");
+        stages->or_all_end([&] {
+          batch->take_result_gradient(gradient);
+          for (const Action& action : stages->own_actions(schedule))
+            if (action.kind != Kind::forward) act(*stages, *batch, action);
+          batch->gradients().sum_tied(stages->tied());
+          stages->flush();
+        });
+        batch->gradients().add_to_parameters(1);
+      };
+    }
+  }
+
+  std::shared_ptr<Stages> stages_;
+};
+
+}  // namespace chorus::pipeline
