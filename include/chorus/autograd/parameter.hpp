@@ -70,7 +70,12 @@ class AtHome {
       writes->name = name;
   }
 
-  /// Throws UsageError where the numbers are another process's.
+  /// Whether the numbers are this process's.
+  bool is_here() const {
+    const auto* const writes = storage().writes();
+    return writes == nullptr || writes->elsewhere.empty();
+  }
+  /// Throws UsageError where they are another one's.
   void check_here() const {
     if (const auto* const writes = storage().writes()) writes->check_here();
   }

@@ -12,6 +12,7 @@
 #include <numeric>
 #include <span>
 #include <utility>
+#include <vector>
 
 namespace chorus {
 
@@ -112,5 +113,12 @@ struct PartOfParameter {
   Index width = 0;  ///< of the whole one along the axis
   std::shared_ptr<TensorGroup> group;
 };
+
+/// The shape of the whole of which `shape` is a part; null: of itself.
+inline std::vector<Index> whole_shape(std::span<const Index> shape, const PartOfParameter* part) {
+  std::vector<Index> whole(shape.begin(), shape.end());
+  if (part != nullptr) whole[static_cast<std::size_t>(part->split.axis)] = part->width;
+  return whole;
+}
 
 }  // namespace chorus

@@ -31,6 +31,26 @@ struct TrainingPosition {
 
 namespace detail {
 
+/// Names, one a line, as they are in the file's metadata.
+inline std::string lines_of(const std::vector<std::string>& names) {
+  std::string text;
+  for (const auto& name : names) text += name + "\n";
+  return text;
+}
+inline std::vector<std::string> lines_in(std::string_view text) {
+  std::vector<std::string> lines;
+  while (!text.empty()) {
+    const auto end = text.find('\n');
+    lines.emplace_back(text.substr(0, end));
+    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
+  }
+  return lines;
+}
+inline std::vector<std::string> lines_in(const SafetensorsReader& file, const std::string& key) {
+  const auto found = file.metadata().find(key);
+  return lines_in(found != file.metadata().end() ? std::string_view(found->second) : std::string_view());
+}
+
 /// The model's tensors, and those that `kept` have, optimizers and others: where they lie, or `numbers`, which are
 /// taken from them and given back.
 template <Device D, class Net, class Numbers, class... Kept>
@@ -45,25 +65,32 @@ std::vector<TensorPlace<D>> all_places(Net& net, Numbers& numbers, Kept&... kept
     for (auto& place : places_of<D>(x, its_numbers)) all.push_back(std::move(place));
   };
   std::apply([&](auto&... each) { (add(kept, each), ...); }, numbers);
+  if constexpr (keeps_parts<Net>) choose_writers(net, all);
   return all;
 }
 
-/// Names, one a line, as they are in the file's metadata.
-inline std::string lines_of(const std::vector<std::string>& names) {
-  std::string text;
-  for (const auto& name : names) text += name + "\n";
-  return text;
+/// Reads what is here of a tensor.
+template <Device D>
+std::vector<std::byte> read_own(const SafetensorsReader& file, const TensorEntry& entry, const TensorPlace<D>& place) {
+  std::vector<std::byte> numbers(place.bytes());
+  place.for_runs([&](std::size_t in_whole, std::size_t here, std::size_t count) {
+    file.read(entry, std::span(numbers).subspan(here, count), in_whole);
+  });
+  return numbers;
 }
-inline std::vector<std::string> lines_in(const SafetensorsReader& file, const std::string& key) {
-  std::vector<std::string> lines;
-  std::string_view text;
-  if (const auto found = file.metadata().find(key); found != file.metadata().end()) text = found->second;
-  while (!text.empty()) {
-    const auto end = text.find('\n');
-    lines.emplace_back(text.substr(0, end));
-    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
+
+/// The texts of all ranks of a policy under which they have different tensors, each once.
+template <class Net>
+std::vector<std::string> of_all_ranks(Net& net, const std::vector<std::string>& own) {
+  if constexpr (!keeps_parts<Net>) {
+    return own;
+  } else {
+    std::vector<std::string> all;
+    for (const auto& text : comm::all_gather_object(net.communicator(), lines_of(own)))
+      for (const auto& line : lines_in(text))
+        if (std::find(all.begin(), all.end(), line) == all.end()) all.push_back(line);
+    return all;
   }
-  return lines;
 }
 
 /// Throws FileError where a number that the host counts with is none that it can have kept.
@@ -121,9 +148,8 @@ void take_mean(const SafetensorsReader& file, const TensorPlace<D>& tensor, std:
   };
   const auto mean = view(numbers);
   std::vector<double> sums(mean.begin(), mean.end());
-  std::vector<std::byte> other(numbers.size());
   for (const auto& name : tensor.mean_with) {
-    file.read(file.at(name), other);
+    auto other = read_own(file, file.at(name), tensor);
     for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += static_cast<double>(view(other)[i]);
   }
   for (std::size_t i = 0; i < sums.size(); ++i)
@@ -156,8 +182,7 @@ void read_all(const SafetensorsReader& file, const std::vector<TensorPlace<D>>& 
   std::vector<std::vector<std::byte>> numbers;  // all are read before one is stored
   for (const auto& tensor : wanted) {
     const TensorEntry& entry = file.at(tensor.name);
-    numbers.emplace_back(tensor.part_count ? tensor.bytes() : entry.bytes);
-    file.read(entry, numbers.back(), tensor.begin_bytes());
+    numbers.push_back(read_own(file, entry, tensor));
     check_bools(file, entry, numbers.back());
     if (!tensor.mean_with.empty() && tensor.dtype == DType::f32) take_mean<float>(file, tensor, numbers.back());
     if (!tensor.mean_with.empty() && tensor.dtype == DType::f64) take_mean<double>(file, tensor, numbers.back());
@@ -174,9 +199,9 @@ constexpr bool all_ranks_save = detail::all_ranks_save<Net>;
 
 /// Writes model, optimizer, learning rate and position to one file, atomically. The model's tensors have their own
 /// names, so the file is also a model's file. One process calls it, under ParameterServer the server, whose workers
-/// return at once; with a ShardedOptimizer, under LocalSgd and TensorParallel, or under a communication hook that
-/// remembers something, all do, and rank 0 writes; under FullyShardedDataParallel all do, and each writes its parts
-/// into the one file. The file is the same for the plain, the fused and the sharded form of an optimizer. `more`: what
+/// return at once; with a ShardedOptimizer, under LocalSgd, or under a communication hook that remembers something, all
+/// do, and rank 0 writes; where ranks have parts of the model (FullyShardedDataParallel, TensorParallel, Pipeline,
+/// Mesh) all do, and each writes its parts into the one file. The file is the same for the plain, the fused and the sharded form of an optimizer. `more`: what
 /// else goes on from step to step, as GradScaler, ParameterAverage and ReduceOnPlateau do; at most one of each.
 /// Gradients are not in it: a checkpoint belongs between two steps. The seed is, and the number of `canonical_shares`.
 ///
@@ -201,10 +226,7 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
     detail::KeptRate rate(optimizer);
     std::tuple numbers{detail::numbers_of(optimizer), detail::numbers_of(rate), detail::numbers_of(more)...};
     const auto places = detail::all_places<D>(net, numbers, optimizer, rate, more...);
-    if constexpr (detail::shares_layers<Net>) {
-      for (const auto& tensor : places) detail::add_whole(out, tensor, net.communicator());
-      if (net.communicator().rank() != 0) return;
-    } else if constexpr (!detail::keeps_parts<Net>) {
+    if constexpr (!detail::keeps_parts<Net>) {
       for (const auto& tensor : places) out.add(tensor);
       if constexpr (detail::all_ranks_save<Net>)
         if (!detail::add_ranks_own<D>(out, net, places)) return;
@@ -214,7 +236,7 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
                       {"training/step", cat(position.step)},
                       {"training/forward_passes", cat(net.forward_passes())},
                       {"training/seed", cat(net.seed())},
-                      {"training/parameter_order", detail::lines_of(net.parameter_order())}};
+                      {"training/parameter_order", detail::lines_of(detail::of_all_ranks(net, net.parameter_order()))}};
     if (const int shares = net.canonical_shares(); shares > 0)
       metadata.emplace(detail::canonical_shares_key, cat(shares));
     if constexpr (requires { chorus::detail::access_to(net).resting_parameters(); })
@@ -269,9 +291,11 @@ TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::stri
     const auto rate_name = cat(detail::training_prefix, rate.kept_as);
     if (file.find(rate_name) == nullptr)  // earlier versions kept none
       std::erase_if(wanted, [&](const auto& tensor) { return tensor.name == rate_name; });
-    std::set<std::string, std::less<>> names;
+    std::vector<std::string> own_names;
+    for (const auto& tensor : wanted) own_names.push_back(tensor.name);
+    const auto all_names = detail::of_all_ranks(net, own_names);
+    const std::set<std::string, std::less<>> names(all_names.begin(), all_names.end());
     for (auto& tensor : wanted) {
-      names.insert(tensor.name);
       detail::choose_among_ranks(file, tensor, net, detail::ranks_may_differ<Net>);
     }
     detail::HookReading<D, Net> hook(file, net, wanted);

@@ -7,6 +7,7 @@
 #include <chorus/io/model_file_impl.hpp>
 #include <chorus/io/load_options.hpp>
 #include <chorus/io/safetensors_reader.hpp>
+#include <chorus/io/write_in_parts.hpp>
 #include <cstddef>
 #include <span>
 #include <string>
@@ -156,6 +157,21 @@ std::vector<Destination> destinations(nn::Module& model, const std::vector<Tenso
   return out;
 }
 
+/// All tensors of a model, whole also where this rank has a part.
+template <Device D>
+std::vector<Destination> whole_destinations(nn::Module& model) {
+  const auto names = all_names(model);
+  std::vector<Destination> out;
+  for (const auto& named : nn::named_parameters<D>(model))
+    out.push_back({names.at(named.name), named.parameter->dtype(),
+                   whole_shape(named.parameter->extents(), named.parameter->part().get())});
+  for (const auto& named : nn::named_buffers<D>(model)) {
+    const auto extents = named.buffer->extents();
+    out.push_back({names.at(named.name), named.buffer->dtype(), {extents.begin(), extents.end()}});
+  }
+  return out;
+}
+
 }  // namespace detail
 
 /// Fills all parameters and buffers of `model` from a file. Numbers are converted to the model's type: floating-point
@@ -170,7 +186,7 @@ std::vector<Destination> destinations(nn::Module& model, const std::vector<Tenso
 /// names all that don't fit), or, without `strict`, no tensor fits at all; where a number is beyond the range of the
 /// model's type; and where tensors that are one in the model have different numbers in the file.
 ///
-/// Under a policy it is called with `net.module()`, on all ranks; copies on other devices, and in 16 bits, follow.
+/// Copies on other devices, and in 16 bits, follow.
 template <class Model>
 LoadReport load(Model& model, const std::string& path, const LoadOptions& options = {}) {
   static_assert(std::is_base_of_v<nn::Module, Model>, "io::load fills a model: under a policy that is net.module()");
@@ -186,6 +202,39 @@ LoadReport load(Model& model, const std::string& path, const LoadOptions& option
     if (!plan.sources[i].empty()) places[i].fill(numbers[i].data());
   detail::say_changed<typename Model::device_type>(model);
   return std::move(plan.report);
+}
+
+/// The model of a policy, likewise: one call, of all ranks, whatever the policy. Each rank reads the file, and where it
+/// has parts of the model it takes these. FileError on all ranks where one of them fails.
+template <class Net>
+requires requires(Net& net) { typename Net::policy_type; net.module(); }
+LoadReport load(Net& net, const std::string& path, const LoadOptions& options = {}) {
+  if constexpr (!detail::keeps_parts<Net>) {
+    return load(net.module(), path, options);
+  } else {
+    using D = typename Net::device_type;
+    const auto places = detail::places_in_parts<D>(net);
+    const auto wanted = detail::whole_destinations<D>(net.module());
+    const auto place_of = [&](const detail::Destination& tensor) {
+      return std::find_if(places.begin(), places.end(),
+                          [&](const auto& place) { return place.name == tensor.names.front(); });
+    };
+    std::vector<std::vector<std::byte>> numbers(wanted.size());
+    LoadReport report;
+    const auto read = [&] {
+      const SafetensorsReader file(path);
+      auto plan = detail::plan_load(file, wanted, options);
+      for (std::size_t i = 0; i < wanted.size(); ++i)
+        if (const auto place = place_of(wanted[i]); place != places.end() && !plan.sources[i].empty())
+          numbers[i] = place->own_of(detail::numbers_for(file, wanted[i], plan.sources[i]));
+      report = std::move(plan.report);
+    };
+    detail::on_all_ranks(net.communicator(), path, read, "load it");
+    for (std::size_t i = 0; i < wanted.size(); ++i)
+      if (!numbers[i].empty()) place_of(wanted[i])->fill(numbers[i].data());
+    detail::say_changed<D>(net.module());
+    return report;
+  }
 }
 
 }  // namespace chorus::io

@@ -13,6 +13,8 @@ namespace chorus::io {
 namespace detail {
 template <Device D>
 void save_module(nn::Module& model, const std::string& path, const Metadata& metadata);
+template <class Net>
+void save_in_parts(Net& net, const std::string& path, Metadata metadata);
 }
 
 /// Writes all parameters and buffers of `model`, atomically: a failure leaves an older file as it was. Tied ones are
@@ -29,20 +31,12 @@ void save(Model& model, const std::string& path, const Metadata& metadata = {}) 
 template <class Net>
 requires requires(Net& net) { typename Net::policy_type; net.module(); }
 void save(Net& net, const std::string& path, const Metadata& metadata = {}) {
-  if constexpr (requires { net.save_in_parts(path, metadata); }) {
-    net.save_in_parts(path, metadata);
-  } else if constexpr (requires { net.save(path, metadata); }) {
-    net.save(path, metadata);
+  if constexpr (requires { net.writes_part(true, true); }) {
+    detail::save_in_parts(net, path, metadata);
   } else {
-    bool writes = true;
-    if constexpr (requires { net.communicator().rank(); }) writes = net.communicator().rank() == 0;
-    const auto save_model = [&](auto& model) {
-      if (writes) save(model, path, metadata);
-    };
-    if constexpr (requires { net.gathered(save_model); })
-      net.gathered(save_model);
-    else
-      save_model(net.module());
+    if constexpr (requires { net.communicator().rank(); })
+      if (net.communicator().rank() != 0) return;
+    save(net.module(), path, metadata);
   }
 }
 

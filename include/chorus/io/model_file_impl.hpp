@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -21,52 +22,64 @@ namespace chorus::io::detail {
 inline constexpr std::string_view training_prefix = "training/";
 
 /// Where a tensor of a file lies in this program: in device memory, or, without a device, on the host. `mean_with`:
-/// names of others in the file, with which floating-point numbers take the mean. With `part_count`, so many elements
-/// from `part_begin` on are here, and others elsewhere.
+/// names of others in the file, with which floating-point numbers take the mean. Ranks may share it out: with `part`
+/// this rank has some entries of an axis, and with `part_count` so many elements of these, or of all, from `part_begin`
+/// on.
 template <Device D>
 struct TensorPlace {
   std::string name;
   DType dtype;
-  std::vector<Index> shape;
+  std::vector<Index> shape;  ///< of what `part` is
   std::optional<D> device;
   void* data;
   std::vector<std::string> mean_with = {};
   std::size_t part_begin = 0;
   std::optional<std::size_t> part_count = {};
-  std::shared_ptr<const PartOfParameter> part = {};  // of a tensor that ranks share out
+  std::shared_ptr<const PartOfParameter> part = {};
+  bool writes = true;  ///< of ranks that have the same, one writes
 
-  /// In the file.
-  std::vector<Index> whole_shape() const {
-    auto whole = shape;
-    if (part != nullptr) whole[static_cast<std::size_t>(part->split.axis)] = part->width;
-    return whole;
+  std::vector<Index> whole_shape() const { return chorus::whole_shape(shape, part.get()); }
+  std::size_t whole_bytes() const { return static_cast<std::size_t>(numel(whole_shape())) * size_of(dtype); }
+  /// How many are here.
+  std::size_t count() const { return part_count.value_or(static_cast<std::size_t>(numel(shape))); }
+  std::size_t bytes() const { return count() * size_of(dtype); }
+
+  /// Calls `f(in_whole, here, bytes)`, all in bytes, for each run of neighbouring numbers that are here: where it
+  /// begins in the file's tensor, and where among those that are here.
+  template <class F>
+  void for_runs(const F& f) const {
+    const auto size = size_of(dtype);
+    const auto begin = static_cast<Index>(part_begin), end = begin + static_cast<Index>(count());
+    const auto run = [&](Index in_whole, Index in_part, Index numbers) {
+      const Index from = std::max(in_part, begin), to = std::min(in_part + numbers, end);
+      if (from < to)
+        f(static_cast<std::size_t>(in_whole + from - in_part) * size, static_cast<std::size_t>(from - begin) * size,
+          static_cast<std::size_t>(to - from) * size);
+    };
+    if (part == nullptr) return run(0, 0, numel(shape));
+    const SplitLayout layout(shape, part->split, part->width);
+    layout.for_runs(part->group->part(layout.width, part->split.unit), run);
   }
-  std::size_t bytes() const { return part_count.value_or(static_cast<std::size_t>(numel(shape))) * size_of(dtype); }
-  /// Where they begin in the tensor.
-  std::size_t begin_bytes() const { return part_begin * size_of(dtype); }
   void copy_to(void* numbers) const {
     if (device)
       copy_bytes(Cpu{}, numbers, *device, data, bytes());
     else
       copy_bytes(Cpu{}, numbers, Cpu{}, data, bytes());
   }
-  /// `numbers`: of the whole tensor.
+  /// `numbers`: those that are here.
   void fill(const void* numbers) const {
-    std::vector<std::byte> own;
-    if (part != nullptr) {
-      own.resize(bytes());
-      const SplitLayout layout(shape, part->split, part->width);
-      const auto size = size_of(dtype);
-      layout.for_runs(part->group->part(layout.width, part->split.unit), [&](Index from, Index to, Index count) {
-        std::copy_n(static_cast<const std::byte*>(numbers) + static_cast<std::size_t>(from) * size,
-                    static_cast<std::size_t>(count) * size, own.data() + static_cast<std::size_t>(to) * size);
-      });
-      numbers = own.data();
-    }
     if (device)
       copy_bytes(*device, data, Cpu{}, numbers, bytes());
     else
       copy_bytes(Cpu{}, data, Cpu{}, numbers, bytes());
+  }
+  /// Of the whole tensor's numbers those that are here.
+  std::vector<std::byte> own_of(std::span<const std::byte> whole) const {
+    std::vector<std::byte> own(bytes());
+    for_runs([&](std::size_t in_whole, std::size_t here, std::size_t count) {
+      std::copy_n(whole.data() + in_whole, count, own.data() + here);
+    });
+    return own;
   }
 };
 
@@ -86,13 +99,19 @@ std::vector<TensorPlace<D>> model_places(nn::Module& model) {
   return places;
 }
 
-/// Whether a policy keeps a part of each parameter on each rank: all ranks write a file together, each its parts.
+/// Whether ranks have parts of the model: all write a file together, each its parts. Such a policy says, by
+/// `writes_part(sharded, layers)`, whether this rank writes what it has of a tensor that is cut so, or not at all.
 template <class Net>
-constexpr bool keeps_parts = requires {
-  requires Net::keeps_parts;
+constexpr bool keeps_parts = requires(const Net& net) {
+  net.writes_part(true, true);
 };
 
-/// What this rank has of the model of such a policy: its parts of parameters, and the buffers, which are all ranks'.
+template <Device D, class Net>
+void choose_writers(const Net& net, std::vector<TensorPlace<D>>& places) {
+  for (auto& place : places) place.writes = net.writes_part(place.part_count.has_value(), place.part != nullptr);
+}
+
+/// What this rank has of the model of such a policy: its parts of parameters, and the buffers.
 template <Device D, class Net>
 std::vector<TensorPlace<D>> places_in_parts(Net& net) {
   std::vector<TensorPlace<D>> places;
@@ -104,14 +123,18 @@ std::vector<TensorPlace<D>> places_in_parts(Net& net) {
                       .shape = {extents.begin(), extents.end()},
                       .device = p.where(),
                       .data = p.place(),
-                      .part_begin = static_cast<std::size_t>(p.part_begin()),
-                      .part_count = static_cast<std::size_t>(p.count())});
+                      .part = p.part()});
+    if (!p.is_part()) continue;
+    places.back().part_begin = static_cast<std::size_t>(p.part_begin());
+    places.back().part_count = static_cast<std::size_t>(p.count());
   }
   for (const auto& named : nn::named_buffers<D>(net.module())) {
+    if (!named.buffer->is_here()) continue;
     const auto extents = named.buffer->extents();
     places.push_back({named.name, named.buffer->dtype(), {extents.begin(), extents.end()}, named.buffer->where(),
                       named.buffer->memory()});
   }
+  choose_writers(net, places);
   return places;
 }
 
@@ -119,8 +142,7 @@ std::vector<TensorPlace<D>> places_in_parts(Net& net) {
 template <Device D>
 void check_whole(const TensorPlace<D>& tensor) {
   check<UsageError>(tensor.part == nullptr, "a model's file: '", tensor.name, "' is this rank's part of what ",
-                    "TensorParallel shares out: net.save(path) and net.load(path), which all ranks call, are for "
-                    "whole ones, and so is the model net.gathered()");
+                    "TensorParallel shares out: io::save and io::load take the net, and all ranks call them");
 }
 
 /// Says that a model's numbers have changed: to replicas, and to copies in 16 bits.

@@ -73,15 +73,10 @@ template <class Net>
 constexpr bool ranks_may_differ = requires {
   requires chorus::detail::AccessTo<Net>::ranks_may_differ;
 };
-/// Whether ranks share out parameters, so that a file's tensors are put together.
-template <class Net>
-constexpr bool shares_layers = requires {
-  requires Net::shares_layers;
-};
 /// Whether all ranks take part when a checkpoint is written, for one of these, or since a communication hook remembers
 /// something.
 template <class Net>
-constexpr bool all_ranks_save = keeps_parts<Net> || ranks_may_differ<Net> || shares_layers<Net> || requires {
+constexpr bool all_ranks_save = keeps_parts<Net> || ranks_may_differ<Net> || requires {
   requires chorus::detail::AccessTo<Net>::hook_remembers;
 };
 
@@ -228,41 +223,6 @@ void add_of_ranks(Outgoing& out, Communicator& communicator, const std::vector<T
       from += tensor.bytes();
     }
   }
-}
-
-/// Adds a tensor to rank 0's file; one that ranks share out is put together. All ranks call it.
-template <Device D, class Communicator>
-void add_whole(Outgoing& out, const TensorPlace<D>& tensor, Communicator& communicator) {
-  const auto& part = tensor.part;
-  if (part == nullptr || communicator.size() == 1) {
-    if (communicator.rank() == 0) out.add(tensor);
-    return;
-  }
-  check<UsageError>(!communicator.takes_device_memory(),
-                    "save_checkpoint: of parameters that ranks share out it is for the CPU; net.save(path) writes the "
-                    "model");
-  const SplitLayout layout(tensor.shape, part->split, part->width);
-  const auto size = size_of(tensor.dtype);
-  const auto ranks = static_cast<std::size_t>(communicator.size());
-  const auto of_rank = [&](std::size_t rank) {
-    return axis_part(layout.width, part->split.unit, communicator.size(), static_cast<int>(rank));
-  };
-  const auto most = static_cast<std::size_t>(layout.numbers(of_rank(0))) * size;
-  std::vector<std::uint8_t> mine(most), all(most * ranks);
-  tensor.copy_to(mine.data());
-  communicator.all_gather(std::span<const std::uint8_t>(mine), std::span<std::uint8_t>(all), {});
-  if (communicator.rank() != 0) return;
-  TensorPlace<D> whole = tensor;
-  whole.shape = tensor.whole_shape();
-  whole.part = nullptr;
-  out.add(tensor.name, whole, [&](std::byte* to) {
-    for (std::size_t rank = 0; rank < ranks; ++rank)
-      layout.for_runs(of_rank(rank), [&](Index in_whole, Index in_part, Index count) {
-        std::copy_n(reinterpret_cast<const std::byte*>(all.data()) + most * rank +
-                        static_cast<std::size_t>(in_part) * size,
-                    static_cast<std::size_t>(count) * size, to + static_cast<std::size_t>(in_whole) * size);
-      });
-  });
 }
 
 /// Adds what a hook or the net itself remembers, of all ranks, and `places` of all other ranks where they differ.

@@ -10,16 +10,22 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
+#include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 namespace chorus::io::detail {
 
-/// Calls `step()`; a FileError of any rank becomes one of all. All ranks call it.
+/// Calls `step()`; a FileError of any rank becomes one of all: that it `could not` do it. All ranks call it.
 template <class Communicator, class Step>
-void on_all_ranks(Communicator& ranks, const std::string& path, const Step& step) {
+void on_all_ranks(Communicator& ranks, const std::string& path, const Step& step,
+                  std::string_view could_not = "write its parts") {
   std::string error;
   try {
     step();
@@ -29,96 +35,120 @@ void on_all_ranks(Communicator& ranks, const std::string& path, const Step& step
   std::int32_t worst = error.empty() ? -1 : ranks.rank();
   ranks.all_reduce(std::span(&worst, 1), comm::ReduceOp::max, {});
   check<FileError>(error.empty(), error);
-  check<FileError>(worst < 0, "saving ", path, ": rank ", worst, " could not write its parts");
+  check<FileError>(worst < 0, path, ": rank ", worst, " could not ", could_not);
 }
 
-/// A tensor in the file: what this rank has of it, and where the whole begins.
+/// The tensors of all ranks: a file's, in the order of its data, and what this rank has of them.
 template <Device D>
-struct PlaceInFile {
-  const TensorPlace<D>* tensor;
-  std::uint64_t begin;
-  /// This rank's numbers; of what all ranks have, rank 0's.
-  std::vector<std::byte> own(int rank) const {
-    std::vector<std::byte> bytes(tensor->part_count || rank == 0 ? tensor->bytes() : 0);
-    if (!bytes.empty()) tensor->copy_to(bytes.data());
-    return bytes;
+class TensorsOfAll {
+ public:
+  struct Item {
+    std::vector<Index> shape;
+    TensorView view;            ///< of the whole tensor; without numbers
+    const TensorPlace<D>* own;  ///< null where this rank has nothing to write
+  };
+
+  /// Ranks may have different tensors, and some the same: then of one shape. All ranks call it. Throws UsageError, on
+  /// all of them, where shapes differ.
+  template <class Communicator>
+  TensorsOfAll(Communicator& ranks, const std::vector<TensorPlace<D>>& places) {
+    auto list = nlohmann::json::array();
+    for (const auto& place : places) list.push_back({place.name, static_cast<int>(place.dtype), place.whole_shape()});
+    std::map<std::string, std::size_t, std::less<>> known;
+    const auto lists = comm::all_gather_object(ranks, list.dump());
+    for (std::size_t rank = 0; rank < lists.size(); ++rank)
+      for (const auto& entry : nlohmann::json::parse(lists[rank])) {
+        const auto name = entry[0].template get<std::string>();
+        const auto dtype = static_cast<DType>(entry[1].template get<int>());
+        auto shape = entry[2].template get<std::vector<Index>>();
+        const auto [found, is_new] = known.emplace(name, items_.size());
+        if (is_new) {
+          const auto bytes = static_cast<std::size_t>(numel(shape)) * size_of(dtype);
+          items_.push_back({std::move(shape), {}, nullptr});
+          items_.back().view = {
+              name, file_dtype(dtype), items_.back().shape, {static_cast<const std::byte*>(nullptr), bytes}};
+          continue;
+        }
+        const Item& first = items_[found->second];
+        check<UsageError>(first.view.dtype == file_dtype(dtype) && first.shape == shape, "saving: rank ", rank, " has ", name,
+                          " as ", dtype, " ", std::span(shape), ", and another rank as ", first.view.dtype, " ",
+                          std::span(first.shape));
+      }
+    for (const auto& place : places)
+      if (place.writes) items_[known.find(place.name)->second].own = &place;
   }
-  std::uint64_t begin_of_own() const { return begin + tensor->begin_bytes(); }
+
+  /// Orders the tensors as the file does, and returns its header.
+  std::string sort(const std::string& path, const Metadata& metadata) {
+    std::vector<const TensorView*> order;
+    for (const Item& item : items_) order.push_back(&item.view);
+    std::string header = safetensors_header(path, order, metadata);
+    std::vector<Item> sorted;
+    for (const TensorView* view : order)
+      sorted.push_back(std::move(
+          *std::find_if(items_.begin(), items_.end(), [&](const Item& item) { return &item.view == view; })));
+    items_ = std::move(sorted);
+    return header;
+  }
+  const std::vector<Item>& items() const { return items_; }
+
+ private:
+  std::vector<Item> items_;
 };
 
-/// Each rank writes its parts into the temporary file, which rank 0 has open, and the others find at `path`.
-template <Device D>
-void write_own_parts(int rank, AtomicFile* file, const Descriptor& own, const std::string& path,
-                     const std::vector<PlaceInFile<D>>& tensors) {
-  for (const auto& tensor : tensors) {
-    if (file != nullptr)
-      file->write_at(tensor.begin_of_own(), tensor.own(rank));
-    else
-      check<FileError>(write_at(own.value, tensor.begin_of_own(), tensor.own(rank)), "saving ", path, ": rank ", rank,
-                       ": writing failed: ", std::strerror(errno));
-  }
-  check<FileError>(file != nullptr || ::fsync(own.value) == 0, "saving ", path, ": rank ", rank,
-                   ": syncing the file to the disk failed: ", std::strerror(errno));
+/// Calls `f(begin, bytes)` for each range of a whole tensor that this rank writes.
+template <Device D, class F>
+void for_own_ranges(const typename TensorsOfAll<D>::Item& tensor, const F& f) {
+  if (tensor.own == nullptr || tensor.own->bytes() == 0) return;
+  std::vector<std::byte> numbers(tensor.own->bytes());
+  tensor.own->copy_to(numbers.data());
+  tensor.own->for_runs([&](std::size_t in_whole, std::size_t here, std::size_t count) {
+    f(in_whole, std::span<const std::byte>(numbers).subspan(here, count));
+  });
 }
 
-/// Rank 0 writes all parts, which the others send it, a tensor at a time. Returns why it could not.
-template <Device D, class Communicator>
-std::string write_through_rank_0(Communicator& ranks, AtomicFile* file, const std::vector<PlaceInFile<D>>& tensors) {
-  std::string error;  // the others go on sending
-  const auto write = [&](std::uint64_t begin, std::span<const std::byte> bytes) {
-    try {
-      if (error.empty()) file->write_at(begin, bytes);
-    } catch (const FileError& failed) {
-      error = failed.what();
-    }
+/// The same of all ranks' ranges, at rank 0, to which the others send theirs. All ranks call it.
+template <Device D, class Communicator, class F>
+void for_all_ranges(Communicator& ranks, const typename TensorsOfAll<D>::Item& tensor, const F& f) {
+  std::string message;  // begin, length and bytes of each range
+  const auto add = [&](std::uint64_t number) {
+    message.append(reinterpret_cast<const char*>(&number), sizeof number);
   };
-  for (const auto& tensor : tensors) {
-    auto part = tensor.own(ranks.rank());
-    std::vector<std::int64_t> ranges(2 * static_cast<std::size_t>(ranks.size()));
-    const std::int64_t range[] = {static_cast<std::int64_t>(tensor.begin_of_own()),
-                                  static_cast<std::int64_t>(part.size())};
-    ranks.all_gather(std::span<const std::int64_t>(range), std::span(ranges), {});
-    if (ranks.rank() == 0) write(tensor.begin_of_own(), part);
-    for (int rank = 1; rank < ranks.size(); ++rank) {
-      const auto r = 2 * static_cast<std::size_t>(rank);
-      if (ranges[r + 1] == 0 || (ranks.rank() != 0 && ranks.rank() != rank)) continue;
-      if (ranks.rank() == 0) part.resize(static_cast<std::size_t>(ranges[r + 1]));
-      const std::span numbers(reinterpret_cast<std::uint8_t*>(part.data()), part.size());
-      if (ranks.rank() != 0) {
-        ranks.send(numbers, 0, {});
-      } else {
-        ranks.recv(numbers, rank, {});
-        write(static_cast<std::uint64_t>(ranges[r]), part);
-      }
+  for_own_ranges<D>(tensor, [&](std::size_t begin, std::span<const std::byte> bytes) {
+    if (ranks.rank() == 0) return f(begin, bytes);
+    add(begin), add(bytes.size());
+    message.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  });
+  const auto lengths = comm::all_gather_structs(ranks, static_cast<std::int64_t>(message.size()));
+  for (int rank = 1; rank < ranks.size(); ++rank) {
+    const auto length = static_cast<std::size_t>(lengths[static_cast<std::size_t>(rank)]);
+    if (length == 0 || (ranks.rank() != 0 && ranks.rank() != rank)) continue;
+    message.resize(length);
+    const std::span numbers(reinterpret_cast<std::uint8_t*>(message.data()), length);
+    if (ranks.rank() == rank) {
+      ranks.send(numbers, 0, {});
+      continue;
+    }
+    ranks.recv(numbers, rank, {});
+    std::uint64_t range[2];
+    for (std::size_t at = 0; at < length; at += sizeof range + range[1]) {
+      std::memcpy(range, message.data() + at, sizeof range);
+      f(range[0], std::as_bytes(std::span(message)).subspan(at + sizeof range, range[1]));
     }
   }
-  return error;
 }
 
-/// Every rank calls it with the same tensors, of which it has the part that the place says, or the whole, which rank 0
-/// writes. All write into one temporary file, which rank 0 then puts in place: as AtomicFile does, whole or not at all.
-/// Where a rank does not see that file, for there is no common file system, all parts go through rank 0, one tensor at
-/// a time. `through_rank_0`: even where there is one. Throws FileError on all ranks where one of them fails.
+/// Every rank calls it with what it has of the model, of which it writes what its places say. All write into one
+/// temporary file, which rank 0 then puts in place: as AtomicFile does, whole or not at all. Where a rank does not see
+/// that file, for there is no common file system, all parts go through rank 0, one tensor at a time. `through_rank_0`:
+/// even where there is one. Rank 0's metadata count. Throws FileError on all ranks where one of them fails.
 template <Device D, class Communicator>
 void write_in_parts(Communicator& ranks, const std::string& path, const std::vector<TensorPlace<D>>& places,
                     const Metadata& metadata, bool through_rank_0 = false) {
-  // What stands where follows from names and shapes: it is the same on all ranks.
-  std::vector<TensorView> views;
-  for (const auto& place : places) {
-    const auto whole = static_cast<std::size_t>(numel(place.shape)) * size_of(place.dtype);
-    // Only the size is looked at.
-    views.push_back(
-        {place.name, file_dtype(place.dtype), place.shape, {static_cast<const std::byte*>(nullptr), whole}});
-  }
-  std::vector<const TensorView*> order;
-  for (const TensorView& view : views) order.push_back(&view);
-  const std::string header = safetensors_header(path, order, metadata);
+  TensorsOfAll<D> tensors(ranks, places);
+  const std::string header = comm::broadcast_object(ranks, tensors.sort(path, metadata));
   std::uint64_t end = header.size();
-  std::vector<PlaceInFile<D>> tensors;
-  for (const TensorView* view : order) {
-    tensors.push_back({&places[static_cast<std::size_t>(view - views.data())], end});
-    end += view->data.size();
-  }
+  for (const auto& tensor : tensors.items()) end += tensor.view.data.size();
 
   std::unique_ptr<AtomicFile> file;  // rank 0's
   std::string at;
@@ -132,14 +162,45 @@ void write_in_parts(Communicator& ranks, const std::string& path, const std::vec
   const Descriptor own(ranks.rank() == 0 ? -1 : ::open(at.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW));
   std::int32_t all_see_it = !through_rank_0 && (ranks.rank() == 0 || own.value >= 0) ? 1 : 0;
   ranks.all_reduce(std::span(&all_see_it, 1), comm::ReduceOp::min, {});
+
   on_all_ranks(ranks, path, [&] {
-    if (all_see_it != 0) return write_own_parts(ranks.rank(), file.get(), own, path, tensors);
-    const auto error = write_through_rank_0(ranks, file.get(), tensors);
+    std::string error;  // where others send, they go on
+    const auto write = [&](std::uint64_t begin, std::span<const std::byte> bytes) {
+      if (file != nullptr)
+        file->write_at(begin, bytes);
+      else
+        check<FileError>(write_at(own.value, begin, bytes), "saving ", path, ": rank ", ranks.rank(),
+                         ": writing failed: ", std::strerror(errno));
+    };
+    std::uint64_t begin = header.size();
+    for (const auto& tensor : tensors.items()) {
+      const auto write_range = [&](std::uint64_t in_tensor, std::span<const std::byte> bytes) {
+        try {
+          if (error.empty()) write(begin + in_tensor, bytes);
+        } catch (const FileError& failed) {
+          error = failed.what();
+        }
+      };
+      if (all_see_it != 0)
+        for_own_ranges<D>(tensor, write_range);
+      else
+        for_all_ranges<D>(ranks, tensor, write_range);
+      begin += tensor.view.data.size();
+    }
     check<FileError>(error.empty(), error);
+    check<FileError>(file != nullptr || all_see_it == 0 || ::fsync(own.value) == 0, "saving ", path, ": rank ",
+                     ranks.rank(), ": syncing the file to the disk failed: ", std::strerror(errno));
   });
   on_all_ranks(ranks, path, [&] {
     if (file) file->commit();
   });
+}
+
+/// For io::save.
+template <class Net>
+[[gnu::cold]] void save_in_parts(Net& net, const std::string& path, Metadata metadata) {
+  note_tied(metadata, net.module());
+  write_in_parts(net.communicator(), path, places_in_parts<typename Net::device_type>(net), metadata);
 }
 
 }  // namespace chorus::io::detail

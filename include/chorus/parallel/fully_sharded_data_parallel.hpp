@@ -49,7 +49,6 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, ReduceSca
   using typename Base::D;
   using policy_type = FullyShardedDataParallel;
   static constexpr const char* name = "fsdp";
-  static constexpr bool keeps_parts = true;  // for files
   static_assert(std::is_same_v<D, Cpu>, "FullyShardedDataParallel: models on CPUs so far");
 
   /// As DistributedDataParallel's. `gathers`: another communicator of the same ranks, in the same order, which must
@@ -115,12 +114,9 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, ReduceSca
     AtHand& units_;
     bool write_;
   };
-  /// For io::save: all ranks write their parts into one file.
-  [[gnu::cold]] void save_in_parts(const std::string& path, io::Metadata metadata) {
-    io::detail::note_tied(metadata, this->model_);
-    io::detail::write_in_parts(this->communicator_, path, io::detail::places_in_parts<D>(*this), metadata);
-  }
   [[nodiscard]] Gathered gathered(const GatheredOptions& options = {}) { return Gathered(at_hand(), options.write); }
+  /// For files, which all ranks write together: see io::detail::keeps_parts.
+  bool writes_part(bool sharded, bool) const { return sharded || this->communicator_.rank() == 0; }
 
  private:
   FullyShardedDataParallel(detail::Making<Model>&& making, Communicator& communicator, Communicator& gathers,

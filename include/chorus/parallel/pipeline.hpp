@@ -3,6 +3,7 @@
 /// other, so that all ranks compute at the same time.
 
 #include <chorus/comm/any_communicator.hpp>
+#include <chorus/io/write_in_parts.hpp>
 #include <chorus/optim/clip.hpp>
 #include <chorus/parallel/ddp/rank_device.hpp>
 #include <chorus/parallel/model_handles.hpp>
@@ -91,8 +92,10 @@ class Pipeline : public Policy<pipeline::StagedModel<Model, Order, Communicator>
   /// Makes a number the largest one of all ranks.
   void make_largest(std::int32_t* number) { communicator_.all_reduce(std::span(number, 1), comm::ReduceOp::max, {}); }
 
-  /// Calls `f(model)` on every rank while all parameters and buffers are there, in memory of the whole model, as for
-  /// `io::save` by rank 0. What `f` writes, as `io::load` does, stays; all ranks write the same. All ranks call it.
+  /// For files, which all ranks write together: see io::detail::keeps_parts.
+  bool writes_part(bool, bool) const { return true; }
+  /// Calls `f(model)` on every rank while all parameters and buffers are there, in memory of the whole model.
+  /// What `f` writes stays; all ranks write the same. All ranks call it.
   template <class F>
   void gathered(const F& f) {
     stages().gathered(f);

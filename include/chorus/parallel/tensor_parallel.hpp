@@ -4,19 +4,15 @@
 #include <chorus/autograd/tape.hpp>
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/core/tensor_group.hpp>
-#include <chorus/io/load_model.hpp>
-#include <chorus/io/model_file.hpp>
-#include <chorus/nn/copy_of.hpp>
+#include <chorus/io/write_in_parts.hpp>
 #include <chorus/parallel/ddp/rank_device.hpp>
-#include <chorus/parallel/ddp/same_model.hpp>
 #include <chorus/parallel/distributed_policy.hpp>
 #include <chorus/parallel/join.hpp>
 #include <chorus/parallel/model_handles.hpp>
 #include <chorus/parallel/no_sync.hpp>
 #include <chorus/parallel/policy.hpp>
-#include <chorus/parallel/tensor/group.hpp>
 #include <chorus/parallel/tensor/replicas.hpp>
-#include <chorus/parallel/tensor/split_parameters.hpp>
+#include <chorus/parallel/tensor/shared_layers.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -61,14 +57,13 @@ class TensorParallel : public Policy<Model> {
   using policy_type = TensorParallel;
   static constexpr const char* name = "tensor_parallel";
   static constexpr bool distributed = true;
-  static constexpr bool shares_layers = true;
 
   /// Compares the models of all ranks, takes rank 0's numbers, and keeps this rank's part. Throws UsageError, on every
   /// rank, where names, shapes, dtypes or options differ, where no layer can be shared out, and where one has less than
   /// an entry for each rank. The communicator must outlive this.
   TensorParallel(Model model, Communicator& communicator, const TensorParallelOptions& options = {},
                  std::uint64_t seed = initial_seed())
-      : TensorParallel(std::make_shared<Group>(communicator, Sequence::splits_sequences), std::move(model),
+      : TensorParallel(std::make_unique<Layers>(communicator, Sequence::splits_sequences), std::move(model),
                        communicator, options, seed) {}
   /// For `launch`: takes communicator and seed from `run`. A model on GPUs moves to this rank's, and talks over NCCL.
   template <detail::LaunchedRun Run>
@@ -78,7 +73,6 @@ class TensorParallel : public Policy<Model> {
   }
   /// Peers don't wait for a rank that throws: the group is given up.
   ~TensorParallel() {
-    group_->end();
     if (std::uncaught_exceptions() > exceptions_before_ && communicator_.size() > 1)
       communicator_.abort(cat("rank ", communicator_.rank(), " threw an exception in the middle of a step"));
   }
@@ -90,7 +84,7 @@ class TensorParallel : public Policy<Model> {
     handles_.check_kept(this->model_, this->flat_);
     const int dim = this->random_.dim;
     const RandomScope random(this->begin_forward(dim == 0 ? 0 : detail::samples_of(dim, inputs...)));
-    const TensorGroupScope group(shared_group());
+    const TensorGroupScope group(layers_->group());
     const detail::WatchScope watch(communicator_.rank() == 0 ? this->watch_once() : nullptr);
     const trace::Span span(trace::Lane::forward, "forward", "forward");
     auto output = this->model_(this->on_model_device(inputs)...);
@@ -126,128 +120,39 @@ class TensorParallel : public Policy<Model> {
     return different == 0;
   }
 
-  /// A model with whole parameters, on every rank, as one device would have it: to save, to evaluate, to copy. All
-  /// ranks call it.
-  [[gnu::cold]] Model gathered() {
-    Model whole = nn::copy_of(this->model_);
-    const detail::SplitParameters<D> parts(this->model_), wholes(whole);
-    if (communicator_.size() > 1)
-      for (std::size_t i = 0; i < parts.items().size(); ++i)
-        detail::join(parts.items()[i].parameter(), wholes.items()[i].parameter(), communicator_);
-    return whole;
-  }
-  /// The whole model as one file, which any policy reads: rank 0 writes it. All ranks call it. See io::save.
-  [[gnu::cold]] void save(const std::string& path, const io::Metadata& metadata = {}) {
-    auto whole = gathered();
-    std::string error;
-    if (communicator_.rank() == 0) try {
-        io::save(whole, path, metadata);
-      } catch (const Error& failure) {
-        error = failure.what();
-      }
-    error = comm::broadcast_object(communicator_, error);
-    check<FileError>(error.empty(), error);
-  }
-  /// Each rank takes its part of a file with a whole model, which rank 0 reads, and which alone has the report. All
-  /// ranks call it. See io::load.
-  [[gnu::cold]] io::LoadReport load(const std::string& path, const io::LoadOptions& options = {}) {
-    auto whole = gathered();
-    io::LoadReport report;
-    std::string error;
-    if (communicator_.rank() == 0) try {
-        report = io::load(whole, path, options);
-      } catch (const Error& failure) {
-        error = failure.what();
-      }
-    error = comm::broadcast_object(communicator_, error);
-    check<FileError>(error.empty(), error);
-    take_numbers(whole, communicator_);
-    const auto to = nn::named_parameters<D>(this->model_), from = nn::named_parameters<D>(whole);
-    for (std::size_t i = 0; i < to.size(); ++i) {
-      auto &own = *to[i].parameter, &read = *from[i].parameter;
-      if (own.part() != nullptr) {
-        detail::take_part(read, own);
-      } else {
-        copy_bytes(own.where(), own.memory(), read.where(), read.memory(), own.size_bytes());
-        own.touch();
-      }
-    }
-    const auto buffers = nn::named_buffers<D>(this->model_), read = nn::named_buffers<D>(whole);
-    for (std::size_t i = 0; i < buffers.size(); ++i) {
-      auto& own = *buffers[i].buffer;
-      copy_bytes(own.where(), own.memory(), read[i].buffer->where(), read[i].buffer->memory(), own.size_bytes());
-      own.touch();
-    }
-    return report;
-  }
+  /// A model with whole parameters, on every rank, as one device would have it: to evaluate, to copy. All ranks call it.
+  [[gnu::cold]] Model gathered() { return layers_->gathered(this->model_); }
+  /// For files, which all ranks write together: see io::detail::keeps_parts.
+  bool writes_part(bool, bool shared) const { return shared || communicator_.rank() == 0; }
 
  private:
-  using Group = detail::CommunicatorGroup<Communicator>;
+  using Layers = detail::SharedLayers<Communicator>;
 
   TensorParallel(std::unique_ptr<detail::RankDevice<D>> device, Model model, const TensorParallelOptions& options,
                  std::uint64_t seed)
       : TensorParallel(device->place(std::move(model)), device->communicator(), options, seed) {
     device_ = std::move(device);
   }
-  TensorParallel(std::shared_ptr<Group> group, Model model, Communicator& communicator,
+  TensorParallel(std::unique_ptr<Layers> layers, Model model, Communicator& communicator,
                  const TensorParallelOptions& options, std::uint64_t seed)
-      : Policy<Model>(shared_out(std::move(model), communicator, group, options), seed),
+      : Policy<Model>(layers->share_out(std::move(model), described(options)), seed),
         communicator_(communicator),
-        group_(std::move(group)),
+        layers_(std::move(layers)),
         handles_(this->model_),
         replicas_(this->flat_, communicator, this->alive(), options.check_every) {
     this->random_.dim = options.dim;
     communicator_.broadcast(std::span(&this->random_.seed, 1), 0, {});
   }
-
-  std::shared_ptr<TensorGroup> shared_group() const {
-    return communicator_.size() > 1 ? std::shared_ptr<TensorGroup>(group_) : nullptr;
-  }
-
-  static void broadcast(auto& home, Communicator& communicator, trace::Traffic traffic) {
-    if (home.size_bytes() == 0) return;
-    communicator.broadcast(std::span(static_cast<std::uint8_t*>(home.memory()), home.size_bytes()), 0,
-                           {.traffic = traffic});
-    home.touch();
-  }
-  /// Makes rank 0's numbers all ranks'.
-  static void take_numbers(Model& model, Communicator& communicator) {
-    if (communicator.size() == 1) return;
-    for (const auto& named : nn::named_parameters<D>(model))
-      broadcast(*named.parameter, communicator, trace::Traffic::parameters);
-    for (const auto& named : nn::named_buffers<D>(model))
-      broadcast(*named.buffer, communicator, trace::Traffic::buffers);
-  }
-  static Model shared_out(Model model, Communicator& communicator, const std::shared_ptr<Group>& group,
-                          const TensorParallelOptions& options) {
-    if constexpr (!std::is_same_v<D, Cpu>)
-      check<UsageError>(communicator.takes_device_memory(), "TensorParallel: a model on ", D::kind,
-                        " needs a communicator for its memory, such as comm::NcclCommunicator; got ",
-                        communicator.backend());
+  static std::string described(const TensorParallelOptions& options) {
     check<UsageError>(options.dim >= 0 && options.check_every >= 0,
                       "TensorParallel: dim and check_every are at least 0, got ", options.dim, " and ",
                       options.check_every);
-    for (const auto& named : nn::named_parameters<D>(model))
-      check<UsageError>(named.parameter->part() == nullptr, "TensorParallel: '", named.name,
-                        "' is a part already, of a model that a policy has shared out");
-    const auto all = [](const auto&) { return true; };
-    detail::check_same_description(
-        communicator, "TensorParallel",
-        cat("dim ", options.dim, "\ncheck_every ", options.check_every, "\n") +
-            detail::model_description<D>(model, all));
-    const detail::SplitParameters<D> split(model);
-    if (communicator.size() == 1) return model;
-    check<UsageError>(!split.items().empty(), "TensorParallel: no layer of the model can be shared out: expected ",
-                      "ColumnParallelLinear, RowParallelLinear, VocabularyParallelEmbedding, MultiheadAttention or ",
-                      "the layers of transformers");
-    take_numbers(model, communicator);
-    for (const auto& item : split.items()) detail::cut<D>(item, group);
-    return model;
+    return cat("dim ", options.dim, "\ncheck_every ", options.check_every, "\n");
   }
 
   std::unique_ptr<detail::RankDevice<D>> device_;  // where it was made for a run
   Communicator& communicator_;
-  std::shared_ptr<Group> group_;
+  std::unique_ptr<Layers> layers_;
   detail::ModelHandles handles_;
   detail::ReplicaCheck<D, Communicator> replicas_;
   const int exceptions_before_ = std::uncaught_exceptions();

@@ -57,8 +57,11 @@ class Stages {
   Stages& operator=(const Stages&) = delete;
 
   Model& model() { return model_; }
-  /// This rank's layers, by the names that they have in the model.
-  void visit(nn::Visitor& visitor) { own_->visit(visitor); }
+  /// This rank's layers, by the names that they have in the model. What another one's layer has, too, has its name.
+  void visit(nn::Visitor& visitor) {
+    for (auto& [name, handle] : named_elsewhere_) visitor.parameter(name, handle);
+    own_->visit(visitor);
+  }
   Communicator& communicator() const { return communicator_; }
   const PipelineOptions& options() const { return options_; }
   const std::vector<std::size_t>& stage_begins() const { return begins_; }
@@ -323,6 +326,10 @@ class Stages {
       check<UsageError>(owners.contains(node), "Pipeline: the model's '", named.name,
                         "' is in none of the layers that CHORUS_PIPELINE lists");
       const auto& ranks = owners[node];
+      if constexpr (requires { named.parameter; })
+        if (ranks.front() != communicator_.rank() && ranks.size() > 1 &&
+            std::find(ranks.begin(), ranks.end(), communicator_.rank()) != ranks.end())
+          named_elsewhere_.emplace_back(named.name, named.handle);
       numbers_.push_back({&numbers, named.handle.shared(), ranks.front(), {}});
       if (std::find(ranks.begin(), ranks.end(), communicator_.rank()) != ranks.end()) return;
       foreign.push_back(&numbers);
@@ -347,7 +354,12 @@ class Stages {
       check<UsageError>(has_parameters[static_cast<std::size_t>(rank)], "Pipeline: rank ", rank,
                         " has no parameters: cut the model elsewhere, or into fewer stages");
     own_.emplace(model_, std::move(own));
-    parameters_ = nn::named_parameters<D>(*own_);
+    struct Own final : nn::Module {
+      Stages& stages;
+      explicit Own(Stages& of) : stages(of) {}
+      void visit(nn::Visitor& visitor) override { stages.visit(visitor); }
+    } own_model(*this);
+    parameters_ = nn::named_parameters<D>(own_model);
     for (const auto& named : nn::named_parameters<D>(model_))
       if (const auto& ranks = owners[named.handle.shared().get()];
           std::find(ranks.begin(), ranks.end(), communicator_.rank()) == ranks.end())
@@ -373,7 +385,8 @@ class Stages {
   std::vector<std::size_t> begins_;
   std::vector<Stage> stages_;
   std::optional<SomeLayers<Model>> own_;
-  std::vector<nn::NamedParameter<D>> parameters_;  // of own_
+  std::vector<std::pair<std::string, AnyParameter>> named_elsewhere_;  // that own_ has, too
+  std::vector<nn::NamedParameter<D>> parameters_;                      // of all these
   std::vector<Numbers> numbers_;
   std::map<int, Schedule> schedules_;  // by the number of micro-batches
   std::optional<Wires<D>> wires_;

@@ -22,7 +22,9 @@ namespace chorus::detail {
 template <Device D>
 class ParameterSlice : public ParameterOn<D> {
  public:
-  ParameterSlice(ParameterOn<D>& whole, Index begin, Index count) : whole_(whole), begin_(begin), count_{count} {}
+  ParameterSlice(ParameterOn<D>& whole, Index begin, Index count) : whole_(whole), begin_(begin), count_{count} {
+    this->set_part(whole.part());
+  }
 
   DType dtype() const override { return whole_.dtype(); }
   std::span<const Index> extents() const override { return count_; }

@@ -1,0 +1,85 @@
+#pragma once
+/// The layers of a model that a group of ranks shares out, for policies: their parts, and what operators know of it.
+
+#include <chorus/comm/communicator.hpp>
+#include <chorus/nn/copy_of.hpp>
+#include <chorus/nn/module.hpp>
+#include <chorus/parallel/ddp/same_model.hpp>
+#include <chorus/parallel/tensor/group.hpp>
+#include <chorus/parallel/tensor/split_parameters.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+namespace chorus::detail {
+
+template <class Communicator>
+class SharedLayers {
+ public:
+  SharedLayers(Communicator& communicator, bool splits_sequences)
+      : communicator_(communicator),
+        group_(std::make_shared<CommunicatorGroup<Communicator>>(communicator, splits_sequences)) {}
+  SharedLayers(const SharedLayers&) = delete;
+  SharedLayers& operator=(const SharedLayers&) = delete;
+  ~SharedLayers() { group_->end(); }
+
+  /// Compares the ranks' models, and takes rank 0's numbers and of them this rank's part. `options`: what must be the
+  /// same, too. Throws UsageError, on all ranks, where they differ, where no layer can be shared out, and where a rank
+  /// would have nothing of one.
+  template <class Model>
+  Model share_out(Model model, const std::string& options = "") {
+    using D = typename nn::detail::DeviceOfModel<Model>::type;
+    if constexpr (!std::is_same_v<D, Cpu>)
+      check<UsageError>(communicator_.takes_device_memory(), "TensorParallel: a model on ", D::kind,
+                        " needs a communicator for its memory, such as comm::NcclCommunicator; got ",
+                        communicator_.backend());
+    for (const auto& named : nn::named_parameters<D>(model))
+      check<UsageError>(named.parameter->part() == nullptr, "TensorParallel: '", named.name,
+                        "' is a part already, of a model that a policy has shared out");
+    const auto all = [](const auto&) { return true; };
+    check_same_description(communicator_, "TensorParallel", options + model_description<D>(model, all));
+    const SplitParameters<D> split(model);
+    if (communicator_.size() == 1) return model;
+    check<UsageError>(!split.items().empty(), "TensorParallel: no layer of the model can be shared out: expected ",
+                      "ColumnParallelLinear, RowParallelLinear, VocabularyParallelEmbedding, MultiheadAttention or ",
+                      "the layers of transformers");
+    for (const auto& named : nn::named_parameters<D>(model)) broadcast(*named.parameter, trace::Traffic::parameters);
+    for (const auto& named : nn::named_buffers<D>(model)) broadcast(*named.buffer, trace::Traffic::buffers);
+    for (const auto& item : split.items()) cut<D>(item, group_);
+    return model;
+  }
+
+  /// For TensorGroupScope: what layers are to know in a forward pass; null where they are whole.
+  std::shared_ptr<TensorGroup> group() const {
+    return communicator_.size() > 1 ? std::shared_ptr<TensorGroup>(group_) : nullptr;
+  }
+
+  /// A whole model, on every rank, of one that has been shared out. All ranks call it.
+  template <class Model>
+  Model gathered(Model& model) {
+    using D = typename nn::detail::DeviceOfModel<Model>::type;
+    Model whole = nn::copy_of(model);
+    const SplitParameters<D> parts(model), wholes(whole);
+    if (communicator_.size() > 1)
+      for (std::size_t i = 0; i < parts.items().size(); ++i)
+        join(parts.items()[i].parameter(), wholes.items()[i].parameter(), communicator_);
+    return whole;
+  }
+
+ private:
+  void broadcast(auto& home, trace::Traffic traffic) {
+    if (home.size_bytes() == 0) return;
+    communicator_.broadcast(std::span(static_cast<std::uint8_t*>(home.memory()), home.size_bytes()), 0,
+                            {.traffic = traffic});
+    home.touch();
+  }
+
+  Communicator& communicator_;
+  std::shared_ptr<CommunicatorGroup<Communicator>> group_;
+};
+
+}  // namespace chorus::detail
