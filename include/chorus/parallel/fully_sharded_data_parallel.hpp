@@ -38,11 +38,14 @@ struct FullyShardedDataParallelOptions {
 /// Forward passes are collective, those without gradients, too. Outside of them and of backward parameters can't be
 /// read but within `gathered()`. `Units` says how units are cut: ByBytes, ByModule, KeepParameters (stage 2).
 ///
+/// `Averages`: how ranks come to the averages of their parts, ReduceScatter or a hook that leaves the same.
+///
 /// Below stands what it adds to DistributedDataParallel, in five steps; the moments of a pass are in
 /// fsdp/sharded_units.hpp, gathers in fsdp/units_at_hand.hpp.
-template <class Model, class Units = ByBytes<>, class Communicator = comm::AnyCommunicator>
-class FullyShardedDataParallel : public DistributedDataParallel<Model, ReduceScatter, Communicator> {
-  using Base = DistributedDataParallel<Model, ReduceScatter, Communicator>;
+template <class Model, class Units = ByBytes<>, class Communicator = comm::AnyCommunicator,
+          class Averages = ReduceScatter>
+class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages, Communicator> {
+  using Base = DistributedDataParallel<Model, Averages, Communicator>;
   using AtHand = fsdp::UnitsAtHand<typename Base::D, Communicator>;
 
  public:
@@ -51,11 +54,12 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, ReduceSca
   static constexpr const char* name = "fsdp";
   static_assert(std::is_same_v<D, Cpu>, "FullyShardedDataParallel: models on CPUs so far");
 
-  /// As DistributedDataParallel's. `gathers`: another communicator of the same ranks, in the same order, which must
-  /// outlive this, too; so that parameters and gradients travel side by side.
+  /// As DistributedDataParallel's. `gathers`: another communicator of the ranks among which parameters are cut, all in
+  /// the same order, which must outlive this, too; so that parameters and gradients travel side by side.
   FullyShardedDataParallel(Model model, Communicator& communicator, Communicator& gathers,
-                           const FullyShardedDataParallelOptions& options = {}, std::uint64_t seed = initial_seed())
-      : Base(std::move(model), communicator, ddp_options(options), seed) {
+                           const FullyShardedDataParallelOptions& options = {}, std::uint64_t seed = initial_seed(),
+                           Averages averages = {})
+      : Base(std::move(model), communicator, ddp_options(options), seed, std::move(averages)) {
     shard(gathers, options);
   }
   /// For `launch`: takes the communicator and the seed from `run`.

@@ -12,6 +12,7 @@
 #include <chorus/parallel/no_sync.hpp>
 #include <chorus/parallel/policy.hpp>
 #include <chorus/parallel/tensor/replicas.hpp>
+#include <chorus/parallel/tensor/sequence_split.hpp>
 #include <chorus/parallel/tensor/shared_layers.hpp>
 #include <cstddef>
 #include <cstdint>
@@ -30,13 +31,6 @@ struct TensorParallelOptions {
   /// Each so many backward passes, from the first on, ranks compare the bits of the gradients of what each of them has
   /// whole, in a message of 16 bytes. 0: never.
   int check_every = 100;
-};
-
-struct NoSequenceSplit {
-  static constexpr bool splits_sequences = false;
-};
-struct SequenceSplit {
-  static constexpr bool splits_sequences = true;
 };
 
 /// Layers that are shared out (ColumnParallelLinear, RowParallelLinear, VocabularyParallelEmbedding,

@@ -39,11 +39,15 @@ class StagedModel : public nn::Module {
 
   /// The loss, or the output, of the whole batch; the same on all ranks, which all call it, within a policy's pass.
   template <class X, class... Targets>
-  auto operator()(const X& x, const Targets&... targets) const {
+  auto forward(const X& x, const Targets&... targets) const {
     if constexpr (requires { Model::pipeline_names; })
       return pass(x, targets...);
     else
       return Variable<float, 0, D>();  // nothing but the sentence about CHORUS_PIPELINE is an error then
+  }
+  template <class... Inputs>
+  auto operator()(const Inputs&... inputs) const {
+    return forward(inputs...);
   }
 
  private:

@@ -91,6 +91,8 @@ class Stages {
     });
   }
 
+  /// Whether this rank has a parameter that another one's stages have, too.
+  bool ties_stages() const { return tied_->any(); }
   /// Of the parameters that this rank has those whose numbers count here, where each is to count once.
   std::vector<nn::NamedParameter<D>> counted_parameters() const {
     std::vector<nn::NamedParameter<D>> counted;

@@ -54,6 +54,12 @@ class TiedParameters {
     else
       add_up(static_cast<double*>(numbers));
   }
+  /// Whether this rank has one.
+  bool any() const {
+    for (const Group& group : groups_)
+      if (group.communicator) return true;
+    return false;
+  }
   /// Whether this rank is the one whose numbers count where each is to count once.
   bool counts_here(const Node& parameter, int rank) const {
     for (const Group& group : groups_)

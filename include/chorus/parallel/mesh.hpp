@@ -1,0 +1,175 @@
+#pragma once
+/// Mesh: ranks along several axes, which share a model's stages, its batches, its parameters and its layers.
+
+#include <chorus/comm/any_communicator.hpp>
+#include <chorus/core/tensor_group.hpp>
+#include <chorus/optim/clip.hpp>
+#include <chorus/parallel/ddp/access.hpp>
+#include <chorus/parallel/mesh/axes.hpp>
+#include <chorus/parallel/mesh/groups.hpp>
+#include <chorus/parallel/mesh/policies.hpp>
+#include <chorus/parallel/tensor/replicas.hpp>
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace chorus {
+
+/// Axes, outermost first: `Mesh<Gpt, mesh::Pipe<2>, mesh::Data<2>, mesh::Tensor<2>>` is 8 ranks, of which neighbours
+/// share layers. Any of mesh::Pipe, Data, Shard and Tensor, in this order, whose sizes' product is the number of ranks;
+/// one size may be mesh::rest. Data and Shard together are groups that have the same shards (hybrid sharding).
+///
+/// A model is cut along the axes from the inside out: each rank takes its parts of layers (TensorParallel), of these
+/// its stages (Pipeline), and of these, with Shard, a part of each parameter (FullyShardedDataParallel); the rest is
+/// DistributedDataParallel among the ranks that have the same of the model. Ranks that differ in their place on Data
+/// or Shard alone have shares of a batch (`sampler`); the others the same one. What each of these policies says of
+/// losses, dropout, numbers and files holds.
+///
+/// From 3 shares of a batch on, ranks that have the same numbers must lay them out alike, or averages would be rounded
+/// in different orders: refused where Tensor does not divide the layers evenly, or stages share a parameter.
+template <class Model, class... Axes>
+class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::AxesOf<Axes...>> {
+  using Base = mesh::BatchPolicy<Model, mesh::AxesOf<Axes...>>;
+  using All = mesh::AxesOf<Axes...>;
+  using Communicator = comm::AnyCommunicator;
+  static_assert(mesh::valid<Axes...>, "Mesh: axes go from the outside in: Pipe, Data, Shard, Tensor, each at most once");
+  static_assert(!All::pipes || !All::shards || !All::shard::units::reshard_after_forward,
+                "Mesh: in a pipeline, which comes back to each unit with every micro-batch, shards keep what they have "
+                "gathered: expected mesh::Shard<ranks, KeepParameters>");
+
+ public:
+  using typename Base::D;
+  using model_type = Model;
+  using policy_type = Mesh;
+  static constexpr const char* name = "mesh";
+
+  /// Takes rank 0's numbers. Throws UsageError, on every rank, where the number of ranks is not the axes', and what the
+  /// policies of the axes throw. `all`, and `world`, what it was connected with, must outlive this.
+  Mesh(Model model, Communicator& all, const comm::World& world, const MeshOptions& options = {},
+       std::uint64_t seed = initial_seed())
+      : WithGroups(all, world, All::sizes(all.size()), All::tensor::sequence::splits_sequences),
+        Base(cut(std::move(model), options), groups, options, seed) {
+    all.broadcast(std::span(&this->random_.seed, 1), 0, {});
+    check_same_order();
+    if constexpr (!All::shards) replicas_.emplace(this->flat_, groups.tensor, this->alive(), options.check_every);
+  }
+  /// For `launch`: takes communicator and seed from `run`.
+  template <detail::LaunchedRun Run>
+  Mesh(Model model, Run& run, const MeshOptions& options = {})
+      : Mesh(std::move(model), run.communicator(), run.world(), options, run.seed()) {
+    run.check_options();
+  }
+
+  /// The model's output for this rank's share of the batch, or its loss: see Pipeline. All ranks call it.
+  template <class... Inputs>
+  auto operator()(const Inputs&... inputs) {
+    const TensorGroupScope group(groups.layers->group());
+    return Base::operator()(inputs...);
+  }
+
+  /// Of all ranks; `devices()` are as many.
+  Communicator& communicator() const { return groups.all(); }
+  int devices() const { return groups.all().size(); }
+  /// How many ranks each axis has: pipe, data, shard, tensor; and this rank's place on each.
+  const std::array<int, 4>& sizes() const { return groups.sizes(); }
+  const std::array<int, 4>& place() const { return groups.place(); }
+  /// The whole model, of which this rank can read its part.
+  Model& module() {
+    if constexpr (All::pipes)
+      return this->model_.stages().model();
+    else
+      return this->model_;
+  }
+
+  /// Makes a number the largest one of all ranks.
+  void make_largest(std::int32_t* number) {
+    groups.all().all_reduce(std::span(number, 1), comm::ReduceOp::max, {});
+  }
+  /// For files, which all ranks write together: see io::detail::keeps_parts.
+  bool writes_part(bool sharded, bool shared) const {
+    const auto [p, d, s, t] = groups.place();
+    return d == 0 && (sharded || s == 0) && (shared || t == 0);
+  }
+  /// optim::clip_grad_norm with the norm of all ranks' gradients, of which each number counts once. All ranks call it.
+  double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
+    optim::detail::check_max_norm(max_norm);
+    std::vector<nn::NamedParameter<D>> parts, whole;
+    for (const auto& named : counted_parameters())
+      (named.parameter->part() != nullptr ? parts : whole).push_back(named);
+    double squares = optim::detail::square_sum(parts);
+    const auto add_up = [&](Communicator& ranks) {
+      if (ranks.size() > 1) ranks.all_reduce(std::span(&squares, 1), comm::ReduceOp::sum, {});
+    };
+    add_up(groups.tensor);
+    squares += optim::detail::square_sum(whole);  // the same on all of these
+    add_up(groups.gathers);
+    add_up(groups.pipe);
+    const double norm = std::sqrt(squares);
+    if (options.error_if_nonfinite) optim::detail::check_finite(this->parameters(), norm);
+    optim::detail::scale_down(this->parameters(), norm, max_norm);
+    return norm;
+  }
+
+ private:
+  using Part = mesh::PartOf<Model, All>;
+
+  typename Part::type cut(Model model, const MeshOptions& options) {
+    return Part::make(groups.layers->share_out(std::move(model)), groups, options);
+  }
+  std::vector<nn::NamedParameter<D>> counted_parameters() const {
+    auto counted = this->parameters();
+    if constexpr (All::pipes) {
+      const auto here = this->model_.stages().counted_parameters();
+      std::erase_if(counted, [&](const auto& named) {
+        return std::none_of(here.begin(), here.end(),
+                            [&](const auto& one) { return one.handle.shared() == named.handle.shared(); });
+      });
+    }
+    return counted;
+  }
+  // Sums of two terms are the same in any order, those of more are not.
+  [[gnu::cold]] void check_same_order() {
+    if (groups.batch.size() < 3) return;
+    std::string sizes;
+    for (const auto& entry : this->flat_.entries()) sizes += cat(entry.count, ' ');
+    const auto of_all = comm::all_gather_object(groups.tensor, sizes);
+    bool tied = false;
+    if constexpr (All::pipes) tied = this->model_.stages().ties_stages();
+    double found[] = {std::all_of(of_all.begin(), of_all.end(), [&](const auto& other) { return other == sizes; }) ? 0. : 1.,
+                      tied ? 1. : 0.};
+    groups.all().all_reduce(std::span<double>(found), comm::ReduceOp::max, {});
+    check<UsageError>(found[0] == 0, "Mesh: ", groups.batch.size(), " shares of a batch and Tensor<",
+                      groups.tensor.size(), ">: expected layers that Tensor divides evenly, for ranks have parts of ",
+                      "different sizes, and would round the averages of what they have in common differently");
+    check<UsageError>(found[1] == 0, "Mesh: ", groups.batch.size(), " shares of a batch and a pipeline: expected no ",
+                      "parameter that stages share, of which they would round the averages differently");
+  }
+
+  std::optional<detail::ReplicaCheck<D, Communicator>> replicas_;
+};
+
+/// For checkpoints: the order of parameters, on which rounding depends.
+template <class Model, class... Axes>
+requires(!mesh::AxesOf<Axes...>::shards) class detail::Access<Mesh<Model, Axes...>> {
+  using Net = Mesh<Model, Axes...>;
+  using Inner = DistributedDataParallel<typename mesh::PartOf<Model, mesh::AxesOf<Axes...>>::type>;
+
+ public:
+  explicit Access(Net& net) : inner_(net) {}
+  void set_parameter_order(std::span<const std::string> names, bool learned = true) {
+    inner_.set_parameter_order(names, learned);
+  }
+  std::vector<std::string> resting_parameters() const { return {}; }
+  void set_resting_parameters(std::span<const std::string>) {}
+
+ private:
+  Access<Inner> inner_;
+};
+
+}  // namespace chorus

@@ -1,0 +1,108 @@
+#pragma once
+/// The axes of a Mesh: along which of a model's dimensions ranks share the work.
+
+#include <array>
+#include <chorus/core/error.hpp>
+#include <chorus/parallel/fsdp/units.hpp>
+#include <chorus/parallel/pipeline/schedule.hpp>
+#include <chorus/parallel/tensor/sequence_split.hpp>
+#include <cstddef>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+namespace chorus::mesh {
+
+/// As an axis's size: as many ranks as there are for it. At most one axis.
+inline constexpr int rest = -1;
+
+/// Stages of a pipeline: see Pipeline.
+template <int ranks, class Order = OneForwardOneBackward>
+struct Pipe {
+  static constexpr int size = ranks, place = 0;
+  using order = Order;
+};
+/// Shares of the batch, of a model that each rank has whole: see DistributedDataParallel.
+template <int ranks>
+struct Data {
+  static constexpr int size = ranks, place = 1;
+};
+/// Shares of the batch, of a model of which each rank keeps a part: see FullyShardedDataParallel. In a pipeline, which
+/// comes back to each unit with every micro-batch, KeepParameters.
+template <int ranks, class Units = ByBytes<>>
+struct Shard {
+  static constexpr int size = ranks, place = 2;
+  using units = Units;
+};
+/// Layers that are shared out: see TensorParallel.
+template <int ranks, class Sequence = NoSequenceSplit>
+struct Tensor {
+  static constexpr int size = ranks, place = 3;
+  using sequence = Sequence;
+};
+
+/// An axis of one rank, where a mesh has none.
+using NoPipe = Pipe<1>;
+using NoData = Data<1>;
+using NoShard = Shard<1>;
+using NoTensor = Tensor<1>;
+
+namespace detail {
+template <int place, class Default, class... Axes>
+struct AxisAt {
+  using type = Default;
+};
+template <int place, class Default, class First, class... Rest>
+struct AxisAt<place, Default, First, Rest...> {
+  using type = typename std::conditional_t<First::place == place, std::type_identity<First>,
+                                           AxisAt<place, Default, Rest...>>::type;
+};
+template <class... Axes>
+constexpr bool in_order() {
+  int last = -1;
+  return ((std::exchange(last, Axes::place) < Axes::place) && ...);
+}
+}  // namespace detail
+
+/// Whether a mesh may have these axes: outermost first, as Pipe, Data, Shard, Tensor, each once. Neighbours on the
+/// innermost axis talk most.
+template <class... Axes>
+inline constexpr bool valid = sizeof...(Axes) > 0 && detail::in_order<Axes...>();
+
+/// A mesh's axes, in their order, and how many ranks each has.
+template <class... Axes>
+struct AxesOf {
+  using pipe = typename detail::AxisAt<0, NoPipe, Axes...>::type;
+  using data = typename detail::AxisAt<1, NoData, Axes...>::type;
+  using shard = typename detail::AxisAt<2, NoShard, Axes...>::type;
+  using tensor = typename detail::AxisAt<3, NoTensor, Axes...>::type;
+  static constexpr bool pipes = (... || (Axes::place == 0)), shards = (... || (Axes::place == 2));
+
+  static constexpr std::array<int, 4> declared{pipe::size, data::size, shard::size, tensor::size};
+
+  /// Of `world` ranks. Throws UsageError where they don't fit.
+  static std::array<int, 4> sizes(int world) {
+    auto all = declared;
+    int product = 1, open = 0;
+    for (const int size : all) size == rest ? ++open : product *= size;
+    static_assert(((Axes::size > 0 || Axes::size == rest) && ...), "Mesh: an axis has at least one rank, or mesh::rest");
+    static_assert(((Axes::size == rest ? 1 : 0) + ... + 0) <= 1, "Mesh: one axis may have the rest of the ranks");
+    check<UsageError>(open > 0 ? world % product == 0 && world > 0 : world == product, "Mesh: expected ", product,
+                      open > 0 ? " ranks, or a multiple, for its axes " : " ranks for its axes ", text(all), ", got ",
+                      world);
+    for (int& size : all)
+      if (size == rest) size = world / product;
+    return all;
+  }
+  static std::string text(const std::array<int, 4>& sizes) {
+    std::string out;
+    const char* const names[] = {"Pipe", "Data", "Shard", "Tensor"};
+    const bool here[] = {pipes, (... || (Axes::place == 1)), shards, (... || (Axes::place == 3))};
+    for (std::size_t i = 0; i < sizes.size(); ++i)
+      if (here[i])
+        out += cat(out.empty() ? "" : ", ", names[i], '<', sizes[i] == rest ? std::string("rest") : cat(sizes[i]), '>');
+    return out;
+  }
+};
+
+}  // namespace chorus::mesh

@@ -1,0 +1,86 @@
+#pragma once
+/// A rank's place in a mesh, and its communicators along each axis.
+
+#include <array>
+#include <chorus/comm/any_communicator.hpp>
+#include <chorus/comm/split.hpp>
+#include <chorus/parallel/tensor/shared_layers.hpp>
+#include <cstddef>
+#include <exception>
+#include <optional>
+#include <utility>
+
+namespace chorus::mesh {
+
+/// Ranks are numbered with the innermost axis, tensor, fastest. All ranks make one, together; `all` and `world`, what
+/// it was connected with, must outlive it.
+class Groups {
+ public:
+  using Communicator = comm::AnyCommunicator;
+
+  Groups(Communicator& all, const comm::World& world, const std::array<int, 4>& sizes, bool splits_sequences)
+      : all_(all), sizes_(sizes), place_(place_of(all.rank(), sizes)) {
+    const auto [p, d, s, t] = place_;
+    const int tensor_size = sizes[3], batch_size = sizes[1] * sizes[2];
+    // A color is a number of its own for each group: that of its first rank.
+    pipe_world = split(world, sizes[0], all.rank() - p * batch_size * tensor_size);
+    pipe = comm::connect(pipe_world);
+    const int first_of_batch = all.rank() - (d * sizes[2] + s) * tensor_size;
+    batch = comm::connect(split(world, batch_size, first_of_batch));
+    const int first_of_shards = all.rank() - s * tensor_size;
+    gathers = comm::connect(split(world, sizes[2], first_of_shards));
+    if (sizes[1] > 1) shards_ = comm::connect(split(world, sizes[2], first_of_shards));
+    replicas = comm::connect(split(world, sizes[1], all.rank() - d * sizes[2] * tensor_size));
+    tensor = comm::connect(split(world, tensor_size, all.rank() - t));
+    layers.emplace(tensor, splits_sequences);
+  }
+  Groups(const Groups&) = delete;
+  Groups& operator=(const Groups&) = delete;
+  /// Nobody waits for a rank that throws.
+  ~Groups() {
+    if (std::uncaught_exceptions() <= exceptions_before_) return;
+    for (Communicator* const group : {&pipe, &batch, &gathers, &shards_, &replicas, &tensor})
+      if (group->size() > 1)
+        group->abort(cat("rank ", all_.rank(), " of the mesh threw an exception in the middle of a step"));
+  }
+
+  Communicator& all() const { return all_; }
+  /// Among which gradients are averaged in parts.
+  Communicator& shards() { return sizes_[1] > 1 ? shards_ : batch; }
+  /// How many ranks each axis has, and this rank's place on it: pipe, data, shard, tensor.
+  const std::array<int, 4>& sizes() const { return sizes_; }
+  const std::array<int, 4>& place() const { return place_; }
+
+  comm::World pipe_world;
+  Communicator pipe;      ///< those that have the other stages
+  Communicator batch;     ///< those that have the other shares of the batch, and the same of the model
+  Communicator gathers;   ///< of these those that have the other shards, which they gather
+  Communicator replicas;  ///< those that have the same shards
+  Communicator tensor;    ///< those that have the other parts of layers
+  std::optional<chorus::detail::SharedLayers<Communicator>> layers;
+
+ private:
+  static std::array<int, 4> place_of(int rank, const std::array<int, 4>& sizes) {
+    std::array<int, 4> place{};
+    for (std::size_t axis = sizes.size(); axis-- > 0; rank /= sizes[axis]) place[axis] = rank % sizes[axis];
+    return place;
+  }
+  // Of a group of one the rank is alone.
+  comm::World split(const comm::World& world, int size, int color) {
+    return size == 1 ? comm::World{} : comm::split(all_, world, color);
+  }
+
+  Communicator& all_;
+  Communicator shards_;
+  std::array<int, 4> sizes_, place_;
+  const int exceptions_before_ = std::uncaught_exceptions();
+};
+
+/// Base of Mesh, which has to have them before its other base.
+struct WithGroups {
+  mutable Groups groups;
+  template <class... Arguments>
+  explicit WithGroups(Arguments&&... arguments) : groups(std::forward<Arguments>(arguments)...) {}
+};
+
+}  // namespace chorus::mesh

@@ -1,0 +1,67 @@
+#pragma once
+/// The policy among the ranks of a mesh that have shares of one batch.
+
+#include <chorus/comm/any_communicator.hpp>
+#include <chorus/parallel/distributed_data_parallel.hpp>
+#include <chorus/parallel/fully_sharded_data_parallel.hpp>
+#include <chorus/parallel/hooks/hybrid_reduce_scatter.hpp>
+#include <chorus/parallel/mesh/axes.hpp>
+#include <chorus/parallel/mesh/groups.hpp>
+#include <chorus/parallel/pipeline/staged_model.hpp>
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+namespace chorus {
+
+struct MeshOptions {
+  int micro_batches = 8;           ///< of a pipeline: see PipelineOptions
+  PipelineCut cut = EqualBytes{};  ///< likewise
+  bool broadcast_buffers = true;   ///< along the batch: see DistributedDataParallelOptions
+  bool find_unused_parameters = false;
+  int check_every = 100;  ///< see TensorParallelOptions
+};
+
+namespace mesh {
+
+/// What a rank has of a model: all of it, or its stages.
+template <class Model, class Axes, bool = Axes::pipes>
+struct PartOf {
+  using type = Model;
+  static Model make(Model model, Groups&, const MeshOptions&) { return model; }
+};
+template <class Model, class Axes>
+struct PartOf<Model, Axes, true> {
+  using type = pipeline::StagedModel<Model, typename Axes::pipe::order>;
+  static type make(Model model, Groups& groups, const MeshOptions& options) {
+    return type(std::move(model), groups.pipe, groups.pipe_world,
+                {.micro_batches = options.micro_batches, .cut = options.cut});
+  }
+};
+
+template <class Part>
+struct DataPolicy : DistributedDataParallel<Part> {
+  DataPolicy(Part part, Groups& groups, const MeshOptions& options, std::uint64_t seed)
+      : DistributedDataParallel<Part>(
+            std::move(part), groups.batch,
+            {.broadcast_buffers = options.broadcast_buffers, .find_unused_parameters = options.find_unused_parameters},
+            seed) {}
+};
+
+template <class Part, class Units>
+struct ShardPolicy
+    : FullyShardedDataParallel<Part, Units, comm::AnyCommunicator, HybridReduceScatter<comm::AnyCommunicator>> {
+  ShardPolicy(Part part, Groups& groups, const MeshOptions& options, std::uint64_t seed)
+      : ShardPolicy::FullyShardedDataParallel(
+            std::move(part), groups.batch, groups.gathers,
+            {.broadcast_buffers = options.broadcast_buffers, .find_unused_parameters = options.find_unused_parameters},
+            seed, {&groups.shards(), &groups.replicas}) {}
+};
+
+template <class Model, class Axes>
+using BatchPolicy = std::conditional_t<Axes::shards,
+                                       ShardPolicy<typename PartOf<Model, Axes>::type, typename Axes::shard::units>,
+                                       DataPolicy<typename PartOf<Model, Axes>::type>>;
+
+}  // namespace mesh
+}  // namespace chorus
