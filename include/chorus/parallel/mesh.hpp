@@ -23,7 +23,7 @@ namespace chorus {
 
 /// Axes, outermost first: `Mesh<Gpt, mesh::Pipe<2>, mesh::Data<2>, mesh::Tensor<2>>` is 8 ranks, of which neighbours
 /// share layers. Any of mesh::Pipe, Data, Shard and Tensor, in this order, whose sizes' product is the number of ranks;
-/// one size may be mesh::rest. Data and Shard together are groups that have the same shards (hybrid sharding).
+/// one size may be mesh::rest, and those that are mesh::dynamic are MeshOptions::sizes. Data and Shard together are groups that have the same shards (hybrid sharding).
 ///
 /// A model is cut along the axes from the inside out: each rank takes its parts of layers (TensorParallel), of these
 /// its stages (Pipeline), and of these, with Shard, a part of each parameter (FullyShardedDataParallel); the rest is
@@ -53,7 +53,7 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
   /// policies of the axes throw. `all`, and `world`, what it was connected with, must outlive this.
   Mesh(Model model, Communicator& all, const comm::World& world, const MeshOptions& options = {},
        std::uint64_t seed = initial_seed())
-      : WithGroups(all, world, All::sizes(all.size()), All::tensor::sequence::splits_sequences),
+      : WithGroups(all, world, All::sizes(all.size(), options.sizes), All::tensor::sequence::splits_sequences),
         Base(cut(std::move(model), options), groups, options, seed) {
     all.broadcast(std::span(&this->random_.seed, 1), 0, {});
     check_same_order();
@@ -79,6 +79,8 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
   /// How many ranks each axis has: pipe, data, shard, tensor; and this rank's place on each.
   const std::array<int, 4>& sizes() const { return groups.sizes(); }
   const std::array<int, 4>& place() const { return groups.place(); }
+  /// How many shares a batch has.
+  int shares() const { return groups.batch.size(); }
   /// The whole model, of which this rank can read its part.
   Model& module() {
     if constexpr (All::pipes)

@@ -15,6 +15,13 @@ namespace chorus::mesh {
 
 /// As an axis's size: as many ranks as there are for it. At most one axis.
 inline constexpr int rest = -1;
+/// As an axis's size: what MeshOptions::sizes says.
+inline constexpr int dynamic = 0;
+
+/// How many ranks the axes have that are mesh::dynamic. One may have the rest.
+struct Sizes {
+  int pipe = 1, data = 1, shard = 1, tensor = 1;
+};
 
 /// Stages of a pipeline: see Pipeline.
 template <int ranks, class Order = OneForwardOneBackward>
@@ -59,7 +66,7 @@ struct AxisAt<place, Default, First, Rest...> {
 };
 template <class... Axes>
 constexpr bool in_order() {
-  int last = -1;
+  [[maybe_unused]] int last = -1;
   return ((std::exchange(last, Axes::place) < Axes::place) && ...);
 }
 }  // namespace detail
@@ -81,12 +88,22 @@ struct AxesOf {
   static constexpr std::array<int, 4> declared{pipe::size, data::size, shard::size, tensor::size};
 
   /// Of `world` ranks. Throws UsageError where they don't fit.
-  static std::array<int, 4> sizes(int world) {
-    auto all = declared;
-    int product = 1, open = 0;
-    for (const int size : all) size == rest ? ++open : product *= size;
-    static_assert(((Axes::size > 0 || Axes::size == rest) && ...), "Mesh: an axis has at least one rank, or mesh::rest");
+  static std::array<int, 4> sizes(int world, const Sizes& chosen) {
+    static_assert(((Axes::size >= dynamic || Axes::size == rest) && ...),
+                  "Mesh: an axis has at least one rank, or mesh::rest, or mesh::dynamic");
     static_assert(((Axes::size == rest ? 1 : 0) + ... + 0) <= 1, "Mesh: one axis may have the rest of the ranks");
+    auto all = declared;
+    const int given[] = {chosen.pipe, chosen.data, chosen.shard, chosen.tensor};
+    int product = 1, open = 0;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      if (all[i] == dynamic) all[i] = given[i];
+      check<UsageError>(all[i] > 0 || all[i] == rest, "Mesh: MeshOptions::sizes: an axis has at least one rank, or ",
+                        "mesh::rest, got ", all[i]);
+      check<UsageError>(declared[i] == dynamic || given[i] == 1, "Mesh: MeshOptions::sizes has ", given[i],
+                        " ranks for an axis that the type does not have, or not as mesh::dynamic");
+      all[i] == rest ? ++open : product *= all[i];
+    }
+    check<UsageError>(open < 2, "Mesh: MeshOptions::sizes: one axis may have the rest of the ranks, got ", open);
     check<UsageError>(open > 0 ? world % product == 0 && world > 0 : world == product, "Mesh: expected ", product,
                       open > 0 ? " ranks, or a multiple, for its axes " : " ranks for its axes ", text(all), ", got ",
                       world);

@@ -15,6 +15,7 @@
 namespace chorus {
 
 struct MeshOptions {
+  mesh::Sizes sizes = {};          ///< of axes that are mesh::dynamic
   int micro_batches = 8;           ///< of a pipeline: see PipelineOptions
   PipelineCut cut = EqualBytes{};  ///< likewise
   bool broadcast_buffers = true;   ///< along the batch: see DistributedDataParallelOptions
