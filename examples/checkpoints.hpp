@@ -18,9 +18,8 @@ template <class Net>
 Position resume(chorus::Run& run, Net& net, NamedOptimizer<Net>& optimizer, const CheckpointOptions& options) {
   auto path = options.resume;
   if (path == "auto") {  // what rank 0 finds counts for all
-    double saved[] = {run.is_main() && !options.save.empty() && std::filesystem::exists(options.save) ? 1.0 : 0.0};
-    net.sum(saved);
-    path = saved[0] > 0 ? options.save : "";
+    path = run.is_main() && !options.save.empty() && std::filesystem::exists(options.save) ? options.save : "";
+    if constexpr (Net::distributed) path = chorus::comm::broadcast_object(net.communicator(), path);
   }
   if (path.empty()) return {};
   const auto at = chorus::io::load_checkpoint(net, optimizer.plain(), path);

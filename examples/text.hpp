@@ -135,13 +135,13 @@ auto guess_loss(Net& net, const TextBatches::Batch& batch) {
   return chorus::cross_entropy(chorus::reshape(guesses, rows), batch.next);
 }
 
-/// Continues `begin` by `length` letters, each drawn from softmax(guess / temperature). The model sees the last
+/// All ranks call it. Continues `begin` by `length` letters, each drawn from softmax(guess / temperature). The model sees the last
 /// `window` letters. Letters of `begin` that the text doesn't have are left out.
-template <class Model>
-std::string continue_text(Model& model, const Text& text, std::string begin, chorus::Index window, int length,
+template <class Net>
+std::string continue_text(Net& net, const Text& text, std::string begin, chorus::Index window, int length,
                           double temperature, std::uint64_t seed) {
   const chorus::NoGrad no_grad;
-  model.eval();
+  net.eval();
   std::mt19937_64 random(seed);
   std::erase_if(begin, [&](char letter) { return text.alphabet.find(letter) == std::string::npos; });
   if (begin.empty()) begin = text.alphabet[static_cast<std::size_t>(text.tokens[0])];
@@ -151,7 +151,7 @@ std::string continue_text(Model& model, const Text& text, std::string begin, cho
     const auto count = std::min(window, static_cast<chorus::Index>(tokens.size()));
     const std::span<const std::int64_t> last(tokens.data() + tokens.size() - static_cast<std::size_t>(count),
                                              static_cast<std::size_t>(count));
-    const auto guesses = model.forward(chorus::Tensor<std::int64_t, 2>::from(last, {1, count}));
+    const auto guesses = net(chorus::Tensor<std::int64_t, 2>::from(last, {1, count}));
     const auto chances = chorus::softmax(chorus::slice(guesses, 1, count - 1, count).value() / temperature, 2);
     double rest = static_cast<double>(random() >> 11) * 0x1p-53;
     std::int64_t token = 0;
@@ -159,6 +159,6 @@ std::string continue_text(Model& model, const Text& text, std::string begin, cho
     tokens.push_back(token);
     begin += text.alphabet[static_cast<std::size_t>(token)];
   }
-  model.train();
+  net.train();
   return begin;
 }

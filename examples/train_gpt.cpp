@@ -1,6 +1,9 @@
 /// Trains a small GPT (Radford et al. 2019) on the letters of any text, and lets it write.
 
 #include <chorus/autograd/checkpoint.hpp>
+#include <chorus/nn/attention.hpp>
+#include <chorus/nn/parallel_linear.hpp>
+#include <chorus/parallel/mesh.hpp>
 #include <numeric>
 
 #include "text.hpp"
@@ -16,76 +19,75 @@ struct GptSize {
   bool checkpoint = false;
 };
 
-template <class Device>
-struct Attention : ch::nn::Module {
-  ch::nn::Linear<Device> c_attn, c_proj;
-  ch::Index heads;
-  CHORUS_MODULE(Attention, c_attn, c_proj)
-
-  explicit Attention(const GptSize& size)
-      : c_attn{size.width, 3 * size.width}, c_proj{size.width, size.width}, heads{size.heads} {}
-
-  auto forward(const auto& x) const {
-    const auto& [samples, time, width] = x.shape();
-    const auto all = c_attn(x);
-    const auto part = [&, shape = ch::Shape<4>{samples, time, heads, width / heads}, w = width](ch::Index i) {
-      return ch::transpose(ch::reshape(ch::slice(all, 2, i * w, (i + 1) * w), shape), 1, 2);
-    };
-    const auto seen = ch::scaled_dot_product_attention(part(0), part(1), part(2), /*causal=*/true);
-    return c_proj(ch::reshape(ch::transpose(seen, 1, 2), x.shape()));
-  }
-};
-
+/// Under tensor parallelism its layers are shared out; in a pipeline it is the least that a stage has.
 template <class Device>
 struct Block : ch::nn::Module {
   ch::nn::LayerNorm<Device> ln_1, ln_2;
-  Attention<Device> attn;
-  ch::nn::Linear<Device> c_fc, c_proj;
+  ch::nn::MultiheadAttention<Device> attn;
+  ch::nn::ColumnParallelLinear<Device> c_fc;
+  ch::nn::RowParallelLinear<Device> c_proj;
   ch::nn::Dropout dropout;
+  bool checkpoint;
   CHORUS_MODULE(Block, ln_1, attn, ln_2, c_fc, c_proj, dropout)
 
   explicit Block(const GptSize& size)
       : ln_1{size.width},
         ln_2{size.width},
-        attn{size},
+        attn{size.width, size.heads},
         c_fc{size.width, 4 * size.width},
         c_proj{4 * size.width, size.width},
-        dropout{size.dropout} {}
+        dropout{size.dropout},
+        checkpoint{size.checkpoint} {}
 
-  auto forward(const auto& in) const {
-    const auto x = in + dropout(attn(ln_1(in)));
-    return x + dropout(c_proj(ch::gelu(c_fc(ln_2(x)))));
+  auto forward(const auto& x) const {
+    const auto block = [&](const auto& in) {
+      const auto normal = ln_1(in);
+      const auto seen = in + dropout(attn(normal, normal, normal, /*causal=*/true));
+      return seen + dropout(c_proj(ch::gelu(c_fc(ln_2(seen)))));
+    };
+    return checkpoint ? ch::checkpoint(block, x) : block(x);
   }
 };
 
-/// tokens: [samples, time] -> guesses at the letter after each: [samples, time, letters].
+/// tokens: [samples, time] -> [samples, time, width].
 template <class Device>
-struct Gpt : ch::nn::Module {
+struct Letters : ch::nn::Module {
   ch::nn::Embedding<Device> wte, wpe;
-  ch::nn::ModuleList<Block<Device>> h;
-  ch::nn::LayerNorm<Device> ln_f;
-  ch::nn::Linear<Device> lm_head;
-  bool checkpoint;
-  CHORUS_MODULE(Gpt, wte, wpe, h, ln_f, lm_head)
+  CHORUS_MODULE(Letters, wte, wpe)
 
-  explicit Gpt(const GptSize& size)
-      : wte{size.letters, size.width},
-        wpe{size.window, size.width},
-        ln_f{size.width},
-        lm_head{size.width, size.letters, {.bias = false}},
-        checkpoint{size.checkpoint} {
+  explicit Letters(const GptSize& size) : wte{size.letters, size.width}, wpe{size.window, size.width} {
     for (const auto* table : {&wte, &wpe})
       table->weight.assign(ch::nn::init::normal<float, Device, 2>(table->weight.shape(), 0, 0.02));
-    for (ch::Index i = 0; i < size.layers; ++i) h.push_back(Block<Device>(size));
   }
-
   auto forward(const ch::Tensor<std::int64_t, 2, Device>& tokens) const {
     std::vector<std::int64_t> places(static_cast<std::size_t>(tokens.size(1)));
     std::iota(places.begin(), places.end(), 0);
-    auto x = wte(tokens) + wpe(ch::Tensor<std::int64_t, 1, Device>::from(places, {tokens.size(1)}, tokens.device()));
-    for (const auto& block : h)
-      x = checkpoint ? ch::checkpoint([&](const auto& in) { return block(in); }, x) : block(x);
-    return lm_head(ln_f(x));
+    return wte(tokens) + wpe(ch::Tensor<std::int64_t, 1, Device>::from(places, {tokens.size(1)}, tokens.device()));
+  }
+};
+
+/// [samples, time, width] -> guesses at the letter after each: [samples, time, letters].
+template <class Device>
+struct Guesses : ch::nn::Module {
+  ch::nn::LayerNorm<Device> ln_f;
+  ch::nn::Linear<Device> lm_head;
+  CHORUS_MODULE(Guesses, ln_f, lm_head)
+
+  explicit Guesses(const GptSize& size) : ln_f{size.width}, lm_head{size.width, size.letters, {.bias = false}} {}
+  auto forward(const auto& x) const { return lm_head(ln_f(x)); }
+};
+
+/// A chain, which a pipeline may cut between any two links: letters, blocks, guesses.
+template <class Device>
+struct Gpt : ch::nn::Module {
+  Letters<Device> letters;
+  ch::nn::ModuleList<Block<Device>> h;
+  Guesses<Device> guesses;
+  CHORUS_MODULE(Gpt, letters, h, guesses)
+  CHORUS_PIPELINE(letters, h, guesses)
+
+  explicit Gpt(const GptSize& size) : letters{size}, guesses{size} {
+    for (ch::Index i = 0; i < size.layers; ++i) h.push_back(Block<Device>(size));
   }
 };
 
@@ -94,7 +96,10 @@ constexpr const char* description =
 
   train_gpt                                   sentences that the program makes up
   train_gpt --data FILE --epochs 3            any text file
-  train_gpt --policy ddp --devices 2 --data FILE --width 192 --layers 6 --heads 6 --window 128 --checkpoint)";
+  train_gpt --policy ddp --devices 2 --data FILE --width 192 --layers 6 --heads 6 --window 128 --checkpoint
+  train_gpt --policy tp --devices 2           each process has a half of each layer
+  train_gpt --policy pp --devices 2           each process has a half of the layers
+  train_gpt --policy mesh:2x2x2               8 processes: pipeline x data x tensor parallelism)";
 
 }  // namespace
 
@@ -105,7 +110,7 @@ int main(int argc, char** argv) {
   int letters = 300;
   double temperature = 0.8;
   CLI::App app{description, "train_gpt"};
-  add_options(app, options, {"fsdp"});
+  add_options(app, options, {"fsdp", "mesh"});
   const auto sizes = in_range(1, 1 << 16);
   app.add_option("--data", data, "a text file; or 'generated'")->capture_default_str();
   app.add_option("--window", size.window, "letters that the model sees")->check(sizes)->capture_default_str();
@@ -122,8 +127,10 @@ int main(int argc, char** argv) {
   app.add_option("--save", options.save, "file for the trained weights (safetensors)");
   if (const auto status = parse(app, argc, argv, options)) return *status;
 
-  using Fsdp = ch::FullyShardedDataParallel<Gpt<ch::Cpu>>;
-  return launch<Gpt<ch::Cpu>, Fsdp>(argc, argv, options, [&]<class Net>(std::type_identity<Net>, ch::Run& run) {
+  using Model = Gpt<ch::Cpu>;
+  constexpr int dynamic = ch::mesh::dynamic;
+  using Mesh = ch::Mesh<Model, ch::mesh::Pipe<dynamic>, ch::mesh::Data<dynamic>, ch::mesh::Tensor<dynamic>>;
+  return launch<Model, ch::FullyShardedDataParallel<Model>, Mesh>(argc, argv, options, [&]<class Net>(std::type_identity<Net>, ch::Run& run) {
     ch::check<ch::UsageError>(size.width % size.heads == 0, "--heads ", size.heads, " do not divide --width ",
                               size.width);
     const Text text = read_text(data, options.seed);
@@ -145,9 +152,8 @@ int main(int argc, char** argv) {
     }
     save_weights(net, options);
     training.end();
-    const auto whole = net.gathered();
-    if (run.is_main() && letters > 0)
-      std::printf("%s\n",
-                  continue_text(net.module(), text, prompt, size.window, letters, temperature, options.seed).c_str());
+    if (letters == 0) return;
+    const auto written = continue_text(net, text, prompt, size.window, letters, temperature, options.seed);
+    if (run.is_main()) std::printf("%s\n", written.c_str());
   });
 }

@@ -91,9 +91,8 @@ int main(int argc, char** argv) {
     }
     save_weights(net, options);
     training.end();
-    const auto whole = net.gathered();
-    if (run.is_main() && letters > 0)
-      std::printf("%s\n",
-                  continue_text(net.module(), text, prompt, window, letters, temperature, options.seed).c_str());
+    if (letters == 0) return;
+    const auto written = continue_text(net, text, prompt, window, letters, temperature, options.seed);
+    if (run.is_main()) std::printf("%s\n", written.c_str());
   });
 }

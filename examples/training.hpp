@@ -12,6 +12,7 @@
 #include <functional>
 #include <iterator>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -113,17 +114,25 @@ std::vector<std::uint64_t> per_device(Net& net, const Measure& measure) {
   const auto take = [&](int i) { values[static_cast<std::size_t>(i)] = static_cast<double>(measure(i)); };
   if constexpr (Net::distributed) {
     take(net.communicator().rank());
-    net.sum(values);
+    net.communicator().all_reduce(std::span(values));
   } else {
     for (int i = 0; i < net.devices(); ++i) take(i);
   }
   return {values.begin(), values.end()};
 }
 
-/// Samples of a whole batch that device `i` gets.
+/// Among how many devices, or groups of them, a batch is shared out.
+template <class Net>
+int shares_of_batch(const Net& net) {
+  if constexpr (requires { net.shares(); })
+    return net.shares();
+  else
+    return net.devices();
+}
+/// Samples of a whole batch that the i-th of these gets.
 template <class Net>
 chorus::Index samples_of_device(const Net& net, const TrainingOptions& options, int i) {
-  const auto devices = static_cast<std::size_t>(net.devices());
+  const auto devices = static_cast<std::size_t>(shares_of_batch(net));
   const auto shares = net.canonical_shares() > 0 ? static_cast<std::size_t>(net.canonical_shares()) : devices;
   const auto own = chorus::shares_of_device(shares, devices, static_cast<std::size_t>(i));
   return chorus::share_begin(options.batch, shares, own.end) - chorus::share_begin(options.batch, shares, own.begin);
@@ -134,8 +143,7 @@ template <class Net>
 std::string fingerprint(Net& net) {
   if (!chorus::io::Sha256::available) return "";
   const chorus::trace::PeakKept training_alone(chorus::trace_slot(net, 0));
-  const auto whole = net.gathered();
-  return chorus::io::parameters_sha256(net.module());
+  return chorus::io::parameters_sha256(net);
 }
 
 /// The last line of the metrics file.
@@ -194,14 +202,14 @@ class Training {
     const auto whole = net.gathered();
     if (!talks_) return;
     std::printf("%s\n", (summary ? summary() : chorus::nn::summary(net.module())).c_str());
-    const chorus::Index least = samples_of_device(net, options, net.devices() - 1),
+    const chorus::Index least = samples_of_device(net, options, shares_of_batch(net) - 1),
                         most = samples_of_device(net, options, 0);
     if (net.canonical_shares() > 0)
       std::printf("%td samples in %d canonical shares: each of %d devices has %td to %td\n\n", options.batch,
                   net.canonical_shares(), net.devices(), least, most);
     else if (least != most)
       std::printf("%td samples on %d devices: each has %td or %td, and its gradient counts by them\n\n", options.batch,
-                  net.devices(), least, most);
+                  shares_of_batch(net), least, most);
     std::fflush(stdout);
   }
 

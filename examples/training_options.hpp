@@ -1,14 +1,18 @@
 #pragma once
 /// The options that the example programs share, and the choice of a policy.
 
+#include <algorithm>
 #include <charconv>
 #include <chorus/chorus.hpp>
+#include <chorus/parallel/mesh/axes.hpp>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <limits>
 #include <optional>
+#include <sstream>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -79,14 +83,52 @@ inline CLI::Validator device_list() {
   return read_by_chorus([](const auto& text) { chorus::DeviceList::of("", text); }, "LIST");
 }
 
-/// `more`: policies that the program has beside those of all.
+/// The axes of a mesh that a policy names: `mesh:2x2x2` is pipe x data x tensor, `mesh:2x2` data x tensor; tp and pp
+/// have one axis, of all processes. Nothing for other policies.
+inline std::optional<chorus::mesh::Sizes> mesh_of(const std::string& policy) {
+  using chorus::mesh::rest;
+  if (policy == "tp") return chorus::mesh::Sizes{.tensor = rest};
+  if (policy == "pp") return chorus::mesh::Sizes{.pipe = rest};
+  std::vector<int> sizes;
+  std::istringstream text(policy.starts_with("mesh:") ? policy.substr(5) : "");
+  for (int size = 0; text >> size;) {
+    sizes.push_back(size);
+    if (text.peek() == 'x') text.get();
+  }
+  const bool whole = text.eof() && std::all_of(sizes.begin(), sizes.end(), [](int size) { return size > 0; });
+  if (!whole || sizes.size() < 2 || sizes.size() > 3) return std::nullopt;
+  if (sizes.size() == 2) return chorus::mesh::Sizes{.data = sizes[0], .tensor = sizes[1]};
+  return chorus::mesh::Sizes{.pipe = sizes[0], .data = sizes[1], .tensor = sizes[2]};
+}
+/// Whether `Net` is what the policy names.
+template <class Net>
+bool is_named(const std::string& policy) {
+  if constexpr (std::string_view(Net::name) == "mesh")
+    return mesh_of(policy).has_value();
+  else
+    return policy == Net::name;
+}
+
+/// `more`: policies that the program has beside those of all; "mesh" stands for tp, pp and mesh:PxDxT.
 inline void add_options(CLI::App& app, TrainingOptions& options, const std::vector<std::string>& more = {}) {
   // So that a script's options can be overridden by later ones.
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   std::vector<std::string> policies{"single", "dp", "ddp"};
   policies.insert(policies.end(), more.begin(), more.end());
+  const bool meshes = policies.back() == "mesh";
+  if (meshes) {
+    policies.pop_back();
+    policies.insert(policies.end(), {"tp", "pp", "mesh:PxDxT"});
+  }
+  const CLI::Validator is_policy(
+      [policies, meshes](const std::string& text) {
+        if ((meshes && mesh_of(text)) || CLI::IsMember(policies)(text).empty()) return std::string();
+        return chorus::cat("there is no policy '", chorus::printable(text), "': expected ",
+                           CLI::detail::join(policies, ", "));
+      },
+      "POLICY");
   app.add_option("--policy", options.policy, CLI::detail::join(policies, ", "))
-      ->check(CLI::IsMember(policies))
+      ->check(is_policy)
       ->capture_default_str();
   app.add_option("--devices", options.devices,
                  "devices; under policies of processes, processes (default: 1 for single, else 2)")
@@ -156,11 +198,11 @@ inline std::optional<int> parse(CLI::App& app, int argc, char** argv, const Trai
     return 2;
   }
   if (options.canonical_shares == 0) return std::nullopt;
-  if (options.policy == "fsdp") {
+  if (options.policy == "fsdp" || mesh_of(options.policy)) {
     std::fprintf(stderr,
-                 "%s: --canonical-shares %d: not under --policy fsdp, whose ranks average gradients in parts: choose "
+                 "%s: --canonical-shares %d: not under --policy %s, whose ranks have parts of the model: choose "
                  "single, dp or ddp\n",
-                 app.get_name().c_str(), options.canonical_shares);
+                 app.get_name().c_str(), options.canonical_shares, options.policy.c_str());
     return 2;
   }
   if (options.policy == "local_sgd") {
@@ -186,6 +228,8 @@ template <class Net>
 Net net_around(typename Net::model_type model, chorus::Run& run, const TrainingOptions& options) {
   if constexpr (std::is_same_v<Net, chorus::FullyShardedDataParallel<typename Net::model_type>>)
     return Net{std::move(model), run};  // which has no canonical shares
+  else if constexpr (std::string_view(Net::name) == "mesh")
+    return Net{std::move(model), run, {.sizes = *mesh_of(options.policy)}};
   else
     return Net{std::move(model), run, {.canonical_shares = options.canonical_shares}};
 }
@@ -196,6 +240,8 @@ template <class Model, class... More, class Body>
 int launch(int argc, char** argv, const TrainingOptions& options, const Body& body) {
   chorus::LaunchOptions launching;
   launching.devices = options.devices;
+  if (const auto mesh = mesh_of(options.policy); mesh && !options.devices && options.device.empty())
+    if (const int ranks = mesh->pipe * mesh->data * mesh->tensor; ranks > 0) launching.devices = ranks;
   if (!options.device.empty()) launching.device_ids = chorus::DeviceList::of("--device", options.device);
   launching.seed = options.seed;
   launching.trace.path = options.trace;
@@ -206,7 +252,7 @@ int launch(int argc, char** argv, const TrainingOptions& options, const Body& bo
   if (!options.all_reduce.empty()) launching.all_reduce = chorus::comm::all_reduce_of(options.all_reduce);
   int status = 1;
   const auto launch_if_named = [&]<class Net>(std::type_identity<Net> net) {
-    if (options.policy != Net::name) return;
+    if (!is_named<Net>(options.policy)) return;
     std::optional<AdviceTrace> advice;
     try {
       if (options.advise && advice.emplace(options.trace, Net::distributed).is_own())

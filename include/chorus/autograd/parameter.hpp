@@ -224,6 +224,8 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
     this->check_here();
     return value_;
   }
+  /// For shape and device, wherever the numbers are.
+  const Tensor<T, Rank, D>& described() const { return value_; }
 
   DType dtype() const override { return chorus::dtype<T>; }
   std::span<const Index> extents() const override { return value_.shape(); }
@@ -351,8 +353,8 @@ class Parameter : public AnyParameter {
   /// The gradient; undefined where there is none. It stays what it is when the parameter's gradient is forgotten
   /// (`zero_grad`); a pointer to its numbers doesn't.
   Tensor<T, Rank, D> grad() const { return typed().grad(); }
-  const Shape<Rank>& shape() const { return numbers().shape(); }
-  D device() const { return numbers().device(); }
+  const Shape<Rank>& shape() const { return described().shape(); }
+  D device() const { return described().device(); }
   bool requires_grad() const { return typed().wants_grad(); }
   /// Without, no gradient is computed for it and optimizers leave it alone.
   void set_requires_grad(bool requires_grad) const { typed().set_wants_grad(requires_grad); }
@@ -389,10 +391,12 @@ class Parameter : public AnyParameter {
   }
 
  private:
-  const Tensor<T, Rank, D>& numbers() const {
+  static const Tensor<T, Rank, D>& nothing() {
     static const Tensor<T, Rank, D> none;
-    return node_ ? typed().value() : none;
+    return none;
   }
+  const Tensor<T, Rank, D>& numbers() const { return node_ ? typed().value() : nothing(); }
+  const Tensor<T, Rank, D>& described() const { return node_ ? typed().described() : nothing(); }
   ParameterNode<T, Rank, D>& typed() const {
     check<UsageError>(node_.get() != nullptr,
                       "Parameter: it is empty (that of a layer without bias, say), so it has no gradient");
