@@ -2,6 +2,7 @@
 /// The models of train_classifier.
 
 #include <chorus/chorus.hpp>
+#include <chorus/nn/parallel_linear.hpp>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -14,7 +15,9 @@
 template <class Device>
 struct ToyModel : chorus::nn::Module {
   chorus::nn::Conv2d<Device> conv1, conv2;
-  chorus::nn::Linear<Device> fc1, fc2, fc3;
+  chorus::nn::ColumnParallelLinear<Device> fc1;  // under tensor parallelism ranks share fc1 and fc2
+  chorus::nn::RowParallelLinear<Device> fc2;
+  chorus::nn::Linear<Device> fc3;
   CHORUS_MODULE(ToyModel, conv1, conv2, fc1, fc2, fc3)
 
   explicit ToyModel(const ImageFacts& image)
@@ -40,7 +43,9 @@ struct ToyModel : chorus::nn::Module {
 /// Three linear layers with dropout between them.
 template <class Device>
 struct Mlp : chorus::nn::Module {
-  chorus::nn::Linear<Device> fc1, fc2, fc3;
+  chorus::nn::ColumnParallelLinear<Device> fc1;  // as above
+  chorus::nn::RowParallelLinear<Device> fc2;
+  chorus::nn::Linear<Device> fc3;
   chorus::nn::Dropout dropout{0.2};
   CHORUS_MODULE(Mlp, fc1, fc2, fc3, dropout)
 

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <chorus/data/open_images.hpp>
 #include <chorus/parallel/local_sgd.hpp>
+#include <chorus/parallel/mesh.hpp>
 #include <chorus/parallel/parameter_server.hpp>
 #include <iterator>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -90,8 +92,11 @@ void train(ch::Run& run, const Options& options) {
   }
   const ch::Index share = samples_of_device(net, options, 0);  // the largest
   const ch::Shape<4> images_of_device{share, channels, height, width};
-  Training training{run, net, optimizer, loader, options, start,
-                    [&] { return ch::nn::summary(net.module(), images_of_device); }};
+  Training training{run, net, optimizer, loader, options, start, [&] {
+                      // In a mesh a rank has a part of the model, through which no images go without the others.
+                      if constexpr (std::string_view(Net::name) == "mesh") return ch::nn::summary(net.module());
+                      return ch::nn::summary(net.module(), images_of_device);
+                    }};
   training.save_with([&](const Position& at) { save(run, net, optimizer, options, at); }, options.save_every);
 
   for (const int epoch : training.epochs()) {
@@ -117,6 +122,9 @@ constexpr const char* description =
           while backward runs; every process makes the same step.
   fsdp    FullyShardedDataParallel: as ddp, but each process keeps a part of the parameters, of their
           gradients and of the optimizer's numbers; layers are gathered when they are used.
+  tp      Tensor parallelism: every process has the whole batch, and a part of the large linear layers.
+  mesh:2x2
+          2 x 2 processes: ddp between two pairs, tp within each.
   parameter_server
           Gradients go to process 0, which makes the step; the others fetch its parameters.
   local_sgd
@@ -151,7 +159,7 @@ int main(int argc, char** argv) {
   // At the full rate, the first steps amplify small differences: rounding would lead policies to different results.
   options.warmup = 300;
   CLI::App app{description, "train_classifier"};
-  add_options(app, options, {"fsdp", "parameter_server", "local_sgd"});
+  add_options(app, options, {"fsdp", "tp", "mesh:DxT", "parameter_server", "local_sgd"});
   app.add_option("--model", options.model, "toy (LeNet's form), mlp (with dropout), resnet18 or resnet50")
       ->check(CLI::IsMember(std::vector<std::string>(std::begin(Model::names), std::end(Model::names))))
       ->capture_default_str();
@@ -177,6 +185,7 @@ int main(int argc, char** argv) {
   app.add_option("--resume", options.resume,
                  "checkpoint file to go on from, saved under any policy; auto: that of --save, once it is there");
   if (const auto status = parse(app, argc, argv, options)) return *status;
-  return launch<Model, ch::FullyShardedDataParallel<Model>, ch::ParameterServer<Model>, ch::LocalSgd<Model>>(
+  using Mesh = ch::Mesh<Model, ch::mesh::Data<ch::mesh::dynamic>, ch::mesh::Tensor<ch::mesh::dynamic>>;
+  return launch<Model, ch::FullyShardedDataParallel<Model>, ch::ParameterServer<Model>, ch::LocalSgd<Model>, Mesh>(
       argc, argv, options, [&]<class Net>(std::type_identity<Net>, ch::Run& run) { train<Net>(run, options); });
 }

@@ -110,7 +110,7 @@ int main(int argc, char** argv) {
   int letters = 300;
   double temperature = 0.8;
   CLI::App app{description, "train_gpt"};
-  add_options(app, options, {"fsdp", "mesh"});
+  add_options(app, options, {"fsdp", "tp", "pp", "mesh:PxDxT"});
   const auto sizes = in_range(1, 1 << 16);
   app.add_option("--data", data, "a text file; or 'generated'")->capture_default_str();
   app.add_option("--window", size.window, "letters that the model sees")->check(sizes)->capture_default_str();

@@ -109,26 +109,29 @@ bool is_named(const std::string& policy) {
     return policy == Net::name;
 }
 
-/// `more`: policies that the program has beside those of all; "mesh" stands for tp, pp and mesh:PxDxT.
+/// Checks a policy's name; "mesh:PxDxT" or "mesh:DxT" among the names stands for all meshes of as many axes or fewer.
+inline CLI::Validator policy_of(const std::vector<std::string>& names) {
+  const auto axes = [](const std::string& text) { return std::count(text.begin(), text.end(), 'x'); };
+  return CLI::Validator(
+      [=](const std::string& text) {
+        for (const auto& name : names)
+          if (name == text || (name.starts_with("mesh:") && text.starts_with("mesh:") && mesh_of(text) &&
+                               axes(text) <= axes(name)))
+            return std::string();
+        return chorus::cat("there is no policy '", chorus::printable(text), "': expected ",
+                           CLI::detail::join(names, ", "));
+      },
+      "POLICY");
+}
+
+/// `more`: policies that the program has beside those of all.
 inline void add_options(CLI::App& app, TrainingOptions& options, const std::vector<std::string>& more = {}) {
   // So that a script's options can be overridden by later ones.
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   std::vector<std::string> policies{"single", "dp", "ddp"};
   policies.insert(policies.end(), more.begin(), more.end());
-  const bool meshes = policies.back() == "mesh";
-  if (meshes) {
-    policies.pop_back();
-    policies.insert(policies.end(), {"tp", "pp", "mesh:PxDxT"});
-  }
-  const CLI::Validator is_policy(
-      [policies, meshes](const std::string& text) {
-        if ((meshes && mesh_of(text)) || CLI::IsMember(policies)(text).empty()) return std::string();
-        return chorus::cat("there is no policy '", chorus::printable(text), "': expected ",
-                           CLI::detail::join(policies, ", "));
-      },
-      "POLICY");
   app.add_option("--policy", options.policy, CLI::detail::join(policies, ", "))
-      ->check(is_policy)
+      ->check(policy_of(policies))
       ->capture_default_str();
   app.add_option("--devices", options.devices,
                  "devices; under policies of processes, processes (default: 1 for single, else 2)")
