@@ -168,7 +168,7 @@ int main(int argc, char** argv) {
       }
     losses.flush();
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-    metrics.done(run_summary(generator, losses.samples(), seconds.count()));
+    metrics.done(run_summary(generator, options, losses.samples(), seconds.count()));
     const auto [distance, places] = judge(made());
     if (run.is_main())
       std::printf("the generator's points: %d of 8 places, mean distance %.3f from the nearest\n", places, distance);

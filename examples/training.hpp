@@ -148,8 +148,8 @@ std::string fingerprint(Net& net) {
 
 /// The last line of the metrics file.
 template <class Net>
-chorus::RunSummary run_summary(Net& net, double samples, double seconds) {
-  return {.policy = Net::name,
+chorus::RunSummary run_summary(Net& net, const TrainingOptions& options, double samples, double seconds) {
+  return {.policy = options.policy,
           .devices = net.devices(),
           .canonical_shares = net.canonical_shares(),
           .samples_per_second = seconds > 0 ? samples / seconds : 0,
@@ -263,7 +263,7 @@ class Training {
   }
 
   /// The run is over.
-  void end() { metrics_.done(run_summary(net_, samples_, training_seconds_)); }
+  void end() { metrics_.done(run_summary(net_, options_, samples_, training_seconds_)); }
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -54,7 +54,8 @@ fall = sum(losses[:5]) / 5 - sum(losses[-5:]) / 5
 print(f"loss {losses[0]:.3f} ... {losses[-1]:.3f}")
 assert fall > EXAMPLE["least_fall"], f"the loss fell by {fall} only: {losses}"
 
-for policy, devices in (("dp", 2), ("ddp", 2), ("ddp", 3)):
+MESHES = [("tp", 2), ("pp", 2), ("mesh:2x2x2", 8)] if NAME == "train_gpt" else []
+for policy, devices in (("dp", 2), ("ddp", 2), ("ddp", 3), *MESHES):
     own, done = events("--policy", policy, "--devices", str(devices), steps=8)
     assert done["policy"] == policy and done["devices"] == devices and min(done["bytes_sent_per_device"]) > 0, done
     worst = max(abs(a - b) for a, b in zip(own, losses[:8], strict=True))

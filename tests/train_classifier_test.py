@@ -47,7 +47,8 @@ def check_form(log, policy, devices):
 
 
 logs = {}
-for policy, devices in (("single", 1), ("dp", 2), ("dp", 3), ("ddp", 2), ("ddp", 3), ("parameter_server", 3), ("fsdp", 2), ("fsdp", 3)):
+for policy, devices in (("single", 1), ("dp", 2), ("dp", 3), ("ddp", 2), ("ddp", 3), ("parameter_server", 3), ("fsdp", 2), ("fsdp", 3),
+                        ("tp", 2), ("mesh:2x2", 4)):
     name = f"{policy}{devices}"
     logs[name] = events(name, "--policy", policy, "--devices", str(devices))
     check_form(logs[name], policy, devices)
@@ -77,7 +78,7 @@ print("a repeated run is bit-identical")
 
 # Stopped in the middle of an epoch under one policy and resumed under the same one: as if it had not stopped.
 saved = str(FOLDER / "stopped")
-for policy, devices in (("single", 1), ("fsdp", 3), ("ddp", 2)):
+for policy, devices in (("single", 1), ("fsdp", 3), ("ddp", 2), ("mesh:2x2", 4)):
     options = ("--policy", policy, "--devices", str(devices))
     first = events("stopped", *options, "--steps", "15", "--save", saved)
     rest = events("resumed", *options, "--resume", saved)

@@ -2863,8 +2863,6 @@ inline constexpr std::size_t foreign_bytes = 4096;
 /// twice, no unknown fields, no control characters in names. The format:
 /// https://github.com/huggingface/safetensors#format
 
-#include <nlohmann/json.hpp>
-
 namespace chorus::io {
 
 struct SafetensorsHeader {
@@ -3448,6 +3446,21 @@ std::vector<Destination> destinations(nn::Module& model, const std::vector<Tenso
   return out;
 }
 
+/// All tensors of a model, whole also where this rank has a part.
+template <Device D>
+std::vector<Destination> whole_destinations(nn::Module& model) {
+  const auto names = all_names(model);
+  std::vector<Destination> out;
+  for (const auto& named : nn::named_parameters<D>(model))
+    out.push_back({names.at(named.name), named.parameter->dtype(),
+                   whole_shape(named.parameter->extents(), named.parameter->part().get())});
+  for (const auto& named : nn::named_buffers<D>(model)) {
+    const auto extents = named.buffer->extents();
+    out.push_back({names.at(named.name), named.buffer->dtype(), {extents.begin(), extents.end()}});
+  }
+  return out;
+}
+
 }  // namespace detail
 
 /// Fills all parameters and buffers of `model` from a file. Numbers are converted to the model's type: floating-point
@@ -3462,7 +3475,7 @@ std::vector<Destination> destinations(nn::Module& model, const std::vector<Tenso
 /// names all that don't fit), or, without `strict`, no tensor fits at all; where a number is beyond the range of the
 /// model's type; and where tensors that are one in the model have different numbers in the file.
 ///
-/// Under a policy it is called with `net.module()`, on all ranks; copies on other devices, and in 16 bits, follow.
+/// Copies on other devices, and in 16 bits, follow.
 template <class Model>
 LoadReport load(Model& model, const std::string& path, const LoadOptions& options = {}) {
   static_assert(std::is_base_of_v<nn::Module, Model>, "io::load fills a model: under a policy that is net.module()");
@@ -3478,6 +3491,39 @@ LoadReport load(Model& model, const std::string& path, const LoadOptions& option
     if (!plan.sources[i].empty()) places[i].fill(numbers[i].data());
   detail::say_changed<typename Model::device_type>(model);
   return std::move(plan.report);
+}
+
+/// The model of a policy, likewise: one call, of all ranks, whatever the policy. Each rank reads the file, and where it
+/// has parts of the model it takes these. FileError on all ranks where one of them fails.
+template <class Net>
+requires requires(Net& net) { typename Net::policy_type; net.module(); }
+LoadReport load(Net& net, const std::string& path, const LoadOptions& options = {}) {
+  if constexpr (!detail::keeps_parts<Net>) {
+    return load(net.module(), path, options);
+  } else {
+    using D = typename Net::device_type;
+    const auto places = detail::places_in_parts<D>(net);
+    const auto wanted = detail::whole_destinations<D>(net.module());
+    const auto place_of = [&](const detail::Destination& tensor) {
+      return std::find_if(places.begin(), places.end(),
+                          [&](const auto& place) { return place.name == tensor.names.front(); });
+    };
+    std::vector<std::vector<std::byte>> numbers(wanted.size());
+    LoadReport report;
+    const auto read = [&] {
+      const SafetensorsReader file(path);
+      auto plan = detail::plan_load(file, wanted, options);
+      for (std::size_t i = 0; i < wanted.size(); ++i)
+        if (const auto place = place_of(wanted[i]); place != places.end() && !plan.sources[i].empty())
+          numbers[i] = place->own_of(detail::numbers_for(file, wanted[i], plan.sources[i]));
+      report = std::move(plan.report);
+    };
+    detail::on_all_ranks(net.communicator(), path, read, "load it");
+    for (std::size_t i = 0; i < wanted.size(); ++i)
+      if (!numbers[i].empty()) place_of(wanted[i])->fill(numbers[i].data());
+    detail::say_changed<D>(net.module());
+    return report;
+  }
 }
 
 }  // namespace chorus::io
@@ -3539,15 +3585,10 @@ template <class Net>
 constexpr bool ranks_may_differ = requires {
   requires chorus::detail::AccessTo<Net>::ranks_may_differ;
 };
-/// Whether ranks share out parameters, so that a file's tensors are put together.
-template <class Net>
-constexpr bool shares_layers = requires {
-  requires Net::shares_layers;
-};
 /// Whether all ranks take part when a checkpoint is written, for one of these, or since a communication hook remembers
 /// something.
 template <class Net>
-constexpr bool all_ranks_save = keeps_parts<Net> || ranks_may_differ<Net> || shares_layers<Net> || requires {
+constexpr bool all_ranks_save = keeps_parts<Net> || ranks_may_differ<Net> || requires {
   requires chorus::detail::AccessTo<Net>::hook_remembers;
 };
 
@@ -3696,41 +3737,6 @@ void add_of_ranks(Outgoing& out, Communicator& communicator, const std::vector<T
   }
 }
 
-/// Adds a tensor to rank 0's file; one that ranks share out is put together. All ranks call it.
-template <Device D, class Communicator>
-void add_whole(Outgoing& out, const TensorPlace<D>& tensor, Communicator& communicator) {
-  const auto& part = tensor.part;
-  if (part == nullptr || communicator.size() == 1) {
-    if (communicator.rank() == 0) out.add(tensor);
-    return;
-  }
-  check<UsageError>(!communicator.takes_device_memory(),
-                    "save_checkpoint: of parameters that ranks share out it is for the CPU; net.save(path) writes the "
-                    "model");
-  const SplitLayout layout(tensor.shape, part->split, part->width);
-  const auto size = size_of(tensor.dtype);
-  const auto ranks = static_cast<std::size_t>(communicator.size());
-  const auto of_rank = [&](std::size_t rank) {
-    return axis_part(layout.width, part->split.unit, communicator.size(), static_cast<int>(rank));
-  };
-  const auto most = static_cast<std::size_t>(layout.numbers(of_rank(0))) * size;
-  std::vector<std::uint8_t> mine(most), all(most * ranks);
-  tensor.copy_to(mine.data());
-  communicator.all_gather(std::span<const std::uint8_t>(mine), std::span<std::uint8_t>(all), {});
-  if (communicator.rank() != 0) return;
-  TensorPlace<D> whole = tensor;
-  whole.shape = tensor.whole_shape();
-  whole.part = nullptr;
-  out.add(tensor.name, whole, [&](std::byte* to) {
-    for (std::size_t rank = 0; rank < ranks; ++rank)
-      layout.for_runs(of_rank(rank), [&](Index in_whole, Index in_part, Index count) {
-        std::copy_n(reinterpret_cast<const std::byte*>(all.data()) + most * rank +
-                        static_cast<std::size_t>(in_part) * size,
-                    static_cast<std::size_t>(count) * size, to + static_cast<std::size_t>(in_whole) * size);
-      });
-  });
-}
-
 /// Adds what a hook or the net itself remembers, of all ranks, and `places` of all other ranks where they differ.
 /// Returns whether this is the rank that writes. All ranks call it.
 template <Device D, class Net>
@@ -3841,6 +3847,26 @@ struct TrainingPosition {
 
 namespace detail {
 
+/// Names, one a line, as they are in the file's metadata.
+inline std::string lines_of(const std::vector<std::string>& names) {
+  std::string text;
+  for (const auto& name : names) text += name + "\n";
+  return text;
+}
+inline std::vector<std::string> lines_in(std::string_view text) {
+  std::vector<std::string> lines;
+  while (!text.empty()) {
+    const auto end = text.find('\n');
+    lines.emplace_back(text.substr(0, end));
+    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
+  }
+  return lines;
+}
+inline std::vector<std::string> lines_in(const SafetensorsReader& file, const std::string& key) {
+  const auto found = file.metadata().find(key);
+  return lines_in(found != file.metadata().end() ? std::string_view(found->second) : std::string_view());
+}
+
 /// The model's tensors, and those that `kept` have, optimizers and others: where they lie, or `numbers`, which are
 /// taken from them and given back.
 template <Device D, class Net, class Numbers, class... Kept>
@@ -3855,25 +3881,32 @@ std::vector<TensorPlace<D>> all_places(Net& net, Numbers& numbers, Kept&... kept
     for (auto& place : places_of<D>(x, its_numbers)) all.push_back(std::move(place));
   };
   std::apply([&](auto&... each) { (add(kept, each), ...); }, numbers);
+  if constexpr (keeps_parts<Net>) choose_writers(net, all);
   return all;
 }
 
-/// Names, one a line, as they are in the file's metadata.
-inline std::string lines_of(const std::vector<std::string>& names) {
-  std::string text;
-  for (const auto& name : names) text += name + "\n";
-  return text;
+/// Reads what is here of a tensor.
+template <Device D>
+std::vector<std::byte> read_own(const SafetensorsReader& file, const TensorEntry& entry, const TensorPlace<D>& place) {
+  std::vector<std::byte> numbers(place.bytes());
+  place.for_runs([&](std::size_t in_whole, std::size_t here, std::size_t count) {
+    file.read(entry, std::span(numbers).subspan(here, count), in_whole);
+  });
+  return numbers;
 }
-inline std::vector<std::string> lines_in(const SafetensorsReader& file, const std::string& key) {
-  std::vector<std::string> lines;
-  std::string_view text;
-  if (const auto found = file.metadata().find(key); found != file.metadata().end()) text = found->second;
-  while (!text.empty()) {
-    const auto end = text.find('\n');
-    lines.emplace_back(text.substr(0, end));
-    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
+
+/// The texts of all ranks of a policy under which they have different tensors, each once.
+template <class Net>
+std::vector<std::string> of_all_ranks(Net& net, const std::vector<std::string>& own) {
+  if constexpr (!keeps_parts<Net>) {
+    return own;
+  } else {
+    std::vector<std::string> all;
+    for (const auto& text : comm::all_gather_object(net.communicator(), lines_of(own)))
+      for (const auto& line : lines_in(text))
+        if (std::find(all.begin(), all.end(), line) == all.end()) all.push_back(line);
+    return all;
   }
-  return lines;
 }
 
 /// Throws FileError where a number that the host counts with is none that it can have kept.
@@ -3931,9 +3964,8 @@ void take_mean(const SafetensorsReader& file, const TensorPlace<D>& tensor, std:
   };
   const auto mean = view(numbers);
   std::vector<double> sums(mean.begin(), mean.end());
-  std::vector<std::byte> other(numbers.size());
   for (const auto& name : tensor.mean_with) {
-    file.read(file.at(name), other);
+    auto other = read_own(file, file.at(name), tensor);
     for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += static_cast<double>(view(other)[i]);
   }
   for (std::size_t i = 0; i < sums.size(); ++i)
@@ -3966,8 +3998,7 @@ void read_all(const SafetensorsReader& file, const std::vector<TensorPlace<D>>& 
   std::vector<std::vector<std::byte>> numbers;  // all are read before one is stored
   for (const auto& tensor : wanted) {
     const TensorEntry& entry = file.at(tensor.name);
-    numbers.emplace_back(tensor.part_count ? tensor.bytes() : entry.bytes);
-    file.read(entry, numbers.back(), tensor.begin_bytes());
+    numbers.push_back(read_own(file, entry, tensor));
     check_bools(file, entry, numbers.back());
     if (!tensor.mean_with.empty() && tensor.dtype == DType::f32) take_mean<float>(file, tensor, numbers.back());
     if (!tensor.mean_with.empty() && tensor.dtype == DType::f64) take_mean<double>(file, tensor, numbers.back());
@@ -3984,10 +4015,11 @@ constexpr bool all_ranks_save = detail::all_ranks_save<Net>;
 
 /// Writes model, optimizer, learning rate and position to one file, atomically. The model's tensors have their own
 /// names, so the file is also a model's file. One process calls it, under ParameterServer the server, whose workers
-/// return at once; with a ShardedOptimizer, under LocalSgd and TensorParallel, or under a communication hook that
-/// remembers something, all do, and rank 0 writes; under FullyShardedDataParallel all do, and each writes its parts
-/// into the one file. The file is the same for the plain, the fused and the sharded form of an optimizer. `more`: what
-/// else goes on from step to step, as GradScaler, ParameterAverage and ReduceOnPlateau do; at most one of each.
+/// return at once; with a ShardedOptimizer, under LocalSgd, or under a communication hook that remembers something, all
+/// do, and rank 0 writes; where ranks have parts of the model (FullyShardedDataParallel, TensorParallel, Pipeline,
+/// Mesh) all do, and each writes its parts into the one file. The file is the same for the plain, the fused and the
+/// sharded form of an optimizer. `more`: what else goes on from step to step, as GradScaler, ParameterAverage and
+/// ReduceOnPlateau do; at most one of each.
 /// Gradients are not in it: a checkpoint belongs between two steps. The seed is, and the number of `canonical_shares`.
 ///
 /// What is each rank's own under a hook, such as errors to be fed back, and under LocalSgd and PostLocalSgd models,
@@ -4011,10 +4043,7 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
     detail::KeptRate rate(optimizer);
     std::tuple numbers{detail::numbers_of(optimizer), detail::numbers_of(rate), detail::numbers_of(more)...};
     const auto places = detail::all_places<D>(net, numbers, optimizer, rate, more...);
-    if constexpr (detail::shares_layers<Net>) {
-      for (const auto& tensor : places) detail::add_whole(out, tensor, net.communicator());
-      if (net.communicator().rank() != 0) return;
-    } else if constexpr (!detail::keeps_parts<Net>) {
+    if constexpr (!detail::keeps_parts<Net>) {
       for (const auto& tensor : places) out.add(tensor);
       if constexpr (detail::all_ranks_save<Net>)
         if (!detail::add_ranks_own<D>(out, net, places)) return;
@@ -4024,7 +4053,8 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
                       {"training/step", cat(position.step)},
                       {"training/forward_passes", cat(net.forward_passes())},
                       {"training/seed", cat(net.seed())},
-                      {"training/parameter_order", detail::lines_of(net.parameter_order())}};
+                      {"training/parameter_order",
+                       detail::lines_of(detail::of_all_ranks(net, net.parameter_order()))}};
     if (const int shares = net.canonical_shares(); shares > 0)
       metadata.emplace(detail::canonical_shares_key, cat(shares));
     if constexpr (requires { chorus::detail::access_to(net).resting_parameters(); })
@@ -4079,9 +4109,11 @@ TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::stri
     const auto rate_name = cat(detail::training_prefix, rate.kept_as);
     if (file.find(rate_name) == nullptr)  // earlier versions kept none
       std::erase_if(wanted, [&](const auto& tensor) { return tensor.name == rate_name; });
-    std::set<std::string, std::less<>> names;
+    std::vector<std::string> own_names;
+    for (const auto& tensor : wanted) own_names.push_back(tensor.name);
+    const auto all_names = detail::of_all_ranks(net, own_names);
+    const std::set<std::string, std::less<>> names(all_names.begin(), all_names.end());
     for (auto& tensor : wanted) {
-      names.insert(tensor.name);
       detail::choose_among_ranks(file, tensor, net, detail::ranks_may_differ<Net>);
     }
     detail::HookReading<D, Net> hook(file, net, wanted);
@@ -4679,13 +4711,40 @@ std::string parameters_sha256(Model& model) {
   Sha256 hash;
   std::vector<std::byte> numbers;
   for (const auto& named : nn::named_parameters<typename Model::device_type>(model)) {
-    nn::check_whole("parameters_sha256", named, "net.gathered(), which all ranks call, has whole ones");
+    nn::check_whole("parameters_sha256", named, "all ranks call it with the net");
     numbers.resize(named.parameter->size_bytes());
     copy_bytes(Cpu{}, numbers.data(), named.parameter->where(), named.parameter->memory(), numbers.size());
     hash.update(named.name);
     hash.update(numbers);
   }
   return hash.hex();
+}
+
+/// That of a policy's model, the same on all ranks, which all call it; also where each has parts of it.
+template <class Net>
+requires requires(Net& net) { typename Net::policy_type; net.module(); }
+std::string parameters_sha256(Net& net) {
+  if constexpr (!detail::keeps_parts<Net>) {
+    return parameters_sha256(net.module());
+  } else {
+    using D = typename Net::device_type;
+    auto& ranks = net.communicator();
+    const auto places = detail::places_in_parts<D>(net);
+    const detail::TensorsOfAll<D> tensors(ranks, places);
+    Sha256 hash;  // rank 0's
+    std::vector<std::byte> whole;
+    for (const auto& named : nn::named_parameters<D>(net.module())) {
+      const auto tensor = std::find_if(tensors.items().begin(), tensors.items().end(),
+                                       [&](const auto& item) { return item.view.name == named.name; });
+      whole.resize(tensor->view.data.size());
+      detail::for_all_ranges<D>(ranks, *tensor, [&](std::size_t begin, std::span<const std::byte> bytes) {
+        std::copy(bytes.begin(), bytes.end(), whole.begin() + static_cast<std::ptrdiff_t>(begin));
+      });
+      hash.update(named.name);
+      hash.update(whole);
+    }
+    return comm::broadcast_object(ranks, hash.hex());
+  }
 }
 
 }  // namespace chorus::io
@@ -10859,6 +10918,51 @@ using Fp16Compress = Compress<half>;
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_COMPRESS_HPP
 
+// <chorus/parallel/hooks/hybrid_reduce_scatter.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_HYBRID_REDUCE_SCATTER_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_HYBRID_REDUCE_SCATTER_HPP
+/// Averages gradients in parts, where groups of ranks have the same parts.
+
+namespace chorus {
+
+/// Each rank of `shards` gets the sum of its part of the group's gradients, as by ReduceScatter, and then that of the
+/// ranks of `replicas`, which have the same part in other groups (Zhao et al., "PyTorch FSDP", VLDB 2023, hybrid
+/// sharding): of d groups of s ranks each rank sends (s - 1) / s + 2 (d - 1) / (d s) of the model's bytes. Both
+/// communicators must outlive it.
+template <class Communicator>
+struct HybridReduceScatter {
+  Communicator *shards, *replicas;
+  static constexpr bool in_parts = true, several_rounds = true;
+
+  template <class T, Device D, class All>
+  comm::Work start(const GradBucket<T, D>& bucket, All&) {
+    return ReduceScatter().start(bucket, *shards);
+  }
+  template <class T, Device D, class All>
+  std::optional<comm::Work> resume(const GradBucket<T, D>& bucket, All&, int round) {
+    if (round == 0)
+      if (auto rest = ReduceScatter().resume(bucket, *shards, 0)) return rest;
+    if (replicas->size() == 1 || round > (left_over(bucket) ? 1 : 0)) return {};
+    const auto part = ddp::part_of(bucket.gradients.size(), static_cast<std::size_t>(shards->rank()),
+                                   static_cast<std::size_t>(shards->size()));
+    // The weight has been multiplied by already, but where there is one shard alone.
+    return replicas->all_reduce_async(
+        bucket.gradients.subspan(part.begin, part.end - part.begin), comm::ReduceOp::sum,
+        {.scale = shards->size() == 1 ? bucket.weight : 1,
+         .traffic = trace::Traffic::gradients,
+         .bucket = static_cast<int>(bucket.index)});
+  }
+
+ private:
+  template <class Bucket>
+  bool left_over(const Bucket& bucket) const {
+    return bucket.gradients.size() % static_cast<std::size_t>(shards->size()) != 0;
+  }
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_HYBRID_REDUCE_SCATTER_HPP
+
 // <chorus/parallel/hooks/post_local_sgd.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_POST_LOCAL_SGD_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_POST_LOCAL_SGD_HPP
@@ -11744,302 +11848,15 @@ class detail::Access<LocalSgd<Model, Communicator>> {
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_LOCAL_SGD_HPP
 
-// <chorus/parallel/parameter_server.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PARAMETER_SERVER_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_PARAMETER_SERVER_HPP
-/// ParameterServer: rank 0 has the parameters; all others push gradients to it and pull parameters from it.
+// <chorus/parallel/mesh.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_MESH_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_MESH_HPP
+/// Mesh: ranks along several axes, which share a model's stages, its batches, its parameters and its layers.
 
-namespace chorus {
-
-struct ParameterServerOptions {
-  /// The axis of the inputs along which their samples lie.
-  int dim = 0;
-  /// See SingleDeviceOptions: a rank takes whole shares, of which there are at least as many as ranks. Workers push
-  /// sums of their shares, and `no_sync` saves no messages.
-  int canonical_shares = 0;
-};
-
-/// Synchronous SGD with a parameter server (Li et al., "Scaling distributed machine learning with the parameter
-/// server", OSDI 2014). At the end of backward every worker sends its gradients, and has none left, so that its
-/// optimizer's step changes nothing; the server, rank 0, which works on a share of the batch as well, adds them up and
-/// steps, alone. At the beginning of the next forward pass in training, of the model or of one of its layers, every
-/// worker fetches the new parameters: all ranks make that pass, with gradients or without; within `join` those without
-/// don't fetch. The training loop is that of the other policies, and so are the steps: gradients are means over the
-/// samples of the batch. A GradScaler has to ask all ranks, for workers have no gradients to look at:
-/// `GradScaler scaler{net}`.
-///
-/// The server sends n - 1 times the model's bytes a step and receives as many; a worker sends and receives them once.
-/// With DistributedDataParallel's ring every rank sends 2 (n - 1) / n times: as much in all, but no link is crowded.
-/// Optimizer state exists on the server alone.
-///
-/// After the last step workers have old parameters: `eval()`, which all ranks call, fetches them, too. A forward pass
-/// without gradients of a model that is all in evaluation, with old ones, throws UsageError. A worker's
-/// ParameterAverage that is updated after each step lags by one: the server's is the one to use and to keep.
-template <class Model, class Communicator = comm::AnyCommunicator>
-class ParameterServer : public DistributedPolicy<Model, Communicator> {
-  using Base = DistributedPolicy<Model, Communicator>;
-
- public:
-  using D = typename Base::device_type;
-  using policy_type = ParameterServer;
-  static constexpr const char* name = "parameter_server";
-
-  /// Compares the models of all ranks. Throws UsageError, on every rank, where they or the options differ. The
-  /// communicator must outlive this.
-  ParameterServer(Model model, Communicator& communicator, const ParameterServerOptions& options = {},
-                  std::uint64_t seed = initial_seed())
-      : Base("ParameterServer", std::move(model), communicator, options.dim, seed, options.canonical_shares) {
-    this->check_same(cat("options: dim ", options.dim, ", canonical_shares ", options.canonical_shares, "\n"),
-                     typename Base::All{});
-    pull();
-    this->on_gradients([this](std::size_t i) { gradient_arrived(i); });
-  }
-  /// With a seed and no options.
-  template <std::integral Seed>
-  ParameterServer(Model model, Communicator& communicator, Seed seed)
-      : ParameterServer(std::move(model), communicator, {}, static_cast<std::uint64_t>(seed)) {}
-  /// For `launch`: takes communicator and seed from `run`. The model moves to the device that `run` names, if any.
-  template <detail::LaunchedRun Run>
-  ParameterServer(Model model, Run& run, const ParameterServerOptions& options = {})
-      : ParameterServer(detail::placed(std::move(model), run), run.communicator(), options, run.seed()) {
-    run.check_options();
-  }
-
-  /// Peers don't wait for a rank that throws in the middle of a backward pass: the group is given up.
-  ~ParameterServer() {
-    if (in_backward_) this->give_up();
-  }
-
-  /// The model's output for this rank's share of the batch. Each is followed by one backward pass at most, but under
-  /// no_sync: another one throws UsageError.
-  template <class... Inputs>
-  auto operator()(const Inputs&... inputs) {
-    check<UsageError>(!in_backward_,
-                      "ParameterServer: the last backward pass ended early; its gradients are incomplete");
-    ddp::ForwardPass pass{.samples = detail::samples_of(this->random_.dim, inputs...), .sync = sync_};
-    pass.number = this->begin_forward(pass.samples).step;
-    if (grad_enabled()) {
-      pushed_ = false;
-      this->begin_pass(pass, this->joining_);  // those that have ended have to know
-      if (stepped_) pull();
-      return this->forward_recorded(inputs...);
-    }
-    if (stepped_ && !this->joining_) {
-      check<UsageError>(this->any_training(),
-                        "ParameterServer: the server has stepped since workers had its parameters; before a forward "
-                        "pass in evaluation all ranks call eval()");
-      pull();
-    }
-    return this->forward_aside(pass, inputs...);
-  }
-
-  /// While it lives, backward adds to this rank's own gradients alone; the first backward after it pushes the sum. Each
-  /// pass counts by its own global batch.
-  [[nodiscard]] NoSync no_sync() { return this->scope_without(sync_); }
-
-  /// Runs `body`, a loop over batches of which ranks may have different numbers: see chorus::join. `options.step` is
-  /// what the server does where it has run out of batches before others have: throws UsageError without. Buffers are
-  /// the server's.
-  template <class Body>
-  void join(const Body& body, const JoinOptions& options = {}) {
-    chorus::join(body, options, *this);
-  }
-  bool is_server() const { return this->communicator_.rank() == 0; }
-
-  /// Workers take the server's parameters and buffers now; all ranks call it.
-  void pull() {
-    const comm::CollectiveOptions options{.traffic = trace::Traffic::parameters};
-    for (const auto& group : this->flat_.groups())
-      with_numbers(group, group.value(0), [&](auto values) {
-        if (is_server())
-          for (int worker = 1; worker < this->devices(); ++worker) this->communicator_.send(values, worker, options);
-        else
-          this->communicator_.recv(values, 0, options);
-      });
-    if (!is_server())
-      for (const auto& entry : this->flat_.entries()) entry.parameter().touch();
-    this->broadcast_buffers(0);
-    stepped_ = false;
-  }
-  void eval() {
-    if (stepped_) pull();
-    Base::eval();
-  }
-
- private:
-  void begin_join(const detail::JoinFacts& facts) override {
-    check<UsageError>(facts.steps || facts.throw_early,
-                      "ParameterServer::join: the server steps for all, also where others have more batches than it "
-                      "has: JoinOptions::step, or a function after the net");
-    Base::begin_join(facts);
-  }
-  [[gnu::cold]] JoinedPass take_part_in_pass() override {
-    if (!this->begin_pass_of_others()) return JoinedPass::none;
-    if (stepped_) pull();
-    this->shares_.weigh({});
-    if (!this->shares_.active_pass().sync) return JoinedPass::passed;
-    push(/*ended=*/true);
-    return JoinedPass::averaged;
-  }
-  [[gnu::cold]] void all_have_run_out() override {
-    this->end_passes_of_others();
-    if (stepped_) pull();
-  }
-
-  // Calls `f` with all numbers of a group that begin at `at`.
-  template <class F>
-  static void with_numbers(const typename nn::FlatParameters<D>::Group& group, std::byte* at, const F& f) {
-    ddp::with_type("ParameterServer: parameters", group.dtype, at,
-                   [&]<class T>(T* numbers) { f(std::span<T>(numbers, group.count)); });
-  }
-
-  // What earlier passes have left, on the server or under no_sync, is to stay as it is when `push` weighs all.
-  void backward_is_weighed() override {
-    earlier_.change_unit(this->flat_, this->shares_.weight(), [](std::size_t) { return true; });
-  }
-
-  void gradient_arrived(std::size_t i) {
-    if (!in_backward_) begin_backward();
-    auto& p = this->flat_.entries()[i].parameter();
-    earlier_.gradient_arrived(p);
-    if (!sync_ && this->devices() > 1) p.set_grad_local(true);
-  }
-  void begin_backward() {
-    check<UsageError>(this->weighed(),
-                      "ParameterServer: backward goes through the model, but not through a forward pass of the net in "
-                      "this thread: call the net, not its module(): there workers fetch the parameters");
-    check<UsageError>(!pushed_,
-                      "ParameterServer: expected a forward pass between two backward passes; what the first one has "
-                      "sent to the server can't be told from what the second one adds");
-    in_backward_ = true;
-    this->when_backward_ends([this] {
-      if (sync_)
-        push();
-      else
-        accumulated_ = true;
-      in_backward_ = false;
-    });
-  }
-
-  // What a rank says of a parameter: whether it has a gradient, and whether its loop has called zero_grad since the
-  // last push, as it would on a server that has run out of batches.
-  static constexpr std::uint8_t has_gradient = 1, forgotten = 2;
-
-  std::vector<std::uint8_t> own_marks(bool ended) const {
-    std::vector<std::uint8_t> marks;
-    for (const auto& entry : this->flat_.entries()) {
-      const auto& p = entry.parameter();
-      const auto i = marks.size();
-      const bool was_forgotten = forgotten_before_.empty() || p.times_forgotten() != forgotten_before_[i];
-      marks.push_back((p.grad_arrived() ? has_gradient : 0) | (!ended && was_forgotten ? forgotten : 0));
-    }
-    return marks;
-  }
-  // The marks of all workers together, on the server.
-  std::vector<std::uint8_t> workers_marks(const std::vector<std::uint8_t>& own) {
-    std::vector<std::uint8_t> all(own.size()), marks(own.size());
-    if (!is_server()) this->communicator_.send(std::span<const std::uint8_t>(own), 0);
-    for (int worker = 1; is_server() && worker < this->devices(); ++worker) {
-      this->communicator_.recv(std::span<std::uint8_t>(marks), worker);
-      for (std::size_t i = 0; i < all.size(); ++i) all[i] |= marks[i];
-    }
-    return all;
-  }
-
-  // Gradients weighed by samples go to the server. `ended`: this rank has run out of batches.
-  void push(bool ended = false) {
-    const double weight = std::exchange(earlier_.unit, 1);
-    const bool accumulated = std::exchange(accumulated_, false);
-    const auto& entries = this->flat_.entries();
-    auto own = own_marks(ended);
-    const auto workers = workers_marks(own);
-    for (std::size_t i = 0; i < entries.size(); ++i) {
-      auto& p = entries[i].parameter();
-      // An earlier step has used what is left of a push.
-      if (ended && !accumulated && (workers[i] & forgotten) != 0) own[i] = 0;
-      if ((own[i] & has_gradient) == 0) zero_bytes(p.where(), p.grad_data(), p.size_bytes());
-    }
-    if (this->canonical_)
-      push_sums();
-    else
-      push_weighed(weight);
-    forgotten_before_.clear();
-    for (std::size_t i = 0; i < entries.size(); ++i) {
-      auto& p = entries[i].parameter();
-      p.set_grad_arrived(is_server() && ((own[i] | workers[i]) & has_gradient) != 0);
-      p.set_grad_local(false);
-      p.set_grad_sent(!is_server());
-      forgotten_before_.push_back(p.times_forgotten());
-    }
-    pushed_ = stepped_ = true;
-  }
-  void push_weighed(double weight) {
-    auto& communicator = this->communicator_;
-    const D device = this->flat_.entries().front().parameter().where();
-    const comm::CollectiveOptions options{.traffic = trace::Traffic::gradients};
-    for (const auto& group : this->flat_.groups())
-      with_numbers(group, group.grad(0), [&]<class T>(std::span<T> grads) {
-        const auto count = static_cast<Index>(grads.size());
-        kernels::scale(device, count, static_cast<T>(weight), grads.data());
-        if (!is_server()) return communicator.send(grads, 0, options);
-        const MemoryScope scope(trace::Memory::buckets);
-        const auto theirs = Tensor<T, 1, D>::empty({count}, device);
-        for (int worker = 1; worker < this->devices(); ++worker) {
-          communicator.recv(std::span<T>(theirs.data(), grads.size()), worker, options);
-          kernels::axpy(device, count, T{1}, theirs.data(), grads.data());
-        }
-      });
-  }
-  // Sums of canonical shares, which the server adds up in the order of the tree.
-  void push_sums() {
-    auto& communicator = this->communicator_;
-    const auto& tree = this->canonical_->tree();
-    const D device = this->flat_.entries().front().parameter().where();
-    const comm::CollectiveOptions options{.traffic = trace::Traffic::gradients};
-    const MemoryScope scope(trace::Memory::buckets);
-    const auto batch = static_cast<std::size_t>(this->shares_.batch());
-    const auto of_ranks = canonical::sums_of_ranks(this->canonical_->shares(), this->ranks(), batch);
-    for (std::size_t g = 0; g < this->flat_.groups().size(); ++g) {
-      const auto& group = this->flat_.groups()[g];
-      if (!is_server()) {
-        for (std::size_t k = 0; k < tree.sums().size(); ++k)
-          with_numbers(group, tree.sum(k, g, 0), [&](auto numbers) { communicator.send(numbers, 0, options); });
-        continue;
-      }
-      std::vector<Storage<D>> theirs;
-      const auto numbers_of = [&](std::size_t rank, std::size_t k) {
-        if (rank == 0) return tree.sum(k, g, 0);
-        theirs.emplace_back(device, group.count * size_of(group.dtype));
-        auto* const sum = static_cast<std::byte*>(theirs.back().data());
-        with_numbers(group, sum, [&](auto numbers) { communicator.recv(numbers, static_cast<int>(rank), options); });
-        return sum;
-      };
-      canonical::add_up(of_ranks, numbers_of, device, group.dtype, group.count, group.grad(0));
-    }
-  }
-
-  ddp::EarlierGradients<D> earlier_;
-  bool sync_ = true;
-  bool accumulated_ = false;  // there are gradients that no push has sent
-  bool in_backward_ = false;
-  bool pushed_ = false;                          // the gradients of the last forward pass have been sent
-  bool stepped_ = false;                         // the server's parameters may have changed since the last pull
-  std::vector<std::uint32_t> forgotten_before_;  // times_forgotten of all parameters at the last push
-};
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_PARAMETER_SERVER_HPP
-
-// <chorus/parallel/pipeline.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_HPP
-/// Pipeline: each rank holds a part of the model, a stage, and micro-batches go through the stages one behind the
-/// other, so that all ranks compute at the same time.
-
-// <chorus/parallel/pipeline/check_schedule.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_CHECK_SCHEDULE_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_CHECK_SCHEDULE_HPP
-/// Reads a schedule's table as ranks would follow it, without any rank: for tables of any size.
+// <chorus/parallel/mesh/axes.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_MESH_AXES_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_MESH_AXES_HPP
+/// The axes of a Mesh: along which of a model's dimensions ranks share the work.
 
 // <chorus/parallel/pipeline/schedule.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_SCHEDULE_HPP
@@ -12201,6 +12018,497 @@ inline constexpr int stages_of_rank<Interleaved<V>> = V;
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_SCHEDULE_HPP
+
+// <chorus/parallel/tensor/sequence_split.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_SEQUENCE_SPLIT_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_SEQUENCE_SPLIT_HPP
+/// Whether TensorParallel shares out the places of a sequence, too, where layers are whole.
+
+namespace chorus {
+
+struct NoSequenceSplit {
+  static constexpr bool splits_sequences = false;
+};
+struct SequenceSplit {
+  static constexpr bool splits_sequences = true;
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_SEQUENCE_SPLIT_HPP
+
+namespace chorus::mesh {
+
+/// As an axis's size: as many ranks as there are for it. At most one axis.
+inline constexpr int rest = -1;
+/// As an axis's size: what MeshOptions::sizes says.
+inline constexpr int dynamic = 0;
+
+/// How many ranks the axes have that are mesh::dynamic. One may have the rest.
+struct Sizes {
+  int pipe = 1, data = 1, shard = 1, tensor = 1;
+};
+
+/// Stages of a pipeline: see Pipeline.
+template <int ranks, class Order = OneForwardOneBackward>
+struct Pipe {
+  static constexpr int size = ranks, place = 0;
+  using order = Order;
+};
+/// Shares of the batch, of a model that each rank has whole: see DistributedDataParallel.
+template <int ranks>
+struct Data {
+  static constexpr int size = ranks, place = 1;
+};
+/// Shares of the batch, of a model of which each rank keeps a part: see FullyShardedDataParallel. In a pipeline, which
+/// comes back to each unit with every micro-batch, KeepParameters.
+template <int ranks, class Units = ByBytes<>>
+struct Shard {
+  static constexpr int size = ranks, place = 2;
+  using units = Units;
+};
+/// Layers that are shared out: see TensorParallel.
+template <int ranks, class Sequence = NoSequenceSplit>
+struct Tensor {
+  static constexpr int size = ranks, place = 3;
+  using sequence = Sequence;
+};
+
+/// An axis of one rank, where a mesh has none.
+using NoPipe = Pipe<1>;
+using NoData = Data<1>;
+using NoShard = Shard<1>;
+using NoTensor = Tensor<1>;
+
+namespace detail {
+template <int place, class Default, class... Axes>
+struct AxisAt {
+  using type = Default;
+};
+template <int place, class Default, class First, class... Rest>
+struct AxisAt<place, Default, First, Rest...> {
+  using type = typename std::conditional_t<First::place == place, std::type_identity<First>,
+                                           AxisAt<place, Default, Rest...>>::type;
+};
+template <class... Axes>
+constexpr bool in_order() {
+  [[maybe_unused]] int last = -1;
+  return ((std::exchange(last, Axes::place) < Axes::place) && ...);
+}
+}  // namespace detail
+
+/// Whether a mesh may have these axes: outermost first, as Pipe, Data, Shard, Tensor, each once. Neighbours on the
+/// innermost axis talk most.
+template <class... Axes>
+inline constexpr bool valid = sizeof...(Axes) > 0 && detail::in_order<Axes...>();
+
+/// A mesh's axes, in their order, and how many ranks each has.
+template <class... Axes>
+struct AxesOf {
+  using pipe = typename detail::AxisAt<0, NoPipe, Axes...>::type;
+  using data = typename detail::AxisAt<1, NoData, Axes...>::type;
+  using shard = typename detail::AxisAt<2, NoShard, Axes...>::type;
+  using tensor = typename detail::AxisAt<3, NoTensor, Axes...>::type;
+  static constexpr bool pipes = (... || (Axes::place == 0)), shards = (... || (Axes::place == 2));
+
+  static constexpr std::array<int, 4> declared{pipe::size, data::size, shard::size, tensor::size};
+
+  /// Of `world` ranks. Throws UsageError where they don't fit.
+  static std::array<int, 4> sizes(int world, const Sizes& chosen) {
+    static_assert(((Axes::size >= dynamic || Axes::size == rest) && ...),
+                  "Mesh: an axis has at least one rank, or mesh::rest, or mesh::dynamic");
+    static_assert(((Axes::size == rest ? 1 : 0) + ... + 0) <= 1, "Mesh: one axis may have the rest of the ranks");
+    auto all = declared;
+    const int given[] = {chosen.pipe, chosen.data, chosen.shard, chosen.tensor};
+    int product = 1, open = 0;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      if (all[i] == dynamic) all[i] = given[i];
+      check<UsageError>(all[i] > 0 || all[i] == rest, "Mesh: MeshOptions::sizes: an axis has at least one rank, or ",
+                        "mesh::rest, got ", all[i]);
+      check<UsageError>(declared[i] == dynamic || given[i] == 1, "Mesh: MeshOptions::sizes has ", given[i],
+                        " ranks for an axis that the type does not have, or not as mesh::dynamic");
+      all[i] == rest ? ++open : product *= all[i];
+    }
+    check<UsageError>(open < 2, "Mesh: MeshOptions::sizes: one axis may have the rest of the ranks, got ", open);
+    check<UsageError>(open > 0 ? world % product == 0 && world > 0 : world == product, "Mesh: expected ", product,
+                      open > 0 ? " ranks, or a multiple, for its axes " : " ranks for its axes ", text(all), ", got ",
+                      world);
+    for (int& size : all)
+      if (size == rest) size = world / product;
+    return all;
+  }
+  static std::string text(const std::array<int, 4>& sizes) {
+    std::string out;
+    const char* const names[] = {"Pipe", "Data", "Shard", "Tensor"};
+    const bool here[] = {pipes, (... || (Axes::place == 1)), shards, (... || (Axes::place == 3))};
+    for (std::size_t i = 0; i < sizes.size(); ++i)
+      if (here[i])
+        out += cat(out.empty() ? "" : ", ", names[i], '<', sizes[i] == rest ? std::string("rest") : cat(sizes[i]), '>');
+    return out;
+  }
+};
+
+}  // namespace chorus::mesh
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_MESH_AXES_HPP
+
+// <chorus/parallel/mesh/groups.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_MESH_GROUPS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_MESH_GROUPS_HPP
+/// A rank's place in a mesh, and its communicators along each axis.
+
+// <chorus/parallel/tensor/shared_layers.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_SHARED_LAYERS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_SHARED_LAYERS_HPP
+/// The layers of a model that a group of ranks shares out, for policies: their parts, and what operators know of it.
+
+// <chorus/parallel/tensor/group.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_GROUP_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_GROUP_HPP
+/// A TensorGroup over a communicator.
+
+namespace chorus::detail {
+
+template <class Communicator>
+class CommunicatorGroup final : public TensorGroup {
+ public:
+  CommunicatorGroup(Communicator& communicator, bool splits_sequences)
+      : communicator_(&communicator),
+        rank_(communicator.rank()),
+        size_(communicator.size()),
+        splits_sequences_(splits_sequences) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  bool splits_sequences() const override { return splits_sequences_; }
+  /// Nodes of the tape may live longer than the policy.
+  void end() { communicator_ = nullptr; }
+
+ protected:
+  void all_reduce(void* data, std::size_t count, DType type, bool largest) override {
+    of_type(type, [&]<class T>(T) {
+      living().all_reduce(std::span(static_cast<T*>(data), count),
+                          largest ? comm::ReduceOp::max : comm::ReduceOp::sum, {.traffic = trace::Traffic::outputs});
+    });
+  }
+  void all_gather(const void* mine, void* all, std::size_t count, DType type) override {
+    of_type(type, [&]<class T>(T) {
+      living().all_gather(std::span(static_cast<const T*>(mine), count),
+                          std::span(static_cast<T*>(all), count * static_cast<std::size_t>(size_)),
+                          {.traffic = trace::Traffic::outputs});
+    });
+  }
+  void reduce_scatter(const void* all, void* mine, std::size_t count, DType type) override {
+    of_type(type, [&]<class T>(T) {
+      living().reduce_scatter(std::span(static_cast<const T*>(all), count * static_cast<std::size_t>(size_)),
+                              std::span(static_cast<T*>(mine), count), comm::ReduceOp::sum,
+                              {.traffic = trace::Traffic::outputs});
+    });
+  }
+
+ private:
+  template <class F>
+  static void of_type(DType type, const F& f) {
+    switch (type) {
+      case DType::f32: return f(float{});
+      case DType::f64: return f(double{});
+      case DType::bfloat16: return f(bf16{});
+      default: return f(half{});
+    }
+  }
+  Communicator& living() const {
+    check<UsageError>(communicator_ != nullptr, "TensorParallel: the policy that ran the forward pass is gone");
+    return *communicator_;
+  }
+
+  Communicator* communicator_;
+  int rank_, size_;
+  bool splits_sequences_;
+};
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_GROUP_HPP
+
+// <chorus/parallel/tensor/split_parameters.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_SPLIT_PARAMETERS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_SPLIT_PARAMETERS_HPP
+/// Cuts the parameters of a model into this rank's parts, in place, and puts whole ones together again.
+
+namespace chorus::detail {
+
+/// The parameters of a model that its layers share out, each once, with how. Throws UsageError where two layers have
+/// one parameter in common and don't share it out in the same way.
+template <Device D>
+class SplitParameters final : public nn::detail::Walker {
+ public:
+  struct Item {
+    std::string name;
+    AnyParameter handle;
+    Split split;
+    ParameterOn<D>& parameter() const { return handle.on<D>(); }
+  };
+
+  explicit SplitParameters(nn::Module& model) {
+    walk(model);
+    for (const auto& one : whole_)
+      for (const Item& item : items_)
+        check<UsageError>(item.handle.shared() != one.handle.shared(), "TensorParallel: '", item.name, "' and '",
+                          one.name, "' are one parameter, which the first one's layer shares out and the other one's ",
+                          "has whole: give both layers that share it out, as VocabularyParallelEmbedding and ",
+                          "ColumnParallelLinear do");
+  }
+  const std::vector<Item>& items() const { return items_; }
+
+  void parameter(std::string_view name, AnyParameter& handle) override { whole_.push_back({path(name), handle, {}}); }
+  void split_parameter(std::string_view name, AnyParameter& handle, const Split& split) override {
+    for (const Item& item : items_)
+      if (item.handle.shared() == handle.shared()) {
+        check<UsageError>(item.split == split, "TensorParallel: '", item.name, "' and '", path(name), "' are one ",
+                          "parameter, which their layers share out in different ways");
+        return;
+      }
+    items_.push_back({path(name), handle, split});
+  }
+
+ private:
+  std::vector<Item> items_, whole_;
+};
+
+/// Makes `item` this rank's part of what it is. Throws UsageError where a rank would have nothing of it.
+template <Device D>
+void cut(const typename SplitParameters<D>::Item& item, const std::shared_ptr<TensorGroup>& group) {
+  auto& parameter = item.parameter();
+  const Split& split = item.split;
+  std::vector<Index> extents(parameter.extents().begin(), parameter.extents().end());
+  Index& along = extents[static_cast<std::size_t>(split.axis)];
+  const SplitLayout layout(parameter.extents(), split, along);
+  check<UsageError>(layout.width / split.unit >= group->size(), "TensorParallel: '", item.name, "' has ",
+                    layout.width / split.unit, split.unit > 1 ? cat(" units of ", split.unit) : std::string(" entries"),
+                    " along axis ", split.axis, ", which ", group->size(), " ranks can't share: each needs one");
+  const auto mine = group->part(layout.width, split.unit);
+  auto whole = std::make_shared<PartOfParameter>(PartOfParameter{split, along, group});
+  const MemoryScope scope(trace::Memory::parameters);
+  const auto size = size_of(parameter.dtype());
+  const D device = parameter.where();
+  const Storage<D> part(device, static_cast<std::size_t>(layout.numbers(mine)) * size);
+  auto* const to = static_cast<std::byte*>(part.data());
+  const auto* const from = static_cast<const std::byte*>(parameter.memory());
+  layout.for_runs(mine, [&](Index in_whole, Index in_part, Index count) {
+    copy_bytes(device, to + static_cast<std::size_t>(in_part) * size, device,
+               from + static_cast<std::size_t>(in_whole) * size, static_cast<std::size_t>(count) * size);
+  });
+  along = split.blocks * mine.count;
+  parameter.replace_numbers(extents, part);
+  parameter.set_part(std::move(whole));
+}
+
+/// Puts into `whole`, another model's parameter, what all ranks have of `part`. A collective.
+template <Device D, class Communicator>
+void join(const ParameterOn<D>& part, ParameterOn<D>& whole, Communicator& communicator) {
+  const PartOfParameter& of = *part.part();
+  std::vector<Index> extents(part.extents().begin(), part.extents().end());
+  extents[static_cast<std::size_t>(of.split.axis)] = of.width;
+  const SplitLayout layout(part.extents(), of.split, of.width);
+  const int ranks = of.group->size();
+  const auto size = size_of(part.dtype());
+  const D device = part.where();
+  const MemoryScope scope(trace::Memory::parameters);
+  const auto most = static_cast<std::size_t>(layout.numbers(axis_part(layout.width, of.split.unit, ranks, 0))) * size;
+  const Storage<D> mine(device, most), all(device, most * static_cast<std::size_t>(ranks)),
+      joined(device, static_cast<std::size_t>(numel(extents)) * size);
+  zero_bytes(device, mine.data(), most);
+  copy_bytes(device, mine.data(), device, part.memory(), part.size_bytes());
+  communicator.all_gather(std::span(static_cast<const std::uint8_t*>(mine.data()), most),
+                          std::span(static_cast<std::uint8_t*>(all.data()), most * static_cast<std::size_t>(ranks)),
+                          {.traffic = trace::Traffic::parameters});
+  auto* const to = static_cast<std::byte*>(joined.data());
+  for (int rank = 0; rank < ranks; ++rank) {
+    const auto* const from = static_cast<const std::byte*>(all.data()) + static_cast<std::size_t>(rank) * most;
+    layout.for_runs(axis_part(layout.width, of.split.unit, ranks, rank), [&](Index in_whole, Index at, Index count) {
+      copy_bytes(device, to + static_cast<std::size_t>(in_whole) * size, device,
+                 from + static_cast<std::size_t>(at) * size, static_cast<std::size_t>(count) * size);
+    });
+  }
+  whole.replace_numbers(extents, joined);
+  whole.set_part(nullptr);
+}
+
+/// Writes this rank's part of `whole`'s numbers into `part`.
+template <Device D>
+void take_part(const ParameterOn<D>& whole, ParameterOn<D>& part) {
+  const PartOfParameter& of = *part.part();
+  const SplitLayout layout(whole.extents(), of.split, of.width);
+  const auto size = size_of(part.dtype());
+  auto* const to = static_cast<std::byte*>(part.memory());
+  const auto* const from = static_cast<const std::byte*>(whole.memory());
+  layout.for_runs(of.group->part(layout.width, of.split.unit), [&](Index in_whole, Index in_part, Index count) {
+    copy_bytes(part.where(), to + static_cast<std::size_t>(in_part) * size, whole.where(),
+               from + static_cast<std::size_t>(in_whole) * size, static_cast<std::size_t>(count) * size);
+  });
+  part.touch();
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_SPLIT_PARAMETERS_HPP
+
+namespace chorus::detail {
+
+template <class Communicator>
+class SharedLayers {
+ public:
+  SharedLayers(Communicator& communicator, bool splits_sequences)
+      : communicator_(communicator),
+        group_(std::make_shared<CommunicatorGroup<Communicator>>(communicator, splits_sequences)) {}
+  SharedLayers(const SharedLayers&) = delete;
+  SharedLayers& operator=(const SharedLayers&) = delete;
+  ~SharedLayers() { group_->end(); }
+
+  /// Compares the ranks' models, and takes rank 0's numbers and of them this rank's part. `options`: what must be the
+  /// same, too. Throws UsageError, on all ranks, where they differ, where no layer can be shared out, and where a rank
+  /// would have nothing of one.
+  template <class Model>
+  Model share_out(Model model, const std::string& options = "") {
+    using D = typename nn::detail::DeviceOfModel<Model>::type;
+    if constexpr (!std::is_same_v<D, Cpu>)
+      check<UsageError>(communicator_.takes_device_memory(), "TensorParallel: a model on ", D::kind,
+                        " needs a communicator for its memory, such as comm::NcclCommunicator; got ",
+                        communicator_.backend());
+    for (const auto& named : nn::named_parameters<D>(model))
+      check<UsageError>(named.parameter->part() == nullptr, "TensorParallel: '", named.name,
+                        "' is a part already, of a model that a policy has shared out");
+    const auto all = [](const auto&) { return true; };
+    check_same_description(communicator_, "TensorParallel", options + model_description<D>(model, all));
+    const SplitParameters<D> split(model);
+    if (communicator_.size() == 1) return model;
+    check<UsageError>(!split.items().empty(), "TensorParallel: no layer of the model can be shared out: expected ",
+                      "ColumnParallelLinear, RowParallelLinear, VocabularyParallelEmbedding, MultiheadAttention or ",
+                      "the layers of transformers");
+    for (const auto& named : nn::named_parameters<D>(model)) broadcast(*named.parameter, trace::Traffic::parameters);
+    for (const auto& named : nn::named_buffers<D>(model)) broadcast(*named.buffer, trace::Traffic::buffers);
+    for (const auto& item : split.items()) cut<D>(item, group_);
+    return model;
+  }
+
+  /// For TensorGroupScope: what layers are to know in a forward pass; null where they are whole.
+  std::shared_ptr<TensorGroup> group() const {
+    return communicator_.size() > 1 ? std::shared_ptr<TensorGroup>(group_) : nullptr;
+  }
+
+  /// A whole model, on every rank, of one that has been shared out. All ranks call it.
+  template <class Model>
+  Model gathered(Model& model) {
+    using D = typename nn::detail::DeviceOfModel<Model>::type;
+    Model whole = nn::copy_of(model);
+    const SplitParameters<D> parts(model), wholes(whole);
+    if (communicator_.size() > 1)
+      for (std::size_t i = 0; i < parts.items().size(); ++i)
+        join(parts.items()[i].parameter(), wholes.items()[i].parameter(), communicator_);
+    return whole;
+  }
+
+ private:
+  void broadcast(auto& home, trace::Traffic traffic) {
+    if (home.size_bytes() == 0) return;
+    communicator_.broadcast(std::span(static_cast<std::uint8_t*>(home.memory()), home.size_bytes()), 0,
+                            {.traffic = traffic});
+    home.touch();
+  }
+
+  Communicator& communicator_;
+  std::shared_ptr<CommunicatorGroup<Communicator>> group_;
+};
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_SHARED_LAYERS_HPP
+
+namespace chorus::mesh {
+
+/// Ranks are numbered with the innermost axis, tensor, fastest. All ranks make one, together; `all` and `world`, what
+/// it was connected with, must outlive it.
+class Groups {
+ public:
+  using Communicator = comm::AnyCommunicator;
+
+  Groups(Communicator& all, const comm::World& world, const std::array<int, 4>& sizes, bool splits_sequences)
+      : all_(all), sizes_(sizes), place_(place_of(all.rank(), sizes)) {
+    const auto [p, d, s, t] = place_;
+    const int tensor_size = sizes[3], batch_size = sizes[1] * sizes[2];
+    // A color is a number of its own for each group: that of its first rank.
+    pipe_world = split(world, sizes[0], all.rank() - p * batch_size * tensor_size);
+    pipe = comm::connect(pipe_world);
+    const int first_of_batch = all.rank() - (d * sizes[2] + s) * tensor_size;
+    batch = comm::connect(split(world, batch_size, first_of_batch));
+    const int first_of_shards = all.rank() - s * tensor_size;
+    gathers = comm::connect(split(world, sizes[2], first_of_shards));
+    if (sizes[1] > 1) shards_ = comm::connect(split(world, sizes[2], first_of_shards));
+    replicas = comm::connect(split(world, sizes[1], all.rank() - d * sizes[2] * tensor_size));
+    tensor = comm::connect(split(world, tensor_size, all.rank() - t));
+    layers.emplace(tensor, splits_sequences);
+  }
+  Groups(const Groups&) = delete;
+  Groups& operator=(const Groups&) = delete;
+  /// Nobody waits for a rank that throws.
+  ~Groups() {
+    if (std::uncaught_exceptions() <= exceptions_before_) return;
+    for (Communicator* const group : {&pipe, &batch, &gathers, &shards_, &replicas, &tensor})
+      if (group->size() > 1)
+        group->abort(cat("rank ", all_.rank(), " of the mesh threw an exception in the middle of a step"));
+  }
+
+  Communicator& all() const { return all_; }
+  /// Among which gradients are averaged in parts.
+  Communicator& shards() { return sizes_[1] > 1 ? shards_ : batch; }
+  /// How many ranks each axis has, and this rank's place on it: pipe, data, shard, tensor.
+  const std::array<int, 4>& sizes() const { return sizes_; }
+  const std::array<int, 4>& place() const { return place_; }
+
+  comm::World pipe_world;
+  Communicator pipe;      ///< those that have the other stages
+  Communicator batch;     ///< those that have the other shares of the batch, and the same of the model
+  Communicator gathers;   ///< of these those that have the other shards, which they gather
+  Communicator replicas;  ///< those that have the same shards
+  Communicator tensor;    ///< those that have the other parts of layers
+  std::optional<chorus::detail::SharedLayers<Communicator>> layers;
+
+ private:
+  static std::array<int, 4> place_of(int rank, const std::array<int, 4>& sizes) {
+    std::array<int, 4> place{};
+    for (std::size_t axis = sizes.size(); axis-- > 0; rank /= sizes[axis]) place[axis] = rank % sizes[axis];
+    return place;
+  }
+  // Of a group of one the rank is alone.
+  comm::World split(const comm::World& world, int size, int color) {
+    return size == 1 ? comm::World{} : comm::split(all_, world, color);
+  }
+
+  Communicator& all_;
+  Communicator shards_;
+  std::array<int, 4> sizes_, place_;
+  const int exceptions_before_ = std::uncaught_exceptions();
+};
+
+/// Base of Mesh, which has to have them before its other base.
+struct WithGroups {
+  mutable Groups groups;
+  template <class... Arguments>
+  explicit WithGroups(Arguments&&... arguments) : groups(std::forward<Arguments>(arguments)...) {}
+};
+
+}  // namespace chorus::mesh
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_MESH_GROUPS_HPP
+
+// <chorus/parallel/mesh/policies.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_MESH_POLICIES_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_MESH_POLICIES_HPP
+/// The policy among the ranks of a mesh that have shares of one batch.
+
+// <chorus/parallel/pipeline/staged_model.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_STAGED_MODEL_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_STAGED_MODEL_HPP
+/// A model of which each rank has a part, a stage, and whose forward pass is all ranks' together.
+
+// <chorus/parallel/pipeline/check_schedule.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_CHECK_SCHEDULE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_CHECK_SCHEDULE_HPP
+/// Reads a schedule's table as ranks would follow it, without any rank: for tables of any size.
 
 namespace chorus {
 
@@ -12940,6 +13248,8 @@ class LossWeights {
   }
   /// The loss of the whole batch. Of one in which nothing counts it is what the last micro-batch says.
   double loss() const { return total_ > 0 ? sum_ / total_ : last_; }
+  /// What it is a mean of.
+  double total() const { return total_; }
   /// What all gradients are multiplied by.
   double correction() const { return total_ > 0 ? expected_ / total_ : 1; }
 
@@ -13009,13 +13319,13 @@ class TiedParameters {
     }
   }
 
-  /// Calls `f(entry, communicator)` for each tied parameter of this rank, in the order of the model's members.
+  /// Calls `f(i, communicator)` for each tied parameter of `own`, this rank's, in the order of the model's members.
   template <class F>
-  void for_each(const nn::FlatParameters<D>& flat, const F& f) {
+  void for_each(const std::vector<nn::NamedParameter<D>>& own, const F& f) {
     for (Group& group : groups_)
       for (const Node* parameter : group.parameters)
-        for (std::size_t i = 0; i < flat.entries().size(); ++i)
-          if (flat.entries()[i].named.handle.shared().get() == parameter) f(i, *group.communicator);
+        for (std::size_t i = 0; i < own.size(); ++i)
+          if (own[i].handle.shared().get() == parameter) f(i, *group.communicator);
   }
   static void sum(comm::AnyCommunicator& group, const ParameterOn<D>& parameter, void* numbers) {
     const auto count = static_cast<std::size_t>(parameter.count());
@@ -13026,6 +13336,12 @@ class TiedParameters {
       add_up(static_cast<float*>(numbers));
     else
       add_up(static_cast<double*>(numbers));
+  }
+  /// Whether this rank has one.
+  bool any() const {
+    for (const Group& group : groups_)
+      if (group.communicator) return true;
+    return false;
   }
   /// Whether this rank is the one whose numbers count where each is to count once.
   bool counts_here(const Node& parameter, int rank) const {
@@ -13058,7 +13374,8 @@ namespace chorus::pipeline {
 template <Device D>
 class PassGradients {
  public:
-  explicit PassGradients(const nn::FlatParameters<D>& flat) : flat_(flat), stand_ins_(flat.entries().size()) {
+  explicit PassGradients(const std::vector<nn::NamedParameter<D>>& parameters)
+      : parameters_(parameters), stand_ins_(parameters.size()) {
     for (std::size_t i = 0; i < stand_ins_.size(); ++i)
       if (parameter(i).wants_grad()) {
         stand_ins_[i] = parameter(i).make_stand_in();
@@ -13090,7 +13407,7 @@ class PassGradients {
   void sum_tied(TiedParameters<D>& tied) {
     const MemoryScope memory(trace::Memory::gradients);
     sums_.resize(stand_ins_.size());
-    tied.for_each(flat_, [&](std::size_t i, auto& group) {
+    tied.for_each(parameters_, [&](std::size_t i, auto& group) {
       if (!stand_ins_[i]) return;
       sums_[i] = Storage<D>(parameter(i).where(), parameter(i).size_bytes());
       if (const void* const own = parameter(i).grad_data_of(*stand_ins_[i]); own != nullptr)
@@ -13110,18 +13427,18 @@ class PassGradients {
         add<float>(parameter(i), from, scale);
       else
         add<double>(parameter(i), from, scale);
-      flat_.entries()[i].named.handle.shared()->set_reached();
+      parameters_[i].handle.shared()->set_reached();
     }
   }
 
   template <class F>
   void for_each_leaf(const F& f) const {
     for (std::size_t i = 0; i < stand_ins_.size(); ++i)
-      if (stand_ins_[i]) f(*flat_.entries()[i].named.handle.shared());
+      if (stand_ins_[i]) f(*parameters_[i].handle.shared());
   }
 
  private:
-  ParameterOn<D>& parameter(std::size_t i) const { return flat_.entries()[i].parameter(); }
+  ParameterOn<D>& parameter(std::size_t i) const { return *parameters_[i].parameter; }
   const void* gradient(std::size_t i) const {
     if (!stand_ins_[i]) return nullptr;
     return i < sums_.size() && sums_[i] ? sums_[i].data() : parameter(i).grad_data_of(*stand_ins_[i]);
@@ -13134,7 +13451,7 @@ class PassGradients {
     parameter.set_grad_arrived(true);
   }
 
-  const nn::FlatParameters<D>& flat_;
+  const std::vector<nn::NamedParameter<D>>& parameters_;
   std::vector<Ref<Node>> stand_ins_;  // none of frozen parameters
   std::unordered_set<const Node*> leaves_;
   std::vector<Storage<D>> sums_;  // of tied ones
@@ -13311,7 +13628,7 @@ struct PassFacts {
   const std::vector<Stage>& stages;
   const Schedule& schedule;
   Wires<D>& wires;
-  const nn::FlatParameters<D>& flat;
+  const std::vector<nn::NamedParameter<D>>& parameters;  ///< this rank's
   RandomContext random;  ///< of the pass
   Index samples;
   D device;
@@ -13338,7 +13655,7 @@ class Pass {
         weights_(facts.samples),
         kept_(static_cast<std::size_t>(facts.schedule.stages * facts.schedule.micro_batches)),
         results_(static_cast<std::size_t>(facts.schedule.micro_batches)) {
-    if (recorded_) gradients_.emplace(facts.flat);
+    if (recorded_) gradients_.emplace(facts.parameters);
   }
 
   /// Receives a stage's input, runs the stage, and sends its output on, with what is stashed for later ones.
@@ -13496,7 +13813,9 @@ class Pass {
     RandomContext random = facts_.random;
     random.next_operation = header.next_operation;
     random.samples = size(micro_batch);
-    random.first_sample = [first = begin(micro_batch)] { return first; };
+    random.first_sample = [first = begin(micro_batch), &of_batch = facts_.random.first_sample] {
+      return (of_batch ? of_batch() : 0) + first;
+    };
     random.devices = 2;  // what has other rows than samples is the same for all micro-batches
     const RandomScope numbers(random);
     const BatchGroupScope group(whole_batch_);
@@ -13762,35 +14081,36 @@ struct PipelineOptions {
 
 namespace pipeline {
 
-/// Base of Pipeline.
 template <class Model, class Order, class Communicator>
-class Stages : public Policy<Model> {
+class Stages {
  public:
-  using D = typename Policy<Model>::device_type;
-  static constexpr bool distributed = true;
+  using D = typename nn::detail::DeviceOfModel<Model>::type;
   static_assert(std::is_same_v<D, Cpu>, "Pipeline: models on the CPU");
   static_assert(
       requires { Model::pipeline_names; },
       "Pipeline: the model needs CHORUS_PIPELINE(...) with its links in their order");
 
-  /// The same samples on all ranks.
-  template <class Dataset>
-  data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
-    return data::Sampler(
-        dataset.size(),
-        {.rank = 0, .world_size = 1, .shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding});
+  /// All ranks begin with rank 0's numbers. A collective.
+  Stages(Model model, Communicator& communicator, const comm::World& world, const PipelineOptions& options)
+      : model_(std::move(model)), communicator_(communicator), options_(options) {
+    check<UsageError>(options.micro_batches >= 1, "Pipeline: micro_batches is at least 1, got ", options.micro_batches);
+    stage_count_ = static_cast<std::size_t>(Order::of(communicator.size(), 1).stages);
+    take_first_state();
+    cut();
+    keep_own(world);
   }
-  int devices() const { return communicator_.size(); }
+  Stages(const Stages&) = delete;
+  Stages& operator=(const Stages&) = delete;
+
+  Model& model() { return model_; }
+  /// This rank's layers, by the names that they have in the model. What another one's layer has, too, has its name.
+  void visit(nn::Visitor& visitor) {
+    for (auto& [name, handle] : named_elsewhere_) visitor.parameter(name, handle);
+    own_->visit(visitor);
+  }
   Communicator& communicator() const { return communicator_; }
   const PipelineOptions& options() const { return options_; }
-  /// The layer that each stage begins with, counted as in At, and the number of layers.
   const std::vector<std::size_t>& stage_begins() const { return begins_; }
-
-  /// All ranks have the whole batch: what one has counted and averaged is what all have.
-  double mean(double value, Index) const { return value; }
-  void sum(std::span<double>) const {}
-  /// Makes a number the largest one of all ranks.
-  void make_largest(std::int32_t* number) { communicator_.all_reduce(std::span(number, 1), comm::ReduceOp::max, {}); }
 
   /// Calls `f(model)` on every rank while all parameters and buffers are there, in memory of the whole model, as for
   /// `io::save` by rank 0. What `f` writes, as `io::load` does, stays; all ranks write the same. All ranks call it.
@@ -13801,7 +14121,7 @@ class Stages : public Policy<Model> {
       std::vector<std::string> why;
       for (const Numbers& each : numbers_) {
         if (!each.why.empty()) {
-          fetch_back(*each.numbers, device());
+          fetch_back(*each.numbers, D{});
           foreign.push_back(each.numbers);
           why.push_back(each.why);
         }
@@ -13813,33 +14133,18 @@ class Stages : public Policy<Model> {
         const std::vector<std::string>& why;
         ~AtEnd() { send_away<D>(foreign, why); }
       } const at_end{foreign, why};
-      f(this->model_);
+      f(model_);
     });
   }
 
-  /// optim::clip_grad_norm with the norm of all stages' gradients; each tied parameter counts once. All ranks call it.
-  double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
-    optim::detail::check_max_norm(max_norm);
+  /// Whether this rank has a parameter that another one's stages have, too.
+  bool ties_stages() const { return tied_->any(); }
+  /// Of the parameters that this rank has those whose numbers count here, where each is to count once.
+  std::vector<nn::NamedParameter<D>> counted_parameters() const {
     std::vector<nn::NamedParameter<D>> counted;
-    for (const auto& named : this->parameters())
+    for (const auto& named : parameters_)
       if (tied_->counts_here(*named.handle.shared(), communicator_.rank())) counted.push_back(named);
-    double squares = optim::detail::square_sum(counted);
-    communicator_.all_reduce(std::span(&squares, 1), comm::ReduceOp::sum, {});
-    const double norm = std::sqrt(squares);
-    if (options.error_if_nonfinite) optim::detail::check_finite(this->parameters(), norm);
-    optim::detail::scale_down(this->parameters(), norm, max_norm);
-    return norm;
-  }
-
- protected:
-  Stages(Model model, Communicator& communicator, const comm::World& world, const PipelineOptions& options,
-         std::uint64_t seed)
-      : Policy<Model>(std::move(model), seed), communicator_(communicator), options_(options), handles_(this->model_) {
-    check<UsageError>(options.micro_batches >= 1, "Pipeline: micro_batches is at least 1, got ", options.micro_batches);
-    stage_count_ = static_cast<std::size_t>(Order::of(communicator.size(), 1).stages);
-    take_first_state();
-    cut();
-    keep_own(world);
+    return counted;
   }
 
   template <class First, class... Rest>
@@ -13876,10 +14181,11 @@ class Stages : public Policy<Model> {
   }
 
   auto facts(const Schedule& schedule, const RandomContext& random, Index samples) {
-    handles_.check_kept(this->model_, this->flat_);
     using Facts = PassFacts<Model>;
-    return Facts{this->model_, stages_, schedule, *wires_, this->flat_, random, samples, device()};
+    return Facts{model_, stages_, schedule, *wires_, parameters_, random, samples, D{}};
   }
+  /// Of results on the tape, which may live longer.
+  std::weak_ptr<void> alive() const { return alive_; }
   TiedParameters<D>& tied() { return *tied_; }
   void flush() { wires_->flush(); }
   /// For messages.
@@ -13890,7 +14196,8 @@ class Stages : public Policy<Model> {
   struct Shared {
     Value value;
     double correction = 1;  ///< of gradients: see LossWeights
-    bool wants_grad = false;
+    double mean_over = 0;   ///< what a loss is a mean of
+    bool wants_grad = false, drew = false;
   };
 
   /// The last stage's result, for all.
@@ -13911,16 +14218,17 @@ class Stages : public Policy<Model> {
     if (communicator_.rank() != root) {
       Shape<Value::rank> shape{};
       std::copy_n(header.extents.begin(), Value::rank, shape.begin());
-      shared.value = Value::empty(shape, device());
+      shared.value = Value::empty(shape, D{});
     }
     broadcast(shared.value.data(), shared.value.bytes(), root, trace::Traffic::outputs);
     if constexpr (Pass::gives_loss) {
-      shared.correction = pass.weights().correction();
-      broadcast(&shared.correction, sizeof shared.correction, root, trace::Traffic::control);
+      double of_loss[] = {pass.weights().correction(), pass.weights().total()};
+      broadcast(of_loss, sizeof of_loss, root, trace::Traffic::control);
+      shared.correction = of_loss[0];
+      shared.mean_over = of_loss[1];
     }
     shared.wants_grad = header.wants_grad != 0;
-    this->random_.drew = header.drew != 0;
-    this->end_forward();
+    shared.drew = header.drew != 0;
     return shared;
   }
 
@@ -13942,8 +14250,6 @@ class Stages : public Policy<Model> {
   }
 
  private:
-  D device() const { return this->flat_.groups().front().values.device(); }
-
   void broadcast(void* data, std::size_t bytes, int root, trace::Traffic traffic) {
     if (bytes > 0 && communicator_.size() > 1)
       communicator_.broadcast(std::span(static_cast<std::uint8_t*>(data), bytes), root, {.traffic = traffic});
@@ -13956,7 +14262,7 @@ class Stages : public Policy<Model> {
     using T = typename Value::value_type;
     if constexpr (Pass::gives_loss) {
       result_wants_grad_ = pass.loss_wants_grad();
-      return Value::full({}, static_cast<T>(pass.weights().loss()), device());
+      return Value::full({}, static_cast<T>(pass.weights().loss()), D{});
     } else {
       auto& parts = pass.results();
       auto shape = value_of(*parts[0]).shape();
@@ -13970,11 +14276,11 @@ class Stages : public Policy<Model> {
         shape[0] += part.size(0);
         result_wants_grad_ = result_wants_grad_ || static_cast<bool>(node_of(*parts[static_cast<std::size_t>(i)]));
       }
-      auto whole = Value::empty(shape, device());
+      auto whole = Value::empty(shape, D{});
       T* to = whole.data();
       for (const auto& part : parts) {
         const auto dense = contiguous(value_of(*part));
-        copy_bytes(device(), to, device(), dense.data(), dense.bytes());
+        copy_bytes(D{}, to, D{}, dense.data(), dense.bytes());
         to += dense.numel();
       }
       return whole;
@@ -13995,12 +14301,12 @@ class Stages : public Policy<Model> {
     if (const auto* const at = std::get_if<At>(&options_.cut)) cut += cat(std::span(at->layers));
     detail::check_same_description(communicator_, "Pipeline",
                                    cat("micro_batches ", options_.micro_batches, ", cut ", cut, ", stages ",
-                                       stage_count_, "\n", detail::model_description<D>(this->model_, all)));
-    communicator_.broadcast(std::span(&this->random_.seed, 1), 0, {});
-    for (const auto& group : this->flat_.groups())
-      broadcast(group.value(0), group.count * size_of(group.dtype), 0, trace::Traffic::parameters);
-    for (const auto& entry : this->flat_.entries()) entry.parameter().touch();
-    for (const auto& named : nn::named_buffers<D>(this->model_)) {
+                                       stage_count_, "\n", detail::model_description<D>(model_, all)));
+    for (const auto& named : nn::named_parameters<D>(model_)) {
+      broadcast(named.parameter->memory(), named.parameter->size_bytes(), 0, trace::Traffic::parameters);
+      named.parameter->touch();
+    }
+    for (const auto& named : nn::named_buffers<D>(model_)) {
       broadcast(named.buffer->memory(), named.buffer->size_bytes(), 0, trace::Traffic::buffers);
       named.buffer->touch();
     }
@@ -14020,7 +14326,7 @@ class Stages : public Policy<Model> {
       broadcast(time->seconds.data(), time->seconds.size() * sizeof(double), 0, trace::Traffic::control);
     }
     begins_ = pipeline::stage_begins(options_.cut, bytes, stage_count_);
-    const auto places = places_of(this->model_);
+    const auto places = places_of(model_);
     for (std::size_t s = 0; s < stage_count_; ++s) stages_.push_back({places[begins_[s]], begins_[s + 1] - begins_[s]});
   }
 
@@ -14030,11 +14336,11 @@ class Stages : public Policy<Model> {
   };
   [[gnu::cold]] std::vector<Layer> layers() {
     std::vector<Layer> out;
-    const std::size_t count = places_of(this->model_).size();
+    const std::size_t count = places_of(model_).size();
     for (std::size_t i = 0; i < count; ++i) {
       std::vector<bool> one(count);
       one[i] = true;
-      SomeLayers<Model> layer(this->model_, std::move(one));
+      SomeLayers<Model> layer(model_, std::move(one));
       out.push_back({nn::named_parameters<D>(layer), nn::named_buffers<D>(layer)});
     }
     return out;
@@ -14068,6 +14374,10 @@ class Stages : public Policy<Model> {
       check<UsageError>(owners.contains(node), "Pipeline: the model's '", named.name,
                         "' is in none of the layers that CHORUS_PIPELINE lists");
       const auto& ranks = owners[node];
+      if constexpr (requires { named.parameter; })
+        if (ranks.front() != communicator_.rank() && ranks.size() > 1 &&
+            std::find(ranks.begin(), ranks.end(), communicator_.rank()) != ranks.end())
+          named_elsewhere_.emplace_back(named.name, named.handle);
       numbers_.push_back({&numbers, named.handle.shared(), ranks.front(), {}});
       if (std::find(ranks.begin(), ranks.end(), communicator_.rank()) != ranks.end()) return;
       foreign.push_back(&numbers);
@@ -14075,12 +14385,12 @@ class Stages : public Policy<Model> {
                         cat("Pipeline: '", named.name, "' is in a stage of rank ", ranks.front(), ", and this is rank ",
                             communicator_.rank(), ", which has no memory for it"));
     };
-    for (const auto& named : nn::named_parameters<D>(this->model_)) {
+    for (const auto& named : nn::named_parameters<D>(model_)) {
       sort(named, *named.parameter);
       parameters.push_back(named.handle.shared().get());
       ranks_of.push_back(owners[named.handle.shared().get()]);
     }
-    for (const auto& named : nn::named_buffers<D>(this->model_)) {
+    for (const auto& named : nn::named_buffers<D>(model_)) {
       sort(named, *named.buffer);
       check<UsageError>(owners[named.handle.shared().get()].size() == 1, "Pipeline: the buffer '", named.name,
                         "' is in several stages, and would have other numbers in each");
@@ -14091,13 +14401,18 @@ class Stages : public Policy<Model> {
     for (int rank = 0; rank < communicator_.size(); ++rank)
       check<UsageError>(has_parameters[static_cast<std::size_t>(rank)], "Pipeline: rank ", rank,
                         " has no parameters: cut the model elsewhere, or into fewer stages");
-    SomeLayers<Model> mine(this->model_, std::move(own));
-    this->flat_ = nn::FlatParameters<D>(mine);
-    for (const auto& named : nn::named_parameters<D>(this->model_))
+    own_.emplace(model_, std::move(own));
+    struct Own final : nn::Module {
+      Stages& stages;
+      explicit Own(Stages& of) : stages(of) {}
+      void visit(nn::Visitor& visitor) override { stages.visit(visitor); }
+    } own_model(*this);
+    parameters_ = nn::named_parameters<D>(own_model);
+    for (const auto& named : nn::named_parameters<D>(model_))
       if (const auto& ranks = owners[named.handle.shared().get()];
           std::find(ranks.begin(), ranks.end(), communicator_.rank()) == ranks.end())
         named.parameter->drop_grad_of(*named.handle.shared());
-    for (const auto& named : this->parameters()) named.parameter->set_one_of_a_part(communicator_.size() > 1);
+    for (const auto& named : parameters_) named.parameter->set_one_of_a_part(communicator_.size() > 1);
     send_away(foreign, why);
     wires_.emplace(communicator_, world, stage_count_ > static_cast<std::size_t>(communicator_.size()));
     tied_.emplace(communicator_, world, parameters, ranks_of);
@@ -14111,24 +14426,743 @@ class Stages : public Policy<Model> {
     std::string why;  // it is not here; empty where it is
   };
 
+  Model model_;
   Communicator& communicator_;
   PipelineOptions options_;
-  detail::ModelHandles handles_;
   std::size_t stage_count_ = 0;
   std::vector<std::size_t> begins_;
   std::vector<Stage> stages_;
+  std::optional<SomeLayers<Model>> own_;
+  std::vector<std::pair<std::string, AnyParameter>> named_elsewhere_;  // that own_ has, too
+  std::vector<nn::NamedParameter<D>> parameters_;                      // of all these
   std::vector<Numbers> numbers_;
   std::map<int, Schedule> schedules_;  // by the number of micro-batches
   std::optional<Wires<D>> wires_;
   std::optional<TiedParameters<D>> tied_;
   bool result_wants_grad_ = false;
   int stage_now_ = communicator_.rank();
+  std::shared_ptr<void> alive_ = std::make_shared<int>();
 };
 
 }  // namespace pipeline
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_STAGES_HPP
+
+namespace chorus::pipeline {
+
+/// A model type, for policies: what they see of it is this rank's stages, and a call is a pass of the whole batch
+/// through all of them. Policies of several processes share out batches between groups of ranks that have a pipeline
+/// each.
+template <class Model, class Order, class Communicator = comm::AnyCommunicator>
+class StagedModel : public nn::Module {
+ public:
+  using Stages = pipeline::Stages<Model, Order, Communicator>;
+  using device_type = typename Stages::D;
+  using D = device_type;
+
+  /// Takes rank 0's numbers: see Pipeline. Communicator and world must outlive this.
+  StagedModel(Model model, Communicator& communicator, const comm::World& world, const PipelineOptions& options)
+      : stages_(std::make_shared<Stages>(std::move(model), communicator, world, options)) {}
+
+  Stages& stages() const { return *stages_; }
+  void visit(nn::Visitor& visitor) override {
+    visitor.inner(stages_->model());
+    stages_->visit(visitor);
+  }
+  std::string describe() const override { return stages_->model().describe(); }
+
+  /// The loss, or the output, of the whole batch; the same on all ranks, which all call it, within a policy's pass.
+  template <class X, class... Targets>
+  auto forward(const X& x, const Targets&... targets) const {
+    if constexpr (requires { Model::pipeline_names; })
+      return pass(x, targets...);
+    else
+      return Variable<float, 0, D>();  // nothing but the sentence about CHORUS_PIPELINE is an error then
+  }
+  template <class... Inputs>
+  auto operator()(const Inputs&... inputs) const {
+    return forward(inputs...);
+  }
+
+ private:
+  using Action = Schedule::Action;
+  using Kind = Schedule::Kind;
+
+  template <class... Inputs>
+  auto pass(const Inputs&... inputs) const {
+    using Pass = pipeline::Pass<Model, Inputs...>;
+    RandomContext* const random = chorus::detail::random_context();
+    check<UsageError>(random != nullptr, "Pipeline: call the net, not its module()");
+    // 1. The batch becomes micro-batches, of which the schedule's table says who does what with them, and when.
+    const Index samples = stages_->samples_of(inputs...);
+    const Schedule& schedule = stages_->schedule_for(samples);
+    return stages_->or_all_end([&] {
+      const auto batch = std::make_shared<Pass>(stages_->facts(schedule, *random, samples), inputs...);
+      // 2. Where the model returns its loss, backward begins within the schedule; else it has to wait for the loss.
+      const bool goes_back = Pass::gives_loss && batch->recorded();
+      for (const Action& action : stages_->own_actions(schedule))
+        if (goes_back || action.kind == Kind::forward) act(*stages_, *batch, action);
+      if (goes_back) batch->gradients().sum_tied(stages_->tied());
+      // 3. All ranks have what the last stage has.
+      auto shared = stages_->share_result(schedule, *batch);
+      random->drew = random->drew || shared.drew;
+      return on_tape(schedule, batch, std::move(shared));
+    });
+  }
+
+  template <class Pass>
+  static void act(Stages& stages, Pass& batch, const Action& action) {
+    stages.at_stage(action.stage);
+    switch (action.kind) {
+      case Kind::forward:
+        return batch.forward(action);
+      case Kind::backward:
+        return batch.backward(action);
+      case Kind::weight:
+        return batch.weight(action);
+    }
+  }
+
+  template <class Pass, class Shared>
+  auto on_tape(const Schedule& schedule, const std::shared_ptr<Pass>& batch, Shared shared) const {
+    using Result = typename Pass::Result;
+    if constexpr (AnyTensor<Result>) {
+      return std::move(shared.value);
+    } else {
+      if (!batch->recorded() || !shared.wants_grad) return Result(std::move(shared.value));
+      std::vector<Ref<Node>> leaves;
+      batch->gradients().for_each_leaf([&](Node& leaf) { leaves.emplace_back(&leaf); });
+      using T = typename tensor_of<Result>::value_type;
+      using Made = pipeline::PassNode<T, tensor_of<Result>::rank, D>;
+      Ref<typename Result::node_type> node(
+          new Made(shared.value, std::move(leaves), way_back(schedule, batch, shared.correction)));
+      if (Pass::gives_loss) node->set_mean(shared.mean_over, true);
+      return Result(std::move(shared.value), std::move(node));
+    }
+  }
+
+  // 4. What the user's backward pass does when it comes to the net's result.
+  template <class Pass>
+  auto way_back(const Schedule& schedule, const std::shared_ptr<Pass>& batch,
+                [[maybe_unused]] double correction) const {
+    using Gradient = tensor_of<typename Pass::Result>;
+    const auto check_alive = [alive = stages_->alive()] {
+      check<UsageError>(!alive.expired(), "Pipeline: the net whose result goes backward is gone");
+    };
+    if constexpr (Pass::gives_loss) {
+      return [check_alive, batch, correction](const Gradient& gradient, bool) {
+        check_alive();
+        batch->gradients().add_to_parameters(static_cast<double>(gradient.item()) * correction);
+      };
+    } else {
+      return [stages = stages_.get(), check_alive, batch, &schedule](const Gradient& gradient, bool keep) {
+        check_alive();
+        check<UsageError>(!keep, "Pipeline: retain_graph needs a model that returns its loss");
+        stages->or_all_end([&] {
+          batch->take_result_gradient(gradient);
+          for (const Action& action : stages->own_actions(schedule))
+            if (action.kind != Kind::forward) act(*stages, *batch, action);
+          batch->gradients().sum_tied(stages->tied());
+          stages->flush();
+        });
+        batch->gradients().add_to_parameters(1);
+      };
+    }
+  }
+
+  std::shared_ptr<Stages> stages_;
+};
+
+}  // namespace chorus::pipeline
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_STAGED_MODEL_HPP
+
+namespace chorus {
+
+struct MeshOptions {
+  mesh::Sizes sizes = {};          ///< of axes that are mesh::dynamic
+  int micro_batches = 8;           ///< of a pipeline: see PipelineOptions
+  PipelineCut cut = EqualBytes{};  ///< likewise
+  bool broadcast_buffers = true;   ///< along the batch: see DistributedDataParallelOptions
+  bool find_unused_parameters = false;
+  int check_every = 100;  ///< see TensorParallelOptions
+};
+
+namespace mesh {
+
+/// What a rank has of a model: all of it, or its stages.
+template <class Model, class Axes, bool = Axes::pipes>
+struct PartOf {
+  using type = Model;
+  static Model make(Model model, Groups&, const MeshOptions&) { return model; }
+};
+template <class Model, class Axes>
+struct PartOf<Model, Axes, true> {
+  using type = pipeline::StagedModel<Model, typename Axes::pipe::order>;
+  static type make(Model model, Groups& groups, const MeshOptions& options) {
+    return type(std::move(model), groups.pipe, groups.pipe_world,
+                {.micro_batches = options.micro_batches, .cut = options.cut});
+  }
+};
+
+template <class Part>
+struct DataPolicy : DistributedDataParallel<Part> {
+  DataPolicy(Part part, Groups& groups, const MeshOptions& options, std::uint64_t seed)
+      : DistributedDataParallel<Part>(
+            std::move(part), groups.batch,
+            {.broadcast_buffers = options.broadcast_buffers, .find_unused_parameters = options.find_unused_parameters},
+            seed) {}
+};
+
+template <class Part, class Units>
+struct ShardPolicy
+    : FullyShardedDataParallel<Part, Units, comm::AnyCommunicator, HybridReduceScatter<comm::AnyCommunicator>> {
+  ShardPolicy(Part part, Groups& groups, const MeshOptions& options, std::uint64_t seed)
+      : ShardPolicy::FullyShardedDataParallel(
+            std::move(part), groups.batch, groups.gathers,
+            {.broadcast_buffers = options.broadcast_buffers, .find_unused_parameters = options.find_unused_parameters},
+            seed, {&groups.shards(), &groups.replicas}) {}
+};
+
+template <class Model, class Axes>
+using BatchPolicy = std::conditional_t<Axes::shards,
+                                       ShardPolicy<typename PartOf<Model, Axes>::type, typename Axes::shard::units>,
+                                       DataPolicy<typename PartOf<Model, Axes>::type>>;
+
+}  // namespace mesh
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_MESH_POLICIES_HPP
+
+// <chorus/parallel/tensor/replicas.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_REPLICAS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_REPLICAS_HPP
+/// What all ranks of TensorParallel have whole gets the same gradients on all of them, to the bit: checked, now and
+/// then, in what backward leaves.
+
+namespace chorus::detail {
+
+template <Device D, class Communicator>
+class ReplicaCheck {
+ public:
+  /// Each `every` backward passes; 0: never.
+  ReplicaCheck(const nn::FlatParameters<D>& flat, Communicator& communicator, const std::weak_ptr<void>& alive,
+               int every)
+      : flat_(flat), communicator_(communicator), every_(every) {
+    if (every == 0 || communicator.size() == 1) return;
+    for (const auto& entry : flat.entries())
+      entry.parameter().on_grad([this, alive] {
+        if (alive.expired() || last_run_ == backward_run()) return;
+        last_run_ = backward_run();
+        if (runs_++ % static_cast<std::uint64_t>(every_) != 0) return;
+        at_backward_end([this, alive] {
+          if (!alive.expired()) check_now();
+        });
+      });
+  }
+  ReplicaCheck(const ReplicaCheck&) = delete;
+  ReplicaCheck& operator=(const ReplicaCheck&) = delete;
+
+  /// Throws UsageError, on every rank, where gradients differ. A collective.
+  [[gnu::cold]] void check_now() {
+    std::vector<std::uint64_t> own;
+    std::uint64_t all = 0;
+    for (const auto& entry : flat_.entries()) {
+      if (entry.parameter().part() != nullptr) continue;
+      own.push_back(hash(entry.parameter()));
+      all = 31 * all + own.back();
+    }
+    const auto number = static_cast<std::int64_t>(all >> 1);
+    std::array<std::int64_t, 2> largest{number, std::numeric_limits<std::int64_t>::max() - number};
+    communicator_.all_reduce(std::span(largest), comm::ReduceOp::max, {});
+    if (std::numeric_limits<std::int64_t>::max() - largest[1] != largest[0]) raise(own);
+  }
+
+ private:
+  static std::uint64_t hash(const ParameterOn<D>& parameter) {
+    if (!parameter.grad_arrived()) return 0;
+    std::vector<std::uint32_t> words(parameter.size_bytes() / sizeof(std::uint32_t));
+    copy_bytes(Cpu{}, words.data(), parameter.where(), parameter.grad_data(), parameter.size_bytes());
+    std::uint64_t bits = 14695981039346656037ull;
+    for (const std::uint32_t word : words) bits = (bits ^ word) * 1099511628211ull;  // FNV-1a, of words
+    return bits;
+  }
+  [[noreturn, gnu::cold]] void raise(const std::vector<std::uint64_t>& own) {
+    std::vector<std::uint64_t> all(own.size() * static_cast<std::size_t>(communicator_.size()));
+    communicator_.all_gather(std::span<const std::uint64_t>(own), std::span<std::uint64_t>(all), {});
+    std::size_t i = 0;
+    for (const auto& entry : flat_.entries()) {
+      if (entry.parameter().part() != nullptr) continue;
+      for (std::size_t at = i; at < all.size(); at += own.size())
+        if (all[at] != all[i])
+          fail<UsageError>("TensorParallel: rank ", at / own.size(), " has another gradient of '", entry.named.name,
+                           "' than rank 0: expected the same bits of what all ranks have whole. Is the batch the same "
+                           "on all ranks (net.sampler), and does the model reach its ColumnParallelLinear's columns "
+                           "through a RowParallelLinear or gather_columns?");
+      ++i;
+    }
+    fail<UsageError>("TensorParallel: ranks have different gradients of what all of them have whole");
+  }
+
+  const nn::FlatParameters<D>& flat_;
+  Communicator& communicator_;
+  int every_;
+  std::uint64_t runs_ = 0, last_run_ = 0;
+};
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_REPLICAS_HPP
+
+namespace chorus {
+
+/// Axes, outermost first: `Mesh<Gpt, mesh::Pipe<2>, mesh::Data<2>, mesh::Tensor<2>>` is 8 ranks, of which neighbours
+/// share layers. Any of mesh::Pipe, Data, Shard and Tensor, in this order, whose sizes' product is the number of ranks;
+/// one size may be mesh::rest, and those that are mesh::dynamic are MeshOptions::sizes. Data and Shard together are
+/// groups that have the same shards (hybrid sharding).
+///
+/// A model is cut along the axes from the inside out: each rank takes its parts of layers (TensorParallel), of these
+/// its stages (Pipeline), and of these, with Shard, a part of each parameter (FullyShardedDataParallel); the rest is
+/// DistributedDataParallel among the ranks that have the same of the model. Ranks that differ in their place on Data
+/// or Shard alone have shares of a batch (`sampler`); the others the same one. What each of these policies says of
+/// losses, dropout, numbers and files holds.
+///
+/// From 3 shares of a batch on, ranks that have the same numbers must lay them out alike, or averages would be rounded
+/// in different orders: refused where Tensor does not divide the layers evenly, or stages share a parameter.
+template <class Model, class... Axes>
+class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::AxesOf<Axes...>> {
+  using Base = mesh::BatchPolicy<Model, mesh::AxesOf<Axes...>>;
+  using All = mesh::AxesOf<Axes...>;
+  using Communicator = comm::AnyCommunicator;
+  static_assert(mesh::valid<Axes...>,
+                "Mesh: axes go from the outside in: Pipe, Data, Shard, Tensor, each at most once");
+  static_assert(!All::pipes || !All::shards || !All::shard::units::reshard_after_forward,
+                "Mesh: in a pipeline, which comes back to each unit with every micro-batch, shards keep what they have "
+                "gathered: expected mesh::Shard<ranks, KeepParameters>");
+
+ public:
+  using typename Base::D;
+  using model_type = Model;
+  using policy_type = Mesh;
+  static constexpr const char* name = "mesh";
+
+  /// Takes rank 0's numbers. Throws UsageError, on every rank, where the number of ranks is not the axes', and what the
+  /// policies of the axes throw. `all`, and `world`, what it was connected with, must outlive this.
+  Mesh(Model model, Communicator& all, const comm::World& world, const MeshOptions& options = {},
+       std::uint64_t seed = initial_seed())
+      : WithGroups(all, world, All::sizes(all.size(), options.sizes), All::tensor::sequence::splits_sequences),
+        Base(cut(std::move(model), options), groups, options, seed) {
+    all.broadcast(std::span(&this->random_.seed, 1), 0, {});
+    check_same_order();
+    if constexpr (!All::shards) replicas_.emplace(this->flat_, groups.tensor, this->alive(), options.check_every);
+  }
+  /// For `launch`: takes communicator and seed from `run`.
+  template <detail::LaunchedRun Run>
+  Mesh(Model model, Run& run, const MeshOptions& options = {})
+      : Mesh(std::move(model), run.communicator(), run.world(), options, run.seed()) {
+    run.check_options();
+  }
+
+  /// The model's output for this rank's share of the batch, or its loss: see Pipeline. All ranks call it.
+  template <class... Inputs>
+  auto operator()(const Inputs&... inputs) {
+    const TensorGroupScope group(groups.layers->group());
+    return Base::operator()(inputs...);
+  }
+
+  /// Of all ranks; `devices()` are as many.
+  Communicator& communicator() const { return groups.all(); }
+  int devices() const { return groups.all().size(); }
+  /// How many ranks each axis has: pipe, data, shard, tensor; and this rank's place on each.
+  const std::array<int, 4>& sizes() const { return groups.sizes(); }
+  const std::array<int, 4>& place() const { return groups.place(); }
+  /// How many shares a batch has.
+  int shares() const { return groups.batch.size(); }
+  /// The whole model, of which this rank can read its part.
+  Model& module() {
+    if constexpr (All::pipes)
+      return this->model_.stages().model();
+    else
+      return this->model_;
+  }
+
+  /// Makes a number the largest one of all ranks.
+  void make_largest(std::int32_t* number) {
+    groups.all().all_reduce(std::span(number, 1), comm::ReduceOp::max, {});
+  }
+  /// For files, which all ranks write together: see io::detail::keeps_parts.
+  bool writes_part(bool sharded, bool shared) const {
+    const auto [p, d, s, t] = groups.place();
+    return d == 0 && (sharded || s == 0) && (shared || t == 0);
+  }
+  /// optim::clip_grad_norm with the norm of all ranks' gradients, of which each number counts once. All ranks call it.
+  double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
+    optim::detail::check_max_norm(max_norm);
+    std::vector<nn::NamedParameter<D>> parts, whole;
+    for (const auto& named : counted_parameters())
+      (named.parameter->part() != nullptr ? parts : whole).push_back(named);
+    double squares = optim::detail::square_sum(parts);
+    const auto add_up = [&](Communicator& ranks) {
+      if (ranks.size() > 1) ranks.all_reduce(std::span(&squares, 1), comm::ReduceOp::sum, {});
+    };
+    add_up(groups.tensor);
+    squares += optim::detail::square_sum(whole);  // the same on all of these
+    add_up(groups.gathers);
+    add_up(groups.pipe);
+    const double norm = std::sqrt(squares);
+    if (options.error_if_nonfinite) optim::detail::check_finite(this->parameters(), norm);
+    optim::detail::scale_down(this->parameters(), norm, max_norm);
+    return norm;
+  }
+
+ private:
+  using Part = mesh::PartOf<Model, All>;
+
+  typename Part::type cut(Model model, const MeshOptions& options) {
+    return Part::make(groups.layers->share_out(std::move(model)), groups, options);
+  }
+  std::vector<nn::NamedParameter<D>> counted_parameters() const {
+    auto counted = this->parameters();
+    if constexpr (All::pipes) {
+      const auto here = this->model_.stages().counted_parameters();
+      std::erase_if(counted, [&](const auto& named) {
+        return std::none_of(here.begin(), here.end(),
+                            [&](const auto& one) { return one.handle.shared() == named.handle.shared(); });
+      });
+    }
+    return counted;
+  }
+  // Sums of two terms are the same in any order, those of more are not.
+  [[gnu::cold]] void check_same_order() {
+    if (groups.batch.size() < 3) return;
+    std::string sizes;
+    for (const auto& entry : this->flat_.entries()) sizes += cat(entry.count, ' ');
+    const auto of_all = comm::all_gather_object(groups.tensor, sizes);
+    bool tied = false;
+    if constexpr (All::pipes) tied = this->model_.stages().ties_stages();
+    const bool alike = std::all_of(of_all.begin(), of_all.end(), [&](const auto& other) { return other == sizes; });
+    double found[] = {alike ? 0.0 : 1.0, tied ? 1.0 : 0.0};
+    groups.all().all_reduce(std::span<double>(found), comm::ReduceOp::max, {});
+    check<UsageError>(found[0] == 0, "Mesh: ", groups.batch.size(), " shares of a batch and Tensor<",
+                      groups.tensor.size(), ">: expected layers that Tensor divides evenly, for ranks have parts of ",
+                      "different sizes, and would round the averages of what they have in common differently");
+    check<UsageError>(found[1] == 0, "Mesh: ", groups.batch.size(), " shares of a batch and a pipeline: expected no ",
+                      "parameter that stages share, of which they would round the averages differently");
+  }
+
+  std::optional<detail::ReplicaCheck<D, Communicator>> replicas_;
+};
+
+/// For checkpoints: the order of parameters, on which rounding depends.
+template <class Model, class... Axes>
+requires(!mesh::AxesOf<Axes...>::shards) class detail::Access<Mesh<Model, Axes...>> {
+  using Net = Mesh<Model, Axes...>;
+  using Inner = DistributedDataParallel<typename mesh::PartOf<Model, mesh::AxesOf<Axes...>>::type>;
+
+ public:
+  explicit Access(Net& net) : inner_(net) {}
+  void set_parameter_order(std::span<const std::string> names, bool learned = true) {
+    inner_.set_parameter_order(names, learned);
+  }
+  std::vector<std::string> resting_parameters() const { return {}; }
+  void set_resting_parameters(std::span<const std::string>) {}
+
+ private:
+  Access<Inner> inner_;
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_MESH_HPP
+
+// <chorus/parallel/parameter_server.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PARAMETER_SERVER_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_PARAMETER_SERVER_HPP
+/// ParameterServer: rank 0 has the parameters; all others push gradients to it and pull parameters from it.
+
+namespace chorus {
+
+struct ParameterServerOptions {
+  /// The axis of the inputs along which their samples lie.
+  int dim = 0;
+  /// See SingleDeviceOptions: a rank takes whole shares, of which there are at least as many as ranks. Workers push
+  /// sums of their shares, and `no_sync` saves no messages.
+  int canonical_shares = 0;
+};
+
+/// Synchronous SGD with a parameter server (Li et al., "Scaling distributed machine learning with the parameter
+/// server", OSDI 2014). At the end of backward every worker sends its gradients, and has none left, so that its
+/// optimizer's step changes nothing; the server, rank 0, which works on a share of the batch as well, adds them up and
+/// steps, alone. At the beginning of the next forward pass in training, of the model or of one of its layers, every
+/// worker fetches the new parameters: all ranks make that pass, with gradients or without; within `join` those without
+/// don't fetch. The training loop is that of the other policies, and so are the steps: gradients are means over the
+/// samples of the batch. A GradScaler has to ask all ranks, for workers have no gradients to look at:
+/// `GradScaler scaler{net}`.
+///
+/// The server sends n - 1 times the model's bytes a step and receives as many; a worker sends and receives them once.
+/// With DistributedDataParallel's ring every rank sends 2 (n - 1) / n times: as much in all, but no link is crowded.
+/// Optimizer state exists on the server alone.
+///
+/// After the last step workers have old parameters: `eval()`, which all ranks call, fetches them, too. A forward pass
+/// without gradients of a model that is all in evaluation, with old ones, throws UsageError. A worker's
+/// ParameterAverage that is updated after each step lags by one: the server's is the one to use and to keep.
+template <class Model, class Communicator = comm::AnyCommunicator>
+class ParameterServer : public DistributedPolicy<Model, Communicator> {
+  using Base = DistributedPolicy<Model, Communicator>;
+
+ public:
+  using D = typename Base::device_type;
+  using policy_type = ParameterServer;
+  static constexpr const char* name = "parameter_server";
+
+  /// Compares the models of all ranks. Throws UsageError, on every rank, where they or the options differ. The
+  /// communicator must outlive this.
+  ParameterServer(Model model, Communicator& communicator, const ParameterServerOptions& options = {},
+                  std::uint64_t seed = initial_seed())
+      : Base("ParameterServer", std::move(model), communicator, options.dim, seed, options.canonical_shares) {
+    this->check_same(cat("options: dim ", options.dim, ", canonical_shares ", options.canonical_shares, "\n"),
+                     typename Base::All{});
+    pull();
+    this->on_gradients([this](std::size_t i) { gradient_arrived(i); });
+  }
+  /// With a seed and no options.
+  template <std::integral Seed>
+  ParameterServer(Model model, Communicator& communicator, Seed seed)
+      : ParameterServer(std::move(model), communicator, {}, static_cast<std::uint64_t>(seed)) {}
+  /// For `launch`: takes communicator and seed from `run`. The model moves to the device that `run` names, if any.
+  template <detail::LaunchedRun Run>
+  ParameterServer(Model model, Run& run, const ParameterServerOptions& options = {})
+      : ParameterServer(detail::placed(std::move(model), run), run.communicator(), options, run.seed()) {
+    run.check_options();
+  }
+
+  /// Peers don't wait for a rank that throws in the middle of a backward pass: the group is given up.
+  ~ParameterServer() {
+    if (in_backward_) this->give_up();
+  }
+
+  /// The model's output for this rank's share of the batch. Each is followed by one backward pass at most, but under
+  /// no_sync: another one throws UsageError.
+  template <class... Inputs>
+  auto operator()(const Inputs&... inputs) {
+    check<UsageError>(!in_backward_,
+                      "ParameterServer: the last backward pass ended early; its gradients are incomplete");
+    ddp::ForwardPass pass{.samples = detail::samples_of(this->random_.dim, inputs...), .sync = sync_};
+    pass.number = this->begin_forward(pass.samples).step;
+    if (grad_enabled()) {
+      pushed_ = false;
+      this->begin_pass(pass, this->joining_);  // those that have ended have to know
+      if (stepped_) pull();
+      return this->forward_recorded(inputs...);
+    }
+    if (stepped_ && !this->joining_) {
+      check<UsageError>(this->any_training(),
+                        "ParameterServer: the server has stepped since workers had its parameters; before a forward "
+                        "pass in evaluation all ranks call eval()");
+      pull();
+    }
+    return this->forward_aside(pass, inputs...);
+  }
+
+  /// While it lives, backward adds to this rank's own gradients alone; the first backward after it pushes the sum. Each
+  /// pass counts by its own global batch.
+  [[nodiscard]] NoSync no_sync() { return this->scope_without(sync_); }
+
+  /// Runs `body`, a loop over batches of which ranks may have different numbers: see chorus::join. `options.step` is
+  /// what the server does where it has run out of batches before others have: throws UsageError without. Buffers are
+  /// the server's.
+  template <class Body>
+  void join(const Body& body, const JoinOptions& options = {}) {
+    chorus::join(body, options, *this);
+  }
+  bool is_server() const { return this->communicator_.rank() == 0; }
+
+  /// Workers take the server's parameters and buffers now; all ranks call it.
+  void pull() {
+    const comm::CollectiveOptions options{.traffic = trace::Traffic::parameters};
+    for (const auto& group : this->flat_.groups())
+      with_numbers(group, group.value(0), [&](auto values) {
+        if (is_server())
+          for (int worker = 1; worker < this->devices(); ++worker) this->communicator_.send(values, worker, options);
+        else
+          this->communicator_.recv(values, 0, options);
+      });
+    if (!is_server())
+      for (const auto& entry : this->flat_.entries()) entry.parameter().touch();
+    this->broadcast_buffers(0);
+    stepped_ = false;
+  }
+  void eval() {
+    if (stepped_) pull();
+    Base::eval();
+  }
+
+ private:
+  void begin_join(const detail::JoinFacts& facts) override {
+    check<UsageError>(facts.steps || facts.throw_early,
+                      "ParameterServer::join: the server steps for all, also where others have more batches than it "
+                      "has: JoinOptions::step, or a function after the net");
+    Base::begin_join(facts);
+  }
+  [[gnu::cold]] JoinedPass take_part_in_pass() override {
+    if (!this->begin_pass_of_others()) return JoinedPass::none;
+    if (stepped_) pull();
+    this->shares_.weigh({});
+    if (!this->shares_.active_pass().sync) return JoinedPass::passed;
+    push(/*ended=*/true);
+    return JoinedPass::averaged;
+  }
+  [[gnu::cold]] void all_have_run_out() override {
+    this->end_passes_of_others();
+    if (stepped_) pull();
+  }
+
+  // Calls `f` with all numbers of a group that begin at `at`.
+  template <class F>
+  static void with_numbers(const typename nn::FlatParameters<D>::Group& group, std::byte* at, const F& f) {
+    ddp::with_type("ParameterServer: parameters", group.dtype, at,
+                   [&]<class T>(T* numbers) { f(std::span<T>(numbers, group.count)); });
+  }
+
+  // What earlier passes have left, on the server or under no_sync, is to stay as it is when `push` weighs all.
+  void backward_is_weighed() override {
+    earlier_.change_unit(this->flat_, this->shares_.weight(), [](std::size_t) { return true; });
+  }
+
+  void gradient_arrived(std::size_t i) {
+    if (!in_backward_) begin_backward();
+    auto& p = this->flat_.entries()[i].parameter();
+    earlier_.gradient_arrived(p);
+    if (!sync_ && this->devices() > 1) p.set_grad_local(true);
+  }
+  void begin_backward() {
+    check<UsageError>(this->weighed(),
+                      "ParameterServer: backward goes through the model, but not through a forward pass of the net in "
+                      "this thread: call the net, not its module(): there workers fetch the parameters");
+    check<UsageError>(!pushed_,
+                      "ParameterServer: expected a forward pass between two backward passes; what the first one has "
+                      "sent to the server can't be told from what the second one adds");
+    in_backward_ = true;
+    this->when_backward_ends([this] {
+      if (sync_)
+        push();
+      else
+        accumulated_ = true;
+      in_backward_ = false;
+    });
+  }
+
+  // What a rank says of a parameter: whether it has a gradient, and whether its loop has called zero_grad since the
+  // last push, as it would on a server that has run out of batches.
+  static constexpr std::uint8_t has_gradient = 1, forgotten = 2;
+
+  std::vector<std::uint8_t> own_marks(bool ended) const {
+    std::vector<std::uint8_t> marks;
+    for (const auto& entry : this->flat_.entries()) {
+      const auto& p = entry.parameter();
+      const auto i = marks.size();
+      const bool was_forgotten = forgotten_before_.empty() || p.times_forgotten() != forgotten_before_[i];
+      marks.push_back((p.grad_arrived() ? has_gradient : 0) | (!ended && was_forgotten ? forgotten : 0));
+    }
+    return marks;
+  }
+  // The marks of all workers together, on the server.
+  std::vector<std::uint8_t> workers_marks(const std::vector<std::uint8_t>& own) {
+    std::vector<std::uint8_t> all(own.size()), marks(own.size());
+    if (!is_server()) this->communicator_.send(std::span<const std::uint8_t>(own), 0);
+    for (int worker = 1; is_server() && worker < this->devices(); ++worker) {
+      this->communicator_.recv(std::span<std::uint8_t>(marks), worker);
+      for (std::size_t i = 0; i < all.size(); ++i) all[i] |= marks[i];
+    }
+    return all;
+  }
+
+  // Gradients weighed by samples go to the server. `ended`: this rank has run out of batches.
+  void push(bool ended = false) {
+    const double weight = std::exchange(earlier_.unit, 1);
+    const bool accumulated = std::exchange(accumulated_, false);
+    const auto& entries = this->flat_.entries();
+    auto own = own_marks(ended);
+    const auto workers = workers_marks(own);
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+      auto& p = entries[i].parameter();
+      // An earlier step has used what is left of a push.
+      if (ended && !accumulated && (workers[i] & forgotten) != 0) own[i] = 0;
+      if ((own[i] & has_gradient) == 0) zero_bytes(p.where(), p.grad_data(), p.size_bytes());
+    }
+    if (this->canonical_)
+      push_sums();
+    else
+      push_weighed(weight);
+    forgotten_before_.clear();
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+      auto& p = entries[i].parameter();
+      p.set_grad_arrived(is_server() && ((own[i] | workers[i]) & has_gradient) != 0);
+      p.set_grad_local(false);
+      p.set_grad_sent(!is_server());
+      forgotten_before_.push_back(p.times_forgotten());
+    }
+    pushed_ = stepped_ = true;
+  }
+  void push_weighed(double weight) {
+    auto& communicator = this->communicator_;
+    const D device = this->flat_.entries().front().parameter().where();
+    const comm::CollectiveOptions options{.traffic = trace::Traffic::gradients};
+    for (const auto& group : this->flat_.groups())
+      with_numbers(group, group.grad(0), [&]<class T>(std::span<T> grads) {
+        const auto count = static_cast<Index>(grads.size());
+        kernels::scale(device, count, static_cast<T>(weight), grads.data());
+        if (!is_server()) return communicator.send(grads, 0, options);
+        const MemoryScope scope(trace::Memory::buckets);
+        const auto theirs = Tensor<T, 1, D>::empty({count}, device);
+        for (int worker = 1; worker < this->devices(); ++worker) {
+          communicator.recv(std::span<T>(theirs.data(), grads.size()), worker, options);
+          kernels::axpy(device, count, T{1}, theirs.data(), grads.data());
+        }
+      });
+  }
+  // Sums of canonical shares, which the server adds up in the order of the tree.
+  void push_sums() {
+    auto& communicator = this->communicator_;
+    const auto& tree = this->canonical_->tree();
+    const D device = this->flat_.entries().front().parameter().where();
+    const comm::CollectiveOptions options{.traffic = trace::Traffic::gradients};
+    const MemoryScope scope(trace::Memory::buckets);
+    const auto batch = static_cast<std::size_t>(this->shares_.batch());
+    const auto of_ranks = canonical::sums_of_ranks(this->canonical_->shares(), this->ranks(), batch);
+    for (std::size_t g = 0; g < this->flat_.groups().size(); ++g) {
+      const auto& group = this->flat_.groups()[g];
+      if (!is_server()) {
+        for (std::size_t k = 0; k < tree.sums().size(); ++k)
+          with_numbers(group, tree.sum(k, g, 0), [&](auto numbers) { communicator.send(numbers, 0, options); });
+        continue;
+      }
+      std::vector<Storage<D>> theirs;
+      const auto numbers_of = [&](std::size_t rank, std::size_t k) {
+        if (rank == 0) return tree.sum(k, g, 0);
+        theirs.emplace_back(device, group.count * size_of(group.dtype));
+        auto* const sum = static_cast<std::byte*>(theirs.back().data());
+        with_numbers(group, sum, [&](auto numbers) { communicator.recv(numbers, static_cast<int>(rank), options); });
+        return sum;
+      };
+      canonical::add_up(of_ranks, numbers_of, device, group.dtype, group.count, group.grad(0));
+    }
+  }
+
+  ddp::EarlierGradients<D> earlier_;
+  bool sync_ = true;
+  bool accumulated_ = false;  // there are gradients that no push has sent
+  bool in_backward_ = false;
+  bool pushed_ = false;                          // the gradients of the last forward pass have been sent
+  bool stepped_ = false;                         // the server's parameters may have changed since the last pull
+  std::vector<std::uint32_t> forgotten_before_;  // times_forgotten of all parameters at the last push
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_PARAMETER_SERVER_HPP
+
+// <chorus/parallel/pipeline.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_HPP
+/// Pipeline: each rank holds a part of the model, a stage, and micro-batches go through the stages one behind the
+/// other, so that all ranks compute at the same time.
 
 namespace chorus {
 
@@ -14145,19 +15179,26 @@ namespace chorus {
 /// differs; SyncBatchNorm is refused. A rank's `parameters()` are those of its stages: others are not in its memory,
 /// and who reads them gets a UsageError.
 template <class Model, class Order = OneForwardOneBackward, class Communicator = comm::AnyCommunicator>
-class Pipeline : public pipeline::Stages<Model, Order, Communicator> {
-  using Base = pipeline::Stages<Model, Order, Communicator>;
+class Pipeline : public Policy<pipeline::StagedModel<Model, Order, Communicator>> {
+  using Staged = pipeline::StagedModel<Model, Order, Communicator>;
+  using Base = Policy<Staged>;
 
  public:
-  using typename Base::D;
+  using D = typename Base::device_type;
+  using model_type = Model;
   using policy_type = Pipeline;
   static constexpr const char* name = "pipeline";
+  static constexpr bool distributed = true;
 
   /// Takes rank 0's numbers. Throws UsageError, on every rank, where the ranks' models or options differ, and for a cut
   /// that doesn't fit. `world` is what the communicator was connected with; it must outlive this.
   Pipeline(Model model, Communicator& communicator, const comm::World& world, const PipelineOptions& options = {},
            std::uint64_t seed = initial_seed())
-      : Base(std::move(model), communicator, world, options, seed) {}
+      : Base(Staged(std::move(model), communicator, world, options), seed),
+        communicator_(communicator),
+        handles_(this->model_) {
+    communicator.broadcast(std::span(&this->random_.seed, 1), 0, {});
+  }
   /// For `launch`: takes communicator and seed from `run`.
   template <class Run>
   requires requires(Run& run) { run.communicator(); }
@@ -14170,93 +15211,60 @@ class Pipeline : public pipeline::Stages<Model, Order, Communicator> {
   /// The loss, or the output, of the whole batch; the same on all ranks, which all call it.
   template <class X, class... Targets>
   auto operator()(const X& x, const Targets&... targets) {
-    if constexpr (requires { Model::pipeline_names; })
-      return pass(this->on_model_device(x), this->on_model_device(targets)...);
-    else
-      return Variable<float, 0, D>();  // nothing but the sentence about CHORUS_PIPELINE is an error then
+    handles_.check_kept(this->model_);
+    const RandomScope random(this->begin_forward());
+    const detail::WatchScope watch(this->watch_once());
+    auto result = this->model_(this->on_model_device(x), this->on_model_device(targets)...);
+    this->end_forward();
+    return result;
+  }
+
+  /// The same samples on all ranks.
+  template <class Dataset>
+  data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
+    return data::Sampler(dataset.size(),
+                         {.shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding});
+  }
+  int devices() const { return communicator_.size(); }
+  Communicator& communicator() const { return communicator_; }
+  const PipelineOptions& options() const { return stages().options(); }
+  /// The whole model, of which this rank can read its stages' numbers.
+  Model& module() { return stages().model(); }
+  const Model& module() const { return stages().model(); }
+  /// The layer that each stage begins with, counted as in At, and the number of layers.
+  const std::vector<std::size_t>& stage_begins() const { return stages().stage_begins(); }
+
+  /// All ranks have the whole batch: what one has counted and averaged is what all have.
+  double mean(double value, Index) const { return value; }
+  void sum(std::span<double>) const {}
+  /// Makes a number the largest one of all ranks.
+  void make_largest(std::int32_t* number) { communicator_.all_reduce(std::span(number, 1), comm::ReduceOp::max, {}); }
+
+  /// For files, which all ranks write together: see io::detail::keeps_parts.
+  bool writes_part(bool, bool) const { return true; }
+  /// Calls `f(model)` on every rank while all parameters and buffers are there, in memory of the whole model.
+  /// What `f` writes stays; all ranks write the same. All ranks call it.
+  template <class F>
+  void gathered(const F& f) {
+    stages().gathered(f);
+  }
+
+  /// optim::clip_grad_norm with the norm of all stages' gradients; each tied parameter counts once. All ranks call it.
+  double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
+    optim::detail::check_max_norm(max_norm);
+    double squares = optim::detail::square_sum(stages().counted_parameters());
+    communicator_.all_reduce(std::span(&squares, 1), comm::ReduceOp::sum, {});
+    const double norm = std::sqrt(squares);
+    if (options.error_if_nonfinite) optim::detail::check_finite(this->parameters(), norm);
+    optim::detail::scale_down(this->parameters(), norm, max_norm);
+    return norm;
   }
 
  private:
-  using Action = Schedule::Action;
-  using Kind = Schedule::Kind;
+  pipeline::Stages<Model, Order, Communicator>& stages() const { return this->model_.stages(); }
 
-  template <class... Inputs>
-  auto pass(const Inputs&... inputs) {
-    using Pass = pipeline::Pass<Model, Inputs...>;
-    // 1. The batch becomes micro-batches, of which the schedule's table says who does what with them, and when.
-    const Index samples = this->samples_of(inputs...);
-    const Schedule& schedule = this->schedule_for(samples);
-    auto& random = this->begin_forward(samples);
-    return this->or_all_end([&] {
-      const detail::WatchScope watch(this->watch_once());
-      const auto batch = std::make_shared<Pass>(this->facts(schedule, random, samples), inputs...);
-      // 2. Where the model returns its loss, backward begins within the schedule; else it has to wait for the loss.
-      const bool goes_back = Pass::gives_loss && batch->recorded();
-      for (const Action& action : this->own_actions(schedule))
-        if (goes_back || action.kind == Kind::forward) act(*batch, action);
-      if (goes_back) batch->gradients().sum_tied(this->tied());
-      // 3. All ranks have what the last stage has.
-      return on_tape(schedule, batch, this->share_result(schedule, *batch));
-    });
-  }
-
-  template <class Pass>
-  void act(Pass& batch, const Action& action) {
-    this->at_stage(action.stage);
-    switch (action.kind) {
-      case Kind::forward:
-        return batch.forward(action);
-      case Kind::backward:
-        return batch.backward(action);
-      case Kind::weight:
-        return batch.weight(action);
-    }
-  }
-
-  template <class Pass, class Shared>
-  auto on_tape(const Schedule& schedule, const std::shared_ptr<Pass>& batch, Shared shared) {
-    using Result = typename Pass::Result;
-    if constexpr (AnyTensor<Result>) {
-      return std::move(shared.value);
-    } else {
-      if (!batch->recorded() || !shared.wants_grad) return Result(std::move(shared.value));
-      std::vector<Ref<Node>> leaves;
-      batch->gradients().for_each_leaf([&](Node& leaf) { leaves.emplace_back(&leaf); });
-      using T = typename tensor_of<Result>::value_type;
-      using Made = pipeline::PassNode<T, tensor_of<Result>::rank, D>;
-      Ref<typename Result::node_type> node(
-          new Made(shared.value, std::move(leaves), way_back(schedule, batch, shared.correction)));
-      return Result(std::move(shared.value), std::move(node));
-    }
-  }
-
-  // 4. What the user's backward pass does when it comes to the net's result.
-  template <class Pass>
-  auto way_back(const Schedule& schedule, const std::shared_ptr<Pass>& batch, [[maybe_unused]] double correction) {
-    using Gradient = tensor_of<typename Pass::Result>;
-    const auto check_alive = [alive = this->alive()] {
-      check<UsageError>(!alive.expired(), "Pipeline: the net whose result goes backward is gone");
-    };
-    if constexpr (Pass::gives_loss) {
-      return [check_alive, batch, correction](const Gradient& gradient, bool) {
-        check_alive();
-        batch->gradients().add_to_parameters(static_cast<double>(gradient.item()) * correction);
-      };
-    } else {
-      return [this, check_alive, batch, &schedule](const Gradient& gradient, bool keep) {
-        check_alive();
-        check<UsageError>(!keep, "Pipeline: retain_graph needs a model that returns its loss");
-        this->or_all_end([&] {
-          batch->take_result_gradient(gradient);
-          for (const Action& action : this->own_actions(schedule))
-            if (action.kind != Kind::forward) act(*batch, action);
-          batch->gradients().sum_tied(this->tied());
-          this->flush();
-        });
-        batch->gradients().add_to_parameters(1);
-      };
-    }
-  }
+  Communicator& communicator_;
+  detail::ModelHandles handles_;
 };
 
 }  // namespace chorus
@@ -15378,274 +16386,6 @@ namespace chorus::simulated {
 #define CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_PARALLEL_HPP
 /// TensorParallel: every rank has the whole batch and a part of each layer that can be shared out.
 
-// <chorus/parallel/tensor/group.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_GROUP_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_GROUP_HPP
-/// A TensorGroup over a communicator.
-
-namespace chorus::detail {
-
-template <class Communicator>
-class CommunicatorGroup final : public TensorGroup {
- public:
-  CommunicatorGroup(Communicator& communicator, bool splits_sequences)
-      : communicator_(&communicator),
-        rank_(communicator.rank()),
-        size_(communicator.size()),
-        splits_sequences_(splits_sequences) {}
-
-  int rank() const override { return rank_; }
-  int size() const override { return size_; }
-  bool splits_sequences() const override { return splits_sequences_; }
-  /// Nodes of the tape may live longer than the policy.
-  void end() { communicator_ = nullptr; }
-
- protected:
-  void all_reduce(void* data, std::size_t count, DType type, bool largest) override {
-    of_type(type, [&]<class T>(T) {
-      living().all_reduce(std::span(static_cast<T*>(data), count),
-                          largest ? comm::ReduceOp::max : comm::ReduceOp::sum, {.traffic = trace::Traffic::outputs});
-    });
-  }
-  void all_gather(const void* mine, void* all, std::size_t count, DType type) override {
-    of_type(type, [&]<class T>(T) {
-      living().all_gather(std::span(static_cast<const T*>(mine), count),
-                          std::span(static_cast<T*>(all), count * static_cast<std::size_t>(size_)),
-                          {.traffic = trace::Traffic::outputs});
-    });
-  }
-  void reduce_scatter(const void* all, void* mine, std::size_t count, DType type) override {
-    of_type(type, [&]<class T>(T) {
-      living().reduce_scatter(std::span(static_cast<const T*>(all), count * static_cast<std::size_t>(size_)),
-                              std::span(static_cast<T*>(mine), count), comm::ReduceOp::sum,
-                              {.traffic = trace::Traffic::outputs});
-    });
-  }
-
- private:
-  template <class F>
-  static void of_type(DType type, const F& f) {
-    switch (type) {
-      case DType::f32: return f(float{});
-      case DType::f64: return f(double{});
-      case DType::bfloat16: return f(bf16{});
-      default: return f(half{});
-    }
-  }
-  Communicator& living() const {
-    check<UsageError>(communicator_ != nullptr, "TensorParallel: the policy that ran the forward pass is gone");
-    return *communicator_;
-  }
-
-  Communicator* communicator_;
-  int rank_, size_;
-  bool splits_sequences_;
-};
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_GROUP_HPP
-
-// <chorus/parallel/tensor/replicas.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_REPLICAS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_REPLICAS_HPP
-/// What all ranks of TensorParallel have whole gets the same gradients on all of them, to the bit: checked, now and
-/// then, in what backward leaves.
-
-namespace chorus::detail {
-
-template <Device D, class Communicator>
-class ReplicaCheck {
- public:
-  /// Each `every` backward passes; 0: never.
-  ReplicaCheck(const nn::FlatParameters<D>& flat, Communicator& communicator, const std::weak_ptr<void>& alive,
-               int every)
-      : flat_(flat), communicator_(communicator), every_(every) {
-    if (every == 0 || communicator.size() == 1) return;
-    for (const auto& entry : flat.entries())
-      entry.parameter().on_grad([this, alive] {
-        if (alive.expired() || last_run_ == backward_run()) return;
-        last_run_ = backward_run();
-        if (runs_++ % static_cast<std::uint64_t>(every_) != 0) return;
-        at_backward_end([this, alive] {
-          if (!alive.expired()) check_now();
-        });
-      });
-  }
-  ReplicaCheck(const ReplicaCheck&) = delete;
-  ReplicaCheck& operator=(const ReplicaCheck&) = delete;
-
-  /// Throws UsageError, on every rank, where gradients differ. A collective.
-  [[gnu::cold]] void check_now() {
-    std::vector<std::uint64_t> own;
-    std::uint64_t all = 0;
-    for (const auto& entry : flat_.entries()) {
-      if (entry.parameter().part() != nullptr) continue;
-      own.push_back(hash(entry.parameter()));
-      all = 31 * all + own.back();
-    }
-    const auto number = static_cast<std::int64_t>(all >> 1);
-    std::array<std::int64_t, 2> largest{number, std::numeric_limits<std::int64_t>::max() - number};
-    communicator_.all_reduce(std::span(largest), comm::ReduceOp::max, {});
-    if (std::numeric_limits<std::int64_t>::max() - largest[1] != largest[0]) raise(own);
-  }
-
- private:
-  static std::uint64_t hash(const ParameterOn<D>& parameter) {
-    if (!parameter.grad_arrived()) return 0;
-    std::vector<std::uint32_t> words(parameter.size_bytes() / sizeof(std::uint32_t));
-    copy_bytes(Cpu{}, words.data(), parameter.where(), parameter.grad_data(), parameter.size_bytes());
-    std::uint64_t bits = 14695981039346656037ull;
-    for (const std::uint32_t word : words) bits = (bits ^ word) * 1099511628211ull;  // FNV-1a, of words
-    return bits;
-  }
-  [[noreturn, gnu::cold]] void raise(const std::vector<std::uint64_t>& own) {
-    std::vector<std::uint64_t> all(own.size() * static_cast<std::size_t>(communicator_.size()));
-    communicator_.all_gather(std::span<const std::uint64_t>(own), std::span<std::uint64_t>(all), {});
-    std::size_t i = 0;
-    for (const auto& entry : flat_.entries()) {
-      if (entry.parameter().part() != nullptr) continue;
-      for (std::size_t at = i; at < all.size(); at += own.size())
-        if (all[at] != all[i])
-          fail<UsageError>("TensorParallel: rank ", at / own.size(), " has another gradient of '", entry.named.name,
-                           "' than rank 0: expected the same bits of what all ranks have whole. Is the batch the same "
-                           "on all ranks (net.sampler), and does the model reach its ColumnParallelLinear's columns "
-                           "through a RowParallelLinear or gather_columns?");
-      ++i;
-    }
-    fail<UsageError>("TensorParallel: ranks have different gradients of what all of them have whole");
-  }
-
-  const nn::FlatParameters<D>& flat_;
-  Communicator& communicator_;
-  int every_;
-  std::uint64_t runs_ = 0, last_run_ = 0;
-};
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_REPLICAS_HPP
-
-// <chorus/parallel/tensor/split_parameters.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_SPLIT_PARAMETERS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_SPLIT_PARAMETERS_HPP
-/// Cuts the parameters of a model into this rank's parts, in place, and puts whole ones together again.
-
-namespace chorus::detail {
-
-/// The parameters of a model that its layers share out, each once, with how. Throws UsageError where two layers have
-/// one parameter in common and don't share it out in the same way.
-template <Device D>
-class SplitParameters final : public nn::detail::Walker {
- public:
-  struct Item {
-    std::string name;
-    AnyParameter handle;
-    Split split;
-    ParameterOn<D>& parameter() const { return handle.on<D>(); }
-  };
-
-  explicit SplitParameters(nn::Module& model) {
-    walk(model);
-    for (const auto& one : whole_)
-      for (const Item& item : items_)
-        check<UsageError>(item.handle.shared() != one.handle.shared(), "TensorParallel: '", item.name, "' and '",
-                          one.name, "' are one parameter, which the first one's layer shares out and the other one's ",
-                          "has whole: give both layers that share it out, as VocabularyParallelEmbedding and ",
-                          "ColumnParallelLinear do");
-  }
-  const std::vector<Item>& items() const { return items_; }
-
-  void parameter(std::string_view name, AnyParameter& handle) override { whole_.push_back({path(name), handle, {}}); }
-  void split_parameter(std::string_view name, AnyParameter& handle, const Split& split) override {
-    for (const Item& item : items_)
-      if (item.handle.shared() == handle.shared()) {
-        check<UsageError>(item.split == split, "TensorParallel: '", item.name, "' and '", path(name), "' are one ",
-                          "parameter, which their layers share out in different ways");
-        return;
-      }
-    items_.push_back({path(name), handle, split});
-  }
-
- private:
-  std::vector<Item> items_, whole_;
-};
-
-/// Makes `item` this rank's part of what it is. Throws UsageError where a rank would have nothing of it.
-template <Device D>
-void cut(const typename SplitParameters<D>::Item& item, const std::shared_ptr<TensorGroup>& group) {
-  auto& parameter = item.parameter();
-  const Split& split = item.split;
-  std::vector<Index> extents(parameter.extents().begin(), parameter.extents().end());
-  Index& along = extents[static_cast<std::size_t>(split.axis)];
-  const SplitLayout layout(parameter.extents(), split, along);
-  check<UsageError>(layout.width / split.unit >= group->size(), "TensorParallel: '", item.name, "' has ",
-                    layout.width / split.unit, split.unit > 1 ? cat(" units of ", split.unit) : std::string(" entries"),
-                    " along axis ", split.axis, ", which ", group->size(), " ranks can't share: each needs one");
-  const auto mine = group->part(layout.width, split.unit);
-  auto whole = std::make_shared<PartOfParameter>(PartOfParameter{split, along, group});
-  const MemoryScope scope(trace::Memory::parameters);
-  const auto size = size_of(parameter.dtype());
-  const D device = parameter.where();
-  const Storage<D> part(device, static_cast<std::size_t>(layout.numbers(mine)) * size);
-  auto* const to = static_cast<std::byte*>(part.data());
-  const auto* const from = static_cast<const std::byte*>(parameter.memory());
-  layout.for_runs(mine, [&](Index in_whole, Index in_part, Index count) {
-    copy_bytes(device, to + static_cast<std::size_t>(in_part) * size, device,
-               from + static_cast<std::size_t>(in_whole) * size, static_cast<std::size_t>(count) * size);
-  });
-  along = split.blocks * mine.count;
-  parameter.replace_numbers(extents, part);
-  parameter.set_part(std::move(whole));
-}
-
-/// Puts into `whole`, another model's parameter, what all ranks have of `part`. A collective.
-template <Device D, class Communicator>
-void join(const ParameterOn<D>& part, ParameterOn<D>& whole, Communicator& communicator) {
-  const PartOfParameter& of = *part.part();
-  std::vector<Index> extents(part.extents().begin(), part.extents().end());
-  extents[static_cast<std::size_t>(of.split.axis)] = of.width;
-  const SplitLayout layout(part.extents(), of.split, of.width);
-  const int ranks = of.group->size();
-  const auto size = size_of(part.dtype());
-  const D device = part.where();
-  const MemoryScope scope(trace::Memory::parameters);
-  const auto most = static_cast<std::size_t>(layout.numbers(axis_part(layout.width, of.split.unit, ranks, 0))) * size;
-  const Storage<D> mine(device, most), all(device, most * static_cast<std::size_t>(ranks)),
-      joined(device, static_cast<std::size_t>(numel(extents)) * size);
-  zero_bytes(device, mine.data(), most);
-  copy_bytes(device, mine.data(), device, part.memory(), part.size_bytes());
-  communicator.all_gather(std::span(static_cast<const std::uint8_t*>(mine.data()), most),
-                          std::span(static_cast<std::uint8_t*>(all.data()), most * static_cast<std::size_t>(ranks)),
-                          {.traffic = trace::Traffic::parameters});
-  auto* const to = static_cast<std::byte*>(joined.data());
-  for (int rank = 0; rank < ranks; ++rank) {
-    const auto* const from = static_cast<const std::byte*>(all.data()) + static_cast<std::size_t>(rank) * most;
-    layout.for_runs(axis_part(layout.width, of.split.unit, ranks, rank), [&](Index in_whole, Index at, Index count) {
-      copy_bytes(device, to + static_cast<std::size_t>(in_whole) * size, device,
-                 from + static_cast<std::size_t>(at) * size, static_cast<std::size_t>(count) * size);
-    });
-  }
-  whole.replace_numbers(extents, joined);
-  whole.set_part(nullptr);
-}
-
-/// Writes this rank's part of `whole`'s numbers into `part`.
-template <Device D>
-void take_part(const ParameterOn<D>& whole, ParameterOn<D>& part) {
-  const PartOfParameter& of = *part.part();
-  const SplitLayout layout(whole.extents(), of.split, of.width);
-  const auto size = size_of(part.dtype());
-  auto* const to = static_cast<std::byte*>(part.memory());
-  const auto* const from = static_cast<const std::byte*>(whole.memory());
-  layout.for_runs(of.group->part(layout.width, of.split.unit), [&](Index in_whole, Index in_part, Index count) {
-    copy_bytes(part.where(), to + static_cast<std::size_t>(in_part) * size, whole.where(),
-               from + static_cast<std::size_t>(in_whole) * size, static_cast<std::size_t>(count) * size);
-  });
-  part.touch();
-}
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_SPLIT_PARAMETERS_HPP
-
 namespace chorus {
 
 struct TensorParallelOptions {
@@ -15654,13 +16394,6 @@ struct TensorParallelOptions {
   /// Each so many backward passes, from the first on, ranks compare the bits of the gradients of what each of them has
   /// whole, in a message of 16 bytes. 0: never.
   int check_every = 100;
-};
-
-struct NoSequenceSplit {
-  static constexpr bool splits_sequences = false;
-};
-struct SequenceSplit {
-  static constexpr bool splits_sequences = true;
 };
 
 /// Layers that are shared out (ColumnParallelLinear, RowParallelLinear, VocabularyParallelEmbedding,
@@ -15681,14 +16414,13 @@ class TensorParallel : public Policy<Model> {
   using policy_type = TensorParallel;
   static constexpr const char* name = "tensor_parallel";
   static constexpr bool distributed = true;
-  static constexpr bool shares_layers = true;
 
   /// Compares the models of all ranks, takes rank 0's numbers, and keeps this rank's part. Throws UsageError, on every
   /// rank, where names, shapes, dtypes or options differ, where no layer can be shared out, and where one has less than
   /// an entry for each rank. The communicator must outlive this.
   TensorParallel(Model model, Communicator& communicator, const TensorParallelOptions& options = {},
                  std::uint64_t seed = initial_seed())
-      : TensorParallel(std::make_shared<Group>(communicator, Sequence::splits_sequences), std::move(model),
+      : TensorParallel(std::make_unique<Layers>(communicator, Sequence::splits_sequences), std::move(model),
                        communicator, options, seed) {}
   /// For `launch`: takes communicator and seed from `run`. A model on GPUs moves to this rank's, and talks over NCCL.
   template <detail::LaunchedRun Run>
@@ -15698,7 +16430,6 @@ class TensorParallel : public Policy<Model> {
   }
   /// Peers don't wait for a rank that throws: the group is given up.
   ~TensorParallel() {
-    group_->end();
     if (std::uncaught_exceptions() > exceptions_before_ && communicator_.size() > 1)
       communicator_.abort(cat("rank ", communicator_.rank(), " threw an exception in the middle of a step"));
   }
@@ -15710,7 +16441,7 @@ class TensorParallel : public Policy<Model> {
     handles_.check_kept(this->model_, this->flat_);
     const int dim = this->random_.dim;
     const RandomScope random(this->begin_forward(dim == 0 ? 0 : detail::samples_of(dim, inputs...)));
-    const TensorGroupScope group(shared_group());
+    const TensorGroupScope group(layers_->group());
     const detail::WatchScope watch(communicator_.rank() == 0 ? this->watch_once() : nullptr);
     const trace::Span span(trace::Lane::forward, "forward", "forward");
     auto output = this->model_(this->on_model_device(inputs)...);
@@ -15746,128 +16477,40 @@ class TensorParallel : public Policy<Model> {
     return different == 0;
   }
 
-  /// A model with whole parameters, on every rank, as one device would have it: to save, to evaluate, to copy. All
-  /// ranks call it.
-  [[gnu::cold]] Model gathered() {
-    Model whole = nn::copy_of(this->model_);
-    const detail::SplitParameters<D> parts(this->model_), wholes(whole);
-    if (communicator_.size() > 1)
-      for (std::size_t i = 0; i < parts.items().size(); ++i)
-        detail::join(parts.items()[i].parameter(), wholes.items()[i].parameter(), communicator_);
-    return whole;
-  }
-  /// The whole model as one file, which any policy reads: rank 0 writes it. All ranks call it. See io::save.
-  [[gnu::cold]] void save(const std::string& path, const io::Metadata& metadata = {}) {
-    auto whole = gathered();
-    std::string error;
-    if (communicator_.rank() == 0) try {
-        io::save(whole, path, metadata);
-      } catch (const Error& failure) {
-        error = failure.what();
-      }
-    error = comm::broadcast_object(communicator_, error);
-    check<FileError>(error.empty(), error);
-  }
-  /// Each rank takes its part of a file with a whole model, which rank 0 reads, and which alone has the report. All
-  /// ranks call it. See io::load.
-  [[gnu::cold]] io::LoadReport load(const std::string& path, const io::LoadOptions& options = {}) {
-    auto whole = gathered();
-    io::LoadReport report;
-    std::string error;
-    if (communicator_.rank() == 0) try {
-        report = io::load(whole, path, options);
-      } catch (const Error& failure) {
-        error = failure.what();
-      }
-    error = comm::broadcast_object(communicator_, error);
-    check<FileError>(error.empty(), error);
-    take_numbers(whole, communicator_);
-    const auto to = nn::named_parameters<D>(this->model_), from = nn::named_parameters<D>(whole);
-    for (std::size_t i = 0; i < to.size(); ++i) {
-      auto &own = *to[i].parameter, &read = *from[i].parameter;
-      if (own.part() != nullptr) {
-        detail::take_part(read, own);
-      } else {
-        copy_bytes(own.where(), own.memory(), read.where(), read.memory(), own.size_bytes());
-        own.touch();
-      }
-    }
-    const auto buffers = nn::named_buffers<D>(this->model_), read = nn::named_buffers<D>(whole);
-    for (std::size_t i = 0; i < buffers.size(); ++i) {
-      auto& own = *buffers[i].buffer;
-      copy_bytes(own.where(), own.memory(), read[i].buffer->where(), read[i].buffer->memory(), own.size_bytes());
-      own.touch();
-    }
-    return report;
-  }
+  /// A model with whole parameters, on every rank, as one device would have it: to evaluate, to copy. All ranks call
+  /// it.
+  [[gnu::cold]] Model gathered() { return layers_->gathered(this->model_); }
+  /// For files, which all ranks write together: see io::detail::keeps_parts.
+  bool writes_part(bool, bool shared) const { return shared || communicator_.rank() == 0; }
 
  private:
-  using Group = detail::CommunicatorGroup<Communicator>;
+  using Layers = detail::SharedLayers<Communicator>;
 
   TensorParallel(std::unique_ptr<detail::RankDevice<D>> device, Model model, const TensorParallelOptions& options,
                  std::uint64_t seed)
       : TensorParallel(device->place(std::move(model)), device->communicator(), options, seed) {
     device_ = std::move(device);
   }
-  TensorParallel(std::shared_ptr<Group> group, Model model, Communicator& communicator,
+  TensorParallel(std::unique_ptr<Layers> layers, Model model, Communicator& communicator,
                  const TensorParallelOptions& options, std::uint64_t seed)
-      : Policy<Model>(shared_out(std::move(model), communicator, group, options), seed),
+      : Policy<Model>(layers->share_out(std::move(model), described(options)), seed),
         communicator_(communicator),
-        group_(std::move(group)),
+        layers_(std::move(layers)),
         handles_(this->model_),
         replicas_(this->flat_, communicator, this->alive(), options.check_every) {
     this->random_.dim = options.dim;
     communicator_.broadcast(std::span(&this->random_.seed, 1), 0, {});
   }
-
-  std::shared_ptr<TensorGroup> shared_group() const {
-    return communicator_.size() > 1 ? std::shared_ptr<TensorGroup>(group_) : nullptr;
-  }
-
-  static void broadcast(auto& home, Communicator& communicator, trace::Traffic traffic) {
-    if (home.size_bytes() == 0) return;
-    communicator.broadcast(std::span(static_cast<std::uint8_t*>(home.memory()), home.size_bytes()), 0,
-                           {.traffic = traffic});
-    home.touch();
-  }
-  /// Makes rank 0's numbers all ranks'.
-  static void take_numbers(Model& model, Communicator& communicator) {
-    if (communicator.size() == 1) return;
-    for (const auto& named : nn::named_parameters<D>(model))
-      broadcast(*named.parameter, communicator, trace::Traffic::parameters);
-    for (const auto& named : nn::named_buffers<D>(model))
-      broadcast(*named.buffer, communicator, trace::Traffic::buffers);
-  }
-  static Model shared_out(Model model, Communicator& communicator, const std::shared_ptr<Group>& group,
-                          const TensorParallelOptions& options) {
-    if constexpr (!std::is_same_v<D, Cpu>)
-      check<UsageError>(communicator.takes_device_memory(), "TensorParallel: a model on ", D::kind,
-                        " needs a communicator for its memory, such as comm::NcclCommunicator; got ",
-                        communicator.backend());
+  static std::string described(const TensorParallelOptions& options) {
     check<UsageError>(options.dim >= 0 && options.check_every >= 0,
                       "TensorParallel: dim and check_every are at least 0, got ", options.dim, " and ",
                       options.check_every);
-    for (const auto& named : nn::named_parameters<D>(model))
-      check<UsageError>(named.parameter->part() == nullptr, "TensorParallel: '", named.name,
-                        "' is a part already, of a model that a policy has shared out");
-    const auto all = [](const auto&) { return true; };
-    detail::check_same_description(
-        communicator, "TensorParallel",
-        cat("dim ", options.dim, "\ncheck_every ", options.check_every, "\n") +
-            detail::model_description<D>(model, all));
-    const detail::SplitParameters<D> split(model);
-    if (communicator.size() == 1) return model;
-    check<UsageError>(!split.items().empty(), "TensorParallel: no layer of the model can be shared out: expected ",
-                      "ColumnParallelLinear, RowParallelLinear, VocabularyParallelEmbedding, MultiheadAttention or ",
-                      "the layers of transformers");
-    take_numbers(model, communicator);
-    for (const auto& item : split.items()) detail::cut<D>(item, group);
-    return model;
+    return cat("dim ", options.dim, "\ncheck_every ", options.check_every, "\n");
   }
 
   std::unique_ptr<detail::RankDevice<D>> device_;  // where it was made for a run
   Communicator& communicator_;
-  std::shared_ptr<Group> group_;
+  std::unique_ptr<Layers> layers_;
   detail::ModelHandles handles_;
   detail::ReplicaCheck<D, Communicator> replicas_;
   const int exceptions_before_ = std::uncaught_exceptions();

@@ -7290,6 +7290,13 @@ struct PartOfParameter {
   std::shared_ptr<TensorGroup> group;
 };
 
+/// The shape of the whole of which `shape` is a part; null: of itself.
+inline std::vector<Index> whole_shape(std::span<const Index> shape, const PartOfParameter* part) {
+  std::vector<Index> whole(shape.begin(), shape.end());
+  if (part != nullptr) whole[static_cast<std::size_t>(part->split.axis)] = part->width;
+  return whole;
+}
+
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
 
@@ -7347,7 +7354,12 @@ class AtHome {
       writes->name = name;
   }
 
-  /// Throws UsageError where the numbers are another process's.
+  /// Whether the numbers are this process's.
+  bool is_here() const {
+    const auto* const writes = storage().writes();
+    return writes == nullptr || writes->elsewhere.empty();
+  }
+  /// Throws UsageError where they are another one's.
   void check_here() const {
     if (const auto* const writes = storage().writes()) writes->check_here();
   }
@@ -7496,6 +7508,8 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
     this->check_here();
     return value_;
   }
+  /// For shape and device, wherever the numbers are.
+  const Tensor<T, Rank, D>& described() const { return value_; }
 
   DType dtype() const override { return chorus::dtype<T>; }
   std::span<const Index> extents() const override { return value_.shape(); }
@@ -7623,8 +7637,8 @@ class Parameter : public AnyParameter {
   /// The gradient; undefined where there is none. It stays what it is when the parameter's gradient is forgotten
   /// (`zero_grad`); a pointer to its numbers doesn't.
   Tensor<T, Rank, D> grad() const { return typed().grad(); }
-  const Shape<Rank>& shape() const { return numbers().shape(); }
-  D device() const { return numbers().device(); }
+  const Shape<Rank>& shape() const { return described().shape(); }
+  D device() const { return described().device(); }
   bool requires_grad() const { return typed().wants_grad(); }
   /// Without, no gradient is computed for it and optimizers leave it alone.
   void set_requires_grad(bool requires_grad) const { typed().set_wants_grad(requires_grad); }
@@ -7661,10 +7675,12 @@ class Parameter : public AnyParameter {
   }
 
  private:
-  const Tensor<T, Rank, D>& numbers() const {
+  static const Tensor<T, Rank, D>& nothing() {
     static const Tensor<T, Rank, D> none;
-    return node_ ? typed().value() : none;
+    return none;
   }
+  const Tensor<T, Rank, D>& numbers() const { return node_ ? typed().value() : nothing(); }
+  const Tensor<T, Rank, D>& described() const { return node_ ? typed().described() : nothing(); }
   ParameterNode<T, Rank, D>& typed() const {
     check<UsageError>(node_.get() != nullptr,
                       "Parameter: it is empty (that of a layer without bias, say), so it has no gradient");
@@ -10277,6 +10293,8 @@ namespace chorus::io {
 namespace detail {
 template <Device D>
 void save_module(nn::Module& model, const std::string& path, const Metadata& metadata);
+template <class Net>
+void save_in_parts(Net& net, const std::string& path, Metadata metadata);
 }
 
 /// Writes all parameters and buffers of `model`, atomically: a failure leaves an older file as it was. Tied ones are
@@ -10293,20 +10311,12 @@ void save(Model& model, const std::string& path, const Metadata& metadata = {}) 
 template <class Net>
 requires requires(Net& net) { typename Net::policy_type; net.module(); }
 void save(Net& net, const std::string& path, const Metadata& metadata = {}) {
-  if constexpr (requires { net.save_in_parts(path, metadata); }) {
-    net.save_in_parts(path, metadata);
-  } else if constexpr (requires { net.save(path, metadata); }) {
-    net.save(path, metadata);
+  if constexpr (requires { net.writes_part(true, true); }) {
+    detail::save_in_parts(net, path, metadata);
   } else {
-    bool writes = true;
-    if constexpr (requires { net.communicator().rank(); }) writes = net.communicator().rank() == 0;
-    const auto save_model = [&](auto& model) {
-      if (writes) save(model, path, metadata);
-    };
-    if constexpr (requires { net.gathered(save_model); })
-      net.gathered(save_model);
-    else
-      save_model(net.module());
+    if constexpr (requires { net.communicator().rank(); })
+      if (net.communicator().rank() != 0) return;
+    save(net.module(), path, metadata);
   }
 }
 
@@ -10715,52 +10725,64 @@ namespace chorus::io::detail {
 inline constexpr std::string_view training_prefix = "training/";
 
 /// Where a tensor of a file lies in this program: in device memory, or, without a device, on the host. `mean_with`:
-/// names of others in the file, with which floating-point numbers take the mean. With `part_count`, so many elements
-/// from `part_begin` on are here, and others elsewhere.
+/// names of others in the file, with which floating-point numbers take the mean. Ranks may share it out: with `part`
+/// this rank has some entries of an axis, and with `part_count` so many elements of these, or of all, from `part_begin`
+/// on.
 template <Device D>
 struct TensorPlace {
   std::string name;
   DType dtype;
-  std::vector<Index> shape;
+  std::vector<Index> shape;  ///< of what `part` is
   std::optional<D> device;
   void* data;
   std::vector<std::string> mean_with = {};
   std::size_t part_begin = 0;
   std::optional<std::size_t> part_count = {};
-  std::shared_ptr<const PartOfParameter> part = {};  // of a tensor that ranks share out
+  std::shared_ptr<const PartOfParameter> part = {};
+  bool writes = true;  ///< of ranks that have the same, one writes
 
-  /// In the file.
-  std::vector<Index> whole_shape() const {
-    auto whole = shape;
-    if (part != nullptr) whole[static_cast<std::size_t>(part->split.axis)] = part->width;
-    return whole;
+  std::vector<Index> whole_shape() const { return chorus::whole_shape(shape, part.get()); }
+  std::size_t whole_bytes() const { return static_cast<std::size_t>(numel(whole_shape())) * size_of(dtype); }
+  /// How many are here.
+  std::size_t count() const { return part_count.value_or(static_cast<std::size_t>(numel(shape))); }
+  std::size_t bytes() const { return count() * size_of(dtype); }
+
+  /// Calls `f(in_whole, here, bytes)`, all in bytes, for each run of neighbouring numbers that are here: where it
+  /// begins in the file's tensor, and where among those that are here.
+  template <class F>
+  void for_runs(const F& f) const {
+    const auto size = size_of(dtype);
+    const auto begin = static_cast<Index>(part_begin), end = begin + static_cast<Index>(count());
+    const auto run = [&](Index in_whole, Index in_part, Index numbers) {
+      const Index from = std::max(in_part, begin), to = std::min(in_part + numbers, end);
+      if (from < to)
+        f(static_cast<std::size_t>(in_whole + from - in_part) * size, static_cast<std::size_t>(from - begin) * size,
+          static_cast<std::size_t>(to - from) * size);
+    };
+    if (part == nullptr) return run(0, 0, numel(shape));
+    const SplitLayout layout(shape, part->split, part->width);
+    layout.for_runs(part->group->part(layout.width, part->split.unit), run);
   }
-  std::size_t bytes() const { return part_count.value_or(static_cast<std::size_t>(numel(shape))) * size_of(dtype); }
-  /// Where they begin in the tensor.
-  std::size_t begin_bytes() const { return part_begin * size_of(dtype); }
   void copy_to(void* numbers) const {
     if (device)
       copy_bytes(Cpu{}, numbers, *device, data, bytes());
     else
       copy_bytes(Cpu{}, numbers, Cpu{}, data, bytes());
   }
-  /// `numbers`: of the whole tensor.
+  /// `numbers`: those that are here.
   void fill(const void* numbers) const {
-    std::vector<std::byte> own;
-    if (part != nullptr) {
-      own.resize(bytes());
-      const SplitLayout layout(shape, part->split, part->width);
-      const auto size = size_of(dtype);
-      layout.for_runs(part->group->part(layout.width, part->split.unit), [&](Index from, Index to, Index count) {
-        std::copy_n(static_cast<const std::byte*>(numbers) + static_cast<std::size_t>(from) * size,
-                    static_cast<std::size_t>(count) * size, own.data() + static_cast<std::size_t>(to) * size);
-      });
-      numbers = own.data();
-    }
     if (device)
       copy_bytes(*device, data, Cpu{}, numbers, bytes());
     else
       copy_bytes(Cpu{}, data, Cpu{}, numbers, bytes());
+  }
+  /// Of the whole tensor's numbers those that are here.
+  std::vector<std::byte> own_of(std::span<const std::byte> whole) const {
+    std::vector<std::byte> own(bytes());
+    for_runs([&](std::size_t in_whole, std::size_t here, std::size_t count) {
+      std::copy_n(whole.data() + in_whole, count, own.data() + here);
+    });
+    return own;
   }
 };
 
@@ -10780,13 +10802,19 @@ std::vector<TensorPlace<D>> model_places(nn::Module& model) {
   return places;
 }
 
-/// Whether a policy keeps a part of each parameter on each rank: all ranks write a file together, each its parts.
+/// Whether ranks have parts of the model: all write a file together, each its parts. Such a policy says, by
+/// `writes_part(sharded, layers)`, whether this rank writes what it has of a tensor that is cut so, or not at all.
 template <class Net>
-constexpr bool keeps_parts = requires {
-  requires Net::keeps_parts;
+constexpr bool keeps_parts = requires(const Net& net) {
+  net.writes_part(true, true);
 };
 
-/// What this rank has of the model of such a policy: its parts of parameters, and the buffers, which are all ranks'.
+template <Device D, class Net>
+void choose_writers(const Net& net, std::vector<TensorPlace<D>>& places) {
+  for (auto& place : places) place.writes = net.writes_part(place.part_count.has_value(), place.part != nullptr);
+}
+
+/// What this rank has of the model of such a policy: its parts of parameters, and the buffers.
 template <Device D, class Net>
 std::vector<TensorPlace<D>> places_in_parts(Net& net) {
   std::vector<TensorPlace<D>> places;
@@ -10798,14 +10826,18 @@ std::vector<TensorPlace<D>> places_in_parts(Net& net) {
                       .shape = {extents.begin(), extents.end()},
                       .device = p.where(),
                       .data = p.place(),
-                      .part_begin = static_cast<std::size_t>(p.part_begin()),
-                      .part_count = static_cast<std::size_t>(p.count())});
+                      .part = p.part()});
+    if (!p.is_part()) continue;
+    places.back().part_begin = static_cast<std::size_t>(p.part_begin());
+    places.back().part_count = static_cast<std::size_t>(p.count());
   }
   for (const auto& named : nn::named_buffers<D>(net.module())) {
+    if (!named.buffer->is_here()) continue;
     const auto extents = named.buffer->extents();
     places.push_back({named.name, named.buffer->dtype(), {extents.begin(), extents.end()}, named.buffer->where(),
                       named.buffer->memory()});
   }
+  choose_writers(net, places);
   return places;
 }
 
@@ -10813,8 +10845,7 @@ std::vector<TensorPlace<D>> places_in_parts(Net& net) {
 template <Device D>
 void check_whole(const TensorPlace<D>& tensor) {
   check<UsageError>(tensor.part == nullptr, "a model's file: '", tensor.name, "' is this rank's part of what ",
-                    "TensorParallel shares out: net.save(path) and net.load(path), which all ranks call, are for "
-                    "whole ones, and so is the model net.gathered()");
+                    "TensorParallel shares out: io::save and io::load take the net, and all ranks call them");
 }
 
 /// Says that a model's numbers have changed: to replicas, and to copies in 16 bits.
@@ -43038,52 +43069,64 @@ namespace chorus::io::detail {
 inline constexpr std::string_view training_prefix = "training/";
 
 /// Where a tensor of a file lies in this program: in device memory, or, without a device, on the host. `mean_with`:
-/// names of others in the file, with which floating-point numbers take the mean. With `part_count`, so many elements
-/// from `part_begin` on are here, and others elsewhere.
+/// names of others in the file, with which floating-point numbers take the mean. Ranks may share it out: with `part`
+/// this rank has some entries of an axis, and with `part_count` so many elements of these, or of all, from `part_begin`
+/// on.
 template <Device D>
 struct TensorPlace {
   std::string name;
   DType dtype;
-  std::vector<Index> shape;
+  std::vector<Index> shape;  ///< of what `part` is
   std::optional<D> device;
   void* data;
   std::vector<std::string> mean_with = {};
   std::size_t part_begin = 0;
   std::optional<std::size_t> part_count = {};
-  std::shared_ptr<const PartOfParameter> part = {};  // of a tensor that ranks share out
+  std::shared_ptr<const PartOfParameter> part = {};
+  bool writes = true;  ///< of ranks that have the same, one writes
 
-  /// In the file.
-  std::vector<Index> whole_shape() const {
-    auto whole = shape;
-    if (part != nullptr) whole[static_cast<std::size_t>(part->split.axis)] = part->width;
-    return whole;
+  std::vector<Index> whole_shape() const { return chorus::whole_shape(shape, part.get()); }
+  std::size_t whole_bytes() const { return static_cast<std::size_t>(numel(whole_shape())) * size_of(dtype); }
+  /// How many are here.
+  std::size_t count() const { return part_count.value_or(static_cast<std::size_t>(numel(shape))); }
+  std::size_t bytes() const { return count() * size_of(dtype); }
+
+  /// Calls `f(in_whole, here, bytes)`, all in bytes, for each run of neighbouring numbers that are here: where it
+  /// begins in the file's tensor, and where among those that are here.
+  template <class F>
+  void for_runs(const F& f) const {
+    const auto size = size_of(dtype);
+    const auto begin = static_cast<Index>(part_begin), end = begin + static_cast<Index>(count());
+    const auto run = [&](Index in_whole, Index in_part, Index numbers) {
+      const Index from = std::max(in_part, begin), to = std::min(in_part + numbers, end);
+      if (from < to)
+        f(static_cast<std::size_t>(in_whole + from - in_part) * size, static_cast<std::size_t>(from - begin) * size,
+          static_cast<std::size_t>(to - from) * size);
+    };
+    if (part == nullptr) return run(0, 0, numel(shape));
+    const SplitLayout layout(shape, part->split, part->width);
+    layout.for_runs(part->group->part(layout.width, part->split.unit), run);
   }
-  std::size_t bytes() const { return part_count.value_or(static_cast<std::size_t>(numel(shape))) * size_of(dtype); }
-  /// Where they begin in the tensor.
-  std::size_t begin_bytes() const { return part_begin * size_of(dtype); }
   void copy_to(void* numbers) const {
     if (device)
       copy_bytes(Cpu{}, numbers, *device, data, bytes());
     else
       copy_bytes(Cpu{}, numbers, Cpu{}, data, bytes());
   }
-  /// `numbers`: of the whole tensor.
+  /// `numbers`: those that are here.
   void fill(const void* numbers) const {
-    std::vector<std::byte> own;
-    if (part != nullptr) {
-      own.resize(bytes());
-      const SplitLayout layout(shape, part->split, part->width);
-      const auto size = size_of(dtype);
-      layout.for_runs(part->group->part(layout.width, part->split.unit), [&](Index from, Index to, Index count) {
-        std::copy_n(static_cast<const std::byte*>(numbers) + static_cast<std::size_t>(from) * size,
-                    static_cast<std::size_t>(count) * size, own.data() + static_cast<std::size_t>(to) * size);
-      });
-      numbers = own.data();
-    }
     if (device)
       copy_bytes(*device, data, Cpu{}, numbers, bytes());
     else
       copy_bytes(Cpu{}, data, Cpu{}, numbers, bytes());
+  }
+  /// Of the whole tensor's numbers those that are here.
+  std::vector<std::byte> own_of(std::span<const std::byte> whole) const {
+    std::vector<std::byte> own(bytes());
+    for_runs([&](std::size_t in_whole, std::size_t here, std::size_t count) {
+      std::copy_n(whole.data() + in_whole, count, own.data() + here);
+    });
+    return own;
   }
 };
 
@@ -43103,13 +43146,19 @@ std::vector<TensorPlace<D>> model_places(nn::Module& model) {
   return places;
 }
 
-/// Whether a policy keeps a part of each parameter on each rank: all ranks write a file together, each its parts.
+/// Whether ranks have parts of the model: all write a file together, each its parts. Such a policy says, by
+/// `writes_part(sharded, layers)`, whether this rank writes what it has of a tensor that is cut so, or not at all.
 template <class Net>
-constexpr bool keeps_parts = requires {
-  requires Net::keeps_parts;
+constexpr bool keeps_parts = requires(const Net& net) {
+  net.writes_part(true, true);
 };
 
-/// What this rank has of the model of such a policy: its parts of parameters, and the buffers, which are all ranks'.
+template <Device D, class Net>
+void choose_writers(const Net& net, std::vector<TensorPlace<D>>& places) {
+  for (auto& place : places) place.writes = net.writes_part(place.part_count.has_value(), place.part != nullptr);
+}
+
+/// What this rank has of the model of such a policy: its parts of parameters, and the buffers.
 template <Device D, class Net>
 std::vector<TensorPlace<D>> places_in_parts(Net& net) {
   std::vector<TensorPlace<D>> places;
@@ -43121,14 +43170,18 @@ std::vector<TensorPlace<D>> places_in_parts(Net& net) {
                       .shape = {extents.begin(), extents.end()},
                       .device = p.where(),
                       .data = p.place(),
-                      .part_begin = static_cast<std::size_t>(p.part_begin()),
-                      .part_count = static_cast<std::size_t>(p.count())});
+                      .part = p.part()});
+    if (!p.is_part()) continue;
+    places.back().part_begin = static_cast<std::size_t>(p.part_begin());
+    places.back().part_count = static_cast<std::size_t>(p.count());
   }
   for (const auto& named : nn::named_buffers<D>(net.module())) {
+    if (!named.buffer->is_here()) continue;
     const auto extents = named.buffer->extents();
     places.push_back({named.name, named.buffer->dtype(), {extents.begin(), extents.end()}, named.buffer->where(),
                       named.buffer->memory()});
   }
+  choose_writers(net, places);
   return places;
 }
 
@@ -43136,8 +43189,7 @@ std::vector<TensorPlace<D>> places_in_parts(Net& net) {
 template <Device D>
 void check_whole(const TensorPlace<D>& tensor) {
   check<UsageError>(tensor.part == nullptr, "a model's file: '", tensor.name, "' is this rank's part of what ",
-                    "TensorParallel shares out: net.save(path) and net.load(path), which all ranks call, are for "
-                    "whole ones, and so is the model net.gathered()");
+                    "TensorParallel shares out: io::save and io::load take the net, and all ranks call them");
 }
 
 /// Says that a model's numbers have changed: to replicas, and to copies in 16 bits.
@@ -43210,11 +43262,14 @@ void save_module(nn::Module& model, const std::string& path, const Metadata& met
 }  // namespace chorus::io::detail
 #endif  // CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_IMPL_HPP
 
+#include <nlohmann/json.hpp>
+
 namespace chorus::io::detail {
 
-/// Calls `step()`; a FileError of any rank becomes one of all. All ranks call it.
+/// Calls `step()`; a FileError of any rank becomes one of all: that it `could not` do it. All ranks call it.
 template <class Communicator, class Step>
-void on_all_ranks(Communicator& ranks, const std::string& path, const Step& step) {
+void on_all_ranks(Communicator& ranks, const std::string& path, const Step& step,
+                  std::string_view could_not = "write its parts") {
   std::string error;
   try {
     step();
@@ -43224,96 +43279,120 @@ void on_all_ranks(Communicator& ranks, const std::string& path, const Step& step
   std::int32_t worst = error.empty() ? -1 : ranks.rank();
   ranks.all_reduce(std::span(&worst, 1), comm::ReduceOp::max, {});
   check<FileError>(error.empty(), error);
-  check<FileError>(worst < 0, "saving ", path, ": rank ", worst, " could not write its parts");
+  check<FileError>(worst < 0, path, ": rank ", worst, " could not ", could_not);
 }
 
-/// A tensor in the file: what this rank has of it, and where the whole begins.
+/// The tensors of all ranks: a file's, in the order of its data, and what this rank has of them.
 template <Device D>
-struct PlaceInFile {
-  const TensorPlace<D>* tensor;
-  std::uint64_t begin;
-  /// This rank's numbers; of what all ranks have, rank 0's.
-  std::vector<std::byte> own(int rank) const {
-    std::vector<std::byte> bytes(tensor->part_count || rank == 0 ? tensor->bytes() : 0);
-    if (!bytes.empty()) tensor->copy_to(bytes.data());
-    return bytes;
+class TensorsOfAll {
+ public:
+  struct Item {
+    std::vector<Index> shape;
+    TensorView view;            ///< of the whole tensor; without numbers
+    const TensorPlace<D>* own;  ///< null where this rank has nothing to write
+  };
+
+  /// Ranks may have different tensors, and some the same: then of one shape. All ranks call it. Throws UsageError, on
+  /// all of them, where shapes differ.
+  template <class Communicator>
+  TensorsOfAll(Communicator& ranks, const std::vector<TensorPlace<D>>& places) {
+    auto list = nlohmann::json::array();
+    for (const auto& place : places) list.push_back({place.name, static_cast<int>(place.dtype), place.whole_shape()});
+    std::map<std::string, std::size_t, std::less<>> known;
+    const auto lists = comm::all_gather_object(ranks, list.dump());
+    for (std::size_t rank = 0; rank < lists.size(); ++rank)
+      for (const auto& entry : nlohmann::json::parse(lists[rank])) {
+        const auto name = entry[0].template get<std::string>();
+        const auto dtype = static_cast<DType>(entry[1].template get<int>());
+        auto shape = entry[2].template get<std::vector<Index>>();
+        const auto [found, is_new] = known.emplace(name, items_.size());
+        if (is_new) {
+          const auto bytes = static_cast<std::size_t>(numel(shape)) * size_of(dtype);
+          items_.push_back({std::move(shape), {}, nullptr});
+          items_.back().view = {
+              name, file_dtype(dtype), items_.back().shape, {static_cast<const std::byte*>(nullptr), bytes}};
+          continue;
+        }
+        const Item& first = items_[found->second];
+        check<UsageError>(first.view.dtype == file_dtype(dtype) && first.shape == shape, "saving: rank ", rank, " has ",
+                          name, " as ", dtype, " ", std::span(shape), ", and another rank as ", first.view.dtype, " ",
+                          std::span(first.shape));
+      }
+    for (const auto& place : places)
+      if (place.writes) items_[known.find(place.name)->second].own = &place;
   }
-  std::uint64_t begin_of_own() const { return begin + tensor->begin_bytes(); }
+
+  /// Orders the tensors as the file does, and returns its header.
+  std::string sort(const std::string& path, const Metadata& metadata) {
+    std::vector<const TensorView*> order;
+    for (const Item& item : items_) order.push_back(&item.view);
+    std::string header = safetensors_header(path, order, metadata);
+    std::vector<Item> sorted;
+    for (const TensorView* view : order)
+      sorted.push_back(std::move(
+          *std::find_if(items_.begin(), items_.end(), [&](const Item& item) { return &item.view == view; })));
+    items_ = std::move(sorted);
+    return header;
+  }
+  const std::vector<Item>& items() const { return items_; }
+
+ private:
+  std::vector<Item> items_;
 };
 
-/// Each rank writes its parts into the temporary file, which rank 0 has open, and the others find at `path`.
-template <Device D>
-void write_own_parts(int rank, AtomicFile* file, const Descriptor& own, const std::string& path,
-                     const std::vector<PlaceInFile<D>>& tensors) {
-  for (const auto& tensor : tensors) {
-    if (file != nullptr)
-      file->write_at(tensor.begin_of_own(), tensor.own(rank));
-    else
-      check<FileError>(write_at(own.value, tensor.begin_of_own(), tensor.own(rank)), "saving ", path, ": rank ", rank,
-                       ": writing failed: ", std::strerror(errno));
-  }
-  check<FileError>(file != nullptr || ::fsync(own.value) == 0, "saving ", path, ": rank ", rank,
-                   ": syncing the file to the disk failed: ", std::strerror(errno));
+/// Calls `f(begin, bytes)` for each range of a whole tensor that this rank writes.
+template <Device D, class F>
+void for_own_ranges(const typename TensorsOfAll<D>::Item& tensor, const F& f) {
+  if (tensor.own == nullptr || tensor.own->bytes() == 0) return;
+  std::vector<std::byte> numbers(tensor.own->bytes());
+  tensor.own->copy_to(numbers.data());
+  tensor.own->for_runs([&](std::size_t in_whole, std::size_t here, std::size_t count) {
+    f(in_whole, std::span<const std::byte>(numbers).subspan(here, count));
+  });
 }
 
-/// Rank 0 writes all parts, which the others send it, a tensor at a time. Returns why it could not.
-template <Device D, class Communicator>
-std::string write_through_rank_0(Communicator& ranks, AtomicFile* file, const std::vector<PlaceInFile<D>>& tensors) {
-  std::string error;  // the others go on sending
-  const auto write = [&](std::uint64_t begin, std::span<const std::byte> bytes) {
-    try {
-      if (error.empty()) file->write_at(begin, bytes);
-    } catch (const FileError& failed) {
-      error = failed.what();
-    }
+/// The same of all ranks' ranges, at rank 0, to which the others send theirs. All ranks call it.
+template <Device D, class Communicator, class F>
+void for_all_ranges(Communicator& ranks, const typename TensorsOfAll<D>::Item& tensor, const F& f) {
+  std::string message;  // begin, length and bytes of each range
+  const auto add = [&](std::uint64_t number) {
+    message.append(reinterpret_cast<const char*>(&number), sizeof number);
   };
-  for (const auto& tensor : tensors) {
-    auto part = tensor.own(ranks.rank());
-    std::vector<std::int64_t> ranges(2 * static_cast<std::size_t>(ranks.size()));
-    const std::int64_t range[] = {static_cast<std::int64_t>(tensor.begin_of_own()),
-                                  static_cast<std::int64_t>(part.size())};
-    ranks.all_gather(std::span<const std::int64_t>(range), std::span(ranges), {});
-    if (ranks.rank() == 0) write(tensor.begin_of_own(), part);
-    for (int rank = 1; rank < ranks.size(); ++rank) {
-      const auto r = 2 * static_cast<std::size_t>(rank);
-      if (ranges[r + 1] == 0 || (ranks.rank() != 0 && ranks.rank() != rank)) continue;
-      if (ranks.rank() == 0) part.resize(static_cast<std::size_t>(ranges[r + 1]));
-      const std::span numbers(reinterpret_cast<std::uint8_t*>(part.data()), part.size());
-      if (ranks.rank() != 0) {
-        ranks.send(numbers, 0, {});
-      } else {
-        ranks.recv(numbers, rank, {});
-        write(static_cast<std::uint64_t>(ranges[r]), part);
-      }
+  for_own_ranges<D>(tensor, [&](std::size_t begin, std::span<const std::byte> bytes) {
+    if (ranks.rank() == 0) return f(begin, bytes);
+    add(begin), add(bytes.size());
+    message.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  });
+  const auto lengths = comm::all_gather_structs(ranks, static_cast<std::int64_t>(message.size()));
+  for (int rank = 1; rank < ranks.size(); ++rank) {
+    const auto length = static_cast<std::size_t>(lengths[static_cast<std::size_t>(rank)]);
+    if (length == 0 || (ranks.rank() != 0 && ranks.rank() != rank)) continue;
+    message.resize(length);
+    const std::span numbers(reinterpret_cast<std::uint8_t*>(message.data()), length);
+    if (ranks.rank() == rank) {
+      ranks.send(numbers, 0, {});
+      continue;
+    }
+    ranks.recv(numbers, rank, {});
+    std::uint64_t range[2];
+    for (std::size_t at = 0; at < length; at += sizeof range + range[1]) {
+      std::memcpy(range, message.data() + at, sizeof range);
+      f(range[0], std::as_bytes(std::span(message)).subspan(at + sizeof range, range[1]));
     }
   }
-  return error;
 }
 
-/// Every rank calls it with the same tensors, of which it has the part that the place says, or the whole, which rank 0
-/// writes. All write into one temporary file, which rank 0 then puts in place: as AtomicFile does, whole or not at all.
-/// Where a rank does not see that file, for there is no common file system, all parts go through rank 0, one tensor at
-/// a time. `through_rank_0`: even where there is one. Throws FileError on all ranks where one of them fails.
+/// Every rank calls it with what it has of the model, of which it writes what its places say. All write into one
+/// temporary file, which rank 0 then puts in place: as AtomicFile does, whole or not at all. Where a rank does not see
+/// that file, for there is no common file system, all parts go through rank 0, one tensor at a time. `through_rank_0`:
+/// even where there is one. Rank 0's metadata count. Throws FileError on all ranks where one of them fails.
 template <Device D, class Communicator>
 void write_in_parts(Communicator& ranks, const std::string& path, const std::vector<TensorPlace<D>>& places,
                     const Metadata& metadata, bool through_rank_0 = false) {
-  // What stands where follows from names and shapes: it is the same on all ranks.
-  std::vector<TensorView> views;
-  for (const auto& place : places) {
-    const auto whole = static_cast<std::size_t>(numel(place.shape)) * size_of(place.dtype);
-    // Only the size is looked at.
-    views.push_back(
-        {place.name, file_dtype(place.dtype), place.shape, {static_cast<const std::byte*>(nullptr), whole}});
-  }
-  std::vector<const TensorView*> order;
-  for (const TensorView& view : views) order.push_back(&view);
-  const std::string header = safetensors_header(path, order, metadata);
+  TensorsOfAll<D> tensors(ranks, places);
+  const std::string header = comm::broadcast_object(ranks, tensors.sort(path, metadata));
   std::uint64_t end = header.size();
-  std::vector<PlaceInFile<D>> tensors;
-  for (const TensorView* view : order) {
-    tensors.push_back({&places[static_cast<std::size_t>(view - views.data())], end});
-    end += view->data.size();
-  }
+  for (const auto& tensor : tensors.items()) end += tensor.view.data.size();
 
   std::unique_ptr<AtomicFile> file;  // rank 0's
   std::string at;
@@ -43327,14 +43406,45 @@ void write_in_parts(Communicator& ranks, const std::string& path, const std::vec
   const Descriptor own(ranks.rank() == 0 ? -1 : ::open(at.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW));
   std::int32_t all_see_it = !through_rank_0 && (ranks.rank() == 0 || own.value >= 0) ? 1 : 0;
   ranks.all_reduce(std::span(&all_see_it, 1), comm::ReduceOp::min, {});
+
   on_all_ranks(ranks, path, [&] {
-    if (all_see_it != 0) return write_own_parts(ranks.rank(), file.get(), own, path, tensors);
-    const auto error = write_through_rank_0(ranks, file.get(), tensors);
+    std::string error;  // where others send, they go on
+    const auto write = [&](std::uint64_t begin, std::span<const std::byte> bytes) {
+      if (file != nullptr)
+        file->write_at(begin, bytes);
+      else
+        check<FileError>(write_at(own.value, begin, bytes), "saving ", path, ": rank ", ranks.rank(),
+                         ": writing failed: ", std::strerror(errno));
+    };
+    std::uint64_t begin = header.size();
+    for (const auto& tensor : tensors.items()) {
+      const auto write_range = [&](std::uint64_t in_tensor, std::span<const std::byte> bytes) {
+        try {
+          if (error.empty()) write(begin + in_tensor, bytes);
+        } catch (const FileError& failed) {
+          error = failed.what();
+        }
+      };
+      if (all_see_it != 0)
+        for_own_ranges<D>(tensor, write_range);
+      else
+        for_all_ranges<D>(ranks, tensor, write_range);
+      begin += tensor.view.data.size();
+    }
     check<FileError>(error.empty(), error);
+    check<FileError>(file != nullptr || all_see_it == 0 || ::fsync(own.value) == 0, "saving ", path, ": rank ",
+                     ranks.rank(), ": syncing the file to the disk failed: ", std::strerror(errno));
   });
   on_all_ranks(ranks, path, [&] {
     if (file) file->commit();
   });
+}
+
+/// For io::save.
+template <class Net>
+[[gnu::cold]] void save_in_parts(Net& net, const std::string& path, Metadata metadata) {
+  note_tied(metadata, net.module());
+  write_in_parts(net.communicator(), path, places_in_parts<typename Net::device_type>(net), metadata);
 }
 
 }  // namespace chorus::io::detail
@@ -43420,7 +43530,9 @@ namespace chorus::detail {
 template <Device D>
 class ParameterSlice : public ParameterOn<D> {
  public:
-  ParameterSlice(ParameterOn<D>& whole, Index begin, Index count) : whole_(whole), begin_(begin), count_{count} {}
+  ParameterSlice(ParameterOn<D>& whole, Index begin, Index count) : whole_(whole), begin_(begin), count_{count} {
+    this->set_part(whole.part());
+  }
 
   DType dtype() const override { return whole_.dtype(); }
   std::span<const Index> extents() const override { return count_; }
@@ -44320,25 +44432,28 @@ struct FullyShardedDataParallelOptions {
 /// Forward passes are collective, those without gradients, too. Outside of them and of backward parameters can't be
 /// read but within `gathered()`. `Units` says how units are cut: ByBytes, ByModule, KeepParameters (stage 2).
 ///
+/// `Averages`: how ranks come to the averages of their parts, ReduceScatter or a hook that leaves the same.
+///
 /// Below stands what it adds to DistributedDataParallel, in five steps; the moments of a pass are in
 /// fsdp/sharded_units.hpp, gathers in fsdp/units_at_hand.hpp.
-template <class Model, class Units = ByBytes<>, class Communicator = comm::AnyCommunicator>
-class FullyShardedDataParallel : public DistributedDataParallel<Model, ReduceScatter, Communicator> {
-  using Base = DistributedDataParallel<Model, ReduceScatter, Communicator>;
+template <class Model, class Units = ByBytes<>, class Communicator = comm::AnyCommunicator,
+          class Averages = ReduceScatter>
+class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages, Communicator> {
+  using Base = DistributedDataParallel<Model, Averages, Communicator>;
   using AtHand = fsdp::UnitsAtHand<typename Base::D, Communicator>;
 
  public:
   using typename Base::D;
   using policy_type = FullyShardedDataParallel;
   static constexpr const char* name = "fsdp";
-  static constexpr bool keeps_parts = true;  // for files
   static_assert(std::is_same_v<D, Cpu>, "FullyShardedDataParallel: models on CPUs so far");
 
-  /// As DistributedDataParallel's. `gathers`: another communicator of the same ranks, in the same order, which must
-  /// outlive this, too; so that parameters and gradients travel side by side.
+  /// As DistributedDataParallel's. `gathers`: another communicator of the ranks among which parameters are cut, all in
+  /// the same order, which must outlive this, too; so that parameters and gradients travel side by side.
   FullyShardedDataParallel(Model model, Communicator& communicator, Communicator& gathers,
-                           const FullyShardedDataParallelOptions& options = {}, std::uint64_t seed = initial_seed())
-      : Base(std::move(model), communicator, ddp_options(options), seed) {
+                           const FullyShardedDataParallelOptions& options = {}, std::uint64_t seed = initial_seed(),
+                           Averages averages = {})
+      : Base(std::move(model), communicator, ddp_options(options), seed, std::move(averages)) {
     shard(gathers, options);
   }
   /// For `launch`: takes the communicator and the seed from `run`.
@@ -44397,12 +44512,9 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, ReduceSca
     AtHand& units_;
     bool write_;
   };
-  /// For io::save: all ranks write their parts into one file.
-  [[gnu::cold]] void save_in_parts(const std::string& path, io::Metadata metadata) {
-    io::detail::note_tied(metadata, this->model_);
-    io::detail::write_in_parts(this->communicator_, path, io::detail::places_in_parts<D>(*this), metadata);
-  }
   [[nodiscard]] Gathered gathered(const GatheredOptions& options = {}) { return Gathered(at_hand(), options.write); }
+  /// For files, which all ranks write together: see io::detail::keeps_parts.
+  bool writes_part(bool sharded, bool) const { return sharded || this->communicator_.rank() == 0; }
 
  private:
   FullyShardedDataParallel(detail::Making<Model>&& making, Communicator& communicator, Communicator& gathers,

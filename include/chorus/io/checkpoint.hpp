@@ -201,8 +201,9 @@ constexpr bool all_ranks_save = detail::all_ranks_save<Net>;
 /// names, so the file is also a model's file. One process calls it, under ParameterServer the server, whose workers
 /// return at once; with a ShardedOptimizer, under LocalSgd, or under a communication hook that remembers something, all
 /// do, and rank 0 writes; where ranks have parts of the model (FullyShardedDataParallel, TensorParallel, Pipeline,
-/// Mesh) all do, and each writes its parts into the one file. The file is the same for the plain, the fused and the sharded form of an optimizer. `more`: what
-/// else goes on from step to step, as GradScaler, ParameterAverage and ReduceOnPlateau do; at most one of each.
+/// Mesh) all do, and each writes its parts into the one file. The file is the same for the plain, the fused and the
+/// sharded form of an optimizer. `more`: what else goes on from step to step, as GradScaler, ParameterAverage and
+/// ReduceOnPlateau do; at most one of each.
 /// Gradients are not in it: a checkpoint belongs between two steps. The seed is, and the number of `canonical_shares`.
 ///
 /// What is each rank's own under a hook, such as errors to be fed back, and under LocalSgd and PostLocalSgd models,
@@ -236,7 +237,8 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
                       {"training/step", cat(position.step)},
                       {"training/forward_passes", cat(net.forward_passes())},
                       {"training/seed", cat(net.seed())},
-                      {"training/parameter_order", detail::lines_of(detail::of_all_ranks(net, net.parameter_order()))}};
+                      {"training/parameter_order",
+                       detail::lines_of(detail::of_all_ranks(net, net.parameter_order()))}};
     if (const int shares = net.canonical_shares(); shares > 0)
       metadata.emplace(detail::canonical_shares_key, cat(shares));
     if constexpr (requires { chorus::detail::access_to(net).resting_parameters(); })

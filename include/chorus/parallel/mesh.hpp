@@ -23,7 +23,8 @@ namespace chorus {
 
 /// Axes, outermost first: `Mesh<Gpt, mesh::Pipe<2>, mesh::Data<2>, mesh::Tensor<2>>` is 8 ranks, of which neighbours
 /// share layers. Any of mesh::Pipe, Data, Shard and Tensor, in this order, whose sizes' product is the number of ranks;
-/// one size may be mesh::rest, and those that are mesh::dynamic are MeshOptions::sizes. Data and Shard together are groups that have the same shards (hybrid sharding).
+/// one size may be mesh::rest, and those that are mesh::dynamic are MeshOptions::sizes. Data and Shard together are
+/// groups that have the same shards (hybrid sharding).
 ///
 /// A model is cut along the axes from the inside out: each rank takes its parts of layers (TensorParallel), of these
 /// its stages (Pipeline), and of these, with Shard, a part of each parameter (FullyShardedDataParallel); the rest is
@@ -38,7 +39,8 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
   using Base = mesh::BatchPolicy<Model, mesh::AxesOf<Axes...>>;
   using All = mesh::AxesOf<Axes...>;
   using Communicator = comm::AnyCommunicator;
-  static_assert(mesh::valid<Axes...>, "Mesh: axes go from the outside in: Pipe, Data, Shard, Tensor, each at most once");
+  static_assert(mesh::valid<Axes...>,
+                "Mesh: axes go from the outside in: Pipe, Data, Shard, Tensor, each at most once");
   static_assert(!All::pipes || !All::shards || !All::shard::units::reshard_after_forward,
                 "Mesh: in a pipeline, which comes back to each unit with every micro-batch, shards keep what they have "
                 "gathered: expected mesh::Shard<ranks, KeepParameters>");
@@ -143,8 +145,8 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
     const auto of_all = comm::all_gather_object(groups.tensor, sizes);
     bool tied = false;
     if constexpr (All::pipes) tied = this->model_.stages().ties_stages();
-    double found[] = {std::all_of(of_all.begin(), of_all.end(), [&](const auto& other) { return other == sizes; }) ? 0. : 1.,
-                      tied ? 1. : 0.};
+    const bool alike = std::all_of(of_all.begin(), of_all.end(), [&](const auto& other) { return other == sizes; });
+    double found[] = {alike ? 0.0 : 1.0, tied ? 1.0 : 0.0};
     groups.all().all_reduce(std::span<double>(found), comm::ReduceOp::max, {});
     check<UsageError>(found[0] == 0, "Mesh: ", groups.batch.size(), " shares of a batch and Tensor<",
                       groups.tensor.size(), ">: expected layers that Tensor divides evenly, for ranks have parts of ",

@@ -114,7 +114,8 @@ class TensorParallel : public Policy<Model> {
     return different == 0;
   }
 
-  /// A model with whole parameters, on every rank, as one device would have it: to evaluate, to copy. All ranks call it.
+  /// A model with whole parameters, on every rank, as one device would have it: to evaluate, to copy. All ranks call
+  /// it.
   [[gnu::cold]] Model gathered() { return layers_->gathered(this->model_); }
   /// For files, which all ranks write together: see io::detail::keeps_parts.
   bool writes_part(bool, bool shared) const { return shared || communicator_.rank() == 0; }

@@ -109,7 +109,8 @@ class StagedModel : public nn::Module {
 
   // 4. What the user's backward pass does when it comes to the net's result.
   template <class Pass>
-  auto way_back(const Schedule& schedule, const std::shared_ptr<Pass>& batch, [[maybe_unused]] double correction) const {
+  auto way_back(const Schedule& schedule, const std::shared_ptr<Pass>& batch,
+                [[maybe_unused]] double correction) const {
     using Gradient = tensor_of<typename Pass::Result>;
     const auto check_alive = [alive = stages_->alive()] {
       check<UsageError>(!alive.expired(), "Pipeline: the net whose result goes backward is gone");
