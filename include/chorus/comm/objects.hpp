@@ -68,4 +68,12 @@ template <class Communicator>
   return {text.begin(), text.end()};
 }
 
+/// Whether all ranks pass the same text; the same answer on all of them.
+template <class Communicator>
+[[gnu::cold]] bool same_text(Communicator& communicator, std::string_view own) {
+  double different = broadcast_object(communicator, own) == own ? 0 : 1;
+  communicator.all_reduce(std::span(&different, 1));
+  return different == 0;
+}
+
 }  // namespace chorus::comm

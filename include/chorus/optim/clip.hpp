@@ -147,6 +147,22 @@ struct ClipGradNormOptions {
   bool error_if_nonfinite = false;
 };
 
+namespace detail {
+/// clip_grad_norm of what a rank has of a model; `squares()` is the sum over all ranks, each number once.
+template <Device D, class Squares>
+double clip_parts(const std::vector<nn::NamedParameter<D>>& own, double max_norm, const ClipGradNormOptions& options,
+                  const Squares& squares) {
+  check_max_norm(max_norm);
+  const double norm = std::sqrt(squares());
+  if (options.error_if_nonfinite && !std::isfinite(norm)) {
+    const auto* const first = first_not_finite(own);
+    raise_not_finite(norm, first != nullptr ? first->name : std::string("what another rank has"));
+  }
+  scale_down(own, norm, max_norm);
+  return norm;
+}
+}  // namespace detail
+
 /// Scales all gradients down so that their common Euclidean norm is at most `max_norm`; returns the norm before.
 /// Squares are added up in double, so that those of floats don't overflow. Under DistributedDataParallel to be called
 /// after backward, when all ranks hold the same gradients; where each holds a part, net.clip_grad_norm does it. Under

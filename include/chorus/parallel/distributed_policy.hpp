@@ -75,11 +75,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   void make_largest(std::int32_t* number) { communicator_.all_reduce(std::span(number, 1), comm::ReduceOp::max, {}); }
 
   /// Whether `text` is the same on all ranks; a collective.
-  [[gnu::cold]] bool same_on_all_ranks(std::string_view text) {
-    double different = comm::broadcast_object(communicator_, text) == text ? 0 : 1;
-    sum({&different, 1});
-    return different == 0;
-  }
+  [[gnu::cold]] bool same_on_all_ranks(std::string_view text) { return comm::same_text(communicator_, text); }
 
  protected:
   /// Accepts all parameters and buffers.

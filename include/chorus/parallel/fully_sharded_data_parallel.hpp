@@ -10,7 +10,6 @@
 #include <chorus/parallel/fsdp/sharded_units.hpp>
 #include <chorus/parallel/fsdp/units.hpp>
 #include <chorus/parallel/hooks/reduce_scatter.hpp>
-#include <cmath>
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -95,14 +94,11 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
   /// Scales the gradients down so that the norm of all ranks' parts together is at most `max_norm`, and returns the
   /// norm before, the same on all ranks, as optim::clip_grad_norm. All ranks call it.
   double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
-    optim::detail::check_max_norm(max_norm);
-    double squares = optim::detail::square_sum(units_->shards());
-    this->sum({&squares, 1});
-    const double norm = std::sqrt(squares);
-    if (options.error_if_nonfinite && !std::isfinite(norm))
-      optim::detail::raise_not_finite(norm, "a parameter of which each rank has a part");
-    optim::detail::scale_down(units_->shards(), norm, max_norm);
-    return norm;
+    return optim::detail::clip_parts(units_->shards(), max_norm, options, [&] {
+      double squares = optim::detail::square_sum(units_->shards());
+      this->sum({&squares, 1});
+      return squares;
+    });
   }
 
   /// While it lives, every rank has all parameters: to save, load, inspect. All ranks call it, and end it, together.

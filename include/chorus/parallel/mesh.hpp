@@ -11,7 +11,6 @@
 #include <chorus/parallel/tensor/replicas.hpp>
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -102,22 +101,20 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
   }
   /// optim::clip_grad_norm with the norm of all ranks' gradients, of which each number counts once. All ranks call it.
   double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
-    optim::detail::check_max_norm(max_norm);
     std::vector<nn::NamedParameter<D>> parts, whole;
     for (const auto& named : counted_parameters())
       (named.parameter->part() != nullptr ? parts : whole).push_back(named);
-    double squares = optim::detail::square_sum(parts);
-    const auto add_up = [&](Communicator& ranks) {
-      if (ranks.size() > 1) ranks.all_reduce(std::span(&squares, 1), comm::ReduceOp::sum, {});
-    };
-    add_up(groups.tensor);
-    squares += optim::detail::square_sum(whole);  // the same on all of these
-    add_up(groups.gathers);
-    add_up(groups.pipe);
-    const double norm = std::sqrt(squares);
-    if (options.error_if_nonfinite) optim::detail::check_finite(this->parameters(), norm);
-    optim::detail::scale_down(this->parameters(), norm, max_norm);
-    return norm;
+    return optim::detail::clip_parts(this->parameters(), max_norm, options, [&] {
+      double squares = optim::detail::square_sum(parts);
+      const auto add_up = [&](Communicator& ranks) {
+        if (ranks.size() > 1) ranks.all_reduce(std::span(&squares, 1), comm::ReduceOp::sum, {});
+      };
+      add_up(groups.tensor);
+      squares += optim::detail::square_sum(whole);  // the same on all of these
+      add_up(groups.gathers);
+      add_up(groups.pipe);
+      return squares;
+    });
   }
 
  private:

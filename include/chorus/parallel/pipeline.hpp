@@ -8,8 +8,7 @@
 #include <chorus/parallel/ddp/rank_device.hpp>
 #include <chorus/parallel/model_handles.hpp>
 #include <chorus/parallel/pipeline/staged_model.hpp>
-#include <chorus/parallel/policy.hpp>
-#include <cmath>
+#include <chorus/parallel/whole_batch_policy.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -31,26 +30,21 @@ namespace chorus {
 /// differs; SyncBatchNorm is refused. A rank's `parameters()` are those of its stages: others are not in its memory,
 /// and who reads them gets a UsageError.
 template <class Model, class Order = OneForwardOneBackward, class Communicator = comm::AnyCommunicator>
-class Pipeline : public Policy<pipeline::StagedModel<Model, Order, Communicator>> {
+class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Communicator>, Communicator> {
   using Staged = pipeline::StagedModel<Model, Order, Communicator>;
-  using Base = Policy<Staged>;
+  using Base = WholeBatchPolicy<Staged, Communicator>;
 
  public:
   using D = typename Base::device_type;
   using model_type = Model;
   using policy_type = Pipeline;
   static constexpr const char* name = "pipeline";
-  static constexpr bool distributed = true;
 
   /// Takes rank 0's numbers. Throws UsageError, on every rank, where the ranks' models or options differ, and for a cut
   /// that doesn't fit. `world` is what the communicator was connected with; it must outlive this.
   Pipeline(Model model, Communicator& communicator, const comm::World& world, const PipelineOptions& options = {},
            std::uint64_t seed = initial_seed())
-      : Base(Staged(std::move(model), communicator, world, options), seed),
-        communicator_(communicator),
-        handles_(this->model_) {
-    communicator.broadcast(std::span(&this->random_.seed, 1), 0, {});
-  }
+      : Base(Staged(std::move(model), communicator, world, options), communicator, seed), handles_(this->model_) {}
   /// For `launch`: takes communicator and seed from `run`.
   template <class Run>
   requires requires(Run& run) { run.communicator(); }
@@ -71,26 +65,12 @@ class Pipeline : public Policy<pipeline::StagedModel<Model, Order, Communicator>
     return result;
   }
 
-  /// The same samples on all ranks.
-  template <class Dataset>
-  data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
-    return data::Sampler(dataset.size(),
-                         {.shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding});
-  }
-  int devices() const { return communicator_.size(); }
-  Communicator& communicator() const { return communicator_; }
   const PipelineOptions& options() const { return stages().options(); }
   /// The whole model, of which this rank can read its stages' numbers.
   Model& module() { return stages().model(); }
   const Model& module() const { return stages().model(); }
   /// The layer that each stage begins with, counted as in At, and the number of layers.
   const std::vector<std::size_t>& stage_begins() const { return stages().stage_begins(); }
-
-  /// All ranks have the whole batch: what one has counted and averaged is what all have.
-  double mean(double value, Index) const { return value; }
-  void sum(std::span<double>) const {}
-  /// Makes a number the largest one of all ranks.
-  void make_largest(std::int32_t* number) { communicator_.all_reduce(std::span(number, 1), comm::ReduceOp::max, {}); }
 
   /// For files, which all ranks write together: see io::detail::keeps_parts.
   bool writes_part(bool, bool) const { return true; }
@@ -103,19 +83,16 @@ class Pipeline : public Policy<pipeline::StagedModel<Model, Order, Communicator>
 
   /// optim::clip_grad_norm with the norm of all stages' gradients; each tied parameter counts once. All ranks call it.
   double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
-    optim::detail::check_max_norm(max_norm);
-    double squares = optim::detail::square_sum(stages().counted_parameters());
-    communicator_.all_reduce(std::span(&squares, 1), comm::ReduceOp::sum, {});
-    const double norm = std::sqrt(squares);
-    if (options.error_if_nonfinite) optim::detail::check_finite(this->parameters(), norm);
-    optim::detail::scale_down(this->parameters(), norm, max_norm);
-    return norm;
+    return optim::detail::clip_parts(this->parameters(), max_norm, options, [&] {
+      double squares = optim::detail::square_sum(stages().counted_parameters());
+      this->communicator_.all_reduce(std::span(&squares, 1), comm::ReduceOp::sum, {});
+      return squares;
+    });
   }
 
  private:
   pipeline::Stages<Model, Order, Communicator>& stages() const { return this->model_.stages(); }
 
-  Communicator& communicator_;
   detail::ModelHandles handles_;
 };
 

@@ -7,13 +7,11 @@
 #include <chorus/io/write_in_parts.hpp>
 #include <chorus/parallel/ddp/rank_device.hpp>
 #include <chorus/parallel/distributed_policy.hpp>
-#include <chorus/parallel/join.hpp>
 #include <chorus/parallel/model_handles.hpp>
-#include <chorus/parallel/no_sync.hpp>
-#include <chorus/parallel/policy.hpp>
 #include <chorus/parallel/tensor/replicas.hpp>
 #include <chorus/parallel/tensor/sequence_split.hpp>
 #include <chorus/parallel/tensor/shared_layers.hpp>
+#include <chorus/parallel/whole_batch_policy.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -45,12 +43,13 @@ struct TensorParallelOptions {
 /// connections) is shared out by places of the text, so that its activations are, too. Sums become reduce-scatters and
 /// all-gathers, of as many bytes together; see split_sequence.
 template <class Model, class Sequence = NoSequenceSplit, class Communicator = comm::AnyCommunicator>
-class TensorParallel : public Policy<Model> {
+class TensorParallel : public WholeBatchPolicy<Model, Communicator> {
+  using Base = WholeBatchPolicy<Model, Communicator>;
+
  public:
-  using D = typename Policy<Model>::device_type;
+  using D = typename Base::device_type;
   using policy_type = TensorParallel;
   static constexpr const char* name = "tensor_parallel";
-  static constexpr bool distributed = true;
 
   /// Compares the models of all ranks, takes rank 0's numbers, and keeps this rank's part. Throws UsageError, on every
   /// rank, where names, shapes, dtypes or options differ, where no layer can be shared out, and where one has less than
@@ -67,8 +66,9 @@ class TensorParallel : public Policy<Model> {
   }
   /// Peers don't wait for a rank that throws: the group is given up.
   ~TensorParallel() {
-    if (std::uncaught_exceptions() > exceptions_before_ && communicator_.size() > 1)
-      communicator_.abort(cat("rank ", communicator_.rank(), " threw an exception in the middle of a step"));
+    if (std::uncaught_exceptions() > exceptions_before_ && this->communicator_.size() > 1)
+      this->communicator_.abort(
+          cat("rank ", this->communicator_.rank(), " threw an exception in the middle of a step"));
   }
 
   /// The model's output for the whole batch. Throws UsageError where a layer of the model has got other parameters or
@@ -79,46 +79,18 @@ class TensorParallel : public Policy<Model> {
     const int dim = this->random_.dim;
     const RandomScope random(this->begin_forward(dim == 0 ? 0 : detail::samples_of(dim, inputs...)));
     const TensorGroupScope group(layers_->group());
-    const detail::WatchScope watch(communicator_.rank() == 0 ? this->watch_once() : nullptr);
+    const detail::WatchScope watch(this->communicator_.rank() == 0 ? this->watch_once() : nullptr);
     const trace::Span span(trace::Lane::forward, "forward", "forward");
     auto output = this->model_(this->on_model_device(inputs)...);
     this->end_forward();
     return output;
   }
 
-  /// Every rank loads the whole batch.
-  template <class Dataset>
-  data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
-    return data::Sampler(dataset.size(),
-                         {.shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding});
-  }
-  int devices() const { return communicator_.size(); }
-  Communicator& communicator() const { return communicator_; }
-
-  /// For loops that add up the gradients of several batches: they are the whole batches' always.
-  [[nodiscard]] NoSync no_sync() { return {}; }
-  /// All ranks have the same batches.
-  template <class Body>
-  void join(const Body& body, const JoinOptions& = {}) {
-    body();
-  }
-  /// `value` is the mean over the whole batch on every rank, and what a rank has counted is all.
-  double mean(double value, Index) const { return value; }
-  void sum(std::span<double>) const {}
-  /// Makes a number, which lies where the parameters do, the largest one of all ranks.
-  void make_largest(std::int32_t* number) { communicator_.all_reduce(std::span(number, 1), comm::ReduceOp::max, {}); }
-  /// Whether `text` is the same on all ranks; a collective.
-  [[gnu::cold]] bool same_on_all_ranks(std::string_view text) {
-    double different = comm::broadcast_object(communicator_, text) == text ? 0 : 1;
-    communicator_.all_reduce(std::span(&different, 1));
-    return different == 0;
-  }
-
   /// A model with whole parameters, on every rank, as one device would have it: to evaluate, to copy. All ranks call
   /// it.
   [[gnu::cold]] Model gathered() { return layers_->gathered(this->model_); }
   /// For files, which all ranks write together: see io::detail::keeps_parts.
-  bool writes_part(bool, bool shared) const { return shared || communicator_.rank() == 0; }
+  bool writes_part(bool, bool shared) const { return shared || this->communicator_.rank() == 0; }
 
  private:
   using Layers = detail::SharedLayers<Communicator>;
@@ -130,13 +102,11 @@ class TensorParallel : public Policy<Model> {
   }
   TensorParallel(std::unique_ptr<Layers> layers, Model model, Communicator& communicator,
                  const TensorParallelOptions& options, std::uint64_t seed)
-      : Policy<Model>(layers->share_out(std::move(model), described(options)), seed),
-        communicator_(communicator),
+      : Base(layers->share_out(std::move(model), described(options)), communicator, seed),
         layers_(std::move(layers)),
         handles_(this->model_),
         replicas_(this->flat_, communicator, this->alive(), options.check_every) {
     this->random_.dim = options.dim;
-    communicator_.broadcast(std::span(&this->random_.seed, 1), 0, {});
   }
   static std::string described(const TensorParallelOptions& options) {
     check<UsageError>(options.dim >= 0 && options.check_every >= 0,
@@ -146,7 +116,6 @@ class TensorParallel : public Policy<Model> {
   }
 
   std::unique_ptr<detail::RankDevice<D>> device_;  // where it was made for a run
-  Communicator& communicator_;
   std::unique_ptr<Layers> layers_;
   detail::ModelHandles handles_;
   detail::ReplicaCheck<D, Communicator> replicas_;

@@ -1,0 +1,59 @@
+#pragma once
+/// What the policies share whose ranks all have the whole batch, and parts of the model.
+
+#include <chorus/comm/communicator.hpp>
+#include <chorus/comm/objects.hpp>
+#include <chorus/data/sampler.hpp>
+#include <chorus/parallel/join.hpp>
+#include <chorus/parallel/no_sync.hpp>
+#include <chorus/parallel/policy.hpp>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <utility>
+
+namespace chorus {
+
+/// Base of TensorParallel and Pipeline.
+template <class Model, class Communicator>
+class WholeBatchPolicy : public Policy<Model> {
+ public:
+  static constexpr bool distributed = true;
+
+  /// The same samples on all ranks.
+  template <class Dataset>
+  data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
+    return data::Sampler(dataset.size(),
+                         {.shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding});
+  }
+  int devices() const { return communicator_.size(); }
+  /// Among how many groups of ranks a batch is shared out.
+  int shares() const { return 1; }
+  Communicator& communicator() const { return communicator_; }
+
+  /// For loops that add up the gradients of several batches: they are the whole batches' always.
+  [[nodiscard]] NoSync no_sync() { return {}; }
+  /// All ranks have the same batches.
+  template <class Body>
+  void join(const Body& body, const JoinOptions& = {}) {
+    body();
+  }
+  /// `value` is the mean over the whole batch on every rank, and what a rank has counted is all.
+  double mean(double value, Index) const { return value; }
+  void sum(std::span<double>) const {}
+  /// Makes a number, which lies where the parameters do, the largest one of all ranks.
+  void make_largest(std::int32_t* number) { communicator_.all_reduce(std::span(number, 1), comm::ReduceOp::max, {}); }
+  /// Whether `text` is the same on all ranks; a collective.
+  [[gnu::cold]] bool same_on_all_ranks(std::string_view text) { return comm::same_text(communicator_, text); }
+
+ protected:
+  /// Rank 0's seed is all ranks'.
+  WholeBatchPolicy(Model model, Communicator& communicator, std::uint64_t seed)
+      : Policy<Model>(std::move(model), seed), communicator_(communicator) {
+    communicator.broadcast(std::span(&this->random_.seed, 1), 0, {});
+  }
+
+  Communicator& communicator_;
+};
+
+}  // namespace chorus
