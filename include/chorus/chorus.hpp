@@ -4,6 +4,9 @@
 /// header of which may be included by itself; it costs a program its compile time, and reading model files a JSON
 /// parser.
 
+// First of all: what a compiler has to be and to be told.
+#include <chorus/core/requirements.hpp>
+
 #include <chorus/autograd/gradient_check.hpp>
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/autograd/variable.hpp>
