@@ -3,6 +3,9 @@
 /// sharded and fused optimizers, mixed precision, checkpoints, groups of ranks, further layers, losses and optimizers,
 /// gradients of gradients. Engines of other libraries stay apart: <chorus/comm/mpi.hpp>, <chorus/comm/gloo.hpp>.
 
+// First of all: what a compiler has to be and to be told.
+#include <chorus/core/requirements.hpp>
+
 #include <chorus/autograd/anomaly.hpp>
 #include <chorus/autograd/checkpoint.hpp>
 #include <chorus/autograd/custom_function.hpp>

@@ -4,8 +4,12 @@
 /// header of which may be included by itself; it costs a program its compile time, and reading model files a JSON
 /// parser.
 
+// First of all: what a compiler has to be and to be told.
+#include <chorus/core/requirements.hpp>
+
 #include <chorus/autograd/gradient_check.hpp>
 #include <chorus/autograd/parameter.hpp>
+#include <chorus/autograd/print.hpp>
 #include <chorus/autograd/variable.hpp>
 #include <chorus/core/config.hpp>
 #include <chorus/core/random.hpp>
@@ -15,6 +19,7 @@
 #include <chorus/data/mnist.hpp>
 #include <chorus/data/sampler.hpp>
 #include <chorus/data/synthetic_images.hpp>
+#include <chorus/io/elsewhere.hpp>
 #include <chorus/io/model_file.hpp>
 #include <chorus/launch/launch.hpp>
 #include <chorus/nn/activations.hpp>
@@ -22,6 +27,7 @@
 #include <chorus/nn/containers.hpp>
 #include <chorus/nn/convolution.hpp>
 #include <chorus/nn/copy_of.hpp>
+#include <chorus/nn/elsewhere.hpp>
 #include <chorus/nn/embedding.hpp>
 #include <chorus/nn/layer_norm.hpp>
 #include <chorus/nn/linear.hpp>

@@ -12,7 +12,7 @@ with tempfile.TemporaryDirectory() as folder:
     folder = pathlib.Path(folder)
     core = folder / "other/chorus/core"
     core.mkdir(parents=True)
-    for name in ("config.hpp", "one_version.hpp"):
+    for name in ("config.hpp", "one_version.hpp", "requirements.hpp", "unoptimized.hpp"):
         text = (pathlib.Path(include) / "chorus/core" / name).read_text()
         (core / name).write_text(text.replace("#define CHORUS_VERSION_PATCH ", "#define CHORUS_VERSION_PATCH 1 + "))
     (folder / "main.cpp").write_text("#include <chorus/core/config.hpp>\nint main() {}\n")
@@ -22,7 +22,7 @@ with tempfile.TemporaryDirectory() as folder:
         objects = []
         for source, headers in units:
             objects.append(f"{folder}/{source}{len(objects)}.o")
-            subprocess.run([compiler, "-std=c++20", "-I", headers, "-c", folder / source, "-o", objects[-1]], check=True)
+            subprocess.run([compiler, "-std=c++20", "-O1", "-I", headers, "-c", folder / source, "-o", objects[-1]], check=True)
         subprocess.run([compiler, *objects, "-o", folder / "program"], check=True)
         ended = subprocess.run([folder / "program"], capture_output=True, text=True)
         return ended.returncode, ended.stderr

@@ -1,5 +1,6 @@
 #pragma once
 /// Version, optional parts, and the macros that every other header may rely on.
+#include <chorus/core/requirements.hpp>
 
 #define CHORUS_VERSION_MAJOR 0
 #define CHORUS_VERSION_MINOR 1
@@ -53,3 +54,4 @@
 #endif
 
 #include <chorus/core/one_version.hpp>
+#include <chorus/core/unoptimized.hpp>

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chorus/io/converted_numbers.hpp>
+#include <chorus/io/elsewhere.hpp>
 #include <chorus/io/file_names.hpp>
 #include <chorus/io/model_file_impl.hpp>
 #include <chorus/io/load_options.hpp>
@@ -188,7 +189,7 @@ std::vector<Destination> whole_destinations(nn::Module& model) {
 ///
 /// Copies on other devices, and in 16 bits, follow.
 template <class Model>
-LoadReport load(Model& model, const std::string& path, const LoadOptions& options = {}) {
+LoadReport load(Model& model, const std::string& path, const LoadOptions& options) {
   static_assert(std::is_base_of_v<nn::Module, Model>, "io::load fills a model: under a policy that is net.module()");
   const SafetensorsReader file(path);
   const auto places = detail::model_places<typename Model::device_type>(model);
@@ -202,6 +203,10 @@ LoadReport load(Model& model, const std::string& path, const LoadOptions& option
     if (!plan.sources[i].empty()) places[i].fill(numbers[i].data());
   detail::say_changed<typename Model::device_type>(model);
   return std::move(plan.report);
+}
+template <class Model>
+LoadReport load(Model& model, const std::string& path) {
+  return load(model, path, LoadOptions{});
 }
 
 /// The model of a policy, likewise: one call, of all ranks, whatever the policy. Each rank reads the file, and where it

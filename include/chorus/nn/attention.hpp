@@ -1,6 +1,7 @@
 #pragma once
 /// Multi-head attention (Vaswani et al. 2017), with PyTorch's parameter names and initialisation.
 
+#include <chorus/nn/elsewhere.hpp>
 #include <chorus/nn/parallel_linear.hpp>
 #include <chorus/ops/attention.hpp>
 #include <chorus/ops/dropout.hpp>
@@ -19,7 +20,7 @@ struct MultiheadAttentionOptions {
 /// `heads` heads attends with features / heads numbers. in_proj_weight: [3 features, features], the projections of
 /// query, key and value one below the other. Batches come first (PyTorch's batch_first = True). Under TensorParallel
 /// each rank has some of the heads, whole ones.
-template <Device D, Real T = float>
+template <Device D, Real T>
 class MultiheadAttention : public Module {
  public:
   using device_type = D;

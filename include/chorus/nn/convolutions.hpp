@@ -2,6 +2,7 @@
 /// Convolution layers of sequences and volumes, and transposed convolutions.
 
 #include <chorus/nn/convolution.hpp>
+#include <chorus/nn/elsewhere.hpp>
 #include <chorus/ops/convolution1d.hpp>
 #include <chorus/ops/convolution3d.hpp>
 #include <chorus/ops/transposed_convolution.hpp>
@@ -14,7 +15,7 @@ struct Conv1dOptions {
 };
 
 /// x: [batch, in, length] -> [batch, out, out_length]; weight: [out, in / groups, kernel].
-template <Device D, Real T = float>
+template <Device D, Real T>
 class Conv1d : public detail::ConvolutionBase<3, D, T> {
  public:
   /// Throws ShapeError unless channels and kernel are positive and `groups` divides both channel numbers.
@@ -38,7 +39,7 @@ struct Conv3dOptions {
 };
 
 /// x: [batch, in, depth, height, width] -> [batch, out, ...]; weight: [out, in / groups, depth, height, width].
-template <Device D, Real T = float>
+template <Device D, Real T>
 class Conv3d : public detail::ConvolutionBase<5, D, T> {
  public:
   /// Throws as Conv1d does.
@@ -62,7 +63,7 @@ struct ConvTranspose1dOptions {
 };
 
 /// x: [batch, in, length] -> [batch, out, ...]; weight: [in, out / groups, kernel].
-template <Device D, Real T = float>
+template <Device D, Real T>
 class ConvTranspose1d : public detail::ConvolutionBase<3, D, T> {
  public:
   /// Throws as Conv1d does.
@@ -89,7 +90,7 @@ struct ConvTranspose2dOptions {
 };
 
 /// x: [batch, in, height, width] -> [batch, out, ...]; weight: [in, out / groups, kernel_h, kernel_w].
-template <Device D, Real T = float>
+template <Device D, Real T>
 class ConvTranspose2d : public detail::ConvolutionBase<4, D, T> {
  public:
   /// Throws as Conv1d does.

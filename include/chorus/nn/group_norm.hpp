@@ -1,6 +1,7 @@
 #pragma once
 /// Normalisation within a sample as layers: groups of channels, single channels, root mean square.
 
+#include <chorus/nn/elsewhere.hpp>
 #include <chorus/nn/init.hpp>
 #include <chorus/nn/module.hpp>
 #include <chorus/ops/normalization.hpp>
@@ -8,7 +9,7 @@
 namespace chorus::nn {
 
 /// Normalises groups of neighbouring channels of x: [batch, channels, ...], then scales and shifts each channel.
-template <Device D, Real T = float>
+template <Device D, Real T>
 class GroupNorm : public Module {
  public:
   using device_type = D;
@@ -44,7 +45,7 @@ struct InstanceNormOptions {
 };
 
 /// Normalises each channel of each sample of x: [batch, channels, ...].
-template <Device D, Real T = float>
+template <Device D, Real T>
 class InstanceNorm : public Module {
  public:
   using device_type = D;
@@ -85,7 +86,7 @@ template <Device D, Real T = float>
 using InstanceNorm2d = InstanceNorm<D, T>;
 
 /// Divides the last axis of x: [..., features] by its root mean square, then scales it.
-template <Device D, Real T = float>
+template <Device D, Real T>
 class RMSNorm : public Module {
  public:
   using device_type = D;

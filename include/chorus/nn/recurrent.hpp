@@ -3,6 +3,7 @@
 /// initialisation.
 
 #include <chorus/autograd/batch_axis.hpp>
+#include <chorus/nn/elsewhere.hpp>
 #include <chorus/nn/init.hpp>
 #include <chorus/nn/module.hpp>
 #include <chorus/ops/dropout.hpp>
@@ -123,7 +124,7 @@ class Recurrent : public Module {
 
 /// x: [time, batch, features] (or batch first) -> {output: [time, batch, directions * hidden], hidden, cell: [layers *
 /// directions, batch, hidden]}. First states default to zero. Throws ShapeError where sizes don't fit.
-template <Device D, Real T = float>
+template <Device D, Real T>
 class LSTM final : public Recurrent<D, T> {
  public:
   LSTM(Index in_features, Index hidden, const RecurrentOptions& options = {})
@@ -160,7 +161,7 @@ class LSTM final : public Recurrent<D, T> {
 };
 
 /// The same with one state: {output, hidden}.
-template <Device D, Real T = float>
+template <Device D, Real T>
 class GRU final : public Recurrent<D, T> {
  public:
   GRU(Index in_features, Index hidden, const RecurrentOptions& options = {})

@@ -3,6 +3,7 @@
 /// TransformerDecoderLayer.
 
 #include <chorus/nn/attention.hpp>
+#include <chorus/nn/elsewhere.hpp>
 #include <chorus/nn/layer_norm.hpp>
 #include <chorus/nn/parallel_linear.hpp>
 #include <chorus/ops/activations.hpp>
@@ -36,7 +37,7 @@ inline Index inner_features(Index features, const TransformerOptions& options) {
 /// x: [batch, length, features] -> the same shape: self-attention, then two linear layers on each place, each with
 /// dropout, a residual connection and layer normalisation. Under TensorParallel ranks share heads, and the features
 /// between the two linear layers.
-template <Device D, Real T = float>
+template <Device D, Real T>
 class TransformerEncoderLayer : public Module {
  public:
   using device_type = D;
@@ -98,7 +99,7 @@ class TransformerEncoderLayer : public Module {
 
 /// x: [batch, length, features], memory: [batch, keys, features] (what the encoder made) -> x's shape: causal
 /// self-attention, attention to the memory, then two linear layers on each place.
-template <Device D, Real T = float>
+template <Device D, Real T>
 class TransformerDecoderLayer : public Module {
  public:
   using device_type = D;

@@ -163,6 +163,7 @@ auto reduced_over_labels(const char* operation, const X& scores, const LossOf& l
 /// for a bad label (on a GPU the next call that waits for it does), ShapeError where the batches differ. Labels may lie
 /// on another device, such as the loader's.
 template <Operand X, class D>
+requires(tensor_of<X>::rank == 2)
 auto cross_entropy(const X& logits, const Tensor<std::int64_t, 1, D>& labels, const CrossEntropyOptions& options = {}) {
   return detail::in_float(logits, [&](const auto& scores) {
     const auto targets = to_device(labels, value_of(scores).device());
@@ -175,6 +176,24 @@ auto cross_entropy(const X& logits, const Tensor<std::int64_t, 1, D>& labels, co
     };
     return detail::reduced_over_labels("cross_entropy", scores, loss_of, each, labels, options);
   });
+}
+
+/// Other logits and labels: the compiler says what they have to be.
+template <Operand X, class Labels, class... Rest>
+Variable<float, 0> cross_entropy(const X&, const Labels&, const Rest&...) {
+  constexpr int axes = tensor_of<X>::rank, labels = tensor_of<Labels>::rank;
+  using T = typename tensor_of<Labels>::value_type;
+  if constexpr (!std::is_same_v<T, std::int64_t>)
+    static_assert(std::is_same_v<T, std::int64_t>,
+                  "cross_entropy: labels are a Tensor of std::int64_t, which to<std::int64_t>(labels) makes; "
+                  "probabilities in their place need #include <chorus/ops/class_losses.hpp>");
+  else if constexpr (axes != labels + 1)
+    static_assert(axes == labels + 1,
+                  "cross_entropy: logits [batch, classes] go with labels [batch]; of images [batch, classes, height, "
+                  "width] with [batch, height, width]");
+  else
+    static_assert(axes == 2, "cross_entropy: logits of more than two axes need #include <chorus/ops/class_losses.hpp>");
+  return {};
 }
 
 /// The same without a reduction: [batch].

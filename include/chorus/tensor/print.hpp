@@ -1,6 +1,8 @@
 #pragma once
-/// Tensors as text: nested brackets, long axes shortened.
+/// Tensors as text: nested brackets, long axes shortened. And shapes.
 
+#include <array>
+#include <cstddef>
 #include <string>
 
 #include <chorus/tensor/tensor.hpp>
@@ -36,3 +38,12 @@ Stream& operator<<(Stream& stream, const Tensor<T, Rank, Cpu>& tensor) {
 }
 
 }  // namespace chorus
+
+/// A shape, `[2, 3]`. It is an array of integers, no type of chorus: the operator is found in the global namespace,
+/// and one that a program has for all arrays goes on to serve the others.
+template <class Stream, std::size_t Rank>
+requires(Rank <= 8) && requires(Stream& stream, const char* text) { stream << text; }
+Stream& operator<<(Stream& stream, const std::array<chorus::Index, Rank>& shape) {
+  stream << chorus::cat(shape).c_str();
+  return stream;
+}

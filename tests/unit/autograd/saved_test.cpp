@@ -22,6 +22,7 @@
 namespace saved_test {
 
 using namespace chorus;
+using chorus::Tensor, chorus::Variable;  // other test files have their own
 using Catch::Matchers::Contains;
 
 template <int Rank>

@@ -26,10 +26,13 @@ inline std::vector<ShareRange> one_each(std::size_t devices) {
   return runs;
 }
 
-/// Calls a model with the inputs in a tuple.
-template <class Model, class Shares>
-auto call(Model& model, const Shares& shares) {
-  return std::apply([&](const auto&... own) { return model.forward(own...); }, shares);
+/// Calls a model with the inputs in a tuple. (What the compiler says of a mistake in `forward` is short without
+/// std::apply.)
+template <class Model, class... Own>
+auto call(Model& model, const std::tuple<Own...>& shares) {
+  return [&]<std::size_t... I>(std::index_sequence<I...>) {
+    return model.forward(std::get<I>(shares)...);
+  }(std::index_sequence_for<Own...>{});
 }
 
 /// `Shares`: the tuple of a device's inputs.

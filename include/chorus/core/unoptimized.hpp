@@ -1,0 +1,38 @@
+#pragma once
+/// A program that was compiled without optimization says so when it starts. Its arithmetic takes up to a hundred times
+/// as long, which a user would otherwise take for chorus' own speed.
+#include <chorus/core/config.hpp>
+
+// With chorus::compiled the arithmetic is in the library, whatever the program's own options are.
+#if !defined(__OPTIMIZE__) && !CHORUS_COMPILED && !defined(CHORUS_ALLOW_UNOPTIMIZED)
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <initializer_list>
+
+namespace chorus::detail {
+
+/// Says it once in a program and, of ranks, on rank 0. With CHORUS_ALLOW_UNOPTIMIZED=1 in the environment it is silent,
+/// and so it is where a macro of that name is defined.
+inline bool say_unoptimized() {
+  static const bool said = [] {
+    constexpr const char* allow = "CHORUS_ALLOW_UNOPTIMIZED";
+    if (const char* value = std::getenv(allow); value != nullptr && std::strcmp(value, "0") != 0) return false;
+    setenv(allow, "1", 1);  // for the ranks that this program starts
+    for (const char* name : {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"})
+      if (const char* rank = std::getenv(name); rank != nullptr && std::strcmp(rank, "0") != 0) return false;
+    std::fputs(
+        "chorus: this program was compiled without optimization and is many times slower than with -O2 (CMake: "
+        "-DCMAKE_BUILD_TYPE=Release); CHORUS_ALLOW_UNOPTIMIZED=1 silences this line\n",
+        stderr);
+    return true;
+  }();
+  return said;
+}
+
+namespace {
+[[maybe_unused]] const bool said_unoptimized = say_unoptimized();
+}  // namespace
+
+}  // namespace chorus::detail
+#endif
