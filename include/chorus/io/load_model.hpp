@@ -173,6 +173,49 @@ std::vector<Destination> whole_destinations(nn::Module& model) {
   return out;
 }
 
+template <Device D>
+LoadReport load_model(nn::Module& model, const std::string& path, const LoadOptions& options) {
+  const SafetensorsReader file(path);
+  const auto places = model_places<D>(model);
+  for (const auto& place : places) check_whole(place);
+  const auto wanted = destinations(model, places);
+  auto plan = plan_load(file, wanted, options);
+  std::vector<std::vector<std::byte>> numbers;  // all are read before one is stored
+  for (std::size_t i = 0; i < wanted.size(); ++i)
+    numbers.push_back(numbers_for(file, wanted[i], plan.sources[i]));
+  for (std::size_t i = 0; i < wanted.size(); ++i)
+    if (!plan.sources[i].empty()) places[i].fill(numbers[i].data());
+  say_changed<D>(model);
+  return std::move(plan.report);
+}
+
+/// Of a policy whose ranks have parts of the model each takes its own. All ranks call it.
+template <class Net>
+LoadReport load_parts(Net& net, const std::string& path, const LoadOptions& options) {
+  using D = typename Net::device_type;
+  const auto places = places_in_parts<D>(net);
+  const auto wanted = whole_destinations<D>(net.module());
+  const auto place_of = [&](const Destination& tensor) {
+    return std::find_if(places.begin(), places.end(),
+                        [&](const auto& place) { return place.name == tensor.names.front(); });
+  };
+  std::vector<std::vector<std::byte>> numbers(wanted.size());
+  LoadReport report;
+  const auto read = [&] {
+    const SafetensorsReader file(path);
+    auto plan = plan_load(file, wanted, options);
+    for (std::size_t i = 0; i < wanted.size(); ++i)
+      if (const auto place = place_of(wanted[i]); place != places.end() && !plan.sources[i].empty())
+        numbers[i] = place->own_of(numbers_for(file, wanted[i], plan.sources[i]));
+    report = std::move(plan.report);
+  };
+  on_all_ranks(net.communicator(), path, read, "load it");
+  for (std::size_t i = 0; i < wanted.size(); ++i)
+    if (!numbers[i].empty()) place_of(wanted[i])->fill(numbers[i].data());
+  say_changed<D>(net.module());
+  return report;
+}
+
 }  // namespace detail
 
 /// Fills all parameters and buffers of `model` from a file. Numbers are converted to the model's type: floating-point
@@ -187,59 +230,24 @@ std::vector<Destination> whole_destinations(nn::Module& model) {
 /// names all that don't fit), or, without `strict`, no tensor fits at all; where a number is beyond the range of the
 /// model's type; and where tensors that are one in the model have different numbers in the file.
 ///
-/// Copies on other devices, and in 16 bits, follow.
+/// Copies on other devices, and in 16 bits, follow. Of a policy it takes the net, under every one, and all ranks call
+/// it: each reads the file, and where it has parts of the model it takes these. FileError on all ranks, then, where one
+/// of them fails.
 template <class Model>
 LoadReport load(Model& model, const std::string& path, const LoadOptions& options) {
-  static_assert(std::is_base_of_v<nn::Module, Model>, "io::load fills a model: under a policy that is net.module()");
-  const SafetensorsReader file(path);
-  const auto places = detail::model_places<typename Model::device_type>(model);
-  for (const auto& place : places) detail::check_whole(place);
-  const auto wanted = detail::destinations(model, places);
-  auto plan = detail::plan_load(file, wanted, options);
-  std::vector<std::vector<std::byte>> numbers;  // all are read before one is stored
-  for (std::size_t i = 0; i < wanted.size(); ++i)
-    numbers.push_back(detail::numbers_for(file, wanted[i], plan.sources[i]));
-  for (std::size_t i = 0; i < wanted.size(); ++i)
-    if (!plan.sources[i].empty()) places[i].fill(numbers[i].data());
-  detail::say_changed<typename Model::device_type>(model);
-  return std::move(plan.report);
+  if constexpr (std::is_base_of_v<nn::Module, Model>) {
+    return detail::load_model<typename Model::device_type>(model, path, options);
+  } else {
+    static_assert(detail::IsNet<Model>, "io::load fills a model, or that of a policy");
+    if constexpr (detail::keeps_parts<Model>)
+      return detail::load_parts(model, path, options);
+    else
+      return load(model.module(), path, options);
+  }
 }
 template <class Model>
 LoadReport load(Model& model, const std::string& path) {
   return load(model, path, LoadOptions{});
-}
-
-/// The model of a policy, likewise: one call, of all ranks, whatever the policy. Each rank reads the file, and where it
-/// has parts of the model it takes these. FileError on all ranks where one of them fails.
-template <class Net>
-requires requires(Net& net) { typename Net::policy_type; net.module(); }
-LoadReport load(Net& net, const std::string& path, const LoadOptions& options = {}) {
-  if constexpr (!detail::keeps_parts<Net>) {
-    return load(net.module(), path, options);
-  } else {
-    using D = typename Net::device_type;
-    const auto places = detail::places_in_parts<D>(net);
-    const auto wanted = detail::whole_destinations<D>(net.module());
-    const auto place_of = [&](const detail::Destination& tensor) {
-      return std::find_if(places.begin(), places.end(),
-                          [&](const auto& place) { return place.name == tensor.names.front(); });
-    };
-    std::vector<std::vector<std::byte>> numbers(wanted.size());
-    LoadReport report;
-    const auto read = [&] {
-      const SafetensorsReader file(path);
-      auto plan = detail::plan_load(file, wanted, options);
-      for (std::size_t i = 0; i < wanted.size(); ++i)
-        if (const auto place = place_of(wanted[i]); place != places.end() && !plan.sources[i].empty())
-          numbers[i] = place->own_of(detail::numbers_for(file, wanted[i], plan.sources[i]));
-      report = std::move(plan.report);
-    };
-    detail::on_all_ranks(net.communicator(), path, read, "load it");
-    for (std::size_t i = 0; i < wanted.size(); ++i)
-      if (!numbers[i].empty()) place_of(wanted[i])->fill(numbers[i].data());
-    detail::say_changed<D>(net.module());
-    return report;
-  }
 }
 
 }  // namespace chorus::io

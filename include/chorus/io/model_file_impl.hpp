@@ -99,6 +99,13 @@ std::vector<TensorPlace<D>> model_places(nn::Module& model) {
   return places;
 }
 
+/// A policy.
+template <class Net>
+concept IsNet = requires(Net& net) {
+  typename Net::policy_type;
+  net.module();
+};
+
 /// Whether ranks have parts of the model: all write a file together, each its parts. Such a policy says, by
 /// `writes_part(sharded, layers)`, whether this rank writes what it has of a tensor that is cut so, or not at all.
 template <class Net>

@@ -29,8 +29,7 @@ std::string parameters_sha256(Model& model) {
 }
 
 /// That of a policy's model, the same on all ranks, which all call it; also where each has parts of it.
-template <class Net>
-requires requires(Net& net) { typename Net::policy_type; net.module(); }
+template <detail::IsNet Net>
 std::string parameters_sha256(Net& net) {
   if constexpr (!detail::keeps_parts<Net>) {
     return parameters_sha256(net.module());
