@@ -63,6 +63,12 @@ int main() {
   ch::Pipeline<Layer> net{Layer{}, alone, {}};
   net(ch::Tensor<float, 2>::ones({2, 4})).backward();
 }"""),
+    ("Mesh: axes go from the outside in: Pipe, Data, Shard, Tensor, each at most once", """
+#include <chorus/parallel/mesh.hpp>
+int main() {
+  ch::comm::AnyCommunicator alone;
+  ch::Mesh<Layer, ch::mesh::Tensor<2>, ch::mesh::Data<2>> net{Layer{}, alone, {}};
+}"""),
     ("CHORUS_PIPELINE: the targets go to the last link with the output before it, and that is a ModuleList here",
      BLOCKS + "int main() { const auto x = ones<float, 2>({2, 4}); ch::SingleDevice<Blocks<Block<0>>>{{}}(x, x); }"),
     ("CHORUS_PIPELINE: the blocks of a ModuleList have to give what they take",
