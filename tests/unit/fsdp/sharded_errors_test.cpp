@@ -143,7 +143,9 @@ TEST_CASE("fsdp: clip_grad_norm is one device's, and a gradient that is not fini
   CHECK_THAT(common_text(2, [](const World& world) {
                Rank rank(world);
                (sum(rank.net(numbers(2, 5, 1))) * (world.rank == 0 ? INFINITY : 1.0)).backward();
-               return message_of<NonFiniteError>([&] { rank.net.clip_grad_norm(1, {.error_if_nonfinite = true}); });
+               const auto text =
+                   message_of<NonFiniteError>([&] { rank.net.clip_grad_norm(1, {.error_if_nonfinite = true}); });
+               return text.substr(0, text.find(';'));  // each names the first one that it has
              }),
              Contains("expected a finite norm"));
   CHECK_THAT(message([](Rank& rank, const World&) { rank.net.clip_grad_norm(-1); }), Contains("must be positive"));
