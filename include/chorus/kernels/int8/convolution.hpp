@@ -53,7 +53,8 @@ inline PackedWeights pack_weights(const Conv2dShape& shape, std::span<const std:
   const Index taps = shape.kernel_h * shape.kernel_w, terms = out.channels * taps;
   out.sums.assign(static_cast<std::size_t>(shape.out_channels), 0);
   for (Index o = 0; o < shape.out_channels; ++o)
-    for (Index k = 0; k < terms; ++k) out.sums[static_cast<std::size_t>(o)] += weight[static_cast<std::size_t>(o * terms + k)];
+    for (Index k = 0; k < terms; ++k)
+      out.sums[static_cast<std::size_t>(o)] += weight[static_cast<std::size_t>(o * terms + k)];
 
   if (out.depthwise) {
     out.numbers.resize(static_cast<std::size_t>(taps * shape.out_channels));
@@ -82,12 +83,12 @@ inline PackedWeights pack_weights(const Conv2dShape& shape, std::span<const std:
 namespace detail {
 
 /// Rows of the product that share one look at a panel of weights, some 16 to 128 KiB of x.
-inline constexpr Index chunk = 240;
+inline constexpr Index chunk_rows = 240;
 
 /// Where the rows of a chunk begin.
 struct Rows {
-  const std::uint8_t* x[chunk];
-  std::uint8_t* y[chunk];
+  const std::uint8_t* x[chunk_rows];
+  std::uint8_t* y[chunk_rows];
   Index count = 0;
 };
 
@@ -209,14 +210,14 @@ void convolution(const Conv2dShape& s, const Images& x, const PackedWeights& wei
       runs.push_back(kh * s.dilation_h * x.pitch() + kw * s.dilation_w * x.channels);
 
   const Index out_h = s.out_height(), out_w = s.out_width(), pixels = s.batch * out_h * out_w;
-  const Index chunks = (pixels + detail::chunk - 1) / detail::chunk, outputs = weights.group_outputs();
+  const Index chunks = (pixels + detail::chunk_rows - 1) / detail::chunk_rows, outputs = weights.group_outputs();
   const Index tasks = chunks * weights.groups * weights.panels();
   const bool worth_it = pixels * weights.panel_bytes() * weights.panels() * weights.groups > 2'000'000;
   parallel_for(tasks, [&](Index task) {
     const Index at_panel = task % weights.panels(), group = task / weights.panels() % weights.groups;
-    const Index first = task / weights.panels() / weights.groups * detail::chunk;
+    const Index first = task / weights.panels() / weights.groups * detail::chunk_rows;
     detail::Rows rows;
-    rows.count = std::min(detail::chunk, pixels - first);
+    rows.count = std::min(detail::chunk_rows, pixels - first);
     Index column = first % out_w, row = first / out_w % out_h, image = first / (out_w * out_h);
     for (Index i = 0; i < rows.count; ++i) {
       rows.x[i] = x.at(image, row * s.stride_h - s.padding_h, column * s.stride_w - s.padding_w) +

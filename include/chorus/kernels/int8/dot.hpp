@@ -15,8 +15,8 @@
 
 namespace chorus::kernels::int8 {
 
-// A way has vectors of `lanes` sums. left(x): four u8, for every lane; right(w): four s8 for each lane, lane after lane;
-// add(sums, left, right): each lane's four products, added. A tile keeps rows * vectors of them in registers.
+// A way has vectors of `lanes` sums. left(x): four u8, for every lane; right(w): four s8 for each lane, lane after
+// lane; add(sums, left, right): each lane's four products, added. A tile has rows * vectors of them in registers.
 
 #if defined(__AVX512VNNI__) && defined(__AVX512F__)
 #define CHORUS_INT8_VNNI512 1
@@ -44,7 +44,7 @@ struct Vnni512 {
         _mm512_loadu_ps(to.multiplier + column));
     const auto clamped =
         _mm512_min_ps(_mm512_max_ps(level, _mm512_set1_ps(static_cast<float>(to.least - to.zero_point))),
-                      _mm512_set1_ps(static_cast<float>(255 - to.zero_point)));
+                      _mm512_set1_ps(static_cast<float>(to.most - to.zero_point)));
     const auto q = _mm512_add_epi32(_mm512_cvtps_epi32(clamped), _mm512_set1_epi32(to.zero_point));
     const auto mask = static_cast<__mmask16>((1u << std::min<Index>(count, lanes)) - 1);
     _mm512_mask_cvtepi32_storeu_epi8(y, mask, q);
@@ -76,7 +76,7 @@ struct EightLanes {
         _mm256_loadu_ps(to.multiplier + column));
     const auto clamped =
         _mm256_min_ps(_mm256_max_ps(level, _mm256_set1_ps(static_cast<float>(to.least - to.zero_point))),
-                      _mm256_set1_ps(static_cast<float>(255 - to.zero_point)));
+                      _mm256_set1_ps(static_cast<float>(to.most - to.zero_point)));
     const auto q = _mm256_add_epi32(_mm256_cvtps_epi32(clamped), _mm256_set1_epi32(to.zero_point));
     const auto words = _mm_packus_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1));
     const auto bytes = _mm_packus_epi16(words, words);

@@ -1,6 +1,6 @@
 #pragma once
-/// A batch of 8-bit images as integer kernels see them: channels lie next to each other, and around each image there may
-/// be a border, so that a convolution reads its padding as it reads anything else.
+/// A batch of 8-bit images as integer kernels see them: channels lie next to each other, and around each image there
+/// may be a border, so that a convolution reads its padding as it reads anything else.
 
 #include <algorithm>
 #include <chorus/core/dtype.hpp>
