@@ -16,6 +16,7 @@ template <class D>
 struct MaxPool2d {
   static constexpr const char* name = "max_pool2d";
   Tensor<std::int32_t, 4, D> argmax;
+  kernels::Pool2dShape shape;
 };
 struct AvgPool2d {
   static constexpr const char* name = "avg_pool2d";
@@ -84,7 +85,7 @@ detail::Recorded<4, X> max_pool2d(const X& x, Size2d window, const PoolOptions& 
   if (recorded) argmax = Tensor<std::int32_t, 4, D>::empty(out_shape, device);
   kernels::max_pool2d_forward(device, shape, input.data(), out.data(), argmax.data());
   return record(
-      MaxPool2d<D>{argmax}, std::move(out),
+      MaxPool2d<D>{argmax, shape}, std::move(out),
       [argmax, shape, device](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
         kernels::max_pool2d_backward(device, shape, dy.data(), argmax.data(), grad.data(), accumulate);

@@ -38,8 +38,8 @@ inline void max_pool2d(const Pool2dShape& s, const Images& x, const Images& y) {
   });
 }
 
-/// How means become numbers of 8 bits: the levels of float(sum of (x - zero_point)) * (scale / count), `count` being the
-/// numbers of a window.
+/// How means become numbers of 8 bits: the levels of float(sum of (x - zero_point)) * (scale / count), `count` being
+/// the numbers of a window.
 struct Mean {
   Levels x, y;
   bool count_include_pad = true;
