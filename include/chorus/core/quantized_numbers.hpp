@@ -1,6 +1,6 @@
 #pragma once
 /// Numbers of 8 bits and less: how integers stand for real numbers, and where scales come from (Jacob et al.,
-/// "Quantization and Training of Neural Networks", CVPR 2018). Training and integer inference both take these functions,
+/// "Quantization and Training of Neural Networks", CVPR 2018). Training and integer inference both take these,
 /// so that an integer of the one is an integer of the other. All arithmetic is in float, in this order.
 
 #include <algorithm>
