@@ -73,7 +73,7 @@ inline void compare_int8_network(Case& test) {
   const auto level = [&](const std::string& name) {
     return ch::nn::int8::Levels{test.file(name + ".scale").f32()[0],
                                 static_cast<std::int32_t>(test.file(name + ".zero_point").i64()[0]),
-                                test.attrs()["activation"][1].get<std::int32_t>()};
+                                {0, test.attrs()["activation"][1].get<std::int32_t>()}};
   };
   const auto layer = [&](const char* name, Kind kind, Index input, Index stride) {
     const std::string at = ch::cat("int8.", name);
@@ -96,7 +96,7 @@ inline void compare_int8_network(Case& test) {
   // The last scale of each step is the one of evaluation.
   const ch::nn::int8::Levels input{test.file("out.scale.quant").f32().back(),
                                    static_cast<std::int32_t>(test.file("out.zero_point.quant").i64().back()),
-                                   test.attrs()["activation"][1].get<std::int32_t>()};
+                                   {0, test.attrs()["activation"][1].get<std::int32_t>()}};
   Step flat;
   flat.kind = Kind::flatten;
   flat.name = "flatten";

@@ -68,7 +68,7 @@ inline std::string steps_json(const nn::int8::Program& program) {
     nlohmann::json one{{"kind", std::string(nn::int8::kind_names[static_cast<std::size_t>(step.kind)])},
                        {"name", step.name},
                        {"inputs", step.inputs}};
-    if (!step.keeps_levels()) one["most"] = step.levels.most;
+    if (!step.keeps_levels()) one["integers"] = {step.levels.integers.least, step.levels.integers.most};
     if (step.has_weight() || step.kind == nn::int8::Kind::add) one["relu"] = step.relu;
     if (step.kind == nn::int8::Kind::conv2d) one["groups"] = step.groups;
     const bool pools = step.kind == nn::int8::Kind::max_pool2d || step.kind == nn::int8::Kind::avg_pool2d;
@@ -84,7 +84,9 @@ inline std::string steps_json(const nn::int8::Program& program) {
     }
     steps.push_back(std::move(one));
   }
-  return nlohmann::json{{"version", 1}, {"most", program.input().most}, {"steps", std::move(steps)}}.dump();
+  const auto& integers = program.input().integers;
+  return nlohmann::json{{"version", 1}, {"integers", {integers.least, integers.most}}, {"steps", std::move(steps)}}
+      .dump();
 }
 
 /// The numbers of a tensor, which must have that dtype. Throws FileError.
@@ -105,9 +107,11 @@ inline nn::int8::Levels read_levels(std::string_view who, const SafetensorsReade
   const auto zero_point = numbers_of<std::uint8_t>(file, name + ".zero_point");
   check<FileError>(scale.size() == 1 && zero_point.size() == 1, "loading ", file.path(), ": ", Quoted{name},
                    " has ", scale.size(), " scales and ", zero_point.size(), " zero points, expected one of each");
-  const Index most = whole_number(who, json, "most");
-  check<FileError>(most > 0 && most <= 255, who, ": levels from 0 to ", most, ", of which 8 bits have 255");
-  const nn::int8::Levels levels{scale[0], zero_point[0], static_cast<std::int32_t>(most)};
+  const auto [least, most] = two_numbers(who, json, "integers");
+  check<FileError>(0 <= least && least < most && most <= 255, who, ": ", Quoted{name}, " has integers from ", least,
+                   " to ", most, ", which are no 8-bit ones");
+  const nn::int8::Levels levels{
+      scale[0], zero_point[0], {static_cast<std::int32_t>(least), static_cast<std::int32_t>(most)}};
   nn::int8::check_levels<FileError>(who, name, levels);
   return levels;
 }

@@ -54,7 +54,7 @@ inline void check_levels(const char* operation, float scale, std::int32_t zero_p
 
 template <int Rank>
 kernels::int8::Levels levels_of(const Quantized<Rank>& x) {
-  return {x.scale, x.zero_point};
+  return {x.scale, x.zero_point, {}};
 }
 
 /// Images with their channels last, and the memory in which they lie.
@@ -154,8 +154,8 @@ Quantized<Rank> quantize(const Tensor<float, Rank, Cpu>& x, float scale, std::in
   detail::check_levels("quantize", scale, zero_point);
   const auto from = contiguous(x);
   Quantized<Rank> out{Tensor<std::uint8_t, Rank, Cpu>::empty(x.shape()), scale, zero_point};
-  const kernels::int8::Levels levels{scale, zero_point};
-  for (Index i = 0; i < from.numel(); ++i) out.values.data()[i] = levels.level(from.data()[i]);
+  const kernels::int8::Levels levels{scale, zero_point, {}};
+  for (Index i = 0; i < from.numel(); ++i) out.values.data()[i] = kernels::int8::level_of(levels, from.data()[i]);
   return out;
 }
 
@@ -206,7 +206,7 @@ Quantized<Rank> quantized_add(const Quantized<Rank>& a, const Quantized<Rank>& b
                     b.values.shape());
   const auto left = contiguous(a.values), right = contiguous(b.values);
   Quantized<Rank> out{Tensor<std::uint8_t, Rank, Cpu>::empty(left.shape()), y.scale, y.zero_point};
-  kernels::int8::add({detail::levels_of(a), detail::levels_of(b), {y.scale, y.zero_point}, y.relu}, left.data(),
+  kernels::int8::add({detail::levels_of(a), detail::levels_of(b), {y.scale, y.zero_point, {}}, y.relu}, left.data(),
                      right.data(), out.values.data(), left.numel());
   return out;
 }

@@ -15,6 +15,12 @@
 #include <type_traits>
 #include <vector>
 
+// g++ 12 warns of what its own AVX-512 intrinsics leave undefined.
+#pragma GCC diagnostic push
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
 namespace chorus::kernels::int8 {
 
 /// Columns of a panel of packed weights.
@@ -236,3 +242,5 @@ void convolution(const Conv2dShape& s, const Images& x, const PackedWeights& wei
 }
 
 }  // namespace chorus::kernels::int8
+
+#pragma GCC diagnostic pop

@@ -13,6 +13,12 @@
 #include <immintrin.h>
 #endif
 
+// g++ 12 warns of what its own AVX-512 intrinsics leave undefined.
+#pragma GCC diagnostic push
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
 namespace chorus::kernels::int8 {
 
 // A way has vectors of `lanes` sums. left(x): four u8, for every lane; right(w): four s8 for each lane, lane after
@@ -173,3 +179,5 @@ using Best = Plain;
 #endif
 
 }  // namespace chorus::kernels::int8
+
+#pragma GCC diagnostic pop

@@ -4,40 +4,37 @@
 #include <algorithm>
 #include <array>
 #include <chorus/core/dtype.hpp>
+#include <chorus/core/quantized_numbers.hpp>
 #include <chorus/core/threads.hpp>
 #include <chorus/kernels/int8/image.hpp>
-#include <cmath>
 #include <cstdint>
 
 #if defined(__AVX512F__) && defined(__AVX512BW__)
 #include <immintrin.h>
 #endif
 
+// g++ 12 warns of what its own AVX-512 intrinsics leave undefined.
+#pragma GCC diagnostic push
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
 namespace chorus::kernels::int8 {
 
-/// What 8-bit numbers, from 0 to `most`, stand for: (q - zero_point) * scale.
-struct Levels {
-  float scale = 1;
-  std::int32_t zero_point = 0;
-  std::int32_t most = 255;
+using quantized::Levels;
 
-  float number(std::uint8_t q) const { return static_cast<float>(q - zero_point) * scale; }
-  /// clamp(rint(x / scale) + zero_point, least, most), with the scale's inverse, as training computes it. NaN: least.
-  std::uint8_t level(float x, std::int32_t least = 0) const {
-    const float low = static_cast<float>(least - zero_point), high = static_cast<float>(most - zero_point);
-    // In this order of arguments the clamp takes NaN to `low`.
-    const float at = std::min(high, std::max(low, x * (1.0f / scale)));
-    return static_cast<std::uint8_t>(static_cast<std::int32_t>(std::nearbyint(at)) + zero_point);
-  }
-  bool operator==(const Levels&) const = default;
-};
+/// The integer that stands for x, or `least` where it would be smaller: with a ReLU that is the zero point.
+inline std::uint8_t level_of(const Levels& levels, float x, std::int32_t least) {
+  return static_cast<std::uint8_t>(std::max(levels.level(x), least));
+}
+inline std::uint8_t level_of(const Levels& levels, float x) { return static_cast<std::uint8_t>(levels.level(x)); }
 
 /// How two operands are added.
 struct Sum {
   Levels a, b, y;
   bool relu = false;
 
-  std::int32_t least() const { return relu ? y.zero_point : 0; }
+  std::int32_t least() const { return relu ? y.zero_point : y.integers.least; }
 };
 
 /// y = the levels of a + b, or of relu(a + b), which are added in float: `count` numbers, one behind the other.
@@ -53,7 +50,7 @@ inline void add(const Sum& sum, const std::uint8_t* a, const std::uint8_t* b, st
   };
   const auto inverse = _mm512_set1_ps(1.0f / sum.y.scale);
   const auto least = _mm512_set1_ps(static_cast<float>(sum.least() - sum.y.zero_point));
-  const auto most = _mm512_set1_ps(static_cast<float>(sum.y.most - sum.y.zero_point));
+  const auto most = _mm512_set1_ps(static_cast<float>(sum.y.integers.most - sum.y.zero_point));
   const auto zero_point = _mm512_set1_epi32(sum.y.zero_point);
   for (; i + 16 <= count; i += 16) {
     const auto both = _mm512_add_round_ps(number(a + i, sum.a), number(b + i, sum.b), exact);
@@ -66,10 +63,10 @@ inline void add(const Sum& sum, const std::uint8_t* a, const std::uint8_t* b, st
   // Products come from tables: the compiler cannot join them with the sum, which would round once less.
   std::array<float, 256> numbers_a, numbers_b;
   for (int q = 0; q < 256; ++q) {
-    numbers_a[static_cast<std::size_t>(q)] = sum.a.number(static_cast<std::uint8_t>(q));
-    numbers_b[static_cast<std::size_t>(q)] = sum.b.number(static_cast<std::uint8_t>(q));
+    numbers_a[static_cast<std::size_t>(q)] = sum.a.number(q);
+    numbers_b[static_cast<std::size_t>(q)] = sum.b.number(q);
   }
-  for (; i < count; ++i) y[i] = sum.y.level(numbers_a[a[i]] + numbers_b[b[i]], sum.least());
+  for (; i < count; ++i) y[i] = level_of(sum.y, numbers_a[a[i]] + numbers_b[b[i]], sum.least());
 }
 
 /// The same of images.
@@ -98,7 +95,7 @@ inline void quantize(const Levels& levels, const float* x, const Images& y) {
     for (Index c = 0; c < y.channels; ++c) {
       const float* const from = x + (image * y.channels + c) * plane + row * y.width;
       std::uint8_t* const to = y.at(image, row, 0) + c;
-      for (Index column = 0; column < y.width; ++column) to[column * y.channels] = levels.level(from[column]);
+      for (Index column = 0; column < y.width; ++column) to[column * y.channels] = level_of(levels, from[column]);
     }
   }, y.pixels() * y.channels > 50'000);
 }
@@ -122,3 +119,5 @@ inline void dequantize(const Levels& levels, const Images& x, float* y) {
 }
 
 }  // namespace chorus::kernels::int8
+
+#pragma GCC diagnostic pop

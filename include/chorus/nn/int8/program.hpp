@@ -127,7 +127,7 @@ class Program {
     if (step.kind == Kind::relu)
       for (int q = 0; q < 256; ++q) {
         const auto at = static_cast<std::size_t>(q);
-        out.table[at] = step.levels.level(x.number(static_cast<std::uint8_t>(q)), step.levels.zero_point);
+        out.table[at] = kernels::int8::level_of(step.levels, x.number(q), step.levels.zero_point);
       }
     if (step.has_weight()) {
       const auto shape = convolution_of(step);
@@ -250,7 +250,8 @@ class Program {
         shape.width = x.width;
         kernels::int8::convolution(shape, x, ready.weights,
                                    {ready.offset.data(), ready.bias.data(), ready.multiplier.data(),
-                                    step.levels.zero_point, step.relu ? step.levels.zero_point : 0, step.levels.most},
+                                    step.levels.zero_point, step.relu ? step.levels.zero_point : step.levels.integers.least,
+                                    step.levels.integers.most},
                                    y);
         break;
       }

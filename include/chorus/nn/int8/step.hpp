@@ -51,11 +51,13 @@ struct Step {
 /// Throws `Error` unless 8-bit numbers can stand for something in that way.
 template <class Error>
 void check_levels(std::string_view who, const std::string& name, const Levels& levels) {
-  check<Error>(std::isfinite(levels.scale) && levels.scale > 0 && levels.most > 0 && levels.most <= 255 &&
-                   levels.zero_point >= 0 && levels.zero_point <= levels.most,
+  check<Error>(std::isfinite(levels.scale) && levels.scale > 0 && levels.integers.least >= 0 &&
+                   levels.integers.most <= 255 && levels.zero_point >= levels.integers.least &&
+                   levels.zero_point <= levels.integers.most,
                who, ": '", name, "' has a scale of ", levels.scale, ", a zero point of ", levels.zero_point,
-               " and levels from 0 to ", levels.most,
-               ": expected a positive number, a zero point among the levels, and at most 255");
+               " and integers from ", levels.integers.least,
+               " to ", levels.integers.most, ": expected a positive scale, a zero point among the integers, and those ",
+               "from 0 to 255");
 }
 
 /// Throws `Error` unless the step can be computed, wherever its input comes from. `who`: how messages begin.
