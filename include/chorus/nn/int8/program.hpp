@@ -248,11 +248,12 @@ class Program {
         shape.batch = x.batch;
         shape.height = x.height;
         shape.width = x.width;
-        kernels::int8::convolution(shape, x, ready.weights,
-                                   {ready.offset.data(), ready.bias.data(), ready.multiplier.data(),
-                                    step.levels.zero_point, step.relu ? step.levels.zero_point : step.levels.integers.least,
-                                    step.levels.integers.most},
-                                   y);
+        const auto& levels = step.levels;
+        kernels::int8::convolution(
+            shape, x, ready.weights,
+            {ready.offset.data(), ready.bias.data(), ready.multiplier.data(), levels.zero_point,
+             step.relu ? levels.zero_point : levels.integers.least, levels.integers.most},
+            y);
         break;
       }
       case Kind::add:
