@@ -18,6 +18,15 @@
 
 namespace chorus {
 
+// What the tape, and who watches operations, remember of this one.
+namespace operations {
+struct FakeQuantize {
+  static constexpr const char* name = "fake_quantize";
+  std::vector<quantized::Levels> levels;  ///< one, or one for each entry of `axis`
+  int axis = -1;
+};
+}  // namespace operations
+
 namespace detail {
 
 /// A tensor as [batch, channels, inner] around `axis`; -1: all is one channel.
@@ -46,8 +55,9 @@ detail::Recorded<tensor_of<X>::rank, X> fake_quantize(const X& x, std::vector<qu
     auto out = tensor_of<X>::empty(input.shape(), input.device());
     check<NonFiniteError>(kernels::fake_quantize(Cpu{}, shape, input.data(), levels, out.data()), what,
                           ": a NaN came, which no integer stands for");
+    operations::FakeQuantize operation{levels, axis};
     return record(
-        "fake_quantize", std::move(out),
+        std::move(operation), std::move(out),
         [input = Saved(input), shape, levels = std::move(levels)](const auto& dy, auto dx) {
           const auto [grad, accumulate] = dx->target();
           kernels::fake_quantize_backward(Cpu{}, shape, input.read("fake_quantize").data(), levels, dy.data(),

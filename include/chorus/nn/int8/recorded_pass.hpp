@@ -7,7 +7,9 @@
 #include <chorus/core/replaced.hpp>
 #include <chorus/kernels/pooling.hpp>
 #include <chorus/nn/module.hpp>
+#include <chorus/ops/batch_norm.hpp>
 #include <chorus/ops/convolution.hpp>
+#include <chorus/ops/fake_quantize.hpp>
 #include <chorus/ops/pooling.hpp>
 #include <chorus/ops/reduction.hpp>
 #include <chorus/tensor/tensor.hpp>
@@ -34,11 +36,22 @@ struct RecordedOperation {
   std::vector<chorus::detail::WatchedTensor> operands;
   Index output = 0;
   chorus::detail::WatchedTensor result;
-  std::variant<std::monostate, kernels::Conv2dShape, kernels::Pool2dShape, Index> facts;  ///< Index: an axis
+  std::variant<std::monostate, kernels::Conv2dShape, kernels::Pool2dShape, operations::Mean, operations::FakeQuantize,
+               operations::BatchNorm<float, Cpu>>
+      facts;
+};
+
+/// A constant that came out of fake quantisation: what was quantised, and how.
+struct RecordedConstant {
+  chorus::detail::WatchedTensor original;
+  operations::FakeQuantize how;
 };
 
 /// Watches one forward pass of a model.
 class RecordedPass final : public chorus::detail::OperationWatch, public chorus::detail::LayerWatch {
+  // A view has its tensor's address, but another shape.
+  using Key = std::pair<const void*, std::vector<Index>>;
+
  public:
   /// Runs `pass()`, what the model makes of `input`, and remembers what it does.
   template <int Rank, class Pass>
@@ -56,6 +69,11 @@ class RecordedPass final : public chorus::detail::OperationWatch, public chorus:
   const std::vector<RecordedOperation>& operations() const { return operations_; }
   /// The number of the value that the pass returned; -1 where it does not come from the input.
   Index output() const { return output_; }
+  /// How a constant was quantised; null where it wasn't.
+  const RecordedConstant* constant(const chorus::detail::WatchedTensor& x) const {
+    const auto found = constants_.find(Key(x.data, x.shape));
+    return found == constants_.end() ? nullptr : &found->second;
+  }
 
  private:
   using Tensor_ = chorus::detail::WatchedTensor;
@@ -88,23 +106,27 @@ class RecordedPass final : public chorus::detail::OperationWatch, public chorus:
       out.inputs.push_back(input.defined() ? find(input) : -2);
       depends = depends || out.inputs.back() >= 0;
     }
-    if (!depends) return;
+    const std::string_view name = operation.name;
+    if (!depends) {
+      if (name == "fake_quantize") remember_constant(operation);
+      return;
+    }
     for (auto at = inside_.rbegin(); at != inside_.rend() && out.layer.empty(); ++at)
       if (*at != nullptr) {
         out.layer = (*at)->first;
         out.layer_description = (*at)->second;
       }
-    const std::string_view name = operation.name;
     if (name == "conv2d") out.facts = static_cast<const operations::Conv2d*>(operation.facts)->shape;
     if (name == "max_pool2d") out.facts = static_cast<const operations::MaxPool2d<Cpu>*>(operation.facts)->shape;
     if (name == "avg_pool2d") out.facts = static_cast<const operations::AvgPool2d*>(operation.facts)->shape;
-    if (name == "mean") out.facts = static_cast<const operations::Mean*>(operation.facts)->axis;
+    if (name == "mean") out.facts = *static_cast<const operations::Mean*>(operation.facts);
+    if (name == "fake_quantize") out.facts = *static_cast<const operations::FakeQuantize*>(operation.facts);
+    if (name == "batch_norm" || name == "batch_norm_relu")
+      out.facts = *static_cast<const operations::BatchNorm<float, Cpu>*>(operation.facts);
     out.output = remember(operation.output);
     operations_.push_back(std::move(out));
   }
 
-  // A view has its tensor's address, but another shape.
-  using Key = std::pair<const void*, std::vector<Index>>;
   Index remember(const Tensor_& x) {
     kept_.push_back(x);
     const auto number = static_cast<Index>(values_++);
@@ -116,6 +138,14 @@ class RecordedPass final : public chorus::detail::OperationWatch, public chorus:
     return found == numbers_.end() ? -1 : found->second;
   }
 
+  void remember_constant(const chorus::detail::WatchedOperation& operation) {
+    kept_.push_back(operation.output);
+    constants_.insert_or_assign(
+        Key(operation.output.data, operation.output.shape),
+        RecordedConstant{operation.inputs[0], *static_cast<const operations::FakeQuantize*>(operation.facts)});
+  }
+
+  std::map<Key, RecordedConstant> constants_;
   std::map<const void*, std::pair<std::string, std::string>> paths_;
   std::vector<const std::pair<std::string, std::string>*> inside_;
   std::vector<RecordedOperation> operations_;
