@@ -26,6 +26,8 @@ namespace chorus::nn::int8 {
 namespace detail {
 
 class Conversion {
+  using Tensor_ = chorus::detail::WatchedTensor;
+
  public:
   explicit Conversion(const RecordedPass& pass) : pass_(pass) {
     values_[0] = Value{};
@@ -40,10 +42,11 @@ class Conversion {
   }
 
   Program program() && { return {*input_, std::move(steps_)}; }
+  /// The rounded numbers of the program's values, as the pass had them.
+  const std::map<Index, Tensor_>& rounded_numbers() const { return rounded_; }
 
  private:
   static constexpr const char* who = "quantized";
-  using Tensor_ = chorus::detail::WatchedTensor;
 
   /// What is known of a value of the pass: it is a value of the program (`number`), or yet to be rounded: `step` gives
   /// it, and `after` follows, which keeps levels.
@@ -71,8 +74,8 @@ class Conversion {
   Index rounded(const RecordedOperation& operation, std::size_t operand) {
     const Value& x = value(operation, operand);
     if (x.number < 0) unrounded_ = x.step ? cat("'", x.step->name, "'") : "the input";
-    check<UsageError>(x.number >= 0, who, ": ", place(operation), " takes numbers that are not rounded to integers, of ",
-                      unrounded_);
+    check<UsageError>(x.number >= 0, who, ": ", place(operation),
+                      " takes numbers that are not rounded to integers, of ", unrounded_);
     return x.number;
   }
 
@@ -92,6 +95,18 @@ class Conversion {
   Index push(Step step) {
     steps_.push_back(std::move(step));
     return static_cast<Index>(steps_.size());
+  }
+
+  /// A step that several values came from: they may have been rounded before, to the same levels or to others.
+  Index push_once(Step step) {
+    for (std::size_t i = 0; i < steps_.size(); ++i) {
+      if (steps_[i].name != step.name) continue;
+      if (steps_[i].levels == step.levels && steps_[i].relu == step.relu) return static_cast<Index>(i) + 1;
+      const std::string name = step.name;
+      for (int n = 2; !names_.insert(step.name = cat(name, "_", n)).second; ++n) continue;
+      return push(std::move(step));
+    }
+    return push(std::move(step));
   }
 
   void convert(const RecordedOperation& operation) {
@@ -126,17 +141,18 @@ class Conversion {
     }
     if (x.step) {
       x.step->levels = levels;
-      x.number = push(std::move(*x.step));
+      x.number = push_once(std::move(*x.step));
       x.step.reset();
       for (auto& step : x.after) {
         step.inputs = {x.number};
         step.levels = levels;
-        x.number = push(std::move(step));
+        x.number = push_once(std::move(step));
       }
       x.after.clear();
     }
     check<UsageError>(x.number >= 0 && levels_of(x.number) == levels, who, ": ", place(operation),
                       " rounds one value to two scales");
+    rounded_.emplace(x.number, operation.result);
     Value out;
     out.number = x.number;
     values_[operation.output] = out;
@@ -222,7 +238,8 @@ class Conversion {
     const std::size_t terms = step.weight.size() / outputs;
     std::vector<float> bias(outputs);
     for (std::size_t o = 0; o < outputs; ++o) {
-      const float factor = quantized::fold_factor(gamma.empty() ? 1.0f : gamma[o], var[o], static_cast<float>(norm.eps));
+      const float factor =
+          quantized::fold_factor(gamma.empty() ? 1.0f : gamma[o], var[o], static_cast<float>(norm.eps));
       bias[o] = quantized::folded_bias(factor, step.bias.empty() ? 0.0f : step.bias[o], mean[o],
                                        beta.empty() ? 0.0f : beta[o]);
       // A channel that is multiplied by 0 was not folded (FoldFactors): what is left of it is the bias.
@@ -252,12 +269,22 @@ class Conversion {
   }
 
   void add(const RecordedOperation& operation) {
+    // The bias of a layer whose batch norm is folded is added behind the unfolding.
+    if (operation.inputs.size() == 2 && operation.inputs[0] >= 0 && operation.inputs[1] == -1) {
+      Value out = value(operation, 0);
+      const auto bias = floats(operation.operands[1]);
+      if (out.step && out.folds && out.step->bias.empty() &&
+          static_cast<Index>(bias.size()) == out.step->weight_shape[0]) {
+        out.step->bias.assign(bias.begin(), bias.end());
+        values_[operation.output] = std::move(out);
+        return;
+      }
+    }
     check<UsageError>(operation.inputs.size() == 2 && operation.operands[0].shape == operation.operands[1].shape, who,
                       ": ", place(operation), " adds a number, or operands of two shapes: it has no integer form");
     Value out;
     const Index a = rounded(operation, 0), b = rounded(operation, 1);
     out.step = begin_step(Kind::add, operation, {a, b});
-    // A layer that adds in its own call, as BatchNormReLU does, gives its name to its first step.
     values_[operation.output] = std::move(out);
   }
 
@@ -320,6 +347,7 @@ class Conversion {
 
   const RecordedPass& pass_;
   std::map<Index, Value> values_;
+  std::map<Index, Tensor_> rounded_;
   std::set<Index> pixels_;
   std::set<std::string> names_{"input"};
   std::optional<Levels> input_;
