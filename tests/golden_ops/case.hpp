@@ -304,5 +304,6 @@ void add_optimizers(Operations& operations);
 void add_more(Operations& operations);
 void add_transformer(Operations& operations);
 void add_training(Operations& operations);
+void add_quantization(Operations& operations);
 
 }  // namespace golden
