@@ -21,12 +21,14 @@
 #include <chorus/io/parameters_hash.hpp>
 #include <chorus/io/tensor_file.hpp>
 #include <chorus/nn/attention.hpp>
+#include <chorus/nn/conv_bn_relu.hpp>
 #include <chorus/nn/convolutions.hpp>
 #include <chorus/nn/group_norm.hpp>
 #include <chorus/nn/mixed_precision.hpp>
 #include <chorus/nn/more_activations.hpp>
 #include <chorus/nn/parallel_linear.hpp>
 #include <chorus/nn/positions.hpp>
+#include <chorus/nn/quantization_aware.hpp>
 #include <chorus/nn/recurrent.hpp>
 #include <chorus/nn/transformer.hpp>
 #include <chorus/nn/vocabulary_embedding.hpp>

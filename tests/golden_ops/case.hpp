@@ -305,5 +305,6 @@ void add_more(Operations& operations);
 void add_transformer(Operations& operations);
 void add_training(Operations& operations);
 void add_quantized(Operations& operations);
+void add_quantization(Operations& operations);
 
 }  // namespace golden

@@ -57,8 +57,8 @@ int8::RecordedPass recorded_evaluation(QuantizationAware<Model, Scheme>& model, 
 
 }  // namespace detail
 
-/// The model in integers. `x`: a batch that it takes, a sample is enough: one pass over it in evaluation is watched, and
-/// what lies between two roundings of that becomes one step: weights are folded and rounded once, ReLUs are limits, and
+/// The model in integers. `x`: a batch that it takes, a sample is enough: one pass over it in evaluation is watched,
+/// and what lies between two roundings becomes one step: weights are folded and rounded once, ReLUs are limits, and
 /// between the layers there are u8 alone. The steps take batches of any size. Throws UsageError, by the layer's name,
 /// where a range is unknown or an operation has no integer form.
 ///

@@ -5,6 +5,7 @@
 #include <chorus/kernels/contiguous.hpp>
 #include <chorus/kernels/pooling.hpp>
 #include <chorus/ops/arithmetic.hpp>
+#include <chorus/ops/quantization_pass.hpp>
 #include <chorus/ops/size2d.hpp>
 #include <cstdint>
 
@@ -99,7 +100,9 @@ detail::Recorded<4, X> max_pool2d(const X& x, Size2d window, const PoolOptions& 
 /// several are largest, the first gets the gradient.
 template <Operand X>
 auto max_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
-  return detail::with_variables([&](const auto& v) { return operations::max_pool2d(v, window, options); }, x);
+  const auto pool = [&](const auto& v) { return operations::max_pool2d(v, window, options); };
+  const auto input = detail::rounded(x);
+  return detail::keeps_levels(input, detail::with_variables(pool, input), /*exact=*/true);
 }
 
 namespace detail {
@@ -145,11 +148,13 @@ template <Operand X>
 auto avg_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
   check<UsageError>(options.dilation.height == 1 && options.dilation.width == 1, "avg_pool2d has no dilation");
   const auto shape = detail::pool2d_shape("avg_pool2d", value_of(x).shape(), window, options);
-  const auto y = detail::mean_of_windows(x, shape);
+  const auto input = detail::rounded(x);
+  const auto y = detail::keeps_levels(input, detail::mean_of_windows(input, shape), /*exact=*/false);
   const bool padded = shape.padding_h != 0 || shape.padding_w != 0;
   if (!options.ceil_mode && (options.count_include_pad || !padded)) return y;
   using T = typename tensor_of<X>::value_type;
-  return y * detail::window_correction<T>(shape, options.count_include_pad, value_of(x).device());
+  return detail::keeps_levels(
+      y, y * detail::window_correction<T>(shape, options.count_include_pad, value_of(x).device()), /*exact=*/false);
 }
 
 }  // namespace chorus
