@@ -2,6 +2,7 @@
 #include <chorus/nn/batch_norm.hpp>
 #include <chorus/nn/convolution.hpp>
 #include <chorus/nn/linear.hpp>
+#include <chorus/nn/quantized.hpp>
 #include <chorus/nn/quantization_aware.hpp>
 #include <chorus/ops/cross_entropy.hpp>
 #include <chorus/ops/fake_quantize.hpp>
@@ -9,6 +10,7 @@
 #include <chorus/optim/sgd.hpp>
 
 #include "case.hpp"
+#include "quantized.hpp"
 
 #ifdef CHORUS_GOLDEN_DEVICE  // fake quantisation is for the CPU
 namespace golden {
@@ -255,8 +257,8 @@ void train(Case& test) {
   }
   model.eval();
   test.compare("out.eval_logits", model(test.tensor<4>("eval_images")).value());
-  // Of integers alone: see quantized.cpp.
-  test.seen("out.int8_logits");
+  compare_int8_network(test);
+  compare_integers_of(test, nn::quantized(model, test.tensor<4>("eval_images")));
   test.seen("out.torch_convert_logits");
 }
 

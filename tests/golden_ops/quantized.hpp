@@ -66,6 +66,20 @@ void quantized_product(Case& test, const Call& call) {
   by(ch::kernels::int8::Plain{});
 }
 
+/// The integers that a model of train.QatConvBnReLU's form gives for the case's images, layer by layer.
+inline void compare_integers_of(Case& test, const ch::nn::int8::Program& program) {
+  const auto& images = test.file("in.eval_images");
+  const auto batch = ch::Tensor<float, 4>::from(images.f32(), as_shape<4>("in.eval_images", images.shape));
+  const auto logits = program.watch(batch, [&](const ch::nn::int8::Seen& seen) {
+    const std::string name = seen.name == "input" ? "int8.x" : ch::cat("int8.", seen.name, ".q");
+    if (!test.has(name)) return;
+    std::vector<std::uint8_t> numbers(static_cast<std::size_t>(seen.images.pixels() * seen.images.channels));
+    ch::kernels::int8::for_channels_first(seen.images, numbers.data(), [](std::uint8_t q) { return q; });
+    compare_levels(test, name, numbers);
+  });
+  test.compare_numbers("out.int8_logits", logits.to_vector());
+}
+
 /// The integers of a converted model, given its integer weights: `int8.*` of train.QatConvBnReLU.
 inline void compare_int8_network(Case& test) {
   using ch::nn::int8::Kind;
@@ -103,15 +117,7 @@ inline void compare_int8_network(Case& test) {
   flat.inputs = {2};
   const ch::nn::int8::Program program(input, {layer("conv1", Kind::conv2d, 0, 1), layer("conv2", Kind::conv2d, 1, 2),
                                               flat, layer("fc", Kind::linear, 3, 1)});
-  const auto& images = test.file("in.eval_images");
-  const auto batch = ch::Tensor<float, 4>::from(images.f32(), as_shape<4>("in.eval_images", images.shape));
-  const auto logits = program.watch(batch, [&](const ch::nn::int8::Seen& seen) {
-    if (seen.name == "flatten") return;
-    std::vector<std::uint8_t> numbers(static_cast<std::size_t>(seen.images.pixels() * seen.images.channels));
-    ch::kernels::int8::for_channels_first(seen.images, numbers.data(), [](std::uint8_t q) { return q; });
-    compare_levels(test, seen.name == "input" ? "int8.x" : ch::cat("int8.", seen.name, ".q"), numbers);
-  });
-  test.compare_numbers("out.int8_logits", logits.to_vector());
+  compare_integers_of(test, program);
 }
 
 }  // namespace golden
