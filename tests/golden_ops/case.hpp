@@ -31,6 +31,7 @@ using ch::Shape;
 /// What the cases run on; build/tests/golden_cuda has a GPU instead.
 #ifndef CHORUS_GOLDEN_DEVICE
 #define CHORUS_GOLDEN_DEVICE ::chorus::Cpu
+#define CHORUS_GOLDEN_ON_CPU 1
 #endif
 using Device = CHORUS_GOLDEN_DEVICE;
 

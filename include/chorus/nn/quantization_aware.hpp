@@ -121,10 +121,12 @@ class QuantizationAware : public Module {
   static_assert(std::is_same_v<device_type, Cpu>,
                 "QuantizationAware: fake quantisation has kernels for the CPU alone; the model is on another device");
 
-  /// Throws UsageError where the model has no layer with weights.
-  explicit QuantizationAware(Model model = {}) : model_(std::move(model)) {
+  /// `scheme`: other numbers than the type's. Throws UsageError where the model has no layer with weights.
+  explicit QuantizationAware(Model model = {},
+                             const quantization::Scheme& scheme = quantization::scheme_of<Scheme>())
+      : scheme_(scheme), model_(std::move(model)) {
     for (const auto& found : quantization::find_layers(model_)) {
-      auto& ranges = quantization_.layers.emplace_back(found.name, scheme.per_channel ? found.channels : 1);
+      auto& ranges = quantization_.layers.emplace_back(found.name, scheme_.per_channel ? found.channels : 1);
       ranges.has_sum = found.norm != nullptr;
     }
     check<UsageError>(!quantization_.layers.empty(), "QuantizationAware: ", model_.describe(),
@@ -143,7 +145,7 @@ class QuantizationAware : public Module {
       for (const auto& [address, place] : layers)
         if (place.norm != nullptr) place.norm->set_own_training(false);
     const bool observes = training() && phases.observe && !is_recomputed();
-    quantization::Pass pass(scheme, layers, observes, phases.fake_quantize);
+    quantization::Pass pass(scheme_, layers, observes, phases.fake_quantize);
     const bool quantizes = observes || phases.fake_quantize;
     const chorus::detail::Replaced<QuantizationPass*> scope(chorus::detail::quantization_pass,
                                                             quantizes ? &pass : nullptr);
@@ -171,7 +173,7 @@ class QuantizationAware : public Module {
   Model& model() { return model_; }
   /// What is known of each layer, in the order in which they are listed.
   const std::vector<quantization::LayerRanges>& ranges() const { return quantization_.layers; }
-  static constexpr quantization::Scheme scheme = quantization::scheme_of<Scheme>();
+  const quantization::Scheme& scheme() const { return scheme_; }
 
   void visit(Visitor& visitor) override {
     visitor.inner(model_);
@@ -193,6 +195,7 @@ class QuantizationAware : public Module {
     return std::apply([](const auto&... y) { return std::tuple(rounded(y)...); }, members);
   }
 
+  quantization::Scheme scheme_;
   mutable Model model_;  // a visit hands out its layers
   mutable quantization::Ranges quantization_;
   mutable quantization::Places places_;

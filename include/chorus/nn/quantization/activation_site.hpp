@@ -46,7 +46,7 @@ class ActivationSite {
     }
     check<NonFiniteError>(seen.empty() || seen.finite(), "QuantizationAware: '", name_,
                           "': a NaN or an infinity came, which no integer stands for");
-    if (!seen.empty()) set_range(MovingAverage{share}(range(), seen));
+    if (!seen.empty()) set_range(observed(range(), seen, share));
   }
 
   /// Throws UsageError where no range is known.

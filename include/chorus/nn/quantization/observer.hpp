@@ -16,14 +16,19 @@ struct Range {
   bool finite() const { return std::isfinite(min) && std::isfinite(max); }
 };
 
-/// `range += share (seen - range)`, at both ends. The first range seen is taken as it is, and any with a share of 1
-/// (memoryless); one of nothing changes nothing.
+/// The last one seen; one of nothing changes nothing.
+struct Memoryless {
+  Range operator()(const Range& range, const Range& seen) const { return seen.empty() ? range : seen; }
+};
+
+/// `range += share (seen - range)`, at both ends. The first range seen is taken as it is; one of nothing changes
+/// nothing.
 struct MovingAverage {
   float share = 0.01f;
 
   Range operator()(const Range& range, const Range& seen) const {
     if (seen.empty()) return range;
-    if (range.empty() || share == 1) return seen;
+    if (range.empty()) return seen;
     return {range.min + share * (seen.min - range.min), range.max + share * (seen.max - range.max)};
   }
 };
@@ -34,5 +39,10 @@ struct MinMax {
     return {std::min(range.min, seen.min), std::max(range.max, seen.max)};
   }
 };
+
+/// A scheme's: memoryless where the share is 1.
+inline Range observed(const Range& range, const Range& seen, float share) {
+  return share == 1 ? Memoryless{}(range, seen) : MovingAverage{share}(range, seen);
+}
 
 }  // namespace chorus::nn::quantization

@@ -68,7 +68,7 @@ struct LayerRanges {
       kernels::min_max(Cpu{}, {1, 1, count / channels}, weights + i * (count / channels), &seen.min, &seen.max);
       check<NonFiniteError>(seen.finite(), "QuantizationAware: '", weight_name,
                             "' has a NaN or an infinity, which no integer stands for");
-      const Range now = MovingAverage{share}(Range{min.data()[i], max.data()[i]}, seen);
+      const Range now = observed({min.data()[i], max.data()[i]}, seen, share);
       min.data()[i] = now.min;
       max.data()[i] = now.max;
     }
