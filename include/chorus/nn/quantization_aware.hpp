@@ -112,7 +112,7 @@ class Ranges : public Module {
 ///   BatchNormReLU adds is rounded, and so is the sum.
 /// - Ranges are the global batch's, the same for any number of devices, found in training alone: one collective of 16
 ///   bytes for each. They are buffers, `quantization.conv1.output`; a float model's file fills the rest by its names,
-///   with `load(net, path, {.strict = false})`.
+///   with `io::load(net.module(), path, {.strict = false})`.
 /// Evaluation changes nothing, and needs ranges. Throws NonFiniteError for NaNs.
 template <class Model, class Scheme = Int8>
 class QuantizationAware : public Module {
@@ -121,9 +121,9 @@ class QuantizationAware : public Module {
   static_assert(std::is_same_v<device_type, Cpu>,
                 "QuantizationAware: fake quantisation has kernels for the CPU alone; the model is on another device");
 
+  QuantizationAware() : QuantizationAware(Model{}) {}
   /// `scheme`: other numbers than the type's. Throws UsageError where the model has no layer with weights.
-  explicit QuantizationAware(Model model = {},
-                             const quantization::Scheme& scheme = quantization::scheme_of<Scheme>())
+  explicit QuantizationAware(Model model, const quantization::Scheme& scheme = quantization::scheme_of<Scheme>())
       : scheme_(scheme), model_(std::move(model)) {
     for (const auto& found : quantization::find_layers(model_)) {
       auto& ranges = quantization_.layers.emplace_back(found.name, scheme_.per_channel ? found.channels : 1);

@@ -35,8 +35,8 @@ class ActivationSite {
 
   /// Moves the range towards that of the whole batch, of which these numbers are this device's share, maybe an empty
   /// one: all members of the batch's group call it. Throws NonFiniteError, on all members, where one has a NaN or an
-  /// infinity.
-  void observe(const float* numbers, Index count, float share) const {
+  /// infinity. Returns whether the batch had any numbers.
+  bool observe(const float* numbers, Index count, float share) const {
     Range seen;
     kernels::min_max(Cpu{}, {1, 1, count}, numbers, &seen.min, &seen.max);
     if (const auto group = batch_group()) {
@@ -46,7 +46,9 @@ class ActivationSite {
     }
     check<NonFiniteError>(seen.empty() || seen.finite(), "QuantizationAware: '", name_,
                           "': a NaN or an infinity came, which no integer stands for");
-    if (!seen.empty()) set_range(observed(range(), seen, share));
+    if (seen.empty()) return false;
+    set_range(observed(range(), seen, share));
+    return true;
   }
 
   /// Throws UsageError where no range is known.

@@ -1,6 +1,7 @@
 #pragma once
 /// The layers of a model that become integers, found by a walk through it.
 
+#include <chorus/core/error.hpp>
 #include <chorus/nn/module.hpp>
 #include <chorus/nn/quantization/weighted_layer.hpp>
 #include <span>
@@ -21,7 +22,8 @@ struct FoundLayer {
   Index channels = 0;
 };
 
-/// All such layers, in the order in which they are listed; one that stands at several places at the first.
+/// All such layers, in the order in which they are listed; one that stands at several places at the first. Throws
+/// UsageError for weights that are not float.
 inline std::vector<FoundLayer> find_layers(Module& model) {
   struct Find final : nn::detail::Walker {
     std::vector<FoundLayer> found;
@@ -44,20 +46,24 @@ inline std::vector<FoundLayer> find_layers(Module& model) {
       } else if (dynamic_cast<const WeightedLayer*>(&module) != nullptr) {
         for (const auto& known : found)
           if (known.layer == &module) return;
-        found.push_back({name.empty() ? "model" : name, "", &module, nullptr, nullptr, output_channels(module)});
+        if (name.empty()) name = "model";
+        const Index channels = output_channels(module, name);
+        found.push_back({std::move(name), "", &module, nullptr, nullptr, channels});
       }
     }
-    static Index output_channels(Module& layer) {
+    static Index output_channels(Module& layer, const std::string& layer_name) {
       struct Weight final : Visitor {
-        Index channels = 0;
+        const ParameterOn<Cpu>* found = nullptr;
         void module(std::string_view, Module&) override {}
         void parameter(std::string_view name, AnyParameter& handle) override {
-          if (name == "weight") channels = handle.on<Cpu>().whole_extents()[0];
+          if (name == "weight") found = &handle.on<Cpu>();
         }
         void buffer(std::string_view, AnyBuffer&) override {}
       } weight;
       layer.visit(weight);
-      return weight.channels;
+      check<UsageError>(weight.found->dtype() == DType::f32, "QuantizationAware: '", layer_name, "' has a weight of ",
+                        weight.found->dtype(), ": expected F32");
+      return weight.found->whole_extents()[0];
     }
   } find;
   find.inner(model);

@@ -132,13 +132,13 @@ class Pass final : public QuantizationPass {
     values_.erase(key(value_of(x).storage()));  // what else takes it rounds it by itself
     return out;
   }
-  /// A layer's weight, folded where it is, as integers stand for it.
+  /// A layer's weight, folded where it is, as integers stand for it. `any`: whether it meets any numbers here.
   template <int Rank>
-  Variable<float, Rank, Cpu> weight(const LayerPlace& place, const Variable<float, Rank, Cpu>& w) {
+  Variable<float, Rank, Cpu> weight(const LayerPlace& place, const Variable<float, Rank, Cpu>& w, bool any) {
     const auto& numbers = value_of(w);
-    if (observes_)
+    if (observes_ && saw_numbers_)  // an empty batch changes nothing
       place.ranges->observe_weights(numbers.data(), numbers.numel(), scheme_.weight_averaging);
-    if (!rounds_) return w;
+    if (!rounds_ || !any) return w;
     return chorus::detail::fake_quantize(w, place.ranges->weight_levels(scheme_), scheme_.per_channel ? 0 : -1,
                                          place.ranges->weight_name);
   }
@@ -167,7 +167,8 @@ class Pass final : public QuantizationPass {
                        "', which is listed after it, but something else takes its result: list batch norms behind the ",
                        "layers that they take the results of, and others elsewhere");
     if (value.rounded) return std::nullopt;
-    if (observes_ && !value.observed) value.site->observe(numbers, count, scheme_.averaging);
+    if (observes_ && !value.observed)
+      saw_numbers_ = value.site->observe(numbers, count, scheme_.averaging) || saw_numbers_;
     value.observed = true;
     if (!rounds_ || count == 0) return std::nullopt;
     return Rounding{value.site->levels(scheme_), value.site->name()};
@@ -199,6 +200,7 @@ class Pass final : public QuantizationPass {
   const Scheme& scheme_;
   const Layers& layers_;
   const bool observes_, rounds_;
+  bool saw_numbers_ = false;
   std::unordered_map<const void*, Value> values_;
 };
 
@@ -232,10 +234,11 @@ auto weighted(const void* layer, const X& x, const W& weight, const B& bias, con
           return Result(std::move(y));
         };
         const auto own = weight.as_variable();
+        const bool any = value_of(x).numel() > 0;
         const auto norm = place->foldable == nullptr ? std::nullopt : place->foldable->folded();
-        if (!norm) return finish(f(input, pass->weight(*place, own), bias.as_variable()), nullptr);
+        if (!norm) return finish(f(input, pass->weight(*place, own, any), bias.as_variable()), nullptr);
         const quantization::FoldFactors factors(value_of(norm->gamma), norm->running_var, norm->eps);
-        const auto w = pass->weight(*place, quantization::fold(own, norm->gamma, factors));
+        const auto w = pass->weight(*place, quantization::fold(own, norm->gamma, factors), any);
         const auto y = quantization::unfold(f(input, w, Variable<float, 1, Cpu>()), norm->gamma, factors);
         if (!bias) return finish(y, place->norm);
         auto shape = value_of(y).shape();
