@@ -91,6 +91,8 @@ int main(int argc, char** argv) {
   golden::add_more(operations);
   golden::add_transformer(operations);
   golden::add_training(operations);
+  golden::add_quantized(operations);
+  golden::add_quantization(operations);
 #endif
 
   LeftOut left_out;

@@ -22,14 +22,18 @@
 #include <chorus/io/npy.hpp>
 #include <chorus/io/npz.hpp>
 #include <chorus/io/parameters_hash.hpp>
+#include <chorus/io/quantized_file.hpp>
 #include <chorus/io/tensor_file.hpp>
 #include <chorus/nn/attention.hpp>
+#include <chorus/nn/conv_bn_relu.hpp>
 #include <chorus/nn/convolutions.hpp>
 #include <chorus/nn/group_norm.hpp>
 #include <chorus/nn/mixed_precision.hpp>
 #include <chorus/nn/more_activations.hpp>
 #include <chorus/nn/parallel_linear.hpp>
 #include <chorus/nn/positions.hpp>
+#include <chorus/nn/quantization_aware.hpp>
+#include <chorus/nn/quantized.hpp>
 #include <chorus/nn/recurrent.hpp>
 #include <chorus/nn/transformer.hpp>
 #include <chorus/nn/vocabulary_embedding.hpp>
@@ -45,6 +49,7 @@
 #include <chorus/ops/more_losses.hpp>
 #include <chorus/ops/norm.hpp>
 #include <chorus/ops/padding_modes.hpp>
+#include <chorus/ops/quantized.hpp>
 #include <chorus/ops/reduction_axes.hpp>
 #include <chorus/ops/scatter.hpp>
 #include <chorus/ops/sort.hpp>

@@ -31,6 +31,7 @@ using ch::Shape;
 /// What the cases run on; build/tests/golden_cuda has a GPU instead.
 #ifndef CHORUS_GOLDEN_DEVICE
 #define CHORUS_GOLDEN_DEVICE ::chorus::Cpu
+#define CHORUS_GOLDEN_ON_CPU 1
 #endif
 using Device = CHORUS_GOLDEN_DEVICE;
 
@@ -304,5 +305,7 @@ void add_optimizers(Operations& operations);
 void add_more(Operations& operations);
 void add_transformer(Operations& operations);
 void add_training(Operations& operations);
+void add_quantized(Operations& operations);
+void add_quantization(Operations& operations);
 
 }  // namespace golden

@@ -11,7 +11,7 @@ venv=$build/tests/python-venv
 packages="numpy safetensors tensorboard"
 train=$build/examples/train_classifier
 
-for program in "$programs/safetensors_tool" "$programs/npy_tool" "$train"; do
+for program in "$programs/safetensors_tool" "$programs/npy_tool" "$programs/quantized_tool" "$train"; do
   if [ ! -x "$program" ]; then
     echo "tests/python/run.sh: $program is not built" >&2
     exit 1
@@ -25,4 +25,5 @@ if ! "$venv/bin/python" -c "import $(echo $packages | tr ' ' ,)" 2>/dev/null; th
 fi
 "$venv/bin/python" "$here/npy_check.py" "$programs/npy_tool"
 "$venv/bin/python" "$here/tensorboard_check.py" "$train"
+"$venv/bin/python" "$here/quantized_check.py" "$programs/quantized_tool"
 exec "$venv/bin/python" "$here/safetensors_check.py" "$programs/safetensors_tool"

@@ -76,7 +76,7 @@ STANDARD = {
     "unordered_set": "unordered_set",
     "utility": "as_const cmp_less declval exchange forward in_place in_range index_sequence index_sequence_for "
                "integer_sequence make_index_sequence make_integer_sequence move pair swap",
-    "variant": "get_if variant",
+    "variant": "get_if holds_alternative monostate variant",
     "vector": "erase_if vector",
 }
 # What the standard, or every implementation of it, has one header include of the others.

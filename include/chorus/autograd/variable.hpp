@@ -2,6 +2,7 @@
 /// Variable: a Tensor that records how it was made, so that gradients can be taken through it.
 
 #include <chorus/autograd/grad_node.hpp>
+#include <chorus/autograd/operation_watch.hpp>
 #include <chorus/autograd/tape.hpp>
 #include <cstddef>
 #include <cstdint>
@@ -213,6 +214,19 @@ template <class Operation>
 const char* operation_name(const Operation& operation) {
   return operation.name;
 }
+
+template <class T, int Rank, class D>
+WatchedTensor watched_tensor(const Tensor<T, Rank, D>& x) {
+  if (!x.defined()) return {};
+  const auto &shape = x.shape(), &strides = x.strides();
+  return {dtype<T>, x.data(), {shape.begin(), shape.end()}, {strides.begin(), strides.end()},
+          std::make_shared<Tensor<T, Rank, D>>(x)};
+}
+template <class Operation, class Value, class... Inputs>
+[[gnu::cold, gnu::noinline]] void tell_watch(const Operation& operation, const Value& value, const Inputs&... inputs) {
+  operation_watch->ended({operation_name(operation), &operation, {watched_tensor(value_of(inputs))...},
+                          watched_tensor(value)});
+}
 }  // namespace detail
 
 /// Gives an operation's result a place on the tape. `backward(dy, dx...)` gets the gradient by the result, and for each
@@ -224,6 +238,8 @@ auto record(Operation operation, Tensor<T, Rank, D> value, Backward backward, co
   static_assert((std::is_same_v<typename tensor_of<Inputs>::device_type, D> && ...),
                 "operands lie on different kinds of devices: use to_device(x, device)");
   ++detail::operations_ended;
+  if (detail::operation_watch != nullptr) [[unlikely]]
+    detail::tell_watch(operation, value, inputs...);
   if constexpr ((AnyTensor<Inputs> && ...)) {
     return value;
   } else if constexpr ((detail::is_graph_variable<Inputs> || ...)) {

@@ -1,8 +1,9 @@
 #pragma once
 /// The devices or ranks that share the current batch, for operators whose statistics are the whole batch's
-/// (SyncBatchNorm).
+/// (SyncBatchNorm) or whose ranges are (QuantizationAware).
 
 #include <any>
+#include <chorus/core/error.hpp>
 #include <chorus/core/replaced.hpp>
 #include <cstddef>
 #include <memory>
@@ -19,6 +20,12 @@ class BatchGroup {
   virtual ~BatchGroup() = default;
   /// Sums over all members, in place; the same bits for each. Throws CommError where a member is lost.
   virtual void sum(std::span<double> values) = 0;
+  /// The largest of all members' numbers, in place. Throws UsageError where no layer sees the whole batch.
+  virtual void max(std::span<double>) {
+    fail<UsageError>("QuantizationAware: the ranges of activations are the global batch's, and here its parts are ",
+                     "computed one after the other (Pipeline, canonical shares): expected SingleDevice, DataParallel, ",
+                     "DistributedDataParallel or FullyShardedDataParallel without canonical shares, or observe(false)");
+  }
   /// What this member's gradients will be multiplied by before all are added up.
   virtual double weight() = 0;
   /// Whether the pass is recorded as one graph of all members' devices. Else `sum` adds up, forward and backward.

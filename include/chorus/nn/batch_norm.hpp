@@ -5,6 +5,7 @@
 #include <chorus/core/recomputation.hpp>
 #include <chorus/nn/init.hpp>
 #include <chorus/nn/module.hpp>
+#include <chorus/nn/quantization/weighted_layer.hpp>
 #include <chorus/ops/activations.hpp>
 #include <chorus/ops/arithmetic.hpp>
 #include <chorus/ops/batch_norm.hpp>
@@ -13,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 namespace chorus::nn {
@@ -63,7 +65,10 @@ struct BatchNormLayerOptions {
 /// What an activation checkpoint computes again in backward is normalised as it was the first time, and not counted
 /// again.
 template <Device D, Real T = float>
-class BatchNorm : public Module, public Synchronisable, public RunningStatistics {
+class BatchNorm : public Module,
+                  public Synchronisable,
+                  public RunningStatistics,
+                  public quantization::FoldableNorm {
  public:
   using device_type = D;
   Parameter<T, 1, D> weight, bias;
@@ -86,11 +91,7 @@ class BatchNorm : public Module, public Synchronisable, public RunningStatistics
 
   template <Operand X>
   auto operator()(const X& x) const {
-    return detail::watched(*this, [&] {
-      const auto [group, mean, var, by_batch, options] = begin(x.numel());
-      if (group) return over_group(x, group);
-      return batch_norm(x, weight, bias, mean, var, by_batch, options);
-    });
+    return detail::watched(*this, [&] { return detail::folded_result(detail::folded_place(this, x), normalised(x)); });
   }
   void visit(Visitor& visitor) override {
     if (weight) {
@@ -104,6 +105,14 @@ class BatchNorm : public Module, public Synchronisable, public RunningStatistics
   }
   std::string describe() const override {
     return cat(synchronised() ? "SyncBatchNorm(" : "BatchNorm(", channels_, ")");
+  }
+
+  Index channels() const override { return channels_; }
+  std::optional<quantization::FoldedNorm> folded() const override {
+    if constexpr (std::is_same_v<D, Cpu> && std::is_same_v<T, float>)
+      if (running_mean)
+        return quantization::FoldedNorm{weight.as_variable(), value_of(running_var), static_cast<float>(options_.eps)};
+    return std::nullopt;
   }
 
   bool tracks_running_stats() const override { return static_cast<bool>(running_mean); }
@@ -141,6 +150,12 @@ class BatchNorm : public Module, public Synchronisable, public RunningStatistics
   }
 
  protected:
+  template <Operand X>
+  auto normalised(const X& x) const {
+    const auto [group, mean, var, by_batch, options] = begin(x.numel());
+    if (group) return over_group(x, group);
+    return batch_norm(x, weight, bias, mean, var, by_batch, options);
+  }
   /// What a forward pass goes by.
   struct Pass {
     std::shared_ptr<BatchGroup> group;  // whose batch it is a share of, if it is
@@ -216,14 +231,18 @@ class BatchNormReLU : public BatchNorm<D, T> {
   template <Operand X>
   auto operator()(const X& x) const {
     return detail::watched(*this, [&] {
+      const auto* const place = detail::folded_place(this, x);
       const auto [group, mean, var, by_batch, options] = this->begin(x.numel());
-      if (group) return relu(this->over_group(x, group));
-      return batch_norm_relu(x, this->weight, this->bias, mean, var, by_batch, options);
+      if (group) return detail::folded_result(place, relu(this->over_group(x, group)));
+      return detail::folded_result(
+          place, batch_norm_relu(x, this->weight, this->bias, mean, var, by_batch, options));
     });
   }
   template <Operand X, Operand R>
   auto operator()(const X& x, const R& residual) const {
     return detail::watched(*this, [&] {
+      if (const auto* const place = detail::folded_place(this, x)) [[unlikely]]
+        return detail::folded_sum(*place, this->normalised(x), residual);
       const auto [group, mean, var, by_batch, options] = this->begin(x.numel());
       if (group) return relu(this->over_group(x, group) + residual);
       return batch_norm_add_relu(x, residual, this->weight, this->bias, mean, var, by_batch, options);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chorus/nn/init.hpp>
 #include <chorus/nn/module.hpp>
+#include <chorus/nn/quantization/weighted_layer.hpp>
 #include <chorus/ops/convolution.hpp>
 #include <span>
 #include <string>
@@ -66,7 +67,7 @@ struct Conv2dOptions {
 
 /// x: [batch, in, height, width] -> [batch, out, out_h, out_w]; weight: [out, in / groups, kernel_h, kernel_w].
 template <Device D, Real T = float>
-class Conv2d : public detail::ConvolutionBase<4, D, T> {
+class Conv2d : public detail::ConvolutionBase<4, D, T>, public quantization::WeightedLayer {
  public:
   /// Throws ShapeError unless channels and kernel are positive and `groups` divides both channel numbers.
   Conv2d(Index in_channels, Index out_channels, const Conv2dOptions& options)
@@ -76,7 +77,10 @@ class Conv2d : public detail::ConvolutionBase<4, D, T> {
         options_{options.stride, options.padding, options.dilation, options.groups} {}
   template <Operand X>
   auto operator()(const X& x) const {
-    return detail::watched(*this, [&] { return conv2d(x, this->weight, this->bias, options_); });
+    return detail::watched(*this, [&] {
+      return detail::weighted(this, x, this->weight, this->bias,
+                              [this](const auto&... xs) { return conv2d(xs..., options_); });
+    });
   }
   std::string describe() const override {
     auto text = detail::ConvolutionBase<4, D, T>::describe();

@@ -16,7 +16,7 @@ struct Conv1dOptions {
 
 /// x: [batch, in, length] -> [batch, out, out_length]; weight: [out, in / groups, kernel].
 template <Device D, Real T>
-class Conv1d : public detail::ConvolutionBase<3, D, T> {
+class Conv1d : public detail::ConvolutionBase<3, D, T>, public quantization::WeightedLayer {
  public:
   /// Throws ShapeError unless channels and kernel are positive and `groups` divides both channel numbers.
   Conv1d(Index in_channels, Index out_channels, const Conv1dOptions& options)
@@ -25,7 +25,10 @@ class Conv1d : public detail::ConvolutionBase<3, D, T> {
         options_{options.stride, options.padding, options.dilation, options.groups} {}
   template <Operand X>
   auto operator()(const X& x) const {
-    return detail::watched(*this, [&] { return conv1d(x, this->weight, this->bias, options_); });
+    return detail::watched(*this, [&] {
+      return detail::weighted(this, x, this->weight, this->bias,
+                              [this](const auto&... xs) { return conv1d(xs..., options_); });
+    });
   }
 
  private:
@@ -40,7 +43,7 @@ struct Conv3dOptions {
 
 /// x: [batch, in, depth, height, width] -> [batch, out, ...]; weight: [out, in / groups, depth, height, width].
 template <Device D, Real T>
-class Conv3d : public detail::ConvolutionBase<5, D, T> {
+class Conv3d : public detail::ConvolutionBase<5, D, T>, public quantization::WeightedLayer {
  public:
   /// Throws as Conv1d does.
   Conv3d(Index in_channels, Index out_channels, const Conv3dOptions& options)
@@ -50,7 +53,10 @@ class Conv3d : public detail::ConvolutionBase<5, D, T> {
         options_{options.stride, options.padding, options.dilation, options.groups} {}
   template <Operand X>
   auto operator()(const X& x) const {
-    return detail::watched(*this, [&] { return conv3d(x, this->weight, this->bias, options_); });
+    return detail::watched(*this, [&] {
+      return detail::weighted(this, x, this->weight, this->bias,
+                              [this](const auto&... xs) { return conv3d(xs..., options_); });
+    });
   }
 
  private:

@@ -3,6 +3,7 @@
 
 #include <chorus/nn/init.hpp>
 #include <chorus/nn/module.hpp>
+#include <chorus/nn/quantization/weighted_layer.hpp>
 #include <chorus/ops/matmul.hpp>
 
 namespace chorus::nn {
@@ -13,7 +14,7 @@ struct LinearOptions {
 
 /// y = x weightᵀ + bias for x: [..., in]; weight: [out, in], bias: [out].
 template <Device D, Real T = float>
-class Linear : public Module {
+class Linear : public Module, public quantization::WeightedLayer {
  public:
   using device_type = D;
   Parameter<T, 2, D> weight;
@@ -29,7 +30,9 @@ class Linear : public Module {
 
   template <Operand X>
   auto operator()(const X& x) const {
-    return detail::watched(*this, [&] { return linear(x, weight, bias); });
+    return detail::watched(*this, [&] {
+      return detail::weighted(this, x, weight, bias, [](const auto&... xs) { return linear(xs...); });
+    });
   }
   template <class X>
   auto operator()(const Columns<X>& x) const {

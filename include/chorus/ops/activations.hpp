@@ -2,16 +2,21 @@
 /// Activation functions, element by element, with PyTorch's definitions and defaults; formulas stand with the functors.
 
 #include <chorus/ops/pointwise.hpp>
+#include <chorus/ops/quantization_pass.hpp>
 
 namespace chorus {
+
+/// max(x, 0); the gradient at 0 is 0.
+template <Operand X>
+auto relu(const X& x) {
+  return detail::keeps_levels(x, detail::pointwise("relu", functors::Relu{}, x), /*exact=*/true);
+}
 
 #define CHORUS_UNARY(NAME, FUNCTOR)                          \
   template <Operand X>                                       \
   auto NAME(const X& x) {                                    \
     return detail::pointwise(#NAME, functors::FUNCTOR{}, x); \
   }
-/// max(x, 0); the gradient at 0 is 0.
-CHORUS_UNARY(relu, Relu)
 /// x limited to [0, 6].
 CHORUS_UNARY(relu6, Relu6)
 /// 1 / (1 + exp(-x))

@@ -5,6 +5,7 @@
 #include <chorus/kernels/contiguous.hpp>
 #include <chorus/kernels/pooling.hpp>
 #include <chorus/ops/arithmetic.hpp>
+#include <chorus/ops/quantization_pass.hpp>
 #include <chorus/ops/size2d.hpp>
 #include <cstdint>
 
@@ -16,6 +17,7 @@ template <class D>
 struct MaxPool2d {
   static constexpr const char* name = "max_pool2d";
   Tensor<std::int32_t, 4, D> argmax;
+  kernels::Pool2dShape shape;
 };
 struct AvgPool2d {
   static constexpr const char* name = "avg_pool2d";
@@ -84,7 +86,7 @@ detail::Recorded<4, X> max_pool2d(const X& x, Size2d window, const PoolOptions& 
   if (recorded) argmax = Tensor<std::int32_t, 4, D>::empty(out_shape, device);
   kernels::max_pool2d_forward(device, shape, input.data(), out.data(), argmax.data());
   return record(
-      MaxPool2d<D>{argmax}, std::move(out),
+      MaxPool2d<D>{argmax, shape}, std::move(out),
       [argmax, shape, device](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
         kernels::max_pool2d_backward(device, shape, dy.data(), argmax.data(), grad.data(), accumulate);
@@ -98,7 +100,9 @@ detail::Recorded<4, X> max_pool2d(const X& x, Size2d window, const PoolOptions& 
 /// several are largest, the first gets the gradient.
 template <Operand X>
 auto max_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
-  return detail::with_variables([&](const auto& v) { return operations::max_pool2d(v, window, options); }, x);
+  const auto pool = [&](const auto& v) { return operations::max_pool2d(v, window, options); };
+  const auto input = detail::rounded(x);
+  return detail::keeps_levels(input, detail::with_variables(pool, input), /*exact=*/true);
 }
 
 namespace detail {
@@ -144,11 +148,13 @@ template <Operand X>
 auto avg_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
   check<UsageError>(options.dilation.height == 1 && options.dilation.width == 1, "avg_pool2d has no dilation");
   const auto shape = detail::pool2d_shape("avg_pool2d", value_of(x).shape(), window, options);
-  const auto y = detail::mean_of_windows(x, shape);
+  const auto input = detail::rounded(x);
+  const auto y = detail::keeps_levels(input, detail::mean_of_windows(input, shape), /*exact=*/false);
   const bool padded = shape.padding_h != 0 || shape.padding_w != 0;
   if (!options.ceil_mode && (options.count_include_pad || !padded)) return y;
   using T = typename tensor_of<X>::value_type;
-  return y * detail::window_correction<T>(shape, options.count_include_pad, value_of(x).device());
+  return detail::keeps_levels(
+      y, y * detail::window_correction<T>(shape, options.count_include_pad, value_of(x).device()), /*exact=*/false);
 }
 
 }  // namespace chorus

@@ -6,6 +6,7 @@
 #include <chorus/ops/arithmetic.hpp>
 #include <chorus/ops/indexing.hpp>
 #include <chorus/ops/pooling.hpp>
+#include <chorus/ops/quantization_pass.hpp>
 #include <chorus/ops/reduction.hpp>
 #include <chorus/ops/shape.hpp>
 #include <cstdint>
@@ -98,13 +99,16 @@ auto adaptive_avg_pool2d(const X& x, Size2d size) {
                     " x ", size.width);
   const auto& shape = value_of(x).shape();
   check<ShapeError>(shape[2] > 0 && shape[3] > 0, "adaptive_avg_pool2d: an image of shape ", shape, " has no pixels");
-  return detail::adaptive_mean(detail::adaptive_mean(x, 3, size.width), 2, size.height);
+  const auto input = detail::rounded(x);
+  return detail::keeps_levels(input, detail::adaptive_mean(detail::adaptive_mean(input, 3, size.width), 2, size.height),
+                              /*exact=*/false);
 }
 
 /// x: [batch, channels, ...] -> the mean of each channel: [batch, channels].
 template <Operand X>
 auto global_avg_pool(const X& x) {
-  return mean(flatten<2>(x), 2);
+  const auto input = detail::rounded(x);
+  return detail::keeps_levels(input, mean(flatten<2>(input), 2), /*exact=*/false);
 }
 
 }  // namespace chorus

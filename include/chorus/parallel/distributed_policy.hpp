@@ -327,6 +327,10 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
       of_living().operators_send_ = true;
       of_living().sum(values);
     }
+    void max(std::span<double> values) override {
+      of_living().operators_send_ = true;
+      of_living().communicator_.all_reduce(values, comm::ReduceOp::max, {.traffic = trace::Traffic::activations});
+    }
     double weight() override { return of_living().shares_.weight(); }
     DistributedPolicy& of_living() {
       check<UsageError>(policy != nullptr, "SyncBatchNorm: the policy that ran the forward pass is gone");

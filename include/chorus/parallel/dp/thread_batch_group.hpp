@@ -83,6 +83,22 @@ class ThreadMeeting {
     check<UsageError>(total_.size() == values.size(), detail::different_layers);
     std::copy(total_.begin(), total_.end(), values.begin());
   }
+  /// The largest of each.
+  void max(std::size_t member, std::span<double> values) {
+    const auto largest = [&] {
+      const bool fit =
+          std::all_of(values_.begin(), values_.end(), [&](const auto& own) { return own.size() == values.size(); });
+      total_.assign(fit ? values.size() : 0, 0);
+      for (std::size_t i = 0; i < total_.size(); ++i) {
+        total_[i] = values_[0][i];
+        for (const auto& own : values_) total_[i] = std::max(total_[i], own[i]);
+      }
+    };
+    const auto lock = meet(
+        member, [&] { values_[member].assign(values.begin(), values.end()); }, largest);
+    check<UsageError>(total_.size() == values.size(), detail::different_layers);
+    std::copy(total_.begin(), total_.end(), values.begin());
+  }
   /// What each member gives.
   std::vector<std::any> exchange(std::size_t member, const std::any& own) {
     const auto lock = meet(
@@ -178,6 +194,7 @@ class ThreadBatchGroup final : public BatchGroup {
                       "devices' threads: let backward or grad begin at what the policy returns");
     meeting_->sum(member_, values);
   }
+  void max(std::span<double> values) override { meeting_->max(member_, values); }
   double weight() override { return 1; }
   bool is_here() const override { return batch_group().get() == this; }
   bool recorded() const override { return meeting_->recorded(); }

@@ -1,0 +1,159 @@
+/// Trains a ResNet in float, goes on with the rounding of 8 bits, and makes an integer model of it: accuracy, size and
+/// time of the three in one table. Under DistributedDataParallel the ranges of activations are the global batch's, so
+/// that the integers do not depend on the number of ranks, but for the rounding of gradients.
+///   train_qat [--data DIR] [--devices 2] [--width 16] [--epochs 3] [--qat-epochs 2] [--batch 64] [--lr 0.05]
+/// DIR: MNIST's or CIFAR-10's files; else images are generated. Width 64 is ResNet-18.
+#include <algorithm>
+#include <chorus/chorus.hpp>
+#include <chorus/data/open_images.hpp>
+#include <chorus/io/quantized_file.hpp>
+#include <chorus/nn/quantized.hpp>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "models/resnet.hpp"
+
+namespace ch = chorus;
+
+namespace {
+
+/// ResNet-18 in the form for small images, of any width.
+struct Model : ch::nn::Module {
+  ch::nn::Conv2d<ch::Cpu> conv1;
+  ch::nn::BatchNormReLU2d<ch::Cpu> bn1;
+  ch::nn::ModuleList<resnet::BasicBlock<ch::Cpu>> blocks;
+  ch::nn::Linear<ch::Cpu> fc;
+  CHORUS_MODULE(Model, conv1, bn1, blocks, fc)
+
+  Model(const ImageFacts& image, ch::Index width)
+      : conv1{resnet::conv<ch::Cpu>(image.channels, width, 3)}, bn1{width}, fc{8 * width, image.classes} {
+    for (const ch::Index times : {1, 2, 4, 8}) {
+      blocks.push_back({times == 1 ? width : times / 2 * width, times * width, times == 1 ? 1 : 2});
+      blocks.push_back({times * width, times * width, 1});
+    }
+  }
+  auto forward(const auto& images) const {
+    auto x = bn1(conv1(images));
+    for (const auto& block : blocks) x = block(x);
+    return fc(ch::global_avg_pool(x));
+  }
+};
+
+using FloatNet = ch::DistributedDataParallel<Model>;  // or SingleDevice, DataParallel
+using QatNet = ch::DistributedDataParallel<ch::nn::QuantizationAware<Model>>;
+
+struct Options {
+  ch::Index batch;
+  double lr;
+};
+
+/// `begin_epoch(epoch)` is called in front of each.
+template <class Net, class Begin>
+void train(ch::Run& run, Net& net, const ch::data::ImageDataset& images, int epochs, const Options& options,
+           const Begin& begin_epoch) {
+  ch::data::DataLoader loader{images, net.sampler(images), {.batch = options.batch, .workers = 1}};
+  ch::optim::Sgd optimizer{net.parameters(), {.lr = options.lr, .momentum = 0.9, .weight_decay = 1e-4}};
+  for (const int epoch : ch::progress(run, epochs)) {
+    begin_epoch(epoch);
+    optimizer.set_lr(ch::optim::CosineAnnealing{.t_max = epochs}(options.lr, epoch));
+    loader.set_epoch(epoch);
+    for (auto& [batch, labels] : loader) {
+      optimizer.zero_grad();
+      ch::cross_entropy(net(batch), labels).backward();
+      optimizer.step();
+    }
+  }
+}
+
+/// The share of images, in percent, that `classify` names right, over all ranks.
+template <class Net, class Classify>
+double accuracy(Net& net, const ch::data::ImageDataset& images, Classify& classify) {
+  const ch::NoGrad no_grad;
+  ch::data::DataLoader loader{images, net.sampler(images, {.shuffle = false}), {.batch = 256, .workers = 1}};
+  double right_and_all[2] = {};
+  for (auto& [batch, labels] : loader) {
+    const auto answers = ch::argmax(classify(batch), 1);
+    for (ch::Index i = 0; i < labels.numel(); ++i) right_and_all[0] += answers(i) == labels(i) ? 1 : 0;
+    right_and_all[1] += static_cast<double>(labels.numel());
+  }
+  net.sum(right_and_all);
+  return 100 * right_and_all[0] / std::max(1.0, right_and_all[1]);
+}
+
+/// Milliseconds that `classify` takes on one thread: the median.
+template <class Classify>
+double milliseconds(const ch::Tensor<float, 4>& images, const Classify& classify) {
+  const ch::NoGrad no_grad;
+  std::vector<double> times;
+  for (int i = 0; i < 15; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    classify(images);
+    times.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
+  }
+  std::nth_element(times.begin(), times.begin() + 7, times.end());
+  return times[7];
+}
+
+ch::data::ImageDataset open(ch::Run& run, ch::data::Split split) {
+  if (const auto folder = run.option("data", ""); !folder.empty()) return ch::data::open_images(folder, split);
+  const bool trains = split == ch::data::Split::train;
+  return ch::data::SyntheticImages{run.option(trains ? "train-images" : "test-images", ch::Index{trains ? 4000 : 1000}),
+                                   1, split};
+}
+
+void work(ch::Run& run) {
+  const auto train_set = open(run, ch::data::Split::train), test_set = open(run, ch::data::Split::test);
+  const auto [channels, height, width] = train_set.image_shape();
+  const Options options{run.option("batch", ch::Index{64}), run.option("lr", 0.05)};
+  const int epochs = run.option("epochs", 3), qat_epochs = run.option("qat-epochs", 2);
+  const std::string folder = run.option("save", ".");
+
+  // 1. In float.
+  FloatNet net{Model{{channels, height, width, train_set.classes()}, run.option("width", ch::Index{16})}, run};
+  train(run, net, train_set, epochs, options, [](int) {});
+  net.eval();
+  const double float_accuracy = accuracy(net, test_set, net);
+
+  // 2. On from there with the rounding of integers, at a tenth of the rate. In the end ranges and statistics stay.
+  QatNet qat{ch::nn::QuantizationAware<Model>{ch::nn::copy_of(net.module())}, run};
+  train(run, qat, train_set, qat_epochs, {options.batch, options.lr / 10}, [&](int epoch) {
+    if (epoch != qat_epochs - 1 || epoch == 0) return;
+    qat.module().observe(false);
+    qat.module().freeze_norms();
+  });
+  qat.eval();
+  const double qat_accuracy = accuracy(qat, test_set, qat);
+
+  // 3. In integers: every rank has the same ones.
+  const auto some = ch::Tensor<float, 4>::zeros({32, channels, height, width});
+  const auto one = ch::Tensor<float, 4>::zeros({1, channels, height, width});
+  const auto int8 = ch::nn::quantized(qat.module(), one);
+  const double int8_accuracy = accuracy(qat, test_set, int8);
+
+  if (run.rank() != 0) return;
+  const std::string float_file = folder + "/model.float.safetensors", int8_file = folder + "/model.int8.safetensors";
+  ch::io::save(net.module(), float_file);
+  ch::io::save(int8, int8_file);
+  const auto mebibytes = [](const std::string& path) {
+    return static_cast<double>(std::filesystem::file_size(path)) / (1 << 20);
+  };
+  const auto line = [&](const char* name, double right, double size, const auto& classify) {
+    std::printf("%-16s %7.2f %%", name, right);
+    if (size > 0)
+      std::printf(" %8.2f MiB %9.3f ms %9.2f ms", size, milliseconds(one, classify), milliseconds(some, classify));
+    std::printf("\n");
+  };
+  std::printf("\n%-16s %9s %12s %12s %12s\n", "", "accuracy", "file", "batch 1", "batch 32");
+  line("float", float_accuracy, mebibytes(float_file), net.module());
+  line("fake-quantised", qat_accuracy, 0, net.module());
+  line("int8", int8_accuracy, mebibytes(int8_file), int8);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return ch::launch<QatNet>(argc, argv, [](ch::Run& run) { work(run); });
+}

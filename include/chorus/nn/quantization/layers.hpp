@@ -1,0 +1,100 @@
+#pragma once
+/// The layers of a model that become integers, found by a walk through it.
+
+#include <chorus/core/error.hpp>
+#include <chorus/nn/module.hpp>
+#include <chorus/nn/quantization/weighted_layer.hpp>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace chorus::nn::quantization {
+
+/// A layer with weights, and the batch norm that is listed directly after it in the same module, with as many channels
+/// and running statistics: those are folded.
+struct FoundLayer {
+  std::string name, norm_name;
+  Module* layer = nullptr;
+  Module* norm = nullptr;
+  const FoldableNorm* foldable = nullptr;
+  Index channels = 0;
+};
+
+/// All such layers, in the order in which they are listed; one that stands at several places at the first. Throws
+/// UsageError for weights that are not float.
+inline std::vector<FoundLayer> find_layers(Module& model) {
+  struct Find final : nn::detail::Walker {
+    std::vector<FoundLayer> found;
+    const Module* before = nullptr;  // the layer entered last, and the module that it is listed in
+    std::string listed_in;
+
+    void enter(Module& module) override {
+      std::string name = prefix();
+      if (!name.empty()) name.pop_back();
+      const auto dot = name.rfind('.');
+      const std::string parent = dot == std::string::npos ? "" : name.substr(0, dot);
+      const auto* const last = std::exchange(before, &module);
+      const bool neighbours = std::exchange(listed_in, parent) == parent && last != nullptr && !found.empty() &&
+                              found.back().layer == last;
+      if (const auto* const norm = dynamic_cast<const FoldableNorm*>(&module);
+          norm != nullptr && neighbours && norm->channels() == found.back().channels && norm->folded()) {
+        found.back().norm = &module;
+        found.back().foldable = norm;
+        found.back().norm_name = name;
+      } else if (dynamic_cast<const WeightedLayer*>(&module) != nullptr) {
+        for (const auto& known : found)
+          if (known.layer == &module) return;
+        if (name.empty()) name = "model";
+        const Index channels = output_channels(module, name);
+        found.push_back({std::move(name), "", &module, nullptr, nullptr, channels});
+      }
+    }
+    static Index output_channels(Module& layer, const std::string& layer_name) {
+      struct Weight final : Visitor {
+        const ParameterOn<Cpu>* found = nullptr;
+        void module(std::string_view, Module&) override {}
+        void parameter(std::string_view name, AnyParameter& handle) override {
+          if (name == "weight") found = &handle.on<Cpu>();
+        }
+        void buffer(std::string_view, AnyBuffer&) override {}
+      } weight;
+      layer.visit(weight);
+      check<UsageError>(weight.found->dtype() == DType::f32, "QuantizationAware: '", layer_name, "' has a weight of ",
+                        weight.found->dtype(), ": expected F32");
+      return weight.found->whole_extents()[0];
+    }
+  } find;
+  find.inner(model);
+  find.walk(model);
+  return std::move(find.found);
+}
+
+/// The places of a model's layers, by address. A copy of this object has none: its model's layers lie elsewhere.
+class Places {
+ public:
+  Places() = default;
+  Places(const Places&) {}
+  Places& operator=(const Places&) {
+    layers_.clear();
+    return *this;
+  }
+
+  /// `ranges`: in the order of find_layers. `norms`: all folded ones.
+  const Pass::Layers& of(Module& model, std::span<const LayerRanges> ranges) {
+    if (!layers_.empty() || ranges.empty()) return layers_;
+    const auto found = find_layers(model);
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      const LayerPlace place{&ranges[i], found[i].norm, found[i].foldable, found[i].norm_name};
+      layers_.emplace(found[i].layer, place);
+      if (found[i].norm != nullptr) layers_.emplace(found[i].norm, place);
+    }
+    return layers_;
+  }
+
+ private:
+  Pass::Layers layers_;
+};
+
+}  // namespace chorus::nn::quantization

@@ -1,0 +1,45 @@
+#!/usr/bin/env python3
+"""Runs examples/train_qat in a small form: float, quantisation-aware training on two ranks, integers; one table and two files.
+usage: train_qat_test.py PROGRAM"""
+
+import json
+import pathlib
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+
+PROGRAM = sys.argv[1]
+SMALL = ["--devices", "2", "--width", "8", "--train-images", "192", "--test-images", "96", "--epochs", "1",
+         "--qat-epochs", "2", "--batch", "32"]
+
+
+def run(*options):
+    return subprocess.run([PROGRAM, *options], capture_output=True, text=True, timeout=280)
+
+
+def header(path):
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    return json.loads(data[8:8 + length])
+
+
+with tempfile.TemporaryDirectory(prefix="chorus_qat_") as folder:
+    folder = pathlib.Path(folder)
+    done = run(*SMALL, "--save", str(folder))
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = {name: [float(number) for number in re.findall(r"[\d.]+(?= )", rest + " ")]
+            for name, rest in re.findall(r"^(float|fake-quantised|int8) (.*)$", done.stdout, re.MULTILINE)}
+    assert list(rows) == ["float", "fake-quantised", "int8"], done.stdout
+    fake, int8 = rows["fake-quantised"][0], rows["int8"][0]
+    # Of 96 images one may lie so near to another answer that float sums decide.
+    assert abs(fake - int8) < 2.2, done.stdout
+    names = header(folder / "model.int8.safetensors")
+    assert names["conv1.weight"]["dtype"] == "I8" and names["fc.weight_scale"]["dtype"] == "F32", names
+    sizes = [(folder / f"model.{kind}.safetensors").stat().st_size for kind in ("int8", "float")]
+    assert sizes[0] < 0.4 * sizes[1], sizes  # so narrow a model has many scales for its weights
+
+    done = run(*SMALL, "--data", "/nonexistent")
+    assert done.returncode != 0 and "/nonexistent" in done.stderr, done.stderr
+print("train_qat: as it should be")

@@ -1,0 +1,197 @@
+// quantized(model, x): the integers are those of the fake-quantised pass, and what has no integer form is refused.
+#include <catch.hpp>
+#include <chorus/chorus.hpp>
+#include <chorus/io/quantized_file.hpp>
+#include <chorus/nn/conv_bn_relu.hpp>
+#include <chorus/nn/quantized.hpp>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../io/files.hpp"
+#include "../message_of.hpp"
+#include "../../../examples/models/resnet.hpp"
+
+namespace quantized_test {
+
+namespace ch = chorus;
+namespace nn = ch::nn;
+using Catch::Matchers::Contains;
+using ch::Cpu;
+using ch::Index;
+
+ch::Tensor<float, 4> images(const ch::Shape<4>& shape, Index seed = 0) {
+  auto out = ch::Tensor<float, 4>::empty(shape);
+  for (Index i = 0; i < out.numel(); ++i)
+    out.data()[i] = static_cast<float>((i * 7919 + i / 77 + seed * 331) % 1000) / 400 - 1.2f;
+  return out;
+}
+
+/// What a model becomes that has seen some batches, and how its integers differ from those of the pass in floats.
+template <class Model>
+struct Compared {
+  nn::QuantizationAware<Model> net;
+  nn::QuantizedModel integers;
+  std::int64_t all = 0, differ = 0;
+  int most = 0;
+
+  /// `each_step`: a step starts from the integers of the pass in floats, and is compared alone.
+  Compared(Model model, const ch::Tensor<float, 4>& x, bool each_step) : net(std::move(model)) {
+    ch::optim::Sgd optimizer{nn::named_parameters<Cpu>(net), {.lr = 0.01}};
+    const auto labels = ch::Tensor<std::int64_t, 1>::zeros({x.size(0)});
+    for (Index step = 0; step < 3; ++step) {
+      optimizer.zero_grad();
+      ch::cross_entropy(net(images(x.shape(), step)), labels).backward();
+      optimizer.step();
+    }
+    const auto pass = nn::detail::recorded_evaluation(net, x);
+    const nn::int8::detail::Conversion conversion(pass);
+    const auto expected = conversion.rounded_numbers();
+    integers = nn::quantized(net, x);
+    Index value = 0;
+    integers.watch(x, [&](const nn::int8::Seen& seen) {
+      const auto found = expected.find(value++);
+      if (found == expected.end()) return;  // within what two roundings enclose
+      const auto* number = static_cast<const float*>(found->second.data);
+      const auto& q = seen.images;
+      for (Index image = 0; image < q.batch; ++image)
+        for (Index c = 0; c < q.channels; ++c)
+          for (Index row = 0; row < q.height; ++row)
+            for (Index column = 0; column < q.width; ++column) {
+              auto& level = q.at(image, row, column)[c];
+              const int right = seen.levels.level(*number++), difference = std::abs(level - right);
+              ++all;
+              differ += difference != 0;
+              most = std::max(most, difference);
+              if (each_step) level = static_cast<std::uint8_t>(right);
+            }
+    });
+  }
+};
+
+/// Layers by name, functions in between.
+struct Cnn : nn::Module {
+  nn::Conv2d<Cpu> conv1{3, 8, {.kernel = 3, .padding = 1}}, conv2{8, 12, {.kernel = 3, .stride = 2}};
+  nn::BatchNorm2d<Cpu> bn1{8};
+  nn::Linear<Cpu> fc1{12 * 9, 20}, fc2{20, 10};
+  CHORUS_MODULE(Cnn, conv1, bn1, conv2, fc1, fc2)
+  auto forward(const auto& x) const {
+    const auto y = ch::relu(conv2(ch::max_pool2d(ch::relu(bn1(conv1(x))), 2)));
+    return fc2(ch::relu(fc1(ch::flatten(y))));
+  }
+};
+
+TEST_CASE("a CNN in integers has every integer of its fake-quantised pass") {
+  const Compared<Cnn> compared({}, images({6, 3, 14, 14}), false);
+  CHECK(compared.all > 10000);
+  CHECK(compared.differ == 0);
+  REQUIRE(compared.integers.steps().size() == 6);
+  CHECK(compared.integers.steps()[0].name == "conv1");
+  CHECK(compared.integers.steps()[0].relu);
+  CHECK(compared.integers.steps()[0].bias.size() == 8);  // batch norm's
+}
+
+TEST_CASE("a ResNet in integers: each step gives the pass's integers, but for ties of float sums") {
+  const Compared<ResNet18<Cpu>> compared(ResNet18<Cpu>({3, 16, 16, 10}), images({3, 3, 16, 16}), true);
+  CHECK(compared.all > 500000);
+  // Sums in float err by some 1e-7: fewer than 1 in 100000 lies so near to the middle of two levels. Means of 4 pixels
+  // are in the middle often.
+  CHECK(compared.differ <= 100);
+  CHECK(compared.most <= 1);
+  const auto& steps = compared.integers.steps();
+  CHECK(std::count_if(steps.begin(), steps.end(),
+                      [](const auto& step) { return step.kind == nn::int8::Kind::add && step.relu; }) == 8);
+  // One batch or samples alone: the same integers, so the same numbers.
+  const auto x = images({3, 3, 16, 16});
+  const auto together = compared.integers(x);
+  for (Index i = 0; i < 3; ++i)
+    CHECK(compared.integers(x.slice(0, i, i + 1)).to_vector() == ch::contiguous(together.slice(0, i, i + 1)).to_vector());
+}
+
+TEST_CASE("a model in integers goes through a file, which is a quarter of the float one's") {
+  const chorus_test::TemporaryFolder folder;
+  Compared<ResNet18<Cpu>> compared(ResNet18<Cpu>({3, 16, 16, 10}), images({2, 3, 16, 16}), false);
+  ch::io::save(compared.integers, folder / "int8.safetensors");
+  ch::io::save(compared.net.model(), folder / "float.safetensors");
+  const auto again = ch::io::load_quantized(folder / "int8.safetensors");
+  const auto x = images({5, 3, 16, 16}, 9);
+  CHECK(again(x).to_vector() == compared.integers(x).to_vector());
+  const auto bytes = [&](const char* name) { return static_cast<double>(std::filesystem::file_size(folder / name)); };
+  CHECK(bytes("int8.safetensors") < 0.26 * bytes("float.safetensors"));
+}
+
+TEST_CASE("the model that becomes integers stays as it was") {
+  nn::QuantizationAware<Cnn> net;
+  const auto x = images({4, 3, 14, 14});
+  net(x);
+  net.model().bn1.set_own_training(false);
+  const auto before = net.ranges()[0].output.range();
+  const auto mean = net.model().bn1.running_stats();
+  nn::quantized(net, x);
+  CHECK(net.training());
+  CHECK_FALSE(net.model().bn1.training());
+  CHECK(net.ranges()[0].output.range().max == before.max);
+  CHECK(net.model().bn1.running_stats() == mean);
+}
+
+TEST_CASE("channels that batch norm multiplies by 0 are its bias in integers") {
+  Cnn model;
+  model.bn1.weight.assign(ch::Tensor<float, 1>::from({0, 1, 0, 1, 1, 1, 1, 1}, {8}));
+  model.bn1.bias.assign(ch::Tensor<float, 1>::from({0.5f, 0, -1, 0, 0, 0, 0, 0}, {8}));
+  nn::QuantizationAware<Cnn> net{model};
+  const auto x = images({4, 3, 14, 14});
+  net(x);
+  const auto integers = nn::quantized(net, x);
+  integers.watch(x, [&](const nn::int8::Seen& seen) {
+    if (seen.name != "conv1") return;
+    CHECK(seen.images.at(1, 5, 5)[0] == seen.levels.level(0.5f));
+    CHECK(seen.images.at(1, 5, 5)[2] == seen.levels.zero_point);
+  });
+}
+
+template <class Model>
+std::string refusal(const ch::Tensor<float, 4>& x = images({2, 3, 8, 8})) {
+  nn::QuantizationAware<Model> net;
+  net(x);
+  return message_of<ch::UsageError>([&] { nn::quantized(net, x); });
+}
+
+struct WithSigmoid : nn::Module {
+  nn::Conv2d<Cpu> conv{3, 4, {.kernel = 3}};
+  nn::Sigmoid gate;
+  nn::Linear<Cpu> fc{144, 2};
+  CHORUS_MODULE(WithSigmoid, conv, gate, fc)
+  auto forward(const auto& x) const { return fc(ch::flatten(gate(conv(x)))); }
+};
+struct WithSum : nn::Module {
+  nn::Conv2d<Cpu> conv{3, 3, {.kernel = 1}};
+  nn::Linear<Cpu> fc{192, 2};
+  CHORUS_MODULE(WithSum, conv, fc)
+  auto forward(const auto& x) const { return fc(ch::flatten(ch::relu(conv(x)) * 2)); }
+};
+struct WithLooseNorm : nn::Module {
+  nn::Conv2d<Cpu> conv{3, 3, {.kernel = 1}};
+  nn::Linear<Cpu> fc{192, 2};
+  nn::BatchNorm2d<Cpu> norm{3};
+  CHORUS_MODULE(WithLooseNorm, norm, conv, fc)
+  auto forward(const auto& x) const { return fc(ch::flatten(conv(norm(x)))); }
+};
+
+TEST_CASE("what has no integer form is refused by its name") {
+  CHECK_THAT(refusal<WithSigmoid>(), Contains("'sigmoid' in 'gate', a Sigmoid has no integer form"));
+  CHECK_THAT(refusal<WithSum>(), Contains("'mul' has no integer form"));
+  CHECK_THAT(refusal<WithLooseNorm>(), Contains("'batch_norm' in 'norm', a BatchNorm(3) is folded into no convolution"));
+}
+
+TEST_CASE("ranges that nobody has seen, and a model that does not round, are refused") {
+  nn::QuantizationAware<Cnn> net;
+  const auto x = images({2, 3, 14, 14});
+  CHECK_THAT(message_of<ch::UsageError>([&] { nn::quantized(net, x); }), Contains("'conv1.input' has no range yet"));
+  net(x);
+  net.fake_quantize(false);
+  CHECK_THAT(message_of<ch::UsageError>([&] { nn::quantized(net, x); }), Contains("call fake_quantize(true)"));
+}
+
+}  // namespace quantized_test
