@@ -1,23 +1,24 @@
 #!/usr/bin/env python3
-"""What the compiler says of mistakes in programs: one error of 15 lines at most, and in it a sentence that tells what to do.
+"""What the compiler says of mistakes in programs: one error of 15 lines at most, beside the names of the headers on the
+way to it, and in it a sentence that tells what to do.
 
     compile_errors.py INCLUDE_DIRECTORY EIGEN_DIRECTORY COMPILER...
 """
-import pathlib
+import re
 import subprocess
 import sys
-import tempfile
 
 INCLUDE, EIGEN, *COMPILERS = sys.argv[1:]
 MOST_LINES = 15
-# Read once by each compiler.
 BEGIN = """
 #include <chorus/chorus.hpp>
+#include <chorus/nn/chain.hpp>
 #include <chorus/nn/parallel_linear.hpp>
 #include <chorus/ops/softmax.hpp>
 #include <chorus/ops/transposed_convolution.hpp>
 #include <chorus/parallel/local_sgd.hpp>
 #include <chorus/parallel/parameter_server.hpp>
+#include <chorus/parallel/pipeline.hpp>
 #include <iostream>
 #include <vector>
 namespace ch = chorus;
@@ -41,7 +42,6 @@ LISTED = "a policy needs a model that lists its members by CHORUS_MODULE"
 COLUMNS = "int main() { ch::nn::ColumnParallelLinear<ch::Cpu> up{4, 6}; const auto x = up(ones<float, 2>({2, 4}));"
 MIXES = ": it mixes columns, of which each rank has a part: use gather_columns(x), or a RowParallelLinear"
 BLOCKS = """
-#include <chorus/nn/chain.hpp>
 template <int More>
 struct Block : Layer {
   auto operator()(const auto& x) const {
@@ -97,7 +97,6 @@ struct Attends : ch::nn::Module {
     ("cross_entropy: logits of more than two axes need #include <chorus/ops/class_losses.hpp>",
      LOGITS % (4, "2, 3, 1, 1", "std::int64_t, 3", "2, 1, 1")),
     ("Pipeline: the model needs CHORUS_PIPELINE(...) with its links in their order", """
-#include <chorus/parallel/pipeline.hpp>
 int main() {
   ch::comm::AnyCommunicator alone;
   ch::Pipeline<Layer> net{Layer{}, alone, {}};
@@ -152,29 +151,49 @@ int main() { ch::sum(ch::DataParallel<Returns>{Returns{}, {}}(ones<float, 2>({2,
 
 
 
-def check(compiler, folder):
-    clang = "clang" in pathlib.Path(compiler).name
-    command = [compiler, "-std=c++20", "-DEIGEN_NO_CUDA", "-DCHORUS_COMPILED=1", "-I", INCLUDE, "-isystem", EIGEN]
-    (folder / "begin.hpp").write_text(BEGIN)
-    subprocess.run([*command, "-x", "c++-header", folder / "begin.hpp", "-o", folder / "begin.hpp.gch"], check=True)
-    begin = folder / "begin.hpp.gch" if clang else folder / "begin.hpp"
-    command += ["-fsyntax-only", "-include-pch" if clang else "-include", begin, "-x", "c++", "-"]
-    for sentence, program in CASES:
-        done = subprocess.run(command, input=program, capture_output=True, text=True)
-        said = done.stderr.replace("\u2018", "'").replace("\u2019", "'")
-        if not sentence:
-            assert done.returncode == 0, said
+def blocks_of(said):
+    """A compiler's text, cut into its errors: each with the lines before it that say where it is, and its notes."""
+    blocks, place = [[]], []
+    for line in said.splitlines():
+        if re.search(r"^(In file included| +from) |^\S+: (In|At) |   required (from|by) |\[ skipping ", line):
+            place.append(line)
             continue
-        lines = said.splitlines()
-        errors = [line for line in lines if "error:" in line]
-        text = f"{compiler}, expected '{sentence}':\n{program}\n{said}"
-        if clang:  # it goes on about a class whose assertion has failed, and has words of its own
-            assert errors, text
-        else:
-            assert len(errors) == 1 and sentence in (said if "include" in sentence else errors[0]), text
-            assert len(lines) <= MOST_LINES, f"{len(lines)} lines; {text}"
+        if ": error: " in line and any(": error: " in earlier for earlier in blocks[-1]):
+            blocks.append([])
+        blocks[-1] += [*place, line]
+        place = []
+    return blocks
+
+
+def compiled(compiler, cases):
+    """What the compiler says of all cases, each a file and a namespace of its own, and whether it takes them."""
+    text = BEGIN
+    for i, (_, program) in enumerate(cases):
+        text += f'namespace case_{i} {{\n#line 1 "case_{i}"\n'
+        text += program.replace("int main()", "void program()") + "\n}\n"
+    done = subprocess.run([compiler, "-std=c++20", "-fsyntax-only", "-DEIGEN_NO_CUDA", "-DCHORUS_COMPILED=1", "-I", INCLUDE, "-isystem",
+                           EIGEN, *(["-ferror-limit=0"] if "clang" in compiler else []), "-x", "c++", "-"],
+                          input=text, capture_output=True, text=True)
+    return done.returncode == 0, done.stderr.replace("\u2018", "'").replace("\u2019", "'")
 
 
 for name in COMPILERS:
-    with tempfile.TemporaryDirectory() as temporary:
-        check(name, pathlib.Path(temporary))
+    taken, all_said = compiled(name, [case for case in CASES if not case[0]])
+    assert taken, all_said
+    wrong = [case for case in CASES if case[0]]
+    taken, all_said = compiled(name, wrong)
+    assert not taken
+    found = {}
+    for block in blocks_of(all_said):
+        mentioned = re.search(r"\bcase_(\d+):\d", "\n".join(block))
+        assert mentioned, "\n".join(block)
+        found.setdefault(int(mentioned[1]), []).append(block)
+    for number, (sentence, source) in enumerate(wrong):
+        about = found.get(number, [])
+        told = "\n".join(line for block in about for line in block)
+        told = f"{name}, expected '{sentence}':\n{source}\n{told}"
+        assert about, told
+        if "clang" not in name:  # which goes on about a class whose assertion has failed, and has words of its own
+            assert len(about) == 1 and sentence in "\n".join(about[0]), told
+            lines = [line for line in about[0] if not re.match(r"In file included| +from ", line)]
+            assert len(lines) <= MOST_LINES, f"{len(lines)} lines; {told}"
