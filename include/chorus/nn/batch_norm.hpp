@@ -108,6 +108,9 @@ class BatchNorm : public Module,
   }
 
   Index channels() const override { return channels_; }
+  bool can_be_folded() const override {
+    return std::is_same_v<D, Cpu> && std::is_same_v<T, float> && static_cast<bool>(running_mean);
+  }
   std::optional<quantization::FoldedNorm> folded() const override {
     if constexpr (std::is_same_v<D, Cpu> && std::is_same_v<T, float>)
       if (running_mean)

@@ -30,9 +30,7 @@ class Linear : public Module, public quantization::WeightedLayer {
 
   template <Operand X>
   auto operator()(const X& x) const {
-    return detail::watched(*this, [&] {
-      return detail::weighted(this, x, weight, bias, [](const auto&... xs) { return linear(xs...); });
-    });
+    return detail::watched(*this, [&] { return of_whole_input(x); });
   }
   template <class X>
   auto operator()(const Columns<X>& x) const {
@@ -44,6 +42,12 @@ class Linear : public Module, public quantization::WeightedLayer {
   }
   std::string describe() const override {
     return cat("Linear(", weight.shape()[1], ", ", weight.shape()[0], bias ? ")" : ", bias=false)");
+  }
+
+ protected:
+  template <Operand X>
+  auto of_whole_input(const X& x) const {
+    return detail::weighted(this, x, weight, bias, [](const auto&... xs) { return linear(xs...); });
   }
 };
 

@@ -78,7 +78,7 @@ class ColumnParallelLinear : public Linear<D, T> {
  private:
   auto columns_of(const auto& x) const {
     auto group = detail::group_of_part("ColumnParallelLinear", this->weight.shape()[0], out_, unit_);
-    auto y = linear(detail::entered(x, group), this->weight, this->bias);
+    auto y = this->of_whole_input(detail::entered(x, group));
     return Columns<decltype(y)>(std::move(y), out_, unit_, std::move(group));
   }
 
@@ -129,7 +129,7 @@ class RowParallelLinear : public Linear<D, T> {
   auto of_columns(const Columns<X>& x) const {
     check<ShapeError>(x.width() == in_, "RowParallelLinear: expected ", in_, " columns, got ", x.width());
     const auto own = group();
-    if (own == nullptr) return linear(gather_columns(x), this->weight, this->bias);
+    if (own == nullptr) return this->of_whole_input(gather_columns(x));
     if (x.group() == nullptr) return sum_of(scatter_columns(x.part(), unit_, own));
     check_unit(x);
     return sum_of(x);
@@ -137,7 +137,7 @@ class RowParallelLinear : public Linear<D, T> {
   template <Operand X>
   auto of_whole(const X& x) const {
     if (const auto own = group()) return sum_of(scatter_columns(x, unit_, own));
-    return linear(x, this->weight, this->bias);
+    return this->of_whole_input(x);
   }
   template <class X>
   auto sum_of(const Columns<X>& x) const {

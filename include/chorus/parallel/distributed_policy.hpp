@@ -328,6 +328,10 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
       of_living().sum(values);
     }
     void max(std::span<double> values) override {
+      const auto& net = of_living();
+      check<UsageError>(!net.joining_ || net.throw_early_ || net.communicator_.size() == 1, net.title_,
+                        "::join: QuantizationAware's ranges are the global batch's, and a rank that has run out of ",
+                        "batches takes no part in them: expected throw_on_early_termination");
       of_living().operators_send_ = true;
       of_living().communicator_.all_reduce(values, comm::ReduceOp::max, {.traffic = trace::Traffic::activations});
     }

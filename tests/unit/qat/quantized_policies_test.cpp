@@ -133,6 +133,24 @@ TEST_CASE("qat: a NaN on one rank is an error on all") {
   CHECK_THAT(text, Catch::Matchers::Contains("'fc1.input': a NaN or an infinity came"));
 }
 
+TEST_CASE("qat: within join ranks that run out are refused, or end all") {
+  const auto joined = [](bool ends) {
+    return common_text(2, [ends](const World& world) {
+      Distributed<Quantized<Mlp>> rank(world, {}, make<Mlp>());
+      return message_of<UsageError>([&] {
+        rank.net.join(
+            [&] {
+              for (std::uint32_t step = 0; step < 2 + static_cast<std::uint32_t>(world.rank); ++step)
+                cross_entropy(rank.net(images(3, step)), test::labels(3, 3, step)).backward();
+            },
+            {.throw_on_early_termination = ends});
+      });
+    });
+  };
+  CHECK_THAT(joined(false), Catch::Matchers::Contains("a rank that has run out of batches takes no part in them"));
+  CHECK_THAT(joined(true), Catch::Matchers::Contains("rank 0 has run out of batches"));
+}
+
 /// Shares out its layers.
 struct Columns : nn::Module {
   nn::ColumnParallelLinear<Cpu> up{48, 4};
@@ -142,14 +160,15 @@ struct Columns : nn::Module {
 };
 
 TEST_CASE("qat: TensorParallel is refused") {
-  const auto text = common_text(2, [](const World& world) {
-    auto all = comm::connect(world);
-    return message_of<UsageError>([&] {
-      TensorParallel<Quantized<Columns>> net{make<Columns>(), all, {}, 3};
-      net(images(3, 1));
-    });
-  });
-  CHECK_THAT(text, Catch::Matchers::Contains("QuantizationAware: not under TensorParallel, where ranks have parts"));
+  const auto texts = Ranks(2, [](const World& world) {
+                       auto all = comm::connect(world);
+                       return message_of<UsageError>([&] {
+                         TensorParallel<Quantized<Columns>> net{make<Columns>(), all, TensorParallelOptions{}, 3};
+                         net(images(3, 1));
+                       });
+                     }).texts();  // who throws first ends the other
+  CHECK_THAT(texts[0] + texts[1],
+             Catch::Matchers::Contains("QuantizationAware: not under TensorParallel, where ranks have parts of a"));
 }
 
 }  // namespace quantized_policies_test

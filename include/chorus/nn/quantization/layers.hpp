@@ -39,7 +39,7 @@ inline std::vector<FoundLayer> find_layers(Module& model) {
       const bool neighbours = std::exchange(listed_in, parent) == parent && last != nullptr && !found.empty() &&
                               found.back().layer == last;
       if (const auto* const norm = dynamic_cast<const FoldableNorm*>(&module);
-          norm != nullptr && neighbours && norm->channels() == found.back().channels && norm->folded()) {
+          norm != nullptr && neighbours && norm->channels() == found.back().channels && norm->can_be_folded()) {
         found.back().norm = &module;
         found.back().foldable = norm;
         found.back().norm_name = name;

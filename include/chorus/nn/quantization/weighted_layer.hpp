@@ -36,7 +36,9 @@ struct FoldedNorm {
 class FoldableNorm {
  public:
   virtual Index channels() const = 0;
-  /// Nothing where there are no running statistics, or not in float on the CPU.
+  /// Whether it has running statistics, in float on the CPU.
+  virtual bool can_be_folded() const = 0;
+  /// Nothing where it can't. Reads its numbers.
   virtual std::optional<FoldedNorm> folded() const = 0;
 
  protected:
