@@ -17,6 +17,7 @@ BEGIN = """
 #include <chorus/ops/softmax.hpp>
 #include <chorus/ops/transposed_convolution.hpp>
 #include <chorus/parallel/local_sgd.hpp>
+#include <chorus/parallel/mesh.hpp>
 #include <chorus/parallel/parameter_server.hpp>
 #include <chorus/parallel/pipeline.hpp>
 #include <iostream>
@@ -103,7 +104,6 @@ int main() {
   net(ch::Tensor<float, 2>::ones({2, 4})).backward();
 }"""),
     ("Mesh: axes go from the outside in: Pipe, Data, Shard, Tensor, each at most once", """
-#include <chorus/parallel/mesh.hpp>
 int main() {
   ch::comm::AnyCommunicator alone;
   ch::Mesh<Layer, ch::mesh::Tensor<2>, ch::mesh::Data<2>> net{Layer{}, alone, {}};
