@@ -178,7 +178,9 @@ class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner 
     auto runs = canonical ? canonical_.runs(shares) : dp::one_each(shares);
     const auto& random = this->begin_forward(batch);
     for (std::size_t i = 1; i < runs.size(); ++i) replicas_[i].take_members(this->model_);
-    return std::make_shared<dp::Pass<Model, dp::Shares<Make, D, Inputs...>>>(
+    using Shares = dp::Shares<Make, D, Inputs...>;
+    using Output = decltype(dp::call(this->model_, std::declval<const Shares&>()));
+    return std::make_shared<dp::Pass<Model, Shares, Output>>(
         dp::Split{batch, shares, options_.dim}, std::move(runs), canonical_.devices(), this->model_, replicas_, random,
         this->watch_once());
   }

@@ -35,11 +35,11 @@ auto call(Model& model, const std::tuple<Own...>& shares) {
   }(std::index_sequence_for<Own...>{});
 }
 
-/// `Shares`: the tuple of a device's inputs.
-template <class Model, class Shares>
+/// `Shares`: the tuple of a device's inputs. `Returned`: what the model makes of them.
+template <class Model, class Shares, class Returned>
 class Pass {
  public:
-  using Output = decltype(call(std::declval<Model&>(), std::declval<const Shares&>()));
+  using Output = Returned;
   using Devices = std::vector<std::shared_ptr<canonical::DeviceShares<typename Replicas<Model>::D>>>;
 
   /// `device_shares`: which of the shares each device has; where they are canonical ones, they are computed by

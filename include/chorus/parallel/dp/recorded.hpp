@@ -95,8 +95,8 @@ struct JoinRecordedOutputs : JoinOutputs<D> {
 
 /// Steps 1 to 3. All is put on the tape in the order of the devices, not of their threads: in the reverse of it
 /// backward adds up, without a step 5.
-template <class Model, class Shares, class Apply, class... Inputs>
-void recorded_forward(const std::shared_ptr<Pass<Model, Shares>>& pass, const Replicas<Model>& replicas,
+template <class Model, class Shares, class Output, class Apply, class... Inputs>
+void recorded_forward(const std::shared_ptr<Pass<Model, Shares, Output>>& pass, const Replicas<Model>& replicas,
                       Apply& parallel_apply, const Inputs&... inputs) {
   const std::size_t devices = pass->split.devices;
   parallel_apply.run(devices, [&](std::size_t i) { replicate(replicas, i); });
