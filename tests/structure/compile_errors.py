@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 
-INCLUDE, EIGEN, *COMPILERS = sys.argv[1:]
+INCLUDE, EIGEN, *COMPILERS = filter(None, sys.argv[1:])
 MOST_LINES = 15
 BEGIN = """
 #include <chorus/chorus.hpp>
@@ -192,14 +192,16 @@ for name in COMPILERS:
     found = {}
     for block in blocks_of(all_said):
         mentioned = re.search(r"\bcase_(\d+):\d", "\n".join(block))
-        assert mentioned, "\n".join(block)
+        assert mentioned or "clang" in name, "\n".join(block)
+        if mentioned is None:  # clang goes on in headers, about a class whose assertion has failed
+            continue
         found.setdefault(int(mentioned[1]), []).append(block)
     for number, (sentence, source) in enumerate(wrong):
         about = found.get(number, [])
         told = "\n".join(line for block in about for line in block)
         told = f"{name}, expected '{sentence}':\n{source}\n{told}"
         assert about, told
-        if "clang" not in name:  # which goes on about a class whose assertion has failed, and has words of its own
+        if "clang" not in name:  # which has words of its own
             assert len(about) == 1 and sentence in "\n".join(about[0]), told
             lines = [line for line in about[0] if not re.match(r"In file included| +from ", line)]
             assert len(lines) <= MOST_LINES, f"{len(lines)} lines; {told}"

@@ -11,7 +11,7 @@ import tempfile
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import amalgamate
 
-INCLUDE, *COMPILERS = sys.argv[1:]
+INCLUDE, *COMPILERS = filter(None, sys.argv[1:])
 MACRO = "-U{0} -D{0}={1}"
 CASES = {  # what the line says, by the options
     "-std=c++17": "needs C++20: compile with -std=c++20",
