@@ -10,6 +10,8 @@
 /// sharded and fused optimizers, mixed precision, checkpoints, groups of ranks, further layers, losses and optimizers,
 /// gradients of gradients. Engines of other libraries stay apart: <chorus/comm/mpi.hpp>, <chorus/comm/gloo.hpp>.
 
+// First of all: what a compiler has to be and to be told.
+
 // <chorus/autograd/anomaly.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_ANOMALY_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_ANOMALY_HPP
@@ -3461,6 +3463,49 @@ std::vector<Destination> whole_destinations(nn::Module& model) {
   return out;
 }
 
+template <Device D>
+LoadReport load_model(nn::Module& model, const std::string& path, const LoadOptions& options) {
+  const SafetensorsReader file(path);
+  const auto places = model_places<D>(model);
+  for (const auto& place : places) check_whole(place);
+  const auto wanted = destinations(model, places);
+  auto plan = plan_load(file, wanted, options);
+  std::vector<std::vector<std::byte>> numbers;  // all are read before one is stored
+  for (std::size_t i = 0; i < wanted.size(); ++i)
+    numbers.push_back(numbers_for(file, wanted[i], plan.sources[i]));
+  for (std::size_t i = 0; i < wanted.size(); ++i)
+    if (!plan.sources[i].empty()) places[i].fill(numbers[i].data());
+  say_changed<D>(model);
+  return std::move(plan.report);
+}
+
+/// Of a policy whose ranks have parts of the model each takes its own. All ranks call it.
+template <class Net>
+LoadReport load_parts(Net& net, const std::string& path, const LoadOptions& options) {
+  using D = typename Net::device_type;
+  const auto places = places_in_parts<D>(net);
+  const auto wanted = whole_destinations<D>(net.module());
+  const auto place_of = [&](const Destination& tensor) {
+    return std::find_if(places.begin(), places.end(),
+                        [&](const auto& place) { return place.name == tensor.names.front(); });
+  };
+  std::vector<std::vector<std::byte>> numbers(wanted.size());
+  LoadReport report;
+  const auto read = [&] {
+    const SafetensorsReader file(path);
+    auto plan = plan_load(file, wanted, options);
+    for (std::size_t i = 0; i < wanted.size(); ++i)
+      if (const auto place = place_of(wanted[i]); place != places.end() && !plan.sources[i].empty())
+        numbers[i] = place->own_of(numbers_for(file, wanted[i], plan.sources[i]));
+    report = std::move(plan.report);
+  };
+  on_all_ranks(net.communicator(), path, read, "load it");
+  for (std::size_t i = 0; i < wanted.size(); ++i)
+    if (!numbers[i].empty()) place_of(wanted[i])->fill(numbers[i].data());
+  say_changed<D>(net.module());
+  return report;
+}
+
 }  // namespace detail
 
 /// Fills all parameters and buffers of `model` from a file. Numbers are converted to the model's type: floating-point
@@ -3475,55 +3520,24 @@ std::vector<Destination> whole_destinations(nn::Module& model) {
 /// names all that don't fit), or, without `strict`, no tensor fits at all; where a number is beyond the range of the
 /// model's type; and where tensors that are one in the model have different numbers in the file.
 ///
-/// Copies on other devices, and in 16 bits, follow.
+/// Copies on other devices, and in 16 bits, follow. Of a policy it takes the net, under every one, and all ranks call
+/// it: each reads the file, and where it has parts of the model it takes these. FileError on all ranks, then, where one
+/// of them fails.
 template <class Model>
-LoadReport load(Model& model, const std::string& path, const LoadOptions& options = {}) {
-  static_assert(std::is_base_of_v<nn::Module, Model>, "io::load fills a model: under a policy that is net.module()");
-  const SafetensorsReader file(path);
-  const auto places = detail::model_places<typename Model::device_type>(model);
-  for (const auto& place : places) detail::check_whole(place);
-  const auto wanted = detail::destinations(model, places);
-  auto plan = detail::plan_load(file, wanted, options);
-  std::vector<std::vector<std::byte>> numbers;  // all are read before one is stored
-  for (std::size_t i = 0; i < wanted.size(); ++i)
-    numbers.push_back(detail::numbers_for(file, wanted[i], plan.sources[i]));
-  for (std::size_t i = 0; i < wanted.size(); ++i)
-    if (!plan.sources[i].empty()) places[i].fill(numbers[i].data());
-  detail::say_changed<typename Model::device_type>(model);
-  return std::move(plan.report);
-}
-
-/// The model of a policy, likewise: one call, of all ranks, whatever the policy. Each rank reads the file, and where it
-/// has parts of the model it takes these. FileError on all ranks where one of them fails.
-template <class Net>
-requires requires(Net& net) { typename Net::policy_type; net.module(); }
-LoadReport load(Net& net, const std::string& path, const LoadOptions& options = {}) {
-  if constexpr (!detail::keeps_parts<Net>) {
-    return load(net.module(), path, options);
+LoadReport load(Model& model, const std::string& path, const LoadOptions& options) {
+  if constexpr (std::is_base_of_v<nn::Module, Model>) {
+    return detail::load_model<typename Model::device_type>(model, path, options);
   } else {
-    using D = typename Net::device_type;
-    const auto places = detail::places_in_parts<D>(net);
-    const auto wanted = detail::whole_destinations<D>(net.module());
-    const auto place_of = [&](const detail::Destination& tensor) {
-      return std::find_if(places.begin(), places.end(),
-                          [&](const auto& place) { return place.name == tensor.names.front(); });
-    };
-    std::vector<std::vector<std::byte>> numbers(wanted.size());
-    LoadReport report;
-    const auto read = [&] {
-      const SafetensorsReader file(path);
-      auto plan = detail::plan_load(file, wanted, options);
-      for (std::size_t i = 0; i < wanted.size(); ++i)
-        if (const auto place = place_of(wanted[i]); place != places.end() && !plan.sources[i].empty())
-          numbers[i] = place->own_of(detail::numbers_for(file, wanted[i], plan.sources[i]));
-      report = std::move(plan.report);
-    };
-    detail::on_all_ranks(net.communicator(), path, read, "load it");
-    for (std::size_t i = 0; i < wanted.size(); ++i)
-      if (!numbers[i].empty()) place_of(wanted[i])->fill(numbers[i].data());
-    detail::say_changed<D>(net.module());
-    return report;
+    static_assert(detail::IsNet<Model>, "io::load fills a model, or that of a policy");
+    if constexpr (detail::keeps_parts<Model>)
+      return detail::load_parts(model, path, options);
+    else
+      return load(model.module(), path, options);
   }
+}
+template <class Model>
+LoadReport load(Model& model, const std::string& path) {
+  return load(model, path, LoadOptions{});
 }
 
 }  // namespace chorus::io
@@ -4721,8 +4735,7 @@ std::string parameters_sha256(Model& model) {
 }
 
 /// That of a policy's model, the same on all ranks, which all call it; also where each has parts of it.
-template <class Net>
-requires requires(Net& net) { typename Net::policy_type; net.module(); }
+template <detail::IsNet Net>
 std::string parameters_sha256(Net& net) {
   if constexpr (!detail::keeps_parts<Net>) {
     return parameters_sha256(net.module());
@@ -4749,6 +4762,1293 @@ std::string parameters_sha256(Net& net) {
 
 }  // namespace chorus::io
 #endif  // CHORUS_SINGLE_CHORUS_IO_PARAMETERS_HASH_HPP
+
+// <chorus/io/quantized_file.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_QUANTIZED_FILE_HPP
+#define CHORUS_SINGLE_CHORUS_IO_QUANTIZED_FILE_HPP
+/// Quantised models as safetensors files: I8 weights, F32 scales and biases, U8 zero points under the layers' paths,
+/// and the steps as JSON in the metadata, so that a file is a whole model: none of its C++ is needed to run it.
+
+// <chorus/nn/int8/program.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_INT8_PROGRAM_HPP
+#define CHORUS_SINGLE_CHORUS_NN_INT8_PROGRAM_HPP
+/// A quantised model: a list of integer steps that is run over batches of any size. Between its steps there are 8-bit
+/// numbers alone, channels last, in one piece of memory that they share.
+
+// <chorus/kernels/int8/convolution.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_INT8_CONVOLUTION_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_INT8_CONVOLUTION_HPP
+/// Convolutions and matrix products of u8 with s8. A row of the product is an output pixel: what it is multiplied with
+/// lies in `runs` of neighbouring bytes, one for each row of the kernel (or each tap, where there are groups), so that
+/// nothing is copied into columns first.
+
+// <chorus/kernels/int8/dot.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_INT8_DOT_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_INT8_DOT_HPP
+/// Inner products of u8 with s8, four terms a lane, in 32 bits: by VNNI where the compiler may use it, else widened to
+/// 16 bits. Every way gives the same integers: none adds in 16 bits, where two products of 255 * 127 would saturate
+/// (as `vpmaddubsw` does).
+
+// <chorus/kernels/int8/requantize.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_INT8_REQUANTIZE_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_INT8_REQUANTIZE_HPP
+/// From sums of integers to 8-bit numbers: what ends every integer product.
+
+namespace chorus::kernels::int8 {
+
+/// How the columns of a product become numbers of 8 bits:
+///   q = clamp(rint((float(sum + offset) + bias) * multiplier) + zero_point, least, most).
+/// With x's scale and zero point s_x, z_x, a column's weight scale s_w and its bias b: offset = -z_x (sum of the
+/// column's weights), unit = s_x s_w, bias = b / unit, multiplier = unit / s_y, all in float; PyTorch's engines
+/// (FBGEMM, oneDNN) compute the same. A ReLU is `least = zero_point`.
+struct Requantize {
+  const std::int32_t* offset;
+  const float* bias;
+  const float* multiplier;
+  std::int32_t zero_point;
+  std::int32_t least;
+  std::int32_t most;
+
+  std::uint8_t operator()(std::int32_t sum, Index column) const {
+    const float level = (static_cast<float>(sum + offset[column]) + bias[column]) * multiplier[column];
+    // Limits are whole numbers: to clamp before rounding gives the same, and keeps the cast defined.
+    const float high = static_cast<float>(most - zero_point), low = static_cast<float>(least - zero_point);
+    return static_cast<std::uint8_t>(
+        static_cast<std::int32_t>(std::nearbyint(std::min(std::max(level, low), high))) + zero_point);
+  }
+};
+
+}  // namespace chorus::kernels::int8
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_INT8_REQUANTIZE_HPP
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+// g++ 12 warns of what its own AVX-512 intrinsics leave undefined.
+#pragma GCC diagnostic push
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
+namespace chorus::kernels::int8 {
+
+// A way has vectors of `lanes` sums. left(x): four u8, for every lane; right(w): four s8 for each lane, lane after
+// lane; add(sums, left, right): each lane's four products, added. A tile has rows * vectors of them in registers.
+
+#if defined(__AVX512VNNI__) && defined(__AVX512F__)
+#define CHORUS_INT8_VNNI512 1
+/// `vpdpbusd` on 16 lanes.
+struct Vnni512 {
+  static constexpr const char* name = "AVX-512 VNNI";
+  static constexpr int lanes = 16, rows = 6, vectors = 4;
+  using Sums = __m512i;
+  using Left = __m512i;
+  using Right = __m512i;
+
+  [[gnu::always_inline]] static Sums zero() { return _mm512_setzero_si512(); }
+  [[gnu::always_inline]] static Left left(const std::uint8_t* x) {
+    std::int32_t four;
+    std::memcpy(&four, x, sizeof four);
+    return _mm512_set1_epi32(four);
+  }
+  [[gnu::always_inline]] static Right right(const std::int8_t* w) { return _mm512_loadu_si512(w); }
+  [[gnu::always_inline]] static Sums add(Sums sums, Left x, Right w) { return _mm512_dpbusd_epi32(sums, x, w); }
+  [[gnu::always_inline]] static void store(Sums sums, const Requantize& to, Index column, std::uint8_t* y,
+                                           Index count) {
+    const auto level = _mm512_mul_ps(
+        _mm512_add_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(sums, _mm512_loadu_si512(to.offset + column))),
+                      _mm512_loadu_ps(to.bias + column)),
+        _mm512_loadu_ps(to.multiplier + column));
+    const auto clamped =
+        _mm512_min_ps(_mm512_max_ps(level, _mm512_set1_ps(static_cast<float>(to.least - to.zero_point))),
+                      _mm512_set1_ps(static_cast<float>(to.most - to.zero_point)));
+    const auto q = _mm512_add_epi32(_mm512_cvtps_epi32(clamped), _mm512_set1_epi32(to.zero_point));
+    const auto mask = static_cast<__mmask16>((1u << std::min<Index>(count, lanes)) - 1);
+    _mm512_mask_cvtepi32_storeu_epi8(y, mask, q);
+  }
+};
+#endif
+
+#if defined(__AVX2__)
+namespace detail {
+/// What the ways of 8 lanes share.
+struct EightLanes {
+  static constexpr int lanes = 8;
+  using Sums = __m256i;
+
+  [[gnu::always_inline]] static Sums zero() { return _mm256_setzero_si256(); }
+  [[gnu::always_inline]] static __m256i four_of(const std::uint8_t* x) {
+    std::int32_t four;
+    std::memcpy(&four, x, sizeof four);
+    return _mm256_set1_epi32(four);
+  }
+  [[gnu::always_inline]] static __m256i lanes_of(const std::int8_t* w) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w));
+  }
+  [[gnu::always_inline]] static void store(Sums sums, const Requantize& to, Index column, std::uint8_t* y,
+                                           Index count) {
+    const auto offset = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(to.offset + column));
+    const auto level = _mm256_mul_ps(
+        _mm256_add_ps(_mm256_cvtepi32_ps(_mm256_add_epi32(sums, offset)), _mm256_loadu_ps(to.bias + column)),
+        _mm256_loadu_ps(to.multiplier + column));
+    const auto clamped =
+        _mm256_min_ps(_mm256_max_ps(level, _mm256_set1_ps(static_cast<float>(to.least - to.zero_point))),
+                      _mm256_set1_ps(static_cast<float>(to.most - to.zero_point)));
+    const auto q = _mm256_add_epi32(_mm256_cvtps_epi32(clamped), _mm256_set1_epi32(to.zero_point));
+    const auto words = _mm_packus_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1));
+    const auto bytes = _mm_packus_epi16(words, words);
+    if (count >= lanes) {
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(y), bytes);
+    } else {
+      std::uint8_t all[16];
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(all), bytes);
+      std::copy_n(all, count, y);
+    }
+  }
+};
+}  // namespace detail
+
+#if (defined(__AVX512VNNI__) && defined(__AVX512VL__)) || defined(__AVXVNNI__)
+#define CHORUS_INT8_VNNI256 1
+/// `vpdpbusd` on 8 lanes.
+struct Vnni256 : detail::EightLanes {
+  static constexpr const char* name = "VNNI on 256 bits";
+  static constexpr int rows = 6, vectors = 2;
+  using Left = __m256i;
+  using Right = __m256i;
+
+  [[gnu::always_inline]] static Left left(const std::uint8_t* x) { return four_of(x); }
+  [[gnu::always_inline]] static Right right(const std::int8_t* w) { return lanes_of(w); }
+  [[gnu::always_inline]] static Sums add(Sums sums, Left x, Right w) {
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+    return _mm256_dpbusd_epi32(sums, x, w);
+#else
+    return _mm256_dpbusd_avx_epi32(sums, x, w);
+#endif
+  }
+};
+#endif
+
+/// AVX2: bytes become 16 bits, of which `vpmaddwd` adds pairs in 32 bits.
+struct Widened : detail::EightLanes {
+  static constexpr const char* name = "AVX2, widened to 16 bits";
+  static constexpr int rows = 4, vectors = 2;
+  // The bytes with even, and with odd places.
+  struct Pairs {
+    __m256i even, odd;
+  };
+  using Left = Pairs;
+  using Right = Pairs;
+
+  [[gnu::always_inline]] static Left left(const std::uint8_t* x) {
+    const auto four = four_of(x);
+    return {_mm256_and_si256(four, _mm256_set1_epi16(0xFF)), _mm256_srli_epi16(four, 8)};
+  }
+  [[gnu::always_inline]] static Right right(const std::int8_t* w) {
+    const auto all = lanes_of(w);
+    return {_mm256_srai_epi16(_mm256_slli_epi16(all, 8), 8), _mm256_srai_epi16(all, 8)};
+  }
+  [[gnu::always_inline]] static Sums add(Sums sums, Left x, Right w) {
+    return _mm256_add_epi32(
+        sums, _mm256_add_epi32(_mm256_madd_epi16(x.even, w.even), _mm256_madd_epi16(x.odd, w.odd)));
+  }
+};
+#endif
+
+/// Plain C++, for every processor; what the other ways are tested against.
+struct Plain {
+  static constexpr const char* name = "plain C++";
+  static constexpr int lanes = 8, rows = 2, vectors = 1;
+  struct Sums {
+    std::int32_t lane[lanes];
+  };
+  using Left = const std::uint8_t*;
+  using Right = const std::int8_t*;
+
+  static Sums zero() { return {}; }
+  static Left left(const std::uint8_t* x) { return x; }
+  static Right right(const std::int8_t* w) { return w; }
+  static Sums add(Sums sums, Left x, Right w) {
+    for (int i = 0; i < lanes; ++i)
+      sums.lane[i] += x[0] * w[4 * i] + x[1] * w[4 * i + 1] + x[2] * w[4 * i + 2] + x[3] * w[4 * i + 3];
+    return sums;
+  }
+  static void store(const Sums& sums, const Requantize& to, Index column, std::uint8_t* y, Index count) {
+    for (Index i = 0; i < std::min<Index>(count, lanes); ++i) y[i] = to(sums.lane[i], column + i);
+  }
+};
+
+/// The fastest way that the compiler's flags allow.
+#if defined(CHORUS_INT8_VNNI512)
+using Best = Vnni512;
+#elif defined(CHORUS_INT8_VNNI256)
+using Best = Vnni256;
+#elif defined(__AVX2__)
+using Best = Widened;
+#else
+using Best = Plain;
+#endif
+
+}  // namespace chorus::kernels::int8
+
+#pragma GCC diagnostic pop
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_INT8_DOT_HPP
+
+// <chorus/kernels/int8/image.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_INT8_IMAGE_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_INT8_IMAGE_HPP
+/// A batch of 8-bit images as integer kernels see them: channels lie next to each other, and around each image there
+/// may be a border, so that a convolution reads its padding as it reads anything else.
+
+namespace chorus::kernels::int8 {
+
+/// Kernels read up to so many bytes behind the last number, and take them times zero.
+inline constexpr Index slack = 4;
+
+/// [batch, height + 2 border, width + 2 border, channels], without gaps.
+struct Images {
+  std::uint8_t* data = nullptr;
+  Index batch = 0, height = 1, width = 1, channels = 0, border = 0;
+
+  Index pitch() const { return (width + 2 * border) * channels; }  ///< from one row to the next
+  Index image_bytes() const { return (height + 2 * border) * pitch(); }
+  Index bytes() const { return batch * image_bytes() + slack; }
+  Index pixels() const { return batch * height * width; }
+  /// The first channel of a pixel; rows and columns count from behind the border, and may be within it.
+  std::uint8_t* at(Index image, Index row, Index column) const {
+    return data + image * image_bytes() + (row + border) * pitch() + (column + border) * channels;
+  }
+
+  /// Sets the borders to `value`.
+  void fill_border(std::uint8_t value) const {
+    if (border == 0) return;
+    for (Index image = 0; image < batch; ++image) {
+      std::uint8_t* const first = at(image, -border, -border);
+      // Above the first row and at its left; from each row's right on to the next one's left; and the rest.
+      std::fill_n(first, border * pitch() + border * channels, value);
+      for (Index row = 0; row + 1 < height; ++row) std::fill_n(at(image, row, width), 2 * border * channels, value);
+      std::fill(at(image, height - 1, width), first + image_bytes(), value);
+    }
+  }
+};
+
+}  // namespace chorus::kernels::int8
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_INT8_IMAGE_HPP
+
+// g++ 12 warns of what its own AVX-512 intrinsics leave undefined.
+#pragma GCC diagnostic push
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
+namespace chorus::kernels::int8 {
+
+/// Columns of a panel of packed weights.
+inline constexpr Index panel = 64;
+
+/// The sums of 32 bits hold so many products of 255 and -128.
+inline constexpr Index most_terms = 65'793;
+
+/// Weights in the order in which the kernels read them: [group][panel][run][4 terms of it][column][4].
+struct PackedWeights {
+  Index out_channels = 0, groups = 1, kernel_h = 1, kernel_w = 1, channels = 0;  // channels: of the input, in a group
+  bool row_runs = true;   // a run is a whole row of the kernel, not one tap
+  bool depthwise = false;  // [tap][channel] then
+  std::vector<std::int8_t> numbers;
+  std::vector<std::int32_t> sums;  // of each output's weights
+
+  Index group_outputs() const { return out_channels / groups; }
+  Index panels() const { return (group_outputs() + panel - 1) / panel; }
+  Index runs() const { return row_runs ? kernel_h : kernel_h * kernel_w; }
+  Index run_bytes() const { return row_runs ? kernel_w * channels : channels; }
+  Index run_steps() const { return (run_bytes() + 3) / 4; }
+  Index panel_bytes() const { return runs() * run_steps() * panel * 4; }
+};
+
+/// Packs weight: [out, in / groups, kernel_h, kernel_w], row-major, for convolutions of `shape` but for its batch,
+/// height and width.
+inline PackedWeights pack_weights(const Conv2dShape& shape, std::span<const std::int8_t> weight) {
+  PackedWeights out;
+  out.out_channels = shape.out_channels;
+  out.groups = shape.groups;
+  out.kernel_h = shape.kernel_h;
+  out.kernel_w = shape.kernel_w;
+  out.channels = shape.in_channels / shape.groups;
+  out.row_runs = shape.groups == 1 && shape.dilation_w == 1;
+  out.depthwise = shape.groups > 1 && out.channels == 1 && shape.out_channels == shape.groups;
+  const Index taps = shape.kernel_h * shape.kernel_w, terms = out.channels * taps;
+  out.sums.assign(static_cast<std::size_t>(shape.out_channels), 0);
+  for (Index o = 0; o < shape.out_channels; ++o)
+    for (Index k = 0; k < terms; ++k)
+      out.sums[static_cast<std::size_t>(o)] += weight[static_cast<std::size_t>(o * terms + k)];
+
+  if (out.depthwise) {
+    out.numbers.resize(static_cast<std::size_t>(taps * shape.out_channels));
+    for (Index o = 0; o < shape.out_channels; ++o)
+      for (Index tap = 0; tap < taps; ++tap)
+        out.numbers[static_cast<std::size_t>(tap * shape.out_channels + o)] =
+            weight[static_cast<std::size_t>(o * taps + tap)];
+    return out;
+  }
+  out.numbers.assign(static_cast<std::size_t>(out.groups * out.panels() * out.panel_bytes()), 0);
+  for (Index o = 0; o < shape.out_channels; ++o) {
+    const Index group = o / out.group_outputs(), column = o % out.group_outputs();
+    std::int8_t* const to =
+        out.numbers.data() + (group * out.panels() + column / panel) * out.panel_bytes() + column % panel * 4;
+    for (Index c = 0; c < out.channels; ++c)
+      for (Index tap = 0; tap < taps; ++tap) {
+        const Index run = out.row_runs ? tap / shape.kernel_w : tap;
+        const Index place = out.row_runs ? tap % shape.kernel_w * out.channels + c : c;
+        to[(run * out.run_steps() + place / 4) * panel * 4 + place % 4] =
+            weight[static_cast<std::size_t>((o * out.channels + c) * taps + tap)];
+      }
+  }
+  return out;
+}
+
+namespace detail {
+
+/// Rows of the product that share one look at a panel of weights, some 16 to 128 KiB of x.
+inline constexpr Index chunk_rows = 240;
+
+/// Where the rows of a chunk begin.
+struct Rows {
+  const std::uint8_t* x[chunk_rows];
+  std::uint8_t* y[chunk_rows];
+  Index count = 0;
+};
+
+/// A tile of sums: `Count` rows times `Vectors` vectors of columns.
+template <class Way, int Count, int Vectors>
+void multiply_tile(const std::uint8_t* const* x, std::span<const Index> runs, Index steps, const std::int8_t* w,
+                   const Requantize& to, Index column, std::uint8_t* const* y, Index rows, Index columns) {
+  typename Way::Sums sums[Count][Vectors];
+#pragma GCC unroll 16
+  for (int r = 0; r < Count; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < Vectors; ++v) sums[r][v] = Way::zero();
+
+  const std::uint8_t* from[Count];
+  for (const Index run : runs) {
+#pragma GCC unroll 16
+    for (int r = 0; r < Count; ++r) from[r] = x[r] + run;
+    for (Index step = 0; step < steps; ++step, w += panel * 4) {
+      typename Way::Right right[Vectors];
+#pragma GCC unroll 8
+      for (int v = 0; v < Vectors; ++v) right[v] = Way::right(w + v * Way::lanes * 4);
+#pragma GCC unroll 16
+      for (int r = 0; r < Count; ++r) {
+        const auto left = Way::left(from[r] + 4 * step);
+#pragma GCC unroll 8
+        for (int v = 0; v < Vectors; ++v) sums[r][v] = Way::add(sums[r][v], left, right[v]);
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < Count; ++r) {
+    if (r >= rows) break;
+#pragma GCC unroll 8
+    for (int v = 0; v < Vectors; ++v)
+      if (v * Way::lanes < columns)
+        Way::store(sums[r][v], to, column + v * Way::lanes, y[r] + v * Way::lanes, columns - v * Way::lanes);
+  }
+}
+
+/// Rows [first, first + rows) of a chunk, at most `Count`, times a panel's columns.
+template <class Way, int Count>
+void multiply_rows(const Rows& chunk, Index first, Index rows, std::span<const Index> runs, Index steps,
+                   const std::int8_t* w, const Requantize& to, Index column, Index columns) {
+  // Rows that are not there are computed as the last one, and not stored.
+  const std::uint8_t* x[Count];
+  std::uint8_t* y[Count];
+  for (Index r = 0; r < Count; ++r) {
+    x[r] = chunk.x[first + std::min(r, rows - 1)];
+    y[r] = chunk.y[first + std::min(r, rows - 1)] + column;
+  }
+  constexpr Index wide = Way::vectors * Way::lanes;
+  for (Index done = 0; done < columns; done += wide) {
+    const Index left = columns - done;
+    const auto tile = [&]<int Vectors>(std::integral_constant<int, Vectors>) {
+      std::uint8_t* at[Count];
+      for (int r = 0; r < Count; ++r) at[r] = y[r] + done;
+      multiply_tile<Way, Count, Vectors>(x, runs, steps, w + done * 4, to, column + done, at, rows,
+                                         std::min(left, wide));
+    };
+    if (Way::vectors > 1 && left <= Way::lanes)
+      tile(std::integral_constant<int, 1>{});
+    else if (Way::vectors > 2 && left <= 2 * Way::lanes)
+      tile(std::integral_constant<int, 2>{});
+    else
+      tile(std::integral_constant<int, Way::vectors>{});
+  }
+}
+
+/// A chunk's rows times a panel.
+template <class Way>
+void multiply_chunk(const Rows& chunk, std::span<const Index> runs, Index steps, const std::int8_t* w,
+                    const Requantize& to, Index column, Index columns) {
+  constexpr int few = Way::rows / 2 > 0 ? Way::rows / 2 : 1;
+  for (Index first = 0; first < chunk.count; first += Way::rows) {
+    const Index rows = std::min<Index>(Way::rows, chunk.count - first);
+    if (rows == 1)
+      multiply_rows<Way, 1>(chunk, first, rows, runs, steps, w, to, column, columns);
+    else if (rows <= few)
+      multiply_rows<Way, few>(chunk, first, rows, runs, steps, w, to, column, columns);
+    else
+      multiply_rows<Way, Way::rows>(chunk, first, rows, runs, steps, w, to, column, columns);
+  }
+}
+
+/// The depthwise form: each channel by itself.
+inline void convolve_depthwise(const Conv2dShape& s, const Images& x, const PackedWeights& weights,
+                               const Requantize& to, const Images& y) {
+  constexpr Index block = 64;
+  parallel_for(s.batch * s.out_height(), [&](Index line) {
+    const Index image = line / s.out_height(), row = line % s.out_height();
+    for (Index column = 0; column < s.out_width(); ++column)
+      for (Index c = 0; c < s.in_channels; c += block) {
+        const Index count = std::min(block, s.in_channels - c);
+        std::int32_t sums[block] = {};
+        for (Index tap = 0; tap < s.kernel_h * s.kernel_w; ++tap) {
+          const std::uint8_t* from =
+              x.at(image, row * s.stride_h - s.padding_h + tap / s.kernel_w * s.dilation_h,
+                   column * s.stride_w - s.padding_w + tap % s.kernel_w * s.dilation_w) + c;
+          const std::int8_t* w = weights.numbers.data() + tap * s.in_channels + c;
+          for (Index i = 0; i < count; ++i) sums[i] += from[i] * w[i];
+        }
+        std::uint8_t* const out = y.at(image, row, column) + c;
+        for (Index i = 0; i < count; ++i) out[i] = to(sums[i], c + i);
+      }
+  }, s.y_count() * s.kernel_h * s.kernel_w > 100'000);
+}
+
+}  // namespace detail
+
+/// y = the convolution of x, whose border is at least the padding and holds x's zero point. `to` has a number for each
+/// output channel, and up to `panel` more may be read.
+template <class Way = Best>
+void convolution(const Conv2dShape& s, const Images& x, const PackedWeights& weights, const Requantize& to,
+                 const Images& y) {
+  if (weights.depthwise) return detail::convolve_depthwise(s, x, weights, to, y);
+  std::vector<Index> runs;
+  for (Index kh = 0; kh < s.kernel_h; ++kh)
+    for (Index kw = 0; kw < (weights.row_runs ? 1 : s.kernel_w); ++kw)
+      runs.push_back(kh * s.dilation_h * x.pitch() + kw * s.dilation_w * x.channels);
+
+  const Index out_h = s.out_height(), out_w = s.out_width(), pixels = s.batch * out_h * out_w;
+  const Index chunks = (pixels + detail::chunk_rows - 1) / detail::chunk_rows, outputs = weights.group_outputs();
+  const Index tasks = chunks * weights.groups * weights.panels();
+  const bool worth_it = pixels * weights.panel_bytes() * weights.panels() * weights.groups > 2'000'000;
+  parallel_for(tasks, [&](Index task) {
+    const Index at_panel = task % weights.panels(), group = task / weights.panels() % weights.groups;
+    const Index first = task / weights.panels() / weights.groups * detail::chunk_rows;
+    detail::Rows rows;
+    rows.count = std::min(detail::chunk_rows, pixels - first);
+    Index column = first % out_w, row = first / out_w % out_h, image = first / (out_w * out_h);
+    for (Index i = 0; i < rows.count; ++i) {
+      rows.x[i] = x.at(image, row * s.stride_h - s.padding_h, column * s.stride_w - s.padding_w) +
+                  group * weights.channels;
+      rows.y[i] = y.at(image, row, column);
+      if (++column == out_w) {
+        column = 0;
+        if (++row == out_h) row = 0, ++image;
+      }
+    }
+    const Index begin = at_panel * panel;
+    detail::multiply_chunk<Way>(rows, runs, weights.run_steps(),
+                                weights.numbers.data() + (group * weights.panels() + at_panel) * weights.panel_bytes(),
+                                to, group * outputs + begin, std::min(panel, outputs - begin));
+  }, worth_it);
+}
+
+}  // namespace chorus::kernels::int8
+
+#pragma GCC diagnostic pop
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_INT8_CONVOLUTION_HPP
+
+// <chorus/kernels/int8/pointwise.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_INT8_POINTWISE_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_INT8_POINTWISE_HPP
+/// Sums, ReLUs and conversions of 8-bit numbers.
+
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+#include <immintrin.h>
+#endif
+
+// g++ 12 warns of what its own AVX-512 intrinsics leave undefined.
+#pragma GCC diagnostic push
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
+namespace chorus::kernels::int8 {
+
+using quantized::Levels;
+
+/// The integer that stands for x, or `least` where it would be smaller: with a ReLU that is the zero point.
+inline std::uint8_t level_of(const Levels& levels, float x, std::int32_t least) {
+  return static_cast<std::uint8_t>(std::max(levels.level(x), least));
+}
+inline std::uint8_t level_of(const Levels& levels, float x) { return static_cast<std::uint8_t>(levels.level(x)); }
+
+/// How two operands are added.
+struct Sum {
+  Levels a, b, y;
+  bool relu = false;
+
+  std::int32_t least() const { return relu ? y.zero_point : y.integers.least; }
+};
+
+/// y = the levels of a + b, or of relu(a + b), which are added in float: `count` numbers, one behind the other.
+inline void add(const Sum& sum, const std::uint8_t* a, const std::uint8_t* b, std::uint8_t* y, Index count) {
+  Index i = 0;
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+  constexpr int exact = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  const auto number = [](const std::uint8_t* q, const Levels& levels) {
+    const auto wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(q)));
+    // With its rounding named, a product is never joined with the sum that follows.
+    return _mm512_mul_round_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(wide, _mm512_set1_epi32(levels.zero_point))),
+                               _mm512_set1_ps(levels.scale), exact);
+  };
+  const auto inverse = _mm512_set1_ps(1.0f / sum.y.scale);
+  const auto least = _mm512_set1_ps(static_cast<float>(sum.least() - sum.y.zero_point));
+  const auto most = _mm512_set1_ps(static_cast<float>(sum.y.integers.most - sum.y.zero_point));
+  const auto zero_point = _mm512_set1_epi32(sum.y.zero_point);
+  for (; i + 16 <= count; i += 16) {
+    const auto both = _mm512_add_round_ps(number(a + i, sum.a), number(b + i, sum.b), exact);
+    const auto level = _mm512_min_ps(_mm512_max_ps(_mm512_mul_round_ps(both, inverse, exact), least), most);
+    const auto q = _mm512_add_epi32(_mm512_cvtps_epi32(level), zero_point);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(y + i), _mm512_cvtepi32_epi8(q));
+  }
+#endif
+  if (i == count) return;
+  // Products come from tables: the compiler cannot join them with the sum, which would round once less.
+  std::array<float, 256> numbers_a, numbers_b;
+  for (int q = 0; q < 256; ++q) {
+    numbers_a[static_cast<std::size_t>(q)] = sum.a.number(q);
+    numbers_b[static_cast<std::size_t>(q)] = sum.b.number(q);
+  }
+  for (; i < count; ++i) y[i] = level_of(sum.y, numbers_a[a[i]] + numbers_b[b[i]], sum.least());
+}
+
+/// The same of images.
+inline void add(const Sum& sum, const Images& a, const Images& b, const Images& y) {
+  parallel_for(y.batch * y.height, [&](Index line) {
+    const Index image = line / y.height, row = line % y.height;
+    add(sum, a.at(image, row, 0), b.at(image, row, 0), y.at(image, row, 0), y.width * y.channels);
+  }, y.pixels() * y.channels > 200'000);
+}
+
+/// y[q] of every number: any function of one 8-bit number, such as a ReLU with other levels than its input's.
+inline void look_up(const std::array<std::uint8_t, 256>& table, const Images& x, const Images& y) {
+  for (Index image = 0; image < y.batch; ++image)
+    for (Index row = 0; row < y.height; ++row) {
+      const std::uint8_t* const from = x.at(image, row, 0);
+      std::uint8_t* const to = y.at(image, row, 0);
+      for (Index i = 0; i < y.width * y.channels; ++i) to[i] = table[from[i]];
+    }
+}
+
+/// y = the levels of x: [batch, channels, height, width], row-major.
+inline void quantize(const Levels& levels, const float* x, const Images& y) {
+  const Index plane = y.height * y.width;
+  parallel_for(y.batch * y.height, [&](Index line) {
+    const Index image = line / y.height, row = line % y.height;
+    for (Index c = 0; c < y.channels; ++c) {
+      const float* const from = x + (image * y.channels + c) * plane + row * y.width;
+      std::uint8_t* const to = y.at(image, row, 0) + c;
+      for (Index column = 0; column < y.width; ++column) to[column * y.channels] = level_of(levels, from[column]);
+    }
+  }, y.pixels() * y.channels > 50'000);
+}
+
+/// y: [batch, channels, height, width], row-major, gets f(number) of x.
+template <class T, class F>
+void for_channels_first(const Images& x, T* y, const F& f) {
+  const Index plane = x.height * x.width;
+  for (Index image = 0; image < x.batch; ++image)
+    for (Index row = 0; row < x.height; ++row)
+      for (Index column = 0; column < x.width; ++column) {
+        const std::uint8_t* const from = x.at(image, row, column);
+        T* const to = y + image * x.channels * plane + row * x.width + column;
+        for (Index c = 0; c < x.channels; ++c) to[c * plane] = f(from[c]);
+      }
+}
+
+/// y = the numbers that x stands for: [batch, channels, height, width], row-major.
+inline void dequantize(const Levels& levels, const Images& x, float* y) {
+  for_channels_first(x, y, [&](std::uint8_t q) { return levels.number(q); });
+}
+
+}  // namespace chorus::kernels::int8
+
+#pragma GCC diagnostic pop
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_INT8_POINTWISE_HPP
+
+// <chorus/kernels/int8/pooling.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_INT8_POOLING_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_INT8_POOLING_HPP
+/// Pooling of 8-bit images.
+
+namespace chorus::kernels::int8 {
+
+namespace detail {
+/// Calls f(image, row, column, top, left) for each window, which may begin or end outside of the image.
+template <class F>
+void for_windows(const Pool2dShape& s, const Images& x, const Images& y, const F& f) {
+  parallel_for(y.batch * y.height, [&](Index line) {
+    const Index image = line / y.height, row = line % y.height;
+    const Index top = row * s.stride_h - s.padding_h;
+    for (Index column = 0; column < y.width; ++column) f(image, row, column, top, column * s.stride_w - s.padding_w);
+  }, x.bytes() > 100'000);
+}
+}  // namespace detail
+
+/// y = the largest number of each window. Padding never counts. `s.planes` is not looked at.
+inline void max_pool2d(const Pool2dShape& s, const Images& x, const Images& y) {
+  detail::for_windows(s, x, y, [&](Index image, Index row, Index column, Index top, Index left) {
+    std::uint8_t* const to = y.at(image, row, column);
+    std::fill_n(to, x.channels, std::uint8_t{0});
+    for (Index kh = 0; kh < s.kernel_h; ++kh)
+      for (Index kw = 0; kw < s.kernel_w; ++kw) {
+        const Index i = top + kh * s.dilation_h, j = left + kw * s.dilation_w;
+        if (i < 0 || i >= x.height || j < 0 || j >= x.width) continue;
+        const std::uint8_t* const from = x.at(image, i, j);
+        for (Index c = 0; c < x.channels; ++c) to[c] = std::max(to[c], from[c]);
+      }
+  });
+}
+
+/// How means become numbers of 8 bits: the levels of float(sum of (x - zero_point)) * (scale / count), `count` being
+/// the numbers of a window.
+struct Mean {
+  Levels x, y;
+  bool count_include_pad = true;
+
+  std::uint8_t operator()(std::int32_t sum, Index numbers, Index divisor) const {
+    const auto centered = sum - static_cast<std::int32_t>(numbers) * x.zero_point;
+    return level_of(y, static_cast<float>(centered) * (x.scale / static_cast<float>(divisor)));
+  }
+};
+
+/// y = the mean of each window.
+inline void avg_pool2d(const Pool2dShape& s, const Images& x, const Images& y, const Mean& mean) {
+  constexpr Index block = 128;
+  detail::for_windows(s, x, y, [&](Index image, Index row, Index column, Index top, Index left) {
+    for (Index c = 0; c < x.channels; c += block) {
+      const Index count = std::min(block, x.channels - c);
+      std::int32_t sums[block] = {};
+      Index numbers = 0;
+      for (Index i = std::max<Index>(top, 0); i < std::min(top + s.kernel_h, x.height); ++i)
+        for (Index j = std::max<Index>(left, 0); j < std::min(left + s.kernel_w, x.width); ++j, ++numbers) {
+          const std::uint8_t* const from = x.at(image, i, j) + c;
+          for (Index l = 0; l < count; ++l) sums[l] += from[l];
+        }
+      // What lies behind the padding at the far side, with `ceil_mode`, never counts.
+      const Index whole = (std::min(top + s.kernel_h, x.height + s.padding_h) - top) *
+                          (std::min(left + s.kernel_w, x.width + s.padding_w) - left);
+      const Index divisor = std::max<Index>(1, mean.count_include_pad ? whole : numbers);
+      std::uint8_t* const to = y.at(image, row, column) + c;
+      for (Index l = 0; l < count; ++l) to[l] = mean(sums[l], numbers, divisor);
+    }
+  });
+}
+
+}  // namespace chorus::kernels::int8
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_INT8_POOLING_HPP
+
+// <chorus/nn/int8/step.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_INT8_STEP_HPP
+#define CHORUS_SINGLE_CHORUS_NN_INT8_STEP_HPP
+/// What a quantised model is made of: steps from 8-bit numbers to 8-bit numbers, as plain data.
+
+namespace chorus::nn::int8 {
+
+using kernels::int8::Levels;
+
+enum class Kind : std::uint8_t { conv2d, linear, add, max_pool2d, avg_pool2d, global_avg_pool, relu, flatten };
+
+inline constexpr std::array<std::string_view, 8> kind_names{"conv2d",     "linear",          "add",  "max_pool2d",
+                                                            "avg_pool2d", "global_avg_pool", "relu", "flatten"};
+inline void append(std::string& out, Kind kind) { out += kind_names[static_cast<std::size_t>(kind)]; }
+
+/// One operation. Value 0 is the program's input, value i + 1 what step i gives.
+struct Step {
+  Kind kind = Kind::relu;
+  /// The layer's path in the model ("layer1.0.conv1"), or one that says what the step does; no other step has it.
+  std::string name;
+  std::vector<Index> inputs;
+  /// What the output's integers stand for. max_pool2d and flatten keep their input's.
+  Levels levels;
+  /// conv2d, linear, add: whether a ReLU follows.
+  bool relu = false;
+
+  /// conv2d and pooling: height, then width. A kernel of convolutions is their weight's.
+  std::array<Index, 2> window{1, 1}, stride{1, 1}, padding{0, 0}, dilation{1, 1};
+  Index groups = 1;
+  bool ceil_mode = false, count_include_pad = true;
+
+  /// conv2d: [out, in / groups, kernel_h, kernel_w]; linear: [out, in, 1, 1].
+  std::array<Index, 4> weight_shape{};
+  std::vector<std::int8_t> weight;
+  /// Of each output: what its weights' integers are multiplied with, and the bias, which may be absent.
+  std::vector<float> weight_scale, bias;
+
+  bool has_weight() const { return kind == Kind::conv2d || kind == Kind::linear; }
+  bool keeps_levels() const { return kind == Kind::max_pool2d || kind == Kind::flatten; }
+};
+
+/// Throws `Error` unless 8-bit numbers can stand for something in that way.
+template <class Error>
+void check_levels(std::string_view who, const std::string& name, const Levels& levels) {
+  check<Error>(std::isfinite(levels.scale) && levels.scale > 0 && levels.integers.least >= 0 &&
+                   levels.integers.most <= 255 && levels.zero_point >= levels.integers.least &&
+                   levels.zero_point <= levels.integers.most,
+               who, ": '", name, "' has a scale of ", levels.scale, ", a zero point of ", levels.zero_point,
+               " and integers from ", levels.integers.least,
+               " to ", levels.integers.most, ": expected a positive scale, a zero point among the integers, and those ",
+               "from 0 to 255");
+}
+
+/// Throws `Error` unless the step can be computed, wherever its input comes from. `who`: how messages begin.
+template <class Error>
+void check_step(std::string_view who, const Step& step, Index index) {
+  const auto positive = [](const std::array<Index, 2>& both) {
+    return both[0] > 0 && both[1] > 0 && both[0] < 1 << 20 && both[1] < 1 << 20;
+  };
+  const std::size_t operands = step.kind == Kind::add ? 2 : 1;
+  check<Error>(step.inputs.size() == operands, who, ": ", step.kind, " '", step.name, "' takes ", operands,
+               " inputs, got ", step.inputs.size());
+  for (const Index input : step.inputs)
+    check<Error>(input >= 0 && input <= index, who, ": input ", input, " of '", step.name, "', step ", index,
+                 ", is none that comes before it");
+  check_levels<Error>(who, step.name, step.levels);
+  check<Error>(positive(step.window) && positive(step.stride) && positive(step.dilation) && step.padding[0] >= 0 &&
+                   step.padding[1] >= 0 && step.padding[0] < 1 << 20 && step.padding[1] < 1 << 20 && step.groups > 0,
+               who, ": '", step.name, "': window, stride, dilation and groups are at least 1, padding at least 0");
+  if (!step.has_weight()) return;
+  const auto [out, in, kernel_h, kernel_w] = step.weight_shape;
+  check<Error>(out > 0 && in > 0 && kernel_h > 0 && kernel_w > 0 && out % step.groups == 0, who, ": '", step.name,
+               "' has a weight of shape ", step.weight_shape, " for ", step.groups, " groups");
+  check<Error>(static_cast<Index>(step.weight.size()) == out * in * kernel_h * kernel_w, who, ": '", step.name,
+               "' has ", step.weight.size(), " weights for shape ", step.weight_shape);
+  check<Error>(static_cast<Index>(step.weight_scale.size()) == out &&
+                   (step.bias.empty() || static_cast<Index>(step.bias.size()) == out),
+               who, ": '", step.name, "' has ", step.weight_scale.size(), " scales and ", step.bias.size(),
+               " biases for ", out, " outputs");
+  for (const float scale : step.weight_scale)
+    check<Error>(std::isfinite(scale) && scale > 0, who, ": '", step.name, "' has a weight scale of ", scale,
+                 ": expected a positive number");
+  for (const float bias : step.bias)
+    check<Error>(std::isfinite(bias), who, ": '", step.name, "' has a bias of ", bias);
+}
+
+}  // namespace chorus::nn::int8
+#endif  // CHORUS_SINGLE_CHORUS_NN_INT8_STEP_HPP
+
+namespace chorus::nn::int8 {
+
+/// What a value is, of one sample. A vector has one pixel.
+struct Extent {
+  Index channels = 0, height = 1, width = 1;
+  bool is_image = false;
+
+  Index count() const { return channels * height * width; }
+  bool operator==(const Extent&) const = default;
+};
+inline void append(std::string& out, const Extent& extent) {
+  out += extent.is_image ? cat("[", extent.channels, ", ", extent.height, ", ", extent.width, "]")
+                         : cat("[", extent.channels, "]");
+}
+
+/// The integers of a value as they are computed: see Program::watch.
+struct Seen {
+  const std::string& name;
+  const Levels& levels;
+  const kernels::int8::Images& images;
+};
+
+class Program {
+ public:
+  Program() = default;
+  /// `input`: what the first value's integers stand for. The value of the last step is the result. Throws UsageError
+  /// where a step can't be computed.
+  Program(Levels input, std::vector<Step> steps) : input_(input), steps_(std::move(steps)) {
+    check<UsageError>(!steps_.empty(), who, ": there are no steps");
+    check_levels<UsageError>(who, "input", input_);
+    for (std::size_t i = 0; i < steps_.size(); ++i) check_step<UsageError>(who, steps_[i], static_cast<Index>(i));
+    for (auto& step : steps_) prepare(step);
+  }
+
+  const std::vector<Step>& steps() const { return steps_; }
+  const Levels& input() const { return input_; }
+  const Levels& output() const { return steps_.back().levels; }
+
+  /// x: [batch, channels, height, width] or [batch, channels], quantised -> what the result stands for, in float:
+  /// [batch, ...]. Throws ShapeError where x does not fit the steps, or the result has another rank.
+  template <int OutRank = 2, int Rank>
+  Tensor<float, OutRank> operator()(const Tensor<float, Rank>& x) const {
+    return run<OutRank>(x, [](const Seen&) {});
+  }
+
+  /// The same, which shows each value's integers as soon as they are there.
+  template <int OutRank = 2, int Rank, class Watch>
+  Tensor<float, OutRank> watch(const Tensor<float, Rank>& x, const Watch& watch) const {
+    return run<OutRank>(x, watch);
+  }
+
+ private:
+  static constexpr const char* who = "quantized model";
+  using Images = kernels::int8::Images;
+
+  /// What a step's kernel needs beside the step.
+  struct Prepared {
+    kernels::int8::PackedWeights weights;
+    std::vector<std::int32_t> offset;
+    std::vector<float> bias, multiplier;
+    std::array<std::uint8_t, 256> table{};
+  };
+
+  const Levels& levels_of(Index value) const {
+    return value == 0 ? input_ : steps_[static_cast<std::size_t>(value - 1)].levels;
+  }
+
+  static kernels::Conv2dShape convolution_of(const Step& step) {
+    return {.batch = 0,
+            .in_channels = step.weight_shape[1] * step.groups,
+            .height = 0,
+            .width = 0,
+            .out_channels = step.weight_shape[0],
+            .kernel_h = step.weight_shape[2],
+            .kernel_w = step.weight_shape[3],
+            .stride_h = step.stride[0],
+            .stride_w = step.stride[1],
+            .padding_h = step.padding[0],
+            .padding_w = step.padding[1],
+            .dilation_h = step.dilation[0],
+            .dilation_w = step.dilation[1],
+            .groups = step.groups};
+  }
+  static kernels::Pool2dShape pooling_of(const Step& step, const Extent& x) {
+    return {.planes = x.channels,
+            .height = x.height,
+            .width = x.width,
+            .kernel_h = step.window[0],
+            .kernel_w = step.window[1],
+            .stride_h = step.stride[0],
+            .stride_w = step.stride[1],
+            .padding_h = step.padding[0],
+            .padding_w = step.padding[1],
+            .dilation_h = step.dilation[0],
+            .dilation_w = step.dilation[1],
+            .ceil_mode = step.ceil_mode};
+  }
+
+  void prepare(Step& step) {
+    Prepared out;
+    const Levels& x = levels_of(step.inputs[0]);
+    if (step.keeps_levels()) step.levels = x;
+    if (step.kind == Kind::relu)
+      for (int q = 0; q < 256; ++q) {
+        const auto at = static_cast<std::size_t>(q);
+        out.table[at] = kernels::int8::level_of(step.levels, x.number(q), step.levels.zero_point);
+      }
+    if (step.has_weight()) {
+      const auto shape = convolution_of(step);
+      check<UsageError>(step.weight_shape[1] * shape.kernel_h * shape.kernel_w <= kernels::int8::most_terms, who,
+                        ": '", step.name, "' adds ", step.weight_shape[1] * shape.kernel_h * shape.kernel_w,
+                        " products, of which 32 bits hold ", kernels::int8::most_terms);
+      out.weights = kernels::int8::pack_weights(shape, step.weight);
+      // Vectors are read whole: behind the last channel, too.
+      const auto outputs = static_cast<std::size_t>(shape.out_channels);
+      const std::size_t padded = outputs + static_cast<std::size_t>(kernels::int8::panel);
+      out.offset.assign(padded, 0);
+      out.bias.assign(padded, 0);
+      out.multiplier.assign(padded, 0);
+      for (std::size_t o = 0; o < outputs; ++o) {
+        const float unit = x.scale * step.weight_scale[o];
+        out.offset[o] = -x.zero_point * out.weights.sums[o];
+        out.bias[o] = step.bias.empty() ? 0.0f : step.bias[o] / unit;
+        out.multiplier[o] = unit / step.levels.scale;
+      }
+    }
+    prepared_.push_back(std::move(out));
+  }
+
+  /// What a step makes of its inputs. Throws ShapeError where they don't fit.
+  Extent extent_after(const Step& step, std::span<const Extent> values) const {
+    const Extent& x = values[static_cast<std::size_t>(step.inputs[0])];
+    const auto wants_image = [&] {
+      check<ShapeError>(x.is_image, who, ": ", step.kind, " '", step.name, "' takes images, got ", x);
+    };
+    switch (step.kind) {
+      case Kind::conv2d: {
+        wants_image();
+        auto s = convolution_of(step);
+        check<ShapeError>(s.in_channels == x.channels, who, ": '", step.name, "' takes ", s.in_channels,
+                          " channels, got ", x);
+        s.height = x.height;
+        s.width = x.width;
+        check<ShapeError>(x.height + 2 * s.padding_h > s.dilation_h * (s.kernel_h - 1) &&
+                              x.width + 2 * s.padding_w > s.dilation_w * (s.kernel_w - 1),
+                          who, ": the kernel of '", step.name, "' is larger than its padded input of ", x);
+        return {s.out_channels, s.out_height(), s.out_width(), true};
+      }
+      case Kind::linear:
+        check<ShapeError>(!x.is_image && x.channels == step.weight_shape[1], who, ": '", step.name, "' takes ",
+                          step.weight_shape[1], " numbers, got ", x);
+        return {step.weight_shape[0], 1, 1, false};
+      case Kind::add: {
+        const Extent& other = values[static_cast<std::size_t>(step.inputs[1])];
+        check<ShapeError>(x == other, who, ": '", step.name, "' adds ", x, " and ", other);
+        return x;
+      }
+      case Kind::max_pool2d:
+      case Kind::avg_pool2d: {
+        wants_image();
+        const auto s = pooling_of(step, x);
+        check<ShapeError>(x.height + 2 * s.padding_h >= s.span_h() && x.width + 2 * s.padding_w >= s.span_w(), who,
+                          ": the window of '", step.name, "' does not fit ", x);
+        return {x.channels, s.out_height(), s.out_width(), true};
+      }
+      case Kind::global_avg_pool:
+        wants_image();
+        return {x.channels, 1, 1, false};
+      case Kind::relu:
+        return x;
+      case Kind::flatten:
+        return {x.count(), 1, 1, false};
+    }
+    return x;
+  }
+
+  /// Where the values of a batch lie: those that are not needed at one time may share their memory.
+  struct Places {
+    std::vector<Images> values;
+    std::vector<Index> offsets;
+    Index bytes = 0;
+  };
+  Places place(std::span<const Extent> extents, Index batch) const {
+    Places out;
+    std::vector<Index> last(extents.size(), 0), border(extents.size(), 0);
+    for (std::size_t i = 0; i < steps_.size(); ++i)
+      for (const Index input : steps_[i].inputs) {
+        const auto at = static_cast<std::size_t>(input);
+        last[at] = static_cast<Index>(i) + 1;
+        if (steps_[i].kind == Kind::conv2d)
+          border[at] = std::max({border[at], steps_[i].padding[0], steps_[i].padding[1]});
+      }
+    for (std::size_t v = 0; v < extents.size(); ++v) {
+      const auto& extent = extents[v];
+      out.values.push_back({nullptr, batch, extent.height, extent.width, extent.channels, border[v]});
+      const Index bytes = (out.values[v].bytes() + 63) / 64 * 64;
+      // First fit among those that are still read when this one is written.
+      std::vector<std::pair<Index, Index>> taken;
+      for (std::size_t other = 0; other < v; ++other)
+        if (last[other] >= static_cast<Index>(v))
+          taken.emplace_back(out.offsets[other], out.offsets[other] + (out.values[other].bytes() + 63) / 64 * 64);
+      std::sort(taken.begin(), taken.end());
+      Index at = 0;
+      for (const auto& [begin, end] : taken) {
+        if (at + bytes <= begin) break;
+        at = std::max(at, end);
+      }
+      out.offsets.push_back(at);
+      out.bytes = std::max(out.bytes, at + bytes);
+    }
+    return out;
+  }
+
+  void run_step(std::size_t i, std::span<const Images> values) const {
+    const Step& step = steps_[i];
+    const Prepared& ready = prepared_[i];
+    const Images& x = values[static_cast<std::size_t>(step.inputs[0])];
+    const Images& y = values[i + 1];
+    const Levels& from = levels_of(step.inputs[0]);
+    switch (step.kind) {
+      case Kind::conv2d:
+      case Kind::linear: {
+        auto shape = convolution_of(step);
+        shape.batch = x.batch;
+        shape.height = x.height;
+        shape.width = x.width;
+        const auto& levels = step.levels;
+        kernels::int8::convolution(
+            shape, x, ready.weights,
+            {ready.offset.data(), ready.bias.data(), ready.multiplier.data(), levels.zero_point,
+             step.relu ? levels.zero_point : levels.integers.least, levels.integers.most},
+            y);
+        break;
+      }
+      case Kind::add:
+        kernels::int8::add({from, levels_of(step.inputs[1]), step.levels, step.relu}, x,
+                           values[static_cast<std::size_t>(step.inputs[1])], y);
+        break;
+      case Kind::max_pool2d:
+        kernels::int8::max_pool2d(pooling_of(step, {x.channels, x.height, x.width, true}), x, y);
+        break;
+      case Kind::avg_pool2d:
+        kernels::int8::avg_pool2d(
+            pooling_of(step, {x.channels, x.height, x.width, true}), x, y,
+            {from, step.levels, step.count_include_pad});
+        break;
+      case Kind::global_avg_pool: {
+        const kernels::Pool2dShape whole{x.channels, x.height, x.width, x.height, x.width, 1, 1};
+        kernels::int8::avg_pool2d(whole, x, y, {from, step.levels, true});
+        break;
+      }
+      case Kind::relu:
+        kernels::int8::look_up(ready.table, x, y);
+        break;
+      case Kind::flatten:
+        for (Index image = 0; image < x.batch; ++image) {
+          Images one = x;
+          one.data = x.data + image * x.image_bytes();
+          one.batch = 1;
+          kernels::int8::for_channels_first(one, y.at(image, 0, 0), [](std::uint8_t q) { return q; });
+        }
+        break;
+    }
+  }
+
+  template <int OutRank, int Rank, class Watch>
+  Tensor<float, OutRank> run(const Tensor<float, Rank>& x, const Watch& watch) const {
+    static_assert((Rank == 4 || Rank == 2) && (OutRank == 4 || OutRank == 2),
+                  "a quantized model takes and gives [batch, channels, height, width] or [batch, channels]");
+    check<UsageError>(!steps_.empty(), who, ": it has no steps: call quantized(model), or load one");
+    check<UsageError>(x.defined(), who, ": the input is undefined");
+    const auto input = contiguous(x);
+    std::vector<Extent> extents{{input.size(1), 1, 1, Rank == 4}};
+    if constexpr (Rank == 4) extents[0] = {input.size(1), input.size(2), input.size(3), true};
+    for (const auto& step : steps_) extents.push_back(extent_after(step, extents));
+    const Extent& result = extents.back();
+    check<ShapeError>(result.is_image == (OutRank == 4), who, ": the result of a sample is ", result, ", not of rank ",
+                      OutRank - 1);
+    const Index batch = input.size(0);
+    Shape<OutRank> shape{batch, result.channels};
+    if constexpr (OutRank == 4) shape = {batch, result.channels, result.height, result.width};
+    auto out = Tensor<float, OutRank>::empty(shape);
+    if (out.numel() == 0 || input.numel() == 0) return out;
+
+    Places places = place(extents, batch);
+    const kernels::Scratch<std::uint8_t> memory(Cpu{}, places.bytes);
+    for (std::size_t v = 0; v < extents.size(); ++v) places.values[v].data = memory.data() + places.offsets[v];
+
+    const std::string input_name = "input";
+    for (std::size_t v = 0; v < extents.size(); ++v) {
+      const Images& value = places.values[v];
+      value.fill_border(static_cast<std::uint8_t>(levels_of(static_cast<Index>(v)).zero_point));
+      if (v == 0)
+        kernels::int8::quantize(input_, input.data(), value);
+      else
+        run_step(v - 1, places.values);
+      watch(Seen{v == 0 ? input_name : steps_[v - 1].name, levels_of(static_cast<Index>(v)), value});
+    }
+    kernels::int8::dequantize(output(), places.values.back(), out.data());
+    return out;
+  }
+
+  Levels input_;
+  std::vector<Step> steps_;
+  std::vector<Prepared> prepared_;
+};
+
+}  // namespace chorus::nn::int8
+#endif  // CHORUS_SINGLE_CHORUS_NN_INT8_PROGRAM_HPP
+
+namespace chorus::io {
+
+namespace detail {
+
+/// The key of the metadata under which the steps stand.
+inline constexpr const char* int8_key = "chorus.int8";
+
+/// A number of the JSON that has to be a whole one.
+inline Index whole_number(std::string_view who, const nlohmann::json& json, const char* field) {
+  const auto found = json.find(field);
+  check<FileError>(found != json.end() && found->is_number_integer(), who, ": the steps lack a whole number '", field,
+                   "'");
+  return found->get<Index>();
+}
+inline std::vector<Index> whole_numbers(std::string_view who, const nlohmann::json& json, const char* field) {
+  const auto found = json.find(field);
+  check<FileError>(found != json.end() && found->is_array() && found->size() <= 8, who,
+                   ": the steps lack a list of numbers '", field, "'");
+  std::vector<Index> out;
+  for (const auto& number : *found) {
+    check<FileError>(number.is_number_integer(), who, ": '", field, "' of a step has what is no whole number");
+    out.push_back(number.get<Index>());
+  }
+  return out;
+}
+inline std::array<Index, 2> two_numbers(std::string_view who, const nlohmann::json& json, const char* field) {
+  const auto both = whole_numbers(who, json, field);
+  check<FileError>(both.size() == 2, who, ": '", field, "' of a step has ", both.size(), " numbers, expected 2");
+  return {both[0], both[1]};
+}
+inline bool truth(std::string_view who, const nlohmann::json& json, const char* field) {
+  const auto found = json.find(field);
+  check<FileError>(found != json.end() && found->is_boolean(), who, ": the steps lack '", field, "', true or false");
+  return found->get<bool>();
+}
+
+/// The steps without their numbers.
+inline std::string steps_json(const nn::int8::Program& program) {
+  auto steps = nlohmann::json::array();
+  for (const auto& step : program.steps()) {
+    nlohmann::json one{{"kind", std::string(nn::int8::kind_names[static_cast<std::size_t>(step.kind)])},
+                       {"name", step.name},
+                       {"inputs", step.inputs}};
+    if (!step.keeps_levels()) one["integers"] = {step.levels.integers.least, step.levels.integers.most};
+    if (step.has_weight() || step.kind == nn::int8::Kind::add) one["relu"] = step.relu;
+    if (step.kind == nn::int8::Kind::conv2d) one["groups"] = step.groups;
+    const bool pools = step.kind == nn::int8::Kind::max_pool2d || step.kind == nn::int8::Kind::avg_pool2d;
+    if (pools) {
+      one["window"] = step.window;
+      one["ceil_mode"] = step.ceil_mode;
+      one["count_include_pad"] = step.count_include_pad;
+    }
+    if (pools || step.kind == nn::int8::Kind::conv2d) {
+      one["stride"] = step.stride;
+      one["padding"] = step.padding;
+      one["dilation"] = step.dilation;
+    }
+    steps.push_back(std::move(one));
+  }
+  const auto& integers = program.input().integers;
+  return nlohmann::json{{"version", 1}, {"integers", {integers.least, integers.most}}, {"steps", std::move(steps)}}
+      .dump();
+}
+
+/// The numbers of a tensor, which must have that dtype. Throws FileError.
+template <class T>
+std::vector<T> numbers_of(const SafetensorsReader& file, const std::string& name, std::vector<Index>* shape = nullptr) {
+  const TensorEntry& entry = file.at(name);
+  check<FileError>(entry.dtype == file_dtype(dtype<T>), "loading ", file.path(), ": tensor ", Quoted{name},
+                   ": expected ", dtype<T>, ", got ", entry.dtype);
+  std::vector<T> out(entry.bytes / sizeof(T));
+  file.read(entry, std::as_writable_bytes(std::span(out)));
+  if (shape != nullptr) *shape = entry.shape;
+  return out;
+}
+
+inline nn::int8::Levels read_levels(std::string_view who, const SafetensorsReader& file, const std::string& name,
+                                    const nlohmann::json& json) {
+  const auto scale = numbers_of<float>(file, name + ".scale");
+  const auto zero_point = numbers_of<std::uint8_t>(file, name + ".zero_point");
+  check<FileError>(scale.size() == 1 && zero_point.size() == 1, "loading ", file.path(), ": ", Quoted{name},
+                   " has ", scale.size(), " scales and ", zero_point.size(), " zero points, expected one of each");
+  const auto [least, most] = two_numbers(who, json, "integers");
+  check<FileError>(0 <= least && least < most && most <= 255, who, ": ", Quoted{name}, " has integers from ", least,
+                   " to ", most, ", which are no 8-bit ones");
+  const nn::int8::Levels levels{
+      scale[0], zero_point[0], {static_cast<std::int32_t>(least), static_cast<std::int32_t>(most)}};
+  nn::int8::check_levels<FileError>(who, name, levels);
+  return levels;
+}
+
+inline nn::int8::Step read_step(std::string_view who, const SafetensorsReader& file, const nlohmann::json& json) {
+  using nn::int8::Kind;
+  nn::int8::Step step;
+  const auto text = [&](const char* field) {
+    const auto found = json.find(field);
+    check<FileError>(found != json.end() && found->is_string(), who, ": the steps lack a text '", field, "'");
+    return found->get<std::string>();
+  };
+  const auto kind = text("kind");
+  const auto found = std::find(nn::int8::kind_names.begin(), nn::int8::kind_names.end(), kind);
+  check<FileError>(found != nn::int8::kind_names.end(), who, ": there is no step ", Quoted{kind});
+  step.kind = static_cast<Kind>(found - nn::int8::kind_names.begin());
+  step.name = text("name");
+  step.inputs = whole_numbers(who, json, "inputs");
+  if (step.has_weight() || step.kind == Kind::add) step.relu = truth(who, json, "relu");
+  const bool pools = step.kind == Kind::max_pool2d || step.kind == Kind::avg_pool2d;
+  if (pools) {
+    step.window = two_numbers(who, json, "window");
+    step.ceil_mode = truth(who, json, "ceil_mode");
+    step.count_include_pad = truth(who, json, "count_include_pad");
+  }
+  if (pools || step.kind == Kind::conv2d) {
+    step.stride = two_numbers(who, json, "stride");
+    step.padding = two_numbers(who, json, "padding");
+    step.dilation = two_numbers(who, json, "dilation");
+  }
+  if (step.kind == Kind::conv2d) step.groups = whole_number(who, json, "groups");
+  if (!step.keeps_levels()) step.levels = read_levels(who, file, step.name, json);
+  if (step.has_weight()) {
+    std::vector<Index> shape;
+    step.weight = numbers_of<std::int8_t>(file, step.name + ".weight", &shape);
+    if (step.kind == Kind::linear) shape.resize(4, 1);
+    check<FileError>(shape.size() == 4, who, ": the weight of ", Quoted{step.name}, " has ", shape.size(), " axes");
+    std::copy_n(shape.begin(), 4, step.weight_shape.begin());
+    step.weight_scale = numbers_of<float>(file, step.name + ".weight_scale");
+    if (file.find(step.name + ".bias") != nullptr) step.bias = numbers_of<float>(file, step.name + ".bias");
+  }
+  return step;
+}
+
+}  // namespace detail
+
+/// Writes a quantised model, atomically. Throws FileError.
+template <std::derived_from<nn::int8::Program> Program>
+void save(const Program& program, const std::string& path, Metadata metadata = {}) {
+  check<UsageError>(!program.steps().empty(), "saving ", path, ": a quantized model without steps");
+  metadata[detail::int8_key] = detail::steps_json(program);
+  std::vector<TensorView> tensors;
+  std::list<std::vector<Index>> shapes;  // which stay where they are
+  std::list<std::uint8_t> zero_points;
+  const auto add = [&]<class T>(const std::string& name, std::vector<Index> shape, std::span<const T> numbers) {
+    shapes.push_back(std::move(shape));
+    tensors.push_back({name, file_dtype(dtype<T>), shapes.back(), std::as_bytes(numbers)});
+  };
+  const auto add_levels = [&](const std::string& name, const nn::int8::Levels& levels) {
+    zero_points.push_back(static_cast<std::uint8_t>(levels.zero_point));
+    add(name + ".scale", {}, std::span(&levels.scale, 1));
+    add(name + ".zero_point", {}, std::span<const std::uint8_t>(&zero_points.back(), 1));
+  };
+  add_levels("input", program.input());
+  for (const auto& step : program.steps()) {
+    if (!step.keeps_levels()) add_levels(step.name, step.levels);
+    if (!step.has_weight()) continue;
+    const auto& shape = step.weight_shape;
+    add(step.name + ".weight",
+        std::vector<Index>(shape.begin(), step.kind == nn::int8::Kind::linear ? shape.begin() + 2 : shape.end()),
+        std::span(step.weight));
+    add(step.name + ".weight_scale", {shape[0]}, std::span(step.weight_scale));
+    if (!step.bias.empty()) add(step.name + ".bias", {shape[0]}, std::span(step.bias));
+  }
+  write_safetensors(path, tensors, metadata);
+}
+template <std::derived_from<nn::int8::Program> Program>
+void save(Program& program, const std::string& path, const Metadata& metadata = {}) {
+  save(std::as_const(program), path, metadata);
+}
+
+/// Reads what `save` has written. Throws FileError where the file holds no quantised model, or one that can't be run.
+inline nn::int8::Program load_quantized(const std::string& path) {
+  const SafetensorsReader file(path);
+  const std::string who = cat("loading ", path);
+  const auto text = file.metadata().find(detail::int8_key);
+  check<FileError>(text != file.metadata().end(), who, ": no quantized model: the metadata lack '", detail::int8_key,
+                   "'");
+  const auto json = nlohmann::json::parse(text->second, nullptr, /*allow_exceptions=*/false);
+  check<FileError>(json.is_object() && json.contains("steps") && json["steps"].is_array(), who, ": '",
+                   detail::int8_key, "' of the metadata is no list of steps");
+  const Index version = detail::whole_number(who, json, "version");
+  check<FileError>(version == 1, who, ": a quantized model of version ", version, ", of which only 1 is known");
+  std::vector<nn::int8::Step> steps;
+  for (const auto& one : json["steps"]) {
+    check<FileError>(one.is_object(), who, ": '", detail::int8_key, "' has a step that is no object");
+    steps.push_back(detail::read_step(who, file, one));
+    nn::int8::check_step<FileError>(who, steps.back(), static_cast<Index>(steps.size()) - 1);
+  }
+  check<FileError>(!steps.empty(), who, ": a quantized model without steps");
+  return {detail::read_levels(who, file, "input", json), std::move(steps)};
+}
+
+}  // namespace chorus::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_QUANTIZED_FILE_HPP
 
 // <chorus/io/tensor_file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_TENSOR_FILE_HPP
@@ -5297,7 +6597,7 @@ class ColumnParallelLinear : public Linear<D, T> {
  private:
   auto columns_of(const auto& x) const {
     auto group = detail::group_of_part("ColumnParallelLinear", this->weight.shape()[0], out_, unit_);
-    auto y = linear(detail::entered(x, group), this->weight, this->bias);
+    auto y = this->of_whole_input(detail::entered(x, group));
     return Columns<decltype(y)>(std::move(y), out_, unit_, std::move(group));
   }
 
@@ -5348,7 +6648,7 @@ class RowParallelLinear : public Linear<D, T> {
   auto of_columns(const Columns<X>& x) const {
     check<ShapeError>(x.width() == in_, "RowParallelLinear: expected ", in_, " columns, got ", x.width());
     const auto own = group();
-    if (own == nullptr) return linear(gather_columns(x), this->weight, this->bias);
+    if (own == nullptr) return this->of_whole_input(gather_columns(x));
     if (x.group() == nullptr) return sum_of(scatter_columns(x.part(), unit_, own));
     check_unit(x);
     return sum_of(x);
@@ -5356,7 +6656,7 @@ class RowParallelLinear : public Linear<D, T> {
   template <Operand X>
   auto of_whole(const X& x) const {
     if (const auto own = group()) return sum_of(scatter_columns(x, unit_, own));
-    return linear(x, this->weight, this->bias);
+    return this->of_whole_input(x);
   }
   template <class X>
   auto sum_of(const Columns<X>& x) const {
@@ -5404,7 +6704,7 @@ struct MultiheadAttentionOptions {
 /// `heads` heads attends with features / heads numbers. in_proj_weight: [3 features, features], the projections of
 /// query, key and value one below the other. Batches come first (PyTorch's batch_first = True). Under TensorParallel
 /// each rank has some of the heads, whole ones.
-template <Device D, Real T = float>
+template <Device D, Real T>
 class MultiheadAttention : public Module {
  public:
   using device_type = D;
@@ -5530,6 +6830,51 @@ class MultiheadAttention : public Module {
 }  // namespace chorus::nn
 #endif  // CHORUS_SINGLE_CHORUS_NN_ATTENTION_HPP
 
+// <chorus/nn/conv_bn_relu.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_CONV_BN_RELU_HPP
+#define CHORUS_SINGLE_CHORUS_NN_CONV_BN_RELU_HPP
+/// Convolution, batch norm and ReLU as one module; nn::QuantizationAware folds the first two.
+
+namespace chorus::nn {
+
+namespace detail {
+inline Conv2dOptions without_bias(Conv2dOptions options) {
+  options.bias = false;  // batch norm has one
+  return options;
+}
+}  // namespace detail
+
+/// x: [batch, in, height, width] -> relu(bn(conv(x))): [batch, out, ...]. The convolution has no bias.
+template <Device D>
+struct ConvBnReLU : Module {
+  Conv2d<D> conv;
+  BatchNormReLU2d<D> bn;
+  CHORUS_MODULE(ConvBnReLU, conv, bn)
+
+  /// Throws ShapeError as Conv2d and BatchNorm do.
+  ConvBnReLU(Index in_channels, Index out_channels, const Conv2dOptions& options,
+             const BatchNormLayerOptions& norm = {})
+      : conv(in_channels, out_channels, detail::without_bias(options)), bn(out_channels, norm) {}
+
+  auto forward(const auto& x) const { return bn(conv(x)); }
+};
+
+/// The same without a ReLU.
+template <Device D>
+struct ConvBn : Module {
+  Conv2d<D> conv;
+  BatchNorm2d<D> bn;
+  CHORUS_MODULE(ConvBn, conv, bn)
+
+  ConvBn(Index in_channels, Index out_channels, const Conv2dOptions& options, const BatchNormLayerOptions& norm = {})
+      : conv(in_channels, out_channels, detail::without_bias(options)), bn(out_channels, norm) {}
+
+  auto forward(const auto& x) const { return bn(conv(x)); }
+};
+
+}  // namespace chorus::nn
+#endif  // CHORUS_SINGLE_CHORUS_NN_CONV_BN_RELU_HPP
+
 // <chorus/nn/convolutions.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_CONVOLUTIONS_HPP
 #define CHORUS_SINGLE_CHORUS_NN_CONVOLUTIONS_HPP
@@ -5603,8 +6948,8 @@ struct Conv1dOptions {
 };
 
 /// x: [batch, in, length] -> [batch, out, out_length]; weight: [out, in / groups, kernel].
-template <Device D, Real T = float>
-class Conv1d : public detail::ConvolutionBase<3, D, T> {
+template <Device D, Real T>
+class Conv1d : public detail::ConvolutionBase<3, D, T>, public quantization::WeightedLayer {
  public:
   /// Throws ShapeError unless channels and kernel are positive and `groups` divides both channel numbers.
   Conv1d(Index in_channels, Index out_channels, const Conv1dOptions& options)
@@ -5613,7 +6958,10 @@ class Conv1d : public detail::ConvolutionBase<3, D, T> {
         options_{options.stride, options.padding, options.dilation, options.groups} {}
   template <Operand X>
   auto operator()(const X& x) const {
-    return detail::watched(*this, [&] { return conv1d(x, this->weight, this->bias, options_); });
+    return detail::watched(*this, [&] {
+      return detail::weighted(this, x, this->weight, this->bias,
+                              [this](const auto&... xs) { return conv1d(xs..., options_); });
+    });
   }
 
  private:
@@ -5627,8 +6975,8 @@ struct Conv3dOptions {
 };
 
 /// x: [batch, in, depth, height, width] -> [batch, out, ...]; weight: [out, in / groups, depth, height, width].
-template <Device D, Real T = float>
-class Conv3d : public detail::ConvolutionBase<5, D, T> {
+template <Device D, Real T>
+class Conv3d : public detail::ConvolutionBase<5, D, T>, public quantization::WeightedLayer {
  public:
   /// Throws as Conv1d does.
   Conv3d(Index in_channels, Index out_channels, const Conv3dOptions& options)
@@ -5638,7 +6986,10 @@ class Conv3d : public detail::ConvolutionBase<5, D, T> {
         options_{options.stride, options.padding, options.dilation, options.groups} {}
   template <Operand X>
   auto operator()(const X& x) const {
-    return detail::watched(*this, [&] { return conv3d(x, this->weight, this->bias, options_); });
+    return detail::watched(*this, [&] {
+      return detail::weighted(this, x, this->weight, this->bias,
+                              [this](const auto&... xs) { return conv3d(xs..., options_); });
+    });
   }
 
  private:
@@ -5651,7 +7002,7 @@ struct ConvTranspose1dOptions {
 };
 
 /// x: [batch, in, length] -> [batch, out, ...]; weight: [in, out / groups, kernel].
-template <Device D, Real T = float>
+template <Device D, Real T>
 class ConvTranspose1d : public detail::ConvolutionBase<3, D, T> {
  public:
   /// Throws as Conv1d does.
@@ -5678,7 +7029,7 @@ struct ConvTranspose2dOptions {
 };
 
 /// x: [batch, in, height, width] -> [batch, out, ...]; weight: [in, out / groups, kernel_h, kernel_w].
-template <Device D, Real T = float>
+template <Device D, Real T>
 class ConvTranspose2d : public detail::ConvolutionBase<4, D, T> {
  public:
   /// Throws as Conv1d does.
@@ -5710,7 +7061,7 @@ class ConvTranspose2d : public detail::ConvolutionBase<4, D, T> {
 namespace chorus::nn {
 
 /// Normalises groups of neighbouring channels of x: [batch, channels, ...], then scales and shifts each channel.
-template <Device D, Real T = float>
+template <Device D, Real T>
 class GroupNorm : public Module {
  public:
   using device_type = D;
@@ -5746,7 +7097,7 @@ struct InstanceNormOptions {
 };
 
 /// Normalises each channel of each sample of x: [batch, channels, ...].
-template <Device D, Real T = float>
+template <Device D, Real T>
 class InstanceNorm : public Module {
  public:
   using device_type = D;
@@ -5787,7 +7138,7 @@ template <Device D, Real T = float>
 using InstanceNorm2d = InstanceNorm<D, T>;
 
 /// Divides the last axis of x: [..., features] by its root mean square, then scales it.
-template <Device D, Real T = float>
+template <Device D, Real T>
 class RMSNorm : public Module {
  public:
   using device_type = D;
@@ -6530,6 +7881,855 @@ auto rotary_positions(const X& x, Index first = 0) {
 }  // namespace chorus::nn
 #endif  // CHORUS_SINGLE_CHORUS_NN_POSITIONS_HPP
 
+// <chorus/nn/quantization_aware.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_AWARE_HPP
+#define CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_AWARE_HPP
+/// QuantizationAware: a model that trains with the rounding that integers will bring (Jacob et al., "Quantization and
+/// Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference", CVPR 2018).
+
+// <chorus/nn/quantization/layers.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_LAYERS_HPP
+#define CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_LAYERS_HPP
+/// The layers of a model that become integers, found by a walk through it.
+
+namespace chorus::nn::quantization {
+
+/// A layer with weights, and the batch norm that is listed directly after it in the same module, with as many channels
+/// and running statistics: those are folded.
+struct FoundLayer {
+  std::string name, norm_name;
+  Module* layer = nullptr;
+  Module* norm = nullptr;
+  const FoldableNorm* foldable = nullptr;
+  Index channels = 0;
+};
+
+/// All such layers, in the order in which they are listed; one that stands at several places at the first. Throws
+/// UsageError for weights that are not float.
+inline std::vector<FoundLayer> find_layers(Module& model) {
+  struct Find final : nn::detail::Walker {
+    std::vector<FoundLayer> found;
+    const Module* before = nullptr;  // the layer entered last, and the module that it is listed in
+    std::string listed_in;
+
+    void enter(Module& module) override {
+      std::string name = prefix();
+      if (!name.empty()) name.pop_back();
+      const auto dot = name.rfind('.');
+      const std::string parent = dot == std::string::npos ? "" : name.substr(0, dot);
+      const auto* const last = std::exchange(before, &module);
+      const bool neighbours = std::exchange(listed_in, parent) == parent && last != nullptr && !found.empty() &&
+                              found.back().layer == last;
+      if (const auto* const norm = dynamic_cast<const FoldableNorm*>(&module);
+          norm != nullptr && neighbours && norm->channels() == found.back().channels && norm->can_be_folded()) {
+        found.back().norm = &module;
+        found.back().foldable = norm;
+        found.back().norm_name = name;
+      } else if (dynamic_cast<const WeightedLayer*>(&module) != nullptr) {
+        for (const auto& known : found)
+          if (known.layer == &module) return;
+        if (name.empty()) name = "model";
+        const Index channels = output_channels(module, name);
+        found.push_back({std::move(name), "", &module, nullptr, nullptr, channels});
+      }
+    }
+    static Index output_channels(Module& layer, const std::string& layer_name) {
+      struct Weight final : Visitor {
+        const ParameterOn<Cpu>* found = nullptr;
+        void module(std::string_view, Module&) override {}
+        void parameter(std::string_view name, AnyParameter& handle) override {
+          if (name == "weight") found = &handle.on<Cpu>();
+        }
+        void buffer(std::string_view, AnyBuffer&) override {}
+      } weight;
+      layer.visit(weight);
+      check<UsageError>(weight.found->dtype() == DType::f32, "QuantizationAware: '", layer_name, "' has a weight of ",
+                        weight.found->dtype(), ": expected F32");
+      return weight.found->whole_extents()[0];
+    }
+  } find;
+  find.inner(model);
+  find.walk(model);
+  return std::move(find.found);
+}
+
+/// The places of a model's layers, by address. A copy of this object has none: its model's layers lie elsewhere.
+class Places {
+ public:
+  Places() = default;
+  Places(const Places&) {}
+  Places& operator=(const Places&) {
+    layers_.clear();
+    return *this;
+  }
+
+  /// `ranges`: in the order of find_layers. `norms`: all folded ones.
+  const Pass::Layers& of(Module& model, std::span<const LayerRanges> ranges) {
+    if (!layers_.empty() || ranges.empty()) return layers_;
+    const auto found = find_layers(model);
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      const LayerPlace place{&ranges[i], found[i].norm, found[i].foldable, found[i].norm_name};
+      layers_.emplace(found[i].layer, place);
+      if (found[i].norm != nullptr) layers_.emplace(found[i].norm, place);
+    }
+    return layers_;
+  }
+
+ private:
+  Pass::Layers layers_;
+};
+
+}  // namespace chorus::nn::quantization
+#endif  // CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_LAYERS_HPP
+
+namespace chorus::nn {
+
+namespace quantization {
+
+/// How a model computes: the three switches of QuantizationAware.
+struct Phases {
+  bool observe = true, fake_quantize = true, norms_frozen = false;
+  friend bool operator==(const Phases&, const Phases&) = default;
+};
+inline void append(std::string& out, const Phases& phases) {
+  const auto text = [](bool on) { return on ? "true" : "false"; };
+  out += cat("observe(", text(phases.observe), "), fake_quantize(", text(phases.fake_quantize), "), freeze_norms(",
+             text(phases.norms_frozen), ")");
+}
+
+/// Those of a model, as a buffer, so that they are saved with it, and what the program has called since the last pass.
+class KeptPhases {
+ public:
+  KeptPhases() : buffer_(Tensor<std::int64_t, 1, Cpu>::zeros({3})) { keep(now_); }
+
+  /// From now on `member` of Phases is `on`.
+  void set(bool Phases::*member, bool on) {
+    if (!called_) now_ = kept();
+    called_ = true;
+    now_.*member = on;
+    keep(now_);
+  }
+  Phases get() const { return called_ ? now_ : kept(); }
+  /// A pass in training begins. Throws UsageError, on all members of the batch's group, where they compute in different
+  /// ways: they would wait for each other, or drift apart.
+  Phases begin_pass() {
+    const Phases own = get();
+    if (const auto group = batch_group()) {
+      const std::array<double, 3> mine{own.observe ? 1.0 : 0.0, own.fake_quantize ? 1.0 : 0.0,
+                                       own.norms_frozen ? 1.0 : 0.0};
+      std::array<double, 6> ends{};
+      for (std::size_t i = 0; i < mine.size(); ++i) {
+        ends[2 * i] = mine[i];
+        ends[2 * i + 1] = -mine[i];
+      }
+      group->max(ends);
+      for (std::size_t i = 0; i < mine.size(); ++i)
+        check<UsageError>(ends[2 * i] == -ends[2 * i + 1], "QuantizationAware: ranks differ in their phases; this one ",
+                          "has ", own, ": call observe, fake_quantize and freeze_norms alike on all ranks");
+    }
+    called_ = false;
+    return own;
+  }
+  void visit(Visitor& visitor) { visitor.buffer("phases", buffer_); }
+
+ private:
+  Phases kept() const {
+    const auto* const on = value_of(buffer_).data();
+    return {on[0] != 0, on[1] != 0, on[2] != 0};
+  }
+  void keep(const Phases& phases) const {
+    auto* const on = value_of(buffer_).data();
+    on[0] = phases.observe;
+    on[1] = phases.fake_quantize;
+    on[2] = phases.norms_frozen;
+    buffer_.on<Cpu>().touch();
+  }
+
+  Buffer<std::int64_t, 1, Cpu> buffer_;
+  Phases now_;  // as the program has called
+  bool called_ = false;
+};
+
+/// The ranges of a model's layers and its phases, as a module: buffers `conv1.output`, `conv1.weight_min`, ...
+class Ranges : public Module {
+ public:
+  std::vector<LayerRanges> layers;
+  KeptPhases phases;
+  void visit(Visitor& visitor) override {
+    phases.visit(visitor);
+    for (auto& layer : layers) layer.visit(visitor);
+  }
+  std::string describe() const override { return "Ranges"; }
+};
+
+}  // namespace quantization
+
+/// `Model`, computed with the rounding of integers, so that it learns to do with it: a type like any other model, for
+/// SingleDevice, DataParallel, DistributedDataParallel and FullyShardedDataParallel, in whichever loop.
+///   using Net = ch::DistributedDataParallel<ch::nn::QuantizationAware<ResNet18<ch::Cpu>>>;
+/// - Each layer with weights (Linear, Conv1d to Conv3d) takes rounded numbers and a rounded weight. Its result is
+///   rounded where it is used by such a layer or a pooling, after a ReLU that follows, and at the end of the model.
+///   What comes from elsewhere (the input, sums, other functions) is rounded by the layer that takes it. All else stays
+///   float: embeddings, attention's products and its first projection, recurrent layers, transposed convolutions.
+/// - A batch norm listed by CHORUS_MODULE (or in a Sequential) directly after a layer with as many channels is folded
+///   into it: the layer's weight is rounded as it will be then, times gamma / sqrt(running_var + eps). A residual that
+///   BatchNormReLU adds is rounded, and so is the sum.
+/// - Ranges are the global batch's, the same for any number of devices, found in training alone: one collective of 16
+///   bytes for each, and one of 48 a pass, by which ranks see that they are in the same phase. They are buffers,
+///   `quantization.conv1.output`; a float model's file fills the rest by its names, with
+///   `io::load(net.module(), path, {.strict = false})`.
+/// Evaluation changes nothing, and needs ranges. Throws NonFiniteError for NaNs.
+template <class Model, class Scheme = Int8>
+class QuantizationAware : public Module {
+ public:
+  using device_type = typename Model::device_type;
+  static_assert(std::is_same_v<device_type, Cpu>,
+                "QuantizationAware: fake quantisation has kernels for the CPU alone; the model is on another device");
+
+  QuantizationAware() : QuantizationAware(Model{}) {}
+  /// `scheme`: other numbers than the type's. Throws UsageError where the model has no layer with weights.
+  explicit QuantizationAware(Model model, const quantization::Scheme& scheme = quantization::scheme_of<Scheme>())
+      : scheme_(scheme), model_(std::move(model)) {
+    for (const auto& found : quantization::find_layers(model_)) {
+      auto& ranges = quantization_.layers.emplace_back(found.name, scheme_.per_channel ? found.channels : 1);
+      ranges.has_sum = found.norm != nullptr;
+    }
+    check<UsageError>(!quantization_.layers.empty(), "QuantizationAware: ", model_.describe(),
+                      " has no layer with weights that could be integers: expected Linear or Conv1d to Conv3d");
+  }
+
+  /// What `Model::forward` takes and gives.
+  template <class... Inputs>
+  auto forward(const Inputs&... inputs) const {
+    check<UsageError>(tensor_group() == nullptr,
+                      "QuantizationAware: not under TensorParallel, where ranks have parts of a layer's channels");
+    check<UsageError>(chorus::detail::quantization_pass == nullptr, "QuantizationAware: a model of another one");
+    const auto phases = training() ? quantization_.phases.begin_pass() : quantization_.phases.get();
+    const auto& layers = places_.of(model_, quantization_.layers);
+    if (phases.norms_frozen)
+      for (const auto& [address, place] : layers)
+        if (place.norm != nullptr) place.norm->set_own_training(false);
+    const bool observes = training() && phases.observe && !is_recomputed();
+    quantization::Pass pass(scheme_, layers, observes, phases.fake_quantize);
+    const bool quantizes = observes || phases.fake_quantize;
+    const chorus::detail::Replaced<QuantizationPass*> scope(chorus::detail::quantization_pass,
+                                                            quantizes ? &pass : nullptr);
+    return rounded(model_.forward(inputs...));
+  }
+  template <class... Inputs>
+  auto operator()(const Inputs&... inputs) const {
+    return detail::watched(*this, [&] { return forward(inputs...); });
+  }
+
+  /// Whether passes in training move the ranges, of activations and weights. All ranks call it alike, as those below.
+  void observe(bool on) { quantization_.phases.set(&quantization::Phases::observe, on); }
+  /// Whether numbers are rounded; without, the model is the float one.
+  void fake_quantize(bool on) { quantization_.phases.set(&quantization::Phases::fake_quantize, on); }
+  /// From now on folded batch norms take their running statistics, in training, too, and leave them alone.
+  void freeze_norms(bool frozen = true) {
+    quantization_.phases.set(&quantization::Phases::norms_frozen, frozen);
+    if (frozen) return;
+    for (const auto& [address, place] : places_.of(model_, quantization_.layers))
+      if (place.norm != nullptr) place.norm->set_own_training(training());
+  }
+  quantization::Phases phases() const { return quantization_.phases.get(); }
+
+  /// The model inside.
+  Model& model() { return model_; }
+  /// What is known of each layer, in the order in which they are listed.
+  const std::vector<quantization::LayerRanges>& ranges() const { return quantization_.layers; }
+  const quantization::Scheme& scheme() const { return scheme_; }
+
+  void visit(Visitor& visitor) override {
+    visitor.inner(model_);
+    model_.visit(visitor);
+    visitor.module("quantization", quantization_);
+  }
+  std::string describe() const override { return cat("QuantizationAware(", model_.describe(), ")"); }
+
+ private:
+  template <class Y>
+  static auto rounded(const Y& y) {
+    if constexpr (Operand<Y>)
+      return chorus::detail::rounded(y);
+    else
+      return y;
+  }
+  template <class... Members>
+  static auto rounded(const std::tuple<Members...>& members) {
+    return std::apply([](const auto&... y) { return std::tuple(rounded(y)...); }, members);
+  }
+
+  quantization::Scheme scheme_;
+  mutable Model model_;  // a visit hands out its layers
+  mutable quantization::Ranges quantization_;
+  mutable quantization::Places places_;
+};
+
+}  // namespace chorus::nn
+#endif  // CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_AWARE_HPP
+
+// <chorus/nn/quantized.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_QUANTIZED_HPP
+#define CHORUS_SINGLE_CHORUS_NN_QUANTIZED_HPP
+/// Models of integers: what `quantized` makes of a model that was trained with fake quantisation.
+
+// <chorus/nn/int8/conversion.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_INT8_CONVERSION_HPP
+#define CHORUS_SINGLE_CHORUS_NN_INT8_CONVERSION_HPP
+/// From a recorded pass with fake quantisation to integer steps: what lies between two roundings becomes one step. An
+/// operation that has no integer form is refused by its name.
+
+// <chorus/nn/int8/recorded_pass.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_INT8_RECORDED_PASS_HPP
+#define CHORUS_SINGLE_CHORUS_NN_INT8_RECORDED_PASS_HPP
+/// One forward pass as a list of operations, with the layers in which they happened.
+
+#include <variant>
+
+namespace chorus::nn::int8 {
+
+/// An operation on what comes from the model's input. Operations on parameters alone are no steps of a pass; their
+/// results are constants.
+struct RecordedOperation {
+  std::string name;
+  /// The path of the innermost layer in which it happened, empty in the model itself; and what that says of itself.
+  std::string layer, layer_description;
+  /// Values by number, 0 being the input; -1: a constant, -2: an operand that is not there.
+  std::vector<Index> inputs;
+  std::vector<chorus::detail::WatchedTensor> operands;
+  Index output = 0;
+  chorus::detail::WatchedTensor result;
+  std::variant<std::monostate, kernels::Conv2dShape, kernels::Pool2dShape, operations::Mean, operations::FakeQuantize,
+               operations::BatchNorm<float, Cpu>>
+      facts;
+};
+
+/// A constant that came out of fake quantisation: what was quantised, and how.
+struct RecordedConstant {
+  chorus::detail::WatchedTensor original;
+  operations::FakeQuantize how;
+};
+
+/// Watches one forward pass of a model.
+class RecordedPass final : public chorus::detail::OperationWatch, public chorus::detail::LayerWatch {
+  // A view has its tensor's address, but another shape.
+  using Key = std::pair<const void*, std::vector<Index>>;
+
+ public:
+  /// Runs `pass()`, what the model makes of `input`, and remembers what it does.
+  template <int Rank, class Pass>
+  RecordedPass(Module& model, const Tensor<float, Rank, Cpu>& input, const Pass& pass) {
+    Paths paths;
+    paths.found = &paths_;
+    paths.walk(model);
+    remember(chorus::detail::watched_tensor(input));
+    const chorus::detail::Replaced<chorus::detail::LayerWatch*> layers(chorus::detail::layer_watch, this);
+    const chorus::detail::Replaced<chorus::detail::OperationWatch*> operations(chorus::detail::operation_watch, this);
+    const auto output = pass();
+    output_ = find(chorus::detail::watched_tensor(value_of(output)));
+  }
+
+  const std::vector<RecordedOperation>& operations() const { return operations_; }
+  /// The number of the value that the pass returned; -1 where it does not come from the input.
+  Index output() const { return output_; }
+  /// How a constant was quantised; null where it wasn't.
+  const RecordedConstant* constant(const chorus::detail::WatchedTensor& x) const {
+    const auto found = constants_.find(Key(x.data, x.shape));
+    return found == constants_.end() ? nullptr : &found->second;
+  }
+
+ private:
+  using Tensor_ = chorus::detail::WatchedTensor;
+  struct Paths final : nn::detail::Walker {
+    std::map<const void*, std::pair<std::string, std::string>>* found = nullptr;
+    void module(std::string_view name, Module& child) override {
+      found->emplace(&child, std::pair(path(name), child.describe()));
+      Walker::module(name, child);
+    }
+  };
+
+  void begins(const void* layer) override {
+    const auto found = paths_.find(layer);
+    inside_.push_back(found == paths_.end() ? nullptr : &found->second);
+  }
+  void ended(const std::string&) override { inside_.pop_back(); }
+  void multiply_adds(std::int64_t) override {}
+
+  void ended(const chorus::detail::WatchedOperation& operation) override {
+    RecordedOperation out{.name = operation.name,
+                          .layer = {},
+                          .layer_description = {},
+                          .inputs = {},
+                          .operands = operation.inputs,
+                          .output = 0,
+                          .result = operation.output,
+                          .facts = {}};
+    bool depends = false;
+    for (const auto& input : operation.inputs) {
+      out.inputs.push_back(input.defined() ? find(input) : -2);
+      depends = depends || out.inputs.back() >= 0;
+    }
+    const std::string_view name = operation.name;
+    if (!depends) {
+      if (name == "fake_quantize") remember_constant(operation);
+      return;
+    }
+    for (auto at = inside_.rbegin(); at != inside_.rend() && out.layer.empty(); ++at)
+      if (*at != nullptr) {
+        out.layer = (*at)->first;
+        out.layer_description = (*at)->second;
+      }
+    if (name == "conv2d") out.facts = static_cast<const operations::Conv2d*>(operation.facts)->shape;
+    if (name == "max_pool2d") out.facts = static_cast<const operations::MaxPool2d<Cpu>*>(operation.facts)->shape;
+    if (name == "avg_pool2d") out.facts = static_cast<const operations::AvgPool2d*>(operation.facts)->shape;
+    if (name == "mean") out.facts = *static_cast<const operations::Mean*>(operation.facts);
+    if (name == "fake_quantize") out.facts = *static_cast<const operations::FakeQuantize*>(operation.facts);
+    if (name == "batch_norm" || name == "batch_norm_relu")
+      out.facts = *static_cast<const operations::BatchNorm<float, Cpu>*>(operation.facts);
+    out.output = remember(operation.output);
+    operations_.push_back(std::move(out));
+  }
+
+  Index remember(const Tensor_& x) {
+    kept_.push_back(x);
+    const auto number = static_cast<Index>(values_++);
+    numbers_[Key(x.data, x.shape)] = number;
+    return number;
+  }
+  Index find(const Tensor_& x) const {
+    const auto found = numbers_.find(Key(x.data, x.shape));
+    return found == numbers_.end() ? -1 : found->second;
+  }
+
+  void remember_constant(const chorus::detail::WatchedOperation& operation) {
+    kept_.push_back(operation.output);
+    constants_.insert_or_assign(
+        Key(operation.output.data, operation.output.shape),
+        RecordedConstant{operation.inputs[0], *static_cast<const operations::FakeQuantize*>(operation.facts)});
+  }
+
+  std::map<Key, RecordedConstant> constants_;
+  std::map<const void*, std::pair<std::string, std::string>> paths_;
+  std::vector<const std::pair<std::string, std::string>*> inside_;
+  std::vector<RecordedOperation> operations_;
+  std::map<Key, Index> numbers_;
+  std::vector<Tensor_> kept_;
+  std::size_t values_ = 0;
+  Index output_ = -1;
+};
+
+}  // namespace chorus::nn::int8
+#endif  // CHORUS_SINGLE_CHORUS_NN_INT8_RECORDED_PASS_HPP
+
+namespace chorus::nn::int8 {
+
+namespace detail {
+
+class Conversion {
+  using Tensor_ = chorus::detail::WatchedTensor;
+
+ public:
+  explicit Conversion(const RecordedPass& pass) : pass_(pass) {
+    values_[0].is_input = true;
+    for (const auto& operation : pass.operations()) convert(operation);
+    const auto output = values_.find(pass.output());
+    check<UsageError>(output != values_.end(), who, ": the model's output does not come from its input, or by ",
+                      "operations that keep no record");
+    check<UsageError>(output->second.number > 0, who, ": the model's output is not rounded to integers",
+                      unrounded_.empty() ? "" : cat(": it comes from ", unrounded_));
+    check<UsageError>(output->second.number == static_cast<Index>(steps_.size()), who,
+                      ": the model's output is not what its last operation gives");
+  }
+
+  Program program() && { return {*input_, std::move(steps_)}; }
+  /// The rounded numbers of the program's values, as the pass had them.
+  const std::map<Index, Tensor_>& rounded_numbers() const { return rounded_; }
+
+ private:
+  static constexpr const char* who = "quantized";
+
+  /// What is known of a value of the pass: it is a value of the program (`number`), or yet to be rounded: `step` gives
+  /// it, and `after` follows, which keeps levels.
+  struct Value {
+    Index number = -1;
+    std::optional<Step> step;
+    std::vector<Step> after;
+    bool is_input = false;  // the model's input, or that in another shape, yet to be rounded
+    bool folds = false;     // what is to be normalised by the batch norm that is folded into the weights
+  };
+
+  std::string place(const RecordedOperation& operation) const {
+    return operation.layer.empty() ? cat("'", operation.name, "'")
+                                   : cat("'", operation.name, "' in '", operation.layer, "', a ",
+                                         operation.layer_description);
+  }
+
+  Value& value(const RecordedOperation& operation, std::size_t operand) {
+    const Index number = operation.inputs.at(operand);
+    check<UsageError>(number >= 0, who, ": ", place(operation), " computes with a constant: it has no integer form");
+    const auto found = values_.find(number);
+    check<UsageError>(found != values_.end(), who, ": ", place(operation), " takes what no step gives");
+    return found->second;
+  }
+  /// The program's value that an operand is. Throws where its numbers are none that integers stand for.
+  Index rounded(const RecordedOperation& operation, std::size_t operand) {
+    const Value& x = value(operation, operand);
+    if (x.number < 0) unrounded_ = x.step ? cat("'", x.step->name, "'") : "the input";
+    check<UsageError>(x.number >= 0, who, ": ", place(operation),
+                      " takes numbers that are not rounded to integers, of ", unrounded_);
+    return x.number;
+  }
+
+  std::string name_of(const RecordedOperation& operation, std::string_view otherwise) {
+    const std::string wanted = operation.layer.empty() ? std::string(otherwise) : operation.layer;
+    std::string name = wanted;
+    for (int i = 2; !names_.insert(name).second; ++i) name = cat(wanted, "_", i);
+    return name;
+  }
+  Step begin_step(Kind kind, const RecordedOperation& operation, std::vector<Index> inputs) {
+    Step out;
+    out.kind = kind;
+    out.name = name_of(operation, kind_names[static_cast<std::size_t>(kind)]);
+    out.inputs = std::move(inputs);
+    return out;
+  }
+  Index push(Step step) {
+    steps_.push_back(std::move(step));
+    return static_cast<Index>(steps_.size());
+  }
+
+  /// A step that several values came from: they may have been rounded before, to the same levels or to others.
+  Index push_once(Step step) {
+    for (std::size_t i = 0; i < steps_.size(); ++i) {
+      if (steps_[i].name != step.name) continue;
+      if (steps_[i].levels == step.levels && steps_[i].relu == step.relu) return static_cast<Index>(i) + 1;
+      const std::string name = step.name;
+      for (int n = 2; !names_.insert(step.name = cat(name, "_", n)).second; ++n) continue;
+      return push(std::move(step));
+    }
+    return push(std::move(step));
+  }
+
+  void convert(const RecordedOperation& operation) {
+    const std::string_view name = operation.name;
+    if (name == "fake_quantize") return round(operation);
+    if (name == "conv2d" || name == "linear") return multiply(operation);
+    if (name == "fold_batch_norm") return unfold(operation);
+    if (name == "batch_norm" || name == "batch_norm_relu") return normalise(operation);
+    if (name == "relu") return apply_relu(operation);
+    if (name == "add") return add(operation);
+    if (name == "max_pool2d" || name == "avg_pool2d") return pool(operation);
+    if (name == "reshape") return reshape(operation);
+    if (name == "mean") return average(operation);
+    fail<UsageError>(who, ": ", place(operation), " has no integer form");
+  }
+
+  const Levels& levels_of(Index number) const {
+    return number == 0 ? *input_ : steps_[static_cast<std::size_t>(number - 1)].levels;
+  }
+
+  void round(const RecordedOperation& operation) {
+    const auto& how = std::get<operations::FakeQuantize>(operation.facts);
+    check<UsageError>(how.levels.size() == 1, who, ": ", place(operation), " rounds activations by channel");
+    const Levels& levels = how.levels[0];
+    check<UsageError>(levels.integers.least >= 0 && levels.integers.most <= 255, who, ": ", place(operation),
+                      " rounds activations to integers in [", levels.integers.least, ", ", levels.integers.most,
+                      "]: integer kernels take u8");
+    Value& x = value(operation, 0);
+    if (x.is_input && x.number < 0) {
+      if (!input_) input_ = levels;
+      check<UsageError>(*input_ == levels, who, ": ", place(operation), " rounds the model's input to another scale ",
+                        "than a layer before: an integer model has one");
+      x.number = 0;
+    } else if (x.step) {
+      x.step->levels = levels;
+      x.number = push_once(std::move(*x.step));
+      x.step.reset();
+    }
+    if (!x.after.empty()) {
+      for (auto& step : x.after) {
+        step.inputs = {x.number};
+        step.levels = levels;
+        x.number = push_once(std::move(step));
+      }
+      x.after.clear();
+    }
+    check<UsageError>(x.number >= 0 && levels_of(x.number) == levels, who, ": ", place(operation),
+                      " rounds one value to two scales");
+    rounded_.emplace(x.number, operation.result);
+    Value out;
+    out.number = x.number;
+    values_[operation.output] = out;
+  }
+
+  static std::span<const float> floats(const Tensor_& x) {
+    Index count = 1;
+    for (const Index size : x.shape) count *= size;
+    return {static_cast<const float*>(x.data), static_cast<std::size_t>(count)};
+  }
+  static bool is_dense(const Tensor_& x) {
+    Index expected = 1;
+    for (std::size_t axis = x.shape.size(); axis-- > 0; expected *= x.shape[axis])
+      if (x.shape[axis] != 1 && x.strides[axis] != expected) return false;
+    return true;
+  }
+
+  void multiply(const RecordedOperation& operation) {
+    const bool is_linear = operation.name == "linear";
+    const Index x = rounded(operation, 0);
+    const auto* const weight = pass_.constant(operation.operands[1]);
+    check<UsageError>(weight != nullptr, who, ": the weight of ", place(operation), " is not quantized");
+    const auto& levels = weight->how.levels;
+    const auto& shape = weight->original.shape;
+    check<UsageError>(levels.size() == 1 || weight->how.axis == 0, who, ": the weight of ", place(operation),
+                      " has scales along axis ", weight->how.axis, ", expected its outputs, axis 0");
+    check<UsageError>(!is_linear || operation.operands[0].shape.size() == 2, who, ": ", place(operation),
+                      " takes more axes than [batch, features]: it has no integer form yet");
+    Step step = begin_step(is_linear ? Kind::linear : Kind::conv2d, operation, {x});
+    step.weight_shape = {1, 1, 1, 1};
+    std::copy(shape.begin(), shape.end(), step.weight_shape.begin());
+    if (!is_linear) {
+      const auto& s = std::get<kernels::Conv2dShape>(operation.facts);
+      step.stride = {s.stride_h, s.stride_w};
+      step.padding = {s.padding_h, s.padding_w};
+      step.dilation = {s.dilation_h, s.dilation_w};
+      step.groups = s.groups;
+    }
+    check<UsageError>(is_dense(weight->original), who, ": the weight of ", place(operation), " is not contiguous");
+    const auto numbers = floats(weight->original);
+    const auto outputs = static_cast<std::size_t>(shape[0]);
+    for (std::size_t o = 0; o < outputs; ++o) {
+      const auto& own = levels[levels.size() == 1 ? 0 : o];
+      check<UsageError>(own.zero_point == 0 && own.integers.least >= -128 && own.integers.most <= 127, who,
+                        ": the weight of ", place(operation), " has a zero point of ", own.zero_point,
+                        " and integers in [", own.integers.least, ", ", own.integers.most, "]: expected s8, symmetric");
+      step.weight_scale.push_back(own.scale);
+      for (std::size_t i = o * numbers.size() / outputs; i < (o + 1) * numbers.size() / outputs; ++i)
+        step.weight.push_back(static_cast<std::int8_t>(own.level(numbers[i])));
+    }
+    if (operation.inputs.size() > 2 && operation.inputs[2] != -2) {
+      check<UsageError>(operation.inputs[2] == -1, who, ": the bias of ", place(operation), " depends on the input");
+      const auto bias = floats(operation.operands[2]);
+      step.bias.assign(bias.begin(), bias.end());
+    }
+    Value out;
+    out.step = std::move(step);
+    values_[operation.output] = std::move(out);
+  }
+
+  void unfold(const RecordedOperation& operation) {
+    Value out = value(operation, 0);
+    check<UsageError>(out.step && out.step->has_weight() && !out.folds && !out.step->relu && out.after.empty(), who,
+                      ": ", place(operation), " follows no convolution");
+    out.folds = true;
+    values_[operation.output] = std::move(out);
+  }
+
+  void normalise(const RecordedOperation& operation) {
+    const auto& norm = std::get<operations::BatchNorm<float, Cpu>>(operation.facts);
+    check<UsageError>(!norm.training, who, ": ", place(operation), " is in training: call eval() first");
+    Value out = value(operation, 0);
+    check<UsageError>(out.step && out.folds, who, ": ", place(operation),
+                      " is folded into no convolution in front of it: it has no integer form");
+    Step& step = *out.step;
+    const auto outputs = static_cast<std::size_t>(step.weight_shape[0]);
+    const auto numbers = [&](std::size_t operand) {
+      return operation.inputs[operand] == -2 ? std::span<const float>() : floats(operation.operands[operand]);
+    };
+    const auto gamma = numbers(1), beta = numbers(2);
+    const float* const mean = norm.running_mean.data();
+    const float* const var = norm.running_var.data();
+    const std::size_t terms = step.weight.size() / outputs;
+    std::vector<float> bias(outputs);
+    for (std::size_t o = 0; o < outputs; ++o) {
+      const float factor =
+          quantized::fold_factor(gamma.empty() ? 1.0f : gamma[o], var[o], static_cast<float>(norm.eps));
+      bias[o] = quantized::folded_bias(factor, step.bias.empty() ? 0.0f : step.bias[o], mean[o],
+                                       beta.empty() ? 0.0f : beta[o]);
+      // A channel that is multiplied by 0 was not folded (FoldFactors): what is left of it is the bias.
+      if (std::abs(factor) < 1e-30f)
+        std::fill_n(step.weight.begin() + static_cast<std::ptrdiff_t>(o * terms), terms, std::int8_t{0});
+    }
+    step.bias = std::move(bias);
+    step.relu = operation.name == "batch_norm_relu";
+    out.folds = false;
+    values_[operation.output] = std::move(out);
+  }
+
+  void apply_relu(const RecordedOperation& operation) {
+    Value out = value(operation, 0);
+    if (out.number >= 0) {
+      Step step = begin_step(Kind::relu, operation, {out.number});
+      step.levels = levels_of(out.number);
+      out.number = push(std::move(step));
+    } else {
+      check<UsageError>(out.step && !out.folds, who, ": ", place(operation), " takes what is not rounded to integers");
+      const bool fuses = out.step->has_weight() || out.step->kind == Kind::add;
+      check<UsageError>(fuses, who, ": ", place(operation), " follows '", out.step->name,
+                        "', which is not rounded to integers first");
+      out.step->relu = true;
+    }
+    values_[operation.output] = std::move(out);
+  }
+
+  void add(const RecordedOperation& operation) {
+    // The bias of a layer whose batch norm is folded is added behind the unfolding.
+    if (operation.inputs.size() == 2 && operation.inputs[0] >= 0 && operation.inputs[1] == -1) {
+      Value out = value(operation, 0);
+      const auto bias = floats(operation.operands[1]);
+      if (out.step && out.folds && out.step->bias.empty() &&
+          static_cast<Index>(bias.size()) == out.step->weight_shape[0]) {
+        out.step->bias.assign(bias.begin(), bias.end());
+        values_[operation.output] = std::move(out);
+        return;
+      }
+    }
+    check<UsageError>(operation.inputs.size() == 2 && operation.operands[0].shape == operation.operands[1].shape, who,
+                      ": ", place(operation), " adds a number, or operands of two shapes: it has no integer form");
+    Value out;
+    const Index a = rounded(operation, 0), b = rounded(operation, 1);
+    out.step = begin_step(Kind::add, operation, {a, b});
+    values_[operation.output] = std::move(out);
+  }
+
+  void pool(const RecordedOperation& operation) {
+    const auto& s = std::get<kernels::Pool2dShape>(operation.facts);
+    const bool takes_mean = operation.name == "avg_pool2d";
+    Value out = value(operation, 0);
+    Step step = begin_step(takes_mean ? Kind::avg_pool2d : Kind::max_pool2d, operation, {-1});
+    step.window = {s.kernel_h, s.kernel_w};
+    step.stride = {s.stride_h, s.stride_w};
+    step.padding = {s.padding_h, s.padding_w};
+    step.dilation = {s.dilation_h, s.dilation_w};
+    step.ceil_mode = s.ceil_mode;
+    values_[operation.output] = takes_mean ? averaged(operation, std::move(step)) : chained(out, std::move(step));
+  }
+
+  /// A mean is yet to be rounded.
+  Value averaged(const RecordedOperation& operation, Step step) {
+    Value out;
+    step.inputs = {rounded(operation, 0)};
+    out.step = std::move(step);
+    return out;
+  }
+  /// A step that keeps levels, behind a value that may be yet to be rounded.
+  Value chained(Value out, Step step) {
+    if (out.number >= 0) {
+      step.inputs = {out.number};
+      step.levels = levels_of(out.number);
+      out.number = push(std::move(step));
+    } else {
+      check<UsageError>((out.step || out.is_input) && !out.folds, who, ": '", step.name,
+                        "' takes what is not rounded to integers");
+      out.after.push_back(std::move(step));
+    }
+    return out;
+  }
+
+  void reshape(const RecordedOperation& operation) {
+    const auto& from = operation.operands[0].shape;
+    const auto& to = operation.result.shape;
+    const Value& x = value(operation, 0);
+    if (from == to) {
+      values_[operation.output] = Value(x);
+    } else if (from.size() == 4 && to.size() == 2 && to[0] == from[0]) {
+      values_[operation.output] = chained(x, begin_step(Kind::flatten, operation, {-1}));
+    } else if (from.size() == 4 && to.size() == 3 && to[0] == from[0] && to[1] == from[1]) {
+      values_[operation.output] = Value(x);  // for a mean over all pixels: `average` looks
+      pixels_.insert(operation.output);
+    } else {
+      fail<UsageError>(who, ": ", place(operation), " from ", std::span<const Index>(from), " to ",
+                       std::span<const Index>(to), " has no integer form");
+    }
+  }
+
+  void average(const RecordedOperation& operation) {
+    const auto axis = std::get<operations::Mean>(operation.facts).axis;
+    check<UsageError>(pixels_.contains(operation.inputs[0]) && (axis == -1 || axis == 2), who, ": ", place(operation),
+                      " is over other axes than an image's: it has no integer form");
+    values_[operation.output] = averaged(operation, begin_step(Kind::global_avg_pool, operation, {-1}));
+  }
+
+  const RecordedPass& pass_;
+  std::map<Index, Value> values_;
+  std::map<Index, Tensor_> rounded_;
+  std::set<Index> pixels_;
+  std::set<std::string> names_{"input"};
+  std::optional<Levels> input_;
+  std::vector<Step> steps_;
+  std::string unrounded_;
+};
+
+}  // namespace detail
+
+/// The integer program of a pass in evaluation with fake quantisation. Throws UsageError where something in it has no
+/// integer form, by its name.
+inline Program converted(const RecordedPass& pass) { return detail::Conversion(pass).program(); }
+
+}  // namespace chorus::nn::int8
+#endif  // CHORUS_SINGLE_CHORUS_NN_INT8_CONVERSION_HPP
+
+namespace chorus::nn {
+
+/// A model with weights and activations of 8 bits, and sums of 32: it is called as a float model is, with float images
+/// or features, and gives float numbers. Evaluation alone. `io::save` writes it, `io::load_quantized` reads it.
+using QuantizedModel = int8::Program;
+
+namespace detail {
+
+/// Sets a model and all below it to evaluation, and back at the end: each layer to what it was.
+class EvaluatedForNow {
+ public:
+  explicit EvaluatedForNow(Module& model) {
+    struct Look final : Walker {
+      std::vector<std::pair<Module*, bool>>* found = nullptr;
+      void enter(Module& layer) override { found->emplace_back(&layer, layer.training()); }
+    } look;
+    look.found = &before_;
+    before_.emplace_back(&model, model.training());
+    look.walk(model);
+    for (const auto& [layer, trained] : before_) layer->set_own_training(false);
+  }
+  ~EvaluatedForNow() {
+    for (const auto& [layer, trained] : before_) layer->set_own_training(trained);
+  }
+  EvaluatedForNow(const EvaluatedForNow&) = delete;
+  EvaluatedForNow& operator=(const EvaluatedForNow&) = delete;
+
+ private:
+  std::vector<std::pair<Module*, bool>> before_;
+};
+
+/// A pass of the model in evaluation over `x`, which is watched.
+template <class Model, class Scheme, int Rank>
+int8::RecordedPass recorded_evaluation(QuantizationAware<Model, Scheme>& model, const Tensor<float, Rank, Cpu>& x) {
+  check<UsageError>(model.phases().fake_quantize,
+                    "quantized: the model computes with floats: call fake_quantize(true), and evaluate it, first");
+  const EvaluatedForNow evaluated(model);
+  // With a tape operations keep what they computed with, batch norms their statistics.
+  const GradMode with_tape(true);
+  return {model, x, [&] { return model(x); }};
+}
+
+}  // namespace detail
+
+/// The model in integers. `x`: a batch that it takes, a sample is enough: one pass over it in evaluation is watched,
+/// and what lies between two roundings becomes one step: weights are folded and rounded once, ReLUs are limits, and
+/// between the layers there are u8 alone. The steps take batches of any size. Throws UsageError, by the layer's name,
+/// where a range is unknown or an operation has no integer form.
+///
+/// Integers are those of training: the same levels and weights, sums without rounding error, and one rounding. Float
+/// sums in training have errors of some 1e-6, so that a number that lies as near to the middle between two levels may
+/// fall to the other side there.
+template <class Model, class Scheme, int Rank>
+QuantizedModel quantized(QuantizationAware<Model, Scheme>& model, const Tensor<float, Rank, Cpu>& x) {
+  return int8::converted(detail::recorded_evaluation(model, x));
+}
+
+}  // namespace chorus::nn
+#endif  // CHORUS_SINGLE_CHORUS_NN_QUANTIZED_HPP
+
 // <chorus/nn/recurrent.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_RECURRENT_HPP
 #define CHORUS_SINGLE_CHORUS_NN_RECURRENT_HPP
@@ -6648,7 +8848,7 @@ class Recurrent : public Module {
 
 /// x: [time, batch, features] (or batch first) -> {output: [time, batch, directions * hidden], hidden, cell: [layers *
 /// directions, batch, hidden]}. First states default to zero. Throws ShapeError where sizes don't fit.
-template <Device D, Real T = float>
+template <Device D, Real T>
 class LSTM final : public Recurrent<D, T> {
  public:
   LSTM(Index in_features, Index hidden, const RecurrentOptions& options = {})
@@ -6685,7 +8885,7 @@ class LSTM final : public Recurrent<D, T> {
 };
 
 /// The same with one state: {output, hidden}.
-template <Device D, Real T = float>
+template <Device D, Real T>
 class GRU final : public Recurrent<D, T> {
  public:
   GRU(Index in_features, Index hidden, const RecurrentOptions& options = {})
@@ -6753,7 +8953,7 @@ inline Index inner_features(Index features, const TransformerOptions& options) {
 /// x: [batch, length, features] -> the same shape: self-attention, then two linear layers on each place, each with
 /// dropout, a residual connection and layer normalisation. Under TensorParallel ranks share heads, and the features
 /// between the two linear layers.
-template <Device D, Real T = float>
+template <Device D, Real T>
 class TransformerEncoderLayer : public Module {
  public:
   using device_type = D;
@@ -6815,7 +9015,7 @@ class TransformerEncoderLayer : public Module {
 
 /// x: [batch, length, features], memory: [batch, keys, features] (what the encoder made) -> x's shape: causal
 /// self-attention, attention to the memory, then two linear layers on each place.
-template <Device D, Real T = float>
+template <Device D, Real T>
 class TransformerDecoderLayer : public Module {
  public:
   using device_type = D;
@@ -9296,6 +11496,241 @@ auto pad2d(const X& x, const Padding2d& padding, PaddingMode mode) {
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_PADDING_MODES_HPP
+
+// <chorus/ops/quantized.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_QUANTIZED_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_QUANTIZED_HPP
+/// Operators on 8-bit integers, with PyTorch's names and numbers. Each call turns its operands round and packs its
+/// weights: a model of many layers is for `quantized(model)`, which does so once.
+
+namespace chorus {
+
+/// Integers, and what they stand for: (q - zero_point) * scale.
+template <int Rank>
+struct Quantized {
+  Tensor<std::uint8_t, Rank, Cpu> values;
+  float scale = 1;
+  std::int32_t zero_point = 0;
+};
+
+/// Weights of 8 bits with a scale for each output, the first axis.
+template <int Rank>
+struct QuantizedWeight {
+  Tensor<std::int8_t, Rank, Cpu> values;
+  Tensor<float, 1, Cpu> scale;
+};
+
+/// What the integers of a result stand for, and whether a ReLU is applied first.
+struct QuantizedOutput {
+  float scale = 1;
+  std::int32_t zero_point = 0;
+  bool relu = false;
+};
+
+namespace detail {
+
+inline void check_levels(const char* operation, float scale, std::int32_t zero_point) {
+  check<UsageError>(std::isfinite(scale) && scale > 0 && zero_point >= 0 && zero_point <= 255, operation,
+                    ": a scale of ", scale, " and a zero point of ", zero_point,
+                    ": expected a positive number and one in [0, 255]");
+}
+
+template <int Rank>
+kernels::int8::Levels levels_of(const Quantized<Rank>& x) {
+  return {x.scale, x.zero_point, {}};
+}
+
+/// Images with their channels last, and the memory in which they lie.
+struct OwnImages {
+  std::vector<std::uint8_t> memory;
+  kernels::int8::Images images;
+
+  OwnImages(const Shape<4>& shape, Index border) : images{nullptr, shape[0], shape[2], shape[3], shape[1], border} {
+    memory.resize(static_cast<std::size_t>(images.bytes()));
+    images.data = memory.data();
+  }
+  OwnImages(const Tensor<std::uint8_t, 4, Cpu>& x, Index border, std::uint8_t outside) : OwnImages(x.shape(), border) {
+    const auto from = contiguous(x);
+    images.fill_border(outside);
+    const std::uint8_t* number = from.data();
+    for (Index image = 0; image < images.batch; ++image)
+      for (Index c = 0; c < images.channels; ++c)
+        for (Index row = 0; row < images.height; ++row)
+          for (Index column = 0; column < images.width; ++column) images.at(image, row, column)[c] = *number++;
+  }
+  Tensor<std::uint8_t, 4, Cpu> tensor() const {
+    auto out = Tensor<std::uint8_t, 4, Cpu>::empty({images.batch, images.channels, images.height, images.width});
+    kernels::int8::for_channels_first(images, out.data(), [](std::uint8_t q) { return q; });
+    return out;
+  }
+};
+
+template <class Way>
+Quantized<4> quantized_conv2d(const char* operation, const Quantized<4>& x, const QuantizedWeight<4>& weight,
+                              const Tensor<float, 1, Cpu>& bias, const QuantizedOutput& y,
+                              const Conv2dOptions& options) {
+  check_defined(operation, x.values, weight.values, weight.scale);
+  check_levels(operation, x.scale, x.zero_point);
+  check_levels(operation, y.scale, y.zero_point);
+  const auto& in = x.values.shape();
+  const auto& taps = weight.values.shape();
+  const kernels::Conv2dShape shape{.batch = in[0],
+                                   .in_channels = in[1],
+                                   .height = in[2],
+                                   .width = in[3],
+                                   .out_channels = taps[0],
+                                   .kernel_h = taps[2],
+                                   .kernel_w = taps[3],
+                                   .stride_h = options.stride.height,
+                                   .stride_w = options.stride.width,
+                                   .padding_h = options.padding.height,
+                                   .padding_w = options.padding.width,
+                                   .dilation_h = options.dilation.height,
+                                   .dilation_w = options.dilation.width,
+                                   .groups = options.groups};
+  check<UsageError>(shape.groups > 0 && shape.stride_h > 0 && shape.stride_w > 0 && shape.dilation_h > 0 &&
+                        shape.dilation_w > 0 && shape.padding_h >= 0 && shape.padding_w >= 0,
+                    operation, ": stride, dilation and groups are at least 1, padding at least 0");
+  check<ShapeError>(taps[1] * shape.groups == shape.in_channels && shape.out_channels % shape.groups == 0, operation,
+                    ": an input of shape ", in, " does not fit a weight of shape ", taps, " with ", shape.groups,
+                    " groups");
+  check<ShapeError>(weight.scale.numel() == shape.out_channels &&
+                        (!bias.defined() || bias.numel() == shape.out_channels),
+                    operation, ": ", weight.scale.numel(), " scales and ", bias.defined() ? bias.numel() : 0,
+                    " biases for ", shape.out_channels, " outputs");
+  check<ShapeError>(shape.height + 2 * shape.padding_h > shape.dilation_h * (shape.kernel_h - 1) &&
+                        shape.width + 2 * shape.padding_w > shape.dilation_w * (shape.kernel_w - 1),
+                    operation, ": the kernel of ", taps, " is larger than the padded input of ", in);
+  const Index terms = taps[1] * taps[2] * taps[3];
+  check<UsageError>(terms <= kernels::int8::most_terms, operation, ": it adds ", terms,
+                    " products, of which 32 bits hold ", kernels::int8::most_terms);
+
+  const auto numbers = contiguous(weight.values);
+  const auto packed =
+      kernels::int8::pack_weights(shape, {numbers.data(), static_cast<std::size_t>(numbers.numel())});
+  const auto padded = static_cast<std::size_t>(shape.out_channels + kernels::int8::panel);
+  std::vector<std::int32_t> offset(padded);
+  std::vector<float> start(padded), multiplier(padded);
+  for (Index o = 0; o < shape.out_channels; ++o) {
+    const auto at = static_cast<std::size_t>(o);
+    const float unit = x.scale * weight.scale(o);
+    offset[at] = -x.zero_point * packed.sums[at];
+    start[at] = bias.defined() ? bias(o) / unit : 0.0f;
+    multiplier[at] = unit / y.scale;
+  }
+  const OwnImages from(x.values, std::max(shape.padding_h, shape.padding_w), static_cast<std::uint8_t>(x.zero_point));
+  const OwnImages to({shape.batch, shape.out_channels, shape.out_height(), shape.out_width()}, 0);
+  kernels::int8::convolution<Way>(
+      shape, from.images, packed,
+      {offset.data(), start.data(), multiplier.data(), y.zero_point, y.relu ? y.zero_point : 0, 255},
+      to.images);
+  return {to.tensor(), y.scale, y.zero_point};
+}
+
+}  // namespace detail
+
+/// The nearest integers: clamp(rint(x / scale) + zero_point, 0, 255), ties to even. Throws UsageError unless the scale
+/// is positive and the zero point in [0, 255].
+template <int Rank>
+Quantized<Rank> quantize(const Tensor<float, Rank, Cpu>& x, float scale, std::int32_t zero_point) {
+  detail::check_defined("quantize", x);
+  detail::check_levels("quantize", scale, zero_point);
+  const auto from = contiguous(x);
+  Quantized<Rank> out{Tensor<std::uint8_t, Rank, Cpu>::empty(x.shape()), scale, zero_point};
+  const kernels::int8::Levels levels{scale, zero_point, {}};
+  for (Index i = 0; i < from.numel(); ++i) out.values.data()[i] = kernels::int8::level_of(levels, from.data()[i]);
+  return out;
+}
+
+/// What the integers stand for.
+template <int Rank>
+Tensor<float, Rank, Cpu> dequantize(const Quantized<Rank>& x) {
+  detail::check_defined("dequantize", x.values);
+  const auto from = contiguous(x.values);
+  auto out = Tensor<float, Rank, Cpu>::empty(from.shape());
+  for (Index i = 0; i < from.numel(); ++i) out.data()[i] = detail::levels_of(x).number(from.data()[i]);
+  return out;
+}
+
+/// conv2d of integers, added up in 32 bits; padding stands for 0, which is x's zero point. bias: [out], of floats, or
+/// undefined. Throws ShapeError where the shapes don't fit, as `conv2d` does, and UsageError for levels that can't be.
+template <class Way = kernels::int8::Best>
+Quantized<4> quantized_conv2d(const Quantized<4>& x, const QuantizedWeight<4>& weight,
+                              const Tensor<float, 1, Cpu>& bias, const QuantizedOutput& y,
+                              const Conv2dOptions& options = {}) {
+  return detail::quantized_conv2d<Way>("quantized_conv2d", x, weight, bias, y, options);
+}
+
+/// x: [batch, in], weight: [out, in] -> x weightᵀ + bias: [batch, out], of integers.
+template <class Way = kernels::int8::Best>
+Quantized<2> quantized_linear(const Quantized<2>& x, const QuantizedWeight<2>& weight,
+                              const Tensor<float, 1, Cpu>& bias, const QuantizedOutput& y) {
+  constexpr const char* name = "quantized_linear";
+  detail::check_defined(name, x.values, weight.values);
+  const auto from = contiguous(x.values);
+  const auto w = contiguous(weight.values);
+  check<ShapeError>(from.size(1) == w.size(1), name, ": an input of shape ", from.shape(),
+                    " does not fit a weight of shape ", w.shape());
+  const auto out = detail::quantized_conv2d<Way>(
+      name, {from.view(Shape<4>{from.size(0), from.size(1), 1, 1}), x.scale, x.zero_point},
+      {w.view(Shape<4>{w.size(0), w.size(1), 1, 1}), weight.scale}, bias, y, {});
+  return {out.values.view(Shape<2>{from.size(0), w.size(0)}), out.scale, out.zero_point};
+}
+
+/// a + b, added in float and rounded once.
+template <int Rank>
+Quantized<Rank> quantized_add(const Quantized<Rank>& a, const Quantized<Rank>& b, const QuantizedOutput& y) {
+  constexpr const char* name = "quantized_add";
+  detail::check_defined(name, a.values, b.values);
+  detail::check_levels(name, a.scale, a.zero_point);
+  detail::check_levels(name, b.scale, b.zero_point);
+  detail::check_levels(name, y.scale, y.zero_point);
+  check<ShapeError>(a.values.shape() == b.values.shape(), name, ": operands of shapes ", a.values.shape(), " and ",
+                    b.values.shape());
+  const auto left = contiguous(a.values), right = contiguous(b.values);
+  Quantized<Rank> out{Tensor<std::uint8_t, Rank, Cpu>::empty(left.shape()), y.scale, y.zero_point};
+  kernels::int8::add({detail::levels_of(a), detail::levels_of(b), {y.scale, y.zero_point, {}}, y.relu}, left.data(),
+                     right.data(), out.values.data(), left.numel());
+  return out;
+}
+
+/// The larger of x and 0, as integers of the same levels.
+template <int Rank>
+Quantized<Rank> quantized_relu(const Quantized<Rank>& x) {
+  detail::check_defined("quantized_relu", x.values);
+  const auto from = contiguous(x.values);
+  Quantized<Rank> out{Tensor<std::uint8_t, Rank, Cpu>::empty(from.shape()), x.scale, x.zero_point};
+  const auto zero = static_cast<std::uint8_t>(x.zero_point);
+  for (Index i = 0; i < from.numel(); ++i) out.values.data()[i] = std::max(from.data()[i], zero);
+  return out;
+}
+
+/// max_pool2d of integers, whose levels stay.
+inline Quantized<4> quantized_max_pool2d(const Quantized<4>& x, Size2d window, const PoolOptions& options = {}) {
+  detail::check_defined("quantized_max_pool2d", x.values);
+  const auto shape = detail::pool2d_shape("quantized_max_pool2d", x.values.shape(), window, options);
+  const detail::OwnImages from(x.values, 0, 0);
+  const detail::OwnImages to({x.values.size(0), x.values.size(1), shape.out_height(), shape.out_width()}, 0);
+  kernels::int8::max_pool2d(shape, from.images, to.images);
+  return {to.tensor(), x.scale, x.zero_point};
+}
+
+/// avg_pool2d of integers, added up in 32 bits and rounded once, to x's levels.
+inline Quantized<4> quantized_avg_pool2d(const Quantized<4>& x, Size2d window, const PoolOptions& options = {}) {
+  constexpr const char* name = "quantized_avg_pool2d";
+  detail::check_defined(name, x.values);
+  detail::check_levels(name, x.scale, x.zero_point);
+  const auto shape = detail::pool2d_shape(name, x.values.shape(), window, options);
+  check<UsageError>(shape.dilation_h == 1 && shape.dilation_w == 1, name, ": its windows have no dilation");
+  const detail::OwnImages from(x.values, 0, 0);
+  const detail::OwnImages to({x.values.size(0), x.values.size(1), shape.out_height(), shape.out_width()}, 0);
+  kernels::int8::avg_pool2d(shape, from.images, to.images,
+                            {detail::levels_of(x), detail::levels_of(x), options.count_include_pad});
+  return {to.tensor(), x.scale, x.zero_point};
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_QUANTIZED_HPP
 
 // <chorus/ops/scatter.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_SCATTER_HPP
@@ -13933,8 +16368,6 @@ class PassNode final : public GradNode<T, Rank, D> {
 #define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_CUT_HPP
 /// Where a pipeline cuts its model.
 
-#include <variant>
-
 namespace chorus {
 
 /// Stages with nearly equal bytes of parameters.
@@ -14795,22 +17228,20 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
   }
   /// optim::clip_grad_norm with the norm of all ranks' gradients, of which each number counts once. All ranks call it.
   double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
-    optim::detail::check_max_norm(max_norm);
     std::vector<nn::NamedParameter<D>> parts, whole;
     for (const auto& named : counted_parameters())
       (named.parameter->part() != nullptr ? parts : whole).push_back(named);
-    double squares = optim::detail::square_sum(parts);
-    const auto add_up = [&](Communicator& ranks) {
-      if (ranks.size() > 1) ranks.all_reduce(std::span(&squares, 1), comm::ReduceOp::sum, {});
-    };
-    add_up(groups.tensor);
-    squares += optim::detail::square_sum(whole);  // the same on all of these
-    add_up(groups.gathers);
-    add_up(groups.pipe);
-    const double norm = std::sqrt(squares);
-    if (options.error_if_nonfinite) optim::detail::check_finite(this->parameters(), norm);
-    optim::detail::scale_down(this->parameters(), norm, max_norm);
-    return norm;
+    return optim::detail::clip_parts(this->parameters(), max_norm, options, [&] {
+      double squares = optim::detail::square_sum(parts);
+      const auto add_up = [&](Communicator& ranks) {
+        if (ranks.size() > 1) ranks.all_reduce(std::span(&squares, 1), comm::ReduceOp::sum, {});
+      };
+      add_up(groups.tensor);
+      squares += optim::detail::square_sum(whole);  // the same on all of these
+      add_up(groups.gathers);
+      add_up(groups.pipe);
+      return squares;
+    });
   }
 
  private:
@@ -15164,6 +17595,58 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
 /// Pipeline: each rank holds a part of the model, a stage, and micro-batches go through the stages one behind the
 /// other, so that all ranks compute at the same time.
 
+// <chorus/parallel/whole_batch_policy.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_WHOLE_BATCH_POLICY_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_WHOLE_BATCH_POLICY_HPP
+/// What the policies share whose ranks all have the whole batch, and parts of the model.
+
+namespace chorus {
+
+/// Base of TensorParallel and Pipeline.
+template <class Model, class Communicator>
+class WholeBatchPolicy : public Policy<Model> {
+ public:
+  static constexpr bool distributed = true;
+
+  /// The same samples on all ranks.
+  template <class Dataset>
+  data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
+    return data::Sampler(dataset.size(),
+                         {.shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding});
+  }
+  int devices() const { return communicator_.size(); }
+  /// Among how many groups of ranks a batch is shared out.
+  int shares() const { return 1; }
+  Communicator& communicator() const { return communicator_; }
+
+  /// For loops that add up the gradients of several batches: they are the whole batches' always.
+  [[nodiscard]] NoSync no_sync() { return {}; }
+  /// All ranks have the same batches.
+  template <class Body>
+  void join(const Body& body, const JoinOptions& = {}) {
+    body();
+  }
+  /// `value` is the mean over the whole batch on every rank, and what a rank has counted is all.
+  double mean(double value, Index) const { return value; }
+  void sum(std::span<double>) const {}
+  /// Makes a number, which lies where the parameters do, the largest one of all ranks.
+  void make_largest(std::int32_t* number) { communicator_.all_reduce(std::span(number, 1), comm::ReduceOp::max, {}); }
+  /// Whether `text` is the same on all ranks; a collective.
+  [[gnu::cold]] bool same_on_all_ranks(std::string_view text) { return comm::same_text(communicator_, text); }
+
+ protected:
+  /// Rank 0's seed is all ranks'.
+  WholeBatchPolicy(Model model, Communicator& communicator, std::uint64_t seed)
+      : Policy<Model>(std::move(model), seed), communicator_(communicator) {
+    communicator.broadcast(std::span(&this->random_.seed, 1), 0, {});
+  }
+
+  Communicator& communicator_;
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_WHOLE_BATCH_POLICY_HPP
+
 namespace chorus {
 
 /// The whole batch is on every rank: samplers are the same, and the first stage takes its inputs, the last one its
@@ -15179,26 +17662,21 @@ namespace chorus {
 /// differs; SyncBatchNorm is refused. A rank's `parameters()` are those of its stages: others are not in its memory,
 /// and who reads them gets a UsageError.
 template <class Model, class Order = OneForwardOneBackward, class Communicator = comm::AnyCommunicator>
-class Pipeline : public Policy<pipeline::StagedModel<Model, Order, Communicator>> {
+class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Communicator>, Communicator> {
   using Staged = pipeline::StagedModel<Model, Order, Communicator>;
-  using Base = Policy<Staged>;
+  using Base = WholeBatchPolicy<Staged, Communicator>;
 
  public:
   using D = typename Base::device_type;
   using model_type = Model;
   using policy_type = Pipeline;
   static constexpr const char* name = "pipeline";
-  static constexpr bool distributed = true;
 
   /// Takes rank 0's numbers. Throws UsageError, on every rank, where the ranks' models or options differ, and for a cut
   /// that doesn't fit. `world` is what the communicator was connected with; it must outlive this.
   Pipeline(Model model, Communicator& communicator, const comm::World& world, const PipelineOptions& options = {},
            std::uint64_t seed = initial_seed())
-      : Base(Staged(std::move(model), communicator, world, options), seed),
-        communicator_(communicator),
-        handles_(this->model_) {
-    communicator.broadcast(std::span(&this->random_.seed, 1), 0, {});
-  }
+      : Base(Staged(std::move(model), communicator, world, options), communicator, seed), handles_(this->model_) {}
   /// For `launch`: takes communicator and seed from `run`.
   template <class Run>
   requires requires(Run& run) { run.communicator(); }
@@ -15219,26 +17697,12 @@ class Pipeline : public Policy<pipeline::StagedModel<Model, Order, Communicator>
     return result;
   }
 
-  /// The same samples on all ranks.
-  template <class Dataset>
-  data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
-    return data::Sampler(dataset.size(),
-                         {.shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding});
-  }
-  int devices() const { return communicator_.size(); }
-  Communicator& communicator() const { return communicator_; }
   const PipelineOptions& options() const { return stages().options(); }
   /// The whole model, of which this rank can read its stages' numbers.
   Model& module() { return stages().model(); }
   const Model& module() const { return stages().model(); }
   /// The layer that each stage begins with, counted as in At, and the number of layers.
   const std::vector<std::size_t>& stage_begins() const { return stages().stage_begins(); }
-
-  /// All ranks have the whole batch: what one has counted and averaged is what all have.
-  double mean(double value, Index) const { return value; }
-  void sum(std::span<double>) const {}
-  /// Makes a number the largest one of all ranks.
-  void make_largest(std::int32_t* number) { communicator_.all_reduce(std::span(number, 1), comm::ReduceOp::max, {}); }
 
   /// For files, which all ranks write together: see io::detail::keeps_parts.
   bool writes_part(bool, bool) const { return true; }
@@ -15251,19 +17715,16 @@ class Pipeline : public Policy<pipeline::StagedModel<Model, Order, Communicator>
 
   /// optim::clip_grad_norm with the norm of all stages' gradients; each tied parameter counts once. All ranks call it.
   double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
-    optim::detail::check_max_norm(max_norm);
-    double squares = optim::detail::square_sum(stages().counted_parameters());
-    communicator_.all_reduce(std::span(&squares, 1), comm::ReduceOp::sum, {});
-    const double norm = std::sqrt(squares);
-    if (options.error_if_nonfinite) optim::detail::check_finite(this->parameters(), norm);
-    optim::detail::scale_down(this->parameters(), norm, max_norm);
-    return norm;
+    return optim::detail::clip_parts(this->parameters(), max_norm, options, [&] {
+      double squares = optim::detail::square_sum(stages().counted_parameters());
+      this->communicator_.all_reduce(std::span(&squares, 1), comm::ReduceOp::sum, {});
+      return squares;
+    });
   }
 
  private:
   pipeline::Stages<Model, Order, Communicator>& stages() const { return this->model_.stages(); }
 
-  Communicator& communicator_;
   detail::ModelHandles handles_;
 };
 
@@ -16408,12 +18869,13 @@ struct TensorParallelOptions {
 /// connections) is shared out by places of the text, so that its activations are, too. Sums become reduce-scatters and
 /// all-gathers, of as many bytes together; see split_sequence.
 template <class Model, class Sequence = NoSequenceSplit, class Communicator = comm::AnyCommunicator>
-class TensorParallel : public Policy<Model> {
+class TensorParallel : public WholeBatchPolicy<Model, Communicator> {
+  using Base = WholeBatchPolicy<Model, Communicator>;
+
  public:
-  using D = typename Policy<Model>::device_type;
+  using D = typename Base::device_type;
   using policy_type = TensorParallel;
   static constexpr const char* name = "tensor_parallel";
-  static constexpr bool distributed = true;
 
   /// Compares the models of all ranks, takes rank 0's numbers, and keeps this rank's part. Throws UsageError, on every
   /// rank, where names, shapes, dtypes or options differ, where no layer can be shared out, and where one has less than
@@ -16430,8 +18892,9 @@ class TensorParallel : public Policy<Model> {
   }
   /// Peers don't wait for a rank that throws: the group is given up.
   ~TensorParallel() {
-    if (std::uncaught_exceptions() > exceptions_before_ && communicator_.size() > 1)
-      communicator_.abort(cat("rank ", communicator_.rank(), " threw an exception in the middle of a step"));
+    if (std::uncaught_exceptions() > exceptions_before_ && this->communicator_.size() > 1)
+      this->communicator_.abort(
+          cat("rank ", this->communicator_.rank(), " threw an exception in the middle of a step"));
   }
 
   /// The model's output for the whole batch. Throws UsageError where a layer of the model has got other parameters or
@@ -16442,46 +18905,18 @@ class TensorParallel : public Policy<Model> {
     const int dim = this->random_.dim;
     const RandomScope random(this->begin_forward(dim == 0 ? 0 : detail::samples_of(dim, inputs...)));
     const TensorGroupScope group(layers_->group());
-    const detail::WatchScope watch(communicator_.rank() == 0 ? this->watch_once() : nullptr);
+    const detail::WatchScope watch(this->communicator_.rank() == 0 ? this->watch_once() : nullptr);
     const trace::Span span(trace::Lane::forward, "forward", "forward");
     auto output = this->model_(this->on_model_device(inputs)...);
     this->end_forward();
     return output;
   }
 
-  /// Every rank loads the whole batch.
-  template <class Dataset>
-  data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
-    return data::Sampler(dataset.size(),
-                         {.shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding});
-  }
-  int devices() const { return communicator_.size(); }
-  Communicator& communicator() const { return communicator_; }
-
-  /// For loops that add up the gradients of several batches: they are the whole batches' always.
-  [[nodiscard]] NoSync no_sync() { return {}; }
-  /// All ranks have the same batches.
-  template <class Body>
-  void join(const Body& body, const JoinOptions& = {}) {
-    body();
-  }
-  /// `value` is the mean over the whole batch on every rank, and what a rank has counted is all.
-  double mean(double value, Index) const { return value; }
-  void sum(std::span<double>) const {}
-  /// Makes a number, which lies where the parameters do, the largest one of all ranks.
-  void make_largest(std::int32_t* number) { communicator_.all_reduce(std::span(number, 1), comm::ReduceOp::max, {}); }
-  /// Whether `text` is the same on all ranks; a collective.
-  [[gnu::cold]] bool same_on_all_ranks(std::string_view text) {
-    double different = comm::broadcast_object(communicator_, text) == text ? 0 : 1;
-    communicator_.all_reduce(std::span(&different, 1));
-    return different == 0;
-  }
-
   /// A model with whole parameters, on every rank, as one device would have it: to evaluate, to copy. All ranks call
   /// it.
   [[gnu::cold]] Model gathered() { return layers_->gathered(this->model_); }
   /// For files, which all ranks write together: see io::detail::keeps_parts.
-  bool writes_part(bool, bool shared) const { return shared || communicator_.rank() == 0; }
+  bool writes_part(bool, bool shared) const { return shared || this->communicator_.rank() == 0; }
 
  private:
   using Layers = detail::SharedLayers<Communicator>;
@@ -16493,13 +18928,11 @@ class TensorParallel : public Policy<Model> {
   }
   TensorParallel(std::unique_ptr<Layers> layers, Model model, Communicator& communicator,
                  const TensorParallelOptions& options, std::uint64_t seed)
-      : Policy<Model>(layers->share_out(std::move(model), described(options)), seed),
-        communicator_(communicator),
+      : Base(layers->share_out(std::move(model), described(options)), communicator, seed),
         layers_(std::move(layers)),
         handles_(this->model_),
         replicas_(this->flat_, communicator, this->alive(), options.check_every) {
     this->random_.dim = options.dim;
-    communicator_.broadcast(std::span(&this->random_.seed, 1), 0, {});
   }
   static std::string described(const TensorParallelOptions& options) {
     check<UsageError>(options.dim >= 0 && options.check_every >= 0,
@@ -16509,7 +18942,6 @@ class TensorParallel : public Policy<Model> {
   }
 
   std::unique_ptr<detail::RankDevice<D>> device_;  // where it was made for a run
-  Communicator& communicator_;
   std::unique_ptr<Layers> layers_;
   detail::ModelHandles handles_;
   detail::ReplicaCheck<D, Communicator> replicas_;

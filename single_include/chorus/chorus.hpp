@@ -9,6 +9,45 @@
 /// header of which may be included by itself; it costs a program its compile time, and reading model files a JSON
 /// parser.
 
+// First of all: what a compiler has to be and to be told.
+// <chorus/core/requirements.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_REQUIREMENTS_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_REQUIREMENTS_HPP
+/// What chorus needs of a compiler and of its options. This is the first header that is read: where something is
+/// missing, the compiler says what, and stops before thousands of lines that it would not understand.
+
+#if defined(_WIN32)
+#error "chorus needs a POSIX system, such as Linux: on Windows, compile under WSL"
+#define CHORUS_REFUSED "chorus stops here, for the reason above"
+#elif defined(__clang__) && !defined(__apple_build_version__) && __clang_major__ < 14
+#error "chorus needs clang 14 or newer, or g++ 11 or newer"
+#define CHORUS_REFUSED "chorus stops here, for the reason above"
+#elif defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 11
+#error "chorus needs g++ 11 or newer, or clang 14 or newer"
+#define CHORUS_REFUSED "chorus stops here, for the reason above"
+#elif __cplusplus < 202002L
+#error "chorus needs C++20: compile with -std=c++20 (CMake: link chorus::chorus, or set CMAKE_CXX_STANDARD to 20)"
+#define CHORUS_REFUSED "chorus stops here, for the reason above"
+#elif defined(__SIZEOF_POINTER__) && __SIZEOF_POINTER__ < 8
+#error "chorus needs a 64-bit target: sizes and offsets of tensors have 64 bits"
+#define CHORUS_REFUSED "chorus stops here, for the reason above"
+#elif !defined(__cpp_exceptions)
+#error "chorus needs exceptions, which carry its errors: compile without -fno-exceptions"
+#define CHORUS_REFUSED "chorus stops here, for the reason above"
+#elif !defined(__cpp_rtti)
+#error "chorus needs run-time type information: compile without -fno-rtti"
+#define CHORUS_REFUSED "chorus stops here, for the reason above"
+#elif defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || defined(__ASSOCIATIVE_MATH__)
+#error "chorus needs exact floating point, to find NaNs and to repeat its sums: compile without -ffast-math and -Ofast"
+#define CHORUS_REFUSED "chorus stops here, for the reason above"
+#endif
+
+// A compiler goes on after #error, but not without a file.
+#ifdef CHORUS_REFUSED
+#include CHORUS_REFUSED
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_CORE_REQUIREMENTS_HPP
+
 // <chorus/autograd/gradient_check.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_GRADIENT_CHECK_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_GRADIENT_CHECK_HPP
@@ -131,6 +170,45 @@ namespace {
 
 }  // namespace chorus::detail
 #endif  // CHORUS_SINGLE_CHORUS_CORE_ONE_VERSION_HPP
+
+// <chorus/core/unoptimized.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_UNOPTIMIZED_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_UNOPTIMIZED_HPP
+/// A program that was compiled without optimization says so when it starts. Its arithmetic takes up to a hundred times
+/// as long, which a user would otherwise take for chorus' own speed.
+
+// With chorus::compiled the arithmetic is in the library, whatever the program's own options are.
+#if !defined(__OPTIMIZE__) && !CHORUS_COMPILED && !defined(CHORUS_ALLOW_UNOPTIMIZED)
+#include <cstring>
+#include <initializer_list>
+
+namespace chorus::detail {
+
+/// Says it once in a program and, of ranks, on rank 0. With CHORUS_ALLOW_UNOPTIMIZED=1 in the environment it is silent,
+/// and so it is where a macro of that name is defined.
+inline bool say_unoptimized() {
+  static const bool said = [] {
+    constexpr const char* allow = "CHORUS_ALLOW_UNOPTIMIZED";
+    if (const char* value = std::getenv(allow); value != nullptr && std::strcmp(value, "0") != 0) return false;
+    setenv(allow, "1", 1);  // for the ranks that this program starts
+    for (const char* name : {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"})
+      if (const char* rank = std::getenv(name); rank != nullptr && std::strcmp(rank, "0") != 0) return false;
+    std::fputs(
+        "chorus: this program was compiled without optimization and is many times slower than with -O2 (CMake: "
+        "-DCMAKE_BUILD_TYPE=Release); CHORUS_ALLOW_UNOPTIMIZED=1 silences this line\n",
+        stderr);
+    return true;
+  }();
+  return said;
+}
+
+namespace {
+[[maybe_unused]] const bool said_unoptimized = say_unoptimized();
+}  // namespace
+
+}  // namespace chorus::detail
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_CORE_UNOPTIMIZED_HPP
 
 #endif  // CHORUS_SINGLE_CHORUS_CORE_CONFIG_HPP
 
@@ -6195,6 +6273,45 @@ struct TypedHook final : GradientHook {
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_GRAD_NODE_HPP
 
+// <chorus/autograd/operation_watch.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_OPERATION_WATCH_HPP
+#define CHORUS_SINGLE_CHORUS_AUTOGRAD_OPERATION_WATCH_HPP
+/// Who watches the operations of a forward pass, as the conversion to integers does.
+
+namespace chorus::detail {
+
+/// An operand or a result.
+struct WatchedTensor {
+  DType dtype = DType::f32;
+  const void* data = nullptr;
+  std::vector<Index> shape, strides;
+  /// Holds the memory, so that no later tensor is taken for this one.
+  std::shared_ptr<const void> keep;
+
+  bool defined() const { return data != nullptr; }
+};
+
+/// An operation that has ended.
+struct WatchedOperation {
+  const char* name;
+  /// The operation as `record` got it: an object whose type goes with the name ("conv2d": operations::Conv2d).
+  const void* facts;
+  std::vector<WatchedTensor> inputs;
+  WatchedTensor output;
+};
+
+class OperationWatch {
+ public:
+  virtual ~OperationWatch() = default;
+  virtual void ended(const WatchedOperation& operation) = 0;
+};
+
+/// The one that watches this thread, or null.
+inline thread_local constinit OperationWatch* operation_watch = nullptr;
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_OPERATION_WATCH_HPP
+
 // <chorus/autograd/tape.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_TAPE_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_TAPE_HPP
@@ -6680,6 +6797,19 @@ template <class Operation>
 const char* operation_name(const Operation& operation) {
   return operation.name;
 }
+
+template <class T, int Rank, class D>
+WatchedTensor watched_tensor(const Tensor<T, Rank, D>& x) {
+  if (!x.defined()) return {};
+  const auto &shape = x.shape(), &strides = x.strides();
+  return {dtype<T>, x.data(), {shape.begin(), shape.end()}, {strides.begin(), strides.end()},
+          std::make_shared<Tensor<T, Rank, D>>(x)};
+}
+template <class Operation, class Value, class... Inputs>
+[[gnu::cold, gnu::noinline]] void tell_watch(const Operation& operation, const Value& value, const Inputs&... inputs) {
+  operation_watch->ended({operation_name(operation), &operation, {watched_tensor(value_of(inputs))...},
+                          watched_tensor(value)});
+}
 }  // namespace detail
 
 /// Gives an operation's result a place on the tape. `backward(dy, dx...)` gets the gradient by the result, and for each
@@ -6691,6 +6821,8 @@ auto record(Operation operation, Tensor<T, Rank, D> value, Backward backward, co
   static_assert((std::is_same_v<typename tensor_of<Inputs>::device_type, D> && ...),
                 "operands lie on different kinds of devices: use to_device(x, device)");
   ++detail::operations_ended;
+  if (detail::operation_watch != nullptr) [[unlikely]]
+    detail::tell_watch(operation, value, inputs...);
   if constexpr ((AnyTensor<Inputs> && ...)) {
     return value;
   } else if constexpr ((detail::is_graph_variable<Inputs> || ...)) {
@@ -7782,6 +7914,105 @@ class Buffer : public AnyBuffer {
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_PARAMETER_HPP
+
+// <chorus/autograd/print.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_PRINT_HPP
+#define CHORUS_SINGLE_CHORUS_AUTOGRAD_PRINT_HPP
+/// Variables and parameters as text: their numbers, as tensors are written.
+
+// <chorus/kernels/to_device.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_TO_DEVICE_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_TO_DEVICE_HPP
+/// Tensors on other devices, of the same kind or another.
+
+namespace chorus {
+
+/// A dense copy of `x` on `device`; `x` itself where it lies there already.
+template <Scalar T, int Rank, Device From, Device To>
+Tensor<T, Rank, To> to_device(const Tensor<T, Rank, From>& x, To device) {
+  if constexpr (std::is_same_v<From, To>)
+    if (!x.defined() || x.device() == device) return x;
+  if (!x.defined()) return {};
+  const auto dense = contiguous(x);
+  auto out = Tensor<T, Rank, To>::empty(dense.shape(), device);
+  copy_bytes(device, out.data(), dense.device(), dense.data(), dense.bytes());
+  return out;
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_TO_DEVICE_HPP
+
+// <chorus/tensor/print.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TENSOR_PRINT_HPP
+#define CHORUS_SINGLE_CHORUS_TENSOR_PRINT_HPP
+/// Tensors as text: nested brackets, long axes shortened. And shapes.
+
+namespace chorus {
+
+/// `[[1, 2], [3, 4]]`; of an axis of over 8 entries the first and last 3 are shown.
+template <Scalar T, int Rank>
+void append(std::string& out, const Tensor<T, Rank, Cpu>& tensor) {
+  if (!tensor.defined()) {
+    out += "undefined";
+  } else if constexpr (Rank == 0) {
+    append(out, *tensor.data());
+  } else {
+    const Index size = tensor.size(0);
+    out += '[';
+    for (Index i = 0; i < size; ++i) {
+      if (i != 0) out += ", ";
+      if (size > 8 && i == 3) {
+        out += "..., ";
+        i = size - 3;
+      }
+      append(out, tensor[i]);
+    }
+    out += ']';
+  }
+}
+
+template <class Stream, Scalar T, int Rank>
+Stream& operator<<(Stream& stream, const Tensor<T, Rank, Cpu>& tensor) {
+  stream << cat(tensor);
+  return stream;
+}
+
+}  // namespace chorus
+
+/// A shape, `[2, 3]`. It is an array of integers, no type of chorus: the operator is found in the global namespace,
+/// and one that a program has for all arrays goes on to serve the others.
+template <class Stream, std::size_t Rank>
+requires(Rank <= 8) && requires(Stream& stream, const char* text) { stream << text; }
+Stream& operator<<(Stream& stream, const std::array<chorus::Index, Rank>& shape) {
+  stream << chorus::cat(shape).c_str();
+  return stream;
+}
+#endif  // CHORUS_SINGLE_CHORUS_TENSOR_PRINT_HPP
+
+namespace chorus {
+
+template <Real T, int Rank, Device D>
+void append(std::string& out, const Variable<T, Rank, D>& variable) {
+  append(out, to_device(variable.value(), Cpu{}));
+}
+template <Real T, int Rank, Device D>
+void append(std::string& out, const Parameter<T, Rank, D>& parameter) {
+  append(out, to_device(parameter.value(), Cpu{}));
+}
+
+template <class Stream, Real T, int Rank, Device D>
+Stream& operator<<(Stream& stream, const Variable<T, Rank, D>& variable) {
+  stream << cat(variable);
+  return stream;
+}
+template <class Stream, Real T, int Rank, Device D>
+Stream& operator<<(Stream& stream, const Parameter<T, Rank, D>& parameter) {
+  stream << cat(parameter);
+  return stream;
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_PRINT_HPP
 
 // <chorus/core/random.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_RANDOM_HPP
@@ -9749,6 +9980,22 @@ class SyntheticImages : public ImageDataset {
 }  // namespace chorus::data
 #endif  // CHORUS_SINGLE_CHORUS_DATA_SYNTHETIC_IMAGES_HPP
 
+// <chorus/io/elsewhere.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_ELSEWHERE_HPP
+#define CHORUS_SINGLE_CHORUS_IO_ELSEWHERE_HPP
+/// What <chorus/chorus.hpp> declares, but whose header it leaves out: a program that forgets it is told which it is.
+
+namespace chorus::io {
+
+struct LoadReport;  // io::load needs #include <chorus/io/load_model.hpp>
+
+/// `load` with its usual options: see load_model.hpp.
+template <class Model>
+LoadReport load(Model& model, const std::string& path);
+
+}  // namespace chorus::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_ELSEWHERE_HPP
+
 // <chorus/io/model_file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_HPP
 #define CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_HPP
@@ -10801,6 +11048,13 @@ std::vector<TensorPlace<D>> model_places(nn::Module& model) {
   for (const auto& named : nn::named_buffers<D>(model)) add(named.name, *named.buffer);
   return places;
 }
+
+/// A policy.
+template <class Net>
+concept IsNet = requires(Net& net) {
+  typename Net::policy_type;
+  net.module();
+};
 
 /// Whether ranks have parts of the model: all write a file together, each its parts. Such a policy says, by
 /// `writes_part(sharded, layers)`, whether this rank writes what it has of a tensor that is cut so, or not at all.
@@ -19645,15 +19899,516 @@ auto pointwise(const F& f, const Xs&... xs) {
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_POINTWISE_HPP
 
+// <chorus/ops/quantization_pass.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_QUANTIZATION_PASS_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_QUANTIZATION_PASS_HPP
+/// What operations ask while a model computes with fake quantisation (nn::QuantizationAware): a layer's result is
+/// rounded to its levels when an operation takes it that integers can do, and by then a ReLU may have come after it.
+
+// <chorus/core/quantized_numbers.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_QUANTIZED_NUMBERS_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_QUANTIZED_NUMBERS_HPP
+/// Numbers of 8 bits and less: how integers stand for real numbers, and where scales come from (Jacob et al.,
+/// "Quantization and Training of Neural Networks", CVPR 2018). Training and integer inference both take these,
+/// so that an integer of the one is an integer of the other. All arithmetic is in float, in this order.
+
+namespace chorus::quantized {
+
+/// The integers that may be used, both ends included: [0, 255] of u8, [-127, 127] of s8, [-7, 7] of 4 bits.
+struct Integers {
+  std::int32_t least = 0, most = 255;
+  friend bool operator==(const Integers&, const Integers&) = default;
+};
+
+/// Which integer stands for which number: q stands for (q - zero_point) scale.
+struct Levels {
+  float scale = 1;
+  std::int32_t zero_point = 0;
+  Integers integers;
+
+  /// The integer that stands for `number`: the nearest one, even ones where two are, the last one beyond the ends. Of a
+  /// NaN it is the least.
+  std::int32_t level(float number) const { return steps(number) + zero_point; }
+  /// What an integer stands for.
+  float number(std::int32_t level) const { return static_cast<float>(level - zero_point) * scale; }
+  /// What the integer that stands for `number` stands for.
+  float rounded(float number) const { return static_cast<float>(steps(number)) * scale; }
+  /// Whether the integer nearest to `number` is within the ends: then gradients pass.
+  bool holds(float number) const {
+    const float nearest = std::nearbyint(number * (1.0f / scale));
+    return nearest >= low() && nearest <= high();
+  }
+  friend bool operator==(const Levels&, const Levels&) = default;
+
+ private:
+  float low() const { return static_cast<float>(integers.least - zero_point); }
+  float high() const { return static_cast<float>(integers.most - zero_point); }
+  // Ends are whole numbers: to clamp before rounding gives the same, and keeps the conversion defined.
+  std::int32_t steps(float number) const {
+    const float steps = number * (1.0f / scale);
+    return static_cast<std::int32_t>(std::nearbyint(std::min(std::max(low(), steps), high())));
+  }
+};
+
+/// No scale is smaller: 2^-23, which PyTorch takes.
+inline constexpr float least_scale = 1.1920928955078125e-07f;
+
+/// Levels for numbers in [min, max], which is widened to hold 0: 0 is a level, so that zeros of padding and of ReLU are
+/// exact. Affine: the ends of the range are the ends of the integers.
+inline Levels affine_levels(float min, float max, Integers integers) {
+  min = std::min(min, 0.0f);
+  max = std::max(max, 0.0f);
+  Levels out{std::max((max - min) / static_cast<float>(integers.most - integers.least), least_scale), 0, integers};
+  const auto zero = static_cast<float>(integers.least) - std::nearbyint(min / out.scale);
+  out.zero_point = static_cast<std::int32_t>(
+      std::min(std::max(zero, static_cast<float>(integers.least)), static_cast<float>(integers.most)));
+  return out;
+}
+
+/// Symmetric about 0, whose integer is 0, or that in the middle of integers without a sign.
+inline Levels symmetric_levels(float min, float max, Integers integers) {
+  const float largest = std::max(-std::min(min, 0.0f), std::max(max, 0.0f));
+  const float half = static_cast<float>(integers.most - integers.least) / 2;
+  return {std::max(largest / half, least_scale), integers.least < 0 ? 0 : (integers.least + integers.most + 1) / 2,
+          integers};
+}
+
+/// What a channel's weights are multiplied by when its batch norm is folded into them: weight / sqrt(var + eps), as
+/// training and integer inference compute it.
+inline float fold_factor(float norm_weight, float running_var, float eps) {
+  return norm_weight / std::sqrt(running_var + eps);
+}
+/// The bias that folding leaves: `bias` is the convolution's own.
+inline float folded_bias(float factor, float bias, float running_mean, float norm_bias) {
+  return (bias - running_mean) * factor + norm_bias;
+}
+
+/// From a sum of products of integers, less zero points, to an integer of `levels`: rint((sum + bias / unit) (unit /
+/// scale)) + zero_point within [least, most], the unit being the scale of x times that of the weight.
+struct Requantizer {
+  float bias_in_units = 0, multiplier = 1;
+  Levels levels;
+  std::int32_t least = 0;  ///< with a ReLU the zero point
+
+  Requantizer(float x_scale, float weight_scale, float bias, const Levels& to, bool relu)
+      : levels(to), least(relu ? std::max(to.integers.least, to.zero_point) : to.integers.least) {
+    const float unit = x_scale * weight_scale;
+    bias_in_units = bias / unit;
+    multiplier = unit / to.scale;
+  }
+  std::int32_t operator()(std::int32_t sum) const {
+    const float steps = (static_cast<float>(sum) + bias_in_units) * multiplier;
+    const auto low = static_cast<float>(least - levels.zero_point);
+    const auto high = static_cast<float>(levels.integers.most - levels.zero_point);
+    return static_cast<std::int32_t>(std::nearbyint(std::min(std::max(low, steps), high))) + levels.zero_point;
+  }
+};
+
+}  // namespace chorus::quantized
+#endif  // CHORUS_SINGLE_CHORUS_CORE_QUANTIZED_NUMBERS_HPP
+
+// <chorus/ops/fake_quantize.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_FAKE_QUANTIZE_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_FAKE_QUANTIZE_HPP
+/// Fake quantisation, with gradients that go straight through, and quantisation itself.
+
+// <chorus/kernels/fake_quantize.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_FAKE_QUANTIZE_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_FAKE_QUANTIZE_HPP
+/// Fake quantisation on the CPU: numbers become what the nearest integers stand for (core/quantized_numbers.hpp), by
+/// the levels of a tensor or of each channel. What comes in is looked at for NaNs, which no integer stands for.
+
+// <chorus/kernels/axis_shape.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_AXIS_SHAPE_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_AXIS_SHAPE_HPP
+/// How kernels see a dense tensor of any rank: the axis they work along, what lies outside of it and what inside.
+
+namespace chorus::kernels {
+
+/// A row-major tensor seen as [outer, axis, inner]. Any of them may be 0.
+struct AxisShape {
+  Index outer = 1, axis = 1, inner = 1;
+
+  constexpr Index numel() const { return outer * axis * inner; }
+  /// Elements of a result that has the axis reduced away: [outer, inner].
+  constexpr Index reduced() const { return outer * inner; }
+};
+
+/// A row-major tensor seen as [batch, channels, inner], for what normalises channels.
+struct ChannelShape {
+  Index batch = 1, channels = 1, inner = 1;
+
+  constexpr Index numel() const { return batch * channels * inner; }
+  /// Elements of one channel.
+  constexpr Index per_channel() const { return batch * inner; }
+};
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_AXIS_SHAPE_HPP
+
+namespace chorus::kernels {
+
+namespace detail {
+
+/// Levels as a loop wants them. To add and take away 1.5 2^23 rounds a small number to the nearest whole one, as
+/// nearbyint does, in instructions that every processor has for whole vectors.
+struct RoundedSteps {
+  float scale, inverse, low, high;
+  explicit RoundedSteps(const quantized::Levels& levels)
+      : scale(levels.scale),
+        inverse(1.0f / levels.scale),
+        low(static_cast<float>(levels.integers.least - levels.zero_point)),
+        high(static_cast<float>(levels.integers.most - levels.zero_point)) {}
+
+  /// The whole number of steps nearest to x, at most one beyond the ends.
+  float operator()(float x) const {
+    constexpr float magic = 12582912.0f;
+    const float steps = x * inverse, above = steps > low - 1 ? steps : low - 1;
+    return ((above < high + 1 ? above : high + 1) + magic) - magic;
+  }
+  float clamped(float steps) const {
+    const float above = steps > low ? steps : low;
+    return above < high ? above : high;
+  }
+};
+
+/// `f(levels, first, count)` for each run of numbers of one channel. `levels`: one for all, or one a channel.
+template <class F>
+void for_channels(ChannelShape shape, std::span<const quantized::Levels> levels, const F& f) {
+  if (levels.size() == 1) {
+    const RoundedSteps steps(levels[0]);
+    parallel_ranges(shape.numel(), 64, 16384, [&](Index first, Index count) { f(steps, first, count); });
+    return;
+  }
+  parallel_for(
+      shape.batch * shape.channels,
+      [&](Index row) {
+        f(RoundedSteps(levels[static_cast<std::size_t>(row % shape.channels)]), row * shape.inner, shape.inner);
+      },
+      shape.numel() > 32768);
+}
+
+}  // namespace detail
+
+/// y = what the integers for x stand for; x, y: [batch, channels, inner]. Returns whether x has no NaN.
+inline bool fake_quantize(Cpu, ChannelShape shape, const float* x, std::span<const quantized::Levels> levels,
+                          float* y) {
+  std::atomic<bool> numbers{true};
+  detail::for_channels(shape, levels, [&](const detail::RoundedSteps& steps, Index first, Index count) {
+    const float* in = x + first;
+    float* out = y + first;
+    int strange = 0;
+    for (Index i = 0; i < count; ++i) {
+      strange |= in[i] != in[i];
+      out[i] = steps.clamped(steps(in[i])) * steps.scale;
+    }
+    if (strange != 0) numbers.store(false, std::memory_order_relaxed);
+  });
+  return numbers.load();
+}
+
+/// dx = dy, or += dy, where the integer for x is not beyond the ends; 0 elsewhere (the straight-through estimator of
+/// Bengio, Léonard and Courville, 2013).
+inline void fake_quantize_backward(Cpu, ChannelShape shape, const float* x, std::span<const quantized::Levels> levels,
+                                   const float* dy, float* dx, bool accumulate) {
+  detail::for_channels(shape, levels, [&](const detail::RoundedSteps& steps, Index first, Index count) {
+    for (Index i = first; i < first + count; ++i) {
+      const float nearest = steps(x[i]), passed = nearest >= steps.low && nearest <= steps.high ? dy[i] : 0.0f;
+      dx[i] = accumulate ? dx[i] + passed : passed;
+    }
+  });
+}
+
+namespace detail {
+
+/// The least and the largest of `count` numbers, as those of 16 rows, which compilers make vectors of.
+inline void widen(const float* x, Index count, float& min, float& max, bool& strange) {
+  constexpr Index rows = 16;
+  std::array<float, rows> least, most;
+  std::array<std::int32_t, rows> nan{};
+  least.fill(min);
+  most.fill(max);
+  const auto take = [&](Index row, float number) {
+    const auto at = static_cast<std::size_t>(row);
+    nan[at] |= number != number;
+    least[at] = number < least[at] ? number : least[at];
+    most[at] = number > most[at] ? number : most[at];
+  };
+  Index i = 0;
+  for (; i + rows <= count; i += rows)
+    for (Index row = 0; row < rows; ++row) take(row, x[i + row]);
+  for (; i < count; ++i) take(0, x[i]);
+  min = *std::min_element(least.begin(), least.end());
+  max = *std::max_element(most.begin(), most.end());
+  strange = strange || std::any_of(nan.begin(), nan.end(), [](std::int32_t any) { return any != 0; });
+}
+
+}  // namespace detail
+
+/// min and max: [channels], of all numbers of a channel; of none infinity and -infinity. A NaN makes them -infinity and
+/// infinity, which no finite numbers do.
+inline void min_max(Cpu, ChannelShape shape, const float* x, float* min, float* max) {
+  constexpr float infinity = std::numeric_limits<float>::infinity();
+  for (Index channel = 0; channel < shape.channels; ++channel) {
+    float least = infinity, most = -infinity;
+    bool strange = false;
+    for (Index sample = 0; sample < shape.batch; ++sample)
+      detail::widen(x + (sample * shape.channels + channel) * shape.inner, shape.inner, least, most, strange);
+    min[channel] = strange ? -infinity : least;
+    max[channel] = strange ? infinity : most;
+  }
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_FAKE_QUANTIZE_HPP
+
 namespace chorus {
+
+// What the tape, and who watches operations, remember of this one.
+namespace operations {
+struct FakeQuantize {
+  static constexpr const char* name = "fake_quantize";
+  std::vector<quantized::Levels> levels;  ///< one, or one for each entry of `axis`
+  int axis = -1;
+};
+}  // namespace operations
+
+namespace detail {
+
+/// A tensor as [batch, channels, inner] around `axis`; -1: all is one channel.
+template <std::size_t Rank>
+kernels::ChannelShape channels_along(const std::array<Index, Rank>& shape, int axis) {
+  kernels::ChannelShape out;
+  for (int i = 0; i < static_cast<int>(Rank); ++i) {
+    const Index size = shape[static_cast<std::size_t>(i)];
+    (i < axis ? out.batch : i == axis ? out.channels : out.inner) *= size;
+  }
+  return out;
+}
+
+/// Fake quantisation by levels of the whole, or of each entry along `axis`. `what` is called so in errors.
+template <Operand X>
+detail::Recorded<tensor_of<X>::rank, X> fake_quantize(const X& x, std::vector<quantized::Levels> levels, int axis,
+                                                      const std::string& what) {
+  using T = typename tensor_of<X>::value_type;
+  static_assert(std::is_same_v<T, float> && std::is_same_v<typename tensor_of<X>::device_type, Cpu>,
+                "fake_quantize: it is for float tensors on the CPU");
+  if constexpr (is_graph_variable<X>) {
+    fail<UsageError>("fake_quantize: gradients of gradients don't go through rounding");
+  } else {
+    const auto input = contiguous(value_of(x));
+    const auto shape = channels_along(input.shape(), axis);
+    auto out = tensor_of<X>::empty(input.shape(), input.device());
+    check<NonFiniteError>(kernels::fake_quantize(Cpu{}, shape, input.data(), levels, out.data()), what,
+                          ": a NaN came, which no integer stands for");
+    operations::FakeQuantize operation{levels, axis};
+    return record(
+        std::move(operation), std::move(out),
+        [input = Saved(input), shape, levels = std::move(levels)](const auto& dy, auto dx) {
+          const auto [grad, accumulate] = dx->target();
+          kernels::fake_quantize_backward(Cpu{}, shape, input.read("fake_quantize").data(), levels, dy.data(),
+                                          grad.data(), accumulate);
+        },
+        x);
+  }
+}
+
+/// Throws UsageError unless these are levels of at most 8 bits or 16.
+inline quantized::Levels checked_levels(const char* name, float scale, std::int64_t zero_point, std::int64_t least,
+                                        std::int64_t most) {
+  constexpr std::int64_t limit = 1 << 16;
+  check<UsageError>(least < most && least >= -limit && most <= limit, name, ": expected integers in [", -limit, ", ",
+                    limit, "], the least below the most, got [", least, ", ", most, "]");
+  check<UsageError>(std::isfinite(scale) && scale > 0, name, ": expected a positive scale, got ", scale);
+  check<UsageError>(zero_point >= least && zero_point <= most, name, ": expected a zero point in [", least, ", ", most,
+                    "], got ", zero_point);
+  return {scale, static_cast<std::int32_t>(zero_point),
+          {static_cast<std::int32_t>(least), static_cast<std::int32_t>(most)}};
+}
+
+template <std::size_t Rank>
+std::vector<quantized::Levels> levels_along(const char* name, const std::array<Index, Rank>& shape,
+                                            const Tensor<float, 1, Cpu>& scales,
+                                            const Tensor<std::int64_t, 1, Cpu>& zero_points, int axis,
+                                            std::int64_t least, std::int64_t most) {
+  check<UsageError>(axis >= 0 && axis < static_cast<int>(Rank), name, ": axis ", axis, " is not in [0, ", Rank, ")");
+  const Index channels = shape[static_cast<std::size_t>(axis)];
+  check<ShapeError>(scales.numel() == channels && zero_points.numel() == channels, name, ": expected ", channels,
+                    " scales and zero points for an input of shape ", shape, " along axis ", axis, ", got ",
+                    scales.numel(), " and ", zero_points.numel());
+  const auto all_scales = contiguous(scales).to_vector();
+  const auto all_zeros = contiguous(zero_points).to_vector();
+  std::vector<quantized::Levels> out;
+  for (std::size_t i = 0; i < all_scales.size(); ++i)
+    out.push_back(checked_levels(name, all_scales[i], all_zeros[i], least, most));
+  return out;
+}
+
+template <Scalar Q, int Rank>
+Tensor<Q, Rank, Cpu> quantize(const char* name, const Tensor<float, Rank, Cpu>& x,
+                              const std::vector<quantized::Levels>& levels, int axis) {
+  using Limits = std::numeric_limits<Q>;
+  const auto fits = [](std::int32_t integer) {
+    return static_cast<std::int64_t>(integer) >= static_cast<std::int64_t>(Limits::min()) &&
+           static_cast<std::int64_t>(integer) <= static_cast<std::int64_t>(Limits::max());
+  };
+  const auto& ends = levels.front().integers;
+  check<UsageError>(fits(ends.least) && fits(ends.most), name, ": integers in [", ends.least, ", ", ends.most,
+                    "] don't fit ", dtype<Q>);
+  const auto input = contiguous(x);
+  const auto shape = channels_along(input.shape(), axis);
+  auto out = Tensor<Q, Rank, Cpu>::empty(input.shape());
+  for (Index i = 0; i < input.numel(); ++i) {
+    const float number = input.data()[i];
+    check<NonFiniteError>(!std::isnan(number), name, ": a NaN came, which no integer stands for");
+    const auto channel = static_cast<std::size_t>(i / shape.inner % shape.channels);
+    out.data()[i] = static_cast<Q>(levels[channel].level(number));
+  }
+  return out;
+}
+template <Scalar Q, int Rank>
+Tensor<float, Rank, Cpu> dequantize(const Tensor<Q, Rank, Cpu>& q, const std::vector<quantized::Levels>& levels,
+                                    int axis) {
+  const auto input = contiguous(q);
+  const auto shape = channels_along(input.shape(), axis);
+  auto out = Tensor<float, Rank, Cpu>::empty(input.shape());
+  for (Index i = 0; i < input.numel(); ++i) {
+    const auto channel = static_cast<std::size_t>(i / shape.inner % shape.channels);
+    out.data()[i] = levels[channel].number(static_cast<std::int32_t>(input.data()[i]));
+  }
+  return out;
+}
+
+}  // namespace detail
+
+/// (clamp(rint(x (1 / scale)) + zero_point, least, most) - zero_point) scale, in float. The gradient goes through where
+/// nothing was clamped. PyTorch's fake_quantize_per_tensor_affine. x: float on the CPU. Throws UsageError where scale,
+/// zero point or integers make no sense, NonFiniteError for a NaN.
+template <Operand X>
+auto fake_quantize(const X& x, float scale, std::int64_t zero_point, std::int64_t least, std::int64_t most) {
+  return detail::fake_quantize(x, {detail::checked_levels("fake_quantize", scale, zero_point, least, most)}, -1,
+                               "fake_quantize");
+}
+
+/// The same with a scale and a zero point for each entry of `axis`: [x.size(axis)]. Also throws ShapeError where there
+/// are not as many.
+template <Operand X>
+auto fake_quantize_per_channel(const X& x, const Tensor<float, 1, Cpu>& scales,
+                               const Tensor<std::int64_t, 1, Cpu>& zero_points, int axis, std::int64_t least,
+                               std::int64_t most) {
+  constexpr const char* name = "fake_quantize_per_channel";
+  return detail::fake_quantize(
+      x, detail::levels_along(name, value_of(x).shape(), scales, zero_points, axis, least, most), axis, name);
+}
+
+/// clamp(rint(x (1 / scale)) + zero_point, least, most), as integers of type Q. Throws as fake_quantize does, and where
+/// Q does not hold the integers.
+template <Scalar Q, int Rank>
+Tensor<Q, Rank, Cpu> quantize_per_tensor(const Tensor<float, Rank, Cpu>& x, float scale, std::int64_t zero_point,
+                                         std::int64_t least, std::int64_t most) {
+  constexpr const char* name = "quantize_per_tensor";
+  return detail::quantize<Q>(name, x, {detail::checked_levels(name, scale, zero_point, least, most)}, -1);
+}
+template <Scalar Q, int Rank>
+Tensor<Q, Rank, Cpu> quantize_per_channel(const Tensor<float, Rank, Cpu>& x, const Tensor<float, 1, Cpu>& scales,
+                                          const Tensor<std::int64_t, 1, Cpu>& zero_points, int axis,
+                                          std::int64_t least, std::int64_t most) {
+  constexpr const char* name = "quantize_per_channel";
+  return detail::quantize<Q>(name, x, detail::levels_along(name, x.shape(), scales, zero_points, axis, least, most),
+                             axis);
+}
+
+/// (q - zero_point) scale.
+template <Scalar Q, int Rank>
+Tensor<float, Rank, Cpu> dequantize_per_tensor(const Tensor<Q, Rank, Cpu>& q, float scale, std::int64_t zero_point) {
+  return detail::dequantize(q, {{scale, static_cast<std::int32_t>(zero_point), {}}}, -1);
+}
+template <Scalar Q, int Rank>
+Tensor<float, Rank, Cpu> dequantize_per_channel(const Tensor<Q, Rank, Cpu>& q, const Tensor<float, 1, Cpu>& scales,
+                                                const Tensor<std::int64_t, 1, Cpu>& zero_points, int axis) {
+  constexpr std::int64_t all = 1 << 16;
+  return detail::dequantize(
+      q, detail::levels_along("dequantize_per_channel", q.shape(), scales, zero_points, axis, -all, all), axis);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_FAKE_QUANTIZE_HPP
+
+namespace chorus {
+
+class QuantizationPass {
+ public:
+  virtual ~QuantizationPass() = default;
+
+  /// What is to be done to a value that is taken.
+  struct Rounding {
+    quantized::Levels levels;
+    const std::string& what;  ///< for errors
+  };
+  /// Of the value in `storage`, whose numbers these are: how to round it; nothing where it is no layer's result, or
+  /// rounded already.
+  virtual std::optional<Rounding> taken(const Storage<Cpu>& storage, const float* numbers, Index count) = 0;
+  /// `result` is `from`, rounded.
+  virtual void was_rounded(const Storage<Cpu>& from, const Storage<Cpu>& result) = 0;
+  /// `result` was made of `from`, and has the same levels: its numbers are among them where those of `from` are and it
+  /// is `exact`; else they are yet to be rounded.
+  virtual void keeps_levels(const Storage<Cpu>& from, const Storage<Cpu>& result, bool exact) = 0;
+};
+
+namespace detail {
+
+/// That of this thread's forward pass; null where nothing is quantised.
+inline thread_local constinit QuantizationPass* quantization_pass = nullptr;
+
+template <class X>
+inline constexpr bool may_be_quantized =
+    std::is_same_v<typename tensor_of<X>::value_type, float> &&
+    std::is_same_v<typename tensor_of<X>::device_type, Cpu> && !is_graph_variable<X> &&
+    (AnyTensor<X> || is_variable<X>);
+
+/// x as integers stand for it, where it is a layer's result.
+template <Operand X>
+X rounded(const X& x) {
+  if constexpr (may_be_quantized<X>) {
+    if (quantization_pass != nullptr) [[unlikely]] {
+      const auto input = contiguous(value_of(x));
+      if (const auto how = quantization_pass->taken(value_of(x).storage(), input.data(), input.numel())) {
+        auto out = fake_quantize(x, {how->levels}, -1, how->what);
+        quantization_pass->was_rounded(value_of(x).storage(), value_of(out).storage());
+        return out;
+      }
+    }
+  }
+  return x;
+}
+
+/// `result`, which was made of `x`: see QuantizationPass::keeps_levels.
+template <Operand X, Operand Y>
+Y keeps_levels(const X& x, Y result, bool exact) {
+  if constexpr (may_be_quantized<X> && may_be_quantized<Y>)
+    if (quantization_pass != nullptr) [[unlikely]]
+      quantization_pass->keeps_levels(value_of(x).storage(), value_of(result).storage(), exact);
+  return result;
+}
+
+}  // namespace detail
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_QUANTIZATION_PASS_HPP
+
+namespace chorus {
+
+/// max(x, 0); the gradient at 0 is 0.
+template <Operand X>
+auto relu(const X& x) {
+  return detail::keeps_levels(x, detail::pointwise("relu", functors::Relu{}, x), /*exact=*/true);
+}
 
 #define CHORUS_UNARY(NAME, FUNCTOR)                          \
   template <Operand X>                                       \
   auto NAME(const X& x) {                                    \
     return detail::pointwise(#NAME, functors::FUNCTOR{}, x); \
   }
-/// max(x, 0); the gradient at 0 is 0.
-CHORUS_UNARY(relu, Relu)
 /// x limited to [0, 6].
 CHORUS_UNARY(relu6, Relu6)
 /// 1 / (1 + exp(-x))
@@ -19983,34 +20738,6 @@ void dropout_columns(Cuda, Index, Index, const ColumnsOfRow&, const T*, T*, doub
 #define CHORUS_SINGLE_CHORUS_KERNELS_AXIS_BLOCK_HPP
 /// A range of an axis, taken out or put in: what slice and concat move. The whole is seen as [outer, axis, inner], the
 /// block as [outer, count, inner], both dense.
-
-// <chorus/kernels/axis_shape.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_AXIS_SHAPE_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_AXIS_SHAPE_HPP
-/// How kernels see a dense tensor of any rank: the axis they work along, what lies outside of it and what inside.
-
-namespace chorus::kernels {
-
-/// A row-major tensor seen as [outer, axis, inner]. Any of them may be 0.
-struct AxisShape {
-  Index outer = 1, axis = 1, inner = 1;
-
-  constexpr Index numel() const { return outer * axis * inner; }
-  /// Elements of a result that has the axis reduced away: [outer, inner].
-  constexpr Index reduced() const { return outer * inner; }
-};
-
-/// A row-major tensor seen as [batch, channels, inner], for what normalises channels.
-struct ChannelShape {
-  Index batch = 1, channels = 1, inner = 1;
-
-  constexpr Index numel() const { return batch * channels * inner; }
-  /// Elements of one channel.
-  constexpr Index per_channel() const { return batch * inner; }
-};
-
-}  // namespace chorus::kernels
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_AXIS_SHAPE_HPP
 
 namespace chorus::kernels {
 
@@ -21007,6 +21734,7 @@ template <class D>
 struct MaxPool2d {
   static constexpr const char* name = "max_pool2d";
   Tensor<std::int32_t, 4, D> argmax;
+  kernels::Pool2dShape shape;
 };
 struct AvgPool2d {
   static constexpr const char* name = "avg_pool2d";
@@ -21075,7 +21803,7 @@ detail::Recorded<4, X> max_pool2d(const X& x, Size2d window, const PoolOptions& 
   if (recorded) argmax = Tensor<std::int32_t, 4, D>::empty(out_shape, device);
   kernels::max_pool2d_forward(device, shape, input.data(), out.data(), argmax.data());
   return record(
-      MaxPool2d<D>{argmax}, std::move(out),
+      MaxPool2d<D>{argmax, shape}, std::move(out),
       [argmax, shape, device](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
         kernels::max_pool2d_backward(device, shape, dy.data(), argmax.data(), grad.data(), accumulate);
@@ -21089,7 +21817,9 @@ detail::Recorded<4, X> max_pool2d(const X& x, Size2d window, const PoolOptions& 
 /// several are largest, the first gets the gradient.
 template <Operand X>
 auto max_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
-  return detail::with_variables([&](const auto& v) { return operations::max_pool2d(v, window, options); }, x);
+  const auto pool = [&](const auto& v) { return operations::max_pool2d(v, window, options); };
+  const auto input = detail::rounded(x);
+  return detail::keeps_levels(input, detail::with_variables(pool, input), /*exact=*/true);
 }
 
 namespace detail {
@@ -21135,11 +21865,13 @@ template <Operand X>
 auto avg_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
   check<UsageError>(options.dilation.height == 1 && options.dilation.width == 1, "avg_pool2d has no dilation");
   const auto shape = detail::pool2d_shape("avg_pool2d", value_of(x).shape(), window, options);
-  const auto y = detail::mean_of_windows(x, shape);
+  const auto input = detail::rounded(x);
+  const auto y = detail::keeps_levels(input, detail::mean_of_windows(input, shape), /*exact=*/false);
   const bool padded = shape.padding_h != 0 || shape.padding_w != 0;
   if (!options.ceil_mode && (options.count_include_pad || !padded)) return y;
   using T = typename tensor_of<X>::value_type;
-  return y * detail::window_correction<T>(shape, options.count_include_pad, value_of(x).device());
+  return detail::keeps_levels(
+      y, y * detail::window_correction<T>(shape, options.count_include_pad, value_of(x).device()), /*exact=*/false);
 }
 
 }  // namespace chorus
@@ -22653,28 +23385,6 @@ struct Dropout : Module {
 #define CHORUS_SINGLE_CHORUS_NN_INIT_HPP
 /// The numbers that parameters start with.
 
-// <chorus/kernels/to_device.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_TO_DEVICE_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_TO_DEVICE_HPP
-/// Tensors on other devices, of the same kind or another.
-
-namespace chorus {
-
-/// A dense copy of `x` on `device`; `x` itself where it lies there already.
-template <Scalar T, int Rank, Device From, Device To>
-Tensor<T, Rank, To> to_device(const Tensor<T, Rank, From>& x, To device) {
-  if constexpr (std::is_same_v<From, To>)
-    if (!x.defined() || x.device() == device) return x;
-  if (!x.defined()) return {};
-  const auto dense = contiguous(x);
-  auto out = Tensor<T, Rank, To>::empty(dense.shape(), device);
-  copy_bytes(device, out.data(), dense.device(), dense.data(), dense.bytes());
-  return out;
-}
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_TO_DEVICE_HPP
-
 namespace chorus::nn::init {
 
 namespace detail {
@@ -22739,6 +23449,631 @@ Tensor<T, Rank, D> constant(const Shape<Rank>& shape, T value, D device = {}) {
 
 }  // namespace chorus::nn::init
 #endif  // CHORUS_SINGLE_CHORUS_NN_INIT_HPP
+
+// <chorus/nn/quantization/weighted_layer.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_WEIGHTED_LAYER_HPP
+#define CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_WEIGHTED_LAYER_HPP
+/// What a layer with weights (Linear, convolutions) does while its model computes with fake quantisation.
+
+// <chorus/nn/quantization/activation_site.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_ACTIVATION_SITE_HPP
+#define CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_ACTIVATION_SITE_HPP
+/// One quantiser of activations: the range of a value of the model, of the global batch.
+
+// <chorus/core/batch_group.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_BATCH_GROUP_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_BATCH_GROUP_HPP
+/// The devices or ranks that share the current batch, for operators whose statistics are the whole batch's
+/// (SyncBatchNorm) or whose ranges are (QuantizationAware).
+
+#include <any>
+
+namespace chorus {
+
+/// What a policy offers to the operators of a forward pass, and of the backward pass after it. All members make the
+/// same calls in the same order.
+class BatchGroup {
+ public:
+  virtual ~BatchGroup() = default;
+  /// Sums over all members, in place; the same bits for each. Throws CommError where a member is lost.
+  virtual void sum(std::span<double> values) = 0;
+  /// The largest of all members' numbers, in place. Throws UsageError where no layer sees the whole batch.
+  virtual void max(std::span<double>) {
+    fail<UsageError>("QuantizationAware: the ranges of activations are the global batch's, and here its parts are ",
+                     "computed one after the other (Pipeline, canonical shares): expected SingleDevice, DataParallel, ",
+                     "DistributedDataParallel or FullyShardedDataParallel without canonical shares, or observe(false)");
+  }
+  /// What this member's gradients will be multiplied by before all are added up.
+  virtual double weight() = 0;
+  /// Whether the pass is recorded as one graph of all members' devices. Else `sum` adds up, forward and backward.
+  virtual bool recorded() const { return false; }
+  /// Where it is: what each member gives, in their order.
+  virtual std::vector<std::any> exchange(const std::any&) { return {}; }
+  /// Which of the members this is, and a number of the pass that they are in.
+  virtual std::size_t member() const { return 0; }
+  virtual std::size_t pass() const { return 0; }
+  /// Throws UsageError where a loss can't be told what it is a mean over (`mean_over`).
+  virtual void check_mean_over() const {}
+  /// Whether this thread may take part now: asked where backward computes something again.
+  virtual bool is_here() const { return true; }
+};
+
+/// The group of this thread's forward pass; null where the batch is whole.
+inline std::shared_ptr<BatchGroup>& batch_group() {
+  thread_local std::shared_ptr<BatchGroup> group;
+  return group;
+}
+
+/// While it lives, operations of this thread belong to `group`.
+struct BatchGroupScope : detail::Replaced<std::shared_ptr<BatchGroup>> {
+  explicit BatchGroupScope(std::shared_ptr<BatchGroup> group) : Replaced(batch_group(), std::move(group)) {}
+};
+
+namespace detail {
+inline constexpr const char* different_layers =
+    "SyncBatchNorm: the devices' copies of the model have come to different layers";
+}  // namespace detail
+
+/// An operation's place in a pass that is recorded as one graph.
+class PlaceInPass {
+ public:
+  PlaceInPass() = default;
+  explicit PlaceInPass(std::shared_ptr<BatchGroup> group) : group_(std::move(group)), pass_(group_->pass()) {}
+
+  /// Whether this thread is the member's and still in that pass. Then all members go back through the operation at the
+  /// same time, each through its own part of the graph (`grad` in a model's forward function). Else one thread goes
+  /// back through the whole graph.
+  bool is_here() const { return group_ && batch_group() == group_ && group_->pass() == pass_; }
+
+ private:
+  std::shared_ptr<BatchGroup> group_;
+  std::size_t pass_ = 0;
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_CORE_BATCH_GROUP_HPP
+
+// <chorus/nn/quantization/observer.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_OBSERVER_HPP
+#define CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_OBSERVER_HPP
+/// Observers: the range of the numbers seen so far (Jacob et al. 2018, section 3.1).
+
+namespace chorus::nn::quantization {
+
+/// The least and the largest number; those of a new one are infinity and -infinity: it has seen nothing.
+struct Range {
+  float min = std::numeric_limits<float>::infinity(), max = -std::numeric_limits<float>::infinity();
+
+  bool empty() const { return min > max; }
+  /// Whether all numbers in it are finite; NaNs were counted as infinities (kernels::min_max).
+  bool finite() const { return std::isfinite(min) && std::isfinite(max); }
+};
+
+/// The last one seen; one of nothing changes nothing.
+struct Memoryless {
+  Range operator()(const Range& range, const Range& seen) const { return seen.empty() ? range : seen; }
+};
+
+/// `range += share (seen - range)`, at both ends. The first range seen is taken as it is; one of nothing changes
+/// nothing.
+struct MovingAverage {
+  float share = 0.01f;
+
+  Range operator()(const Range& range, const Range& seen) const {
+    if (seen.empty()) return range;
+    if (range.empty()) return seen;
+    return {range.min + share * (seen.min - range.min), range.max + share * (seen.max - range.max)};
+  }
+};
+
+/// The least and largest of all.
+struct MinMax {
+  Range operator()(const Range& range, const Range& seen) const {
+    return {std::min(range.min, seen.min), std::max(range.max, seen.max)};
+  }
+};
+
+/// A scheme's: memoryless where the share is 1.
+inline Range observed(const Range& range, const Range& seen, float share) {
+  return share == 1 ? Memoryless{}(range, seen) : MovingAverage{share}(range, seen);
+}
+
+}  // namespace chorus::nn::quantization
+#endif  // CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_OBSERVER_HPP
+
+// <chorus/nn/quantization/scheme.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_SCHEME_HPP
+#define CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_SCHEME_HPP
+/// What integers stand for activations and weights, and how their ranges are found: types for nn::QuantizationAware. A
+/// scheme of one's own derives from Int8 and hides what is other: `struct Slow : Int8 { static constexpr double
+/// averaging = 0.001; };`
+
+namespace chorus {
+
+/// Activations: u8, affine, ranges by moving averages. Weights: s8 in [-127, 127], symmetric, a scale for each output
+/// channel, by the largest weight of the pass. [-128, 127] would put each channel's largest weight on 127.5, a tie.
+struct Int8 {
+  static constexpr quantized::Integers activations{0, 255}, weights{-127, 127};
+  static constexpr bool symmetric_activations = false, per_channel = true;
+  /// The share of the new batch's range in an activation's; 1: ranges are the last batch's.
+  static constexpr double averaging = 0.01;
+  /// The same for weights.
+  static constexpr double weight_averaging = 1;
+};
+/// One scale for all of a layer's weights.
+struct Int8PerTensor : Int8 {
+  static constexpr bool per_channel = false;
+};
+/// Activations symmetric about the integer 128.
+struct Int8Symmetric : Int8 {
+  static constexpr bool symmetric_activations = true;
+};
+/// Weights of 4 bits, in [-7, 7].
+struct Int8Weights4 : Int8 {
+  static constexpr quantized::Integers weights{-7, 7};
+};
+
+namespace nn::quantization {
+
+/// A scheme as numbers.
+struct Scheme {
+  quantized::Integers activations, weights;
+  bool symmetric_activations = false, per_channel = true;
+  float averaging = 0, weight_averaging = 1;
+
+  quantized::Levels activation_levels(float min, float max) const {
+    return symmetric_activations ? quantized::symmetric_levels(min, max, activations)
+                                 : quantized::affine_levels(min, max, activations);
+  }
+  quantized::Levels weight_levels(float min, float max) const {
+    return quantized::symmetric_levels(min, max, weights);
+  }
+};
+
+template <class S>
+constexpr Scheme scheme_of() {
+  static_assert(S::averaging > 0 && S::averaging <= 1 && S::weight_averaging > 0 && S::weight_averaging <= 1,
+                "a scheme's averaging is in (0, 1]");
+  static_assert(S::activations.least == 0 && S::activations.most > 0 && S::activations.most <= 255,
+                "a scheme's activations are integers in [0, most], most at most 255");
+  static_assert(S::weights.least < 0 && S::weights.least >= -128 && S::weights.most > 0 && S::weights.most <= 127,
+                "a scheme's weights are integers in [-128, 127], of both signs");
+  return {S::activations,
+          S::weights,
+          S::symmetric_activations,
+          S::per_channel,
+          static_cast<float>(S::averaging),
+          static_cast<float>(S::weight_averaging)};
+}
+
+}  // namespace nn::quantization
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_SCHEME_HPP
+
+namespace chorus::nn::quantization {
+
+class ActivationSite {
+ public:
+  /// `name`: the layer's path and what of it: `conv1.output`.
+  explicit ActivationSite(std::string name) : name_(std::move(name)) {
+    range_ = Buffer(Tensor<float, 1, Cpu>::zeros({2}));
+    set_range({});
+  }
+
+  const std::string& name() const { return name_; }
+  Range range() const {
+    const float* const ends = value_of(range_).data();
+    return {ends[0], ends[1]};
+  }
+  void set_range(const Range& range) const {
+    float* const ends = value_of(range_).data();
+    ends[0] = range.min;
+    ends[1] = range.max;
+    range_.on<Cpu>().touch();
+  }
+
+  /// Moves the range towards that of the whole batch, of which these numbers are this device's share, maybe an empty
+  /// one: all members of the batch's group call it. Throws NonFiniteError, on all members, where one has a NaN or an
+  /// infinity. Returns whether the batch had any numbers.
+  bool observe(const float* numbers, Index count, float share) const {
+    Range seen;
+    kernels::min_max(Cpu{}, {1, 1, count}, numbers, &seen.min, &seen.max);
+    if (const auto group = batch_group()) {
+      double ends[] = {-static_cast<double>(seen.min), static_cast<double>(seen.max)};
+      group->max(ends);
+      seen = {static_cast<float>(-ends[0]), static_cast<float>(ends[1])};
+    }
+    check<NonFiniteError>(seen.empty() || seen.finite(), "QuantizationAware: '", name_,
+                          "': a NaN or an infinity came, which no integer stands for");
+    if (seen.empty()) return false;
+    set_range(observed(range(), seen, share));
+    return true;
+  }
+
+  /// Throws UsageError where no range is known.
+  quantized::Levels levels(const Scheme& scheme) const {
+    const Range known = range();
+    check<UsageError>(!known.empty(), "QuantizationAware: '", name_,
+                      "' has no range yet: expected a forward pass in training, with observe(true), or a file that ",
+                      "has one");
+    return scheme.activation_levels(known.min, known.max);
+  }
+
+  void visit(Visitor& visitor) { visitor.buffer(name_, range_); }
+
+ private:
+  std::string name_;
+  Buffer<float, 1, Cpu> range_;
+};
+
+}  // namespace chorus::nn::quantization
+#endif  // CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_ACTIVATION_SITE_HPP
+
+// <chorus/nn/quantization/fold_batch_norm.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_FOLD_BATCH_NORM_HPP
+#define CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_FOLD_BATCH_NORM_HPP
+/// Batch norm folded into the layer in front of it, as integers have it: the weight is rounded as it will be then,
+/// times fold_factor = gamma / sqrt(running_var + eps), and what the layer gives is divided by that again, for batch
+/// norm to normalise as ever (Jacob et al. 2018, section 3.2; PyTorch's ConvBnReLU2d in training).
+
+namespace chorus::nn::quantization {
+
+/// By channel: its fold factor, and the derivative of that by gamma, 1 / sqrt(running_var + eps).
+struct FoldFactors {
+  std::vector<float> factor, slope;
+
+  FoldFactors(const Tensor<float, 1, Cpu>& gamma, const Tensor<float, 1, Cpu>& running_var, float eps) {
+    for (Index i = 0; i < running_var.numel(); ++i) {
+      const float var = running_var.data()[i];
+      factor.push_back(quantized::fold_factor(gamma.defined() ? gamma.data()[i] : 1.0f, var, eps));
+      slope.push_back(1.0f / std::sqrt(var + eps));
+      // A channel that batch norm multiplies by 0 can't be divided by that again: it is not folded. What the layer
+      // gives for it does not matter to what comes after, and gamma gets its gradient.
+      if (std::abs(factor.back()) < 1e-30f) factor.back() = 1, slope.back() = 0;
+    }
+  }
+};
+
+namespace detail {
+
+/// x times the factors of its channels along `axis`, or divided by them; gamma gets its gradient, too.
+template <int Rank>
+Variable<float, Rank, Cpu> times_factors(const Variable<float, Rank, Cpu>& x, const Variable<float, 1, Cpu>& gamma,
+                                         const FoldFactors& factors, int axis, bool divided) {
+  const auto input = contiguous(value_of(x));
+  const auto shape = chorus::detail::channels_along(input.shape(), axis);
+  auto out = Tensor<float, Rank, Cpu>::empty(input.shape());
+  const auto for_rows = [shape](const auto& f) {
+    parallel_for(
+        shape.batch * shape.channels, [&](Index row) { f(row * shape.inner, row % shape.channels); },
+        shape.numel() > 32768);
+  };
+  const auto multiply = [=](float number, float factor) { return divided ? number / factor : number * factor; };
+  for_rows([&](Index first, Index channel) {
+    const float factor = factors.factor[static_cast<std::size_t>(channel)];
+    for (Index i = first; i < first + shape.inner; ++i) out.data()[i] = multiply(input.data()[i], factor);
+  });
+  return record(
+      "fold_batch_norm", std::move(out),
+      [input = chorus::detail::Saved(input), factors, shape, for_rows, multiply, divided](const auto& dy, auto dx,
+                                                                                          auto dgamma) {
+        if (dx) {
+          const auto [grad, accumulate] = dx->target();
+          for_rows([&, to = grad.data(), adds = accumulate](Index first, Index channel) {
+            const float factor = factors.factor[static_cast<std::size_t>(channel)];
+            for (Index i = first; i < first + shape.inner; ++i)
+              to[i] = (adds ? to[i] : 0.0f) + multiply(dy.data()[i], factor);
+          });
+        }
+        if (dgamma) {
+          const float* const numbers = input.read("fold_batch_norm").data();
+          const auto [grad, accumulate] = dgamma->target();
+          for (Index channel = 0; channel < shape.channels; ++channel) {
+            double sum = 0;
+            for (Index sample = 0; sample < shape.batch; ++sample) {
+              const Index first = (sample * shape.channels + channel) * shape.inner;
+              for (Index i = first; i < first + shape.inner; ++i)
+                sum += static_cast<double>(dy.data()[i]) * static_cast<double>(numbers[i]);
+            }
+            const auto at = static_cast<std::size_t>(channel);
+            const auto factor = static_cast<double>(factors.factor[at]), slope = static_cast<double>(factors.slope[at]);
+            const auto gradient = static_cast<float>(sum * (divided ? -slope / (factor * factor) : slope));
+            grad.data()[channel] = (accumulate ? grad.data()[channel] : 0.0f) + gradient;
+          }
+        }
+      },
+      x, gamma);
+}
+
+}  // namespace detail
+
+/// weight: [out, ...], times the fold factor of each output channel.
+template <int Rank>
+auto fold(const Variable<float, Rank, Cpu>& weight, const Variable<float, 1, Cpu>& gamma, const FoldFactors& factors) {
+  return detail::times_factors(weight, gamma, factors, 0, false);
+}
+/// y: [batch, out, ...], what a folded layer gave, divided by them again.
+template <int Rank>
+auto unfold(const Variable<float, Rank, Cpu>& y, const Variable<float, 1, Cpu>& gamma, const FoldFactors& factors) {
+  return detail::times_factors(y, gamma, factors, 1, true);
+}
+
+}  // namespace chorus::nn::quantization
+#endif  // CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_FOLD_BATCH_NORM_HPP
+
+#include <unordered_map>
+
+namespace chorus::nn {
+
+namespace quantization {
+
+/// Marks the layers whose weights become integers: [out, ...].
+struct WeightedLayer {};
+
+/// The batch norm that a layer is folded with, as that sees it.
+struct FoldedNorm {
+  Variable<float, 1, Cpu> gamma;
+  Tensor<float, 1, Cpu> running_var;
+  float eps;
+};
+/// What a batch norm tells of itself.
+class FoldableNorm {
+ public:
+  virtual Index channels() const = 0;
+  /// Whether it has running statistics, in float on the CPU.
+  virtual bool can_be_folded() const = 0;
+  /// Nothing where it can't. Reads its numbers.
+  virtual std::optional<FoldedNorm> folded() const = 0;
+
+ protected:
+  ~FoldableNorm() = default;
+};
+
+/// The ranges of one layer: what comes in where no other layer has rounded it, what goes out (after batch norm and
+/// ReLU), what goes out of a batch norm that a residual was added to, and the folded weights, by output channel.
+struct LayerRanges {
+  LayerRanges(const std::string& layer, Index channels)
+      : name(layer),
+        weight_name(cat(layer, ".weight")),
+        input(cat(layer, ".input")),
+        output(cat(layer, ".output")),
+        sum(cat(layer, ".sum")) {
+    weight_min = Buffer(Tensor<float, 1, Cpu>::full({channels}, Range{}.min));
+    weight_max = Buffer(Tensor<float, 1, Cpu>::full({channels}, Range{}.max));
+    min_name = cat(layer, ".weight_min");
+    max_name = cat(layer, ".weight_max");
+  }
+
+  /// Moves the ranges towards those of these weights: [channels, ...]. Throws NonFiniteError.
+  void observe_weights(const float* weights, Index count, float share) const {
+    const auto& min = value_of(weight_min);
+    const auto& max = value_of(weight_max);
+    const Index channels = min.numel();
+    for (Index i = 0; i < channels; ++i) {
+      Range seen;
+      kernels::min_max(Cpu{}, {1, 1, count / channels}, weights + i * (count / channels), &seen.min, &seen.max);
+      check<NonFiniteError>(seen.finite(), "QuantizationAware: '", weight_name,
+                            "' has a NaN or an infinity, which no integer stands for");
+      const Range now = observed({min.data()[i], max.data()[i]}, seen, share);
+      min.data()[i] = now.min;
+      max.data()[i] = now.max;
+    }
+    weight_min.on<Cpu>().touch();
+    weight_max.on<Cpu>().touch();
+  }
+  /// By output channel, or one for all. Throws UsageError where no range is known.
+  std::vector<quantized::Levels> weight_levels(const Scheme& scheme) const {
+    const auto& min = value_of(weight_min);
+    const auto& max = value_of(weight_max);
+    std::vector<quantized::Levels> out;
+    for (Index i = 0; i < min.numel(); ++i) {
+      check<UsageError>(min.data()[i] <= max.data()[i], "QuantizationAware: '", weight_name,
+                        "' has no range yet: expected a forward pass in training, with observe(true), or a file that ",
+                        "has one");
+      out.push_back(scheme.weight_levels(min.data()[i], max.data()[i]));
+    }
+    return out;
+  }
+  void visit(Visitor& visitor) {
+    input.visit(visitor);
+    output.visit(visitor);
+    if (has_sum) sum.visit(visitor);
+    visitor.buffer(min_name, weight_min);
+    visitor.buffer(max_name, weight_max);
+  }
+
+  std::string name, weight_name, min_name, max_name;
+  ActivationSite input, output, sum;
+  Buffer<float, 1, Cpu> weight_min, weight_max;
+  bool has_sum = false;
+};
+
+/// A layer's place in the model: its ranges, and the batch norm after it, if it is folded with one.
+struct LayerPlace {
+  const LayerRanges* ranges = nullptr;
+  Module* norm = nullptr;
+  const FoldableNorm* foldable = nullptr;
+  std::string norm_name;
+};
+
+/// One forward pass.
+class Pass final : public QuantizationPass {
+ public:
+  using Layers = std::unordered_map<const void*, LayerPlace>;
+  /// `layers`: by their addresses; a folded batch norm has its layer's place, too.
+  Pass(const Scheme& scheme, const Layers& layers, bool observes, bool rounds)
+      : scheme_(scheme), layers_(layers), observes_(observes), rounds_(rounds) {}
+
+  const LayerPlace* find(const void* layer) const {
+    const auto found = layers_.find(layer);
+    return found == layers_.end() ? nullptr : &found->second;
+  }
+
+  /// What goes into a layer.
+  template <int Rank>
+  Variable<float, Rank, Cpu> input(const LayerPlace& place, const Variable<float, Rank, Cpu>& x) {
+    if (values_.contains(key(value_of(x).storage()))) return chorus::detail::rounded(x);
+    values_.insert_or_assign(key(value_of(x).storage()), Value{value_of(x).storage(), &place.ranges->input});
+    auto out = chorus::detail::rounded(x);
+    values_.erase(key(value_of(x).storage()));  // what else takes it rounds it by itself
+    return out;
+  }
+  /// A layer's weight, folded where it is, as integers stand for it. `any`: whether it meets any numbers here.
+  template <int Rank>
+  Variable<float, Rank, Cpu> weight(const LayerPlace& place, const Variable<float, Rank, Cpu>& w, bool any) {
+    const auto& numbers = value_of(w);
+    if (observes_ && saw_numbers_)  // an empty batch changes nothing
+      place.ranges->observe_weights(numbers.data(), numbers.numel(), scheme_.weight_averaging);
+    if (!rounds_ || !any) return w;
+    return chorus::detail::fake_quantize(w, place.ranges->weight_levels(scheme_), scheme_.per_channel ? 0 : -1,
+                                         place.ranges->weight_name);
+  }
+  /// What goes out of a layer, or, where it is folded, of its batch norm.
+  void output(const LayerPlace& place, const Storage<Cpu>& storage, const Module* awaits) {
+    values_.insert_or_assign(key(storage), Value{storage, &place.ranges->output, awaits, &place});
+  }
+  void sum(const LayerPlace& place, const Storage<Cpu>& storage) {
+    values_.insert_or_assign(key(storage), Value{storage, &place.ranges->sum});
+  }
+  /// A folded batch norm takes `x`. Throws UsageError unless its layer has just given that.
+  void check_norm_takes(const Module* norm, const LayerPlace& place, const Storage<Cpu>& x) {
+    const auto found = values_.find(key(x));
+    check<UsageError>(found != values_.end() && found->second.awaits == norm, "QuantizationAware: '", place.norm_name,
+                      "' is listed after '", place.ranges->name,
+                      "' and folded into it, but takes something else: list batch norms behind the layers that they ",
+                      "take the results of, and others elsewhere");
+  }
+
+  std::optional<Rounding> taken(const Storage<Cpu>& storage, const float* numbers, Index count) override {
+    const auto found = values_.find(key(storage));
+    if (found == values_.end()) return std::nullopt;
+    Value& value = found->second;
+    if (value.awaits != nullptr)
+      fail<UsageError>("QuantizationAware: '", value.place->ranges->name, "' is folded with '", value.place->norm_name,
+                       "', which is listed after it, but something else takes its result: list batch norms behind the ",
+                       "layers that they take the results of, and others elsewhere");
+    if (value.rounded) return std::nullopt;
+    if (observes_ && !value.observed)
+      saw_numbers_ = value.site->observe(numbers, count, scheme_.averaging) || saw_numbers_;
+    value.observed = true;
+    if (!rounds_ || count == 0) return std::nullopt;
+    return Rounding{value.site->levels(scheme_), value.site->name()};
+  }
+  void was_rounded(const Storage<Cpu>& from, const Storage<Cpu>& result) override { follow(from, result, true, true); }
+  void keeps_levels(const Storage<Cpu>& from, const Storage<Cpu>& result, bool exact) override {
+    follow(from, result, false, exact);
+  }
+
+ private:
+  struct Value {
+    Storage<Cpu> storage;  // kept, so that nothing else comes to lie there in this pass
+    const ActivationSite* site;
+    const Module* awaits = nullptr;  // the batch norm that has to come next
+    const LayerPlace* place = nullptr;
+    bool rounded = false, observed = false;
+  };
+  static const void* key(const Storage<Cpu>& storage) { return storage.memory().block(); }
+  void follow(const Storage<Cpu>& from, const Storage<Cpu>& result, bool rounded, bool exact) {
+    const auto found = values_.find(key(from));
+    if (found == values_.end() || key(from) == key(result)) return;
+    Value value = found->second;
+    value.storage = result;
+    value.rounded = rounded || (exact && value.rounded);
+    value.observed = value.observed || !exact;
+    values_.insert_or_assign(key(result), value);
+  }
+
+  const Scheme& scheme_;
+  const Layers& layers_;
+  const bool observes_, rounds_;
+  bool saw_numbers_ = false;
+  std::unordered_map<const void*, Value> values_;
+};
+
+/// This thread's pass; null where nothing is quantised. Throws UsageError where a checkpoint computes `layer` again,
+/// which it had computed within one.
+inline Pass* current_pass(const void* layer) {
+  auto* const pass = static_cast<Pass*>(chorus::detail::quantization_pass);
+  if (chorus::detail::first_run != nullptr) [[unlikely]]
+    check<UsageError>(chorus::detail::first_run->found(layer, 2, pass != nullptr) == (pass != nullptr),
+                      "QuantizationAware: a checkpoint computes a layer again after the forward pass, where it is not ",
+                      "quantised: expected a model without checkpoints");
+  return pass;
+}
+
+}  // namespace quantization
+
+namespace detail {
+
+/// `f(x, weight, bias)`, which is what `layer` computes; in a pass with fake quantisation of rounded numbers.
+template <Operand X, class W, class B, class F>
+auto weighted(const void* layer, const X& x, const W& weight, const B& bias, const F& f) {
+  using Result = decltype(f(x, weight, bias));
+  if (auto* const pass = quantization::current_pass(layer)) [[unlikely]] {
+    if (const auto* const place = pass->find(layer)) {
+      if constexpr (std::is_same_v<typename tensor_of<X>::value_type, float> &&
+                    std::is_same_v<typename tensor_of<X>::device_type, Cpu> &&
+                    !chorus::detail::is_graph_variable<X>) {
+        const auto input = pass->input(*place, chorus::detail::variable_of(x));
+        const auto finish = [&](auto y, const Module* awaits) {
+          pass->output(*place, value_of(y).storage(), awaits);
+          return Result(std::move(y));
+        };
+        const auto own = weight.as_variable();
+        const bool any = value_of(x).numel() > 0;
+        const auto norm = place->foldable == nullptr ? std::nullopt : place->foldable->folded();
+        if (!norm) return finish(f(input, pass->weight(*place, own, any), bias.as_variable()), nullptr);
+        const quantization::FoldFactors factors(value_of(norm->gamma), norm->running_var, norm->eps);
+        const auto w = pass->weight(*place, quantization::fold(own, norm->gamma, factors), any);
+        const auto y = quantization::unfold(f(input, w, Variable<float, 1, Cpu>()), norm->gamma, factors);
+        if (!bias) return finish(y, place->norm);
+        auto shape = value_of(y).shape();
+        shape.fill(1);
+        shape[1] = value_of(bias).numel();
+        return finish(y + reshape(bias.as_variable(), shape), place->norm);
+      } else {
+        fail<UsageError>("QuantizationAware: '", place->ranges->name,
+                         "' gets numbers of another type, or gradients of gradients: expected float on the CPU, and ",
+                         "no MixedPrecision");
+      }
+    }
+  }
+  return f(x, weight, bias);
+}
+
+/// The place of a batch norm that is folded, which takes `x`; null elsewhere.
+template <Operand X>
+const quantization::LayerPlace* folded_place(const Module* norm, const X& x) {
+  if (auto* const pass = quantization::current_pass(norm)) [[unlikely]]
+    if (const auto* const place = pass->find(norm))
+      if constexpr (chorus::detail::may_be_quantized<X>) {
+        pass->check_norm_takes(norm, *place, value_of(x).storage());
+        return place;
+      }
+  return nullptr;
+}
+/// The normalised `y`, which is the result of the layer and the batch norm together.
+template <Operand Y>
+Y folded_result(const quantization::LayerPlace* place, Y y) {
+  if constexpr (chorus::detail::may_be_quantized<Y>)
+    if (place != nullptr) [[unlikely]]
+      quantization::current_pass(place->norm)->output(*place, value_of(y).storage(), nullptr);
+  return y;
+}
+/// relu(y + residual), of which all three are rounded.
+template <Operand Y, Operand R>
+auto folded_sum(const quantization::LayerPlace& place, const Y& y, const R& residual) {
+  auto sum = relu(chorus::detail::rounded(folded_result(&place, y)) + chorus::detail::rounded(residual));
+  if constexpr (chorus::detail::may_be_quantized<decltype(sum)>)
+    quantization::current_pass(place.norm)->sum(place, value_of(sum).storage());
+  return sum;
+}
+
+}  // namespace detail
+
+}  // namespace chorus::nn
+#endif  // CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_WEIGHTED_LAYER_HPP
 
 // <chorus/ops/batch_norm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_BATCH_NORM_HPP
@@ -23702,72 +25037,6 @@ auto batch_norm_add_relu(const X& x, const R& residual, const W& weight, const B
 #define CHORUS_SINGLE_CHORUS_OPS_SYNC_BATCH_NORM_HPP
 /// Batch normalisation with the statistics of a batch that several devices or ranks share.
 
-#include <any>
-// <chorus/core/batch_group.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_BATCH_GROUP_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_BATCH_GROUP_HPP
-/// The devices or ranks that share the current batch, for operators whose statistics are the whole batch's
-/// (SyncBatchNorm).
-
-namespace chorus {
-
-/// What a policy offers to the operators of a forward pass, and of the backward pass after it. All members make the
-/// same calls in the same order.
-class BatchGroup {
- public:
-  virtual ~BatchGroup() = default;
-  /// Sums over all members, in place; the same bits for each. Throws CommError where a member is lost.
-  virtual void sum(std::span<double> values) = 0;
-  /// What this member's gradients will be multiplied by before all are added up.
-  virtual double weight() = 0;
-  /// Whether the pass is recorded as one graph of all members' devices. Else `sum` adds up, forward and backward.
-  virtual bool recorded() const { return false; }
-  /// Where it is: what each member gives, in their order.
-  virtual std::vector<std::any> exchange(const std::any&) { return {}; }
-  /// Which of the members this is, and a number of the pass that they are in.
-  virtual std::size_t member() const { return 0; }
-  virtual std::size_t pass() const { return 0; }
-  /// Throws UsageError where a loss can't be told what it is a mean over (`mean_over`).
-  virtual void check_mean_over() const {}
-  /// Whether this thread may take part now: asked where backward computes something again.
-  virtual bool is_here() const { return true; }
-};
-
-/// The group of this thread's forward pass; null where the batch is whole.
-inline std::shared_ptr<BatchGroup>& batch_group() {
-  thread_local std::shared_ptr<BatchGroup> group;
-  return group;
-}
-
-/// While it lives, operations of this thread belong to `group`.
-struct BatchGroupScope : detail::Replaced<std::shared_ptr<BatchGroup>> {
-  explicit BatchGroupScope(std::shared_ptr<BatchGroup> group) : Replaced(batch_group(), std::move(group)) {}
-};
-
-namespace detail {
-inline constexpr const char* different_layers =
-    "SyncBatchNorm: the devices' copies of the model have come to different layers";
-}  // namespace detail
-
-/// An operation's place in a pass that is recorded as one graph.
-class PlaceInPass {
- public:
-  PlaceInPass() = default;
-  explicit PlaceInPass(std::shared_ptr<BatchGroup> group) : group_(std::move(group)), pass_(group_->pass()) {}
-
-  /// Whether this thread is the member's and still in that pass. Then all members go back through the operation at the
-  /// same time, each through its own part of the graph (`grad` in a model's forward function). Else one thread goes
-  /// back through the whole graph.
-  bool is_here() const { return group_ && batch_group() == group_ && group_->pass() == pass_; }
-
- private:
-  std::shared_ptr<BatchGroup> group_;
-  std::size_t pass_ = 0;
-};
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_CORE_BATCH_GROUP_HPP
-
 // <chorus/ops/device_copy.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_DEVICE_COPY_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_DEVICE_COPY_HPP
@@ -24051,7 +25320,10 @@ struct BatchNormLayerOptions {
 /// What an activation checkpoint computes again in backward is normalised as it was the first time, and not counted
 /// again.
 template <Device D, Real T = float>
-class BatchNorm : public Module, public Synchronisable, public RunningStatistics {
+class BatchNorm : public Module,
+                  public Synchronisable,
+                  public RunningStatistics,
+                  public quantization::FoldableNorm {
  public:
   using device_type = D;
   Parameter<T, 1, D> weight, bias;
@@ -24074,11 +25346,7 @@ class BatchNorm : public Module, public Synchronisable, public RunningStatistics
 
   template <Operand X>
   auto operator()(const X& x) const {
-    return detail::watched(*this, [&] {
-      const auto [group, mean, var, by_batch, options] = begin(x.numel());
-      if (group) return over_group(x, group);
-      return batch_norm(x, weight, bias, mean, var, by_batch, options);
-    });
+    return detail::watched(*this, [&] { return detail::folded_result(detail::folded_place(this, x), normalised(x)); });
   }
   void visit(Visitor& visitor) override {
     if (weight) {
@@ -24092,6 +25360,17 @@ class BatchNorm : public Module, public Synchronisable, public RunningStatistics
   }
   std::string describe() const override {
     return cat(synchronised() ? "SyncBatchNorm(" : "BatchNorm(", channels_, ")");
+  }
+
+  Index channels() const override { return channels_; }
+  bool can_be_folded() const override {
+    return std::is_same_v<D, Cpu> && std::is_same_v<T, float> && static_cast<bool>(running_mean);
+  }
+  std::optional<quantization::FoldedNorm> folded() const override {
+    if constexpr (std::is_same_v<D, Cpu> && std::is_same_v<T, float>)
+      if (running_mean)
+        return quantization::FoldedNorm{weight.as_variable(), value_of(running_var), static_cast<float>(options_.eps)};
+    return std::nullopt;
   }
 
   bool tracks_running_stats() const override { return static_cast<bool>(running_mean); }
@@ -24129,6 +25408,12 @@ class BatchNorm : public Module, public Synchronisable, public RunningStatistics
   }
 
  protected:
+  template <Operand X>
+  auto normalised(const X& x) const {
+    const auto [group, mean, var, by_batch, options] = begin(x.numel());
+    if (group) return over_group(x, group);
+    return batch_norm(x, weight, bias, mean, var, by_batch, options);
+  }
   /// What a forward pass goes by.
   struct Pass {
     std::shared_ptr<BatchGroup> group;  // whose batch it is a share of, if it is
@@ -24204,14 +25489,18 @@ class BatchNormReLU : public BatchNorm<D, T> {
   template <Operand X>
   auto operator()(const X& x) const {
     return detail::watched(*this, [&] {
+      const auto* const place = detail::folded_place(this, x);
       const auto [group, mean, var, by_batch, options] = this->begin(x.numel());
-      if (group) return relu(this->over_group(x, group));
-      return batch_norm_relu(x, this->weight, this->bias, mean, var, by_batch, options);
+      if (group) return detail::folded_result(place, relu(this->over_group(x, group)));
+      return detail::folded_result(
+          place, batch_norm_relu(x, this->weight, this->bias, mean, var, by_batch, options));
     });
   }
   template <Operand X, Operand R>
   auto operator()(const X& x, const R& residual) const {
     return detail::watched(*this, [&] {
+      if (const auto* const place = detail::folded_place(this, x)) [[unlikely]]
+        return detail::folded_sum(*place, this->normalised(x), residual);
       const auto [group, mean, var, by_batch, options] = this->begin(x.numel());
       if (group) return relu(this->over_group(x, group) + residual);
       return batch_norm_add_relu(x, residual, this->weight, this->bias, mean, var, by_batch, options);
@@ -27042,7 +28331,7 @@ struct Conv2dOptions {
 
 /// x: [batch, in, height, width] -> [batch, out, out_h, out_w]; weight: [out, in / groups, kernel_h, kernel_w].
 template <Device D, Real T = float>
-class Conv2d : public detail::ConvolutionBase<4, D, T> {
+class Conv2d : public detail::ConvolutionBase<4, D, T>, public quantization::WeightedLayer {
  public:
   /// Throws ShapeError unless channels and kernel are positive and `groups` divides both channel numbers.
   Conv2d(Index in_channels, Index out_channels, const Conv2dOptions& options)
@@ -27052,7 +28341,10 @@ class Conv2d : public detail::ConvolutionBase<4, D, T> {
         options_{options.stride, options.padding, options.dilation, options.groups} {}
   template <Operand X>
   auto operator()(const X& x) const {
-    return detail::watched(*this, [&] { return conv2d(x, this->weight, this->bias, options_); });
+    return detail::watched(*this, [&] {
+      return detail::weighted(this, x, this->weight, this->bias,
+                              [this](const auto&... xs) { return conv2d(xs..., options_); });
+    });
   }
   std::string describe() const override {
     auto text = detail::ConvolutionBase<4, D, T>::describe();
@@ -27153,6 +28445,41 @@ Model copy_of(const Model& model, D device) {
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_NN_COPY_OF_HPP
+
+// <chorus/nn/elsewhere.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_ELSEWHERE_HPP
+#define CHORUS_SINGLE_CHORUS_NN_ELSEWHERE_HPP
+/// Layers that <chorus/chorus.hpp> declares, but whose headers it leaves out: a program that forgets one is told which.
+
+namespace chorus::nn {
+
+template <Device D, Real T = float>
+class MultiheadAttention;  // needs #include <chorus/nn/attention.hpp>
+template <Device D, Real T = float>
+class TransformerEncoderLayer;  // needs #include <chorus/nn/transformer.hpp>
+template <Device D, Real T = float>
+class TransformerDecoderLayer;  // needs #include <chorus/nn/transformer.hpp>
+template <Device D, Real T = float>
+class LSTM;  // needs #include <chorus/nn/recurrent.hpp>
+template <Device D, Real T = float>
+class GRU;  // needs #include <chorus/nn/recurrent.hpp>
+template <Device D, Real T = float>
+class GroupNorm;  // needs #include <chorus/nn/group_norm.hpp>
+template <Device D, Real T = float>
+class InstanceNorm;  // needs #include <chorus/nn/group_norm.hpp>
+template <Device D, Real T = float>
+class RMSNorm;  // needs #include <chorus/nn/group_norm.hpp>
+template <Device D, Real T = float>
+class Conv1d;  // needs #include <chorus/nn/convolutions.hpp>
+template <Device D, Real T = float>
+class Conv3d;  // needs #include <chorus/nn/convolutions.hpp>
+template <Device D, Real T = float>
+class ConvTranspose1d;  // needs #include <chorus/nn/convolutions.hpp>
+template <Device D, Real T = float>
+class ConvTranspose2d;  // needs #include <chorus/nn/convolutions.hpp>
+
+}  // namespace chorus::nn
+#endif  // CHORUS_SINGLE_CHORUS_NN_ELSEWHERE_HPP
 
 // <chorus/nn/embedding.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_EMBEDDING_HPP
@@ -28709,7 +30036,7 @@ struct LinearOptions {
 
 /// y = x weightᵀ + bias for x: [..., in]; weight: [out, in], bias: [out].
 template <Device D, Real T = float>
-class Linear : public Module {
+class Linear : public Module, public quantization::WeightedLayer {
  public:
   using device_type = D;
   Parameter<T, 2, D> weight;
@@ -28725,7 +30052,7 @@ class Linear : public Module {
 
   template <Operand X>
   auto operator()(const X& x) const {
-    return detail::watched(*this, [&] { return linear(x, weight, bias); });
+    return detail::watched(*this, [&] { return of_whole_input(x); });
   }
   template <class X>
   auto operator()(const Columns<X>& x) const {
@@ -28737,6 +30064,12 @@ class Linear : public Module {
   }
   std::string describe() const override {
     return cat("Linear(", weight.shape()[1], ", ", weight.shape()[0], bias ? ")" : ", bias=false)");
+  }
+
+ protected:
+  template <Operand X>
+  auto of_whole_input(const X& x) const {
+    return detail::weighted(this, x, weight, bias, [](const auto&... xs) { return linear(xs...); });
   }
 };
 
@@ -30172,6 +31505,7 @@ auto reduced_over_labels(const char* operation, const X& scores, const LossOf& l
 /// for a bad label (on a GPU the next call that waits for it does), ShapeError where the batches differ. Labels may lie
 /// on another device, such as the loader's.
 template <Operand X, class D>
+requires(tensor_of<X>::rank == 2)
 auto cross_entropy(const X& logits, const Tensor<std::int64_t, 1, D>& labels, const CrossEntropyOptions& options = {}) {
   return detail::in_float(logits, [&](const auto& scores) {
     const auto targets = to_device(labels, value_of(scores).device());
@@ -30184,6 +31518,24 @@ auto cross_entropy(const X& logits, const Tensor<std::int64_t, 1, D>& labels, co
     };
     return detail::reduced_over_labels("cross_entropy", scores, loss_of, each, labels, options);
   });
+}
+
+/// Other logits and labels: the compiler says what they have to be.
+template <Operand X, class Labels, class... Rest>
+Variable<float, 0> cross_entropy(const X&, const Labels&, const Rest&...) {
+  constexpr int axes = tensor_of<X>::rank, labels = tensor_of<Labels>::rank;
+  using T = typename tensor_of<Labels>::value_type;
+  if constexpr (!std::is_same_v<T, std::int64_t>)
+    static_assert(std::is_same_v<T, std::int64_t>,
+                  "cross_entropy: labels are a Tensor of std::int64_t, which to<std::int64_t>(labels) makes; "
+                  "probabilities in their place need #include <chorus/ops/class_losses.hpp>");
+  else if constexpr (axes != labels + 1)
+    static_assert(axes == labels + 1,
+                  "cross_entropy: logits [batch, classes] go with labels [batch]; of images [batch, classes, height, "
+                  "width] with [batch, height, width]");
+  else
+    static_assert(axes == 2, "cross_entropy: logits of more than two axes need #include <chorus/ops/class_losses.hpp>");
+  return {};
 }
 
 /// The same without a reduction: [batch].
@@ -31408,13 +32760,16 @@ auto adaptive_avg_pool2d(const X& x, Size2d size) {
                     " x ", size.width);
   const auto& shape = value_of(x).shape();
   check<ShapeError>(shape[2] > 0 && shape[3] > 0, "adaptive_avg_pool2d: an image of shape ", shape, " has no pixels");
-  return detail::adaptive_mean(detail::adaptive_mean(x, 3, size.width), 2, size.height);
+  const auto input = detail::rounded(x);
+  return detail::keeps_levels(input, detail::adaptive_mean(detail::adaptive_mean(input, 3, size.width), 2, size.height),
+                              /*exact=*/false);
 }
 
 /// x: [batch, channels, ...] -> the mean of each channel: [batch, channels].
 template <Operand X>
 auto global_avg_pool(const X& x) {
-  return mean(flatten<2>(x), 2);
+  const auto input = detail::rounded(x);
+  return detail::keeps_levels(input, mean(flatten<2>(input), 2), /*exact=*/false);
 }
 
 }  // namespace chorus
@@ -33328,6 +34683,22 @@ struct ClipGradNormOptions {
   bool error_if_nonfinite = false;
 };
 
+namespace detail {
+/// clip_grad_norm of what a rank has of a model; `squares()` is the sum over all ranks, each number once.
+template <Device D, class Squares>
+double clip_parts(const std::vector<nn::NamedParameter<D>>& own, double max_norm, const ClipGradNormOptions& options,
+                  const Squares& squares) {
+  check_max_norm(max_norm);
+  const double norm = std::sqrt(squares());
+  if (options.error_if_nonfinite && !std::isfinite(norm)) {
+    const auto* const first = first_not_finite(own);
+    raise_not_finite(norm, first != nullptr ? first->name : std::string("what another rank has"));
+  }
+  scale_down(own, norm, max_norm);
+  return norm;
+}
+}  // namespace detail
+
 /// Scales all gradients down so that their common Euclidean norm is at most `max_norm`; returns the norm before.
 /// Squares are added up in double, so that those of floats don't overflow. Under DistributedDataParallel to be called
 /// after backward, when all ranks hold the same gradients; where each holds a part, net.clip_grad_norm does it. Under
@@ -33890,8 +35261,6 @@ void with_type(DType type, void* at, const F& f) {
 
 }  // namespace chorus::ddp
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
-
-#include <unordered_map>
 
 namespace chorus::canonical {
 
@@ -36451,6 +37820,22 @@ class ThreadMeeting {
     check<UsageError>(total_.size() == values.size(), detail::different_layers);
     std::copy(total_.begin(), total_.end(), values.begin());
   }
+  /// The largest of each.
+  void max(std::size_t member, std::span<double> values) {
+    const auto largest = [&] {
+      const bool fit =
+          std::all_of(values_.begin(), values_.end(), [&](const auto& own) { return own.size() == values.size(); });
+      total_.assign(fit ? values.size() : 0, 0);
+      for (std::size_t i = 0; i < total_.size(); ++i) {
+        total_[i] = values_[0][i];
+        for (const auto& own : values_) total_[i] = std::max(total_[i], own[i]);
+      }
+    };
+    const auto lock = meet(
+        member, [&] { values_[member].assign(values.begin(), values.end()); }, largest);
+    check<UsageError>(total_.size() == values.size(), detail::different_layers);
+    std::copy(total_.begin(), total_.end(), values.begin());
+  }
   /// What each member gives.
   std::vector<std::any> exchange(std::size_t member, const std::any& own) {
     const auto lock = meet(
@@ -36546,6 +37931,7 @@ class ThreadBatchGroup final : public BatchGroup {
                       "devices' threads: let backward or grad begin at what the policy returns");
     meeting_->sum(member_, values);
   }
+  void max(std::span<double> values) override { meeting_->max(member_, values); }
   double weight() override { return 1; }
   bool is_here() const override { return batch_group().get() == this; }
   bool recorded() const override { return meeting_->recorded(); }
@@ -36863,17 +38249,20 @@ inline std::vector<ShareRange> one_each(std::size_t devices) {
   return runs;
 }
 
-/// Calls a model with the inputs in a tuple.
-template <class Model, class Shares>
-auto call(Model& model, const Shares& shares) {
-  return std::apply([&](const auto&... own) { return model.forward(own...); }, shares);
+/// Calls a model with the inputs in a tuple. (What the compiler says of a mistake in `forward` is short without
+/// std::apply.)
+template <class Model, class... Own>
+auto call(Model& model, const std::tuple<Own...>& shares) {
+  return [&]<std::size_t... I>(std::index_sequence<I...>) {
+    return model.forward(std::get<I>(shares)...);
+  }(std::index_sequence_for<Own...>{});
 }
 
-/// `Shares`: the tuple of a device's inputs.
-template <class Model, class Shares>
+/// `Shares`: the tuple of a device's inputs. `Returned`: what the model makes of them.
+template <class Model, class Shares, class Returned>
 class Pass {
  public:
-  using Output = decltype(call(std::declval<Model&>(), std::declval<const Shares&>()));
+  using Output = Returned;
   using Devices = std::vector<std::shared_ptr<canonical::DeviceShares<typename Replicas<Model>::D>>>;
 
   /// `device_shares`: which of the shares each device has; where they are canonical ones, they are computed by
@@ -37037,8 +38426,8 @@ struct JoinRecordedOutputs : JoinOutputs<D> {
 
 /// Steps 1 to 3. All is put on the tape in the order of the devices, not of their threads: in the reverse of it
 /// backward adds up, without a step 5.
-template <class Model, class Shares, class Apply, class... Inputs>
-void recorded_forward(const std::shared_ptr<Pass<Model, Shares>>& pass, const Replicas<Model>& replicas,
+template <class Model, class Shares, class Output, class Apply, class... Inputs>
+void recorded_forward(const std::shared_ptr<Pass<Model, Shares, Output>>& pass, const Replicas<Model>& replicas,
                       Apply& parallel_apply, const Inputs&... inputs) {
   const std::size_t devices = pass->split.devices;
   parallel_apply.run(devices, [&](std::size_t i) { replicate(replicas, i); });
@@ -37669,7 +39058,9 @@ class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner 
     auto runs = canonical ? canonical_.runs(shares) : dp::one_each(shares);
     const auto& random = this->begin_forward(batch);
     for (std::size_t i = 1; i < runs.size(); ++i) replicas_[i].take_members(this->model_);
-    return std::make_shared<dp::Pass<Model, dp::Shares<Make, D, Inputs...>>>(
+    using Shares = dp::Shares<Make, D, Inputs...>;
+    using Output = decltype(dp::call(this->model_, std::declval<const Shares&>()));
+    return std::make_shared<dp::Pass<Model, Shares, Output>>(
         dp::Split{batch, shares, options_.dim}, std::move(runs), canonical_.devices(), this->model_, replicas_, random,
         this->watch_once());
   }
@@ -37770,6 +39161,14 @@ template <class Communicator>
   text.resize(detail::object_bytes("broadcast_object", static_cast<std::size_t>(root), length));
   communicator.broadcast(std::span<std::uint8_t>(text), root, {});
   return {text.begin(), text.end()};
+}
+
+/// Whether all ranks pass the same text; the same answer on all of them.
+template <class Communicator>
+[[gnu::cold]] bool same_text(Communicator& communicator, std::string_view own) {
+  double different = broadcast_object(communicator, own) == own ? 0 : 1;
+  communicator.all_reduce(std::span(&different, 1));
+  return different == 0;
 }
 
 }  // namespace chorus::comm
@@ -40524,11 +41923,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   void make_largest(std::int32_t* number) { communicator_.all_reduce(std::span(number, 1), comm::ReduceOp::max, {}); }
 
   /// Whether `text` is the same on all ranks; a collective.
-  [[gnu::cold]] bool same_on_all_ranks(std::string_view text) {
-    double different = comm::broadcast_object(communicator_, text) == text ? 0 : 1;
-    sum({&different, 1});
-    return different == 0;
-  }
+  [[gnu::cold]] bool same_on_all_ranks(std::string_view text) { return comm::same_text(communicator_, text); }
 
  protected:
   /// Accepts all parameters and buffers.
@@ -40778,6 +42173,14 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
     void sum(std::span<double> values) override {
       of_living().operators_send_ = true;
       of_living().sum(values);
+    }
+    void max(std::span<double> values) override {
+      const auto& net = of_living();
+      check<UsageError>(!net.joining_ || net.throw_early_ || net.communicator_.size() == 1, net.title_,
+                        "::join: QuantizationAware's ranges are the global batch's, and a rank that has run out of ",
+                        "batches takes no part in them: expected throw_on_early_termination");
+      of_living().operators_send_ = true;
+      of_living().communicator_.all_reduce(values, comm::ReduceOp::max, {.traffic = trace::Traffic::activations});
     }
     double weight() override { return of_living().shares_.weight(); }
     DistributedPolicy& of_living() {
@@ -43146,6 +44549,13 @@ std::vector<TensorPlace<D>> model_places(nn::Module& model) {
   return places;
 }
 
+/// A policy.
+template <class Net>
+concept IsNet = requires(Net& net) {
+  typename Net::policy_type;
+  net.module();
+};
+
 /// Whether ranks have parts of the model: all write a file together, each its parts. Such a policy says, by
 /// `writes_part(sharded, layers)`, whether this rank writes what it has of a tensor that is cut so, or not at all.
 template <class Net>
@@ -44489,14 +45899,11 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
   /// Scales the gradients down so that the norm of all ranks' parts together is at most `max_norm`, and returns the
   /// norm before, the same on all ranks, as optim::clip_grad_norm. All ranks call it.
   double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
-    optim::detail::check_max_norm(max_norm);
-    double squares = optim::detail::square_sum(units_->shards());
-    this->sum({&squares, 1});
-    const double norm = std::sqrt(squares);
-    if (options.error_if_nonfinite && !std::isfinite(norm))
-      optim::detail::raise_not_finite(norm, "a parameter of which each rank has a part");
-    optim::detail::scale_down(units_->shards(), norm, max_norm);
-    return norm;
+    return optim::detail::clip_parts(units_->shards(), max_norm, options, [&] {
+      double squares = optim::detail::square_sum(units_->shards());
+      this->sum({&squares, 1});
+      return squares;
+    });
   }
 
   /// While it lives, every rank has all parameters: to save, load, inspect. All ranks call it, and end it, together.
@@ -44674,44 +46081,6 @@ class SingleDevice : public OneProcessPolicy<Model> {
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_SINGLE_DEVICE_HPP
-
-// <chorus/tensor/print.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_TENSOR_PRINT_HPP
-#define CHORUS_SINGLE_CHORUS_TENSOR_PRINT_HPP
-/// Tensors as text: nested brackets, long axes shortened.
-
-namespace chorus {
-
-/// `[[1, 2], [3, 4]]`; of an axis of over 8 entries the first and last 3 are shown.
-template <Scalar T, int Rank>
-void append(std::string& out, const Tensor<T, Rank, Cpu>& tensor) {
-  if (!tensor.defined()) {
-    out += "undefined";
-  } else if constexpr (Rank == 0) {
-    append(out, *tensor.data());
-  } else {
-    const Index size = tensor.size(0);
-    out += '[';
-    for (Index i = 0; i < size; ++i) {
-      if (i != 0) out += ", ";
-      if (size > 8 && i == 3) {
-        out += "..., ";
-        i = size - 3;
-      }
-      append(out, tensor[i]);
-    }
-    out += ']';
-  }
-}
-
-template <class Stream, Scalar T, int Rank>
-Stream& operator<<(Stream& stream, const Tensor<T, Rank, Cpu>& tensor) {
-  stream << cat(tensor);
-  return stream;
-}
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_TENSOR_PRINT_HPP
 
 // <chorus/train/metrics.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TRAIN_METRICS_HPP

@@ -32,41 +32,42 @@ struct Ends {
 Ends ends_of(const Case& test) { return {test.attr<std::int64_t>("quant_min"), test.attr<std::int64_t>("quant_max")}; }
 
 void fake_quantize(Case& test) {
-  const auto [least, most] = ends_of(test);
+  const auto ends = ends_of(test);
   test.compare_numbers("out.y", [&] {
     const auto x = test.in<1>("x", {test.numel("x")});
-    const auto y = ch::fake_quantize(x, test.attr<float>("scale"), test.attr<std::int64_t>("zero_point"), least, most);
+    const auto y = ch::fake_quantize(x, test.attr<float>("scale"), test.attr<std::int64_t>("zero_point"), ends.least,
+                                     ends.most);
     test.back("y", y);
     return y.value();
   }());
 }
 
 void fake_quantize_per_channel(Case& test) {
-  const auto [least, most] = ends_of(test);
+  const auto ends = ends_of(test);
   const auto scales = test.tensor<1>("scale");
   const auto zero_points = test.integers<1>("zero_point");
   const int axis = test.attr<int>("axis");
   with_rank<2>(test.rank("x"), [&]<int Rank>(std::integral_constant<int, Rank>) {
-    test.out("y", ch::fake_quantize_per_channel(test.in<Rank>("x"), scales, zero_points, axis, least, most));
+    test.out("y", ch::fake_quantize_per_channel(test.in<Rank>("x"), scales, zero_points, axis, ends.least, ends.most));
   });
 }
 
 void quantize_per_tensor(Case& test) {
-  const auto [least, most] = ends_of(test);
+  const auto ends = ends_of(test);
   const auto scale = test.attr<float>("scale");
   const auto zero_point = test.attr<std::int64_t>("zero_point");
-  const auto q = ch::quantize_per_tensor<std::int64_t>(test.tensor<2>("x"), scale, zero_point, least, most);
+  const auto q = ch::quantize_per_tensor<std::int64_t>(test.tensor<2>("x"), scale, zero_point, ends.least, ends.most);
   test.compare_integers("out.q", q.to_vector());
   test.out("y", ch::dequantize_per_tensor(q, scale, zero_point));
 }
 
 void quantize_per_channel(Case& test) {
-  const auto [least, most] = ends_of(test);
+  const auto ends = ends_of(test);
   const auto scales = test.tensor<1>("scale");
   const auto zero_points = test.integers<1>("zero_point");
   const int axis = test.attr<int>("axis");
   const auto q =
-      ch::quantize_per_channel<std::int64_t>(test.tensor<2>("x"), scales, zero_points, axis, least, most);
+      ch::quantize_per_channel<std::int64_t>(test.tensor<2>("x"), scales, zero_points, axis, ends.least, ends.most);
   test.compare_integers("out.q", q.to_vector());
   test.out("y", ch::dequantize_per_channel(q, scales, zero_points, axis));
 }

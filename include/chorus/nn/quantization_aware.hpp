@@ -106,13 +106,14 @@ class Ranges : public Module {
 /// - Each layer with weights (Linear, Conv1d to Conv3d) takes rounded numbers and a rounded weight. Its result is
 ///   rounded where it is used by such a layer or a pooling, after a ReLU that follows, and at the end of the model.
 ///   What comes from elsewhere (the input, sums, other functions) is rounded by the layer that takes it. All else stays
-///   float.
+///   float: embeddings, attention's products and its first projection, recurrent layers, transposed convolutions.
 /// - A batch norm listed by CHORUS_MODULE (or in a Sequential) directly after a layer with as many channels is folded
 ///   into it: the layer's weight is rounded as it will be then, times gamma / sqrt(running_var + eps). A residual that
 ///   BatchNormReLU adds is rounded, and so is the sum.
 /// - Ranges are the global batch's, the same for any number of devices, found in training alone: one collective of 16
-///   bytes for each. They are buffers, `quantization.conv1.output`; a float model's file fills the rest by its names,
-///   with `io::load(net.module(), path, {.strict = false})`.
+///   bytes for each, and one of 48 a pass, by which ranks see that they are in the same phase. They are buffers,
+///   `quantization.conv1.output`; a float model's file fills the rest by its names, with
+///   `io::load(net.module(), path, {.strict = false})`.
 /// Evaluation changes nothing, and needs ranges. Throws NonFiniteError for NaNs.
 template <class Model, class Scheme = Int8>
 class QuantizationAware : public Module {

@@ -93,6 +93,19 @@ TEST_CASE("a CNN in integers has every integer of its fake-quantised pass") {
   CHECK(compared.integers.steps()[0].bias.size() == 8);  // batch norm's
 }
 
+struct Mlp : nn::Module {
+  nn::Linear<Cpu> fc1{48, 20}, fc2{20, 10};
+  CHORUS_MODULE(Mlp, fc1, fc2)
+  auto forward(const auto& x) const { return fc2(ch::relu(fc1(ch::flatten(x)))); }
+};
+
+TEST_CASE("an input may be flattened before it is rounded") {
+  const Compared<Mlp> compared({}, images({6, 3, 4, 4}), false);
+  CHECK(compared.all == 6 * (48 + 20 + 10));
+  CHECK(compared.differ == 0);
+  CHECK(compared.integers.steps().front().kind == nn::int8::Kind::flatten);
+}
+
 TEST_CASE("a ResNet in integers: each step gives the pass's integers, but for ties of float sums") {
   const Compared<ResNet18<Cpu>> compared(ResNet18<Cpu>({3, 16, 16, 10}), images({3, 3, 16, 16}), true);
   CHECK(compared.all > 500000);
@@ -179,7 +192,37 @@ struct WithLooseNorm : nn::Module {
   auto forward(const auto& x) const { return fc(ch::flatten(conv(norm(x)))); }
 };
 
+struct WithFunction : nn::Module {
+  nn::Conv2d<Cpu> conv{3, 3, {.kernel = 1}};
+  nn::Linear<Cpu> fc{192, 2};
+  CHORUS_MODULE(WithFunction, conv, fc)
+  auto forward(const auto& x) const { return ch::linear(ch::flatten(conv(x)), fc.weight, fc.bias); }
+};
+struct WithMean : nn::Module {
+  nn::Conv2d<Cpu> conv{3, 3, {.kernel = 1}};
+  nn::Linear<Cpu> fc{64, 2};
+  CHORUS_MODULE(WithMean, conv, fc)
+  auto forward(const auto& x) const { return fc(ch::mean(ch::flatten<2>(conv(x)), 1)); }
+};
+struct WithTokens : nn::Module {
+  nn::Linear<Cpu> fc{64, 2};
+  CHORUS_MODULE(WithTokens, fc)
+  auto forward(const auto& x) const { return fc(ch::flatten<2>(x)); }
+};
+struct WithoutInput : nn::Module {
+  nn::Linear<Cpu> fc{192, 2};
+  CHORUS_MODULE(WithoutInput, fc)
+  auto forward(const auto& x) const {
+    fc(ch::flatten(x));
+    return fc(ch::Tensor<float, 2>::ones({1, 192}));
+  }
+};
+
 TEST_CASE("what has no integer form is refused by its name") {
+  CHECK_THAT(refusal<WithFunction>(), Contains("'linear' takes numbers that are not rounded to integers, of 'conv'"));
+  CHECK_THAT(refusal<WithMean>(), Contains("'mean' is over other axes than an image's: it has no integer form"));
+  CHECK_THAT(refusal<WithTokens>(), Contains("in 'fc', a Linear(64, 2) takes more axes than [batch, features]"));
+  CHECK_THAT(refusal<WithoutInput>(), Contains("the model's output does not come from its input"));
   CHECK_THAT(refusal<WithSigmoid>(), Contains("'sigmoid' in 'gate', a Sigmoid has no integer form"));
   CHECK_THAT(refusal<WithSum>(), Contains("'mul' has no integer form"));
   CHECK_THAT(refusal<WithLooseNorm>(), Contains("'batch_norm' in 'norm', a BatchNorm(3) is folded into no convolution"));

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <limits>
 
+#include "../../../examples/models/resnet.hpp"
 #include "models.hpp"
 
 namespace quantization_aware_test {
@@ -215,10 +216,10 @@ TEST_CASE("qat: NaNs and infinities are named") {
 TEST_CASE("qat: without ranges there is no evaluation") {
   Quantized<Mlp> model{qat::filled(Mlp{})};
   model.eval();
-  CHECK_THAT(message_of<UsageError>([&] { model(images(4, 1)); }), Contains("'fc1.input' has no range yet: expected a"));
+  CHECK_THAT(message_of<UsageError>([&] { model(images(4, 1)); }), Contains("'fc1.input' has no range yet: expected"));
   model.train();
   model.observe(false);
-  CHECK_THAT(message_of<UsageError>([&] { model(images(4, 1)); }), Contains("'fc1.input' has no range yet: expected a"));
+  CHECK_THAT(message_of<UsageError>([&] { model(images(4, 1)); }), Contains("'fc1.input' has no range yet: expected"));
 }
 
 TEST_CASE("qat: a float model's file is loaded by its names; a saved one is resumed to the bit") {
@@ -266,7 +267,8 @@ TEST_CASE("qat: a batch norm that is listed elsewhere than it is called is refus
 
 TEST_CASE("qat: what can't be quantised is refused") {
   CHECK(message_of<UsageError>([] { Quantized<None>{}; }) ==
-        "QuantizationAware: None has no layer with weights that could be integers: expected Linear or Conv1d to Conv3d");
+        "QuantizationAware: None has no layer with weights that could be integers: expected Linear or Conv1d to "
+        "Conv3d");
   CHECK(message_of<UsageError>([] { Quantized<test::Smooth<Cpu>>{}; }) ==
         "QuantizationAware: 'fc1' has a weight of F64: expected F32");
   nn::MixedPrecision<Quantized<Mlp>> narrow;
@@ -280,6 +282,18 @@ TEST_CASE("qat: what can't be quantised is refused") {
   SingleDevice<Quantized<Mlp>> shares{make<Mlp>(), 1, {.canonical_shares = 2}};
   CHECK_THAT(message_of<UsageError>([&] { shares(images(4, 1)); }),
              Contains("the ranges of activations are the global batch's, and here its parts are computed one after"));
+}
+
+TEST_CASE("qat: a ResNet's convolutions are folded with the batch norms that it lists behind them") {
+  ResNet18<Cpu> model(ImageFacts{3, 32, 32, 10});
+  const auto found = nn::quantization::find_layers(model);
+  REQUIRE(found.size() == 21);
+  for (const auto& layer : found) {
+    auto expected = layer.name;
+    if (const auto at = expected.find("conv"); at != std::string::npos) expected.replace(at, 4, "bn");
+    if (const auto at = expected.find("downsample.0"); at != std::string::npos) expected.back() = '1';
+    CHECK(layer.norm_name == (layer.name == "fc" ? "" : expected));
+  }
 }
 
 TEST_CASE("qat: schemes") {

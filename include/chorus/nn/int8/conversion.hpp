@@ -30,7 +30,7 @@ class Conversion {
 
  public:
   explicit Conversion(const RecordedPass& pass) : pass_(pass) {
-    values_[0] = Value{};
+    values_[0].is_input = true;
     for (const auto& operation : pass.operations()) convert(operation);
     const auto output = values_.find(pass.output());
     check<UsageError>(output != values_.end(), who, ": the model's output does not come from its input, or by ",
@@ -54,7 +54,8 @@ class Conversion {
     Index number = -1;
     std::optional<Step> step;
     std::vector<Step> after;
-    bool folds = false;  // what is to be normalised by the batch norm that is folded into the weights
+    bool is_input = false;  // the model's input, or that in another shape, yet to be rounded
+    bool folds = false;     // what is to be normalised by the batch norm that is folded into the weights
   };
 
   std::string place(const RecordedOperation& operation) const {
@@ -135,14 +136,17 @@ class Conversion {
                       " rounds activations to integers in [", levels.integers.least, ", ", levels.integers.most,
                       "]: integer kernels take u8");
     Value& x = value(operation, 0);
-    if (operation.inputs[0] == 0 && !input_) {
-      input_ = levels;
+    if (x.is_input && x.number < 0) {
+      if (!input_) input_ = levels;
+      check<UsageError>(*input_ == levels, who, ": ", place(operation), " rounds the model's input to another scale ",
+                        "than a layer before: an integer model has one");
       x.number = 0;
-    }
-    if (x.step) {
+    } else if (x.step) {
       x.step->levels = levels;
       x.number = push_once(std::move(*x.step));
       x.step.reset();
+    }
+    if (!x.after.empty()) {
       for (auto& step : x.after) {
         step.inputs = {x.number};
         step.levels = levels;
@@ -315,7 +319,8 @@ class Conversion {
       step.levels = levels_of(out.number);
       out.number = push(std::move(step));
     } else {
-      check<UsageError>(out.step && !out.folds, who, ": '", step.name, "' takes what is not rounded to integers");
+      check<UsageError>((out.step || out.is_input) && !out.folds, who, ": '", step.name,
+                        "' takes what is not rounded to integers");
       out.after.push_back(std::move(step));
     }
     return out;
