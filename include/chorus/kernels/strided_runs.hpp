@@ -51,6 +51,15 @@ class StridedRuns {
   Index size(std::size_t axis) const { return size_[axis]; }
   Index stride(std::size_t axis) const { return stride_[axis]; }
 
+  /// The way without the innermost of several axes.
+  StridedRuns without_innermost() const {
+    StridedRuns out = *this;
+    std::shift_left(out.size_.begin(), out.size_.end(), 1);
+    std::shift_left(out.stride_.begin(), out.stride_.end(), 1);
+    --out.rank_;
+    return out;
+  }
+
   /// Walks over the next `count` elements: `run(offset of the first, step, how many)`.
   template <class Run>
   void next(Index count, const Run& run) {
