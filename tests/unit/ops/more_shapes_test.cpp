@@ -65,6 +65,7 @@ TEST_CASE("gradients of resizing and padding") {
   check_operator([](const auto& a) { return ch::upsample_bilinear2d(a, {5, 3}); }, x);
   check_operator([](const auto& a) { return ch::upsample_bilinear2d(a, {1, 7}, true); }, x);
   check_operator([](const auto& a) { return ch::adaptive_max_pool2d(a, {2, 3}); }, x);
+  check_operator([](const auto& a) { return ch::adaptive_max_pool2d(a, {3, 2}); }, x);  // equal parts
   for (const auto mode : {ch::PaddingMode::reflect, ch::PaddingMode::replicate, ch::PaddingMode::circular})
     check_operator([&](const auto& a) { return ch::pad2d(a, {1, 2, 2, 0}, mode); }, x);
   CHECK_THROWS_AS(ch::pad2d(x, {4, 0, 0, 0}, ch::PaddingMode::reflect), ch::ShapeError);
