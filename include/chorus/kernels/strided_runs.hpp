@@ -54,8 +54,8 @@ class StridedRuns {
   /// The way without the innermost of several axes.
   StridedRuns without_innermost() const {
     StridedRuns out = *this;
-    std::shift_left(out.size_.begin(), out.size_.end(), 1);
-    std::shift_left(out.stride_.begin(), out.stride_.end(), 1);
+    std::copy(size_.begin() + 1, size_.end(), out.size_.begin());
+    std::copy(stride_.begin() + 1, stride_.end(), out.stride_.begin());
     --out.rank_;
     return out;
   }

@@ -10,7 +10,8 @@
 namespace chorus::kernels {
 
 namespace detail {
-/// The columns that are summed at a time: rows of them are worth fetching, and their sums stay in the first-level cache.
+/// The columns that are summed at a time: rows of them are worth fetching, and their sums stay in the first-level
+/// cache.
 template <class T>
 inline constexpr Index sum_columns = 2048 / static_cast<Index>(sizeof(T));
 
