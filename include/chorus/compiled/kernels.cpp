@@ -107,6 +107,7 @@ struct Movement {
       erased(&fill<T>),           erased(&argsort<T>),         erased(&take_block<T>),      erased(&put_block<T>),
       erased(&copy_strided<T>),   erased(&scatter_strided<T>), erased(&index_select<T>),    erased(&gather<T>),
       erased(&convert<T, float>), erased(&convert<float, T>),  erased(&convert<T, double>), erased(&convert<double, T>),
+      erased(&pad_block<T>),
   };
 };
 template struct Movement<float>;

@@ -16,6 +16,10 @@ void take_block(Cpu device, AxisShape whole, Index start, Index count, const T* 
 template <class T>
 void put_block(Cpu device, AxisShape whole, Index start, Index count, const T* block, T* to, bool accumulate = false);
 
+/// whole[:, start : start + count, :] = block, and 0 beside it.
+template <class T>
+void pad_block(Cpu device, AxisShape whole, Index start, Index count, const T* block, T* to);
+
 }  // namespace chorus::kernels
 
 #if !CHORUS_COMPILED

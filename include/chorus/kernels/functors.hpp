@@ -107,6 +107,12 @@ struct PowScalar {
   CHORUS_HD S operator()(const S& x) const {
     return pow(x, real_of<S>(exponent));
   }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
+    const auto e = static_cast<real_of<S>>(exponent);
+    if (e == 0) return {{S(0) * dy}};
+    return {{pow(x, e - 1) * e * dy}};
+  }
 };
 
 struct Neg {
@@ -240,6 +246,12 @@ struct Softplus {
     using R = real_of<S>;
     const S scaled = x * R(beta);
     return where(scaled > R(threshold), x, softplus(scaled) / R(beta));
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
+    using R = real_of<S>;
+    const S scaled = x * R(beta);
+    return {{where(scaled > R(threshold), dy, dy * sigmoid(scaled))}};
   }
 };
 

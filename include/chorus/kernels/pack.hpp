@@ -146,7 +146,9 @@ Pack<T> rsqrt(const Pack<T>& x) { return 1 / sqrt(x); }
 CHORUS_PACK_TEMPLATE(class T)
 Pack<T> sigmoid(const Pack<T>& x) { return 1 / (1 + exp(-x)); }
 CHORUS_PACK_TEMPLATE(class T)
-Pack<T> softplus(const Pack<T>& x) { return max(x, 0) + log1p(exp(-abs(x))); }
+Pack<T> softplus(const Pack<T>& x) {
+  return max(x, 0) + packets::apply<packets::Log1pOfUnit>(exp(-abs(x)));
+}
 
 CHORUS_PACK_TEMPLATE(class T)
 Pack<T> pow(const Pack<T>& x, const Pack<T>& exponent) { return packets::pow(x, exponent); }

@@ -51,6 +51,15 @@ class StridedRuns {
   Index size(std::size_t axis) const { return size_[axis]; }
   Index stride(std::size_t axis) const { return stride_[axis]; }
 
+  /// The way without the innermost of several axes.
+  StridedRuns without_innermost() const {
+    StridedRuns out = *this;
+    std::copy(size_.begin() + 1, size_.end(), out.size_.begin());
+    std::copy(stride_.begin() + 1, stride_.end(), out.stride_.begin());
+    --out.rank_;
+    return out;
+  }
+
   /// Walks over the next `count` elements: `run(offset of the first, step, how many)`.
   template <class Run>
   void next(Index count, const Run& run) {

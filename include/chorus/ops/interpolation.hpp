@@ -81,8 +81,13 @@ auto upsample_bilinear2d(const X& x, Size2d size, bool align_corners = false) {
 template <Operand X>
 auto adaptive_max_pool2d(const X& x, Size2d size) {
   static_assert(tensor_of<X>::rank == 4, "adaptive_max_pool2d: the input is [batch, channels, height, width]");
-  detail::check_resize("adaptive_max_pool2d", value_of(x).shape(), size);
-  return detail::adaptive_max(detail::adaptive_max(x, 3, size.width), 2, size.height);
+  const auto& shape = value_of(x).shape();
+  detail::check_resize("adaptive_max_pool2d", shape, size);
+  const auto parts = [&] { return detail::adaptive_max(detail::adaptive_max(x, 3, size.width), 2, size.height); };
+  // Equal parts are the windows of a plain pooling.
+  if (shape[2] % size.height == 0 && shape[3] % size.width == 0)
+    return decltype(parts())(max_pool2d(x, Size2d{shape[2] / size.height, shape[3] / size.width}));
+  return parts();
 }
 
 }  // namespace chorus

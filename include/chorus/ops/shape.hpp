@@ -132,8 +132,10 @@ auto slice(const X& x, Index axis, Index start, Index stop) {
       operations::Slice{axis, start}, std::move(out),
       [whole, start, count = stop - start](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
-        if (!accumulate) zero_bytes(grad.device(), grad.data(), grad.bytes());
-        kernels::put_block(grad.device(), whole, start, count, dy.data(), grad.data(), true);
+        if (accumulate)
+          kernels::put_block(grad.device(), whole, start, count, dy.data(), grad.data(), true);
+        else
+          kernels::pad_block(grad.device(), whole, start, count, dy.data(), grad.data());
       },
       x);
 }

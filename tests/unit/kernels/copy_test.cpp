@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <catch.hpp>
+#include <chorus/kernels/cpu/axis_block.hpp>
 #include <chorus/kernels/cpu/copy.hpp>
+#include <memory>
 #include <numeric>
 #include <vector>
 
@@ -28,6 +30,10 @@ const View views[] = {
     {{3, 2, 4}, {1, 12, 3}},         // all axes moved
     {{4, 5, 2, 3}, {1, 4, 60, 20}},  // transposed with more axes around
     {{2, 3, 4, 5}, {60, 0, 5, 1}},   // expanded
+    {{5, 2}, {1, 0}},                // each number twice
+    {{7, 3}, {2, 0}},                // three times, with gaps
+    {{3, 2, 4, 2}, {4, 0, 1, 0}},    // images of twice the size
+    {{2, 3, 17}, {5, 1, 0}},         // many times
     {{2, 2, 3, 2, 2, 2, 2, 2}, {1, 2, 4, 12, 24, 48, 96, 192}},
     {{3, 0, 2}, {1, 2, 3}},
 };
@@ -89,6 +95,31 @@ TEMPLATE_TEST_CASE("scatter_strided puts a dense array into a view, or adds it",
                         "scatter_strided: cannot accumulate I64");
     }
   }
+}
+
+TEMPLATE_TEST_CASE("a block is taken out, put in, and padded with zeros", "", bool, std::int64_t, float) {
+  using T = TestType;
+  const AxisShape shapes[] = {{1, 4, 1}, {300, 3, 1}, {700, 5, 2}, {3, 4, 5}, {2, 3, 3000}, {0, 3, 2}, {3, 3, 0}};
+  for (const auto& whole : shapes)
+    for (const Index start : {0, 1, 2})
+      for (const Index count : {0, 1, 2}) {
+        if (start + count > whole.axis) continue;
+        CAPTURE(whole.outer, whole.axis, whole.inner, start, count);
+        const auto n = static_cast<std::size_t>(whole.numel());
+        const auto x = std::make_unique<T[]>(n), block = std::make_unique<T[]>(n), padded = std::make_unique<T[]>(n);
+        for (std::size_t i = 0; i < n; ++i) {
+          x[i] = static_cast<T>(i % 5 + 1);
+          padded[i] = T{1};
+        }
+        take_block(Cpu{}, whole, start, count, x.get(), block.get());
+        pad_block(Cpu{}, whole, start, count, block.get(), padded.get());
+        bool equal = true;
+        for (std::size_t i = 0; i < n; ++i) {
+          const Index place = static_cast<Index>(i) / whole.inner % whole.axis;
+          equal = equal && padded[i] == (place >= start && place < start + count ? x[i] : T{});
+        }
+        CHECK(equal);
+      }
 }
 
 TEMPLATE_TEST_CASE("fill sets every element and no other, for every scalar type", "", bool, std::uint8_t, std::int8_t,

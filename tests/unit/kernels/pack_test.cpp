@@ -90,8 +90,8 @@ TEMPLATE_TEST_CASE("a Pack treats infinity, NaN and the ends of the range as num
   CHECK(first(sigmoid(P(100))) == 1);
   CHECK(first(softplus(P(100))) == 100);
   CHECK(first(softplus(P(-1000))) == 0);
-  for (const P& y :
-       {exp(nan), log(nan), sqrt(nan), tanh(nan), erf(nan), sigmoid(nan), max(nan, 0), max(0, nan), min(nan, 0)})
+  for (const P& y : {exp(nan), log(nan), sqrt(nan), tanh(nan), erf(nan), sigmoid(nan), softplus(nan), max(nan, 0),
+                     max(0, nan), min(nan, 0)})
     CHECK(std::isnan(first(y)));
 }
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <utility>
@@ -105,6 +106,21 @@ TEST_CASE("sum and mean add to what is there when told to") {
     sum(Cpu{}, shape, x.data(), more.data(), true);
     for (float& value : y) value += 5;
     CHECK(more == y);
+  }
+}
+
+TEST_CASE("rows are summed in blocks of 64 whatever their width") {
+  for (const auto shape : {AxisShape{2, 200, 16}, AxisShape{1, 67, 515}, AxisShape{2, 65, 1030}}) {
+    CAPTURE(shape.outer, shape.axis, shape.inner);
+    const auto x = numbers<float>(shape.numel(), 9);
+    std::vector<float> y(static_cast<std::size_t>(shape.reduced())), expected(y.size());
+    for_each_line(shape, [&](Index at, Index place) {
+      expected[static_cast<std::size_t>(place)] = reduce_rows(
+          Index{0}, shape.axis, 0.0f, std::plus<>{},
+          [&](Index i) { return x[static_cast<std::size_t>(at + i * shape.inner)]; });
+    });
+    sum(Cpu{}, shape, x.data(), y.data());
+    CHECK(y == expected);
   }
 }
 

@@ -32,6 +32,24 @@ TEST_CASE("numbers picked by index") {
 TEST_CASE("gradients of running sums") {
   const auto x = numbers<3>({2, 3, 4}, 1);
   for (const Index axis : {0, 1, -1}) check_operator([axis](const auto& a) { return ch::cumsum(a, axis); }, x);
+  // Rows and columns, more and fewer than are done at a time.
+  for (const auto& shape : {Shape<3>{7, 5, 1}, Shape<3>{2, 3, 515}, Shape<3>{3, 70, 2}, Shape<3>{2, 0, 3}}) {
+    CAPTURE(shape);
+    const auto wide = numbers<3>(shape, 2);
+    auto sums = Tensor<3>::empty(shape), products = Tensor<3>::empty(shape);
+    for (Index o = 0; o < shape[0]; ++o)
+      for (Index i = 0; i < shape[2]; ++i) {
+        double sum = 0, product = 1;
+        for (Index a = 0; a < shape[1]; ++a) {
+          sums(o, a, i) = sum += wide(o, a, i);
+          products(o, a, i) = product *= wide(o, a, i);
+        }
+      }
+    CHECK(ch::cumsum(wide, 1).to_vector() == sums.to_vector());
+    CHECK(ch::cumprod(wide, 1).to_vector() == products.to_vector());
+  }
+  check_operator([](const auto& a) { return ch::cumprod(a, 0); }, numbers<2>({4, 66}, 3));
+  check_operator([](const auto& a) { return ch::cumprod(a, 1); }, numbers<2>({6, 4}, 4));
   CHECK(ch::cumsum(Tensor<1>::from({1, 2, 3}, {3}), 0).to_vector() == std::vector<double>{1, 3, 6});
 }
 

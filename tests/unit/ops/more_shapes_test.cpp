@@ -19,6 +19,19 @@ TEST_CASE("gradients of reductions over several axes") {
   check_operator([&](const auto& a) { return ch::var(a, axes, ch::keep_axis); }, x);
   check_operator([&](const auto& a) { return ch::logsumexp(a, std::array<Index, 3>{0, 1, 2}); }, x);
   CHECK_THROWS_AS(ch::sum(x, std::array<Index, 2>{1, -2}), ch::ShapeError);
+  // Axes in several runs, wherever they lie.
+  const auto y = numbers<5>({2, 3, 2, 4, 3}, 2);
+  const auto check_axes = [&](const auto& several, const auto& one_by_one) {
+    check_operator([&](const auto& a) { return ch::sum(a, several); }, y);
+    check_operator([&](const auto& a) { return ch::mean(a, several); }, y);
+    CHECK(distance(ch::sum(y, several).to_vector(), one_by_one(y).to_vector()) < 1e-14);
+    CHECK(ch::sum(y, several).shape() == one_by_one(y).shape());
+  };
+  check_axes(std::array<Index, 3>{0, 2, 4}, [](const auto& a) { return ch::sum(ch::sum(ch::sum(a, 4), 2), 0); });
+  check_axes(std::array<Index, 3>{3, 2, 0}, [](const auto& a) { return ch::sum(ch::sum(ch::sum(a, 3), 2), 0); });
+  check_axes(std::array<Index, 2>{1, 3}, [](const auto& a) { return ch::sum(ch::sum(a, 3), 1); });
+  check_axes(std::array<Index, 1>{-2}, [](const auto& a) { return ch::sum(a, 3); });
+  CHECK(ch::sum(Tensor<3>::empty({2, 3, 0}), axes).to_vector() == std::vector<double>{0, 0, 0});
 }
 
 TEST_CASE("gradients of einsum") {
@@ -65,6 +78,7 @@ TEST_CASE("gradients of resizing and padding") {
   check_operator([](const auto& a) { return ch::upsample_bilinear2d(a, {5, 3}); }, x);
   check_operator([](const auto& a) { return ch::upsample_bilinear2d(a, {1, 7}, true); }, x);
   check_operator([](const auto& a) { return ch::adaptive_max_pool2d(a, {2, 3}); }, x);
+  check_operator([](const auto& a) { return ch::adaptive_max_pool2d(a, {3, 2}); }, x);  // equal parts
   for (const auto mode : {ch::PaddingMode::reflect, ch::PaddingMode::replicate, ch::PaddingMode::circular})
     check_operator([&](const auto& a) { return ch::pad2d(a, {1, 2, 2, 0}, mode); }, x);
   CHECK_THROWS_AS(ch::pad2d(x, {4, 0, 0, 0}, ch::PaddingMode::reflect), ch::ShapeError);

@@ -1,20 +1,28 @@
 #pragma once
 /// A range of an axis on the CPU.
 
+#include <algorithm>
 #include <cstring>
 
 #include <chorus/kernels/axis_block.hpp>
 #include <chorus/kernels/copy.hpp>
+#include <chorus/kernels/cpu/packet.hpp>
 
 namespace chorus::kernels {
 
 namespace detail {
+/// Blocks of fewer bytes are moved number by number: a call for each would take longer than its copy.
+inline constexpr Index short_block_bytes = 64;
+
 /// For each step of `outer`: `count` numbers from `from`, whose steps are `from_step` apart, go to `to`, or are added.
 template <class T>
 void move_blocks(Cpu device, Index outer, Index count, const T* from, Index from_step, T* to, Index to_step,
                  bool accumulate) {
+  const bool is_short = count * static_cast<Index>(sizeof(T)) < short_block_bytes;
   for (Index o = 0; o < outer; ++o, from += from_step, to += to_step) {
-    if (!accumulate)
+    if (is_short && !accumulate)
+      for (Index i = 0; i < count; ++i) to[i] = from[i];
+    else if (!accumulate)
       std::memcpy(to, from, static_cast<std::size_t>(count) * sizeof(T));
     else if constexpr (Real<T>)
       axpy(device, count, T{1}, from, to);
@@ -36,6 +44,27 @@ void put_block(Cpu device, AxisShape whole, Index start, Index count, const T* b
   const Index row = count * whole.inner;
   detail::move_blocks(device, whole.outer, row, block, row, to + start * whole.inner, whole.axis * whole.inner,
                       accumulate);
+}
+
+template <class T>
+void pad_block(Cpu device, AxisShape whole, Index start, Index count, const T* block, T* to) {
+  const Index step = whole.axis * whole.inner, row = count * whole.inner, before = start * whole.inner;
+  if (step == 0) return;
+  // Short steps are zeroed by as many as the first-level cache keeps until the block's numbers come.
+  const Index group = std::max(Index{1}, 4096 / step);
+  parallel_ranges(whole.outer, group, thread_elements / step + 1, [&](Index first, Index outers) {
+    for (Index o = first; o < first + outers; o += group) {
+      const Index n = std::min(group, first + outers - o);
+      T* at = to + o * step;
+      if (n == 1) {
+        std::fill_n(at, before, T{});
+        std::fill_n(at + before + row, step - before - row, T{});
+      } else {
+        std::fill_n(at, n * step, T{});
+      }
+      detail::move_blocks(device, n, row, block + o * row, row, at + before, step, false);
+    }
+  });
 }
 
 }  // namespace chorus::kernels

@@ -89,6 +89,40 @@ void scatter(StridedRuns& runs, Index count, const T* from, T* to) {
   });
 }
 
+/// Whether the innermost axis repeats each number a few times. Such axes are too short for runs of their own.
+inline bool repeats(const StridedRuns& runs) { return runs.rank() > 1 && runs.stride(0) == 0 && runs.size(0) <= 16; }
+
+/// gather and scatter (which adds) of a whole such array of `count` elements.
+template <class T>
+void gather_repeats(const StridedRuns& runs, Index count, const T* from, T* to) {
+  const Index times = runs.size(0);
+  runs.without_innermost().next(count / times, [&](Index offset, Index step, Index n) {
+    const T* x = from + offset;
+    if (times == 2)  // what most enlarged images have
+      for (Index i = 0; i < n; ++i) to[2 * i] = to[2 * i + 1] = x[i * step];
+    else
+      for (Index i = 0; i < n; ++i) std::fill_n(to + i * times, times, x[i * step]);
+    to += n * times;
+  });
+}
+template <class T>
+void scatter_repeats(const StridedRuns& runs, Index count, const T* from, T* to) {
+  const Index times = runs.size(0);
+  runs.without_innermost().next(count / times, [&](Index offset, Index step, Index n) {
+    T* y = to + offset;
+    if (times == 2) {
+      for (Index i = 0; i < n; ++i) y[i * step] += from[2 * i] + from[2 * i + 1];
+    } else {
+      for (Index i = 0; i < n; ++i) {
+        T sum = 0;
+        for (Index j = 0; j < times; ++j) sum += from[i * times + j];
+        y[i * step] += sum;
+      }
+    }
+    from += n * times;
+  });
+}
+
 /// dst[i][j] = src[j][i] for i < rows, j < columns, by tiles that fit into the cache.
 template <class T>
 void transpose(Index rows, Index columns, const T* src, Index src_stride, T* dst, Index dst_stride) {
@@ -108,6 +142,7 @@ void copy_strided(Cpu, std::span<const Index> shape, const T* src, std::span<con
   const Index count = numel(shape);
   if (count == 0) return;
   StridedRuns runs(shape, src_strides);
+  if (detail::repeats(runs)) return detail::gather_repeats(runs, count, src, dst);
 
   // A transposed view: the innermost axis jumps, but some other axis has step 1. Those two are done by tiles.
   std::size_t unit = 1;
@@ -149,6 +184,7 @@ void scatter_strided(Cpu device, std::span<const Index> shape, const T* src, T* 
   StridedRuns runs(shape, dst_strides);
   if (!accumulate) return detail::scatter<false>(runs, count, src, dst);
   if constexpr (std::floating_point<T>) {
+    if (detail::repeats(runs)) return detail::scatter_repeats(runs, count, src, dst);
     detail::scatter<true>(runs, count, src, dst);
   } else if constexpr (Narrow<T>) {
     in_float([](const auto&... a) { scatter_strided(a...); }, device, shape, reads(src, count),

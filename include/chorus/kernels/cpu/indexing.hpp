@@ -23,6 +23,11 @@ void index_select(Cpu, AxisShape whole, Index count, const std::int64_t* index, 
   detail::check_indices("index_select", count, index, whole.axis);
   const auto bytes = static_cast<std::size_t>(whole.inner) * sizeof(T);
   if (bytes == 0) return;
+  if (whole.inner == 1) {  // single numbers: a call for each would take longer than its copy
+    for (Index o = 0; o < whole.outer; ++o, x += whole.axis)
+      for (Index i = 0; i < count; ++i) *y++ = x[index[i]];
+    return;
+  }
   for (Index o = 0; o < whole.outer; ++o)
     for (Index i = 0; i < count; ++i, y += whole.inner)
       std::memcpy(y, x + (o * whole.axis + index[i]) * whole.inner, bytes);
@@ -32,6 +37,11 @@ template <class T>
 void index_select_backward(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
                            bool accumulate) {
   if (!accumulate) fill(device, whole.numel(), dx, T{0});
+  if (whole.inner == 1) {
+    for (Index o = 0; o < whole.outer; ++o, dx += whole.axis)
+      for (Index i = 0; i < count; ++i) dx[index[i]] += *dy++;
+    return;
+  }
   for (Index o = 0; o < whole.outer; ++o)
     for (Index i = 0; i < count; ++i, dy += whole.inner)
       axpy(device, whole.inner, T{1}, dy, dx + (o * whole.axis + index[i]) * whole.inner);

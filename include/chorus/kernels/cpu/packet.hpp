@@ -149,6 +149,13 @@ void parallel_packets(Index n, F f) {
                   [=](Index first, Index count) { for_packets<T>(count, [=](Index i, auto k) { f(first + i, k); }); });
 }
 
+/// NaN if a lane is that, else `extremum`, which is of all lanes. (Eigen goes lane by lane where NaN is to win.)
+template <class T>
+T nan_or(Packet<T> a, T extremum) {
+  const T others = Eigen::internal::predux(pselect(pcmp_eq(a, a), splat(T{0}), splat(T{1})));
+  return others == 0 ? extremum : std::numeric_limits<T>::quiet_NaN();
+}
+
 /// What `reduce_packets` and `reduce_rows` combine with. Max and Min let NaN win.
 template <class T>
 struct Sum {
@@ -160,13 +167,13 @@ template <class T>
 struct Max {
   static constexpr T neutral = -std::numeric_limits<T>::infinity();
   Packet<T> operator()(Packet<T> a, Packet<T> b) const { return Eigen::internal::pmax<Eigen::PropagateNaN>(a, b); }
-  static T fold(Packet<T> a) { return Eigen::internal::predux_max<Eigen::PropagateNaN>(a); }
+  static T fold(Packet<T> a) { return nan_or<T>(a, Eigen::internal::predux_max(a)); }
 };
 template <class T>
 struct Min {
   static constexpr T neutral = std::numeric_limits<T>::infinity();
   Packet<T> operator()(Packet<T> a, Packet<T> b) const { return Eigen::internal::pmin<Eigen::PropagateNaN>(a, b); }
-  static T fold(Packet<T> a) { return Eigen::internal::predux_min<Eigen::PropagateNaN>(a); }
+  static T fold(Packet<T> a) { return nan_or<T>(a, Eigen::internal::predux_min(a)); }
 };
 
 /// Combines `value(i, count)` over the packets of [begin, end), starting from `zero`: in two chains, and pairwise above

@@ -63,6 +63,48 @@ P erf_float(const P& x_in) {
   return pdiv(pmul(x, p), q);
 }
 
+/// erf in double, to 3 units in the last place: below 1 a rational function of x², above 1 - exp(-x²) times one of |x|
+/// (the coefficients of Cephes' erf and erfc); 1 from 6 on.
+template <class P>
+P erf_double(const P& x) {
+  using namespace Eigen::internal;
+  const auto c = [](double value) { return pset1<P>(value); };
+  const auto polynomial = [&](const P& at, double highest, auto... rest) {
+    P y = c(highest);
+    ((y = pmadd(y, at, c(rest))), ...);
+    return y;
+  };
+  const P x2 = pmul(x, x);
+  const P near = pdiv(pmul(x, polynomial(x2, 9.60497373987051638749e0, 9.00260197203842689217e1,
+                                         2.23200534594684319226e3, 7.00332514112805075473e3,
+                                         5.55923013010394962768e4)),
+                      polynomial(x2, 1.0, 3.35617141647503099647e1, 5.21357949780152679795e2,
+                                 4.59432382970980127987e3, 2.26290000613890934246e4, 4.92673942608635921086e4));
+  const P a = pmin(pabs(x), c(6.0));
+  const P far = pdiv(pmul(pexp(pnegate(pmul(a, a))),
+                          polynomial(a, 2.46196981473530512524e-10, 5.64189564831068821977e-1,
+                                     7.46321056442269912687e0, 4.86371970985681366614e1, 1.96520832956077098242e2,
+                                     5.26445194995477358631e2, 9.34528527171957607540e2, 1.02755188689515710272e3,
+                                     5.57535335369399327526e2)),
+                     polynomial(a, 1.0, 1.32281951154744992508e1, 8.67072140885989742329e1,
+                                3.54937778887819891062e2, 9.75708501743205489753e2, 1.82390916687909736289e3,
+                                2.24633760818710981792e3, 1.65666309194161350182e3, 5.57535340817727675546e2));
+  const P outer = psub(c(1.0), far);
+  // NaN is in neither comparison, and stays in `near`.
+  return pselect(pcmp_lt(c(1.0), x), outer, pselect(pcmp_lt(x, c(-1.0)), pnegate(outer), near));
+}
+
+/// log(1 + x) in float for x in [0, 1], to 3 units in the last place: twice the series of artanh(x / (2 + x)).
+template <class P>
+P log1p_of_unit(const P& x) {
+  using namespace Eigen::internal;
+  const auto c = [](float value) { return pset1<P>(value); };
+  const P s = pdiv(x, padd(x, c(2.0f))), s2 = pmul(s, s);
+  P y = c(1.0f / 15);
+  for (const float odd : {13.0f, 11.0f, 9.0f, 7.0f, 5.0f, 3.0f}) y = pmadd(y, s2, c(1 / odd));
+  return pmul(padd(s, s), pmadd(y, s2, c(1.0f)));
+}
+
 /// The processor's own square root. Eigen takes an approximation, which other processors round in another way (then
 /// ranks that take the same step drift apart) and which takes longer where a division follows.
 template <class P>
@@ -127,11 +169,14 @@ CHORUS_PACKET_OPERATION(Sqrt, (const P& x), return packets::sqrt(x);)
 CHORUS_PACKET_OPERATION(Exp, (const P& x), if constexpr (vectorised_float<T>) return exp_float(x);
                         else return pselect(pcmp_lt(x, kernels::splat(T(-708.4))), kernels::splat(T(0)), pexp(x));)
 CHORUS_PACKET_OPERATION(Erf, (const P& x), if constexpr (vectorised_float<T>) return erf_float(x);
+                        else if constexpr (vectorised<T> && std::is_same_v<T, double>) return erf_double(x);
                         else return by_lane<T>(std::erf, x);)
 CHORUS_PACKET_OPERATION(Log, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasLog) return log_packet<T>(x);
                         else return by_lane<T>(std::log, x);)
 CHORUS_PACKET_OPERATION(Log1p, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasLog1p) return plog1p(x);
                         else return by_lane<T>(std::log1p, x);)
+CHORUS_PACKET_OPERATION(Log1pOfUnit, (const P& x), if constexpr (vectorised_float<T>) return log1p_of_unit(x);
+                        else return Log1p::of<T>(x);)
 CHORUS_PACKET_OPERATION(Expm1, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasExpm1) return pexpm1(x);
                         else return by_lane<T>(std::expm1, x);)
 CHORUS_PACKET_OPERATION(Sin, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasSin) return psin(x);

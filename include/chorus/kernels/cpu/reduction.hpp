@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 
 #include <chorus/kernels/cpu/axis_lines.hpp>
 #include <chorus/kernels/reduction.hpp>
@@ -11,44 +10,61 @@
 namespace chorus::kernels {
 
 namespace detail {
-/// Four neighbouring packets, so that a sum over rows reads pieces of them that are worth fetching.
+/// The columns that are summed at a time: rows of them are worth fetching, and their sums stay in the first-level
+/// cache.
 template <class T>
-struct Strip {
-  static constexpr Index w = lanes<T>, size = 4 * w;
-  Packet<T> a, b, c, d;
+inline constexpr Index sum_columns = 2048 / static_cast<Index>(sizeof(T));
 
-  static Strip load(const T* from) {
-    using Eigen::internal::ploadu;
-    using P = Packet<T>;
-    return {ploadu<P>(from), ploadu<P>(from + w), ploadu<P>(from + 2 * w), ploadu<P>(from + 3 * w)};
+/// total[j] = the sum of x[i, j] over the rows [begin, end), which are `stride` apart, in the order of reduce_rows.
+template <class T>
+void sum_rows(Index begin, Index end, Index columns, const T* x, Index stride, T* total) {
+  constexpr Index block = 64;
+  if (end - begin > block) {
+    const Index middle = begin + ((end - begin) / block + 1) / 2 * block;
+    T second[sum_columns<T>];
+    sum_rows(begin, middle, columns, x, stride, total);
+    sum_rows(middle, end, columns, x, stride, second);
+    for_packets<T>(columns, [=, from = &second[0]](Index j, auto count) {
+      store(total + j, padd(load(total + j, count), load(from + j, count)), count);
+    });
+    return;
   }
-  friend Strip operator+(const Strip& x, const Strip& y) {
-    return {padd(x.a, y.a), padd(x.b, y.b), padd(x.c, y.c), padd(x.d, y.d)};
-  }
-};
+  std::fill_n(total, columns, T{0});
+  Index i = begin;
+  for (; i + 4 <= end; i += 4)
+    for_packets<T>(columns, [=, row = x + i * stride](Index j, auto count) {
+      auto sum = load(total + j, count);
+      for (Index k = 0; k < 4; ++k) sum = padd(sum, load(row + k * stride + j, count));
+      store(total + j, sum, count);
+    });
+  for (; i < end; ++i)
+    for_packets<T>(columns, [=, row = x + i * stride](Index j, auto count) {
+      store(total + j, padd(load(total + j, count), load(row + j, count)), count);
+    });
+}
 
 template <class T>
 void sum(AxisShape shape, const T* x, T* y, bool accumulate, T divisor) {
   using Eigen::internal::pdiv;
-  const auto n = splat(divisor), zero = splat(T{0});
-  const Index strips = shape.inner / Strip<T>::size * Strip<T>::size;
-  for (Index o = 0; o < shape.outer; ++o)
-    for (Index j = 0; j < strips; j += Strip<T>::size) {
-      const T* from = x + o * shape.axis * shape.inner + j;
-      T* to = y + o * shape.inner + j;
-      const auto total = reduce_rows(Index{0}, shape.axis, Strip<T>{zero, zero, zero, zero}, std::plus<>{},
-                                     [&](Index i) { return Strip<T>::load(from + i * shape.inner); });
-      const Packet<T> parts[] = {total.a, total.b, total.c, total.d};
-      for (const auto& part : parts) {
-        store(to, pdiv(part, n), Whole<T>{}, accumulate);
-        to += lanes<T>;
-      }
+  const auto n = splat(divisor);
+  if (shape.inner <= lanes<T>)
+    return for_lines<T>(shape, [&](const auto& line) {
+      const auto total = line.reduce(Sum<T>{}, [&](Index i, auto count) { return load(x + i, count); });
+      line.store_result(y, pdiv(total, n), accumulate);
+    });
+  const Index pieces = (shape.inner + sum_columns<T> - 1) / sum_columns<T>;
+  const Index least = thread_elements / std::max(Index{1}, shape.axis * std::min(shape.inner, sum_columns<T>)) + 1;
+  parallel_ranges(shape.outer * pieces, 1, least, [&](Index first, Index count_of_pieces) {
+    T total[sum_columns<T>];
+    for (Index piece = first; piece < first + count_of_pieces; ++piece) {
+      const Index o = piece / pieces, j = piece % pieces * sum_columns<T>;
+      const Index columns = std::min(sum_columns<T>, shape.inner - j);
+      sum_rows(Index{0}, shape.axis, columns, x + o * shape.axis * shape.inner + j, shape.inner, total);
+      for_packets<T>(columns, [=, from = &total[0], to = y + o * shape.inner + j](Index k, auto count) {
+        store(to + k, pdiv(load(from + k, count), n), count, accumulate);
+      });
     }
-  const auto rest = [&](const auto& line) {
-    const auto total = line.reduce(Sum<T>{}, [&](Index i, auto count) { return load(x + i, count); });
-    line.store_result(y, pdiv(total, n), accumulate);
-  };
-  for_lines<T>(shape, rest, strips);
+  });
 }
 }  // namespace detail
 
@@ -64,9 +80,19 @@ void mean(Cpu, AxisShape shape, const T* x, T* y, bool accumulate) {
 
 template <class T>
 void sum_backward(Cpu, AxisShape shape, const T* dy, T* dx, bool accumulate, T scale) {
-  for_lines<T>(shape, [&](const auto& line) {
-    const auto value = pmul(line.load_result(dy), splat(scale));
-    line.each([&](Index i, auto count) { store(dx + i, value, count, accumulate); });
+  const auto factor = splat(scale);
+  if (shape.inner <= lanes<T>)
+    return for_lines<T>(shape, [&](const auto& line) {
+      const auto value = pmul(line.load_result(dy), factor);
+      line.each([&](Index i, auto count) { store(dx + i, value, count, accumulate); });
+    });
+  const Index least = thread_elements / std::max(Index{1}, shape.inner) + 1;
+  parallel_ranges(shape.outer * shape.axis, 1, least, [&](Index first, Index rows) {
+    for (Index row = first; row < first + rows; ++row)
+      for_packets<T>(shape.inner, [=, from = dy + row / shape.axis * shape.inner, to = dx + row * shape.inner](
+                                      Index j, auto count) {
+        store(to + j, pmul(load(from + j, count), factor), count, accumulate);
+      });
   });
 }
 
@@ -113,8 +139,25 @@ void amin_backward(Cpu cpu, AxisShape shape, const T* x, const T* y, const T* dy
   amax_backward(cpu, shape, x, y, dy, dx, accumulate);
 }
 
+namespace detail {
+/// argmax of rows whose places `T` can count: the least place of what is as large as the largest, or not a number.
+template <class T>
+void argmax_of_rows(AxisShape shape, const T* x, Index* y) {
+  const auto lane = Eigen::internal::plset<Packet<T>>(T{0}), none = splat(Min<T>::neutral);
+  for_lines<T>(shape, [&](const auto& line) {
+    const auto best = line.reduce(Max<T>{}, [&](Index i, auto count) { return load(x + i, count); });
+    const auto place = line.reduce(Min<T>{}, [&](Index i, auto count) {
+      const auto value = load(x + i, count), here = padd(lane, splat(static_cast<T>(i - line.at)));
+      return pselect(pcmp_eq(value, best), here, pselect(pcmp_eq(value, value), none, here));
+    });
+    y[line.result] = static_cast<Index>(Eigen::internal::pfirst(place));
+  });
+}
+}  // namespace detail
+
 template <class T>
 void argmax(Cpu, AxisShape shape, const T* x, Index* y) {
+  if (shape.inner == 1 && shape.axis < (Index{1} << 24)) return detail::argmax_of_rows(shape, x, y);
   for_lines<T>(shape, [&](const auto& line) {
     const auto best = line.reduce(Max<T>{}, [&](Index i, auto count) { return load(x + i, count); });
     line.for_results(best, best, [&](Index place, T value, T) {

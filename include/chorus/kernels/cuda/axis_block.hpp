@@ -26,6 +26,19 @@ struct MoveBlock {
   }
 };
 
+/// What lies beside the block is 0.
+template <class T>
+struct PadBlock {
+  AxisShape whole;
+  Index start, row;  ///< `row`: elements of the block in one step of `outer`
+  const T* block;
+  T* to;
+  __device__ void operator()(Index i) const {
+    const Index step = whole.axis * whole.inner, o = i / step, at = i - o * step - start * whole.inner;
+    to[i] = at >= 0 && at < row ? block[o * row + at] : T{};
+  }
+};
+
 }  // namespace cuda
 
 template <class T>
@@ -41,6 +54,11 @@ void put_block(Cuda device, AxisShape whole, Index start, Index count, const T* 
   const Index row = count * whole.inner;
   cuda::for_each(device, "put_block", whole.outer * row,
                  cuda::MoveBlock<T>{whole, start, row, block, to, false, accumulate});
+}
+
+template <class T>
+void pad_block(Cuda device, AxisShape whole, Index start, Index count, const T* block, T* to) {
+  cuda::for_each(device, "pad_block", whole.numel(), cuda::PadBlock<T>{whole, start, count * whole.inner, block, to});
 }
 
 }  // namespace chorus::kernels

@@ -61,8 +61,8 @@ auto put_slice(const X& x, const Shape<tensor_of<X>::rank>& shape, Index axis, I
   const auto input = contiguous(value_of(x));
   const Index count = input.size(axis);
   const auto whole = around_axis(shape, normalize_axis("put_slice", axis, tensor_of<X>::rank));
-  auto out = tensor_of<X>::zeros(shape, input.device());
-  kernels::put_block(input.device(), whole, start, count, input.data(), out.data());
+  auto out = tensor_of<X>::empty(shape, input.device());
+  kernels::pad_block(input.device(), whole, start, count, input.data(), out.data());
   return record(
       operations::PutSlice{axis, start, count}, std::move(out),
       [axis, start, count](const auto& dy, auto dx) { dx->add(contiguous(dy.slice(axis, start, start + count))); }, x);
