@@ -7451,8 +7451,13 @@ auto upsample_bilinear2d(const X& x, Size2d size, bool align_corners = false) {
 template <Operand X>
 auto adaptive_max_pool2d(const X& x, Size2d size) {
   static_assert(tensor_of<X>::rank == 4, "adaptive_max_pool2d: the input is [batch, channels, height, width]");
-  detail::check_resize("adaptive_max_pool2d", value_of(x).shape(), size);
-  return detail::adaptive_max(detail::adaptive_max(x, 3, size.width), 2, size.height);
+  const auto& shape = value_of(x).shape();
+  detail::check_resize("adaptive_max_pool2d", shape, size);
+  const auto parts = [&] { return detail::adaptive_max(detail::adaptive_max(x, 3, size.width), 2, size.height); };
+  // Equal parts are the windows of a plain pooling.
+  if (shape[2] % size.height == 0 && shape[3] % size.width == 0)
+    return decltype(parts())(max_pool2d(x, Size2d{shape[2] / size.height, shape[3] / size.width}));
+  return parts();
 }
 
 }  // namespace chorus
@@ -9734,6 +9739,37 @@ auto merge_axes(const char* operation, const X& x, const std::array<Index, N>& a
   return reshape(permute(x, order), shape);
 }
 
+/// `reduce(y, axis)` over the named axes: over neighbours of them at once, the last ones first. What is summed so need
+/// not be moved together first. Of bf16 and half, sums between would be rounded.
+template <std::size_t N, Operand X, class Reduce>
+auto reduce_neighbours(const char* operation, const X& x, const std::array<Index, N>& axes, const Reduce& reduce) {
+  constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
+  static_assert(N >= 1 && N <= rank, "a reduction names 1 to rank axes");
+  const auto chosen = chosen_axes<N, rank>(operation, axes);
+  const auto& shape = value_of(x).shape();
+  std::array<Index, rank - N> left{};
+  for (std::size_t axis = 0, stay = 0; axis < rank; ++axis)
+    if (!chosen[axis]) left[stay++] = shape[axis];
+  std::size_t end = rank;
+  // A run of axes [begin, end) in the middle of what is left of the others.
+  const auto next = [&](const auto& y) {
+    while (!chosen[end - 1]) --end;
+    std::size_t begin = end;
+    while (begin > 0 && chosen[begin - 1]) --begin;
+    Shape<3> view{1, 1, 1};
+    for (std::size_t axis = 0; axis < begin; ++axis) view[0] *= shape[axis];
+    for (std::size_t axis = begin; axis < end; ++axis) view[1] *= shape[axis];
+    for (std::size_t axis = end; axis < rank; ++axis)
+      if (!chosen[axis]) view[2] *= shape[axis];
+    end = begin;
+    return reduce(reshape(y, view), 1);
+  };
+  const std::size_t first = static_cast<std::size_t>(std::find(chosen.begin(), chosen.end(), true) - chosen.begin());
+  auto y = next(x);
+  while (end > first) y = next(y);
+  return reshape(y, left);
+}
+
 template <std::size_t N, Operand X, Operand Reduced>
 auto restore_axes(const X& x, const Reduced& reduced, const std::array<Index, N>& axes) {
   auto shape = value_of(x).shape();
@@ -9743,22 +9779,25 @@ auto restore_axes(const X& x, const Reduced& reduced, const std::array<Index, N>
 
 }  // namespace detail
 
-#define CHORUS_REDUCTION_OF_AXES(NAME)                                \
-  template <Operand X, std::size_t N>                                 \
-  auto NAME(const X& x, const std::array<Index, N>& axes) {           \
-    return NAME(detail::merge_axes(#NAME, x, axes), -1);              \
-  }                                                                   \
-  template <Operand X, std::size_t N>                                 \
-  auto NAME(const X& x, const std::array<Index, N>& axes, KeepAxis) { \
-    return detail::restore_axes(x, NAME(x, axes), axes);              \
+#define CHORUS_REDUCTION_OF_AXES(NAME, SEPARATELY)                                                               \
+  template <Operand X, std::size_t N>                                                                            \
+  auto NAME(const X& x, const std::array<Index, N>& axes) {                                                      \
+    if constexpr (SEPARATELY && N < static_cast<std::size_t>(tensor_of<X>::rank) && !NarrowOperand<X>)           \
+      return detail::reduce_neighbours(#NAME, x, axes, [](const auto& y, Index axis) { return NAME(y, axis); }); \
+    else                                                                                                         \
+      return NAME(detail::merge_axes(#NAME, x, axes), -1);                                                       \
+  }                                                                                                              \
+  template <Operand X, std::size_t N>                                                                            \
+  auto NAME(const X& x, const std::array<Index, N>& axes, KeepAxis) {                                            \
+    return detail::restore_axes(x, NAME(x, axes), axes);                                                         \
   }
 /// NAME(x, axes) goes over several axes, which go away, or with keep_axis stay with size 1. Throws ShapeError where an
 /// axis doesn't exist or is named twice.
-CHORUS_REDUCTION_OF_AXES(sum)
-CHORUS_REDUCTION_OF_AXES(mean)
-CHORUS_REDUCTION_OF_AXES(amax)
-CHORUS_REDUCTION_OF_AXES(amin)
-CHORUS_REDUCTION_OF_AXES(logsumexp)
+CHORUS_REDUCTION_OF_AXES(sum, true)
+CHORUS_REDUCTION_OF_AXES(mean, true)
+CHORUS_REDUCTION_OF_AXES(amax, false)
+CHORUS_REDUCTION_OF_AXES(amin, false)
+CHORUS_REDUCTION_OF_AXES(logsumexp, false)
 #undef CHORUS_REDUCTION_OF_AXES
 
 /// The variance over several axes, with the same forms.
@@ -10251,8 +10290,8 @@ auto put_slice(const X& x, const Shape<tensor_of<X>::rank>& shape, Index axis, I
   const auto input = contiguous(value_of(x));
   const Index count = input.size(axis);
   const auto whole = around_axis(shape, normalize_axis("put_slice", axis, tensor_of<X>::rank));
-  auto out = tensor_of<X>::zeros(shape, input.device());
-  kernels::put_block(input.device(), whole, start, count, input.data(), out.data());
+  auto out = tensor_of<X>::empty(shape, input.device());
+  kernels::pad_block(input.device(), whole, start, count, input.data(), out.data());
   return record(
       operations::PutSlice{axis, start, count}, std::move(out),
       [axis, start, count](const auto& dy, auto dx) { dx->add(contiguous(dy.slice(axis, start, start + count))); }, x);

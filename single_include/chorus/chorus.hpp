@@ -2791,6 +2791,13 @@ void parallel_packets(Index n, F f) {
                   [=](Index first, Index count) { for_packets<T>(count, [=](Index i, auto k) { f(first + i, k); }); });
 }
 
+/// NaN if a lane is that, else `extremum`, which is of all lanes. (Eigen goes lane by lane where NaN is to win.)
+template <class T>
+T nan_or(Packet<T> a, T extremum) {
+  const T others = Eigen::internal::predux(pselect(pcmp_eq(a, a), splat(T{0}), splat(T{1})));
+  return others == 0 ? extremum : std::numeric_limits<T>::quiet_NaN();
+}
+
 /// What `reduce_packets` and `reduce_rows` combine with. Max and Min let NaN win.
 template <class T>
 struct Sum {
@@ -2802,13 +2809,13 @@ template <class T>
 struct Max {
   static constexpr T neutral = -std::numeric_limits<T>::infinity();
   Packet<T> operator()(Packet<T> a, Packet<T> b) const { return Eigen::internal::pmax<Eigen::PropagateNaN>(a, b); }
-  static T fold(Packet<T> a) { return Eigen::internal::predux_max<Eigen::PropagateNaN>(a); }
+  static T fold(Packet<T> a) { return nan_or<T>(a, Eigen::internal::predux_max(a)); }
 };
 template <class T>
 struct Min {
   static constexpr T neutral = std::numeric_limits<T>::infinity();
   Packet<T> operator()(Packet<T> a, Packet<T> b) const { return Eigen::internal::pmin<Eigen::PropagateNaN>(a, b); }
-  static T fold(Packet<T> a) { return Eigen::internal::predux_min<Eigen::PropagateNaN>(a); }
+  static T fold(Packet<T> a) { return nan_or<T>(a, Eigen::internal::predux_min(a)); }
 };
 
 /// Combines `value(i, count)` over the packets of [begin, end), starting from `zero`: in two chains, and pairwise above
@@ -2898,6 +2905,15 @@ class StridedRuns {
   std::size_t rank() const { return rank_; }
   Index size(std::size_t axis) const { return size_[axis]; }
   Index stride(std::size_t axis) const { return stride_[axis]; }
+
+  /// The way without the innermost of several axes.
+  StridedRuns without_innermost() const {
+    StridedRuns out = *this;
+    std::copy(size_.begin() + 1, size_.end(), out.size_.begin());
+    std::copy(stride_.begin() + 1, stride_.end(), out.stride_.begin());
+    --out.rank_;
+    return out;
+  }
 
   /// Walks over the next `count` elements: `run(offset of the first, step, how many)`.
   template <class Run>
@@ -3060,6 +3076,40 @@ void scatter(StridedRuns& runs, Index count, const T* from, T* to) {
   });
 }
 
+/// Whether the innermost axis repeats each number a few times. Such axes are too short for runs of their own.
+inline bool repeats(const StridedRuns& runs) { return runs.rank() > 1 && runs.stride(0) == 0 && runs.size(0) <= 16; }
+
+/// gather and scatter (which adds) of a whole such array of `count` elements.
+template <class T>
+void gather_repeats(const StridedRuns& runs, Index count, const T* from, T* to) {
+  const Index times = runs.size(0);
+  runs.without_innermost().next(count / times, [&](Index offset, Index step, Index n) {
+    const T* x = from + offset;
+    if (times == 2)  // what most enlarged images have
+      for (Index i = 0; i < n; ++i) to[2 * i] = to[2 * i + 1] = x[i * step];
+    else
+      for (Index i = 0; i < n; ++i) std::fill_n(to + i * times, times, x[i * step]);
+    to += n * times;
+  });
+}
+template <class T>
+void scatter_repeats(const StridedRuns& runs, Index count, const T* from, T* to) {
+  const Index times = runs.size(0);
+  runs.without_innermost().next(count / times, [&](Index offset, Index step, Index n) {
+    T* y = to + offset;
+    if (times == 2) {
+      for (Index i = 0; i < n; ++i) y[i * step] += from[2 * i] + from[2 * i + 1];
+    } else {
+      for (Index i = 0; i < n; ++i) {
+        T sum = 0;
+        for (Index j = 0; j < times; ++j) sum += from[i * times + j];
+        y[i * step] += sum;
+      }
+    }
+    from += n * times;
+  });
+}
+
 /// dst[i][j] = src[j][i] for i < rows, j < columns, by tiles that fit into the cache.
 template <class T>
 void transpose(Index rows, Index columns, const T* src, Index src_stride, T* dst, Index dst_stride) {
@@ -3079,6 +3129,7 @@ void copy_strided(Cpu, std::span<const Index> shape, const T* src, std::span<con
   const Index count = numel(shape);
   if (count == 0) return;
   StridedRuns runs(shape, src_strides);
+  if (detail::repeats(runs)) return detail::gather_repeats(runs, count, src, dst);
 
   // A transposed view: the innermost axis jumps, but some other axis has step 1. Those two are done by tiles.
   std::size_t unit = 1;
@@ -3120,6 +3171,7 @@ void scatter_strided(Cpu device, std::span<const Index> shape, const T* src, T* 
   StridedRuns runs(shape, dst_strides);
   if (!accumulate) return detail::scatter<false>(runs, count, src, dst);
   if constexpr (std::floating_point<T>) {
+    if (detail::repeats(runs)) return detail::scatter_repeats(runs, count, src, dst);
     detail::scatter<true>(runs, count, src, dst);
   } else if constexpr (Narrow<T>) {
     in_float([](const auto&... a) { scatter_strided(a...); }, device, shape, reads(src, count),
@@ -5176,6 +5228,12 @@ struct PowScalar {
   CHORUS_HD S operator()(const S& x) const {
     return pow(x, real_of<S>(exponent));
   }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
+    const auto e = static_cast<real_of<S>>(exponent);
+    if (e == 0) return {{S(0) * dy}};
+    return {{pow(x, e - 1) * e * dy}};
+  }
 };
 
 struct Neg {
@@ -5310,6 +5368,12 @@ struct Softplus {
     const S scaled = x * R(beta);
     return where(scaled > R(threshold), x, softplus(scaled) / R(beta));
   }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
+    using R = real_of<S>;
+    const S scaled = x * R(beta);
+    return {{where(scaled > R(threshold), dy, dy * sigmoid(scaled))}};
+  }
 };
 
 /// x tanh(softplus(x)) (Misra 2019).
@@ -5422,6 +5486,48 @@ P erf_float(const P& x_in) {
   return pdiv(pmul(x, p), q);
 }
 
+/// erf in double, to 3 units in the last place: below 1 a rational function of x², above 1 - exp(-x²) times one of |x|
+/// (the coefficients of Cephes' erf and erfc); 1 from 6 on.
+template <class P>
+P erf_double(const P& x) {
+  using namespace Eigen::internal;
+  const auto c = [](double value) { return pset1<P>(value); };
+  const auto polynomial = [&](const P& at, double highest, auto... rest) {
+    P y = c(highest);
+    ((y = pmadd(y, at, c(rest))), ...);
+    return y;
+  };
+  const P x2 = pmul(x, x);
+  const P near = pdiv(pmul(x, polynomial(x2, 9.60497373987051638749e0, 9.00260197203842689217e1,
+                                         2.23200534594684319226e3, 7.00332514112805075473e3,
+                                         5.55923013010394962768e4)),
+                      polynomial(x2, 1.0, 3.35617141647503099647e1, 5.21357949780152679795e2,
+                                 4.59432382970980127987e3, 2.26290000613890934246e4, 4.92673942608635921086e4));
+  const P a = pmin(pabs(x), c(6.0));
+  const P far = pdiv(pmul(pexp(pnegate(pmul(a, a))),
+                          polynomial(a, 2.46196981473530512524e-10, 5.64189564831068821977e-1,
+                                     7.46321056442269912687e0, 4.86371970985681366614e1, 1.96520832956077098242e2,
+                                     5.26445194995477358631e2, 9.34528527171957607540e2, 1.02755188689515710272e3,
+                                     5.57535335369399327526e2)),
+                     polynomial(a, 1.0, 1.32281951154744992508e1, 8.67072140885989742329e1,
+                                3.54937778887819891062e2, 9.75708501743205489753e2, 1.82390916687909736289e3,
+                                2.24633760818710981792e3, 1.65666309194161350182e3, 5.57535340817727675546e2));
+  const P outer = psub(c(1.0), far);
+  // NaN is in neither comparison, and stays in `near`.
+  return pselect(pcmp_lt(c(1.0), x), outer, pselect(pcmp_lt(x, c(-1.0)), pnegate(outer), near));
+}
+
+/// log(1 + x) in float for x in [0, 1], to 3 units in the last place: twice the series of artanh(x / (2 + x)).
+template <class P>
+P log1p_of_unit(const P& x) {
+  using namespace Eigen::internal;
+  const auto c = [](float value) { return pset1<P>(value); };
+  const P s = pdiv(x, padd(x, c(2.0f))), s2 = pmul(s, s);
+  P y = c(1.0f / 15);
+  for (const float odd : {13.0f, 11.0f, 9.0f, 7.0f, 5.0f, 3.0f}) y = pmadd(y, s2, c(1 / odd));
+  return pmul(padd(s, s), pmadd(y, s2, c(1.0f)));
+}
+
 /// The processor's own square root. Eigen takes an approximation, which other processors round in another way (then
 /// ranks that take the same step drift apart) and which takes longer where a division follows.
 template <class P>
@@ -5486,11 +5592,14 @@ CHORUS_PACKET_OPERATION(Sqrt, (const P& x), return packets::sqrt(x);)
 CHORUS_PACKET_OPERATION(Exp, (const P& x), if constexpr (vectorised_float<T>) return exp_float(x);
                         else return pselect(pcmp_lt(x, kernels::splat(T(-708.4))), kernels::splat(T(0)), pexp(x));)
 CHORUS_PACKET_OPERATION(Erf, (const P& x), if constexpr (vectorised_float<T>) return erf_float(x);
+                        else if constexpr (vectorised<T> && std::is_same_v<T, double>) return erf_double(x);
                         else return by_lane<T>(std::erf, x);)
 CHORUS_PACKET_OPERATION(Log, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasLog) return log_packet<T>(x);
                         else return by_lane<T>(std::log, x);)
 CHORUS_PACKET_OPERATION(Log1p, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasLog1p) return plog1p(x);
                         else return by_lane<T>(std::log1p, x);)
+CHORUS_PACKET_OPERATION(Log1pOfUnit, (const P& x), if constexpr (vectorised_float<T>) return log1p_of_unit(x);
+                        else return Log1p::of<T>(x);)
 CHORUS_PACKET_OPERATION(Expm1, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasExpm1) return pexpm1(x);
                         else return by_lane<T>(std::expm1, x);)
 CHORUS_PACKET_OPERATION(Sin, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasSin) return psin(x);
@@ -5641,7 +5750,9 @@ Pack<T> rsqrt(const Pack<T>& x) { return 1 / sqrt(x); }
 CHORUS_PACK_TEMPLATE(class T)
 Pack<T> sigmoid(const Pack<T>& x) { return 1 / (1 + exp(-x)); }
 CHORUS_PACK_TEMPLATE(class T)
-Pack<T> softplus(const Pack<T>& x) { return max(x, 0) + log1p(exp(-abs(x))); }
+Pack<T> softplus(const Pack<T>& x) {
+  return max(x, 0) + packets::apply<packets::Log1pOfUnit>(exp(-abs(x)));
+}
 
 CHORUS_PACK_TEMPLATE(class T)
 Pack<T> pow(const Pack<T>& x, const Pack<T>& exponent) { return packets::pow(x, exponent); }
@@ -20750,6 +20861,10 @@ void take_block(Cpu device, AxisShape whole, Index start, Index count, const T* 
 template <class T>
 void put_block(Cpu device, AxisShape whole, Index start, Index count, const T* block, T* to, bool accumulate = false);
 
+/// whole[:, start : start + count, :] = block, and 0 beside it.
+template <class T>
+void pad_block(Cpu device, AxisShape whole, Index start, Index count, const T* block, T* to);
+
 }  // namespace chorus::kernels
 
 // <chorus/kernels/cpu/axis_block.hpp>
@@ -20760,12 +20875,18 @@ void put_block(Cpu device, AxisShape whole, Index start, Index count, const T* b
 namespace chorus::kernels {
 
 namespace detail {
+/// Blocks of fewer bytes are moved number by number: a call for each would take longer than its copy.
+inline constexpr Index short_block_bytes = 64;
+
 /// For each step of `outer`: `count` numbers from `from`, whose steps are `from_step` apart, go to `to`, or are added.
 template <class T>
 void move_blocks(Cpu device, Index outer, Index count, const T* from, Index from_step, T* to, Index to_step,
                  bool accumulate) {
+  const bool is_short = count * static_cast<Index>(sizeof(T)) < short_block_bytes;
   for (Index o = 0; o < outer; ++o, from += from_step, to += to_step) {
-    if (!accumulate)
+    if (is_short && !accumulate)
+      for (Index i = 0; i < count; ++i) to[i] = from[i];
+    else if (!accumulate)
       std::memcpy(to, from, static_cast<std::size_t>(count) * sizeof(T));
     else if constexpr (Real<T>)
       axpy(device, count, T{1}, from, to);
@@ -20787,6 +20908,27 @@ void put_block(Cpu device, AxisShape whole, Index start, Index count, const T* b
   const Index row = count * whole.inner;
   detail::move_blocks(device, whole.outer, row, block, row, to + start * whole.inner, whole.axis * whole.inner,
                       accumulate);
+}
+
+template <class T>
+void pad_block(Cpu device, AxisShape whole, Index start, Index count, const T* block, T* to) {
+  const Index step = whole.axis * whole.inner, row = count * whole.inner, before = start * whole.inner;
+  if (step == 0) return;
+  // Short steps are zeroed by as many as the first-level cache keeps until the block's numbers come.
+  const Index group = std::max(Index{1}, 4096 / step);
+  parallel_ranges(whole.outer, group, thread_elements / step + 1, [&](Index first, Index outers) {
+    for (Index o = first; o < first + outers; o += group) {
+      const Index n = std::min(group, first + outers - o);
+      T* at = to + o * step;
+      if (n == 1) {
+        std::fill_n(at, before, T{});
+        std::fill_n(at + before + row, step - before - row, T{});
+      } else {
+        std::fill_n(at, n * step, T{});
+      }
+      detail::move_blocks(device, n, row, block + o * row, row, at + before, step, false);
+    }
+  });
 }
 
 }  // namespace chorus::kernels
@@ -20820,6 +20962,19 @@ struct MoveBlock {
   }
 };
 
+/// What lies beside the block is 0.
+template <class T>
+struct PadBlock {
+  AxisShape whole;
+  Index start, row;  ///< `row`: elements of the block in one step of `outer`
+  const T* block;
+  T* to;
+  __device__ void operator()(Index i) const {
+    const Index step = whole.axis * whole.inner, o = i / step, at = i - o * step - start * whole.inner;
+    to[i] = at >= 0 && at < row ? block[o * row + at] : T{};
+  }
+};
+
 }  // namespace cuda
 
 template <class T>
@@ -20835,6 +20990,11 @@ void put_block(Cuda device, AxisShape whole, Index start, Index count, const T* 
   const Index row = count * whole.inner;
   cuda::for_each(device, "put_block", whole.outer * row,
                  cuda::MoveBlock<T>{whole, start, row, block, to, false, accumulate});
+}
+
+template <class T>
+void pad_block(Cuda device, AxisShape whole, Index start, Index count, const T* block, T* to) {
+  cuda::for_each(device, "pad_block", whole.numel(), cuda::PadBlock<T>{whole, start, count * whole.inner, block, to});
 }
 
 }  // namespace chorus::kernels
@@ -20966,8 +21126,10 @@ auto slice(const X& x, Index axis, Index start, Index stop) {
       operations::Slice{axis, start}, std::move(out),
       [whole, start, count = stop - start](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
-        if (!accumulate) zero_bytes(grad.device(), grad.data(), grad.bytes());
-        kernels::put_block(grad.device(), whole, start, count, dy.data(), grad.data(), true);
+        if (accumulate)
+          kernels::put_block(grad.device(), whole, start, count, dy.data(), grad.data(), true);
+        else
+          kernels::pad_block(grad.device(), whole, start, count, dy.data(), grad.data());
       },
       x);
 }
@@ -22420,44 +22582,61 @@ void var_backward(Cpu device, AxisShape shape, const T* x, const T* dy, T* dx, I
 namespace chorus::kernels {
 
 namespace detail {
-/// Four neighbouring packets, so that a sum over rows reads pieces of them that are worth fetching.
+/// The columns that are summed at a time: rows of them are worth fetching, and their sums stay in the first-level
+/// cache.
 template <class T>
-struct Strip {
-  static constexpr Index w = lanes<T>, size = 4 * w;
-  Packet<T> a, b, c, d;
+inline constexpr Index sum_columns = 2048 / static_cast<Index>(sizeof(T));
 
-  static Strip load(const T* from) {
-    using Eigen::internal::ploadu;
-    using P = Packet<T>;
-    return {ploadu<P>(from), ploadu<P>(from + w), ploadu<P>(from + 2 * w), ploadu<P>(from + 3 * w)};
+/// total[j] = the sum of x[i, j] over the rows [begin, end), which are `stride` apart, in the order of reduce_rows.
+template <class T>
+void sum_rows(Index begin, Index end, Index columns, const T* x, Index stride, T* total) {
+  constexpr Index block = 64;
+  if (end - begin > block) {
+    const Index middle = begin + ((end - begin) / block + 1) / 2 * block;
+    T second[sum_columns<T>];
+    sum_rows(begin, middle, columns, x, stride, total);
+    sum_rows(middle, end, columns, x, stride, second);
+    for_packets<T>(columns, [=, from = &second[0]](Index j, auto count) {
+      store(total + j, padd(load(total + j, count), load(from + j, count)), count);
+    });
+    return;
   }
-  friend Strip operator+(const Strip& x, const Strip& y) {
-    return {padd(x.a, y.a), padd(x.b, y.b), padd(x.c, y.c), padd(x.d, y.d)};
-  }
-};
+  std::fill_n(total, columns, T{0});
+  Index i = begin;
+  for (; i + 4 <= end; i += 4)
+    for_packets<T>(columns, [=, row = x + i * stride](Index j, auto count) {
+      auto sum = load(total + j, count);
+      for (Index k = 0; k < 4; ++k) sum = padd(sum, load(row + k * stride + j, count));
+      store(total + j, sum, count);
+    });
+  for (; i < end; ++i)
+    for_packets<T>(columns, [=, row = x + i * stride](Index j, auto count) {
+      store(total + j, padd(load(total + j, count), load(row + j, count)), count);
+    });
+}
 
 template <class T>
 void sum(AxisShape shape, const T* x, T* y, bool accumulate, T divisor) {
   using Eigen::internal::pdiv;
-  const auto n = splat(divisor), zero = splat(T{0});
-  const Index strips = shape.inner / Strip<T>::size * Strip<T>::size;
-  for (Index o = 0; o < shape.outer; ++o)
-    for (Index j = 0; j < strips; j += Strip<T>::size) {
-      const T* from = x + o * shape.axis * shape.inner + j;
-      T* to = y + o * shape.inner + j;
-      const auto total = reduce_rows(Index{0}, shape.axis, Strip<T>{zero, zero, zero, zero}, std::plus<>{},
-                                     [&](Index i) { return Strip<T>::load(from + i * shape.inner); });
-      const Packet<T> parts[] = {total.a, total.b, total.c, total.d};
-      for (const auto& part : parts) {
-        store(to, pdiv(part, n), Whole<T>{}, accumulate);
-        to += lanes<T>;
-      }
+  const auto n = splat(divisor);
+  if (shape.inner <= lanes<T>)
+    return for_lines<T>(shape, [&](const auto& line) {
+      const auto total = line.reduce(Sum<T>{}, [&](Index i, auto count) { return load(x + i, count); });
+      line.store_result(y, pdiv(total, n), accumulate);
+    });
+  const Index pieces = (shape.inner + sum_columns<T> - 1) / sum_columns<T>;
+  const Index least = thread_elements / std::max(Index{1}, shape.axis * std::min(shape.inner, sum_columns<T>)) + 1;
+  parallel_ranges(shape.outer * pieces, 1, least, [&](Index first, Index count_of_pieces) {
+    T total[sum_columns<T>];
+    for (Index piece = first; piece < first + count_of_pieces; ++piece) {
+      const Index o = piece / pieces, j = piece % pieces * sum_columns<T>;
+      const Index columns = std::min(sum_columns<T>, shape.inner - j);
+      sum_rows(Index{0}, shape.axis, columns, x + o * shape.axis * shape.inner + j, shape.inner, total);
+      for_packets<T>(columns, [=, from = &total[0], to = y + o * shape.inner + j](Index k, auto count) {
+        store(to + k, pdiv(load(from + k, count), n), count, accumulate);
+      });
     }
-  const auto rest = [&](const auto& line) {
-    const auto total = line.reduce(Sum<T>{}, [&](Index i, auto count) { return load(x + i, count); });
-    line.store_result(y, pdiv(total, n), accumulate);
-  };
-  for_lines<T>(shape, rest, strips);
+  });
 }
 }  // namespace detail
 
@@ -22473,9 +22652,19 @@ void mean(Cpu, AxisShape shape, const T* x, T* y, bool accumulate) {
 
 template <class T>
 void sum_backward(Cpu, AxisShape shape, const T* dy, T* dx, bool accumulate, T scale) {
-  for_lines<T>(shape, [&](const auto& line) {
-    const auto value = pmul(line.load_result(dy), splat(scale));
-    line.each([&](Index i, auto count) { store(dx + i, value, count, accumulate); });
+  const auto factor = splat(scale);
+  if (shape.inner <= lanes<T>)
+    return for_lines<T>(shape, [&](const auto& line) {
+      const auto value = pmul(line.load_result(dy), factor);
+      line.each([&](Index i, auto count) { store(dx + i, value, count, accumulate); });
+    });
+  const Index least = thread_elements / std::max(Index{1}, shape.inner) + 1;
+  parallel_ranges(shape.outer * shape.axis, 1, least, [&](Index first, Index rows) {
+    for (Index row = first; row < first + rows; ++row)
+      for_packets<T>(shape.inner, [=, from = dy + row / shape.axis * shape.inner, to = dx + row * shape.inner](
+                                      Index j, auto count) {
+        store(to + j, pmul(load(from + j, count), factor), count, accumulate);
+      });
   });
 }
 
@@ -22522,8 +22711,25 @@ void amin_backward(Cpu cpu, AxisShape shape, const T* x, const T* y, const T* dy
   amax_backward(cpu, shape, x, y, dy, dx, accumulate);
 }
 
+namespace detail {
+/// argmax of rows whose places `T` can count: the least place of what is as large as the largest, or not a number.
+template <class T>
+void argmax_of_rows(AxisShape shape, const T* x, Index* y) {
+  const auto lane = Eigen::internal::plset<Packet<T>>(T{0}), none = splat(Min<T>::neutral);
+  for_lines<T>(shape, [&](const auto& line) {
+    const auto best = line.reduce(Max<T>{}, [&](Index i, auto count) { return load(x + i, count); });
+    const auto place = line.reduce(Min<T>{}, [&](Index i, auto count) {
+      const auto value = load(x + i, count), here = padd(lane, splat(static_cast<T>(i - line.at)));
+      return pselect(pcmp_eq(value, best), here, pselect(pcmp_eq(value, value), none, here));
+    });
+    y[line.result] = static_cast<Index>(Eigen::internal::pfirst(place));
+  });
+}
+}  // namespace detail
+
 template <class T>
 void argmax(Cpu, AxisShape shape, const T* x, Index* y) {
+  if (shape.inner == 1 && shape.axis < (Index{1} << 24)) return detail::argmax_of_rows(shape, x, y);
   for_lines<T>(shape, [&](const auto& line) {
     const auto best = line.reduce(Max<T>{}, [&](Index i, auto count) { return load(x + i, count); });
     line.for_results(best, best, [&](Index place, T value, T) {
@@ -28553,6 +28759,11 @@ void index_select(Cpu, AxisShape whole, Index count, const std::int64_t* index, 
   detail::check_indices("index_select", count, index, whole.axis);
   const auto bytes = static_cast<std::size_t>(whole.inner) * sizeof(T);
   if (bytes == 0) return;
+  if (whole.inner == 1) {  // single numbers: a call for each would take longer than its copy
+    for (Index o = 0; o < whole.outer; ++o, x += whole.axis)
+      for (Index i = 0; i < count; ++i) *y++ = x[index[i]];
+    return;
+  }
   for (Index o = 0; o < whole.outer; ++o)
     for (Index i = 0; i < count; ++i, y += whole.inner)
       std::memcpy(y, x + (o * whole.axis + index[i]) * whole.inner, bytes);
@@ -28562,6 +28773,11 @@ template <class T>
 void index_select_backward(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
                            bool accumulate) {
   if (!accumulate) fill(device, whole.numel(), dx, T{0});
+  if (whole.inner == 1) {
+    for (Index o = 0; o < whole.outer; ++o, dx += whole.axis)
+      for (Index i = 0; i < count; ++i) dx[index[i]] += *dy++;
+    return;
+  }
   for (Index o = 0; o < whole.outer; ++o)
     for (Index i = 0; i < count; ++i, dy += whole.inner)
       axpy(device, whole.inner, T{1}, dy, dx + (o * whole.axis + index[i]) * whole.inner);
@@ -31609,49 +31825,98 @@ void cumprod_backward(Cpu, AxisShape shape, const T* x, const T* dy, T* dx, bool
 
 namespace chorus::kernels {
 
+namespace detail {
+/// Neighbouring lines, whose rows are read and written along memory.
+template <Index Most>
+struct RunningColumns {
+  static constexpr Index most = Most;  ///< the largest `count`
+  Index first, stride, count;
+  Index at(Index a, Index i) const { return first + a * stride + i; }
+};
+/// Lines along memory. Several at a time don't wait for each other's last number.
+template <Index Count>
+struct RunningRows {
+  static constexpr Index most = Count, count = Count;
+  Index first, length;
+  Index at(Index a, Index i) const { return first + i * length + a; }
+};
+
+/// Calls `f` with all lines in groups; of columns `Most` at a time, of rows `Rows`.
+template <Index Most, Index Rows, class F>
+void for_line_groups(AxisShape shape, const F& f) {
+  const Index groups = (shape.inner + Most - 1) / Most;
+  const Index least = thread_elements / std::max(Index{1}, shape.axis * std::min(shape.inner, Most)) + 1;
+  if (shape.inner == 1)
+    return parallel_ranges(shape.outer, Rows, least, [&](Index first, Index rows) {
+      Index row = first;
+      for (; row + Rows <= first + rows; row += Rows) f(RunningRows<Rows>{row * shape.axis, shape.axis});
+      for (; row < first + rows; ++row) f(RunningRows<1>{row * shape.axis, shape.axis});
+    });
+  parallel_ranges(shape.outer * groups, 1, least, [&](Index first, Index n) {
+    for (Index group = first; group < first + n; ++group) {
+      const Index i = group % groups * Most;
+      f(RunningColumns<Most>{group / groups * shape.axis * shape.inner + i, shape.inner,
+                             std::min(Most, shape.inner - i)});
+    }
+  });
+}
+}  // namespace detail
+
 template <class T>
 void cumsum(Cpu, AxisShape shape, const T* x, T* y, bool reverse, bool accumulate) {
-  for (Index o = 0; o < shape.outer; ++o)
-    for (Index i = 0; i < shape.inner; ++i) {
-      double sum = 0;
-      for (Index a = 0; a < shape.axis; ++a) {
-        const Index at = (o * shape.axis + (reverse ? shape.axis - 1 - a : a)) * shape.inner + i;
-        sum += static_cast<double>(x[at]);
-        y[at] = static_cast<T>(sum) + (accumulate ? y[at] : T{0});
+  detail::for_line_groups<512, 1>(shape, [=](const auto lines) {
+    double sum[decltype(lines)::most];
+    for (Index i = 0; i < lines.count; ++i) sum[i] = 0;
+    for (Index step = 0; step < shape.axis; ++step) {
+      const Index a = reverse ? shape.axis - 1 - step : step;
+      for (Index i = 0; i < lines.count; ++i) {
+        const Index at = lines.at(a, i);
+        sum[i] += static_cast<double>(x[at]);
+        y[at] = static_cast<T>(sum[i]) + (accumulate ? y[at] : T{0});
       }
     }
+  });
 }
 
 template <class T>
 void cumprod(Cpu, AxisShape shape, const T* x, T* y) {
-  for (Index o = 0; o < shape.outer; ++o)
-    for (Index i = 0; i < shape.inner; ++i) {
-      double product = 1;
-      for (Index a = 0, at = o * shape.axis * shape.inner + i; a < shape.axis; ++a, at += shape.inner) {
-        product *= static_cast<double>(x[at]);
-        y[at] = static_cast<T>(product);
+  detail::for_line_groups<512, 4>(shape, [=](const auto lines) {
+    double product[decltype(lines)::most];
+    for (Index i = 0; i < lines.count; ++i) product[i] = 1;
+    for (Index a = 0; a < shape.axis; ++a)
+      for (Index i = 0; i < lines.count; ++i) {
+        const Index at = lines.at(a, i);
+        product[i] *= static_cast<double>(x[at]);
+        y[at] = static_cast<T>(product[i]);
       }
-    }
+  });
 }
 
 template <class T>
-void cumprod_backward(Cpu, AxisShape shape, const T* x, const T* dy, T* dx, bool accumulate) {
-  for (Index o = 0; o < shape.outer; ++o)
-    for (Index i = 0; i < shape.inner; ++i) {
-      const Index line = o * shape.axis * shape.inner + i;
-      const auto at = [&](const T* from, Index a) { return static_cast<double>(from[line + a * shape.inner]); };
-      // sum_j>=a dy[j] x[a+1] ... x[j] grows from the end, so that no division by x is needed.
-      Scratch<double> after(Cpu{}, shape.axis + 1);
-      after.data()[shape.axis] = 0;
-      for (Index a = shape.axis; a-- > 0;)
-        after.data()[a] = at(dy, a) + (a + 1 < shape.axis ? at(x, a + 1) * after.data()[a + 1] : 0);
-      double before = 1;
-      for (Index a = 0; a < shape.axis; ++a) {
-        T& to = dx[line + a * shape.inner];
-        to = static_cast<T>(before * after.data()[a]) + (accumulate ? to : T{0});
-        before *= at(x, a);
+void cumprod_backward(Cpu device, AxisShape shape, const T* x, const T* dy, T* dx, bool accumulate) {
+  constexpr Index most = 64;
+  if (shape.numel() == 0) return;
+  const ThreadScratch<double> after_of_thread(device, shape.axis * most);
+  detail::for_line_groups<most, 4>(shape, [=, &after_of_thread](const auto lines) {
+    // sum_j>=a dy[j] x[a+1] ... x[j] grows from the end, so that no division by x is needed.
+    double* after = after_of_thread.data();
+    double sum[most];
+    for (Index i = 0; i < lines.count; ++i) sum[i] = 0;
+    for (Index a = shape.axis; a-- > 0;)
+      for (Index i = 0; i < lines.count; ++i) {
+        const Index at = lines.at(a, i);
+        after[a * most + i] = sum[i] += static_cast<double>(dy[at]);
+        sum[i] *= static_cast<double>(x[at]);
       }
-    }
+    double before[most];
+    for (Index i = 0; i < lines.count; ++i) before[i] = 1;
+    for (Index a = 0; a < shape.axis; ++a)
+      for (Index i = 0; i < lines.count; ++i) {
+        const Index at = lines.at(a, i);
+        dx[at] = static_cast<T>(before[i] * after[a * most + i]) + (accumulate ? dx[at] : T{0});
+        before[i] *= static_cast<double>(x[at]);
+      }
+  });
 }
 
 }  // namespace chorus::kernels
