@@ -1,10 +1,13 @@
 // The same bits on any number of threads.
 #include <catch.hpp>
 #include <chorus/core/threads.hpp>
+#include <chorus/kernels/axis_block.hpp>
 #include <chorus/kernels/batch_norm.hpp>
+#include <chorus/kernels/cumulative.hpp>
 #include <chorus/kernels/gemm.hpp>
 #include <chorus/kernels/layer_norm.hpp>
 #include <chorus/kernels/pooling.hpp>
+#include <chorus/kernels/reduction.hpp>
 
 #include "reference.hpp"
 
@@ -86,6 +89,26 @@ TEST_CASE("normalisation and pooling give the same bits on any number of threads
     y.insert(y.end(), dx.begin(), dx.end());
     return y;
   });
+}
+
+TEST_CASE("sums over rows, running sums and padding give the same bits on any number of threads") {
+  for (const auto shape : {kernels::AxisShape{3, 131, 1500}, kernels::AxisShape{2000, 130, 1}}) {
+    const Index count = shape.numel();
+    const auto x = numbers<float>(count, 7), dy = numbers<float>(count, 8);
+    check_same([&] {
+      auto y = zeros(shape.reduced()), dx = zeros(count), sums = zeros(count), products = zeros(count);
+      auto d_products = zeros(count), padded = zeros(2 * count);
+      kernels::mean(Cpu{}, shape, x.data(), y.data());
+      kernels::mean_backward(Cpu{}, shape, dy.data(), dx.data(), false);
+      kernels::cumsum(Cpu{}, shape, x.data(), sums.data());
+      kernels::cumprod(Cpu{}, shape, x.data(), products.data());
+      kernels::cumprod_backward(Cpu{}, shape, x.data(), dy.data(), d_products.data(), false);
+      kernels::pad_block(Cpu{}, {shape.outer, 2 * shape.axis, shape.inner}, 5, shape.axis, x.data(), padded.data());
+      for (const auto* part : {&dx, &sums, &products, &d_products, &padded})
+        y.insert(y.end(), part->begin(), part->end());
+      return y;
+    });
+  }
 }
 
 }  // namespace threads_test
