@@ -6,13 +6,13 @@
 #include <string>
 #include <vector>
 
-#include "../message_of.hpp"
 #include "files.hpp"
 
 namespace quantized_file_test {
 
 using namespace chorus;
 using Catch::Matchers::Contains;
+using chorus_test::message_of;
 using test::Kind;
 using test::Program;
 using test::Step;

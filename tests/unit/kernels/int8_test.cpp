@@ -5,7 +5,7 @@
 #include <chorus/kernels/int8/pointwise.hpp>
 #include <chorus/kernels/int8/pooling.hpp>
 #include <cmath>
-#include <random_draw.hpp>
+#include <unit/random_draw.hpp>
 #include <string>
 #include <vector>
 
