@@ -198,7 +198,7 @@ void write_in_parts(Communicator& ranks, const std::string& path, const std::vec
 
 /// For io::save.
 template <class Net>
-[[gnu::cold]] void save_in_parts(Net& net, const std::string& path, Metadata metadata) {
+void save_in_parts(Net& net, const std::string& path, Metadata metadata) {
   note_tied(metadata, net.module());
   write_in_parts(net.communicator(), path, places_in_parts<typename Net::device_type>(net), metadata);
 }
