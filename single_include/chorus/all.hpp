@@ -14855,8 +14855,7 @@ class SharedLayers {
     check<UsageError>(!split.items().empty(), "TensorParallel: no layer of the model can be shared out: expected ",
                       "ColumnParallelLinear, RowParallelLinear, VocabularyParallelEmbedding, MultiheadAttention or ",
                       "the layers of transformers");
-    for (const auto& named : nn::named_parameters<D>(model)) broadcast(*named.parameter, trace::Traffic::parameters);
-    for (const auto& named : nn::named_buffers<D>(model)) broadcast(*named.buffer, trace::Traffic::buffers);
+    take_rank_0s<D>(model, communicator_);
     for (const auto& item : split.items()) cut<D>(item, group_);
     return model;
   }
@@ -14879,13 +14878,6 @@ class SharedLayers {
   }
 
  private:
-  void broadcast(auto& home, trace::Traffic traffic) {
-    if (home.size_bytes() == 0) return;
-    communicator_.broadcast(std::span(static_cast<std::uint8_t*>(home.memory()), home.size_bytes()), 0,
-                            {.traffic = traffic});
-    home.touch();
-  }
-
   Communicator& communicator_;
   std::shared_ptr<CommunicatorGroup<Communicator>> group_;
 };
@@ -16611,12 +16603,9 @@ class Stages {
 
   /// Whether this rank has a parameter that another one's stages have, too.
   bool ties_stages() const { return tied_->any(); }
-  /// Of the parameters that this rank has those whose numbers count here, where each is to count once.
-  std::vector<nn::NamedParameter<D>> counted_parameters() const {
-    std::vector<nn::NamedParameter<D>> counted;
-    for (const auto& named : parameters_)
-      if (tied_->counts_here(*named.handle.shared(), communicator_.rank())) counted.push_back(named);
-    return counted;
+  /// Whether a parameter's numbers count here, where those that several stages have are to count once.
+  bool counts(const nn::NamedParameter<D>& named) const {
+    return tied_->counts_here(*named.handle.shared(), communicator_.rank());
   }
 
   template <class First, class... Rest>
@@ -16774,14 +16763,7 @@ class Stages {
     detail::check_same_description(communicator_, "Pipeline",
                                    cat("micro_batches ", options_.micro_batches, ", cut ", cut, ", stages ",
                                        stage_count_, "\n", detail::model_description<D>(model_, all)));
-    for (const auto& named : nn::named_parameters<D>(model_)) {
-      broadcast(named.parameter->memory(), named.parameter->size_bytes(), 0, trace::Traffic::parameters);
-      named.parameter->touch();
-    }
-    for (const auto& named : nn::named_buffers<D>(model_)) {
-      broadcast(named.buffer->memory(), named.buffer->size_bytes(), 0, trace::Traffic::buffers);
-      named.buffer->touch();
-    }
+    detail::take_rank_0s<D>(model_, communicator_);
   }
 
   // The layers of each stage.
@@ -17268,8 +17250,8 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
   /// optim::clip_grad_norm with the norm of all ranks' gradients, of which each number counts once. All ranks call it.
   double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
     std::vector<nn::NamedParameter<D>> parts, whole;
-    for (const auto& named : counted_parameters())
-      (named.parameter->part() != nullptr ? parts : whole).push_back(named);
+    for (const auto& named : this->parameters())
+      if (counts(named)) (named.parameter->part() != nullptr ? parts : whole).push_back(named);
     return optim::detail::clip_parts(this->parameters(), max_norm, options, [&] {
       double squares = optim::detail::square_sum(parts);
       const auto add_up = [&](Communicator& ranks) {
@@ -17289,16 +17271,11 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
   typename Part::type cut(Model model, const MeshOptions& options) {
     return Part::make(groups.layers->share_out(std::move(model)), groups, options);
   }
-  std::vector<nn::NamedParameter<D>> counted_parameters() const {
-    auto counted = this->parameters();
-    if constexpr (All::pipes) {
-      const auto here = this->model_.stages().counted_parameters();
-      std::erase_if(counted, [&](const auto& named) {
-        return std::none_of(here.begin(), here.end(),
-                            [&](const auto& one) { return one.handle.shared() == named.handle.shared(); });
-      });
-    }
-    return counted;
+  bool counts(const nn::NamedParameter<D>& named) const {
+    if constexpr (All::pipes)
+      return this->model_.stages().counts(named);
+    else
+      return true;
   }
   // Sums of two terms are the same in any order, those of more are not.
   [[gnu::cold]] void check_same_order() {
@@ -17755,7 +17732,9 @@ class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Com
   /// optim::clip_grad_norm with the norm of all stages' gradients; each tied parameter counts once. All ranks call it.
   double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
     return optim::detail::clip_parts(this->parameters(), max_norm, options, [&] {
-      double squares = optim::detail::square_sum(stages().counted_parameters());
+      auto counted = this->parameters();
+      std::erase_if(counted, [&](const auto& named) { return !stages().counts(named); });
+      double squares = optim::detail::square_sum(counted);
       this->communicator_.all_reduce(std::span(&squares, 1), comm::ReduceOp::sum, {});
       return squares;
     });

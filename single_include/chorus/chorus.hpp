@@ -18,32 +18,27 @@
 
 #if defined(_WIN32)
 #error "chorus needs a POSIX system, such as Linux: on Windows, compile under WSL"
-#define CHORUS_REFUSED "chorus stops here, for the reason above"
 #elif defined(__clang__) && !defined(__apple_build_version__) && __clang_major__ < 14
 #error "chorus needs clang 14 or newer, or g++ 11 or newer"
-#define CHORUS_REFUSED "chorus stops here, for the reason above"
 #elif defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 11
 #error "chorus needs g++ 11 or newer, or clang 14 or newer"
-#define CHORUS_REFUSED "chorus stops here, for the reason above"
 #elif __cplusplus < 202002L
 #error "chorus needs C++20: compile with -std=c++20 (CMake: link chorus::chorus, or set CMAKE_CXX_STANDARD to 20)"
-#define CHORUS_REFUSED "chorus stops here, for the reason above"
 #elif defined(__SIZEOF_POINTER__) && __SIZEOF_POINTER__ < 8
 #error "chorus needs a 64-bit target: sizes and offsets of tensors have 64 bits"
-#define CHORUS_REFUSED "chorus stops here, for the reason above"
 #elif !defined(__cpp_exceptions)
 #error "chorus needs exceptions, which carry its errors: compile without -fno-exceptions"
-#define CHORUS_REFUSED "chorus stops here, for the reason above"
 #elif !defined(__cpp_rtti)
 #error "chorus needs run-time type information: compile without -fno-rtti"
-#define CHORUS_REFUSED "chorus stops here, for the reason above"
 #elif defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || defined(__ASSOCIATIVE_MATH__)
 #error "chorus needs exact floating point, to find NaNs and to repeat its sums: compile without -ffast-math and -Ofast"
-#define CHORUS_REFUSED "chorus stops here, for the reason above"
+#else
+#define CHORUS_ACCEPTED
 #endif
 
 // A compiler goes on after #error, but not without a file.
-#ifdef CHORUS_REFUSED
+#ifndef CHORUS_ACCEPTED
+#define CHORUS_REFUSED "chorus stops here, for the reason above"
 #include CHORUS_REFUSED
 #endif
 #endif  // CHORUS_SINGLE_CHORUS_CORE_REQUIREMENTS_HPP
@@ -38073,33 +38068,18 @@ class ThreadMeeting {
 
   /// Adds up in the order of members, so that every run gives the same bits.
   void sum(std::size_t member, std::span<double> values) {
-    const auto add_up = [&] {
-      const bool fit =
-          std::all_of(values_.begin(), values_.end(), [&](const auto& own) { return own.size() == values.size(); });
-      total_.assign(fit ? values.size() : 0, 0);
+    combine(member, values, [&] {
       for (const auto& own : values_)
         for (std::size_t i = 0; i < total_.size(); ++i) total_[i] += own[i];
-    };
-    const auto lock = meet(
-        member, [&] { values_[member].assign(values.begin(), values.end()); }, add_up);
-    check<UsageError>(total_.size() == values.size(), detail::different_layers);
-    std::copy(total_.begin(), total_.end(), values.begin());
+    });
   }
   /// The largest of each.
   void max(std::size_t member, std::span<double> values) {
-    const auto largest = [&] {
-      const bool fit =
-          std::all_of(values_.begin(), values_.end(), [&](const auto& own) { return own.size() == values.size(); });
-      total_.assign(fit ? values.size() : 0, 0);
-      for (std::size_t i = 0; i < total_.size(); ++i) {
-        total_[i] = values_[0][i];
-        for (const auto& own : values_) total_[i] = std::max(total_[i], own[i]);
-      }
-    };
-    const auto lock = meet(
-        member, [&] { values_[member].assign(values.begin(), values.end()); }, largest);
-    check<UsageError>(total_.size() == values.size(), detail::different_layers);
-    std::copy(total_.begin(), total_.end(), values.begin());
+    combine(member, values, [&] {
+      total_ = values_[0];
+      for (const auto& own : values_)
+        for (std::size_t i = 0; i < total_.size(); ++i) total_[i] = std::max(total_[i], own[i]);
+    });
   }
   /// What each member gives.
   std::vector<std::any> exchange(std::size_t member, const std::any& own) {
@@ -38115,6 +38095,21 @@ class ThreadMeeting {
     std::size_t member;
     Member was;
   };
+
+  // `into_total` makes of all members' `values_` the total, which is 0 before.
+  template <class IntoTotal>
+  void combine(std::size_t member, std::span<double> values, const IntoTotal& into_total) {
+    const auto all = [&] {
+      const bool fit =
+          std::all_of(values_.begin(), values_.end(), [&](const auto& own) { return own.size() == values.size(); });
+      total_.assign(fit ? values.size() : 0, 0);
+      if (fit) into_total();
+    };
+    const auto lock = meet(
+        member, [&] { values_[member].assign(values.begin(), values.end()); }, all);
+    check<UsageError>(total_.size() == values.size(), detail::different_layers);
+    std::copy(total_.begin(), total_.end(), values.begin());
+  }
 
   // How many times `timeout` the first member may work on after the others have failed.
   static constexpr int patience = 5;
@@ -40870,7 +40865,7 @@ class Clock final : public Extension<D> {
 // <chorus/parallel/ddp/same_model.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_SAME_MODEL_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_SAME_MODEL_HPP
-/// The check that all ranks built the same model, before any number is sent.
+/// The check that all ranks built the same model, before any number is sent; then rank 0's numbers for all.
 
 namespace chorus::detail {
 
@@ -40910,6 +40905,20 @@ template <class Communicator>
     const auto [theirs, first] = first_difference(all[rank], all[0]);
     fail<UsageError>(policy, ": the ranks' models differ: rank ", rank, " has ", theirs, " where rank 0 has ", first);
   }
+}
+
+/// Makes rank 0's parameters and buffers all ranks'. A collective.
+template <Device D, class Communicator>
+[[gnu::cold]] void take_rank_0s(nn::Module& model, Communicator& communicator) {
+  if (communicator.size() == 1) return;
+  const auto take = [&](const AtHome<D>& home, trace::Traffic traffic) {
+    if (home.size_bytes() > 0)
+      communicator.broadcast(std::span(static_cast<std::uint8_t*>(home.memory()), home.size_bytes()), 0,
+                             {.traffic = traffic});
+    home.touch();
+  };
+  for (const auto& named : nn::named_parameters<D>(model)) take(*named.parameter, trace::Traffic::parameters);
+  for (const auto& named : nn::named_buffers<D>(model)) take(*named.buffer, trace::Traffic::buffers);
 }
 
 }  // namespace chorus::detail

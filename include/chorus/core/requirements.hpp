@@ -4,31 +4,26 @@
 
 #if defined(_WIN32)
 #error "chorus needs a POSIX system, such as Linux: on Windows, compile under WSL"
-#define CHORUS_REFUSED "chorus stops here, for the reason above"
 #elif defined(__clang__) && !defined(__apple_build_version__) && __clang_major__ < 14
 #error "chorus needs clang 14 or newer, or g++ 11 or newer"
-#define CHORUS_REFUSED "chorus stops here, for the reason above"
 #elif defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 11
 #error "chorus needs g++ 11 or newer, or clang 14 or newer"
-#define CHORUS_REFUSED "chorus stops here, for the reason above"
 #elif __cplusplus < 202002L
 #error "chorus needs C++20: compile with -std=c++20 (CMake: link chorus::chorus, or set CMAKE_CXX_STANDARD to 20)"
-#define CHORUS_REFUSED "chorus stops here, for the reason above"
 #elif defined(__SIZEOF_POINTER__) && __SIZEOF_POINTER__ < 8
 #error "chorus needs a 64-bit target: sizes and offsets of tensors have 64 bits"
-#define CHORUS_REFUSED "chorus stops here, for the reason above"
 #elif !defined(__cpp_exceptions)
 #error "chorus needs exceptions, which carry its errors: compile without -fno-exceptions"
-#define CHORUS_REFUSED "chorus stops here, for the reason above"
 #elif !defined(__cpp_rtti)
 #error "chorus needs run-time type information: compile without -fno-rtti"
-#define CHORUS_REFUSED "chorus stops here, for the reason above"
 #elif defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || defined(__ASSOCIATIVE_MATH__)
 #error "chorus needs exact floating point, to find NaNs and to repeat its sums: compile without -ffast-math and -Ofast"
-#define CHORUS_REFUSED "chorus stops here, for the reason above"
+#else
+#define CHORUS_ACCEPTED
 #endif
 
 // A compiler goes on after #error, but not without a file.
-#ifdef CHORUS_REFUSED
+#ifndef CHORUS_ACCEPTED
+#define CHORUS_REFUSED "chorus stops here, for the reason above"
 #include CHORUS_REFUSED
 #endif

@@ -102,8 +102,8 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
   /// optim::clip_grad_norm with the norm of all ranks' gradients, of which each number counts once. All ranks call it.
   double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
     std::vector<nn::NamedParameter<D>> parts, whole;
-    for (const auto& named : counted_parameters())
-      (named.parameter->part() != nullptr ? parts : whole).push_back(named);
+    for (const auto& named : this->parameters())
+      if (counts(named)) (named.parameter->part() != nullptr ? parts : whole).push_back(named);
     return optim::detail::clip_parts(this->parameters(), max_norm, options, [&] {
       double squares = optim::detail::square_sum(parts);
       const auto add_up = [&](Communicator& ranks) {
@@ -123,16 +123,11 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
   typename Part::type cut(Model model, const MeshOptions& options) {
     return Part::make(groups.layers->share_out(std::move(model)), groups, options);
   }
-  std::vector<nn::NamedParameter<D>> counted_parameters() const {
-    auto counted = this->parameters();
-    if constexpr (All::pipes) {
-      const auto here = this->model_.stages().counted_parameters();
-      std::erase_if(counted, [&](const auto& named) {
-        return std::none_of(here.begin(), here.end(),
-                            [&](const auto& one) { return one.handle.shared() == named.handle.shared(); });
-      });
-    }
-    return counted;
+  bool counts(const nn::NamedParameter<D>& named) const {
+    if constexpr (All::pipes)
+      return this->model_.stages().counts(named);
+    else
+      return true;
   }
   // Sums of two terms are the same in any order, those of more are not.
   [[gnu::cold]] void check_same_order() {

@@ -84,7 +84,9 @@ class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Com
   /// optim::clip_grad_norm with the norm of all stages' gradients; each tied parameter counts once. All ranks call it.
   double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
     return optim::detail::clip_parts(this->parameters(), max_norm, options, [&] {
-      double squares = optim::detail::square_sum(stages().counted_parameters());
+      auto counted = this->parameters();
+      std::erase_if(counted, [&](const auto& named) { return !stages().counts(named); });
+      double squares = optim::detail::square_sum(counted);
       this->communicator_.all_reduce(std::span(&squares, 1), comm::ReduceOp::sum, {});
       return squares;
     });

@@ -1,8 +1,10 @@
 #pragma once
-/// The check that all ranks built the same model, before any number is sent.
+/// The check that all ranks built the same model, before any number is sent; then rank 0's numbers for all.
 
 #include <chorus/comm/objects.hpp>
 #include <chorus/nn/module.hpp>
+#include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -45,6 +47,20 @@ template <class Communicator>
     const auto [theirs, first] = first_difference(all[rank], all[0]);
     fail<UsageError>(policy, ": the ranks' models differ: rank ", rank, " has ", theirs, " where rank 0 has ", first);
   }
+}
+
+/// Makes rank 0's parameters and buffers all ranks'. A collective.
+template <Device D, class Communicator>
+[[gnu::cold]] void take_rank_0s(nn::Module& model, Communicator& communicator) {
+  if (communicator.size() == 1) return;
+  const auto take = [&](const AtHome<D>& home, trace::Traffic traffic) {
+    if (home.size_bytes() > 0)
+      communicator.broadcast(std::span(static_cast<std::uint8_t*>(home.memory()), home.size_bytes()), 0,
+                             {.traffic = traffic});
+    home.touch();
+  };
+  for (const auto& named : nn::named_parameters<D>(model)) take(*named.parameter, trace::Traffic::parameters);
+  for (const auto& named : nn::named_buffers<D>(model)) take(*named.buffer, trace::Traffic::buffers);
 }
 
 }  // namespace chorus::detail

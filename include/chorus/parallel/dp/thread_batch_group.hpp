@@ -71,33 +71,18 @@ class ThreadMeeting {
 
   /// Adds up in the order of members, so that every run gives the same bits.
   void sum(std::size_t member, std::span<double> values) {
-    const auto add_up = [&] {
-      const bool fit =
-          std::all_of(values_.begin(), values_.end(), [&](const auto& own) { return own.size() == values.size(); });
-      total_.assign(fit ? values.size() : 0, 0);
+    combine(member, values, [&] {
       for (const auto& own : values_)
         for (std::size_t i = 0; i < total_.size(); ++i) total_[i] += own[i];
-    };
-    const auto lock = meet(
-        member, [&] { values_[member].assign(values.begin(), values.end()); }, add_up);
-    check<UsageError>(total_.size() == values.size(), detail::different_layers);
-    std::copy(total_.begin(), total_.end(), values.begin());
+    });
   }
   /// The largest of each.
   void max(std::size_t member, std::span<double> values) {
-    const auto largest = [&] {
-      const bool fit =
-          std::all_of(values_.begin(), values_.end(), [&](const auto& own) { return own.size() == values.size(); });
-      total_.assign(fit ? values.size() : 0, 0);
-      for (std::size_t i = 0; i < total_.size(); ++i) {
-        total_[i] = values_[0][i];
-        for (const auto& own : values_) total_[i] = std::max(total_[i], own[i]);
-      }
-    };
-    const auto lock = meet(
-        member, [&] { values_[member].assign(values.begin(), values.end()); }, largest);
-    check<UsageError>(total_.size() == values.size(), detail::different_layers);
-    std::copy(total_.begin(), total_.end(), values.begin());
+    combine(member, values, [&] {
+      total_ = values_[0];
+      for (const auto& own : values_)
+        for (std::size_t i = 0; i < total_.size(); ++i) total_[i] = std::max(total_[i], own[i]);
+    });
   }
   /// What each member gives.
   std::vector<std::any> exchange(std::size_t member, const std::any& own) {
@@ -113,6 +98,21 @@ class ThreadMeeting {
     std::size_t member;
     Member was;
   };
+
+  // `into_total` makes of all members' `values_` the total, which is 0 before.
+  template <class IntoTotal>
+  void combine(std::size_t member, std::span<double> values, const IntoTotal& into_total) {
+    const auto all = [&] {
+      const bool fit =
+          std::all_of(values_.begin(), values_.end(), [&](const auto& own) { return own.size() == values.size(); });
+      total_.assign(fit ? values.size() : 0, 0);
+      if (fit) into_total();
+    };
+    const auto lock = meet(
+        member, [&] { values_[member].assign(values.begin(), values.end()); }, all);
+    check<UsageError>(total_.size() == values.size(), detail::different_layers);
+    std::copy(total_.begin(), total_.end(), values.begin());
+  }
 
   // How many times `timeout` the first member may work on after the others have failed.
   static constexpr int patience = 5;

@@ -93,12 +93,9 @@ class Stages {
 
   /// Whether this rank has a parameter that another one's stages have, too.
   bool ties_stages() const { return tied_->any(); }
-  /// Of the parameters that this rank has those whose numbers count here, where each is to count once.
-  std::vector<nn::NamedParameter<D>> counted_parameters() const {
-    std::vector<nn::NamedParameter<D>> counted;
-    for (const auto& named : parameters_)
-      if (tied_->counts_here(*named.handle.shared(), communicator_.rank())) counted.push_back(named);
-    return counted;
+  /// Whether a parameter's numbers count here, where those that several stages have are to count once.
+  bool counts(const nn::NamedParameter<D>& named) const {
+    return tied_->counts_here(*named.handle.shared(), communicator_.rank());
   }
 
   template <class First, class... Rest>
@@ -256,14 +253,7 @@ class Stages {
     detail::check_same_description(communicator_, "Pipeline",
                                    cat("micro_batches ", options_.micro_batches, ", cut ", cut, ", stages ",
                                        stage_count_, "\n", detail::model_description<D>(model_, all)));
-    for (const auto& named : nn::named_parameters<D>(model_)) {
-      broadcast(named.parameter->memory(), named.parameter->size_bytes(), 0, trace::Traffic::parameters);
-      named.parameter->touch();
-    }
-    for (const auto& named : nn::named_buffers<D>(model_)) {
-      broadcast(named.buffer->memory(), named.buffer->size_bytes(), 0, trace::Traffic::buffers);
-      named.buffer->touch();
-    }
+    detail::take_rank_0s<D>(model_, communicator_);
   }
 
   // The layers of each stage.

@@ -8,9 +8,7 @@
 #include <chorus/parallel/tensor/group.hpp>
 #include <chorus/parallel/tensor/split_parameters.hpp>
 #include <cstddef>
-#include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -47,8 +45,7 @@ class SharedLayers {
     check<UsageError>(!split.items().empty(), "TensorParallel: no layer of the model can be shared out: expected ",
                       "ColumnParallelLinear, RowParallelLinear, VocabularyParallelEmbedding, MultiheadAttention or ",
                       "the layers of transformers");
-    for (const auto& named : nn::named_parameters<D>(model)) broadcast(*named.parameter, trace::Traffic::parameters);
-    for (const auto& named : nn::named_buffers<D>(model)) broadcast(*named.buffer, trace::Traffic::buffers);
+    take_rank_0s<D>(model, communicator_);
     for (const auto& item : split.items()) cut<D>(item, group_);
     return model;
   }
@@ -71,13 +68,6 @@ class SharedLayers {
   }
 
  private:
-  void broadcast(auto& home, trace::Traffic traffic) {
-    if (home.size_bytes() == 0) return;
-    communicator_.broadcast(std::span(static_cast<std::uint8_t*>(home.memory()), home.size_bytes()), 0,
-                            {.traffic = traffic});
-    home.touch();
-  }
-
   Communicator& communicator_;
   std::shared_ptr<CommunicatorGroup<Communicator>> group_;
 };
