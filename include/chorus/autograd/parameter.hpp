@@ -101,7 +101,7 @@ class AtHome {
   bool promised([[maybe_unused]] void* to) const {
     if constexpr (std::is_same_v<D, Cpu>)
       if (auto* const promises = PromisedNumbers::current())
-        return promises->move(place(), to, storage().writes()->name);
+        return promises->move(place(), to);
     return false;
   }
   [[noreturn, gnu::noinline, gnu::cold]] void raise_absent() const {

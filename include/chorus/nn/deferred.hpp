@@ -1,6 +1,7 @@
 #pragma once
 /// Deferred: a model that is yet to be made, so that no process ever has to hold all of it.
 
+#include <chorus/nn/module.hpp>
 #include <chorus/tensor/promised_numbers.hpp>
 #include <tuple>
 #include <utility>
@@ -13,6 +14,8 @@ class Deferred {
  public:
   explicit Deferred(Arguments... arguments) : arguments_(std::move(arguments)...) {}
   Model make() const { return std::make_from_tuple<Model>(arguments_); }
+  /// For policies whose ranks have the whole model.
+  operator Model() const { return make(); }
 
  private:
   std::tuple<Arguments...> arguments_;
@@ -30,17 +33,21 @@ Deferred<Model, Arguments...> deferred(Arguments... arguments) {
 
 namespace detail {
 
-/// While it lives, models that this thread makes, and policies that take them, leave promised numbers promised.
+/// While it lives, models that this thread makes, and policies that take them, leave promised numbers promised, until
+/// `keep_promises`.
 template <class Model>
 class Making {
  public:
   template <class... Arguments>
-  explicit Making(const Deferred<Model, Arguments...>& model) : scope_(promises_), model_(model.make()) {}
-  ~Making() { promises_.keep_the_rest(); }
+  explicit Making(const Deferred<Model, Arguments...>& model) : scope_(promises_), model_(model.make()) {
+    using D = typename nn::detail::DeviceOfModel<Model>::type;
+    for (const auto& named : nn::named_parameters<D>(model_))
+      promises_.check_untouched(named.parameter->place(), named.name);
+    promises_.check_untouched();
+  }
   Making(const Making&) = delete;
   Making& operator=(const Making&) = delete;
   Model take() { return std::move(model_); }
-  const PromisedNumbers& promises() const { return promises_; }
 
  private:
   struct Scope {
@@ -54,6 +61,17 @@ class Making {
   Scope scope_;
   Model model_;
 };
+
+/// Draws what is promised in this thread yet, which promises nothing more.
+inline void keep_promises() {
+  if (auto* const promises = std::exchange(PromisedNumbers::current(), nullptr)) promises->keep_the_rest();
+}
+/// `part`, whose numbers are drawn now.
+template <class Part>
+Part with_numbers(Part part) {
+  keep_promises();
+  return part;
+}
 
 }  // namespace detail
 }  // namespace chorus

@@ -70,15 +70,9 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
   }
 
   /// The same for a model that is made here, of which each rank draws its parts alone: no rank ever holds the whole.
-  template <class... Arguments>
-  FullyShardedDataParallel(const Deferred<Model, Arguments...>& model, Communicator& communicator,
-                           Communicator& gathers, const FullyShardedDataParallelOptions& options = {},
-                           std::uint64_t seed = initial_seed())
-      : FullyShardedDataParallel(detail::Making<Model>(model), communicator, gathers, options, seed) {}
-  template <class... Arguments, detail::LaunchedRun Run>
-  FullyShardedDataParallel(const Deferred<Model, Arguments...>& model, Run& run,
-                           const FullyShardedDataParallelOptions& options = {})
-      : FullyShardedDataParallel(detail::Making<Model>(model), run, options) {}
+  template <class... Arguments, class... More>
+  explicit FullyShardedDataParallel(const Deferred<Model, Arguments...>& model, More&&... more)
+      : FullyShardedDataParallel(detail::Making<Model>(model).take(), std::forward<More>(more)...) {}
 
   /// The model's output for this rank's share of the batch. All ranks call it.
   template <class... Inputs>
@@ -119,31 +113,6 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
   bool writes_part(bool sharded, bool) const { return sharded || this->communicator_.rank() == 0; }
 
  private:
-  FullyShardedDataParallel(detail::Making<Model>&& making, Communicator& communicator, Communicator& gathers,
-                           FullyShardedDataParallelOptions options, std::uint64_t seed)
-      : Base(making.take(), communicator, ddp_options(without_init_sync(options)), seed) {
-    check_made(making);
-    shard(gathers, options);
-  }
-  template <detail::LaunchedRun Run>
-  FullyShardedDataParallel(detail::Making<Model>&& making, Run& run, FullyShardedDataParallelOptions options)
-      : Base(making.take(), run, ddp_options(without_init_sync(options))) {
-    check_made(making);
-    gathers_.emplace(comm::connect(comm::split(run.communicator(), run.world(), 0)));
-    shard(*gathers_, options);
-  }
-  static FullyShardedDataParallelOptions without_init_sync(FullyShardedDataParallelOptions options) {
-    options.init_sync = false;
-    return options;
-  }
-  // Ranks draw the same numbers: of one model, with one seed.
-  [[gnu::cold]] void check_made(const detail::Making<Model>& making) {
-    for (const auto& named : this->buffers_) making.promises().draw_whole(named.buffer->place(), named.buffer->count());
-    this->check_same(cat(this->core().options.template describe<D>(), "initial seed ", initial_seed(), "\n"),
-                     this->is_shared());
-    this->broadcast_buffers(0);
-  }
-
   /// The unit that backward begins with stays after the pass.
   class Forward {
    public:
@@ -166,7 +135,7 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
     return {.dim = options.dim,
             .broadcast_buffers = options.broadcast_buffers,
             .find_unused_parameters = options.find_unused_parameters,
-            .init_sync = options.init_sync};
+            .init_sync = options.init_sync && PromisedNumbers::current() == nullptr};
   }
   AtHand& at_hand() const { return units_->at_hand(); }
   void begin_join(const detail::JoinFacts&) override {
@@ -176,6 +145,8 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
   }
 
   [[gnu::cold]] void shard(Communicator& gathers, const FullyShardedDataParallelOptions& options) {
+    const bool deferred = PromisedNumbers::current() != nullptr;
+    if (deferred) this->check_same(this->core().options.template describe<D>(), this->is_shared());
     // 1. The parameters, which are rank 0's by now, are cut into units.
     auto at_hand = std::make_shared<AtHand>(this->flat_, gathers, Units::cut(this->model_, this->flat_),
                                             options.find_unused_parameters, Units::reshard_after_forward);
@@ -184,6 +155,10 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
     this->core().cut_buckets();
     // 2. Each rank keeps its part of each unit.
     at_hand->settle(at_hand);
+    if (deferred) {
+      detail::keep_promises();
+      this->broadcast_buffers(0);
+    }
   }
 
   std::optional<comm::AnyCommunicator> gathers_;  // where it was made for a run

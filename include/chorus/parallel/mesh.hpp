@@ -3,6 +3,7 @@
 
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/core/tensor_group.hpp>
+#include <chorus/nn/deferred.hpp>
 #include <chorus/optim/clip.hpp>
 #include <chorus/parallel/ddp/access.hpp>
 #include <chorus/parallel/mesh/axes.hpp>
@@ -67,6 +68,11 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
     run.check_options();
   }
 
+  /// The same for a model that is made here, of which each rank draws its part alone: no rank ever holds the whole.
+  template <class... Arguments, class... More>
+  explicit Mesh(const Deferred<Model, Arguments...>& model, More&&... more)
+      : Mesh(detail::Making<Model>(model).take(), std::forward<More>(more)...) {}
+
   /// The model's output for this rank's share of the batch, or its loss: see Pipeline. All ranks call it.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
@@ -121,7 +127,9 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
   using Part = mesh::PartOf<Model, All>;
 
   typename Part::type cut(Model model, const MeshOptions& options) {
-    return Part::make(groups.layers->share_out(std::move(model)), groups, options);
+    auto part = Part::make(groups.layers->share_out(std::move(model)), groups, options);
+    if constexpr (!All::shards) detail::keep_promises();
+    return part;
   }
   bool counts(const nn::NamedParameter<D>& named) const {
     if constexpr (All::pipes)

@@ -4,6 +4,7 @@
 
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/io/write_in_parts.hpp>
+#include <chorus/nn/deferred.hpp>
 #include <chorus/optim/clip.hpp>
 #include <chorus/parallel/ddp/rank_device.hpp>
 #include <chorus/parallel/model_handles.hpp>
@@ -44,7 +45,8 @@ class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Com
   /// that doesn't fit. `world` is what the communicator was connected with; it must outlive this.
   Pipeline(Model model, Communicator& communicator, const comm::World& world, const PipelineOptions& options = {},
            std::uint64_t seed = initial_seed())
-      : Base(Staged(std::move(model), communicator, world, options), communicator, seed), handles_(this->model_) {}
+      : Base(detail::with_numbers(Staged(std::move(model), communicator, world, options)), communicator, seed),
+        handles_(this->model_) {}
   /// For `launch`: takes communicator and seed from `run`.
   template <class Run>
   requires requires(Run& run) { run.communicator(); }
@@ -53,6 +55,11 @@ class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Com
                  run.seed()) {
     run.check_options();
   }
+
+  /// The same for a model that is made here, of which each rank draws its stages alone: no rank ever holds the whole.
+  template <class... Arguments, class... More>
+  explicit Pipeline(const Deferred<Model, Arguments...>& model, More&&... more)
+      : Pipeline(detail::Making<Model>(model).take(), std::forward<More>(more)...) {}
 
   /// The loss, or the output, of the whole batch; the same on all ranks, which all call it.
   template <class X, class... Targets>

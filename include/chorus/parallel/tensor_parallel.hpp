@@ -5,6 +5,7 @@
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/core/tensor_group.hpp>
 #include <chorus/io/write_in_parts.hpp>
+#include <chorus/nn/deferred.hpp>
 #include <chorus/parallel/ddp/rank_device.hpp>
 #include <chorus/parallel/distributed_policy.hpp>
 #include <chorus/parallel/model_handles.hpp>
@@ -64,6 +65,10 @@ class TensorParallel : public WholeBatchPolicy<Model, Communicator> {
       : TensorParallel(std::make_unique<detail::RankDevice<D>>(run), std::move(model), options, run.seed()) {
     run.check_options();
   }
+  /// The same for a model that is made here, of which each rank draws its part alone: no rank ever holds the whole.
+  template <class... Arguments, class... More>
+  explicit TensorParallel(const Deferred<Model, Arguments...>& model, More&&... more)
+      : TensorParallel(detail::Making<Model>(model).take(), std::forward<More>(more)...) {}
   /// Peers don't wait for a rank that throws: the group is given up.
   ~TensorParallel() {
     if (std::uncaught_exceptions() > exceptions_before_ && this->communicator_.size() > 1)
@@ -102,7 +107,7 @@ class TensorParallel : public WholeBatchPolicy<Model, Communicator> {
   }
   TensorParallel(std::unique_ptr<Layers> layers, Model model, Communicator& communicator,
                  const TensorParallelOptions& options, std::uint64_t seed)
-      : Base(layers->share_out(std::move(model), described(options)), communicator, seed),
+      : Base(detail::with_numbers(layers->share_out(std::move(model), described(options))), communicator, seed),
         layers_(std::move(layers)),
         handles_(this->model_),
         replicas_(this->flat_, communicator, this->alive(), options.check_every) {

@@ -98,6 +98,8 @@ class CachingAllocator {
   Block<D>* allocate(D device, std::size_t bytes) {
     const auto [list, rounded] = size_class<smallest>(bytes);
     const trace::Memory kind = MemoryScope::current();
+    if (const auto most = limit_.load(std::memory_order_relaxed); most != no_limit) [[unlikely]]
+      check_limit(device, rounded, most);
     Block<D>* block = nullptr;
     {
       std::lock_guard lock(mutex_);
@@ -135,6 +137,9 @@ class CachingAllocator {
     first = block;
   }
 
+  /// See set_memory_limit.
+  void set_limit(std::size_t bytes) { limit_.store(bytes, std::memory_order_relaxed); }
+
   /// Gives all unused blocks back to the system.
   void empty_cache() noexcept {
     std::lock_guard lock(mutex_);
@@ -151,8 +156,12 @@ class CachingAllocator {
   std::uint64_t system_allocations() const { return system_allocations_.load(); }
 
  private:
-  static constexpr std::size_t smallest = 64;
+  static constexpr std::size_t smallest = 64, no_limit = static_cast<std::size_t>(-1);
 
+  [[gnu::cold, gnu::noinline]] static void check_limit(D device, std::size_t bytes, std::size_t most) {
+    if (trace::memory(trace_slot(device)).current + bytes > most)
+      detail::out_of_memory(device, bytes, cat("; set_memory_limit allows ", most, " bytes"));
+  }
   Block<D>* fresh(D device, std::size_t bytes) {
     void* data = system_allocate(device, bytes);
     if (data == nullptr) {
@@ -171,7 +180,15 @@ class CachingAllocator {
   std::mutex mutex_;
   std::array<Block<D>*, size_classes> free_[2]{};
   std::atomic<std::uint64_t> system_allocations_{0};
+  std::atomic<std::size_t> limit_{no_limit};
 };
+
+/// From now on this process's tensors on `device` find no more memory, and operations throw Error, where more than
+/// `bytes` would be in use: to see what would fit a smaller device, or a rank's part of the machine.
+template <Device D>
+void set_memory_limit(D device, std::size_t bytes) {
+  CachingAllocator<D>::of(device).set_limit(bytes);
+}
 
 /// A counted handle to a block. Copies share it.
 template <Device D>

@@ -71,14 +71,15 @@ class PagedMemory {
   std::int64_t absent_ = 0;  // bytes that a Storage counts, and that are not there
 };
 
-/// Memory of zeros behind which there are no pages yet, and which counts as not allocated.
-inline Storage<Cpu> untouched_memory(std::size_t bytes) {
+/// Memory of zeros behind which there are no pages yet, and which counts as not allocated; and its pages.
+inline std::pair<Storage<Cpu>, std::shared_ptr<PagedMemory>> untouched_pages(std::size_t bytes) {
   const int slot = trace_slot(Cpu{});
   auto pages = std::make_shared<PagedMemory>(bytes, slot, MemoryScope::current());
   const trace::PeakKept kept(slot);
   Storage<Cpu> storage(Cpu{}, std::shared_ptr<void>(pages, pages->data()), bytes);
   pages->give_back(0, bytes);
-  return storage;
+  return {std::move(storage), std::move(pages)};
 }
+inline Storage<Cpu> untouched_memory(std::size_t bytes) { return untouched_pages(bytes).first; }
 
 }  // namespace chorus

@@ -10,6 +10,8 @@
 #include <chorus/tensor/tensor.hpp>
 #include <cstddef>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -39,56 +41,90 @@ class PromisedNumbers {
       draw(out.data(), 0, count);
       return out;
     }
-    auto storage = untouched_memory(bytes);
+    auto storage = add(bytes, static_cast<std::size_t>(count),
+                       [draw = std::move(draw)](void* out, std::size_t first, std::size_t n) {
+                         draw(static_cast<T*>(out), static_cast<Index>(first), static_cast<Index>(n));
+                       });
     auto* const data = static_cast<T*>(storage.data());
-    promises_.push_back({data, bytes, static_cast<std::size_t>(count), true,
-                         [draw = std::move(draw)](void* out, std::size_t first, std::size_t n) {
-                           draw(static_cast<T*>(out), static_cast<Index>(first), static_cast<Index>(n));
-                         }});
     return {std::move(storage), data, shape, row_major(shape)};
   }
 
-  /// Whether numbers at `from` are promised; then they are so at `to` from now on. Throws UsageError where the program
-  /// has written or read them meanwhile: what it made of them would be lost.
-  bool move(const void* from, void* to, const std::string& name) {
-    for (auto& promise : promises_) {
-      if (promise.at != from) continue;
-      if (std::exchange(promise.unmoved, false)) check_untouched(promise, name);
-      promise.at = to;
-      return true;
-    }
-    return false;
+  /// Whether numbers at `from` are promised; then they are so at `to` from now on.
+  bool move(const void* from, void* to) {
+    Promise* const promise = find(from);
+    if (promise == nullptr) return false;
+    promise->at = to;
+    promise->memory.reset();
+    return true;
   }
-  /// Draws what no policy has taken, where it is.
-  void keep_the_rest() {
-    for (const auto& promise : promises_)
-      if (promise.unmoved) promise.draw(const_cast<void*>(promise.at), 0, promise.count);
+  /// Numbers that are promised at `from` are needed here no more.
+  void forget(const void* from) {
+    std::erase_if(promises_, [&](const Promise& promise) { return promise.at == from; });
   }
-  /// Draws numbers that are promised at `at`, if they are, where they are.
-  void draw_whole(void* at, Index count) const { draw(at, at, 0, static_cast<std::size_t>(count)); }
+  /// The same for a part of them: `draw_part(draw, out, first, count)` draws elements [first, first + count) of the part
+  /// by the draw of the whole. Gives the part's memory; none where nothing is promised at `from`.
+  using DrawAny = std::function<void(void* out, std::size_t first, std::size_t count)>;
+  template <class DrawPart>
+  std::optional<Storage<Cpu>> replace(const void* from, std::size_t bytes, std::size_t count, DrawPart draw_part) {
+    Promise* const promise = find(from);
+    if (promise == nullptr) return std::nullopt;
+    auto draw = [whole = std::move(promise->draw), part = std::move(draw_part)](
+                    void* out, std::size_t first, std::size_t n) { part(whole, out, first, n); };
+    forget(from);
+    return add(bytes, count, std::move(draw));
+  }
   /// Draws elements [first, first + count) of the numbers that are promised at `at`, into `out`; false where none are.
-  bool draw(const void* at, void* out, std::size_t first, std::size_t count) const {
-    for (const auto& promise : promises_)
-      if (promise.at == at) {
-        if (count > 0) promise.draw(out, first, count);
-        return true;
-      }
-    return false;
+  bool draw(const void* at, void* out, std::size_t first, std::size_t count) {
+    const Promise* const promise = find(at);
+    if (promise == nullptr) return false;
+    if (count > 0) promise->draw(out, first, count);
+    return true;
+  }
+  bool promised(const void* at) { return find(at) != nullptr; }
+
+  /// Draws what is promised yet, where it is.
+  void keep_the_rest() {
+    for (const Promise& promise : promises_) {
+      if (promise.memory) promise.memory->take(0, promise.bytes);
+      promise.draw(const_cast<void*>(promise.at), 0, promise.count);
+    }
+    promises_.clear();
+  }
+
+  /// Throws UsageError where somebody has written or read the numbers at `at`, if they are promised: what he has made
+  /// of them would be lost. `name` says whose they are.
+  void check_untouched(const void* at, const std::string& name) {
+    const Promise* const promise = find(at);
+    if (promise != nullptr) check_untouched(*promise, cat("'", name, "'"));
+  }
+  /// The same for all.
+  void check_untouched() const {
+    for (const Promise& promise : promises_) check_untouched(promise, "a tensor of nn::init");
   }
 
  private:
   struct Promise {
     const void* at;
     std::size_t bytes, count;
-    bool unmoved;
-    std::function<void(void* out, std::size_t first, std::size_t count)> draw;
+    DrawAny draw;
+    std::shared_ptr<PagedMemory> memory;  // until they move: the tensor itself may be gone
   };
+  Promise* find(const void* at) {
+    const auto found =
+        std::find_if(promises_.begin(), promises_.end(), [&](const Promise& promise) { return promise.at == at; });
+    return found == promises_.end() ? nullptr : &*found;
+  }
+  Storage<Cpu> add(std::size_t bytes, std::size_t count, DrawAny draw) {
+    auto [storage, memory] = untouched_pages(bytes);
+    promises_.push_back({storage.data(), bytes, count, std::move(draw), std::move(memory)});
+    return std::move(storage);
+  }
   static void check_untouched(const Promise& promise, const std::string& name) {
     std::vector<unsigned char> resident((promise.bytes + PagedMemory::page() - 1) / PagedMemory::page());
     const bool known = mincore(const_cast<void*>(promise.at), promise.bytes, resident.data()) == 0;
     const bool touched = known && std::any_of(resident.begin(), resident.end(), [](auto page) { return page & 1; });
-    check<UsageError>(!touched, "deferred: the model's constructor reads or writes '", name,
-                      "', whose numbers are to be drawn later, a part on each rank: make the model itself, not a "
+    check<UsageError>(!touched, "deferred: the model's constructor reads or writes ", name,
+                      ", whose numbers are to be drawn later, a part on each rank: make the model itself, not a "
                       "deferred one");
   }
 

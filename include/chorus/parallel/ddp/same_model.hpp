@@ -2,19 +2,24 @@
 /// The check that all ranks built the same model, before any number is sent; then rank 0's numbers for all.
 
 #include <chorus/comm/objects.hpp>
+#include <chorus/core/random.hpp>
 #include <chorus/nn/module.hpp>
+#include <chorus/tensor/promised_numbers.hpp>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 namespace chorus::detail {
 
-/// One line for each parameter and buffer whose name `counts` accepts: `conv1.weight F32 [6, 3, 5, 5]`.
+/// One line for each parameter and buffer whose name `counts` accepts: `conv1.weight F32 [6, 3, 5, 5]`. Of a deferred
+/// model also what all ranks draw its numbers from.
 template <Device D, class Counts>
 [[gnu::cold]] std::string model_description(nn::Module& model, const Counts& counts) {
   std::string text;
+  if (PromisedNumbers::current() != nullptr) text = cat("initial seed ", initial_seed(), '\n');
   for (const auto& named : nn::named_parameters<D>(model))
     if (counts(named.name))
       text += cat(named.name, " ", named.parameter->dtype(), " ", named.parameter->extents(),
@@ -49,11 +54,14 @@ template <class Communicator>
   }
 }
 
-/// Makes rank 0's parameters and buffers all ranks'. A collective.
+/// Makes rank 0's parameters and buffers all ranks', but for promised ones, which all ranks draw alike. A collective.
 template <Device D, class Communicator>
 [[gnu::cold]] void take_rank_0s(nn::Module& model, Communicator& communicator) {
   if (communicator.size() == 1) return;
   const auto take = [&](const AtHome<D>& home, trace::Traffic traffic) {
+    if constexpr (std::is_same_v<D, Cpu>)
+      if (auto* const promises = PromisedNumbers::current(); promises != nullptr && promises->promised(home.place()))
+        return;
     if (home.size_bytes() > 0)
       communicator.broadcast(std::span(static_cast<std::uint8_t*>(home.memory()), home.size_bytes()), 0,
                              {.traffic = traffic});

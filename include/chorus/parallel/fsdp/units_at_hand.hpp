@@ -76,6 +76,8 @@ class UnitsAtHand final : public Residence {
         states_[u].has_gradients = true;
         give_gradients_back(u);
       }
+      if (auto* const promises = PromisedNumbers::current())
+        for (const auto& entry : flat_->entries()) promises->forget(entry.parameter().place());
     }
     CachingAllocator<D>::of(flat_->groups().front().values.device()).empty_cache();
   }

@@ -6,10 +6,12 @@
 
 #include <algorithm>
 #include <chorus/nn/module.hpp>
+#include <chorus/tensor/promised_numbers.hpp>
 #include <chorus/tensor/tensor.hpp>
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 namespace chorus::pipeline {
@@ -46,6 +48,8 @@ void send_away(const std::vector<const detail::AtHome<D>*>& numbers, const std::
   if (largest == 0) return;
   const Storage<D> nowhere(D{}, only_nans(largest), largest);
   for (std::size_t i = 0; i < numbers.size(); ++i) {
+    if constexpr (std::is_same_v<D, Cpu>)
+      if (auto* const promises = PromisedNumbers::current()) promises->forget(numbers[i]->place());
     numbers[i]->touch();
     numbers[i]->storage().move_home(nowhere, nowhere.data());
     numbers[i]->storage().writes()->end_watch();

@@ -1,13 +1,16 @@
 #pragma once
 /// Cuts the parameters of a model into this rank's parts, in place, and puts whole ones together again.
 
+#include <algorithm>
 #include <chorus/core/tensor_group.hpp>
 #include <chorus/nn/module.hpp>
+#include <chorus/tensor/promised_numbers.hpp>
 #include <cstddef>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -51,6 +54,35 @@ class SplitParameters final : public nn::detail::Walker {
   std::vector<Item> items_, whole_;
 };
 
+/// The numbers of a part of a parameter; of promised ones, promised.
+template <Device D>
+Storage<D> part_of(const ParameterOn<D>& parameter, const SplitLayout& layout, const AxisPart& mine) {
+  const auto size = size_of(parameter.dtype());
+  const auto count = static_cast<std::size_t>(layout.numbers(mine));
+  if constexpr (std::is_same_v<D, Cpu>)
+    if (auto* const promises = PromisedNumbers::current()) {
+      const auto draw_part = [layout, mine, size](const auto& draw_whole, void* out, std::size_t first, std::size_t n) {
+        layout.for_runs(mine, [&](Index in_whole, Index in_part, Index run) {
+          const auto at = static_cast<std::size_t>(in_part);
+          const auto begin = std::max(at, first), end = std::min(at + static_cast<std::size_t>(run), first + n);
+          if (begin < end)
+            draw_whole(static_cast<std::byte*>(out) + (begin - first) * size,
+                       static_cast<std::size_t>(in_whole) + begin - at, end - begin);
+        });
+      };
+      if (auto part = promises->replace(parameter.place(), count * size, count, draw_part)) return *std::move(part);
+    }
+  const D device = parameter.where();
+  const Storage<D> part(device, count * size);
+  auto* const to = static_cast<std::byte*>(part.data());
+  const auto* const from = static_cast<const std::byte*>(parameter.memory());
+  layout.for_runs(mine, [&](Index in_whole, Index in_part, Index run) {
+    copy_bytes(device, to + static_cast<std::size_t>(in_part) * size, device,
+               from + static_cast<std::size_t>(in_whole) * size, static_cast<std::size_t>(run) * size);
+  });
+  return part;
+}
+
 /// Makes `item` this rank's part of what it is. Throws UsageError where a rank would have nothing of it.
 template <Device D>
 void cut(const typename SplitParameters<D>::Item& item, const std::shared_ptr<TensorGroup>& group) {
@@ -65,15 +97,7 @@ void cut(const typename SplitParameters<D>::Item& item, const std::shared_ptr<Te
   const auto mine = group->part(layout.width, split.unit);
   auto whole = std::make_shared<PartOfParameter>(PartOfParameter{split, along, group});
   const MemoryScope scope(trace::Memory::parameters);
-  const auto size = size_of(parameter.dtype());
-  const D device = parameter.where();
-  const Storage<D> part(device, static_cast<std::size_t>(layout.numbers(mine)) * size);
-  auto* const to = static_cast<std::byte*>(part.data());
-  const auto* const from = static_cast<const std::byte*>(parameter.memory());
-  layout.for_runs(mine, [&](Index in_whole, Index in_part, Index count) {
-    copy_bytes(device, to + static_cast<std::size_t>(in_part) * size, device,
-               from + static_cast<std::size_t>(in_whole) * size, static_cast<std::size_t>(count) * size);
-  });
+  const Storage<D> part = part_of<D>(parameter, layout, mine);
   along = split.blocks * mine.count;
   parameter.replace_numbers(extents, part);
   parameter.set_part(std::move(whole));
