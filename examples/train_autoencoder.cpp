@@ -112,16 +112,17 @@ int main(int argc, char** argv) {
     save_weights(net, options);
     training.end();
 
-    const auto whole = net.gathered();
-    if (!run.is_main()) return;
-    const ch::NoGrad no_grad;
-    ch::data::DataLoader test{
-        test_set, ch::data::Sampler(test_set.size(), {.shuffle = false}), {.batch = 16, .workers = 0}};
-    const auto before = (*test.begin()).images;
-    const auto after = net.module().forward(before).value();
-    // The variance is the error of a model that has only learned the mean grey.
-    std::printf("test images: squared error %.4f, variance %.4f\n",
-                static_cast<double>(ch::mse_loss(after, before).item()), static_cast<double>(ch::var(before).item()));
-    if (!pairs.empty()) write_pairs(pairs, before, after);
+    net.gathered([&](auto& model) {
+      if (!run.is_main()) return;
+      const ch::NoGrad no_grad;
+      ch::data::DataLoader test{
+          test_set, ch::data::Sampler(test_set.size(), {.shuffle = false}), {.batch = 16, .workers = 0}};
+      const auto before = (*test.begin()).images;
+      const auto after = model.forward(before).value();
+      // The variance is the error of a model that has only learned the mean grey.
+      std::printf("test images: squared error %.4f, variance %.4f\n",
+                  static_cast<double>(ch::mse_loss(after, before).item()), static_cast<double>(ch::var(before).item()));
+      if (!pairs.empty()) write_pairs(pairs, before, after);
+    });
   });
 }

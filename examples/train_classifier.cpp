@@ -92,11 +92,8 @@ void train(ch::Run& run, const Options& options) {
   }
   const ch::Index share = samples_of_device(net, options, 0);  // the largest
   const ch::Shape<4> images_of_device{share, channels, height, width};
-  Training training{run, net, optimizer, loader, options, start, [&] {
-                      // In a mesh a rank has a part of the model, through which no images go without the others.
-                      if constexpr (std::string_view(Net::name) == "mesh") return ch::nn::summary(net.module());
-                      return ch::nn::summary(net.module(), images_of_device);
-                    }};
+  Training training{run, net, optimizer, loader, options, start,
+                    [&](auto& model) { return ch::nn::summary(model, images_of_device); }};
   training.save_with([&](const Position& at) { save(run, net, optimizer, options, at); }, options.save_every);
 
   for (const int epoch : training.epochs()) {

@@ -178,12 +178,14 @@ struct Position {
 ///   training.end();
 ///
 /// `Loader` is a range of batches with size() and set_epoch(epoch); one that goes on at a `from.batch` has
-/// skip(batches), too. `summary()` makes the table of the head, where it is printed. All ranks make the same calls.
+/// skip(batches), too. `summary(model)` makes the table of the head, where it is printed. All ranks make the same calls.
 template <class Net, class Loader>
 class Training {
+  using Model = typename Net::model_type;
+
  public:
   Training(chorus::Run& run, Net& net, NamedOptimizer<Net>& optimizer, Loader& loader, const TrainingOptions& options,
-           const Position& from = {}, const std::function<std::string()>& summary = {})
+           const Position& from = {}, const std::function<std::string(Model&)>& summary = {})
       : net_(net),
         optimizer_(optimizer),
         loader_(loader),
@@ -199,9 +201,10 @@ class Training {
     losses_.start_at(from.step);
     tell_trace();
     const chorus::trace::PeakKept training_alone(chorus::trace_slot(net, 0));
-    const auto whole = net.gathered();
+    net.gathered([&](Model& model) {
+      if (talks_) std::printf("%s\n", (summary ? summary(model) : chorus::nn::summary(model)).c_str());
+    });
     if (!talks_) return;
-    std::printf("%s\n", (summary ? summary() : chorus::nn::summary(net.module())).c_str());
     const chorus::Index least = samples_of_device(net, options, shares_of_batch(net) - 1),
                         most = samples_of_device(net, options, 0);
     if (net.canonical_shares() > 0)

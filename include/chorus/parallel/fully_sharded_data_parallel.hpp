@@ -10,6 +10,7 @@
 #include <chorus/parallel/fsdp/sharded_units.hpp>
 #include <chorus/parallel/fsdp/units.hpp>
 #include <chorus/parallel/hooks/reduce_scatter.hpp>
+#include <concepts>
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -109,6 +110,13 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
     bool write_;
   };
   [[nodiscard]] Gathered gathered(const GatheredOptions& options = {}) { return Gathered(at_hand(), options.write); }
+  /// See Policy::gathered.
+  template <class F>
+  requires std::invocable<const F&, Model&>
+  void gathered(const F& f) {
+    const auto whole = gathered({.write = true});
+    f(this->model_);
+  }
   /// For files, which all ranks write together: see io::detail::keeps_parts.
   bool writes_part(bool sharded, bool) const { return sharded || this->communicator_.rank() == 0; }
 

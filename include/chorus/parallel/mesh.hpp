@@ -96,6 +96,15 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
       return this->model_;
   }
 
+  /// See Policy::gathered. There is memory for the whole model meanwhile.
+  template <class F>
+  void gathered(const F& f) {
+    const auto whole_layers = [&](Model& model) { groups.layers->with_whole(model, f); };
+    if constexpr (All::pipes)
+      Base::gathered([&](auto& part) { part.stages().gathered(whole_layers); });
+    else
+      Base::gathered(whole_layers);
+  }
   /// Makes a number the largest one of all ranks.
   void make_largest(std::int32_t* number) {
     groups.all().all_reduce(std::span(number, 1), comm::ReduceOp::max, {});

@@ -81,8 +81,7 @@ class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Com
 
   /// For files, which all ranks write together: see io::detail::keeps_parts.
   bool writes_part(bool, bool) const { return true; }
-  /// Calls `f(model)` on every rank while all parameters and buffers are there, in memory of the whole model.
-  /// What `f` writes stays; all ranks write the same. All ranks call it.
+  /// See Policy::gathered. There is memory for the whole model meanwhile.
   template <class F>
   void gathered(const F& f) {
     stages().gathered(f);

@@ -9,6 +9,7 @@
 #include <chorus/nn/module.hpp>
 #include <chorus/optim/clip.hpp>
 #include <chorus/parallel/unlisted_parameters.hpp>
+#include <concepts>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -54,6 +55,13 @@ class Policy {
     ~Gathered() {}  // not trivial: a name for it is no unused variable
   };
   [[nodiscard]] Gathered gathered(const GatheredOptions& = {}) { return {}; }
+  /// Calls `f(model)` on every rank with the whole model, as one device has it: the same line under every policy. What
+  /// `f` writes stays, and all ranks write the same. All ranks call it.
+  template <class F>
+  requires std::invocable<const F&, Model&>
+  void gathered(const F& f) {
+    f(model_);
+  }
 
   /// optim::clip_grad_norm of all parameters: the same line under every policy, also where each rank has only a part of
   /// them, and all ranks call it. Its return value and errors are those.

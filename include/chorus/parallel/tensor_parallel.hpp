@@ -91,9 +91,11 @@ class TensorParallel : public WholeBatchPolicy<Model, Communicator> {
     return output;
   }
 
-  /// A model with whole parameters, on every rank, as one device would have it: to evaluate, to copy. All ranks call
-  /// it.
-  [[gnu::cold]] Model gathered() { return layers_->gathered(this->model_); }
+  /// See Policy::gathered. The model is a copy, for which there is memory meanwhile.
+  template <class F>
+  void gathered(const F& f) {
+    layers_->with_whole(this->model_, f);
+  }
   /// For files, which all ranks write together: see io::detail::keeps_parts.
   bool writes_part(bool, bool shared) const { return shared || this->communicator_.rank() == 0; }
 

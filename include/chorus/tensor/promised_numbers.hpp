@@ -61,8 +61,8 @@ class PromisedNumbers {
   void forget(const void* from) {
     std::erase_if(promises_, [&](const Promise& promise) { return promise.at == from; });
   }
-  /// The same for a part of them: `draw_part(draw, out, first, count)` draws elements [first, first + count) of it by the
-  /// draw of the whole. Gives the part's memory; none where nothing is promised at `from`.
+  /// The same for a part of them: `draw_part(draw, out, first, count)` draws elements [first, first + count) of it, by
+  /// the draw of the whole. Gives the part's memory; none where nothing is promised at `from`.
   using DrawAny = std::function<void(void* out, std::size_t first, std::size_t count)>;
   template <class DrawPart>
   std::optional<Storage<Cpu>> replace(const void* from, std::size_t bytes, std::size_t count, DrawPart draw_part) {

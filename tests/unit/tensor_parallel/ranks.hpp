@@ -66,9 +66,10 @@ template <class Model, class Sequence>
 std::string shared_out(const ch::comm::World& world) {
   Shared<Model, Sequence> rank(world);
   auto all = losses_of(rank.net, [] {});
-  auto whole = rank.net.gathered();
-  const auto last = values(whole);
-  all.insert(all.end(), last.begin(), last.end());
+  rank.net.gathered([&](Model& whole) {
+    const auto last = values(whole);
+    all.insert(all.end(), last.begin(), last.end());
+  });
   return text_of(all);
 }
 

@@ -55,16 +55,29 @@ class SharedLayers {
     return communicator_.size() > 1 ? std::shared_ptr<TensorGroup>(group_) : nullptr;
   }
 
-  /// A whole model, on every rank, of one that has been shared out. All ranks call it.
-  template <class Model>
-  Model gathered(Model& model) {
+  /// Calls `f` with a whole model, on every rank, of one that has been shared out; what it writes stays. All ranks call
+  /// it.
+  template <class Model, class F>
+  void with_whole(Model& model, const F& f) {
     using D = typename nn::detail::DeviceOfModel<Model>::type;
+    if (communicator_.size() == 1) {
+      f(model);
+      return;
+    }
     Model whole = nn::copy_of(model);
     const SplitParameters<D> parts(model), wholes(whole);
-    if (communicator_.size() > 1)
-      for (std::size_t i = 0; i < parts.items().size(); ++i)
-        join(parts.items()[i].parameter(), wholes.items()[i].parameter(), communicator_);
-    return whole;
+    for (std::size_t i = 0; i < parts.items().size(); ++i)
+      join(parts.items()[i].parameter(), wholes.items()[i].parameter(), communicator_);
+    f(whole);
+    const auto parameters = nn::named_parameters<D>(model), written = nn::named_parameters<D>(whole);
+    for (std::size_t i = 0; i < parameters.size(); ++i)
+      if (parameters[i].parameter->part() != nullptr)
+        take_part(*written[i].parameter, *parameters[i].parameter);
+      else
+        take_numbers<D>(*parameters[i].parameter, written[i].parameter->memory());
+    const auto buffers = nn::named_buffers<D>(model), written_buffers = nn::named_buffers<D>(whole);
+    for (std::size_t i = 0; i < buffers.size(); ++i)
+      take_numbers<D>(*buffers[i].buffer, written_buffers[i].buffer->memory());
   }
 
  private:

@@ -6,6 +6,7 @@
 #include <chorus/nn/module.hpp>
 #include <chorus/tensor/promised_numbers.hpp>
 #include <cstddef>
+#include <cstring>
 #include <memory>
 #include <span>
 #include <string>
@@ -83,6 +84,16 @@ Storage<D> part_of(const ParameterOn<D>& parameter, const SplitLayout& layout, c
   return part;
 }
 
+/// Writes the numbers at `from`, on the same device, where they are others.
+template <Device D>
+void take_numbers(const AtHome<D>& to, const void* from) {
+  const std::size_t bytes = to.size_bytes();
+  if constexpr (std::is_same_v<D, Cpu>)
+    if (bytes == 0 || std::memcmp(to.memory(), from, bytes) == 0) return;
+  copy_bytes(to.where(), to.memory(), to.where(), from, bytes);
+  to.touch();
+}
+
 /// Makes `item` this rank's part of what it is. Throws UsageError where a rank would have nothing of it.
 template <Device D>
 void cut(const typename SplitParameters<D>::Item& item, const std::shared_ptr<TensorGroup>& group) {
@@ -134,19 +145,13 @@ void join(const ParameterOn<D>& part, ParameterOn<D>& whole, Communicator& commu
   whole.set_part(nullptr);
 }
 
-/// Writes this rank's part of `whole`'s numbers into `part`.
+/// Writes this rank's part of `whole`'s numbers into `part`, where they are others.
 template <Device D>
 void take_part(const ParameterOn<D>& whole, ParameterOn<D>& part) {
   const PartOfParameter& of = *part.part();
   const SplitLayout layout(whole.extents(), of.split, of.width);
-  const auto size = size_of(part.dtype());
-  auto* const to = static_cast<std::byte*>(part.memory());
-  const auto* const from = static_cast<const std::byte*>(whole.memory());
-  layout.for_runs(of.group->part(layout.width, of.split.unit), [&](Index in_whole, Index in_part, Index count) {
-    copy_bytes(part.where(), to + static_cast<std::size_t>(in_part) * size, whole.where(),
-               from + static_cast<std::size_t>(in_whole) * size, static_cast<std::size_t>(count) * size);
-  });
-  part.touch();
+  const MemoryScope scope(trace::Memory::parameters);
+  take_numbers(part, part_of<D>(whole, layout, of.group->part(layout.width, of.split.unit)).data());
 }
 
 }  // namespace chorus::detail
