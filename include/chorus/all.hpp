@@ -16,10 +16,15 @@
 #include <chorus/comm/simulated/trace_file.hpp>
 #include <chorus/comm/split.hpp>
 #include <chorus/comm/store.hpp>
+#include <chorus/data/csv.hpp>
+#include <chorus/data/datasets.hpp>
 #include <chorus/data/open_images.hpp>
+#include <chorus/data/text.hpp>
+#include <chorus/data/weighted_sampler.hpp>
 #include <chorus/io/checkpoint.hpp>
 #include <chorus/io/load_model.hpp>
 #include <chorus/io/npy.hpp>
+#include <chorus/io/npy_folder.hpp>
 #include <chorus/io/npz.hpp>
 #include <chorus/io/parameters_hash.hpp>
 #include <chorus/io/quantized_file.hpp>

@@ -25,14 +25,14 @@ namespace detail {
 /// Numbers in a row: std::vector, std::array, std::span.
 template <class X>
 concept NumbersInARow = std::ranges::contiguous_range<X> && std::ranges::sized_range<X> &&
-                        Scalar<std::ranges::range_value_t<X>> && !std::same_as<std::ranges::range_value_t<X>, char>;
+    Scalar<std::ranges::range_value_t<X>> && !std::same_as<std::ranges::range_value_t<X>, char>;
 
 /// Makes one batch out of one field of its samples. `count` of them from `begin` on are in the batch; the others say
 /// what shape it has, too.
 class Collator {
  public:
-  /// `padding`: numbers that fill up the first axis of fields, the last one for all that follow; empty: none is. `most`:
-  /// the length to fill up to; 0: that of the longest.
+  /// `padding`: numbers that fill up the first axis of fields, the last one for all that follow; empty: none is.
+  /// `most`: the length to fill up to; 0: that of the longest.
   Collator(const char* who, Index begin, Index end, std::span<const double> padding = {}, Index most = 0)
       : who_(who), begin_(begin), end_(end), padding_(padding), most_(most) {}
 
@@ -47,7 +47,8 @@ class Collator {
     } else if constexpr (AnyTensor<X>) {
       static_assert(std::is_same_v<typename X::device_type, Cpu>,
                     "DataLoader: samples are tensors on the CPU; the policy moves a batch to its device");
-      return stack<typename X::value_type, X::rank>(samples, [&](const Sample& sample) { return contiguous(of(sample)); });
+      return stack<typename X::value_type, X::rank>(samples,
+                                                    [&](const Sample& sample) { return contiguous(of(sample)); });
     } else if constexpr (NumbersInARow<X>) {
       using T = std::ranges::range_value_t<X>;
       return stack<T, 1>(samples, [&](const Sample& sample) { return View<T>{of(sample)}; });
@@ -73,7 +74,8 @@ class Collator {
   template <class Sample, class Of, std::size_t... I>
   auto fields(const std::vector<Sample>& samples, const Of& of, std::index_sequence<I...>) {
     // In braces: from left to right, as padding is counted.
-    return std::tuple{(*this)(samples, [&](const Sample& sample) -> decltype(auto) { return field<I>(of(sample)); })...};
+    return std::tuple{
+        (*this)(samples, [&](const Sample& sample) -> decltype(auto) { return field<I>(of(sample)); })...};
   }
 
   template <class T, int Rank, class Sample, class Get>
@@ -121,14 +123,21 @@ B none_of(const B& batch) {
   if constexpr (AnyTensor<B>) {
     if constexpr (B::rank > 0)
       if (batch.defined() && batch.size(0) == 1) return batch.slice(0, 0, 0);
-    fail<UsageError>("DataLoader: this rank's share of a batch is empty, and the collate function's tensor for one "
-                     "sample has shape ", batch.shape(), ", expected a first axis of 1: leave out small batches "
-                     "(.drop_last), or take batches of at least one sample for each rank");
+    fail<UsageError>(
+        "DataLoader: this rank's share of a batch is empty, and the collate function's tensor for one "
+        "sample has shape ",
+        batch.shape(),
+        ", expected a first axis of 1: leave out small batches "
+        "(.drop_last), or take batches of at least one sample for each rank");
   } else if constexpr (HasFields<B>) {
     return [&]<std::size_t... I>(std::index_sequence<I...>) {
       return B{none_of<std::remove_cvref_t<decltype(field<I>(batch))>>(field<I>(batch))...};
-    }(std::make_index_sequence<field_count<B>>());
-  } else if constexpr (requires { B{}; std::declval<B&>().clear(); }) {
+    }
+    (std::make_index_sequence<field_count<B>>());
+  } else if constexpr (requires {
+                         B{};
+                         std::declval<B&>().clear();
+                       }) {
     return B{};
   } else {
     return batch;
@@ -169,16 +178,20 @@ struct Padding {
 /// `pad_to` reads its share alone. A number beside a text, `struct { tokens; Index length; }`, keeps its length.
 template <std::convertible_to<double>... Values>
 Padding<true> pad_to_longest(Values... values) {
-  if constexpr (sizeof...(Values) == 0) return {0, {0.0}};
-  else return {0, {static_cast<double>(values)...}};
+  if constexpr (sizeof...(Values) == 0)
+    return {0, {0.0}};
+  else
+    return {0, {static_cast<double>(values)...}};
 }
 
-/// The same to a fixed length. Throws UsageError for one below 1, and, where it is used, ShapeError for a longer sample.
+/// The same to a fixed length. Throws UsageError for one below 1, and where it is used ShapeError for a longer sample.
 template <std::convertible_to<double>... Values>
 Padding<false> pad_to(Index length, Values... values) {
   check<UsageError>(length >= 1, "pad_to: expected a length of at least 1, got ", length);
-  if constexpr (sizeof...(Values) == 0) return {length, {0.0}};
-  else return {length, {static_cast<double>(values)...}};
+  if constexpr (sizeof...(Values) == 0)
+    return {length, {0.0}};
+  else
+    return {length, {static_cast<double>(values)...}};
 }
 
 namespace detail {
@@ -194,8 +207,9 @@ auto collated(const Collate& collate, std::vector<Sample> samples, Index begin, 
   if constexpr (CollatesRange<Collate, Sample>) {
     return collate(std::as_const(samples), begin, end);
   } else {
-    static_assert(requires { collate(std::move(samples)); },
-                  "DataLoader: a collate function takes a std::vector of what the dataset's get returns");
+    static_assert(
+        requires { collate(std::move(samples)); },
+        "DataLoader: a collate function takes a std::vector of what the dataset's get returns");
     const bool none = begin == end;
     auto batch = collate(std::move(samples));
     return none ? none_of(batch) : batch;

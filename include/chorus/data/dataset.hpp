@@ -40,7 +40,9 @@ concept DrawsSamples = requires(const D& dataset, Index i, RandomStream& random)
   requires !std::is_void_v<decltype(dataset.get(i, random))>;
 };
 template <class D>
-concept ReadsSamples = requires(const D& dataset, Index i) { requires !std::is_void_v<decltype(dataset.get(i))>; };
+concept ReadsSamples = requires(const D& dataset, Index i) {
+  requires !std::is_void_v<decltype(dataset.get(i))>;
+};
 }  // namespace detail
 
 /// A numbered collection of anything: `get(i)` returns a sample, on several threads at once. That is a number, a Tensor
@@ -49,7 +51,8 @@ concept ReadsSamples = requires(const D& dataset, Index i) { requires !std::is_v
 template <class D>
 concept Samples = requires(const D& dataset) {
   { dataset.size() } -> std::convertible_to<Index>;
-} && (detail::DrawsSamples<D> || detail::ReadsSamples<D>);
+}
+&&(detail::DrawsSamples<D> || detail::ReadsSamples<D>);
 
 /// What a DataLoader takes.
 template <class D>

@@ -10,7 +10,9 @@
 namespace chorus::data::detail {
 
 template <class X>
-concept TupleLike = requires { std::tuple_size<X>::value; };
+concept TupleLike = requires {
+  std::tuple_size<X>::value;
+};
 
 /// Stands for a value of any type in a list of initial values.
 struct Anything {
@@ -34,15 +36,17 @@ constexpr std::size_t members() {
 
 template <class X>
 constexpr std::size_t count_fields() {
-  if constexpr (TupleLike<X>) return std::tuple_size_v<X>;
-  else return members<X>();
+  if constexpr (TupleLike<X>)
+    return std::tuple_size_v<X>;
+  else
+    return members<X>();
 }
 template <class X>
 inline constexpr std::size_t field_count = count_fields<X>();
 
 template <class X>
-concept HasFields =
-    TupleLike<X> || (std::is_aggregate_v<X> && !std::is_array_v<X> && !std::is_empty_v<X> && field_count<X> > 0);
+concept HasFields = TupleLike<X> ||
+    (std::is_aggregate_v<X> && !std::is_array_v<X> && !std::is_empty_v<X> && field_count<X> > 0);
 
 /// The members of a plain struct of up to 8, by reference.
 template <class X>

@@ -153,7 +153,7 @@ class Loader {
 };
 
 template <class D, class Collate>
-inline constexpr bool loads_images = LabelledImages<D> && std::is_same_v<Collate, DefaultCollate>;
+inline constexpr bool loads_images = LabelledImages<D>&& std::is_same_v<Collate, DefaultCollate>;
 
 /// What a loader of other data than images makes: what `collate` returns.
 template <class D, class Collate>
@@ -183,7 +183,7 @@ struct BatchOf {
                                    std::declval<const LoaderOptions&>(), std::declval<const Sampler&>(), Index{}));
 };
 template <class D, class Collate>
-  requires loads_images<D, Collate>
+requires loads_images<D, Collate>
 struct BatchOf<D, Collate> {
   using type = Batch;
 };
@@ -221,8 +221,7 @@ class DataLoader : public detail::Loader<typename detail::BatchOf<D, Collate>::t
                     })
         if (options.normalize) options.transforms.push_back(dataset.normalization());
       return [source = detail::ImageSource{
-                  dataset.image_shape(),
-                  [&dataset](Index i, std::span<float> image) { return dataset.get(i, image); },
+                  dataset.image_shape(), [&dataset](Index i, std::span<float> image) { return dataset.get(i, image); },
                   options}](const Sampler& sampler, Index b) { return source.make(sampler, b); };
     } else {
       detail::refuse_image_options(options);

@@ -62,7 +62,7 @@ class Sampler {
   std::span<const Index> share(Index b, Index batch) const&;
   std::span<const Index> share(Index, Index) const&& = delete;  // would refer to a sampler that is gone
 
-  /// All ranks' samples of global batch `b`, of which this rank's begin at `share_begin`; valid until the epoch changes.
+  /// All ranks' samples of global batch `b`, of which this rank's begin at `share_begin`; valid as long.
   std::span<const Index> whole(Index b, Index batch) const&;
   std::span<const Index> whole(Index, Index) const&& = delete;
 
