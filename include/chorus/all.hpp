@@ -42,6 +42,7 @@
 #include <chorus/nn/recurrent.hpp>
 #include <chorus/nn/transformer.hpp>
 #include <chorus/nn/vocabulary_embedding.hpp>
+#include <chorus/nn/weights.hpp>
 #include <chorus/ops/class_losses.hpp>
 #include <chorus/ops/convolution3d.hpp>
 #include <chorus/ops/ctc_loss.hpp>
@@ -71,6 +72,7 @@
 #include <chorus/parallel/hooks/quantize.hpp>
 #include <chorus/parallel/hooks/reduce_scatter.hpp>
 #include <chorus/parallel/hooks/sparse_rows.hpp>
+#include <chorus/parallel/launch_any.hpp>
 #include <chorus/parallel/local_sgd.hpp>
 #include <chorus/parallel/mesh.hpp>
 #include <chorus/parallel/mesh/axes.hpp>
@@ -80,6 +82,7 @@
 #include <chorus/parallel/pipeline.hpp>
 #include <chorus/parallel/pipeline/layer_times.hpp>
 #include <chorus/parallel/pipeline/staged_model.hpp>
+#include <chorus/parallel/scores.hpp>
 #include <chorus/parallel/sharded_optimizer.hpp>
 #include <chorus/parallel/simulated/recorded.hpp>
 #include <chorus/parallel/simulated/training.hpp>
