@@ -3,11 +3,9 @@
 
 #include <algorithm>
 #include <chorus/chorus.hpp>
+#include <chorus/data/text.hpp>
 #include <cmath>
 #include <cstdint>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <random>
 #include <span>
 #include <string>
@@ -54,10 +52,7 @@ inline Text read_text(const std::string& data, std::uint64_t seed) {
   if (data == "generated") {
     text = generated_text(200'000, seed);
   } else {
-    std::ifstream file(data, std::ios::binary);
-    chorus::check<chorus::FileError>(file.good() && !std::filesystem::is_directory(data), "cannot read the text ",
-                                     data);
-    text.assign(std::istreambuf_iterator<char>(file), {});
+    text = chorus::data::read_text(data);
   }
   Text out(text);
   chorus::check<chorus::UsageError>(out.letters() >= 2, "the text ", data, " has ", text.size(), " bytes and ",
@@ -65,74 +60,20 @@ inline Text read_text(const std::string& data, std::uint64_t seed) {
   return out;
 }
 
-/// Windows of a text that don't overlap, in batches: each rank gets its share of every batch. A last batch that isn't
-/// full is left out.
-class TextBatches {
- public:
-  /// tokens: [samples, window]; next: [samples * window], the letter that follows each.
-  struct Batch {
-    chorus::Tensor<std::int64_t, 2> tokens;
-    chorus::Tensor<std::int64_t, 1> next;
-  };
+/// Windows of a text that don't overlap. Throws UsageError for a text with too few for a batch.
+inline chorus::data::TokenWindows windows_of(const Text& text, chorus::Index window, chorus::Index batch) {
+  chorus::data::TokenWindows windows(text.tokens, window);
+  chorus::check<chorus::UsageError>(windows.size() >= batch, "a text of ", text.tokens.size(), " letters has ",
+                                    windows.size(), " windows of ", window, ": too few for a batch of ", batch);
+  return windows;
+}
 
-  /// `net` is a policy: it says which share is this rank's. Throws UsageError for a text with too few windows for a
-  /// batch.
-  template <class Net>
-  TextBatches(const Text& text, chorus::Index window, const Net& net, chorus::Index batch)
-      : text_(text), window_(window), batch_(batch), sampler_(net.sampler(Windows{text, window})) {
-    chorus::check<chorus::UsageError>(sampler_.dataset_size() >= batch, "a text of ", text.tokens.size(),
-                                      " letters has ", sampler_.dataset_size(), " windows of ", window,
-                                      ": too few for a batch of ", batch);
-  }
-
-  chorus::Index size() const { return sampler_.global_batches(batch_, true); }
-  void set_epoch(chorus::Index epoch) { sampler_.set_epoch(epoch); }
-
-  /// Walks over the batches of an epoch; each is made when it is read.
-  struct Iterator {
-    const TextBatches* of;
-    chorus::Index b = 0;
-    Batch operator*() const { return of->get(b); }
-    Iterator& operator++() {
-      ++b;
-      return *this;
-    }
-    bool operator==(std::default_sentinel_t) const { return b >= of->size(); }
-  };
-  Iterator begin() const { return {this}; }
-  std::default_sentinel_t end() const { return {}; }
-
- private:
-  Batch get(chorus::Index b) const {
-    const auto samples = sampler_.share(b, batch_);
-    const auto count = static_cast<chorus::Index>(samples.size());
-    Batch out{chorus::Tensor<std::int64_t, 2>::empty({count, window_}),
-              chorus::Tensor<std::int64_t, 1>::empty({count * window_})};
-    for (chorus::Index i = 0; i < count; ++i) {
-      const auto* letters = text_.tokens.data() + samples[static_cast<std::size_t>(i)] * window_;
-      std::copy_n(letters, window_, out.tokens.data() + i * window_);
-      std::copy_n(letters + 1, window_, out.next.data() + i * window_);
-    }
-    return out;
-  }
-
-  struct Windows {
-    const Text& text;
-    chorus::Index window;
-    chorus::Index size() const { return (static_cast<chorus::Index>(text.tokens.size()) - 1) / window; }
-  };
-
-  const Text& text_;
-  chorus::Index window_, batch_;
-  chorus::data::Sampler sampler_;
-};
-
-/// The mean cross entropy of a net's guesses [samples, window, letters] at the next letters.
+/// The mean cross entropy of a net's guesses [samples, window, letters] at the letters `next`, [samples, window].
 template <class Net>
-auto guess_loss(Net& net, const TextBatches::Batch& batch) {
-  const auto guesses = net(batch.tokens);
-  const chorus::Shape<2> rows{batch.next.numel(), guesses.size(2)};
-  return chorus::cross_entropy(chorus::reshape(guesses, rows), batch.next);
+auto guess_loss(Net& net, const chorus::Tensor<std::int64_t, 2>& tokens, const chorus::Tensor<std::int64_t, 2>& next) {
+  const auto guesses = net(tokens);
+  const chorus::Shape<2> rows{next.numel(), guesses.size(2)};
+  return chorus::cross_entropy(chorus::reshape(guesses, rows), next.view(chorus::Shape<1>{next.numel()}));
 }
 
 /// All ranks call it. Continues `begin` by `length` letters, each drawn from softmax(guess / temperature). The model sees the last

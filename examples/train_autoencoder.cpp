@@ -86,7 +86,7 @@ int main(int argc, char** argv) {
   if (const auto status = parse(app, argc, argv, options)) return *status;
 
   using Fsdp = ch::FullyShardedDataParallel<Autoencoder<ch::Cpu>>;
-  return launch<Autoencoder<ch::Cpu>, Fsdp>(argc, argv, options, [&]<class Net>(std::type_identity<Net>, ch::Run& run) {
+  return launch<Autoencoder<ch::Cpu>, Fsdp>(argc, argv, options, [&]<class Net>(ch::Run& run) {
     const auto dataset = [&](ch::data::Split split, ch::Index count) -> ch::data::ImageDataset {
       if (data != "synthetic") return ch::data::open_images(data, split);
       return ch::data::SyntheticImages{count, options.seed, split};

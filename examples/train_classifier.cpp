@@ -184,5 +184,5 @@ int main(int argc, char** argv) {
   if (const auto status = parse(app, argc, argv, options)) return *status;
   using Mesh = ch::Mesh<Model, ch::mesh::Data<ch::mesh::dynamic>, ch::mesh::Tensor<ch::mesh::dynamic>>;
   return launch<Model, ch::FullyShardedDataParallel<Model>, ch::ParameterServer<Model>, ch::LocalSgd<Model>, Mesh>(
-      argc, argv, options, [&]<class Net>(std::type_identity<Net>, ch::Run& run) { train<Net>(run, options); });
+      argc, argv, options, [&]<class Net>(ch::Run& run) { train<Net>(run, options); });
 }

@@ -130,23 +130,25 @@ int main(int argc, char** argv) {
   using Model = Gpt<ch::Cpu>;
   constexpr int dynamic = ch::mesh::dynamic;
   using Mesh = ch::Mesh<Model, ch::mesh::Pipe<dynamic>, ch::mesh::Data<dynamic>, ch::mesh::Tensor<dynamic>>;
-  return launch<Model, ch::FullyShardedDataParallel<Model>, Mesh>(argc, argv, options, [&]<class Net>(std::type_identity<Net>, ch::Run& run) {
+  return launch<Model, ch::FullyShardedDataParallel<Model>, Mesh>(argc, argv, options, [&]<class Net>(ch::Run& run) {
     ch::check<ch::UsageError>(size.width % size.heads == 0, "--heads ", size.heads, " do not divide --width ",
                               size.width);
     const Text text = read_text(data, options.seed);
     auto own = size;
     own.letters = text.letters();
     Net net = net_around<Net>(typename Net::model_type{own}, run, options);
-    TextBatches batches{text, size.window, net, options.batch};
+    const auto windows = windows_of(text, size.window, options.batch);
+    ch::data::DataLoader batches{
+        windows, net.sampler(windows), {.batch = options.batch, .workers = 1, .drop_last = true}};
     NamedOptimizer optimizer{net, options};
     Training training{run, net, optimizer, batches, options};
     for (const int epoch : training.epochs()) {
-      for (const auto& batch : training.batches(epoch)) {
+      for (auto& [tokens, next] : training.batches(epoch)) {
         optimizer.zero_grad();
-        const auto loss = guess_loss(net, batch);
+        const auto loss = guess_loss(net, tokens, next);
         loss.backward();
         optimizer.step();
-        training.note(loss.item(), batch.tokens.size(0));
+        training.note(loss.item(), tokens.size(0));
       }
       training.end_epoch();
     }

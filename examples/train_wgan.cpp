@@ -44,14 +44,6 @@ struct Critic : ch::nn::Module {
   }
 };
 
-/// The same policy for another model.
-template <class Net, class Model>
-struct Rebind;
-template <template <class...> class Policy, class Old, class... Rest, class Model>
-struct Rebind<Policy<Old, Rest...>, Model> {
-  using type = Policy<Model, Rest...>;
-};
-
 /// Draws whole batches, the same on all ranks, and gives this rank's rows.
 class Source {
  public:
@@ -132,10 +124,10 @@ int main(int argc, char** argv) {
   app.add_option("--penalty", penalty, "weight of the gradient penalty")->check(in_range(0.0))->capture_default_str();
   if (const auto status = parse(app, argc, argv, options)) return *status;
 
-  return launch<Generator<ch::Cpu>>(argc, argv, options, [&]<class Net>(std::type_identity<Net>, ch::Run& run) {
+  return launch<Generator<ch::Cpu>>(argc, argv, options, [&]<class Net>(ch::Run& run) {
     const auto start = std::chrono::steady_clock::now();
     Net generator{typename Net::model_type{noise, width}, run};
-    typename Rebind<Net, Critic<ch::Cpu>>::type critic{Critic<ch::Cpu>{width, penalty}, run};
+    ch::Rebind<Net, Critic<ch::Cpu>> critic{Critic<ch::Cpu>{width, penalty}, run};
     NamedOptimizer for_generator{generator, options};
     NamedOptimizer for_critic{critic, options};
     Source source{generator, options.batch, options.seed};

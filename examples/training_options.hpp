@@ -237,7 +237,7 @@ Net net_around(typename Net::model_type model, chorus::Run& run, const TrainingO
     return Net{std::move(model), run, {.canonical_shares = options.canonical_shares}};
 }
 
-/// Calls `body(std::type_identity<Net>{}, run)` with the policy that the options name around the model; `More` are
+/// Calls `body.template operator()<Net>(run)` with the policy that the options name around the model; `More` are
 /// policies beside those of all.
 template <class Model, class... More, class Body>
 int launch(int argc, char** argv, const TrainingOptions& options, const Body& body) {
@@ -254,7 +254,7 @@ int launch(int argc, char** argv, const TrainingOptions& options, const Body& bo
     launching.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(*options.timeout * 1000));
   if (!options.all_reduce.empty()) launching.all_reduce = chorus::comm::all_reduce_of(options.all_reduce);
   int status = 1;
-  const auto launch_if_named = [&]<class Net>(std::type_identity<Net> net) {
+  const auto launch_if_named = [&]<class Net>() {
     if (!is_named<Net>(options.policy)) return;
     std::optional<AdviceTrace> advice;
     try {
@@ -268,15 +268,15 @@ int launch(int argc, char** argv, const TrainingOptions& options, const Body& bo
     status = chorus::launch<Net>(argc, argv, launching, [&](chorus::Run& run) {
       rank = run.rank();
       ranks = run.world_size();
-      body(net, run);
+      body.template operator()<Net>(run);
     });
     if (!advice) return;
     if (status == 0 && rank == 0) advice->print(launching.trace.first_step);
     if (rank <= 0) advice->remove(rank < 0, ranks);
   };
-  launch_if_named(std::type_identity<chorus::SingleDevice<Model>>{});
-  launch_if_named(std::type_identity<chorus::DataParallel<Model>>{});
-  launch_if_named(std::type_identity<chorus::DistributedDataParallel<Model>>{});
-  (launch_if_named(std::type_identity<More>{}), ...);
+  launch_if_named.template operator()<chorus::SingleDevice<Model>>();
+  launch_if_named.template operator()<chorus::DataParallel<Model>>();
+  launch_if_named.template operator()<chorus::DistributedDataParallel<Model>>();
+  (launch_if_named.template operator()<More>(), ...);
   return status;
 }

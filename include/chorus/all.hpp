@@ -16,10 +16,15 @@
 #include <chorus/comm/simulated/trace_file.hpp>
 #include <chorus/comm/split.hpp>
 #include <chorus/comm/store.hpp>
+#include <chorus/data/csv.hpp>
+#include <chorus/data/datasets.hpp>
 #include <chorus/data/open_images.hpp>
+#include <chorus/data/text.hpp>
+#include <chorus/data/weighted_sampler.hpp>
 #include <chorus/io/checkpoint.hpp>
 #include <chorus/io/load_model.hpp>
 #include <chorus/io/npy.hpp>
+#include <chorus/io/npy_folder.hpp>
 #include <chorus/io/npz.hpp>
 #include <chorus/io/parameters_hash.hpp>
 #include <chorus/io/quantized_file.hpp>
@@ -37,6 +42,7 @@
 #include <chorus/nn/recurrent.hpp>
 #include <chorus/nn/transformer.hpp>
 #include <chorus/nn/vocabulary_embedding.hpp>
+#include <chorus/nn/weights.hpp>
 #include <chorus/ops/class_losses.hpp>
 #include <chorus/ops/convolution3d.hpp>
 #include <chorus/ops/ctc_loss.hpp>
@@ -66,6 +72,7 @@
 #include <chorus/parallel/hooks/quantize.hpp>
 #include <chorus/parallel/hooks/reduce_scatter.hpp>
 #include <chorus/parallel/hooks/sparse_rows.hpp>
+#include <chorus/parallel/launch_any.hpp>
 #include <chorus/parallel/local_sgd.hpp>
 #include <chorus/parallel/mesh.hpp>
 #include <chorus/parallel/mesh/axes.hpp>
@@ -75,6 +82,7 @@
 #include <chorus/parallel/pipeline.hpp>
 #include <chorus/parallel/pipeline/layer_times.hpp>
 #include <chorus/parallel/pipeline/staged_model.hpp>
+#include <chorus/parallel/scores.hpp>
 #include <chorus/parallel/sharded_optimizer.hpp>
 #include <chorus/parallel/simulated/recorded.hpp>
 #include <chorus/parallel/simulated/training.hpp>

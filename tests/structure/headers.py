@@ -27,7 +27,7 @@ STANDARD = {
     "bit": "bit_cast bit_ceil bit_width countl_zero countr_zero endian has_single_bit popcount",
     "charconv": "from_chars to_chars",
     "chrono": "chrono",
-    "cmath": "abs ceil copysign cos erf exp expm1 fabs floor hypot isfinite isinf isnan log log1p lround nearbyint "
+    "cmath": "abs ceil copysign cos erf exp expm1 fabs floor hypot isfinite isinf isnan log log1p llround lround nearbyint "
              "nextafter pow round sin sqrt tanh",
     "concepts": "constructible_from convertible_to derived_from floating_point integral invocable regular same_as",
     "condition_variable": "condition_variable condition_variable_any",
@@ -41,7 +41,7 @@ STANDARD = {
     "exception": "current_exception exception exception_ptr rethrow_exception terminate uncaught_exceptions",
     "filesystem": "filesystem",
     "fstream": "ifstream",
-    "functional": "bit_or divides equal_to function hash invoke less minus multiplies plus ref",
+    "functional": "bit_or divides equal_to function hash identity invoke less minus multiplies plus ref",
     "initializer_list": "initializer_list",
     "iterator": "back_inserter default_sentinel_t distance istreambuf_iterator next prev size",
     "latch": "latch",
@@ -68,13 +68,13 @@ STANDARD = {
     "thread": "jthread this_thread thread",
     "tuple": "apply forward_as_tuple get make_from_tuple make_tuple tie tuple tuple_cat tuple_element tuple_element_t tuple_size "
              "tuple_size_v",
-    "type_traits": "conditional_t decay_t enable_if_t false_type integral_constant invoke_result_t is_arithmetic_v "
-                   "is_base_of_v is_const_v is_constructible_v is_copy_assignable_v is_floating_point_v is_integral_v "
-                   "is_invocable_v is_same_v is_signed_v is_trivially_copyable_v has_unique_object_representations_v is_unsigned_v is_void_v make_unsigned_t remove_const_t remove_cvref_t "
+    "type_traits": "conditional_t decay_t enable_if_t false_type integral_constant invoke_result_t is_aggregate_v is_arithmetic_v is_array_v "
+                   "is_base_of_v is_const_v is_constructible_v is_copy_assignable_v is_empty_v is_floating_point_v is_integral_v "
+                   "is_invocable_v is_lvalue_reference_v is_same_v is_signed_v is_trivially_copyable_v has_unique_object_representations_v is_unsigned_v is_void_v make_unsigned_t remove_const_t remove_cvref_t "
                    "remove_pointer_t remove_reference_t true_type type_identity type_identity_t void_t",
     "unordered_map": "unordered_map",
     "unordered_set": "unordered_set",
-    "utility": "as_const cmp_less declval exchange forward in_place in_range index_sequence index_sequence_for "
+    "utility": "as_const cmp_equal cmp_greater_equal cmp_less cmp_less_equal declval exchange forward in_place in_range index_sequence index_sequence_for "
                "integer_sequence make_index_sequence make_integer_sequence move pair swap",
     "variant": "get_if holds_alternative monostate variant",
     "vector": "erase_if vector",

@@ -7,6 +7,8 @@
 #include <chorus/data/sampler.hpp>
 #include <chorus/io/model_file.hpp>
 
+template class chorus::data::detail::Loader<chorus::data::Batch>;
+
 namespace chorus::io::detail {
 
 template void save_module<Cpu>(nn::Module&, const std::string&, const Metadata&);

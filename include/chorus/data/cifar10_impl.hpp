@@ -1,14 +1,13 @@
 #pragma once
 /// How Cifar10 reads its files.
 
+#include <chorus/core/error.hpp>
+#include <chorus/data/cifar10.hpp>
+#include <chorus/data/file.hpp>
 #include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
-
-#include <chorus/core/error.hpp>
-#include <chorus/data/cifar10.hpp>
-#include <chorus/data/file.hpp>
 
 namespace chorus::data {
 
@@ -21,6 +20,12 @@ CHORUS_INLINE std::string Cifar10::find(const std::string& folder) {
   return has_batches(inside) ? inside : std::string();
 }
 
+namespace detail {
+/// Where the files come from.
+inline constexpr const char* cifar10_source =
+    "cifar-10-binary.tar.gz of https://www.cs.toronto.edu/~kriz/cifar.html, unpacked";
+}  // namespace detail
+
 CHORUS_INLINE std::string Cifar10::advice(const std::string& folder) {
   const auto has = [&](const char* name) { return file_exists(cat(folder, "/", name)); };
   for (const char* archive : {"cifar-10-binary.tar.gz", "cifar-10-binary.tar"})
@@ -31,15 +36,17 @@ CHORUS_INLINE std::string Cifar10::advice(const std::string& folder) {
                          : nullptr;
   if (form == nullptr) return {};
   return cat("; that is the ", form, " version of CIFAR-10: what is read here is the binary version, ",
-             "cifar-10-binary.tar.gz of https://www.cs.toronto.edu/~kriz/cifar.html, unpacked");
+             detail::cifar10_source);
 }
 
 CHORUS_INLINE ImageDataset Cifar10::read(const std::string& folder, Split split) {
+  check<FileError>(file_exists(folder), "Cifar10: there is no folder ", folder, "; CIFAR-10 is ",
+                   detail::cifar10_source);
   require_folder("Cifar10", folder);
-  const std::string place = find(folder);
+  const std::string place = find(folder), other = advice(folder);
   check<FileError>(!place.empty(), "Cifar10: folder ", folder,
                    " has neither data_batch_1.bin nor test_batch.bin, nor has ", "cifar-10-batches-bin in it",
-                   what_is_there(folder), advice(folder));
+                   other.empty() ? cat("; CIFAR-10 is ", detail::cifar10_source) : "", what_is_there(folder), other);
   std::vector<std::uint8_t> pixels, labels;
   if (split == Split::test) {
     read_batch(place + "/test_batch.bin", pixels, labels);
@@ -55,12 +62,12 @@ CHORUS_INLINE ImageDataset Cifar10::read(const std::string& folder, Split split)
 }
 
 CHORUS_INLINE void Cifar10::read_batch(const std::string& path, std::vector<std::uint8_t>& pixels,
-                       std::vector<std::uint8_t>& labels) {
+                                       std::vector<std::uint8_t>& labels) {
   InputFile file(path);
   constexpr std::size_t record_size = 1 + pixels_per_image;
   check<FileError>(file.size() != 0 && file.size() % record_size == 0, "Cifar10: ", path,
-                   ": expected a whole number of ", record_size,
-                   "-byte records (a label and 3 x 32 x 32 pixels), got ", file.size(), " bytes");
+                   ": expected a whole number of ", record_size, "-byte records (a label and 3 x 32 x 32 pixels), got ",
+                   file.size(), " bytes");
   const std::size_t first = labels.size(), last = first + file.size() / record_size;
   labels.resize(last);
   pixels.resize(last * pixels_per_image);

@@ -2,6 +2,7 @@
 /// What a loader asks of a dataset, and the form that the library's own take: images as bytes in memory.
 
 #include <chorus/core/error.hpp>
+#include <chorus/data/random_stream.hpp>
 #include <chorus/data/transforms.hpp>
 #include <concepts>
 #include <cstdint>
@@ -10,6 +11,7 @@
 #include <mutex>
 #include <span>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -25,12 +27,48 @@ constexpr std::string_view name(Split split) { return split == Split::train ? "t
 /// return: a loader waits for it. A dataset may also have `Normalize normalization() const`, which a loader applies by
 /// default.
 template <class D>
-concept Dataset = requires(const D& dataset, Index i, std::span<float> image) {
+concept LabelledImages = requires(const D& dataset, Index i, std::span<float> image) {
   { dataset.size() } -> std::convertible_to<Index>;
   { dataset.classes() } -> std::convertible_to<Index>;
   { dataset.image_shape() } -> std::convertible_to<ImageShape>;
   { dataset.get(i, image) } -> std::convertible_to<std::int64_t>;
 };
+
+namespace detail {
+template <class D>
+concept DrawsSamples = requires(const D& dataset, Index i, RandomStream& random) {
+  requires !std::is_void_v<decltype(dataset.get(i, random))>;
+};
+template <class D>
+concept ReadsSamples = requires(const D& dataset, Index i) {
+  requires !std::is_void_v<decltype(dataset.get(i))>;
+};
+}  // namespace detail
+
+/// A numbered collection of anything: `get(i)` returns a sample, on several threads at once. That is a number, a Tensor
+/// on the CPU, a text, or a pair, tuple or plain struct of these. `get(i, random)`, with a `RandomStream& random`, may
+/// draw from it, for augmentation: the numbers are those of (seed, epoch, sample), whoever prepares the sample.
+template <class D>
+concept Samples = requires(const D& dataset) {
+  { dataset.size() } -> std::convertible_to<Index>;
+}
+&&(detail::DrawsSamples<D> || detail::ReadsSamples<D>);
+
+/// What a DataLoader takes.
+template <class D>
+concept Dataset = LabelledImages<D> || Samples<D>;
+
+namespace detail {
+template <Samples D>
+auto sample_of(const D& dataset, Index i, RandomStream& random) {
+  if constexpr (DrawsSamples<D>)
+    return dataset.get(i, random);
+  else
+    return dataset.get(i);
+}
+template <class D>
+using SampleOf = decltype(sample_of(std::declval<const D&>(), Index{}, std::declval<RandomStream&>()));
+}  // namespace detail
 
 /// Images and labels in memory, a byte a pixel and a byte a label; copies share them. Mnist, Cifar10 and
 /// SyntheticImages are ways to fill one, so that a program can choose between them at run time:

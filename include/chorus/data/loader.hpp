@@ -3,16 +3,22 @@
 /// before.
 
 #include <chorus/core/error.hpp>
+#include <chorus/data/collate.hpp>
 #include <chorus/data/dataset.hpp>
+#include <chorus/data/random_stream.hpp>
 #include <chorus/data/sampler.hpp>
 #include <chorus/data/transforms.hpp>
 #include <chorus/tensor/tensor.hpp>
+#include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <iterator>
 #include <memory>
 #include <optional>
+#include <span>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -45,7 +51,8 @@ struct LoaderOptions {
   int workers = 2;         ///< threads that prepare batches; 0: the caller's thread does
   int prefetch = 2;        ///< batches that each worker may be ahead
   bool drop_last = false;  ///< leave out a last batch that isn't full
-  bool normalize = true;   ///< apply the dataset's own normalisation, where it has one, after the transforms
+  // Of images alone; other data draw what they need in their `get(i, random)`.
+  bool normalize = true;  ///< apply the dataset's own normalisation, where it has one, after the transforms
   std::vector<Transform> transforms = {};
   /// Augmented views of each sample in a batch (two: SimCLR, MoCo), 1 to 1024. The dataset is asked for a sample once.
   int views = 1;
@@ -56,20 +63,36 @@ struct LoaderOptions {
 
 namespace detail {
 
-/// What a loader needs of its dataset, whatever its type.
-struct Source {
-  Index size;
+/// What a loader of images needs of its dataset, whatever its type.
+struct ImageSource {
   ImageShape image_shape;
   std::function<std::int64_t(Index, std::span<float>)> get;
-  std::optional<Normalize> normalization;
+  LoaderOptions options;
+
+  /// Called on the workers' threads.
+  Batch make(const Sampler& sampler, Index b) const;
 };
 
+/// Throws UsageError where the sampler is for another size than the dataset's, or an option makes no sense.
+void check_loader(Index dataset_size, const Sampler& sampler, const LoaderOptions& options);
+
+/// Throws UsageError for options that are about images.
+void refuse_image_options(const LoaderOptions& options);
+
+/// Says once on stderr, on rank 0, that nobody calls set_epoch.
+void warn_of_one_order(const Sampler& sampler);
+
+template <class B>
 struct LoaderPass;
 
-/// All of DataLoader that doesn't depend on the dataset's type.
+/// All of DataLoader that depends on the batches' type alone.
+template <class B>
 class Loader {
  public:
-  Loader(Source source, Sampler sampler, LoaderOptions options);
+  /// Makes a rank's share of global batch `b`; called on several threads.
+  using Make = std::function<B(const Sampler&, Index b)>;
+
+  Loader(Index dataset_size, Sampler sampler, const LoaderOptions& options, Make make);
 
   /// Batches in an epoch.
   Index size() const { return batches_; }
@@ -87,19 +110,19 @@ class Loader {
   /// one of its own.
   class Iterator {
    public:
-    using value_type = Batch;
+    using value_type = B;
     using difference_type = std::ptrdiff_t;
 
-    explicit Iterator(std::shared_ptr<LoaderPass> pass) : pass_(std::move(pass)) {}
+    explicit Iterator(std::shared_ptr<LoaderPass<B>> pass) : pass_(std::move(pass)) {}
     /// Throws UsageError at the end.
-    Batch& operator*() const;
-    Batch* operator->() const { return &**this; }
+    B& operator*() const;
+    B* operator->() const { return &**this; }
     Iterator& operator++();
     void operator++(int) { ++*this; }
     bool operator==(std::default_sentinel_t) const;
 
    private:
-    std::shared_ptr<LoaderPass> pass_;
+    std::shared_ptr<LoaderPass<B>> pass_;
   };
 
   /// Starts a pass of its own, with workers of its own. Says once on stderr, on rank 0, where shuffled data come in one
@@ -114,18 +137,55 @@ class Loader {
 
  private:
   struct Plan {
-    Source source;
-    LoaderOptions options;
+    Make make;
+    Index batch;
+    int workers, prefetch;
   };
-  friend struct LoaderPass;
+  friend struct LoaderPass<B>;
 
   std::shared_ptr<const Plan> plan_;  // passes, which may outlive the loader, have it, too
   Sampler sampler_;
   Index batches_ = 0, skip_ = 0;
   int epochs_unset_ = 0;  // begun since the loader was made, until set_epoch is called
   /// The one begun last: `auto& batch = *loader.begin()` is good until the next begin().
-  std::shared_ptr<LoaderPass> newest_;
-  std::weak_ptr<LoaderPass> epoch_;  // the one that epochs_unset_ has counted last
+  std::shared_ptr<LoaderPass<B>> newest_;
+  std::weak_ptr<LoaderPass<B>> epoch_;  // the one that epochs_unset_ has counted last
+};
+
+template <class D, class Collate>
+inline constexpr bool loads_images = LabelledImages<D>&& std::is_same_v<Collate, DefaultCollate>;
+
+/// What a loader of other data than images makes: what `collate` returns.
+template <class D, class Collate>
+auto make_batch(const D& dataset, const Collate& collate, const LoaderOptions& options, const Sampler& sampler,
+                Index b) {
+  constexpr bool whole = collates_whole<Collate>();
+  const auto share = sampler.share(b, options.batch), all = sampler.whole(b, options.batch);
+  const auto first = sampler.share_begin(b, options.batch), count = static_cast<Index>(share.size());
+  // An empty share has the shapes of the batch's first sample.
+  const auto read = whole ? all : share.empty() ? all.first(1) : share;
+  const Index place = whole || share.empty() ? -first : 0;  // of what is read, from the share's begin on
+  std::vector<SampleOf<D>> samples;
+  samples.reserve(read.size());
+  for (std::size_t i = 0; i < read.size(); ++i) {
+    const auto stream = sampler.stream(b, options.batch, place + static_cast<Index>(i));
+    RandomStream random(options.augmentation_seed.value_or(sampler.options().seed), Purpose::augment, stream,
+                        sampler.epoch());
+    samples.push_back(sample_of(dataset, read[i], random));
+  }
+  const Index begin = whole ? first : 0;
+  return collated(collate, std::move(samples), begin, begin + count);
+}
+
+template <class D, class Collate>
+struct BatchOf {
+  using type = decltype(make_batch(std::declval<const D&>(), std::declval<const Collate&>(),
+                                   std::declval<const LoaderOptions&>(), std::declval<const Sampler&>(), Index{}));
+};
+template <class D, class Collate>
+requires loads_images<D, Collate>
+struct BatchOf<D, Collate> {
+  using type = Batch;
 };
 
 }  // namespace detail
@@ -134,25 +194,41 @@ class Loader {
 /// must outlive it. Each pass of `for (auto& [images, labels] : loader)` is an epoch; the same one again unless
 /// `set_epoch` says otherwise. Threads live from begin() to the end of the epoch, to the next begin() or to the
 /// loader's destruction. What a worker throws is rethrown to the caller, at the batch where it happened.
-template <Dataset D>
-class DataLoader : public detail::Loader {
+///
+/// A batch of images is a `Batch`. Of other data it is what `collate` returns, which is called on several threads:
+/// DefaultCollate's tuple, so that `for (auto& [x, y] : loader)` has tensors [samples, ...]; or a function of one's own
+/// of a std::vector of samples, this rank's share. Where a share is empty that is called with one sample, and its
+/// tensors are cut to none along the first axis.
+template <Dataset D, class Collate = DefaultCollate>
+class DataLoader : public detail::Loader<typename detail::BatchOf<D, Collate>::type> {
+  using Base = detail::Loader<typename detail::BatchOf<D, Collate>::type>;
+
  public:
   /// Throws UsageError where the sampler is for another size, or an option makes no sense.
-  DataLoader(const D& dataset, Sampler sampler, LoaderOptions options = {})
-      : Loader(source_of(dataset), std::move(sampler), std::move(options)), dataset_(&dataset) {}
-  DataLoader(const D&&, Sampler, LoaderOptions = {}) = delete;  // the dataset would be gone at once
+  DataLoader(const D& dataset, Sampler sampler, LoaderOptions options = {}, Collate collate = {})
+      : Base(dataset.size(), std::move(sampler), options, make_of(dataset, options, std::move(collate))),
+        dataset_(&dataset) {}
+  // The dataset would be gone at once.
+  DataLoader(const D&&, Sampler, LoaderOptions = {}, Collate = {}) = delete;
 
   const D& dataset() const { return *dataset_; }
 
  private:
-  static detail::Source source_of(const D& dataset) {
-    detail::Source source{dataset.size(), dataset.image_shape(),
-                          [&dataset](Index i, std::span<float> image) { return dataset.get(i, image); }, std::nullopt};
-    if constexpr (requires {
-                    { dataset.normalization() } -> std::convertible_to<Normalize>;
-                  })
-      source.normalization = dataset.normalization();
-    return source;
+  static typename Base::Make make_of(const D& dataset, LoaderOptions& options, [[maybe_unused]] Collate collate) {
+    if constexpr (detail::loads_images<D, Collate>) {
+      if constexpr (requires {
+                      { dataset.normalization() } -> std::convertible_to<Normalize>;
+                    })
+        if (options.normalize) options.transforms.push_back(dataset.normalization());
+      return [source = detail::ImageSource{
+                  dataset.image_shape(), [&dataset](Index i, std::span<float> image) { return dataset.get(i, image); },
+                  options}](const Sampler& sampler, Index b) { return source.make(sampler, b); };
+    } else {
+      detail::refuse_image_options(options);
+      return [&dataset, options, collate = std::move(collate)](const Sampler& sampler, Index b) {
+        return detail::make_batch(dataset, collate, options, sampler, b);
+      };
+    }
   }
 
   const D* dataset_;
@@ -172,6 +248,9 @@ struct std::tuple_element<1, chorus::data::Batch> {
   using type = chorus::Tensor<std::int64_t, 1>;
 };
 
+#include <chorus/data/loader_pass.hpp>
 #if !CHORUS_COMPILED
 #include <chorus/data/loader_impl.hpp>
+#else
+extern template class chorus::data::detail::Loader<chorus::data::Batch>;
 #endif

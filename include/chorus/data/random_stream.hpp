@@ -13,6 +13,8 @@ enum class Purpose : std::uint64_t {
   shuffle = 0x7368756666'6c6500ull,
   augment = 0x6175676d65'6e7400ull,
   generate = 0x67656e6572'617400ull,
+  weigh = 0x77656967'6800ull,
+  split = 0x73706c69'7400ull,
 };
 
 /// A stream of random words: for augmentation `place` is the sample's index in the dataset and `lap` the epoch.
@@ -31,6 +33,12 @@ class RandomStream {
       used_ = 0;
     }
     return words_[used_++];
+  }
+
+  /// 64 random bits.
+  std::uint64_t long_word() {
+    const std::uint64_t high = word(), low = word();
+    return high << 32 | low;
   }
 
   /// In [0, 1).

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chorus/core/dtype.hpp>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -45,14 +46,14 @@ class Sampler {
   const SamplerOptions& options() const { return options_; }
 
   /// The samples of the epoch in order, of all ranks; valid until the epoch changes.
-  std::span<const Index> order() const& { return std::span(*order_).first(static_cast<std::size_t>(size_)); }
+  std::span<const Index> order() const& { return std::span(*order_).first(static_cast<std::size_t>(length_)); }
   std::span<const Index> order() const&& = delete;
 
   /// Number of batches of `batch` samples over all ranks. Throws UsageError for a batch of less than 1 sample.
   Index global_batches(Index batch, bool drop_last = false) const;
 
   /// Number of samples of global batch `b`, over all ranks and without padding.
-  Index global_size(Index b, Index batch) const { return std::min(batch, size_ - b * batch); }
+  Index global_size(Index b, Index batch) const { return std::min(batch, length_ - b * batch); }
 
   /// The place in global batch `b` at which this rank's share starts.
   Index share_begin(Index b, Index batch) const { return boundary(global_size(b, batch), options_.rank); }
@@ -61,6 +62,19 @@ class Sampler {
   std::span<const Index> share(Index b, Index batch) const&;
   std::span<const Index> share(Index, Index) const&& = delete;  // would refer to a sampler that is gone
 
+  /// All ranks' samples of global batch `b`, of which this rank's begin at `share_begin`; valid as long.
+  std::span<const Index> whole(Index b, Index batch) const&;
+  std::span<const Index> whole(Index, Index) const&& = delete;
+
+  /// What the random numbers of the i-th sample of this rank's share go by: the sample, or, where an order may have a
+  /// sample several times, its place in the epoch.
+  Index stream(Index b, Index batch, Index i) const;
+
+ protected:
+  /// Makes the order of an epoch: `length` of the dataset's samples.
+  using Draw = std::function<std::vector<Index>(std::uint64_t seed, Index epoch)>;
+  void draw_by(Index length, bool repeats, Draw draw);
+
  private:
   void check_batch(Index batch) const;
 
@@ -68,10 +82,13 @@ class Sampler {
   /// ends.
   Index boundary(Index count, int rank) const;
 
+  std::span<const Index> part(Index b, Index batch, int first_rank, int last_rank) const;
   void make_order();
 
-  Index size_;
+  Index size_, length_;  // of the dataset, and of an epoch
   SamplerOptions options_;
+  Draw draw_ = {};  // where the order is neither the dataset's nor a permutation
+  bool repeats_ = false;
   Index epoch_ = 0;
   std::shared_ptr<const std::vector<Index>> order_;  // never changed: copies, which may be of another epoch, share it
 };

@@ -15,7 +15,8 @@
 
 namespace chorus::data {
 
-CHORUS_INLINE Sampler::Sampler(Index dataset_size, SamplerOptions options) : size_(dataset_size), options_(options) {
+CHORUS_INLINE Sampler::Sampler(Index dataset_size, SamplerOptions options)
+    : size_(dataset_size), length_(dataset_size), options_(options) {
   check<UsageError>(size_ >= 0, "Sampler: expected a dataset of at least 0 samples, got ", size_);
   check<UsageError>(options_.world_size >= 1, "Sampler: expected a world size of at least 1, got ",
                     options_.world_size);
@@ -32,21 +33,41 @@ CHORUS_INLINE Sampler::Sampler(Index dataset_size, SamplerOptions options) : siz
 
 CHORUS_INLINE void Sampler::set_epoch(Index epoch) {
   check<UsageError>(epoch >= 0, "Sampler: expected an epoch of at least 0, got ", epoch);
-  if (std::exchange(epoch_, epoch) != epoch && options_.shuffle) make_order();
+  if (std::exchange(epoch_, epoch) != epoch && (options_.shuffle || draw_)) make_order();
 }
 
 CHORUS_INLINE Index Sampler::global_batches(Index batch, bool drop_last) const {
   check_batch(batch);
-  return size_ / batch + (!drop_last && size_ % batch != 0);  // a batch of any size
+  return length_ / batch + (!drop_last && length_ % batch != 0);  // a batch of any size
 }
 
 CHORUS_INLINE std::span<const Index> Sampler::share(Index b, Index batch) const& {
+  return part(b, batch, options_.rank, options_.rank + 1);
+}
+
+CHORUS_INLINE std::span<const Index> Sampler::whole(Index b, Index batch) const& {
+  return part(b, batch, 0, options_.world_size);
+}
+
+CHORUS_INLINE std::span<const Index> Sampler::part(Index b, Index batch, int first_rank, int last_rank) const {
   check_batch(batch);
-  check<UsageError>(b >= 0 && b * batch < size_, "Sampler: batch ", b, " of ", batch, " does not exist in ", size_,
+  check<UsageError>(b >= 0 && b * batch < length_, "Sampler: batch ", b, " of ", batch, " does not exist in ", length_,
                     " samples");
   const Index count = global_size(b, batch);
-  const Index begin = boundary(count, options_.rank), end = boundary(count, options_.rank + 1);
+  const Index begin = boundary(count, first_rank), end = boundary(count, last_rank);
   return std::span(*order_).subspan(static_cast<std::size_t>(b * batch + begin), static_cast<std::size_t>(end - begin));
+}
+
+CHORUS_INLINE Index Sampler::stream(Index b, Index batch, Index i) const {
+  const Index place = b * batch + share_begin(b, batch) + i;
+  return repeats_ ? place : (*order_)[static_cast<std::size_t>(place)];
+}
+
+CHORUS_INLINE void Sampler::draw_by(Index length, bool repeats, Draw draw) {
+  length_ = length;
+  repeats_ = repeats;
+  draw_ = std::move(draw);
+  make_order();
 }
 
 CHORUS_INLINE void Sampler::check_batch(Index batch) const {
@@ -65,15 +86,17 @@ CHORUS_INLINE Index Sampler::boundary(Index count, int rank) const {
 
 CHORUS_INLINE void Sampler::make_order() {
   std::vector<Index> order;
-  if (options_.shuffle) {
+  if (draw_) {
+    order = draw_(options_.seed, epoch_);
+  } else if (options_.shuffle) {
     const auto key = options_.seed ^ static_cast<std::uint64_t>(Purpose::shuffle);
     order = kernels::permutation(key, static_cast<std::uint64_t>(epoch_), size_);
   } else {
-    order.resize(static_cast<std::size_t>(size_));
+    order.resize(static_cast<std::size_t>(length_));
     std::iota(order.begin(), order.end(), Index{0});
   }
   // Padding reads on past the end by at most world_size - 1 samples: the first ones again.
-  if (options_.padding && size_ > 0)
+  if (options_.padding && length_ > 0)
     for (int i = 0; i + 1 < options_.world_size; ++i) order.push_back(order[static_cast<std::size_t>(i)]);
   order_ = std::make_shared<const std::vector<Index>>(std::move(order));
 }

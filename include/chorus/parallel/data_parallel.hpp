@@ -39,6 +39,9 @@ class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner 
  public:
   using D = typename Policy<Model>::device_type;
   static constexpr const char* name = "dp";
+  /// The same policy around another model, for programs with several: `ch::Rebind<Net, Other>`.
+  template <class Other>
+  using rebind = DataParallel<Other>;
 
   /// The model's numbers move to the first device, where they are not there; handles, optimizers and hooks that a
   /// program has from before stay theirs. Throws UsageError without devices, and for options that make no sense;

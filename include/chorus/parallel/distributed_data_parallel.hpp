@@ -35,6 +35,9 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
   using typename Base::D;
   using policy_type = DistributedDataParallel;
   static constexpr const char* name = "ddp";
+  /// The same policy around another model, for programs with several: `ch::Rebind<Net, Other>`.
+  template <class Other>
+  using rebind = DistributedDataParallel<Other, Hook, Communicator>;
 
   /// Compares the models of all ranks and takes rank 0's numbers. Throws UsageError, on every rank, where names,
   /// shapes, dtypes or options differ, and where no parameter wants a gradient. The communicator must outlive this.

@@ -52,6 +52,9 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
   using typename Base::D;
   using policy_type = FullyShardedDataParallel;
   static constexpr const char* name = "fsdp";
+  /// The same policy around another model, for programs with several: `ch::Rebind<Net, Other>`.
+  template <class Other>
+  using rebind = FullyShardedDataParallel<Other, Units, Communicator, Averages>;
   static_assert(std::is_same_v<D, Cpu>, "FullyShardedDataParallel: models on CPUs so far");
 
   /// As DistributedDataParallel's. `gathers`: another communicator of the ranks among which parameters are cut, all in

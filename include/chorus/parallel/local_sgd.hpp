@@ -49,6 +49,9 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   using D = typename Base::device_type;
   using policy_type = LocalSgd;
   static constexpr const char* name = "local_sgd";
+  /// The same policy around another model, for programs with several: `ch::Rebind<Net, Other>`.
+  template <class Other>
+  using rebind = LocalSgd<Other, Communicator>;
 
   /// Compares the models of all ranks and takes rank 0's numbers, as DistributedDataParallel does. Throws UsageError
   /// for a period below 1. The communicator must outlive this.

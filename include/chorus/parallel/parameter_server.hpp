@@ -51,6 +51,9 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   using D = typename Base::device_type;
   using policy_type = ParameterServer;
   static constexpr const char* name = "parameter_server";
+  /// The same policy around another model, for programs with several: `ch::Rebind<Net, Other>`.
+  template <class Other>
+  using rebind = ParameterServer<Other, Communicator>;
 
   /// Compares the models of all ranks. Throws UsageError, on every rank, where they or the options differ. The
   /// communicator must outlive this.

@@ -185,6 +185,10 @@ int trace_place(const Net& net, int i) {
   return i;
 }
 
+/// The policy of `Net` around another model: `ch::Rebind<Net, Critic> critic{Critic{}, run};`.
+template <class Net, class Model>
+using Rebind = typename Net::template rebind<Model>;
+
 struct SamplingOptions {
   bool shuffle = true;
   /// Repeat samples so that all shares of a batch have one size, as PyTorch's DistributedSampler does.

@@ -27,6 +27,9 @@ class SingleDevice : public OneProcessPolicy<Model> {
  public:
   static constexpr const char* name = "single";
   static constexpr bool one_device = true;
+  /// The same policy around another model, for programs with several: `ch::Rebind<Net, Other>`.
+  template <class Other>
+  using rebind = SingleDevice<Other>;
 
   explicit SingleDevice(Model model, std::uint64_t seed = initial_seed(), const SingleDeviceOptions& options = {})
       : OneProcessPolicy<Model>(std::move(model), seed), handles_(this->model_) {

@@ -1,0 +1,104 @@
+#pragma once
+/// How a loader hands out the batches of a pass.
+
+#include <algorithm>
+#include <chorus/core/error.hpp>
+#include <chorus/core/trace.hpp>
+#include <chorus/data/loader.hpp>
+#include <chorus/data/prefetch.hpp>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <utility>
+
+namespace chorus::data::detail {
+
+/// One pass over a loader's data: what it reads is its own, or never changes.
+template <class B>
+struct LoaderPass {
+  /// A batch, and its place for a trace.
+  struct Made {
+    B batch;
+    Index samples, global_size;
+  };
+
+  std::shared_ptr<const typename Loader<B>::Plan> plan;
+  Sampler sampler;
+  std::optional<Made> current = {};
+  std::optional<Prefetch<Made>> running = {};  // last: its threads read the members above
+
+  void advance() {
+    current.reset();  // its memory is free for the next batch to be made
+    trace::Span span(trace::Lane::loader, "loader", "next batch");
+    if (running) current = running->next();
+    if (span && current)
+      span.describe(trace::place(), "next batch",
+                    cat("\"samples\":", current->samples, ",\"batch\":", current->global_size));
+    if (!current) running.reset();
+  }
+  Made make(Index b) const {
+    return {plan->make(sampler, b), static_cast<Index>(sampler.share(b, plan->batch).size()),
+            sampler.global_size(b, plan->batch)};
+  }
+};
+
+template <class B>
+Loader<B>::Loader(Index dataset_size, Sampler sampler, const LoaderOptions& options, Make make)
+    : sampler_(std::move(sampler)) {
+  check_loader(dataset_size, sampler_, options);
+  batches_ = sampler_.global_batches(options.batch, options.drop_last);
+  plan_ = std::make_shared<const Plan>(Plan{std::move(make), options.batch, options.workers, options.prefetch});
+}
+
+template <class B>
+void Loader<B>::set_epoch(Index epoch) {
+  epochs_unset_ = -1;
+  sampler_.set_epoch(epoch);
+}
+
+template <class B>
+void Loader<B>::skip(Index batches) {
+  check<UsageError>(batches >= 0 && batches <= batches_, "DataLoader: can't skip ", batches, " batches of ", batches_);
+  skip_ = batches;
+}
+
+template <class B>
+typename Loader<B>::Iterator Loader<B>::begin() {
+  check<UsageError>(plan_ != nullptr, "DataLoader: this loader has been moved away");
+  const auto epoch = epoch_.lock();
+  // One inside another, or a look at a batch in the middle of one, is no second epoch.
+  const bool inside = epoch && epoch->current && epoch.use_count() > (epoch == newest_ ? 2 : 1);
+  if (!inside && epochs_unset_ >= 0 && epochs_unset_ < 2 && ++epochs_unset_ == 2) warn_of_one_order(sampler_);
+  if (newest_ && newest_.use_count() == 1 + (epoch == newest_)) {  // no iterator has it
+    newest_->running.reset();
+    newest_->sampler = sampler_;
+  } else {
+    newest_.reset(new LoaderPass<B>{plan_, sampler_});
+  }
+  if (!inside) epoch_ = newest_;
+  LoaderPass<B>* const pass = newest_.get();
+  const Index ahead = Index{plan_->prefetch} * std::max(plan_->workers, 1);
+  pass->running.emplace(std::exchange(skip_, 0), batches_, plan_->workers, ahead,
+                        [pass](Index b) { return pass->make(b); });
+  pass->advance();
+  return Iterator(newest_);
+}
+
+template <class B>
+B& Loader<B>::Iterator::operator*() const {
+  check<UsageError>(pass_->current.has_value(), "DataLoader: the pass has ended, there is no batch");
+  return pass_->current->batch;
+}
+
+template <class B>
+typename Loader<B>::Iterator& Loader<B>::Iterator::operator++() {
+  pass_->advance();
+  return *this;
+}
+
+template <class B>
+bool Loader<B>::Iterator::operator==(std::default_sentinel_t) const {
+  return !pass_->current;
+}
+
+}  // namespace chorus::data::detail

@@ -1,0 +1,67 @@
+#pragma once
+/// Programs whose policy is named on the command line.
+
+#include <chorus/core/error.hpp>
+#include <chorus/core/printable.hpp>
+#include <chorus/core/say.hpp>
+#include <chorus/launch/launch.hpp>
+#include <chorus/parallel/data_parallel.hpp>
+#include <chorus/parallel/distributed_data_parallel.hpp>
+#include <chorus/parallel/fully_sharded_data_parallel.hpp>
+#include <chorus/parallel/single_device.hpp>
+#include <string>
+#include <string_view>
+
+namespace chorus {
+
+namespace detail {
+template <class Net, class Body>
+auto run_body(const Body& body, Run& run) {
+  run.option("policy", "");  // asked for
+  return body.template operator()<Net>(run);
+}
+}  // namespace detail
+
+/// `launch` under the policy that `--policy NAME` names, one of `Nets`; the first without it. `body` is a lambda with a
+/// template parameter:
+///   return ch::launch_any_of<ch::SingleDevice<Model>, ch::LocalSgd<Model>>(argc, argv, []<class Net>(ch::Run& run) {
+///     Net net{Model{}, run};
+///     ...
+///   });
+/// Prints what is wrong and returns 2 where there is no such policy; else it returns what `launch` does.
+template <class... Nets, class Body>
+requires(sizeof...(Nets) > 0) int launch_any_of(int argc, char** argv, const Body& body) {
+  std::string policy;
+  try {
+    constexpr std::string_view names[] = {Nets::name...};
+    policy = Arguments(argc, argv).find("policy").value_or(names[0]);
+    std::string expected;
+    for (const auto name : names) expected += cat(expected.empty() ? "" : ", ", name);
+    check<UsageError>(((policy == Nets::name) || ...), "option --policy: expected one of ", expected, ", got '",
+                      printable(policy), "'");
+  } catch (const UsageError& error) {
+    detail::say(error.what());
+    return 2;
+  }
+  int status = 2;
+  const auto launch_if_named = [&]<class Net>() {
+    static_assert(
+        requires { &Body::template operator()<Net>; },
+        "launch_any: the body is a lambda with a template parameter, []<class Net>(ch::Run& run) { ... }");
+    if (policy == Net::name)
+      status = launch<Net>(argc, argv, [&](Run& run) { return detail::run_body<Net>(body, run); });
+  };
+  (launch_if_named.template operator()<Nets>(), ...);
+  return status;
+}
+
+/// The same with SingleDevice, DataParallel, DistributedDataParallel and FullyShardedDataParallel around `Model`:
+/// `--policy single`, the default, `dp`, `ddp` or `fsdp`; beside it `--devices N` and all that `launch` reads. The body
+/// is compiled for each of the four.
+template <class Model, class Body>
+int launch_any(int argc, char** argv, const Body& body) {
+  return launch_any_of<SingleDevice<Model>, DataParallel<Model>, DistributedDataParallel<Model>,
+                       FullyShardedDataParallel<Model>>(argc, argv, body);
+}
+
+}  // namespace chorus
