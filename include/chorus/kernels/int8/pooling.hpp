@@ -46,7 +46,7 @@ struct Mean {
 
   std::uint8_t operator()(std::int32_t sum, Index numbers, Index divisor) const {
     const auto centered = sum - static_cast<std::int32_t>(numbers) * x.zero_point;
-    return level_of(y, static_cast<float>(centered) * (x.scale / static_cast<float>(divisor)));
+    return level_of(y, quantized::mean_of_steps(centered, x.scale, divisor));
   }
 };
 

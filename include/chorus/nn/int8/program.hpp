@@ -142,10 +142,11 @@ class Program {
       out.bias.assign(padded, 0);
       out.multiplier.assign(padded, 0);
       for (std::size_t o = 0; o < outputs; ++o) {
-        const float unit = x.scale * step.weight_scale[o];
+        const quantized::Requantizer to(x.scale, step.weight_scale[o], step.bias.empty() ? 0.0f : step.bias[o],
+                                        step.levels, step.relu);
         out.offset[o] = -x.zero_point * out.weights.sums[o];
-        out.bias[o] = step.bias.empty() ? 0.0f : step.bias[o] / unit;
-        out.multiplier[o] = unit / step.levels.scale;
+        out.bias[o] = to.bias_in_units;
+        out.multiplier[o] = to.multiplier;
       }
     }
     prepared_.push_back(std::move(out));
