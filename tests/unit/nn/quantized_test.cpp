@@ -210,6 +210,17 @@ TEST_CASE("sums of integers beyond 2^24 are exact in evaluation, too") {
   CHECK(compared.differ == 0);
 }
 
+TEST_CASE("means of more numbers than floats add up exactly are refused") {
+  nn::int8::Step step;
+  step.kind = nn::int8::Kind::global_avg_pool;
+  step.name = "pool";
+  step.inputs = {0};
+  const nn::QuantizedModel pool({0.1f, 128, {}}, {step});
+  CHECK(pool(ch::Tensor<float, 4>::full({1, 1, 128, 128}, 2)).to_vector() == std::vector<float>{2});
+  CHECK_THAT(message_of<ch::ShapeError>([&] { pool(ch::Tensor<float, 4>::zeros({1, 1, 128, 129})); }),
+             Contains("global_avg_pool 'pool' takes means of 16512 numbers, expected at most 16384"));
+}
+
 template <class Model>
 std::string refusal(const ch::Tensor<float, 4>& x = images({2, 3, 8, 8})) {
   nn::QuantizationAware<Model> net;
