@@ -5,7 +5,7 @@
 ///             [--lr 0.05] [--load FILE] [--save FOLDER]
 ///   train_qat --int8 FOLDER/model.int8.safetensors [--data DIR] [--devices 2]
 /// DIR: MNIST's or CIFAR-10's files; else images are generated. Models: `resnet`, of which width 64 is ResNet-18, and
-/// train_classifier's `toy` and `mlp`. `--load` takes a float model in place of training one: train_classifier's --save,
+/// train_classifier's `toy`. `--load` takes a float model in place of training one: train_classifier's --save,
 /// or model.float.safetensors of a run before. `--save` keeps both models; without, nothing is written. `--int8`
 /// evaluates an integer model, and trains none.
 #include <algorithm>
@@ -54,7 +54,7 @@ struct NarrowResNet : ch::nn::Module {
 /// One of them, by its name.
 struct Model : ch::nn::Module {
   using device_type = ch::Cpu;
-  using Any = std::variant<NarrowResNet, ToyModel<ch::Cpu>, Mlp<ch::Cpu>>;
+  using Any = std::variant<NarrowResNet, ToyModel<ch::Cpu>>;
   Any any;
 
   explicit Model(Any model) : any{std::move(model)} {}
@@ -78,8 +78,7 @@ Model make_model(ch::Run& run, const ImageFacts& image) {
   const auto name = run.option("model", "resnet");
   const auto width = run.option("width", ch::Index{16});
   if (name == "toy") return Model{ToyModel<ch::Cpu>{image}};
-  if (name == "mlp") return Model{Mlp<ch::Cpu>{image}};
-  ch::check<ch::UsageError>(name == "resnet", "--model: expected resnet, toy or mlp, got '", ch::printable(name), "'");
+  ch::check<ch::UsageError>(name == "resnet", "--model: expected resnet or toy, got '", ch::printable(name), "'");
   return Model{NarrowResNet{image, width}};
 }
 
