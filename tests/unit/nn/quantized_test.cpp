@@ -178,7 +178,7 @@ struct Mixed : nn::Module {
 };
 
 TEST_CASE("layers of all kinds have every integer of their fake-quantised pass, which has the integers' numbers") {
-  for (Index seed = 0; seed < 6; ++seed) {
+  for (Index seed = 0; seed < 2; ++seed) {
     const auto x = images({2, 3, 38, 38}, 100 * seed);
     Compared<Mixed> compared({}, x, seed);
     CHECK(compared.all > 250'000);
