@@ -1,34 +1,43 @@
 /// Trains a ResNet in float, goes on with the rounding of 8 bits, and makes an integer model of it: accuracy, size and
 /// time of the three in one table. Under DistributedDataParallel the ranges of activations are the global batch's, so
 /// that the integers do not depend on the number of ranks, but for the rounding of gradients.
-///   train_qat [--data DIR] [--devices 2] [--width 16] [--epochs 3] [--qat-epochs 2] [--batch 64] [--lr 0.05]
-/// DIR: MNIST's or CIFAR-10's files; else images are generated. Width 64 is ResNet-18.
+///   train_qat [--data DIR] [--devices 2] [--model resnet] [--width 16] [--epochs 3] [--qat-epochs 2] [--batch 64]
+///             [--lr 0.05] [--load FILE] [--save FOLDER]
+///   train_qat --int8 FOLDER/model.int8.safetensors [--data DIR] [--devices 2]
+/// DIR: MNIST's or CIFAR-10's files; else images are generated. Models: `resnet`, of which width 64 is ResNet-18, and
+/// train_classifier's `toy`. `--load` takes a float model in place of training one: train_classifier's --save,
+/// or model.float.safetensors of a run before. `--save` keeps both models; without, nothing is written. `--int8`
+/// evaluates an integer model, and trains none.
 #include <algorithm>
 #include <chorus/chorus.hpp>
 #include <chorus/data/open_images.hpp>
+#include <chorus/io/load_model.hpp>
 #include <chorus/io/quantized_file.hpp>
 #include <chorus/nn/quantized.hpp>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <string>
+#include <utility>
+#include <variant>
 #include <vector>
 
-#include "models/resnet.hpp"
+#include "models.hpp"
 
 namespace ch = chorus;
 
 namespace {
 
 /// ResNet-18 in the form for small images, of any width.
-struct Model : ch::nn::Module {
+struct NarrowResNet : ch::nn::Module {
   ch::nn::Conv2d<ch::Cpu> conv1;
   ch::nn::BatchNormReLU2d<ch::Cpu> bn1;
   ch::nn::ModuleList<resnet::BasicBlock<ch::Cpu>> blocks;
   ch::nn::Linear<ch::Cpu> fc;
-  CHORUS_MODULE(Model, conv1, bn1, blocks, fc)
+  CHORUS_MODULE(NarrowResNet, conv1, bn1, blocks, fc)
 
-  Model(const ImageFacts& image, ch::Index width)
+  NarrowResNet(const ImageFacts& image, ch::Index width)
       : conv1{resnet::conv<ch::Cpu>(image.channels, width, 3)}, bn1{width}, fc{8 * width, image.classes} {
     for (const ch::Index times : {1, 2, 4, 8}) {
       blocks.push_back({times == 1 ? width : times / 2 * width, times * width, times == 1 ? 1 : 2});
@@ -41,6 +50,37 @@ struct Model : ch::nn::Module {
     return fc(ch::global_avg_pool(x));
   }
 };
+
+/// One of them, by its name.
+struct Model : ch::nn::Module {
+  using device_type = ch::Cpu;
+  using Any = std::variant<NarrowResNet, ToyModel<ch::Cpu>>;
+  Any any;
+
+  explicit Model(Any model) : any{std::move(model)} {}
+  auto forward(const auto& images) const {
+    return std::visit([&](const auto& chosen) { return chosen.forward(images); }, any);
+  }
+  auto operator()(const auto& images) const { return forward(images); }
+  void visit(ch::nn::Visitor& visitor) override {
+    std::visit(
+        [&](auto& chosen) {
+          visitor.inner(chosen);
+          chosen.visit(visitor);
+        },
+        any);
+  }
+  std::string describe() const override {
+    return std::visit([](const auto& chosen) { return chosen.describe(); }, any);
+  }
+};
+Model make_model(ch::Run& run, const ImageFacts& image) {
+  const auto name = run.option("model", "resnet");
+  const auto width = run.option("width", ch::Index{16});
+  if (name == "toy") return Model{ToyModel<ch::Cpu>{image}};
+  ch::check<ch::UsageError>(name == "resnet", "--model: expected resnet or toy, got '", ch::printable(name), "'");
+  return Model{NarrowResNet{image, width}};
+}
 
 using FloatNet = ch::DistributedDataParallel<Model>;  // or SingleDevice, DataParallel
 using QatNet = ch::DistributedDataParallel<ch::nn::QuantizationAware<Model>>;
@@ -104,16 +144,53 @@ ch::data::ImageDataset open(ch::Run& run, ch::data::Split split) {
                                    1, split};
 }
 
+/// The folder in which rank 0 keeps the models' files: that of --save, or one that goes away with it.
+class Files {
+ public:
+  explicit Files(std::string folder) : folder_(std::move(folder)), is_own_(folder_.empty()) {
+    if (!is_own_) return;
+    folder_ = (std::filesystem::temp_directory_path() / "train_qat_XXXXXX").string();
+    ch::check<ch::FileError>(::mkdtemp(folder_.data()) != nullptr, "no folder can be made in ",
+                             std::filesystem::temp_directory_path().string());
+  }
+  ~Files() {
+    std::error_code ignored;
+    if (is_own_) std::filesystem::remove_all(folder_, ignored);
+  }
+  Files(const Files&) = delete;
+  Files& operator=(const Files&) = delete;
+  std::string path(const char* name) const { return folder_ + "/" + name; }
+
+ private:
+  std::string folder_;
+  bool is_own_;
+};
+
+/// The accuracy of an integer model from a file: nothing else is computed.
+void evaluate(ch::Run& run, const std::string& file) {
+  const auto int8 = ch::io::load_quantized(file);
+  const auto test_set = open(run, ch::data::Split::test);
+  const auto [channels, height, width] = test_set.image_shape();
+  // The policy knows which images are this rank's.
+  FloatNet net{make_model(run, {channels, height, width, test_set.classes()}), run};
+  const double right = accuracy(net, test_set, int8);
+  if (run.rank() == 0) std::printf("int8             %7.2f %%\n", right);
+}
+
 void work(ch::Run& run) {
+  if (const auto file = run.option("int8", ""); !file.empty()) return evaluate(run, file);
   const auto train_set = open(run, ch::data::Split::train), test_set = open(run, ch::data::Split::test);
   const auto [channels, height, width] = train_set.image_shape();
   const Options options{run.option("batch", ch::Index{64}), run.option("lr", 0.05)};
   const int epochs = run.option("epochs", 3), qat_epochs = run.option("qat-epochs", 2);
-  const std::string folder = run.option("save", ".");
+  const std::string save = run.option("save", ""), load = run.option("load", "");
 
   // 1. In float.
-  FloatNet net{Model{{channels, height, width, train_set.classes()}, run.option("width", ch::Index{16})}, run};
-  train(run, net, train_set, epochs, options, [](int) {});
+  FloatNet net{make_model(run, {channels, height, width, train_set.classes()}), run};
+  if (load.empty())
+    train(run, net, train_set, epochs, options, [](int) {});
+  else
+    ch::io::load(net, load);
   net.eval();
   const double float_accuracy = accuracy(net, test_set, net);
 
@@ -134,7 +211,8 @@ void work(ch::Run& run) {
   const double int8_accuracy = accuracy(qat, test_set, int8);
 
   if (run.rank() != 0) return;
-  const std::string float_file = folder + "/model.float.safetensors", int8_file = folder + "/model.int8.safetensors";
+  const Files files(save);
+  const auto float_file = files.path("model.float.safetensors"), int8_file = files.path("model.int8.safetensors");
   ch::io::save(net.module(), float_file);
   ch::io::save(int8, int8_file);
   const auto mebibytes = [](const std::string& path) {

@@ -74,13 +74,19 @@ inline Levels symmetric_levels(float min, float max, Integers integers) {
 inline float fold_factor(float norm_weight, float running_var, float eps) {
   return norm_weight / std::sqrt(running_var + eps);
 }
-/// The bias that folding leaves: `bias` is the convolution's own.
-inline float folded_bias(float factor, float bias, float running_mean, float norm_bias) {
+/// The bias that folding leaves: `bias` is the convolution's own. Never inlined: two copies could be rounded in two
+/// ways, as compilers join a product with a sum.
+[[gnu::noinline]] inline float folded_bias(float factor, float bias, float running_mean, float norm_bias) {
   return (bias - running_mean) * factor + norm_bias;
+}
+/// The mean of `count` numbers of levels, from the sum of their integers less zero points.
+inline float mean_of_steps(std::int32_t sum, float scale, std::int64_t count) {
+  return static_cast<float>(sum) * (scale / static_cast<float>(count));
 }
 
 /// From a sum of products of integers, less zero points, to an integer of `levels`: rint((sum + bias / unit) (unit /
-/// scale)) + zero_point within [least, most], the unit being the scale of x times that of the weight.
+/// scale)) + zero_point within [least, most], the unit being the scale of x times that of the weight. PyTorch's engines
+/// (FBGEMM, oneDNN) compute the same. Both evaluation with fake quantisation and integer models do it here.
 struct Requantizer {
   float bias_in_units = 0, multiplier = 1;
   Levels levels;
@@ -93,10 +99,18 @@ struct Requantizer {
     multiplier = unit / to.scale;
   }
   std::int32_t operator()(std::int32_t sum) const {
+    return requantized(sum, bias_in_units, multiplier, {levels.zero_point, least, levels.integers.most});
+  }
+
+  struct Ends {
+    std::int32_t zero_point, least, most;
+  };
+  static std::int32_t requantized(std::int32_t sum, float bias_in_units, float multiplier, const Ends& ends) {
     const float steps = (static_cast<float>(sum) + bias_in_units) * multiplier;
-    const auto low = static_cast<float>(least - levels.zero_point);
-    const auto high = static_cast<float>(levels.integers.most - levels.zero_point);
-    return static_cast<std::int32_t>(std::nearbyint(std::min(std::max(low, steps), high))) + levels.zero_point;
+    // Ends are whole numbers: to clamp before rounding gives the same, and keeps the conversion defined.
+    const auto low = static_cast<float>(ends.least - ends.zero_point);
+    const auto high = static_cast<float>(ends.most - ends.zero_point);
+    return static_cast<std::int32_t>(std::nearbyint(std::min(std::max(low, steps), high))) + ends.zero_point;
   }
 };
 

@@ -75,6 +75,14 @@ inline bool fake_quantize(Cpu, ChannelShape shape, const float* x, std::span<con
   return numbers.load();
 }
 
+/// y = the integers for x, less zero points, as floats; shapes and levels as above.
+inline void quantization_steps(Cpu, ChannelShape shape, const float* x, std::span<const quantized::Levels> levels,
+                               float* y) {
+  detail::for_channels(shape, levels, [&](const detail::RoundedSteps& steps, Index first, Index count) {
+    for (Index i = first; i < first + count; ++i) y[i] = steps.clamped(steps(x[i]));
+  });
+}
+
 /// dx = dy, or += dy, where the integer for x is not beyond the ends; 0 elsewhere (the straight-through estimator of
 /// Bengio, Léonard and Courville, 2013).
 inline void fake_quantize_backward(Cpu, ChannelShape shape, const float* x, std::span<const quantized::Levels> levels,

@@ -114,7 +114,9 @@ class BatchNorm : public Module,
   std::optional<quantization::FoldedNorm> folded() const override {
     if constexpr (std::is_same_v<D, Cpu> && std::is_same_v<T, float>)
       if (running_mean)
-        return quantization::FoldedNorm{weight.as_variable(), value_of(running_var), static_cast<float>(options_.eps)};
+        return quantization::FoldedNorm{weight.as_variable(), weight ? value_of(bias) : Tensor<T, 1, D>(),
+                                        value_of(running_mean), value_of(running_var),
+                                        static_cast<float>(options_.eps)};
     return std::nullopt;
   }
 
@@ -236,9 +238,9 @@ class BatchNormReLU : public BatchNorm<D, T> {
     return detail::watched(*this, [&] {
       const auto* const place = detail::folded_place(this, x);
       const auto [group, mean, var, by_batch, options] = this->begin(x.numel());
-      if (group) return detail::folded_result(place, relu(this->over_group(x, group)));
+      if (group) return detail::folded_result(place, relu(this->over_group(x, group)), /*relu=*/true);
       return detail::folded_result(
-          place, batch_norm_relu(x, this->weight, this->bias, mean, var, by_batch, options));
+          place, batch_norm_relu(x, this->weight, this->bias, mean, var, by_batch, options), /*relu=*/true);
     });
   }
   template <Operand X, Operand R>

@@ -114,7 +114,8 @@ class Ranges : public Module {
 ///   bytes for each, and one of 48 a pass, by which ranks see that they are in the same phase. They are buffers,
 ///   `quantization.conv1.output`; a float model's file fills the rest by its names, with
 ///   `io::load(net.module(), path, {.strict = false})`.
-/// Evaluation changes nothing, and needs ranges. Throws NonFiniteError for NaNs.
+/// Evaluation changes nothing, and needs ranges. What is rounded in it has the numbers of `quantized(model, x)`, to the
+/// last integer. Throws NonFiniteError for NaNs.
 template <class Model, class Scheme = Int8>
 class QuantizationAware : public Module {
  public:
@@ -146,7 +147,7 @@ class QuantizationAware : public Module {
       for (const auto& [address, place] : layers)
         if (place.norm != nullptr) place.norm->set_own_training(false);
     const bool observes = training() && phases.observe && !is_recomputed();
-    quantization::Pass pass(scheme_, layers, observes, phases.fake_quantize);
+    quantization::Pass pass(scheme_, layers, observes, phases.fake_quantize, !training());
     const bool quantizes = observes || phases.fake_quantize;
     const chorus::detail::Replaced<QuantizationPass*> scope(chorus::detail::quantization_pass,
                                                             quantizes ? &pass : nullptr);

@@ -62,9 +62,9 @@ int8::RecordedPass recorded_evaluation(QuantizationAware<Model, Scheme>& model, 
 /// between the layers there are u8 alone. The steps take batches of any size. Throws UsageError, by the layer's name,
 /// where a range is unknown or an operation has no integer form.
 ///
-/// Integers are those of training: the same levels and weights, sums without rounding error, and one rounding. Float
-/// sums in training have errors of some 1e-6, so that a number that lies as near to the middle between two levels may
-/// fall to the other side there.
+/// Its results are those of the model in evaluation, to the last integer: evaluation with fake quantisation computes
+/// what integers stand for, in the same order. Float sums in training have errors of some 1e-6, so that a number that
+/// lies as near to the middle between two levels may fall to the other side there.
 template <class Model, class Scheme, int Rank>
 QuantizedModel quantized(QuantizationAware<Model, Scheme>& model, const Tensor<float, Rank, Cpu>& x) {
   return int8::converted(detail::recorded_evaluation(model, x));

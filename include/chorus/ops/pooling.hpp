@@ -149,7 +149,14 @@ auto avg_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
   check<UsageError>(options.dilation.height == 1 && options.dilation.width == 1, "avg_pool2d has no dilation");
   const auto shape = detail::pool2d_shape("avg_pool2d", value_of(x).shape(), window, options);
   const auto input = detail::rounded(x);
-  const auto y = detail::keeps_levels(input, detail::mean_of_windows(input, shape), /*exact=*/false);
+  const Index window_size = shape.kernel_h * shape.kernel_w;
+  const auto sums = [&](const auto& steps) {
+    const auto means = detail::mean_of_windows(steps, shape);
+    for (Index i = 0; i < means.numel(); ++i) means.data()[i] *= static_cast<float>(window_size);
+    return means;
+  };
+  const auto y = detail::keeps_levels(
+      input, detail::exact_means(input, detail::mean_of_windows(input, shape), window_size, sums), /*exact=*/false);
   const bool padded = shape.padding_h != 0 || shape.padding_w != 0;
   if (!options.ceil_mode && (options.count_include_pad || !padded)) return y;
   using T = typename tensor_of<X>::value_type;

@@ -2,9 +2,18 @@
 /// What operations ask while a model computes with fake quantisation (nn::QuantizationAware): a layer's result is
 /// rounded to its levels when an operation takes it that integers can do, and by then a ReLU may have come after it.
 
+#include <chorus/autograd/node.hpp>
+#include <chorus/autograd/operation_watch.hpp>
+#include <chorus/core/layer_watch.hpp>
 #include <chorus/core/quantized_numbers.hpp>
+#include <chorus/core/replaced.hpp>
+#include <chorus/kernels/fake_quantize.hpp>
 #include <chorus/ops/fake_quantize.hpp>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <type_traits>
 
@@ -22,11 +31,14 @@ class QuantizationPass {
   /// Of the value in `storage`, whose numbers these are: how to round it; nothing where it is no layer's result, or
   /// rounded already.
   virtual std::optional<Rounding> taken(const Storage<Cpu>& storage, const float* numbers, Index count) = 0;
-  /// `result` is `from`, rounded.
-  virtual void was_rounded(const Storage<Cpu>& from, const Storage<Cpu>& result) = 0;
+  /// `result` is `from`, rounded. `numbers`: its numbers, to be written over where an integer model has others; none
+  /// where they stand in another order than those of `from`.
+  virtual void was_rounded(const Storage<Cpu>& from, const Storage<Cpu>& result, std::span<float> numbers) = 0;
   /// `result` was made of `from`, and has the same levels: its numbers are among them where those of `from` are and it
   /// is `exact`; else they are yet to be rounded.
   virtual void keeps_levels(const Storage<Cpu>& from, const Storage<Cpu>& result, bool exact) = 0;
+  /// In evaluation, of a value that was rounded: its levels.
+  virtual std::optional<quantized::Levels> evaluated_levels(const Storage<Cpu>& storage) = 0;
 };
 
 namespace detail {
@@ -48,7 +60,10 @@ X rounded(const X& x) {
       const auto input = contiguous(value_of(x));
       if (const auto how = quantization_pass->taken(value_of(x).storage(), input.data(), input.numel())) {
         auto out = fake_quantize(x, {how->levels}, -1, how->what);
-        quantization_pass->was_rounded(value_of(x).storage(), value_of(out).storage());
+        const bool same_order = value_of(x).is_contiguous();
+        quantization_pass->was_rounded(
+            value_of(x).storage(), value_of(out).storage(),
+            {value_of(out).data(), same_order ? static_cast<std::size_t>(input.numel()) : 0});
         return out;
       }
     }
@@ -63,6 +78,32 @@ Y keeps_levels(const X& x, Y result, bool exact) {
     if (quantization_pass != nullptr) [[unlikely]]
       quantization_pass->keeps_levels(value_of(x).storage(), value_of(result).storage(), exact);
   return result;
+}
+
+/// While it lives, nobody watches what this thread computes, and nothing is recorded.
+class Unobserved {
+  const NoGrad no_grad_;
+  const Replaced<OperationWatch*> unwatched_{operation_watch, nullptr};
+  const Replaced<LayerWatch*> uncounted_{layer_watch, nullptr};
+};
+
+/// y, the means of x, each of `count` numbers. In evaluation, where x is rounded, they are computed as an integer model
+/// does: `sums(steps)` gives the sums of the integers of x, less zero points, exactly.
+template <Operand X, Operand Y, class F>
+Y exact_means(const X& x, Y y, Index count, const F& sums) {
+  if constexpr (may_be_quantized<X> && may_be_quantized<Y>)
+    if (quantization_pass != nullptr) [[unlikely]]
+      if (const auto levels = quantization_pass->evaluated_levels(value_of(x).storage())) {
+        const Unobserved unobserved;
+        const auto input = contiguous(value_of(x));
+        const auto steps = tensor_of<X>::empty(input.shape());
+        kernels::quantization_steps(Cpu{}, {1, 1, input.numel()}, input.data(), std::span(&*levels, 1), steps.data());
+        const auto all = sums(steps);
+        for (Index i = 0; i < all.numel(); ++i)
+          value_of(y).data()[i] = quantized::mean_of_steps(
+              static_cast<std::int32_t>(std::nearbyint(all.data()[i])), levels->scale, count);
+      }
+  return y;
 }
 
 }  // namespace detail

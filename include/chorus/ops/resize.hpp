@@ -108,7 +108,10 @@ auto adaptive_avg_pool2d(const X& x, Size2d size) {
 template <Operand X>
 auto global_avg_pool(const X& x) {
   const auto input = detail::rounded(x);
-  return detail::keeps_levels(input, mean(flatten<2>(input), 2), /*exact=*/false);
+  const Index pixels = value_of(input).numel() / std::max<Index>(1, value_of(x).size(0) * value_of(x).size(1));
+  const auto sums = [](const auto& steps) { return sum(flatten<2>(steps), 2); };
+  return detail::keeps_levels(input, detail::exact_means(input, mean(flatten<2>(input), 2), pixels, sums),
+                              /*exact=*/false);
 }
 
 }  // namespace chorus

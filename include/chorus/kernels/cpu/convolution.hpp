@@ -10,6 +10,7 @@
 #include <chorus/kernels/cpu/scratch.hpp>
 #include <chorus/kernels/cpu/tile.hpp>
 #include <chorus/kernels/cpu/winograd.hpp>
+#include <chorus/kernels/exact_sums.hpp>
 #include <functional>
 
 namespace chorus::kernels {
@@ -43,7 +44,7 @@ void conv2d_forward(Cpu device, const Conv2dShape& s, const T* x, const T* weigh
   using namespace detail;
   const Index filters = s.out_channels / s.groups, out_h = s.out_height(), out_w = s.out_width(), out = out_h * out_w;
   if (s.y_count() == 0) return;
-  if (suits_winograd<T>(s)) {
+  if (suits_winograd<T>(s) && !exact_sums) {
     const ImageChannels in = group_inputs(s), to = group_results(s);
     for (Index group = 0; group < s.groups; ++group) {
       const auto convolve = [&](auto way) {

@@ -38,6 +38,9 @@ inline void max_pool2d(const Pool2dShape& s, const Images& x, const Images& y) {
   });
 }
 
+/// Means of more numbers are not taken: with fake quantisation their sums are of floats, which are exact up to here.
+inline constexpr Index most_pooled = 16'384;
+
 /// How means become numbers of 8 bits: the levels of float(sum of (x - zero_point)) * (scale / count), `count` being
 /// the numbers of a window.
 struct Mean {
@@ -46,7 +49,7 @@ struct Mean {
 
   std::uint8_t operator()(std::int32_t sum, Index numbers, Index divisor) const {
     const auto centered = sum - static_cast<std::int32_t>(numbers) * x.zero_point;
-    return level_of(y, static_cast<float>(centered) * (x.scale / static_cast<float>(divisor)));
+    return level_of(y, quantized::mean_of_steps(centered, x.scale, divisor));
   }
 };
 

@@ -1,9 +1,8 @@
 #pragma once
 /// From sums of integers to 8-bit numbers: what ends every integer product.
 
-#include <algorithm>
 #include <chorus/core/dtype.hpp>
-#include <cmath>
+#include <chorus/core/quantized_numbers.hpp>
 #include <cstdint>
 
 namespace chorus::kernels::int8 {
@@ -11,8 +10,8 @@ namespace chorus::kernels::int8 {
 /// How the columns of a product become numbers of 8 bits:
 ///   q = clamp(rint((float(sum + offset) + bias) * multiplier) + zero_point, least, most).
 /// With x's scale and zero point s_x, z_x, a column's weight scale s_w and its bias b: offset = -z_x (sum of the
-/// column's weights), unit = s_x s_w, bias = b / unit, multiplier = unit / s_y, all in float; PyTorch's engines
-/// (FBGEMM, oneDNN) compute the same. A ReLU is `least = zero_point`.
+/// column's weights), unit = s_x s_w, bias = b / unit, multiplier = unit / s_y, all in float:
+/// quantized::Requantizer. A ReLU is `least = zero_point`.
 struct Requantize {
   const std::int32_t* offset;
   const float* bias;
@@ -22,11 +21,8 @@ struct Requantize {
   std::int32_t most;
 
   std::uint8_t operator()(std::int32_t sum, Index column) const {
-    const float level = (static_cast<float>(sum + offset[column]) + bias[column]) * multiplier[column];
-    // Limits are whole numbers: to clamp before rounding gives the same, and keeps the cast defined.
-    const float high = static_cast<float>(most - zero_point), low = static_cast<float>(least - zero_point);
-    return static_cast<std::uint8_t>(
-        static_cast<std::int32_t>(std::nearbyint(std::min(std::max(level, low), high))) + zero_point);
+    return static_cast<std::uint8_t>(quantized::Requantizer::requantized(
+        sum + offset[column], bias[column], multiplier[column], {zero_point, least, most}));
   }
 };
 

@@ -8,6 +8,7 @@
 #include <chorus/nn/int8/program.hpp>
 #include <chorus/nn/int8/recorded_pass.hpp>
 #include <chorus/nn/int8/step.hpp>
+#include <chorus/nn/quantization/fold_batch_norm.hpp>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -240,17 +241,14 @@ class Conversion {
     const float* const mean = norm.running_mean.data();
     const float* const var = norm.running_var.data();
     const std::size_t terms = step.weight.size() / outputs;
-    std::vector<float> bias(outputs);
-    for (std::size_t o = 0; o < outputs; ++o) {
-      const float factor =
-          quantized::fold_factor(gamma.empty() ? 1.0f : gamma[o], var[o], static_cast<float>(norm.eps));
-      bias[o] = quantized::folded_bias(factor, step.bias.empty() ? 0.0f : step.bias[o], mean[o],
-                                       beta.empty() ? 0.0f : beta[o]);
-      // A channel that is multiplied by 0 was not folded (FoldFactors): what is left of it is the bias.
-      if (std::abs(factor) < 1e-30f)
+    const auto eps = static_cast<float>(norm.eps);
+    // A channel that is multiplied by 0 was not folded (FoldFactors): what is left of it is the bias.
+    for (std::size_t o = 0; o < outputs; ++o)
+      if (quantization::is_nothing(quantized::fold_factor(gamma.empty() ? 1.0f : gamma[o], var[o], eps)))
         std::fill_n(step.weight.begin() + static_cast<std::ptrdiff_t>(o * terms), terms, std::int8_t{0});
-    }
-    step.bias = std::move(bias);
+    step.bias = quantization::folded_biases(step.weight_shape[0], step.bias.empty() ? nullptr : step.bias.data(),
+                                            gamma.empty() ? nullptr : gamma.data(),
+                                            beta.empty() ? nullptr : beta.data(), mean, var, eps);
     step.relu = operation.name == "batch_norm_relu";
     out.folds = false;
     values_[operation.output] = std::move(out);

@@ -142,13 +142,19 @@ class Program {
       out.bias.assign(padded, 0);
       out.multiplier.assign(padded, 0);
       for (std::size_t o = 0; o < outputs; ++o) {
-        const float unit = x.scale * step.weight_scale[o];
+        const quantized::Requantizer to(x.scale, step.weight_scale[o], step.bias.empty() ? 0.0f : step.bias[o],
+                                        step.levels, step.relu);
         out.offset[o] = -x.zero_point * out.weights.sums[o];
-        out.bias[o] = step.bias.empty() ? 0.0f : step.bias[o] / unit;
-        out.multiplier[o] = unit / step.levels.scale;
+        out.bias[o] = to.bias_in_units;
+        out.multiplier[o] = to.multiplier;
       }
     }
     prepared_.push_back(std::move(out));
+  }
+
+  static void check_pooled(const Step& step, Index count) {
+    check<ShapeError>(count <= kernels::int8::most_pooled, who, ": ", step.kind, " '", step.name, "' takes means of ",
+                      count, " numbers, expected at most ", kernels::int8::most_pooled);
   }
 
   /// What a step makes of its inputs. Throws ShapeError where they don't fit.
@@ -183,12 +189,14 @@ class Program {
       case Kind::avg_pool2d: {
         wants_image();
         const auto s = pooling_of(step, x);
+        if (step.kind == Kind::avg_pool2d) check_pooled(step, s.kernel_h * s.kernel_w);
         check<ShapeError>(x.height + 2 * s.padding_h >= s.span_h() && x.width + 2 * s.padding_w >= s.span_w(), who,
                           ": the window of '", step.name, "' does not fit ", x);
         return {x.channels, s.out_height(), s.out_width(), true};
       }
       case Kind::global_avg_pool:
         wants_image();
+        check_pooled(step, x.height * x.width);
         return {x.channels, 1, 1, false};
       case Kind::relu:
         return x;

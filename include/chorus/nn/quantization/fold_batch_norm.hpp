@@ -17,9 +17,13 @@
 
 namespace chorus::nn::quantization {
 
+/// Whether batch norm multiplies a channel by 0, so that nothing of it is left.
+inline bool is_nothing(float fold_factor) { return std::abs(fold_factor) < 1e-30f; }
+
 /// By channel: its fold factor, and the derivative of that by gamma, 1 / sqrt(running_var + eps).
 struct FoldFactors {
   std::vector<float> factor, slope;
+  std::vector<char> nothing;  ///< which channels batch norm multiplies by 0
 
   FoldFactors(const Tensor<float, 1, Cpu>& gamma, const Tensor<float, 1, Cpu>& running_var, float eps) {
     for (Index i = 0; i < running_var.numel(); ++i) {
@@ -28,10 +32,24 @@ struct FoldFactors {
       slope.push_back(1.0f / std::sqrt(var + eps));
       // A channel that batch norm multiplies by 0 can't be divided by that again: it is not folded. What the layer
       // gives for it does not matter to what comes after, and gamma gets its gradient.
-      if (std::abs(factor.back()) < 1e-30f) factor.back() = 1, slope.back() = 0;
+      nothing.push_back(is_nothing(factor.back()) ? 1 : 0);
+      if (nothing.back() != 0) factor.back() = 1, slope.back() = 0;
     }
   }
 };
+
+/// By channel: what the layer's bias becomes with its batch norm, as integer models have it. Operands of `channels`
+/// numbers; null: 0, gamma 1.
+inline std::vector<float> folded_biases(Index channels, const float* bias, const float* gamma, const float* beta,
+                                        const float* running_mean, const float* running_var, float eps) {
+  std::vector<float> out;
+  for (Index i = 0; i < channels; ++i) {
+    const float factor = quantized::fold_factor(gamma == nullptr ? 1.0f : gamma[i], running_var[i], eps);
+    out.push_back(quantized::folded_bias(factor, bias == nullptr ? 0.0f : bias[i], running_mean[i],
+                                         beta == nullptr ? 0.0f : beta[i]));
+  }
+  return out;
+}
 
 namespace detail {
 

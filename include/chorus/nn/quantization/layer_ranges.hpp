@@ -1,0 +1,104 @@
+#pragma once
+/// What is known of each layer with weights while its model computes with fake quantisation.
+
+#include <chorus/autograd/variable.hpp>
+#include <chorus/core/error.hpp>
+#include <chorus/nn/module.hpp>
+#include <chorus/nn/quantization/activation_site.hpp>
+#include <chorus/nn/quantization/scheme.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace chorus::nn::quantization {
+
+/// Marks the layers whose weights become integers: [out, ...].
+struct WeightedLayer {};
+
+/// The batch norm that a layer is folded with, as that sees it; gamma and beta may be undefined.
+struct FoldedNorm {
+  Variable<float, 1, Cpu> gamma;
+  Tensor<float, 1, Cpu> beta, running_mean, running_var;
+  float eps;
+};
+/// What a batch norm tells of itself.
+class FoldableNorm {
+ public:
+  virtual Index channels() const = 0;
+  /// Whether it has running statistics, in float on the CPU.
+  virtual bool can_be_folded() const = 0;
+  /// Nothing where it can't. Reads its numbers.
+  virtual std::optional<FoldedNorm> folded() const = 0;
+
+ protected:
+  ~FoldableNorm() = default;
+};
+
+/// The ranges of one layer: what comes in where no other layer has rounded it, what goes out (after batch norm and
+/// ReLU), what goes out of a batch norm that a residual was added to, and the folded weights, by output channel.
+struct LayerRanges {
+  LayerRanges(const std::string& layer, Index channels)
+      : name(layer),
+        weight_name(cat(layer, ".weight")),
+        input(cat(layer, ".input")),
+        output(cat(layer, ".output")),
+        sum(cat(layer, ".sum")) {
+    weight_min = Buffer(Tensor<float, 1, Cpu>::full({channels}, Range{}.min));
+    weight_max = Buffer(Tensor<float, 1, Cpu>::full({channels}, Range{}.max));
+    min_name = cat(layer, ".weight_min");
+    max_name = cat(layer, ".weight_max");
+  }
+
+  /// Moves the ranges towards those of these weights: [channels, ...]. Throws NonFiniteError.
+  void observe_weights(const float* weights, Index count, float share) const {
+    const auto& min = value_of(weight_min);
+    const auto& max = value_of(weight_max);
+    const Index channels = min.numel();
+    for (Index i = 0; i < channels; ++i) {
+      Range seen;
+      kernels::min_max(Cpu{}, {1, 1, count / channels}, weights + i * (count / channels), &seen.min, &seen.max);
+      check<NonFiniteError>(seen.finite(), "QuantizationAware: '", weight_name,
+                            "' has a NaN or an infinity, which no integer stands for");
+      const Range now = observed({min.data()[i], max.data()[i]}, seen, share);
+      min.data()[i] = now.min;
+      max.data()[i] = now.max;
+    }
+    weight_min.on<Cpu>().touch();
+    weight_max.on<Cpu>().touch();
+  }
+  /// By output channel, or one for all. Throws UsageError where no range is known.
+  std::vector<quantized::Levels> weight_levels(const Scheme& scheme) const {
+    const auto& min = value_of(weight_min);
+    const auto& max = value_of(weight_max);
+    std::vector<quantized::Levels> out;
+    for (Index i = 0; i < min.numel(); ++i) {
+      check<UsageError>(min.data()[i] <= max.data()[i], "QuantizationAware: '", weight_name,
+                        "' has no range yet: expected a forward pass in training, with observe(true), or a file that ",
+                        "has one");
+      out.push_back(scheme.weight_levels(min.data()[i], max.data()[i]));
+    }
+    return out;
+  }
+  void visit(Visitor& visitor) {
+    input.visit(visitor);
+    output.visit(visitor);
+    if (has_sum) sum.visit(visitor);
+    visitor.buffer(min_name, weight_min);
+    visitor.buffer(max_name, weight_max);
+  }
+
+  std::string name, weight_name, min_name, max_name;
+  ActivationSite input, output, sum;
+  Buffer<float, 1, Cpu> weight_min, weight_max;
+  bool has_sum = false;
+};
+
+/// A layer's place in the model: its ranges, and the batch norm after it, if it is folded with one.
+struct LayerPlace {
+  const LayerRanges* ranges = nullptr;
+  Module* norm = nullptr;
+  const FoldableNorm* foldable = nullptr;
+  std::string norm_name;
+};
+
+}  // namespace chorus::nn::quantization
