@@ -47,6 +47,7 @@
 #include <chorus/ops/embedding.hpp>
 #include <chorus/ops/higher_order.hpp>
 #include <chorus/ops/interpolation.hpp>
+#include <chorus/ops/linalg.hpp>
 #include <chorus/ops/matrix_parts.hpp>
 #include <chorus/ops/more_activations.hpp>
 #include <chorus/ops/more_losses.hpp>

@@ -45,7 +45,8 @@ auto custom_function(const char* name, const Forward& forward, const Backward& b
   static_assert(AnyTensor<decltype(y)>, "custom_function: forward gets Tensors and returns one");
   return record(
       operations::Custom<Backward>{name, backward}, y,
-      [name, backward, result = detail::Saved(y), saved = std::tuple{detail::Saved(value_of(inputs))...}](const auto& dy, auto... nodes) {
+      [name, backward, result = detail::Saved(y), saved = std::tuple{detail::Saved(value_of(inputs))...}](
+          const auto& dy, auto... nodes) {
         const auto give = [name](auto node, const auto& gradient) {
           if (!node || !gradient.defined()) return;
           check<ShapeError>(gradient.shape() == node->shape(), name, ": backward gave a gradient of shape ",

@@ -67,8 +67,8 @@ auto attention_in_blocks(const Q& q, const K& k, const V& v, const Tensor<typena
                              log_sums.data());
   return record(
       "scaled_dot_product_attention", out,
-      [queries = Saved(queries), keys = Saved(keys), values = Saved(values), mask, out = Saved(out), log_sums, s, device](
-          const auto& dy, auto dq, auto dk, auto dv) {
+      [queries = Saved(queries), keys = Saved(keys), values = Saved(values), mask, out = Saved(out), log_sums, s,
+       device](const auto& dy, auto dq, auto dk, auto dv) {
         const auto numbers = [](const auto& saved) { return saved.read("scaled_dot_product_attention").data(); };
         const auto place = [&](auto node) -> T* {
           if (!node) return nullptr;

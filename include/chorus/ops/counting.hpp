@@ -103,7 +103,8 @@ Tensor<std::int64_t, 1, D> bincount(const Tensor<std::int64_t, 1, D>& x, Index a
   const auto input = detail::on_host("bincount", x);
   check<UsageError>(at_least >= 0, "bincount: expected a length of at least 0, got ", at_least);
   std::vector<std::int64_t> counts(static_cast<std::size_t>(at_least));
-  for (const std::int64_t value : std::span<const std::int64_t>(input.data(), static_cast<std::size_t>(input.numel()))) {
+  for (Index i = 0; i < input.numel(); ++i) {
+    const std::int64_t value = input.data()[i];
     check<UsageError>(value >= 0, "bincount: expected numbers of at least 0, got ", value);
     if (static_cast<std::size_t>(value) >= counts.size()) counts.resize(static_cast<std::size_t>(value) + 1);
     ++counts[static_cast<std::size_t>(value)];

@@ -11,8 +11,9 @@
 
 namespace chorus {
 
-/// start, start + step, ... up to but without stop: [ceil((stop - start) / step)]. Without a type named (`arange<float>`)
-/// integers make int64, other numbers float. Throws UsageError where the step is 0 or leads away from stop.
+/// start, start + step, ... up to but without stop: [ceil((stop - start) / step)]. Unless a type is named, as in
+/// `arange<float>`, integers make int64, other numbers float. Throws UsageError where the step is 0 or leads away from
+/// stop.
 template <class T = void, class Start, class Stop, class Step = int, Device D = Cpu>
   requires std::is_arithmetic_v<Start> && std::is_arithmetic_v<Stop> && std::is_arithmetic_v<Step>
 auto arange(Start start, Stop stop, Step step = 1, D device = {}) {

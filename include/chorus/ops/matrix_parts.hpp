@@ -81,7 +81,8 @@ auto dot(const A& a, const B& b) {
   return sum(a * b, 0);
 }
 
-/// The vector product along an axis of size 3; the operands broadcast. Throws ShapeError where the axis has another size.
+/// The vector product along an axis of size 3; the operands broadcast. Throws ShapeError where the axis has another
+/// size.
 template <Operand A, Operand B>
 auto cross(const A& a, const B& b, Index axis = -1) {
   static_assert(tensor_of<A>::rank == tensor_of<B>::rank, "cross: the operands have one rank");

@@ -58,7 +58,8 @@ auto repeat(const X& x, const std::array<Index, N>& times) {
                     "repeat: expected numbers of at least 0, got ", times);
   std::array<Index, N> shape{};
   shape.fill(1);
-  std::copy(value_of(x).shape().begin(), value_of(x).shape().end(), shape.begin() + static_cast<std::ptrdiff_t>(N - rank));
+  const auto& old = value_of(x).shape();
+  std::copy(old.begin(), old.end(), shape.end() - static_cast<std::ptrdiff_t>(rank));
   auto y = reshape(x, shape);
   for (std::size_t axis = N; axis-- > 0;) {
     if (times[axis] == 1) continue;

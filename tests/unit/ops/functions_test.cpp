@@ -205,7 +205,8 @@ TEST_CASE("arithmetic in place: views see it, and what backward has saved counts
   (whole += 3) *= whole;
   whole -= 1;
   CHECK(whole.to_vector() == std::vector<Index>{15, 24});
-  CHECK(message_of<ch::ShapeError>([&] { x += Tensor<1>::zeros({3}); }) == "add: shapes [2, 2] and [3] do not broadcast");
+  CHECK(message_of<ch::ShapeError>([&] { x += Tensor<1>::zeros({3}); }) ==
+        "add: shapes [2, 2] and [3] do not broadcast");
   CHECK(message_of<ch::ShapeError>([&] { x[0].view(Shape<2>{1, 2}) *= x; }) ==
         "mul: expected what broadcasts to shape [1, 2], got shape [2, 2]");
   CHECK(message_of<ch::UsageError>([&] { Tensor<1>::zeros({1}).expand(Shape<1>{3}) += 1; }) ==
