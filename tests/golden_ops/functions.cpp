@@ -91,12 +91,12 @@ void add_functions(Operations& operations) {
   };
   operations["nonzero"] = [](Case& test) { whole(test, "out.y", ch::nonzero(test.mask<2>("mask"))); };
   operations["linspace"] = [](Case& test) {
-    test.out("y", ch::linspace(test.attr<double>("start"), test.attr<double>("stop"), test.attr<Index>("count"),
-                               Device{}));
+    test.out("y",
+             ch::linspace(test.attr<double>("start"), test.attr<double>("stop"), test.attr<Index>("count"), Device{}));
   };
   operations["arange"] = [](Case& test) {
-    test.out("y", ch::arange(test.attr<double>("start"), test.attr<double>("stop"), test.attr<double>("step"),
-                             Device{}));
+    test.out("y",
+             ch::arange(test.attr<double>("start"), test.attr<double>("stop"), test.attr<double>("step"), Device{}));
   };
   operations["one_hot"] = [](Case& test) {
     whole(test, "out.y", ch::one_hot(test.integers<2>("index"), test.attr<Index>("classes")));

@@ -4,28 +4,27 @@
 /// UsageError where an operand is undefined, DeviceError where two lie on different devices.
 
 #include <array>
+#include <chorus/autograd/parameter.hpp>
+#include <chorus/kernels/contiguous.hpp>
+#include <chorus/kernels/scalar_math.hpp>
+#include <chorus/kernels/transform.hpp>
+#include <chorus/ops/pointwise.hpp>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
 #include <utility>
 
-#include <chorus/autograd/parameter.hpp>
-#include <chorus/kernels/contiguous.hpp>
-#include <chorus/kernels/scalar_math.hpp>
-#include <chorus/kernels/transform.hpp>
-#include <chorus/ops/pointwise.hpp>
-
 namespace chorus {
 
 namespace functors {
 
-#define CHORUS_COMPARISON(NAME, EXPRESSION)             \
-  struct NAME {                                         \
-    template <class T>                                  \
+#define CHORUS_COMPARISON(NAME, EXPRESSION)                   \
+  struct NAME {                                               \
+    template <class T>                                        \
     CHORUS_HD bool operator()(const T& a, const T& b) const { \
-      return EXPRESSION;                                \
-    }                                                   \
+      return EXPRESSION;                                      \
+    }                                                         \
   };
 CHORUS_COMPARISON(IsEqual, a == b)
 CHORUS_COMPARISON(IsNotEqual, a != b)
@@ -90,8 +89,7 @@ auto compare(const char* operation, const F& f, const A& a, const B& b) {
   if constexpr (of_one_type<A, B>) {
     const auto &x = value_of(a), &y = value_of(b);
     check_defined(operation, x, y);
-    check<DeviceError>(x.device() == y.device(), operation, ": operands are on ", x.device(),
-                       " and on another device");
+    check<DeviceError>(x.device() == y.device(), operation, ": operands are on ", x.device(), " and on another device");
     const auto shape = broadcast_shapes(operation, x.shape(), y.shape());
     const auto left = broadcast_to(x, shape), right = broadcast_to(y, shape);
     auto out = Tensor<bool, broadcast_rank<A, B>, typename tensor_of<A>::device_type>::empty(shape, x.device());
@@ -104,8 +102,7 @@ template <class F, Operand X>
 auto test_each(const char* operation, const F& f, const X& x) {
   const auto input = contiguous(value_of(x));
   check_defined(operation, input);
-  auto out =
-      Tensor<bool, tensor_of<X>::rank, typename tensor_of<X>::device_type>::empty(input.shape(), input.device());
+  auto out = Tensor<bool, tensor_of<X>::rank, typename tensor_of<X>::device_type>::empty(input.shape(), input.device());
   kernels::transform(input.device(), f, out.numel(), out.data(), input.data());
   return record(operation, std::move(out), nullptr, input);
 }

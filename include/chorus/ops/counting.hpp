@@ -3,6 +3,8 @@
 /// numbers are brought there and the results back. None has a gradient.
 
 #include <algorithm>
+#include <chorus/autograd/variable.hpp>
+#include <chorus/kernels/to_device.hpp>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -10,9 +12,6 @@
 #include <span>
 #include <utility>
 #include <vector>
-
-#include <chorus/autograd/variable.hpp>
-#include <chorus/kernels/to_device.hpp>
 
 namespace chorus {
 

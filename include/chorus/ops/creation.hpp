@@ -2,12 +2,11 @@
 /// Tensors made of a rule: arange, linspace, eye, one_hot. They are made on the host, and copied to the device.
 
 #include <algorithm>
+#include <chorus/kernels/to_device.hpp>
 #include <cmath>
 #include <concepts>
 #include <cstdint>
 #include <type_traits>
-
-#include <chorus/kernels/to_device.hpp>
 
 namespace chorus {
 
@@ -15,7 +14,7 @@ namespace chorus {
 /// `arange<float>`, integers make int64, other numbers float. Throws UsageError where the step is 0 or leads away from
 /// stop.
 template <class T = void, class Start, class Stop, class Step = int, Device D = Cpu>
-  requires std::is_arithmetic_v<Start> && std::is_arithmetic_v<Stop> && std::is_arithmetic_v<Step>
+requires std::is_arithmetic_v<Start> && std::is_arithmetic_v<Stop> && std::is_arithmetic_v<Step>
 auto arange(Start start, Stop stop, Step step = 1, D device = {}) {
   constexpr bool whole = std::integral<Start> && std::integral<Stop> && std::integral<Step>;
   using Made = std::conditional_t<std::is_void_v<T>, std::conditional_t<whole, std::int64_t, float>, T>;
@@ -34,10 +33,8 @@ auto arange(Start start, Stop stop, Step step = 1, D device = {}) {
 }
 /// 0, 1, ..., stop - 1.
 template <class T = void, class Stop>
-  requires std::is_arithmetic_v<Stop>
-auto arange(Stop stop) {
-  return arange<T>(Stop{0}, stop);
-}
+requires std::is_arithmetic_v<Stop>
+auto arange(Stop stop) { return arange<T>(Stop{0}, stop); }
 
 /// `count` numbers from start to stop, both included, at equal distances: [count]. Throws UsageError where count is
 /// negative.

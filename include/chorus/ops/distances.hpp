@@ -2,13 +2,12 @@
 /// Functions of two operands that are made of several steps, and of numbers that are none: logaddexp, cdist,
 /// nan_to_num.
 
-#include <limits>
-#include <optional>
-#include <type_traits>
-
 #include <chorus/ops/arithmetic.hpp>
 #include <chorus/ops/norm.hpp>
 #include <chorus/ops/rearranging.hpp>
+#include <limits>
+#include <optional>
+#include <type_traits>
 
 namespace chorus {
 

@@ -4,12 +4,11 @@
 /// `x = x + y`, which is, and which other handles don't see.
 
 #include <array>
+#include <chorus/kernels/transform.hpp>
+#include <chorus/ops/arithmetic.hpp>
 #include <cstddef>
 #include <type_traits>
 #include <utility>
-
-#include <chorus/kernels/transform.hpp>
-#include <chorus/ops/arithmetic.hpp>
 
 namespace chorus {
 
@@ -86,27 +85,25 @@ void assign_with(const char* operation, const F& f, const Tensor<T, Rank, D>& x,
 
 }  // namespace detail
 
-#define CHORUS_IN_PLACE(OP, NAME, FUNCTOR, OF_INTEGERS, WITH_NUMBER, SIGN) \
-  template <class X, Operand Y> \
-    requires AnyTensor<X> \
-  X&& operator OP(X&& x, const Y& y) { \
-    using T = typename std::remove_cvref_t<X>::value_type; \
-    static_assert(AnyTensor<Y>, #NAME ": a Tensor takes no Variable, whose gradient would be lost; use value()"); \
-    static_assert(of_one_type<X, Y>, #NAME ": operands have different scalar types; to<float>(x) converts one"); \
-    if constexpr (AnyTensor<Y> && of_one_type<X, Y>) \
-      detail::assign_with(#NAME, std::conditional_t<Real<T>, functors::FUNCTOR, functors::OF_INTEGERS>{}, x, y); \
-    return std::forward<X>(x); \
-  } \
-  template <class X, Arithmetic Number> \
-    requires AnyTensor<X> \
-  X&& operator OP(X&& x, Number number) { \
-    using T = typename std::remove_cvref_t<X>::value_type; \
-    static_assert(Real<T> || std::is_integral_v<Number>, #NAME ": a tensor of integers takes no fractions"); \
-    if constexpr (Real<T>) \
-      detail::assign(#NAME, functors::WITH_NUMBER{SIGN static_cast<double>(number)}, x); \
-    else \
-      detail::assign(#NAME, functors::OfNumber<functors::OF_INTEGERS, T>{static_cast<T>(number)}, x); \
-    return std::forward<X>(x); \
+#define CHORUS_IN_PLACE(OP, NAME, FUNCTOR, OF_INTEGERS, WITH_NUMBER, SIGN)                                           \
+  template <class X, Operand Y>                                                                                      \
+  requires AnyTensor<X> X && operator OP(X&& x, const Y& y) {                                                        \
+    using T = typename std::remove_cvref_t<X>::value_type;                                                           \
+    static_assert(AnyTensor<Y>, #NAME ": a Tensor takes no Variable, whose gradient would be lost; use value()");    \
+    static_assert(of_one_type<X, Y>, #NAME ": operands have different scalar types; to<float>(x) converts one");     \
+    if constexpr (AnyTensor<Y> && of_one_type<X, Y>)                                                                 \
+      detail::assign_with(#NAME "_", std::conditional_t<Real<T>, functors::FUNCTOR, functors::OF_INTEGERS>{}, x, y); \
+    return std::forward<X>(x);                                                                                       \
+  }                                                                                                                  \
+  template <class X, Arithmetic Number>                                                                              \
+  requires AnyTensor<X> X && operator OP(X&& x, Number number) {                                                     \
+    using T = typename std::remove_cvref_t<X>::value_type;                                                           \
+    static_assert(Real<T> || std::is_integral_v<Number>, #NAME ": a tensor of integers takes no fractions");         \
+    if constexpr (Real<T>)                                                                                           \
+      detail::assign(#NAME "_", functors::WITH_NUMBER{SIGN static_cast<double>(number)}, x);                         \
+    else                                                                                                             \
+      detail::assign(#NAME "_", functors::OfNumber<functors::OF_INTEGERS, T>{static_cast<T>(number)}, x);            \
+    return std::forward<X>(x);                                                                                       \
   }
 /// The right side, a Tensor or a number, broadcasts to the tensor's shape. Throws ShapeError where it doesn't,
 /// UsageError where one is undefined or the tensor has one place for several elements.

@@ -5,17 +5,16 @@
 
 #include <algorithm>
 #include <array>
-#include <concepts>
-#include <cstddef>
-#include <type_traits>
-#include <utility>
-
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/autograd/saved.hpp>
 #include <chorus/kernels/contiguous.hpp>
 #include <chorus/kernels/cpu/linalg.hpp>
 #include <chorus/kernels/cpu/linalg_gradients.hpp>
 #include <chorus/ops/shape.hpp>
+#include <concepts>
+#include <cstddef>
+#include <type_traits>
+#include <utility>
 
 namespace chorus::linalg {
 
@@ -90,8 +89,8 @@ auto solve(const A& a, const B& b) {
         const auto minus = Tensor<T, rank>::empty(turned.shape());
         const auto& x = out.read("solve");
         for (Index i = 0; i < count; ++i)
-          kernels::linalg::matrix(minus.data(), i, n, n) = -kernels::linalg::matrix(back.data(), i, n, k) *
-                                                           kernels::linalg::matrix(x.data(), i, n, k).transpose();
+          kernels::linalg::matrix(minus.data(), i, n, n) =
+              -kernels::linalg::matrix(back.data(), i, n, k) * kernels::linalg::matrix(x.data(), i, n, k).transpose();
         da->add(minus);
       },
       a, b);

@@ -1,17 +1,16 @@
 #pragma once
 /// Parts and products of vectors and matrices: tril, triu, diag, outer, dot, cross. All are differentiable.
 
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <vector>
-
 #include <chorus/kernels/to_device.hpp>
 #include <chorus/ops/arithmetic.hpp>
 #include <chorus/ops/higher_order/picking.hpp>
 #include <chorus/ops/masking.hpp>
 #include <chorus/ops/rearranging.hpp>
 #include <chorus/ops/reduction.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
 
 namespace chorus {
 

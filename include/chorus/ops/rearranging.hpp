@@ -4,13 +4,12 @@
 
 #include <algorithm>
 #include <array>
+#include <chorus/ops/indexing.hpp>
+#include <chorus/ops/shape.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
-
-#include <chorus/ops/indexing.hpp>
-#include <chorus/ops/shape.hpp>
 
 namespace chorus {
 

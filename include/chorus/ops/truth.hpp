@@ -1,17 +1,16 @@
 #pragma once
 /// What truth values say together: any, all, masked_select, nonzero.
 
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <type_traits>
-#include <vector>
-
 #include <chorus/kernels/to_device.hpp>
 #include <chorus/ops/comparison.hpp>
 #include <chorus/ops/indexing.hpp>
 #include <chorus/ops/masking.hpp>
 #include <chorus/ops/reduction.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+#include <vector>
 
 namespace chorus {
 

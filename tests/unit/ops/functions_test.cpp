@@ -7,7 +7,6 @@
 #include <chorus/ops/rearranging.hpp>
 #include <chorus/ops/softmax.hpp>
 #include <chorus/ops/truth.hpp>
-
 #include <vector>
 
 #include "check_operator.hpp"
@@ -39,8 +38,7 @@ TEST_CASE("comparisons give truth values, of operands that broadcast and of numb
   CHECK(bits(ch::Tensor<std::uint8_t, 1>::from({1, 255}, {2}) > -1) == std::vector<int>{1, 1});
   // A number is taken in the tensor's type.
   CHECK(bits(ch::Tensor<float, 1>::from({0.1f}, {1}) == 0.1) == std::vector<int>{1});
-  CHECK(message_of<ch::ShapeError>([&] { x < Tensor<1>::zeros({2}); }) ==
-        "lt: shapes [2, 3] and [2] do not broadcast");
+  CHECK(message_of<ch::ShapeError>([&] { x < Tensor<1>::zeros({2}); }) == "lt: shapes [2, 3] and [2] do not broadcast");
   CHECK_THROWS_AS(x == Tensor<2>(), ch::UsageError);
 }
 
@@ -124,8 +122,9 @@ TEST_CASE("gradients of rearranging") {
   CHECK(ch::roll(ch::arange(4), 1, 0).to_vector() == std::vector<Index>{3, 0, 1, 2});
   CHECK(message_of<ch::ShapeError>([&] { ch::squeeze(x, 0); }) ==
         "squeeze: expected size 1 of axis 0, got shape [2, 1, 3]");
-  CHECK(message_of<ch::UsageError>([&] { ch::repeat(m, std::array<Index, 2>{1, -2}); }) ==
-        "repeat: expected numbers of at least 0, got [1, -2]");
+  CHECK(message_of<ch::UsageError>([&] {
+          ch::repeat(m, std::array<Index, 2>{1, -2});
+        }) == "repeat: expected numbers of at least 0, got [1, -2]");
 }
 
 TEST_CASE("gradients of parts and products of vectors and matrices") {
@@ -185,8 +184,9 @@ TEST_CASE("gradients of logaddexp, nan_to_num and cdist") {
   CHECK(y.value().to_vector() == std::vector<double>{7, std::numeric_limits<double>::max(), -3, 2});
   y.backward(Tensor<1>::ones({4}));
   CHECK(odd.grad().to_vector() == std::vector<double>{0, 0, 0, 1});
-  CHECK(message_of<ch::ShapeError>([&] { ch::cdist(a, Tensor<2>::zeros({2, 3})); }) ==
-        "cdist: expected as many features, got shapes [3, 4] and [2, 3]");
+  CHECK(message_of<ch::ShapeError>([&] {
+          ch::cdist(a, Tensor<2>::zeros({2, 3}));
+        }) == "cdist: expected as many features, got shapes [3, 4] and [2, 3]");
 }
 
 TEST_CASE("arithmetic in place: views see it, and what backward has saved counts as written") {
@@ -206,18 +206,20 @@ TEST_CASE("arithmetic in place: views see it, and what backward has saved counts
   whole -= 1;
   CHECK(whole.to_vector() == std::vector<Index>{15, 24});
   CHECK(message_of<ch::ShapeError>([&] { x += Tensor<1>::zeros({3}); }) ==
-        "add: shapes [2, 2] and [3] do not broadcast");
-  CHECK(message_of<ch::ShapeError>([&] { x[0].view(Shape<2>{1, 2}) *= x; }) ==
-        "mul: expected what broadcasts to shape [1, 2], got shape [2, 2]");
+        "add_: shapes [2, 2] and [3] do not broadcast");
+  CHECK(message_of<ch::ShapeError>([&] {
+          x[0].view(Shape<2>{1, 2}) *= x;
+        }) == "mul_: expected what broadcasts to shape [1, 2], got shape [2, 2]");
   CHECK(message_of<ch::UsageError>([&] { Tensor<1>::zeros({1}).expand(Shape<1>{3}) += 1; }) ==
-        "add: expected a tensor with a place for each element, got an expanded one of shape [3]");
+        "add_: expected a tensor with a place for each element, got an expanded one of shape [3]");
 
   const auto numbers_before = Tensor<1>::from({1, 2}, {2});
   const Variable<1> leaf(numbers_before, true);
   const auto squares = leaf * leaf, soft = ch::softmax(leaf, 0), more = leaf + 1;
   numbers_before *= 2;
-  CHECK(message_of<ch::UsageError>([&] { squares.backward(Tensor<1>::ones({2})); })
-            .starts_with("backward of 'mul': it needs a tensor of shape [2] as it was in the forward pass"));
+  CHECK(message_of<ch::UsageError>([&] {
+          squares.backward(Tensor<1>::ones({2}));
+        }).starts_with("backward of 'mul': it needs a tensor of shape [2] as it was in the forward pass"));
   more.backward(Tensor<1>::ones({2}));  // needs no numbers
   soft.value() += 1;                    // is what its own way back reads
   CHECK_THROWS_AS(soft.backward(Tensor<1>::ones({2})), ch::UsageError);

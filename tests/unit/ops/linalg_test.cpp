@@ -30,8 +30,9 @@ TEST_CASE("gradients of solve, inverse and det, of stacks") {
   CHECK(message_of<ch::UsageError>([&] { la::inverse(singular); }) ==
         "inverse: expected matrices that have an inverse, got a singular one at place 0 of the stack");
   CHECK(message_of<ch::ShapeError>([&] { la::det(b); }) == "det: expected square matrices, got shape [2, 3, 2]");
-  CHECK(message_of<ch::ShapeError>([&] { la::solve(a, numbers<3>({1, 3, 2}, 1)); }) ==
-        "solve: expected a right side of shape [2, 3, 2], got [1, 3, 2]");
+  CHECK(message_of<ch::ShapeError>([&] {
+          la::solve(a, numbers<3>({1, 3, 2}, 1));
+        }) == "solve: expected a right side of shape [2, 3, 2], got [1, 3, 2]");
   CHECK(la::det(Tensor<2>::empty({0, 0})).item() == 1);
   CHECK(la::inverse(Tensor<3>::empty({0, 3, 3})).numel() == 0);
 }
@@ -50,10 +51,12 @@ TEST_CASE("gradients of cholesky and eigh") {
   const Variable<2> twice(same, true);
   ch::sum(la::eigh(twice).eigenvalues, 0).backward();
   CHECK(twice.grad().to_vector() == std::vector<double>{1, 0, 0, 1});
-  CHECK(message_of<ch::UsageError>([] { la::cholesky(Tensor<2>::from({1, 2, 2, 1}, {2, 2})); }) ==
-        "cholesky: expected positive definite matrices, got one that is not at place 0 of the stack");
-  CHECK(message_of<ch::UsageError>([] { la::eigh(Tensor<2>::from({NAN}, {1, 1})); }) ==
-        "eigh: expected finite numbers, got others at place 0 of the stack");
+  CHECK(message_of<ch::UsageError>([] {
+          la::cholesky(Tensor<2>::from({1, 2, 2, 1}, {2, 2}));
+        }) == "cholesky: expected positive definite matrices, got one that is not at place 0 of the stack");
+  CHECK(message_of<ch::UsageError>([] {
+          la::eigh(Tensor<2>::from({NAN}, {1, 1}));
+        }) == "eigh: expected finite numbers, got others at place 0 of the stack");
 }
 
 TEST_CASE("gradients of qr and svd") {
@@ -66,8 +69,9 @@ TEST_CASE("gradients of qr and svd") {
   CHECK(message_of<ch::ShapeError>([&] { la::qr(wide); }) ==
         "qr: expected at least as many rows as columns, got shape [2, 4]");
   const Variable<2> dependent(Tensor<2>::zeros({2, 2}), true);
-  CHECK(message_of<ch::UsageError>([&] { la::qr(dependent).q.backward(Tensor<2>::ones({2, 2})); }) ==
-        "backward of 'qr': expected independent columns, got a singular R at place 0 of the stack");
+  CHECK(message_of<ch::UsageError>([&] {
+          la::qr(dependent).q.backward(Tensor<2>::ones({2, 2}));
+        }) == "backward of 'qr': expected independent columns, got a singular R at place 0 of the stack");
 
   check_operator([](const auto& a) { return ch::square(la::svd(a).u); }, tall);
   check_operator([](const auto& a) { return ch::square(la::svd(a).vh); }, wide);
@@ -79,8 +83,9 @@ TEST_CASE("gradients of qr and svd") {
       wide);
   const auto [u, s, vh] = la::svd(wide);
   CHECK(distance(values(ch::matmul(u * s, vh)), values(wide)) < 1e-12);
-  CHECK(message_of<ch::UsageError>([] { la::svd(Tensor<2>::from({INFINITY}, {1, 1})); }) ==
-        "svd: expected finite numbers, got others at place 0 of the stack");
+  CHECK(message_of<ch::UsageError>([] {
+          la::svd(Tensor<2>::from({INFINITY}, {1, 1}));
+        }) == "svd: expected finite numbers, got others at place 0 of the stack");
 }
 
 }  // namespace linalg_test

@@ -8,11 +8,10 @@
 #include <Eigen/QR>
 #include <Eigen/SVD>
 #include <algorithm>
-#include <concepts>
-#include <type_traits>
-
 #include <chorus/core/dtype.hpp>
 #include <chorus/core/error.hpp>
+#include <concepts>
+#include <type_traits>
 
 namespace chorus::kernels::linalg {
 

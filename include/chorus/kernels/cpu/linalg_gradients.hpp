@@ -2,9 +2,8 @@
 /// Gradients of the factorizations in linalg.hpp: dx = (or +=, where `accumulate`) the gradient by the matrices.
 
 #include <algorithm>
-#include <concepts>
-
 #include <chorus/kernels/cpu/linalg.hpp>
+#include <concepts>
 
 namespace chorus::kernels::linalg {
 
@@ -43,8 +42,7 @@ void qr_backward(Index count, Index m, Index n, const T* packed, const T* d, T* 
     const auto q = matrix(packed + at, 0, m, n), r = matrix(packed + at + m * n, 0, n, n);
     const auto dq = matrix(d + at, 0, m, n), dr = matrix(d + at + m * n, 0, n, n);
     check<UsageError>(!(r.diagonal().array() == T{0}).any(),
-                      "backward of 'qr': expected independent columns, got a singular R at place ", i,
-                      " of the stack");
+                      "backward of 'qr': expected independent columns, got a singular R at place ", i, " of the stack");
     const Matrix<T> given = dr.template triangularView<Eigen::Upper>();
     const Matrix<T> product = r * given.transpose() - dq.transpose() * q;
     Matrix<T> both = product.template triangularView<Eigen::Lower>();
@@ -74,9 +72,7 @@ void svd_backward(Index count, Index m, Index n, const T* packed, const T* d, T*
       Matrix<T> out = x - x.transpose();
       for (Index row = 0; row < k; ++row)
         for (Index column = 0; column < k; ++column)
-          out(row, column) =
-              row == column ? T{0}
-                            : out(row, column) / ((s(column) - s(row)) * (s(column) + s(row)));
+          out(row, column) = row == column ? T{0} : out(row, column) / ((s(column) - s(row)) * (s(column) + s(row)));
       return out;
     };
     const auto inverse = s.col(0).cwiseInverse().eval();
