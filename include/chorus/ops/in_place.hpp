@@ -86,8 +86,8 @@ void assign_with(const char* operation, const F& f, const Tensor<T, Rank, D>& x,
 }  // namespace detail
 
 #define CHORUS_IN_PLACE(OP, NAME, FUNCTOR, OF_INTEGERS, WITH_NUMBER, SIGN)                                           \
-  template <AnyTensor X, Operand Y>                                                                                    \
-  X&& operator OP(X&& x, const Y& y) {                                                                                 \
+  template <AnyTensor X, Operand Y>                                                                                  \
+  X&& operator OP(X&& x, const Y& y) {                                                                               \
     using T = typename std::remove_cvref_t<X>::value_type;                                                           \
     static_assert(AnyTensor<Y>, #NAME ": a Tensor takes no Variable, whose gradient would be lost; use value()");    \
     static_assert(of_one_type<X, Y>, #NAME ": operands have different scalar types; to<float>(x) converts one");     \
@@ -95,8 +95,8 @@ void assign_with(const char* operation, const F& f, const Tensor<T, Rank, D>& x,
       detail::assign_with(#NAME "_", std::conditional_t<Real<T>, functors::FUNCTOR, functors::OF_INTEGERS>{}, x, y); \
     return std::forward<X>(x);                                                                                       \
   }                                                                                                                  \
-  template <AnyTensor X, Arithmetic Number>                                                                            \
-  X&& operator OP(X&& x, Number number) {                                                                              \
+  template <AnyTensor X, Arithmetic Number>                                                                          \
+  X&& operator OP(X&& x, Number number) {                                                                            \
     using T = typename std::remove_cvref_t<X>::value_type;                                                           \
     static_assert(Real<T> || std::is_integral_v<Number>, #NAME ": a tensor of integers takes no fractions");         \
     if constexpr (Real<T>)                                                                                           \
