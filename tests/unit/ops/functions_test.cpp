@@ -199,7 +199,7 @@ TEST_CASE("arithmetic in place: views see it, and what backward has saved counts
   x /= 2;
   x += x.transpose(0, 1);  // reads what it writes
   CHECK(x.to_vector() == std::vector<double>{10, 23, 23, 48});
-  x -= x;
+  x -= Tensor<2>(x);
   CHECK(x.to_vector() == std::vector<double>{0, 0, 0, 0});
   const auto whole = Integers::from({1, 2}, {2});
   (whole += 3) *= whole;
