@@ -36,12 +36,15 @@
 #include <chorus/ops/arithmetic.hpp>
 #include <chorus/ops/attention.hpp>
 #include <chorus/ops/batch_norm.hpp>
+#include <chorus/ops/comparison.hpp>
 #include <chorus/ops/convolution.hpp>
 #include <chorus/ops/convolution1d.hpp>
+#include <chorus/ops/creation.hpp>
 #include <chorus/ops/cross_entropy.hpp>
 #include <chorus/ops/cumulative.hpp>
 #include <chorus/ops/dropout.hpp>
 #include <chorus/ops/elementary.hpp>
+#include <chorus/ops/in_place.hpp>
 #include <chorus/ops/indexing.hpp>
 #include <chorus/ops/losses.hpp>
 #include <chorus/ops/masking.hpp>

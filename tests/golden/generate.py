@@ -483,7 +483,75 @@ def optimizers():
         save(f"schedule_plateau_{name}", "schedule.plateau", attrs | {"lr": .2}, {"in.measure": measure, "out.lr": torch.tensor(rates)})
 
 
-for number, part in enumerate((elementwise, reductions, shapes, products, pooling, normalisation, attention, losses, recurrent, transformer, activations, optimizers)):
+def functions():
+    ties = torch.tensor([[1., 2., float("nan"), -1.], [2., 2., 3., float("inf")]])
+    row = torch.tensor([1., 2., 3., 4.])
+    for name in ("eq", "ne", "lt", "le", "gt", "ge"):
+        case(f"{name}_broadcast", name, lambda x, y: getattr(torch, name)(x, y).float(), {"x": ties, "y": row}, no_grad=("x", "y"))
+    for name in ("isnan", "isinf", "isfinite"):
+        case(name, name, lambda x: getattr(torch, name)(x).float(), {"x": ties}, no_grad=("x",))
+    for axis in (0, -1):
+        case(f"any_{axis}", "any", lambda x: torch.any(x > 1.5, axis).float(), {"x": ties}, {"axis": axis, "above": 1.5}, no_grad=("x",))
+        case(f"all_{axis}", "all", lambda x: torch.all(x > 1.5, axis).float(), {"x": ties}, {"axis": axis, "above": 1.5}, no_grad=("x",))
+    case("masked_select", "masked_select", lambda x, mask: torch.masked_select(x, mask), {"x": randn(3, 4), "mask": mask(4)})
+    case("nonzero", "nonzero", lambda mask: torch.nonzero(mask), {"mask": mask(3, 4)})
+    case("linspace", "linspace", lambda: torch.linspace(-1.5, 2.5, 7, dtype=torch.float64), {}, {"start": -1.5, "stop": 2.5, "count": 7})
+    case("arange", "arange", lambda: torch.arange(-1.0, 2.0, .3, dtype=torch.float64), {}, {"start": -1.0, "stop": 2.0, "step": .3})
+    case("one_hot", "one_hot", lambda index: F.one_hot(index, 5), {"index": integers(5, 2, 3)}, {"classes": 5})
+    for diagonal in (-1, 0, 2):
+        case(f"tril_{diagonal}", "tril", of(torch.tril, diagonal=diagonal), {"x": randn(2, 3, 4)}, {"diagonal": diagonal})
+        case(f"triu_{diagonal}", "triu", of(torch.triu, diagonal=diagonal), {"x": randn(2, 3, 4)}, {"diagonal": diagonal})
+        case(f"diag_vector_{diagonal}", "diag", of(torch.diag, diagonal=diagonal), {"x": randn(3)}, {"diagonal": diagonal})
+        case(f"diag_matrix_{diagonal}", "diag", of(torch.diag, diagonal=diagonal), {"x": randn(3, 4)}, {"diagonal": diagonal})
+    case("repeat", "repeat", lambda x: x.repeat(2, 3, 1, 2), {"x": randn(2, 1, 3)}, {"times": [2, 3, 1, 2]})
+    case("flip", "flip", lambda x: torch.flip(x, (0, -1)), {"x": randn(2, 3, 4)}, {"axes": [0, -1]})
+    for shift, axis in ((1, 0), (-5, -1)):
+        case(f"roll_{axis}", "roll", lambda x: torch.roll(x, shift, axis), {"x": randn(2, 3, 4)}, {"shift": shift, "axis": axis})
+    case("outer", "outer", lambda a, b: torch.outer(a, b), {"a": randn(3), "b": randn(4)})
+    case("dot", "dot", lambda a, b: torch.dot(a, b), {"a": randn(5), "b": randn(5)})
+    case("cross", "cross", lambda a, b: torch.linalg.cross(a, b, dim=0), {"a": randn(3, 4), "b": randn(3, 1)}, {"axis": 0})
+    def unique(x):
+        values, inverse, counts = torch.unique(x, return_inverse=True, return_counts=True)
+        return {"values": values, "inverse": inverse, "counts": counts}
+    case("unique", "unique", unique, {"x": lambda: torch.randint(4, (3, 5), generator=generator).float()}, no_grad=("x",))
+    for right in (False, True):
+        case(f"searchsorted_{right}", "searchsorted", lambda sorted, values: torch.searchsorted(sorted, values, right=right),
+             {"sorted": torch.tensor([-1., 0., 0., 2., 2., 5.]), "values": torch.tensor([[0., 2., -3.], [6., 5., 1.]])}, {"right": right},
+             no_grad=("sorted", "values"))
+    case("bincount", "bincount", lambda x: torch.bincount(x, minlength=4), {"x": integers(7, 20)}, {"at_least": 4})
+    case("histogram", "histogram", lambda x: torch.histc(x, 4, -1, 1), {"x": uniform(50, low=-1.5, high=1.5)}, {"bins": 4, "low": -1.0, "high": 1.0}, no_grad=("x",))
+    case("logaddexp", "logaddexp", lambda a, b: torch.logaddexp(a, b), {"a": randn(3, 4, scale=9.0), "b": randn(4, scale=9.0)})
+    case("nan_to_num", "nan_to_num", lambda x: torch.nan_to_num(x, .5, 7.0, -8.0), {"x": torch.cat((ties[0], ties[1], -ties[1]))}, {"nan": .5, "above": 7.0, "below": -8.0})
+    for p in (1.0, 2.0, 3.0):
+        case(f"cdist_{p}", "cdist", lambda a, b: torch.cdist(a, b, p), {"a": randn(2, 3, 4), "b": randn(2, 5, 4)}, {"p": p})
+
+
+def linear_algebra():
+    L = torch.linalg
+    case("linalg_solve", "linalg.solve", lambda a, b: L.solve(a, b), {"a": randn(2, 3, 3), "b": randn(2, 3, 2)})
+    case("linalg_inverse", "linalg.inverse", lambda x: L.inv(x), {"x": randn(2, 4, 4)})
+    case("linalg_det", "linalg.det", lambda x: L.det(x), {"x": randn(2, 4, 4)})
+    # What is factorized is x + xT + 6 on the diagonal.
+    def symmetric(x):
+        return x + x.transpose(-1, -2) + 6 * torch.eye(x.shape[-1], dtype=x.dtype)
+    case("linalg_cholesky", "linalg.cholesky", lambda x: L.cholesky(symmetric(x)), {"x": uniform(2, 4, 4)})
+    def qr(x):
+        q, r = L.qr(x)
+        return {"q": q, "r": r}
+    case("linalg_qr", "linalg.qr", qr, {"x": randn(2, 5, 3)})
+    # Squares, and U VT: what does not depend on signs.
+    def svd(x):
+        u, s, vh = L.svd(x, full_matrices=False)
+        return {"u2": u * u, "s": s, "uv": u @ vh}
+    case("linalg_svd_tall", "linalg.svd", svd, {"x": randn(2, 5, 3)})
+    case("linalg_svd_wide", "linalg.svd", svd, {"x": randn(2, 3, 5)})
+    def eigh(x):
+        w, v = L.eigh(symmetric(x))
+        return {"w": w, "v2": v * v}
+    case("linalg_eigh", "linalg.eigh", eigh, {"x": randn(2, 4, 4)})
+
+
+for number, part in enumerate((elementwise, reductions, shapes, products, pooling, normalisation, attention, losses, recurrent, transformer, activations, optimizers, functions, linear_algebra)):
     generator.manual_seed(zlib.crc32(part.__name__.encode()))
     torch.manual_seed(number)
     part()

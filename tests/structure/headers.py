@@ -17,7 +17,7 @@ KEPT = re.compile(r"CHORUS_\w+|EIGEN_NO_CUDA|OMPI_SKIP_MPICXX|MPICH_SKIP_MPICXX"
 # precompiled header that includes all of them.
 STANDARD = {
     "algorithm": "adjacent_find all_of any_of binary_search clamp copy copy_n count count_if equal fill fill_n find "
-                 "find_if for_each is_sorted lower_bound max max_element min min_element minmax minmax_element none_of "
+                 "find_if for_each is_sorted is_sorted_until lower_bound max max_element min min_element minmax minmax_element none_of "
                  "nth_element partial_sort partition_point ranges replace reverse sort stable_partition stable_sort transform "
                  "unique upper_bound",
     "any": "any any_cast",

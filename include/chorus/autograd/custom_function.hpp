@@ -45,15 +45,16 @@ auto custom_function(const char* name, const Forward& forward, const Backward& b
   static_assert(AnyTensor<decltype(y)>, "custom_function: forward gets Tensors and returns one");
   return record(
       operations::Custom<Backward>{name, backward}, y,
-      [name, backward, y, saved = std::tuple{detail::Saved(value_of(inputs))...}](const auto& dy, auto... nodes) {
+      [name, backward, result = detail::Saved(y), saved = std::tuple{detail::Saved(value_of(inputs))...}](
+          const auto& dy, auto... nodes) {
         const auto give = [name](auto node, const auto& gradient) {
           if (!node || !gradient.defined()) return;
           check<ShapeError>(gradient.shape() == node->shape(), name, ": backward gave a gradient of shape ",
                             gradient.shape(), " for an input of shape ", node->shape());
           node->add(contiguous(gradient));
         };
-        const auto gradients =
-            detail::as_tuple(std::apply([&](const auto&... x) { return backward(dy, y, x.read(name)...); }, saved));
+        const auto gradients = detail::as_tuple(
+            std::apply([&](const auto&... x) { return backward(dy, result.read(name), x.read(name)...); }, saved));
         static_assert(std::tuple_size_v<std::remove_const_t<decltype(gradients)>> == sizeof...(Inputs),
                       "custom_function: backward returns a gradient for each input");
         std::apply([&](const auto&... gradient) { (give(nodes, gradient), ...); }, gradients);

@@ -15,7 +15,7 @@ class Saved {
  public:
   explicit Saved(X tensor) : tensor_(std::move(tensor)), version_(tensor_.storage().version()) {}
 
-  /// Throws UsageError where the tensor is a parameter or a buffer that has been written since it was saved.
+  /// Throws UsageError where the tensor has been written since it was saved: a parameter, a buffer, or in place.
   const X& read(const char* operation) const {
     tensor_.storage().touch();
     if (const auto now = tensor_.storage().version(); now != version_) [[unlikely]]
@@ -27,9 +27,12 @@ class Saved {
 
  private:
   [[noreturn, gnu::noinline, gnu::cold]] void refuse(const char* operation, std::uint64_t now) const {
-    const std::string& name = tensor_.storage().writes()->name;
+    const auto* const writes = tensor_.storage().writes();
     fail<UsageError>("backward of '", operation, "': it needs ",
-                     name.empty() ? "a parameter or buffer" : "'" + name + "'", " of shape ", tensor_.shape(),
+                     writes == nullptr       ? "a tensor"
+                     : writes->name.empty() ? "a parameter or buffer"
+                                            : "'" + writes->name + "'",
+                     " of shape ", tensor_.shape(),
                      " as it was in the forward pass, at version ", version_,
                      ", but it has been written since, and is at version ", now,
                      ": go backward before an optimizer steps or numbers are assigned, or run the forward pass again");

@@ -122,8 +122,8 @@ template struct Movement<half>;
 // Other integers are read from files and converted.
 template <class T>
 struct Copy {
-  static inline const Erased table[] = {erased(&fill<T>), erased(&copy_strided<T>), erased(&convert<T, float>),
-                                        erased(&convert<float, T>)};
+  static inline const Erased table[] = {erased(&fill<T>), erased(&copy_strided<T>), erased(&scatter_strided<T>),
+                                        erased(&convert<T, float>), erased(&convert<float, T>)};
 };
 template struct Copy<std::int8_t>;
 template struct Copy<std::int16_t>;

@@ -3,6 +3,7 @@
 #define CHORUS_BUILDS_LIBRARY
 #include <chorus/kernels/pointwise.hpp>
 #include <chorus/ops/arithmetic.hpp>
+#include <chorus/ops/distances.hpp>
 #include <chorus/ops/losses.hpp>
 #include <chorus/ops/masking.hpp>
 #include <chorus/ops/more_activations.hpp>
@@ -70,6 +71,7 @@ CHORUS_UNARY(Log1p)
 CHORUS_UNARY(LogSigmoid)
 CHORUS_UNARY(Mish)
 CHORUS_UNARY(MulScalar)
+CHORUS_UNARY(NanToNum)
 CHORUS_UNARY(Neg)
 CHORUS_UNARY(PowScalar)
 CHORUS_UNARY(Reciprocal)
@@ -103,6 +105,7 @@ CHORUS_OF_SEVERAL(GruState, 4)
 CHORUS_OF_SEVERAL(HingeEmbedding, 2)
 CHORUS_OF_SEVERAL(Huber, 2)
 CHORUS_OF_SEVERAL(KlDivergence, 2)
+CHORUS_OF_SEVERAL(LogAddExp, 2)
 CHORUS_OF_SEVERAL(LstmCell, 4)
 CHORUS_OF_SEVERAL(LstmOutput, 2)
 CHORUS_OF_SEVERAL(MarginRanking, 3)

@@ -128,7 +128,7 @@ auto operator-(const X& x) {
 }
 
 /// `x = x + y` of a Variable, recorded as that is. An undefined x becomes y: a sum of losses may begin with
-/// `Variable<float, 0> total;`.
+/// `Variable<float, 0> total;`. Of Tensors, in place: see ops/in_place.hpp.
 template <AnyVariable X, class Y>
 X& operator+=(X& x, const Y& y) {
   if constexpr (std::is_constructible_v<X, const Y&>)

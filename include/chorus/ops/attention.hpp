@@ -67,8 +67,8 @@ auto attention_in_blocks(const Q& q, const K& k, const V& v, const Tensor<typena
                              log_sums.data());
   return record(
       "scaled_dot_product_attention", out,
-      [queries = Saved(queries), keys = Saved(keys), values = Saved(values), mask, out, log_sums, s, device](
-          const auto& dy, auto dq, auto dk, auto dv) {
+      [queries = Saved(queries), keys = Saved(keys), values = Saved(values), mask, out = Saved(out), log_sums, s,
+       device](const auto& dy, auto dq, auto dk, auto dv) {
         const auto numbers = [](const auto& saved) { return saved.read("scaled_dot_product_attention").data(); };
         const auto place = [&](auto node) -> T* {
           if (!node) return nullptr;
@@ -78,7 +78,7 @@ auto attention_in_blocks(const Q& q, const K& k, const V& v, const Tensor<typena
         };
         T* const grads[] = {place(dq), place(dk), place(dv)};
         kernels::attention_backward(device, s, numbers(queries), numbers(keys), numbers(values), mask.data(),
-                                    out.data(), log_sums.data(), dy.data(), grads[0], grads[1], grads[2]);
+                                    numbers(out), log_sums.data(), dy.data(), grads[0], grads[1], grads[2]);
       },
       q, k, v);
 }

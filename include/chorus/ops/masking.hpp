@@ -1,7 +1,9 @@
 #pragma once
 /// Choices by a mask: where and masked_fill.
 
+#include <chorus/kernels/transform.hpp>
 #include <chorus/ops/pointwise.hpp>
+#include <type_traits>
 
 namespace chorus {
 
@@ -12,6 +14,14 @@ struct Where {
   template <class S>
   CHORUS_HD S operator()(const S& mask, const S& a, const S& b) const {
     return where(mask == 0, b, a);
+  }
+};
+
+/// The same of integers and truth values.
+struct Choose {
+  template <class T>
+  CHORUS_HD T operator()(bool mask, const T& a, const T& b) const {
+    return mask ? a : b;
   }
 };
 
@@ -40,9 +50,23 @@ Tensor<T, Rank, D> as_numbers(const Tensor<bool, Rank, D>& mask) {
 /// a where the mask is true, else b; the three broadcast. Throws ShapeError where they don't.
 template <int Rank, Device D, Operand A, Operand B>
 auto where(const Tensor<bool, Rank, D>& mask, const A& a, const B& b) {
+  using T = typename tensor_of<A>::value_type;
   detail::check_defined("where", mask, value_of(a), value_of(b));
-  const auto numbers = detail::as_numbers<typename tensor_of<A>::value_type>(mask);
-  return detail::pointwise("where", functors::Where{}, numbers, a, b);
+  if constexpr (Real<T>) {
+    const auto numbers = detail::as_numbers<T>(mask);
+    return detail::pointwise("where", functors::Where{}, numbers, a, b);
+  } else {
+    static_assert(of_one_type<A, B>, "where: operands have different scalar types; to<float>(x) converts one");
+    const auto shape = broadcast_shapes("where", broadcast_shapes("where", mask.shape(), a.shape()), b.shape());
+    check<DeviceError>(mask.device() == a.device() && a.device() == b.device(), "where: operands are on ",
+                       mask.device(), " and on another device");
+    const auto choose = contiguous(mask.expand(shape));
+    const auto left = contiguous(a.expand(shape)), right = contiguous(b.expand(shape));
+    auto out = std::remove_const_t<decltype(left)>::empty(shape, mask.device());
+    kernels::transform(mask.device(), functors::Choose{}, out.numel(), out.data(), choose.data(), left.data(),
+                       right.data());
+    return record("where", std::move(out), nullptr, mask, a, b);
+  }
 }
 
 /// The value where the mask is true, else x; they broadcast. Throws ShapeError where they don't.
@@ -51,6 +75,18 @@ auto masked_fill(const X& x, const Tensor<bool, Rank, D>& mask, double value) {
   detail::check_defined("masked_fill", value_of(x), mask);
   const auto numbers = detail::as_numbers<typename tensor_of<X>::value_type>(mask);
   return detail::pointwise("masked_fill", functors::MaskedFill{value}, numbers, x);
+}
+
+/// where with a number, which takes the operand's type, in the place of a or b.
+template <int Rank, Device D, Operand B>
+auto where(const Tensor<bool, Rank, D>& mask, math::Arithmetic auto number, const B& b) {
+  using T = typename tensor_of<B>::value_type;
+  return where(mask, Tensor<T, 0, D>::full({}, static_cast<T>(number), mask.device()), b);
+}
+template <int Rank, Device D, Operand A>
+auto where(const Tensor<bool, Rank, D>& mask, const A& a, math::Arithmetic auto number) {
+  using T = typename tensor_of<A>::value_type;
+  return where(mask, a, Tensor<T, 0, D>::full({}, static_cast<T>(number), mask.device()));
 }
 
 }  // namespace chorus

@@ -67,10 +67,11 @@ auto reduce(Operation operation, const X& x, Index axis, Forward forward, Backwa
   forward(input.device(), view, input.data(), out.data());
   return record(
       operation, out,
-      [input = Saved(input), out, view, backward](const auto& dy, auto dx) {
+      [input = Saved(input), out = Saved(out), view, backward](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
         const auto& numbers = Operation::linear ? input.tensor() : input.read(Operation::name);
-        backward(dy.device(), view, numbers.data(), out.data(), dy.data(), grad.data(), accumulate);
+        const auto& result = Operation::linear ? out.tensor() : out.read(Operation::name);
+        backward(dy.device(), view, numbers.data(), result.data(), dy.data(), grad.data(), accumulate);
       },
       x);
 }

@@ -2,6 +2,7 @@
 /// softmax, log_softmax and logsumexp along an axis.
 
 #include <chorus/autograd/parameter.hpp>
+#include <chorus/autograd/saved.hpp>
 #include <chorus/kernels/softmax.hpp>
 #include <chorus/ops/reduction.hpp>
 
@@ -34,9 +35,9 @@ auto along_axis(Operation operation, const X& x, Index axis, Forward forward, Ba
   forward(input.device(), view, input.data(), out.data());
   return record(
       operation, out,
-      [out, view, backward](const auto& dy, auto dx) {
+      [out = Saved(out), view, backward](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
-        backward(out.device(), view, out.data(), dy.data(), grad.data(), accumulate);
+        backward(dy.device(), view, out.read(Operation::name).data(), dy.data(), grad.data(), accumulate);
       },
       x);
 }

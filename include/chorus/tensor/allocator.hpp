@@ -55,6 +55,7 @@ struct Home;
 template <Device D>
 struct Block {
   std::atomic<int> owners{0};
+  std::atomic<std::uint32_t> writes{0};  // in place, while somebody has it, of numbers without a home
   trace::Memory kind{};
   D device{};
   std::size_t bytes = 0;
@@ -240,11 +241,18 @@ class Storage {
 
   /// Of a home: how often its numbers have been written; else null.
   Writes* writes() const { return block_ != nullptr && block_->home ? &block_->home->writes : nullptr; }
-  /// Grows whenever the numbers of a home change; 0 where there is none.
+  /// Grows whenever the numbers of a home change; elsewhere with `wrote` alone.
   std::uint64_t version() const {
     auto* const known = writes();
-    if (known == nullptr) return 0;
+    if (known == nullptr) return block_ == nullptr ? 0 : block_->writes.load(std::memory_order_relaxed);
     return present() ? known->version(block_->data, block_->bytes) : known->counted();
+  }
+  /// The numbers have been written in place.
+  void wrote() const {
+    if (auto* const known = writes())
+      known->add();
+    else if (block_ != nullptr)
+      block_->writes.fetch_add(1, std::memory_order_relaxed);
   }
   /// Somebody gets a pointer to the numbers of a home, and may write. Only what lies in the host's memory is watched.
   void watch() const {

@@ -32,6 +32,7 @@ class MemoryPool;
 template <>
 struct Block<Cuda> {
   std::atomic<int> owners{0};
+  std::atomic<std::uint32_t> writes{0};  // as of the CPU's
   trace::Memory kind{};
   Cuda device{};
   std::size_t bytes = 0;

@@ -1,0 +1,205 @@
+#pragma once
+/// Comparisons, logic and tests of numbers, element by element: each gives a Tensor<bool>, and no gradient. Operands
+/// broadcast as in NumPy; of bf16 and half all is compared in float. Throws ShapeError where shapes don't broadcast,
+/// UsageError where an operand is undefined, DeviceError where two lie on different devices.
+
+#include <array>
+#include <chorus/autograd/parameter.hpp>
+#include <chorus/kernels/contiguous.hpp>
+#include <chorus/kernels/scalar_math.hpp>
+#include <chorus/kernels/transform.hpp>
+#include <chorus/ops/pointwise.hpp>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+namespace chorus {
+
+namespace functors {
+
+#define CHORUS_COMPARISON(NAME, EXPRESSION)                   \
+  struct NAME {                                               \
+    template <class T>                                        \
+    CHORUS_HD bool operator()(const T& a, const T& b) const { \
+      return EXPRESSION;                                      \
+    }                                                         \
+  };
+CHORUS_COMPARISON(IsEqual, a == b)
+CHORUS_COMPARISON(IsNotEqual, a != b)
+CHORUS_COMPARISON(IsLess, a < b)
+CHORUS_COMPARISON(IsLessEqual, a <= b)
+CHORUS_COMPARISON(IsGreater, a > b)
+CHORUS_COMPARISON(IsGreaterEqual, a >= b)
+CHORUS_COMPARISON(BothTrue, (a != T(0)) && (b != T(0)))
+CHORUS_COMPARISON(OneTrue, (a != T(0)) || (b != T(0)))
+CHORUS_COMPARISON(JustOneTrue, (a != T(0)) != (b != T(0)))
+#undef CHORUS_COMPARISON
+
+// x - x is 0 of what is finite; an infinity's is NaN.
+struct IsNan {
+  template <class T>
+  CHORUS_HD bool operator()(const T& x) const {
+    return x != x;
+  }
+};
+struct IsFinite {
+  template <class T>
+  CHORUS_HD bool operator()(const T& x) const {
+    return x - x == T(0);
+  }
+};
+struct IsInf {
+  template <class T>
+  CHORUS_HD bool operator()(const T& x) const {
+    return x == x && !(x - x == T(0));
+  }
+};
+struct IsFalse {
+  template <class T>
+  CHORUS_HD bool operator()(const T& x) const {
+    return x == T(0);
+  }
+};
+
+/// F with a number on its right side.
+template <class F, class V>
+struct WithNumber {
+  V number;
+  template <class T>
+  CHORUS_HD bool operator()(const T& x) const {
+    return F{}(static_cast<V>(x), number);
+  }
+};
+
+}  // namespace functors
+
+namespace detail {
+
+/// Dense in the shape.
+template <class T, int Rank, class D, std::size_t N>
+Tensor<T, static_cast<int>(N), D> broadcast_to(const Tensor<T, Rank, D>& x, const std::array<Index, N>& shape) {
+  return contiguous(x.expand(shape));
+}
+
+template <class F, Operand A, Operand B>
+auto compare(const char* operation, const F& f, const A& a, const B& b) {
+  static_assert(of_one_type<A, B>, "comparison: operands have different scalar types; to<float>(x) converts one");
+  if constexpr (of_one_type<A, B>) {
+    const auto &x = value_of(a), &y = value_of(b);
+    check_defined(operation, x, y);
+    check<DeviceError>(x.device() == y.device(), operation, ": operands are on ", x.device(), " and on another device");
+    const auto shape = broadcast_shapes(operation, x.shape(), y.shape());
+    const auto left = broadcast_to(x, shape), right = broadcast_to(y, shape);
+    auto out = Tensor<bool, broadcast_rank<A, B>, typename tensor_of<A>::device_type>::empty(shape, x.device());
+    kernels::transform(x.device(), f, out.numel(), out.data(), left.data(), right.data());
+    return record(operation, std::move(out), nullptr, x, y);
+  }
+}
+
+template <class F, Operand X>
+auto test_each(const char* operation, const F& f, const X& x) {
+  const auto input = contiguous(value_of(x));
+  check_defined(operation, input);
+  auto out = Tensor<bool, tensor_of<X>::rank, typename tensor_of<X>::device_type>::empty(input.shape(), input.device());
+  kernels::transform(input.device(), f, out.numel(), out.data(), input.data());
+  return record(operation, std::move(out), nullptr, input);
+}
+
+// A number is taken in the operand's type; beside integers, in one that holds both.
+template <class F, Operand X, class Number>
+auto compare_number(const char* operation, const X& x, Number number) {
+  using T = typename tensor_of<X>::value_type;
+  if constexpr (Real<T>) {
+    using V = compute_type<T>;
+    return test_each(operation, functors::WithNumber<F, V>{static_cast<V>(static_cast<T>(number))}, x);
+  } else {
+    using V = std::conditional_t<std::integral<Number>, std::int64_t, double>;
+    return test_each(operation, functors::WithNumber<F, V>{static_cast<V>(number)}, x);
+  }
+}
+
+}  // namespace detail
+
+#define CHORUS_COMPARISON(OP, NAME, FUNCTOR, TURNED)                    \
+  template <Operand A, Operand B>                                       \
+  auto NAME(const A& a, const B& b) {                                   \
+    return detail::compare(#NAME, functors::FUNCTOR{}, a, b);           \
+  }                                                                     \
+  template <Operand X>                                                  \
+  auto NAME(const X& x, math::Arithmetic auto number) {                 \
+    return detail::compare_number<functors::FUNCTOR>(#NAME, x, number); \
+  }                                                                     \
+  template <Operand A, Operand B>                                       \
+  auto operator OP(const A& a, const B& b) {                            \
+    return NAME(a, b);                                                  \
+  }                                                                     \
+  template <Operand X>                                                  \
+  auto operator OP(const X& x, math::Arithmetic auto number) {          \
+    return NAME(x, number);                                             \
+  }                                                                     \
+  template <Operand X>                                                  \
+  auto operator OP(math::Arithmetic auto number, const X& x) {          \
+    return detail::compare_number<functors::TURNED>(#NAME, x, number);  \
+  }
+/// a == b, and so on; b may be a number. Whether all of it holds says `all(a == b).item()`.
+CHORUS_COMPARISON(==, eq, IsEqual, IsEqual)
+CHORUS_COMPARISON(!=, ne, IsNotEqual, IsNotEqual)
+CHORUS_COMPARISON(<, lt, IsLess, IsGreater)
+CHORUS_COMPARISON(<=, le, IsLessEqual, IsGreaterEqual)
+CHORUS_COMPARISON(>, gt, IsGreater, IsLess)
+CHORUS_COMPARISON(>=, ge, IsGreaterEqual, IsLessEqual)
+#undef CHORUS_COMPARISON
+
+/// Of numbers each that is not 0 counts as true, NaN too.
+template <Operand A, Operand B>
+auto logical_and(const A& a, const B& b) {
+  return detail::compare("logical_and", functors::BothTrue{}, a, b);
+}
+template <Operand A, Operand B>
+auto logical_or(const A& a, const B& b) {
+  return detail::compare("logical_or", functors::OneTrue{}, a, b);
+}
+template <Operand A, Operand B>
+auto logical_xor(const A& a, const B& b) {
+  return detail::compare("logical_xor", functors::JustOneTrue{}, a, b);
+}
+template <Operand X>
+auto logical_not(const X& x) {
+  return detail::test_each("logical_not", functors::IsFalse{}, x);
+}
+
+/// Of truth values: and, or, either, not.
+template <int A, int B, Device D>
+auto operator&(const Tensor<bool, A, D>& a, const Tensor<bool, B, D>& b) {
+  return logical_and(a, b);
+}
+template <int A, int B, Device D>
+auto operator|(const Tensor<bool, A, D>& a, const Tensor<bool, B, D>& b) {
+  return logical_or(a, b);
+}
+template <int A, int B, Device D>
+auto operator^(const Tensor<bool, A, D>& a, const Tensor<bool, B, D>& b) {
+  return logical_xor(a, b);
+}
+template <int Rank, Device D>
+auto operator~(const Tensor<bool, Rank, D>& x) {
+  return logical_not(x);
+}
+
+template <Operand X>
+auto isnan(const X& x) {
+  return detail::test_each("isnan", functors::IsNan{}, x);
+}
+template <Operand X>
+auto isinf(const X& x) {
+  return detail::test_each("isinf", functors::IsInf{}, x);
+}
+/// Neither NaN nor infinite.
+template <Operand X>
+auto isfinite(const X& x) {
+  return detail::test_each("isfinite", functors::IsFinite{}, x);
+}
+
+}  // namespace chorus

@@ -1,0 +1,249 @@
+#pragma once
+/// Linear algebra of matrices and stacks of matrices, float or double, on the CPU: solve, inverse, det, cholesky, qr,
+/// svd, eigh, by Eigen, all differentiable once. Names and results are torch.linalg's. Not part of chorus.hpp, since
+/// Eigen's factorizations take their time to compile.
+
+#include <algorithm>
+#include <array>
+#include <chorus/autograd/parameter.hpp>
+#include <chorus/autograd/saved.hpp>
+#include <chorus/kernels/contiguous.hpp>
+#include <chorus/kernels/cpu/linalg.hpp>
+#include <chorus/kernels/cpu/linalg_gradients.hpp>
+#include <chorus/ops/shape.hpp>
+#include <concepts>
+#include <cstddef>
+#include <type_traits>
+#include <utility>
+
+namespace chorus::linalg {
+
+namespace detail {
+
+template <Operand X>
+auto stack_of(const char* operation, const X& x, bool square) {
+  using Of = tensor_of<X>;
+  static_assert(std::is_same_v<typename Of::device_type, Cpu>,
+                "linalg: the operand lies on a GPU; these functions run on the CPU: to_device(x, Cpu{}) copies it");
+  static_assert(std::floating_point<typename Of::value_type>, "linalg: the operand is of float or double");
+  static_assert(Of::rank >= 2, "linalg: the operand is a matrix or a stack of matrices");
+  chorus::detail::check_defined(operation, value_of(x));
+  auto out = contiguous(value_of(x));
+  check<ShapeError>(!square || out.size(-1) == out.size(-2), operation, ": expected square matrices, got shape ",
+                    out.shape());
+  return out;
+}
+
+// How many matrices a stack has.
+template <std::size_t N>
+Index matrices(const std::array<Index, N>& shape) {
+  Index count = 1;
+  for (std::size_t i = 0; i + 2 < N; ++i) count *= shape[i];
+  return count;
+}
+
+// Factors of a matrix lie in one row, [count, all]: gradients by all of them arrive together.
+template <Operand Packed, std::size_t N>
+auto factor(const Packed& packed, Index start, const std::array<Index, N>& shape, Index size) {
+  return reshape(slice(packed, 1, start, start + size), shape);
+}
+
+template <std::size_t N>
+std::array<Index, N> with_matrix(std::array<Index, N> shape, Index rows, Index columns) {
+  shape[N - 2] = rows;
+  shape[N - 1] = columns;
+  return shape;
+}
+template <std::size_t N>
+std::array<Index, N - 1> with_vector(const std::array<Index, N>& shape, Index size) {
+  std::array<Index, N - 1> out{};
+  std::copy(shape.begin(), shape.end() - 1, out.begin());
+  out.back() = size;
+  return out;
+}
+
+}  // namespace detail
+
+/// x with a x = b. a: [..., n, n], b: [..., n, k] -> [..., n, k]; the axes in front are equal. Backward: b̄ = a⁻ᵀ x̄,
+/// ā = -b̄ xᵀ (Giles 2008). Throws ShapeError where sizes differ, UsageError where a matrix is singular.
+template <Operand A, Operand B>
+auto solve(const A& a, const B& b) {
+  constexpr int rank = tensor_of<A>::rank;
+  static_assert(tensor_of<B>::rank == rank && of_one_type<A, B>, "solve: the operands have one rank and scalar type");
+  using T = typename tensor_of<A>::value_type;
+  const auto left = detail::stack_of("solve", a, true), right = detail::stack_of("solve", b, false);
+  const Index n = left.size(-1), k = right.size(-1), count = detail::matrices(left.shape());
+  check<ShapeError>(right.shape() == detail::with_matrix(left.shape(), n, k), "solve: expected a right side of shape ",
+                    detail::with_matrix(left.shape(), n, k), ", got ", right.shape());
+  auto out = Tensor<T, rank>::empty(right.shape());
+  kernels::linalg::solve("solve", count, n, k, left.data(), right.data(), out.data());
+  return record(
+      "solve", out,
+      [left = chorus::detail::Saved(left), out = chorus::detail::Saved(out), count, n, k](const auto& dy, auto da,
+                                                                                          auto db) {
+        const auto turned = contiguous(left.read("solve").transpose(-1, -2));
+        const auto back = Tensor<T, rank>::empty(dy.shape());
+        kernels::linalg::solve("solve", count, n, k, turned.data(), dy.data(), back.data());
+        if (db) db->add(back);
+        if (!da) return;
+        const auto minus = Tensor<T, rank>::empty(turned.shape());
+        const auto& x = out.read("solve");
+        for (Index i = 0; i < count; ++i)
+          kernels::linalg::matrix(minus.data(), i, n, n) =
+              -kernels::linalg::matrix(back.data(), i, n, k) * kernels::linalg::matrix(x.data(), i, n, k).transpose();
+        da->add(minus);
+      },
+      a, b);
+}
+
+/// a⁻¹ of [..., n, n]. Backward: ā = -a⁻ᵀ ȳ a⁻ᵀ (Giles 2008). Throws UsageError where a matrix is singular.
+template <Operand A>
+auto inverse(const A& a) {
+  using Of = tensor_of<A>;
+  const auto input = detail::stack_of("inverse", a, true);
+  const Index n = input.size(-1), count = detail::matrices(input.shape());
+  const auto ones = Of::zeros(input.shape());
+  for (Index i = 0; i < count; ++i) kernels::linalg::matrix(ones.data(), i, n, n).setIdentity();
+  auto out = Of::empty(input.shape());
+  kernels::linalg::solve("inverse", count, n, n, input.data(), ones.data(), out.data());
+  return record(
+      "inverse", out,
+      [out = chorus::detail::Saved(out), count, n](const auto& dy, auto da) {
+        const auto [grad, accumulate] = da->target();
+        const auto& y = out.read("inverse");
+        for (Index i = 0; i < count; ++i) {
+          const auto inverse = kernels::linalg::matrix(y.data(), i, n, n);
+          kernels::linalg::give(
+              kernels::linalg::matrix(grad.data(), i, n, n),
+              -(inverse.transpose() * kernels::linalg::matrix(dy.data(), i, n, n) * inverse.transpose()), accumulate);
+        }
+      },
+      a);
+}
+
+/// The determinants of [..., n, n]: [...]. Backward: ā = ȳ times the cofactors, for singular matrices too.
+template <Operand A>
+auto det(const A& a) {
+  using T = typename tensor_of<A>::value_type;
+  constexpr int rank = tensor_of<A>::rank;
+  const auto input = detail::stack_of("det", a, true);
+  const Index n = input.size(-1), count = detail::matrices(input.shape());
+  Shape<rank - 2> shape{};
+  std::copy(input.shape().begin(), input.shape().end() - 2, shape.begin());
+  auto out = Tensor<T, rank - 2>::empty(shape);
+  kernels::linalg::determinant(count, n, input.data(), out.data());
+  return record(
+      "det", std::move(out),
+      [input = chorus::detail::Saved(input), count, n](const auto& dy, auto da) {
+        const auto cofactors = Tensor<T, rank>::empty(input.tensor().shape());
+        kernels::linalg::cofactors(count, n, input.read("det").data(), cofactors.data());
+        for (Index i = 0; i < count; ++i) kernels::linalg::matrix(cofactors.data(), i, n, n) *= dy.data()[i];
+        da->add(cofactors);
+      },
+      a);
+}
+
+/// Lower triangular L with L Lᵀ = a, for symmetric positive definite a: [..., n, n], of which the lower triangle is
+/// read; the gradient is symmetric. Throws UsageError where a matrix is not positive definite.
+template <Operand A>
+auto cholesky(const A& a) {
+  const auto input = detail::stack_of("cholesky", a, true);
+  const Index n = input.size(-1), count = detail::matrices(input.shape());
+  auto out = tensor_of<A>::zeros(input.shape());
+  kernels::linalg::cholesky(count, n, input.data(), out.data());
+  return record(
+      "cholesky", out,
+      [out = chorus::detail::Saved(out), count, n](const auto& dy, auto da) {
+        const auto [grad, accumulate] = da->target();
+        kernels::linalg::cholesky_backward(count, n, out.read("cholesky").data(), dy.data(), grad.data(), accumulate);
+      },
+      a);
+}
+
+template <class Q, class R>
+struct Qr {
+  Q q;
+  R r;
+};
+
+/// a = Q R with orthonormal columns in Q: a, Q: [..., m, n], R: [..., n, n], upper triangular, with LAPACK's signs.
+/// Throws ShapeError where there are fewer rows than columns.
+template <Operand A>
+auto qr(const A& a) {
+  using T = typename tensor_of<A>::value_type;
+  const auto input = detail::stack_of("qr", a, false);
+  const Index m = input.size(-2), n = input.size(-1), count = detail::matrices(input.shape());
+  check<ShapeError>(m >= n, "qr: expected at least as many rows as columns, got shape ", input.shape());
+  auto packed = Tensor<T, 2>::empty({count, m * n + n * n});
+  kernels::linalg::qr(count, m, n, input.data(), packed.data());
+  const auto factors = record(
+      "qr", packed,
+      [packed = chorus::detail::Saved(packed), count, m, n](const auto& dy, auto da) {
+        const auto [grad, accumulate] = da->target();
+        kernels::linalg::qr_backward(count, m, n, packed.read("qr").data(), dy.data(), grad.data(), accumulate);
+      },
+      a);
+  auto q = detail::factor(factors, 0, input.shape(), m * n);
+  auto r = detail::factor(factors, m * n, detail::with_matrix(input.shape(), n, n), n * n);
+  return Qr<decltype(q), decltype(r)>{std::move(q), std::move(r)};
+}
+
+template <class U, class S, class V>
+struct Svd {
+  U u;
+  S s;
+  V vh;
+};
+
+/// a = U diag(S) Vᵀ: a: [..., m, n] -> u: [..., m, k], s: [..., k] in descending order, vh = Vᵀ: [..., k, n], k =
+/// min(m, n). The signs of singular vectors are not defined, and neither is the gradient of what depends on them.
+/// Throws UsageError for numbers that are not finite.
+template <Operand A>
+auto svd(const A& a) {
+  using T = typename tensor_of<A>::value_type;
+  const auto input = detail::stack_of("svd", a, false);
+  const Index m = input.size(-2), n = input.size(-1), k = std::min(m, n), count = detail::matrices(input.shape());
+  auto packed = Tensor<T, 2>::empty({count, m * k + k + k * n});
+  kernels::linalg::svd(count, m, n, input.data(), packed.data());
+  const auto factors = record(
+      "svd", packed,
+      [packed = chorus::detail::Saved(packed), count, m, n](const auto& dy, auto da) {
+        const auto [grad, accumulate] = da->target();
+        kernels::linalg::svd_backward(count, m, n, packed.read("svd").data(), dy.data(), grad.data(), accumulate);
+      },
+      a);
+  auto u = detail::factor(factors, 0, detail::with_matrix(input.shape(), m, k), m * k);
+  auto s = detail::factor(factors, m * k, detail::with_vector(input.shape(), k), k);
+  auto vh = detail::factor(factors, m * k + k, detail::with_matrix(input.shape(), k, n), k * n);
+  return Svd<decltype(u), decltype(s), decltype(vh)>{std::move(u), std::move(s), std::move(vh)};
+}
+
+template <class Values, class Vectors>
+struct Eigh {
+  Values eigenvalues;
+  Vectors eigenvectors;
+};
+
+/// Eigenvalues, [..., n] in ascending order, and eigenvectors, in the columns of [..., n, n], of symmetric a: [..., n,
+/// n], of which the lower triangle is read; the gradient is symmetric. The signs of eigenvectors are not defined, and
+/// neither is the gradient of what depends on them. Throws UsageError for numbers that are not finite.
+template <Operand A>
+auto eigh(const A& a) {
+  using T = typename tensor_of<A>::value_type;
+  const auto input = detail::stack_of("eigh", a, true);
+  const Index n = input.size(-1), count = detail::matrices(input.shape());
+  auto packed = Tensor<T, 2>::empty({count, n + n * n});
+  kernels::linalg::eigh(count, n, input.data(), packed.data());
+  const auto factors = record(
+      "eigh", packed,
+      [packed = chorus::detail::Saved(packed), count, n](const auto& dy, auto da) {
+        const auto [grad, accumulate] = da->target();
+        kernels::linalg::eigh_backward(count, n, packed.read("eigh").data(), dy.data(), grad.data(), accumulate);
+      },
+      a);
+  auto values = detail::factor(factors, 0, detail::with_vector(input.shape(), n), n);
+  auto vectors = detail::factor(factors, n, input.shape(), n * n);
+  return Eigh<decltype(values), decltype(vectors)>{std::move(values), std::move(vectors)};
+}
+
+}  // namespace chorus::linalg

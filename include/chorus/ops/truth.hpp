@@ -1,0 +1,113 @@
+#pragma once
+/// What truth values say together: any, all, masked_select, nonzero.
+
+#include <chorus/kernels/to_device.hpp>
+#include <chorus/ops/comparison.hpp>
+#include <chorus/ops/indexing.hpp>
+#include <chorus/ops/masking.hpp>
+#include <chorus/ops/reduction.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+#include <vector>
+
+namespace chorus {
+
+namespace detail {
+template <Operand X>
+auto as_truth(const X& x) {
+  if constexpr (std::is_same_v<typename tensor_of<X>::value_type, bool>)
+    return value_of(x);
+  else
+    return ne(x, 0);
+}
+
+// Whether one, or all, of [outer, axis, inner] are true, along the axis.
+template <bool every, class D>
+Tensor<bool, 2, D> true_along(const Tensor<bool, 3, D>& x) {
+  const Shape<2> shape{x.shape()[0], x.shape()[2]};
+  if (x.shape()[1] == 0) return Tensor<bool, 2, D>::full(shape, every, x.device());
+  const auto numbers = as_numbers<float>(x);
+  if constexpr (every)
+    return ne(amin(numbers, 1), 0);
+  else
+    return ne(amax(numbers, 1), 0);
+}
+template <bool every, Operand X>
+auto truth_of(const char* operation, const X& x, Index axis) {
+  constexpr int rank = tensor_of<X>::rank;
+  static_assert(rank >= 1, "any, all: a tensor without axes has none to go along");
+  const auto& shape = value_of(x).shape();
+  const auto a = normalize_axis(operation, axis, rank);
+  const auto view = around_axis(shape, a);
+  const auto flat = contiguous(as_truth(x)).view(Shape<3>{view.outer, view.axis, view.inner});
+  return true_along<every>(flat).view(without_axis<rank>(shape, a));
+}
+template <bool every, Operand X>
+auto truth_of(const X& x) {
+  return true_along<every>(contiguous(as_truth(x)).view(Shape<3>{1, numel(value_of(x).shape()), 1})).view(Shape<0>{});
+}
+
+// The places of what is true, in row-major order.
+inline std::vector<std::int64_t> places_of_true(const bool* mask, Index count) {
+  std::vector<std::int64_t> out;
+  for (Index i = 0; i < count; ++i)
+    if (mask[i]) out.push_back(i);
+  return out;
+}
+}  // namespace detail
+
+/// Whether an element is true, or of numbers not 0, along an axis, which goes away. False where there are none.
+template <Operand X>
+auto any(const X& x, Index axis) {
+  return detail::truth_of<false>("any", x, axis);
+}
+/// The same of all elements, without axes: `any(x > 0).item()`.
+template <Operand X>
+auto any(const X& x) {
+  return detail::truth_of<false>(x);
+}
+/// Whether all elements are true, or of numbers not 0, along an axis, which goes away. True where there are none.
+template <Operand X>
+auto all(const X& x, Index axis) {
+  return detail::truth_of<true>("all", x, axis);
+}
+template <Operand X>
+auto all(const X& x) {
+  return detail::truth_of<true>(x);
+}
+
+/// The elements of x at which the mask is true, in row-major order: [count]; the two broadcast. Gradients go back to
+/// where they were. How many there are is known to the host alone: a GPU is waited for. Throws ShapeError where shapes
+/// don't broadcast.
+template <Operand X, int Rank, Device D>
+auto masked_select(const X& x, const Tensor<bool, Rank, D>& mask) {
+  detail::check_defined("masked_select", value_of(x), mask);
+  const auto shape = broadcast_shapes("masked_select", value_of(x).shape(), mask.shape());
+  const auto there = to_device(detail::broadcast_to(mask, shape), Cpu{});
+  const auto places = detail::places_of_true(there.data(), there.numel());
+  const auto index = Tensor<std::int64_t, 1, D>::from(std::span<const std::int64_t>(places),
+                                                      {static_cast<Index>(places.size())}, mask.device());
+  return index_select(reshape(expand(x, shape), Shape<1>{there.numel()}), 0, index);
+}
+
+/// The places of the elements that are true, or not 0, in row-major order: [count, rank]. A GPU is waited for.
+template <Operand X>
+auto nonzero(const X& x) {
+  constexpr std::size_t rank = static_cast<std::size_t>(tensor_of<X>::rank);
+  const auto& shape = value_of(x).shape();
+  const auto mask = to_device(contiguous(detail::as_truth(x)), Cpu{});
+  detail::check_defined("nonzero", mask);
+  const auto places = detail::places_of_true(mask.data(), mask.numel());
+  const auto strides = row_major(shape);
+  std::vector<std::int64_t> out;
+  out.reserve(places.size() * rank);
+  for (const auto place : places)
+    for (std::size_t axis = 0; axis < rank; ++axis) out.push_back(place / strides[axis] % shape[axis]);
+  return Tensor<std::int64_t, 2, typename tensor_of<X>::device_type>::from(
+      std::span<const std::int64_t>(out), {static_cast<Index>(places.size()), static_cast<Index>(rank)},
+      value_of(x).device());
+}
+
+}  // namespace chorus
