@@ -35,11 +35,11 @@ Run conv_run(const C& c) {
   const ch::Conv2dOptions o{.stride = c.stride, .padding = c.pad, .dilation = c.dil, .groups = c.groups};
   const auto w = var<4>(c.w, 2, 0.1);
   const auto b = var<1>({c.w[0]}, 3, 0.1);
-  auto f = [o](const auto& x, const auto& w, const auto&... b) {
-    if constexpr (sizeof...(b) == 0)
-      return ch::conv2d(x, w, Ten<1>(), o);
+  auto f = [o](const auto& images, const auto& weight, const auto&... own) {
+    if constexpr (sizeof...(own) == 0)
+      return ch::conv2d(images, weight, Ten<1>(), o);
     else
-      return ch::conv2d(x, w, b..., o);
+      return ch::conv2d(images, weight, own..., o);
   };
   const auto run = [&](auto x) {
     if constexpr (bias)
