@@ -100,8 +100,12 @@ auto adaptive_avg_pool2d(const X& x, Size2d size) {
   const auto& shape = value_of(x).shape();
   check<ShapeError>(shape[2] > 0 && shape[3] > 0, "adaptive_avg_pool2d: an image of shape ", shape, " has no pixels");
   const auto input = detail::rounded(x);
-  return detail::keeps_levels(input, detail::adaptive_mean(detail::adaptive_mean(input, 3, size.width), 2, size.height),
-                              /*exact=*/false);
+  const auto means = [&] { return detail::adaptive_mean(detail::adaptive_mean(input, 3, size.width), 2, size.height); };
+  if (shape[2] % size.height != 0 || shape[3] % size.width != 0)
+    return detail::keeps_levels(input, means(), /*exact=*/false);
+  const Size2d part{shape[2] / size.height, shape[3] / size.width};
+  const auto windows = detail::pool2d_shape("adaptive_avg_pool2d", shape, part, {});
+  return detail::keeps_levels(input, decltype(means())(detail::mean_of_windows(input, windows)), /*exact=*/false);
 }
 
 /// x: [batch, channels, ...] -> the mean of each channel: [batch, channels].

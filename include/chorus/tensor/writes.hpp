@@ -58,9 +58,10 @@ class Writes {
     fingerprint_ = now;
   }
 
-  /// One change of a number always changes it; of several, all but one in 2^32. As fast as memory is read.
+  /// One change of a number always changes it; of several, all but one in 2^32. With as many lanes that a register's
+  /// product need not wait for the one before: as fast as memory is read.
   static std::uint64_t fingerprint(const void* numbers, std::size_t bytes) {
-    constexpr std::size_t lanes = 16, block = lanes * sizeof(std::uint32_t);
+    constexpr std::size_t lanes = 64, block = lanes * sizeof(std::uint32_t);
     constexpr std::uint32_t odd = 0x9E3779B1u;
     std::array<std::uint32_t, lanes> sums{}, words{};
     const auto* from = static_cast<const std::byte*>(numbers);

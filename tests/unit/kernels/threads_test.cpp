@@ -3,8 +3,11 @@
 #include <chorus/core/threads.hpp>
 #include <chorus/kernels/axis_block.hpp>
 #include <chorus/kernels/batch_norm.hpp>
+#include <chorus/kernels/cross_entropy.hpp>
 #include <chorus/kernels/cumulative.hpp>
+#include <chorus/kernels/dropout.hpp>
 #include <chorus/kernels/gemm.hpp>
+#include <chorus/kernels/indexing.hpp>
 #include <chorus/kernels/layer_norm.hpp>
 #include <chorus/kernels/pooling.hpp>
 #include <chorus/kernels/reduction.hpp>
@@ -109,6 +112,47 @@ TEST_CASE("sums over rows, running sums and padding give the same bits on any nu
       return y;
     });
   }
+}
+
+TEST_CASE("dropout, picking and cross entropy's gradients give the same bits on any number of threads") {
+  const Index rows = 301, columns = 333, count = rows * columns;
+  const auto x = numbers<float>(count, 9);
+  for (const Index samples : {Index{1}, rows})
+    check_same([&] {
+      auto y = zeros(count);
+      kernels::dropout_forward(Cpu{}, samples, count / samples, x.data(), y.data(), 0.3, {});
+      return y;
+    });
+  std::vector<std::int64_t> index(static_cast<std::size_t>(count));
+  for (std::size_t i = 0; i < index.size(); ++i) index[i] = static_cast<std::int64_t>(i * i % 301);
+  check_same([&] {
+    auto y = zeros(count), dx = zeros(count);
+    kernels::gather(Cpu{}, {301, 333, 1}, 333, index.data(), x.data(), y.data());
+    kernels::gather_backward(Cpu{}, {301, 333, 1}, 333, index.data(), x.data(), dx.data(), false);
+    y.insert(y.end(), dx.begin(), dx.end());
+    return y;
+  });
+  for (const Index inner : {1, 9})
+    check_same([&] {
+      const kernels::AxisShape whole{301, 37, inner};
+      auto y = zeros(301 * 300 * inner), dx = zeros(whole.numel());
+      const auto dy = numbers<float>(301 * 300 * inner, 10);
+      std::vector<std::int64_t> chosen(300);
+      for (std::size_t i = 0; i < chosen.size(); ++i) chosen[i] = static_cast<std::int64_t>(i % 37);
+      kernels::index_select(Cpu{}, whole, 300, chosen.data(), x.data(), y.data());
+      kernels::index_select_backward(Cpu{}, whole, 300, chosen.data(), dy.data(), dx.data(), false);
+      y.insert(y.end(), dx.begin(), dx.end());
+      return y;
+    });
+  check_same([&] {
+    auto loss = zeros(1), log_sums = zeros(rows), dx = zeros(count);
+    const float one = 1;
+    kernels::cross_entropy_forward<float>(Cpu{}, rows, columns, x.data(), index.data(), {}, loss.data(),
+                                          log_sums.data());
+    kernels::cross_entropy_backward<float>(Cpu{}, rows, columns, x.data(), index.data(), {}, log_sums.data(), &one,
+                                           dx.data(), false);
+    return dx;
+  });
 }
 
 }  // namespace threads_test

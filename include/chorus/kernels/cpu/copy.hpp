@@ -7,6 +7,7 @@
 #include <chorus/kernels/copy.hpp>
 #include <chorus/kernels/cpu/in_float.hpp>
 #include <chorus/kernels/cpu/packet.hpp>
+#include <chorus/kernels/cpu/transpose.hpp>
 #include <chorus/kernels/strided_runs.hpp>
 #include <chorus/tensor/shape.hpp>
 #include <cstring>
@@ -123,31 +124,47 @@ void scatter_repeats(const StridedRuns& runs, Index count, const T* from, T* to)
   });
 }
 
-/// dst[i][j] = src[j][i] for i < rows, j < columns, by tiles that fit into the cache.
+/// dst[i][j] = src[j][i] for i < rows, j < columns, by tiles that fit into the cache, and floats by squares in
+/// registers.
 template <class T>
 void transpose(Index rows, Index columns, const T* src, Index src_stride, T* dst, Index dst_stride) {
-  constexpr Index tile = 16;
+  constexpr Index tile = 64;
+  const auto one_by_one = [&](Index i0, Index i_end, Index j0, Index j_end) {
+    for (Index i = i0; i < i_end; ++i)
+      for (Index j = j0; j < j_end; ++j) dst[i * dst_stride + j] = src[j * src_stride + i];
+  };
   for (Index i0 = 0; i0 < rows; i0 += tile)
     for (Index j0 = 0; j0 < columns; j0 += tile) {
       const Index i_end = std::min(i0 + tile, rows), j_end = std::min(j0 + tile, columns);
-      for (Index i = i0; i < i_end; ++i)
-        for (Index j = j0; j < j_end; ++j) dst[i * dst_stride + j] = src[j * src_stride + i];
+      if constexpr (std::is_same_v<T, float>) {
+        constexpr Index w = lanes<T>;
+        const Index i_whole = i0 + (i_end - i0) / w * w, j_whole = j0 + (j_end - j0) / w * w;
+        for (Index j = j0; j < j_whole; j += w)
+          for (Index i = i0; i < i_whole; i += w) {
+            Square<T> square;
+            for (Index k = 0; k < w; ++k) square.packet[k] = load(src + (j + k) * src_stride + i, Whole<T>{});
+            transpose<T>(square);
+            for (Index k = 0; k < w; ++k) store(dst + (i + k) * dst_stride + j, square.packet[k], Whole<T>{});
+          }
+        one_by_one(i_whole, i_end, j0, j_end);
+        one_by_one(i0, i_whole, j_whole, j_end);
+      } else {
+        one_by_one(i0, i_end, j0, j_end);
+      }
     }
 }
 
-}  // namespace detail
-
+/// copy_strided on one thread.
 template <Scalar T>
-void copy_strided(Cpu, std::span<const Index> shape, const T* src, std::span<const Index> src_strides, T* dst) {
+void copy_alone(std::span<const Index> shape, const T* src, std::span<const Index> src_strides, T* dst) {
   const Index count = numel(shape);
-  if (count == 0) return;
   StridedRuns runs(shape, src_strides);
-  if (detail::repeats(runs)) return detail::gather_repeats(runs, count, src, dst);
+  if (repeats(runs)) return gather_repeats(runs, count, src, dst);
 
   // A transposed view: the innermost axis jumps, but some other axis has step 1. Those two are done by tiles.
   std::size_t unit = 1;
   while (unit < runs.rank() && runs.stride(unit) != 1) ++unit;
-  if (unit >= runs.rank() || runs.stride(0) == 0) return detail::gather(runs, count, src, dst);
+  if (unit >= runs.rank() || runs.stride(0) == 0) return gather(runs, count, src, dst);
 
   Index dst_stride = 1;
   std::array<Index, max_rank> rest_shape{}, rest_src{}, rest_dst{};
@@ -162,7 +179,7 @@ void copy_strided(Cpu, std::span<const Index> shape, const T* src, std::span<con
   }
   std::array<Index, max_rank> at{};
   for (;;) {
-    detail::transpose(runs.size(unit), runs.size(0), src, runs.stride(0), dst, unit_dst_stride);
+    transpose(runs.size(unit), runs.size(0), src, runs.stride(0), dst, unit_dst_stride);
     std::size_t axis = 0;
     for (; axis < rest; ++axis) {
       src += rest_src[axis];
@@ -174,6 +191,28 @@ void copy_strided(Cpu, std::span<const Index> shape, const T* src, std::span<con
     }
     if (axis == rest) return;
   }
+}
+
+}  // namespace detail
+
+template <Scalar T>
+void copy_strided(Cpu, std::span<const Index> shape, const T* src, std::span<const Index> src_strides, T* dst) {
+  const Index count = numel(shape);
+  if (count == 0) return;
+  if (num_threads() > 1 && count >= 2 * thread_elements && shape.size() <= static_cast<std::size_t>(max_rank)) {
+    // Each thread has a range of the first axis that is one.
+    const auto axis = static_cast<std::size_t>(
+        std::find_if(shape.begin(), shape.end(), [](Index size) { return size != 1; }) - shape.begin());
+    const Index size = shape[axis], row = count / size;
+    return parallel_ranges(size, 1, thread_elements / row + 1, [&](Index first, Index n) {
+      std::array<Index, max_rank> part{};
+      std::copy(shape.begin(), shape.end(), part.begin());
+      part[axis] = n;
+      detail::copy_alone(std::span<const Index>(part.data(), shape.size()), src + first * src_strides[axis],
+                         src_strides, dst + first * row);
+    });
+  }
+  detail::copy_alone(shape, src, src_strides, dst);
 }
 
 template <Scalar T>

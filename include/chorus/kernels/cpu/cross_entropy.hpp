@@ -78,12 +78,12 @@ void cross_entropy_backward(Cpu cpu, Index batch, Index classes, const T* logits
                             bool accumulate) {
   const Index counted = count_labels(cpu, "cross_entropy", batch, classes, labels, options.ignore_index);
   const T smoothing = static_cast<T>(options.label_smoothing);
-  for (Index i = 0; i < batch; ++i) {
+  const auto sample = [&](Index i) {
     const T* x = logits + i * classes;
     T* dx = dlogits + i * classes;
     if (labels[i] == options.ignore_index) {
       if (!accumulate) std::fill_n(dx, classes, T{0});
-      continue;
+      return;
     }
     const T scale = detail::sample_scale(i, counted, options.reduction, dloss);
     const auto s = splat(scale), log_sum = splat(log_sum_exp[i]), uniform = splat(smoothing / static_cast<T>(classes));
@@ -94,7 +94,10 @@ void cross_entropy_backward(Cpu cpu, Index batch, Index classes, const T* logits
       store(dx + j, pmul(psub(p, uniform), s), count, accumulate);
     });
     dx[labels[i]] -= (T{1} - smoothing) * scale;
-  }
+  };
+  parallel_ranges(batch, 1, thread_elements / std::max<Index>(1, classes) + 1, [&](Index first, Index count) {
+    for (Index i = first; i < first + count; ++i) sample(i);
+  });
 }
 
 template <class T>

@@ -3,9 +3,9 @@
 
 #include <algorithm>
 #include <array>
-
 #include <chorus/core/dtype.hpp>
 #include <chorus/core/error.hpp>
+#include <chorus/core/threads.hpp>
 #include <chorus/kernels/cpu/philox_block.hpp>
 #include <chorus/kernels/dropout.hpp>
 
@@ -23,34 +23,37 @@ void dropout(Index samples, Index inner, const T* in, T* out, double p, const Ra
   const T scale = static_cast<T>(dropout_scale(p));
   const auto apply = [&](Index i, T factor) { out[i] = accumulate ? out[i] + in[i] * factor : in[i] * factor; };
 
-  std::array<PhiloxWords, philox_block> counter{};
-  std::array<std::uint32_t, 4 * philox_block> words;
-  std::array<T, 4 * philox_block> factors;
-  Index sample = 0, quad = 0;
-  for (Index first = 0; first < counters; first += at_once) {
-    const Index here = std::min(at_once, counters - first), start_sample = sample, start_quad = quad;
-    for (Index i = 0; i < here; ++i) {
-      counter[static_cast<std::size_t>(i)] = dropout_counter(key, key.first_sample + sample, quad);
-      if (++quad == quads) {
-        quad = 0;
-        ++sample;
+  constexpr Index least = 1024;  // some 10 us
+  parallel_ranges(counters, at_once, least, [&](Index begin_counter, Index count) {
+    std::array<PhiloxWords, philox_block> counter{};
+    std::array<std::uint32_t, 4 * philox_block> words;
+    std::array<T, 4 * philox_block> factors;
+    Index sample = begin_counter / quads, quad = begin_counter % quads;
+    for (Index first = 0; first < count; first += at_once) {
+      const Index here = std::min(at_once, count - first), start_sample = sample, start_quad = quad;
+      for (Index i = 0; i < here; ++i) {
+        counter[static_cast<std::size_t>(i)] = dropout_counter(key, key.first_sample + sample, quad);
+        if (++quad == quads) {
+          quad = 0;
+          ++sample;
+        }
+      }
+      philox_words(key.seed, counter.data(), words.data());
+      for (std::size_t i = 0; i < words.size(); ++i) factors[i] = dropout_keeps(words[i], threshold) ? scale : T{0};
+      const Index begin = start_sample * inner + 4 * start_quad;
+      if (inner % 4 == 0 && here == at_once) {
+        for (Index i = 0; i < 4 * at_once; ++i) apply(begin + i, factors[static_cast<std::size_t>(i)]);
+        continue;
+      }
+      Index at = begin, q = start_quad;
+      for (Index i = 0; i < here; ++i) {
+        const Index wanted = std::min(Index{4}, inner - 4 * q);
+        for (Index lane = 0; lane < wanted; ++lane) apply(at + lane, factors[static_cast<std::size_t>(4 * i + lane)]);
+        at += wanted;
+        if (++q == quads) q = 0;
       }
     }
-    philox_words(key.seed, counter.data(), words.data());
-    for (std::size_t i = 0; i < words.size(); ++i) factors[i] = dropout_keeps(words[i], threshold) ? scale : T{0};
-    const Index begin = start_sample * inner + 4 * start_quad;
-    if (inner % 4 == 0 && here == at_once) {
-      for (Index i = 0; i < 4 * at_once; ++i) apply(begin + i, factors[static_cast<std::size_t>(i)]);
-      continue;
-    }
-    Index at = begin, q = start_quad;
-    for (Index i = 0; i < here; ++i) {
-      const Index wanted = std::min(Index{4}, inner - 4 * q);
-      for (Index lane = 0; lane < wanted; ++lane) apply(at + lane, factors[static_cast<std::size_t>(4 * i + lane)]);
-      at += wanted;
-      if (++q == quads) q = 0;
-    }
-  }
+  });
 }
 }  // namespace detail
 

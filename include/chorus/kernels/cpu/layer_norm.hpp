@@ -1,10 +1,12 @@
 #pragma once
 /// Layer normalisation on the CPU.
 
+#include <algorithm>
 #include <chorus/kernels/cpu/axis_lines.hpp>
 #include <chorus/kernels/layer_norm.hpp>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 namespace chorus::kernels {
 
@@ -56,26 +58,62 @@ void layer_norm_backward_input(Cpu, Index rows, Index columns, const T* x, const
   });
 }
 
+namespace detail {
+/// The columns whose sums are made at a time: they stay in the first-level cache while rows go by.
+inline constexpr Index affine_columns = 256;
+
+/// scaled[j] = the sum over the rows [begin, end) of dy * (x - mean) * invstd, plain[j] = that of dy, in the order of
+/// reduce_rows. x and dy begin at the columns that are summed, `pitch` is the length of their rows.
+template <class T>
+void sum_affine(Index begin, Index end, Index columns, Index pitch, const T* x, const T* dy, const T* mean,
+                const T* invstd, T* scaled, T* plain) {
+  constexpr Index block = 64;
+  if (end - begin > block) {
+    const Index middle = begin + ((end - begin) / block + 1) / 2 * block;
+    T second[2][affine_columns];
+    sum_affine(begin, middle, columns, pitch, x, dy, mean, invstd, scaled, plain);
+    sum_affine(middle, end, columns, pitch, x, dy, mean, invstd, second[0], second[1]);
+    for_packets<T>(columns, [=, a = &second[0][0], b = &second[1][0]](Index j, auto count) {
+      store(scaled + j, load(a + j, count), count, true);
+      store(plain + j, load(b + j, count), count, true);
+    });
+    return;
+  }
+  std::fill_n(scaled, columns, T{0});
+  std::fill_n(plain, columns, T{0});
+  const auto add_rows = [&](Index i, auto rows) {
+    for_packets<T>(columns, [=](Index j, auto count) {
+      auto a = load(scaled + j, count), b = load(plain + j, count);
+      for (Index r = i; r < i + rows; ++r) {
+        const auto d = psub(load(x + r * pitch + j, count), splat(mean[r])), g = load(dy + r * pitch + j, count);
+        a = padd(a, pmul(g, pmul(d, splat(invstd[r]))));
+        b = padd(b, g);
+      }
+      store(scaled + j, a, count);
+      store(plain + j, b, count);
+    });
+  };
+  Index i = begin;
+  for (; i + 4 <= end; i += 4) add_rows(i, std::integral_constant<Index, 4>{});
+  for (; i < end; ++i) add_rows(i, std::integral_constant<Index, 1>{});
+}
+}  // namespace detail
+
 template <class T>
 void layer_norm_backward_affine(Cpu, Index rows, Index columns, const T* x, const T* dy, const T* statistics,
                                 T* dweight, T* dbias, bool accumulate_weight, bool accumulate_bias) {
-  const auto sum_columns = [&](Index j, auto count) {
-    const auto zero = splat(T{0});
-    if (dweight != nullptr)
-      store(dweight + j,
-            reduce_rows(Index{0}, rows, zero, Sum<T>{},
-                        [&](Index r) {
-                          const auto d = psub(load(x + r * columns + j, count), splat(statistics[r]));
-                          return pmul(load(dy + r * columns + j, count), pmul(d, splat(statistics[rows + r])));
-                        }),
-            count, accumulate_weight);
-    if (dbias != nullptr)
-      store(dbias + j,
-            reduce_rows(Index{0}, rows, zero, Sum<T>{}, [&](Index r) { return load(dy + r * columns + j, count); }),
-            count, accumulate_bias);
-  };
-  parallel_ranges(columns, lanes<T>, thread_elements / std::max<Index>(1, rows) + lanes<T>, [&](Index first, Index n) {
-    for_packets<T>(n, [&](Index i, auto count) { sum_columns(first + i, count); });
+  const Index least = thread_elements / std::max<Index>(1, rows) + lanes<T>;
+  parallel_ranges(columns, lanes<T>, least, [&](Index first, Index number) {
+    T scaled[detail::affine_columns], plain[detail::affine_columns];
+    for (Index at = first; at < first + number; at += detail::affine_columns) {
+      const Index n = std::min(detail::affine_columns, first + number - at);
+      detail::sum_affine(Index{0}, rows, n, columns, x + at, dy + at, statistics, statistics + rows, scaled, plain);
+      const auto put = [n](T* to, const T* sums, bool accumulate) {
+        for_packets<T>(n, [=](Index j, auto count) { store(to + j, load(sums + j, count), count, accumulate); });
+      };
+      if (dweight != nullptr) put(dweight + at, scaled, accumulate_weight);
+      if (dbias != nullptr) put(dbias + at, plain, accumulate_bias);
+    }
   });
 }
 

@@ -1,32 +1,113 @@
 #pragma once
-/// Order along an axis on the CPU.
+/// Order along an axis on the CPU: numbers become unsigned ones of the same order, which a radix sort puts in place.
 
 #include <algorithm>
-#include <numeric>
-#include <vector>
-
+#include <bit>
+#include <chorus/kernels/cpu/packet.hpp>
+#include <chorus/kernels/cpu/scratch.hpp>
 #include <chorus/kernels/sort.hpp>
+#include <concepts>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+#include <utility>
 
 namespace chorus::kernels {
 
+namespace detail {
+
+template <class T>
+using OrderKey = std::conditional_t<std::floating_point<T> && sizeof(T) == 4, std::uint32_t, std::uint64_t>;
+
+/// An unsigned number in the place of `value`: equal numbers (0 and -0) have one, and all that are NaN the largest.
+template <class T>
+OrderKey<T> order_key(T value) {
+  using Key = OrderKey<T>;
+  constexpr Key sign = Key{1} << (8 * sizeof(Key) - 1);
+  if constexpr (std::floating_point<T>) {
+    const Key bits = std::bit_cast<Key>(value == 0 ? T{0} : value);
+    const Key negative = Key{0} - (bits >> (8 * sizeof(Key) - 1));  // all bits, or none: signs are not to be guessed
+    return value != value ? ~Key{0} : bits ^ (negative | sign);
+  } else {
+    return static_cast<Key>(static_cast<std::int64_t>(value)) ^ sign;
+  }
+}
+
+/// All entries of a line are different, so that any way of sorting them keeps the order of equal numbers. Read as one
+/// number, little-endian, the key counts for more than the index.
+template <class Key>
+struct OrderEntry {
+  Key index, key;
+  bool operator<(const OrderEntry& other) const {
+    if constexpr (sizeof(Key) == 4 && std::endian::native == std::endian::little)
+      return std::bit_cast<std::uint64_t>(*this) < std::bit_cast<std::uint64_t>(other);
+    else
+      return key != other.key ? key < other.key : index < other.index;
+  }
+};
+
+/// Sorts `entries` by their keys, byte by byte from the least, with `other` as working memory. Returns where they are.
+template <class Key>
+OrderEntry<Key>* radix_sort(OrderEntry<Key>* entries, OrderEntry<Key>* other, Index n) {
+  constexpr int bytes = sizeof(Key), values = 256;
+  const auto byte = [](Key key, int d) { return static_cast<std::uint8_t>(key >> (8 * d)); };
+  Index places[bytes][values] = {};
+  for (Index i = 0; i < n; ++i)
+    for (int d = 0; d < bytes; ++d) ++places[d][byte(entries[i].key, d)];
+  for (int d = 0; d < bytes; ++d) {
+    Index* const place = places[d];
+    if (place[byte(entries[0].key, d)] == n) continue;
+    Index sum = 0;
+    for (int v = 0; v < values; ++v) sum += std::exchange(place[v], sum);
+    for (Index i = 0; i < n; ++i) other[place[byte(entries[i].key, d)]++] = entries[i];
+    std::swap(entries, other);
+  }
+  return entries;
+}
+
+template <class Key, class T>
+void argsort_lines(AxisShape shape, Index count, bool descending, const T* x, std::int64_t* index) {
+  using Entry = OrderEntry<Key>;
+  const Index n = shape.axis, inner = shape.inner;
+  const Key flip = descending ? ~Key{0} : Key{0};
+  // Lines side by side are read together, so that what is fetched for one is used by all.
+  const Index together = std::min<Index>(inner, 8), groups = (inner + together - 1) / together;
+  const ThreadScratch<Entry> scratch(Cpu{}, (together + 1) * n);
+  const Index least = thread_elements / (8 * together * n) + 1;
+  parallel_ranges(shape.outer * groups, 1, least, [&](Index first, Index number) {
+    Entry* const entries = scratch.data();
+    for (Index group = first; group < first + number; ++group) {
+      const Index o = group / groups, at = group % groups * together, lines = std::min(together, inner - at);
+      for (Index j = 0; j < n; ++j)
+        for (Index l = 0; l < lines; ++l) {
+          const Key key = order_key(static_cast<compute_type<T>>(x[(o * n + j) * inner + at + l]));
+          entries[l * n + j] = {static_cast<Key>(j), key ^ flip};
+        }
+      for (Index l = 0; l < lines; ++l) {
+        Entry* line = entries + l * n;
+        if (count < n / 8)
+          std::partial_sort(line, line + count, line + n);
+        else if (n < 128)
+          std::sort(line, line + n);
+        else
+          line = radix_sort(line, entries + together * n, n);
+        for (Index j = 0; j < count; ++j)
+          index[(o * count + j) * inner + at + l] = static_cast<std::int64_t>(line[j].index);
+      }
+    }
+  });
+}
+
+}  // namespace detail
+
 template <Scalar T>
 void argsort(Cpu, AxisShape shape, Index count, bool descending, const T* x, std::int64_t* index) {
-  std::vector<std::int64_t> order(static_cast<std::size_t>(shape.axis));
-  for (Index o = 0; o < shape.outer; ++o)
-    for (Index i = 0; i < shape.inner; ++i) {
-      const T* line = x + o * shape.axis * shape.inner + i;
-      // A strict order of all positions, so that a partial sort is stable too.
-      const auto before = [&](std::int64_t a, std::int64_t b) {
-        const auto u = static_cast<compute_type<T>>(line[a * shape.inner]);
-        const auto v = static_cast<compute_type<T>>(line[b * shape.inner]);
-        const bool less = u < v || (v != v && u == u), more = v < u || (u != u && v == v);
-        return less != more ? (descending ? more : less) : a < b;
-      };
-      std::iota(order.begin(), order.end(), std::int64_t{0});
-      std::partial_sort(order.begin(), order.begin() + count, order.end(), before);
-      for (Index j = 0; j < count; ++j)
-        index[(o * count + j) * shape.inner + i] = order[static_cast<std::size_t>(j)];
-    }
+  if (shape.numel() == 0) return;
+  using Key = detail::OrderKey<compute_type<T>>;
+  if constexpr (sizeof(Key) == 4)
+    if (shape.axis <= Index{std::numeric_limits<Key>::max()})
+      return detail::argsort_lines<Key>(shape, count, descending, x, index);
+  detail::argsort_lines<std::uint64_t>(shape, count, descending, x, index);
 }
 
 }  // namespace chorus::kernels
