@@ -308,15 +308,16 @@ auto custom_function(const char* name, const Forward& forward, const Backward& b
   static_assert(AnyTensor<decltype(y)>, "custom_function: forward gets Tensors and returns one");
   return record(
       operations::Custom<Backward>{name, backward}, y,
-      [name, backward, y, saved = std::tuple{detail::Saved(value_of(inputs))...}](const auto& dy, auto... nodes) {
+      [name, backward, result = detail::Saved(y), saved = std::tuple{detail::Saved(value_of(inputs))...}](
+          const auto& dy, auto... nodes) {
         const auto give = [name](auto node, const auto& gradient) {
           if (!node || !gradient.defined()) return;
           check<ShapeError>(gradient.shape() == node->shape(), name, ": backward gave a gradient of shape ",
                             gradient.shape(), " for an input of shape ", node->shape());
           node->add(contiguous(gradient));
         };
-        const auto gradients =
-            detail::as_tuple(std::apply([&](const auto&... x) { return backward(dy, y, x.read(name)...); }, saved));
+        const auto gradients = detail::as_tuple(
+            std::apply([&](const auto&... x) { return backward(dy, result.read(name), x.read(name)...); }, saved));
         static_assert(std::tuple_size_v<std::remove_const_t<decltype(gradients)>> == sizeof...(Inputs),
                       "custom_function: backward returns a gradient for each input");
         std::apply([&](const auto&... gradient) { (give(nodes, gradient), ...); }, gradients);
@@ -2531,6 +2532,439 @@ CHORUS_INLINE Store Store::of(const World& world, AnyCommunicator& communicator)
 
 #endif  // CHORUS_SINGLE_CHORUS_COMM_STORE_HPP
 
+// <chorus/data/csv.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_CSV_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_CSV_HPP
+/// Tables in text files, values separated by commas (RFC 4180).
+
+// <chorus/data/text.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_TEXT_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_TEXT_HPP
+/// Texts: files and their lines, and windows of a long row of tokens for language models.
+
+namespace chorus::data {
+
+/// All of a file. Throws FileError with the path where it can't be read.
+inline std::string read_text(const std::string& path) {
+  InputFile file(path);
+  std::string text(static_cast<std::size_t>(file.size()), '\0');
+  text.resize(file.read({reinterpret_cast<std::uint8_t*>(text.data()), text.size()}));
+  return text;
+}
+
+/// A file's lines, without their ends ("\n" or "\r\n"); for `VectorDataset{read_lines(path)}`. Throws FileError.
+inline std::vector<std::string> read_lines(const std::string& path) {
+  const std::string text = read_text(path);
+  std::vector<std::string> lines;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size());
+    const std::size_t cut = end > begin && end < text.size() && text[end - 1] == '\r' ? end - 1 : end;
+    lines.push_back(text.substr(begin, cut - begin));
+    begin = end + 1;
+  }
+  return lines;
+}
+
+/// Windows of `window` tokens that don't overlap. A sample is the pair of a window and of the tokens that follow each
+/// in it; in a batch both are [samples, window].
+class TokenWindows {
+ public:
+  /// Throws UsageError where the window is below 1.
+  TokenWindows(std::vector<std::int64_t> tokens, Index window) : tokens_(std::move(tokens)), window_(window) {
+    check<UsageError>(window >= 1, "TokenWindows: expected a window of at least 1, got ", window);
+  }
+  Index size() const { return tokens_.empty() ? 0 : (static_cast<Index>(tokens_.size()) - 1) / window_; }
+  std::pair<std::span<const std::int64_t>, std::span<const std::int64_t>> get(Index i) const {
+    check<UsageError>(i >= 0 && i < size(), "TokenWindows: sample ", i, " is not in [0, ", size(), ")");
+    const auto count = static_cast<std::size_t>(window_);
+    const auto from = std::span(tokens_).subspan(static_cast<std::size_t>(i) * count);
+    return {from.first(count), from.subspan(1, count)};
+  }
+
+ private:
+  std::vector<std::int64_t> tokens_;
+  Index window_;
+};
+
+}  // namespace chorus::data
+#endif  // CHORUS_SINGLE_CHORUS_DATA_TEXT_HPP
+
+namespace chorus::data {
+
+struct CsvOptions {
+  char separator = ',';
+  bool header = true;  ///< the first line has the columns' names; else they are "0", "1", ...
+  /// What an empty value is as a number; without one it is an error.
+  std::optional<double> missing = {};
+};
+
+/// A table that read_csv has read: as many values in each row.
+class CsvTable {
+ public:
+  CsvTable(std::string path, const CsvOptions& options) : path_(std::move(path)), options_(options) { read(); }
+
+  Index rows() const { return static_cast<Index>(lines_.size()); }
+  const std::vector<std::string>& names() const { return names_; }
+
+  /// Columns as numbers: [rows, columns]. Throws UsageError for a column that is not there, and FileError with the
+  /// line for a value that is no number of type T.
+  template <Scalar T = float>
+  Tensor<T, 2> numbers(const std::vector<std::string>& columns) const {
+    const auto out = Tensor<T, 2>::empty({rows(), static_cast<Index>(columns.size())});
+    for (std::size_t c = 0; c < columns.size(); ++c) {
+      const std::size_t from = find(columns[c]);
+      for (std::size_t r = 0; r < lines_.size(); ++r) out.data()[r * columns.size() + c] = number<T>(r, from);
+    }
+    return out;
+  }
+  /// A column as numbers: [rows]. Throws as above.
+  template <Scalar T = float>
+  Tensor<T, 1> column(const std::string& name) const {
+    return numbers<T>({name}).view(Shape<1>{rows()});
+  }
+  /// A column as it stands. Throws UsageError where it is not there.
+  std::vector<std::string> texts(const std::string& name) const {
+    const std::size_t from = find(name);
+    std::vector<std::string> out;
+    for (std::size_t r = 0; r < lines_.size(); ++r) out.push_back(values_[r * names_.size() + from]);
+    return out;
+  }
+
+ private:
+  std::size_t find(const std::string& name) const {
+    const auto at = std::find(names_.begin(), names_.end(), name);
+    if (at != names_.end()) return static_cast<std::size_t>(at - names_.begin());
+    std::string known;
+    for (std::size_t i = 0; i < std::min(names_.size(), std::size_t{20}); ++i)
+      known += cat(i == 0 ? "" : ", ", printable(names_[i]));
+    fail<UsageError>("CSV: ", path_, " has no column '", printable(name), "'; expected one of ", known,
+                     names_.size() > 20 ? ", ..." : "");
+  }
+
+  template <class T>
+  T number(std::size_t row, std::size_t column) const {
+    std::string_view text = values_[row * names_.size() + column];
+    const auto blanks = [](char c) { return c == ' ' || c == '\t'; };
+    while (!text.empty() && blanks(text.front())) text.remove_prefix(1);
+    while (!text.empty() && blanks(text.back())) text.remove_suffix(1);
+    if (text.empty() && options_.missing) return static_cast<T>(*options_.missing);
+    if (text.size() > 1 && text.front() == '+' && text[1] != '-') text.remove_prefix(1);
+    T out{};
+    const auto* const end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(text.data(), end, out);
+    check<FileError>(error == std::errc() && stop == end, "CSV: ", path_, ", line ", lines_[row], ", column ",
+                     column + 1, " (", printable(names_[column]), "): expected a number of ", dtype<T>, ", got '",
+                     printable(text), "'", text.empty() ? "; CsvOptions::missing says what an empty value is" : "");
+    return out;
+  }
+
+  void read() {
+    const std::string text = read_text(path_);
+    std::size_t at = text.starts_with("\xEF\xBB\xBF") ? 3 : 0;  // a mark that some programs write
+    Index line = 1;
+    std::vector<std::string> row;
+    while (at < text.size()) {
+      const Index first = line;
+      row.clear();
+      read_row(text, at, line, row);
+      if (row.size() == 1 && row[0].empty()) continue;  // an empty line
+      if (names_.empty()) {
+        for (std::size_t i = 0; i < row.size(); ++i) names_.push_back(options_.header ? row[i] : cat(i));
+        if (options_.header) continue;
+      }
+      check<FileError>(row.size() == names_.size(), "CSV: ", path_, ", line ", first, ": expected ", names_.size(),
+                       " values, as in the first line, got ", row.size());
+      lines_.push_back(first);
+      for (auto& value : row) values_.push_back(std::move(value));
+    }
+    check<FileError>(!names_.empty(), "CSV: ", path_, ": the file is empty");
+  }
+
+  /// One row, to the end of its line; quoted values may go over several.
+  void read_row(std::string_view text, std::size_t& at, Index& line, std::vector<std::string>& row) const {
+    for (;;) {
+      std::string value;
+      if (at < text.size() && text[at] == '"') {
+        const Index begin = line;
+        for (++at;; ++at) {
+          check<FileError>(at < text.size(), "CSV: ", path_, ", line ", begin, ", column ", row.size() + 1,
+                           ": expected a closing quote, got the end of the file");
+          if (text[at] == '"' && (at + 1 >= text.size() || text[at + 1] != '"')) break;
+          at += text[at] == '"';  // two quotes are one
+          line += text[at] == '\n';
+          value += text[at];
+        }
+        ++at;
+        const char after = at < text.size() ? text[at] : '\n';
+        check<FileError>(after == options_.separator || after == '\n' || after == '\r', "CSV: ", path_, ", line ", line,
+                         ", column ", row.size() + 1, ": expected '", options_.separator,
+                         "' or the line's end after a closing quote, got '", printable(std::string_view(&after, 1)),
+                         "'");
+      } else {
+        const char ends[] = {options_.separator, '\n', '\0'};
+        const std::size_t end = std::min(text.find_first_of(std::string_view(ends, 2), at), text.size());
+        value = text.substr(at, end - at);
+        at = end;
+        if (at < text.size() && text[at] == '\n' && value.ends_with('\r')) value.pop_back();
+      }
+      row.push_back(std::move(value));
+      if (at < text.size() && text[at] == '\r') ++at;
+      if (at >= text.size()) return;
+      if (text[at++] == '\n') {
+        ++line;
+        return;
+      }
+    }
+  }
+
+  std::string path_;
+  CsvOptions options_;
+  std::vector<std::string> names_, values_;  // row after row
+  std::vector<Index> lines_;                 // in which each row begins
+};
+
+/// Reads a table; `TensorDataset{table.numbers({"x", "y"}), table.column("price")}` makes samples of it. Throws
+/// FileError, with the line, where a row has another number of values than the first, or a quote has no end.
+inline CsvTable read_csv(const std::string& path, const CsvOptions& options = {}) { return {path, options}; }
+
+}  // namespace chorus::data
+#endif  // CHORUS_SINGLE_CHORUS_DATA_CSV_HPP
+
+// <chorus/data/datasets.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_DATASETS_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_DATASETS_HPP
+/// Datasets of what is in memory, and parts and unions of datasets.
+
+namespace chorus::data {
+
+namespace detail {
+
+/// A dataset that was given as a name, which then must live on, or as a temporary, which is kept.
+template <class D>
+std::shared_ptr<const D> kept(const D& dataset) {
+  return {std::shared_ptr<void>(), &dataset};
+}
+template <class D>
+requires(!std::is_lvalue_reference_v<D>) std::shared_ptr<const D> kept(D&& dataset) {
+  return std::make_shared<const D>(std::move(dataset));
+}
+
+inline void check_place(const char* who, Index i, Index size) {
+  check<UsageError>(i >= 0 && i < size, who, ": sample ", i, " is not in [0, ", size, ")");
+}
+
+template <class T, int Rank>
+auto row_of(const Tensor<T, Rank>& tensor, Index i) {
+  if constexpr (Rank == 1)
+    return tensor(i);
+  else
+    return tensor[i];
+}
+
+}  // namespace detail
+
+/// Rows of tensors, as PyTorch's TensorDataset: sample i is the tuple of what each has at i along its first axis, a
+/// tensor of one axis less, or a number.
+template <AnyTensor... Xs>
+requires(sizeof...(Xs) > 0) class TensorDataset {
+ public:
+  /// Throws ShapeError where the tensors' first axes differ.
+  explicit TensorDataset(Xs... tensors) : tensors_(std::move(tensors)...), size_(std::get<0>(tensors_).size(0)) {
+    static_assert(((Xs::rank > 0) && ...), "TensorDataset: samples lie along the first axis");
+    const auto same = [&](const auto& x) {
+      check<ShapeError>(x.size(0) == size_, "TensorDataset: expected ", size_,
+                        " samples, as in the first tensor, got shape ", x.shape());
+    };
+    std::apply([&](const auto&... x) { (same(x), ...); }, tensors_);
+  }
+  Index size() const { return size_; }
+  auto get(Index i) const {
+    detail::check_place("TensorDataset", i, size_);
+    return std::apply([&](const auto&... x) { return std::tuple{detail::row_of(x, i)...}; }, tensors_);
+  }
+
+ private:
+  std::tuple<Xs...> tensors_;
+  Index size_;
+};
+
+/// The elements of a std::vector: texts, structs, tensors of any sizes.
+template <class Sample>
+class VectorDataset {
+ public:
+  explicit VectorDataset(std::vector<Sample> samples) : samples_(std::move(samples)) {}
+  Index size() const { return static_cast<Index>(samples_.size()); }
+  const Sample& get(Index i) const {
+    detail::check_place("VectorDataset", i, size());
+    return samples_[static_cast<std::size_t>(i)];
+  }
+
+ private:
+  std::vector<Sample> samples_;
+};
+
+/// Some samples of a dataset, in the order of `indices`. A dataset with a name must outlive it; a temporary is kept.
+template <Dataset D>
+class Subset {
+ public:
+  /// Throws UsageError where an index is none of the dataset's.
+  Subset(const D& dataset, std::vector<Index> indices) : Subset(detail::kept(dataset), std::move(indices)) {}
+  Subset(D&& dataset, std::vector<Index> indices) : Subset(detail::kept(std::move(dataset)), std::move(indices)) {}
+  Subset(std::shared_ptr<const D> dataset, std::vector<Index> indices)
+      : dataset_(std::move(dataset)), indices_(std::move(indices)) {
+    for (const Index i : indices_) detail::check_place("Subset", i, dataset_->size());
+  }
+
+  const std::vector<Index>& indices() const { return indices_; }
+  Index size() const { return static_cast<Index>(indices_.size()); }
+
+  auto get(Index i) const requires detail::ReadsSamples<D> { return dataset_->get(at(i)); }
+  auto get(Index i, RandomStream& random) const requires detail::DrawsSamples<D> {
+    return dataset_->get(at(i), random);
+  }
+  std::int64_t get(Index i, std::span<float> image) const requires LabelledImages<D> {
+    return dataset_->get(at(i), image);
+  }
+  Index classes() const requires LabelledImages<D> { return dataset_->classes(); }
+  ImageShape image_shape() const requires LabelledImages<D> { return dataset_->image_shape(); }
+  Normalize normalization() const requires requires(const D& d) {
+    { d.normalization() } -> std::convertible_to<Normalize>;
+  }
+  { return dataset_->normalization(); }
+
+ private:
+  Index at(Index i) const {
+    detail::check_place("Subset", i, size());
+    return indices_[static_cast<std::size_t>(i)];
+  }
+
+  std::shared_ptr<const D> dataset_;
+  std::vector<Index> indices_;
+};
+template <class D>
+Subset(D&&, std::vector<Index>) -> Subset<std::remove_cvref_t<D>>;
+
+/// The samples of several datasets of one type, one after the other.
+template <Dataset D>
+class ConcatDataset {
+ public:
+  /// Datasets with names, which must outlive it, and temporaries, which are kept. Throws ShapeError where images have
+  /// several shapes.
+  template <class First, class... More>
+  requires std::same_as<std::remove_cvref_t<First>, D> &&
+      (std::same_as<std::remove_cvref_t<More>, D>&&...) explicit ConcatDataset(First&& first, More&&... more)
+      : ConcatDataset(std::vector<std::shared_ptr<const D>>{detail::kept(std::forward<First>(first)),
+                                                            detail::kept(std::forward<More>(more))...}) {}
+  explicit ConcatDataset(std::vector<D> parts) : ConcatDataset(shared(std::move(parts))) {}
+
+  Index size() const { return ends_.back(); }
+
+  auto get(Index i) const requires detail::ReadsSamples<D> {
+    const auto [part, place] = find(i);
+    return part->get(place);
+  }
+  auto get(Index i, RandomStream& random) const requires detail::DrawsSamples<D> {
+    const auto [part, place] = find(i);
+    return part->get(place, random);
+  }
+  std::int64_t get(Index i, std::span<float> image) const requires LabelledImages<D> {
+    const auto [part, place] = find(i);
+    return part->get(place, image);
+  }
+  Index classes() const requires LabelledImages<D> {
+    Index most = 0;
+    for (const auto& part : parts_) most = std::max(most, static_cast<Index>(part->classes()));
+    return most;
+  }
+  ImageShape image_shape() const requires LabelledImages<D> { return parts_[0]->image_shape(); }
+  /// The first one's, for all.
+  Normalize normalization() const requires requires(const D& d) {
+    { d.normalization() } -> std::convertible_to<Normalize>;
+  }
+  { return parts_[0]->normalization(); }
+
+ private:
+  explicit ConcatDataset(std::vector<std::shared_ptr<const D>> parts) : parts_(std::move(parts)) {
+    check<UsageError>(!parts_.empty(), "ConcatDataset: expected at least one dataset, got none");
+    for (const auto& part : parts_) {
+      ends_.push_back((ends_.empty() ? 0 : ends_.back()) + static_cast<Index>(part->size()));
+      if constexpr (LabelledImages<D>)
+        check<ShapeError>(part->image_shape() == parts_[0]->image_shape(), "ConcatDataset: expected images of shape ",
+                          parts_[0]->image_shape(), ", as in the first dataset, got ", part->image_shape());
+    }
+  }
+  static std::vector<std::shared_ptr<const D>> shared(std::vector<D> parts) {
+    std::vector<std::shared_ptr<const D>> out;
+    for (auto& part : parts) out.push_back(detail::kept(std::move(part)));
+    return out;
+  }
+  std::pair<const D*, Index> find(Index i) const {
+    detail::check_place("ConcatDataset", i, size());
+    const auto part = static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), i) - ends_.begin());
+    return {parts_[part].get(), i - (part == 0 ? 0 : ends_[part - 1])};
+  }
+
+  std::vector<std::shared_ptr<const D>> parts_;
+  std::vector<Index> ends_;
+};
+template <class First, class... More>
+requires Dataset<std::remove_cvref_t<First>> ConcatDataset(First&&, More&&...)
+->ConcatDataset<std::remove_cvref_t<First>>;
+template <Dataset D>
+ConcatDataset(std::vector<D>) -> ConcatDataset<D>;
+
+namespace detail {
+/// Whole numbers of samples for lengths, or, where these are fractions that add up to 1, for their parts of `size`.
+template <class Length>
+std::vector<Index> split_counts(std::span<const Length> lengths, Index size) {
+  std::vector<Index> counts;
+  if constexpr (std::is_floating_point_v<Length>) {
+    double sum = 0;
+    for (const auto length : lengths) {
+      check<UsageError>(length >= 0, "random_split: expected fractions of at least 0, got ", length);
+      const double begin = sum;
+      sum += static_cast<double>(length);
+      const auto count = [&](double part) { return std::llround(std::min(part, 1.0) * static_cast<double>(size)); };
+      counts.push_back(count(sum) - count(begin));
+    }
+    check<UsageError>(std::abs(sum - 1) < 1e-6, "random_split: expected fractions that add up to 1, got ", sum);
+  } else {
+    Index sum = 0;
+    for (const auto length : lengths) {
+      check<UsageError>(std::cmp_greater_equal(length, 0) && std::cmp_less_equal(length, size - sum),
+                        "random_split: expected lengths that add up to the dataset's ", size, " samples, got ", sum,
+                        " and then ", length);
+      counts.push_back(static_cast<Index>(length));
+      sum += counts.back();
+    }
+    check<UsageError>(sum == size, "random_split: expected lengths that add up to the dataset's ", size,
+                      " samples, got ", sum);
+  }
+  return counts;
+}
+}  // namespace detail
+
+/// Parts of a dataset that have no sample in common, drawn at random: `random_split(all, {0.8, 0.2}, run.seed())`, or
+/// with numbers of samples, `{800, 200}`. The same for one seed, on all ranks and under every policy. Throws UsageError
+/// where the lengths don't add up. A dataset with a name must outlive the parts; a temporary is kept.
+template <class D, class Length, std::size_t N>
+requires Dataset<std::remove_cvref_t<D>> std::vector<Subset<std::remove_cvref_t<D>>> random_split(
+    D&& dataset, const Length (&lengths)[N], std::uint64_t seed = 0) {
+  const auto counts = detail::split_counts(std::span<const Length>(lengths), static_cast<Index>(dataset.size()));
+  const auto order = kernels::permutation(seed ^ static_cast<std::uint64_t>(Purpose::split), 0, dataset.size());
+  const auto shared = detail::kept(std::forward<D>(dataset));
+  std::vector<Subset<std::remove_cvref_t<D>>> out;
+  auto at = order.begin();
+  for (const Index count : counts) {
+    out.emplace_back(shared, std::vector<Index>(at, at + count));
+    at += count;
+  }
+  return out;
+}
+
+}  // namespace chorus::data
+#endif  // CHORUS_SINGLE_CHORUS_DATA_DATASETS_HPP
+
 // <chorus/data/open_images.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_OPEN_IMAGES_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_OPEN_IMAGES_HPP
@@ -2554,6 +2988,93 @@ inline ImageDataset open_images(const std::string& folder, Split split = Split::
 
 }  // namespace chorus::data
 #endif  // CHORUS_SINGLE_CHORUS_DATA_OPEN_IMAGES_HPP
+
+// <chorus/data/weighted_sampler.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_WEIGHTED_SAMPLER_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_WEIGHTED_SAMPLER_HPP
+/// A sampler that draws samples by weights: rare classes more often, say.
+
+namespace chorus::data {
+
+struct WeightedOptions {
+  Index num_samples = 0;    ///< in an epoch; 0: as many as the dataset has
+  bool replacement = true;  ///< a sample may come several times in an epoch
+};
+
+/// An epoch of samples drawn with probabilities that are proportional to `weights`, as PyTorch's
+/// WeightedRandomSampler: `DataLoader loader{train, WeightedRandomSampler{net.sampler(train), weights}, {...}}`.
+/// The order depends on seed, epoch and weights alone, and is shared out as the other sampler's order would be: any
+/// number of ranks under any policy sees the same global batches, provided that all have the same weights.
+class WeightedRandomSampler : public Sampler {
+ public:
+  /// `weights`: one for each sample, at least 0. Throws UsageError for other ones, or where fewer than num_samples are
+  /// above 0 and none may come twice.
+  WeightedRandomSampler(Sampler shares, const std::vector<double>& weights, const WeightedOptions& options = {})
+      : Sampler(std::move(shares)) {
+    const Index count = options.num_samples == 0 ? dataset_size() : options.num_samples;
+    check<UsageError>(count >= 0, "WeightedRandomSampler: expected at least 0 samples in an epoch, got ", count);
+    auto sums = std::make_shared<const std::vector<std::uint64_t>>(tree(weights, options.replacement ? 1 : count));
+    draw_by(count, options.replacement, [sums, count, again = options.replacement](std::uint64_t seed, Index epoch) {
+      return draw(*sums, count, again, seed, epoch);
+    });
+  }
+
+ private:
+  /// Node n of a binary tree has the sum of nodes 2 n and 2 n + 1; the leaves are the weights as whole numbers, so that
+  /// sums have no rounding, and every machine draws the same.
+  std::vector<std::uint64_t> tree(const std::vector<double>& weights, Index at_least) const {
+    check<UsageError>(std::cmp_equal(weights.size(), dataset_size()), "WeightedRandomSampler: expected ",
+                      dataset_size(), " weights, one for each sample, got ", weights.size());
+    double sum = 0;
+    Index positive = 0;
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      check<UsageError>(std::isfinite(weights[i]) && weights[i] >= 0,
+                        "WeightedRandomSampler: expected weights of at least 0, got ", weights[i], " for sample ", i);
+      sum += weights[i];
+      positive += weights[i] > 0;
+    }
+    check<UsageError>(std::isfinite(sum), "WeightedRandomSampler: the sum of the weights is too large");
+    check<UsageError>(positive >= at_least, "WeightedRandomSampler: expected at least ", at_least,
+                      " weights above 0, got ", positive);
+    const std::size_t leaves = std::bit_ceil(std::max(weights.size(), std::size_t{1}));
+    std::vector<std::uint64_t> out(2 * leaves);
+    for (std::size_t i = 0; i < weights.size(); ++i)
+      if (weights[i] > 0)
+        out[leaves + i] = std::max(std::uint64_t{1}, static_cast<std::uint64_t>(weights[i] / sum * 0x1p52));
+    for (std::size_t n = leaves - 1; n > 0; --n) out[n] = out[2 * n] + out[2 * n + 1];
+    return out;
+  }
+
+  static std::vector<Index> draw(std::vector<std::uint64_t> sums, Index count, bool again, std::uint64_t seed,
+                                 Index epoch) {
+    const std::size_t leaves = sums.size() / 2;
+    std::vector<Index> order;
+    for (Index i = 0; i < count; ++i) {
+      RandomStream random(seed, Purpose::weigh, i, epoch);
+      std::uint64_t left = scaled(random.long_word(), sums[1]);
+      std::size_t n = 1;
+      while (n < leaves) {
+        n *= 2;
+        if (left >= sums[n]) left -= sums[n++];
+      }
+      order.push_back(static_cast<Index>(n - leaves));
+      if (again) continue;
+      for (const auto weight = sums[n]; n > 0; n /= 2) sums[n] -= weight;
+    }
+    return order;
+  }
+
+  /// The upper half of word * total: a whole number in [0, total).
+  static std::uint64_t scaled(std::uint64_t word, std::uint64_t total) {
+    const std::uint64_t low = word & 0xFFFFFFFFu, high = word >> 32;
+    const std::uint64_t a = low * (total & 0xFFFFFFFFu), b = low * (total >> 32), c = high * (total & 0xFFFFFFFFu);
+    const std::uint64_t middle = (a >> 32) + (b & 0xFFFFFFFFu) + (c & 0xFFFFFFFFu);
+    return high * (total >> 32) + (b >> 32) + (c >> 32) + (middle >> 32);
+  }
+};
+
+}  // namespace chorus::data
+#endif  // CHORUS_SINGLE_CHORUS_DATA_WEIGHTED_SAMPLER_HPP
 
 // <chorus/io/checkpoint.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_CHECKPOINT_HPP
@@ -4392,6 +4913,70 @@ void save_npy(const std::string& path, const Tensor<T, Rank, D>& tensor) {
 }  // namespace chorus::io
 #endif  // CHORUS_SINGLE_CHORUS_IO_NPY_HPP
 
+// <chorus/io/npy_folder.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_NPY_FOLDER_HPP
+#define CHORUS_SINGLE_CHORUS_IO_NPY_FOLDER_HPP
+/// A folder of NumPy's arrays as a dataset.
+
+namespace chorus::io {
+
+/// The `.npy` files of a folder, in the order of their names: sample i is the pair of the i-th array, read when it is
+/// asked for, and of its class. Classes are the folder's subfolders, numbered in the order of their names, as in
+/// torchvision's ImageFolder; without subfolders all are of class 0.
+template <Scalar T, int Rank>
+class NpyFolder {
+ public:
+  /// Throws FileError where the folder can't be read, has no such file, or has files beside subfolders with files.
+  explicit NpyFolder(const std::string& folder) {
+    data::require_folder("NpyFolder", folder);
+    std::vector<std::string> subfolders;
+    list(folder, 0, &subfolders);
+    const bool plain = !files_.empty();
+    std::sort(subfolders.begin(), subfolders.end());
+    for (const auto& name : subfolders) {
+      const std::size_t before = files_.size();
+      list(cat(folder, "/", name), static_cast<std::int64_t>(classes_.size()), nullptr);
+      if (files_.size() == before) continue;
+      check<FileError>(!plain, "NpyFolder: ", printable(folder), " has .npy files, and so has ", printable(name),
+                       " in it: expected them in the folder, or in subfolders, one for each class");
+      classes_.push_back(name);
+    }
+    check<FileError>(!files_.empty(), "NpyFolder: expected .npy files in ", printable(folder),
+                     " or in its subfolders, got none", data::what_is_there(folder));
+  }
+
+  Index size() const { return static_cast<Index>(files_.size()); }
+  /// Names of the subfolders; none where the files lie in the folder.
+  const std::vector<std::string>& classes() const { return classes_; }
+  /// Throws FileError where the file is no array of T with that many axes.
+  std::pair<Tensor<T, Rank>, std::int64_t> get(Index i) const {
+    check<UsageError>(i >= 0 && i < size(), "NpyFolder: sample ", i, " is not in [0, ", size(), ")");
+    const auto& [path, label] = files_[static_cast<std::size_t>(i)];
+    return {load_npy<T, Rank>(path), label};
+  }
+
+ private:
+  void list(const std::string& folder, std::int64_t label, std::vector<std::string>* subfolders) {
+    const std::size_t first = files_.size();
+    std::error_code trouble;
+    for (std::filesystem::directory_iterator at(folder, trouble), end; !trouble && at != end; at.increment(trouble)) {
+      const std::string name = at->path().filename().string();
+      if (subfolders != nullptr && data::is_folder(at->path().string()))
+        subfolders->push_back(name);
+      else if (name.ends_with(".npy"))
+        files_.emplace_back(at->path().string(), label);
+    }
+    check<FileError>(!trouble, "NpyFolder: ", printable(folder), ": ", trouble.message());
+    std::sort(files_.begin() + static_cast<std::ptrdiff_t>(first), files_.end());
+  }
+
+  std::vector<std::pair<std::string, std::int64_t>> files_;
+  std::vector<std::string> classes_;
+};
+
+}  // namespace chorus::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_NPY_FOLDER_HPP
+
 // <chorus/io/npz.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_NPZ_HPP
 #define CHORUS_SINGLE_CHORUS_IO_NPZ_HPP
@@ -4799,8 +5384,8 @@ namespace chorus::kernels::int8 {
 /// How the columns of a product become numbers of 8 bits:
 ///   q = clamp(rint((float(sum + offset) + bias) * multiplier) + zero_point, least, most).
 /// With x's scale and zero point s_x, z_x, a column's weight scale s_w and its bias b: offset = -z_x (sum of the
-/// column's weights), unit = s_x s_w, bias = b / unit, multiplier = unit / s_y, all in float; PyTorch's engines
-/// (FBGEMM, oneDNN) compute the same. A ReLU is `least = zero_point`.
+/// column's weights), unit = s_x s_w, bias = b / unit, multiplier = unit / s_y, all in float:
+/// quantized::Requantizer. A ReLU is `least = zero_point`.
 struct Requantize {
   const std::int32_t* offset;
   const float* bias;
@@ -4810,11 +5395,8 @@ struct Requantize {
   std::int32_t most;
 
   std::uint8_t operator()(std::int32_t sum, Index column) const {
-    const float level = (static_cast<float>(sum + offset[column]) + bias[column]) * multiplier[column];
-    // Limits are whole numbers: to clamp before rounding gives the same, and keeps the cast defined.
-    const float high = static_cast<float>(most - zero_point), low = static_cast<float>(least - zero_point);
-    return static_cast<std::uint8_t>(
-        static_cast<std::int32_t>(std::nearbyint(std::min(std::max(level, low), high))) + zero_point);
+    return static_cast<std::uint8_t>(quantized::Requantizer::requantized(
+        sum + offset[column], bias[column], multiplier[column], {zero_point, least, most}));
   }
 };
 
@@ -5420,6 +6002,9 @@ inline void max_pool2d(const Pool2dShape& s, const Images& x, const Images& y) {
   });
 }
 
+/// Means of more numbers are not taken: with fake quantisation their sums are of floats, which are exact up to here.
+inline constexpr Index most_pooled = 16'384;
+
 /// How means become numbers of 8 bits: the levels of float(sum of (x - zero_point)) * (scale / count), `count` being
 /// the numbers of a window.
 struct Mean {
@@ -5428,7 +6013,7 @@ struct Mean {
 
   std::uint8_t operator()(std::int32_t sum, Index numbers, Index divisor) const {
     const auto centered = sum - static_cast<std::int32_t>(numbers) * x.zero_point;
-    return level_of(y, static_cast<float>(centered) * (x.scale / static_cast<float>(divisor)));
+    return level_of(y, quantized::mean_of_steps(centered, x.scale, divisor));
   }
 };
 
@@ -5667,13 +6252,19 @@ class Program {
       out.bias.assign(padded, 0);
       out.multiplier.assign(padded, 0);
       for (std::size_t o = 0; o < outputs; ++o) {
-        const float unit = x.scale * step.weight_scale[o];
+        const quantized::Requantizer to(x.scale, step.weight_scale[o], step.bias.empty() ? 0.0f : step.bias[o],
+                                        step.levels, step.relu);
         out.offset[o] = -x.zero_point * out.weights.sums[o];
-        out.bias[o] = step.bias.empty() ? 0.0f : step.bias[o] / unit;
-        out.multiplier[o] = unit / step.levels.scale;
+        out.bias[o] = to.bias_in_units;
+        out.multiplier[o] = to.multiplier;
       }
     }
     prepared_.push_back(std::move(out));
+  }
+
+  static void check_pooled(const Step& step, Index count) {
+    check<ShapeError>(count <= kernels::int8::most_pooled, who, ": ", step.kind, " '", step.name, "' takes means of ",
+                      count, " numbers, expected at most ", kernels::int8::most_pooled);
   }
 
   /// What a step makes of its inputs. Throws ShapeError where they don't fit.
@@ -5708,12 +6299,14 @@ class Program {
       case Kind::avg_pool2d: {
         wants_image();
         const auto s = pooling_of(step, x);
+        if (step.kind == Kind::avg_pool2d) check_pooled(step, s.kernel_h * s.kernel_w);
         check<ShapeError>(x.height + 2 * s.padding_h >= s.span_h() && x.width + 2 * s.padding_w >= s.span_w(), who,
                           ": the window of '", step.name, "' does not fit ", x);
         return {x.channels, s.out_height(), s.out_width(), true};
       }
       case Kind::global_avg_pool:
         wants_image();
+        check_pooled(step, x.height * x.width);
         return {x.channels, 1, 1, false};
       case Kind::relu:
         return x;
@@ -8083,7 +8676,8 @@ class Ranges : public Module {
 ///   bytes for each, and one of 48 a pass, by which ranks see that they are in the same phase. They are buffers,
 ///   `quantization.conv1.output`; a float model's file fills the rest by its names, with
 ///   `io::load(net.module(), path, {.strict = false})`.
-/// Evaluation changes nothing, and needs ranges. Throws NonFiniteError for NaNs.
+/// Evaluation changes nothing, and needs ranges. What is rounded in it has the numbers of `quantized(model, x)`, to the
+/// last integer. Throws NonFiniteError for NaNs.
 template <class Model, class Scheme = Int8>
 class QuantizationAware : public Module {
  public:
@@ -8115,7 +8709,7 @@ class QuantizationAware : public Module {
       for (const auto& [address, place] : layers)
         if (place.norm != nullptr) place.norm->set_own_training(false);
     const bool observes = training() && phases.observe && !is_recomputed();
-    quantization::Pass pass(scheme_, layers, observes, phases.fake_quantize);
+    quantization::Pass pass(scheme_, layers, observes, phases.fake_quantize, !training());
     const bool quantizes = observes || phases.fake_quantize;
     const chorus::detail::Replaced<QuantizationPass*> scope(chorus::detail::quantization_pass,
                                                             quantizes ? &pass : nullptr);
@@ -8546,17 +9140,14 @@ class Conversion {
     const float* const mean = norm.running_mean.data();
     const float* const var = norm.running_var.data();
     const std::size_t terms = step.weight.size() / outputs;
-    std::vector<float> bias(outputs);
-    for (std::size_t o = 0; o < outputs; ++o) {
-      const float factor =
-          quantized::fold_factor(gamma.empty() ? 1.0f : gamma[o], var[o], static_cast<float>(norm.eps));
-      bias[o] = quantized::folded_bias(factor, step.bias.empty() ? 0.0f : step.bias[o], mean[o],
-                                       beta.empty() ? 0.0f : beta[o]);
-      // A channel that is multiplied by 0 was not folded (FoldFactors): what is left of it is the bias.
-      if (std::abs(factor) < 1e-30f)
+    const auto eps = static_cast<float>(norm.eps);
+    // A channel that is multiplied by 0 was not folded (FoldFactors): what is left of it is the bias.
+    for (std::size_t o = 0; o < outputs; ++o)
+      if (quantization::is_nothing(quantized::fold_factor(gamma.empty() ? 1.0f : gamma[o], var[o], eps)))
         std::fill_n(step.weight.begin() + static_cast<std::ptrdiff_t>(o * terms), terms, std::int8_t{0});
-    }
-    step.bias = std::move(bias);
+    step.bias = quantization::folded_biases(step.weight_shape[0], step.bias.empty() ? nullptr : step.bias.data(),
+                                            gamma.empty() ? nullptr : gamma.data(),
+                                            beta.empty() ? nullptr : beta.data(), mean, var, eps);
     step.relu = operation.name == "batch_norm_relu";
     out.folds = false;
     values_[operation.output] = std::move(out);
@@ -8724,9 +9315,9 @@ int8::RecordedPass recorded_evaluation(QuantizationAware<Model, Scheme>& model, 
 /// between the layers there are u8 alone. The steps take batches of any size. Throws UsageError, by the layer's name,
 /// where a range is unknown or an operation has no integer form.
 ///
-/// Integers are those of training: the same levels and weights, sums without rounding error, and one rounding. Float
-/// sums in training have errors of some 1e-6, so that a number that lies as near to the middle between two levels may
-/// fall to the other side there.
+/// Its results are those of the model in evaluation, to the last integer: evaluation with fake quantisation computes
+/// what integers stand for, in the same order. Float sums in training have errors of some 1e-6, so that a number that
+/// lies as near to the middle between two levels may fall to the other side there.
 template <class Model, class Scheme, int Rank>
 QuantizedModel quantized(QuantizationAware<Model, Scheme>& model, const Tensor<float, Rank, Cpu>& x) {
   return int8::converted(detail::recorded_evaluation(model, x));
@@ -9359,6 +9950,124 @@ class VocabularyParallelEmbedding : public Embedding<D, T> {
 }  // namespace chorus::nn
 #endif  // CHORUS_SINGLE_CHORUS_NN_VOCABULARY_EMBEDDING_HPP
 
+// <chorus/nn/weights.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_WEIGHTS_HPP
+#define CHORUS_SINGLE_CHORUS_NN_WEIGHTS_HPP
+/// Numbers of whole models: frozen, copied, and followed slowly by those of a target network.
+
+namespace chorus::nn {
+
+namespace detail {
+
+/// A policy's model, or the model itself.
+template <class Model>
+auto& model_of(Model& model) {
+  if constexpr (requires { model.module(); })
+    return model.module();
+  else
+    return model;
+}
+
+template <class Model>
+using DeviceTypeOf = typename decltype(device_of(std::declval<Model&>()))::type;
+
+template <class Model>
+void want_gradients(Model& model, bool wants) {
+  using D = DeviceTypeOf<Model>;
+  static_assert(!std::is_void_v<D>, "freeze and unfreeze take a model or a layer with parameters");
+  for (auto& named : named_parameters<D>(model)) named.parameter->set_wants_grad(wants);
+}
+
+/// Calls `visit(name, to, from)` for parameters, then buffers, of two models. Throws ShapeError where these differ in
+/// name, shape or dtype, before the first call.
+template <class D, class Visit>
+void for_both(const char* who, Module& to, Module& from, const Visit& visit) {
+  struct Place {
+    std::string name;
+    chorus::detail::AtHome<D>* numbers;
+    bool parameter;
+    std::string describe() const { return cat("'", name, "' ", numbers->extents(), " ", numbers->dtype()); }
+  };
+  const auto places = [](Module& model) {
+    std::vector<Place> out;
+    for (auto& named : named_parameters<D>(model)) out.push_back({named.name, named.parameter, true});
+    for (auto& named : named_buffers<D>(model)) out.push_back({named.name, named.buffer, false});
+    return out;
+  };
+  const auto targets = places(to), sources = places(from);
+  for (std::size_t i = 0; i < std::max(targets.size(), sources.size()); ++i) {
+    const auto wanted = i < targets.size() ? targets[i].describe() : "no more parameters or buffers";
+    const auto got = i < sources.size() ? sources[i].describe() : "none";
+    check<ShapeError>(wanted == got, who, ": expected ", wanted, ", got ", got);
+    check<UsageError>(!targets[i].parameter || !static_cast<ParameterOn<D>*>(targets[i].numbers)->in_common(), who,
+                      ": all ranks have '", targets[i].name,
+                      "' in common (share_parameters of ShardedOptimizer), and would each write it");
+  }
+  for (std::size_t i = 0; i < targets.size(); ++i)
+    visit(*targets[i].numbers, *sources[i].numbers, targets[i].parameter);
+}
+
+template <class D>
+void copy_numbers(const chorus::detail::AtHome<D>& to, const chorus::detail::AtHome<D>& from) {
+  copy_bytes(to.where(), to.memory(), from.where(), from.memory(), to.size_bytes());
+  to.touch();
+}
+
+}  // namespace detail
+
+/// No gradients are computed for the parameters of a model or a layer, and optimizers leave them alone. Call it before
+/// the model is given to a policy: DistributedDataParallel compares what is frozen when it is built.
+template <class Model>
+void freeze(Model& model) {
+  detail::want_gradients(model, false);
+}
+/// The opposite.
+template <class Model>
+void unfreeze(Model& model) {
+  detail::want_gradients(model, true);
+}
+
+/// Copies parameters and buffers into another model with the same names, shapes and dtypes; both may be policies, on
+/// all ranks of which it is called. Throws ShapeError where they differ, with nothing copied then, and UsageError where
+/// a rank has not all numbers (under FullyShardedDataParallel outside of `gathered()`).
+template <class From, class To>
+void copy_into(const From& from, To& to) {
+  auto& target = detail::model_of(to);
+  auto& source = const_cast<From&>(from);  // modules are walked as what may change
+  using D = detail::DeviceTypeOf<std::remove_reference_t<decltype(target)>>;
+  detail::for_both<D>("copy_into", target, detail::model_of(source),
+                      [](auto& out, auto& in, bool) { detail::copy_numbers(out, in); });
+}
+
+/// target = (1 - tau) target + tau source, for parameters of float and double; buffers, and what else there is, are
+/// copied. For the target networks of reinforcement learning (Lillicrap et al. 2016) and of self-supervision. Throws as
+/// copy_into does, and UsageError for a tau outside of [0, 1].
+template <class To, class From>
+void soft_update(To& target, const From& source, double tau) {
+  check<UsageError>(tau >= 0 && tau <= 1, "soft_update: expected tau in [0, 1], got ", tau);
+  auto& model = detail::model_of(target);
+  using D = detail::DeviceTypeOf<std::remove_reference_t<decltype(model)>>;
+  const auto mix = [tau]<class T>(auto& out, T* own, const T* other) {
+    kernels::scale(out.where(), out.count(), static_cast<T>(1 - tau), own);
+    kernels::axpy(out.where(), out.count(), static_cast<T>(tau), other, own);
+    out.touch();
+  };
+  detail::for_both<D>("soft_update", model, detail::model_of(const_cast<From&>(source)),
+                      [&](auto& out, auto& in, bool parameter) {
+                        check<DeviceError>(out.where() == in.where(), "soft_update: expected both models on ",
+                                           out.where(), ", got the source on ", in.where());
+                        if (parameter && out.dtype() == DType::f32)
+                          mix(out, static_cast<float*>(out.memory()), static_cast<const float*>(in.memory()));
+                        else if (parameter && out.dtype() == DType::f64)
+                          mix(out, static_cast<double*>(out.memory()), static_cast<const double*>(in.memory()));
+                        else
+                          detail::copy_numbers(out, in);
+                      });
+}
+
+}  // namespace chorus::nn
+#endif  // CHORUS_SINGLE_CHORUS_NN_WEIGHTS_HPP
+
 // <chorus/ops/class_losses.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_CLASS_LOSSES_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_CLASS_LOSSES_HPP
@@ -9542,6 +10251,163 @@ requires(tensor_of<X>::rank == tensor_of<Y>::rank &&
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_CLASS_LOSSES_HPP
 
+// <chorus/ops/counting.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_COUNTING_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_COUNTING_HPP
+/// Places and counts of numbers: unique, searchsorted, bincount, histogram. They are worked out on the host; a GPU's
+/// numbers are brought there and the results back. None has a gradient.
+
+namespace chorus {
+
+/// What `unique` gives: the different numbers in ascending order, for each element the place of its number among
+/// them, and how often each occurs.
+template <class Values, class Inverse, class Counts>
+struct Unique {
+  Values values;
+  Inverse inverse;
+  Counts counts;
+};
+
+namespace detail {
+// Numbers in order, NaN last.
+template <class T>
+bool comes_before(T a, T b) {
+  return a < b || (b != b && a == a);
+}
+template <class T, class D>
+Tensor<T, 1, D> list_on(D device, const std::vector<T>& list) {
+  return Tensor<T, 1, D>::from(std::span<const T>(list), {static_cast<Index>(list.size())}, device);
+}
+template <Operand X>
+auto on_host(const char* operation, const X& x) {
+  check_defined(operation, value_of(x));
+  return to_device(contiguous(value_of(x)), Cpu{});
+}
+}  // namespace detail
+
+/// The different numbers of x: values [count], inverse as x, counts [count]. Each NaN is one of its own.
+template <Operand X>
+auto unique(const X& x) {
+  using T = typename tensor_of<X>::value_type;
+  using C = compute_type<T>;
+  using D = typename tensor_of<X>::device_type;
+  const auto input = detail::on_host("unique", x);
+  const T* const in = input.data();
+  std::vector<std::int64_t> order(static_cast<std::size_t>(input.numel())), counts;
+  std::iota(order.begin(), order.end(), std::int64_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) {
+    return detail::comes_before(static_cast<C>(in[a]), static_cast<C>(in[b]));
+  });
+  std::vector<std::int64_t> firsts;
+  auto inverse = Tensor<std::int64_t, tensor_of<X>::rank>::empty(input.shape());
+  for (const auto i : order) {
+    if (firsts.empty() || static_cast<C>(in[firsts.back()]) != static_cast<C>(in[i])) {
+      firsts.push_back(i);
+      counts.push_back(0);
+    }
+    ++counts.back();
+    inverse.data()[i] = static_cast<std::int64_t>(firsts.size()) - 1;
+  }
+  auto values = Tensor<T, 1>::empty({static_cast<Index>(firsts.size())});
+  for (std::size_t i = 0; i < firsts.size(); ++i) values.data()[i] = in[firsts[i]];
+  const D device = value_of(x).device();
+  return Unique<Tensor<T, 1, D>, Tensor<std::int64_t, tensor_of<X>::rank, D>, Tensor<std::int64_t, 1, D>>{
+      to_device(values, device), to_device(inverse, device), detail::list_on(device, counts)};
+}
+
+/// For each value the place in `sorted`, [count], at which it can be put in so that the order stays: before those that
+/// are equal, or with `right` after them. NaN is the largest. Throws UsageError where `sorted` isn't in order.
+template <Operand S, Operand V>
+auto searchsorted(const S& sorted, const V& values, bool right = false) {
+  static_assert(tensor_of<S>::rank == 1, "searchsorted: the sorted numbers are a vector");
+  static_assert(of_one_type<S, V>, "searchsorted: operands have different scalar types; to<float>(x) converts one");
+  using C = compute_type<typename tensor_of<S>::value_type>;
+  const auto order = detail::on_host("searchsorted", sorted);
+  const auto wanted = detail::on_host("searchsorted", values);
+  const auto before = [](const auto& a, const auto& b) {
+    return detail::comes_before(static_cast<C>(a), static_cast<C>(b));
+  };
+  const auto *first = order.data(), *last = first + order.numel();
+  const auto* const wrong = std::is_sorted_until(first, last, before);
+  check<UsageError>(wrong == last, "searchsorted: expected numbers in ascending order, got a smaller one at place ",
+                    static_cast<Index>(wrong - first));
+  auto out = Tensor<std::int64_t, tensor_of<V>::rank>::empty(wanted.shape());
+  for (Index i = 0; i < out.numel(); ++i) {
+    const auto value = wanted.data()[i];
+    out.data()[i] =
+        (right ? std::upper_bound(first, last, value, before) : std::lower_bound(first, last, value, before)) - first;
+  }
+  return to_device(out, value_of(values).device());
+}
+
+/// How often each of 0, 1, ... occurs: [max(largest + 1, at_least)]. Throws UsageError for a negative number.
+template <Device D>
+Tensor<std::int64_t, 1, D> bincount(const Tensor<std::int64_t, 1, D>& x, Index at_least = 0) {
+  const auto input = detail::on_host("bincount", x);
+  check<UsageError>(at_least >= 0, "bincount: expected a length of at least 0, got ", at_least);
+  std::vector<std::int64_t> counts(static_cast<std::size_t>(at_least));
+  for (Index i = 0; i < input.numel(); ++i) {
+    const std::int64_t value = input.data()[i];
+    check<UsageError>(value >= 0, "bincount: expected numbers of at least 0, got ", value);
+    if (static_cast<std::size_t>(value) >= counts.size()) counts.resize(static_cast<std::size_t>(value) + 1);
+    ++counts[static_cast<std::size_t>(value)];
+  }
+  return detail::list_on(x.device(), counts);
+}
+
+/// What `histogram` gives: how many numbers lie in each bin, [bins], and between which numbers the bins lie,
+/// [bins + 1]. A bin holds its left edge, the last one its right edge too.
+template <class Counts, class Edges>
+struct Histogram {
+  Counts counts;
+  Edges edges;
+};
+
+/// The numbers of x counted in `bins` bins of equal width from `low` to `high`; what lies outside counts nowhere. Where
+/// both are equal the bins go from the smallest number to the largest. Throws UsageError for other limits, for fewer
+/// than 1 bin and where a number that makes the limits is not finite.
+template <Operand X>
+auto histogram(const X& x, Index bins, double low = 0, double high = 0) {
+  using T = typename tensor_of<X>::value_type;
+  using D = typename tensor_of<X>::device_type;
+  static_assert(Real<T>, "histogram: the numbers are of a floating-point type");
+  const auto input = detail::on_host("histogram", x);
+  const auto number = [&](Index i) { return static_cast<double>(input.data()[i]); };
+  check<UsageError>(bins >= 1, "histogram: expected at least 1 bin, got ", bins);
+  if (low == high && input.numel() > 0) {
+    low = high = number(0);
+    for (Index i = 0; i < input.numel(); ++i) {
+      check<UsageError>(std::isfinite(number(i)), "histogram: expected finite numbers, or limits, got ", number(i));
+      low = std::min(low, number(i));
+      high = std::max(high, number(i));
+    }
+  }
+  if (low == high) {
+    low -= 0.5;
+    high += 0.5;
+  }
+  check<UsageError>(low < high && std::isfinite(low) && std::isfinite(high),
+                    "histogram: expected limits in ascending order, got ", low, " and ", high);
+  std::vector<std::int64_t> counts(static_cast<std::size_t>(bins));
+  std::vector<double> edges(counts.size() + 1);
+  for (std::size_t i = 0; i < edges.size(); ++i)
+    edges[i] = low + (high - low) * static_cast<double>(i) / static_cast<double>(bins);
+  edges.back() = high;
+  for (Index i = 0; i < input.numel(); ++i) {
+    if (!(number(i) >= low && number(i) <= high)) continue;
+    const auto after = std::upper_bound(edges.begin(), edges.end(), number(i)) - edges.begin();
+    ++counts[static_cast<std::size_t>(std::min<Index>(after, bins) - 1)];
+  }
+  std::vector<T> rounded(edges.size());
+  std::transform(edges.begin(), edges.end(), rounded.begin(), [](double edge) { return static_cast<T>(edge); });
+  const D device = value_of(x).device();
+  return Histogram<Tensor<std::int64_t, 1, D>, Tensor<T, 1, D>>{detail::list_on(device, counts),
+                                                                detail::list_on(device, rounded)};
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_COUNTING_HPP
+
 // <chorus/ops/ctc_loss.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_CTC_LOSS_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_CTC_LOSS_HPP
@@ -9693,10 +10559,17 @@ auto ctc_loss(const X& log_probabilities, const Tensor<std::int64_t, 2, Cpu>& la
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_CTC_LOSS_HPP
 
-// <chorus/ops/einsum.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_OPS_EINSUM_HPP
-#define CHORUS_SINGLE_CHORUS_OPS_EINSUM_HPP
-/// Einstein summation of two operands: one matrix product.
+// <chorus/ops/distances.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_DISTANCES_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_DISTANCES_HPP
+/// Functions of two operands that are made of several steps, and of numbers that are none: logaddexp, cdist,
+/// nan_to_num.
+
+// <chorus/ops/norm.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_NORM_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_NORM_HPP
+/// Norms and standard deviations, with the subgradient 0 where they have no gradient, as in PyTorch. Large and small
+/// numbers are scaled on the way, so that their squares neither overflow nor vanish.
 
 // <chorus/ops/reduction_axes.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_REDUCTION_AXES_HPP
@@ -9819,6 +10692,349 @@ auto argmin(const X& x, Index axis) {
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_REDUCTION_AXES_HPP
+
+namespace chorus {
+
+namespace functors {
+
+/// A power of two by which numbers up to x are divided so that neither their squares nor the gradients overflow or
+/// vanish: one of `first`, `second` and the latter's reciprocal, but 1 for most x.
+struct SquareUnit {
+  double first = 1, second = 1;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    using R = real_of<S>;
+    const S small = where(x == 0, S(1), where(x < R(1 / first), S(R(1 / second)), S(1)));
+    const S large = where(x > R(second), S(R(second)), S(R(first)));
+    return where(x > std::numeric_limits<R>::max(), S(1), where(x > R(first), large, small));
+  }
+};
+
+/// x, or 1 where x is 0 or not finite.
+struct DivisorOrOne {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return where(x == 0, S(1), where(x > std::numeric_limits<real_of<S>>::max(), S(1), x));
+  }
+};
+
+/// 1 where x is 0, else 0.
+struct IsZero {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return where(x == 0, S(1), S(0));
+  }
+};
+
+}  // namespace functors
+
+namespace detail {
+
+template <class T>
+constexpr functors::SquareUnit square_unit =
+    std::is_same_v<T, double> ? functors::SquareUnit{0x1p400, 0x1p704} : functors::SquareUnit{0x1p50, 0x1p88};
+
+// Constants for whoever differentiates: what is made of values alone. Sizes of 1 stay, so that they broadcast.
+template <class F, Operand X>
+auto largest_as(const F& f, const X& x, Index axis) {
+  return pointwise(f, amax(abs(value_of(x)), axis, keep_axis));
+}
+template <Operand X>
+auto one_where_zero(const X& x) {
+  return pointwise(functors::IsZero{}, value_of(x));
+}
+
+// Without an axis that has stayed with size 1.
+template <Operand X>
+auto drop_axis(const char* operation, const X& x, Index axis) {
+  constexpr int rank = tensor_of<X>::rank;
+  return reshape(x, without_axis<rank>(value_of(x).shape(), normalize_axis(operation, axis, rank)));
+}
+
+// Of an axis that stays with size 1, over which there are elements.
+template <Operand X>
+auto norm_keeping(const X& x, double p, Index axis) {
+  using T = typename tensor_of<X>::value_type;
+  const double inf = std::numeric_limits<double>::infinity();
+  if (p == inf) return amax(abs(x), axis, keep_axis);
+  if (p == -inf) return amin(abs(x), axis, keep_axis);
+  if (p == 1) return sum(abs(x), axis, keep_axis);
+  // unit * (sum of |x / unit|^p)^(1 / p). Where that sum is 0, 1 is added to it under the root and taken off outside.
+  const auto root = [&](const auto& unit, const auto& powers, const auto& f) {
+    const auto total = sum(powers, axis, keep_axis);
+    const auto zero = one_where_zero(total);
+    return (f(total + zero) - zero) * unit;
+  };
+  if (p == 2) {
+    const auto unit = largest_as(square_unit<T>, x, axis);
+    return root(unit, square(x / unit), [](const auto& total) { return sqrt(total); });
+  }
+  // |x|^p has no gradient at 0 for p below 1.
+  const auto unit = largest_as(functors::DivisorOrOne{}, x, axis);
+  const auto part = abs(x) / unit;
+  const auto zero = one_where_zero(part);
+  return root(unit, pow(part + zero, p) - zero, [p](const auto& total) { return pow(total, 1 / p); });
+}
+
+}  // namespace detail
+
+/// (sum of |x|^p)^(1 / p) along an axis, which stays with size 1; p is positive or infinite, which gives the largest
+/// |x|, or with -inf the smallest (torch.linalg.vector_norm). The arguments' order is that of torch.norm. The gradient
+/// is 0 where the norm is 0, and of elements that are 0; elements that tie for the largest share it. Along an axis
+/// without elements it is 0. Throws UsageError for other p, and for an empty axis and an infinite p.
+template <Operand X>
+auto norm(const X& x, double p, Index axis, KeepAxis) {
+  check<UsageError>(p > 0 || p == -std::numeric_limits<double>::infinity(),
+                    "norm: p is positive, or -inf for the smallest element, got ", p);
+  if constexpr (NarrowOperand<X>) {
+    return to<typename tensor_of<X>::value_type>(norm(to<float>(x), p, axis, keep_axis));
+  } else {
+    const auto a = normalize_axis("norm", axis, tensor_of<X>::rank);
+    if (value_of(x).shape()[a] == 0) {
+      check<UsageError>(p < std::numeric_limits<double>::infinity() && p > 0, "norm: an axis of a tensor of shape ",
+                        value_of(x).shape(), " has no element that could be the largest or smallest");
+      return sum(x, axis, keep_axis);
+    }
+    return detail::norm_keeping(x, p, axis);
+  }
+}
+/// The same; the axis goes away.
+template <Operand X>
+auto norm(const X& x, double p, Index axis) {
+  return detail::drop_axis("norm", norm(x, p, axis, keep_axis), axis);
+}
+/// The norm of all elements: the Euclidean one, of a matrix Frobenius', unless p says otherwise.
+template <Operand X>
+auto norm(const X& x, double p = 2) {
+  return detail::reduce_all("norm", x, [p](const auto& flat, Index axis) { return norm(flat, p, axis); });
+}
+/// The norm over several axes, which go away, or with keep_axis stay with size 1.
+template <Operand X, std::size_t N>
+auto norm(const X& x, double p, const std::array<Index, N>& axes) {
+  return norm(detail::merge_axes("norm", x, axes), p, -1);
+}
+template <Operand X, std::size_t N>
+auto norm(const X& x, double p, const std::array<Index, N>& axes, KeepAxis) {
+  return detail::restore_axes(x, norm(x, p, axes), axes);
+}
+
+/// The standard deviation along an axis, which stays with size 1: the root of `var`. The gradient is 0 where it is 0.
+/// Not a number, and no number in the gradient, where there are no more elements than `correction`.
+template <Operand X>
+auto std(const X& x, Index axis, KeepAxis, Index correction = 1) {
+  if constexpr (NarrowOperand<X>) {
+    return to<typename tensor_of<X>::value_type>(std(to<float>(x), axis, keep_axis, correction));
+  } else {
+    const auto a = normalize_axis("std", axis, tensor_of<X>::rank);
+    if (value_of(x).shape()[a] == 0) return var(x, axis, keep_axis, correction);
+    const auto unit = detail::largest_as(detail::square_unit<typename tensor_of<X>::value_type>, x, axis);
+    const auto squares = var(x / unit, axis, keep_axis, correction);
+    const auto zero = detail::one_where_zero(squares);
+    return (sqrt(squares + zero) - zero) * unit;
+  }
+}
+/// The same; the axis goes away.
+template <Operand X>
+auto std(const X& x, Index axis, Index correction = 1) {
+  return detail::drop_axis("std", std(x, axis, keep_axis, correction), axis);
+}
+/// The standard deviation of all elements.
+template <Operand X>
+auto std(const X& x) {
+  return detail::reduce_all("std", x, [](const auto& flat, Index axis) { return std(flat, axis); });
+}
+/// The standard deviation over several axes, with the same forms.
+template <Operand X, std::size_t N>
+auto std(const X& x, const std::array<Index, N>& axes, Index correction = 1) {
+  return std(detail::merge_axes("std", x, axes), -1, correction);
+}
+template <Operand X, std::size_t N>
+auto std(const X& x, const std::array<Index, N>& axes, KeepAxis, Index correction = 1) {
+  return detail::restore_axes(x, std(x, axes, correction), axes);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_NORM_HPP
+
+// <chorus/ops/rearranging.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_REARRANGING_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_REARRANGING_HPP
+/// The same numbers in another place or several times: unsqueeze, squeeze, repeat, tile, flip, roll. All are
+/// differentiable, and made of the functions in ops/shape.hpp and ops/indexing.hpp.
+
+namespace chorus {
+
+namespace detail {
+template <Operand X>
+auto select_along(const X& x, std::size_t axis, const std::vector<std::int64_t>& places) {
+  const auto index = Tensor<std::int64_t, 1, typename tensor_of<X>::device_type>::from(
+      std::span<const std::int64_t>(places), {static_cast<Index>(places.size())}, value_of(x).device());
+  return index_select(x, static_cast<Index>(axis), index);
+}
+}  // namespace detail
+
+/// A new axis of size 1 in front of axis `axis`; -1 puts it last.
+template <Operand X>
+auto unsqueeze(const X& x, Index axis) {
+  constexpr int rank = tensor_of<X>::rank;
+  const auto a = normalize_axis("unsqueeze", axis, rank + 1);
+  const auto& old = value_of(x).shape();
+  Shape<rank + 1> shape{};
+  for (std::size_t i = 0; i < shape.size(); ++i) shape[i] = i < a ? old[i] : i == a ? 1 : old[i - 1];
+  return reshape(x, shape);
+}
+
+/// Without an axis, whose size is 1. Throws ShapeError where it is another: the rank is part of the type, so that none
+/// can stay, as it would in PyTorch.
+template <Operand X>
+auto squeeze(const X& x, Index axis) {
+  constexpr int rank = tensor_of<X>::rank;
+  static_assert(rank >= 1, "squeeze: the tensor has no axes");
+  const auto a = normalize_axis("squeeze", axis, rank);
+  const auto& old = value_of(x).shape();
+  check<ShapeError>(old[a] == 1, "squeeze: expected size 1 of axis ", axis, ", got shape ", old);
+  Shape<rank - 1> shape{};
+  for (std::size_t i = 0; i < shape.size(); ++i) shape[i] = old[i < a ? i : i + 1];
+  return reshape(x, shape);
+}
+
+/// x as often along each axis as `times` says; it may name further axes in front (torch.Tensor.repeat, torch.tile).
+/// Throws UsageError where one is negative.
+template <Operand X, std::size_t N>
+auto repeat(const X& x, const std::array<Index, N>& times) {
+  constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
+  static_assert(N >= rank, "repeat: a number for each axis, got less");
+  check<UsageError>(std::all_of(times.begin(), times.end(), [](Index n) { return n >= 0; }),
+                    "repeat: expected numbers of at least 0, got ", times);
+  std::array<Index, N> shape{};
+  shape.fill(1);
+  const auto& old = value_of(x).shape();
+  std::copy(old.begin(), old.end(), shape.end() - static_cast<std::ptrdiff_t>(rank));
+  auto y = reshape(x, shape);
+  for (std::size_t axis = N; axis-- > 0;) {
+    if (times[axis] == 1) continue;
+    const auto view = detail::around_axis(shape, axis);
+    shape[axis] *= times[axis];
+    y = reshape(expand(reshape(y, Shape<3>{view.outer, 1, view.axis * view.inner}),
+                       Shape<3>{view.outer, times[axis], view.axis * view.inner}),
+                shape);
+  }
+  return y;
+}
+template <Operand X, std::size_t N>
+auto tile(const X& x, const std::array<Index, N>& times) {
+  return repeat(x, times);
+}
+
+/// The entries of the axes in reverse order. Throws ShapeError where an axis doesn't exist.
+template <Operand X, std::size_t N>
+auto flip(const X& x, const std::array<Index, N>& axes) {
+  static_assert(N >= 1, "flip: names at least one axis");
+  const auto one = [](const auto& y, Index axis) {
+    const auto a = normalize_axis("flip", axis, tensor_of<X>::rank);
+    std::vector<std::int64_t> places(static_cast<std::size_t>(value_of(y).shape()[a]));
+    for (std::size_t i = 0; i < places.size(); ++i) places[i] = static_cast<std::int64_t>(places.size() - 1 - i);
+    return detail::select_along(y, a, places);
+  };
+  auto y = one(x, axes[0]);
+  for (std::size_t i = 1; i < N; ++i) y = one(y, axes[i]);
+  return y;
+}
+template <Operand X>
+auto flip(const X& x, Index axis) {
+  return flip(x, std::array<Index, 1>{axis});
+}
+
+/// The entries of an axis moved on by `shift` places; those that leave at one end come in at the other.
+template <Operand X>
+auto roll(const X& x, Index shift, Index axis) {
+  const auto a = normalize_axis("roll", axis, tensor_of<X>::rank);
+  const Index size = value_of(x).shape()[a];
+  std::vector<std::int64_t> places(static_cast<std::size_t>(size));
+  for (Index i = 0; i < size; ++i) places[static_cast<std::size_t>(i)] = ((i - shift) % size + size) % size;
+  return detail::select_along(x, a, places);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_REARRANGING_HPP
+
+namespace chorus {
+
+namespace functors {
+
+/// log(exp(a) + exp(b)) without overflow; the gradients are the shares of each. Of equal infinities, a.
+struct LogAddExp {
+  template <class S>
+  CHORUS_HD S operator()(const S& a, const S& b) const {
+    const S least = -abs(a - b);
+    return max(a, b) + where(a == b, S(real_of<S>(0.69314718055994531)), log1p(exp(least)));
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S& a, const S& b) const {
+    const S share = where(a == b, S(real_of<S>(0.5)), sigmoid(a - b));
+    return {{dy * share, dy * where(a == b, S(real_of<S>(0.5)), sigmoid(b - a))}};
+  }
+};
+
+/// x, or what stands for NaN and for the infinities.
+struct NanToNum {
+  double nan = 0, above = 0, below = 0;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    using R = real_of<S>;
+    const S finite = where(x > std::numeric_limits<R>::max(), S(R(above)),
+                           where(x < std::numeric_limits<R>::lowest(), S(R(below)), x));
+    return where(x == x, finite, S(R(nan)));
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
+    return {{where(abs(x) <= std::numeric_limits<real_of<S>>::max(), dy, S(0))}};
+  }
+};
+
+}  // namespace functors
+
+/// log(exp(a) + exp(b)), element by element.
+template <Operand A, Operand B>
+auto logaddexp(const A& a, const B& b) {
+  return detail::pointwise("logaddexp", functors::LogAddExp{}, a, b);
+}
+
+/// x with `nan` in the place of NaN, and of the infinities `above` and `below`, by default the type's largest and
+/// smallest numbers. No gradient goes through what is replaced.
+template <Operand X>
+auto nan_to_num(const X& x, double nan = 0, std::optional<double> above = {}, std::optional<double> below = {}) {
+  using T = typename tensor_of<X>::value_type;
+  const auto most = [] {
+    if constexpr (std::is_same_v<T, half>)
+      return 65504.0;
+    else if constexpr (std::is_same_v<T, bf16>)
+      return 0x1.FEp127;
+    else
+      return static_cast<double>(std::numeric_limits<T>::max());
+  }();
+  return detail::pointwise("nan_to_num", functors::NanToNum{nan, above.value_or(most), below.value_or(-most)}, x);
+}
+
+/// a: [..., m, features], b: [..., n, features] -> [..., m, n]: the p-norm of each difference. The axes in front are
+/// equal or 1. All m n features differences are in memory at once. The gradient of a distance 0 is 0. Throws ShapeError
+/// where features differ.
+template <Operand A, Operand B>
+auto cdist(const A& a, const B& b, double p = 2) {
+  constexpr int rank = tensor_of<A>::rank;
+  static_assert(rank >= 2 && tensor_of<B>::rank == rank, "cdist: the operands are stacks of vectors, of one rank");
+  check<ShapeError>(value_of(a).size(-1) == value_of(b).size(-1), "cdist: expected as many features, got shapes ",
+                    value_of(a).shape(), " and ", value_of(b).shape());
+  return norm(unsqueeze(a, rank - 1) - unsqueeze(b, rank - 2), p, -1);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_DISTANCES_HPP
+
+// <chorus/ops/einsum.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_EINSUM_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_EINSUM_HPP
+/// Einstein summation of two operands: one matrix product.
 
 namespace chorus {
 
@@ -11035,6 +12251,571 @@ auto sync_batch_norm_graph(const X& x, const W& weight, const B& bias, double co
 
 #endif  // CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_HPP
 
+// <chorus/ops/linalg.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_LINALG_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_LINALG_HPP
+/// Linear algebra of matrices and stacks of matrices, float or double, on the CPU: solve, inverse, det, cholesky, qr,
+/// svd, eigh, by Eigen, all differentiable once. Names and results are torch.linalg's. Not part of chorus.hpp, since
+/// Eigen's factorizations take their time to compile.
+
+// <chorus/kernels/cpu/linalg.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_LINALG_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_LINALG_HPP
+/// Factorizations of stacks of matrices by Eigen, each matrix by itself, row-major. They are compiled for a scalar
+/// type, not for a rank.
+
+#include <Eigen/Cholesky>
+#include <Eigen/Eigenvalues>
+#include <Eigen/LU>
+#include <Eigen/QR>
+#include <Eigen/SVD>
+
+namespace chorus::kernels::linalg {
+
+template <class T>
+using Matrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+/// Matrix `i` of a stack at `from`.
+template <class T>
+Eigen::Map<const Matrix<T>> matrix(const T* from, Index i, Index rows, Index columns) {
+  return Eigen::Map<const Matrix<T>>(from + i * rows * columns, rows, columns);
+}
+template <class T>
+Eigen::Map<Matrix<T>> matrix(T* from, Index i, Index rows, Index columns) {
+  return Eigen::Map<Matrix<T>>(from + i * rows * columns, rows, columns);
+}
+
+/// x with a x = b. a: [count, n, n]; b, x: [count, n, k]. Throws UsageError where an a is singular to the last bit.
+template <std::floating_point T>
+void solve(const char* operation, Index count, Index n, Index k, const T* a, const T* b, T* x) {
+  if (n == 0) return;
+  for (Index i = 0; i < count; ++i) {
+    const Eigen::PartialPivLU<Matrix<T>> lu(matrix(a, i, n, n));
+    check<UsageError>(!(lu.matrixLU().diagonal().array() == T{0}).any(), operation,
+                      ": expected matrices that have an inverse, got a singular one at place ", i, " of the stack");
+    matrix(x, i, n, k) = lu.solve(matrix(b, i, n, k));
+  }
+}
+
+/// The determinants, [count], and their derivatives by a, the cofactors, [count, n, n]: with a = U S Vᵀ they are
+/// det(U) det(V) U diag(product of the other singular values) Vᵀ, for singular matrices too.
+template <std::floating_point T>
+void determinant(Index count, Index n, const T* a, T* out) {
+  for (Index i = 0; i < count; ++i)
+    out[i] = n == 0 ? T{1} : Eigen::PartialPivLU<Matrix<T>>(matrix(a, i, n, n)).determinant();
+}
+template <std::floating_point T>
+void cofactors(Index count, Index n, const T* a, T* out) {
+  if (n == 0) return;
+  for (Index i = 0; i < count; ++i) {
+    const Eigen::JacobiSVD<Matrix<T>> svd(matrix(a, i, n, n), Eigen::ComputeFullU | Eigen::ComputeFullV);
+    const auto& s = svd.singularValues();
+    auto others = s.eval();
+    for (Index j = 0; j < n; ++j) {
+      others[j] = 1;
+      for (Index l = 0; l < n; ++l)
+        if (l != j) others[j] *= s[l];
+    }
+    const T sign = svd.matrixU().determinant() * svd.matrixV().determinant() < 0 ? T{-1} : T{1};
+    matrix(out, i, n, n) = sign * (svd.matrixU() * others.asDiagonal() * svd.matrixV().transpose());
+  }
+}
+
+/// Lower L with L Lᵀ = a, of which the lower triangle is read. Throws UsageError where an a is not positive definite.
+template <std::floating_point T>
+void cholesky(Index count, Index n, const T* a, T* out) {
+  for (Index i = 0; i < count; ++i) {
+    if (n == 0) continue;
+    const Eigen::LLT<Matrix<T>, Eigen::Lower> llt(matrix(a, i, n, n));
+    check<UsageError>(llt.info() == Eigen::Success,
+                      "cholesky: expected positive definite matrices, got one that is not at place ", i,
+                      " of the stack");
+    matrix(out, i, n, n) = llt.matrixL();
+  }
+}
+
+/// a: [count, m, n], m >= n -> for each matrix Q: [m, n], then R: [n, n].
+template <std::floating_point T>
+void qr(Index count, Index m, Index n, const T* a, T* out) {
+  if (n == 0) return;
+  for (Index i = 0; i < count; ++i) {
+    const Eigen::HouseholderQR<Matrix<T>> qr(matrix(a, i, m, n));
+    T* const at = out + i * (m * n + n * n);
+    matrix(at, 0, m, n) = qr.householderQ() * Matrix<T>::Identity(m, n);
+    matrix(at + m * n, 0, n, n) = qr.matrixQR().topRows(n).template triangularView<Eigen::Upper>();
+  }
+}
+
+/// a: [count, m, n] -> for each matrix U: [m, k], S: [k] in descending order, Vᵀ: [k, n], k = min(m, n).
+template <std::floating_point T>
+void svd(Index count, Index m, Index n, const T* a, T* out) {
+  const Index k = std::min(m, n);
+  if (k == 0) return;
+  for (Index i = 0; i < count; ++i) {
+    const auto input = matrix(a, i, m, n);
+    check<UsageError>(input.allFinite(), "svd: expected finite numbers, got others at place ", i, " of the stack");
+    const Eigen::JacobiSVD<Matrix<T>> svd(input, Eigen::ComputeThinU | Eigen::ComputeThinV);
+    T* const at = out + i * (m * k + k + k * n);
+    matrix(at, 0, m, k) = svd.matrixU();
+    matrix(at + m * k, 0, k, 1) = svd.singularValues();
+    matrix(at + m * k + k, 0, k, n) = svd.matrixV().transpose();
+  }
+}
+
+/// Symmetric a: [count, n, n], of which the lower triangle is read -> for each the eigenvalues, [n] in ascending order,
+/// then the eigenvectors in columns, [n, n].
+template <std::floating_point T>
+void eigh(Index count, Index n, const T* a, T* out) {
+  if (n == 0) return;
+  for (Index i = 0; i < count; ++i) {
+    const auto input = matrix(a, i, n, n);
+    check<UsageError>(input.allFinite(), "eigh: expected finite numbers, got others at place ", i, " of the stack");
+    const Eigen::SelfAdjointEigenSolver<Matrix<T>> solver(input);
+    check<UsageError>(solver.info() == Eigen::Success, "eigh: no convergence at place ", i, " of the stack");
+    T* const at = out + i * (n + n * n);
+    matrix(at, 0, n, 1) = solver.eigenvalues();
+    matrix(at + n, 0, n, n) = solver.eigenvectors();
+  }
+}
+
+}  // namespace chorus::kernels::linalg
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_LINALG_HPP
+
+// <chorus/kernels/cpu/linalg_gradients.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_LINALG_GRADIENTS_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_LINALG_GRADIENTS_HPP
+/// Gradients of the factorizations in linalg.hpp: dx = (or +=, where `accumulate`) the gradient by the matrices.
+
+namespace chorus::kernels::linalg {
+
+template <class Target, class Value>
+void give(Target&& to, const Value& value, bool accumulate) {
+  if (accumulate)
+    to += value;
+  else
+    to = value;
+}
+
+/// L̄ -> (L⁻ᵀ Φ(Lᵀ L̄) L⁻¹), made symmetric; Φ takes the lower triangle and half of the diagonal (Murray 2016,
+/// "Differentiation of the Cholesky decomposition", section 3).
+template <std::floating_point T>
+void cholesky_backward(Index count, Index n, const T* l, const T* dl, T* dx, bool accumulate) {
+  if (n == 0) return;
+  for (Index i = 0; i < count; ++i) {
+    const auto lower = matrix(l, i, n, n);
+    const auto solver = lower.template triangularView<Eigen::Lower>();
+    const Matrix<T> given = matrix(dl, i, n, n).template triangularView<Eigen::Lower>();
+    Matrix<T> phi = (lower.transpose() * given).template triangularView<Eigen::Lower>();
+    phi.diagonal() *= T{0.5};
+    solver.transpose().solveInPlace(phi);
+    solver.template solveInPlace<Eigen::OnTheRight>(phi);
+    give(matrix(dx, i, n, n), (phi + phi.transpose()) * T{0.5}, accumulate);
+  }
+}
+
+/// (Q̄ + Q copyltu(M)) R⁻ᵀ, M = R R̄ᵀ - Q̄ᵀ Q, copyltu the lower triangle on both sides (Walter, Lehmann 2010,
+/// "Algorithmic differentiation of linear algebra functions", m >= n).
+template <std::floating_point T>
+void qr_backward(Index count, Index m, Index n, const T* packed, const T* d, T* dx, bool accumulate) {
+  if (n == 0) return;
+  for (Index i = 0; i < count; ++i) {
+    const Index at = i * (m * n + n * n);
+    const auto q = matrix(packed + at, 0, m, n), r = matrix(packed + at + m * n, 0, n, n);
+    const auto dq = matrix(d + at, 0, m, n), dr = matrix(d + at + m * n, 0, n, n);
+    check<UsageError>(!(r.diagonal().array() == T{0}).any(),
+                      "backward of 'qr': expected independent columns, got a singular R at place ", i, " of the stack");
+    const Matrix<T> given = dr.template triangularView<Eigen::Upper>();
+    const Matrix<T> product = r * given.transpose() - dq.transpose() * q;
+    Matrix<T> both = product.template triangularView<Eigen::Lower>();
+    both += product.template triangularView<Eigen::StrictlyLower>().toDenseMatrix().transpose();
+    Matrix<T> result = (dq + q * both).transpose();
+    r.template triangularView<Eigen::Upper>().solveInPlace(result);
+    give(matrix(dx, i, m, n), result.transpose(), accumulate);
+  }
+}
+
+/// With F_ij = 1 / (s_j² - s_i²), 0 on the diagonal, and skew(X) = X - Xᵀ:
+/// U (F ∘ skew(Uᵀ Ū) S + S F ∘ skew(Vᵀ V̄) + S̄) Vᵀ + (1 - U Uᵀ) Ū S⁻¹ Vᵀ + U S⁻¹ V̄ᵀ (1 - V Vᵀ) (Townsend 2016,
+/// "Differentiating the singular value decomposition"). Gradients by U and V are no numbers where two singular values
+/// are equal, as in PyTorch; where nothing depends on U and V only S̄ counts.
+template <std::floating_point T>
+void svd_backward(Index count, Index m, Index n, const T* packed, const T* d, T* dx, bool accumulate) {
+  const Index k = std::min(m, n);
+  for (Index i = 0; i < count && k > 0; ++i) {
+    const Index at = i * (m * k + k + k * n);
+    const auto u = matrix(packed + at, 0, m, k), s = matrix(packed + at + m * k, 0, k, 1),
+               vt = matrix(packed + at + m * k + k, 0, k, n);
+    const auto du = matrix(d + at, 0, m, k), ds = matrix(d + at + m * k, 0, k, 1),
+               dvt = matrix(d + at + m * k + k, 0, k, n);
+    Matrix<T> inner = ds.col(0).asDiagonal();
+    Matrix<T> result = Matrix<T>::Zero(m, n);
+    const auto over_gaps = [&](const Matrix<T>& x) {
+      Matrix<T> out = x - x.transpose();
+      for (Index row = 0; row < k; ++row)
+        for (Index column = 0; column < k; ++column)
+          out(row, column) = row == column ? T{0} : out(row, column) / ((s(column) - s(row)) * (s(column) + s(row)));
+      return out;
+    };
+    const auto inverse = s.col(0).cwiseInverse().eval();
+    if (!du.isZero(0)) {
+      inner += over_gaps(u.transpose() * du) * s.col(0).asDiagonal();
+      if (m > k) result += (du - u * (u.transpose() * du)) * inverse.asDiagonal() * vt;
+    }
+    if (!dvt.isZero(0)) {
+      inner += s.col(0).asDiagonal() * over_gaps(vt * dvt.transpose());
+      if (n > k) result += u * inverse.asDiagonal() * (dvt - (dvt * vt.transpose()) * vt);
+    }
+    result += u * inner * vt;
+    give(matrix(dx, i, m, n), result, accumulate);
+  }
+}
+
+/// V (diag(w̄) + F ∘ (Vᵀ V̄)) Vᵀ, made symmetric, F_ij = 1 / (w_j - w_i) (Giles 2008, "Collected matrix derivative
+/// results for forward and reverse mode algorithmic differentiation", section 3.1). Gradients by V are no numbers where
+/// two eigenvalues are equal; where nothing depends on V only w̄ counts.
+template <std::floating_point T>
+void eigh_backward(Index count, Index n, const T* packed, const T* d, T* dx, bool accumulate) {
+  for (Index i = 0; i < count && n > 0; ++i) {
+    const Index at = i * (n + n * n);
+    const auto w = matrix(packed + at, 0, n, 1), v = matrix(packed + at + n, 0, n, n);
+    const auto dw = matrix(d + at, 0, n, 1), dv = matrix(d + at + n, 0, n, n);
+    Matrix<T> inner = dw.col(0).asDiagonal();
+    if (!dv.isZero(0)) {
+      const Matrix<T> product = v.transpose() * dv;
+      for (Index row = 0; row < n; ++row)
+        for (Index column = 0; column < n; ++column)
+          if (row != column) inner(row, column) = product(row, column) / (w(column) - w(row));
+    }
+    const Matrix<T> result = v * inner * v.transpose();
+    give(matrix(dx, i, n, n), (result + result.transpose()) * T{0.5}, accumulate);
+  }
+}
+
+}  // namespace chorus::kernels::linalg
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_LINALG_GRADIENTS_HPP
+
+namespace chorus::linalg {
+
+namespace detail {
+
+template <Operand X>
+auto stack_of(const char* operation, const X& x, bool square) {
+  using Of = tensor_of<X>;
+  static_assert(std::is_same_v<typename Of::device_type, Cpu>,
+                "linalg: the operand lies on a GPU; these functions run on the CPU: to_device(x, Cpu{}) copies it");
+  static_assert(std::floating_point<typename Of::value_type>, "linalg: the operand is of float or double");
+  static_assert(Of::rank >= 2, "linalg: the operand is a matrix or a stack of matrices");
+  chorus::detail::check_defined(operation, value_of(x));
+  auto out = contiguous(value_of(x));
+  check<ShapeError>(!square || out.size(-1) == out.size(-2), operation, ": expected square matrices, got shape ",
+                    out.shape());
+  return out;
+}
+
+// How many matrices a stack has.
+template <std::size_t N>
+Index matrices(const std::array<Index, N>& shape) {
+  Index count = 1;
+  for (std::size_t i = 0; i + 2 < N; ++i) count *= shape[i];
+  return count;
+}
+
+// Factors of a matrix lie in one row, [count, all]: gradients by all of them arrive together.
+template <Operand Packed, std::size_t N>
+auto factor(const Packed& packed, Index start, const std::array<Index, N>& shape, Index size) {
+  return reshape(slice(packed, 1, start, start + size), shape);
+}
+
+template <std::size_t N>
+std::array<Index, N> with_matrix(std::array<Index, N> shape, Index rows, Index columns) {
+  shape[N - 2] = rows;
+  shape[N - 1] = columns;
+  return shape;
+}
+template <std::size_t N>
+std::array<Index, N - 1> with_vector(const std::array<Index, N>& shape, Index size) {
+  std::array<Index, N - 1> out{};
+  std::copy(shape.begin(), shape.end() - 1, out.begin());
+  out.back() = size;
+  return out;
+}
+
+}  // namespace detail
+
+/// x with a x = b. a: [..., n, n], b: [..., n, k] -> [..., n, k]; the axes in front are equal. Backward: b̄ = a⁻ᵀ x̄,
+/// ā = -b̄ xᵀ (Giles 2008). Throws ShapeError where sizes differ, UsageError where a matrix is singular.
+template <Operand A, Operand B>
+auto solve(const A& a, const B& b) {
+  constexpr int rank = tensor_of<A>::rank;
+  static_assert(tensor_of<B>::rank == rank && of_one_type<A, B>, "solve: the operands have one rank and scalar type");
+  using T = typename tensor_of<A>::value_type;
+  const auto left = detail::stack_of("solve", a, true), right = detail::stack_of("solve", b, false);
+  const Index n = left.size(-1), k = right.size(-1), count = detail::matrices(left.shape());
+  check<ShapeError>(right.shape() == detail::with_matrix(left.shape(), n, k), "solve: expected a right side of shape ",
+                    detail::with_matrix(left.shape(), n, k), ", got ", right.shape());
+  auto out = Tensor<T, rank>::empty(right.shape());
+  kernels::linalg::solve("solve", count, n, k, left.data(), right.data(), out.data());
+  return record(
+      "solve", out,
+      [left = chorus::detail::Saved(left), out = chorus::detail::Saved(out), count, n, k](const auto& dy, auto da,
+                                                                                          auto db) {
+        const auto turned = contiguous(left.read("solve").transpose(-1, -2));
+        const auto back = Tensor<T, rank>::empty(dy.shape());
+        kernels::linalg::solve("solve", count, n, k, turned.data(), dy.data(), back.data());
+        if (db) db->add(back);
+        if (!da) return;
+        const auto minus = Tensor<T, rank>::empty(turned.shape());
+        const auto& x = out.read("solve");
+        for (Index i = 0; i < count; ++i)
+          kernels::linalg::matrix(minus.data(), i, n, n) =
+              -kernels::linalg::matrix(back.data(), i, n, k) * kernels::linalg::matrix(x.data(), i, n, k).transpose();
+        da->add(minus);
+      },
+      a, b);
+}
+
+/// a⁻¹ of [..., n, n]. Backward: ā = -a⁻ᵀ ȳ a⁻ᵀ (Giles 2008). Throws UsageError where a matrix is singular.
+template <Operand A>
+auto inverse(const A& a) {
+  using Of = tensor_of<A>;
+  const auto input = detail::stack_of("inverse", a, true);
+  const Index n = input.size(-1), count = detail::matrices(input.shape());
+  const auto ones = Of::zeros(input.shape());
+  for (Index i = 0; i < count; ++i) kernels::linalg::matrix(ones.data(), i, n, n).setIdentity();
+  auto out = Of::empty(input.shape());
+  kernels::linalg::solve("inverse", count, n, n, input.data(), ones.data(), out.data());
+  return record(
+      "inverse", out,
+      [out = chorus::detail::Saved(out), count, n](const auto& dy, auto da) {
+        const auto [grad, accumulate] = da->target();
+        const auto& y = out.read("inverse");
+        for (Index i = 0; i < count; ++i) {
+          const auto inverse = kernels::linalg::matrix(y.data(), i, n, n);
+          kernels::linalg::give(
+              kernels::linalg::matrix(grad.data(), i, n, n),
+              -(inverse.transpose() * kernels::linalg::matrix(dy.data(), i, n, n) * inverse.transpose()), accumulate);
+        }
+      },
+      a);
+}
+
+/// The determinants of [..., n, n]: [...]. Backward: ā = ȳ times the cofactors, for singular matrices too.
+template <Operand A>
+auto det(const A& a) {
+  using T = typename tensor_of<A>::value_type;
+  constexpr int rank = tensor_of<A>::rank;
+  const auto input = detail::stack_of("det", a, true);
+  const Index n = input.size(-1), count = detail::matrices(input.shape());
+  Shape<rank - 2> shape{};
+  std::copy(input.shape().begin(), input.shape().end() - 2, shape.begin());
+  auto out = Tensor<T, rank - 2>::empty(shape);
+  kernels::linalg::determinant(count, n, input.data(), out.data());
+  return record(
+      "det", std::move(out),
+      [input = chorus::detail::Saved(input), count, n](const auto& dy, auto da) {
+        const auto cofactors = Tensor<T, rank>::empty(input.tensor().shape());
+        kernels::linalg::cofactors(count, n, input.read("det").data(), cofactors.data());
+        for (Index i = 0; i < count; ++i) kernels::linalg::matrix(cofactors.data(), i, n, n) *= dy.data()[i];
+        da->add(cofactors);
+      },
+      a);
+}
+
+/// Lower triangular L with L Lᵀ = a, for symmetric positive definite a: [..., n, n], of which the lower triangle is
+/// read; the gradient is symmetric. Throws UsageError where a matrix is not positive definite.
+template <Operand A>
+auto cholesky(const A& a) {
+  const auto input = detail::stack_of("cholesky", a, true);
+  const Index n = input.size(-1), count = detail::matrices(input.shape());
+  auto out = tensor_of<A>::zeros(input.shape());
+  kernels::linalg::cholesky(count, n, input.data(), out.data());
+  return record(
+      "cholesky", out,
+      [out = chorus::detail::Saved(out), count, n](const auto& dy, auto da) {
+        const auto [grad, accumulate] = da->target();
+        kernels::linalg::cholesky_backward(count, n, out.read("cholesky").data(), dy.data(), grad.data(), accumulate);
+      },
+      a);
+}
+
+template <class Q, class R>
+struct Qr {
+  Q q;
+  R r;
+};
+
+/// a = Q R with orthonormal columns in Q: a, Q: [..., m, n], R: [..., n, n], upper triangular, with LAPACK's signs.
+/// Throws ShapeError where there are fewer rows than columns.
+template <Operand A>
+auto qr(const A& a) {
+  using T = typename tensor_of<A>::value_type;
+  const auto input = detail::stack_of("qr", a, false);
+  const Index m = input.size(-2), n = input.size(-1), count = detail::matrices(input.shape());
+  check<ShapeError>(m >= n, "qr: expected at least as many rows as columns, got shape ", input.shape());
+  auto packed = Tensor<T, 2>::empty({count, m * n + n * n});
+  kernels::linalg::qr(count, m, n, input.data(), packed.data());
+  const auto factors = record(
+      "qr", packed,
+      [packed = chorus::detail::Saved(packed), count, m, n](const auto& dy, auto da) {
+        const auto [grad, accumulate] = da->target();
+        kernels::linalg::qr_backward(count, m, n, packed.read("qr").data(), dy.data(), grad.data(), accumulate);
+      },
+      a);
+  auto q = detail::factor(factors, 0, input.shape(), m * n);
+  auto r = detail::factor(factors, m * n, detail::with_matrix(input.shape(), n, n), n * n);
+  return Qr<decltype(q), decltype(r)>{std::move(q), std::move(r)};
+}
+
+template <class U, class S, class V>
+struct Svd {
+  U u;
+  S s;
+  V vh;
+};
+
+/// a = U diag(S) Vᵀ: a: [..., m, n] -> u: [..., m, k], s: [..., k] in descending order, vh = Vᵀ: [..., k, n], k =
+/// min(m, n). The signs of singular vectors are not defined, and neither is the gradient of what depends on them.
+/// Throws UsageError for numbers that are not finite.
+template <Operand A>
+auto svd(const A& a) {
+  using T = typename tensor_of<A>::value_type;
+  const auto input = detail::stack_of("svd", a, false);
+  const Index m = input.size(-2), n = input.size(-1), k = std::min(m, n), count = detail::matrices(input.shape());
+  auto packed = Tensor<T, 2>::empty({count, m * k + k + k * n});
+  kernels::linalg::svd(count, m, n, input.data(), packed.data());
+  const auto factors = record(
+      "svd", packed,
+      [packed = chorus::detail::Saved(packed), count, m, n](const auto& dy, auto da) {
+        const auto [grad, accumulate] = da->target();
+        kernels::linalg::svd_backward(count, m, n, packed.read("svd").data(), dy.data(), grad.data(), accumulate);
+      },
+      a);
+  auto u = detail::factor(factors, 0, detail::with_matrix(input.shape(), m, k), m * k);
+  auto s = detail::factor(factors, m * k, detail::with_vector(input.shape(), k), k);
+  auto vh = detail::factor(factors, m * k + k, detail::with_matrix(input.shape(), k, n), k * n);
+  return Svd<decltype(u), decltype(s), decltype(vh)>{std::move(u), std::move(s), std::move(vh)};
+}
+
+template <class Values, class Vectors>
+struct Eigh {
+  Values eigenvalues;
+  Vectors eigenvectors;
+};
+
+/// Eigenvalues, [..., n] in ascending order, and eigenvectors, in the columns of [..., n, n], of symmetric a: [..., n,
+/// n], of which the lower triangle is read; the gradient is symmetric. The signs of eigenvectors are not defined, and
+/// neither is the gradient of what depends on them. Throws UsageError for numbers that are not finite.
+template <Operand A>
+auto eigh(const A& a) {
+  using T = typename tensor_of<A>::value_type;
+  const auto input = detail::stack_of("eigh", a, true);
+  const Index n = input.size(-1), count = detail::matrices(input.shape());
+  auto packed = Tensor<T, 2>::empty({count, n + n * n});
+  kernels::linalg::eigh(count, n, input.data(), packed.data());
+  const auto factors = record(
+      "eigh", packed,
+      [packed = chorus::detail::Saved(packed), count, n](const auto& dy, auto da) {
+        const auto [grad, accumulate] = da->target();
+        kernels::linalg::eigh_backward(count, n, packed.read("eigh").data(), dy.data(), grad.data(), accumulate);
+      },
+      a);
+  auto values = detail::factor(factors, 0, detail::with_vector(input.shape(), n), n);
+  auto vectors = detail::factor(factors, n, input.shape(), n * n);
+  return Eigh<decltype(values), decltype(vectors)>{std::move(values), std::move(vectors)};
+}
+
+}  // namespace chorus::linalg
+#endif  // CHORUS_SINGLE_CHORUS_OPS_LINALG_HPP
+
+// <chorus/ops/matrix_parts.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_MATRIX_PARTS_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_MATRIX_PARTS_HPP
+/// Parts and products of vectors and matrices: tril, triu, diag, outer, dot, cross. All are differentiable.
+
+namespace chorus {
+
+namespace detail {
+// 0 instead of what lies beside the triangle, NaN as well.
+template <Operand X, class Inside>
+auto triangle(const X& x, const Inside& inside) {
+  static_assert(tensor_of<X>::rank >= 2, "tril, triu: the operand is a matrix or a stack of matrices");
+  const Index rows = value_of(x).size(-2), columns = value_of(x).size(-1);
+  auto outside = Tensor<bool, 2>::empty({rows, columns});
+  for (Index i = 0; i < rows; ++i)
+    for (Index j = 0; j < columns; ++j) outside.data()[i * columns + j] = !inside(i, j);
+  return masked_fill(x, to_device(outside, value_of(x).device()), 0);
+}
+
+// The places of diagonal `diagonal` of a matrix, seen as a vector.
+inline std::vector<std::int64_t> diagonal_places(Index rows, Index columns, Index diagonal) {
+  std::vector<std::int64_t> out;
+  for (Index i = diagonal < 0 ? -diagonal : 0; i < rows && i + diagonal < columns; ++i)
+    out.push_back(i * columns + i + diagonal);
+  return out;
+}
+}  // namespace detail
+
+/// [..., rows, columns]: what lies on and below diagonal `diagonal` (0: the main one, 1: that above); else 0.
+template <Operand X>
+auto tril(const X& x, Index diagonal = 0) {
+  return detail::triangle(x, [=](Index i, Index j) { return j - i <= diagonal; });
+}
+/// [..., rows, columns]: what lies on and above diagonal `diagonal`; else 0.
+template <Operand X>
+auto triu(const X& x, Index diagonal = 0) {
+  return detail::triangle(x, [=](Index i, Index j) { return j - i >= diagonal; });
+}
+
+/// Of a matrix, its diagonal `diagonal`: a vector. Of a vector, the square matrix with it there, else 0.
+template <Operand X>
+auto diag(const X& x, Index diagonal = 0) {
+  constexpr int rank = tensor_of<X>::rank;
+  static_assert(rank == 1 || rank == 2, "diag: the operand is a vector or a matrix");
+  if constexpr (rank == 2) {
+    const Index rows = value_of(x).size(0), columns = value_of(x).size(1);
+    return detail::select_along(reshape(x, Shape<1>{rows * columns}), 0,
+                                detail::diagonal_places(rows, columns, diagonal));
+  } else {
+    const Index size = value_of(x).size(0) + (diagonal < 0 ? -diagonal : diagonal);
+    const auto places = detail::diagonal_places(size, size, diagonal);
+    const auto index = Tensor<std::int64_t, 1, typename tensor_of<X>::device_type>::from(
+        std::span<const std::int64_t>(places), {static_cast<Index>(places.size())}, value_of(x).device());
+    return reshape(detail::index_add(x, Shape<1>{size * size}, 0, index), Shape<2>{size, size});
+  }
+}
+
+/// a: [m], b: [n] -> [m, n], the product of each with each.
+template <Operand A, Operand B>
+auto outer(const A& a, const B& b) {
+  static_assert(tensor_of<A>::rank == 1 && tensor_of<B>::rank == 1, "outer: the operands are vectors");
+  return unsqueeze(a, 1) * unsqueeze(b, 0);
+}
+
+/// The sum of the products of two vectors of one size. Throws ShapeError where the sizes differ.
+template <Operand A, Operand B>
+auto dot(const A& a, const B& b) {
+  static_assert(tensor_of<A>::rank == 1 && tensor_of<B>::rank == 1, "dot: the operands are vectors");
+  check<ShapeError>(value_of(a).shape() == value_of(b).shape(), "dot: expected vectors of one size, got shapes ",
+                    value_of(a).shape(), " and ", value_of(b).shape());
+  return sum(a * b, 0);
+}
+
+/// The vector product along an axis of size 3; the operands broadcast. Throws ShapeError where the axis has another
+/// size.
+template <Operand A, Operand B>
+auto cross(const A& a, const B& b, Index axis = -1) {
+  static_assert(tensor_of<A>::rank == tensor_of<B>::rank, "cross: the operands have one rank");
+  const auto at = normalize_axis("cross", axis, tensor_of<A>::rank);
+  check<ShapeError>(value_of(a).shape()[at] == 3 && value_of(b).shape()[at] == 3, "cross: expected size 3 of axis ",
+                    axis, ", got shapes ", value_of(a).shape(), " and ", value_of(b).shape());
+  const auto next = [at](const auto& x) { return detail::select_along(x, at, {1, 2, 0}); };
+  const auto last = [at](const auto& x) { return detail::select_along(x, at, {2, 0, 1}); };
+  return next(a) * last(b) - last(a) * next(b);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_MATRIX_PARTS_HPP
+
 // <chorus/ops/more_losses.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_MORE_LOSSES_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_MORE_LOSSES_HPP
@@ -11317,175 +13098,6 @@ auto bce_with_logits(const X& x, const Y& target, const W& weight, const P& pos_
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_MORE_LOSSES_HPP
-
-// <chorus/ops/norm.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_OPS_NORM_HPP
-#define CHORUS_SINGLE_CHORUS_OPS_NORM_HPP
-/// Norms and standard deviations, with the subgradient 0 where they have no gradient, as in PyTorch. Large and small
-/// numbers are scaled on the way, so that their squares neither overflow nor vanish.
-
-namespace chorus {
-
-namespace functors {
-
-/// A power of two by which numbers up to x are divided so that neither their squares nor the gradients overflow or
-/// vanish: one of `first`, `second` and the latter's reciprocal, but 1 for most x.
-struct SquareUnit {
-  double first = 1, second = 1;
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    using R = real_of<S>;
-    const S small = where(x == 0, S(1), where(x < R(1 / first), S(R(1 / second)), S(1)));
-    const S large = where(x > R(second), S(R(second)), S(R(first)));
-    return where(x > std::numeric_limits<R>::max(), S(1), where(x > R(first), large, small));
-  }
-};
-
-/// x, or 1 where x is 0 or not finite.
-struct DivisorOrOne {
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    return where(x == 0, S(1), where(x > std::numeric_limits<real_of<S>>::max(), S(1), x));
-  }
-};
-
-/// 1 where x is 0, else 0.
-struct IsZero {
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    return where(x == 0, S(1), S(0));
-  }
-};
-
-}  // namespace functors
-
-namespace detail {
-
-template <class T>
-constexpr functors::SquareUnit square_unit =
-    std::is_same_v<T, double> ? functors::SquareUnit{0x1p400, 0x1p704} : functors::SquareUnit{0x1p50, 0x1p88};
-
-// Constants for whoever differentiates: what is made of values alone. Sizes of 1 stay, so that they broadcast.
-template <class F, Operand X>
-auto largest_as(const F& f, const X& x, Index axis) {
-  return pointwise(f, amax(abs(value_of(x)), axis, keep_axis));
-}
-template <Operand X>
-auto one_where_zero(const X& x) {
-  return pointwise(functors::IsZero{}, value_of(x));
-}
-
-// Without an axis that has stayed with size 1.
-template <Operand X>
-auto drop_axis(const char* operation, const X& x, Index axis) {
-  constexpr int rank = tensor_of<X>::rank;
-  return reshape(x, without_axis<rank>(value_of(x).shape(), normalize_axis(operation, axis, rank)));
-}
-
-// Of an axis that stays with size 1, over which there are elements.
-template <Operand X>
-auto norm_keeping(const X& x, double p, Index axis) {
-  using T = typename tensor_of<X>::value_type;
-  const double inf = std::numeric_limits<double>::infinity();
-  if (p == inf) return amax(abs(x), axis, keep_axis);
-  if (p == -inf) return amin(abs(x), axis, keep_axis);
-  if (p == 1) return sum(abs(x), axis, keep_axis);
-  // unit * (sum of |x / unit|^p)^(1 / p). Where that sum is 0, 1 is added to it under the root and taken off outside.
-  const auto root = [&](const auto& unit, const auto& powers, const auto& f) {
-    const auto total = sum(powers, axis, keep_axis);
-    const auto zero = one_where_zero(total);
-    return (f(total + zero) - zero) * unit;
-  };
-  if (p == 2) {
-    const auto unit = largest_as(square_unit<T>, x, axis);
-    return root(unit, square(x / unit), [](const auto& total) { return sqrt(total); });
-  }
-  // |x|^p has no gradient at 0 for p below 1.
-  const auto unit = largest_as(functors::DivisorOrOne{}, x, axis);
-  const auto part = abs(x) / unit;
-  const auto zero = one_where_zero(part);
-  return root(unit, pow(part + zero, p) - zero, [p](const auto& total) { return pow(total, 1 / p); });
-}
-
-}  // namespace detail
-
-/// (sum of |x|^p)^(1 / p) along an axis, which stays with size 1; p is positive or infinite, which gives the largest
-/// |x|, or with -inf the smallest (torch.linalg.vector_norm). The arguments' order is that of torch.norm. The gradient
-/// is 0 where the norm is 0, and of elements that are 0; elements that tie for the largest share it. Along an axis
-/// without elements it is 0. Throws UsageError for other p, and for an empty axis and an infinite p.
-template <Operand X>
-auto norm(const X& x, double p, Index axis, KeepAxis) {
-  check<UsageError>(p > 0 || p == -std::numeric_limits<double>::infinity(),
-                    "norm: p is positive, or -inf for the smallest element, got ", p);
-  if constexpr (NarrowOperand<X>) {
-    return to<typename tensor_of<X>::value_type>(norm(to<float>(x), p, axis, keep_axis));
-  } else {
-    const auto a = normalize_axis("norm", axis, tensor_of<X>::rank);
-    if (value_of(x).shape()[a] == 0) {
-      check<UsageError>(p < std::numeric_limits<double>::infinity() && p > 0, "norm: an axis of a tensor of shape ",
-                        value_of(x).shape(), " has no element that could be the largest or smallest");
-      return sum(x, axis, keep_axis);
-    }
-    return detail::norm_keeping(x, p, axis);
-  }
-}
-/// The same; the axis goes away.
-template <Operand X>
-auto norm(const X& x, double p, Index axis) {
-  return detail::drop_axis("norm", norm(x, p, axis, keep_axis), axis);
-}
-/// The norm of all elements: the Euclidean one, of a matrix Frobenius', unless p says otherwise.
-template <Operand X>
-auto norm(const X& x, double p = 2) {
-  return detail::reduce_all("norm", x, [p](const auto& flat, Index axis) { return norm(flat, p, axis); });
-}
-/// The norm over several axes, which go away, or with keep_axis stay with size 1.
-template <Operand X, std::size_t N>
-auto norm(const X& x, double p, const std::array<Index, N>& axes) {
-  return norm(detail::merge_axes("norm", x, axes), p, -1);
-}
-template <Operand X, std::size_t N>
-auto norm(const X& x, double p, const std::array<Index, N>& axes, KeepAxis) {
-  return detail::restore_axes(x, norm(x, p, axes), axes);
-}
-
-/// The standard deviation along an axis, which stays with size 1: the root of `var`. The gradient is 0 where it is 0.
-/// Not a number, and no number in the gradient, where there are no more elements than `correction`.
-template <Operand X>
-auto std(const X& x, Index axis, KeepAxis, Index correction = 1) {
-  if constexpr (NarrowOperand<X>) {
-    return to<typename tensor_of<X>::value_type>(std(to<float>(x), axis, keep_axis, correction));
-  } else {
-    const auto a = normalize_axis("std", axis, tensor_of<X>::rank);
-    if (value_of(x).shape()[a] == 0) return var(x, axis, keep_axis, correction);
-    const auto unit = detail::largest_as(detail::square_unit<typename tensor_of<X>::value_type>, x, axis);
-    const auto squares = var(x / unit, axis, keep_axis, correction);
-    const auto zero = detail::one_where_zero(squares);
-    return (sqrt(squares + zero) - zero) * unit;
-  }
-}
-/// The same; the axis goes away.
-template <Operand X>
-auto std(const X& x, Index axis, Index correction = 1) {
-  return detail::drop_axis("std", std(x, axis, keep_axis, correction), axis);
-}
-/// The standard deviation of all elements.
-template <Operand X>
-auto std(const X& x) {
-  return detail::reduce_all("std", x, [](const auto& flat, Index axis) { return std(flat, axis); });
-}
-/// The standard deviation over several axes, with the same forms.
-template <Operand X, std::size_t N>
-auto std(const X& x, const std::array<Index, N>& axes, Index correction = 1) {
-  return std(detail::merge_axes("std", x, axes), -1, correction);
-}
-template <Operand X, std::size_t N>
-auto std(const X& x, const std::array<Index, N>& axes, KeepAxis, Index correction = 1) {
-  return detail::restore_axes(x, std(x, axes, correction), axes);
-}
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_OPS_NORM_HPP
 
 // <chorus/ops/padding_modes.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_PADDING_MODES_HPP
@@ -11847,28 +13459,104 @@ void argsort(Cpu, AxisShape shape, Index count, bool descending, const T* x, std
 // <chorus/kernels/cpu/sort.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_SORT_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_SORT_HPP
-/// Order along an axis on the CPU.
+/// Order along an axis on the CPU: numbers become unsigned ones of the same order, which a radix sort puts in place.
 
 namespace chorus::kernels {
 
+namespace detail {
+
+template <class T>
+using OrderKey = std::conditional_t<std::floating_point<T> && sizeof(T) == 4, std::uint32_t, std::uint64_t>;
+
+/// An unsigned number in the place of `value`: equal numbers (0 and -0) have one, and all that are NaN the largest.
+template <class T>
+OrderKey<T> order_key(T value) {
+  using Key = OrderKey<T>;
+  constexpr Key sign = Key{1} << (8 * sizeof(Key) - 1);
+  if constexpr (std::floating_point<T>) {
+    const Key bits = std::bit_cast<Key>(value == 0 ? T{0} : value);
+    const Key negative = Key{0} - (bits >> (8 * sizeof(Key) - 1));  // all bits, or none: signs are not to be guessed
+    return value != value ? ~Key{0} : bits ^ (negative | sign);
+  } else {
+    return static_cast<Key>(static_cast<std::int64_t>(value)) ^ sign;
+  }
+}
+
+/// All entries of a line are different, so that any way of sorting them keeps the order of equal numbers. Read as one
+/// number, little-endian, the key counts for more than the index.
+template <class Key>
+struct OrderEntry {
+  Key index, key;
+  bool operator<(const OrderEntry& other) const {
+    if constexpr (sizeof(Key) == 4 && std::endian::native == std::endian::little)
+      return std::bit_cast<std::uint64_t>(*this) < std::bit_cast<std::uint64_t>(other);
+    else
+      return key != other.key ? key < other.key : index < other.index;
+  }
+};
+
+/// Sorts `entries` by their keys, byte by byte from the least, with `other` as working memory. Returns where they are.
+template <class Key>
+OrderEntry<Key>* radix_sort(OrderEntry<Key>* entries, OrderEntry<Key>* other, Index n) {
+  constexpr int bytes = sizeof(Key), values = 256;
+  const auto byte = [](Key key, int d) { return static_cast<std::uint8_t>(key >> (8 * d)); };
+  Index places[bytes][values] = {};
+  for (Index i = 0; i < n; ++i)
+    for (int d = 0; d < bytes; ++d) ++places[d][byte(entries[i].key, d)];
+  for (int d = 0; d < bytes; ++d) {
+    Index* const place = places[d];
+    if (place[byte(entries[0].key, d)] == n) continue;
+    Index sum = 0;
+    for (int v = 0; v < values; ++v) sum += std::exchange(place[v], sum);
+    for (Index i = 0; i < n; ++i) other[place[byte(entries[i].key, d)]++] = entries[i];
+    std::swap(entries, other);
+  }
+  return entries;
+}
+
+template <class Key, class T>
+void argsort_lines(AxisShape shape, Index count, bool descending, const T* x, std::int64_t* index) {
+  using Entry = OrderEntry<Key>;
+  const Index n = shape.axis, inner = shape.inner;
+  const Key flip = descending ? ~Key{0} : Key{0};
+  // Lines side by side are read together, so that what is fetched for one is used by all.
+  const Index together = std::min<Index>(inner, 8), groups = (inner + together - 1) / together;
+  const ThreadScratch<Entry> scratch(Cpu{}, (together + 1) * n);
+  const Index least = thread_elements / (8 * together * n) + 1;
+  parallel_ranges(shape.outer * groups, 1, least, [&](Index first, Index number) {
+    Entry* const entries = scratch.data();
+    for (Index group = first; group < first + number; ++group) {
+      const Index o = group / groups, at = group % groups * together, lines = std::min(together, inner - at);
+      for (Index j = 0; j < n; ++j)
+        for (Index l = 0; l < lines; ++l) {
+          const Key key = order_key(static_cast<compute_type<T>>(x[(o * n + j) * inner + at + l]));
+          entries[l * n + j] = {static_cast<Key>(j), key ^ flip};
+        }
+      for (Index l = 0; l < lines; ++l) {
+        Entry* line = entries + l * n;
+        if (count < n / 8)
+          std::partial_sort(line, line + count, line + n);
+        else if (n < 128)
+          std::sort(line, line + n);
+        else
+          line = radix_sort(line, entries + together * n, n);
+        for (Index j = 0; j < count; ++j)
+          index[(o * count + j) * inner + at + l] = static_cast<std::int64_t>(line[j].index);
+      }
+    }
+  });
+}
+
+}  // namespace detail
+
 template <Scalar T>
 void argsort(Cpu, AxisShape shape, Index count, bool descending, const T* x, std::int64_t* index) {
-  std::vector<std::int64_t> order(static_cast<std::size_t>(shape.axis));
-  for (Index o = 0; o < shape.outer; ++o)
-    for (Index i = 0; i < shape.inner; ++i) {
-      const T* line = x + o * shape.axis * shape.inner + i;
-      // A strict order of all positions, so that a partial sort is stable too.
-      const auto before = [&](std::int64_t a, std::int64_t b) {
-        const auto u = static_cast<compute_type<T>>(line[a * shape.inner]);
-        const auto v = static_cast<compute_type<T>>(line[b * shape.inner]);
-        const bool less = u < v || (v != v && u == u), more = v < u || (u != u && v == v);
-        return less != more ? (descending ? more : less) : a < b;
-      };
-      std::iota(order.begin(), order.end(), std::int64_t{0});
-      std::partial_sort(order.begin(), order.begin() + count, order.end(), before);
-      for (Index j = 0; j < count; ++j)
-        index[(o * count + j) * shape.inner + i] = order[static_cast<std::size_t>(j)];
-    }
+  if (shape.numel() == 0) return;
+  using Key = detail::OrderKey<compute_type<T>>;
+  if constexpr (sizeof(Key) == 4)
+    if (shape.axis <= Index{std::numeric_limits<Key>::max()})
+      return detail::argsort_lines<Key>(shape, count, descending, x, index);
+  detail::argsort_lines<std::uint64_t>(shape, count, descending, x, index);
 }
 
 }  // namespace chorus::kernels
@@ -11970,6 +13658,112 @@ auto topk(const X& x, Index count, Index axis = -1, bool largest = true) {
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_SORT_HPP
+
+// <chorus/ops/truth.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_TRUTH_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_TRUTH_HPP
+/// What truth values say together: any, all, masked_select, nonzero.
+
+namespace chorus {
+
+namespace detail {
+template <Operand X>
+auto as_truth(const X& x) {
+  if constexpr (std::is_same_v<typename tensor_of<X>::value_type, bool>)
+    return value_of(x);
+  else
+    return ne(x, 0);
+}
+
+// Whether one, or all, of [outer, axis, inner] are true, along the axis.
+template <bool every, class D>
+Tensor<bool, 2, D> true_along(const Tensor<bool, 3, D>& x) {
+  const Shape<2> shape{x.shape()[0], x.shape()[2]};
+  if (x.shape()[1] == 0) return Tensor<bool, 2, D>::full(shape, every, x.device());
+  const auto numbers = as_numbers<float>(x);
+  if constexpr (every)
+    return ne(amin(numbers, 1), 0);
+  else
+    return ne(amax(numbers, 1), 0);
+}
+template <bool every, Operand X>
+auto truth_of(const char* operation, const X& x, Index axis) {
+  constexpr int rank = tensor_of<X>::rank;
+  static_assert(rank >= 1, "any, all: a tensor without axes has none to go along");
+  const auto& shape = value_of(x).shape();
+  const auto a = normalize_axis(operation, axis, rank);
+  const auto view = around_axis(shape, a);
+  const auto flat = contiguous(as_truth(x)).view(Shape<3>{view.outer, view.axis, view.inner});
+  return true_along<every>(flat).view(without_axis<rank>(shape, a));
+}
+template <bool every, Operand X>
+auto truth_of(const X& x) {
+  return true_along<every>(contiguous(as_truth(x)).view(Shape<3>{1, numel(value_of(x).shape()), 1})).view(Shape<0>{});
+}
+
+// The places of what is true, in row-major order.
+inline std::vector<std::int64_t> places_of_true(const bool* mask, Index count) {
+  std::vector<std::int64_t> out;
+  for (Index i = 0; i < count; ++i)
+    if (mask[i]) out.push_back(i);
+  return out;
+}
+}  // namespace detail
+
+/// Whether an element is true, or of numbers not 0, along an axis, which goes away. False where there are none.
+template <Operand X>
+auto any(const X& x, Index axis) {
+  return detail::truth_of<false>("any", x, axis);
+}
+/// The same of all elements, without axes: `any(x > 0).item()`.
+template <Operand X>
+auto any(const X& x) {
+  return detail::truth_of<false>(x);
+}
+/// Whether all elements are true, or of numbers not 0, along an axis, which goes away. True where there are none.
+template <Operand X>
+auto all(const X& x, Index axis) {
+  return detail::truth_of<true>("all", x, axis);
+}
+template <Operand X>
+auto all(const X& x) {
+  return detail::truth_of<true>(x);
+}
+
+/// The elements of x at which the mask is true, in row-major order: [count]; the two broadcast. Gradients go back to
+/// where they were. How many there are is known to the host alone: a GPU is waited for. Throws ShapeError where shapes
+/// don't broadcast.
+template <Operand X, int Rank, Device D>
+auto masked_select(const X& x, const Tensor<bool, Rank, D>& mask) {
+  detail::check_defined("masked_select", value_of(x), mask);
+  const auto shape = broadcast_shapes("masked_select", value_of(x).shape(), mask.shape());
+  const auto there = to_device(detail::broadcast_to(mask, shape), Cpu{});
+  const auto places = detail::places_of_true(there.data(), there.numel());
+  const auto index = Tensor<std::int64_t, 1, D>::from(std::span<const std::int64_t>(places),
+                                                      {static_cast<Index>(places.size())}, mask.device());
+  return index_select(reshape(expand(x, shape), Shape<1>{there.numel()}), 0, index);
+}
+
+/// The places of the elements that are true, or not 0, in row-major order: [count, rank]. A GPU is waited for.
+template <Operand X>
+auto nonzero(const X& x) {
+  constexpr std::size_t rank = static_cast<std::size_t>(tensor_of<X>::rank);
+  const auto& shape = value_of(x).shape();
+  const auto mask = to_device(contiguous(detail::as_truth(x)), Cpu{});
+  detail::check_defined("nonzero", mask);
+  const auto places = detail::places_of_true(mask.data(), mask.numel());
+  const auto strides = row_major(shape);
+  std::vector<std::int64_t> out;
+  out.reserve(places.size() * rank);
+  for (const auto place : places)
+    for (std::size_t axis = 0; axis < rank; ++axis) out.push_back(place / strides[axis] % shape[axis]);
+  return Tensor<std::int64_t, 2, typename tensor_of<X>::device_type>::from(
+      std::span<const std::int64_t>(out), {static_cast<Index>(places.size()), static_cast<Index>(rank)},
+      value_of(x).device());
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_TRUTH_HPP
 
 // <chorus/optim/averaging.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_AVERAGING_HPP
@@ -14078,6 +15872,66 @@ struct SparseRows {
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_SPARSE_ROWS_HPP
 
+// <chorus/parallel/launch_any.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_LAUNCH_ANY_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_LAUNCH_ANY_HPP
+/// Programs whose policy is named on the command line.
+
+namespace chorus {
+
+namespace detail {
+template <class Net, class Body>
+auto run_body(const Body& body, Run& run) {
+  run.option("policy", "");  // asked for
+  return body.template operator()<Net>(run);
+}
+}  // namespace detail
+
+/// `launch` under the policy that `--policy NAME` names, one of `Nets`; the first without it. `body` is a lambda with a
+/// template parameter:
+///   return ch::launch_any_of<ch::SingleDevice<Model>, ch::LocalSgd<Model>>(argc, argv, []<class Net>(ch::Run& run) {
+///     Net net{Model{}, run};
+///     ...
+///   });
+/// Prints what is wrong and returns 2 where there is no such policy; else it returns what `launch` does.
+template <class... Nets, class Body>
+requires(sizeof...(Nets) > 0) int launch_any_of(int argc, char** argv, const Body& body) {
+  std::string policy;
+  try {
+    constexpr std::string_view names[] = {Nets::name...};
+    policy = Arguments(argc, argv).find("policy").value_or(names[0]);
+    std::string expected;
+    for (const auto name : names) expected += cat(expected.empty() ? "" : ", ", name);
+    check<UsageError>(((policy == Nets::name) || ...), "option --policy: expected one of ", expected, ", got '",
+                      printable(policy), "'");
+  } catch (const UsageError& error) {
+    detail::say(error.what());
+    return 2;
+  }
+  int status = 2;
+  const auto launch_if_named = [&]<class Net>() {
+    static_assert(
+        requires { &Body::template operator()<Net>; },
+        "launch_any: the body is a lambda with a template parameter, []<class Net>(ch::Run& run) { ... }");
+    if (policy == Net::name)
+      status = launch<Net>(argc, argv, [&](Run& run) { return detail::run_body<Net>(body, run); });
+  };
+  (launch_if_named.template operator()<Nets>(), ...);
+  return status;
+}
+
+/// The same with SingleDevice, DataParallel, DistributedDataParallel and FullyShardedDataParallel around `Model`:
+/// `--policy single`, the default, `dp`, `ddp` or `fsdp`; beside it `--devices N` and all that `launch` reads. The body
+/// is compiled for each of the four.
+template <class Model, class Body>
+int launch_any(int argc, char** argv, const Body& body) {
+  return launch_any_of<SingleDevice<Model>, DataParallel<Model>, DistributedDataParallel<Model>,
+                       FullyShardedDataParallel<Model>>(argc, argv, body);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_LAUNCH_ANY_HPP
+
 // <chorus/parallel/local_sgd.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_LOCAL_SGD_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_LOCAL_SGD_HPP
@@ -14114,6 +15968,9 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   using D = typename Base::device_type;
   using policy_type = LocalSgd;
   static constexpr const char* name = "local_sgd";
+  /// The same policy around another model, for programs with several: `ch::Rebind<Net, Other>`.
+  template <class Other>
+  using rebind = LocalSgd<Other, Communicator>;
 
   /// Compares the models of all ranks and takes rank 0's numbers, as DistributedDataParallel does. Throws UsageError
   /// for a period below 1. The communicator must outlive this.
@@ -14746,6 +16603,45 @@ class SplitParameters final : public nn::detail::Walker {
   std::vector<Item> items_, whole_;
 };
 
+/// The numbers of a part of a parameter; of promised ones, promised.
+template <Device D>
+Storage<D> part_of(const ParameterOn<D>& parameter, const SplitLayout& layout, const AxisPart& mine) {
+  const auto size = size_of(parameter.dtype());
+  const auto count = static_cast<std::size_t>(layout.numbers(mine));
+  if constexpr (std::is_same_v<D, Cpu>)
+    if (auto* const promises = PromisedNumbers::current()) {
+      const auto draw_part = [layout, mine, size](const auto& draw_whole, void* out, std::size_t first, std::size_t n) {
+        layout.for_runs(mine, [&](Index in_whole, Index in_part, Index run) {
+          const auto at = static_cast<std::size_t>(in_part);
+          const auto begin = std::max(at, first), end = std::min(at + static_cast<std::size_t>(run), first + n);
+          if (begin < end)
+            draw_whole(static_cast<std::byte*>(out) + (begin - first) * size,
+                       static_cast<std::size_t>(in_whole) + begin - at, end - begin);
+        });
+      };
+      if (auto part = promises->replace(parameter.place(), count * size, count, draw_part)) return *std::move(part);
+    }
+  const D device = parameter.where();
+  const Storage<D> part(device, count * size);
+  auto* const to = static_cast<std::byte*>(part.data());
+  const auto* const from = static_cast<const std::byte*>(parameter.memory());
+  layout.for_runs(mine, [&](Index in_whole, Index in_part, Index run) {
+    copy_bytes(device, to + static_cast<std::size_t>(in_part) * size, device,
+               from + static_cast<std::size_t>(in_whole) * size, static_cast<std::size_t>(run) * size);
+  });
+  return part;
+}
+
+/// Writes the numbers at `from`, on the same device, where they are others.
+template <Device D>
+void take_numbers(const AtHome<D>& to, const void* from) {
+  const std::size_t bytes = to.size_bytes();
+  if constexpr (std::is_same_v<D, Cpu>)
+    if (bytes == 0 || std::memcmp(to.memory(), from, bytes) == 0) return;
+  copy_bytes(to.where(), to.memory(), to.where(), from, bytes);
+  to.touch();
+}
+
 /// Makes `item` this rank's part of what it is. Throws UsageError where a rank would have nothing of it.
 template <Device D>
 void cut(const typename SplitParameters<D>::Item& item, const std::shared_ptr<TensorGroup>& group) {
@@ -14760,15 +16656,7 @@ void cut(const typename SplitParameters<D>::Item& item, const std::shared_ptr<Te
   const auto mine = group->part(layout.width, split.unit);
   auto whole = std::make_shared<PartOfParameter>(PartOfParameter{split, along, group});
   const MemoryScope scope(trace::Memory::parameters);
-  const auto size = size_of(parameter.dtype());
-  const D device = parameter.where();
-  const Storage<D> part(device, static_cast<std::size_t>(layout.numbers(mine)) * size);
-  auto* const to = static_cast<std::byte*>(part.data());
-  const auto* const from = static_cast<const std::byte*>(parameter.memory());
-  layout.for_runs(mine, [&](Index in_whole, Index in_part, Index count) {
-    copy_bytes(device, to + static_cast<std::size_t>(in_part) * size, device,
-               from + static_cast<std::size_t>(in_whole) * size, static_cast<std::size_t>(count) * size);
-  });
+  const Storage<D> part = part_of<D>(parameter, layout, mine);
   along = split.blocks * mine.count;
   parameter.replace_numbers(extents, part);
   parameter.set_part(std::move(whole));
@@ -14805,19 +16693,13 @@ void join(const ParameterOn<D>& part, ParameterOn<D>& whole, Communicator& commu
   whole.set_part(nullptr);
 }
 
-/// Writes this rank's part of `whole`'s numbers into `part`.
+/// Writes this rank's part of `whole`'s numbers into `part`, where they are others.
 template <Device D>
 void take_part(const ParameterOn<D>& whole, ParameterOn<D>& part) {
   const PartOfParameter& of = *part.part();
   const SplitLayout layout(whole.extents(), of.split, of.width);
-  const auto size = size_of(part.dtype());
-  auto* const to = static_cast<std::byte*>(part.memory());
-  const auto* const from = static_cast<const std::byte*>(whole.memory());
-  layout.for_runs(of.group->part(layout.width, of.split.unit), [&](Index in_whole, Index in_part, Index count) {
-    copy_bytes(part.where(), to + static_cast<std::size_t>(in_part) * size, whole.where(),
-               from + static_cast<std::size_t>(in_whole) * size, static_cast<std::size_t>(count) * size);
-  });
-  part.touch();
+  const MemoryScope scope(trace::Memory::parameters);
+  take_numbers(part, part_of<D>(whole, layout, of.group->part(layout.width, of.split.unit)).data());
 }
 
 }  // namespace chorus::detail
@@ -14865,16 +16747,29 @@ class SharedLayers {
     return communicator_.size() > 1 ? std::shared_ptr<TensorGroup>(group_) : nullptr;
   }
 
-  /// A whole model, on every rank, of one that has been shared out. All ranks call it.
-  template <class Model>
-  Model gathered(Model& model) {
+  /// Calls `f` with a whole model, on every rank, of one that has been shared out; what it writes stays. All ranks call
+  /// it.
+  template <class Model, class F>
+  void with_whole(Model& model, const F& f) {
     using D = typename nn::detail::DeviceOfModel<Model>::type;
+    if (communicator_.size() == 1) {
+      f(model);
+      return;
+    }
     Model whole = nn::copy_of(model);
     const SplitParameters<D> parts(model), wholes(whole);
-    if (communicator_.size() > 1)
-      for (std::size_t i = 0; i < parts.items().size(); ++i)
-        join(parts.items()[i].parameter(), wholes.items()[i].parameter(), communicator_);
-    return whole;
+    for (std::size_t i = 0; i < parts.items().size(); ++i)
+      join(parts.items()[i].parameter(), wholes.items()[i].parameter(), communicator_);
+    f(whole);
+    const auto parameters = nn::named_parameters<D>(model), written = nn::named_parameters<D>(whole);
+    for (std::size_t i = 0; i < parameters.size(); ++i)
+      if (parameters[i].parameter->part() != nullptr)
+        take_part(*written[i].parameter, *parameters[i].parameter);
+      else
+        take_numbers<D>(*parameters[i].parameter, written[i].parameter->memory());
+    const auto buffers = nn::named_buffers<D>(model), written_buffers = nn::named_buffers<D>(whole);
+    for (std::size_t i = 0; i < buffers.size(); ++i)
+      take_numbers<D>(*buffers[i].buffer, written_buffers[i].buffer->memory());
   }
 
  private:
@@ -16515,6 +18410,8 @@ void send_away(const std::vector<const detail::AtHome<D>*>& numbers, const std::
   if (largest == 0) return;
   const Storage<D> nowhere(D{}, only_nans(largest), largest);
   for (std::size_t i = 0; i < numbers.size(); ++i) {
+    if constexpr (std::is_same_v<D, Cpu>)
+      if (auto* const promises = PromisedNumbers::current()) promises->forget(numbers[i]->place());
     numbers[i]->touch();
     numbers[i]->storage().move_home(nowhere, nowhere.data());
     numbers[i]->storage().writes()->end_watch();
@@ -17215,6 +19112,11 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
     run.check_options();
   }
 
+  /// The same for a model that is made here, of which each rank draws its part alone: no rank ever holds the whole.
+  template <class... Arguments, class... More>
+  explicit Mesh(const Deferred<Model, Arguments...>& model, More&&... more)
+      : Mesh(detail::Making<Model>(model).take(), std::forward<More>(more)...) {}
+
   /// The model's output for this rank's share of the batch, or its loss: see Pipeline. All ranks call it.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
@@ -17238,6 +19140,15 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
       return this->model_;
   }
 
+  /// See Policy::gathered. There is memory for the whole model meanwhile.
+  template <class F>
+  void gathered(const F& f) {
+    const auto whole_layers = [&](Model& model) { groups.layers->with_whole(model, f); };
+    if constexpr (All::pipes)
+      Base::gathered([&](auto& part) { part.stages().gathered(whole_layers); });
+    else
+      Base::gathered(whole_layers);
+  }
   /// Makes a number the largest one of all ranks.
   void make_largest(std::int32_t* number) {
     groups.all().all_reduce(std::span(number, 1), comm::ReduceOp::max, {});
@@ -17269,7 +19180,9 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
   using Part = mesh::PartOf<Model, All>;
 
   typename Part::type cut(Model model, const MeshOptions& options) {
-    return Part::make(groups.layers->share_out(std::move(model)), groups, options);
+    auto part = Part::make(groups.layers->share_out(std::move(model)), groups, options);
+    if constexpr (!All::shards) detail::keep_promises();
+    return part;
   }
   bool counts(const nn::NamedParameter<D>& named) const {
     if constexpr (All::pipes)
@@ -17358,6 +19271,9 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   using D = typename Base::device_type;
   using policy_type = ParameterServer;
   static constexpr const char* name = "parameter_server";
+  /// The same policy around another model, for programs with several: `ch::Rebind<Net, Other>`.
+  template <class Other>
+  using rebind = ParameterServer<Other, Communicator>;
 
   /// Compares the models of all ranks. Throws UsageError, on every rank, where they or the options differ. The
   /// communicator must outlive this.
@@ -17692,7 +19608,8 @@ class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Com
   /// that doesn't fit. `world` is what the communicator was connected with; it must outlive this.
   Pipeline(Model model, Communicator& communicator, const comm::World& world, const PipelineOptions& options = {},
            std::uint64_t seed = initial_seed())
-      : Base(Staged(std::move(model), communicator, world, options), communicator, seed), handles_(this->model_) {}
+      : Base(detail::with_numbers(Staged(std::move(model), communicator, world, options)), communicator, seed),
+        handles_(this->model_) {}
   /// For `launch`: takes communicator and seed from `run`.
   template <class Run>
   requires requires(Run& run) { run.communicator(); }
@@ -17701,6 +19618,11 @@ class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Com
                  run.seed()) {
     run.check_options();
   }
+
+  /// The same for a model that is made here, of which each rank draws its stages alone: no rank ever holds the whole.
+  template <class... Arguments, class... More>
+  explicit Pipeline(const Deferred<Model, Arguments...>& model, More&&... more)
+      : Pipeline(detail::Making<Model>(model).take(), std::forward<More>(more)...) {}
 
   /// The loss, or the output, of the whole batch; the same on all ranks, which all call it.
   template <class X, class... Targets>
@@ -17722,8 +19644,7 @@ class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Com
 
   /// For files, which all ranks write together: see io::detail::keeps_parts.
   bool writes_part(bool, bool) const { return true; }
-  /// Calls `f(model)` on every rank while all parameters and buffers are there, in memory of the whole model.
-  /// What `f` writes stays; all ranks write the same. All ranks call it.
+  /// See Policy::gathered. There is memory for the whole model meanwhile.
   template <class F>
   void gathered(const F& f) {
     stages().gathered(f);
@@ -17781,6 +19702,161 @@ template <class Model, class X, class... Targets>
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_LAYER_TIMES_HPP
+
+// <chorus/parallel/scores.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_SCORES_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_SCORES_HPP
+/// How good a model is, as numbers that are right over ranks: each rank counts its share, and `sum(net)` adds the
+/// counts of all ranks up. Take loaders without `padding` in the sampler, which counts samples twice.
+
+namespace chorus::scores {
+
+/// Counts of (label, guess), and what follows from them. All of it under classes that have neither labels nor guesses
+/// is 0 (scikit-learn's zero_division = 0).
+class ConfusionMatrix {
+ public:
+  /// Throws UsageError for less than one class.
+  explicit ConfusionMatrix(Index classes) : classes_(classes) {
+    check<UsageError>(classes >= 1, "ConfusionMatrix: expected at least 1 class, got ", classes);
+    counts_.resize(static_cast<std::size_t>(classes * classes));
+  }
+
+  /// `guesses`: class numbers, [samples]. Throws ShapeError where the sizes differ, UsageError for another class.
+  void add(const Tensor<std::int64_t, 1>& guesses, const Tensor<std::int64_t, 1>& labels) {
+    check<ShapeError>(guesses.shape() == labels.shape(), "ConfusionMatrix: expected guesses of shape ", labels.shape(),
+                      ", as the labels, got ", guesses.shape());
+    for (Index i = 0; i < labels.numel(); ++i) ++counts_[place(known(labels(i)), known(guesses(i)))];
+  }
+  /// `logits`: [samples, classes], of which the largest is the guess, the first of equal ones.
+  template <class T>
+  void add(const Tensor<T, 2>& logits, const Tensor<std::int64_t, 1>& labels) {
+    check<ShapeError>(logits.shape() == Shape<2>{labels.numel(), classes_},
+                      "ConfusionMatrix: expected logits of shape ", Shape<2>{labels.numel(), classes_}, ", got ",
+                      logits.shape());
+    const auto dense = contiguous(logits);
+    const auto guesses = Tensor<std::int64_t, 1>::empty(labels.shape());
+    for (Index i = 0; i < labels.numel(); ++i) {
+      const T* const row = dense.data() + i * classes_;
+      guesses.data()[i] = std::max_element(row, row + classes_) - row;
+    }
+    add(guesses, labels);
+  }
+  /// Adds the counts of all ranks up, once; `net`: a policy. All ranks call it.
+  template <class Net>
+  void sum(Net& net) {
+    net.sum(std::span<double>(counts_));
+  }
+
+  Index classes() const { return classes_; }
+  /// Samples of that label that were taken for `guess`.
+  double count(Index label, Index guess) const { return counts_[place(known(label), known(guess))]; }
+  double samples() const {
+    double all = 0;
+    for (const double count : counts_) all += count;
+    return all;
+  }
+  double accuracy() const {
+    double right = 0;
+    for (Index c = 0; c < classes_; ++c) right += count(c, c);
+    return ratio(right, samples());
+  }
+  /// Of the guesses at a class, those that are right; of its samples, those that are found; 2 p r / (p + r).
+  double precision(Index c) const { return ratio(count(c, c), guessed(c)); }
+  double recall(Index c) const { return ratio(count(c, c), labelled(c)); }
+  double f1(Index c) const { return ratio(2 * count(c, c), guessed(c) + labelled(c)); }
+  /// The mean of the classes' F1.
+  double f1_macro() const {
+    double all = 0;
+    for (Index c = 0; c < classes_; ++c) all += f1(c);
+    return all / static_cast<double>(classes_);
+  }
+  /// F1 of the counts of all classes together: where each sample has one label and one guess, the accuracy.
+  double f1_micro() const { return accuracy(); }
+
+ private:
+  static double ratio(double part, double whole) { return whole > 0 ? part / whole : 0; }
+  Index known(Index c) const {
+    check<UsageError>(c >= 0 && c < classes_, "ConfusionMatrix: class ", c, " is not in [0, ", classes_, ")");
+    return c;
+  }
+  std::size_t place(Index label, Index guess) const { return static_cast<std::size_t>(label * classes_ + guess); }
+  double guessed(Index c) const {
+    double all = 0;
+    for (Index label = 0; label < classes_; ++label) all += count(label, c);
+    return all;
+  }
+  double labelled(Index c) const {
+    double all = 0;
+    for (Index guess = 0; guess < classes_; ++guess) all += count(c, guess);
+    return all;
+  }
+
+  Index classes_;
+  std::vector<double> counts_;  // [label, guess]
+};
+
+/// The area under the curve of true over false positives: how often a positive sample has a higher score than a
+/// negative one. Scores in [0, 1] are counted in bins; those of one bin are ties, which count a half.
+class Auc {
+ public:
+  explicit Auc(Index bins = Index{1} << 14) : bins_(bins), counts_(static_cast<std::size_t>(2 * bins)) {
+    check<UsageError>(bins >= 2, "Auc: expected at least 2 bins, got ", bins);
+  }
+  /// `scores`: [samples], `labels`: 0 or 1. Throws ShapeError where the sizes differ, UsageError for other numbers.
+  template <class T>
+  void add(const Tensor<T, 1>& scores, const Tensor<std::int64_t, 1>& labels) {
+    check<ShapeError>(scores.shape() == labels.shape(), "Auc: expected scores of shape ", labels.shape(),
+                      ", as the labels, got ", scores.shape());
+    for (Index i = 0; i < labels.numel(); ++i) {
+      const auto score = static_cast<double>(scores(i));
+      check<UsageError>(score >= 0 && score <= 1, "Auc: expected scores in [0, 1], got ", score);
+      check<UsageError>(labels(i) == 0 || labels(i) == 1, "Auc: expected labels 0 and 1, got ", labels(i));
+      const auto bin = std::min(static_cast<Index>(score * static_cast<double>(bins_)), bins_ - 1);
+      ++counts_[static_cast<std::size_t>(2 * bin + labels(i))];
+    }
+  }
+  template <class Net>
+  void sum(Net& net) {
+    net.sum(std::span<double>(counts_));
+  }
+  /// NaN where one of the classes has no sample.
+  double value() const {
+    double negatives = 0, positives = 0, above = 0;
+    for (std::size_t bin = 0; bin < counts_.size(); bin += 2) {
+      above += counts_[bin + 1] * (negatives + counts_[bin] / 2);
+      negatives += counts_[bin];
+      positives += counts_[bin + 1];
+    }
+    return above / (negatives * positives);
+  }
+
+ private:
+  Index bins_;
+  std::vector<double> counts_;  // [bin, label]
+};
+
+/// exp of the mean loss over all tokens.
+class Perplexity {
+ public:
+  /// `loss`: the mean cross entropy over `tokens` tokens; with none it does not count.
+  void add(double loss, Index tokens) {
+    if (tokens == 0) return;
+    sums_[0] += loss * static_cast<double>(tokens);
+    sums_[1] += static_cast<double>(tokens);
+  }
+  template <class Net>
+  void sum(Net& net) {
+    net.sum(std::span<double>(sums_));
+  }
+  /// NaN without tokens.
+  double value() const { return std::exp(sums_[0] / sums_[1]); }
+
+ private:
+  std::array<double, 2> sums_{};
+};
+
+}  // namespace chorus::scores
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_SCORES_HPP
 
 // <chorus/parallel/sharded_optimizer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_SHARDED_OPTIMIZER_HPP
@@ -18908,6 +20984,10 @@ class TensorParallel : public WholeBatchPolicy<Model, Communicator> {
       : TensorParallel(std::make_unique<detail::RankDevice<D>>(run), std::move(model), options, run.seed()) {
     run.check_options();
   }
+  /// The same for a model that is made here, of which each rank draws its part alone: no rank ever holds the whole.
+  template <class... Arguments, class... More>
+  explicit TensorParallel(const Deferred<Model, Arguments...>& model, More&&... more)
+      : TensorParallel(detail::Making<Model>(model).take(), std::forward<More>(more)...) {}
   /// Peers don't wait for a rank that throws: the group is given up.
   ~TensorParallel() {
     if (std::uncaught_exceptions() > exceptions_before_ && this->communicator_.size() > 1)
@@ -18930,9 +21010,11 @@ class TensorParallel : public WholeBatchPolicy<Model, Communicator> {
     return output;
   }
 
-  /// A model with whole parameters, on every rank, as one device would have it: to evaluate, to copy. All ranks call
-  /// it.
-  [[gnu::cold]] Model gathered() { return layers_->gathered(this->model_); }
+  /// See Policy::gathered. The model is a copy, for which there is memory meanwhile.
+  template <class F>
+  void gathered(const F& f) {
+    layers_->with_whole(this->model_, f);
+  }
   /// For files, which all ranks write together: see io::detail::keeps_parts.
   bool writes_part(bool, bool shared) const { return shared || this->communicator_.rank() == 0; }
 
@@ -18946,7 +21028,7 @@ class TensorParallel : public WholeBatchPolicy<Model, Communicator> {
   }
   TensorParallel(std::unique_ptr<Layers> layers, Model model, Communicator& communicator,
                  const TensorParallelOptions& options, std::uint64_t seed)
-      : Base(layers->share_out(std::move(model), described(options)), communicator, seed),
+      : Base(detail::with_numbers(layers->share_out(std::move(model), described(options))), communicator, seed),
         layers_(std::move(layers)),
         handles_(this->model_),
         replicas_(this->flat_, communicator, this->alive(), options.check_every) {

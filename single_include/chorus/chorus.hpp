@@ -1628,9 +1628,10 @@ class Writes {
     fingerprint_ = now;
   }
 
-  /// One change of a number always changes it; of several, all but one in 2^32. As fast as memory is read.
+  /// One change of a number always changes it; of several, all but one in 2^32. With as many lanes that a register's
+  /// product need not wait for the one before: as fast as memory is read.
   static std::uint64_t fingerprint(const void* numbers, std::size_t bytes) {
-    constexpr std::size_t lanes = 16, block = lanes * sizeof(std::uint32_t);
+    constexpr std::size_t lanes = 64, block = lanes * sizeof(std::uint32_t);
     constexpr std::uint32_t odd = 0x9E3779B1u;
     std::array<std::uint32_t, lanes> sums{}, words{};
     const auto* from = static_cast<const std::byte*>(numbers);
@@ -1685,6 +1686,7 @@ struct Home;
 template <Device D>
 struct Block {
   std::atomic<int> owners{0};
+  std::atomic<std::uint32_t> writes{0};  // in place, while somebody has it, of numbers without a home
   trace::Memory kind{};
   D device{};
   std::size_t bytes = 0;
@@ -1728,6 +1730,8 @@ class CachingAllocator {
   Block<D>* allocate(D device, std::size_t bytes) {
     const auto [list, rounded] = size_class<smallest>(bytes);
     const trace::Memory kind = MemoryScope::current();
+    if (const auto most = limit_.load(std::memory_order_relaxed); most != no_limit) [[unlikely]]
+      check_limit(device, rounded, most);
     Block<D>* block = nullptr;
     {
       std::lock_guard lock(mutex_);
@@ -1765,6 +1769,9 @@ class CachingAllocator {
     first = block;
   }
 
+  /// See set_memory_limit.
+  void set_limit(std::size_t bytes) { limit_.store(bytes, std::memory_order_relaxed); }
+
   /// Gives all unused blocks back to the system.
   void empty_cache() noexcept {
     std::lock_guard lock(mutex_);
@@ -1781,8 +1788,12 @@ class CachingAllocator {
   std::uint64_t system_allocations() const { return system_allocations_.load(); }
 
  private:
-  static constexpr std::size_t smallest = 64;
+  static constexpr std::size_t smallest = 64, no_limit = static_cast<std::size_t>(-1);
 
+  [[gnu::cold, gnu::noinline]] static void check_limit(D device, std::size_t bytes, std::size_t most) {
+    if (trace::memory(trace_slot(device)).current + bytes > most)
+      detail::out_of_memory(device, bytes, cat("; set_memory_limit allows ", most, " bytes"));
+  }
   Block<D>* fresh(D device, std::size_t bytes) {
     void* data = system_allocate(device, bytes);
     if (data == nullptr) {
@@ -1801,7 +1812,15 @@ class CachingAllocator {
   std::mutex mutex_;
   std::array<Block<D>*, size_classes> free_[2]{};
   std::atomic<std::uint64_t> system_allocations_{0};
+  std::atomic<std::size_t> limit_{no_limit};
 };
+
+/// From now on this process's tensors on `device` find no more memory, and operations throw Error, where more than
+/// `bytes` would be in use: to see what would fit a smaller device, or a rank's part of the machine.
+template <Device D>
+void set_memory_limit(D device, std::size_t bytes) {
+  CachingAllocator<D>::of(device).set_limit(bytes);
+}
 
 /// A counted handle to a block. Copies share it.
 template <Device D>
@@ -1853,11 +1872,18 @@ class Storage {
 
   /// Of a home: how often its numbers have been written; else null.
   Writes* writes() const { return block_ != nullptr && block_->home ? &block_->home->writes : nullptr; }
-  /// Grows whenever the numbers of a home change; 0 where there is none.
+  /// Grows whenever the numbers of a home change; elsewhere with `wrote` alone.
   std::uint64_t version() const {
     auto* const known = writes();
-    if (known == nullptr) return 0;
+    if (known == nullptr) return block_ == nullptr ? 0 : block_->writes.load(std::memory_order_relaxed);
     return present() ? known->version(block_->data, block_->bytes) : known->counted();
+  }
+  /// The numbers have been written in place.
+  void wrote() const {
+    if (auto* const known = writes())
+      known->add();
+    else if (block_ != nullptr)
+      block_->writes.fetch_add(1, std::memory_order_relaxed);
   }
   /// Somebody gets a pointer to the numbers of a home, and may write. Only what lies in the host's memory is watched.
   void watch() const {
@@ -2199,6 +2225,7 @@ class MemoryPool;
 template <>
 struct Block<Cuda> {
   std::atomic<int> owners{0};
+  std::atomic<std::uint32_t> writes{0};  // as of the CPU's
   trace::Memory kind{};
   Cuda device{};
   std::size_t bytes = 0;
@@ -2853,6 +2880,67 @@ V reduce_rows(Index begin, Index end, V zero, Combine combine, const Value& valu
 }  // namespace chorus::kernels
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_HPP
 
+// <chorus/kernels/cpu/transpose.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_TRANSPOSE_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_TRANSPOSE_HPP
+/// Squares of packets transposed in registers.
+
+namespace chorus::kernels::detail {
+
+// See pack.hpp.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wignored-attributes"
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
+/// As many packets as one has lanes.
+template <class T>
+using Square = Eigen::internal::PacketBlock<Packet<T>, lanes<T>>;
+
+#if defined(__AVX512F__)
+/// 64 shuffles and nothing through memory, where Eigen has twice as many: pairs, then fours of each 128-bit lane, then
+/// the lanes.
+[[gnu::always_inline]] inline void transpose_16(__m512* p) {
+  __m512 pairs[16];
+#pragma GCC unroll 8
+  for (int i = 0; i < 16; i += 2) {
+    pairs[i] = _mm512_unpacklo_ps(p[i], p[i + 1]);
+    pairs[i + 1] = _mm512_unpackhi_ps(p[i], p[i + 1]);
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; i += 2) {
+    const int from = i / 4 * 4 + i % 4 / 2;
+    const __m512d a = _mm512_castps_pd(pairs[from]), b = _mm512_castps_pd(pairs[from + 2]);
+    p[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
+    p[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m512 even = _mm512_shuffle_f32x4(p[i], p[4 + i], 0x88), odd = _mm512_shuffle_f32x4(p[i], p[4 + i], 0xdd);
+    const __m512 even_far = _mm512_shuffle_f32x4(p[8 + i], p[12 + i], 0x88),
+                 odd_far = _mm512_shuffle_f32x4(p[8 + i], p[12 + i], 0xdd);
+    p[i] = _mm512_shuffle_f32x4(even, even_far, 0x88);
+    p[4 + i] = _mm512_shuffle_f32x4(odd, odd_far, 0x88);
+    p[8 + i] = _mm512_shuffle_f32x4(even, even_far, 0xdd);
+    p[12 + i] = _mm512_shuffle_f32x4(odd, odd_far, 0xdd);
+  }
+}
+#endif
+
+/// square.packet[i][j] becomes square.packet[j][i].
+template <class T>
+[[gnu::always_inline]] inline void transpose(Square<T>& square) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(Packet<T>) == 64 && sizeof(T) == 4) return transpose_16(square.packet);
+#endif
+  Eigen::internal::ptranspose(square);
+}
+#pragma GCC diagnostic pop
+
+}  // namespace chorus::kernels::detail
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_TRANSPOSE_HPP
+
 // <chorus/kernels/strided_runs.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_STRIDED_RUNS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_STRIDED_RUNS_HPP
@@ -3105,31 +3193,47 @@ void scatter_repeats(const StridedRuns& runs, Index count, const T* from, T* to)
   });
 }
 
-/// dst[i][j] = src[j][i] for i < rows, j < columns, by tiles that fit into the cache.
+/// dst[i][j] = src[j][i] for i < rows, j < columns, by tiles that fit into the cache, and floats by squares in
+/// registers.
 template <class T>
 void transpose(Index rows, Index columns, const T* src, Index src_stride, T* dst, Index dst_stride) {
-  constexpr Index tile = 16;
+  constexpr Index tile = 64;
+  const auto one_by_one = [&](Index i0, Index i_end, Index j0, Index j_end) {
+    for (Index i = i0; i < i_end; ++i)
+      for (Index j = j0; j < j_end; ++j) dst[i * dst_stride + j] = src[j * src_stride + i];
+  };
   for (Index i0 = 0; i0 < rows; i0 += tile)
     for (Index j0 = 0; j0 < columns; j0 += tile) {
       const Index i_end = std::min(i0 + tile, rows), j_end = std::min(j0 + tile, columns);
-      for (Index i = i0; i < i_end; ++i)
-        for (Index j = j0; j < j_end; ++j) dst[i * dst_stride + j] = src[j * src_stride + i];
+      if constexpr (std::is_same_v<T, float>) {
+        constexpr Index w = lanes<T>;
+        const Index i_whole = i0 + (i_end - i0) / w * w, j_whole = j0 + (j_end - j0) / w * w;
+        for (Index j = j0; j < j_whole; j += w)
+          for (Index i = i0; i < i_whole; i += w) {
+            Square<T> square;
+            for (Index k = 0; k < w; ++k) square.packet[k] = load(src + (j + k) * src_stride + i, Whole<T>{});
+            transpose<T>(square);
+            for (Index k = 0; k < w; ++k) store(dst + (i + k) * dst_stride + j, square.packet[k], Whole<T>{});
+          }
+        one_by_one(i_whole, i_end, j0, j_end);
+        one_by_one(i0, i_whole, j_whole, j_end);
+      } else {
+        one_by_one(i0, i_end, j0, j_end);
+      }
     }
 }
 
-}  // namespace detail
-
+/// copy_strided on one thread.
 template <Scalar T>
-void copy_strided(Cpu, std::span<const Index> shape, const T* src, std::span<const Index> src_strides, T* dst) {
+void copy_alone(std::span<const Index> shape, const T* src, std::span<const Index> src_strides, T* dst) {
   const Index count = numel(shape);
-  if (count == 0) return;
   StridedRuns runs(shape, src_strides);
-  if (detail::repeats(runs)) return detail::gather_repeats(runs, count, src, dst);
+  if (repeats(runs)) return gather_repeats(runs, count, src, dst);
 
   // A transposed view: the innermost axis jumps, but some other axis has step 1. Those two are done by tiles.
   std::size_t unit = 1;
   while (unit < runs.rank() && runs.stride(unit) != 1) ++unit;
-  if (unit >= runs.rank() || runs.stride(0) == 0) return detail::gather(runs, count, src, dst);
+  if (unit >= runs.rank() || runs.stride(0) == 0) return gather(runs, count, src, dst);
 
   Index dst_stride = 1;
   std::array<Index, max_rank> rest_shape{}, rest_src{}, rest_dst{};
@@ -3144,7 +3248,7 @@ void copy_strided(Cpu, std::span<const Index> shape, const T* src, std::span<con
   }
   std::array<Index, max_rank> at{};
   for (;;) {
-    detail::transpose(runs.size(unit), runs.size(0), src, runs.stride(0), dst, unit_dst_stride);
+    transpose(runs.size(unit), runs.size(0), src, runs.stride(0), dst, unit_dst_stride);
     std::size_t axis = 0;
     for (; axis < rest; ++axis) {
       src += rest_src[axis];
@@ -3156,6 +3260,28 @@ void copy_strided(Cpu, std::span<const Index> shape, const T* src, std::span<con
     }
     if (axis == rest) return;
   }
+}
+
+}  // namespace detail
+
+template <Scalar T>
+void copy_strided(Cpu, std::span<const Index> shape, const T* src, std::span<const Index> src_strides, T* dst) {
+  const Index count = numel(shape);
+  if (count == 0) return;
+  if (num_threads() > 1 && count >= 2 * thread_elements && shape.size() <= static_cast<std::size_t>(max_rank)) {
+    // Each thread has a range of the first axis that is one.
+    const auto axis = static_cast<std::size_t>(
+        std::find_if(shape.begin(), shape.end(), [](Index size) { return size != 1; }) - shape.begin());
+    const Index size = shape[axis], row = count / size;
+    return parallel_ranges(size, 1, thread_elements / row + 1, [&](Index first, Index n) {
+      std::array<Index, max_rank> part{};
+      std::copy(shape.begin(), shape.end(), part.begin());
+      part[axis] = n;
+      detail::copy_alone(std::span<const Index>(part.data(), shape.size()), src + first * src_strides[axis],
+                         src_strides, dst + first * row);
+    });
+  }
+  detail::copy_alone(shape, src, src_strides, dst);
 }
 
 template <Scalar T>
@@ -7206,15 +7332,16 @@ class PagedMemory {
   std::int64_t absent_ = 0;  // bytes that a Storage counts, and that are not there
 };
 
-/// Memory of zeros behind which there are no pages yet, and which counts as not allocated.
-inline Storage<Cpu> untouched_memory(std::size_t bytes) {
+/// Memory of zeros behind which there are no pages yet, and which counts as not allocated; and its pages.
+inline std::pair<Storage<Cpu>, std::shared_ptr<PagedMemory>> untouched_pages(std::size_t bytes) {
   const int slot = trace_slot(Cpu{});
   auto pages = std::make_shared<PagedMemory>(bytes, slot, MemoryScope::current());
   const trace::PeakKept kept(slot);
   Storage<Cpu> storage(Cpu{}, std::shared_ptr<void>(pages, pages->data()), bytes);
   pages->give_back(0, bytes);
-  return storage;
+  return {std::move(storage), std::move(pages)};
 }
+inline Storage<Cpu> untouched_memory(std::size_t bytes) { return untouched_pages(bytes).first; }
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_TENSOR_PAGED_MEMORY_HPP
@@ -7244,56 +7371,90 @@ class PromisedNumbers {
       draw(out.data(), 0, count);
       return out;
     }
-    auto storage = untouched_memory(bytes);
+    auto storage = add(bytes, static_cast<std::size_t>(count),
+                       [draw = std::move(draw)](void* out, std::size_t first, std::size_t n) {
+                         draw(static_cast<T*>(out), static_cast<Index>(first), static_cast<Index>(n));
+                       });
     auto* const data = static_cast<T*>(storage.data());
-    promises_.push_back({data, bytes, static_cast<std::size_t>(count), true,
-                         [draw = std::move(draw)](void* out, std::size_t first, std::size_t n) {
-                           draw(static_cast<T*>(out), static_cast<Index>(first), static_cast<Index>(n));
-                         }});
     return {std::move(storage), data, shape, row_major(shape)};
   }
 
-  /// Whether numbers at `from` are promised; then they are so at `to` from now on. Throws UsageError where the program
-  /// has written or read them meanwhile: what it made of them would be lost.
-  bool move(const void* from, void* to, const std::string& name) {
-    for (auto& promise : promises_) {
-      if (promise.at != from) continue;
-      if (std::exchange(promise.unmoved, false)) check_untouched(promise, name);
-      promise.at = to;
-      return true;
-    }
-    return false;
+  /// Whether numbers at `from` are promised; then they are so at `to` from now on.
+  bool move(const void* from, void* to) {
+    Promise* const promise = find(from);
+    if (promise == nullptr) return false;
+    promise->at = to;
+    promise->memory.reset();
+    return true;
   }
-  /// Draws what no policy has taken, where it is.
-  void keep_the_rest() {
-    for (const auto& promise : promises_)
-      if (promise.unmoved) promise.draw(const_cast<void*>(promise.at), 0, promise.count);
+  /// Numbers that are promised at `from` are needed here no more.
+  void forget(const void* from) {
+    std::erase_if(promises_, [&](const Promise& promise) { return promise.at == from; });
   }
-  /// Draws numbers that are promised at `at`, if they are, where they are.
-  void draw_whole(void* at, Index count) const { draw(at, at, 0, static_cast<std::size_t>(count)); }
+  /// The same for a part of them: `draw_part(draw, out, first, count)` draws elements [first, first + count) of it, by
+  /// the draw of the whole. Gives the part's memory; none where nothing is promised at `from`.
+  using DrawAny = std::function<void(void* out, std::size_t first, std::size_t count)>;
+  template <class DrawPart>
+  std::optional<Storage<Cpu>> replace(const void* from, std::size_t bytes, std::size_t count, DrawPart draw_part) {
+    Promise* const promise = find(from);
+    if (promise == nullptr) return std::nullopt;
+    auto draw = [whole = std::move(promise->draw), part = std::move(draw_part)](
+                    void* out, std::size_t first, std::size_t n) { part(whole, out, first, n); };
+    forget(from);
+    return add(bytes, count, std::move(draw));
+  }
   /// Draws elements [first, first + count) of the numbers that are promised at `at`, into `out`; false where none are.
-  bool draw(const void* at, void* out, std::size_t first, std::size_t count) const {
-    for (const auto& promise : promises_)
-      if (promise.at == at) {
-        if (count > 0) promise.draw(out, first, count);
-        return true;
-      }
-    return false;
+  bool draw(const void* at, void* out, std::size_t first, std::size_t count) {
+    const Promise* const promise = find(at);
+    if (promise == nullptr) return false;
+    if (count > 0) promise->draw(out, first, count);
+    return true;
+  }
+  bool promised(const void* at) { return find(at) != nullptr; }
+
+  /// Draws what is promised yet, where it is.
+  void keep_the_rest() {
+    for (const Promise& promise : promises_) {
+      if (promise.memory) promise.memory->take(0, promise.bytes);
+      promise.draw(const_cast<void*>(promise.at), 0, promise.count);
+    }
+    promises_.clear();
+  }
+
+  /// Throws UsageError where somebody has written or read the numbers at `at`, if they are promised: what he has made
+  /// of them would be lost. `name` says whose they are.
+  void check_untouched(const void* at, const std::string& name) {
+    const Promise* const promise = find(at);
+    if (promise != nullptr) check_untouched(*promise, cat("'", name, "'"));
+  }
+  /// The same for all.
+  void check_untouched() const {
+    for (const Promise& promise : promises_) check_untouched(promise, "a tensor of nn::init");
   }
 
  private:
   struct Promise {
     const void* at;
     std::size_t bytes, count;
-    bool unmoved;
-    std::function<void(void* out, std::size_t first, std::size_t count)> draw;
+    DrawAny draw;
+    std::shared_ptr<PagedMemory> memory;  // until they move: the tensor itself may be gone
   };
+  Promise* find(const void* at) {
+    const auto found =
+        std::find_if(promises_.begin(), promises_.end(), [&](const Promise& promise) { return promise.at == at; });
+    return found == promises_.end() ? nullptr : &*found;
+  }
+  Storage<Cpu> add(std::size_t bytes, std::size_t count, DrawAny draw) {
+    auto [storage, memory] = untouched_pages(bytes);
+    promises_.push_back({storage.data(), bytes, count, std::move(draw), std::move(memory)});
+    return std::move(storage);
+  }
   static void check_untouched(const Promise& promise, const std::string& name) {
     std::vector<unsigned char> resident((promise.bytes + PagedMemory::page() - 1) / PagedMemory::page());
     const bool known = mincore(const_cast<void*>(promise.at), promise.bytes, resident.data()) == 0;
     const bool touched = known && std::any_of(resident.begin(), resident.end(), [](auto page) { return page & 1; });
-    check<UsageError>(!touched, "deferred: the model's constructor reads or writes '", name,
-                      "', whose numbers are to be drawn later, a part on each rank: make the model itself, not a "
+    check<UsageError>(!touched, "deferred: the model's constructor reads or writes ", name,
+                      ", whose numbers are to be drawn later, a part on each rank: make the model itself, not a "
                       "deferred one");
   }
 
@@ -7623,7 +7784,7 @@ class AtHome {
   bool promised([[maybe_unused]] void* to) const {
     if constexpr (std::is_same_v<D, Cpu>)
       if (auto* const promises = PromisedNumbers::current())
-        return promises->move(place(), to, storage().writes()->name);
+        return promises->move(place(), to);
     return false;
   }
   [[noreturn, gnu::noinline, gnu::cold]] void raise_absent() const {
@@ -8256,12 +8417,6 @@ inline RandomKey next_random_key(std::int64_t rows, bool draws = true, bool same
 #define CHORUS_SINGLE_CHORUS_DATA_DATASET_HPP
 /// What a loader asks of a dataset, and the form that the library's own take: images as bytes in memory.
 
-// <chorus/data/transforms.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_DATA_TRANSFORMS_HPP
-#define CHORUS_SINGLE_CHORUS_DATA_TRANSFORMS_HPP
-/// What happens to an image between the dataset and the batch. Random transforms draw from the sample's own stream,
-/// keyed by (seed, epoch, sample), so that a sample looks the same whichever rank, device or worker prepares it.
-
 // <chorus/data/random_stream.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_RANDOM_STREAM_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_RANDOM_STREAM_HPP
@@ -8275,6 +8430,8 @@ enum class Purpose : std::uint64_t {
   shuffle = 0x7368756666'6c6500ull,
   augment = 0x6175676d65'6e7400ull,
   generate = 0x67656e6572'617400ull,
+  weigh = 0x77656967'6800ull,
+  split = 0x73706c69'7400ull,
 };
 
 /// A stream of random words: for augmentation `place` is the sample's index in the dataset and `lap` the epoch.
@@ -8293,6 +8450,12 @@ class RandomStream {
       used_ = 0;
     }
     return words_[used_++];
+  }
+
+  /// 64 random bits.
+  std::uint64_t long_word() {
+    const std::uint64_t high = word(), low = word();
+    return high << 32 | low;
   }
 
   /// In [0, 1).
@@ -8317,6 +8480,12 @@ class RandomStream {
 
 }  // namespace chorus::data
 #endif  // CHORUS_SINGLE_CHORUS_DATA_RANDOM_STREAM_HPP
+
+// <chorus/data/transforms.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_TRANSFORMS_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_TRANSFORMS_HPP
+/// What happens to an image between the dataset and the batch. Random transforms draw from the sample's own stream,
+/// keyed by (seed, epoch, sample), so that a sample looks the same whichever rank, device or worker prepares it.
 
 namespace chorus::data {
 
@@ -8409,12 +8578,48 @@ constexpr std::string_view name(Split split) { return split == Split::train ? "t
 /// return: a loader waits for it. A dataset may also have `Normalize normalization() const`, which a loader applies by
 /// default.
 template <class D>
-concept Dataset = requires(const D& dataset, Index i, std::span<float> image) {
+concept LabelledImages = requires(const D& dataset, Index i, std::span<float> image) {
   { dataset.size() } -> std::convertible_to<Index>;
   { dataset.classes() } -> std::convertible_to<Index>;
   { dataset.image_shape() } -> std::convertible_to<ImageShape>;
   { dataset.get(i, image) } -> std::convertible_to<std::int64_t>;
 };
+
+namespace detail {
+template <class D>
+concept DrawsSamples = requires(const D& dataset, Index i, RandomStream& random) {
+  requires !std::is_void_v<decltype(dataset.get(i, random))>;
+};
+template <class D>
+concept ReadsSamples = requires(const D& dataset, Index i) {
+  requires !std::is_void_v<decltype(dataset.get(i))>;
+};
+}  // namespace detail
+
+/// A numbered collection of anything: `get(i)` returns a sample, on several threads at once. That is a number, a Tensor
+/// on the CPU, a text, or a pair, tuple or plain struct of these. `get(i, random)`, with a `RandomStream& random`, may
+/// draw from it, for augmentation: the numbers are those of (seed, epoch, sample), whoever prepares the sample.
+template <class D>
+concept Samples = requires(const D& dataset) {
+  { dataset.size() } -> std::convertible_to<Index>;
+}
+&&(detail::DrawsSamples<D> || detail::ReadsSamples<D>);
+
+/// What a DataLoader takes.
+template <class D>
+concept Dataset = LabelledImages<D> || Samples<D>;
+
+namespace detail {
+template <Samples D>
+auto sample_of(const D& dataset, Index i, RandomStream& random) {
+  if constexpr (DrawsSamples<D>)
+    return dataset.get(i, random);
+  else
+    return dataset.get(i);
+}
+template <class D>
+using SampleOf = decltype(sample_of(std::declval<const D&>(), Index{}, std::declval<RandomStream&>()));
+}  // namespace detail
 
 /// Images and labels in memory, a byte a pixel and a byte a label; copies share them. Mnist, Cifar10 and
 /// SyntheticImages are ways to fill one, so that a program can choose between them at run time:
@@ -8654,6 +8859,12 @@ CHORUS_INLINE std::string Cifar10::find(const std::string& folder) {
   return has_batches(inside) ? inside : std::string();
 }
 
+namespace detail {
+/// Where the files come from.
+inline constexpr const char* cifar10_source =
+    "cifar-10-binary.tar.gz of https://www.cs.toronto.edu/~kriz/cifar.html, unpacked";
+}  // namespace detail
+
 CHORUS_INLINE std::string Cifar10::advice(const std::string& folder) {
   const auto has = [&](const char* name) { return file_exists(cat(folder, "/", name)); };
   for (const char* archive : {"cifar-10-binary.tar.gz", "cifar-10-binary.tar"})
@@ -8664,15 +8875,17 @@ CHORUS_INLINE std::string Cifar10::advice(const std::string& folder) {
                          : nullptr;
   if (form == nullptr) return {};
   return cat("; that is the ", form, " version of CIFAR-10: what is read here is the binary version, ",
-             "cifar-10-binary.tar.gz of https://www.cs.toronto.edu/~kriz/cifar.html, unpacked");
+             detail::cifar10_source);
 }
 
 CHORUS_INLINE ImageDataset Cifar10::read(const std::string& folder, Split split) {
+  check<FileError>(file_exists(folder), "Cifar10: there is no folder ", folder, "; CIFAR-10 is ",
+                   detail::cifar10_source);
   require_folder("Cifar10", folder);
-  const std::string place = find(folder);
+  const std::string place = find(folder), other = advice(folder);
   check<FileError>(!place.empty(), "Cifar10: folder ", folder,
                    " has neither data_batch_1.bin nor test_batch.bin, nor has ", "cifar-10-batches-bin in it",
-                   what_is_there(folder), advice(folder));
+                   other.empty() ? cat("; CIFAR-10 is ", detail::cifar10_source) : "", what_is_there(folder), other);
   std::vector<std::uint8_t> pixels, labels;
   if (split == Split::test) {
     read_batch(place + "/test_batch.bin", pixels, labels);
@@ -8688,12 +8901,12 @@ CHORUS_INLINE ImageDataset Cifar10::read(const std::string& folder, Split split)
 }
 
 CHORUS_INLINE void Cifar10::read_batch(const std::string& path, std::vector<std::uint8_t>& pixels,
-                       std::vector<std::uint8_t>& labels) {
+                                       std::vector<std::uint8_t>& labels) {
   InputFile file(path);
   constexpr std::size_t record_size = 1 + pixels_per_image;
   check<FileError>(file.size() != 0 && file.size() % record_size == 0, "Cifar10: ", path,
-                   ": expected a whole number of ", record_size,
-                   "-byte records (a label and 3 x 32 x 32 pixels), got ", file.size(), " bytes");
+                   ": expected a whole number of ", record_size, "-byte records (a label and 3 x 32 x 32 pixels), got ",
+                   file.size(), " bytes");
   const std::size_t first = labels.size(), last = first + file.size() / record_size;
   labels.resize(last);
   pixels.resize(last * pixels_per_image);
@@ -8715,6 +8928,314 @@ CHORUS_INLINE void Cifar10::read_batch(const std::string& path, std::vector<std:
 #define CHORUS_SINGLE_CHORUS_DATA_LOADER_HPP
 /// DataLoader: batches of a dataset as tensors, prepared by background threads while the caller trains on the one
 /// before.
+
+// <chorus/data/collate.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_COLLATE_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_COLLATE_HPP
+/// How samples become a batch: tensors are stacked, numbers make a tensor, texts and the rest a vector.
+
+// <chorus/data/fields.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_FIELDS_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_FIELDS_HPP
+/// The members of a pair, a tuple or a plain struct, one by one.
+
+namespace chorus::data::detail {
+
+template <class X>
+concept TupleLike = requires {
+  std::tuple_size<X>::value;
+};
+
+/// Stands for a value of any type in a list of initial values.
+struct Anything {
+  template <class T>
+  operator T() const;  // never called
+};
+template <class X, std::size_t... I>
+constexpr bool takes(std::index_sequence<I...>) {
+  return requires { X{((void)I, Anything{})...}; };
+}
+/// Members of a plain struct: so many initial values it takes at most. An array among them counts for all it has.
+template <class X, std::size_t N = 8>
+constexpr std::size_t members() {
+  if constexpr (takes<X>(std::make_index_sequence<N>()))
+    return N;
+  else if constexpr (N == 0)
+    return 0;
+  else
+    return members<X, N - 1>();
+}
+
+template <class X>
+constexpr std::size_t count_fields() {
+  if constexpr (TupleLike<X>)
+    return std::tuple_size_v<X>;
+  else
+    return members<X>();
+}
+template <class X>
+inline constexpr std::size_t field_count = count_fields<X>();
+
+template <class X>
+concept HasFields = TupleLike<X> ||
+    (std::is_aggregate_v<X> && !std::is_array_v<X> && !std::is_empty_v<X> && field_count<X> > 0);
+
+/// The members of a plain struct of up to 8, by reference.
+template <class X>
+auto tied(const X& x) {
+  constexpr std::size_t count = field_count<X>;
+  static_assert(!takes<X>(std::make_index_sequence<9>()), "a sample that is a struct has at most 8 members");
+  if constexpr (count == 1) {
+    const auto& [a] = x;
+    return std::tie(a);
+  } else if constexpr (count == 2) {
+    const auto& [a, b] = x;
+    return std::tie(a, b);
+  } else if constexpr (count == 3) {
+    const auto& [a, b, c] = x;
+    return std::tie(a, b, c);
+  } else if constexpr (count == 4) {
+    const auto& [a, b, c, d] = x;
+    return std::tie(a, b, c, d);
+  } else if constexpr (count == 5) {
+    const auto& [a, b, c, d, e] = x;
+    return std::tie(a, b, c, d, e);
+  } else if constexpr (count == 6) {
+    const auto& [a, b, c, d, e, f] = x;
+    return std::tie(a, b, c, d, e, f);
+  } else if constexpr (count == 7) {
+    const auto& [a, b, c, d, e, f, g] = x;
+    return std::tie(a, b, c, d, e, f, g);
+  } else {
+    const auto& [a, b, c, d, e, f, g, h] = x;
+    return std::tie(a, b, c, d, e, f, g, h);
+  }
+}
+
+template <std::size_t I, class X>
+const auto& field(const X& x) {
+  if constexpr (TupleLike<X>)
+    return std::get<I>(x);
+  else
+    return std::get<I>(tied(x));
+}
+
+}  // namespace chorus::data::detail
+#endif  // CHORUS_SINGLE_CHORUS_DATA_FIELDS_HPP
+
+#include <ranges>
+
+namespace chorus::data {
+
+namespace detail {
+
+/// Numbers in a row: std::vector, std::array, std::span.
+template <class X>
+concept NumbersInARow = std::ranges::contiguous_range<X> && std::ranges::sized_range<X> &&
+    Scalar<std::ranges::range_value_t<X>> && !std::same_as<std::ranges::range_value_t<X>, char>;
+
+/// Makes one batch out of one field of its samples. `count` of them from `begin` on are in the batch; the others say
+/// what shape it has, too.
+class Collator {
+ public:
+  /// `padding`: numbers that fill up the first axis of fields, the last one for all that follow; empty: none is.
+  /// `most`: the length to fill up to; 0: that of the longest.
+  Collator(const char* who, Index begin, Index end, std::span<const double> padding = {}, Index most = 0)
+      : who_(who), begin_(begin), end_(end), padding_(padding), most_(most) {}
+
+  /// `of(sample)` is the field.
+  template <class Sample, class Of>
+  auto operator()(const std::vector<Sample>& samples, const Of& of) {
+    using X = std::remove_cvref_t<decltype(of(samples.front()))>;
+    if constexpr (Scalar<X>) {
+      auto out = Tensor<X, 1>::empty({end_ - begin_});
+      for (Index i = begin_; i < end_; ++i) out.data()[i - begin_] = of(samples[static_cast<std::size_t>(i)]);
+      return out;
+    } else if constexpr (AnyTensor<X>) {
+      static_assert(std::is_same_v<typename X::device_type, Cpu>,
+                    "DataLoader: samples are tensors on the CPU; the policy moves a batch to its device");
+      return stack<typename X::value_type, X::rank>(samples,
+                                                    [&](const Sample& sample) { return contiguous(of(sample)); });
+    } else if constexpr (NumbersInARow<X>) {
+      using T = std::ranges::range_value_t<X>;
+      return stack<T, 1>(samples, [&](const Sample& sample) { return View<T>{of(sample)}; });
+    } else if constexpr (HasFields<X>) {
+      return fields(samples, of, std::make_index_sequence<field_count<X>>());
+    } else {
+      std::vector<X> out;
+      for (Index i = begin_; i < end_; ++i) out.push_back(of(samples[static_cast<std::size_t>(i)]));
+      return out;
+    }
+  }
+
+ private:
+  /// Numbers in a row, with what `stack` asks of a tensor.
+  template <class T>
+  struct View {
+    std::span<const T> numbers;
+    Shape<1> shape() const { return {static_cast<Index>(numbers.size())}; }
+    const T* data() const { return numbers.data(); }
+    std::size_t numel() const { return numbers.size(); }
+  };
+
+  template <class Sample, class Of, std::size_t... I>
+  auto fields(const std::vector<Sample>& samples, const Of& of, std::index_sequence<I...>) {
+    // In braces: from left to right, as padding is counted.
+    return std::tuple{
+        (*this)(samples, [&](const Sample& sample) -> decltype(auto) { return field<I>(of(sample)); })...};
+  }
+
+  template <class T, int Rank, class Sample, class Get>
+  Tensor<T, Rank + 1> stack(const std::vector<Sample>& samples, const Get& get) {
+    Shape<Rank> common = get(samples.front()).shape();
+    const bool pads = Rank > 0 && !padding_.empty();
+    for (std::size_t i = 0; i < samples.size(); ++i) {
+      Shape<Rank> shape = get(samples[i]).shape();
+      if constexpr (Rank > 0)
+        if (pads) {
+          check<ShapeError>(most_ == 0 || shape[0] <= most_, who_, ": expected at most ", most_,
+                            " along the first axis, got shape ", shape, " of sample ", i, " of the batch");
+          common[0] = shape[0] = std::max({common[0], shape[0], most_});
+        }
+      check<ShapeError>(shape == common, who_, ": expected samples of one shape, got ", common, " and, of sample ", i,
+                        " of the batch, ", get(samples[i]).shape(),
+                        pads ? " (the first axis alone is padded)" : " (data::pad_to_longest pads the first axis)");
+    }
+    Shape<Rank + 1> shape{end_ - begin_};
+    std::copy(common.begin(), common.end(), shape.begin() + 1);
+    auto out = Tensor<T, Rank + 1>::empty(shape);
+    const auto stride = static_cast<std::size_t>(numel(common));
+    const T filling = pads ? static_cast<T>(padding_[std::min(padded_++, padding_.size() - 1)]) : T{};
+    for (Index i = begin_; i < end_; ++i) {
+      T* const to = out.data() + static_cast<std::size_t>(i - begin_) * stride;
+      const auto from = get(samples[static_cast<std::size_t>(i)]);
+      const auto count = static_cast<std::size_t>(from.numel());
+      std::copy_n(from.data(), count, to);
+      std::fill_n(to + count, stride - count, filling);
+    }
+    return out;
+  }
+
+  const char* who_;
+  Index begin_, end_;
+  std::span<const double> padding_;
+  Index most_;
+  std::size_t padded_ = 0;  // fields so far
+};
+
+/// The batch of no samples that has the shapes of `batch`, which is of one sample. Throws UsageError where samples
+/// don't lie along the first axis.
+template <class B>
+B none_of(const B& batch) {
+  if constexpr (AnyTensor<B>) {
+    if constexpr (B::rank > 0)
+      if (batch.defined() && batch.size(0) == 1) return batch.slice(0, 0, 0);
+    fail<UsageError>(
+        "DataLoader: this rank's share of a batch is empty, and the collate function's tensor for one "
+        "sample has shape ",
+        batch.shape(),
+        ", expected a first axis of 1: leave out small batches "
+        "(.drop_last), or take batches of at least one sample for each rank");
+  } else if constexpr (HasFields<B>) {
+    return [&]<std::size_t... I>(std::index_sequence<I...>) {
+      return B{none_of<std::remove_cvref_t<decltype(field<I>(batch))>>(field<I>(batch))...};
+    }
+    (std::make_index_sequence<field_count<B>>());
+  } else if constexpr (requires {
+                         B{};
+                         std::declval<B&>().clear();
+                       }) {
+    return B{};
+  } else {
+    return batch;
+  }
+}
+
+}  // namespace detail
+
+/// What a DataLoader does with samples by default, as PyTorch's default_collate: tensors of one shape are stacked, with
+/// an axis more in front; numbers, and numbers in a row (std::vector, std::array), become a tensor; pairs, tuples and
+/// plain structs a tuple of what their members become; anything else, such as texts, a std::vector. Throws ShapeError
+/// where shapes differ.
+struct DefaultCollate {
+  template <class Sample>
+  auto operator()(const std::vector<Sample>& samples, Index begin, Index end) const {
+    return detail::Collator("DataLoader", begin, end)(samples, std::identity{});
+  }
+};
+
+/// See pad_to_longest and pad_to.
+template <bool Whole>
+struct Padding {
+  /// Samples of other ranks are read, too: the length is that of the whole batch.
+  static constexpr bool whole_batch = Whole;
+  Index length = 0;
+  std::vector<double> values = {};
+
+  template <class Sample>
+  auto operator()(const std::vector<Sample>& samples, Index begin, Index end) const {
+    const char* who = Whole ? "pad_to_longest" : "pad_to";
+    return detail::Collator(who, begin, end, values, length)(samples, std::identity{});
+  }
+};
+
+/// Collates as DefaultCollate does, and fills tensors and numbers in a row up along their first axis to the longest of
+/// the global batch: `pad_to_longest(0, -100)` with zeros in the first such member of a sample, with -100 in all
+/// others. The length is the same on all ranks and under every policy, for which each rank reads the whole batch;
+/// `pad_to` reads its share alone. A number beside a text, `struct { tokens; Index length; }`, keeps its length.
+template <std::convertible_to<double>... Values>
+Padding<true> pad_to_longest(Values... values) {
+  if constexpr (sizeof...(Values) == 0)
+    return {0, {0.0}};
+  else
+    return {0, {static_cast<double>(values)...}};
+}
+
+/// The same to a fixed length. Throws UsageError for one below 1, and where it is used ShapeError for a longer sample.
+template <std::convertible_to<double>... Values>
+Padding<false> pad_to(Index length, Values... values) {
+  check<UsageError>(length >= 1, "pad_to: expected a length of at least 1, got ", length);
+  if constexpr (sizeof...(Values) == 0)
+    return {length, {0.0}};
+  else
+    return {length, {static_cast<double>(values)...}};
+}
+
+namespace detail {
+
+/// One of the library's: it also gets samples that are not in the batch, for their shapes.
+template <class Collate, class Sample>
+concept CollatesRange = requires(const Collate& collate, const std::vector<Sample>& samples) {
+  collate(samples, Index{}, Index{});
+};
+
+template <class Collate, class Sample>
+auto collated(const Collate& collate, std::vector<Sample> samples, Index begin, Index end) {
+  if constexpr (CollatesRange<Collate, Sample>) {
+    return collate(std::as_const(samples), begin, end);
+  } else {
+    static_assert(
+        requires { collate(std::move(samples)); },
+        "DataLoader: a collate function takes a std::vector of what the dataset's get returns");
+    const bool none = begin == end;
+    auto batch = collate(std::move(samples));
+    return none ? none_of(batch) : batch;
+  }
+}
+
+/// Whether the loader reads the samples of all ranks.
+template <class Collate>
+constexpr bool collates_whole() {
+  if constexpr (requires { Collate::whole_batch; })
+    return Collate::whole_batch;
+  else
+    return false;
+}
+
+}  // namespace detail
+
+}  // namespace chorus::data
+#endif  // CHORUS_SINGLE_CHORUS_DATA_COLLATE_HPP
 
 // <chorus/data/sampler.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_SAMPLER_HPP
@@ -8758,14 +9279,14 @@ class Sampler {
   const SamplerOptions& options() const { return options_; }
 
   /// The samples of the epoch in order, of all ranks; valid until the epoch changes.
-  std::span<const Index> order() const& { return std::span(*order_).first(static_cast<std::size_t>(size_)); }
+  std::span<const Index> order() const& { return std::span(*order_).first(static_cast<std::size_t>(length_)); }
   std::span<const Index> order() const&& = delete;
 
   /// Number of batches of `batch` samples over all ranks. Throws UsageError for a batch of less than 1 sample.
   Index global_batches(Index batch, bool drop_last = false) const;
 
   /// Number of samples of global batch `b`, over all ranks and without padding.
-  Index global_size(Index b, Index batch) const { return std::min(batch, size_ - b * batch); }
+  Index global_size(Index b, Index batch) const { return std::min(batch, length_ - b * batch); }
 
   /// The place in global batch `b` at which this rank's share starts.
   Index share_begin(Index b, Index batch) const { return boundary(global_size(b, batch), options_.rank); }
@@ -8774,6 +9295,19 @@ class Sampler {
   std::span<const Index> share(Index b, Index batch) const&;
   std::span<const Index> share(Index, Index) const&& = delete;  // would refer to a sampler that is gone
 
+  /// All ranks' samples of global batch `b`, of which this rank's begin at `share_begin`; valid as long.
+  std::span<const Index> whole(Index b, Index batch) const&;
+  std::span<const Index> whole(Index, Index) const&& = delete;
+
+  /// What the random numbers of the i-th sample of this rank's share go by: the sample, or, where an order may have a
+  /// sample several times, its place in the epoch.
+  Index stream(Index b, Index batch, Index i) const;
+
+ protected:
+  /// Makes the order of an epoch: `length` of the dataset's samples.
+  using Draw = std::function<std::vector<Index>(std::uint64_t seed, Index epoch)>;
+  void draw_by(Index length, bool repeats, Draw draw);
+
  private:
   void check_batch(Index batch) const;
 
@@ -8781,10 +9315,13 @@ class Sampler {
   /// ends.
   Index boundary(Index count, int rank) const;
 
+  std::span<const Index> part(Index b, Index batch, int first_rank, int last_rank) const;
   void make_order();
 
-  Index size_;
+  Index size_, length_;  // of the dataset, and of an epoch
   SamplerOptions options_;
+  Draw draw_ = {};  // where the order is neither the dataset's nor a permutation
+  bool repeats_ = false;
   Index epoch_ = 0;
   std::shared_ptr<const std::vector<Index>> order_;  // never changed: copies, which may be of another epoch, share it
 };
@@ -9159,7 +9696,8 @@ void is_below(Cuda device, Index count, const T* p, T* out) {
 
 namespace chorus::data {
 
-CHORUS_INLINE Sampler::Sampler(Index dataset_size, SamplerOptions options) : size_(dataset_size), options_(options) {
+CHORUS_INLINE Sampler::Sampler(Index dataset_size, SamplerOptions options)
+    : size_(dataset_size), length_(dataset_size), options_(options) {
   check<UsageError>(size_ >= 0, "Sampler: expected a dataset of at least 0 samples, got ", size_);
   check<UsageError>(options_.world_size >= 1, "Sampler: expected a world size of at least 1, got ",
                     options_.world_size);
@@ -9176,21 +9714,41 @@ CHORUS_INLINE Sampler::Sampler(Index dataset_size, SamplerOptions options) : siz
 
 CHORUS_INLINE void Sampler::set_epoch(Index epoch) {
   check<UsageError>(epoch >= 0, "Sampler: expected an epoch of at least 0, got ", epoch);
-  if (std::exchange(epoch_, epoch) != epoch && options_.shuffle) make_order();
+  if (std::exchange(epoch_, epoch) != epoch && (options_.shuffle || draw_)) make_order();
 }
 
 CHORUS_INLINE Index Sampler::global_batches(Index batch, bool drop_last) const {
   check_batch(batch);
-  return size_ / batch + (!drop_last && size_ % batch != 0);  // a batch of any size
+  return length_ / batch + (!drop_last && length_ % batch != 0);  // a batch of any size
 }
 
 CHORUS_INLINE std::span<const Index> Sampler::share(Index b, Index batch) const& {
+  return part(b, batch, options_.rank, options_.rank + 1);
+}
+
+CHORUS_INLINE std::span<const Index> Sampler::whole(Index b, Index batch) const& {
+  return part(b, batch, 0, options_.world_size);
+}
+
+CHORUS_INLINE std::span<const Index> Sampler::part(Index b, Index batch, int first_rank, int last_rank) const {
   check_batch(batch);
-  check<UsageError>(b >= 0 && b * batch < size_, "Sampler: batch ", b, " of ", batch, " does not exist in ", size_,
+  check<UsageError>(b >= 0 && b * batch < length_, "Sampler: batch ", b, " of ", batch, " does not exist in ", length_,
                     " samples");
   const Index count = global_size(b, batch);
-  const Index begin = boundary(count, options_.rank), end = boundary(count, options_.rank + 1);
+  const Index begin = boundary(count, first_rank), end = boundary(count, last_rank);
   return std::span(*order_).subspan(static_cast<std::size_t>(b * batch + begin), static_cast<std::size_t>(end - begin));
+}
+
+CHORUS_INLINE Index Sampler::stream(Index b, Index batch, Index i) const {
+  const Index place = b * batch + share_begin(b, batch) + i;
+  return repeats_ ? place : (*order_)[static_cast<std::size_t>(place)];
+}
+
+CHORUS_INLINE void Sampler::draw_by(Index length, bool repeats, Draw draw) {
+  length_ = length;
+  repeats_ = repeats;
+  draw_ = std::move(draw);
+  make_order();
 }
 
 CHORUS_INLINE void Sampler::check_batch(Index batch) const {
@@ -9209,15 +9767,17 @@ CHORUS_INLINE Index Sampler::boundary(Index count, int rank) const {
 
 CHORUS_INLINE void Sampler::make_order() {
   std::vector<Index> order;
-  if (options_.shuffle) {
+  if (draw_) {
+    order = draw_(options_.seed, epoch_);
+  } else if (options_.shuffle) {
     const auto key = options_.seed ^ static_cast<std::uint64_t>(Purpose::shuffle);
     order = kernels::permutation(key, static_cast<std::uint64_t>(epoch_), size_);
   } else {
-    order.resize(static_cast<std::size_t>(size_));
+    order.resize(static_cast<std::size_t>(length_));
     std::iota(order.begin(), order.end(), Index{0});
   }
   // Padding reads on past the end by at most world_size - 1 samples: the first ones again.
-  if (options_.padding && size_ > 0)
+  if (options_.padding && length_ > 0)
     for (int i = 0; i + 1 < options_.world_size; ++i) order.push_back(order[static_cast<std::size_t>(i)]);
   order_ = std::make_shared<const std::vector<Index>>(std::move(order));
 }
@@ -9258,7 +9818,8 @@ struct LoaderOptions {
   int workers = 2;         ///< threads that prepare batches; 0: the caller's thread does
   int prefetch = 2;        ///< batches that each worker may be ahead
   bool drop_last = false;  ///< leave out a last batch that isn't full
-  bool normalize = true;   ///< apply the dataset's own normalisation, where it has one, after the transforms
+  // Of images alone; other data draw what they need in their `get(i, random)`.
+  bool normalize = true;  ///< apply the dataset's own normalisation, where it has one, after the transforms
   std::vector<Transform> transforms = {};
   /// Augmented views of each sample in a batch (two: SimCLR, MoCo), 1 to 1024. The dataset is asked for a sample once.
   int views = 1;
@@ -9269,20 +9830,36 @@ struct LoaderOptions {
 
 namespace detail {
 
-/// What a loader needs of its dataset, whatever its type.
-struct Source {
-  Index size;
+/// What a loader of images needs of its dataset, whatever its type.
+struct ImageSource {
   ImageShape image_shape;
   std::function<std::int64_t(Index, std::span<float>)> get;
-  std::optional<Normalize> normalization;
+  LoaderOptions options;
+
+  /// Called on the workers' threads.
+  Batch make(const Sampler& sampler, Index b) const;
 };
 
+/// Throws UsageError where the sampler is for another size than the dataset's, or an option makes no sense.
+void check_loader(Index dataset_size, const Sampler& sampler, const LoaderOptions& options);
+
+/// Throws UsageError for options that are about images.
+void refuse_image_options(const LoaderOptions& options);
+
+/// Says once on stderr, on rank 0, that nobody calls set_epoch.
+void warn_of_one_order(const Sampler& sampler);
+
+template <class B>
 struct LoaderPass;
 
-/// All of DataLoader that doesn't depend on the dataset's type.
+/// All of DataLoader that depends on the batches' type alone.
+template <class B>
 class Loader {
  public:
-  Loader(Source source, Sampler sampler, LoaderOptions options);
+  /// Makes a rank's share of global batch `b`; called on several threads.
+  using Make = std::function<B(const Sampler&, Index b)>;
+
+  Loader(Index dataset_size, Sampler sampler, const LoaderOptions& options, Make make);
 
   /// Batches in an epoch.
   Index size() const { return batches_; }
@@ -9300,19 +9877,19 @@ class Loader {
   /// one of its own.
   class Iterator {
    public:
-    using value_type = Batch;
+    using value_type = B;
     using difference_type = std::ptrdiff_t;
 
-    explicit Iterator(std::shared_ptr<LoaderPass> pass) : pass_(std::move(pass)) {}
+    explicit Iterator(std::shared_ptr<LoaderPass<B>> pass) : pass_(std::move(pass)) {}
     /// Throws UsageError at the end.
-    Batch& operator*() const;
-    Batch* operator->() const { return &**this; }
+    B& operator*() const;
+    B* operator->() const { return &**this; }
     Iterator& operator++();
     void operator++(int) { ++*this; }
     bool operator==(std::default_sentinel_t) const;
 
    private:
-    std::shared_ptr<LoaderPass> pass_;
+    std::shared_ptr<LoaderPass<B>> pass_;
   };
 
   /// Starts a pass of its own, with workers of its own. Says once on stderr, on rank 0, where shuffled data come in one
@@ -9327,18 +9904,55 @@ class Loader {
 
  private:
   struct Plan {
-    Source source;
-    LoaderOptions options;
+    Make make;
+    Index batch;
+    int workers, prefetch;
   };
-  friend struct LoaderPass;
+  friend struct LoaderPass<B>;
 
   std::shared_ptr<const Plan> plan_;  // passes, which may outlive the loader, have it, too
   Sampler sampler_;
   Index batches_ = 0, skip_ = 0;
   int epochs_unset_ = 0;  // begun since the loader was made, until set_epoch is called
   /// The one begun last: `auto& batch = *loader.begin()` is good until the next begin().
-  std::shared_ptr<LoaderPass> newest_;
-  std::weak_ptr<LoaderPass> epoch_;  // the one that epochs_unset_ has counted last
+  std::shared_ptr<LoaderPass<B>> newest_;
+  std::weak_ptr<LoaderPass<B>> epoch_;  // the one that epochs_unset_ has counted last
+};
+
+template <class D, class Collate>
+inline constexpr bool loads_images = LabelledImages<D>&& std::is_same_v<Collate, DefaultCollate>;
+
+/// What a loader of other data than images makes: what `collate` returns.
+template <class D, class Collate>
+auto make_batch(const D& dataset, const Collate& collate, const LoaderOptions& options, const Sampler& sampler,
+                Index b) {
+  constexpr bool whole = collates_whole<Collate>();
+  const auto share = sampler.share(b, options.batch), all = sampler.whole(b, options.batch);
+  const auto first = sampler.share_begin(b, options.batch), count = static_cast<Index>(share.size());
+  // An empty share has the shapes of the batch's first sample.
+  const auto read = whole ? all : share.empty() ? all.first(1) : share;
+  const Index place = whole || share.empty() ? -first : 0;  // of what is read, from the share's begin on
+  std::vector<SampleOf<D>> samples;
+  samples.reserve(read.size());
+  for (std::size_t i = 0; i < read.size(); ++i) {
+    const auto stream = sampler.stream(b, options.batch, place + static_cast<Index>(i));
+    RandomStream random(options.augmentation_seed.value_or(sampler.options().seed), Purpose::augment, stream,
+                        sampler.epoch());
+    samples.push_back(sample_of(dataset, read[i], random));
+  }
+  const Index begin = whole ? first : 0;
+  return collated(collate, std::move(samples), begin, begin + count);
+}
+
+template <class D, class Collate>
+struct BatchOf {
+  using type = decltype(make_batch(std::declval<const D&>(), std::declval<const Collate&>(),
+                                   std::declval<const LoaderOptions&>(), std::declval<const Sampler&>(), Index{}));
+};
+template <class D, class Collate>
+requires loads_images<D, Collate>
+struct BatchOf<D, Collate> {
+  using type = Batch;
 };
 
 }  // namespace detail
@@ -9347,25 +9961,41 @@ class Loader {
 /// must outlive it. Each pass of `for (auto& [images, labels] : loader)` is an epoch; the same one again unless
 /// `set_epoch` says otherwise. Threads live from begin() to the end of the epoch, to the next begin() or to the
 /// loader's destruction. What a worker throws is rethrown to the caller, at the batch where it happened.
-template <Dataset D>
-class DataLoader : public detail::Loader {
+///
+/// A batch of images is a `Batch`. Of other data it is what `collate` returns, which is called on several threads:
+/// DefaultCollate's tuple, so that `for (auto& [x, y] : loader)` has tensors [samples, ...]; or a function of one's own
+/// of a std::vector of samples, this rank's share. Where a share is empty that is called with one sample, and its
+/// tensors are cut to none along the first axis.
+template <Dataset D, class Collate = DefaultCollate>
+class DataLoader : public detail::Loader<typename detail::BatchOf<D, Collate>::type> {
+  using Base = detail::Loader<typename detail::BatchOf<D, Collate>::type>;
+
  public:
   /// Throws UsageError where the sampler is for another size, or an option makes no sense.
-  DataLoader(const D& dataset, Sampler sampler, LoaderOptions options = {})
-      : Loader(source_of(dataset), std::move(sampler), std::move(options)), dataset_(&dataset) {}
-  DataLoader(const D&&, Sampler, LoaderOptions = {}) = delete;  // the dataset would be gone at once
+  DataLoader(const D& dataset, Sampler sampler, LoaderOptions options = {}, Collate collate = {})
+      : Base(dataset.size(), std::move(sampler), options, make_of(dataset, options, std::move(collate))),
+        dataset_(&dataset) {}
+  // The dataset would be gone at once.
+  DataLoader(const D&&, Sampler, LoaderOptions = {}, Collate = {}) = delete;
 
   const D& dataset() const { return *dataset_; }
 
  private:
-  static detail::Source source_of(const D& dataset) {
-    detail::Source source{dataset.size(), dataset.image_shape(),
-                          [&dataset](Index i, std::span<float> image) { return dataset.get(i, image); }, std::nullopt};
-    if constexpr (requires {
-                    { dataset.normalization() } -> std::convertible_to<Normalize>;
-                  })
-      source.normalization = dataset.normalization();
-    return source;
+  static typename Base::Make make_of(const D& dataset, LoaderOptions& options, [[maybe_unused]] Collate collate) {
+    if constexpr (detail::loads_images<D, Collate>) {
+      if constexpr (requires {
+                      { dataset.normalization() } -> std::convertible_to<Normalize>;
+                    })
+        if (options.normalize) options.transforms.push_back(dataset.normalization());
+      return [source = detail::ImageSource{
+                  dataset.image_shape(), [&dataset](Index i, std::span<float> image) { return dataset.get(i, image); },
+                  options}](const Sampler& sampler, Index b) { return source.make(sampler, b); };
+    } else {
+      detail::refuse_image_options(options);
+      return [&dataset, options, collate = std::move(collate)](const Sampler& sampler, Index b) {
+        return detail::make_batch(dataset, collate, options, sampler, b);
+      };
+    }
   }
 
   const D* dataset_;
@@ -9385,71 +10015,10 @@ struct std::tuple_element<1, chorus::data::Batch> {
   using type = chorus::Tensor<std::int64_t, 1>;
 };
 
-// <chorus/data/loader_impl.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_DATA_LOADER_IMPL_HPP
-#define CHORUS_SINGLE_CHORUS_DATA_LOADER_IMPL_HPP
-/// How DataLoader makes its batches.
-
-// <chorus/core/say.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_SAY_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_SAY_HPP
-/// Messages to the user, on stderr.
-
-// <chorus/core/held_signal.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_HELD_SIGNAL_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_HELD_SIGNAL_HPP
-/// `HeldSignal`: around writes that would end the process where they fail.
-
-#include <csignal>
-#include <ctime>
-
-namespace chorus::detail {
-
-/// While it lives, a write of this thread that fails does so with an error alone, and without the signal that would end
-/// the process: SIGPIPE (EPIPE, the other end has gone) or SIGXFSZ (EFBIG, `ulimit -f`). Threads that are started
-/// meanwhile inherit that for good. The process's handler is left alone, and this thread's mask is as before
-/// afterwards.
-class HeldSignal {
- public:
-  explicit HeldSignal(int signal) {
-    sigset_t pending;
-    sigpending(&pending);
-    was_pending_ = sigismember(&pending, signal) == 1;
-    sigemptyset(&held_);
-    sigaddset(&held_, signal);
-    pthread_sigmask(SIG_BLOCK, &held_, &before_);
-  }
-  HeldSignal(const HeldSignal&) = delete;
-  HeldSignal& operator=(const HeldSignal&) = delete;
-  ~HeldSignal() {
-    const int error = errno;
-    const timespec at_once{};
-    // What was raised meanwhile waits for this thread, and would be delivered to it now.
-    while (!was_pending_ && sigtimedwait(&held_, nullptr, &at_once) == -1 && errno == EINTR) {
-    }
-    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
-    errno = error;
-  }
-
- private:
-  sigset_t held_, before_;
-  bool was_pending_ = false;
-};
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_CORE_HELD_SIGNAL_HPP
-
-namespace chorus::detail {
-
-/// A line on stderr in one write, so that lines of several processes don't mix.
-inline void say(std::string_view message) {
-  const std::string line = "chorus: " + printable_lines(message) + '\n';
-  const HeldSignal held(SIGXFSZ);  // stderr may be a file
-  [[maybe_unused]] const auto written = write(STDERR_FILENO, line.data(), line.size());
-}
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_CORE_SAY_HPP
+// <chorus/data/loader_pass.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_LOADER_PASS_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_LOADER_PASS_HPP
+/// How a loader hands out the batches of a pass.
 
 // <chorus/data/prefetch.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_PREFETCH_HPP
@@ -9552,11 +10121,18 @@ class Prefetch {
 namespace chorus::data::detail {
 
 /// One pass over a loader's data: what it reads is its own, or never changes.
+template <class B>
 struct LoaderPass {
-  std::shared_ptr<const Loader::Plan> plan;
+  /// A batch, and its place for a trace.
+  struct Made {
+    B batch;
+    Index samples, global_size;
+  };
+
+  std::shared_ptr<const typename Loader<B>::Plan> plan;
   Sampler sampler;
-  std::optional<Batch> current = {};
-  std::optional<Prefetch<Batch>> running = {};  // last: its threads read the members above
+  std::optional<Made> current = {};
+  std::optional<Prefetch<Made>> running = {};  // last: its threads read the members above
 
   void advance() {
     current.reset();  // its memory is free for the next batch to be made
@@ -9564,15 +10140,148 @@ struct LoaderPass {
     if (running) current = running->next();
     if (span && current)
       span.describe(trace::place(), "next batch",
-                    cat("\"samples\":", current->labels.numel(), ",\"batch\":", current->global_size));
+                    cat("\"samples\":", current->samples, ",\"batch\":", current->global_size));
     if (!current) running.reset();
   }
-  Batch make(Index b) const;
+  Made make(Index b) const {
+    return {plan->make(sampler, b), static_cast<Index>(sampler.share(b, plan->batch).size()),
+            sampler.global_size(b, plan->batch)};
+  }
 };
 
-CHORUS_INLINE Loader::Loader(Source source, Sampler sampler, LoaderOptions options) : sampler_(std::move(sampler)) {
-  check<UsageError>(sampler_.dataset_size() == source.size, "DataLoader: the sampler is for ", sampler_.dataset_size(),
-                    " samples, the dataset has ", source.size);
+template <class B>
+Loader<B>::Loader(Index dataset_size, Sampler sampler, const LoaderOptions& options, Make make)
+    : sampler_(std::move(sampler)) {
+  check_loader(dataset_size, sampler_, options);
+  batches_ = sampler_.global_batches(options.batch, options.drop_last);
+  plan_ = std::make_shared<const Plan>(Plan{std::move(make), options.batch, options.workers, options.prefetch});
+}
+
+template <class B>
+void Loader<B>::set_epoch(Index epoch) {
+  epochs_unset_ = -1;
+  sampler_.set_epoch(epoch);
+}
+
+template <class B>
+void Loader<B>::skip(Index batches) {
+  check<UsageError>(batches >= 0 && batches <= batches_, "DataLoader: can't skip ", batches, " batches of ", batches_);
+  skip_ = batches;
+}
+
+template <class B>
+typename Loader<B>::Iterator Loader<B>::begin() {
+  check<UsageError>(plan_ != nullptr, "DataLoader: this loader has been moved away");
+  const auto epoch = epoch_.lock();
+  // One inside another, or a look at a batch in the middle of one, is no second epoch.
+  const bool inside = epoch && epoch->current && epoch.use_count() > (epoch == newest_ ? 2 : 1);
+  if (!inside && epochs_unset_ >= 0 && epochs_unset_ < 2 && ++epochs_unset_ == 2) warn_of_one_order(sampler_);
+  if (newest_ && newest_.use_count() == 1 + (epoch == newest_)) {  // no iterator has it
+    newest_->running.reset();
+    newest_->sampler = sampler_;
+  } else {
+    newest_.reset(new LoaderPass<B>{plan_, sampler_});
+  }
+  if (!inside) epoch_ = newest_;
+  LoaderPass<B>* const pass = newest_.get();
+  const Index ahead = Index{plan_->prefetch} * std::max(plan_->workers, 1);
+  pass->running.emplace(std::exchange(skip_, 0), batches_, plan_->workers, ahead,
+                        [pass](Index b) { return pass->make(b); });
+  pass->advance();
+  return Iterator(newest_);
+}
+
+template <class B>
+B& Loader<B>::Iterator::operator*() const {
+  check<UsageError>(pass_->current.has_value(), "DataLoader: the pass has ended, there is no batch");
+  return pass_->current->batch;
+}
+
+template <class B>
+typename Loader<B>::Iterator& Loader<B>::Iterator::operator++() {
+  pass_->advance();
+  return *this;
+}
+
+template <class B>
+bool Loader<B>::Iterator::operator==(std::default_sentinel_t) const {
+  return !pass_->current;
+}
+
+}  // namespace chorus::data::detail
+#endif  // CHORUS_SINGLE_CHORUS_DATA_LOADER_PASS_HPP
+
+// <chorus/data/loader_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_LOADER_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_LOADER_IMPL_HPP
+/// How DataLoader makes batches of images, and what it checks.
+
+// <chorus/core/say.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_SAY_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_SAY_HPP
+/// Messages to the user, on stderr.
+
+// <chorus/core/held_signal.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_HELD_SIGNAL_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_HELD_SIGNAL_HPP
+/// `HeldSignal`: around writes that would end the process where they fail.
+
+#include <csignal>
+#include <ctime>
+
+namespace chorus::detail {
+
+/// While it lives, a write of this thread that fails does so with an error alone, and without the signal that would end
+/// the process: SIGPIPE (EPIPE, the other end has gone) or SIGXFSZ (EFBIG, `ulimit -f`). Threads that are started
+/// meanwhile inherit that for good. The process's handler is left alone, and this thread's mask is as before
+/// afterwards.
+class HeldSignal {
+ public:
+  explicit HeldSignal(int signal) {
+    sigset_t pending;
+    sigpending(&pending);
+    was_pending_ = sigismember(&pending, signal) == 1;
+    sigemptyset(&held_);
+    sigaddset(&held_, signal);
+    pthread_sigmask(SIG_BLOCK, &held_, &before_);
+  }
+  HeldSignal(const HeldSignal&) = delete;
+  HeldSignal& operator=(const HeldSignal&) = delete;
+  ~HeldSignal() {
+    const int error = errno;
+    const timespec at_once{};
+    // What was raised meanwhile waits for this thread, and would be delivered to it now.
+    while (!was_pending_ && sigtimedwait(&held_, nullptr, &at_once) == -1 && errno == EINTR) {
+    }
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+    errno = error;
+  }
+
+ private:
+  sigset_t held_, before_;
+  bool was_pending_ = false;
+};
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_HELD_SIGNAL_HPP
+
+namespace chorus::detail {
+
+/// A line on stderr in one write, so that lines of several processes don't mix.
+inline void say(std::string_view message) {
+  const std::string line = "chorus: " + printable_lines(message) + '\n';
+  const HeldSignal held(SIGXFSZ);  // stderr may be a file
+  [[maybe_unused]] const auto written = write(STDERR_FILENO, line.data(), line.size());
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_SAY_HPP
+
+namespace chorus::data::detail {
+
+CHORUS_INLINE void check_loader(Index dataset_size, const Sampler& sampler, const LoaderOptions& options) {
+  check<UsageError>(sampler.dataset_size() == dataset_size, "DataLoader: the sampler is for ", sampler.dataset_size(),
+                    " samples, the dataset has ", dataset_size);
   check<UsageError>(options.batch >= 1, "DataLoader: expected a batch of at least 1, got ", options.batch);
   check<UsageError>(options.workers >= 0 && options.workers <= 1024, "DataLoader: expected 0 to 1024 workers, got ",
                     options.workers);
@@ -9580,63 +10289,23 @@ CHORUS_INLINE Loader::Loader(Source source, Sampler sampler, LoaderOptions optio
                     "DataLoader: expected to prefetch 1 to 1024 batches a worker, got ", options.prefetch);
   check<UsageError>(options.views >= 1 && options.views <= 1024, "DataLoader: expected 1 to 1024 views, got ",
                     options.views);
-  batches_ = sampler_.global_batches(options.batch, options.drop_last);
-  if (options.normalize && source.normalization) options.transforms.push_back(*source.normalization);
-  plan_ = std::make_shared<const Plan>(Plan{std::move(source), std::move(options)});
 }
 
-CHORUS_INLINE void Loader::set_epoch(Index epoch) {
-  epochs_unset_ = -1;
-  sampler_.set_epoch(epoch);
+CHORUS_INLINE void refuse_image_options(const LoaderOptions& options) {
+  check<UsageError>(options.transforms.empty() && options.views == 1,
+                    "DataLoader: transforms and views are for datasets of images; one of other samples takes its "
+                    "random numbers in get(i, RandomStream&)");
 }
 
-CHORUS_INLINE void Loader::skip(Index batches) {
-  check<UsageError>(batches >= 0 && batches <= batches_, "DataLoader: can't skip ", batches, " batches of ", batches_);
-  skip_ = batches;
-}
-
-CHORUS_INLINE Loader::Iterator Loader::begin() {
-  check<UsageError>(plan_ != nullptr, "DataLoader: this loader has been moved away");
-  const auto epoch = epoch_.lock();
-  // One inside another, or a look at a batch in the middle of one, is no second epoch.
-  const bool inside = epoch && epoch->current && epoch.use_count() > (epoch == newest_ ? 2 : 1);
-  if (!inside && epochs_unset_ >= 0 && epochs_unset_ < 2 && ++epochs_unset_ == 2 && sampler_.options().shuffle &&
-      sampler_.options().rank == 0)
+CHORUS_INLINE void warn_of_one_order(const Sampler& sampler) {
+  if (sampler.options().shuffle && sampler.options().rank == 0)
     chorus::detail::say(
         "warning: DataLoader: the second epoch has the order of the first: call set_epoch(epoch) in front of each");
-  if (newest_ && newest_.use_count() == 1 + (epoch == newest_)) {  // no iterator has it
-    newest_->running.reset();
-    newest_->sampler = sampler_;
-  } else {
-    newest_.reset(new LoaderPass{plan_, sampler_});
-  }
-  if (!inside) epoch_ = newest_;
-  LoaderPass* const pass = newest_.get();
-  const auto& options = plan_->options;
-  const Index ahead = Index{options.prefetch} * std::max(options.workers, 1);
-  pass->running.emplace(std::exchange(skip_, 0), batches_, options.workers, ahead,
-                        [pass](Index b) { return pass->make(b); });
-  pass->advance();
-  return Iterator(newest_);
 }
 
-CHORUS_INLINE Batch& Loader::Iterator::operator*() const {
-  check<UsageError>(pass_->current.has_value(), "DataLoader: the pass has ended, there is no batch");
-  return *pass_->current;
-}
-
-CHORUS_INLINE Loader::Iterator& Loader::Iterator::operator++() {
-  pass_->advance();
-  return *this;
-}
-
-CHORUS_INLINE bool Loader::Iterator::operator==(std::default_sentinel_t) const { return !pass_->current; }
-
-/// Called on the workers' threads.
-CHORUS_INLINE Batch LoaderPass::make(Index b) const {
-  const auto& [source, options] = *plan;
+CHORUS_INLINE Batch ImageSource::make(const Sampler& sampler, Index b) const {
   const auto samples = sampler.share(b, options.batch);
-  const ImageShape& shape = source.image_shape;
+  const ImageShape& shape = image_shape;
   const auto count = static_cast<Index>(samples.size());
   Batch out{.images = {},
             .labels = Tensor<std::int64_t, 1>::empty({count}),
@@ -9652,12 +10321,13 @@ CHORUS_INLINE Batch LoaderPass::make(Index b) const {
   const auto seed = options.augmentation_seed.value_or(sampler.options().seed);
   for (std::size_t i = 0; i < samples.size(); ++i) {
     const Image first = image_of(0, i);
-    out.labels.data()[i] = source.get(samples[i], first.pixels);
+    out.labels.data()[i] = get(samples[i], first.pixels);
     for (Index view = 1; view < options.views; ++view)
       std::ranges::copy(first.pixels, image_of(view, i).pixels.begin());
     for (Index view = 0; view < options.views; ++view) {
       // No dataset has 2^48 samples: each view draws as if it were of another one.
-      RandomStream random(seed, Purpose::augment, samples[i] + (view << 48), sampler.epoch());
+      const Index stream = sampler.stream(b, options.batch, static_cast<Index>(i));
+      RandomStream random(seed, Purpose::augment, stream + (view << 48), sampler.epoch());
       for (const auto& transform : options.transforms) transform(image_of(view, i), random);
     }
   }
@@ -9667,6 +10337,8 @@ CHORUS_INLINE Batch LoaderPass::make(Index b) const {
 }  // namespace chorus::data::detail
 #endif  // CHORUS_SINGLE_CHORUS_DATA_LOADER_IMPL_HPP
 
+#else
+extern template class chorus::data::detail::Loader<chorus::data::Batch>;
 #endif  // CHORUS_SINGLE_CHORUS_DATA_LOADER_HPP
 
 // <chorus/data/mnist.hpp>
@@ -19837,7 +20509,7 @@ class Saved {
  public:
   explicit Saved(X tensor) : tensor_(std::move(tensor)), version_(tensor_.storage().version()) {}
 
-  /// Throws UsageError where the tensor is a parameter or a buffer that has been written since it was saved.
+  /// Throws UsageError where the tensor has been written since it was saved: a parameter, a buffer, or in place.
   const X& read(const char* operation) const {
     tensor_.storage().touch();
     if (const auto now = tensor_.storage().version(); now != version_) [[unlikely]]
@@ -19849,9 +20521,12 @@ class Saved {
 
  private:
   [[noreturn, gnu::noinline, gnu::cold]] void refuse(const char* operation, std::uint64_t now) const {
-    const std::string& name = tensor_.storage().writes()->name;
+    const auto* const writes = tensor_.storage().writes();
     fail<UsageError>("backward of '", operation, "': it needs ",
-                     name.empty() ? "a parameter or buffer" : "'" + name + "'", " of shape ", tensor_.shape(),
+                     writes == nullptr       ? "a tensor"
+                     : writes->name.empty() ? "a parameter or buffer"
+                                            : "'" + writes->name + "'",
+                     " of shape ", tensor_.shape(),
                      " as it was in the forward pass, at version ", version_,
                      ", but it has been written since, and is at version ", now,
                      ": go backward before an optimizer steps or numbers are assigned, or run the forward pass again");
@@ -20084,13 +20759,19 @@ inline Levels symmetric_levels(float min, float max, Integers integers) {
 inline float fold_factor(float norm_weight, float running_var, float eps) {
   return norm_weight / std::sqrt(running_var + eps);
 }
-/// The bias that folding leaves: `bias` is the convolution's own.
-inline float folded_bias(float factor, float bias, float running_mean, float norm_bias) {
+/// The bias that folding leaves: `bias` is the convolution's own. Never inlined: two copies could be rounded in two
+/// ways, as compilers join a product with a sum.
+[[gnu::noinline]] inline float folded_bias(float factor, float bias, float running_mean, float norm_bias) {
   return (bias - running_mean) * factor + norm_bias;
+}
+/// The mean of `count` numbers of levels, from the sum of their integers less zero points.
+inline float mean_of_steps(std::int32_t sum, float scale, std::int64_t count) {
+  return static_cast<float>(sum) * (scale / static_cast<float>(count));
 }
 
 /// From a sum of products of integers, less zero points, to an integer of `levels`: rint((sum + bias / unit) (unit /
-/// scale)) + zero_point within [least, most], the unit being the scale of x times that of the weight.
+/// scale)) + zero_point within [least, most], the unit being the scale of x times that of the weight. PyTorch's engines
+/// (FBGEMM, oneDNN) compute the same. Both evaluation with fake quantisation and integer models do it here.
 struct Requantizer {
   float bias_in_units = 0, multiplier = 1;
   Levels levels;
@@ -20103,20 +20784,23 @@ struct Requantizer {
     multiplier = unit / to.scale;
   }
   std::int32_t operator()(std::int32_t sum) const {
+    return requantized(sum, bias_in_units, multiplier, {levels.zero_point, least, levels.integers.most});
+  }
+
+  struct Ends {
+    std::int32_t zero_point, least, most;
+  };
+  static std::int32_t requantized(std::int32_t sum, float bias_in_units, float multiplier, const Ends& ends) {
     const float steps = (static_cast<float>(sum) + bias_in_units) * multiplier;
-    const auto low = static_cast<float>(least - levels.zero_point);
-    const auto high = static_cast<float>(levels.integers.most - levels.zero_point);
-    return static_cast<std::int32_t>(std::nearbyint(std::min(std::max(low, steps), high))) + levels.zero_point;
+    // Ends are whole numbers: to clamp before rounding gives the same, and keeps the conversion defined.
+    const auto low = static_cast<float>(ends.least - ends.zero_point);
+    const auto high = static_cast<float>(ends.most - ends.zero_point);
+    return static_cast<std::int32_t>(std::nearbyint(std::min(std::max(low, steps), high))) + ends.zero_point;
   }
 };
 
 }  // namespace chorus::quantized
 #endif  // CHORUS_SINGLE_CHORUS_CORE_QUANTIZED_NUMBERS_HPP
-
-// <chorus/ops/fake_quantize.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_OPS_FAKE_QUANTIZE_HPP
-#define CHORUS_SINGLE_CHORUS_OPS_FAKE_QUANTIZE_HPP
-/// Fake quantisation, with gradients that go straight through, and quantisation itself.
 
 // <chorus/kernels/fake_quantize.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_FAKE_QUANTIZE_HPP
@@ -20213,6 +20897,14 @@ inline bool fake_quantize(Cpu, ChannelShape shape, const float* x, std::span<con
   return numbers.load();
 }
 
+/// y = the integers for x, less zero points, as floats; shapes and levels as above.
+inline void quantization_steps(Cpu, ChannelShape shape, const float* x, std::span<const quantized::Levels> levels,
+                               float* y) {
+  detail::for_channels(shape, levels, [&](const detail::RoundedSteps& steps, Index first, Index count) {
+    for (Index i = first; i < first + count; ++i) y[i] = steps.clamped(steps(x[i]));
+  });
+}
+
 /// dx = dy, or += dy, where the integer for x is not beyond the ends; 0 elsewhere (the straight-through estimator of
 /// Bengio, Léonard and Courville, 2013).
 inline void fake_quantize_backward(Cpu, ChannelShape shape, const float* x, std::span<const quantized::Levels> levels,
@@ -20267,6 +20959,11 @@ inline void min_max(Cpu, ChannelShape shape, const float* x, float* min, float* 
 
 }  // namespace chorus::kernels
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_FAKE_QUANTIZE_HPP
+
+// <chorus/ops/fake_quantize.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_FAKE_QUANTIZE_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_FAKE_QUANTIZE_HPP
+/// Fake quantisation, with gradients that go straight through, and quantisation itself.
 
 namespace chorus {
 
@@ -20454,11 +21151,14 @@ class QuantizationPass {
   /// Of the value in `storage`, whose numbers these are: how to round it; nothing where it is no layer's result, or
   /// rounded already.
   virtual std::optional<Rounding> taken(const Storage<Cpu>& storage, const float* numbers, Index count) = 0;
-  /// `result` is `from`, rounded.
-  virtual void was_rounded(const Storage<Cpu>& from, const Storage<Cpu>& result) = 0;
+  /// `result` is `from`, rounded. `numbers`: its numbers, to be written over where an integer model has others; none
+  /// where they stand in another order than those of `from`.
+  virtual void was_rounded(const Storage<Cpu>& from, const Storage<Cpu>& result, std::span<float> numbers) = 0;
   /// `result` was made of `from`, and has the same levels: its numbers are among them where those of `from` are and it
   /// is `exact`; else they are yet to be rounded.
   virtual void keeps_levels(const Storage<Cpu>& from, const Storage<Cpu>& result, bool exact) = 0;
+  /// In evaluation, of a value that was rounded: its levels.
+  virtual std::optional<quantized::Levels> evaluated_levels(const Storage<Cpu>& storage) = 0;
 };
 
 namespace detail {
@@ -20480,7 +21180,10 @@ X rounded(const X& x) {
       const auto input = contiguous(value_of(x));
       if (const auto how = quantization_pass->taken(value_of(x).storage(), input.data(), input.numel())) {
         auto out = fake_quantize(x, {how->levels}, -1, how->what);
-        quantization_pass->was_rounded(value_of(x).storage(), value_of(out).storage());
+        const bool same_order = value_of(x).is_contiguous();
+        quantization_pass->was_rounded(
+            value_of(x).storage(), value_of(out).storage(),
+            {value_of(out).data(), same_order ? static_cast<std::size_t>(input.numel()) : 0});
         return out;
       }
     }
@@ -20495,6 +21198,32 @@ Y keeps_levels(const X& x, Y result, bool exact) {
     if (quantization_pass != nullptr) [[unlikely]]
       quantization_pass->keeps_levels(value_of(x).storage(), value_of(result).storage(), exact);
   return result;
+}
+
+/// While it lives, nobody watches what this thread computes, and nothing is recorded.
+class Unobserved {
+  const NoGrad no_grad_;
+  const Replaced<OperationWatch*> unwatched_{operation_watch, nullptr};
+  const Replaced<LayerWatch*> uncounted_{layer_watch, nullptr};
+};
+
+/// y, the means of x, each of `count` numbers. In evaluation, where x is rounded, they are computed as an integer model
+/// does: `sums(steps)` gives the sums of the integers of x, less zero points, exactly.
+template <Operand X, Operand Y, class F>
+Y exact_means(const X& x, Y y, Index count, const F& sums) {
+  if constexpr (may_be_quantized<X> && may_be_quantized<Y>)
+    if (quantization_pass != nullptr) [[unlikely]]
+      if (const auto levels = quantization_pass->evaluated_levels(value_of(x).storage())) {
+        const Unobserved unobserved;
+        const auto input = contiguous(value_of(x));
+        const auto steps = tensor_of<X>::empty(input.shape());
+        kernels::quantization_steps(Cpu{}, {1, 1, input.numel()}, input.data(), std::span(&*levels, 1), steps.data());
+        const auto all = sums(steps);
+        for (Index i = 0; i < all.numel(); ++i)
+          value_of(y).data()[i] = quantized::mean_of_steps(
+              static_cast<std::int32_t>(std::nearbyint(all.data()[i])), levels->scale, count);
+      }
+  return y;
 }
 
 }  // namespace detail
@@ -20664,34 +21393,37 @@ void dropout(Index samples, Index inner, const T* in, T* out, double p, const Ra
   const T scale = static_cast<T>(dropout_scale(p));
   const auto apply = [&](Index i, T factor) { out[i] = accumulate ? out[i] + in[i] * factor : in[i] * factor; };
 
-  std::array<PhiloxWords, philox_block> counter{};
-  std::array<std::uint32_t, 4 * philox_block> words;
-  std::array<T, 4 * philox_block> factors;
-  Index sample = 0, quad = 0;
-  for (Index first = 0; first < counters; first += at_once) {
-    const Index here = std::min(at_once, counters - first), start_sample = sample, start_quad = quad;
-    for (Index i = 0; i < here; ++i) {
-      counter[static_cast<std::size_t>(i)] = dropout_counter(key, key.first_sample + sample, quad);
-      if (++quad == quads) {
-        quad = 0;
-        ++sample;
+  constexpr Index least = 1024;  // some 10 us
+  parallel_ranges(counters, at_once, least, [&](Index begin_counter, Index count) {
+    std::array<PhiloxWords, philox_block> counter{};
+    std::array<std::uint32_t, 4 * philox_block> words;
+    std::array<T, 4 * philox_block> factors;
+    Index sample = begin_counter / quads, quad = begin_counter % quads;
+    for (Index first = 0; first < count; first += at_once) {
+      const Index here = std::min(at_once, count - first), start_sample = sample, start_quad = quad;
+      for (Index i = 0; i < here; ++i) {
+        counter[static_cast<std::size_t>(i)] = dropout_counter(key, key.first_sample + sample, quad);
+        if (++quad == quads) {
+          quad = 0;
+          ++sample;
+        }
+      }
+      philox_words(key.seed, counter.data(), words.data());
+      for (std::size_t i = 0; i < words.size(); ++i) factors[i] = dropout_keeps(words[i], threshold) ? scale : T{0};
+      const Index begin = start_sample * inner + 4 * start_quad;
+      if (inner % 4 == 0 && here == at_once) {
+        for (Index i = 0; i < 4 * at_once; ++i) apply(begin + i, factors[static_cast<std::size_t>(i)]);
+        continue;
+      }
+      Index at = begin, q = start_quad;
+      for (Index i = 0; i < here; ++i) {
+        const Index wanted = std::min(Index{4}, inner - 4 * q);
+        for (Index lane = 0; lane < wanted; ++lane) apply(at + lane, factors[static_cast<std::size_t>(4 * i + lane)]);
+        at += wanted;
+        if (++q == quads) q = 0;
       }
     }
-    philox_words(key.seed, counter.data(), words.data());
-    for (std::size_t i = 0; i < words.size(); ++i) factors[i] = dropout_keeps(words[i], threshold) ? scale : T{0};
-    const Index begin = start_sample * inner + 4 * start_quad;
-    if (inner % 4 == 0 && here == at_once) {
-      for (Index i = 0; i < 4 * at_once; ++i) apply(begin + i, factors[static_cast<std::size_t>(i)]);
-      continue;
-    }
-    Index at = begin, q = start_quad;
-    for (Index i = 0; i < here; ++i) {
-      const Index wanted = std::min(Index{4}, inner - 4 * q);
-      for (Index lane = 0; lane < wanted; ++lane) apply(at + lane, factors[static_cast<std::size_t>(4 * i + lane)]);
-      at += wanted;
-      if (++q == quads) q = 0;
-    }
-  }
+  });
 }
 }  // namespace detail
 
@@ -21846,7 +22578,7 @@ auto operator-(const X& x) {
 }
 
 /// `x = x + y` of a Variable, recorded as that is. An undefined x becomes y: a sum of losses may begin with
-/// `Variable<float, 0> total;`.
+/// `Variable<float, 0> total;`. Of Tensors, in place: see ops/in_place.hpp.
 template <AnyVariable X, class Y>
 X& operator+=(X& x, const Y& y) {
   if constexpr (std::is_constructible_v<X, const Y&>)
@@ -22023,7 +22755,14 @@ auto avg_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
   check<UsageError>(options.dilation.height == 1 && options.dilation.width == 1, "avg_pool2d has no dilation");
   const auto shape = detail::pool2d_shape("avg_pool2d", value_of(x).shape(), window, options);
   const auto input = detail::rounded(x);
-  const auto y = detail::keeps_levels(input, detail::mean_of_windows(input, shape), /*exact=*/false);
+  const Index window_size = shape.kernel_h * shape.kernel_w;
+  const auto sums = [&](const auto& steps) {
+    const auto means = detail::mean_of_windows(steps, shape);
+    for (Index i = 0; i < means.numel(); ++i) means.data()[i] *= static_cast<float>(window_size);
+    return means;
+  };
+  const auto y = detail::keeps_levels(
+      input, detail::exact_means(input, detail::mean_of_windows(input, shape), window_size, sums), /*exact=*/false);
   const bool padded = shape.padding_h != 0 || shape.padding_w != 0;
   if (!options.ceil_mode && (options.count_include_pad || !padded)) return y;
   using T = typename tensor_of<X>::value_type;
@@ -23245,10 +23984,11 @@ auto reduce(Operation operation, const X& x, Index axis, Forward forward, Backwa
   forward(input.device(), view, input.data(), out.data());
   return record(
       operation, out,
-      [input = Saved(input), out, view, backward](const auto& dy, auto dx) {
+      [input = Saved(input), out = Saved(out), view, backward](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
         const auto& numbers = Operation::linear ? input.tensor() : input.read(Operation::name);
-        backward(dy.device(), view, numbers.data(), out.data(), dy.data(), grad.data(), accumulate);
+        const auto& result = Operation::linear ? out.tensor() : out.read(Operation::name);
+        backward(dy.device(), view, numbers.data(), result.data(), dy.data(), grad.data(), accumulate);
       },
       x);
 }
@@ -23419,9 +24159,9 @@ auto along_axis(Operation operation, const X& x, Index axis, Forward forward, Ba
   forward(input.device(), view, input.data(), out.data());
   return record(
       operation, out,
-      [out, view, backward](const auto& dy, auto dx) {
+      [out = Saved(out), view, backward](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
-        backward(out.device(), view, out.data(), dy.data(), grad.data(), accumulate);
+        backward(dy.device(), view, out.read(Operation::name).data(), dy.data(), grad.data(), accumulate);
       },
       x);
 }
@@ -23655,6 +24395,261 @@ Tensor<T, Rank, D> constant(const Shape<Rank>& shape, T value, D device = {}) {
 #ifndef CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_WEIGHTED_LAYER_HPP
 #define CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_WEIGHTED_LAYER_HPP
 /// What a layer with weights (Linear, convolutions) does while its model computes with fake quantisation.
+
+// <chorus/nn/quantization/fold_batch_norm.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_FOLD_BATCH_NORM_HPP
+#define CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_FOLD_BATCH_NORM_HPP
+/// Batch norm folded into the layer in front of it, as integers have it: the weight is rounded as it will be then,
+/// times fold_factor = gamma / sqrt(running_var + eps), and what the layer gives is divided by that again, for batch
+/// norm to normalise as ever (Jacob et al. 2018, section 3.2; PyTorch's ConvBnReLU2d in training).
+
+namespace chorus::nn::quantization {
+
+/// Whether batch norm multiplies a channel by 0, so that nothing of it is left.
+inline bool is_nothing(float fold_factor) { return std::abs(fold_factor) < 1e-30f; }
+
+/// By channel: its fold factor, and the derivative of that by gamma, 1 / sqrt(running_var + eps).
+struct FoldFactors {
+  std::vector<float> factor, slope;
+  std::vector<char> nothing;  ///< which channels batch norm multiplies by 0
+
+  FoldFactors(const Tensor<float, 1, Cpu>& gamma, const Tensor<float, 1, Cpu>& running_var, float eps) {
+    for (Index i = 0; i < running_var.numel(); ++i) {
+      const float var = running_var.data()[i];
+      factor.push_back(quantized::fold_factor(gamma.defined() ? gamma.data()[i] : 1.0f, var, eps));
+      slope.push_back(1.0f / std::sqrt(var + eps));
+      // A channel that batch norm multiplies by 0 can't be divided by that again: it is not folded. What the layer
+      // gives for it does not matter to what comes after, and gamma gets its gradient.
+      nothing.push_back(is_nothing(factor.back()) ? 1 : 0);
+      if (nothing.back() != 0) factor.back() = 1, slope.back() = 0;
+    }
+  }
+};
+
+/// By channel: what the layer's bias becomes with its batch norm, as integer models have it. Operands of `channels`
+/// numbers; null: 0, gamma 1.
+inline std::vector<float> folded_biases(Index channels, const float* bias, const float* gamma, const float* beta,
+                                        const float* running_mean, const float* running_var, float eps) {
+  std::vector<float> out;
+  for (Index i = 0; i < channels; ++i) {
+    const float factor = quantized::fold_factor(gamma == nullptr ? 1.0f : gamma[i], running_var[i], eps);
+    out.push_back(quantized::folded_bias(factor, bias == nullptr ? 0.0f : bias[i], running_mean[i],
+                                         beta == nullptr ? 0.0f : beta[i]));
+  }
+  return out;
+}
+
+namespace detail {
+
+/// x times the factors of its channels along `axis`, or divided by them; gamma gets its gradient, too.
+template <int Rank>
+Variable<float, Rank, Cpu> times_factors(const Variable<float, Rank, Cpu>& x, const Variable<float, 1, Cpu>& gamma,
+                                         const FoldFactors& factors, int axis, bool divided) {
+  const auto input = contiguous(value_of(x));
+  const auto shape = chorus::detail::channels_along(input.shape(), axis);
+  auto out = Tensor<float, Rank, Cpu>::empty(input.shape());
+  const auto for_rows = [shape](const auto& f) {
+    parallel_for(
+        shape.batch * shape.channels, [&](Index row) { f(row * shape.inner, row % shape.channels); },
+        shape.numel() > 32768);
+  };
+  const auto multiply = [=](float number, float factor) { return divided ? number / factor : number * factor; };
+  for_rows([&](Index first, Index channel) {
+    const float factor = factors.factor[static_cast<std::size_t>(channel)];
+    for (Index i = first; i < first + shape.inner; ++i) out.data()[i] = multiply(input.data()[i], factor);
+  });
+  return record(
+      "fold_batch_norm", std::move(out),
+      [input = chorus::detail::Saved(input), factors, shape, for_rows, multiply, divided](const auto& dy, auto dx,
+                                                                                          auto dgamma) {
+        if (dx) {
+          const auto [grad, accumulate] = dx->target();
+          for_rows([&, to = grad.data(), adds = accumulate](Index first, Index channel) {
+            const float factor = factors.factor[static_cast<std::size_t>(channel)];
+            for (Index i = first; i < first + shape.inner; ++i)
+              to[i] = (adds ? to[i] : 0.0f) + multiply(dy.data()[i], factor);
+          });
+        }
+        if (dgamma) {
+          const float* const numbers = input.read("fold_batch_norm").data();
+          const auto [grad, accumulate] = dgamma->target();
+          for (Index channel = 0; channel < shape.channels; ++channel) {
+            double sum = 0;
+            for (Index sample = 0; sample < shape.batch; ++sample) {
+              const Index first = (sample * shape.channels + channel) * shape.inner;
+              for (Index i = first; i < first + shape.inner; ++i)
+                sum += static_cast<double>(dy.data()[i]) * static_cast<double>(numbers[i]);
+            }
+            const auto at = static_cast<std::size_t>(channel);
+            const auto factor = static_cast<double>(factors.factor[at]), slope = static_cast<double>(factors.slope[at]);
+            const auto gradient = static_cast<float>(sum * (divided ? -slope / (factor * factor) : slope));
+            grad.data()[channel] = (accumulate ? grad.data()[channel] : 0.0f) + gradient;
+          }
+        }
+      },
+      x, gamma);
+}
+
+}  // namespace detail
+
+/// weight: [out, ...], times the fold factor of each output channel.
+template <int Rank>
+auto fold(const Variable<float, Rank, Cpu>& weight, const Variable<float, 1, Cpu>& gamma, const FoldFactors& factors) {
+  return detail::times_factors(weight, gamma, factors, 0, false);
+}
+/// y: [batch, out, ...], what a folded layer gave, divided by them again.
+template <int Rank>
+auto unfold(const Variable<float, Rank, Cpu>& y, const Variable<float, 1, Cpu>& gamma, const FoldFactors& factors) {
+  return detail::times_factors(y, gamma, factors, 1, true);
+}
+
+}  // namespace chorus::nn::quantization
+#endif  // CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_FOLD_BATCH_NORM_HPP
+
+// <chorus/nn/quantization/integer_product.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_INTEGER_PRODUCT_HPP
+#define CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_INTEGER_PRODUCT_HPP
+/// A layer's product in integers, as evaluation with fake quantisation has it: what is rounded then is what an integer
+/// model rounds, in the same order.
+
+// <chorus/kernels/exact_sums.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_EXACT_SUMS_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_EXACT_SUMS_HPP
+/// Sums of products of whole numbers, without rounding error.
+
+namespace chorus::kernels {
+
+/// While it is true on a thread, convolutions multiply and add nothing but their operands, so that sums of whole
+/// numbers are exact as long as they stay below 2^24: Winograd's ways don't.
+inline thread_local constinit bool exact_sums = false;
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_EXACT_SUMS_HPP
+
+namespace chorus::nn::quantization {
+
+/// Sums of products of integers, less zero points. They stand for sum x_scale weight_scale + bias.
+struct IntegerProduct {
+  kernels::ChannelShape shape;
+  std::vector<std::int32_t> sums;  ///< [batch, channels, inner]
+  float x_scale = 1;
+  std::vector<float> weight_scale, bias;  ///< [channels]; of a folded layer the bias is its batch norm's
+  /// Channels that batch norm multiplies by 0: what is left of them is the bias.
+  std::vector<char> nothing;
+
+  /// y = what the integers of `levels` stand for that an integer model gives, maybe after a ReLU.
+  void rounded(const quantized::Levels& levels, bool relu, float* y) const {
+    std::vector<quantized::Requantizer> to;
+    for (std::size_t o = 0; o < bias.size(); ++o) to.emplace_back(x_scale, weight_scale[o], bias[o], levels, relu);
+    for_rows([&](std::size_t channel, Index first) {
+      for (Index i = first; i < first + shape.inner; ++i)
+        y[i] = levels.number(to[channel](nothing[channel] != 0 ? 0 : sum(i)));
+    });
+  }
+
+ private:
+  std::int32_t sum(Index i) const { return sums[static_cast<std::size_t>(i)]; }
+  template <class F>
+  void for_rows(const F& f) const {
+    parallel_for(
+        shape.batch * shape.channels,
+        [&](Index row) { f(static_cast<std::size_t>(row % shape.channels), row * shape.inner); },
+        shape.numel() > 32768);
+  }
+};
+
+namespace detail {
+
+/// w = the sum of base^i parts[i], of whole numbers, where float sums of products with numbers up to `reach` are exact:
+/// below 2^24 for each output, w being [outputs, terms]. No parts where no base will do.
+struct ExactParts {
+  float base = 256;
+  std::vector<std::vector<float>> parts;
+
+  ExactParts(const std::vector<float>& w, Index outputs, float reach) {
+    for (; base >= 2 && !split(w, outputs, reach); base = base == 256 ? 16 : base == 16 ? 4 : base - 2) continue;
+  }
+
+ private:
+  bool split(const std::vector<float>& w, Index outputs, float reach) {
+    parts.clear();
+    const std::size_t terms = w.size() / static_cast<std::size_t>(outputs);
+    auto rest = w;
+    while (std::any_of(rest.begin(), rest.end(), [](float x) { return x != 0; }) || parts.empty()) {
+      auto& part = parts.emplace_back(w.size());
+      double sum = 0;
+      for (std::size_t i = 0; i < w.size(); ++i) {
+        const float above = std::nearbyint(rest[i] / base);
+        part[i] = rest[i] - base * above;
+        rest[i] = above;
+        sum = i % terms == 0 ? std::abs(part[i]) : sum + std::abs(part[i]);
+        if (sum * reach > 1 << 24) return parts.clear(), false;
+      }
+    }
+    return true;
+  }
+};
+
+}  // namespace detail
+
+/// A layer's weight, times which numbers on the levels `in` are taken.
+struct IntegerFactors {
+  quantized::Levels in;
+  std::vector<quantized::Levels> weights;  ///< one, or one for each output
+  Index outputs = 0;
+};
+
+/// The product of x and weight, which are on their levels, in integers; the bias is yet to come. `product`: what the
+/// layer computes of two such arrays, without a bias: [batch, outputs, ...]. Null where sums don't fit into 32 bits:
+/// such a layer has no integer form.
+inline std::shared_ptr<IntegerProduct> integer_product(
+    const IntegerFactors& factors, const Tensor<float, 1, Cpu>& x, const Tensor<float, 1, Cpu>& weight,
+    const std::function<Tensor<float, 1, Cpu>(const Tensor<float, 1, Cpu>&, const Tensor<float, 1, Cpu>&)>& product) {
+  const chorus::detail::Unobserved unobserved;
+  const chorus::detail::Replaced<bool> exact(kernels::exact_sums, true);
+  const auto& weights = factors.weights;
+  std::vector<float> w(static_cast<std::size_t>(weight.numel()));
+  const Index scales = static_cast<Index>(weights.size());
+  kernels::quantization_steps(Cpu{}, {1, scales, weight.numel() / scales}, weight.data(), weights, w.data());
+  const auto& in = factors.in;
+  const int reach = std::max(in.integers.most - in.zero_point, in.zero_point - in.integers.least);
+  const detail::ExactParts exact_parts(w, factors.outputs, static_cast<float>(reach));
+  if (exact_parts.parts.empty()) return nullptr;
+
+  const auto steps = Tensor<float, 1, Cpu>::empty(x.shape());
+  kernels::quantization_steps(Cpu{}, {1, 1, x.numel()}, x.data(), std::span(&in, 1), steps.data());
+  const auto out = std::make_shared<IntegerProduct>();
+  std::uint32_t factor = 1;  // sums are of 32 bits, also where some parts' are more: modulo 2^32
+  for (const auto& part : exact_parts.parts) {
+    const auto y = product(steps, Tensor<float, 1, Cpu>::from(part, {weight.numel()}));
+    out->sums.resize(static_cast<std::size_t>(y.numel()));
+    for (Index i = 0; i < y.numel(); ++i) {
+      auto& sum = out->sums[static_cast<std::size_t>(i)];
+      const auto more = static_cast<std::uint32_t>(static_cast<std::int32_t>(y.data()[i]));
+      sum = static_cast<std::int32_t>(static_cast<std::uint32_t>(sum) + factor * more);
+    }
+    factor *= static_cast<std::uint32_t>(exact_parts.base);
+  }
+  out->x_scale = in.scale;
+  const auto outputs = static_cast<std::size_t>(factors.outputs);
+  for (std::size_t o = 0; o < outputs; ++o) out->weight_scale.push_back(weights[weights.size() == 1 ? 0 : o].scale);
+  out->bias.assign(outputs, 0);
+  out->nothing.assign(outputs, 0);
+  return out;
+}
+
+}  // namespace chorus::nn::quantization
+#endif  // CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_INTEGER_PRODUCT_HPP
+
+// <chorus/nn/quantization/pass.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_PASS_HPP
+#define CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_PASS_HPP
+/// One forward pass with fake quantisation: which values are to be rounded, and how.
+
+// <chorus/nn/quantization/layer_ranges.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_LAYER_RANGES_HPP
+#define CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_LAYER_RANGES_HPP
+/// What is known of each layer with weights while its model computes with fake quantisation.
 
 // <chorus/nn/quantization/activation_site.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_ACTIVATION_SITE_HPP
@@ -23911,111 +24906,15 @@ class ActivationSite {
 }  // namespace chorus::nn::quantization
 #endif  // CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_ACTIVATION_SITE_HPP
 
-// <chorus/nn/quantization/fold_batch_norm.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_FOLD_BATCH_NORM_HPP
-#define CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_FOLD_BATCH_NORM_HPP
-/// Batch norm folded into the layer in front of it, as integers have it: the weight is rounded as it will be then,
-/// times fold_factor = gamma / sqrt(running_var + eps), and what the layer gives is divided by that again, for batch
-/// norm to normalise as ever (Jacob et al. 2018, section 3.2; PyTorch's ConvBnReLU2d in training).
-
 namespace chorus::nn::quantization {
-
-/// By channel: its fold factor, and the derivative of that by gamma, 1 / sqrt(running_var + eps).
-struct FoldFactors {
-  std::vector<float> factor, slope;
-
-  FoldFactors(const Tensor<float, 1, Cpu>& gamma, const Tensor<float, 1, Cpu>& running_var, float eps) {
-    for (Index i = 0; i < running_var.numel(); ++i) {
-      const float var = running_var.data()[i];
-      factor.push_back(quantized::fold_factor(gamma.defined() ? gamma.data()[i] : 1.0f, var, eps));
-      slope.push_back(1.0f / std::sqrt(var + eps));
-      // A channel that batch norm multiplies by 0 can't be divided by that again: it is not folded. What the layer
-      // gives for it does not matter to what comes after, and gamma gets its gradient.
-      if (std::abs(factor.back()) < 1e-30f) factor.back() = 1, slope.back() = 0;
-    }
-  }
-};
-
-namespace detail {
-
-/// x times the factors of its channels along `axis`, or divided by them; gamma gets its gradient, too.
-template <int Rank>
-Variable<float, Rank, Cpu> times_factors(const Variable<float, Rank, Cpu>& x, const Variable<float, 1, Cpu>& gamma,
-                                         const FoldFactors& factors, int axis, bool divided) {
-  const auto input = contiguous(value_of(x));
-  const auto shape = chorus::detail::channels_along(input.shape(), axis);
-  auto out = Tensor<float, Rank, Cpu>::empty(input.shape());
-  const auto for_rows = [shape](const auto& f) {
-    parallel_for(
-        shape.batch * shape.channels, [&](Index row) { f(row * shape.inner, row % shape.channels); },
-        shape.numel() > 32768);
-  };
-  const auto multiply = [=](float number, float factor) { return divided ? number / factor : number * factor; };
-  for_rows([&](Index first, Index channel) {
-    const float factor = factors.factor[static_cast<std::size_t>(channel)];
-    for (Index i = first; i < first + shape.inner; ++i) out.data()[i] = multiply(input.data()[i], factor);
-  });
-  return record(
-      "fold_batch_norm", std::move(out),
-      [input = chorus::detail::Saved(input), factors, shape, for_rows, multiply, divided](const auto& dy, auto dx,
-                                                                                          auto dgamma) {
-        if (dx) {
-          const auto [grad, accumulate] = dx->target();
-          for_rows([&, to = grad.data(), adds = accumulate](Index first, Index channel) {
-            const float factor = factors.factor[static_cast<std::size_t>(channel)];
-            for (Index i = first; i < first + shape.inner; ++i)
-              to[i] = (adds ? to[i] : 0.0f) + multiply(dy.data()[i], factor);
-          });
-        }
-        if (dgamma) {
-          const float* const numbers = input.read("fold_batch_norm").data();
-          const auto [grad, accumulate] = dgamma->target();
-          for (Index channel = 0; channel < shape.channels; ++channel) {
-            double sum = 0;
-            for (Index sample = 0; sample < shape.batch; ++sample) {
-              const Index first = (sample * shape.channels + channel) * shape.inner;
-              for (Index i = first; i < first + shape.inner; ++i)
-                sum += static_cast<double>(dy.data()[i]) * static_cast<double>(numbers[i]);
-            }
-            const auto at = static_cast<std::size_t>(channel);
-            const auto factor = static_cast<double>(factors.factor[at]), slope = static_cast<double>(factors.slope[at]);
-            const auto gradient = static_cast<float>(sum * (divided ? -slope / (factor * factor) : slope));
-            grad.data()[channel] = (accumulate ? grad.data()[channel] : 0.0f) + gradient;
-          }
-        }
-      },
-      x, gamma);
-}
-
-}  // namespace detail
-
-/// weight: [out, ...], times the fold factor of each output channel.
-template <int Rank>
-auto fold(const Variable<float, Rank, Cpu>& weight, const Variable<float, 1, Cpu>& gamma, const FoldFactors& factors) {
-  return detail::times_factors(weight, gamma, factors, 0, false);
-}
-/// y: [batch, out, ...], what a folded layer gave, divided by them again.
-template <int Rank>
-auto unfold(const Variable<float, Rank, Cpu>& y, const Variable<float, 1, Cpu>& gamma, const FoldFactors& factors) {
-  return detail::times_factors(y, gamma, factors, 1, true);
-}
-
-}  // namespace chorus::nn::quantization
-#endif  // CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_FOLD_BATCH_NORM_HPP
-
-#include <unordered_map>
-
-namespace chorus::nn {
-
-namespace quantization {
 
 /// Marks the layers whose weights become integers: [out, ...].
 struct WeightedLayer {};
 
-/// The batch norm that a layer is folded with, as that sees it.
+/// The batch norm that a layer is folded with, as that sees it; gamma and beta may be undefined.
 struct FoldedNorm {
   Variable<float, 1, Cpu> gamma;
-  Tensor<float, 1, Cpu> running_var;
+  Tensor<float, 1, Cpu> beta, running_mean, running_var;
   float eps;
 };
 /// What a batch norm tells of itself.
@@ -24098,13 +24997,21 @@ struct LayerPlace {
   std::string norm_name;
 };
 
+}  // namespace chorus::nn::quantization
+#endif  // CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_LAYER_RANGES_HPP
+
+#include <unordered_map>
+
+namespace chorus::nn::quantization {
+
 /// One forward pass.
 class Pass final : public QuantizationPass {
  public:
   using Layers = std::unordered_map<const void*, LayerPlace>;
-  /// `layers`: by their addresses; a folded batch norm has its layer's place, too.
-  Pass(const Scheme& scheme, const Layers& layers, bool observes, bool rounds)
-      : scheme_(scheme), layers_(layers), observes_(observes), rounds_(rounds) {}
+  /// `layers`: by their addresses; a folded batch norm has its layer's place, too. `evaluates`: rounded numbers are
+  /// those of an integer model.
+  Pass(const Scheme& scheme, const Layers& layers, bool observes, bool rounds, bool evaluates)
+      : scheme_(scheme), layers_(layers), observes_(observes), rounds_(rounds), evaluates_(evaluates) {}
 
   const LayerPlace* find(const void* layer) const {
     const auto found = layers_.find(layer);
@@ -24130,9 +25037,20 @@ class Pass final : public QuantizationPass {
     return chorus::detail::fake_quantize(w, place.ranges->weight_levels(scheme_), scheme_.per_channel ? 0 : -1,
                                          place.ranges->weight_name);
   }
-  /// What goes out of a layer, or, where it is folded, of its batch norm.
-  void output(const LayerPlace& place, const Storage<Cpu>& storage, const Module* awaits) {
-    values_.insert_or_assign(key(storage), Value{storage, &place.ranges->output, awaits, &place});
+  /// What goes out of a layer, or, where it is folded, of its batch norm; `product`: in integers, where it is known,
+  /// followed by a `relu` or not.
+  void output(const LayerPlace& place, const Storage<Cpu>& storage, const Module* awaits,
+              std::shared_ptr<const IntegerProduct> product = nullptr, bool relu = false) {
+    values_.insert_or_assign(
+        key(storage), Value{storage, &place.ranges->output, awaits, &place, false, false, std::move(product), relu});
+  }
+  /// The product in integers that a folded batch norm has just taken.
+  std::shared_ptr<const IntegerProduct> taken_product() { return std::exchange(taken_product_, nullptr); }
+  /// In evaluation: the levels that weights are on, and x, which has gone through `input`.
+  std::optional<IntegerFactors> factors(const LayerPlace& place, const Storage<Cpu>& x, Index outputs) {
+    const auto in = evaluated_levels(x);
+    if (!in) return std::nullopt;
+    return IntegerFactors{*in, place.ranges->weight_levels(scheme_), outputs};
   }
   void sum(const LayerPlace& place, const Storage<Cpu>& storage) {
     values_.insert_or_assign(key(storage), Value{storage, &place.ranges->sum});
@@ -24144,6 +25062,7 @@ class Pass final : public QuantizationPass {
                       "' is listed after '", place.ranges->name,
                       "' and folded into it, but takes something else: list batch norms behind the layers that they ",
                       "take the results of, and others elsewhere");
+    taken_product_ = found->second.product;
   }
 
   std::optional<Rounding> taken(const Storage<Cpu>& storage, const float* numbers, Index count) override {
@@ -24161,9 +25080,22 @@ class Pass final : public QuantizationPass {
     if (!rounds_ || count == 0) return std::nullopt;
     return Rounding{value.site->levels(scheme_), value.site->name()};
   }
-  void was_rounded(const Storage<Cpu>& from, const Storage<Cpu>& result) override { follow(from, result, true, true); }
+  void was_rounded(const Storage<Cpu>& from, const Storage<Cpu>& result, std::span<float> numbers) override {
+    const auto found = values_.find(key(from));
+    if (found != values_.end() && found->second.product != nullptr) {
+      const Value& value = found->second;
+      if (static_cast<Index>(numbers.size()) == value.product->shape.numel())
+        value.product->rounded(value.site->levels(scheme_), value.relu, numbers.data());
+    }
+    follow(from, result, true, true);
+  }
   void keeps_levels(const Storage<Cpu>& from, const Storage<Cpu>& result, bool exact) override {
     follow(from, result, false, exact);
+  }
+  std::optional<quantized::Levels> evaluated_levels(const Storage<Cpu>& storage) override {
+    const auto found = values_.find(key(storage));
+    if (!evaluates_ || found == values_.end() || !found->second.rounded) return std::nullopt;
+    return found->second.site->levels(scheme_);
   }
 
  private:
@@ -24173,6 +25105,8 @@ class Pass final : public QuantizationPass {
     const Module* awaits = nullptr;  // the batch norm that has to come next
     const LayerPlace* place = nullptr;
     bool rounded = false, observed = false;
+    std::shared_ptr<const IntegerProduct> product = nullptr;  // what it was made of, by nothing but a ReLU (`relu`)
+    bool relu = false;
   };
   static const void* key(const Storage<Cpu>& storage) { return storage.memory().block(); }
   void follow(const Storage<Cpu>& from, const Storage<Cpu>& result, bool rounded, bool exact) {
@@ -24182,13 +25116,16 @@ class Pass final : public QuantizationPass {
     value.storage = result;
     value.rounded = rounded || (exact && value.rounded);
     value.observed = value.observed || !exact;
+    if (value.rounded || !exact) value.product = nullptr;
+    value.relu = true;  // no other function is exact, and takes what is not rounded
     values_.insert_or_assign(key(result), value);
   }
 
   const Scheme& scheme_;
   const Layers& layers_;
-  const bool observes_, rounds_;
+  const bool observes_, rounds_, evaluates_;
   bool saw_numbers_ = false;
+  std::shared_ptr<const IntegerProduct> taken_product_;
   std::unordered_map<const void*, Value> values_;
 };
 
@@ -24201,6 +25138,76 @@ inline Pass* current_pass(const void* layer) {
                       "QuantizationAware: a checkpoint computes a layer again after the forward pass, where it is not ",
                       "quantised: expected a model without checkpoints");
   return pass;
+}
+
+}  // namespace chorus::nn::quantization
+#endif  // CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_PASS_HPP
+
+namespace chorus::nn {
+
+namespace quantization {
+
+/// `product(x, w, no bias)` in integers, in evaluation; null where they have none. x and w are on their levels.
+template <int XRank, int WRank, class F>
+std::shared_ptr<IntegerProduct> evaluated_product(Pass& pass, const LayerPlace& place,
+                                                  const Variable<float, XRank, Cpu>& x,
+                                                  const Variable<float, WRank, Cpu>& w, const F& product) {
+  // Of these layers there are integer forms.
+  if constexpr ((XRank == 4 && WRank == 4) || (XRank == 2 && WRank == 2)) {
+    const auto& input = value_of(x);
+    const auto& weight = value_of(w);
+    const auto factors = pass.factors(place, input.storage(), weight.size(0));
+    if (!factors || (place.norm != nullptr && place.norm->training())) return nullptr;
+    const auto flat = [](const auto& numbers) { return contiguous(numbers).view(Shape<1>{numbers.numel()}); };
+    Shape<XRank> shape{};
+    auto out = integer_product(*factors, flat(input), flat(weight), [&](const auto& steps, const auto& part) {
+      const Variable<float, XRank, Cpu> xs(steps.view(input.shape()));
+      const Variable<float, WRank, Cpu> ws(part.view(weight.shape()));
+      const auto y = contiguous(value_of(product(xs, ws, Variable<float, 1, Cpu>())));
+      shape = y.shape();
+      return y.view(Shape<1>{y.numel()});
+    });
+    if (out != nullptr) out->shape = chorus::detail::channels_along(shape, 1);
+    return out;
+  } else {
+    return nullptr;
+  }
+}
+
+/// What a layer makes of x by `f(x, weight, bias)`.
+template <int XRank, int WRank, class Bias, class F>
+auto layer_output(Pass& pass, const LayerPlace& place, const Variable<float, XRank, Cpu>& x,
+                  const Variable<float, WRank, Cpu>& weight, const Bias& bias, const F& f) {
+  const auto input = pass.input(place, x);
+  const bool any = value_of(x).numel() > 0;
+  const auto norm = place.foldable == nullptr ? std::nullopt : place.foldable->folded();
+  if (!norm) {
+    const auto w = pass.weight(place, weight, any);
+    auto product = evaluated_product(pass, place, input, w, f);
+    if (product != nullptr && bias) std::copy_n(value_of(bias).data(), product->bias.size(), product->bias.begin());
+    auto y = f(input, w, bias.as_variable());
+    pass.output(place, value_of(y).storage(), nullptr, std::move(product));
+    return y;
+  }
+  const auto numbers = [](const auto& tensor) { return tensor.defined() ? tensor.data() : nullptr; };
+  const FoldFactors factors(value_of(norm->gamma), norm->running_var, norm->eps);
+  const auto w = pass.weight(place, fold(weight, norm->gamma, factors), any);
+  auto product = evaluated_product(pass, place, input, w, f);
+  if (product != nullptr) {
+    product->bias = folded_biases(product->shape.channels, bias ? value_of(bias).data() : nullptr,
+                                  numbers(value_of(norm->gamma)), numbers(norm->beta), norm->running_mean.data(),
+                                  norm->running_var.data(), norm->eps);
+    product->nothing = factors.nothing;
+  }
+  auto y = unfold(f(input, w, Variable<float, 1, Cpu>()), norm->gamma, factors);
+  if (bias) {
+    auto shape = value_of(y).shape();
+    shape.fill(1);
+    shape[1] = value_of(bias).numel();
+    y = y + reshape(bias.as_variable(), shape);
+  }
+  pass.output(place, value_of(y).storage(), place.norm, std::move(product));
+  return y;
 }
 
 }  // namespace quantization
@@ -24216,23 +25223,8 @@ auto weighted(const void* layer, const X& x, const W& weight, const B& bias, con
       if constexpr (std::is_same_v<typename tensor_of<X>::value_type, float> &&
                     std::is_same_v<typename tensor_of<X>::device_type, Cpu> &&
                     !chorus::detail::is_graph_variable<X>) {
-        const auto input = pass->input(*place, chorus::detail::variable_of(x));
-        const auto finish = [&](auto y, const Module* awaits) {
-          pass->output(*place, value_of(y).storage(), awaits);
-          return Result(std::move(y));
-        };
-        const auto own = weight.as_variable();
-        const bool any = value_of(x).numel() > 0;
-        const auto norm = place->foldable == nullptr ? std::nullopt : place->foldable->folded();
-        if (!norm) return finish(f(input, pass->weight(*place, own, any), bias.as_variable()), nullptr);
-        const quantization::FoldFactors factors(value_of(norm->gamma), norm->running_var, norm->eps);
-        const auto w = pass->weight(*place, quantization::fold(own, norm->gamma, factors), any);
-        const auto y = quantization::unfold(f(input, w, Variable<float, 1, Cpu>()), norm->gamma, factors);
-        if (!bias) return finish(y, place->norm);
-        auto shape = value_of(y).shape();
-        shape.fill(1);
-        shape[1] = value_of(bias).numel();
-        return finish(y + reshape(bias.as_variable(), shape), place->norm);
+        return Result(quantization::layer_output(*pass, *place, chorus::detail::variable_of(x), weight.as_variable(),
+                                                 bias, f));
       } else {
         fail<UsageError>("QuantizationAware: '", place->ranges->name,
                          "' gets numbers of another type, or gradients of gradients: expected float on the CPU, and ",
@@ -24254,12 +25246,14 @@ const quantization::LayerPlace* folded_place(const Module* norm, const X& x) {
       }
   return nullptr;
 }
-/// The normalised `y`, which is the result of the layer and the batch norm together.
+/// The normalised `y`, maybe after a ReLU, which is the result of the layer and the batch norm together.
 template <Operand Y>
-Y folded_result(const quantization::LayerPlace* place, Y y) {
+Y folded_result(const quantization::LayerPlace* place, Y y, bool relu = false) {
   if constexpr (chorus::detail::may_be_quantized<Y>)
-    if (place != nullptr) [[unlikely]]
-      quantization::current_pass(place->norm)->output(*place, value_of(y).storage(), nullptr);
+    if (place != nullptr) [[unlikely]] {
+      auto* const pass = quantization::current_pass(place->norm);
+      pass->output(*place, value_of(y).storage(), nullptr, pass->taken_product(), relu);
+    }
   return y;
 }
 /// relu(y + residual), of which all three are rounded.
@@ -25570,7 +26564,9 @@ class BatchNorm : public Module,
   std::optional<quantization::FoldedNorm> folded() const override {
     if constexpr (std::is_same_v<D, Cpu> && std::is_same_v<T, float>)
       if (running_mean)
-        return quantization::FoldedNorm{weight.as_variable(), value_of(running_var), static_cast<float>(options_.eps)};
+        return quantization::FoldedNorm{weight.as_variable(), weight ? value_of(bias) : Tensor<T, 1, D>(),
+                                        value_of(running_mean), value_of(running_var),
+                                        static_cast<float>(options_.eps)};
     return std::nullopt;
   }
 
@@ -25692,9 +26688,9 @@ class BatchNormReLU : public BatchNorm<D, T> {
     return detail::watched(*this, [&] {
       const auto* const place = detail::folded_place(this, x);
       const auto [group, mean, var, by_batch, options] = this->begin(x.numel());
-      if (group) return detail::folded_result(place, relu(this->over_group(x, group)));
+      if (group) return detail::folded_result(place, relu(this->over_group(x, group)), /*relu=*/true);
       return detail::folded_result(
-          place, batch_norm_relu(x, this->weight, this->bias, mean, var, by_batch, options));
+          place, batch_norm_relu(x, this->weight, this->bias, mean, var, by_batch, options), /*relu=*/true);
     });
   }
   template <Operand X, Operand R>
@@ -26418,67 +27414,6 @@ struct InputRaster {
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACK_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACK_HPP
 /// Panels: the right-hand sides of `multiply_tile`, copied so that they are contiguous and in the first-level cache.
-
-// <chorus/kernels/cpu/transpose.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_TRANSPOSE_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_TRANSPOSE_HPP
-/// Squares of packets transposed in registers.
-
-namespace chorus::kernels::detail {
-
-// See pack.hpp.
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wignored-attributes"
-#ifndef __clang__
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
-
-/// As many packets as one has lanes.
-template <class T>
-using Square = Eigen::internal::PacketBlock<Packet<T>, lanes<T>>;
-
-#if defined(__AVX512F__)
-/// 64 shuffles and nothing through memory, where Eigen has twice as many: pairs, then fours of each 128-bit lane, then
-/// the lanes.
-[[gnu::always_inline]] inline void transpose_16(__m512* p) {
-  __m512 pairs[16];
-#pragma GCC unroll 8
-  for (int i = 0; i < 16; i += 2) {
-    pairs[i] = _mm512_unpacklo_ps(p[i], p[i + 1]);
-    pairs[i + 1] = _mm512_unpackhi_ps(p[i], p[i + 1]);
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < 16; i += 2) {
-    const int from = i / 4 * 4 + i % 4 / 2;
-    const __m512d a = _mm512_castps_pd(pairs[from]), b = _mm512_castps_pd(pairs[from + 2]);
-    p[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
-    p[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    const __m512 even = _mm512_shuffle_f32x4(p[i], p[4 + i], 0x88), odd = _mm512_shuffle_f32x4(p[i], p[4 + i], 0xdd);
-    const __m512 even_far = _mm512_shuffle_f32x4(p[8 + i], p[12 + i], 0x88),
-                 odd_far = _mm512_shuffle_f32x4(p[8 + i], p[12 + i], 0xdd);
-    p[i] = _mm512_shuffle_f32x4(even, even_far, 0x88);
-    p[4 + i] = _mm512_shuffle_f32x4(odd, odd_far, 0x88);
-    p[8 + i] = _mm512_shuffle_f32x4(even, even_far, 0xdd);
-    p[12 + i] = _mm512_shuffle_f32x4(odd, odd_far, 0xdd);
-  }
-}
-#endif
-
-/// square.packet[i][j] becomes square.packet[j][i].
-template <class T>
-[[gnu::always_inline]] inline void transpose(Square<T>& square) {
-#if defined(__AVX512F__)
-  if constexpr (sizeof(Packet<T>) == 64 && sizeof(T) == 4) return transpose_16(square.packet);
-#endif
-  Eigen::internal::ptranspose(square);
-}
-#pragma GCC diagnostic pop
-
-}  // namespace chorus::kernels::detail
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_TRANSPOSE_HPP
 
 namespace chorus::kernels::detail {
 
@@ -27506,7 +28441,7 @@ void conv2d_forward(Cpu device, const Conv2dShape& s, const T* x, const T* weigh
   using namespace detail;
   const Index filters = s.out_channels / s.groups, out_h = s.out_height(), out_w = s.out_width(), out = out_h * out_w;
   if (s.y_count() == 0) return;
-  if (suits_winograd<T>(s)) {
+  if (suits_winograd<T>(s) && !exact_sums) {
     const ImageChannels in = group_inputs(s), to = group_results(s);
     for (Index group = 0; group < s.groups; ++group) {
       const auto convolve = [&](auto way) {
@@ -28744,8 +29679,20 @@ namespace chorus::kernels {
 
 namespace detail {
 inline void check_indices(std::string_view operation, Index count, const std::int64_t* index, Index axis) {
+  Index negative = 0;  // less than 0 where an index, or what is left above it, is
+  for (Index i = 0; i < count; ++i) negative |= index[i] | (axis - 1 - index[i]);
+  if (negative >= 0) return;
   for (Index i = 0; i < count; ++i)
     check<UsageError>(index[i] >= 0 && index[i] < axis, operation, ": index ", index[i], " is not in [0, ", axis, ")");
+}
+
+/// Calls f(o, pick) for all of `outer`, each with the number `pick` of what was picked before it, by several threads
+/// where each of them picks enough.
+template <class F>
+void for_outer(Index outer, Index picked, const F& f) {
+  parallel_ranges(outer, 1, thread_elements / std::max<Index>(1, picked) + 1, [&](Index first, Index count) {
+    for (Index o = first; o < first + count; ++o) f(o, o * picked);
+  });
 }
 }  // namespace detail
 
@@ -28755,13 +29702,15 @@ void index_select(Cpu, AxisShape whole, Index count, const std::int64_t* index, 
   const auto bytes = static_cast<std::size_t>(whole.inner) * sizeof(T);
   if (bytes == 0) return;
   if (whole.inner == 1) {  // single numbers: a call for each would take longer than its copy
-    for (Index o = 0; o < whole.outer; ++o, x += whole.axis)
-      for (Index i = 0; i < count; ++i) *y++ = x[index[i]];
-    return;
+    return detail::for_outer(whole.outer, count, [=](Index o, Index pick) {
+      for (Index i = 0; i < count; ++i) y[pick + i] = x[o * whole.axis + index[i]];
+    });
   }
-  for (Index o = 0; o < whole.outer; ++o)
-    for (Index i = 0; i < count; ++i, y += whole.inner)
-      std::memcpy(y, x + (o * whole.axis + index[i]) * whole.inner, bytes);
+  const Index least = thread_elements / whole.inner + 1;
+  parallel_ranges(whole.outer * count, 1, least, [&](Index first, Index rows) {
+    for (Index row = first; row < first + rows; ++row)
+      std::memcpy(y + row * whole.inner, x + (row / count * whole.axis + index[row % count]) * whole.inner, bytes);
+  });
 }
 
 template <class T>
@@ -28769,9 +29718,9 @@ void index_select_backward(Cpu device, AxisShape whole, Index count, const std::
                            bool accumulate) {
   if (!accumulate) fill(device, whole.numel(), dx, T{0});
   if (whole.inner == 1) {
-    for (Index o = 0; o < whole.outer; ++o, dx += whole.axis)
-      for (Index i = 0; i < count; ++i) dx[index[i]] += *dy++;
-    return;
+    return detail::for_outer(whole.outer, count, [=](Index o, Index pick) {
+      for (Index i = 0; i < count; ++i) dx[o * whole.axis + index[i]] += dy[pick + i];
+    });
   }
   for (Index o = 0; o < whole.outer; ++o)
     for (Index i = 0; i < count; ++i, dy += whole.inner)
@@ -28781,18 +29730,22 @@ void index_select_backward(Cpu device, AxisShape whole, Index count, const std::
 template <class T>
 void gather(Cpu, AxisShape whole, Index count, const std::int64_t* index, const T* x, T* y) {
   detail::check_indices("gather", whole.outer * count * whole.inner, index, whole.axis);
-  for (Index o = 0; o < whole.outer; ++o, x += whole.axis * whole.inner)
+  detail::for_outer(whole.outer, count * whole.inner, [=](Index o, Index pick) {
+    const T* from = x + o * whole.axis * whole.inner;
     for (Index j = 0; j < count; ++j)
-      for (Index i = 0; i < whole.inner; ++i) *y++ = x[*index++ * whole.inner + i];
+      for (Index i = 0; i < whole.inner; ++i, ++pick) y[pick] = from[index[pick] * whole.inner + i];
+  });
 }
 
 template <class T>
 void gather_backward(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
                      bool accumulate) {
   if (!accumulate) fill(device, whole.numel(), dx, T{0});
-  for (Index o = 0; o < whole.outer; ++o, dx += whole.axis * whole.inner)
+  detail::for_outer(whole.outer, count * whole.inner, [=](Index o, Index pick) {
+    T* to = dx + o * whole.axis * whole.inner;
     for (Index j = 0; j < count; ++j)
-      for (Index i = 0; i < whole.inner; ++i) dx[*index++ * whole.inner + i] += *dy++;
+      for (Index i = 0; i < whole.inner; ++i, ++pick) to[index[pick] * whole.inner + i] += dy[pick];
+  });
 }
 
 }  // namespace chorus::kernels
@@ -29226,26 +30179,62 @@ void layer_norm_backward_input(Cpu, Index rows, Index columns, const T* x, const
   });
 }
 
+namespace detail {
+/// The columns whose sums are made at a time: they stay in the first-level cache while rows go by.
+inline constexpr Index affine_columns = 256;
+
+/// scaled[j] = the sum over the rows [begin, end) of dy * (x - mean) * invstd, plain[j] = that of dy, in the order of
+/// reduce_rows. x and dy begin at the columns that are summed, `pitch` is the length of their rows.
+template <class T>
+void sum_affine(Index begin, Index end, Index columns, Index pitch, const T* x, const T* dy, const T* mean,
+                const T* invstd, T* scaled, T* plain) {
+  constexpr Index block = 64;
+  if (end - begin > block) {
+    const Index middle = begin + ((end - begin) / block + 1) / 2 * block;
+    T second[2][affine_columns];
+    sum_affine(begin, middle, columns, pitch, x, dy, mean, invstd, scaled, plain);
+    sum_affine(middle, end, columns, pitch, x, dy, mean, invstd, second[0], second[1]);
+    for_packets<T>(columns, [=, a = &second[0][0], b = &second[1][0]](Index j, auto count) {
+      store(scaled + j, load(a + j, count), count, true);
+      store(plain + j, load(b + j, count), count, true);
+    });
+    return;
+  }
+  std::fill_n(scaled, columns, T{0});
+  std::fill_n(plain, columns, T{0});
+  const auto add_rows = [&](Index i, auto rows) {
+    for_packets<T>(columns, [=](Index j, auto count) {
+      auto a = load(scaled + j, count), b = load(plain + j, count);
+      for (Index r = i; r < i + rows; ++r) {
+        const auto d = psub(load(x + r * pitch + j, count), splat(mean[r])), g = load(dy + r * pitch + j, count);
+        a = padd(a, pmul(g, pmul(d, splat(invstd[r]))));
+        b = padd(b, g);
+      }
+      store(scaled + j, a, count);
+      store(plain + j, b, count);
+    });
+  };
+  Index i = begin;
+  for (; i + 4 <= end; i += 4) add_rows(i, std::integral_constant<Index, 4>{});
+  for (; i < end; ++i) add_rows(i, std::integral_constant<Index, 1>{});
+}
+}  // namespace detail
+
 template <class T>
 void layer_norm_backward_affine(Cpu, Index rows, Index columns, const T* x, const T* dy, const T* statistics,
                                 T* dweight, T* dbias, bool accumulate_weight, bool accumulate_bias) {
-  const auto sum_columns = [&](Index j, auto count) {
-    const auto zero = splat(T{0});
-    if (dweight != nullptr)
-      store(dweight + j,
-            reduce_rows(Index{0}, rows, zero, Sum<T>{},
-                        [&](Index r) {
-                          const auto d = psub(load(x + r * columns + j, count), splat(statistics[r]));
-                          return pmul(load(dy + r * columns + j, count), pmul(d, splat(statistics[rows + r])));
-                        }),
-            count, accumulate_weight);
-    if (dbias != nullptr)
-      store(dbias + j,
-            reduce_rows(Index{0}, rows, zero, Sum<T>{}, [&](Index r) { return load(dy + r * columns + j, count); }),
-            count, accumulate_bias);
-  };
-  parallel_ranges(columns, lanes<T>, thread_elements / std::max<Index>(1, rows) + lanes<T>, [&](Index first, Index n) {
-    for_packets<T>(n, [&](Index i, auto count) { sum_columns(first + i, count); });
+  const Index least = thread_elements / std::max<Index>(1, rows) + lanes<T>;
+  parallel_ranges(columns, lanes<T>, least, [&](Index first, Index number) {
+    T scaled[detail::affine_columns], plain[detail::affine_columns];
+    for (Index at = first; at < first + number; at += detail::affine_columns) {
+      const Index n = std::min(detail::affine_columns, first + number - at);
+      detail::sum_affine(Index{0}, rows, n, columns, x + at, dy + at, statistics, statistics + rows, scaled, plain);
+      const auto put = [n](T* to, const T* sums, bool accumulate) {
+        for_packets<T>(n, [=](Index j, auto count) { store(to + j, load(sums + j, count), count, accumulate); });
+      };
+      if (dweight != nullptr) put(dweight + at, scaled, accumulate_weight);
+      if (dbias != nullptr) put(dbias + at, plain, accumulate_bias);
+    }
   });
 }
 
@@ -30757,6 +31746,78 @@ void attention_backward(Cpu device, const AttentionShape& s, const T* q, const T
 #define CHORUS_SINGLE_CHORUS_OPS_MASKING_HPP
 /// Choices by a mask: where and masked_fill.
 
+// <chorus/kernels/transform.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_TRANSFORM_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_TRANSFORM_HPP
+/// Functions of elements of any scalar types, without a gradient: comparisons, choices, arithmetic of integers.
+
+namespace chorus::kernels {
+
+/// out[i] = f(in_0[i], in_1[i], ...) for dense arrays of one size; bf16 and half are passed as float. `out` may be one
+/// of the inputs.
+template <class F, Scalar Out, Scalar... In>
+void transform(Cpu, const F& f, Index count, Out* out, const In*... in) {
+  for (Index i = 0; i < count; ++i) out[i] = static_cast<Out>(f(static_cast<compute_type<In>>(in[i])...));
+}
+
+}  // namespace chorus::kernels
+
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+// <chorus/kernels/cuda/transform.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_TRANSFORM_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_TRANSFORM_HPP
+/// Functions of elements of any scalar types on GPUs.
+
+namespace chorus::kernels {
+
+namespace cuda {
+
+template <class F, class Out, class A>
+struct Transform1 {
+  F f;
+  Out* out;
+  const A* a;
+  __device__ void operator()(Index i) const { out[i] = static_cast<Out>(f(get(a, i))); }
+};
+template <class F, class Out, class A, class B>
+struct Transform2 {
+  F f;
+  Out* out;
+  const A* a;
+  const B* b;
+  __device__ void operator()(Index i) const { out[i] = static_cast<Out>(f(get(a, i), get(b, i))); }
+};
+template <class F, class Out, class A, class B, class C>
+struct Transform3 {
+  F f;
+  Out* out;
+  const A* a;
+  const B* b;
+  const C* c;
+  __device__ void operator()(Index i) const { out[i] = static_cast<Out>(f(get(a, i), get(b, i), get(c, i))); }
+};
+
+}  // namespace cuda
+
+template <class F, Scalar Out, Scalar A>
+void transform(Cuda device, const F& f, Index count, Out* out, const A* a) {
+  cuda::for_each(device, "transform", count, cuda::Transform1<F, Out, A>{f, out, a});
+}
+template <class F, Scalar Out, Scalar A, Scalar B>
+void transform(Cuda device, const F& f, Index count, Out* out, const A* a, const B* b) {
+  cuda::for_each(device, "transform", count, cuda::Transform2<F, Out, A, B>{f, out, a, b});
+}
+template <class F, Scalar Out, Scalar A, Scalar B, Scalar C>
+void transform(Cuda device, const F& f, Index count, Out* out, const A* a, const B* b, const C* c) {
+  cuda::for_each(device, "transform", count, cuda::Transform3<F, Out, A, B, C>{f, out, a, b, c});
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_TRANSFORM_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_TRANSFORM_HPP
+
 namespace chorus {
 
 namespace functors {
@@ -30766,6 +31827,14 @@ struct Where {
   template <class S>
   CHORUS_HD S operator()(const S& mask, const S& a, const S& b) const {
     return where(mask == 0, b, a);
+  }
+};
+
+/// The same of integers and truth values.
+struct Choose {
+  template <class T>
+  CHORUS_HD T operator()(bool mask, const T& a, const T& b) const {
+    return mask ? a : b;
   }
 };
 
@@ -30794,9 +31863,23 @@ Tensor<T, Rank, D> as_numbers(const Tensor<bool, Rank, D>& mask) {
 /// a where the mask is true, else b; the three broadcast. Throws ShapeError where they don't.
 template <int Rank, Device D, Operand A, Operand B>
 auto where(const Tensor<bool, Rank, D>& mask, const A& a, const B& b) {
+  using T = typename tensor_of<A>::value_type;
   detail::check_defined("where", mask, value_of(a), value_of(b));
-  const auto numbers = detail::as_numbers<typename tensor_of<A>::value_type>(mask);
-  return detail::pointwise("where", functors::Where{}, numbers, a, b);
+  if constexpr (Real<T>) {
+    const auto numbers = detail::as_numbers<T>(mask);
+    return detail::pointwise("where", functors::Where{}, numbers, a, b);
+  } else {
+    static_assert(of_one_type<A, B>, "where: operands have different scalar types; to<float>(x) converts one");
+    const auto shape = broadcast_shapes("where", broadcast_shapes("where", mask.shape(), a.shape()), b.shape());
+    check<DeviceError>(mask.device() == a.device() && a.device() == b.device(), "where: operands are on ",
+                       mask.device(), " and on another device");
+    const auto choose = contiguous(mask.expand(shape));
+    const auto left = contiguous(a.expand(shape)), right = contiguous(b.expand(shape));
+    auto out = std::remove_const_t<decltype(left)>::empty(shape, mask.device());
+    kernels::transform(mask.device(), functors::Choose{}, out.numel(), out.data(), choose.data(), left.data(),
+                       right.data());
+    return record("where", std::move(out), nullptr, mask, a, b);
+  }
 }
 
 /// The value where the mask is true, else x; they broadcast. Throws ShapeError where they don't.
@@ -30805,6 +31888,18 @@ auto masked_fill(const X& x, const Tensor<bool, Rank, D>& mask, double value) {
   detail::check_defined("masked_fill", value_of(x), mask);
   const auto numbers = detail::as_numbers<typename tensor_of<X>::value_type>(mask);
   return detail::pointwise("masked_fill", functors::MaskedFill{value}, numbers, x);
+}
+
+/// where with a number, which takes the operand's type, in the place of a or b.
+template <int Rank, Device D, Operand B>
+auto where(const Tensor<bool, Rank, D>& mask, math::Arithmetic auto number, const B& b) {
+  using T = typename tensor_of<B>::value_type;
+  return where(mask, Tensor<T, 0, D>::full({}, static_cast<T>(number), mask.device()), b);
+}
+template <int Rank, Device D, Operand A>
+auto where(const Tensor<bool, Rank, D>& mask, const A& a, math::Arithmetic auto number) {
+  using T = typename tensor_of<A>::value_type;
+  return where(mask, a, Tensor<T, 0, D>::full({}, static_cast<T>(number), mask.device()));
 }
 
 }  // namespace chorus
@@ -31003,8 +32098,8 @@ auto attention_in_blocks(const Q& q, const K& k, const V& v, const Tensor<typena
                              log_sums.data());
   return record(
       "scaled_dot_product_attention", out,
-      [queries = Saved(queries), keys = Saved(keys), values = Saved(values), mask, out, log_sums, s, device](
-          const auto& dy, auto dq, auto dk, auto dv) {
+      [queries = Saved(queries), keys = Saved(keys), values = Saved(values), mask, out = Saved(out), log_sums, s,
+       device](const auto& dy, auto dq, auto dk, auto dv) {
         const auto numbers = [](const auto& saved) { return saved.read("scaled_dot_product_attention").data(); };
         const auto place = [&](auto node) -> T* {
           if (!node) return nullptr;
@@ -31014,7 +32109,7 @@ auto attention_in_blocks(const Q& q, const K& k, const V& v, const Tensor<typena
         };
         T* const grads[] = {place(dq), place(dk), place(dv)};
         kernels::attention_backward(device, s, numbers(queries), numbers(keys), numbers(values), mask.data(),
-                                    out.data(), log_sums.data(), dy.data(), grads[0], grads[1], grads[2]);
+                                    numbers(out), log_sums.data(), dy.data(), grads[0], grads[1], grads[2]);
       },
       q, k, v);
 }
@@ -31136,6 +32231,203 @@ auto scaled_dot_product_attention(const Q& q, const K& k, const V& v,
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_ATTENTION_HPP
 
+// <chorus/ops/comparison.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_COMPARISON_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_COMPARISON_HPP
+/// Comparisons, logic and tests of numbers, element by element: each gives a Tensor<bool>, and no gradient. Operands
+/// broadcast as in NumPy; of bf16 and half all is compared in float. Throws ShapeError where shapes don't broadcast,
+/// UsageError where an operand is undefined, DeviceError where two lie on different devices.
+
+namespace chorus {
+
+namespace functors {
+
+#define CHORUS_COMPARISON(NAME, EXPRESSION)                   \
+  struct NAME {                                               \
+    template <class T>                                        \
+    CHORUS_HD bool operator()(const T& a, const T& b) const { \
+      return EXPRESSION;                                      \
+    }                                                         \
+  };
+CHORUS_COMPARISON(IsEqual, a == b)
+CHORUS_COMPARISON(IsNotEqual, a != b)
+CHORUS_COMPARISON(IsLess, a < b)
+CHORUS_COMPARISON(IsLessEqual, a <= b)
+CHORUS_COMPARISON(IsGreater, a > b)
+CHORUS_COMPARISON(IsGreaterEqual, a >= b)
+CHORUS_COMPARISON(BothTrue, (a != T(0)) && (b != T(0)))
+CHORUS_COMPARISON(OneTrue, (a != T(0)) || (b != T(0)))
+CHORUS_COMPARISON(JustOneTrue, (a != T(0)) != (b != T(0)))
+#undef CHORUS_COMPARISON
+
+// x - x is 0 of what is finite; an infinity's is NaN.
+struct IsNan {
+  template <class T>
+  CHORUS_HD bool operator()(const T& x) const {
+    return x != x;
+  }
+};
+struct IsFinite {
+  template <class T>
+  CHORUS_HD bool operator()(const T& x) const {
+    return x - x == T(0);
+  }
+};
+struct IsInf {
+  template <class T>
+  CHORUS_HD bool operator()(const T& x) const {
+    return x == x && !(x - x == T(0));
+  }
+};
+struct IsFalse {
+  template <class T>
+  CHORUS_HD bool operator()(const T& x) const {
+    return x == T(0);
+  }
+};
+
+/// F with a number on its right side.
+template <class F, class V>
+struct WithNumber {
+  V number;
+  template <class T>
+  CHORUS_HD bool operator()(const T& x) const {
+    return F{}(static_cast<V>(x), number);
+  }
+};
+
+}  // namespace functors
+
+namespace detail {
+
+/// Dense in the shape.
+template <class T, int Rank, class D, std::size_t N>
+Tensor<T, static_cast<int>(N), D> broadcast_to(const Tensor<T, Rank, D>& x, const std::array<Index, N>& shape) {
+  return contiguous(x.expand(shape));
+}
+
+template <class F, Operand A, Operand B>
+auto compare(const char* operation, const F& f, const A& a, const B& b) {
+  static_assert(of_one_type<A, B>, "comparison: operands have different scalar types; to<float>(x) converts one");
+  if constexpr (of_one_type<A, B>) {
+    const auto &x = value_of(a), &y = value_of(b);
+    check_defined(operation, x, y);
+    check<DeviceError>(x.device() == y.device(), operation, ": operands are on ", x.device(), " and on another device");
+    const auto shape = broadcast_shapes(operation, x.shape(), y.shape());
+    const auto left = broadcast_to(x, shape), right = broadcast_to(y, shape);
+    auto out = Tensor<bool, broadcast_rank<A, B>, typename tensor_of<A>::device_type>::empty(shape, x.device());
+    kernels::transform(x.device(), f, out.numel(), out.data(), left.data(), right.data());
+    return record(operation, std::move(out), nullptr, x, y);
+  }
+}
+
+template <class F, Operand X>
+auto test_each(const char* operation, const F& f, const X& x) {
+  const auto input = contiguous(value_of(x));
+  check_defined(operation, input);
+  auto out = Tensor<bool, tensor_of<X>::rank, typename tensor_of<X>::device_type>::empty(input.shape(), input.device());
+  kernels::transform(input.device(), f, out.numel(), out.data(), input.data());
+  return record(operation, std::move(out), nullptr, input);
+}
+
+// A number is taken in the operand's type; beside integers, in one that holds both.
+template <class F, Operand X, class Number>
+auto compare_number(const char* operation, const X& x, Number number) {
+  using T = typename tensor_of<X>::value_type;
+  if constexpr (Real<T>) {
+    using V = compute_type<T>;
+    return test_each(operation, functors::WithNumber<F, V>{static_cast<V>(static_cast<T>(number))}, x);
+  } else {
+    using V = std::conditional_t<std::integral<Number>, std::int64_t, double>;
+    return test_each(operation, functors::WithNumber<F, V>{static_cast<V>(number)}, x);
+  }
+}
+
+}  // namespace detail
+
+#define CHORUS_COMPARISON(OP, NAME, FUNCTOR, TURNED)                    \
+  template <Operand A, Operand B>                                       \
+  auto NAME(const A& a, const B& b) {                                   \
+    return detail::compare(#NAME, functors::FUNCTOR{}, a, b);           \
+  }                                                                     \
+  template <Operand X>                                                  \
+  auto NAME(const X& x, math::Arithmetic auto number) {                 \
+    return detail::compare_number<functors::FUNCTOR>(#NAME, x, number); \
+  }                                                                     \
+  template <Operand A, Operand B>                                       \
+  auto operator OP(const A& a, const B& b) {                            \
+    return NAME(a, b);                                                  \
+  }                                                                     \
+  template <Operand X>                                                  \
+  auto operator OP(const X& x, math::Arithmetic auto number) {          \
+    return NAME(x, number);                                             \
+  }                                                                     \
+  template <Operand X>                                                  \
+  auto operator OP(math::Arithmetic auto number, const X& x) {          \
+    return detail::compare_number<functors::TURNED>(#NAME, x, number);  \
+  }
+/// a == b, and so on; b may be a number. Whether all of it holds says `all(a == b).item()`.
+CHORUS_COMPARISON(==, eq, IsEqual, IsEqual)
+CHORUS_COMPARISON(!=, ne, IsNotEqual, IsNotEqual)
+CHORUS_COMPARISON(<, lt, IsLess, IsGreater)
+CHORUS_COMPARISON(<=, le, IsLessEqual, IsGreaterEqual)
+CHORUS_COMPARISON(>, gt, IsGreater, IsLess)
+CHORUS_COMPARISON(>=, ge, IsGreaterEqual, IsLessEqual)
+#undef CHORUS_COMPARISON
+
+/// Of numbers each that is not 0 counts as true, NaN too.
+template <Operand A, Operand B>
+auto logical_and(const A& a, const B& b) {
+  return detail::compare("logical_and", functors::BothTrue{}, a, b);
+}
+template <Operand A, Operand B>
+auto logical_or(const A& a, const B& b) {
+  return detail::compare("logical_or", functors::OneTrue{}, a, b);
+}
+template <Operand A, Operand B>
+auto logical_xor(const A& a, const B& b) {
+  return detail::compare("logical_xor", functors::JustOneTrue{}, a, b);
+}
+template <Operand X>
+auto logical_not(const X& x) {
+  return detail::test_each("logical_not", functors::IsFalse{}, x);
+}
+
+/// Of truth values: and, or, either, not.
+template <int A, int B, Device D>
+auto operator&(const Tensor<bool, A, D>& a, const Tensor<bool, B, D>& b) {
+  return logical_and(a, b);
+}
+template <int A, int B, Device D>
+auto operator|(const Tensor<bool, A, D>& a, const Tensor<bool, B, D>& b) {
+  return logical_or(a, b);
+}
+template <int A, int B, Device D>
+auto operator^(const Tensor<bool, A, D>& a, const Tensor<bool, B, D>& b) {
+  return logical_xor(a, b);
+}
+template <int Rank, Device D>
+auto operator~(const Tensor<bool, Rank, D>& x) {
+  return logical_not(x);
+}
+
+template <Operand X>
+auto isnan(const X& x) {
+  return detail::test_each("isnan", functors::IsNan{}, x);
+}
+template <Operand X>
+auto isinf(const X& x) {
+  return detail::test_each("isinf", functors::IsInf{}, x);
+}
+/// Neither NaN nor infinite.
+template <Operand X>
+auto isfinite(const X& x) {
+  return detail::test_each("isfinite", functors::IsFinite{}, x);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_COMPARISON_HPP
+
 // <chorus/ops/convolution1d.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_CONVOLUTION1D_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_CONVOLUTION1D_HPP
@@ -31165,6 +32457,89 @@ auto conv1d(const X& x, const W& weight, const B& bias, const Conv1dOptions& opt
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_CONVOLUTION1D_HPP
+
+// <chorus/ops/creation.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_CREATION_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_CREATION_HPP
+/// Tensors made of a rule: arange, linspace, eye, one_hot. They are made on the host, and copied to the device.
+
+namespace chorus {
+
+/// start, start + step, ... up to but without stop: [ceil((stop - start) / step)]. Unless a type is named, as in
+/// `arange<float>`, integers make int64, other numbers float. Throws UsageError where the step is 0 or leads away from
+/// stop.
+template <class T = void, class Start, class Stop, class Step = int, Device D = Cpu>
+requires std::is_arithmetic_v<Start> && std::is_arithmetic_v<Stop> && std::is_arithmetic_v<Step>
+auto arange(Start start, Stop stop, Step step = 1, D device = {}) {
+  constexpr bool whole = std::integral<Start> && std::integral<Stop> && std::integral<Step>;
+  using Made = std::conditional_t<std::is_void_v<T>, std::conditional_t<whole, std::int64_t, float>, T>;
+  using Exact = std::conditional_t<whole, std::int64_t, double>;
+  const auto from = static_cast<Exact>(start), to = static_cast<Exact>(stop), by = static_cast<Exact>(step);
+  check<UsageError>(by != 0 && (to - from) / by >= 0, "arange: expected a step that leads from ", from, " to ", to,
+                    ", got ", by);
+  Index count = 0;
+  if constexpr (whole)
+    count = (to - from) / by + ((to - from) % by != 0 ? 1 : 0);
+  else
+    count = static_cast<Index>(std::ceil((to - from) / by));
+  auto out = Tensor<Made, 1>::empty({count});
+  for (Index i = 0; i < count; ++i) out.data()[i] = static_cast<Made>(from + static_cast<Exact>(i) * by);
+  return to_device(out, device);
+}
+/// 0, 1, ..., stop - 1.
+template <class T = void, class Stop>
+requires std::is_arithmetic_v<Stop>
+auto arange(Stop stop) { return arange<T>(Stop{0}, stop); }
+
+/// `count` numbers from start to stop, both included, at equal distances: [count]. Throws UsageError where count is
+/// negative.
+template <Real T = float, Device D = Cpu>
+Tensor<T, 1, D> linspace(double start, double stop, Index count, D device = {}) {
+  check<UsageError>(count >= 0, "linspace: expected a count of at least 0, got ", count);
+  auto out = Tensor<T, 1>::empty({count});
+  const double step = count > 1 ? (stop - start) / static_cast<double>(count - 1) : 0;
+  // From both ends, so that both are exact.
+  for (Index i = 0; i < count; ++i)
+    out.data()[i] = static_cast<T>(i < count - count / 2 ? start + step * static_cast<double>(i)
+                                                         : stop - step * static_cast<double>(count - 1 - i));
+  return to_device(out, device);
+}
+
+/// Ones on the diagonal, else zeros: [rows, columns], or [rows, rows].
+template <Scalar T = float, Device D = Cpu>
+Tensor<T, 2, D> eye(Index rows, Index columns, D device = {}) {
+  auto out = Tensor<T, 2>::zeros({rows, columns});
+  for (Index i = 0; i < std::min(rows, columns); ++i) out.data()[i * columns + i] = static_cast<T>(1);
+  return to_device(out, device);
+}
+template <Scalar T = float>
+Tensor<T, 2> eye(Index rows) {
+  return eye<T>(rows, rows);
+}
+
+/// index: [...] -> [..., classes], 1 at the class that the index names, else 0; as many classes as the largest index
+/// asks for where none are given. A GPU is waited for. Throws UsageError for an index that is no class.
+template <Scalar T = std::int64_t, int Rank, Device D>
+Tensor<T, Rank + 1, D> one_hot(const Tensor<std::int64_t, Rank, D>& index, Index classes = -1) {
+  detail::check_defined("one_hot", index);
+  const auto there = to_device(contiguous(index), Cpu{});
+  const auto* const first = there.data();
+  const Index count = there.numel();
+  if (classes < 0) classes = count > 0 ? *std::max_element(first, first + count) + 1 : 0;
+  Shape<Rank + 1> shape{};
+  std::copy(index.shape().begin(), index.shape().end(), shape.begin());
+  shape.back() = std::max<Index>(classes, 0);
+  auto out = Tensor<T, Rank + 1>::zeros(shape);
+  for (Index i = 0; i < count; ++i) {
+    check<UsageError>(first[i] >= 0 && first[i] < classes, "one_hot: expected classes from 0 to ", classes - 1,
+                      ", got ", first[i]);
+    out.data()[i * classes + first[i]] = static_cast<T>(1);
+  }
+  return to_device(out, index.device());
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_CREATION_HPP
 
 // <chorus/ops/cross_entropy.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_CROSS_ENTROPY_HPP
@@ -31310,12 +32685,12 @@ void cross_entropy_backward(Cpu cpu, Index batch, Index classes, const T* logits
                             bool accumulate) {
   const Index counted = count_labels(cpu, "cross_entropy", batch, classes, labels, options.ignore_index);
   const T smoothing = static_cast<T>(options.label_smoothing);
-  for (Index i = 0; i < batch; ++i) {
+  const auto sample = [&](Index i) {
     const T* x = logits + i * classes;
     T* dx = dlogits + i * classes;
     if (labels[i] == options.ignore_index) {
       if (!accumulate) std::fill_n(dx, classes, T{0});
-      continue;
+      return;
     }
     const T scale = detail::sample_scale(i, counted, options.reduction, dloss);
     const auto s = splat(scale), log_sum = splat(log_sum_exp[i]), uniform = splat(smoothing / static_cast<T>(classes));
@@ -31326,7 +32701,10 @@ void cross_entropy_backward(Cpu cpu, Index batch, Index classes, const T* logits
       store(dx + j, pmul(psub(p, uniform), s), count, accumulate);
     });
     dx[labels[i]] -= (T{1} - smoothing) * scale;
-  }
+  };
+  parallel_ranges(batch, 1, thread_elements / std::max<Index>(1, classes) + 1, [&](Index first, Index count) {
+    for (Index i = first; i < first + count; ++i) sample(i);
+  });
 }
 
 template <class T>
@@ -32099,6 +33477,120 @@ auto cumprod(const X& x, Index axis) {
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_CUMULATIVE_HPP
+
+// <chorus/ops/in_place.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_IN_PLACE_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_IN_PLACE_HPP
+/// += -= *= /= of Tensors: they write into the tensor's memory, which all its views and handles see. What an operation
+/// has saved of it counts as written: backward refuses to go on with it. Nothing is recorded; of a Variable `x += y` is
+/// `x = x + y`, which is, and which other handles don't see.
+
+namespace chorus {
+
+namespace functors {
+// Of integers, which wrap around. Element-wise kernels know packs of floating-point numbers alone.
+struct IntegerAdd {
+  template <class T>
+  CHORUS_HD T operator()(const T& a, const T& b) const {
+    return static_cast<T>(a + b);
+  }
+};
+struct IntegerSub {
+  template <class T>
+  CHORUS_HD T operator()(const T& a, const T& b) const {
+    return static_cast<T>(a - b);
+  }
+};
+struct IntegerMul {
+  template <class T>
+  CHORUS_HD T operator()(const T& a, const T& b) const {
+    return static_cast<T>(a * b);
+  }
+};
+// For a sentence of the compiler's.
+struct NoDivision {
+  template <class T>
+  CHORUS_HD T operator()(const T&, const T&) const {
+    static_assert(Real<T>, "div: integers are not divided in place, since their quotients are no integers");
+    return T();
+  }
+};
+template <class F, class T>
+struct OfNumber {
+  T number;
+  CHORUS_HD T operator()(const T& x) const { return F{}(x, number); }
+};
+}  // namespace functors
+
+namespace detail {
+
+/// x = f(x, y...), with y dense and of x's shape.
+template <class F, class T, int Rank, class D, class... Y>
+void assign(const char* operation, const F& f, const Tensor<T, Rank, D>& x, const Y&... y) {
+  static_assert(!std::is_same_v<T, bool>, "in place: no arithmetic of truth values");
+  check_defined(operation, value_of(x));
+  for (std::size_t axis = 0; axis < x.shape().size(); ++axis)
+    check<UsageError>(x.strides()[axis] != 0 || x.shape()[axis] <= 1, operation,
+                      ": expected a tensor with a place for each element, got an expanded one of shape ", x.shape());
+  const auto left = contiguous(x);
+  if constexpr (Real<T>)
+    kernels::pointwise_forward(x.device(), f, x.numel(),
+                               std::array<const T*, 1 + sizeof...(Y)>{left.data(), y.data()...}, left.data());
+  else
+    kernels::transform(x.device(), f, x.numel(), left.data(), left.data(), y.data()...);
+  if (!x.is_contiguous()) kernels::scatter_strided(x.device(), x.shape(), left.data(), x.data(), x.strides());
+  x.storage().wrote();
+  record(operation, x, nullptr, x, y...);
+}
+
+/// x = f(x, y); y broadcasts to x's shape.
+template <class F, class T, int Rank, class D, int RankY>
+void assign_with(const char* operation, const F& f, const Tensor<T, Rank, D>& x, const Tensor<T, RankY, D>& y) {
+  static_assert(RankY <= Rank, "in place: the right side has more axes than the tensor that is written");
+  check_defined(operation, value_of(x), value_of(y));
+  check<DeviceError>(x.device() == y.device(), operation, ": operands are on ", x.device(), " and on another device");
+  check<ShapeError>(broadcast_shapes(operation, x.shape(), y.shape()) == x.shape(), operation,
+                    ": expected what broadcasts to shape ", x.shape(), ", got shape ", y.shape());
+  const auto right = y.expand(x.shape());
+  // What reads other elements of the memory that is written is copied first.
+  const bool same_places = right.data() == x.data() && right.strides() == x.strides();
+  const bool apart = right.storage().memory().block() != x.storage().memory().block();
+  assign(operation, f, x, right.is_contiguous() && (apart || same_places) ? right : clone(right));
+}
+
+}  // namespace detail
+
+#define CHORUS_IN_PLACE(OP, NAME, FUNCTOR, OF_INTEGERS, WITH_NUMBER, SIGN)                                           \
+  template <AnyTensor X, Operand Y>                                                                                  \
+  X&& operator OP(X&& x, const Y& y) {                                                                               \
+    using T = typename std::remove_cvref_t<X>::value_type;                                                           \
+    static_assert(AnyTensor<Y>, #NAME ": a Tensor takes no Variable, whose gradient would be lost; use value()");    \
+    static_assert(of_one_type<X, Y>, #NAME ": operands have different scalar types; to<float>(x) converts one");     \
+    if constexpr (AnyTensor<Y> && of_one_type<X, Y>)                                                                 \
+      detail::assign_with(#NAME "_", std::conditional_t<Real<T>, functors::FUNCTOR, functors::OF_INTEGERS>{}, x, y); \
+    return std::forward<X>(x);                                                                                       \
+  }                                                                                                                  \
+  template <AnyTensor X, Arithmetic Number>                                                                          \
+  X&& operator OP(X&& x, Number number) {                                                                            \
+    using T = typename std::remove_cvref_t<X>::value_type;                                                           \
+    static_assert(Real<T> || std::is_integral_v<Number>, #NAME ": a tensor of integers takes no fractions");         \
+    if constexpr (Real<T>)                                                                                           \
+      detail::assign(#NAME "_", functors::WITH_NUMBER{SIGN static_cast<double>(number)}, x);                         \
+    else                                                                                                             \
+      detail::assign(#NAME "_", functors::OfNumber<functors::OF_INTEGERS, T>{static_cast<T>(number)}, x);            \
+    return std::forward<X>(x);                                                                                       \
+  }
+/// The right side, a Tensor or a number, broadcasts to the tensor's shape. Throws ShapeError where it doesn't,
+/// UsageError where one is undefined or the tensor has one place for several elements.
+CHORUS_IN_PLACE(+=, add, Add, IntegerAdd, AddScalar, +)
+CHORUS_IN_PLACE(-=, sub, Sub, IntegerSub, AddScalar, -)
+CHORUS_IN_PLACE(*=, mul, Mul, IntegerMul, MulScalar, +)
+/// Not of integers, whose quotients are none.
+CHORUS_IN_PLACE(/=, div, Div, NoDivision, DivScalar, +)
+#undef CHORUS_IN_PLACE
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_IN_PLACE_HPP
 
 // <chorus/ops/losses.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_LOSSES_HPP
@@ -33021,15 +34513,22 @@ auto adaptive_avg_pool2d(const X& x, Size2d size) {
   const auto& shape = value_of(x).shape();
   check<ShapeError>(shape[2] > 0 && shape[3] > 0, "adaptive_avg_pool2d: an image of shape ", shape, " has no pixels");
   const auto input = detail::rounded(x);
-  return detail::keeps_levels(input, detail::adaptive_mean(detail::adaptive_mean(input, 3, size.width), 2, size.height),
-                              /*exact=*/false);
+  const auto means = [&] { return detail::adaptive_mean(detail::adaptive_mean(input, 3, size.width), 2, size.height); };
+  if (shape[2] % size.height != 0 || shape[3] % size.width != 0)
+    return detail::keeps_levels(input, means(), /*exact=*/false);
+  const Size2d part{shape[2] / size.height, shape[3] / size.width};
+  const auto windows = detail::pool2d_shape("adaptive_avg_pool2d", shape, part, {});
+  return detail::keeps_levels(input, decltype(means())(detail::mean_of_windows(input, windows)), /*exact=*/false);
 }
 
 /// x: [batch, channels, ...] -> the mean of each channel: [batch, channels].
 template <Operand X>
 auto global_avg_pool(const X& x) {
   const auto input = detail::rounded(x);
-  return detail::keeps_levels(input, mean(flatten<2>(input), 2), /*exact=*/false);
+  const Index pixels = value_of(input).numel() / std::max<Index>(1, value_of(x).size(0) * value_of(x).size(1));
+  const auto sums = [](const auto& steps) { return sum(flatten<2>(steps), 2); };
+  return detail::keeps_levels(input, detail::exact_means(input, mean(flatten<2>(input), 2), pixels, sums),
+                              /*exact=*/false);
 }
 
 }  // namespace chorus
@@ -38992,6 +40491,13 @@ class Policy {
     ~Gathered() {}  // not trivial: a name for it is no unused variable
   };
   [[nodiscard]] Gathered gathered(const GatheredOptions& = {}) { return {}; }
+  /// Calls `f(model)` on every rank with the whole model, as one device has it: the same line under every policy. What
+  /// `f` writes stays, and all ranks write the same. All ranks call it.
+  template <class F>
+  requires std::invocable<const F&, Model&>
+  void gathered(const F& f) {
+    f(model_);
+  }
 
   /// optim::clip_grad_norm of all parameters: the same line under every policy, also where each rank has only a part of
   /// them, and all ranks call it. Its return value and errors are those.
@@ -39115,6 +40621,10 @@ int trace_place(const Net& net, int i) {
   return i;
 }
 
+/// The policy of `Net` around another model: `ch::Rebind<Net, Critic> critic{Critic{}, run};`.
+template <class Net, class Model>
+using Rebind = typename Net::template rebind<Model>;
+
 struct SamplingOptions {
   bool shuffle = true;
   /// Repeat samples so that all shares of a batch have one size, as PyTorch's DistributedSampler does.
@@ -39179,6 +40689,9 @@ class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner 
  public:
   using D = typename Policy<Model>::device_type;
   static constexpr const char* name = "dp";
+  /// The same policy around another model, for programs with several: `ch::Rebind<Net, Other>`.
+  template <class Other>
+  using rebind = DataParallel<Other>;
 
   /// The model's numbers move to the first device, where they are not there; handles, optimizers and hooks that a
   /// program has from before stay theirs. Throws UsageError without devices, and for options that make no sense;
@@ -40869,10 +42382,12 @@ class Clock final : public Extension<D> {
 
 namespace chorus::detail {
 
-/// One line for each parameter and buffer whose name `counts` accepts: `conv1.weight F32 [6, 3, 5, 5]`.
+/// One line for each parameter and buffer whose name `counts` accepts: `conv1.weight F32 [6, 3, 5, 5]`. Of a deferred
+/// model also what all ranks draw its numbers from.
 template <Device D, class Counts>
 [[gnu::cold]] std::string model_description(nn::Module& model, const Counts& counts) {
   std::string text;
+  if (PromisedNumbers::current() != nullptr) text = cat("initial seed ", initial_seed(), '\n');
   for (const auto& named : nn::named_parameters<D>(model))
     if (counts(named.name))
       text += cat(named.name, " ", named.parameter->dtype(), " ", named.parameter->extents(),
@@ -40907,11 +42422,14 @@ template <class Communicator>
   }
 }
 
-/// Makes rank 0's parameters and buffers all ranks'. A collective.
+/// Makes rank 0's parameters and buffers all ranks', but for promised ones, which all ranks draw alike. A collective.
 template <Device D, class Communicator>
 [[gnu::cold]] void take_rank_0s(nn::Module& model, Communicator& communicator) {
   if (communicator.size() == 1) return;
   const auto take = [&](const AtHome<D>& home, trace::Traffic traffic) {
+    if constexpr (std::is_same_v<D, Cpu>)
+      if (auto* const promises = PromisedNumbers::current(); promises != nullptr && promises->promised(home.place()))
+        return;
     if (home.size_bytes() > 0)
       communicator.broadcast(std::span(static_cast<std::uint8_t*>(home.memory()), home.size_bytes()), 0,
                              {.traffic = traffic});
@@ -44162,6 +45680,9 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
   using typename Base::D;
   using policy_type = DistributedDataParallel;
   static constexpr const char* name = "ddp";
+  /// The same policy around another model, for programs with several: `ch::Rebind<Net, Other>`.
+  template <class Other>
+  using rebind = DistributedDataParallel<Other, Hook, Communicator>;
 
   /// Compares the models of all ranks and takes rank 0's numbers. Throws UsageError, on every rank, where names,
   /// shapes, dtypes or options differ, and where no parameter wants a gradient. The communicator must outlive this.
@@ -45147,6 +46668,8 @@ class Deferred {
  public:
   explicit Deferred(Arguments... arguments) : arguments_(std::move(arguments)...) {}
   Model make() const { return std::make_from_tuple<Model>(arguments_); }
+  /// For policies whose ranks have the whole model.
+  operator Model() const { return make(); }
 
  private:
   std::tuple<Arguments...> arguments_;
@@ -45164,17 +46687,21 @@ Deferred<Model, Arguments...> deferred(Arguments... arguments) {
 
 namespace detail {
 
-/// While it lives, models that this thread makes, and policies that take them, leave promised numbers promised.
+/// While it lives, models that this thread makes, and policies that take them, leave promised numbers promised, until
+/// `keep_promises`.
 template <class Model>
 class Making {
  public:
   template <class... Arguments>
-  explicit Making(const Deferred<Model, Arguments...>& model) : scope_(promises_), model_(model.make()) {}
-  ~Making() { promises_.keep_the_rest(); }
+  explicit Making(const Deferred<Model, Arguments...>& model) : scope_(promises_), model_(model.make()) {
+    using D = typename nn::detail::DeviceOfModel<Model>::type;
+    for (const auto& named : nn::named_parameters<D>(model_))
+      promises_.check_untouched(named.parameter->place(), named.name);
+    promises_.check_untouched();
+  }
   Making(const Making&) = delete;
   Making& operator=(const Making&) = delete;
   Model take() { return std::move(model_); }
-  const PromisedNumbers& promises() const { return promises_; }
 
  private:
   struct Scope {
@@ -45188,6 +46715,17 @@ class Making {
   Scope scope_;
   Model model_;
 };
+
+/// Draws what is promised in this thread yet, which promises nothing more.
+inline void keep_promises() {
+  if (auto* const promises = std::exchange(PromisedNumbers::current(), nullptr)) promises->keep_the_rest();
+}
+/// `part`, whose numbers are drawn now.
+template <class Part>
+Part with_numbers(Part part) {
+  keep_promises();
+  return part;
+}
 
 }  // namespace detail
 }  // namespace chorus
@@ -45606,6 +47144,8 @@ class UnitsAtHand final : public Residence {
         states_[u].has_gradients = true;
         give_gradients_back(u);
       }
+      if (auto* const promises = PromisedNumbers::current())
+        for (const auto& entry : flat_->entries()) promises->forget(entry.parameter().place());
     }
     CachingAllocator<D>::of(flat_->groups().front().values.device()).empty_cache();
   }
@@ -46130,6 +47670,9 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
   using typename Base::D;
   using policy_type = FullyShardedDataParallel;
   static constexpr const char* name = "fsdp";
+  /// The same policy around another model, for programs with several: `ch::Rebind<Net, Other>`.
+  template <class Other>
+  using rebind = FullyShardedDataParallel<Other, Units, Communicator, Averages>;
   static_assert(std::is_same_v<D, Cpu>, "FullyShardedDataParallel: models on CPUs so far");
 
   /// As DistributedDataParallel's. `gathers`: another communicator of the ranks among which parameters are cut, all in
@@ -46149,15 +47692,9 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
   }
 
   /// The same for a model that is made here, of which each rank draws its parts alone: no rank ever holds the whole.
-  template <class... Arguments>
-  FullyShardedDataParallel(const Deferred<Model, Arguments...>& model, Communicator& communicator,
-                           Communicator& gathers, const FullyShardedDataParallelOptions& options = {},
-                           std::uint64_t seed = initial_seed())
-      : FullyShardedDataParallel(detail::Making<Model>(model), communicator, gathers, options, seed) {}
-  template <class... Arguments, detail::LaunchedRun Run>
-  FullyShardedDataParallel(const Deferred<Model, Arguments...>& model, Run& run,
-                           const FullyShardedDataParallelOptions& options = {})
-      : FullyShardedDataParallel(detail::Making<Model>(model), run, options) {}
+  template <class... Arguments, class... More>
+  explicit FullyShardedDataParallel(const Deferred<Model, Arguments...>& model, More&&... more)
+      : FullyShardedDataParallel(detail::Making<Model>(model).take(), std::forward<More>(more)...) {}
 
   /// The model's output for this rank's share of the batch. All ranks call it.
   template <class... Inputs>
@@ -46194,35 +47731,17 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
     bool write_;
   };
   [[nodiscard]] Gathered gathered(const GatheredOptions& options = {}) { return Gathered(at_hand(), options.write); }
+  /// See Policy::gathered.
+  template <class F>
+  requires std::invocable<const F&, Model&>
+  void gathered(const F& f) {
+    const auto whole = gathered({.write = true});
+    f(this->model_);
+  }
   /// For files, which all ranks write together: see io::detail::keeps_parts.
   bool writes_part(bool sharded, bool) const { return sharded || this->communicator_.rank() == 0; }
 
  private:
-  FullyShardedDataParallel(detail::Making<Model>&& making, Communicator& communicator, Communicator& gathers,
-                           FullyShardedDataParallelOptions options, std::uint64_t seed)
-      : Base(making.take(), communicator, ddp_options(without_init_sync(options)), seed) {
-    check_made(making);
-    shard(gathers, options);
-  }
-  template <detail::LaunchedRun Run>
-  FullyShardedDataParallel(detail::Making<Model>&& making, Run& run, FullyShardedDataParallelOptions options)
-      : Base(making.take(), run, ddp_options(without_init_sync(options))) {
-    check_made(making);
-    gathers_.emplace(comm::connect(comm::split(run.communicator(), run.world(), 0)));
-    shard(*gathers_, options);
-  }
-  static FullyShardedDataParallelOptions without_init_sync(FullyShardedDataParallelOptions options) {
-    options.init_sync = false;
-    return options;
-  }
-  // Ranks draw the same numbers: of one model, with one seed.
-  [[gnu::cold]] void check_made(const detail::Making<Model>& making) {
-    for (const auto& named : this->buffers_) making.promises().draw_whole(named.buffer->place(), named.buffer->count());
-    this->check_same(cat(this->core().options.template describe<D>(), "initial seed ", initial_seed(), "\n"),
-                     this->is_shared());
-    this->broadcast_buffers(0);
-  }
-
   /// The unit that backward begins with stays after the pass.
   class Forward {
    public:
@@ -46245,7 +47764,7 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
     return {.dim = options.dim,
             .broadcast_buffers = options.broadcast_buffers,
             .find_unused_parameters = options.find_unused_parameters,
-            .init_sync = options.init_sync};
+            .init_sync = options.init_sync && PromisedNumbers::current() == nullptr};
   }
   AtHand& at_hand() const { return units_->at_hand(); }
   void begin_join(const detail::JoinFacts&) override {
@@ -46255,6 +47774,8 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
   }
 
   [[gnu::cold]] void shard(Communicator& gathers, const FullyShardedDataParallelOptions& options) {
+    const bool deferred = PromisedNumbers::current() != nullptr;
+    if (deferred) this->check_same(this->core().options.template describe<D>(), this->is_shared());
     // 1. The parameters, which are rank 0's by now, are cut into units.
     auto at_hand = std::make_shared<AtHand>(this->flat_, gathers, Units::cut(this->model_, this->flat_),
                                             options.find_unused_parameters, Units::reshard_after_forward);
@@ -46263,6 +47784,10 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
     this->core().cut_buckets();
     // 2. Each rank keeps its part of each unit.
     at_hand->settle(at_hand);
+    if (deferred) {
+      detail::keep_promises();
+      this->broadcast_buffers(0);
+    }
   }
 
   std::optional<comm::AnyCommunicator> gathers_;  // where it was made for a run
@@ -46311,6 +47836,9 @@ class SingleDevice : public OneProcessPolicy<Model> {
  public:
   static constexpr const char* name = "single";
   static constexpr bool one_device = true;
+  /// The same policy around another model, for programs with several: `ch::Rebind<Net, Other>`.
+  template <class Other>
+  using rebind = SingleDevice<Other>;
 
   explicit SingleDevice(Model model, std::uint64_t seed = initial_seed(), const SingleDeviceOptions& options = {})
       : OneProcessPolicy<Model>(std::move(model), seed), handles_(this->model_) {
