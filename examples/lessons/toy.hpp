@@ -106,10 +106,9 @@ inline int compare_parameters(ch::Run& run, const char* policy, const std::vecto
   return same ? 0 : 1;
 }
 
-/// Trains `net`, a policy that has begun with the same parameters as the lesson's model, in the loop that every program
-/// has, and compares. Returns main's status: 1 where a parameter differs by more than `allowed` on any rank.
+/// Trains `net`, a policy, in the loop that every program has.
 template <class Net, class Optimizer>
-int compare(ch::Run& run, Data& data, ch::nn::Module& lesson, Net& net, Optimizer& optimizer, double allowed) {
+void train(Data& data, Net& net, Optimizer& optimizer) {
   for (int e = 0; e < epochs; ++e)
     for (const auto& [images, labels] : data.epoch(e)) {
       optimizer.zero_grad();
@@ -117,6 +116,13 @@ int compare(ch::Run& run, Data& data, ch::nn::Module& lesson, Net& net, Optimize
       loss.backward();
       optimizer.step();
     }
+}
+
+/// Trains `net`, a policy that has begun with the same parameters as the lesson's model, and compares. Returns main's
+/// status: 1 where a parameter differs by more than `allowed` on any rank.
+template <class Net, class Optimizer>
+int compare(ch::Run& run, Data& data, ch::nn::Module& lesson, Net& net, Optimizer& optimizer, double allowed) {
+  train(data, net, optimizer);
   const auto whole = net.gathered();
   return compare_parameters(run, Net::name, ch::nn::named_parameters<ch::Cpu>(lesson),
                             ch::nn::named_parameters<ch::Cpu>(net.module()), allowed);
