@@ -83,7 +83,7 @@ int main(int argc, char** argv) {
     ch::optim::Sgd policy_optimizer{net.parameters(), sgd};
     // On one rank the policy's layers are plain ones, which add the bias within the product: rounding differs.
     train(data, net, policy_optimizer);
-    return compare_parameters(run, Net::name, ch::nn::named_parameters<ch::Cpu>(model),
+    return compare_parameters(run, Policy::name, ch::nn::named_parameters<ch::Cpu>(model),
                               ch::nn::named_parameters<ch::Cpu>(net.module()), ranks.size() == 2 ? 0 : 1e-5);
   });
 }
