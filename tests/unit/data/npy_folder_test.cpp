@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "../data/files.hpp"
+#include "files.hpp"
 
 namespace npy_folder_test {
 
