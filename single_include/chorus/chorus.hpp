@@ -32310,11 +32310,13 @@ template <class F, Operand A, Operand B>
 auto compare(const char* operation, const F& f, const A& a, const B& b) {
   static_assert(of_one_type<A, B>, "comparison: operands have different scalar types; to<float>(x) converts one");
   if constexpr (of_one_type<A, B>) {
-    const auto &x = value_of(a), &y = value_of(b);
+    const auto& x = value_of(a);
+    const auto& y = value_of(b);
     check_defined(operation, x, y);
     check<DeviceError>(x.device() == y.device(), operation, ": operands are on ", x.device(), " and on another device");
     const auto shape = broadcast_shapes(operation, x.shape(), y.shape());
-    const auto left = broadcast_to(x, shape), right = broadcast_to(y, shape);
+    const auto left = broadcast_to(x, shape);
+    const auto right = broadcast_to(y, shape);
     auto out = Tensor<bool, broadcast_rank<A, B>, typename tensor_of<A>::device_type>::empty(shape, x.device());
     kernels::transform(x.device(), f, out.numel(), out.data(), left.data(), right.data());
     return record(operation, std::move(out), nullptr, x, y);
