@@ -138,7 +138,8 @@ double milliseconds(const ch::Tensor<float, 4>& images, const Classify& classify
 }
 
 ch::data::ImageDataset open(ch::Run& run, ch::data::Split split) {
-  if (const auto folder = run.option("data", ""); !folder.empty()) return ch::data::open_images(folder, split);
+  const auto folder = run.option("data", "synthetic");
+  if (folder != "synthetic") return ch::data::open_images(folder, split);
   const bool trains = split == ch::data::Split::train;
   return ch::data::SyntheticImages{run.option(trains ? "train-images" : "test-images", ch::Index{trains ? 4000 : 1000}),
                                    1, split};

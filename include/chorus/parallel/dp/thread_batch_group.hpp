@@ -8,6 +8,7 @@
 #include <chorus/core/error.hpp>
 #include <chorus/core/say.hpp>
 #include <chrono>
+#include <compare>
 #include <condition_variable>
 #include <cstddef>
 #include <exception>
@@ -52,7 +53,8 @@ class ThreadMeeting {
   /// nobody can be told: who has given up waiting for it then ends the process.
   void leave(std::size_t member, bool thrown) {
     std::unique_lock lock(mutex_);
-    if (thrown && (!culprit_ || members_[member] < culprit_->was)) culprit_ = {member, members_[member]};
+    const Culprit own{.was = members_[member], .member = member};
+    if (thrown && (!culprit_ || own < *culprit_)) culprit_ = own;
     const bool gave_up = members_[member] == Member::gave_up;
     members_[member] = thrown ? Member::failed : Member::ended;
     together_ = false;
@@ -94,9 +96,11 @@ class ThreadMeeting {
  private:
   // Who throws while at work has an error of its own; the others' errors follow from it, or from who hasn't come.
   enum class Member { at_work, gave_up, turned_away, waiting, ended, failed };
+  // Of several the first one, whoever was faster.
   struct Culprit {
-    std::size_t member;
     Member was;
+    std::size_t member;
+    auto operator<=>(const Culprit&) const = default;
   };
 
   // `into_total` makes of all members' `values_` the total, which is 0 before.
