@@ -1633,14 +1633,14 @@ class Writes {
   static std::uint64_t fingerprint(const void* numbers, std::size_t bytes) {
     constexpr std::size_t lanes = 64, block = lanes * sizeof(std::uint32_t);
     constexpr std::uint32_t odd = 0x9E3779B1u;
-    std::array<std::uint32_t, lanes> sums{}, words{};
+    std::uint32_t sums[lanes] = {}, words[lanes];
     const auto* from = static_cast<const std::byte*>(numbers);
     for (; bytes >= block; bytes -= block, from += block) {
-      std::memcpy(words.data(), from, block);
+      std::memcpy(words, from, block);
       for (std::size_t lane = 0; lane < lanes; ++lane) sums[lane] = (sums[lane] ^ words[lane]) * odd;
     }
-    words.fill(0);
-    std::memcpy(words.data(), from, bytes);
+    std::memset(words, 0, block);
+    std::memcpy(words, from, bytes);
     std::uint64_t out = 0;
     for (std::size_t lane = 0; lane < lanes; ++lane)
       out = (out ^ ((sums[lane] ^ words[lane]) * odd)) * 0x9E3779B97F4A7C15u;
