@@ -71,6 +71,7 @@ int main(int argc, char** argv) {
                   sent / ranks.size() / data.steps(), bytes, 2 * (ranks.size() - 1) * bytes / ranks.size());
 
     ch::optim::Sgd policy_optimizer{net.parameters(), sgd};
-    return compare(run, data, model, net, policy_optimizer, tolerance(ranks.size()));
+    // The policy's sums go round by the bucket: rounded in another order.
+    return compare(run, data, model, net, policy_optimizer, 10 * tolerance(ranks.size()));
   });
 }
