@@ -2575,7 +2575,7 @@ class TokenWindows {
   }
   Index size() const { return tokens_.empty() ? 0 : (static_cast<Index>(tokens_.size()) - 1) / window_; }
   std::pair<std::span<const std::int64_t>, std::span<const std::int64_t>> get(Index i) const {
-    check<UsageError>(i >= 0 && i < size(), "TokenWindows: sample ", i, " is not in [0, ", size(), ")");
+    detail::check_place("TokenWindows", i, size());
     const auto count = static_cast<std::size_t>(window_);
     const auto from = std::span(tokens_).subspan(static_cast<std::size_t>(i) * count);
     return {from.first(count), from.subspan(1, count)};
@@ -2747,10 +2747,6 @@ std::shared_ptr<const D> kept(const D& dataset) {
 template <class D>
 requires(!std::is_lvalue_reference_v<D>) std::shared_ptr<const D> kept(D&& dataset) {
   return std::make_shared<const D>(std::move(dataset));
-}
-
-inline void check_place(const char* who, Index i, Index size) {
-  check<UsageError>(i >= 0 && i < size, who, ": sample ", i, " is not in [0, ", size, ")");
 }
 
 template <class T, int Rank>
@@ -4950,7 +4946,7 @@ class NpyFolder {
   const std::vector<std::string>& classes() const { return classes_; }
   /// Throws FileError where the file is no array of T with that many axes.
   std::pair<Tensor<T, Rank>, std::int64_t> get(Index i) const {
-    check<UsageError>(i >= 0 && i < size(), "NpyFolder: sample ", i, " is not in [0, ", size(), ")");
+    data::detail::check_place("NpyFolder", i, size());
     const auto& [path, label] = files_[static_cast<std::size_t>(i)];
     return {load_npy<T, Rank>(path), label};
   }

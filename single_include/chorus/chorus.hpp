@@ -8586,6 +8586,10 @@ concept LabelledImages = requires(const D& dataset, Index i, std::span<float> im
 };
 
 namespace detail {
+inline void check_place(const char* who, Index i, Index size) {
+  check<UsageError>(i >= 0 && i < size, who, ": sample ", i, " is not in [0, ", size, ")");
+}
+
 template <class D>
 concept DrawsSamples = requires(const D& dataset, Index i, RandomStream& random) {
   requires !std::is_void_v<decltype(dataset.get(i, random))>;
@@ -8661,7 +8665,7 @@ class ImageDataset {
   const Normalize& normalization() const { return normalization_; }
 
   std::int64_t get(Index i, std::span<float> image) const {
-    check<UsageError>(i >= 0 && i < size(), "dataset: sample ", i, " is not in [0, ", size(), ")");
+    detail::check_place("dataset", i, size());
     const std::size_t count = pixels_per_image(), at = static_cast<std::size_t>(i);
     check<ShapeError>(image.size() == count, "dataset: expected room for ", count, " pixels, got ", image.size());
     std::uint8_t* bytes = pixels_.get() + at * count;
@@ -20553,6 +20557,12 @@ struct Pointwise {
 
 namespace detail {
 
+/// Dense in the shape.
+template <class T, int Rank, class D, std::size_t N>
+Tensor<T, static_cast<int>(N), D> broadcast_to(const Tensor<T, Rank, D>& x, const std::array<Index, N>& shape) {
+  return contiguous(x.expand(shape));
+}
+
 /// How each input of an element-wise function lies in the output: by strides, which are 0 along axes that are repeated.
 template <std::size_t Rank, std::size_t Inputs>
 struct BroadcastLayout {
@@ -31873,8 +31883,9 @@ auto where(const Tensor<bool, Rank, D>& mask, const A& a, const B& b) {
     const auto shape = broadcast_shapes("where", broadcast_shapes("where", mask.shape(), a.shape()), b.shape());
     check<DeviceError>(mask.device() == a.device() && a.device() == b.device(), "where: operands are on ",
                        mask.device(), " and on another device");
-    const auto choose = contiguous(mask.expand(shape));
-    const auto left = contiguous(a.expand(shape)), right = contiguous(b.expand(shape));
+    const auto choose = detail::broadcast_to(mask, shape);
+    const auto left = detail::broadcast_to(a, shape);
+    const auto right = detail::broadcast_to(b, shape);
     auto out = std::remove_const_t<decltype(left)>::empty(shape, mask.device());
     kernels::transform(mask.device(), functors::Choose{}, out.numel(), out.data(), choose.data(), left.data(),
                        right.data());
@@ -32299,12 +32310,6 @@ struct WithNumber {
 }  // namespace functors
 
 namespace detail {
-
-/// Dense in the shape.
-template <class T, int Rank, class D, std::size_t N>
-Tensor<T, static_cast<int>(N), D> broadcast_to(const Tensor<T, Rank, D>& x, const std::array<Index, N>& shape) {
-  return contiguous(x.expand(shape));
-}
 
 template <class F, Operand A, Operand B>
 auto compare(const char* operation, const F& f, const A& a, const B& b) {

@@ -35,6 +35,10 @@ concept LabelledImages = requires(const D& dataset, Index i, std::span<float> im
 };
 
 namespace detail {
+inline void check_place(const char* who, Index i, Index size) {
+  check<UsageError>(i >= 0 && i < size, who, ": sample ", i, " is not in [0, ", size, ")");
+}
+
 template <class D>
 concept DrawsSamples = requires(const D& dataset, Index i, RandomStream& random) {
   requires !std::is_void_v<decltype(dataset.get(i, random))>;
@@ -110,7 +114,7 @@ class ImageDataset {
   const Normalize& normalization() const { return normalization_; }
 
   std::int64_t get(Index i, std::span<float> image) const {
-    check<UsageError>(i >= 0 && i < size(), "dataset: sample ", i, " is not in [0, ", size(), ")");
+    detail::check_place("dataset", i, size());
     const std::size_t count = pixels_per_image(), at = static_cast<std::size_t>(i);
     check<ShapeError>(image.size() == count, "dataset: expected room for ", count, " pixels, got ", image.size());
     std::uint8_t* bytes = pixels_.get() + at * count;

@@ -32,10 +32,6 @@ requires(!std::is_lvalue_reference_v<D>) std::shared_ptr<const D> kept(D&& datas
   return std::make_shared<const D>(std::move(dataset));
 }
 
-inline void check_place(const char* who, Index i, Index size) {
-  check<UsageError>(i >= 0 && i < size, who, ": sample ", i, " is not in [0, ", size, ")");
-}
-
 template <class T, int Rank>
 auto row_of(const Tensor<T, Rank>& tensor, Index i) {
   if constexpr (Rank == 1)

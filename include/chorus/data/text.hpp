@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chorus/core/error.hpp>
+#include <chorus/data/dataset.hpp>
 #include <chorus/data/file.hpp>
 #include <chorus/tensor/tensor.hpp>
 #include <cstddef>
@@ -45,7 +46,7 @@ class TokenWindows {
   }
   Index size() const { return tokens_.empty() ? 0 : (static_cast<Index>(tokens_.size()) - 1) / window_; }
   std::pair<std::span<const std::int64_t>, std::span<const std::int64_t>> get(Index i) const {
-    check<UsageError>(i >= 0 && i < size(), "TokenWindows: sample ", i, " is not in [0, ", size(), ")");
+    detail::check_place("TokenWindows", i, size());
     const auto count = static_cast<std::size_t>(window_);
     const auto from = std::span(tokens_).subspan(static_cast<std::size_t>(i) * count);
     return {from.first(count), from.subspan(1, count)};

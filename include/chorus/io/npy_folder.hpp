@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chorus/core/error.hpp>
 #include <chorus/core/printable.hpp>
+#include <chorus/data/dataset.hpp>
 #include <chorus/data/file.hpp>
 #include <chorus/io/npy.hpp>
 #include <chorus/tensor/tensor.hpp>
@@ -47,7 +48,7 @@ class NpyFolder {
   const std::vector<std::string>& classes() const { return classes_; }
   /// Throws FileError where the file is no array of T with that many axes.
   std::pair<Tensor<T, Rank>, std::int64_t> get(Index i) const {
-    check<UsageError>(i >= 0 && i < size(), "NpyFolder: sample ", i, " is not in [0, ", size(), ")");
+    data::detail::check_place("NpyFolder", i, size());
     const auto& [path, label] = files_[static_cast<std::size_t>(i)];
     return {load_npy<T, Rank>(path), label};
   }

@@ -77,12 +77,6 @@ struct WithNumber {
 
 namespace detail {
 
-/// Dense in the shape.
-template <class T, int Rank, class D, std::size_t N>
-Tensor<T, static_cast<int>(N), D> broadcast_to(const Tensor<T, Rank, D>& x, const std::array<Index, N>& shape) {
-  return contiguous(x.expand(shape));
-}
-
 template <class F, Operand A, Operand B>
 auto compare(const char* operation, const F& f, const A& a, const B& b) {
   static_assert(of_one_type<A, B>, "comparison: operands have different scalar types; to<float>(x) converts one");

@@ -60,8 +60,9 @@ auto where(const Tensor<bool, Rank, D>& mask, const A& a, const B& b) {
     const auto shape = broadcast_shapes("where", broadcast_shapes("where", mask.shape(), a.shape()), b.shape());
     check<DeviceError>(mask.device() == a.device() && a.device() == b.device(), "where: operands are on ",
                        mask.device(), " and on another device");
-    const auto choose = contiguous(mask.expand(shape));
-    const auto left = contiguous(a.expand(shape)), right = contiguous(b.expand(shape));
+    const auto choose = detail::broadcast_to(mask, shape);
+    const auto left = detail::broadcast_to(a, shape);
+    const auto right = detail::broadcast_to(b, shape);
     auto out = std::remove_const_t<decltype(left)>::empty(shape, mask.device());
     kernels::transform(mask.device(), functors::Choose{}, out.numel(), out.data(), choose.data(), left.data(),
                        right.data());

@@ -25,6 +25,12 @@ struct Pointwise {
 
 namespace detail {
 
+/// Dense in the shape.
+template <class T, int Rank, class D, std::size_t N>
+Tensor<T, static_cast<int>(N), D> broadcast_to(const Tensor<T, Rank, D>& x, const std::array<Index, N>& shape) {
+  return contiguous(x.expand(shape));
+}
+
 /// How each input of an element-wise function lies in the output: by strides, which are 0 along axes that are repeated.
 template <std::size_t Rank, std::size_t Inputs>
 struct BroadcastLayout {
