@@ -59,10 +59,12 @@ struct Letters : ch::nn::Module {
     for (const auto* table : {&wte, &wpe})
       table->weight.assign(ch::nn::init::normal<float, Device, 2>(table->weight.shape(), 0, 0.02));
   }
-  auto forward(const ch::Tensor<std::int64_t, 2, Device>& tokens) const {
+  auto forward(const auto& tokens) const {
     std::vector<std::int64_t> places(static_cast<std::size_t>(tokens.size(1)));
     std::iota(places.begin(), places.end(), 0);
-    return wte(tokens) + wpe(ch::Tensor<std::int64_t, 1, Device>::from(places, {tokens.size(1)}, tokens.device()));
+    const auto letters = wte(tokens);
+    const auto row = ch::Tensor<std::int64_t, 1, Device>::from(places, {tokens.size(1)}, tokens.device());
+    return letters + ch::type_as(wpe(row), letters);
   }
 };
 

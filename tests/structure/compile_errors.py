@@ -13,6 +13,7 @@ MOST_LINES = 15
 BEGIN = """
 #include <chorus/chorus.hpp>
 #include <chorus/nn/chain.hpp>
+#include <chorus/nn/mixed_precision.hpp>
 #include <chorus/nn/parallel_linear.hpp>
 #include <chorus/ops/softmax.hpp>
 #include <chorus/ops/transposed_convolution.hpp>
@@ -84,6 +85,12 @@ struct Attends : ch::nn::Module {
   ch::nn::MultiheadAttention<ch::Cpu> attention{4, 2};
   CHORUS_MODULE(Attends, attention)
 };"""),
+    ("MixedPrecision: the model gets integers and gives float, so its layers would all run in float", """
+struct Words : Layer {
+  ch::nn::Embedding<ch::Cpu> words{4, 4};
+  auto forward(const ch::Tensor<std::int64_t, 2>& x) const { return fc(words(x)); }
+};
+int main() { ch::nn::MixedPrecision<Words>{}(ch::Tensor<std::int64_t, 2>::zeros({2, 4})); }"""),
     ("needs #include <chorus/nn/recurrent.hpp>", "struct Remembers : Layer { ch::nn::LSTM<ch::Cpu> lstm{4, 2}; };"),
     ("io::load needs #include <chorus/io/load_model.hpp>", 'int main() { Layer net; ch::io::load(net, "x"); }'),
     ("no member named 'no_such_thing'",

@@ -9,7 +9,8 @@
 
 namespace chorus::nn {
 
-/// index: [...] -> the rows of weight: [entries, features] that it names: [..., features].
+/// index: [...] -> the rows of weight: [entries, features] that it names: [..., features]; under MixedPrecision in its
+/// type.
 template <Device D, Real T = float>
 class Embedding : public Module {
  public:
@@ -25,6 +26,10 @@ class Embedding : public Module {
 
   template <int Rank>
   auto operator()(const Tensor<std::int64_t, Rank, D>& index) const {
+    return detail::watched(*this, [&] { return embedding(weight, index); });
+  }
+  template <Narrow N, int Rank>
+  auto operator()(const NarrowIndices<N, Rank, D>& index) const {
     return detail::watched(*this, [&] { return embedding(weight, index); });
   }
   void visit(Visitor& visitor) override { visitor.parameter("weight", weight); }

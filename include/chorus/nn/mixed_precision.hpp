@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <chorus/nn/module.hpp>
-#include <chorus/ops/cast.hpp>
+#include <chorus/ops/narrow_indices.hpp>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -105,13 +107,28 @@ class NarrowCopies {
   std::vector<Place> places_;
 };
 
+template <class X>
+inline constexpr bool is_floating = false;
+template <Operand X>
+inline constexpr bool is_floating<X> = Real<typename tensor_of<X>::value_type>;
+
+// Outputs none of which is narrow. A loss, which has no axes, is float always.
+template <class Y>
+inline constexpr bool all_in_float = false;
+template <Operand Y>
+inline constexpr bool all_in_float<Y> = is_floating<Y> && !NarrowOperand<Y> && (tensor_of<Y>::rank > 0);
+template <class... Members>
+inline constexpr bool all_in_float<std::tuple<Members...>> =
+    (all_in_float<Members> || ...) && !(NarrowOperand<Members> || ...);
+
 }  // namespace detail
 
-/// `Model`, whose layers compute in T: floating-point inputs are turned into T, outputs into float. Parameters, their
-/// gradients, their reduction over devices and the optimizer's step stay float, as does the loss; of the parameters a
-/// copy in T is kept, which is renewed in the first forward pass after a step. A type like any other model, for every
-/// policy: `DistributedDataParallel<MixedPrecision<ToyModel<Cuda>>>`; parameters keep their names. With half, gradients
-/// may be too small for T: see optim::GradScaler.
+/// `Model`, whose layers compute in T: floating-point inputs are turned into T, outputs into float, and what an
+/// Embedding looks up by integer inputs is T. A model whose layers would all run in float does not compile.
+/// Parameters, their gradients, their reduction over devices and the optimizer's step stay float, as does the loss; of
+/// the parameters a copy in T is kept, which is renewed in the first forward pass after a step. A type like any other
+/// model, for every policy: `DistributedDataParallel<MixedPrecision<ToyModel<Cuda>>>`; parameters keep their names.
+/// With half, gradients may be too small for T: see optim::GradScaler.
 template <class Model, Narrow T = bf16>
 class MixedPrecision : public Module {
  public:
@@ -123,7 +140,12 @@ class MixedPrecision : public Module {
   template <class... Inputs>
   auto forward(const Inputs&... inputs) const {
     copies_.refresh(model_);
-    return widened(model_.forward(narrowed(inputs)...));
+    auto outputs = model_.forward(narrowed(inputs)...);
+    static_assert((detail::is_floating<Inputs> || ...) || !detail::all_in_float<decltype(outputs)>,
+                  "MixedPrecision: the model gets integers and gives float, so its layers would all run in float: let "
+                  "its `forward` take integers as `const auto&` and hand them to the Embedding as they come, which "
+                  "gives 16 bits then; or convert what the layers get, with to<bf16>(x)");
+    return widened(outputs);
   }
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) const {
@@ -144,6 +166,8 @@ class MixedPrecision : public Module {
     if constexpr (Operand<X>) {
       if constexpr (Real<typename tensor_of<X>::value_type>)
         return to<T>(x);
+      else if constexpr (std::is_same_v<X, Tensor<std::int64_t, tensor_of<X>::rank, device_type>>)
+        return NarrowIndices<T, tensor_of<X>::rank, device_type>(x);
       else
         return x;
     } else {

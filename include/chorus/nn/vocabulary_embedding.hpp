@@ -20,6 +20,10 @@ class VocabularyParallelEmbedding : public Embedding<D, T> {
   auto operator()(const Tensor<std::int64_t, Rank, D>& index) const {
     return detail::watched(*this, [&] { return vocabulary_embedding(this->weight, index, entries_, group()); });
   }
+  template <Narrow N, int Rank>
+  auto operator()(const NarrowIndices<N, Rank, D>& index) const {
+    return to<N>((*this)(index.plain()));
+  }
   /// The head of a model that has its weight in common with the table: x: [..., features] -> the scores of all entries,
   /// x weightᵀ, as Columns of [..., entries].
   template <Operand X>

@@ -23,5 +23,9 @@ auto embedding(const W& weight, const Tensor<std::int64_t, Rank, D>& index, Inde
       Tensor<bool, Rank + 1, D>::from(std::span<const bool>(host.data(), indices.size()), shape, index.device());
   return where(padding, value_of(rows), rows);
 }
+template <Operand W, Narrow T, int Rank, class D>
+auto embedding(const W& weight, const NarrowIndices<T, Rank, D>& index, Index padding_index) {
+  return to<T>(embedding(weight, index.plain(), padding_index));
+}
 
 }  // namespace chorus

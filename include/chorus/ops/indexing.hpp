@@ -5,6 +5,7 @@
 
 #include <chorus/autograd/deferred_gradients.hpp>
 #include <chorus/kernels/indexing.hpp>
+#include <chorus/ops/narrow_indices.hpp>
 #include <chorus/ops/shape.hpp>
 
 namespace chorus {
@@ -62,6 +63,11 @@ auto embedding(const W& weight, const Tensor<std::int64_t, Rank, D>& index) {
   std::copy(index.shape().begin(), index.shape().end(), shape.begin());
   shape.back() = value_of(weight).size(1);
   return reshape(index_select(weight, 0, flat), shape);
+}
+/// The same in T. The rows' gradients are added up in the weight's own type.
+template <Operand W, Narrow T, int Rank, class D>
+auto embedding(const W& weight, const NarrowIndices<T, Rank, D>& index) {
+  return to<T>(embedding(weight, index.plain()));
 }
 
 namespace detail {

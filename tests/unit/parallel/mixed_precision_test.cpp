@@ -1,9 +1,11 @@
 // Models that compute in bf16 and half: what is float stays float, copies follow, and all policies take the same steps.
 #include <catch.hpp>
 #include <chorus/io/load_model.hpp>
+#include <chorus/nn/embedding.hpp>
 #include <chorus/nn/mixed_precision.hpp>
 #include <chorus/optim/grad_scaler.hpp>
 #include <chorus/parallel/data_parallel.hpp>
+#include <cmath>
 
 #include "../io/files.hpp"
 #include "ranks.hpp"
@@ -255,6 +257,51 @@ TEST_CASE("an overflow in a rank's own parameter is left out by all ranks that a
     return cat(out, scaler.loss_scale());
   });
   CHECK(text == "stepped skipped stepped stepped 128");
+}
+
+struct Words : nn::Module {
+  nn::Embedding<Cpu> word{7, 8}, place{4, 8};
+  nn::Linear<Cpu> head{8, 3};
+  CHORUS_MODULE(Words, word, place, head)
+  auto forward(const auto& words) const {
+    const auto x = word(words);
+    static_assert(NarrowOperand<decltype(x)> == NarrowOperand<decltype(head(x))>);
+    const auto places = Tensor<std::int64_t, 1>::from({0, 1, 2, 3}, {4});
+    narrow = NarrowOperand<decltype(x)>;
+    return head(tanh(reshape(x + type_as(place(places), x), Shape<2>{4 * words.size(0), 8})));
+  }
+  mutable bool narrow = false;
+};
+
+TEST_CASE("mixed precision: what is looked up by integers is narrow, and its gradients are added up in float",
+          "[parallel]") {
+  const auto words = Tensor<std::int64_t, 2>::from({0, 1, 1, 1, 1, 6, 1, 1}, {2, 4});
+  const auto labels = Tensor<std::int64_t, 1>::from({0, 1, 2, 0, 1, 2, 0, 1}, {8});
+  const auto gradient = [&]<class Model>(bool narrow) {
+    manual_seed(4);
+    SingleDevice net{Model{}, 3};
+    const auto scores = net(words);
+    static_assert(std::is_same_v<typename tensor_of<decltype(scores)>::value_type, float>);
+    cross_entropy(scores, labels).backward();
+    auto& words_of = [&]() -> Words& {
+      if constexpr (requires { net.module().model(); })
+        return net.module().model();
+      else
+        return net.module();
+    }();
+    CHECK(words_of.narrow == narrow);
+    return words_of.word.weight.grad().to_vector();
+  };
+  const auto exact = gradient.template operator()<Words>(false);
+  const auto mixed = gradient.template operator()<nn::MixedPrecision<Words>>(true);
+  REQUIRE(exact.size() == mixed.size());
+  double largest = 0;
+  for (std::size_t i = 0; i < exact.size(); ++i) {
+    CHECK(std::abs(exact[i] - mixed[i]) < 0.005);
+    largest = std::max(largest, std::abs(double{exact[i]}));
+  }
+  CHECK(largest > 0.03);
+  CHECK(exact != mixed);
 }
 
 }  // namespace mixed_precision_test
