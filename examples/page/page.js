@@ -89,6 +89,7 @@ function patterns() {
     markerHeight: "6", orient: "auto-start-reverse" }, make("path", { d: "M0,0L8,4L0,8z", class: "arrowhead" }));
   return make("svg", { width: "0", height: "0", "aria-hidden": "true", class: "patterns" }, make("defs", {},
     pattern("waiting", "var(--waiting)", 5, "M-1,1l2,-2M0,5l5,-5M4,6l2,-2"),
+    pattern("bubble", "var(--waiting)", 5, "M0,0l5,5M0,5l5,-5"),
     Object.entries(kinds).map(([kind, [size, ...lines]]) => pattern(`kind-${kind}`, `var(--${kind})`, size, ...lines)),
     arrow("arrow")));
 }
@@ -99,7 +100,7 @@ const legend = (items) => make("ul", { class: "legend" }, items.map(([fill, text
 
 // Runs
 
-const lanes = { step: 1, loader: 2, forward: 3, backward: 4, communication: 5, wait: 6, optimizer: 7 };
+const lanes = { step: 1, loader: 2, forward: 3, backward: 4, communication: 5, wait: 6, optimizer: 7, gathers: 8 };
 
 function readRun(source) {
   const run = { ...source, spans: [], instants: [], memory: new Map(), sent: [], arrows: [] };

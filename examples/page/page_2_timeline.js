@@ -5,9 +5,13 @@ const computing = [lanes.loader, lanes.forward, lanes.backward, lanes.optimizer]
 const rowsOfDevice = [
   { name: "computing", of: (span) => computing.includes(span.lane) },
   { name: "communication", of: (span) => span.lane === lanes.communication },
+  { name: "gathers", of: (span) => span.lane === lanes.gathers },
   { name: "waiting", of: (span) => span.lane === lanes.wait },
 ];
-const rowOfLane = (lane) => lane === lanes.communication ? 1 : lane === lanes.wait ? 2 : 0;
+/** Gathers have a row where a run has any. */
+const rowsOf = (run) => run.spans.some((span) => span.lane === lanes.gathers) ? rowsOfDevice
+  : rowsOfDevice.filter((row) => row.name !== "gathers");
+const rowOfLane = (rows, lane) => Math.max(0, rows.findIndex((row) => row.of({ lane })));
 
 /** Data parallelism's copies above the all-reduce that hides them, for comparing; else the order of the files. */
 const orderOfRuns = () => {
@@ -20,15 +24,17 @@ function describe(run, span, more = "") {
   if (span.args.bytes) facts.push(bytes(span.args.bytes));
   if (span.args.traffic) facts.push(span.args.traffic);
   if (span.args.algorithm) facts.push(`algorithm ${span.args.algorithm}`);
-  if (span.lane === lanes.wait) facts.push("exposed: this thread had nothing else to do");
+  if (span.category === "bubble") facts.push("another stage makes what this one needs");
+  else if (span.lane === lanes.wait) facts.push("exposed: this thread had nothing else to do");
   return facts.join(", ") + more;
 }
 
 function fillOf(span) {
+  if (span.category === "bubble") return "url(#bubble)";
   if (span.lane === lanes.wait) return "url(#waiting)";
   if (span.category === "comm" || span.category === "ring") {
     if (span.args.traffic === "control") return "var(--control)";
-    return bucketColour(span.args.bucket);
+    return bucketColour(span.args.bucket ?? span.args.unit);
   }
   if (span.category === "copy") return "var(--plain)";
   return `var(--${span.category})`;
@@ -66,15 +72,17 @@ function drawTimeline() {
   const marks = make("g"), labels = make("g", { "aria-hidden": "true" }), rows = [], over = make("g"), listed = [];
   let y = 20, budget = mostMarks.timeline, dropped = 0;
   const widest = most(runs.map((run) => run.drawn));
-  const heights = widest > 16 ? [9, 6, 5] : widest > 4 ? [15, 11, 8] : [22, 18, 12];
-  const buckets = new Set();
+  const [computes, moves, waits] = widest > 16 ? [9, 6, 5] : widest > 4 ? [15, 11, 8] : [22, 18, 12];
+  const heightOf = (row) => row.name === "computing" ? computes : row.name === "waiting" ? waits : moves;
+  const buckets = new Set(), units = new Set();
+  let bubbles = false;
   for (const run of orderOfRuns()) {
     const step = stepOf(run);
     marks.append(make("text", { x: 1, y: y + 16, class: "run" },
       `${run.name}, step ${step.number}: ${time(step.end - step.begin)}` +
         (run.drawn < run.devices ? `, the first ${run.drawn} of ${run.devices}` : "")));
     y += 24;
-    const top = [];
+    const top = [], kinds = rowsOf(run);
     for (let device = 0; device < run.drawn; ++device) {
       const small = widest > 16;
       if (!gutter && !small) {
@@ -82,8 +90,8 @@ function drawTimeline() {
         y += 15;
       }
       top.push([]);
-      rowsOfDevice.forEach((kind, number) => {
-        const height = heights[number];
+      kinds.forEach((kind, number) => {
+        const height = heightOf(kind);
         top[device].push(y);
         if (gutter && (!small || number === 0))
           marks.append(make("text", { x: gutter - 8, y: y + height / 2 + 4, "text-anchor": "end", class: "lane" },
@@ -107,12 +115,12 @@ function drawTimeline() {
     }
     for (const arrow of run.arrows) {
       if (arrow.category === "ring" || arrow.to.at < step.begin || arrow.from.at > step.end) continue;
-      const start = top[arrow.from.device]?.[rowOfLane(arrow.from.lane)];
-      const stop = top[arrow.to.device]?.[rowOfLane(arrow.to.lane)];
+      const start = top[arrow.from.device]?.[rowOfLane(kinds, arrow.from.lane)];
+      const stop = top[arrow.to.device]?.[rowOfLane(kinds, arrow.to.lane)];
       if (start === undefined || stop === undefined || arrow.from.device === arrow.to.device) continue;
       if (budget <= 0 || widest > 16) { ++dropped; continue; }
       --budget;
-      const rowHeight = (lane) => heights[rowOfLane(lane)];
+      const rowHeight = (lane) => heightOf(kinds[rowOfLane(kinds, lane)]);
       const x1 = x(Math.max(0, arrow.from.at - step.begin)), x2 = x(Math.min(end, arrow.to.at - step.begin));
       const y1 = start + rowHeight(arrow.from.lane) / 2, y2 = stop + rowHeight(arrow.to.lane) / 2;
       const bend = Math.min(28, Math.abs(x2 - x1) / 2 + 6);
@@ -134,6 +142,8 @@ function drawTimeline() {
       while (open.length && open.at(-1).span.end <= span.begin) open.pop();
       const left = x(Math.max(0, span.begin - step.begin)), right = x(Math.min(end, span.end - step.begin));
       if (span.args.bucket >= 0 && span.category === "comm") buckets.add(span.args.bucket);
+      if (span.args.unit >= 0 && span.category === "comm") units.add(span.args.unit);
+      bubbles ||= span.category === "bubble";
       if (right - left < 1 || budget <= 0) {
         if (open.length) { open.at(-1).inside += 1; relabel(open.at(-1)); continue; }
         if (small && left - small.right < 1) {
@@ -154,7 +164,8 @@ function drawTimeline() {
       if (right - left < 1) small = entry;
       else { open.push(entry); small = null; }
       listed.push(entry);
-      const label = span.category === "comm" && span.args.bucket >= 0 ? `b${span.args.bucket}` : span.name;
+      const label = span.category !== "comm" ? span.name : span.args.bucket >= 0 ? `b${span.args.bucket}`
+        : span.args.unit >= 0 ? `u${span.args.unit}` : span.name;
       const child = spans.find((other) => other !== span && other.category !== "ring" && other.begin >= span.begin &&
         other.end <= span.end && x(other.end - step.begin) - x(other.begin - step.begin) >= 1);
       const room = (child ? Math.max(left, x(child.begin - step.begin)) : right) - left;
@@ -181,7 +192,8 @@ function drawTimeline() {
   const key = [["var(--forward)", "forward"], ["var(--backward)", "backward"], ["var(--optimizer_step)", "optimizer"],
     ["var(--loader)", "loader"], ["var(--plain)", "copy or message"], ["var(--control)", "control"],
     ...[...buckets].sort((a, b) => a - b).slice(0, 8).map((bucket) => [bucketColour(bucket), `bucket ${bucket} (b${bucket})`]),
-    ["url(#waiting)", "waiting"], [null, "waited for the last one", "arrow late"], [null, "copy", "arrow copy"]];
+    ...[...units].sort((a, b) => a - b).slice(0, 8).map((unit) => [bucketColour(unit), `unit ${unit} (u${unit})`]),
+    ["url(#waiting)", "waiting"], ...(bubbles ? [["url(#bubble)", "bubble"]] : []), [null, "waited for the last one", "arrow late"], [null, "copy", "arrow copy"]];
   const timeRows = listed.slice(0, 400).map(({ span, run }) => [run.name, run.device(span.device), span.name,
     right(time(span.begin - stepOf(run).begin)), right(time(span.end - span.begin)), right(span.args.bytes ? bytes(span.args.bytes) : "")]);
   place.replaceChildren(legend(key), make("div", { class: "scroll" }, svg), says,

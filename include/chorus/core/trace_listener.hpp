@@ -31,13 +31,14 @@ constexpr std::string_view name(Memory kind) {
   return names[static_cast<std::size_t>(kind)];
 }
 
-/// Where the time of a device or rank goes: the tracks of its picture.
-enum class Lane : std::uint8_t { step, loader, forward, backward, communication, wait, optimizer };
-inline constexpr std::size_t lanes = 7;
+/// Where the time of a device or rank goes: the tracks of its picture. `gathers`: calls that bring parameters that are
+/// cut up together, beside those that take gradients apart.
+enum class Lane : std::uint8_t { step, loader, forward, backward, communication, wait, optimizer, gathers };
+inline constexpr std::size_t lanes = 8;
 
 constexpr std::string_view name(Lane lane) {
-  constexpr std::string_view names[] = {"step", "loader", "forward", "backward", "communication", "exposed wait",
-                                        "optimizer"};
+  constexpr std::string_view names[] = {"step",          "loader",       "forward",   "backward",
+                                        "communication", "exposed wait", "optimizer", "gathers"};
   return names[static_cast<std::size_t>(lane)];
 }
 

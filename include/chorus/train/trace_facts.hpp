@@ -50,6 +50,7 @@ struct TraceFacts {
   /// In which the program waited for them; under DataParallel, whose copies do not run beside computing, all that is
   /// outside of passes.
   std::vector<double> exposed_us = {};
+  std::vector<double> bubble_us = {};    ///< of it: a pipeline's rank waited for what another stage makes
   std::optional<double> hidden = {};     ///< part of communication beside which the same device computed
   std::vector<double> utilisation = {};  ///< computing / the device's step
   std::vector<double> loader_us = {};    ///< waiting for the next batch
@@ -289,13 +290,14 @@ inline TraceFacts facts_of(const Trace& trace) {
     const auto of = [&](std::initializer_list<std::string_view> categories, bool innermost = false) {
       return detail::time_of(process, categories, step[place], innermost);
     };
-    const auto communication = of({"comm", "copy"}), waits = of({"wait"});
+    const auto communication = of({"comm", "copy"}), bubbles = of({"bubble"}), waits = of({"wait", "bubble"});
     const auto passes = of({"forward", "backward", "optimizer"}, true).without(waits);
     const auto exposed = facts.policy == "dp" ? communication.without(passes) : waits;
     const double length = step[place].end - step[place].begin;
     facts.compute_us.push_back(passes.length());
     facts.communication_us.push_back(communication.length());
     facts.exposed_us.push_back(exposed.length());
+    facts.bubble_us.push_back(bubbles.length());
     facts.utilisation.push_back(length > 0 ? passes.length() / length : 0);
     facts.loader_us.push_back(of({"loader"}).length());
     communicating += communication.length();
@@ -342,6 +344,7 @@ inline nlohmann::json to_json(const TraceFacts& facts) {
           {"compute_us", list(facts.compute_us)},
           {"communication_us", list(facts.communication_us)},
           {"exposed_us", list(facts.exposed_us)},
+          {"bubble_us", list(facts.bubble_us)},
           {"hidden", known(facts.hidden)},
           {"utilisation", list(facts.utilisation)},
           {"gradient_bytes", known(facts.gradient_bytes)},

@@ -171,7 +171,7 @@ CHORUS_INLINE void TraceRecorder::span(const trace::Event& event) {
   const std::lock_guard lock(mutex_);
   if (!recording_ || event.begin < base_) return;
   write('X', event);
-  if (event.lane == trace::Lane::communication) write_sums(event.end);
+  if (event.lane == trace::Lane::communication || event.lane == trace::Lane::gathers) write_sums(event.end);
 }
 CHORUS_INLINE void TraceRecorder::instant(const trace::Event& event) {
   const std::lock_guard lock(mutex_);

@@ -20,6 +20,7 @@ struct Collective {
   const Envelope& call;
   const Reduction& reduction;
   trace::Traffic traffic = trace::Traffic::control;
+  trace::Lane lane = trace::Lane::communication;  ///< of its steps
   std::span<const int> members = {};  ///< the ranks of the ring, in order; empty: all
   bool chosen = false;                ///< somebody has asked for this algorithm, even if it is slow
   std::span<const int> names = {};    ///< the ranks' numbers in the job; empty: the same
@@ -102,7 +103,7 @@ inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes
   const auto name = m.from == nobody ? std::string("send")
                                      : cat(adds ? "add" : "receive", m.store != nullptr ? " and store" : "",
                                            m.to == nobody ? "" : " and send");
-  listener.span({c.name(c.link.rank), trace::Lane::communication, "ring", name, begin, listener.now(), args.fields()});
+  listener.span({c.name(c.link.rank), c.lane, "ring", name, begin, listener.now(), args.fields()});
 }
 
 /// Moves `count` numbers, piece by piece: while one piece is being added here, the next one is being written by the

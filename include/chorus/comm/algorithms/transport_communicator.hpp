@@ -29,6 +29,7 @@ void run_call(Transport& link, std::span<const int> names, const Call& call, con
                      .call = envelope,
                      .reduction = call.reduction,
                      .traffic = call.traffic,
+                     .lane = call.lane(),
                      .chosen = asked != Algorithm::automatic,
                      .names = names,
                      .data = call.op == Op::reduce_scatter || out == nullptr ? in : out,

@@ -59,6 +59,9 @@ struct Call {
   bool receives = false;     ///< a message: recv, not send
   int bucket = -1;           ///< the number of a gradient bucket, for messages
   int unit = -1;             ///< the number of a unit of parameters, likewise
+
+  /// Where a trace shows it.
+  trace::Lane lane() const { return unit >= 0 ? trace::Lane::gathers : trace::Lane::communication; }
 };
 
 /// One rank's end of a group. Its calls have been checked: sizes fit, roots and peers are ranks. They are carried out

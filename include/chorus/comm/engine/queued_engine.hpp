@@ -122,7 +122,7 @@ class QueuedEngine : public Engine {
   [[gnu::cold]] void tell(trace::Listener& listener, const Call& call, std::int64_t begun, std::int64_t ended) const {
     const TracedCall traced(recorder_.call(recorder_.newest()), call.traffic, call.count * call.reduction.element,
                             members);
-    listener.span({rank_in_job(), trace::Lane::communication, "comm", traced.name, begun, ended, traced.args});
+    listener.span({rank_in_job(), call.lane(), "comm", traced.name, begun, ended, traced.args});
   }
 
   /// How the newest call failed: `rank 1: all_reduce #7 (sum of 10 F32), gradient bucket 2: why`; where the group was

@@ -133,8 +133,9 @@ class SimulatedRank {
   Time clock() const { return engine_->clock(); }
 
   /// Without true numbers: a call of `bytes` of f32, as Engine::later has it, on memory that nobody looks at.
+  /// `bucket`, `unit`: see Call.
   Work start(Op op, std::size_t bytes, trace::Traffic traffic = trace::Traffic::gradients, int peer = 0,
-             bool receives = false, int bucket = -1) {
+             bool receives = false, int bucket = -1, int unit = -1) {
     const bool gathers = op == Op::all_gather || op == Op::reduce_scatter;
     check<UsageError>(!network_.moves_data, "simulation: a call without data, in one of true numbers");
     check<UsageError>(bytes <= network_.scratch.size() / (gathers ? static_cast<std::size_t>(size()) : 1),
@@ -150,6 +151,7 @@ class SimulatedRank {
     Call call{op, nothing, traffic, bytes / nothing.element, scatters ? whole : own, scatters ? own : whole, peer};
     call.receives = receives;
     call.bucket = bucket;
+    call.unit = unit;
     return engine_->later(call);
   }
   void call(Op op, std::size_t bytes, trace::Traffic traffic = trace::Traffic::gradients, int peer = 0,

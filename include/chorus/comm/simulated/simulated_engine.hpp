@@ -26,6 +26,7 @@ namespace chorus::comm::simulated {
 /// A call that has been carried out, or a part of a program's time.
 struct Span {
   NamedCall call = {};
+  trace::Lane lane = trace::Lane::communication;
   trace::Traffic traffic = trace::Traffic::control;
   std::size_t bytes = 0;
   Time begun{}, ended{};
@@ -103,8 +104,8 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
       carry_out(call);
       busy_ += own - begun;
       if (keeps_spans)
-        calls.push_back(
-            {current_, call.traffic, call.count * call.reduction.element, begun, own, std::exchange(link.sent, {})});
+        calls.push_back({current_, call.lane(), call.traffic, call.count * call.reduction.element, begun, own,
+                         std::exchange(link.sent, {})});
       if (!failure_) ended_.push_back(own);
       tasks_.wake(program_, own);
     }
@@ -145,7 +146,11 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
           static_cast<std::uint8_t>(call.op == Op::broadcast ? call.peer : static_cast<int>(call.reduction.op));
       envelope.sequence = collectives_++;
     }
-    current_ = {.envelope = envelope, .bucket = call.bucket, .peer = call.peer, .receives = call.receives};
+    current_ = {.envelope = envelope,
+                .bucket = call.bucket,
+                .unit = call.unit,
+                .peer = call.peer,
+                .receives = call.receives};
     if (failure_) return;
     std::string why;
     try {

@@ -146,6 +146,7 @@ class Network {
 struct StepSpan {
   std::string name, args;
   std::int64_t begun = 0, ended = 0;
+  trace::Lane lane = trace::Lane::communication;
 };
 
 /// Keeps the steps of one rank, by virtual time.
@@ -157,7 +158,7 @@ class StepKeeper final : public trace::Listener {
   void span(const trace::Event& event) override {
     auto args = event.args;
     if (!true_numbers_) args = args.substr(0, args.find(",\"first\":"));
-    steps.push_back({std::string(event.name), std::string(args), event.begin, event.end});
+    steps.push_back({std::string(event.name), std::string(args), event.begin, event.end, event.lane});
   }
   void instant(const trace::Event&) override {}
   void sent(int, int, trace::Traffic, std::size_t) override {}

@@ -35,12 +35,12 @@ class RankLines {
   RankLines(int rank, const RankTimes& times) : rank_(rank) {
     for (const auto& mark : times.marks) put(mark);
     for (const auto& span : times.calls) {
-      put_call(Lane::communication, "comm", span);
+      put_call(span.lane, "comm", span);
       for (const auto& [to, bytes] : span.sent) count(to, span.traffic, bytes, span.ended);
     }
     for (const auto& span : times.waits) put_call(Lane::wait, "wait", span);
     for (const auto& step : times.steps)
-      add({'X', rank_ + 1, number(Lane::communication), step.begun, step.ended, "ring", step.name, step.args});
+      add({'X', rank_ + 1, number(step.lane), step.begun, step.ended, "ring", step.name, step.args});
     for (const auto& copied : times.copies) put(copied);
     for (const auto& held : times.memory)
       add({'C', rank_ + 1, 0, ns(held.at), ns(held.at), {}, "memory, bytes", fields(held.bytes, false)});
@@ -61,9 +61,10 @@ class RankLines {
  private:
   static std::int64_t ns(Time time) { return std::chrono::floor<std::chrono::nanoseconds>(time).count(); }
   static int number(Lane lane) { return static_cast<int>(lane) + 1; }
-  /// Marks are called as their lanes are, but for copies, which communicate.
+  /// Marks are called as their lanes are, but for copies, which communicate, and bubbles, in which a rank waits.
   static int number(std::string_view kind) {
     if (kind == "copy") return number(Lane::communication);
+    if (kind == "bubble") return number(Lane::wait);
     std::size_t lane = 0;
     while (lane < trace::lanes && trace::name(static_cast<Lane>(lane)) != kind) ++lane;
     return static_cast<int>(lane) + 1;

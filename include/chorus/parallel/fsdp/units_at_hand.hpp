@@ -105,6 +105,11 @@ class UnitsAtHand final : public Residence {
       states_[u].touched = false;
       states_[u].gathered = states_[u].at == At::here;
     }
+    // What backward begins with is there: the next unit comes meanwhile.
+    if (const Order& order = order_of_pass(); pass == Pass::backward && order.learned && next_ < order.units.size()) {
+      const bool has_first = states_[order.units.front()].at == At::here;
+      for (int i = 0; i < (has_first ? 2 : 1) && next_ < order.units.size(); ++i) start_next(order);
+    }
   }
   /// Its end: gathers what the others have, and this rank has not needed, and gives all back but what backward is about
   /// to begin with.

@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <chorus/autograd/activation.hpp>
 #include <chorus/comm/split.hpp>
+#include <chorus/core/error.hpp>
+#include <chorus/core/json_object.hpp>
+#include <chorus/core/trace_listener.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -82,6 +85,13 @@ class Wires {
         return into;
       }
     auto& wire = link(direction, direction == Direction::forward ? in : out);
+    trace::Span bubble(trace::Lane::wait, "bubble", "bubble");
+    if (bubble)
+      bubble.describe(
+          trace::place(),
+          cat("bubble before ", direction == Direction::forward ? "forward" : "backward", " of micro-batch ",
+              which.micro_batch),
+          detail::JsonObject().field("micro_batch", which.micro_batch).field("stage", which.stage).fields());
     for (;;) {
       Header header;
       wire.recv(std::span(reinterpret_cast<std::uint8_t*>(&header), sizeof header), 1 - wire.rank());
