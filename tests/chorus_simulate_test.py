@@ -86,6 +86,8 @@ def traces():
     second = run("--recorded", file, "--ranks", 8, "--links", "10gbit", "--brief")[1]
     (a, b), (c, d) = table(first)[8], table(second)[8]
     expect(abs(a - c) < 0.01 and abs(b - d) < 0.01, first, second)
+    status, _, err = run("--recorded", file, "--policy", "fsdp")
+    expect(status == 2 and "--recorded: of --policy fsdp a recording tells neither units nor activations" in err, err)
     # One of a run that was killed while it wrote: without a head and an end.
     lines = file.read_text().splitlines(keepends=True)
     cut = FOLDER / "cut.json"
@@ -147,6 +149,42 @@ def data_parallel():
     expect(len(steps) == 3 * 5 and all("first" not in step["args"] for step in steps), len(steps))
 
 
+def parts():
+    """Policies whose ranks have parts of the model."""
+    words = ["--policy", "fsdp", "--ranks", 8, "--links", "10gbit", "--model", "vgg16", "--compute", 300]
+    status, out, err = run(*words)
+    expect(status == 0 and err == "" and "units" in out.splitlines()[0], out, err)
+    units = [row.split() for row in out.split("\n\n")[2].splitlines()[1:]]
+    held = [float(row[4]) for row in units]
+    whole = 138357544 * 4e-6  # MB
+    expect(held == sorted(held) and held[0] < whole and abs(held[-1] - whole) < 0.1, held)
+    # Half of the gathers are saved by what is kept, a third of all bytes.
+    kept = table(run(*words, "--keep-parameters", "--brief")[1])[8]
+    expect(kept[1] < table(out)[8][1], kept, out)
+    file = FOLDER / "fsdp.json"
+    run(*words, "--brief", "--trace", file)
+    events = json.loads(file.read_text())["traceEvents"]
+    expect(trace_rules.broken(events) == [], trace_rules.broken(events)[:3])
+    gathers = [event for event in events if event["ph"] == "X" and event["pid"] == 1 and event["tid"] == 18]
+    expect(gathers and all(event["args"]["op"] in ("all_gather", "broadcast") for event in gathers), gathers[:2])
+    # Eight ranks that share a batch are at most eight times as fast.
+    words = ["--model", "bert_base", "--ranks", 8, "--links", "nvlink", "--compute", 1000, "--batch", 64]
+    tensors, stages = (table(run("--policy", policy, *words)[1]) for policy in ("tp", "pp"))
+    for rows in (tensors, stages):
+        expect(rows[1] == (1000, 0) and 125 < rows[8][0] < 300, rows)
+    out = run("--policy", "pp", *words)[1]
+    rows = {(row.split()[0], int(row.split()[1])): row.split()[2:] for row in out.split("\n\n")[2].splitlines()[1:]}
+    expect(rows["gpipe", 8][2] == "46.7%" and rows["zb-h1", 64][2] == "3.5%", rows)  # 7/15; 7/199
+    expect(float(rows["zb-h1", 64][0]) < float(rows["1f1b", 64][0]) < float(rows["1f1b", 8][0]), rows)
+    expect(rows["gpipe", 64][3] == "64" and rows["1f1b", 64][3] == "8", rows)
+    for schedule in ("gpipe", "interleaved"):
+        file = FOLDER / f"{schedule}.json"
+        status, _, err = run("--policy", "pp", *words, "--schedule", schedule, "--micro-batches", 16, "--brief", "--trace", file)
+        events = json.loads(file.read_text())["traceEvents"]
+        expect(status == 0 and trace_rules.broken(events) == [], err, trace_rules.broken(events)[:3])
+        expect(any(event.get("cat") == "bubble" for event in events), schedule)
+
+
 def many_ranks():
     status, out, _ = run("--ranks", 1024, "--links", "100gbit", "--model", "4000000", "--bucket-cap", 25, "--first-bucket-cap", 25, "--brief", "--steps", 1)
     expect(status == 0 and table(out)[1024][1] > 1, out)
@@ -168,12 +206,15 @@ def refuses():
                         (["--recorded", "x", "--model", "vgg16"], "excludes"), (["--steps", 0], "not in range"), (["--trace-ring"], "--trace-ring: without --trace"),
                         (["--policy", "dp", "--trace-ring", "--trace", "x"], "dp makes no collective calls"), (["--batch", 0], "not in range"), (["--nccl"], "--nccl: of --policy dp alone"),
                         (["--optimizer", "lion"], "momentum"), (["--output", -1], "--output"), (["--policy", "dp", "--devices", 65], "expected 1 to 64"), (["--period", 0], "not in range"),
+                        (["--policy", "pp"], "expected --activation BYTES"), (["--policy", "tp", "--model", "vgg16", "--activation", 4], "is no transformer"),
+                        (["--policy", "pp", "--model", "bert_base", "--micro-batches", 64], "--micro-batches 64 of 32 samples"), (["--schedule", "dualpipe"], "zb-h1"),
+                        (["--keep-parameters"], "--keep-parameters: of --policy fsdp alone"), (["--unit-cap", -1], "not in range"), (["--activation", 0], "not in range"),
                         (["stray"], "stray")):
         status, out, err = run(*words)
         expect(status == 2 and part in err and out == "", words, status, out, err)
     expect(run("--recorded", FOLDER / "none")[0] == 1, "a file that isn't there")
 
 
-for check in (scales, policies, islands, traces, data_parallel, many_ranks, refuses):
+for check in (scales, policies, islands, traces, data_parallel, parts, many_ranks, refuses):
     check()
     say(f"{check.__name__}: right")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs train_classifier with --trace as a user would: every policy's file keeps the rules, and the rules notice what is
 broken; runs that are killed; what the environment asks for; wrong options.
-usage: trace_test.py TRAIN_CLASSIFIER CHORUS_RUN"""
+usage: trace_test.py TRAIN_CLASSIFIER TRAIN_GPT CHORUS_RUN"""
 
 import copy
 import json
@@ -15,7 +15,7 @@ import tempfile
 from processes import CLEAN, children, expect, say, until
 from trace_rules import broken, end, ns, read
 
-PROGRAM, CHORUS_RUN = map(os.path.abspath, sys.argv[1:])
+PROGRAM, TRAIN_GPT, CHORUS_RUN = map(os.path.abspath, sys.argv[1:])
 temporary = tempfile.TemporaryDirectory(prefix="chorus_trace_")
 FOLDER = pathlib.Path(temporary.name)
 SMALL = ["--train-images", "640", "--test-images", "10", "--epochs", "1", "--quiet"]
@@ -43,7 +43,7 @@ def of(events, category, phase="X"):
 
 # Every policy.
 whole = {}
-for policy, devices in (("single", 1), ("dp", 3), ("ddp", 2), ("ddp", 3), ("parameter_server", 2), ("local_sgd", 2)):
+for policy, devices in (("single", 1), ("dp", 3), ("ddp", 2), ("ddp", 3), ("fsdp", 2), ("tp", 2), ("parameter_server", 2), ("local_sgd", 2)):
     name = f"{policy}{devices}"
     about, events = trace(name, "--policy", policy, "--devices", str(devices))
     whole[name] = events
@@ -58,6 +58,20 @@ for policy, devices in (("single", 1), ("dp", 3), ("ddp", 2), ("ddp", 3), ("para
     expect((len(of(events, "late", "s")) > 0) == ranks, name, "arrows from who came last")
     expect((len(of(events, "copy", "s")) > 0) == (policy == "dp"), name, "arrows of copies")
     expect(list(FOLDER.glob(f"{name}.json.*")) == [], "files of ranks are left")
+# Gathers have a lane of their own, which is named; averages of gradients stay in the other one.
+lanes = {event["args"]["name"]: event["tid"] for event in whole["fsdp2"] if event["ph"] == "M" and event["name"] == "thread_name" and event["pid"] == 1}
+for lane, ops in (("gathers", {"all_gather", "broadcast"}), ("communication", {"reduce_scatter", "all_reduce", "all_gather"})):
+    calls = [event for event in of(whole["fsdp2"], "comm") if event["tid"] == lanes[lane]]
+    expect(calls and {event["args"]["op"] for event in calls} <= ops, lane, {event["args"]["op"] for event in calls})
+    expect(all(("unit" in event["args"]) == (lane == "gathers") for event in calls), lane)
+# A pipeline waits in bubbles: the last stage for activations, the first one for gradients.
+run("--policy", "pp", "--devices", "2", "--iterations", "8", "--layers", "2", "--width", "16", "--window", "16", "--batch", "8",
+    "--letters", "0", "--quiet", "--trace", "pp.json", program=(TRAIN_GPT,))
+events = read((FOLDER / "pp.json").read_text())
+expect(broken(events) == [], broken(events))
+for rank, waits in ((0, "bubble before backward"), (1, "bubble before forward")):
+    names = {event["name"].split(" of ")[0] for event in of(events, "bubble") if event["pid"] == rank + 1}
+    expect(names == {waits}, rank, names)
 say("every policy's trace keeps the rules")
 
 # Devices go by their numbers.

@@ -88,8 +88,8 @@ function messagesOf(run, fromBlock, toBlock, block) {
   const own = (rank) => run.spans.find((span) => span.category === "step" && span.device === rank &&
     span.args.step === step.number) || step;
   const inside = (rank, at) => Math.floor(rank / block) === at, rows = [];
-  const spanAt = (rank, at) => run.spans.filter((span) => span.device === rank && span.lane === lanes.communication &&
-    span.category !== "ring" && span.begin <= at && span.end >= at - 3).at(-1);
+  const spanAt = (rank, at) => run.spans.filter((span) => span.device === rank &&
+    [lanes.communication, lanes.gathers].includes(span.lane) && span.category !== "ring" && span.begin <= at && span.end >= at - 3).at(-1);
   const instants = run.instants.filter((event) => event.category === "sent" && inside(event.device, fromBlock) &&
     inside(event.args.to, toBlock) && event.at >= step.begin && event.at <= step.end);
   for (const event of instants)

@@ -7,7 +7,7 @@
 namespace chorus::comm {
 
 struct ConnectOptions {
-  Backend backend = Backend::automatic;  ///< the same on all ranks
+  Backend backend = Backend::automatic;  ///< the same on all ranks; automatic: the world's
 };
 
 /// Meets the other ranks at world.master_addr:master_port and returns this rank's communicator. Blocks until all have

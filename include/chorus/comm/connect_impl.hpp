@@ -42,7 +42,7 @@ CHORUS_INLINE AnyCommunicator connect(const World& world, const ConnectOptions& 
   auto listener = Socket::adopt(world.listen_fd);  // closed by whatever goes wrong here
   check_ranks("connect", world.size, world.rank);
   check_timeout("connect", world.timeout);
-  const auto backend = options.backend;
+  const auto backend = options.backend == Backend::automatic ? world.backend : options.backend;
   const auto maker = detail::maker_of(backend);
   check<UsageError>(backend <= Backend::hierarchical || maker, "connect: this program was built without backend ",
                     backend, ": include <chorus/comm/", backend, ".hpp> and link its library");
@@ -51,7 +51,11 @@ CHORUS_INLINE AnyCommunicator connect(const World& world, const ConnectOptions& 
   if (world.size == 1) return {};
   if (backend == Backend::thread) return join_thread_group(world);
   listener.release();
-  if (maker) return AnyCommunicator(maker(world));
+  if (maker) {
+    World control = world;  // the engine's own, for what goes before its library's
+    control.backend = Backend::automatic;
+    return AnyCommunicator(maker(control));
+  }
   auto link = detail::meet(world, backend);
   const auto carrier = dynamic_cast<const ShmTransport*>(link.get()) ? Backend::shm
                        : !link->machines().empty()                   ? Backend::hierarchical

@@ -26,6 +26,18 @@ constexpr std::string_view name(Algorithm algorithm) {
 }
 inline void append(std::string& out, Algorithm algorithm) { out += name(algorithm); }
 
+/// What carries out collectives. `automatic`: shared memory when all ranks run on one machine, else TCP. `thread`:
+/// ranks are threads of one process. `hierarchical`: shared memory inside machines, TCP between them, and an all-reduce
+/// in two levels. `mpi`, `gloo` and `nccl` have headers of their own, which a program has to include.
+enum class Backend : std::uint8_t { automatic, shm, tcp, thread, hierarchical, mpi, gloo, nccl };
+
+constexpr std::string_view name(Backend backend) {
+  constexpr std::string_view names[] = {"auto", "shm", "tcp", "thread", "hierarchical", "mpi", "gloo", "nccl"};
+  const auto i = static_cast<std::size_t>(backend);
+  return i < std::size(names) ? names[i] : "unknown";
+}
+inline void append(std::string& out, Backend backend) { out += name(backend); }
+
 struct World {
   int rank = 0, size = 1;                 ///< this process's number in [0, size), and how many there are
   int local_rank = 0, local_size = 1;     ///< the same among the processes of this machine
@@ -43,6 +55,8 @@ struct World {
   /// engines can be asked for one. The ring serves data that the algorithm can't work with: `in_place` needs memory of
   /// the communicator's (see AnyCommunicator::allocate), unless ranks are threads.
   Algorithm all_reduce = Algorithm::automatic;
+  /// What `connect` takes where it isn't told another one; so groups that `split` makes go over what the job goes over.
+  Backend backend = Backend::automatic;
 };
 
 using Clock = std::chrono::steady_clock;
@@ -62,17 +76,5 @@ inline constexpr std::chrono::milliseconds longest_timeout{1'000'000'000};
   check<UsageError>(size >= 1 && size <= max_ranks, who, ": world size is ", size, ", expected 1 to ", max_ranks);
   check<UsageError>(rank >= 0 && rank < size, who, ": rank ", rank, " is not in [0, ", size, ")");
 }
-
-/// What carries out collectives. `automatic`: shared memory when all ranks run on one machine, else TCP. `thread`:
-/// ranks are threads of one process. `hierarchical`: shared memory inside machines, TCP between them, and an all-reduce
-/// in two levels. `mpi`, `gloo` and `nccl` have headers of their own, which a program has to include.
-enum class Backend : std::uint8_t { automatic, shm, tcp, thread, hierarchical, mpi, gloo, nccl };
-
-constexpr std::string_view name(Backend backend) {
-  constexpr std::string_view names[] = {"auto", "shm", "tcp", "thread", "hierarchical", "mpi", "gloo", "nccl"};
-  const auto i = static_cast<std::size_t>(backend);
-  return i < std::size(names) ? names[i] : "unknown";
-}
-inline void append(std::string& out, Backend backend) { out += name(backend); }
 
 }  // namespace chorus::comm

@@ -195,7 +195,8 @@ CHORUS_INLINE std::string Run::option(const char* name, const char* fallback) {
 
 CHORUS_INLINE comm::AnyCommunicator& Run::communicator() {
   if (!communicator_) {
-    communicator_.emplace(comm::connect(world_, {.backend = *options_.backend}));
+    world_.backend = *options_.backend;
+    communicator_.emplace(comm::connect(world_));
     world_.listen_fd = -1;  // it took that over
   }
   return *communicator_;

@@ -2,6 +2,10 @@
 #include <chorus/nn/mixed_precision.hpp>
 #include <unit/fsdp/fsdp.hpp>
 
+#if CHORUS_USE_GLOO
+#include <chorus/comm/gloo.hpp>
+#endif
+
 namespace fully_sharded_test {
 
 using namespace test::names;
@@ -154,7 +158,7 @@ TEST_CASE("fsdp: MixedPrecision computes in bf16, over parts in float") {
   CHECK(sharded == distributed);
 }
 
-TEST_CASE("fsdp: over TCP as over shared memory") {
+TEST_CASE("fsdp: over TCP and gloo as over shared memory") {
   using Model = test::Dropping<Cpu>;
   const auto run = [](comm::Backend backend) {
     return common_text(3, [backend](const World& world) {
@@ -168,6 +172,11 @@ TEST_CASE("fsdp: over TCP as over shared memory") {
   const auto over_tcp = run(comm::Backend::tcp);
   CHECK(!over_tcp.empty());
   CHECK(apart(over_tcp, run(comm::Backend::shm)) < 1e-9);
+#if CHORUS_USE_GLOO
+  const auto over_gloo = run(comm::Backend::gloo);
+  CHECK(!over_gloo.empty());
+  CHECK(apart(over_gloo, over_tcp) < 1e-9);
+#endif
 }
 
 /// Ranks leave out a layer each, another one in each step.

@@ -28,7 +28,7 @@ TEST_CASE("canonical shares: the same bits over gloo") {
 #endif
 
 #if CHORUS_USE_MPI
-TEST_CASE("canonical shares: the same bits over MPI") {
+TEST_CASE("canonical shares: the same bits over MPI; FullyShardedDataParallel and Pipeline run over it") {
   std::string folder;
   if (const char* named = std::getenv("CHORUS_TEST_PROGRAMS")) {
     folder = named;
@@ -40,7 +40,7 @@ TEST_CASE("canonical shares: the same bits over MPI") {
   }
   for (const int ranks : {2, 3}) {
     const auto line = cat("timeout 60 mpirun --allow-run-as-root --oversubscribe -np ", ranks, " ", folder,
-                          "/mpi_canonical_ranks 2>/dev/null");
+                          "/mpi_policies 2>/dev/null");
     std::FILE* const pipe = popen(line.c_str(), "r");
     REQUIRE(pipe != nullptr);
     std::string text, all;

@@ -1,6 +1,10 @@
 // Pipelines over several ranks beside one device: the same losses and parameters under any schedule.
 #include <catch.hpp>
 
+#if CHORUS_USE_GLOO
+#include <chorus/comm/gloo.hpp>
+#endif
+
 #include "models.hpp"
 
 namespace pipeline_test {
@@ -56,6 +60,31 @@ TEST_CASE("pipeline: one rank alone has all stages") {
   comm::AnyCommunicator communicator;
   Pipeline<Chain<2>> net{make<Chain<2>>(), communicator, {}, {.micro_batches = 3}, 3};
   CHECK(distance(test::chain_losses(net, true), alone) < near);
+}
+
+TEST_CASE("pipeline: stages talk over what their job talks over") {
+  std::vector<comm::Backend> backends = {comm::Backend::tcp};
+#if CHORUS_USE_GLOO
+  backends.push_back(comm::Backend::gloo);
+#endif
+  using Model = Chain<6>;
+  const auto alone = test::chain_losses_alone<Model>();
+  for (const auto backend : backends) {
+    INFO(backend);
+    const auto text = test::common_text(
+        3,
+        [&](World world) -> std::string {
+          world.backend = backend;
+          auto all = comm::connect(world);
+          const auto group = comm::connect(comm::split(all, world, 0));
+          if (all.backend() != comm::name(backend) || group.backend() != all.backend())
+            return cat(all.backend(), " and ", group.backend());
+          const auto far = off<OneForwardOneBackward, Model>(world, all, 3, true, alone);
+          return far < near ? "done" : cat(far);
+        },
+        30s);
+    CHECK(text == "done");
+  }
 }
 
 TEST_CASE("pipeline: losses have the same bits on all ranks, and parameters are one device's") {

@@ -20,13 +20,13 @@ struct Collective {
   const Envelope& call;
   const Reduction& reduction;
   trace::Traffic traffic = trace::Traffic::control;
+  std::span<const int> members = {};              ///< the ranks of the ring, in order; empty: all
+  bool chosen = false;                            ///< somebody has asked for this algorithm, even if it is slow
+  std::span<const int> names = {};                ///< the ranks' numbers in the job; empty: the same
+  const std::byte* data = nullptr;                ///< where the call's numbers begin, for traces
+  std::size_t extent = 0;                         ///< how many bytes they are
   trace::Lane lane = trace::Lane::communication;  ///< of its steps
-  std::span<const int> members = {};  ///< the ranks of the ring, in order; empty: all
-  bool chosen = false;                ///< somebody has asked for this algorithm, even if it is slow
-  std::span<const int> names = {};    ///< the ranks' numbers in the job; empty: the same
-  const std::byte* data = nullptr;    ///< where the call's numbers begin, for traces
-  std::size_t extent = 0;             ///< how many bytes they are
-  int own = members.empty()           ///< this rank's place in the ring
+  int own = members.empty()                       ///< this rank's place in the ring
                 ? link.rank
                 : static_cast<int>(std::find(members.begin(), members.end(), link.rank) - members.begin());
 

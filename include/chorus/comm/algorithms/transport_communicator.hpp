@@ -29,13 +29,13 @@ void run_call(Transport& link, std::span<const int> names, const Call& call, con
                      .call = envelope,
                      .reduction = call.reduction,
                      .traffic = call.traffic,
-                     .lane = call.lane(),
                      .chosen = asked != Algorithm::automatic,
                      .names = names,
                      .data = call.op == Op::reduce_scatter || out == nullptr ? in : out,
                      .extent = call.op == Op::reduce_scatter || call.op == Op::all_gather
                                    ? bytes * static_cast<std::size_t>(link.size)
-                                   : bytes};
+                                   : bytes,
+                     .lane = call.lane()};
   switch (call.op) {
     case Op::all_reduce:
       return run_fastest(all_reduce_rows, asked, c, bytes, note, out, n);

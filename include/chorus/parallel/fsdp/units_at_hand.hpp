@@ -345,8 +345,7 @@ class UnitsAtHand final : public Residence {
   }
   void send_rank_0s(std::size_t u) {
     for (const std::size_t i : states_[u].unit.entries) flat_->entries()[i].parameter().touch();
-    if (ranks_.size() > 1)
-      with_values(u, [&](auto numbers) { ranks_.broadcast(numbers, 0, of_unit(u)); });
+    if (ranks_.size() > 1) with_values(u, [&](auto numbers) { ranks_.broadcast(numbers, 0, of_unit(u)); });
   }
   std::vector<std::uint64_t> versions() const {
     std::vector<std::uint64_t> all;

@@ -17,12 +17,15 @@ namespace chorus::simulated {
 struct ParameterSize {
   std::size_t count = 0;
   double operations = 0;
+  bool begins_layer = true;  ///< else it belongs to the layer of the one before
 };
 struct ModelSizes {
   std::string name = {};
   std::vector<ParameterSize> parameters = {};
   std::vector<std::size_t> buffers = {};  ///< bytes of each
   std::size_t sample = 0, output = 0;     ///< bytes of a sample's input, and of what the model makes of it; 0: a loss
+  int layers = 0;                         ///< a transformer's
+  std::size_t activation = 0;             ///< bytes of a sample between them; 0: they differ from place to place
 
   std::size_t count() const {
     std::size_t sum = 0;
@@ -43,7 +46,7 @@ struct ModelSizes {
   /// A weight that is used `uses` times for each sample, and a bias of as many numbers as it has outputs.
   void add(std::size_t weight, std::size_t bias, double uses) {
     parameters.push_back({weight, static_cast<double>(weight) * uses});
-    if (bias > 0) parameters.push_back({bias, static_cast<double>(bias) * uses});
+    if (bias > 0) parameters.push_back({bias, static_cast<double>(bias) * uses, false});
   }
 };
 
@@ -97,8 +100,11 @@ inline constexpr std::size_t image_bytes = 3 * 224 * 224 * sizeof(float), class_
 /// BERT (Devlin et al., NAACL 2019): encoder and pooler. Embeddings are looked up, which takes no operations. A sample
 /// is 512 tokens, each with its segment and mask.
 [[gnu::cold]] inline ModelSizes bert_sizes(std::string_view name, std::size_t layers, std::size_t width) {
-  ModelSizes model{
-      .name = std::string(name), .sample = 3 * 512 * sizeof(std::int64_t), .output = width * sizeof(float)};
+  ModelSizes model{.name = std::string(name),
+                   .sample = 3 * 512 * sizeof(std::int64_t),
+                   .output = width * sizeof(float),
+                   .layers = static_cast<int>(layers),
+                   .activation = 512 * width * sizeof(float)};
   for (const std::size_t rows : {std::size_t{30522}, std::size_t{512}, std::size_t{2}}) model.add(rows * width, 0, 0);
   model.add(width, width, 1);
   for (std::size_t layer = 0; layer < layers; ++layer) {

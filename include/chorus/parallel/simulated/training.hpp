@@ -1,6 +1,7 @@
 #pragma once
 /// `simulate_training`: steps of the distributed policies without their numbers, by the calls that they make, on
-/// thousands of ranks. tests/unit/parallel/simulated_training_test.cpp holds them against the policies themselves.
+/// thousands of ranks. tests/unit/parallel/simulated_training_test.cpp holds them against the policies themselves. For
+/// pipelines see pipelined.hpp.
 
 #include <algorithm>
 #include <array>
@@ -10,18 +11,27 @@
 #include <chorus/parallel/ddp/ddp_options.hpp>
 #include <chorus/parallel/simulated/device_copies.hpp>
 #include <chorus/parallel/simulated/models.hpp>
+#include <chorus/parallel/simulated/units.hpp>
 #include <chorus/tensor/size_class.hpp>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 namespace chorus::simulated {
 
-enum class TrainingPolicy : std::uint8_t { ddp, local_sgd, parameter_server, data_parallel };
+enum class TrainingPolicy : std::uint8_t {
+  ddp,
+  local_sgd,
+  parameter_server,
+  data_parallel,
+  fully_sharded,
+  tensor_parallel
+};
 constexpr std::string_view name(TrainingPolicy policy) {
-  constexpr std::string_view names[] = {"ddp", "local_sgd", "parameter_server", "dp"};
+  constexpr std::string_view names[] = {"ddp", "local_sgd", "parameter_server", "dp", "fsdp", "tp"};
   return names[static_cast<std::size_t>(policy)];
 }
 
@@ -36,10 +46,14 @@ struct Training {
   TrainingPolicy policy = TrainingPolicy::ddp;
   double forward = 0, backward = 0, optimizer = 0;
   std::vector<BucketTime> buckets = {};
-  std::size_t parameters = 1;     ///< how many; a server's workers tell of each whether it has a gradient
-  int period = 8;                 ///< local_sgd: steps between means
-  DataParallelSizes copied = {};  ///< dp: what moves, of a batch that has `copied.samples` on each device
-  /// What a rank holds, for traces: bytes of its parameters, 0: nobody knows; and how many numbers an optimizer has for
+  std::size_t parameters = 1;        ///< how many; a server's workers tell of each whether it has a gradient
+  int period = 8;                    ///< local_sgd: steps between means
+  DataParallelSizes copied = {};     ///< dp: what moves, of a batch that has `copied.samples` on each device
+  std::vector<UnitTime> units = {};  ///< fsdp: in the order of the layers, instead of `buckets`
+  bool keeps_parameters = false;     ///< fsdp: see KeepParameters
+  int layers = 0;                    ///< tp: of a transformer
+  std::size_t activation = 0;        ///< tp: bytes of the batch between two of them
+  /// What a rank holds, for traces: bytes of the parameters, 0: nobody knows; and how many numbers an optimizer has for
   /// each of them. Activations, which a step's times don't tell, are left out.
   std::size_t parameter_bytes = 0;
   int optimizer_slots = 0;
@@ -48,6 +62,7 @@ struct Training {
   std::size_t bytes() const {
     std::size_t sum = 0;
     for (const auto& bucket : buckets) sum += bucket.bytes;
+    for (const auto& unit : units) sum += unit.bytes;
     return sum;
   }
 };
@@ -77,10 +92,14 @@ struct Training {
 
 /// Bytes of a policy's parameters, gradients and optimizer, which lie together each, in a block of the allocator's
 /// (tensor/allocator.hpp). Without what they are made from at first.
-inline std::array<std::size_t, trace::memory_kinds> held_by(const Training& training, bool steps) {
+inline std::array<std::size_t, trace::memory_kinds> held_by(const Training& training, bool steps, int ranks = 1) {
   std::array<std::size_t, trace::memory_kinds> held{};
   if (training.parameter_bytes == 0) return held;
-  const auto block = size_class<64>(training.parameter_bytes).bytes;
+  // Of parts, which have pages of their own, what is the rank's.
+  const bool parts =
+      training.policy == TrainingPolicy::fully_sharded || training.policy == TrainingPolicy::tensor_parallel;
+  const auto block = parts ? training.parameter_bytes / static_cast<std::size_t>(ranks)
+                           : size_class<64>(training.parameter_bytes).bytes;
   const auto of = [&](trace::Memory kind) -> auto& { return held[static_cast<std::size_t>(kind)]; };
   of(trace::Memory::parameters) = of(trace::Memory::gradients) = block;
   of(trace::Memory::optimizer) = steps ? block * static_cast<std::size_t>(training.optimizer_slots) : 0;
@@ -92,7 +111,7 @@ class TrainingRank {
  public:
   TrainingRank(comm::simulated::SimulatedRank& rank, const Training& training) : rank_(rank), training_(training) {
     if (training.parameter_bytes == 0) return;
-    const auto held = held_by(training, true);
+    const auto held = held_by(training, true, rank.size());
     for (std::size_t kind = 0; kind < held.size(); ++kind)
       if (held[kind] > 0) rank_.hold(static_cast<trace::Memory>(kind), static_cast<std::int64_t>(held[kind]));
   }
@@ -110,11 +129,18 @@ class TrainingRank {
       case TrainingPolicy::parameter_server:
         parameter_server(number);
         break;
+      case TrainingPolicy::fully_sharded:
+        fully_sharded();
+        break;
+      case TrainingPolicy::tensor_parallel:
+        tensor_parallel();
+        break;
       case TrainingPolicy::data_parallel:  // has no ranks: see simulate_data_parallel
         break;
     }
     const auto optimizer = rank_.clock();
-    if (training_.policy != TrainingPolicy::parameter_server || rank_.rank() == 0) rank_.compute(training_.optimizer);
+    if (training_.policy != TrainingPolicy::parameter_server || rank_.rank() == 0)
+      rank_.compute(training_.optimizer / (has_parts() ? rank_.size() : 1));
     rank_.mark("optimizer", "optimizer step", optimizer);
     rank_.mark("step", cat("step ", number), begun, 0, number);
   }
@@ -162,6 +188,99 @@ class TrainingRank {
       for (auto& work : works) work.wait();
     });
     rank_.mark("backward", "backward", begun);
+  }
+
+  bool has_parts() const {
+    return training_.policy == TrainingPolicy::fully_sharded || training_.policy == TrainingPolicy::tensor_parallel;
+  }
+
+  // FullyShardedDataParallel's, once its order is learned. Gathers and averages take turns in one queue.
+  void fully_sharded() {
+    const auto& units = training_.units;
+    const auto ranks = static_cast<std::size_t>(rank_.size());
+    const std::size_t count = units.size(), last = count - 1;
+    const auto numbers = [&](std::size_t u) { return units[u].bytes / sizeof(float); };
+    const auto others = [&](std::size_t u) {
+      return static_cast<std::int64_t>(units[u].bytes - units[u].bytes / ranks);
+    };
+    const auto holds = [&](trace::Memory kind, std::int64_t bytes) {
+      if (training_.parameter_bytes > 0 && ranks > 1) rank_.hold(kind, bytes);
+    };
+    std::vector<std::vector<comm::Work>> gathers(count);
+    const auto gather = [&](std::size_t u) {
+      if (ranks == 1) return;
+      holds(trace::Memory::parameters, others(u));
+      const auto start = [&](Op op, std::size_t n, int peer) {
+        if (n > 0)
+          gathers[u].push_back(
+              rank_.start(op, n * sizeof(float), Traffic::parameters, peer, false, -1, static_cast<int>(u)));
+      };
+      start(Op::all_gather, numbers(u) / ranks, 0);
+      start(Op::broadcast, numbers(u) % ranks, rank_.size() - 1);
+    };
+    const auto arrive = [&](std::size_t u) {
+      wait([&] {
+        for (auto& work : gathers[u]) work.wait();
+      });
+      gathers[u].clear();
+    };
+    const auto give_back = [&](std::size_t u) { holds(trace::Memory::parameters, -others(u)); };
+    const auto compute = [&](double usual, std::string_view pass, std::size_t u) {
+      const auto begun = rank_.clock();
+      rank_.compute(usual);
+      rank_.mark(pass, cat(pass, ", unit ", u), begun);
+    };
+
+    gather(0);
+    for (std::size_t u = 0; u < count; ++u) {
+      arrive(u);
+      if (u > 0 && !training_.keeps_parameters) give_back(u - 1);
+      if (u < last) gather(u + 1);
+      compute(units[u].forward, "forward", u);
+    }
+
+    tell_shares();
+    std::deque<std::pair<std::size_t, comm::Work>> averages;
+    const auto take_back = [&] {
+      const auto u = averages.front().first;
+      wait([&] {
+        averages.front().second.wait();
+        if (const auto rest = numbers(u) % ranks; rest > 0)
+          rank_.call(Op::all_reduce, rest * sizeof(float), Traffic::gradients);
+      });
+      holds(trace::Memory::gradients, -others(u));
+      averages.pop_front();
+    };
+    const bool gathers_again = !training_.keeps_parameters;
+    if (gathers_again && last > 0) gather(last - 1);
+    for (std::size_t u = count; u-- > 0;) {
+      if (gathers_again && u < last) {
+        arrive(u);
+        if (u > 0) gather(u - 1);
+      }
+      holds(trace::Memory::gradients, others(u));
+      compute(units[u].backward, "backward", u);
+      give_back(u);
+      if (ranks == 1) continue;
+      while (averages.size() > 1) take_back();
+      const auto part = numbers(u) / ranks * sizeof(float);
+      averages.emplace_back(
+          u, rank_.start(Op::reduce_scatter, part, Traffic::gradients, 0, false, static_cast<int>(last - u)));
+    }
+    while (!averages.empty()) take_back();
+  }
+
+  // TensorParallel's of a transformer's layers: in each, attention and the two linear layers end with a sum over all
+  // ranks, and so do the gradients by what goes into them.
+  void tensor_parallel() {
+    for (const auto& [pass, seconds] : {std::pair("forward", training_.forward), {"backward", training_.backward}}) {
+      const auto begun = rank_.clock();
+      for (int half = 0; half < 2 * training_.layers; ++half) {
+        rank_.compute(seconds / (2.0 * training_.layers * rank_.size()));
+        if (rank_.size() > 1) call(Op::all_reduce, training_.activation, Traffic::activations);
+      }
+      rank_.mark(pass, pass, begun);
+    }
   }
 
   void backward() {
@@ -290,7 +409,13 @@ struct TrainingTimes {
     return simulate_data_parallel(options, training, data_parallel_copies(sizes, std::max(options.ranks, 1)), steps);
   }
   check<UsageError>(training.period >= 1, "simulate_training: the period is at least 1 step, got ", training.period);
-  check<UsageError>(!training.buckets.empty(), "simulate_training: no buckets");
+  const bool sharded = training.policy == TrainingPolicy::fully_sharded;
+  if (training.policy == TrainingPolicy::tensor_parallel)
+    check<UsageError>(training.layers >= 1 && training.activation >= 1, "simulate_training: tp of ", training.layers,
+                      " layers with activations of ", training.activation, " bytes, expected both from 1 on");
+  else
+    check<UsageError>(sharded ? !training.units.empty() : !training.buckets.empty(), "simulate_training: no ",
+                      sharded ? "units" : "buckets");
   double last = 0;
   for (const auto& bucket : training.buckets) {
     check<UsageError>(bucket.ready >= last && bucket.ready <= training.backward,
