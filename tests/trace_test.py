@@ -65,7 +65,7 @@ for lane, ops in (("gathers", {"all_gather", "broadcast"}), ("communication", {"
     expect(calls and {event["args"]["op"] for event in calls} <= ops, lane, {event["args"]["op"] for event in calls})
     expect(all(("unit" in event["args"]) == (lane == "gathers") for event in calls), lane)
 # A pipeline waits in bubbles: the last stage for activations, the first one for gradients.
-run("--policy", "pp", "--devices", "2", "--iterations", "8", "--layers", "2", "--width", "16", "--window", "16", "--batch", "8",
+run("--policy", "pp", "--devices", "2", "--steps", "8", "--layers", "2", "--width", "16", "--window", "16", "--batch", "8",
     "--letters", "0", "--quiet", "--trace", "pp.json", program=(TRAIN_GPT,))
 events = read((FOLDER / "pp.json").read_text())
 expect(broken(events) == [], broken(events))
