@@ -1,124 +1,17 @@
 #pragma once
-/// Parameter: a leaf Variable that a model owns, and Buffer: numbers that a model owns and no gradient goes to. A copy
-/// of a handle shares the numbers. Policies move them, into flat buffers and to other devices; handles, optimizers and
-/// tensors that a program has from before go on to stand for the same numbers.
+/// Parameter: a leaf Variable that a model owns. A copy of a handle shares the numbers. Policies move them, into flat
+/// buffers and to other devices; handles, optimizers and tensors that a program has from before go on to stand for the
+/// same numbers.
 
-#include <algorithm>
-#include <chorus/autograd/variable.hpp>
-#include <chorus/tensor/promised_numbers.hpp>
-#include <chorus/core/tensor_group.hpp>
+#include <chorus/autograd/at_home.hpp>
+#include <chorus/autograd/buffer.hpp>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
-#include <string>
-#include <string_view>
-#include <type_traits>
 #include <utility>
 
 namespace chorus {
-
-namespace detail {
-
-/// The same numbers, dense, with a home of their own.
-template <class T, int Rank, class D>
-Tensor<T, Rank, D> at_home(const Tensor<T, Rank, D>& numbers) {
-  if (!numbers.defined()) return numbers;
-  const auto dense = contiguous(numbers);
-  return {Storage<D>::home_in(dense.storage(), dense.data(), dense.bytes()), dense.data(), dense.shape(),
-          row_major(dense.shape())};
-}
-
-/// What a parameter or a buffer has that does not depend on its type: a home, whose numbers are written and moved.
-template <Device D>
-class AtHome {
- public:
-  virtual ~AtHome() = default;
-  virtual DType dtype() const = 0;
-  virtual std::span<const Index> extents() const = 0;
-  virtual D where() const = 0;
-  /// Where the numbers are, for library code: to read, or to write and then call `touch`. Throws UsageError where they
-  /// are not there, under a policy that keeps a part of them on each rank.
-  void* memory() const {
-    check_here();
-    if (!storage().present() && !is_part()) [[unlikely]]
-      raise_absent();
-    return place();
-  }
-  /// The same, whether they are there or not.
-  virtual void* place() const = 0;
-  /// The home.
-  virtual const Storage<D>& storage() const = 0;
-  /// Where the numbers are, for anybody: from the first call on, what is written through it on the CPU is found by
-  /// comparing the numbers with what they were. On a GPU each call counts as one write.
-  void* watched_memory() const {
-    if constexpr (std::is_same_v<D, Cpu>)
-      storage().watch();
-    else if (auto* const writes = storage().writes())
-      writes->add();
-    return memory();
-  }
-  /// Grows whenever the numbers change, so that copies know that they are old.
-  std::uint64_t version() const { return storage().version(); }
-  /// To be called by library code that writes into the memory.
-  void touch() const {
-    if (auto* const writes = storage().writes()) writes->add();
-  }
-  /// The path in the model, for messages; the longest one known.
-  void set_name(std::string_view name) const {
-    if (auto* const writes = storage().writes(); writes != nullptr && name.size() > writes->name.size())
-      writes->name = name;
-  }
-
-  /// Whether the numbers are this process's.
-  bool is_here() const {
-    const auto* const writes = storage().writes();
-    return writes == nullptr || writes->elsewhere.empty();
-  }
-  /// Throws UsageError where they are another one's.
-  void check_here() const {
-    if (const auto* const writes = storage().writes()) writes->check_here();
-  }
-  Index count() const { return numel(extents()); }
-  /// Whether it is a part of a parameter, which other processes have the rest of: what needs the whole, or all of the
-  /// model, refuses it.
-  virtual bool is_part() const { return false; }
-  /// Where it begins in the whole parameter, in elements.
-  virtual Index part_begin() const { return 0; }
-  /// The extents of the whole parameter, of which this may be a part.
-  virtual std::span<const Index> whole_extents() const { return extents(); }
-  std::size_t size_bytes() const { return static_cast<std::size_t>(count()) * size_of(dtype()); }
-
- protected:
-  /// Moves the numbers to `to`, within `whole`.
-  void move_numbers(const Storage<D>& whole, void* to) const {
-    const Storage<D>& home = storage();
-    if (!promised(to)) copy_bytes(whole.device(), to, where(), memory(), size_bytes());
-    home.move_home(whole, to);
-    if (home.owners() == 1) home.writes()->end_watch();  // pointers to where they were are no good any more
-  }
-  // Whether the numbers are yet to be drawn: then they will be at `to`.
-  bool promised([[maybe_unused]] void* to) const {
-    if constexpr (std::is_same_v<D, Cpu>)
-      if (auto* const promises = PromisedNumbers::current())
-        return promises->move(place(), to);
-    return false;
-  }
-  [[noreturn, gnu::noinline, gnu::cold]] void raise_absent() const {
-    const auto* const writes = storage().writes();
-    fail<UsageError>("'", writes == nullptr ? "" : writes->name,
-                     "' is in parts, one on each rank: its numbers are here while the net computes with them, and "
-                     "while net.gathered() lives, which all ranks call");
-  }
-  /// Moves them to memory of their own on another device.
-  void move_numbers(D device) const {
-    const MemoryScope scope(trace::Memory::parameters);
-    const Storage<D> near(device, size_bytes());
-    move_numbers(near, near.data());
-  }
-};
-
-}  // namespace detail
 
 /// A parameter whose scalar type and rank are known at run time only: what policies, optimizers and checkpoints work
 /// with.
@@ -402,98 +295,6 @@ class Parameter : public AnyParameter {
                       "Parameter: it is empty (that of a layer without bias, say), so it has no gradient");
     return static_cast<ParameterNode<T, Rank, D>&>(*node_);
   }
-};
-
-/// A buffer whose scalar type and rank are known at run time only.
-template <Device D>
-class BufferOn : public detail::AtHome<D> {
- public:
-  /// The numbers, to read or write: see Buffer::value.
-  void* data() const { return this->watched_memory(); }
-  virtual Ref<Node> copy_to(D device) const = 0;
-  /// Moves the numbers to another device. Handles stay.
-  virtual void move_to_device(D device) = 0;
-};
-
-template <Scalar T, int Rank, Device D>
-class BufferNode final : public Node, public BufferOn<D> {
- public:
-  explicit BufferNode(const Tensor<T, Rank, D>& value) : Node("buffer"), value_(detail::at_home(value)) {}
-  void backward(bool) override {}
-  void for_each_input(void (*)(Node&, void*), void*) const override {}
-  bool is_leaf() const override { return true; }
-
-  const Tensor<T, Rank, D>& value() const {
-    this->check_here();
-    return value_;
-  }
-  DType dtype() const override { return chorus::dtype<T>; }
-  std::span<const Index> extents() const override { return value_.shape(); }
-  D where() const override { return value_.device(); }
-  void* place() const override { return value_.data(); }
-  const Storage<D>& storage() const override { return value_.storage(); }
-  Ref<Node> copy_to(D device) const override {
-    const MemoryScope scope(trace::Memory::parameters);
-    auto copy = Tensor<T, Rank, D>::empty(value_.shape(), device);
-    copy_bytes(device, copy.data(), value_.device(), value_.data(), value_.bytes());
-    return Ref<Node>(new BufferNode(copy));
-  }
-  void move_to_device(D device) override { this->move_numbers(device); }
-
- private:
-  Tensor<T, Rank, D> value_;
-};
-
-/// A handle to a buffer of unknown type.
-class AnyBuffer {
- public:
-  explicit operator bool() const { return static_cast<bool>(node_); }
-  const Ref<Node>& shared() const { return node_; }
-  /// Makes this handle stand for another buffer of the same type; for policies that make replicas.
-  void replace(Ref<Node> node) { node_ = std::move(node); }
-
-  /// Throws DeviceError where the buffer is not on a device of kind `D`.
-  template <Device D>
-  BufferOn<D>& on() const {
-    auto* buffer = dynamic_cast<BufferOn<D>*>(node_.get());
-    check<DeviceError>(buffer != nullptr, "buffer: expected one on a ", D::kind, " device");
-    return *buffer;
-  }
-
- protected:
-  Ref<Node> node_;
-};
-
-/// Numbers that belong to a model and are saved with it, but are not trained (batch norm's running mean). The value of
-/// an empty one is undefined.
-template <Scalar T, int Rank, Device D = Cpu>
-class Buffer : public AnyBuffer {
- public:
-  Buffer() = default;
-  explicit Buffer(const Tensor<T, Rank, D>& value) { node_ = Ref<Node>(new BufferNode<T, Rank, D>(value)); }
-  /// The numbers, to read or write: as Parameter::value.
-  const Tensor<T, Rank, D>& value() const {
-    if (node_) typed().storage().watch();
-    return value_of(*this);
-  }
-  /// Copies numbers into the buffer. Throws ShapeError where the shapes differ.
-  void assign(const Tensor<T, Rank, D>& numbers) const {
-    const auto& own = value_of(*this);
-    check<ShapeError>(node_ && numbers.shape() == own.shape() && numbers.is_contiguous(),
-                      "Buffer::assign: expected a dense tensor of shape ", own.shape(), ", got shape ",
-                      numbers.shape());
-    copy_bytes(own.device(), own.data(), numbers.device(), numbers.data(), numbers.bytes());
-    typed().touch();
-  }
-
-  /// For reading; library code that writes calls `touch` of the node.
-  friend const Tensor<T, Rank, D>& value_of(const Buffer& buffer) {
-    static const Tensor<T, Rank, D> none;
-    return buffer.node_ ? buffer.typed().value() : none;
-  }
-
- private:
-  BufferNode<T, Rank, D>& typed() const { return static_cast<BufferNode<T, Rank, D>&>(*node_); }
 };
 
 }  // namespace chorus

@@ -1,0 +1,118 @@
+#pragma once
+/// What parameters and buffers have in common: a home for their numbers, which policies move, into flat buffers and to
+/// other devices.
+
+#include <chorus/autograd/variable.hpp>
+#include <chorus/core/tensor_group.hpp>
+#include <chorus/tensor/promised_numbers.hpp>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+namespace chorus {
+
+namespace detail {
+
+/// The same numbers, dense, with a home of their own.
+template <class T, int Rank, class D>
+Tensor<T, Rank, D> at_home(const Tensor<T, Rank, D>& numbers) {
+  if (!numbers.defined()) return numbers;
+  const auto dense = contiguous(numbers);
+  return {Storage<D>::home_in(dense.storage(), dense.data(), dense.bytes()), dense.data(), dense.shape(),
+          row_major(dense.shape())};
+}
+
+/// What a parameter or a buffer has that does not depend on its type: a home, whose numbers are written and moved.
+template <Device D>
+class AtHome {
+ public:
+  virtual ~AtHome() = default;
+  virtual DType dtype() const = 0;
+  virtual std::span<const Index> extents() const = 0;
+  virtual D where() const = 0;
+  /// Where the numbers are, for library code: to read, or to write and then call `touch`. Throws UsageError where they
+  /// are not there, under a policy that keeps a part of them on each rank.
+  void* memory() const {
+    check_here();
+    if (!storage().present() && !is_part()) [[unlikely]]
+      raise_absent();
+    return place();
+  }
+  /// The same, whether they are there or not.
+  virtual void* place() const = 0;
+  /// The home.
+  virtual const Storage<D>& storage() const = 0;
+  /// Where the numbers are, for anybody: from the first call on, what is written through it on the CPU is found by
+  /// comparing the numbers with what they were. On a GPU each call counts as one write.
+  void* watched_memory() const {
+    if constexpr (std::is_same_v<D, Cpu>)
+      storage().watch();
+    else if (auto* const writes = storage().writes())
+      writes->add();
+    return memory();
+  }
+  /// Grows whenever the numbers change, so that copies know that they are old.
+  std::uint64_t version() const { return storage().version(); }
+  /// To be called by library code that writes into the memory.
+  void touch() const {
+    if (auto* const writes = storage().writes()) writes->add();
+  }
+  /// The path in the model, for messages; the longest one known.
+  void set_name(std::string_view name) const {
+    if (auto* const writes = storage().writes(); writes != nullptr && name.size() > writes->name.size())
+      writes->name = name;
+  }
+
+  /// Whether the numbers are this process's.
+  bool is_here() const {
+    const auto* const writes = storage().writes();
+    return writes == nullptr || writes->elsewhere.empty();
+  }
+  /// Throws UsageError where they are another one's.
+  void check_here() const {
+    if (const auto* const writes = storage().writes()) writes->check_here();
+  }
+  Index count() const { return numel(extents()); }
+  /// Whether it is a part of a parameter, which other processes have the rest of: what needs the whole, or all of the
+  /// model, refuses it.
+  virtual bool is_part() const { return false; }
+  /// Where it begins in the whole parameter, in elements.
+  virtual Index part_begin() const { return 0; }
+  /// The extents of the whole parameter, of which this may be a part.
+  virtual std::span<const Index> whole_extents() const { return extents(); }
+  std::size_t size_bytes() const { return static_cast<std::size_t>(count()) * size_of(dtype()); }
+
+ protected:
+  /// Moves the numbers to `to`, within `whole`.
+  void move_numbers(const Storage<D>& whole, void* to) const {
+    const Storage<D>& home = storage();
+    if (!promised(to)) copy_bytes(whole.device(), to, where(), memory(), size_bytes());
+    home.move_home(whole, to);
+    if (home.owners() == 1) home.writes()->end_watch();  // pointers to where they were are no good any more
+  }
+  // Whether the numbers are yet to be drawn: then they will be at `to`.
+  bool promised([[maybe_unused]] void* to) const {
+    if constexpr (std::is_same_v<D, Cpu>)
+      if (auto* const promises = PromisedNumbers::current())
+        return promises->move(place(), to);
+    return false;
+  }
+  [[noreturn, gnu::noinline, gnu::cold]] void raise_absent() const {
+    const auto* const writes = storage().writes();
+    fail<UsageError>("'", writes == nullptr ? "" : writes->name,
+                     "' is in parts, one on each rank: its numbers are here while the net computes with them, and "
+                     "while net.gathered() lives, which all ranks call");
+  }
+  /// Moves them to memory of their own on another device.
+  void move_numbers(D device) const {
+    const MemoryScope scope(trace::Memory::parameters);
+    const Storage<D> near(device, size_bytes());
+    move_numbers(near, near.data());
+  }
+};
+
+}  // namespace detail
+
+}  // namespace chorus
