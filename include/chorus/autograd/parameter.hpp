@@ -3,8 +3,10 @@
 /// buffers and to other devices; handles, optimizers and tensors that a program has from before go on to stand for the
 /// same numbers.
 
+#include <algorithm>
 #include <chorus/autograd/at_home.hpp>
 #include <chorus/autograd/buffer.hpp>
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <memory>

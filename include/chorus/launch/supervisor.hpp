@@ -73,7 +73,7 @@ class Supervisor {
   /// Once. Throws Error where a process cannot be started.
   GroupOutcome run() {
     start_all();
-    while (running_ > 0) {
+    while (running_ > 0 || undecided()) {
       const int signal = signals_.wait(deadline_);
       if (signal == SIGCHLD) {
         reap();
@@ -166,8 +166,11 @@ class Supervisor {
       if (&rank == &ranks_.front()) close_listener();
       if (stage_ == Stage::watching && rank.wait_status != 0) suspect(rank);
     }
-    if (stage_ == Stage::watching && suspect_ && (running_ == 0 || Clock::now() >= *deadline_)) judge();
+    // The signal that has ended all of them may be on its way here, too.
+    const bool all_told = running_ == 0 && !(suspect_ && WIFSIGNALED(suspect_->wait_status));
+    if (undecided() && (all_told || Clock::now() >= *deadline_)) judge();
   }
+  bool undecided() const { return suspect_ != nullptr && stage_ == Stage::watching; }
 
   /// Whether a rank that has ended with status 0 has done what it was started for: main may have taken another way, or
   /// not have passed on what `launch` returned.
@@ -255,7 +258,9 @@ class Supervisor {
     if (again || stage_ == Stage::killing) return kill_all();
     if (stage_ == Stage::stopping) return;  // for another reason
     outcome_.status = 128 + signal;
-    console_.say(format("%s: stopping %d %s", signal_name(signal).c_str(), running_, running_ == 1 ? "rank" : "ranks"));
+    console_.say(running_ == 0 ? format("%s: all ranks have ended", signal_name(signal).c_str())
+                               : format("%s: stopping %d %s", signal_name(signal).c_str(), running_,
+                                        running_ == 1 ? "rank" : "ranks"));
     stop(signal);
   }
   /// No restart follows.
