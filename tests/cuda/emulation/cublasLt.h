@@ -17,6 +17,10 @@ enum cublasLtMatmulDescAttributes_t {
   CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
   CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8,
 };
+enum cublasLtMatrixLayoutAttribute_t {
+  CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT = 5,
+  CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET = 6,
+};
 enum cublasLtMatmulPreferenceAttributes_t {
   CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
   CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK = 3,
@@ -38,6 +42,8 @@ struct cublasLtMatrixLayoutOpaque_t {
   cudaDataType_t type;
   std::uint64_t rows, columns;
   std::int64_t pitch;
+  std::int32_t count = 1;
+  std::int64_t stride = 0;
 };
 struct cublasLtMatmulPreferenceOpaque_t {
   std::uint32_t alignment = 256, schemes = CUBLASLT_REDUCTION_SCHEME_MASK;
@@ -80,6 +86,12 @@ inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cub
 inline cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* out, cudaDataType_t type, std::uint64_t rows,
                                                  std::uint64_t columns, std::int64_t pitch) {
   return *out = new cublasLtMatrixLayoutOpaque_t{type, rows, columns, pitch}, CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t l, cublasLtMatrixLayoutAttribute_t name,
+                                                       const void* value, std::size_t bytes) {
+  const bool counts = name == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT;
+  if (bytes != (counts ? sizeof l->count : sizeof l->stride)) return CUBLAS_STATUS_INVALID_VALUE;
+  return std::memcpy(counts ? static_cast<void*>(&l->count) : &l->stride, value, bytes), CUBLAS_STATUS_SUCCESS;
 }
 inline cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) { return delete l, CUBLAS_STATUS_SUCCESS; }
 inline cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* out) {
@@ -124,23 +136,26 @@ void matmul(const cublasLtMatmulDescOpaque_t& d, const void* alpha, const void* 
   const bool ta = d.operation_a == CUBLAS_OP_T, tb = d.operation_b == CUBLAS_OP_T;
   const auto depth = static_cast<std::int64_t>(ta ? la.rows : la.columns);
   if (depth != static_cast<std::int64_t>(tb ? lb.columns : lb.rows) || (ta ? la.columns : la.rows) != lc.rows ||
-      (tb ? lb.rows : lb.columns) != lc.columns) {
+      (tb ? lb.rows : lb.columns) != lc.columns || la.count != lc.count || lb.count != lc.count) {
     std::fprintf(stderr, "emulated cuBLASLt: layouts do not fit\n");
     std::abort();
   }
-  const T *x = static_cast<const T*>(a), *y = static_cast<const T*>(b), *bias = static_cast<const T*>(d.bias);
-  T* z = static_cast<T*>(c);
-  for (std::int64_t j = 0; j < static_cast<std::int64_t>(lc.columns); ++j)
-    for (std::int64_t i = 0; i < static_cast<std::int64_t>(lc.rows); ++i) {
-      double sum = 0;
-      for (std::int64_t p = 0; p < depth; ++p)
-        sum +=
-            double{x[ta ? i * la.pitch + p : p * la.pitch + i]} * double{y[tb ? p * lb.pitch + j : j * lb.pitch + p]};
-      T& out = z[j * lc.pitch + i];
-      const T scaled = *static_cast<const T*>(beta) == 0 ? T{0} : *static_cast<const T*>(beta) * out;
-      out = static_cast<T>(sum) * *static_cast<const T*>(alpha) + scaled;
-      if (d.epilogue == CUBLASLT_EPILOGUE_BIAS) out += bias[i];
-    }
+  const T* bias = static_cast<const T*>(d.bias);
+  for (std::int32_t matrix = 0; matrix < lc.count; ++matrix) {
+    const T *x = static_cast<const T*>(a) + matrix * la.stride, *y = static_cast<const T*>(b) + matrix * lb.stride;
+    T* z = static_cast<T*>(c) + matrix * lc.stride;
+    for (std::int64_t j = 0; j < static_cast<std::int64_t>(lc.columns); ++j)
+      for (std::int64_t i = 0; i < static_cast<std::int64_t>(lc.rows); ++i) {
+        double sum = 0;
+        for (std::int64_t p = 0; p < depth; ++p)
+          sum +=
+              double{x[ta ? i * la.pitch + p : p * la.pitch + i]} * double{y[tb ? p * lb.pitch + j : j * lb.pitch + p]};
+        T& out = z[j * lc.pitch + i];
+        const T scaled = *static_cast<const T*>(beta) == 0 ? T{0} : *static_cast<const T*>(beta) * out;
+        out = static_cast<T>(sum) * *static_cast<const T*>(alpha) + scaled;
+        if (d.epilogue == CUBLASLT_EPILOGUE_BIAS) out += bias[i];
+      }
+  }
 }
 }  // namespace emulation
 

@@ -29,7 +29,8 @@ inline constexpr cudaDataType_t cuda_type<bf16> = CUDA_R_16BF;
 template <>
 inline constexpr cudaDataType_t cuda_type<half> = CUDA_R_16F;
 
-/// How one product is computed. Row-major C = A B is column-major Cᵀ = Bᵀ Aᵀ: cuBLASLt's A is our B.
+/// How one product, or a stack of them, is computed. Row-major C = A B is column-major Cᵀ = Bᵀ Aᵀ: cuBLASLt's A is our
+/// B.
 class GemmPlan {
  public:
   GemmPlan(cublasLtHandle_t handle, const GemmProblem& problem, cudaDataType_t type, const void* bias) {
@@ -49,6 +50,11 @@ class GemmPlan {
     layout(&a_, type, problem.n, problem.k, problem.ldb, left);
     layout(&b_, type, problem.k, problem.m, problem.lda, right);
     layout(&c_, type, problem.n, problem.m, problem.ldc, CUBLAS_OP_N);
+    if (problem.count > 1) {
+      stack(a_, problem.count, problem.stride_b);
+      stack(b_, problem.count, problem.stride_a);
+      stack(c_, problem.count, problem.stride_c);
+    }
 
     cublasLtMatmulPreference_t preference = nullptr;
     CHORUS_CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
@@ -86,11 +92,11 @@ class GemmPlan {
   std::size_t workspace_bytes() const { return choice_.workspaceSize; }
   void set_bias(const void* bias) { set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias); }
 
-  /// c = a b, or c += with `accumulate`. `Scale` is float, or double for doubles.
+  /// c = scale a b, or c += with `accumulate`. `Scale` is float, or double for doubles.
   template <class Scale>
-  void run(cublasLtHandle_t handle, const void* a, const void* b, void* c, bool accumulate, void* workspace,
-           cudaStream_t stream) const {
-    const Scale alpha = 1, beta = accumulate ? 1 : 0;
+  void run(cublasLtHandle_t handle, Scale scale, const void* a, const void* b, void* c, bool accumulate,
+           void* workspace, cudaStream_t stream) const {
+    const Scale alpha = scale, beta = accumulate ? 1 : 0;
     CHORUS_CUBLAS_CHECK(cublasLtMatmul(handle, operation_, &alpha, b, a_, a, b_, &beta, c, c_, c, c_, &choice_.algo,
                                        workspace, choice_.workspaceSize, stream));
   }
@@ -106,6 +112,13 @@ class GemmPlan {
     if (operation == CUBLAS_OP_T) std::swap(rows, columns);
     CHORUS_CUBLAS_CHECK(cublasLtMatrixLayoutCreate(out, type, static_cast<std::uint64_t>(rows),
                                                    static_cast<std::uint64_t>(columns), pitch));
+  }
+  static void stack(cublasLtMatrixLayout_t layout, Index count, Index stride) {
+    const auto say = [&](cublasLtMatrixLayoutAttribute_t name, const auto& value) {
+      CHORUS_CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(layout, name, &value, sizeof value));
+    };
+    say(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, static_cast<std::int32_t>(count));
+    say(CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, static_cast<std::int64_t>(stride));
   }
 
   cublasLtMatmulDesc_t operation_ = nullptr;
