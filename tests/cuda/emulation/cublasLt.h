@@ -6,7 +6,12 @@
 
 #include "cuda_runtime_api.h"
 
-enum cublasStatus_t { CUBLAS_STATUS_SUCCESS = 0, CUBLAS_STATUS_INVALID_VALUE = 7, CUBLAS_STATUS_NOT_SUPPORTED = 15 };
+enum cublasStatus_t {
+  CUBLAS_STATUS_SUCCESS = 0,
+  CUBLAS_STATUS_INVALID_VALUE = 7,
+  CUBLAS_STATUS_EXECUTION_FAILED = 13,
+  CUBLAS_STATUS_NOT_SUPPORTED = 15
+};
 enum cudaDataType_t { CUDA_R_32F = 0, CUDA_R_64F = 1, CUDA_R_16F = 2, CUDA_R_16BF = 14 };
 enum cublasComputeType_t { CUBLAS_COMPUTE_32F = 68, CUBLAS_COMPUTE_32F_FAST_TF32 = 77, CUBLAS_COMPUTE_64F = 70 };
 enum cublasOperation_t { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 };
@@ -49,6 +54,19 @@ struct cublasLtMatmulPreferenceOpaque_t {
   std::uint32_t alignment = 256, schemes = CUBLASLT_REDUCTION_SCHEME_MASK;
 };
 struct cublasLtMatmulAlgo_t {};
+enum cublasLtMatmulAlgoConfigAttributes_t {
+  CUBLASLT_ALGO_CONFIG_ID = 0,
+  CUBLASLT_ALGO_CONFIG_TILE_ID = 1,
+  CUBLASLT_ALGO_CONFIG_SPLITK_NUM = 2,
+  CUBLASLT_ALGO_CONFIG_STAGES_ID = 6,
+};
+inline cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t*,
+                                                           cublasLtMatmulAlgoConfigAttributes_t name, void* value,
+                                                           std::size_t bytes, std::size_t* written) {
+  const auto number = static_cast<std::uint32_t>(name) + 20;
+  if (bytes != sizeof number) return CUBLAS_STATUS_INVALID_VALUE;
+  return std::memcpy(value, &number, *written = bytes), CUBLAS_STATUS_SUCCESS;
+}
 struct cublasLtMatmulHeuristicResult_t {
   cublasLtMatmulAlgo_t algo;
   std::size_t workspaceSize;
@@ -59,7 +77,9 @@ using cublasLtMatmulDesc_t = cublasLtMatmulDescOpaque_t*;
 using cublasLtMatrixLayout_t = cublasLtMatrixLayoutOpaque_t*;
 using cublasLtMatmulPreference_t = cublasLtMatmulPreferenceOpaque_t*;
 
-inline const char* cublasLtGetStatusString(cublasStatus_t) { return "not supported"; }
+inline const char* cublasLtGetStatusString(cublasStatus_t status) {
+  return status == CUBLAS_STATUS_EXECUTION_FAILED ? "the function failed to launch on the GPU" : "not supported";
+}
 inline cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) { return *handle = new int, CUBLAS_STATUS_SUCCESS; }
 inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* out, cublasComputeType_t compute, cudaDataType_t) {
   return *out = new cublasLtMatmulDescOpaque_t{compute}, CUBLAS_STATUS_SUCCESS;
@@ -164,6 +184,9 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, c
                                      const void* beta, const void*, cublasLtMatrixLayout_t, void* c,
                                      cublasLtMatrixLayout_t lc, const cublasLtMatmulAlgo_t*, void*, std::size_t,
                                      cudaStream_t stream) {
+  if (emulation::fails(emulation::counters().failing_products, cudaErrorInvalidValue))
+    return CUBLAS_STATUS_EXECUTION_FAILED;
+  static_cast<void>(emulation::fails(emulation::counters().products_that_leave_an_error, cudaErrorInvalidValue));
   // What the descriptors, alpha and beta say is taken now, as the library does.
   const bool wide = la->type == CUDA_R_64F;
   double factors[2] = {};

@@ -56,7 +56,7 @@ bool cublas_gemm(Cuda device, const GemmProblem& problem, double scale, const T*
   const DeviceGuard guard(device);
   auto& context = CublasContext::of(device);
   const std::lock_guard lock(context.mutex);
-  GemmPlan& plan = context.plan(problem, cuda_type<T>, bias);
+  GemmPlan& plan = context.plan(device, problem, cuda_type<T>, bias);
   if (!plan.usable()) return false;
   if (problem.bias) plan.set_bias(bias);
   const Scratch<std::byte> workspace(device, static_cast<Index>(plan.workspace_bytes()));
