@@ -41,6 +41,7 @@ STANDARD = {
     "exception": "current_exception exception exception_ptr rethrow_exception terminate uncaught_exceptions",
     "filesystem": "filesystem",
     "fstream": "ifstream",
+    "future": "future future_status promise",
     "functional": "bit_or divides equal_to function hash identity invoke less minus multiplies plus ref",
     "initializer_list": "initializer_list",
     "iterator": "back_inserter default_sentinel_t distance istreambuf_iterator next prev size",

@@ -9,6 +9,11 @@
 
 namespace chorus::kernels {
 
+/// Matrices that follow one another: how many, and how far apart those of a, b and c are, in elements.
+struct GemmStack {
+  Index count = 1, a = 0, b = 0, c = 0;
+};
+
 /// c = op(a) op(b), or c += with `accumulate`; `bias_n` (of length n, or null) is added to every row. Row-major; op(a):
 /// [m, k], op(b): [k, n], c: [m, n]. `lda` is the row pitch of `a` as stored: [m, k], or [k, m] with Trans::yes;
 /// likewise `ldb`.
@@ -27,6 +32,14 @@ void gemm(Cpu device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a,
            reads(a, ta == Trans::no ? extent(m, k, lda) : extent(k, m, lda)), lda,
            reads(b, tb == Trans::no ? extent(k, n, ldb) : extent(n, k, ldb)), ldb,
            writes(c, extent(m, n, ldc), accumulate || ldc != n), ldc, accumulate, reads(bias_n, n));
+}
+
+/// The same for each matrix of a stack.
+template <Real T>
+void gemm(Cpu device, const GemmStack& stack, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda,
+          const T* b, Index ldb, T* c, Index ldc, bool accumulate) {
+  for (Index i = 0; i < stack.count; ++i)
+    gemm(device, ta, tb, m, n, k, a + i * stack.a, lda, b + i * stack.b, ldb, c + i * stack.c, ldc, accumulate);
 }
 
 }  // namespace chorus::kernels

@@ -114,6 +114,71 @@ auto attention_as_a_whole(const Q& q, const K& k, const V& v, const Masked& mask
   return matmul(dropout(weights, options.dropout), v);
 }
 
+/// Whether scores are stacked products, and hidden in the softmax itself: on GPUs, for a gradient of the first order.
+template <class Q, class K, class V>
+inline constexpr bool has_stacked_attention =
+    std::same_as<typename tensor_of<Q>::device_type, Cuda>&& tensor_of<Q>::rank ==
+        tensor_of<K>::rank&& tensor_of<Q>::rank == tensor_of<V>::rank &&
+    !(is_graph_variable<Q> || is_graph_variable<K> || is_graph_variable<V>);
+
+/// q kᵀ / sqrt(features) of stacks of one shape, without a copy that is transposed or scaled.
+template <Operand Q, Operand K>
+auto attention_scores(const Q& q, const K& k) {
+  using kernels::Trans;
+  const auto queries = contiguous(value_of(q));
+  const auto keys = contiguous(value_of(k));
+  const auto device = queries.device();
+  const Index m = queries.size(-2), n = keys.size(-2), features = queries.size(-1);
+  auto shape = queries.shape();
+  shape.back() = n;
+  const Index count = queries.numel() / (m * features);
+  const double scale = 1 / std::sqrt(static_cast<double>(features));
+  auto out = tensor_of<Q>::empty(shape, device);
+  count_multiply_adds(count * m * n * features);
+  kernels::gemm(device, {count, m * features, n * features, m * n}, Trans::no, Trans::yes, m, n, features,
+                queries.data(), features, keys.data(), features, out.data(), n, false, scale);
+  return record(
+      "scaled_dot_product_attention", std::move(out),
+      [queries = Saved(queries), keys = Saved(keys), device, count, m, n, features, scale](const auto& dy, auto dq,
+                                                                                           auto dk) {
+        constexpr const char* name = "scaled_dot_product_attention";
+        if (dq) {
+          const auto [grad, accumulate] = dq->target();
+          kernels::gemm(device, {count, m * n, n * features, m * features}, Trans::no, Trans::no, m, features, n,
+                        dy.data(), n, keys.read(name).data(), features, grad.data(), features, accumulate, scale);
+        }
+        if (dk) {
+          const auto [grad, accumulate] = dk->target();
+          kernels::gemm(device, {count, m * n, m * features, n * features}, Trans::yes, Trans::no, n, features, m,
+                        dy.data(), n, queries.read(name).data(), features, grad.data(), features, accumulate, scale);
+        }
+      },
+      q, k);
+}
+
+/// The weights that scores [..., queries, keys] give, where query i sees keys 0 to i only.
+template <Operand X>
+auto causal_softmax(const X& scores) {
+  return along_axis(
+      operations::Softmax{-1}, scores, -1,
+      [queries = value_of(scores).size(-2)](auto device, auto view, const auto* in, auto* out) {
+        kernels::softmax_forward(device, view, in, out, /*none_is_zero=*/true, queries);
+      },
+      [](auto device, auto view, const auto* y, const auto* dy, auto* dx, bool accumulate) {
+        kernels::softmax_backward(device, view, y, dy, dx, accumulate);
+      });
+}
+
+/// A product of stacks for the scores, and one for the result: memory for all scores, launches whose number does not
+/// depend on sizes.
+template <Operand Q, Operand K, Operand V, class Masked>
+auto attention_in_stacks(const Q& q, const K& k, const V& v, const Masked& masked, const AttentionOptions& options) {
+  const auto scores = masked(attention_scores(q, k));
+  const auto weights = options.causal ? causal_softmax(scores) : softmax(scores, -1, /*none_is_zero=*/true);
+  if (options.dropout == 0) return matmul(weights, v);
+  return matmul(dropout(weights, options.dropout), v);
+}
+
 /// A mask for each matrix of the scores, one after the other, or one for all.
 template <class T, int Rank, std::size_t N>
 Tensor<T, 3> attention_mask(const Tensor<T, Rank>& mask, std::array<Index, N> scores) {
@@ -135,14 +200,17 @@ auto attention(const Q& q, const K& k, const V& v, const MakeMask& make_mask, co
                     "scaled_dot_product_attention: the probability of dropout is in [0, 1), got ", options.dropout);
   check<UsageError>(options.dropout == 0 || tensor_of<Q>::rank > 2,
                     "scaled_dot_product_attention: dropout needs a batch axis, got queries of shape ", queries.shape());
-  if constexpr (has_attention_kernel<Q, K, V>) {
+  if constexpr (has_attention_kernel<Q, K, V> || has_stacked_attention<Q, K, V>) {
     auto scores = queries.shape();
     const auto same_batch = [&](const auto& other) {
       return std::equal(scores.begin(), scores.end() - 2, other.begin());
     };
     if (same_batch(keys.shape()) && same_batch(values.shape()) && queries.numel() > 0 && values.numel() > 0) {
       scores.back() = keys.size(-2);
-      return attention_in_blocks(q, k, v, make_mask(scores), options);
+      if constexpr (has_attention_kernel<Q, K, V>)
+        return attention_in_blocks(q, k, v, make_mask(scores), options);
+      else
+        return attention_in_stacks(q, k, v, masked, options);
     }
   }
   return attention_as_a_whole(q, k, v, masked, options);

@@ -51,11 +51,13 @@ void note_write(const X& numbers) {
   if (auto* const writes = numbers.storage().writes()) writes->add();
 }
 
-// batch_norm, and with `relu` what comes after it in the same pass. `residual`: nothing, or what is added.
+// batch_norm, and with `relu` what comes after it in the same pass. `residual`: nothing, or what is added. On GPUs x
+// and residual may have 2 bytes where the rest is float.
 template <bool relu, Operand X, Operand W, Operand B, class T, class D, Operand... Residual>
 auto batch_norm(const char* name, const X& x, const W& weight, const B& bias, const Tensor<T, 1, D>& running_mean,
                 const Tensor<T, 1, D>& running_var, bool training, const BatchNormOptions& options,
                 const Residual&... residual) {
+  using Number = typename tensor_of<X>::value_type;
   const auto input = contiguous(value_of(x));
   const auto w = contiguous(value_of(weight));
   const auto b = contiguous(value_of(bias));
@@ -98,40 +100,41 @@ auto batch_norm(const char* name, const X& x, const W& weight, const B& bias, co
       std::move(operation), std::move(out),
       [name, input = Saved(input), w = Saved(w), b = Saved(b), mean, invstd, var, view, training, y, eps = options.eps](
           const auto& dy, auto dx, auto dw, auto db, auto... dr) {
-        const T* const numbers = input.read(name).data();
+        const Number* const numbers = input.read(name).data();
         const T* const scale = (dx || relu ? w.read(name) : w.tensor()).data();
         const T* const shift = (relu ? b.read(name) : b.tensor()).data();
-        T* grads[3] = {};
+        Number* grad = nullptr;
+        T *weight_grad = nullptr, *bias_grad = nullptr;
         std::array<bool, 3> accumulate{};
-        const auto want = [&](std::size_t i, auto node) {
+        const auto want = [](auto& place, bool& adds, auto node) {
           if (!node) return;
           const auto target = node->target();
-          grads[i] = target.data();
-          accumulate[i] = target.accumulate;
+          place = target.data();
+          adds = target.accumulate;
         };
         // After a residual it is y that says what the ReLU lets through, in evaluation always. A gradient that nobody
         // else holds is changed where it lies: into what the ReLU lets through of it, or else into that by x.
         const bool masks = relu && (sizeof...(dr) > 0 || !training), ours = dy.storage().owners() == 1;
         const bool in_place = training && ours && !masks && dx && dx->takes_over();
         if (in_place)
-          grads[0] = dy.data();
+          grad = dy.data();
         else
-          want(0, dx);
-        want(1, dw);
-        want(2, db);
+          want(grad, accumulate[0], dx);
+        want(weight_grad, accumulate[1], dw);
+        want(bias_grad, accumulate[2], db);
         tensor_of<X> masked;
         if (masks) masked = ours ? dy : tensor_of<X>::empty(dy.shape(), dy.device());
         if (training) {
-          kernels::batch_norm_backward_train(dy.device(), view, numbers, dy.data(), scale, shift,
-                                             mean.data(), invstd.data(), grads[0], grads[1], grads[2], accumulate,
-                                             y.data(), masked.data());
+          kernels::batch_norm_backward_train(dy.device(), view, numbers, dy.data(), scale, shift, mean.data(),
+                                             invstd.data(), grad, weight_grad, bias_grad, accumulate, y.data(),
+                                             masked.data());
         } else {
           if constexpr (relu)
-            kernels::pointwise_backward(dy.device(), functors::Relu{}, dy.numel(), std::array<const T*, 1>{y.data()},
-                                        dy.data(), std::array<T*, 1>{masked.data()}, std::array<bool, 1>{});
+            kernels::pointwise_backward(dy.device(), functors::Relu{}, dy.numel(),
+                                        std::array<const Number*, 1>{y.data()}, dy.data(),
+                                        std::array<Number*, 1>{masked.data()}, std::array<bool, 1>{});
           kernels::batch_norm_backward_eval(dy.device(), view, numbers, relu ? masked.data() : dy.data(), scale,
-                                            mean.data(), var.data(), eps, grads[0], grads[1], grads[2],
-                                            accumulate);
+                                            mean.data(), var.data(), eps, grad, weight_grad, bias_grad, accumulate);
         }
         if (in_place) dx->add(dy);
         ((dr ? dr->add(masked) : void()), ...);
@@ -166,27 +169,47 @@ auto batch_norm_add_relu(const X& x, const R& residual, const W& weight, const B
                                   residual);
 }
 
+namespace detail {
+/// Whether kernels read and write numbers of 2 bytes, with float beside them: on GPUs, for a gradient of the first
+/// order.
+template <class... X>
+inline constexpr bool has_narrow_batch_norm = (std::is_same_v<typename tensor_of<X>::device_type, Cuda> && ...) &&
+                                              !(is_graph_variable<X> || ...);
+}  // namespace detail
+
 /// Of bf16 and half inputs all is computed in float; the running statistics are float, weight and bias float or as x.
 template <NarrowOperand X, Operand W, Operand B, class D>
 auto batch_norm(const X& x, const W& weight, const B& bias, const Tensor<float, 1, D>& running_mean,
                 const Tensor<float, 1, D>& running_var, bool training, const BatchNormOptions& options = {}) {
-  return to<typename tensor_of<X>::value_type>(
-      batch_norm(to<float>(x), to<float>(weight), to<float>(bias), running_mean, running_var, training, options));
+  if constexpr (detail::has_narrow_batch_norm<X, W, B>)
+    return detail::batch_norm<false>("batch_norm", x, to<float>(weight), to<float>(bias), running_mean, running_var,
+                                     training, options);
+  else
+    return to<typename tensor_of<X>::value_type>(
+        batch_norm(to<float>(x), to<float>(weight), to<float>(bias), running_mean, running_var, training, options));
 }
 
 template <NarrowOperand X, Operand W, Operand B, class D>
 auto batch_norm_relu(const X& x, const W& weight, const B& bias, const Tensor<float, 1, D>& running_mean,
                      const Tensor<float, 1, D>& running_var, bool training, const BatchNormOptions& options = {}) {
-  return to<typename tensor_of<X>::value_type>(
-      batch_norm_relu(to<float>(x), to<float>(weight), to<float>(bias), running_mean, running_var, training, options));
+  if constexpr (detail::has_narrow_batch_norm<X, W, B>)
+    return detail::batch_norm<true>("batch_norm_relu", x, to<float>(weight), to<float>(bias), running_mean, running_var,
+                                    training, options);
+  else
+    return to<typename tensor_of<X>::value_type>(batch_norm_relu(to<float>(x), to<float>(weight), to<float>(bias),
+                                                                 running_mean, running_var, training, options));
 }
 template <NarrowOperand X, Operand R, Operand W, Operand B, class D>
 auto batch_norm_add_relu(const X& x, const R& residual, const W& weight, const B& bias,
                          const Tensor<float, 1, D>& running_mean, const Tensor<float, 1, D>& running_var, bool training,
                          const BatchNormOptions& options = {}) {
-  return to<typename tensor_of<X>::value_type>(batch_norm_add_relu(to<float>(x), to<float>(residual), to<float>(weight),
-                                                                   to<float>(bias), running_mean, running_var, training,
-                                                                   options));
+  if constexpr (detail::has_narrow_batch_norm<X, R, W, B> && !OfOtherType<X, R>)
+    return detail::batch_norm<true>("batch_norm_add_relu", x, to<float>(weight), to<float>(bias), running_mean,
+                                    running_var, training, options, residual);
+  else
+    return to<typename tensor_of<X>::value_type>(batch_norm_add_relu(to<float>(x), to<float>(residual),
+                                                                     to<float>(weight), to<float>(bias), running_mean,
+                                                                     running_var, training, options));
 }
 
 }  // namespace chorus

@@ -41,25 +41,22 @@ auto stacked_matmul(const A& a, const B& b) {
   shape.back() = n;
   auto out = Tensor<T, rank, typename tensor_of<A>::device_type>::empty(shape, device);
   count_multiply_adds(count * m * k * n);
-  for (Index i = 0; i < count; ++i)
-    kernels::gemm(device, Trans::no, Trans::no, m, n, k, left.data() + i * m * k, k, right.data() + i * k * n, n,
-                  out.data() + i * m * n, n, false);
+  kernels::gemm(device, {count, m * k, k * n, m * n}, Trans::no, Trans::no, m, n, k, left.data(), k, right.data(), n,
+                out.data(), n, false);
   return record(
       operations::Matmul{}, std::move(out),
       [left = Saved(left), right = Saved(right), device, count, m, n, k](const auto& dy, auto da, auto db) {
         if (da) {
           const T* const other = right.read("matmul").data();
           const auto [grad, accumulate] = da->target();
-          for (Index i = 0; i < count; ++i)
-            kernels::gemm(device, Trans::no, Trans::yes, m, k, n, dy.data() + i * m * n, n, other + i * k * n, n,
-                          grad.data() + i * m * k, k, accumulate);
+          kernels::gemm(device, {count, m * n, k * n, m * k}, Trans::no, Trans::yes, m, k, n, dy.data(), n, other, n,
+                        grad.data(), k, accumulate);
         }
         if (db) {
           const T* const other = left.read("matmul").data();
           const auto [grad, accumulate] = db->target();
-          for (Index i = 0; i < count; ++i)
-            kernels::gemm(device, Trans::yes, Trans::no, k, n, m, other + i * m * k, k, dy.data() + i * m * n, n,
-                          grad.data() + i * k * n, n, accumulate);
+          kernels::gemm(device, {count, m * k, m * n, k * n}, Trans::yes, Trans::no, k, n, m, other, k, dy.data(), n,
+                        grad.data(), n, accumulate);
         }
       },
       a, b);

@@ -6,7 +6,12 @@
 
 #include "cuda_runtime_api.h"
 
-enum cublasStatus_t { CUBLAS_STATUS_SUCCESS = 0, CUBLAS_STATUS_INVALID_VALUE = 7, CUBLAS_STATUS_NOT_SUPPORTED = 15 };
+enum cublasStatus_t {
+  CUBLAS_STATUS_SUCCESS = 0,
+  CUBLAS_STATUS_INVALID_VALUE = 7,
+  CUBLAS_STATUS_EXECUTION_FAILED = 13,
+  CUBLAS_STATUS_NOT_SUPPORTED = 15
+};
 enum cudaDataType_t { CUDA_R_32F = 0, CUDA_R_64F = 1, CUDA_R_16F = 2, CUDA_R_16BF = 14 };
 enum cublasComputeType_t { CUBLAS_COMPUTE_32F = 68, CUBLAS_COMPUTE_32F_FAST_TF32 = 77, CUBLAS_COMPUTE_64F = 70 };
 enum cublasOperation_t { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 };
@@ -16,6 +21,10 @@ enum cublasLtMatmulDescAttributes_t {
   CUBLASLT_MATMUL_DESC_TRANSB = 4,
   CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
   CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8,
+};
+enum cublasLtMatrixLayoutAttribute_t {
+  CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT = 5,
+  CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET = 6,
 };
 enum cublasLtMatmulPreferenceAttributes_t {
   CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
@@ -38,11 +47,26 @@ struct cublasLtMatrixLayoutOpaque_t {
   cudaDataType_t type;
   std::uint64_t rows, columns;
   std::int64_t pitch;
+  std::int32_t count = 1;
+  std::int64_t stride = 0;
 };
 struct cublasLtMatmulPreferenceOpaque_t {
   std::uint32_t alignment = 256, schemes = CUBLASLT_REDUCTION_SCHEME_MASK;
 };
 struct cublasLtMatmulAlgo_t {};
+enum cublasLtMatmulAlgoConfigAttributes_t {
+  CUBLASLT_ALGO_CONFIG_ID = 0,
+  CUBLASLT_ALGO_CONFIG_TILE_ID = 1,
+  CUBLASLT_ALGO_CONFIG_SPLITK_NUM = 2,
+  CUBLASLT_ALGO_CONFIG_STAGES_ID = 6,
+};
+inline cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t*,
+                                                           cublasLtMatmulAlgoConfigAttributes_t name, void* value,
+                                                           std::size_t bytes, std::size_t* written) {
+  const auto number = static_cast<std::uint32_t>(name) + 20;
+  if (bytes != sizeof number) return CUBLAS_STATUS_INVALID_VALUE;
+  return std::memcpy(value, &number, *written = bytes), CUBLAS_STATUS_SUCCESS;
+}
 struct cublasLtMatmulHeuristicResult_t {
   cublasLtMatmulAlgo_t algo;
   std::size_t workspaceSize;
@@ -53,7 +77,9 @@ using cublasLtMatmulDesc_t = cublasLtMatmulDescOpaque_t*;
 using cublasLtMatrixLayout_t = cublasLtMatrixLayoutOpaque_t*;
 using cublasLtMatmulPreference_t = cublasLtMatmulPreferenceOpaque_t*;
 
-inline const char* cublasLtGetStatusString(cublasStatus_t) { return "not supported"; }
+inline const char* cublasLtGetStatusString(cublasStatus_t status) {
+  return status == CUBLAS_STATUS_EXECUTION_FAILED ? "the function failed to launch on the GPU" : "not supported";
+}
 inline cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) { return *handle = new int, CUBLAS_STATUS_SUCCESS; }
 inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* out, cublasComputeType_t compute, cudaDataType_t) {
   return *out = new cublasLtMatmulDescOpaque_t{compute}, CUBLAS_STATUS_SUCCESS;
@@ -80,6 +106,12 @@ inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cub
 inline cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* out, cudaDataType_t type, std::uint64_t rows,
                                                  std::uint64_t columns, std::int64_t pitch) {
   return *out = new cublasLtMatrixLayoutOpaque_t{type, rows, columns, pitch}, CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t l, cublasLtMatrixLayoutAttribute_t name,
+                                                       const void* value, std::size_t bytes) {
+  const bool counts = name == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT;
+  if (bytes != (counts ? sizeof l->count : sizeof l->stride)) return CUBLAS_STATUS_INVALID_VALUE;
+  return std::memcpy(counts ? static_cast<void*>(&l->count) : &l->stride, value, bytes), CUBLAS_STATUS_SUCCESS;
 }
 inline cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) { return delete l, CUBLAS_STATUS_SUCCESS; }
 inline cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* out) {
@@ -124,23 +156,26 @@ void matmul(const cublasLtMatmulDescOpaque_t& d, const void* alpha, const void* 
   const bool ta = d.operation_a == CUBLAS_OP_T, tb = d.operation_b == CUBLAS_OP_T;
   const auto depth = static_cast<std::int64_t>(ta ? la.rows : la.columns);
   if (depth != static_cast<std::int64_t>(tb ? lb.columns : lb.rows) || (ta ? la.columns : la.rows) != lc.rows ||
-      (tb ? lb.rows : lb.columns) != lc.columns) {
+      (tb ? lb.rows : lb.columns) != lc.columns || la.count != lc.count || lb.count != lc.count) {
     std::fprintf(stderr, "emulated cuBLASLt: layouts do not fit\n");
     std::abort();
   }
-  const T *x = static_cast<const T*>(a), *y = static_cast<const T*>(b), *bias = static_cast<const T*>(d.bias);
-  T* z = static_cast<T*>(c);
-  for (std::int64_t j = 0; j < static_cast<std::int64_t>(lc.columns); ++j)
-    for (std::int64_t i = 0; i < static_cast<std::int64_t>(lc.rows); ++i) {
-      double sum = 0;
-      for (std::int64_t p = 0; p < depth; ++p)
-        sum +=
-            double{x[ta ? i * la.pitch + p : p * la.pitch + i]} * double{y[tb ? p * lb.pitch + j : j * lb.pitch + p]};
-      T& out = z[j * lc.pitch + i];
-      const T scaled = *static_cast<const T*>(beta) == 0 ? T{0} : *static_cast<const T*>(beta) * out;
-      out = static_cast<T>(sum) * *static_cast<const T*>(alpha) + scaled;
-      if (d.epilogue == CUBLASLT_EPILOGUE_BIAS) out += bias[i];
-    }
+  const T* bias = static_cast<const T*>(d.bias);
+  for (std::int32_t matrix = 0; matrix < lc.count; ++matrix) {
+    const T *x = static_cast<const T*>(a) + matrix * la.stride, *y = static_cast<const T*>(b) + matrix * lb.stride;
+    T* z = static_cast<T*>(c) + matrix * lc.stride;
+    for (std::int64_t j = 0; j < static_cast<std::int64_t>(lc.columns); ++j)
+      for (std::int64_t i = 0; i < static_cast<std::int64_t>(lc.rows); ++i) {
+        double sum = 0;
+        for (std::int64_t p = 0; p < depth; ++p)
+          sum +=
+              double{x[ta ? i * la.pitch + p : p * la.pitch + i]} * double{y[tb ? p * lb.pitch + j : j * lb.pitch + p]};
+        T& out = z[j * lc.pitch + i];
+        const T scaled = *static_cast<const T*>(beta) == 0 ? T{0} : *static_cast<const T*>(beta) * out;
+        out = static_cast<T>(sum) * *static_cast<const T*>(alpha) + scaled;
+        if (d.epilogue == CUBLASLT_EPILOGUE_BIAS) out += bias[i];
+      }
+  }
 }
 }  // namespace emulation
 
@@ -149,6 +184,9 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, c
                                      const void* beta, const void*, cublasLtMatrixLayout_t, void* c,
                                      cublasLtMatrixLayout_t lc, const cublasLtMatmulAlgo_t*, void*, std::size_t,
                                      cudaStream_t stream) {
+  if (emulation::fails(emulation::counters().failing_products, cudaErrorInvalidValue))
+    return CUBLAS_STATUS_EXECUTION_FAILED;
+  static_cast<void>(emulation::fails(emulation::counters().products_that_leave_an_error, cudaErrorInvalidValue));
   // What the descriptors, alpha and beta say is taken now, as the library does.
   const bool wide = la->type == CUDA_R_64F;
   double factors[2] = {};

@@ -94,6 +94,7 @@ struct Counters {
   std::atomic<std::size_t> waiting_copies{0};  ///< to the host, behind work that the copy itself would wait for
   /// How often the next calls answer so: queries that nothing is done yet, the others an error.
   std::atomic<int> not_ready{0}, failing_waits{0}, failing_host_allocations{0}, too_many_peers{0};
+  std::atomic<int> failing_products{0}, products_that_leave_an_error{0};
   std::array<int, devices> processors = {4, 4, 4};
 };
 inline Counters& counters() {
@@ -327,6 +328,7 @@ inline const char* cudaGetErrorName(cudaError_t status) {
   return status == cudaErrorMemoryAllocation ? "cudaErrorMemoryAllocation" : "cudaErrorInvalidValue";
 }
 inline cudaError_t cudaGetLastError() { return std::exchange(emulation::last_error(), cudaSuccess); }
+inline cudaError_t cudaPeekAtLastError() { return emulation::last_error(); }
 inline cudaError_t cudaGetDeviceCount(int* count) { return *count = emulation::devices, cudaSuccess; }
 inline cudaError_t cudaGetDevice(int* device) { return *device = emulation::current_device(), cudaSuccess; }
 inline cudaError_t cudaSetDevice(int device) {

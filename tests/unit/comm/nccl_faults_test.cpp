@@ -82,7 +82,7 @@ TEST_CASE("nccl: the deadline counts from when the device comes to the call", "[
   one.device->compute_while(computing);
   one.reduce().wait();
   std::this_thread::sleep_for(500ms);
-  CHECK(!one.device->aborted());
+  CHECK(one.device->count("abort") == 0);
   computing = false;
   one.nccl.synchronize();
 }
@@ -114,6 +114,82 @@ TEST_CASE("nccl: a replay has a deadline", "[comm]") {
   CHECK_THROWS_AS(one.nccl.synchronize(), TimeoutError);
 }
 
+/// Whether `body` returns in time. If not, the graph is destroyed, so that it does after all.
+template <class Body>
+bool in_time(StandInDevice& device, const Body& body) {
+  std::atomic<bool> ended = false;
+  std::thread thread([&] {
+    body();
+    ended = true;
+  });
+  const auto deadline = comm::Clock::now() + 5s;
+  while (!ended && comm::Clock::now() < deadline) std::this_thread::sleep_for(1ms);
+  const bool soon = ended;
+  device.graphs = 0;
+  thread.join();
+  return soon;
+}
+
+TEST_CASE("nccl: a replay whose peer is gone ends while its graph lives", "[comm]") {
+  for (const bool asked : {true, false}) {  // this thread finds out, or the one that watches
+    CAPTURE(asked);
+    Alone one(200ms);
+    one.device->graphs = 1;
+    one.device->stuck = true;
+    auto never = one.reduce();
+    one.nccl.launch("a graph's replay", [&] { never.wait(); });
+    CHECK(in_time(*one.device, [&] {
+      if (!asked) CHECK(one.device->aborted());
+      CHECK_THROWS_AS(one.nccl.synchronize(), TimeoutError);
+      CHECK_THROWS_AS(one.nccl.launch("a graph's replay", [] {}), CommError);
+      CHECK(one.device->finish());  // who waits for the device before the graph is destroyed goes on
+      CHECK(one.device->count("end of abort") == 0);
+    }));
+  }
+}
+
+TEST_CASE("nccl: whoever is told of a failure hears it before the abort ends", "[comm]") {
+  auto one = std::make_unique<Alone>();
+  const auto device = one->device;
+  device->graphs = 1;
+  device->refusals["all_reduce"] = 5;
+  CHECK(in_time(*device, [&] {
+    CHECK_THROWS_AS(one->reduce(), CommError);
+    CHECK_THAT(message_of<CommError>([&] { one->control.barrier(); }), Contains("all_reduce #2"));
+  }));
+  one.reset();  // in order: the abort has ended before the streams go
+  const auto lines = device->record();
+  CHECK(std::find(lines.begin(), lines.end(), "end of abort") <
+        std::find(lines.begin(), lines.end(), "destroy_stream"));
+}
+
+TEST_CASE("nccl: a communicator that goes before its graphs is left behind after the deadline", "[comm]") {
+  const auto texts = test::Ranks(1, [](const comm::World&) {
+                       return test::with_stderr([] {
+                         auto one = std::make_unique<Alone>(200ms);
+                         const auto device = one->device;
+                         device->graphs = 1;
+                         device->refusals["all_reduce"] = 5;
+                         const bool soon = in_time(*device, [&] {
+                           CHECK_THROWS_AS(one->reduce(), CommError);
+                           one.reset();
+                         });
+                         return std::string(soon && device->count("destroy_stream") == 0 ? "in time: " : "hangs: ");
+                       });
+                     }).texts();
+  CHECK(texts.at(0) ==
+        "in time: chorus: rank 0: nccl: a communicator is left behind: after 200 ms a graph that was captured with it "
+        "still lives\n");
+}
+
+TEST_CASE("nccl: without a thread for it the abort is this one's", "[comm]") {
+  Alone one;
+  one.device->refusals["all_reduce"] = 5;
+  const test::NoThreads none;
+  CHECK_THROWS_AS(one.reduce(), CommError);
+  CHECK(one.device->count("end of abort") == 1);
+}
+
 TEST_CASE("nccl: a group whose calls cannot all be made aborts", "[comm]") {
   Alone one;
   CHECK_THROWS_AS(one.nccl.group([&] {
@@ -130,6 +206,7 @@ TEST_CASE("nccl: a call that is refused inside of a group ends the group before 
   one.device->refusals["all_reduce"] = 5;
   CHECK_THAT(message_of<CommError>([&] { one.nccl.group([&] { one.reduce(); }); }),
              Contains("all_reduce #2") && Contains("bucket 2") && Contains("error 5"));
+  CHECK(one.device->aborted());
   const auto lines = one.device->record();
   const auto ended = std::find(lines.begin(), lines.end(), "group_end");
   CHECK(std::find(ended, lines.end(), "abort") != lines.end());
@@ -162,7 +239,7 @@ TEST_CASE("nccl: a Work may be asked when its communicators are gone", "[comm]")
   const auto work = one->nccl.all_reduce_async(std::span(numbers));
   one.reset();
   CHECK(work.done());
-  CHECK(!device->aborted());
+  CHECK(device->count("abort") == 0);
 }
 
 TEST_CASE("nccl: abort, from another thread", "[comm]") {
@@ -212,7 +289,7 @@ TEST_CASE("nccl: what it does not do is said before anything moves", "[comm]") {
       Contains("max"));
   CHECK_THROWS_AS(one.nccl.broadcast(std::span(one.numbers), 1), UsageError);
   one.nccl.broadcast(std::span(shorts), 0);
-  CHECK(!one.device->aborted());
+  CHECK(one.device->count("abort") == 0);
 }
 
 TEST_CASE("nccl: where rank 0 gets no id, every rank says so", "[comm]") {

@@ -34,6 +34,8 @@ class StandInDevice {
   /// Streams other than the compute stream stand still. A test may say so while others look.
   std::atomic<bool> stuck = false;
   bool capturing = false;
+  /// Graphs that were captured with the communicator: an abort ends the kernels, but returns when they are destroyed.
+  std::atomic<int> graphs = 0;
   int async_code = 0;
   /// What happens while a group is begun.
   std::function<void()> at_group_start = [] {};
@@ -70,7 +72,12 @@ class StandInDevice {
     for (const auto& line : record_) n += line.starts_with(start) ? 1 : 0;
     return n;
   }
-  bool aborted() { return count("abort") == 1; }
+  /// Whether an abort has been begun, and only one: it is another thread's, which may need a moment.
+  bool aborted() {
+    for (int turn = 0; turn < 5000 && count("abort") == 0; ++turn)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return count("abort") == 1;
+  }
 
  private:
   friend struct StandIn;
@@ -185,14 +192,10 @@ struct StandIn {
   }
   void destroy(Comm) { device->note("destroy"); }
   void abort(Comm) {
+    end_kernels();
+    while (device->graphs > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     const std::lock_guard lock(device->mutex_);
-    device->note(device->grouping_ ? "inside of a group: abort" : "abort");
-    if (device->data_ != nullptr) device->data_->abort("the stand-in for NCCL was");
-    device->async_code = 0;
-    for (auto& [number, steps] : device->streams_)
-      if (number != 0) steps.clear();
-    for (auto& event : device->events_) event.reached = event.asked;  // aborted kernels end
-    device->pump();
+    device->note("end of abort");
   }
   std::string nccl_error(int code, Comm) { return ch::cat("error ", code); }
 
@@ -296,6 +299,17 @@ struct StandIn {
   std::string cuda_error(int code) { return ch::cat("CUDA error ", code); }
 
  private:
+  void end_kernels() {
+    const std::lock_guard lock(device->mutex_);
+    device->note(device->grouping_ ? "inside of a group: abort" : "abort");
+    if (device->data_ != nullptr) device->data_->abort("the stand-in for NCCL was");
+    device->async_code = 0;
+    for (auto& [number, steps] : device->streams_)
+      if (number != 0) steps.clear();
+    for (auto& event : device->events_) event.reached = event.asked;  // aborted kernels end
+    device->pump();
+  }
+
   StandInDevice::Event& at(Event event) { return device->events_[static_cast<std::size_t>(event)]; }
 
   static constexpr auto traffic = ch::trace::Traffic::control;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chorus/comm/engine/failure.hpp>
 #include <chorus/comm/engine/flight_recorder.hpp>
+#include <chorus/comm/nccl/nccl_abort.hpp>
 #include <chorus/comm/transport/transport.hpp>
 #include <chorus/comm/world.hpp>
 #include <chrono>
@@ -127,12 +128,12 @@ class NcclCalls {
     failure_ = {std::move(why), timed_out};
     // This thread's calls of other communicators would wait for the group's end, too.
     if (std::exchange(grouping_, false)) api_.group_end();
-    if (comm_ != Comm{}) api_.abort(std::exchange(comm_, Comm{}));
     in_flight_.clear();
     captured_.clear();
     operators_.clear();
     change_.notify_all();
     if (tell_) tell_(failure_);
+    if (comm_ != Comm{}) abort_.begin(api_, std::exchange(comm_, Comm{}));
     recorder_.dump();
   }
 
@@ -262,6 +263,7 @@ class NcclCalls {
   Comm comm_{};
   Stream stream_{};
   Failure failure_;
+  NcclAbort<Api> abort_;
   AbortReason asked_to_abort_;          // from any thread, without the lock
   FlightRecorder recorder_;             // calls from when they are issued until they are seen to have ended
   bool grouping_ = false;               // between NCCL's group_start and group_end

@@ -3,6 +3,7 @@
 
 #include <chorus/comm/nccl/nccl_calls.hpp>
 #include <chorus/core/blocked_signals.hpp>
+#include <chorus/core/say.hpp>
 #include <chrono>
 #include <exception>
 #include <functional>
@@ -135,7 +136,8 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
   }
 
   /// Ends the watching thread and leaves the group: in order if all is well, by an abort where a call has failed or an
-  /// exception is on its way, since then nobody knows whether the other ranks still come.
+  /// exception is on its way, since then nobody knows whether the other ranks still come. Graphs that were captured
+  /// with the communicator are to be destroyed before: it waits for them, but not for ever.
   void stop() noexcept {
     {
       const std::lock_guard lock(mutex_);
@@ -151,6 +153,14 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     } catch (...) {
       // The communicator was aborted, and those who wait for a call hear why.
     }
+    NcclAbort<Api> abort;
+    {
+      const std::lock_guard lock(mutex_);
+      abort = std::move(abort_);
+    }
+    if (!abort.finish(timeout_))  // with its streams, which it may still use
+      return chorus::detail::say(cat("rank ", rank_, ": nccl: a communicator is left behind: after ", timeout_.count(),
+                                     " ms a graph that was captured with it still lives"));
     const std::lock_guard lock(mutex_);
     destroy_streams();
   }
@@ -167,9 +177,10 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
   using Call = typename Calls::Call;
   using Stream = typename Calls::Stream;
   using Comm = typename Calls::Comm;
+  using Calls::abort_, Calls::api_, Calls::comm_, Calls::device_, Calls::failure_, Calls::grouping_, Calls::mutex_,
+      Calls::rank_, Calls::timeout_;
   using Calls::accept, Calls::accept_later, Calls::asked_to_abort_, Calls::check_cuda, Calls::describe,
       Calls::destroy_streams;
-  using Calls::api_, Calls::comm_, Calls::device_, Calls::failure_, Calls::grouping_, Calls::mutex_, Calls::rank_;
   using Calls::change_, Calls::in_flight_, Calls::issued_, Calls::operators_, Calls::stream_;
   using Calls::close, Calls::event, Calls::give_up, Calls::inspect, Calls::listen, Calls::named, Calls::open,
       Calls::pause;

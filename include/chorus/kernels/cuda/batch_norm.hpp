@@ -1,5 +1,6 @@
 #pragma once
-/// Batch normalisation on GPUs. Sums are doubles, made in an order that depends on the shape alone.
+/// Batch normalisation on GPUs. Sums are doubles, made in an order that depends on the shape alone. What is [channels]
+/// may be float where the others are of 2 bytes.
 
 #include <array>
 #include <chorus/core/error.hpp>
@@ -35,9 +36,10 @@ struct ChannelSums : ChannelReduction {
   }
 };
 
-template <class T>
+template <class T, class S>
 struct ChannelGradientSums : ChannelReduction {
-  const T *x, *dy, *mean, *y;
+  const T *x, *dy, *y;
+  const S* mean;
   T* masked;
   __device__ Pair value(Index channel, Index i, Index) const {
     const Index at = offset(channel, i);
@@ -89,9 +91,9 @@ struct InverseStd {
 /// The channel of element i; of `n` neighbours, the same where `inner` is a multiple of their number.
 inline __device__ Index channel_of(const ChannelShape& shape, Index i) { return i / shape.inner % shape.channels; }
 
-template <class T>
-__global__ void normalise(ChannelShape shape, const T* x, const T* weight, const T* bias, const T* mean,
-                          const T* invstd, T* y, const T* residual, bool relu, bool vector, bool one_channel) {
+template <class T, class S>
+__global__ void normalise(ChannelShape shape, const T* x, const S* weight, const S* bias, const S* mean,
+                          const S* invstd, T* y, const T* residual, bool relu, bool vector, bool one_channel) {
   using C = compute_type<T>;
   for_vectors<Vector<T>::width>(shape.numel(), [&](Index first, int n) {
     auto value = load_vector(x + first, n, vector);
@@ -115,9 +117,9 @@ __global__ void normalise(ChannelShape shape, const T* x, const T* weight, const
   });
 }
 
-template <class T>
-__global__ void normalise_gradient(ChannelShape shape, const T* x, const T* dy, const T* y, const T* weight,
-                                   const T* mean, const T* invstd, double count, const double* sums, T* dx,
+template <class T, class S>
+__global__ void normalise_gradient(ChannelShape shape, const T* x, const T* dy, const T* y, const S* weight,
+                                   const S* mean, const S* invstd, double count, const double* sums, T* dx,
                                    bool accumulate, bool vector, bool one_channel) {
   using C = compute_type<T>;
   for_vectors<Vector<T>::width>(shape.numel(), [&](Index first, int n) {
@@ -186,42 +188,42 @@ void batch_norm_statistics(Cuda device, Index channels, double count, const doub
       cuda::ChannelStatistics<T>{channels, count, sums, momentum, eps, running_mean, running_var, mean, invstd});
 }
 
-template <class T>
-void batch_norm_normalise(Cuda device, ChannelShape shape, const T* x, const T* weight, const T* bias, const T* mean,
-                          const T* invstd, T* y, const T* residual = nullptr, bool relu = false) {
+template <class T, class S>
+void batch_norm_normalise(Cuda device, ChannelShape shape, const T* x, const S* weight, const S* bias, const S* mean,
+                          const S* invstd, T* y, const T* residual = nullptr, bool relu = false) {
   if (shape.numel() == 0) return;
-  cuda::launch(device, "batch_norm", cuda::vector_blocks<T>(shape.numel()), cuda::normalise<T>, shape, x, weight, bias,
-               mean, invstd, y, residual, relu, cuda::aligned(x, y, residual),
+  cuda::launch(device, "batch_norm", cuda::vector_blocks<T>(shape.numel()), cuda::normalise<T, S>, shape, x, weight,
+               bias, mean, invstd, y, residual, relu, cuda::aligned(x, y, residual),
                shape.inner % cuda::Vector<T>::width == 0);
 }
 
-template <class T>
-void batch_norm_forward_train(Cuda device, ChannelShape shape, const T* x, const T* weight, const T* bias,
-                              T* running_mean, T* running_var, double momentum, double eps, T* y, T* saved_mean,
-                              T* saved_invstd, const T* residual = nullptr, bool relu = false) {
+template <class T, class S>
+void batch_norm_forward_train(Cuda device, ChannelShape shape, const T* x, const S* weight, const S* bias,
+                              S* running_mean, S* running_var, double momentum, double eps, T* y, S* saved_mean,
+                              S* saved_invstd, const T* residual = nullptr, bool relu = false) {
   check<ShapeError>(shape.per_channel() != 1, "batch_norm: training needs more than one value per channel, got [batch ",
                     shape.batch, ", channels ", shape.channels, ", inner ", shape.inner, "]");
   const cuda::Scratch<double> sums(device, 2 * shape.channels);
   batch_norm_sums(device, shape, x, sums.data());
   batch_norm_statistics(device, shape.channels, static_cast<double>(shape.per_channel()), sums.data(), momentum, eps,
                         running_mean, running_var, saved_mean, saved_invstd);
-  batch_norm_normalise<T>(device, shape, x, weight, bias, saved_mean, saved_invstd, y, residual, relu);
+  batch_norm_normalise<T, S>(device, shape, x, weight, bias, saved_mean, saved_invstd, y, residual, relu);
 }
 
-template <class T>
-void batch_norm_forward_eval(Cuda device, ChannelShape shape, const T* x, const T* weight, const T* bias,
-                             const T* running_mean, const T* running_var, double eps, T* y, const T* residual = nullptr,
+template <class T, class S>
+void batch_norm_forward_eval(Cuda device, ChannelShape shape, const T* x, const S* weight, const S* bias,
+                             const S* running_mean, const S* running_var, double eps, T* y, const T* residual = nullptr,
                              bool relu = false) {
-  const cuda::Scratch<T> invstd(device, shape.channels);
-  cuda::for_each(device, "batch_norm", shape.channels, cuda::InverseStd<T>{running_var, eps, invstd.data()});
-  batch_norm_normalise<T>(device, shape, x, weight, bias, running_mean, invstd.data(), y, residual, relu);
+  const cuda::Scratch<S> invstd(device, shape.channels);
+  cuda::for_each(device, "batch_norm", shape.channels, cuda::InverseStd<S>{running_var, eps, invstd.data()});
+  batch_norm_normalise<T, S>(device, shape, x, weight, bias, running_mean, invstd.data(), y, residual, relu);
 }
 
-template <class T>
-void batch_norm_backward_sums(Cuda device, ChannelShape shape, const T* x, const T* dy, const T* mean, double* sums,
+template <class T, class S>
+void batch_norm_backward_sums(Cuda device, ChannelShape shape, const T* x, const T* dy, const S* mean, double* sums,
                               const T* y = nullptr, T* masked = nullptr) {
   cuda::reduce<cuda::Pair>(device, "batch_norm gradient sums", shape.channels, shape.per_channel(), shape.inner == 1,
-                           cuda::ChannelGradientSums<T>{{shape, sums}, x, dy, mean, y, masked});
+                           cuda::ChannelGradientSums<T, S>{{shape, sums}, x, dy, y, mean, masked});
 }
 
 template <class T>
@@ -232,37 +234,37 @@ void batch_norm_backward_affine(Cuda device, Index channels, const double* sums,
       cuda::ChannelAffineGradient<T>{channels, sums, invstd, dweight, dbias, accumulate_weight, accumulate_bias});
 }
 
-template <class T>
-void batch_norm_backward_input(Cuda device, ChannelShape shape, const T* x, const T* dy, const T* weight, const T* mean,
-                               const T* invstd, double count, const double* sums, T* dx, bool accumulate,
+template <class T, class S>
+void batch_norm_backward_input(Cuda device, ChannelShape shape, const T* x, const T* dy, const S* weight, const S* mean,
+                               const S* invstd, double count, const double* sums, T* dx, bool accumulate,
                                const T* y = nullptr) {
   if (shape.numel() == 0) return;
-  cuda::launch(device, "batch_norm gradient", cuda::vector_blocks<T>(shape.numel()), cuda::normalise_gradient<T>, shape,
-               x, dy, y, weight, mean, invstd, count, sums, dx, accumulate, cuda::aligned(x, dy, y, dx),
+  cuda::launch(device, "batch_norm gradient", cuda::vector_blocks<T>(shape.numel()), cuda::normalise_gradient<T, S>,
+               shape, x, dy, y, weight, mean, invstd, count, sums, dx, accumulate, cuda::aligned(x, dy, y, dx),
                shape.inner % cuda::Vector<T>::width == 0);
 }
 
-template <class T>
-void batch_norm_backward_train(Cuda device, ChannelShape shape, const T* x, const T* dy, const T* weight, const T*,
-                               const T* saved_mean, const T* saved_invstd, T* dx, T* dweight, T* dbias,
+template <class T, class S>
+void batch_norm_backward_train(Cuda device, ChannelShape shape, const T* x, const T* dy, const S* weight, const S*,
+                               const S* saved_mean, const S* saved_invstd, T* dx, S* dweight, S* dbias,
                                std::array<bool, 3> accumulate, const T* y = nullptr, T* masked = nullptr) {
   const cuda::Scratch<double> sums(device, 2 * shape.channels);
   batch_norm_backward_sums(device, shape, x, dy, saved_mean, sums.data(), y, masked);
   batch_norm_backward_affine(device, shape.channels, static_cast<const double*>(sums.data()), saved_invstd, dweight,
                              dbias, accumulate[1], accumulate[2]);
   if (dx != nullptr)
-    batch_norm_backward_input<T>(device, shape, x, masked != nullptr ? masked : dy, weight, saved_mean, saved_invstd,
-                                 static_cast<double>(shape.per_channel()), static_cast<const double*>(sums.data()), dx,
-                                 accumulate[0], masked != nullptr ? nullptr : y);
+    batch_norm_backward_input<T, S>(device, shape, x, masked != nullptr ? masked : dy, weight, saved_mean, saved_invstd,
+                                    static_cast<double>(shape.per_channel()), static_cast<const double*>(sums.data()),
+                                    dx, accumulate[0], masked != nullptr ? nullptr : y);
 }
 
-template <class T>
-void batch_norm_backward_eval(Cuda device, ChannelShape shape, const T* x, const T* dy, const T* weight,
-                              const T* running_mean, const T* running_var, double eps, T* dx, T* dweight, T* dbias,
+template <class T, class S>
+void batch_norm_backward_eval(Cuda device, ChannelShape shape, const T* x, const T* dy, const S* weight,
+                              const S* running_mean, const S* running_var, double eps, T* dx, S* dweight, S* dbias,
                               std::array<bool, 3> accumulate) {
-  const cuda::Scratch<T> memory(device, shape.channels);
-  const T* invstd = memory.data();
-  cuda::for_each(device, "batch_norm", shape.channels, cuda::InverseStd<T>{running_var, eps, memory.data()});
+  const cuda::Scratch<S> memory(device, shape.channels);
+  const S* invstd = memory.data();
+  cuda::for_each(device, "batch_norm", shape.channels, cuda::InverseStd<S>{running_var, eps, memory.data()});
   if (dweight != nullptr || dbias != nullptr) {
     const cuda::Scratch<double> sums(device, 2 * shape.channels);
     batch_norm_backward_sums(device, shape, x, dy, running_mean, sums.data());

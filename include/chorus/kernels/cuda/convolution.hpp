@@ -4,6 +4,7 @@
 #include <chorus/kernels/convolution.hpp>
 #include <chorus/kernels/cuda/copy.hpp>
 #include <chorus/kernels/cuda/direct_convolution.hpp>
+#include <chorus/kernels/cuda/plan_log.hpp>
 #include <chorus/kernels/cuda/precision.hpp>
 #include <chorus/tensor/memory.hpp>
 #include <optional>
@@ -40,7 +41,7 @@ bool cudnn_run(Cuda device, ConvolutionPass pass, const Conv2dShape& s, const T*
   const DeviceGuard guard(device);
   auto& context = CudnnContext::of(device);
   const std::lock_guard lock(context.mutex);
-  const ConvolutionPlan& plan = context.plan({pass, dtype<T>, tf32_allowed(), s});
+  const ConvolutionPlan& plan = context.plan(device, {pass, dtype<T>, tf32_allowed(), s});
   if (!plan.usable()) return false;
   CHORUS_CUDNN_CHECK(cudnnSetStream(context.handle, chorus::cuda::current_stream(device)));
   const Scratch<std::byte> workspace(device, plan.workspace_bytes());
@@ -62,9 +63,14 @@ bool into(Cuda device, T* out, Index count, bool accumulate, const Run& run) {
   return true;
 }
 
+#endif
+
 inline bool any_empty(const Conv2dShape& s) { return s.x_count() == 0 || s.weight_count() == 0 || s.y_count() == 0; }
 
-#endif
+template <class T>
+void say_direct(Cuda device, ConvolutionPass pass, const Conv2dShape& s) {
+  if (!any_empty(s)) say_direct(device, {pass, dtype<T>, tf32_allowed(), s});
+}
 
 }  // namespace cuda
 
@@ -79,8 +85,10 @@ void conv2d_forward(Cuda device, const Conv2dShape& s, const T* x, const T* weig
     });
   }
 #endif
-  if (!done)
+  if (!done) {
+    cuda::say_direct<T>(device, cuda::ConvolutionPass::forward, s);
     cuda::for_each(device, "conv2d", s.y_count(), cuda::DirectForward<T>{cuda::ConvolutionSizes::of(s), x, weight, y});
+  }
   if (bias != nullptr)
     cuda::for_each(device, "bias of conv2d", s.y_count(),
                    cuda::AddChannelBias<T>{s.out_channels, s.out_height() * s.out_width(), bias, y});
@@ -98,6 +106,7 @@ void conv2d_backward_weight(Cuda device, const Conv2dShape& s, const T* x, const
     if (done) return;
   }
 #endif
+  cuda::say_direct<T>(device, cuda::ConvolutionPass::backward_weight, s);
   cuda::reduce<double>(device, "conv2d gradient by the weight", s.weight_count(),
                        s.batch * s.out_height() * s.out_width(), false,
                        cuda::DirectBackwardWeight<T>{cuda::ConvolutionSizes::of(s), x, dy, dweight, accumulate});
@@ -114,6 +123,7 @@ void conv2d_backward_input(Cuda device, const Conv2dShape& s, const T* weight, c
     if (done) return;
   }
 #endif
+  cuda::say_direct<T>(device, cuda::ConvolutionPass::backward_input, s);
   cuda::for_each(device, "conv2d gradient by the input", s.x_count(),
                  cuda::DirectBackwardInput<T>{cuda::ConvolutionSizes::of(s), weight, dy, dx, accumulate});
 }

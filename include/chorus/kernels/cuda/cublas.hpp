@@ -5,18 +5,22 @@
 
 #include <array>
 #include <chorus/core/cuda/stream.hpp>
-#include <chorus/kernels/cuda/plan_key.hpp>
+#include <chorus/kernels/cuda/plan_log.hpp>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 
 namespace chorus::kernels::cuda {
 
 /// Throws DeviceError, which names the call, its error and its place.
 inline void check_cublas(cublasStatus_t status, const char* call, const char* file, int line) {
-  if (status != CUBLAS_STATUS_SUCCESS) [[unlikely]]
+  if (status != CUBLAS_STATUS_SUCCESS) [[unlikely]] {
+    chorus::cuda::forget_error();
     fail<DeviceError>("cuBLASLt: ", call, " failed: ", cublasLtGetStatusString(status), ", at ",
                       chorus::cuda::detail::short_path(file), ":", line);
+  }
+  chorus::cuda::check_left_over(call, file, line);
 }
 #define CHORUS_CUBLAS_CHECK(...) ::chorus::kernels::cuda::check_cublas(__VA_ARGS__, #__VA_ARGS__, __FILE__, __LINE__)
 
@@ -29,7 +33,8 @@ inline constexpr cudaDataType_t cuda_type<bf16> = CUDA_R_16BF;
 template <>
 inline constexpr cudaDataType_t cuda_type<half> = CUDA_R_16F;
 
-/// How one product is computed. Row-major C = A B is column-major Cᵀ = Bᵀ Aᵀ: cuBLASLt's A is our B.
+/// How one product, or a stack of them, is computed. Row-major C = A B is column-major Cᵀ = Bᵀ Aᵀ: cuBLASLt's A is our
+/// B.
 class GemmPlan {
  public:
   GemmPlan(cublasLtHandle_t handle, const GemmProblem& problem, cudaDataType_t type, const void* bias) {
@@ -49,6 +54,11 @@ class GemmPlan {
     layout(&a_, type, problem.n, problem.k, problem.ldb, left);
     layout(&b_, type, problem.k, problem.m, problem.lda, right);
     layout(&c_, type, problem.n, problem.m, problem.ldc, CUBLAS_OP_N);
+    if (problem.count > 1) {
+      stack(a_, problem.count, problem.stride_b);
+      stack(b_, problem.count, problem.stride_a);
+      stack(c_, problem.count, problem.stride_c);
+    }
 
     cublasLtMatmulPreference_t preference = nullptr;
     CHORUS_CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
@@ -71,6 +81,7 @@ class GemmPlan {
     // Some versions call an epilogue that they have not for a type an invalid value.
     const bool refused = problem.bias && status == CUBLAS_STATUS_INVALID_VALUE;
     if (status != CUBLAS_STATUS_NOT_SUPPORTED && !refused) CHORUS_CUBLAS_CHECK(status);
+    if (status != CUBLAS_STATUS_SUCCESS) chorus::cuda::forget_error();
     usable_ = status == CUBLAS_STATUS_SUCCESS && found > 0 && choice_.state == CUBLAS_STATUS_SUCCESS;
   }
   GemmPlan(const GemmPlan&) = delete;
@@ -84,13 +95,26 @@ class GemmPlan {
   /// False where cuBLASLt has no algorithm for the problem.
   bool usable() const { return usable_; }
   std::size_t workspace_bytes() const { return choice_.workspaceSize; }
+  /// Which algorithm it is, in words.
+  std::string text() const {
+    if (!usable_) return "cuBLASLt has no algorithm for it; a plain kernel";
+    const auto number = [this](cublasLtMatmulAlgoConfigAttributes_t name) {
+      std::uint32_t value = 0;
+      std::size_t bytes = 0;
+      CHORUS_CUBLAS_CHECK(cublasLtMatmulAlgoConfigGetAttribute(&choice_.algo, name, &value, sizeof value, &bytes));
+      return value;
+    };
+    return cat("cuBLASLt's algorithm ", number(CUBLASLT_ALGO_CONFIG_ID), ", tile ",
+               number(CUBLASLT_ALGO_CONFIG_TILE_ID), ", stages ", number(CUBLASLT_ALGO_CONFIG_STAGES_ID), ", split k ",
+               number(CUBLASLT_ALGO_CONFIG_SPLITK_NUM), ", workspace ", workspace_bytes(), " bytes");
+  }
   void set_bias(const void* bias) { set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias); }
 
-  /// c = a b, or c += with `accumulate`. `Scale` is float, or double for doubles.
+  /// c = scale a b, or c += with `accumulate`. `Scale` is float, or double for doubles.
   template <class Scale>
-  void run(cublasLtHandle_t handle, const void* a, const void* b, void* c, bool accumulate, void* workspace,
-           cudaStream_t stream) const {
-    const Scale alpha = 1, beta = accumulate ? 1 : 0;
+  void run(cublasLtHandle_t handle, Scale scale, const void* a, const void* b, void* c, bool accumulate,
+           void* workspace, cudaStream_t stream) const {
+    const Scale alpha = scale, beta = accumulate ? 1 : 0;
     CHORUS_CUBLAS_CHECK(cublasLtMatmul(handle, operation_, &alpha, b, a_, a, b_, &beta, c, c_, c, c_, &choice_.algo,
                                        workspace, choice_.workspaceSize, stream));
   }
@@ -106,6 +130,13 @@ class GemmPlan {
     if (operation == CUBLAS_OP_T) std::swap(rows, columns);
     CHORUS_CUBLAS_CHECK(cublasLtMatrixLayoutCreate(out, type, static_cast<std::uint64_t>(rows),
                                                    static_cast<std::uint64_t>(columns), pitch));
+  }
+  static void stack(cublasLtMatrixLayout_t layout, Index count, Index stride) {
+    const auto say = [&](cublasLtMatrixLayoutAttribute_t name, const auto& value) {
+      CHORUS_CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(layout, name, &value, sizeof value));
+    };
+    say(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, static_cast<std::int32_t>(count));
+    say(CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, static_cast<std::int64_t>(stride));
   }
 
   cublasLtMatmulDesc_t operation_ = nullptr;
@@ -126,10 +157,12 @@ struct CublasContext {
     return all[static_cast<std::size_t>(device.index)];
   }
   /// With `mutex` locked and the device current.
-  GemmPlan& plan(const GemmProblem& problem, cudaDataType_t type, const void* bias) {
+  GemmPlan& plan(Cuda device, const GemmProblem& problem, cudaDataType_t type, const void* bias) {
     if (handle == nullptr) CHORUS_CUBLAS_CHECK(cublasLtCreate(&handle));
     auto& plan = plans[problem.key()];
-    if (!plan) plan = std::make_unique<GemmPlan>(handle, problem, type, bias);
+    if (plan) return *plan;
+    plan = std::make_unique<GemmPlan>(handle, problem, type, bias);
+    say_plan(device, problem, [&] { return plan->text(); });
     return *plan;
   }
 };

@@ -5,11 +5,12 @@
 
 #include <array>
 #include <chorus/core/cuda/stream.hpp>
-#include <chorus/kernels/cuda/plan_key.hpp>
+#include <chorus/kernels/cuda/plan_log.hpp>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -17,9 +18,12 @@ namespace chorus::kernels::cuda {
 
 /// Throws DeviceError, which names the call, its error and its place.
 inline void check_cudnn(cudnnStatus_t status, const char* call, const char* file, int line) {
-  if (status != CUDNN_STATUS_SUCCESS) [[unlikely]]
+  if (status != CUDNN_STATUS_SUCCESS) [[unlikely]] {
+    chorus::cuda::forget_error();
     fail<DeviceError>("cuDNN: ", call, " failed: ", cudnnGetErrorString(status), ", at ",
                       chorus::cuda::detail::short_path(file), ":", line);
+  }
+  chorus::cuda::check_left_over(call, file, line);
 }
 #define CHORUS_CUDNN_CHECK(...) ::chorus::kernels::cuda::check_cudnn(__VA_ARGS__, #__VA_ARGS__, __FILE__, __LINE__)
 
@@ -56,7 +60,11 @@ class CudnnDescriptor {
   }
   void finalize() { CHORUS_CUDNN_CHECK(cudnnBackendFinalize(descriptor_)); }
   /// False where cuDNN can't do what the descriptor asks for.
-  bool try_finalize() { return cudnnBackendFinalize(descriptor_) == CUDNN_STATUS_SUCCESS; }
+  bool try_finalize() {
+    if (cudnnBackendFinalize(descriptor_) == CUDNN_STATUS_SUCCESS) return true;
+    chorus::cuda::forget_error();
+    return false;
+  }
 
   /// Up to `most` values; returns their number.
   template <class Value>
@@ -196,6 +204,7 @@ class ConvolutionPlan {
         plan.read(CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, &workspace_bytes_, 1);
         if (workspace_bytes_ > largest_workspace) continue;
         plan_.emplace(std::move(plan));
+        engine_ = number_of(engine_of(proposal));
         return;
       }
     }
@@ -204,6 +213,11 @@ class ConvolutionPlan {
   /// False where cuDNN has no acceptable way.
   bool usable() const { return plan_.has_value(); }
   std::int64_t workspace_bytes() const { return workspace_bytes_; }
+  /// Which engine it is, in words.
+  std::string text() const {
+    if (!usable()) return "cuDNN has no way; a direct kernel";
+    return cat("cuDNN's engine ", engine_, ", workspace ", workspace_bytes_, " bytes");
+  }
 
   /// All tensors are aligned to 16 bytes; the pass decides which of them is written.
   void run(cudnnHandle_t handle, const void* x, const void* weight, const void* y, void* workspace) const {
@@ -240,10 +254,20 @@ class ConvolutionPlan {
     return out;
   }
 
-  static bool acceptable(const CudnnDescriptor& proposal, const ConvolutionProblem& problem) {
+  static CudnnDescriptor engine_of(const CudnnDescriptor& proposal) {
     CudnnDescriptor engine(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
     cudnnBackendDescriptor_t raw = engine.get();
     proposal.read(CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, &raw, 1);
+    return engine;
+  }
+  static std::int64_t number_of(const CudnnDescriptor& engine) {
+    std::int64_t number = -1;
+    engine.read(CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, &number, 1);
+    return number;
+  }
+
+  static bool acceptable(const CudnnDescriptor& proposal, const ConvolutionProblem& problem) {
+    const CudnnDescriptor engine = engine_of(proposal);
     std::array<cudnnBackendNumericalNote_t, CUDNN_NUMERICAL_NOTE_TYPE_COUNT> notes{};
     const auto count =
         engine.read(CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE, notes.data(), notes.size());
@@ -259,7 +283,7 @@ class ConvolutionPlan {
   }
 
   std::optional<CudnnDescriptor> plan_;
-  std::int64_t workspace_bytes_ = 0;
+  std::int64_t workspace_bytes_ = 0, engine_ = -1;
 };
 
 /// A device's handle and plans. Never destroyed, as the driver may be gone before.
@@ -274,10 +298,12 @@ struct CudnnContext {
     return all[static_cast<std::size_t>(device.index)];
   }
   /// With `mutex` locked and the device current.
-  ConvolutionPlan& plan(const ConvolutionProblem& problem) {
+  ConvolutionPlan& plan(Cuda device, const ConvolutionProblem& problem) {
     if (handle == nullptr) CHORUS_CUDNN_CHECK(cudnnCreate(&handle));
     auto& plan = plans[problem.key()];
-    if (!plan) plan = std::make_unique<ConvolutionPlan>(handle, problem);
+    if (plan) return *plan;
+    plan = std::make_unique<ConvolutionPlan>(handle, problem);
+    say_plan(device, problem, [&] { return plan->text(); });
     return *plan;
   }
 };

@@ -13,8 +13,10 @@ namespace cuda {
 /// One element of c a thread.
 template <class T>
 struct PlainGemm {
+  GemmStack stack;
+  compute_type<T> scale;
   bool ta, tb;
-  Index n, k;
+  Index m, n, k;
   const T* a;
   Index lda;
   const T* b;
@@ -24,11 +26,14 @@ struct PlainGemm {
   bool accumulate;
   const T* bias;
   __device__ void operator()(Index i) const {
-    const Index row = i / n, column = i - row * n;
-    compute_type<T> sum = bias != nullptr ? get(bias, column) : compute_type<T>(0);
+    const Index line = i / n, column = i - line * n, matrix = line / m, row = line - matrix * m;
+    const T *left = a + matrix * stack.a, *right = b + matrix * stack.b;
+    compute_type<T> sum = 0;
     for (Index p = 0; p < k; ++p)
-      sum += get(a, ta ? p * lda + row : row * lda + p) * get(b, tb ? column * ldb + p : p * ldb + column);
-    put(c, row * ldc + column, sum, accumulate);
+      sum += get(left, ta ? p * lda + row : row * lda + p) * get(right, tb ? column * ldb + p : p * ldb + column);
+    sum *= scale;
+    if (bias != nullptr) sum += get(bias, column);
+    put(c, matrix * stack.c + row * ldc + column, sum, accumulate);
   }
 };
 
@@ -45,18 +50,59 @@ struct AddBias {
 
 /// False where cuBLASLt has no algorithm for it.
 template <class T>
-bool cublas_gemm(Cuda device, const GemmProblem& problem, const T* a, const T* b, T* c, bool accumulate,
+bool cublas_gemm(Cuda device, const GemmProblem& problem, double scale, const T* a, const T* b, T* c, bool accumulate,
                  const T* bias) {
   using Scale = std::conditional_t<std::is_same_v<T, double>, double, float>;
   const DeviceGuard guard(device);
   auto& context = CublasContext::of(device);
   const std::lock_guard lock(context.mutex);
-  GemmPlan& plan = context.plan(problem, cuda_type<T>, bias);
+  GemmPlan& plan = context.plan(device, problem, cuda_type<T>, bias);
   if (!plan.usable()) return false;
   if (problem.bias) plan.set_bias(bias);
   const Scratch<std::byte> workspace(device, static_cast<Index>(plan.workspace_bytes()));
-  plan.run<Scale>(context.handle, a, b, c, accumulate, workspace.data(), chorus::cuda::current_stream(device));
+  plan.run<Scale>(context.handle, static_cast<Scale>(scale), a, b, c, accumulate, workspace.data(),
+                  chorus::cuda::current_stream(device));
   return true;
+}
+
+/// All products of a stack in one call, each of them with the bias, unless that is null.
+template <class T>
+void gemm_at_once(Cuda device, const GemmStack& stack, double scale, Trans ta, Trans tb, Index m, Index n, Index k,
+                  const T* a, Index lda, const T* b, Index ldb, T* c, Index ldc, bool accumulate, const T* bias) {
+  // What the addresses of a stack's matrices are multiples of.
+  const auto alignment = [&stack](const T* first, Index stride) {
+    return std::min(alignment_of(first), stack.count > 1 ? alignment_of(first + stride) : alignment_of(nullptr));
+  };
+  GemmProblem problem{dtype<T>,
+                      ta,
+                      tb,
+                      m,
+                      n,
+                      k,
+                      lda,
+                      ldb,
+                      ldc,
+                      bias != nullptr,
+                      tf32_allowed(),
+                      alignment(a, stack.a),
+                      alignment(b, stack.b),
+                      std::min(alignment(c, stack.c), alignment_of(bias)),
+                      stack.count,
+                      stack.a,
+                      stack.b,
+                      stack.c};
+  const Index rows = stack.count * m;
+  if (k > 0) {
+    if (cublas_gemm(device, problem, scale, a, b, c, accumulate, bias)) return;
+    problem.bias = false;
+    if (bias != nullptr && cublas_gemm<T>(device, problem, scale, a, b, c, accumulate, nullptr)) {
+      for_each(device, "bias of a matrix product", rows * n, AddBias<T>{n, ldc, c, bias});
+      return;
+    }
+  }
+  for_each(device, "matrix product", rows * n,
+           PlainGemm<T>{stack, static_cast<compute_type<T>>(scale), ta == Trans::yes, tb == Trans::yes, m, n, k, a, lda,
+                        b, ldb, c, ldc, accumulate, bias});
 }
 
 }  // namespace cuda
@@ -65,32 +111,22 @@ template <Real T>
 void gemm(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb,
           T* c, Index ldc, bool accumulate, const T* bias_n = nullptr) {
   if (m == 0 || n == 0) return;
-  const int align_c = std::min(cuda::alignment_of(c), cuda::alignment_of(bias_n));
-  cuda::GemmProblem problem{dtype<T>,
-                            ta,
-                            tb,
-                            m,
-                            n,
-                            k,
-                            lda,
-                            ldb,
-                            ldc,
-                            bias_n != nullptr,
-                            tf32_allowed(),
-                            cuda::alignment_of(a),
-                            cuda::alignment_of(b),
-                            align_c};
-  if (k > 0) {
-    if (cuda::cublas_gemm(device, problem, a, b, c, accumulate, bias_n)) return;
-    problem.bias = false;
-    if (bias_n != nullptr && cuda::cublas_gemm<T>(device, problem, a, b, c, accumulate, nullptr)) {
-      cuda::for_each(device, "bias of a matrix product", m * n, cuda::AddBias<T>{n, ldc, c, bias_n});
-      return;
-    }
+  cuda::gemm_at_once(device, {}, 1, ta, tb, m, n, k, a, lda, b, ldb, c, ldc, accumulate, bias_n);
+}
+
+/// A stack's products, times `scale`; at most 65,535 matrices a launch, for that is the size of a grid's last axes.
+template <Real T>
+void gemm(Cuda device, const GemmStack& stack, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda,
+          const T* b, Index ldb, T* c, Index ldc, bool accumulate, double scale = 1) {
+  constexpr Index most = 65535;
+  if (m == 0 || n == 0) return;
+  for (Index i = 0; i < stack.count; i += most) {
+    auto some = stack;
+    some.count = std::min(most, stack.count - i);
+    if (some.count == 1) some = {};
+    cuda::gemm_at_once<T>(device, some, scale, ta, tb, m, n, k, a + i * stack.a, lda, b + i * stack.b, ldb,
+                          c + i * stack.c, ldc, accumulate, nullptr);
   }
-  cuda::for_each(
-      device, "matrix product", m * n,
-      cuda::PlainGemm<T>{ta == Trans::yes, tb == Trans::yes, n, k, a, lda, b, ldb, c, ldc, accumulate, bias_n});
 }
 
 }  // namespace chorus::kernels

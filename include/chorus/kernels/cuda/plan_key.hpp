@@ -13,20 +13,21 @@
 namespace chorus::kernels::cuda {
 
 struct PlanKey {
-  std::array<Index, 16> numbers{};
+  std::array<Index, 18> numbers{};
 
   PlanKey(std::initializer_list<Index> list) { std::copy(list.begin(), list.end(), numbers.begin()); }
   friend auto operator<=>(const PlanKey& a, const PlanKey& b) { return a.numbers <=> b.numbers; }
   friend bool operator==(const PlanKey& a, const PlanKey& b) { return a.numbers == b.numbers; }
 };
 
-/// A row-major matrix product (see kernels/gemm.hpp). Alignments are those of the addresses, in bytes.
+/// Row-major matrix products (see kernels/gemm.hpp). Alignments are those of the addresses of all matrices, in bytes.
 struct GemmProblem {
   DType dtype;
   Trans ta, tb;
   Index m, n, k, lda, ldb, ldc;
   bool bias, tf32;
   int align_a, align_b, align_c;
+  Index count = 1, stride_a = 0, stride_b = 0, stride_c = 0;
 
   PlanKey key() const {
     return {static_cast<Index>(dtype),
@@ -42,7 +43,11 @@ struct GemmProblem {
             tf32,
             align_a,
             align_b,
-            align_c};
+            align_c,
+            count,
+            stride_a,
+            stride_b,
+            stride_c};
   }
 };
 

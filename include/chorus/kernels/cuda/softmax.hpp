@@ -72,6 +72,25 @@ struct Softmax {
   }
 };
 
+/// Of scores of `queries` by keys, where query i sees keys 0 to i only: the others' weights are 0.
+template <class T>
+struct CausalSoftmax {
+  const T* x;
+  T* y;
+  Index queries;
+  __device__ void operator()(const Line& line) const {
+    using C = compute_type<T>;
+    const C lowest = -std::numeric_limits<C>::infinity();
+    const Index last = line.at + line.result % queries;
+    const auto score = [&](Index i) { return i <= last ? get(x, i) : lowest; };
+    const C largest = line.reduce(lowest, Larger{}, score);
+    const C maximum = largest == lowest ? C(0) : largest;
+    const double total = line.sum([&](Index i) { return std::exp(score(i) - maximum); });
+    const C factor = total == 0 ? C(0) : static_cast<C>(1 / total);
+    line.each([&](Index i) { put(y, i, std::exp(score(i) - maximum) * factor); });
+  }
+};
+
 template <class T>
 struct SoftmaxGradient {
   const T *y, *dy;
@@ -117,8 +136,13 @@ void logsumexp_backward(Cuda device, AxisShape shape, const T* x, const T* y, co
   cuda::for_lines(device, "logsumexp gradient", shape, cuda::LogSumExpGradient<T>{x, y, dy, dx, accumulate});
 }
 
+/// With `causal_queries` x is attention's scores, [matrices * causal_queries, keys, 1], and query i sees keys 0 to i
+/// only; a line of -inf alone then gives zeros.
 template <class T>
-void softmax_forward(Cuda device, AxisShape shape, const T* x, T* y, bool none_is_zero = false) {
+void softmax_forward(Cuda device, AxisShape shape, const T* x, T* y, bool none_is_zero = false,
+                     Index causal_queries = 0) {
+  if (causal_queries > 0)
+    return cuda::for_lines(device, "causal softmax", shape, cuda::CausalSoftmax<T>{x, y, causal_queries});
   cuda::for_lines(device, "softmax", shape, cuda::Softmax<T>{x, y, none_is_zero});
 }
 

@@ -1,0 +1,48 @@
+#pragma once
+/// `NcclAbort`: the end of a communicator of NCCL's that has failed.
+
+#include <chorus/core/blocked_signals.hpp>
+#include <chrono>
+#include <future>
+#include <thread>
+#include <utility>
+
+namespace chorus::comm {
+
+/// Aborts a communicator on a thread of its own. NCCL's abort ends the device's kernels at once, but returns only when
+/// no graph that was captured with the communicator lives any more, and the thread that is to destroy those may be the
+/// one that has found out, or one that waits for a lock which that one holds.
+template <class Api>
+class NcclAbort {
+ public:
+  void begin(Api api, typename Api::Comm comm) noexcept {
+    try {
+      std::promise<void> promise;
+      auto future = promise.get_future();
+      thread_ = chorus::detail::start_thread("nccl", [api, comm, promise = std::move(promise)]() mutable {
+        api.abort(comm);
+        promise.set_value();
+      });
+      ended_ = std::move(future);
+    } catch (...) {
+      api.abort(comm);  // without a thread there is no other way
+    }
+  }
+
+  /// Waits for the end of what was begun, if anything; after `limit` it returns false, and leaves the thread behind.
+  bool finish(std::chrono::milliseconds limit) noexcept {
+    if (!thread_.joinable()) return true;
+    const bool ended = ended_.wait_for(limit) == std::future_status::ready;
+    if (ended)
+      thread_.join();
+    else
+      thread_.detach();
+    return ended;
+  }
+
+ private:
+  std::thread thread_;
+  std::future<void> ended_;
+};
+
+}  // namespace chorus::comm

@@ -1,0 +1,56 @@
+#pragma once
+/// What vendors' libraries have chosen, in words: with CHORUS_CUDA_PLANS=1 in the environment a line on stderr for each
+/// new shape of a matrix product or convolution. And a word where a convolution is computed by the definition.
+
+#include <atomic>
+#include <chorus/core/device.hpp>
+#include <chorus/core/environment.hpp>
+#include <chorus/core/error.hpp>
+#include <chorus/core/say.hpp>
+#include <chorus/kernels/cuda/plan_key.hpp>
+#include <string>
+#include <string_view>
+
+namespace chorus::kernels::cuda {
+
+inline std::string text_of(const GemmProblem& p) {
+  return cat("matrix product ", p.dtype, " [", p.m, ", ", p.k, "] by [", p.k, ", ", p.n, "]",
+             p.ta == Trans::yes ? ", the first transposed" : "", p.tb == Trans::yes ? ", the second transposed" : "",
+             p.count > 1 ? cat(", a stack of ", p.count) : "", p.bias ? ", with a bias" : "");
+}
+inline std::string text_of(const ConvolutionProblem& p) {
+  const Conv2dShape& s = p.shape;
+  const char* const pass = p.pass == ConvolutionPass::forward          ? ""
+                           : p.pass == ConvolutionPass::backward_input ? "'s gradient by the input"
+                                                                       : "'s gradient by the weight";
+  return cat("convolution", pass, " ", p.dtype, " [", s.batch, ", ", s.in_channels, ", ", s.height, ", ", s.width,
+             "] by [", s.out_channels, ", ", s.in_channels / s.groups, ", ", s.kernel_h, ", ", s.kernel_w, "], stride ",
+             s.stride_h, " x ", s.stride_w, ", padding ", s.padding_h, " x ", s.padding_w, ", dilation ", s.dilation_h,
+             " x ", s.dilation_w, ", groups ", s.groups);
+}
+
+/// Says what was chosen for a problem where that is wanted: `choice()` gives the words.
+template <class Problem, class Choice>
+[[gnu::cold]] void say_plan(Cuda device, const Problem& problem, const Choice& choice) {
+  if (!chorus::detail::env_switch("CHORUS_CUDA_PLANS", false)) return;
+  chorus::detail::say(cat(device, ": ", text_of(problem), ": ", choice()));
+}
+
+namespace detail {
+inline std::atomic<bool>& direct_convolution_said() {
+  static std::atomic<bool> said = false;
+  return said;
+}
+}  // namespace detail
+
+/// Says, once in a process, that this convolution is computed by the definition.
+inline void say_direct(Cuda device, const ConvolutionProblem& problem) {
+  if (detail::direct_convolution_said().exchange(true, std::memory_order_relaxed)) [[likely]]
+    return;
+  chorus::detail::say(cat(device, ": ", text_of(problem), ": ",
+                          CHORUS_USE_CUDNN ? "cuDNN has no way for it" : "this program was compiled without cuDNN",
+                          "; a direct kernel computes it, many times slower. There may be more of them: this is said "
+                          "once"));
+}
+
+}  // namespace chorus::kernels::cuda

@@ -1,0 +1,120 @@
+// Attention and stacks of matrix products, as on the CPU; and how many calls a stream is given for them.
+#include <chorus/ops/attention.hpp>
+#include <chorus/ops/higher_order.hpp>
+#include <chorus/ops/shape.hpp>
+#include <cmath>
+#include <tuple>
+
+#include "compare.hpp"
+
+namespace attention_gpu_test {
+
+using namespace chorus;
+using kernels::Trans;
+
+// A stack whose matrices are apart by more than their sizes.
+template <class T>
+void stacks(Trans ta, Trans tb, Index count, Index gap, bool accumulate) {
+  CAPTURE(static_cast<int>(ta), static_cast<int>(tb), count, gap, accumulate);
+  constexpr Index m = 3, n = 4, k = 5;
+  const kernels::GemmStack stack{count, m * k + gap, k * n + gap, m * n + gap};
+  const auto body = [&](auto device, const T* a, const T* b, T* c) {
+    kernels::gemm(device, stack, ta, tb, m, n, k, a, ta == Trans::no ? k : m, b, tb == Trans::no ? n : k, c, n,
+                  accumulate);
+  };
+  compare(near<T> * 10, body, numbers<T>(count * stack.a, 1), numbers<T>(count * stack.b, 2),
+          numbers<T>(count * stack.c, 3));
+}
+
+TEST_CASE("stacks of matrix products on a GPU") {
+  if (!gpu_present()) return;
+  for (const auto& [ta, tb] : {std::pair(Trans::no, Trans::no), std::pair(Trans::no, Trans::yes),
+                               std::pair(Trans::yes, Trans::no), std::pair(Trans::yes, Trans::yes)}) {
+    stacks<float>(ta, tb, 6, 4, false);
+    stacks<bf16>(ta, tb, 6, 1, true);
+  }
+  stacks<double>(Trans::no, Trans::yes, 6, 0, true);
+  stacks<float>(Trans::yes, Trans::no, 6, 1, true);  // the first matrix alone is aligned
+  stacks<float>(Trans::no, Trans::no, 70'001, 0, false);
+}
+
+// The result of `attention(q, k, v)`, and its gradients by the three.
+template <class T, class D, class Attention>
+auto results(D device, const Attention& attention) {
+  const auto leaf = [&](const Shape<4>& shape, unsigned seed) {
+    return Variable<T, 4, D>(Tensor<T, 4, D>::from(::numbers<T>(numel(shape), seed), shape, device), true);
+  };
+  const auto q = leaf({2, 3, 6, 8}, 1), k = leaf({2, 3, 7, 8}, 2), v = leaf({2, 3, 7, 4}, 3);
+  const auto y = attention(q, k, v);
+  y.backward(Tensor<T, 4, D>::from(::numbers<T>(y.value().numel(), 4), y.value().shape(), device));
+  return std::array{y.value().to_vector(), q.grad().to_vector(), k.grad().to_vector(), v.grad().to_vector()};
+}
+
+template <class T, class Attention>
+void as_on_the_cpu(const Attention& attention) {
+  const auto expected = results<T>(Cpu{}, attention), actual = results<T>(Cuda{}, attention);
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    CAPTURE(i);
+    CHECK(error(actual[i], expected[i]) <= near<T> * (sizeof(T) == 2 ? 2 : 1));
+  }
+}
+
+template <class T>
+void attentions() {
+  as_on_the_cpu<T>([](const auto&... in) { return scaled_dot_product_attention(in...); });
+  as_on_the_cpu<T>([](const auto&... in) { return scaled_dot_product_attention(in..., true); });
+}
+
+TEST_CASE("attention on a GPU") {
+  if (!gpu_present()) return;
+  attentions<float>();
+  attentions<double>();
+  attentions<bf16>();
+  as_on_the_cpu<float>([](const auto& q, const auto& k, const auto& v) {
+    const auto device = q.device();
+    using D = std::remove_const_t<decltype(device)>;
+    std::vector<float> added(42);
+    for (std::size_t i = 0; i < added.size(); ++i) added[i] = i < 7 || i % 5 == 0 ? -INFINITY : 1 / (1 + float(i));
+    const auto mask = Tensor<float, 2, D>::from(added, {6, 7}, device);  // the first query sees nothing
+    return scaled_dot_product_attention(q, k, v, mask, {.causal = true});
+  });
+}
+
+TEST_CASE("what attention on a GPU hides has no say") {
+  if (!gpu_present()) return;
+  const Cuda device{};
+  const auto q = Tensor<float, 2, Cuda>::ones({2, 1}, device);
+  const auto k = Tensor<float, 2, Cuda>::from({1, NAN}, {2, 1}, device);
+  const auto v = Tensor<float, 2, Cuda>::from({3, 4}, {2, 1}, device);
+  CHECK(scaled_dot_product_attention(q, k, v, true).to_vector()[0] == 3);
+}
+
+TEST_CASE("attention's calls on a stream don't grow with batch and heads") {
+  if (!gpu_present()) return;
+#ifndef __NVCC__
+  // As in tests/benchmarks/models.hpp's GptBlock; there are 4 of them.
+  const auto calls = [](Index batch, Index heads) {
+    constexpr Index context = 6, head = 4;
+    const Cuda device{};
+    const Variable<float, 3, Cuda> qkv(Tensor<float, 3, Cuda>::ones({batch, context, 3 * heads * head}, device), true);
+    const auto dy = Tensor<float, 3, Cuda>::ones({batch, context, heads * head}, device);
+    const auto stream = cuda::compute_stream(device);
+    const auto step = [&] {
+      const auto parts = permute(reshape(qkv, Shape<5>{batch, context, 3, heads, head}), {2, 0, 3, 1, 4});
+      const auto part = [&](Index i) {
+        return reshape(slice(parts, 0, i, i + 1), Shape<4>{batch, heads, context, head});
+      };
+      const auto seen = scaled_dot_product_attention(part(0), part(1), part(2), true);
+      reshape(permute(seen, {0, 2, 1, 3}), Shape<3>{batch, context, heads * head}).backward(dy);
+    };
+    step();  // masks and the like are made once
+    const std::size_t before = stream->given;
+    step();
+    return stream->given - before;
+  };
+  CHECK(calls(16, 4) <= 16);
+  CHECK(calls(16, 4) == calls(2, 2));
+#endif
+}
+
+}  // namespace attention_gpu_test

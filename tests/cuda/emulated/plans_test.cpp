@@ -1,0 +1,92 @@
+// Errors of cuBLASLt's calls, which are not the next kernel's, and what is said of the ways that libraries choose.
+#include <unistd.h>
+
+#include <catch.hpp>
+#include <chorus/kernels/convolution.hpp>
+#include <chorus/kernels/gemm.hpp>
+#include <chorus/tensor/tensor.hpp>
+#include <cstdio>
+#include <string>
+
+#include "../../unit/message_of.hpp"
+
+namespace plans_test {
+
+using namespace chorus;
+using kernels::Trans;
+
+/// What `body` writes to stderr.
+template <class Body>
+std::string said(const Body& body) {
+  std::FILE* const file = std::tmpfile();
+  const int before = dup(STDERR_FILENO);
+  dup2(fileno(file), STDERR_FILENO);
+  body();
+  dup2(before, STDERR_FILENO);
+  close(before);
+  std::rewind(file);
+  std::string text(10'000, '\0');
+  text.resize(std::fread(text.data(), 1, text.size(), file));
+  std::fclose(file);
+  return text;
+}
+
+// A stack of 2 products [m, 2] by [2, 2]; another m is another plan.
+template <class T>
+void product(Index m) {
+  const Cuda device{1};
+  const auto a = Tensor<T, 3, Cuda>::zeros({2, m, 2}, device), b = Tensor<T, 3, Cuda>::zeros({2, 2, 2}, device);
+  const auto c = Tensor<T, 3, Cuda>::zeros({2, m, 2}, device);
+  const T *left = a.data(), *right = b.data();
+  kernels::gemm(device, {2, m * 2, 4, m * 2}, Trans::no, Trans::yes, m, 2, 2, left, 2, right, 2, c.data(), 2, false);
+}
+
+TEST_CASE("cuda: a product that fails is named, and no kernel is blamed for it") {
+  emulation::counters().failing_products = 1;
+  CHECK(message_of<DeviceError>([] { product<float>(4); })
+            .starts_with("cuBLASLt: cublasLtMatmul(handle, operation_, &alpha, b, a_, a, b_, &beta, c, c_, c, c_, "
+                         "&choice_.algo, workspace, choice_.workspaceSize, stream) failed: the function failed to "
+                         "launch on the GPU, at chorus/kernels/cuda/cublas.hpp:"));
+  CHECK(cudaGetLastError() == cudaSuccess);
+  emulation::counters().products_that_leave_an_error = 1;
+  CHECK(message_of<DeviceError>([] { product<float>(4); }).starts_with("CUDA: cublasLtMatmul(handle"));
+  CHECK(cudaGetLastError() == cudaSuccess);
+  product<float>(4);
+}
+
+TEST_CASE("cuda: what was chosen is said once for each shape, where that is wanted") {
+  CHECK(said([] { product<float>(5); }).empty());
+  setenv("CHORUS_CUDA_PLANS", "1", 1);
+  CHECK(
+      said([] {
+        product<float>(6);
+        product<float>(6);
+        product<bf16>(6);
+      }) ==
+      "chorus: cuda:1: matrix product F32 [6, 2] by [2, 2], the second transposed, a stack of 2: cuBLASLt's algorithm "
+      "20, tile 21, stages 26, split k 22, workspace 1024 bytes\n"
+      "chorus: cuda:1: matrix product BF16 [6, 2] by [2, 2], the second transposed, a stack of 2: cuBLASLt has no "
+      "algorithm for it; a plain kernel\n");
+  setenv("CHORUS_CUDA_PLANS", "yes", 1);
+  CHECK(message_of<UsageError>([] { product<float>(7); }) ==
+        "environment variable CHORUS_CUDA_PLANS must be 0 or 1, got 'yes'");
+  unsetenv("CHORUS_CUDA_PLANS");
+}
+
+TEST_CASE("cuda: that convolutions are computed by direct kernels is said, once") {
+  const kernels::Conv2dShape shape{2, 3, 4, 5, 6, 3, 3};
+  const auto x = Tensor<float, 1, Cuda>::zeros({shape.x_count()}),
+             w = Tensor<float, 1, Cuda>::zeros({shape.weight_count()}),
+             y = Tensor<float, 1, Cuda>::zeros({shape.y_count()});
+  const float *in = x.data(), *weight = w.data(), *none = nullptr;
+  kernels::cuda::detail::direct_convolution_said() = false;
+  CHECK(said([&] {
+          kernels::conv2d_forward(Cuda{}, shape, in, weight, none, y.data());
+          kernels::conv2d_backward_input(Cuda{}, shape, weight, static_cast<const float*>(y.data()), x.data(), false);
+        }) ==
+        "chorus: cuda:0: convolution F32 [2, 3, 4, 5] by [6, 3, 3, 3], stride 1 x 1, padding 0 x 0, dilation 1 x 1, "
+        "groups 1: this program was compiled without cuDNN; a direct kernel computes it, many times slower. There may "
+        "be more of them: this is said once\n");
+}
+
+}  // namespace plans_test
