@@ -90,6 +90,7 @@ struct Floating {
       erased(&is_below<T>),
       erased(&index_select_backward<T>),
       erased(&gather_backward<T>),
+      erased(&scatter<T>),
       erased(&add_up<T>),
       erased(&sgd_step<T>),
       erased(&adam_step<T>),
@@ -134,9 +135,9 @@ template struct Copy<std::uint64_t>;
 // What is not a conversion around a kernel for floats.
 template <class T, class Other>
 struct Narrower {
-  static inline const Erased table[] = {erased(&axpy<T>),   erased(&scale<T>),          erased(&convert<T, Other>),
-                                        erased(&cumsum<T>), erased(&cumprod<T>),        erased(&convert<bool, T>),
-                                        erased(&convert<std::int64_t, T>)};
+  static inline const Erased table[] = {
+      erased(&axpy<T>),    erased(&scale<T>),         erased(&convert<T, Other>),       erased(&cumsum<T>),
+      erased(&cumprod<T>), erased(&convert<bool, T>), erased(&convert<std::int64_t, T>)};
 };
 template struct Narrower<bf16, half>;
 template struct Narrower<half, bf16>;

@@ -132,6 +132,15 @@ TEST_CASE("dropout, picking and cross entropy's gradients give the same bits on 
     y.insert(y.end(), dx.begin(), dx.end());
     return y;
   });
+  std::vector<std::int64_t> places(index.size());
+  for (std::size_t i = 0; i < places.size(); ++i) places[i] = static_cast<std::int64_t>(i % 333 * 2 % 333);
+  check_same([&] {
+    auto y = zeros(count), sums = x;
+    kernels::scatter(Cpu{}, {301, 333, 1}, 333, places.data(), x.data(), y.data(), false);
+    kernels::scatter(Cpu{}, {301, 333, 1}, 333, index.data(), x.data(), sums.data(), true);
+    y.insert(y.end(), sums.begin(), sums.end());
+    return y;
+  });
   for (const Index inner : {1, 9})
     check_same([&] {
       const kernels::AxisShape whole{301, 37, inner};
