@@ -10,6 +10,7 @@
 #include <chorus/kernels/cumulative.hpp>
 #include <chorus/kernels/dropout.hpp>
 #include <chorus/kernels/gemm.hpp>
+#include <chorus/kernels/group_norm.hpp>
 #include <chorus/kernels/indexing.hpp>
 #include <chorus/kernels/layer_norm.hpp>
 #include <chorus/kernels/optimizer.hpp>
@@ -57,6 +58,8 @@ struct Floating {
       erased(&layer_norm_forward<T>),
       erased(&layer_norm_backward_input<T>),
       erased(&layer_norm_backward_affine<T>),
+      erased(&group_norm_forward<T>),
+      erased(&group_norm_backward<T>),
       erased(&softmax_forward<T>),
       erased(&softmax_backward<T>),
       erased(&log_softmax_forward<T>),

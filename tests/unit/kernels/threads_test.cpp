@@ -7,6 +7,7 @@
 #include <chorus/kernels/cumulative.hpp>
 #include <chorus/kernels/dropout.hpp>
 #include <chorus/kernels/gemm.hpp>
+#include <chorus/kernels/group_norm.hpp>
 #include <chorus/kernels/indexing.hpp>
 #include <chorus/kernels/layer_norm.hpp>
 #include <chorus/kernels/pooling.hpp>
@@ -79,6 +80,15 @@ TEST_CASE("normalisation and pooling give the same bits on any number of threads
                                               dx.data(), false);
     kernels::layer_norm_backward_affine<float>(Cpu{}, 343, 300, x.data(), dy.data(), statistics.data(), dw.data(),
                                                db.data(), false, false);
+    for (const auto* part : {&dx, &dw, &db}) y.insert(y.end(), part->begin(), part->end());
+    return y;
+  });
+  check_same([&] {
+    const kernels::GroupShape groups{.batch = 7, .groups = 7, .channels = 7, .inner = 300};
+    auto y = zeros(count), statistics = zeros(2 * 49), dx = zeros(count), dw = zeros(49), db = zeros(49);
+    kernels::group_norm_forward<float>(Cpu{}, groups, x.data(), x.data(), dy.data(), 1e-5, y.data(), statistics.data());
+    kernels::group_norm_backward<float>(Cpu{}, groups, x.data(), x.data(), dy.data(), statistics.data(), dx.data(),
+                                        dw.data(), db.data(), {false, false, false});
     for (const auto* part : {&dx, &dw, &db}) y.insert(y.end(), part->begin(), part->end());
     return y;
   });
