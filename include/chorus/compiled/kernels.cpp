@@ -68,6 +68,8 @@ struct Floating {
       erased(&logsumexp_backward<T>),
       erased(&cross_entropy_forward<T>),
       erased(&cross_entropy_backward<T>),
+      erased(&image_cross_entropy_forward<T>),
+      erased(&image_cross_entropy_backward<T>),
       erased(&nll_loss_forward<T>),
       erased(&nll_loss_backward<T>),
       erased(&sum<T>),

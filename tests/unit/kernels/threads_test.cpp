@@ -12,6 +12,7 @@
 #include <chorus/kernels/layer_norm.hpp>
 #include <chorus/kernels/pooling.hpp>
 #include <chorus/kernels/reduction.hpp>
+#include <chorus/kernels/softmax.hpp>
 
 #include "reference.hpp"
 
@@ -171,6 +172,21 @@ TEST_CASE("dropout, picking and cross entropy's gradients give the same bits on 
     kernels::cross_entropy_backward<float>(Cpu{}, rows, columns, x.data(), index.data(), {}, log_sums.data(), &one,
                                            dx.data(), false);
     return dx;
+  });
+  check_same([&] {
+    const kernels::AxisShape images{7, 43, 333};
+    auto loss = zeros(1), log_sums = zeros(images.reduced()), dx = zeros(count), y = zeros(count);
+    std::vector<std::int64_t> classes(index);
+    for (auto& label : classes) label %= 43;
+    const float one = 1;
+    kernels::image_cross_entropy_forward<float>(Cpu{}, images, x.data(), classes.data(), {}, loss.data(),
+                                                log_sums.data());
+    kernels::image_cross_entropy_backward<float>(Cpu{}, images, x.data(), classes.data(), {}, log_sums.data(), &one,
+                                                 dx.data(), false);
+    kernels::softmax_forward(Cpu{}, images, x.data(), y.data(), false);
+    kernels::amax(Cpu{}, images, x.data(), log_sums.data());
+    for (const auto* part : {&dx, &y, &log_sums}) loss.insert(loss.end(), part->begin(), part->end());
+    return loss;
   });
 }
 
