@@ -90,6 +90,7 @@ TEST_CASE("picking by index, and back") {
         kernels::index_select_backward(device, whole, count, at, dy, da, accumulate);
         kernels::gather(device, whole, count, places, x, b);
         kernels::gather_backward(device, whole, count, places, dy, db, accumulate);
+        kernels::scatter(device, whole, count, places, dy, x, true);
       };
       compare(1e-4, body, list, each, numbers<float>(whole.numel(), 3), numbers<float>(picked, 4),
               numbers<float>(picked, 5), numbers<float>(picked, 6), numbers<float>(whole.numel(), 7),

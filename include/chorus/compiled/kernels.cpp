@@ -10,6 +10,7 @@
 #include <chorus/kernels/cumulative.hpp>
 #include <chorus/kernels/dropout.hpp>
 #include <chorus/kernels/gemm.hpp>
+#include <chorus/kernels/group_norm.hpp>
 #include <chorus/kernels/indexing.hpp>
 #include <chorus/kernels/layer_norm.hpp>
 #include <chorus/kernels/optimizer.hpp>
@@ -57,6 +58,8 @@ struct Floating {
       erased(&layer_norm_forward<T>),
       erased(&layer_norm_backward_input<T>),
       erased(&layer_norm_backward_affine<T>),
+      erased(&group_norm_forward<T>),
+      erased(&group_norm_backward<T>),
       erased(&softmax_forward<T>),
       erased(&softmax_backward<T>),
       erased(&log_softmax_forward<T>),
@@ -65,6 +68,8 @@ struct Floating {
       erased(&logsumexp_backward<T>),
       erased(&cross_entropy_forward<T>),
       erased(&cross_entropy_backward<T>),
+      erased(&image_cross_entropy_forward<T>),
+      erased(&image_cross_entropy_backward<T>),
       erased(&nll_loss_forward<T>),
       erased(&nll_loss_backward<T>),
       erased(&sum<T>),
@@ -90,6 +95,7 @@ struct Floating {
       erased(&is_below<T>),
       erased(&index_select_backward<T>),
       erased(&gather_backward<T>),
+      erased(&scatter<T>),
       erased(&add_up<T>),
       erased(&sgd_step<T>),
       erased(&adam_step<T>),
@@ -134,9 +140,9 @@ template struct Copy<std::uint64_t>;
 // What is not a conversion around a kernel for floats.
 template <class T, class Other>
 struct Narrower {
-  static inline const Erased table[] = {erased(&axpy<T>),   erased(&scale<T>),          erased(&convert<T, Other>),
-                                        erased(&cumsum<T>), erased(&cumprod<T>),        erased(&convert<bool, T>),
-                                        erased(&convert<std::int64_t, T>)};
+  static inline const Erased table[] = {
+      erased(&axpy<T>),    erased(&scale<T>),         erased(&convert<T, Other>),       erased(&cumsum<T>),
+      erased(&cumprod<T>), erased(&convert<bool, T>), erased(&convert<std::int64_t, T>)};
 };
 template struct Narrower<bf16, half>;
 template struct Narrower<half, bf16>;

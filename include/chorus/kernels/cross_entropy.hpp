@@ -6,6 +6,7 @@
 
 #include <chorus/core/device.hpp>
 #include <chorus/core/dtype.hpp>
+#include <chorus/kernels/axis_shape.hpp>
 #include <chorus/kernels/loss_options.hpp>
 
 namespace chorus::kernels {
@@ -25,6 +26,16 @@ void cross_entropy_backward(Cpu cpu, Index batch, Index classes, const T* logits
                             const CrossEntropyOptions& options, const T* log_sum_exp, const T* dloss, T* dlogits,
                             bool accumulate);
 
+/// The same of a class for each pixel, on the CPU: the axis is that of the classes; labels, log_sum_exp and the losses
+/// for Reduction::none are [outer, inner].
+template <class T>
+void image_cross_entropy_forward(Cpu cpu, AxisShape shape, const T* logits, const std::int64_t* labels,
+                                 const CrossEntropyOptions& options, T* loss, T* log_sum_exp);
+template <class T>
+void image_cross_entropy_backward(Cpu cpu, AxisShape shape, const T* logits, const std::int64_t* labels,
+                                  const CrossEntropyOptions& options, const T* log_sum_exp, const T* dloss, T* dlogits,
+                                  bool accumulate);
+
 /// loss = -log_probabilities[label]. Shapes, errors and reductions as in `cross_entropy_forward`.
 template <class T>
 void nll_loss_forward(Cpu cpu, Index batch, Index classes, const T* log_probabilities, const std::int64_t* labels,
@@ -38,6 +49,7 @@ void nll_loss_backward(Cpu cpu, Index batch, Index classes, const std::int64_t* 
 
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/cross_entropy.hpp>
+#include <chorus/kernels/cpu/image_cross_entropy.hpp>
 #endif
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
 #include <chorus/kernels/cuda/cross_entropy.hpp>

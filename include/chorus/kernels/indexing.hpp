@@ -1,7 +1,7 @@
 #pragma once
 /// Picking along an axis by a list of indices (index_select) or by an index for each element (gather), and the way
-/// back, which adds up what was picked several times, in the order of the indices. x: [outer, axis, inner]; y: [outer,
-/// count, inner].
+/// back, which adds up what was picked several times, in the order of the indices; putting by an index for each element
+/// (scatter). x: [outer, axis, inner]; y: [outer, count, inner].
 
 #include <chorus/core/device.hpp>
 #include <chorus/kernels/axis_shape.hpp>
@@ -28,6 +28,11 @@ template <class T>
 void gather_backward(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
                      bool accumulate);
 
+/// y[o, index[o, j, i], i] = source[o, j, i], or with `add` += that. Throws UsageError for an index outside of the axis
+/// and, on the CPU, where elements would take the same place.
+template <class T>
+void scatter(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* source, T* y, bool add);
+
 // bf16 and half on the CPU: sums are made in float.
 template <Narrow T>
 void index_select_backward(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
@@ -40,6 +45,11 @@ void gather_backward(Cpu device, AxisShape whole, Index count, const std::int64_
                      bool accumulate) {
   in_float([](const auto&... a) { gather_backward(a...); }, device, whole, count, index,
            reads(dy, whole.outer * count * whole.inner), writes(dx, whole.numel(), accumulate), accumulate);
+}
+template <Narrow T>
+void scatter(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* source, T* y, bool add) {
+  in_float([](const auto&... a) { scatter(a...); }, device, whole, count, index,
+           reads(source, whole.outer * count * whole.inner), writes(y, whole.numel(), true), add);
 }
 
 }  // namespace chorus::kernels

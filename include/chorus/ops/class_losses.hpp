@@ -7,6 +7,7 @@
 #include <chorus/ops/reduction.hpp>
 #include <chorus/ops/softmax.hpp>
 #include <cstdint>
+#include <type_traits>
 
 namespace chorus {
 
@@ -40,6 +41,38 @@ Tensor<std::int64_t, 1, D> label_row(const char* operation, const Tensor<T, Rank
   check<ShapeError>(labels.shape() == shape_without_classes(scores.shape()), operation, ": scores of shape ",
                     scores.shape(), " do not fit labels of shape ", labels.shape());
   return contiguous(labels).view(Shape<1>{-1});
+}
+
+// Whether cross entropy of images has a kernel of its own. Gradients of gradients are made of operations, and so are
+// GPUs' results.
+template <Operand X>
+inline constexpr bool reads_class_columns =
+    std::is_same_v<typename tensor_of<X>::device_type, Cpu> && !is_graph_variable<X>;
+
+// logits: [batch, classes, ...], labels: [batch * ...]
+template <int Rank, Operand X>
+Recorded<Rank, X> image_cross_entropy(const X& logits, const Tensor<std::int64_t, 1, Cpu>& labels,
+                                      const CrossEntropyOptions& options) {
+  using T = typename tensor_of<X>::value_type;
+  const auto scores = contiguous(value_of(logits));
+  check<UsageError>((options.reduction == Reduction::none) == (Rank == 1),
+                    "cross_entropy: one loss a sample has a function of its own: cross_entropy_per_sample");
+  const auto view = around_axis(scores.shape(), 1);
+  Shape<Rank> shape{};
+  if constexpr (Rank == 1) shape[0] = labels.numel();
+  auto loss = Tensor<T, Rank, Cpu>::empty(shape, scores.device());
+  const auto log_sum_exp = Tensor<T, 1, Cpu>::empty(labels.shape(), scores.device());
+  kernels::image_cross_entropy_forward(scores.device(), view, scores.data(), labels.data(), options, loss.data(),
+                                       log_sum_exp.data());
+  return record(
+      "cross_entropy", std::move(loss),
+      [saved = Saved(scores), view, labels, options, log_sum_exp](const auto& dloss, auto dlogits) {
+        const auto& x = saved.read("cross_entropy");
+        const auto [grad, accumulate] = dlogits->target();
+        kernels::image_cross_entropy_backward(x.device(), view, x.data(), labels.data(), options, log_sum_exp.data(),
+                                              dloss.data(), grad.data(), accumulate);
+      },
+      logits);
 }
 
 // The losses of samples, and what a mean of them is divided by.
@@ -95,14 +128,36 @@ template <Operand X, int LabelRank, class D>
 requires(LabelRank >= 2 && tensor_of<X>::rank == LabelRank + 1) auto cross_entropy(
     const X& logits, const Tensor<std::int64_t, LabelRank, D>& labels, const CrossEntropyOptions& options = {}) {
   const auto row = detail::label_row("cross_entropy", value_of(logits), labels);
-  return cross_entropy(detail::class_rows(logits), row, options);
+  if constexpr (!detail::reads_class_columns<X>)
+    return cross_entropy(detail::class_rows(logits), row, options);
+  else
+    return detail::in_float(logits, [&](const auto& scores) {
+      const auto targets = to_device(row, value_of(scores).device());
+      const auto loss_of = [&](const CrossEntropyOptions& reducing) {
+        return detail::with_variables(
+            [&](const auto& x) { return detail::image_cross_entropy<0>(x, targets, reducing); }, scores);
+      };
+      const auto each = [&](const CrossEntropyOptions& unreduced) {
+        return detail::image_cross_entropy<1>(scores, targets, unreduced);
+      };
+      return detail::reduced_over_labels("cross_entropy", scores, loss_of, each, row, options);
+    });
 }
 /// The same without a reduction: [batch, ...].
 template <Operand X, int LabelRank, class D>
 requires(LabelRank >= 2 && tensor_of<X>::rank == LabelRank + 1) auto cross_entropy_per_sample(
     const X& logits, const Tensor<std::int64_t, LabelRank, D>& labels, const CrossEntropyOptions& options = {}) {
   const auto row = detail::label_row("cross_entropy", value_of(logits), labels);
-  return reshape(cross_entropy_per_sample(detail::class_rows(logits), row, options), labels.shape());
+  if constexpr (!detail::reads_class_columns<X>) {
+    return reshape(cross_entropy_per_sample(detail::class_rows(logits), row, options), labels.shape());
+  } else {
+    const auto losses = detail::in_float(logits, [&](const auto& scores) {
+      const auto targets = to_device(row, value_of(scores).device());
+      const auto each = detail::unreduced("cross_entropy_per_sample", options);
+      return detail::image_cross_entropy<1>(scores, targets, each);
+    });
+    return reshape(losses, labels.shape());
+  }
 }
 
 /// With a weight for each class, [classes]: every loss is multiplied by its label's weight, and the mean is divided by
@@ -178,8 +233,7 @@ requires(tensor_of<X>::rank == tensor_of<Y>::rank &&
          Real<typename tensor_of<Y>::value_type>) auto cross_entropy(const X& logits, const Y& target,
                                                                      const CrossEntropyOptions& options = {}) {
   const auto losses = cross_entropy_per_sample(logits, target, {.label_smoothing = options.label_smoothing});
-  if (options.mean_over)
-    return detail::sum_of_losses_over(losses, detail::checked_mean_over("cross_entropy", options));
+  if (options.mean_over) return detail::sum_of_losses_over(losses, detail::checked_mean_over("cross_entropy", options));
   return detail::mean_or_sum(losses, options.reduction);
 }
 

@@ -2,6 +2,7 @@
 /// Normalisation within each sample: layer, group and root-mean-square normalisation.
 
 #include <chorus/autograd/saved.hpp>
+#include <chorus/kernels/group_norm.hpp>
 #include <chorus/kernels/layer_norm.hpp>
 #include <chorus/ops/arithmetic.hpp>
 #include <chorus/ops/cast.hpp>
@@ -59,7 +60,7 @@ auto layer_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
   return record(
       operations::LayerNorm{rows, columns, eps}, std::move(out),
       [saved = detail::Saved(input), w = detail::Saved(w), statistics, device, rows, columns](const auto& dy, auto dx,
-                                                                                             auto dw, auto db) {
+                                                                                              auto dw, auto db) {
         if (dw || db) {
           T* grads[2] = {};
           bool accumulate[2] = {};
@@ -93,6 +94,60 @@ void check_normalizes(const char* operation, const X& x, Index groups) {
                     ": needs more than one value to normalise, got one for each sample and ",
                     groups == shape[1] ? "channel" : "group", " of an input of shape ", shape);
 }
+
+// group_norm by layer_norm and, where it is `affine`, a weight and a bias for each channel.
+template <Operand X, Operand W, Operand B>
+auto composed_group_norm(const X& x, Index groups, const W& weight, const B& bias, bool affine, double eps) {
+  using Row = Tensor<typename tensor_of<X>::value_type, 1, typename tensor_of<X>::device_type>;
+  const auto& shape = value_of(x).shape();
+  const Index rows = shape[0] * groups, columns = rows == 0 ? 0 : value_of(x).numel() / rows;
+  const auto normalized = reshape(layer_norm(reshape(x, Shape<2>{rows, columns}), Row{}, Row{}, eps), shape);
+  Shape<tensor_of<X>::rank - 1> per_channel{};
+  per_channel.fill(1);
+  per_channel[0] = shape[1];
+  const auto scaled = [&] {
+    return pointwise("group_norm", functors::ScaleShift{}, normalized, reshape(weight, per_channel),
+                     reshape(bias, per_channel));
+  };
+  return affine ? scaled() : decltype(scaled())(normalized);
+}
+
+// The same with weights and biases in two passes on the CPU.
+template <Operand X, Operand W, Operand B>
+auto scaled_group_norm(const X& x, Index groups, const W& weight, const B& bias, double eps) {
+  using T = typename tensor_of<X>::value_type;
+  static_assert(of_one_type<X, W, B>, "group_norm: operands have one scalar type; to<float>(x) converts one");
+  const auto input = contiguous(value_of(x));
+  const auto w = contiguous(value_of(weight));
+  const auto b = contiguous(value_of(bias));
+  const auto device = input.device();
+  check<DeviceError>(w.device() == device && b.device() == device, "group_norm: weight and bias are on ", w.device(),
+                     " and ", b.device(), ", the input on ", device);
+  const Index batch = input.size(0), channels = input.size(1);
+  const Index inner = input.numel() / std::max(Index{1}, batch * channels);
+  const kernels::GroupShape shape{batch, groups, channels / groups, inner};
+  auto out = tensor_of<X>::empty(input.shape(), device);
+  const auto statistics = Tensor<T, 2, Cpu>::empty({2, batch * groups}, device);
+  kernels::group_norm_forward(device, shape, input.data(), w.data(), b.data(), eps, out.data(), statistics.data());
+  return record(
+      "group_norm", std::move(out),
+      [saved = Saved(input), w = Saved(w), statistics, device, shape](const auto& dy, auto dx, auto dw, auto db) {
+        T* grads[3] = {};
+        bool accumulate[3] = {};
+        const auto want = [&](std::size_t i, auto node) {
+          if (!node) return;
+          const auto target = node->target();
+          grads[i] = target.data();
+          accumulate[i] = target.accumulate;
+        };
+        want(0, dx);
+        want(1, dw);
+        want(2, db);
+        kernels::group_norm_backward(device, shape, saved.read("group_norm").data(), w.read("group_norm").data(),
+                                     dy.data(), statistics.data(), grads[0], grads[1], grads[2], accumulate);
+      },
+      x, weight, bias);
+}
 }  // namespace detail
 
 /// x: [batch, channels, ...], weight, bias: [channels], or both undefined: like layer_norm, over each of `groups`
@@ -100,9 +155,7 @@ void check_normalizes(const char* operation, const X& x, Index groups) {
 /// divide them, or a group has one number alone.
 template <Operand X, Operand W, Operand B>
 auto group_norm(const X& x, Index groups, const W& weight, const B& bias, double eps = 1e-5) {
-  using Row = Tensor<typename tensor_of<X>::value_type, 1, typename tensor_of<X>::device_type>;
-  constexpr int rank = tensor_of<X>::rank;
-  static_assert(rank >= 2, "group_norm: the input is [batch, channels, ...]");
+  static_assert(tensor_of<X>::rank >= 2, "group_norm: the input is [batch, channels, ...]");
   const auto& shape = value_of(x).shape();
   check<ShapeError>(groups > 0 && shape[1] % groups == 0, "group_norm: ", groups,
                     " groups do not divide the channels of shape ", shape);
@@ -111,16 +164,14 @@ auto group_norm(const X& x, Index groups, const W& weight, const B& bias, double
   check<ShapeError>(!affine || (value_of(weight).numel() == shape[1] && value_of(bias).numel() == shape[1]),
                     "group_norm: an input of shape ", shape, " does not fit a weight of ", value_of(weight).numel(),
                     " and a bias of ", value_of(bias).numel(), " channels");
-  const Index rows = shape[0] * groups, columns = rows == 0 ? 0 : value_of(x).numel() / rows;
-  const auto normalized = layer_norm(reshape(x, Shape<2>{rows, columns}), Row{}, Row{}, eps);
-  Shape<rank - 1> per_channel{};
-  per_channel.fill(1);
-  per_channel[0] = shape[1];
-  const auto scaled = [&] {
-    return detail::pointwise("group_norm", functors::ScaleShift{}, reshape(normalized, shape),
-                             reshape(weight, per_channel), reshape(bias, per_channel));
-  };
-  return affine ? scaled() : decltype(scaled())(reshape(normalized, shape));
+  // Gradients of gradients are made of operations, and so are GPUs' results; channels of a packet or two would be
+  // tails.
+  constexpr bool recorded =
+      detail::is_graph_variable<X> || detail::is_graph_variable<W> || detail::is_graph_variable<B>;
+  if constexpr (!recorded && std::is_same_v<typename tensor_of<X>::device_type, Cpu>)
+    if (affine && value_of(x).numel() >= 16 * shape[0] * shape[1])
+      return detail::scaled_group_norm(x, groups, weight, bias, eps);
+  return detail::composed_group_norm(x, groups, weight, bias, affine, eps);
 }
 
 /// Normalises each channel of each sample by itself (Ulyanov et al. 2016): group_norm with one channel a group. Throws

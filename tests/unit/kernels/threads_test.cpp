@@ -7,10 +7,12 @@
 #include <chorus/kernels/cumulative.hpp>
 #include <chorus/kernels/dropout.hpp>
 #include <chorus/kernels/gemm.hpp>
+#include <chorus/kernels/group_norm.hpp>
 #include <chorus/kernels/indexing.hpp>
 #include <chorus/kernels/layer_norm.hpp>
 #include <chorus/kernels/pooling.hpp>
 #include <chorus/kernels/reduction.hpp>
+#include <chorus/kernels/softmax.hpp>
 
 #include "reference.hpp"
 
@@ -82,6 +84,15 @@ TEST_CASE("normalisation and pooling give the same bits on any number of threads
     for (const auto* part : {&dx, &dw, &db}) y.insert(y.end(), part->begin(), part->end());
     return y;
   });
+  check_same([&] {
+    const kernels::GroupShape groups{.batch = 7, .groups = 7, .channels = 7, .inner = 300};
+    auto y = zeros(count), statistics = zeros(2 * 49), dx = zeros(count), dw = zeros(49), db = zeros(49);
+    kernels::group_norm_forward<float>(Cpu{}, groups, x.data(), x.data(), dy.data(), 1e-5, y.data(), statistics.data());
+    kernels::group_norm_backward<float>(Cpu{}, groups, x.data(), x.data(), dy.data(), statistics.data(), dx.data(),
+                                        dw.data(), db.data(), {false, false, false});
+    for (const auto* part : {&dx, &dw, &db}) y.insert(y.end(), part->begin(), part->end());
+    return y;
+  });
   const kernels::Pool2dShape pool{
       .planes = 343, .height = 15, .width = 20, .kernel_h = 2, .kernel_w = 2, .stride_h = 2, .stride_w = 2};
   check_same([&] {
@@ -132,6 +143,15 @@ TEST_CASE("dropout, picking and cross entropy's gradients give the same bits on 
     y.insert(y.end(), dx.begin(), dx.end());
     return y;
   });
+  std::vector<std::int64_t> places(index.size());
+  for (std::size_t i = 0; i < places.size(); ++i) places[i] = static_cast<std::int64_t>(i % 333 * 2 % 333);
+  check_same([&] {
+    auto y = zeros(count), sums = x;
+    kernels::scatter(Cpu{}, {301, 333, 1}, 333, places.data(), x.data(), y.data(), false);
+    kernels::scatter(Cpu{}, {301, 333, 1}, 333, index.data(), x.data(), sums.data(), true);
+    y.insert(y.end(), sums.begin(), sums.end());
+    return y;
+  });
   for (const Index inner : {1, 9})
     check_same([&] {
       const kernels::AxisShape whole{301, 37, inner};
@@ -152,6 +172,21 @@ TEST_CASE("dropout, picking and cross entropy's gradients give the same bits on 
     kernels::cross_entropy_backward<float>(Cpu{}, rows, columns, x.data(), index.data(), {}, log_sums.data(), &one,
                                            dx.data(), false);
     return dx;
+  });
+  check_same([&] {
+    const kernels::AxisShape images{7, 43, 333};
+    auto loss = zeros(1), log_sums = zeros(images.reduced()), dx = zeros(count), y = zeros(count);
+    std::vector<std::int64_t> classes(index);
+    for (auto& label : classes) label %= 43;
+    const float one = 1;
+    kernels::image_cross_entropy_forward<float>(Cpu{}, images, x.data(), classes.data(), {}, loss.data(),
+                                                log_sums.data());
+    kernels::image_cross_entropy_backward<float>(Cpu{}, images, x.data(), classes.data(), {}, log_sums.data(), &one,
+                                                 dx.data(), false);
+    kernels::softmax_forward(Cpu{}, images, x.data(), y.data(), false);
+    kernels::amax(Cpu{}, images, x.data(), log_sums.data());
+    for (const auto* part : {&dx, &y, &log_sums}) loss.insert(loss.end(), part->begin(), part->end());
+    return loss;
   });
 }
 

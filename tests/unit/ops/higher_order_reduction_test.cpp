@@ -1,4 +1,5 @@
 #include <chorus/ops/attention.hpp>
+#include <chorus/ops/scatter.hpp>
 
 #include "higher_order.hpp"
 
@@ -43,6 +44,11 @@ TEST_CASE("second derivatives of picking and pooling") {
   index.data()[0] = 1, index.data()[1] = 0, index.data()[2] = 1, index.data()[3] = 1;
   check_second([&](const auto& w) { return ch::square(ch::embedding(w, index)); }, numbers<2>({3, 2}, 1));
   check_second([&](const auto& x) { return ch::exp(ch::gather(ch::square(x), 0, index)); }, numbers<2>({3, 3}, 1));
+  const auto put = [&](const auto& x, const auto& source) {
+    return ch::exp(ch::scatter(x, 1, index, source)) * ch::scatter_add(x, 1, index, ch::square(source));
+  };
+  index.data()[2] = 0;
+  check_second(put, numbers<2>({2, 3}, 1), numbers<2>({2, 2}, 2));
   const auto images = numbers<4>({1, 2, 4, 4}, 1);
   check_second([](const auto& x) { return ch::square(ch::max_pool2d(ch::exp(x), 3, {.stride = 1, .padding = 1})); },
                images);

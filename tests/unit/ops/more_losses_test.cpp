@@ -54,6 +54,36 @@ TEST_CASE("gradients of class losses with weights, images and probabilities") {
                  x, numbers<2>({4, 3}, 4, 0, 1));
 }
 
+TEST_CASE("cross entropy of images is that of their pixels, ignored ones and NaN in them left out") {
+  using ch::cross_entropy;
+  auto values = numbers<4>({2, 70, 3, 5}, 1);
+  auto pixels = ch::Tensor<std::int64_t, 3>::empty({2, 3, 5});
+  for (Index i = 0; i < 30; ++i) pixels.data()[i] = i % 7 == 0 ? -100 : i * 37 % 70;
+  const auto flat = pixels.view(Shape<1>{30});
+  for (const double smoothing : {0.0, 0.2})
+    for (const auto reduction : {ch::Reduction::mean, ch::Reduction::sum}) {
+      const ch::CrossEntropyOptions options{.label_smoothing = smoothing, .reduction = reduction};
+      const Variable<4> images(values, true), others(values, true);
+      const auto rows = ch::reshape(ch::permute(others, Shape<4>{0, 2, 3, 1}), Shape<2>{30, 70});
+      const auto loss = cross_entropy(images, pixels, options), expected = cross_entropy(rows, flat, options);
+      CHECK(loss.item() == Approx(expected.item()));
+      loss.backward();
+      expected.backward();
+      CHECK(distance(images.grad().to_vector(), others.grad().to_vector()) < 1e-14);
+      const auto each = ch::cross_entropy_per_sample(images, pixels, options);
+      CHECK(distance(ch::contiguous(each.value()).to_vector(),
+                     ch::cross_entropy_per_sample(rows, flat, options).value().to_vector()) < 1e-13);
+    }
+  values.data()[0] = std::nan("");
+  const Variable<4> images(values, true);
+  cross_entropy(images, pixels).backward();
+  CHECK(images.grad().to_vector()[0] == 0);
+  CHECK(message_of<ch::UsageError>([&] { cross_entropy(images, pixels, {.reduction = ch::Reduction::none}); }) ==
+        "cross_entropy: one loss a sample has a function of its own: cross_entropy_per_sample");
+  CHECK(message_of<ch::UsageError>([&] { cross_entropy(images, pixels, {.label_smoothing = 2}); }) ==
+        "cross_entropy: label_smoothing must be in [0, 1], got 2");
+}
+
 TEST_CASE("a weighted mean over no samples is 0") {
   const auto none = ch::Tensor<std::int64_t, 1>::zeros({0});
   CHECK(ch::cross_entropy(Tensor<2>::zeros({0, 3}), none, Tensor<1>::ones({3})).item() == 0);

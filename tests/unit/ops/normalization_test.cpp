@@ -14,6 +14,7 @@ TEST_CASE("gradients of layer_norm") {
 TEST_CASE("gradients of group_norm and rms_norm") {
   const auto group = [](const auto& x, const auto& w, const auto& b) { return ch::group_norm(x, 2, w, b); };
   check_operator(group, numbers<4>({2, 4, 2, 3}, 1), numbers<1>({4}, 2), numbers<1>({4}, 3));
+  check_operator(group, numbers<4>({2, 4, 3, 7}, 1), numbers<1>({4}, 2), numbers<1>({4}, 3));
   check_operator(group, numbers<2>({3, 6}, 1), numbers<1>({6}, 2), numbers<1>({6}, 3));
   check_operator([](const auto& x, const auto& w) { return ch::rms_norm(x, w); }, numbers<3>({2, 3, 5}, 1),
                  numbers<1>({5}, 2));
@@ -26,11 +27,13 @@ TEST_CASE("a row of equal numbers becomes the bias") {
 
 TEST_CASE("normalisation of an empty batch") {
   const Variable<2> x(Tensor<2>::empty({0, 4}), true);
+  const Variable<3> images(Tensor<3>::empty({0, 4, 20}), true);
   const Variable<1> w(Tensor<1>::ones({4}), true), b(Tensor<1>::ones({4}), true);
   for (const auto& y : {ch::layer_norm(x, w, b), ch::group_norm(x, 2, w, b), ch::rms_norm(x, w)}) {
     CHECK(y.shape() == Shape<2>{0, 4});
     y.backward(Tensor<2>::empty({0, 4}));
   }
+  ch::group_norm(images, 2, w, b).backward(images.value());
   CHECK(w.grad().to_vector() == std::vector<double>(4, 0));
   CHECK(b.grad().to_vector() == std::vector<double>(4, 0));
 }
@@ -61,6 +64,10 @@ TEST_CASE("messages of normalisation") {
         "group_norm: 4 groups do not divide the channels of shape [2, 6]");
   CHECK(message_of<ch::ShapeError>([&] { ch::group_norm(x, 2, four, six); }) ==
         "group_norm: an input of shape [2, 6] does not fit a weight of 4 and a bias of 6 channels");
+  const auto elsewhere = Tensor<1>::ones({6}, ch::Cpu{1});
+  CHECK(message_of<ch::DeviceError>([&] {
+          ch::group_norm(Tensor<3>::ones({2, 6, 20}), 2, six, elsewhere);
+        }) == "group_norm: weight and bias are on cpu:0 and cpu:1, the input on cpu:0");
   CHECK(message_of<ch::ShapeError>([&] { ch::rms_norm(x, four); }) ==
         "rms_norm: an input of shape [2, 6] does not fit a weight of 4 features");
 }

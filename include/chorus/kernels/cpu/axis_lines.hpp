@@ -82,17 +82,24 @@ struct Columns {
 /// from `first` (of inner) on.
 template <class T, class F>
 void for_lines(AxisShape shape, const F& f, Index first = 0) {
-  const Index least = thread_elements / std::max<Index>(1, shape.axis * shape.inner) + 1;
-  parallel_ranges(shape.outer, 1, least, [&](Index begin, Index outers) {
-    for (Index o = begin; o < begin + outers; ++o) {
-      if (shape.inner == 1)
-        f(Row<T>{o * shape.axis, o, shape.axis});
+  if (shape.inner == 1) {
+    const Index least = thread_elements / std::max<Index>(1, shape.axis) + 1;
+    return parallel_ranges(shape.outer, 1, least, [&](Index begin, Index count) {
+      for (Index o = begin; o < begin + count; ++o) f(Row<T>{o * shape.axis, o, shape.axis});
+    });
+  }
+  const Index packets = (shape.inner - first + lanes<T> - 1) / lanes<T>;
+  const Index least = thread_elements / std::max<Index>(1, shape.axis * lanes<T>) + 1;
+  parallel_ranges(shape.outer * packets, 1, least, [&](Index begin, Index count) {
+    Index o = begin / packets, p = begin % packets;
+    for (Index k = 0; k < count; ++k) {
+      const Index j = first + p * lanes<T>, left = shape.inner - j;
+      const Index at = o * shape.axis * shape.inner + j, result = o * shape.inner + j;
+      if (left >= lanes<T>)
+        f(Columns<T, Whole<T>>{at, result, shape.axis, shape.inner, {}});
       else
-        for_packets<T>(shape.inner - first, [&](Index i, auto count) {
-          const Index j = first + i;
-          f(Columns<T, decltype(count)>{o * shape.axis * shape.inner + j, o * shape.inner + j, shape.axis, shape.inner,
-                                        count});
-        });
+        f(Columns<T, Index>{at, result, shape.axis, shape.inner, left});
+      if (++p == packets) ++o, p = 0;
     }
   });
 }

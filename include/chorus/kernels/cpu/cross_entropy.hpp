@@ -26,6 +26,11 @@ inline Index count_labels(Cpu, std::string_view operation, Index batch, Index cl
 }
 
 namespace detail {
+inline void check_smoothing(const CrossEntropyOptions& options) {
+  check<UsageError>(options.label_smoothing >= 0 && options.label_smoothing <= 1,
+                    "cross_entropy: label_smoothing must be in [0, 1], got ", options.label_smoothing);
+}
+
 /// The losses of all samples by `sample_loss(i)`: kept, summed or averaged. The mean of no sample is 0, so that a
 /// device's empty share of a batch contributes nothing.
 template <class T, class SampleLoss>
@@ -54,8 +59,7 @@ T sample_scale(Index i, Index counted, Reduction reduction, const T* dloss) {
 template <class T>
 void cross_entropy_forward(Cpu cpu, Index batch, Index classes, const T* logits, const std::int64_t* labels,
                            const CrossEntropyOptions& options, T* loss, T* log_sum_exp) {
-  check<UsageError>(options.label_smoothing >= 0 && options.label_smoothing <= 1,
-                    "cross_entropy: label_smoothing must be in [0, 1], got ", options.label_smoothing);
+  detail::check_smoothing(options);
   const Index counted = count_labels(cpu, "cross_entropy", batch, classes, labels, options.ignore_index);
   const T smoothing = static_cast<T>(options.label_smoothing);
   detail::reduce_losses(batch, counted, options.reduction, loss, [&](Index i) {

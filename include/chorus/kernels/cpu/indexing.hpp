@@ -2,8 +2,10 @@
 /// Picking along an axis on the CPU.
 
 #include <algorithm>
+#include <atomic>
 #include <chorus/core/error.hpp>
 #include <chorus/kernels/cpu/copy.hpp>
+#include <chorus/kernels/cpu/scratch.hpp>
 #include <chorus/kernels/indexing.hpp>
 #include <cstdint>
 #include <cstring>
@@ -12,10 +14,13 @@
 namespace chorus::kernels {
 
 namespace detail {
-inline void check_indices(std::string_view operation, Index count, const std::int64_t* index, Index axis) {
+inline bool all_inside(Index count, const std::int64_t* index, Index axis) {
   Index negative = 0;  // less than 0 where an index, or what is left above it, is
   for (Index i = 0; i < count; ++i) negative |= index[i] | (axis - 1 - index[i]);
-  if (negative >= 0) return;
+  return negative >= 0;
+}
+inline void check_indices(std::string_view operation, Index count, const std::int64_t* index, Index axis) {
+  if (all_inside(count, index, axis)) return;
   for (Index i = 0; i < count; ++i)
     check<UsageError>(index[i] >= 0 && index[i] < axis, operation, ": index ", index[i], " is not in [0, ", axis, ")");
 }
@@ -27,6 +32,32 @@ void for_outer(Index outer, Index picked, const F& f) {
   parallel_ranges(outer, 1, thread_elements / std::max<Index>(1, picked) + 1, [&](Index first, Index count) {
     for (Index o = first; o < first + count; ++o) f(o, o * picked);
   });
+}
+
+/// The same with an index for each element, [outer, count, inner]. Throws UsageError for one outside of the axis: the
+/// first, whatever the threads, and what has been written by then nobody reads.
+template <class F>
+void for_outer_inside(std::string_view operation, AxisShape whole, Index count, const std::int64_t* index, const F& f) {
+  const Index picked = count * whole.inner;
+  std::atomic<bool> outside{false};
+  for_outer(whole.outer, picked, [&](Index o, Index pick) {
+    if (all_inside(picked, index + pick, whole.axis))
+      f(o, pick);
+    else
+      outside = true;
+  });
+  if (outside) check_indices(operation, whole.outer * picked, index, whole.axis);
+}
+
+/// Calls f(i, at) for the elements of `index`, [count, inner], with their places in [axis, inner].
+template <class F>
+void for_picks(Index count, Index inner, const std::int64_t* index, F f) {
+  if (inner == 1) {
+    for (Index j = 0; j < count; ++j) f(j, index[j]);
+    return;
+  }
+  for (Index j = 0, pick = 0; j < count; ++j)
+    for (Index i = 0; i < inner; ++i, ++pick) f(pick, index[pick] * inner + i);
 }
 }  // namespace detail
 
@@ -63,23 +94,43 @@ void index_select_backward(Cpu device, AxisShape whole, Index count, const std::
 
 template <class T>
 void gather(Cpu, AxisShape whole, Index count, const std::int64_t* index, const T* x, T* y) {
-  detail::check_indices("gather", whole.outer * count * whole.inner, index, whole.axis);
-  detail::for_outer(whole.outer, count * whole.inner, [=](Index o, Index pick) {
+  detail::for_outer_inside("gather", whole, count, index, [=](Index o, Index pick) {
     const T* from = x + o * whole.axis * whole.inner;
-    for (Index j = 0; j < count; ++j)
-      for (Index i = 0; i < whole.inner; ++i, ++pick) y[pick] = from[index[pick] * whole.inner + i];
+    detail::for_picks(count, whole.inner, index + pick, [from, to = y + pick](Index i, Index at) { to[i] = from[at]; });
   });
 }
 
 template <class T>
-void gather_backward(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
+void gather_backward(Cpu, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
                      bool accumulate) {
-  if (!accumulate) fill(device, whole.numel(), dx, T{0});
-  detail::for_outer(whole.outer, count * whole.inner, [=](Index o, Index pick) {
-    T* to = dx + o * whole.axis * whole.inner;
-    for (Index j = 0; j < count; ++j)
-      for (Index i = 0; i < whole.inner; ++i, ++pick) to[index[pick] * whole.inner + i] += dy[pick];
+  const Index line = whole.axis * whole.inner;
+  detail::for_outer(whole.outer, std::max(line, count * whole.inner), [=](Index o, Index) {
+    const Index pick = o * count * whole.inner;
+    T* to = dx + o * line;
+    if (!accumulate) std::fill_n(to, line, T{0});
+    detail::for_picks(count, whole.inner, index + pick,
+                      [from = dy + pick, to](Index i, Index at) { to[at] += from[i]; });
   });
+}
+
+template <class T>
+void scatter(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* source, T* y, bool add) {
+  const Index line = whole.axis * whole.inner, picked = count * whole.inner;
+  const ThreadScratch<bool> marks(device, line);
+  std::atomic<bool> twice{false};
+  detail::for_outer_inside(add ? "scatter_add" : "scatter", whole, count, index, [&](Index o, Index pick) {
+    const T* from = source + pick;
+    T* to = y + o * line;
+    if (add) return detail::for_picks(count, whole.inner, index + pick, [=](Index i, Index at) { to[at] += from[i]; });
+    bool* taken = marks.data();
+    std::fill_n(taken, line, false);
+    detail::for_picks(count, whole.inner, index + pick, [=](Index i, Index at) {
+      to[at] = from[i];
+      taken[at] = true;
+    });
+    if (std::count(taken, taken + line, true) != picked) twice = true;
+  });
+  check<UsageError>(!twice, "scatter: the index gives a position twice");
 }
 
 }  // namespace chorus::kernels

@@ -7,25 +7,36 @@
 #include <cmath>
 #include <limits>
 #include <type_traits>
+#include <utility>
 
 namespace chorus::kernels {
+
+namespace detail {
+/// The mean of a line of n elements and 1 / sqrt(variance + eps).
+template <class T, class Line>
+std::pair<Packet<T>, Packet<T>> normal_statistics(const Line& line, const T* x, const Packet<T>& n, double eps) {
+  const auto mean =
+      Eigen::internal::pdiv(line.reduce(Sum<T>{}, [&](Index i, auto count) { return load(x + i, count); }), n);
+  const auto squares = line.reduce(Sum<T>{}, [&](Index i, auto count) {
+    const auto d = psub(load(x + i, count), mean);
+    return pmul(d, d);
+  });
+  // A variance that overflows is no reason for a line of zeros: NaN, as in PyTorch.
+  const auto invstd = line.map(Eigen::internal::pdiv(squares, n), [eps](T variance) {
+    return std::isinf(variance) ? std::numeric_limits<T>::quiet_NaN()
+                                : static_cast<T>(1 / std::sqrt(static_cast<double>(variance) + eps));
+  });
+  return {mean, invstd};
+}
+}  // namespace detail
 
 template <class T>
 void layer_norm_forward(Cpu, Index rows, Index columns, const T* x, const T* weight, const T* bias, double eps, T* y,
                         T* statistics) {
   const auto n = splat(static_cast<T>(columns));
   for_lines<T>(AxisShape{rows, columns, 1}, [&](const auto& line) {
-    const auto mean =
-        Eigen::internal::pdiv(line.reduce(Sum<T>{}, [&](Index i, auto count) { return load(x + i, count); }), n);
-    const auto squares = line.reduce(Sum<T>{}, [&](Index i, auto count) {
-      const auto d = psub(load(x + i, count), mean);
-      return pmul(d, d);
-    });
-    // A variance that overflows is no reason for a line of zeros: NaN, as in PyTorch.
-    const auto invstd = line.map(Eigen::internal::pdiv(squares, n), [eps](T variance) {
-      return std::isinf(variance) ? std::numeric_limits<T>::quiet_NaN()
-                                  : static_cast<T>(1 / std::sqrt(static_cast<double>(variance) + eps));
-    });
+    const auto both = detail::normal_statistics(line, x, n, eps);
+    const auto mean = both.first, invstd = both.second;
     line.store_result(statistics, mean);
     line.store_result(statistics + rows, invstd);
     line.each([&](Index i, auto count) {

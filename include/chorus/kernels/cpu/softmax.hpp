@@ -1,12 +1,12 @@
 #pragma once
 /// Softmax, its logarithm and logsumexp on the CPU.
 
+#include <chorus/kernels/cpu/axis_lines.hpp>
+#include <chorus/kernels/cpu/column_blocks.hpp>
+#include <chorus/kernels/softmax.hpp>
 #include <cmath>
 #include <limits>
 #include <utility>
-
-#include <chorus/kernels/cpu/axis_lines.hpp>
-#include <chorus/kernels/softmax.hpp>
 
 namespace chorus::kernels {
 
@@ -56,8 +56,49 @@ void logsumexp_backward(Cpu, AxisShape shape, const T* x, const T* y, const T* d
   });
 }
 
+namespace detail {
+template <class T>
+void softmax_of_columns(AxisShape shape, const T* x, T* y, bool none_is_zero) {
+  for_column_blocks<T>(shape, [=](const auto& block) {
+    T shift[block_columns<T>], factor[block_columns<T>];
+    const auto zero = splat(T{0});
+    block.reduce(Max<T>{}, shift, [=](Index i, Index, auto count) { return load(x + i, count); });
+    if (none_is_zero)
+      block.across([&](Index j, auto count) {
+        const auto maximum = load(shift + j, count), lowest = splat(-std::numeric_limits<T>::infinity());
+        store(shift + j, pselect(pcmp_eq(maximum, lowest), zero, maximum), count);
+      });
+    block.reduce(Sum<T>{}, factor, [=, maximum = &shift[0]](Index i, Index j, auto count) {
+      const auto power = exp_to_zero<T>(psub(load(x + i, count), load(maximum + j, count)));
+      store(y + i, power, count);
+      return power;
+    });
+    block.across([&](Index j, auto count) {
+      const auto total = load(factor + j, count), inverse = Eigen::internal::pdiv(splat(T{1}), total);
+      store(factor + j, none_is_zero ? pselect(pcmp_eq(total, zero), zero, inverse) : inverse, count);
+    });
+    block.each([=, scale = &factor[0]](Index i, Index j, auto count) {
+      store(y + i, pmul(load(y + i, count), load(scale + j, count)), count);
+    });
+  });
+}
+
+template <class T>
+void softmax_of_columns_backward(AxisShape shape, const T* y, const T* dy, T* dx, bool accumulate) {
+  for_column_blocks<T>(shape, [=](const auto& block) {
+    T dot[block_columns<T>];
+    block.reduce(Sum<T>{}, dot,
+                 [=](Index i, Index, auto count) { return pmul(load(y + i, count), load(dy + i, count)); });
+    block.each([=, products = &dot[0]](Index i, Index j, auto count) {
+      store(dx + i, pmul(load(y + i, count), psub(load(dy + i, count), load(products + j, count))), count, accumulate);
+    });
+  });
+}
+}  // namespace detail
+
 template <class T>
 void softmax_forward(Cpu, AxisShape shape, const T* x, T* y, bool none_is_zero) {
+  if (shape.inner > lanes<T>) return detail::softmax_of_columns(shape, x, y, none_is_zero);
   for_lines<T>(shape, [&](const auto& line) {
     auto maximum = line.reduce(Max<T>{}, [&](Index i, auto count) { return load(x + i, count); });
     const auto lowest = splat(-std::numeric_limits<T>::infinity());
@@ -75,6 +116,7 @@ void softmax_forward(Cpu, AxisShape shape, const T* x, T* y, bool none_is_zero) 
 
 template <class T>
 void softmax_backward(Cpu, AxisShape shape, const T* y, const T* dy, T* dx, bool accumulate) {
+  if (shape.inner > lanes<T>) return detail::softmax_of_columns_backward(shape, y, dy, dx, accumulate);
   for_lines<T>(shape, [&](const auto& line) {
     const auto dot =
         line.reduce(Sum<T>{}, [&](Index i, auto count) { return pmul(load(y + i, count), load(dy + i, count)); });

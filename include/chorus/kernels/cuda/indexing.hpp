@@ -86,6 +86,29 @@ struct GatherGradient {
   }
 };
 
+/// Likewise, for indices that nobody has looked at.
+template <class T>
+struct Scatter {
+  AxisShape whole;
+  Index count;
+  const std::int64_t* index;
+  const T* source;
+  T* y;
+  bool add;
+  FaultNote note;
+  __device__ void operator()(Index line) const {
+    const Index o = line / whole.inner, inner = line - o * whole.inner;
+    for (Index j = 0; j < count; ++j) {
+      const Index i = (o * count + j) * whole.inner + inner;
+      const std::int64_t at = index[i];
+      if (at < 0 || at >= whole.axis)
+        note(i, at, whole.axis);
+      else
+        put(y, (o * whole.axis + at) * whole.inner + inner, get(source, i), add);
+    }
+  }
+};
+
 }  // namespace cuda
 
 template <class T>
@@ -115,6 +138,13 @@ void gather_backward(Cuda device, AxisShape whole, Index count, const std::int64
   if (!accumulate) zero_bytes(device, dx, static_cast<std::size_t>(whole.numel()) * sizeof(T));
   cuda::for_each(device, "gather gradient", whole.outer * whole.inner,
                  cuda::GatherGradient<T>{whole, count, index, dy, dx});
+}
+
+template <class T>
+void scatter(Cuda device, AxisShape whole, Index count, const std::int64_t* index, const T* source, T* y, bool add) {
+  const char* operation = add ? "scatter_add" : "scatter";
+  cuda::for_each(device, operation, whole.outer * whole.inner,
+                 cuda::Scatter<T>{whole, count, index, source, y, add, cuda::fault_note(device, operation, "index")});
 }
 
 }  // namespace chorus::kernels
