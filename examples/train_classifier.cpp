@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "accumulation.hpp"
 #include "checkpoints.hpp"
 #include "models.hpp"
 #include "training.hpp"
@@ -94,15 +95,16 @@ void train(ch::Run& run, const Options& options) {
   const ch::Shape<4> images_of_device{share, channels, height, width};
   Training training{run, net, optimizer, loader, options, start,
                     [&](auto& model) { return ch::nn::summary(model, images_of_device); }};
+  Accumulation accumulation{net, train_set.size(), options.batch, options.accumulate, start.batch};
   training.save_with([&](const Position& at) { save(run, net, optimizer, options, at); }, options.save_every);
 
   for (const int epoch : training.epochs()) {
     for (auto& [images, labels] : training.batches(epoch)) {
-      optimizer.zero_grad();
+      const auto part = accumulation.next(optimizer);  // zero_grad() where a step begins
       const auto loss = ch::cross_entropy(net(images), labels);
-      loss.backward();
-      optimizer.step();
-      training.note(loss.item(), labels.numel());
+      part.backward(loss);
+      if (part.ends_step()) optimizer.step();
+      training.note(loss.item(), labels.numel(), part.ends_step());
     }
     training.end_epoch([&] { return accuracy(net, test_set, options); });
   }
@@ -145,7 +147,7 @@ For those who know YOLOv5's train.py, where habits differ:
                    started them, it names one device for each process of the machine.
   --device cpu     takes --devices, too: CPU devices are virtual ones, cpu:0, cpu:1, ...
   --batch          is over all devices, as there, but need not be a multiple of their number; -1 is refused.
-                   A step learns from it alone: gradients of several batches are not added up to 64 samples.
+                   A step learns from it alone, unless --accumulate says how many are added up: not up to 64 samples.
   --lr             is taken as it is given, whatever the batch and the number of devices.
   --resume         takes a file, or auto; no folder of runs is made, and nothing is written unless an option says so.)";
 
@@ -173,6 +175,15 @@ int main(int argc, char** argv) {
   app.add_option("--bucket-cap-mb", options.bucket_cap_mb,
                  "MiB of gradients that ddp sends at a time, while backward computes the next (default: 3, then 2)")
       ->check(in_range(1e-6, 1e6));
+  app.add_option("--accumulate", options.accumulate,
+                 "batches whose gradients are added up for a step, which learns from the mean over their samples")
+      ->check(in_range(1, 1 << 16))
+      ->capture_default_str();
+  app.add_option("--patience", options.patience,
+                 "stop after so many epochs without a better test accuracy, counted from where a run begins or "
+                 "goes on; 0: don't")
+      ->check(in_range(0, 1 << 20))
+      ->capture_default_str();
   app.add_option("--workers", options.workers, "threads that prepare batches; 0: none")
       ->check(in_range(0, 64))
       ->capture_default_str();

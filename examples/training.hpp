@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "early_stopping.hpp"
 #include "training_options.hpp"
 
 /// The optimizer that the options name. Its step first scales gradients down whose norm is above --clip.
@@ -69,9 +70,12 @@ class StepLosses {
   StepLosses(Net& net, chorus::MetricsLog& metrics, chorus::Progress& progress)
       : net_(net), metrics_(metrics), progress_(progress) {}
 
-  void add(double loss, chorus::Index samples, chorus::Index index, chorus::Index batches) {
-    sums_.push_back(samples == 0 ? 0 : loss * static_cast<double>(samples));
-    sums_.push_back(static_cast<double>(samples));
+  /// Unless it ends a step, the next one is of the same.
+  void add(double loss, chorus::Index samples, chorus::Index index, chorus::Index batches, bool ends_step = true) {
+    if (sums_.size() == 2 * places_.size()) sums_.resize(sums_.size() + 2);
+    sums_.end()[-2] += samples == 0 ? 0 : loss * static_cast<double>(samples);
+    sums_.end()[-1] += static_cast<double>(samples);
+    if (!ends_step) return;
     places_.push_back({index, batches});
     if (places_.size() == 16) flush();
   }
@@ -197,7 +201,8 @@ class Training {
         progress_({.enabled = talks_,
                    .epochs = static_cast<int>(options.epochs),
                    .first_epoch = static_cast<int>(from.epoch)}),
-        losses_(net, metrics_, progress_) {
+        losses_(net, metrics_, progress_),
+        early_stopping_(static_cast<int>(options.patience)) {
     losses_.start_at(from.step);
     tell_trace();
     const chorus::trace::PeakKept training_alone(chorus::trace_slot(net, 0));
@@ -238,10 +243,12 @@ class Training {
                  [this, epoch] { optimizer_.plain().set_lr(rate(options_, epoch, at_.step)); }};
   }
 
-  /// A step is done, whose mean loss over this rank's `samples` is `loss`.
-  void note(double loss, chorus::Index samples) {
-    losses_.add(loss, samples, at_.batch, loader_.size());
+  /// A batch is done, whose mean loss over this rank's `samples` is `loss`; and, unless other batches follow in it, a
+  /// step.
+  void note(double loss, chorus::Index samples, bool ends_step = true) {
+    losses_.add(loss, samples, at_.batch, loader_.size(), ends_step);
     ++at_.batch;
+    if (!ends_step) return;
     ++at_.step;
     if (save_every_ > 0 && at_.step % save_every_ == 0) save_(at_);
     stopped_ = options_.steps > 0 && at_.step >= options_.steps;
@@ -263,6 +270,11 @@ class Training {
     metrics_.epoch(epoch_, loss, right, seconds());
     if (talks_) std::printf("epoch %d: training loss %.4f, test accuracy %.2f %%\n", epoch_ + 1, loss, 100 * right);
     if (save_) save_(at_);
+    if (!early_stopping_.stops(right)) return;
+    stopped_ = true;
+    if (talks_)
+      std::printf("no better test accuracy than %.2f %% in the last %td epochs: stopped\n",
+                  100 * early_stopping_.best(), options_.patience);
   }
 
   /// The run is over.
@@ -323,6 +335,7 @@ class Training {
   chorus::MetricsLog metrics_;
   chorus::Progress progress_;
   StepLosses<Net> losses_;
+  EarlyStopping early_stopping_;
   std::function<void(const Position&)> save_;
   chorus::Index save_every_ = 0;
   Clock::time_point start_{};

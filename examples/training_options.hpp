@@ -26,7 +26,7 @@ struct TrainingOptions {
   std::optional<int> devices{};
   int canonical_shares = 0;
   std::string device{};
-  chorus::Index batch = 64, epochs = 5, steps = 0, warmup = 0;
+  chorus::Index batch = 64, epochs = 5, steps = 0, warmup = 0, accumulate = 1, patience = 0;
   std::uint64_t seed = 1;
   double lr = 0.02, momentum = 0.9, weight_decay = 0, clip = 0;
   std::optional<double> timeout{};

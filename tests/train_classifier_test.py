@@ -116,6 +116,40 @@ assert "48 samples in 4 canonical shares: each of 3 devices has 12 to 24" in run
     *SMALL[:-1], "--policy", "dp", "--devices", "3", *options)
 print("with canonical shares all policies end with the same bits")
 
+# Gradients of several batches for a step: the steps of one batch that is so much larger, also where the data end.
+options = ("--batch", "12", "--accumulate", "4")
+for policy, devices in (("single", 1), ("dp", 3), ("ddp", 3), ("parameter_server", 3), ("fsdp", 2), ("mesh:2x2", 4)):
+    named = ("--policy", policy, "--devices", str(devices), *options)
+    log = events("accumulate", *named)
+    check_form(log, policy, devices)
+    worst = max(abs(a - b) for a, b in zip(losses(log), losses(logs["single1"]), strict=True))
+    assert worst < 1e-4, f"{policy} on {devices} devices adds up other gradients: {worst}"
+    print(f"4 batches a step, {policy}{devices}: losses within {worst:.1e} of one batch's")
+    if policy in ("single", "ddp"):
+        first = events("stopped", *named, "--steps", "15", "--save", saved)
+        rest = events("resumed", *named, "--resume", saved)
+        assert losses(first) + losses(rest) == losses(log), f"{policy}: a resumed run differs"
+        assert ("a run that adds up 5 batches for a step goes on after whole steps: expected a multiple of 5 batches, "
+                "got a checkpoint after 16 of its epoch") in run(*SMALL, *named, "--accumulate", "5", "--resume", saved,
+                                                                 fails=True)
+cut = {events("cut", "--policy", policy, "--devices", devices, *options, "--canonical-shares", "4",
+              "--steps", "3")[-1]["parameters_sha256"] for policy, devices in (("single", "1"), ("ddp", "3"))}
+assert len(cut) == 1, cut
+one, others = (losses(events("accumulate", *options, "--model", "mlp", "--steps", "6", *policy))
+               for policy in ((), ("--policy", "ddp", "--devices", "3")))
+assert max(abs(a - b) for a, b in zip(one, others, strict=True)) < 1e-4, (one, others)  # dropout included
+
+# Nothing is learned: after the first epoch none is better.
+for policy, devices in (("single", "1"), ("ddp", "2")):
+    log = events("patience", "--policy", policy, "--devices", devices, "--lr", "0", "--epochs", "9", "--patience", "2")
+    assert [event["epoch"] for event in log if event["event"] == "epoch"] == [0, 1, 2], log
+    assert log[-1]["event"] == "done", log[-1]
+said = run(*SMALL[:-1], "--lr", "0", "--epochs", "9", "--patience", "1")
+assert "in the last 1 epochs: stopped" in said and "epoch 3:" not in said, said
+better = [event for event in events("patience", "--patience", "1", "--epochs", "2") if event["event"] == "epoch"]
+assert len(better) == 2, better
+print("--accumulate and --patience do the same under every policy")
+
 # Models with batch norm, whose statistics are those of each device's share.
 for model, policy, devices in (("resnet18", "single", 1), ("resnet18", "dp", 2), ("resnet18", "ddp", 2),
                                ("resnet50", "single", 1)):
@@ -162,6 +196,9 @@ for options, part in ((["--batch", "0"], "--batch: expected a whole number, 1 to
                       (["--seed", "-1"], "--seed: expected a whole number, at least 0, got '-1'"),
                       (["--save-every", "2.5"], "--save-every: expected a whole number, at least 0, got '2.5'"),
                       (["--timeout", "0"], "--timeout: expected a number, 0.001 to 1e+06, got '0'"),
+                      (["--accumulate", "0"], "--accumulate: expected a whole number, 1 to 65536, got '0'"),
+                      (["--accumulate", "two"], "--accumulate: expected a whole number, 1 to 65536, got 'two'"),
+                      (["--patience", "-1"], "--patience: expected a whole number, 0 to 1048576, got '-1'"),
                       (["--nonsense"], "nonsense"),
                       (["--data", "/nonexistent"], "/nonexistent"), (["--metrics", "/nonexistent/m"], "/nonexistent/m"),
                       (["--resume", "/nonexistent/c"], "/nonexistent/c")):

@@ -27,6 +27,8 @@ TEST_CASE("comparisons, logic, choices and truth values on a GPU") {
   CHECK(all(isfinite(row)).item());
   CHECK(read(masked_select(x, x >= 2)) == std::vector<float>{2, 4});
   CHECK(read(nonzero(x == 2)) == std::vector<float>{0, 1});
+  CHECK(count_nonzero(x == 2).item() == 1);
+  CHECK(read(full_like(row, 3)) == std::vector<float>(static_cast<std::size_t>(row.numel()), 3));
   const auto whole = arange(0, 3, 1, device);
   CHECK(where(whole > 1, whole, -1).to_vector() == std::vector<Index>{-1, -1, 2});
   CHECK(unique(whole).counts.to_vector() == std::vector<Index>{1, 1, 1});

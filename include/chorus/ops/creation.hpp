@@ -1,7 +1,9 @@
 #pragma once
-/// Tensors made of a rule: arange, linspace, eye, one_hot. They are made on the host, and copied to the device.
+/// Tensors made of a rule: arange, linspace, full_like, eye, one_hot. They are made on the host, and copied to the
+/// device.
 
 #include <algorithm>
+#include <chorus/autograd/variable.hpp>
 #include <chorus/kernels/to_device.hpp>
 #include <cmath>
 #include <concepts>
@@ -48,6 +50,23 @@ Tensor<T, 1, D> linspace(double start, double stop, Index count, D device = {}) 
     out.data()[i] = static_cast<T>(i < count - count / 2 ? start + step * static_cast<double>(i)
                                                          : stop - step * static_cast<double>(count - 1 - i));
   return to_device(out, device);
+}
+
+/// As many numbers as x has, with its type, shape and device, all of them `value`. No gradient goes to x.
+template <Operand X, class Number>
+requires std::is_arithmetic_v<Number>
+auto full_like(const X& x, Number value) {
+  using T = typename tensor_of<X>::value_type;
+  detail::check_defined("full_like", value_of(x));
+  return tensor_of<X>::full(value_of(x).shape(), static_cast<T>(value), value_of(x).device());
+}
+template <Operand X>
+auto zeros_like(const X& x) {
+  return full_like(x, 0);
+}
+template <Operand X>
+auto ones_like(const X& x) {
+  return full_like(x, 1);
 }
 
 /// Ones on the diagonal, else zeros: [rows, columns], or [rows, rows].

@@ -1,6 +1,7 @@
 #pragma once
-/// What truth values say together: any, all, masked_select, nonzero.
+/// What truth values say together: any, all, count_nonzero, masked_select, nonzero.
 
+#include <algorithm>
 #include <chorus/kernels/to_device.hpp>
 #include <chorus/ops/comparison.hpp>
 #include <chorus/ops/indexing.hpp>
@@ -76,6 +77,15 @@ auto all(const X& x, Index axis) {
 template <Operand X>
 auto all(const X& x) {
   return detail::truth_of<true>(x);
+}
+
+/// How many elements are true, or not 0: `count_nonzero(labels != -100).item()`. A GPU is waited for.
+template <Operand X>
+auto count_nonzero(const X& x) {
+  detail::check_defined("count_nonzero", value_of(x));
+  const auto mask = to_device(contiguous(detail::as_truth(x)), Cpu{});
+  const auto count = std::count(mask.data(), mask.data() + mask.numel(), true);
+  return Tensor<std::int64_t, 0, typename tensor_of<X>::device_type>::full({}, count, value_of(x).device());
 }
 
 /// The elements of x at which the mask is true, in row-major order: [count]; the two broadcast. Gradients go back to

@@ -84,6 +84,10 @@ TEST_CASE("choices by a mask: numbers, integers, masked_select, nonzero") {
   const auto places = ch::nonzero(Tensor<2>::from({0, 1, 0, 2, 0, NAN}, {2, 3}));
   CHECK(places.shape() == Shape<2>{3, 2});
   CHECK(places.to_vector() == std::vector<Index>{0, 1, 1, 0, 1, 2});
+  CHECK(ch::count_nonzero(Tensor<2>::from({0, 1, 0, 2, 0, NAN}, {2, 3})).item() == 3);
+  CHECK(ch::count_nonzero(row).item() == 2);
+  CHECK(ch::count_nonzero(Integers::zeros({0})).item() == 0);
+  CHECK_THROWS_AS(ch::count_nonzero(Tensor<1>{}), ch::UsageError);
   CHECK(message_of<ch::ShapeError>([&] { ch::masked_select(Tensor<1>::zeros({2}), row); }) ==
         "masked_select: shapes [2] and [3] do not broadcast");
 }
@@ -99,6 +103,15 @@ TEST_CASE("tensors made of a rule") {
   CHECK(ch::linspace<double>(1, -1, 5).to_vector() == std::vector<double>{1, 0.5, 0, -0.5, -1});
   CHECK(ch::linspace<double>(3, 9, 1).to_vector() == std::vector<double>{3});
   CHECK_THROWS_AS(ch::linspace(0, 1, -1), ch::UsageError);
+  const ch::Variable<double, 2> known(Tensor<2>::from({1, 2, 3, 4, 5, 6}, {2, 3}), true);
+  const auto like = ch::full_like(known, 7);  // of a value with a gradient too, and in its own memory
+  CHECK(like.shape() == Shape<2>{2, 3});
+  CHECK(like.to_vector() == std::vector<double>(6, 7));
+  CHECK(known.value()(1, 2) == 6);
+  CHECK(ch::zeros_like(known).to_vector() == std::vector<double>(6, 0));
+  CHECK(ch::ones_like(Integers::from({5, 6}, {2})).to_vector() == std::vector<Index>{1, 1});
+  CHECK(ch::ones_like(Tensor<1>::zeros({0})).numel() == 0);
+  CHECK_THROWS_AS(ch::zeros_like(Tensor<1>{}), ch::UsageError);
   CHECK(ch::eye<double>(2, 3).to_vector() == std::vector<double>{1, 0, 0, 0, 1, 0});
   CHECK(ch::one_hot(Integers::from({2, 0}, {2})).to_vector() == std::vector<Index>{0, 0, 1, 1, 0, 0});
   CHECK(ch::one_hot<double>(Integers::from({1}, {1}), 2).to_vector() == std::vector<double>{0, 1});

@@ -1,0 +1,60 @@
+// Part of the library chorus::compiled: what is computed with integers on the CPU.
+
+#define CHORUS_BUILDS_LIBRARY
+#include <chorus/kernels/copy.hpp>
+#include <chorus/kernels/pointwise.hpp>
+#include <chorus/kernels/reduction.hpp>
+#include <chorus/ops/arithmetic.hpp>
+#include <cstdint>
+
+namespace chorus::kernels {
+
+// Tables name each kernel, so that it is emitted here; nobody reads them.
+using Erased = void (*)();
+template <class Kernel>
+Erased erased(Kernel* kernel) {
+  return reinterpret_cast<Erased>(kernel);
+}
+
+template <class From, class... To>
+struct Converted {
+  static inline const Erased table[] = {erased(&convert<From, To>)...};
+};
+template struct Converted<bool, std::int64_t, std::int32_t, std::uint8_t>;
+template struct Converted<std::int64_t, bool, std::int32_t, std::uint8_t>;
+template struct Converted<std::int32_t, bool, std::int64_t, std::uint8_t>;
+template struct Converted<std::uint8_t, bool, std::int64_t, std::int32_t>;
+
+template <class T>
+struct Reduced {
+  static inline const Erased table[] = {erased(&sum<T>), erased(&amax<T>), erased(&amin<T>)};
+};
+template struct Reduced<std::int64_t>;
+
+template <class F, class T, std::size_t N>
+struct OfSameShape {
+  static inline void (*const forward)(Cpu, const F&, Index, const std::array<const T*, N>&, T*) = pointwise_forward;
+};
+template <class F, class T, std::size_t N>
+struct Broadcast {
+  using Strides = std::span<const Index>;
+  static inline void (*const forward)(Cpu, const F&, Strides, const std::array<const T*, N>&,
+                                      const std::array<Strides, N>&, T*) = pointwise_forward;
+};
+#define CHORUS_OF_ONE(F)                                     \
+  template struct OfSameShape<functors::F, std::int64_t, 1>; \
+  template struct OfSameShape<functors::F, std::int32_t, 1>;
+#define CHORUS_OF_TWO(F)                                     \
+  template struct OfSameShape<functors::F, std::int64_t, 2>; \
+  template struct OfSameShape<functors::F, std::int32_t, 2>; \
+  template struct Broadcast<functors::F, std::int64_t, 2>;   \
+  template struct Broadcast<functors::F, std::int32_t, 2>;
+CHORUS_OF_ONE(AddScalar)
+CHORUS_OF_ONE(MulScalar)
+CHORUS_OF_ONE(Neg)
+CHORUS_OF_ONE(SubtractFrom)
+CHORUS_OF_TWO(Add)
+CHORUS_OF_TWO(Mul)
+CHORUS_OF_TWO(Sub)
+
+}  // namespace chorus::kernels

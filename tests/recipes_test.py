@@ -1,0 +1,135 @@
+#!/usr/bin/env python3
+"""Runs a small program of each kind (tests/programs/recipes): it learns, and under single, dp and ddp alike.
+usage: recipes_test.py PROGRAM"""
+
+import json
+import math
+import pathlib
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+
+PROGRAM = sys.argv[1]
+temporary = tempfile.TemporaryDirectory(prefix="chorus_recipes_")
+FOLDER = pathlib.Path(temporary.name)
+POLICIES = (["single"], ["dp", "--devices", "2"], ["ddp", "--devices", "2"], ["ddp", "--devices", "3"])
+random.seed(3)
+
+
+def run(name, *options, status=0):
+    done = subprocess.run([PROGRAM, name, "--seed", "5", *options], capture_output=True, text=True, timeout=200)
+    assert done.returncode == status, f"{name} {options}: status {done.returncode}\n{done.stdout}{done.stderr}"
+    assert status or not done.stderr, done.stderr
+    return done.stdout + done.stderr
+
+
+def numbers(text):
+    """The numbers behind each word that lines begin with."""
+    out = {}
+    for line in text.splitlines():
+        word, *rest = line.split()
+        if word != "left":
+            out.setdefault(word, []).extend(float(number) for number in rest)
+    return out
+
+
+def under_all(name, *options):
+    """What it prints on one device, and on others up to rounding."""
+    one = None
+    for policy in POLICIES:
+        own = numbers(run(name, "--policy", *policy, *options))
+        one = one or own
+        assert {word: len(values) for word, values in own.items()} == {word: len(values) for word, values in one.items()}
+        worst = max(abs(a - b) for word in one for a, b in zip(one[word], own[word]))
+        assert worst <= 1e-5, f"{name} under {policy} differs by {worst}"
+        print(f"{name} {' '.join(policy)}: within {worst:.1e} of one device")
+    return one
+
+
+def mean_of(values):
+    return sum(values) / len(values)
+
+
+def write_weights(path, tensors):
+    """A safetensors file of floats, as Python's package writes it."""
+    header, data = {}, b""
+    for name, (shape, values) in tensors.items():
+        begin = len(data)
+        data += struct.pack(f"<{len(values)}f", *values)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, len(data)]}
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def read_weights(path):
+    content = path.read_bytes()
+    length = struct.unpack("<Q", content[:8])[0]
+    out = {}
+    for name, entry in json.loads(content[8:8 + length]).items():
+        if name != "__metadata__":
+            begin, end = (8 + length + at for at in entry["data_offsets"])
+            out[name] = struct.unpack(f"<{(end - begin) // 4}f", content[begin:end])
+    return out
+
+
+losses = under_all("vae")["loss"]
+assert mean_of(losses[-6:]) < 0.65 * losses[0], losses
+
+losses = under_all("masked_transformer")["loss"]
+assert mean_of(losses[-5:]) < 0.6 * losses[0], losses
+
+table = FOLDER / "prices.csv"
+rows = [(random.randint(20, 200), random.randint(1, 6), random.randint(0, 80)) for _ in range(100)]
+table.write_text("area,rooms,age,price\n" + "".join(
+    f"{area},{rooms},{age},{3000 * area + 9000 * rooms - 800 * age + random.gauss(0, 9000):.2f}\n"
+    for area, rooms, age in rows))
+out = under_all("csv_regression", "--data", str(table))
+assert out["unexplained"][0] < 0.1, out
+table.write_text(table.read_text() + "90,three,8,1\n")
+for policy in ("single", "ddp"):
+    said = run("csv_regression", "--policy", policy, "--data", str(table), status=1)
+    assert "line 102, column 2 (rooms): expected a number of F32, got 'three'" in said, said
+
+losses = under_all("own_function")["loss"]
+assert mean_of(losses[-6:]) < 0.7 * losses[0], losses
+
+out = under_all("dqn")
+assert out["action"] == [1, 1, 1, 1, 1], out  # to the right in each cell
+
+out = under_all("gan")
+far = [math.hypot(x - 2, y + 1) for x, y in zip(out["mean_x"], out["mean_y"])]
+assert min(far) < 0.35 * far[0], far  # it gets there, and circles
+
+out = under_all("distillation")
+teacher, student = out["accuracy"]
+assert mean_of(out["loss"][-4:]) < 0.6 * out["loss"][0] and teacher > 0.9 and student > 0.85, out
+
+weights, tuned = FOLDER / "pretrained.safetensors", FOLDER / "tuned.safetensors"
+encoder = {"encoder.0.weight": ([16, 2], [random.uniform(-2, 2) for _ in range(32)]),
+           "encoder.0.bias": ([16], [random.uniform(-2, 2) for _ in range(16)])}
+write_weights(weights, encoder | {"head.weight": ([10, 16], [0.0] * 160), "head.bias": ([10], [0.0] * 10)})
+out = under_all("fine_tune", "--weights", str(weights), "--save", str(tuned))
+assert mean_of(out["loss"][-4:]) < 0.6 * out["loss"][0] and out["accuracy"][0] > 0.8, out
+said = run("fine_tune", "--weights", str(weights), "--save", str(tuned))
+assert "left mismatched: head.weight (expected F32 [3, 16], got F32 [10, 16])" in said, said
+saved = read_weights(tuned)
+for name, (_, values) in encoder.items():  # frozen
+    assert saved[name] == struct.unpack(f"<{len(values)}f", struct.pack(f"<{len(values)}f", *values)), name
+
+questions = FOLDER / "questions.csv"
+points = [(random.uniform(-2, 2), random.uniform(-2, 2)) for _ in range(37)]
+questions.write_text("x,y\n" + "".join(f"{x},{y}\n" for x, y in points))
+answers = under_all("inference", "--weights", str(tuned), "--data", str(questions))["answer"]
+for i, point in enumerate(points):
+    hidden = [math.tanh(saved["encoder.0.weight"][2 * k] * point[0] + saved["encoder.0.weight"][2 * k + 1] * point[1] +
+                        saved["encoder.0.bias"][k]) for k in range(16)]
+    scores = [math.exp(sum(saved["head.weight"][16 * c + k] * hidden[k] for k in range(16)) + saved["head.bias"][c])
+              for c in range(3)]
+    for c in range(3):
+        assert abs(answers[3 * i + c] - scores[c] / sum(scores)) < 1e-5, (i, answers[3 * i:3 * i + 3], scores)
+assert len(answers) == 3 * len(points), len(answers)
+for policy in ("single", "ddp"):
+    said = run("inference", "--policy", policy, "--weights", str(weights), "--data", str(questions), status=1)
+    assert "head.weight (expected F32 [3, 16], got F32 [10, 16])" in said, said
