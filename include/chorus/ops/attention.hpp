@@ -117,8 +117,8 @@ auto attention_as_a_whole(const Q& q, const K& k, const V& v, const Masked& mask
 /// Whether scores are stacked products, and hidden in the softmax itself: on GPUs, for a gradient of the first order.
 template <class Q, class K, class V>
 inline constexpr bool has_stacked_attention =
-    std::same_as<typename tensor_of<Q>::device_type, Cuda>&& tensor_of<Q>::rank ==
-        tensor_of<K>::rank&& tensor_of<Q>::rank == tensor_of<V>::rank &&
+    !std::is_same_v<typename tensor_of<Q>::device_type, Cpu> && tensor_of<Q>::rank == tensor_of<K>::rank &&
+    tensor_of<Q>::rank == tensor_of<V>::rank &&
     !(is_graph_variable<Q> || is_graph_variable<K> || is_graph_variable<V>);
 
 /// q kᵀ / sqrt(features) of stacks of one shape, without a copy that is transposed or scaled.

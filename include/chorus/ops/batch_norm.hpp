@@ -173,7 +173,7 @@ namespace detail {
 /// Whether kernels read and write numbers of 2 bytes, with float beside them: on GPUs, for a gradient of the first
 /// order.
 template <class... X>
-inline constexpr bool has_narrow_batch_norm = (std::is_same_v<typename tensor_of<X>::device_type, Cuda> && ...) &&
+inline constexpr bool has_narrow_batch_norm = (!std::is_same_v<typename tensor_of<X>::device_type, Cpu> && ...) &&
                                               !(is_graph_variable<X> || ...);
 }  // namespace detail
 
