@@ -60,6 +60,16 @@ class StridedRuns {
     return out;
   }
 
+  /// Goes to an element, counted in the shape's order. No axis is empty.
+  void go_to(Index element) {
+    offset_ = 0;
+    for (std::size_t axis = 0; axis < rank_; ++axis) {
+      at_[axis] = element % size_[axis];
+      offset_ += at_[axis] * stride_[axis];
+      element /= size_[axis];
+    }
+  }
+
   /// Walks over the next `count` elements: `run(offset of the first, step, how many)`.
   template <class Run>
   void next(Index count, const Run& run) {

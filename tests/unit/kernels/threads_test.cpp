@@ -10,6 +10,7 @@
 #include <chorus/kernels/group_norm.hpp>
 #include <chorus/kernels/indexing.hpp>
 #include <chorus/kernels/layer_norm.hpp>
+#include <chorus/kernels/pointwise.hpp>
 #include <chorus/kernels/pooling.hpp>
 #include <chorus/kernels/reduction.hpp>
 #include <chorus/kernels/softmax.hpp>
@@ -93,14 +94,32 @@ TEST_CASE("normalisation and pooling give the same bits on any number of threads
     for (const auto* part : {&dx, &dw, &db}) y.insert(y.end(), part->begin(), part->end());
     return y;
   });
-  const kernels::Pool2dShape pool{
-      .planes = 343, .height = 15, .width = 20, .kernel_h = 2, .kernel_w = 2, .stride_h = 2, .stride_w = 2};
+  for (const Index window : {2, 3}) {
+    kernels::Pool2dShape pool{343, 15, 20, window, window, 2, 2};
+    pool.padding_h = pool.padding_w = window - 2;
+    check_same([&] {
+      auto y = zeros(pool.y_count()), dx = zeros(count);
+      std::vector<std::int32_t> argmax(y.size());
+      kernels::max_pool2d_forward(Cpu{}, pool, x.data(), y.data(), argmax.data());
+      kernels::max_pool2d_backward(Cpu{}, pool, dy.data(), argmax.data(), dx.data(), false);
+      y.insert(y.end(), dx.begin(), dx.end());
+      return y;
+    });
+  }
+}
+
+TEST_CASE("an element-wise function that broadcasts gives the same bits on any number of threads") {
+  const Index rows = 331, columns = 333;
+  const auto x = numbers<float>(rows * columns, 11), row = numbers<float>(columns, 12);
+  const std::array<Index, 2> shape{rows, columns}, dense{columns, 1}, repeated{0, 1};
   check_same([&] {
-    auto y = zeros(343 * 70), dx = zeros(count);
-    std::vector<std::int32_t> argmax(y.size());
-    kernels::max_pool2d_forward(Cpu{}, pool, x.data(), y.data(), argmax.data());
-    kernels::max_pool2d_backward(Cpu{}, pool, dy.data(), argmax.data(), dx.data(), false);
-    y.insert(y.end(), dx.begin(), dx.end());
+    auto y = zeros(rows * columns);
+    kernels::pointwise_forward(Cpu{}, functors::Mul{}, std::span<const Index>(shape),
+                               std::array<const float*, 2>{x.data(), row.data()},
+                               std::array<std::span<const Index>, 2>{dense, repeated}, y.data());
+    Floats expected = y;
+    for (std::size_t i = 0; i < y.size(); ++i) expected[i] = x[i] * row[i % 333];
+    CHECK(y == expected);
     return y;
   });
 }

@@ -134,22 +134,26 @@ void pointwise_backward(Cpu, const F& f, Index count, const std::array<const T*,
 template <class F, class T, std::size_t N>
 void pointwise_forward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
                        const std::array<std::span<const Index>, N>& in_strides, T* out) {
-  auto runs = detail::runs_of(shape, in_strides);
+  const auto runs = detail::runs_of(shape, in_strides);
   const Index count = numel(shape);
   bool all_dense = true;
   for (const auto& r : runs) all_dense = all_dense && r.contiguous();
   if (all_dense) return pointwise_forward(device, f, count, in, out);
 
-  alignas(64) T buffers[N][detail::block_elements];
-  for (Index start = 0; start < count; start += detail::block_elements) {
-    const Index n = std::min(detail::block_elements, count - start);
-    std::array<const T*, N> pointers;
-    for (std::size_t k = 0; k < N; ++k) {
-      pointers[k] = runs[k].contiguous() ? in[k] + start : buffers[k];
-      if (!runs[k].contiguous()) detail::gather(runs[k], n, in[k], buffers[k]);
+  parallel_ranges(count, detail::block_elements, thread_elements, [&](Index first, Index elements) {
+    alignas(64) T buffers[N][detail::block_elements];
+    auto own = runs;
+    for (auto& r : own) r.go_to(first);
+    for (Index start = first; start < first + elements; start += detail::block_elements) {
+      const Index n = std::min(detail::block_elements, first + elements - start);
+      std::array<const T*, N> pointers;
+      for (std::size_t k = 0; k < N; ++k) {
+        pointers[k] = own[k].contiguous() ? in[k] + start : buffers[k];
+        if (!own[k].contiguous()) detail::gather(own[k], n, in[k], buffers[k]);
+      }
+      pointwise_forward(device, f, n, pointers, out + start);
     }
-    pointwise_forward(device, f, n, pointers, out + start);
-  }
+  });
 }
 
 template <class F, class T, std::size_t N>

@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <chorus/kernels/cpu/packet.hpp>
+#include <chorus/kernels/cpu/scratch.hpp>
 #include <chorus/kernels/pooling.hpp>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 
 namespace chorus::kernels {
 
@@ -103,37 +105,58 @@ Index max_pool_2x2(Index n, const T* row, Index width, Index position, const T* 
 }
 }  // namespace detail
 
-template <class T>
-void max_pool2d_forward(Cpu, const Pool2dShape& s, const T* x, T* y, std::int32_t* argmax) {
-  const Index pixels = s.out_height() * s.out_width();
-  const auto window = [&](Index plane, Index out, Index top, Index bottom, Index left, Index right) {
-    const T* image = x + plane * s.height * s.width;
-    T best = -std::numeric_limits<T>::infinity();
-    Index where = top * s.width + left;
-    for (Index h = top; h < bottom; h += s.dilation_h)
-      for (Index w = left; w < right; w += s.dilation_w) {
-        const T value = image[h * s.width + w];
-        if (value > best || value != value) {
-          best = value;
-          where = h * s.width + w;
-        }
+namespace detail {
+/// A row of windows, those from `from` on, all of them at once for each of their places: y the largest numbers, the
+/// first of equal ones, and argmax their positions in the image. A NaN is larger than all.
+template <class T, class Stride>
+void max_of_row(const Pool2dShape& s, Stride stride, const T* image, Index oh, Index from, T* y, std::int32_t* argmax) {
+  const Index columns = s.out_width(), width = s.width, top = oh * s.stride_h - s.padding_h;
+  const Index first = first_inside(top, s.dilation_h), bottom = std::min(top + s.span_h(), s.height);
+  std::fill(y + from, y + columns, -std::numeric_limits<T>::infinity());
+  for (Index j = from; j < columns; ++j)
+    argmax[j] = static_cast<std::int32_t>(first * width + first_inside(j * stride - s.padding_w, s.dilation_w));
+  for (Index h = first; h < bottom; h += s.dilation_h)
+    for (Index k = 0; k < s.kernel_w; ++k) {
+      const Index left = k * s.dilation_w - s.padding_w;  // of the first window
+      const Index begin = std::max(from, left >= 0 ? 0 : (stride - 1 - left) / stride);
+      const Index end = left >= width ? 0 : std::min(columns, (width - 1 - left) / stride + 1);
+      const T* row = image + h * width + left;
+      const auto position = static_cast<std::int32_t>(h * width + left), step = static_cast<std::int32_t>(stride);
+      for (Index j = begin; j < end; ++j) {
+        const T value = row[j * stride], best = y[j];
+        const bool larger = (value > best) | (value != value);
+        y[j] = larger ? value : best;
+        argmax[j] = larger ? position + static_cast<std::int32_t>(j) * step : argmax[j];
       }
-    y[plane * pixels + out] = best;
-    if (argmax != nullptr) argmax[plane * pixels + out] = static_cast<std::int32_t>(where);
-  };
+    }
+}
+}  // namespace detail
+
+template <class T>
+void max_pool2d_forward(Cpu device, const Pool2dShape& s, const T* x, T* y, std::int32_t* argmax) {
+  const Index pixels = s.out_height() * s.out_width(), columns = s.out_width();
   const bool two_by_two = s.kernel_h == 2 && s.kernel_w == 2 && s.stride_h == 2 && s.stride_w == 2 &&
                           s.padding_h == 0 && s.padding_w == 0 && s.dilation_h == 1 && s.dilation_w == 1 &&
                           2 * s.out_height() <= s.height && 2 * s.out_width() <= s.width && s.width < (Index{1} << 24);
-  if (!two_by_two) return detail::for_windows(s, window);
-  const Index columns = s.out_width();
+  const ThreadScratch<std::int32_t> unread(device, argmax == nullptr ? columns : 0);
   parallel_ranges(s.planes, 1, detail::least_planes(s), [&](Index first, Index planes) {
     for (Index plane = first; plane < first + planes; ++plane)
       for (Index i = 0; i < s.out_height(); ++i) {
+        const T* image = x + plane * s.height * s.width;
         const Index out = plane * pixels + i * columns;
-        Index j = detail::max_pool_2x2(columns, x + (plane * s.height + 2 * i) * s.width, s.width, 2 * i * s.width,
-                                       x + s.planes * s.height * s.width, y + out, y + (first + planes) * pixels,
-                                       argmax != nullptr ? argmax + out : nullptr);
-        for (; j < columns; ++j) window(plane, i * columns + j, 2 * i, 2 * i + 2, 2 * j, 2 * j + 2);
+        const Index done = !two_by_two ? 0
+                                       : detail::max_pool_2x2(columns, image + 2 * i * s.width, s.width,
+                                                              2 * i * s.width, x + s.planes * s.height * s.width,
+                                                              y + out, y + (first + planes) * pixels,
+                                                              argmax != nullptr ? argmax + out : nullptr);
+        if (done == columns) continue;
+        std::int32_t* places = argmax != nullptr ? argmax + out : unread.data();
+        if (s.stride_w == 1)
+          detail::max_of_row(s, std::integral_constant<Index, 1>{}, image, i, done, y + out, places);
+        else if (s.stride_w == 2)
+          detail::max_of_row(s, std::integral_constant<Index, 2>{}, image, i, done, y + out, places);
+        else
+          detail::max_of_row(s, s.stride_w, image, i, done, y + out, places);
       }
   });
 }
@@ -142,9 +165,11 @@ template <class T>
 void max_pool2d_backward(Cpu, const Pool2dShape& s, const T* dy, const std::int32_t* argmax, T* dx, bool accumulate) {
   const Index in = s.height * s.width, out = s.out_height() * s.out_width();
   parallel_ranges(s.planes, 1, detail::least_planes(s), [&](Index first, Index planes) {
-    if (!accumulate) std::fill_n(dx + first * in, planes * in, T{0});
-    for (Index plane = first; plane < first + planes; ++plane)
-      for (Index i = plane * out; i < (plane + 1) * out; ++i) dx[plane * in + argmax[i]] += dy[i];
+    for (Index plane = first; plane < first + planes; ++plane) {
+      T* image = dx + plane * in;
+      if (!accumulate) std::fill_n(image, in, T{0});
+      for (Index i = plane * out; i < (plane + 1) * out; ++i) image[argmax[i]] += dy[i];
+    }
   });
 }
 

@@ -88,7 +88,7 @@ struct GatherGradient {
 
 /// Likewise, for indices that nobody has looked at.
 template <class T>
-struct Scatter {
+struct PutEach {
   AxisShape whole;
   Index count;
   const std::int64_t* index;
@@ -144,7 +144,7 @@ template <class T>
 void scatter(Cuda device, AxisShape whole, Index count, const std::int64_t* index, const T* source, T* y, bool add) {
   const char* operation = add ? "scatter_add" : "scatter";
   cuda::for_each(device, operation, whole.outer * whole.inner,
-                 cuda::Scatter<T>{whole, count, index, source, y, add, cuda::fault_note(device, operation, "index")});
+                 cuda::PutEach<T>{whole, count, index, source, y, add, cuda::fault_note(device, operation, "index")});
 }
 
 }  // namespace chorus::kernels
