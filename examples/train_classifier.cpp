@@ -93,7 +93,7 @@ For those who know YOLOv5's train.py, where habits differ:
                    started them, it names one device for each process of the machine.
   --device cpu     takes --devices, too: CPU devices are virtual ones, cpu:0, cpu:1, ...
   --batch          is over all devices, as there, but need not be a multiple of their number; -1 is refused.
-                   A step learns from it alone, unless --accumulate says how many are added up: not up to 64 samples.
+                   A step learns from it alone; --accumulate N adds N of them up, and nothing does so unasked.
   --lr             is taken as it is given, whatever the batch and the number of devices.
   --resume         takes a file, or auto; no folder of runs is made, and nothing is written unless an option says so.)";
 

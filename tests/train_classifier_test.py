@@ -117,14 +117,17 @@ assert "48 samples in 4 canonical shares: each of 3 devices has 12 to 24" in run
 print("with canonical shares all policies end with the same bits")
 
 # Gradients of several batches for a step: the steps of one batch that is so much larger, also where the data end.
-options = ("--batch", "12", "--accumulate", "4")
+several = ("--batch", "12", "--accumulate", "4")
 for policy, devices in (("single", 1), ("dp", 3), ("ddp", 3), ("parameter_server", 3), ("fsdp", 2), ("mesh:2x2", 4)):
-    named = ("--policy", policy, "--devices", str(devices), *options)
+    named = ("--policy", policy, "--devices", str(devices), *several)
     log = events("accumulate", *named)
     check_form(log, policy, devices)
     worst = max(abs(a - b) for a, b in zip(losses(log), losses(logs["single1"]), strict=True))
     assert worst < 1e-4, f"{policy} on {devices} devices adds up other gradients: {worst}"
     print(f"4 batches a step, {policy}{devices}: losses within {worst:.1e} of one batch's")
+    if policy == "ddp":  # once a step, not once a batch
+        sent, of_one = (max(each[-1]["bytes_sent_per_device"]) for each in (log, logs["ddp3"]))
+        assert sent < 1.1 * of_one, (sent, of_one)
     if policy in ("single", "ddp"):
         first = events("stopped", *named, "--steps", "15", "--save", saved)
         rest = events("resumed", *named, "--resume", saved)
@@ -132,10 +135,10 @@ for policy, devices in (("single", 1), ("dp", 3), ("ddp", 3), ("parameter_server
         assert ("a run that adds up 5 batches for a step goes on after whole steps: expected a multiple of 5 batches, "
                 "got a checkpoint after 16 of its epoch") in run(*SMALL, *named, "--accumulate", "5", "--resume", saved,
                                                                  fails=True)
-cut = {events("cut", "--policy", policy, "--devices", devices, *options, "--canonical-shares", "4",
+cut = {events("cut", "--policy", policy, "--devices", devices, *several, "--canonical-shares", "4",
               "--steps", "3")[-1]["parameters_sha256"] for policy, devices in (("single", "1"), ("ddp", "3"))}
 assert len(cut) == 1, cut
-one, others = (losses(events("accumulate", *options, "--model", "mlp", "--steps", "6", *policy))
+one, others = (losses(events("accumulate", *several, "--model", "mlp", "--steps", "6", *policy))
                for policy in ((), ("--policy", "ddp", "--devices", "3")))
 assert max(abs(a - b) for a, b in zip(one, others, strict=True)) < 1e-4, (one, others)  # dropout included
 

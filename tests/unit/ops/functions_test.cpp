@@ -92,6 +92,22 @@ TEST_CASE("choices by a mask: numbers, integers, masked_select, nonzero") {
         "masked_select: shapes [2] and [3] do not broadcast");
 }
 
+TEST_CASE("arithmetic and conversions of integers") {
+  const auto a = Integers::from({1, 2, 3}, {3}), b = Integers::from({4, 0, -6}, {3});
+  CHECK((a + b).to_vector() == std::vector<Index>{5, 2, -3});
+  CHECK((a - b).to_vector() == std::vector<Index>{-3, 2, 9});
+  CHECK((a * b).to_vector() == std::vector<Index>{4, 0, -18});
+  CHECK((1 - 2 * (a + 1)).to_vector() == std::vector<Index>{-3, -5, -7});
+  CHECK((-a).to_vector() == std::vector<Index>{-1, -2, -3});
+  CHECK((a + b.view(Shape<2>{3, 1})).to_vector() == std::vector<Index>{5, 6, 7, 1, 2, 3, -5, -4, -3});
+  CHECK(ch::sum(b).item() == -2);
+  CHECK(ch::amax(b, 0).item() == 4);
+  CHECK(ch::amin(b, 0).item() == -6);
+  CHECK(ch::to<std::int64_t>(b > -1).to_vector() == std::vector<Index>{1, 1, 0});
+  CHECK(bits(ch::to<bool>(b)) == std::vector<int>{1, 0, 1});
+  CHECK(ch::to<std::int64_t>(ch::to<std::int32_t>(b)).to_vector() == b.to_vector());
+}
+
 TEST_CASE("tensors made of a rule") {
   CHECK(ch::arange(4).to_vector() == std::vector<Index>{0, 1, 2, 3});
   CHECK(ch::arange(5, -1, -2).to_vector() == std::vector<Index>{5, 3, 1});
