@@ -1,5 +1,6 @@
-// Batch normalisation of numbers of 2 bytes: as on the CPU, where it is computed in float, and without copies in float.
+// Normalisations of numbers of 2 bytes: as on the CPU, where they are computed in float, and without copies in float.
 #include <chorus/ops/batch_norm.hpp>
+#include <chorus/ops/normalization.hpp>
 
 #include "compare.hpp"
 
@@ -53,6 +54,33 @@ TEST_CASE("batch normalisation of bf16 on a GPU") {
       CHECK(launches(bf16{}) == launches(float{}) + (kind == 2 ? 3 : 2));
 #endif
     }
+}
+
+template <class T, class D>
+std::vector<std::vector<float>> layer_norm_results(D device) {
+  const auto x = leaf<T, 3>(device, shape, 1);
+  const auto weight = leaf<float, 1>(device, Shape<1>{8}, 3), bias = leaf<float, 1>(device, Shape<1>{8}, 4);
+  const auto y = layer_norm(x, weight, bias);
+  y.backward(Tensor<T, 3, D>::from(::numbers<T>(numel(shape), 5), shape, device));
+  const auto floats = [](const auto& numbers) { return to<float>(numbers).to_vector(); };
+  return {floats(y.value()), floats(x.grad()), floats(weight.grad()), floats(bias.grad())};
+}
+
+TEST_CASE("layer normalisation of bf16 on a GPU") {
+  if (!gpu_present()) return;
+  const auto expected = layer_norm_results<bf16>(Cpu{}), actual = layer_norm_results<bf16>(Cuda{});
+  for (std::size_t i = 0; i < actual.size(); ++i) {
+    CAPTURE(i);
+    CHECK(error(actual[i], expected[i]) <= (i < 2 ? near<bf16> : near<float>));
+  }
+#ifndef __NVCC__
+  const auto launches = [](auto number) {
+    const std::size_t before = emulation::counters().launches;
+    layer_norm_results<decltype(number)>(Cuda{});
+    return emulation::counters().launches - before;
+  };
+  CHECK(launches(bf16{}) == launches(float{}) + 2);  // what is read here is converted
+#endif
 }
 
 }  // namespace narrow_norms_gpu_test

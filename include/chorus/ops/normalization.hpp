@@ -8,6 +8,7 @@
 #include <chorus/ops/cast.hpp>
 #include <chorus/ops/elementary.hpp>
 #include <chorus/ops/reduction.hpp>
+#include <type_traits>
 
 namespace chorus {
 
@@ -33,12 +34,11 @@ struct ScaleShift {
 };
 }  // namespace functors
 
-/// x: [...], weight, bias: the shape of x's last axes, which are normalised together (Ba, Kiros, Hinton 2016) -> (x -
-/// mean) / sqrt(var + eps) * weight + bias, var being the biased variance. Both may be undefined: 1 and 0. Throws
-/// ShapeError where shapes don't fit.
+namespace detail {
+// On GPUs x may have 2 bytes where the rest is float.
 template <Operand X, Operand W, Operand B>
-auto layer_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
-  using T = typename tensor_of<X>::value_type;
+auto recorded_layer_norm(const X& x, const W& weight, const B& bias, double eps) {
+  using T = typename tensor_of<W>::value_type;
   constexpr std::size_t rank = tensor_of<X>::rank, inner = tensor_of<W>::rank;
   static_assert(inner >= 1 && inner <= rank && inner == tensor_of<B>::rank,
                 "layer_norm: weight and bias have the shape of the input's last axes");
@@ -59,8 +59,8 @@ auto layer_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
                               statistics.data());
   return record(
       operations::LayerNorm{rows, columns, eps}, std::move(out),
-      [saved = detail::Saved(input), w = detail::Saved(w), statistics, device, rows, columns](const auto& dy, auto dx,
-                                                                                              auto dw, auto db) {
+      [saved = Saved(input), w = Saved(w), statistics, device, rows, columns](const auto& dy, auto dx, auto dw,
+                                                                              auto db) {
         if (dw || db) {
           T* grads[2] = {};
           bool accumulate[2] = {};
@@ -83,6 +83,15 @@ auto layer_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
         }
       },
       x, weight, bias);
+}
+}  // namespace detail
+
+/// x: [...], weight, bias: the shape of x's last axes, which are normalised together (Ba, Kiros, Hinton 2016) -> (x -
+/// mean) / sqrt(var + eps) * weight + bias, var being the biased variance. Both may be undefined: 1 and 0. Throws
+/// ShapeError where shapes don't fit.
+template <Operand X, Operand W, Operand B>
+auto layer_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
+  return detail::recorded_layer_norm(x, weight, bias, eps);
 }
 
 namespace detail {
@@ -196,8 +205,13 @@ auto rms_norm(const X& x, const W& weight, double eps = 1e-6) {
 // Of bf16 and half inputs all is computed in float; weights and biases may be float or as the input.
 template <NarrowOperand X, Operand W, Operand B>
 auto layer_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
-  using T = typename tensor_of<X>::value_type;
-  return to<T>(layer_norm(to<float>(x), to<float>(weight), to<float>(bias), eps));
+  // Kernels for a gradient of the first order read and write them on GPUs.
+  if constexpr (!std::is_same_v<typename tensor_of<X>::device_type, Cpu> &&
+                !(detail::is_graph_variable<X> || detail::is_graph_variable<W> || detail::is_graph_variable<B>))
+    return detail::recorded_layer_norm(x, to<float>(weight), to<float>(bias), eps);
+  else
+    return to<typename tensor_of<X>::value_type>(
+        detail::recorded_layer_norm(to<float>(x), to<float>(weight), to<float>(bias), eps));
 }
 template <NarrowOperand X, Operand W, Operand B>
 auto group_norm(const X& x, Index groups, const W& weight, const B& bias, double eps = 1e-5) {

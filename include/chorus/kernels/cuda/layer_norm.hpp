@@ -1,5 +1,5 @@
 #pragma once
-/// Layer normalisation on GPUs.
+/// Layer normalisation on GPUs. Weight, bias and statistics may be float where the others are of 2 bytes.
 
 #include <chorus/kernels/cuda/lines.hpp>
 #include <chorus/kernels/layer_norm.hpp>
@@ -9,12 +9,14 @@ namespace chorus::kernels {
 
 namespace cuda {
 
-template <class T>
+template <class T, class S>
 struct LayerNorm {
   Index rows;
-  const T *x, *weight, *bias;
+  const T* x;
+  const S *weight, *bias;
   double eps;
-  T *y, *statistics;
+  T* y;
+  S* statistics;
   __device__ void operator()(const Line& line) const {
     using C = compute_type<T>;
     const auto n = static_cast<double>(line.length);
@@ -41,10 +43,11 @@ struct LayerNorm {
   }
 };
 
-template <class T>
+template <class T, class S>
 struct LayerNormGradient {
   Index rows;
-  const T *x, *weight, *dy, *statistics;
+  const T *x, *dy;
+  const S *weight, *statistics;
   T* dx;
   bool accumulate;
   __device__ void operator()(const Line& line) const {
@@ -63,11 +66,12 @@ struct LayerNormGradient {
   }
 };
 
-template <class T>
+template <class T, class S>
 struct LayerNormAffineGradient {
   Index rows, columns;
-  const T *x, *dy, *statistics;
-  T *dweight, *dbias;
+  const T *x, *dy;
+  const S* statistics;
+  S *dweight, *dbias;
   bool accumulate_weight, accumulate_bias;
   __device__ Index start(Index column) const { return column; }
   __device__ Pair value(Index column, Index row, Index) const {
@@ -84,26 +88,26 @@ struct LayerNormAffineGradient {
 
 }  // namespace cuda
 
-template <class T>
-void layer_norm_forward(Cuda device, Index rows, Index columns, const T* x, const T* weight, const T* bias, double eps,
-                        T* y, T* statistics) {
+template <class T, class S>
+void layer_norm_forward(Cuda device, Index rows, Index columns, const T* x, const S* weight, const S* bias, double eps,
+                        T* y, S* statistics) {
   cuda::for_lines(device, "layer_norm", AxisShape{rows, columns, 1},
-                  cuda::LayerNorm<T>{rows, x, weight, bias, eps, y, statistics});
+                  cuda::LayerNorm<T, S>{rows, x, weight, bias, eps, y, statistics});
 }
 
-template <class T>
-void layer_norm_backward_input(Cuda device, Index rows, Index columns, const T* x, const T* weight, const T* dy,
-                               const T* statistics, T* dx, bool accumulate) {
+template <class T, class S>
+void layer_norm_backward_input(Cuda device, Index rows, Index columns, const T* x, const S* weight, const T* dy,
+                               const S* statistics, T* dx, bool accumulate) {
   cuda::for_lines(device, "layer_norm gradient", AxisShape{rows, columns, 1},
-                  cuda::LayerNormGradient<T>{rows, x, weight, dy, statistics, dx, accumulate});
+                  cuda::LayerNormGradient<T, S>{rows, x, dy, weight, statistics, dx, accumulate});
 }
 
-template <class T>
-void layer_norm_backward_affine(Cuda device, Index rows, Index columns, const T* x, const T* dy, const T* statistics,
-                                T* dweight, T* dbias, bool accumulate_weight, bool accumulate_bias) {
+template <class T, class S>
+void layer_norm_backward_affine(Cuda device, Index rows, Index columns, const T* x, const T* dy, const S* statistics,
+                                S* dweight, S* dbias, bool accumulate_weight, bool accumulate_bias) {
   cuda::reduce<cuda::Pair>(device, "layer_norm gradient", columns, rows, true,
-                           cuda::LayerNormAffineGradient<T>{rows, columns, x, dy, statistics, dweight, dbias,
-                                                            accumulate_weight, accumulate_bias});
+                           cuda::LayerNormAffineGradient<T, S>{rows, columns, x, dy, statistics, dweight, dbias,
+                                                               accumulate_weight, accumulate_bias});
 }
 
 }  // namespace chorus::kernels
