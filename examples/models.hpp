@@ -58,15 +58,13 @@ struct Mlp : chorus::nn::Module {
   }
 };
 
-/// One of the models above, chosen at run time by its name: one type for the policies, so that a program compiles each
-/// of them once.
-template <class Device>
-struct Classifier : chorus::nn::Module {
+/// One of some models, chosen at run time: one type for the policies, so that a program compiles each of them once.
+template <class Device, class... Models>
+struct OneOf : chorus::nn::Module {
   using device_type = Device;
-  static constexpr const char* names[] = {"toy", "mlp", "resnet18", "resnet50"};
-  std::variant<ToyModel<Device>, Mlp<Device>, ResNet18<Device>, ResNet50<Device>> model;
+  std::variant<Models...> model;
 
-  Classifier(std::string_view name, const ImageFacts& image) : model{make(name, image)} {}
+  explicit OneOf(std::variant<Models...> chosen) : model{std::move(chosen)} {}
 
   auto forward(const auto& images) const {
     return std::visit([&](const auto& chosen) { return chosen.forward(images); }, model);
@@ -81,9 +79,17 @@ struct Classifier : chorus::nn::Module {
   std::string describe() const override {
     return std::visit([](const auto& chosen) { return chosen.describe(); }, model);
   }
+};
+
+/// One of the models above, by its name.
+template <class Device>
+struct Classifier : OneOf<Device, ToyModel<Device>, Mlp<Device>, ResNet18<Device>, ResNet50<Device>> {
+  static constexpr const char* names[] = {"toy", "mlp", "resnet18", "resnet50"};
+
+  Classifier(std::string_view name, const ImageFacts& image) : Classifier::OneOf{make(name, image)} {}
 
  private:
-  static decltype(model) make(std::string_view name, const ImageFacts& image) {
+  static decltype(Classifier::OneOf::model) make(std::string_view name, const ImageFacts& image) {
     if (name == "toy") return ToyModel<Device>(image);
     if (name == "mlp") return Mlp<Device>(image);
     if (name == "resnet18") return ResNet18<Device>(image);
