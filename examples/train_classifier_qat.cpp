@@ -102,8 +102,8 @@ bool is_refused(const Options& options) {
   const std::string_view policies[] = {"single", "dp", "ddp", "fsdp"};
   if (std::ranges::find(policies, options.policy) == std::end(policies)) {
     std::fprintf(stderr,
-                 "train_classifier: --qat: expected --policy single, dp, ddp or fsdp, under which the ranges of numbers are "
-                 "the whole batch's, got %s\n",
+                 "train_classifier: --qat: expected --policy single, dp, ddp or fsdp, under which the ranges of "
+                 "numbers are the whole batch's, got %s\n",
                  options.policy.c_str());
     return true;
   }

@@ -56,8 +56,8 @@ for policy, devices in (("single", 1), ("dp", 2), ("ddp", 2), ("ddp", 3), ("fsdp
     runs[f"{policy}{devices}"] = losses, done
     worst = max(abs(a - b) for a, b in zip(losses, runs["single1"][0], strict=True))
     in_float, in_integers = accuracies(said)
-    print(f"{policy} on {devices}: losses within {worst:.1e} of one device's; {in_float} % in float, {in_integers} % in "
-          "integers")
+    print(f"{policy} on {devices}: losses within {worst:.1e} of one device's; {in_float} % in float, {in_integers} "
+          "% in integers")
     assert done["policy"] == policy and done["devices"] == devices, done
     # A sum that is rounded in another order may fall to the next of 256 levels.
     assert worst < 2e-2, f"{policy} on {devices}: {losses}"
@@ -67,6 +67,7 @@ for policy, devices in (("single", 1), ("dp", 2), ("ddp", 2), ("ddp", 3), ("fsdp
     assert dtypes(saved)["quantization.phases"] == "I64", dtypes(saved)
     assert f"{integers}: 0.0" in said and integers.stat().st_size < 0.2 * saved.stat().st_size, said  # with momentum
 assert runs["single1"][0] != train()[0], "--qat trains without rounding"
+assert len(train("--qat", "--accumulate", "2")[0]) == 2 * 6, "of 11 batches in an epoch"
 
 # Stopped and resumed, in the last epoch, too, in which ranges stay: as if it had not stopped.
 for policy, devices, steps in (("single", 1, 7), ("ddp", 2, 15)):
@@ -76,7 +77,7 @@ for policy, devices, steps in (("single", 1, 7), ("ddp", 2, 15)):
     assert first + rest == runs[f"{policy}{devices}"][0], f"{policy}: a resumed run differs"
     assert done["parameters_sha256"] == runs[f"{policy}{devices}"][1]["parameters_sha256"], policy
 # What another policy has saved goes on, and is evaluated without a step.
-assert accuracies(run(*SMALL, "--qat", "--int8", "--policy", "fsdp", "--devices", "2", "--resume", "ddp3.st", "--quiet"))
+accuracies(run(*SMALL, "--quiet", "--qat", "--int8", "--policy", "fsdp", "--devices", "2", "--resume", "ddp3.st"))
 print("a resumed run goes on as if it had not stopped")
 
 # A float model to begin with: it has learned.
