@@ -978,6 +978,7 @@ class Network {
 struct StepSpan {
   std::string name, args;
   std::int64_t begun = 0, ended = 0;
+  trace::Lane lane = trace::Lane::communication;
 };
 
 /// Keeps the steps of one rank, by virtual time.
@@ -989,7 +990,7 @@ class StepKeeper final : public trace::Listener {
   void span(const trace::Event& event) override {
     auto args = event.args;
     if (!true_numbers_) args = args.substr(0, args.find(",\"first\":"));
-    steps.push_back({std::string(event.name), std::string(args), event.begin, event.end});
+    steps.push_back({std::string(event.name), std::string(args), event.begin, event.end, event.lane});
   }
   void instant(const trace::Event&) override {}
   void sent(int, int, trace::Traffic, std::size_t) override {}
@@ -1122,6 +1123,7 @@ namespace chorus::comm::simulated {
 /// A call that has been carried out, or a part of a program's time.
 struct Span {
   NamedCall call = {};
+  trace::Lane lane = trace::Lane::communication;
   trace::Traffic traffic = trace::Traffic::control;
   std::size_t bytes = 0;
   Time begun{}, ended{};
@@ -1199,8 +1201,8 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
       carry_out(call);
       busy_ += own - begun;
       if (keeps_spans)
-        calls.push_back(
-            {current_, call.traffic, call.count * call.reduction.element, begun, own, std::exchange(link.sent, {})});
+        calls.push_back({current_, call.lane(), call.traffic, call.count * call.reduction.element, begun, own,
+                         std::exchange(link.sent, {})});
       if (!failure_) ended_.push_back(own);
       tasks_.wake(program_, own);
     }
@@ -1241,7 +1243,8 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
           static_cast<std::uint8_t>(call.op == Op::broadcast ? call.peer : static_cast<int>(call.reduction.op));
       envelope.sequence = collectives_++;
     }
-    current_ = {.envelope = envelope, .bucket = call.bucket, .peer = call.peer, .receives = call.receives};
+    current_ = {
+        .envelope = envelope, .bucket = call.bucket, .unit = call.unit, .peer = call.peer, .receives = call.receives};
     if (failure_) return;
     std::string why;
     try {
@@ -1394,8 +1397,9 @@ class SimulatedRank {
   Time clock() const { return engine_->clock(); }
 
   /// Without true numbers: a call of `bytes` of f32, as Engine::later has it, on memory that nobody looks at.
+  /// `bucket`, `unit`: see Call.
   Work start(Op op, std::size_t bytes, trace::Traffic traffic = trace::Traffic::gradients, int peer = 0,
-             bool receives = false, int bucket = -1) {
+             bool receives = false, int bucket = -1, int unit = -1) {
     const bool gathers = op == Op::all_gather || op == Op::reduce_scatter;
     check<UsageError>(!network_.moves_data, "simulation: a call without data, in one of true numbers");
     check<UsageError>(bytes <= network_.scratch.size() / (gathers ? static_cast<std::size_t>(size()) : 1),
@@ -1411,6 +1415,7 @@ class SimulatedRank {
     Call call{op, nothing, traffic, bytes / nothing.element, scatters ? whole : own, scatters ? own : whole, peer};
     call.receives = receives;
     call.bucket = bucket;
+    call.unit = unit;
     return engine_->later(call);
   }
   void call(Op op, std::size_t bytes, trace::Traffic traffic = trace::Traffic::gradients, int peer = 0,
@@ -1541,12 +1546,12 @@ class RankLines {
   RankLines(int rank, const RankTimes& times) : rank_(rank) {
     for (const auto& mark : times.marks) put(mark);
     for (const auto& span : times.calls) {
-      put_call(Lane::communication, "comm", span);
+      put_call(span.lane, "comm", span);
       for (const auto& [to, bytes] : span.sent) count(to, span.traffic, bytes, span.ended);
     }
     for (const auto& span : times.waits) put_call(Lane::wait, "wait", span);
     for (const auto& step : times.steps)
-      add({'X', rank_ + 1, number(Lane::communication), step.begun, step.ended, "ring", step.name, step.args});
+      add({'X', rank_ + 1, number(step.lane), step.begun, step.ended, "ring", step.name, step.args});
     for (const auto& copied : times.copies) put(copied);
     for (const auto& held : times.memory)
       add({'C', rank_ + 1, 0, ns(held.at), ns(held.at), {}, "memory, bytes", fields(held.bytes, false)});
@@ -1567,9 +1572,10 @@ class RankLines {
  private:
   static std::int64_t ns(Time time) { return std::chrono::floor<std::chrono::nanoseconds>(time).count(); }
   static int number(Lane lane) { return static_cast<int>(lane) + 1; }
-  /// Marks are called as their lanes are, but for copies, which communicate.
+  /// Marks are called as their lanes are, but for copies, which communicate, and bubbles, in which a rank waits.
   static int number(std::string_view kind) {
     if (kind == "copy") return number(Lane::communication);
+    if (kind == "bubble") return number(Lane::wait);
     std::size_t lane = 0;
     while (lane < trace::lanes && trace::name(static_cast<Lane>(lane)) != kind) ++lane;
     return static_cast<int>(lane) + 1;
@@ -7852,13 +7858,28 @@ class NarrowCopies {
   std::vector<Place> places_;
 };
 
+template <class X>
+inline constexpr bool is_floating = false;
+template <Operand X>
+inline constexpr bool is_floating<X> = Real<typename tensor_of<X>::value_type>;
+
+// Outputs none of which is narrow. A loss, which has no axes, is float always.
+template <class Y>
+inline constexpr bool all_in_float = false;
+template <Operand Y>
+inline constexpr bool all_in_float<Y> = is_floating<Y> && !NarrowOperand<Y> && (tensor_of<Y>::rank > 0);
+template <class... Members>
+inline constexpr bool all_in_float<std::tuple<Members...>> =
+    (all_in_float<Members> || ...) && !(NarrowOperand<Members> || ...);
+
 }  // namespace detail
 
-/// `Model`, whose layers compute in T: floating-point inputs are turned into T, outputs into float. Parameters, their
-/// gradients, their reduction over devices and the optimizer's step stay float, as does the loss; of the parameters a
-/// copy in T is kept, which is renewed in the first forward pass after a step. A type like any other model, for every
-/// policy: `DistributedDataParallel<MixedPrecision<ToyModel<Cuda>>>`; parameters keep their names. With half, gradients
-/// may be too small for T: see optim::GradScaler.
+/// `Model`, whose layers compute in T: floating-point inputs are turned into T, outputs into float, and what an
+/// Embedding looks up by integer inputs is T. A model whose layers would all run in float does not compile.
+/// Parameters, their gradients, their reduction over devices and the optimizer's step stay float, as does the loss; of
+/// the parameters a copy in T is kept, which is renewed in the first forward pass after a step. A type like any other
+/// model, for every policy: `DistributedDataParallel<MixedPrecision<ToyModel<Cuda>>>`; parameters keep their names.
+/// With half, gradients may be too small for T: see optim::GradScaler.
 template <class Model, Narrow T = bf16>
 class MixedPrecision : public Module {
  public:
@@ -7870,7 +7891,12 @@ class MixedPrecision : public Module {
   template <class... Inputs>
   auto forward(const Inputs&... inputs) const {
     copies_.refresh(model_);
-    return widened(model_.forward(narrowed(inputs)...));
+    auto outputs = model_.forward(narrowed(inputs)...);
+    static_assert((detail::is_floating<Inputs> || ...) || !detail::all_in_float<decltype(outputs)>,
+                  "MixedPrecision: the model gets integers and gives float, so its layers would all run in float: let "
+                  "its `forward` take integers as `const auto&` and hand them to the Embedding as they come, which "
+                  "gives 16 bits then; or convert what the layers get, with to<bf16>(x)");
+    return widened(outputs);
   }
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) const {
@@ -7891,6 +7917,8 @@ class MixedPrecision : public Module {
     if constexpr (Operand<X>) {
       if constexpr (Real<typename tensor_of<X>::value_type>)
         return to<T>(x);
+      else if constexpr (std::is_same_v<X, Tensor<std::int64_t, tensor_of<X>::rank, device_type>>)
+        return NarrowIndices<T, tensor_of<X>::rank, device_type>(x);
       else
         return x;
     } else {
@@ -9924,6 +9952,10 @@ class VocabularyParallelEmbedding : public Embedding<D, T> {
   auto operator()(const Tensor<std::int64_t, Rank, D>& index) const {
     return detail::watched(*this, [&] { return vocabulary_embedding(this->weight, index, entries_, group()); });
   }
+  template <Narrow N, int Rank>
+  auto operator()(const NarrowIndices<N, Rank, D>& index) const {
+    return to<N>((*this)(index.plain()));
+  }
   /// The head of a model that has its weight in common with the table: x: [..., features] -> the scores of all entries,
   /// x weightᵀ, as Columns of [..., entries].
   template <Operand X>
@@ -10103,6 +10135,38 @@ Tensor<std::int64_t, 1, D> label_row(const char* operation, const Tensor<T, Rank
   return contiguous(labels).view(Shape<1>{-1});
 }
 
+// Whether cross entropy of images has a kernel of its own. Gradients of gradients are made of operations, and so are
+// GPUs' results.
+template <Operand X>
+inline constexpr bool reads_class_columns =
+    std::is_same_v<typename tensor_of<X>::device_type, Cpu> && !is_graph_variable<X>;
+
+// logits: [batch, classes, ...], labels: [batch * ...]
+template <int Rank, Operand X>
+Recorded<Rank, X> image_cross_entropy(const X& logits, const Tensor<std::int64_t, 1, Cpu>& labels,
+                                      const CrossEntropyOptions& options) {
+  using T = typename tensor_of<X>::value_type;
+  const auto scores = contiguous(value_of(logits));
+  check<UsageError>((options.reduction == Reduction::none) == (Rank == 1),
+                    "cross_entropy: one loss a sample has a function of its own: cross_entropy_per_sample");
+  const auto view = around_axis(scores.shape(), 1);
+  Shape<Rank> shape{};
+  if constexpr (Rank == 1) shape[0] = labels.numel();
+  auto loss = Tensor<T, Rank, Cpu>::empty(shape, scores.device());
+  const auto log_sum_exp = Tensor<T, 1, Cpu>::empty(labels.shape(), scores.device());
+  kernels::image_cross_entropy_forward(scores.device(), view, scores.data(), labels.data(), options, loss.data(),
+                                       log_sum_exp.data());
+  return record(
+      "cross_entropy", std::move(loss),
+      [saved = Saved(scores), view, labels, options, log_sum_exp](const auto& dloss, auto dlogits) {
+        const auto& x = saved.read("cross_entropy");
+        const auto [grad, accumulate] = dlogits->target();
+        kernels::image_cross_entropy_backward(x.device(), view, x.data(), labels.data(), options, log_sum_exp.data(),
+                                              dloss.data(), grad.data(), accumulate);
+      },
+      logits);
+}
+
 // The losses of samples, and what a mean of them is divided by.
 template <Operand X, class T, class D>
 auto weighted_losses(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labels,
@@ -10156,14 +10220,36 @@ template <Operand X, int LabelRank, class D>
 requires(LabelRank >= 2 && tensor_of<X>::rank == LabelRank + 1) auto cross_entropy(
     const X& logits, const Tensor<std::int64_t, LabelRank, D>& labels, const CrossEntropyOptions& options = {}) {
   const auto row = detail::label_row("cross_entropy", value_of(logits), labels);
-  return cross_entropy(detail::class_rows(logits), row, options);
+  if constexpr (!detail::reads_class_columns<X>)
+    return cross_entropy(detail::class_rows(logits), row, options);
+  else
+    return detail::in_float(logits, [&](const auto& scores) {
+      const auto targets = to_device(row, value_of(scores).device());
+      const auto loss_of = [&](const CrossEntropyOptions& reducing) {
+        return detail::with_variables(
+            [&](const auto& x) { return detail::image_cross_entropy<0>(x, targets, reducing); }, scores);
+      };
+      const auto each = [&](const CrossEntropyOptions& unreduced) {
+        return detail::image_cross_entropy<1>(scores, targets, unreduced);
+      };
+      return detail::reduced_over_labels("cross_entropy", scores, loss_of, each, row, options);
+    });
 }
 /// The same without a reduction: [batch, ...].
 template <Operand X, int LabelRank, class D>
 requires(LabelRank >= 2 && tensor_of<X>::rank == LabelRank + 1) auto cross_entropy_per_sample(
     const X& logits, const Tensor<std::int64_t, LabelRank, D>& labels, const CrossEntropyOptions& options = {}) {
   const auto row = detail::label_row("cross_entropy", value_of(logits), labels);
-  return reshape(cross_entropy_per_sample(detail::class_rows(logits), row, options), labels.shape());
+  if constexpr (!detail::reads_class_columns<X>) {
+    return reshape(cross_entropy_per_sample(detail::class_rows(logits), row, options), labels.shape());
+  } else {
+    const auto losses = detail::in_float(logits, [&](const auto& scores) {
+      const auto targets = to_device(row, value_of(scores).device());
+      const auto each = detail::unreduced("cross_entropy_per_sample", options);
+      return detail::image_cross_entropy<1>(scores, targets, each);
+    });
+    return reshape(losses, labels.shape());
+  }
 }
 
 /// With a weight for each class, [classes]: every loss is multiplied by its label's weight, and the mean is divided by
@@ -10239,8 +10325,7 @@ requires(tensor_of<X>::rank == tensor_of<Y>::rank &&
          Real<typename tensor_of<Y>::value_type>) auto cross_entropy(const X& logits, const Y& target,
                                                                      const CrossEntropyOptions& options = {}) {
   const auto losses = cross_entropy_per_sample(logits, target, {.label_smoothing = options.label_smoothing});
-  if (options.mean_over)
-    return detail::sum_of_losses_over(losses, detail::checked_mean_over("cross_entropy", options));
+  if (options.mean_over) return detail::sum_of_losses_over(losses, detail::checked_mean_over("cross_entropy", options));
   return detail::mean_or_sum(losses, options.reduction);
 }
 
@@ -11189,6 +11274,10 @@ auto embedding(const W& weight, const Tensor<std::int64_t, Rank, D>& index, Inde
   const auto padding =
       Tensor<bool, Rank + 1, D>::from(std::span<const bool>(host.data(), indices.size()), shape, index.device());
   return where(padding, value_of(rows), rows);
+}
+template <Operand W, Narrow T, int Rank, class D>
+auto embedding(const W& weight, const NarrowIndices<T, Rank, D>& index, Index padding_index) {
+  return to<T>(embedding(weight, index.plain(), padding_index));
 }
 
 }  // namespace chorus
@@ -13386,48 +13475,103 @@ inline Quantized<4> quantized_avg_pool2d(const Quantized<4>& x, Size2d window, c
 
 namespace chorus {
 
+namespace operations {
+template <int Rank, class D, bool add>
+struct Scatter {
+  static constexpr const char* name = add ? "scatter_add" : "scatter";
+  Tensor<std::int64_t, Rank, D> index;
+  std::size_t axis;
+};
+}  // namespace operations
+
 namespace detail {
+
+// Kernels on the CPU see for themselves whether a position is taken; on a GPU what is put there is counted.
 template <class T, int Rank, class D>
-void check_scatter(const char* operation, const Tensor<T, Rank, D>& x, std::size_t axis,
-                   const Tensor<std::int64_t, Rank, D>& index, const Shape<Rank>& source) {
-  auto expected = x.shape();
-  expected[axis] = index.shape()[axis];
-  check<ShapeError>(index.shape() == expected && source == expected, operation, ": an index of shape ", index.shape(),
-                    " and a source of shape ", source, " do not fit an input of ", x.shape());
-  // The kernel that picks checks positions; the one that puts does not.
-  const auto input = contiguous(x);
-  const auto places = contiguous(index);
-  auto unused = Tensor<T, Rank, D>::empty(index.shape(), x.device());
-  kernels::gather(x.device(), around_axis(x.shape(), axis), index.shape()[axis], places.data(), input.data(),
-                  unused.data());
+void check_positions_once(const Shape<Rank>& shape, std::size_t axis, const Tensor<std::int64_t, Rank, D>& index) {
+  if constexpr (!std::is_same_v<D, Cpu>) {
+    const auto ones = Tensor<T, Rank, D>::ones(index.shape(), index.device());
+    auto count = Tensor<T, Rank, D>::zeros(shape, index.device());
+    kernels::scatter(index.device(), around_axis(shape, axis), index.shape()[axis], index.data(), ones.data(),
+                     count.data(), true);
+    check<UsageError>(count.numel() == 0 || !(static_cast<double>(amax(count).item()) > 1),
+                      "scatter: the index gives a position twice");
+  }
 }
+
+/// A copy of x with `source` put, or added, where the index says.
+template <bool add, Operand X, int Rank, class D, Operand S>
+auto put_at(const X& x, std::size_t axis, const Tensor<std::int64_t, Rank, D>& positions, const S& source) {
+  using T = typename tensor_of<X>::value_type;
+  using Operation = operations::Scatter<Rank, D, add>;
+  static_assert(of_one_type<X, S>, "scatter: input and source have one scalar type; to<float>(x) converts one");
+  const auto& shape = value_of(x).shape();
+  const auto device = value_of(x).device();
+  auto expected = shape;
+  expected[axis] = positions.shape()[axis];
+  check<ShapeError>(positions.shape() == expected && value_of(source).shape() == expected, Operation::name,
+                    ": an index of shape ", positions.shape(), " and a source of shape ", value_of(source).shape(),
+                    " do not fit an input of ", shape);
+  check<DeviceError>(positions.device() == device && value_of(source).device() == device, Operation::name,
+                     ": index and source are on ", positions.device(), " and ", value_of(source).device(),
+                     ", the input on ", device);
+  const auto index = contiguous(positions);
+  if constexpr (!add) check_positions_once<T>(shape, axis, index);
+  const auto from = contiguous(value_of(source));
+  const auto whole = around_axis(shape, axis);
+  const Index count = index.shape()[axis];
+  auto out = clone(value_of(x));
+  kernels::scatter(device, whole, count, index.data(), from.data(), out.data(), add);
+  return record(
+      Operation{index, axis}, std::move(out),
+      [index, whole, count](const auto& dy, auto dx, auto dsource) {
+        if (dsource) {
+          auto grad = Tensor<T, Rank, D>::empty(index.shape(), dy.device());
+          kernels::gather(dy.device(), whole, count, index.data(), dy.data(), grad.data());
+          dsource->add(grad);
+        }
+        if (!dx) return;
+        if constexpr (add) {
+          dx->add(dy);
+        } else {
+          auto grad = clone(dy);
+          const auto zeros = Tensor<T, Rank, D>::zeros(index.shape(), dy.device());
+          kernels::scatter(dy.device(), whole, count, index.data(), zeros.data(), grad.data(), false);
+          dx->add(grad);
+        }
+      },
+      x, source);
+}
+
 }  // namespace detail
 
+template <int Rank, class D, bool add, class Dy, class Y, class X, class S>
+auto derivatives(const operations::Scatter<Rank, D, add>& operation, const Dy& dy, const Y&, const X&, const S&) {
+  const auto by_input = [&] {
+    if constexpr (add) {
+      return Dy(dy);
+    } else {
+      using Zeros = Tensor<typename Dy::value_type, Rank, D>;
+      const auto zeros = Zeros::zeros(operation.index.shape(), operation.index.device());
+      return detail::put_at<false>(dy, operation.axis, operation.index, zeros);
+    }
+  };
+  return std::tuple{by_input, [&] { return detail::gather_along(dy, operation.axis, operation.index); }};
+}
+
 /// x with every element of `source` added at the position along `axis` that `index` gives, at the same place in the
-/// other axes. index and source have one shape, x's but for the axis. Throws ShapeError where they have not, UsageError
-/// for an index outside of the axis.
+/// other axes. index and source have one shape, x's but for the axis. Throws ShapeError where they have not,
+/// DeviceError where they lie on several devices, UsageError for an index outside of the axis.
 template <Operand X, class D, Operand S>
 auto scatter_add(const X& x, Index axis, const Tensor<std::int64_t, tensor_of<X>::rank, D>& index, const S& source) {
-  const auto a = normalize_axis("scatter_add", axis, tensor_of<X>::rank);
-  detail::check_scatter("scatter_add", value_of(x), a, index, value_of(source).shape());
-  return x + detail::scatter_add(source, value_of(x).shape(), a, contiguous(index));
+  return detail::put_at<true>(x, normalize_axis("scatter_add", axis, tensor_of<X>::rank), index, source);
 }
 
 /// x with every element of `source` in place of the one at the position that `index` gives. Throws as scatter_add does,
 /// and UsageError where a position is given twice.
 template <Operand X, class D, Operand S>
 auto scatter(const X& x, Index axis, const Tensor<std::int64_t, tensor_of<X>::rank, D>& index, const S& source) {
-  using T = typename tensor_of<X>::value_type;
-  constexpr int rank = tensor_of<X>::rank;
-  const auto a = normalize_axis("scatter", axis, rank);
-  detail::check_scatter("scatter", value_of(x), a, index, value_of(source).shape());
-  const auto places = contiguous(index);
-  const auto ones = Tensor<T, rank, D>::ones(index.shape(), index.device());
-  const auto count = detail::scatter_add(ones, value_of(x).shape(), a, places);
-  check<UsageError>(count.numel() == 0 || !(static_cast<double>(amax(count).item()) > 1),
-                    "scatter: the index gives a position twice");
-  return detail::pointwise("scatter", functors::Where{}, count,
-                           detail::scatter_add(source, value_of(x).shape(), a, places), x);
+  return detail::put_at<false>(x, normalize_axis("scatter", axis, tensor_of<X>::rank), index, source);
 }
 
 }  // namespace chorus
@@ -13658,7 +13802,7 @@ auto topk(const X& x, Index count, Index axis = -1, bool largest = true) {
 // <chorus/ops/truth.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_TRUTH_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_TRUTH_HPP
-/// What truth values say together: any, all, masked_select, nonzero.
+/// What truth values say together: any, all, count_nonzero, masked_select, nonzero.
 
 namespace chorus {
 
@@ -13724,6 +13868,15 @@ auto all(const X& x, Index axis) {
 template <Operand X>
 auto all(const X& x) {
   return detail::truth_of<true>(x);
+}
+
+/// How many elements are true, or not 0: `count_nonzero(labels != -100).item()`. A GPU is waited for.
+template <Operand X>
+auto count_nonzero(const X& x) {
+  detail::check_defined("count_nonzero", value_of(x));
+  const auto mask = to_device(contiguous(detail::as_truth(x)), Cpu{});
+  const auto count = std::count(mask.data(), mask.data() + mask.numel(), true);
+  return Tensor<std::int64_t, 0, typename tensor_of<X>::device_type>::full({}, count, value_of(x).device());
 }
 
 /// The elements of x at which the mask is true, in row-major order: [count]; the two broadcast. Gradients go back to
@@ -17890,6 +18043,13 @@ class Wires {
         return into;
       }
     auto& wire = link(direction, direction == Direction::forward ? in : out);
+    trace::Span bubble(trace::Lane::wait, "bubble", "bubble");
+    if (bubble)
+      bubble.describe(
+          trace::place(),
+          cat("bubble before ", direction == Direction::forward ? "forward" : "backward", " of micro-batch ",
+              which.micro_batch),
+          detail::JsonObject().field("micro_batch", which.micro_batch).field("stage", which.stage).fields());
     for (;;) {
       Header header;
       wire.recv(std::span(reinterpret_cast<std::uint8_t*>(&header), sizeof header), 1 - wire.rank());
@@ -20211,7 +20371,8 @@ class ShardedOptimizer : public optim::HasLearningRate {
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_TRAINING_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_TRAINING_HPP
 /// `simulate_training`: steps of the distributed policies without their numbers, by the calls that they make, on
-/// thousands of ranks. tests/unit/parallel/simulated_training_test.cpp holds them against the policies themselves.
+/// thousands of ranks. tests/unit/parallel/simulated_training_test.cpp holds them against the policies themselves. For
+/// pipelines see pipelined.hpp.
 
 // <chorus/parallel/simulated/device_copies.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_DEVICE_COPIES_HPP
@@ -20445,12 +20606,15 @@ namespace chorus::simulated {
 struct ParameterSize {
   std::size_t count = 0;
   double operations = 0;
+  bool begins_layer = true;  ///< else it belongs to the layer of the one before
 };
 struct ModelSizes {
   std::string name = {};
   std::vector<ParameterSize> parameters = {};
   std::vector<std::size_t> buffers = {};  ///< bytes of each
   std::size_t sample = 0, output = 0;     ///< bytes of a sample's input, and of what the model makes of it; 0: a loss
+  int layers = 0;                         ///< a transformer's
+  std::size_t activation = 0;             ///< bytes of a sample between them; 0: they differ from place to place
 
   std::size_t count() const {
     std::size_t sum = 0;
@@ -20471,7 +20635,7 @@ struct ModelSizes {
   /// A weight that is used `uses` times for each sample, and a bias of as many numbers as it has outputs.
   void add(std::size_t weight, std::size_t bias, double uses) {
     parameters.push_back({weight, static_cast<double>(weight) * uses});
-    if (bias > 0) parameters.push_back({bias, static_cast<double>(bias) * uses});
+    if (bias > 0) parameters.push_back({bias, static_cast<double>(bias) * uses, false});
   }
 };
 
@@ -20525,8 +20689,11 @@ inline constexpr std::size_t image_bytes = 3 * 224 * 224 * sizeof(float), class_
 /// BERT (Devlin et al., NAACL 2019): encoder and pooler. Embeddings are looked up, which takes no operations. A sample
 /// is 512 tokens, each with its segment and mask.
 [[gnu::cold]] inline ModelSizes bert_sizes(std::string_view name, std::size_t layers, std::size_t width) {
-  ModelSizes model{
-      .name = std::string(name), .sample = 3 * 512 * sizeof(std::int64_t), .output = width * sizeof(float)};
+  ModelSizes model{.name = std::string(name),
+                   .sample = 3 * 512 * sizeof(std::int64_t),
+                   .output = width * sizeof(float),
+                   .layers = static_cast<int>(layers),
+                   .activation = 512 * width * sizeof(float)};
   for (const std::size_t rows : {std::size_t{30522}, std::size_t{512}, std::size_t{2}}) model.add(rows * width, 0, 0);
   model.add(width, width, 1);
   for (std::size_t layer = 0; layer < layers; ++layer) {
@@ -20564,11 +20731,63 @@ inline constexpr std::size_t image_bytes = 3 * 224 * 224 * sizeof(float), class_
 }  // namespace chorus::simulated
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_MODELS_HPP
 
+// <chorus/parallel/simulated/units.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_UNITS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_UNITS_HPP
+/// The units of FullyShardedDataParallel in a simulation: how large they are, and how long they compute.
+
 namespace chorus::simulated {
 
-enum class TrainingPolicy : std::uint8_t { ddp, local_sgd, parameter_server, data_parallel };
+/// Parameters that are gathered together, and how long forward and backward compute with them, in seconds.
+struct UnitTime {
+  std::size_t bytes = 0;
+  double forward = 0, backward = 0;
+};
+
+/// The units that ByBytes cuts, in the order of the layers; passes take the times by their operations.
+[[gnu::cold]] inline std::vector<UnitTime> unit_times(const ModelSizes& model, double most_mib, double forward,
+                                                      double backward) {
+  const auto& parameters = model.parameters;
+  const auto most = most_mib * 1024 * 1024;
+  double operations = 0;
+  for (const auto& parameter : parameters) operations += parameter.operations;
+  std::vector<UnitTime> units;  // the last one first, as the policy cuts them
+  for (std::size_t end = parameters.size(); end > 0;) {
+    std::size_t begin = end - 1;
+    while (begin > 0 && !parameters[begin].begins_layer) --begin;
+    UnitTime layer;
+    double of_layer = 0;
+    for (std::size_t i = begin; i < end; ++i) {
+      layer.bytes += parameters[i].count * sizeof(float);
+      of_layer += parameters[i].operations;
+    }
+    const double part = operations > 0 ? of_layer / operations
+                                       : static_cast<double>(end - begin) / static_cast<double>(parameters.size());
+    if (units.empty() || static_cast<double>(units.back().bytes + layer.bytes) > most) units.emplace_back();
+    auto& unit = units.back();
+    unit.bytes += layer.bytes;
+    unit.forward += forward * part;
+    unit.backward += backward * part;
+    end = begin;
+  }
+  return {units.rbegin(), units.rend()};
+}
+
+}  // namespace chorus::simulated
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_UNITS_HPP
+
+namespace chorus::simulated {
+
+enum class TrainingPolicy : std::uint8_t {
+  ddp,
+  local_sgd,
+  parameter_server,
+  data_parallel,
+  fully_sharded,
+  tensor_parallel
+};
 constexpr std::string_view name(TrainingPolicy policy) {
-  constexpr std::string_view names[] = {"ddp", "local_sgd", "parameter_server", "dp"};
+  constexpr std::string_view names[] = {"ddp", "local_sgd", "parameter_server", "dp", "fsdp", "tp"};
   return names[static_cast<std::size_t>(policy)];
 }
 
@@ -20583,10 +20802,14 @@ struct Training {
   TrainingPolicy policy = TrainingPolicy::ddp;
   double forward = 0, backward = 0, optimizer = 0;
   std::vector<BucketTime> buckets = {};
-  std::size_t parameters = 1;     ///< how many; a server's workers tell of each whether it has a gradient
-  int period = 8;                 ///< local_sgd: steps between means
-  DataParallelSizes copied = {};  ///< dp: what moves, of a batch that has `copied.samples` on each device
-  /// What a rank holds, for traces: bytes of its parameters, 0: nobody knows; and how many numbers an optimizer has for
+  std::size_t parameters = 1;        ///< how many; a server's workers tell of each whether it has a gradient
+  int period = 8;                    ///< local_sgd: steps between means
+  DataParallelSizes copied = {};     ///< dp: what moves, of a batch that has `copied.samples` on each device
+  std::vector<UnitTime> units = {};  ///< fsdp: in the order of the layers, instead of `buckets`
+  bool keeps_parameters = false;     ///< fsdp: see KeepParameters
+  int layers = 0;                    ///< tp: of a transformer
+  std::size_t activation = 0;        ///< tp: bytes of the batch between two of them
+  /// What a rank holds, for traces: bytes of the parameters, 0: nobody knows; and how many numbers an optimizer has for
   /// each of them. Activations, which a step's times don't tell, are left out.
   std::size_t parameter_bytes = 0;
   int optimizer_slots = 0;
@@ -20595,6 +20818,7 @@ struct Training {
   std::size_t bytes() const {
     std::size_t sum = 0;
     for (const auto& bucket : buckets) sum += bucket.bytes;
+    for (const auto& unit : units) sum += unit.bytes;
     return sum;
   }
 };
@@ -20624,10 +20848,14 @@ struct Training {
 
 /// Bytes of a policy's parameters, gradients and optimizer, which lie together each, in a block of the allocator's
 /// (tensor/allocator.hpp). Without what they are made from at first.
-inline std::array<std::size_t, trace::memory_kinds> held_by(const Training& training, bool steps) {
+inline std::array<std::size_t, trace::memory_kinds> held_by(const Training& training, bool steps, int ranks = 1) {
   std::array<std::size_t, trace::memory_kinds> held{};
   if (training.parameter_bytes == 0) return held;
-  const auto block = size_class<64>(training.parameter_bytes).bytes;
+  // Of parts, which have pages of their own, what is the rank's.
+  const bool parts =
+      training.policy == TrainingPolicy::fully_sharded || training.policy == TrainingPolicy::tensor_parallel;
+  const auto block = parts ? training.parameter_bytes / static_cast<std::size_t>(ranks)
+                           : size_class<64>(training.parameter_bytes).bytes;
   const auto of = [&](trace::Memory kind) -> auto& { return held[static_cast<std::size_t>(kind)]; };
   of(trace::Memory::parameters) = of(trace::Memory::gradients) = block;
   of(trace::Memory::optimizer) = steps ? block * static_cast<std::size_t>(training.optimizer_slots) : 0;
@@ -20639,7 +20867,7 @@ class TrainingRank {
  public:
   TrainingRank(comm::simulated::SimulatedRank& rank, const Training& training) : rank_(rank), training_(training) {
     if (training.parameter_bytes == 0) return;
-    const auto held = held_by(training, true);
+    const auto held = held_by(training, true, rank.size());
     for (std::size_t kind = 0; kind < held.size(); ++kind)
       if (held[kind] > 0) rank_.hold(static_cast<trace::Memory>(kind), static_cast<std::int64_t>(held[kind]));
   }
@@ -20657,11 +20885,18 @@ class TrainingRank {
       case TrainingPolicy::parameter_server:
         parameter_server(number);
         break;
+      case TrainingPolicy::fully_sharded:
+        fully_sharded();
+        break;
+      case TrainingPolicy::tensor_parallel:
+        tensor_parallel();
+        break;
       case TrainingPolicy::data_parallel:  // has no ranks: see simulate_data_parallel
         break;
     }
     const auto optimizer = rank_.clock();
-    if (training_.policy != TrainingPolicy::parameter_server || rank_.rank() == 0) rank_.compute(training_.optimizer);
+    if (training_.policy != TrainingPolicy::parameter_server || rank_.rank() == 0)
+      rank_.compute(training_.optimizer / (has_parts() ? rank_.size() : 1));
     rank_.mark("optimizer", "optimizer step", optimizer);
     rank_.mark("step", cat("step ", number), begun, 0, number);
   }
@@ -20709,6 +20944,99 @@ class TrainingRank {
       for (auto& work : works) work.wait();
     });
     rank_.mark("backward", "backward", begun);
+  }
+
+  bool has_parts() const {
+    return training_.policy == TrainingPolicy::fully_sharded || training_.policy == TrainingPolicy::tensor_parallel;
+  }
+
+  // FullyShardedDataParallel's, once its order is learned. Gathers and averages take turns in one queue.
+  void fully_sharded() {
+    const auto& units = training_.units;
+    const auto ranks = static_cast<std::size_t>(rank_.size());
+    const std::size_t count = units.size(), last = count - 1;
+    const auto numbers = [&](std::size_t u) { return units[u].bytes / sizeof(float); };
+    const auto others = [&](std::size_t u) {
+      return static_cast<std::int64_t>(units[u].bytes - units[u].bytes / ranks);
+    };
+    const auto holds = [&](trace::Memory kind, std::int64_t bytes) {
+      if (training_.parameter_bytes > 0 && ranks > 1) rank_.hold(kind, bytes);
+    };
+    std::vector<std::vector<comm::Work>> gathers(count);
+    const auto gather = [&](std::size_t u) {
+      if (ranks == 1) return;
+      holds(trace::Memory::parameters, others(u));
+      const auto start = [&](Op op, std::size_t n, int peer) {
+        if (n > 0)
+          gathers[u].push_back(
+              rank_.start(op, n * sizeof(float), Traffic::parameters, peer, false, -1, static_cast<int>(u)));
+      };
+      start(Op::all_gather, numbers(u) / ranks, 0);
+      start(Op::broadcast, numbers(u) % ranks, rank_.size() - 1);
+    };
+    const auto arrive = [&](std::size_t u) {
+      wait([&] {
+        for (auto& work : gathers[u]) work.wait();
+      });
+      gathers[u].clear();
+    };
+    const auto give_back = [&](std::size_t u) { holds(trace::Memory::parameters, -others(u)); };
+    const auto compute = [&](double usual, std::string_view pass, std::size_t u) {
+      const auto begun = rank_.clock();
+      rank_.compute(usual);
+      rank_.mark(pass, cat(pass, ", unit ", u), begun);
+    };
+
+    gather(0);
+    for (std::size_t u = 0; u < count; ++u) {
+      arrive(u);
+      if (u > 0 && !training_.keeps_parameters) give_back(u - 1);
+      if (u < last) gather(u + 1);
+      compute(units[u].forward, "forward", u);
+    }
+
+    tell_shares();
+    std::deque<std::pair<std::size_t, comm::Work>> averages;
+    const auto take_back = [&] {
+      const auto u = averages.front().first;
+      wait([&] {
+        averages.front().second.wait();
+        if (const auto rest = numbers(u) % ranks; rest > 0)
+          rank_.call(Op::all_reduce, rest * sizeof(float), Traffic::gradients);
+      });
+      holds(trace::Memory::gradients, -others(u));
+      averages.pop_front();
+    };
+    const bool gathers_again = !training_.keeps_parameters;
+    if (gathers_again && last > 0) gather(last - 1);
+    for (std::size_t u = count; u-- > 0;) {
+      if (gathers_again && u < last) {
+        arrive(u);
+        if (u > 0) gather(u - 1);
+      }
+      holds(trace::Memory::gradients, others(u));
+      compute(units[u].backward, "backward", u);
+      give_back(u);
+      if (ranks == 1) continue;
+      while (averages.size() > 1) take_back();
+      const auto part = numbers(u) / ranks * sizeof(float);
+      averages.emplace_back(
+          u, rank_.start(Op::reduce_scatter, part, Traffic::gradients, 0, false, static_cast<int>(last - u)));
+    }
+    while (!averages.empty()) take_back();
+  }
+
+  // TensorParallel's of a transformer's layers: in each, attention and the two linear layers end with a sum over all
+  // ranks, and so do the gradients by what goes into them.
+  void tensor_parallel() {
+    for (const auto& [pass, seconds] : {std::pair("forward", training_.forward), {"backward", training_.backward}}) {
+      const auto begun = rank_.clock();
+      for (int half = 0; half < 2 * training_.layers; ++half) {
+        rank_.compute(seconds / (2.0 * training_.layers * rank_.size()));
+        if (rank_.size() > 1) call(Op::all_reduce, training_.activation, Traffic::activations);
+      }
+      rank_.mark(pass, pass, begun);
+    }
   }
 
   void backward() {
@@ -20837,7 +21165,13 @@ struct TrainingTimes {
     return simulate_data_parallel(options, training, data_parallel_copies(sizes, std::max(options.ranks, 1)), steps);
   }
   check<UsageError>(training.period >= 1, "simulate_training: the period is at least 1 step, got ", training.period);
-  check<UsageError>(!training.buckets.empty(), "simulate_training: no buckets");
+  const bool sharded = training.policy == TrainingPolicy::fully_sharded;
+  if (training.policy == TrainingPolicy::tensor_parallel)
+    check<UsageError>(training.layers >= 1 && training.activation >= 1, "simulate_training: tp of ", training.layers,
+                      " layers with activations of ", training.activation, " bytes, expected both from 1 on");
+  else
+    check<UsageError>(sharded ? !training.units.empty() : !training.buckets.empty(), "simulate_training: no ",
+                      sharded ? "units" : "buckets");
   double last = 0;
   for (const auto& bucket : training.buckets) {
     check<UsageError>(bucket.ready >= last && bucket.ready <= training.backward,
@@ -21050,8 +21384,13 @@ class TensorParallel : public WholeBatchPolicy<Model, Communicator> {
 // <chorus/train/advice.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TRAIN_ADVICE_HPP
 #define CHORUS_SINGLE_CHORUS_TRAIN_ADVICE_HPP
-/// What a trace's numbers mean, in sentences, and what might make the run faster or better, each with the figures
-/// behind it. What a trace does not tell is left out.
+/// What might make a run that was traced faster or better, each with the figures behind it, and what several runs show
+/// beside each other. What a trace does not tell is left out.
+
+// <chorus/train/step_model.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRAIN_STEP_MODEL_HPP
+#define CHORUS_SINGLE_CHORUS_TRAIN_STEP_MODEL_HPP
+/// `StepModel`: how long a step under DistributedDataParallel takes, by the numbers of one that was recorded.
 
 // <chorus/train/trace_facts.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TRAIN_TRACE_FACTS_HPP
@@ -21360,6 +21699,7 @@ struct TraceFacts {
   /// In which the program waited for them; under DataParallel, whose copies do not run beside computing, all that is
   /// outside of passes.
   std::vector<double> exposed_us = {};
+  std::vector<double> bubble_us = {};    ///< of it: a pipeline's rank waited for what another stage makes
   std::optional<double> hidden = {};     ///< part of communication beside which the same device computed
   std::vector<double> utilisation = {};  ///< computing / the device's step
   std::vector<double> loader_us = {};    ///< waiting for the next batch
@@ -21599,13 +21939,14 @@ inline TraceFacts facts_of(const Trace& trace) {
     const auto of = [&](std::initializer_list<std::string_view> categories, bool innermost = false) {
       return detail::time_of(process, categories, step[place], innermost);
     };
-    const auto communication = of({"comm", "copy"}), waits = of({"wait"});
+    const auto communication = of({"comm", "copy"}), bubbles = of({"bubble"}), waits = of({"wait", "bubble"});
     const auto passes = of({"forward", "backward", "optimizer"}, true).without(waits);
     const auto exposed = facts.policy == "dp" ? communication.without(passes) : waits;
     const double length = step[place].end - step[place].begin;
     facts.compute_us.push_back(passes.length());
     facts.communication_us.push_back(communication.length());
     facts.exposed_us.push_back(exposed.length());
+    facts.bubble_us.push_back(bubbles.length());
     facts.utilisation.push_back(length > 0 ? passes.length() / length : 0);
     facts.loader_us.push_back(of({"loader"}).length());
     communicating += communication.length();
@@ -21652,6 +21993,7 @@ inline nlohmann::json to_json(const TraceFacts& facts) {
           {"compute_us", list(facts.compute_us)},
           {"communication_us", list(facts.communication_us)},
           {"exposed_us", list(facts.exposed_us)},
+          {"bubble_us", list(facts.bubble_us)},
           {"hidden", known(facts.hidden)},
           {"utilisation", list(facts.utilisation)},
           {"gradient_bytes", known(facts.gradient_bytes)},
@@ -21664,23 +22006,6 @@ inline nlohmann::json to_json(const TraceFacts& facts) {
 #endif  // CHORUS_SINGLE_CHORUS_TRAIN_TRACE_FACTS_HPP
 
 namespace chorus {
-
-/// Something that was measured. `section` is that of chorus-page to which it belongs: happened, timeline, links,
-/// memory, ring, gradients or formulas.
-struct TraceSentence {
-  std::string text = {}, section = {};
-};
-struct TraceAdvice {
-  std::string text = {};
-  std::string figures = {};  ///< what was measured, and how the rest follows from it
-  std::string section = {};
-};
-/// A run as chorus-page shows it.
-struct TracedRun {
-  std::string name = {};
-  Trace trace = {};
-  TraceFacts facts = {};
-};
 
 /// A model of a step under DistributedDataParallel: passes take as long as the device's share of the batch is large,
 /// the optimizer and what is left of the step always the same, and averaging K bytes of N ranks' gradients in B buckets
@@ -21711,57 +22036,6 @@ struct StepModel {
 
 namespace detail {
 
-inline std::string decimals(double value, int digits) {
-  char text[64];
-  std::snprintf(text, sizeof text, "%.*f", digits, value);
-  return text;
-}
-/// A length of time with three digits or so.
-inline std::string time_text(double us) {
-  if (us == 0) return "0 us";
-  if (us < 9.995) return decimals(us, 1) + " us";
-  if (us < 999.5) return decimals(us, 0) + " us";
-  if (us < 999500) return decimals(us / 1000, us < 9995 ? 2 : us < 99950 ? 1 : 0) + " ms";
-  return decimals(us / 1e6, 2) + " s";
-}
-inline std::string bytes_text(double bytes) {
-  if (bytes < 1024) return decimals(bytes, 0) + " bytes";
-  if (bytes < 1024 * 1024) return decimals(bytes / 1024, 1) + " KiB";
-  if (bytes < 1024.0 * 1024 * 1024) return decimals(bytes / 1024 / 1024, 1) + " MiB";
-  return decimals(bytes / 1024 / 1024 / 1024, 2) + " GiB";
-}
-inline std::string percent_text(double part) { return decimals(100 * part, 0) + " %"; }
-/// 2.00 as 2, 0.05 as 0.05.
-inline std::string number_text(double value) {
-  char text[64];
-  std::snprintf(text, sizeof text, "%.6g", value);
-  return text;
-}
-inline std::string plural(double count, std::string_view noun) {
-  return cat(number_text(count), ' ', noun, count == 1 ? "" : "s");
-}
-inline bool has_ranks(const TraceFacts& facts) { return facts.policy != "dp" && facts.policy != "single"; }
-inline std::string_view place_noun(const TraceFacts& facts) { return has_ranks(facts) ? "rank" : "device"; }
-/// A quantity of all devices: "1 ms" or "1 ms to 2 ms".
-template <class Text>
-std::string range_text(const std::vector<double>& values, const Text& text) {
-  const auto [least, most] = std::minmax_element(values.begin(), values.end());
-  const auto low = text(*least), high = text(*most);
-  return low == high ? low : cat(low, " to ", high);
-}
-inline double most_of(const std::vector<double>& values) {
-  return values.empty() ? 0 : *std::max_element(values.begin(), values.end());
-}
-/// The whole batch, as the run or its loaders have told it; 0 where they have not.
-inline double batch_of(const Trace& trace) {
-  if (const auto& note = trace.number("batch"); note.is_number()) return note.get<double>();
-  double batch = 0;
-  for (const auto& process : trace.processes)
-    for (const auto& span : process.spans)
-      if (span.category == "loader") batch = std::max(batch, number_of(span.args, "batch"));
-  return batch;
-}
-
 /// How long the calls of all ranks took once the last one had come: in the others' spans lies the wait for it.
 struct CallTime {
   std::string op, traffic;
@@ -21783,24 +22057,6 @@ inline std::vector<CallTime> call_times(const Trace& trace) {
   std::vector<CallTime> out;
   for (const auto& [key, call] : calls)
     if (call.second == trace.processes.size()) out.push_back(call.first);
-  return out;
-}
-
-inline double total_of(const nlohmann::json& peak) {
-  double sum = 0;
-  if (peak.is_object())
-    for (const auto& bytes : peak) sum += bytes.get<double>();
-  return sum;
-}
-/// A peak's kinds, largest first: "activations 4.1 MiB, parameters 0.2 MiB".
-inline std::string kinds_text(const nlohmann::json& peak) {
-  std::vector<std::pair<double, std::string>> kinds;
-  for (const auto& [kind, bytes] : peak.items())
-    if (bytes.get<double>() > 0) kinds.emplace_back(-bytes.get<double>(), kind);
-  std::sort(kinds.begin(), kinds.end());
-  std::string out;
-  for (const auto& [bytes, kind] : kinds)
-    out += cat(out.empty() ? "" : ", ", kind == "optimizer" ? "optimizer state" : kind, ' ', bytes_text(-bytes));
   return out;
 }
 
@@ -21859,6 +22115,101 @@ inline std::optional<StepModel> fit_step_model(const Trace& trace, const TraceFa
   return model;
 }
 
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_TRAIN_STEP_MODEL_HPP
+
+// <chorus/train/trace_sentences.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRAIN_TRACE_SENTENCES_HPP
+#define CHORUS_SINGLE_CHORUS_TRAIN_TRACE_SENTENCES_HPP
+/// What a trace's numbers mean, in sentences. What a trace does not tell is left out.
+
+// <chorus/train/trace_words.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRAIN_TRACE_WORDS_HPP
+#define CHORUS_SINGLE_CHORUS_TRAIN_TRACE_WORDS_HPP
+/// How sentences about a trace put numbers, times and bytes.
+
+namespace chorus::detail {
+
+inline std::string decimals(double value, int digits) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%.*f", digits, value);
+  return text;
+}
+/// A length of time with three digits or so.
+inline std::string time_text(double us) {
+  if (us == 0) return "0 us";
+  if (us < 9.995) return decimals(us, 1) + " us";
+  if (us < 999.5) return decimals(us, 0) + " us";
+  if (us < 999500) return decimals(us / 1000, us < 9995 ? 2 : us < 99950 ? 1 : 0) + " ms";
+  return decimals(us / 1e6, 2) + " s";
+}
+inline std::string bytes_text(double bytes) {
+  if (bytes < 1024) return decimals(bytes, 0) + " bytes";
+  if (bytes < 1024 * 1024) return decimals(bytes / 1024, 1) + " KiB";
+  if (bytes < 1024.0 * 1024 * 1024) return decimals(bytes / 1024 / 1024, 1) + " MiB";
+  return decimals(bytes / 1024 / 1024 / 1024, 2) + " GiB";
+}
+inline std::string percent_text(double part) { return decimals(100 * part, 0) + " %"; }
+/// 2.00 as 2, 0.05 as 0.05.
+inline std::string number_text(double value) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%.6g", value);
+  return text;
+}
+inline std::string plural(double count, std::string_view noun) {
+  return cat(number_text(count), ' ', noun, count == 1 ? "" : "s");
+}
+inline bool has_ranks(const TraceFacts& facts) { return facts.policy != "dp" && facts.policy != "single"; }
+inline std::string_view place_noun(const TraceFacts& facts) { return has_ranks(facts) ? "rank" : "device"; }
+/// A quantity of all devices: "1 ms" or "1 ms to 2 ms".
+template <class Text>
+std::string range_text(const std::vector<double>& values, const Text& text) {
+  const auto [least, most] = std::minmax_element(values.begin(), values.end());
+  const auto low = text(*least), high = text(*most);
+  return low == high ? low : cat(low, " to ", high);
+}
+inline double most_of(const std::vector<double>& values) {
+  return values.empty() ? 0 : *std::max_element(values.begin(), values.end());
+}
+/// The whole batch, as the run or its loaders have told it; 0 where they have not.
+inline double batch_of(const Trace& trace) {
+  if (const auto& note = trace.number("batch"); note.is_number()) return note.get<double>();
+  double batch = 0;
+  for (const auto& process : trace.processes)
+    for (const auto& span : process.spans)
+      if (span.category == "loader") batch = std::max(batch, number_of(span.args, "batch"));
+  return batch;
+}
+
+inline double total_of(const nlohmann::json& peak) {
+  double sum = 0;
+  if (peak.is_object())
+    for (const auto& bytes : peak) sum += bytes.get<double>();
+  return sum;
+}
+/// A peak's kinds, largest first: "activations 4.1 MiB, parameters 0.2 MiB".
+inline std::string kinds_text(const nlohmann::json& peak) {
+  std::vector<std::pair<double, std::string>> kinds;
+  for (const auto& [kind, bytes] : peak.items())
+    if (bytes.get<double>() > 0) kinds.emplace_back(-bytes.get<double>(), kind);
+  std::sort(kinds.begin(), kinds.end());
+  std::string out;
+  for (const auto& [bytes, kind] : kinds)
+    out += cat(out.empty() ? "" : ", ", kind == "optimizer" ? "optimizer state" : kind, ' ', bytes_text(-bytes));
+  return out;
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_TRAIN_TRACE_WORDS_HPP
+
+namespace chorus {
+
+/// Something that was measured. `section` is that of chorus-page to which it belongs: happened, timeline, links,
+/// memory, ring, gradients or formulas.
+struct TraceSentence {
+  std::string text = {}, section = {};
+};
+
 /// What was measured, in sentences.
 inline std::vector<TraceSentence> sentences_of(const Trace& trace, const TraceFacts& facts) {
   using namespace detail;
@@ -21901,6 +22252,10 @@ inline std::vector<TraceSentence> sentences_of(const Trace& trace, const TraceFa
                   : cat(with, " of the ", facts.steps, " recorded steps ", with == 1 ? "has" : "have", " up to ",
                         time_text(most), " of it."));
   }
+  if (most_of(facts.bubble_us) > 0)
+    say("timeline", "Of that a ", noun, " of the pipeline waits ", range_text(facts.bubble_us, time_text),
+        " for what another stage makes (bubbles): ",
+        range_text(facts.bubble_us, [&](double us) { return percent_text(us / facts.step_us); }), " of the step.");
   auto latest = facts.late;
   std::sort(latest.begin(), latest.end(), [](const TraceLate& a, const TraceLate& b) { return a.us > b.us; });
   for (std::size_t i = 0; i < std::min<std::size_t>(3, latest.size()); ++i)
@@ -21970,6 +22325,23 @@ inline std::vector<TraceSentence> sentences_of(const Trace& trace, const TraceFa
   return out;
 }
 
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_TRAIN_TRACE_SENTENCES_HPP
+
+namespace chorus {
+
+struct TraceAdvice {
+  std::string text = {};
+  std::string figures = {};  ///< what was measured, and how the rest follows from it
+  std::string section = {};
+};
+/// A run as chorus-page shows it.
+struct TracedRun {
+  std::string name = {};
+  Trace trace = {};
+  TraceFacts facts = {};
+};
+
 /// What might make the run faster or better.
 inline std::vector<TraceAdvice> advice_of(const Trace& trace, const TraceFacts& facts) {
   using namespace detail;
@@ -21995,6 +22367,11 @@ inline std::vector<TraceAdvice> advice_of(const Trace& trace, const TraceFacts& 
             ", t2/t1 = ", decimals(t2 / t1, 2),
             has_ranks(facts) ? cat(", waits for who comes last ", time_text(late), " on average") : std::string(),
             ", waited for ", time_text(exposed), " of a step of ", time_text(facts.step_us)));
+  if (const double bubbles = most_of(facts.bubble_us); bubbles > 0.1 * facts.step_us)
+    add("timeline",
+        "Stages of the pipeline wait for each other: more micro-batches, another schedule, as ZeroBubbleH1 or "
+        "Interleaved, or a cut by measured times leave less of that.",
+        cat("bubbles of ", range_text(facts.bubble_us, time_text), " in a step of ", time_text(facts.step_us)));
   const double batch = batch_of(trace);
   const auto& classes = trace.number("classes");
   if (const auto model = fit_step_model(trace, facts); model && model->passes_us > 0) {

@@ -1310,13 +1310,14 @@ constexpr std::string_view name(Memory kind) {
   return names[static_cast<std::size_t>(kind)];
 }
 
-/// Where the time of a device or rank goes: the tracks of its picture.
-enum class Lane : std::uint8_t { step, loader, forward, backward, communication, wait, optimizer };
-inline constexpr std::size_t lanes = 7;
+/// Where the time of a device or rank goes: the tracks of its picture. `gathers`: calls that bring parameters that are
+/// cut up together, beside those that take gradients apart.
+enum class Lane : std::uint8_t { step, loader, forward, backward, communication, wait, optimizer, gathers };
+inline constexpr std::size_t lanes = 8;
 
 constexpr std::string_view name(Lane lane) {
-  constexpr std::string_view names[] = {"step", "loader", "forward", "backward", "communication", "exposed wait",
-                                        "optimizer"};
+  constexpr std::string_view names[] = {"step",          "loader",       "forward",   "backward",
+                                        "communication", "exposed wait", "optimizer", "gathers"};
   return names[static_cast<std::size_t>(lane)];
 }
 
@@ -1991,6 +1992,14 @@ inline void check(cudaError_t status, const char* call, const char* file, int li
     detail::throw_error(status, call, file, line);
 }
 #define CHORUS_CUDA_CHECK(...) ::chorus::cuda::check(__VA_ARGS__, #__VA_ARGS__, __FILE__, __LINE__)
+
+/// Throws DeviceError where a library's call, which says that all is well, has left an error of the runtime's, of which
+/// the next kernel would be accused.
+inline void check_left_over(const char* call, const char* file, int line) {
+  check(cudaPeekAtLastError(), call, file, line);
+}
+/// An error that is known by now, or that a question was answered by, is not the next call's.
+inline void forget_error() { static_cast<void>(cudaGetLastError()); }
 
 namespace detail {
 struct Devices {
@@ -2998,6 +3007,16 @@ class StridedRuns {
     return out;
   }
 
+  /// Goes to an element, counted in the shape's order. No axis is empty.
+  void go_to(Index element) {
+    offset_ = 0;
+    for (std::size_t axis = 0; axis < rank_; ++axis) {
+      at_[axis] = element % size_[axis];
+      offset_ += at_[axis] * stride_[axis];
+      element /= size_[axis];
+    }
+  }
+
   /// Walks over the next `count` elements: `run(offset of the first, step, how many)`.
   template <class Run>
   void next(Index count, const Run& run) {
@@ -3356,6 +3375,14 @@ inline void check(cudaError_t status, const char* call, const char* file, int li
     detail::throw_error(status, call, file, line);
 }
 #define CHORUS_CUDA_CHECK(...) ::chorus::cuda::check(__VA_ARGS__, #__VA_ARGS__, __FILE__, __LINE__)
+
+/// Throws DeviceError where a library's call, which says that all is well, has left an error of the runtime's, of which
+/// the next kernel would be accused.
+inline void check_left_over(const char* call, const char* file, int line) {
+  check(cudaPeekAtLastError(), call, file, line);
+}
+/// An error that is known by now, or that a question was answered by, is not the next call's.
+inline void forget_error() { static_cast<void>(cudaGetLastError()); }
 
 namespace detail {
 struct Devices {
@@ -6020,22 +6047,26 @@ void pointwise_backward(Cpu, const F& f, Index count, const std::array<const T*,
 template <class F, class T, std::size_t N>
 void pointwise_forward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
                        const std::array<std::span<const Index>, N>& in_strides, T* out) {
-  auto runs = detail::runs_of(shape, in_strides);
+  const auto runs = detail::runs_of(shape, in_strides);
   const Index count = numel(shape);
   bool all_dense = true;
   for (const auto& r : runs) all_dense = all_dense && r.contiguous();
   if (all_dense) return pointwise_forward(device, f, count, in, out);
 
-  alignas(64) T buffers[N][detail::block_elements];
-  for (Index start = 0; start < count; start += detail::block_elements) {
-    const Index n = std::min(detail::block_elements, count - start);
-    std::array<const T*, N> pointers;
-    for (std::size_t k = 0; k < N; ++k) {
-      pointers[k] = runs[k].contiguous() ? in[k] + start : buffers[k];
-      if (!runs[k].contiguous()) detail::gather(runs[k], n, in[k], buffers[k]);
+  parallel_ranges(count, detail::block_elements, thread_elements, [&](Index first, Index elements) {
+    alignas(64) T buffers[N][detail::block_elements];
+    auto own = runs;
+    for (auto& r : own) r.go_to(first);
+    for (Index start = first; start < first + elements; start += detail::block_elements) {
+      const Index n = std::min(detail::block_elements, first + elements - start);
+      std::array<const T*, N> pointers;
+      for (std::size_t k = 0; k < N; ++k) {
+        pointers[k] = own[k].contiguous() ? in[k] + start : buffers[k];
+        if (!own[k].contiguous()) detail::gather(own[k], n, in[k], buffers[k]);
+      }
+      pointwise_forward(device, f, n, pointers, out + start);
     }
-    pointwise_forward(device, f, n, pointers, out + start);
-  }
+  });
 }
 
 template <class F, class T, std::size_t N>
@@ -7256,213 +7287,15 @@ double gradient_error(const Function& function, const Tensor<double, Ranks>&... 
 // <chorus/autograd/parameter.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_PARAMETER_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_PARAMETER_HPP
-/// Parameter: a leaf Variable that a model owns, and Buffer: numbers that a model owns and no gradient goes to. A copy
-/// of a handle shares the numbers. Policies move them, into flat buffers and to other devices; handles, optimizers and
-/// tensors that a program has from before go on to stand for the same numbers.
+/// Parameter: a leaf Variable that a model owns. A copy of a handle shares the numbers. Policies move them, into flat
+/// buffers and to other devices; handles, optimizers and tensors that a program has from before go on to stand for the
+/// same numbers.
 
-// <chorus/tensor/promised_numbers.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_TENSOR_PROMISED_NUMBERS_HPP
-#define CHORUS_SINGLE_CHORUS_TENSOR_PROMISED_NUMBERS_HPP
-/// PromisedNumbers: initial numbers that are not drawn yet. Each is a pure function of its place, so that a part of
-/// them can be drawn alone, by whoever keeps it.
-
-// <chorus/tensor/paged_memory.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_TENSOR_PAGED_MEMORY_HPP
-#define CHORUS_SINGLE_CHORUS_TENSOR_PAGED_MEMORY_HPP
-/// PagedMemory: addresses that stay, and pages behind them that come and go.
-
-#include <unistd.h>
-
-namespace chorus {
-
-/// A block of the host's memory, zeroed, of which ranges can be given back to the system: tensors in them keep their
-/// addresses. What is given back counts as not allocated on device `slot`; a later write brings pages of zeros. Whole
-/// pages alone go: those at the ends of a range stay.
-///
-/// It is made for a Storage, which counts the whole block as allocated as long as it lives.
-class PagedMemory {
- public:
-  /// Throws Error where the system has no such addresses left.
-  PagedMemory(std::size_t bytes, int slot, trace::Memory kind)
-      : bytes_(round_up(bytes == 0 ? 1 : bytes)), slot_(slot), kind_(kind) {
-    void* const data =
-        mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    check<Error>(data != MAP_FAILED, "paged memory: the system has no room for ", bytes_, " bytes of addresses");
-    data_ = static_cast<std::byte*>(data);
-  }
-  PagedMemory(const PagedMemory&) = delete;
-  PagedMemory& operator=(const PagedMemory&) = delete;
-  ~PagedMemory() {
-    trace::allocated(slot_, kind_, absent_);
-    munmap(data_, bytes_);
-  }
-
-  std::byte* data() const { return data_; }
-
-  /// Gives the pages within bytes [begin, end) back; what was in them is lost. They are in use until then.
-  void give_back(std::size_t begin, std::size_t end) {
-    const auto inner = pages_within(begin, end);
-    if (inner == 0) return;
-    madvise(data_ + round_up(begin), inner, MADV_DONTNEED);
-    count(-static_cast<std::int64_t>(inner));
-  }
-  /// Those pages are in use again.
-  void take(std::size_t begin, std::size_t end) { count(static_cast<std::int64_t>(pages_within(begin, end))); }
-
-  static std::size_t page() {
-    static const auto size = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-    return size;
-  }
-
- private:
-  static std::size_t round_up(std::size_t bytes) { return (bytes + page() - 1) / page() * page(); }
-  static std::size_t pages_within(std::size_t begin, std::size_t end) {
-    const std::size_t first = round_up(begin), last = end / page() * page();
-    return first < last ? last - first : 0;
-  }
-  void count(std::int64_t bytes) {
-    absent_ -= bytes;
-    trace::allocated(slot_, kind_, bytes);
-  }
-
-  std::size_t bytes_;
-  int slot_;
-  trace::Memory kind_;
-  std::byte* data_ = nullptr;
-  std::int64_t absent_ = 0;  // bytes that a Storage counts, and that are not there
-};
-
-/// Memory of zeros behind which there are no pages yet, and which counts as not allocated; and its pages.
-inline std::pair<Storage<Cpu>, std::shared_ptr<PagedMemory>> untouched_pages(std::size_t bytes) {
-  const int slot = trace_slot(Cpu{});
-  auto pages = std::make_shared<PagedMemory>(bytes, slot, MemoryScope::current());
-  const trace::PeakKept kept(slot);
-  Storage<Cpu> storage(Cpu{}, std::shared_ptr<void>(pages, pages->data()), bytes);
-  pages->give_back(0, bytes);
-  return {std::move(storage), std::move(pages)};
-}
-inline Storage<Cpu> untouched_memory(std::size_t bytes) { return untouched_pages(bytes).first; }
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_TENSOR_PAGED_MEMORY_HPP
-
-namespace chorus {
-
-/// Tensors that have addresses, and no numbers behind them. While one is current in a thread, the functions of nn::init
-/// give such tensors, and parameters that move take the promise along.
-class PromisedNumbers {
- public:
-  /// Draws elements [first, first + count) into `out`.
-  template <class T>
-  using Draw = std::function<void(T* out, Index first, Index count)>;
-
-  static PromisedNumbers*& current() {
-    thread_local PromisedNumbers* promises = nullptr;
-    return promises;
-  }
-
-  /// A tensor whose numbers `draw` gives; of a size that is worth it, else it draws them now.
-  template <class T, int Rank>
-  Tensor<T, Rank, Cpu> promise(const Shape<Rank>& shape, Draw<T> draw) {
-    const auto count = numel(shape);
-    const auto bytes = static_cast<std::size_t>(count) * sizeof(T);
-    if (bytes < PagedMemory::page()) {
-      auto out = Tensor<T, Rank, Cpu>::empty(shape);
-      draw(out.data(), 0, count);
-      return out;
-    }
-    auto storage = add(bytes, static_cast<std::size_t>(count),
-                       [draw = std::move(draw)](void* out, std::size_t first, std::size_t n) {
-                         draw(static_cast<T*>(out), static_cast<Index>(first), static_cast<Index>(n));
-                       });
-    auto* const data = static_cast<T*>(storage.data());
-    return {std::move(storage), data, shape, row_major(shape)};
-  }
-
-  /// Whether numbers at `from` are promised; then they are so at `to` from now on.
-  bool move(const void* from, void* to) {
-    Promise* const promise = find(from);
-    if (promise == nullptr) return false;
-    promise->at = to;
-    promise->memory.reset();
-    return true;
-  }
-  /// Numbers that are promised at `from` are needed here no more.
-  void forget(const void* from) {
-    std::erase_if(promises_, [&](const Promise& promise) { return promise.at == from; });
-  }
-  /// The same for a part of them: `draw_part(draw, out, first, count)` draws elements [first, first + count) of it, by
-  /// the draw of the whole. Gives the part's memory; none where nothing is promised at `from`.
-  using DrawAny = std::function<void(void* out, std::size_t first, std::size_t count)>;
-  template <class DrawPart>
-  std::optional<Storage<Cpu>> replace(const void* from, std::size_t bytes, std::size_t count, DrawPart draw_part) {
-    Promise* const promise = find(from);
-    if (promise == nullptr) return std::nullopt;
-    auto draw = [whole = std::move(promise->draw), part = std::move(draw_part)](
-                    void* out, std::size_t first, std::size_t n) { part(whole, out, first, n); };
-    forget(from);
-    return add(bytes, count, std::move(draw));
-  }
-  /// Draws elements [first, first + count) of the numbers that are promised at `at`, into `out`; false where none are.
-  bool draw(const void* at, void* out, std::size_t first, std::size_t count) {
-    const Promise* const promise = find(at);
-    if (promise == nullptr) return false;
-    if (count > 0) promise->draw(out, first, count);
-    return true;
-  }
-  bool promised(const void* at) { return find(at) != nullptr; }
-
-  /// Draws what is promised yet, where it is.
-  void keep_the_rest() {
-    for (const Promise& promise : promises_) {
-      if (promise.memory) promise.memory->take(0, promise.bytes);
-      promise.draw(const_cast<void*>(promise.at), 0, promise.count);
-    }
-    promises_.clear();
-  }
-
-  /// Throws UsageError where somebody has written or read the numbers at `at`, if they are promised: what he has made
-  /// of them would be lost. `name` says whose they are.
-  void check_untouched(const void* at, const std::string& name) {
-    const Promise* const promise = find(at);
-    if (promise != nullptr) check_untouched(*promise, cat("'", name, "'"));
-  }
-  /// The same for all.
-  void check_untouched() const {
-    for (const Promise& promise : promises_) check_untouched(promise, "a tensor of nn::init");
-  }
-
- private:
-  struct Promise {
-    const void* at;
-    std::size_t bytes, count;
-    DrawAny draw;
-    std::shared_ptr<PagedMemory> memory;  // until they move: the tensor itself may be gone
-  };
-  Promise* find(const void* at) {
-    const auto found =
-        std::find_if(promises_.begin(), promises_.end(), [&](const Promise& promise) { return promise.at == at; });
-    return found == promises_.end() ? nullptr : &*found;
-  }
-  Storage<Cpu> add(std::size_t bytes, std::size_t count, DrawAny draw) {
-    auto [storage, memory] = untouched_pages(bytes);
-    promises_.push_back({storage.data(), bytes, count, std::move(draw), std::move(memory)});
-    return std::move(storage);
-  }
-  static void check_untouched(const Promise& promise, const std::string& name) {
-    std::vector<unsigned char> resident((promise.bytes + PagedMemory::page() - 1) / PagedMemory::page());
-    const bool known = mincore(const_cast<void*>(promise.at), promise.bytes, resident.data()) == 0;
-    const bool touched = known && std::any_of(resident.begin(), resident.end(), [](auto page) { return page & 1; });
-    check<UsageError>(!touched, "deferred: the model's constructor reads or writes ", name,
-                      ", whose numbers are to be drawn later, a part on each rank: make the model itself, not a "
-                      "deferred one");
-  }
-
-  std::vector<Promise> promises_;
-};
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_TENSOR_PROMISED_NUMBERS_HPP
+// <chorus/autograd/at_home.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_AT_HOME_HPP
+#define CHORUS_SINGLE_CHORUS_AUTOGRAD_AT_HOME_HPP
+/// What parameters and buffers have in common: a home for their numbers, which policies move, into flat buffers and to
+/// other devices.
 
 // <chorus/core/tensor_group.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
@@ -7699,6 +7532,210 @@ inline std::vector<Index> whole_shape(std::span<const Index> shape, const PartOf
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
 
+// <chorus/tensor/promised_numbers.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TENSOR_PROMISED_NUMBERS_HPP
+#define CHORUS_SINGLE_CHORUS_TENSOR_PROMISED_NUMBERS_HPP
+/// PromisedNumbers: initial numbers that are not drawn yet. Each is a pure function of its place, so that a part of
+/// them can be drawn alone, by whoever keeps it.
+
+// <chorus/tensor/paged_memory.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TENSOR_PAGED_MEMORY_HPP
+#define CHORUS_SINGLE_CHORUS_TENSOR_PAGED_MEMORY_HPP
+/// PagedMemory: addresses that stay, and pages behind them that come and go.
+
+#include <unistd.h>
+
+namespace chorus {
+
+/// A block of the host's memory, zeroed, of which ranges can be given back to the system: tensors in them keep their
+/// addresses. What is given back counts as not allocated on device `slot`; a later write brings pages of zeros. Whole
+/// pages alone go: those at the ends of a range stay.
+///
+/// It is made for a Storage, which counts the whole block as allocated as long as it lives.
+class PagedMemory {
+ public:
+  /// Throws Error where the system has no such addresses left.
+  PagedMemory(std::size_t bytes, int slot, trace::Memory kind)
+      : bytes_(round_up(bytes == 0 ? 1 : bytes)), slot_(slot), kind_(kind) {
+    void* const data =
+        mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    check<Error>(data != MAP_FAILED, "paged memory: the system has no room for ", bytes_, " bytes of addresses");
+    data_ = static_cast<std::byte*>(data);
+  }
+  PagedMemory(const PagedMemory&) = delete;
+  PagedMemory& operator=(const PagedMemory&) = delete;
+  ~PagedMemory() {
+    trace::allocated(slot_, kind_, absent_);
+    munmap(data_, bytes_);
+  }
+
+  std::byte* data() const { return data_; }
+
+  /// Gives the pages within bytes [begin, end) back; what was in them is lost. They are in use until then.
+  void give_back(std::size_t begin, std::size_t end) {
+    const auto inner = pages_within(begin, end);
+    if (inner == 0) return;
+    madvise(data_ + round_up(begin), inner, MADV_DONTNEED);
+    count(-static_cast<std::int64_t>(inner));
+  }
+  /// Those pages are in use again.
+  void take(std::size_t begin, std::size_t end) { count(static_cast<std::int64_t>(pages_within(begin, end))); }
+
+  static std::size_t page() {
+    static const auto size = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    return size;
+  }
+
+ private:
+  static std::size_t round_up(std::size_t bytes) { return (bytes + page() - 1) / page() * page(); }
+  static std::size_t pages_within(std::size_t begin, std::size_t end) {
+    const std::size_t first = round_up(begin), last = end / page() * page();
+    return first < last ? last - first : 0;
+  }
+  void count(std::int64_t bytes) {
+    absent_ -= bytes;
+    trace::allocated(slot_, kind_, bytes);
+  }
+
+  std::size_t bytes_;
+  int slot_;
+  trace::Memory kind_;
+  std::byte* data_ = nullptr;
+  std::int64_t absent_ = 0;  // bytes that a Storage counts, and that are not there
+};
+
+/// Memory of zeros behind which there are no pages yet, and which counts as not allocated; and its pages.
+inline std::pair<Storage<Cpu>, std::shared_ptr<PagedMemory>> untouched_pages(std::size_t bytes) {
+  const int slot = trace_slot(Cpu{});
+  auto pages = std::make_shared<PagedMemory>(bytes, slot, MemoryScope::current());
+  const trace::PeakKept kept(slot);
+  Storage<Cpu> storage(Cpu{}, std::shared_ptr<void>(pages, pages->data()), bytes);
+  pages->give_back(0, bytes);
+  return {std::move(storage), std::move(pages)};
+}
+inline Storage<Cpu> untouched_memory(std::size_t bytes) { return untouched_pages(bytes).first; }
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_TENSOR_PAGED_MEMORY_HPP
+
+namespace chorus {
+
+/// Tensors that have addresses, and no numbers behind them. While one is current in a thread, the functions of nn::init
+/// give such tensors, and parameters that move take the promise along.
+class PromisedNumbers {
+ public:
+  /// Draws elements [first, first + count) into `out`.
+  template <class T>
+  using Draw = std::function<void(T* out, Index first, Index count)>;
+
+  static PromisedNumbers*& current() {
+    thread_local PromisedNumbers* promises = nullptr;
+    return promises;
+  }
+
+  /// A tensor whose numbers `draw` gives; of a size that is worth it, else it draws them now.
+  template <class T, int Rank>
+  Tensor<T, Rank, Cpu> promise(const Shape<Rank>& shape, Draw<T> draw) {
+    const auto count = numel(shape);
+    const auto bytes = static_cast<std::size_t>(count) * sizeof(T);
+    if (bytes < PagedMemory::page()) {
+      auto out = Tensor<T, Rank, Cpu>::empty(shape);
+      draw(out.data(), 0, count);
+      return out;
+    }
+    auto storage = add(bytes, static_cast<std::size_t>(count),
+                       [draw = std::move(draw)](void* out, std::size_t first, std::size_t n) {
+                         draw(static_cast<T*>(out), static_cast<Index>(first), static_cast<Index>(n));
+                       });
+    auto* const data = static_cast<T*>(storage.data());
+    return {std::move(storage), data, shape, row_major(shape)};
+  }
+
+  /// Whether numbers at `from` are promised; then they are so at `to` from now on.
+  bool move(const void* from, void* to) {
+    Promise* const promise = find(from);
+    if (promise == nullptr) return false;
+    promise->at = to;
+    promise->memory.reset();
+    return true;
+  }
+  /// Numbers that are promised at `from` are needed here no more.
+  void forget(const void* from) {
+    std::erase_if(promises_, [&](const Promise& promise) { return promise.at == from; });
+  }
+  /// The same for a part of them: `draw_part(draw, out, first, count)` draws elements [first, first + count) of it, by
+  /// the draw of the whole. Gives the part's memory; none where nothing is promised at `from`.
+  using DrawAny = std::function<void(void* out, std::size_t first, std::size_t count)>;
+  template <class DrawPart>
+  std::optional<Storage<Cpu>> replace(const void* from, std::size_t bytes, std::size_t count, DrawPart draw_part) {
+    Promise* const promise = find(from);
+    if (promise == nullptr) return std::nullopt;
+    auto draw = [whole = std::move(promise->draw), part = std::move(draw_part)](
+                    void* out, std::size_t first, std::size_t n) { part(whole, out, first, n); };
+    forget(from);
+    return add(bytes, count, std::move(draw));
+  }
+  /// Draws elements [first, first + count) of the numbers that are promised at `at`, into `out`; false where none are.
+  bool draw(const void* at, void* out, std::size_t first, std::size_t count) {
+    const Promise* const promise = find(at);
+    if (promise == nullptr) return false;
+    if (count > 0) promise->draw(out, first, count);
+    return true;
+  }
+  bool promised(const void* at) { return find(at) != nullptr; }
+
+  /// Draws what is promised yet, where it is.
+  void keep_the_rest() {
+    for (const Promise& promise : promises_) {
+      if (promise.memory) promise.memory->take(0, promise.bytes);
+      promise.draw(const_cast<void*>(promise.at), 0, promise.count);
+    }
+    promises_.clear();
+  }
+
+  /// Throws UsageError where somebody has written or read the numbers at `at`, if they are promised: what he has made
+  /// of them would be lost. `name` says whose they are.
+  void check_untouched(const void* at, const std::string& name) {
+    const Promise* const promise = find(at);
+    if (promise != nullptr) check_untouched(*promise, cat("'", name, "'"));
+  }
+  /// The same for all.
+  void check_untouched() const {
+    for (const Promise& promise : promises_) check_untouched(promise, "a tensor of nn::init");
+  }
+
+ private:
+  struct Promise {
+    const void* at;
+    std::size_t bytes, count;
+    DrawAny draw;
+    std::shared_ptr<PagedMemory> memory;  // until they move: the tensor itself may be gone
+  };
+  Promise* find(const void* at) {
+    const auto found =
+        std::find_if(promises_.begin(), promises_.end(), [&](const Promise& promise) { return promise.at == at; });
+    return found == promises_.end() ? nullptr : &*found;
+  }
+  Storage<Cpu> add(std::size_t bytes, std::size_t count, DrawAny draw) {
+    auto [storage, memory] = untouched_pages(bytes);
+    promises_.push_back({storage.data(), bytes, count, std::move(draw), std::move(memory)});
+    return std::move(storage);
+  }
+  static void check_untouched(const Promise& promise, const std::string& name) {
+    std::vector<unsigned char> resident((promise.bytes + PagedMemory::page() - 1) / PagedMemory::page());
+    const bool known = mincore(const_cast<void*>(promise.at), promise.bytes, resident.data()) == 0;
+    const bool touched = known && std::any_of(resident.begin(), resident.end(), [](auto page) { return page & 1; });
+    check<UsageError>(!touched, "deferred: the model's constructor reads or writes ", name,
+                      ", whose numbers are to be drawn later, a part on each rank: make the model itself, not a "
+                      "deferred one");
+  }
+
+  std::vector<Promise> promises_;
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_TENSOR_PROMISED_NUMBERS_HPP
+
 namespace chorus {
 
 namespace detail {
@@ -7802,6 +7839,113 @@ class AtHome {
 };
 
 }  // namespace detail
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_AT_HOME_HPP
+
+// <chorus/autograd/buffer.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_BUFFER_HPP
+#define CHORUS_SINGLE_CHORUS_AUTOGRAD_BUFFER_HPP
+/// Buffer: numbers that a model owns and no gradient goes to.
+
+namespace chorus {
+
+/// A buffer whose scalar type and rank are known at run time only.
+template <Device D>
+class BufferOn : public detail::AtHome<D> {
+ public:
+  /// The numbers, to read or write: see Buffer::value.
+  void* data() const { return this->watched_memory(); }
+  virtual Ref<Node> copy_to(D device) const = 0;
+  /// Moves the numbers to another device. Handles stay.
+  virtual void move_to_device(D device) = 0;
+};
+
+template <Scalar T, int Rank, Device D>
+class BufferNode final : public Node, public BufferOn<D> {
+ public:
+  explicit BufferNode(const Tensor<T, Rank, D>& value) : Node("buffer"), value_(detail::at_home(value)) {}
+  void backward(bool) override {}
+  void for_each_input(void (*)(Node&, void*), void*) const override {}
+  bool is_leaf() const override { return true; }
+
+  const Tensor<T, Rank, D>& value() const {
+    this->check_here();
+    return value_;
+  }
+  DType dtype() const override { return chorus::dtype<T>; }
+  std::span<const Index> extents() const override { return value_.shape(); }
+  D where() const override { return value_.device(); }
+  void* place() const override { return value_.data(); }
+  const Storage<D>& storage() const override { return value_.storage(); }
+  Ref<Node> copy_to(D device) const override {
+    const MemoryScope scope(trace::Memory::parameters);
+    auto copy = Tensor<T, Rank, D>::empty(value_.shape(), device);
+    copy_bytes(device, copy.data(), value_.device(), value_.data(), value_.bytes());
+    return Ref<Node>(new BufferNode(copy));
+  }
+  void move_to_device(D device) override { this->move_numbers(device); }
+
+ private:
+  Tensor<T, Rank, D> value_;
+};
+
+/// A handle to a buffer of unknown type.
+class AnyBuffer {
+ public:
+  explicit operator bool() const { return static_cast<bool>(node_); }
+  const Ref<Node>& shared() const { return node_; }
+  /// Makes this handle stand for another buffer of the same type; for policies that make replicas.
+  void replace(Ref<Node> node) { node_ = std::move(node); }
+
+  /// Throws DeviceError where the buffer is not on a device of kind `D`.
+  template <Device D>
+  BufferOn<D>& on() const {
+    auto* buffer = dynamic_cast<BufferOn<D>*>(node_.get());
+    check<DeviceError>(buffer != nullptr, "buffer: expected one on a ", D::kind, " device");
+    return *buffer;
+  }
+
+ protected:
+  Ref<Node> node_;
+};
+
+/// Numbers that belong to a model and are saved with it, but are not trained (batch norm's running mean). The value of
+/// an empty one is undefined.
+template <Scalar T, int Rank, Device D = Cpu>
+class Buffer : public AnyBuffer {
+ public:
+  Buffer() = default;
+  explicit Buffer(const Tensor<T, Rank, D>& value) { node_ = Ref<Node>(new BufferNode<T, Rank, D>(value)); }
+  /// The numbers, to read or write: as Parameter::value.
+  const Tensor<T, Rank, D>& value() const {
+    if (node_) typed().storage().watch();
+    return value_of(*this);
+  }
+  /// Copies numbers into the buffer. Throws ShapeError where the shapes differ.
+  void assign(const Tensor<T, Rank, D>& numbers) const {
+    const auto& own = value_of(*this);
+    check<ShapeError>(node_ && numbers.shape() == own.shape() && numbers.is_contiguous(),
+                      "Buffer::assign: expected a dense tensor of shape ", own.shape(), ", got shape ",
+                      numbers.shape());
+    copy_bytes(own.device(), own.data(), numbers.device(), numbers.data(), numbers.bytes());
+    typed().touch();
+  }
+
+  /// For reading; library code that writes calls `touch` of the node.
+  friend const Tensor<T, Rank, D>& value_of(const Buffer& buffer) {
+    static const Tensor<T, Rank, D> none;
+    return buffer.node_ ? buffer.typed().value() : none;
+  }
+
+ private:
+  BufferNode<T, Rank, D>& typed() const { return static_cast<BufferNode<T, Rank, D>&>(*node_); }
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_BUFFER_HPP
+
+namespace chorus {
 
 /// A parameter whose scalar type and rank are known at run time only: what policies, optimizers and checkpoints work
 /// with.
@@ -8085,98 +8229,6 @@ class Parameter : public AnyParameter {
                       "Parameter: it is empty (that of a layer without bias, say), so it has no gradient");
     return static_cast<ParameterNode<T, Rank, D>&>(*node_);
   }
-};
-
-/// A buffer whose scalar type and rank are known at run time only.
-template <Device D>
-class BufferOn : public detail::AtHome<D> {
- public:
-  /// The numbers, to read or write: see Buffer::value.
-  void* data() const { return this->watched_memory(); }
-  virtual Ref<Node> copy_to(D device) const = 0;
-  /// Moves the numbers to another device. Handles stay.
-  virtual void move_to_device(D device) = 0;
-};
-
-template <Scalar T, int Rank, Device D>
-class BufferNode final : public Node, public BufferOn<D> {
- public:
-  explicit BufferNode(const Tensor<T, Rank, D>& value) : Node("buffer"), value_(detail::at_home(value)) {}
-  void backward(bool) override {}
-  void for_each_input(void (*)(Node&, void*), void*) const override {}
-  bool is_leaf() const override { return true; }
-
-  const Tensor<T, Rank, D>& value() const {
-    this->check_here();
-    return value_;
-  }
-  DType dtype() const override { return chorus::dtype<T>; }
-  std::span<const Index> extents() const override { return value_.shape(); }
-  D where() const override { return value_.device(); }
-  void* place() const override { return value_.data(); }
-  const Storage<D>& storage() const override { return value_.storage(); }
-  Ref<Node> copy_to(D device) const override {
-    const MemoryScope scope(trace::Memory::parameters);
-    auto copy = Tensor<T, Rank, D>::empty(value_.shape(), device);
-    copy_bytes(device, copy.data(), value_.device(), value_.data(), value_.bytes());
-    return Ref<Node>(new BufferNode(copy));
-  }
-  void move_to_device(D device) override { this->move_numbers(device); }
-
- private:
-  Tensor<T, Rank, D> value_;
-};
-
-/// A handle to a buffer of unknown type.
-class AnyBuffer {
- public:
-  explicit operator bool() const { return static_cast<bool>(node_); }
-  const Ref<Node>& shared() const { return node_; }
-  /// Makes this handle stand for another buffer of the same type; for policies that make replicas.
-  void replace(Ref<Node> node) { node_ = std::move(node); }
-
-  /// Throws DeviceError where the buffer is not on a device of kind `D`.
-  template <Device D>
-  BufferOn<D>& on() const {
-    auto* buffer = dynamic_cast<BufferOn<D>*>(node_.get());
-    check<DeviceError>(buffer != nullptr, "buffer: expected one on a ", D::kind, " device");
-    return *buffer;
-  }
-
- protected:
-  Ref<Node> node_;
-};
-
-/// Numbers that belong to a model and are saved with it, but are not trained (batch norm's running mean). The value of
-/// an empty one is undefined.
-template <Scalar T, int Rank, Device D = Cpu>
-class Buffer : public AnyBuffer {
- public:
-  Buffer() = default;
-  explicit Buffer(const Tensor<T, Rank, D>& value) { node_ = Ref<Node>(new BufferNode<T, Rank, D>(value)); }
-  /// The numbers, to read or write: as Parameter::value.
-  const Tensor<T, Rank, D>& value() const {
-    if (node_) typed().storage().watch();
-    return value_of(*this);
-  }
-  /// Copies numbers into the buffer. Throws ShapeError where the shapes differ.
-  void assign(const Tensor<T, Rank, D>& numbers) const {
-    const auto& own = value_of(*this);
-    check<ShapeError>(node_ && numbers.shape() == own.shape() && numbers.is_contiguous(),
-                      "Buffer::assign: expected a dense tensor of shape ", own.shape(), ", got shape ",
-                      numbers.shape());
-    copy_bytes(own.device(), own.data(), numbers.device(), numbers.data(), numbers.bytes());
-    typed().touch();
-  }
-
-  /// For reading; library code that writes calls `touch` of the node.
-  friend const Tensor<T, Rank, D>& value_of(const Buffer& buffer) {
-    static const Tensor<T, Rank, D> none;
-    return buffer.node_ ? buffer.typed().value() : none;
-  }
-
- private:
-  BufferNode<T, Rank, D>& typed() const { return static_cast<BufferNode<T, Rank, D>&>(*node_); }
 };
 
 }  // namespace chorus
@@ -12179,6 +12231,18 @@ constexpr std::string_view name(Algorithm algorithm) {
 }
 inline void append(std::string& out, Algorithm algorithm) { out += name(algorithm); }
 
+/// What carries out collectives. `automatic`: shared memory when all ranks run on one machine, else TCP. `thread`:
+/// ranks are threads of one process. `hierarchical`: shared memory inside machines, TCP between them, and an all-reduce
+/// in two levels. `mpi`, `gloo` and `nccl` have headers of their own, which a program has to include.
+enum class Backend : std::uint8_t { automatic, shm, tcp, thread, hierarchical, mpi, gloo, nccl };
+
+constexpr std::string_view name(Backend backend) {
+  constexpr std::string_view names[] = {"auto", "shm", "tcp", "thread", "hierarchical", "mpi", "gloo", "nccl"};
+  const auto i = static_cast<std::size_t>(backend);
+  return i < std::size(names) ? names[i] : "unknown";
+}
+inline void append(std::string& out, Backend backend) { out += name(backend); }
+
 struct World {
   int rank = 0, size = 1;                 ///< this process's number in [0, size), and how many there are
   int local_rank = 0, local_size = 1;     ///< the same among the processes of this machine
@@ -12196,6 +12260,8 @@ struct World {
   /// engines can be asked for one. The ring serves data that the algorithm can't work with: `in_place` needs memory of
   /// the communicator's (see AnyCommunicator::allocate), unless ranks are threads.
   Algorithm all_reduce = Algorithm::automatic;
+  /// What `connect` takes where it isn't told another one; so groups that `split` makes go over what the job goes over.
+  Backend backend = Backend::automatic;
 };
 
 using Clock = std::chrono::steady_clock;
@@ -12215,18 +12281,6 @@ inline constexpr std::chrono::milliseconds longest_timeout{1'000'000'000};
   check<UsageError>(size >= 1 && size <= max_ranks, who, ": world size is ", size, ", expected 1 to ", max_ranks);
   check<UsageError>(rank >= 0 && rank < size, who, ": rank ", rank, " is not in [0, ", size, ")");
 }
-
-/// What carries out collectives. `automatic`: shared memory when all ranks run on one machine, else TCP. `thread`:
-/// ranks are threads of one process. `hierarchical`: shared memory inside machines, TCP between them, and an all-reduce
-/// in two levels. `mpi`, `gloo` and `nccl` have headers of their own, which a program has to include.
-enum class Backend : std::uint8_t { automatic, shm, tcp, thread, hierarchical, mpi, gloo, nccl };
-
-constexpr std::string_view name(Backend backend) {
-  constexpr std::string_view names[] = {"auto", "shm", "tcp", "thread", "hierarchical", "mpi", "gloo", "nccl"};
-  const auto i = static_cast<std::size_t>(backend);
-  return i < std::size(names) ? names[i] : "unknown";
-}
-inline void append(std::string& out, Backend backend) { out += name(backend); }
 
 }  // namespace chorus::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_WORLD_HPP
@@ -12275,6 +12329,9 @@ struct Call {
   bool receives = false;     ///< a message: recv, not send
   int bucket = -1;           ///< the number of a gradient bucket, for messages
   int unit = -1;             ///< the number of a unit of parameters, likewise
+
+  /// Where a trace shows it.
+  trace::Lane lane() const { return unit >= 0 ? trace::Lane::gathers : trace::Lane::communication; }
 };
 
 /// One rank's end of a group. Its calls have been checked: sizes fit, roots and peers are ranks. They are carried out
@@ -12679,7 +12736,7 @@ static_assert(Communicator<AnyCommunicator>);
 namespace chorus::comm {
 
 struct ConnectOptions {
-  Backend backend = Backend::automatic;  ///< the same on all ranks
+  Backend backend = Backend::automatic;  ///< the same on all ranks; automatic: the world's
 };
 
 /// Meets the other ranks at world.master_addr:master_port and returns this rank's communicator. Blocks until all have
@@ -13030,12 +13087,13 @@ struct Collective {
   const Envelope& call;
   const Reduction& reduction;
   trace::Traffic traffic = trace::Traffic::control;
-  std::span<const int> members = {};  ///< the ranks of the ring, in order; empty: all
-  bool chosen = false;                ///< somebody has asked for this algorithm, even if it is slow
-  std::span<const int> names = {};    ///< the ranks' numbers in the job; empty: the same
-  const std::byte* data = nullptr;    ///< where the call's numbers begin, for traces
-  std::size_t extent = 0;             ///< how many bytes they are
-  int own = members.empty()           ///< this rank's place in the ring
+  std::span<const int> members = {};              ///< the ranks of the ring, in order; empty: all
+  bool chosen = false;                            ///< somebody has asked for this algorithm, even if it is slow
+  std::span<const int> names = {};                ///< the ranks' numbers in the job; empty: the same
+  const std::byte* data = nullptr;                ///< where the call's numbers begin, for traces
+  std::size_t extent = 0;                         ///< how many bytes they are
+  trace::Lane lane = trace::Lane::communication;  ///< of its steps
+  int own = members.empty()                       ///< this rank's place in the ring
                 ? link.rank
                 : static_cast<int>(std::find(members.begin(), members.end(), link.rank) - members.begin());
 
@@ -13112,7 +13170,7 @@ inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes
   const auto name = m.from == nobody ? std::string("send")
                                      : cat(adds ? "add" : "receive", m.store != nullptr ? " and store" : "",
                                            m.to == nobody ? "" : " and send");
-  listener.span({c.name(c.link.rank), trace::Lane::communication, "ring", name, begin, listener.now(), args.fields()});
+  listener.span({c.name(c.link.rank), c.lane, "ring", name, begin, listener.now(), args.fields()});
 }
 
 /// Moves `count` numbers, piece by piece: while one piece is being added here, the next one is being written by the
@@ -14429,7 +14487,7 @@ class QueuedEngine : public Engine {
   [[gnu::cold]] void tell(trace::Listener& listener, const Call& call, std::int64_t begun, std::int64_t ended) const {
     const TracedCall traced(recorder_.call(recorder_.newest()), call.traffic, call.count * call.reduction.element,
                             members);
-    listener.span({rank_in_job(), trace::Lane::communication, "comm", traced.name, begun, ended, traced.args});
+    listener.span({rank_in_job(), call.lane(), "comm", traced.name, begun, ended, traced.args});
   }
 
   /// How the newest call failed: `rank 1: all_reduce #7 (sum of 10 F32), gradient bucket 2: why`; where the group was
@@ -14487,7 +14545,8 @@ void run_call(Transport& link, std::span<const int> names, const Call& call, con
                      .data = call.op == Op::reduce_scatter || out == nullptr ? in : out,
                      .extent = call.op == Op::reduce_scatter || call.op == Op::all_gather
                                    ? bytes * static_cast<std::size_t>(link.size)
-                                   : bytes};
+                                   : bytes,
+                     .lane = call.lane()};
   switch (call.op) {
     case Op::all_reduce:
       return run_fastest(all_reduce_rows, asked, c, bytes, note, out, n);
@@ -17324,7 +17383,7 @@ CHORUS_INLINE AnyCommunicator connect(const World& world, const ConnectOptions& 
   auto listener = Socket::adopt(world.listen_fd);  // closed by whatever goes wrong here
   check_ranks("connect", world.size, world.rank);
   check_timeout("connect", world.timeout);
-  const auto backend = options.backend;
+  const auto backend = options.backend == Backend::automatic ? world.backend : options.backend;
   const auto maker = detail::maker_of(backend);
   check<UsageError>(backend <= Backend::hierarchical || maker, "connect: this program was built without backend ",
                     backend, ": include <chorus/comm/", backend, ".hpp> and link its library");
@@ -17333,7 +17392,11 @@ CHORUS_INLINE AnyCommunicator connect(const World& world, const ConnectOptions& 
   if (world.size == 1) return {};
   if (backend == Backend::thread) return join_thread_group(world);
   listener.release();
-  if (maker) return AnyCommunicator(maker(world));
+  if (maker) {
+    World control = world;  // the engine's own, for what goes before its library's
+    control.backend = Backend::automatic;
+    return AnyCommunicator(maker(control));
+  }
   auto link = detail::meet(world, backend);
   const auto carrier = dynamic_cast<const ShmTransport*>(link.get()) ? Backend::shm
                        : !link->machines().empty()                   ? Backend::hierarchical
@@ -18317,7 +18380,7 @@ CHORUS_INLINE void TraceRecorder::span(const trace::Event& event) {
   const std::lock_guard lock(mutex_);
   if (!recording_ || event.begin < base_) return;
   write('X', event);
-  if (event.lane == trace::Lane::communication) write_sums(event.end);
+  if (event.lane == trace::Lane::communication || event.lane == trace::Lane::gathers) write_sums(event.end);
 }
 CHORUS_INLINE void TraceRecorder::instant(const trace::Event& event) {
   const std::lock_guard lock(mutex_);
@@ -18955,7 +19018,8 @@ CHORUS_INLINE std::string Run::option(const char* name, const char* fallback) {
 
 CHORUS_INLINE comm::AnyCommunicator& Run::communicator() {
   if (!communicator_) {
-    communicator_.emplace(comm::connect(world_, {.backend = *options_.backend}));
+    world_.backend = *options_.backend;
+    communicator_.emplace(comm::connect(world_));
     world_.listen_fd = -1;  // it took that over
   }
   return *communicator_;
@@ -19813,7 +19877,7 @@ class Supervisor {
   /// Once. Throws Error where a process cannot be started.
   GroupOutcome run() {
     start_all();
-    while (running_ > 0) {
+    while (running_ > 0 || undecided()) {
       const int signal = signals_.wait(deadline_);
       if (signal == SIGCHLD) {
         reap();
@@ -19906,8 +19970,11 @@ class Supervisor {
       if (&rank == &ranks_.front()) close_listener();
       if (stage_ == Stage::watching && rank.wait_status != 0) suspect(rank);
     }
-    if (stage_ == Stage::watching && suspect_ && (running_ == 0 || Clock::now() >= *deadline_)) judge();
+    // The signal that has ended all of them may be on its way here, too.
+    const bool all_told = running_ == 0 && !(suspect_ && WIFSIGNALED(suspect_->wait_status));
+    if (undecided() && (all_told || Clock::now() >= *deadline_)) judge();
   }
+  bool undecided() const { return suspect_ != nullptr && stage_ == Stage::watching; }
 
   /// Whether a rank that has ended with status 0 has done what it was started for: main may have taken another way, or
   /// not have passed on what `launch` returned.
@@ -19995,7 +20062,9 @@ class Supervisor {
     if (again || stage_ == Stage::killing) return kill_all();
     if (stage_ == Stage::stopping) return;  // for another reason
     outcome_.status = 128 + signal;
-    console_.say(format("%s: stopping %d %s", signal_name(signal).c_str(), running_, running_ == 1 ? "rank" : "ranks"));
+    console_.say(running_ == 0 ? format("%s: all ranks have ended", signal_name(signal).c_str())
+                               : format("%s: stopping %d %s", signal_name(signal).c_str(), running_,
+                                        running_ == 1 ? "rank" : "ranks"));
     stop(signal);
   }
   /// No restart follows.
@@ -22235,37 +22304,58 @@ Index max_pool_2x2(Index n, const T* row, Index width, Index position, const T* 
 }
 }  // namespace detail
 
-template <class T>
-void max_pool2d_forward(Cpu, const Pool2dShape& s, const T* x, T* y, std::int32_t* argmax) {
-  const Index pixels = s.out_height() * s.out_width();
-  const auto window = [&](Index plane, Index out, Index top, Index bottom, Index left, Index right) {
-    const T* image = x + plane * s.height * s.width;
-    T best = -std::numeric_limits<T>::infinity();
-    Index where = top * s.width + left;
-    for (Index h = top; h < bottom; h += s.dilation_h)
-      for (Index w = left; w < right; w += s.dilation_w) {
-        const T value = image[h * s.width + w];
-        if (value > best || value != value) {
-          best = value;
-          where = h * s.width + w;
-        }
+namespace detail {
+/// A row of windows, those from `from` on, all of them at once for each of their places: y the largest numbers, the
+/// first of equal ones, and argmax their positions in the image. A NaN is larger than all.
+template <class T, class Stride>
+void max_of_row(const Pool2dShape& s, Stride stride, const T* image, Index oh, Index from, T* y, std::int32_t* argmax) {
+  const Index columns = s.out_width(), width = s.width, top = oh * s.stride_h - s.padding_h;
+  const Index first = first_inside(top, s.dilation_h), bottom = std::min(top + s.span_h(), s.height);
+  std::fill(y + from, y + columns, -std::numeric_limits<T>::infinity());
+  for (Index j = from; j < columns; ++j)
+    argmax[j] = static_cast<std::int32_t>(first * width + first_inside(j * stride - s.padding_w, s.dilation_w));
+  for (Index h = first; h < bottom; h += s.dilation_h)
+    for (Index k = 0; k < s.kernel_w; ++k) {
+      const Index left = k * s.dilation_w - s.padding_w;  // of the first window
+      const Index begin = std::max(from, left >= 0 ? 0 : (stride - 1 - left) / stride);
+      const Index end = left >= width ? 0 : std::min(columns, (width - 1 - left) / stride + 1);
+      const T* row = image + h * width + left;
+      const auto position = static_cast<std::int32_t>(h * width + left), step = static_cast<std::int32_t>(stride);
+      for (Index j = begin; j < end; ++j) {
+        const T value = row[j * stride], best = y[j];
+        const bool larger = (value > best) | (value != value);
+        y[j] = larger ? value : best;
+        argmax[j] = larger ? position + static_cast<std::int32_t>(j) * step : argmax[j];
       }
-    y[plane * pixels + out] = best;
-    if (argmax != nullptr) argmax[plane * pixels + out] = static_cast<std::int32_t>(where);
-  };
+    }
+}
+}  // namespace detail
+
+template <class T>
+void max_pool2d_forward(Cpu device, const Pool2dShape& s, const T* x, T* y, std::int32_t* argmax) {
+  const Index pixels = s.out_height() * s.out_width(), columns = s.out_width();
   const bool two_by_two = s.kernel_h == 2 && s.kernel_w == 2 && s.stride_h == 2 && s.stride_w == 2 &&
                           s.padding_h == 0 && s.padding_w == 0 && s.dilation_h == 1 && s.dilation_w == 1 &&
                           2 * s.out_height() <= s.height && 2 * s.out_width() <= s.width && s.width < (Index{1} << 24);
-  if (!two_by_two) return detail::for_windows(s, window);
-  const Index columns = s.out_width();
+  const ThreadScratch<std::int32_t> unread(device, argmax == nullptr ? columns : 0);
   parallel_ranges(s.planes, 1, detail::least_planes(s), [&](Index first, Index planes) {
     for (Index plane = first; plane < first + planes; ++plane)
       for (Index i = 0; i < s.out_height(); ++i) {
+        const T* image = x + plane * s.height * s.width;
         const Index out = plane * pixels + i * columns;
-        Index j = detail::max_pool_2x2(columns, x + (plane * s.height + 2 * i) * s.width, s.width, 2 * i * s.width,
-                                       x + s.planes * s.height * s.width, y + out, y + (first + planes) * pixels,
-                                       argmax != nullptr ? argmax + out : nullptr);
-        for (; j < columns; ++j) window(plane, i * columns + j, 2 * i, 2 * i + 2, 2 * j, 2 * j + 2);
+        const Index done = !two_by_two ? 0
+                                       : detail::max_pool_2x2(columns, image + 2 * i * s.width, s.width,
+                                                              2 * i * s.width, x + s.planes * s.height * s.width,
+                                                              y + out, y + (first + planes) * pixels,
+                                                              argmax != nullptr ? argmax + out : nullptr);
+        if (done == columns) continue;
+        std::int32_t* places = argmax != nullptr ? argmax + out : unread.data();
+        if (s.stride_w == 1)
+          detail::max_of_row(s, std::integral_constant<Index, 1>{}, image, i, done, y + out, places);
+        else if (s.stride_w == 2)
+          detail::max_of_row(s, std::integral_constant<Index, 2>{}, image, i, done, y + out, places);
+        else
+          detail::max_of_row(s, s.stride_w, image, i, done, y + out, places);
       }
   });
 }
@@ -22274,9 +22364,11 @@ template <class T>
 void max_pool2d_backward(Cpu, const Pool2dShape& s, const T* dy, const std::int32_t* argmax, T* dx, bool accumulate) {
   const Index in = s.height * s.width, out = s.out_height() * s.out_width();
   parallel_ranges(s.planes, 1, detail::least_planes(s), [&](Index first, Index planes) {
-    if (!accumulate) std::fill_n(dx + first * in, planes * in, T{0});
-    for (Index plane = first; plane < first + planes; ++plane)
-      for (Index i = plane * out; i < (plane + 1) * out; ++i) dx[plane * in + argmax[i]] += dy[i];
+    for (Index plane = first; plane < first + planes; ++plane) {
+      T* image = dx + plane * in;
+      if (!accumulate) std::fill_n(image, in, T{0});
+      for (Index i = plane * out; i < (plane + 1) * out; ++i) image[argmax[i]] += dy[i];
+    }
   });
 }
 
@@ -22944,23 +23036,111 @@ struct Columns {
 /// from `first` (of inner) on.
 template <class T, class F>
 void for_lines(AxisShape shape, const F& f, Index first = 0) {
-  const Index least = thread_elements / std::max<Index>(1, shape.axis * shape.inner) + 1;
-  parallel_ranges(shape.outer, 1, least, [&](Index begin, Index outers) {
-    for (Index o = begin; o < begin + outers; ++o) {
-      if (shape.inner == 1)
-        f(Row<T>{o * shape.axis, o, shape.axis});
+  if (shape.inner == 1) {
+    const Index least = thread_elements / std::max<Index>(1, shape.axis) + 1;
+    return parallel_ranges(shape.outer, 1, least, [&](Index begin, Index count) {
+      for (Index o = begin; o < begin + count; ++o) f(Row<T>{o * shape.axis, o, shape.axis});
+    });
+  }
+  const Index packets = (shape.inner - first + lanes<T> - 1) / lanes<T>;
+  const Index least = thread_elements / std::max<Index>(1, shape.axis * lanes<T>) + 1;
+  parallel_ranges(shape.outer * packets, 1, least, [&](Index begin, Index count) {
+    Index o = begin / packets, p = begin % packets;
+    for (Index k = 0; k < count; ++k) {
+      const Index j = first + p * lanes<T>, left = shape.inner - j;
+      const Index at = o * shape.axis * shape.inner + j, result = o * shape.inner + j;
+      if (left >= lanes<T>)
+        f(Columns<T, Whole<T>>{at, result, shape.axis, shape.inner, {}});
       else
-        for_packets<T>(shape.inner - first, [&](Index i, auto count) {
-          const Index j = first + i;
-          f(Columns<T, decltype(count)>{o * shape.axis * shape.inner + j, o * shape.inner + j, shape.axis, shape.inner,
-                                        count});
-        });
+        f(Columns<T, Index>{at, result, shape.axis, shape.inner, left});
+      if (++p == packets) ++o, p = 0;
     }
   });
 }
 
 }  // namespace chorus::kernels
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_AXIS_LINES_HPP
+
+// <chorus/kernels/cpu/column_blocks.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_COLUMN_BLOCKS_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_COLUMN_BLOCKS_HPP
+/// Columns side by side, for kernels that go over an axis several times: their rows are read as neighbours, and what
+/// has been read once is found in the cache.
+
+namespace chorus::kernels::detail {
+
+/// The most columns of a block: what is kept of each stays in the first-level cache.
+template <class T>
+inline constexpr Index block_columns = 1024 / static_cast<Index>(sizeof(T));
+
+template <class T>
+struct ColumnBlock {
+  Index at;       ///< of the first element in [outer, axis, inner]
+  Index result;   ///< of the first column's place in [outer, inner]
+  Index length;   ///< of the axis
+  Index stride;   ///< from row to row
+  Index columns;  ///< at most block_columns
+
+  /// Calls f(j, count) for the packets of the block's columns.
+  template <class F>
+  void across(const F& f) const {
+    for_packets<T>(columns, [&](Index j, auto count) { f(j, count); });
+  }
+  /// Calls f(offset, j, count) for the packets of all rows; j is the column.
+  template <class F>
+  void each(const F& f) const {
+    each(Index{0}, length, f);
+  }
+  /// total[j] = `op` over the rows of `value(offset, j, count)`, pairwise above blocks of 64 rows.
+  template <class Op, class Value>
+  void reduce(Op op, T* total, const Value& value) const {
+    reduce(Index{0}, length, op, total, value);
+  }
+
+ private:
+  template <class F>
+  void each(Index begin, Index end, const F& f) const {
+    for (Index i = begin; i < end; ++i)
+      for_packets<T>(columns, [&, row = at + i * stride](Index j, auto count) { f(row + j, j, count); });
+  }
+  template <class Op, class Value>
+  void reduce(Index begin, Index end, Op op, T* total, const Value& value) const {
+    constexpr Index block = 64;
+    if (end - begin > block) {
+      const Index middle = begin + ((end - begin) / block + 1) / 2 * block;
+      T second[block_columns<T>];
+      reduce(begin, middle, op, total, value);
+      reduce(middle, end, op, &second[0], value);
+      across(
+          [&](Index j, auto count) { store(total + j, op(load(total + j, count), load(second + j, count)), count); });
+      return;
+    }
+    std::fill_n(total, columns, Op::neutral);
+    each(begin, end, [&](Index i, Index j, auto count) {
+      store(total + j, op(load(total + j, count), value(i, j, count)), count);
+    });
+  }
+};
+
+/// Calls `f`, on several threads where it pays, with blocks of all columns, as many at a time as stay in the
+/// second-level cache with another array of their size.
+template <class T, class F>
+void for_column_blocks(AxisShape shape, const F& f) {
+  constexpr Index cache = 1 << 17, line = 64 / static_cast<Index>(sizeof(T));
+  const Index fit = cache / static_cast<Index>(sizeof(T)) / std::max<Index>(1, shape.axis) / line * line;
+  const Index width = std::clamp(fit, line, block_columns<T>), blocks = (shape.inner + width - 1) / width;
+  const Index least = thread_elements / std::max<Index>(1, shape.axis * std::min(width, shape.inner)) + 1;
+  parallel_ranges(shape.outer * blocks, 1, least, [&](Index first, Index count) {
+    for (Index block = first; block < first + count; ++block) {
+      const Index o = block / blocks, j = block % blocks * width;
+      f(ColumnBlock<T>{o * shape.axis * shape.inner + j, o * shape.inner + j, shape.axis, shape.inner,
+                       std::min(width, shape.inner - j)});
+    }
+  });
+}
+
+}  // namespace chorus::kernels::detail
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_COLUMN_BLOCKS_HPP
 
 namespace chorus::kernels {
 
@@ -23010,8 +23190,49 @@ void logsumexp_backward(Cpu, AxisShape shape, const T* x, const T* y, const T* d
   });
 }
 
+namespace detail {
+template <class T>
+void softmax_of_columns(AxisShape shape, const T* x, T* y, bool none_is_zero) {
+  for_column_blocks<T>(shape, [=](const auto& block) {
+    T shift[block_columns<T>], factor[block_columns<T>];
+    const auto zero = splat(T{0});
+    block.reduce(Max<T>{}, shift, [=](Index i, Index, auto count) { return load(x + i, count); });
+    if (none_is_zero)
+      block.across([&](Index j, auto count) {
+        const auto maximum = load(shift + j, count), lowest = splat(-std::numeric_limits<T>::infinity());
+        store(shift + j, pselect(pcmp_eq(maximum, lowest), zero, maximum), count);
+      });
+    block.reduce(Sum<T>{}, factor, [=, maximum = &shift[0]](Index i, Index j, auto count) {
+      const auto power = exp_to_zero<T>(psub(load(x + i, count), load(maximum + j, count)));
+      store(y + i, power, count);
+      return power;
+    });
+    block.across([&](Index j, auto count) {
+      const auto total = load(factor + j, count), inverse = Eigen::internal::pdiv(splat(T{1}), total);
+      store(factor + j, none_is_zero ? pselect(pcmp_eq(total, zero), zero, inverse) : inverse, count);
+    });
+    block.each([=, scale = &factor[0]](Index i, Index j, auto count) {
+      store(y + i, pmul(load(y + i, count), load(scale + j, count)), count);
+    });
+  });
+}
+
+template <class T>
+void softmax_of_columns_backward(AxisShape shape, const T* y, const T* dy, T* dx, bool accumulate) {
+  for_column_blocks<T>(shape, [=](const auto& block) {
+    T dot[block_columns<T>];
+    block.reduce(Sum<T>{}, dot,
+                 [=](Index i, Index, auto count) { return pmul(load(y + i, count), load(dy + i, count)); });
+    block.each([=, products = &dot[0]](Index i, Index j, auto count) {
+      store(dx + i, pmul(load(y + i, count), psub(load(dy + i, count), load(products + j, count))), count, accumulate);
+    });
+  });
+}
+}  // namespace detail
+
 template <class T>
 void softmax_forward(Cpu, AxisShape shape, const T* x, T* y, bool none_is_zero) {
+  if (shape.inner > lanes<T>) return detail::softmax_of_columns(shape, x, y, none_is_zero);
   for_lines<T>(shape, [&](const auto& line) {
     auto maximum = line.reduce(Max<T>{}, [&](Index i, auto count) { return load(x + i, count); });
     const auto lowest = splat(-std::numeric_limits<T>::infinity());
@@ -23029,6 +23250,7 @@ void softmax_forward(Cpu, AxisShape shape, const T* x, T* y, bool none_is_zero) 
 
 template <class T>
 void softmax_backward(Cpu, AxisShape shape, const T* y, const T* dy, T* dx, bool accumulate) {
+  if (shape.inner > lanes<T>) return detail::softmax_of_columns_backward(shape, y, dy, dx, accumulate);
   for_lines<T>(shape, [&](const auto& line) {
     const auto dot =
         line.reduce(Sum<T>{}, [&](Index i, auto count) { return pmul(load(y + i, count), load(dy + i, count)); });
@@ -23133,6 +23355,25 @@ struct Softmax {
   }
 };
 
+/// Of scores of `queries` by keys, where query i sees keys 0 to i only: the others' weights are 0.
+template <class T>
+struct CausalSoftmax {
+  const T* x;
+  T* y;
+  Index queries;
+  __device__ void operator()(const Line& line) const {
+    using C = compute_type<T>;
+    const C lowest = -std::numeric_limits<C>::infinity();
+    const Index last = line.at + line.result % queries;
+    const auto score = [&](Index i) { return i <= last ? get(x, i) : lowest; };
+    const C largest = line.reduce(lowest, Larger{}, score);
+    const C maximum = largest == lowest ? C(0) : largest;
+    const double total = line.sum([&](Index i) { return std::exp(score(i) - maximum); });
+    const C factor = total == 0 ? C(0) : static_cast<C>(1 / total);
+    line.each([&](Index i) { put(y, i, std::exp(score(i) - maximum) * factor); });
+  }
+};
+
 template <class T>
 struct SoftmaxGradient {
   const T *y, *dy;
@@ -23178,8 +23419,13 @@ void logsumexp_backward(Cuda device, AxisShape shape, const T* x, const T* y, co
   cuda::for_lines(device, "logsumexp gradient", shape, cuda::LogSumExpGradient<T>{x, y, dy, dx, accumulate});
 }
 
+/// With `causal_queries` x is attention's scores, [matrices * causal_queries, keys, 1], and query i sees keys 0 to i
+/// only; a line of -inf alone then gives zeros.
 template <class T>
-void softmax_forward(Cuda device, AxisShape shape, const T* x, T* y, bool none_is_zero = false) {
+void softmax_forward(Cuda device, AxisShape shape, const T* x, T* y, bool none_is_zero = false,
+                     Index causal_queries = 0) {
+  if (causal_queries > 0)
+    return cuda::for_lines(device, "causal softmax", shape, cuda::CausalSoftmax<T>{x, y, causal_queries});
   cuda::for_lines(device, "softmax", shape, cuda::Softmax<T>{x, y, none_is_zero});
 }
 
@@ -25723,7 +25969,8 @@ void batch_norm_backward_eval(Cpu cpu, ChannelShape shape, const T* x, const T* 
 // <chorus/kernels/cuda/batch_norm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_BATCH_NORM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_BATCH_NORM_HPP
-/// Batch normalisation on GPUs. Sums are doubles, made in an order that depends on the shape alone.
+/// Batch normalisation on GPUs. Sums are doubles, made in an order that depends on the shape alone. What is [channels]
+/// may be float where the others are of 2 bytes.
 
 namespace chorus::kernels {
 
@@ -25753,9 +26000,10 @@ struct ChannelSums : ChannelReduction {
   }
 };
 
-template <class T>
+template <class T, class S>
 struct ChannelGradientSums : ChannelReduction {
-  const T *x, *dy, *mean, *y;
+  const T *x, *dy, *y;
+  const S* mean;
   T* masked;
   __device__ Pair value(Index channel, Index i, Index) const {
     const Index at = offset(channel, i);
@@ -25807,9 +26055,9 @@ struct InverseStd {
 /// The channel of element i; of `n` neighbours, the same where `inner` is a multiple of their number.
 inline __device__ Index channel_of(const ChannelShape& shape, Index i) { return i / shape.inner % shape.channels; }
 
-template <class T>
-__global__ void normalise(ChannelShape shape, const T* x, const T* weight, const T* bias, const T* mean,
-                          const T* invstd, T* y, const T* residual, bool relu, bool vector, bool one_channel) {
+template <class T, class S>
+__global__ void normalise(ChannelShape shape, const T* x, const S* weight, const S* bias, const S* mean,
+                          const S* invstd, T* y, const T* residual, bool relu, bool vector, bool one_channel) {
   using C = compute_type<T>;
   for_vectors<Vector<T>::width>(shape.numel(), [&](Index first, int n) {
     auto value = load_vector(x + first, n, vector);
@@ -25833,9 +26081,9 @@ __global__ void normalise(ChannelShape shape, const T* x, const T* weight, const
   });
 }
 
-template <class T>
-__global__ void normalise_gradient(ChannelShape shape, const T* x, const T* dy, const T* y, const T* weight,
-                                   const T* mean, const T* invstd, double count, const double* sums, T* dx,
+template <class T, class S>
+__global__ void normalise_gradient(ChannelShape shape, const T* x, const T* dy, const T* y, const S* weight,
+                                   const S* mean, const S* invstd, double count, const double* sums, T* dx,
                                    bool accumulate, bool vector, bool one_channel) {
   using C = compute_type<T>;
   for_vectors<Vector<T>::width>(shape.numel(), [&](Index first, int n) {
@@ -25904,42 +26152,42 @@ void batch_norm_statistics(Cuda device, Index channels, double count, const doub
       cuda::ChannelStatistics<T>{channels, count, sums, momentum, eps, running_mean, running_var, mean, invstd});
 }
 
-template <class T>
-void batch_norm_normalise(Cuda device, ChannelShape shape, const T* x, const T* weight, const T* bias, const T* mean,
-                          const T* invstd, T* y, const T* residual = nullptr, bool relu = false) {
+template <class T, class S>
+void batch_norm_normalise(Cuda device, ChannelShape shape, const T* x, const S* weight, const S* bias, const S* mean,
+                          const S* invstd, T* y, const T* residual = nullptr, bool relu = false) {
   if (shape.numel() == 0) return;
-  cuda::launch(device, "batch_norm", cuda::vector_blocks<T>(shape.numel()), cuda::normalise<T>, shape, x, weight, bias,
-               mean, invstd, y, residual, relu, cuda::aligned(x, y, residual),
+  cuda::launch(device, "batch_norm", cuda::vector_blocks<T>(shape.numel()), cuda::normalise<T, S>, shape, x, weight,
+               bias, mean, invstd, y, residual, relu, cuda::aligned(x, y, residual),
                shape.inner % cuda::Vector<T>::width == 0);
 }
 
-template <class T>
-void batch_norm_forward_train(Cuda device, ChannelShape shape, const T* x, const T* weight, const T* bias,
-                              T* running_mean, T* running_var, double momentum, double eps, T* y, T* saved_mean,
-                              T* saved_invstd, const T* residual = nullptr, bool relu = false) {
+template <class T, class S>
+void batch_norm_forward_train(Cuda device, ChannelShape shape, const T* x, const S* weight, const S* bias,
+                              S* running_mean, S* running_var, double momentum, double eps, T* y, S* saved_mean,
+                              S* saved_invstd, const T* residual = nullptr, bool relu = false) {
   check<ShapeError>(shape.per_channel() != 1, "batch_norm: training needs more than one value per channel, got [batch ",
                     shape.batch, ", channels ", shape.channels, ", inner ", shape.inner, "]");
   const cuda::Scratch<double> sums(device, 2 * shape.channels);
   batch_norm_sums(device, shape, x, sums.data());
   batch_norm_statistics(device, shape.channels, static_cast<double>(shape.per_channel()), sums.data(), momentum, eps,
                         running_mean, running_var, saved_mean, saved_invstd);
-  batch_norm_normalise<T>(device, shape, x, weight, bias, saved_mean, saved_invstd, y, residual, relu);
+  batch_norm_normalise<T, S>(device, shape, x, weight, bias, saved_mean, saved_invstd, y, residual, relu);
 }
 
-template <class T>
-void batch_norm_forward_eval(Cuda device, ChannelShape shape, const T* x, const T* weight, const T* bias,
-                             const T* running_mean, const T* running_var, double eps, T* y, const T* residual = nullptr,
+template <class T, class S>
+void batch_norm_forward_eval(Cuda device, ChannelShape shape, const T* x, const S* weight, const S* bias,
+                             const S* running_mean, const S* running_var, double eps, T* y, const T* residual = nullptr,
                              bool relu = false) {
-  const cuda::Scratch<T> invstd(device, shape.channels);
-  cuda::for_each(device, "batch_norm", shape.channels, cuda::InverseStd<T>{running_var, eps, invstd.data()});
-  batch_norm_normalise<T>(device, shape, x, weight, bias, running_mean, invstd.data(), y, residual, relu);
+  const cuda::Scratch<S> invstd(device, shape.channels);
+  cuda::for_each(device, "batch_norm", shape.channels, cuda::InverseStd<S>{running_var, eps, invstd.data()});
+  batch_norm_normalise<T, S>(device, shape, x, weight, bias, running_mean, invstd.data(), y, residual, relu);
 }
 
-template <class T>
-void batch_norm_backward_sums(Cuda device, ChannelShape shape, const T* x, const T* dy, const T* mean, double* sums,
+template <class T, class S>
+void batch_norm_backward_sums(Cuda device, ChannelShape shape, const T* x, const T* dy, const S* mean, double* sums,
                               const T* y = nullptr, T* masked = nullptr) {
   cuda::reduce<cuda::Pair>(device, "batch_norm gradient sums", shape.channels, shape.per_channel(), shape.inner == 1,
-                           cuda::ChannelGradientSums<T>{{shape, sums}, x, dy, mean, y, masked});
+                           cuda::ChannelGradientSums<T, S>{{shape, sums}, x, dy, y, mean, masked});
 }
 
 template <class T>
@@ -25950,37 +26198,37 @@ void batch_norm_backward_affine(Cuda device, Index channels, const double* sums,
       cuda::ChannelAffineGradient<T>{channels, sums, invstd, dweight, dbias, accumulate_weight, accumulate_bias});
 }
 
-template <class T>
-void batch_norm_backward_input(Cuda device, ChannelShape shape, const T* x, const T* dy, const T* weight, const T* mean,
-                               const T* invstd, double count, const double* sums, T* dx, bool accumulate,
+template <class T, class S>
+void batch_norm_backward_input(Cuda device, ChannelShape shape, const T* x, const T* dy, const S* weight, const S* mean,
+                               const S* invstd, double count, const double* sums, T* dx, bool accumulate,
                                const T* y = nullptr) {
   if (shape.numel() == 0) return;
-  cuda::launch(device, "batch_norm gradient", cuda::vector_blocks<T>(shape.numel()), cuda::normalise_gradient<T>, shape,
-               x, dy, y, weight, mean, invstd, count, sums, dx, accumulate, cuda::aligned(x, dy, y, dx),
+  cuda::launch(device, "batch_norm gradient", cuda::vector_blocks<T>(shape.numel()), cuda::normalise_gradient<T, S>,
+               shape, x, dy, y, weight, mean, invstd, count, sums, dx, accumulate, cuda::aligned(x, dy, y, dx),
                shape.inner % cuda::Vector<T>::width == 0);
 }
 
-template <class T>
-void batch_norm_backward_train(Cuda device, ChannelShape shape, const T* x, const T* dy, const T* weight, const T*,
-                               const T* saved_mean, const T* saved_invstd, T* dx, T* dweight, T* dbias,
+template <class T, class S>
+void batch_norm_backward_train(Cuda device, ChannelShape shape, const T* x, const T* dy, const S* weight, const S*,
+                               const S* saved_mean, const S* saved_invstd, T* dx, S* dweight, S* dbias,
                                std::array<bool, 3> accumulate, const T* y = nullptr, T* masked = nullptr) {
   const cuda::Scratch<double> sums(device, 2 * shape.channels);
   batch_norm_backward_sums(device, shape, x, dy, saved_mean, sums.data(), y, masked);
   batch_norm_backward_affine(device, shape.channels, static_cast<const double*>(sums.data()), saved_invstd, dweight,
                              dbias, accumulate[1], accumulate[2]);
   if (dx != nullptr)
-    batch_norm_backward_input<T>(device, shape, x, masked != nullptr ? masked : dy, weight, saved_mean, saved_invstd,
-                                 static_cast<double>(shape.per_channel()), static_cast<const double*>(sums.data()), dx,
-                                 accumulate[0], masked != nullptr ? nullptr : y);
+    batch_norm_backward_input<T, S>(device, shape, x, masked != nullptr ? masked : dy, weight, saved_mean, saved_invstd,
+                                    static_cast<double>(shape.per_channel()), static_cast<const double*>(sums.data()),
+                                    dx, accumulate[0], masked != nullptr ? nullptr : y);
 }
 
-template <class T>
-void batch_norm_backward_eval(Cuda device, ChannelShape shape, const T* x, const T* dy, const T* weight,
-                              const T* running_mean, const T* running_var, double eps, T* dx, T* dweight, T* dbias,
+template <class T, class S>
+void batch_norm_backward_eval(Cuda device, ChannelShape shape, const T* x, const T* dy, const S* weight,
+                              const S* running_mean, const S* running_var, double eps, T* dx, S* dweight, S* dbias,
                               std::array<bool, 3> accumulate) {
-  const cuda::Scratch<T> memory(device, shape.channels);
-  const T* invstd = memory.data();
-  cuda::for_each(device, "batch_norm", shape.channels, cuda::InverseStd<T>{running_var, eps, memory.data()});
+  const cuda::Scratch<S> memory(device, shape.channels);
+  const S* invstd = memory.data();
+  cuda::for_each(device, "batch_norm", shape.channels, cuda::InverseStd<S>{running_var, eps, memory.data()});
   if (dweight != nullptr || dbias != nullptr) {
     const cuda::Scratch<double> sums(device, 2 * shape.channels);
     batch_norm_backward_sums(device, shape, x, dy, running_mean, sums.data());
@@ -26096,11 +26344,13 @@ void note_write(const X& numbers) {
   if (auto* const writes = numbers.storage().writes()) writes->add();
 }
 
-// batch_norm, and with `relu` what comes after it in the same pass. `residual`: nothing, or what is added.
+// batch_norm, and with `relu` what comes after it in the same pass. `residual`: nothing, or what is added. On GPUs x
+// and residual may have 2 bytes where the rest is float.
 template <bool relu, Operand X, Operand W, Operand B, class T, class D, Operand... Residual>
 auto batch_norm(const char* name, const X& x, const W& weight, const B& bias, const Tensor<T, 1, D>& running_mean,
                 const Tensor<T, 1, D>& running_var, bool training, const BatchNormOptions& options,
                 const Residual&... residual) {
+  using Number = typename tensor_of<X>::value_type;
   const auto input = contiguous(value_of(x));
   const auto w = contiguous(value_of(weight));
   const auto b = contiguous(value_of(bias));
@@ -26143,40 +26393,41 @@ auto batch_norm(const char* name, const X& x, const W& weight, const B& bias, co
       std::move(operation), std::move(out),
       [name, input = Saved(input), w = Saved(w), b = Saved(b), mean, invstd, var, view, training, y, eps = options.eps](
           const auto& dy, auto dx, auto dw, auto db, auto... dr) {
-        const T* const numbers = input.read(name).data();
+        const Number* const numbers = input.read(name).data();
         const T* const scale = (dx || relu ? w.read(name) : w.tensor()).data();
         const T* const shift = (relu ? b.read(name) : b.tensor()).data();
-        T* grads[3] = {};
+        Number* grad = nullptr;
+        T *weight_grad = nullptr, *bias_grad = nullptr;
         std::array<bool, 3> accumulate{};
-        const auto want = [&](std::size_t i, auto node) {
+        const auto want = [](auto& place, bool& adds, auto node) {
           if (!node) return;
           const auto target = node->target();
-          grads[i] = target.data();
-          accumulate[i] = target.accumulate;
+          place = target.data();
+          adds = target.accumulate;
         };
         // After a residual it is y that says what the ReLU lets through, in evaluation always. A gradient that nobody
         // else holds is changed where it lies: into what the ReLU lets through of it, or else into that by x.
         const bool masks = relu && (sizeof...(dr) > 0 || !training), ours = dy.storage().owners() == 1;
         const bool in_place = training && ours && !masks && dx && dx->takes_over();
         if (in_place)
-          grads[0] = dy.data();
+          grad = dy.data();
         else
-          want(0, dx);
-        want(1, dw);
-        want(2, db);
+          want(grad, accumulate[0], dx);
+        want(weight_grad, accumulate[1], dw);
+        want(bias_grad, accumulate[2], db);
         tensor_of<X> masked;
         if (masks) masked = ours ? dy : tensor_of<X>::empty(dy.shape(), dy.device());
         if (training) {
-          kernels::batch_norm_backward_train(dy.device(), view, numbers, dy.data(), scale, shift,
-                                             mean.data(), invstd.data(), grads[0], grads[1], grads[2], accumulate,
-                                             y.data(), masked.data());
+          kernels::batch_norm_backward_train(dy.device(), view, numbers, dy.data(), scale, shift, mean.data(),
+                                             invstd.data(), grad, weight_grad, bias_grad, accumulate, y.data(),
+                                             masked.data());
         } else {
           if constexpr (relu)
-            kernels::pointwise_backward(dy.device(), functors::Relu{}, dy.numel(), std::array<const T*, 1>{y.data()},
-                                        dy.data(), std::array<T*, 1>{masked.data()}, std::array<bool, 1>{});
+            kernels::pointwise_backward(dy.device(), functors::Relu{}, dy.numel(),
+                                        std::array<const Number*, 1>{y.data()}, dy.data(),
+                                        std::array<Number*, 1>{masked.data()}, std::array<bool, 1>{});
           kernels::batch_norm_backward_eval(dy.device(), view, numbers, relu ? masked.data() : dy.data(), scale,
-                                            mean.data(), var.data(), eps, grads[0], grads[1], grads[2],
-                                            accumulate);
+                                            mean.data(), var.data(), eps, grad, weight_grad, bias_grad, accumulate);
         }
         if (in_place) dx->add(dy);
         ((dr ? dr->add(masked) : void()), ...);
@@ -26211,27 +26462,47 @@ auto batch_norm_add_relu(const X& x, const R& residual, const W& weight, const B
                                   residual);
 }
 
+namespace detail {
+/// Whether kernels read and write numbers of 2 bytes, with float beside them: on GPUs, for a gradient of the first
+/// order.
+template <class... X>
+inline constexpr bool has_narrow_batch_norm = (!std::is_same_v<typename tensor_of<X>::device_type, Cpu> && ...) &&
+                                              !(is_graph_variable<X> || ...);
+}  // namespace detail
+
 /// Of bf16 and half inputs all is computed in float; the running statistics are float, weight and bias float or as x.
 template <NarrowOperand X, Operand W, Operand B, class D>
 auto batch_norm(const X& x, const W& weight, const B& bias, const Tensor<float, 1, D>& running_mean,
                 const Tensor<float, 1, D>& running_var, bool training, const BatchNormOptions& options = {}) {
-  return to<typename tensor_of<X>::value_type>(
-      batch_norm(to<float>(x), to<float>(weight), to<float>(bias), running_mean, running_var, training, options));
+  if constexpr (detail::has_narrow_batch_norm<X, W, B>)
+    return detail::batch_norm<false>("batch_norm", x, to<float>(weight), to<float>(bias), running_mean, running_var,
+                                     training, options);
+  else
+    return to<typename tensor_of<X>::value_type>(
+        batch_norm(to<float>(x), to<float>(weight), to<float>(bias), running_mean, running_var, training, options));
 }
 
 template <NarrowOperand X, Operand W, Operand B, class D>
 auto batch_norm_relu(const X& x, const W& weight, const B& bias, const Tensor<float, 1, D>& running_mean,
                      const Tensor<float, 1, D>& running_var, bool training, const BatchNormOptions& options = {}) {
-  return to<typename tensor_of<X>::value_type>(
-      batch_norm_relu(to<float>(x), to<float>(weight), to<float>(bias), running_mean, running_var, training, options));
+  if constexpr (detail::has_narrow_batch_norm<X, W, B>)
+    return detail::batch_norm<true>("batch_norm_relu", x, to<float>(weight), to<float>(bias), running_mean, running_var,
+                                    training, options);
+  else
+    return to<typename tensor_of<X>::value_type>(batch_norm_relu(to<float>(x), to<float>(weight), to<float>(bias),
+                                                                 running_mean, running_var, training, options));
 }
 template <NarrowOperand X, Operand R, Operand W, Operand B, class D>
 auto batch_norm_add_relu(const X& x, const R& residual, const W& weight, const B& bias,
                          const Tensor<float, 1, D>& running_mean, const Tensor<float, 1, D>& running_var, bool training,
                          const BatchNormOptions& options = {}) {
-  return to<typename tensor_of<X>::value_type>(batch_norm_add_relu(to<float>(x), to<float>(residual), to<float>(weight),
-                                                                   to<float>(bias), running_mean, running_var, training,
-                                                                   options));
+  if constexpr (detail::has_narrow_batch_norm<X, R, W, B> && !OfOtherType<X, R>)
+    return detail::batch_norm<true>("batch_norm_add_relu", x, to<float>(weight), to<float>(bias), running_mean,
+                                    running_var, training, options, residual);
+  else
+    return to<typename tensor_of<X>::value_type>(batch_norm_add_relu(to<float>(x), to<float>(residual),
+                                                                     to<float>(weight), to<float>(bias), running_mean,
+                                                                     running_var, training, options));
 }
 
 }  // namespace chorus
@@ -28807,35 +29078,11 @@ struct ChannelBiasGradient {
 }  // namespace chorus::kernels::cuda
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_DIRECT_CONVOLUTION_HPP
 
-// <chorus/kernels/cuda/precision.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PRECISION_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PRECISION_HPP
-/// How exact products of floats are on GPUs.
-
-namespace chorus {
-
-namespace detail {
-inline std::atomic<bool>& tf32_flag() {
-  static std::atomic<bool> allowed{false};
-  return allowed;
-}
-}  // namespace detail
-
-/// Whether matrix products and convolutions of floats may round their inputs to TF32 (10 bits of mantissa), which is
-/// several times as fast. Off at first, so that all devices compute alike.
-inline bool tf32_allowed() { return detail::tf32_flag().load(std::memory_order_relaxed); }
-inline void allow_tf32(bool allowed) { detail::tf32_flag().store(allowed, std::memory_order_relaxed); }
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PRECISION_HPP
-
-#if CHORUS_USE_CUDNN
-// <chorus/kernels/cuda/cudnn.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CUDNN_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CUDNN_HPP
-/// cuDNN's graph interface, as much of it as convolutions need: descriptors that free themselves, and plans.
-
-#include <cudnn.h>
+// <chorus/kernels/cuda/plan_log.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_LOG_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_LOG_HPP
+/// What vendors' libraries have chosen, in words: with CHORUS_CUDA_PLANS=1 in the environment a line on stderr for each
+/// new shape of a matrix product or convolution. And a word where a convolution is computed by the definition.
 
 // <chorus/kernels/cuda/plan_key.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_KEY_HPP
@@ -28858,20 +29105,21 @@ enum class Trans : bool { no, yes };
 namespace chorus::kernels::cuda {
 
 struct PlanKey {
-  std::array<Index, 16> numbers{};
+  std::array<Index, 18> numbers{};
 
   PlanKey(std::initializer_list<Index> list) { std::copy(list.begin(), list.end(), numbers.begin()); }
   friend auto operator<=>(const PlanKey& a, const PlanKey& b) { return a.numbers <=> b.numbers; }
   friend bool operator==(const PlanKey& a, const PlanKey& b) { return a.numbers == b.numbers; }
 };
 
-/// A row-major matrix product (see kernels/gemm.hpp). Alignments are those of the addresses, in bytes.
+/// Row-major matrix products (see kernels/gemm.hpp). Alignments are those of the addresses of all matrices, in bytes.
 struct GemmProblem {
   DType dtype;
   Trans ta, tb;
   Index m, n, k, lda, ldb, ldc;
   bool bias, tf32;
   int align_a, align_b, align_c;
+  Index count = 1, stride_a = 0, stride_b = 0, stride_c = 0;
 
   PlanKey key() const {
     return {static_cast<Index>(dtype),
@@ -28887,7 +29135,11 @@ struct GemmProblem {
             tf32,
             align_a,
             align_b,
-            align_c};
+            align_c,
+            count,
+            stride_a,
+            stride_b,
+            stride_c};
   }
 };
 
@@ -28925,11 +29177,89 @@ struct ConvolutionProblem {
 
 namespace chorus::kernels::cuda {
 
+inline std::string text_of(const GemmProblem& p) {
+  return cat("matrix product ", p.dtype, " [", p.m, ", ", p.k, "] by [", p.k, ", ", p.n, "]",
+             p.ta == Trans::yes ? ", the first transposed" : "", p.tb == Trans::yes ? ", the second transposed" : "",
+             p.count > 1 ? cat(", a stack of ", p.count) : "", p.bias ? ", with a bias" : "");
+}
+inline std::string text_of(const ConvolutionProblem& p) {
+  const Conv2dShape& s = p.shape;
+  const char* const pass = p.pass == ConvolutionPass::forward          ? ""
+                           : p.pass == ConvolutionPass::backward_input ? "'s gradient by the input"
+                                                                       : "'s gradient by the weight";
+  return cat("convolution", pass, " ", p.dtype, " [", s.batch, ", ", s.in_channels, ", ", s.height, ", ", s.width,
+             "] by [", s.out_channels, ", ", s.in_channels / s.groups, ", ", s.kernel_h, ", ", s.kernel_w, "], stride ",
+             s.stride_h, " x ", s.stride_w, ", padding ", s.padding_h, " x ", s.padding_w, ", dilation ", s.dilation_h,
+             " x ", s.dilation_w, ", groups ", s.groups);
+}
+
+/// Says what was chosen for a problem where that is wanted: `choice()` gives the words.
+template <class Problem, class Choice>
+[[gnu::cold]] void say_plan(Cuda device, const Problem& problem, const Choice& choice) {
+  if (!chorus::detail::env_switch("CHORUS_CUDA_PLANS", false)) return;
+  chorus::detail::say(cat(device, ": ", text_of(problem), ": ", choice()));
+}
+
+namespace detail {
+inline std::atomic<bool>& direct_convolution_said() {
+  static std::atomic<bool> said = false;
+  return said;
+}
+}  // namespace detail
+
+/// Says, once in a process, that this convolution is computed by the definition.
+inline void say_direct(Cuda device, const ConvolutionProblem& problem) {
+  if (detail::direct_convolution_said().exchange(true, std::memory_order_relaxed)) [[likely]]
+    return;
+  chorus::detail::say(cat(device, ": ", text_of(problem), ": ",
+                          CHORUS_USE_CUDNN ? "cuDNN has no way for it" : "this program was compiled without cuDNN",
+                          "; a direct kernel computes it, many times slower. There may be more of them: this is said "
+                          "once"));
+}
+
+}  // namespace chorus::kernels::cuda
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_LOG_HPP
+
+// <chorus/kernels/cuda/precision.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PRECISION_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PRECISION_HPP
+/// How exact products of floats are on GPUs.
+
+namespace chorus {
+
+namespace detail {
+inline std::atomic<bool>& tf32_flag() {
+  static std::atomic<bool> allowed{false};
+  return allowed;
+}
+}  // namespace detail
+
+/// Whether matrix products and convolutions of floats may round their inputs to TF32 (10 bits of mantissa), which is
+/// several times as fast. Off at first, so that all devices compute alike.
+inline bool tf32_allowed() { return detail::tf32_flag().load(std::memory_order_relaxed); }
+inline void allow_tf32(bool allowed) { detail::tf32_flag().store(allowed, std::memory_order_relaxed); }
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PRECISION_HPP
+
+#if CHORUS_USE_CUDNN
+// <chorus/kernels/cuda/cudnn.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CUDNN_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CUDNN_HPP
+/// cuDNN's graph interface, as much of it as convolutions need: descriptors that free themselves, and plans.
+
+#include <cudnn.h>
+
+namespace chorus::kernels::cuda {
+
 /// Throws DeviceError, which names the call, its error and its place.
 inline void check_cudnn(cudnnStatus_t status, const char* call, const char* file, int line) {
-  if (status != CUDNN_STATUS_SUCCESS) [[unlikely]]
+  if (status != CUDNN_STATUS_SUCCESS) [[unlikely]] {
+    chorus::cuda::forget_error();
     fail<DeviceError>("cuDNN: ", call, " failed: ", cudnnGetErrorString(status), ", at ",
                       chorus::cuda::detail::short_path(file), ":", line);
+  }
+  chorus::cuda::check_left_over(call, file, line);
 }
 #define CHORUS_CUDNN_CHECK(...) ::chorus::kernels::cuda::check_cudnn(__VA_ARGS__, #__VA_ARGS__, __FILE__, __LINE__)
 
@@ -28966,7 +29296,11 @@ class CudnnDescriptor {
   }
   void finalize() { CHORUS_CUDNN_CHECK(cudnnBackendFinalize(descriptor_)); }
   /// False where cuDNN can't do what the descriptor asks for.
-  bool try_finalize() { return cudnnBackendFinalize(descriptor_) == CUDNN_STATUS_SUCCESS; }
+  bool try_finalize() {
+    if (cudnnBackendFinalize(descriptor_) == CUDNN_STATUS_SUCCESS) return true;
+    chorus::cuda::forget_error();
+    return false;
+  }
 
   /// Up to `most` values; returns their number.
   template <class Value>
@@ -29106,6 +29440,7 @@ class ConvolutionPlan {
         plan.read(CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, &workspace_bytes_, 1);
         if (workspace_bytes_ > largest_workspace) continue;
         plan_.emplace(std::move(plan));
+        engine_ = number_of(engine_of(proposal));
         return;
       }
     }
@@ -29114,6 +29449,11 @@ class ConvolutionPlan {
   /// False where cuDNN has no acceptable way.
   bool usable() const { return plan_.has_value(); }
   std::int64_t workspace_bytes() const { return workspace_bytes_; }
+  /// Which engine it is, in words.
+  std::string text() const {
+    if (!usable()) return "cuDNN has no way; a direct kernel";
+    return cat("cuDNN's engine ", engine_, ", workspace ", workspace_bytes_, " bytes");
+  }
 
   /// All tensors are aligned to 16 bytes; the pass decides which of them is written.
   void run(cudnnHandle_t handle, const void* x, const void* weight, const void* y, void* workspace) const {
@@ -29150,10 +29490,20 @@ class ConvolutionPlan {
     return out;
   }
 
-  static bool acceptable(const CudnnDescriptor& proposal, const ConvolutionProblem& problem) {
+  static CudnnDescriptor engine_of(const CudnnDescriptor& proposal) {
     CudnnDescriptor engine(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
     cudnnBackendDescriptor_t raw = engine.get();
     proposal.read(CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, &raw, 1);
+    return engine;
+  }
+  static std::int64_t number_of(const CudnnDescriptor& engine) {
+    std::int64_t number = -1;
+    engine.read(CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, &number, 1);
+    return number;
+  }
+
+  static bool acceptable(const CudnnDescriptor& proposal, const ConvolutionProblem& problem) {
+    const CudnnDescriptor engine = engine_of(proposal);
     std::array<cudnnBackendNumericalNote_t, CUDNN_NUMERICAL_NOTE_TYPE_COUNT> notes{};
     const auto count =
         engine.read(CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE, notes.data(), notes.size());
@@ -29169,7 +29519,7 @@ class ConvolutionPlan {
   }
 
   std::optional<CudnnDescriptor> plan_;
-  std::int64_t workspace_bytes_ = 0;
+  std::int64_t workspace_bytes_ = 0, engine_ = -1;
 };
 
 /// A device's handle and plans. Never destroyed, as the driver may be gone before.
@@ -29184,10 +29534,12 @@ struct CudnnContext {
     return all[static_cast<std::size_t>(device.index)];
   }
   /// With `mutex` locked and the device current.
-  ConvolutionPlan& plan(const ConvolutionProblem& problem) {
+  ConvolutionPlan& plan(Cuda device, const ConvolutionProblem& problem) {
     if (handle == nullptr) CHORUS_CUDNN_CHECK(cudnnCreate(&handle));
     auto& plan = plans[problem.key()];
-    if (!plan) plan = std::make_unique<ConvolutionPlan>(handle, problem);
+    if (plan) return *plan;
+    plan = std::make_unique<ConvolutionPlan>(handle, problem);
+    say_plan(device, problem, [&] { return plan->text(); });
     return *plan;
   }
 };
@@ -29226,7 +29578,7 @@ bool cudnn_run(Cuda device, ConvolutionPass pass, const Conv2dShape& s, const T*
   const DeviceGuard guard(device);
   auto& context = CudnnContext::of(device);
   const std::lock_guard lock(context.mutex);
-  const ConvolutionPlan& plan = context.plan({pass, dtype<T>, tf32_allowed(), s});
+  const ConvolutionPlan& plan = context.plan(device, {pass, dtype<T>, tf32_allowed(), s});
   if (!plan.usable()) return false;
   CHORUS_CUDNN_CHECK(cudnnSetStream(context.handle, chorus::cuda::current_stream(device)));
   const Scratch<std::byte> workspace(device, plan.workspace_bytes());
@@ -29248,9 +29600,14 @@ bool into(Cuda device, T* out, Index count, bool accumulate, const Run& run) {
   return true;
 }
 
+#endif
+
 inline bool any_empty(const Conv2dShape& s) { return s.x_count() == 0 || s.weight_count() == 0 || s.y_count() == 0; }
 
-#endif
+template <class T>
+void say_direct(Cuda device, ConvolutionPass pass, const Conv2dShape& s) {
+  if (!any_empty(s)) say_direct(device, {pass, dtype<T>, tf32_allowed(), s});
+}
 
 }  // namespace cuda
 
@@ -29265,8 +29622,10 @@ void conv2d_forward(Cuda device, const Conv2dShape& s, const T* x, const T* weig
     });
   }
 #endif
-  if (!done)
+  if (!done) {
+    cuda::say_direct<T>(device, cuda::ConvolutionPass::forward, s);
     cuda::for_each(device, "conv2d", s.y_count(), cuda::DirectForward<T>{cuda::ConvolutionSizes::of(s), x, weight, y});
+  }
   if (bias != nullptr)
     cuda::for_each(device, "bias of conv2d", s.y_count(),
                    cuda::AddChannelBias<T>{s.out_channels, s.out_height() * s.out_width(), bias, y});
@@ -29284,6 +29643,7 @@ void conv2d_backward_weight(Cuda device, const Conv2dShape& s, const T* x, const
     if (done) return;
   }
 #endif
+  cuda::say_direct<T>(device, cuda::ConvolutionPass::backward_weight, s);
   cuda::reduce<double>(device, "conv2d gradient by the weight", s.weight_count(),
                        s.batch * s.out_height() * s.out_width(), false,
                        cuda::DirectBackwardWeight<T>{cuda::ConvolutionSizes::of(s), x, dy, dweight, accumulate});
@@ -29300,6 +29660,7 @@ void conv2d_backward_input(Cuda device, const Conv2dShape& s, const T* weight, c
     if (done) return;
   }
 #endif
+  cuda::say_direct<T>(device, cuda::ConvolutionPass::backward_input, s);
   cuda::for_each(device, "conv2d gradient by the input", s.x_count(),
                  cuda::DirectBackwardInput<T>{cuda::ConvolutionSizes::of(s), weight, dy, dx, accumulate});
 }
@@ -29641,8 +30002,8 @@ class ConvTranspose2d;  // needs #include <chorus/nn/convolutions.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_INDEXING_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_INDEXING_HPP
 /// Picking along an axis by a list of indices (index_select) or by an index for each element (gather), and the way
-/// back, which adds up what was picked several times, in the order of the indices. x: [outer, axis, inner]; y: [outer,
-/// count, inner].
+/// back, which adds up what was picked several times, in the order of the indices; putting by an index for each element
+/// (scatter). x: [outer, axis, inner]; y: [outer, count, inner].
 
 namespace chorus::kernels {
 
@@ -29664,6 +30025,11 @@ template <class T>
 void gather_backward(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
                      bool accumulate);
 
+/// y[o, index[o, j, i], i] = source[o, j, i], or with `add` += that. Throws UsageError for an index outside of the axis
+/// and, on the CPU, where elements would take the same place.
+template <class T>
+void scatter(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* source, T* y, bool add);
+
 // bf16 and half on the CPU: sums are made in float.
 template <Narrow T>
 void index_select_backward(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
@@ -29677,6 +30043,11 @@ void gather_backward(Cpu device, AxisShape whole, Index count, const std::int64_
   in_float([](const auto&... a) { gather_backward(a...); }, device, whole, count, index,
            reads(dy, whole.outer * count * whole.inner), writes(dx, whole.numel(), accumulate), accumulate);
 }
+template <Narrow T>
+void scatter(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* source, T* y, bool add) {
+  in_float([](const auto&... a) { scatter(a...); }, device, whole, count, index,
+           reads(source, whole.outer * count * whole.inner), writes(y, whole.numel(), true), add);
+}
 
 }  // namespace chorus::kernels
 
@@ -29688,10 +30059,13 @@ void gather_backward(Cpu device, AxisShape whole, Index count, const std::int64_
 namespace chorus::kernels {
 
 namespace detail {
-inline void check_indices(std::string_view operation, Index count, const std::int64_t* index, Index axis) {
+inline bool all_inside(Index count, const std::int64_t* index, Index axis) {
   Index negative = 0;  // less than 0 where an index, or what is left above it, is
   for (Index i = 0; i < count; ++i) negative |= index[i] | (axis - 1 - index[i]);
-  if (negative >= 0) return;
+  return negative >= 0;
+}
+inline void check_indices(std::string_view operation, Index count, const std::int64_t* index, Index axis) {
+  if (all_inside(count, index, axis)) return;
   for (Index i = 0; i < count; ++i)
     check<UsageError>(index[i] >= 0 && index[i] < axis, operation, ": index ", index[i], " is not in [0, ", axis, ")");
 }
@@ -29703,6 +30077,32 @@ void for_outer(Index outer, Index picked, const F& f) {
   parallel_ranges(outer, 1, thread_elements / std::max<Index>(1, picked) + 1, [&](Index first, Index count) {
     for (Index o = first; o < first + count; ++o) f(o, o * picked);
   });
+}
+
+/// The same with an index for each element, [outer, count, inner]. Throws UsageError for one outside of the axis: the
+/// first, whatever the threads, and what has been written by then nobody reads.
+template <class F>
+void for_outer_inside(std::string_view operation, AxisShape whole, Index count, const std::int64_t* index, const F& f) {
+  const Index picked = count * whole.inner;
+  std::atomic<bool> outside{false};
+  for_outer(whole.outer, picked, [&](Index o, Index pick) {
+    if (all_inside(picked, index + pick, whole.axis))
+      f(o, pick);
+    else
+      outside = true;
+  });
+  if (outside) check_indices(operation, whole.outer * picked, index, whole.axis);
+}
+
+/// Calls f(i, at) for the elements of `index`, [count, inner], with their places in [axis, inner].
+template <class F>
+void for_picks(Index count, Index inner, const std::int64_t* index, F f) {
+  if (inner == 1) {
+    for (Index j = 0; j < count; ++j) f(j, index[j]);
+    return;
+  }
+  for (Index j = 0, pick = 0; j < count; ++j)
+    for (Index i = 0; i < inner; ++i, ++pick) f(pick, index[pick] * inner + i);
 }
 }  // namespace detail
 
@@ -29739,23 +30139,43 @@ void index_select_backward(Cpu device, AxisShape whole, Index count, const std::
 
 template <class T>
 void gather(Cpu, AxisShape whole, Index count, const std::int64_t* index, const T* x, T* y) {
-  detail::check_indices("gather", whole.outer * count * whole.inner, index, whole.axis);
-  detail::for_outer(whole.outer, count * whole.inner, [=](Index o, Index pick) {
+  detail::for_outer_inside("gather", whole, count, index, [=](Index o, Index pick) {
     const T* from = x + o * whole.axis * whole.inner;
-    for (Index j = 0; j < count; ++j)
-      for (Index i = 0; i < whole.inner; ++i, ++pick) y[pick] = from[index[pick] * whole.inner + i];
+    detail::for_picks(count, whole.inner, index + pick, [from, to = y + pick](Index i, Index at) { to[i] = from[at]; });
   });
 }
 
 template <class T>
-void gather_backward(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
+void gather_backward(Cpu, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
                      bool accumulate) {
-  if (!accumulate) fill(device, whole.numel(), dx, T{0});
-  detail::for_outer(whole.outer, count * whole.inner, [=](Index o, Index pick) {
-    T* to = dx + o * whole.axis * whole.inner;
-    for (Index j = 0; j < count; ++j)
-      for (Index i = 0; i < whole.inner; ++i, ++pick) to[index[pick] * whole.inner + i] += dy[pick];
+  const Index line = whole.axis * whole.inner;
+  detail::for_outer(whole.outer, std::max(line, count * whole.inner), [=](Index o, Index) {
+    const Index pick = o * count * whole.inner;
+    T* to = dx + o * line;
+    if (!accumulate) std::fill_n(to, line, T{0});
+    detail::for_picks(count, whole.inner, index + pick,
+                      [from = dy + pick, to](Index i, Index at) { to[at] += from[i]; });
   });
+}
+
+template <class T>
+void scatter(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* source, T* y, bool add) {
+  const Index line = whole.axis * whole.inner, picked = count * whole.inner;
+  const ThreadScratch<bool> marks(device, line);
+  std::atomic<bool> twice{false};
+  detail::for_outer_inside(add ? "scatter_add" : "scatter", whole, count, index, [&](Index o, Index pick) {
+    const T* from = source + pick;
+    T* to = y + o * line;
+    if (add) return detail::for_picks(count, whole.inner, index + pick, [=](Index i, Index at) { to[at] += from[i]; });
+    bool* taken = marks.data();
+    std::fill_n(taken, line, false);
+    detail::for_picks(count, whole.inner, index + pick, [=](Index i, Index at) {
+      to[at] = from[i];
+      taken[at] = true;
+    });
+    if (std::count(taken, taken + line, true) != picked) twice = true;
+  });
+  check<UsageError>(!twice, "scatter: the index gives a position twice");
 }
 
 }  // namespace chorus::kernels
@@ -29937,6 +30357,29 @@ struct GatherGradient {
   }
 };
 
+/// Likewise, for indices that nobody has looked at.
+template <class T>
+struct PutEach {
+  AxisShape whole;
+  Index count;
+  const std::int64_t* index;
+  const T* source;
+  T* y;
+  bool add;
+  FaultNote note;
+  __device__ void operator()(Index line) const {
+    const Index o = line / whole.inner, inner = line - o * whole.inner;
+    for (Index j = 0; j < count; ++j) {
+      const Index i = (o * count + j) * whole.inner + inner;
+      const std::int64_t at = index[i];
+      if (at < 0 || at >= whole.axis)
+        note(i, at, whole.axis);
+      else
+        put(y, (o * whole.axis + at) * whole.inner + inner, get(source, i), add);
+    }
+  }
+};
+
 }  // namespace cuda
 
 template <class T>
@@ -29968,11 +30411,54 @@ void gather_backward(Cuda device, AxisShape whole, Index count, const std::int64
                  cuda::GatherGradient<T>{whole, count, index, dy, dx});
 }
 
+template <class T>
+void scatter(Cuda device, AxisShape whole, Index count, const std::int64_t* index, const T* source, T* y, bool add) {
+  const char* operation = add ? "scatter_add" : "scatter";
+  cuda::for_each(device, operation, whole.outer * whole.inner,
+                 cuda::PutEach<T>{whole, count, index, source, y, add, cuda::fault_note(device, operation, "index")});
+}
+
 }  // namespace chorus::kernels
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_INDEXING_HPP
 
 #endif
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_INDEXING_HPP
+
+// <chorus/ops/narrow_indices.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_NARROW_INDICES_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_NARROW_INDICES_HPP
+/// The type that what is looked up by integers has, in models that compute in 16 bits.
+
+namespace chorus {
+
+/// Integers of a model that computes in T, as MixedPrecision hands them to it: what an embedding looks up by them is T.
+/// For everything else a Tensor like any other.
+template <Narrow T, int Rank, Device D = Cpu>
+class NarrowIndices : public Tensor<std::int64_t, Rank, D> {
+ public:
+  explicit NarrowIndices(Tensor<std::int64_t, Rank, D> index) : Tensor<std::int64_t, Rank, D>(std::move(index)) {}
+
+  const Tensor<std::int64_t, Rank, D>& plain() const { return *this; }
+};
+
+namespace detail {
+template <class T, int Rank, class D>
+inline constexpr bool is_tensor<NarrowIndices<T, Rank, D>> = true;
+}  // namespace detail
+
+template <Narrow T, int Rank, class D>
+const Tensor<std::int64_t, Rank, D>& value_of(const NarrowIndices<T, Rank, D>& x) {
+  return value_of(x.plain());
+}
+
+/// The numbers of x in the scalar type of `other`: to<...>(x).
+template <Operand X, Operand Other>
+auto type_as(const X& x, const Other&) {
+  return to<typename tensor_of<Other>::value_type>(x);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_NARROW_INDICES_HPP
 
 namespace chorus {
 
@@ -30030,6 +30516,11 @@ auto embedding(const W& weight, const Tensor<std::int64_t, Rank, D>& index) {
   shape.back() = value_of(weight).size(1);
   return reshape(index_select(weight, 0, flat), shape);
 }
+/// The same in T. The rows' gradients are added up in the weight's own type.
+template <Operand W, Narrow T, int Rank, class D>
+auto embedding(const W& weight, const NarrowIndices<T, Rank, D>& index) {
+  return to<T>(embedding(weight, index.plain()));
+}
 
 namespace detail {
 template <Operand X, class Indices>
@@ -30073,7 +30564,8 @@ auto gather(const X& x, Index axis, const Tensor<std::int64_t, tensor_of<X>::ran
 
 namespace chorus::nn {
 
-/// index: [...] -> the rows of weight: [entries, features] that it names: [..., features].
+/// index: [...] -> the rows of weight: [entries, features] that it names: [..., features]; under MixedPrecision in its
+/// type.
 template <Device D, Real T = float>
 class Embedding : public Module {
  public:
@@ -30089,6 +30581,10 @@ class Embedding : public Module {
 
   template <int Rank>
   auto operator()(const Tensor<std::int64_t, Rank, D>& index) const {
+    return detail::watched(*this, [&] { return embedding(weight, index); });
+  }
+  template <Narrow N, int Rank>
+  auto operator()(const NarrowIndices<N, Rank, D>& index) const {
     return detail::watched(*this, [&] { return embedding(weight, index); });
   }
   void visit(Visitor& visitor) override { visitor.parameter("weight", weight); }
@@ -30107,6 +30603,42 @@ class Embedding : public Module {
 #ifndef CHORUS_SINGLE_CHORUS_OPS_NORMALIZATION_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_NORMALIZATION_HPP
 /// Normalisation within each sample: layer, group and root-mean-square normalisation.
+
+// <chorus/kernels/group_norm.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_GROUP_NORM_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_GROUP_NORM_HPP
+/// Group normalisation (Wu, He 2018) on the CPU. x, y: [batch, groups, channels, inner]; weight, bias: [groups,
+/// channels]; statistics: [2, batch, groups], the groups' means and their 1 / sqrt(variance + eps).
+
+namespace chorus::kernels {
+
+/// `channels` are those of one group.
+struct GroupShape {
+  Index batch, groups, channels, inner;
+};
+
+/// y = (x - mean) * invstd * weight + bias. Overwrites y and statistics.
+template <class T>
+void group_norm_forward(Cpu, const GroupShape& shape, const T* x, const T* weight, const T* bias, double eps, T* y,
+                        T* statistics);
+
+/// dx as in layer_norm_backward_input, dweight = sum over batch and inner of dy * (x - mean) * invstd, dbias = sum of
+/// dy. Each may be null. Overwrites, or adds where `accumulate` (of dx, dweight, dbias) says so.
+template <class T>
+void group_norm_backward(Cpu device, const GroupShape& shape, const T* x, const T* weight, const T* dy,
+                         const T* statistics, T* dx, T* dweight, T* dbias, const bool (&accumulate)[3]);
+
+}  // namespace chorus::kernels
+
+// <chorus/kernels/cpu/group_norm.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_GROUP_NORM_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_GROUP_NORM_HPP
+/// Group normalisation on the CPU.
+
+// <chorus/kernels/cpu/layer_norm.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_LAYER_NORM_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_LAYER_NORM_HPP
+/// Layer normalisation on the CPU.
 
 // <chorus/kernels/layer_norm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_LAYER_NORM_HPP
@@ -30134,29 +30666,151 @@ void layer_norm_backward_affine(Cpu, Index rows, Index columns, const T* x, cons
 
 }  // namespace chorus::kernels
 
-// <chorus/kernels/cpu/layer_norm.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_LAYER_NORM_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_LAYER_NORM_HPP
-/// Layer normalisation on the CPU.
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+// <chorus/kernels/cuda/layer_norm.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_LAYER_NORM_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_LAYER_NORM_HPP
+/// Layer normalisation on GPUs. Weight, bias and statistics may be float where the others are of 2 bytes.
 
 namespace chorus::kernels {
+
+namespace cuda {
+
+template <class T, class S>
+struct LayerNorm {
+  Index rows;
+  const T* x;
+  const S *weight, *bias;
+  double eps;
+  T* y;
+  S* statistics;
+  __device__ void operator()(const Line& line) const {
+    using C = compute_type<T>;
+    const auto n = static_cast<double>(line.length);
+    const C mean = static_cast<C>(line.sum([&](Index i) { return get(x, i); }) / n);
+    const double squares = line.sum([&](Index i) {
+      const auto d = static_cast<double>(get(x, i) - mean);
+      return d * d;
+    });
+    // A variance that overflows is no reason for a line of zeros: NaN, as in PyTorch.
+    const C variance = static_cast<C>(squares / n);
+    const C invstd =
+        variance - variance == C(0) ? static_cast<C>(1 / std::sqrt(squares / n + eps)) : variance - variance;
+    if (line.first()) {
+      put(statistics, line.result, mean);
+      put(statistics, rows + line.result, invstd);
+    }
+    line.each([&](Index i) {
+      const Index column = i - line.at;
+      C value = (get(x, i) - mean) * invstd;
+      if (weight != nullptr) value *= get(weight, column);
+      if (bias != nullptr) value += get(bias, column);
+      put(y, i, value);
+    });
+  }
+};
+
+template <class T, class S>
+struct LayerNormGradient {
+  Index rows;
+  const T *x, *dy;
+  const S *weight, *statistics;
+  T* dx;
+  bool accumulate;
+  __device__ void operator()(const Line& line) const {
+    using C = compute_type<T>;
+    const C mean = line.exists ? get(statistics, line.result) : C(0);
+    const C invstd = line.exists ? get(statistics, rows + line.result) : C(0);
+    const auto gradient = [&](Index i) {
+      return weight != nullptr ? get(dy, i) * get(weight, i - line.at) : get(dy, i);
+    };
+    const auto normalised = [&](Index i) { return (get(x, i) - mean) * invstd; };
+    const auto n = static_cast<double>(line.length);
+    const C a = static_cast<C>(line.sum(gradient) / n);
+    const C b = static_cast<C>(
+        line.sum([&](Index i) { return static_cast<double>(gradient(i)) * static_cast<double>(normalised(i)); }) / n);
+    line.each([&](Index i) { put(dx, i, invstd * (gradient(i) - a - normalised(i) * b), accumulate); });
+  }
+};
+
+template <class T, class S>
+struct LayerNormAffineGradient {
+  Index rows, columns;
+  const T *x, *dy;
+  const S* statistics;
+  S *dweight, *dbias;
+  bool accumulate_weight, accumulate_bias;
+  __device__ Index start(Index column) const { return column; }
+  __device__ Pair value(Index column, Index row, Index) const {
+    const Index i = row * columns + column;
+    const auto gradient = static_cast<double>(get(dy, i));
+    return {gradient * static_cast<double>((get(x, i) - get(statistics, row)) * get(statistics, rows + row)), gradient};
+  }
+  __device__ void finish(Index column, const Pair& sum) const {
+    using C = compute_type<T>;
+    if (dweight != nullptr) put(dweight, column, static_cast<C>(sum.a), accumulate_weight);
+    if (dbias != nullptr) put(dbias, column, static_cast<C>(sum.b), accumulate_bias);
+  }
+};
+
+}  // namespace cuda
+
+template <class T, class S>
+void layer_norm_forward(Cuda device, Index rows, Index columns, const T* x, const S* weight, const S* bias, double eps,
+                        T* y, S* statistics) {
+  cuda::for_lines(device, "layer_norm", AxisShape{rows, columns, 1},
+                  cuda::LayerNorm<T, S>{rows, x, weight, bias, eps, y, statistics});
+}
+
+template <class T, class S>
+void layer_norm_backward_input(Cuda device, Index rows, Index columns, const T* x, const S* weight, const T* dy,
+                               const S* statistics, T* dx, bool accumulate) {
+  cuda::for_lines(device, "layer_norm gradient", AxisShape{rows, columns, 1},
+                  cuda::LayerNormGradient<T, S>{rows, x, dy, weight, statistics, dx, accumulate});
+}
+
+template <class T, class S>
+void layer_norm_backward_affine(Cuda device, Index rows, Index columns, const T* x, const T* dy, const S* statistics,
+                                S* dweight, S* dbias, bool accumulate_weight, bool accumulate_bias) {
+  cuda::reduce<cuda::Pair>(device, "layer_norm gradient", columns, rows, true,
+                           cuda::LayerNormAffineGradient<T, S>{rows, columns, x, dy, statistics, dweight, dbias,
+                                                               accumulate_weight, accumulate_bias});
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_LAYER_NORM_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_LAYER_NORM_HPP
+
+namespace chorus::kernels {
+
+namespace detail {
+/// The mean of a line of n elements and 1 / sqrt(variance + eps).
+template <class T, class Line>
+std::pair<Packet<T>, Packet<T>> normal_statistics(const Line& line, const T* x, const Packet<T>& n, double eps) {
+  const auto mean =
+      Eigen::internal::pdiv(line.reduce(Sum<T>{}, [&](Index i, auto count) { return load(x + i, count); }), n);
+  const auto squares = line.reduce(Sum<T>{}, [&](Index i, auto count) {
+    const auto d = psub(load(x + i, count), mean);
+    return pmul(d, d);
+  });
+  // A variance that overflows is no reason for a line of zeros: NaN, as in PyTorch.
+  const auto invstd = line.map(Eigen::internal::pdiv(squares, n), [eps](T variance) {
+    return std::isinf(variance) ? std::numeric_limits<T>::quiet_NaN()
+                                : static_cast<T>(1 / std::sqrt(static_cast<double>(variance) + eps));
+  });
+  return {mean, invstd};
+}
+}  // namespace detail
 
 template <class T>
 void layer_norm_forward(Cpu, Index rows, Index columns, const T* x, const T* weight, const T* bias, double eps, T* y,
                         T* statistics) {
   const auto n = splat(static_cast<T>(columns));
   for_lines<T>(AxisShape{rows, columns, 1}, [&](const auto& line) {
-    const auto mean =
-        Eigen::internal::pdiv(line.reduce(Sum<T>{}, [&](Index i, auto count) { return load(x + i, count); }), n);
-    const auto squares = line.reduce(Sum<T>{}, [&](Index i, auto count) {
-      const auto d = psub(load(x + i, count), mean);
-      return pmul(d, d);
-    });
-    // A variance that overflows is no reason for a line of zeros: NaN, as in PyTorch.
-    const auto invstd = line.map(Eigen::internal::pdiv(squares, n), [eps](T variance) {
-      return std::isinf(variance) ? std::numeric_limits<T>::quiet_NaN()
-                                  : static_cast<T>(1 / std::sqrt(static_cast<double>(variance) + eps));
-    });
+    const auto both = detail::normal_statistics(line, x, n, eps);
+    const auto mean = both.first, invstd = both.second;
     line.store_result(statistics, mean);
     line.store_result(statistics + rows, invstd);
     line.each([&](Index i, auto count) {
@@ -30251,118 +30905,87 @@ void layer_norm_backward_affine(Cpu, Index rows, Index columns, const T* x, cons
 }  // namespace chorus::kernels
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_LAYER_NORM_HPP
 
-#if CHORUS_USE_CUDA && defined(__CUDACC__)
-// <chorus/kernels/cuda/layer_norm.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_LAYER_NORM_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_LAYER_NORM_HPP
-/// Layer normalisation on GPUs.
-
 namespace chorus::kernels {
 
-namespace cuda {
+namespace detail {
+/// Calls f(group's place in [batch, groups], first channel's place in [groups, channels]) for each group.
+template <class F>
+void for_groups(const GroupShape& s, const F& f) {
+  const Index least = thread_elements / std::max<Index>(1, s.channels * s.inner) + 1;
+  parallel_ranges(s.batch * s.groups, 1, least, [&](Index first, Index count) {
+    for (Index group = first; group < first + count; ++group) f(group, group % s.groups * s.channels);
+  });
+}
+}  // namespace detail
 
 template <class T>
-struct LayerNorm {
-  Index rows;
-  const T *x, *weight, *bias;
-  double eps;
-  T *y, *statistics;
-  __device__ void operator()(const Line& line) const {
-    using C = compute_type<T>;
-    const auto n = static_cast<double>(line.length);
-    const C mean = static_cast<C>(line.sum([&](Index i) { return get(x, i); }) / n);
-    const double squares = line.sum([&](Index i) {
-      const auto d = static_cast<double>(get(x, i) - mean);
-      return d * d;
-    });
-    // A variance that overflows is no reason for a line of zeros: NaN, as in PyTorch.
-    const C variance = static_cast<C>(squares / n);
-    const C invstd =
-        variance - variance == C(0) ? static_cast<C>(1 / std::sqrt(squares / n + eps)) : variance - variance;
-    if (line.first()) {
-      put(statistics, line.result, mean);
-      put(statistics, rows + line.result, invstd);
+void group_norm_forward(Cpu, const GroupShape& s, const T* x, const T* weight, const T* bias, double eps, T* y,
+                        T* statistics) {
+  const Index elements = s.channels * s.inner, rows = s.batch * s.groups;
+  detail::for_groups(s, [&](Index group, Index first) {
+    const Row<T> all{group * elements, group, elements};
+    const auto both = detail::normal_statistics(all, x, splat(static_cast<T>(elements)), eps);
+    const auto mean = both.first, invstd = both.second;
+    all.store_result(statistics, mean);
+    all.store_result(statistics + rows, invstd);
+    for (Index c = 0; c < s.channels; ++c) {
+      const auto scale = pmul(invstd, splat(weight[first + c])), shift = splat(bias[first + c]);
+      const Index at = all.at + c * s.inner;
+      for_packets<T>(s.inner, [=, from = x + at, to = y + at](Index i, auto count) {
+        store(to + i, pmadd(psub(load(from + i, count), mean), scale, shift), count);
+      });
     }
-    line.each([&](Index i) {
-      const Index column = i - line.at;
-      C value = (get(x, i) - mean) * invstd;
-      if (weight != nullptr) value *= get(weight, column);
-      if (bias != nullptr) value += get(bias, column);
-      put(y, i, value);
-    });
-  }
-};
-
-template <class T>
-struct LayerNormGradient {
-  Index rows;
-  const T *x, *weight, *dy, *statistics;
-  T* dx;
-  bool accumulate;
-  __device__ void operator()(const Line& line) const {
-    using C = compute_type<T>;
-    const C mean = line.exists ? get(statistics, line.result) : C(0);
-    const C invstd = line.exists ? get(statistics, rows + line.result) : C(0);
-    const auto gradient = [&](Index i) {
-      return weight != nullptr ? get(dy, i) * get(weight, i - line.at) : get(dy, i);
-    };
-    const auto normalised = [&](Index i) { return (get(x, i) - mean) * invstd; };
-    const auto n = static_cast<double>(line.length);
-    const C a = static_cast<C>(line.sum(gradient) / n);
-    const C b = static_cast<C>(
-        line.sum([&](Index i) { return static_cast<double>(gradient(i)) * static_cast<double>(normalised(i)); }) / n);
-    line.each([&](Index i) { put(dx, i, invstd * (gradient(i) - a - normalised(i) * b), accumulate); });
-  }
-};
-
-template <class T>
-struct LayerNormAffineGradient {
-  Index rows, columns;
-  const T *x, *dy, *statistics;
-  T *dweight, *dbias;
-  bool accumulate_weight, accumulate_bias;
-  __device__ Index start(Index column) const { return column; }
-  __device__ Pair value(Index column, Index row, Index) const {
-    const Index i = row * columns + column;
-    const auto gradient = static_cast<double>(get(dy, i));
-    return {gradient * static_cast<double>((get(x, i) - get(statistics, row)) * get(statistics, rows + row)), gradient};
-  }
-  __device__ void finish(Index column, const Pair& sum) const {
-    using C = compute_type<T>;
-    if (dweight != nullptr) put(dweight, column, static_cast<C>(sum.a), accumulate_weight);
-    if (dbias != nullptr) put(dbias, column, static_cast<C>(sum.b), accumulate_bias);
-  }
-};
-
-}  // namespace cuda
-
-template <class T>
-void layer_norm_forward(Cuda device, Index rows, Index columns, const T* x, const T* weight, const T* bias, double eps,
-                        T* y, T* statistics) {
-  cuda::for_lines(device, "layer_norm", AxisShape{rows, columns, 1},
-                  cuda::LayerNorm<T>{rows, x, weight, bias, eps, y, statistics});
+  });
 }
 
 template <class T>
-void layer_norm_backward_input(Cuda device, Index rows, Index columns, const T* x, const T* weight, const T* dy,
-                               const T* statistics, T* dx, bool accumulate) {
-  cuda::for_lines(device, "layer_norm gradient", AxisShape{rows, columns, 1},
-                  cuda::LayerNormGradient<T>{rows, x, weight, dy, statistics, dx, accumulate});
-}
-
-template <class T>
-void layer_norm_backward_affine(Cuda device, Index rows, Index columns, const T* x, const T* dy, const T* statistics,
-                                T* dweight, T* dbias, bool accumulate_weight, bool accumulate_bias) {
-  cuda::reduce<cuda::Pair>(device, "layer_norm gradient", columns, rows, true,
-                           cuda::LayerNormAffineGradient<T>{rows, columns, x, dy, statistics, dweight, dbias,
-                                                            accumulate_weight, accumulate_bias});
+void group_norm_backward(Cpu device, const GroupShape& s, const T* x, const T* weight, const T* dy, const T* statistics,
+                         T* dx, T* dweight, T* dbias, const bool (&accumulate)[3]) {
+  const Index elements = s.channels * s.inner, rows = s.batch * s.groups, channels = s.groups * s.channels;
+  // Of each sample's channels: the sums of dy and of dy * (x - mean) * invstd.
+  const Scratch<T> sums(device, 2 * s.batch * channels);
+  T *plain = sums.data(), *scaled = plain + s.batch * channels;
+  detail::for_groups(s, [&](Index group, Index first) {
+    const auto mean = splat(statistics[group]), invstd = splat(statistics[rows + group]);
+    double by_mean = 0, by_deviation = 0;
+    for (Index c = 0; c < s.channels; ++c) {
+      const Index place = group * s.channels + c;
+      const detail::RowBlock<T> channel{{place * s.inner, place, s.inner}, 1, 0};
+      const auto both = detail::sum_pairs(channel, [=](Index i, auto count) {
+        const auto g = load(dy + i, count);
+        return detail::TwoSums<T>{g, pmul(g, psub(load(x + i, count), mean))};
+      });
+      channel.store_result(plain, both.a);
+      channel.store_result(scaled, pmul(both.b, invstd));
+      by_mean += static_cast<double>(weight[first + c] * plain[place]);
+      by_deviation += static_cast<double>(weight[first + c] * scaled[place]);
+    }
+    if (dx == nullptr) return;
+    const auto n = static_cast<double>(elements);
+    const auto a = splat(static_cast<T>(by_mean / n)), b = pmul(invstd, splat(static_cast<T>(by_deviation / n)));
+    for (Index c = 0; c < s.channels; ++c) {
+      const auto w = splat(weight[first + c]);
+      const Index at = group * elements + c * s.inner;
+      for_packets<T>(s.inner, [=, add = accumulate[0], g = dy + at, from = x + at, to = dx + at](Index i, auto count) {
+        const auto d = psub(psub(pmul(load(g + i, count), w), a), pmul(psub(load(from + i, count), mean), b));
+        store(to + i, pmul(d, invstd), count, add);
+      });
+    }
+  });
+  const auto add_up = [&](const T* each, T* to, bool add) {
+    if (to == nullptr) return;
+    if (!add) std::fill_n(to, channels, T{0});
+    for (Index sample = 0; sample < s.batch; ++sample)
+      for (Index c = 0; c < channels; ++c) to[c] += each[sample * channels + c];
+  };
+  add_up(scaled, dweight, accumulate[1]);
+  add_up(plain, dbias, accumulate[2]);
 }
 
 }  // namespace chorus::kernels
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_LAYER_NORM_HPP
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_GROUP_NORM_HPP
 
-#endif
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_LAYER_NORM_HPP
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_GROUP_NORM_HPP
 
 namespace chorus {
 
@@ -30388,12 +31011,11 @@ struct ScaleShift {
 };
 }  // namespace functors
 
-/// x: [...], weight, bias: the shape of x's last axes, which are normalised together (Ba, Kiros, Hinton 2016) -> (x -
-/// mean) / sqrt(var + eps) * weight + bias, var being the biased variance. Both may be undefined: 1 and 0. Throws
-/// ShapeError where shapes don't fit.
+namespace detail {
+// On GPUs x may have 2 bytes where the rest is float.
 template <Operand X, Operand W, Operand B>
-auto layer_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
-  using T = typename tensor_of<X>::value_type;
+auto recorded_layer_norm(const X& x, const W& weight, const B& bias, double eps) {
+  using T = typename tensor_of<W>::value_type;
   constexpr std::size_t rank = tensor_of<X>::rank, inner = tensor_of<W>::rank;
   static_assert(inner >= 1 && inner <= rank && inner == tensor_of<B>::rank,
                 "layer_norm: weight and bias have the shape of the input's last axes");
@@ -30414,8 +31036,8 @@ auto layer_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
                               statistics.data());
   return record(
       operations::LayerNorm{rows, columns, eps}, std::move(out),
-      [saved = detail::Saved(input), w = detail::Saved(w), statistics, device, rows, columns](const auto& dy, auto dx,
-                                                                                             auto dw, auto db) {
+      [saved = Saved(input), w = Saved(w), statistics, device, rows, columns](const auto& dy, auto dx, auto dw,
+                                                                              auto db) {
         if (dw || db) {
           T* grads[2] = {};
           bool accumulate[2] = {};
@@ -30439,6 +31061,15 @@ auto layer_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
       },
       x, weight, bias);
 }
+}  // namespace detail
+
+/// x: [...], weight, bias: the shape of x's last axes, which are normalised together (Ba, Kiros, Hinton 2016) -> (x -
+/// mean) / sqrt(var + eps) * weight + bias, var being the biased variance. Both may be undefined: 1 and 0. Throws
+/// ShapeError where shapes don't fit.
+template <Operand X, Operand W, Operand B>
+auto layer_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
+  return detail::recorded_layer_norm(x, weight, bias, eps);
+}
 
 namespace detail {
 // A number by itself is its own mean: the result would be the bias, whatever x.
@@ -30449,6 +31080,60 @@ void check_normalizes(const char* operation, const X& x, Index groups) {
                     ": needs more than one value to normalise, got one for each sample and ",
                     groups == shape[1] ? "channel" : "group", " of an input of shape ", shape);
 }
+
+// group_norm by layer_norm and, where it is `affine`, a weight and a bias for each channel.
+template <Operand X, Operand W, Operand B>
+auto composed_group_norm(const X& x, Index groups, const W& weight, const B& bias, bool affine, double eps) {
+  using Row = Tensor<typename tensor_of<X>::value_type, 1, typename tensor_of<X>::device_type>;
+  const auto& shape = value_of(x).shape();
+  const Index rows = shape[0] * groups, columns = rows == 0 ? 0 : value_of(x).numel() / rows;
+  const auto normalized = reshape(layer_norm(reshape(x, Shape<2>{rows, columns}), Row{}, Row{}, eps), shape);
+  Shape<tensor_of<X>::rank - 1> per_channel{};
+  per_channel.fill(1);
+  per_channel[0] = shape[1];
+  const auto scaled = [&] {
+    return pointwise("group_norm", functors::ScaleShift{}, normalized, reshape(weight, per_channel),
+                     reshape(bias, per_channel));
+  };
+  return affine ? scaled() : decltype(scaled())(normalized);
+}
+
+// The same with weights and biases in two passes on the CPU.
+template <Operand X, Operand W, Operand B>
+auto scaled_group_norm(const X& x, Index groups, const W& weight, const B& bias, double eps) {
+  using T = typename tensor_of<X>::value_type;
+  static_assert(of_one_type<X, W, B>, "group_norm: operands have one scalar type; to<float>(x) converts one");
+  const auto input = contiguous(value_of(x));
+  const auto w = contiguous(value_of(weight));
+  const auto b = contiguous(value_of(bias));
+  const auto device = input.device();
+  check<DeviceError>(w.device() == device && b.device() == device, "group_norm: weight and bias are on ", w.device(),
+                     " and ", b.device(), ", the input on ", device);
+  const Index batch = input.size(0), channels = input.size(1);
+  const Index inner = input.numel() / std::max(Index{1}, batch * channels);
+  const kernels::GroupShape shape{batch, groups, channels / groups, inner};
+  auto out = tensor_of<X>::empty(input.shape(), device);
+  const auto statistics = Tensor<T, 2, Cpu>::empty({2, batch * groups}, device);
+  kernels::group_norm_forward(device, shape, input.data(), w.data(), b.data(), eps, out.data(), statistics.data());
+  return record(
+      "group_norm", std::move(out),
+      [saved = Saved(input), w = Saved(w), statistics, device, shape](const auto& dy, auto dx, auto dw, auto db) {
+        T* grads[3] = {};
+        bool accumulate[3] = {};
+        const auto want = [&](std::size_t i, auto node) {
+          if (!node) return;
+          const auto target = node->target();
+          grads[i] = target.data();
+          accumulate[i] = target.accumulate;
+        };
+        want(0, dx);
+        want(1, dw);
+        want(2, db);
+        kernels::group_norm_backward(device, shape, saved.read("group_norm").data(), w.read("group_norm").data(),
+                                     dy.data(), statistics.data(), grads[0], grads[1], grads[2], accumulate);
+      },
+      x, weight, bias);
+}
 }  // namespace detail
 
 /// x: [batch, channels, ...], weight, bias: [channels], or both undefined: like layer_norm, over each of `groups`
@@ -30456,9 +31141,7 @@ void check_normalizes(const char* operation, const X& x, Index groups) {
 /// divide them, or a group has one number alone.
 template <Operand X, Operand W, Operand B>
 auto group_norm(const X& x, Index groups, const W& weight, const B& bias, double eps = 1e-5) {
-  using Row = Tensor<typename tensor_of<X>::value_type, 1, typename tensor_of<X>::device_type>;
-  constexpr int rank = tensor_of<X>::rank;
-  static_assert(rank >= 2, "group_norm: the input is [batch, channels, ...]");
+  static_assert(tensor_of<X>::rank >= 2, "group_norm: the input is [batch, channels, ...]");
   const auto& shape = value_of(x).shape();
   check<ShapeError>(groups > 0 && shape[1] % groups == 0, "group_norm: ", groups,
                     " groups do not divide the channels of shape ", shape);
@@ -30467,16 +31150,14 @@ auto group_norm(const X& x, Index groups, const W& weight, const B& bias, double
   check<ShapeError>(!affine || (value_of(weight).numel() == shape[1] && value_of(bias).numel() == shape[1]),
                     "group_norm: an input of shape ", shape, " does not fit a weight of ", value_of(weight).numel(),
                     " and a bias of ", value_of(bias).numel(), " channels");
-  const Index rows = shape[0] * groups, columns = rows == 0 ? 0 : value_of(x).numel() / rows;
-  const auto normalized = layer_norm(reshape(x, Shape<2>{rows, columns}), Row{}, Row{}, eps);
-  Shape<rank - 1> per_channel{};
-  per_channel.fill(1);
-  per_channel[0] = shape[1];
-  const auto scaled = [&] {
-    return detail::pointwise("group_norm", functors::ScaleShift{}, reshape(normalized, shape),
-                             reshape(weight, per_channel), reshape(bias, per_channel));
-  };
-  return affine ? scaled() : decltype(scaled())(reshape(normalized, shape));
+  // Gradients of gradients are made of operations, and so are GPUs' results; channels of a packet or two would be
+  // tails.
+  constexpr bool recorded =
+      detail::is_graph_variable<X> || detail::is_graph_variable<W> || detail::is_graph_variable<B>;
+  if constexpr (!recorded && std::is_same_v<typename tensor_of<X>::device_type, Cpu>)
+    if (affine && value_of(x).numel() >= 16 * shape[0] * shape[1])
+      return detail::scaled_group_norm(x, groups, weight, bias, eps);
+  return detail::composed_group_norm(x, groups, weight, bias, affine, eps);
 }
 
 /// Normalises each channel of each sample by itself (Ulyanov et al. 2016): group_norm with one channel a group. Throws
@@ -30501,8 +31182,13 @@ auto rms_norm(const X& x, const W& weight, double eps = 1e-6) {
 // Of bf16 and half inputs all is computed in float; weights and biases may be float or as the input.
 template <NarrowOperand X, Operand W, Operand B>
 auto layer_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
-  using T = typename tensor_of<X>::value_type;
-  return to<T>(layer_norm(to<float>(x), to<float>(weight), to<float>(bias), eps));
+  // Kernels for a gradient of the first order read and write them on GPUs.
+  if constexpr (!std::is_same_v<typename tensor_of<X>::device_type, Cpu> &&
+                !(detail::is_graph_variable<X> || detail::is_graph_variable<W> || detail::is_graph_variable<B>))
+    return detail::recorded_layer_norm(x, to<float>(weight), to<float>(bias), eps);
+  else
+    return to<typename tensor_of<X>::value_type>(
+        detail::recorded_layer_norm(to<float>(x), to<float>(weight), to<float>(bias), eps));
 }
 template <NarrowOperand X, Operand W, Operand B>
 auto group_norm(const X& x, Index groups, const W& weight, const B& bias, double eps = 1e-5) {
@@ -30589,6 +31275,11 @@ enum class Trans : bool { no, yes };
 
 namespace chorus::kernels {
 
+/// Matrices that follow one another: how many, and how far apart those of a, b and c are, in elements.
+struct GemmStack {
+  Index count = 1, a = 0, b = 0, c = 0;
+};
+
 /// c = op(a) op(b), or c += with `accumulate`; `bias_n` (of length n, or null) is added to every row. Row-major; op(a):
 /// [m, k], op(b): [k, n], c: [m, n]. `lda` is the row pitch of `a` as stored: [m, k], or [k, m] with Trans::yes;
 /// likewise `ldb`.
@@ -30607,6 +31298,14 @@ void gemm(Cpu device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a,
            reads(a, ta == Trans::no ? extent(m, k, lda) : extent(k, m, lda)), lda,
            reads(b, tb == Trans::no ? extent(k, n, ldb) : extent(n, k, ldb)), ldb,
            writes(c, extent(m, n, ldc), accumulate || ldc != n), ldc, accumulate, reads(bias_n, n));
+}
+
+/// The same for each matrix of a stack.
+template <Real T>
+void gemm(Cpu device, const GemmStack& stack, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda,
+          const T* b, Index ldb, T* c, Index ldc, bool accumulate) {
+  for (Index i = 0; i < stack.count; ++i)
+    gemm(device, ta, tb, m, n, k, a + i * stack.a, lda, b + i * stack.b, ldb, c + i * stack.c, ldc, accumulate);
 }
 
 }  // namespace chorus::kernels
@@ -30774,86 +31473,16 @@ void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index 
 
 #include <cublasLt.h>
 
-// <chorus/kernels/cuda/plan_key.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_KEY_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_KEY_HPP
-/// What a plan of a vendor's library is good for: numbers that are compared one by one. Needs no CUDA headers.
-
-namespace chorus::kernels::cuda {
-
-struct PlanKey {
-  std::array<Index, 16> numbers{};
-
-  PlanKey(std::initializer_list<Index> list) { std::copy(list.begin(), list.end(), numbers.begin()); }
-  friend auto operator<=>(const PlanKey& a, const PlanKey& b) { return a.numbers <=> b.numbers; }
-  friend bool operator==(const PlanKey& a, const PlanKey& b) { return a.numbers == b.numbers; }
-};
-
-/// A row-major matrix product (see kernels/gemm.hpp). Alignments are those of the addresses, in bytes.
-struct GemmProblem {
-  DType dtype;
-  Trans ta, tb;
-  Index m, n, k, lda, ldb, ldc;
-  bool bias, tf32;
-  int align_a, align_b, align_c;
-
-  PlanKey key() const {
-    return {static_cast<Index>(dtype),
-            ta == Trans::yes,
-            tb == Trans::yes,
-            m,
-            n,
-            k,
-            lda,
-            ldb,
-            ldc,
-            bias,
-            tf32,
-            align_a,
-            align_b,
-            align_c};
-  }
-};
-
-enum class ConvolutionPass : int { forward, backward_input, backward_weight };
-
-/// A convolution of dense tensors, whose last axis is their width.
-struct ConvolutionProblem {
-  ConvolutionPass pass;
-  DType dtype;
-  bool tf32;
-  Conv2dShape shape;
-
-  PlanKey key() const {
-    const Conv2dShape& s = shape;
-    return {static_cast<Index>(pass) * 64 + static_cast<Index>(dtype) * 2 + Index{tf32},
-            s.batch,
-            s.in_channels,
-            s.height,
-            s.width,
-            s.out_channels,
-            s.kernel_h,
-            s.kernel_w,
-            s.stride_h,
-            s.stride_w,
-            s.padding_h,
-            s.padding_w,
-            s.dilation_h,
-            s.dilation_w,
-            s.groups};
-  }
-};
-
-}  // namespace chorus::kernels::cuda
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_KEY_HPP
-
 namespace chorus::kernels::cuda {
 
 /// Throws DeviceError, which names the call, its error and its place.
 inline void check_cublas(cublasStatus_t status, const char* call, const char* file, int line) {
-  if (status != CUBLAS_STATUS_SUCCESS) [[unlikely]]
+  if (status != CUBLAS_STATUS_SUCCESS) [[unlikely]] {
+    chorus::cuda::forget_error();
     fail<DeviceError>("cuBLASLt: ", call, " failed: ", cublasLtGetStatusString(status), ", at ",
                       chorus::cuda::detail::short_path(file), ":", line);
+  }
+  chorus::cuda::check_left_over(call, file, line);
 }
 #define CHORUS_CUBLAS_CHECK(...) ::chorus::kernels::cuda::check_cublas(__VA_ARGS__, #__VA_ARGS__, __FILE__, __LINE__)
 
@@ -30866,7 +31495,8 @@ inline constexpr cudaDataType_t cuda_type<bf16> = CUDA_R_16BF;
 template <>
 inline constexpr cudaDataType_t cuda_type<half> = CUDA_R_16F;
 
-/// How one product is computed. Row-major C = A B is column-major Cᵀ = Bᵀ Aᵀ: cuBLASLt's A is our B.
+/// How one product, or a stack of them, is computed. Row-major C = A B is column-major Cᵀ = Bᵀ Aᵀ: cuBLASLt's A is our
+/// B.
 class GemmPlan {
  public:
   GemmPlan(cublasLtHandle_t handle, const GemmProblem& problem, cudaDataType_t type, const void* bias) {
@@ -30886,6 +31516,11 @@ class GemmPlan {
     layout(&a_, type, problem.n, problem.k, problem.ldb, left);
     layout(&b_, type, problem.k, problem.m, problem.lda, right);
     layout(&c_, type, problem.n, problem.m, problem.ldc, CUBLAS_OP_N);
+    if (problem.count > 1) {
+      stack(a_, problem.count, problem.stride_b);
+      stack(b_, problem.count, problem.stride_a);
+      stack(c_, problem.count, problem.stride_c);
+    }
 
     cublasLtMatmulPreference_t preference = nullptr;
     CHORUS_CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
@@ -30908,6 +31543,7 @@ class GemmPlan {
     // Some versions call an epilogue that they have not for a type an invalid value.
     const bool refused = problem.bias && status == CUBLAS_STATUS_INVALID_VALUE;
     if (status != CUBLAS_STATUS_NOT_SUPPORTED && !refused) CHORUS_CUBLAS_CHECK(status);
+    if (status != CUBLAS_STATUS_SUCCESS) chorus::cuda::forget_error();
     usable_ = status == CUBLAS_STATUS_SUCCESS && found > 0 && choice_.state == CUBLAS_STATUS_SUCCESS;
   }
   GemmPlan(const GemmPlan&) = delete;
@@ -30921,13 +31557,26 @@ class GemmPlan {
   /// False where cuBLASLt has no algorithm for the problem.
   bool usable() const { return usable_; }
   std::size_t workspace_bytes() const { return choice_.workspaceSize; }
+  /// Which algorithm it is, in words.
+  std::string text() const {
+    if (!usable_) return "cuBLASLt has no algorithm for it; a plain kernel";
+    const auto number = [this](cublasLtMatmulAlgoConfigAttributes_t name) {
+      std::uint32_t value = 0;
+      std::size_t bytes = 0;
+      CHORUS_CUBLAS_CHECK(cublasLtMatmulAlgoConfigGetAttribute(&choice_.algo, name, &value, sizeof value, &bytes));
+      return value;
+    };
+    return cat("cuBLASLt's algorithm ", number(CUBLASLT_ALGO_CONFIG_ID), ", tile ",
+               number(CUBLASLT_ALGO_CONFIG_TILE_ID), ", stages ", number(CUBLASLT_ALGO_CONFIG_STAGES_ID), ", split k ",
+               number(CUBLASLT_ALGO_CONFIG_SPLITK_NUM), ", workspace ", workspace_bytes(), " bytes");
+  }
   void set_bias(const void* bias) { set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias); }
 
-  /// c = a b, or c += with `accumulate`. `Scale` is float, or double for doubles.
+  /// c = scale a b, or c += with `accumulate`. `Scale` is float, or double for doubles.
   template <class Scale>
-  void run(cublasLtHandle_t handle, const void* a, const void* b, void* c, bool accumulate, void* workspace,
-           cudaStream_t stream) const {
-    const Scale alpha = 1, beta = accumulate ? 1 : 0;
+  void run(cublasLtHandle_t handle, Scale scale, const void* a, const void* b, void* c, bool accumulate,
+           void* workspace, cudaStream_t stream) const {
+    const Scale alpha = scale, beta = accumulate ? 1 : 0;
     CHORUS_CUBLAS_CHECK(cublasLtMatmul(handle, operation_, &alpha, b, a_, a, b_, &beta, c, c_, c, c_, &choice_.algo,
                                        workspace, choice_.workspaceSize, stream));
   }
@@ -30943,6 +31592,13 @@ class GemmPlan {
     if (operation == CUBLAS_OP_T) std::swap(rows, columns);
     CHORUS_CUBLAS_CHECK(cublasLtMatrixLayoutCreate(out, type, static_cast<std::uint64_t>(rows),
                                                    static_cast<std::uint64_t>(columns), pitch));
+  }
+  static void stack(cublasLtMatrixLayout_t layout, Index count, Index stride) {
+    const auto say = [&](cublasLtMatrixLayoutAttribute_t name, const auto& value) {
+      CHORUS_CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(layout, name, &value, sizeof value));
+    };
+    say(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, static_cast<std::int32_t>(count));
+    say(CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, static_cast<std::int64_t>(stride));
   }
 
   cublasLtMatmulDesc_t operation_ = nullptr;
@@ -30963,10 +31619,12 @@ struct CublasContext {
     return all[static_cast<std::size_t>(device.index)];
   }
   /// With `mutex` locked and the device current.
-  GemmPlan& plan(const GemmProblem& problem, cudaDataType_t type, const void* bias) {
+  GemmPlan& plan(Cuda device, const GemmProblem& problem, cudaDataType_t type, const void* bias) {
     if (handle == nullptr) CHORUS_CUBLAS_CHECK(cublasLtCreate(&handle));
     auto& plan = plans[problem.key()];
-    if (!plan) plan = std::make_unique<GemmPlan>(handle, problem, type, bias);
+    if (plan) return *plan;
+    plan = std::make_unique<GemmPlan>(handle, problem, type, bias);
+    say_plan(device, problem, [&] { return plan->text(); });
     return *plan;
   }
 };
@@ -30981,8 +31639,10 @@ namespace cuda {
 /// One element of c a thread.
 template <class T>
 struct PlainGemm {
+  GemmStack stack;
+  compute_type<T> scale;
   bool ta, tb;
-  Index n, k;
+  Index m, n, k;
   const T* a;
   Index lda;
   const T* b;
@@ -30992,11 +31652,14 @@ struct PlainGemm {
   bool accumulate;
   const T* bias;
   __device__ void operator()(Index i) const {
-    const Index row = i / n, column = i - row * n;
-    compute_type<T> sum = bias != nullptr ? get(bias, column) : compute_type<T>(0);
+    const Index line = i / n, column = i - line * n, matrix = line / m, row = line - matrix * m;
+    const T *left = a + matrix * stack.a, *right = b + matrix * stack.b;
+    compute_type<T> sum = 0;
     for (Index p = 0; p < k; ++p)
-      sum += get(a, ta ? p * lda + row : row * lda + p) * get(b, tb ? column * ldb + p : p * ldb + column);
-    put(c, row * ldc + column, sum, accumulate);
+      sum += get(left, ta ? p * lda + row : row * lda + p) * get(right, tb ? column * ldb + p : p * ldb + column);
+    sum *= scale;
+    if (bias != nullptr) sum += get(bias, column);
+    put(c, matrix * stack.c + row * ldc + column, sum, accumulate);
   }
 };
 
@@ -31013,18 +31676,59 @@ struct AddBias {
 
 /// False where cuBLASLt has no algorithm for it.
 template <class T>
-bool cublas_gemm(Cuda device, const GemmProblem& problem, const T* a, const T* b, T* c, bool accumulate,
+bool cublas_gemm(Cuda device, const GemmProblem& problem, double scale, const T* a, const T* b, T* c, bool accumulate,
                  const T* bias) {
   using Scale = std::conditional_t<std::is_same_v<T, double>, double, float>;
   const DeviceGuard guard(device);
   auto& context = CublasContext::of(device);
   const std::lock_guard lock(context.mutex);
-  GemmPlan& plan = context.plan(problem, cuda_type<T>, bias);
+  GemmPlan& plan = context.plan(device, problem, cuda_type<T>, bias);
   if (!plan.usable()) return false;
   if (problem.bias) plan.set_bias(bias);
   const Scratch<std::byte> workspace(device, static_cast<Index>(plan.workspace_bytes()));
-  plan.run<Scale>(context.handle, a, b, c, accumulate, workspace.data(), chorus::cuda::current_stream(device));
+  plan.run<Scale>(context.handle, static_cast<Scale>(scale), a, b, c, accumulate, workspace.data(),
+                  chorus::cuda::current_stream(device));
   return true;
+}
+
+/// All products of a stack in one call, each of them with the bias, unless that is null.
+template <class T>
+void gemm_at_once(Cuda device, const GemmStack& stack, double scale, Trans ta, Trans tb, Index m, Index n, Index k,
+                  const T* a, Index lda, const T* b, Index ldb, T* c, Index ldc, bool accumulate, const T* bias) {
+  // What the addresses of a stack's matrices are multiples of.
+  const auto alignment = [&stack](const T* first, Index stride) {
+    return std::min(alignment_of(first), stack.count > 1 ? alignment_of(first + stride) : alignment_of(nullptr));
+  };
+  GemmProblem problem{dtype<T>,
+                      ta,
+                      tb,
+                      m,
+                      n,
+                      k,
+                      lda,
+                      ldb,
+                      ldc,
+                      bias != nullptr,
+                      tf32_allowed(),
+                      alignment(a, stack.a),
+                      alignment(b, stack.b),
+                      std::min(alignment(c, stack.c), alignment_of(bias)),
+                      stack.count,
+                      stack.a,
+                      stack.b,
+                      stack.c};
+  const Index rows = stack.count * m;
+  if (k > 0) {
+    if (cublas_gemm(device, problem, scale, a, b, c, accumulate, bias)) return;
+    problem.bias = false;
+    if (bias != nullptr && cublas_gemm<T>(device, problem, scale, a, b, c, accumulate, nullptr)) {
+      for_each(device, "bias of a matrix product", rows * n, AddBias<T>{n, ldc, c, bias});
+      return;
+    }
+  }
+  for_each(device, "matrix product", rows * n,
+           PlainGemm<T>{stack, static_cast<compute_type<T>>(scale), ta == Trans::yes, tb == Trans::yes, m, n, k, a, lda,
+                        b, ldb, c, ldc, accumulate, bias});
 }
 
 }  // namespace cuda
@@ -31033,32 +31737,22 @@ template <Real T>
 void gemm(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb,
           T* c, Index ldc, bool accumulate, const T* bias_n = nullptr) {
   if (m == 0 || n == 0) return;
-  const int align_c = std::min(cuda::alignment_of(c), cuda::alignment_of(bias_n));
-  cuda::GemmProblem problem{dtype<T>,
-                            ta,
-                            tb,
-                            m,
-                            n,
-                            k,
-                            lda,
-                            ldb,
-                            ldc,
-                            bias_n != nullptr,
-                            tf32_allowed(),
-                            cuda::alignment_of(a),
-                            cuda::alignment_of(b),
-                            align_c};
-  if (k > 0) {
-    if (cuda::cublas_gemm(device, problem, a, b, c, accumulate, bias_n)) return;
-    problem.bias = false;
-    if (bias_n != nullptr && cuda::cublas_gemm<T>(device, problem, a, b, c, accumulate, nullptr)) {
-      cuda::for_each(device, "bias of a matrix product", m * n, cuda::AddBias<T>{n, ldc, c, bias_n});
-      return;
-    }
+  cuda::gemm_at_once(device, {}, 1, ta, tb, m, n, k, a, lda, b, ldb, c, ldc, accumulate, bias_n);
+}
+
+/// A stack's products, times `scale`; at most 65,535 matrices a launch, for that is the size of a grid's last axes.
+template <Real T>
+void gemm(Cuda device, const GemmStack& stack, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda,
+          const T* b, Index ldb, T* c, Index ldc, bool accumulate, double scale = 1) {
+  constexpr Index most = 65535;
+  if (m == 0 || n == 0) return;
+  for (Index i = 0; i < stack.count; i += most) {
+    auto some = stack;
+    some.count = std::min(most, stack.count - i);
+    if (some.count == 1) some = {};
+    cuda::gemm_at_once<T>(device, some, scale, ta, tb, m, n, k, a + i * stack.a, lda, b + i * stack.b, ldb,
+                          c + i * stack.c, ldc, accumulate, nullptr);
   }
-  cuda::for_each(
-      device, "matrix product", m * n,
-      cuda::PlainGemm<T>{ta == Trans::yes, tb == Trans::yes, n, k, a, lda, b, ldb, c, ldc, accumulate, bias_n});
 }
 
 }  // namespace chorus::kernels
@@ -31095,25 +31789,22 @@ auto stacked_matmul(const A& a, const B& b) {
   shape.back() = n;
   auto out = Tensor<T, rank, typename tensor_of<A>::device_type>::empty(shape, device);
   count_multiply_adds(count * m * k * n);
-  for (Index i = 0; i < count; ++i)
-    kernels::gemm(device, Trans::no, Trans::no, m, n, k, left.data() + i * m * k, k, right.data() + i * k * n, n,
-                  out.data() + i * m * n, n, false);
+  kernels::gemm(device, {count, m * k, k * n, m * n}, Trans::no, Trans::no, m, n, k, left.data(), k, right.data(), n,
+                out.data(), n, false);
   return record(
       operations::Matmul{}, std::move(out),
       [left = Saved(left), right = Saved(right), device, count, m, n, k](const auto& dy, auto da, auto db) {
         if (da) {
           const T* const other = right.read("matmul").data();
           const auto [grad, accumulate] = da->target();
-          for (Index i = 0; i < count; ++i)
-            kernels::gemm(device, Trans::no, Trans::yes, m, k, n, dy.data() + i * m * n, n, other + i * k * n, n,
-                          grad.data() + i * m * k, k, accumulate);
+          kernels::gemm(device, {count, m * n, k * n, m * k}, Trans::no, Trans::yes, m, k, n, dy.data(), n, other, n,
+                        grad.data(), k, accumulate);
         }
         if (db) {
           const T* const other = left.read("matmul").data();
           const auto [grad, accumulate] = db->target();
-          for (Index i = 0; i < count; ++i)
-            kernels::gemm(device, Trans::yes, Trans::no, k, n, m, other + i * m * k, k, dy.data() + i * m * n, n,
-                          grad.data() + i * k * n, n, accumulate);
+          kernels::gemm(device, {count, m * k, m * n, k * n}, Trans::yes, Trans::no, k, n, m, other, k, dy.data(), n,
+                        grad.data(), n, accumulate);
         }
       },
       a, b);
@@ -32156,6 +32847,71 @@ auto attention_as_a_whole(const Q& q, const K& k, const V& v, const Masked& mask
   return matmul(dropout(weights, options.dropout), v);
 }
 
+/// Whether scores are stacked products, and hidden in the softmax itself: on GPUs, for a gradient of the first order.
+template <class Q, class K, class V>
+inline constexpr bool has_stacked_attention =
+    !std::is_same_v<typename tensor_of<Q>::device_type, Cpu> && tensor_of<Q>::rank == tensor_of<K>::rank &&
+    tensor_of<Q>::rank == tensor_of<V>::rank &&
+    !(is_graph_variable<Q> || is_graph_variable<K> || is_graph_variable<V>);
+
+/// q kᵀ / sqrt(features) of stacks of one shape, without a copy that is transposed or scaled.
+template <Operand Q, Operand K>
+auto attention_scores(const Q& q, const K& k) {
+  using kernels::Trans;
+  const auto queries = contiguous(value_of(q));
+  const auto keys = contiguous(value_of(k));
+  const auto device = queries.device();
+  const Index m = queries.size(-2), n = keys.size(-2), features = queries.size(-1);
+  auto shape = queries.shape();
+  shape.back() = n;
+  const Index count = queries.numel() / (m * features);
+  const double scale = 1 / std::sqrt(static_cast<double>(features));
+  auto out = tensor_of<Q>::empty(shape, device);
+  count_multiply_adds(count * m * n * features);
+  kernels::gemm(device, {count, m * features, n * features, m * n}, Trans::no, Trans::yes, m, n, features,
+                queries.data(), features, keys.data(), features, out.data(), n, false, scale);
+  return record(
+      "scaled_dot_product_attention", std::move(out),
+      [queries = Saved(queries), keys = Saved(keys), device, count, m, n, features, scale](const auto& dy, auto dq,
+                                                                                           auto dk) {
+        constexpr const char* name = "scaled_dot_product_attention";
+        if (dq) {
+          const auto [grad, accumulate] = dq->target();
+          kernels::gemm(device, {count, m * n, n * features, m * features}, Trans::no, Trans::no, m, features, n,
+                        dy.data(), n, keys.read(name).data(), features, grad.data(), features, accumulate, scale);
+        }
+        if (dk) {
+          const auto [grad, accumulate] = dk->target();
+          kernels::gemm(device, {count, m * n, m * features, n * features}, Trans::yes, Trans::no, n, features, m,
+                        dy.data(), n, queries.read(name).data(), features, grad.data(), features, accumulate, scale);
+        }
+      },
+      q, k);
+}
+
+/// The weights that scores [..., queries, keys] give, where query i sees keys 0 to i only.
+template <Operand X>
+auto causal_softmax(const X& scores) {
+  return along_axis(
+      operations::Softmax{-1}, scores, -1,
+      [queries = value_of(scores).size(-2)](auto device, auto view, const auto* in, auto* out) {
+        kernels::softmax_forward(device, view, in, out, /*none_is_zero=*/true, queries);
+      },
+      [](auto device, auto view, const auto* y, const auto* dy, auto* dx, bool accumulate) {
+        kernels::softmax_backward(device, view, y, dy, dx, accumulate);
+      });
+}
+
+/// A product of stacks for the scores, and one for the result: memory for all scores, launches whose number does not
+/// depend on sizes.
+template <Operand Q, Operand K, Operand V, class Masked>
+auto attention_in_stacks(const Q& q, const K& k, const V& v, const Masked& masked, const AttentionOptions& options) {
+  const auto scores = masked(attention_scores(q, k));
+  const auto weights = options.causal ? causal_softmax(scores) : softmax(scores, -1, /*none_is_zero=*/true);
+  if (options.dropout == 0) return matmul(weights, v);
+  return matmul(dropout(weights, options.dropout), v);
+}
+
 /// A mask for each matrix of the scores, one after the other, or one for all.
 template <class T, int Rank, std::size_t N>
 Tensor<T, 3> attention_mask(const Tensor<T, Rank>& mask, std::array<Index, N> scores) {
@@ -32177,14 +32933,17 @@ auto attention(const Q& q, const K& k, const V& v, const MakeMask& make_mask, co
                     "scaled_dot_product_attention: the probability of dropout is in [0, 1), got ", options.dropout);
   check<UsageError>(options.dropout == 0 || tensor_of<Q>::rank > 2,
                     "scaled_dot_product_attention: dropout needs a batch axis, got queries of shape ", queries.shape());
-  if constexpr (has_attention_kernel<Q, K, V>) {
+  if constexpr (has_attention_kernel<Q, K, V> || has_stacked_attention<Q, K, V>) {
     auto scores = queries.shape();
     const auto same_batch = [&](const auto& other) {
       return std::equal(scores.begin(), scores.end() - 2, other.begin());
     };
     if (same_batch(keys.shape()) && same_batch(values.shape()) && queries.numel() > 0 && values.numel() > 0) {
       scores.back() = keys.size(-2);
-      return attention_in_blocks(q, k, v, make_mask(scores), options);
+      if constexpr (has_attention_kernel<Q, K, V>)
+        return attention_in_blocks(q, k, v, make_mask(scores), options);
+      else
+        return attention_in_stacks(q, k, v, masked, options);
     }
   }
   return attention_as_a_whole(q, k, v, masked, options);
@@ -32468,7 +33227,8 @@ auto conv1d(const X& x, const W& weight, const B& bias, const Conv1dOptions& opt
 // <chorus/ops/creation.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_CREATION_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_CREATION_HPP
-/// Tensors made of a rule: arange, linspace, eye, one_hot. They are made on the host, and copied to the device.
+/// Tensors made of a rule: arange, linspace, full_like, eye, one_hot. They are made on the host, and copied to the
+/// device.
 
 namespace chorus {
 
@@ -32510,6 +33270,23 @@ Tensor<T, 1, D> linspace(double start, double stop, Index count, D device = {}) 
     out.data()[i] = static_cast<T>(i < count - count / 2 ? start + step * static_cast<double>(i)
                                                          : stop - step * static_cast<double>(count - 1 - i));
   return to_device(out, device);
+}
+
+/// As many numbers as x has, with its type, shape and device, all of them `value`. No gradient goes to x.
+template <Operand X, class Number>
+requires std::is_arithmetic_v<Number>
+auto full_like(const X& x, Number value) {
+  using T = typename tensor_of<X>::value_type;
+  detail::check_defined("full_like", value_of(x));
+  return tensor_of<X>::full(value_of(x).shape(), static_cast<T>(value), value_of(x).device());
+}
+template <Operand X>
+auto zeros_like(const X& x) {
+  return full_like(x, 0);
+}
+template <Operand X>
+auto ones_like(const X& x) {
+  return full_like(x, 1);
 }
 
 /// Ones on the diagonal, else zeros: [rows, columns], or [rows, rows].
@@ -32607,6 +33384,16 @@ void cross_entropy_backward(Cpu cpu, Index batch, Index classes, const T* logits
                             const CrossEntropyOptions& options, const T* log_sum_exp, const T* dloss, T* dlogits,
                             bool accumulate);
 
+/// The same of a class for each pixel, on the CPU: the axis is that of the classes; labels, log_sum_exp and the losses
+/// for Reduction::none are [outer, inner].
+template <class T>
+void image_cross_entropy_forward(Cpu cpu, AxisShape shape, const T* logits, const std::int64_t* labels,
+                                 const CrossEntropyOptions& options, T* loss, T* log_sum_exp);
+template <class T>
+void image_cross_entropy_backward(Cpu cpu, AxisShape shape, const T* logits, const std::int64_t* labels,
+                                  const CrossEntropyOptions& options, const T* log_sum_exp, const T* dloss, T* dlogits,
+                                  bool accumulate);
+
 /// loss = -log_probabilities[label]. Shapes, errors and reductions as in `cross_entropy_forward`.
 template <class T>
 void nll_loss_forward(Cpu cpu, Index batch, Index classes, const T* log_probabilities, const std::int64_t* labels,
@@ -32640,6 +33427,11 @@ inline Index count_labels(Cpu, std::string_view operation, Index batch, Index cl
 }
 
 namespace detail {
+inline void check_smoothing(const CrossEntropyOptions& options) {
+  check<UsageError>(options.label_smoothing >= 0 && options.label_smoothing <= 1,
+                    "cross_entropy: label_smoothing must be in [0, 1], got ", options.label_smoothing);
+}
+
 /// The losses of all samples by `sample_loss(i)`: kept, summed or averaged. The mean of no sample is 0, so that a
 /// device's empty share of a batch contributes nothing.
 template <class T, class SampleLoss>
@@ -32668,8 +33460,7 @@ T sample_scale(Index i, Index counted, Reduction reduction, const T* dloss) {
 template <class T>
 void cross_entropy_forward(Cpu cpu, Index batch, Index classes, const T* logits, const std::int64_t* labels,
                            const CrossEntropyOptions& options, T* loss, T* log_sum_exp) {
-  check<UsageError>(options.label_smoothing >= 0 && options.label_smoothing <= 1,
-                    "cross_entropy: label_smoothing must be in [0, 1], got ", options.label_smoothing);
+  detail::check_smoothing(options);
   const Index counted = count_labels(cpu, "cross_entropy", batch, classes, labels, options.ignore_index);
   const T smoothing = static_cast<T>(options.label_smoothing);
   detail::reduce_losses(batch, counted, options.reduction, loss, [&](Index i) {
@@ -32735,6 +33526,86 @@ void nll_loss_backward(Cpu cpu, Index batch, Index classes, const std::int64_t* 
 
 }  // namespace chorus::kernels
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_CROSS_ENTROPY_HPP
+
+// <chorus/kernels/cpu/image_cross_entropy.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_IMAGE_CROSS_ENTROPY_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_IMAGE_CROSS_ENTROPY_HPP
+/// Cross entropy of a class for each pixel on the CPU.
+
+namespace chorus::kernels {
+
+template <class T>
+void image_cross_entropy_forward(Cpu cpu, AxisShape shape, const T* logits, const std::int64_t* labels,
+                                 const CrossEntropyOptions& options, T* loss, T* log_sum_exp) {
+  if (shape.inner == 1)
+    return cross_entropy_forward(cpu, shape.outer, shape.axis, logits, labels, options, loss, log_sum_exp);
+  detail::check_smoothing(options);
+  const Index samples = shape.outer * shape.inner;
+  const Index counted = count_labels(cpu, "cross_entropy", samples, shape.axis, labels, options.ignore_index);
+  const T smoothing = static_cast<T>(options.label_smoothing);
+  const Scratch<T> losses(cpu, options.reduction == Reduction::none ? 0 : samples);
+  T* const each = options.reduction == Reduction::none ? loss : losses.data();
+  detail::for_column_blocks<T>(shape, [&](const auto& block) {
+    constexpr Index most = detail::block_columns<T>;
+    T maximum[most], total[most], below[most];
+    block.reduce(Max<T>{}, maximum, [=](Index i, Index, auto count) { return load(logits + i, count); });
+    const auto shifted = [=, m = &maximum[0]](Index i, Index j, auto count) {
+      return psub(load(logits + i, count), load(m + j, count));
+    };
+    block.reduce(Sum<T>{}, total,
+                 [=](Index i, Index j, auto count) { return detail::exp_to_zero<T>(shifted(i, j, count)); });
+    if (smoothing != 0) block.reduce(Sum<T>{}, below, shifted);
+    for (Index j = 0; j < block.columns; ++j) {
+      const Index sample = block.result + j;
+      const T log_sum = std::log(total[j]);
+      log_sum_exp[sample] = log_sum;
+      each[sample] = T{0};
+      if (labels[sample] == options.ignore_index) continue;
+      const T sharp = log_sum - (logits[block.at + labels[sample] * block.stride + j] - maximum[j]);
+      each[sample] = sharp;
+      if (smoothing == 0) continue;
+      const T smooth = log_sum - below[j] / static_cast<T>(shape.axis);
+      each[sample] = (T{1} - smoothing) * sharp + smoothing * smooth;
+    }
+  });
+  if (options.reduction != Reduction::none)
+    detail::reduce_losses(samples, counted, options.reduction, loss, [=](Index i) { return each[i]; });
+}
+
+template <class T>
+void image_cross_entropy_backward(Cpu cpu, AxisShape shape, const T* logits, const std::int64_t* labels,
+                                  const CrossEntropyOptions& options, const T* log_sum_exp, const T* dloss, T* dlogits,
+                                  bool accumulate) {
+  if (shape.inner == 1)
+    return cross_entropy_backward(cpu, shape.outer, shape.axis, logits, labels, options, log_sum_exp, dloss, dlogits,
+                                  accumulate);
+  const Index samples = shape.outer * shape.inner;
+  const Index counted = count_labels(cpu, "cross_entropy", samples, shape.axis, labels, options.ignore_index);
+  const T smoothing = static_cast<T>(options.label_smoothing);
+  detail::for_column_blocks<T>(shape, [&](const auto& block) {
+    constexpr Index most = detail::block_columns<T>;
+    T maximum[most], scale[most], counts[most];
+    for (Index j = 0; j < block.columns; ++j) {
+      counts[j] = labels[block.result + j] == options.ignore_index ? T{0} : T{1};
+      scale[j] = detail::sample_scale(block.result + j, counted, options.reduction, dloss);
+    }
+    block.reduce(Max<T>{}, maximum, [=](Index i, Index, auto count) { return load(logits + i, count); });
+    const auto uniform = splat(smoothing / static_cast<T>(shape.axis)), zero = splat(T{0});
+    block.each([=, log_sums = log_sum_exp + block.result, m = &maximum[0], s = &scale[0], c = &counts[0]](
+                   Index i, Index j, auto count) {
+      const auto shifted = psub(load(logits + i, count), load(m + j, count));
+      const auto p = detail::exp_to_zero<T>(psub(shifted, load(log_sums + j, count)));
+      const auto gradient = pmul(psub(p, uniform), load(s + j, count));
+      store(dlogits + i, pselect(pcmp_eq(load(c + j, count), zero), zero, gradient), count, accumulate);
+    });
+    for (Index j = 0; j < block.columns; ++j)
+      if (counts[j] != 0)
+        dlogits[block.at + labels[block.result + j] * block.stride + j] -= (T{1} - smoothing) * scale[j];
+  });
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_IMAGE_CROSS_ENTROPY_HPP
 
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
 // <chorus/kernels/cuda/cross_entropy.hpp>
@@ -44473,6 +45344,54 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
 #define CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_CALLS_HPP
 /// `NcclCalls`: one rank's place in a group of NCCL's, and what it has asked of it.
 
+// <chorus/comm/nccl/nccl_abort.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_ABORT_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_ABORT_HPP
+/// `NcclAbort`: the end of a communicator of NCCL's that has failed.
+
+#include <future>
+
+namespace chorus::comm {
+
+/// Aborts a communicator on a thread of its own. NCCL's abort ends the device's kernels at once, but returns only when
+/// no graph that was captured with the communicator lives any more, and the thread that is to destroy those may be the
+/// one that has found out, or one that waits for a lock which that one holds.
+template <class Api>
+class NcclAbort {
+ public:
+  void begin(Api api, typename Api::Comm comm) noexcept {
+    try {
+      std::promise<void> promise;
+      auto future = promise.get_future();
+      thread_ = chorus::detail::start_thread("nccl", [api, comm, promise = std::move(promise)]() mutable {
+        api.abort(comm);
+        promise.set_value();
+      });
+      ended_ = std::move(future);
+    } catch (...) {
+      api.abort(comm);  // without a thread there is no other way
+    }
+  }
+
+  /// Waits for the end of what was begun, if anything; after `limit` it returns false, and leaves the thread behind.
+  bool finish(std::chrono::milliseconds limit) noexcept {
+    if (!thread_.joinable()) return true;
+    const bool ended = ended_.wait_for(limit) == std::future_status::ready;
+    if (ended)
+      thread_.join();
+    else
+      thread_.detach();
+    return ended;
+  }
+
+ private:
+  std::thread thread_;
+  std::future<void> ended_;
+};
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_ABORT_HPP
+
 namespace chorus::comm {
 
 /// A non-blocking communicator, its stream, the calls in flight on it, in their order, and how it first failed: what
@@ -44582,12 +45501,12 @@ class NcclCalls {
     failure_ = {std::move(why), timed_out};
     // This thread's calls of other communicators would wait for the group's end, too.
     if (std::exchange(grouping_, false)) api_.group_end();
-    if (comm_ != Comm{}) api_.abort(std::exchange(comm_, Comm{}));
     in_flight_.clear();
     captured_.clear();
     operators_.clear();
     change_.notify_all();
     if (tell_) tell_(failure_);
+    if (comm_ != Comm{}) abort_.begin(api_, std::exchange(comm_, Comm{}));
     recorder_.dump();
   }
 
@@ -44717,6 +45636,7 @@ class NcclCalls {
   Comm comm_{};
   Stream stream_{};
   Failure failure_;
+  NcclAbort<Api> abort_;
   AbortReason asked_to_abort_;          // from any thread, without the lock
   FlightRecorder recorder_;             // calls from when they are issued until they are seen to have ended
   bool grouping_ = false;               // between NCCL's group_start and group_end
@@ -44860,7 +45780,8 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
   }
 
   /// Ends the watching thread and leaves the group: in order if all is well, by an abort where a call has failed or an
-  /// exception is on its way, since then nobody knows whether the other ranks still come.
+  /// exception is on its way, since then nobody knows whether the other ranks still come. Graphs that were captured
+  /// with the communicator are to be destroyed before: it waits for them, but not for ever.
   void stop() noexcept {
     {
       const std::lock_guard lock(mutex_);
@@ -44876,6 +45797,14 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     } catch (...) {
       // The communicator was aborted, and those who wait for a call hear why.
     }
+    NcclAbort<Api> abort;
+    {
+      const std::lock_guard lock(mutex_);
+      abort = std::move(abort_);
+    }
+    if (!abort.finish(timeout_))  // with its streams, which it may still use
+      return chorus::detail::say(cat("rank ", rank_, ": nccl: a communicator is left behind: after ", timeout_.count(),
+                                     " ms a graph that was captured with it still lives"));
     const std::lock_guard lock(mutex_);
     destroy_streams();
   }
@@ -44892,9 +45821,10 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
   using Call = typename Calls::Call;
   using Stream = typename Calls::Stream;
   using Comm = typename Calls::Comm;
+  using Calls::abort_, Calls::api_, Calls::comm_, Calls::device_, Calls::failure_, Calls::grouping_, Calls::mutex_,
+      Calls::rank_, Calls::timeout_;
   using Calls::accept, Calls::accept_later, Calls::asked_to_abort_, Calls::check_cuda, Calls::describe,
       Calls::destroy_streams;
-  using Calls::api_, Calls::comm_, Calls::device_, Calls::failure_, Calls::grouping_, Calls::mutex_, Calls::rank_;
   using Calls::change_, Calls::in_flight_, Calls::issued_, Calls::operators_, Calls::stream_;
   using Calls::close, Calls::event, Calls::give_up, Calls::inspect, Calls::listen, Calls::named, Calls::open,
       Calls::pause;
@@ -45239,6 +46169,14 @@ inline void check(cudaError_t status, const char* call, const char* file, int li
     detail::throw_error(status, call, file, line);
 }
 #define CHORUS_CUDA_CHECK(...) ::chorus::cuda::check(__VA_ARGS__, #__VA_ARGS__, __FILE__, __LINE__)
+
+/// Throws DeviceError where a library's call, which says that all is well, has left an error of the runtime's, of which
+/// the next kernel would be accused.
+inline void check_left_over(const char* call, const char* file, int line) {
+  check(cudaPeekAtLastError(), call, file, line);
+}
+/// An error that is known by now, or that a question was answered by, is not the next call's.
+inline void forget_error() { static_cast<void>(cudaGetLastError()); }
 
 namespace detail {
 struct Devices {
@@ -47183,6 +48121,11 @@ class UnitsAtHand final : public Residence {
       states_[u].touched = false;
       states_[u].gathered = states_[u].at == At::here;
     }
+    // What backward begins with is there: the next unit comes meanwhile.
+    if (const Order& order = order_of_pass(); pass == Pass::backward && order.learned && next_ < order.units.size()) {
+      const bool has_first = states_[order.units.front()].at == At::here;
+      for (int i = 0; i < (has_first ? 2 : 1) && next_ < order.units.size(); ++i) start_next(order);
+    }
   }
   /// Its end: gathers what the others have, and this rank has not needed, and gives all back but what backward is about
   /// to begin with.
@@ -47418,8 +48361,7 @@ class UnitsAtHand final : public Residence {
   }
   void send_rank_0s(std::size_t u) {
     for (const std::size_t i : states_[u].unit.entries) flat_->entries()[i].parameter().touch();
-    if (ranks_.size() > 1)
-      with_values(u, [&](auto numbers) { ranks_.broadcast(numbers, 0, of_unit(u)); });
+    if (ranks_.size() > 1) with_values(u, [&](auto numbers) { ranks_.broadcast(numbers, 0, of_unit(u)); });
   }
   std::vector<std::uint64_t> versions() const {
     std::vector<std::uint64_t> all;
