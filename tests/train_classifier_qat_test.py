@@ -84,7 +84,7 @@ print("a resumed run goes on as if it had not stopped")
 run(*SMALL, "--quiet", "--save", "float.st")
 for policy, devices in (("single", 1), ("fsdp", 2)):
     losses = train("--qat", "--load", "float.st", "--lr", "0.001", "--policy", policy, "--devices", devices)[0]
-    assert max(losses[:3]) < min(runs["single1"][0][:3]), (losses, runs["single1"][0])
+    assert sum(losses[:8]) < sum(runs["single1"][0][:8]) - 0.5, (losses, runs["single1"][0])
 files = set(FOLDER.iterdir())
 accuracies(run(*TINY, "--epochs", "1", "--qat", "--int8", "--model", "resnet18"))
 assert set(FOLDER.iterdir()) == files, "a file was written that nobody asked for"
