@@ -31302,8 +31302,8 @@ void gemm(Cpu device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a,
 
 /// The same for each matrix of a stack.
 template <Real T>
-void gemm(Cpu device, const GemmStack& stack, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda,
-          const T* b, Index ldb, T* c, Index ldc, bool accumulate) {
+void gemm_stack(Cpu device, const GemmStack& stack, Trans ta, Trans tb, Index m, Index n, Index k, const T* a,
+                Index lda, const T* b, Index ldb, T* c, Index ldc, bool accumulate) {
   for (Index i = 0; i < stack.count; ++i)
     gemm(device, ta, tb, m, n, k, a + i * stack.a, lda, b + i * stack.b, ldb, c + i * stack.c, ldc, accumulate);
 }
@@ -31742,8 +31742,8 @@ void gemm(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a
 
 /// A stack's products, times `scale`; at most 65,535 matrices a launch, for that is the size of a grid's last axes.
 template <Real T>
-void gemm(Cuda device, const GemmStack& stack, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda,
-          const T* b, Index ldb, T* c, Index ldc, bool accumulate, double scale = 1) {
+void gemm_stack(Cuda device, const GemmStack& stack, Trans ta, Trans tb, Index m, Index n, Index k, const T* a,
+                Index lda, const T* b, Index ldb, T* c, Index ldc, bool accumulate, double scale = 1) {
   constexpr Index most = 65535;
   if (m == 0 || n == 0) return;
   for (Index i = 0; i < stack.count; i += most) {
@@ -31789,22 +31789,22 @@ auto stacked_matmul(const A& a, const B& b) {
   shape.back() = n;
   auto out = Tensor<T, rank, typename tensor_of<A>::device_type>::empty(shape, device);
   count_multiply_adds(count * m * k * n);
-  kernels::gemm(device, {count, m * k, k * n, m * n}, Trans::no, Trans::no, m, n, k, left.data(), k, right.data(), n,
-                out.data(), n, false);
+  kernels::gemm_stack(device, {count, m * k, k * n, m * n}, Trans::no, Trans::no, m, n, k, left.data(), k, right.data(),
+                      n, out.data(), n, false);
   return record(
       operations::Matmul{}, std::move(out),
       [left = Saved(left), right = Saved(right), device, count, m, n, k](const auto& dy, auto da, auto db) {
         if (da) {
           const T* const other = right.read("matmul").data();
           const auto [grad, accumulate] = da->target();
-          kernels::gemm(device, {count, m * n, k * n, m * k}, Trans::no, Trans::yes, m, k, n, dy.data(), n, other, n,
-                        grad.data(), k, accumulate);
+          kernels::gemm_stack(device, {count, m * n, k * n, m * k}, Trans::no, Trans::yes, m, k, n, dy.data(), n, other,
+                              n, grad.data(), k, accumulate);
         }
         if (db) {
           const T* const other = left.read("matmul").data();
           const auto [grad, accumulate] = db->target();
-          kernels::gemm(device, {count, m * k, m * n, k * n}, Trans::yes, Trans::no, k, n, m, other, k, dy.data(), n,
-                        grad.data(), n, accumulate);
+          kernels::gemm_stack(device, {count, m * k, m * n, k * n}, Trans::yes, Trans::no, k, n, m, other, k, dy.data(),
+                              n, grad.data(), n, accumulate);
         }
       },
       a, b);
@@ -31916,7 +31916,7 @@ auto linear(const X& x, const W& weight, const B& bias) {
 }
 /// Of bf16 and half inputs everything is: weight and bias are taken in the input's type.
 template <NarrowOperand X, Operand W, Operand B>
-  requires OfOtherType<X, W>
+requires OfOtherType<X, W>
 auto linear(const X& x, const W& weight, const B& bias) {
   using T = typename tensor_of<X>::value_type;
   return linear(x, to<T>(weight), to<T>(bias));
@@ -32851,8 +32851,7 @@ auto attention_as_a_whole(const Q& q, const K& k, const V& v, const Masked& mask
 template <class Q, class K, class V>
 inline constexpr bool has_stacked_attention =
     !std::is_same_v<typename tensor_of<Q>::device_type, Cpu> && tensor_of<Q>::rank == tensor_of<K>::rank &&
-    tensor_of<Q>::rank == tensor_of<V>::rank &&
-    !(is_graph_variable<Q> || is_graph_variable<K> || is_graph_variable<V>);
+    tensor_of<Q>::rank == tensor_of<V>::rank && !(is_graph_variable<Q> || is_graph_variable<K> || is_graph_variable<V>);
 
 /// q kᵀ / sqrt(features) of stacks of one shape, without a copy that is transposed or scaled.
 template <Operand Q, Operand K>
@@ -32868,8 +32867,8 @@ auto attention_scores(const Q& q, const K& k) {
   const double scale = 1 / std::sqrt(static_cast<double>(features));
   auto out = tensor_of<Q>::empty(shape, device);
   count_multiply_adds(count * m * n * features);
-  kernels::gemm(device, {count, m * features, n * features, m * n}, Trans::no, Trans::yes, m, n, features,
-                queries.data(), features, keys.data(), features, out.data(), n, false, scale);
+  kernels::gemm_stack(device, {count, m * features, n * features, m * n}, Trans::no, Trans::yes, m, n, features,
+                      queries.data(), features, keys.data(), features, out.data(), n, false, scale);
   return record(
       "scaled_dot_product_attention", std::move(out),
       [queries = Saved(queries), keys = Saved(keys), device, count, m, n, features, scale](const auto& dy, auto dq,
@@ -32877,13 +32876,14 @@ auto attention_scores(const Q& q, const K& k) {
         constexpr const char* name = "scaled_dot_product_attention";
         if (dq) {
           const auto [grad, accumulate] = dq->target();
-          kernels::gemm(device, {count, m * n, n * features, m * features}, Trans::no, Trans::no, m, features, n,
-                        dy.data(), n, keys.read(name).data(), features, grad.data(), features, accumulate, scale);
+          kernels::gemm_stack(device, {count, m * n, n * features, m * features}, Trans::no, Trans::no, m, features, n,
+                              dy.data(), n, keys.read(name).data(), features, grad.data(), features, accumulate, scale);
         }
         if (dk) {
           const auto [grad, accumulate] = dk->target();
-          kernels::gemm(device, {count, m * n, m * features, n * features}, Trans::yes, Trans::no, n, features, m,
-                        dy.data(), n, queries.read(name).data(), features, grad.data(), features, accumulate, scale);
+          kernels::gemm_stack(device, {count, m * n, m * features, n * features}, Trans::yes, Trans::no, n, features, m,
+                              dy.data(), n, queries.read(name).data(), features, grad.data(), features, accumulate,
+                              scale);
         }
       },
       q, k);

@@ -19,7 +19,7 @@ void stacks(Trans ta, Trans tb, Index count, Index gap, bool accumulate) {
   constexpr Index m = 3, n = 4, k = 5;
   const kernels::GemmStack stack{count, m * k + gap, k * n + gap, m * n + gap};
   const auto body = [&](auto device, const T* a, const T* b, T* c) {
-    kernels::gemm(device, stack, ta, tb, m, n, k, a, ta == Trans::no ? k : m, b, tb == Trans::no ? n : k, c, n,
+    kernels::gemm_stack(device, stack, ta, tb, m, n, k, a, ta == Trans::no ? k : m, b, tb == Trans::no ? n : k, c, n,
                   accumulate);
   };
   compare(near<T> * 10, body, numbers<T>(count * stack.a, 1), numbers<T>(count * stack.b, 2),

@@ -118,8 +118,7 @@ auto attention_as_a_whole(const Q& q, const K& k, const V& v, const Masked& mask
 template <class Q, class K, class V>
 inline constexpr bool has_stacked_attention =
     !std::is_same_v<typename tensor_of<Q>::device_type, Cpu> && tensor_of<Q>::rank == tensor_of<K>::rank &&
-    tensor_of<Q>::rank == tensor_of<V>::rank &&
-    !(is_graph_variable<Q> || is_graph_variable<K> || is_graph_variable<V>);
+    tensor_of<Q>::rank == tensor_of<V>::rank && !(is_graph_variable<Q> || is_graph_variable<K> || is_graph_variable<V>);
 
 /// q kᵀ / sqrt(features) of stacks of one shape, without a copy that is transposed or scaled.
 template <Operand Q, Operand K>
@@ -135,8 +134,8 @@ auto attention_scores(const Q& q, const K& k) {
   const double scale = 1 / std::sqrt(static_cast<double>(features));
   auto out = tensor_of<Q>::empty(shape, device);
   count_multiply_adds(count * m * n * features);
-  kernels::gemm(device, {count, m * features, n * features, m * n}, Trans::no, Trans::yes, m, n, features,
-                queries.data(), features, keys.data(), features, out.data(), n, false, scale);
+  kernels::gemm_stack(device, {count, m * features, n * features, m * n}, Trans::no, Trans::yes, m, n, features,
+                      queries.data(), features, keys.data(), features, out.data(), n, false, scale);
   return record(
       "scaled_dot_product_attention", std::move(out),
       [queries = Saved(queries), keys = Saved(keys), device, count, m, n, features, scale](const auto& dy, auto dq,
@@ -144,13 +143,14 @@ auto attention_scores(const Q& q, const K& k) {
         constexpr const char* name = "scaled_dot_product_attention";
         if (dq) {
           const auto [grad, accumulate] = dq->target();
-          kernels::gemm(device, {count, m * n, n * features, m * features}, Trans::no, Trans::no, m, features, n,
-                        dy.data(), n, keys.read(name).data(), features, grad.data(), features, accumulate, scale);
+          kernels::gemm_stack(device, {count, m * n, n * features, m * features}, Trans::no, Trans::no, m, features, n,
+                              dy.data(), n, keys.read(name).data(), features, grad.data(), features, accumulate, scale);
         }
         if (dk) {
           const auto [grad, accumulate] = dk->target();
-          kernels::gemm(device, {count, m * n, m * features, n * features}, Trans::yes, Trans::no, n, features, m,
-                        dy.data(), n, queries.read(name).data(), features, grad.data(), features, accumulate, scale);
+          kernels::gemm_stack(device, {count, m * n, m * features, n * features}, Trans::yes, Trans::no, n, features, m,
+                              dy.data(), n, queries.read(name).data(), features, grad.data(), features, accumulate,
+                              scale);
         }
       },
       q, k);

@@ -41,22 +41,22 @@ auto stacked_matmul(const A& a, const B& b) {
   shape.back() = n;
   auto out = Tensor<T, rank, typename tensor_of<A>::device_type>::empty(shape, device);
   count_multiply_adds(count * m * k * n);
-  kernels::gemm(device, {count, m * k, k * n, m * n}, Trans::no, Trans::no, m, n, k, left.data(), k, right.data(), n,
-                out.data(), n, false);
+  kernels::gemm_stack(device, {count, m * k, k * n, m * n}, Trans::no, Trans::no, m, n, k, left.data(), k, right.data(),
+                      n, out.data(), n, false);
   return record(
       operations::Matmul{}, std::move(out),
       [left = Saved(left), right = Saved(right), device, count, m, n, k](const auto& dy, auto da, auto db) {
         if (da) {
           const T* const other = right.read("matmul").data();
           const auto [grad, accumulate] = da->target();
-          kernels::gemm(device, {count, m * n, k * n, m * k}, Trans::no, Trans::yes, m, k, n, dy.data(), n, other, n,
-                        grad.data(), k, accumulate);
+          kernels::gemm_stack(device, {count, m * n, k * n, m * k}, Trans::no, Trans::yes, m, k, n, dy.data(), n, other,
+                              n, grad.data(), k, accumulate);
         }
         if (db) {
           const T* const other = left.read("matmul").data();
           const auto [grad, accumulate] = db->target();
-          kernels::gemm(device, {count, m * k, m * n, k * n}, Trans::yes, Trans::no, k, n, m, other, k, dy.data(), n,
-                        grad.data(), n, accumulate);
+          kernels::gemm_stack(device, {count, m * k, m * n, k * n}, Trans::yes, Trans::no, k, n, m, other, k, dy.data(),
+                              n, grad.data(), n, accumulate);
         }
       },
       a, b);
@@ -168,7 +168,7 @@ auto linear(const X& x, const W& weight, const B& bias) {
 }
 /// Of bf16 and half inputs everything is: weight and bias are taken in the input's type.
 template <NarrowOperand X, Operand W, Operand B>
-  requires OfOtherType<X, W>
+requires OfOtherType<X, W>
 auto linear(const X& x, const W& weight, const B& bias) {
   using T = typename tensor_of<X>::value_type;
   return linear(x, to<T>(weight), to<T>(bias));

@@ -38,7 +38,7 @@ void product(Index m) {
   const auto a = Tensor<T, 3, Cuda>::zeros({2, m, 2}, device), b = Tensor<T, 3, Cuda>::zeros({2, 2, 2}, device);
   const auto c = Tensor<T, 3, Cuda>::zeros({2, m, 2}, device);
   const T *left = a.data(), *right = b.data();
-  kernels::gemm(device, {2, m * 2, 4, m * 2}, Trans::no, Trans::yes, m, 2, 2, left, 2, right, 2, c.data(), 2, false);
+  kernels::gemm_stack(device, {2, m * 2, 4, m * 2}, Trans::no, Trans::yes, m, 2, 2, left, 2, right, 2, c.data(), 2, false);
 }
 
 TEST_CASE("cuda: a product that fails is named, and no kernel is blamed for it") {

@@ -116,8 +116,8 @@ void gemm(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a
 
 /// A stack's products, times `scale`; at most 65,535 matrices a launch, for that is the size of a grid's last axes.
 template <Real T>
-void gemm(Cuda device, const GemmStack& stack, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda,
-          const T* b, Index ldb, T* c, Index ldc, bool accumulate, double scale = 1) {
+void gemm_stack(Cuda device, const GemmStack& stack, Trans ta, Trans tb, Index m, Index n, Index k, const T* a,
+                Index lda, const T* b, Index ldb, T* c, Index ldc, bool accumulate, double scale = 1) {
   constexpr Index most = 65535;
   if (m == 0 || n == 0) return;
   for (Index i = 0; i < stack.count; i += most) {
