@@ -33410,6 +33410,11 @@ void nll_loss_backward(Cpu cpu, Index batch, Index classes, const std::int64_t* 
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_CROSS_ENTROPY_HPP
 /// Cross entropy and negative log likelihood on the CPU.
 
+// <chorus/kernels/cpu/label_losses.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_LABEL_LOSSES_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_LABEL_LOSSES_HPP
+/// What losses by labels have in common: labels that are looked at, and losses that are added up.
+
 namespace chorus::kernels {
 
 /// The number of labels that are not `ignore_index`: the divisor of a mean. Throws UsageError, which names the sample
@@ -33456,6 +33461,11 @@ T sample_scale(Index i, Index counted, Reduction reduction, const T* dloss) {
   return reduction == Reduction::sum || counted == 0 ? dloss[0] : dloss[0] / static_cast<T>(counted);
 }
 }  // namespace detail
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_LABEL_LOSSES_HPP
+
+namespace chorus::kernels {
 
 template <class T>
 void cross_entropy_forward(Cpu cpu, Index batch, Index classes, const T* logits, const std::int64_t* labels,

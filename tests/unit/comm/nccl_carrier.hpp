@@ -23,9 +23,12 @@ struct NcclCarrier {
   NcclCarrier(const NcclCarrier&) = delete;
   ~NcclCarrier() { of(engine) = nullptr; }
 
-  static void register_it() {
+  /// `host_computes`: see StandInDevice, which policies on CPUs want.
+  static void register_it(bool host_computes = false) {
+    host() = host_computes;
     ch::comm::register_backend(ch::comm::Backend::nccl, [](const ch::comm::World& world) {
       const auto carrier = std::make_shared<NcclCarrier>(world);
+      carrier->device->host_computes = host();
       return std::shared_ptr<ch::comm::Engine>(carrier, &carrier->engine);
     });
   }
@@ -46,6 +49,10 @@ struct NcclCarrier {
   }
 
  private:
+  static bool& host() {
+    static bool computes = false;
+    return computes;
+  }
   static NcclCarrier*& of(const ch::comm::Engine& engine) {
     static std::map<const ch::comm::Engine*, NcclCarrier*> all;
     return all[&engine];

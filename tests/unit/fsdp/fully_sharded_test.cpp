@@ -1,5 +1,6 @@
 // FullyShardedDataParallel gives the numbers of DistributedDataParallel, with an n-th of the memory.
 #include <chorus/nn/mixed_precision.hpp>
+#include <unit/comm/nccl_carrier.hpp>
 #include <unit/fsdp/fsdp.hpp>
 
 #if CHORUS_USE_GLOO
@@ -158,7 +159,7 @@ TEST_CASE("fsdp: MixedPrecision computes in bf16, over parts in float") {
   CHECK(sharded == distributed);
 }
 
-TEST_CASE("fsdp: over TCP and gloo as over shared memory") {
+TEST_CASE("fsdp: over TCP, gloo and NCCL's stand-in as over shared memory") {
   using Model = test::Dropping<Cpu>;
   const auto run = [](comm::Backend backend) {
     return common_text(3, [backend](const World& world) {
@@ -172,6 +173,10 @@ TEST_CASE("fsdp: over TCP and gloo as over shared memory") {
   const auto over_tcp = run(comm::Backend::tcp);
   CHECK(!over_tcp.empty());
   CHECK(apart(over_tcp, run(comm::Backend::shm)) < 1e-9);
+  test::NcclCarrier::register_it(/*host_computes=*/true);
+  const auto over_nccl = run(comm::Backend::nccl);
+  CHECK(!over_nccl.empty());
+  CHECK(apart(over_nccl, over_tcp) < 1e-9);
 #if CHORUS_USE_GLOO
   const auto over_gloo = run(comm::Backend::gloo);
   CHECK(!over_gloo.empty());

@@ -1,6 +1,8 @@
 // Pipelines over several ranks beside one device: the same losses and parameters under any schedule.
 #include <catch.hpp>
 
+#include "../comm/nccl_carrier.hpp"
+
 #if CHORUS_USE_GLOO
 #include <chorus/comm/gloo.hpp>
 #endif
@@ -63,14 +65,15 @@ TEST_CASE("pipeline: one rank alone has all stages") {
 }
 
 TEST_CASE("pipeline: stages talk over what their job talks over") {
-  std::vector<comm::Backend> backends = {comm::Backend::tcp};
+  test::NcclCarrier::register_it(/*host_computes=*/true);  // a stand-in
+  std::vector<comm::Backend> backends = {comm::Backend::tcp, comm::Backend::nccl};
 #if CHORUS_USE_GLOO
   backends.push_back(comm::Backend::gloo);
 #endif
   using Model = Chain<6>;
   const auto alone = test::chain_losses_alone<Model>();
   for (const auto backend : backends) {
-    INFO(backend);
+    INFO(comm::name(backend));
     const auto text = test::common_text(
         3,
         [&](World world) -> std::string {

@@ -75,10 +75,14 @@ std::string shared_out(const ch::comm::World& world) {
 
 /// Whether all ranks end where one device does.
 template <class Model, class Sequence = ch::NoSequenceSplit>
-void check_same_as_one_device(int ranks, double allowed = 1e-9) {
+void check_same_as_one_device(int ranks, double allowed = 1e-9,
+                              ch::comm::Backend backend = ch::comm::Backend::automatic) {
   const auto expected = one_device<Model>();
-  const auto texts = Ranks(ranks, shared_out<Model, Sequence>).texts();
-  INFO(ranks << " ranks: " << texts[0].substr(0, 300));
+  const auto texts = Ranks(ranks, [backend](ch::comm::World world) {
+                       world.backend = backend;
+                       return shared_out<Model, Sequence>(world);
+                     }).texts();
+  INFO(ranks << " ranks over " << ch::comm::name(backend) << ": " << texts[0].substr(0, 300));
   for (const auto& text : texts) CHECK(text == texts[0]);
   CHECK(distance(numbers_in(texts[0]), expected) < allowed);
 }

@@ -6,6 +6,12 @@
 #include <chorus/core/trace.hpp>
 #include <chorus/ops/reduction.hpp>
 
+#include "../comm/nccl_carrier.hpp"
+
+#if CHORUS_USE_GLOO
+#include <chorus/comm/gloo.hpp>
+#endif
+
 namespace {
 
 namespace ch = chorus;
@@ -24,6 +30,14 @@ TEST_CASE("TensorParallel: with sequences shared out, too, transformers are trai
           "[tensor_parallel]") {
   for (const int ranks : {2, 3, 4}) test::check_same_as_one_device<Untied<Cpu>, ch::SequenceSplit>(ranks);
   test::check_same_as_one_device<test::InParts<Cpu>, ch::SequenceSplit>(2);
+}
+
+TEST_CASE("TensorParallel: over NCCL's stand-in and gloo as over shared memory", "[tensor_parallel]") {
+  test::NcclCarrier::register_it(/*host_computes=*/true);
+  test::check_same_as_one_device<Untied<Cpu>>(3, 1e-9, comm::Backend::nccl);
+#if CHORUS_USE_GLOO
+  test::check_same_as_one_device<Untied<Cpu>>(3, 1e-9, comm::Backend::gloo);
+#endif
 }
 
 // What a rank sends of outputs in a step through a block, and in how many calls, in A: the bytes of [batch, length,

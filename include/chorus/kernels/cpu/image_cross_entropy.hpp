@@ -2,8 +2,9 @@
 /// Cross entropy of a class for each pixel on the CPU.
 
 #include <chorus/kernels/cpu/column_blocks.hpp>
-#include <chorus/kernels/cpu/cross_entropy.hpp>
+#include <chorus/kernels/cpu/label_losses.hpp>
 #include <chorus/kernels/cpu/scratch.hpp>
+#include <chorus/kernels/cross_entropy.hpp>
 #include <cmath>
 
 namespace chorus::kernels {
