@@ -99,7 +99,7 @@ for each in data["runs"]:
     expect(each["events"] == whole["traceEvents"] and each["metadata"] == whole["metadata"], each["file"])
     expect({"batch", "classes", "lr", "optimizer", "sample_bytes"} <= set(each["metadata"]["notes"]), each["metadata"])
     expect(sorted(each["facts"]) == sorted(
-        "step_us compute_us communication_us exposed_us hidden utilisation gradient_bytes links late peak".split()))
+        "step_us compute_us communication_us exposed_us bubble_us hidden utilisation gradient_bytes links late peak".split()))
     expect(each["median_step"] in (5, 6, 7) and len(each["facts"]["compute_us"]) == each["metadata"]["devices"], each)
     expect(all(set(sentence) == {"text", "section"} for sentence in each["sentences"]) and each["sentences"])
     expect(all(each["figures"] for each in each["advice"]) and each["advice"])

@@ -43,7 +43,7 @@ def of(events, category, phase="X"):
 
 # Every policy.
 whole = {}
-for policy, devices in (("single", 1), ("dp", 3), ("ddp", 2), ("ddp", 3), ("fsdp", 2), ("tp", 2), ("parameter_server", 2), ("local_sgd", 2)):
+for policy, devices in (("single", 1), ("dp", 3), ("ddp", 2), ("ddp", 3), ("fsdp", 2), ("parameter_server", 2), ("local_sgd", 2)):
     name = f"{policy}{devices}"
     about, events = trace(name, "--policy", policy, "--devices", str(devices))
     whole[name] = events
