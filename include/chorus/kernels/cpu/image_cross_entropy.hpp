@@ -4,6 +4,7 @@
 #include <chorus/kernels/cpu/column_blocks.hpp>
 #include <chorus/kernels/cpu/label_losses.hpp>
 #include <chorus/kernels/cpu/scratch.hpp>
+#include <chorus/kernels/cpu/softmax.hpp>
 #include <chorus/kernels/cross_entropy.hpp>
 #include <cmath>
 
