@@ -42,6 +42,23 @@ Texts comparison(const std::vector<ch::TracedRun>& runs) {
   return out;
 }
 
+TEST_CASE("advice on a pipeline's bubbles: where they are a tenth of the step and more") {
+  auto pipeline = run("pp", made::ddp());
+  const auto text = [&] {
+    std::string all;
+    for (const auto& each : ch::advice_of(pipeline.trace, pipeline.facts))
+      all += each.text + " [" + each.figures + "]\n";
+    return all;
+  };
+  CHECK(text().find("Stages of the pipeline") == std::string::npos);
+  pipeline.facts.bubble_us = {220, 330};
+  CHECK(text().find("Stages of the pipeline wait for each other: more micro-batches, another schedule") !=
+        std::string::npos);
+  CHECK(text().find("[bubbles of 220 us to 330 us in a step of 1.10 ms]") != std::string::npos);
+  pipeline.facts.bubble_us = {100, 100};
+  CHECK(text().find("Stages of the pipeline") == std::string::npos);
+}
+
 TEST_CASE("what a trace of ddp says") {
   CHECK(
       sentences(made::ddp()) ==

@@ -114,6 +114,7 @@ TEST_CASE("facts as JSON: what is not known is null") {
                       {"compute_us", {750.0}},
                       {"communication_us", {0.0}},
                       {"exposed_us", {0.0}},
+                      {"bubble_us", {0.0}},
                       {"hidden", nullptr},
                       {"utilisation", {0.75}},
                       {"gradient_bytes", nullptr},
