@@ -90,6 +90,7 @@
 #include <chorus/parallel/pipeline/staged_model.hpp>
 #include <chorus/parallel/scores.hpp>
 #include <chorus/parallel/sharded_optimizer.hpp>
+#include <chorus/parallel/simulated/pipelined.hpp>
 #include <chorus/parallel/simulated/recorded.hpp>
 #include <chorus/parallel/simulated/training.hpp>
 #include <chorus/parallel/tensor/sequence_split.hpp>

@@ -1994,9 +1994,10 @@ inline void check(cudaError_t status, const char* call, const char* file, int li
 #define CHORUS_CUDA_CHECK(...) ::chorus::cuda::check(__VA_ARGS__, #__VA_ARGS__, __FILE__, __LINE__)
 
 /// Throws DeviceError where a library's call, which says that all is well, has left an error of the runtime's, of which
-/// the next kernel would be accused.
+/// the next kernel would be accused. That there is no GPU, or no driver, is told where one is asked for.
 inline void check_left_over(const char* call, const char* file, int line) {
-  check(cudaPeekAtLastError(), call, file, line);
+  const auto status = cudaPeekAtLastError();
+  if (status != cudaErrorNoDevice && status != cudaErrorInsufficientDriver) check(status, call, file, line);
 }
 /// An error that is known by now, or that a question was answered by, is not the next call's.
 inline void forget_error() { static_cast<void>(cudaGetLastError()); }
@@ -3377,9 +3378,10 @@ inline void check(cudaError_t status, const char* call, const char* file, int li
 #define CHORUS_CUDA_CHECK(...) ::chorus::cuda::check(__VA_ARGS__, #__VA_ARGS__, __FILE__, __LINE__)
 
 /// Throws DeviceError where a library's call, which says that all is well, has left an error of the runtime's, of which
-/// the next kernel would be accused.
+/// the next kernel would be accused. That there is no GPU, or no driver, is told where one is asked for.
 inline void check_left_over(const char* call, const char* file, int line) {
-  check(cudaPeekAtLastError(), call, file, line);
+  const auto status = cudaPeekAtLastError();
+  if (status != cudaErrorNoDevice && status != cudaErrorInsufficientDriver) check(status, call, file, line);
 }
 /// An error that is known by now, or that a question was answered by, is not the next call's.
 inline void forget_error() { static_cast<void>(cudaGetLastError()); }
@@ -46181,9 +46183,10 @@ inline void check(cudaError_t status, const char* call, const char* file, int li
 #define CHORUS_CUDA_CHECK(...) ::chorus::cuda::check(__VA_ARGS__, #__VA_ARGS__, __FILE__, __LINE__)
 
 /// Throws DeviceError where a library's call, which says that all is well, has left an error of the runtime's, of which
-/// the next kernel would be accused.
+/// the next kernel would be accused. That there is no GPU, or no driver, is told where one is asked for.
 inline void check_left_over(const char* call, const char* file, int line) {
-  check(cudaPeekAtLastError(), call, file, line);
+  const auto status = cudaPeekAtLastError();
+  if (status != cudaErrorNoDevice && status != cudaErrorInsufficientDriver) check(status, call, file, line);
 }
 /// An error that is known by now, or that a question was answered by, is not the next call's.
 inline void forget_error() { static_cast<void>(cudaGetLastError()); }
