@@ -100,7 +100,7 @@ class Program {
     ch::check<ch::UsageError>(
         wishes.recorded.empty() || (!wishes.sharded() && !wishes.shares_batch()), "--recorded: of --policy ",
         wishes.policy, " a recording tells neither units nor activations; expected ddp, local_sgd or parameter_server");
-    if (wishes.sharded()) share_out(wishes.unit_cap);
+    if (wishes.sharded()) training_ = with_units(wishes.unit_cap);
     if (wishes.shares_batch()) {
       activation_ = wishes.activation.value_or(model_.activation);
       ch::check<ch::UsageError>(activation_ > 0, "--policy ", wishes.policy,
@@ -164,10 +164,12 @@ class Program {
     if (wishes_.pipelined()) return ch::cat(", ", wishes_.micro_batches_of(options_.ranks), " micro-batches");
     return wishes_.tensors() ? "" : ch::cat(" in ", training_.buckets.size(), " buckets");
   }
-  void share_out(double unit_cap) {
-    training_.units = sim::unit_times(model_, unit_cap, training_.forward, training_.backward);
-    training_.buckets.clear();
-    training_.keeps_parameters = wishes_.keep_parameters;
+  sim::Training with_units(double cap) const {
+    auto training = training_;
+    training.units = sim::unit_times(model_, cap, training.forward, training.backward);
+    training.buckets.clear();
+    training.keeps_parameters = wishes_.keep_parameters;
+    return training;
   }
   sim::TrainingTimes simulate(const cs::SimulationOptions& options) const {
     if (!wishes_.pipelined()) return sim::simulate_training(options, training_, steps_);
@@ -274,22 +276,22 @@ class Program {
   }
 
   // What a rank holds of parameters at most, as FullyShardedDataParallel has it.
-  void units() {
+  void units() const {
     std::printf("\n%12s %8s %12s %12s %16s\n", "unit cap, MiB", "units", "step, ms", "exposed, ms", "parameters, MB");
     for (const double cap : {2.0, 8.0, 32.0, 128.0, 1e6}) {
-      share_out(cap);
-      const auto whole = training_.bytes();
+      const auto training = with_units(cap);
+      const auto whole = training.bytes();
       std::size_t largest = 0;
-      for (const auto& unit : training_.units) largest = std::max(largest, unit.bytes);
+      for (const auto& unit : training.units) largest = std::max(largest, unit.bytes);
       const auto held = wishes_.keep_parameters
                             ? whole
                             : std::min(whole, whole / static_cast<std::size_t>(options_.ranks) + 2 * largest);
-      if (messages(options_.ranks, training_, options_.all_reduce) > patience) {
-        std::printf("%12s %8zu %25s\n", ch::cat(cap).c_str(), training_.units.size(), "too many messages");
+      if (messages(options_.ranks, training, options_.all_reduce) > patience) {
+        std::printf("%12s %8zu %25s\n", ch::cat(cap).c_str(), training.units.size(), "too many messages");
         continue;
       }
-      const auto times = sim::simulate_training(options_, training_, tried_steps());
-      std::printf("%12s %8zu %12.3f %12.3f %16.1f\n", cap == 1e6 ? "all" : ch::cat(cap).c_str(), training_.units.size(),
+      const auto times = sim::simulate_training(options_, training, tried_steps());
+      std::printf("%12s %8zu %12.3f %12.3f %16.1f\n", cap == 1e6 ? "all" : ch::cat(cap).c_str(), training.units.size(),
                   times.step * 1e3, times.exposed * 1e3, static_cast<double>(held) * 1e-6);
     }
   }

@@ -1,6 +1,7 @@
 // Part of the library chorus::compiled: what is computed with integers on the CPU.
 
 #define CHORUS_BUILDS_LIBRARY
+#include <chorus/compiled/erased.hpp>
 #include <chorus/kernels/copy.hpp>
 #include <chorus/kernels/pointwise.hpp>
 #include <chorus/kernels/reduction.hpp>
@@ -8,13 +9,6 @@
 #include <cstdint>
 
 namespace chorus::kernels {
-
-// Tables name each kernel, so that it is emitted here; nobody reads them.
-using Erased = void (*)();
-template <class Kernel>
-Erased erased(Kernel* kernel) {
-  return reinterpret_cast<Erased>(kernel);
-}
 
 template <class From, class... To>
 struct Converted {

@@ -1,6 +1,7 @@
 // Part of the library chorus::compiled: the kernels on the CPU.
 
 #define CHORUS_BUILDS_LIBRARY
+#include <chorus/compiled/erased.hpp>
 #include <chorus/kernels/attention.hpp>
 #include <chorus/kernels/axis_block.hpp>
 #include <chorus/kernels/batch_norm.hpp>
@@ -21,13 +22,6 @@
 #include <chorus/kernels/sort.hpp>
 
 namespace chorus::kernels {
-
-// Tables name each kernel, so that it is emitted here; nobody reads them.
-using Erased = void (*)();
-template <class Kernel>
-Erased erased(Kernel* kernel) {
-  return reinterpret_cast<Erased>(kernel);
-}
 
 template <class T>
 struct Floating {

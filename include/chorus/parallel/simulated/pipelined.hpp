@@ -24,8 +24,6 @@ struct PipelineTraining {
   Schedule schedule;
   double forward = 0, backward = 0, optimizer = 0;
   std::size_t activation = 0;  ///< bytes that a micro-batch takes from a stage to the next one, and its gradient back
-
-  double seconds() const { return forward + backward + optimizer; }
 };
 
 namespace detail {

@@ -58,6 +58,11 @@ struct Training {
   std::size_t parameter_bytes = 0;
   int optimizer_slots = 0;
 
+  /// Whether a rank keeps, and steps, a part of the parameters.
+  bool has_parts() const {
+    return policy == TrainingPolicy::fully_sharded || policy == TrainingPolicy::tensor_parallel;
+  }
+
   double seconds() const { return forward + backward + optimizer; }
   std::size_t bytes() const {
     std::size_t sum = 0;
@@ -96,10 +101,8 @@ inline std::array<std::size_t, trace::memory_kinds> held_by(const Training& trai
   std::array<std::size_t, trace::memory_kinds> held{};
   if (training.parameter_bytes == 0) return held;
   // Of parts, which have pages of their own, what is the rank's.
-  const bool parts =
-      training.policy == TrainingPolicy::fully_sharded || training.policy == TrainingPolicy::tensor_parallel;
-  const auto block = parts ? training.parameter_bytes / static_cast<std::size_t>(ranks)
-                           : size_class<64>(training.parameter_bytes).bytes;
+  const auto block = training.has_parts() ? training.parameter_bytes / static_cast<std::size_t>(ranks)
+                                          : size_class<64>(training.parameter_bytes).bytes;
   const auto of = [&](trace::Memory kind) -> auto& { return held[static_cast<std::size_t>(kind)]; };
   of(trace::Memory::parameters) = of(trace::Memory::gradients) = block;
   of(trace::Memory::optimizer) = steps ? block * static_cast<std::size_t>(training.optimizer_slots) : 0;
@@ -140,7 +143,7 @@ class TrainingRank {
     }
     const auto optimizer = rank_.clock();
     if (training_.policy != TrainingPolicy::parameter_server || rank_.rank() == 0)
-      rank_.compute(training_.optimizer / (has_parts() ? rank_.size() : 1));
+      rank_.compute(training_.optimizer / (training_.has_parts() ? rank_.size() : 1));
     rank_.mark("optimizer", "optimizer step", optimizer);
     rank_.mark("step", cat("step ", number), begun, 0, number);
   }
@@ -188,10 +191,6 @@ class TrainingRank {
       for (auto& work : works) work.wait();
     });
     rank_.mark("backward", "backward", begun);
-  }
-
-  bool has_parts() const {
-    return training_.policy == TrainingPolicy::fully_sharded || training_.policy == TrainingPolicy::tensor_parallel;
   }
 
   // FullyShardedDataParallel's, once its order is learned. Gathers and averages take turns in one queue.
