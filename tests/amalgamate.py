@@ -19,8 +19,7 @@ CLOSES = re.compile(r"\s*#\s*endif\b")
 
 class Amalgamation:
     """A header is expanded where it is first included, and again where that was under a condition that need not hold here:
-    its guard lets the compiler take it once. The one header is header-only: what stands under `#if !CHORUS_COMPILED` belongs
-    to it, what under `#if CHORUS_COMPILED` doesn't."""
+    its guard lets the compiler take it once."""
 
     def __init__(self):
         self.lines = []
@@ -41,24 +40,16 @@ class Amalgamation:
         self.open.append(header)
         guard = "CHORUS_SINGLE_" + re.sub(r"\W", "_", header).upper()
         self.lines += [f"// <{header}>", f"#ifndef {guard}", f"#define {guard}"]
-        kinds = []  # of the conditions around a line: kept, or resolved to taken or left out
         for line in (INCLUDE / header).read_text().splitlines():
             text = line.strip()
             if text == "#pragma once":
                 continue
             if OPENS.match(line):
-                kinds.append({"#if !CHORUS_COMPILED": "taken", "#if CHORUS_COMPILED": "out"}.get(text, "kept"))
-                if kinds[-1] != "kept":
-                    continue
                 self.conditions.append(text)
             elif CLOSES.match(line):
-                if kinds.pop() != "kept":
-                    continue
                 self.conditions.pop()
-            elif TURNS.match(line) and kinds[-1] == "kept":
+            elif TURNS.match(line):
                 self.conditions[-1] += text
-            if "out" in kinds:
-                continue
             match = INCLUDE_LINE.match(line)
             if match is None:
                 self.lines.append(line)

@@ -80,3 +80,6 @@
 #if CHORUS_COMPILED
 #include <chorus/compiled/extern.hpp>
 #endif
+#ifdef CHORUS_IMPLEMENTATION
+#include <chorus/compiled/implementation.hpp>
+#endif

@@ -515,6 +515,7 @@ auto grad(const Y& value, const X& input, const GradOptions& options = {}) {
 
 #include <ucontext.h>
 
+#include <deque>
 #include <queue>
 #include <ratio>
 #include <semaphore>
@@ -844,6 +845,1782 @@ inline double take_number(std::string_view& text) {
 #define CHORUS_SINGLE_CHORUS_COMM_SIMULATED_SIMULATED_ENGINE_HPP
 /// `SimulatedEngine`: a rank's calls in virtual time. A task of its own carries them out, one after another, while the
 /// rank's program goes on: what hides behind computing shows in the clocks.
+
+// <chorus/comm/algorithms/transport_communicator.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_TRANSPORT_COMMUNICATOR_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_TRANSPORT_COMMUNICATOR_HPP
+/// `TransportCommunicator`: chorus' own collectives over a Transport.
+
+// <chorus/comm/algorithms/barrier.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BARRIER_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BARRIER_HPP
+/// Barriers: calls that return when every rank has come.
+
+// <chorus/comm/algorithms/collective.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_COLLECTIVE_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_COLLECTIVE_HPP
+/// `Collective`, one rank's part in one collective, and `relay`, the step that all algorithms are made of.
+
+// <chorus/comm/algorithms/reduction.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_REDUCTION_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_REDUCTION_HPP
+/// The arithmetic of collectives: engines move bytes and call these functions on them.
+
+namespace chorus::comm {
+
+namespace detail {
+
+template <class C>
+using unsigned_of = std::conditional_t<sizeof(C) == 4, std::uint32_t, std::uint64_t>;
+
+struct Sum {
+  template <class T>
+  static T apply(T a, T b) {
+    if constexpr (std::is_same_v<T, bool>) {
+      return a || b;
+    } else if constexpr (std::is_integral_v<T>) {
+      using U = std::make_unsigned_t<T>;  // of signed numbers an overflow has no meaning
+      return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
+    } else {
+      return static_cast<T>(a + b);
+    }
+  }
+};
+/// Of two equal numbers, or where one is not a number, a comparison picks the one that stands in a certain place; asked
+/// both ways, it picks each. Their bits together are the same whichever stands where: of a zero and a negative one the
+/// negative, of anything and a NaN a NaN.
+struct Min {
+  template <class T>
+  static T apply(T a, T b) {
+    if constexpr (std::is_floating_point_v<T>)
+      return std::bit_cast<T>(std::bit_cast<unsigned_of<T>>(a < b ? a : b) |
+                              std::bit_cast<unsigned_of<T>>(b < a ? b : a));
+    else
+      return a < b ? a : b;
+  }
+};
+/// In max a zero wins over a negative one: what the sign bit was set for too much, the difference of both picks takes
+/// back (-0 - -0 = 0). Where both are the same, it is 0.
+struct Max {
+  template <class T>
+  static T apply(T a, T b) {
+    if constexpr (std::is_floating_point_v<T>) {
+      const auto x = std::bit_cast<unsigned_of<T>>(a > b ? a : b), y = std::bit_cast<unsigned_of<T>>(b > a ? b : a);
+      return std::bit_cast<T>(x | y) - std::bit_cast<T>(x ^ y);
+    } else {
+      return a > b ? a : b;
+    }
+  }
+};
+
+/// Calls f(i) for i in [0, count), in blocks of constant length, which compilers vectorise at -O2 already.
+template <class Function>
+void for_each_index(std::size_t count, Function f) {
+  constexpr std::size_t block = 64;
+  std::size_t i = 0;
+  for (; i + block <= count; i += block) {
+#if defined(__clang__)
+#pragma clang loop vectorize(assume_safety)
+#else
+#pragma GCC ivdep
+#endif
+    for (std::size_t j = i; j < i + block; ++j) f(j);
+  }
+  for (; i < count; ++i) f(i);
+}
+
+template <class T, class Op>
+void combine(void* out, const void* in, const void* mine, std::size_t count) {
+  const auto o = static_cast<T*>(out);
+  const auto a = static_cast<const T*>(in), b = static_cast<const T*>(mine);
+  if constexpr (Real<T>) {
+    for_each_index(count, [=](std::size_t i) { o[i] = Op::template apply<compute_type<T>>(a[i], b[i]); });
+  } else {
+    for_each_index(count, [=](std::size_t i) { o[i] = Op::apply(a[i], b[i]); });
+  }
+}
+
+/// x, a product, rounded: with `zero`, a 0 that the compiler knows nothing of, it can't fuse it with an addition.
+template <class T>
+T rounded(T x, unsigned_of<T> zero) {
+  return std::bit_cast<T>(std::bit_cast<unsigned_of<T>>(x) | zero);
+}
+
+template <class T, class Op>
+void combine_products(void* out, const void* in, double in_scale, const void* mine, double mine_scale,
+                      std::size_t count) {
+  if (in_scale == 1 && mine_scale == 1) return combine<T, Op>(out, in, mine, count);
+  if constexpr (Real<T>) {
+    using C = compute_type<T>;
+    const auto o = static_cast<T*>(out);
+    const auto a = static_cast<const T*>(in), b = static_cast<const T*>(mine);
+    const auto fa = static_cast<C>(in_scale), fb = static_cast<C>(mine_scale);
+    unsigned_of<C> zero = 0;
+    asm("" : "+r"(zero));  // the compiler no longer knows what it is
+    for_each_index(count, [=](std::size_t i) {
+      const auto x = static_cast<T>(rounded<C>(fa * a[i], zero)), y = static_cast<T>(rounded<C>(fb * b[i], zero));
+      o[i] = Op::template apply<C>(x, y);
+    });
+  }
+}
+
+template <class T>
+void scaled(void* out, const void* mine, std::size_t count, double scale) {
+  if constexpr (Real<T>) {
+    if (scale != 1) {
+      const auto o = static_cast<T*>(out);
+      const auto a = static_cast<const T*>(mine);
+      const auto factor = static_cast<compute_type<T>>(scale);
+      for_each_index(count, [=](std::size_t i) { o[i] = static_cast<T>(factor * a[i]); });
+      return;
+    }
+  }
+  if (count != 0 && out != mine) std::memcpy(out, mine, count * sizeof(T));
+}
+
+}  // namespace detail
+
+template <Scalar T>
+Reduction reduction(ReduceOp op, double scale) {
+  check<UsageError>(scale == 1 || Real<T>, "collective: scale ", scale, " needs floating-point numbers, these are ",
+                    dtype<T>);
+  const auto with = [&]<class Operator>(Operator) -> Reduction {
+    return {
+        dtype<T>,          op, sizeof(T), scale, &detail::combine<T, Operator>, &detail::combine_products<T, Operator>,
+        &detail::scaled<T>};
+  };
+  if (op == ReduceOp::min) return with(detail::Min{});
+  if (op == ReduceOp::max) return with(detail::Max{});
+  return with(detail::Sum{});
+}
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_REDUCTION_HPP
+
+// <chorus/comm/transport/transport.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TRANSPORT_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TRANSPORT_HPP
+/// `Transport`: links between the ranks of a group, over which the algorithms of `ring.hpp` are written once.
+
+// <chorus/comm/transport/envelope.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_ENVELOPE_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_ENVELOPE_HPP
+/// `Envelope`: which call a piece of data belongs to.
+
+namespace chorus::comm {
+
+/// Which call a piece of data belongs to. It travels with every piece, and both ends compare: ranks that call different
+/// collectives get an error that names both, not a hang or wrong numbers.
+struct Envelope {
+  Op op = Op::barrier;
+  DType dtype = DType::u8;
+  std::uint8_t detail = 0;  ///< a ReduceOp, or the root's rank
+  std::uint8_t reserved = 0;
+  std::uint32_t sequence = 0;  ///< the number of this collective, or of this message between two ranks
+  std::uint64_t count = 0;     ///< numbers of type `dtype` in this rank's call
+  friend bool operator==(const Envelope&, const Envelope&) = default;
+};
+static_assert(is_message<Envelope, 16>);
+
+/// `all_reduce #7 (sum of 1024 F32)`
+[[gnu::cold]] inline void append(std::string& out, const Envelope& call) {
+  const bool reduces = call.op == Op::all_reduce || call.op == Op::reduce_scatter;
+  const bool known = call.dtype <= DType::f64 && (!reduces || call.detail <= static_cast<std::uint8_t>(ReduceOp::max));
+  out += name(call.op);
+  out += " #";
+  chorus::append(out, call.sequence);
+  if (call.op >= Op::barrier || !known) return;
+  out += " (";
+  if (reduces) out.append(name(static_cast<ReduceOp>(call.detail))).append(" of ");
+  chorus::append(out, call.count);
+  out.append(" ").append(name(call.dtype));
+  if (call.op == Op::broadcast) chorus::append(out.append(" from rank "), call.detail);
+  out += ')';
+}
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_ENVELOPE_HPP
+
+namespace chorus::comm {
+
+/// Why a link failed, in words that name the peer. The communicator adds its own rank and the operation.
+struct LinkError : Error {
+  using Error::Error;
+};
+struct LinkTimeout : LinkError {
+  using LinkError::LinkError;
+};
+
+namespace detail {
+inline void copy_bytes(std::byte* out, const std::byte* in, std::size_t bytes) {
+  if (bytes != 0) std::memcpy(out, in, bytes);
+}
+}  // namespace detail
+
+/// Links of one rank to all others of its group. A link is a queue of a few pieces of at most `piece_bytes` each, so a
+/// rank can send some while its peer is busy; `queue_pieces` of them before `acquire` waits.
+///
+/// Every call that waits throws LinkTimeout when the peer makes no progress for `timeout`, and LinkError when a process
+/// of the group has died, when a rank has called `abort`, and when the peer has left. But for `abort`, for one thread
+/// at a time.
+class Transport {
+ public:
+  struct Piece {
+    Envelope envelope;
+    const std::byte* data = nullptr;  ///< aligned to 64 bytes, valid until `release`
+    std::size_t bytes = 0;
+  };
+
+  Transport(int me, int ranks, std::size_t piece_limit, std::size_t queue_limit, std::chrono::milliseconds limit)
+      : rank(me), size(ranks), piece_bytes(piece_limit), queue_pieces(queue_limit), timeout(limit) {}
+  virtual ~Transport() = default;
+  Transport(const Transport&) = delete;
+  Transport& operator=(const Transport&) = delete;
+
+  /// Waits for room in the queue to `peer`: `piece_bytes` to write to, aligned to 64 bytes.
+  virtual std::byte* acquire(int peer) = 0;
+  /// Copies `bytes` into what `acquire` gave: faster than memcpy where a transport knows better.
+  virtual void fill(int, std::byte* slot, const std::byte* data, std::size_t bytes) {
+    detail::copy_bytes(slot, data, bytes);
+  }
+  /// Sends the first `bytes` of what `acquire` gave.
+  virtual void publish(int peer, const Envelope& envelope, std::size_t bytes) = 0;
+  /// Sends `data`, which stays as it is until `flush`, in one piece.
+  virtual void send(int peer, const Envelope& envelope, const std::byte* data, std::size_t bytes) {
+    fill(peer, acquire(peer), data, bytes);
+    publish(peer, envelope, bytes);
+  }
+  /// Whether `send` has copied the data when it returns.
+  virtual bool copies() const { return true; }
+  /// Waits for the next piece from `peer`; `release` gives its room back.
+  virtual Piece receive(int peer) = 0;
+  /// The same where the piece is to be stored: if it is the one that is announced, it may be at `place` already.
+  virtual Piece receive_at(int peer, const Envelope&, std::byte*, std::size_t) { return receive(peer); }
+  virtual void release(int peer) = 0;
+  /// Whether `receive` would return at once.
+  virtual bool has_piece(int peer) = 0;
+  /// Waits until all that was published has left this rank: it arrives whatever this rank does next.
+  virtual void flush() = 0;
+  /// Throws if the group is known to have failed. Cheap.
+  virtual void check() = 0;
+  /// The same, where that costs a look at other processes: throws if one of the group has died, too.
+  virtual void check_peers() { check(); }
+  /// Tells all ranks that this one gives up, and why. Calls that wait here, and later ones, throw LinkError, too. From
+  /// any thread.
+  virtual void abort(const std::string& why) noexcept = 0;
+
+  /// By rank, the machine where it runs, where that makes a difference: links within one are the fast ones. Else empty.
+  virtual std::span<const int> machines() const { return {}; }
+
+  // For ranks that work in each other's memory: see in_place.hpp.
+
+  /// Memory that the other ranks can read and write where it lies; null where a transport has no such, or needs none.
+  virtual std::shared_ptr<std::byte> allocate(std::size_t) { return nullptr; }
+  /// How others find this rank's data; without a key where they can't reach it.
+  virtual Window window(std::byte*, std::size_t) { return {}; }
+  /// Whether all ranks have mapped the window's memory.
+  virtual bool is_mapped(const Window&) { return true; }
+  virtual void note_mapped(const Window&) {}
+  /// A peer's data, as it is mapped here; null where this process is not allowed to.
+  virtual std::byte* open(int, const Window&) { return nullptr; }
+  /// Says when this rank begins and ends to work in the others' memory. In between it calls `check` before all it does.
+  virtual void works_in_place(bool) {}
+  /// After a failure: waits until no other rank works in this one's memory, which may then be used for anything.
+  virtual void await_hands_off() noexcept {}
+  /// Whether working in the others' memory has lately been slower than a queue would be.
+  virtual bool seems_far() { return false; }
+  virtual void note_work_in_place(std::size_t, std::chrono::nanoseconds) {}
+  /// Whether it is worth asking; all ranks of a group have the same here.
+  bool reaches_peers = false;
+
+  /// Whether `trace` counts what is sent: it has slots for `trace::max_devices` ranks, simulated groups may have more.
+  bool counts_bytes = true;
+  /// Who is told of each step of an algorithm, instead of `trace::listening()`; null: nobody else is.
+  trace::Listener* step_listener = nullptr;
+
+  const int rank, size;
+  const std::size_t piece_bytes, queue_pieces;
+  const std::chrono::milliseconds timeout;
+  /// Whether a thread that waits here may keep its core for some microseconds. It may not while its program computes.
+  const std::atomic<bool>* may_spin = nullptr;
+};
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TRANSPORT_HPP
+
+namespace chorus::comm {
+
+/// One rank's part in one collective. Its ranks stand in a ring: each has a place in it, and neighbours.
+struct Collective {
+  Transport& link;
+  const Envelope& call;
+  const Reduction& reduction;
+  trace::Traffic traffic = trace::Traffic::control;
+  std::span<const int> members = {};              ///< the ranks of the ring, in order; empty: all
+  bool chosen = false;                            ///< somebody has asked for this algorithm, even if it is slow
+  std::span<const int> names = {};                ///< the ranks' numbers in the job; empty: the same
+  const std::byte* data = nullptr;                ///< where the call's numbers begin, for traces
+  std::size_t extent = 0;                         ///< how many bytes they are
+  trace::Lane lane = trace::Lane::communication;  ///< of its steps
+  int own = members.empty()                       ///< this rank's place in the ring
+                ? link.rank
+                : static_cast<int>(std::find(members.begin(), members.end(), link.rank) - members.begin());
+
+  int size() const { return members.empty() ? link.size : static_cast<int>(members.size()); }
+  /// This rank's place in the ring, or the one `steps` further on; negative: further back.
+  int place(int steps = 0) const { return ((own + steps) % size() + size()) % size(); }
+  /// The rank at that place.
+  int neighbour(int steps) const {
+    return members.empty() ? place(steps) : members[static_cast<std::size_t>(place(steps))];
+  }
+  int name(int rank) const { return names.empty() ? rank : names[static_cast<std::size_t>(rank)]; }
+  /// Counts bytes that this rank hands to another one.
+  void sent(int to, std::size_t bytes) const {
+    if (link.counts_bytes) trace::sent(name(link.rank), name(to), traffic, bytes);
+  }
+  /// Numbers of a chunk that can be under way at once. Half a queue: a whole chunk fits while its receiver still reads
+  /// the one before, so no rank waits for room in a circle.
+  std::size_t longest_chunk() const { return link.queue_pieces / 2 * (link.piece_bytes / reduction.element); }
+  /// Numbers of each piece of `count` but the last: half a queue of pieces, so that both ends work at once, of a length
+  /// that is worth a hand-over.
+  std::size_t longest_piece(std::size_t count) const {
+    const auto pieces = link.queue_pieces / 2, most = link.piece_bytes / reduction.element;
+    return std::clamp((count + pieces - 1) / pieces, std::min(most, 32 * 1024 / reduction.element), most);
+  }
+};
+
+namespace detail {
+
+inline constexpr int nobody = -1;
+
+/// What one rank does with one chunk. value = (what comes `from`) (+) scale * `mine`, or the one of them that is given;
+/// it goes `to` the next rank, into `store`, or both. Of no numbers, `mine` and `store` may be null.
+struct Step {
+  int from = nobody, to = nobody;
+  const std::byte* mine = nullptr;
+  std::byte* store = nullptr;
+};
+
+/// The next piece from a rank, which has to be of the same call. Throws LinkError, which names the other call.
+inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes, std::byte* place = nullptr) {
+  const auto piece = place ? c.link.receive_at(from, c.call, place, bytes) : c.link.receive(from);
+  check<LinkError>(piece.envelope == c.call, "rank ", from, " is in another call, ", piece.envelope);
+  check<LinkError>(piece.bytes == bytes, "rank ", from, " sent ", piece.bytes, " bytes where ", bytes, " belong");
+  return piece;
+}
+
+/// Tells who listens that this rank has made a step, which began at `begin`, with the chunk `m` of `count` numbers,
+/// among which this rank now has, or has sent, `value`.
+[[gnu::noinline, gnu::cold]] inline void tell_step(trace::Listener& listener, const Collective& c, const Step& m,
+                                                   std::size_t count, const std::byte* value, std::int64_t begin) {
+  chorus::detail::JsonObject args;
+  args.field("sequence", c.call.sequence);
+  if (m.from != nobody) args.field("from", c.name(m.from));
+  if (m.to != nobody) args.field("to", c.name(m.to));
+  // The address tells which chunk it is; a chunk that starts elsewhere is told by where it is stored.
+  const auto offset_of = [&](const std::byte* place) {  // nothing of the call's: far away
+    return reinterpret_cast<std::uintptr_t>(place) - reinterpret_cast<std::uintptr_t>(c.data);
+  };
+  const auto offset = offset_of(offset_of(m.store) < c.extent ? m.store : m.mine);
+  if (offset < c.extent) args.field("offset", offset / c.reduction.element);
+  args.field("count", count).field("bytes", count * c.reduction.element);
+  if (value != nullptr && count != 0) {
+    float single = 0;
+    double number = 0;
+    if (c.call.dtype == DType::f32) {
+      std::memcpy(&single, value, sizeof single);
+      args.field("first", static_cast<double>(single));
+    } else if (c.call.dtype == DType::f64) {
+      std::memcpy(&number, value, sizeof number);
+      args.field("first", number);
+    }
+  }
+  const bool adds = m.from != nobody && m.mine != nullptr;
+  const auto name = m.from == nobody ? std::string("send")
+                                     : cat(adds ? "add" : "receive", m.store != nullptr ? " and store" : "",
+                                           m.to == nobody ? "" : " and send");
+  listener.span({c.name(c.link.rank), c.lane, "ring", name, begin, listener.now(), args.fields()});
+}
+
+/// Moves `count` numbers, piece by piece: while one piece is being added here, the next one is being written by the
+/// neighbour. An empty chunk travels as one empty piece, so that a mismatch of calls shows in any case.
+inline void relay(const Collective& c, Step m, std::size_t count) {
+  const auto element = c.reduction.element, per_piece = c.longest_piece(count);
+  auto* const listener = c.link.step_listener != nullptr ? c.link.step_listener : trace::listening();
+  const bool tells = listener != nullptr && listener->wants_steps();
+  do {
+    const auto begin = tells ? listener->now() : 0;
+    const auto n = std::min(count, per_piece), bytes = n * element;
+    const std::byte* in = m.from == nobody ? nullptr : receive(c, m.from, bytes, m.mine ? nullptr : m.store).data;
+    const std::byte* value = m.mine ? m.mine : in;
+    std::byte* slot = nullptr;
+    if (n != 0 && m.mine && (in || c.reduction.scale != 1)) {  // made here: where it is stored, else in the slot
+      std::byte* const out = m.store ? m.store : slot = c.link.acquire(m.to);
+      if (in) {
+        c.reduction.combine_products(out, in, 1, m.mine, c.reduction.scale, n);
+      } else {
+        c.reduction.scaled(out, m.mine, n, c.reduction.scale);
+      }
+      value = out;
+    } else if (m.store) {
+      if (m.store != value) copy_bytes(m.store, value, bytes);
+      value = m.store;
+    }
+    if (slot) c.link.publish(m.to, c.call, bytes);
+    if (!slot && m.to != nobody) c.link.send(m.to, c.call, value, bytes);
+    if (m.to != nobody) c.sent(m.to, bytes);
+    if (tells) [[unlikely]]
+      tell_step(*listener, c, m, n, value, begin);
+    if (in) c.link.release(m.from);
+    if (m.mine) m.mine += bytes;
+    if (m.store) m.store += bytes;
+    count -= n;
+  } while (count != 0);
+}
+
+}  // namespace detail
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_COLLECTIVE_HPP
+
+namespace chorus::comm {
+
+/// Dissemination (Hensgen, Finkel and Manber, 1988): after k rounds a rank has heard of 2^k others.
+inline void dissemination_barrier(const Collective& c) {
+  for (int distance = 1; distance < c.size(); distance *= 2) {
+    detail::relay(c, {.to = c.neighbour(distance)}, 0);
+    detail::relay(c, {.from = c.neighbour(-distance)}, 0);
+  }
+}
+
+/// All report to rank 0, which answers each at once, and again when all have; at the deadline it knows who has not. The
+/// others wait for its second answer as long anew: it may have come late itself.
+inline void monitored_barrier(const Collective& c) {
+  if (c.link.rank != 0) {
+    detail::relay(c, {.to = 0}, 0);
+    for (int answer = 0; answer < 2; ++answer) detail::relay(c, {.from = 0}, 0);
+    return;
+  }
+  const auto deadline = Clock::now() + c.link.timeout * 9 / 10;  // before the others' own
+  std::vector<int> missing(static_cast<std::size_t>(c.size() - 1));
+  for (std::size_t i = 0; i < missing.size(); ++i) missing[i] = static_cast<int>(i) + 1;
+  while (!missing.empty() && Clock::now() < deadline) {
+    c.link.check_peers();
+    const auto before = missing.size();
+    std::erase_if(missing, [&](int peer) {
+      const bool came = c.link.has_piece(peer);
+      if (!came) return false;
+      detail::relay(c, {.from = peer}, 0);
+      detail::relay(c, {.to = peer}, 0);
+      return true;
+    });
+    if (missing.size() == before) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  std::string names;
+  for (const int peer : missing) names += cat(names.empty() ? "" : ", ", peer);
+  if (!missing.empty())
+    fail<LinkTimeout>(missing.size() == 1 ? "rank " : "ranks ", names, " of ", c.size(), " did not come within ",
+                      c.link.timeout.count() * 9 / 10, " ms");
+  for (int peer = 1; peer < c.size(); ++peer) detail::relay(c, {.to = peer}, 0);
+}
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BARRIER_HPP
+
+// <chorus/comm/algorithms/selection.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_SELECTION_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_SELECTION_HPP
+/// Which algorithm serves a call: the tables that a communicator over a Transport reads.
+
+// <chorus/comm/algorithms/bruck.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BRUCK_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BRUCK_HPP
+/// All-gather in ceil(log2 N) rounds, for messages so short that rounds cost more than bytes (Bruck, Ho, Kipnis, Upfal
+/// and Weathersby, "Efficient algorithms for all-to-all communications in multiport message-passing systems", 1997).
+///
+/// After the round of distance d a rank holds the chunks of the 2 d ranks that end with itself:
+///
+///   distance 1   rank r sends its own chunk to rank r + 1, and has those of r and r - 1
+///   distance 2   it sends both to rank r + 2, and has those of r down to r - 3
+///   distance 4   it sends all four to rank r + 4, ...
+///
+/// The last round sends only what is missing, so that each rank sends N - 1 chunks in all, as in the ring.
+
+namespace chorus::comm {
+
+/// The most bytes, of all chunks together, that the functions of this file take: they lie on the stack.
+inline constexpr std::size_t most_bruck_bytes = 16 << 10;
+
+namespace detail {
+
+/// The chunks of all ranks, that of the rank `steps` before this one at steps * count numbers.
+struct alignas(64) BruckChunks : std::array<std::byte, most_bruck_bytes> {};
+
+/// chunks: this rank's first; then all.
+inline void bruck_rounds(const Collective& c, BruckChunks& chunks, std::size_t count) {
+  const int n = c.size();
+  const auto chunk = count * c.reduction.element;
+  for (int distance = 1; distance < n; distance *= 2) {
+    const auto moved = static_cast<std::size_t>(std::min(distance, n - distance)) * count;
+    std::byte* const place = chunks.data() + static_cast<std::size_t>(distance) * chunk;
+    relay(c, {.to = c.neighbour(distance), .mine = chunks.data()}, moved);
+    relay(c, {.from = c.neighbour(-distance), .store = place}, moved);
+  }
+  c.link.flush();  // `chunks` is sent from where it lies
+}
+
+}  // namespace detail
+
+/// mine: count numbers; all: N * count, every rank's. `mine` may be this rank's place in `all`. Bytes sent: (N - 1) / N
+/// of `all`, as in the ring.
+inline void bruck_all_gather(const Collective& c, const std::byte* mine, std::byte* all, std::size_t count) {
+  const auto chunk = count * c.reduction.element;
+  detail::BruckChunks chunks;
+  detail::copy_bytes(chunks.data(), mine, chunk);
+  detail::bruck_rounds(c, chunks, count);
+  for (int steps = 0; steps < c.size(); ++steps)
+    detail::copy_bytes(all + static_cast<std::size_t>(c.place(-steps)) * chunk,
+                       chunks.data() + static_cast<std::size_t>(steps) * chunk, chunk);
+}
+
+/// data: count numbers, in place. Every rank gathers all chunks and adds them up in the order of ranks, from rank 0 on:
+/// the same bits on all ranks, and those of the direct all-reduce. Bytes sent: (N - 1) times the data.
+inline void bruck_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
+  auto plain = c.reduction;  // contributions are scaled once
+  plain.scale = 1;
+  const Collective gather{c.link, c.call, plain, c.traffic, c.members};
+  detail::BruckChunks chunks;
+  c.reduction.scaled(chunks.data(), data, count, c.reduction.scale);
+  detail::bruck_rounds(gather, chunks, count);
+  const auto of = [&](int place) {
+    const int steps = (c.place() - place + c.size()) % c.size();
+    return chunks.data() + static_cast<std::size_t>(steps) * count * c.reduction.element;
+  };
+  const std::byte* sum = of(0);
+  for (int place = 1; place < c.size(); ++place) {
+    c.reduction.combine(data, sum, of(place), count);
+    sum = data;
+  }
+}
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BRUCK_HPP
+
+// <chorus/comm/algorithms/direct.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_DIRECT_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_DIRECT_HPP
+/// `direct_all_reduce`: the ring's traffic in two steps instead of 2 (n - 1), for a few ranks with links between all.
+///
+/// Data is cut into one chunk per rank. Every rank sends each chunk to its owner, the rank of that number; the owner
+/// adds them up in the order of ranks and sends the sum to all. A rank sends n - 1 chunks in each step, 2 (n - 1) / n
+/// of the data, as in the ring. Between two ranks, each sends the other all it has, and both add: one step, the same
+/// bytes. A number's sum is rounded in the order of ranks, wherever it lies. What differs from the ring: there n links
+/// are busy, here all n (n - 1) are, which costs queues and, in a network, contention.
+
+namespace chorus::comm {
+
+/// The pieces that a queue has to hold.
+inline constexpr std::size_t direct_queue_pieces = 7;
+
+namespace detail {
+
+/// rank 0's number stands on the left of the operator on both sides, so that they get the same bits.
+inline void exchange_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
+  const auto& reduction = c.reduction;
+  const auto element = reduction.element, per_piece = c.longest_piece(count);
+  const int peer = 1 - c.link.rank;
+  const bool left = c.link.rank == 0;
+  std::size_t sent = 0, done = 0;
+  const auto send = [&] {
+    const auto n = std::min(count - sent, per_piece), bytes = n * element;
+    const auto mine = data + sent * element, slot = c.link.acquire(peer);
+    // Both sides round the product before they add: a fused multiply-add on one of them would give it other bits.
+    if (reduction.scale != 1) reduction.scaled(mine, mine, n, reduction.scale);
+    c.link.fill(peer, slot, mine, bytes);
+    c.link.publish(peer, c.call, bytes);
+    c.sent(peer, bytes);
+    sent += n;
+  };
+  send();
+  do {  // one piece ahead, so that the peer never waits for this rank's additions
+    if (sent < count) send();
+    const auto n = std::min(count - done, per_piece);
+    const auto mine = data + done * element;
+    const auto* theirs = receive(c, peer, n * element).data;
+    reduction.combine(mine, left ? mine : theirs, left ? theirs : mine, n);
+    c.link.release(peer);
+    done += n;
+  } while (done < count);
+}
+
+/// One block of data, of which each rank owns at most a piece.
+class DirectBlock {
+ public:
+  DirectBlock(const Collective& c, std::byte* data, std::size_t count)
+      : c_(c), data_(data), count_(count), element_(c.reduction.element) {}
+
+  /// To every owner its chunk.
+  void contribute() const {
+    for (int owner = 0; owner < size(); ++owner) {
+      if (owner == rank()) continue;
+      std::byte* const slot = c_.link.acquire(owner);
+      c_.reduction.scaled(slot, at(owner), length(owner), c_.reduction.scale);
+      send(owner, length(owner));
+    }
+  }
+
+  /// Adds up the chunk that this rank owns, and sends the sum to all. It grows in the slot for the first of them.
+  void reduce() const {
+    const auto own = length(rank()), bytes = own * element_;
+    const double scale = c_.reduction.scale;
+    // As the others have done with theirs: the sum is the same, whoever owns it.
+    if (scale != 1) c_.reduction.scaled(at(rank()), at(rank()), own, scale);
+    const int first = rank() == 0 ? 1 : 0;
+    std::byte* const sum = c_.link.acquire(first);
+    const std::byte* left = nullptr;
+    for (int from = 0; from < size(); ++from) {
+      const bool mine = from == rank();
+      const std::byte* right = mine ? at(rank()) : receive(c_, from, bytes).data;
+      if (left != nullptr) {
+        c_.reduction.combine(sum, left, right, own);
+      } else if (mine) {
+        copy_bytes(sum, right, bytes);
+      }
+      if (from == 1 && first == 0) c_.link.release(0);  // rank 0's piece was the left side so far
+      if (!mine && from != 0) c_.link.release(from);
+      left = left == nullptr && !mine ? right : sum;
+    }
+    copy_bytes(at(rank()), sum, bytes);
+    for (int to = first + 1; to < size(); ++to)
+      if (to != rank()) c_.link.fill(to, c_.link.acquire(to), sum, bytes);
+    for (int to = 0; to < size(); ++to)
+      if (to != rank()) send(to, own);
+  }
+
+  /// The other owners' sums.
+  void collect() const {
+    for (int owner = 0; owner < size(); ++owner) {
+      if (owner == rank()) continue;
+      const auto bytes = length(owner) * element_;
+      copy_bytes(at(owner), receive(c_, owner, bytes).data, bytes);
+      c_.link.release(owner);
+    }
+  }
+
+ private:
+  int rank() const { return c_.link.rank; }
+  int size() const { return c_.link.size; }
+  std::size_t start(int owner) const {
+    return count_ * static_cast<std::size_t>(owner) / static_cast<std::size_t>(size());
+  }
+  std::size_t length(int owner) const { return start(owner + 1) - start(owner); }
+  std::byte* at(int owner) const { return data_ + start(owner) * element_; }
+  void send(int to, std::size_t numbers) const {
+    c_.link.publish(to, c_.call, numbers * element_);
+    c_.sent(to, numbers * element_);
+  }
+
+  const Collective& c_;
+  std::byte* data_;
+  std::size_t count_, element_;
+};
+
+}  // namespace detail
+
+/// data: count numbers, in place. Bytes sent: 2 (n - 1) / n of the data, to within n - 2 numbers.
+inline void direct_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
+  if (c.link.size == 2) return detail::exchange_all_reduce(c, data, count);
+  const auto element = c.reduction.element;
+  const auto longest = static_cast<std::size_t>(c.link.size) * (c.link.piece_bytes / element);
+  const auto blocks = std::max<std::size_t>(1, (count + longest - 1) / longest);
+  const auto block = [&](std::size_t i) {
+    return detail::DirectBlock(c, data + i * longest * element, std::min(longest, count - i * longest));
+  };
+  // Three blocks under way at once. Up to 7 pieces wait in a queue: chunks and sums of the blocks that a slower rank
+  // has not read yet. With room for them nobody waits in a circle.
+  check<LinkError>(c.link.queue_pieces >= direct_queue_pieces, "direct_all_reduce: queues of ", c.link.queue_pieces,
+                   " pieces");
+  for (std::size_t i = 0; i < blocks + 2; ++i) {
+    if (i < blocks) block(i).contribute();
+    if (i >= 1 && i - 1 < blocks) block(i - 1).reduce();
+    if (i >= 2) block(i - 2).collect();
+  }
+}
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_DIRECT_HPP
+
+// <chorus/comm/algorithms/hierarchical.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_HIERARCHICAL_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_HIERARCHICAL_HPP
+/// `hierarchical_all_reduce`: within machines first, then once between them.
+///
+/// Of D bytes over M machines: in each machine of R ranks a chain adds up to the lowest rank, the leader (R - 1 links
+/// carry D each), the leaders do a ring all-reduce (each sends 2 (M - 1) / M D), and the same chain carries the sums
+/// back (D a link). Between machines 2 (M - 1) D cross in all, whatever R is, where a flat ring of n = M R ranks has 2
+/// (n - 1) / n D on each of its M crossings, about M / (M - 1) times as much for many ranks: what is gained is latency,
+/// 2 (M - 1) + 1 slow steps instead of 2 (n - 1), at the price of D, not D / n, on each link inside.
+
+// <chorus/comm/algorithms/ring.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_RING_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_RING_HPP
+/// The ring (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009): rank r
+/// sends to rank r + 1 only, and receives from rank r - 1 only.
+///
+/// An all-reduce of K bytes on N ranks cuts them into N chunks of K/N and has two halves:
+///
+///   reduce-scatter, N - 1 steps   chunk c starts at rank c + 1 and goes once around; each rank adds its own numbers
+///                                 to it, so that it is complete when it comes to rank c
+///   all-gather, N - 1 steps       the complete chunk c goes around once more, and each rank stores it
+///
+/// In each step a rank sends one chunk: 2 (N - 1) K / N bytes in all over each link, less than 2 K however many ranks
+/// there are, and no all-reduce can do with less. What many ranks cost is steps, 2 (N - 1) of them. The order of
+/// additions follows from the chunk, and a chunk's sum is made at one place: all ranks get the same bits, in every run.
+///
+/// tests/unit/comm/how_it_works_test.cpp goes through it step by step.
+
+namespace chorus::comm {
+
+namespace detail {
+
+/// What a rank can do with a chunk of `count` numbers in one step of the ring. `all`, `own` and `mine` may be one
+/// place.
+struct RingSteps {
+  const Collective& c;
+  const int next = c.neighbour(1), previous = c.neighbour(-1);
+
+  void send(const std::byte* own, std::size_t count) const { relay(c, {.to = next, .mine = own}, count); }
+  void add_and_send(const std::byte* own, std::size_t count) const {
+    relay(c, {.from = previous, .to = next, .mine = own}, count);
+  }
+  void add_and_store(const std::byte* own, std::byte* sum, std::size_t count) const {
+    relay(c, {.from = previous, .mine = own, .store = sum}, count);
+  }
+  void add_store_and_send(std::byte* own, std::size_t count) const {
+    relay(c, {.from = previous, .to = next, .mine = own, .store = own}, count);
+  }
+  void copy_and_send(const std::byte* own, std::byte* copy, std::size_t count) const {
+    relay(c, {.to = next, .mine = own, .store = own == copy ? nullptr : copy}, count);
+  }
+  void store_and_send(std::byte* place, std::size_t count) const {
+    relay(c, {.from = previous, .to = next, .store = place}, count);
+  }
+  void store(std::byte* place, std::size_t count) const { relay(c, {.from = previous, .store = place}, count); }
+};
+
+}  // namespace detail
+
+/// data: count numbers, in place. Bytes sent: 2 (N - 1) / N of the data, to within 2 numbers when N does not divide
+/// count.
+inline void ring_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
+  const int n = c.size();
+  const detail::RingSteps ring{c};
+  do {  // segments that fit the queues and the caches
+    const auto ranks = static_cast<std::size_t>(n), segment = std::min(count, ranks * c.longest_chunk());
+    // The chunk of the rank that stands `steps` further on.
+    const auto start = [&](int chunk) { return segment * static_cast<std::size_t>(chunk) / ranks; };
+    const auto length = [&](int steps) { return start(c.place(steps) + 1) - start(c.place(steps)); };
+    const auto at = [&](int steps) { return data + start(c.place(steps)) * c.reduction.element; };
+
+    // Reduce-scatter: in step s this rank sends the chunk of the rank s before it.
+    ring.send(at(-1), length(-1));
+    for (int step = 2; step < n; ++step) ring.add_and_send(at(-step), length(-step));
+    // Its own chunk is complete with its own numbers, and starts again: the first step of the all-gather.
+    ring.add_store_and_send(at(0), length(0));
+    for (int step = 1; step < n - 1; ++step) ring.store_and_send(at(-step), length(-step));
+    ring.store(at(1), length(1));
+
+    data += segment * c.reduction.element;
+    count -= segment;
+  } while (count != 0);
+}
+
+/// The first half alone. all: N * count numbers; mine: the `count` of this rank, reduced. Bytes sent: (N - 1) / N of
+/// `all`.
+inline void ring_reduce_scatter(const Collective& c, const std::byte* all, std::byte* mine, std::size_t count) {
+  const auto element = c.reduction.element, stride = count * element;
+  const detail::RingSteps ring{c};
+  do {
+    const auto length = std::min(count, c.longest_chunk());
+    const auto at = [&](int steps) { return all + static_cast<std::size_t>(c.place(steps)) * stride; };
+
+    ring.send(at(-1), length);
+    for (int step = 2; step < c.size(); ++step) ring.add_and_send(at(-step), length);
+    ring.add_and_store(at(0), mine, length);
+
+    all += length * element;
+    mine += length * element;
+    count -= length;
+  } while (count != 0);
+}
+
+/// The second half alone. mine: count numbers; all: N * count, every rank's. `mine` may be this rank's place in `all`.
+/// Bytes sent: (N - 1) / N of `all`.
+inline void ring_all_gather(const Collective& c, const std::byte* mine, std::byte* all, std::size_t count) {
+  const auto element = c.reduction.element, stride = count * element;
+  const detail::RingSteps ring{c};
+  do {
+    const auto length = std::min(count, c.longest_chunk());
+    const auto at = [&](int steps) { return all + static_cast<std::size_t>(c.place(steps)) * stride; };
+
+    ring.copy_and_send(mine, at(0), length);
+    for (int step = 1; step < c.size() - 1; ++step) ring.store_and_send(at(-step), length);
+    ring.store(at(1), length);
+
+    mine += length * element;
+    all += length * element;
+    count -= length;
+  } while (count != 0);
+}
+
+/// A chain from root to the place before it, piece by piece, so that all links are busy at once. Every rank but the
+/// last sends the whole data once.
+inline void ring_broadcast(const Collective& c, std::byte* data, std::size_t count, int root) {
+  const detail::RingSteps ring{c};
+  if (c.link.rank == root) return ring.send(data, count);
+  if (ring.next == root) return ring.store(data, count);
+  ring.store_and_send(data, count);
+}
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_RING_HPP
+
+namespace chorus::comm {
+
+/// data: count numbers, in place. Sums are the same bits on all ranks.
+inline void hierarchical_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
+  const auto machines = c.link.machines();
+  const int own_machine = machines[static_cast<std::size_t>(c.link.rank)];
+  std::vector<int> local, leaders;
+  {
+    std::unordered_set<int> seen;
+    for (int rank = 0; rank < c.link.size; ++rank) {
+      const int machine = machines[static_cast<std::size_t>(rank)];
+      if (machine == own_machine) local.push_back(rank);
+      const bool as_before = rank > 0 && machine == machines[static_cast<std::size_t>(rank - 1)];
+      if (!as_before && seen.insert(machine).second) leaders.push_back(rank);  // the first rank of its machine
+    }
+  }
+  const bool leads = local.front() == c.link.rank, ends = local.back() == c.link.rank;
+  auto plain = c.reduction;  // contributions are scaled once
+  plain.scale = 1;
+  const Collective inside{c.link, c.call, c.reduction, c.traffic, local};
+  const Collective back{c.link, c.call, plain, c.traffic, local};
+  const Collective across{c.link, c.call, plain, c.traffic, leaders};
+  const int before = inside.neighbour(-1), after = inside.neighbour(1);
+  const auto element = c.reduction.element;
+  // The chains below use other links than other collectives do: neighbours in the ring say first what they call.
+  detail::relay(c, {.to = c.neighbour(1)}, 0);
+  detail::relay(c, {.from = c.neighbour(-1)}, 0);
+  do {
+    const auto segment = std::min(count, leaders.size() * c.longest_chunk());
+    if (local.size() == 1) {
+      c.reduction.scaled(data, data, segment, c.reduction.scale);
+    } else if (leads) {
+      detail::relay(inside, {.from = after, .mine = data, .store = data}, segment);
+    } else {
+      detail::relay(inside, {.from = ends ? detail::nobody : after, .to = before, .mine = data}, segment);
+    }
+    if (leads && leaders.size() > 1) ring_all_reduce(across, data, segment);
+    c.link.flush();
+    if (local.size() > 1) ring_broadcast(back, data, segment, local.front());
+    data += segment * element;
+    count -= segment;
+  } while (count != 0);
+}
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_HIERARCHICAL_HPP
+
+// <chorus/comm/algorithms/in_place.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_IN_PLACE_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_IN_PLACE_HPP
+/// Collectives of a few ranks that work in each other's memory where it lies, without a copy into a queue.
+///
+/// Every rank tells the others where its data is. Of an all-reduce it then adds up the chunk that it owns, reading that
+/// chunk of all ranks' data, and writes the sum to all of them. A rank reads (n - 1) / n of the data from others and
+/// writes as much to them, the ring's traffic; but nothing is copied twice, and nobody waits before the end. A number's
+/// sum is rounded once, in the order of ranks, wherever it is computed. So of two ranks that compute meanwhile the one
+/// that is ahead can own all of it: the other, for which it would have to wait in the end, loses no time.
+
+namespace chorus::comm {
+
+namespace detail {
+
+/// What a rank tells the others first.
+struct Offer {
+  Window window = {};
+  double scale = 1;
+  std::uint32_t fresh = 0;  ///< 1: nobody has mapped the window yet
+  std::uint32_t far = 0;    ///< 1: another core's memory takes this rank long to read
+  std::int64_t came = 0;    ///< when the rank did, by the machine's clock, in ns
+  std::uint64_t idle = 0;   ///< 1: its program does nothing but wait for this call
+};
+
+/// Of two ranks, the one that has time to spare, or nobody: one whose program waits while the other's computes; where
+/// both compute, the one that came first.
+inline int the_one_ahead(const Offer& zero, const Offer& one) {
+  constexpr std::int64_t at_once = 20'000;  // ns
+  if (zero.idle != one.idle) return zero.idle != 0 ? 0 : 1;
+  if (zero.idle != 0 || std::abs(zero.came - one.came) < at_once) return nobody;
+  return zero.came < one.came ? 0 : 1;
+}
+
+/// The data of all ranks in one call.
+class InPlace {
+ public:
+  static constexpr int most_ranks = 8;
+
+  /// `or_sent`: sending gives the same numbers, so that how fast memory can be read may decide.
+  InPlace(const Collective& c, std::byte* data, std::size_t bytes, bool or_sent) : c_(c), link_(c.link) {
+    if (!link_.reaches_peers) return;
+    offers_[at(rank())] = {.window = link_.window(data, bytes), .scale = c.reduction.scale};
+    auto& own = offers_[at(rank())];
+    own.fresh = own.window.key != 0 && !link_.is_mapped(own.window) ? 1 : 0;
+    own.far = or_sent && link_.seems_far() ? 1 : 0;
+    own.came = std::chrono::nanoseconds(Clock::now().time_since_epoch()).count();
+    own.idle = link_.may_spin && *link_.may_spin ? 1 : 0;
+    tell(reinterpret_cast<const std::byte*>(&own), sizeof own);
+    for_others([&](int peer) {
+      std::memcpy(&offers_[at(peer)], receive(c_, peer, sizeof(Offer)).data, sizeof(Offer));
+      link_.release(peer);
+    });
+    bool all_show = true, all_near = true, any_fresh = false;
+    for (int peer = 0; peer < size(); ++peer) {
+      const auto& offer = offers_[at(peer)];
+      all_show = all_show && offer.window.key != 0;
+      all_near = all_near && offer.far == 0;
+      any_fresh = any_fresh || offer.fresh != 0;
+    }
+    if (!all_show || (!all_near && !any_fresh)) return;
+    bool mapped = true;
+    data_[at(rank())] = data;
+    for_others([&](int peer) {
+      data_[at(peer)] = link_.open(peer, offers_[at(peer)].window);
+      mapped = mapped && data_[at(peer)] != nullptr;
+    });
+    if (any_fresh) mapped = all_agree(mapped);
+    check<LinkError>(mapped || any_fresh, "a rank's memory, mapped before, is no longer there");
+    if (!mapped) link_.reaches_peers = false;
+    if (mapped && own.fresh != 0) link_.note_mapped(own.window);
+    agreed_ = mapped && all_near;
+  }
+
+  /// Whether the call goes on here. All ranks come to the same answer.
+  bool agreed() const { return agreed_; }
+  std::byte* of(int peer) const { return data_[at(peer)]; }
+  double scale_of(int peer) const { return offers_[at(peer)].scale; }
+
+  /// Of `count` numbers, where the chunk of each rank begins. All ranks come to the same answer. Of more than two,
+  /// each owns as much as the others, as they send what they own to several.
+  std::size_t chunk_begin(int owner, std::size_t count) const {
+    const int ahead = size() == 2 ? the_one_ahead(offers_[0], offers_[1]) : nobody;
+    if (ahead != nobody) return owner > ahead ? count : 0;
+    return count * static_cast<std::size_t>(owner) / static_cast<std::size_t>(size());
+  }
+
+  /// Returns once all ranks have come here: all sums are there, and nobody reads this rank's data any more.
+  /// `sent(peer)`: bytes of this rank's data that went there, whoever read or wrote them.
+  template <class Sent>
+  bool done(const Sent& sent) const {
+    for_others([&](int peer) { c_.sent(peer, sent(peer)); });
+    tell();
+    for_others([&](int peer) {
+      receive(c_, peer, 0);
+      link_.release(peer);
+    });
+    return true;
+  }
+
+  int rank() const { return link_.rank; }
+  int size() const { return link_.size; }
+  template <class F>
+  void for_others(const F& f) const {
+    for (int peer = 0; peer < size(); ++peer)
+      if (peer != rank()) f(peer);
+  }
+
+ private:
+  static std::size_t at(int peer) { return static_cast<std::size_t>(peer); }
+
+  void tell(const std::byte* message = nullptr, std::size_t bytes = 0) const {
+    for_others([&](int peer) {
+      copy_bytes(link_.acquire(peer), message, bytes);
+      link_.publish(peer, c_.call, bytes);
+    });
+  }
+  [[gnu::cold]] bool all_agree(bool own) const {
+    const auto vote = static_cast<std::byte>(own ? 1 : 0);
+    tell(&vote, 1);
+    bool all = own;
+    for_others([&](int peer) {
+      all = *receive(c_, peer, 1).data == std::byte{1} && all;
+      link_.release(peer);
+    });
+    return all;
+  }
+
+  const Collective& c_;
+  Transport& link_;
+  std::array<Offer, most_ranks> offers_;
+  std::array<std::byte*, most_ranks> data_{};
+  bool agreed_ = false;
+};
+
+/// Work in others' memory goes in blocks that stay in the first-level cache, and that memcpy moves by vectors. Before
+/// each the group is checked: a rank that has given up waits for the others to stop, to use its memory for something
+/// else.
+inline constexpr std::size_t block_bytes = 4096;
+
+inline void copy_in_blocks(const Collective& c, std::byte* out, const std::byte* in, std::size_t bytes) {
+  for (std::size_t i = 0; i < bytes; i += block_bytes) {
+    c.link.check();
+    copy_bytes(out + i, in + i, std::min(block_bytes, bytes - i));
+  }
+}
+
+/// out := scale_0 data_0 (+) scale_1 data_1 (+) ..., at `begin` of the data; out may be this rank's. `to_all`: every
+/// rank has it at `begin` of its data, too.
+inline void reduce_in_place(const Collective& c, const InPlace& all, std::byte* out, std::size_t begin,
+                            std::size_t count, bool to_all) {
+  const auto& reduction = c.reduction;
+  const auto element = reduction.element;
+  alignas(64) std::array<std::byte, block_bytes> partial;
+  while (count != 0) {
+    c.link.check();
+    const auto n = std::min(count, block_bytes / element);
+    const auto numbers = [&](int peer) { return all.of(peer) + begin * element; };
+    const std::byte* left = numbers(0);
+    double scale = all.scale_of(0);
+    for (int peer = 1; peer < all.size(); ++peer) {
+      std::byte* const to = peer + 1 == all.size() ? out : partial.data();
+      reduction.combine_products(to, left, scale, numbers(peer), all.scale_of(peer), n);
+      left = to;
+      scale = 1;
+    }
+    if (to_all) all.for_others([&](int peer) { copy_bytes(numbers(peer), out, n * element); });
+    out += n * element;
+    begin += n;
+    count -= n;
+  }
+}
+
+/// Says that a scope works in others' memory, and notes how long; it reads and writes `bytes` of it.
+class WorkInPlace {
+ public:
+  WorkInPlace(Transport& link, std::size_t bytes) : link_(link), bytes_(bytes) { link_.works_in_place(true); }
+  ~WorkInPlace() {
+    link_.works_in_place(false);
+    link_.note_work_in_place(bytes_, Clock::now() - start_);
+  }
+  WorkInPlace(const WorkInPlace&) = delete;
+  WorkInPlace& operator=(const WorkInPlace&) = delete;
+
+ private:
+  Transport& link_;
+  std::size_t bytes_;
+  Clock::time_point start_ = Clock::now();
+};
+
+}  // namespace detail
+
+/// data: count numbers, in place. Returns false where the ranks can't, or had better not, work in each other's memory;
+/// then nothing has changed.
+inline bool in_place_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
+  const auto element = c.reduction.element;
+  // Two numbers have one sum; of more, the ring makes another in another order.
+  const detail::InPlace all(c, data, count * element, c.link.size == 2 && !c.chosen);
+  if (!all.agreed()) return false;
+  const auto chunk = [&](int owner) { return all.chunk_begin(owner + 1, count) - all.chunk_begin(owner, count); };
+  const auto begin = all.chunk_begin(all.rank(), count), own = chunk(all.rank());
+  if (own != 0) {
+    const detail::WorkInPlace work(c.link, 2 * own * element);
+    detail::reduce_in_place(c, all, data + begin * element, begin, own, true);
+  }
+  return all.done([&](int peer) { return (own + chunk(peer)) * element; });
+}
+
+/// all: size * count numbers, of which each rank has brought its own chunk.
+inline bool in_place_all_gather(const Collective& c, const std::byte* mine, std::byte* whole, std::size_t count) {
+  const auto bytes = count * c.reduction.element;
+  const detail::InPlace all(c, const_cast<std::byte*>(mine), bytes, true);
+  if (!all.agreed()) return false;
+  const auto place = [&](int peer) { return whole + static_cast<std::size_t>(peer) * bytes; };
+  const auto from_others = bytes * static_cast<std::size_t>(all.size() - 1);
+  {
+    const detail::WorkInPlace work(c.link, from_others);
+    all.for_others([&](int peer) { detail::copy_in_blocks(c, place(peer), all.of(peer), bytes); });
+  }
+  if (mine != place(all.rank())) detail::copy_bytes(place(all.rank()), mine, bytes);
+  return all.done([&](int) { return bytes; });
+}
+
+/// whole: size * count numbers; mine: this rank's chunk of their reduction, which may lie in its place in `whole`.
+inline bool in_place_reduce_scatter(const Collective& c, const std::byte* whole, std::byte* mine, std::size_t count) {
+  const auto element = c.reduction.element, bytes = count * element;
+  const auto ranks = static_cast<std::size_t>(c.link.size);
+  const detail::InPlace all(c, const_cast<std::byte*>(whole), ranks * bytes, c.link.size == 2);
+  if (!all.agreed()) return false;
+  {
+    const detail::WorkInPlace work(c.link, bytes);
+    detail::reduce_in_place(c, all, mine, static_cast<std::size_t>(all.rank()) * count, count, false);
+  }
+  return all.done([&](int) { return bytes; });
+}
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_IN_PLACE_HPP
+
+namespace chorus::comm {
+
+namespace detail {
+
+/// An algorithm, and where it is the fastest: `gains(call, bytes)`, with the bytes of one rank's data. `run` gives
+/// false where the ranks have found out that they can't, or had better not; then nothing has changed.
+template <class... Data>
+struct Row {
+  Algorithm algorithm;
+  bool (*gains)(const Collective&, std::size_t bytes);
+  bool (*run)(const Collective&, Data...);
+};
+
+/// What always can.
+template <auto algorithm>
+inline constexpr auto always = [](const Collective& c, auto... data) {
+  algorithm(c, data...);
+  return true;
+};
+
+inline bool gains_anywhere(const Collective&, std::size_t) { return true; }
+inline bool gains_on_machines(const Collective& c, std::size_t) { return !c.link.machines().empty(); }
+inline bool share_memory(const Transport& link) { return link.reaches_peers && link.size <= InPlace::most_ranks; }
+/// Long enough that its way counts more than one message more.
+inline bool gains_in_place(const Collective& c, std::size_t bytes) {
+  return share_memory(c.link) && bytes > std::size_t{4} << 10;
+}
+/// Longer ones of more ranks are faster in the ring, whose few busy queues stay in the caches. Two exchange more, too,
+/// but where the ring saves copies: of its data nothing is overwritten that has not been sent.
+inline bool gains_directly(const Collective& c, std::size_t bytes) {
+  if (c.link.size == 2) return c.link.copies() || bytes <= std::size_t{64} << 10;
+  return c.link.size <= 8 && bytes <= std::size_t{256} << 10;
+}
+/// Short enough that rounds count and bytes don't: ceil(log2 N) rounds, where the others have 2 of N - 1 messages each
+/// or 2 (N - 1). Two ranks have one, whatever they do. Of gradients and parameters the bytes count.
+inline bool reduces_in_few_rounds(const Collective& c, std::size_t bytes) {
+  return c.link.size > 2 && c.traffic == trace::Traffic::control && bytes <= 1024 &&
+         bytes * static_cast<std::size_t>(c.link.size) <= most_bruck_bytes;
+}
+/// Where the ring has N - 1 rounds; three ranks have two in both.
+inline bool gathers_in_few_rounds(const Collective& c, std::size_t bytes) {
+  return c.link.size > 3 && bytes * static_cast<std::size_t>(c.link.size) <= most_bruck_bytes;
+}
+
+// A call is served by the first row that gains from it.
+
+inline constexpr Row<std::byte*, std::size_t> all_reduce_rows[] = {
+    {Algorithm::hierarchical, &gains_on_machines, always<&hierarchical_all_reduce>},
+    {Algorithm::in_place, &gains_in_place, &in_place_all_reduce},
+    {Algorithm::bruck, &reduces_in_few_rounds, always<&bruck_all_reduce>},
+    {Algorithm::direct, &gains_directly, always<&direct_all_reduce>},
+    {Algorithm::ring, &gains_anywhere, always<&ring_all_reduce>},
+};
+inline constexpr Row<const std::byte*, std::byte*, std::size_t> all_gather_rows[] = {
+    {Algorithm::in_place, &gains_in_place, &in_place_all_gather},
+    {Algorithm::bruck, &gathers_in_few_rounds, always<&bruck_all_gather>},
+    {Algorithm::ring, &gains_anywhere, always<&ring_all_gather>},
+};
+inline constexpr Row<const std::byte*, std::byte*, std::size_t> reduce_scatter_rows[] = {
+    {Algorithm::in_place, &gains_in_place, &in_place_reduce_scatter},
+    {Algorithm::ring, &gains_anywhere, always<&ring_reduce_scatter>},
+};
+
+/// What one can ask for, and where that can be.
+struct Choice {
+  Algorithm algorithm;
+  bool (*possible)(const Transport&);
+  std::string_view needs;
+};
+
+inline constexpr Choice all_reduce_choices[] = {
+    {Algorithm::automatic, [](const Transport&) { return true; }, ""},
+    {Algorithm::ring, [](const Transport&) { return true; }, ""},
+    {Algorithm::direct, [](const Transport& link) { return link.queue_pieces >= direct_queue_pieces; },
+     "longer queues between ranks"},
+    {Algorithm::in_place, &share_memory, "at most 8 ranks that share memory (backend shm or thread)"},
+    {Algorithm::hierarchical,
+     [](const Transport& link) {
+       const auto on = link.machines();
+       return std::any_of(on.begin(), on.end(), [&](int machine) { return machine != on.front(); });
+     },
+     "several machines, and backend hierarchical"},
+};
+
+}  // namespace detail
+
+/// Throws UsageError where the ranks of this group, which talk over `carrier`, can't do what they were asked for. All
+/// of them do so.
+[[gnu::cold]] inline void check_all_reduce(Algorithm asked, const Transport& link, std::string_view carrier) {
+  std::string possible, lacking;
+  for (const auto& choice : detail::all_reduce_choices) {
+    if (choice.possible(link))
+      possible += cat(possible.empty() ? "" : ", ", choice.algorithm);
+    else if (choice.algorithm == asked)
+      lacking = choice.needs;
+  }
+  check<UsageError>(lacking.empty(), "rank ", link.rank, ": all-reduce ", asked, " needs ", lacking, "; ", link.size,
+                    " ranks over ", carrier, " can do: ", possible);
+}
+
+/// Runs what serves the call. Where an algorithm was `asked` for, that one, and the ring where it can't work with this
+/// call's data: in_place needs memory that the communicator has allocated, unless ranks are threads. `note(algorithm)`
+/// is told which one begins.
+template <std::size_t rows, class... Data, class Note>
+void run_fastest(const detail::Row<Data...> (&table)[rows], Algorithm asked, const Collective& c, std::size_t bytes,
+                 const Note& note, std::type_identity_t<Data>... data) {
+  for (const auto& row : table) {
+    const bool serves = asked == Algorithm::automatic ? row.gains(c, bytes)
+                                                      : row.algorithm == asked || row.algorithm == Algorithm::ring;
+    if (!serves) continue;
+    note(row.algorithm);
+    if (row.run(c, data...)) return;
+  }
+}
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_SELECTION_HPP
+
+// <chorus/comm/engine/queued_engine.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_QUEUED_ENGINE_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ENGINE_QUEUED_ENGINE_HPP
+/// `QueuedEngine`: an engine that runs its calls one after another, blocking ones in the caller's thread, asynchronous
+/// ones in a thread of its own.
+
+// <chorus/comm/engine/flight_recorder.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
+/// `FlightRecorder`: the newest calls of an engine, with their times, to find out what went wrong.
+
+namespace chorus::comm {
+
+/// A call as errors and records name it: `all_reduce #7 (sum of 10 F32), gradient bucket 2`.
+struct NamedCall {
+  Envelope envelope = {};
+  int bucket = -1;
+  int unit = -1;
+  int peer = 0;                ///< of a message
+  bool receives = false;       ///< a message
+  const char* name = nullptr;  ///< instead of the envelope
+  bool grouped = false;        ///< the envelope is the last one of a group, or the name that of all of its calls
+  Algorithm algorithm = Algorithm::automatic;  ///< which one serves it, where an operation has several
+
+  [[gnu::cold]] std::string text() const {
+    std::string out = grouped && name == nullptr ? "a group of calls up to " : "";
+    if (name != nullptr)
+      out += grouped ? cat(name, " #", envelope.sequence) : name;
+    else
+      out += cat(envelope.op != Op::message ? "" : receives ? "receiving " : "sending ", envelope);
+    if (bucket >= 0) out += cat(", gradient bucket ", bucket);
+    if (unit >= 0) out += cat(", unit ", unit, " of the parameters");
+    return out;
+  }
+};
+
+/// Its owner has a lock.
+class FlightRecorder {
+ public:
+  /// `engine` stands in lines and files' names where a rank has several recorders; so do `members`, see World, of a
+  /// group that is not the whole job: ranks and files are called by the rank in the job.
+  explicit FlightRecorder(int rank, std::string_view engine = {}, const std::vector<int>& members = {})
+      : rank_(members.empty() ? rank : members[static_cast<std::size_t>(rank)]), engine_(engine) {
+    for (const int member : members) group_ += cat(group_.empty() ? "group_" : "_", member);
+  }
+
+  /// Writes a call down that begins, and returns its number.
+  std::uint64_t begin(const NamedCall& call) {
+    entries_[calls_ % entries_.size()] = {call, Entry::runs, Clock::now(), {}};
+    return calls_++;
+  }
+  /// What is known of it better by now.
+  void name(std::uint64_t number, const NamedCall& call) { entries_[number % entries_.size()].call = call; }
+  void note(std::uint64_t number, Algorithm by) { entries_[number % entries_.size()].call.algorithm = by; }
+  /// It has ended; returns how long it took. Of one that is no longer kept: nothing.
+  Clock::duration end(std::uint64_t number, bool failed = false) {
+    if (calls_ - number > entries_.size()) return {};
+    auto& entry = entries_[number % entries_.size()];
+    entry.state = failed ? Entry::failed : Entry::done;
+    entry.ended = Clock::now();
+    return entry.ended - entry.begun;
+  }
+  /// The number of the newest call, if there is one.
+  std::uint64_t newest() const { return calls_ - 1; }
+  const NamedCall& call(std::uint64_t number) const { return entries_[number % entries_.size()].call; }
+
+  /// A line for each call.
+  [[gnu::cold]] std::string lines() const {
+    const auto microseconds = [](Clock::duration time) {
+      return std::chrono::duration_cast<std::chrono::microseconds>(time).count();
+    };
+    std::string out;
+    for (auto i = calls_ - std::min<std::uint64_t>(calls_, entries_.size()); i < calls_; ++i) {
+      const auto& entry = entries_[i % entries_.size()];
+      out += cat("rank ", rank_, ": ", group_, group_.empty() ? "" : ": ", engine_, engine_.empty() ? "" : ": ",
+                 "call ", i, ": ", entry.call.text());
+      if (entry.call.envelope.op == Op::message && entry.call.name == nullptr)
+        out += cat(entry.call.receives ? " from rank " : " to rank ", entry.call.peer);
+      if (entry.call.algorithm != Algorithm::automatic) out += cat(", by ", entry.call.algorithm);
+      out += cat(", at ", microseconds(entry.begun - born_), " us");
+      if (entry.state == Entry::runs) {
+        out += cat(", under way for ", microseconds(Clock::now() - entry.begun), " us\n");
+      } else {
+        out += cat(entry.state == Entry::done ? ", took " : ", failed after ", microseconds(entry.ended - entry.begun),
+                   " us\n");
+      }
+    }
+    return out;
+  }
+
+  /// Where CHORUS_FLIGHT_RECORDER wants failures' records: null, or see `dump`.
+  static const char* wanted() { return chorus::detail::env("CHORUS_FLIGHT_RECORDER"); }
+  /// Writes them where they are wanted: to `stderr`, or a file of that name with the group, the engine, where they are
+  /// named, and this rank's number.
+  [[gnu::cold]] void dump() const {
+    const char* where = wanted();
+    if (where == nullptr) return;
+    const auto text = lines();
+    const bool to_stderr = std::string_view(where) == "stderr";
+    const auto path =
+        cat(where, group_.empty() ? "" : ".", group_, engine_.empty() ? "" : ".", engine_, ".rank", rank_);
+    const chorus::detail::HeldSignal held(SIGXFSZ);
+    std::FILE* const file = to_stderr ? stderr : chorus::detail::open_to_write(path.c_str());
+    bool written = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
+    if (file != nullptr) written = (to_stderr ? std::fflush(file) : std::fclose(file)) == 0 && written;
+    if (!written) chorus::detail::say(cat("the flight record cannot be written to ", path, ": ", std::strerror(errno)));
+  }
+
+ private:
+  struct Entry {
+    NamedCall call = {};
+    enum { runs, done, failed } state = runs;
+    Clock::time_point begun{}, ended{};
+  };
+
+  const int rank_;
+  const std::string_view engine_;
+  std::string group_;  // `group_2_3`
+  const Clock::time_point born_ = Clock::now();
+  std::array<Entry, 64> entries_;  // in turn
+  std::uint64_t calls_ = 0;
+};
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
+
+// <chorus/comm/engine/in_order.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_IN_ORDER_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ENGINE_IN_ORDER_HPP
+/// `InOrder`: runs calls one after another, in the caller's thread or, for asynchronous ones, in one background thread.
+/// A caller that waits does what the background thread has not begun yet: it is awake, and its core is free.
+
+namespace chorus::comm {
+
+/// `run(call)` is called by one thread at a time and tells how it failed. The first failure is final: calls that wait
+/// after it are dropped, and their Works throw it too.
+class InOrder final : public Progress {
+ public:
+  explicit InOrder(std::function<Failure(const Call&)> run) : run_(std::move(run)) {}
+  ~InOrder() override { stop(); }
+
+  /// Whether the calling thread has nothing else to do than to wait for the call that runs.
+  const std::atomic<bool>& caller_waits() const { return caller_waits_; }
+
+  /// Runs `call` after all that were given before, and returns when it is done; throws how it failed. After a failure
+  /// it runs, too: it is for `run` to let it fail.
+  void now(const Call& call) {
+    std::unique_lock lock(mutex_);
+    caller_waits_ = true;
+    work_until(lock, [this] { return !running_ && calls_.empty(); });
+    ++given_;
+    const auto failure = execute(lock, call);
+    caller_waits_ = false;
+    hand_over();
+    if (failure) failure.raise();
+  }
+
+  /// Runs `call` later, after all that were given before. Starts the thread at the first call; throws CommError where
+  /// there can be none.
+  std::uint64_t later(const Call& call) {
+    const std::lock_guard lock(mutex_);
+    if (!thread_.joinable()) thread_ = chorus::detail::start_thread("asynchronous calls", [this] { loop(); });
+    if (!failure_) calls_.push_back(call);
+    hand_over();
+    return ++given_;
+  }
+
+  void wait(std::uint64_t ticket) override {
+    std::unique_lock lock(mutex_);
+    caller_waits_ = true;
+    work_until(lock, [&] { return finished_ >= ticket || failure_; });
+    caller_waits_ = false;
+    hand_over();
+    if (finished_ < ticket) failure_.raise();
+  }
+
+  bool done(std::uint64_t ticket) override {
+    const std::lock_guard lock(mutex_);
+    return finished_ >= ticket || bool(failure_);
+  }
+
+  /// What `ask()` says, under the lock, while no call runs or waits; else nothing. From any thread.
+  template <class Ask>
+  auto when_idle(const Ask& ask) -> decltype(ask()) {
+    const std::lock_guard lock(mutex_);
+    if (running_ || !calls_.empty()) return {};
+    return ask();
+  }
+
+  /// Finishes what was given and ends the thread.
+  void stop() {
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+      to_do_.notify_one();
+    }
+    if (thread_.joinable()) thread_.join();
+  }
+
+ private:
+  /// Does what was given, or waits while another thread does.
+  template <class Enough>
+  void work_until(std::unique_lock<std::mutex>& lock, const Enough& enough) {
+    while (!enough()) {
+      if (!running_ && !calls_.empty())
+        execute(lock, next());
+      else
+        done_.wait(lock);
+    }
+  }
+  /// What a caller leaves is the background thread's.
+  void hand_over() {
+    if (!running_ && (stopping_ || !calls_.empty())) to_do_.notify_one();
+  }
+
+  Call next() {
+    const Call call = calls_[first_++];
+    if (first_ == calls_.size()) {  // keeps its memory
+      calls_.clear();
+      first_ = 0;
+    }
+    return call;
+  }
+
+  Failure execute(std::unique_lock<std::mutex>& lock, const Call& call) {
+    running_ = true;
+    lock.unlock();
+    const auto failure = run_(call);
+    lock.lock();
+    running_ = false;
+    if (!failure) {
+      ++finished_;
+    } else if (!failure_) {
+      failure_ = failure;
+      calls_.clear();
+      first_ = 0;
+    }
+    done_.notify_all();
+    return failure;
+  }
+
+  void loop() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      to_do_.wait(lock, [&] { return !running_ && (stopping_ || !calls_.empty()); });
+      if (calls_.empty()) return;
+      execute(lock, next());
+    }
+  }
+
+  const std::function<Failure(const Call&)> run_;
+  std::mutex mutex_;
+  std::condition_variable to_do_, done_;  // for the background thread; for callers
+  std::vector<Call> calls_;               // those from first_ on wait
+  std::size_t first_ = 0;
+  std::uint64_t given_ = 0, finished_ = 0;
+  Failure failure_;
+  bool running_ = false, stopping_ = false;
+  std::atomic<bool> caller_waits_{false};
+  std::thread thread_;
+};
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ENGINE_IN_ORDER_HPP
+
+// <chorus/comm/engine/traced_call.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_TRACED_CALL_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ENGINE_TRACED_CALL_HPP
+/// `TracedCall`: how a trace calls a collective call or a message, and what it says of it.
+
+namespace chorus::comm {
+
+struct TracedCall {
+  std::string name, args;  ///< args: fields of a JSON object
+
+  /// `members`, see World: of a group that is not the whole job.
+  [[gnu::cold]] TracedCall(const NamedCall& call, trace::Traffic traffic, std::size_t bytes,
+                           const std::vector<int>& members = {}) {
+    const auto& envelope = call.envelope;
+    const auto op = comm::name(envelope.op);
+    const int peer = members.empty() ? call.peer : members[static_cast<std::size_t>(call.peer)];
+    name = envelope.op == Op::message ? cat(op, call.receives ? " from " : " to ", peer)
+           : call.bucket >= 0         ? cat(op, ", bucket ", call.bucket)
+           : call.unit >= 0           ? cat(op, ", unit ", call.unit)
+                                      : std::string(op);
+    chorus::detail::JsonObject fields;
+    fields.field("op", op).field("sequence", envelope.sequence).field("traffic", trace::name(traffic));
+    fields.field("bytes", bytes).field("count", envelope.count);
+    if (call.bucket >= 0) fields.field("bucket", call.bucket);
+    if (call.unit >= 0) fields.field("unit", call.unit);
+    if (call.algorithm != Algorithm::automatic) fields.field("algorithm", comm::name(call.algorithm));
+    if (!members.empty()) fields.field("group", members);
+    args = fields.fields();
+  }
+};
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ENGINE_TRACED_CALL_HPP
+
+namespace chorus::comm {
+
+/// Numbers the calls, writes them down, and keeps how one of them failed first: later ones fail with it, too.
+class QueuedEngine : public Engine {
+ public:
+  void now(const Call& call) final {
+    const trace::Span waits(trace::Lane::wait, "wait", comm::name(call.op));
+    calls_->now(call);
+  }
+  Work later(const Call& call) final { return {calls_, calls_->later(call)}; }
+  void abort(std::string_view why) noexcept final {
+    if (aborted_.set(why)) give_up(aborted_.why());
+  }
+  std::string_view name() const final { return name_; }
+  std::chrono::nanoseconds busy() const final {
+    const std::lock_guard lock(mutex_);
+    return busy_;
+  }
+  std::string record() const final {
+    const std::lock_guard lock(mutex_);
+    return recorder_.lines();
+  }
+
+ protected:
+  QueuedEngine(int me, int ranks, const std::vector<int>& names, std::string_view what)
+      : Engine(me, ranks, names), name_(what), recorder_(me, {}, names) {}
+
+  /// Carries out one call, or throws why not. By one thread at a time.
+  virtual void run(const Call& call, const Envelope& envelope) = 0;
+  /// Tells the other ranks that this one gives up, after which the call that runs fails soon. From any thread.
+  virtual void give_up(const std::string& why) noexcept = 0;
+  /// After a call that has failed, in its thread.
+  virtual void has_failed() noexcept {}
+
+  /// Finishes what was called. The destructor of a class that overrides `run` begins with it.
+  void stop() {
+    if (getpid() == process_)
+      calls_->stop();
+    else
+      new auto(calls_);  // a forked child has no such thread, and waits for ever for one
+  }
+
+  InOrder& calls() const { return *calls_; }
+  /// Which algorithm serves the call that runs.
+  void note(Algorithm algorithm) {
+    const std::lock_guard lock(mutex_);
+    recorder_.note(recorder_.newest(), algorithm);
+  }
+  bool aborted() const { return bool(aborted_); }
+  /// Whether calls can only fail.
+  bool broken() const { return aborted_ || !failure_.empty(); }
+
+ private:
+  /// Returns how it failed. The first failure of this rank's own is told to the others.
+  Failure carry_out(const Call& call) {
+    const Envelope envelope = begin(call);
+    auto* const listener = trace::listening();
+    const auto begun = listener != nullptr ? listener->now() : 0;
+    std::string why;
+    bool timed_out = false;
+    if (!broken()) try {
+        run(call, envelope);
+        const std::lock_guard lock(mutex_);
+        busy_ += recorder_.end(recorder_.newest());
+        if (listener != nullptr) [[unlikely]]
+          tell(*listener, call, begun, listener->now());
+        return {};
+      } catch (const std::exception& error) {
+        why = error.what();
+        timed_out = dynamic_cast<const TimeoutError*>(&error) || dynamic_cast<const LinkTimeout*>(&error);
+      }
+    const bool first = !broken();
+    const auto failure = note_failure(why, timed_out);
+    if (first) give_up(failure.what);
+    has_failed();
+    return failure;
+  }
+
+  /// Numbers a call and writes it down.
+  Envelope begin(const Call& call) {
+    Envelope envelope{.op = call.op, .dtype = call.reduction.dtype, .count = call.count};
+    const auto peer = static_cast<std::size_t>(call.peer);
+    if (call.op == Op::message) {
+      envelope.sequence = call.receives ? received_[peer]++ : sent_[peer]++;
+    } else {
+      envelope.detail =
+          static_cast<std::uint8_t>(call.op == Op::broadcast ? call.peer : static_cast<int>(call.reduction.op));
+      envelope.sequence = collectives_++;
+    }
+    const std::lock_guard lock(mutex_);
+    recorder_.begin({.envelope = envelope,
+                     .bucket = call.bucket,
+                     .unit = call.unit,
+                     .peer = call.peer,
+                     .receives = call.receives});
+    return envelope;
+  }
+
+  [[gnu::cold]] void tell(trace::Listener& listener, const Call& call, std::int64_t begun, std::int64_t ended) const {
+    const TracedCall traced(recorder_.call(recorder_.newest()), call.traffic, call.count * call.reduction.element,
+                            members);
+    listener.span({rank_in_job(), call.lane(), "comm", traced.name, begun, ended, traced.args});
+  }
+
+  /// How the newest call failed: `rank 1: all_reduce #7 (sum of 10 F32), gradient bucket 2: why`; where the group was
+  /// aborted, that is why.
+  [[gnu::cold]] Failure note_failure(std::string_view why, bool timed_out) {
+    const std::lock_guard lock(mutex_);
+    busy_ += recorder_.end(recorder_.newest(), true);
+    const auto what =
+        cat("rank ", rank, ": ", recorder_.call(recorder_.newest()).text(), ": ", aborted_ ? "aborted: " : "",
+            aborted_           ? std::string_view(aborted_.why())
+            : failure_.empty() ? why
+                               : std::string_view(cat("this communicator has failed before: ", failure_)));
+    if (failure_.empty()) {
+      failure_ = what;
+      recorder_.dump();
+    }
+    return {what, timed_out && !aborted_};
+  }
+
+  const int process_ = getpid();
+  const std::string_view name_;
+  AbortReason aborted_;
+  std::string failure_;
+  std::uint32_t collectives_ = 0;
+  std::array<std::uint32_t, max_ranks> sent_{}, received_{};  // messages, per peer
+  mutable std::mutex mutex_;
+  FlightRecorder recorder_;
+  std::chrono::nanoseconds busy_{0};
+  std::shared_ptr<InOrder> calls_ =  // Works share it
+      std::make_shared<InOrder>([this](const Call& call) { return carry_out(call); });
+};
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ENGINE_QUEUED_ENGINE_HPP
+
+namespace chorus::comm {
+
+namespace detail {
+
+/// Carries out one call of this rank by the algorithm that serves it, which `note` is told; `names`: the ranks' numbers
+/// in the job, see Collective; `all_reduce`: see World.
+template <class Note>
+void run_call(Transport& link, std::span<const int> names, const Call& call, const Envelope& envelope,
+              Algorithm all_reduce, const Note& note) {
+  const auto in = static_cast<const std::byte*>(call.in);
+  const auto out = static_cast<std::byte*>(call.out);
+  const auto n = call.count, bytes = n * call.reduction.element;
+  const auto asked = call.op == Op::all_reduce ? all_reduce : Algorithm::automatic;
+  const Collective c{.link = link,
+                     .call = envelope,
+                     .reduction = call.reduction,
+                     .traffic = call.traffic,
+                     .chosen = asked != Algorithm::automatic,
+                     .names = names,
+                     .data = call.op == Op::reduce_scatter || out == nullptr ? in : out,
+                     .extent = call.op == Op::reduce_scatter || call.op == Op::all_gather
+                                   ? bytes * static_cast<std::size_t>(link.size)
+                                   : bytes,
+                     .lane = call.lane()};
+  switch (call.op) {
+    case Op::all_reduce:
+      return run_fastest(all_reduce_rows, asked, c, bytes, note, out, n);
+    case Op::all_gather:
+      return run_fastest(all_gather_rows, asked, c, bytes, note, in, out, n);
+    case Op::reduce_scatter:
+      return run_fastest(reduce_scatter_rows, asked, c, bytes, note, in, out, n);
+    case Op::broadcast:
+      return ring_broadcast(c, out, n, call.peer);
+    case Op::barrier:
+      return dissemination_barrier(c);
+    case Op::monitored_barrier:
+      return monitored_barrier(c);
+    case Op::message:
+      return call.receives ? relay(c, {.from = call.peer, .store = out}, n)
+                           : relay(c, {.to = call.peer, .mine = in}, n);
+  }
+}
+
+/// Runs each call with the algorithm of this folder that serves it.
+class TransportEngine final : public QueuedEngine {
+ public:
+  TransportEngine(std::string_view name, std::unique_ptr<Transport> link, const std::vector<int>& names,
+                  Algorithm all_reduce)
+      : QueuedEngine(link->rank, link->size, names, name), link_(std::move(link)), all_reduce_(all_reduce) {
+    check_all_reduce(all_reduce, *link_, name);
+    link_->may_spin = &calls().caller_waits();
+  }
+  ~TransportEngine() override { stop(); }
+
+  std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return link_->allocate(bytes); }
+  Algorithm all_reduce() const override { return all_reduce_; }
+  std::string trouble() override {
+    return calls().when_idle([this]() -> std::string {
+      try {
+        link_->check_peers();
+        return {};
+      } catch (const LinkError& error) {
+        return error.what();
+      }
+    });
+  }
+
+ private:
+  void run(const Call& call, const Envelope& envelope) override {
+    link_->check();
+    run_call(*link_, members, call, envelope, all_reduce_, [this](Algorithm algorithm) { note(algorithm); });
+    link_->flush();
+  }
+  void give_up(const std::string& why) noexcept override { link_->abort(why); }
+  void has_failed() noexcept override { link_->await_hands_off(); }
+
+  const std::unique_ptr<Transport> link_;
+  const Algorithm all_reduce_;
+};
+
+}  // namespace detail
+
+/// A Communicator over shared memory, TCP or threads.
+class TransportCommunicator : public AnyCommunicator {
+ public:
+  /// The rank that `link` stands for; `members`, `all_reduce`: see World. Throws UsageError, on all ranks, for an
+  /// all-reduce that can't be done there.
+  explicit TransportCommunicator(std::string_view name, std::unique_ptr<Transport> link,
+                                 const std::vector<int>& members = {}, Algorithm all_reduce = Algorithm::automatic)
+      : AnyCommunicator(std::make_shared<detail::TransportEngine>(name, std::move(link), members, all_reduce)) {}
+};
+
+static_assert(Communicator<TransportCommunicator>);
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_TRANSPORT_COMMUNICATOR_HPP
 
 // <chorus/comm/simulated/simulated_transport.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_SIMULATED_SIMULATED_TRANSPORT_HPP
@@ -1533,6 +3310,402 @@ SimulatedTimes simulate(const SimulationOptions& options, const Body& body) {
 #define CHORUS_SINGLE_CHORUS_COMM_SIMULATED_TRACE_FILE_HPP
 /// `trace_text`: what simulated ranks have done, as a trace file that Perfetto reads, in the form of chorus' own.
 
+// <chorus/train/trace_lines.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRAIN_TRACE_LINES_HPP
+#define CHORUS_SINGLE_CHORUS_TRAIN_TRACE_LINES_HPP
+/// The lines of a trace file: how they are written, and read again by who makes one file of several ranks'. Each event
+/// is one line, its fields in one order, so that reading needs no JSON library.
+
+#include <fstream>
+
+namespace chorus::detail {
+
+/// The raw JSON behind `"key":` in `text`, up to what ends it; nothing where there is no such key, or no end.
+/// In a string that JSON holds a quote has a backslash, so `"key":` is a key wherever it stands.
+inline std::optional<std::string_view> json_value(std::string_view text, std::string_view key) {
+  const auto at = text.find(cat('"', key, "\":"));
+  if (at == text.npos) return std::nullopt;
+  text.remove_prefix(at + key.size() + 3);
+  int depth = 0;
+  bool quoted = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (quoted) {
+      if (c == '\\') ++i;
+      if (c == '"') quoted = false;
+    } else if (c == '"') {
+      quoted = true;
+    } else if (c == '{' || c == '[') {
+      ++depth;
+    } else if ((c == ',' || c == '}' || c == ']') && depth == 0) {
+      return text.substr(0, i);
+    } else if (c == '}' || c == ']') {
+      --depth;
+    }
+  }
+  return quoted || depth != 0 ? std::nullopt : std::optional(text);
+}
+/// The same where it is a string that `append_json_string` has written.
+inline std::string json_text(std::string_view text, std::string_view key) {
+  constexpr std::string_view plain = "\b\t\n\f\r\"\\", letters = "btnfr\"\\";
+  const auto value = json_value(text, key).value_or("");
+  std::string out;
+  for (std::size_t i = 1; i + 1 < value.size(); ++i) {
+    if (value[i] != '\\') {
+      out += value[i];
+    } else if (const auto at = letters.find(value[++i]); at != letters.npos) {
+      out += plain[at];
+    } else {  // u00 and two digits
+      unsigned code = 0;
+      std::from_chars(value.data() + i + 1, value.data() + std::min(i + 5, value.size()), code, 16);
+      out += static_cast<char>(code);
+      i += 4;
+    }
+  }
+  return out;
+}
+inline std::int64_t json_integer(std::string_view text, std::string_view key, std::int64_t otherwise = 0) {
+  const auto value = json_value(text, key).value_or("");
+  std::from_chars(value.data(), value.data() + value.size(), otherwise);
+  return otherwise;
+}
+
+/// ns as us with three decimals, and back.
+inline std::string microseconds(std::int64_t ns) {
+  char text[40];
+  std::snprintf(text, sizeof text, "%s%lld.%03lld", ns < 0 ? "-" : "", static_cast<long long>(ns < 0 ? -ns : ns) / 1000,
+                static_cast<long long>(ns < 0 ? -ns : ns) % 1000);
+  return text;
+}
+inline std::int64_t nanoseconds(std::string_view us) {
+  std::int64_t sign = 1, whole = 0, rest = 0;
+  if (us.starts_with('-')) {
+    sign = -1;
+    us.remove_prefix(1);
+  }
+  const auto [dot, error] = std::from_chars(us.data(), us.data() + us.size(), whole);
+  if (error == std::errc{} && dot != us.data() + us.size()) std::from_chars(dot + 1, us.data() + us.size(), rest);
+  return sign * (whole * 1000 + rest);
+}
+
+/// An event. Times in ns.
+struct TraceLine {
+  char phase = 'X';  ///< X: a span; i: an instant; C: counters; s, f: the ends of an arrow; M: what stands for all
+  int pid = 0;
+  int lane = 0;  ///< from 1; of counters, which belong to a whole process, 0
+  std::int64_t begin = 0, end = 0;
+  std::string category = {}, name = {}, args = {};  ///< args: fields, without braces
+  std::int64_t arrow = 0;
+
+  std::string text() const {
+    const auto quoted = [](std::string_view plain) {
+      std::string out;
+      append_json_string(out, plain);
+      return out;
+    };
+    auto out = cat("{\"ph\":\"", phase, "\",\"pid\":", pid);
+    if (phase != 'C') out += cat(",\"tid\":", 10 * pid + lane);
+    out += cat(",\"ts\":", microseconds(begin));
+    if (phase == 'X') out += cat(",\"dur\":", microseconds(end - begin));
+    if (phase == 'i') out += ",\"s\":\"t\"";
+    if (phase == 'f') out += ",\"bp\":\"e\"";
+    if (phase == 's' || phase == 'f') out += cat(",\"id\":", arrow);
+    if (phase != 'C') out += cat(",\"cat\":", quoted(category));
+    out += cat(",\"name\":", quoted(name));
+    if (!args.empty() || phase == 'C') out += cat(",\"args\":{", args, "}");
+    return out + "},\n";
+  }
+  /// Of what `text` has written; nothing for another line.
+  static std::optional<TraceLine> read(std::string_view text) {
+    if (!text.starts_with("{\"ph\":\"") || !text.ends_with("},") || text.size() < 10) return std::nullopt;
+    TraceLine line;
+    line.phase = text[7];
+    const auto args = text.find(",\"args\":{");
+    const auto head = text.substr(0, args == text.npos ? text.size() - 2 : args);
+    line.pid = static_cast<int>(json_integer(head, "pid"));
+    if (line.phase != 'C') line.lane = static_cast<int>(json_integer(head, "tid")) - 10 * line.pid;
+    line.begin = nanoseconds(json_value(head, "ts").value_or("0"));
+    line.end = line.begin + nanoseconds(json_value(head, "dur").value_or("0"));
+    line.category = json_text(head, "cat");
+    line.name = json_text(head, "name");
+    if (args != text.npos) line.args = text.substr(args + 9, text.size() - 3 - args - 9);
+    return line;
+  }
+};
+
+/// The first line of a file.
+struct TraceHead {
+  std::string policy = {};
+  bool distributed = false;
+  int rank = 0, ranks = 1;
+  std::string device_kind = {};
+  std::int64_t first_step = 0;
+  std::int64_t base = 0;     ///< when its time begins, by the machine's clock
+  std::string machine = {};  ///< whose clock that is
+
+  std::string text() const {
+    return cat("{\"ph\":\"M\",\"pid\":", rank + 1, ",\"name\":\"chorus\",\"args\":",
+               JsonObject()
+                   .field("policy", policy)
+                   .field("distributed", distributed ? 1 : 0)
+                   .field("rank", rank)
+                   .field("ranks", ranks)
+                   .field("device_kind", device_kind)
+                   .field("first_step", first_step)
+                   .field("base", base)
+                   .field("machine", machine)
+                   .str(),
+               "},\n");
+  }
+  static std::optional<TraceHead> read(std::string_view text) {
+    if (!text.starts_with("{\"ph\":\"M\"") || text.find("\"name\":\"chorus\"") == text.npos) return std::nullopt;
+    return TraceHead{.policy = json_text(text, "policy"),
+                     .distributed = json_integer(text, "distributed") != 0,
+                     .rank = static_cast<int>(json_integer(text, "rank")),
+                     .ranks = static_cast<int>(json_integer(text, "ranks", 1)),
+                     .device_kind = json_text(text, "device_kind"),
+                     .first_step = json_integer(text, "first_step"),
+                     .base = json_integer(text, "base"),
+                     .machine = json_text(text, "machine")};
+  }
+};
+
+/// The last lines: what memory's peaks were made of, by device, and what else the run has told, as JSON objects.
+inline std::string trace_end(int rank, std::string_view peaks, std::string_view notes) {
+  return cat("{\"ph\":\"M\",\"pid\":", rank + 1, ",\"name\":\"chorus end\",\"args\":{\"peaks\":", peaks,
+             ",\"notes\":", notes, "}}\n]\n");
+}
+
+/// The names of a process and its lanes.
+inline std::string trace_names(int device, std::string_view name) {
+  const int pid = device + 1;
+  const auto named = [&](std::string_view what, int tid, std::string_view args) {
+    return cat("{\"ph\":\"M\",\"pid\":", pid, tid == 0 ? std::string() : cat(",\"tid\":", tid), ",\"name\":\"", what,
+               "\",\"args\":{", args, "}},\n");
+  };
+  auto out = named("process_name", 0, JsonObject().field("name", name).fields()) +
+             named("process_sort_index", 0, cat("\"sort_index\":", device));
+  for (std::size_t lane = 0; lane < trace::lanes; ++lane) {
+    const int tid = 10 * pid + static_cast<int>(lane) + 1;
+    out += named("thread_name", tid, JsonObject().field("name", trace::name(static_cast<trace::Lane>(lane))).fields());
+    out += named("thread_sort_index", tid, cat("\"sort_index\":", lane));
+  }
+  return out;
+}
+
+/// A name of the machine whose steady clock this process reads: it changes when the machine starts.
+inline std::string machine_of_this_clock() {
+  std::string id;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), id);
+  return id;
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_TRAIN_TRACE_LINES_HPP
+
+// <chorus/train/whole_trace.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRAIN_WHOLE_TRACE_HPP
+#define CHORUS_SINGLE_CHORUS_TRAIN_WHOLE_TRACE_HPP
+/// `whole_trace`: the one file of what several ranks, or the devices of a process, have recorded or simulated, with
+/// arrows between them.
+
+namespace chorus::detail {
+
+/// What one rank has recorded.
+struct TracePart {
+  TraceHead head;
+  std::string names, peaks, notes;  // lines; JSON objects
+  std::vector<TraceLine> lines;
+  bool complete = false;
+};
+
+/// Of a call of all ranks, what one rank's span of it tells.
+struct CallSpan {
+  std::size_t part;
+  const TraceLine* line;
+};
+/// The calls that no rank leaves before all have come, by group and number, each with the ranks that have recorded it.
+inline std::map<std::string, std::vector<CallSpan>> calls_of_all(const std::vector<TracePart>& parts) {
+  std::map<std::string, std::vector<CallSpan>> calls;
+  for (std::size_t p = 0; p < parts.size(); ++p)
+    for (const auto& line : parts[p].lines) {
+      if (line.phase != 'X' || line.category != "comm") continue;
+      const auto op = json_text(line.args, "op");
+      if (op == "all_reduce" || op == "all_gather" || op == "barrier" || op == "reduce_scatter")
+        calls[cat(json_value(line.args, "group").value_or(""), ' ', json_integer(line.args, "sequence"))].push_back(
+            {p, &line});
+    }
+  std::erase_if(calls, [](const auto& call) { return call.second.size() < 2; });
+  return calls;
+}
+
+/// Spans of one lane have to nest. Calls of two groups may overlap: one of them moves to a lane beside. Returns the
+/// names of those lanes.
+inline std::string keep_nested(std::vector<TraceLine>& lines) {
+  constexpr int beside = static_cast<int>(trace::lanes) + 1;
+  std::map<std::pair<int, int>, std::vector<std::int64_t>> open;  // the ends of those under way, by process and lane
+  std::map<int, std::string> names;
+  for (auto& line : lines) {
+    if (line.phase != 'X') continue;
+    const auto fits = [&](int lane) {
+      auto& ends = open[{line.pid, lane}];
+      while (!ends.empty() && ends.back() <= line.begin) ends.pop_back();
+      return ends.empty() || line.end <= ends.back();
+    };
+    if (!fits(line.lane)) {
+      line.lane = beside;
+      names[line.pid] = cat("{\"ph\":\"M\",\"pid\":", line.pid, ",\"tid\":", 10 * line.pid + beside,
+                            ",\"name\":\"thread_name\",\"args\":{\"name\":\"communication of another group\"}},\n");
+      if (!fits(beside)) line.end = open[{line.pid, beside}].back();
+    }
+    open[{line.pid, line.lane}].push_back(line.end);
+  }
+  std::string out;
+  for (const auto& [pid, name] : names) out += name;
+  return out;
+}
+
+/// The lines of all parts, and arrows between them.
+class TraceArrows {
+ public:
+  explicit TraceArrows(std::vector<TraceLine>& lines) : lines_(lines) {}
+
+  /// From the rank that has come last to a call of all to the others, which had to wait for it.
+  void from_the_late(const std::vector<TracePart>& parts) {
+    for (const auto& [name, spans] : calls_of_all(parts)) {
+      const auto last = std::max_element(spans.begin(), spans.end(), [](const CallSpan& a, const CallSpan& b) {
+        return a.line->begin < b.line->begin;
+      });
+      for (const auto& span : spans)
+        if (span.line->begin < last->line->begin)
+          add("late", "waited for", *last->line, last->line->begin, *span.line, span.line->end - 1);
+    }
+  }
+  /// Between devices of one process: from what made the numbers to what takes them.
+  void of_copies() {
+    const auto count = lines_.size();
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto sent = lines_[i];
+      if (sent.phase != 'i' || sent.category != "sent") continue;
+      const int to = static_cast<int>(json_integer(sent.args, "to")) + 1;
+      const auto source = nearest(count, sent.pid, sent.begin, true), target = nearest(count, to, sent.begin, false);
+      if (!source || !target) continue;
+      const auto from = lines_[*source], into = lines_[*target];
+      add("copy", json_text(sent.args, "kind"), from, std::min(sent.begin, from.end - 1), into, sent.begin);
+    }
+  }
+  /// From each step of an algorithm that sends to the one that receives: the first to the first, and so on.
+  void of_steps() {
+    std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t>, std::vector<std::size_t>> sent, received;
+    for (std::size_t i = 0; i < lines_.size(); ++i) {
+      const auto& line = lines_[i];
+      if (line.phase != 'X' || line.category != "ring") continue;
+      const auto& args = line.args;
+      const auto sequence = json_integer(args, "sequence"), own = std::int64_t{line.pid} - 1;
+      if (const auto to = json_integer(args, "to", -1); to >= 0) sent[{sequence, own, to}].push_back(i);
+      if (const auto from = json_integer(args, "from", -1); from >= 0) received[{sequence, from, own}].push_back(i);
+    }
+    for (auto& [link, steps] : sent) {
+      const auto& others = received[link];
+      for (std::size_t i = 0; i < std::min(steps.size(), others.size()); ++i) {
+        const auto from = lines_[steps[i]], to = lines_[others[i]];
+        add("ring", "chunk", from, from.begin, to, to.end - 1);
+      }
+    }
+  }
+
+ private:
+  // A span of the process in which something at `time` can begin or end: one that lasts then, the innermost; or where
+  // that is `made_before`, the last one that has ended. Where it computes or communicates.
+  std::optional<std::size_t> nearest(std::size_t count, int pid, std::int64_t time, bool made_before) const {
+    std::optional<std::size_t> around, before;
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto& line = lines_[i];
+      const bool works = line.category == "copy" || line.category == "forward" || line.category == "backward";
+      if (line.phase != 'X' || line.pid != pid || !works || line.begin == line.end) continue;
+      if (line.begin <= time && time < line.end && (!around || line.begin >= lines_[*around].begin)) around = i;
+      if (line.end <= time && (!before || line.end > lines_[*before].end)) before = i;
+    }
+    return around ? around : made_before ? before : std::nullopt;
+  }
+  void add(std::string_view category, std::string_view name, TraceLine from, std::int64_t leaves, TraceLine to,
+           std::int64_t arrives) {
+    if (arrives < std::max(leaves, to.begin) || from.begin == from.end) return;
+    ++arrows_;
+    const auto end = [&](char phase, const TraceLine& at, std::int64_t time) {
+      lines_.push_back({.phase = phase,
+                        .pid = at.pid,
+                        .lane = at.lane,
+                        .begin = time,
+                        .end = time,
+                        .category = std::string(category),
+                        .name = std::string(name),
+                        .args = {},
+                        .arrow = arrows_});
+    };
+    end('s', from, leaves);
+    end('f', to, arrives);
+  }
+
+  std::vector<TraceLine>& lines_;
+  std::int64_t arrows_ = 0;
+};
+
+/// The text of the file. `ranks`: how many there were, of which `parts` may be some; `clock_error`: how far their
+/// clocks may differ, in ns; -1: nobody knows.
+inline std::string whole_trace(const std::vector<TracePart>& parts, int ranks, std::int64_t clock_error) {
+  const auto& head = parts.front().head;
+  std::vector<TraceLine> lines;
+  std::string names, peaks;
+  for (const auto& part : parts) {
+    lines.insert(lines.end(), part.lines.begin(), part.lines.end());
+    names += part.names;
+  }
+  std::set<int> pids;
+  std::set<std::string> steps;
+  for (const auto& line : lines) {
+    pids.insert(line.pid);
+    if (line.category == "step") steps.insert(line.name);
+  }
+  for (const int pid : pids) {
+    const auto& part = head.distributed
+                           ? *std::find_if(parts.begin(), parts.end(),
+                                           [&](const TracePart& each) { return each.head.rank == pid - 1; })
+                           : parts.front();
+    peaks += cat(peaks.empty() ? "" : ",", json_value(part.peaks, cat(pid - 1)).value_or("null"));
+  }
+  TraceArrows arrows(lines);
+  arrows.from_the_late(parts);
+  if (!head.distributed) arrows.of_copies();
+  arrows.of_steps();
+  // A span comes before those in it. Steps, which have none in them, stay in their order: some take no virtual time.
+  const auto end = [](const TraceLine& line) { return line.category == "ring" ? line.begin : line.end; };
+  const auto order = [&](const TraceLine& a, const TraceLine& b) {
+    const bool both = a.phase == 'X' && b.phase == 'X';
+    return a.begin != b.begin ? a.begin < b.begin : both ? end(a) > end(b) : a.phase == 'X' && b.phase != 'X';
+  };
+  std::stable_sort(lines.begin(), lines.end(), order);
+  names += keep_nested(lines);
+
+  const auto metadata = JsonObject()
+                            .field("chorus", 1)
+                            .field("policy", head.policy)
+                            .field("devices", head.distributed ? static_cast<std::size_t>(ranks) : pids.size())
+                            .field("device_kind", head.device_kind)
+                            .field("first_step", head.first_step)
+                            .field("steps", steps.size())
+                            .json("clock_error_us", clock_error < 0 ? "null" : microseconds(clock_error))
+                            .json("peak", cat('[', peaks, ']'))
+                            .json("notes", parts.front().notes.empty() ? "{}" : parts.front().notes);
+  auto text = cat("{\"metadata\":", metadata.str(), ",\"traceEvents\":[\n", names);
+  for (const auto& line : lines) text += line.text();
+  text.erase(text.size() - 2);  // the last comma
+  return text + "\n]}\n";
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_TRAIN_WHOLE_TRACE_HPP
+
 namespace chorus::comm::simulated {
 
 namespace detail {
@@ -1740,6 +3913,7 @@ class Store {
 
 }  // namespace chorus::comm
 
+#if !CHORUS_COMPILED
 // <chorus/comm/store/store_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_IMPL_HPP
@@ -2536,6 +4710,7 @@ CHORUS_INLINE Store Store::of(const World& world, AnyCommunicator& communicator)
 }  // namespace chorus::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_IMPL_HPP
 
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_COMM_STORE_HPP
 
 // <chorus/data/csv.hpp>
@@ -5355,6 +7530,8 @@ std::string parameters_sha256(Net& net) {
 #define CHORUS_SINGLE_CHORUS_IO_QUANTIZED_FILE_HPP
 /// Quantised models as safetensors files: I8 weights, F32 scales and biases, U8 zero points under the layers' paths,
 /// and the steps as JSON in the metadata, so that a file is a whole model: none of its C++ is needed to run it.
+
+#include <list>
 
 // <chorus/nn/int8/program.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_INT8_PROGRAM_HPP
@@ -9723,6 +11900,685 @@ class TransformerDecoderLayer : public Module {
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_VOCABULARY_HPP
 /// Cross entropy over shared classes on the CPU.
 
+// <chorus/kernels/cpu/axis_lines.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_AXIS_LINES_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_AXIS_LINES_HPP
+/// The lines of a tensor along one axis, as registers see them. A kernel over an axis is written once, against `Row`
+/// and `Columns` alike: `reduce` gives each lane the result of its line, `each` visits the line's packets.
+
+// <chorus/kernels/cpu/packet.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_HPP
+/// SIMD registers for kernels that reduce: loads and stores with a tail, and sums in an order that is fixed (whatever
+/// the alignment) and accurate.
+
+// GCC's own AVX-512 header leaves registers undefined, of which GCC up to 12 then warns wherever it inlines them.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+#include <Eigen/Core>
+#pragma GCC diagnostic pop
+
+namespace chorus::kernels {
+
+/// The widest register of this build for `T`; `T` itself where Eigen does not vectorise.
+template <class T>
+using Packet = typename Eigen::internal::packet_traits<T>::type;
+
+template <class T>
+inline constexpr Index lanes = Eigen::internal::packet_traits<T>::size;
+
+/// The count of a whole packet; the count of a tail is an Index.
+template <class T>
+using Whole = std::integral_constant<Index, lanes<T>>;
+
+using Eigen::internal::padd;
+using Eigen::internal::pcmp_eq;
+using Eigen::internal::pcmp_lt;
+using Eigen::internal::pmadd;
+using Eigen::internal::pmul;
+using Eigen::internal::pselect;
+using Eigen::internal::psub;
+
+template <class T>
+Packet<T> splat(T value) {
+  return Eigen::internal::pset1<Packet<T>>(value);
+}
+
+namespace detail {
+// Not inlined: kernels have many tails, and tails have few elements.
+template <class T>
+[[gnu::noinline]] Packet<T> load_one_by_one(const T* from, Index count, T fill) {
+  alignas(sizeof(Packet<T>)) T all[lanes<T>];
+  for (Index i = 0; i < lanes<T>; ++i) all[i] = i < count ? from[i] : fill;
+  return Eigen::internal::pload<Packet<T>>(all);
+}
+template <class T>
+[[gnu::noinline]] void store_one_by_one(T* to, Packet<T> value, Index count) {
+  alignas(sizeof(Packet<T>)) T all[lanes<T>];
+  Eigen::internal::pstore(all, value);
+  for (Index i = 0; i < count; ++i) to[i] = all[i];
+}
+template <class Mask>
+Mask first_lanes(Index count) {
+  return static_cast<Mask>((1u << count) - 1);
+}
+}  // namespace detail
+
+/// The first `count` lanes from memory of any alignment, the others `fill`.
+template <class T, class Count>
+Packet<T> load(const T* from, Count count, T fill = T{0}) {
+  if constexpr (std::is_same_v<Count, Whole<T>>) {
+    return Eigen::internal::ploadu<Packet<T>>(from);
+  } else {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(Packet<T>) == 64 && sizeof(T) == 4)
+      return _mm512_mask_loadu_ps(splat(fill), detail::first_lanes<__mmask16>(count), from);
+    else if constexpr (sizeof(Packet<T>) == 64)
+      return _mm512_mask_loadu_pd(splat(fill), detail::first_lanes<__mmask8>(count), from);
+    else
+#endif
+      return detail::load_one_by_one<T>(from, count, fill);
+  }
+}
+
+/// Writes the first `count` lanes, or adds them to what is there.
+template <class T, class Count>
+void store(T* to, Packet<T> value, Count count, bool accumulate = false) {
+  if (accumulate) value = padd(load<T>(to, count), value);
+  if constexpr (std::is_same_v<Count, Whole<T>>) {
+    Eigen::internal::pstoreu(to, value);
+  } else {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(Packet<T>) == 64 && sizeof(T) == 4)
+      _mm512_mask_storeu_ps(to, detail::first_lanes<__mmask16>(count), value);
+    else if constexpr (sizeof(Packet<T>) == 64)
+      _mm512_mask_storeu_pd(to, detail::first_lanes<__mmask8>(count), value);
+    else
+#endif
+      detail::store_one_by_one<T>(to, value, count);
+  }
+}
+
+/// Whether an address is a multiple of a packet's size.
+template <class T>
+bool is_aligned(const T* at) {
+  return reinterpret_cast<std::uintptr_t>(at) % sizeof(Packet<T>) == 0;
+}
+
+/// Writes a packet past the caches, to an aligned address, where they couldn't keep it until it is read: its line is
+/// not fetched first, and takes no other's place. Before other threads are told of it: `finish_streams`.
+template <class T>
+void stream(T* to, Packet<T> value) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(Packet<T>) == 64 && sizeof(T) == 4) return _mm512_stream_ps(to, value);
+#endif
+  store(to, value, Whole<T>{});
+}
+inline void finish_streams() {
+#if defined(__AVX512F__)
+  _mm_sfence();
+#endif
+}
+
+/// The first `count` lanes of `value`, the others `fill`.
+template <class T, class Count>
+Packet<T> keep_first(Packet<T> value, Count count, T fill) {
+  if constexpr (std::is_same_v<Count, Whole<T>>)
+    return value;
+  else
+    return pselect(pcmp_lt(Eigen::internal::plset<Packet<T>>(T{0}), splat(static_cast<T>(count))), value, splat(fill));
+}
+
+/// Calls `f(i, count)` for the packets of `n` elements in order; only the last may be short. An `f` that stores packets
+/// is faster if it holds what it needs by value: what it reaches through a reference is read anew after each store.
+template <class T, class F>
+void for_packets(Index n, F f) {
+  Index i = 0;
+  for (; i + lanes<T> <= n; i += lanes<T>) f(i, Whole<T>{});
+  if (i < n) f(i, n - i);
+}
+
+/// The least numbers for a thread of its own: some 10 us, since what lies in another core's cache comes slowly.
+inline constexpr Index thread_elements = 1 << 15;
+
+/// The same by several threads, for an `f` that treats each packet by itself.
+template <class T, class F>
+void parallel_packets(Index n, F f) {
+  parallel_ranges(n, lanes<T>, thread_elements,
+                  [=](Index first, Index count) { for_packets<T>(count, [=](Index i, auto k) { f(first + i, k); }); });
+}
+
+/// NaN if a lane is that, else `extremum`, which is of all lanes. (Eigen goes lane by lane where NaN is to win.)
+template <class T>
+T nan_or(Packet<T> a, T extremum) {
+  const T others = Eigen::internal::predux(pselect(pcmp_eq(a, a), splat(T{0}), splat(T{1})));
+  return others == 0 ? extremum : std::numeric_limits<T>::quiet_NaN();
+}
+
+/// What `reduce_packets` and `reduce_rows` combine with. Max and Min let NaN win.
+template <class T>
+struct Sum {
+  static constexpr T neutral = T{0};
+  Packet<T> operator()(Packet<T> a, Packet<T> b) const { return padd(a, b); }
+  static T fold(Packet<T> a) { return Eigen::internal::predux(a); }
+};
+template <class T>
+struct Max {
+  static constexpr T neutral = -std::numeric_limits<T>::infinity();
+  Packet<T> operator()(Packet<T> a, Packet<T> b) const { return Eigen::internal::pmax<Eigen::PropagateNaN>(a, b); }
+  static T fold(Packet<T> a) { return nan_or<T>(a, Eigen::internal::predux_max(a)); }
+};
+template <class T>
+struct Min {
+  static constexpr T neutral = std::numeric_limits<T>::infinity();
+  Packet<T> operator()(Packet<T> a, Packet<T> b) const { return Eigen::internal::pmin<Eigen::PropagateNaN>(a, b); }
+  static T fold(Packet<T> a) { return nan_or<T>(a, Eigen::internal::predux_min(a)); }
+};
+
+/// Combines `value(i, count)` over the packets of [begin, end), starting from `zero`: in two chains, and pairwise above
+/// blocks of 128 packets, so that rounding errors stay near those of one block.
+template <class T, class V, class Combine, class Value>
+V reduce_packets(Index begin, Index end, V zero, Combine combine, const Value& value) {
+  constexpr Index w = lanes<T>, block = 128 * w;
+  if (end - begin > block) {
+    const Index middle = begin + ((end - begin) / block + 1) / 2 * block;
+    return combine(reduce_packets<T>(begin, middle, zero, combine, value),
+                   reduce_packets<T>(middle, end, zero, combine, value));
+  }
+  V a = zero, b = zero;
+  Index i = begin;
+  for (; i + 2 * w <= end; i += 2 * w) {
+    a = combine(a, value(i, Whole<T>{}));
+    b = combine(b, value(i + w, Whole<T>{}));
+  }
+  if (i + w <= end) {
+    a = combine(a, value(i, Whole<T>{}));
+    i += w;
+  }
+  if (i < end) b = combine(b, value(i, end - i));
+  return combine(a, b);
+}
+
+/// Combines `value(i)` over the rows [begin, end), pairwise above blocks of 64 rows.
+template <class V, class Combine, class Value>
+V reduce_rows(Index begin, Index end, V zero, Combine combine, const Value& value) {
+  constexpr Index block = 64;
+  if (end - begin > block) {
+    const Index middle = begin + ((end - begin) / block + 1) / 2 * block;
+    return combine(reduce_rows(begin, middle, zero, combine, value), reduce_rows(middle, end, zero, combine, value));
+  }
+  V total = zero;
+  for (Index i = begin; i < end; ++i) total = combine(total, value(i));
+  return total;
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_HPP
+
+namespace chorus::kernels {
+
+/// One line whose elements are neighbours: packets lie along it.
+template <class T>
+struct Row {
+  Index at;      ///< of the first element in [outer, axis, inner]
+  Index result;  ///< of the line's place in [outer, inner]
+  Index length;
+
+  /// `value(offset, count)` is a packet of what to combine; every lane gets the whole line's result.
+  template <class Op, class Value>
+  Packet<T> reduce(Op op, const Value& value) const {
+    return splat(Op::fold(reduce_packets<T>(at, at + length, splat(Op::neutral), op, [&](Index i, auto count) {
+      return keep_first<T>(value(i, count), count, Op::neutral);
+    })));
+  }
+  template <class F>
+  void each(const F& f) const {
+    for_packets<T>(length, [&](Index i, auto count) { f(at + i, count); });
+  }
+  /// A scalar function of a result.
+  template <class F>
+  Packet<T> map(Packet<T> value, const F& f) const {
+    return splat(f(Eigen::internal::pfirst(value)));
+  }
+  Packet<T> load_result(const T* y) const { return splat(y[result]); }
+  void store_result(T* y, Packet<T> value, bool accumulate = false) const {
+    const T first = Eigen::internal::pfirst(value);
+    y[result] = accumulate ? y[result] + first : first;
+  }
+  /// Calls `f(place, a, b)` for each line with two of its results.
+  template <class F>
+  void for_results(Packet<T> a, Packet<T> b, const F& f) const {
+    f(result, Eigen::internal::pfirst(a), Eigen::internal::pfirst(b));
+  }
+};
+
+/// As many neighbouring lines as a packet has lanes, or `Count` of them: packets lie across.
+template <class T, class Count>
+struct Columns {
+  Index at, result, length;
+  Index stride;
+  Count count;
+
+  template <class Op, class Value>
+  Packet<T> reduce(Op op, const Value& value) const {
+    return reduce_rows(Index{0}, length, splat(Op::neutral), op,
+                       [&](Index i) { return value(at + i * stride, count); });
+  }
+  template <class F>
+  void each(const F& f) const {
+    for (Index i = 0; i < length; ++i) f(at + i * stride, count);
+  }
+  template <class F>
+  Packet<T> map(Packet<T> value, const F& f) const {
+    alignas(sizeof(Packet<T>)) T all[lanes<T>];
+    Eigen::internal::pstore(all, value);
+    for (Index i = 0; i < count; ++i) all[i] = f(all[i]);
+    return Eigen::internal::pload<Packet<T>>(all);
+  }
+  Packet<T> load_result(const T* y) const { return load(y + result, count); }
+  void store_result(T* y, Packet<T> value, bool accumulate = false) const {
+    store(y + result, value, count, accumulate);
+  }
+  template <class F>
+  void for_results(Packet<T> a, Packet<T> b, const F& f) const {
+    alignas(sizeof(Packet<T>)) T as[lanes<T>], bs[lanes<T>];
+    Eigen::internal::pstore(as, a);
+    Eigen::internal::pstore(bs, b);
+    for (Index i = 0; i < count; ++i) f(result + i, as[i], bs[i]);
+  }
+};
+
+/// Calls `f`, on several threads where it pays, with every Row, or with every Columns where `inner` is not 1: those
+/// from `first` (of inner) on.
+template <class T, class F>
+void for_lines(AxisShape shape, const F& f, Index first = 0) {
+  if (shape.inner == 1) {
+    const Index least = thread_elements / std::max<Index>(1, shape.axis) + 1;
+    return parallel_ranges(shape.outer, 1, least, [&](Index begin, Index count) {
+      for (Index o = begin; o < begin + count; ++o) f(Row<T>{o * shape.axis, o, shape.axis});
+    });
+  }
+  const Index packets = (shape.inner - first + lanes<T> - 1) / lanes<T>;
+  const Index least = thread_elements / std::max<Index>(1, shape.axis * lanes<T>) + 1;
+  parallel_ranges(shape.outer * packets, 1, least, [&](Index begin, Index count) {
+    Index o = begin / packets, p = begin % packets;
+    for (Index k = 0; k < count; ++k) {
+      const Index j = first + p * lanes<T>, left = shape.inner - j;
+      const Index at = o * shape.axis * shape.inner + j, result = o * shape.inner + j;
+      if (left >= lanes<T>)
+        f(Columns<T, Whole<T>>{at, result, shape.axis, shape.inner, {}});
+      else
+        f(Columns<T, Index>{at, result, shape.axis, shape.inner, left});
+      if (++p == packets) ++o, p = 0;
+    }
+  });
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_AXIS_LINES_HPP
+
+// <chorus/kernels/cpu/cross_entropy.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_CROSS_ENTROPY_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_CROSS_ENTROPY_HPP
+/// Cross entropy and negative log likelihood on the CPU.
+
+// <chorus/kernels/cpu/label_losses.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_LABEL_LOSSES_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_LABEL_LOSSES_HPP
+/// What losses by labels have in common: labels that are looked at, and losses that are added up.
+
+namespace chorus::kernels {
+
+/// The number of labels that are not `ignore_index`: the divisor of a mean. Throws UsageError, which names the sample
+/// and its label, where one lies outside of [0, classes).
+inline Index count_labels(Cpu, std::string_view operation, Index batch, Index classes, const std::int64_t* labels,
+                          std::int64_t ignore_index) {
+  Index counted = 0;
+  for (Index i = 0; i < batch; ++i) {
+    if (labels[i] == ignore_index) continue;
+    check<UsageError>(labels[i] >= 0 && labels[i] < classes, operation, ": label ", labels[i], " of sample ", i,
+                      " is not in [0, ", classes, "), nor is it ignore_index ", ignore_index);
+    ++counted;
+  }
+  return counted;
+}
+
+namespace detail {
+inline void check_smoothing(const CrossEntropyOptions& options) {
+  check<UsageError>(options.label_smoothing >= 0 && options.label_smoothing <= 1,
+                    "cross_entropy: label_smoothing must be in [0, 1], got ", options.label_smoothing);
+}
+
+/// The losses of all samples by `sample_loss(i)`: kept, summed or averaged. The mean of no sample is 0, so that a
+/// device's empty share of a batch contributes nothing.
+template <class T, class SampleLoss>
+void reduce_losses(Index batch, Index counted, Reduction reduction, T* loss, SampleLoss sample_loss) {
+  double total = 0;
+  for (Index i = 0; i < batch; ++i) {
+    const T value = sample_loss(i);
+    if (reduction == Reduction::none)
+      loss[i] = value;
+    else
+      total += static_cast<double>(value);
+  }
+  if (reduction == Reduction::none) return;
+  if (reduction == Reduction::mean) total /= static_cast<double>(counted == 0 ? 1 : counted);
+  loss[0] = static_cast<T>(total);
+}
+
+/// What a sample's gradient is multiplied by.
+template <class T>
+T sample_scale(Index i, Index counted, Reduction reduction, const T* dloss) {
+  if (reduction == Reduction::none) return dloss[i];
+  return reduction == Reduction::sum || counted == 0 ? dloss[0] : dloss[0] / static_cast<T>(counted);
+}
+}  // namespace detail
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_LABEL_LOSSES_HPP
+
+// <chorus/kernels/cpu/softmax.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_SOFTMAX_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_SOFTMAX_HPP
+/// Softmax, its logarithm and logsumexp on the CPU.
+
+// <chorus/kernels/cpu/column_blocks.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_COLUMN_BLOCKS_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_COLUMN_BLOCKS_HPP
+/// Columns side by side, for kernels that go over an axis several times: their rows are read as neighbours, and what
+/// has been read once is found in the cache.
+
+namespace chorus::kernels::detail {
+
+/// The most columns of a block: what is kept of each stays in the first-level cache.
+template <class T>
+inline constexpr Index block_columns = 1024 / static_cast<Index>(sizeof(T));
+
+template <class T>
+struct ColumnBlock {
+  Index at;       ///< of the first element in [outer, axis, inner]
+  Index result;   ///< of the first column's place in [outer, inner]
+  Index length;   ///< of the axis
+  Index stride;   ///< from row to row
+  Index columns;  ///< at most block_columns
+
+  /// Calls f(j, count) for the packets of the block's columns.
+  template <class F>
+  void across(const F& f) const {
+    for_packets<T>(columns, [&](Index j, auto count) { f(j, count); });
+  }
+  /// Calls f(offset, j, count) for the packets of all rows; j is the column.
+  template <class F>
+  void each(const F& f) const {
+    each(Index{0}, length, f);
+  }
+  /// total[j] = `op` over the rows of `value(offset, j, count)`, pairwise above blocks of 64 rows.
+  template <class Op, class Value>
+  void reduce(Op op, T* total, const Value& value) const {
+    reduce(Index{0}, length, op, total, value);
+  }
+
+ private:
+  template <class F>
+  void each(Index begin, Index end, const F& f) const {
+    for (Index i = begin; i < end; ++i)
+      for_packets<T>(columns, [&, row = at + i * stride](Index j, auto count) { f(row + j, j, count); });
+  }
+  template <class Op, class Value>
+  void reduce(Index begin, Index end, Op op, T* total, const Value& value) const {
+    constexpr Index block = 64;
+    if (end - begin > block) {
+      const Index middle = begin + ((end - begin) / block + 1) / 2 * block;
+      T second[block_columns<T>];
+      reduce(begin, middle, op, total, value);
+      reduce(middle, end, op, &second[0], value);
+      across(
+          [&](Index j, auto count) { store(total + j, op(load(total + j, count), load(second + j, count)), count); });
+      return;
+    }
+    std::fill_n(total, columns, Op::neutral);
+    each(begin, end, [&](Index i, Index j, auto count) {
+      store(total + j, op(load(total + j, count), value(i, j, count)), count);
+    });
+  }
+};
+
+/// Calls `f`, on several threads where it pays, with blocks of all columns, as many at a time as stay in the
+/// second-level cache with another array of their size.
+template <class T, class F>
+void for_column_blocks(AxisShape shape, const F& f) {
+  constexpr Index cache = 1 << 17, line = 64 / static_cast<Index>(sizeof(T));
+  const Index fit = cache / static_cast<Index>(sizeof(T)) / std::max<Index>(1, shape.axis) / line * line;
+  const Index width = std::clamp(fit, line, block_columns<T>), blocks = (shape.inner + width - 1) / width;
+  const Index least = thread_elements / std::max<Index>(1, shape.axis * std::min(width, shape.inner)) + 1;
+  parallel_ranges(shape.outer * blocks, 1, least, [&](Index first, Index count) {
+    for (Index block = first; block < first + count; ++block) {
+      const Index o = block / blocks, j = block % blocks * width;
+      f(ColumnBlock<T>{o * shape.axis * shape.inner + j, o * shape.inner + j, shape.axis, shape.inner,
+                       std::min(width, shape.inner - j)});
+    }
+  });
+}
+
+}  // namespace chorus::kernels::detail
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_COLUMN_BLOCKS_HPP
+
+namespace chorus::kernels {
+
+namespace detail {
+/// exp(x) where x is not far above 0. Eigen's exp stops short of 0, but a masked logit (-inf) must give 0 itself.
+template <class T>
+Packet<T> exp_to_zero(Packet<T> x) {
+  constexpr T smallest = sizeof(T) == 4 ? T(-87.3) : T(-708.3);
+  return pselect(pcmp_lt(x, splat(smallest)), splat(T{0}), Eigen::internal::pexp(x));
+}
+
+/// log(sum(exp(x))) of a line: in each lane that of its own line.
+template <class T, class Line>
+Packet<T> logsumexp(const Line& line, const T* x) {
+  const auto maximum = line.reduce(Max<T>{}, [&](Index i, auto count) { return load(x + i, count); });
+  // A line of -inf alone must give -inf, and one with +inf must give that: shift those by 0.
+  const auto finite = pcmp_lt(Eigen::internal::pabs(maximum), splat(std::numeric_limits<T>::infinity()));
+  const auto shift = pselect(finite, maximum, splat(T{0}));
+  const auto total =
+      line.reduce(Sum<T>{}, [&](Index i, auto count) { return exp_to_zero<T>(psub(load(x + i, count), shift)); });
+  return padd(shift, line.map(total, [](T value) { return std::log(value); }));
+}
+
+/// The largest number of a line, and log(sum(exp(x - largest))), in each lane those of its own line. As two numbers
+/// they are exact where their sum is not: the logarithm goes under beside a large number.
+template <class T, class Line>
+std::pair<Packet<T>, Packet<T>> log_sum_below_maximum(const Line& line, const T* x) {
+  const auto maximum = line.reduce(Max<T>{}, [&](Index i, auto count) { return load(x + i, count); });
+  const auto total =
+      line.reduce(Sum<T>{}, [&](Index i, auto count) { return exp_to_zero<T>(psub(load(x + i, count), maximum)); });
+  return {maximum, line.map(total, [](T value) { return std::log(value); })};
+}
+}  // namespace detail
+
+template <class T>
+void logsumexp_forward(Cpu, AxisShape shape, const T* x, T* y) {
+  for_lines<T>(shape, [&](const auto& line) { line.store_result(y, detail::logsumexp(line, x)); });
+}
+
+template <class T>
+void logsumexp_backward(Cpu, AxisShape shape, const T* x, const T* y, const T* dy, T* dx, bool accumulate) {
+  for_lines<T>(shape, [&](const auto& line) {
+    const auto lse = line.load_result(y), gradient = line.load_result(dy);
+    line.each([&](Index i, auto count) {
+      store(dx + i, pmul(detail::exp_to_zero<T>(psub(load(x + i, count), lse)), gradient), count, accumulate);
+    });
+  });
+}
+
+namespace detail {
+template <class T>
+void softmax_of_columns(AxisShape shape, const T* x, T* y, bool none_is_zero) {
+  for_column_blocks<T>(shape, [=](const auto& block) {
+    T shift[block_columns<T>], factor[block_columns<T>];
+    const auto zero = splat(T{0});
+    block.reduce(Max<T>{}, shift, [=](Index i, Index, auto count) { return load(x + i, count); });
+    if (none_is_zero)
+      block.across([&](Index j, auto count) {
+        const auto maximum = load(shift + j, count), lowest = splat(-std::numeric_limits<T>::infinity());
+        store(shift + j, pselect(pcmp_eq(maximum, lowest), zero, maximum), count);
+      });
+    block.reduce(Sum<T>{}, factor, [=, maximum = &shift[0]](Index i, Index j, auto count) {
+      const auto power = exp_to_zero<T>(psub(load(x + i, count), load(maximum + j, count)));
+      store(y + i, power, count);
+      return power;
+    });
+    block.across([&](Index j, auto count) {
+      const auto total = load(factor + j, count), inverse = Eigen::internal::pdiv(splat(T{1}), total);
+      store(factor + j, none_is_zero ? pselect(pcmp_eq(total, zero), zero, inverse) : inverse, count);
+    });
+    block.each([=, scale = &factor[0]](Index i, Index j, auto count) {
+      store(y + i, pmul(load(y + i, count), load(scale + j, count)), count);
+    });
+  });
+}
+
+template <class T>
+void softmax_of_columns_backward(AxisShape shape, const T* y, const T* dy, T* dx, bool accumulate) {
+  for_column_blocks<T>(shape, [=](const auto& block) {
+    T dot[block_columns<T>];
+    block.reduce(Sum<T>{}, dot,
+                 [=](Index i, Index, auto count) { return pmul(load(y + i, count), load(dy + i, count)); });
+    block.each([=, products = &dot[0]](Index i, Index j, auto count) {
+      store(dx + i, pmul(load(y + i, count), psub(load(dy + i, count), load(products + j, count))), count, accumulate);
+    });
+  });
+}
+}  // namespace detail
+
+template <class T>
+void softmax_forward(Cpu, AxisShape shape, const T* x, T* y, bool none_is_zero) {
+  if (shape.inner > lanes<T>) return detail::softmax_of_columns(shape, x, y, none_is_zero);
+  for_lines<T>(shape, [&](const auto& line) {
+    auto maximum = line.reduce(Max<T>{}, [&](Index i, auto count) { return load(x + i, count); });
+    const auto lowest = splat(-std::numeric_limits<T>::infinity());
+    if (none_is_zero) maximum = pselect(pcmp_eq(maximum, lowest), splat(T{0}), maximum);
+    const auto total = line.reduce(Sum<T>{}, [&](Index i, auto count) {
+      const auto power = detail::exp_to_zero<T>(psub(load(x + i, count), maximum));
+      store(y + i, power, count);
+      return power;
+    });
+    auto factor = Eigen::internal::pdiv(splat(T{1}), total);
+    if (none_is_zero) factor = pselect(pcmp_eq(total, splat(T{0})), splat(T{0}), factor);
+    line.each([&](Index i, auto count) { store(y + i, pmul(load(y + i, count), factor), count); });
+  });
+}
+
+template <class T>
+void softmax_backward(Cpu, AxisShape shape, const T* y, const T* dy, T* dx, bool accumulate) {
+  if (shape.inner > lanes<T>) return detail::softmax_of_columns_backward(shape, y, dy, dx, accumulate);
+  for_lines<T>(shape, [&](const auto& line) {
+    const auto dot =
+        line.reduce(Sum<T>{}, [&](Index i, auto count) { return pmul(load(y + i, count), load(dy + i, count)); });
+    line.each([&](Index i, auto count) {
+      store(dx + i, pmul(load(y + i, count), psub(load(dy + i, count), dot)), count, accumulate);
+    });
+  });
+}
+
+template <class T>
+void log_softmax_forward(Cpu, AxisShape shape, const T* x, T* y) {
+  for_lines<T>(shape, [&](const auto& line) {
+    const auto below = detail::log_sum_below_maximum(line, x);
+    const auto maximum = below.first, log_sum = below.second;
+    line.each([&](Index i, auto count) { store(y + i, psub(psub(load(x + i, count), maximum), log_sum), count); });
+  });
+}
+
+template <class T>
+void log_softmax_backward(Cpu, AxisShape shape, const T* y, const T* dy, T* dx, bool accumulate) {
+  for_lines<T>(shape, [&](const auto& line) {
+    const auto total = line.reduce(Sum<T>{}, [&](Index i, auto count) { return load(dy + i, count); });
+    line.each([&](Index i, auto count) {
+      const auto p = detail::exp_to_zero<T>(load(y + i, count));
+      store(dx + i, psub(load(dy + i, count), pmul(p, total)), count, accumulate);
+    });
+  });
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_SOFTMAX_HPP
+
+namespace chorus::kernels {
+
+template <class T>
+void cross_entropy_forward(Cpu cpu, Index batch, Index classes, const T* logits, const std::int64_t* labels,
+                           const CrossEntropyOptions& options, T* loss, T* log_sum_exp) {
+  detail::check_smoothing(options);
+  const Index counted = count_labels(cpu, "cross_entropy", batch, classes, labels, options.ignore_index);
+  const T smoothing = static_cast<T>(options.label_smoothing);
+  detail::reduce_losses(batch, counted, options.reduction, loss, [&](Index i) {
+    const Row<T> row{i * classes, i, classes};
+    const auto below = detail::log_sum_below_maximum(row, logits);
+    const auto maximum = below.first;
+    row.store_result(log_sum_exp, below.second);
+    if (labels[i] == options.ignore_index) return T{0};
+    const T sharp = log_sum_exp[i] - (logits[row.at + labels[i]] - Eigen::internal::pfirst(maximum));
+    if (smoothing == 0) return sharp;
+    const auto sum = row.reduce(Sum<T>{}, [&](Index j, auto count) { return psub(load(logits + j, count), maximum); });
+    const T smooth = log_sum_exp[i] - Eigen::internal::pfirst(sum) / static_cast<T>(classes);
+    return (T{1} - smoothing) * sharp + smoothing * smooth;
+  });
+}
+
+template <class T>
+void cross_entropy_backward(Cpu cpu, Index batch, Index classes, const T* logits, const std::int64_t* labels,
+                            const CrossEntropyOptions& options, const T* log_sum_exp, const T* dloss, T* dlogits,
+                            bool accumulate) {
+  const Index counted = count_labels(cpu, "cross_entropy", batch, classes, labels, options.ignore_index);
+  const T smoothing = static_cast<T>(options.label_smoothing);
+  const auto sample = [&](Index i) {
+    const T* x = logits + i * classes;
+    T* dx = dlogits + i * classes;
+    if (labels[i] == options.ignore_index) {
+      if (!accumulate) std::fill_n(dx, classes, T{0});
+      return;
+    }
+    const T scale = detail::sample_scale(i, counted, options.reduction, dloss);
+    const auto s = splat(scale), log_sum = splat(log_sum_exp[i]), uniform = splat(smoothing / static_cast<T>(classes));
+    const auto maximum =
+        Row<T>{0, 0, classes}.reduce(Max<T>{}, [&](Index j, auto count) { return load(x + j, count); });
+    for_packets<T>(classes, [&](Index j, auto count) {
+      const auto p = detail::exp_to_zero<T>(psub(psub(load(x + j, count), maximum), log_sum));
+      store(dx + j, pmul(psub(p, uniform), s), count, accumulate);
+    });
+    dx[labels[i]] -= (T{1} - smoothing) * scale;
+  };
+  parallel_ranges(batch, 1, thread_elements / std::max<Index>(1, classes) + 1, [&](Index first, Index count) {
+    for (Index i = first; i < first + count; ++i) sample(i);
+  });
+}
+
+template <class T>
+void nll_loss_forward(Cpu cpu, Index batch, Index classes, const T* log_probabilities, const std::int64_t* labels,
+                      const NllLossOptions& options, T* loss) {
+  const Index counted = count_labels(cpu, "nll_loss", batch, classes, labels, options.ignore_index);
+  detail::reduce_losses(batch, counted, options.reduction, loss, [&](Index i) {
+    return labels[i] == options.ignore_index ? T{0} : -log_probabilities[i * classes + labels[i]];
+  });
+}
+
+template <class T>
+void nll_loss_backward(Cpu cpu, Index batch, Index classes, const std::int64_t* labels, const NllLossOptions& options,
+                       const T* dloss, T* dlog_probabilities, bool accumulate) {
+  const Index counted = count_labels(cpu, "nll_loss", batch, classes, labels, options.ignore_index);
+  if (!accumulate) std::fill_n(dlog_probabilities, batch * classes, T{0});
+  for (Index i = 0; i < batch; ++i)
+    if (labels[i] != options.ignore_index)
+      dlog_probabilities[i * classes + labels[i]] -= detail::sample_scale(i, counted, options.reduction, dloss);
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_CROSS_ENTROPY_HPP
+
 namespace chorus::kernels {
 
 /// Which of `classes` are here. Scores are [batch, count].
@@ -11322,6 +14178,857 @@ auto embedding(const W& weight, const NarrowIndices<T, Rank, D>& index, Index pa
 #ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_POINTWISE_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_POINTWISE_HPP
 /// Derivatives of element-wise functions, recorded: Dual numbers of Dual numbers. And of what changes shapes.
+
+// <chorus/kernels/cpu/pointwise.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_POINTWISE_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_POINTWISE_HPP
+/// Element-wise functors on the CPU. A functor is compiled once forward and once back; broadcasting only arranges
+/// blocks for it.
+
+// <chorus/kernels/cpu/copy.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_COPY_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_COPY_HPP
+/// Copies, fills and sums of whole arrays on the CPU.
+
+// <chorus/kernels/cpu/transpose.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_TRANSPOSE_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_TRANSPOSE_HPP
+/// Squares of packets transposed in registers.
+
+namespace chorus::kernels::detail {
+
+// See pack.hpp.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wignored-attributes"
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
+/// As many packets as one has lanes.
+template <class T>
+using Square = Eigen::internal::PacketBlock<Packet<T>, lanes<T>>;
+
+#if defined(__AVX512F__)
+/// 64 shuffles and nothing through memory, where Eigen has twice as many: pairs, then fours of each 128-bit lane, then
+/// the lanes.
+[[gnu::always_inline]] inline void transpose_16(__m512* p) {
+  __m512 pairs[16];
+#pragma GCC unroll 8
+  for (int i = 0; i < 16; i += 2) {
+    pairs[i] = _mm512_unpacklo_ps(p[i], p[i + 1]);
+    pairs[i + 1] = _mm512_unpackhi_ps(p[i], p[i + 1]);
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; i += 2) {
+    const int from = i / 4 * 4 + i % 4 / 2;
+    const __m512d a = _mm512_castps_pd(pairs[from]), b = _mm512_castps_pd(pairs[from + 2]);
+    p[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
+    p[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m512 even = _mm512_shuffle_f32x4(p[i], p[4 + i], 0x88), odd = _mm512_shuffle_f32x4(p[i], p[4 + i], 0xdd);
+    const __m512 even_far = _mm512_shuffle_f32x4(p[8 + i], p[12 + i], 0x88),
+                 odd_far = _mm512_shuffle_f32x4(p[8 + i], p[12 + i], 0xdd);
+    p[i] = _mm512_shuffle_f32x4(even, even_far, 0x88);
+    p[4 + i] = _mm512_shuffle_f32x4(odd, odd_far, 0x88);
+    p[8 + i] = _mm512_shuffle_f32x4(even, even_far, 0xdd);
+    p[12 + i] = _mm512_shuffle_f32x4(odd, odd_far, 0xdd);
+  }
+}
+#endif
+
+/// square.packet[i][j] becomes square.packet[j][i].
+template <class T>
+[[gnu::always_inline]] inline void transpose(Square<T>& square) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(Packet<T>) == 64 && sizeof(T) == 4) return transpose_16(square.packet);
+#endif
+  Eigen::internal::ptranspose(square);
+}
+#pragma GCC diagnostic pop
+
+}  // namespace chorus::kernels::detail
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_TRANSPOSE_HPP
+
+namespace chorus::kernels {
+
+template <Scalar T>
+void fill(Cpu, Index count, T* x, T value) {
+  if constexpr (std::floating_point<T>)
+    for_packets<T>(count, [=](Index i, auto n) { store(x + i, splat(value), n); });
+  else
+    std::fill_n(x, count, value);
+}
+
+template <Scalar From, Scalar To>
+void convert(Cpu, Index count, const From* x, To* y) {
+  for (Index i = 0; i < count; ++i) y[i] = static_cast<To>(static_cast<compute_type<From>>(x[i]));
+}
+
+template <Real T>
+void axpy(Cpu, Index count, T a, const T* x, T* y) {
+  if constexpr (Narrow<T>) {
+    for (Index i = 0; i < count; ++i) y[i] = a * x[i] + y[i];
+  } else {
+    const auto factor = splat(a);
+    parallel_packets<T>(count,
+                        [=](Index i, auto n) { store(y + i, pmadd(factor, load(x + i, n), load(y + i, n)), n); });
+  }
+}
+
+template <Real T>
+void scale(Cpu, Index count, T a, T* x) {
+  if constexpr (Narrow<T>) {
+    for (Index i = 0; i < count; ++i) x[i] = a * x[i];
+  } else {
+    const auto factor = splat(a);
+    for_packets<T>(count, [=](Index i, auto n) { store(x + i, pmul(factor, load(x + i, n)), n); });
+  }
+}
+
+namespace detail {
+
+/// The next `count` elements of a strided array, put side by side.
+template <class T>
+void gather(StridedRuns& runs, Index count, const T* from, T* to) {
+  runs.next(count, [&](Index offset, Index step, Index n) {
+    const T* x = from + offset;
+    if (step == 1) {
+      std::memcpy(to, x, static_cast<std::size_t>(n) * sizeof(T));
+    } else if (step == 0) {
+      fill(Cpu{}, n, to, *x);
+    } else {
+      for (Index i = 0; i < n; ++i) to[i] = x[i * step];
+    }
+    to += n;
+  });
+}
+
+/// The opposite: `count` neighbouring elements to (or added to) where they belong.
+template <bool Accumulate, class T>
+void scatter(StridedRuns& runs, Index count, const T* from, T* to) {
+  runs.next(count, [&](Index offset, Index step, Index n) {
+    T* y = to + offset;
+    if constexpr (!Accumulate) {
+      if (step == 1)
+        std::memcpy(y, from, static_cast<std::size_t>(n) * sizeof(T));
+      else
+        for (Index i = 0; i < n; ++i) y[i * step] = from[i];
+    } else {
+      if (step == 1)
+        axpy(Cpu{}, n, T{1}, from, y);
+      else if (step == 0)
+        *y += Sum<T>::fold(reduce_packets<T>(Index{0}, n, splat(T{0}), Sum<T>{},
+                                             [&](Index i, auto lanes_used) { return load(from + i, lanes_used); }));
+      else
+        for (Index i = 0; i < n; ++i) y[i * step] += from[i];
+    }
+    from += n;
+  });
+}
+
+/// Whether the innermost axis repeats each number a few times. Such axes are too short for runs of their own.
+inline bool repeats(const StridedRuns& runs) { return runs.rank() > 1 && runs.stride(0) == 0 && runs.size(0) <= 16; }
+
+/// gather and scatter (which adds) of a whole such array of `count` elements.
+template <class T>
+void gather_repeats(const StridedRuns& runs, Index count, const T* from, T* to) {
+  const Index times = runs.size(0);
+  runs.without_innermost().next(count / times, [&](Index offset, Index step, Index n) {
+    const T* x = from + offset;
+    if (times == 2)  // what most enlarged images have
+      for (Index i = 0; i < n; ++i) to[2 * i] = to[2 * i + 1] = x[i * step];
+    else
+      for (Index i = 0; i < n; ++i) std::fill_n(to + i * times, times, x[i * step]);
+    to += n * times;
+  });
+}
+template <class T>
+void scatter_repeats(const StridedRuns& runs, Index count, const T* from, T* to) {
+  const Index times = runs.size(0);
+  runs.without_innermost().next(count / times, [&](Index offset, Index step, Index n) {
+    T* y = to + offset;
+    if (times == 2) {
+      for (Index i = 0; i < n; ++i) y[i * step] += from[2 * i] + from[2 * i + 1];
+    } else {
+      for (Index i = 0; i < n; ++i) {
+        T sum = 0;
+        for (Index j = 0; j < times; ++j) sum += from[i * times + j];
+        y[i * step] += sum;
+      }
+    }
+    from += n * times;
+  });
+}
+
+/// dst[i][j] = src[j][i] for i < rows, j < columns, by tiles that fit into the cache, and floats by squares in
+/// registers.
+template <class T>
+void transpose(Index rows, Index columns, const T* src, Index src_stride, T* dst, Index dst_stride) {
+  constexpr Index tile = 64;
+  const auto one_by_one = [&](Index i0, Index i_end, Index j0, Index j_end) {
+    for (Index i = i0; i < i_end; ++i)
+      for (Index j = j0; j < j_end; ++j) dst[i * dst_stride + j] = src[j * src_stride + i];
+  };
+  for (Index i0 = 0; i0 < rows; i0 += tile)
+    for (Index j0 = 0; j0 < columns; j0 += tile) {
+      const Index i_end = std::min(i0 + tile, rows), j_end = std::min(j0 + tile, columns);
+      if constexpr (std::is_same_v<T, float>) {
+        constexpr Index w = lanes<T>;
+        const Index i_whole = i0 + (i_end - i0) / w * w, j_whole = j0 + (j_end - j0) / w * w;
+        for (Index j = j0; j < j_whole; j += w)
+          for (Index i = i0; i < i_whole; i += w) {
+            Square<T> square;
+            for (Index k = 0; k < w; ++k) square.packet[k] = load(src + (j + k) * src_stride + i, Whole<T>{});
+            transpose<T>(square);
+            for (Index k = 0; k < w; ++k) store(dst + (i + k) * dst_stride + j, square.packet[k], Whole<T>{});
+          }
+        one_by_one(i_whole, i_end, j0, j_end);
+        one_by_one(i0, i_whole, j_whole, j_end);
+      } else {
+        one_by_one(i0, i_end, j0, j_end);
+      }
+    }
+}
+
+/// copy_strided on one thread.
+template <Scalar T>
+void copy_alone(std::span<const Index> shape, const T* src, std::span<const Index> src_strides, T* dst) {
+  const Index count = numel(shape);
+  StridedRuns runs(shape, src_strides);
+  if (repeats(runs)) return gather_repeats(runs, count, src, dst);
+
+  // A transposed view: the innermost axis jumps, but some other axis has step 1. Those two are done by tiles.
+  std::size_t unit = 1;
+  while (unit < runs.rank() && runs.stride(unit) != 1) ++unit;
+  if (unit >= runs.rank() || runs.stride(0) == 0) return gather(runs, count, src, dst);
+
+  Index dst_stride = 1;
+  std::array<Index, max_rank> rest_shape{}, rest_src{}, rest_dst{};
+  std::size_t rest = 0;
+  Index unit_dst_stride = 0;
+  for (std::size_t axis = 0; axis < runs.rank(); dst_stride *= runs.size(axis++)) {
+    if (axis == unit) unit_dst_stride = dst_stride;
+    if (axis == 0 || axis == unit) continue;
+    rest_shape[rest] = runs.size(axis);
+    rest_src[rest] = runs.stride(axis);
+    rest_dst[rest++] = dst_stride;
+  }
+  std::array<Index, max_rank> at{};
+  for (;;) {
+    transpose(runs.size(unit), runs.size(0), src, runs.stride(0), dst, unit_dst_stride);
+    std::size_t axis = 0;
+    for (; axis < rest; ++axis) {
+      src += rest_src[axis];
+      dst += rest_dst[axis];
+      if (++at[axis] < rest_shape[axis]) break;
+      src -= rest_src[axis] * rest_shape[axis];
+      dst -= rest_dst[axis] * rest_shape[axis];
+      at[axis] = 0;
+    }
+    if (axis == rest) return;
+  }
+}
+
+}  // namespace detail
+
+template <Scalar T>
+void copy_strided(Cpu, std::span<const Index> shape, const T* src, std::span<const Index> src_strides, T* dst) {
+  const Index count = numel(shape);
+  if (count == 0) return;
+  if (num_threads() > 1 && count >= 2 * thread_elements && shape.size() <= static_cast<std::size_t>(max_rank)) {
+    // Each thread has a range of the first axis that is one.
+    const auto axis = static_cast<std::size_t>(
+        std::find_if(shape.begin(), shape.end(), [](Index size) { return size != 1; }) - shape.begin());
+    const Index size = shape[axis], row = count / size;
+    return parallel_ranges(size, 1, thread_elements / row + 1, [&](Index first, Index n) {
+      std::array<Index, max_rank> part{};
+      std::copy(shape.begin(), shape.end(), part.begin());
+      part[axis] = n;
+      detail::copy_alone(std::span<const Index>(part.data(), shape.size()), src + first * src_strides[axis],
+                         src_strides, dst + first * row);
+    });
+  }
+  detail::copy_alone(shape, src, src_strides, dst);
+}
+
+template <Scalar T>
+void scatter_strided(Cpu device, std::span<const Index> shape, const T* src, T* dst, std::span<const Index> dst_strides,
+                     bool accumulate) {
+  const Index count = numel(shape);
+  if (count == 0) return;
+  StridedRuns runs(shape, dst_strides);
+  if (!accumulate) return detail::scatter<false>(runs, count, src, dst);
+  if constexpr (std::floating_point<T>) {
+    if (detail::repeats(runs)) return detail::scatter_repeats(runs, count, src, dst);
+    detail::scatter<true>(runs, count, src, dst);
+  } else if constexpr (Narrow<T>) {
+    in_float([](const auto&... a) { scatter_strided(a...); }, device, shape, reads(src, count),
+             writes(dst, extent(shape, dst_strides), /*keep=*/true), dst_strides, true);
+  } else {
+    fail<UsageError>("scatter_strided: cannot accumulate ", dtype<T>);
+  }
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_COPY_HPP
+
+// <chorus/kernels/pack.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_PACK_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_PACK_HPP
+/// Pack: a few neighbouring elements of an array, computed with as one number. The storage is plain, so that nvcc
+/// accepts the type in functors for host and device; every operation works in SIMD registers, and compilers keep values
+/// there.
+
+// <chorus/kernels/cpu/packet_math.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_MATH_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_MATH_HPP
+/// The mathematical functions of SIMD registers `P` of numbers `T`, on the host only: Eigen's where it has them and
+/// they are exact enough, our own, or element by element.
+
+namespace chorus::math::packets {
+
+/// `function` element by element: for what Eigen has no register function for.
+template <class T, class P>
+P by_lane(T (*function)(T), const P& x) {
+  alignas(P) T v[static_cast<std::size_t>(kernels::lanes<T>)];
+  Eigen::internal::pstore(v, x);
+  for (T& value : v) value = function(value);
+  return Eigen::internal::pload<P>(v);
+}
+
+/// exp in float, to about 1 unit in the last place; 0 below -87, infinity above 88.73. Cephes' polynomial; the power of
+/// two comes from adding a number so large that the integer part ends up in the lowest bits.
+template <class P>
+P exp_float(const P& x_in) {
+  using namespace Eigen::internal;
+  const auto c = [](float value) { return pset1<P>(value); };
+  const P x = pmax(pmin(x_in, c(88.75f)), c(-87.4f));
+  const P magic = c(12582912.0f + 126.0f);  // 1.5 * 2^23, plus the exponent's bias less one
+  const P shifted = pmadd(x, c(1.44269504088896341f), magic);
+  const P m = psub(shifted, magic);
+  P r = pmadd(m, c(-0.693359375f), x);
+  r = pmadd(m, c(2.12194440e-4f), r);
+  P y = pmadd(c(1.9875691500e-4f), r, c(1.3981999507e-3f));
+  y = pmadd(y, r, c(8.3334519073e-3f));
+  y = pmadd(y, r, c(4.1665795894e-2f));
+  y = pmadd(y, r, c(1.6666665459e-1f));
+  y = pmadd(y, r, c(5.0000001201e-1f));
+  y = pmadd(y, pmul(r, r), padd(r, c(1.0f)));
+  using Integers = typename unpacket_traits<P>::integer_packet;
+  const P half_power = preinterpret<P>(plogical_shift_left<23>(preinterpret<Integers>(shifted)));
+  return pmul(padd(y, y), half_power);
+}
+
+/// erf in float: a rational approximation, clamped to [-4, 4], whose error is below 3e-7 (the coefficients of Eigen's
+/// unsupported/SpecialFunctions, which does not belong to Eigen/Core).
+template <class P>
+P erf_float(const P& x_in) {
+  using namespace Eigen::internal;
+  const auto c = [](float value) { return pset1<P>(value); };
+  const P x = pmax(pmin(x_in, c(4.0f)), c(-4.0f));
+  const P x2 = pmul(x, x);
+  P p = pmadd(x2, c(-2.72614225801306e-10f), c(2.77068142495902e-08f));
+  p = pmadd(x2, p, c(-2.10102402082508e-06f));
+  p = pmadd(x2, p, c(-5.69250639462346e-05f));
+  p = pmadd(x2, p, c(-7.34990630326855e-04f));
+  p = pmadd(x2, p, c(-2.95459980854025e-03f));
+  p = pmadd(x2, p, c(-1.60960333262415e-02f));
+  P q = pmadd(x2, c(-1.45660718464996e-05f), c(-2.13374055278905e-04f));
+  q = pmadd(x2, q, c(-1.68282697438203e-03f));
+  q = pmadd(x2, q, c(-7.37332916720468e-03f));
+  q = pmadd(x2, q, c(-1.42647390514189e-02f));
+  return pdiv(pmul(x, p), q);
+}
+
+/// erf in double, to 3 units in the last place: below 1 a rational function of x², above 1 - exp(-x²) times one of |x|
+/// (the coefficients of Cephes' erf and erfc); 1 from 6 on.
+template <class P>
+P erf_double(const P& x) {
+  using namespace Eigen::internal;
+  const auto c = [](double value) { return pset1<P>(value); };
+  const auto polynomial = [&](const P& at, double highest, auto... rest) {
+    P y = c(highest);
+    ((y = pmadd(y, at, c(rest))), ...);
+    return y;
+  };
+  const P x2 = pmul(x, x);
+  const P near = pdiv(pmul(x, polynomial(x2, 9.60497373987051638749e0, 9.00260197203842689217e1,
+                                         2.23200534594684319226e3, 7.00332514112805075473e3,
+                                         5.55923013010394962768e4)),
+                      polynomial(x2, 1.0, 3.35617141647503099647e1, 5.21357949780152679795e2,
+                                 4.59432382970980127987e3, 2.26290000613890934246e4, 4.92673942608635921086e4));
+  const P a = pmin(pabs(x), c(6.0));
+  const P far = pdiv(pmul(pexp(pnegate(pmul(a, a))),
+                          polynomial(a, 2.46196981473530512524e-10, 5.64189564831068821977e-1,
+                                     7.46321056442269912687e0, 4.86371970985681366614e1, 1.96520832956077098242e2,
+                                     5.26445194995477358631e2, 9.34528527171957607540e2, 1.02755188689515710272e3,
+                                     5.57535335369399327526e2)),
+                     polynomial(a, 1.0, 1.32281951154744992508e1, 8.67072140885989742329e1,
+                                3.54937778887819891062e2, 9.75708501743205489753e2, 1.82390916687909736289e3,
+                                2.24633760818710981792e3, 1.65666309194161350182e3, 5.57535340817727675546e2));
+  const P outer = psub(c(1.0), far);
+  // NaN is in neither comparison, and stays in `near`.
+  return pselect(pcmp_lt(c(1.0), x), outer, pselect(pcmp_lt(x, c(-1.0)), pnegate(outer), near));
+}
+
+/// log(1 + x) in float for x in [0, 1], to 3 units in the last place: twice the series of artanh(x / (2 + x)).
+template <class P>
+P log1p_of_unit(const P& x) {
+  using namespace Eigen::internal;
+  const auto c = [](float value) { return pset1<P>(value); };
+  const P s = pdiv(x, padd(x, c(2.0f))), s2 = pmul(s, s);
+  P y = c(1.0f / 15);
+  for (const float odd : {13.0f, 11.0f, 9.0f, 7.0f, 5.0f, 3.0f}) y = pmadd(y, s2, c(1 / odd));
+  return pmul(padd(s, s), pmadd(y, s2, c(1.0f)));
+}
+
+/// The processor's own square root. Eigen takes an approximation, which other processors round in another way (then
+/// ranks that take the same step drift apart) and which takes longer where a division follows.
+template <class P>
+P sqrt(const P& x) {
+  return Eigen::internal::psqrt(x);
+}
+#ifdef EIGEN_VECTORIZE_SSE
+inline __m128 sqrt(__m128 x) { return _mm_sqrt_ps(x); }
+inline __m128d sqrt(__m128d x) { return _mm_sqrt_pd(x); }
+#endif
+#ifdef EIGEN_VECTORIZE_AVX
+inline __m256 sqrt(__m256 x) { return _mm256_sqrt_ps(x); }
+inline __m256d sqrt(__m256d x) { return _mm256_sqrt_pd(x); }
+#endif
+#ifdef EIGEN_VECTORIZE_AVX512
+inline __m512 sqrt(__m512 x) { return _mm512_sqrt_ps(x); }
+inline __m512d sqrt(__m512d x) { return _mm512_sqrt_pd(x); }
+#endif
+
+template <class T>
+inline constexpr bool vectorised = kernels::lanes<T> > 1;
+template <class T>
+inline constexpr bool vectorised_float = vectorised<T> && (std::is_same_v<T, float>);
+
+template <class T>
+using Traits = Eigen::internal::packet_traits<T>;
+
+/// log. Eigen's takes subnormal numbers for the smallest normal one: they are scaled first.
+template <class T, class P>
+P log_packet(const P& x) {
+  using namespace Eigen::internal;
+  const P subnormal = pcmp_lt(x, pset1<P>(std::numeric_limits<T>::min()));
+  const P y = plog(pselect(subnormal, pmul(x, pset1<P>(T(0x1p60))), x));
+  return pselect(subnormal, psub(y, pset1<P>(T(60 * 0.69314718055994531))), y);
+}
+
+#define CHORUS_PACKET_OPERATION(NAME, PARAMETERS, ...) \
+  struct NAME {                                        \
+    template <class T, class P>                        \
+    static P of PARAMETERS {                           \
+      using namespace Eigen::internal;                 \
+      __VA_ARGS__                                      \
+    }                                                  \
+  };
+CHORUS_PACKET_OPERATION(Add, (const P& x, const P& y), return padd(x, y);)
+CHORUS_PACKET_OPERATION(Sub, (const P& x, const P& y), return psub(x, y);)
+CHORUS_PACKET_OPERATION(Mul, (const P& x, const P& y), return pmul(x, y);)
+CHORUS_PACKET_OPERATION(Div, (const P& x, const P& y), return pdiv(x, y);)
+CHORUS_PACKET_OPERATION(Max, (const P& x, const P& y), return pmax<Eigen::PropagateNaN>(x, y);)
+CHORUS_PACKET_OPERATION(Min, (const P& x, const P& y), return pmin<Eigen::PropagateNaN>(x, y);)
+CHORUS_PACKET_OPERATION(Less, (const P& x, const P& y), return pcmp_lt(x, y);)
+CHORUS_PACKET_OPERATION(LessEqual, (const P& x, const P& y), return pcmp_le(x, y);)
+CHORUS_PACKET_OPERATION(Greater, (const P& x, const P& y), return pcmp_lt(y, x);)
+CHORUS_PACKET_OPERATION(GreaterEqual, (const P& x, const P& y), return pcmp_le(y, x);)
+CHORUS_PACKET_OPERATION(Equal, (const P& x, const P& y), return pcmp_eq(x, y);)
+CHORUS_PACKET_OPERATION(And, (const P& x, const P& y), return pand(x, y);)
+CHORUS_PACKET_OPERATION(Or, (const P& x, const P& y), return por(x, y);)
+CHORUS_PACKET_OPERATION(Select, (const P& mask, const P& x, const P& y), return pselect(mask, x, y);)
+CHORUS_PACKET_OPERATION(Negate, (const P& x), return pnegate(x);)
+CHORUS_PACKET_OPERATION(Abs, (const P& x), return pabs(x);)
+CHORUS_PACKET_OPERATION(Sqrt, (const P& x), return packets::sqrt(x);)
+CHORUS_PACKET_OPERATION(Exp, (const P& x), if constexpr (vectorised_float<T>) return exp_float(x);
+                        else return pselect(pcmp_lt(x, kernels::splat(T(-708.4))), kernels::splat(T(0)), pexp(x));)
+CHORUS_PACKET_OPERATION(Erf, (const P& x), if constexpr (vectorised_float<T>) return erf_float(x);
+                        else if constexpr (vectorised<T> && std::is_same_v<T, double>) return erf_double(x);
+                        else return by_lane<T>(std::erf, x);)
+CHORUS_PACKET_OPERATION(Log, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasLog) return log_packet<T>(x);
+                        else return by_lane<T>(std::log, x);)
+CHORUS_PACKET_OPERATION(Log1p, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasLog1p) return plog1p(x);
+                        else return by_lane<T>(std::log1p, x);)
+CHORUS_PACKET_OPERATION(Log1pOfUnit, (const P& x), if constexpr (vectorised_float<T>) return log1p_of_unit(x);
+                        else return Log1p::of<T>(x);)
+CHORUS_PACKET_OPERATION(Expm1, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasExpm1) return pexpm1(x);
+                        else return by_lane<T>(std::expm1, x);)
+CHORUS_PACKET_OPERATION(Sin, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasSin) return psin(x);
+                        else return by_lane<T>(std::sin, x);)
+CHORUS_PACKET_OPERATION(Cos, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasCos) return pcos(x);
+                        else return by_lane<T>(std::cos, x);)
+CHORUS_PACKET_OPERATION(Tanh, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasTanh) return ptanh(x);
+                        else return by_lane<T>(std::tanh, x);)
+#undef CHORUS_PACKET_OPERATION
+
+}  // namespace chorus::math::packets
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_MATH_HPP
+
+// Functors are for host and device, so nvcc wants everything that they call to be. What belongs to Pack then says that
+// it is, never mentions a register itself, and hands over to host functions, which the pragma permits.
+#if defined(__CUDACC__)
+#define CHORUS_PACK_MEMBER _Pragma("nv_exec_check_disable") __host__ __device__
+#define CHORUS_PACK_TEMPLATE(...)                         \
+  _Pragma("nv_exec_check_disable") template <__VA_ARGS__> \
+  __host__ __device__
+#else
+#define CHORUS_PACK_MEMBER
+#define CHORUS_PACK_TEMPLATE(...) template <__VA_ARGS__>
+#endif
+
+namespace chorus::math {
+
+namespace packets {
+template <class T>
+void copy(const T* from, T* to) {
+  Eigen::internal::pstore(to, Eigen::internal::pload<kernels::Packet<T>>(from));
+}
+template <class T>
+void splat(T value, T* to) {
+  Eigen::internal::pstore(to, kernels::splat(value));
+}
+}  // namespace packets
+
+/// One SIMD register of `T`; one number where Eigen does not vectorise.
+template <class T>
+struct alignas(sizeof(kernels::Packet<T>)) Pack {
+  static constexpr Index width = kernels::lanes<T>;
+  T v[static_cast<std::size_t>(width)];
+
+  Pack() = default;
+  /// The same number in all lanes.
+  CHORUS_PACK_TEMPLATE(Arithmetic A)
+  Pack(A value) { packets::splat(static_cast<T>(value), v); }  // NOLINT: converts as numbers do
+  // Copied as a register: compilers copy the array piece by piece, through memory.
+  CHORUS_PACK_MEMBER Pack(const Pack& other) { packets::copy(other.v, v); }
+  CHORUS_PACK_MEMBER Pack& operator=(const Pack& other) {
+    packets::copy(other.v, v);
+    return *this;
+  }
+
+  static Pack load(const T* from) {
+    Pack out;
+    Eigen::internal::pstore(out.v, Eigen::internal::ploadu<kernels::Packet<T>>(from));
+    return out;
+  }
+  void store(T* to) const { Eigen::internal::pstoreu(to, Eigen::internal::pload<kernels::Packet<T>>(v)); }
+};
+
+template <class T>
+struct RealOf<Pack<T>> {
+  using type = T;
+};
+
+/// A truth value for each lane of a Pack, as comparisons give it: all bits or none.
+template <class T>
+struct Mask {
+  Pack<T> bits;
+};
+
+namespace packets {
+
+/// `Op`, one of the operations of packet_math.hpp.
+template <class Op, class T, class... Packs>
+Pack<T> apply(const Pack<T>& a, const Packs&... b) {
+  Pack<T> out;
+  Eigen::internal::pstore(out.v, Op::template of<T>(Eigen::internal::pload<kernels::Packet<T>>(a.v),
+                                                    Eigen::internal::pload<kernels::Packet<T>>(b.v)...));
+  return out;
+}
+
+template <class T>
+Pack<T> pow(const Pack<T>& x, const Pack<T>& exponent) {
+  Pack<T> out;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(Pack<T>::width); ++i) out.v[i] = std::pow(x.v[i], exponent.v[i]);
+  return out;
+}
+
+}  // namespace packets
+
+// What functors call. A plain number may stand on either side.
+#define CHORUS_PACK_BINARY(RESULT, NAME, OPERATION)                                                      \
+  CHORUS_PACK_TEMPLATE(class T)                                                                          \
+  RESULT NAME(const Pack<T>& a, const Pack<T>& b) { return {packets::apply<packets::OPERATION>(a, b)}; } \
+  CHORUS_PACK_TEMPLATE(class T, Arithmetic A)                                                            \
+  RESULT NAME(const Pack<T>& a, A b) { return {packets::apply<packets::OPERATION>(a, Pack<T>(b))}; }     \
+  CHORUS_PACK_TEMPLATE(class T, Arithmetic A)                                                            \
+  RESULT NAME(A a, const Pack<T>& b) { return {packets::apply<packets::OPERATION>(Pack<T>(a), b)}; }
+CHORUS_PACK_BINARY(Pack<T>, operator+, Add)
+CHORUS_PACK_BINARY(Pack<T>, operator-, Sub)
+CHORUS_PACK_BINARY(Pack<T>, operator*, Mul)
+CHORUS_PACK_BINARY(Pack<T>, operator/, Div)
+CHORUS_PACK_BINARY(Mask<T>, operator<, Less)
+CHORUS_PACK_BINARY(Mask<T>, operator<=, LessEqual)
+CHORUS_PACK_BINARY(Mask<T>, operator>, Greater)
+CHORUS_PACK_BINARY(Mask<T>, operator>=, GreaterEqual)
+CHORUS_PACK_BINARY(Mask<T>, operator==, Equal)
+CHORUS_PACK_BINARY(Pack<T>, max, Max)
+CHORUS_PACK_BINARY(Pack<T>, min, Min)
+#undef CHORUS_PACK_BINARY
+
+#define CHORUS_PACK_UNARY(NAME, OPERATION) \
+  CHORUS_PACK_TEMPLATE(class T)            \
+  Pack<T> NAME(const Pack<T>& x) { return packets::apply<packets::OPERATION>(x); }
+CHORUS_PACK_UNARY(operator-, Negate)
+CHORUS_PACK_UNARY(abs, Abs)
+CHORUS_PACK_UNARY(sqrt, Sqrt)
+CHORUS_PACK_UNARY(exp, Exp)
+CHORUS_PACK_UNARY(expm1, Expm1)
+CHORUS_PACK_UNARY(log, Log)
+CHORUS_PACK_UNARY(log1p, Log1p)
+CHORUS_PACK_UNARY(sin, Sin)
+CHORUS_PACK_UNARY(cos, Cos)
+CHORUS_PACK_UNARY(tanh, Tanh)
+CHORUS_PACK_UNARY(erf, Erf)
+#undef CHORUS_PACK_UNARY
+
+CHORUS_PACK_TEMPLATE(class T)
+Mask<T> operator&&(const Mask<T>& a, const Mask<T>& b) { return {packets::apply<packets::And>(a.bits, b.bits)}; }
+CHORUS_PACK_TEMPLATE(class T)
+Mask<T> operator||(const Mask<T>& a, const Mask<T>& b) { return {packets::apply<packets::Or>(a.bits, b.bits)}; }
+
+CHORUS_PACK_TEMPLATE(class T)
+Pack<T> where(const Mask<T>& condition, const Pack<T>& a, const Pack<T>& b) {
+  return packets::apply<packets::Select>(condition.bits, a, b);
+}
+CHORUS_PACK_TEMPLATE(class T, Arithmetic A)
+Pack<T> where(const Mask<T>& condition, A a, const Pack<T>& b) { return where(condition, Pack<T>(a), b); }
+CHORUS_PACK_TEMPLATE(class T, Arithmetic A)
+Pack<T> where(const Mask<T>& condition, const Pack<T>& a, A b) { return where(condition, a, Pack<T>(b)); }
+
+CHORUS_PACK_TEMPLATE(class T)
+Pack<T> rsqrt(const Pack<T>& x) { return 1 / sqrt(x); }
+CHORUS_PACK_TEMPLATE(class T)
+Pack<T> sigmoid(const Pack<T>& x) { return 1 / (1 + exp(-x)); }
+CHORUS_PACK_TEMPLATE(class T)
+Pack<T> softplus(const Pack<T>& x) {
+  return max(x, 0) + packets::apply<packets::Log1pOfUnit>(exp(-abs(x)));
+}
+
+CHORUS_PACK_TEMPLATE(class T)
+Pack<T> pow(const Pack<T>& x, const Pack<T>& exponent) { return packets::pow(x, exponent); }
+/// The usual exponents are computed in registers, the others element by element.
+CHORUS_PACK_TEMPLATE(class T, Arithmetic A)
+Pack<T> pow(const Pack<T>& x, A exponent) {
+  const auto e = static_cast<T>(exponent);
+  if (e == T(0)) return T(1);
+  if (e == T(0.5)) return sqrt(x);
+  if (e == T(-0.5)) return rsqrt(x);
+  if (e == T(1)) return x;
+  if (e == T(2)) return x * x;
+  if (e == T(3)) return x * x * x;
+  if (e == T(-1)) return 1 / x;
+  return packets::pow(x, Pack<T>(e));
+}
+CHORUS_PACK_TEMPLATE(class T, Arithmetic A)
+Pack<T> pow(A x, const Pack<T>& exponent) { return packets::pow(Pack<T>(x), exponent); }
+
+}  // namespace chorus::math
+
+#undef CHORUS_PACK_MEMBER
+#undef CHORUS_PACK_TEMPLATE
+
+namespace chorus {
+using math::Pack;
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_PACK_HPP
+
+namespace chorus::kernels {
+
+namespace detail {
+
+// GCC would make a copy of the functions below for the tail, whose count it knows, and round sums of products in
+// another way there than in the other one.
+#ifdef __clang__
+#define CHORUS_ONE_COPY [[gnu::noinline]]
+#else
+#define CHORUS_ONE_COPY [[gnu::noinline, gnu::noclone]]
+#endif
+
+/// Full Packs only: `count` is a multiple of the width.
+template <class F, class T, std::size_t... K>
+CHORUS_ONE_COPY void forward_packs(const F& f, Index count, const std::array<const T*, sizeof...(K)>& in_pointers,
+                                   T* out, std::index_sequence<K...>) {
+  const F function = f;
+  const auto in = in_pointers;
+  for (Index i = 0; i < count; i += Pack<T>::width) {
+    const Pack<T> y = function(Pack<T>::load(in[K] + i)...);
+    y.store(out + i);
+  }
+}
+
+template <class F, class T, std::size_t... K>
+CHORUS_ONE_COPY void backward_packs(const F& f, Index count, const std::array<const T*, sizeof...(K)>& in_pointers,
+                                    const T* dy, const std::array<T*, sizeof...(K)>& dx_pointers,
+                                    const std::array<bool, sizeof...(K)>& accumulate_flags,
+                                    std::index_sequence<K...>) {
+  const F function = f;
+  const auto in = in_pointers;
+  const auto dx = dx_pointers;
+  const auto accumulate = accumulate_flags;
+  const auto put = [](T* to, const Pack<T>& value, bool add) {
+    if (to == nullptr) return;
+    if (add)
+      (Pack<T>::load(to) + value).store(to);
+    else
+      value.store(to);
+  };
+  for (Index i = 0; i < count; i += Pack<T>::width) {
+    const auto partials = math::gradient(function, Pack<T>::load(dy + i), Pack<T>::load(in[K] + i)...);
+    (put(dx[K] == nullptr ? nullptr : dx[K] + i, partials.d[K], accumulate[K]), ...);
+  }
+}
+
+#undef CHORUS_ONE_COPY
+
+inline constexpr Index block_elements = 512;
+
+template <std::size_t N>
+std::array<StridedRuns, N> runs_of(std::span<const Index> shape, const std::array<std::span<const Index>, N>& strides) {
+  return [&]<std::size_t... k>(std::index_sequence<k...>) {
+    return std::array<StridedRuns, N>{StridedRuns(shape, strides[k])...};
+  }
+  (std::make_index_sequence<N>());
+}
+
+}  // namespace detail
+
+template <class F, class T, std::size_t N>
+void pointwise_forward(Cpu, const F& f, Index count, const std::array<const T*, N>& in, T* out) {
+  constexpr std::make_index_sequence<N> each;
+  const Index whole = count / Pack<T>::width * Pack<T>::width, tail = count - whole;
+  parallel_ranges(whole, Pack<T>::width, thread_elements, [&](Index first, Index n) {
+    auto from = in;
+    for (auto& pointer : from) pointer += first;
+    detail::forward_packs(f, n, from, out + first, each);
+  });
+  if (tail == 0) return;
+  // The tail goes through one padded Pack, so that the result of an element doesn't depend on its place.
+  const std::size_t bytes = static_cast<std::size_t>(tail) * sizeof(T);
+  Pack<T> padded[N + 1];
+  std::array<const T*, N> pointers;
+  for (std::size_t k = 0; k < N; ++k) {
+    padded[k] = Pack<T>(0);
+    std::memcpy(padded[k].v, in[k] + whole, bytes);
+    pointers[k] = padded[k].v;
+  }
+  detail::forward_packs(f, Pack<T>::width, pointers, padded[N].v, each);
+  std::memcpy(out + whole, padded[N].v, bytes);
+}
+
+template <class F, class T, std::size_t N>
+void pointwise_backward(Cpu, const F& f, Index count, const std::array<const T*, N>& in, const T* dy,
+                        const std::array<T*, N>& dx, const std::array<bool, N>& accumulate) {
+  constexpr std::make_index_sequence<N> each;
+  const Index whole = count / Pack<T>::width * Pack<T>::width, tail = count - whole;
+  parallel_ranges(whole, Pack<T>::width, thread_elements, [&](Index first, Index n) {
+    auto from = in;
+    auto to = dx;
+    for (auto& pointer : from) pointer += first;
+    for (auto& pointer : to)
+      if (pointer != nullptr) pointer += first;
+    detail::backward_packs(f, n, from, dy + first, to, accumulate, each);
+  });
+  if (tail == 0) return;
+  const std::size_t bytes = static_cast<std::size_t>(tail) * sizeof(T);
+  Pack<T> padded[N], padded_dy(0), padded_dx[N];
+  std::array<const T*, N> pointers;
+  std::array<T*, N> dx_pointers;
+  std::memcpy(padded_dy.v, dy + whole, bytes);
+  for (std::size_t k = 0; k < N; ++k) {
+    padded[k] = padded_dx[k] = Pack<T>(0);
+    std::memcpy(padded[k].v, in[k] + whole, bytes);
+    pointers[k] = padded[k].v;
+    dx_pointers[k] = dx[k] == nullptr ? nullptr : padded_dx[k].v;
+    if (dx[k] != nullptr && accumulate[k]) std::memcpy(padded_dx[k].v, dx[k] + whole, bytes);
+  }
+  detail::backward_packs(f, Pack<T>::width, pointers, padded_dy.v, dx_pointers, accumulate, each);
+  for (std::size_t k = 0; k < N; ++k)
+    if (dx[k] != nullptr) std::memcpy(dx[k] + whole, padded_dx[k].v, bytes);
+}
+
+template <class F, class T, std::size_t N>
+void pointwise_forward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
+                       const std::array<std::span<const Index>, N>& in_strides, T* out) {
+  const auto runs = detail::runs_of(shape, in_strides);
+  const Index count = numel(shape);
+  bool all_dense = true;
+  for (const auto& r : runs) all_dense = all_dense && r.contiguous();
+  if (all_dense) return pointwise_forward(device, f, count, in, out);
+
+  parallel_ranges(count, detail::block_elements, thread_elements, [&](Index first, Index elements) {
+    alignas(64) T buffers[N][detail::block_elements];
+    auto own = runs;
+    for (auto& r : own) r.go_to(first);
+    for (Index start = first; start < first + elements; start += detail::block_elements) {
+      const Index n = std::min(detail::block_elements, first + elements - start);
+      std::array<const T*, N> pointers;
+      for (std::size_t k = 0; k < N; ++k) {
+        pointers[k] = own[k].contiguous() ? in[k] + start : buffers[k];
+        if (!own[k].contiguous()) detail::gather(own[k], n, in[k], buffers[k]);
+      }
+      pointwise_forward(device, f, n, pointers, out + start);
+    }
+  });
+}
+
+template <class F, class T, std::size_t N>
+void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
+                        const std::array<std::span<const Index>, N>& in_strides, const T* dy,
+                        const std::array<T*, N>& dx, const std::array<std::span<const Index>, N>& dx_strides,
+                        const std::array<bool, N>& accumulate) {
+  auto in_runs = detail::runs_of(shape, in_strides), dx_runs = detail::runs_of(shape, dx_strides);
+  const Index count = numel(shape);
+  bool all_dense = true;
+  auto add = accumulate;
+  for (std::size_t k = 0; k < N; ++k) {
+    all_dense = all_dense && in_runs[k].contiguous() && (dx[k] == nullptr || dx_runs[k].contiguous());
+    if (dx[k] == nullptr || add[k]) continue;
+    // What sums starts from zero.
+    Index own = 1;
+    bool sums = false;
+    for (std::size_t axis = 0; axis < shape.size(); ++axis) {
+      if (dx_strides[k][axis] != 0) own *= shape[axis];
+      sums = sums || (dx_strides[k][axis] == 0 && shape[axis] != 1);
+    }
+    if (sums) {
+      fill(device, own, dx[k], T{0});
+      add[k] = true;
+    }
+  }
+  if (all_dense) return pointwise_backward(device, f, count, in, dy, dx, add);
+
+  alignas(64) T buffers[N][detail::block_elements], dx_buffers[N][detail::block_elements];
+  for (Index start = 0; start < count; start += detail::block_elements) {
+    const Index n = std::min(detail::block_elements, count - start);
+    std::array<const T*, N> pointers;
+    std::array<T*, N> dx_pointers;
+    std::array<bool, N> add_now;
+    for (std::size_t k = 0; k < N; ++k) {
+      pointers[k] = in_runs[k].contiguous() ? in[k] + start : buffers[k];
+      if (!in_runs[k].contiguous()) detail::gather(in_runs[k], n, in[k], buffers[k]);
+      const bool direct = dx_runs[k].contiguous();
+      dx_pointers[k] = dx[k] == nullptr ? nullptr : direct ? dx[k] + start : dx_buffers[k];
+      add_now[k] = direct && add[k];
+    }
+    pointwise_backward(device, f, n, pointers, dy + start, dx_pointers, add_now);
+    for (std::size_t k = 0; k < N; ++k) {
+      if (dx[k] == nullptr || dx_runs[k].contiguous()) continue;
+      if (add[k])
+        detail::scatter<true>(dx_runs[k], n, dx_buffers[k], dx[k]);
+      else
+        detail::scatter<false>(dx_runs[k], n, dx_buffers[k], dx[k]);
+    }
+  }
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_POINTWISE_HPP
 
 // <chorus/ops/higher_order/graph_variable.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_GRAPH_VARIABLE_HPP
@@ -13596,6 +17303,7 @@ void argsort(Cpu, AxisShape shape, Index count, bool descending, const T* x, std
 
 }  // namespace chorus::kernels
 
+#if !CHORUS_COMPILED
 // <chorus/kernels/cpu/sort.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_SORT_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_SORT_HPP
@@ -13702,6 +17410,7 @@ void argsort(Cpu, AxisShape shape, Index count, bool descending, const T* x, std
 }  // namespace chorus::kernels
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_SORT_HPP
 
+#endif
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
 // <chorus/kernels/cuda/sort.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_SORT_HPP

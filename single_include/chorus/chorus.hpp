@@ -108,6 +108,13 @@
 // Header-only, or with the larger functions in a library (include/chorus/compiled/, target chorus::compiled): with
 // CHORUS_COMPILED=1 headers only declare those that don't depend on a user's types. CHORUS_INLINE marks their
 // definitions; the library's own sources set CHORUS_BUILDS_LIBRARY, so that they are emitted there.
+// Programs that are built by hand have the same with -DCHORUS_SEPARATE for all their files, one of which defines
+// CHORUS_IMPLEMENTATION before it includes <chorus/chorus.hpp>: that one holds what the library would.
+#if defined(CHORUS_IMPLEMENTATION)
+#define CHORUS_BUILDS_LIBRARY
+#elif defined(CHORUS_SEPARATE) && !defined(CHORUS_COMPILED)
+#define CHORUS_COMPILED 1
+#endif
 #ifndef CHORUS_COMPILED
 #define CHORUS_COMPILED 0
 #endif
@@ -138,8 +145,9 @@
 // <chorus/core/one_version.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ONE_VERSION_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_ONE_VERSION_HPP
-/// A program is made with one version of chorus. Units of two versions would link, for their symbols have the same
-/// names, and would then take each other's functions for their own.
+/// A program is made with one version of chorus, for one kind of processor. Units of two versions would link, for their
+/// symbols have the same names, and would then take each other's functions for their own; and so would units, or the
+/// library chorus::compiled, for which a packet of numbers has 16 bytes and others for which it has 64.
 #include <cstdio>
 #include <cstdlib>
 
@@ -158,7 +166,26 @@ inline bool is_only_version(int version) {
   std::_Exit(EXIT_FAILURE);
 }
 
+/// Ends the program, with a message, where a unit with packets of another size has been loaded before.
+inline bool is_only_packet(int bytes) {
+  static const int first = bytes;
+  if (bytes == first) return true;
+  const auto name = [](int size) { return size == 64 ? "AVX-512" : size == 32 ? "AVX" : "no AVX"; };
+  std::fprintf(stderr,
+               "chorus: this program has units compiled for a processor with %s and with %s: give -march (in CMake: "
+               "chorus::native, and CHORUS_NATIVE=ON for the library chorus::compiled) to all or none\n",
+               name(first), name(bytes));
+  std::_Exit(EXIT_FAILURE);
+}
+
 namespace {
+#if defined(__AVX512F__)
+[[maybe_unused]] const bool only_packet = is_only_packet(64);
+#elif defined(__AVX__)
+[[maybe_unused]] const bool only_packet = is_only_packet(32);
+#else
+[[maybe_unused]] const bool only_packet = is_only_packet(16);
+#endif
 [[maybe_unused]] const bool only_version =
     is_only_version(CHORUS_VERSION_MAJOR * 1000000 + CHORUS_VERSION_MINOR * 1000 + CHORUS_VERSION_PATCH);
 }  // namespace
@@ -1035,6 +1062,7 @@ void scatter_strided(Cpu, std::span<const Index> shape, const T* src, T* dst, st
 
 }  // namespace chorus::kernels
 
+#if !CHORUS_COMPILED
 // <chorus/kernels/cpu/copy.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_COPY_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_COPY_HPP
@@ -3325,6 +3353,7 @@ void scatter_strided(Cpu device, std::span<const Index> shape, const T* src, T* 
 }  // namespace chorus::kernels
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_COPY_HPP
 
+#endif
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
 // <chorus/kernels/cuda/copy.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_COPY_HPP
@@ -3460,7 +3489,33 @@ inline Owned<void*, cudaFreeHost> pinned_memory(std::size_t bytes) {
 }  // namespace chorus::cuda
 #endif  // CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
 
+// <chorus/core/replaced.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_REPLACED_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_REPLACED_HPP
+/// `Replaced`: another value for a while.
+
+namespace chorus::detail {
+
+/// While it lives, `place` holds `value`; then again what was there before.
+template <class T>
+class Replaced {
+ public:
+  Replaced(T& place, T value) : place_(place), before_(std::exchange(place, std::move(value))) {}
+  ~Replaced() { place_ = std::move(before_); }
+  Replaced(const Replaced&) = delete;
+  Replaced& operator=(const Replaced&) = delete;
+
+ private:
+  T& place_;
+  T before_;
+};
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_REPLACED_HPP
+
 #include <chrono>
+#include <mutex>
+#include <thread>
 
 namespace chorus::cuda {
 
@@ -3601,6 +3656,1280 @@ inline void synchronize(cudaStream_t stream, std::chrono::milliseconds limit = d
 
 }  // namespace chorus::cuda
 #endif  // CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
+
+// <chorus/kernels/cpu/scratch.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_SCRATCH_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_SCRATCH_HPP
+/// Working memory of a kernel.
+
+// <chorus/core/threads.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_THREADS_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_THREADS_HPP
+/// Threads within an operation. Kernels divide their work by results, never by the terms of a sum, so that the
+/// bits don't depend on the number of threads.
+
+namespace chorus {
+
+namespace detail {
+
+inline int& number_in_team() {
+  thread_local int number = 0;
+  return number;
+}
+
+/// Threads that serve one calling thread. They sleep between tasks, after a moment of waiting for the next one. Each
+/// begins with a range of its own, the same part of every task, so that it finds in its cache what it wrote in the task
+/// before, and then helps with the others' ranges.
+class ThreadTeam {
+ public:
+  using Task = void (*)(const void* context, Index index);
+
+  explicit ThreadTeam(int helpers) : size_(helpers + 1), ranges_(new Range[static_cast<std::size_t>(size_)]) {
+    for (int i = 1; i < size_; ++i) helpers_.emplace_back([this, i] { serve(i); });
+  }
+  ~ThreadTeam() {
+    stop_ = true;
+    call();
+    for (auto& helper : helpers_) helper.join();
+  }
+  ThreadTeam(const ThreadTeam&) = delete;
+  ThreadTeam& operator=(const ThreadTeam&) = delete;
+
+  int size() const { return size_; }
+
+  /// Calls `task(context, i)` for i from 0 to `count` - 1, by whoever is free. Rethrows the first exception.
+  void run(Index count, Task task, const void* context) {
+    task_ = task;
+    context_ = context;
+    count_ = count;
+    unfinished_.store(count, std::memory_order_relaxed);
+    for (int i = 0; i < size_; ++i) unclaimed(i).store(end_of(i) - end_of(i - 1), std::memory_order_release);
+    call();
+    work(0);
+    wait_while(unfinished_, [](Index left) { return left != 0; });
+    if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  }
+
+ private:
+  void call() {
+    calls_.fetch_add(1, std::memory_order_release);
+    calls_.notify_all();
+  }
+
+  // Whoever has claimed an index keeps `run` from ending, and so from the next task; a helper that wakes too late finds
+  // nothing to claim, and nobody waits for it.
+  void work(int self) noexcept {
+    const int number = std::exchange(number_in_team(), self);
+    for (int k = 0; k < size_; ++k) {
+      const int range = (self + k) % size_;
+      while (const Index left = claim(unclaimed(range))) {
+        try {
+          task_(context_, end_of(range) - left);
+        } catch (...) {
+          const std::lock_guard lock(mutex_);
+          if (!error_) error_ = std::current_exception();
+        }
+        if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) unfinished_.notify_one();
+      }
+    }
+    number_in_team() = number;
+  }
+
+  std::atomic<Index>& unclaimed(int range) { return ranges_[static_cast<std::size_t>(range)].unclaimed; }
+
+  // How many were unclaimed before; 0 where there is nothing to claim.
+  static Index claim(std::atomic<Index>& indices) {
+    Index left = indices.load(std::memory_order_acquire);
+    while (left != 0 && !indices.compare_exchange_weak(left, left - 1, std::memory_order_acquire)) {
+    }
+    return left;
+  }
+
+  Index end_of(int range) const { return count_ * (range + 1) / size_; }
+
+  void serve(int self) {
+    for (std::uint32_t seen = 0;;) {
+      wait_while(calls_, [&](std::uint32_t calls) { return calls == seen; });
+      seen = calls_.load(std::memory_order_acquire);
+      if (stop_) return;
+      work(self);
+    }
+  }
+
+  template <class T, class Condition>
+  static void wait_while(std::atomic<T>& value, const Condition& condition) {
+    constexpr int looks = 4000;  // some 20 us: a step's next operation comes sooner
+    for (int i = 0; i < looks; ++i) {
+      if (!condition(value.load(std::memory_order_acquire))) return;
+#if defined(__x86_64__)
+      __builtin_ia32_pause();
+#endif
+    }
+    for (;;) {
+      const T now = value.load(std::memory_order_acquire);
+      if (!condition(now)) return;
+      value.wait(now, std::memory_order_acquire);
+    }
+  }
+
+  struct alignas(64) Range {
+    std::atomic<Index> unclaimed{0};
+  };
+
+  const int size_;
+  const std::unique_ptr<Range[]> ranges_;
+  std::vector<std::thread> helpers_;
+  alignas(64) std::atomic<std::uint32_t> calls_{0};
+  alignas(64) std::atomic<Index> unfinished_{0};
+  std::atomic<bool> stop_{false};
+  Task task_ = nullptr;
+  const void* context_ = nullptr;
+  Index count_ = 0;
+  std::mutex mutex_;
+  std::exception_ptr error_;
+};
+
+/// This thread's team; null where it works alone.
+inline std::unique_ptr<ThreadTeam>& thread_team() {
+  thread_local std::unique_ptr<ThreadTeam> team;
+  return team;
+}
+
+}  // namespace detail
+
+/// How many threads operations called from this thread use.
+inline int num_threads() {
+  const auto& team = detail::thread_team();
+  return team ? team->size() : 1;
+}
+
+/// Within an operation: which thread of the team works on it, below the caller's `num_threads()`.
+inline int thread_number() { return detail::number_in_team(); }
+
+/// Has operations that are called from this thread use `n` threads: itself and n - 1 helpers, which end with it. At
+/// first each thread works alone, so that devices' threads and ranks don't crowd a machine. Throws UsageError where n
+/// < 1.
+inline void set_num_threads(int n) {
+  check<UsageError>(n >= 1 && n <= 1024, "set_num_threads: expected 1 to 1024 threads, got ", n);
+  if (n == num_threads()) return;
+  detail::thread_team() = nullptr;
+  if (n > 1) detail::thread_team() = std::make_unique<detail::ThreadTeam>(n - 1);
+}
+
+/// Calls `f(i)` for i from 0 to `count` - 1, on this thread's team where it is `worth_it`: some 10 us of work a thread.
+/// What `f` calls works alone.
+template <class F>
+void parallel_for(Index count, const F& f, bool worth_it = true) {
+  auto& team = detail::thread_team();
+  if (team == nullptr || count <= 1 || !worth_it) {
+    for (Index i = 0; i < count; ++i) f(i);
+    return;
+  }
+  // Without its team while it works, so that an operation inside of another one does not ask for it again.
+  struct Borrowed {
+    std::unique_ptr<detail::ThreadTeam> team = std::move(detail::thread_team());
+    ~Borrowed() { detail::thread_team() = std::move(team); }
+  } borrowed;
+  borrowed.team->run(
+      count, [](const void* context, Index i) { (*static_cast<const F*>(context))(i); }, &f);
+}
+
+/// Calls `f(first, count)` for ranges of [0, n) that are multiples of `unit` but for the last: one range where a team
+/// is not worth it, which is below `least` elements a thread; or up to `most` for each thread, so that one that is late
+/// does less.
+template <class F>
+void parallel_ranges(Index n, Index unit, Index least, const F& f, Index most = 4) {
+  const Index threads = num_threads();
+  if (threads == 1 || n < 2 * least) {
+    if (n > 0) f(Index{0}, n);
+    return;
+  }
+  Index pieces = std::min(n / least, most * threads);
+  if (pieces > threads) pieces -= pieces % threads;
+  const Index size = ((n + pieces - 1) / pieces + unit - 1) / unit * unit;
+  parallel_for((n + size - 1) / size, [&](Index i) { f(i * size, std::min(size, n - i * size)); });
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_CORE_THREADS_HPP
+
+// <chorus/tensor/allocator.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TENSOR_ALLOCATOR_HPP
+#define CHORUS_SINGLE_CHORUS_TENSOR_ALLOCATOR_HPP
+/// Device memory: blocks that are kept and reused, so that the second step of a training loop asks the system for
+/// nothing.
+
+#include <sys/mman.h>
+
+// <chorus/core/trace.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_TRACE_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_TRACE_HPP
+/// Everything that moves is counted here: bytes sent per device by what they carried, and memory per device by kind.
+/// Under DataParallel a "device" is a device of this process; under DistributedDataParallel it is the rank. What
+/// listens (core/trace_listener.hpp) is told of each.
+
+// <chorus/core/trace_listener.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_TRACE_LISTENER_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_TRACE_LISTENER_HPP
+/// Who wants to know what happens while a program trains: bytes that move, memory, and where time goes. Where nobody
+/// listens each of these is a branch.
+
+namespace chorus::trace {
+
+/// What a message between devices or ranks carried.
+enum class Traffic : std::uint8_t { control, parameters, gradients, buffers, inputs, outputs, activations };
+inline constexpr std::size_t traffic_kinds = 7;
+
+/// What a block of device memory holds.
+enum class Memory : std::uint8_t { activations, parameters, gradients, optimizer, buckets };
+inline constexpr std::size_t memory_kinds = 5;
+
+constexpr std::string_view name(Traffic kind) {
+  constexpr std::string_view names[] = {"control", "parameters", "gradients", "buffers",
+                                        "inputs",  "outputs",    "activations"};
+  return names[static_cast<std::size_t>(kind)];
+}
+constexpr std::string_view name(Memory kind) {
+  constexpr std::string_view names[] = {"activations", "parameters", "gradients", "optimizer", "buckets"};
+  return names[static_cast<std::size_t>(kind)];
+}
+
+/// Where the time of a device or rank goes: the tracks of its picture. `gathers`: calls that bring parameters that are
+/// cut up together, beside those that take gradients apart.
+enum class Lane : std::uint8_t { step, loader, forward, backward, communication, wait, optimizer, gathers };
+inline constexpr std::size_t lanes = 8;
+
+constexpr std::string_view name(Lane lane) {
+  constexpr std::string_view names[] = {"step",          "loader",       "forward",   "backward",
+                                        "communication", "exposed wait", "optimizer", "gathers"};
+  return names[static_cast<std::size_t>(lane)];
+}
+
+/// Something that took time, from `begin` to `end`, or happened at `end`. In ns of the listener's clock.
+struct Event {
+  int device;  ///< or rank
+  Lane lane;
+  std::string_view category, name;
+  std::int64_t begin, end;
+  std::string_view args = {};  ///< what else is known, as a JSON object's fields: `"bucket":2,"bytes":1024`
+};
+
+/// Who is told of what happens. Called from any thread.
+class Listener {
+ public:
+  virtual ~Listener() = default;
+  virtual std::int64_t now() = 0;
+  virtual void span(const Event& event) = 0;
+  virtual void instant(const Event& event) = 0;
+  virtual void sent(int from, int to, Traffic kind, std::size_t bytes) = 0;
+  /// By trace_slot.
+  virtual void allocated(int slot, Memory kind, std::int64_t bytes) = 0;
+  /// Whether it wants each step of a collective algorithm, too.
+  virtual bool wants_steps() const { return false; }
+};
+
+/// Who is told where training steps begin and end, or null: a trace of some of them. `stepped` after an optimizer's
+/// step, `forward_begins` before a forward pass that records gradients.
+class StepCounter {
+ public:
+  virtual ~StepCounter() = default;
+  virtual void stepped() = 0;
+  virtual void forward_begins() = 0;
+  /// Something about the run that its trace is to say, as JSON.
+  virtual void note(std::string_view key, std::string_view json) = 0;
+};
+
+namespace detail {
+inline std::atomic<Listener*> listener{nullptr};
+inline std::atomic<StepCounter*> step_counter{nullptr};
+inline std::atomic<int> place_of_process{0};
+inline thread_local constinit int place_of_thread = -1;
+}  // namespace detail
+
+/// The one that listens now, or null. It must live as long as there are threads that may have asked.
+inline Listener* listening() { return detail::listener.load(std::memory_order_acquire); }
+inline void listen(Listener* listener) { detail::listener.store(listener, std::memory_order_release); }
+inline StepCounter* step_counter() { return detail::step_counter.load(std::memory_order_acquire); }
+inline void count_steps(StepCounter* counter) { detail::step_counter.store(counter, std::memory_order_release); }
+
+/// The device or rank that this thread works for.
+inline int place() {
+  return detail::place_of_thread >= 0 ? detail::place_of_thread
+                                      : detail::place_of_process.load(std::memory_order_relaxed);
+}
+/// Of threads that have no PlaceScope.
+inline void set_place_of_process(int device) { detail::place_of_process.store(device, std::memory_order_relaxed); }
+/// While it lives, this thread works for that device or rank.
+struct PlaceScope : chorus::detail::Replaced<int> {
+  explicit PlaceScope(int device) : Replaced(detail::place_of_thread, device) {}
+};
+
+/// Tells the listener, if there is one at its begin, how long it lived, on behalf of this thread's place.
+class Span {
+ public:
+  /// The texts live as long.
+  Span(Lane lane, std::string_view category, std::string_view name)
+      : listener_(listening()), event_{0, lane, category, name, 0, 0, {}} {
+    if (listener_ == nullptr) [[likely]]
+      return;
+    event_.device = place();
+    event_.begin = listener_->now();
+  }
+  Span(const Span&) = delete;
+  Span& operator=(const Span&) = delete;
+  ~Span() {
+    if (listener_ == nullptr) [[likely]]
+      return;
+    event_.end = listener_->now();
+    listener_->span(event_);
+  }
+  /// Whether somebody listens.
+  explicit operator bool() const { return listener_ != nullptr; }
+  /// What is known of it by now: on which device it is, what it is called, and its args.
+  void describe(int device, std::string name, std::string args) {
+    name_ = std::move(name);
+    args_ = std::move(args);
+    event_.device = device;
+    event_.name = name_;
+    event_.args = args_;
+  }
+
+ private:
+  Listener* const listener_;
+  Event event_;
+  std::string name_, args_;
+};
+
+}  // namespace chorus::trace
+#endif  // CHORUS_SINGLE_CHORUS_CORE_TRACE_LISTENER_HPP
+
+namespace chorus::trace {
+
+/// Slots for devices: 64 of a kind (`trace_slot`).
+inline constexpr int max_devices = 128;
+
+/// Bytes of one device, in use now and at most so far.
+struct MemoryUse {
+  std::size_t current = 0, peak = 0;
+};
+
+namespace detail {
+struct DeviceCounters {
+  std::array<std::atomic<std::uint64_t>, traffic_kinds> sent{};
+  std::array<std::atomic<std::int64_t>, memory_kinds> held{};
+  std::atomic<std::int64_t> total{0}, peak{0};
+  std::mutex at_peak_mutex;
+  std::array<std::size_t, memory_kinds> at_peak{};
+};
+inline DeviceCounters& counters(int device) {
+  static std::array<DeviceCounters, max_devices> all;
+  check<DeviceError>(device >= 0 && device < max_devices, "trace: device index ", device, " is not in [0, ",
+                     max_devices, ")");
+  return all[static_cast<std::size_t>(device)];
+}
+/// What other threads allocate meanwhile may be in it, too.
+[[gnu::noinline, gnu::cold]] inline void note_peak(DeviceCounters& c, std::int64_t now) {
+  const std::lock_guard lock(c.at_peak_mutex);
+  if (now <= c.peak.load(std::memory_order_relaxed)) return;
+  c.peak.store(now, std::memory_order_relaxed);
+  for (std::size_t kind = 0; kind < memory_kinds; ++kind)
+    c.at_peak[kind] = static_cast<std::size_t>(c.held[kind].load(std::memory_order_relaxed));
+}
+}  // namespace detail
+
+/// Counts `bytes` that the device (or rank) `from` handed to another one.
+inline void sent(int from, int to, Traffic kind, std::size_t bytes) {
+  detail::counters(from).sent[static_cast<std::size_t>(kind)].fetch_add(bytes, std::memory_order_relaxed);
+  if (auto* const listener = listening()) [[unlikely]]
+    listener->sent(from, to, kind, bytes);
+}
+inline std::uint64_t bytes_sent(int device, Traffic kind) {
+  return detail::counters(device).sent[static_cast<std::size_t>(kind)].load(std::memory_order_relaxed);
+}
+inline std::uint64_t bytes_sent(int device) {
+  std::uint64_t sum = 0;
+  for (const auto& kind : detail::counters(device).sent) sum += kind.load(std::memory_order_relaxed);
+  return sum;
+}
+inline void reset_traffic() {
+  for (int device = 0; device < max_devices; ++device)
+    for (auto& kind : detail::counters(device).sent) kind.store(0, std::memory_order_relaxed);
+}
+
+/// Counts `bytes` that came into use on the device of that trace_slot (negative: that were given back).
+inline void allocated(int slot, Memory kind, std::int64_t bytes) {
+  auto& c = detail::counters(slot);
+  c.held[static_cast<std::size_t>(kind)].fetch_add(bytes, std::memory_order_relaxed);
+  const auto now = c.total.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+  if (now > c.peak.load(std::memory_order_relaxed)) [[unlikely]]
+    detail::note_peak(c, now);
+  if (auto* const listener = listening()) [[unlikely]]
+    listener->allocated(slot, kind, bytes);
+}
+inline MemoryUse memory(int device) {
+  const auto& c = detail::counters(device);
+  return {static_cast<std::size_t>(c.total.load()), static_cast<std::size_t>(c.peak.load())};
+}
+inline std::size_t memory(int device, Memory kind) {
+  return static_cast<std::size_t>(detail::counters(device).held[static_cast<std::size_t>(kind)].load());
+}
+/// What the peak was made of, by kind.
+inline std::array<std::size_t, memory_kinds> memory_at_peak(int device) {
+  auto& c = detail::counters(device);
+  const std::lock_guard lock(c.at_peak_mutex);
+  return c.at_peak;
+}
+
+/// What is allocated in the slot while it lives leaves no trace in its peak.
+class PeakKept {
+ public:
+  explicit PeakKept(int slot) : counters_(detail::counters(slot)), at_peak_(memory_at_peak(slot)) {
+    peak_ = counters_.peak.load();
+  }
+  PeakKept(const PeakKept&) = delete;
+  PeakKept& operator=(const PeakKept&) = delete;
+  ~PeakKept() {
+    const std::lock_guard lock(counters_.at_peak_mutex);
+    counters_.peak.store(peak_);
+    counters_.at_peak = at_peak_;
+  }
+
+ private:
+  detail::DeviceCounters& counters_;
+  std::array<std::size_t, memory_kinds> at_peak_;
+  std::int64_t peak_ = 0;
+};
+
+}  // namespace chorus::trace
+#endif  // CHORUS_SINGLE_CHORUS_CORE_TRACE_HPP
+
+// <chorus/tensor/residence.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TENSOR_RESIDENCE_HPP
+#define CHORUS_SINGLE_CHORUS_TENSOR_RESIDENCE_HPP
+/// Residence: numbers of which a process may have only a part at hand, and fetches the rest when they are needed.
+
+namespace chorus {
+
+/// Who owns such numbers: the policy that has cut parameters into units. A home (see Storage) knows its residence and
+/// its unit, and tells it whenever an operation, forward or backward, is about to read the numbers.
+class Residence {
+ public:
+  virtual ~Residence() = default;
+  /// Somebody is about to read the numbers of a unit: they are there when it returns. Throws UsageError, which says
+  /// what to do, where they cannot be had now.
+  virtual void touch(std::size_t unit) = 0;
+  /// Whether they are there.
+  virtual bool present(std::size_t unit) const = 0;
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_TENSOR_RESIDENCE_HPP
+
+// <chorus/tensor/size_class.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TENSOR_SIZE_CLASS_HPP
+#define CHORUS_SINGLE_CHORUS_TENSOR_SIZE_CLASS_HPP
+/// Sizes of memory blocks: four classes an octave, so that at most a quarter of a block is unused and few sizes are
+/// kept.
+
+#include <bit>
+
+namespace chorus {
+
+/// The number of a class, below `size_classes`, and the size of its blocks.
+struct SizeClass {
+  std::size_t list, bytes;
+};
+inline constexpr std::size_t size_classes = 256;
+
+/// The class for a request. Sizes are Smallest * {1, 2, 3, 4}, then Smallest * {5, 6, 7, 8} / 4 * 2^octave, all
+/// multiples of Smallest, a power of two.
+template <std::size_t Smallest>
+constexpr SizeClass size_class(std::size_t bytes) {
+  static_assert(std::has_single_bit(Smallest));
+  if (bytes <= Smallest * 4) {
+    const std::size_t units = bytes == 0 ? 1 : (bytes + Smallest - 1) / Smallest;
+    return {units - 1, units * Smallest};
+  }
+  constexpr auto first_octave = static_cast<std::size_t>(std::bit_width(Smallest)) + 1;
+  const auto octave = static_cast<std::size_t>(std::bit_width(bytes - 1)) - 1;
+  const std::size_t quarter = std::size_t{1} << (octave - 2);
+  const std::size_t steps = (bytes + quarter - 1) / quarter;  // 5 to 8
+  return {4 * (octave - first_octave) + steps - 1, steps * quarter};
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_TENSOR_SIZE_CLASS_HPP
+
+// <chorus/tensor/writes.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TENSOR_WRITES_HPP
+#define CHORUS_SINGLE_CHORUS_TENSOR_WRITES_HPP
+/// Writes: how often the numbers of a parameter or a buffer have been written.
+
+#include <cstring>
+
+namespace chorus {
+
+/// Copies on other devices, copies in another type and what backward has saved are good as long as the numbers are the
+/// ones that they were made of. Library code says when it writes (`add`). A program may do so through a pointer: once
+/// it has got one (`watch`), every look at the version compares a fingerprint of the numbers with the last one.
+/// Several threads may look at the same time.
+class Writes {
+ public:
+  /// The name of the parameter or buffer in its model; empty where none is known.
+  std::string name;
+  /// Where the numbers are that this process has no memory for any more, for who asks for them; empty where they are
+  /// here.
+  std::string elsewhere;
+  void check_here() const {
+    if (!elsewhere.empty()) [[unlikely]]
+      fail<UsageError>(elsewhere);
+  }
+
+  void add() { version_.fetch_add(1, std::memory_order_relaxed); }
+  bool watched() const { return watched_.load(std::memory_order_relaxed); }
+  /// What `version` is if nobody has written through a pointer.
+  std::uint64_t counted() const { return version_.load(std::memory_order_relaxed); }
+  /// Grows with the numbers' changes.
+  std::uint64_t version(const void* numbers, std::size_t bytes) {
+    if (watched()) [[unlikely]]
+      look(numbers, bytes);
+    return counted();
+  }
+  /// Somebody is about to get a pointer to the numbers.
+  void watch(const void* numbers, std::size_t bytes) {
+    if (watched()) return;
+    const std::lock_guard lock(mutex_);
+    fingerprint_ = fingerprint(numbers, bytes);
+    watched_.store(true, std::memory_order_relaxed);
+  }
+  /// Nobody has a pointer any more.
+  void end_watch() { watched_.store(false, std::memory_order_relaxed); }
+
+ private:
+  [[gnu::noinline, gnu::cold]] void look(const void* numbers, std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    const std::uint64_t now = fingerprint(numbers, bytes);
+    if (now != fingerprint_) add();
+    fingerprint_ = now;
+  }
+
+  /// One change of a number always changes it; of several, all but one in 2^32. With as many lanes that a register's
+  /// product need not wait for the one before: as fast as memory is read.
+  static std::uint64_t fingerprint(const void* numbers, std::size_t bytes) {
+    constexpr std::size_t lanes = 64, block = lanes * sizeof(std::uint32_t);
+    constexpr std::uint32_t odd = 0x9E3779B1u;
+    std::uint32_t sums[lanes] = {}, words[lanes];
+    const auto* from = static_cast<const std::byte*>(numbers);
+    for (; bytes >= block; bytes -= block, from += block) {
+      std::memcpy(words, from, block);
+      for (std::size_t lane = 0; lane < lanes; ++lane) sums[lane] = (sums[lane] ^ words[lane]) * odd;
+    }
+    std::memset(words, 0, block);
+    std::memcpy(words, from, bytes);
+    std::uint64_t out = 0;
+    for (std::size_t lane = 0; lane < lanes; ++lane)
+      out = (out ^ ((sums[lane] ^ words[lane]) * odd)) * 0x9E3779B97F4A7C15u;
+    return out;
+  }
+
+  std::atomic<std::uint64_t> version_{1};
+  std::atomic<bool> watched_{false};
+  std::uint64_t fingerprint_ = 0;
+  std::mutex mutex_;
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_TENSOR_WRITES_HPP
+
+namespace chorus {
+
+/// What allocations of this thread are accounted as while the scope lives.
+struct MemoryScope : detail::Replaced<trace::Memory> {
+  explicit MemoryScope(trace::Memory kind) : Replaced(current(), kind) {}
+  static trace::Memory& current() {
+    thread_local trace::Memory kind = trace::Memory::activations;
+    return kind;
+  }
+};
+
+/// Where a device's memory comes from: the only part of the allocator that differs between kinds of device. A null
+/// pointer means that there is no more.
+inline void* system_allocate(Cpu, std::size_t bytes) {
+  constexpr std::size_t huge_page = std::size_t{2} << 20;
+  const bool large = bytes >= huge_page;
+  void* data =
+      std::aligned_alloc(large ? huge_page : 64, large ? (bytes + huge_page - 1) / huge_page * huge_page : bytes);
+  if (large && data != nullptr) madvise(data, bytes, MADV_HUGEPAGE);
+  return data;
+}
+inline void system_free(Cpu, void* data) { std::free(data); }
+
+template <Device D>
+struct Home;
+
+/// A block of device memory, owned by the handles that count it, then by its allocator's free list.
+template <Device D>
+struct Block {
+  std::atomic<int> owners{0};
+  std::atomic<std::uint32_t> writes{0};  // in place, while somebody has it, of numbers without a home
+  trace::Memory kind{};
+  D device{};
+  std::size_t bytes = 0;
+  void* data = nullptr;
+  Block* next_free = nullptr;
+  std::shared_ptr<void> lent;    // what keeps `data`, where it is not the allocator's
+  std::unique_ptr<Home<D>> home;  // of numbers that have an identity of their own
+  std::ptrdiff_t moved = 0;       // how far, in bytes, they lie by now from where they were
+};
+
+namespace detail {
+template <Device D>
+[[noreturn]] void out_of_memory(D device, std::size_t bytes, std::string_view more = {}) {
+  std::string held;
+  for (std::size_t kind = 0; kind < trace::memory_kinds; ++kind) {
+    const auto memory = static_cast<trace::Memory>(kind);
+    held +=
+        cat(kind == 0 ? "" : ", ", trace::name(memory), " ", trace::memory(trace_slot(device), memory) >> 20, " MiB");
+  }
+  fail<Error>("out of memory on ", device, ": asked for ", bytes, " bytes; in use: ", held, more);
+}
+}  // namespace detail
+
+/// Whether memory of this kind, once made, stays: an optimizer's state, made in the midst of the first step, must not
+/// take the block of an activation, which the second step needs again. Such blocks have free lists of their own.
+constexpr bool stays(trace::Memory kind) { return kind == trace::Memory::optimizer || kind == trace::Memory::buckets; }
+
+/// Keeps freed blocks by size class, four classes an octave, so at most a quarter of a block is unused. One per device;
+/// never destroyed, since tensors in static storage may outlive it. Thread-safe.
+template <Device D>
+class CachingAllocator {
+ public:
+  static CachingAllocator& of(D device) {
+    static auto& all = *new std::array<CachingAllocator, D::max_devices>;
+    check<DeviceError>(device.index >= 0 && device.index < D::max_devices, "device ", device,
+                       " does not exist: ", D::kind, " devices are numbered 0 to ", D::max_devices - 1);
+    return all[static_cast<std::size_t>(device.index)];
+  }
+
+  /// A block of at least `bytes`, aligned to 64 bytes, contents undefined. Throws Error when the device has no more.
+  Block<D>* allocate(D device, std::size_t bytes) {
+    const auto [list, rounded] = size_class<smallest>(bytes);
+    const trace::Memory kind = MemoryScope::current();
+    if (const auto most = limit_.load(std::memory_order_relaxed); most != no_limit) [[unlikely]]
+      check_limit(device, rounded, most);
+    Block<D>* block = nullptr;
+    {
+      std::lock_guard lock(mutex_);
+      Block<D>*& first = free_[stays(kind)][list];
+      block = first;
+      if (block != nullptr) first = block->next_free;
+    }
+    if (block == nullptr) block = fresh(device, rounded);
+    block->kind = kind;
+    trace::allocated(trace_slot(device), block->kind, static_cast<std::int64_t>(block->bytes));
+    return block;
+  }
+
+  /// A block of memory that something else owns.
+  Block<D>* adopt(D device, std::shared_ptr<void> memory, std::size_t bytes) {
+    auto* block = new Block<D>;
+    block->device = device;
+    block->kind = MemoryScope::current();
+    block->bytes = bytes;
+    block->data = memory.get();
+    block->lent = std::move(memory);
+    trace::allocated(trace_slot(device), block->kind, static_cast<std::int64_t>(bytes));
+    return block;
+  }
+
+  void release(Block<D>* block) noexcept {
+    trace::allocated(trace_slot(block->device), block->kind, -static_cast<std::int64_t>(block->bytes));
+    if (block->lent) {
+      delete block;
+      return;
+    }
+    Block<D>*& first = free_[stays(block->kind)][size_class<smallest>(block->bytes).list];
+    std::lock_guard lock(mutex_);
+    block->next_free = first;
+    first = block;
+  }
+
+  /// See set_memory_limit.
+  void set_limit(std::size_t bytes) { limit_.store(bytes, std::memory_order_relaxed); }
+
+  /// Gives all unused blocks back to the system.
+  void empty_cache() noexcept {
+    std::lock_guard lock(mutex_);
+    for (auto& lists : free_)
+      for (auto& list : lists)
+        while (list != nullptr) {
+          Block<D>* block = std::exchange(list, list->next_free);
+          system_free(block->device, block->data);
+          delete block;
+        }
+  }
+
+  /// How often the system was asked for memory; a steady training loop doesn't change it.
+  std::uint64_t system_allocations() const { return system_allocations_.load(); }
+
+ private:
+  static constexpr std::size_t smallest = 64, no_limit = static_cast<std::size_t>(-1);
+
+  [[gnu::cold, gnu::noinline]] static void check_limit(D device, std::size_t bytes, std::size_t most) {
+    if (trace::memory(trace_slot(device)).current + bytes > most)
+      detail::out_of_memory(device, bytes, cat("; set_memory_limit allows ", most, " bytes"));
+  }
+  Block<D>* fresh(D device, std::size_t bytes) {
+    void* data = system_allocate(device, bytes);
+    if (data == nullptr) {
+      empty_cache();
+      data = system_allocate(device, bytes);
+    }
+    if (data == nullptr) detail::out_of_memory(device, bytes);
+    system_allocations_.fetch_add(1, std::memory_order_relaxed);
+    auto* block = new Block<D>;
+    block->device = device;
+    block->bytes = bytes;
+    block->data = data;
+    return block;
+  }
+
+  std::mutex mutex_;
+  std::array<Block<D>*, size_classes> free_[2]{};
+  std::atomic<std::uint64_t> system_allocations_{0};
+  std::atomic<std::size_t> limit_{no_limit};
+};
+
+/// From now on this process's tensors on `device` find no more memory, and operations throw Error, where more than
+/// `bytes` would be in use: to see what would fit a smaller device, or a rank's part of the machine.
+template <Device D>
+void set_memory_limit(D device, std::size_t bytes) {
+  CachingAllocator<D>::of(device).set_limit(bytes);
+}
+
+/// A counted handle to a block. Copies share it.
+template <Device D>
+class Storage {
+ public:
+  Storage() = default;
+  Storage(D device, std::size_t bytes) : block_(CachingAllocator<D>::of(device).allocate(device, bytes)) {
+    block_->owners.store(1, std::memory_order_relaxed);
+  }
+  /// `memory`, of that many bytes, aligned to 64, which it keeps alive.
+  Storage(D device, std::shared_ptr<void> memory, std::size_t bytes)
+      : block_(CachingAllocator<D>::of(device).adopt(device, std::move(memory), bytes)) {
+    block_->owners.store(1, std::memory_order_relaxed);
+  }
+  Storage(const Storage& other) noexcept : block_(other.block_) {
+    if (block_ != nullptr) block_->owners.fetch_add(1, std::memory_order_relaxed);
+  }
+  Storage(Storage&& other) noexcept : block_(std::exchange(other.block_, nullptr)) {}
+  Storage& operator=(Storage other) noexcept {
+    std::swap(block_, other.block_);
+    return *this;
+  }
+  ~Storage() {
+    if (block_ != nullptr && block_->owners.fetch_sub(1, std::memory_order_acq_rel) == 1) release(block_);
+  }
+
+  /// A home for the `bytes` at `data` within `memory`: see Home.
+  static Storage home_in(Storage memory, void* data, std::size_t bytes) {
+    Storage out;
+    out.block_ = new Block<D>;
+    out.block_->owners.store(1, std::memory_order_relaxed);
+    out.block_->device = memory.device();
+    out.block_->bytes = bytes;
+    out.block_->data = data;
+    out.block_->home.reset(new Home<D>{std::move(memory), {}});
+    return out;
+  }
+  /// Whoever has a handle to this home finds the numbers at `data`, within `memory`, from now on.
+  void move_home(Storage memory, void* data) const {
+    block_->moved += static_cast<std::byte*>(data) - static_cast<std::byte*>(block_->data);
+    block_->data = data;
+    block_->device = memory.device();
+    block_->home->memory = std::move(memory);
+  }
+  /// How far the numbers lie by now from where a handle found them that was made before they moved, in bytes.
+  std::ptrdiff_t moved() const { return block_ == nullptr ? 0 : block_->moved; }
+  /// The memory that a home lies in; of other storage, itself.
+  const Storage& memory() const { return block_ != nullptr && block_->home ? block_->home->memory : *this; }
+
+  /// Of a home: how often its numbers have been written; else null.
+  Writes* writes() const { return block_ != nullptr && block_->home ? &block_->home->writes : nullptr; }
+  /// Grows whenever the numbers of a home change; elsewhere with `wrote` alone.
+  std::uint64_t version() const {
+    auto* const known = writes();
+    if (known == nullptr) return block_ == nullptr ? 0 : block_->writes.load(std::memory_order_relaxed);
+    return present() ? known->version(block_->data, block_->bytes) : known->counted();
+  }
+  /// The numbers have been written in place.
+  void wrote() const {
+    if (auto* const known = writes())
+      known->add();
+    else if (block_ != nullptr)
+      block_->writes.fetch_add(1, std::memory_order_relaxed);
+  }
+  /// Somebody gets a pointer to the numbers of a home, and may write. Only what lies in the host's memory is watched.
+  void watch() const {
+    if constexpr (std::is_same_v<D, Cpu>)
+      if (auto* const known = writes()) known->watch(block_->data, block_->bytes);
+  }
+
+  /// An operation is about to read the numbers: those of a home that has a Residence come, if they are not there.
+  void touch() const {
+    if (block_ != nullptr && block_->home && block_->home->residence) [[unlikely]]
+      block_->home->residence->touch(block_->home->unit);
+  }
+  /// Whether the numbers are there: they always are but in a home that has a Residence.
+  bool present() const {
+    return block_ == nullptr || !block_->home || !block_->home->residence ||
+           block_->home->residence->present(block_->home->unit);
+  }
+  /// Whether a process may have only a part of them.
+  bool in_parts() const { return block_ != nullptr && block_->home && block_->home->residence; }
+  /// Of a home: who fetches its numbers, by the number of their unit.
+  void set_residence(std::shared_ptr<Residence> residence, std::size_t unit) const {
+    block_->home->residence = std::move(residence);
+    block_->home->unit = unit;
+  }
+
+  explicit operator bool() const { return block_ != nullptr; }
+  void* data() const { return block_ == nullptr ? nullptr : block_->data; }
+  std::size_t bytes() const { return block_ == nullptr ? 0 : block_->bytes; }
+  D device() const { return block_ == nullptr ? D{} : block_->device; }
+  /// The block itself. For library code.
+  Block<D>* block() const { return block_; }
+  int owners() const { return block_ == nullptr ? 0 : block_->owners.load(std::memory_order_relaxed); }
+
+ private:
+  static void release(Block<D>* block) noexcept {
+    if (block->home)
+      delete block;
+    else
+      CachingAllocator<D>::of(block->device).release(block);
+  }
+
+  Block<D>* block_ = nullptr;
+};
+
+/// What numbers have that are somebody's, as those of a parameter, its gradient or a buffer are. They lie in `memory`,
+/// of which they may be a range, and may move within it or to other memory: tensors that were made before find them all
+/// the same.
+template <Device D>
+struct Home {
+  Storage<D> memory;
+  Writes writes;
+  std::shared_ptr<Residence> residence = nullptr;  // where a process may have only a part of the numbers
+  std::size_t unit = 0;                            // what they are a part of there
+};
+
+}  // namespace chorus
+
+#if CHORUS_USE_CUDA
+// <chorus/tensor/cuda/allocator.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TENSOR_CUDA_ALLOCATOR_HPP
+#define CHORUS_SINGLE_CHORUS_TENSOR_CUDA_ALLOCATOR_HPP
+/// Device memory of GPUs: blocks in size classes, kept and reused in stream order. A block belongs to the stream on
+/// which it was taken; what that stream does next may use it again at once, without waiting.
+
+// <chorus/tensor/cuda/memory_pool.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TENSOR_CUDA_MEMORY_POOL_HPP
+#define CHORUS_SINGLE_CHORUS_TENSOR_CUDA_MEMORY_POOL_HPP
+/// The memory of one stream of a GPU: blocks in size classes, kept and reused in the stream's order; and pools that a
+/// captured graph has for itself. `allocator.hpp` has the pools of all streams.
+
+namespace chorus {
+
+template <Device D>
+struct Block;
+template <Device D>
+struct Home;
+template <Device D>
+class CachingAllocator;
+template <>
+class CachingAllocator<Cuda>;
+namespace cuda {
+class MemoryPool;
+}
+
+template <>
+struct Block<Cuda> {
+  std::atomic<int> owners{0};
+  std::atomic<std::uint32_t> writes{0};  // as of the CPU's
+  trace::Memory kind{};
+  Cuda device{};
+  std::size_t bytes = 0;
+  void* data = nullptr;
+  Block* next_free = nullptr;
+  cuda::MemoryPool* pool = nullptr;
+  bool carved = false;                      ///< part of a slab, not freed on its own
+  std::vector<cudaStream_t> other_streams;  ///< streams, beside the pool's, whose work uses the block
+  std::unique_ptr<Home<Cuda>> home;         ///< of numbers that have an identity of their own
+  std::ptrdiff_t moved = 0;                 ///< how far, in bytes, they lie by now from where they were
+};
+
+namespace cuda {
+
+/// Blocks of one stream. Thread-safe.
+class MemoryPool {
+ public:
+  static constexpr std::size_t smallest = 256;            ///< bytes, and the alignment of every block
+  static constexpr std::size_t largest_carved = 1 << 18;  ///< requests up to this are carved from slabs
+  static constexpr std::size_t slab_bytes = 1 << 21;      ///< what the driver maps at least
+
+  MemoryPool(Cuda device, cudaStream_t stream) : device_(device), stream_(stream) {}
+  MemoryPool(const MemoryPool&) = delete;
+  MemoryPool& operator=(const MemoryPool&) = delete;
+
+  /// Throws Error where neither pool nor device has the memory, and where the pool is sealed and has no such block.
+  Block<Cuda>* allocate(std::size_t bytes) {
+    const auto [list, rounded] = size_class<smallest>(bytes);
+    const std::lock_guard lock(mutex_);
+    if (!sealed_) unpark();
+    Block<Cuda>* block = free_[list];
+    if (block != nullptr)
+      free_[list] = block->next_free;
+    else
+      block = fresh(rounded);
+    ++live_;
+    return block;
+  }
+
+  void release(Block<Cuda>* block) noexcept {
+    bool last = false;
+    {
+      const std::lock_guard lock(mutex_);
+      --live_;
+      last = abandoned_ && live_ == 0;
+      if (!block->other_streams.empty() && !last) {
+        block->next_free = parked_;
+        parked_ = block;
+        if (!sealed_ && !abandoned_) unpark();  // an abandoned pool's stream may be gone; it serves nobody any more
+      } else {
+        put_back(block);
+      }
+    }
+    if (last) delete this;
+  }
+
+  /// Notes that `stream` works with the block too; its memory is used again only after what `stream` was given by the
+  /// time of its release.
+  void record_use(Block<Cuda>* block, cudaStream_t stream) {
+    if (stream == stream_) return;
+    const std::lock_guard lock(mutex_);
+    for (const cudaStream_t known : block->other_streams)
+      if (known == stream) return;
+    block->other_streams.push_back(stream);
+  }
+
+  /// Gives unused memory back to the device; slabs stay. Waits for the device.
+  void empty_cache() noexcept {
+    const std::lock_guard lock(mutex_);
+    free_unused();
+  }
+
+  /// A sealed pool makes no call to the driver: it serves from what it holds, or throws. For graph capture.
+  void seal(bool sealed) {
+    const std::lock_guard lock(mutex_);
+    sealed_ = sealed;
+  }
+
+  Cuda device() const { return device_; }
+  cudaStream_t stream() const { return stream_; }
+  std::uint64_t system_allocations() const { return system_allocations_.load(); }
+
+  /// Ends the pool, together with its memory, as soon as none of its blocks is in use.
+  void abandon() noexcept {
+    {
+      const std::lock_guard lock(mutex_);
+      abandoned_ = true;
+      if (live_ != 0) return;
+    }
+    delete this;
+  }
+
+ private:
+  friend class CachingAllocator<Cuda>;
+
+  ~MemoryPool() {
+    while (parked_ != nullptr) put_back(std::exchange(parked_, parked_->next_free));
+    free_unused();
+    for (Block<Cuda>*& list : free_)
+      while (list != nullptr) delete std::exchange(list, list->next_free);
+    for (void* slab : slabs_) static_cast<void>(cudaFree(slab));
+  }
+
+  void put_back(Block<Cuda>* block) noexcept {
+    const auto list = size_class<smallest>(block->bytes).list;
+    block->next_free = free_[list];
+    free_[list] = block;
+  }
+
+  // Released blocks that other streams use: this pool's stream waits for those, and they are free. One that a graph
+  // being captured uses has to wait for the end of the capture, or the pool's stream would join it.
+  void unpark() noexcept {
+    Block<Cuda>** place = &parked_;
+    while (*place != nullptr) {
+      Block<Cuda>* block = *place;
+      try {
+        bool captured = is_capturing(stream_);
+        for (const cudaStream_t stream : block->other_streams) captured = captured || is_capturing(stream);
+        if (captured) {
+          place = &block->next_free;
+          continue;
+        }
+        for (const cudaStream_t stream : block->other_streams) order(device_, stream, stream_);
+      } catch (const Error&) {
+        place = &block->next_free;  // its order is not sure, so that nobody may have it yet
+        continue;
+      }
+      *place = block->next_free;
+      block->other_streams.clear();
+      put_back(block);
+    }
+  }
+
+  void free_unused() noexcept {
+    for (Block<Cuda>*& list : free_) {
+      Block<Cuda>** place = &list;
+      while (*place != nullptr) {
+        Block<Cuda>* block = *place;
+        if (block->carved) {
+          place = &block->next_free;
+          continue;
+        }
+        *place = block->next_free;
+        static_cast<void>(cudaFree(block->data));
+        delete block;
+      }
+    }
+    static_cast<void>(cudaGetLastError());
+  }
+
+  Block<Cuda>* fresh(std::size_t bytes) {
+    auto block = std::make_unique<Block<Cuda>>();
+    block->device = device_;
+    block->bytes = bytes;
+    block->pool = this;
+    block->carved = bytes <= largest_carved;
+    if (block->carved) {
+      if (slab_left_ < bytes) {
+        slabs_.push_back(nullptr);  // so that what follows can't lose the slab
+        slabs_.back() = from_driver(slab_bytes);
+        slab_at_ = static_cast<std::byte*>(slabs_.back());
+        slab_left_ = slab_bytes;
+      }
+      block->data = slab_at_;
+      slab_at_ += bytes;
+      slab_left_ -= bytes;
+    } else {
+      block->data = from_driver(bytes);
+    }
+    return block.release();
+  }
+
+  void* from_driver(std::size_t bytes);  // in allocator.hpp, since it asks the device's other pools to give back
+
+  const Cuda device_;
+  const cudaStream_t stream_;
+  std::mutex mutex_;
+  std::array<Block<Cuda>*, size_classes> free_{};
+  Block<Cuda>* parked_ = nullptr;
+  std::vector<void*> slabs_;
+  std::byte* slab_at_ = nullptr;
+  std::size_t slab_left_ = 0;
+  std::size_t live_ = 0;
+  bool sealed_ = false, abandoned_ = false;
+  std::atomic<std::uint64_t> system_allocations_{0};
+};
+
+/// Notes that `stream` works with this memory, which was taken on another stream.
+inline void record_use(Block<Cuda>* block, cudaStream_t stream) {
+  if (block != nullptr) block->pool->record_use(block, stream);
+}
+
+namespace detail {
+inline MemoryPool*& private_pool(Cuda device) {
+  thread_local std::array<MemoryPool*, Cuda::max_devices> pools{};
+  return pools[static_cast<std::size_t>(device.index)];
+}
+}  // namespace detail
+
+/// A pool of its own for what a captured graph works with: its memory is used by nothing else while it lives, and by
+/// tensors taken from it until they are gone.
+class PrivatePool {
+ public:
+  PrivatePool(Cuda device, cudaStream_t stream) {
+    require(device);
+    pool_.reset(new MemoryPool(device, stream));
+  }
+  MemoryPool& operator*() const { return *pool_; }
+  MemoryPool* operator->() const { return pool_.get(); }
+
+ private:
+  struct Abandon {
+    void operator()(MemoryPool* pool) const { pool->abandon(); }
+  };
+  std::unique_ptr<MemoryPool, Abandon> pool_;
+};
+
+/// While it lives, memory that this thread takes on the pool's device comes from the pool.
+struct PoolScope : chorus::detail::Replaced<MemoryPool*> {
+  explicit PoolScope(const PrivatePool& pool) : Replaced(detail::private_pool(pool->device()), &*pool) {}
+};
+
+}  // namespace cuda
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_TENSOR_CUDA_MEMORY_POOL_HPP
+
+#include <map>
+
+namespace chorus {
+
+/// One pool for each stream of a device, and one beside it for memory that stays. Never destroyed, since tensors in
+/// static storage may outlive it. Thread-safe.
+template <>
+class CachingAllocator<Cuda> {
+ public:
+  static CachingAllocator& of(Cuda device) {
+    cuda::require(device);
+    static auto& all = *new std::array<CachingAllocator, Cuda::max_devices>;
+    return all[static_cast<std::size_t>(device.index)];
+  }
+
+  /// A block of at least `bytes`, aligned to 256 bytes, contents undefined, for work on the thread's current stream.
+  /// Throws Error when the device has no more.
+  Block<Cuda>* allocate(Cuda device, std::size_t bytes) {
+    cuda::MemoryPool* pool = cuda::detail::private_pool(device);
+    const trace::Memory kind = MemoryScope::current();
+    if (pool == nullptr) pool = &pool_of(device, cuda::current_stream(device), stays(kind));
+    Block<Cuda>* block = pool->allocate(bytes);
+    block->kind = kind;
+    trace::allocated(trace_slot(device), block->kind, static_cast<std::int64_t>(block->bytes));
+    return block;
+  }
+
+  void release(Block<Cuda>* block) noexcept {
+    trace::allocated(trace_slot(block->device), block->kind, -static_cast<std::int64_t>(block->bytes));
+    block->pool->release(block);
+  }
+
+  /// Gives all unused blocks of all streams back to the device, except private pools'.
+  void empty_cache() noexcept {
+    for (cuda::MemoryPool* pool : pools()) pool->empty_cache();
+  }
+
+  /// How often the driver was asked for memory; a steady training loop doesn't change it.
+  std::uint64_t system_allocations() {
+    std::uint64_t sum = 0;
+    for (const cuda::MemoryPool* pool : pools()) sum += pool->system_allocations();
+    return sum;
+  }
+
+ private:
+  friend class cuda::MemoryPool;
+
+  cuda::MemoryPool& pool_of(Cuda device, cudaStream_t stream, bool stay) {
+    const std::lock_guard lock(mutex_);
+    cuda::MemoryPool*& pool = pools_[{stream, stay}];
+    if (pool == nullptr) pool = new cuda::MemoryPool(device, stream);
+    return *pool;
+  }
+
+  // A copy: no pool is locked while the list is, since a pool that runs out of memory comes here with its lock held.
+  std::vector<cuda::MemoryPool*> pools() {
+    const std::lock_guard lock(mutex_);
+    std::vector<cuda::MemoryPool*> all;
+    for (const auto& [key, pool] : pools_) all.push_back(pool);
+    return all;
+  }
+
+  // For the pool that asks and holds its own lock. One that is in use just now is left alone: two pools that empty each
+  // other must not wait for each other.
+  void empty_cache_beside(const cuda::MemoryPool* asking) {
+    for (cuda::MemoryPool* pool : pools()) {
+      if (pool == asking || !pool->mutex_.try_lock()) continue;
+      pool->free_unused();
+      pool->mutex_.unlock();
+    }
+  }
+
+  std::mutex mutex_;
+  std::map<std::pair<cudaStream_t, bool>, cuda::MemoryPool*> pools_;
+};
+
+namespace cuda {
+
+inline void* MemoryPool::from_driver(std::size_t bytes) {
+  check<Error>(!sealed_, "a private memory pool of ", device_, " has no block of ", bytes,
+               " bytes, and takes none while a graph is captured: the captured step needs more memory than the steps "
+               "before it");
+  const DeviceGuard guard(device_);
+  void* data = nullptr;
+  cudaError_t status = cudaMalloc(&data, bytes);
+  if (status == cudaErrorMemoryAllocation) {
+    static_cast<void>(cudaGetLastError());
+    unpark();
+    free_unused();
+    CachingAllocator<Cuda>::of(device_).empty_cache_beside(this);
+    status = cudaMalloc(&data, bytes);
+  }
+  if (status == cudaErrorMemoryAllocation) {
+    static_cast<void>(cudaGetLastError());
+    std::size_t free = 0, total = 0;
+    static_cast<void>(cudaMemGetInfo(&free, &total));
+    chorus::detail::out_of_memory(device_, bytes,
+                                  cat("; the device has ", free >> 20, " of ", total >> 20, " MiB free"));
+  }
+  CHORUS_CUDA_CHECK(status);
+  system_allocations_.fetch_add(1, std::memory_order_relaxed);
+  return data;
+}
+
+}  // namespace cuda
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_TENSOR_CUDA_ALLOCATOR_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_TENSOR_ALLOCATOR_HPP
+
+namespace chorus::kernels {
+
+/// `count` numbers, uninitialised, from the device's cache; given back at the end of the scope. On a GPU that is in the
+/// order of the stream: the next kernel may have them at once.
+template <class T, Device D = Cpu>
+class Scratch {
+ public:
+  Scratch(D device, Index count) : storage_(device, static_cast<std::size_t>(count) * sizeof(T)) {}
+  T* data() const { return static_cast<T*>(storage_.data()); }
+
+ private:
+  Storage<D> storage_;
+};
+
+/// The same for each thread of the team that works on an operation: taken at once and by the caller, so that how many
+/// threads meet doesn't decide how much is taken. Without `one_each` all share one.
+template <class T>
+class ThreadScratch {
+ public:
+  ThreadScratch(Cpu device, Index count, bool one_each = true)
+      : one_each_(one_each && num_threads() > 1),
+        count_((count + line - 1) / line * line),
+        all_(device, one_each_ ? num_threads() * count_ : count_) {}
+  T* data() const { return all_.data() + (one_each_ ? thread_number() * count_ : 0); }
+
+ private:
+  static constexpr Index line = 64;
+  bool one_each_;
+  Index count_;
+  Scratch<T> all_;
+};
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_SCRATCH_HPP
 
 // <chorus/kernels/cuda/geometry.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_GEOMETRY_HPP
@@ -3859,6 +5188,62 @@ struct Many {
 
 }  // namespace chorus::kernels::cuda
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_LAUNCH_HPP
+
+// <chorus/tensor/shape.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TENSOR_SHAPE_HPP
+#define CHORUS_SINGLE_CHORUS_TENSOR_SHAPE_HPP
+/// Extents and strides. The rank is a type, the sizes are values.
+
+namespace chorus {
+
+/// The sizes of a tensor's axes, outermost first; also used for strides and lists of axes.
+template <int Rank>
+using Shape = std::array<Index, static_cast<std::size_t>(Rank)>;
+
+/// Number of elements.
+constexpr Index numel(std::span<const Index> shape) {
+  Index count = 1;
+  for (const Index size : shape) count *= size;
+  return count;
+}
+
+/// Strides, in elements, of a dense row-major tensor.
+template <std::size_t N>
+constexpr std::array<Index, N> row_major(const std::array<Index, N>& shape) {
+  std::array<Index, N> strides{};
+  Index stride = 1;
+  for (std::size_t axis = N; axis-- > 0;) {
+    strides[axis] = stride;
+    stride *= shape[axis];
+  }
+  return strides;
+}
+
+/// The axis counted from the front; negative axes count from the back, as in PyTorch.
+inline std::size_t normalize_axis(std::string_view operation, Index axis, int rank) {
+  check<ShapeError>(axis >= -rank && axis < rank, operation, ": axis ", axis, " does not exist in a tensor of rank ",
+                    rank);
+  return static_cast<std::size_t>(axis < 0 ? axis + rank : axis);
+}
+
+/// The shape that two shapes broadcast to, aligned at their last axes. Throws ShapeError where sizes differ and neither
+/// is 1.
+template <std::size_t A, std::size_t B>
+constexpr auto broadcast_shapes(std::string_view operation, const std::array<Index, A>& a,
+                                const std::array<Index, B>& b) {
+  constexpr std::size_t rank = A > B ? A : B;
+  std::array<Index, rank> out{};
+  for (std::size_t i = 0; i < rank; ++i) {
+    const Index size_a = i < A ? a[A - 1 - i] : 1, size_b = i < B ? b[B - 1 - i] : 1;
+    check<ShapeError>(size_a == size_b || size_a == 1 || size_b == 1, operation, ": shapes ", a, " and ", b,
+                      " do not broadcast");
+    out[rank - 1 - i] = size_a == 1 ? size_b : size_a;
+  }
+  return out;
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_TENSOR_SHAPE_HPP
 
 namespace chorus::kernels {
 
@@ -4237,6 +5622,1339 @@ void scatter_strided(Cuda device, std::span<const Index> shape, const T* src, T*
 #define CHORUS_SINGLE_CHORUS_TENSOR_TENSOR_HPP
 /// Tensor: a shared, strided view of device memory. Copying a Tensor copies the handle, not the numbers.
 
+// <chorus/tensor/allocator.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TENSOR_ALLOCATOR_HPP
+#define CHORUS_SINGLE_CHORUS_TENSOR_ALLOCATOR_HPP
+/// Device memory: blocks that are kept and reused, so that the second step of a training loop asks the system for
+/// nothing.
+
+#include <mutex>
+
+#include <sys/mman.h>
+
+// <chorus/core/replaced.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_REPLACED_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_REPLACED_HPP
+/// `Replaced`: another value for a while.
+
+namespace chorus::detail {
+
+/// While it lives, `place` holds `value`; then again what was there before.
+template <class T>
+class Replaced {
+ public:
+  Replaced(T& place, T value) : place_(place), before_(std::exchange(place, std::move(value))) {}
+  ~Replaced() { place_ = std::move(before_); }
+  Replaced(const Replaced&) = delete;
+  Replaced& operator=(const Replaced&) = delete;
+
+ private:
+  T& place_;
+  T before_;
+};
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_REPLACED_HPP
+
+// <chorus/core/trace.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_TRACE_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_TRACE_HPP
+/// Everything that moves is counted here: bytes sent per device by what they carried, and memory per device by kind.
+/// Under DataParallel a "device" is a device of this process; under DistributedDataParallel it is the rank. What
+/// listens (core/trace_listener.hpp) is told of each.
+
+// <chorus/core/trace_listener.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_TRACE_LISTENER_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_TRACE_LISTENER_HPP
+/// Who wants to know what happens while a program trains: bytes that move, memory, and where time goes. Where nobody
+/// listens each of these is a branch.
+
+namespace chorus::trace {
+
+/// What a message between devices or ranks carried.
+enum class Traffic : std::uint8_t { control, parameters, gradients, buffers, inputs, outputs, activations };
+inline constexpr std::size_t traffic_kinds = 7;
+
+/// What a block of device memory holds.
+enum class Memory : std::uint8_t { activations, parameters, gradients, optimizer, buckets };
+inline constexpr std::size_t memory_kinds = 5;
+
+constexpr std::string_view name(Traffic kind) {
+  constexpr std::string_view names[] = {"control", "parameters", "gradients", "buffers",
+                                        "inputs",  "outputs",    "activations"};
+  return names[static_cast<std::size_t>(kind)];
+}
+constexpr std::string_view name(Memory kind) {
+  constexpr std::string_view names[] = {"activations", "parameters", "gradients", "optimizer", "buckets"};
+  return names[static_cast<std::size_t>(kind)];
+}
+
+/// Where the time of a device or rank goes: the tracks of its picture. `gathers`: calls that bring parameters that are
+/// cut up together, beside those that take gradients apart.
+enum class Lane : std::uint8_t { step, loader, forward, backward, communication, wait, optimizer, gathers };
+inline constexpr std::size_t lanes = 8;
+
+constexpr std::string_view name(Lane lane) {
+  constexpr std::string_view names[] = {"step",          "loader",       "forward",   "backward",
+                                        "communication", "exposed wait", "optimizer", "gathers"};
+  return names[static_cast<std::size_t>(lane)];
+}
+
+/// Something that took time, from `begin` to `end`, or happened at `end`. In ns of the listener's clock.
+struct Event {
+  int device;  ///< or rank
+  Lane lane;
+  std::string_view category, name;
+  std::int64_t begin, end;
+  std::string_view args = {};  ///< what else is known, as a JSON object's fields: `"bucket":2,"bytes":1024`
+};
+
+/// Who is told of what happens. Called from any thread.
+class Listener {
+ public:
+  virtual ~Listener() = default;
+  virtual std::int64_t now() = 0;
+  virtual void span(const Event& event) = 0;
+  virtual void instant(const Event& event) = 0;
+  virtual void sent(int from, int to, Traffic kind, std::size_t bytes) = 0;
+  /// By trace_slot.
+  virtual void allocated(int slot, Memory kind, std::int64_t bytes) = 0;
+  /// Whether it wants each step of a collective algorithm, too.
+  virtual bool wants_steps() const { return false; }
+};
+
+/// Who is told where training steps begin and end, or null: a trace of some of them. `stepped` after an optimizer's
+/// step, `forward_begins` before a forward pass that records gradients.
+class StepCounter {
+ public:
+  virtual ~StepCounter() = default;
+  virtual void stepped() = 0;
+  virtual void forward_begins() = 0;
+  /// Something about the run that its trace is to say, as JSON.
+  virtual void note(std::string_view key, std::string_view json) = 0;
+};
+
+namespace detail {
+inline std::atomic<Listener*> listener{nullptr};
+inline std::atomic<StepCounter*> step_counter{nullptr};
+inline std::atomic<int> place_of_process{0};
+inline thread_local constinit int place_of_thread = -1;
+}  // namespace detail
+
+/// The one that listens now, or null. It must live as long as there are threads that may have asked.
+inline Listener* listening() { return detail::listener.load(std::memory_order_acquire); }
+inline void listen(Listener* listener) { detail::listener.store(listener, std::memory_order_release); }
+inline StepCounter* step_counter() { return detail::step_counter.load(std::memory_order_acquire); }
+inline void count_steps(StepCounter* counter) { detail::step_counter.store(counter, std::memory_order_release); }
+
+/// The device or rank that this thread works for.
+inline int place() {
+  return detail::place_of_thread >= 0 ? detail::place_of_thread
+                                      : detail::place_of_process.load(std::memory_order_relaxed);
+}
+/// Of threads that have no PlaceScope.
+inline void set_place_of_process(int device) { detail::place_of_process.store(device, std::memory_order_relaxed); }
+/// While it lives, this thread works for that device or rank.
+struct PlaceScope : chorus::detail::Replaced<int> {
+  explicit PlaceScope(int device) : Replaced(detail::place_of_thread, device) {}
+};
+
+/// Tells the listener, if there is one at its begin, how long it lived, on behalf of this thread's place.
+class Span {
+ public:
+  /// The texts live as long.
+  Span(Lane lane, std::string_view category, std::string_view name)
+      : listener_(listening()), event_{0, lane, category, name, 0, 0, {}} {
+    if (listener_ == nullptr) [[likely]]
+      return;
+    event_.device = place();
+    event_.begin = listener_->now();
+  }
+  Span(const Span&) = delete;
+  Span& operator=(const Span&) = delete;
+  ~Span() {
+    if (listener_ == nullptr) [[likely]]
+      return;
+    event_.end = listener_->now();
+    listener_->span(event_);
+  }
+  /// Whether somebody listens.
+  explicit operator bool() const { return listener_ != nullptr; }
+  /// What is known of it by now: on which device it is, what it is called, and its args.
+  void describe(int device, std::string name, std::string args) {
+    name_ = std::move(name);
+    args_ = std::move(args);
+    event_.device = device;
+    event_.name = name_;
+    event_.args = args_;
+  }
+
+ private:
+  Listener* const listener_;
+  Event event_;
+  std::string name_, args_;
+};
+
+}  // namespace chorus::trace
+#endif  // CHORUS_SINGLE_CHORUS_CORE_TRACE_LISTENER_HPP
+
+namespace chorus::trace {
+
+/// Slots for devices: 64 of a kind (`trace_slot`).
+inline constexpr int max_devices = 128;
+
+/// Bytes of one device, in use now and at most so far.
+struct MemoryUse {
+  std::size_t current = 0, peak = 0;
+};
+
+namespace detail {
+struct DeviceCounters {
+  std::array<std::atomic<std::uint64_t>, traffic_kinds> sent{};
+  std::array<std::atomic<std::int64_t>, memory_kinds> held{};
+  std::atomic<std::int64_t> total{0}, peak{0};
+  std::mutex at_peak_mutex;
+  std::array<std::size_t, memory_kinds> at_peak{};
+};
+inline DeviceCounters& counters(int device) {
+  static std::array<DeviceCounters, max_devices> all;
+  check<DeviceError>(device >= 0 && device < max_devices, "trace: device index ", device, " is not in [0, ",
+                     max_devices, ")");
+  return all[static_cast<std::size_t>(device)];
+}
+/// What other threads allocate meanwhile may be in it, too.
+[[gnu::noinline, gnu::cold]] inline void note_peak(DeviceCounters& c, std::int64_t now) {
+  const std::lock_guard lock(c.at_peak_mutex);
+  if (now <= c.peak.load(std::memory_order_relaxed)) return;
+  c.peak.store(now, std::memory_order_relaxed);
+  for (std::size_t kind = 0; kind < memory_kinds; ++kind)
+    c.at_peak[kind] = static_cast<std::size_t>(c.held[kind].load(std::memory_order_relaxed));
+}
+}  // namespace detail
+
+/// Counts `bytes` that the device (or rank) `from` handed to another one.
+inline void sent(int from, int to, Traffic kind, std::size_t bytes) {
+  detail::counters(from).sent[static_cast<std::size_t>(kind)].fetch_add(bytes, std::memory_order_relaxed);
+  if (auto* const listener = listening()) [[unlikely]]
+    listener->sent(from, to, kind, bytes);
+}
+inline std::uint64_t bytes_sent(int device, Traffic kind) {
+  return detail::counters(device).sent[static_cast<std::size_t>(kind)].load(std::memory_order_relaxed);
+}
+inline std::uint64_t bytes_sent(int device) {
+  std::uint64_t sum = 0;
+  for (const auto& kind : detail::counters(device).sent) sum += kind.load(std::memory_order_relaxed);
+  return sum;
+}
+inline void reset_traffic() {
+  for (int device = 0; device < max_devices; ++device)
+    for (auto& kind : detail::counters(device).sent) kind.store(0, std::memory_order_relaxed);
+}
+
+/// Counts `bytes` that came into use on the device of that trace_slot (negative: that were given back).
+inline void allocated(int slot, Memory kind, std::int64_t bytes) {
+  auto& c = detail::counters(slot);
+  c.held[static_cast<std::size_t>(kind)].fetch_add(bytes, std::memory_order_relaxed);
+  const auto now = c.total.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+  if (now > c.peak.load(std::memory_order_relaxed)) [[unlikely]]
+    detail::note_peak(c, now);
+  if (auto* const listener = listening()) [[unlikely]]
+    listener->allocated(slot, kind, bytes);
+}
+inline MemoryUse memory(int device) {
+  const auto& c = detail::counters(device);
+  return {static_cast<std::size_t>(c.total.load()), static_cast<std::size_t>(c.peak.load())};
+}
+inline std::size_t memory(int device, Memory kind) {
+  return static_cast<std::size_t>(detail::counters(device).held[static_cast<std::size_t>(kind)].load());
+}
+/// What the peak was made of, by kind.
+inline std::array<std::size_t, memory_kinds> memory_at_peak(int device) {
+  auto& c = detail::counters(device);
+  const std::lock_guard lock(c.at_peak_mutex);
+  return c.at_peak;
+}
+
+/// What is allocated in the slot while it lives leaves no trace in its peak.
+class PeakKept {
+ public:
+  explicit PeakKept(int slot) : counters_(detail::counters(slot)), at_peak_(memory_at_peak(slot)) {
+    peak_ = counters_.peak.load();
+  }
+  PeakKept(const PeakKept&) = delete;
+  PeakKept& operator=(const PeakKept&) = delete;
+  ~PeakKept() {
+    const std::lock_guard lock(counters_.at_peak_mutex);
+    counters_.peak.store(peak_);
+    counters_.at_peak = at_peak_;
+  }
+
+ private:
+  detail::DeviceCounters& counters_;
+  std::array<std::size_t, memory_kinds> at_peak_;
+  std::int64_t peak_ = 0;
+};
+
+}  // namespace chorus::trace
+#endif  // CHORUS_SINGLE_CHORUS_CORE_TRACE_HPP
+
+// <chorus/tensor/residence.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TENSOR_RESIDENCE_HPP
+#define CHORUS_SINGLE_CHORUS_TENSOR_RESIDENCE_HPP
+/// Residence: numbers of which a process may have only a part at hand, and fetches the rest when they are needed.
+
+namespace chorus {
+
+/// Who owns such numbers: the policy that has cut parameters into units. A home (see Storage) knows its residence and
+/// its unit, and tells it whenever an operation, forward or backward, is about to read the numbers.
+class Residence {
+ public:
+  virtual ~Residence() = default;
+  /// Somebody is about to read the numbers of a unit: they are there when it returns. Throws UsageError, which says
+  /// what to do, where they cannot be had now.
+  virtual void touch(std::size_t unit) = 0;
+  /// Whether they are there.
+  virtual bool present(std::size_t unit) const = 0;
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_TENSOR_RESIDENCE_HPP
+
+// <chorus/tensor/size_class.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TENSOR_SIZE_CLASS_HPP
+#define CHORUS_SINGLE_CHORUS_TENSOR_SIZE_CLASS_HPP
+/// Sizes of memory blocks: four classes an octave, so that at most a quarter of a block is unused and few sizes are
+/// kept.
+
+#include <bit>
+
+namespace chorus {
+
+/// The number of a class, below `size_classes`, and the size of its blocks.
+struct SizeClass {
+  std::size_t list, bytes;
+};
+inline constexpr std::size_t size_classes = 256;
+
+/// The class for a request. Sizes are Smallest * {1, 2, 3, 4}, then Smallest * {5, 6, 7, 8} / 4 * 2^octave, all
+/// multiples of Smallest, a power of two.
+template <std::size_t Smallest>
+constexpr SizeClass size_class(std::size_t bytes) {
+  static_assert(std::has_single_bit(Smallest));
+  if (bytes <= Smallest * 4) {
+    const std::size_t units = bytes == 0 ? 1 : (bytes + Smallest - 1) / Smallest;
+    return {units - 1, units * Smallest};
+  }
+  constexpr auto first_octave = static_cast<std::size_t>(std::bit_width(Smallest)) + 1;
+  const auto octave = static_cast<std::size_t>(std::bit_width(bytes - 1)) - 1;
+  const std::size_t quarter = std::size_t{1} << (octave - 2);
+  const std::size_t steps = (bytes + quarter - 1) / quarter;  // 5 to 8
+  return {4 * (octave - first_octave) + steps - 1, steps * quarter};
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_TENSOR_SIZE_CLASS_HPP
+
+// <chorus/tensor/writes.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TENSOR_WRITES_HPP
+#define CHORUS_SINGLE_CHORUS_TENSOR_WRITES_HPP
+/// Writes: how often the numbers of a parameter or a buffer have been written.
+
+#include <cstring>
+
+namespace chorus {
+
+/// Copies on other devices, copies in another type and what backward has saved are good as long as the numbers are the
+/// ones that they were made of. Library code says when it writes (`add`). A program may do so through a pointer: once
+/// it has got one (`watch`), every look at the version compares a fingerprint of the numbers with the last one.
+/// Several threads may look at the same time.
+class Writes {
+ public:
+  /// The name of the parameter or buffer in its model; empty where none is known.
+  std::string name;
+  /// Where the numbers are that this process has no memory for any more, for who asks for them; empty where they are
+  /// here.
+  std::string elsewhere;
+  void check_here() const {
+    if (!elsewhere.empty()) [[unlikely]]
+      fail<UsageError>(elsewhere);
+  }
+
+  void add() { version_.fetch_add(1, std::memory_order_relaxed); }
+  bool watched() const { return watched_.load(std::memory_order_relaxed); }
+  /// What `version` is if nobody has written through a pointer.
+  std::uint64_t counted() const { return version_.load(std::memory_order_relaxed); }
+  /// Grows with the numbers' changes.
+  std::uint64_t version(const void* numbers, std::size_t bytes) {
+    if (watched()) [[unlikely]]
+      look(numbers, bytes);
+    return counted();
+  }
+  /// Somebody is about to get a pointer to the numbers.
+  void watch(const void* numbers, std::size_t bytes) {
+    if (watched()) return;
+    const std::lock_guard lock(mutex_);
+    fingerprint_ = fingerprint(numbers, bytes);
+    watched_.store(true, std::memory_order_relaxed);
+  }
+  /// Nobody has a pointer any more.
+  void end_watch() { watched_.store(false, std::memory_order_relaxed); }
+
+ private:
+  [[gnu::noinline, gnu::cold]] void look(const void* numbers, std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    const std::uint64_t now = fingerprint(numbers, bytes);
+    if (now != fingerprint_) add();
+    fingerprint_ = now;
+  }
+
+  /// One change of a number always changes it; of several, all but one in 2^32. With as many lanes that a register's
+  /// product need not wait for the one before: as fast as memory is read.
+  static std::uint64_t fingerprint(const void* numbers, std::size_t bytes) {
+    constexpr std::size_t lanes = 64, block = lanes * sizeof(std::uint32_t);
+    constexpr std::uint32_t odd = 0x9E3779B1u;
+    std::uint32_t sums[lanes] = {}, words[lanes];
+    const auto* from = static_cast<const std::byte*>(numbers);
+    for (; bytes >= block; bytes -= block, from += block) {
+      std::memcpy(words, from, block);
+      for (std::size_t lane = 0; lane < lanes; ++lane) sums[lane] = (sums[lane] ^ words[lane]) * odd;
+    }
+    std::memset(words, 0, block);
+    std::memcpy(words, from, bytes);
+    std::uint64_t out = 0;
+    for (std::size_t lane = 0; lane < lanes; ++lane)
+      out = (out ^ ((sums[lane] ^ words[lane]) * odd)) * 0x9E3779B97F4A7C15u;
+    return out;
+  }
+
+  std::atomic<std::uint64_t> version_{1};
+  std::atomic<bool> watched_{false};
+  std::uint64_t fingerprint_ = 0;
+  std::mutex mutex_;
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_TENSOR_WRITES_HPP
+
+namespace chorus {
+
+/// What allocations of this thread are accounted as while the scope lives.
+struct MemoryScope : detail::Replaced<trace::Memory> {
+  explicit MemoryScope(trace::Memory kind) : Replaced(current(), kind) {}
+  static trace::Memory& current() {
+    thread_local trace::Memory kind = trace::Memory::activations;
+    return kind;
+  }
+};
+
+/// Where a device's memory comes from: the only part of the allocator that differs between kinds of device. A null
+/// pointer means that there is no more.
+inline void* system_allocate(Cpu, std::size_t bytes) {
+  constexpr std::size_t huge_page = std::size_t{2} << 20;
+  const bool large = bytes >= huge_page;
+  void* data =
+      std::aligned_alloc(large ? huge_page : 64, large ? (bytes + huge_page - 1) / huge_page * huge_page : bytes);
+  if (large && data != nullptr) madvise(data, bytes, MADV_HUGEPAGE);
+  return data;
+}
+inline void system_free(Cpu, void* data) { std::free(data); }
+
+template <Device D>
+struct Home;
+
+/// A block of device memory, owned by the handles that count it, then by its allocator's free list.
+template <Device D>
+struct Block {
+  std::atomic<int> owners{0};
+  std::atomic<std::uint32_t> writes{0};  // in place, while somebody has it, of numbers without a home
+  trace::Memory kind{};
+  D device{};
+  std::size_t bytes = 0;
+  void* data = nullptr;
+  Block* next_free = nullptr;
+  std::shared_ptr<void> lent;    // what keeps `data`, where it is not the allocator's
+  std::unique_ptr<Home<D>> home;  // of numbers that have an identity of their own
+  std::ptrdiff_t moved = 0;       // how far, in bytes, they lie by now from where they were
+};
+
+namespace detail {
+template <Device D>
+[[noreturn]] void out_of_memory(D device, std::size_t bytes, std::string_view more = {}) {
+  std::string held;
+  for (std::size_t kind = 0; kind < trace::memory_kinds; ++kind) {
+    const auto memory = static_cast<trace::Memory>(kind);
+    held +=
+        cat(kind == 0 ? "" : ", ", trace::name(memory), " ", trace::memory(trace_slot(device), memory) >> 20, " MiB");
+  }
+  fail<Error>("out of memory on ", device, ": asked for ", bytes, " bytes; in use: ", held, more);
+}
+}  // namespace detail
+
+/// Whether memory of this kind, once made, stays: an optimizer's state, made in the midst of the first step, must not
+/// take the block of an activation, which the second step needs again. Such blocks have free lists of their own.
+constexpr bool stays(trace::Memory kind) { return kind == trace::Memory::optimizer || kind == trace::Memory::buckets; }
+
+/// Keeps freed blocks by size class, four classes an octave, so at most a quarter of a block is unused. One per device;
+/// never destroyed, since tensors in static storage may outlive it. Thread-safe.
+template <Device D>
+class CachingAllocator {
+ public:
+  static CachingAllocator& of(D device) {
+    static auto& all = *new std::array<CachingAllocator, D::max_devices>;
+    check<DeviceError>(device.index >= 0 && device.index < D::max_devices, "device ", device,
+                       " does not exist: ", D::kind, " devices are numbered 0 to ", D::max_devices - 1);
+    return all[static_cast<std::size_t>(device.index)];
+  }
+
+  /// A block of at least `bytes`, aligned to 64 bytes, contents undefined. Throws Error when the device has no more.
+  Block<D>* allocate(D device, std::size_t bytes) {
+    const auto [list, rounded] = size_class<smallest>(bytes);
+    const trace::Memory kind = MemoryScope::current();
+    if (const auto most = limit_.load(std::memory_order_relaxed); most != no_limit) [[unlikely]]
+      check_limit(device, rounded, most);
+    Block<D>* block = nullptr;
+    {
+      std::lock_guard lock(mutex_);
+      Block<D>*& first = free_[stays(kind)][list];
+      block = first;
+      if (block != nullptr) first = block->next_free;
+    }
+    if (block == nullptr) block = fresh(device, rounded);
+    block->kind = kind;
+    trace::allocated(trace_slot(device), block->kind, static_cast<std::int64_t>(block->bytes));
+    return block;
+  }
+
+  /// A block of memory that something else owns.
+  Block<D>* adopt(D device, std::shared_ptr<void> memory, std::size_t bytes) {
+    auto* block = new Block<D>;
+    block->device = device;
+    block->kind = MemoryScope::current();
+    block->bytes = bytes;
+    block->data = memory.get();
+    block->lent = std::move(memory);
+    trace::allocated(trace_slot(device), block->kind, static_cast<std::int64_t>(bytes));
+    return block;
+  }
+
+  void release(Block<D>* block) noexcept {
+    trace::allocated(trace_slot(block->device), block->kind, -static_cast<std::int64_t>(block->bytes));
+    if (block->lent) {
+      delete block;
+      return;
+    }
+    Block<D>*& first = free_[stays(block->kind)][size_class<smallest>(block->bytes).list];
+    std::lock_guard lock(mutex_);
+    block->next_free = first;
+    first = block;
+  }
+
+  /// See set_memory_limit.
+  void set_limit(std::size_t bytes) { limit_.store(bytes, std::memory_order_relaxed); }
+
+  /// Gives all unused blocks back to the system.
+  void empty_cache() noexcept {
+    std::lock_guard lock(mutex_);
+    for (auto& lists : free_)
+      for (auto& list : lists)
+        while (list != nullptr) {
+          Block<D>* block = std::exchange(list, list->next_free);
+          system_free(block->device, block->data);
+          delete block;
+        }
+  }
+
+  /// How often the system was asked for memory; a steady training loop doesn't change it.
+  std::uint64_t system_allocations() const { return system_allocations_.load(); }
+
+ private:
+  static constexpr std::size_t smallest = 64, no_limit = static_cast<std::size_t>(-1);
+
+  [[gnu::cold, gnu::noinline]] static void check_limit(D device, std::size_t bytes, std::size_t most) {
+    if (trace::memory(trace_slot(device)).current + bytes > most)
+      detail::out_of_memory(device, bytes, cat("; set_memory_limit allows ", most, " bytes"));
+  }
+  Block<D>* fresh(D device, std::size_t bytes) {
+    void* data = system_allocate(device, bytes);
+    if (data == nullptr) {
+      empty_cache();
+      data = system_allocate(device, bytes);
+    }
+    if (data == nullptr) detail::out_of_memory(device, bytes);
+    system_allocations_.fetch_add(1, std::memory_order_relaxed);
+    auto* block = new Block<D>;
+    block->device = device;
+    block->bytes = bytes;
+    block->data = data;
+    return block;
+  }
+
+  std::mutex mutex_;
+  std::array<Block<D>*, size_classes> free_[2]{};
+  std::atomic<std::uint64_t> system_allocations_{0};
+  std::atomic<std::size_t> limit_{no_limit};
+};
+
+/// From now on this process's tensors on `device` find no more memory, and operations throw Error, where more than
+/// `bytes` would be in use: to see what would fit a smaller device, or a rank's part of the machine.
+template <Device D>
+void set_memory_limit(D device, std::size_t bytes) {
+  CachingAllocator<D>::of(device).set_limit(bytes);
+}
+
+/// A counted handle to a block. Copies share it.
+template <Device D>
+class Storage {
+ public:
+  Storage() = default;
+  Storage(D device, std::size_t bytes) : block_(CachingAllocator<D>::of(device).allocate(device, bytes)) {
+    block_->owners.store(1, std::memory_order_relaxed);
+  }
+  /// `memory`, of that many bytes, aligned to 64, which it keeps alive.
+  Storage(D device, std::shared_ptr<void> memory, std::size_t bytes)
+      : block_(CachingAllocator<D>::of(device).adopt(device, std::move(memory), bytes)) {
+    block_->owners.store(1, std::memory_order_relaxed);
+  }
+  Storage(const Storage& other) noexcept : block_(other.block_) {
+    if (block_ != nullptr) block_->owners.fetch_add(1, std::memory_order_relaxed);
+  }
+  Storage(Storage&& other) noexcept : block_(std::exchange(other.block_, nullptr)) {}
+  Storage& operator=(Storage other) noexcept {
+    std::swap(block_, other.block_);
+    return *this;
+  }
+  ~Storage() {
+    if (block_ != nullptr && block_->owners.fetch_sub(1, std::memory_order_acq_rel) == 1) release(block_);
+  }
+
+  /// A home for the `bytes` at `data` within `memory`: see Home.
+  static Storage home_in(Storage memory, void* data, std::size_t bytes) {
+    Storage out;
+    out.block_ = new Block<D>;
+    out.block_->owners.store(1, std::memory_order_relaxed);
+    out.block_->device = memory.device();
+    out.block_->bytes = bytes;
+    out.block_->data = data;
+    out.block_->home.reset(new Home<D>{std::move(memory), {}});
+    return out;
+  }
+  /// Whoever has a handle to this home finds the numbers at `data`, within `memory`, from now on.
+  void move_home(Storage memory, void* data) const {
+    block_->moved += static_cast<std::byte*>(data) - static_cast<std::byte*>(block_->data);
+    block_->data = data;
+    block_->device = memory.device();
+    block_->home->memory = std::move(memory);
+  }
+  /// How far the numbers lie by now from where a handle found them that was made before they moved, in bytes.
+  std::ptrdiff_t moved() const { return block_ == nullptr ? 0 : block_->moved; }
+  /// The memory that a home lies in; of other storage, itself.
+  const Storage& memory() const { return block_ != nullptr && block_->home ? block_->home->memory : *this; }
+
+  /// Of a home: how often its numbers have been written; else null.
+  Writes* writes() const { return block_ != nullptr && block_->home ? &block_->home->writes : nullptr; }
+  /// Grows whenever the numbers of a home change; elsewhere with `wrote` alone.
+  std::uint64_t version() const {
+    auto* const known = writes();
+    if (known == nullptr) return block_ == nullptr ? 0 : block_->writes.load(std::memory_order_relaxed);
+    return present() ? known->version(block_->data, block_->bytes) : known->counted();
+  }
+  /// The numbers have been written in place.
+  void wrote() const {
+    if (auto* const known = writes())
+      known->add();
+    else if (block_ != nullptr)
+      block_->writes.fetch_add(1, std::memory_order_relaxed);
+  }
+  /// Somebody gets a pointer to the numbers of a home, and may write. Only what lies in the host's memory is watched.
+  void watch() const {
+    if constexpr (std::is_same_v<D, Cpu>)
+      if (auto* const known = writes()) known->watch(block_->data, block_->bytes);
+  }
+
+  /// An operation is about to read the numbers: those of a home that has a Residence come, if they are not there.
+  void touch() const {
+    if (block_ != nullptr && block_->home && block_->home->residence) [[unlikely]]
+      block_->home->residence->touch(block_->home->unit);
+  }
+  /// Whether the numbers are there: they always are but in a home that has a Residence.
+  bool present() const {
+    return block_ == nullptr || !block_->home || !block_->home->residence ||
+           block_->home->residence->present(block_->home->unit);
+  }
+  /// Whether a process may have only a part of them.
+  bool in_parts() const { return block_ != nullptr && block_->home && block_->home->residence; }
+  /// Of a home: who fetches its numbers, by the number of their unit.
+  void set_residence(std::shared_ptr<Residence> residence, std::size_t unit) const {
+    block_->home->residence = std::move(residence);
+    block_->home->unit = unit;
+  }
+
+  explicit operator bool() const { return block_ != nullptr; }
+  void* data() const { return block_ == nullptr ? nullptr : block_->data; }
+  std::size_t bytes() const { return block_ == nullptr ? 0 : block_->bytes; }
+  D device() const { return block_ == nullptr ? D{} : block_->device; }
+  /// The block itself. For library code.
+  Block<D>* block() const { return block_; }
+  int owners() const { return block_ == nullptr ? 0 : block_->owners.load(std::memory_order_relaxed); }
+
+ private:
+  static void release(Block<D>* block) noexcept {
+    if (block->home)
+      delete block;
+    else
+      CachingAllocator<D>::of(block->device).release(block);
+  }
+
+  Block<D>* block_ = nullptr;
+};
+
+/// What numbers have that are somebody's, as those of a parameter, its gradient or a buffer are. They lie in `memory`,
+/// of which they may be a range, and may move within it or to other memory: tensors that were made before find them all
+/// the same.
+template <Device D>
+struct Home {
+  Storage<D> memory;
+  Writes writes;
+  std::shared_ptr<Residence> residence = nullptr;  // where a process may have only a part of the numbers
+  std::size_t unit = 0;                            // what they are a part of there
+};
+
+}  // namespace chorus
+
+#if CHORUS_USE_CUDA
+// <chorus/tensor/cuda/allocator.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TENSOR_CUDA_ALLOCATOR_HPP
+#define CHORUS_SINGLE_CHORUS_TENSOR_CUDA_ALLOCATOR_HPP
+/// Device memory of GPUs: blocks in size classes, kept and reused in stream order. A block belongs to the stream on
+/// which it was taken; what that stream does next may use it again at once, without waiting.
+
+// <chorus/tensor/cuda/memory_pool.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TENSOR_CUDA_MEMORY_POOL_HPP
+#define CHORUS_SINGLE_CHORUS_TENSOR_CUDA_MEMORY_POOL_HPP
+/// The memory of one stream of a GPU: blocks in size classes, kept and reused in the stream's order; and pools that a
+/// captured graph has for itself. `allocator.hpp` has the pools of all streams.
+
+// <chorus/core/cuda/stream.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
+/// Streams and events. All threads share one compute stream per device, so that a tensor may pass from one thread to
+/// another as it does on the CPU: what a thread enqueues runs after all that was enqueued before. A thread that wants a
+/// stream of its own (communication, copies, graph capture) takes one by StreamScope, and orders it by `order`.
+
+// <chorus/core/cuda/runtime.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
+/// The CUDA runtime with chorus's errors: checked calls, which devices there are, and which one a thread works on.
+
+#include <cuda_runtime_api.h>
+
+namespace chorus::cuda {
+
+namespace detail {
+/// Source paths from "include/" on, so that messages don't depend on where the project lies.
+constexpr std::string_view short_path(std::string_view path) {
+  const auto at = path.rfind("chorus/");
+  return at == std::string_view::npos ? path : path.substr(at);
+}
+
+[[noreturn, gnu::noinline, gnu::cold]] inline void throw_error(cudaError_t status, const char* call, const char* file,
+                                                               int line) {
+  static_cast<void>(cudaGetLastError());  // an error of one call must not be found by the next
+  fail<DeviceError>("CUDA: ", call, " failed: ", cudaGetErrorString(status), " (", cudaGetErrorName(status), "), at ",
+                    short_path(file), ":", line);
+}
+}  // namespace detail
+
+/// Throws DeviceError, which names the call, its error and its place, unless `status` is success.
+inline void check(cudaError_t status, const char* call, const char* file, int line) {
+  if (status != cudaSuccess) [[unlikely]]
+    detail::throw_error(status, call, file, line);
+}
+#define CHORUS_CUDA_CHECK(...) ::chorus::cuda::check(__VA_ARGS__, #__VA_ARGS__, __FILE__, __LINE__)
+
+/// Throws DeviceError where a library's call, which says that all is well, has left an error of the runtime's, of which
+/// the next kernel would be accused. That there is no GPU, or no driver, is told where one is asked for.
+inline void check_left_over(const char* call, const char* file, int line) {
+  const auto status = cudaPeekAtLastError();
+  if (status != cudaErrorNoDevice && status != cudaErrorInsufficientDriver) check(status, call, file, line);
+}
+/// An error that is known by now, or that a question was answered by, is not the next call's.
+inline void forget_error() { static_cast<void>(cudaGetLastError()); }
+
+namespace detail {
+struct Devices {
+  int count = 0;
+  cudaError_t status = cudaSuccess;
+};
+inline const Devices& devices() {
+  static const Devices found = [] {
+    Devices d;
+    d.status = cudaGetDeviceCount(&d.count);
+    if (d.status != cudaSuccess) d.count = 0;
+    static_cast<void>(cudaGetLastError());
+    return d;
+  }();
+  return found;
+}
+}  // namespace detail
+
+/// The number of GPUs that this process can use; 0 where there is none, or no driver.
+inline int device_count() { return detail::devices().count; }
+
+/// Throws DeviceError, which says what this machine has, unless `device` exists.
+inline void require(Cuda device) {
+  const auto& found = detail::devices();
+  if (device.index >= 0 && device.index < found.count) [[likely]]
+    return;
+  if (found.count == 0)
+    fail<DeviceError>("device ", device, " does not exist: this machine has no CUDA device (",
+                      found.status == cudaSuccess ? "none was found" : cudaGetErrorString(found.status), ")");
+  fail<DeviceError>("device ", device, " does not exist: this machine has ", found.count,
+                    " CUDA devices, numbered from 0");
+}
+
+/// While it lives, CUDA calls of this thread go to `device`. Throws DeviceError where that doesn't exist.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(Cuda device) {
+    require(device);
+    CHORUS_CUDA_CHECK(cudaGetDevice(&before_));
+    if (before_ == device.index)
+      before_ = -1;
+    else
+      CHORUS_CUDA_CHECK(cudaSetDevice(device.index));
+  }
+  ~DeviceGuard() {
+    if (before_ >= 0) static_cast<void>(cudaSetDevice(before_));
+  }
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  int before_ = -1;
+};
+
+/// What the runtime has made, by its handle, which `free` gives back.
+template <auto free>
+struct GiveBack {
+  template <class Handle>
+  void operator()(Handle handle) const {
+    static_cast<void>(free(handle));
+  }
+};
+template <class Handle, auto free>
+using Owned = std::unique_ptr<std::remove_pointer_t<Handle>, GiveBack<free>>;
+
+/// Pinned host memory, which copies to and from devices read without staging.
+inline Owned<void*, cudaFreeHost> pinned_memory(std::size_t bytes) {
+  void* data = nullptr;
+  CHORUS_CUDA_CHECK(cudaHostAlloc(&data, bytes, cudaHostAllocPortable | cudaHostAllocMapped));
+  return Owned<void*, cudaFreeHost>(data);
+}
+
+}  // namespace chorus::cuda
+#endif  // CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
+
+#include <chrono>
+#include <thread>
+
+namespace chorus::cuda {
+
+/// Owns a stream that doesn't wait for the legacy default stream. Wait for its work before it goes: memory that was
+/// taken on it stays with its handle, which the next stream may get.
+class Stream {
+ public:
+  explicit Stream(Cuda device) : device_(device) {
+    require(device);
+    const DeviceGuard guard(device);
+    cudaStream_t stream = nullptr;
+    CHORUS_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    stream_.reset(stream);
+  }
+
+  Cuda device() const { return device_; }
+  cudaStream_t get() const { return stream_.get(); }
+  operator cudaStream_t() const { return get(); }  // NOLINT: it stands for the stream
+
+ private:
+  Cuda device_;
+  Owned<cudaStream_t, cudaStreamDestroy> stream_;
+};
+
+namespace detail {
+inline cudaStream_t& stream_of_thread(Cuda device) {
+  require(device);
+  thread_local std::array<cudaStream_t, Cuda::max_devices> streams{};
+  return streams[static_cast<std::size_t>(device.index)];
+}
+}  // namespace detail
+
+/// The compute stream that all threads share. Throws DeviceError where the device does not exist.
+inline cudaStream_t compute_stream(Cuda device) {
+  require(device);
+  static std::array<std::once_flag, Cuda::max_devices> once;
+  static std::array<cudaStream_t, Cuda::max_devices> streams{};  // never destroyed: tensors outlive everything
+  const auto i = static_cast<std::size_t>(device.index);
+  std::call_once(once[i], [&] {
+    const DeviceGuard guard(device);
+    CHORUS_CUDA_CHECK(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking));
+  });
+  return streams[i];
+}
+
+/// Where this thread's work on `device` goes: its StreamScope's stream, or else the compute stream.
+inline cudaStream_t current_stream(Cuda device) {
+  const cudaStream_t own = detail::stream_of_thread(device);
+  return own != nullptr ? own : compute_stream(device);
+}
+
+/// While it lives, this thread's work on `device`, and the memory it takes there, belongs to `stream`.
+struct StreamScope : chorus::detail::Replaced<cudaStream_t> {
+  StreamScope(Cuda device, cudaStream_t stream) : Replaced(detail::stream_of_thread(device), stream) {}
+  explicit StreamScope(const Stream& stream) : StreamScope(stream.device(), stream.get()) {}
+};
+
+/// Whether what is enqueued on `stream` is being captured into a graph.
+inline bool is_capturing(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  CHORUS_CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
+  return status != cudaStreamCaptureStatusNone;
+}
+
+namespace detail {
+/// False. To the runtime the answer was an error, which the next call must not find.
+inline bool not_ready() {
+  static_cast<void>(cudaGetLastError());
+  return false;
+}
+}  // namespace detail
+
+/// A place in a stream's work, for other streams to wait for.
+class Event {
+ public:
+  explicit Event(Cuda device) {
+    require(device);
+    const DeviceGuard guard(device);
+    cudaEvent_t event = nullptr;
+    CHORUS_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    event_.reset(event);
+  }
+
+  /// Marks what `stream`, of this event's device, has been given so far.
+  void record(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaEventRecord(get(), stream)); }
+  /// What `stream`, of any device, is given from now on runs after the mark.
+  void hold(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaStreamWaitEvent(stream, get(), 0)); }
+  /// Whether all marked work is done; true where nothing was ever marked.
+  bool done() const {
+    const cudaError_t status = cudaEventQuery(get());
+    if (status == cudaErrorNotReady) return detail::not_ready();
+    CHORUS_CUDA_CHECK(status);
+    return true;
+  }
+  cudaEvent_t get() const { return event_.get(); }
+
+ private:
+  Owned<cudaEvent_t, cudaEventDestroy> event_;
+};
+
+/// What `later` is given from now on runs after all that `earlier`, a stream of `device`, has been given so far. May be
+/// captured: it then joins `later` to the capture.
+inline void order(Cuda device, cudaStream_t earlier, cudaStream_t later) {
+  if (earlier == later) return;
+  const Event event(device);
+  event.record(earlier);
+  event.hold(later);
+}
+
+/// How long `synchronize` waits unless it is told otherwise. Far above any kernel's time: it ends a wait for peers that
+/// are gone.
+inline constexpr std::chrono::milliseconds default_wait{600'000};
+
+/// Calls `done()` until it is true. Throws TimeoutError after `limit`.
+template <class Done>
+void wait_until(const Done& done, const char* what, std::chrono::milliseconds limit = default_wait) {
+  using Clock = std::chrono::steady_clock;
+  const auto start = Clock::now();
+  while (!done()) {
+    const auto waited = Clock::now() - start;
+    if (waited > limit) fail<TimeoutError>("CUDA: ", what, " was not done after ", limit.count(), " ms");
+    if (waited > std::chrono::milliseconds(1)) std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+}
+
+/// Waits until `stream` has done all that it has been given. Throws DeviceError for errors of that work, and
+/// TimeoutError.
+inline void synchronize(cudaStream_t stream, std::chrono::milliseconds limit = default_wait) {
+  wait_until(
+      [stream] {
+        const cudaError_t status = cudaStreamQuery(stream);
+        if (status == cudaErrorNotReady) return detail::not_ready();
+        CHORUS_CUDA_CHECK(status);
+        return true;
+      },
+      "a stream's work", limit);
+}
+
+}  // namespace chorus::cuda
+#endif  // CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
+
+namespace chorus {
+
+template <Device D>
+struct Block;
+template <Device D>
+struct Home;
+template <Device D>
+class CachingAllocator;
+template <>
+class CachingAllocator<Cuda>;
+namespace cuda {
+class MemoryPool;
+}
+
+template <>
+struct Block<Cuda> {
+  std::atomic<int> owners{0};
+  std::atomic<std::uint32_t> writes{0};  // as of the CPU's
+  trace::Memory kind{};
+  Cuda device{};
+  std::size_t bytes = 0;
+  void* data = nullptr;
+  Block* next_free = nullptr;
+  cuda::MemoryPool* pool = nullptr;
+  bool carved = false;                      ///< part of a slab, not freed on its own
+  std::vector<cudaStream_t> other_streams;  ///< streams, beside the pool's, whose work uses the block
+  std::unique_ptr<Home<Cuda>> home;         ///< of numbers that have an identity of their own
+  std::ptrdiff_t moved = 0;                 ///< how far, in bytes, they lie by now from where they were
+};
+
+namespace cuda {
+
+/// Blocks of one stream. Thread-safe.
+class MemoryPool {
+ public:
+  static constexpr std::size_t smallest = 256;            ///< bytes, and the alignment of every block
+  static constexpr std::size_t largest_carved = 1 << 18;  ///< requests up to this are carved from slabs
+  static constexpr std::size_t slab_bytes = 1 << 21;      ///< what the driver maps at least
+
+  MemoryPool(Cuda device, cudaStream_t stream) : device_(device), stream_(stream) {}
+  MemoryPool(const MemoryPool&) = delete;
+  MemoryPool& operator=(const MemoryPool&) = delete;
+
+  /// Throws Error where neither pool nor device has the memory, and where the pool is sealed and has no such block.
+  Block<Cuda>* allocate(std::size_t bytes) {
+    const auto [list, rounded] = size_class<smallest>(bytes);
+    const std::lock_guard lock(mutex_);
+    if (!sealed_) unpark();
+    Block<Cuda>* block = free_[list];
+    if (block != nullptr)
+      free_[list] = block->next_free;
+    else
+      block = fresh(rounded);
+    ++live_;
+    return block;
+  }
+
+  void release(Block<Cuda>* block) noexcept {
+    bool last = false;
+    {
+      const std::lock_guard lock(mutex_);
+      --live_;
+      last = abandoned_ && live_ == 0;
+      if (!block->other_streams.empty() && !last) {
+        block->next_free = parked_;
+        parked_ = block;
+        if (!sealed_ && !abandoned_) unpark();  // an abandoned pool's stream may be gone; it serves nobody any more
+      } else {
+        put_back(block);
+      }
+    }
+    if (last) delete this;
+  }
+
+  /// Notes that `stream` works with the block too; its memory is used again only after what `stream` was given by the
+  /// time of its release.
+  void record_use(Block<Cuda>* block, cudaStream_t stream) {
+    if (stream == stream_) return;
+    const std::lock_guard lock(mutex_);
+    for (const cudaStream_t known : block->other_streams)
+      if (known == stream) return;
+    block->other_streams.push_back(stream);
+  }
+
+  /// Gives unused memory back to the device; slabs stay. Waits for the device.
+  void empty_cache() noexcept {
+    const std::lock_guard lock(mutex_);
+    free_unused();
+  }
+
+  /// A sealed pool makes no call to the driver: it serves from what it holds, or throws. For graph capture.
+  void seal(bool sealed) {
+    const std::lock_guard lock(mutex_);
+    sealed_ = sealed;
+  }
+
+  Cuda device() const { return device_; }
+  cudaStream_t stream() const { return stream_; }
+  std::uint64_t system_allocations() const { return system_allocations_.load(); }
+
+  /// Ends the pool, together with its memory, as soon as none of its blocks is in use.
+  void abandon() noexcept {
+    {
+      const std::lock_guard lock(mutex_);
+      abandoned_ = true;
+      if (live_ != 0) return;
+    }
+    delete this;
+  }
+
+ private:
+  friend class CachingAllocator<Cuda>;
+
+  ~MemoryPool() {
+    while (parked_ != nullptr) put_back(std::exchange(parked_, parked_->next_free));
+    free_unused();
+    for (Block<Cuda>*& list : free_)
+      while (list != nullptr) delete std::exchange(list, list->next_free);
+    for (void* slab : slabs_) static_cast<void>(cudaFree(slab));
+  }
+
+  void put_back(Block<Cuda>* block) noexcept {
+    const auto list = size_class<smallest>(block->bytes).list;
+    block->next_free = free_[list];
+    free_[list] = block;
+  }
+
+  // Released blocks that other streams use: this pool's stream waits for those, and they are free. One that a graph
+  // being captured uses has to wait for the end of the capture, or the pool's stream would join it.
+  void unpark() noexcept {
+    Block<Cuda>** place = &parked_;
+    while (*place != nullptr) {
+      Block<Cuda>* block = *place;
+      try {
+        bool captured = is_capturing(stream_);
+        for (const cudaStream_t stream : block->other_streams) captured = captured || is_capturing(stream);
+        if (captured) {
+          place = &block->next_free;
+          continue;
+        }
+        for (const cudaStream_t stream : block->other_streams) order(device_, stream, stream_);
+      } catch (const Error&) {
+        place = &block->next_free;  // its order is not sure, so that nobody may have it yet
+        continue;
+      }
+      *place = block->next_free;
+      block->other_streams.clear();
+      put_back(block);
+    }
+  }
+
+  void free_unused() noexcept {
+    for (Block<Cuda>*& list : free_) {
+      Block<Cuda>** place = &list;
+      while (*place != nullptr) {
+        Block<Cuda>* block = *place;
+        if (block->carved) {
+          place = &block->next_free;
+          continue;
+        }
+        *place = block->next_free;
+        static_cast<void>(cudaFree(block->data));
+        delete block;
+      }
+    }
+    static_cast<void>(cudaGetLastError());
+  }
+
+  Block<Cuda>* fresh(std::size_t bytes) {
+    auto block = std::make_unique<Block<Cuda>>();
+    block->device = device_;
+    block->bytes = bytes;
+    block->pool = this;
+    block->carved = bytes <= largest_carved;
+    if (block->carved) {
+      if (slab_left_ < bytes) {
+        slabs_.push_back(nullptr);  // so that what follows can't lose the slab
+        slabs_.back() = from_driver(slab_bytes);
+        slab_at_ = static_cast<std::byte*>(slabs_.back());
+        slab_left_ = slab_bytes;
+      }
+      block->data = slab_at_;
+      slab_at_ += bytes;
+      slab_left_ -= bytes;
+    } else {
+      block->data = from_driver(bytes);
+    }
+    return block.release();
+  }
+
+  void* from_driver(std::size_t bytes);  // in allocator.hpp, since it asks the device's other pools to give back
+
+  const Cuda device_;
+  const cudaStream_t stream_;
+  std::mutex mutex_;
+  std::array<Block<Cuda>*, size_classes> free_{};
+  Block<Cuda>* parked_ = nullptr;
+  std::vector<void*> slabs_;
+  std::byte* slab_at_ = nullptr;
+  std::size_t slab_left_ = 0;
+  std::size_t live_ = 0;
+  bool sealed_ = false, abandoned_ = false;
+  std::atomic<std::uint64_t> system_allocations_{0};
+};
+
+/// Notes that `stream` works with this memory, which was taken on another stream.
+inline void record_use(Block<Cuda>* block, cudaStream_t stream) {
+  if (block != nullptr) block->pool->record_use(block, stream);
+}
+
+namespace detail {
+inline MemoryPool*& private_pool(Cuda device) {
+  thread_local std::array<MemoryPool*, Cuda::max_devices> pools{};
+  return pools[static_cast<std::size_t>(device.index)];
+}
+}  // namespace detail
+
+/// A pool of its own for what a captured graph works with: its memory is used by nothing else while it lives, and by
+/// tensors taken from it until they are gone.
+class PrivatePool {
+ public:
+  PrivatePool(Cuda device, cudaStream_t stream) {
+    require(device);
+    pool_.reset(new MemoryPool(device, stream));
+  }
+  MemoryPool& operator*() const { return *pool_; }
+  MemoryPool* operator->() const { return pool_.get(); }
+
+ private:
+  struct Abandon {
+    void operator()(MemoryPool* pool) const { pool->abandon(); }
+  };
+  std::unique_ptr<MemoryPool, Abandon> pool_;
+};
+
+/// While it lives, memory that this thread takes on the pool's device comes from the pool.
+struct PoolScope : chorus::detail::Replaced<MemoryPool*> {
+  explicit PoolScope(const PrivatePool& pool) : Replaced(detail::private_pool(pool->device()), &*pool) {}
+};
+
+}  // namespace cuda
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_TENSOR_CUDA_MEMORY_POOL_HPP
+
+#include <map>
+
+namespace chorus {
+
+/// One pool for each stream of a device, and one beside it for memory that stays. Never destroyed, since tensors in
+/// static storage may outlive it. Thread-safe.
+template <>
+class CachingAllocator<Cuda> {
+ public:
+  static CachingAllocator& of(Cuda device) {
+    cuda::require(device);
+    static auto& all = *new std::array<CachingAllocator, Cuda::max_devices>;
+    return all[static_cast<std::size_t>(device.index)];
+  }
+
+  /// A block of at least `bytes`, aligned to 256 bytes, contents undefined, for work on the thread's current stream.
+  /// Throws Error when the device has no more.
+  Block<Cuda>* allocate(Cuda device, std::size_t bytes) {
+    cuda::MemoryPool* pool = cuda::detail::private_pool(device);
+    const trace::Memory kind = MemoryScope::current();
+    if (pool == nullptr) pool = &pool_of(device, cuda::current_stream(device), stays(kind));
+    Block<Cuda>* block = pool->allocate(bytes);
+    block->kind = kind;
+    trace::allocated(trace_slot(device), block->kind, static_cast<std::int64_t>(block->bytes));
+    return block;
+  }
+
+  void release(Block<Cuda>* block) noexcept {
+    trace::allocated(trace_slot(block->device), block->kind, -static_cast<std::int64_t>(block->bytes));
+    block->pool->release(block);
+  }
+
+  /// Gives all unused blocks of all streams back to the device, except private pools'.
+  void empty_cache() noexcept {
+    for (cuda::MemoryPool* pool : pools()) pool->empty_cache();
+  }
+
+  /// How often the driver was asked for memory; a steady training loop doesn't change it.
+  std::uint64_t system_allocations() {
+    std::uint64_t sum = 0;
+    for (const cuda::MemoryPool* pool : pools()) sum += pool->system_allocations();
+    return sum;
+  }
+
+ private:
+  friend class cuda::MemoryPool;
+
+  cuda::MemoryPool& pool_of(Cuda device, cudaStream_t stream, bool stay) {
+    const std::lock_guard lock(mutex_);
+    cuda::MemoryPool*& pool = pools_[{stream, stay}];
+    if (pool == nullptr) pool = new cuda::MemoryPool(device, stream);
+    return *pool;
+  }
+
+  // A copy: no pool is locked while the list is, since a pool that runs out of memory comes here with its lock held.
+  std::vector<cuda::MemoryPool*> pools() {
+    const std::lock_guard lock(mutex_);
+    std::vector<cuda::MemoryPool*> all;
+    for (const auto& [key, pool] : pools_) all.push_back(pool);
+    return all;
+  }
+
+  // For the pool that asks and holds its own lock. One that is in use just now is left alone: two pools that empty each
+  // other must not wait for each other.
+  void empty_cache_beside(const cuda::MemoryPool* asking) {
+    for (cuda::MemoryPool* pool : pools()) {
+      if (pool == asking || !pool->mutex_.try_lock()) continue;
+      pool->free_unused();
+      pool->mutex_.unlock();
+    }
+  }
+
+  std::mutex mutex_;
+  std::map<std::pair<cudaStream_t, bool>, cuda::MemoryPool*> pools_;
+};
+
+namespace cuda {
+
+inline void* MemoryPool::from_driver(std::size_t bytes) {
+  check<Error>(!sealed_, "a private memory pool of ", device_, " has no block of ", bytes,
+               " bytes, and takes none while a graph is captured: the captured step needs more memory than the steps "
+               "before it");
+  const DeviceGuard guard(device_);
+  void* data = nullptr;
+  cudaError_t status = cudaMalloc(&data, bytes);
+  if (status == cudaErrorMemoryAllocation) {
+    static_cast<void>(cudaGetLastError());
+    unpark();
+    free_unused();
+    CachingAllocator<Cuda>::of(device_).empty_cache_beside(this);
+    status = cudaMalloc(&data, bytes);
+  }
+  if (status == cudaErrorMemoryAllocation) {
+    static_cast<void>(cudaGetLastError());
+    std::size_t free = 0, total = 0;
+    static_cast<void>(cudaMemGetInfo(&free, &total));
+    chorus::detail::out_of_memory(device_, bytes,
+                                  cat("; the device has ", free >> 20, " of ", total >> 20, " MiB free"));
+  }
+  CHORUS_CUDA_CHECK(status);
+  system_allocations_.fetch_add(1, std::memory_order_relaxed);
+  return data;
+}
+
+}  // namespace cuda
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_TENSOR_CUDA_ALLOCATOR_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_TENSOR_ALLOCATOR_HPP
+
 // <chorus/tensor/memory.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_MEMORY_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_MEMORY_HPP
@@ -4319,6 +7037,8 @@ inline void synchronize(Cuda device) {
 
 }  // namespace chorus::cuda
 #endif  // CHORUS_SINGLE_CHORUS_CORE_CUDA_FAULT_HPP
+
+#include <optional>
 
 namespace chorus {
 
@@ -4441,6 +7161,62 @@ inline void zero_bytes(Cuda device, void* data, std::size_t bytes) {
 
 #endif
 #endif  // CHORUS_SINGLE_CHORUS_TENSOR_MEMORY_HPP
+
+// <chorus/tensor/shape.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TENSOR_SHAPE_HPP
+#define CHORUS_SINGLE_CHORUS_TENSOR_SHAPE_HPP
+/// Extents and strides. The rank is a type, the sizes are values.
+
+namespace chorus {
+
+/// The sizes of a tensor's axes, outermost first; also used for strides and lists of axes.
+template <int Rank>
+using Shape = std::array<Index, static_cast<std::size_t>(Rank)>;
+
+/// Number of elements.
+constexpr Index numel(std::span<const Index> shape) {
+  Index count = 1;
+  for (const Index size : shape) count *= size;
+  return count;
+}
+
+/// Strides, in elements, of a dense row-major tensor.
+template <std::size_t N>
+constexpr std::array<Index, N> row_major(const std::array<Index, N>& shape) {
+  std::array<Index, N> strides{};
+  Index stride = 1;
+  for (std::size_t axis = N; axis-- > 0;) {
+    strides[axis] = stride;
+    stride *= shape[axis];
+  }
+  return strides;
+}
+
+/// The axis counted from the front; negative axes count from the back, as in PyTorch.
+inline std::size_t normalize_axis(std::string_view operation, Index axis, int rank) {
+  check<ShapeError>(axis >= -rank && axis < rank, operation, ": axis ", axis, " does not exist in a tensor of rank ",
+                    rank);
+  return static_cast<std::size_t>(axis < 0 ? axis + rank : axis);
+}
+
+/// The shape that two shapes broadcast to, aligned at their last axes. Throws ShapeError where sizes differ and neither
+/// is 1.
+template <std::size_t A, std::size_t B>
+constexpr auto broadcast_shapes(std::string_view operation, const std::array<Index, A>& a,
+                                const std::array<Index, B>& b) {
+  constexpr std::size_t rank = A > B ? A : B;
+  std::array<Index, rank> out{};
+  for (std::size_t i = 0; i < rank; ++i) {
+    const Index size_a = i < A ? a[A - 1 - i] : 1, size_b = i < B ? b[B - 1 - i] : 1;
+    check<ShapeError>(size_a == size_b || size_a == 1 || size_b == 1, operation, ": shapes ", a, " and ", b,
+                      " do not broadcast");
+    out[rank - 1 - i] = size_a == 1 ? size_b : size_a;
+  }
+  return out;
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_TENSOR_SHAPE_HPP
 
 namespace chorus {
 
@@ -4750,6 +7526,406 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_NARROW_POINTWISE_HPP
 /// Element-wise functors over bf16 and half on the CPU, computed in float.
 
+// <chorus/kernels/cpu/in_float.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_IN_FLOAT_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_IN_FLOAT_HPP
+/// Kernels for bf16 and half on the CPU: the arrays are converted, the kernel for floats runs, and its results are
+/// rounded once.
+
+// <chorus/kernels/cpu/scratch.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_SCRATCH_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_SCRATCH_HPP
+/// Working memory of a kernel.
+
+// <chorus/core/threads.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_THREADS_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_THREADS_HPP
+/// Threads within an operation. Kernels divide their work by results, never by the terms of a sum, so that the
+/// bits don't depend on the number of threads.
+
+#include <thread>
+
+namespace chorus {
+
+namespace detail {
+
+inline int& number_in_team() {
+  thread_local int number = 0;
+  return number;
+}
+
+/// Threads that serve one calling thread. They sleep between tasks, after a moment of waiting for the next one. Each
+/// begins with a range of its own, the same part of every task, so that it finds in its cache what it wrote in the task
+/// before, and then helps with the others' ranges.
+class ThreadTeam {
+ public:
+  using Task = void (*)(const void* context, Index index);
+
+  explicit ThreadTeam(int helpers) : size_(helpers + 1), ranges_(new Range[static_cast<std::size_t>(size_)]) {
+    for (int i = 1; i < size_; ++i) helpers_.emplace_back([this, i] { serve(i); });
+  }
+  ~ThreadTeam() {
+    stop_ = true;
+    call();
+    for (auto& helper : helpers_) helper.join();
+  }
+  ThreadTeam(const ThreadTeam&) = delete;
+  ThreadTeam& operator=(const ThreadTeam&) = delete;
+
+  int size() const { return size_; }
+
+  /// Calls `task(context, i)` for i from 0 to `count` - 1, by whoever is free. Rethrows the first exception.
+  void run(Index count, Task task, const void* context) {
+    task_ = task;
+    context_ = context;
+    count_ = count;
+    unfinished_.store(count, std::memory_order_relaxed);
+    for (int i = 0; i < size_; ++i) unclaimed(i).store(end_of(i) - end_of(i - 1), std::memory_order_release);
+    call();
+    work(0);
+    wait_while(unfinished_, [](Index left) { return left != 0; });
+    if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  }
+
+ private:
+  void call() {
+    calls_.fetch_add(1, std::memory_order_release);
+    calls_.notify_all();
+  }
+
+  // Whoever has claimed an index keeps `run` from ending, and so from the next task; a helper that wakes too late finds
+  // nothing to claim, and nobody waits for it.
+  void work(int self) noexcept {
+    const int number = std::exchange(number_in_team(), self);
+    for (int k = 0; k < size_; ++k) {
+      const int range = (self + k) % size_;
+      while (const Index left = claim(unclaimed(range))) {
+        try {
+          task_(context_, end_of(range) - left);
+        } catch (...) {
+          const std::lock_guard lock(mutex_);
+          if (!error_) error_ = std::current_exception();
+        }
+        if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) unfinished_.notify_one();
+      }
+    }
+    number_in_team() = number;
+  }
+
+  std::atomic<Index>& unclaimed(int range) { return ranges_[static_cast<std::size_t>(range)].unclaimed; }
+
+  // How many were unclaimed before; 0 where there is nothing to claim.
+  static Index claim(std::atomic<Index>& indices) {
+    Index left = indices.load(std::memory_order_acquire);
+    while (left != 0 && !indices.compare_exchange_weak(left, left - 1, std::memory_order_acquire)) {
+    }
+    return left;
+  }
+
+  Index end_of(int range) const { return count_ * (range + 1) / size_; }
+
+  void serve(int self) {
+    for (std::uint32_t seen = 0;;) {
+      wait_while(calls_, [&](std::uint32_t calls) { return calls == seen; });
+      seen = calls_.load(std::memory_order_acquire);
+      if (stop_) return;
+      work(self);
+    }
+  }
+
+  template <class T, class Condition>
+  static void wait_while(std::atomic<T>& value, const Condition& condition) {
+    constexpr int looks = 4000;  // some 20 us: a step's next operation comes sooner
+    for (int i = 0; i < looks; ++i) {
+      if (!condition(value.load(std::memory_order_acquire))) return;
+#if defined(__x86_64__)
+      __builtin_ia32_pause();
+#endif
+    }
+    for (;;) {
+      const T now = value.load(std::memory_order_acquire);
+      if (!condition(now)) return;
+      value.wait(now, std::memory_order_acquire);
+    }
+  }
+
+  struct alignas(64) Range {
+    std::atomic<Index> unclaimed{0};
+  };
+
+  const int size_;
+  const std::unique_ptr<Range[]> ranges_;
+  std::vector<std::thread> helpers_;
+  alignas(64) std::atomic<std::uint32_t> calls_{0};
+  alignas(64) std::atomic<Index> unfinished_{0};
+  std::atomic<bool> stop_{false};
+  Task task_ = nullptr;
+  const void* context_ = nullptr;
+  Index count_ = 0;
+  std::mutex mutex_;
+  std::exception_ptr error_;
+};
+
+/// This thread's team; null where it works alone.
+inline std::unique_ptr<ThreadTeam>& thread_team() {
+  thread_local std::unique_ptr<ThreadTeam> team;
+  return team;
+}
+
+}  // namespace detail
+
+/// How many threads operations called from this thread use.
+inline int num_threads() {
+  const auto& team = detail::thread_team();
+  return team ? team->size() : 1;
+}
+
+/// Within an operation: which thread of the team works on it, below the caller's `num_threads()`.
+inline int thread_number() { return detail::number_in_team(); }
+
+/// Has operations that are called from this thread use `n` threads: itself and n - 1 helpers, which end with it. At
+/// first each thread works alone, so that devices' threads and ranks don't crowd a machine. Throws UsageError where n
+/// < 1.
+inline void set_num_threads(int n) {
+  check<UsageError>(n >= 1 && n <= 1024, "set_num_threads: expected 1 to 1024 threads, got ", n);
+  if (n == num_threads()) return;
+  detail::thread_team() = nullptr;
+  if (n > 1) detail::thread_team() = std::make_unique<detail::ThreadTeam>(n - 1);
+}
+
+/// Calls `f(i)` for i from 0 to `count` - 1, on this thread's team where it is `worth_it`: some 10 us of work a thread.
+/// What `f` calls works alone.
+template <class F>
+void parallel_for(Index count, const F& f, bool worth_it = true) {
+  auto& team = detail::thread_team();
+  if (team == nullptr || count <= 1 || !worth_it) {
+    for (Index i = 0; i < count; ++i) f(i);
+    return;
+  }
+  // Without its team while it works, so that an operation inside of another one does not ask for it again.
+  struct Borrowed {
+    std::unique_ptr<detail::ThreadTeam> team = std::move(detail::thread_team());
+    ~Borrowed() { detail::thread_team() = std::move(team); }
+  } borrowed;
+  borrowed.team->run(
+      count, [](const void* context, Index i) { (*static_cast<const F*>(context))(i); }, &f);
+}
+
+/// Calls `f(first, count)` for ranges of [0, n) that are multiples of `unit` but for the last: one range where a team
+/// is not worth it, which is below `least` elements a thread; or up to `most` for each thread, so that one that is late
+/// does less.
+template <class F>
+void parallel_ranges(Index n, Index unit, Index least, const F& f, Index most = 4) {
+  const Index threads = num_threads();
+  if (threads == 1 || n < 2 * least) {
+    if (n > 0) f(Index{0}, n);
+    return;
+  }
+  Index pieces = std::min(n / least, most * threads);
+  if (pieces > threads) pieces -= pieces % threads;
+  const Index size = ((n + pieces - 1) / pieces + unit - 1) / unit * unit;
+  parallel_for((n + size - 1) / size, [&](Index i) { f(i * size, std::min(size, n - i * size)); });
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_CORE_THREADS_HPP
+
+namespace chorus::kernels {
+
+/// `count` numbers, uninitialised, from the device's cache; given back at the end of the scope. On a GPU that is in the
+/// order of the stream: the next kernel may have them at once.
+template <class T, Device D = Cpu>
+class Scratch {
+ public:
+  Scratch(D device, Index count) : storage_(device, static_cast<std::size_t>(count) * sizeof(T)) {}
+  T* data() const { return static_cast<T*>(storage_.data()); }
+
+ private:
+  Storage<D> storage_;
+};
+
+/// The same for each thread of the team that works on an operation: taken at once and by the caller, so that how many
+/// threads meet doesn't decide how much is taken. Without `one_each` all share one.
+template <class T>
+class ThreadScratch {
+ public:
+  ThreadScratch(Cpu device, Index count, bool one_each = true)
+      : one_each_(one_each && num_threads() > 1),
+        count_((count + line - 1) / line * line),
+        all_(device, one_each_ ? num_threads() * count_ : count_) {}
+  T* data() const { return all_.data() + (one_each_ ? thread_number() * count_ : 0); }
+
+ private:
+  static constexpr Index line = 64;
+  bool one_each_;
+  Index count_;
+  Scratch<T> all_;
+};
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_SCRATCH_HPP
+
+#include <optional>
+
+namespace chorus::kernels {
+
+namespace detail {
+
+template <Narrow T>
+struct NarrowArray {
+  T* written;
+  const T* read;
+  Index count;
+};
+
+/// An argument for the kernel for floats: as it is, or, for an array, a copy in float. Null stays null.
+template <class T>
+struct FloatArgument {
+  const T& value;
+  FloatArgument(Cpu, const T& argument) : value(argument) {}
+  const T& get() const { return value; }
+  void finish() const {}
+};
+
+template <Narrow T>
+struct FloatArgument<NarrowArray<T>> {
+  FloatArgument(Cpu device, const NarrowArray<T>& argument) : array(argument) {
+    if (array.written == nullptr && array.read == nullptr) return;
+    numbers.emplace(device, array.count);
+    if (array.read != nullptr)
+      for (Index i = 0; i < array.count; ++i) get()[i] = array.read[i];
+  }
+  float* get() const { return numbers ? numbers->data() : nullptr; }
+  void finish() const {
+    if (array.written != nullptr)
+      for (Index i = 0; i < array.count; ++i) array.written[i] = get()[i];
+  }
+
+  NarrowArray<T> array;
+  std::optional<Scratch<float>> numbers;
+};
+
+}  // namespace detail
+
+/// An array that a kernel reads; null stays null.
+template <Narrow T>
+detail::NarrowArray<T> reads(const T* data, Index count) {
+  return {nullptr, data, count};
+}
+/// An array that a kernel overwrites, or, where `keep`, adds to; null stays null.
+template <Narrow T>
+detail::NarrowArray<T> writes(T* data, Index count, bool keep = false) {
+  return {data, keep ? data : nullptr, count};
+}
+
+/// Calls `kernel(device, arguments...)`, with float copies in place of the arrays, and stores what it has written.
+template <class Kernel, class... Arguments>
+void in_float(const Kernel& kernel, Cpu device, const Arguments&... arguments) {
+  const auto run = [&](const auto&... floats) {
+    kernel(device, floats.get()...);
+    (floats.finish(), ...);
+  };
+  run(detail::FloatArgument<Arguments>(device, arguments)...);
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_IN_FLOAT_HPP
+
+// <chorus/kernels/strided_runs.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_STRIDED_RUNS_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_STRIDED_RUNS_HPP
+/// StridedRuns: the way through a strided or broadcast array in the row-major order of a shape, as few and as long runs
+/// of constant step. The rank is a run-time value, so that kernels are not instantiated per rank.
+
+namespace chorus::kernels {
+
+inline constexpr int max_rank = 8;
+
+/// Elements from a view's first to its last, where no axis is empty.
+inline Index extent(std::span<const Index> shape, std::span<const Index> strides) {
+  Index count = 1;
+  for (std::size_t axis = 0; axis < shape.size(); ++axis) count += (shape[axis] - 1) * strides[axis];
+  return count;
+}
+
+class StridedRuns {
+ public:
+  /// `strides` in elements, one for each axis of `shape`; 0 along axes that are broadcast. Throws ShapeError.
+  StridedRuns(std::span<const Index> shape, std::span<const Index> strides) {
+    check<ShapeError>(shape.size() == strides.size() && shape.size() <= static_cast<std::size_t>(max_rank),
+                      "kernels: shape ", shape, " with strides ", strides,
+                      "; expected as many strides as sizes, at most ", max_rank);
+    for (std::size_t axis = shape.size(); axis-- > 0;) {
+      if (shape[axis] == 1) continue;
+      const std::size_t last = rank_ - 1;
+      if (rank_ > 0 && strides[axis] == stride_[last] * size_[last]) {
+        size_[last] *= shape[axis];
+      } else {
+        size_[rank_] = shape[axis];
+        stride_[rank_++] = strides[axis];
+      }
+    }
+    if (rank_ == 0) {
+      rank_ = 1;
+      size_[0] = stride_[0] = 1;
+    }
+  }
+
+  /// True where the array's order in memory is that of the shape, without gaps.
+  bool contiguous() const { return rank_ == 1 && stride_[0] == 1; }
+
+  // The axes after merging, the innermost first.
+  std::size_t rank() const { return rank_; }
+  Index size(std::size_t axis) const { return size_[axis]; }
+  Index stride(std::size_t axis) const { return stride_[axis]; }
+
+  /// The way without the innermost of several axes.
+  StridedRuns without_innermost() const {
+    StridedRuns out = *this;
+    std::copy(size_.begin() + 1, size_.end(), out.size_.begin());
+    std::copy(stride_.begin() + 1, stride_.end(), out.stride_.begin());
+    --out.rank_;
+    return out;
+  }
+
+  /// Goes to an element, counted in the shape's order. No axis is empty.
+  void go_to(Index element) {
+    offset_ = 0;
+    for (std::size_t axis = 0; axis < rank_; ++axis) {
+      at_[axis] = element % size_[axis];
+      offset_ += at_[axis] * stride_[axis];
+      element /= size_[axis];
+    }
+  }
+
+  /// Walks over the next `count` elements: `run(offset of the first, step, how many)`.
+  template <class Run>
+  void next(Index count, const Run& run) {
+    while (count > 0) {
+      const Index n = std::min(count, size_[0] - at_[0]);
+      run(offset_, stride_[0], n);
+      count -= n;
+      at_[0] += n;
+      offset_ += n * stride_[0];
+      for (std::size_t axis = 0; at_[axis] == size_[axis]; ++axis) {
+        offset_ -= size_[axis] * stride_[axis];
+        at_[axis] = 0;
+        if (axis + 1 == rank_) return;
+        ++at_[axis + 1];
+        offset_ += stride_[axis + 1];
+      }
+    }
+  }
+
+ private:
+  std::size_t rank_ = 0;
+  std::array<Index, max_rank> size_{}, stride_{}, at_{};
+  Index offset_ = 0;
+};
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_STRIDED_RUNS_HPP
+
 namespace chorus::kernels {
 
 namespace detail {
@@ -4849,6 +8025,7 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
 }  // namespace chorus::kernels
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_NARROW_POINTWISE_HPP
 
+#if !CHORUS_COMPILED
 // <chorus/kernels/cpu/pointwise.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_POINTWISE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_POINTWISE_HPP
@@ -6124,12 +9301,726 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
 }  // namespace chorus::kernels
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_POINTWISE_HPP
 
+#endif
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
 // <chorus/kernels/cuda/pointwise.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_POINTWISE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_POINTWISE_HPP
 /// Element-wise functors on GPUs: one fused kernel forward, one back. The same functors as on the CPU, called with
 /// plain numbers (bf16 and half in float); inputs that were broadcast get their gradient by a sum of its own.
+
+// <chorus/autograd/functor_gradient.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_FUNCTOR_GRADIENT_HPP
+#define CHORUS_SINGLE_CHORUS_AUTOGRAD_FUNCTOR_GRADIENT_HPP
+/// The gradient of an element-wise functor at one element: its own, or by Dual numbers.
+
+// <chorus/autograd/dual.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_DUAL_HPP
+#define CHORUS_SINGLE_CHORUS_AUTOGRAD_DUAL_HPP
+/// Dual: a number and its derivatives. A functor called with Duals computes its own gradient (forward-mode automatic
+/// differentiation of one element, inside the fused backward pass of an element-wise operation).
+
+// <chorus/kernels/scalar_math.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_SCALAR_MATH_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_SCALAR_MATH_HPP
+/// The functions that element-wise functors call, for plain floating-point numbers, on the host and in CUDA kernels.
+/// Pack and Dual bring the same functions; all three stand in one namespace.
+
+namespace chorus::math {
+
+/// The floating-point type that a number type is made of: `float` for float, Pack<float> and Dual<Pack<float>, 2>.
+template <class S>
+struct RealOf {
+  using type = S;
+};
+template <class S>
+using real_of = typename RealOf<S>::type;
+
+/// What may stand beside a Pack or a Dual in an expression, as in `0.5 * x`.
+template <class A>
+concept Arithmetic = std::is_arithmetic_v<A>;
+
+/// `a` where `condition` holds, else `b`: what functors use in place of `if`.
+CHORUS_HD inline float where(bool condition, float a, float b) { return condition ? a : b; }
+CHORUS_HD inline double where(bool condition, double a, double b) { return condition ? a : b; }
+
+using std::abs, std::exp, std::expm1, std::log, std::log1p, std::sqrt, std::sin, std::cos, std::tanh, std::erf;
+
+template <std::floating_point T>
+CHORUS_HD T rsqrt(T x) {
+  return 1 / std::sqrt(x);
+}
+template <std::floating_point T>
+CHORUS_HD T pow(T x, std::type_identity_t<T> exponent) {
+  return std::pow(x, exponent);
+}
+/// The larger one; NaN if either is, as PyTorch's maximum.
+template <std::floating_point T>
+CHORUS_HD T max(T a, std::type_identity_t<T> b) {
+  return a > b || a != a ? a : b;
+}
+/// The smaller one; NaN if either is.
+template <std::floating_point T>
+CHORUS_HD T min(T a, std::type_identity_t<T> b) {
+  return a < b || a != a ? a : b;
+}
+/// 1 / (1 + exp(-x)).
+template <std::floating_point T>
+CHORUS_HD T sigmoid(T x) {
+  return 1 / (1 + std::exp(-x));
+}
+/// log(1 + exp(x)), without overflow.
+template <std::floating_point T>
+CHORUS_HD T softplus(T x) {
+  return max(x, T{0}) + std::log1p(std::exp(-std::fabs(x)));
+}
+
+}  // namespace chorus::math
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_SCALAR_MATH_HPP
+
+namespace chorus::math {
+
+/// `value` and its derivatives in `N` directions. `S` is float, double or a Pack. Kinks follow the branch that `where`
+/// takes; the branch not taken has no influence, not even as NaN. `Dual<S, 0>` is a plain number with this interface.
+template <class S, int N>
+struct Dual {
+  S value;
+  S d[N == 0 ? 1 : N];
+
+  // What stands for no derivatives is copied with the rest, so it has a value.
+  CHORUS_HD Dual() {
+    if constexpr (N == 0) d[0] = S(0);
+  }
+  template <class X>
+  requires(std::is_same_v<X, S> || Arithmetic<X>) CHORUS_HD Dual(const X& x)
+      : value(static_cast<S>(x)) {  // NOLINT: converts as numbers do
+    for (S& each : d) each = S(0);
+  }
+};
+
+template <class S, int N>
+struct RealOf<Dual<S, N>> {
+  using type = real_of<S>;
+};
+
+namespace detail {
+
+template <class S>
+inline constexpr bool is_dual = false;
+template <class S, int N>
+inline constexpr bool is_dual<Dual<S, N>> = true;
+
+/// slope d. Of several directions one that a number doesn't depend on has no influence, however steep the slope: 0, not
+/// infinity times 0. (A d that is a Dual may be 0 and yet change.)
+template <int N, class S>
+CHORUS_HD S along(const S& slope, const S& d) {
+  if constexpr (N > 1 && !is_dual<S>)
+    return where(d == 0, S(0), slope * d);
+  else
+    return slope * d;
+}
+
+/// The chain rule: a result `value` whose derivative by `x` is `slope`.
+template <class S, int N>
+CHORUS_HD Dual<S, N> chain(const S& value, const S& slope, const Dual<S, N>& x) {
+  Dual<S, N> out;
+  out.value = value;
+  for (int i = 0; i < N; ++i) out.d[i] = along<N, S>(slope, x.d[i]);
+  return out;
+}
+template <class S, int N>
+CHORUS_HD Dual<S, N> chain(const S& value, const S& slope_a, const Dual<S, N>& a, const S& slope_b,
+                           const Dual<S, N>& b) {
+  Dual<S, N> out;
+  out.value = value;
+  for (int i = 0; i < N; ++i) out.d[i] = along<N, S>(slope_a, a.d[i]) + along<N, S>(slope_b, b.d[i]);
+  return out;
+}
+
+}  // namespace detail
+
+template <class S, int N>
+CHORUS_HD Dual<S, N> operator-(const Dual<S, N>& a) {
+  Dual<S, N> out;
+  out.value = -a.value;
+  for (int i = 0; i < N; ++i) out.d[i] = -a.d[i];
+  return out;
+}
+
+template <class S, int N>
+CHORUS_HD Dual<S, N> operator+(const Dual<S, N>& a, const Dual<S, N>& b) {
+  Dual<S, N> out;
+  out.value = a.value + b.value;
+  for (int i = 0; i < N; ++i) out.d[i] = a.d[i] + b.d[i];
+  return out;
+}
+template <class S, int N>
+CHORUS_HD Dual<S, N> operator-(const Dual<S, N>& a, const Dual<S, N>& b) {
+  Dual<S, N> out;
+  out.value = a.value - b.value;
+  for (int i = 0; i < N; ++i) out.d[i] = a.d[i] - b.d[i];
+  return out;
+}
+template <class S, int N>
+CHORUS_HD Dual<S, N> operator*(const Dual<S, N>& a, const Dual<S, N>& b) {
+  return detail::chain<S, N>(a.value * b.value, b.value, a, a.value, b);
+}
+template <class S, int N>
+CHORUS_HD Dual<S, N> operator/(const Dual<S, N>& a, const Dual<S, N>& b) {
+  Dual<S, N> out;
+  out.value = a.value / b.value;
+  for (int i = 0; i < N; ++i) out.d[i] = (a.d[i] - detail::along<N, S>(out.value, b.d[i])) / b.value;
+  return out;
+}
+
+// A plain number on one side has no derivatives to carry along.
+template <class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> operator+(const Dual<S, N>& a, A b) {
+  Dual<S, N> out = a;
+  out.value = a.value + static_cast<real_of<S>>(b);
+  return out;
+}
+template <class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> operator+(A a, const Dual<S, N>& b) {
+  return b + a;
+}
+template <class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> operator-(const Dual<S, N>& a, A b) {
+  Dual<S, N> out = a;
+  out.value = a.value - static_cast<real_of<S>>(b);
+  return out;
+}
+template <class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> operator-(A a, const Dual<S, N>& b) {
+  Dual<S, N> out = -b;
+  out.value = static_cast<real_of<S>>(a) - b.value;
+  return out;
+}
+template <class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> operator*(const Dual<S, N>& a, A b) {
+  const auto factor = static_cast<real_of<S>>(b);
+  Dual<S, N> out;
+  out.value = a.value * factor;
+  for (int i = 0; i < N; ++i) out.d[i] = a.d[i] * factor;
+  return out;
+}
+template <class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> operator*(A a, const Dual<S, N>& b) {
+  return b * a;
+}
+template <class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> operator/(const Dual<S, N>& a, A b) {
+  const auto divisor = static_cast<real_of<S>>(b);
+  Dual<S, N> out;
+  out.value = a.value / divisor;
+  for (int i = 0; i < N; ++i) out.d[i] = a.d[i] / divisor;
+  return out;
+}
+template <class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> operator/(A a, const Dual<S, N>& b) {
+  const S value = static_cast<real_of<S>>(a) / b.value;
+  return detail::chain<S, N>(value, -value / b.value, b);
+}
+
+// Comparisons look at the value alone.
+#define CHORUS_DUAL_COMPARISON(OP)                                       \
+  template <class S, int N>                                              \
+  CHORUS_HD auto operator OP(const Dual<S, N>& a, const Dual<S, N>& b) { \
+    return a.value OP b.value;                                           \
+  }                                                                      \
+  template <class S, int N, Arithmetic A>                                \
+  CHORUS_HD auto operator OP(const Dual<S, N>& a, A b) {                 \
+    return a.value OP static_cast<real_of<S>>(b);                        \
+  }                                                                      \
+  template <class S, int N, Arithmetic A>                                \
+  CHORUS_HD auto operator OP(A a, const Dual<S, N>& b) {                 \
+    return static_cast<real_of<S>>(a) OP b.value;                        \
+  }
+CHORUS_DUAL_COMPARISON(<)
+CHORUS_DUAL_COMPARISON(<=)
+CHORUS_DUAL_COMPARISON(>)
+CHORUS_DUAL_COMPARISON(>=)
+CHORUS_DUAL_COMPARISON(==)
+#undef CHORUS_DUAL_COMPARISON
+
+template <class Condition, class S, int N>
+CHORUS_HD Dual<S, N> where(const Condition& condition, const Dual<S, N>& a, const Dual<S, N>& b) {
+  Dual<S, N> out;
+  out.value = where(condition, a.value, b.value);
+  for (int i = 0; i < N; ++i) out.d[i] = where(condition, a.d[i], b.d[i]);
+  return out;
+}
+template <class Condition, class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> where(const Condition& condition, A a, const Dual<S, N>& b) {
+  return where(condition, Dual<S, N>(a), b);
+}
+template <class Condition, class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> where(const Condition& condition, const Dual<S, N>& a, A b) {
+  return where(condition, a, Dual<S, N>(b));
+}
+
+template <class S, int N>
+CHORUS_HD Dual<S, N> exp(const Dual<S, N>& x) {
+  const S y = exp(x.value);
+  return detail::chain<S, N>(y, y, x);
+}
+template <class S, int N>
+CHORUS_HD Dual<S, N> expm1(const Dual<S, N>& x) {
+  return detail::chain<S, N>(expm1(x.value), exp(x.value), x);
+}
+template <class S, int N>
+CHORUS_HD Dual<S, N> log(const Dual<S, N>& x) {
+  Dual<S, N> out;
+  out.value = log(x.value);
+  for (int i = 0; i < N; ++i) out.d[i] = x.d[i] / x.value;  // 1 / x of a subnormal number overflows
+  return out;
+}
+template <class S, int N>
+CHORUS_HD Dual<S, N> log1p(const Dual<S, N>& x) {
+  return detail::chain<S, N>(log1p(x.value), 1 / (1 + x.value), x);
+}
+template <class S, int N>
+CHORUS_HD Dual<S, N> sqrt(const Dual<S, N>& x) {
+  const S y = sqrt(x.value);
+  return detail::chain<S, N>(y, 1 / (y + y), x);
+}
+template <class S, int N>
+CHORUS_HD Dual<S, N> rsqrt(const Dual<S, N>& x) {
+  const S y = rsqrt(x.value);
+  return detail::chain<S, N>(y, y * y * y / -2, x);
+}
+template <class S, int N>
+CHORUS_HD Dual<S, N> sin(const Dual<S, N>& x) {
+  return detail::chain<S, N>(sin(x.value), cos(x.value), x);
+}
+template <class S, int N>
+CHORUS_HD Dual<S, N> cos(const Dual<S, N>& x) {
+  return detail::chain<S, N>(cos(x.value), -sin(x.value), x);
+}
+template <class S, int N>
+CHORUS_HD Dual<S, N> tanh(const Dual<S, N>& x) {
+  const S y = tanh(x.value);
+  return detail::chain<S, N>(y, 1 - y * y, x);
+}
+template <class S, int N>
+CHORUS_HD Dual<S, N> erf(const Dual<S, N>& x) {
+  constexpr auto two_over_sqrt_pi = static_cast<real_of<S>>(1.1283791670955126);
+  return detail::chain<S, N>(erf(x.value), two_over_sqrt_pi * exp(-(x.value * x.value)), x);
+}
+template <class S, int N>
+CHORUS_HD Dual<S, N> sigmoid(const Dual<S, N>& x) {
+  const S y = sigmoid(x.value);
+  return detail::chain<S, N>(y, y * (1 - y), x);
+}
+template <class S, int N>
+CHORUS_HD Dual<S, N> softplus(const Dual<S, N>& x) {
+  return detail::chain<S, N>(softplus(x.value), sigmoid(x.value), x);
+}
+/// At 0 the derivative is 0.
+template <class S, int N>
+CHORUS_HD Dual<S, N> abs(const Dual<S, N>& x) {
+  Dual<S, N> out;
+  out.value = abs(x.value);
+  for (int i = 0; i < N; ++i) out.d[i] = where(x.value > 0, x.d[i], where(x.value < 0, -x.d[i], S(0)));
+  return out;
+}
+
+/// At a tie each side has half of the derivative, and where one is NaN all of it, as in PyTorch.
+template <class S, int N>
+CHORUS_HD Dual<S, N> max(const Dual<S, N>& a, const Dual<S, N>& b) {
+  Dual<S, N> out;
+  out.value = max(a.value, b.value);
+  for (int i = 0; i < N; ++i)
+    out.d[i] = where(a.value > b.value, a.d[i],
+                     where(a.value < b.value, b.d[i], (a.d[i] + b.d[i]) * where(a.value == b.value, S(0.5), S(1))));
+  return out;
+}
+template <class S, int N>
+CHORUS_HD Dual<S, N> min(const Dual<S, N>& a, const Dual<S, N>& b) {
+  return -max(-a, -b);
+}
+template <class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> max(const Dual<S, N>& a, A b) {
+  return max(a, Dual<S, N>(b));
+}
+template <class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> max(A a, const Dual<S, N>& b) {
+  return max(Dual<S, N>(a), b);
+}
+template <class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> min(const Dual<S, N>& a, A b) {
+  return min(a, Dual<S, N>(b));
+}
+template <class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> min(A a, const Dual<S, N>& b) {
+  return min(Dual<S, N>(a), b);
+}
+
+/// By the exponent it is 0 where the base is 0 and the exponent is not negative; by the base it is 0 where the exponent
+/// is.
+template <class S, int N>
+CHORUS_HD Dual<S, N> pow(const Dual<S, N>& x, const Dual<S, N>& exponent) {
+  const S y = pow(x.value, exponent.value);
+  const S by_base = where(exponent.value == 0, S(0), exponent.value * pow(x.value, exponent.value - 1));
+  const S by_exponent = where(x.value == 0, where(exponent.value >= 0, S(0), y * log(x.value)), y * log(x.value));
+  Dual<S, N> out;
+  out.value = y;
+  // A negative base is no NaN for the base's gradient, although the exponent's does not exist.
+  for (int i = 0; i < N; ++i)
+    out.d[i] =
+        where(x.d[i] == 0, S(0), by_base * x.d[i]) + where(exponent.d[i] == 0, S(0), by_exponent * exponent.d[i]);
+  return out;
+}
+template <class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> pow(const Dual<S, N>& x, A exponent) {
+  const auto e = static_cast<real_of<S>>(exponent);
+  const S slope = e == 0 ? S(0) : S(e * pow(x.value, e - 1));
+  return detail::chain<S, N>(S(pow(x.value, e)), slope, x);
+}
+
+}  // namespace chorus::math
+
+namespace chorus {
+using math::Dual;
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_DUAL_HPP
+
+namespace chorus::math {
+
+/// What `gradient` returns: one number for each input of a functor.
+template <class S, int N>
+struct Partials {
+  S d[N];
+};
+
+/// The gradient by each input of `y = f(x...)` at one element (or Pack), where `dy` is the gradient by y. A functor
+/// that knows a cheaper or more exact way than Dual numbers brings it along: `template <class S> Partials<S, 2>
+/// gradient(const S& dy, const S& a, const S& b) const`.
+template <class F, class S, class... X>
+CHORUS_HD Partials<S, static_cast<int>(sizeof...(X))> gradient(const F& f, const S& dy, const X&... x) {
+  constexpr int n = static_cast<int>(sizeof...(X));
+  if constexpr (requires { f.gradient(dy, x...); }) {
+    return f.gradient(dy, x...);
+  } else {
+    int next = 0;
+    const auto seed = [&](const S& value) {
+      Dual<S, n> input(value);
+      input.d[next++] = dy;
+      return input;
+    };
+    Dual<S, n> inputs[] = {seed(x)...};
+    return [&]<int... i>(std::integer_sequence<int, i...>) {
+      const Dual<S, n> y = f(inputs[i]...);
+      return Partials<S, n>{{y.d[i]...}};
+    }
+    (std::make_integer_sequence<int, n>());
+  }
+}
+
+}  // namespace chorus::math
+
+namespace chorus {
+using math::Partials;
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_FUNCTOR_GRADIENT_HPP
+
+// <chorus/kernels/functors.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_FUNCTORS_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_FUNCTORS_HPP
+/// The element-wise functions of the library, with PyTorch's definitions. Each is written once and runs on numbers, on
+/// Packs and, for its gradient, on Duals. Options are members.
+
+namespace chorus::functors {
+
+// `linear`: the derivatives are constants; `bilinear`: that by each of two inputs depends on the other one alone.
+// Backward does not mind what has become of numbers that it does not need.
+
+using namespace math;  // for plain numbers, which no argument-dependent lookup finds
+
+struct Add {
+  static constexpr bool linear = true;
+  template <class S>
+  CHORUS_HD S operator()(const S& a, const S& b) const {
+    return a + b;
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S&, const S&) const {
+    return {{dy, dy}};
+  }
+};
+
+struct Sub {
+  static constexpr bool linear = true;
+  template <class S>
+  CHORUS_HD S operator()(const S& a, const S& b) const {
+    return a - b;
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S&, const S&) const {
+    return {{dy, -dy}};
+  }
+};
+
+struct Mul {
+  static constexpr bool bilinear = true;
+  template <class S>
+  CHORUS_HD S operator()(const S& a, const S& b) const {
+    return a * b;
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S& a, const S& b) const {
+    return {{dy * b, dy * a}};
+  }
+};
+
+struct Div {
+  template <class S>
+  CHORUS_HD S operator()(const S& a, const S& b) const {
+    return a / b;
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S& a, const S& b) const {
+    return {{dy / b, -dy * (a / b / b)}};
+  }
+};
+
+/// The larger one; a tie gives half of the gradient to each.
+struct Maximum {
+  template <class S>
+  CHORUS_HD S operator()(const S& a, const S& b) const {
+    return max(a, b);
+  }
+};
+
+struct Minimum {
+  template <class S>
+  CHORUS_HD S operator()(const S& a, const S& b) const {
+    return min(a, b);
+  }
+};
+
+/// base^exponent
+struct Pow {
+  template <class S>
+  CHORUS_HD S operator()(const S& base, const S& exponent) const {
+    return pow(base, exponent);
+  }
+};
+
+struct AddScalar {
+  static constexpr bool linear = true;
+  double value = 0;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return x + real_of<S>(value);
+  }
+};
+
+struct MulScalar {
+  static constexpr bool linear = true;
+  double value = 1;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return x * real_of<S>(value);
+  }
+};
+
+/// x^exponent; fast for -1, -0.5, 0, 0.5, 1, 2, 3.
+struct PowScalar {
+  double exponent = 1;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return pow(x, real_of<S>(exponent));
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
+    const auto e = static_cast<real_of<S>>(exponent);
+    if (e == 0) return {{S(0) * dy}};
+    return {{pow(x, e - 1) * e * dy}};
+  }
+};
+
+struct Neg {
+  static constexpr bool linear = true;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return -x;
+  }
+};
+
+struct Square {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return x * x;
+  }
+};
+
+struct Reciprocal {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return 1 / x;
+  }
+};
+
+// Functors that are one call of a function that all number types have.
+#define CHORUS_FUNCTOR(NAME, FUNCTION)         \
+  struct NAME {                                \
+    template <class S>                         \
+    CHORUS_HD S operator()(const S& x) const { \
+      return FUNCTION(x);                      \
+    }                                          \
+  }
+CHORUS_FUNCTOR(Abs, abs);
+CHORUS_FUNCTOR(Sqrt, sqrt);
+CHORUS_FUNCTOR(Rsqrt, rsqrt);
+CHORUS_FUNCTOR(Exp, exp);
+CHORUS_FUNCTOR(Log, log);
+CHORUS_FUNCTOR(Log1p, log1p);
+CHORUS_FUNCTOR(Sin, sin);
+CHORUS_FUNCTOR(Cos, cos);
+CHORUS_FUNCTOR(Tanh, tanh);
+CHORUS_FUNCTOR(Erf, erf);
+CHORUS_FUNCTOR(Sigmoid, sigmoid);
+#undef CHORUS_FUNCTOR
+
+/// max(x, 0); NaN stays. The gradient at 0 is 0.
+struct Relu {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return where(x <= 0, S(0), x);
+  }
+};
+
+/// x limited to [min, max], with a gradient at the limits; NaN stays, and gets none.
+struct Clamp {
+  double min = 0, max = 1;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return where(x < real_of<S>(min), S(real_of<S>(min)), where(x > real_of<S>(max), S(real_of<S>(max)), x));
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
+    return {{where(x >= real_of<S>(min), where(x <= real_of<S>(max), dy, S(0)), S(0))}};
+  }
+};
+
+/// The same without a gradient at the limits, as PyTorch's hardtanh.
+struct Hardtanh {
+  double min = -1, max = 1;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return where(x <= real_of<S>(min), S(real_of<S>(min)), where(x >= real_of<S>(max), S(real_of<S>(max)), x));
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
+    return {{where(x > real_of<S>(min), where(x < real_of<S>(max), dy, S(0)), S(0))}};
+  }
+};
+
+struct Relu6 : Hardtanh {
+  CHORUS_HD constexpr Relu6() : Hardtanh{0, 6} {}
+};
+
+struct LeakyRelu {
+  double slope = 0.01;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return where(x > 0, x, x * real_of<S>(slope));
+  }
+};
+
+/// x for positive x, else alpha (exp(x) - 1).
+struct Elu {
+  double alpha = 1;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return where(x > 0, x, expm1(x) * real_of<S>(alpha));
+  }
+};
+
+/// x sigmoid(x), also called swish.
+struct Silu {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return x * sigmoid(x);
+  }
+};
+
+/// x Φ(x), Φ being the normal distribution function (Hendrycks, Gimpel 2016).
+struct Gelu {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return x * (erf(x * real_of<S>(0.70710678118654752)) + 1) * real_of<S>(0.5);
+  }
+};
+
+/// GELU's approximation 0.5 x (1 + tanh(u)), u = sqrt(2/π) (x + 0.044715 x³), which is x sigmoid(2 u).
+struct GeluTanh {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    using R = real_of<S>;
+    return x * sigmoid(x * (x * x * R(2 * 0.79788456080286536 * 0.044715) + R(2 * 0.79788456080286536)));
+  }
+};
+
+/// log(1 + exp(beta x)) / beta; x itself where beta x is above the threshold.
+struct Softplus {
+  double beta = 1, threshold = 20;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    using R = real_of<S>;
+    const S scaled = x * R(beta);
+    return where(scaled > R(threshold), x, softplus(scaled) / R(beta));
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
+    using R = real_of<S>;
+    const S scaled = x * R(beta);
+    return {{where(scaled > R(threshold), dy, dy * sigmoid(scaled))}};
+  }
+};
+
+/// x tanh(softplus(x)) (Misra 2019).
+struct Mish {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return x * tanh(softplus(x));
+  }
+};
+
+struct LogSigmoid {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return -softplus(-x);
+  }
+};
+
+/// relu6(x + 3) / 6
+struct Hardsigmoid {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return where(x <= -3, S(0), where(x >= 3, S(1), (x + 3) / 6));
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
+    return {{where(x > -3, where(x < 3, dy / 6, S(0)), S(0))}};
+  }
+};
+
+/// x relu6(x + 3) / 6. The gradient is 0 up to -3 and 1 from 3 on.
+struct Hardswish {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return where(x < -3, S(0), where(x <= 3, x * (x + 3) / 6, x));
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
+    return {{where(x <= -3, S(0), where(x >= 3, dy, dy * (x / 3 + real_of<S>(0.5))))}};
+  }
+};
+
+}  // namespace chorus::functors
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_FUNCTORS_HPP
 
 namespace chorus::kernels {
 
@@ -6638,6 +10529,7 @@ void run_backward(std::span<const Ref<Node>> roots, const BackwardOptions& optio
 
 }  // namespace chorus
 
+#if !CHORUS_COMPILED
 // <chorus/autograd/tape_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_TAPE_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_TAPE_IMPL_HPP
@@ -6859,6 +10751,7 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_TAPE_IMPL_HPP
 
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_TAPE_HPP
 
 namespace chorus {
@@ -8901,6 +12794,7 @@ class Cifar10 : public ImageDataset {
 
 }  // namespace chorus::data
 
+#if !CHORUS_COMPILED
 // <chorus/data/cifar10_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_CIFAR10_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_CIFAR10_IMPL_HPP
@@ -8979,6 +12873,7 @@ CHORUS_INLINE void Cifar10::read_batch(const std::string& path, std::vector<std:
 }  // namespace chorus::data
 #endif  // CHORUS_SINGLE_CHORUS_DATA_CIFAR10_IMPL_HPP
 
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_DATA_CIFAR10_HPP
 
 // <chorus/data/loader.hpp>
@@ -9389,6 +13284,7 @@ using DistributedSampler = Sampler;
 
 }  // namespace chorus::data
 
+#if !CHORUS_COMPILED
 // <chorus/data/sampler_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_SAMPLER_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_SAMPLER_IMPL_HPP
@@ -9466,6 +13362,7 @@ std::vector<Index> permutation(std::uint64_t seed, std::uint64_t stream, Index n
 
 }  // namespace chorus::kernels
 
+#if !CHORUS_COMPILED
 // <chorus/kernels/cpu/random.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_RANDOM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_RANDOM_HPP
@@ -9629,6 +13526,7 @@ CHORUS_INLINE std::vector<Index> permutation(std::uint64_t seed, std::uint64_t s
 }  // namespace chorus::kernels
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_RANDOM_HPP
 
+#endif
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
 // <chorus/kernels/cuda/random.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_RANDOM_HPP
@@ -9843,6 +13741,7 @@ CHORUS_INLINE void Sampler::make_order() {
 }  // namespace chorus::data
 #endif  // CHORUS_SINGLE_CHORUS_DATA_SAMPLER_IMPL_HPP
 
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_DATA_SAMPLER_HPP
 
 #include <iterator>
@@ -10269,6 +14168,7 @@ bool Loader<B>::Iterator::operator==(std::default_sentinel_t) const {
 }  // namespace chorus::data::detail
 #endif  // CHORUS_SINGLE_CHORUS_DATA_LOADER_PASS_HPP
 
+#if !CHORUS_COMPILED
 // <chorus/data/loader_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_LOADER_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_LOADER_IMPL_HPP
@@ -10397,6 +14297,7 @@ CHORUS_INLINE Batch ImageSource::make(const Sampler& sampler, Index b) const {
 
 #else
 extern template class chorus::data::detail::Loader<chorus::data::Batch>;
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_DATA_LOADER_HPP
 
 // <chorus/data/mnist.hpp>
@@ -10617,6 +14518,7 @@ class Mnist : public ImageDataset {
 
 }  // namespace chorus::data
 
+#if !CHORUS_COMPILED
 // <chorus/data/mnist_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_MNIST_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_MNIST_IMPL_HPP
@@ -10679,6 +14581,7 @@ CHORUS_INLINE ImageDataset Mnist::read(const std::string& folder, Split split) {
 }  // namespace chorus::data
 #endif  // CHORUS_SINGLE_CHORUS_DATA_MNIST_IMPL_HPP
 
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_DATA_MNIST_HPP
 
 // <chorus/data/synthetic_images.hpp>
@@ -10843,6 +14746,7 @@ LoadReport load(Model& model, const std::string& path);
 #define CHORUS_SINGLE_CHORUS_IO_TENSOR_ENTRY_HPP
 /// What a safetensors file holds: element types, tensors and notes, and the rules that its reader and its writer share.
 
+#include <limits>
 #include <map>
 
 namespace chorus::io {
@@ -11453,6 +15357,50 @@ inline void append_json_string(std::string& out, std::string_view text) {
 #include <dirent.h>
 #include <sys/file.h>
 #include <sys/random.h>
+
+// <chorus/core/held_signal.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_HELD_SIGNAL_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_HELD_SIGNAL_HPP
+/// `HeldSignal`: around writes that would end the process where they fail.
+
+#include <csignal>
+#include <ctime>
+
+namespace chorus::detail {
+
+/// While it lives, a write of this thread that fails does so with an error alone, and without the signal that would end
+/// the process: SIGPIPE (EPIPE, the other end has gone) or SIGXFSZ (EFBIG, `ulimit -f`). Threads that are started
+/// meanwhile inherit that for good. The process's handler is left alone, and this thread's mask is as before
+/// afterwards.
+class HeldSignal {
+ public:
+  explicit HeldSignal(int signal) {
+    sigset_t pending;
+    sigpending(&pending);
+    was_pending_ = sigismember(&pending, signal) == 1;
+    sigemptyset(&held_);
+    sigaddset(&held_, signal);
+    pthread_sigmask(SIG_BLOCK, &held_, &before_);
+  }
+  HeldSignal(const HeldSignal&) = delete;
+  HeldSignal& operator=(const HeldSignal&) = delete;
+  ~HeldSignal() {
+    const int error = errno;
+    const timespec at_once{};
+    // What was raised meanwhile waits for this thread, and would be delivered to it now.
+    while (!was_pending_ && sigtimedwait(&held_, nullptr, &at_once) == -1 && errno == EINTR) {
+    }
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+    errno = error;
+  }
+
+ private:
+  sigset_t held_, before_;
+  bool was_pending_ = false;
+};
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_HELD_SIGNAL_HPP
 
 // <chorus/io/descriptor.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_DESCRIPTOR_HPP
@@ -12413,6 +16361,7 @@ inline std::shared_ptr<Engine> alone() { return std::make_shared<detail::Alone>(
 
 }  // namespace chorus::comm
 
+#if !CHORUS_COMPILED
 // <chorus/comm/algorithms/reduction.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_REDUCTION_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_REDUCTION_HPP
@@ -12549,6 +16498,7 @@ Reduction reduction(ReduceOp op, double scale) {
 }  // namespace chorus::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_REDUCTION_HPP
 
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_COMM_ENGINE_ENGINE_HPP
 
 namespace chorus::comm {
@@ -12764,6 +16714,7 @@ bool register_backend(Backend backend, EngineMaker maker);
 
 }  // namespace chorus::comm
 
+#if !CHORUS_COMPILED
 // <chorus/comm/connect_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_CONNECT_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_CONNECT_IMPL_HPP
@@ -14643,6 +18594,7 @@ AnyCommunicator join_thread_group(const World& world);
 
 }  // namespace chorus::comm
 
+#if !CHORUS_COMPILED
 // <chorus/comm/thread_group_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_THREAD_GROUP_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_THREAD_GROUP_IMPL_HPP
@@ -15521,6 +19473,7 @@ CHORUS_INLINE AnyCommunicator join_thread_group(const World& world) {
 }  // namespace chorus::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_THREAD_GROUP_IMPL_HPP
 
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_COMM_THREAD_GROUP_HPP
 
 // <chorus/comm/transport/hybrid_transport.hpp>
@@ -15667,6 +19620,7 @@ class Tls {
 
 }  // namespace chorus::comm
 
+#if !CHORUS_COMPILED
 // <chorus/comm/transport/tls_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TLS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TLS_IMPL_HPP
@@ -15886,6 +19840,7 @@ CHORUS_INLINE std::string Tls::trouble() const { return trouble_; }
 }  // namespace chorus::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TLS_IMPL_HPP
 
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TLS_HPP
 
 namespace chorus::comm {
@@ -17428,6 +21383,7 @@ CHORUS_INLINE bool register_backend(Backend backend, EngineMaker maker) {
 }  // namespace chorus::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_CONNECT_IMPL_HPP
 
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_COMM_CONNECT_HPP
 
 // <chorus/launch/device_list.hpp>
@@ -17514,6 +21470,67 @@ struct DeviceList {
 /// The launcher's messages, in printf's form: it is checked by the compiler as any other code, and costs it least.
 
 #include <cstdarg>
+
+// <chorus/core/say.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_SAY_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_SAY_HPP
+/// Messages to the user, on stderr.
+
+// <chorus/core/held_signal.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_HELD_SIGNAL_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_HELD_SIGNAL_HPP
+/// `HeldSignal`: around writes that would end the process where they fail.
+
+#include <csignal>
+#include <ctime>
+
+namespace chorus::detail {
+
+/// While it lives, a write of this thread that fails does so with an error alone, and without the signal that would end
+/// the process: SIGPIPE (EPIPE, the other end has gone) or SIGXFSZ (EFBIG, `ulimit -f`). Threads that are started
+/// meanwhile inherit that for good. The process's handler is left alone, and this thread's mask is as before
+/// afterwards.
+class HeldSignal {
+ public:
+  explicit HeldSignal(int signal) {
+    sigset_t pending;
+    sigpending(&pending);
+    was_pending_ = sigismember(&pending, signal) == 1;
+    sigemptyset(&held_);
+    sigaddset(&held_, signal);
+    pthread_sigmask(SIG_BLOCK, &held_, &before_);
+  }
+  HeldSignal(const HeldSignal&) = delete;
+  HeldSignal& operator=(const HeldSignal&) = delete;
+  ~HeldSignal() {
+    const int error = errno;
+    const timespec at_once{};
+    // What was raised meanwhile waits for this thread, and would be delivered to it now.
+    while (!was_pending_ && sigtimedwait(&held_, nullptr, &at_once) == -1 && errno == EINTR) {
+    }
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+    errno = error;
+  }
+
+ private:
+  sigset_t held_, before_;
+  bool was_pending_ = false;
+};
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_HELD_SIGNAL_HPP
+
+namespace chorus::detail {
+
+/// A line on stderr in one write, so that lines of several processes don't mix.
+inline void say(std::string_view message) {
+  const std::string line = "chorus: " + printable_lines(message) + '\n';
+  const HeldSignal held(SIGXFSZ);  // stderr may be a file
+  [[maybe_unused]] const auto written = write(STDERR_FILENO, line.data(), line.size());
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_SAY_HPP
 
 namespace chorus::detail {
 
@@ -17697,6 +21714,7 @@ class TraceRecorder final : public trace::Listener, public trace::StepCounter {
 
 }  // namespace chorus
 
+#if !CHORUS_COMPILED
 // <chorus/train/trace_recorder_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TRAIN_TRACE_RECORDER_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_TRAIN_TRACE_RECORDER_IMPL_HPP
@@ -17716,6 +21734,7 @@ bool merge_traces(const std::string& path, int ranks, bool as_it_is = false);
 
 }  // namespace chorus
 
+#if !CHORUS_COMPILED
 // <chorus/train/merge_traces_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TRAIN_MERGE_TRACES_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_TRAIN_MERGE_TRACES_IMPL_HPP
@@ -18225,6 +22244,7 @@ CHORUS_INLINE bool merge_traces(const std::string& path, int ranks, bool as_it_i
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_TRAIN_MERGE_TRACES_IMPL_HPP
 
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_TRAIN_MERGE_TRACES_HPP
 
 namespace chorus {
@@ -18502,6 +22522,7 @@ CHORUS_INLINE void TraceRecorder::write_samples() {
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_TRAIN_TRACE_RECORDER_IMPL_HPP
 
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_TRAIN_TRACE_RECORDER_HPP
 
 namespace chorus {
@@ -18665,6 +22686,7 @@ class Run {
 
 }  // namespace chorus
 
+#if !CHORUS_COMPILED
 // <chorus/launch/run_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_LAUNCH_RUN_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_LAUNCH_RUN_IMPL_HPP
@@ -19034,6 +23056,7 @@ CHORUS_INLINE void Run::abort(std::string_view why) noexcept {
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_LAUNCH_RUN_IMPL_HPP
 
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_LAUNCH_RUN_HPP
 
 #include <typeinfo>
@@ -19144,6 +23167,7 @@ int launch(int argc, char** argv, Body&& body) {
 
 }  // namespace chorus
 
+#if !CHORUS_COMPILED
 // <chorus/launch/launch_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_LAUNCH_LAUNCH_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_LAUNCH_LAUNCH_IMPL_HPP
@@ -20534,6 +24558,7 @@ CHORUS_INLINE int launch(LaunchedPolicy policy, int argc, char** argv, const Lau
 }  // namespace chorus::detail
 #endif  // CHORUS_SINGLE_CHORUS_LAUNCH_LAUNCH_IMPL_HPP
 
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_LAUNCH_LAUNCH_HPP
 
 // <chorus/nn/activations.hpp>
@@ -20613,6 +24638,719 @@ class Saved {
 
 }  // namespace chorus::detail
 #endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_SAVED_HPP
+
+// <chorus/kernels/functors.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_FUNCTORS_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_FUNCTORS_HPP
+/// The element-wise functions of the library, with PyTorch's definitions. Each is written once and runs on numbers, on
+/// Packs and, for its gradient, on Duals. Options are members.
+
+// <chorus/autograd/functor_gradient.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_FUNCTOR_GRADIENT_HPP
+#define CHORUS_SINGLE_CHORUS_AUTOGRAD_FUNCTOR_GRADIENT_HPP
+/// The gradient of an element-wise functor at one element: its own, or by Dual numbers.
+
+// <chorus/autograd/dual.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_DUAL_HPP
+#define CHORUS_SINGLE_CHORUS_AUTOGRAD_DUAL_HPP
+/// Dual: a number and its derivatives. A functor called with Duals computes its own gradient (forward-mode automatic
+/// differentiation of one element, inside the fused backward pass of an element-wise operation).
+
+// <chorus/kernels/scalar_math.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_SCALAR_MATH_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_SCALAR_MATH_HPP
+/// The functions that element-wise functors call, for plain floating-point numbers, on the host and in CUDA kernels.
+/// Pack and Dual bring the same functions; all three stand in one namespace.
+
+namespace chorus::math {
+
+/// The floating-point type that a number type is made of: `float` for float, Pack<float> and Dual<Pack<float>, 2>.
+template <class S>
+struct RealOf {
+  using type = S;
+};
+template <class S>
+using real_of = typename RealOf<S>::type;
+
+/// What may stand beside a Pack or a Dual in an expression, as in `0.5 * x`.
+template <class A>
+concept Arithmetic = std::is_arithmetic_v<A>;
+
+/// `a` where `condition` holds, else `b`: what functors use in place of `if`.
+CHORUS_HD inline float where(bool condition, float a, float b) { return condition ? a : b; }
+CHORUS_HD inline double where(bool condition, double a, double b) { return condition ? a : b; }
+
+using std::abs, std::exp, std::expm1, std::log, std::log1p, std::sqrt, std::sin, std::cos, std::tanh, std::erf;
+
+template <std::floating_point T>
+CHORUS_HD T rsqrt(T x) {
+  return 1 / std::sqrt(x);
+}
+template <std::floating_point T>
+CHORUS_HD T pow(T x, std::type_identity_t<T> exponent) {
+  return std::pow(x, exponent);
+}
+/// The larger one; NaN if either is, as PyTorch's maximum.
+template <std::floating_point T>
+CHORUS_HD T max(T a, std::type_identity_t<T> b) {
+  return a > b || a != a ? a : b;
+}
+/// The smaller one; NaN if either is.
+template <std::floating_point T>
+CHORUS_HD T min(T a, std::type_identity_t<T> b) {
+  return a < b || a != a ? a : b;
+}
+/// 1 / (1 + exp(-x)).
+template <std::floating_point T>
+CHORUS_HD T sigmoid(T x) {
+  return 1 / (1 + std::exp(-x));
+}
+/// log(1 + exp(x)), without overflow.
+template <std::floating_point T>
+CHORUS_HD T softplus(T x) {
+  return max(x, T{0}) + std::log1p(std::exp(-std::fabs(x)));
+}
+
+}  // namespace chorus::math
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_SCALAR_MATH_HPP
+
+namespace chorus::math {
+
+/// `value` and its derivatives in `N` directions. `S` is float, double or a Pack. Kinks follow the branch that `where`
+/// takes; the branch not taken has no influence, not even as NaN. `Dual<S, 0>` is a plain number with this interface.
+template <class S, int N>
+struct Dual {
+  S value;
+  S d[N == 0 ? 1 : N];
+
+  // What stands for no derivatives is copied with the rest, so it has a value.
+  CHORUS_HD Dual() {
+    if constexpr (N == 0) d[0] = S(0);
+  }
+  template <class X>
+  requires(std::is_same_v<X, S> || Arithmetic<X>) CHORUS_HD Dual(const X& x)
+      : value(static_cast<S>(x)) {  // NOLINT: converts as numbers do
+    for (S& each : d) each = S(0);
+  }
+};
+
+template <class S, int N>
+struct RealOf<Dual<S, N>> {
+  using type = real_of<S>;
+};
+
+namespace detail {
+
+template <class S>
+inline constexpr bool is_dual = false;
+template <class S, int N>
+inline constexpr bool is_dual<Dual<S, N>> = true;
+
+/// slope d. Of several directions one that a number doesn't depend on has no influence, however steep the slope: 0, not
+/// infinity times 0. (A d that is a Dual may be 0 and yet change.)
+template <int N, class S>
+CHORUS_HD S along(const S& slope, const S& d) {
+  if constexpr (N > 1 && !is_dual<S>)
+    return where(d == 0, S(0), slope * d);
+  else
+    return slope * d;
+}
+
+/// The chain rule: a result `value` whose derivative by `x` is `slope`.
+template <class S, int N>
+CHORUS_HD Dual<S, N> chain(const S& value, const S& slope, const Dual<S, N>& x) {
+  Dual<S, N> out;
+  out.value = value;
+  for (int i = 0; i < N; ++i) out.d[i] = along<N, S>(slope, x.d[i]);
+  return out;
+}
+template <class S, int N>
+CHORUS_HD Dual<S, N> chain(const S& value, const S& slope_a, const Dual<S, N>& a, const S& slope_b,
+                           const Dual<S, N>& b) {
+  Dual<S, N> out;
+  out.value = value;
+  for (int i = 0; i < N; ++i) out.d[i] = along<N, S>(slope_a, a.d[i]) + along<N, S>(slope_b, b.d[i]);
+  return out;
+}
+
+}  // namespace detail
+
+template <class S, int N>
+CHORUS_HD Dual<S, N> operator-(const Dual<S, N>& a) {
+  Dual<S, N> out;
+  out.value = -a.value;
+  for (int i = 0; i < N; ++i) out.d[i] = -a.d[i];
+  return out;
+}
+
+template <class S, int N>
+CHORUS_HD Dual<S, N> operator+(const Dual<S, N>& a, const Dual<S, N>& b) {
+  Dual<S, N> out;
+  out.value = a.value + b.value;
+  for (int i = 0; i < N; ++i) out.d[i] = a.d[i] + b.d[i];
+  return out;
+}
+template <class S, int N>
+CHORUS_HD Dual<S, N> operator-(const Dual<S, N>& a, const Dual<S, N>& b) {
+  Dual<S, N> out;
+  out.value = a.value - b.value;
+  for (int i = 0; i < N; ++i) out.d[i] = a.d[i] - b.d[i];
+  return out;
+}
+template <class S, int N>
+CHORUS_HD Dual<S, N> operator*(const Dual<S, N>& a, const Dual<S, N>& b) {
+  return detail::chain<S, N>(a.value * b.value, b.value, a, a.value, b);
+}
+template <class S, int N>
+CHORUS_HD Dual<S, N> operator/(const Dual<S, N>& a, const Dual<S, N>& b) {
+  Dual<S, N> out;
+  out.value = a.value / b.value;
+  for (int i = 0; i < N; ++i) out.d[i] = (a.d[i] - detail::along<N, S>(out.value, b.d[i])) / b.value;
+  return out;
+}
+
+// A plain number on one side has no derivatives to carry along.
+template <class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> operator+(const Dual<S, N>& a, A b) {
+  Dual<S, N> out = a;
+  out.value = a.value + static_cast<real_of<S>>(b);
+  return out;
+}
+template <class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> operator+(A a, const Dual<S, N>& b) {
+  return b + a;
+}
+template <class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> operator-(const Dual<S, N>& a, A b) {
+  Dual<S, N> out = a;
+  out.value = a.value - static_cast<real_of<S>>(b);
+  return out;
+}
+template <class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> operator-(A a, const Dual<S, N>& b) {
+  Dual<S, N> out = -b;
+  out.value = static_cast<real_of<S>>(a) - b.value;
+  return out;
+}
+template <class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> operator*(const Dual<S, N>& a, A b) {
+  const auto factor = static_cast<real_of<S>>(b);
+  Dual<S, N> out;
+  out.value = a.value * factor;
+  for (int i = 0; i < N; ++i) out.d[i] = a.d[i] * factor;
+  return out;
+}
+template <class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> operator*(A a, const Dual<S, N>& b) {
+  return b * a;
+}
+template <class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> operator/(const Dual<S, N>& a, A b) {
+  const auto divisor = static_cast<real_of<S>>(b);
+  Dual<S, N> out;
+  out.value = a.value / divisor;
+  for (int i = 0; i < N; ++i) out.d[i] = a.d[i] / divisor;
+  return out;
+}
+template <class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> operator/(A a, const Dual<S, N>& b) {
+  const S value = static_cast<real_of<S>>(a) / b.value;
+  return detail::chain<S, N>(value, -value / b.value, b);
+}
+
+// Comparisons look at the value alone.
+#define CHORUS_DUAL_COMPARISON(OP)                                       \
+  template <class S, int N>                                              \
+  CHORUS_HD auto operator OP(const Dual<S, N>& a, const Dual<S, N>& b) { \
+    return a.value OP b.value;                                           \
+  }                                                                      \
+  template <class S, int N, Arithmetic A>                                \
+  CHORUS_HD auto operator OP(const Dual<S, N>& a, A b) {                 \
+    return a.value OP static_cast<real_of<S>>(b);                        \
+  }                                                                      \
+  template <class S, int N, Arithmetic A>                                \
+  CHORUS_HD auto operator OP(A a, const Dual<S, N>& b) {                 \
+    return static_cast<real_of<S>>(a) OP b.value;                        \
+  }
+CHORUS_DUAL_COMPARISON(<)
+CHORUS_DUAL_COMPARISON(<=)
+CHORUS_DUAL_COMPARISON(>)
+CHORUS_DUAL_COMPARISON(>=)
+CHORUS_DUAL_COMPARISON(==)
+#undef CHORUS_DUAL_COMPARISON
+
+template <class Condition, class S, int N>
+CHORUS_HD Dual<S, N> where(const Condition& condition, const Dual<S, N>& a, const Dual<S, N>& b) {
+  Dual<S, N> out;
+  out.value = where(condition, a.value, b.value);
+  for (int i = 0; i < N; ++i) out.d[i] = where(condition, a.d[i], b.d[i]);
+  return out;
+}
+template <class Condition, class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> where(const Condition& condition, A a, const Dual<S, N>& b) {
+  return where(condition, Dual<S, N>(a), b);
+}
+template <class Condition, class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> where(const Condition& condition, const Dual<S, N>& a, A b) {
+  return where(condition, a, Dual<S, N>(b));
+}
+
+template <class S, int N>
+CHORUS_HD Dual<S, N> exp(const Dual<S, N>& x) {
+  const S y = exp(x.value);
+  return detail::chain<S, N>(y, y, x);
+}
+template <class S, int N>
+CHORUS_HD Dual<S, N> expm1(const Dual<S, N>& x) {
+  return detail::chain<S, N>(expm1(x.value), exp(x.value), x);
+}
+template <class S, int N>
+CHORUS_HD Dual<S, N> log(const Dual<S, N>& x) {
+  Dual<S, N> out;
+  out.value = log(x.value);
+  for (int i = 0; i < N; ++i) out.d[i] = x.d[i] / x.value;  // 1 / x of a subnormal number overflows
+  return out;
+}
+template <class S, int N>
+CHORUS_HD Dual<S, N> log1p(const Dual<S, N>& x) {
+  return detail::chain<S, N>(log1p(x.value), 1 / (1 + x.value), x);
+}
+template <class S, int N>
+CHORUS_HD Dual<S, N> sqrt(const Dual<S, N>& x) {
+  const S y = sqrt(x.value);
+  return detail::chain<S, N>(y, 1 / (y + y), x);
+}
+template <class S, int N>
+CHORUS_HD Dual<S, N> rsqrt(const Dual<S, N>& x) {
+  const S y = rsqrt(x.value);
+  return detail::chain<S, N>(y, y * y * y / -2, x);
+}
+template <class S, int N>
+CHORUS_HD Dual<S, N> sin(const Dual<S, N>& x) {
+  return detail::chain<S, N>(sin(x.value), cos(x.value), x);
+}
+template <class S, int N>
+CHORUS_HD Dual<S, N> cos(const Dual<S, N>& x) {
+  return detail::chain<S, N>(cos(x.value), -sin(x.value), x);
+}
+template <class S, int N>
+CHORUS_HD Dual<S, N> tanh(const Dual<S, N>& x) {
+  const S y = tanh(x.value);
+  return detail::chain<S, N>(y, 1 - y * y, x);
+}
+template <class S, int N>
+CHORUS_HD Dual<S, N> erf(const Dual<S, N>& x) {
+  constexpr auto two_over_sqrt_pi = static_cast<real_of<S>>(1.1283791670955126);
+  return detail::chain<S, N>(erf(x.value), two_over_sqrt_pi * exp(-(x.value * x.value)), x);
+}
+template <class S, int N>
+CHORUS_HD Dual<S, N> sigmoid(const Dual<S, N>& x) {
+  const S y = sigmoid(x.value);
+  return detail::chain<S, N>(y, y * (1 - y), x);
+}
+template <class S, int N>
+CHORUS_HD Dual<S, N> softplus(const Dual<S, N>& x) {
+  return detail::chain<S, N>(softplus(x.value), sigmoid(x.value), x);
+}
+/// At 0 the derivative is 0.
+template <class S, int N>
+CHORUS_HD Dual<S, N> abs(const Dual<S, N>& x) {
+  Dual<S, N> out;
+  out.value = abs(x.value);
+  for (int i = 0; i < N; ++i) out.d[i] = where(x.value > 0, x.d[i], where(x.value < 0, -x.d[i], S(0)));
+  return out;
+}
+
+/// At a tie each side has half of the derivative, and where one is NaN all of it, as in PyTorch.
+template <class S, int N>
+CHORUS_HD Dual<S, N> max(const Dual<S, N>& a, const Dual<S, N>& b) {
+  Dual<S, N> out;
+  out.value = max(a.value, b.value);
+  for (int i = 0; i < N; ++i)
+    out.d[i] = where(a.value > b.value, a.d[i],
+                     where(a.value < b.value, b.d[i], (a.d[i] + b.d[i]) * where(a.value == b.value, S(0.5), S(1))));
+  return out;
+}
+template <class S, int N>
+CHORUS_HD Dual<S, N> min(const Dual<S, N>& a, const Dual<S, N>& b) {
+  return -max(-a, -b);
+}
+template <class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> max(const Dual<S, N>& a, A b) {
+  return max(a, Dual<S, N>(b));
+}
+template <class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> max(A a, const Dual<S, N>& b) {
+  return max(Dual<S, N>(a), b);
+}
+template <class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> min(const Dual<S, N>& a, A b) {
+  return min(a, Dual<S, N>(b));
+}
+template <class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> min(A a, const Dual<S, N>& b) {
+  return min(Dual<S, N>(a), b);
+}
+
+/// By the exponent it is 0 where the base is 0 and the exponent is not negative; by the base it is 0 where the exponent
+/// is.
+template <class S, int N>
+CHORUS_HD Dual<S, N> pow(const Dual<S, N>& x, const Dual<S, N>& exponent) {
+  const S y = pow(x.value, exponent.value);
+  const S by_base = where(exponent.value == 0, S(0), exponent.value * pow(x.value, exponent.value - 1));
+  const S by_exponent = where(x.value == 0, where(exponent.value >= 0, S(0), y * log(x.value)), y * log(x.value));
+  Dual<S, N> out;
+  out.value = y;
+  // A negative base is no NaN for the base's gradient, although the exponent's does not exist.
+  for (int i = 0; i < N; ++i)
+    out.d[i] =
+        where(x.d[i] == 0, S(0), by_base * x.d[i]) + where(exponent.d[i] == 0, S(0), by_exponent * exponent.d[i]);
+  return out;
+}
+template <class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> pow(const Dual<S, N>& x, A exponent) {
+  const auto e = static_cast<real_of<S>>(exponent);
+  const S slope = e == 0 ? S(0) : S(e * pow(x.value, e - 1));
+  return detail::chain<S, N>(S(pow(x.value, e)), slope, x);
+}
+
+}  // namespace chorus::math
+
+namespace chorus {
+using math::Dual;
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_DUAL_HPP
+
+namespace chorus::math {
+
+/// What `gradient` returns: one number for each input of a functor.
+template <class S, int N>
+struct Partials {
+  S d[N];
+};
+
+/// The gradient by each input of `y = f(x...)` at one element (or Pack), where `dy` is the gradient by y. A functor
+/// that knows a cheaper or more exact way than Dual numbers brings it along: `template <class S> Partials<S, 2>
+/// gradient(const S& dy, const S& a, const S& b) const`.
+template <class F, class S, class... X>
+CHORUS_HD Partials<S, static_cast<int>(sizeof...(X))> gradient(const F& f, const S& dy, const X&... x) {
+  constexpr int n = static_cast<int>(sizeof...(X));
+  if constexpr (requires { f.gradient(dy, x...); }) {
+    return f.gradient(dy, x...);
+  } else {
+    int next = 0;
+    const auto seed = [&](const S& value) {
+      Dual<S, n> input(value);
+      input.d[next++] = dy;
+      return input;
+    };
+    Dual<S, n> inputs[] = {seed(x)...};
+    return [&]<int... i>(std::integer_sequence<int, i...>) {
+      const Dual<S, n> y = f(inputs[i]...);
+      return Partials<S, n>{{y.d[i]...}};
+    }
+    (std::make_integer_sequence<int, n>());
+  }
+}
+
+}  // namespace chorus::math
+
+namespace chorus {
+using math::Partials;
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_FUNCTOR_GRADIENT_HPP
+
+namespace chorus::functors {
+
+// `linear`: the derivatives are constants; `bilinear`: that by each of two inputs depends on the other one alone.
+// Backward does not mind what has become of numbers that it does not need.
+
+using namespace math;  // for plain numbers, which no argument-dependent lookup finds
+
+struct Add {
+  static constexpr bool linear = true;
+  template <class S>
+  CHORUS_HD S operator()(const S& a, const S& b) const {
+    return a + b;
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S&, const S&) const {
+    return {{dy, dy}};
+  }
+};
+
+struct Sub {
+  static constexpr bool linear = true;
+  template <class S>
+  CHORUS_HD S operator()(const S& a, const S& b) const {
+    return a - b;
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S&, const S&) const {
+    return {{dy, -dy}};
+  }
+};
+
+struct Mul {
+  static constexpr bool bilinear = true;
+  template <class S>
+  CHORUS_HD S operator()(const S& a, const S& b) const {
+    return a * b;
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S& a, const S& b) const {
+    return {{dy * b, dy * a}};
+  }
+};
+
+struct Div {
+  template <class S>
+  CHORUS_HD S operator()(const S& a, const S& b) const {
+    return a / b;
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S& a, const S& b) const {
+    return {{dy / b, -dy * (a / b / b)}};
+  }
+};
+
+/// The larger one; a tie gives half of the gradient to each.
+struct Maximum {
+  template <class S>
+  CHORUS_HD S operator()(const S& a, const S& b) const {
+    return max(a, b);
+  }
+};
+
+struct Minimum {
+  template <class S>
+  CHORUS_HD S operator()(const S& a, const S& b) const {
+    return min(a, b);
+  }
+};
+
+/// base^exponent
+struct Pow {
+  template <class S>
+  CHORUS_HD S operator()(const S& base, const S& exponent) const {
+    return pow(base, exponent);
+  }
+};
+
+struct AddScalar {
+  static constexpr bool linear = true;
+  double value = 0;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return x + real_of<S>(value);
+  }
+};
+
+struct MulScalar {
+  static constexpr bool linear = true;
+  double value = 1;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return x * real_of<S>(value);
+  }
+};
+
+/// x^exponent; fast for -1, -0.5, 0, 0.5, 1, 2, 3.
+struct PowScalar {
+  double exponent = 1;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return pow(x, real_of<S>(exponent));
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
+    const auto e = static_cast<real_of<S>>(exponent);
+    if (e == 0) return {{S(0) * dy}};
+    return {{pow(x, e - 1) * e * dy}};
+  }
+};
+
+struct Neg {
+  static constexpr bool linear = true;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return -x;
+  }
+};
+
+struct Square {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return x * x;
+  }
+};
+
+struct Reciprocal {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return 1 / x;
+  }
+};
+
+// Functors that are one call of a function that all number types have.
+#define CHORUS_FUNCTOR(NAME, FUNCTION)         \
+  struct NAME {                                \
+    template <class S>                         \
+    CHORUS_HD S operator()(const S& x) const { \
+      return FUNCTION(x);                      \
+    }                                          \
+  }
+CHORUS_FUNCTOR(Abs, abs);
+CHORUS_FUNCTOR(Sqrt, sqrt);
+CHORUS_FUNCTOR(Rsqrt, rsqrt);
+CHORUS_FUNCTOR(Exp, exp);
+CHORUS_FUNCTOR(Log, log);
+CHORUS_FUNCTOR(Log1p, log1p);
+CHORUS_FUNCTOR(Sin, sin);
+CHORUS_FUNCTOR(Cos, cos);
+CHORUS_FUNCTOR(Tanh, tanh);
+CHORUS_FUNCTOR(Erf, erf);
+CHORUS_FUNCTOR(Sigmoid, sigmoid);
+#undef CHORUS_FUNCTOR
+
+/// max(x, 0); NaN stays. The gradient at 0 is 0.
+struct Relu {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return where(x <= 0, S(0), x);
+  }
+};
+
+/// x limited to [min, max], with a gradient at the limits; NaN stays, and gets none.
+struct Clamp {
+  double min = 0, max = 1;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return where(x < real_of<S>(min), S(real_of<S>(min)), where(x > real_of<S>(max), S(real_of<S>(max)), x));
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
+    return {{where(x >= real_of<S>(min), where(x <= real_of<S>(max), dy, S(0)), S(0))}};
+  }
+};
+
+/// The same without a gradient at the limits, as PyTorch's hardtanh.
+struct Hardtanh {
+  double min = -1, max = 1;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return where(x <= real_of<S>(min), S(real_of<S>(min)), where(x >= real_of<S>(max), S(real_of<S>(max)), x));
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
+    return {{where(x > real_of<S>(min), where(x < real_of<S>(max), dy, S(0)), S(0))}};
+  }
+};
+
+struct Relu6 : Hardtanh {
+  CHORUS_HD constexpr Relu6() : Hardtanh{0, 6} {}
+};
+
+struct LeakyRelu {
+  double slope = 0.01;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return where(x > 0, x, x * real_of<S>(slope));
+  }
+};
+
+/// x for positive x, else alpha (exp(x) - 1).
+struct Elu {
+  double alpha = 1;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return where(x > 0, x, expm1(x) * real_of<S>(alpha));
+  }
+};
+
+/// x sigmoid(x), also called swish.
+struct Silu {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return x * sigmoid(x);
+  }
+};
+
+/// x Φ(x), Φ being the normal distribution function (Hendrycks, Gimpel 2016).
+struct Gelu {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return x * (erf(x * real_of<S>(0.70710678118654752)) + 1) * real_of<S>(0.5);
+  }
+};
+
+/// GELU's approximation 0.5 x (1 + tanh(u)), u = sqrt(2/π) (x + 0.044715 x³), which is x sigmoid(2 u).
+struct GeluTanh {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    using R = real_of<S>;
+    return x * sigmoid(x * (x * x * R(2 * 0.79788456080286536 * 0.044715) + R(2 * 0.79788456080286536)));
+  }
+};
+
+/// log(1 + exp(beta x)) / beta; x itself where beta x is above the threshold.
+struct Softplus {
+  double beta = 1, threshold = 20;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    using R = real_of<S>;
+    const S scaled = x * R(beta);
+    return where(scaled > R(threshold), x, softplus(scaled) / R(beta));
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
+    using R = real_of<S>;
+    const S scaled = x * R(beta);
+    return {{where(scaled > R(threshold), dy, dy * sigmoid(scaled))}};
+  }
+};
+
+/// x tanh(softplus(x)) (Misra 2019).
+struct Mish {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return x * tanh(softplus(x));
+  }
+};
+
+struct LogSigmoid {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return -softplus(-x);
+  }
+};
+
+/// relu6(x + 3) / 6
+struct Hardsigmoid {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return where(x <= -3, S(0), where(x >= 3, S(1), (x + 3) / 6));
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
+    return {{where(x > -3, where(x < 3, dy / 6, S(0)), S(0))}};
+  }
+};
+
+/// x relu6(x + 3) / 6. The gradient is 0 up to -3 and 1 from 3 on.
+struct Hardswish {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return where(x < -3, S(0), where(x <= 3, x * (x + 3) / 6, x));
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
+    return {{where(x <= -3, S(0), where(x >= 3, dy, dy * (x / 3 + real_of<S>(0.5))))}};
+  }
+};
+
+}  // namespace chorus::functors
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_FUNCTORS_HPP
 
 namespace chorus {
 
@@ -21386,6 +26124,36 @@ auto hardtanh(const X& x, double min = -1, double max = 1) {
 /// Dropout (Srivastava et al., JMLR 15, 2014; scaled in training). The backward pass draws the mask again instead of
 /// keeping it. Forward overwrites y; backward overwrites dx or, with `accumulate`, adds.
 
+// <chorus/kernels/dropout_key.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_KEY_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_KEY_HPP
+/// Which elements dropout keeps: a pure function of the seed, the step, the layer and the element's place in the global
+/// batch, the same on every device and for every way to split the batch.
+
+namespace chorus::kernels {
+
+/// The Philox counter of elements 4 * quad to 4 * quad + 3 of a sample (its place in the global batch, modulo 2^32);
+/// the key is the seed. By the constant these words differ from those that initialisation draws from the same seed.
+CHORUS_HD constexpr PhiloxWords dropout_counter(const RandomKey& key, std::int64_t sample, std::int64_t quad) {
+  return {static_cast<std::uint32_t>(quad), static_cast<std::uint32_t>(sample),
+          key.replays == nullptr ? key.step : key.step + *key.replays, key.operation ^ 0x64726F70u};
+}
+
+/// An element is kept where the upper 24 bits of its word, the number that `unit_float` gives, reach this: where
+/// unit_float(word) >= p.
+CHORUS_HD constexpr std::uint32_t dropout_threshold(double p) {
+  const double scaled = p * 0x1p24;
+  const auto below = static_cast<std::uint32_t>(scaled);
+  return below + (static_cast<double>(below) < scaled ? 1u : 0u);
+}
+CHORUS_HD constexpr bool dropout_keeps(std::uint32_t word, std::uint32_t threshold) { return word >> 8 >= threshold; }
+
+/// What kept elements are multiplied by.
+CHORUS_HD constexpr double dropout_scale(double p) { return p < 1 ? 1 / (1 - p) : 0; }
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_KEY_HPP
+
 namespace chorus::kernels {
 
 /// y = x / (1 - p) where the element is kept, else 0; kept with probability 1 - p, as RandomKey says. x, y: [samples,
@@ -21413,6 +26181,7 @@ void dropout_backward(Cpu device, Index samples, Index inner, const T* dy, T* dx
 
 }  // namespace chorus::kernels
 
+#if !CHORUS_COMPILED
 // <chorus/kernels/cpu/dropout.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_DROPOUT_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_DROPOUT_HPP
@@ -21525,6 +26294,7 @@ void dropout_backward(Cpu, Index samples, Index inner, const T* dy, T* dx, doubl
 }  // namespace chorus::kernels
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_DROPOUT_HPP
 
+#endif
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
 // <chorus/kernels/cuda/dropout.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_DROPOUT_HPP
@@ -21595,6 +26365,48 @@ void dropout_backward(Cuda device, Index samples, Index inner, const T* dy, T* d
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_DROPOUT_PART_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_DROPOUT_PART_HPP
 /// Dropout of some columns on the CPU.
+
+// <chorus/kernels/cpu/philox_block.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PHILOX_BLOCK_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PHILOX_BLOCK_HPP
+/// Philox for several counters at once, in plain loops that compilers vectorise.
+
+namespace chorus::kernels {
+
+inline constexpr std::size_t philox_block = 16;
+
+/// words[4 * i + lane] = philox(key, counters[i])[lane] for `philox_block` counters.
+inline void philox_words(std::uint64_t key, const PhiloxWords* counters, std::uint32_t* words) {
+  constexpr std::size_t n = philox_block;
+  std::uint32_t a[n], b[n], c[n], d[n];
+  for (std::size_t i = 0; i < n; ++i) {
+    a[i] = counters[i][0];
+    b[i] = counters[i][1];
+    c[i] = counters[i][2];
+    d[i] = counters[i][3];
+  }
+  auto k0 = static_cast<std::uint32_t>(key), k1 = static_cast<std::uint32_t>(key >> 32);
+  for (int round = 0; round < 10; ++round) {
+    for (std::size_t i = 0; i < n; ++i) {
+      const std::uint64_t p = 0xD2511F53ull * a[i], q = 0xCD9E8D57ull * c[i];
+      a[i] = static_cast<std::uint32_t>(q >> 32) ^ b[i] ^ k0;
+      c[i] = static_cast<std::uint32_t>(p >> 32) ^ d[i] ^ k1;
+      b[i] = static_cast<std::uint32_t>(q);
+      d[i] = static_cast<std::uint32_t>(p);
+    }
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  for (std::size_t i = 0; i < n; ++i) {
+    words[4 * i] = a[i];
+    words[4 * i + 1] = b[i];
+    words[4 * i + 2] = c[i];
+    words[4 * i + 3] = d[i];
+  }
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_PHILOX_BLOCK_HPP
 
 namespace chorus::kernels {
 
@@ -21675,6 +26487,7 @@ void pad_block(Cpu device, AxisShape whole, Index start, Index count, const T* b
 
 }  // namespace chorus::kernels
 
+#if !CHORUS_COMPILED
 // <chorus/kernels/cpu/axis_block.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_AXIS_BLOCK_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_AXIS_BLOCK_HPP
@@ -21742,6 +26555,7 @@ void pad_block(Cpu device, AxisShape whole, Index start, Index count, const T* b
 }  // namespace chorus::kernels
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_AXIS_BLOCK_HPP
 
+#endif
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
 // <chorus/kernels/cuda/axis_block.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_AXIS_BLOCK_HPP
@@ -22205,6 +27019,7 @@ void avg_pool2d_backward(Cpu device, const Pool2dShape& s, const T* dy, T* dx, b
 
 }  // namespace chorus::kernels
 
+#if !CHORUS_COMPILED
 // <chorus/kernels/cpu/pooling.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_POOLING_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_POOLING_HPP
@@ -22403,6 +27218,7 @@ void avg_pool2d_backward(Cpu, const Pool2dShape& s, const T* dy, T* dx, bool acc
 }  // namespace chorus::kernels
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_POOLING_HPP
 
+#endif
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
 // <chorus/kernels/cuda/pooling.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_POOLING_HPP
@@ -22950,6 +27766,7 @@ void log_softmax_backward(Cpu device, AxisShape shape, const T* y, const T* dy, 
 
 }  // namespace chorus::kernels
 
+#if !CHORUS_COMPILED
 // <chorus/kernels/cpu/softmax.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_SOFTMAX_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_SOFTMAX_HPP
@@ -23285,6 +28102,7 @@ void log_softmax_backward(Cpu, AxisShape shape, const T* y, const T* dy, T* dx, 
 }  // namespace chorus::kernels
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_SOFTMAX_HPP
 
+#endif
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
 // <chorus/kernels/cuda/softmax.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_SOFTMAX_HPP
@@ -23566,6 +28384,7 @@ void var_backward(Cpu device, AxisShape shape, const T* x, const T* dy, T* dx, I
 
 }  // namespace chorus::kernels
 
+#if !CHORUS_COMPILED
 // <chorus/kernels/cpu/reduction.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_REDUCTION_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_REDUCTION_HPP
@@ -23766,6 +28585,7 @@ void var_backward(Cpu, AxisShape shape, const T* x, const T* dy, T* dx, Index co
 }  // namespace chorus::kernels
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_REDUCTION_HPP
 
+#endif
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
 // <chorus/kernels/cuda/reduction.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_REDUCTION_HPP
@@ -23974,6 +28794,8 @@ void var_backward(Cuda device, AxisShape shape, const T* x, const T* dy, T* dx, 
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_FOUND_NODES_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_FOUND_NODES_HPP
 /// A walk back over the tape that ends where the caller says.
+
+#include <unordered_set>
 
 namespace chorus::detail {
 
@@ -24583,6 +29405,246 @@ struct Dropout : Module {
 #ifndef CHORUS_SINGLE_CHORUS_NN_INIT_HPP
 #define CHORUS_SINGLE_CHORUS_NN_INIT_HPP
 /// The numbers that parameters start with.
+
+// <chorus/kernels/random.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_HPP
+/// Random numbers, counter-based: number i of a stream depends on (seed, stream, i) alone, so that any part of the
+/// stream can be drawn anywhere. A stream is a purpose: a parameter's number, an epoch.
+
+namespace chorus::kernels {
+
+/// Numbers `offset` to `offset + count - 1` of a stream, uniform in [lo, hi): 24 random bits for a float, 53 for a
+/// double. The floats have the same bits on every device.
+template <class T>
+void fill_uniform(Cpu, std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out, T lo, T hi);
+
+/// Numbers `offset` to `offset + count - 1` of a stream, normally distributed (Box and Muller 1958, in double).
+template <class T>
+void fill_normal(Cpu, std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out, T mean,
+                 T deviation);
+
+// Numbers of a random operation: those of a row are a pure function of the key and of the row's place in the global
+// batch, `key.first_sample` + its number here, whatever device has it. `out`: [rows, inner].
+
+/// Uniform in [0, 1), at most `last`, of as many bits as above. The floats have the same bits on every device.
+template <class T>
+void draw_uniform(Cpu, Index rows, Index inner, T* out, T last, const RandomKey& key);
+
+/// From N(0, 1).
+template <class T>
+void draw_normal(Cpu, Index rows, Index inner, T* out, const RandomKey& key);
+
+/// Whole numbers from `low` on, of which there are `range`: each as likely as another. The same on every device.
+template <class T>
+void draw_integers(Cpu, Index rows, Index inner, T* out, std::int64_t low, std::uint64_t range, const RandomKey& key);
+
+/// out = 1 where it is below p, else 0; NaN where p is no probability.
+template <class T>
+void is_below(Cpu, Index count, const T* p, T* out);
+
+/// The numbers 0 to n - 1 in random order (Fisher and Yates; Durstenfeld 1964).
+std::vector<Index> permutation(std::uint64_t seed, std::uint64_t stream, Index n);
+
+}  // namespace chorus::kernels
+
+#if !CHORUS_COMPILED
+#endif
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+// <chorus/kernels/cuda/random.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_RANDOM_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_RANDOM_HPP
+/// Random numbers on GPUs: the words, and the uniform floats, are those of the CPU.
+
+// <chorus/kernels/random_numbers.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_NUMBERS_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_NUMBERS_HPP
+/// What random numbers are made of Philox's words, on every device. Each makes `count` numbers of four words.
+
+#include <numbers>
+
+namespace chorus::kernels {
+
+/// start + width * u for u uniform in [0, 1), of 24 random bits for a float, 53 for a double; at most `last`.
+template <class C>
+struct UniformNumbers {
+  static constexpr int count = sizeof(C) == 4 ? 4 : 2;
+  double start, width;
+  C last;
+  CHORUS_HD void operator()(const PhiloxWords& words, C* out) const {
+    for (int k = 0; k < count; ++k) {
+      double unit;
+      if constexpr (sizeof(C) == 4)
+        unit = static_cast<double>(unit_float(words[static_cast<unsigned>(k)]));
+      else
+        unit = static_cast<double>((std::uint64_t{words[static_cast<unsigned>(2 * k)]} << 32 |
+                                    words[static_cast<unsigned>(2 * k + 1)]) >>
+                                   11) *
+               0x1p-53;
+      // In double the product is exact for floats, so that it doesn't matter whether the compiler fuses it with the
+      // sum.
+      const C value = static_cast<C>(start + width * unit);
+      out[k] = value < last ? value : last;
+    }
+  }
+};
+
+/// Normally distributed (Box and Muller 1958, in double).
+template <class C>
+struct NormalNumbers {
+  static constexpr int count = 4;
+  double mean, deviation;
+  CHORUS_HD void operator()(const PhiloxWords& words, C* out) const {
+    for (unsigned k = 0; k < 4; k += 2) {
+      const double radius = deviation * std::sqrt(-2 * std::log((words[k] + 1.0) * 0x1p-32));
+      const double angle = 2 * std::numbers::pi * (words[k + 1] * 0x1p-32);
+      out[k] = static_cast<C>(mean + radius * std::cos(angle));
+      out[k + 1] = static_cast<C>(mean + radius * std::sin(angle));
+    }
+  }
+};
+
+/// The upper 64 bits of a product.
+CHORUS_HD constexpr std::uint64_t upper_product(std::uint64_t a, std::uint64_t b) {
+  const std::uint64_t low = 0xFFFFFFFFu, a0 = a & low, a1 = a >> 32, b0 = b & low, b1 = b >> 32;
+  const std::uint64_t middle = a1 * b0 + (a0 * b0 >> 32), other = a0 * b1 + (middle & low);
+  return a1 * b1 + (middle >> 32) + (other >> 32);
+}
+
+/// Whole numbers from `low` on, of which there are `range`: of 64 random bits, so that none is likelier than another by
+/// more than range / 2^64 of its probability.
+template <class C>
+struct WholeNumbers {
+  static constexpr int count = 2;
+  std::int64_t low;
+  std::uint64_t range;
+  CHORUS_HD void operator()(const PhiloxWords& words, C* out) const {
+    for (unsigned k = 0; k < 2; ++k) {
+      const std::uint64_t bits = std::uint64_t{words[2 * k]} << 32 | words[2 * k + 1];
+      out[k] = static_cast<C>(static_cast<std::uint64_t>(low) + upper_product(bits, range));
+    }
+  }
+};
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_NUMBERS_HPP
+
+namespace chorus::kernels {
+
+namespace cuda {
+
+/// One draw of four words, from which `numbers` makes `Numbers::count` numbers.
+template <class T, class Numbers>
+struct FillFromStream {
+  std::uint64_t seed, stream;
+  Index first_draw, offset, count;
+  T* out;
+  Numbers numbers;
+  __device__ void operator()(Index i) const {
+    const Index draw = first_draw + i;
+    const auto counter = static_cast<std::uint64_t>(draw);
+    const PhiloxWords words =
+        philox(seed, {static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(counter >> 32),
+                      static_cast<std::uint32_t>(stream), static_cast<std::uint32_t>(stream >> 32)});
+    compute_type<T> drawn[Numbers::count];
+    numbers(words, drawn);
+    for (int k = 0; k < Numbers::count; ++k) {
+      const Index at = draw * Numbers::count + k - offset;
+      if (at >= 0 && at < count) put(out, at, drawn[k]);
+    }
+  }
+};
+
+template <class T, class Numbers>
+void fill_from_stream(Cuda device, const char* name, std::uint64_t seed, std::uint64_t stream, Index offset,
+                      Index count, T* out, const Numbers& numbers) {
+  const Index first = offset / Numbers::count;
+  for_each(device, name, count > 0 ? divide_up(offset + count, Numbers::count) - first : 0,
+           FillFromStream<T, Numbers>{seed, stream, first, offset, count, out, numbers});
+}
+
+/// The same for a draw of a row.
+template <class T, class Numbers>
+struct Draw {
+  Index inner, draws;
+  T* out;
+  RandomKey key;
+  Numbers numbers;
+  __device__ void operator()(Index i) const {
+    const Index row = i / draws, draw = i - row * draws;
+    compute_type<T> drawn[Numbers::count];
+    numbers(philox(key.seed, dropout_counter(key, key.first_sample + row, draw)), drawn);
+    const Index begin = Numbers::count * draw, left = inner - begin;
+    for (int k = 0; k < Numbers::count; ++k)
+      if (k < left) put(out, row * inner + begin + k, drawn[k]);
+  }
+};
+
+template <class T, class Numbers>
+void draw(Cuda device, const char* name, Index rows, Index inner, T* out, const RandomKey& key,
+          const Numbers& numbers) {
+  const Index draws = divide_up(inner, Numbers::count);
+  for_each(device, name, rows * draws, Draw<T, Numbers>{inner, draws, out, key, numbers});
+}
+
+template <class T>
+struct IsBelow {
+  const T* p;
+  T* out;
+  __device__ void operator()(Index i) const {
+    using C = compute_type<T>;
+    const C chance = get(p, i);
+    put(out, i, chance >= C(0) && chance <= C(1) ? C(get(out, i) < chance ? 1 : 0) : C(NAN));
+  }
+};
+
+}  // namespace cuda
+
+template <class T>
+void fill_uniform(Cuda device, std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out, T lo,
+                  T hi) {
+  using C = compute_type<T>;
+  const C low = static_cast<C>(lo), high = static_cast<C>(hi);
+  cuda::fill_from_stream(
+      device, "fill_uniform", seed, stream, offset, count, out,
+      UniformNumbers<C>{static_cast<double>(low), static_cast<double>(high) - static_cast<double>(low),
+                       std::nextafter(high, low)});
+}
+
+template <class T>
+void fill_normal(Cuda device, std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out, T mean,
+                 T deviation) {
+  cuda::fill_from_stream(device, "fill_normal", seed, stream, offset, count, out,
+                         NormalNumbers<compute_type<T>>{static_cast<double>(mean), static_cast<double>(deviation)});
+}
+
+template <class T>
+void draw_uniform(Cuda device, Index rows, Index inner, T* out, T last, const RandomKey& key) {
+  using C = compute_type<T>;
+  cuda::draw(device, "draw_uniform", rows, inner, out, key, UniformNumbers<C>{0, 1, static_cast<C>(last)});
+}
+
+template <class T>
+void draw_normal(Cuda device, Index rows, Index inner, T* out, const RandomKey& key) {
+  cuda::draw(device, "draw_normal", rows, inner, out, key, NormalNumbers<compute_type<T>>{0, 1});
+}
+
+template <class T>
+void draw_integers(Cuda device, Index rows, Index inner, T* out, std::int64_t low, std::uint64_t range,
+                   const RandomKey& key) {
+  cuda::draw(device, "draw_integers", rows, inner, out, key, WholeNumbers<T>{low, range});
+}
+
+template <class T>
+void is_below(Cuda device, Index count, const T* p, T* out) {
+  cuda::for_each(device, "is_below", count, cuda::IsBelow<T>{p, out});
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_RANDOM_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_HPP
 
 namespace chorus::nn::init {
 
@@ -25604,6 +30666,7 @@ void batch_norm_backward_eval(Cpu cpu, ChannelShape shape, const T* x, const T* 
 
 }  // namespace chorus::kernels
 
+#if !CHORUS_COMPILED
 // <chorus/kernels/cpu/batch_norm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_BATCH_NORM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_BATCH_NORM_HPP
@@ -25967,6 +31030,7 @@ void batch_norm_backward_eval(Cpu cpu, ChannelShape shape, const T* x, const T* 
 }  // namespace chorus::kernels
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_BATCH_NORM_HPP
 
+#endif
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
 // <chorus/kernels/cuda/batch_norm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_BATCH_NORM_HPP
@@ -27222,6 +32286,7 @@ void conv2d_backward_bias(Cpu device, const Conv2dShape& s, const T* dy, T* dbia
 
 }  // namespace chorus::kernels
 
+#if !CHORUS_COMPILED
 // <chorus/kernels/cpu/convolution.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_CONVOLUTION_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_CONVOLUTION_HPP
@@ -28942,6 +34007,7 @@ void conv2d_backward_bias(Cpu device, const Conv2dShape& s, const T* dy, T* dbia
 }  // namespace chorus::kernels
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_CONVOLUTION_HPP
 
+#endif
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
 // <chorus/kernels/cuda/convolution.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CONVOLUTION_HPP
@@ -29085,6 +34151,32 @@ struct ChannelBiasGradient {
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_LOG_HPP
 /// What vendors' libraries have chosen, in words: with CHORUS_CUDA_PLANS=1 in the environment a line on stderr for each
 /// new shape of a matrix product or convolution. And a word where a convolution is computed by the definition.
+
+// <chorus/core/environment.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+/// Reading the environment.
+
+namespace chorus::detail {
+
+/// The value of an environment variable, or a null pointer; an empty one counts as not set.
+inline const char* env(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr || *value == '\0' ? nullptr : value;
+}
+
+/// A switch: 0 or 1, or `unset` where the variable is not set. Throws UsageError for anything else.
+[[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
+  const char* text = env(name);
+  if (text == nullptr) return unset;
+  const std::string_view value(text);
+  check<UsageError>(value == "0" || value == "1", "environment variable ", name, " must be 0 or 1, got '",
+                    printable(value), "'");
+  return value == "1";
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
 
 // <chorus/kernels/cuda/plan_key.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_KEY_HPP
@@ -30053,6 +35145,7 @@ void scatter(Cpu device, AxisShape whole, Index count, const std::int64_t* index
 
 }  // namespace chorus::kernels
 
+#if !CHORUS_COMPILED
 // <chorus/kernels/cpu/indexing.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_INDEXING_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_INDEXING_HPP
@@ -30183,6 +35276,7 @@ void scatter(Cpu device, AxisShape whole, Index count, const std::int64_t* index
 }  // namespace chorus::kernels
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_INDEXING_HPP
 
+#endif
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
 // <chorus/kernels/cuda/indexing.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_INDEXING_HPP
@@ -30632,6 +35726,7 @@ void group_norm_backward(Cpu device, const GroupShape& shape, const T* x, const 
 
 }  // namespace chorus::kernels
 
+#if !CHORUS_COMPILED
 // <chorus/kernels/cpu/group_norm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_GROUP_NORM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_GROUP_NORM_HPP
@@ -30668,6 +35763,8 @@ void layer_norm_backward_affine(Cpu, Index rows, Index columns, const T* x, cons
 
 }  // namespace chorus::kernels
 
+#if !CHORUS_COMPILED
+#endif
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
 // <chorus/kernels/cuda/layer_norm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_LAYER_NORM_HPP
@@ -30987,7 +36084,153 @@ void group_norm_backward(Cpu device, const GroupShape& s, const T* x, const T* w
 }  // namespace chorus::kernels
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_GROUP_NORM_HPP
 
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_GROUP_NORM_HPP
+
+// <chorus/kernels/layer_norm.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_LAYER_NORM_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_LAYER_NORM_HPP
+/// Layer normalisation (Ba, Kiros, Hinton 2016). x, y: [rows, columns]; weight, bias: [columns], null for 1 and 0;
+/// statistics: [2, rows], the rows' means and their 1 / sqrt(variance + eps).
+
+namespace chorus::kernels {
+
+/// y = (x - mean) * invstd * weight + bias. Overwrites y and statistics.
+template <class T>
+void layer_norm_forward(Cpu, Index rows, Index columns, const T* x, const T* weight, const T* bias, double eps, T* y,
+                        T* statistics);
+
+/// With g = dy * weight and u = (x - mean) * invstd: dx = invstd * (g - mean(g) - u * mean(g * u)). Overwrites dx, or
+/// adds.
+template <class T>
+void layer_norm_backward_input(Cpu, Index rows, Index columns, const T* x, const T* weight, const T* dy,
+                               const T* statistics, T* dx, bool accumulate);
+
+/// dweight = sum over rows of dy * (x - mean) * invstd, dbias = sum of dy. Either may be null. Overwrite, or add.
+template <class T>
+void layer_norm_backward_affine(Cpu, Index rows, Index columns, const T* x, const T* dy, const T* statistics,
+                                T* dweight, T* dbias, bool accumulate_weight, bool accumulate_bias);
+
+}  // namespace chorus::kernels
+
+#if !CHORUS_COMPILED
+#endif
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+// <chorus/kernels/cuda/layer_norm.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_LAYER_NORM_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_LAYER_NORM_HPP
+/// Layer normalisation on GPUs. Weight, bias and statistics may be float where the others are of 2 bytes.
+
+namespace chorus::kernels {
+
+namespace cuda {
+
+template <class T, class S>
+struct LayerNorm {
+  Index rows;
+  const T* x;
+  const S *weight, *bias;
+  double eps;
+  T* y;
+  S* statistics;
+  __device__ void operator()(const Line& line) const {
+    using C = compute_type<T>;
+    const auto n = static_cast<double>(line.length);
+    const C mean = static_cast<C>(line.sum([&](Index i) { return get(x, i); }) / n);
+    const double squares = line.sum([&](Index i) {
+      const auto d = static_cast<double>(get(x, i) - mean);
+      return d * d;
+    });
+    // A variance that overflows is no reason for a line of zeros: NaN, as in PyTorch.
+    const C variance = static_cast<C>(squares / n);
+    const C invstd =
+        variance - variance == C(0) ? static_cast<C>(1 / std::sqrt(squares / n + eps)) : variance - variance;
+    if (line.first()) {
+      put(statistics, line.result, mean);
+      put(statistics, rows + line.result, invstd);
+    }
+    line.each([&](Index i) {
+      const Index column = i - line.at;
+      C value = (get(x, i) - mean) * invstd;
+      if (weight != nullptr) value *= get(weight, column);
+      if (bias != nullptr) value += get(bias, column);
+      put(y, i, value);
+    });
+  }
+};
+
+template <class T, class S>
+struct LayerNormGradient {
+  Index rows;
+  const T *x, *dy;
+  const S *weight, *statistics;
+  T* dx;
+  bool accumulate;
+  __device__ void operator()(const Line& line) const {
+    using C = compute_type<T>;
+    const C mean = line.exists ? get(statistics, line.result) : C(0);
+    const C invstd = line.exists ? get(statistics, rows + line.result) : C(0);
+    const auto gradient = [&](Index i) {
+      return weight != nullptr ? get(dy, i) * get(weight, i - line.at) : get(dy, i);
+    };
+    const auto normalised = [&](Index i) { return (get(x, i) - mean) * invstd; };
+    const auto n = static_cast<double>(line.length);
+    const C a = static_cast<C>(line.sum(gradient) / n);
+    const C b = static_cast<C>(
+        line.sum([&](Index i) { return static_cast<double>(gradient(i)) * static_cast<double>(normalised(i)); }) / n);
+    line.each([&](Index i) { put(dx, i, invstd * (gradient(i) - a - normalised(i) * b), accumulate); });
+  }
+};
+
+template <class T, class S>
+struct LayerNormAffineGradient {
+  Index rows, columns;
+  const T *x, *dy;
+  const S* statistics;
+  S *dweight, *dbias;
+  bool accumulate_weight, accumulate_bias;
+  __device__ Index start(Index column) const { return column; }
+  __device__ Pair value(Index column, Index row, Index) const {
+    const Index i = row * columns + column;
+    const auto gradient = static_cast<double>(get(dy, i));
+    return {gradient * static_cast<double>((get(x, i) - get(statistics, row)) * get(statistics, rows + row)), gradient};
+  }
+  __device__ void finish(Index column, const Pair& sum) const {
+    using C = compute_type<T>;
+    if (dweight != nullptr) put(dweight, column, static_cast<C>(sum.a), accumulate_weight);
+    if (dbias != nullptr) put(dbias, column, static_cast<C>(sum.b), accumulate_bias);
+  }
+};
+
+}  // namespace cuda
+
+template <class T, class S>
+void layer_norm_forward(Cuda device, Index rows, Index columns, const T* x, const S* weight, const S* bias, double eps,
+                        T* y, S* statistics) {
+  cuda::for_lines(device, "layer_norm", AxisShape{rows, columns, 1},
+                  cuda::LayerNorm<T, S>{rows, x, weight, bias, eps, y, statistics});
+}
+
+template <class T, class S>
+void layer_norm_backward_input(Cuda device, Index rows, Index columns, const T* x, const S* weight, const T* dy,
+                               const S* statistics, T* dx, bool accumulate) {
+  cuda::for_lines(device, "layer_norm gradient", AxisShape{rows, columns, 1},
+                  cuda::LayerNormGradient<T, S>{rows, x, dy, weight, statistics, dx, accumulate});
+}
+
+template <class T, class S>
+void layer_norm_backward_affine(Cuda device, Index rows, Index columns, const T* x, const T* dy, const S* statistics,
+                                S* dweight, S* dbias, bool accumulate_weight, bool accumulate_bias) {
+  cuda::reduce<cuda::Pair>(device, "layer_norm gradient", columns, rows, true,
+                           cuda::LayerNormAffineGradient<T, S>{rows, columns, x, dy, statistics, dweight, dbias,
+                                                               accumulate_weight, accumulate_bias});
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_LAYER_NORM_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_LAYER_NORM_HPP
 
 namespace chorus {
 
@@ -31312,6 +36555,7 @@ void gemm_stack(Cpu device, const GemmStack& stack, Trans ta, Trans tb, Index m,
 
 }  // namespace chorus::kernels
 
+#if !CHORUS_COMPILED
 // <chorus/kernels/cpu/gemm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_GEMM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_GEMM_HPP
@@ -31462,6 +36706,7 @@ void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index 
 }  // namespace chorus::kernels
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_GEMM_HPP
 
+#endif
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
 // <chorus/kernels/cuda/gemm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_GEMM_HPP
@@ -31985,6 +37230,8 @@ class Linear : public Module, public quantization::WeightedLayer {
 /// A table of a model's layers and their parameters; given an input, of what they make of it, their multiply-adds and
 /// the memory that backward needs.
 
+#include <set>
+
 namespace chorus::nn {
 
 namespace detail {
@@ -32241,6 +37488,7 @@ void attention_backward(Cpu device, const AttentionShape& s, const T* q, const T
 
 }  // namespace chorus::kernels
 
+#if !CHORUS_COMPILED
 // <chorus/kernels/cpu/attention.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_ATTENTION_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_ATTENTION_HPP
@@ -32442,6 +37690,7 @@ void attention_backward(Cpu device, const AttentionShape& s, const T* q, const T
 }  // namespace chorus::kernels
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_ATTENTION_HPP
 
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_ATTENTION_HPP
 
 // <chorus/ops/masking.hpp>
@@ -33407,6 +38656,7 @@ void nll_loss_backward(Cpu cpu, Index batch, Index classes, const std::int64_t* 
 
 }  // namespace chorus::kernels
 
+#if !CHORUS_COMPILED
 // <chorus/kernels/cpu/cross_entropy.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_CROSS_ENTROPY_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_CROSS_ENTROPY_HPP
@@ -33619,6 +38869,7 @@ void image_cross_entropy_backward(Cpu cpu, AxisShape shape, const T* logits, con
 }  // namespace chorus::kernels
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_IMAGE_CROSS_ENTROPY_HPP
 
+#endif
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
 // <chorus/kernels/cuda/cross_entropy.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CROSS_ENTROPY_HPP
@@ -34081,6 +39332,7 @@ void cumprod_backward(Cpu, AxisShape shape, const T* x, const T* dy, T* dx, bool
 
 }  // namespace chorus::kernels
 
+#if !CHORUS_COMPILED
 // <chorus/kernels/cpu/cumulative.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_CUMULATIVE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_CUMULATIVE_HPP
@@ -34185,6 +39437,7 @@ void cumprod_backward(Cpu device, AxisShape shape, const T* x, const T* dy, T* d
 }  // namespace chorus::kernels
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_CUMULATIVE_HPP
 
+#endif
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
 // <chorus/kernels/cuda/cumulative.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CUMULATIVE_HPP
@@ -35652,6 +40905,7 @@ double square_sum(Cpu, Index count, const T* x);
 
 }  // namespace chorus::kernels
 
+#if !CHORUS_COMPILED
 // <chorus/kernels/cpu/optimizer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_OPTIMIZER_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_OPTIMIZER_HPP
@@ -35800,6 +41054,7 @@ double square_sum(Cpu, Index count, const T* x) {
 }  // namespace chorus::kernels
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_OPTIMIZER_HPP
 
+#endif
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
 // <chorus/kernels/cuda/optimizer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_OPTIMIZER_HPP
@@ -37544,6 +42799,8 @@ class RmsProp final : public Optimizer<D> {
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_SCHEDULES_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_SCHEDULES_HPP
 /// Learning rates that change with the epoch, as closed formulas of it, so that a resumed run sets the same rate.
+
+#include <numbers>
 
 namespace chorus::optim {
 
@@ -41840,6 +47097,324 @@ template <class Communicator>
 }  // namespace chorus::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_OBJECTS_HPP
 
+// <chorus/comm/transport/shared_memory.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHARED_MEMORY_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHARED_MEMORY_HPP
+/// `SharedMemory`: memory of this process that the other ranks of its machine can map, to work on it where it lies.
+
+// <chorus/comm/meeting/hmac.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_MEETING_HMAC_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_MEETING_HMAC_HPP
+/// Proofs that a peer knows the job's token: HMAC-SHA256, by OpenSSL. Without OpenSSL only a token that chorus' own
+/// launcher made can be proved, by showing it: it is good for one job on loopback, whose port the launcher held before
+/// there were ranks.
+
+#include <sys/random.h>
+
+#if CHORUS_USE_OPENSSL
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+#endif
+
+namespace chorus::comm {
+
+inline constexpr bool can_authenticate = CHORUS_USE_OPENSSL;
+
+using Nonce = std::array<std::byte, 16>;
+using Mac = std::array<std::byte, 32>;
+
+inline void fill_random(std::span<std::byte> bytes) {
+  const auto got = getrandom(bytes.data(), bytes.size(), 0);  // before errno is read
+  check<CommError>(got == static_cast<ssize_t>(bytes.size()), "getrandom: ", std::strerror(errno));
+}
+
+/// Not 0.
+inline std::uint64_t random_key() {
+  std::uint64_t key = 0;
+  while (key == 0) fill_random(std::as_writable_bytes(std::span(&key, 1)));
+  return key;
+}
+
+/// What the launcher's own tokens begin with; 64 random digits follow.
+inline constexpr std::string_view launched = "launched-";
+
+/// Whether this program can prove that it knows the token.
+inline bool provable(std::string_view token) {
+  return can_authenticate || token.empty() ||
+         (token.starts_with(launched) && token.size() == launched.size() + 2 * sizeof(Mac));
+}
+
+/// The proof for `parts`, one after another, each of a fixed size. Zeros where there is no token.
+[[gnu::cold]] inline Mac prove([[maybe_unused]] const std::string& token,
+                               [[maybe_unused]] std::initializer_list<std::span<const std::byte>> parts) {
+  Mac mac{};
+#if CHORUS_USE_OPENSSL
+  if (token.empty()) return mac;
+  std::vector<unsigned char> message;
+  for (const auto part : parts)
+    for (const std::byte byte : part) message.push_back(static_cast<unsigned char>(byte));
+  unsigned length = 0;
+  const auto* made = HMAC(EVP_sha256(), token.data(), static_cast<int>(token.size()), message.data(), message.size(),
+                          reinterpret_cast<unsigned char*>(mac.data()), &length);
+  check<CommError>(made != nullptr && length == mac.size(), "HMAC-SHA256 failed");
+#else
+  if (!token.empty() && provable(token)) std::memcpy(mac.data(), token.data() + launched.size(), mac.size());
+#endif
+  return mac;
+}
+
+/// In a time that does not depend on where they differ.
+inline bool same(const Mac& a, const Mac& b) {
+  unsigned difference = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) difference |= static_cast<unsigned>(a[i] ^ b[i]);
+  return difference == 0;
+}
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_MEETING_HMAC_HPP
+
+// <chorus/comm/transport/shared_region.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHARED_REGION_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHARED_REGION_HPP
+/// `SharedRegion`: memory that several processes map. It has no name, so that nothing stays when they die.
+
+#include <sys/resource.h>
+
+namespace chorus::comm {
+
+class SharedRegion {
+ public:
+  /// Zeroed memory, which takes room only where it has been written.
+  static SharedRegion create(std::size_t bytes) {
+    rlimit most{};  // beyond it the next line but one would end this process
+    const bool limited = getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur < bytes;
+    check<CommError>(!limited, "shared memory: ", bytes,
+                     " bytes are more than this process may write (ulimit -f): ", most.rlim_cur);
+    const int fd = chorus::detail::above_standard_streams(memfd_create("chorus", MFD_CLOEXEC));
+    check<CommError>(fd >= 0, "shared memory: memfd_create: ", std::strerror(errno));
+    SharedRegion region;
+    region.fd_ = fd;
+    const bool sized = ftruncate(fd, static_cast<off_t>(bytes)) == 0;  // before errno is read
+    check<CommError>(sized, "shared memory: ", bytes, " bytes: ", std::strerror(errno));
+    region.map(bytes);
+    return region;
+  }
+
+  /// The region that process `pid` of this machine and user has created and knows as `fd`.
+  static SharedRegion open(int pid, int fd, std::size_t bytes) {
+    const auto path = cat("/proc/", pid, "/fd/", fd);
+    // On another machine it may be anything, a device that does something when it is opened, too.
+    char target[64] = {};
+    const auto length = readlink(path.c_str(), target, sizeof target - 1);
+    check<CommError>(length >= 0, "shared memory: ", path, ": ", std::strerror(errno));
+    check<CommError>(std::string_view(target).starts_with("/memfd:chorus"), "shared memory: ", path, " is ", target);
+    SharedRegion region;
+    region.fd_ = chorus::detail::above_standard_streams(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+    check<CommError>(region.fd_ >= 0, "shared memory: ", path, ": ", std::strerror(errno));
+    // Touching memory beyond a file's end would end this process.
+    check<CommError>(lseek(region.fd_, 0, SEEK_END) >= static_cast<off_t>(bytes), "shared memory: ", path,
+                     " is too small");
+    region.map(bytes);
+    return region;
+  }
+
+  SharedRegion() = default;
+  SharedRegion(SharedRegion&& other) noexcept { *this = std::move(other); }
+  SharedRegion& operator=(SharedRegion&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~SharedRegion() {
+    if (data_) munmap(data_, bytes_);
+    if (fd_ >= 0) close(fd_);
+  }
+
+  /// Takes room for a part now: where the machine has none left, writing there later would end this process.
+  void reserve(std::size_t begin, std::size_t bytes) const {
+    constexpr std::size_t step = 1 << 20;  // a signal undoes what one call has done: a timer's would for ever
+    for (std::size_t done = 0; done < bytes; done += step) {
+      const auto size = static_cast<off_t>(std::min(step, bytes - done));
+      int error = EINTR;
+      while (error == EINTR) error = posix_fallocate(fd_, static_cast<off_t>(begin + done), size);
+      check<CommError>(error == 0, "shared memory: no room for ", bytes, " bytes: ", std::strerror(error));
+    }
+  }
+
+  explicit operator bool() const { return data_ != nullptr; }
+  std::byte* data() const { return static_cast<std::byte*>(data_); }
+  std::size_t size() const { return bytes_; }
+  int fd() const { return fd_; }
+
+ private:
+  void map(std::size_t bytes) {
+    void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
+    check<CommError>(data != MAP_FAILED, "shared memory: mmap of ", bytes, " bytes: ", std::strerror(errno));
+    data_ = data;
+    bytes_ = bytes;
+  }
+
+  int fd_ = -1;
+  void* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHARED_REGION_HPP
+
+// <chorus/comm/transport/window.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
+/// `Window`: where a rank's data lies, for the other ranks of its machine to read and write it there.
+
+// <chorus/comm/transport/fixed_text.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
+/// What messages of fixed size are made of: `FixedText`, and `is_message`, which looks for padding.
+
+namespace chorus::comm {
+
+/// Up to size - 1 characters, and zeros after them.
+template <std::size_t size>
+struct FixedText {
+  std::array<char, size> characters{};
+
+  FixedText() = default;
+  /// What is too long is cut off.
+  explicit FixedText(std::string_view text) {
+    std::copy_n(text.data(), std::min(text.size(), size - 1), characters.data());
+  }
+  /// It ends before the last character, even where a peer has sent no zero.
+  std::string_view view() const { return {characters.data(), strnlen(characters.data(), size - 1)}; }
+  friend bool operator==(const FixedText&, const FixedText&) = default;
+};
+
+/// Whether T can be sent as the bytes that it has: a struct of `bytes` bytes, none of them padding.
+template <class T, std::size_t bytes>
+inline constexpr bool is_message =
+    sizeof(T) == bytes&& std::is_trivially_copyable_v<T>&& std::has_unique_object_representations_v<T>;
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
+
+namespace chorus::comm {
+
+/// Names data of some process for others. Between threads an address is enough.
+struct Window {
+  std::uint64_t key = 0;     ///< random, and stands in front of the memory, too; 0: others can't reach it
+  std::uint64_t bytes = 0;   ///< of the whole region
+  std::uint64_t offset = 0;  ///< of the data in the region
+  std::byte* address = nullptr;
+  std::int32_t fd = -1;  ///< by which its owner knows the region
+  std::int32_t reserved = 0;
+};
+static_assert(is_message<Window, 40>);
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
+
+namespace chorus::comm {
+
+/// Memory of this process that other processes can map. Thread-safe.
+class SharedMemory {
+ public:
+  /// At least `bytes`, zeroed, aligned to 4096, until its last owner goes. A process that forks shares it with its
+  /// child. Throws CommError.
+  static std::shared_ptr<std::byte> allocate(std::size_t bytes) {
+    auto region = std::make_shared<SharedRegion>(SharedRegion::create(front + bytes));
+    region->reserve(0, front + bytes);
+    auto& all = instance();
+    const std::lock_guard lock(all.mutex_);
+    const std::uint64_t key = random_key();
+    std::memcpy(region->data(), &key, sizeof key);
+    all.blocks_.push_back({key, region.get()});
+    std::byte* const data = region->data() + front;
+    return {data, [region, owner = getpid()](std::byte*) { instance().forget(region.get(), getpid() == owner); }};
+  }
+
+  /// Which memory it is: 0 once its owner has let go of it.
+  static std::uint64_t key_in(const SharedRegion& region) {
+    std::uint64_t key = 0;
+    std::memcpy(&key, region.data(), sizeof key);
+    return key;
+  }
+
+  /// The window that shows `bytes` at `data`; one without a key where they don't lie in such memory.
+  static Window find(std::byte* data, std::size_t bytes) {
+    auto& all = instance();
+    const std::lock_guard lock(all.mutex_);
+    for (const auto& block : all.blocks_) {
+      const std::byte *const begin = block.region->data() + front, *const end =
+                                                                       block.region->data() + block.region->size();
+      if (data >= begin && data < end && bytes <= static_cast<std::size_t>(end - data))
+        return {block.key, block.region->size(), static_cast<std::uint64_t>(data - block.region->data()), data,
+                block.region->fd()};
+    }
+    return {};
+  }
+
+ private:
+  static constexpr std::size_t front = 4096;  // with the key
+
+  struct Block {
+    std::uint64_t key;
+    SharedRegion* region;
+  };
+
+  static SharedMemory& instance() {
+    static auto& memory = *new SharedMemory;  // never destroyed: tensors in static storage may outlive it
+    return memory;
+  }
+  void forget(const SharedRegion* region, bool for_all) {  // not by a child that was forked from its owner
+    const std::lock_guard lock(mutex_);
+    if (for_all) std::memset(region->data(), 0, sizeof(std::uint64_t));  // others may unmap it
+    std::erase_if(blocks_, [&](const Block& block) { return block.region == region; });
+  }
+
+  std::mutex mutex_;
+  std::vector<Block> blocks_;
+};
+
+/// The region that a window of process `pid` shows a part of. Throws CommError where it can't be mapped, or is no
+/// longer there.
+[[gnu::cold]] inline SharedRegion open_region(int pid, const Window& window) {
+  check<CommError>(window.key != 0, "shared memory: process ", pid, " has none");
+  auto region = SharedRegion::open(pid, window.fd, window.bytes);
+  check<CommError>(SharedMemory::key_in(region) == window.key, "shared memory: that of process ", pid,
+                   " is another one");
+  return region;
+}
+
+/// The regions of one other process that this one has mapped.
+class MappedWindows {
+ public:
+  /// What the window of process `pid` shows; null where it can't be mapped.
+  std::byte* open(int pid, const Window& window) {
+    for (const auto& known : known_)
+      if (known.key == window.key) return known.region.data() + window.offset;
+    std::erase_if(known_, [](const Known& known) {  // given back since
+      return SharedMemory::key_in(known.region) != known.key;
+    });
+    try {
+      known_.push_back({window.key, open_region(pid, window)});
+      return known_.back().region.data() + window.offset;
+    } catch (const CommError&) {
+      return nullptr;
+    }
+  }
+
+ private:
+  struct Known {
+    std::uint64_t key = 0;
+    SharedRegion region;
+  };
+  std::vector<Known> known_;
+};
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHARED_MEMORY_HPP
+
 namespace chorus::comm {
 
 /// Zeroed memory of each rank's, `bytes` of this one's, aligned to 4096, that all ranks read and write where it lies,
@@ -44229,6 +49804,101 @@ class StaticGraph final : public Extension<D> {
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_TRACED_HPP
 /// What a trace tells of DistributedDataParallel beside spans: when each gradient is ready, and each bucket full.
 
+// <chorus/core/json_object.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_JSON_OBJECT_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_JSON_OBJECT_HPP
+/// `JsonObject`: JSON that is written field by field, for files that need no JSON library.
+
+// <chorus/core/json_string.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
+/// Strings as JSON writes them, for files and messages that need no JSON library.
+
+namespace chorus {
+
+/// Appends `text` in double quotes, with control characters, quotes and backslashes escaped.
+inline void append_json_string(std::string& out, std::string_view text) {
+  constexpr std::string_view hex = "0123456789abcdef", plain = "\b\t\n\f\r\"\\", letters = "btnfr\"\\";
+  out += '"';
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (const std::size_t at = plain.find(c); at != plain.npos) {
+      (out += '\\') += letters[at];
+    } else if (byte < 0x20) {
+      ((out += "\\u00") += hex[byte >> 4]) += hex[byte & 15];
+    } else {
+      out += c;
+    }
+  }
+  out += '"';
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
+
+namespace chorus::detail {
+
+/// One flat JSON object. Numbers keep all their digits; NaN and infinities, which JSON lacks, become null.
+class JsonObject {
+ public:
+  JsonObject& field(std::string_view key, std::string_view text) {
+    next(key);
+    append_json_string(text_, text);
+    return *this;
+  }
+  template <class Number>
+    requires std::integral<Number> || std::floating_point<Number>
+  JsonObject& field(std::string_view key, Number value) {
+    next(key);
+    append_number(value);
+    return *this;
+  }
+  template <class Number>
+  JsonObject& field(std::string_view key, const std::vector<Number>& values) {
+    next(key);
+    text_ += '[';
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      if (i != 0) text_ += ',';
+      append_number(values[i]);
+    }
+    text_ += ']';
+    return *this;
+  }
+  /// A value that is JSON already.
+  JsonObject& json(std::string_view key, std::string_view value) {
+    next(key);
+    text_ += value;
+    return *this;
+  }
+
+  std::string str() const { return text_ + '}'; }
+  /// Its fields alone, without braces.
+  std::string fields() const { return text_.substr(1); }
+
+ private:
+  void next(std::string_view key) {
+    if (text_.size() > 1) text_ += ',';
+    append_json_string(text_, key);
+    text_ += ':';
+  }
+
+  template <class Number>
+  void append_number(Number value) {
+    if constexpr (std::floating_point<Number>) {
+      if (!std::isfinite(value)) {
+        text_ += "null";
+        return;
+      }
+    }
+    append(text_, value);
+  }
+
+  std::string text_ = "{";
+};
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_JSON_OBJECT_HPP
+
 namespace chorus::ddp {
 
 template <Device D, class Communicator>
@@ -45356,10 +51026,234 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
 #define CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_CALLS_HPP
 /// `NcclCalls`: one rank's place in a group of NCCL's, and what it has asked of it.
 
+// <chorus/comm/engine/flight_recorder.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
+/// `FlightRecorder`: the newest calls of an engine, with their times, to find out what went wrong.
+
+// <chorus/comm/transport/envelope.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_ENVELOPE_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_ENVELOPE_HPP
+/// `Envelope`: which call a piece of data belongs to.
+
+namespace chorus::comm {
+
+/// Which call a piece of data belongs to. It travels with every piece, and both ends compare: ranks that call different
+/// collectives get an error that names both, not a hang or wrong numbers.
+struct Envelope {
+  Op op = Op::barrier;
+  DType dtype = DType::u8;
+  std::uint8_t detail = 0;  ///< a ReduceOp, or the root's rank
+  std::uint8_t reserved = 0;
+  std::uint32_t sequence = 0;  ///< the number of this collective, or of this message between two ranks
+  std::uint64_t count = 0;     ///< numbers of type `dtype` in this rank's call
+  friend bool operator==(const Envelope&, const Envelope&) = default;
+};
+static_assert(is_message<Envelope, 16>);
+
+/// `all_reduce #7 (sum of 1024 F32)`
+[[gnu::cold]] inline void append(std::string& out, const Envelope& call) {
+  const bool reduces = call.op == Op::all_reduce || call.op == Op::reduce_scatter;
+  const bool known = call.dtype <= DType::f64 && (!reduces || call.detail <= static_cast<std::uint8_t>(ReduceOp::max));
+  out += name(call.op);
+  out += " #";
+  chorus::append(out, call.sequence);
+  if (call.op >= Op::barrier || !known) return;
+  out += " (";
+  if (reduces) out.append(name(static_cast<ReduceOp>(call.detail))).append(" of ");
+  chorus::append(out, call.count);
+  out.append(" ").append(name(call.dtype));
+  if (call.op == Op::broadcast) chorus::append(out.append(" from rank "), call.detail);
+  out += ')';
+}
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_ENVELOPE_HPP
+
+// <chorus/core/environment.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+/// Reading the environment.
+
+namespace chorus::detail {
+
+/// The value of an environment variable, or a null pointer; an empty one counts as not set.
+inline const char* env(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr || *value == '\0' ? nullptr : value;
+}
+
+/// A switch: 0 or 1, or `unset` where the variable is not set. Throws UsageError for anything else.
+[[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
+  const char* text = env(name);
+  if (text == nullptr) return unset;
+  const std::string_view value(text);
+  check<UsageError>(value == "0" || value == "1", "environment variable ", name, " must be 0 or 1, got '",
+                    printable(value), "'");
+  return value == "1";
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+
+namespace chorus::comm {
+
+/// A call as errors and records name it: `all_reduce #7 (sum of 10 F32), gradient bucket 2`.
+struct NamedCall {
+  Envelope envelope = {};
+  int bucket = -1;
+  int unit = -1;
+  int peer = 0;                ///< of a message
+  bool receives = false;       ///< a message
+  const char* name = nullptr;  ///< instead of the envelope
+  bool grouped = false;        ///< the envelope is the last one of a group, or the name that of all of its calls
+  Algorithm algorithm = Algorithm::automatic;  ///< which one serves it, where an operation has several
+
+  [[gnu::cold]] std::string text() const {
+    std::string out = grouped && name == nullptr ? "a group of calls up to " : "";
+    if (name != nullptr)
+      out += grouped ? cat(name, " #", envelope.sequence) : name;
+    else
+      out += cat(envelope.op != Op::message ? "" : receives ? "receiving " : "sending ", envelope);
+    if (bucket >= 0) out += cat(", gradient bucket ", bucket);
+    if (unit >= 0) out += cat(", unit ", unit, " of the parameters");
+    return out;
+  }
+};
+
+/// Its owner has a lock.
+class FlightRecorder {
+ public:
+  /// `engine` stands in lines and files' names where a rank has several recorders; so do `members`, see World, of a
+  /// group that is not the whole job: ranks and files are called by the rank in the job.
+  explicit FlightRecorder(int rank, std::string_view engine = {}, const std::vector<int>& members = {})
+      : rank_(members.empty() ? rank : members[static_cast<std::size_t>(rank)]), engine_(engine) {
+    for (const int member : members) group_ += cat(group_.empty() ? "group_" : "_", member);
+  }
+
+  /// Writes a call down that begins, and returns its number.
+  std::uint64_t begin(const NamedCall& call) {
+    entries_[calls_ % entries_.size()] = {call, Entry::runs, Clock::now(), {}};
+    return calls_++;
+  }
+  /// What is known of it better by now.
+  void name(std::uint64_t number, const NamedCall& call) { entries_[number % entries_.size()].call = call; }
+  void note(std::uint64_t number, Algorithm by) { entries_[number % entries_.size()].call.algorithm = by; }
+  /// It has ended; returns how long it took. Of one that is no longer kept: nothing.
+  Clock::duration end(std::uint64_t number, bool failed = false) {
+    if (calls_ - number > entries_.size()) return {};
+    auto& entry = entries_[number % entries_.size()];
+    entry.state = failed ? Entry::failed : Entry::done;
+    entry.ended = Clock::now();
+    return entry.ended - entry.begun;
+  }
+  /// The number of the newest call, if there is one.
+  std::uint64_t newest() const { return calls_ - 1; }
+  const NamedCall& call(std::uint64_t number) const { return entries_[number % entries_.size()].call; }
+
+  /// A line for each call.
+  [[gnu::cold]] std::string lines() const {
+    const auto microseconds = [](Clock::duration time) {
+      return std::chrono::duration_cast<std::chrono::microseconds>(time).count();
+    };
+    std::string out;
+    for (auto i = calls_ - std::min<std::uint64_t>(calls_, entries_.size()); i < calls_; ++i) {
+      const auto& entry = entries_[i % entries_.size()];
+      out += cat("rank ", rank_, ": ", group_, group_.empty() ? "" : ": ", engine_, engine_.empty() ? "" : ": ",
+                 "call ", i, ": ", entry.call.text());
+      if (entry.call.envelope.op == Op::message && entry.call.name == nullptr)
+        out += cat(entry.call.receives ? " from rank " : " to rank ", entry.call.peer);
+      if (entry.call.algorithm != Algorithm::automatic) out += cat(", by ", entry.call.algorithm);
+      out += cat(", at ", microseconds(entry.begun - born_), " us");
+      if (entry.state == Entry::runs) {
+        out += cat(", under way for ", microseconds(Clock::now() - entry.begun), " us\n");
+      } else {
+        out += cat(entry.state == Entry::done ? ", took " : ", failed after ", microseconds(entry.ended - entry.begun),
+                   " us\n");
+      }
+    }
+    return out;
+  }
+
+  /// Where CHORUS_FLIGHT_RECORDER wants failures' records: null, or see `dump`.
+  static const char* wanted() { return chorus::detail::env("CHORUS_FLIGHT_RECORDER"); }
+  /// Writes them where they are wanted: to `stderr`, or a file of that name with the group, the engine, where they are
+  /// named, and this rank's number.
+  [[gnu::cold]] void dump() const {
+    const char* where = wanted();
+    if (where == nullptr) return;
+    const auto text = lines();
+    const bool to_stderr = std::string_view(where) == "stderr";
+    const auto path =
+        cat(where, group_.empty() ? "" : ".", group_, engine_.empty() ? "" : ".", engine_, ".rank", rank_);
+    const chorus::detail::HeldSignal held(SIGXFSZ);
+    std::FILE* const file = to_stderr ? stderr : chorus::detail::open_to_write(path.c_str());
+    bool written = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
+    if (file != nullptr) written = (to_stderr ? std::fflush(file) : std::fclose(file)) == 0 && written;
+    if (!written) chorus::detail::say(cat("the flight record cannot be written to ", path, ": ", std::strerror(errno)));
+  }
+
+ private:
+  struct Entry {
+    NamedCall call = {};
+    enum { runs, done, failed } state = runs;
+    Clock::time_point begun{}, ended{};
+  };
+
+  const int rank_;
+  const std::string_view engine_;
+  std::string group_;  // `group_2_3`
+  const Clock::time_point born_ = Clock::now();
+  std::array<Entry, 64> entries_;  // in turn
+  std::uint64_t calls_ = 0;
+};
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
+
 // <chorus/comm/nccl/nccl_abort.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_ABORT_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_ABORT_HPP
 /// `NcclAbort`: the end of a communicator of NCCL's that has failed.
+
+// <chorus/core/blocked_signals.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
+/// `start_thread`: how a thread of the library starts.
+
+namespace chorus::detail {
+
+/// Blocks all signals in this thread while it lives, and so for ever in a thread that is started meanwhile: signals are
+/// for the threads that the user knows of, and for a launcher's one that supervises.
+class BlockedSignals {
+ public:
+  BlockedSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  BlockedSignals(const BlockedSignals&) = delete;
+  BlockedSignals& operator=(const BlockedSignals&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+/// A thread (std::thread, or std::jthread) that takes no signals. Throws CommError, in the name of `who`, where the
+/// system allows no more of them.
+template <class Thread = std::thread, class Body>
+Thread start_thread(std::string_view who, Body body) {
+  const BlockedSignals blocked;
+  try {
+    return Thread(std::move(body));
+  } catch (const std::system_error& error) {
+    fail<CommError>(who, ": a thread cannot be started: ", error.what());
+  }
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
 
 #include <future>
 
@@ -45403,6 +51297,120 @@ class NcclAbort {
 
 }  // namespace chorus::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_ABORT_HPP
+
+// <chorus/comm/transport/transport.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TRANSPORT_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TRANSPORT_HPP
+/// `Transport`: links between the ranks of a group, over which the algorithms of `ring.hpp` are written once.
+
+namespace chorus::comm {
+
+/// Why a link failed, in words that name the peer. The communicator adds its own rank and the operation.
+struct LinkError : Error {
+  using Error::Error;
+};
+struct LinkTimeout : LinkError {
+  using LinkError::LinkError;
+};
+
+namespace detail {
+inline void copy_bytes(std::byte* out, const std::byte* in, std::size_t bytes) {
+  if (bytes != 0) std::memcpy(out, in, bytes);
+}
+}  // namespace detail
+
+/// Links of one rank to all others of its group. A link is a queue of a few pieces of at most `piece_bytes` each, so a
+/// rank can send some while its peer is busy; `queue_pieces` of them before `acquire` waits.
+///
+/// Every call that waits throws LinkTimeout when the peer makes no progress for `timeout`, and LinkError when a process
+/// of the group has died, when a rank has called `abort`, and when the peer has left. But for `abort`, for one thread
+/// at a time.
+class Transport {
+ public:
+  struct Piece {
+    Envelope envelope;
+    const std::byte* data = nullptr;  ///< aligned to 64 bytes, valid until `release`
+    std::size_t bytes = 0;
+  };
+
+  Transport(int me, int ranks, std::size_t piece_limit, std::size_t queue_limit, std::chrono::milliseconds limit)
+      : rank(me), size(ranks), piece_bytes(piece_limit), queue_pieces(queue_limit), timeout(limit) {}
+  virtual ~Transport() = default;
+  Transport(const Transport&) = delete;
+  Transport& operator=(const Transport&) = delete;
+
+  /// Waits for room in the queue to `peer`: `piece_bytes` to write to, aligned to 64 bytes.
+  virtual std::byte* acquire(int peer) = 0;
+  /// Copies `bytes` into what `acquire` gave: faster than memcpy where a transport knows better.
+  virtual void fill(int, std::byte* slot, const std::byte* data, std::size_t bytes) {
+    detail::copy_bytes(slot, data, bytes);
+  }
+  /// Sends the first `bytes` of what `acquire` gave.
+  virtual void publish(int peer, const Envelope& envelope, std::size_t bytes) = 0;
+  /// Sends `data`, which stays as it is until `flush`, in one piece.
+  virtual void send(int peer, const Envelope& envelope, const std::byte* data, std::size_t bytes) {
+    fill(peer, acquire(peer), data, bytes);
+    publish(peer, envelope, bytes);
+  }
+  /// Whether `send` has copied the data when it returns.
+  virtual bool copies() const { return true; }
+  /// Waits for the next piece from `peer`; `release` gives its room back.
+  virtual Piece receive(int peer) = 0;
+  /// The same where the piece is to be stored: if it is the one that is announced, it may be at `place` already.
+  virtual Piece receive_at(int peer, const Envelope&, std::byte*, std::size_t) { return receive(peer); }
+  virtual void release(int peer) = 0;
+  /// Whether `receive` would return at once.
+  virtual bool has_piece(int peer) = 0;
+  /// Waits until all that was published has left this rank: it arrives whatever this rank does next.
+  virtual void flush() = 0;
+  /// Throws if the group is known to have failed. Cheap.
+  virtual void check() = 0;
+  /// The same, where that costs a look at other processes: throws if one of the group has died, too.
+  virtual void check_peers() { check(); }
+  /// Tells all ranks that this one gives up, and why. Calls that wait here, and later ones, throw LinkError, too. From
+  /// any thread.
+  virtual void abort(const std::string& why) noexcept = 0;
+
+  /// By rank, the machine where it runs, where that makes a difference: links within one are the fast ones. Else empty.
+  virtual std::span<const int> machines() const { return {}; }
+
+  // For ranks that work in each other's memory: see in_place.hpp.
+
+  /// Memory that the other ranks can read and write where it lies; null where a transport has no such, or needs none.
+  virtual std::shared_ptr<std::byte> allocate(std::size_t) { return nullptr; }
+  /// How others find this rank's data; without a key where they can't reach it.
+  virtual Window window(std::byte*, std::size_t) { return {}; }
+  /// Whether all ranks have mapped the window's memory.
+  virtual bool is_mapped(const Window&) { return true; }
+  virtual void note_mapped(const Window&) {}
+  /// A peer's data, as it is mapped here; null where this process is not allowed to.
+  virtual std::byte* open(int, const Window&) { return nullptr; }
+  /// Says when this rank begins and ends to work in the others' memory. In between it calls `check` before all it does.
+  virtual void works_in_place(bool) {}
+  /// After a failure: waits until no other rank works in this one's memory, which may then be used for anything.
+  virtual void await_hands_off() noexcept {}
+  /// Whether working in the others' memory has lately been slower than a queue would be.
+  virtual bool seems_far() { return false; }
+  virtual void note_work_in_place(std::size_t, std::chrono::nanoseconds) {}
+  /// Whether it is worth asking; all ranks of a group have the same here.
+  bool reaches_peers = false;
+
+  /// Whether `trace` counts what is sent: it has slots for `trace::max_devices` ranks, simulated groups may have more.
+  bool counts_bytes = true;
+  /// Who is told of each step of an algorithm, instead of `trace::listening()`; null: nobody else is.
+  trace::Listener* step_listener = nullptr;
+
+  const int rank, size;
+  const std::size_t piece_bytes, queue_pieces;
+  const std::chrono::milliseconds timeout;
+  /// Whether a thread that waits here may keep its core for some microseconds. It may not while its program computes.
+  const std::atomic<bool>* may_spin = nullptr;
+};
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TRANSPORT_HPP
+
+#include <deque>
 
 namespace chorus::comm {
 
@@ -46773,6 +52781,749 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
 #ifndef CHORUS_SINGLE_CHORUS_COMM_SPLIT_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_SPLIT_HPP
 /// `split`: communicators of some of a job's ranks.
+
+// <chorus/comm/meeting/rendezvous_messages.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_MEETING_RENDEZVOUS_MESSAGES_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_MEETING_RENDEZVOUS_MESSAGES_HPP
+/// What ranks and rank 0 say to each other when they meet.
+///
+/// Each message is a struct of fixed size, without padding, in this machine's byte order: Challenge (rank 0 to rank),
+/// Hello (back), Answer (a refusal with its reason, or the transport), then for TCP the addresses of all ranks, and for
+/// shared memory an Ack (rank to rank 0: whether it could open the region) and a Verdict (back: the transport for all).
+///
+/// Where the job has a token, Hello holds an HMAC of rank 0's challenge and of itself, Answer one of the rank's own
+/// challenge and of itself, and the connections of TcpTransport begin alike, see mesh.hpp: each side proves that it
+/// knows the token, which itself is never sent, and a proof is good for one connection. Off loopback a token is
+/// obligatory, and all that follows the Challenge is TLS 1.3 (tls.hpp): who can read and change packets on the way
+/// learns and changes nothing, but can end connections. CHORUS_TLS=0 leaves it out, on all ranks; CHORUS_TLS=1 has it
+/// on loopback, too.
+
+// <chorus/comm/meeting/acceptor.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_MEETING_ACCEPTOR_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_MEETING_ACCEPTOR_HPP
+/// `Acceptor`: accepts connections from anybody, where only some are wanted.
+
+// <chorus/comm/transport/socket.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SOCKET_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SOCKET_HPP
+/// TCP sockets with deadlines. All of them are non-blocking and closed on exec.
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+// <chorus/comm/transport/name_lookup.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_NAME_LOOKUP_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_NAME_LOOKUP_HPP
+/// `look_up`: the address of a name, by a deadline. getaddrinfo has none of its own: where name servers don't
+/// answer it lasts as long as the system's settings say, half a minute as a rule.
+
+// <chorus/core/blocked_signals.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
+/// `start_thread`: how a thread of the library starts.
+
+namespace chorus::detail {
+
+/// Blocks all signals in this thread while it lives, and so for ever in a thread that is started meanwhile: signals are
+/// for the threads that the user knows of, and for a launcher's one that supervises.
+class BlockedSignals {
+ public:
+  BlockedSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  BlockedSignals(const BlockedSignals&) = delete;
+  BlockedSignals& operator=(const BlockedSignals&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+/// A thread (std::thread, or std::jthread) that takes no signals. Throws CommError, in the name of `who`, where the
+/// system allows no more of them.
+template <class Thread = std::thread, class Body>
+Thread start_thread(std::string_view who, Body body) {
+  const BlockedSignals blocked;
+  try {
+    return Thread(std::move(body));
+  } catch (const std::system_error& error) {
+    fail<CommError>(who, ": a thread cannot be started: ", error.what());
+  }
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
+
+namespace chorus::comm::detail {
+
+/// What getaddrinfo says.
+struct Found {
+  int code = EAI_FAIL;  ///< 0, or an error for gai_strerror
+  sockaddr_storage storage{};
+  socklen_t length = 0;
+};
+
+inline Found ask_system(const std::string& name, int flags) {
+  addrinfo hints{}, *list = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = flags;
+  Found found;
+  found.code = getaddrinfo(name.c_str(), nullptr, &hints, &list);
+  if (found.code != 0 || list == nullptr) return found;
+  std::memcpy(&found.storage, list->ai_addr, list->ai_addrlen);
+  found.length = list->ai_addrlen;
+  freeaddrinfo(list);
+  return found;
+}
+
+/// `[::1]`, as an IPv6 address stands in front of a port, without its brackets; any other name as it is.
+inline std::string without_brackets(std::string name) {
+  const bool six = name.starts_with('[') && name.ends_with(']') && name.find(':') != std::string::npos;
+  return six ? name.substr(1, name.size() - 2) : name;
+}
+
+/// Nothing at the deadline. An address in numbers is read at once; for a name a thread asks, which lives on until the
+/// system has answered, since nothing ends getaddrinfo. Throws CommError where there can be no such thread.
+[[gnu::cold]] inline std::optional<Found> look_up(const std::string& name, Deadline deadline) {
+  if (const auto numbers = ask_system(name, AI_NUMERICHOST); numbers.code == 0) return numbers;
+  struct Shared {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::optional<Found> found;
+  };
+  const auto shared = std::make_shared<Shared>();
+  chorus::detail::start_thread(cat("address '", printable(name), "'"), [shared, name] {
+    const auto found = ask_system(name, 0);
+    const std::lock_guard lock(shared->mutex);
+    shared->found = found;
+    shared->changed.notify_all();
+  }).detach();
+  std::unique_lock lock(shared->mutex);
+  shared->changed.wait_until(lock, deadline, [&] { return shared->found.has_value(); });
+  return shared->found;
+}
+
+}  // namespace chorus::comm::detail
+#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_NAME_LOOKUP_HPP
+
+// <chorus/comm/transport/tls.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TLS_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TLS_HPP
+/// `Tls`: TLS 1.3 over a connected socket, by OpenSSL.
+///
+/// Both sides prove in the handshake that they know the job's token: it is the pre-shared key (RFC 8446, 4.2.11),
+/// beside a Diffie-Hellman exchange, so that who learns the token later can't read what was overheard before. One
+/// suite, no certificates, no tickets, no early data: there is nothing to be negotiated down to.
+
+struct ssl_st;  // OpenSSL's
+
+namespace chorus::comm {
+
+/// Any thread may send and receive.
+class Tls {
+ public:
+  enum class Side { server, client };
+
+  /// Over `fd`, which does not block and stays the caller's. Throws UsageError where the program was built without
+  /// OpenSSL, CommError where OpenSSL fails.
+  Tls(int fd, Side side, const std::string& token);
+  Tls(const Tls&) = delete;
+  Tls& operator=(const Tls&) = delete;
+  ~Tls();
+
+  /// Moves what can be moved without waiting, the handshake first; -1 when the connection is closed or broken, or the
+  /// other side proves nothing. What `send` has not moved whole it is to be given again.
+  std::ptrdiff_t send(std::span<const std::byte> bytes);
+  std::ptrdiff_t receive(std::span<std::byte> bytes);
+  /// What the last call that moved nothing waits for: POLLIN or POLLOUT.
+  short awaits() const;
+  /// Whether there are bytes that have left the socket and nobody has received yet.
+  bool holds_bytes() const;
+  /// What is wrong, as OpenSSL says it; empty where nothing is, and where the connection has simply ended.
+  std::string trouble() const;
+
+ private:
+  struct Socket;
+
+  bool shake_hands();
+  bool succeeded(int code);
+  bool flush();
+
+  mutable std::mutex mutex_;
+  const int fd_;
+  ssl_st* ssl_ = nullptr;
+  std::array<unsigned char, 32> key_{};
+  std::vector<char> out_;   ///< encrypted, several records: a call of the system for each would cost more than they do
+  std::size_t gone_ = 0;    ///< of `out_`
+  std::size_t held_ = 0;    ///< bytes that lie in `out_` and the caller has not been told of
+  std::uint64_t sent_ = 0;  ///< under the present key
+  bool proven_ = false;
+  short awaits_ = 0;
+  std::string trouble_;
+};
+
+}  // namespace chorus::comm
+
+#if !CHORUS_COMPILED
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TLS_HPP
+
+namespace chorus::comm {
+
+/// For poll; at most 1000 s.
+inline int milliseconds_until(Deadline deadline) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+  return static_cast<int>(std::clamp<decltype(left)>(left, 0, 1'000'000));
+}
+
+/// An address of a socket, IPv4 or IPv6.
+struct Address {
+  sockaddr_storage storage{};
+  socklen_t length = sizeof(sockaddr_storage);
+
+  sockaddr* data() { return reinterpret_cast<sockaddr*>(&storage); }
+  const sockaddr* data() const { return reinterpret_cast<const sockaddr*>(&storage); }
+  int port() const {
+    return ntohs(storage.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_port
+                                               : reinterpret_cast<const sockaddr_in*>(&storage)->sin_port);
+  }
+  Address with_port(int port) const {
+    auto other = *this;
+    const auto value = htons(static_cast<std::uint16_t>(port));
+    if (storage.ss_family == AF_INET6) {
+      reinterpret_cast<sockaddr_in6*>(&other.storage)->sin6_port = value;
+    } else {
+      reinterpret_cast<sockaddr_in*>(&other.storage)->sin_port = value;
+    }
+    return other;
+  }
+
+  /// Whether it is an address: a peer may have sent anything.
+  bool sound() const {
+    return (storage.ss_family == AF_INET && length == sizeof(sockaddr_in)) ||
+           (storage.ss_family == AF_INET6 && length == sizeof(sockaddr_in6));
+  }
+  /// Whether only this machine can reach it.
+  bool loopback() const {
+    if (storage.ss_family == AF_INET6) {
+      const auto& address = reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_addr;
+      return IN6_IS_ADDR_LOOPBACK(&address) || (IN6_IS_ADDR_V4MAPPED(&address) && address.s6_addr[12] == 127);
+    }
+    return ntohl(reinterpret_cast<const sockaddr_in*>(&storage)->sin_addr.s_addr) >> 24 == 127;
+  }
+
+  /// In numbers, without the port.
+  std::string host() const {
+    char text[NI_MAXHOST] = "?";
+    getnameinfo(data(), length, text, sizeof text, nullptr, 0, NI_NUMERICHOST);
+    return text;
+  }
+
+  /// That of an address in numbers, `[::1]` too; nothing for a name.
+  static std::optional<Address> in_numbers(const std::string& text) {
+    const auto found = detail::ask_system(detail::without_brackets(text), AI_NUMERICHOST);
+    if (found.code != 0) return std::nullopt;
+    Address address;
+    address.storage = found.storage;
+    address.length = found.length;
+    return address;
+  }
+
+  /// Looks `name` up, which may be an address in numbers, `::1` or `[::1]`, too. Throws CommError where there is no
+  /// such name, TimeoutError where nobody knows by the deadline.
+  static Address resolve(const std::string& name, int port,
+                         Deadline deadline = Clock::now() + std::chrono::seconds(30)) {
+    const auto found = detail::look_up(detail::without_brackets(name), deadline);
+    check<TimeoutError>(found.has_value(), "address '", printable(name),
+                        "': the system has not found it in time; is there a name server?");
+    check<CommError>(found->code == 0, "address '", printable(name), "': ", gai_strerror(found->code));
+    Address address;
+    address.storage = found->storage;
+    address.length = found->length;
+    return address.with_port(port);
+  }
+  /// Whether other machines find something else under this name: Debian's /etc/hosts has 127.0.1.1 for a machine's own.
+  bool misleads(const std::string& name) const {
+    return loopback() && name.find("localhost") == std::string::npos && !in_numbers(name);
+  }
+};
+
+/// `127.0.0.1:29500`
+inline void append(std::string& out, const Address& address) {
+  const bool six = address.storage.ss_family == AF_INET6;
+  out += cat(six ? "[" : "", address.host(), six ? "]:" : ":", address.port());
+}
+
+/// Owns a socket. Its descriptor is above those of the standard streams.
+class Socket {
+ public:
+  Socket() = default;
+  explicit Socket(int fd) : fd_(chorus::detail::above_standard_streams(fd)) {}
+  /// Takes over a socket that someone else has made.
+  static Socket adopt(int fd) {
+    if (fd >= 0) fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+    if (fd >= 0) fcntl(fd, F_SETFD, FD_CLOEXEC);
+    return Socket(fd);
+  }
+  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)), tls_(std::move(other.tls_)) {}
+  Socket& operator=(Socket&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    std::swap(tls_, other.tls_);
+    return *this;
+  }
+  ~Socket() {
+    if (fd_ >= 0) close(fd_);
+  }
+
+  int fd() const { return fd_; }
+  /// Gives the socket away: somebody else closes it.
+  int release() { return std::exchange(fd_, -1); }
+  explicit operator bool() const { return fd_ >= 0; }
+
+  /// A listening socket on exactly this address; port 0 takes a free one. Throws CommError.
+  static Socket listen(const Address& address) {
+    Socket socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    const int yes = 1;
+    if (socket) setsockopt(socket.fd_, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    if (!socket || bind(socket.fd_, address.data(), address.length) != 0 || ::listen(socket.fd_, SOMAXCONN) != 0) {
+      const int error = errno;
+      const auto hint = error == EADDRINUSE      ? " (another job or program listens there; choose another port)"
+                        : error == EADDRNOTAVAIL ? " (it is not an address of this machine)"
+                                                 : "";
+      fail<CommError>("cannot listen on ", address, ": ", std::strerror(error), hint);
+    }
+    return socket;
+  }
+
+  /// A connection that is under way, or an empty socket with errno set.
+  static Socket begin_connect(const Address& address) {
+    Socket socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (!socket || ::connect(socket.fd_, address.data(), address.length) == 0 || errno == EINPROGRESS) return socket;
+    return Socket();
+  }
+  /// A connection, or an empty socket with errno set when there is none by the deadline. A port that nobody listens on
+  /// can, on loopback, be connected to itself: that does not count.
+  static Socket connect(const Address& address, Deadline deadline) {
+    auto socket = begin_connect(address);
+    if (!socket) return socket;
+    int error = socket.wait(POLLOUT, deadline) ? socket.error() : ETIMEDOUT;
+    if (error == 0 && socket.local().port() == address.port()) error = ECONNREFUSED;
+    if (error == 0) return socket;
+    errno = error;
+    return Socket();
+  }
+  /// What has gone wrong with it, once.
+  int error() const {
+    int error = 0;
+    socklen_t length = sizeof error;
+    return getsockopt(fd_, SOL_SOCKET, SO_ERROR, &error, &length) == 0 ? error : errno;
+  }
+
+  Socket accept() const { return Socket(::accept4(fd_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC)); }
+
+  void no_delay() const {
+    const int yes = 1;
+    setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+  }
+  /// Where both ends are on one machine, takes the plain congestion control instead of one that may pace what it sends
+  /// (BBR, which some distributions default to): nothing is lost there, and pacing costs a third of the speed.
+  void no_pacing() const {
+    constexpr std::string_view plain = "reno";  // every kernel has it, and lets everyone use it
+    if (local().host() == remote().host()) setsockopt(fd_, IPPROTO_TCP, TCP_CONGESTION, plain.data(), plain.size());
+  }
+  Address local() const {
+    Address address;
+    getsockname(fd_, address.data(), &address.length);
+    return address;
+  }
+  Address remote() const {
+    Address address;
+    getpeername(fd_, address.data(), &address.length);
+    return address;
+  }
+
+  /// What is sent and received from here on is encrypted, for who knows `token`. The handshake is part of the first
+  /// calls that move bytes. Throws as Tls does.
+  void encrypt(Tls::Side side, const std::string& token) { tls_ = std::make_unique<Tls>(fd_, side, token); }
+  /// Why encryption has ended the connection, to be put after what is known of it; empty where it has not.
+  std::string trouble() const {
+    const auto why = tls_ ? tls_->trouble() : std::string();
+    return why.empty() ? why
+                       : cat(": what came over it is not what was sent, or the token is another one (TLS: ", why, ")");
+  }
+  /// What to poll for, to do this.
+  short needs(short event) const { return tls_ && tls_->awaits() != 0 ? tls_->awaits() : event; }
+
+  /// Moves as many bytes as can be moved without waiting; -1 when the connection is closed or broken.
+  std::ptrdiff_t try_send(std::span<const std::byte> bytes) const {
+    if (tls_) [[unlikely]]
+      return tls_->send(bytes);
+    const auto n = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    return n >= 0 ? n : would_wait() ? 0 : -1;
+  }
+  /// The same with two ranges, one after the other.
+  std::ptrdiff_t try_send(std::span<const std::byte> first, std::span<const std::byte> second) const {
+    if (tls_) [[unlikely]]
+      return tls_->send(
+          first.data() + first.size() == second.data() ? std::span(first.data(), first.size() + second.size()) : first);
+    iovec ranges[2] = {{const_cast<std::byte*>(first.data()), first.size()},
+                       {const_cast<std::byte*>(second.data()), second.size()}};
+    msghdr message{};
+    message.msg_iov = ranges;
+    message.msg_iovlen = 2;
+    const auto n = ::sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    return n >= 0 ? n : would_wait() ? 0 : -1;
+  }
+  std::ptrdiff_t try_receive(std::span<std::byte> bytes) const {
+    if (tls_) [[unlikely]]
+      return tls_->receive(bytes);
+    const auto n = ::recv(fd_, bytes.data(), bytes.size(), MSG_DONTWAIT);
+    return n > 0 ? n : n < 0 && would_wait() ? 0 : -1;
+  }
+
+  /// Moves all bytes; false when the connection ends or the deadline comes first.
+  bool send_all(std::span<const std::byte> bytes, Deadline deadline) const {
+    while (!bytes.empty()) {
+      const auto n = try_send(bytes);
+      if (n < 0 || (n == 0 && !wait(POLLOUT, deadline))) return false;
+      bytes = bytes.subspan(static_cast<std::size_t>(n));
+    }
+    return true;
+  }
+  bool receive_all(std::span<std::byte> bytes, Deadline deadline) const {
+    while (!bytes.empty()) {
+      const auto n = try_receive(bytes);
+      if (n < 0 || (n == 0 && !wait(POLLIN, deadline))) return false;
+      bytes = bytes.subspan(static_cast<std::size_t>(n));
+    }
+    return true;
+  }
+
+  /// False at the deadline.
+  bool wait(short event, Deadline deadline) const {
+    if (tls_ && event == POLLIN && tls_->holds_bytes()) return true;
+    pollfd entry{fd_, needs(event), 0};
+    while (Clock::now() < deadline)
+      if (poll(&entry, 1, milliseconds_until(deadline)) > 0) return true;
+    return false;
+  }
+  /// Whether the other end has closed, and all that it sent has been read; or the connection is broken.
+  bool ended() const {
+    char byte;
+    const auto n = recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    return n == 0 || (n < 0 && !would_wait());
+  }
+  /// The same, whether all has been read or not.
+  bool hung_up() const {
+    pollfd entry{fd_, POLLRDHUP, 0};
+    return poll(&entry, 1, 0) > 0;
+  }
+
+ private:
+  static bool would_wait() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
+
+  int fd_ = -1;
+  std::unique_ptr<Tls> tls_;
+};
+
+/// The bytes of a struct that is sent as it is.
+template <class T>
+requires std::is_trivially_copyable_v<T> std::span<std::byte> bytes_of(T& value) {
+  return {reinterpret_cast<std::byte*>(&value), sizeof value};
+}
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SOCKET_HPP
+
+namespace chorus::comm {
+
+/// What who accepts a connection says first: the number that the other side's proof has to be for. A new one for each
+/// connection, so that an overheard proof is of no use.
+struct Challenge {
+  std::uint64_t magic = 0;
+  std::uint8_t encrypts = 0;  ///< 1: all that follows is encrypted
+  std::array<std::uint8_t, 7> reserved{};
+  Nonce nonce{};
+};
+static_assert(is_message<Challenge, 32>);
+
+/// A connection, and the first bytes that came over it.
+struct Accepted {
+  Socket socket;
+  Nonce nonce{};
+  std::array<std::byte, 192> hello{};
+  std::size_t got = 0;
+  Deadline came{};
+
+  template <class Message>
+  Message hello_as() const {
+    Message message;
+    std::memcpy(&message, hello.data(), sizeof message);
+    return message;
+  }
+};
+
+/// Who connects has to send a hello of fixed size within 5 s, or 30 s where it is encrypted, which takes a busy machine
+/// time. All are heard side by side, and nothing is allocated on their word, so that one who sends garbage, nothing, or
+/// a byte a second keeps no other one waiting. At most 1024 connections, and half as many as this process may have
+/// descriptors, are heard at once; while there are as many, those older than a quarter of a second are closed, and else
+/// new ones are not accepted.
+class Acceptor {
+ public:
+  /// With `challenge_magic` a Challenge is sent over each connection; where all is `encrypted`, `token` is the key.
+  explicit Acceptor(const Socket& listener, std::size_t hello_bytes, std::uint64_t challenge_magic = 0,
+                    bool encrypted = false, std::string token = {})
+      : listener_(listener),
+        hello_bytes_(hello_bytes),
+        challenge_magic_(challenge_magic),
+        encrypted_(encrypted),
+        token_(std::move(token)),
+        patience_(encrypted ? 30 : 5) {
+    rlimit most{};
+    if (getrlimit(RLIMIT_NOFILE, &most) == 0)
+      most_ = std::max<std::size_t>(1, std::min<std::size_t>(most_, most.rlim_cur / 2));
+  }
+
+  /// Waits for the next connection whose hello is complete. One without a socket at the deadline, and where one of the
+  /// `others` has an event.
+  [[gnu::cold]] Accepted next(Deadline deadline, std::span<const pollfd> others = {}) {
+    while (true) {
+      while (!readable_.empty()) {
+        auto& from = waiting_[readable_.back()];
+        readable_.pop_back();
+        if (hear(from)) return std::exchange(from, {});
+      }
+      std::erase_if(waiting_, [](const Accepted& one) { return !one.socket; });
+      const bool room = accept_all();
+      if (sleep(deadline, room, others)) return {};
+    }
+  }
+
+  /// How many have gone, or were closed, without a complete hello.
+  std::size_t strangers() const { return strangers_; }
+  /// Why the last one of them was, where it is known.
+  const std::string& trouble() const { return trouble_; }
+
+ private:
+  void close(Accepted& one) {
+    if (auto why = one.socket.trouble(); !why.empty()) trouble_ = cat(one.socket.remote(), std::move(why));
+    one = {};
+    ++strangers_;
+  }
+
+  bool hear(Accepted& from) {
+    std::ptrdiff_t n = 1;
+    while (n > 0 && from.got < hello_bytes_) {
+      n = from.socket.try_receive(std::span(from.hello).subspan(from.got, hello_bytes_ - from.got));
+      if (n > 0) from.got += static_cast<std::size_t>(n);
+    }
+    if (n < 0) close(from);
+    return from.socket && from.got == hello_bytes_;
+  }
+
+  /// Accepts all that wait at the listener. False where some may be left there.
+  bool accept_all() {
+    while (true) {
+      if (waiting_.size() >= most_ && !make_room()) return false;
+      auto socket = listener_.accept();
+      if (!socket && (errno == EMFILE || errno == ENFILE)) {  // no descriptors: as if all places were taken
+        if (!make_room()) return false;
+        continue;
+      }
+      if (!socket && errno == ECONNABORTED) continue;
+      if (!socket) return true;
+      Challenge challenge{.magic = challenge_magic_, .encrypts = encrypted_};
+      if (challenge_magic_ != 0) {
+        fill_random(challenge.nonce);
+        socket.try_send(bytes_of(challenge));
+      }
+      if (encrypted_) socket.encrypt(Tls::Side::server, token_);
+      waiting_.push_back({std::move(socket), challenge.nonce, {}, 0, Clock::now()});
+    }
+  }
+
+  /// Closes those that have had their time; they stand in the order in which they came.
+  bool make_room() {
+    const auto before = Clock::now() - std::chrono::milliseconds(250);
+    const auto late =
+        std::find_if(waiting_.begin(), waiting_.end(), [&](const Accepted& one) { return one.came > before; });
+    for (auto old = waiting_.begin(); old != late; ++old) close(*old);
+    const bool some = late != waiting_.begin();
+    waiting_.erase(waiting_.begin(), late);
+    return some;
+  }
+
+  /// Until somebody can be heard. True where it is time to return.
+  bool sleep(Deadline deadline, bool room, std::span<const pollfd> others) {
+    const auto over = Clock::now();
+    if (over >= deadline) return true;
+    auto until = room ? deadline : std::min(deadline, over + std::chrono::milliseconds(20));
+    events_.assign(others.begin(), others.end());
+    events_.push_back({room ? listener_.fd() : -1, POLLIN, 0});
+    for (auto& one : waiting_) {
+      if (over >= one.came + patience_) close(one);
+      events_.push_back({one.socket.fd(), one.socket.needs(POLLIN), 0});
+      if (one.socket) until = std::min(until, one.came + patience_);
+    }
+    if (poll(events_.data(), events_.size(), milliseconds_until(until)) <= 0) return false;
+    const auto first = events_.begin() + static_cast<std::ptrdiff_t>(others.size());
+    for (std::size_t i = 0; i < waiting_.size(); ++i)
+      if ((first + 1)[static_cast<std::ptrdiff_t>(i)].revents != 0) readable_.push_back(i);
+    return std::any_of(events_.begin(), first, [](const pollfd& event) { return event.revents != 0; });
+  }
+
+  const Socket& listener_;
+  std::size_t hello_bytes_, most_ = 1024;
+  std::uint64_t challenge_magic_;
+  bool encrypted_;
+  std::string token_;
+  std::chrono::seconds patience_;
+  std::vector<Accepted> waiting_;      ///< in the order in which they came
+  std::vector<std::size_t> readable_;  ///< those of them that have sent something
+  std::vector<pollfd> events_;
+  std::size_t strangers_ = 0;
+  std::string trouble_;
+};
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_MEETING_ACCEPTOR_HPP
+
+// <chorus/core/environment.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+/// Reading the environment.
+
+namespace chorus::detail {
+
+/// The value of an environment variable, or a null pointer; an empty one counts as not set.
+inline const char* env(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr || *value == '\0' ? nullptr : value;
+}
+
+/// A switch: 0 or 1, or `unset` where the variable is not set. Throws UsageError for anything else.
+[[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
+  const char* text = env(name);
+  if (text == nullptr) return unset;
+  const std::string_view value(text);
+  check<UsageError>(value == "0" || value == "1", "environment variable ", name, " must be 0 or 1, got '",
+                    printable(value), "'");
+  return value == "1";
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+
+namespace chorus::comm::detail {
+
+inline constexpr std::uint64_t magic = 0x0005'7375'726f'6863;  // "chorus", then the protocol's version
+
+struct Hello {
+  std::uint64_t magic = detail::magic;
+  Nonce nonce{};  ///< this rank's challenge to rank 0
+  std::int32_t rank = 0, size = 0, pid = 0, port = 0;
+  std::uint64_t machine = 0;
+  Backend kind = Backend::automatic;
+  Algorithm all_reduce = Algorithm::automatic;
+  std::array<std::uint8_t, 6> reserved{};
+  FixedText<64> purpose{};
+  Mac proof{};
+};
+static_assert(is_message<Hello, 152>);
+
+struct Answer {
+  std::uint64_t magic = detail::magic;
+  std::uint64_t key = 0;
+  std::int32_t welcome = 0, pid = 0, fd = -1, port = 0;
+  Backend kind = Backend::tcp;
+  std::array<std::uint8_t, 7> reserved{};
+  FixedText<1024> refusal{};
+  Mac proof{};
+};
+static_assert(is_message<Answer, 1096>);
+
+/// All of a message but its proof, which comes last.
+template <class Message>
+std::span<const std::byte> proven(const Message& message) {
+  return std::as_bytes(std::span(&message, 1)).first(offsetof(Message, proof));
+}
+
+/// The proof of who sends `message` that it knows the token, for the other side's challenge.
+template <class Message>
+Mac proof_of(const Message& message, const Nonce& challenge, const std::string& token) {
+  return prove(token, {std::as_bytes(std::span(challenge)), proven(message)});
+}
+template <class Message>
+bool proves(const Message& message, const Nonce& challenge, const std::string& token) {
+  return same(message.proof, proof_of(message, challenge, token));
+}
+
+/// Who may meet where, and whether what they say there is encrypted. Throws UsageError.
+[[gnu::cold]] inline bool check_token(const std::string& token, const Address& address) {
+  check<UsageError>(token.empty() || token.size() >= 16, "connect: the job's token has ", token.size(),
+                    " characters, expected at least 16");
+  check<UsageError>(provable(token),
+                    "connect: CHORUS_TOKEN is set, and this program was built without OpenSSL, which proves that ranks "
+                    "know it: build it with OpenSSL, or unset CHORUS_TOKEN");
+  const bool encrypted = chorus::detail::env_switch("CHORUS_TLS", !address.loopback());
+  check<UsageError>(!encrypted || can_authenticate || !address.loopback(),
+                    "connect: CHORUS_TLS is 1, and this program was built without OpenSSL");
+  check<UsageError>(!encrypted || !token.empty() || !address.loopback(),
+                    "connect: CHORUS_TLS is 1, but CHORUS_TOKEN, of which the key is made, is not set");
+  if (address.loopback()) return encrypted;
+  check<UsageError>(can_authenticate, "connect: ", address,
+                    " is not on loopback, and this program was built without OpenSSL, which authenticates ranks there");
+  check<UsageError>(!token.empty(), "connect: ", address,
+                    " is not on loopback: ranks need a token to know each other by, the same secret of at least 16 "
+                    "characters in CHORUS_TOKEN of all of them");
+  return encrypted;
+}
+
+/// Who connects does as the other side's challenge says. Throws CommError, in the name of `who` and of `there`, where
+/// that is not encrypted and has to be.
+[[gnu::cold]] inline void follow(const Challenge& challenge, Socket& socket, bool encrypted, const std::string& token,
+                                 std::string_view who, const Address& there) {
+  check<CommError>(challenge.encrypts != 0 || !encrypted, who, ": who answers at ", there,
+                   " does not encrypt what it sends (CHORUS_TLS=0 there, and not here?)");
+  check<CommError>(challenge.encrypts == 0 || !token.empty(), who, ": who answers at ", there,
+                   " encrypts what it sends, with a key made of CHORUS_TOKEN, which is not set here");
+  if (challenge.encrypts != 0) socket.encrypt(Tls::Side::client, token);
+}
+
+/// Where the other ranks can reach this one: its machine's address on the way to rank 0. Throws CommError.
+inline Address own_address(const World& world) {
+  const auto master = Address::resolve(world.master_addr, world.master_port, Clock::now() + world.timeout);
+  if (world.rank == 0) return master;
+  const Socket probe(::socket(master.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));  // sends nothing
+  return ::connect(probe.fd(), master.data(), master.length) == 0 ? probe.local() : master;
+}
+
+inline std::uint64_t fnv_1a(std::string_view text) {
+  std::uint64_t hash = 14695981039346656037ull;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
+  return hash;
+}
+
+/// The same number for processes that can open each other's memory: one boot of one kernel, one space of process ids.
+inline std::uint64_t machine_id() {
+  char text[256] = {};
+  if (const int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC); fd >= 0) {
+    [[maybe_unused]] const auto n = read(fd, text, 64);
+    close(fd);
+  }
+  [[maybe_unused]] const auto n = readlink("/proc/self/ns/pid", text + 64, 128);
+  return fnv_1a({text, sizeof text});
+}
+
+}  // namespace chorus::comm::detail
+#endif  // CHORUS_SINGLE_CHORUS_COMM_MEETING_RENDEZVOUS_MESSAGES_HPP
 
 namespace chorus::comm {
 
@@ -49156,6 +55907,7 @@ Progress progress(Run& run, int epochs, int first_epoch = 0) {
 
 }  // namespace chorus
 
+#if !CHORUS_COMPILED
 // <chorus/train/progress_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TRAIN_PROGRESS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_TRAIN_PROGRESS_IMPL_HPP
@@ -49249,6 +56001,2810 @@ CHORUS_INLINE void Progress::clear() {
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_TRAIN_PROGRESS_IMPL_HPP
 
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_TRAIN_PROGRESS_HPP
 
+#if CHORUS_COMPILED
+// <chorus/compiled/extern.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMPILED_EXTERN_HPP
+#define CHORUS_SINGLE_CHORUS_COMPILED_EXTERN_HPP
+/// What programs need not instantiate, because the library chorus::compiled holds it: included by chorus.hpp where
+/// CHORUS_COMPILED is 1, and by the library itself, which defines CHORUS_EXTERN to nothing.
+
+#ifndef CHORUS_EXTERN
+#define CHORUS_EXTERN extern
+#endif
+
+namespace chorus {
+
+namespace detail {
+template <int Rank>
+using Value = Variable<float, Rank, Cpu>;
+}
+
+CHORUS_EXTERN template class Tensor<std::int64_t, 1, Cpu>;
+CHORUS_EXTERN template class CachingAllocator<Cpu>;
+CHORUS_EXTERN template class Storage<Cpu>;
+
+// Tensors, nodes and shapes of each rank.
+#define CHORUS_RANK(R)                                       \
+  CHORUS_EXTERN template class Tensor<float, R, Cpu>;        \
+  CHORUS_EXTERN template class GradNode<float, R, Cpu>;      \
+  CHORUS_EXTERN template class LeafNode<float, R, Cpu>;      \
+  CHORUS_EXTERN template class Variable<float, R, Cpu>;      \
+  CHORUS_EXTERN template class ParameterNode<float, R, Cpu>; \
+  CHORUS_EXTERN template detail::Value<R> detail::map(const char*, const functors::Relu&, const detail::Value<R>&);
+CHORUS_RANK(1)
+CHORUS_RANK(2)
+CHORUS_RANK(3)
+CHORUS_RANK(4)
+#undef CHORUS_RANK
+CHORUS_EXTERN template class Tensor<float, 0, Cpu>;
+CHORUS_EXTERN template class GradNode<float, 0, Cpu>;
+CHORUS_EXTERN template class Variable<float, 0, Cpu>;
+
+CHORUS_EXTERN template detail::Value<2> operations::reshape(const detail::Value<4>&, const std::array<Index, 2>&);
+CHORUS_EXTERN template detail::Value<2> operations::linear(const detail::Value<2>&, const detail::Value<2>&,
+                                                           const detail::Value<1>&);
+CHORUS_EXTERN template detail::Value<3> operations::linear(const detail::Value<3>&, const detail::Value<2>&,
+                                                           const detail::Value<1>&);
+CHORUS_EXTERN template detail::Value<4> operations::conv2d(const detail::Value<4>&, const detail::Value<4>&,
+                                                           const detail::Value<1>&, const Conv2dOptions&);
+CHORUS_EXTERN template detail::Value<4> operations::max_pool2d(const detail::Value<4>&, Size2d, const PoolOptions&);
+CHORUS_EXTERN template detail::Value<0> detail::cross_entropy<0>(const detail::Value<2>&,
+                                                                 const Tensor<std::int64_t, 1, Cpu>&,
+                                                                 const CrossEntropyOptions&);
+
+CHORUS_EXTERN template class nn::Linear<Cpu, float>;
+CHORUS_EXTERN template class nn::detail::ConvolutionBase<4, Cpu, float>;
+CHORUS_EXTERN template class nn::Conv2d<Cpu, float>;
+CHORUS_EXTERN template class optim::Optimizer<Cpu>;
+CHORUS_EXTERN template class optim::Sgd<Cpu>;
+CHORUS_EXTERN template class ddp::Accumulation<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::BufferSharing<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::ChosenParameters<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::Clock<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::Core<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::FrozenParameters<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::LearnedOrder<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::NonFiniteGradients<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::PassesOfOthers<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::SeveralNets<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::StaticGraph<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::StepInBackward<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::UnusedParameters<Cpu, comm::AnyCommunicator>;
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_COMPILED_EXTERN_HPP
+
+#endif
+#ifdef CHORUS_IMPLEMENTATION
+// <chorus/compiled/implementation.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMPILED_IMPLEMENTATION_HPP
+#define CHORUS_SINGLE_CHORUS_COMPILED_IMPLEMENTATION_HPP
+/// All of the library chorus::compiled in one file of a program; included by <chorus/chorus.hpp> where
+/// CHORUS_IMPLEMENTATION is defined. The program's other files are compiled with -DCHORUS_SEPARATE.
+
+// <chorus/compiled/communication.cpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMPILED_COMMUNICATION_CPP
+#define CHORUS_SINGLE_CHORUS_COMPILED_COMMUNICATION_CPP
+// Part of the library chorus::compiled: communicators and the launcher.
+
+#define CHORUS_BUILDS_LIBRARY
+// <chorus/comm/store.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_STORE_HPP
+/// `Store`: keys and values that the ranks of a job share, with the names and the meaning of PyTorch's TCPStore.
+
+namespace chorus::comm {
+
+class AnyCommunicator;
+class Store;
+class StoreServer;
+namespace detail {
+enum class StoreCode : std::uint8_t;
+struct StoreMessage;
+class StoreLink;
+}  // namespace detail
+
+/// One rank's access to the store. Copies share it; any thread may use it, and one that waits does not hold up another.
+///
+/// Rank 0 holds the data, in memory: a rank that still uses the store when rank 0 has ended gets a CommError, so let a
+/// barrier be the last that ranks do together. Keys have 1 to 8192 bytes, values up to 8 MiB, of any kind; a call up
+/// to 64 MiB and 262144 keys and values; a store up to 131072 keys and 1 GiB. What all calls together have on the way
+/// takes at most 256 MiB of rank 0's memory: a large one waits for room. Each call throws UsageError for what is
+/// against these limits, TimeoutError for keys that are not there in time or a server that does not answer, and
+/// CommError for a server that has gone, or that has had no room in time.
+class Store {
+ public:
+  /// A store of this process alone, without any socket.
+  Store();
+  /// That of the server at this address. Waits for it to come up, at most `timeout`. Throws TimeoutError, and CommError
+  /// where something else answers there or the token is another one.
+  static Store connect(const std::string& host, int port, const std::string& token = {},
+                       std::chrono::milliseconds timeout = default_timeout, std::uint64_t key = 0);
+  /// That of a group of ranks; all of them have to call it, as a collective. Rank 0 holds it, at a free port of
+  /// world.master_addr, under the job's token; a group of one needs no socket. Throws CommError, on every rank, where
+  /// rank 0 cannot listen there.
+  static Store of(const World& world, AnyCommunicator& communicator);
+  /// That of a server in this process.
+  explicit Store(std::shared_ptr<StoreServer> server);
+
+  void set(std::string_view key, std::string_view value);
+  /// The value; waits for the key to be set.
+  std::string get(std::string_view key);
+  /// Adds to the whole number that the key holds, 0 where there is none, and returns the sum; `get` has it as text.
+  std::int64_t add(std::string_view key, std::int64_t amount);
+  /// Sets the key to `desired` where it holds `expected`, or where there is no such key and `expected` is empty. What
+  /// it holds then; `expected` where there still is no such key.
+  std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired);
+  /// Whether it was there.
+  bool delete_key(std::string_view key);
+  /// Whether all are there now.
+  bool check(const std::vector<std::string>& keys);
+  /// Until all are there.
+  void wait(const std::vector<std::string>& keys);
+  void wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout);
+  /// Keys in the whole store, those of other prefixes among them.
+  std::int64_t num_keys();
+  /// Puts it after what the key holds, nothing where there is none.
+  void append(std::string_view key, std::string_view value);
+  /// Waits for all, and takes them at one moment.
+  std::vector<std::string> multi_get(const std::vector<std::string>& keys);
+  /// Sets them at one moment.
+  void multi_set(const std::vector<std::string>& keys, const std::vector<std::string>& values);
+
+  /// How long a call waits: 300 s unless set. Of this copy alone.
+  std::chrono::milliseconds timeout() const { return timeout_; }
+  void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
+
+  /// The same store, with `prefix/` before each key (PyTorch's PrefixStore): users who know nothing of each other don't
+  /// meet.
+  Store prefix_store(std::string_view prefix) const;
+
+  static constexpr std::chrono::milliseconds default_timeout{300'000};
+
+ private:
+  explicit Store(std::shared_ptr<detail::StoreLink> link);
+  detail::StoreMessage ask(detail::StoreCode code, std::vector<std::string> texts, std::int64_t number = 0) const;
+
+  std::shared_ptr<detail::StoreLink> link_;
+  std::string prefix_;
+  std::chrono::milliseconds timeout_ = default_timeout;
+};
+
+}  // namespace chorus::comm
+
+#if !CHORUS_COMPILED
+// <chorus/comm/store/store_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_IMPL_HPP
+/// How `Store` asks its server.
+
+// <chorus/comm/store/store_server.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_SERVER_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_SERVER_HPP
+/// `StoreServer`: holds the keys and values of a store, and answers those who use it.
+
+// <chorus/comm/store/store_table.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_TABLE_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_TABLE_HPP
+/// `StoreTable`: what a store holds, and what each request does to it.
+
+// <chorus/comm/store/store_messages.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_MESSAGES_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_MESSAGES_HPP
+/// What a store and those who use it say to each other.
+///
+/// A visitor is sent a Challenge and answers with a StoreHello, which proves that it knows the job's token;
+/// StoreWelcome proves the same of the server. Then each request gets one reply, both of them a StoreMessage: a
+/// StoreHead, and after it each text as its length (32 bits) and its bytes.
+
+namespace chorus::comm::detail {
+
+inline constexpr std::uint64_t store_magic = 0x0002'6572'6f74'7363;  // "cstore", then the protocol's version
+
+struct StoreHello {
+  std::uint64_t magic = store_magic;
+  std::uint64_t key = 0;  ///< a number that only the store's users were told; keeps strangers away without a token, too
+  Nonce nonce{};          ///< the visitor's challenge to the server
+  Mac proof{};
+};
+static_assert(is_message<StoreHello, 64>);
+
+struct StoreWelcome {
+  std::uint64_t magic = store_magic;
+  std::uint64_t welcome = 0;
+  Mac proof{};
+};
+static_assert(is_message<StoreWelcome, 48>);
+
+/// Limits, checked before anything is kept: those of one key, one value, one message, and of all of a store.
+inline constexpr std::size_t most_key_bytes = 8 << 10, most_value_bytes = 8 << 20, most_message_bytes = 64 << 20,
+                             most_store_keys = 128 << 10, most_store_bytes = 1 << 30,
+                             most_message_texts = 2 * most_store_keys;
+
+enum class StoreCode : std::uint8_t {
+  // requests
+  set,
+  get,
+  add,
+  compare_set,
+  delete_key,
+  check,
+  wait,
+  num_keys,
+  append,
+  multi_set,
+  // replies
+  done,
+  timed_out,
+  refused
+};
+
+/// `set`, as in TCPStore.
+constexpr std::string_view name(StoreCode code) {
+  constexpr std::string_view names[] = {"set",   "get",  "add",      "compare_set", "delete_key",
+                                        "check", "wait", "num_keys", "append",      "multi_set"};
+  const auto i = static_cast<std::size_t>(code);
+  return i < std::size(names) ? names[i] : "unknown";
+}
+
+/// Whether text `i` of a request is a key; the others are values.
+constexpr bool is_key(StoreCode code, std::size_t i) {
+  const bool keys_alone = code == StoreCode::get || code == StoreCode::wait || code == StoreCode::check;
+  const bool pairs = code == StoreCode::set || code == StoreCode::multi_set;
+  return i == 0 || keys_alone || (pairs && i % 2 == 0);
+}
+
+/// A request: keys, values, and a number to be added or the milliseconds that a wait may last. Or a reply: values, a
+/// number, or what is wrong; of keys that are missing, their number and the first few.
+struct StoreMessage {
+  StoreCode code = StoreCode::done;
+  std::int64_t number = 0;
+  std::vector<std::string> texts;
+};
+
+struct StoreHead {
+  StoreCode code = StoreCode::done;
+  std::array<std::uint8_t, 3> reserved{};
+  std::uint32_t count = 0;  ///< texts
+  std::uint64_t bytes = 0;  ///< of all that follows
+  std::int64_t number = 0;
+};
+static_assert(is_message<StoreHead, 24>);
+
+inline std::size_t body_bytes(const StoreMessage& message) {
+  std::size_t bytes = 0;
+  for (const auto& text : message.texts) bytes += sizeof(std::uint32_t) + text.size();
+  return bytes;
+}
+
+/// False where the connection ends or the deadline comes first. What is large is not copied.
+[[gnu::cold]] inline bool send(const Socket& socket, const StoreMessage& message, Deadline deadline) {
+  constexpr std::size_t large = 64 << 10;
+  StoreHead head;
+  head.code = message.code;
+  head.count = static_cast<std::uint32_t>(message.texts.size());
+  head.bytes = body_bytes(message);
+  head.number = message.number;
+  std::string bytes(reinterpret_cast<const char*>(&head), sizeof head);
+  const auto flush = [&] {
+    const bool sent = socket.send_all(std::as_bytes(std::span(bytes)), deadline);
+    bytes.clear();
+    return sent;
+  };
+  for (const auto& text : message.texts) {
+    const auto length = static_cast<std::uint32_t>(text.size());
+    bytes.append(reinterpret_cast<const char*>(&length), sizeof length);
+    if (text.size() < large) bytes.append(text);
+    if ((bytes.size() >= large || text.size() >= large) && !flush()) return false;
+    if (text.size() >= large && !socket.send_all(std::as_bytes(std::span(text)), deadline)) return false;
+  }
+  return flush();
+}
+
+/// The texts in a message's body; nothing where it is garbled.
+[[gnu::cold]] inline std::optional<std::vector<std::string>> texts_in(std::string_view body, std::uint32_t count) {
+  if (count > std::min(body.size() / sizeof(std::uint32_t), most_message_texts)) return std::nullopt;
+  std::vector<std::string> texts;
+  texts.reserve(count);
+  while (!body.empty()) {
+    std::uint32_t length = 0;
+    if (body.size() < sizeof length) return std::nullopt;
+    std::memcpy(&length, body.data(), sizeof length);
+    body.remove_prefix(sizeof length);
+    if (length > body.size() || texts.size() == count) return std::nullopt;
+    texts.emplace_back(body.substr(0, length));
+    body.remove_prefix(length);
+  }
+  if (texts.size() != count) return std::nullopt;
+  return texts;
+}
+
+/// The memory that a message takes while it comes in: its bytes, and the texts that are made of them.
+inline std::size_t memory_for(const StoreHead& head) { return 2 * head.bytes + head.count * sizeof(std::string); }
+/// And that it takes then.
+inline std::size_t memory_of(const StoreMessage& message) {
+  return body_bytes(message) + message.texts.size() * sizeof(std::string);
+}
+
+/// The next message; nothing where the connection ends, the deadline comes first, what comes is none, or there is no
+/// place for so many bytes: `admit(bytes)`. Memory is taken as bytes come in, not on anybody's word.
+template <class Admit>
+[[gnu::cold]] std::optional<StoreMessage> receive(const Socket& socket, Deadline deadline, const Admit& admit) {
+  constexpr std::size_t step = 1 << 20;
+  StoreHead head;
+  if (!socket.receive_all(bytes_of(head), deadline)) return std::nullopt;
+  if (head.bytes > most_message_bytes || head.code > StoreCode::refused) return std::nullopt;
+  if (head.count > most_message_texts || !admit(memory_for(head))) return std::nullopt;
+  std::string body;
+  while (body.size() < head.bytes) {
+    const auto before = body.size();
+    body.resize(std::min<std::size_t>(before + step, head.bytes));
+    if (!socket.receive_all(std::as_writable_bytes(std::span(body)).subspan(before), deadline)) return std::nullopt;
+  }
+  auto texts = texts_in(body, head.count);
+  if (!texts) return std::nullopt;
+  return StoreMessage{head.code, head.number, std::move(*texts)};
+}
+inline std::optional<StoreMessage> receive(const Socket& socket, Deadline deadline) {
+  return receive(socket, deadline, [](std::size_t) { return true; });
+}
+
+}  // namespace chorus::comm::detail
+#endif  // CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_MESSAGES_HPP
+
+namespace chorus::comm::detail {
+
+/// Keys and values; any thread may ask.
+class StoreTable {
+ public:
+  using Gone = std::function<bool()>;
+
+  /// The memory that one user's messages take on their way. All users together have most_room, beyond the small
+  /// messages, which don't wait for large ones: with as many users as there may be these are 64 MiB more.
+  class Room {
+   public:
+    explicit Room(StoreTable& table) : table_(table) {}
+    Room(const Room&) = delete;
+    Room& operator=(const Room&) = delete;
+    ~Room() { keep(0); }
+
+    /// Waits until there is room for a message of so many bytes. False where the deadline or `close` comes first, or
+    /// who asks is `gone`.
+    [[gnu::cold]] bool take(std::size_t bytes, Deadline deadline, const Gone& gone) {
+      std::unique_lock lock(table_.mutex_);
+      const auto fits = [&] { return table_.closed_ || table_.has_room(bytes); };
+      table_.wait(lock, deadline, gone, fits);
+      return !table_.closed_ && take_now(bytes);
+    }
+    /// Gives back what is more than that.
+    void keep(std::size_t bytes) {
+      if (bytes_ <= bytes) return;
+      const std::lock_guard lock(table_.mutex_);
+      table_.taken_ -= bytes_ - bytes;
+      bytes_ = bytes;
+      table_.changed_.notify_all();
+    }
+
+   private:
+    friend StoreTable;
+    bool take_now(std::size_t bytes) {
+      if (!table_.has_room(bytes)) return false;
+      if (bytes <= small_bytes) return true;
+      table_.taken_ += bytes;
+      bytes_ += bytes;
+      return true;
+    }
+
+    StoreTable& table_;
+    std::size_t bytes_ = 0;
+  };
+
+  /// Carries out one request. `get` and `wait` last until all their keys are there, until the request's time is over,
+  /// until `close`, or until who asks is `gone`, which is looked at now and then. A large reply takes its `room`;
+  /// throws CommError where there was none in time, `patience` for what does not wait for keys.
+  [[gnu::cold]] StoreMessage answer(StoreMessage request, Room& room, Deadline patience, const Gone& gone) {
+    std::unique_lock lock(mutex_);
+    try {
+      return carry_out(request, room, patience, lock, gone);
+    } catch (const UsageError& error) {
+      return {StoreCode::refused, 0, {error.what()}};
+    }
+  }
+
+  /// Ends all waits.
+  void close() {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+    changed_.notify_all();
+  }
+
+  static constexpr std::size_t small_bytes = 64 << 10, most_room = 192 << 20;
+
+ private:
+  using Texts = std::vector<std::string>;
+  using Lock = std::unique_lock<std::mutex>;
+
+  StoreMessage carry_out(StoreMessage& request, Room& room, Deadline patience, Lock& lock, const Gone& gone) {
+    auto& texts = request.texts;
+    check_texts(request.code, texts);
+    StoreMessage reply;
+    switch (request.code) {
+      case StoreCode::set:
+      case StoreCode::multi_set:
+        put(texts);
+        break;
+      case StoreCode::append: {
+        const auto at = values_.find(texts[0]);
+        if (at != values_.end()) {
+          check_value(texts[0], at->second.size() + texts[1].size());
+          texts[1].insert(0, at->second);
+        }
+        put(texts);
+        break;
+      }
+      case StoreCode::add:
+        reply.number = sum(texts[0], request.number);
+        texts.push_back(cat(reply.number));
+        put(texts);
+        break;
+      case StoreCode::compare_set: {
+        // As TCPStore: a key that is not there is set where nothing is expected, and else what is expected comes back.
+        const std::string nothing;
+        const auto other = [&]() -> const std::string* {  // than what is expected
+          const auto at = values_.find(texts[0]);
+          const bool there = at != values_.end();
+          if ((there ? at->second : nothing) == texts[1]) return nullptr;
+          return there ? &at->second : &texts[1];
+        };
+        wait(lock, patience, gone, [&] { return closed_ || !other() || has_room(other()->size()); });
+        if (const auto* found = other()) {
+          take(room, found->size());
+          reply.texts = {*found};
+        } else {
+          reply.texts = {texts[2]};
+          std::swap(texts[1], texts[2]);
+          put(std::span(texts).first(2));
+        }
+        break;
+      }
+      case StoreCode::delete_key:
+        reply.number = erase(texts[0]);
+        break;
+      case StoreCode::check:
+        reply.number = missing(texts) == 0;
+        break;
+      case StoreCode::num_keys:
+        reply.number = static_cast<std::int64_t>(values_.size());
+        break;
+      case StoreCode::wait:
+      case StoreCode::get: {
+        const auto time = std::chrono::milliseconds(std::clamp<std::int64_t>(request.number, 0, 1LL << 40));
+        std::size_t bytes = 0;  // of the reply
+        const auto ready = [&] {
+          if (missing(texts) != 0) return false;
+          bytes = request.code == StoreCode::get ? reply_bytes(texts) : 0;
+          return bytes > most_message_bytes || has_room(bytes + texts.size() * sizeof(std::string));
+        };
+        wait(lock, Clock::now() + time, gone, [&] { return closed_ || ready(); });
+        if (const auto count = missing(texts); count != 0) {
+          reply = {StoreCode::timed_out, count, {}};
+          for (const auto& key : texts)
+            if (reply.texts.size() < 10 && !values_.contains(key)) reply.texts.push_back(printable(key));
+          break;
+        }
+        if (request.code == StoreCode::wait) break;
+        bytes = reply_bytes(texts);
+        check<UsageError>(bytes <= most_message_bytes, "these values have more than ", most_message_bytes,
+                          " bytes together");
+        take(room, bytes + texts.size() * sizeof(std::string));
+        for (const auto& key : texts) reply.texts.push_back(values_.find(key)->second);
+        break;
+      }
+      default:
+        fail<UsageError>("an unknown request");
+    }
+    return reply;
+  }
+
+  /// Waits until `ready`, which is so at `close`, too.
+  template <class Ready>
+  void wait(Lock& lock, Deadline deadline, const Gone& gone, const Ready& ready) {
+    while (!ready() && Clock::now() < deadline && !gone())
+      changed_.wait_until(lock, std::min(deadline, Clock::now() + std::chrono::milliseconds(100)), ready);
+  }
+
+  bool has_room(std::size_t bytes) const { return bytes <= small_bytes || taken_ + bytes <= most_room; }
+  static void take(Room& room, std::size_t bytes) {
+    check<CommError>(room.take_now(bytes), "store: no room for a reply of ", bytes, " bytes");
+  }
+  std::size_t reply_bytes(const Texts& keys) const {
+    std::size_t bytes = 0;
+    for (const auto& key : keys) bytes += sizeof(std::uint32_t) + values_.find(key)->second.size();
+    return bytes;
+  }
+
+  /// Whether these are the keys and values of such a request, and none of them is too long.
+  static void check_texts(StoreCode code, const Texts& texts) {
+    const bool pairs = code == StoreCode::set || code == StoreCode::multi_set;
+    const std::size_t count = code == StoreCode::append || code == StoreCode::set       ? 2
+                              : code == StoreCode::add || code == StoreCode::delete_key ? 1
+                              : code == StoreCode::compare_set                          ? 3
+                              : code == StoreCode::num_keys                             ? 0
+                                                                                        : texts.size();
+    check<UsageError>(texts.size() == count && (!pairs || count % 2 == 0), "a request with ", texts.size(), " texts");
+    const std::string* key = nullptr;
+    for (std::size_t i = 0; i < texts.size(); ++i) {
+      if (is_key(code, i)) {
+        key = &texts[i];
+        check<UsageError>(!key->empty() && key->size() <= most_key_bytes, "a key of ", key->size(),
+                          " bytes, expected 1 to ", most_key_bytes);
+      } else {
+        check_value(*key, texts[i].size());
+      }
+    }
+  }
+  static void check_value(const std::string& key, std::size_t bytes) {
+    check<UsageError>(bytes <= most_value_bytes, "the value of '", printable(key), "' has ", bytes, " bytes, at most ",
+                      most_value_bytes, " are possible");
+  }
+
+  std::int64_t sum(const std::string& key, std::int64_t amount) const {
+    const auto at = values_.find(key);
+    const std::string_view text = at == values_.end() ? std::string_view() : at->second;
+    std::int64_t value = 0, result = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    const bool whole = text.empty() || (error == std::errc{} && end == text.data() + text.size());
+    check<UsageError>(whole, "'", printable(key), "' holds no whole number");
+    check<UsageError>(!__builtin_add_overflow(value, amount, &result), "'", printable(key), "' holds ", value, ", and ",
+                      amount, " more is no number of 64 bits");
+    return result;
+  }
+
+  /// Keys, and after each its value: all of them or, with an error, none.
+  void put(std::span<std::string> pairs) {
+    std::unordered_map<std::string_view, std::size_t> sizes;  // of the values; of a key's several the last one counts
+    for (std::size_t i = 0; i < pairs.size(); i += 2) sizes[pairs[i]] = pairs[i + 1].size();
+    auto keys = values_.size(), bytes = bytes_;
+    for (const auto& [key, size] : sizes) {
+      const auto at = values_.find(key);
+      keys += at == values_.end();
+      bytes += at == values_.end() ? key.size() + size : size - at->second.size();
+    }
+    check<UsageError>(bytes <= most_store_bytes && keys <= most_store_keys, "the store is full: it holds ",
+                      values_.size(), " keys and ", bytes_, " bytes, at most ", most_store_keys, " and ",
+                      most_store_bytes, " are possible");
+    for (std::size_t i = 0; i < pairs.size(); i += 2) values_[pairs[i]] = std::move(pairs[i + 1]);
+    bytes_ = bytes;
+    changed_.notify_all();
+  }
+
+  bool erase(const std::string& key) {
+    const auto at = values_.find(key);
+    if (at == values_.end()) return false;
+    bytes_ -= key.size() + at->second.size();
+    values_.erase(at);
+    return true;
+  }
+
+  std::int64_t missing(const Texts& keys) const {
+    return std::count_if(keys.begin(), keys.end(), [&](const auto& key) { return !values_.contains(key); });
+  }
+
+  struct Hash : std::hash<std::string_view> {
+    using is_transparent = void;
+  };
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::unordered_map<std::string, std::string, Hash, std::equal_to<>> values_;
+  std::size_t bytes_ = 0;  ///< of keys and values
+  std::size_t taken_ = 0;  ///< of most_room
+  bool closed_ = false;
+};
+
+}  // namespace chorus::comm::detail
+#endif  // CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_TABLE_HPP
+
+namespace chorus::comm {
+
+/// Each user's connection has a thread, and what it asks is carried out at once or waits there: a few hundred
+/// connections, as a job has them. Who visits the socket and does not prove that it knows the token is told no.
+class StoreServer {
+ public:
+  /// For users in this process alone: no socket.
+  StoreServer() = default;
+  /// For visitors too, who know `token` (empty: whoever knows `key`). Throws UsageError for a token that is too short,
+  /// and where there is none though `listener` is not on loopback.
+  StoreServer(Socket listener, std::string token, std::uint64_t key)
+      : listener_(std::move(listener)), token_(std::move(token)), key_(key) {
+    encrypted_ = detail::check_token(token_, listener_.local());
+    acceptor_ = chorus::detail::start_thread("store", [this] { accept_visitors(); });
+  }
+  StoreServer(const StoreServer&) = delete;
+  StoreServer& operator=(const StoreServer&) = delete;
+  /// Ends all connections: those who wait get an error.
+  ~StoreServer() {
+    ending_.store(true);
+    if (acceptor_.joinable()) acceptor_.join();
+    table_.close();
+    for (auto& user : users_) shutdown(user.socket.fd(), SHUT_RDWR);
+    for (auto& user : users_) user.thread.join();
+  }
+
+  /// A connection for a user in this process. Throws CommError.
+  Socket attach() {
+    int ends[2] = {-1, -1};
+    check<CommError>(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0,
+                     "store: socketpair: ", std::strerror(errno));
+    Socket near(ends[0]), far(ends[1]);
+    serve(std::move(far), false);
+    return near;
+  }
+  /// Until no visitor is connected, at most `timeout`.
+  void await_departures(std::chrono::milliseconds timeout) {
+    const auto somebody = [&] {
+      const std::lock_guard lock(mutex_);
+      return std::any_of(users_.begin(), users_.end(),
+                         [](const User& user) { return user.visits && !user.gone.load(); });
+    };
+    for (const auto deadline = Clock::now() + timeout; somebody() && Clock::now() < deadline;)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+
+ private:
+  struct User {
+    Socket socket;
+    bool visits = false;
+    std::thread thread;
+    std::atomic<bool> gone{false};
+  };
+
+  void accept_visitors() {
+    Acceptor acceptor(listener_, sizeof(detail::StoreHello), detail::store_magic, encrypted_, token_);
+    while (!ending_.load()) {
+      try {
+        auto accepted = acceptor.next(Clock::now() + std::chrono::milliseconds(100));
+        if (accepted.socket) admit(std::move(accepted));
+      } catch (const std::exception&) {
+        // Without memory or a thread for it a visitor loses its connection; the next one may find some.
+      }
+    }
+  }
+
+  void admit(Accepted accepted) {
+    const auto hello = accepted.hello_as<detail::StoreHello>();
+    if (hello.magic != detail::store_magic) return;  // a stranger
+    const bool knows = hello.key == key_ && detail::proves(hello, accepted.nonce, token_);
+    detail::StoreWelcome answer{.welcome = knows};
+    if (knows) answer.proof = detail::proof_of(answer, hello.nonce, token_);
+    accepted.socket.no_delay();
+    accepted.socket.send_all(bytes_of(answer), Clock::now() + std::chrono::milliseconds(100));
+    if (knows) serve(std::move(accepted.socket), true);
+  }
+
+  /// One user more; those who have gone make room. Beyond the limit a connection is closed. Throws CommError where
+  /// there can be no thread for it.
+  void serve(Socket socket, bool visits) {
+    const std::lock_guard lock(mutex_);
+    for (auto user = users_.begin(); user != users_.end();) {
+      if (!user->gone.load()) {
+        ++user;
+        continue;
+      }
+      user->thread.join();
+      user = users_.erase(user);
+    }
+    if (users_.size() >= most_users) return;
+    std::list<User> one(1);
+    auto& user = one.front();
+    user.socket = std::move(socket);
+    user.visits = visits;
+    user.thread = chorus::detail::start_thread("store", [this, &user] { answer(user); });
+    users_.splice(users_.end(), one);
+  }
+
+  void answer(User& user) {
+    try {
+      while (!ending_.load()) {
+        if (!user.socket.wait(POLLIN, Clock::now() + std::chrono::minutes(1))) continue;
+        detail::StoreTable::Room room(table_);
+        const auto gone = [&] { return user.socket.hung_up(); };
+        const auto until = Clock::now() + patience;
+        auto request =
+            detail::receive(user.socket, until, [&](std::size_t bytes) { return room.take(bytes, until, gone); });
+        if (!request) break;
+        room.keep(detail::memory_of(*request));
+        const auto reply = table_.answer(std::move(*request), room, Clock::now() + patience, gone);
+        if (ending_.load() || !detail::send(user.socket, reply, Clock::now() + patience)) break;
+      }
+    } catch (const std::exception&) {
+      // There is no memory for what this user asks: it loses its connection, nobody else does.
+    }
+    shutdown(user.socket.fd(), SHUT_RDWR);  // closed later, by who joins this thread
+    user.gone.store(true);
+  }
+
+  static constexpr std::size_t most_users = 1024;
+  static constexpr std::chrono::seconds patience{30};  ///< for the rest of a message that has begun
+
+  detail::StoreTable table_;
+  Socket listener_;
+  std::string token_;
+  std::uint64_t key_ = 0;
+  bool encrypted_ = false;
+  std::mutex mutex_;
+  std::list<User> users_;
+  std::atomic<bool> ending_{false};
+  std::thread acceptor_;
+};
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_SERVER_HPP
+
+namespace chorus::comm {
+
+namespace detail {
+
+/// Connections to one server: each call has one for itself while it lasts.
+class StoreLink {
+ public:
+  StoreLink(std::string where, std::function<Socket(Deadline)> connect)
+      : where_(std::move(where)), connect_(std::move(connect)) {}
+
+  const std::string& where() const { return where_; }
+  Socket take(Deadline deadline) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!idle_.empty()) {
+        auto socket = std::move(idle_.back());
+        idle_.pop_back();
+        return socket;
+      }
+    }
+    return connect_(deadline);
+  }
+  void give_back(Socket socket) {
+    const std::lock_guard lock(mutex_);
+    idle_.push_back(std::move(socket));
+  }
+
+ private:
+  std::string where_;
+  std::function<Socket(Deadline)> connect_;
+  std::mutex mutex_;
+  std::vector<Socket> idle_;
+};
+
+/// A connection on which both sides have proved that they know the token; empty, with why, where that is for later.
+[[gnu::cold]] inline Socket visit_store(const Address& address, const std::string& token, std::uint64_t key,
+                                        Deadline deadline, std::string& why) {
+  auto socket = Socket::connect(address, std::min(deadline, Clock::now() + std::chrono::seconds(5)));
+  if (!socket) {
+    why = std::strerror(errno);
+    return socket;
+  }
+  const auto soon = std::min(deadline, Clock::now() + std::chrono::seconds(5));
+  why = "it took the connection and gave no answer";
+  Challenge challenge;
+  if (!socket.receive_all(bytes_of(challenge), soon)) return Socket();
+  check<CommError>(challenge.magic == store_magic, "store: something other than a store of this version is at ",
+                   address);
+  follow(challenge, socket, check_token(token, address), token, "store", address);
+  StoreHello hello;
+  hello.key = key;
+  fill_random(hello.nonce);
+  hello.proof = proof_of(hello, challenge.nonce, token);
+  StoreWelcome answer;
+  const bool heard = socket.send_all(bytes_of(hello), soon) && socket.receive_all(bytes_of(answer), soon);
+  check<CommError>(socket.trouble().empty(), "store: the server at ", address, socket.trouble());
+  if (!heard) return Socket();
+  check<CommError>(answer.magic == store_magic && answer.welcome == 1, "store: the server at ", address,
+                   " refuses this process: it does not know the job's token");
+  check<CommError>(proves(answer, hello.nonce, token), "store: who answers at ", address,
+                   " does not know the job's token");
+  socket.no_delay();
+  return socket;
+}
+
+/// The first of `count` keys.
+[[gnu::cold]] inline std::string list_of(const std::vector<std::string>& keys, std::int64_t count) {
+  std::string list;
+  const std::size_t shown = std::min<std::size_t>(keys.size(), 10);
+  for (std::size_t i = 0; i < shown; ++i) list += cat(i ? ", '" : "'", printable(keys[i]), "'");
+  const auto more = count - static_cast<std::int64_t>(shown);
+  return more > 0 ? cat(list, " and ", more, " more") : list;
+}
+
+}  // namespace detail
+
+CHORUS_INLINE Store::Store() : Store(std::make_shared<StoreServer>()) {}
+CHORUS_INLINE Store::Store(std::shared_ptr<detail::StoreLink> link) : link_(std::move(link)) {}
+CHORUS_INLINE Store::Store(std::shared_ptr<StoreServer> server)
+    : Store(std::make_shared<detail::StoreLink>("in this process", [server](Deadline) { return server->attach(); })) {}
+
+CHORUS_INLINE Store Store::connect(const std::string& host, int port, const std::string& token,
+                                   std::chrono::milliseconds timeout, std::uint64_t key) {
+  check_timeout("store", timeout);
+  chorus::check<UsageError>(port > 0 && port < 65536, "store: port is ", port, ", expected 1 to 65535");
+  const auto deadline = Clock::now() + timeout;
+  const auto address = Address::resolve(host, port, deadline);
+  detail::check_token(token, address);
+  const auto visit = [=](Deadline until) {
+    std::string why;
+    auto socket = detail::visit_store(address, token, key, until, why);
+    chorus::check<CommError>(static_cast<bool>(socket), "store: the server at ", address, " has gone: ", why);
+    return socket;
+  };
+  Socket first;
+  std::string why = "no answer";
+  while (
+      !(first = detail::visit_store(address, token, key, deadline, why))) {  // it may come up later than this process
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    chorus::check<TimeoutError>(Clock::now() < deadline, "store: no server was found at ", address, ": ", why);
+  }
+  auto link = std::make_shared<detail::StoreLink>(cat("at ", address), visit);
+  link->give_back(std::move(first));
+  Store store(std::move(link));
+  store.timeout_ = timeout;
+  return store;
+}
+
+/// One request, whose keys get the prefix here, and its reply. A connection on which something went wrong is not used
+/// again.
+CHORUS_INLINE detail::StoreMessage Store::ask(detail::StoreCode code, std::vector<std::string> texts,
+                                              std::int64_t number) const {
+  using detail::StoreCode;
+  const bool waits = code == StoreCode::get || code == StoreCode::wait;
+  const auto patience = waits ? std::chrono::milliseconds(number) : timeout_;
+  chorus::check<UsageError>(patience.count() >= 0, "store.", name(code), ": a timeout of ", patience.count(), " ms");
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    if (!is_key(code, i)) continue;
+    const auto bytes = prefix_.size() + texts[i].size();
+    chorus::check<UsageError>(!texts[i].empty() && bytes <= detail::most_key_bytes, "store.", name(code), ": a key of ",
+                              bytes, " bytes, expected 1 to ", detail::most_key_bytes);
+    texts[i].insert(0, prefix_);
+  }
+  const detail::StoreMessage request{code, number, std::move(texts)};
+  chorus::check<UsageError>(body_bytes(request) <= detail::most_message_bytes, "store.", name(code), ": ",
+                            body_bytes(request), " bytes, at most ", detail::most_message_bytes, " are possible");
+  chorus::check<UsageError>(request.texts.size() <= detail::most_message_texts, "store.", name(code), ": ",
+                            request.texts.size(), " keys and values, at most ", detail::most_message_texts,
+                            " are possible");
+  // The server says itself when a wait is over; it may be a little late.
+  const auto deadline = Clock::now() + std::min<std::chrono::milliseconds>(patience, std::chrono::hours(1'000'000)) +
+                        (waits ? std::chrono::seconds(2) : std::chrono::seconds(0));
+  auto socket = link_->take(deadline);
+  auto reply = detail::send(socket, request, deadline) ? detail::receive(socket, deadline) : std::nullopt;
+  if (!reply && Clock::now() >= deadline)
+    fail<TimeoutError>("store.", name(code), ": the server ", link_->where(), " did not answer within ",
+                       patience.count(), " ms");
+  chorus::check<CommError>(reply.has_value(), "store.", name(code), ": the server ", link_->where(), " has gone",
+                           socket.trouble());
+  link_->give_back(std::move(socket));
+  if (reply->code == StoreCode::timed_out)
+    fail<TimeoutError>("store.", name(code), ": ", detail::list_of(reply->texts, reply->number),
+                       reply->number == 1 ? " was" : " were", " not set within ", patience.count(), " ms");
+  chorus::check<UsageError>(reply->code == StoreCode::done, "store.", name(code), ": ",
+                            reply->texts.empty() ? "refused" : printable(reply->texts[0], 1000));
+  return std::move(*reply);
+}
+
+CHORUS_INLINE void Store::set(std::string_view key, std::string_view value) {
+  ask(detail::StoreCode::set, {std::string(key), std::string(value)});
+}
+CHORUS_INLINE std::string Store::get(std::string_view key) { return multi_get({std::string(key)}).front(); }
+CHORUS_INLINE std::int64_t Store::add(std::string_view key, std::int64_t amount) {
+  return ask(detail::StoreCode::add, {std::string(key)}, amount).number;
+}
+CHORUS_INLINE std::string Store::compare_set(std::string_view key, std::string_view expected,
+                                             std::string_view desired) {
+  auto reply = ask(detail::StoreCode::compare_set, {std::string(key), std::string(expected), std::string(desired)});
+  return reply.texts.empty() ? "" : std::move(reply.texts.front());
+}
+CHORUS_INLINE bool Store::delete_key(std::string_view key) {
+  return ask(detail::StoreCode::delete_key, {std::string(key)}).number != 0;
+}
+CHORUS_INLINE bool Store::check(const std::vector<std::string>& keys) {
+  return ask(detail::StoreCode::check, keys).number != 0;
+}
+CHORUS_INLINE void Store::wait(const std::vector<std::string>& keys) { wait(keys, timeout_); }
+CHORUS_INLINE void Store::wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout) {
+  ask(detail::StoreCode::wait, keys, timeout.count());
+}
+CHORUS_INLINE std::int64_t Store::num_keys() { return ask(detail::StoreCode::num_keys, {}).number; }
+CHORUS_INLINE void Store::append(std::string_view key, std::string_view value) {
+  ask(detail::StoreCode::append, {std::string(key), std::string(value)});
+}
+CHORUS_INLINE std::vector<std::string> Store::multi_get(const std::vector<std::string>& keys) {
+  auto reply = ask(detail::StoreCode::get, keys, timeout_.count());
+  chorus::check<CommError>(reply.texts.size() == keys.size(), "store.get: the server ", link_->where(), " answers ",
+                           reply.texts.size(), " values, expected ", keys.size());
+  return std::move(reply.texts);
+}
+CHORUS_INLINE void Store::multi_set(const std::vector<std::string>& keys, const std::vector<std::string>& values) {
+  chorus::check<UsageError>(keys.size() == values.size(), "store.multi_set: ", keys.size(), " keys, but ",
+                            values.size(), " values");
+  std::vector<std::string> texts;
+  for (std::size_t i = 0; i < keys.size(); ++i) texts.insert(texts.end(), {keys[i], values[i]});
+  ask(detail::StoreCode::multi_set, std::move(texts));
+}
+
+CHORUS_INLINE Store Store::prefix_store(std::string_view prefix) const {
+  auto other = *this;
+  other.prefix_ += std::string(prefix) + "/";
+  return other;
+}
+
+CHORUS_INLINE Store Store::of(const World& world, AnyCommunicator& communicator) {
+  struct News {
+    std::uint64_t key = 0;
+    std::int32_t port = 0;
+    FixedText<252> why{};
+  } news;
+  static_assert(is_message<News, 264>);
+  std::optional<Store> store;
+  if (communicator.size() == 1) return Store();
+  if (communicator.rank() == 0) {
+    try {
+      auto listener = Socket::listen(Address::resolve(world.master_addr, 0, Clock::now() + world.timeout));
+      news.key = random_key();
+      news.port = listener.local().port();
+      store = Store(std::make_shared<StoreServer>(std::move(listener), world.token, news.key));
+    } catch (const Error& error) {  // the others shall not wait for it
+      news.port = 0;
+      news.why = FixedText<252>(error.what());
+    }
+  }
+  const auto bytes = std::span(reinterpret_cast<std::uint8_t*>(&news), sizeof news);
+  communicator.broadcast(bytes, 0);
+  chorus::check<CommError>(news.port > 0, "rank ", communicator.rank(),
+                           ": rank 0 has no store: ", printable(news.why.view(), sizeof news.why));
+  if (!store) {
+    store = Store::connect(world.master_addr, news.port, world.token, world.timeout, news.key);
+    store->set_timeout(Store::default_timeout);
+  }
+  return *store;
+}
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_COMM_STORE_HPP
+
+// <chorus/comm/thread_group.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_THREAD_GROUP_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_THREAD_GROUP_HPP
+/// `thread_group`: ranks that are threads of one process, for tests and teaching.
+
+namespace chorus::comm {
+
+/// One communicator per rank, to be used by one thread each. They share memory as processes on one machine do, and
+/// `trace` counts their bytes by rank. Throws UsageError for a size that is not in [1, max_ranks] and a timeout
+/// out of range, and for an all-reduce that can't be done there (see World), CommError where there is no memory.
+std::vector<AnyCommunicator> thread_group(int size,
+                                          std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000),
+                                          Algorithm all_reduce = Algorithm::automatic);
+
+/// The same for threads that know only their own place: waits until world.size of them have come with one
+/// world.master_port. Throws UsageError for a rank, a size or a timeout out of range, TimeoutError after world.timeout,
+/// CommError where a rank comes twice, where ranks have chosen different all-reduces, and where there is no memory.
+AnyCommunicator join_thread_group(const World& world);
+
+}  // namespace chorus::comm
+
+#if !CHORUS_COMPILED
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_COMM_THREAD_GROUP_HPP
+
+namespace chorus::comm {
+
+#define CHORUS_REDUCTION(T) template Reduction reduction<T>(ReduceOp, double);
+CHORUS_REDUCTION(bool)
+CHORUS_REDUCTION(std::uint8_t)
+CHORUS_REDUCTION(std::int8_t)
+CHORUS_REDUCTION(std::int16_t)
+CHORUS_REDUCTION(std::uint16_t)
+CHORUS_REDUCTION(std::int32_t)
+CHORUS_REDUCTION(std::uint32_t)
+CHORUS_REDUCTION(std::int64_t)
+CHORUS_REDUCTION(std::uint64_t)
+CHORUS_REDUCTION(half)
+CHORUS_REDUCTION(bf16)
+CHORUS_REDUCTION(float)
+CHORUS_REDUCTION(double)
+#undef CHORUS_REDUCTION
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMPILED_COMMUNICATION_CPP
+
+// <chorus/compiled/files.cpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMPILED_FILES_CPP
+#define CHORUS_SINGLE_CHORUS_COMPILED_FILES_CPP
+// Part of the library chorus::compiled: datasets, loaders and model files.
+
+#define CHORUS_BUILDS_LIBRARY
+
+template class chorus::data::detail::Loader<chorus::data::Batch>;
+
+namespace chorus::io::detail {
+
+template void save_module<Cpu>(nn::Module&, const std::string&, const Metadata&);
+
+}  // namespace chorus::io::detail
+#endif  // CHORUS_SINGLE_CHORUS_COMPILED_FILES_CPP
+
+// <chorus/compiled/integers.cpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMPILED_INTEGERS_CPP
+#define CHORUS_SINGLE_CHORUS_COMPILED_INTEGERS_CPP
+// Part of the library chorus::compiled: what is computed with integers on the CPU.
+
+#define CHORUS_BUILDS_LIBRARY
+// <chorus/compiled/erased.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMPILED_ERASED_HPP
+#define CHORUS_SINGLE_CHORUS_COMPILED_ERASED_HPP
+/// How the sources of chorus::compiled have kernels emitted: by naming them in tables, which nobody reads.
+
+namespace chorus::kernels {
+
+using Erased = void (*)();
+template <class Kernel>
+Erased erased(Kernel* kernel) {
+  return reinterpret_cast<Erased>(kernel);
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_COMPILED_ERASED_HPP
+
+namespace chorus::kernels {
+
+template <class From, class... To>
+struct Converted {
+  static inline const Erased table[] = {erased(&convert<From, To>)...};
+};
+template struct Converted<bool, std::int64_t, std::int32_t, std::uint8_t>;
+template struct Converted<std::int64_t, bool, std::int32_t, std::uint8_t>;
+template struct Converted<std::int32_t, bool, std::int64_t, std::uint8_t>;
+template struct Converted<std::uint8_t, bool, std::int64_t, std::int32_t>;
+
+template <class T>
+struct Reduced {
+  static inline const Erased table[] = {erased(&sum<T>), erased(&amax<T>), erased(&amin<T>)};
+};
+template struct Reduced<std::int64_t>;
+
+template <class F, class T, std::size_t N>
+struct IntegersOfSameShape {
+  static inline void (*const forward)(Cpu, const F&, Index, const std::array<const T*, N>&, T*) = pointwise_forward;
+};
+template <class F, class T, std::size_t N>
+struct BroadcastIntegers {
+  using Strides = std::span<const Index>;
+  static inline void (*const forward)(Cpu, const F&, Strides, const std::array<const T*, N>&,
+                                      const std::array<Strides, N>&, T*) = pointwise_forward;
+};
+#define CHORUS_OF_ONE(F)                                             \
+  template struct IntegersOfSameShape<functors::F, std::int64_t, 1>; \
+  template struct IntegersOfSameShape<functors::F, std::int32_t, 1>;
+#define CHORUS_OF_TWO(F)                                             \
+  template struct IntegersOfSameShape<functors::F, std::int64_t, 2>; \
+  template struct IntegersOfSameShape<functors::F, std::int32_t, 2>; \
+  template struct BroadcastIntegers<functors::F, std::int64_t, 2>;   \
+  template struct BroadcastIntegers<functors::F, std::int32_t, 2>;
+CHORUS_OF_ONE(AddScalar)
+CHORUS_OF_ONE(MulScalar)
+CHORUS_OF_ONE(Neg)
+CHORUS_OF_ONE(SubtractFrom)
+CHORUS_OF_TWO(Add)
+CHORUS_OF_TWO(Mul)
+CHORUS_OF_TWO(Sub)
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_COMPILED_INTEGERS_CPP
+
+// <chorus/compiled/kernels.cpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMPILED_KERNELS_CPP
+#define CHORUS_SINGLE_CHORUS_COMPILED_KERNELS_CPP
+// Part of the library chorus::compiled: the kernels on the CPU.
+
+#define CHORUS_BUILDS_LIBRARY
+// <chorus/kernels/sort.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_SORT_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_SORT_HPP
+/// Order along an axis. x: [outer, axis, inner]; index: [outer, count, inner].
+
+namespace chorus::kernels {
+
+/// The positions of the first `count` elements in ascending (or descending) order; equal ones keep their order, NaN is
+/// larger than all numbers.
+template <Scalar T>
+void argsort(Cpu, AxisShape shape, Index count, bool descending, const T* x, std::int64_t* index);
+
+}  // namespace chorus::kernels
+
+#if !CHORUS_COMPILED
+// <chorus/kernels/cpu/sort.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_SORT_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_SORT_HPP
+/// Order along an axis on the CPU: numbers become unsigned ones of the same order, which a radix sort puts in place.
+
+namespace chorus::kernels {
+
+namespace detail {
+
+template <class T>
+using OrderKey = std::conditional_t<std::floating_point<T> && sizeof(T) == 4, std::uint32_t, std::uint64_t>;
+
+/// An unsigned number in the place of `value`: equal numbers (0 and -0) have one, and all that are NaN the largest.
+template <class T>
+OrderKey<T> order_key(T value) {
+  using Key = OrderKey<T>;
+  constexpr Key sign = Key{1} << (8 * sizeof(Key) - 1);
+  if constexpr (std::floating_point<T>) {
+    const Key bits = std::bit_cast<Key>(value == 0 ? T{0} : value);
+    const Key negative = Key{0} - (bits >> (8 * sizeof(Key) - 1));  // all bits, or none: signs are not to be guessed
+    return value != value ? ~Key{0} : bits ^ (negative | sign);
+  } else {
+    return static_cast<Key>(static_cast<std::int64_t>(value)) ^ sign;
+  }
+}
+
+/// All entries of a line are different, so that any way of sorting them keeps the order of equal numbers. Read as one
+/// number, little-endian, the key counts for more than the index.
+template <class Key>
+struct OrderEntry {
+  Key index, key;
+  bool operator<(const OrderEntry& other) const {
+    if constexpr (sizeof(Key) == 4 && std::endian::native == std::endian::little)
+      return std::bit_cast<std::uint64_t>(*this) < std::bit_cast<std::uint64_t>(other);
+    else
+      return key != other.key ? key < other.key : index < other.index;
+  }
+};
+
+/// Sorts `entries` by their keys, byte by byte from the least, with `other` as working memory. Returns where they are.
+template <class Key>
+OrderEntry<Key>* radix_sort(OrderEntry<Key>* entries, OrderEntry<Key>* other, Index n) {
+  constexpr int bytes = sizeof(Key), values = 256;
+  const auto byte = [](Key key, int d) { return static_cast<std::uint8_t>(key >> (8 * d)); };
+  Index places[bytes][values] = {};
+  for (Index i = 0; i < n; ++i)
+    for (int d = 0; d < bytes; ++d) ++places[d][byte(entries[i].key, d)];
+  for (int d = 0; d < bytes; ++d) {
+    Index* const place = places[d];
+    if (place[byte(entries[0].key, d)] == n) continue;
+    Index sum = 0;
+    for (int v = 0; v < values; ++v) sum += std::exchange(place[v], sum);
+    for (Index i = 0; i < n; ++i) other[place[byte(entries[i].key, d)]++] = entries[i];
+    std::swap(entries, other);
+  }
+  return entries;
+}
+
+template <class Key, class T>
+void argsort_lines(AxisShape shape, Index count, bool descending, const T* x, std::int64_t* index) {
+  using Entry = OrderEntry<Key>;
+  const Index n = shape.axis, inner = shape.inner;
+  const Key flip = descending ? ~Key{0} : Key{0};
+  // Lines side by side are read together, so that what is fetched for one is used by all.
+  const Index together = std::min<Index>(inner, 8), groups = (inner + together - 1) / together;
+  const ThreadScratch<Entry> scratch(Cpu{}, (together + 1) * n);
+  const Index least = thread_elements / (8 * together * n) + 1;
+  parallel_ranges(shape.outer * groups, 1, least, [&](Index first, Index number) {
+    Entry* const entries = scratch.data();
+    for (Index group = first; group < first + number; ++group) {
+      const Index o = group / groups, at = group % groups * together, lines = std::min(together, inner - at);
+      for (Index j = 0; j < n; ++j)
+        for (Index l = 0; l < lines; ++l) {
+          const Key key = order_key(static_cast<compute_type<T>>(x[(o * n + j) * inner + at + l]));
+          entries[l * n + j] = {static_cast<Key>(j), key ^ flip};
+        }
+      for (Index l = 0; l < lines; ++l) {
+        Entry* line = entries + l * n;
+        if (count < n / 8)
+          std::partial_sort(line, line + count, line + n);
+        else if (n < 128)
+          std::sort(line, line + n);
+        else
+          line = radix_sort(line, entries + together * n, n);
+        for (Index j = 0; j < count; ++j)
+          index[(o * count + j) * inner + at + l] = static_cast<std::int64_t>(line[j].index);
+      }
+    }
+  });
+}
+
+}  // namespace detail
+
+template <Scalar T>
+void argsort(Cpu, AxisShape shape, Index count, bool descending, const T* x, std::int64_t* index) {
+  if (shape.numel() == 0) return;
+  using Key = detail::OrderKey<compute_type<T>>;
+  if constexpr (sizeof(Key) == 4)
+    if (shape.axis <= Index{std::numeric_limits<Key>::max()})
+      return detail::argsort_lines<Key>(shape, count, descending, x, index);
+  detail::argsort_lines<std::uint64_t>(shape, count, descending, x, index);
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_SORT_HPP
+
+#endif
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+// <chorus/kernels/cuda/sort.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_SORT_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_SORT_HPP
+/// Order along an axis on GPUs: each element counts those that come before it, which is its place. Quadratic in the
+/// axis, but without a step that waits for another.
+
+namespace chorus::kernels {
+
+namespace cuda {
+
+template <class T>
+struct Rank {
+  AxisShape shape;
+  Index count;
+  bool descending;
+  const T* x;
+  std::int64_t* index;
+  __device__ void operator()(Index i) const {
+    const Index row = i / shape.inner, o = row / shape.axis, a = row - o * shape.axis, inner = i - row * shape.inner;
+    const Index line = o * shape.axis * shape.inner + inner;
+    const auto mine = get(x, i);
+    Index rank = 0;
+    for (Index other = 0; other < shape.axis; ++other) {
+      const auto value = get(x, line + other * shape.inner);
+      const bool less = value < mine || (mine != mine && value == value);
+      const bool more = mine < value || (value != value && mine == mine);
+      if (less != more ? (descending ? more : less) : other < a) ++rank;
+    }
+    if (rank < count) index[(o * count + rank) * shape.inner + inner] = a;
+  }
+};
+
+}  // namespace cuda
+
+template <Scalar T>
+void argsort(Cuda device, AxisShape shape, Index count, bool descending, const T* x, std::int64_t* index) {
+  cuda::for_each(device, "argsort", shape.numel(), cuda::Rank<T>{shape, count, descending, x, index});
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_SORT_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_SORT_HPP
+
+namespace chorus::kernels {
+
+template <class T>
+struct Floating {
+  static inline const Erased table[] = {
+      erased(&axpy<T>),
+      erased(&scale<T>),
+      erased(&gemm<T>),
+      erased(&attention_forward<T>),
+      erased(&attention_backward<T>),
+      erased(&conv2d_forward<T>),
+      erased(&conv2d_backward_input<T>),
+      erased(&conv2d_backward_weight<T>),
+      erased(&conv2d_backward_bias<T>),
+      erased(&max_pool2d_forward<T>),
+      erased(&max_pool2d_backward<T>),
+      erased(&avg_pool2d_forward<T>),
+      erased(&avg_pool2d_backward<T>),
+      erased(&batch_norm_sums<T>),
+      erased(&batch_norm_statistics<T>),
+      erased(&batch_norm_normalise<T>),
+      erased(&batch_norm_forward_train<T>),
+      erased(&batch_norm_forward_eval<T>),
+      erased(&batch_norm_backward_sums<T>),
+      erased(&batch_norm_backward_affine<T>),
+      erased(&batch_norm_backward_input<T>),
+      erased(&batch_norm_backward_train<T>),
+      erased(&batch_norm_backward_eval<T>),
+      erased(&layer_norm_forward<T>),
+      erased(&layer_norm_backward_input<T>),
+      erased(&layer_norm_backward_affine<T>),
+      erased(&group_norm_forward<T>),
+      erased(&group_norm_backward<T>),
+      erased(&softmax_forward<T>),
+      erased(&softmax_backward<T>),
+      erased(&log_softmax_forward<T>),
+      erased(&log_softmax_backward<T>),
+      erased(&logsumexp_forward<T>),
+      erased(&logsumexp_backward<T>),
+      erased(&cross_entropy_forward<T>),
+      erased(&cross_entropy_backward<T>),
+      erased(&image_cross_entropy_forward<T>),
+      erased(&image_cross_entropy_backward<T>),
+      erased(&nll_loss_forward<T>),
+      erased(&nll_loss_backward<T>),
+      erased(&sum<T>),
+      erased(&sum_backward<T>),
+      erased(&mean<T>),
+      erased(&mean_backward<T>),
+      erased(&amax<T>),
+      erased(&amax_backward<T>),
+      erased(&amin<T>),
+      erased(&amin_backward<T>),
+      erased(&argmax<T>),
+      erased(&var<T>),
+      erased(&var_backward<T>),
+      erased(&cumsum<T>),
+      erased(&cumprod<T>),
+      erased(&cumprod_backward<T>),
+      erased(&dropout_forward<T>),
+      erased(&dropout_backward<T>),
+      erased(&fill_uniform<T>),
+      erased(&fill_normal<T>),
+      erased(&draw_uniform<T>),
+      erased(&draw_normal<T>),
+      erased(&is_below<T>),
+      erased(&index_select_backward<T>),
+      erased(&gather_backward<T>),
+      erased(&scatter<T>),
+      erased(&add_up<T>),
+      erased(&sgd_step<T>),
+      erased(&adam_step<T>),
+      erased(&rms_prop_step<T>),
+      erased(&adagrad_step<T>),
+      erased(&square_sum<T>),
+  };
+};
+template struct Floating<float>;
+template struct Floating<double>;
+
+template <class T>
+struct Movement {
+  static inline const Erased table[] = {
+      erased(&fill<T>),           erased(&argsort<T>),         erased(&take_block<T>),      erased(&put_block<T>),
+      erased(&copy_strided<T>),   erased(&scatter_strided<T>), erased(&index_select<T>),    erased(&gather<T>),
+      erased(&convert<T, float>), erased(&convert<float, T>),  erased(&convert<T, double>), erased(&convert<double, T>),
+      erased(&pad_block<T>),
+  };
+};
+template struct Movement<float>;
+template struct Movement<double>;
+template struct Movement<std::int32_t>;
+template struct Movement<std::int64_t>;
+template struct Movement<std::uint8_t>;
+template struct Movement<bool>;
+template struct Movement<bf16>;
+template struct Movement<half>;
+
+// Other integers are read from files and converted.
+template <class T>
+struct Copy {
+  static inline const Erased table[] = {erased(&fill<T>), erased(&copy_strided<T>), erased(&scatter_strided<T>),
+                                        erased(&convert<T, float>), erased(&convert<float, T>)};
+};
+template struct Copy<std::int8_t>;
+template struct Copy<std::int16_t>;
+template struct Copy<std::uint16_t>;
+template struct Copy<std::uint32_t>;
+template struct Copy<std::uint64_t>;
+
+// What is not a conversion around a kernel for floats.
+template <class T, class Other>
+struct Narrower {
+  static inline const Erased table[] = {
+      erased(&axpy<T>),    erased(&scale<T>),         erased(&convert<T, Other>),       erased(&cumsum<T>),
+      erased(&cumprod<T>), erased(&convert<bool, T>), erased(&convert<std::int64_t, T>)};
+};
+template struct Narrower<bf16, half>;
+template struct Narrower<half, bf16>;
+
+template <class... T>
+struct Integers {
+  static inline const Erased table[] = {erased(&draw_integers<T>)...};
+};
+template struct Integers<std::int8_t, std::int16_t, std::int32_t, std::int64_t, std::uint8_t, std::uint16_t,
+                         std::uint32_t, std::uint64_t>;
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_COMPILED_KERNELS_CPP
+
+// <chorus/compiled/model.cpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMPILED_MODEL_CPP
+#define CHORUS_SINGLE_CHORUS_COMPILED_MODEL_CPP
+// Part of the library chorus::compiled: tensors, nodes, operations and layers of float on the CPU.
+
+#define CHORUS_BUILDS_LIBRARY
+#define CHORUS_EXTERN
+// <chorus/compiled/extern.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMPILED_EXTERN_HPP
+#define CHORUS_SINGLE_CHORUS_COMPILED_EXTERN_HPP
+/// What programs need not instantiate, because the library chorus::compiled holds it: included by chorus.hpp where
+/// CHORUS_COMPILED is 1, and by the library itself, which defines CHORUS_EXTERN to nothing.
+
+#ifndef CHORUS_EXTERN
+#define CHORUS_EXTERN extern
+#endif
+
+namespace chorus {
+
+namespace detail {
+template <int Rank>
+using Value = Variable<float, Rank, Cpu>;
+}
+
+CHORUS_EXTERN template class Tensor<std::int64_t, 1, Cpu>;
+CHORUS_EXTERN template class CachingAllocator<Cpu>;
+CHORUS_EXTERN template class Storage<Cpu>;
+
+// Tensors, nodes and shapes of each rank.
+#define CHORUS_RANK(R)                                       \
+  CHORUS_EXTERN template class Tensor<float, R, Cpu>;        \
+  CHORUS_EXTERN template class GradNode<float, R, Cpu>;      \
+  CHORUS_EXTERN template class LeafNode<float, R, Cpu>;      \
+  CHORUS_EXTERN template class Variable<float, R, Cpu>;      \
+  CHORUS_EXTERN template class ParameterNode<float, R, Cpu>; \
+  CHORUS_EXTERN template detail::Value<R> detail::map(const char*, const functors::Relu&, const detail::Value<R>&);
+CHORUS_RANK(1)
+CHORUS_RANK(2)
+CHORUS_RANK(3)
+CHORUS_RANK(4)
+#undef CHORUS_RANK
+CHORUS_EXTERN template class Tensor<float, 0, Cpu>;
+CHORUS_EXTERN template class GradNode<float, 0, Cpu>;
+CHORUS_EXTERN template class Variable<float, 0, Cpu>;
+
+CHORUS_EXTERN template detail::Value<2> operations::reshape(const detail::Value<4>&, const std::array<Index, 2>&);
+CHORUS_EXTERN template detail::Value<2> operations::linear(const detail::Value<2>&, const detail::Value<2>&,
+                                                           const detail::Value<1>&);
+CHORUS_EXTERN template detail::Value<3> operations::linear(const detail::Value<3>&, const detail::Value<2>&,
+                                                           const detail::Value<1>&);
+CHORUS_EXTERN template detail::Value<4> operations::conv2d(const detail::Value<4>&, const detail::Value<4>&,
+                                                           const detail::Value<1>&, const Conv2dOptions&);
+CHORUS_EXTERN template detail::Value<4> operations::max_pool2d(const detail::Value<4>&, Size2d, const PoolOptions&);
+CHORUS_EXTERN template detail::Value<0> detail::cross_entropy<0>(const detail::Value<2>&,
+                                                                 const Tensor<std::int64_t, 1, Cpu>&,
+                                                                 const CrossEntropyOptions&);
+
+CHORUS_EXTERN template class nn::Linear<Cpu, float>;
+CHORUS_EXTERN template class nn::detail::ConvolutionBase<4, Cpu, float>;
+CHORUS_EXTERN template class nn::Conv2d<Cpu, float>;
+CHORUS_EXTERN template class optim::Optimizer<Cpu>;
+CHORUS_EXTERN template class optim::Sgd<Cpu>;
+CHORUS_EXTERN template class ddp::Accumulation<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::BufferSharing<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::ChosenParameters<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::Clock<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::Core<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::FrozenParameters<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::LearnedOrder<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::NonFiniteGradients<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::PassesOfOthers<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::SeveralNets<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::StaticGraph<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::StepInBackward<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::UnusedParameters<Cpu, comm::AnyCommunicator>;
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_COMPILED_EXTERN_HPP
+
+#endif  // CHORUS_SINGLE_CHORUS_COMPILED_MODEL_CPP
+
+// <chorus/compiled/pointwise.cpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMPILED_POINTWISE_CPP
+#define CHORUS_SINGLE_CHORUS_COMPILED_POINTWISE_CPP
+// Part of the library chorus::compiled: the element-wise functions of the library's own functors on the CPU.
+
+#define CHORUS_BUILDS_LIBRARY
+// <chorus/ops/distances.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_DISTANCES_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_DISTANCES_HPP
+/// Functions of two operands that are made of several steps, and of numbers that are none: logaddexp, cdist,
+/// nan_to_num.
+
+// <chorus/ops/norm.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_NORM_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_NORM_HPP
+/// Norms and standard deviations, with the subgradient 0 where they have no gradient, as in PyTorch. Large and small
+/// numbers are scaled on the way, so that their squares neither overflow nor vanish.
+
+// <chorus/ops/reduction_axes.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_REDUCTION_AXES_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_REDUCTION_AXES_HPP
+/// Reductions along several axes at once: `mean(x, std::array<Index, 2>{2, 3})`.
+
+namespace chorus {
+
+namespace detail {
+
+template <std::size_t N, std::size_t Rank>
+std::array<bool, Rank> chosen_axes(const char* operation, const std::array<Index, N>& axes) {
+  std::array<bool, Rank> chosen{};
+  for (const Index axis : axes) {
+    const auto a = normalize_axis(operation, axis, static_cast<int>(Rank));
+    check<ShapeError>(!chosen[a], operation, ": axes ", axes, " name an axis twice");
+    chosen[a] = true;
+  }
+  return chosen;
+}
+
+// The axes that stay, in their order, and one last axis with all elements of the others.
+template <std::size_t N, Operand X>
+auto merge_axes(const char* operation, const X& x, const std::array<Index, N>& axes) {
+  constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
+  static_assert(N >= 1 && N <= rank, "a reduction names 1 to rank axes");
+  const auto chosen = chosen_axes<N, rank>(operation, axes);
+  Shape<tensor_of<X>::rank> order{};
+  std::array<Index, rank - N + 1> shape{};
+  shape.back() = 1;
+  std::size_t stay = 0, go = rank - N;
+  for (std::size_t axis = 0; axis < rank; ++axis) {
+    const Index size = value_of(x).shape()[axis];
+    if (chosen[axis])
+      shape.back() *= size;
+    else
+      shape[stay] = size;
+    order[chosen[axis] ? go++ : stay++] = static_cast<Index>(axis);
+  }
+  return reshape(permute(x, order), shape);
+}
+
+/// `reduce(y, axis)` over the named axes: over neighbours of them at once, the last ones first. What is summed so need
+/// not be moved together first. Of bf16 and half, sums between would be rounded.
+template <std::size_t N, Operand X, class Reduce>
+auto reduce_neighbours(const char* operation, const X& x, const std::array<Index, N>& axes, const Reduce& reduce) {
+  constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
+  static_assert(N >= 1 && N <= rank, "a reduction names 1 to rank axes");
+  const auto chosen = chosen_axes<N, rank>(operation, axes);
+  const auto& shape = value_of(x).shape();
+  std::array<Index, rank - N> left{};
+  for (std::size_t axis = 0, stay = 0; axis < rank; ++axis)
+    if (!chosen[axis]) left[stay++] = shape[axis];
+  std::size_t end = rank;
+  // A run of axes [begin, end) in the middle of what is left of the others.
+  const auto next = [&](const auto& y) {
+    while (!chosen[end - 1]) --end;
+    std::size_t begin = end;
+    while (begin > 0 && chosen[begin - 1]) --begin;
+    Shape<3> view{1, 1, 1};
+    for (std::size_t axis = 0; axis < begin; ++axis) view[0] *= shape[axis];
+    for (std::size_t axis = begin; axis < end; ++axis) view[1] *= shape[axis];
+    for (std::size_t axis = end; axis < rank; ++axis)
+      if (!chosen[axis]) view[2] *= shape[axis];
+    end = begin;
+    return reduce(reshape(y, view), 1);
+  };
+  const std::size_t first = static_cast<std::size_t>(std::find(chosen.begin(), chosen.end(), true) - chosen.begin());
+  auto y = next(x);
+  while (end > first) y = next(y);
+  return reshape(y, left);
+}
+
+template <std::size_t N, Operand X, Operand Reduced>
+auto restore_axes(const X& x, const Reduced& reduced, const std::array<Index, N>& axes) {
+  auto shape = value_of(x).shape();
+  for (const Index axis : axes) shape[normalize_axis("reduction", axis, tensor_of<X>::rank)] = 1;
+  return reshape(reduced, shape);
+}
+
+}  // namespace detail
+
+#define CHORUS_REDUCTION_OF_AXES(NAME, SEPARATELY)                                                               \
+  template <Operand X, std::size_t N>                                                                            \
+  auto NAME(const X& x, const std::array<Index, N>& axes) {                                                      \
+    if constexpr (SEPARATELY && N < static_cast<std::size_t>(tensor_of<X>::rank) && !NarrowOperand<X>)           \
+      return detail::reduce_neighbours(#NAME, x, axes, [](const auto& y, Index axis) { return NAME(y, axis); }); \
+    else                                                                                                         \
+      return NAME(detail::merge_axes(#NAME, x, axes), -1);                                                       \
+  }                                                                                                              \
+  template <Operand X, std::size_t N>                                                                            \
+  auto NAME(const X& x, const std::array<Index, N>& axes, KeepAxis) {                                            \
+    return detail::restore_axes(x, NAME(x, axes), axes);                                                         \
+  }
+/// NAME(x, axes) goes over several axes, which go away, or with keep_axis stay with size 1. Throws ShapeError where an
+/// axis doesn't exist or is named twice.
+CHORUS_REDUCTION_OF_AXES(sum, true)
+CHORUS_REDUCTION_OF_AXES(mean, true)
+CHORUS_REDUCTION_OF_AXES(amax, false)
+CHORUS_REDUCTION_OF_AXES(amin, false)
+CHORUS_REDUCTION_OF_AXES(logsumexp, false)
+#undef CHORUS_REDUCTION_OF_AXES
+
+/// The variance over several axes, with the same forms.
+template <Operand X, std::size_t N>
+auto var(const X& x, const std::array<Index, N>& axes, Index correction = 1) {
+  return var(detail::merge_axes("var", x, axes), -1, correction);
+}
+template <Operand X, std::size_t N>
+auto var(const X& x, const std::array<Index, N>& axes, KeepAxis, Index correction = 1) {
+  return detail::restore_axes(x, var(x, axes, correction), axes);
+}
+
+/// The position of the smallest element along an axis; of several, the first.
+template <Operand X>
+auto argmin(const X& x, Index axis) {
+  detail::check_not_empty("argmin", x, axis);
+  return argmax(-value_of(x), axis);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_REDUCTION_AXES_HPP
+
+namespace chorus {
+
+namespace functors {
+
+/// A power of two by which numbers up to x are divided so that neither their squares nor the gradients overflow or
+/// vanish: one of `first`, `second` and the latter's reciprocal, but 1 for most x.
+struct SquareUnit {
+  double first = 1, second = 1;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    using R = real_of<S>;
+    const S small = where(x == 0, S(1), where(x < R(1 / first), S(R(1 / second)), S(1)));
+    const S large = where(x > R(second), S(R(second)), S(R(first)));
+    return where(x > std::numeric_limits<R>::max(), S(1), where(x > R(first), large, small));
+  }
+};
+
+/// x, or 1 where x is 0 or not finite.
+struct DivisorOrOne {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return where(x == 0, S(1), where(x > std::numeric_limits<real_of<S>>::max(), S(1), x));
+  }
+};
+
+/// 1 where x is 0, else 0.
+struct IsZero {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return where(x == 0, S(1), S(0));
+  }
+};
+
+}  // namespace functors
+
+namespace detail {
+
+template <class T>
+constexpr functors::SquareUnit square_unit =
+    std::is_same_v<T, double> ? functors::SquareUnit{0x1p400, 0x1p704} : functors::SquareUnit{0x1p50, 0x1p88};
+
+// Constants for whoever differentiates: what is made of values alone. Sizes of 1 stay, so that they broadcast.
+template <class F, Operand X>
+auto largest_as(const F& f, const X& x, Index axis) {
+  return pointwise(f, amax(abs(value_of(x)), axis, keep_axis));
+}
+template <Operand X>
+auto one_where_zero(const X& x) {
+  return pointwise(functors::IsZero{}, value_of(x));
+}
+
+// Without an axis that has stayed with size 1.
+template <Operand X>
+auto drop_axis(const char* operation, const X& x, Index axis) {
+  constexpr int rank = tensor_of<X>::rank;
+  return reshape(x, without_axis<rank>(value_of(x).shape(), normalize_axis(operation, axis, rank)));
+}
+
+// Of an axis that stays with size 1, over which there are elements.
+template <Operand X>
+auto norm_keeping(const X& x, double p, Index axis) {
+  using T = typename tensor_of<X>::value_type;
+  const double inf = std::numeric_limits<double>::infinity();
+  if (p == inf) return amax(abs(x), axis, keep_axis);
+  if (p == -inf) return amin(abs(x), axis, keep_axis);
+  if (p == 1) return sum(abs(x), axis, keep_axis);
+  // unit * (sum of |x / unit|^p)^(1 / p). Where that sum is 0, 1 is added to it under the root and taken off outside.
+  const auto root = [&](const auto& unit, const auto& powers, const auto& f) {
+    const auto total = sum(powers, axis, keep_axis);
+    const auto zero = one_where_zero(total);
+    return (f(total + zero) - zero) * unit;
+  };
+  if (p == 2) {
+    const auto unit = largest_as(square_unit<T>, x, axis);
+    return root(unit, square(x / unit), [](const auto& total) { return sqrt(total); });
+  }
+  // |x|^p has no gradient at 0 for p below 1.
+  const auto unit = largest_as(functors::DivisorOrOne{}, x, axis);
+  const auto part = abs(x) / unit;
+  const auto zero = one_where_zero(part);
+  return root(unit, pow(part + zero, p) - zero, [p](const auto& total) { return pow(total, 1 / p); });
+}
+
+}  // namespace detail
+
+/// (sum of |x|^p)^(1 / p) along an axis, which stays with size 1; p is positive or infinite, which gives the largest
+/// |x|, or with -inf the smallest (torch.linalg.vector_norm). The arguments' order is that of torch.norm. The gradient
+/// is 0 where the norm is 0, and of elements that are 0; elements that tie for the largest share it. Along an axis
+/// without elements it is 0. Throws UsageError for other p, and for an empty axis and an infinite p.
+template <Operand X>
+auto norm(const X& x, double p, Index axis, KeepAxis) {
+  check<UsageError>(p > 0 || p == -std::numeric_limits<double>::infinity(),
+                    "norm: p is positive, or -inf for the smallest element, got ", p);
+  if constexpr (NarrowOperand<X>) {
+    return to<typename tensor_of<X>::value_type>(norm(to<float>(x), p, axis, keep_axis));
+  } else {
+    const auto a = normalize_axis("norm", axis, tensor_of<X>::rank);
+    if (value_of(x).shape()[a] == 0) {
+      check<UsageError>(p < std::numeric_limits<double>::infinity() && p > 0, "norm: an axis of a tensor of shape ",
+                        value_of(x).shape(), " has no element that could be the largest or smallest");
+      return sum(x, axis, keep_axis);
+    }
+    return detail::norm_keeping(x, p, axis);
+  }
+}
+/// The same; the axis goes away.
+template <Operand X>
+auto norm(const X& x, double p, Index axis) {
+  return detail::drop_axis("norm", norm(x, p, axis, keep_axis), axis);
+}
+/// The norm of all elements: the Euclidean one, of a matrix Frobenius', unless p says otherwise.
+template <Operand X>
+auto norm(const X& x, double p = 2) {
+  return detail::reduce_all("norm", x, [p](const auto& flat, Index axis) { return norm(flat, p, axis); });
+}
+/// The norm over several axes, which go away, or with keep_axis stay with size 1.
+template <Operand X, std::size_t N>
+auto norm(const X& x, double p, const std::array<Index, N>& axes) {
+  return norm(detail::merge_axes("norm", x, axes), p, -1);
+}
+template <Operand X, std::size_t N>
+auto norm(const X& x, double p, const std::array<Index, N>& axes, KeepAxis) {
+  return detail::restore_axes(x, norm(x, p, axes), axes);
+}
+
+/// The standard deviation along an axis, which stays with size 1: the root of `var`. The gradient is 0 where it is 0.
+/// Not a number, and no number in the gradient, where there are no more elements than `correction`.
+template <Operand X>
+auto std(const X& x, Index axis, KeepAxis, Index correction = 1) {
+  if constexpr (NarrowOperand<X>) {
+    return to<typename tensor_of<X>::value_type>(std(to<float>(x), axis, keep_axis, correction));
+  } else {
+    const auto a = normalize_axis("std", axis, tensor_of<X>::rank);
+    if (value_of(x).shape()[a] == 0) return var(x, axis, keep_axis, correction);
+    const auto unit = detail::largest_as(detail::square_unit<typename tensor_of<X>::value_type>, x, axis);
+    const auto squares = var(x / unit, axis, keep_axis, correction);
+    const auto zero = detail::one_where_zero(squares);
+    return (sqrt(squares + zero) - zero) * unit;
+  }
+}
+/// The same; the axis goes away.
+template <Operand X>
+auto std(const X& x, Index axis, Index correction = 1) {
+  return detail::drop_axis("std", std(x, axis, keep_axis, correction), axis);
+}
+/// The standard deviation of all elements.
+template <Operand X>
+auto std(const X& x) {
+  return detail::reduce_all("std", x, [](const auto& flat, Index axis) { return std(flat, axis); });
+}
+/// The standard deviation over several axes, with the same forms.
+template <Operand X, std::size_t N>
+auto std(const X& x, const std::array<Index, N>& axes, Index correction = 1) {
+  return std(detail::merge_axes("std", x, axes), -1, correction);
+}
+template <Operand X, std::size_t N>
+auto std(const X& x, const std::array<Index, N>& axes, KeepAxis, Index correction = 1) {
+  return detail::restore_axes(x, std(x, axes, correction), axes);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_NORM_HPP
+
+// <chorus/ops/rearranging.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_REARRANGING_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_REARRANGING_HPP
+/// The same numbers in another place or several times: unsqueeze, squeeze, repeat, tile, flip, roll. All are
+/// differentiable, and made of the functions in ops/shape.hpp and ops/indexing.hpp.
+
+namespace chorus {
+
+namespace detail {
+template <Operand X>
+auto select_along(const X& x, std::size_t axis, const std::vector<std::int64_t>& places) {
+  const auto index = Tensor<std::int64_t, 1, typename tensor_of<X>::device_type>::from(
+      std::span<const std::int64_t>(places), {static_cast<Index>(places.size())}, value_of(x).device());
+  return index_select(x, static_cast<Index>(axis), index);
+}
+}  // namespace detail
+
+/// A new axis of size 1 in front of axis `axis`; -1 puts it last.
+template <Operand X>
+auto unsqueeze(const X& x, Index axis) {
+  constexpr int rank = tensor_of<X>::rank;
+  const auto a = normalize_axis("unsqueeze", axis, rank + 1);
+  const auto& old = value_of(x).shape();
+  Shape<rank + 1> shape{};
+  for (std::size_t i = 0; i < shape.size(); ++i) shape[i] = i < a ? old[i] : i == a ? 1 : old[i - 1];
+  return reshape(x, shape);
+}
+
+/// Without an axis, whose size is 1. Throws ShapeError where it is another: the rank is part of the type, so that none
+/// can stay, as it would in PyTorch.
+template <Operand X>
+auto squeeze(const X& x, Index axis) {
+  constexpr int rank = tensor_of<X>::rank;
+  static_assert(rank >= 1, "squeeze: the tensor has no axes");
+  const auto a = normalize_axis("squeeze", axis, rank);
+  const auto& old = value_of(x).shape();
+  check<ShapeError>(old[a] == 1, "squeeze: expected size 1 of axis ", axis, ", got shape ", old);
+  Shape<rank - 1> shape{};
+  for (std::size_t i = 0; i < shape.size(); ++i) shape[i] = old[i < a ? i : i + 1];
+  return reshape(x, shape);
+}
+
+/// x as often along each axis as `times` says; it may name further axes in front (torch.Tensor.repeat, torch.tile).
+/// Throws UsageError where one is negative.
+template <Operand X, std::size_t N>
+auto repeat(const X& x, const std::array<Index, N>& times) {
+  constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
+  static_assert(N >= rank, "repeat: a number for each axis, got less");
+  check<UsageError>(std::all_of(times.begin(), times.end(), [](Index n) { return n >= 0; }),
+                    "repeat: expected numbers of at least 0, got ", times);
+  std::array<Index, N> shape{};
+  shape.fill(1);
+  const auto& old = value_of(x).shape();
+  std::copy(old.begin(), old.end(), shape.end() - static_cast<std::ptrdiff_t>(rank));
+  auto y = reshape(x, shape);
+  for (std::size_t axis = N; axis-- > 0;) {
+    if (times[axis] == 1) continue;
+    const auto view = detail::around_axis(shape, axis);
+    shape[axis] *= times[axis];
+    y = reshape(expand(reshape(y, Shape<3>{view.outer, 1, view.axis * view.inner}),
+                       Shape<3>{view.outer, times[axis], view.axis * view.inner}),
+                shape);
+  }
+  return y;
+}
+template <Operand X, std::size_t N>
+auto tile(const X& x, const std::array<Index, N>& times) {
+  return repeat(x, times);
+}
+
+/// The entries of the axes in reverse order. Throws ShapeError where an axis doesn't exist.
+template <Operand X, std::size_t N>
+auto flip(const X& x, const std::array<Index, N>& axes) {
+  static_assert(N >= 1, "flip: names at least one axis");
+  const auto one = [](const auto& y, Index axis) {
+    const auto a = normalize_axis("flip", axis, tensor_of<X>::rank);
+    std::vector<std::int64_t> places(static_cast<std::size_t>(value_of(y).shape()[a]));
+    for (std::size_t i = 0; i < places.size(); ++i) places[i] = static_cast<std::int64_t>(places.size() - 1 - i);
+    return detail::select_along(y, a, places);
+  };
+  auto y = one(x, axes[0]);
+  for (std::size_t i = 1; i < N; ++i) y = one(y, axes[i]);
+  return y;
+}
+template <Operand X>
+auto flip(const X& x, Index axis) {
+  return flip(x, std::array<Index, 1>{axis});
+}
+
+/// The entries of an axis moved on by `shift` places; those that leave at one end come in at the other.
+template <Operand X>
+auto roll(const X& x, Index shift, Index axis) {
+  const auto a = normalize_axis("roll", axis, tensor_of<X>::rank);
+  const Index size = value_of(x).shape()[a];
+  std::vector<std::int64_t> places(static_cast<std::size_t>(size));
+  for (Index i = 0; i < size; ++i) places[static_cast<std::size_t>(i)] = ((i - shift) % size + size) % size;
+  return detail::select_along(x, a, places);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_REARRANGING_HPP
+
+namespace chorus {
+
+namespace functors {
+
+/// log(exp(a) + exp(b)) without overflow; the gradients are the shares of each. Of equal infinities, a.
+struct LogAddExp {
+  template <class S>
+  CHORUS_HD S operator()(const S& a, const S& b) const {
+    const S least = -abs(a - b);
+    return max(a, b) + where(a == b, S(real_of<S>(0.69314718055994531)), log1p(exp(least)));
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S& a, const S& b) const {
+    const S share = where(a == b, S(real_of<S>(0.5)), sigmoid(a - b));
+    return {{dy * share, dy * where(a == b, S(real_of<S>(0.5)), sigmoid(b - a))}};
+  }
+};
+
+/// x, or what stands for NaN and for the infinities.
+struct NanToNum {
+  double nan = 0, above = 0, below = 0;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    using R = real_of<S>;
+    const S finite = where(x > std::numeric_limits<R>::max(), S(R(above)),
+                           where(x < std::numeric_limits<R>::lowest(), S(R(below)), x));
+    return where(x == x, finite, S(R(nan)));
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
+    return {{where(abs(x) <= std::numeric_limits<real_of<S>>::max(), dy, S(0))}};
+  }
+};
+
+}  // namespace functors
+
+/// log(exp(a) + exp(b)), element by element.
+template <Operand A, Operand B>
+auto logaddexp(const A& a, const B& b) {
+  return detail::pointwise("logaddexp", functors::LogAddExp{}, a, b);
+}
+
+/// x with `nan` in the place of NaN, and of the infinities `above` and `below`, by default the type's largest and
+/// smallest numbers. No gradient goes through what is replaced.
+template <Operand X>
+auto nan_to_num(const X& x, double nan = 0, std::optional<double> above = {}, std::optional<double> below = {}) {
+  using T = typename tensor_of<X>::value_type;
+  const auto most = [] {
+    if constexpr (std::is_same_v<T, half>)
+      return 65504.0;
+    else if constexpr (std::is_same_v<T, bf16>)
+      return 0x1.FEp127;
+    else
+      return static_cast<double>(std::numeric_limits<T>::max());
+  }();
+  return detail::pointwise("nan_to_num", functors::NanToNum{nan, above.value_or(most), below.value_or(-most)}, x);
+}
+
+/// a: [..., m, features], b: [..., n, features] -> [..., m, n]: the p-norm of each difference. The axes in front are
+/// equal or 1. All m n features differences are in memory at once. The gradient of a distance 0 is 0. Throws ShapeError
+/// where features differ.
+template <Operand A, Operand B>
+auto cdist(const A& a, const B& b, double p = 2) {
+  constexpr int rank = tensor_of<A>::rank;
+  static_assert(rank >= 2 && tensor_of<B>::rank == rank, "cdist: the operands are stacks of vectors, of one rank");
+  check<ShapeError>(value_of(a).size(-1) == value_of(b).size(-1), "cdist: expected as many features, got shapes ",
+                    value_of(a).shape(), " and ", value_of(b).shape());
+  return norm(unsqueeze(a, rank - 1) - unsqueeze(b, rank - 2), p, -1);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_DISTANCES_HPP
+
+// <chorus/ops/more_activations.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_MORE_ACTIVATIONS_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_MORE_ACTIVATIONS_HPP
+/// Activations beside the usual ones, with PyTorch's definitions.
+
+namespace chorus {
+
+namespace functors {
+
+/// scale (x, or alpha (exp(x) - 1) below 0) with the constants that keep mean 0 and variance 1 (Klambauer et al. 2017).
+struct Selu {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    using R = real_of<S>;
+    return where(x > 0, x * R(1.0507009873554805), expm1(x) * R(1.6732632423543772 * 1.0507009873554805));
+  }
+};
+/// x, or alpha (exp(x / alpha) - 1) below 0 (Barron 2017).
+struct Celu {
+  double alpha = 1;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    using R = real_of<S>;
+    return where(x > 0, x, expm1(x * R(1 / alpha)) * R(alpha));
+  }
+};
+/// x / (1 + |x|)
+struct Softsign {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return x / (1 + abs(x));
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
+    const S below = 1 + abs(x);
+    return {{dy / below / below}};
+  }
+};
+/// x - tanh(x)
+struct Tanhshrink {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return x - tanh(x);
+  }
+};
+/// x outside of [-lambda, lambda], else 0.
+struct Hardshrink {
+  double lambda = 0.5;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return where(abs(x) <= real_of<S>(lambda), S(0), x);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
+    return {{where(abs(x) > real_of<S>(lambda), dy, S(0))}};
+  }
+};
+/// x moved by lambda towards 0, where it ends.
+struct Softshrink {
+  double lambda = 0.5;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    using R = real_of<S>;
+    return where(x > R(lambda), x - R(lambda), where(x < R(-lambda), x + R(lambda), x * 0));  // NaN stays
+  }
+};
+/// x above the threshold, else a value.
+struct Threshold {
+  double threshold = 0, value = 0;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return where(x <= real_of<S>(threshold), S(real_of<S>(value)), x);
+  }
+};
+/// x for positive x, else slope x, the slope being learned (He et al. 2015).
+struct Prelu {
+  template <class S>
+  CHORUS_HD S operator()(const S& x, const S& slope) const {
+    return where(x > 0, x, x * slope);
+  }
+};
+
+}  // namespace functors
+
+template <Operand X>
+auto selu(const X& x) {
+  return detail::pointwise("selu", functors::Selu{}, x);
+}
+/// Throws UsageError where alpha is 0.
+template <Operand X>
+auto celu(const X& x, double alpha = 1) {
+  check<UsageError>(alpha != 0, "celu: alpha is 0");
+  return detail::pointwise("celu", functors::Celu{alpha}, x);
+}
+template <Operand X>
+auto softsign(const X& x) {
+  return detail::pointwise("softsign", functors::Softsign{}, x);
+}
+template <Operand X>
+auto tanhshrink(const X& x) {
+  return detail::pointwise("tanhshrink", functors::Tanhshrink{}, x);
+}
+template <Operand X>
+auto hardshrink(const X& x, double lambda = 0.5) {
+  return detail::pointwise("hardshrink", functors::Hardshrink{lambda}, x);
+}
+template <Operand X>
+auto softshrink(const X& x, double lambda = 0.5) {
+  return detail::pointwise("softshrink", functors::Softshrink{lambda}, x);
+}
+template <Operand X>
+auto threshold(const X& x, double above, double value) {
+  return detail::pointwise("threshold", functors::Threshold{above, value}, x);
+}
+
+/// x: [batch, channels, ...], slope: [channels] or [1]. Throws ShapeError where the channels differ.
+template <Operand X, Operand W>
+auto prelu(const X& x, const W& slope) {
+  constexpr int rank = tensor_of<X>::rank;
+  static_assert(rank >= 2 && tensor_of<W>::rank == 1,
+                "prelu: the input is [batch, channels, ...], the slope [channels]");
+  Shape<rank - 1> per_channel{};
+  per_channel.fill(1);
+  per_channel[0] = value_of(slope).numel();
+  check<ShapeError>(per_channel[0] == 1 || per_channel[0] == value_of(x).size(1), "prelu: an input of shape ",
+                    value_of(x).shape(), " does not fit ", per_channel[0], " slopes");
+  return detail::pointwise("prelu", functors::Prelu{}, x, reshape(slope, per_channel));
+}
+
+/// The first half of an axis times the sigmoid of the second (Dauphin et al. 2017). Throws ShapeError for an odd size.
+template <Operand X>
+auto glu(const X& x, Index axis = -1) {
+  const Index size = value_of(x).size(axis);
+  check<ShapeError>(size % 2 == 0, "glu: axis ", axis, " of shape ", value_of(x).shape(), " has no two halves");
+  return slice(x, axis, 0, size / 2) * sigmoid(slice(x, axis, size / 2, size));
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_MORE_ACTIVATIONS_HPP
+
+// <chorus/ops/more_losses.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_MORE_LOSSES_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_MORE_LOSSES_HPP
+/// Losses of distances, rankings and distributions, with PyTorch's definitions. `NAME` is the mean (or sum) of what
+/// `NAME_per_element` or `NAME_per_sample` keeps apart.
+
+namespace chorus {
+
+namespace functors {
+
+/// max(0, margin - y (a - b)) for y = 1 or -1.
+struct MarginRanking {
+  double margin = 0;
+  template <class S>
+  CHORUS_HD S operator()(const S& a, const S& b, const S& y) const {
+    const S loss = y * (b - a) + real_of<S>(margin);
+    return where(loss <= 0, S(0), loss);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 3> gradient(const S& dy, const S& a, const S& b, const S& y) const {
+    const S counted = where(y * (b - a) + real_of<S>(margin) > 0, dy, S(0));
+    return {{-(counted * y), counted * y, counted * (b - a)}};
+  }
+};
+
+/// x for y = 1, max(0, margin - x) for y = -1.
+struct HingeEmbedding {
+  double margin = 1;
+  template <class S>
+  CHORUS_HD S operator()(const S& x, const S& y) const {
+    const S distance = real_of<S>(margin) - x;
+    return where(y == 1, x, where(distance <= 0, S(0), distance));
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S& x, const S& y) const {
+    return {{where(y == 1, dy, where(real_of<S>(margin) - x > 0, -dy, S(0))), S(0)}};
+  }
+};
+
+/// log(1 + exp(-y x)).
+struct SoftMargin {
+  template <class S>
+  CHORUS_HD S operator()(const S& x, const S& y) const {
+    return softplus(-(y * x));
+  }
+};
+
+/// 1 - cosine for y = 1, max(0, cosine - margin) for y = -1.
+struct CosineEmbedding {
+  double margin = 0;
+  template <class S>
+  CHORUS_HD S operator()(const S& cosine, const S& y) const {
+    const S above = cosine - real_of<S>(margin);
+    return where(y == 1, 1 - cosine, where(above <= 0, S(0), above));
+  }
+};
+
+/// (log(var) + (x - target)² / var) / 2; variances below `eps` count as that, but get the gradient.
+struct GaussianNll {
+  double eps = 0;
+  template <class S>
+  CHORUS_HD S operator()(const S& x, const S& target, const S& var) const {
+    const S d = x - target, safe = where(var < real_of<S>(eps), S(real_of<S>(eps)), var);
+    return (log(safe) + d * d / safe) * real_of<S>(0.5);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 3> gradient(const S& dy, const S& x, const S& target, const S& var) const {
+    const S d = x - target, safe = where(var < real_of<S>(eps), S(real_of<S>(eps)), var);
+    const S by_x = dy * d / safe;
+    return {{by_x, -by_x, dy * (1 / safe - d * d / safe / safe) * real_of<S>(0.5)}};
+  }
+};
+
+/// exp(x) - target x, x being the logarithm of the rate.
+struct PoissonNllOfLog {
+  template <class S>
+  CHORUS_HD S operator()(const S& x, const S& target) const {
+    return exp(x) - target * x;
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S& x, const S& target) const {
+    return {{dy * (exp(x) - target), -(dy * x)}};
+  }
+};
+/// x - target log(x + eps), x being the rate.
+struct PoissonNll {
+  double eps = 1e-8;
+  template <class S>
+  CHORUS_HD S operator()(const S& x, const S& target) const {
+    return x - target * log(x + real_of<S>(eps));
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S& x, const S& target) const {
+    const S rate = x + real_of<S>(eps);
+    return {{dy * (1 - target / rate), -(dy * log(rate))}};
+  }
+};
+/// Stirling's approximation of log(target!), for targets above 1.
+struct Stirling {
+  template <class S>
+  CHORUS_HD S operator()(const S& target) const {
+    using R = real_of<S>;
+    const S safe = where(target > 1, target, S(1));
+    return where(target > 1, safe * log(safe) - safe + log(safe * R(6.283185307179586)) * R(0.5), S(0));
+  }
+};
+
+/// Binary cross entropy of a logit, the positive part weighted: (1 - t) x + (1 + (p - 1) t) log(1 + exp(-x)), where |x|
+/// counts as in BinaryCrossEntropy.
+struct WeightedBinaryCrossEntropy {
+  template <class S>
+  CHORUS_HD S operator()(const S& x, const S& t, const S& weight, const S& p) const {
+    return weight * loss(x, t, p);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 4> gradient(const S& dy, const S& x, const S& t, const S& weight, const S& p) const {
+    const S scaled = dy * weight, size = abs(x), rest = log1p(exp(-size));
+    const S by_t = where(x > 0, -size, size * p) + (p - 1) * rest;
+    const S by_p = where(t == 0, S(0), t * softplus(-x));
+    return {{scaled * ((1 - t) * sigmoid(x) - p * t * sigmoid(-x)), scaled * by_t, dy * loss(x, t, p), scaled * by_p}};
+  }
+
+ private:
+  template <class S>
+  CHORUS_HD static S loss(const S& x, const S& t, const S& p) {
+    const S wrong = where(x > 0, 1 - t, p * t), size = abs(x);
+    return where(wrong == 0, S(0), size * wrong) + (1 + (p - 1) * t) * log1p(exp(-size));
+  }
+};
+
+}  // namespace functors
+
+namespace detail {
+template <Operand X>
+auto reduce_losses(const char* operation, const X& losses, Reduction reduction) {
+  check<UsageError>(reduction != Reduction::none, operation, ": for losses that are not reduced there is a function ",
+                    operation, "_per_...");
+  return mean_or_sum(losses, reduction);
+}
+
+// The Euclidean length of each row of x + eps: [batch, features] -> [batch].
+template <Operand A, Operand B>
+auto pair_distance(const A& a, const B& b, double eps) {
+  return sqrt(sum(square(a - b + eps), -1));
+}
+}  // namespace detail
+
+/// The cosine of the angle between a and b along an axis, which goes away. Lengths below `eps` count as `eps`.
+template <Operand A, Operand B>
+auto cosine_similarity(const A& a, const B& b, Index axis = 1, double eps = 1e-8) {
+  // Each by itself, so that the product of two lengths need not be a number.
+  const auto normalized = [&](const auto& x) { return x * rsqrt(clamp(sum(square(x), axis, keep_axis), eps * eps)); };
+  return sum(normalized(a) * normalized(b), axis);
+}
+
+struct TripletOptions {
+  double margin = 1;
+  /// Added to each difference.
+  double eps = 1e-6;
+  /// The negative's distance is the smaller one of those to the anchor and to the positive (Balntas et al. 2016).
+  bool swap = false;
+  Reduction reduction = Reduction::mean;
+};
+
+/// anchor, positive, negative: [batch, features] -> max(0, |anchor - positive| - |anchor - negative| + margin) for each
+/// sample, with Euclidean distances (Schroff et al. 2015): [batch].
+template <Operand A, Operand P, Operand N>
+auto triplet_margin_loss_per_sample(const A& anchor, const P& positive, const N& negative,
+                                    const TripletOptions& options = {}) {
+  const auto near = detail::pair_distance(anchor, positive, options.eps);
+  auto far = detail::pair_distance(anchor, negative, options.eps);
+  if (options.swap) far = minimum(far, detail::pair_distance(positive, negative, options.eps));
+  return relu(near - far + options.margin);
+}
+template <Operand A, Operand P, Operand N>
+auto triplet_margin_loss(const A& anchor, const P& positive, const N& negative, const TripletOptions& options = {}) {
+  return detail::reduce_losses("triplet_margin_loss",
+                               triplet_margin_loss_per_sample(anchor, positive, negative, options), options.reduction);
+}
+
+/// a, b: [batch, features], target: [batch] of 1 and -1 -> 1 - cosine, or max(0, cosine - margin): [batch].
+template <Operand A, Operand B, Operand Y>
+auto cosine_embedding_loss_per_sample(const A& a, const B& b, const Y& target, double margin = 0) {
+  constexpr double eps = 1e-12;  // PyTorch's, added to the squares of lengths
+  const auto scale = [](const auto& x) { return rsqrt(sum(square(x), -1) + eps); };
+  return detail::pointwise("cosine_embedding_loss", functors::CosineEmbedding{margin},
+                           sum(a * b, -1) * scale(a) * scale(b), target);
+}
+template <Operand A, Operand B, Operand Y>
+auto cosine_embedding_loss(const A& a, const B& b, const Y& target, double margin = 0,
+                           Reduction reduction = Reduction::mean) {
+  return detail::reduce_losses("cosine_embedding_loss", cosine_embedding_loss_per_sample(a, b, target, margin),
+                               reduction);
+}
+
+/// max(0, margin - target (a - b)); target: 1 where a should rank higher, -1 where b should.
+template <Operand A, Operand B, Operand Y>
+auto margin_ranking_loss_per_element(const A& a, const B& b, const Y& target, double margin = 0) {
+  return detail::pointwise("margin_ranking_loss", functors::MarginRanking{margin}, a, b, target);
+}
+template <Operand A, Operand B, Operand Y>
+auto margin_ranking_loss(const A& a, const B& b, const Y& target, double margin = 0,
+                         Reduction reduction = Reduction::mean) {
+  return detail::reduce_losses("margin_ranking_loss", margin_ranking_loss_per_element(a, b, target, margin), reduction);
+}
+
+/// x where the target is 1, max(0, margin - x) where it is -1.
+template <Operand X, Operand Y>
+auto hinge_embedding_loss_per_element(const X& x, const Y& target, double margin = 1) {
+  return detail::pointwise("hinge_embedding_loss", functors::HingeEmbedding{margin}, x, target);
+}
+template <Operand X, Operand Y>
+auto hinge_embedding_loss(const X& x, const Y& target, double margin = 1, Reduction reduction = Reduction::mean) {
+  return detail::reduce_losses("hinge_embedding_loss", hinge_embedding_loss_per_element(x, target, margin), reduction);
+}
+
+/// log(1 + exp(-target x)); target: 1 or -1.
+template <Operand X, Operand Y>
+auto soft_margin_loss_per_element(const X& x, const Y& target) {
+  return detail::pointwise("soft_margin_loss", functors::SoftMargin{}, x, target);
+}
+template <Operand X, Operand Y>
+auto soft_margin_loss(const X& x, const Y& target, Reduction reduction = Reduction::mean) {
+  return detail::reduce_losses("soft_margin_loss", soft_margin_loss_per_element(x, target), reduction);
+}
+
+struct GaussianNllOptions {
+  /// Adds log(2 π) / 2.
+  bool full = false;
+  /// Variances below it count as `eps`, but get the gradient.
+  double eps = 1e-6;
+  Reduction reduction = Reduction::mean;
+};
+
+/// The negative logarithm of the density of N(x, var) at the target (Nix, Weigend 1994).
+template <Operand X, Operand Y, Operand V>
+auto gaussian_nll_loss_per_element(const X& x, const Y& target, const V& var, const GaussianNllOptions& options = {}) {
+  return detail::pointwise("gaussian_nll_loss", functors::GaussianNll{options.eps}, x, target, var) +
+         (options.full ? 0.91893853320467274 : 0);
+}
+template <Operand X, Operand Y, Operand V>
+auto gaussian_nll_loss(const X& x, const Y& target, const V& var, const GaussianNllOptions& options = {}) {
+  return detail::reduce_losses("gaussian_nll_loss", gaussian_nll_loss_per_element(x, target, var, options),
+                               options.reduction);
+}
+
+struct PoissonNllOptions {
+  /// Whether x is the logarithm of the rate or the rate itself.
+  bool log_input = true;
+  /// Adds Stirling's approximation of log(target!).
+  bool full = false;
+  double eps = 1e-8;
+  Reduction reduction = Reduction::mean;
+};
+
+/// The negative logarithm of a Poisson distribution's probability of the target, without log(target!) unless `full`.
+template <Operand X, Operand Y>
+auto poisson_nll_loss_per_element(const X& x, const Y& target, const PoissonNllOptions& options = {}) {
+  auto losses = options.log_input ? detail::pointwise("poisson_nll_loss", functors::PoissonNllOfLog{}, x, target)
+                                  : detail::pointwise("poisson_nll_loss", functors::PoissonNll{options.eps}, x, target);
+  if (options.full) losses = losses + detail::pointwise("poisson_nll_loss", functors::Stirling{}, target);
+  return losses;
+}
+template <Operand X, Operand Y>
+auto poisson_nll_loss(const X& x, const Y& target, const PoissonNllOptions& options = {}) {
+  return detail::reduce_losses("poisson_nll_loss", poisson_nll_loss_per_element(x, target, options), options.reduction);
+}
+
+/// Binary cross entropy of logits x with a weight for each element and one for the positive part; both broadcast.
+template <Operand X, Operand Y, Operand W, Operand P>
+auto bce_with_logits_per_element(const X& x, const Y& target, const W& weight, const P& pos_weight) {
+  return detail::pointwise("bce_with_logits", functors::WeightedBinaryCrossEntropy{}, x, target, weight, pos_weight);
+}
+template <Operand X, Operand Y, Operand W, Operand P>
+auto bce_with_logits(const X& x, const Y& target, const W& weight, const P& pos_weight,
+                     Reduction reduction = Reduction::mean) {
+  return detail::reduce_losses("bce_with_logits", bce_with_logits_per_element(x, target, weight, pos_weight),
+                               reduction);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_MORE_LOSSES_HPP
+
+// <chorus/optim/layerwise.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPTIM_LAYERWISE_HPP
+#define CHORUS_SINGLE_CHORUS_OPTIM_LAYERWISE_HPP
+/// Optimizers for large batches that scale each parameter's step by the ratio of its norm to its step's: LARS, LAMB.
+/// They look at whole parameters, so that an optimizer of slices (ShardedOptimizer) cannot hold them.
+
+namespace chorus::optim {
+
+namespace detail {
+/// `parameters`. Throws UsageError where one is a part of a parameter.
+template <Device D>
+[[gnu::cold]] std::vector<nn::NamedParameter<D>> all_whole(const char* optimizer,
+                                                           std::vector<nn::NamedParameter<D>> parameters) {
+  for (const auto& named : parameters)
+    check<UsageError>(!named.parameter->is_part(), optimizer,
+                      ": it needs whole parameters, and this rank has a part of '", named.name, "' alone");
+  return parameters;
+}
+
+/// An array of one parameter's size beside the state.
+template <class T, Device D>
+class StepMemory {
+ public:
+  StepMemory(D device, Index count) : storage_(device, static_cast<std::size_t>(count) * sizeof(T)) {}
+  T* data() const { return static_cast<T*>(storage_.data()); }
+
+ private:
+  Storage<D> storage_;
+};
+
+template <class T, Device D>
+double norm(D device, Index count, const T* x) {
+  return std::sqrt(kernels::square_sum(device, count, x));
+}
+}  // namespace detail
+
+struct LarsOptions {
+  double lr = 0.1, momentum = 0.9, weight_decay = 0;
+  /// The share of a parameter's norm that a step may have at a learning rate of 1.
+  double trust = 0.001, eps = 1e-8;
+};
+
+/// g += weight_decay p; m = momentum m + rate g with rate = lr trust |p| / (|gradient| + weight_decay |p| + eps), or lr
+/// where |p| or |gradient| is 0; p -= m (You, Gitman, Ginsburg 2017). Parameters of at most one axis (biases,
+/// normalisation) take plain steps of lr without weight decay.
+template <Device D>
+class Lars final : public Optimizer<D> {
+ public:
+  using options_type = LarsOptions;
+  /// A step depends on norms of whole parameters, so that a piece of one can't be stepped alone.
+  static constexpr bool needs_whole_parameters = true;
+
+  /// Throws UsageError for negative options, and where this rank has only a part of a parameter.
+  explicit Lars(std::vector<nn::NamedParameter<D>> parameters, const LarsOptions& options = {})
+      : Optimizer<D>(detail::all_whole("Lars", std::move(parameters)), options.lr), options_(options) {
+    check<UsageError>(options.momentum >= 0 && options.weight_decay >= 0 && options.trust > 0 && options.eps >= 0,
+                      "Lars: momentum, weight_decay and eps are at least 0, trust above it; got ", options.momentum,
+                      ", ", options.weight_decay, ", ", options.eps, " and ", options.trust);
+  }
+
+  void step() override {
+    this->refuse_capture("Lars");
+    this->for_each_range({.each_alone = true}, [&]<class T>(T, const typename Optimizer<D>::Range& range) {
+      const auto device = this->device();
+      const auto p = static_cast<T*>(range.value), m = static_cast<T*>(range.state[0]);
+      const auto g = static_cast<const T*>(range.grad);
+      double rate = this->lr_of(range), decay = 0;
+      if (range.axes > 1) {
+        decay = range.weight_decay(options_.weight_decay);
+        const double of_p = detail::norm(device, range.count, static_cast<const T*>(p)),
+                     of_g = detail::norm(device, range.count, g);
+        if (of_p > 0 && of_g > 0) rate *= options_.trust * of_p / (of_g + decay * of_p + options_.eps);
+      }
+      detail::update(device, range.count, detail::Mix{options_.momentum, rate}, m, static_cast<const T*>(m), g);
+      detail::update(device, range.count, detail::Mix{1, rate * decay}, m, static_cast<const T*>(m),
+                     static_cast<const T*>(p));
+      detail::update(device, range.count, detail::Mix{1, -1}, p, static_cast<const T*>(p), static_cast<const T*>(m));
+    });
+  }
+
+ protected:
+  std::span<const std::string_view> slots() const override {
+    static constexpr std::string_view names[] = {"momentum"};
+    return names;
+  }
+
+ private:
+  LarsOptions options_;
+};
+
+struct LambOptions {
+  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-6, weight_decay = 0.01;
+};
+
+namespace detail {
+struct LambDirection {
+  double first, second, eps, weight_decay;
+  template <class S>
+  CHORUS_HD S operator()(const S& m, const S& v, const S& p) const {
+    using namespace math;
+    using R = real_of<S>;
+    return m * R(first) / (sqrt(v * R(second)) + R(eps)) + p * R(weight_decay);
+  }
+};
+}  // namespace detail
+
+/// Adam's direction with weight decay, u = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay p, and
+/// p -= lr |p| / |u| u, or p -= lr u where |p| or |u| is 0 (You et al. 2020).
+template <Device D>
+class Lamb final : public Optimizer<D> {
+ public:
+  using options_type = LambOptions;
+  /// A step depends on norms of whole parameters, so that a piece of one can't be stepped alone.
+  static constexpr bool needs_whole_parameters = true;
+
+  /// Throws UsageError for betas outside of [0, 1), for negative eps or weight_decay, and where this rank has only a
+  /// part of a parameter.
+  explicit Lamb(std::vector<nn::NamedParameter<D>> parameters, const LambOptions& options = {})
+      : Optimizer<D>(detail::all_whole("Lamb", std::move(parameters)), options.lr), options_(options) {
+    check<UsageError>(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1,
+                      "Lamb: betas are in [0, 1), got ", options.beta1, " and ", options.beta2);
+    check<UsageError>(options.eps >= 0 && options.weight_decay >= 0, "Lamb: eps and weight_decay are at least 0, got ",
+                      options.eps, " and ", options.weight_decay);
+  }
+
+  void step() override {
+    this->refuse_capture("Lamb");
+    this->for_each_range({.each_alone = true}, [&]<class T>(T, const typename Optimizer<D>::Range& range) {
+      const auto device = this->device();
+      const auto p = static_cast<T*>(range.value), m = static_cast<T*>(range.state[0]),
+                 v = static_cast<T*>(range.state[1]);
+      const auto g = static_cast<const T*>(range.grad);
+      const auto t = static_cast<double>(range.steps + 1);
+      detail::update(device, range.count, detail::Mix{options_.beta1, 1 - options_.beta1}, m, static_cast<const T*>(m),
+                     g);
+      detail::update(device, range.count, detail::MixSquare{options_.beta2, 1 - options_.beta2}, v,
+                     static_cast<const T*>(v), g);
+      const detail::StepMemory<T, D> u(device, range.count);
+      detail::update(device, range.count,
+                     detail::LambDirection{1 / (1 - std::pow(options_.beta1, t)), 1 / (1 - std::pow(options_.beta2, t)),
+                                           options_.eps, range.weight_decay(options_.weight_decay)},
+                     u.data(), static_cast<const T*>(m), static_cast<const T*>(v), static_cast<const T*>(p));
+      const double of_p = detail::norm(device, range.count, static_cast<const T*>(p)),
+                   of_u = detail::norm(device, range.count, static_cast<const T*>(u.data()));
+      const double rate = this->lr_of(range) * (of_p > 0 && of_u > 0 ? of_p / of_u : 1);
+      detail::update(device, range.count, detail::Mix{1, -rate}, p, static_cast<const T*>(p),
+                     static_cast<const T*>(u.data()));
+    });
+  }
+
+ protected:
+  std::span<const std::string_view> slots() const override {
+    static constexpr std::string_view names[] = {"exp_avg", "exp_avg_sq"};
+    return names;
+  }
+
+ private:
+  LambOptions options_;
+};
+
+}  // namespace chorus::optim
+#endif  // CHORUS_SINGLE_CHORUS_OPTIM_LAYERWISE_HPP
+
+// <chorus/optim/lion.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPTIM_LION_HPP
+#define CHORUS_SINGLE_CHORUS_OPTIM_LION_HPP
+/// Lion (Chen et al. 2023).
+
+namespace chorus::optim {
+
+struct LionOptions {
+  double lr = 1e-4, beta1 = 0.9, beta2 = 0.99, weight_decay = 0;
+};
+
+namespace detail {
+struct LionStep {
+  double lr, beta1, weight_decay;
+  template <class S>
+  CHORUS_HD S operator()(const S& p, const S& g, const S& m) const {
+    using namespace math;
+    using R = real_of<S>;
+    const S mixed = m * R(beta1) + g * R(1 - beta1);
+    const S sign = where(mixed > 0, S(1), where(mixed < 0, S(-1), S(0)));
+    return p * R(1 - lr * weight_decay) - sign * R(lr);
+  }
+};
+}  // namespace detail
+
+/// p -= lr (sign(beta1 m + (1 - beta1) g) + weight_decay p); m = beta2 m + (1 - beta2) g.
+template <Device D>
+class Lion final : public Optimizer<D> {
+ public:
+  using options_type = LionOptions;
+
+  /// Throws UsageError for betas outside of [0, 1) and a negative weight_decay.
+  explicit Lion(std::vector<nn::NamedParameter<D>> parameters, const LionOptions& options = {})
+      : Optimizer<D>(std::move(parameters), options.lr), options_(options) {
+    check<UsageError>(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1,
+                      "Lion: betas are in [0, 1), got ", options.beta1, " and ", options.beta2);
+    check<UsageError>(options.weight_decay >= 0, "Lion: weight_decay is at least 0, got ", options.weight_decay);
+  }
+
+  void step() override {
+    this->refuse_capture("Lion");
+    this->for_each_range([&]<class T>(T, const typename Optimizer<D>::Range& range) {
+      const auto device = this->device();
+      const auto p = static_cast<T*>(range.value), m = static_cast<T*>(range.state[0]);
+      const auto g = static_cast<const T*>(range.grad);
+      detail::update(device, range.count,
+                     detail::LionStep{this->lr_of(range), options_.beta1, range.weight_decay(options_.weight_decay)}, p,
+                     static_cast<const T*>(p), g, static_cast<const T*>(m));
+      detail::update(device, range.count, detail::Mix{options_.beta2, 1 - options_.beta2}, m, static_cast<const T*>(m),
+                     g);
+    });
+  }
+
+ protected:
+  std::span<const std::string_view> slots() const override {
+    static constexpr std::string_view names[] = {"exp_avg"};
+    return names;
+  }
+
+ private:
+  LionOptions options_;
+};
+
+}  // namespace chorus::optim
+#endif  // CHORUS_SINGLE_CHORUS_OPTIM_LION_HPP
+
+// <chorus/parallel/hooks/not_sent.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_NOT_SENT_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_NOT_SENT_HPP
+/// What a compressed gradient leaves for the next step.
+
+namespace chorus::detail {
+
+/// gradient - sent; nothing where one of them is not finite, which would stay for ever.
+struct NotSent {
+  template <class S>
+  CHORUS_HD S operator()(const S& gradient, const S& sent) const {
+    using namespace math;
+    using R = real_of<S>;
+    const S rest = gradient - sent;
+    return where(rest < R(INFINITY), where(rest > -R(INFINITY), rest, S(0)), S(0));
+  }
+};
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_NOT_SENT_HPP
+
+namespace chorus::kernels {
+
+template <class T, std::size_t N>
+using Arrays = std::array<T*, N>;
+using Strides = std::span<const Index>;
+
+// Tables name the kernels of a functor, so that they are emitted here; nobody reads them.
+template <class F, class T, std::size_t N>
+struct OfSameShape {
+  static inline void (*const forward)(Cpu, const F&, Index, const Arrays<const T, N>&, T*) = pointwise_forward;
+  static inline void (*const backward)(Cpu, const F&, Index, const Arrays<const T, N>&, const T*, const Arrays<T, N>&,
+                                       const std::array<bool, N>&) = pointwise_backward;
+};
+template <class F, class T, std::size_t N>
+struct Broadcast {
+  static inline void (*const forward)(Cpu, const F&, Strides, const Arrays<const T, N>&, const std::array<Strides, N>&,
+                                      T*) = pointwise_forward;
+  static inline void (*const backward)(Cpu, const F&, Strides, const Arrays<const T, N>&, const std::array<Strides, N>&,
+                                       const T*, const Arrays<T, N>&, const std::array<Strides, N>&,
+                                       const std::array<bool, N>&) = pointwise_backward;
+};
+
+#define CHORUS_UNARY(F)                               \
+  template struct OfSameShape<functors::F, float, 1>; \
+  template struct OfSameShape<functors::F, double, 1>;
+#define CHORUS_OF_SEVERAL(F, N)                        \
+  template struct OfSameShape<functors::F, float, N>;  \
+  template struct OfSameShape<functors::F, double, N>; \
+  template struct Broadcast<functors::F, float, N>;    \
+  template struct Broadcast<functors::F, double, N>;
+
+CHORUS_UNARY(Abs)
+CHORUS_UNARY(AddScalar)
+CHORUS_UNARY(Celu)
+CHORUS_UNARY(Clamp)
+CHORUS_UNARY(Cos)
+CHORUS_UNARY(DivScalar)
+CHORUS_UNARY(DivideInto)
+CHORUS_UNARY(DivisorOrOne)
+CHORUS_UNARY(Elu)
+CHORUS_UNARY(Erf)
+CHORUS_UNARY(Exp)
+CHORUS_UNARY(Gelu)
+CHORUS_UNARY(GeluTanh)
+CHORUS_UNARY(Hardshrink)
+CHORUS_UNARY(Hardsigmoid)
+CHORUS_UNARY(Hardswish)
+CHORUS_UNARY(Hardtanh)
+CHORUS_UNARY(IsZero)
+CHORUS_UNARY(LeakyRelu)
+CHORUS_UNARY(Log)
+CHORUS_UNARY(Log1p)
+CHORUS_UNARY(LogSigmoid)
+CHORUS_UNARY(Mish)
+CHORUS_UNARY(MulScalar)
+CHORUS_UNARY(NanToNum)
+CHORUS_UNARY(Neg)
+CHORUS_UNARY(PowScalar)
+CHORUS_UNARY(Reciprocal)
+CHORUS_UNARY(Relu)
+CHORUS_UNARY(Relu6)
+CHORUS_UNARY(Rsqrt)
+CHORUS_UNARY(Selu)
+CHORUS_UNARY(Sigmoid)
+CHORUS_UNARY(Silu)
+CHORUS_UNARY(Sin)
+CHORUS_UNARY(Softplus)
+CHORUS_UNARY(Softshrink)
+CHORUS_UNARY(Softsign)
+CHORUS_UNARY(Sqrt)
+CHORUS_UNARY(Square)
+CHORUS_UNARY(SquareUnit)
+CHORUS_UNARY(Stirling)
+CHORUS_UNARY(SubtractFrom)
+CHORUS_UNARY(Tanh)
+CHORUS_UNARY(Tanhshrink)
+CHORUS_UNARY(Threshold)
+
+CHORUS_OF_SEVERAL(AbsoluteError, 2)
+CHORUS_OF_SEVERAL(Add, 2)
+CHORUS_OF_SEVERAL(BinaryCrossEntropy, 2)
+CHORUS_OF_SEVERAL(CosineEmbedding, 2)
+CHORUS_OF_SEVERAL(Div, 2)
+CHORUS_OF_SEVERAL(GaussianNll, 3)
+CHORUS_OF_SEVERAL(GruCandidate, 4)
+CHORUS_OF_SEVERAL(GruState, 4)
+CHORUS_OF_SEVERAL(HingeEmbedding, 2)
+CHORUS_OF_SEVERAL(Huber, 2)
+CHORUS_OF_SEVERAL(KlDivergence, 2)
+CHORUS_OF_SEVERAL(LogAddExp, 2)
+CHORUS_OF_SEVERAL(LstmCell, 4)
+CHORUS_OF_SEVERAL(LstmOutput, 2)
+CHORUS_OF_SEVERAL(MarginRanking, 3)
+CHORUS_OF_SEVERAL(MaskedFill, 2)
+CHORUS_OF_SEVERAL(Maximum, 2)
+CHORUS_OF_SEVERAL(Minimum, 2)
+CHORUS_OF_SEVERAL(Mul, 2)
+CHORUS_OF_SEVERAL(PoissonNll, 2)
+CHORUS_OF_SEVERAL(PoissonNllOfLog, 2)
+CHORUS_OF_SEVERAL(Pow, 2)
+CHORUS_OF_SEVERAL(Prelu, 2)
+CHORUS_OF_SEVERAL(ScaleShift, 3)
+CHORUS_OF_SEVERAL(SmoothL1, 2)
+CHORUS_OF_SEVERAL(SoftMargin, 2)
+CHORUS_OF_SEVERAL(SquaredError, 2)
+CHORUS_OF_SEVERAL(Sub, 2)
+CHORUS_OF_SEVERAL(WeightedBinaryCrossEntropy, 4)
+CHORUS_OF_SEVERAL(Where, 3)
+
+// Steps of optimizers and of hooks have no backward.
+template <class F, class T, std::size_t N>
+struct Forward {
+  static inline void (*const forward)(Cpu, const F&, Index, const Arrays<const T, N>&, T*) = pointwise_forward;
+};
+#define CHORUS_STEP(F, N)                              \
+  template struct Forward<optim::detail::F, float, N>; \
+  template struct Forward<optim::detail::F, double, N>;
+CHORUS_STEP(CenteredMean, 3)
+CHORUS_STEP(CenteredSquare, 3)
+CHORUS_STEP(CenteredStep, 5)
+CHORUS_STEP(LambDirection, 3)
+CHORUS_STEP(LionStep, 3)
+CHORUS_STEP(Mix, 2)
+CHORUS_STEP(MixSquare, 2)
+template struct Forward<chorus::detail::NotSent, float, 2>;
+template struct Forward<chorus::detail::NotSent, double, 2>;
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_COMPILED_POINTWISE_CPP
+
+// <chorus/compiled/training.cpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMPILED_TRAINING_CPP
+#define CHORUS_SINGLE_CHORUS_COMPILED_TRAINING_CPP
+// Part of the library chorus::compiled: what trains models on the CPU, whatever the model.
+
+#define CHORUS_BUILDS_LIBRARY
+// <chorus/train/merge_traces.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRAIN_MERGE_TRACES_HPP
+#define CHORUS_SINGLE_CHORUS_TRAIN_MERGE_TRACES_HPP
+/// One trace file of those of all ranks: with one clock, and arrows from rank to rank.
+
+namespace chorus {
+
+/// Makes one file at `path` of what ranks have recorded in `TraceRecorder::part_of(path, rank)`, and removes those.
+/// Returns false, and changes nothing, while one of them is not complete; `as_it_is`: what there is will do. Throws
+/// FileError where it can't be written.
+bool merge_traces(const std::string& path, int ranks, bool as_it_is = false);
+
+}  // namespace chorus
+
+#if !CHORUS_COMPILED
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_TRAIN_MERGE_TRACES_HPP
+
+namespace chorus {
+
+template class nn::FlatParameters<Cpu>;
+template std::vector<nn::NamedParameter<Cpu>> nn::named_parameters<Cpu>(nn::Module&);
+template std::vector<nn::NamedBuffer<Cpu>> nn::named_buffers<Cpu>(nn::Module&);
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_COMPILED_TRAINING_CPP
+
+#endif  // CHORUS_SINGLE_CHORUS_COMPILED_IMPLEMENTATION_HPP
+
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_CHORUS_HPP

@@ -26,23 +26,23 @@ struct Reduced {
 template struct Reduced<std::int64_t>;
 
 template <class F, class T, std::size_t N>
-struct OfSameShape {
+struct IntegersOfSameShape {
   static inline void (*const forward)(Cpu, const F&, Index, const std::array<const T*, N>&, T*) = pointwise_forward;
 };
 template <class F, class T, std::size_t N>
-struct Broadcast {
+struct BroadcastIntegers {
   using Strides = std::span<const Index>;
   static inline void (*const forward)(Cpu, const F&, Strides, const std::array<const T*, N>&,
                                       const std::array<Strides, N>&, T*) = pointwise_forward;
 };
-#define CHORUS_OF_ONE(F)                                     \
-  template struct OfSameShape<functors::F, std::int64_t, 1>; \
-  template struct OfSameShape<functors::F, std::int32_t, 1>;
-#define CHORUS_OF_TWO(F)                                     \
-  template struct OfSameShape<functors::F, std::int64_t, 2>; \
-  template struct OfSameShape<functors::F, std::int32_t, 2>; \
-  template struct Broadcast<functors::F, std::int64_t, 2>;   \
-  template struct Broadcast<functors::F, std::int32_t, 2>;
+#define CHORUS_OF_ONE(F)                                             \
+  template struct IntegersOfSameShape<functors::F, std::int64_t, 1>; \
+  template struct IntegersOfSameShape<functors::F, std::int32_t, 1>;
+#define CHORUS_OF_TWO(F)                                             \
+  template struct IntegersOfSameShape<functors::F, std::int64_t, 2>; \
+  template struct IntegersOfSameShape<functors::F, std::int32_t, 2>; \
+  template struct BroadcastIntegers<functors::F, std::int64_t, 2>;   \
+  template struct BroadcastIntegers<functors::F, std::int32_t, 2>;
 CHORUS_OF_ONE(AddScalar)
 CHORUS_OF_ONE(MulScalar)
 CHORUS_OF_ONE(Neg)

@@ -26,6 +26,13 @@
 // Header-only, or with the larger functions in a library (include/chorus/compiled/, target chorus::compiled): with
 // CHORUS_COMPILED=1 headers only declare those that don't depend on a user's types. CHORUS_INLINE marks their
 // definitions; the library's own sources set CHORUS_BUILDS_LIBRARY, so that they are emitted there.
+// Programs that are built by hand have the same with -DCHORUS_SEPARATE for all their files, one of which defines
+// CHORUS_IMPLEMENTATION before it includes <chorus/chorus.hpp>: that one holds what the library would.
+#if defined(CHORUS_IMPLEMENTATION)
+#define CHORUS_BUILDS_LIBRARY
+#elif defined(CHORUS_SEPARATE) && !defined(CHORUS_COMPILED)
+#define CHORUS_COMPILED 1
+#endif
 #ifndef CHORUS_COMPILED
 #define CHORUS_COMPILED 0
 #endif

@@ -1,6 +1,7 @@
 #pragma once
-/// A program is made with one version of chorus. Units of two versions would link, for their symbols have the same
-/// names, and would then take each other's functions for their own.
+/// A program is made with one version of chorus, for one kind of processor. Units of two versions would link, for their
+/// symbols have the same names, and would then take each other's functions for their own; and so would units, or the
+/// library chorus::compiled, for which a packet of numbers has 16 bytes and others for which it has 64.
 #include <chorus/core/config.hpp>
 #include <cstdio>
 #include <cstdlib>
@@ -20,7 +21,26 @@ inline bool is_only_version(int version) {
   std::_Exit(EXIT_FAILURE);
 }
 
+/// Ends the program, with a message, where a unit with packets of another size has been loaded before.
+inline bool is_only_packet(int bytes) {
+  static const int first = bytes;
+  if (bytes == first) return true;
+  const auto name = [](int size) { return size == 64 ? "AVX-512" : size == 32 ? "AVX" : "no AVX"; };
+  std::fprintf(stderr,
+               "chorus: this program has units compiled for a processor with %s and with %s: give -march (in CMake: "
+               "chorus::native, and CHORUS_NATIVE=ON for the library chorus::compiled) to all or none\n",
+               name(first), name(bytes));
+  std::_Exit(EXIT_FAILURE);
+}
+
 namespace {
+#if defined(__AVX512F__)
+[[maybe_unused]] const bool only_packet = is_only_packet(64);
+#elif defined(__AVX__)
+[[maybe_unused]] const bool only_packet = is_only_packet(32);
+#else
+[[maybe_unused]] const bool only_packet = is_only_packet(16);
+#endif
 [[maybe_unused]] const bool only_version =
     is_only_version(CHORUS_VERSION_MAJOR * 1000000 + CHORUS_VERSION_MINOR * 1000 + CHORUS_VERSION_PATCH);
 }  // namespace
