@@ -1,7 +1,7 @@
 /// Times one training step of the reference models on a GPU: train_step_cuda [CASE ...]
 /// Two lines a case, mode=eager and mode=graphs: name, device, mode, median step in ms, samples per second, peak GPU
 /// memory by then. A step is zero_grad, forward, cross entropy, backward, optimizer step, on one fixed random batch, in
-/// float; resnet18_b256_bf16 computes in bf16. A time is of one step and the wait for the GPU, as torch_train.py has it.
+/// float; resnet18_b256_bf16 computes in bf16. A time is of one step and the wait for the GPU, as in torch_train.py.
 
 #include <chorus/nn/mixed_precision.hpp>
 

@@ -5,10 +5,12 @@
 #include <cxxabi.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <chorus/tensor/size_class.hpp>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <string>
 #include <tuple>
@@ -45,9 +47,15 @@ SizeClass exact_size(std::size_t bytes) {
   return {0, ((bytes + Smallest) / Smallest * Smallest) | never_again};
 }
 
+/// Notes a part of an array as one of its own.
+inline void part(const void* data, std::size_t bytes) {
+  if (data != nullptr) recorder().arrays[reinterpret_cast<std::uintptr_t>(data)] = bytes;
+}
+
 // Addresses without memory behind them until somebody writes there.
 inline cudaError_t reserve(void** data, std::size_t bytes) {
-  *data = mmap(nullptr, bytes & ~never_again, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  constexpr int untouched = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  *data = mmap(nullptr, bytes & ~never_again, PROT_READ | PROT_WRITE, untouched, -1, 0);
   if (*data == MAP_FAILED) return cudaErrorMemoryAllocation;
   recorder().arrays[reinterpret_cast<std::uintptr_t>(*data)] = recorder().requested;
   return cudaSuccess;
@@ -89,25 +97,31 @@ double bytes_of(const T*, double count) {
 template <class F>
 void count(double n, const F& f, Total& total) {
   if constexpr (requires { f.stack, f.ldc, f.k; }) {
-    const double of = static_cast<double>(f.stack.count), m = static_cast<double>(f.m), columns = static_cast<double>(f.n), k = static_cast<double>(f.k);
+    const auto of = static_cast<double>(f.stack.count), k = static_cast<double>(f.k);
+    const auto m = static_cast<double>(f.m), columns = static_cast<double>(f.n);
     total.bytes += bytes_of(f.c, of * (m * k + k * columns + (f.accumulate ? 2 : 1) * m * columns));
     total.operations += 2 * of * m * columns * k;
   } else if constexpr (requires { f.z.s.weight_count(); }) {
     const auto& s = f.z.s;
     double numbers = static_cast<double>(s.x_count() + s.weight_count() + s.y_count());
-    if constexpr (requires { f.accumulate, f.dx; }) numbers += f.accumulate ? static_cast<double>(s.x_count()) : 0;
-    if constexpr (requires { f.x; }) total.bytes += bytes_of(f.x, numbers);
-    else total.bytes += bytes_of(f.dx, numbers);
+    if constexpr (requires { f.dx; }) {
+      numbers += f.accumulate ? static_cast<double>(s.x_count()) : 0;
+      total.bytes += bytes_of(f.dx, numbers);
+    } else {
+      total.bytes += bytes_of(f.x, numbers);
+    }
     total.operations += 2 * static_cast<double>(s.y_count()) * static_cast<double>(s.weight_count() / s.out_channels);
   } else if constexpr (requires { f.take, f.to; }) {
     total.bytes += bytes_of(f.to, (f.accumulate ? 3 : 2) * n);
   } else if constexpr (requires { f.block, f.row; }) {
-    total.bytes += bytes_of(f.to, n + n / static_cast<double>(f.whole.axis * f.whole.inner) * static_cast<double>(f.row));
+    const auto steps = n / static_cast<double>(f.whole.axis * f.whole.inner);
+    total.bytes += bytes_of(f.to, n + steps * static_cast<double>(f.row));
+  } else if constexpr (requires { f.plan, f.job, f.partial; }) {
+    scan(f.partial, total);
   } else if constexpr (requires { f.map, f.dst; }) {
     total.bytes += bytes_of(f.dst, 2 * n);
-  } else if constexpr (requires { f.x, f.y; sizeof(F) == 16; }) {
-    if constexpr (sizeof(F) == 16) total.bytes += bytes_of(f.x, n) + bytes_of(f.y, n);  // Convert
-    else scan(f, total);
+  } else if constexpr (requires { f.x, f.y; } && sizeof(F) == 2 * sizeof(void*)) {  // Convert
+    total.bytes += bytes_of(f.x, n) + bytes_of(f.y, n);
   } else {
     scan(f, total);
   }
@@ -137,7 +151,11 @@ void record(const char* name, dim3, void (*)(Parameters...), const Arguments&...
     count(static_cast<double>(first), nth<1>(args), now);
   } else if constexpr (requires { nth<2>(args).p, nth<1>(args).skip; }) {
     const auto& rule = nth<2>(args);  // gradients are read, all else is read and written
-    now.bytes += bytes_of(rule.p, static_cast<double>(first) * (sizeof rule / sizeof rule.p * 2.0 - 1));
+    std::uintptr_t words[sizeof rule / sizeof(std::uintptr_t)];
+    std::memcpy(words, &rule, sizeof words);
+    const auto absent = std::count(std::begin(words), std::end(words), std::uintptr_t{0});
+    const auto arrays = static_cast<double>(std::size(words)) - static_cast<double>(absent);
+    now.bytes += bytes_of(rule.p, static_cast<double>(first) * (2 * arrays - 1));
   } else if constexpr (requires { nth<2>(args).at; }) {  // the element-wise ones
     label += ": " + name_of(typeid(first).name());
     double arrays = 1;

@@ -27,6 +27,13 @@ void note(Model model, const Images& images, const ch::Tensor<std::int64_t, 1>& 
     const auto loss = ch::cross_entropy(net(x), y);
     loss.backward();
     optimizer->step();
+    for (const auto& entry : net.flat_parameters().entries()) {
+      const auto& parameter = entry.parameter();
+      const auto count = static_cast<std::size_t>(parameter.count());
+      ch::roofline::part(parameter.memory(), count * sizeof(float));
+      ch::roofline::part(parameter.grad_data(), count * sizeof(float));
+      ch::roofline::part(parameter.narrow_copy.data, count * sizeof(ch::bf16));
+    }
   }
 }
 
