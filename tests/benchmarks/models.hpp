@@ -76,17 +76,17 @@ struct ResNet18 : ch::nn::Module {
 
 template <class D>
 struct GptBlock : ch::nn::Module {
-  static constexpr ch::Index heads = 4;
   ch::nn::LayerNorm<D> norm1, norm2;
   ch::nn::Linear<D> qkv, proj, fc1, fc2;
   CHORUS_MODULE(GptBlock, norm1, qkv, proj, norm2, fc1, fc2)
-  explicit GptBlock(ch::Index width)
+  explicit GptBlock(ch::Index width, ch::Index head_count = 4)
       : norm1{width},
         norm2{width},
         qkv{width, 3 * width},
         proj{width, width},
         fc1{width, 4 * width},
-        fc2{4 * width, width} {}
+        fc2{4 * width, width},
+        heads{head_count} {}
   auto forward(const auto& x) const {
     const auto [batch, context, width] = x.shape();
     const auto parts =
@@ -98,6 +98,9 @@ struct GptBlock : ch::nn::Module {
     const auto y = x + proj(ch::reshape(ch::permute(seen, {0, 2, 1, 3}), ch::Shape<3>{batch, context, width}));
     return y + fc2(ch::gelu(fc1(norm2(y))));
   }
+
+ private:
+  ch::Index heads;
 };
 
 /// 65 tokens, width 128, 4 heads, 4 blocks, context 128.

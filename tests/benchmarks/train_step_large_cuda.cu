@@ -1,0 +1,70 @@
+/// Times one training step of models of a GPU's size, in bf16: train_step_large_cuda [CASE ...]
+/// gpt2_124m_b8_bf16 and gpt2_124m_b64_bf16 (context 1,024) and resnet50_b128_bf16 (images of 224 x 224). Lines, steps
+/// and times are train_step_cuda's. A case that fails, for want of memory say, is named; the others run all the same.
+
+#include <chorus/nn/mixed_precision.hpp>
+
+#include "../../examples/models/resnet.hpp"
+#include "cases.hpp"
+#include "cuda_step.hpp"
+#include "gpt2.hpp"
+
+namespace ch = chorus;
+using ch::Cuda;
+
+namespace {
+
+void time_gpt2(const char* name, ch::Index batch) {
+  const bench::Gpt2Sizes sizes;
+  const ch::Index count = batch * sizes.context;
+  const auto text = bench::labels(count, static_cast<int>(sizes.vocabulary)).view(ch::Shape<2>{batch, sizes.context});
+  bench::time_eager_and_graphs(name, ch::nn::MixedPrecision<bench::Gpt2<Cuda>>{bench::Gpt2<Cuda>(sizes)}, text,
+                               bench::labels(count, static_cast<int>(sizes.vocabulary)),
+                               bench::Optimizing<ch::optim::AdamW<Cuda>>{{.lr = 1e-4, .weight_decay = 0.01}});
+}
+
+void time_resnet50(const char* name, ch::Index batch) {
+  using Model = ResNet50<Cuda>;
+  bench::time_eager_and_graphs(name, ch::nn::MixedPrecision<Model>{Model(ImageFacts{3, 224, 224, 1000})},
+                               bench::normal<4>({batch, 3, 224, 224}), bench::labels(batch, 1000),
+                               bench::Optimizing<ch::optim::Sgd<Cuda>>{{.lr = 0.01, .momentum = 0.9}});
+}
+
+struct Case {
+  const char* name;
+  void (*time)(const char* name, ch::Index batch);
+  ch::Index batch;
+};
+constexpr Case cases[] = {
+    {"gpt2_124m_b8_bf16", time_gpt2, 8},
+    {"resnet50_b128_bf16", time_resnet50, 128},
+    {"gpt2_124m_b64_bf16", time_gpt2, 64},
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::vector<std::string_view> wanted(argv + 1, argv + argc);
+  for (const auto name : wanted)
+    if (std::none_of(std::begin(cases), std::end(cases), [&](const Case& c) { return c.name == name; })) {
+      std::string known;
+      for (const Case& c : cases) known += ch::cat(" ", c.name);
+      std::fprintf(stderr, "unknown case '%s'; known are:%s\n", std::string(name).c_str(), known.c_str());
+      return 2;
+    }
+  if (ch::cuda::device_count() == 0) {
+    std::fprintf(stderr, "train_step_large_cuda: this machine has no CUDA device\n");
+    return 77;
+  }
+  int failed = 0;
+  for (const Case& c : cases) {
+    if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), c.name) == wanted.end()) continue;
+    try {
+      c.time(c.name, c.batch);
+    } catch (const std::exception& error) {
+      ++failed;
+      std::fprintf(stderr, "train_step_large_cuda: %s: %s\n", c.name, error.what());
+    }
+  }
+  return failed == 0 ? 0 : 1;
+}
