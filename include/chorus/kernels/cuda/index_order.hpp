@@ -49,18 +49,19 @@ __global__ void order_pass(IndexKeys keys, int shift, Index count, const Index* 
 }
 
 /// Counts become the sums of those before them; one block.
-inline __global__ void order_starts(Index count, Index each, Index* starts) {
-  __shared__ Index sums[block_threads];
+template <class Count>
+__global__ void order_starts(Index count, Index each, Count* starts) {
+  __shared__ Count sums[block_threads];
   const int thread = static_cast<int>(threadIdx.x);
   const Index begin = each * thread, end = begin + each < count ? begin + each : count;
-  Index sum = 0;
+  Count sum = 0;
   for (Index i = begin; i < end; ++i) sum += starts[i];
   sums[thread] = sum;
   __syncthreads();
-  Index before = 0;
+  Count before = 0;
   for (int i = 0; i < thread; ++i) before += sums[i];
   for (Index i = begin; i < end; ++i) {
-    const Index own = starts[i];
+    const Count own = starts[i];
     starts[i] = before;
     before += own;
   }
@@ -79,7 +80,8 @@ inline Scratch<Index> index_order(Cuda device, Index axis, Index count, const st
     const dim3 blocks(static_cast<unsigned>(chunks));
     launch(device, "order of indices", blocks, detail::order_pass<false>, keys, shift, count, from, starts.data(),
            other.data());
-    launch(device, "order of indices", 1, detail::order_starts, chunks * detail::order_digits, chunks, starts.data());
+    launch(device, "order of indices", 1, detail::order_starts<Index>, chunks * detail::order_digits, chunks,
+           starts.data());
     launch(device, "order of indices", blocks, detail::order_pass<true>, keys, shift, count, from, starts.data(),
            other.data());
     std::swap(order, other);

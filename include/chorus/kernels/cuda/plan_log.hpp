@@ -24,11 +24,11 @@ inline std::string text_of(const ConvolutionProblem& p) {
   const char* const pass = p.pass == ConvolutionPass::forward          ? ""
                            : p.pass == ConvolutionPass::backward_input ? "'s gradient by the input"
                                                                        : "'s gradient by the weight";
-  const auto weight = p.weight == p.dtype ? "" : cat(" in ", p.weight);
-  return cat("convolution", pass, weight, " ", p.dtype, " [", s.batch, ", ", s.in_channels, ", ", s.height, ", ",
+  return cat("convolution", pass, " ", p.dtype, " [", s.batch, ", ", s.in_channels, ", ", s.height, ", ",
              s.width, "] by [", s.out_channels, ", ", s.in_channels / s.groups, ", ", s.kernel_h, ", ", s.kernel_w,
              "], stride ", s.stride_h, " x ", s.stride_w, ", padding ", s.padding_h, " x ", s.padding_w, ", dilation ",
-             s.dilation_h, " x ", s.dilation_w, ", groups ", s.groups);
+             s.dilation_h, " x ", s.dilation_w, ", groups ", s.groups,
+             p.weight == p.dtype ? "" : cat(", in ", p.weight));
 }
 
 /// Says what was chosen for a problem where that is wanted: `choice()` gives the words.
