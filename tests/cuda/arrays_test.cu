@@ -6,6 +6,7 @@
 #include <chorus/kernels/indexing.hpp>
 #include <chorus/kernels/optimizer.hpp>
 #include <chorus/kernels/random.hpp>
+#include <chorus/ops/embedding.hpp>
 
 #include "compare.hpp"
 
@@ -78,7 +79,7 @@ TEST_CASE("ranges of an axis") {
 TEST_CASE("picking by index, and back") {
   if (!gpu_present()) return;
   for (const auto& [whole, count] : std::vector<std::pair<AxisShape, Index>>{
-           {{1, 50, 20}, 2000}, {{3, 7, 4}, 9}, {{2, 5, 1}, 700}, {{1, 3, 600}, 5}, {{2, 5, 3}, 0}})
+           {{1, 50, 20}, 2000}, {{3, 7, 4}, 9}, {{2, 5, 1}, 700}, {{1, 3, 600}, 5}, {{2, 5, 3}, 0}, {{2, 300, 3}, 5000}})
     for (const bool accumulate : {false, true}) {
       CAPTURE(whole.outer, whole.axis, whole.inner, count, accumulate);
       const Index picked = whole.outer * count * whole.inner;
@@ -96,6 +97,30 @@ TEST_CASE("picking by index, and back") {
               numbers<float>(picked, 5), numbers<float>(picked, 6), numbers<float>(whole.numel(), 7),
               numbers<float>(whole.numel(), 8));
     }
+}
+
+template <class D>
+std::vector<float> padded_embedding_gradient(D device) {
+  const Variable<float, 2, D> weight(Tensor<float, 2, D>::from(numbers<float>(20, 1), {5, 4}, device), true);
+  const std::int64_t entries[] = {3, 1, 0, 3, 1, 1};
+  const auto index = Tensor<std::int64_t, 2, D>::from(entries, {2, 3}, device);
+  const auto dy = Tensor<float, 3, D>::from(numbers<float>(24, 2), {2, 3, 4}, device);
+  embedding(weight, index, 1).backward(dy);
+#ifndef __NVCC__
+  CHECK(emulation::counters().waiting_copies == 0);
+#endif
+  return weight.grad().to_vector();
+}
+
+TEST_CASE("an embedding with an entry for nothing waits for no GPU") {
+  if (!gpu_present()) return;
+#ifndef __NVCC__
+  emulation::counters().waiting_copies = 0;
+#endif
+  const auto gradient = padded_embedding_gradient(Cuda{});
+  CHECK(error(gradient, padded_embedding_gradient(Cpu{})) <= 1e-6);
+  CHECK(gradient[4] == 0);
+  CHECK(gradient[0] != 0);
 }
 
 TEST_CASE("random numbers are the CPU's, uniform floats bit by bit") {

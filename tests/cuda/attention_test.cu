@@ -65,8 +65,13 @@ void attentions() {
   as_on_the_cpu<T>([](const auto&... in) { return scaled_dot_product_attention(in..., true); });
 }
 
-TEST_CASE("attention on a GPU") {
-  if (!gpu_present()) return;
+// Attention whose scores are not to be in memory, while it lives.
+struct ByBlocks {
+  std::size_t before = kernels::attention_scores_limit().exchange(0);
+  ~ByBlocks() { kernels::attention_scores_limit() = before; }
+};
+
+void all_attentions() {
   attentions<float>();
   attentions<double>();
   attentions<bf16>();
@@ -78,6 +83,62 @@ TEST_CASE("attention on a GPU") {
     const auto mask = Tensor<float, 2, D>::from(added, {6, 7}, device);  // the first query sees nothing
     return scaled_dot_product_attention(q, k, v, mask, {.causal = true});
   });
+  as_on_the_cpu<float>([](const auto& q, const auto& k, const auto& v) {
+    const auto device = q.device();
+    using D = std::remove_const_t<decltype(device)>;
+    const bool seen[] = {true, false, false, true, true, false, true};
+    return scaled_dot_product_attention(q, k, v, Tensor<bool, 2, D>::from(seen, {1, 7}, device));
+  });
+}
+
+TEST_CASE("attention on a GPU") {
+  if (!gpu_present()) return;
+  all_attentions();
+}
+
+// Several tiles along every axis, none of them full.
+template <class T>
+void in_tiles(bool causal, double dropout, bool masked) {
+  CAPTURE(sizeof(T), causal, dropout, masked);
+  kernels::AttentionShape s{.samples = 2, .heads = 1, .queries = 70, .keys = 131, .features = 19, .values = 67,
+                            .scale = 0.3, .causal = causal, .dropout = dropout};
+  s.key = {.seed = 5, .step = 7, .operation = 3, .first_sample = 11};
+  s.mask_pitch = s.queries * s.keys;
+  const Index rows = s.batch() * s.queries, columns = s.batch() * s.keys;
+  const auto body = [&](auto device, const T* q, const T* k, const T* v, const T* mask, T* y, T* log_sums, const T* dy,
+                        T* dq, T* dk, T* dv) {
+    if (!masked) mask = nullptr;
+    kernels::attention_forward(device, s, q, k, v, mask, y, log_sums);
+    kernels::attention_backward(device, s, q, k, v, mask, y, log_sums, dy, dq, dk, dv);
+  };
+  auto mask = numbers<T>(rows * s.keys, 4);
+  std::fill_n(mask.begin(), s.keys, -std::numeric_limits<T>::infinity());  // the first query sees nothing
+  compare(near<T> * 10, body, numbers<T>(rows * s.features, 1), numbers<T>(columns * s.features, 2),
+          numbers<T>(columns * s.values, 3), mask, numbers<T>(rows * s.values, 5), numbers<T>(rows, 6),
+          numbers<T>(rows * s.values, 7), numbers<T>(rows * s.features, 8), numbers<T>(columns * s.features, 9),
+          numbers<T>(columns * s.values, 10));
+}
+
+TEST_CASE("attention by blocks on a GPU") {
+  if (!gpu_present()) return;
+  const ByBlocks by_blocks;
+  all_attentions();
+  in_tiles<float>(true, 0, false);
+  in_tiles<float>(false, 0.25, true);
+  in_tiles<double>(true, 0.25, true);
+}
+
+TEST_CASE("attention by blocks has no memory for all scores") {
+  if (!gpu_present()) return;
+  const ByBlocks by_blocks;
+  const Cuda device{};
+  const Variable<float, 3, Cuda> x(Tensor<float, 3, Cuda>::ones({1, 512, 4}, device), true);
+  const auto dy = Tensor<float, 3, Cuda>::ones({1, 512, 4}, device);
+  auto& memory = trace::detail::counters(trace_slot(device));
+  const std::int64_t before = memory.total;
+  memory.peak = before;
+  scaled_dot_product_attention(x, x, x, true).backward(dy);
+  CHECK(memory.peak - before < 512 * 512 * static_cast<std::int64_t>(sizeof(float)) / 8);
 }
 
 TEST_CASE("what attention on a GPU hides has no say") {

@@ -47,6 +47,14 @@ TEST_CASE("cuDNN takes the operations of all passes and types") {
       }
 }
 
+TEST_CASE("cuDNN takes gradients by the weight in float, of images of 2 bytes") {
+  for (const DType type : {DType::f16, DType::bfloat16}) {
+    const ConvolutionProblem problem{
+        ConvolutionPass::backward_weight, type, false, {2, 3, 32, 32, 6, 5, 5}, DType::f32};
+    CHECK(kernels::cuda::cudnn_operation(problem).get() != nullptr);
+  }
+}
+
 TEST_CASE("an error of cuDNN names the call and its place") {
   const ConvolutionProblem wrong{ConvolutionPass::forward, DType::f32, false, {2, 3, 2, 2, 6, 5, 5}};
   const auto message = message_of<DeviceError>([&] { kernels::cuda::cudnn_operation(wrong); });

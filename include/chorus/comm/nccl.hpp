@@ -101,7 +101,12 @@ struct NcclApi {
     return false;
   }
   static int use_device(int device) { return cudaSetDevice(device); }
-  static int create_stream(Stream& stream) { return cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking); }
+  /// Of the highest priority: a bucket's reduction comes before blocks of kernels that are waiting for a processor.
+  static int create_stream(Stream& stream) {
+    int lowest = 0, highest = 0;
+    const cudaError_t status = cudaDeviceGetStreamPriorityRange(&lowest, &highest);
+    return status != cudaSuccess ? status : cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest);
+  }
   static void destroy_stream(Stream stream) { static_cast<void>(cudaStreamDestroy(stream)); }
   static Stream compute_stream(int device) { return cuda::current_stream(Cuda{device}); }
   static bool capturing(Stream stream) { return cuda::is_capturing(stream); }

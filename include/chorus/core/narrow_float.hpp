@@ -96,6 +96,10 @@ struct ComputeType<NarrowFloat<Format>> {
 template <class T>
 concept Narrow = detail::is_narrow<T>;
 
+/// What sums of T's products may be given in: T, or float where T has 2 bytes.
+template <class Out, class T>
+concept SumOf = std::is_same_v<Out, T> || (Narrow<T> && std::is_same_v<Out, float>);
+
 /// The type in which numbers of type T are computed and added up: float for bf16 and half, else T.
 template <class T>
 using compute_type = typename detail::ComputeType<T>::type;

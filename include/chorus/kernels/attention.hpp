@@ -2,10 +2,12 @@
 /// Scaled dot-product attention by blocks (Dao et al., "FlashAttention", NeurIPS 2022): the matrix of all queries by
 /// all keys is never in memory, only a block of it, forward and back. Every array is dense.
 
+#include <atomic>
 #include <chorus/core/device.hpp>
 #include <chorus/core/dtype.hpp>
 #include <chorus/kernels/dropout_key.hpp>
 #include <concepts>
+#include <cstddef>
 
 namespace chorus::kernels {
 
@@ -38,8 +40,18 @@ template <std::floating_point T>
 void attention_backward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask,
                         const T* y, const T* log_sums, const T* dy, T* dq, T* dk, T* dv);
 
+/// Bytes of all scores beyond which attention on GPUs goes by blocks: slower than products of whole matrices on tensor
+/// cores, but without the scores in memory. Another number may be put in its place at any time.
+inline std::atomic<std::size_t>& attention_scores_limit() {
+  static std::atomic<std::size_t> bytes{std::size_t{256} << 20};
+  return bytes;
+}
+
 }  // namespace chorus::kernels
 
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/attention.hpp>
+#endif
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+#include <chorus/kernels/cuda/attention.hpp>
 #endif

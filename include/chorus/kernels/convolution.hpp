@@ -27,14 +27,14 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
 template <std::floating_point T>
 void conv2d_backward_bias(Cpu, const Conv2dShape& s, const T* dy, T* dbias, bool accumulate);
 
-// bf16 and half on the CPU, added up in float.
+// bf16 and half on the CPU, added up in float; gradients by weight and bias may be float, too.
 template <Narrow T>
 void conv2d_forward(Cpu device, const Conv2dShape& s, const T* x, const T* weight, const T* bias, T* y) {
   in_float([](const auto&... a) { conv2d_forward(a...); }, device, s, reads(x, s.x_count()),
            reads(weight, s.weight_count()), reads(bias, s.out_channels), writes(y, s.y_count()));
 }
-template <Narrow T>
-void conv2d_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const T* dy, T* dweight, bool accumulate) {
+template <Narrow T, SumOf<T> Out>
+void conv2d_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const T* dy, Out* dweight, bool accumulate) {
   in_float([](const auto&... a) { conv2d_backward_weight(a...); }, device, s, reads(x, s.x_count()),
            reads(dy, s.y_count()), writes(dweight, s.weight_count(), accumulate), accumulate);
 }
@@ -43,8 +43,8 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
   in_float([](const auto&... a) { conv2d_backward_input(a...); }, device, s, reads(weight, s.weight_count()),
            reads(dy, s.y_count()), writes(dx, s.x_count(), accumulate), accumulate);
 }
-template <Narrow T>
-void conv2d_backward_bias(Cpu device, const Conv2dShape& s, const T* dy, T* dbias, bool accumulate) {
+template <Narrow T, SumOf<T> Out>
+void conv2d_backward_bias(Cpu device, const Conv2dShape& s, const T* dy, Out* dbias, bool accumulate) {
   in_float([](const auto&... a) { conv2d_backward_bias(a...); }, device, s, reads(dy, s.y_count()),
            writes(dbias, s.out_channels, accumulate), accumulate);
 }

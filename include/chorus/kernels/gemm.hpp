@@ -21,10 +21,10 @@ template <std::floating_point T>
 void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb, T* c,
           Index ldc, bool accumulate, const T* bias_n = nullptr);
 
-// bf16 and half on the CPU, added up in float.
-template <Narrow T>
-void gemm(Cpu device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb, T* c,
-          Index ldc, bool accumulate, const T* bias_n = nullptr) {
+// bf16 and half on the CPU, added up in float; the result may be float, too.
+template <Narrow T, SumOf<T> Out>
+void gemm(Cpu device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb,
+          Out* c, Index ldc, bool accumulate, const T* bias_n = nullptr) {
   const auto extent = [](Index rows, Index columns, Index pitch) {
     return rows == 0 || columns == 0 ? 0 : (rows - 1) * pitch + columns;
   };

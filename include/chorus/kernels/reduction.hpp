@@ -53,7 +53,11 @@ void var(Cpu, AxisShape shape, const T* x, T* y, Index correction);
 template <class T>
 void var_backward(Cpu, AxisShape shape, const T* x, const T* dy, T* dx, Index correction, bool accumulate);
 
-// bf16 and half on the CPU, added up in float.
+// bf16 and half on the CPU, added up in float; a sum may be float, too.
+template <Narrow T>
+void sum(Cpu device, AxisShape shape, const T* x, float* y, bool accumulate = false) {
+  in_float([](const auto&... a) { sum(a...); }, device, shape, reads(x, shape.numel()), y, accumulate);
+}
 template <Narrow T>
 void sum(Cpu device, AxisShape shape, const T* x, T* y, bool accumulate = false) {
   in_float([](const auto&... a) { sum(a...); }, device, shape, reads(x, shape.numel()),

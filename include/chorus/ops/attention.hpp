@@ -35,11 +35,15 @@ inline constexpr bool has_attention_kernel =
             tensor_of<Q>::rank == tensor_of<K>::rank&& tensor_of<Q>::rank == tensor_of<V>::rank &&
     !(is_graph_variable<Q> || is_graph_variable<K> || is_graph_variable<V>);
 
+template <class Q>
+using AttentionMask = Tensor<typename tensor_of<Q>::value_type, 3, typename tensor_of<Q>::device_type>;
+
 /// `mask` is undefined or has the shape of the scores, or of one matrix of them.
 template <Operand Q, Operand K, Operand V>
-auto attention_in_blocks(const Q& q, const K& k, const V& v, const Tensor<typename tensor_of<Q>::value_type, 3>& mask,
+auto attention_in_blocks(const Q& q, const K& k, const V& v, const AttentionMask<Q>& mask,
                          const AttentionOptions& options) {
   using T = typename tensor_of<Q>::value_type;
+  using D = typename tensor_of<Q>::device_type;
   constexpr int rank = tensor_of<Q>::rank;
   const auto queries = contiguous(value_of(q));
   const auto keys = contiguous(value_of(k));
@@ -59,9 +63,9 @@ auto attention_in_blocks(const Q& q, const K& k, const V& v, const Tensor<typena
                             .dropout = options.dropout,
                             .mask_pitch = mask.defined() && mask.size(0) != 1 ? mask.size(1) * mask.size(2) : 0};
   if (s.dropout > 0) s.key = next_random_key(samples);
-  auto log_sums = Tensor<T, 1>::empty({matrices * s.queries}, device);
+  auto log_sums = Tensor<compute_type<T>, 1, D>::empty({matrices * s.queries}, device);
   shape.back() = s.values;
-  auto out = Tensor<T, rank>::empty(shape, device);
+  auto out = Tensor<T, rank, D>::empty(shape, device);
   count_multiply_adds(matrices * s.queries * s.keys * (s.features + s.values));
   kernels::attention_forward(device, s, queries.data(), keys.data(), values.data(), mask.data(), out.data(),
                              log_sums.data());
@@ -180,8 +184,8 @@ auto attention_in_stacks(const Q& q, const K& k, const V& v, const Masked& maske
 }
 
 /// A mask for each matrix of the scores, one after the other, or one for all.
-template <class T, int Rank, std::size_t N>
-Tensor<T, 3> attention_mask(const Tensor<T, Rank>& mask, std::array<Index, N> scores) {
+template <class T, int Rank, class D, std::size_t N>
+Tensor<T, 3, D> attention_mask(const Tensor<T, Rank, D>& mask, std::array<Index, N> scores) {
   static_assert(Rank >= 2 && Rank <= static_cast<int>(N), "the mask is [queries, keys], or with axes in front");
   const auto matrix = [&](Index count) { return Shape<3>{count, scores[N - 2], scores[N - 1]}; };
   const bool for_all = std::all_of(mask.shape().begin(), mask.shape().end() - 2, [](Index size) { return size == 1; });
@@ -207,10 +211,15 @@ auto attention(const Q& q, const K& k, const V& v, const MakeMask& make_mask, co
     };
     if (same_batch(keys.shape()) && same_batch(values.shape()) && queries.numel() > 0 && values.numel() > 0) {
       scores.back() = keys.size(-2);
-      if constexpr (has_attention_kernel<Q, K, V>)
-        return attention_in_blocks(q, k, v, make_mask(scores), options);
-      else
+      const auto in_blocks = [&] { return attention_in_blocks(q, k, v, make_mask(scores), options); };
+      if constexpr (has_attention_kernel<Q, K, V>) {
+        return in_blocks();
+      } else {
+        if (static_cast<std::size_t>(numel(scores)) * sizeof(typename tensor_of<Q>::value_type) >
+            kernels::attention_scores_limit())
+          return in_blocks();
         return attention_in_stacks(q, k, v, masked, options);
+      }
     }
   }
   return attention_as_a_whole(q, k, v, masked, options);
@@ -219,13 +228,14 @@ auto attention(const Q& q, const K& k, const V& v, const MakeMask& make_mask, co
 }  // namespace detail
 
 /// q: [batch..., queries, features], k: [batch..., keys, features], v: [batch..., keys, values] -> softmax(q kᵀ /
-/// sqrt(features)) v: [batch..., queries, values]. On the CPU its memory grows with queries and keys, not with their
-/// product. Throws ShapeError where sizes differ, UsageError unless 0 <= dropout < 1.
+/// sqrt(features)) v: [batch..., queries, values]. Its memory grows with queries and keys, not with their product; on
+/// GPUs from kernels::attention_scores_limit() on. Throws ShapeError where sizes differ, UsageError unless 0 <= dropout
+/// < 1.
 template <Operand Q, Operand K, Operand V>
 auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, const AttentionOptions& options) {
-  using T = typename tensor_of<Q>::value_type;
   return detail::attention(
-      q, k, v, [](const auto&) { return Tensor<T, 3>{}; }, [](const auto& scores) { return scores; }, options);
+      q, k, v, [](const auto&) { return detail::AttentionMask<Q>{}; }, [](const auto& scores) { return scores; },
+      options);
 }
 template <Operand Q, Operand K, Operand V>
 auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, bool causal = false) {
@@ -242,11 +252,17 @@ auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, const Tens
   return detail::attention(
       q, k, v,
       [&](const auto& scores) {
-        const auto seen = contiguous(mask);
-        auto added = Tensor<T, Rank, D>::empty(mask.shape(), mask.device());
-        std::transform(seen.data(), seen.data() + seen.numel(), added.data(),
-                       [](bool sees) { return sees ? T{0} : static_cast<T>(hidden); });
-        return detail::attention_mask(added, scores);
+        if constexpr (std::is_same_v<D, Cpu>) {
+          const auto seen = contiguous(mask);
+          auto added = Tensor<T, Rank, D>::empty(mask.shape(), mask.device());
+          std::transform(seen.data(), seen.data() + seen.numel(), added.data(),
+                         [=](bool sees) { return sees ? static_cast<T>(0) : static_cast<T>(hidden); });
+          return detail::attention_mask(added, scores);
+        } else {
+          const auto none = Tensor<T, 0, D>::full({}, static_cast<T>(hidden), mask.device());
+          return detail::attention_mask(where(mask, Tensor<T, Rank, D>::zeros(mask.shape(), mask.device()), none),
+                                        scores);
+        }
       },
       [&](const auto& scores) {
         return where(mask, scores, Tensor<T, 0, D>::full({}, static_cast<T>(hidden), mask.device()));

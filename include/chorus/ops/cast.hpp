@@ -14,26 +14,38 @@ struct Cast {
 };
 }  // namespace operations
 
+namespace detail {
+/// The numbers of an operand in another scalar type, dense; a parameter's copy, where it has one.
+template <Scalar To, Operand X>
+auto numbers_in(const X& x) {
+  const auto input = contiguous(value_of(x));
+  Tensor<To, tensor_of<X>::rank, typename tensor_of<X>::device_type> out;
+  if constexpr (std::is_same_v<typename tensor_of<X>::value_type, To>) {
+    out = input;
+  } else {
+    if constexpr (Narrow<To> && requires { x.template narrow_copy<To>(); }) out = x.template narrow_copy<To>();
+    if (input.defined() && !out.defined()) {
+      out = decltype(out)::empty(input.shape(), input.device());
+      kernels::convert(input.device(), input.numel(), input.data(), out.data());
+    }
+  }
+  return out;
+}
+}  // namespace detail
+
 /// The same numbers in another scalar type, as `static_cast` converts them: `to<bf16>(x)`. Between floating-point types
 /// the gradient is converted back; to integers and bool there is none. What already has the type is returned as it is,
 /// an undefined one undefined.
 template <Scalar To, Operand X>
 auto to(const X& x) {
   using From = typename tensor_of<X>::value_type;
-  using Result = Tensor<To, tensor_of<X>::rank, typename tensor_of<X>::device_type>;
   if constexpr (std::is_same_v<From, To>) {
     if constexpr (!detail::is_graph_variable<X> && requires { x.as_variable(); })
       return x.as_variable();
     else
       return x;
   } else {
-    const auto input = contiguous(value_of(x));
-    Result out;
-    if constexpr (Narrow<To> && requires { x.template narrow_copy<To>(); }) out = x.template narrow_copy<To>();
-    if (input.defined() && !out.defined()) {
-      out = Result::empty(input.shape(), input.device());
-      kernels::convert(input.device(), input.numel(), input.data(), out.data());
-    }
+    auto out = detail::numbers_in<To>(x);
     if constexpr (Real<From> && Real<To>)
       return record(
           operations::Cast{}, std::move(out),
@@ -54,5 +66,13 @@ concept NarrowOperand = Operand<X> && Narrow<typename tensor_of<X>::value_type>;
 /// Two operands of different scalar types.
 template <class X, class Y>
 concept OfOtherType = !std::is_same_v<typename tensor_of<X>::value_type, typename tensor_of<Y>::value_type>;
+
+namespace detail {
+/// Whether an operation on x of 2 bytes gives the gradients by its float weights in float: one of the first order.
+template <class X, class... Weights>
+inline constexpr bool has_float_gradients =
+    !(is_graph_variable<X> || ... || is_graph_variable<Weights>) &&
+    (SumOf<typename tensor_of<Weights>::value_type, typename tensor_of<X>::value_type> && ...);
+}  // namespace detail
 
 }  // namespace chorus

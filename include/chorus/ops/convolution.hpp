@@ -26,13 +26,13 @@ struct Conv2dOptions {
 };
 
 namespace operations {
-template <Operand X, Operand W, Operand B>
-detail::Recorded<4, X, W, B> conv2d(const X& x, const W& weight, const B& bias, const Conv2dOptions& options) {
+// `w` and `b` are the numbers of weight and bias, in x's type; gradients have the type of weight and bias.
+template <Operand X, Operand W, Operand B, class Taps, class Row>
+detail::Recorded<4, X, W, B> conv2d(const X& x, const W& weight, const B& bias, const Taps& w, const Row& b,
+                                    const Conv2dOptions& options) {
   using T = typename tensor_of<X>::value_type;
   static_assert(tensor_of<X>::rank == 4, "conv2d: the input is [batch, channels, height, width]");
   const auto input = contiguous(value_of(x));
-  const auto w = contiguous(value_of(weight));
-  const auto b = contiguous(value_of(bias));
   const kernels::Conv2dShape shape{.batch = input.size(0),
                                    .in_channels = input.size(1),
                                    .height = input.size(2),
@@ -85,6 +85,10 @@ detail::Recorded<4, X, W, B> conv2d(const X& x, const W& weight, const B& bias, 
       },
       x, weight, bias);
 }
+template <Operand X, Operand W, Operand B>
+detail::Recorded<4, X, W, B> conv2d(const X& x, const W& weight, const B& bias, const Conv2dOptions& options) {
+  return conv2d(x, weight, bias, contiguous(value_of(weight)), contiguous(value_of(bias)), options);
+}
 }  // namespace operations
 
 /// x: [batch, in, height, width], weight: [out, in / groups, kernel_h, kernel_w], bias: [out] or absent
@@ -101,12 +105,20 @@ auto conv2d(const X& x, const W& weight, const B& bias, const Conv2dOptions& opt
     return detail::Recorded<4, W, X>();  // nothing but the sentence above is an error then
 }
 
-/// Of bf16 and half inputs everything is: weight and bias are taken in the input's type.
+/// Of bf16 and half inputs everything is: weight and bias are taken in the input's type; gradients by float ones are
+/// not rounded to it.
 template <NarrowOperand X, Operand W, Operand B>
   requires OfOtherType<X, W>
 auto conv2d(const X& x, const W& weight, const B& bias, const Conv2dOptions& options = {}) {
   using T = typename tensor_of<X>::value_type;
-  return conv2d(x, to<T>(weight), to<T>(bias), options);
+  if constexpr (detail::has_float_gradients<X, W, B>)
+    return detail::with_variables(
+        [&, w = detail::numbers_in<T>(weight), b = detail::numbers_in<T>(bias)](const auto&... xs) {
+          return operations::conv2d(xs..., w, b, options);
+        },
+        x, weight, bias);
+  else
+    return conv2d(x, to<T>(weight), to<T>(bias), options);
 }
 
 }  // namespace chorus

@@ -1,10 +1,20 @@
 #pragma once
 /// Embedding with an entry that stands for "nothing".
 
+#include <algorithm>
+#include <chorus/kernels/transform.hpp>
 #include <chorus/ops/indexing.hpp>
 #include <chorus/ops/masking.hpp>
+#include <cstdint>
 
 namespace chorus {
+
+namespace functors {
+struct IsEntry {
+  std::int64_t entry;
+  CHORUS_HD bool operator()(std::int64_t index) const { return index == entry; }
+};
+}  // namespace functors
 
 /// The same as embedding(weight, index), but entry `padding_index` gets no gradient. Throws UsageError where there is
 /// no such entry.
@@ -16,11 +26,9 @@ auto embedding(const W& weight, const Tensor<std::int64_t, Rank, D>& index, Inde
   Shape<Rank + 1> shape{};
   std::copy(index.shape().begin(), index.shape().end(), shape.begin());
   shape.back() = 1;
-  auto host = Tensor<bool, Rank + 1, Cpu>::empty(shape);
-  const auto indices = contiguous(index).to_vector();
-  for (std::size_t i = 0; i < indices.size(); ++i) host.data()[i] = indices[i] == padding_index;
-  const auto padding =
-      Tensor<bool, Rank + 1, D>::from(std::span<const bool>(host.data(), indices.size()), shape, index.device());
+  const auto indices = contiguous(index);
+  const auto padding = Tensor<bool, Rank + 1, D>::empty(shape, index.device());
+  kernels::transform(index.device(), functors::IsEntry{padding_index}, indices.numel(), padding.data(), indices.data());
   return where(padding, value_of(rows), rows);
 }
 template <Operand W, Narrow T, int Rank, class D>

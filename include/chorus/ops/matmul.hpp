@@ -106,14 +106,14 @@ auto matmul(const A& a, const B& b) {
 }
 
 namespace operations {
-template <Operand X, Operand W, Operand B>
-detail::Recorded<tensor_of<X>::rank, X, W, B> linear(const X& x, const W& weight, const B& bias) {
+// `w` and `b` are the numbers of weight and bias, in x's type; gradients have the type of weight and bias.
+template <Operand X, Operand W, Operand B, class Matrix, class Row>
+detail::Recorded<tensor_of<X>::rank, X, W, B> linear(const X& x, const W& weight, const B& bias, const Matrix& w,
+                                                     const Row& b) {
   using kernels::Trans;
   using T = typename tensor_of<X>::value_type;
   constexpr int rank = tensor_of<X>::rank;
   const auto input = contiguous(value_of(x));
-  const auto w = contiguous(value_of(weight));
-  const auto b = contiguous(value_of(bias));
   check<ShapeError>(input.size(-1) == w.size(1), "linear: the input's shape is ", input.shape(), ", the weight's ",
                     w.shape(), ": expected ", w.size(1), " features, got ", input.size(-1));
   const Index out_features = w.size(0), in_features = w.size(1);
@@ -152,6 +152,10 @@ detail::Recorded<tensor_of<X>::rank, X, W, B> linear(const X& x, const W& weight
       },
       x, weight, bias);
 }
+template <Operand X, Operand W, Operand B>
+detail::Recorded<tensor_of<X>::rank, X, W, B> linear(const X& x, const W& weight, const B& bias) {
+  return linear(x, weight, bias, contiguous(value_of(weight)), contiguous(value_of(bias)));
+}
 }  // namespace operations
 
 /// x: [..., in], weight: [out, in], bias: [out] or absent -> x weightᵀ + bias: [..., out]. Throws ShapeError where
@@ -166,12 +170,20 @@ auto linear(const X& x, const W& weight, const B& bias) {
   else
     return detail::Recorded<tensor_of<X>::rank, W, X>();  // nothing but the sentence above is an error then
 }
-/// Of bf16 and half inputs everything is: weight and bias are taken in the input's type.
+/// Of bf16 and half inputs everything is: weight and bias are taken in the input's type; gradients by float ones are
+/// not rounded to it.
 template <NarrowOperand X, Operand W, Operand B>
 requires OfOtherType<X, W>
 auto linear(const X& x, const W& weight, const B& bias) {
   using T = typename tensor_of<X>::value_type;
-  return linear(x, to<T>(weight), to<T>(bias));
+  if constexpr (detail::has_float_gradients<X, W, B>)
+    return detail::with_variables(
+        [w = detail::numbers_in<T>(weight), b = detail::numbers_in<T>(bias)](const auto&... xs) {
+          return operations::linear(xs..., w, b);
+        },
+        x, weight, bias);
+  else
+    return linear(x, to<T>(weight), to<T>(bias));
 }
 template <Operand X, Operand W>
 auto linear(const X& x, const W& weight) {

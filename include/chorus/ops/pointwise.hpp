@@ -42,7 +42,7 @@ struct BroadcastLayout {
   void add(const char* operation, const std::array<Index, InputRank>& input, std::size_t i) {
     shape = broadcast_shapes(operation, shape, input);
     const auto dense = row_major(input);
-    for (std::size_t axis = 0; axis < InputRank; ++axis)
+    for (std::size_t axis = 0; axis < input.size(); ++axis)
       strides[i][Rank - InputRank + axis] = input[axis] == 1 ? 0 : dense[axis];
   }
   template <std::size_t InputRank>

@@ -49,7 +49,7 @@ constexpr auto broadcast_shapes(std::string_view operation, const std::array<Ind
   constexpr std::size_t rank = A > B ? A : B;
   std::array<Index, rank> out{};
   for (std::size_t i = 0; i < rank; ++i) {
-    const Index size_a = i < A ? a[A - 1 - i] : 1, size_b = i < B ? b[B - 1 - i] : 1;
+    const Index size_a = i < a.size() ? a[A - 1 - i] : 1, size_b = i < b.size() ? b[B - 1 - i] : 1;
     check<ShapeError>(size_a == size_b || size_a == 1 || size_b == 1, operation, ": shapes ", a, " and ", b,
                       " do not broadcast");
     out[rank - 1 - i] = size_a == 1 ? size_b : size_a;

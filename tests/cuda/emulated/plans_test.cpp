@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <catch.hpp>
+#include <chorus/kernels/attention.hpp>
 #include <chorus/kernels/convolution.hpp>
 #include <chorus/kernels/gemm.hpp>
 #include <chorus/tensor/tensor.hpp>
@@ -70,6 +71,22 @@ TEST_CASE("cuda: what was chosen is said once for each shape, where that is want
   setenv("CHORUS_CUDA_PLANS", "yes", 1);
   CHECK(message_of<UsageError>([] { product<float>(7); }) ==
         "environment variable CHORUS_CUDA_PLANS must be 0 or 1, got 'yes'");
+  unsetenv("CHORUS_CUDA_PLANS");
+}
+
+TEST_CASE("cuda: that attention goes by blocks is said once for each shape, where that is wanted") {
+  const kernels::AttentionShape shape{
+      .samples = 1, .heads = 1, .queries = 2, .keys = 3, .features = 4, .values = 5, .scale = 1, .causal = true};
+  const auto numbers = Tensor<float, 1, Cuda>::zeros({64});
+  const float *in = numbers.data(), *none = nullptr;
+  const auto forward = [&] {
+    kernels::attention_forward(Cuda{}, shape, in, in, in, none, numbers.data() + 20, numbers.data() + 32);
+  };
+  CHECK(said(forward).empty());
+  setenv("CHORUS_CUDA_PLANS", "1", 1);
+  CHECK(said([&] { forward(), forward(); }) ==
+        "chorus: cuda:0: attention F32 [1, 1, 2, 4] to 3 keys, 5 values each, causal: by blocks, without its scores in "
+        "memory\n");
   unsetenv("CHORUS_CUDA_PLANS");
 }
 

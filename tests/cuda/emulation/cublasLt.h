@@ -1,6 +1,6 @@
 #pragma once
-// As much of cuBLASLt as chorus calls, computed on the CPU for floats and doubles. It refuses other types, biases of
-// doubles, and operands that are not aligned to 8 bytes, so that what stands behind it is tested, too.
+// As much of cuBLASLt as chorus calls, computed on the CPU for floats, doubles, and bf16 whose product is float. It refuses
+// other types, biases of doubles, and operands that are not aligned to 8 bytes, so that what stands behind it is tested, too.
 #include <cstdint>
 #include <cstring>
 
@@ -132,7 +132,7 @@ inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPrefere
   return CUBLAS_STATUS_SUCCESS;
 }
 inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a,
-                                                     cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                                                     cublasLtMatrixLayout_t, cublasLtMatrixLayout_t c,
                                                      cublasLtMatrixLayout_t, cublasLtMatmulPreference_t p, int,
                                                      cublasLtMatmulHeuristicResult_t* out, int* found) {
   const bool bias = d->epilogue == CUBLASLT_EPILOGUE_BIAS;
@@ -141,7 +141,8 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtM
     std::fprintf(stderr, "emulated cuBLASLt: partial sums of numbers of 2 bytes may be rounded\n");
     std::abort();
   }
-  if (p->alignment < 8 || narrow) return CUBLAS_STATUS_NOT_SUPPORTED;
+  const bool widens = a->type == CUDA_R_16BF && c->type == CUDA_R_32F;
+  if (p->alignment < 8 || (narrow && !widens)) return CUBLAS_STATUS_NOT_SUPPORTED;
   if (bias && a->type == CUDA_R_64F) return CUBLAS_STATUS_INVALID_VALUE;
   *out = {{}, 1024, CUBLAS_STATUS_SUCCESS};
   *found = 1;
@@ -149,7 +150,17 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtM
 }
 
 namespace emulation {
-template <class T>
+struct Bf16 {
+  std::uint16_t bits;
+  operator double() const {
+    const std::uint32_t wide = std::uint32_t{bits} << 16;
+    float number = 0;
+    std::memcpy(&number, &wide, sizeof wide);
+    return double{number};
+  }
+};
+
+template <class In, class T>
 void matmul(const cublasLtMatmulDescOpaque_t& d, const void* alpha, const void* a,
             const cublasLtMatrixLayoutOpaque_t& la, const void* b, const cublasLtMatrixLayoutOpaque_t& lb,
             const void* beta, void* c, const cublasLtMatrixLayoutOpaque_t& lc) {
@@ -162,14 +173,15 @@ void matmul(const cublasLtMatmulDescOpaque_t& d, const void* alpha, const void* 
   }
   const T* bias = static_cast<const T*>(d.bias);
   for (std::int32_t matrix = 0; matrix < lc.count; ++matrix) {
-    const T *x = static_cast<const T*>(a) + matrix * la.stride, *y = static_cast<const T*>(b) + matrix * lb.stride;
+    const In *x = static_cast<const In*>(a) + matrix * la.stride, *y = static_cast<const In*>(b) + matrix * lb.stride;
     T* z = static_cast<T*>(c) + matrix * lc.stride;
     for (std::int64_t j = 0; j < static_cast<std::int64_t>(lc.columns); ++j)
       for (std::int64_t i = 0; i < static_cast<std::int64_t>(lc.rows); ++i) {
         double sum = 0;
         for (std::int64_t p = 0; p < depth; ++p)
           sum +=
-              double{x[ta ? i * la.pitch + p : p * la.pitch + i]} * double{y[tb ? p * lb.pitch + j : j * lb.pitch + p]};
+              static_cast<double>(x[ta ? i * la.pitch + p : p * la.pitch + i]) *
+              static_cast<double>(y[tb ? p * lb.pitch + j : j * lb.pitch + p]);
         T& out = z[j * lc.pitch + i];
         const T scaled = *static_cast<const T*>(beta) == 0 ? T{0} : *static_cast<const T*>(beta) * out;
         out = static_cast<T>(sum) * *static_cast<const T*>(alpha) + scaled;
@@ -194,9 +206,11 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, c
   std::memcpy(&factors[1], beta, wide ? sizeof(double) : sizeof(float));
   stream->run([wide, factors, desc = *d, a, la = *la, b, lb = *lb, c, lc = *lc] {
     if (wide)
-      emulation::matmul<double>(desc, &factors[0], a, la, b, lb, &factors[1], c, lc);
+      emulation::matmul<double, double>(desc, &factors[0], a, la, b, lb, &factors[1], c, lc);
+    else if (la.type == CUDA_R_16BF)
+      emulation::matmul<emulation::Bf16, float>(desc, &factors[0], a, la, b, lb, &factors[1], c, lc);
     else
-      emulation::matmul<float>(desc, &factors[0], a, la, b, lb, &factors[1], c, lc);
+      emulation::matmul<float, float>(desc, &factors[0], a, la, b, lb, &factors[1], c, lc);
   });
   return CUBLAS_STATUS_SUCCESS;
 }

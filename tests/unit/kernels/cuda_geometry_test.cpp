@@ -67,7 +67,8 @@ TEST_CASE("strided maps merge axes and find every offset") {
   CHECK(strided_map<1>(shape, {dense}).axes == 1);
   CHECK(strided_map<2>(shape, {dense, rows}).axes == 2);
   CHECK(strided_map<1>(shape, {std::span<const Index>(turned)}).axes == 2);
-  const auto map = strided_map<3>(shape, {dense, rows, turned});
+  auto map = strided_map<3>(shape, {dense, rows, turned});
+  CHECK(map.narrow);
   Index i = 0;
   for (Index a = 0; a < 4; ++a)
     for (Index c = 0; c < 5; ++c)
@@ -76,7 +77,14 @@ TEST_CASE("strided maps merge axes and find every offset") {
         REQUIRE(offsets.at[0] == i);
         REQUIRE(offsets.at[1] == d);
         REQUIRE(offsets.at[2] == a + 24 * c + 4 * d);
+        map.narrow = false;
+        REQUIRE(map(i).at[2] == offsets.at[2]);
+        map.narrow = true;
       }
+  const std::vector<Index> large{3, Index{1} << 31}, side_by_side{1, 3};
+  const auto far = strided_map<1>(large, {std::span<const Index>(side_by_side)});
+  CHECK_FALSE(far.narrow);
+  CHECK(far((Index{1} << 31) + 5).at[0] == 1 + 15);
   const std::vector<Index> none;
   CHECK(strided_map<1>(none, {std::span<const Index>(none)})(0).at[0] == 0);
   CHECK_THROWS_AS((strided_map<1>(shape, {std::span<const Index>(none)})), ShapeError);

@@ -56,6 +56,9 @@ detail::NarrowArray<T> writes(T* data, Index count, bool keep = false) {
   return {data, keep ? data : nullptr, count};
 }
 
+/// One of float is written as it lies.
+inline float* writes(float* data, Index, bool = false) { return data; }
+
 /// Calls `kernel(device, arguments...)`, with float copies in place of the arrays, and stores what it has written.
 template <class Kernel, class... Arguments>
 void in_float(const Kernel& kernel, Cpu device, const Arguments&... arguments) {

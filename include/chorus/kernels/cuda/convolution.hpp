@@ -36,12 +36,12 @@ class AlignedOperand {
 };
 
 /// Runs a pass whose operands are aligned and whose result is overwritten. False where cuDNN has no way.
-template <class T>
-bool cudnn_run(Cuda device, ConvolutionPass pass, const Conv2dShape& s, const T* x, const T* weight, const T* y) {
+template <class T, class Weight>
+bool cudnn_run(Cuda device, ConvolutionPass pass, const Conv2dShape& s, const T* x, const Weight* weight, const T* y) {
   const DeviceGuard guard(device);
   auto& context = CudnnContext::of(device);
   const std::lock_guard lock(context.mutex);
-  const ConvolutionPlan& plan = context.plan(device, {pass, dtype<T>, tf32_allowed(), s});
+  const ConvolutionPlan& plan = context.plan(device, {pass, dtype<T>, tf32_allowed(), s, dtype<Weight>});
   if (!plan.usable()) return false;
   CHORUS_CUDNN_CHECK(cudnnSetStream(context.handle, chorus::cuda::current_stream(device)));
   const Scratch<std::byte> workspace(device, plan.workspace_bytes());
@@ -63,6 +63,14 @@ bool into(Cuda device, T* out, Index count, bool accumulate, const Run& run) {
   return true;
 }
 
+template <class From, class To>
+struct PutConverted {
+  const From* from;
+  To* to;
+  bool accumulate;
+  __device__ void operator()(Index i) const { put(to, i, static_cast<compute_type<To>>(get(from, i)), accumulate); }
+};
+
 #endif
 
 inline bool any_empty(const Conv2dShape& s) { return s.x_count() == 0 || s.weight_count() == 0 || s.y_count() == 0; }
@@ -81,7 +89,7 @@ void conv2d_forward(Cuda device, const Conv2dShape& s, const T* x, const T* weig
   if (!cuda::any_empty(s)) {
     const cuda::AlignedOperand<T> from(device, x, s.x_count()), taps(device, weight, s.weight_count());
     done = cuda::into(device, y, s.y_count(), false, [&](T* target) {
-      return cuda::cudnn_run<T>(device, cuda::ConvolutionPass::forward, s, from.data(), taps.data(), target);
+      return cuda::cudnn_run<T, T>(device, cuda::ConvolutionPass::forward, s, from.data(), taps.data(), target);
     });
   }
 #endif
@@ -94,22 +102,29 @@ void conv2d_forward(Cuda device, const Conv2dShape& s, const T* x, const T* weig
                    cuda::AddChannelBias<T>{s.out_channels, s.out_height() * s.out_width(), bias, y});
 }
 
-template <Real T>
-void conv2d_backward_weight(Cuda device, const Conv2dShape& s, const T* x, const T* dy, T* dweight, bool accumulate) {
+template <Real T, SumOf<T> Out>
+void conv2d_backward_weight(Cuda device, const Conv2dShape& s, const T* x, const T* dy, Out* dweight, bool accumulate) {
 #if CHORUS_USE_CUDNN
   if (!cuda::any_empty(s)) {
     const cuda::AlignedOperand<T> from(device, x, s.x_count()), gradient(device, dy, s.y_count());
-    const bool done = cuda::into(device, dweight, s.weight_count(), accumulate, [&](T* target) {
-      return cuda::cudnn_run<T>(device, cuda::ConvolutionPass::backward_weight, s, from.data(), target,
-                                gradient.data());
-    });
-    if (done) return;
+    const auto run = [&](auto* target) {
+      return cuda::cudnn_run(device, cuda::ConvolutionPass::backward_weight, s, from.data(), target, gradient.data());
+    };
+    if (cuda::into(device, dweight, s.weight_count(), accumulate, run)) return;
+    if constexpr (!std::is_same_v<T, Out>) {  // engines that round to T are more than those that don't
+      const cuda::Scratch<T> rounded(device, s.weight_count());
+      if (run(rounded.data())) {
+        cuda::for_each(device, "gradient in float", s.weight_count(),
+                       cuda::PutConverted<T, Out>{rounded.data(), dweight, accumulate});
+        return;
+      }
+    }
   }
 #endif
   cuda::say_direct<T>(device, cuda::ConvolutionPass::backward_weight, s);
   cuda::reduce<double>(device, "conv2d gradient by the weight", s.weight_count(),
                        s.batch * s.out_height() * s.out_width(), false,
-                       cuda::DirectBackwardWeight<T>{cuda::ConvolutionSizes::of(s), x, dy, dweight, accumulate});
+                       cuda::DirectBackwardWeight<T, Out>{cuda::ConvolutionSizes::of(s), x, dy, dweight, accumulate});
 }
 
 template <Real T>
@@ -118,7 +133,8 @@ void conv2d_backward_input(Cuda device, const Conv2dShape& s, const T* weight, c
   if (!cuda::any_empty(s)) {
     const cuda::AlignedOperand<T> taps(device, weight, s.weight_count()), gradient(device, dy, s.y_count());
     const bool done = cuda::into(device, dx, s.x_count(), accumulate, [&](T* target) {
-      return cuda::cudnn_run<T>(device, cuda::ConvolutionPass::backward_input, s, target, taps.data(), gradient.data());
+      return cuda::cudnn_run<T, T>(device, cuda::ConvolutionPass::backward_input, s, target, taps.data(),
+                                   gradient.data());
     });
     if (done) return;
   }
@@ -128,11 +144,11 @@ void conv2d_backward_input(Cuda device, const Conv2dShape& s, const T* weight, c
                  cuda::DirectBackwardInput<T>{cuda::ConvolutionSizes::of(s), weight, dy, dx, accumulate});
 }
 
-template <Real T>
-void conv2d_backward_bias(Cuda device, const Conv2dShape& s, const T* dy, T* dbias, bool accumulate) {
+template <Real T, SumOf<T> Out>
+void conv2d_backward_bias(Cuda device, const Conv2dShape& s, const T* dy, Out* dbias, bool accumulate) {
   const Index pixels = s.out_height() * s.out_width();
   cuda::reduce<double>(device, "conv2d gradient by the bias", s.out_channels, s.batch * pixels, pixels == 1,
-                       cuda::ChannelBiasGradient<T>{s.out_channels, pixels, dy, dbias, accumulate});
+                       cuda::ChannelBiasGradient<T, Out>{s.out_channels, pixels, dy, dbias, accumulate});
 }
 
 }  // namespace chorus::kernels

@@ -1,6 +1,7 @@
 #pragma once
 /// Copies, fills and sums of whole arrays on GPUs.
 
+#include <algorithm>
 #include <chorus/kernels/copy.hpp>
 #include <chorus/kernels/cuda/launch.hpp>
 #include <chorus/tensor/shape.hpp>
@@ -17,12 +18,29 @@ struct Fill {
   __device__ void operator()(Index i) const { x[i] = value; }
 };
 
-template <class From, class To>
-struct Convert {
-  const From* x;
-  To* y;
-  __device__ void operator()(Index i) const { y[i] = static_cast<To>(get(x, i)); }
+/// Numbers that are moved by as many accesses of 16 bytes as they take.
+template <class T, int count>
+struct alignas(access_bytes) Run {
+  T v[count];
 };
+template <class From, class To>
+inline constexpr int converted_at_once = access_bytes / static_cast<int>(std::min(sizeof(From), sizeof(To)));
+
+template <class From, class To>
+__global__ void convert(Index count, const From* x, To* y, bool vector) {
+  constexpr int width = converted_at_once<From, To>;
+  for_vectors<width>(count, [&](Index first, int n) {
+    if (!vector || n < width) {
+      for (Index i = first; i < first + n; ++i) y[i] = static_cast<To>(get(x, i));
+      return;
+    }
+    const auto from = *reinterpret_cast<const Run<From, width>*>(x + first);
+    Run<To, width> to;
+#pragma unroll
+    for (int k = 0; k < width; ++k) to.v[k] = static_cast<To>(static_cast<compute_type<From>>(from.v[k]));
+    *reinterpret_cast<Run<To, width>*>(y + first) = to;
+  });
+}
 
 template <class T>
 __global__ void add_scaled(Index count, compute_type<T> a, const T* x, T* y, bool vector) {
@@ -87,7 +105,9 @@ inline void increment(Cuda device, std::int64_t* x) { cuda::for_each(device, "in
 
 template <Scalar From, Scalar To>
 void convert(Cuda device, Index count, const From* x, To* y) {
-  cuda::for_each(device, "convert", count, cuda::Convert<From, To>{x, y});
+  if (count > 0)
+    cuda::launch(device, "convert", cuda::blocks_for(cuda::divide_up(count, cuda::converted_at_once<From, To>)),
+                 cuda::convert<From, To>, count, x, y, cuda::aligned(x, y));
 }
 
 template <Real T>

@@ -37,7 +37,8 @@ inline constexpr cudaDataType_t cuda_type<half> = CUDA_R_16F;
 /// B.
 class GemmPlan {
  public:
-  GemmPlan(cublasLtHandle_t handle, const GemmProblem& problem, cudaDataType_t type, const void* bias) {
+  GemmPlan(cublasLtHandle_t handle, const GemmProblem& problem, cudaDataType_t type, cudaDataType_t out,
+           const void* bias) {
     const bool exact = type == CUDA_R_64F;
     const cublasComputeType_t compute = exact                                ? CUBLAS_COMPUTE_64F
                                         : type == CUDA_R_32F && problem.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32
@@ -53,7 +54,7 @@ class GemmPlan {
     }
     layout(&a_, type, problem.n, problem.k, problem.ldb, left);
     layout(&b_, type, problem.k, problem.m, problem.lda, right);
-    layout(&c_, type, problem.n, problem.m, problem.ldc, CUBLAS_OP_N);
+    layout(&c_, out, problem.n, problem.m, problem.ldc, CUBLAS_OP_N);
     if (problem.count > 1) {
       stack(a_, problem.count, problem.stride_b);
       stack(b_, problem.count, problem.stride_a);
@@ -157,11 +158,11 @@ struct CublasContext {
     return all[static_cast<std::size_t>(device.index)];
   }
   /// With `mutex` locked and the device current.
-  GemmPlan& plan(Cuda device, const GemmProblem& problem, cudaDataType_t type, const void* bias) {
+  GemmPlan& plan(Cuda device, const GemmProblem& problem, cudaDataType_t type, cudaDataType_t out, const void* bias) {
     if (handle == nullptr) CHORUS_CUBLAS_CHECK(cublasLtCreate(&handle));
     auto& plan = plans[problem.key()];
     if (plan) return *plan;
-    plan = std::make_unique<GemmPlan>(handle, problem, type, bias);
+    plan = std::make_unique<GemmPlan>(handle, problem, type, out, bias);
     say_plan(device, problem, [&] { return plan->text(); });
     return *plan;
   }

@@ -150,7 +150,7 @@ inline PassNames pass_names(ConvolutionPass pass) {
 inline CudnnDescriptor cudnn_operation(const ConvolutionProblem& problem) {
   const Conv2dShape& s = problem.shape;
   const auto x = detail::cudnn_tensor(ConvolutionTensor::x, problem.dtype, {s.batch, s.in_channels, s.height, s.width});
-  const auto weight = detail::cudnn_tensor(ConvolutionTensor::weight, problem.dtype,
+  const auto weight = detail::cudnn_tensor(ConvolutionTensor::weight, problem.weight,
                                            {s.out_channels, s.in_channels / s.groups, s.kernel_h, s.kernel_w});
   const auto y = detail::cudnn_tensor(ConvolutionTensor::y, problem.dtype,
                                       {s.batch, s.out_channels, s.out_height(), s.out_width()});

@@ -81,11 +81,11 @@ struct DirectBackwardInput {
 };
 
 /// A reduction over batch and pixels for each weight.
-template <class T>
+template <class T, class Out>
 struct DirectBackwardWeight {
   ConvolutionSizes z;
   const T *x, *dy;
-  T* dweight;
+  Out* dweight;
   bool accumulate;
   __device__ Index start(Index) const { return 0; }
   __device__ double value(Index, Index i, Index output) const {
@@ -112,11 +112,11 @@ struct AddChannelBias {
   __device__ void operator()(Index i) const { put(y, i, get(bias, i / pixels % channels), true); }
 };
 
-template <class T>
+template <class T, class Out>
 struct ChannelBiasGradient {
   Index channels, pixels;
   const T* dy;
-  T* dbias;
+  Out* dbias;
   bool accumulate;
   __device__ Index start(Index channel) const { return channel; }
   __device__ double value(Index channel, Index i, Index) const {

@@ -11,7 +11,7 @@ namespace chorus::kernels {
 namespace cuda {
 
 /// One element of c a thread.
-template <class T>
+template <class T, class Out>
 struct PlainGemm {
   GemmStack stack;
   compute_type<T> scale;
@@ -21,7 +21,7 @@ struct PlainGemm {
   Index lda;
   const T* b;
   Index ldb;
-  T* c;
+  Out* c;
   Index ldc;
   bool accumulate;
   const T* bias;
@@ -37,10 +37,10 @@ struct PlainGemm {
   }
 };
 
-template <class T>
+template <class T, class Out>
 struct AddBias {
   Index n, ldc;
-  T* c;
+  Out* c;
   const T* bias;
   __device__ void operator()(Index i) const {
     const Index row = i / n, column = i - row * n;
@@ -49,14 +49,14 @@ struct AddBias {
 };
 
 /// False where cuBLASLt has no algorithm for it.
-template <class T>
-bool cublas_gemm(Cuda device, const GemmProblem& problem, double scale, const T* a, const T* b, T* c, bool accumulate,
+template <class T, class Out>
+bool cublas_gemm(Cuda device, const GemmProblem& problem, double scale, const T* a, const T* b, Out* c, bool accumulate,
                  const T* bias) {
   using Scale = std::conditional_t<std::is_same_v<T, double>, double, float>;
   const DeviceGuard guard(device);
   auto& context = CublasContext::of(device);
   const std::lock_guard lock(context.mutex);
-  GemmPlan& plan = context.plan(device, problem, cuda_type<T>, bias);
+  GemmPlan& plan = context.plan(device, problem, cuda_type<T>, cuda_type<Out>, bias);
   if (!plan.usable()) return false;
   if (problem.bias) plan.set_bias(bias);
   const Scratch<std::byte> workspace(device, static_cast<Index>(plan.workspace_bytes()));
@@ -66,11 +66,11 @@ bool cublas_gemm(Cuda device, const GemmProblem& problem, double scale, const T*
 }
 
 /// All products of a stack in one call, each of them with the bias, unless that is null.
-template <class T>
+template <class T, class Out>
 void gemm_at_once(Cuda device, const GemmStack& stack, double scale, Trans ta, Trans tb, Index m, Index n, Index k,
-                  const T* a, Index lda, const T* b, Index ldb, T* c, Index ldc, bool accumulate, const T* bias) {
+                  const T* a, Index lda, const T* b, Index ldb, Out* c, Index ldc, bool accumulate, const T* bias) {
   // What the addresses of a stack's matrices are multiples of.
-  const auto alignment = [&stack](const T* first, Index stride) {
+  const auto alignment = [&stack](const auto* first, Index stride) {
     return std::min(alignment_of(first), stack.count > 1 ? alignment_of(first + stride) : alignment_of(nullptr));
   };
   GemmProblem problem{dtype<T>,
@@ -90,26 +90,27 @@ void gemm_at_once(Cuda device, const GemmStack& stack, double scale, Trans ta, T
                       stack.count,
                       stack.a,
                       stack.b,
-                      stack.c};
+                      stack.c,
+                      dtype<Out>};
   const Index rows = stack.count * m;
   if (k > 0) {
     if (cublas_gemm(device, problem, scale, a, b, c, accumulate, bias)) return;
     problem.bias = false;
-    if (bias != nullptr && cublas_gemm<T>(device, problem, scale, a, b, c, accumulate, nullptr)) {
-      for_each(device, "bias of a matrix product", rows * n, AddBias<T>{n, ldc, c, bias});
+    if (bias != nullptr && cublas_gemm<T, Out>(device, problem, scale, a, b, c, accumulate, nullptr)) {
+      for_each(device, "bias of a matrix product", rows * n, AddBias<T, Out>{n, ldc, c, bias});
       return;
     }
   }
   for_each(device, "matrix product", rows * n,
-           PlainGemm<T>{stack, static_cast<compute_type<T>>(scale), ta == Trans::yes, tb == Trans::yes, m, n, k, a, lda,
-                        b, ldb, c, ldc, accumulate, bias});
+           PlainGemm<T, Out>{stack, static_cast<compute_type<T>>(scale), ta == Trans::yes, tb == Trans::yes, m, n, k, a,
+                             lda, b, ldb, c, ldc, accumulate, bias});
 }
 
 }  // namespace cuda
 
-template <Real T>
+template <Real T, SumOf<T> Out>
 void gemm(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb,
-          T* c, Index ldc, bool accumulate, const T* bias_n = nullptr) {
+          Out* c, Index ldc, bool accumulate, const T* bias_n = nullptr) {
   if (m == 0 || n == 0) return;
   cuda::gemm_at_once(device, {}, 1, ta, tb, m, n, k, a, lda, b, ldb, c, ldc, accumulate, bias_n);
 }
@@ -124,7 +125,7 @@ void gemm_stack(Cuda device, const GemmStack& stack, Trans ta, Trans tb, Index m
     auto some = stack;
     some.count = std::min(most, stack.count - i);
     if (some.count == 1) some = {};
-    cuda::gemm_at_once<T>(device, some, scale, ta, tb, m, n, k, a + i * stack.a, lda, b + i * stack.b, ldb,
+    cuda::gemm_at_once<T, T>(device, some, scale, ta, tb, m, n, k, a + i * stack.a, lda, b + i * stack.b, ldb,
                           c + i * stack.c, ldc, accumulate, nullptr);
   }
 }

@@ -3,6 +3,7 @@
 /// device throws UsageError. The ways back add up in the order of the indices, without atomics.
 
 #include <chorus/kernels/cuda/fault.hpp>
+#include <chorus/kernels/cuda/index_order.hpp>
 #include <chorus/kernels/cuda/lines.hpp>
 #include <chorus/kernels/indexing.hpp>
 #include <cstdint>
@@ -68,25 +69,25 @@ __global__ void index_select_gradient(AxisShape whole, Index count, const std::i
   }
 }
 
-/// One thread for each line: what it adds to is its own.
+/// The same for a long list in the order of its indices: a block for the first place of each.
 template <class T>
-struct GatherGradient {
-  AxisShape whole;
-  Index count;
-  const std::int64_t* index;
-  const T* dy;
-  T* dx;
-  __device__ void operator()(Index line) const {
-    const Index o = line / whole.inner, inner = line - o * whole.inner;
-    for (Index j = 0; j < count; ++j) {
-      const Index i = (o * count + j) * whole.inner + inner;
-      const std::int64_t at = index[i];
-      if (at >= 0 && at < whole.axis) put(dx, (o * whole.axis + at) * whole.inner + inner, get(dy, i), true);
+__global__ void ordered_select_gradient(AxisShape whole, Index count, const std::int64_t* index, const Index* order,
+                                        const T* dy, T* dx) {
+  for (Index block = blockIdx.x; block < whole.outer * count; block += gridDim.x) {
+    const Index o = block / count, first = block - o * count;
+    const std::int64_t wanted = index[order[first]];
+    if (wanted < 0 || wanted >= whole.axis || (first > 0 && index[order[first - 1]] == wanted)) continue;
+    const T* from = dy + o * count * whole.inner;
+    T* to = dx + (o * whole.axis + wanted) * whole.inner;
+    for (Index j = threadIdx.x; j < whole.inner; j += block_threads) {
+      compute_type<T> sum = get(to, j);
+      for (Index i = first; i < count && index[order[i]] == wanted; ++i) sum += get(from, order[i] * whole.inner + j);
+      put(to, j, sum);
     }
   }
-};
+}
 
-/// Likewise, for indices that nobody has looked at.
+/// One thread for each line: what it writes or adds to is its own.
 template <class T>
 struct PutEach {
   AxisShape whole;
@@ -122,8 +123,14 @@ void index_select_backward(Cuda device, AxisShape whole, Index count, const std:
                            bool accumulate) {
   if (!accumulate) zero_bytes(device, dx, static_cast<std::size_t>(whole.numel()) * sizeof(T));
   if (whole.outer * count * whole.inner == 0) return;
-  cuda::launch(device, "index_select gradient", cuda::blocks_for(whole.outer * count, 1),
-               cuda::index_select_gradient<T>, whole, count, index, dy, dx);
+  const unsigned blocks = cuda::blocks_for(whole.outer * count, 1);
+  constexpr Index short_list = 2048;  // so many are looked through sooner than they are sorted
+  if (count <= short_list)
+    return cuda::launch(device, "index_select gradient", blocks, cuda::index_select_gradient<T>, whole, count, index,
+                        dy, dx);
+  const auto order = cuda::index_order(device, whole.axis, count, index);
+  cuda::launch(device, "index_select gradient", blocks, cuda::ordered_select_gradient<T>, whole, count, index,
+               order.data(), dy, dx);
 }
 
 template <class T>
@@ -137,7 +144,8 @@ void gather_backward(Cuda device, AxisShape whole, Index count, const std::int64
                      bool accumulate) {
   if (!accumulate) zero_bytes(device, dx, static_cast<std::size_t>(whole.numel()) * sizeof(T));
   cuda::for_each(device, "gather gradient", whole.outer * whole.inner,
-                 cuda::GatherGradient<T>{whole, count, index, dy, dx});
+                 cuda::PutEach<T>{whole, count, index, dy, dx, /*add=*/true,
+                                  cuda::fault_note(device, "gather", "index")});
 }
 
 template <class T>

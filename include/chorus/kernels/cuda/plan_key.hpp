@@ -28,9 +28,10 @@ struct GemmProblem {
   bool bias, tf32;
   int align_a, align_b, align_c;
   Index count = 1, stride_a = 0, stride_b = 0, stride_c = 0;
+  DType out = dtype;  ///< of the product
 
   PlanKey key() const {
-    return {static_cast<Index>(dtype),
+    return {static_cast<Index>(dtype) * 64 + static_cast<Index>(out),
             ta == Trans::yes,
             tb == Trans::yes,
             m,
@@ -59,10 +60,12 @@ struct ConvolutionProblem {
   DType dtype;
   bool tf32;
   Conv2dShape shape;
+  DType weight = dtype;  ///< of the weight, or the gradient by it
 
   PlanKey key() const {
     const Conv2dShape& s = shape;
-    return {static_cast<Index>(pass) * 64 + static_cast<Index>(dtype) * 2 + Index{tf32},
+    const Index types = static_cast<Index>(dtype) * 64 + static_cast<Index>(weight);
+    return {static_cast<Index>(pass) * 8192 + types * 2 + Index{tf32},
             s.batch,
             s.in_channels,
             s.height,

@@ -16,17 +16,19 @@ namespace chorus::kernels::cuda {
 inline std::string text_of(const GemmProblem& p) {
   return cat("matrix product ", p.dtype, " [", p.m, ", ", p.k, "] by [", p.k, ", ", p.n, "]",
              p.ta == Trans::yes ? ", the first transposed" : "", p.tb == Trans::yes ? ", the second transposed" : "",
-             p.count > 1 ? cat(", a stack of ", p.count) : "", p.bias ? ", with a bias" : "");
+             p.count > 1 ? cat(", a stack of ", p.count) : "", p.bias ? ", with a bias" : "",
+             p.out == p.dtype ? "" : cat(", in ", p.out));
 }
 inline std::string text_of(const ConvolutionProblem& p) {
   const Conv2dShape& s = p.shape;
   const char* const pass = p.pass == ConvolutionPass::forward          ? ""
                            : p.pass == ConvolutionPass::backward_input ? "'s gradient by the input"
                                                                        : "'s gradient by the weight";
-  return cat("convolution", pass, " ", p.dtype, " [", s.batch, ", ", s.in_channels, ", ", s.height, ", ", s.width,
-             "] by [", s.out_channels, ", ", s.in_channels / s.groups, ", ", s.kernel_h, ", ", s.kernel_w, "], stride ",
-             s.stride_h, " x ", s.stride_w, ", padding ", s.padding_h, " x ", s.padding_w, ", dilation ", s.dilation_h,
-             " x ", s.dilation_w, ", groups ", s.groups);
+  return cat("convolution", pass, " ", p.dtype, " [", s.batch, ", ", s.in_channels, ", ", s.height, ", ",
+             s.width, "] by [", s.out_channels, ", ", s.in_channels / s.groups, ", ", s.kernel_h, ", ", s.kernel_w,
+             "], stride ", s.stride_h, " x ", s.stride_w, ", padding ", s.padding_h, " x ", s.padding_w, ", dilation ",
+             s.dilation_h, " x ", s.dilation_w, ", groups ", s.groups,
+             p.weight == p.dtype ? "" : cat(", in ", p.weight));
 }
 
 /// Says what was chosen for a problem where that is wanted: `choice()` gives the words.

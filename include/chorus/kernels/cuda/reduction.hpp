@@ -10,11 +10,11 @@ namespace chorus::kernels {
 
 namespace cuda {
 
-template <class T>
+template <class T, class Out>
 struct SumAxis {
   AxisShape shape;
   const T* x;
-  T* y;
+  Out* y;
   bool accumulate;
   double divisor;
   __device__ Index start(Index output) const {
@@ -29,10 +29,10 @@ struct SumAxis {
   }
 };
 
-template <class T>
-void sum_axis(Cuda device, AxisShape shape, const T* x, T* y, bool accumulate, double divisor) {
+template <class T, class Out>
+void sum_axis(Cuda device, AxisShape shape, const T* x, Out* y, bool accumulate, double divisor) {
   reduce<double>(device, "sum", shape.reduced(), shape.axis, shape.inner > 1,
-                 SumAxis<T>{shape, x, y, accumulate, divisor});
+                 SumAxis<T, Out>{shape, x, y, accumulate, divisor});
 }
 
 /// The place in [outer, inner] of an element of [outer, axis, inner].
@@ -130,8 +130,8 @@ inline double variance_divisor(AxisShape shape, Index correction) {
 
 }  // namespace cuda
 
-template <class T>
-void sum(Cuda device, AxisShape shape, const T* x, T* y, bool accumulate = false) {
+template <class T, SumOf<T> Out>
+void sum(Cuda device, AxisShape shape, const T* x, Out* y, bool accumulate = false) {
   cuda::sum_axis(device, shape, x, y, accumulate, 1);
 }
 

@@ -1,0 +1,66 @@
+#pragma once
+/// Products of tiles in a block's shared memory, of which attention by blocks is made.
+
+#include <chorus/kernels/cuda/launch.hpp>
+
+namespace chorus::kernels::cuda {
+
+/// Rows and columns of a tile: what a block has in shared memory is below 48 KB, which every GPU allows.
+template <class C>
+inline constexpr int attention_tile = sizeof(C) == 8 ? 32 : 64;
+/// How much of a sum is in shared memory at once.
+inline constexpr int attention_depth = 16;
+/// Threads stand in a square.
+inline constexpr int attention_side = 16;
+static_assert(attention_side * attention_side == block_threads);
+
+/// Rows are a number longer than they have to be, so that a column lies in all banks.
+template <class C>
+struct TileMemory {
+  C left[attention_tile<C>][attention_depth + 1], right[attention_tile<C>][attention_depth + 1];
+  C weights[attention_tile<C>][attention_tile<C> + 1], gradients[attention_tile<C>][attention_tile<C> + 1];
+};
+
+/// A thread's numbers of a tile.
+template <class C>
+struct TileSums {
+  static constexpr int count = attention_tile<C> / attention_side;
+  C at[count][count] = {};
+
+  static __device__ int row(int i) { return static_cast<int>(threadIdx.x) / attention_side + i * attention_side; }
+  static __device__ int column(int j) { return static_cast<int>(threadIdx.x) % attention_side + j * attention_side; }
+  /// Calls f(row, column, number).
+  template <class F>
+  __device__ void each(const F& f) {
+#pragma unroll
+    for (int i = 0; i < count; ++i)
+#pragma unroll
+      for (int j = 0; j < count; ++j) f(row(i), column(j), at[i][j]);
+  }
+};
+
+/// sums[r, c] += the sum over p below `length` of left(r, p) right(c, p). Neighbours in memory are right's p, or with
+/// `right_by_columns` its c. All threads of the block call it; it waits for what they wrote before.
+template <bool right_by_columns, class C, class Left, class Right>
+__device__ void add_products(TileSums<C>& sums, TileMemory<C>& m, Index length, const Left& left, const Right& right) {
+  constexpr int tile = attention_tile<C>, depth = attention_depth;
+  for (Index begin = 0; begin < length; begin += depth) {
+    __syncthreads();
+    for (int e = static_cast<int>(threadIdx.x); e < tile * depth; e += block_threads) {
+      const int r = e / depth, p = e % depth;
+      m.left[r][p] = begin + p < length ? left(r, begin + p) : C(0);
+      const int c = right_by_columns ? e % tile : r, from = right_by_columns ? e / tile : p;
+      m.right[c][from] = begin + from < length ? right(c, begin + from) : C(0);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int p = 0; p < depth; ++p)
+#pragma unroll
+      for (int i = 0; i < TileSums<C>::count; ++i)
+#pragma unroll
+        for (int j = 0; j < TileSums<C>::count; ++j)
+          sums.at[i][j] += m.left[sums.row(i)][p] * m.right[sums.column(j)][p];
+  }
+}
+
+}  // namespace chorus::kernels::cuda
