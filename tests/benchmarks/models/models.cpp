@@ -1,4 +1,4 @@
-/// Whole models, a training step or a pass of inference: the cases that operators/main.cpp times, and
+/// Training steps of whole models: cases that operators/main.cpp times, and that
 /// `operators/compare.py --torch models/torch_models.py` runs beside PyTorch.
 
 #include <array>
@@ -108,23 +108,6 @@ Run dcgan() {
           }};
 }
 
-template <class Make>
-Run infer(const Make& make, const S<4>& images) {
-  const auto net = std::make_shared<ch::SingleDevice<decltype(make())>>(make());
-  fill_parameters(net->module());
-  net->eval();
-  const auto x = rnd<4>(images, 1);
-  return {[net, x] {
-            const ch::NoGrad no_grad;
-            (*net)(x);
-          },
-          [net, x](Sums& sums) {
-            const ch::NoGrad no_grad;
-            const auto y = (*net)(x);
-            sums.push_back(checksum(y.value().data(), y.numel()));
-          }};
-}
-
 const ImageFacts image224{.channels = 3, .height = 224, .width = 224, .classes = 1000};
 ResNet18<D> resnet18() { return ResNet18<D>(image224); }
 ResNet50<D> resnet50() { return ResNet50<D>(image224); }
@@ -158,11 +141,6 @@ const Reg all[] = {
      [] {
        return predict<AdamW>([] { return bench::Gpt<D>{}; }, {.lr = 1e-3, .weight_decay = 0.01}, {16, 128}, 65);
      }},
-    {"infer_toy_b1", [] { return infer(toy, {1, 3, 32, 32}); }},
-    {"infer_resnet18_b1_32", [] { return infer(resnet18_of_32, {1, 3, 32, 32}); }},
-    {"infer_resnet18_b1_224", [] { return infer(resnet18, {1, 3, 224, 224}); }},
-    {"infer_resnet50_b1_224", [] { return infer(resnet50, {1, 3, 224, 224}); }},
-    {"infer_mobilenetv2_b1_224", [] { return infer(mobilenetv2, {1, 3, 224, 224}); }},
 };
 
 }  // namespace

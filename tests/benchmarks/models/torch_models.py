@@ -5,6 +5,7 @@ import sys
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.fx.experimental.optimization import fuse
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "operators"))
 from torch_operators import CASES, answer_requests, checksum, fill_parameters, ints, rnd  # noqa: E402
@@ -271,7 +272,7 @@ def dcgan():
 
 def folded(net):
     """Batch norms in the convolutions in front of them, by PyTorch's own pass."""
-    return torch.fx.experimental.optimization.fuse(net)
+    return fuse(net)
 
 
 def infer(name, make, images):
