@@ -25,7 +25,7 @@ bool suits_1x1(const Conv2dShape& s) {
 template <class T>
 void multiply_images(Trans trans, Index images, Index rows, Index depth, Index plane, const T* a, const T* from,
                      Index from_image, const T* bias, T* to, Index to_image, bool accumulate, bool threads) {
-  // Pieces of an image whose results stay in the second cache while the sums go on, of rows too where threads lack work.
+  // Pieces of an image whose results stay in the second cache while sums go on; of rows too where threads lack work.
   constexpr Index columns_at_once = 16 * tile_columns<T>;
   const Index across = (plane + columns_at_once - 1) / columns_at_once, lda = trans == Trans::no ? depth : rows;
   const Index wanted = threads && num_threads() > 1 ? 2 * num_threads() : 1;
