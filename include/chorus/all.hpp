@@ -32,6 +32,7 @@
 #include <chorus/nn/attention.hpp>
 #include <chorus/nn/conv_bn_relu.hpp>
 #include <chorus/nn/convolutions.hpp>
+#include <chorus/nn/fold_batch_norm.hpp>
 #include <chorus/nn/group_norm.hpp>
 #include <chorus/nn/mixed_precision.hpp>
 #include <chorus/nn/more_activations.hpp>

@@ -70,7 +70,7 @@ STANDARD = {
     "tuple": "apply forward_as_tuple get make_from_tuple make_tuple tie tuple tuple_cat tuple_element tuple_element_t tuple_size "
              "tuple_size_v",
     "type_traits": "conditional_t decay_t enable_if_t false_type integral_constant invoke_result_t is_aggregate_v is_arithmetic_v is_array_v "
-                   "is_base_of_v is_const_v is_constructible_v is_copy_assignable_v is_empty_v is_floating_point_v is_integral_v "
+                   "is_base_of_v is_const_v is_constructible_v is_convertible_v is_copy_assignable_v is_empty_v is_floating_point_v is_integral_v "
                    "is_invocable_v is_lvalue_reference_v is_same_v is_signed_v is_trivially_copyable_v has_unique_object_representations_v is_unsigned_v is_void_v make_unsigned_t remove_const_t remove_cvref_t "
                    "remove_pointer_t remove_reference_t true_type type_identity type_identity_t void_t",
     "unordered_map": "unordered_map",

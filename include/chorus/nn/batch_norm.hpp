@@ -93,6 +93,18 @@ class BatchNorm : public Module,
   auto operator()(const X& x) const {
     return detail::watched(*this, [&] { return detail::folded_result(detail::folded_place(this, x), normalised(x)); });
   }
+  /// Becomes what is left of it when the layer in front of it does its work (fold_batch_norm.hpp): it has neither
+  /// parameters nor buffers, gives what it gets, and refuses to train.
+  void fold_away() {
+    const auto device = value_of(running_mean).device();
+    unit_mean_ = Tensor<T, 1, D>::zeros({channels_}, device);
+    unit_var_ = Tensor<T, 1, D>::ones({channels_}, device);
+    weight = bias = Parameter<T, 1, D>();
+    running_mean = running_var = Buffer<T, 1, D>();
+    num_batches_tracked = Buffer<std::int64_t, 0, D>();
+  }
+  bool folded_away() const { return unit_mean_.defined(); }
+  double eps() const { return options_.eps; }
   void visit(Visitor& visitor) override {
     if (weight) {
       visitor.parameter("weight", weight);
@@ -104,7 +116,7 @@ class BatchNorm : public Module,
     visitor.buffer("num_batches_tracked", num_batches_tracked);
   }
   std::string describe() const override {
-    return cat(synchronised() ? "SyncBatchNorm(" : "BatchNorm(", channels_, ")");
+    return cat(synchronised() ? "SyncBatchNorm(" : "BatchNorm(", channels_, ending());
   }
 
   Index channels() const override { return channels_; }
@@ -155,8 +167,15 @@ class BatchNorm : public Module,
   }
 
  protected:
+  const char* ending() const { return folded_away() ? ", folded)" : ")"; }
   template <Operand X>
   auto normalised(const X& x) const {
+    using Result = decltype(batch_norm(x, weight, bias, unit_mean_, unit_var_, false, BatchNormOptions{}));
+    if constexpr (std::is_convertible_v<const X&, Result>)
+      if (folded_away()) [[unlikely]] {
+        check_evaluates();
+        return Result(x);
+      }
     const auto [group, mean, var, by_batch, options] = begin(x.numel());
     if (group) return over_group(x, group);
     return batch_norm(x, weight, bias, mean, var, by_batch, options);
@@ -170,6 +189,10 @@ class BatchNorm : public Module,
   };
   /// Counts a batch of `numel` numbers, unless it is a share of a group's, or computed again.
   Pass begin(Index numel) const {
+    if (folded_away()) [[unlikely]] {
+      check_evaluates();
+      return {nullptr, unit_mean_, unit_var_, false, {0, 0}};
+    }
     const bool trains = training(), shared = shares_batch(trains);
     Pass pass{shared ? batch_group() : nullptr, {}, {}, trains || !running_mean, {options_.eps, 0}};
     if (!running_mean || shared || (trains && is_recomputed())) return pass;
@@ -188,6 +211,10 @@ class BatchNorm : public Module,
   }
 
  private:
+  void check_evaluates() const {
+    check<UsageError>(!training(), "BatchNorm: it is folded into the layer in front of it, for evaluation alone: call ",
+                      "eval(), or train the model that fold_batch_norm was given");
+  }
   template <class Element, int Rank>
   static void fill(const Buffer<Element, Rank, D>& buffer, Element number) {
     const auto& value = value_of(buffer);
@@ -225,6 +252,9 @@ class BatchNorm : public Module,
  protected:
   BatchNormLayerOptions options_;
   Index channels_;
+
+ private:
+  Tensor<T, 1, D> unit_mean_, unit_var_;  // 0 and 1, where it is folded away
 };
 
 /// relu(batch_norm(x)), or relu(batch_norm(x) + residual), in one pass; parameters and their names are BatchNorm's.
@@ -237,6 +267,8 @@ class BatchNormReLU : public BatchNorm<D, T> {
   auto operator()(const X& x) const {
     return detail::watched(*this, [&] {
       const auto* const place = detail::folded_place(this, x);
+      if (this->folded_away()) [[unlikely]]
+        return relu(this->normalised(x));
       const auto [group, mean, var, by_batch, options] = this->begin(x.numel());
       if (group) return detail::folded_result(place, relu(this->over_group(x, group)), /*relu=*/true);
       return detail::folded_result(
@@ -254,7 +286,7 @@ class BatchNormReLU : public BatchNorm<D, T> {
     });
   }
   std::string describe() const override {
-    return cat(this->synchronised() ? "SyncBatchNormReLU(" : "BatchNormReLU(", this->channels_, ")");
+    return cat(this->synchronised() ? "SyncBatchNormReLU(" : "BatchNormReLU(", this->channels_, this->ending());
   }
 };
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Runs operators and PyTorch by turns and names what is slower here: compare.py OPERATORS [REGEX] [--threads N]
-[--rounds N] [--seconds S] [--below X] [--python PYTHON], where PYTHON has torch 2.15 (pip install torch).
+[--rounds N] [--seconds S] [--below X] [--python PYTHON] [--torch SCRIPT], where PYTHON has torch 2.15 (pip install
+torch). `compare.py MODELS --torch models/torch_models.py` does the same with whole models.
 A line a case: name, threads, microseconds of both, PyTorch's over ours (the median of rounds); last all below X."""
 import argparse
 import json
@@ -20,10 +21,8 @@ def ours(program, case, threads, seconds):
 
 
 class Torch:
-    def __init__(self, python):
-        here = pathlib.Path(__file__).parent
-        self.process = subprocess.Popen([python, here / "torch_operators.py"], stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE, text=True)
+    def __init__(self, python, script):
+        self.process = subprocess.Popen([python, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def __call__(self, case, threads, seconds):
         self.process.stdin.write(json.dumps({"case": case, "threads": threads, "budget": seconds}) + "\n")
@@ -43,14 +42,16 @@ def main():
     parser.add_argument("--seconds", type=float, default=0.2)
     parser.add_argument("--below", type=float, default=1.0)
     parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--torch", default=pathlib.Path(__file__).parent / "torch_operators.py",
+                        help="PyTorch's side: a script that reads requests as torch_operators.py does")
     o = parser.parse_args()
     if subprocess.run([o.python, "-c", "import torch"], capture_output=True).returncode:
         sys.exit(f"SKIPPED: {o.python} has no torch, so that nothing was compared; --python names one that has")
     names = subprocess.run([o.operators], capture_output=True, text=True, check=True).stdout.split()
-    torch, slower = Torch(o.python), []
+    torch, slower = Torch(o.python, o.torch), []
     for name in filter(re.compile(o.regex).search, names):
         if torch(name, o.threads, 0) is None:
-            print(f"{name:44} not compared: torch_operators.py lacks it", flush=True)
+            print(f"{name:44} not compared: {o.torch} lacks it", flush=True)
             continue
         pairs = [(ours(o.operators, name, o.threads, o.seconds), torch(name, o.threads, o.seconds))
                  for _ in range(o.rounds)]

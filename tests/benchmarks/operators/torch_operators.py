@@ -279,9 +279,11 @@ def run(req):
     w.sort(); c.sort()
     return {"wall": w[len(w)//2], "cpu": c[len(c)//2], "min": w[0]}
 
-if __name__ == "__main__":
+def answer_requests():
     for line in sys.stdin:
         try: out = run(json.loads(line))
         except Exception as e: out = {"error": repr(e)[:300]}
         gc.collect()
         print(json.dumps(out), flush=True)
+
+if __name__ == "__main__": answer_requests()

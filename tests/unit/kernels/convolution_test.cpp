@@ -275,6 +275,51 @@ TEST_CASE("convolutions give the same bits on any number of threads") {
   }
 }
 
+TEST_CASE("1 x 1 convolutions have the same bits in any batch and on any number of threads") {
+  std::mt19937 random(8);
+  // Sides whose last panel of pixels is nearly empty or full, sums of one piece and of two, few results and many.
+  for (const auto& [channels, filters, side] :
+       {std::array<Index, 3>{300, 7, 7}, {5, 300, 7}, {40, 130, 16}, {270, 290, 20}}) {
+    Conv2dShape s{.batch = 3,
+                  .in_channels = 2 * channels,
+                  .height = side,
+                  .width = side,
+                  .out_channels = 2 * filters,
+                  .kernel_h = 1,
+                  .kernel_w = 1,
+                  .groups = 2};
+    compare<float>(s, false, random);
+    const Index pixels = side * side;
+    const auto x = normal<float>(3 * s.in_channels * pixels, random),
+               dy = normal<float>(3 * s.out_channels * pixels, random);
+    const auto w = normal<float>(s.out_channels * channels, random), bias = normal<float>(s.out_channels, random);
+    // Of `batch` images from number `first` on; the gradient once in place of what is there, once onto it.
+    const auto run = [&](int threads, Index first, Index batch) {
+      set_num_threads(threads);
+      s.batch = batch;
+      std::vector<float> y(at(batch * s.out_channels * pixels)), dx(at(batch * s.in_channels * pixels)), sum(dx.size());
+      std::fill(sum.begin(), sum.end(), 0.3f);
+      kernels::conv2d_forward<float>(Cpu{}, s, x.data() + first * s.in_channels * pixels, w.data(), bias.data(),
+                                     y.data());
+      const float* const gradient = dy.data() + first * s.out_channels * pixels;
+      kernels::conv2d_backward_input(Cpu{}, s, w.data(), gradient, dx.data(), false);
+      kernels::conv2d_backward_input(Cpu{}, s, w.data(), gradient, sum.data(), true);
+      set_num_threads(1);
+      return std::array{y, dx, sum};
+    };
+    const auto alone = run(1, 0, 3);
+    CHECK(run(2, 0, 3) == alone);
+    CHECK(run(3, 0, 3) == alone);
+    for (Index image = 0; image < 3; ++image)
+      for (const int threads : {1, 2}) {
+        const auto one = run(threads, image, 1);
+        for (std::size_t part = 0; part < 3; ++part)
+          CHECK(std::equal(one[part].begin(), one[part].end(),
+                           alone[part].begin() + static_cast<std::ptrdiff_t>(at(image) * one[part].size())));
+      }
+  }
+}
+
 TEST_CASE("a large gradient by the weight has the same bits where it is added, and wherever it lies") {
   std::mt19937 random(8);
   const Conv2dShape s{2, 256, 4, 4, 256, 3, 3, 1, 1, 1, 1};

@@ -4,6 +4,7 @@
 
 #include <chorus/core/threads.hpp>
 #include <chorus/kernels/convolution.hpp>
+#include <chorus/kernels/cpu/convolution_1x1.hpp>
 #include <chorus/kernels/cpu/input_raster.hpp>
 #include <chorus/kernels/cpu/raster.hpp>
 #include <chorus/kernels/cpu/raster_product.hpp>
@@ -55,6 +56,14 @@ void conv2d_forward(Cpu device, const Conv2dShape& s, const T* x, const T* weigh
       };
       s.stride_h == 1 ? convolve(UnitStride<T>{}) : convolve(StrideTwo<T>{});
     }
+    return;
+  }
+  if (suits_1x1<T>(s)) {
+    const Index channels = s.in_channels / s.groups;
+    for (Index group = 0; group < s.groups; ++group)
+      multiply_images(Trans::no, s.batch, filters, channels, out, weight + group * filters * channels,
+                      x + group * channels * out, s.in_channels * out, bias == nullptr ? bias : bias + group * filters,
+                      y + group * filters * out, s.out_channels * out, false, worth_threads(s));
     return;
   }
   const InputRaster<T> raster(s);
@@ -174,6 +183,15 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
       };
       unit ? convolve(UnitStride<T>{}, back.padding_h, back.padding_w) : convolve(StrideTwoInput<T>{}, 0, 0);
     }
+    return;
+  }
+
+  // Longer sums are added onto what is there at once, as below.
+  if (suits_1x1<T>(s) && (!accumulate || filters <= gemm_depth)) {
+    for (Index group = 0; group < s.groups; ++group)
+      multiply_images<T>(Trans::yes, s.batch, channels, filters, image, weight + group * filters * channels,
+                         dy + group * filters * image, s.out_channels * image, nullptr, dx + group * channels * image,
+                         s.in_channels * image, accumulate, worth_threads(s));
     return;
   }
 

@@ -63,6 +63,45 @@ template <class Mask>
 Mask first_lanes(Index count) {
   return static_cast<Mask>((1u << count) - 1);
 }
+#if defined(__AVX__)
+// All bits of the first `count` lanes of 4 bytes, up to eight of them.
+inline __m256i first_eighths(Index count) {
+  alignas(32) static constexpr int bits[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bits + 8 - count));
+}
+inline __m256 load_some(const float* from, Index count, float fill) {
+  const __m256i mask = first_eighths(count);
+  return _mm256_blendv_ps(_mm256_set1_ps(fill), _mm256_maskload_ps(from, mask), _mm256_castsi256_ps(mask));
+}
+inline __m256d load_some(const double* from, Index count, double fill) {
+  const __m256i mask = first_eighths(2 * count);
+  return _mm256_blendv_pd(_mm256_set1_pd(fill), _mm256_maskload_pd(from, mask), _mm256_castsi256_pd(mask));
+}
+// In halves: stores with a mask take dozens of cycles on some processors.
+[[gnu::noinline]] inline void store_some(float* to, __m256 value, Index count) {
+  __m128 rest = _mm256_castps256_ps128(value);
+  if ((count & 4) != 0) {
+    _mm_storeu_ps(to, rest);
+    rest = _mm256_extractf128_ps(value, 1);
+    to += 4;
+  }
+  if ((count & 2) != 0) {
+    _mm_storel_pi(reinterpret_cast<__m64*>(to), rest);
+    rest = _mm_movehl_ps(rest, rest);
+    to += 2;
+  }
+  if ((count & 1) != 0) _mm_store_ss(to, rest);
+}
+[[gnu::noinline]] inline void store_some(double* to, __m256d value, Index count) {
+  __m128d rest = _mm256_castpd256_pd128(value);
+  if ((count & 2) != 0) {
+    _mm_storeu_pd(to, rest);
+    rest = _mm256_extractf128_pd(value, 1);
+    to += 2;
+  }
+  if ((count & 1) != 0) _mm_store_sd(to, rest);
+}
+#endif
 }  // namespace detail
 
 /// The first `count` lanes from memory of any alignment, the others `fill`.
@@ -76,6 +115,11 @@ Packet<T> load(const T* from, Count count, T fill = T{0}) {
       return _mm512_mask_loadu_ps(splat(fill), detail::first_lanes<__mmask16>(count), from);
     else if constexpr (sizeof(Packet<T>) == 64)
       return _mm512_mask_loadu_pd(splat(fill), detail::first_lanes<__mmask8>(count), from);
+    else
+#endif
+#if defined(__AVX__)
+        if constexpr (sizeof(Packet<T>) == 32)
+      return detail::load_some(from, count, fill);
     else
 #endif
       return detail::load_one_by_one<T>(from, count, fill);
@@ -94,6 +138,11 @@ void store(T* to, Packet<T> value, Count count, bool accumulate = false) {
       _mm512_mask_storeu_ps(to, detail::first_lanes<__mmask16>(count), value);
     else if constexpr (sizeof(Packet<T>) == 64)
       _mm512_mask_storeu_pd(to, detail::first_lanes<__mmask8>(count), value);
+    else
+#endif
+#if defined(__AVX__)
+        if constexpr (sizeof(Packet<T>) == 32)
+      detail::store_some(to, value, count);
     else
 #endif
       detail::store_one_by_one<T>(to, value, count);
