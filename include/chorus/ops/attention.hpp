@@ -19,6 +19,7 @@
 
 namespace chorus {
 
+/// Options of scaled_dot_product_attention.
 struct AttentionOptions {
   /// Query i sees keys 0 to i only.
   bool causal = false;

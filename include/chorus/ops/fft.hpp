@@ -38,10 +38,12 @@ namespace fft {
 /// Which of a transform and its inverse divides: the inverse by n; both by sqrt(n); the transform by n.
 enum class Norm : std::uint8_t { backward, ortho, forward };
 
+/// Options of transforms along the last axis.
 struct Options {
   std::optional<Index> n = {};  ///< numbers of a real or complex line, which is cut or continued with zeros to them
   Norm norm = Norm::backward;
 };
+/// Options of transforms over the last two axes.
 struct Options2 {
   std::optional<Shape<2>> s = {};  ///< n of the last two axes
   Norm norm = Norm::backward;
@@ -219,7 +221,8 @@ auto mul(const A& a, const B& b) {
 
 template <operations::Fourier Kind, class Dy, class Y, class X>
 auto derivatives(const operations::FourierTransform<Kind>& operation, const Dy& dy, const Y&, const X&) {
-  return std::tuple{[&] { return fft::detail::transform<fft::detail::transposed(Kind)>(dy, operation.plan.adjoint()); }};
+  using namespace fft::detail;
+  return std::tuple{[&] { return transform<transposed(Kind)>(dy, operation.plan.adjoint()); }};
 }
 
 }  // namespace chorus
