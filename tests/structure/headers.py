@@ -31,7 +31,7 @@ STANDARD = {
     "cmath": "abs ceil copysign cos erf exp expm1 fabs floor hypot isfinite isinf isnan log log1p llround lround nearbyint "
              "nextafter pow round sin sqrt tanh",
     "complex": "complex",
-    "concepts": "constructible_from convertible_to derived_from floating_point integral invocable regular same_as",
+    "concepts": "constructible_from convertible_to derived_from floating_point integral invocable regular same_as unsigned_integral",
     "condition_variable": "condition_variable condition_variable_any",
     "cstdarg": "va_list",
     "cstddef": "byte max_align_t nullptr_t ptrdiff_t size_t to_integer",
