@@ -9,17 +9,24 @@ namespace rebind_test {
 using namespace test::names;
 using mesh::Pipe, mesh::Tensor;
 
-struct First : nn::Module {
-  nn::ColumnParallelLinear<Cpu, double> up{5, 6};
+template <int In>
+struct Pair : nn::Module {
+  nn::ColumnParallelLinear<Cpu, double> up{In, 6};
   nn::RowParallelLinear<Cpu, double> down{6, 4};
-  CHORUS_MODULE(First, up, down)
-  CHORUS_PIPELINE(up, down)
+  CHORUS_MODULE(Pair, up, down)
+  auto forward(const auto& x) const { return down(up(x)); }
+};
+struct First : nn::Module {
+  Pair<5> pair;
+  nn::Linear<Cpu, double> last{4, 4};
+  CHORUS_MODULE(First, pair, last)
+  CHORUS_PIPELINE(pair, last)
 };
 struct Second : nn::Module {
-  nn::ColumnParallelLinear<Cpu, double> up{4, 8};
-  nn::RowParallelLinear<Cpu, double> down{8, 3};
-  CHORUS_MODULE(Second, up, down)
-  CHORUS_PIPELINE(up, down)
+  Pair<4> pair;
+  nn::Linear<Cpu, double> last{4, 3};
+  CHORUS_MODULE(Second, pair, last)
+  CHORUS_PIPELINE(pair, last)
 };
 
 /// Losses of two nets that learn by turns: the first by what the second makes of its numbers, the second by labels.
