@@ -551,7 +551,27 @@ def linear_algebra():
     case("linalg_eigh", "linalg.eigh", eigh, {"x": randn(2, 4, 4)})
 
 
-for number, part in enumerate((elementwise, reductions, shapes, products, pooling, normalisation, attention, losses, recurrent, transformer, activations, optimizers, functions, linear_algebra)):
+def fourier():
+    # Complex numbers are pairs in the files.
+    as_complex, as_pairs = torch.view_as_complex, torch.view_as_real
+    for n in (None, 6, 9):
+        for norm in ("backward", "ortho", "forward"):
+            options = {"n": n, "norm": norm}
+            name = f"{n or 'all'}_{norm}"
+            case(f"fft_rfft_{name}", "fft.rfft", lambda x: as_pairs(torch.fft.rfft(x, **options)), {"x": randn(3, 8)}, options)
+            case(f"fft_irfft_{name}", "fft.irfft", lambda x: torch.fft.irfft(as_complex(x), **options), {"x": randn(3, 5, 2)}, options)
+            case(f"fft_fft_{name}", "fft.fft", lambda x: as_pairs(torch.fft.fft(as_complex(x), **options)), {"x": randn(3, 7, 2)}, options)
+            case(f"fft_ifft_{name}", "fft.ifft", lambda x: as_pairs(torch.fft.ifft(as_complex(x), **options)), {"x": randn(3, 7, 2)}, options)
+    for s in (None, (6, 7)):
+        options = {"s": s, "norm": "ortho" if s else "backward"}
+        name = "cut" if s else "all"
+        case(f"fft_rfft2_{name}", "fft.rfft2", lambda x: as_pairs(torch.fft.rfft2(x, **options)), {"x": randn(2, 5, 8)}, options)
+        case(f"fft_irfft2_{name}", "fft.irfft2", lambda x: torch.fft.irfft2(as_complex(x), **options), {"x": randn(2, 5, 5, 2)}, options)
+        case(f"fft_fft2_{name}", "fft.fft2", lambda x: as_pairs(torch.fft.fft2(as_complex(x), **options)), {"x": randn(2, 4, 8, 2)}, options)
+        case(f"fft_ifft2_{name}", "fft.ifft2", lambda x: as_pairs(torch.fft.ifft2(as_complex(x), **options)), {"x": randn(2, 4, 8, 2)}, options)
+
+
+for number, part in enumerate((elementwise, reductions, shapes, products, pooling, normalisation, attention, losses, recurrent, transformer, activations, optimizers, functions, linear_algebra, fourier)):
     generator.manual_seed(zlib.crc32(part.__name__.encode()))
     torch.manual_seed(number)
     part()

@@ -1,7 +1,8 @@
-// Comparisons, truth values, tensors made of a rule, rearranging, counting, linear algebra.
+// Comparisons, truth values, tensors made of a rule, rearranging, counting, linear algebra, Fourier transforms.
 #include <chorus/ops/counting.hpp>
 #include <chorus/ops/creation.hpp>
 #include <chorus/ops/distances.hpp>
+#include <chorus/ops/fft.hpp>
 #include <chorus/ops/linalg.hpp>
 #include <chorus/ops/matmul.hpp>
 #include <chorus/ops/matrix_parts.hpp>
@@ -61,10 +62,48 @@ void add_linear_algebra(Operations& operations) {
     test.out("v2", y.eigenvectors * y.eigenvectors);
   };
 }
+
+template <class Options>
+Options fourier_options(const Case& test) {
+  Options out;
+  const auto norm = test.attr<std::string>("norm");
+  out.norm = norm == "ortho"     ? ch::fft::Norm::ortho
+             : norm == "forward" ? ch::fft::Norm::forward
+                                 : ch::fft::Norm::backward;
+  if constexpr (requires { out.n; }) {
+    if (const auto n = test.attr<Index>("n", 0)) out.n = n;
+  } else if (const auto s = test.attr<std::vector<Index>>("s", {}); !s.empty()) {
+    out.s = Shape<2>{s[0], s[1]};
+  }
+  return out;
+}
+template <int Rank, class F>
+Operation fourier(const F&) {
+  return [](Case& test) { test.out("y", F{}(test.in<Rank>("x"), fourier_options<ch::fft::Options>(test))); };
+}
+template <int Rank, class F>
+Operation fourier2(const F&) {
+  return [](Case& test) { test.out("y", F{}(test.in<Rank>("x"), fourier_options<ch::fft::Options2>(test))); };
+}
+void add_fourier(Operations& operations) {
+  namespace fft = ch::fft;
+  operations["fft.rfft"] = fourier<2>([](const auto& x, const auto& o) { return fft::rfft(x, o); });
+  operations["fft.irfft"] = fourier<3>([](const auto& x, const auto& o) { return fft::irfft(x, o); });
+  operations["fft.fft"] = fourier<3>([](const auto& x, const auto& o) { return fft::fft(x, o); });
+  operations["fft.ifft"] = fourier<3>([](const auto& x, const auto& o) { return fft::ifft(x, o); });
+  operations["fft.rfft2"] = fourier2<3>([](const auto& x, const auto& o) { return fft::rfft2(x, o); });
+  operations["fft.irfft2"] = fourier2<4>([](const auto& x, const auto& o) { return fft::irfft2(x, o); });
+  operations["fft.fft2"] = fourier2<4>([](const auto& x, const auto& o) { return fft::fft2(x, o); });
+  operations["fft.ifft2"] = fourier2<4>([](const auto& x, const auto& o) { return fft::ifft2(x, o); });
+}
 #else
 void add_linear_algebra(Operations& operations) {
   for (const char* name : {"solve", "inverse", "det", "cholesky", "qr", "svd", "eigh"})
     operations[ch::cat("linalg.", name)] = [](Case& test) { test.leave_out(": on the CPU alone"); };
+}
+void add_fourier(Operations& operations) {
+  for (const char* name : {"rfft", "irfft", "fft", "ifft", "rfft2", "irfft2", "fft2", "ifft2"})
+    operations[ch::cat("fft.", name)] = [](Case& test) { test.leave_out(": on the CPU alone"); };
 }
 #endif
 
@@ -151,6 +190,7 @@ void add_functions(Operations& operations) {
     test.out("y", ch::cdist(test.in<3>("a"), test.in<3>("b"), test.attr<double>("p")));
   };
   add_linear_algebra(operations);
+  add_fourier(operations);
 }
 
 }  // namespace golden

@@ -25,11 +25,13 @@ STANDARD = {
     "atomic": "atomic atomic_ref atomic_thread_fence memory_order_acq_rel memory_order_acquire memory_order_relaxed "
               "memory_order_release",
     "bit": "bit_cast bit_ceil bit_width countl_zero countr_zero endian has_single_bit popcount",
-    "charconv": "from_chars to_chars",
+    "cctype": "isspace",
+    "charconv": "from_chars from_chars_result to_chars",
     "chrono": "chrono",
     "cmath": "abs ceil copysign cos erf exp expm1 fabs floor hypot isfinite isinf isnan log log1p llround lround nearbyint "
              "nextafter pow round sin sqrt tanh",
-    "concepts": "constructible_from convertible_to derived_from floating_point integral invocable regular same_as",
+    "complex": "complex",
+    "concepts": "constructible_from convertible_to derived_from floating_point integral invocable regular same_as unsigned_integral",
     "condition_variable": "condition_variable condition_variable_any",
     "cstdarg": "va_list",
     "cstddef": "byte max_align_t nullptr_t ptrdiff_t size_t to_integer",

@@ -6,9 +6,11 @@
 #include <array>
 #include <atomic>
 #include <bit>
+#include <cctype>
 #include <charconv>
 #include <chrono>
 #include <cmath>
+#include <complex>
 #include <concepts>
 #include <condition_variable>
 #include <cstdarg>

@@ -12,6 +12,7 @@
 
 namespace chorus {
 
+/// Options of grad.
 struct GradOptions {
   /// Record how the gradients are made, so that gradients can be taken through them: for GraphVariables, see
   /// <chorus/ops/higher_order.hpp>.

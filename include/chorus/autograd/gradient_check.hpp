@@ -12,6 +12,7 @@
 
 namespace chorus {
 
+/// Options of gradient_error.
 struct GradientCheckOptions {
   /// Half the distance of the two points of a central difference.
   double step = 1e-6;

@@ -109,6 +109,7 @@ class ParameterWatch {
 inline thread_local constinit ParameterWatch* parameter_watch = nullptr;
 }  // namespace detail
 
+/// The leaf of the tape that a Parameter stands for: its numbers, and the gradient.
 template <Real T, int Rank, Device D>
 class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
  public:

@@ -142,6 +142,7 @@ Ref<GradNode<T, Rank, D>> node_of(const Tensor<T, Rank, D>&) {
   return {};
 }
 
+/// The Tensor type of an operand, which may be a Tensor, a Variable, a Parameter or what converts to one.
 template <Operand X>
 using tensor_of = std::remove_cvref_t<decltype(value_of(std::declval<const X&>()))>;
 

@@ -30,6 +30,7 @@ inline void manual_seed(std::uint64_t seed) {
   detail::seed_state().seed = seed;
   detail::seed_state().next_stream = 0;
 }
+/// The seed that manual_seed has set, or the default.
 inline std::uint64_t initial_seed() { return detail::seed_state().seed; }
 /// A new stream of numbers; each initialised parameter takes one.
 inline std::uint32_t next_random_stream() { return detail::seed_state().next_stream++; }

@@ -53,6 +53,7 @@ inline void sent(int from, int to, Traffic kind, std::size_t bytes) {
   if (auto* const listener = listening()) [[unlikely]]
     listener->sent(from, to, kind, bytes);
 }
+/// Bytes that a device has sent since the last reset_traffic: of one kind, or of all.
 inline std::uint64_t bytes_sent(int device, Traffic kind) {
   return detail::counters(device).sent[static_cast<std::size_t>(kind)].load(std::memory_order_relaxed);
 }
@@ -61,6 +62,7 @@ inline std::uint64_t bytes_sent(int device) {
   for (const auto& kind : detail::counters(device).sent) sum += kind.load(std::memory_order_relaxed);
   return sum;
 }
+/// Counts the bytes that devices send from 0 again.
 inline void reset_traffic() {
   for (int device = 0; device < max_devices; ++device)
     for (auto& kind : detail::counters(device).sent) kind.store(0, std::memory_order_relaxed);
@@ -76,6 +78,7 @@ inline void allocated(int slot, Memory kind, std::int64_t bytes) {
   if (auto* const listener = listening()) [[unlikely]]
     listener->allocated(slot, kind, bytes);
 }
+/// Bytes of tensors on a device now, and at the most so far; or of one kind, now.
 inline MemoryUse memory(int device) {
   const auto& c = detail::counters(device);
   return {static_cast<std::size_t>(c.total.load()), static_cast<std::size_t>(c.peak.load())};

@@ -2,8 +2,8 @@
 /// Tables in text files, values separated by commas (RFC 4180).
 
 #include <algorithm>
-#include <charconv>
 #include <chorus/core/error.hpp>
+#include <chorus/core/from_chars.hpp>
 #include <chorus/core/printable.hpp>
 #include <chorus/data/text.hpp>
 #include <chorus/tensor/tensor.hpp>
@@ -17,6 +17,7 @@
 
 namespace chorus::data {
 
+/// Options of read_csv.
 struct CsvOptions {
   char separator = ',';
   bool header = true;  ///< the first line has the columns' names; else they are "0", "1", ...
@@ -77,7 +78,7 @@ class CsvTable {
     if (text.size() > 1 && text.front() == '+' && text[1] != '-') text.remove_prefix(1);
     T out{};
     const auto* const end = text.data() + text.size();
-    const auto [stop, error] = std::from_chars(text.data(), end, out);
+    const auto [stop, error] = chorus::detail::from_chars(text.data(), end, out);
     check<FileError>(error == std::errc() && stop == end, "CSV: ", path_, ", line ", lines_[row], ", column ",
                      column + 1, " (", printable(names_[column]), "): expected a number of ", dtype<T>, ", got '",
                      printable(text), "'", text.empty() ? "; CsvOptions::missing says what an empty value is" : "");

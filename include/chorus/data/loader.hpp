@@ -46,6 +46,7 @@ struct Batch {
   }
 };
 
+/// Options of DataLoader.
 struct LoaderOptions {
   Index batch = 64;        ///< samples in a global batch: shared out among the ranks
   int workers = 2;         ///< threads that prepare batches; 0: the caller's thread does

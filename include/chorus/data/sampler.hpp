@@ -12,6 +12,7 @@
 
 namespace chorus::data {
 
+/// Which share of the samples a sampler gives, and in which order.
 struct SamplerOptions {
   int rank = 0;
   int world_size = 1;

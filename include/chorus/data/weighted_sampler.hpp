@@ -15,6 +15,7 @@
 
 namespace chorus::data {
 
+/// Options of WeightedRandomSampler.
 struct WeightedOptions {
   Index num_samples = 0;    ///< in an epoch; 0: as many as the dataset has
   bool replacement = true;  ///< a sample may come several times in an epoch

@@ -1,7 +1,6 @@
 #pragma once
 /// What the body of a program gets from `launch`: its options, its place among the ranks, its seed, its communicator.
 
-#include <charconv>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -12,6 +11,7 @@
 
 #include <chorus/comm/connect.hpp>
 #include <chorus/comm/world.hpp>
+#include <chorus/core/from_chars.hpp>
 #include <chorus/launch/device_list.hpp>
 #include <chorus/launch/message.hpp>
 #include <chorus/train/trace_recorder.hpp>
@@ -28,7 +28,7 @@ template <class Number>
 Number to_number(const char* what, std::string_view text) {
   Number number{};
   const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, number);
+  const auto [stop, error] = detail::from_chars(text.data(), end, number);
   if (error == std::errc::result_out_of_range && stop == end)
     usage_error("%s is out of range, got '%s'", what, printable(text).c_str());
   if (error != std::errc{} || stop != end) {

@@ -12,6 +12,7 @@
 
 namespace chorus::nn {
 
+/// Options of MultiheadAttention.
 struct MultiheadAttentionOptions {
   bool bias = true;
 };

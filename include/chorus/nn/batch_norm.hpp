@@ -293,8 +293,10 @@ class BatchNormReLU : public BatchNorm<D, T> {
 /// The names that PyTorch has for them; the number of inner axes is the input's.
 template <Device D, Real T = float>
 using BatchNorm1d = BatchNorm<D, T>;
+/// BatchNorm under the name that PyTorch has for images.
 template <Device D, Real T = float>
 using BatchNorm2d = BatchNorm<D, T>;
+/// BatchNormReLU of images.
 template <Device D, Real T = float>
 using BatchNormReLU2d = BatchNormReLU<D, T>;
 

@@ -59,6 +59,7 @@ class ConvolutionBase : public Module {
 };
 }  // namespace detail
 
+/// Options of the layer Conv2d; a Size2d is one number or {rows, columns}.
 struct Conv2dOptions {
   Size2d kernel = 1, stride = 1, padding = 0, dilation = 1;
   Index groups = 1;

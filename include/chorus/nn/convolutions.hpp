@@ -9,6 +9,7 @@
 
 namespace chorus::nn {
 
+/// Options of the layer Conv1d.
 struct Conv1dOptions {
   Index kernel = 1, stride = 1, padding = 0, dilation = 1, groups = 1;
   bool bias = true;
@@ -35,6 +36,7 @@ class Conv1d : public detail::ConvolutionBase<3, D, T>, public quantization::Wei
   chorus::Conv1dOptions options_;
 };
 
+/// Options of the layer Conv3d; a Size3d is one number or {depth, rows, columns}.
 struct Conv3dOptions {
   Size3d kernel = 1, stride = 1, padding = 0, dilation = 1;
   Index groups = 1;
@@ -63,6 +65,7 @@ class Conv3d : public detail::ConvolutionBase<5, D, T>, public quantization::Wei
   chorus::Conv3dOptions options_;
 };
 
+/// Options of the layer ConvTranspose1d.
 struct ConvTranspose1dOptions {
   Index kernel = 1, stride = 1, padding = 0, output_padding = 0, dilation = 1, groups = 1;
   bool bias = true;
@@ -89,6 +92,7 @@ class ConvTranspose1d : public detail::ConvolutionBase<3, D, T> {
   chorus::ConvTranspose1dOptions options_;
 };
 
+/// Options of the layer ConvTranspose2d.
 struct ConvTranspose2dOptions {
   Size2d kernel = 1, stride = 1, padding = 0, output_padding = 0, dilation = 1;
   Index groups = 1;

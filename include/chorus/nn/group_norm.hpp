@@ -38,6 +38,7 @@ class GroupNorm : public Module {
   double eps_;
 };
 
+/// Options of InstanceNorm.
 struct InstanceNormOptions {
   double eps = 1e-5;
   /// Whether channels are scaled and shifted; not, by default, as in PyTorch.
@@ -82,6 +83,7 @@ class InstanceNorm : public Module {
 /// PyTorch's names; the number of inner axes is the input's.
 template <Device D, Real T = float>
 using InstanceNorm1d = InstanceNorm<D, T>;
+/// InstanceNorm under the name that PyTorch has for images.
 template <Device D, Real T = float>
 using InstanceNorm2d = InstanceNorm<D, T>;
 

@@ -8,6 +8,7 @@
 
 namespace chorus::nn {
 
+/// Options of the layer Linear.
 struct LinearOptions {
   bool bias = true;
 };

@@ -143,6 +143,7 @@ struct AdaptiveAvgPool2d : Module {
   }
   std::string describe() const override { return cat("AdaptiveAvgPool2d(", size.height, "x", size.width, ")"); }
 };
+/// adaptive_max_pool2d as a layer: images become `size`.
 struct AdaptiveMaxPool2d : Module {
   Size2d size;
   explicit AdaptiveMaxPool2d(Size2d to) : size(to) {}
@@ -153,6 +154,7 @@ struct AdaptiveMaxPool2d : Module {
   std::string describe() const override { return cat("AdaptiveMaxPool2d(", size.height, "x", size.width, ")"); }
 };
 
+/// How Upsample makes the pixels between.
 enum class UpsampleMode : std::uint8_t { nearest, bilinear };
 
 /// Images `scale` times as large.

@@ -35,6 +35,7 @@ auto entered(const SequencePart<X>& x, const TensorGroupRef& group) {
 }
 }  // namespace detail
 
+/// Options of ColumnParallelLinear and RowParallelLinear.
 struct ParallelLinearOptions {
   bool bias = true;
   /// Ranks have whole groups of so many columns each, such as the features of a head.

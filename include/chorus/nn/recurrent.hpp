@@ -14,6 +14,7 @@
 
 namespace chorus::nn {
 
+/// Options of the layers LSTM and GRU.
 struct RecurrentOptions {
   Index num_layers = 1;
   bool bias = true;

@@ -12,8 +12,10 @@
 
 namespace chorus::nn {
 
+/// What stands between the two linear layers of a transformer layer.
 enum class FeedForwardActivation : std::uint8_t { relu, gelu };
 
+/// Options of transformer layers.
 struct TransformerOptions {
   Index heads = 8;
   /// Features between the two linear layers; 0 stands for 4 times the model's.

@@ -75,6 +75,7 @@ CHORUS_WITH_NUMBER(mul, MulScalar, MulScalar)
 CHORUS_WITH_NUMBER(div, DivScalar, DivideInto)
 #undef CHORUS_WITH_NUMBER
 
+/// x - y, or one of them a number.
 template <Operand X>
 auto sub(const X& x, Arithmetic auto number) {
   return detail::pointwise("sub", functors::AddScalar{-static_cast<double>(number)}, x);
@@ -90,6 +91,7 @@ auto pow(const X& x, Arithmetic auto exponent) {
   return detail::pointwise("pow", functors::PowScalar{static_cast<double>(exponent)}, x);
 }
 
+/// -x.
 template <Operand X>
 auto neg(const X& x) {
   return detail::pointwise("neg", functors::Neg{}, x);

@@ -19,6 +19,7 @@
 
 namespace chorus {
 
+/// Options of scaled_dot_product_attention.
 struct AttentionOptions {
   /// Query i sees keys 0 to i only.
   bool causal = false;
@@ -189,8 +190,8 @@ Tensor<T, 3, D> attention_mask(const Tensor<T, Rank, D>& mask, std::array<Index,
   static_assert(Rank >= 2 && Rank <= static_cast<int>(N), "the mask is [queries, keys], or with axes in front");
   const auto matrix = [&](Index count) { return Shape<3>{count, scores[N - 2], scores[N - 1]}; };
   const bool for_all = std::all_of(mask.shape().begin(), mask.shape().end() - 2, [](Index size) { return size == 1; });
-  if (!for_all) return contiguous(mask.expand(scores)).view(matrix(-1));
-  return contiguous(contiguous(mask).view(Shape<3>{1, mask.size(-2), mask.size(-1)}).expand(matrix(1)));
+  if (!for_all) return broadcast_to(mask, scores).view(matrix(-1));
+  return broadcast_to(contiguous(mask).view(Shape<3>{1, mask.size(-2), mask.size(-1)}), matrix(1));
 }
 
 template <Operand Q, Operand K, Operand V, class MakeMask, class Masked>

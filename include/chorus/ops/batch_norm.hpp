@@ -14,6 +14,7 @@
 
 namespace chorus {
 
+/// Options of batch_norm.
 struct BatchNormOptions {
   double eps = 1e-5;
   /// The share of the new batch in the running statistics.

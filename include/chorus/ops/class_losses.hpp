@@ -97,7 +97,7 @@ template <class T, class D>
 Tensor<T, 0, D> total_weight(const Tensor<std::int64_t, 1, D>& labels, const Tensor<T, 1, D>& weight,
                              std::int64_t ignore_index) {
   const Shape<2> shape{labels.numel(), weight.numel()};
-  const auto each = nll_loss_per_sample(contiguous((-weight).expand(shape)), labels, {.ignore_index = ignore_index});
+  const auto each = nll_loss_per_sample(broadcast_to(-weight, shape), labels, {.ignore_index = ignore_index});
   // The mean of no sample is 0, not 0 / 0.
   return maximum(sum(each), Tensor<T, 0, D>::full({}, std::numeric_limits<T>::min(), weight.device()));
 }

@@ -153,14 +153,17 @@ template <Operand A, Operand B>
 auto logical_and(const A& a, const B& b) {
   return detail::compare("logical_and", functors::BothTrue{}, a, b);
 }
+/// Whether one of a and b, or both, differ from 0, broadcast: a Tensor of bool.
 template <Operand A, Operand B>
 auto logical_or(const A& a, const B& b) {
   return detail::compare("logical_or", functors::OneTrue{}, a, b);
 }
+/// Whether just one of a and b differs from 0, broadcast: a Tensor of bool.
 template <Operand A, Operand B>
 auto logical_xor(const A& a, const B& b) {
   return detail::compare("logical_xor", functors::JustOneTrue{}, a, b);
 }
+/// Whether numbers are 0: a Tensor of bool.
 template <Operand X>
 auto logical_not(const X& x) {
   return detail::test_each("logical_not", functors::IsFalse{}, x);
@@ -184,10 +187,12 @@ auto operator~(const Tensor<bool, Rank, D>& x) {
   return logical_not(x);
 }
 
+/// Whether numbers are NaN: a Tensor of bool.
 template <Operand X>
 auto isnan(const X& x) {
   return detail::test_each("isnan", functors::IsNan{}, x);
 }
+/// Whether numbers are infinite, of either sign: a Tensor of bool.
 template <Operand X>
 auto isinf(const X& x) {
   return detail::test_each("isinf", functors::IsInf{}, x);

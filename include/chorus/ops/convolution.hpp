@@ -20,6 +20,7 @@ struct Conv2d {
 };
 }  // namespace operations
 
+/// Options of conv2d; a Size2d is one number or {rows, columns}.
 struct Conv2dOptions {
   Size2d stride = 1, padding = 0, dilation = 1;
   Index groups = 1;

@@ -6,6 +6,7 @@
 
 namespace chorus {
 
+/// Options of conv1d.
 struct Conv1dOptions {
   Index stride = 1, padding = 0, dilation = 1, groups = 1;
 };

@@ -15,6 +15,7 @@ struct Size3d {
   constexpr Size3d(Index d, Index h, Index w) : depth(d), height(h), width(w) {}
 };
 
+/// Options of conv3d; a Size3d is one number or {depth, rows, columns}.
 struct Conv3dOptions {
   Size3d stride = 1, padding = 0, dilation = 1;
   Index groups = 1;

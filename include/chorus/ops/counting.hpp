@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chorus/autograd/variable.hpp>
 #include <chorus/kernels/to_device.hpp>
+#include <chorus/ops/sort.hpp>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -49,14 +50,10 @@ auto unique(const X& x) {
   using D = typename tensor_of<X>::device_type;
   const auto input = detail::on_host("unique", x);
   const T* const in = input.data();
-  std::vector<std::int64_t> order(static_cast<std::size_t>(input.numel())), counts;
-  std::iota(order.begin(), order.end(), std::int64_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) {
-    return detail::comes_before(static_cast<C>(in[a]), static_cast<C>(in[b]));
-  });
-  std::vector<std::int64_t> firsts;
+  const auto order = argsort(to<C>(input).view(Shape<1>{input.numel()}));
+  std::vector<std::int64_t> firsts, counts;
   auto inverse = Tensor<std::int64_t, tensor_of<X>::rank>::empty(input.shape());
-  for (const auto i : order) {
+  for (const auto i : std::span(order.data(), static_cast<std::size_t>(order.numel()))) {
     if (firsts.empty() || static_cast<C>(in[firsts.back()]) != static_cast<C>(in[i])) {
       firsts.push_back(i);
       counts.push_back(0);

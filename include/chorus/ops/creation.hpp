@@ -60,10 +60,12 @@ auto full_like(const X& x, Number value) {
   detail::check_defined("full_like", value_of(x));
   return tensor_of<X>::full(value_of(x).shape(), static_cast<T>(value), value_of(x).device());
 }
+/// Zeros of x's shape, type and device.
 template <Operand X>
 auto zeros_like(const X& x) {
   return full_like(x, 0);
 }
+/// Ones of x's shape, type and device.
 template <Operand X>
 auto ones_like(const X& x) {
   return full_like(x, 1);

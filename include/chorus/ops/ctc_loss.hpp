@@ -16,6 +16,7 @@
 
 namespace chorus {
 
+/// Options of ctc_loss.
 struct CtcLossOptions {
   std::int64_t blank = 0;
   /// mean: each loss divided by its number of labels (at least 1), averaged over the batch; or sum.

@@ -160,6 +160,7 @@ auto cholesky(const A& a) {
       a);
 }
 
+/// Factors of qr.
 template <class Q, class R>
 struct Qr {
   Q q;
@@ -188,6 +189,7 @@ auto qr(const A& a) {
   return Qr<decltype(q), decltype(r)>{std::move(q), std::move(r)};
 }
 
+/// Factors of svd.
 template <class U, class S, class V>
 struct Svd {
   U u;
@@ -218,6 +220,7 @@ auto svd(const A& a) {
   return Svd<decltype(u), decltype(s), decltype(vh)>{std::move(u), std::move(s), std::move(vh)};
 }
 
+/// What eigh returns.
 template <class Values, class Vectors>
 struct Eigh {
   Values eigenvalues;

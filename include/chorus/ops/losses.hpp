@@ -145,6 +145,7 @@ auto smooth_l1_loss(const X& x, const Y& target, double beta = 1, Reduction redu
   check<UsageError>(beta > 0, "smooth_l1_loss: beta is positive, got ", beta);
   return detail::reduced_loss("smooth_l1_loss", functors::SmoothL1{beta}, x, target, reduction);
 }
+/// smooth_l1_loss without its mean. Throws UsageError where beta is not positive.
 template <Operand X, Operand Y>
 auto smooth_l1_loss_per_element(const X& x, const Y& target, double beta = 1) {
   check<UsageError>(beta > 0, "smooth_l1_loss: beta is positive, got ", beta);
@@ -157,6 +158,7 @@ auto huber_loss(const X& x, const Y& target, double delta = 1, Reduction reducti
   check<UsageError>(delta > 0, "huber_loss: delta is positive, got ", delta);
   return detail::reduced_loss("huber_loss", functors::Huber{delta}, x, target, reduction);
 }
+/// huber_loss without its mean. Throws UsageError where delta is not positive.
 template <Operand X, Operand Y>
 auto huber_loss_per_element(const X& x, const Y& target, double delta = 1) {
   check<UsageError>(delta > 0, "huber_loss: delta is positive, got ", delta);
@@ -172,6 +174,7 @@ auto kl_div(const X& log_probabilities, const Y& target) {
   return detail::mean_of_losses(detail::pointwise("kl_div", functors::KlDivergence{}, log_probabilities, target),
                                 batch);
 }
+/// kl_div without its mean.
 template <Operand X, Operand Y>
 auto kl_div_per_element(const X& log_probabilities, const Y& target) {
   return detail::pointwise("kl_div", functors::KlDivergence{}, log_probabilities, target);

@@ -85,6 +85,7 @@ struct Prelu {
 
 }  // namespace functors
 
+/// elu with the scale and alpha of Klambauer et al., 2017, for which numbers keep mean 0 and variance 1.
 template <Operand X>
 auto selu(const X& x) {
   return detail::pointwise("selu", functors::Selu{}, x);
@@ -95,22 +96,27 @@ auto celu(const X& x, double alpha = 1) {
   check<UsageError>(alpha != 0, "celu: alpha is 0");
   return detail::pointwise("celu", functors::Celu{alpha}, x);
 }
+/// x / (1 + |x|).
 template <Operand X>
 auto softsign(const X& x) {
   return detail::pointwise("softsign", functors::Softsign{}, x);
 }
+/// x - tanh(x).
 template <Operand X>
 auto tanhshrink(const X& x) {
   return detail::pointwise("tanhshrink", functors::Tanhshrink{}, x);
 }
+/// x where |x| > lambda, else 0.
 template <Operand X>
 auto hardshrink(const X& x, double lambda = 0.5) {
   return detail::pointwise("hardshrink", functors::Hardshrink{lambda}, x);
 }
+/// x pulled towards 0 by lambda, and 0 where |x| <= lambda.
 template <Operand X>
 auto softshrink(const X& x, double lambda = 0.5) {
   return detail::pointwise("softshrink", functors::Softshrink{lambda}, x);
 }
+/// x where x > above, else value.
 template <Operand X>
 auto threshold(const X& x, double above, double value) {
   return detail::pointwise("threshold", functors::Threshold{above, value}, x);

@@ -157,6 +157,7 @@ auto cosine_similarity(const A& a, const B& b, Index axis = 1, double eps = 1e-8
   return sum(normalized(a) * normalized(b), axis);
 }
 
+/// Options of triplet_margin_loss.
 struct TripletOptions {
   double margin = 1;
   /// Added to each difference.
@@ -176,6 +177,7 @@ auto triplet_margin_loss_per_sample(const A& anchor, const P& positive, const N&
   if (options.swap) far = minimum(far, detail::pair_distance(positive, negative, options.eps));
   return relu(near - far + options.margin);
 }
+/// triplet_margin_loss_per_sample, averaged or as the reduction says.
 template <Operand A, Operand P, Operand N>
 auto triplet_margin_loss(const A& anchor, const P& positive, const N& negative, const TripletOptions& options = {}) {
   return detail::reduce_losses("triplet_margin_loss",
@@ -190,6 +192,7 @@ auto cosine_embedding_loss_per_sample(const A& a, const B& b, const Y& target, d
   return detail::pointwise("cosine_embedding_loss", functors::CosineEmbedding{margin},
                            sum(a * b, -1) * scale(a) * scale(b), target);
 }
+/// cosine_embedding_loss_per_sample, averaged or as the reduction says.
 template <Operand A, Operand B, Operand Y>
 auto cosine_embedding_loss(const A& a, const B& b, const Y& target, double margin = 0,
                            Reduction reduction = Reduction::mean) {
@@ -202,6 +205,7 @@ template <Operand A, Operand B, Operand Y>
 auto margin_ranking_loss_per_element(const A& a, const B& b, const Y& target, double margin = 0) {
   return detail::pointwise("margin_ranking_loss", functors::MarginRanking{margin}, a, b, target);
 }
+/// margin_ranking_loss_per_element, averaged or as the reduction says.
 template <Operand A, Operand B, Operand Y>
 auto margin_ranking_loss(const A& a, const B& b, const Y& target, double margin = 0,
                          Reduction reduction = Reduction::mean) {
@@ -213,6 +217,7 @@ template <Operand X, Operand Y>
 auto hinge_embedding_loss_per_element(const X& x, const Y& target, double margin = 1) {
   return detail::pointwise("hinge_embedding_loss", functors::HingeEmbedding{margin}, x, target);
 }
+/// hinge_embedding_loss_per_element, averaged or as the reduction says.
 template <Operand X, Operand Y>
 auto hinge_embedding_loss(const X& x, const Y& target, double margin = 1, Reduction reduction = Reduction::mean) {
   return detail::reduce_losses("hinge_embedding_loss", hinge_embedding_loss_per_element(x, target, margin), reduction);
@@ -223,11 +228,13 @@ template <Operand X, Operand Y>
 auto soft_margin_loss_per_element(const X& x, const Y& target) {
   return detail::pointwise("soft_margin_loss", functors::SoftMargin{}, x, target);
 }
+/// soft_margin_loss_per_element, averaged or as the reduction says.
 template <Operand X, Operand Y>
 auto soft_margin_loss(const X& x, const Y& target, Reduction reduction = Reduction::mean) {
   return detail::reduce_losses("soft_margin_loss", soft_margin_loss_per_element(x, target), reduction);
 }
 
+/// Options of gaussian_nll_loss.
 struct GaussianNllOptions {
   /// Adds log(2 π) / 2.
   bool full = false;
@@ -242,12 +249,14 @@ auto gaussian_nll_loss_per_element(const X& x, const Y& target, const V& var, co
   return detail::pointwise("gaussian_nll_loss", functors::GaussianNll{options.eps}, x, target, var) +
          (options.full ? 0.91893853320467274 : 0);
 }
+/// gaussian_nll_loss_per_element, averaged or as the reduction says.
 template <Operand X, Operand Y, Operand V>
 auto gaussian_nll_loss(const X& x, const Y& target, const V& var, const GaussianNllOptions& options = {}) {
   return detail::reduce_losses("gaussian_nll_loss", gaussian_nll_loss_per_element(x, target, var, options),
                                options.reduction);
 }
 
+/// Options of poisson_nll_loss.
 struct PoissonNllOptions {
   /// Whether x is the logarithm of the rate or the rate itself.
   bool log_input = true;
@@ -265,6 +274,7 @@ auto poisson_nll_loss_per_element(const X& x, const Y& target, const PoissonNllO
   if (options.full) losses = losses + detail::pointwise("poisson_nll_loss", functors::Stirling{}, target);
   return losses;
 }
+/// poisson_nll_loss_per_element, averaged or as the reduction says.
 template <Operand X, Operand Y>
 auto poisson_nll_loss(const X& x, const Y& target, const PoissonNllOptions& options = {}) {
   return detail::reduce_losses("poisson_nll_loss", poisson_nll_loss_per_element(x, target, options), options.reduction);
@@ -275,6 +285,7 @@ template <Operand X, Operand Y, Operand W, Operand P>
 auto bce_with_logits_per_element(const X& x, const Y& target, const W& weight, const P& pos_weight) {
   return detail::pointwise("bce_with_logits", functors::WeightedBinaryCrossEntropy{}, x, target, weight, pos_weight);
 }
+/// bce_with_logits_per_element with weights, averaged or as the reduction says.
 template <Operand X, Operand Y, Operand W, Operand P>
 auto bce_with_logits(const X& x, const Y& target, const W& weight, const P& pos_weight,
                      Reduction reduction = Reduction::mean) {

@@ -6,6 +6,7 @@
 
 namespace chorus {
 
+/// How many rows and columns are added at each side of an image.
 struct Padding2d {
   Index left = 0, right = 0, top = 0, bottom = 0;
 };

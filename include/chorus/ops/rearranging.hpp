@@ -70,6 +70,7 @@ auto repeat(const X& x, const std::array<Index, N>& times) {
   }
   return y;
 }
+/// repeat under NumPy's name.
 template <Operand X, std::size_t N>
 auto tile(const X& x, const std::array<Index, N>& times) {
   return repeat(x, times);

@@ -74,6 +74,7 @@ struct LstmResult {
   State hidden, cell;
   auto fields() { return std::tie(output, hidden, cell); }
 };
+/// A GRU's outputs, and its last state.
 template <class Sequence, class State>
 struct GruResult {
   Sequence output;

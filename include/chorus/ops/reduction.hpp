@@ -6,7 +6,9 @@
 #include <chorus/kernels/contiguous.hpp>
 #include <chorus/kernels/reduction.hpp>
 #include <chorus/ops/canonical_mean.hpp>
+#include <chorus/ops/cast.hpp>
 #include <chorus/ops/shape.hpp>
+#include <cstdint>
 
 namespace chorus {
 
@@ -100,15 +102,19 @@ auto reduce_keeping(const X& x, Index axis, Reduce along_axis) {
 
 }  // namespace detail
 
-/// The sum along an axis, which goes away.
+/// The sum along an axis, which goes away. Of integers and truth values of less than 64 bits it has 64, as in PyTorch.
 template <Operand X>
 auto sum(const X& x, Index axis) {
-  return detail::reduce(
-      operations::Sum{axis}, x, axis,
-      [](auto device, auto view, const auto* in, auto* out) { kernels::sum(device, view, in, out); },
-      [](auto device, auto view, const auto*, const auto*, const auto* dy, auto* dx, bool accumulate) {
-        kernels::sum_backward(device, view, dy, dx, accumulate);
-      });
+  using T = typename tensor_of<X>::value_type;
+  if constexpr (!Real<T> && sizeof(T) < sizeof(std::int64_t))
+    return sum(to<std::int64_t>(x), axis);
+  else
+    return detail::reduce(
+        operations::Sum{axis}, x, axis,
+        [](auto device, auto view, const auto* in, auto* out) { kernels::sum(device, view, in, out); },
+        [](auto device, auto view, const auto*, const auto*, const auto* dy, auto* dx, bool accumulate) {
+          kernels::sum_backward(device, view, dy, dx, accumulate);
+        });
 }
 
 /// The mean along an axis, which goes away.

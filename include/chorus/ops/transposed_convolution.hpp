@@ -21,6 +21,7 @@ struct ConvTranspose2d {
 };
 }  // namespace operations
 
+/// Options of conv_transpose2d.
 struct ConvTranspose2dOptions {
   /// `output_padding` adds rows and columns at the bottom and on the right.
   Size2d stride = 1, padding = 0, output_padding = 0, dilation = 1;
@@ -108,6 +109,7 @@ auto conv_transpose2d(const X& x, const W& weight, const B& bias, const ConvTran
   return conv_transpose2d(x, weight, options) + reshape(bias, Shape<3>{channels, 1, 1});
 }
 
+/// Options of conv_transpose1d.
 struct ConvTranspose1dOptions {
   Index stride = 1, padding = 0, output_padding = 0, dilation = 1, groups = 1;
 };

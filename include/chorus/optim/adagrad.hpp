@@ -8,6 +8,7 @@
 
 namespace chorus::optim {
 
+/// Options of Adagrad; defaults are PyTorch's.
 struct AdagradOptions {
   double lr = 0.01, lr_decay = 0, eps = 1e-10, weight_decay = 0;
 };

@@ -8,6 +8,7 @@
 
 namespace chorus::optim {
 
+/// Options of Adam and AdamW.
 struct AdamOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
   bool amsgrad = false;

@@ -84,6 +84,7 @@ concept HoldsModel = requires(Net& net) {
   net.parameters();
 };
 
+/// Options of ParameterAverage.
 struct ParameterAverageOptions {
   /// Average the buffers, too. Else the average has those of the last update, as in PyTorch's AveragedModel. Buffers of
   /// integers are never averaged.

@@ -142,6 +142,7 @@ inline void check_max_norm(double max_norm) {
 }
 }  // namespace detail
 
+/// Options of clip_grad_norm.
 struct ClipGradNormOptions {
   /// Throw NonFiniteError, before any gradient is changed, where the norm is infinite or not a number.
   bool error_if_nonfinite = false;

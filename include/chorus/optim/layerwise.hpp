@@ -38,6 +38,7 @@ double norm(D device, Index count, const T* x) {
 }
 }  // namespace detail
 
+/// Options of Lars.
 struct LarsOptions {
   double lr = 0.1, momentum = 0.9, weight_decay = 0;
   /// The share of a parameter's norm that a step may have at a learning rate of 1.
@@ -92,6 +93,7 @@ class Lars final : public Optimizer<D> {
   LarsOptions options_;
 };
 
+/// Options of Lamb.
 struct LambOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-6, weight_decay = 0.01;
 };

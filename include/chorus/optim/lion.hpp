@@ -7,6 +7,7 @@
 
 namespace chorus::optim {
 
+/// Options of Lion.
 struct LionOptions {
   double lr = 1e-4, beta1 = 0.9, beta2 = 0.99, weight_decay = 0;
 };

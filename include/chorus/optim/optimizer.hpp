@@ -36,6 +36,7 @@ struct StateTensor {
   std::shared_ptr<const PartOfParameter> part = {};  ///< of what it is a part, where a parameter is one
 };
 
+/// What optimizers have in common: parameters in groups, a learning rate, zero_grad, the state for checkpoints.
 template <Device D>
 class Optimizer : public HasLearningRate {
  public:

@@ -8,6 +8,7 @@
 
 namespace chorus::optim {
 
+/// Options of RmsProp; defaults are PyTorch's.
 struct RmsPropOptions {
   double lr = 0.01, alpha = 0.99, eps = 1e-8, weight_decay = 0, momentum = 0;
   /// Divides by the deviation of the gradient instead of its root mean square.

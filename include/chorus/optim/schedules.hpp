@@ -160,6 +160,7 @@ enum class ThresholdMode {
   abs,  ///< it has to be better by `threshold`
 };
 
+/// Options of ReduceOnPlateau.
 struct ReduceOnPlateauOptions {
   double factor = 0.1;
   /// Epochs without improvement that are forgiven.

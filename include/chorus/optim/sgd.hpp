@@ -8,6 +8,7 @@
 
 namespace chorus::optim {
 
+/// Options of Sgd.
 struct SgdOptions {
   double lr = 0.01, momentum = 0, dampening = 0, weight_decay = 0;
   bool nesterov = false;

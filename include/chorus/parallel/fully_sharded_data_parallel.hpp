@@ -22,6 +22,7 @@
 
 namespace chorus {
 
+/// Options of FullyShardedDataParallel.
 struct FullyShardedDataParallelOptions {
   int dim = 0;  ///< see DistributedDataParallelOptions, as the others are
   bool broadcast_buffers = true;

@@ -20,6 +20,7 @@
 
 namespace chorus {
 
+/// Options of LocalSgd.
 struct LocalSgdOptions {
   /// Optimizer steps between averages. 1: after every one.
   int period = 8;

@@ -50,6 +50,9 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
   using model_type = Model;
   using policy_type = Mesh;
   static constexpr const char* name = "mesh";
+  /// The same policy around another model, for programs with several: `ch::Rebind<Net, Other>`.
+  template <class Other>
+  using rebind = Mesh<Other, Axes...>;
 
   /// Takes rank 0's numbers. Throws UsageError, on every rank, where the number of ranks is not the axes', and what the
   /// policies of the axes throw. `all`, and `world`, what it was connected with, must outlive this.

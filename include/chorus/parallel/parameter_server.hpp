@@ -19,6 +19,7 @@
 
 namespace chorus {
 
+/// Options of ParameterServer.
 struct ParameterServerOptions {
   /// The axis of the inputs along which their samples lie.
   int dim = 0;

@@ -40,6 +40,9 @@ class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Com
   using model_type = Model;
   using policy_type = Pipeline;
   static constexpr const char* name = "pipeline";
+  /// The same policy around another model, which is a chain, too, for programs with several: `ch::Rebind<Net, Other>`.
+  template <class Other>
+  using rebind = Pipeline<Other, Order, Communicator>;
 
   /// Takes rank 0's numbers. Throws UsageError, on every rank, where the ranks' models or options differ, and for a cut
   /// that doesn't fit. `world` is what the communicator was connected with; it must outlive this.

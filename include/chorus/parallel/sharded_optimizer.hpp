@@ -38,6 +38,7 @@ concept DistributedInBuckets = requires(AccessTo<Net> access) {
 };
 }  // namespace detail
 
+/// Options of ShardedOptimizer.
 struct ShardedOptimizerOptions {
   /// Keep one copy of the parameters for all ranks, where all run on CPUs of one machine: each reads them where they
   /// lie, and steps its shard of them for all, so that nothing is gathered. On GPUs and across machines every rank

@@ -22,6 +22,7 @@ struct SingleDeviceOptions {
   int canonical_shares = 0;
 };
 
+/// The policy of one process and one device: the whole batch, the whole model, and nothing sent.
 template <class Model>
 class SingleDevice : public OneProcessPolicy<Model> {
  public:

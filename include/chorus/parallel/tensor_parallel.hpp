@@ -24,6 +24,7 @@
 
 namespace chorus {
 
+/// Options of TensorParallel.
 struct TensorParallelOptions {
   /// The axis of the inputs along which the samples lie. Each sample draws its own random numbers.
   int dim = 0;
@@ -51,6 +52,9 @@ class TensorParallel : public WholeBatchPolicy<Model, Communicator> {
   using D = typename Base::device_type;
   using policy_type = TensorParallel;
   static constexpr const char* name = "tensor_parallel";
+  /// The same policy around another model, for programs with several: `ch::Rebind<Net, Other>`.
+  template <class Other>
+  using rebind = TensorParallel<Other, Sequence, Communicator>;
 
   /// Compares the models of all ranks, takes rank 0's numbers, and keeps this rank's part. Throws UsageError, on every
   /// rank, where names, shapes, dtypes or options differ, where no layer can be shared out, and where one has less than

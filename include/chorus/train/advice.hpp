@@ -17,6 +17,7 @@
 
 namespace chorus {
 
+/// A sentence about a run, what it follows from, and where the page has it.
 struct TraceAdvice {
   std::string text = {};
   std::string figures = {};  ///< what was measured, and how the rest follows from it

@@ -13,6 +13,7 @@
 
 namespace chorus {
 
+/// Options of Progress.
 struct ProgressOptions {
   bool enabled = true;  ///< false: only count epochs, as all processes but one do
   int epochs = 1;       ///< epochs of the whole run

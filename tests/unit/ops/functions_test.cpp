@@ -183,6 +183,12 @@ TEST_CASE("places and counts") {
   CHECK(different.inverse.to_vector() == std::vector<Index>{2, 0, 2, 1});
   CHECK(different.counts.to_vector() == std::vector<Index>{1, 1, 2});
   CHECK(ch::unique(Tensor<1>::from({NAN, 1, NAN}, {3})).counts.to_vector() == std::vector<Index>{1, 1, 1});
+  CHECK(ch::unique(Tensor<2>::empty({0, 2})).values.numel() == 0);
+  CHECK(ch::unique(Tensor<1>::from({0.0, -0.0, -1}, {3})).inverse.to_vector() == std::vector<Index>{1, 1, 0});
+  const auto large = ch::Tensor<std::uint64_t, 1>::from({1ull << 63, 3, ~0ull, 3}, {4});
+  CHECK(ch::unique(large).values.to_vector() == std::vector<std::uint64_t>{3, 1ull << 63, ~0ull});
+  const auto narrow = ch::to<ch::bf16>(Tensor<1>::from({2, -1, 2}, {3}));
+  CHECK(ch::to<double>(ch::unique(narrow).values).to_vector() == std::vector<double>{-1, 2});
   const auto sorted = Tensor<1>::from({1, 2, 2, 4}, {4}), wanted = Tensor<1>::from({2, 5, 0, NAN}, {4});
   CHECK(ch::searchsorted(sorted, wanted).to_vector() == std::vector<Index>{1, 4, 0, 4});
   CHECK(ch::searchsorted(sorted, wanted, true).to_vector() == std::vector<Index>{3, 4, 0, 4});

@@ -55,6 +55,15 @@ TEST_CASE("sums of nothing") {
   CHECK(ch::sum(x).item() == 0);
 }
 
+TEST_CASE("sums of narrow integers and truth values have 64 bits") {
+  const auto x = ch::Tensor<std::int32_t, 2>::from({1 << 30, 1 << 30, 1 << 30, 5, -7, 3}, {2, 3});
+  const ch::Tensor<std::int64_t, 1> rows = ch::sum(x, 1);
+  CHECK(rows.to_vector() == std::vector<std::int64_t>{3LL << 30, 1});
+  CHECK(ch::sum(x, 0, ch::keep_axis).to_vector() == std::vector<std::int64_t>{(1 << 30) + 5, (1 << 30) - 7, (1 << 30) + 3});
+  CHECK(ch::sum(ch::Tensor<std::uint8_t, 1>::full({300}, 1)).item() == 300);
+  CHECK(ch::sum(ch::Tensor<bool, 1>::full({300}, true)).item() == 300);
+}
+
 TEST_CASE("messages of reductions") {
   const auto x = Tensor<2>::ones({2, 3});
   CHECK(message_of<ch::ShapeError>([&] { ch::sum(x, 2); }) == "sum: axis 2 does not exist in a tensor of rank 2");

@@ -2,9 +2,9 @@
 /// `Links`: what messages cost in a simulated network, by the alpha-beta model (Hockney, 1994): alpha seconds and beta
 /// seconds a byte.
 
-#include <charconv>
 #include <chorus/comm/simulated/tasks.hpp>
 #include <chorus/core/error.hpp>
+#include <chorus/core/from_chars.hpp>
 #include <chorus/core/printable.hpp>
 #include <cstddef>
 #include <cstdint>
@@ -44,7 +44,7 @@ namespace detail {
 /// `digits` at the front of `text`, which are taken off; 0 where there are none.
 inline double take_number(std::string_view& text) {
   double number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const auto [end, error] = chorus::detail::from_chars(text.data(), text.data() + text.size(), number);
   if (error != std::errc()) return 0;
   text.remove_prefix(static_cast<std::size_t>(end - text.data()));
   return number;

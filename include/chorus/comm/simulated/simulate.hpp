@@ -43,6 +43,7 @@ struct Computing {
   }
 };
 
+/// What simulate simulates: ranks, their links, their computing.
 struct SimulationOptions {
   int ranks = 2;
   Links links = links_named("25gbit");
@@ -88,6 +89,7 @@ struct RankTimes {
   std::vector<Copied> copies;      ///< of a device
   std::vector<Held> memory;        ///< where somebody knows
 };
+/// When and how long the ranks of a simulation computed and waited, in virtual seconds.
 struct SimulatedTimes {
   std::vector<RankTimes> ranks;
   bool one_process = false;  ///< they are the devices of one

@@ -28,6 +28,8 @@ OrderKey<T> order_key(T value) {
     const Key bits = std::bit_cast<Key>(value == 0 ? T{0} : value);
     const Key negative = Key{0} - (bits >> (8 * sizeof(Key) - 1));  // all bits, or none: signs are not to be guessed
     return value != value ? ~Key{0} : bits ^ (negative | sign);
+  } else if constexpr (std::unsigned_integral<T>) {
+    return static_cast<Key>(value);
   } else {
     return static_cast<Key>(static_cast<std::int64_t>(value)) ^ sign;
   }

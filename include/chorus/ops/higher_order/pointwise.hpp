@@ -52,7 +52,7 @@ auto sum_to(const X& x, const std::array<Index, Rank>& shape) {
                            true);
   return record(
       operations::SumTo{}, std::move(out),
-      [whole = input.shape()](const auto& dy, auto dx) { dx->add(contiguous(dy.expand(whole))); }, x);
+      [whole = input.shape()](const auto& dy, auto dx) { dx->add(broadcast_to(dy, whole)); }, x);
 }
 
 /// x as a slice of zeros of another shape: slice's transpose.

@@ -16,6 +16,7 @@
 
 namespace chorus {
 
+/// Options of Graphed.
 struct GraphedOptions {
   /// Steps that run eagerly first, so that memory, plans and buckets are as they will stay.
   int warm_up = 3;

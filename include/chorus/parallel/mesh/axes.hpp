@@ -50,8 +50,11 @@ struct Tensor {
 
 /// An axis of one rank, where a mesh has none.
 using NoPipe = Pipe<1>;
+/// Axes that a mesh leaves out are of one rank.
 using NoData = Data<1>;
+/// Likewise.
 using NoShard = Shard<1>;
+/// Likewise.
 using NoTensor = Tensor<1>;
 
 namespace detail {

@@ -14,6 +14,7 @@
 
 namespace chorus {
 
+/// Options of Mesh.
 struct MeshOptions {
   mesh::Sizes sizes = {};          ///< of axes that are mesh::dynamic
   int micro_batches = 8;           ///< of a pipeline: see PipelineOptions
@@ -40,6 +41,7 @@ struct PartOf<Model, Axes, true> {
   }
 };
 
+/// What averages gradients on a mesh without shards.
 template <class Part>
 struct DataPolicy : DistributedDataParallel<Part> {
   DataPolicy(Part part, Groups& groups, const MeshOptions& options, std::uint64_t seed)
@@ -49,6 +51,7 @@ struct DataPolicy : DistributedDataParallel<Part> {
             seed) {}
 };
 
+/// What shards and averages on a mesh with shards.
 template <class Part, class Units>
 struct ShardPolicy
     : FullyShardedDataParallel<Part, Units, comm::AnyCommunicator, HybridReduceScatter<comm::AnyCommunicator>> {
@@ -59,6 +62,7 @@ struct ShardPolicy
             seed, {&groups.shards(), &groups.replicas}) {}
 };
 
+/// The policy of a mesh among the ranks that have shares of a batch.
 template <class Model, class Axes>
 using BatchPolicy = std::conditional_t<Axes::shards,
                                        ShardPolicy<typename PartOf<Model, Axes>::type, typename Axes::shard::units>,

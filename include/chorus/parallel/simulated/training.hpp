@@ -22,6 +22,7 @@
 
 namespace chorus::simulated {
 
+/// The policies whose training is simulated.
 enum class TrainingPolicy : std::uint8_t {
   ddp,
   local_sgd,
@@ -333,6 +334,7 @@ class TrainingRank {
   double exposed_ = 0;
 };
 
+/// How long a simulated step takes, and of what that is made.
 struct TrainingTimes {
   double step = 0;     ///< seconds of a step, the mean over the steps, of the last rank
   double exposed = 0;  ///< of them: seconds in which a rank waits for communication, the mean over the ranks
