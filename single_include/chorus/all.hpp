@@ -335,6 +335,7 @@ auto custom_function(const char* name, const Forward& forward, const Backward& b
 
 namespace chorus {
 
+/// Options of grad.
 struct GradOptions {
   /// Record how the gradients are made, so that gradients can be taken through them: for GraphVariables, see
   /// <chorus/ops/higher_order.hpp>.
@@ -791,7 +792,7 @@ namespace detail {
 /// `digits` at the front of `text`, which are taken off; 0 where there are none.
 inline double take_number(std::string_view& text) {
   double number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const auto [end, error] = chorus::detail::from_chars(text.data(), text.data() + text.size(), number);
   if (error != std::errc()) return 0;
   text.remove_prefix(static_cast<std::size_t>(end - text.data()));
   return number;
@@ -3084,6 +3085,7 @@ struct Computing {
   }
 };
 
+/// What simulate simulates: ranks, their links, their computing.
 struct SimulationOptions {
   int ranks = 2;
   Links links = links_named("25gbit");
@@ -3129,6 +3131,7 @@ struct RankTimes {
   std::vector<Copied> copies;      ///< of a device
   std::vector<Held> memory;        ///< where somebody knows
 };
+/// When and how long the ranks of a simulation computed and waited, in virtual seconds.
 struct SimulatedTimes {
   std::vector<RankTimes> ranks;
   bool one_process = false;  ///< they are the devices of one
@@ -4772,6 +4775,7 @@ class TokenWindows {
 
 namespace chorus::data {
 
+/// Options of read_csv.
 struct CsvOptions {
   char separator = ',';
   bool header = true;  ///< the first line has the columns' names; else they are "0", "1", ...
@@ -4832,7 +4836,7 @@ class CsvTable {
     if (text.size() > 1 && text.front() == '+' && text[1] != '-') text.remove_prefix(1);
     T out{};
     const auto* const end = text.data() + text.size();
-    const auto [stop, error] = std::from_chars(text.data(), end, out);
+    const auto [stop, error] = chorus::detail::from_chars(text.data(), end, out);
     check<FileError>(error == std::errc() && stop == end, "CSV: ", path_, ", line ", lines_[row], ", column ",
                      column + 1, " (", printable(names_[column]), "): expected a number of ", dtype<T>, ", got '",
                      printable(text), "'", text.empty() ? "; CsvOptions::missing says what an empty value is" : "");
@@ -5173,6 +5177,7 @@ inline ImageDataset open_images(const std::string& folder, Split split = Split::
 
 namespace chorus::data {
 
+/// Options of WeightedRandomSampler.
 struct WeightedOptions {
   Index num_samples = 0;    ///< in an epoch; 0: as many as the dataset has
   bool replacement = true;  ///< a sample may come several times in an epoch
@@ -9326,6 +9331,7 @@ auto entered(const SequencePart<X>& x, const TensorGroupRef& group) {
 }
 }  // namespace detail
 
+/// Options of ColumnParallelLinear and RowParallelLinear.
 struct ParallelLinearOptions {
   bool bias = true;
   /// Ranks have whole groups of so many columns each, such as the features of a head.
@@ -9468,6 +9474,7 @@ class RowParallelLinear : public Linear<D, T> {
 
 namespace chorus::nn {
 
+/// Options of MultiheadAttention.
 struct MultiheadAttentionOptions {
   bool bias = true;
 };
@@ -9666,6 +9673,7 @@ struct Size3d {
   constexpr Size3d(Index d, Index h, Index w) : depth(d), height(h), width(w) {}
 };
 
+/// Options of conv3d; a Size3d is one number or {depth, rows, columns}.
 struct Conv3dOptions {
   Size3d stride = 1, padding = 0, dilation = 1;
   Index groups = 1;
@@ -9714,6 +9722,7 @@ auto conv3d(const X& x, const W& weight, const B& bias, const Conv3dOptions& opt
 
 namespace chorus::nn {
 
+/// Options of the layer Conv1d.
 struct Conv1dOptions {
   Index kernel = 1, stride = 1, padding = 0, dilation = 1, groups = 1;
   bool bias = true;
@@ -9740,6 +9749,7 @@ class Conv1d : public detail::ConvolutionBase<3, D, T>, public quantization::Wei
   chorus::Conv1dOptions options_;
 };
 
+/// Options of the layer Conv3d; a Size3d is one number or {depth, rows, columns}.
 struct Conv3dOptions {
   Size3d kernel = 1, stride = 1, padding = 0, dilation = 1;
   Index groups = 1;
@@ -9768,6 +9778,7 @@ class Conv3d : public detail::ConvolutionBase<5, D, T>, public quantization::Wei
   chorus::Conv3dOptions options_;
 };
 
+/// Options of the layer ConvTranspose1d.
 struct ConvTranspose1dOptions {
   Index kernel = 1, stride = 1, padding = 0, output_padding = 0, dilation = 1, groups = 1;
   bool bias = true;
@@ -9794,6 +9805,7 @@ class ConvTranspose1d : public detail::ConvolutionBase<3, D, T> {
   chorus::ConvTranspose1dOptions options_;
 };
 
+/// Options of the layer ConvTranspose2d.
 struct ConvTranspose2dOptions {
   Size2d kernel = 1, stride = 1, padding = 0, output_padding = 0, dilation = 1;
   Index groups = 1;
@@ -9824,6 +9836,168 @@ class ConvTranspose2d : public detail::ConvolutionBase<4, D, T> {
 
 }  // namespace chorus::nn
 #endif  // CHORUS_SINGLE_CHORUS_NN_CONVOLUTIONS_HPP
+
+// <chorus/nn/fold_batch_norm.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_FOLD_BATCH_NORM_HPP
+#define CHORUS_SINGLE_CHORUS_NN_FOLD_BATCH_NORM_HPP
+/// Models for inference: batch norms folded into the layers in front of them.
+
+namespace chorus::nn {
+
+namespace detail {
+
+/// Watches one forward pass, and finds the batch norms that take just what one layer gives, which nothing else takes.
+class FollowingNorms final : public chorus::detail::OperationWatch, public chorus::detail::LayerWatch {
+ public:
+  explicit FollowingNorms(Module& model) {
+    struct All final : Walker {
+      std::map<const void*, Module*>* found = nullptr;
+      void enter(Module& layer) override { found->emplace(&layer, &layer); }
+    } all;
+    all.found = &modules_;
+    all.walk(model);
+  }
+  /// Pairs of a layer and the batch norm after it, each of which was called once. `result`: what the model gave.
+  std::vector<std::pair<Module*, Module*>> found(const void* result) const {
+    std::vector<std::pair<Module*, Module*>> out;
+    for (const auto& [data, made] : made_)
+      if (data != result && made.norm != nullptr && made.takers == 1 && calls_.at(made.layer) == 1 &&
+          calls_.at(made.norm) == 1)
+        out.emplace_back(modules_.at(made.layer), modules_.at(made.norm));
+    return out;
+  }
+
+ private:
+  struct Made {
+    const void *layer = nullptr, *norm = nullptr;
+    int takers = 0;
+  };
+
+  void begins(const void* layer) override {
+    inside_.push_back(layer);
+    ++calls_[layer];
+  }
+  void ended(const std::string&) override { inside_.pop_back(); }
+  void multiply_adds(std::int64_t) override {}
+  void ended(const chorus::detail::WatchedOperation& operation) override {
+    const void* const layer = inside_.empty() ? nullptr : inside_.back();
+    const bool known = modules_.contains(layer);
+    const std::string_view name = operation.name;
+    for (std::size_t i = 0; i < operation.inputs.size(); ++i) {
+      const auto made = made_.find(operation.inputs[i].data);
+      if (made == made_.end()) continue;
+      ++made->second.takers;
+      if (known && i == 0 && (name == "batch_norm" || name == "batch_norm_relu")) made->second.norm = layer;
+    }
+    kept_.push_back(operation.output);
+    if (known && (name == "conv1d" || name == "conv2d" || name == "conv3d" || name == "linear"))
+      made_[operation.output.data] = {layer};
+  }
+
+  std::map<const void*, Module*> modules_;
+  std::map<const void*, int> calls_;
+  std::vector<const void*> inside_;
+  std::map<const void*, Made> made_;
+  std::vector<chorus::detail::WatchedTensor> kept_;  // so that no address is used twice
+};
+
+/// The same numbers in a tensor like `like`.
+template <class T, int Rank, class D>
+Tensor<T, Rank, D> tensor_like(const Tensor<T, Rank, D>& like, const std::vector<T>& numbers) {
+  auto out = Tensor<T, Rank, D>::empty(like.shape(), like.device());
+  copy_bytes(out.device(), out.data(), Cpu{}, numbers.data(), out.bytes());
+  return out;
+}
+
+/// weight <- weight factor, bias <- beta + (bias - mean) factor, with factor = gamma / sqrt(var + eps), in new
+/// parameters, computed in double.
+template <class Layer, class T, class D>
+void fold_into(Layer& layer, BatchNorm<D, T>& norm) {
+  const auto& mean = value_of(norm.running_mean);
+  const auto means = mean.to_vector(), vars = value_of(norm.running_var).to_vector();
+  const std::size_t channels = means.size();
+  std::vector<T> gamma(channels, T{1}), bias(channels, T{0}), beta(channels, T{0});
+  if (norm.weight) gamma = value_of(norm.weight).to_vector(), beta = value_of(norm.bias).to_vector();
+  if (layer.bias) bias = value_of(layer.bias).to_vector();
+  auto weight = value_of(layer.weight).to_vector();
+  const std::size_t terms = weight.size() / channels;
+  for (std::size_t c = 0; c < channels; ++c) {
+    const auto number = [c](const std::vector<T>& of) { return static_cast<double>(of[c]); };
+    const double factor = number(gamma) / std::sqrt(number(vars) + norm.eps());
+    for (std::size_t i = c * terms; i < (c + 1) * terms; ++i)
+      weight[i] = static_cast<T>(static_cast<double>(weight[i]) * factor);
+    bias[c] = static_cast<T>(number(beta) + (number(bias) - number(means)) * factor);
+  }
+  layer.weight = Parameter(tensor_like(value_of(layer.weight), weight));
+  layer.bias = Parameter(tensor_like(mean, bias));
+  norm.fold_away();
+}
+
+/// Folds where both are of numbers of type T and the layer is one that can take it.
+template <class T, class D>
+void fold_pair(Module& layer, Module& following) {
+  auto* const norm = dynamic_cast<BatchNorm<D, T>*>(&following);
+  if (norm == nullptr || !norm->tracks_running_stats()) return;
+  const auto fold = [norm](auto* weighted) {
+    if (weighted != nullptr && weighted->weight.shape()[0] == norm->channels()) fold_into(*weighted, *norm);
+  };
+  fold(dynamic_cast<Conv2d<D, T>*>(&layer));
+  fold(dynamic_cast<Conv1d<D, T>*>(&layer));
+  fold(dynamic_cast<Conv3d<D, T>*>(&layer));
+  if (norm->tracks_running_stats()) fold(dynamic_cast<Linear<D, T>*>(&layer));
+}
+
+/// Throws UsageError where two results of a model differ by more than rounding explains.
+template <class Y>
+void check_same_results(const Y& expected, const Y& got) {
+  const auto a = contiguous(value_of(expected)).to_vector(), b = contiguous(value_of(got)).to_vector();
+  double most = 0, largest = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const auto x = static_cast<double>(a[i]), y = static_cast<double>(b[i]);
+    largest = std::max(largest, std::abs(x));
+    if (std::isfinite(x)) most = std::isfinite(y) ? std::max(most, std::abs(x - y)) : std::abs(x) + 1;
+  }
+  check<UsageError>(most <= 1e-3 * std::max(largest, 1e-3), "fold_batch_norm: the folded model's results differ by ",
+                    most, " from the model's, the largest of which is ", largest, ": its forward takes a layer's ",
+                    "result in a way that the operations don't show");
+}
+
+}  // namespace detail
+
+/// A copy of the model for inference, in which each batch norm that directly follows a convolution or a linear layer is
+/// part of that layer's weight and bias (PyTorch's fuse_conv_bn_eval): its results are the model's up to rounding, and
+/// its parameters are its own. `x`: inputs that the model takes, a sample is enough: one pass over them is watched, so
+/// that it doesn't matter where layers are listed. A batch norm stays where its layer is called more than once or
+/// something else takes the layer's result, where it has no running statistics, and behind transposed convolutions.
+/// Throws UsageError where the model, or a layer of it, is in training; a folded model refuses to train.
+template <class Model, class... X>
+Model fold_batch_norm(const Model& model, const X&... x) {
+  using D = typename Model::device_type;
+  Model folded = copy_of(model);
+  check<UsageError>(!detail::any_training(folded),
+                    "fold_batch_norm: the model is in training: call eval() first, since the running statistics become "
+                    "part of the weights");
+  const NoGrad no_grad;
+  detail::FollowingNorms watch(folded);
+  const auto expected = [&] {
+    const chorus::detail::Replaced<chorus::detail::LayerWatch*> layers(chorus::detail::layer_watch, &watch);
+    const chorus::detail::Replaced<chorus::detail::OperationWatch*> operations(chorus::detail::operation_watch,
+                                                                               &watch);
+    return folded(x...);
+  }();
+  constexpr bool compares = requires { value_of(expected).to_vector(); };
+  const void* result = nullptr;
+  if constexpr (compares) result = value_of(expected).data();
+  for (const auto& [layer, norm] : watch.found(result)) {
+    detail::fold_pair<float, D>(*layer, *norm);
+    detail::fold_pair<double, D>(*layer, *norm);
+  }
+  if constexpr (compares) detail::check_same_results(expected, folded(x...));
+  return folded;
+}
+
+}  // namespace chorus::nn
+#endif  // CHORUS_SINGLE_CHORUS_NN_FOLD_BATCH_NORM_HPP
 
 // <chorus/nn/group_norm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_GROUP_NORM_HPP
@@ -9862,6 +10036,7 @@ class GroupNorm : public Module {
   double eps_;
 };
 
+/// Options of InstanceNorm.
 struct InstanceNormOptions {
   double eps = 1e-5;
   /// Whether channels are scaled and shifted; not, by default, as in PyTorch.
@@ -9906,6 +10081,7 @@ class InstanceNorm : public Module {
 /// PyTorch's names; the number of inner axes is the input's.
 template <Device D, Real T = float>
 using InstanceNorm1d = InstanceNorm<D, T>;
+/// InstanceNorm under the name that PyTorch has for images.
 template <Device D, Real T = float>
 using InstanceNorm2d = InstanceNorm<D, T>;
 
@@ -10341,6 +10517,7 @@ struct Prelu {
 
 }  // namespace functors
 
+/// elu with the scale and alpha of Klambauer et al., 2017, for which numbers keep mean 0 and variance 1.
 template <Operand X>
 auto selu(const X& x) {
   return detail::pointwise("selu", functors::Selu{}, x);
@@ -10351,22 +10528,27 @@ auto celu(const X& x, double alpha = 1) {
   check<UsageError>(alpha != 0, "celu: alpha is 0");
   return detail::pointwise("celu", functors::Celu{alpha}, x);
 }
+/// x / (1 + |x|).
 template <Operand X>
 auto softsign(const X& x) {
   return detail::pointwise("softsign", functors::Softsign{}, x);
 }
+/// x - tanh(x).
 template <Operand X>
 auto tanhshrink(const X& x) {
   return detail::pointwise("tanhshrink", functors::Tanhshrink{}, x);
 }
+/// x where |x| > lambda, else 0.
 template <Operand X>
 auto hardshrink(const X& x, double lambda = 0.5) {
   return detail::pointwise("hardshrink", functors::Hardshrink{lambda}, x);
 }
+/// x pulled towards 0 by lambda, and 0 where |x| <= lambda.
 template <Operand X>
 auto softshrink(const X& x, double lambda = 0.5) {
   return detail::pointwise("softshrink", functors::Softshrink{lambda}, x);
 }
+/// x where x > above, else value.
 template <Operand X>
 auto threshold(const X& x, double above, double value) {
   return detail::pointwise("threshold", functors::Threshold{above, value}, x);
@@ -10533,6 +10715,7 @@ struct AdaptiveAvgPool2d : Module {
   }
   std::string describe() const override { return cat("AdaptiveAvgPool2d(", size.height, "x", size.width, ")"); }
 };
+/// adaptive_max_pool2d as a layer: images become `size`.
 struct AdaptiveMaxPool2d : Module {
   Size2d size;
   explicit AdaptiveMaxPool2d(Size2d to) : size(to) {}
@@ -10543,6 +10726,7 @@ struct AdaptiveMaxPool2d : Module {
   std::string describe() const override { return cat("AdaptiveMaxPool2d(", size.height, "x", size.width, ")"); }
 };
 
+/// How Upsample makes the pixels between.
 enum class UpsampleMode : std::uint8_t { nearest, bilinear };
 
 /// Images `scale` times as large.
@@ -11535,6 +11719,7 @@ QuantizedModel quantized(QuantizationAware<Model, Scheme>& model, const Tensor<f
 
 namespace chorus::nn {
 
+/// Options of the layers LSTM and GRU.
 struct RecurrentOptions {
   Index num_layers = 1;
   bool bias = true;
@@ -11725,8 +11910,10 @@ class GRU final : public Recurrent<D, T> {
 
 namespace chorus::nn {
 
+/// What stands between the two linear layers of a transformer layer.
 enum class FeedForwardActivation : std::uint8_t { relu, gelu };
 
+/// Options of transformer layers.
 struct TransformerOptions {
   Index heads = 8;
   /// Features between the two linear layers; 0 stands for 4 times the model's.
@@ -11965,6 +12152,45 @@ template <class Mask>
 Mask first_lanes(Index count) {
   return static_cast<Mask>((1u << count) - 1);
 }
+#if defined(__AVX__)
+// All bits of the first `count` lanes of 4 bytes, up to eight of them.
+inline __m256i first_eighths(Index count) {
+  alignas(32) static constexpr int bits[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bits + 8 - count));
+}
+inline __m256 load_some(const float* from, Index count, float fill) {
+  const __m256i mask = first_eighths(count);
+  return _mm256_blendv_ps(_mm256_set1_ps(fill), _mm256_maskload_ps(from, mask), _mm256_castsi256_ps(mask));
+}
+inline __m256d load_some(const double* from, Index count, double fill) {
+  const __m256i mask = first_eighths(2 * count);
+  return _mm256_blendv_pd(_mm256_set1_pd(fill), _mm256_maskload_pd(from, mask), _mm256_castsi256_pd(mask));
+}
+// In halves: stores with a mask take dozens of cycles on some processors.
+[[gnu::noinline]] inline void store_some(float* to, __m256 value, Index count) {
+  __m128 rest = _mm256_castps256_ps128(value);
+  if ((count & 4) != 0) {
+    _mm_storeu_ps(to, rest);
+    rest = _mm256_extractf128_ps(value, 1);
+    to += 4;
+  }
+  if ((count & 2) != 0) {
+    _mm_storel_pi(reinterpret_cast<__m64*>(to), rest);
+    rest = _mm_movehl_ps(rest, rest);
+    to += 2;
+  }
+  if ((count & 1) != 0) _mm_store_ss(to, rest);
+}
+[[gnu::noinline]] inline void store_some(double* to, __m256d value, Index count) {
+  __m128d rest = _mm256_castpd256_pd128(value);
+  if ((count & 2) != 0) {
+    _mm_storeu_pd(to, rest);
+    rest = _mm256_extractf128_pd(value, 1);
+    to += 2;
+  }
+  if ((count & 1) != 0) _mm_store_sd(to, rest);
+}
+#endif
 }  // namespace detail
 
 /// The first `count` lanes from memory of any alignment, the others `fill`.
@@ -11978,6 +12204,11 @@ Packet<T> load(const T* from, Count count, T fill = T{0}) {
       return _mm512_mask_loadu_ps(splat(fill), detail::first_lanes<__mmask16>(count), from);
     else if constexpr (sizeof(Packet<T>) == 64)
       return _mm512_mask_loadu_pd(splat(fill), detail::first_lanes<__mmask8>(count), from);
+    else
+#endif
+#if defined(__AVX__)
+        if constexpr (sizeof(Packet<T>) == 32)
+      return detail::load_some(from, count, fill);
     else
 #endif
       return detail::load_one_by_one<T>(from, count, fill);
@@ -11996,6 +12227,11 @@ void store(T* to, Packet<T> value, Count count, bool accumulate = false) {
       _mm512_mask_storeu_ps(to, detail::first_lanes<__mmask16>(count), value);
     else if constexpr (sizeof(Packet<T>) == 64)
       _mm512_mask_storeu_pd(to, detail::first_lanes<__mmask8>(count), value);
+    else
+#endif
+#if defined(__AVX__)
+        if constexpr (sizeof(Packet<T>) == 32)
+      detail::store_some(to, value, count);
     else
 #endif
       detail::store_one_by_one<T>(to, value, count);
@@ -13045,7 +13281,7 @@ template <class T, class D>
 Tensor<T, 0, D> total_weight(const Tensor<std::int64_t, 1, D>& labels, const Tensor<T, 1, D>& weight,
                              std::int64_t ignore_index) {
   const Shape<2> shape{labels.numel(), weight.numel()};
-  const auto each = nll_loss_per_sample(contiguous((-weight).expand(shape)), labels, {.ignore_index = ignore_index});
+  const auto each = nll_loss_per_sample(broadcast_to(-weight, shape), labels, {.ignore_index = ignore_index});
   // The mean of no sample is 0, not 0 / 0.
   return maximum(sum(each), Tensor<T, 0, D>::full({}, std::numeric_limits<T>::min(), weight.device()));
 }
@@ -13194,6 +13430,232 @@ requires(tensor_of<X>::rank == tensor_of<Y>::rank &&
 /// Places and counts of numbers: unique, searchsorted, bincount, histogram. They are worked out on the host; a GPU's
 /// numbers are brought there and the results back. None has a gradient.
 
+// <chorus/ops/sort.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_SORT_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_SORT_HPP
+/// Sorting along an axis: argsort, sort, topk.
+
+// <chorus/kernels/sort.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_SORT_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_SORT_HPP
+/// Order along an axis. x: [outer, axis, inner]; index: [outer, count, inner].
+
+namespace chorus::kernels {
+
+/// The positions of the first `count` elements in ascending (or descending) order; equal ones keep their order, NaN is
+/// larger than all numbers.
+template <Scalar T>
+void argsort(Cpu, AxisShape shape, Index count, bool descending, const T* x, std::int64_t* index);
+
+}  // namespace chorus::kernels
+
+#if !CHORUS_COMPILED
+// <chorus/kernels/cpu/sort.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_SORT_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_SORT_HPP
+/// Order along an axis on the CPU: numbers become unsigned ones of the same order, which a radix sort puts in place.
+
+namespace chorus::kernels {
+
+namespace detail {
+
+template <class T>
+using OrderKey = std::conditional_t<std::floating_point<T> && sizeof(T) == 4, std::uint32_t, std::uint64_t>;
+
+/// An unsigned number in the place of `value`: equal numbers (0 and -0) have one, and all that are NaN the largest.
+template <class T>
+OrderKey<T> order_key(T value) {
+  using Key = OrderKey<T>;
+  constexpr Key sign = Key{1} << (8 * sizeof(Key) - 1);
+  if constexpr (std::floating_point<T>) {
+    const Key bits = std::bit_cast<Key>(value == 0 ? T{0} : value);
+    const Key negative = Key{0} - (bits >> (8 * sizeof(Key) - 1));  // all bits, or none: signs are not to be guessed
+    return value != value ? ~Key{0} : bits ^ (negative | sign);
+  } else if constexpr (std::unsigned_integral<T>) {
+    return static_cast<Key>(value);
+  } else {
+    return static_cast<Key>(static_cast<std::int64_t>(value)) ^ sign;
+  }
+}
+
+/// All entries of a line are different, so that any way of sorting them keeps the order of equal numbers. Read as one
+/// number, little-endian, the key counts for more than the index.
+template <class Key>
+struct OrderEntry {
+  Key index, key;
+  bool operator<(const OrderEntry& other) const {
+    if constexpr (sizeof(Key) == 4 && std::endian::native == std::endian::little)
+      return std::bit_cast<std::uint64_t>(*this) < std::bit_cast<std::uint64_t>(other);
+    else
+      return key != other.key ? key < other.key : index < other.index;
+  }
+};
+
+/// Sorts `entries` by their keys, byte by byte from the least, with `other` as working memory. Returns where they are.
+template <class Key>
+OrderEntry<Key>* radix_sort(OrderEntry<Key>* entries, OrderEntry<Key>* other, Index n) {
+  constexpr int bytes = sizeof(Key), values = 256;
+  const auto byte = [](Key key, int d) { return static_cast<std::uint8_t>(key >> (8 * d)); };
+  Index places[bytes][values] = {};
+  for (Index i = 0; i < n; ++i)
+    for (int d = 0; d < bytes; ++d) ++places[d][byte(entries[i].key, d)];
+  for (int d = 0; d < bytes; ++d) {
+    Index* const place = places[d];
+    if (place[byte(entries[0].key, d)] == n) continue;
+    Index sum = 0;
+    for (int v = 0; v < values; ++v) sum += std::exchange(place[v], sum);
+    for (Index i = 0; i < n; ++i) other[place[byte(entries[i].key, d)]++] = entries[i];
+    std::swap(entries, other);
+  }
+  return entries;
+}
+
+template <class Key, class T>
+void argsort_lines(AxisShape shape, Index count, bool descending, const T* x, std::int64_t* index) {
+  using Entry = OrderEntry<Key>;
+  const Index n = shape.axis, inner = shape.inner;
+  const Key flip = descending ? ~Key{0} : Key{0};
+  // Lines side by side are read together, so that what is fetched for one is used by all.
+  const Index together = std::min<Index>(inner, 8), groups = (inner + together - 1) / together;
+  const ThreadScratch<Entry> scratch(Cpu{}, (together + 1) * n);
+  const Index least = thread_elements / (8 * together * n) + 1;
+  parallel_ranges(shape.outer * groups, 1, least, [&](Index first, Index number) {
+    Entry* const entries = scratch.data();
+    for (Index group = first; group < first + number; ++group) {
+      const Index o = group / groups, at = group % groups * together, lines = std::min(together, inner - at);
+      for (Index j = 0; j < n; ++j)
+        for (Index l = 0; l < lines; ++l) {
+          const Key key = order_key(static_cast<compute_type<T>>(x[(o * n + j) * inner + at + l]));
+          entries[l * n + j] = {static_cast<Key>(j), key ^ flip};
+        }
+      for (Index l = 0; l < lines; ++l) {
+        Entry* line = entries + l * n;
+        if (count < n / 8)
+          std::partial_sort(line, line + count, line + n);
+        else if (n < 128)
+          std::sort(line, line + n);
+        else
+          line = radix_sort(line, entries + together * n, n);
+        for (Index j = 0; j < count; ++j)
+          index[(o * count + j) * inner + at + l] = static_cast<std::int64_t>(line[j].index);
+      }
+    }
+  });
+}
+
+}  // namespace detail
+
+template <Scalar T>
+void argsort(Cpu, AxisShape shape, Index count, bool descending, const T* x, std::int64_t* index) {
+  if (shape.numel() == 0) return;
+  using Key = detail::OrderKey<compute_type<T>>;
+  if constexpr (sizeof(Key) == 4)
+    if (shape.axis <= Index{std::numeric_limits<Key>::max()})
+      return detail::argsort_lines<Key>(shape, count, descending, x, index);
+  detail::argsort_lines<std::uint64_t>(shape, count, descending, x, index);
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_SORT_HPP
+
+#endif
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+// <chorus/kernels/cuda/sort.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_SORT_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_SORT_HPP
+/// Order along an axis on GPUs: each element counts those that come before it, which is its place. Quadratic in the
+/// axis, but without a step that waits for another.
+
+namespace chorus::kernels {
+
+namespace cuda {
+
+template <class T>
+struct Rank {
+  AxisShape shape;
+  Index count;
+  bool descending;
+  const T* x;
+  std::int64_t* index;
+  __device__ void operator()(Index i) const {
+    const Index row = i / shape.inner, o = row / shape.axis, a = row - o * shape.axis, inner = i - row * shape.inner;
+    const Index line = o * shape.axis * shape.inner + inner;
+    const auto mine = get(x, i);
+    Index rank = 0;
+    for (Index other = 0; other < shape.axis; ++other) {
+      const auto value = get(x, line + other * shape.inner);
+      const bool less = value < mine || (mine != mine && value == value);
+      const bool more = mine < value || (value != value && mine == mine);
+      if (less != more ? (descending ? more : less) : other < a) ++rank;
+    }
+    if (rank < count) index[(o * count + rank) * shape.inner + inner] = a;
+  }
+};
+
+}  // namespace cuda
+
+template <Scalar T>
+void argsort(Cuda device, AxisShape shape, Index count, bool descending, const T* x, std::int64_t* index) {
+  cuda::for_each(device, "argsort", shape.numel(), cuda::Rank<T>{shape, count, descending, x, index});
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_SORT_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_SORT_HPP
+
+namespace chorus {
+
+/// Numbers in order, and the positions at which they were.
+template <class Values, class Indices>
+struct Sorted {
+  Values values;
+  Indices indices;
+};
+
+namespace detail {
+template <Operand X>
+auto first_in_order(const char* operation, const X& x, Index axis, Index count, bool descending) {
+  constexpr int rank = tensor_of<X>::rank;
+  static_assert(rank >= 1, "a tensor without axes cannot be sorted");
+  const auto input = contiguous(value_of(x));
+  const auto a = normalize_axis(operation, axis, rank);
+  auto shape = input.shape();
+  check<ShapeError>(count >= 0 && count <= shape[a], operation, ": ", count, " elements of an axis of ", shape[a]);
+  shape[a] = count;
+  auto index = Tensor<std::int64_t, rank, typename tensor_of<X>::device_type>::empty(shape, input.device());
+  kernels::argsort(input.device(), around_axis(input.shape(), a), count, descending, input.data(), index.data());
+  return index;
+}
+}  // namespace detail
+
+/// The positions of an axis's elements in order; equal elements keep theirs, NaN is the largest.
+template <Operand X>
+auto argsort(const X& x, Index axis = -1, bool descending = false) {
+  const Index size = value_of(x).size(axis);
+  return detail::first_in_order("argsort", x, axis, size, descending);
+}
+
+/// The elements of an axis in order. Gradients go back to where the elements were.
+template <Operand X>
+auto sort(const X& x, Index axis = -1, bool descending = false) {
+  const auto index = detail::first_in_order("sort", x, axis, value_of(x).size(axis), descending);
+  auto values = gather(x, axis, index);
+  return Sorted<decltype(values), std::remove_const_t<decltype(index)>>{std::move(values), index};
+}
+
+/// The `count` largest (or smallest) elements of an axis, the best first. Throws ShapeError where there are fewer.
+template <Operand X>
+auto topk(const X& x, Index count, Index axis = -1, bool largest = true) {
+  const auto index = detail::first_in_order("topk", x, axis, count, largest);
+  auto values = gather(x, axis, index);
+  return Sorted<decltype(values), std::remove_const_t<decltype(index)>>{std::move(values), index};
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_SORT_HPP
+
 namespace chorus {
 
 /// What `unique` gives: the different numbers in ascending order, for each element the place of its number among
@@ -13230,14 +13692,10 @@ auto unique(const X& x) {
   using D = typename tensor_of<X>::device_type;
   const auto input = detail::on_host("unique", x);
   const T* const in = input.data();
-  std::vector<std::int64_t> order(static_cast<std::size_t>(input.numel())), counts;
-  std::iota(order.begin(), order.end(), std::int64_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) {
-    return detail::comes_before(static_cast<C>(in[a]), static_cast<C>(in[b]));
-  });
-  std::vector<std::int64_t> firsts;
+  const auto order = argsort(to<C>(input).view(Shape<1>{input.numel()}));
+  std::vector<std::int64_t> firsts, counts;
   auto inverse = Tensor<std::int64_t, tensor_of<X>::rank>::empty(input.shape());
-  for (const auto i : order) {
+  for (const auto i : std::span(order.data(), static_cast<std::size_t>(order.numel()))) {
     if (firsts.empty() || static_cast<C>(in[firsts.back()]) != static_cast<C>(in[i])) {
       firsts.push_back(i);
       counts.push_back(0);
@@ -13353,6 +13811,7 @@ auto histogram(const X& x, Index bins, double low = 0, double high = 0) {
 
 namespace chorus {
 
+/// Options of ctc_loss.
 struct CtcLossOptions {
   std::int64_t blank = 0;
   /// mean: each loss divided by its number of labels (at least 1), averaged over the batch; or sum.
@@ -13858,6 +14317,7 @@ auto repeat(const X& x, const std::array<Index, N>& times) {
   }
   return y;
 }
+/// repeat under NumPy's name.
 template <Operand X, std::size_t N>
 auto tile(const X& x, const std::array<Index, N>& times) {
   return repeat(x, times);
@@ -14114,6 +14574,13 @@ auto einsum(const A& a, const B& b) {
 
 namespace chorus {
 
+namespace functors {
+struct IsEntry {
+  std::int64_t entry;
+  CHORUS_HD bool operator()(std::int64_t index) const { return index == entry; }
+};
+}  // namespace functors
+
 /// The same as embedding(weight, index), but entry `padding_index` gets no gradient. Throws UsageError where there is
 /// no such entry.
 template <Operand W, int Rank, class D>
@@ -14124,11 +14591,9 @@ auto embedding(const W& weight, const Tensor<std::int64_t, Rank, D>& index, Inde
   Shape<Rank + 1> shape{};
   std::copy(index.shape().begin(), index.shape().end(), shape.begin());
   shape.back() = 1;
-  auto host = Tensor<bool, Rank + 1, Cpu>::empty(shape);
-  const auto indices = contiguous(index).to_vector();
-  for (std::size_t i = 0; i < indices.size(); ++i) host.data()[i] = indices[i] == padding_index;
-  const auto padding =
-      Tensor<bool, Rank + 1, D>::from(std::span<const bool>(host.data(), indices.size()), shape, index.device());
+  const auto indices = contiguous(index);
+  const auto padding = Tensor<bool, Rank + 1, D>::empty(shape, index.device());
+  kernels::transform(index.device(), functors::IsEntry{padding_index}, indices.numel(), padding.data(), indices.data());
   return where(padding, value_of(rows), rows);
 }
 template <Operand W, Narrow T, int Rank, class D>
@@ -14138,6 +14603,358 @@ auto embedding(const W& weight, const NarrowIndices<T, Rank, D>& index, Index pa
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_EMBEDDING_HPP
+
+// <chorus/ops/fft.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_FFT_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_FFT_HPP
+/// Fourier transforms with torch.fft's names, float or double, on the CPU, differentiable any number of times: rfft,
+/// irfft, fft, ifft along the last axis, rfft2, irfft2, fft2, ifft2 over the last two. A complex number is a pair along
+/// one axis more, [..., 2], real and imaginary part, as torch.view_as_real has it; `norm(y, -1)` is its absolute value,
+/// `fft::mul` a product. A length whose prime factors are small is transformed in n log n steps, a prime n in n².
+
+// <chorus/kernels/cpu/fft.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_FFT_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_FFT_HPP
+/// Fourier transforms of lines of numbers on the CPU by Eigen's FFT (kissfft). A complex number is two neighbours, real
+/// and imaginary part.
+
+#include <complex>
+#include <unsupported/Eigen/FFT>
+
+namespace chorus::kernels {
+
+/// A transform of lines. y_k = scale w_k Σ_j x_j exp(∓2πi jk/n), + where it is the inverse.
+struct FourierPlan {
+  Index in;      ///< numbers of a line that goes in: cut, or continued with zeros, to what the transform takes
+  Index n;       ///< the length of the transform
+  Index out;     ///< numbers of a line that comes out: cut likewise
+  bool inverse;  ///< the sign of the exponent
+  double scale;
+  /// w_k of the n/2 + 1 numbers that stand for a real line's n: 1 of the first and, where n is even, the last;
+  /// `middle` of those between, each of which stands for two.
+  double middle;
+
+  /// The transform of the gradient: transposed, as that of the real and imaginary parts.
+  FourierPlan adjoint() const { return {out, n, in, !inverse, scale, middle}; }
+  Index half() const { return n / 2 + 1; }
+  bool in_middle(Index k) const { return k != 0 && 2 * k != n; }
+};
+
+namespace detail {
+
+/// What a thread keeps from call to call: factors of the newest lengths, and a line of each kind.
+template <std::floating_point T>
+struct FourierLines {
+  static FourierLines& of(Index n) {
+    thread_local FourierLines lines;
+    if (std::find(lines.known.begin(), lines.known.end(), n) == lines.known.end()) {
+      constexpr std::size_t most = 16;  // a program whose lengths all differ must not keep the factors of each
+      if (lines.known.size() == most) lines = {};
+      lines.known.push_back(n);
+      lines.fft.SetFlag(Eigen::FFT<T>::Unscaled);
+      lines.fft.SetFlag(Eigen::FFT<T>::HalfSpectrum);
+    }
+    const auto size = static_cast<std::size_t>(n);
+    lines.from.resize(size);
+    lines.to.resize(size);
+    lines.real.resize(size);
+    return lines;
+  }
+
+  /// One line. Of length 1 it is itself: kissfft reads memory that it doesn't have.
+  template <class From, class To>
+  void run(bool inverse, Index n, const From* in, To* out) {
+    if constexpr (std::is_same_v<To, T>)
+      n == 1 ? void(*out = in->real()) : fft.inv(out, in, n);
+    else if constexpr (std::is_same_v<From, T>)
+      n == 1 ? void(*out = *in) : fft.fwd(out, in, n);
+    else
+      n == 1 ? void(*out = *in) : inverse ? fft.inv(out, in, n) : fft.fwd(out, in, n);
+  }
+
+  Eigen::FFT<T> fft;
+  std::vector<Index> known;
+  std::vector<std::complex<T>> from, to;
+  std::vector<T> real;
+};
+
+template <std::floating_point T>
+void read_complex(const T* x, Index in, Index n, std::vector<std::complex<T>>& line) {
+  const Index given = std::min(in, n);
+  for (Index k = 0; k < n; ++k)
+    line[static_cast<std::size_t>(k)] = k < given ? std::complex<T>(x[2 * k], x[2 * k + 1]) : std::complex<T>();
+}
+
+/// Calls `f` with the lines of a thread and the number of a line, for all `count` of them.
+template <std::floating_point T, class F>
+void for_lines(Index count, Index n, const F& f) {
+  parallel_ranges(count, 1, thread_elements / n + 1, [&](Index first, Index lines) {
+    auto& memory = FourierLines<T>::of(n);
+    for (Index line = first; line < first + lines; ++line) f(memory, line);
+  });
+}
+
+}  // namespace detail
+
+/// Complex to complex. x: [count, in, 2], y: [count, out, 2].
+template <std::floating_point T>
+void fft(Index count, const FourierPlan& plan, const T* x, T* y) {
+  detail::for_lines<T>(count, plan.n, [&](auto& lines, Index line) {
+    detail::read_complex(x + line * plan.in * 2, plan.in, plan.n, lines.from);
+    lines.run(plan.inverse, plan.n, lines.from.data(), lines.to.data());
+    T* const out = y + line * plan.out * 2;
+    for (Index k = 0; k < plan.out; ++k) {
+      const auto value =
+          k < plan.n ? lines.to[static_cast<std::size_t>(k)] * static_cast<T>(plan.scale) : std::complex<T>();
+      out[2 * k] = value.real();
+      out[2 * k + 1] = value.imag();
+    }
+  });
+}
+
+/// Real to complex, of which the first n/2 + 1 say all; not the inverse. x: [count, in], y: [count, out, 2].
+template <std::floating_point T>
+void rfft(Index count, const FourierPlan& plan, const T* x, T* y) {
+  detail::for_lines<T>(count, plan.n, [&](auto& lines, Index line) {
+    const T* const from = x + line * plan.in;
+    std::fill(std::copy(from, from + std::min(plan.in, plan.n), lines.real.begin()), lines.real.end(), T{0});
+    lines.run(false, plan.n, lines.real.data(), lines.to.data());
+    T* const out = y + line * plan.out * 2;
+    for (Index k = 0; k < plan.out; ++k) {
+      const auto factor = static_cast<T>(plan.scale * (plan.in_middle(k) ? plan.middle : 1));
+      const auto value = k < plan.half() ? lines.to[static_cast<std::size_t>(k)] * factor : std::complex<T>();
+      out[2 * k] = value.real();
+      out[2 * k + 1] = plan.in_middle(k) ? value.imag() : 0;
+    }
+  });
+}
+
+/// Complex to real: the real parts of the inverse of n/2 + 1 numbers. x: [count, in, 2], y: [count, out].
+template <std::floating_point T>
+void irfft(Index count, const FourierPlan& plan, const T* x, T* y) {
+  detail::for_lines<T>(count, plan.n, [&](auto& lines, Index line) {
+    detail::read_complex(x + line * plan.in * 2, plan.in, plan.half(), lines.from);
+    for (Index k = 0; k < plan.half(); ++k)  // Eigen counts a middle one twice
+      lines.from[static_cast<std::size_t>(k)] *=
+          static_cast<T>(plan.scale * (plan.in_middle(k) ? plan.middle / 2 : 1));
+    lines.run(true, plan.n, lines.from.data(), lines.real.data());
+    T* const out = y + line * plan.out;
+    for (Index j = 0; j < plan.out; ++j) out[j] = j < plan.n ? lines.real[static_cast<std::size_t>(j)] : T{0};
+  });
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_FFT_HPP
+
+namespace chorus {
+
+namespace operations {
+// Which of a transform's sides are real.
+enum class Fourier : std::uint8_t { complex, from_real, to_real };
+
+// What the tape remembers beside the backward function: see ops/higher_order.hpp.
+template <Fourier Kind>
+struct FourierTransform {
+  static constexpr const char* name = Kind == Fourier::complex ? "fft" : Kind == Fourier::from_real ? "rfft" : "irfft";
+  static constexpr bool linear = true;
+  kernels::FourierPlan plan;
+};
+}  // namespace operations
+
+namespace fft {
+
+/// Which of a transform and its inverse divides: the inverse by n; both by sqrt(n); the transform by n.
+enum class Norm : std::uint8_t { backward, ortho, forward };
+
+/// Options of transforms along the last axis.
+struct Options {
+  std::optional<Index> n = {};  ///< numbers of a real or complex line, which is cut or continued with zeros to them
+  Norm norm = Norm::backward;
+};
+/// Options of transforms over the last two axes.
+struct Options2 {
+  std::optional<Shape<2>> s = {};  ///< n of the last two axes
+  Norm norm = Norm::backward;
+};
+
+namespace detail {
+
+using operations::Fourier;
+
+constexpr Fourier transposed(Fourier kind) {
+  return kind == Fourier::from_real ? Fourier::to_real : kind == Fourier::to_real ? Fourier::from_real : kind;
+}
+
+template <Operand X>
+constexpr void check_type() {
+  using Of = tensor_of<X>;
+  static_assert(std::is_same_v<typename Of::device_type, Cpu>,
+                "fft: the operand lies on a GPU; these functions run on the CPU: to_device(x, Cpu{}) copies it");
+  static_assert(std::floating_point<typename Of::value_type>, "fft: the operand is of float or double");
+}
+
+template <Fourier Kind, Operand X>
+auto transform(const X& x, const kernels::FourierPlan& plan) {
+  constexpr int rank = tensor_of<X>::rank;
+  constexpr auto axes = static_cast<std::size_t>(Kind == Fourier::from_real ? rank : rank - 1);
+  const auto input = contiguous(value_of(x));
+  Shape<rank + (Kind == Fourier::from_real) - (Kind == Fourier::to_real)> shape{};
+  Index count = 1;
+  for (std::size_t i = 0; i + 1 < axes; ++i) count *= shape[i] = input.shape()[i];
+  shape[axes - 1] = plan.out;
+  if constexpr (Kind != Fourier::to_real) shape[axes] = 2;
+  auto out = Tensor<typename tensor_of<X>::value_type, static_cast<int>(shape.size())>::empty(shape);
+  if constexpr (Kind == Fourier::complex)
+    kernels::fft(count, plan, input.data(), out.data());
+  else if constexpr (Kind == Fourier::from_real)
+    kernels::rfft(count, plan, input.data(), out.data());
+  else
+    kernels::irfft(count, plan, input.data(), out.data());
+  return record(
+      operations::FourierTransform<Kind>{plan}, std::move(out),
+      [plan](const auto& dy, auto dx) { dx->add(transform<transposed(Kind)>(dy, plan.adjoint())); }, x);
+}
+
+// The length of a line of x, which is real or made of pairs.
+template <bool Real, Operand X>
+Index length(const char* operation, const X& x) {
+  check_type<X>();
+  static_assert(tensor_of<X>::rank >= (Real ? 1 : 2),
+                "fft: a real operand has an axis at least, a complex one two: the last holds real and imaginary parts");
+  const auto& input = value_of(x);
+  chorus::detail::check_defined(operation, input);
+  if constexpr (Real) {
+    return input.shape().back();
+  } else {
+    check<ShapeError>(input.shape().back() == 2, operation,
+                      ": expected complex numbers as pairs of real and imaginary part, [..., n, 2], got shape ",
+                      input.shape());
+    return input.shape()[input.shape().size() - 2];
+  }
+}
+
+template <Operand X>
+kernels::FourierPlan plan(const char* operation, const X& x, Index in, Index n, Norm norm, bool inverse) {
+  check<ShapeError>(n >= 1 && n <= std::numeric_limits<int>::max(), operation,
+                    ": expected a length of 1 to 2147483647, got n = ", n, " for an operand of shape ",
+                    value_of(x).shape());
+  const double whole = 1 / static_cast<double>(n);
+  const double scale = norm == Norm::ortho ? std::sqrt(whole) : (norm == Norm::forward) != inverse ? whole : 1;
+  return {in, n, n, inverse, scale, 1};
+}
+
+template <Operand X>
+auto complex(const char* operation, const X& x, const Options& options, bool inverse) {
+  const Index in = length<false>(operation, x);
+  return transform<Fourier::complex>(x, plan(operation, x, in, options.n.value_or(in), options.norm, inverse));
+}
+template <Operand X>
+auto from_real(const char* operation, const X& x, const Options& options) {
+  const Index in = length<true>(operation, x);
+  auto made = plan(operation, x, in, options.n.value_or(in), options.norm, false);
+  made.out = made.half();
+  return transform<Fourier::from_real>(x, made);
+}
+template <Operand X>
+auto to_real(const char* operation, const X& x, const Options& options) {
+  const Index in = length<false>(operation, x);
+  auto made = plan(operation, x, in, options.n.value_or(2 * (in - 1)), options.norm, true);
+  made.middle = 2;
+  return transform<Fourier::to_real>(x, made);
+}
+
+// The complex transform of the last axis but one.
+template <Operand X>
+auto along_rows(const char* operation, const X& x, const Options& options, bool inverse) {
+  static_assert(tensor_of<X>::rank >= 3, "fft: a transform of two axes has an operand with two of them");
+  return transpose(complex(operation, transpose(x, -3, -2), options, inverse), -3, -2);
+}
+
+inline Options option_of(const Options2& options, std::size_t axis) {
+  return {options.s ? std::optional<Index>((*options.s)[axis]) : std::nullopt, options.norm};
+}
+
+}  // namespace detail
+
+/// y_k = Σ_j x_j exp(-2πi jk/n) of complex x: [..., n, 2] -> [..., n, 2]. Throws ShapeError where the last axis does
+/// not hold pairs or a length is below 1.
+template <Operand X>
+auto fft(const X& x, const Options& options = {}) {
+  return detail::complex("fft", x, options, false);
+}
+
+/// The inverse of fft: x_j = 1/n Σ_k y_k exp(2πi jk/n): [..., n, 2] -> [..., n, 2]. Throws as fft does.
+template <Operand X>
+auto ifft(const X& x, const Options& options = {}) {
+  return detail::complex("ifft", x, options, true);
+}
+
+/// fft of real x, of whose numbers the first n/2 + 1 say all: [..., n] -> [..., n/2 + 1, 2]. Throws ShapeError where a
+/// length is below 1.
+template <Operand X>
+auto rfft(const X& x, const Options& options = {}) {
+  return detail::from_real("rfft", x, options);
+}
+
+/// The inverse of rfft: [..., n/2 + 1, 2] -> [..., n]. Without `n` it is even, twice what lies between the first number
+/// and the last; say `n` where it is odd. The imaginary part of the first number, and of the last if n is even, counts
+/// for nothing. Throws as fft does.
+template <Operand X>
+auto irfft(const X& x, const Options& options = {}) {
+  return detail::to_real("irfft", x, options);
+}
+
+/// fft over the last two axes of complex x: [..., h, w, 2] -> [..., h, w, 2].
+template <Operand X>
+auto fft2(const X& x, const Options2& options = {}) {
+  return detail::along_rows("fft2", detail::complex("fft2", x, detail::option_of(options, 1), false),
+                            detail::option_of(options, 0), false);
+}
+
+/// The inverse of fft2.
+template <Operand X>
+auto ifft2(const X& x, const Options2& options = {}) {
+  return detail::along_rows("ifft2", detail::complex("ifft2", x, detail::option_of(options, 1), true),
+                            detail::option_of(options, 0), true);
+}
+
+/// fft2 of real x: [..., h, w] -> [..., h, w/2 + 1, 2].
+template <Operand X>
+auto rfft2(const X& x, const Options2& options = {}) {
+  return detail::along_rows("rfft2", detail::from_real("rfft2", x, detail::option_of(options, 1)),
+                            detail::option_of(options, 0), false);
+}
+
+/// The inverse of rfft2: [..., h, w/2 + 1, 2] -> [..., h, w]; say `s` where w is odd.
+template <Operand X>
+auto irfft2(const X& x, const Options2& options = {}) {
+  return detail::to_real("irfft2", detail::along_rows("irfft2", x, detail::option_of(options, 0), true),
+                         detail::option_of(options, 1));
+}
+
+/// Products of complex numbers, [..., 2] each, that are broadcast: a convolution is irfft(mul(rfft(x), rfft(y))).
+template <Operand A, Operand B>
+auto mul(const A& a, const B& b) {
+  static_assert(tensor_of<A>::rank >= 1 && tensor_of<B>::rank >= 1, "fft::mul: the operands have an axis of pairs");
+  for (const Index pairs : {value_of(a).shape().back(), value_of(b).shape().back()})
+    check<ShapeError>(pairs == 2, "fft::mul: expected complex numbers as pairs, [..., 2], got shapes ",
+                      value_of(a).shape(), " and ", value_of(b).shape());
+  const auto part = [](const auto& x, Index i) { return slice(x, -1, i, i + 1); };
+  const auto ar = part(a, 0), ai = part(a, 1);
+  const auto br = part(b, 0), bi = part(b, 1);
+  return concat(-1, ar * br - ai * bi, ar * bi + ai * br);
+}
+
+}  // namespace fft
+
+template <operations::Fourier Kind, class Dy, class Y, class X>
+auto derivatives(const operations::FourierTransform<Kind>& operation, const Dy& dy, const Y&, const X&) {
+  using namespace fft::detail;
+  return std::tuple{[&] { return transform<transposed(Kind)>(dy, operation.plan.adjoint()); }};
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_FFT_HPP
 
 // <chorus/ops/higher_order.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_HPP
@@ -15289,7 +16106,7 @@ auto sum_to(const X& x, const std::array<Index, Rank>& shape) {
                            true);
   return record(
       operations::SumTo{}, std::move(out),
-      [whole = input.shape()](const auto& dy, auto dx) { dx->add(contiguous(dy.expand(whole))); }, x);
+      [whole = input.shape()](const auto& dy, auto dx) { dx->add(broadcast_to(dy, whole)); }, x);
 }
 
 /// x as a slice of zeros of another shape: slice's transpose.
@@ -16430,6 +17247,7 @@ auto cholesky(const A& a) {
       a);
 }
 
+/// Factors of qr.
 template <class Q, class R>
 struct Qr {
   Q q;
@@ -16458,6 +17276,7 @@ auto qr(const A& a) {
   return Qr<decltype(q), decltype(r)>{std::move(q), std::move(r)};
 }
 
+/// Factors of svd.
 template <class U, class S, class V>
 struct Svd {
   U u;
@@ -16488,6 +17307,7 @@ auto svd(const A& a) {
   return Svd<decltype(u), decltype(s), decltype(vh)>{std::move(u), std::move(s), std::move(vh)};
 }
 
+/// What eigh returns.
 template <class Values, class Vectors>
 struct Eigh {
   Values eigenvalues;
@@ -16763,6 +17583,7 @@ auto cosine_similarity(const A& a, const B& b, Index axis = 1, double eps = 1e-8
   return sum(normalized(a) * normalized(b), axis);
 }
 
+/// Options of triplet_margin_loss.
 struct TripletOptions {
   double margin = 1;
   /// Added to each difference.
@@ -16782,6 +17603,7 @@ auto triplet_margin_loss_per_sample(const A& anchor, const P& positive, const N&
   if (options.swap) far = minimum(far, detail::pair_distance(positive, negative, options.eps));
   return relu(near - far + options.margin);
 }
+/// triplet_margin_loss_per_sample, averaged or as the reduction says.
 template <Operand A, Operand P, Operand N>
 auto triplet_margin_loss(const A& anchor, const P& positive, const N& negative, const TripletOptions& options = {}) {
   return detail::reduce_losses("triplet_margin_loss",
@@ -16796,6 +17618,7 @@ auto cosine_embedding_loss_per_sample(const A& a, const B& b, const Y& target, d
   return detail::pointwise("cosine_embedding_loss", functors::CosineEmbedding{margin},
                            sum(a * b, -1) * scale(a) * scale(b), target);
 }
+/// cosine_embedding_loss_per_sample, averaged or as the reduction says.
 template <Operand A, Operand B, Operand Y>
 auto cosine_embedding_loss(const A& a, const B& b, const Y& target, double margin = 0,
                            Reduction reduction = Reduction::mean) {
@@ -16808,6 +17631,7 @@ template <Operand A, Operand B, Operand Y>
 auto margin_ranking_loss_per_element(const A& a, const B& b, const Y& target, double margin = 0) {
   return detail::pointwise("margin_ranking_loss", functors::MarginRanking{margin}, a, b, target);
 }
+/// margin_ranking_loss_per_element, averaged or as the reduction says.
 template <Operand A, Operand B, Operand Y>
 auto margin_ranking_loss(const A& a, const B& b, const Y& target, double margin = 0,
                          Reduction reduction = Reduction::mean) {
@@ -16819,6 +17643,7 @@ template <Operand X, Operand Y>
 auto hinge_embedding_loss_per_element(const X& x, const Y& target, double margin = 1) {
   return detail::pointwise("hinge_embedding_loss", functors::HingeEmbedding{margin}, x, target);
 }
+/// hinge_embedding_loss_per_element, averaged or as the reduction says.
 template <Operand X, Operand Y>
 auto hinge_embedding_loss(const X& x, const Y& target, double margin = 1, Reduction reduction = Reduction::mean) {
   return detail::reduce_losses("hinge_embedding_loss", hinge_embedding_loss_per_element(x, target, margin), reduction);
@@ -16829,11 +17654,13 @@ template <Operand X, Operand Y>
 auto soft_margin_loss_per_element(const X& x, const Y& target) {
   return detail::pointwise("soft_margin_loss", functors::SoftMargin{}, x, target);
 }
+/// soft_margin_loss_per_element, averaged or as the reduction says.
 template <Operand X, Operand Y>
 auto soft_margin_loss(const X& x, const Y& target, Reduction reduction = Reduction::mean) {
   return detail::reduce_losses("soft_margin_loss", soft_margin_loss_per_element(x, target), reduction);
 }
 
+/// Options of gaussian_nll_loss.
 struct GaussianNllOptions {
   /// Adds log(2 π) / 2.
   bool full = false;
@@ -16848,12 +17675,14 @@ auto gaussian_nll_loss_per_element(const X& x, const Y& target, const V& var, co
   return detail::pointwise("gaussian_nll_loss", functors::GaussianNll{options.eps}, x, target, var) +
          (options.full ? 0.91893853320467274 : 0);
 }
+/// gaussian_nll_loss_per_element, averaged or as the reduction says.
 template <Operand X, Operand Y, Operand V>
 auto gaussian_nll_loss(const X& x, const Y& target, const V& var, const GaussianNllOptions& options = {}) {
   return detail::reduce_losses("gaussian_nll_loss", gaussian_nll_loss_per_element(x, target, var, options),
                                options.reduction);
 }
 
+/// Options of poisson_nll_loss.
 struct PoissonNllOptions {
   /// Whether x is the logarithm of the rate or the rate itself.
   bool log_input = true;
@@ -16871,6 +17700,7 @@ auto poisson_nll_loss_per_element(const X& x, const Y& target, const PoissonNllO
   if (options.full) losses = losses + detail::pointwise("poisson_nll_loss", functors::Stirling{}, target);
   return losses;
 }
+/// poisson_nll_loss_per_element, averaged or as the reduction says.
 template <Operand X, Operand Y>
 auto poisson_nll_loss(const X& x, const Y& target, const PoissonNllOptions& options = {}) {
   return detail::reduce_losses("poisson_nll_loss", poisson_nll_loss_per_element(x, target, options), options.reduction);
@@ -16881,6 +17711,7 @@ template <Operand X, Operand Y, Operand W, Operand P>
 auto bce_with_logits_per_element(const X& x, const Y& target, const W& weight, const P& pos_weight) {
   return detail::pointwise("bce_with_logits", functors::WeightedBinaryCrossEntropy{}, x, target, weight, pos_weight);
 }
+/// bce_with_logits_per_element with weights, averaged or as the reduction says.
 template <Operand X, Operand Y, Operand W, Operand P>
 auto bce_with_logits(const X& x, const Y& target, const W& weight, const P& pos_weight,
                      Reduction reduction = Reduction::mean) {
@@ -17284,230 +18115,6 @@ auto scatter(const X& x, Index axis, const Tensor<std::int64_t, tensor_of<X>::ra
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_SCATTER_HPP
 
-// <chorus/ops/sort.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_OPS_SORT_HPP
-#define CHORUS_SINGLE_CHORUS_OPS_SORT_HPP
-/// Sorting along an axis: argsort, sort, topk.
-
-// <chorus/kernels/sort.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_SORT_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_SORT_HPP
-/// Order along an axis. x: [outer, axis, inner]; index: [outer, count, inner].
-
-namespace chorus::kernels {
-
-/// The positions of the first `count` elements in ascending (or descending) order; equal ones keep their order, NaN is
-/// larger than all numbers.
-template <Scalar T>
-void argsort(Cpu, AxisShape shape, Index count, bool descending, const T* x, std::int64_t* index);
-
-}  // namespace chorus::kernels
-
-#if !CHORUS_COMPILED
-// <chorus/kernels/cpu/sort.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_SORT_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_SORT_HPP
-/// Order along an axis on the CPU: numbers become unsigned ones of the same order, which a radix sort puts in place.
-
-namespace chorus::kernels {
-
-namespace detail {
-
-template <class T>
-using OrderKey = std::conditional_t<std::floating_point<T> && sizeof(T) == 4, std::uint32_t, std::uint64_t>;
-
-/// An unsigned number in the place of `value`: equal numbers (0 and -0) have one, and all that are NaN the largest.
-template <class T>
-OrderKey<T> order_key(T value) {
-  using Key = OrderKey<T>;
-  constexpr Key sign = Key{1} << (8 * sizeof(Key) - 1);
-  if constexpr (std::floating_point<T>) {
-    const Key bits = std::bit_cast<Key>(value == 0 ? T{0} : value);
-    const Key negative = Key{0} - (bits >> (8 * sizeof(Key) - 1));  // all bits, or none: signs are not to be guessed
-    return value != value ? ~Key{0} : bits ^ (negative | sign);
-  } else {
-    return static_cast<Key>(static_cast<std::int64_t>(value)) ^ sign;
-  }
-}
-
-/// All entries of a line are different, so that any way of sorting them keeps the order of equal numbers. Read as one
-/// number, little-endian, the key counts for more than the index.
-template <class Key>
-struct OrderEntry {
-  Key index, key;
-  bool operator<(const OrderEntry& other) const {
-    if constexpr (sizeof(Key) == 4 && std::endian::native == std::endian::little)
-      return std::bit_cast<std::uint64_t>(*this) < std::bit_cast<std::uint64_t>(other);
-    else
-      return key != other.key ? key < other.key : index < other.index;
-  }
-};
-
-/// Sorts `entries` by their keys, byte by byte from the least, with `other` as working memory. Returns where they are.
-template <class Key>
-OrderEntry<Key>* radix_sort(OrderEntry<Key>* entries, OrderEntry<Key>* other, Index n) {
-  constexpr int bytes = sizeof(Key), values = 256;
-  const auto byte = [](Key key, int d) { return static_cast<std::uint8_t>(key >> (8 * d)); };
-  Index places[bytes][values] = {};
-  for (Index i = 0; i < n; ++i)
-    for (int d = 0; d < bytes; ++d) ++places[d][byte(entries[i].key, d)];
-  for (int d = 0; d < bytes; ++d) {
-    Index* const place = places[d];
-    if (place[byte(entries[0].key, d)] == n) continue;
-    Index sum = 0;
-    for (int v = 0; v < values; ++v) sum += std::exchange(place[v], sum);
-    for (Index i = 0; i < n; ++i) other[place[byte(entries[i].key, d)]++] = entries[i];
-    std::swap(entries, other);
-  }
-  return entries;
-}
-
-template <class Key, class T>
-void argsort_lines(AxisShape shape, Index count, bool descending, const T* x, std::int64_t* index) {
-  using Entry = OrderEntry<Key>;
-  const Index n = shape.axis, inner = shape.inner;
-  const Key flip = descending ? ~Key{0} : Key{0};
-  // Lines side by side are read together, so that what is fetched for one is used by all.
-  const Index together = std::min<Index>(inner, 8), groups = (inner + together - 1) / together;
-  const ThreadScratch<Entry> scratch(Cpu{}, (together + 1) * n);
-  const Index least = thread_elements / (8 * together * n) + 1;
-  parallel_ranges(shape.outer * groups, 1, least, [&](Index first, Index number) {
-    Entry* const entries = scratch.data();
-    for (Index group = first; group < first + number; ++group) {
-      const Index o = group / groups, at = group % groups * together, lines = std::min(together, inner - at);
-      for (Index j = 0; j < n; ++j)
-        for (Index l = 0; l < lines; ++l) {
-          const Key key = order_key(static_cast<compute_type<T>>(x[(o * n + j) * inner + at + l]));
-          entries[l * n + j] = {static_cast<Key>(j), key ^ flip};
-        }
-      for (Index l = 0; l < lines; ++l) {
-        Entry* line = entries + l * n;
-        if (count < n / 8)
-          std::partial_sort(line, line + count, line + n);
-        else if (n < 128)
-          std::sort(line, line + n);
-        else
-          line = radix_sort(line, entries + together * n, n);
-        for (Index j = 0; j < count; ++j)
-          index[(o * count + j) * inner + at + l] = static_cast<std::int64_t>(line[j].index);
-      }
-    }
-  });
-}
-
-}  // namespace detail
-
-template <Scalar T>
-void argsort(Cpu, AxisShape shape, Index count, bool descending, const T* x, std::int64_t* index) {
-  if (shape.numel() == 0) return;
-  using Key = detail::OrderKey<compute_type<T>>;
-  if constexpr (sizeof(Key) == 4)
-    if (shape.axis <= Index{std::numeric_limits<Key>::max()})
-      return detail::argsort_lines<Key>(shape, count, descending, x, index);
-  detail::argsort_lines<std::uint64_t>(shape, count, descending, x, index);
-}
-
-}  // namespace chorus::kernels
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_SORT_HPP
-
-#endif
-#if CHORUS_USE_CUDA && defined(__CUDACC__)
-// <chorus/kernels/cuda/sort.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_SORT_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_SORT_HPP
-/// Order along an axis on GPUs: each element counts those that come before it, which is its place. Quadratic in the
-/// axis, but without a step that waits for another.
-
-namespace chorus::kernels {
-
-namespace cuda {
-
-template <class T>
-struct Rank {
-  AxisShape shape;
-  Index count;
-  bool descending;
-  const T* x;
-  std::int64_t* index;
-  __device__ void operator()(Index i) const {
-    const Index row = i / shape.inner, o = row / shape.axis, a = row - o * shape.axis, inner = i - row * shape.inner;
-    const Index line = o * shape.axis * shape.inner + inner;
-    const auto mine = get(x, i);
-    Index rank = 0;
-    for (Index other = 0; other < shape.axis; ++other) {
-      const auto value = get(x, line + other * shape.inner);
-      const bool less = value < mine || (mine != mine && value == value);
-      const bool more = mine < value || (value != value && mine == mine);
-      if (less != more ? (descending ? more : less) : other < a) ++rank;
-    }
-    if (rank < count) index[(o * count + rank) * shape.inner + inner] = a;
-  }
-};
-
-}  // namespace cuda
-
-template <Scalar T>
-void argsort(Cuda device, AxisShape shape, Index count, bool descending, const T* x, std::int64_t* index) {
-  cuda::for_each(device, "argsort", shape.numel(), cuda::Rank<T>{shape, count, descending, x, index});
-}
-
-}  // namespace chorus::kernels
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_SORT_HPP
-
-#endif
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_SORT_HPP
-
-namespace chorus {
-
-/// Numbers in order, and the positions at which they were.
-template <class Values, class Indices>
-struct Sorted {
-  Values values;
-  Indices indices;
-};
-
-namespace detail {
-template <Operand X>
-auto first_in_order(const char* operation, const X& x, Index axis, Index count, bool descending) {
-  constexpr int rank = tensor_of<X>::rank;
-  static_assert(rank >= 1, "a tensor without axes cannot be sorted");
-  const auto input = contiguous(value_of(x));
-  const auto a = normalize_axis(operation, axis, rank);
-  auto shape = input.shape();
-  check<ShapeError>(count >= 0 && count <= shape[a], operation, ": ", count, " elements of an axis of ", shape[a]);
-  shape[a] = count;
-  auto index = Tensor<std::int64_t, rank, typename tensor_of<X>::device_type>::empty(shape, input.device());
-  kernels::argsort(input.device(), around_axis(input.shape(), a), count, descending, input.data(), index.data());
-  return index;
-}
-}  // namespace detail
-
-/// The positions of an axis's elements in order; equal elements keep theirs, NaN is the largest.
-template <Operand X>
-auto argsort(const X& x, Index axis = -1, bool descending = false) {
-  const Index size = value_of(x).size(axis);
-  return detail::first_in_order("argsort", x, axis, size, descending);
-}
-
-/// The elements of an axis in order. Gradients go back to where the elements were.
-template <Operand X>
-auto sort(const X& x, Index axis = -1, bool descending = false) {
-  const auto index = detail::first_in_order("sort", x, axis, value_of(x).size(axis), descending);
-  auto values = gather(x, axis, index);
-  return Sorted<decltype(values), std::remove_const_t<decltype(index)>>{std::move(values), index};
-}
-
-/// The `count` largest (or smallest) elements of an axis, the best first. Throws ShapeError where there are fewer.
-template <Operand X>
-auto topk(const X& x, Index count, Index axis = -1, bool largest = true) {
-  const auto index = detail::first_in_order("topk", x, axis, count, largest);
-  auto values = gather(x, axis, index);
-  return Sorted<decltype(values), std::remove_const_t<decltype(index)>>{std::move(values), index};
-}
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_OPS_SORT_HPP
-
 // <chorus/ops/truth.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_TRUTH_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_TRUTH_HPP
@@ -17695,6 +18302,7 @@ concept HoldsModel = requires(Net& net) {
   net.parameters();
 };
 
+/// Options of ParameterAverage.
 struct ParameterAverageOptions {
   /// Average the buffers, too. Else the average has those of the last update, as in PyTorch's AveragedModel. Buffers of
   /// integers are never averaged.
@@ -18477,6 +19085,7 @@ double norm(D device, Index count, const T* x) {
 }
 }  // namespace detail
 
+/// Options of Lars.
 struct LarsOptions {
   double lr = 0.1, momentum = 0.9, weight_decay = 0;
   /// The share of a parameter's norm that a step may have at a learning rate of 1.
@@ -18531,6 +19140,7 @@ class Lars final : public Optimizer<D> {
   LarsOptions options_;
 };
 
+/// Options of Lamb.
 struct LambOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-6, weight_decay = 0.01;
 };
@@ -18611,6 +19221,7 @@ class Lamb final : public Optimizer<D> {
 
 namespace chorus::optim {
 
+/// Options of Lion.
 struct LionOptions {
   double lr = 1e-4, beta1 = 0.9, beta2 = 0.99, weight_decay = 0;
 };
@@ -19797,6 +20408,7 @@ int launch_any(int argc, char** argv, const Body& body) {
 
 namespace chorus {
 
+/// Options of LocalSgd.
 struct LocalSgdOptions {
   /// Optimizer steps between averages. 1: after every one.
   int period = 8;
@@ -20215,9 +20827,11 @@ inline constexpr int stages_of_rank<Interleaved<V>> = V;
 
 namespace chorus {
 
+/// For TensorParallel and mesh::Tensor: what lies between shared layers is whole on each rank.
 struct NoSequenceSplit {
   static constexpr bool splits_sequences = false;
 };
+/// It is shared out by places of the text.
 struct SequenceSplit {
   static constexpr bool splits_sequences = true;
 };
@@ -20264,8 +20878,11 @@ struct Tensor {
 
 /// An axis of one rank, where a mesh has none.
 using NoPipe = Pipe<1>;
+/// Axes that a mesh leaves out are of one rank.
 using NoData = Data<1>;
+/// Likewise.
 using NoShard = Shard<1>;
+/// Likewise.
 using NoTensor = Tensor<1>;
 
 namespace detail {
@@ -22795,6 +23412,7 @@ class StagedModel : public nn::Module {
 
 namespace chorus {
 
+/// Options of Mesh.
 struct MeshOptions {
   mesh::Sizes sizes = {};          ///< of axes that are mesh::dynamic
   int micro_batches = 8;           ///< of a pipeline: see PipelineOptions
@@ -22821,6 +23439,7 @@ struct PartOf<Model, Axes, true> {
   }
 };
 
+/// What averages gradients on a mesh without shards.
 template <class Part>
 struct DataPolicy : DistributedDataParallel<Part> {
   DataPolicy(Part part, Groups& groups, const MeshOptions& options, std::uint64_t seed)
@@ -22830,6 +23449,7 @@ struct DataPolicy : DistributedDataParallel<Part> {
             seed) {}
 };
 
+/// What shards and averages on a mesh with shards.
 template <class Part, class Units>
 struct ShardPolicy
     : FullyShardedDataParallel<Part, Units, comm::AnyCommunicator, HybridReduceScatter<comm::AnyCommunicator>> {
@@ -22840,6 +23460,7 @@ struct ShardPolicy
             seed, {&groups.shards(), &groups.replicas}) {}
 };
 
+/// The policy of a mesh among the ranks that have shares of a batch.
 template <class Model, class Axes>
 using BatchPolicy = std::conditional_t<Axes::shards,
                                        ShardPolicy<typename PartOf<Model, Axes>::type, typename Axes::shard::units>,
@@ -22959,6 +23580,9 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
   using model_type = Model;
   using policy_type = Mesh;
   static constexpr const char* name = "mesh";
+  /// The same policy around another model, for programs with several: `ch::Rebind<Net, Other>`.
+  template <class Other>
+  using rebind = Mesh<Other, Axes...>;
 
   /// Takes rank 0's numbers. Throws UsageError, on every rank, where the number of ranks is not the axes', and what the
   /// policies of the axes throw. `all`, and `world`, what it was connected with, must outlive this.
@@ -23104,6 +23728,7 @@ requires(!mesh::AxesOf<Axes...>::shards) class detail::Access<Mesh<Model, Axes..
 
 namespace chorus {
 
+/// Options of ParameterServer.
 struct ParameterServerOptions {
   /// The axis of the inputs along which their samples lie.
   int dim = 0;
@@ -23468,6 +24093,9 @@ class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Com
   using model_type = Model;
   using policy_type = Pipeline;
   static constexpr const char* name = "pipeline";
+  /// The same policy around another model, which is a chain, too, for programs with several: `ch::Rebind<Net, Other>`.
+  template <class Other>
+  using rebind = Pipeline<Other, Order, Communicator>;
 
   /// Takes rank 0's numbers. Throws UsageError, on every rank, where the ranks' models or options differ, and for a cut
   /// that doesn't fit. `world` is what the communicator was connected with; it must outlive this.
@@ -23739,6 +24367,7 @@ concept DistributedInBuckets = requires(AccessTo<Net> access) {
 };
 }  // namespace detail
 
+/// Options of ShardedOptimizer.
 struct ShardedOptimizerOptions {
   /// Keep one copy of the parameters for all ranks, where all run on CPUs of one machine: each reads them where they
   /// lie, and steps its shard of them for all, so that nothing is gathered. On GPUs and across machines every rank
@@ -24487,6 +25116,7 @@ struct UnitTime {
 
 namespace chorus::simulated {
 
+/// The policies whose training is simulated.
 enum class TrainingPolicy : std::uint8_t {
   ddp,
   local_sgd,
@@ -24798,6 +25428,7 @@ class TrainingRank {
   double exposed_ = 0;
 };
 
+/// How long a simulated step takes, and of what that is made.
 struct TrainingTimes {
   double step = 0;     ///< seconds of a step, the mean over the steps, of the last rank
   double exposed = 0;  ///< of them: seconds in which a rank waits for communication, the mean over the ranks
@@ -25131,6 +25762,7 @@ namespace chorus::simulated {
 
 namespace chorus {
 
+/// Options of TensorParallel.
 struct TensorParallelOptions {
   /// The axis of the inputs along which the samples lie. Each sample draws its own random numbers.
   int dim = 0;
@@ -25158,6 +25790,9 @@ class TensorParallel : public WholeBatchPolicy<Model, Communicator> {
   using D = typename Base::device_type;
   using policy_type = TensorParallel;
   static constexpr const char* name = "tensor_parallel";
+  /// The same policy around another model, for programs with several: `ch::Rebind<Net, Other>`.
+  template <class Other>
+  using rebind = TensorParallel<Other, Sequence, Communicator>;
 
   /// Compares the models of all ranks, takes rank 0's numbers, and keeps this rank's part. Throws UsageError, on every
   /// rank, where names, shapes, dtypes or options differ, where no layer can be shared out, and where one has less than
@@ -26188,6 +26823,7 @@ inline std::vector<TraceSentence> sentences_of(const Trace& trace, const TraceFa
 
 namespace chorus {
 
+/// A sentence about a run, what it follows from, and where the page has it.
 struct TraceAdvice {
   std::string text = {};
   std::string figures = {};  ///< what was measured, and how the rest follows from it
@@ -26414,6 +27050,7 @@ inline std::string advice_text(const Trace& trace) {
 
 namespace chorus {
 
+/// Options of Graphed.
 struct GraphedOptions {
   /// Steps that run eagerly first, so that memory, plans and buckets are as they will stay.
   int warm_up = 3;

@@ -960,6 +960,10 @@ struct ComputeType<NarrowFloat<Format>> {
 template <class T>
 concept Narrow = detail::is_narrow<T>;
 
+/// What sums of T's products may be given in: T, or float where T has 2 bytes.
+template <class Out, class T>
+concept SumOf = std::is_same_v<Out, T> || (Narrow<T> && std::is_same_v<Out, float>);
+
 /// The type in which numbers of type T are computed and added up: float for bf16 and half, else T.
 template <class T>
 using compute_type = typename detail::ComputeType<T>::type;
@@ -1487,6 +1491,7 @@ inline void sent(int from, int to, Traffic kind, std::size_t bytes) {
   if (auto* const listener = listening()) [[unlikely]]
     listener->sent(from, to, kind, bytes);
 }
+/// Bytes that a device has sent since the last reset_traffic: of one kind, or of all.
 inline std::uint64_t bytes_sent(int device, Traffic kind) {
   return detail::counters(device).sent[static_cast<std::size_t>(kind)].load(std::memory_order_relaxed);
 }
@@ -1495,6 +1500,7 @@ inline std::uint64_t bytes_sent(int device) {
   for (const auto& kind : detail::counters(device).sent) sum += kind.load(std::memory_order_relaxed);
   return sum;
 }
+/// Counts the bytes that devices send from 0 again.
 inline void reset_traffic() {
   for (int device = 0; device < max_devices; ++device)
     for (auto& kind : detail::counters(device).sent) kind.store(0, std::memory_order_relaxed);
@@ -1510,6 +1516,7 @@ inline void allocated(int slot, Memory kind, std::int64_t bytes) {
   if (auto* const listener = listening()) [[unlikely]]
     listener->allocated(slot, kind, bytes);
 }
+/// Bytes of tensors on a device now, and at the most so far; or of one kind, now.
 inline MemoryUse memory(int device) {
   const auto& c = detail::counters(device);
   return {static_cast<std::size_t>(c.total.load()), static_cast<std::size_t>(c.peak.load())};
@@ -2691,6 +2698,9 @@ detail::NarrowArray<T> writes(T* data, Index count, bool keep = false) {
   return {data, keep ? data : nullptr, count};
 }
 
+/// One of float is written as it lies.
+inline float* writes(float* data, Index, bool = false) { return data; }
+
 /// Calls `kernel(device, arguments...)`, with float copies in place of the arrays, and stores what it has written.
 template <class Kernel, class... Arguments>
 void in_float(const Kernel& kernel, Cpu device, const Arguments&... arguments) {
@@ -2765,6 +2775,45 @@ template <class Mask>
 Mask first_lanes(Index count) {
   return static_cast<Mask>((1u << count) - 1);
 }
+#if defined(__AVX__)
+// All bits of the first `count` lanes of 4 bytes, up to eight of them.
+inline __m256i first_eighths(Index count) {
+  alignas(32) static constexpr int bits[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bits + 8 - count));
+}
+inline __m256 load_some(const float* from, Index count, float fill) {
+  const __m256i mask = first_eighths(count);
+  return _mm256_blendv_ps(_mm256_set1_ps(fill), _mm256_maskload_ps(from, mask), _mm256_castsi256_ps(mask));
+}
+inline __m256d load_some(const double* from, Index count, double fill) {
+  const __m256i mask = first_eighths(2 * count);
+  return _mm256_blendv_pd(_mm256_set1_pd(fill), _mm256_maskload_pd(from, mask), _mm256_castsi256_pd(mask));
+}
+// In halves: stores with a mask take dozens of cycles on some processors.
+[[gnu::noinline]] inline void store_some(float* to, __m256 value, Index count) {
+  __m128 rest = _mm256_castps256_ps128(value);
+  if ((count & 4) != 0) {
+    _mm_storeu_ps(to, rest);
+    rest = _mm256_extractf128_ps(value, 1);
+    to += 4;
+  }
+  if ((count & 2) != 0) {
+    _mm_storel_pi(reinterpret_cast<__m64*>(to), rest);
+    rest = _mm_movehl_ps(rest, rest);
+    to += 2;
+  }
+  if ((count & 1) != 0) _mm_store_ss(to, rest);
+}
+[[gnu::noinline]] inline void store_some(double* to, __m256d value, Index count) {
+  __m128d rest = _mm256_castpd256_pd128(value);
+  if ((count & 2) != 0) {
+    _mm_storeu_pd(to, rest);
+    rest = _mm256_extractf128_pd(value, 1);
+    to += 2;
+  }
+  if ((count & 1) != 0) _mm_store_sd(to, rest);
+}
+#endif
 }  // namespace detail
 
 /// The first `count` lanes from memory of any alignment, the others `fill`.
@@ -2778,6 +2827,11 @@ Packet<T> load(const T* from, Count count, T fill = T{0}) {
       return _mm512_mask_loadu_ps(splat(fill), detail::first_lanes<__mmask16>(count), from);
     else if constexpr (sizeof(Packet<T>) == 64)
       return _mm512_mask_loadu_pd(splat(fill), detail::first_lanes<__mmask8>(count), from);
+    else
+#endif
+#if defined(__AVX__)
+        if constexpr (sizeof(Packet<T>) == 32)
+      return detail::load_some(from, count, fill);
     else
 #endif
       return detail::load_one_by_one<T>(from, count, fill);
@@ -2796,6 +2850,11 @@ void store(T* to, Packet<T> value, Count count, bool accumulate = false) {
       _mm512_mask_storeu_ps(to, detail::first_lanes<__mmask16>(count), value);
     else if constexpr (sizeof(Packet<T>) == 64)
       _mm512_mask_storeu_pd(to, detail::first_lanes<__mmask8>(count), value);
+    else
+#endif
+#if defined(__AVX__)
+        if constexpr (sizeof(Packet<T>) == 32)
+      detail::store_some(to, value, count);
     else
 #endif
       detail::store_one_by_one<T>(to, value, count);
@@ -3119,7 +3178,7 @@ constexpr auto broadcast_shapes(std::string_view operation, const std::array<Ind
   constexpr std::size_t rank = A > B ? A : B;
   std::array<Index, rank> out{};
   for (std::size_t i = 0; i < rank; ++i) {
-    const Index size_a = i < A ? a[A - 1 - i] : 1, size_b = i < B ? b[B - 1 - i] : 1;
+    const Index size_a = i < a.size() ? a[A - 1 - i] : 1, size_b = i < b.size() ? b[B - 1 - i] : 1;
     check<ShapeError>(size_a == size_b || size_a == 1 || size_b == 1, operation, ": shapes ", a, " and ", b,
                       " do not broadcast");
     out[rank - 1 - i] = size_a == 1 ? size_b : size_a;
@@ -4043,6 +4102,7 @@ inline void sent(int from, int to, Traffic kind, std::size_t bytes) {
   if (auto* const listener = listening()) [[unlikely]]
     listener->sent(from, to, kind, bytes);
 }
+/// Bytes that a device has sent since the last reset_traffic: of one kind, or of all.
 inline std::uint64_t bytes_sent(int device, Traffic kind) {
   return detail::counters(device).sent[static_cast<std::size_t>(kind)].load(std::memory_order_relaxed);
 }
@@ -4051,6 +4111,7 @@ inline std::uint64_t bytes_sent(int device) {
   for (const auto& kind : detail::counters(device).sent) sum += kind.load(std::memory_order_relaxed);
   return sum;
 }
+/// Counts the bytes that devices send from 0 again.
 inline void reset_traffic() {
   for (int device = 0; device < max_devices; ++device)
     for (auto& kind : detail::counters(device).sent) kind.store(0, std::memory_order_relaxed);
@@ -4066,6 +4127,7 @@ inline void allocated(int slot, Memory kind, std::int64_t bytes) {
   if (auto* const listener = listening()) [[unlikely]]
     listener->allocated(slot, kind, bytes);
 }
+/// Bytes of tensors on a device now, and at the most so far; or of one kind, now.
 inline MemoryUse memory(int device) {
   const auto& c = detail::counters(device);
   return {static_cast<std::size_t>(c.total.load()), static_cast<std::size_t>(c.peak.load())};
@@ -5013,15 +5075,24 @@ inline constexpr int most_axes = 8;
 template <int N>
 struct StridedMap {
   int axes = 0;  ///< after merging; the innermost first
+  bool narrow = false;  ///< divisions of 32 bits are enough, which take a quarter of the time
   Index size[most_axes] = {}, stride[N][most_axes] = {};
 
   struct Offsets {
     Index at[N];
   };
   CHORUS_HD Offsets operator()(Index i) const {
+    return narrow ? offsets(static_cast<std::uint32_t>(i)) : offsets(i);
+  }
+
+ private:
+  template <class Number>
+  CHORUS_HD Offsets offsets(Number i) const {
     Offsets out{};
     for (int axis = 0; axis < axes; ++axis) {
-      const Index next = i / size[axis], place = i - next * size[axis];
+      const auto extent = static_cast<Number>(size[axis]);
+      const Number next = i / extent;
+      const auto place = static_cast<Index>(i - next * extent);
       for (int k = 0; k < N; ++k) out.at[k] += place * stride[k][axis];
       i = next;
     }
@@ -5051,6 +5122,9 @@ StridedMap<static_cast<int>(N)> strided_map(std::span<const Index> shape,
     for (std::size_t k = 0; k < N; ++k) map.stride[k][map.axes] = strides[k][axis];
     ++map.axes;
   }
+  Index elements = 1;
+  for (int axis = 0; axis < map.axes; ++axis) elements *= map.size[axis];
+  map.narrow = elements < Index{1} << 32;
   return map;
 }
 
@@ -5234,7 +5308,7 @@ constexpr auto broadcast_shapes(std::string_view operation, const std::array<Ind
   constexpr std::size_t rank = A > B ? A : B;
   std::array<Index, rank> out{};
   for (std::size_t i = 0; i < rank; ++i) {
-    const Index size_a = i < A ? a[A - 1 - i] : 1, size_b = i < B ? b[B - 1 - i] : 1;
+    const Index size_a = i < a.size() ? a[A - 1 - i] : 1, size_b = i < b.size() ? b[B - 1 - i] : 1;
     check<ShapeError>(size_a == size_b || size_a == 1 || size_b == 1, operation, ": shapes ", a, " and ", b,
                       " do not broadcast");
     out[rank - 1 - i] = size_a == 1 ? size_b : size_a;
@@ -5256,12 +5330,29 @@ struct Fill {
   __device__ void operator()(Index i) const { x[i] = value; }
 };
 
-template <class From, class To>
-struct Convert {
-  const From* x;
-  To* y;
-  __device__ void operator()(Index i) const { y[i] = static_cast<To>(get(x, i)); }
+/// Numbers that are moved by as many accesses of 16 bytes as they take.
+template <class T, int count>
+struct alignas(access_bytes) Run {
+  T v[count];
 };
+template <class From, class To>
+inline constexpr int converted_at_once = access_bytes / static_cast<int>(std::min(sizeof(From), sizeof(To)));
+
+template <class From, class To>
+__global__ void convert(Index count, const From* x, To* y, bool vector) {
+  constexpr int width = converted_at_once<From, To>;
+  for_vectors<width>(count, [&](Index first, int n) {
+    if (!vector || n < width) {
+      for (Index i = first; i < first + n; ++i) y[i] = static_cast<To>(get(x, i));
+      return;
+    }
+    const auto from = *reinterpret_cast<const Run<From, width>*>(x + first);
+    Run<To, width> to;
+#pragma unroll
+    for (int k = 0; k < width; ++k) to.v[k] = static_cast<To>(static_cast<compute_type<From>>(from.v[k]));
+    *reinterpret_cast<Run<To, width>*>(y + first) = to;
+  });
+}
 
 template <class T>
 __global__ void add_scaled(Index count, compute_type<T> a, const T* x, T* y, bool vector) {
@@ -5326,7 +5417,9 @@ inline void increment(Cuda device, std::int64_t* x) { cuda::for_each(device, "in
 
 template <Scalar From, Scalar To>
 void convert(Cuda device, Index count, const From* x, To* y) {
-  cuda::for_each(device, "convert", count, cuda::Convert<From, To>{x, y});
+  if (count > 0)
+    cuda::launch(device, "convert", cuda::blocks_for(cuda::divide_up(count, cuda::converted_at_once<From, To>)),
+                 cuda::convert<From, To>, count, x, y, cuda::aligned(x, y));
 }
 
 template <Real T>
@@ -5838,6 +5931,7 @@ inline void sent(int from, int to, Traffic kind, std::size_t bytes) {
   if (auto* const listener = listening()) [[unlikely]]
     listener->sent(from, to, kind, bytes);
 }
+/// Bytes that a device has sent since the last reset_traffic: of one kind, or of all.
 inline std::uint64_t bytes_sent(int device, Traffic kind) {
   return detail::counters(device).sent[static_cast<std::size_t>(kind)].load(std::memory_order_relaxed);
 }
@@ -5846,6 +5940,7 @@ inline std::uint64_t bytes_sent(int device) {
   for (const auto& kind : detail::counters(device).sent) sum += kind.load(std::memory_order_relaxed);
   return sum;
 }
+/// Counts the bytes that devices send from 0 again.
 inline void reset_traffic() {
   for (int device = 0; device < max_devices; ++device)
     for (auto& kind : detail::counters(device).sent) kind.store(0, std::memory_order_relaxed);
@@ -5861,6 +5956,7 @@ inline void allocated(int slot, Memory kind, std::int64_t bytes) {
   if (auto* const listener = listening()) [[unlikely]]
     listener->allocated(slot, kind, bytes);
 }
+/// Bytes of tensors on a device now, and at the most so far; or of one kind, now.
 inline MemoryUse memory(int device) {
   const auto& c = detail::counters(device);
   return {static_cast<std::size_t>(c.total.load()), static_cast<std::size_t>(c.peak.load())};
@@ -7207,7 +7303,7 @@ constexpr auto broadcast_shapes(std::string_view operation, const std::array<Ind
   constexpr std::size_t rank = A > B ? A : B;
   std::array<Index, rank> out{};
   for (std::size_t i = 0; i < rank; ++i) {
-    const Index size_a = i < A ? a[A - 1 - i] : 1, size_b = i < B ? b[B - 1 - i] : 1;
+    const Index size_a = i < a.size() ? a[A - 1 - i] : 1, size_b = i < b.size() ? b[B - 1 - i] : 1;
     check<ShapeError>(size_a == size_b || size_a == 1 || size_b == 1, operation, ": shapes ", a, " and ", b,
                       " do not broadcast");
     out[rank - 1 - i] = size_a == 1 ? size_b : size_a;
@@ -7817,6 +7913,9 @@ template <Narrow T>
 detail::NarrowArray<T> writes(T* data, Index count, bool keep = false) {
   return {data, keep ? data : nullptr, count};
 }
+
+/// One of float is written as it lies.
+inline float* writes(float* data, Index, bool = false) { return data; }
 
 /// Calls `kernel(device, arguments...)`, with float copies in place of the arrays, and stores what it has written.
 template <class Kernel, class... Arguments>
@@ -10883,6 +10982,7 @@ Ref<GradNode<T, Rank, D>> node_of(const Tensor<T, Rank, D>&) {
   return {};
 }
 
+/// The Tensor type of an operand, which may be a Tensor, a Variable, a Parameter or what converts to one.
 template <Operand X>
 using tensor_of = std::remove_cvref_t<decltype(value_of(std::declval<const X&>()))>;
 
@@ -11113,6 +11213,7 @@ struct RandomKey {
 
 namespace chorus {
 
+/// Options of gradient_error.
 struct GradientCheckOptions {
   /// Half the distance of the two points of a central difference.
   double step = 1e-6;
@@ -11936,6 +12037,7 @@ class ParameterWatch {
 inline thread_local constinit ParameterWatch* parameter_watch = nullptr;
 }  // namespace detail
 
+/// The leaf of the tape that a Parameter stands for: its numbers, and the gradient.
 template <Real T, int Rank, Device D>
 class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
  public:
@@ -12252,6 +12354,7 @@ inline void manual_seed(std::uint64_t seed) {
   detail::seed_state().seed = seed;
   detail::seed_state().next_stream = 0;
 }
+/// The seed that manual_seed has set, or the default.
 inline std::uint64_t initial_seed() { return detail::seed_state().seed; }
 /// A new stream of numbers; each initialised parameter takes one.
 inline std::uint32_t next_random_stream() { return detail::seed_state().next_stream++; }
@@ -13198,6 +13301,7 @@ constexpr bool collates_whole() {
 
 namespace chorus::data {
 
+/// Which share of the samples a sampler gives, and in which order.
 struct SamplerOptions {
   int rank = 0;
   int world_size = 1;
@@ -13770,6 +13874,7 @@ struct Batch {
   }
 };
 
+/// Options of DataLoader.
 struct LoaderOptions {
   Index batch = 64;        ///< samples in a global batch: shared out among the ranks
   int workers = 2;         ///< threads that prepare batches; 0: the caller's thread does
@@ -21386,6 +21491,49 @@ CHORUS_INLINE bool register_backend(Backend backend, EngineMaker maker) {
 #endif
 #endif  // CHORUS_SINGLE_CHORUS_COMM_CONNECT_HPP
 
+// <chorus/core/from_chars.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_FROM_CHARS_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_FROM_CHARS_HPP
+/// Numbers from text, where the standard library has std::from_chars for integers alone (libc++ before LLVM 20), too.
+
+#include <cctype>
+#include <locale.h>
+
+namespace chorus::detail {
+
+/// std::from_chars by strtod, in the "C" locale. Of "0x1" it reads the 0, as that does.
+template <std::floating_point T>
+std::from_chars_result from_chars_by_strtod(const char* first, const char* last, T& value) {
+  if (first == last || *first == '+' || std::isspace(static_cast<unsigned char>(*first)))
+    return {first, std::errc::invalid_argument};
+  const std::string text(first, std::find_if(first, last, [](char c) { return c == 'x' || c == 'X' || c == '\0'; }));
+  static const locale_t plain = newlocale(LC_ALL_MASK, "C", nullptr);
+  char* stop = nullptr;
+  const int before = std::exchange(errno, 0);
+  T read{};
+  if constexpr (std::same_as<T, float>)
+    read = strtof_l(text.c_str(), &stop, plain);
+  else
+    read = static_cast<T>(strtod_l(text.c_str(), &stop, plain));
+  const int error = std::exchange(errno, before);
+  if (stop == text.c_str()) return {first, std::errc::invalid_argument};
+  const char* const end = first + (stop - text.c_str());
+  if (error == ERANGE && (std::isinf(read) || read == 0)) return {end, std::errc::result_out_of_range};
+  value = read;
+  return {end, std::errc()};
+}
+
+template <class Number>
+std::from_chars_result from_chars(const char* first, const char* last, Number& value) {
+  if constexpr (requires { std::from_chars(first, last, value); })
+    return std::from_chars(first, last, value);
+  else
+    return from_chars_by_strtod(first, last, value);
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_FROM_CHARS_HPP
+
 // <chorus/launch/device_list.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_LAUNCH_DEVICE_LIST_HPP
 #define CHORUS_SINGLE_CHORUS_LAUNCH_DEVICE_LIST_HPP
@@ -22537,7 +22685,7 @@ template <class Number>
 Number to_number(const char* what, std::string_view text) {
   Number number{};
   const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, number);
+  const auto [stop, error] = detail::from_chars(text.data(), end, number);
   if (error == std::errc::result_out_of_range && stop == end)
     usage_error("%s is out of range, got '%s'", what, printable(text).c_str());
   if (error != std::errc{} || stop != end) {
@@ -25383,7 +25531,7 @@ struct BroadcastLayout {
   void add(const char* operation, const std::array<Index, InputRank>& input, std::size_t i) {
     shape = broadcast_shapes(operation, shape, input);
     const auto dense = row_major(input);
-    for (std::size_t axis = 0; axis < InputRank; ++axis)
+    for (std::size_t axis = 0; axis < input.size(); ++axis)
       strides[i][Rank - InputRank + axis] = input[axis] == 1 ? 0 : dense[axis];
   }
   template <std::size_t InputRank>
@@ -27445,6 +27593,7 @@ CHORUS_WITH_NUMBER(mul, MulScalar, MulScalar)
 CHORUS_WITH_NUMBER(div, DivScalar, DivideInto)
 #undef CHORUS_WITH_NUMBER
 
+/// x - y, or one of them a number.
 template <Operand X>
 auto sub(const X& x, Arithmetic auto number) {
   return detail::pointwise("sub", functors::AddScalar{-static_cast<double>(number)}, x);
@@ -27460,6 +27609,7 @@ auto pow(const X& x, Arithmetic auto exponent) {
   return detail::pointwise("pow", functors::PowScalar{static_cast<double>(exponent)}, x);
 }
 
+/// -x.
 template <Operand X>
 auto neg(const X& x) {
   return detail::pointwise("neg", functors::Neg{}, x);
@@ -28328,7 +28478,11 @@ void var(Cpu, AxisShape shape, const T* x, T* y, Index correction);
 template <class T>
 void var_backward(Cpu, AxisShape shape, const T* x, const T* dy, T* dx, Index correction, bool accumulate);
 
-// bf16 and half on the CPU, added up in float.
+// bf16 and half on the CPU, added up in float; a sum may be float, too.
+template <Narrow T>
+void sum(Cpu device, AxisShape shape, const T* x, float* y, bool accumulate = false) {
+  in_float([](const auto&... a) { sum(a...); }, device, shape, reads(x, shape.numel()), y, accumulate);
+}
 template <Narrow T>
 void sum(Cpu device, AxisShape shape, const T* x, T* y, bool accumulate = false) {
   in_float([](const auto&... a) { sum(a...); }, device, shape, reads(x, shape.numel()),
@@ -28597,11 +28751,11 @@ namespace chorus::kernels {
 
 namespace cuda {
 
-template <class T>
+template <class T, class Out>
 struct SumAxis {
   AxisShape shape;
   const T* x;
-  T* y;
+  Out* y;
   bool accumulate;
   double divisor;
   __device__ Index start(Index output) const {
@@ -28616,10 +28770,10 @@ struct SumAxis {
   }
 };
 
-template <class T>
-void sum_axis(Cuda device, AxisShape shape, const T* x, T* y, bool accumulate, double divisor) {
+template <class T, class Out>
+void sum_axis(Cuda device, AxisShape shape, const T* x, Out* y, bool accumulate, double divisor) {
   reduce<double>(device, "sum", shape.reduced(), shape.axis, shape.inner > 1,
-                 SumAxis<T>{shape, x, y, accumulate, divisor});
+                 SumAxis<T, Out>{shape, x, y, accumulate, divisor});
 }
 
 /// The place in [outer, inner] of an element of [outer, axis, inner].
@@ -28717,8 +28871,8 @@ inline double variance_divisor(AxisShape shape, Index correction) {
 
 }  // namespace cuda
 
-template <class T>
-void sum(Cuda device, AxisShape shape, const T* x, T* y, bool accumulate = false) {
+template <class T, SumOf<T> Out>
+void sum(Cuda device, AxisShape shape, const T* x, Out* y, bool accumulate = false) {
   cuda::sum_axis(device, shape, x, y, accumulate, 1);
 }
 
@@ -29005,6 +29159,85 @@ auto canonical_mean(const X& losses, const CanonicalCut& cut, const OverOf& over
 }  // namespace chorus::detail
 #endif  // CHORUS_SINGLE_CHORUS_OPS_CANONICAL_MEAN_HPP
 
+// <chorus/ops/cast.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_CAST_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_CAST_HPP
+/// Conversion between scalar types.
+
+namespace chorus {
+
+// What the tape remembers of this operation beside its backward function: see ops/higher_order.hpp.
+namespace operations {
+struct Cast {
+  static constexpr const char* name = "to";
+  static constexpr bool linear = true;
+};
+}  // namespace operations
+
+namespace detail {
+/// The numbers of an operand in another scalar type, dense; a parameter's copy, where it has one.
+template <Scalar To, Operand X>
+auto numbers_in(const X& x) {
+  const auto input = contiguous(value_of(x));
+  Tensor<To, tensor_of<X>::rank, typename tensor_of<X>::device_type> out;
+  if constexpr (std::is_same_v<typename tensor_of<X>::value_type, To>) {
+    out = input;
+  } else {
+    if constexpr (Narrow<To> && requires { x.template narrow_copy<To>(); }) out = x.template narrow_copy<To>();
+    if (input.defined() && !out.defined()) {
+      out = decltype(out)::empty(input.shape(), input.device());
+      kernels::convert(input.device(), input.numel(), input.data(), out.data());
+    }
+  }
+  return out;
+}
+}  // namespace detail
+
+/// The same numbers in another scalar type, as `static_cast` converts them: `to<bf16>(x)`. Between floating-point types
+/// the gradient is converted back; to integers and bool there is none. What already has the type is returned as it is,
+/// an undefined one undefined.
+template <Scalar To, Operand X>
+auto to(const X& x) {
+  using From = typename tensor_of<X>::value_type;
+  if constexpr (std::is_same_v<From, To>) {
+    if constexpr (!detail::is_graph_variable<X> && requires { x.as_variable(); })
+      return x.as_variable();
+    else
+      return x;
+  } else {
+    auto out = detail::numbers_in<To>(x);
+    if constexpr (Real<From> && Real<To>)
+      return record(
+          operations::Cast{}, std::move(out),
+          [](const auto& dy, auto dx) {
+            if (dx->has_grad()) return dx->add(to<From>(dy));
+            kernels::convert(dy.device(), dy.numel(), dy.data(), dx->target().data());
+          },
+          x);
+    else
+      return out;
+  }
+}
+
+/// An operand of bf16 or half.
+template <class X>
+concept NarrowOperand = Operand<X> && Narrow<typename tensor_of<X>::value_type>;
+
+/// Two operands of different scalar types.
+template <class X, class Y>
+concept OfOtherType = !std::is_same_v<typename tensor_of<X>::value_type, typename tensor_of<Y>::value_type>;
+
+namespace detail {
+/// Whether an operation on x of 2 bytes gives the gradients by its float weights in float: one of the first order.
+template <class X, class... Weights>
+inline constexpr bool has_float_gradients =
+    !(is_graph_variable<X> || ... || is_graph_variable<Weights>) &&
+    (SumOf<typename tensor_of<Weights>::value_type, typename tensor_of<X>::value_type> && ...);
+}  // namespace detail
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_CAST_HPP
+
 namespace chorus {
 
 // What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
@@ -29097,15 +29330,19 @@ auto reduce_keeping(const X& x, Index axis, Reduce along_axis) {
 
 }  // namespace detail
 
-/// The sum along an axis, which goes away.
+/// The sum along an axis, which goes away. Of integers and truth values of less than 64 bits it has 64, as in PyTorch.
 template <Operand X>
 auto sum(const X& x, Index axis) {
-  return detail::reduce(
-      operations::Sum{axis}, x, axis,
-      [](auto device, auto view, const auto* in, auto* out) { kernels::sum(device, view, in, out); },
-      [](auto device, auto view, const auto*, const auto*, const auto* dy, auto* dx, bool accumulate) {
-        kernels::sum_backward(device, view, dy, dx, accumulate);
-      });
+  using T = typename tensor_of<X>::value_type;
+  if constexpr (!Real<T> && sizeof(T) < sizeof(std::int64_t))
+    return sum(to<std::int64_t>(x), axis);
+  else
+    return detail::reduce(
+        operations::Sum{axis}, x, axis,
+        [](auto device, auto view, const auto* in, auto* out) { kernels::sum(device, view, in, out); },
+        [](auto device, auto view, const auto*, const auto*, const auto* dy, auto* dx, bool accumulate) {
+          kernels::sum_backward(device, view, dy, dx, accumulate);
+        });
 }
 
 /// The mean along an axis, which goes away.
@@ -31312,67 +31549,9 @@ void batch_norm_backward_eval(Cuda device, ChannelShape shape, const T* x, const
 #endif
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_BATCH_NORM_HPP
 
-// <chorus/ops/cast.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_OPS_CAST_HPP
-#define CHORUS_SINGLE_CHORUS_OPS_CAST_HPP
-/// Conversion between scalar types.
-
 namespace chorus {
 
-// What the tape remembers of this operation beside its backward function: see ops/higher_order.hpp.
-namespace operations {
-struct Cast {
-  static constexpr const char* name = "to";
-  static constexpr bool linear = true;
-};
-}  // namespace operations
-
-/// The same numbers in another scalar type, as `static_cast` converts them: `to<bf16>(x)`. Between floating-point types
-/// the gradient is converted back; to integers and bool there is none. What already has the type is returned as it is,
-/// an undefined one undefined.
-template <Scalar To, Operand X>
-auto to(const X& x) {
-  using From = typename tensor_of<X>::value_type;
-  using Result = Tensor<To, tensor_of<X>::rank, typename tensor_of<X>::device_type>;
-  if constexpr (std::is_same_v<From, To>) {
-    if constexpr (!detail::is_graph_variable<X> && requires { x.as_variable(); })
-      return x.as_variable();
-    else
-      return x;
-  } else {
-    const auto input = contiguous(value_of(x));
-    Result out;
-    if constexpr (Narrow<To> && requires { x.template narrow_copy<To>(); }) out = x.template narrow_copy<To>();
-    if (input.defined() && !out.defined()) {
-      out = Result::empty(input.shape(), input.device());
-      kernels::convert(input.device(), input.numel(), input.data(), out.data());
-    }
-    if constexpr (Real<From> && Real<To>)
-      return record(
-          operations::Cast{}, std::move(out),
-          [](const auto& dy, auto dx) {
-            if (dx->has_grad()) return dx->add(to<From>(dy));
-            kernels::convert(dy.device(), dy.numel(), dy.data(), dx->target().data());
-          },
-          x);
-    else
-      return out;
-  }
-}
-
-/// An operand of bf16 or half.
-template <class X>
-concept NarrowOperand = Operand<X> && Narrow<typename tensor_of<X>::value_type>;
-
-/// Two operands of different scalar types.
-template <class X, class Y>
-concept OfOtherType = !std::is_same_v<typename tensor_of<X>::value_type, typename tensor_of<Y>::value_type>;
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_OPS_CAST_HPP
-
-namespace chorus {
-
+/// Options of batch_norm.
 struct BatchNormOptions {
   double eps = 1e-5;
   /// The share of the new batch in the running statistics.
@@ -31890,6 +32069,18 @@ class BatchNorm : public Module,
   auto operator()(const X& x) const {
     return detail::watched(*this, [&] { return detail::folded_result(detail::folded_place(this, x), normalised(x)); });
   }
+  /// Becomes what is left of it when the layer in front of it does its work (fold_batch_norm.hpp): it has neither
+  /// parameters nor buffers, gives what it gets, and refuses to train.
+  void fold_away() {
+    const auto device = value_of(running_mean).device();
+    unit_mean_ = Tensor<T, 1, D>::zeros({channels_}, device);
+    unit_var_ = Tensor<T, 1, D>::ones({channels_}, device);
+    weight = bias = Parameter<T, 1, D>();
+    running_mean = running_var = Buffer<T, 1, D>();
+    num_batches_tracked = Buffer<std::int64_t, 0, D>();
+  }
+  bool folded_away() const { return unit_mean_.defined(); }
+  double eps() const { return options_.eps; }
   void visit(Visitor& visitor) override {
     if (weight) {
       visitor.parameter("weight", weight);
@@ -31901,7 +32092,7 @@ class BatchNorm : public Module,
     visitor.buffer("num_batches_tracked", num_batches_tracked);
   }
   std::string describe() const override {
-    return cat(synchronised() ? "SyncBatchNorm(" : "BatchNorm(", channels_, ")");
+    return cat(synchronised() ? "SyncBatchNorm(" : "BatchNorm(", channels_, ending());
   }
 
   Index channels() const override { return channels_; }
@@ -31952,8 +32143,15 @@ class BatchNorm : public Module,
   }
 
  protected:
+  const char* ending() const { return folded_away() ? ", folded)" : ")"; }
   template <Operand X>
   auto normalised(const X& x) const {
+    using Result = decltype(batch_norm(x, weight, bias, unit_mean_, unit_var_, false, BatchNormOptions{}));
+    if constexpr (std::is_convertible_v<const X&, Result>)
+      if (folded_away()) [[unlikely]] {
+        check_evaluates();
+        return Result(x);
+      }
     const auto [group, mean, var, by_batch, options] = begin(x.numel());
     if (group) return over_group(x, group);
     return batch_norm(x, weight, bias, mean, var, by_batch, options);
@@ -31967,6 +32165,10 @@ class BatchNorm : public Module,
   };
   /// Counts a batch of `numel` numbers, unless it is a share of a group's, or computed again.
   Pass begin(Index numel) const {
+    if (folded_away()) [[unlikely]] {
+      check_evaluates();
+      return {nullptr, unit_mean_, unit_var_, false, {0, 0}};
+    }
     const bool trains = training(), shared = shares_batch(trains);
     Pass pass{shared ? batch_group() : nullptr, {}, {}, trains || !running_mean, {options_.eps, 0}};
     if (!running_mean || shared || (trains && is_recomputed())) return pass;
@@ -31985,6 +32187,10 @@ class BatchNorm : public Module,
   }
 
  private:
+  void check_evaluates() const {
+    check<UsageError>(!training(), "BatchNorm: it is folded into the layer in front of it, for evaluation alone: call ",
+                      "eval(), or train the model that fold_batch_norm was given");
+  }
   template <class Element, int Rank>
   static void fill(const Buffer<Element, Rank, D>& buffer, Element number) {
     const auto& value = value_of(buffer);
@@ -32022,6 +32228,9 @@ class BatchNorm : public Module,
  protected:
   BatchNormLayerOptions options_;
   Index channels_;
+
+ private:
+  Tensor<T, 1, D> unit_mean_, unit_var_;  // 0 and 1, where it is folded away
 };
 
 /// relu(batch_norm(x)), or relu(batch_norm(x) + residual), in one pass; parameters and their names are BatchNorm's.
@@ -32034,6 +32243,8 @@ class BatchNormReLU : public BatchNorm<D, T> {
   auto operator()(const X& x) const {
     return detail::watched(*this, [&] {
       const auto* const place = detail::folded_place(this, x);
+      if (this->folded_away()) [[unlikely]]
+        return relu(this->normalised(x));
       const auto [group, mean, var, by_batch, options] = this->begin(x.numel());
       if (group) return detail::folded_result(place, relu(this->over_group(x, group)), /*relu=*/true);
       return detail::folded_result(
@@ -32051,15 +32262,17 @@ class BatchNormReLU : public BatchNorm<D, T> {
     });
   }
   std::string describe() const override {
-    return cat(this->synchronised() ? "SyncBatchNormReLU(" : "BatchNormReLU(", this->channels_, ")");
+    return cat(this->synchronised() ? "SyncBatchNormReLU(" : "BatchNormReLU(", this->channels_, this->ending());
   }
 };
 
 /// The names that PyTorch has for them; the number of inner axes is the input's.
 template <Device D, Real T = float>
 using BatchNorm1d = BatchNorm<D, T>;
+/// BatchNorm under the name that PyTorch has for images.
 template <Device D, Real T = float>
 using BatchNorm2d = BatchNorm<D, T>;
+/// BatchNormReLU of images.
 template <Device D, Real T = float>
 using BatchNormReLU2d = BatchNormReLU<D, T>;
 
@@ -32262,14 +32475,14 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
 template <std::floating_point T>
 void conv2d_backward_bias(Cpu, const Conv2dShape& s, const T* dy, T* dbias, bool accumulate);
 
-// bf16 and half on the CPU, added up in float.
+// bf16 and half on the CPU, added up in float; gradients by weight and bias may be float, too.
 template <Narrow T>
 void conv2d_forward(Cpu device, const Conv2dShape& s, const T* x, const T* weight, const T* bias, T* y) {
   in_float([](const auto&... a) { conv2d_forward(a...); }, device, s, reads(x, s.x_count()),
            reads(weight, s.weight_count()), reads(bias, s.out_channels), writes(y, s.y_count()));
 }
-template <Narrow T>
-void conv2d_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const T* dy, T* dweight, bool accumulate) {
+template <Narrow T, SumOf<T> Out>
+void conv2d_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const T* dy, Out* dweight, bool accumulate) {
   in_float([](const auto&... a) { conv2d_backward_weight(a...); }, device, s, reads(x, s.x_count()),
            reads(dy, s.y_count()), writes(dweight, s.weight_count(), accumulate), accumulate);
 }
@@ -32278,8 +32491,8 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
   in_float([](const auto&... a) { conv2d_backward_input(a...); }, device, s, reads(weight, s.weight_count()),
            reads(dy, s.y_count()), writes(dx, s.x_count(), accumulate), accumulate);
 }
-template <Narrow T>
-void conv2d_backward_bias(Cpu device, const Conv2dShape& s, const T* dy, T* dbias, bool accumulate) {
+template <Narrow T, SumOf<T> Out>
+void conv2d_backward_bias(Cpu device, const Conv2dShape& s, const T* dy, Out* dbias, bool accumulate) {
   in_float([](const auto&... a) { conv2d_backward_bias(a...); }, device, s, reads(dy, s.y_count()),
            writes(dbias, s.out_channels, accumulate), accumulate);
 }
@@ -32293,126 +32506,27 @@ void conv2d_backward_bias(Cpu device, const Conv2dShape& s, const T* dy, T* dbia
 /// Two-dimensional convolution on the CPU. Each pass is a matrix product over rasters (raster_product.hpp), some images
 /// at a time, or Winograd's (winograd.hpp).
 
-// <chorus/kernels/cpu/input_raster.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_INPUT_RASTER_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_INPUT_RASTER_HPP
-/// The layout that a convolution's forward and weight passes read x in.
+// <chorus/kernels/cpu/convolution_1x1.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_CONVOLUTION_1X1_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_CONVOLUTION_1X1_HPP
+/// Convolutions of one tap, stride 1 and no padding: matrix products with the images as they lie.
 
-// <chorus/kernels/cpu/raster.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_RASTER_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_RASTER_HPP
-/// How the convolutions lay images out. In a raster (rows at a pitch, zeros for padding between them) all input pixels
-/// of one kernel tap are the output pixels' positions plus one offset, so a convolution is a matrix product whose
-/// right-hand side needs no copy for each tap. With stride s, every s-th row and column makes a plane of its own, and
-/// the same holds there. Positions between the rows are computed too and thrown away.
+// <chorus/kernels/cpu/gemm.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_GEMM_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_GEMM_HPP
+/// Matrix products on the CPU, in the manner of BLIS (Van Zee, van de Geijn, 2015), but only `b` is packed: panels of
+/// it into the first-level cache. `a` is read one number at a time, so its layout doesn't matter. Where `a` is small
+/// and `b` transposed, they change places (gemm_few_rows.hpp).
 
-namespace chorus::kernels::detail {
+// <chorus/kernels/cpu/gemm_few_rows.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_GEMM_FEW_ROWS_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_GEMM_FEW_ROWS_HPP
+/// Products of a few rows with a matrix that is stored transposed: a linear layer's forward pass.
 
-/// One axis: raster position i stands for coordinate `step * i + origin` of the image.
-struct Axis {
-  Index extent, step, origin;
-
-  // First position at or after coordinate `at`.
-  Index position(Index at) const { return std::max<Index>(0, (at - origin + step - 1) / step); }
-  Index begin(Index positions) const { return std::min(position(0), positions); }
-  Index end(Index positions) const { return std::clamp(position(extent), begin(positions), positions); }
-};
-
-/// to[0, n) = from[0, n)
-template <class T>
-void copy_row(const T* from, Index n, T* to) {
-  constexpr Index w = lanes<T>;
-  if (n < w) {
-    for (Index j = 0; j < n; ++j) to[j] = from[j];
-    return;
-  }
-  for (Index j = 0; j < n - w; j += w) store(to + j, load(from + j, Whole<T>{}), Whole<T>{});
-  store(to + n - w, load(from + n - w, Whole<T>{}), Whole<T>{});
-}
-
-/// Lays one image out in `rows` rows of `pitch` numbers, zeros where a position is outside of the image.
-template <class T>
-void to_raster(const T* image, Axis vertical, Axis horizontal, Index rows, Index pitch, T* to) {
-  const Index top = vertical.begin(rows), bottom = vertical.end(rows);
-  const Index left = horizontal.begin(pitch), right = horizontal.end(pitch);
-  std::fill_n(to, top * pitch, T{0});
-  for (Index i = top; i < bottom; ++i) {
-    const T* from = image + (i * vertical.step + vertical.origin) * horizontal.extent;
-    T* row = to + i * pitch;
-    for (Index j = 0; j < left; ++j) row[j] = T{0};
-    if (horizontal.step == 1)
-      copy_row(from + left + horizontal.origin, right - left, row + left);
-    else
-      for (Index j = left; j < right; ++j) row[j] = from[j * horizontal.step + horizontal.origin];
-    for (Index j = right; j < pitch; ++j) row[j] = T{0};
-  }
-  std::fill_n(to + bottom * pitch, (rows - bottom) * pitch, T{0});
-}
-
-/// The way back, without the padding: image = raster + `bias`, or image += with `accumulate`. Positions outside of the
-/// image are skipped, image pixels without a position are left alone.
-template <class T>
-void from_raster(const T* raster, Axis vertical, Axis horizontal, Index rows, Index pitch, T bias, T* image,
-                 bool accumulate) {
-  const Index left = horizontal.begin(pitch), right = horizontal.end(pitch), n = right - left;
-  for (Index i = vertical.begin(rows); i < vertical.end(rows); ++i) {
-    const T* from = raster + i * pitch + left;
-    T* to =
-        image + (i * vertical.step + vertical.origin) * horizontal.extent + left * horizontal.step + horizontal.origin;
-    if (horizontal.step == 1 && !accumulate && n >= lanes<T>) {
-      constexpr Index w = lanes<T>;
-      for (Index j = 0; j < n - w; j += w) store(to + j, padd(load(from + j, Whole<T>{}), splat(bias)), Whole<T>{});
-      store(to + n - w, padd(load(from + n - w, Whole<T>{}), splat(bias)), Whole<T>{});
-    } else {
-      for (Index j = 0; j < n; ++j) {
-        T& pixel = to[j * horizontal.step];
-        pixel = (accumulate ? pixel : T{0}) + from[j] + bias;
-      }
-    }
-  }
-}
-
-/// Where a result's pixels lie in a raster: pixel (image, i, j) at image * plane + i * pitch + j.
-struct Pixels {
-  Index images, rows, columns, pitch, plane;
-  Index count() const { return images * rows * columns; }
-  Index position(Index pixel) const {
-    const Index row = pixel / columns;
-    return row / rows * plane + row % rows * pitch + pixel % columns;
-  }
-};
-
-/// The pieces of raster rows that hold the pixels [first, first + count), at most 256.
-class Segments {
- public:
-  Segments(const Pixels& pixels, Index first, Index count) {
-    for (Index done = 0; done < count; ++size_) {
-      const Index length = std::min(pixels.columns - (first + done) % pixels.columns, count - done);
-      all_[size_] = {pixels.position(first + done), done, done + length};
-      done += length;
-    }
-  }
-
-  /// to[0, count) = those pixels of `from`. Writes whole packets, so up to one packet from `to[count]` on as well.
-  template <class T>
-  void gather(const T* from, T* to) const {
-    for (Index i = 0; i < size_; ++i) {
-      const T* source = from + all_[i].position - all_[i].begin;
-      for (Index j = all_[i].begin; j < all_[i].end; j += lanes<T>)
-        store(to + j, load(source + j, Whole<T>{}), Whole<T>{});
-    }
-  }
-
- private:
-  struct Segment {
-    Index position, begin, end;
-  };
-  Segment all_[256];
-  Index size_ = 0;
-};
-
-}  // namespace chorus::kernels::detail
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_RASTER_HPP
+// <chorus/kernels/cpu/pack.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACK_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACK_HPP
+/// Panels: the right-hand sides of `multiply_tile`, copied so that they are contiguous and in the first-level cache.
 
 // <chorus/kernels/cpu/tile.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_TILE_HPP
@@ -32667,6 +32781,883 @@ void dot_rows_tile(Index rows, Index columns, Runs runs, const T* a, Index a_row
 
 namespace chorus::kernels::detail {
 
+/// to[p, j] = b[p, j] for `depth` rows of `columns` numbers, padded with zeros to `tile_columns`.
+template <class T>
+void pack_rows(Index depth, Index columns, const T* b, Index b_row, T* to) {
+  constexpr Index w = lanes<T>;
+  if (columns == tile_columns<T>) {
+    for (Index p = 0; p < depth; ++p, b += b_row, to += 2 * w) {
+      store(to, load(b, Whole<T>{}), Whole<T>{});
+      store(to + w, load(b + w, Whole<T>{}), Whole<T>{});
+    }
+  } else {
+    for (Index p = 0; p < depth; ++p, b += b_row, to += 2 * w)
+      for (Index j = 0; j < 2 * w; ++j) to[j] = j < columns ? b[j] : T{0};
+  }
+}
+
+// g++ warns about alignment attributes that Eigen's packets lose as template arguments, and about undefined values in
+// its own shuffles; both are harmless.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wignored-attributes"
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+/// to[p, j] = b[j, p] for `depth` rows of `columns` numbers, padded with zeros to a packet; rows of `to` lie `to_row`
+/// apart. Squares of packets are transposed in registers; where `depth` is no multiple of a packet, the last square
+/// overlaps the one before.
+template <class T>
+void pack_side(Index depth, Index columns, const T* b, Index b_row, T* to, Index to_row) {
+  constexpr Index w = lanes<T>;
+  Square<T> square;
+  if (depth < w) {
+    for (Index j = 0; j < w; ++j) square.packet[j] = j < columns ? load(b + j * b_row, depth) : splat(T{0});
+    transpose<T>(square);
+    for (Index p = 0; p < depth; ++p) store(to + p * to_row, square.packet[p], Whole<T>{});
+    return;
+  }
+  for (Index next = 0; next < depth; next += w) {
+    const Index p = std::min(next, depth - w);
+    for (Index j = 0; j < w; ++j) square.packet[j] = j < columns ? load(b + j * b_row + p, Whole<T>{}) : splat(T{0});
+    transpose<T>(square);
+    for (Index j = 0; j < w; ++j) store(to + (p + j) * to_row, square.packet[j], Whole<T>{});
+  }
+}
+
+/// The same, padded to `tile_columns`.
+template <class T>
+void pack_columns(Index depth, Index columns, const T* b, Index b_row, T* to) {
+  constexpr Index w = lanes<T>;
+  pack_side(depth, columns, b, b_row, to, 2 * w);
+  pack_side(depth, columns - w, b + w * b_row, b_row, to + w, 2 * w);
+}
+#pragma GCC diagnostic pop
+
+}  // namespace chorus::kernels::detail
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACK_HPP
+
+namespace chorus::kernels::detail {
+
+/// Terms of a sum that are added up in registers, whichever way a product is computed.
+inline constexpr Index gemm_depth = 256;
+
+/// Whether `gemm_few_rows` is the faster way: to pack b would take as long as some of c's rows. The last panel of a's
+/// rows must be nearly full.
+template <class T>
+bool suits_few_rows(Index m, Index n) {
+  constexpr Index w = tile_columns<T>;
+  return m <= 2 * w && m <= n && (w - m % w) % w * 8 <= m;
+}
+
+/// c = a bᵀ + bias, or c +=; a: [m, k], b: [n, k] at a pitch of `ldb`, bias: [n] or null. Computed as cᵀ = b aᵀ: b is
+/// read once, as it lies, and a is packed. Each number has the same bits as in the other way.
+template <class T>
+void gemm_few_rows(Index m, Index n, Index k, Matrix<T> a, const T* b, Index ldb, T* c, Index ldc, bool accumulate,
+                   const T* bias_n) {
+  constexpr Index w = tile_columns<T>;
+  alignas(64) T panels[2 * w * gemm_depth], product[w * w], turned[w * w], start[w * w] = {};
+  Index packed[gemm_depth];
+  for (Index p = 0; p < std::min(k, gemm_depth); ++p) packed[p] = p * w;
+
+  for_pieces(k, gemm_depth, [&](Index p0, Index depth) {
+    for (Index i = 0; i < m; i += w) {
+      const T* from = a.data + i * a.row + p0 * a.column;
+      if (a.column == 1)
+        pack_columns(depth, std::min(w, m - i), from, a.row, panels + i * depth);
+      else
+        pack_rows(depth, std::min(w, m - i), from, a.column, panels + i * depth);
+    }
+    for (Index j = 0; j < n; j += w) {
+      const Index columns = std::min(w, n - j);
+      if (bias_n != nullptr)
+        for (Index l = 0; l < columns; ++l) std::fill_n(start + l * w, w, p0 == 0 ? bias_n[j + l] : T{0});
+      for (Index i = 0; i < m; i += w) {
+        const Index rows = std::min(w, m - i);
+        for_pieces(columns, tile_rows, [&](Index first, Index count) {
+          const Matrix<T> left{b + (j + first) * ldb + p0, ldb, 1};
+          multiply_rows(count, depth, left, panels + i * depth, packed, start + first * w, product + first * w, w,
+                        false, w);
+        });
+        pack_columns(rows, columns, product, w, turned);
+        for (Index r = 0; r < rows; ++r)
+          for_packets<T>(columns, [&](Index l, auto some) {
+            store(c + (i + r) * ldc + j + l, load(turned + r * w + l, some), some, accumulate || p0 > 0);
+          });
+      }
+    }
+  });
+}
+
+}  // namespace chorus::kernels::detail
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_GEMM_FEW_ROWS_HPP
+
+// <chorus/kernels/gemm.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_GEMM_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_GEMM_HPP
+/// Matrix products.
+
+// <chorus/kernels/trans.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_TRANS_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_TRANS_HPP
+/// How a matrix product reads an operand.
+
+namespace chorus::kernels {
+
+/// Whether an operand is read transposed.
+enum class Trans : bool { no, yes };
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_TRANS_HPP
+
+namespace chorus::kernels {
+
+/// Matrices that follow one another: how many, and how far apart those of a, b and c are, in elements.
+struct GemmStack {
+  Index count = 1, a = 0, b = 0, c = 0;
+};
+
+/// c = op(a) op(b), or c += with `accumulate`; `bias_n` (of length n, or null) is added to every row. Row-major; op(a):
+/// [m, k], op(b): [k, n], c: [m, n]. `lda` is the row pitch of `a` as stored: [m, k], or [k, m] with Trans::yes;
+/// likewise `ldb`.
+template <std::floating_point T>
+void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb, T* c,
+          Index ldc, bool accumulate, const T* bias_n = nullptr);
+
+// bf16 and half on the CPU, added up in float; the result may be float, too.
+template <Narrow T, SumOf<T> Out>
+void gemm(Cpu device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb,
+          Out* c, Index ldc, bool accumulate, const T* bias_n = nullptr) {
+  const auto extent = [](Index rows, Index columns, Index pitch) {
+    return rows == 0 || columns == 0 ? 0 : (rows - 1) * pitch + columns;
+  };
+  in_float([](const auto&... all) { gemm(all...); }, device, ta, tb, m, n, k,
+           reads(a, ta == Trans::no ? extent(m, k, lda) : extent(k, m, lda)), lda,
+           reads(b, tb == Trans::no ? extent(k, n, ldb) : extent(n, k, ldb)), ldb,
+           writes(c, extent(m, n, ldc), accumulate || ldc != n), ldc, accumulate, reads(bias_n, n));
+}
+
+/// The same for each matrix of a stack.
+template <Real T>
+void gemm_stack(Cpu device, const GemmStack& stack, Trans ta, Trans tb, Index m, Index n, Index k, const T* a,
+                Index lda, const T* b, Index ldb, T* c, Index ldc, bool accumulate) {
+  for (Index i = 0; i < stack.count; ++i)
+    gemm(device, ta, tb, m, n, k, a + i * stack.a, lda, b + i * stack.b, ldb, c + i * stack.c, ldc, accumulate);
+}
+
+}  // namespace chorus::kernels
+
+#if !CHORUS_COMPILED
+#endif
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+// <chorus/kernels/cuda/gemm.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_GEMM_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_GEMM_HPP
+/// Matrix products on GPUs: cuBLASLt, and a plain kernel for what it doesn't do.
+
+// <chorus/kernels/cuda/cublas.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CUBLAS_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CUBLAS_HPP
+/// cuBLASLt: descriptors and the algorithm of each matrix product, worked out once and kept.
+
+#include <cublasLt.h>
+
+// <chorus/kernels/cuda/plan_log.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_LOG_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_LOG_HPP
+/// What vendors' libraries have chosen, in words: with CHORUS_CUDA_PLANS=1 in the environment a line on stderr for each
+/// new shape of a matrix product or convolution. And a word where a convolution is computed by the definition.
+
+// <chorus/kernels/cuda/plan_key.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_KEY_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_KEY_HPP
+/// What a plan of a vendor's library is good for: numbers that are compared one by one. Needs no CUDA headers.
+
+namespace chorus::kernels::cuda {
+
+struct PlanKey {
+  std::array<Index, 18> numbers{};
+
+  PlanKey(std::initializer_list<Index> list) { std::copy(list.begin(), list.end(), numbers.begin()); }
+  friend auto operator<=>(const PlanKey& a, const PlanKey& b) { return a.numbers <=> b.numbers; }
+  friend bool operator==(const PlanKey& a, const PlanKey& b) { return a.numbers == b.numbers; }
+};
+
+/// Row-major matrix products (see kernels/gemm.hpp). Alignments are those of the addresses of all matrices, in bytes.
+struct GemmProblem {
+  DType dtype;
+  Trans ta, tb;
+  Index m, n, k, lda, ldb, ldc;
+  bool bias, tf32;
+  int align_a, align_b, align_c;
+  Index count = 1, stride_a = 0, stride_b = 0, stride_c = 0;
+  DType out = dtype;  ///< of the product
+
+  PlanKey key() const {
+    return {static_cast<Index>(dtype) * 64 + static_cast<Index>(out),
+            ta == Trans::yes,
+            tb == Trans::yes,
+            m,
+            n,
+            k,
+            lda,
+            ldb,
+            ldc,
+            bias,
+            tf32,
+            align_a,
+            align_b,
+            align_c,
+            count,
+            stride_a,
+            stride_b,
+            stride_c};
+  }
+};
+
+enum class ConvolutionPass : int { forward, backward_input, backward_weight };
+
+/// A convolution of dense tensors, whose last axis is their width.
+struct ConvolutionProblem {
+  ConvolutionPass pass;
+  DType dtype;
+  bool tf32;
+  Conv2dShape shape;
+  DType weight = dtype;  ///< of the weight, or the gradient by it
+
+  PlanKey key() const {
+    const Conv2dShape& s = shape;
+    const Index types = static_cast<Index>(dtype) * 64 + static_cast<Index>(weight);
+    return {static_cast<Index>(pass) * 8192 + types * 2 + Index{tf32},
+            s.batch,
+            s.in_channels,
+            s.height,
+            s.width,
+            s.out_channels,
+            s.kernel_h,
+            s.kernel_w,
+            s.stride_h,
+            s.stride_w,
+            s.padding_h,
+            s.padding_w,
+            s.dilation_h,
+            s.dilation_w,
+            s.groups};
+  }
+};
+
+}  // namespace chorus::kernels::cuda
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_KEY_HPP
+
+namespace chorus::kernels::cuda {
+
+inline std::string text_of(const GemmProblem& p) {
+  return cat("matrix product ", p.dtype, " [", p.m, ", ", p.k, "] by [", p.k, ", ", p.n, "]",
+             p.ta == Trans::yes ? ", the first transposed" : "", p.tb == Trans::yes ? ", the second transposed" : "",
+             p.count > 1 ? cat(", a stack of ", p.count) : "", p.bias ? ", with a bias" : "",
+             p.out == p.dtype ? "" : cat(", in ", p.out));
+}
+inline std::string text_of(const ConvolutionProblem& p) {
+  const Conv2dShape& s = p.shape;
+  const char* const pass = p.pass == ConvolutionPass::forward          ? ""
+                           : p.pass == ConvolutionPass::backward_input ? "'s gradient by the input"
+                                                                       : "'s gradient by the weight";
+  return cat("convolution", pass, " ", p.dtype, " [", s.batch, ", ", s.in_channels, ", ", s.height, ", ",
+             s.width, "] by [", s.out_channels, ", ", s.in_channels / s.groups, ", ", s.kernel_h, ", ", s.kernel_w,
+             "], stride ", s.stride_h, " x ", s.stride_w, ", padding ", s.padding_h, " x ", s.padding_w, ", dilation ",
+             s.dilation_h, " x ", s.dilation_w, ", groups ", s.groups,
+             p.weight == p.dtype ? "" : cat(", in ", p.weight));
+}
+
+/// Says what was chosen for a problem where that is wanted: `choice()` gives the words.
+template <class Problem, class Choice>
+[[gnu::cold]] void say_plan(Cuda device, const Problem& problem, const Choice& choice) {
+  if (!chorus::detail::env_switch("CHORUS_CUDA_PLANS", false)) return;
+  chorus::detail::say(cat(device, ": ", text_of(problem), ": ", choice()));
+}
+
+namespace detail {
+inline std::atomic<bool>& direct_convolution_said() {
+  static std::atomic<bool> said = false;
+  return said;
+}
+}  // namespace detail
+
+/// Says, once in a process, that this convolution is computed by the definition.
+inline void say_direct(Cuda device, const ConvolutionProblem& problem) {
+  if (detail::direct_convolution_said().exchange(true, std::memory_order_relaxed)) [[likely]]
+    return;
+  chorus::detail::say(cat(device, ": ", text_of(problem), ": ",
+                          CHORUS_USE_CUDNN ? "cuDNN has no way for it" : "this program was compiled without cuDNN",
+                          "; a direct kernel computes it, many times slower. There may be more of them: this is said "
+                          "once"));
+}
+
+}  // namespace chorus::kernels::cuda
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_LOG_HPP
+
+namespace chorus::kernels::cuda {
+
+/// Throws DeviceError, which names the call, its error and its place.
+inline void check_cublas(cublasStatus_t status, const char* call, const char* file, int line) {
+  if (status != CUBLAS_STATUS_SUCCESS) [[unlikely]] {
+    chorus::cuda::forget_error();
+    fail<DeviceError>("cuBLASLt: ", call, " failed: ", cublasLtGetStatusString(status), ", at ",
+                      chorus::cuda::detail::short_path(file), ":", line);
+  }
+  chorus::cuda::check_left_over(call, file, line);
+}
+#define CHORUS_CUBLAS_CHECK(...) ::chorus::kernels::cuda::check_cublas(__VA_ARGS__, #__VA_ARGS__, __FILE__, __LINE__)
+
+template <class T>
+inline constexpr cudaDataType_t cuda_type = CUDA_R_32F;
+template <>
+inline constexpr cudaDataType_t cuda_type<double> = CUDA_R_64F;
+template <>
+inline constexpr cudaDataType_t cuda_type<bf16> = CUDA_R_16BF;
+template <>
+inline constexpr cudaDataType_t cuda_type<half> = CUDA_R_16F;
+
+/// How one product, or a stack of them, is computed. Row-major C = A B is column-major Cᵀ = Bᵀ Aᵀ: cuBLASLt's A is our
+/// B.
+class GemmPlan {
+ public:
+  GemmPlan(cublasLtHandle_t handle, const GemmProblem& problem, cudaDataType_t type, cudaDataType_t out,
+           const void* bias) {
+    const bool exact = type == CUDA_R_64F;
+    const cublasComputeType_t compute = exact                                ? CUBLAS_COMPUTE_64F
+                                        : type == CUDA_R_32F && problem.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32
+                                                                             : CUBLAS_COMPUTE_32F;
+    CHORUS_CUBLAS_CHECK(cublasLtMatmulDescCreate(&operation_, compute, exact ? CUDA_R_64F : CUDA_R_32F));
+    const cublasOperation_t left = problem.tb == Trans::yes ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const cublasOperation_t right = problem.ta == Trans::yes ? CUBLAS_OP_T : CUBLAS_OP_N;
+    set(CUBLASLT_MATMUL_DESC_TRANSA, left);
+    set(CUBLASLT_MATMUL_DESC_TRANSB, right);
+    if (problem.bias) {
+      set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+      set_bias(bias);
+    }
+    layout(&a_, type, problem.n, problem.k, problem.ldb, left);
+    layout(&b_, type, problem.k, problem.m, problem.lda, right);
+    layout(&c_, out, problem.n, problem.m, problem.ldc, CUBLAS_OP_N);
+    if (problem.count > 1) {
+      stack(a_, problem.count, problem.stride_b);
+      stack(b_, problem.count, problem.stride_a);
+      stack(c_, problem.count, problem.stride_c);
+    }
+
+    cublasLtMatmulPreference_t preference = nullptr;
+    CHORUS_CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
+    const std::unique_ptr<cublasLtMatmulPreferenceOpaque_t, void (*)(cublasLtMatmulPreference_t)> owner(
+        preference, [](cublasLtMatmulPreference_t p) { cublasLtMatmulPreferenceDestroy(p); });
+    const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t name, const auto& value) {
+      CHORUS_CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, name, &value, sizeof value));
+    };
+    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, std::size_t{32} << 20);
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<std::uint32_t>(problem.align_b));
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<std::uint32_t>(problem.align_a));
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<std::uint32_t>(problem.align_c));
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<std::uint32_t>(problem.align_c));
+    if (type == CUDA_R_16F || type == CUDA_R_16BF)  // partial sums stay in float
+      prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+             static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+    int found = 0;
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(handle, operation_, a_, b_, c_, c_, preference, 1, &choice_, &found);
+    // Some versions call an epilogue that they have not for a type an invalid value.
+    const bool refused = problem.bias && status == CUBLAS_STATUS_INVALID_VALUE;
+    if (status != CUBLAS_STATUS_NOT_SUPPORTED && !refused) CHORUS_CUBLAS_CHECK(status);
+    if (status != CUBLAS_STATUS_SUCCESS) chorus::cuda::forget_error();
+    usable_ = status == CUBLAS_STATUS_SUCCESS && found > 0 && choice_.state == CUBLAS_STATUS_SUCCESS;
+  }
+  GemmPlan(const GemmPlan&) = delete;
+  GemmPlan& operator=(const GemmPlan&) = delete;
+  ~GemmPlan() {
+    for (const cublasLtMatrixLayout_t layout : {a_, b_, c_})
+      if (layout != nullptr) cublasLtMatrixLayoutDestroy(layout);
+    if (operation_ != nullptr) cublasLtMatmulDescDestroy(operation_);
+  }
+
+  /// False where cuBLASLt has no algorithm for the problem.
+  bool usable() const { return usable_; }
+  std::size_t workspace_bytes() const { return choice_.workspaceSize; }
+  /// Which algorithm it is, in words.
+  std::string text() const {
+    if (!usable_) return "cuBLASLt has no algorithm for it; a plain kernel";
+    const auto number = [this](cublasLtMatmulAlgoConfigAttributes_t name) {
+      std::uint32_t value = 0;
+      std::size_t bytes = 0;
+      CHORUS_CUBLAS_CHECK(cublasLtMatmulAlgoConfigGetAttribute(&choice_.algo, name, &value, sizeof value, &bytes));
+      return value;
+    };
+    return cat("cuBLASLt's algorithm ", number(CUBLASLT_ALGO_CONFIG_ID), ", tile ",
+               number(CUBLASLT_ALGO_CONFIG_TILE_ID), ", stages ", number(CUBLASLT_ALGO_CONFIG_STAGES_ID), ", split k ",
+               number(CUBLASLT_ALGO_CONFIG_SPLITK_NUM), ", workspace ", workspace_bytes(), " bytes");
+  }
+  void set_bias(const void* bias) { set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias); }
+
+  /// c = scale a b, or c += with `accumulate`. `Scale` is float, or double for doubles.
+  template <class Scale>
+  void run(cublasLtHandle_t handle, Scale scale, const void* a, const void* b, void* c, bool accumulate,
+           void* workspace, cudaStream_t stream) const {
+    const Scale alpha = scale, beta = accumulate ? 1 : 0;
+    CHORUS_CUBLAS_CHECK(cublasLtMatmul(handle, operation_, &alpha, b, a_, a, b_, &beta, c, c_, c, c_, &choice_.algo,
+                                       workspace, choice_.workspaceSize, stream));
+  }
+
+ private:
+  template <class Value>
+  void set(cublasLtMatmulDescAttributes_t name, const Value& value) {
+    CHORUS_CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(operation_, name, &value, sizeof value));
+  }
+  // Of an operand that is [rows, columns] once `operation` is applied.
+  static void layout(cublasLtMatrixLayout_t* out, cudaDataType_t type, Index rows, Index columns, Index pitch,
+                     cublasOperation_t operation) {
+    if (operation == CUBLAS_OP_T) std::swap(rows, columns);
+    CHORUS_CUBLAS_CHECK(cublasLtMatrixLayoutCreate(out, type, static_cast<std::uint64_t>(rows),
+                                                   static_cast<std::uint64_t>(columns), pitch));
+  }
+  static void stack(cublasLtMatrixLayout_t layout, Index count, Index stride) {
+    const auto say = [&](cublasLtMatrixLayoutAttribute_t name, const auto& value) {
+      CHORUS_CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(layout, name, &value, sizeof value));
+    };
+    say(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, static_cast<std::int32_t>(count));
+    say(CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, static_cast<std::int64_t>(stride));
+  }
+
+  cublasLtMatmulDesc_t operation_ = nullptr;
+  cublasLtMatrixLayout_t a_ = nullptr, b_ = nullptr, c_ = nullptr;
+  cublasLtMatmulHeuristicResult_t choice_{};
+  bool usable_ = false;
+};
+
+/// A device's handle and plans. Never destroyed, as the driver may be gone before.
+struct CublasContext {
+  std::mutex mutex;
+  cublasLtHandle_t handle = nullptr;
+  std::map<PlanKey, std::unique_ptr<GemmPlan>> plans;
+
+  static CublasContext& of(Cuda device) {
+    chorus::cuda::require(device);
+    static auto& all = *new std::array<CublasContext, Cuda::max_devices>;
+    return all[static_cast<std::size_t>(device.index)];
+  }
+  /// With `mutex` locked and the device current.
+  GemmPlan& plan(Cuda device, const GemmProblem& problem, cudaDataType_t type, cudaDataType_t out, const void* bias) {
+    if (handle == nullptr) CHORUS_CUBLAS_CHECK(cublasLtCreate(&handle));
+    auto& plan = plans[problem.key()];
+    if (plan) return *plan;
+    plan = std::make_unique<GemmPlan>(handle, problem, type, out, bias);
+    say_plan(device, problem, [&] { return plan->text(); });
+    return *plan;
+  }
+};
+
+}  // namespace chorus::kernels::cuda
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CUBLAS_HPP
+
+// <chorus/kernels/cuda/precision.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PRECISION_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PRECISION_HPP
+/// How exact products of floats are on GPUs.
+
+namespace chorus {
+
+namespace detail {
+inline std::atomic<bool>& tf32_flag() {
+  static std::atomic<bool> allowed{false};
+  return allowed;
+}
+}  // namespace detail
+
+/// Whether matrix products and convolutions of floats may round their inputs to TF32 (10 bits of mantissa), which is
+/// several times as fast. Off at first, so that all devices compute alike.
+inline bool tf32_allowed() { return detail::tf32_flag().load(std::memory_order_relaxed); }
+inline void allow_tf32(bool allowed) { detail::tf32_flag().store(allowed, std::memory_order_relaxed); }
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PRECISION_HPP
+
+namespace chorus::kernels {
+
+namespace cuda {
+
+/// One element of c a thread.
+template <class T, class Out>
+struct PlainGemm {
+  GemmStack stack;
+  compute_type<T> scale;
+  bool ta, tb;
+  Index m, n, k;
+  const T* a;
+  Index lda;
+  const T* b;
+  Index ldb;
+  Out* c;
+  Index ldc;
+  bool accumulate;
+  const T* bias;
+  __device__ void operator()(Index i) const {
+    const Index line = i / n, column = i - line * n, matrix = line / m, row = line - matrix * m;
+    const T *left = a + matrix * stack.a, *right = b + matrix * stack.b;
+    compute_type<T> sum = 0;
+    for (Index p = 0; p < k; ++p)
+      sum += get(left, ta ? p * lda + row : row * lda + p) * get(right, tb ? column * ldb + p : p * ldb + column);
+    sum *= scale;
+    if (bias != nullptr) sum += get(bias, column);
+    put(c, matrix * stack.c + row * ldc + column, sum, accumulate);
+  }
+};
+
+template <class T, class Out>
+struct AddBias {
+  Index n, ldc;
+  Out* c;
+  const T* bias;
+  __device__ void operator()(Index i) const {
+    const Index row = i / n, column = i - row * n;
+    put(c, row * ldc + column, get(bias, column), true);
+  }
+};
+
+/// False where cuBLASLt has no algorithm for it.
+template <class T, class Out>
+bool cublas_gemm(Cuda device, const GemmProblem& problem, double scale, const T* a, const T* b, Out* c, bool accumulate,
+                 const T* bias) {
+  using Scale = std::conditional_t<std::is_same_v<T, double>, double, float>;
+  const DeviceGuard guard(device);
+  auto& context = CublasContext::of(device);
+  const std::lock_guard lock(context.mutex);
+  GemmPlan& plan = context.plan(device, problem, cuda_type<T>, cuda_type<Out>, bias);
+  if (!plan.usable()) return false;
+  if (problem.bias) plan.set_bias(bias);
+  const Scratch<std::byte> workspace(device, static_cast<Index>(plan.workspace_bytes()));
+  plan.run<Scale>(context.handle, static_cast<Scale>(scale), a, b, c, accumulate, workspace.data(),
+                  chorus::cuda::current_stream(device));
+  return true;
+}
+
+/// All products of a stack in one call, each of them with the bias, unless that is null.
+template <class T, class Out>
+void gemm_at_once(Cuda device, const GemmStack& stack, double scale, Trans ta, Trans tb, Index m, Index n, Index k,
+                  const T* a, Index lda, const T* b, Index ldb, Out* c, Index ldc, bool accumulate, const T* bias) {
+  // What the addresses of a stack's matrices are multiples of.
+  const auto alignment = [&stack](const auto* first, Index stride) {
+    return std::min(alignment_of(first), stack.count > 1 ? alignment_of(first + stride) : alignment_of(nullptr));
+  };
+  GemmProblem problem{dtype<T>,
+                      ta,
+                      tb,
+                      m,
+                      n,
+                      k,
+                      lda,
+                      ldb,
+                      ldc,
+                      bias != nullptr,
+                      tf32_allowed(),
+                      alignment(a, stack.a),
+                      alignment(b, stack.b),
+                      std::min(alignment(c, stack.c), alignment_of(bias)),
+                      stack.count,
+                      stack.a,
+                      stack.b,
+                      stack.c,
+                      dtype<Out>};
+  const Index rows = stack.count * m;
+  if (k > 0) {
+    if (cublas_gemm(device, problem, scale, a, b, c, accumulate, bias)) return;
+    problem.bias = false;
+    if (bias != nullptr && cublas_gemm<T, Out>(device, problem, scale, a, b, c, accumulate, nullptr)) {
+      for_each(device, "bias of a matrix product", rows * n, AddBias<T, Out>{n, ldc, c, bias});
+      return;
+    }
+  }
+  for_each(device, "matrix product", rows * n,
+           PlainGemm<T, Out>{stack, static_cast<compute_type<T>>(scale), ta == Trans::yes, tb == Trans::yes, m, n, k, a,
+                             lda, b, ldb, c, ldc, accumulate, bias});
+}
+
+}  // namespace cuda
+
+template <Real T, SumOf<T> Out>
+void gemm(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb,
+          Out* c, Index ldc, bool accumulate, const T* bias_n = nullptr) {
+  if (m == 0 || n == 0) return;
+  cuda::gemm_at_once(device, {}, 1, ta, tb, m, n, k, a, lda, b, ldb, c, ldc, accumulate, bias_n);
+}
+
+/// A stack's products, times `scale`; at most 65,535 matrices a launch, for that is the size of a grid's last axes.
+template <Real T>
+void gemm_stack(Cuda device, const GemmStack& stack, Trans ta, Trans tb, Index m, Index n, Index k, const T* a,
+                Index lda, const T* b, Index ldb, T* c, Index ldc, bool accumulate, double scale = 1) {
+  constexpr Index most = 65535;
+  if (m == 0 || n == 0) return;
+  for (Index i = 0; i < stack.count; i += most) {
+    auto some = stack;
+    some.count = std::min(most, stack.count - i);
+    if (some.count == 1) some = {};
+    cuda::gemm_at_once<T, T>(device, some, scale, ta, tb, m, n, k, a + i * stack.a, lda, b + i * stack.b, ldb,
+                          c + i * stack.c, ldc, accumulate, nullptr);
+  }
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_GEMM_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_GEMM_HPP
+
+namespace chorus::kernels {
+
+namespace detail {
+
+inline constexpr Index gemm_rows = 256;
+
+/// `gemm` on one thread.
+template <class T>
+void gemm_alone(Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb, T* c,
+                Index ldc, bool accumulate, const T* bias_n) {
+  constexpr Index w = tile_columns<T>;
+  const Matrix<T> whole{a, ta == Trans::no ? lda : 1, ta == Trans::no ? 1 : lda};
+  if (tb == Trans::yes && k > 0 && suits_few_rows<T>(m, n))
+    return gemm_few_rows(m, n, k, whole, b, ldb, c, ldc, accumulate, bias_n);
+  alignas(64) T panel[gemm_depth * w], start[w] = {};
+  Index packed[gemm_depth], direct[gemm_depth];
+  for (Index p = 0; p < std::min(k, gemm_depth); ++p) {
+    packed[p] = p * w;
+    direct[p] = p * ldb;
+  }
+  // With few rows of c a panel is not used often enough to repay its packing.
+  const bool pack_all = tb == Trans::yes || m > 2 * tile_rows;
+
+  const auto block = [&](Index p0, Index depth) {
+    const bool add = accumulate || p0 > 0;
+    for_pieces(m, gemm_rows, [&](Index i0, Index rows) {
+      for (Index j = 0; j < n; j += w) {
+        const Index columns = std::min(w, n - j);
+        const bool pack = pack_all || columns < w;
+        const T* from = tb == Trans::no ? b + p0 * ldb + j : b + j * ldb + p0;
+        if (pack) {
+          if (tb == Trans::no)
+            pack_rows(depth, columns, from, ldb, panel);
+          else
+            pack_columns(depth, columns, from, ldb, panel);
+        }
+        if (bias_n != nullptr)
+          for (Index l = 0; l < w; ++l) start[l] = p0 == 0 && l < columns ? bias_n[j + l] : T{0};
+        const Matrix<T> left{whole.data + i0 * whole.row + p0 * whole.column, whole.row, whole.column};
+        T* const to = c + i0 * ldc + j;
+        if (pack && columns == w && bias_n == nullptr) {
+          if (ta == Trans::yes)
+            multiply_packed(rows, depth, Matrix<T, Fixed<1>, Index>{left.data, {}, lda}, panel, to, ldc, add);
+          else
+            multiply_packed(rows, depth, Matrix<T, Index, Fixed<1>>{left.data, lda, {}}, panel, to, ldc, add);
+          continue;
+        }
+        multiply_panel(rows, columns, depth, left, pack ? panel : from, pack ? packed : direct, start, to, ldc,
+                       add);
+      }
+    });
+  };
+  if (k == 0)
+    block(0, 0);
+  else
+    for_pieces(k, gemm_depth, block);
+}
+
+}  // namespace detail
+
+template <std::floating_point T>
+void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb, T* c,
+          Index ldc, bool accumulate, const T* bias_n) {
+  const bool by_rows = m >= n;
+  const Index size = by_rows ? m : n, unit = by_rows ? detail::tile_rows : detail::tile_columns<T>;
+  // Some 10 us a thread. Each piece of rows packs all of b again: as few of them as can be, unless they are long.
+  const Index line = std::max<Index>(1, (by_rows ? n : m) * k);
+  const Index least = std::max<Index>(by_rows ? 4 * unit : unit, 500'000 / line);
+  const Index most = size * line > (Index{1} << 26) ? 4 : 1;
+  const auto multiply = [&](Index first, Index count) {
+    if (by_rows)
+      detail::gemm_alone(ta, tb, count, n, k, a + first * (ta == Trans::no ? lda : 1), lda, b, ldb, c + first * ldc,
+                         ldc, accumulate, bias_n);
+    else
+      detail::gemm_alone(ta, tb, m, count, k, a, lda, b + first * (tb == Trans::no ? 1 : ldb), ldb, c + first, ldc,
+                         accumulate, bias_n == nullptr ? nullptr : bias_n + first);
+  };
+  parallel_ranges(size, unit, least, multiply, most);
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_GEMM_HPP
+
+namespace chorus::kernels::detail {
+
+/// Whether this way is the faster one: the last panel of an image's pixels must be nearly full, or there is one image.
+/// It gives the bits of the way over rasters.
+template <class T>
+bool suits_1x1(const Conv2dShape& s) {
+  constexpr Index w = tile_columns<T>;
+  const Index plane = s.height * s.width, whole = (plane + w - 1) / w * w;
+  return s.kernel_h == 1 && s.kernel_w == 1 && s.stride_h == 1 && s.stride_w == 1 && s.padding_h == 0 &&
+         s.padding_w == 0 && (s.batch == 1 || whole * 8 <= plane * 9);
+}
+
+/// to[image, i, q] = sum over p of a[i, p] * from[image, p, q] + bias[i], or +=, for each of `images` images of `plane`
+/// pixels, which lie `from_image` and `to_image` apart. a: [rows, depth], or with Trans::yes [depth, rows].
+template <class T>
+void multiply_images(Trans trans, Index images, Index rows, Index depth, Index plane, const T* a, const T* from,
+                     Index from_image, const T* bias, T* to, Index to_image, bool accumulate, bool threads) {
+  // Pieces of an image whose results stay in the second cache while sums go on; of rows too where threads lack work.
+  constexpr Index columns_at_once = 16 * tile_columns<T>;
+  const Index across = (plane + columns_at_once - 1) / columns_at_once, lda = trans == Trans::no ? depth : rows;
+  const Index wanted = threads && num_threads() > 1 ? 2 * num_threads() : 1;
+  const Index down = std::clamp<Index>((wanted + images * across - 1) / (images * across), 1, (rows + 47) / 48);
+  const Index tall = ((rows + down - 1) / down + tile_rows - 1) / tile_rows * tile_rows;
+  const Index pieces = (rows + tall - 1) / tall;
+  const auto multiply = [&](Index task) {
+    const Index image = task / (across * pieces), row = task / across % pieces * tall;
+    const Index column = task % across * columns_at_once;
+    const Index m = std::min(tall, rows - row), n = std::min(columns_at_once, plane - column);
+    T* const c = to + image * to_image + row * plane + column;
+    gemm_alone<T>(trans, Trans::no, m, n, depth, a + row * (trans == Trans::no ? lda : 1), lda,
+                  from + image * from_image + column, plane, c, plane, accumulate, nullptr);
+    if (bias == nullptr) return;
+    for (Index i = 0; i < m; ++i) {
+      const auto start = splat(bias[row + i]);
+      for_packets<T>(n, [&](Index j, auto some) {
+        store(c + i * plane + j, padd(load(c + i * plane + j, some), start), some);
+      });
+    }
+  };
+  parallel_for(images * across * pieces, multiply, threads);
+}
+
+}  // namespace chorus::kernels::detail
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_CONVOLUTION_1X1_HPP
+
+// <chorus/kernels/cpu/input_raster.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_INPUT_RASTER_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_INPUT_RASTER_HPP
+/// The layout that a convolution's forward and weight passes read x in.
+
+// <chorus/kernels/cpu/raster.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_RASTER_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_RASTER_HPP
+/// How the convolutions lay images out. In a raster (rows at a pitch, zeros for padding between them) all input pixels
+/// of one kernel tap are the output pixels' positions plus one offset, so a convolution is a matrix product whose
+/// right-hand side needs no copy for each tap. With stride s, every s-th row and column makes a plane of its own, and
+/// the same holds there. Positions between the rows are computed too and thrown away.
+
+namespace chorus::kernels::detail {
+
+/// One axis: raster position i stands for coordinate `step * i + origin` of the image.
+struct Axis {
+  Index extent, step, origin;
+
+  // First position at or after coordinate `at`.
+  Index position(Index at) const { return std::max<Index>(0, (at - origin + step - 1) / step); }
+  Index begin(Index positions) const { return std::min(position(0), positions); }
+  Index end(Index positions) const { return std::clamp(position(extent), begin(positions), positions); }
+};
+
+/// to[0, n) = from[0, n)
+template <class T>
+void copy_row(const T* from, Index n, T* to) {
+  constexpr Index w = lanes<T>;
+  if (n < w) {
+    for (Index j = 0; j < n; ++j) to[j] = from[j];
+    return;
+  }
+  for (Index j = 0; j < n - w; j += w) store(to + j, load(from + j, Whole<T>{}), Whole<T>{});
+  store(to + n - w, load(from + n - w, Whole<T>{}), Whole<T>{});
+}
+
+/// Lays one image out in `rows` rows of `pitch` numbers, zeros where a position is outside of the image.
+template <class T>
+void to_raster(const T* image, Axis vertical, Axis horizontal, Index rows, Index pitch, T* to) {
+  const Index top = vertical.begin(rows), bottom = vertical.end(rows);
+  const Index left = horizontal.begin(pitch), right = horizontal.end(pitch);
+  std::fill_n(to, top * pitch, T{0});
+  for (Index i = top; i < bottom; ++i) {
+    const T* from = image + (i * vertical.step + vertical.origin) * horizontal.extent;
+    T* row = to + i * pitch;
+    for (Index j = 0; j < left; ++j) row[j] = T{0};
+    if (horizontal.step == 1)
+      copy_row(from + left + horizontal.origin, right - left, row + left);
+    else
+      for (Index j = left; j < right; ++j) row[j] = from[j * horizontal.step + horizontal.origin];
+    for (Index j = right; j < pitch; ++j) row[j] = T{0};
+  }
+  std::fill_n(to + bottom * pitch, (rows - bottom) * pitch, T{0});
+}
+
+/// The way back, without the padding: image = raster + `bias`, or image += with `accumulate`. Positions outside of the
+/// image are skipped, image pixels without a position are left alone.
+template <class T>
+void from_raster(const T* raster, Axis vertical, Axis horizontal, Index rows, Index pitch, T bias, T* image,
+                 bool accumulate) {
+  const Index left = horizontal.begin(pitch), right = horizontal.end(pitch), n = right - left;
+  for (Index i = vertical.begin(rows); i < vertical.end(rows); ++i) {
+    const T* from = raster + i * pitch + left;
+    T* to =
+        image + (i * vertical.step + vertical.origin) * horizontal.extent + left * horizontal.step + horizontal.origin;
+    if (horizontal.step == 1 && !accumulate && n >= lanes<T>) {
+      constexpr Index w = lanes<T>;
+      for (Index j = 0; j < n - w; j += w) store(to + j, padd(load(from + j, Whole<T>{}), splat(bias)), Whole<T>{});
+      store(to + n - w, padd(load(from + n - w, Whole<T>{}), splat(bias)), Whole<T>{});
+    } else {
+      for (Index j = 0; j < n; ++j) {
+        T& pixel = to[j * horizontal.step];
+        pixel = (accumulate ? pixel : T{0}) + from[j] + bias;
+      }
+    }
+  }
+}
+
+/// Where a result's pixels lie in a raster: pixel (image, i, j) at image * plane + i * pitch + j.
+struct Pixels {
+  Index images, rows, columns, pitch, plane;
+  Index count() const { return images * rows * columns; }
+  Index position(Index pixel) const {
+    const Index row = pixel / columns;
+    return row / rows * plane + row % rows * pitch + pixel % columns;
+  }
+};
+
+/// The pieces of raster rows that hold the pixels [first, first + count), at most 256.
+class Segments {
+ public:
+  Segments(const Pixels& pixels, Index first, Index count) {
+    for (Index done = 0; done < count; ++size_) {
+      const Index length = std::min(pixels.columns - (first + done) % pixels.columns, count - done);
+      all_[size_] = {pixels.position(first + done), done, done + length};
+      done += length;
+    }
+  }
+
+  /// to[0, count) = those pixels of `from`. Writes whole packets, so up to one packet from `to[count]` on as well.
+  template <class T>
+  void gather(const T* from, T* to) const {
+    for (Index i = 0; i < size_; ++i) {
+      const T* source = from + all_[i].position - all_[i].begin;
+      for (Index j = all_[i].begin; j < all_[i].end; j += lanes<T>)
+        store(to + j, load(source + j, Whole<T>{}), Whole<T>{});
+    }
+  }
+
+ private:
+  struct Segment {
+    Index position, begin, end;
+  };
+  Segment all_[256];
+  Index size_ = 0;
+};
+
+}  // namespace chorus::kernels::detail
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_RASTER_HPP
+
+namespace chorus::kernels::detail {
+
 /// As many images at a time as make a thousand pixels.
 inline Index images_at_once(Index batch, Index plane) {
   const Index most = (1023 + plane) / plane;
@@ -32757,68 +33748,6 @@ struct InputRaster {
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_RASTER_PRODUCT_HPP
 /// Matrix products over rasters (raster.hpp). With many rows, from `gather_rows` on, it pays to gather panels of the
 /// pixels that are wanted; with few, the rasters are multiplied as they are, with the positions between the rows.
-
-// <chorus/kernels/cpu/pack.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACK_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACK_HPP
-/// Panels: the right-hand sides of `multiply_tile`, copied so that they are contiguous and in the first-level cache.
-
-namespace chorus::kernels::detail {
-
-/// to[p, j] = b[p, j] for `depth` rows of `columns` numbers, padded with zeros to `tile_columns`.
-template <class T>
-void pack_rows(Index depth, Index columns, const T* b, Index b_row, T* to) {
-  constexpr Index w = lanes<T>;
-  if (columns == tile_columns<T>) {
-    for (Index p = 0; p < depth; ++p, b += b_row, to += 2 * w) {
-      store(to, load(b, Whole<T>{}), Whole<T>{});
-      store(to + w, load(b + w, Whole<T>{}), Whole<T>{});
-    }
-  } else {
-    for (Index p = 0; p < depth; ++p, b += b_row, to += 2 * w)
-      for (Index j = 0; j < 2 * w; ++j) to[j] = j < columns ? b[j] : T{0};
-  }
-}
-
-// g++ warns about alignment attributes that Eigen's packets lose as template arguments, and about undefined values in
-// its own shuffles; both are harmless.
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wignored-attributes"
-#ifndef __clang__
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
-/// to[p, j] = b[j, p] for `depth` rows of `columns` numbers, padded with zeros to a packet; rows of `to` lie `to_row`
-/// apart. Squares of packets are transposed in registers; where `depth` is no multiple of a packet, the last square
-/// overlaps the one before.
-template <class T>
-void pack_side(Index depth, Index columns, const T* b, Index b_row, T* to, Index to_row) {
-  constexpr Index w = lanes<T>;
-  Square<T> square;
-  if (depth < w) {
-    for (Index j = 0; j < w; ++j) square.packet[j] = j < columns ? load(b + j * b_row, depth) : splat(T{0});
-    transpose<T>(square);
-    for (Index p = 0; p < depth; ++p) store(to + p * to_row, square.packet[p], Whole<T>{});
-    return;
-  }
-  for (Index next = 0; next < depth; next += w) {
-    const Index p = std::min(next, depth - w);
-    for (Index j = 0; j < w; ++j) square.packet[j] = j < columns ? load(b + j * b_row + p, Whole<T>{}) : splat(T{0});
-    transpose<T>(square);
-    for (Index j = 0; j < w; ++j) store(to + (p + j) * to_row, square.packet[j], Whole<T>{});
-  }
-}
-
-/// The same, padded to `tile_columns`.
-template <class T>
-void pack_columns(Index depth, Index columns, const T* b, Index b_row, T* to) {
-  constexpr Index w = lanes<T>;
-  pack_side(depth, columns, b, b_row, to, 2 * w);
-  pack_side(depth, columns - w, b + w * b_row, b_row, to + w, 2 * w);
-}
-#pragma GCC diagnostic pop
-
-}  // namespace chorus::kernels::detail
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACK_HPP
 
 namespace chorus::kernels::detail {
 
@@ -33802,6 +34731,14 @@ void conv2d_forward(Cpu device, const Conv2dShape& s, const T* x, const T* weigh
     }
     return;
   }
+  if (suits_1x1<T>(s)) {
+    const Index channels = s.in_channels / s.groups;
+    for (Index group = 0; group < s.groups; ++group)
+      multiply_images(Trans::no, s.batch, filters, channels, out, weight + group * filters * channels,
+                      x + group * channels * out, s.in_channels * out, bias == nullptr ? bias : bias + group * filters,
+                      y + group * filters * out, s.out_channels * out, false, worth_threads(s));
+    return;
+  }
   const InputRaster<T> raster(s);
   const bool gather = filters >= gather_rows;
   const Index k = raster.channels * s.kernel_h * s.kernel_w, row = raster.images * raster.plane + tile_columns<T>;
@@ -33919,6 +34856,15 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
       };
       unit ? convolve(UnitStride<T>{}, back.padding_h, back.padding_w) : convolve(StrideTwoInput<T>{}, 0, 0);
     }
+    return;
+  }
+
+  // Longer sums are added onto what is there at once, as below.
+  if (suits_1x1<T>(s) && (!accumulate || filters <= gemm_depth)) {
+    for (Index group = 0; group < s.groups; ++group)
+      multiply_images<T>(Trans::yes, s.batch, channels, filters, image, weight + group * filters * channels,
+                         dy + group * filters * image, s.out_channels * image, nullptr, dx + group * channels * image,
+                         s.in_channels * image, accumulate, worth_threads(s));
     return;
   }
 
@@ -34096,11 +35042,11 @@ struct DirectBackwardInput {
 };
 
 /// A reduction over batch and pixels for each weight.
-template <class T>
+template <class T, class Out>
 struct DirectBackwardWeight {
   ConvolutionSizes z;
   const T *x, *dy;
-  T* dweight;
+  Out* dweight;
   bool accumulate;
   __device__ Index start(Index) const { return 0; }
   __device__ double value(Index, Index i, Index output) const {
@@ -34127,11 +35073,11 @@ struct AddChannelBias {
   __device__ void operator()(Index i) const { put(y, i, get(bias, i / pixels % channels), true); }
 };
 
-template <class T>
+template <class T, class Out>
 struct ChannelBiasGradient {
   Index channels, pixels;
   const T* dy;
-  T* dbias;
+  Out* dbias;
   bool accumulate;
   __device__ Index start(Index channel) const { return channel; }
   __device__ double value(Index channel, Index i, Index) const {
@@ -34214,9 +35160,10 @@ struct GemmProblem {
   bool bias, tf32;
   int align_a, align_b, align_c;
   Index count = 1, stride_a = 0, stride_b = 0, stride_c = 0;
+  DType out = dtype;  ///< of the product
 
   PlanKey key() const {
-    return {static_cast<Index>(dtype),
+    return {static_cast<Index>(dtype) * 64 + static_cast<Index>(out),
             ta == Trans::yes,
             tb == Trans::yes,
             m,
@@ -34245,10 +35192,12 @@ struct ConvolutionProblem {
   DType dtype;
   bool tf32;
   Conv2dShape shape;
+  DType weight = dtype;  ///< of the weight, or the gradient by it
 
   PlanKey key() const {
     const Conv2dShape& s = shape;
-    return {static_cast<Index>(pass) * 64 + static_cast<Index>(dtype) * 2 + Index{tf32},
+    const Index types = static_cast<Index>(dtype) * 64 + static_cast<Index>(weight);
+    return {static_cast<Index>(pass) * 8192 + types * 2 + Index{tf32},
             s.batch,
             s.in_channels,
             s.height,
@@ -34274,17 +35223,19 @@ namespace chorus::kernels::cuda {
 inline std::string text_of(const GemmProblem& p) {
   return cat("matrix product ", p.dtype, " [", p.m, ", ", p.k, "] by [", p.k, ", ", p.n, "]",
              p.ta == Trans::yes ? ", the first transposed" : "", p.tb == Trans::yes ? ", the second transposed" : "",
-             p.count > 1 ? cat(", a stack of ", p.count) : "", p.bias ? ", with a bias" : "");
+             p.count > 1 ? cat(", a stack of ", p.count) : "", p.bias ? ", with a bias" : "",
+             p.out == p.dtype ? "" : cat(", in ", p.out));
 }
 inline std::string text_of(const ConvolutionProblem& p) {
   const Conv2dShape& s = p.shape;
   const char* const pass = p.pass == ConvolutionPass::forward          ? ""
                            : p.pass == ConvolutionPass::backward_input ? "'s gradient by the input"
                                                                        : "'s gradient by the weight";
-  return cat("convolution", pass, " ", p.dtype, " [", s.batch, ", ", s.in_channels, ", ", s.height, ", ", s.width,
-             "] by [", s.out_channels, ", ", s.in_channels / s.groups, ", ", s.kernel_h, ", ", s.kernel_w, "], stride ",
-             s.stride_h, " x ", s.stride_w, ", padding ", s.padding_h, " x ", s.padding_w, ", dilation ", s.dilation_h,
-             " x ", s.dilation_w, ", groups ", s.groups);
+  return cat("convolution", pass, " ", p.dtype, " [", s.batch, ", ", s.in_channels, ", ", s.height, ", ",
+             s.width, "] by [", s.out_channels, ", ", s.in_channels / s.groups, ", ", s.kernel_h, ", ", s.kernel_w,
+             "], stride ", s.stride_h, " x ", s.stride_w, ", padding ", s.padding_h, " x ", s.padding_w, ", dilation ",
+             s.dilation_h, " x ", s.dilation_w, ", groups ", s.groups,
+             p.weight == p.dtype ? "" : cat(", in ", p.weight));
 }
 
 /// Says what was chosen for a problem where that is wanted: `choice()` gives the words.
@@ -34480,7 +35431,7 @@ inline PassNames pass_names(ConvolutionPass pass) {
 inline CudnnDescriptor cudnn_operation(const ConvolutionProblem& problem) {
   const Conv2dShape& s = problem.shape;
   const auto x = detail::cudnn_tensor(ConvolutionTensor::x, problem.dtype, {s.batch, s.in_channels, s.height, s.width});
-  const auto weight = detail::cudnn_tensor(ConvolutionTensor::weight, problem.dtype,
+  const auto weight = detail::cudnn_tensor(ConvolutionTensor::weight, problem.weight,
                                            {s.out_channels, s.in_channels / s.groups, s.kernel_h, s.kernel_w});
   const auto y = detail::cudnn_tensor(ConvolutionTensor::y, problem.dtype,
                                       {s.batch, s.out_channels, s.out_height(), s.out_width()});
@@ -34667,12 +35618,12 @@ class AlignedOperand {
 };
 
 /// Runs a pass whose operands are aligned and whose result is overwritten. False where cuDNN has no way.
-template <class T>
-bool cudnn_run(Cuda device, ConvolutionPass pass, const Conv2dShape& s, const T* x, const T* weight, const T* y) {
+template <class T, class Weight>
+bool cudnn_run(Cuda device, ConvolutionPass pass, const Conv2dShape& s, const T* x, const Weight* weight, const T* y) {
   const DeviceGuard guard(device);
   auto& context = CudnnContext::of(device);
   const std::lock_guard lock(context.mutex);
-  const ConvolutionPlan& plan = context.plan(device, {pass, dtype<T>, tf32_allowed(), s});
+  const ConvolutionPlan& plan = context.plan(device, {pass, dtype<T>, tf32_allowed(), s, dtype<Weight>});
   if (!plan.usable()) return false;
   CHORUS_CUDNN_CHECK(cudnnSetStream(context.handle, chorus::cuda::current_stream(device)));
   const Scratch<std::byte> workspace(device, plan.workspace_bytes());
@@ -34694,6 +35645,14 @@ bool into(Cuda device, T* out, Index count, bool accumulate, const Run& run) {
   return true;
 }
 
+template <class From, class To>
+struct PutConverted {
+  const From* from;
+  To* to;
+  bool accumulate;
+  __device__ void operator()(Index i) const { put(to, i, static_cast<compute_type<To>>(get(from, i)), accumulate); }
+};
+
 #endif
 
 inline bool any_empty(const Conv2dShape& s) { return s.x_count() == 0 || s.weight_count() == 0 || s.y_count() == 0; }
@@ -34712,7 +35671,7 @@ void conv2d_forward(Cuda device, const Conv2dShape& s, const T* x, const T* weig
   if (!cuda::any_empty(s)) {
     const cuda::AlignedOperand<T> from(device, x, s.x_count()), taps(device, weight, s.weight_count());
     done = cuda::into(device, y, s.y_count(), false, [&](T* target) {
-      return cuda::cudnn_run<T>(device, cuda::ConvolutionPass::forward, s, from.data(), taps.data(), target);
+      return cuda::cudnn_run<T, T>(device, cuda::ConvolutionPass::forward, s, from.data(), taps.data(), target);
     });
   }
 #endif
@@ -34725,22 +35684,29 @@ void conv2d_forward(Cuda device, const Conv2dShape& s, const T* x, const T* weig
                    cuda::AddChannelBias<T>{s.out_channels, s.out_height() * s.out_width(), bias, y});
 }
 
-template <Real T>
-void conv2d_backward_weight(Cuda device, const Conv2dShape& s, const T* x, const T* dy, T* dweight, bool accumulate) {
+template <Real T, SumOf<T> Out>
+void conv2d_backward_weight(Cuda device, const Conv2dShape& s, const T* x, const T* dy, Out* dweight, bool accumulate) {
 #if CHORUS_USE_CUDNN
   if (!cuda::any_empty(s)) {
     const cuda::AlignedOperand<T> from(device, x, s.x_count()), gradient(device, dy, s.y_count());
-    const bool done = cuda::into(device, dweight, s.weight_count(), accumulate, [&](T* target) {
-      return cuda::cudnn_run<T>(device, cuda::ConvolutionPass::backward_weight, s, from.data(), target,
-                                gradient.data());
-    });
-    if (done) return;
+    const auto run = [&](auto* target) {
+      return cuda::cudnn_run(device, cuda::ConvolutionPass::backward_weight, s, from.data(), target, gradient.data());
+    };
+    if (cuda::into(device, dweight, s.weight_count(), accumulate, run)) return;
+    if constexpr (!std::is_same_v<T, Out>) {  // engines that round to T are more than those that don't
+      const cuda::Scratch<T> rounded(device, s.weight_count());
+      if (run(rounded.data())) {
+        cuda::for_each(device, "gradient in float", s.weight_count(),
+                       cuda::PutConverted<T, Out>{rounded.data(), dweight, accumulate});
+        return;
+      }
+    }
   }
 #endif
   cuda::say_direct<T>(device, cuda::ConvolutionPass::backward_weight, s);
   cuda::reduce<double>(device, "conv2d gradient by the weight", s.weight_count(),
                        s.batch * s.out_height() * s.out_width(), false,
-                       cuda::DirectBackwardWeight<T>{cuda::ConvolutionSizes::of(s), x, dy, dweight, accumulate});
+                       cuda::DirectBackwardWeight<T, Out>{cuda::ConvolutionSizes::of(s), x, dy, dweight, accumulate});
 }
 
 template <Real T>
@@ -34749,7 +35715,8 @@ void conv2d_backward_input(Cuda device, const Conv2dShape& s, const T* weight, c
   if (!cuda::any_empty(s)) {
     const cuda::AlignedOperand<T> taps(device, weight, s.weight_count()), gradient(device, dy, s.y_count());
     const bool done = cuda::into(device, dx, s.x_count(), accumulate, [&](T* target) {
-      return cuda::cudnn_run<T>(device, cuda::ConvolutionPass::backward_input, s, target, taps.data(), gradient.data());
+      return cuda::cudnn_run<T, T>(device, cuda::ConvolutionPass::backward_input, s, target, taps.data(),
+                                   gradient.data());
     });
     if (done) return;
   }
@@ -34759,11 +35726,11 @@ void conv2d_backward_input(Cuda device, const Conv2dShape& s, const T* weight, c
                  cuda::DirectBackwardInput<T>{cuda::ConvolutionSizes::of(s), weight, dy, dx, accumulate});
 }
 
-template <Real T>
-void conv2d_backward_bias(Cuda device, const Conv2dShape& s, const T* dy, T* dbias, bool accumulate) {
+template <Real T, SumOf<T> Out>
+void conv2d_backward_bias(Cuda device, const Conv2dShape& s, const T* dy, Out* dbias, bool accumulate) {
   const Index pixels = s.out_height() * s.out_width();
   cuda::reduce<double>(device, "conv2d gradient by the bias", s.out_channels, s.batch * pixels, pixels == 1,
-                       cuda::ChannelBiasGradient<T>{s.out_channels, pixels, dy, dbias, accumulate});
+                       cuda::ChannelBiasGradient<T, Out>{s.out_channels, pixels, dy, dbias, accumulate});
 }
 
 }  // namespace chorus::kernels
@@ -34782,19 +35749,20 @@ struct Conv2d {
 };
 }  // namespace operations
 
+/// Options of conv2d; a Size2d is one number or {rows, columns}.
 struct Conv2dOptions {
   Size2d stride = 1, padding = 0, dilation = 1;
   Index groups = 1;
 };
 
 namespace operations {
-template <Operand X, Operand W, Operand B>
-detail::Recorded<4, X, W, B> conv2d(const X& x, const W& weight, const B& bias, const Conv2dOptions& options) {
+// `w` and `b` are the numbers of weight and bias, in x's type; gradients have the type of weight and bias.
+template <Operand X, Operand W, Operand B, class Taps, class Row>
+detail::Recorded<4, X, W, B> conv2d(const X& x, const W& weight, const B& bias, const Taps& w, const Row& b,
+                                    const Conv2dOptions& options) {
   using T = typename tensor_of<X>::value_type;
   static_assert(tensor_of<X>::rank == 4, "conv2d: the input is [batch, channels, height, width]");
   const auto input = contiguous(value_of(x));
-  const auto w = contiguous(value_of(weight));
-  const auto b = contiguous(value_of(bias));
   const kernels::Conv2dShape shape{.batch = input.size(0),
                                    .in_channels = input.size(1),
                                    .height = input.size(2),
@@ -34847,6 +35815,10 @@ detail::Recorded<4, X, W, B> conv2d(const X& x, const W& weight, const B& bias, 
       },
       x, weight, bias);
 }
+template <Operand X, Operand W, Operand B>
+detail::Recorded<4, X, W, B> conv2d(const X& x, const W& weight, const B& bias, const Conv2dOptions& options) {
+  return conv2d(x, weight, bias, contiguous(value_of(weight)), contiguous(value_of(bias)), options);
+}
 }  // namespace operations
 
 /// x: [batch, in, height, width], weight: [out, in / groups, kernel_h, kernel_w], bias: [out] or absent
@@ -34863,12 +35835,20 @@ auto conv2d(const X& x, const W& weight, const B& bias, const Conv2dOptions& opt
     return detail::Recorded<4, W, X>();  // nothing but the sentence above is an error then
 }
 
-/// Of bf16 and half inputs everything is: weight and bias are taken in the input's type.
+/// Of bf16 and half inputs everything is: weight and bias are taken in the input's type; gradients by float ones are
+/// not rounded to it.
 template <NarrowOperand X, Operand W, Operand B>
   requires OfOtherType<X, W>
 auto conv2d(const X& x, const W& weight, const B& bias, const Conv2dOptions& options = {}) {
   using T = typename tensor_of<X>::value_type;
-  return conv2d(x, to<T>(weight), to<T>(bias), options);
+  if constexpr (detail::has_float_gradients<X, W, B>)
+    return detail::with_variables(
+        [&, w = detail::numbers_in<T>(weight), b = detail::numbers_in<T>(bias)](const auto&... xs) {
+          return operations::conv2d(xs..., w, b, options);
+        },
+        x, weight, bias);
+  else
+    return conv2d(x, to<T>(weight), to<T>(bias), options);
 }
 
 }  // namespace chorus
@@ -34924,6 +35904,7 @@ class ConvolutionBase : public Module {
 };
 }  // namespace detail
 
+/// Options of the layer Conv2d; a Size2d is one number or {rows, columns}.
 struct Conv2dOptions {
   Size2d kernel = 1, stride = 1, padding = 0, dilation = 1;
   Index groups = 1;
@@ -35374,6 +36355,99 @@ inline FaultNote fault_note(Cuda device, const char* operation, const char* noun
 }  // namespace chorus::kernels::cuda
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_FAULT_HPP
 
+// <chorus/kernels/cuda/index_order.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_INDEX_ORDER_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_INDEX_ORDER_HPP
+/// A list of indices in their order, equal ones in the order of their places: a radix sort without atomics, so that it
+/// always gives the same.
+
+namespace chorus::kernels::cuda {
+
+namespace detail {
+
+inline constexpr int order_bits = 8, order_digits = 1 << order_bits, order_chunk = 2048;
+static_assert(order_digits == block_threads);
+
+/// Indices outside of [0, axis) count as `axis`, the last.
+struct IndexKeys {
+  const std::int64_t* index;
+  Index axis;
+  __device__ Index operator()(Index place) const {
+    const std::int64_t at = index[place];
+    return at < 0 || at >= axis ? axis : at;
+  }
+};
+
+/// One pass over places in the order of `from` (null: as they come), by the digit at `shift`. A block has a chunk of
+/// them, a thread one digit: it counts those with its digit, or, once `starts` says where these begin, moves them.
+template <bool moves>
+__global__ void order_pass(IndexKeys keys, int shift, Index count, const Index* from, Index* starts, Index* to) {
+  __shared__ unsigned char digits[order_chunk];
+  __shared__ Index places[order_chunk];
+  const int thread = static_cast<int>(threadIdx.x);
+  const Index begin = Index{blockIdx.x} * order_chunk;
+  const int n = count - begin < order_chunk ? static_cast<int>(count - begin) : order_chunk;
+  for (int i = thread; i < n; i += block_threads) {
+    const Index place = from == nullptr ? begin + i : from[begin + i];
+    places[i] = place;
+    digits[i] = static_cast<unsigned char>(keys(place) >> shift);
+  }
+  __syncthreads();
+  Index& start = starts[Index{thread} * gridDim.x + blockIdx.x];
+  Index at = moves ? start : 0;
+  for (int i = 0; i < n; ++i)
+    if (digits[i] == thread) {
+      if (moves) to[at] = places[i];
+      ++at;
+    }
+  if (!moves) start = at;
+}
+
+/// Counts become the sums of those before them; one block.
+template <class Count>
+__global__ void order_starts(Index count, Index each, Count* starts) {
+  __shared__ Count sums[block_threads];
+  const int thread = static_cast<int>(threadIdx.x);
+  const Index begin = each * thread, end = begin + each < count ? begin + each : count;
+  Count sum = 0;
+  for (Index i = begin; i < end; ++i) sum += starts[i];
+  sums[thread] = sum;
+  __syncthreads();
+  Count before = 0;
+  for (int i = 0; i < thread; ++i) before += sums[i];
+  for (Index i = begin; i < end; ++i) {
+    const Count own = starts[i];
+    starts[i] = before;
+    before += own;
+  }
+}
+
+}  // namespace detail
+
+/// The places of `count` indices into an axis, sorted by index. Those that are no index of the axis come last.
+inline Scratch<Index> index_order(Cuda device, Index axis, Index count, const std::int64_t* index) {
+  const Index chunks = divide_up(count, detail::order_chunk);  // and what each thread adds up of their counts
+  const Scratch<Index> starts(device, chunks * detail::order_digits);
+  Scratch<Index> order(device, count), other(device, count);
+  const detail::IndexKeys keys{index, axis};
+  const Index* from = nullptr;
+  for (int shift = 0; shift == 0 || axis >> shift > 0; shift += detail::order_bits) {
+    const dim3 blocks(static_cast<unsigned>(chunks));
+    launch(device, "order of indices", blocks, detail::order_pass<false>, keys, shift, count, from, starts.data(),
+           other.data());
+    launch(device, "order of indices", 1, detail::order_starts<Index>, chunks * detail::order_digits, chunks,
+           starts.data());
+    launch(device, "order of indices", blocks, detail::order_pass<true>, keys, shift, count, from, starts.data(),
+           other.data());
+    std::swap(order, other);
+    from = order.data();
+  }
+  return order;
+}
+
+}  // namespace chorus::kernels::cuda
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_INDEX_ORDER_HPP
+
 namespace chorus::kernels {
 
 namespace cuda {
@@ -35435,25 +36509,25 @@ __global__ void index_select_gradient(AxisShape whole, Index count, const std::i
   }
 }
 
-/// One thread for each line: what it adds to is its own.
+/// The same for a long list in the order of its indices: a block for the first place of each.
 template <class T>
-struct GatherGradient {
-  AxisShape whole;
-  Index count;
-  const std::int64_t* index;
-  const T* dy;
-  T* dx;
-  __device__ void operator()(Index line) const {
-    const Index o = line / whole.inner, inner = line - o * whole.inner;
-    for (Index j = 0; j < count; ++j) {
-      const Index i = (o * count + j) * whole.inner + inner;
-      const std::int64_t at = index[i];
-      if (at >= 0 && at < whole.axis) put(dx, (o * whole.axis + at) * whole.inner + inner, get(dy, i), true);
+__global__ void ordered_select_gradient(AxisShape whole, Index count, const std::int64_t* index, const Index* order,
+                                        const T* dy, T* dx) {
+  for (Index block = blockIdx.x; block < whole.outer * count; block += gridDim.x) {
+    const Index o = block / count, first = block - o * count;
+    const std::int64_t wanted = index[order[first]];
+    if (wanted < 0 || wanted >= whole.axis || (first > 0 && index[order[first - 1]] == wanted)) continue;
+    const T* from = dy + o * count * whole.inner;
+    T* to = dx + (o * whole.axis + wanted) * whole.inner;
+    for (Index j = threadIdx.x; j < whole.inner; j += block_threads) {
+      compute_type<T> sum = get(to, j);
+      for (Index i = first; i < count && index[order[i]] == wanted; ++i) sum += get(from, order[i] * whole.inner + j);
+      put(to, j, sum);
     }
   }
-};
+}
 
-/// Likewise, for indices that nobody has looked at.
+/// One thread for each line: what it writes or adds to is its own.
 template <class T>
 struct PutEach {
   AxisShape whole;
@@ -35489,8 +36563,14 @@ void index_select_backward(Cuda device, AxisShape whole, Index count, const std:
                            bool accumulate) {
   if (!accumulate) zero_bytes(device, dx, static_cast<std::size_t>(whole.numel()) * sizeof(T));
   if (whole.outer * count * whole.inner == 0) return;
-  cuda::launch(device, "index_select gradient", cuda::blocks_for(whole.outer * count, 1),
-               cuda::index_select_gradient<T>, whole, count, index, dy, dx);
+  const unsigned blocks = cuda::blocks_for(whole.outer * count, 1);
+  constexpr Index short_list = 2048;  // so many are looked through sooner than they are sorted
+  if (count <= short_list)
+    return cuda::launch(device, "index_select gradient", blocks, cuda::index_select_gradient<T>, whole, count, index,
+                        dy, dx);
+  const auto order = cuda::index_order(device, whole.axis, count, index);
+  cuda::launch(device, "index_select gradient", blocks, cuda::ordered_select_gradient<T>, whole, count, index,
+               order.data(), dy, dx);
 }
 
 template <class T>
@@ -35504,7 +36584,8 @@ void gather_backward(Cuda device, AxisShape whole, Index count, const std::int64
                      bool accumulate) {
   if (!accumulate) zero_bytes(device, dx, static_cast<std::size_t>(whole.numel()) * sizeof(T));
   cuda::for_each(device, "gather gradient", whole.outer * whole.inner,
-                 cuda::GatherGradient<T>{whole, count, index, dy, dx});
+                 cuda::PutEach<T>{whole, count, index, dy, dx, /*add=*/true,
+                                  cuda::fault_note(device, "gather", "index")});
 }
 
 template <class T>
@@ -36532,10 +37613,10 @@ template <std::floating_point T>
 void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb, T* c,
           Index ldc, bool accumulate, const T* bias_n = nullptr);
 
-// bf16 and half on the CPU, added up in float.
-template <Narrow T>
-void gemm(Cpu device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb, T* c,
-          Index ldc, bool accumulate, const T* bias_n = nullptr) {
+// bf16 and half on the CPU, added up in float; the result may be float, too.
+template <Narrow T, SumOf<T> Out>
+void gemm(Cpu device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb,
+          Out* c, Index ldc, bool accumulate, const T* bias_n = nullptr) {
   const auto extent = [](Index rows, Index columns, Index pitch) {
     return rows == 0 || columns == 0 ? 0 : (rows - 1) * pitch + columns;
   };
@@ -36556,156 +37637,6 @@ void gemm_stack(Cpu device, const GemmStack& stack, Trans ta, Trans tb, Index m,
 }  // namespace chorus::kernels
 
 #if !CHORUS_COMPILED
-// <chorus/kernels/cpu/gemm.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_GEMM_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_GEMM_HPP
-/// Matrix products on the CPU, in the manner of BLIS (Van Zee, van de Geijn, 2015), but only `b` is packed: panels of
-/// it into the first-level cache. `a` is read one number at a time, so its layout doesn't matter. Where `a` is small
-/// and `b` transposed, they change places (gemm_few_rows.hpp).
-
-// <chorus/kernels/cpu/gemm_few_rows.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_GEMM_FEW_ROWS_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_GEMM_FEW_ROWS_HPP
-/// Products of a few rows with a matrix that is stored transposed: a linear layer's forward pass.
-
-namespace chorus::kernels::detail {
-
-/// Terms of a sum that are added up in registers, whichever way a product is computed.
-inline constexpr Index gemm_depth = 256;
-
-/// Whether `gemm_few_rows` is the faster way: to pack b would take as long as some of c's rows. The last panel of a's
-/// rows must be nearly full.
-template <class T>
-bool suits_few_rows(Index m, Index n) {
-  constexpr Index w = tile_columns<T>;
-  return m <= 2 * w && m <= n && (w - m % w) % w * 8 <= m;
-}
-
-/// c = a bᵀ + bias, or c +=; a: [m, k], b: [n, k] at a pitch of `ldb`, bias: [n] or null. Computed as cᵀ = b aᵀ: b is
-/// read once, as it lies, and a is packed. Each number has the same bits as in the other way.
-template <class T>
-void gemm_few_rows(Index m, Index n, Index k, Matrix<T> a, const T* b, Index ldb, T* c, Index ldc, bool accumulate,
-                   const T* bias_n) {
-  constexpr Index w = tile_columns<T>;
-  alignas(64) T panels[2 * w * gemm_depth], product[w * w], turned[w * w], start[w * w] = {};
-  Index packed[gemm_depth];
-  for (Index p = 0; p < std::min(k, gemm_depth); ++p) packed[p] = p * w;
-
-  for_pieces(k, gemm_depth, [&](Index p0, Index depth) {
-    for (Index i = 0; i < m; i += w) {
-      const T* from = a.data + i * a.row + p0 * a.column;
-      if (a.column == 1)
-        pack_columns(depth, std::min(w, m - i), from, a.row, panels + i * depth);
-      else
-        pack_rows(depth, std::min(w, m - i), from, a.column, panels + i * depth);
-    }
-    for (Index j = 0; j < n; j += w) {
-      const Index columns = std::min(w, n - j);
-      if (bias_n != nullptr)
-        for (Index l = 0; l < columns; ++l) std::fill_n(start + l * w, w, p0 == 0 ? bias_n[j + l] : T{0});
-      for (Index i = 0; i < m; i += w) {
-        const Index rows = std::min(w, m - i);
-        for_pieces(columns, tile_rows, [&](Index first, Index count) {
-          const Matrix<T> left{b + (j + first) * ldb + p0, ldb, 1};
-          multiply_rows(count, depth, left, panels + i * depth, packed, start + first * w, product + first * w, w,
-                        false, w);
-        });
-        pack_columns(rows, columns, product, w, turned);
-        for (Index r = 0; r < rows; ++r)
-          for_packets<T>(columns, [&](Index l, auto some) {
-            store(c + (i + r) * ldc + j + l, load(turned + r * w + l, some), some, accumulate || p0 > 0);
-          });
-      }
-    }
-  });
-}
-
-}  // namespace chorus::kernels::detail
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_GEMM_FEW_ROWS_HPP
-
-namespace chorus::kernels {
-
-namespace detail {
-
-inline constexpr Index gemm_rows = 256;
-
-/// `gemm` on one thread.
-template <class T>
-void gemm_alone(Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb, T* c,
-                Index ldc, bool accumulate, const T* bias_n) {
-  constexpr Index w = tile_columns<T>;
-  const Matrix<T> whole{a, ta == Trans::no ? lda : 1, ta == Trans::no ? 1 : lda};
-  if (tb == Trans::yes && k > 0 && suits_few_rows<T>(m, n))
-    return gemm_few_rows(m, n, k, whole, b, ldb, c, ldc, accumulate, bias_n);
-  alignas(64) T panel[gemm_depth * w], start[w] = {};
-  Index packed[gemm_depth], direct[gemm_depth];
-  for (Index p = 0; p < std::min(k, gemm_depth); ++p) {
-    packed[p] = p * w;
-    direct[p] = p * ldb;
-  }
-  // With few rows of c a panel is not used often enough to repay its packing.
-  const bool pack_all = tb == Trans::yes || m > 2 * tile_rows;
-
-  const auto block = [&](Index p0, Index depth) {
-    const bool add = accumulate || p0 > 0;
-    for_pieces(m, gemm_rows, [&](Index i0, Index rows) {
-      for (Index j = 0; j < n; j += w) {
-        const Index columns = std::min(w, n - j);
-        const bool pack = pack_all || columns < w;
-        const T* from = tb == Trans::no ? b + p0 * ldb + j : b + j * ldb + p0;
-        if (pack) {
-          if (tb == Trans::no)
-            pack_rows(depth, columns, from, ldb, panel);
-          else
-            pack_columns(depth, columns, from, ldb, panel);
-        }
-        if (bias_n != nullptr)
-          for (Index l = 0; l < w; ++l) start[l] = p0 == 0 && l < columns ? bias_n[j + l] : T{0};
-        const Matrix<T> left{whole.data + i0 * whole.row + p0 * whole.column, whole.row, whole.column};
-        T* const to = c + i0 * ldc + j;
-        if (pack && columns == w && bias_n == nullptr) {
-          if (ta == Trans::yes)
-            multiply_packed(rows, depth, Matrix<T, Fixed<1>, Index>{left.data, {}, lda}, panel, to, ldc, add);
-          else
-            multiply_packed(rows, depth, Matrix<T, Index, Fixed<1>>{left.data, lda, {}}, panel, to, ldc, add);
-          continue;
-        }
-        multiply_panel(rows, columns, depth, left, pack ? panel : from, pack ? packed : direct, start, to, ldc,
-                       add);
-      }
-    });
-  };
-  if (k == 0)
-    block(0, 0);
-  else
-    for_pieces(k, gemm_depth, block);
-}
-
-}  // namespace detail
-
-template <std::floating_point T>
-void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb, T* c,
-          Index ldc, bool accumulate, const T* bias_n) {
-  const bool by_rows = m >= n;
-  const Index size = by_rows ? m : n, unit = by_rows ? detail::tile_rows : detail::tile_columns<T>;
-  // Some 10 us a thread. Each piece of rows packs all of b again: as few of them as can be, unless they are long.
-  const Index line = std::max<Index>(1, (by_rows ? n : m) * k);
-  const Index least = std::max<Index>(by_rows ? 4 * unit : unit, 500'000 / line);
-  const Index most = size * line > (Index{1} << 26) ? 4 : 1;
-  const auto multiply = [&](Index first, Index count) {
-    if (by_rows)
-      detail::gemm_alone(ta, tb, count, n, k, a + first * (ta == Trans::no ? lda : 1), lda, b, ldb, c + first * ldc,
-                         ldc, accumulate, bias_n);
-    else
-      detail::gemm_alone(ta, tb, m, count, k, a, lda, b + first * (tb == Trans::no ? 1 : ldb), ldb, c + first, ldc,
-                         accumulate, bias_n == nullptr ? nullptr : bias_n + first);
-  };
-  parallel_ranges(size, unit, least, multiply, most);
-}
-
-}  // namespace chorus::kernels
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_GEMM_HPP
-
 #endif
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
 // <chorus/kernels/cuda/gemm.hpp>
@@ -36746,7 +37677,8 @@ inline constexpr cudaDataType_t cuda_type<half> = CUDA_R_16F;
 /// B.
 class GemmPlan {
  public:
-  GemmPlan(cublasLtHandle_t handle, const GemmProblem& problem, cudaDataType_t type, const void* bias) {
+  GemmPlan(cublasLtHandle_t handle, const GemmProblem& problem, cudaDataType_t type, cudaDataType_t out,
+           const void* bias) {
     const bool exact = type == CUDA_R_64F;
     const cublasComputeType_t compute = exact                                ? CUBLAS_COMPUTE_64F
                                         : type == CUDA_R_32F && problem.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32
@@ -36762,7 +37694,7 @@ class GemmPlan {
     }
     layout(&a_, type, problem.n, problem.k, problem.ldb, left);
     layout(&b_, type, problem.k, problem.m, problem.lda, right);
-    layout(&c_, type, problem.n, problem.m, problem.ldc, CUBLAS_OP_N);
+    layout(&c_, out, problem.n, problem.m, problem.ldc, CUBLAS_OP_N);
     if (problem.count > 1) {
       stack(a_, problem.count, problem.stride_b);
       stack(b_, problem.count, problem.stride_a);
@@ -36866,11 +37798,11 @@ struct CublasContext {
     return all[static_cast<std::size_t>(device.index)];
   }
   /// With `mutex` locked and the device current.
-  GemmPlan& plan(Cuda device, const GemmProblem& problem, cudaDataType_t type, const void* bias) {
+  GemmPlan& plan(Cuda device, const GemmProblem& problem, cudaDataType_t type, cudaDataType_t out, const void* bias) {
     if (handle == nullptr) CHORUS_CUBLAS_CHECK(cublasLtCreate(&handle));
     auto& plan = plans[problem.key()];
     if (plan) return *plan;
-    plan = std::make_unique<GemmPlan>(handle, problem, type, bias);
+    plan = std::make_unique<GemmPlan>(handle, problem, type, out, bias);
     say_plan(device, problem, [&] { return plan->text(); });
     return *plan;
   }
@@ -36884,7 +37816,7 @@ namespace chorus::kernels {
 namespace cuda {
 
 /// One element of c a thread.
-template <class T>
+template <class T, class Out>
 struct PlainGemm {
   GemmStack stack;
   compute_type<T> scale;
@@ -36894,7 +37826,7 @@ struct PlainGemm {
   Index lda;
   const T* b;
   Index ldb;
-  T* c;
+  Out* c;
   Index ldc;
   bool accumulate;
   const T* bias;
@@ -36910,10 +37842,10 @@ struct PlainGemm {
   }
 };
 
-template <class T>
+template <class T, class Out>
 struct AddBias {
   Index n, ldc;
-  T* c;
+  Out* c;
   const T* bias;
   __device__ void operator()(Index i) const {
     const Index row = i / n, column = i - row * n;
@@ -36922,14 +37854,14 @@ struct AddBias {
 };
 
 /// False where cuBLASLt has no algorithm for it.
-template <class T>
-bool cublas_gemm(Cuda device, const GemmProblem& problem, double scale, const T* a, const T* b, T* c, bool accumulate,
+template <class T, class Out>
+bool cublas_gemm(Cuda device, const GemmProblem& problem, double scale, const T* a, const T* b, Out* c, bool accumulate,
                  const T* bias) {
   using Scale = std::conditional_t<std::is_same_v<T, double>, double, float>;
   const DeviceGuard guard(device);
   auto& context = CublasContext::of(device);
   const std::lock_guard lock(context.mutex);
-  GemmPlan& plan = context.plan(device, problem, cuda_type<T>, bias);
+  GemmPlan& plan = context.plan(device, problem, cuda_type<T>, cuda_type<Out>, bias);
   if (!plan.usable()) return false;
   if (problem.bias) plan.set_bias(bias);
   const Scratch<std::byte> workspace(device, static_cast<Index>(plan.workspace_bytes()));
@@ -36939,11 +37871,11 @@ bool cublas_gemm(Cuda device, const GemmProblem& problem, double scale, const T*
 }
 
 /// All products of a stack in one call, each of them with the bias, unless that is null.
-template <class T>
+template <class T, class Out>
 void gemm_at_once(Cuda device, const GemmStack& stack, double scale, Trans ta, Trans tb, Index m, Index n, Index k,
-                  const T* a, Index lda, const T* b, Index ldb, T* c, Index ldc, bool accumulate, const T* bias) {
+                  const T* a, Index lda, const T* b, Index ldb, Out* c, Index ldc, bool accumulate, const T* bias) {
   // What the addresses of a stack's matrices are multiples of.
-  const auto alignment = [&stack](const T* first, Index stride) {
+  const auto alignment = [&stack](const auto* first, Index stride) {
     return std::min(alignment_of(first), stack.count > 1 ? alignment_of(first + stride) : alignment_of(nullptr));
   };
   GemmProblem problem{dtype<T>,
@@ -36963,26 +37895,27 @@ void gemm_at_once(Cuda device, const GemmStack& stack, double scale, Trans ta, T
                       stack.count,
                       stack.a,
                       stack.b,
-                      stack.c};
+                      stack.c,
+                      dtype<Out>};
   const Index rows = stack.count * m;
   if (k > 0) {
     if (cublas_gemm(device, problem, scale, a, b, c, accumulate, bias)) return;
     problem.bias = false;
-    if (bias != nullptr && cublas_gemm<T>(device, problem, scale, a, b, c, accumulate, nullptr)) {
-      for_each(device, "bias of a matrix product", rows * n, AddBias<T>{n, ldc, c, bias});
+    if (bias != nullptr && cublas_gemm<T, Out>(device, problem, scale, a, b, c, accumulate, nullptr)) {
+      for_each(device, "bias of a matrix product", rows * n, AddBias<T, Out>{n, ldc, c, bias});
       return;
     }
   }
   for_each(device, "matrix product", rows * n,
-           PlainGemm<T>{stack, static_cast<compute_type<T>>(scale), ta == Trans::yes, tb == Trans::yes, m, n, k, a, lda,
-                        b, ldb, c, ldc, accumulate, bias});
+           PlainGemm<T, Out>{stack, static_cast<compute_type<T>>(scale), ta == Trans::yes, tb == Trans::yes, m, n, k, a,
+                             lda, b, ldb, c, ldc, accumulate, bias});
 }
 
 }  // namespace cuda
 
-template <Real T>
+template <Real T, SumOf<T> Out>
 void gemm(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb,
-          T* c, Index ldc, bool accumulate, const T* bias_n = nullptr) {
+          Out* c, Index ldc, bool accumulate, const T* bias_n = nullptr) {
   if (m == 0 || n == 0) return;
   cuda::gemm_at_once(device, {}, 1, ta, tb, m, n, k, a, lda, b, ldb, c, ldc, accumulate, bias_n);
 }
@@ -36997,7 +37930,7 @@ void gemm_stack(Cuda device, const GemmStack& stack, Trans ta, Trans tb, Index m
     auto some = stack;
     some.count = std::min(most, stack.count - i);
     if (some.count == 1) some = {};
-    cuda::gemm_at_once<T>(device, some, scale, ta, tb, m, n, k, a + i * stack.a, lda, b + i * stack.b, ldb,
+    cuda::gemm_at_once<T, T>(device, some, scale, ta, tb, m, n, k, a + i * stack.a, lda, b + i * stack.b, ldb,
                           c + i * stack.c, ldc, accumulate, nullptr);
   }
 }
@@ -37101,14 +38034,14 @@ auto matmul(const A& a, const B& b) {
 }
 
 namespace operations {
-template <Operand X, Operand W, Operand B>
-detail::Recorded<tensor_of<X>::rank, X, W, B> linear(const X& x, const W& weight, const B& bias) {
+// `w` and `b` are the numbers of weight and bias, in x's type; gradients have the type of weight and bias.
+template <Operand X, Operand W, Operand B, class Matrix, class Row>
+detail::Recorded<tensor_of<X>::rank, X, W, B> linear(const X& x, const W& weight, const B& bias, const Matrix& w,
+                                                     const Row& b) {
   using kernels::Trans;
   using T = typename tensor_of<X>::value_type;
   constexpr int rank = tensor_of<X>::rank;
   const auto input = contiguous(value_of(x));
-  const auto w = contiguous(value_of(weight));
-  const auto b = contiguous(value_of(bias));
   check<ShapeError>(input.size(-1) == w.size(1), "linear: the input's shape is ", input.shape(), ", the weight's ",
                     w.shape(), ": expected ", w.size(1), " features, got ", input.size(-1));
   const Index out_features = w.size(0), in_features = w.size(1);
@@ -37147,6 +38080,10 @@ detail::Recorded<tensor_of<X>::rank, X, W, B> linear(const X& x, const W& weight
       },
       x, weight, bias);
 }
+template <Operand X, Operand W, Operand B>
+detail::Recorded<tensor_of<X>::rank, X, W, B> linear(const X& x, const W& weight, const B& bias) {
+  return linear(x, weight, bias, contiguous(value_of(weight)), contiguous(value_of(bias)));
+}
 }  // namespace operations
 
 /// x: [..., in], weight: [out, in], bias: [out] or absent -> x weightᵀ + bias: [..., out]. Throws ShapeError where
@@ -37161,12 +38098,20 @@ auto linear(const X& x, const W& weight, const B& bias) {
   else
     return detail::Recorded<tensor_of<X>::rank, W, X>();  // nothing but the sentence above is an error then
 }
-/// Of bf16 and half inputs everything is: weight and bias are taken in the input's type.
+/// Of bf16 and half inputs everything is: weight and bias are taken in the input's type; gradients by float ones are
+/// not rounded to it.
 template <NarrowOperand X, Operand W, Operand B>
 requires OfOtherType<X, W>
 auto linear(const X& x, const W& weight, const B& bias) {
   using T = typename tensor_of<X>::value_type;
-  return linear(x, to<T>(weight), to<T>(bias));
+  if constexpr (detail::has_float_gradients<X, W, B>)
+    return detail::with_variables(
+        [w = detail::numbers_in<T>(weight), b = detail::numbers_in<T>(bias)](const auto&... xs) {
+          return operations::linear(xs..., w, b);
+        },
+        x, weight, bias);
+  else
+    return linear(x, to<T>(weight), to<T>(bias));
 }
 template <Operand X, Operand W>
 auto linear(const X& x, const W& weight) {
@@ -37178,6 +38123,7 @@ auto linear(const X& x, const W& weight) {
 
 namespace chorus::nn {
 
+/// Options of the layer Linear.
 struct LinearOptions {
   bool bias = true;
 };
@@ -37486,6 +38432,13 @@ template <std::floating_point T>
 void attention_backward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask,
                         const T* y, const T* log_sums, const T* dy, T* dq, T* dk, T* dv);
 
+/// Bytes of all scores beyond which attention on GPUs goes by blocks: slower than products of whole matrices on tensor
+/// cores, but without the scores in memory. Another number may be put in its place at any time.
+inline std::atomic<std::size_t>& attention_scores_limit() {
+  static std::atomic<std::size_t> bytes{std::size_t{256} << 20};
+  return bytes;
+}
+
 }  // namespace chorus::kernels
 
 #if !CHORUS_COMPILED
@@ -37689,6 +38642,364 @@ void attention_backward(Cpu device, const AttentionShape& s, const T* q, const T
 
 }  // namespace chorus::kernels
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_ATTENTION_HPP
+
+#endif
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+// <chorus/kernels/cuda/attention.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_HPP
+/// Attention by blocks on GPUs, with sums in float: the matrix of all queries by all keys is never in memory. Without
+/// tensor cores, so that products by cuBLASLt are faster where that matrix may be in memory. cuDNN has graphs for it as
+/// well, which are not used: nothing without a GPU says whether it would take one.
+
+// <chorus/kernels/cuda/attention_tiles.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_TILES_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_TILES_HPP
+/// Products of tiles in a block's shared memory, of which attention by blocks is made.
+
+namespace chorus::kernels::cuda {
+
+/// Rows and columns of a tile: what a block has in shared memory is below 48 KB, which every GPU allows.
+template <class C>
+inline constexpr int attention_tile = sizeof(C) == 8 ? 32 : 64;
+/// How much of a sum is in shared memory at once.
+inline constexpr int attention_depth = 16;
+/// Threads stand in a square.
+inline constexpr int attention_side = 16;
+static_assert(attention_side * attention_side == block_threads);
+
+/// Rows are a number longer than they have to be, so that a column lies in all banks.
+template <class C>
+struct TileMemory {
+  C left[attention_tile<C>][attention_depth + 1], right[attention_tile<C>][attention_depth + 1];
+  C weights[attention_tile<C>][attention_tile<C> + 1], gradients[attention_tile<C>][attention_tile<C> + 1];
+};
+
+/// A thread's numbers of a tile.
+template <class C>
+struct TileSums {
+  static constexpr int count = attention_tile<C> / attention_side;
+  C at[count][count] = {};
+
+  static __device__ int row(int i) { return static_cast<int>(threadIdx.x) / attention_side + i * attention_side; }
+  static __device__ int column(int j) { return static_cast<int>(threadIdx.x) % attention_side + j * attention_side; }
+  /// Calls f(row, column, number).
+  template <class F>
+  __device__ void each(const F& f) {
+#pragma unroll
+    for (int i = 0; i < count; ++i)
+#pragma unroll
+      for (int j = 0; j < count; ++j) f(row(i), column(j), at[i][j]);
+  }
+};
+
+/// sums[r, c] += the sum over p below `length` of left(r, p) right(c, p). Neighbours in memory are right's p, or with
+/// `right_by_columns` its c. All threads of the block call it; it waits for what they wrote before.
+template <bool right_by_columns, class C, class Left, class Right>
+__device__ void add_products(TileSums<C>& sums, TileMemory<C>& m, Index length, const Left& left, const Right& right) {
+  constexpr int tile = attention_tile<C>, depth = attention_depth;
+  for (Index begin = 0; begin < length; begin += depth) {
+    __syncthreads();
+    for (int e = static_cast<int>(threadIdx.x); e < tile * depth; e += block_threads) {
+      const int r = e / depth, p = e % depth;
+      m.left[r][p] = begin + p < length ? left(r, begin + p) : C(0);
+      const int c = right_by_columns ? e % tile : r, from = right_by_columns ? e / tile : p;
+      m.right[c][from] = begin + from < length ? right(c, begin + from) : C(0);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int p = 0; p < depth; ++p)
+#pragma unroll
+      for (int i = 0; i < TileSums<C>::count; ++i)
+#pragma unroll
+        for (int j = 0; j < TileSums<C>::count; ++j)
+          sums.at[i][j] += m.left[sums.row(i)][p] * m.right[sums.column(j)][p];
+  }
+}
+
+}  // namespace chorus::kernels::cuda
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_TILES_HPP
+
+namespace chorus::kernels {
+
+namespace cuda {
+
+/// The arrays of one attention, but for its results.
+template <class T>
+struct AttentionInputs {
+  const T *q, *k, *v, *mask;
+};
+
+/// A task of a block of threads: a tile of rows and a tile of columns of one matrix's result.
+struct AttentionTask {
+  Index matrix, first, column;
+};
+/// Tasks for matrices of [rows, columns].
+struct AttentionTasks {
+  Index row_tiles, column_tiles, count;
+
+  static AttentionTasks of(Index matrices, Index rows, Index columns, Index tile) {
+    const Index down = divide_up(rows, tile), across = divide_up(columns, tile);
+    return {down, across, matrices * down * across};
+  }
+  __device__ AttentionTask operator()(Index task, Index tile) const {
+    const Index row = task / column_tiles, matrix = row / row_tiles;
+    return {matrix, (row - matrix * row_tiles) * tile, (task - row * column_tiles) * tile};
+  }
+};
+
+/// m.weights = scale q kᵀ + mask for queries from `query` and keys from `key`; -inf where a query sees no key, and
+/// beyond the matrix. The thread that has written a number may read it; the others wait.
+template <class T>
+__device__ void attention_scores(TileMemory<compute_type<T>>& m, const AttentionShape& s, const AttentionInputs<T>& in,
+                                 Index matrix, Index query, Index key) {
+  using C = compute_type<T>;
+  const T *q = in.q + (matrix * s.queries + query) * s.features, *k = in.k + (matrix * s.keys + key) * s.features;
+  const Index rows = s.queries - query, columns = s.keys - key;
+  TileSums<C> sums;
+  add_products<false>(
+      sums, m, s.features, [&](int row, Index p) { return row < rows ? get(q, row * s.features + p) : C(0); },
+      [&](int column, Index p) { return column < columns ? get(k, column * s.features + p) : C(0); });
+  const T* mask = in.mask == nullptr ? nullptr : in.mask + matrix * s.mask_pitch;
+  sums.each([&](int row, int column, C sum) {
+    const bool seen = row < rows && column < columns && (!s.causal || key + column <= query + row);
+    C score = -std::numeric_limits<C>::infinity();
+    if (seen) score = sum * static_cast<C>(s.scale);
+    if (seen && mask != nullptr) score += get(mask, (query + row) * s.keys + key + column);
+    m.weights[row][column] = score;
+  });
+}
+
+/// What dropout multiplies a weight by.
+template <class C>
+__device__ C attention_dropout(const AttentionShape& s, Index matrix, Index query, Index key) {
+  if (s.dropout == 0) return C(1);
+  const Index sample = matrix / s.heads, place = ((matrix - sample * s.heads) * s.queries + query) * s.keys + key;
+  const PhiloxWords words = philox(s.key.seed, dropout_counter(s.key, s.key.first_sample + sample, place / 4));
+  std::uint32_t word = words[0];
+#pragma unroll
+  for (int i = 1; i < 4; ++i)
+    if (place % 4 == i) word = words[static_cast<std::size_t>(i)];
+  const bool keeps = dropout_keeps(word, dropout_threshold(s.dropout));
+  return keeps ? static_cast<C>(dropout_scale(s.dropout)) : C(0);
+}
+
+/// A block for a tile of queries and of values: the keys go by, with the softmax so far (Milakov and Gimelshein 2018).
+template <class T>
+__global__ void attention_forward(const __grid_constant__ AttentionShape s,
+                                  const __grid_constant__ AttentionTasks tasks,
+                                  const __grid_constant__ AttentionInputs<T> in, T* y, compute_type<T>* log_sums) {
+  using C = compute_type<T>;
+  constexpr int tile = attention_tile<C>, lanes = block_threads / tile;
+  constexpr C lowest = -std::numeric_limits<C>::infinity();
+  __shared__ TileMemory<C> m;
+  __shared__ C largest[tile], total[tile], kept[tile], partial[tile][lanes];
+  const int row = static_cast<int>(threadIdx.x) / lanes, lane = static_cast<int>(threadIdx.x) % lanes;
+  for (Index i = blockIdx.x; i < tasks.count; i += gridDim.x) {
+    const AttentionTask task = tasks(i, tile);
+    const Index matrix = task.matrix, query = task.first, value = task.column;
+    __syncthreads();  // the last task's numbers may still be read
+    if (lane == 0) largest[row] = lowest, total[row] = 0;
+    TileSums<C> out;
+    const Index end = s.causal && query + tile < s.keys ? query + tile : s.keys;
+    for (Index key = 0; key < end; key += tile) {
+      attention_scores(m, s, in, matrix, query, key);
+      __syncthreads();
+      C most = lowest;
+      for (int j = lane; j < tile; j += lanes) most = Larger{}(most, m.weights[row][j]);
+      partial[row][lane] = most;
+      __syncthreads();
+      most = largest[row];
+      for (int j = 0; j < lanes; ++j) most = Larger{}(most, partial[row][j]);
+      const C shift = most == lowest ? C(0) : most, before = std::exp(largest[row] - shift);
+      __syncthreads();
+      C sum = 0;
+      for (int j = lane; j < tile; j += lanes) {
+        const C weight = std::exp(m.weights[row][j] - shift);
+        sum += weight;
+        m.weights[row][j] = weight == C(0) ? C(0) : weight * attention_dropout<C>(s, matrix, query + row, key + j);
+      }
+      partial[row][lane] = sum;
+      __syncthreads();
+      if (lane == 0) {
+        sum = total[row] * before;
+        for (int j = 0; j < lanes; ++j) sum += partial[row][j];
+        total[row] = sum;
+        largest[row] = most;
+        kept[row] = before;
+      }
+      __syncthreads();
+      out.each([&](int r, int, C& number) { number *= kept[r]; });
+      const T* v = in.v + (matrix * s.keys + key) * s.values;
+      add_products<true>(
+          out, m, s.keys - key < tile ? s.keys - key : tile, [&](int r, Index p) { return m.weights[r][p]; },
+          [&](int c, Index p) { return value + c < s.values ? get(v, p * s.values + value + c) : C(0); });
+    }
+    __syncthreads();
+    out.each([&](int r, int c, C number) {
+      if (query + r >= s.queries || value + c >= s.values) return;
+      put(y, (matrix * s.queries + query + r) * s.values + value + c, total[r] == C(0) ? C(0) : number / total[r]);
+    });
+    if (value == 0 && lane == 0 && query + row < s.queries)
+      log_sums[matrix * s.queries + query + row] = total[row] == C(0) ? -lowest : largest[row] + std::log(total[row]);
+  }
+}
+
+/// What the way back reads beside the inputs: `dots` are those of each row of y and dy.
+template <class T>
+struct AttentionGradients {
+  const T* dy;
+  const compute_type<T>*log_sums, *dots;
+};
+
+/// m.weights = the weights as they were used, m.gradients = the gradients by q kᵀ; 0 beyond the matrix.
+template <class T>
+__device__ void attention_gradients(TileMemory<compute_type<T>>& m, const AttentionShape& s,
+                                    const AttentionInputs<T>& in, const AttentionGradients<T>& back, Index matrix,
+                                    Index query, Index key) {
+  using C = compute_type<T>;
+  attention_scores(m, s, in, matrix, query, key);
+  const Index first = matrix * s.queries + query, rows = s.queries - query, columns = s.keys - key;
+  const T *dy = back.dy + first * s.values, *v = in.v + (matrix * s.keys + key) * s.values;
+  TileSums<C> sums;
+  add_products<false>(
+      sums, m, s.values, [&](int row, Index p) { return row < rows ? get(dy, row * s.values + p) : C(0); },
+      [&](int column, Index p) { return column < columns ? get(v, column * s.values + p) : C(0); });
+  sums.each([&](int row, int column, C gradient) {
+    const bool inside = row < rows && column < columns;
+    const C weight = inside ? std::exp(m.weights[row][column] - back.log_sums[first + row]) : C(0);
+    const C factor = inside ? attention_dropout<C>(s, matrix, query + row, key + column) : C(0);
+    m.weights[row][column] = weight * factor;
+    m.gradients[row][column] =
+        inside ? weight * (gradient * factor - back.dots[first + row]) * static_cast<C>(s.scale) : C(0);
+  });
+  __syncthreads();
+}
+
+/// A block for a tile of queries and of features.
+template <class T>
+__global__ void attention_query_gradient(const __grid_constant__ AttentionShape s,
+                                         const __grid_constant__ AttentionTasks tasks,
+                                         const __grid_constant__ AttentionInputs<T> in,
+                                         const __grid_constant__ AttentionGradients<T> back, T* dq) {
+  using C = compute_type<T>;
+  constexpr int tile = attention_tile<C>;
+  __shared__ TileMemory<C> m;
+  for (Index i = blockIdx.x; i < tasks.count; i += gridDim.x) {
+    const AttentionTask task = tasks(i, tile);
+    const Index matrix = task.matrix, query = task.first, feature = task.column;
+    TileSums<C> out;
+    const Index end = s.causal && query + tile < s.keys ? query + tile : s.keys;
+    for (Index key = 0; key < end; key += tile) {
+      attention_gradients(m, s, in, back, matrix, query, key);
+      const T* k = in.k + (matrix * s.keys + key) * s.features;
+      add_products<true>(
+          out, m, s.keys - key < tile ? s.keys - key : tile, [&](int r, Index p) { return m.gradients[r][p]; },
+          [&](int c, Index p) { return feature + c < s.features ? get(k, p * s.features + feature + c) : C(0); });
+    }
+    out.each([&](int r, int c, C sum) {
+      if (query + r < s.queries && feature + c < s.features)
+        put(dq, (matrix * s.queries + query + r) * s.features + feature + c, sum, true);
+    });
+  }
+}
+
+/// A block for a tile of keys, and of features and values.
+template <class T>
+__global__ void attention_key_gradients(const __grid_constant__ AttentionShape s,
+                                        const __grid_constant__ AttentionTasks tasks,
+                                        const __grid_constant__ AttentionInputs<T> in,
+                                        const __grid_constant__ AttentionGradients<T> back, T* dk, T* dv) {
+  using C = compute_type<T>;
+  constexpr int tile = attention_tile<C>;
+  __shared__ TileMemory<C> m;
+  for (Index i = blockIdx.x; i < tasks.count; i += gridDim.x) {
+    const AttentionTask task = tasks(i, tile);
+    const Index matrix = task.matrix, key = task.first, column = task.column;
+    TileSums<C> by_k, by_v;
+    for (Index query = s.causal ? key : 0; query < s.queries; query += tile) {
+      attention_gradients(m, s, in, back, matrix, query, key);
+      const Index rows = s.queries - query < tile ? s.queries - query : tile, first = matrix * s.queries + query;
+      const T *q = in.q + first * s.features, *dy = back.dy + first * s.values;
+      if (dk != nullptr)
+        add_products<true>(
+            by_k, m, rows, [&](int r, Index p) { return m.gradients[p][r]; },
+            [&](int c, Index p) { return column + c < s.features ? get(q, p * s.features + column + c) : C(0); });
+      if (dv != nullptr)
+        add_products<true>(
+            by_v, m, rows, [&](int r, Index p) { return m.weights[p][r]; },
+            [&](int c, Index p) { return column + c < s.values ? get(dy, p * s.values + column + c) : C(0); });
+    }
+    const auto store = [&](TileSums<C>& sums, T* to, Index width) {
+      sums.each([&](int r, int c, C sum) {
+        if (key + r < s.keys && column + c < width)
+          put(to, (matrix * s.keys + key + r) * width + column + c, sum, true);
+      });
+    };
+    if (dk != nullptr) store(by_k, dk, s.features);
+    if (dv != nullptr) store(by_v, dv, s.values);
+  }
+}
+
+template <class T>
+struct AttentionDots {
+  const T *y, *dy;
+  compute_type<T>* dots;
+  __device__ void operator()(const Line& line) const {
+    const double sum = line.sum([&](Index i) { return get(y, i) * get(dy, i); });
+    if (line.first()) dots[line.result] = static_cast<compute_type<T>>(sum);
+  }
+};
+
+/// Says, once for each shape, that attention goes by blocks; of products of whole matrices cuBLASLt's plans speak.
+[[gnu::cold]] inline void say_attention(Cuda device, DType type, const AttentionShape& s) {
+  if (!chorus::detail::env_switch("CHORUS_CUDA_PLANS", false)) return;
+  static std::mutex mutex;
+  static std::set<PlanKey> said;
+  const std::lock_guard lock(mutex);
+  const PlanKey key{device.index, static_cast<Index>(type), s.samples,  s.heads,  s.queries,
+                    s.keys,       s.features,               s.values, s.causal, s.mask_pitch};
+  if (!said.insert(key).second) return;
+  chorus::detail::say(cat(device, ": attention ", type, " [", s.samples, ", ", s.heads, ", ", s.queries, ", ",
+                          s.features, "] to ", s.keys, " keys, ", s.values, " values each", s.causal ? ", causal" : "",
+                          ": by blocks, without its scores in memory"));
+}
+
+}  // namespace cuda
+
+/// As on the CPU, with the mask's numbers in T and log_sums in the type of sums.
+template <Real T>
+void attention_forward(Cuda device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask, T* y,
+                       compute_type<T>* log_sums) {
+  const auto tasks = cuda::AttentionTasks::of(s.batch(), s.queries, s.values, cuda::attention_tile<compute_type<T>>);
+  if (tasks.count == 0) return;
+  cuda::say_attention(device, dtype<T>, s);
+  cuda::launch(device, "attention", cuda::blocks_for(tasks.count, 1), cuda::attention_forward<T>, s, tasks,
+               cuda::AttentionInputs<T>{q, k, v, mask}, y, log_sums);
+}
+
+template <Real T>
+void attention_backward(Cuda device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask,
+                        const T* y, const compute_type<T>* log_sums, const T* dy, T* dq, T* dk, T* dv) {
+  constexpr Index tile = cuda::attention_tile<compute_type<T>>;
+  const Index lines = s.batch() * s.queries;
+  const cuda::Scratch<compute_type<T>> dots(device, lines);
+  cuda::for_lines(device, "attention gradient", AxisShape{lines, s.values, 1},
+                  cuda::AttentionDots<T>{y, dy, dots.data()});
+  const cuda::AttentionInputs<T> in{q, k, v, mask};
+  const cuda::AttentionGradients<T> back{dy, log_sums, dots.data()};
+  const auto queries = cuda::AttentionTasks::of(s.batch(), s.queries, s.features, tile);
+  if (dq != nullptr && queries.count > 0)
+    cuda::launch(device, "attention gradient by queries", cuda::blocks_for(queries.count, 1),
+                 cuda::attention_query_gradient<T>, s, queries, in, back, dq);
+  const auto keys = cuda::AttentionTasks::of(s.batch(), s.keys, std::max(s.features, s.values), tile);
+  if ((dk != nullptr || dv != nullptr) && keys.count > 0)
+    cuda::launch(device, "attention gradients by keys and values", cuda::blocks_for(keys.count, 1),
+                 cuda::attention_key_gradients<T>, s, keys, in, back, dk, dv);
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_HPP
 
 #endif
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_ATTENTION_HPP
@@ -38003,6 +39314,7 @@ void keep_for_replays([[maybe_unused]] const Storage<D>& storage) {
 
 namespace chorus {
 
+/// Options of scaled_dot_product_attention.
 struct AttentionOptions {
   /// Query i sees keys 0 to i only.
   bool causal = false;
@@ -38019,11 +39331,15 @@ inline constexpr bool has_attention_kernel =
             tensor_of<Q>::rank == tensor_of<K>::rank&& tensor_of<Q>::rank == tensor_of<V>::rank &&
     !(is_graph_variable<Q> || is_graph_variable<K> || is_graph_variable<V>);
 
+template <class Q>
+using AttentionMask = Tensor<typename tensor_of<Q>::value_type, 3, typename tensor_of<Q>::device_type>;
+
 /// `mask` is undefined or has the shape of the scores, or of one matrix of them.
 template <Operand Q, Operand K, Operand V>
-auto attention_in_blocks(const Q& q, const K& k, const V& v, const Tensor<typename tensor_of<Q>::value_type, 3>& mask,
+auto attention_in_blocks(const Q& q, const K& k, const V& v, const AttentionMask<Q>& mask,
                          const AttentionOptions& options) {
   using T = typename tensor_of<Q>::value_type;
+  using D = typename tensor_of<Q>::device_type;
   constexpr int rank = tensor_of<Q>::rank;
   const auto queries = contiguous(value_of(q));
   const auto keys = contiguous(value_of(k));
@@ -38043,9 +39359,9 @@ auto attention_in_blocks(const Q& q, const K& k, const V& v, const Tensor<typena
                             .dropout = options.dropout,
                             .mask_pitch = mask.defined() && mask.size(0) != 1 ? mask.size(1) * mask.size(2) : 0};
   if (s.dropout > 0) s.key = next_random_key(samples);
-  auto log_sums = Tensor<T, 1>::empty({matrices * s.queries}, device);
+  auto log_sums = Tensor<compute_type<T>, 1, D>::empty({matrices * s.queries}, device);
   shape.back() = s.values;
-  auto out = Tensor<T, rank>::empty(shape, device);
+  auto out = Tensor<T, rank, D>::empty(shape, device);
   count_multiply_adds(matrices * s.queries * s.keys * (s.features + s.values));
   kernels::attention_forward(device, s, queries.data(), keys.data(), values.data(), mask.data(), out.data(),
                              log_sums.data());
@@ -38164,13 +39480,13 @@ auto attention_in_stacks(const Q& q, const K& k, const V& v, const Masked& maske
 }
 
 /// A mask for each matrix of the scores, one after the other, or one for all.
-template <class T, int Rank, std::size_t N>
-Tensor<T, 3> attention_mask(const Tensor<T, Rank>& mask, std::array<Index, N> scores) {
+template <class T, int Rank, class D, std::size_t N>
+Tensor<T, 3, D> attention_mask(const Tensor<T, Rank, D>& mask, std::array<Index, N> scores) {
   static_assert(Rank >= 2 && Rank <= static_cast<int>(N), "the mask is [queries, keys], or with axes in front");
   const auto matrix = [&](Index count) { return Shape<3>{count, scores[N - 2], scores[N - 1]}; };
   const bool for_all = std::all_of(mask.shape().begin(), mask.shape().end() - 2, [](Index size) { return size == 1; });
-  if (!for_all) return contiguous(mask.expand(scores)).view(matrix(-1));
-  return contiguous(contiguous(mask).view(Shape<3>{1, mask.size(-2), mask.size(-1)}).expand(matrix(1)));
+  if (!for_all) return broadcast_to(mask, scores).view(matrix(-1));
+  return broadcast_to(contiguous(mask).view(Shape<3>{1, mask.size(-2), mask.size(-1)}), matrix(1));
 }
 
 template <Operand Q, Operand K, Operand V, class MakeMask, class Masked>
@@ -38191,10 +39507,15 @@ auto attention(const Q& q, const K& k, const V& v, const MakeMask& make_mask, co
     };
     if (same_batch(keys.shape()) && same_batch(values.shape()) && queries.numel() > 0 && values.numel() > 0) {
       scores.back() = keys.size(-2);
-      if constexpr (has_attention_kernel<Q, K, V>)
-        return attention_in_blocks(q, k, v, make_mask(scores), options);
-      else
+      const auto in_blocks = [&] { return attention_in_blocks(q, k, v, make_mask(scores), options); };
+      if constexpr (has_attention_kernel<Q, K, V>) {
+        return in_blocks();
+      } else {
+        if (static_cast<std::size_t>(numel(scores)) * sizeof(typename tensor_of<Q>::value_type) >
+            kernels::attention_scores_limit())
+          return in_blocks();
         return attention_in_stacks(q, k, v, masked, options);
+      }
     }
   }
   return attention_as_a_whole(q, k, v, masked, options);
@@ -38203,13 +39524,14 @@ auto attention(const Q& q, const K& k, const V& v, const MakeMask& make_mask, co
 }  // namespace detail
 
 /// q: [batch..., queries, features], k: [batch..., keys, features], v: [batch..., keys, values] -> softmax(q kᵀ /
-/// sqrt(features)) v: [batch..., queries, values]. On the CPU its memory grows with queries and keys, not with their
-/// product. Throws ShapeError where sizes differ, UsageError unless 0 <= dropout < 1.
+/// sqrt(features)) v: [batch..., queries, values]. Its memory grows with queries and keys, not with their product; on
+/// GPUs from kernels::attention_scores_limit() on. Throws ShapeError where sizes differ, UsageError unless 0 <= dropout
+/// < 1.
 template <Operand Q, Operand K, Operand V>
 auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, const AttentionOptions& options) {
-  using T = typename tensor_of<Q>::value_type;
   return detail::attention(
-      q, k, v, [](const auto&) { return Tensor<T, 3>{}; }, [](const auto& scores) { return scores; }, options);
+      q, k, v, [](const auto&) { return detail::AttentionMask<Q>{}; }, [](const auto& scores) { return scores; },
+      options);
 }
 template <Operand Q, Operand K, Operand V>
 auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, bool causal = false) {
@@ -38226,11 +39548,17 @@ auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, const Tens
   return detail::attention(
       q, k, v,
       [&](const auto& scores) {
-        const auto seen = contiguous(mask);
-        auto added = Tensor<T, Rank, D>::empty(mask.shape(), mask.device());
-        std::transform(seen.data(), seen.data() + seen.numel(), added.data(),
-                       [](bool sees) { return sees ? T{0} : static_cast<T>(hidden); });
-        return detail::attention_mask(added, scores);
+        if constexpr (std::is_same_v<D, Cpu>) {
+          const auto seen = contiguous(mask);
+          auto added = Tensor<T, Rank, D>::empty(mask.shape(), mask.device());
+          std::transform(seen.data(), seen.data() + seen.numel(), added.data(),
+                         [=](bool sees) { return sees ? static_cast<T>(0) : static_cast<T>(hidden); });
+          return detail::attention_mask(added, scores);
+        } else {
+          const auto none = Tensor<T, 0, D>::full({}, static_cast<T>(hidden), mask.device());
+          return detail::attention_mask(where(mask, Tensor<T, Rank, D>::zeros(mask.shape(), mask.device()), none),
+                                        scores);
+        }
       },
       [&](const auto& scores) {
         return where(mask, scores, Tensor<T, 0, D>::full({}, static_cast<T>(hidden), mask.device()));
@@ -38397,14 +39725,17 @@ template <Operand A, Operand B>
 auto logical_and(const A& a, const B& b) {
   return detail::compare("logical_and", functors::BothTrue{}, a, b);
 }
+/// Whether one of a and b, or both, differ from 0, broadcast: a Tensor of bool.
 template <Operand A, Operand B>
 auto logical_or(const A& a, const B& b) {
   return detail::compare("logical_or", functors::OneTrue{}, a, b);
 }
+/// Whether just one of a and b differs from 0, broadcast: a Tensor of bool.
 template <Operand A, Operand B>
 auto logical_xor(const A& a, const B& b) {
   return detail::compare("logical_xor", functors::JustOneTrue{}, a, b);
 }
+/// Whether numbers are 0: a Tensor of bool.
 template <Operand X>
 auto logical_not(const X& x) {
   return detail::test_each("logical_not", functors::IsFalse{}, x);
@@ -38428,10 +39759,12 @@ auto operator~(const Tensor<bool, Rank, D>& x) {
   return logical_not(x);
 }
 
+/// Whether numbers are NaN: a Tensor of bool.
 template <Operand X>
 auto isnan(const X& x) {
   return detail::test_each("isnan", functors::IsNan{}, x);
 }
+/// Whether numbers are infinite, of either sign: a Tensor of bool.
 template <Operand X>
 auto isinf(const X& x) {
   return detail::test_each("isinf", functors::IsInf{}, x);
@@ -38452,6 +39785,7 @@ auto isfinite(const X& x) {
 
 namespace chorus {
 
+/// Options of conv1d.
 struct Conv1dOptions {
   Index stride = 1, padding = 0, dilation = 1, groups = 1;
 };
@@ -38531,10 +39865,12 @@ auto full_like(const X& x, Number value) {
   detail::check_defined("full_like", value_of(x));
   return tensor_of<X>::full(value_of(x).shape(), static_cast<T>(value), value_of(x).device());
 }
+/// Zeros of x's shape, type and device.
 template <Operand X>
 auto zeros_like(const X& x) {
   return full_like(x, 0);
 }
+/// Ones of x's shape, type and device.
 template <Operand X>
 auto ones_like(const X& x) {
   return full_like(x, 1);
@@ -39880,6 +41216,7 @@ auto smooth_l1_loss(const X& x, const Y& target, double beta = 1, Reduction redu
   check<UsageError>(beta > 0, "smooth_l1_loss: beta is positive, got ", beta);
   return detail::reduced_loss("smooth_l1_loss", functors::SmoothL1{beta}, x, target, reduction);
 }
+/// smooth_l1_loss without its mean. Throws UsageError where beta is not positive.
 template <Operand X, Operand Y>
 auto smooth_l1_loss_per_element(const X& x, const Y& target, double beta = 1) {
   check<UsageError>(beta > 0, "smooth_l1_loss: beta is positive, got ", beta);
@@ -39892,6 +41229,7 @@ auto huber_loss(const X& x, const Y& target, double delta = 1, Reduction reducti
   check<UsageError>(delta > 0, "huber_loss: delta is positive, got ", delta);
   return detail::reduced_loss("huber_loss", functors::Huber{delta}, x, target, reduction);
 }
+/// huber_loss without its mean. Throws UsageError where delta is not positive.
 template <Operand X, Operand Y>
 auto huber_loss_per_element(const X& x, const Y& target, double delta = 1) {
   check<UsageError>(delta > 0, "huber_loss: delta is positive, got ", delta);
@@ -39907,6 +41245,7 @@ auto kl_div(const X& log_probabilities, const Y& target) {
   return detail::mean_of_losses(detail::pointwise("kl_div", functors::KlDivergence{}, log_probabilities, target),
                                 batch);
 }
+/// kl_div without its mean.
 template <Operand X, Operand Y>
 auto kl_div_per_element(const X& log_probabilities, const Y& target) {
   return detail::pointwise("kl_div", functors::KlDivergence{}, log_probabilities, target);
@@ -39922,6 +41261,7 @@ auto kl_div_per_element(const X& log_probabilities, const Y& target) {
 
 namespace chorus {
 
+/// How many rows and columns are added at each side of an image.
 struct Padding2d {
   Index left = 0, right = 0, top = 0, bottom = 0;
 };
@@ -40425,6 +41765,7 @@ struct LstmResult {
   State hidden, cell;
   auto fields() { return std::tie(output, hidden, cell); }
 };
+/// A GRU's outputs, and its last state.
 template <class Sequence, class State>
 struct GruResult {
   Sequence output;
@@ -40692,6 +42033,7 @@ struct ConvTranspose2d {
 };
 }  // namespace operations
 
+/// Options of conv_transpose2d.
 struct ConvTranspose2dOptions {
   /// `output_padding` adds rows and columns at the bottom and on the right.
   Size2d stride = 1, padding = 0, output_padding = 0, dilation = 1;
@@ -40779,6 +42121,7 @@ auto conv_transpose2d(const X& x, const W& weight, const B& bias, const ConvTran
   return conv_transpose2d(x, weight, options) + reshape(bias, Shape<3>{channels, 1, 1});
 }
 
+/// Options of conv_transpose1d.
 struct ConvTranspose1dOptions {
   Index stride = 1, padding = 0, output_padding = 0, dilation = 1, groups = 1;
 };
@@ -41714,6 +43057,7 @@ struct StateTensor {
   std::shared_ptr<const PartOfParameter> part = {};  ///< of what it is a part, where a parameter is one
 };
 
+/// What optimizers have in common: parameters in groups, a learning rate, zero_grad, the state for checkpoints.
 template <Device D>
 class Optimizer : public HasLearningRate {
  public:
@@ -42059,6 +43403,7 @@ class Optimizer : public HasLearningRate {
 
 namespace chorus::optim {
 
+/// Options of Adagrad; defaults are PyTorch's.
 struct AdagradOptions {
   double lr = 0.01, lr_decay = 0, eps = 1e-10, weight_decay = 0;
 };
@@ -42112,6 +43457,7 @@ class Adagrad final : public Optimizer<D> {
 
 namespace chorus::optim {
 
+/// Options of Adam and AdamW.
 struct AdamOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
   bool amsgrad = false;
@@ -42582,6 +43928,7 @@ inline void check_max_norm(double max_norm) {
 }
 }  // namespace detail
 
+/// Options of clip_grad_norm.
 struct ClipGradNormOptions {
   /// Throw NonFiniteError, before any gradient is changed, where the norm is infinite or not a number.
   bool error_if_nonfinite = false;
@@ -42692,6 +44039,7 @@ struct MixSquare {
 
 namespace chorus::optim {
 
+/// Options of RmsProp; defaults are PyTorch's.
 struct RmsPropOptions {
   double lr = 0.01, alpha = 0.99, eps = 1e-8, weight_decay = 0, momentum = 0;
   /// Divides by the deviation of the gradient instead of its root mean square.
@@ -42951,6 +44299,7 @@ enum class ThresholdMode {
   abs,  ///< it has to be better by `threshold`
 };
 
+/// Options of ReduceOnPlateau.
 struct ReduceOnPlateauOptions {
   double factor = 0.1;
   /// Epochs without improvement that are forgiven.
@@ -43073,6 +44422,7 @@ struct OneCycle {
 
 namespace chorus::optim {
 
+/// Options of Sgd.
 struct SgdOptions {
   double lr = 0.01, momentum = 0, dampening = 0, weight_decay = 0;
   bool nesterov = false;
@@ -52500,7 +53850,12 @@ struct NcclApi {
     return false;
   }
   static int use_device(int device) { return cudaSetDevice(device); }
-  static int create_stream(Stream& stream) { return cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking); }
+  /// Of the highest priority: a bucket's reduction comes before blocks of kernels that are waiting for a processor.
+  static int create_stream(Stream& stream) {
+    int lowest = 0, highest = 0;
+    const cudaError_t status = cudaDeviceGetStreamPriorityRange(&lowest, &highest);
+    return status != cudaSuccess ? status : cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest);
+  }
   static void destroy_stream(Stream stream) { static_cast<void>(cudaStreamDestroy(stream)); }
   static Stream compute_stream(int device) { return cuda::current_stream(Cuda{device}); }
   static bool capturing(Stream stream) { return cuda::is_capturing(stream); }
@@ -55356,6 +56711,7 @@ struct ReduceScatter {
 
 namespace chorus {
 
+/// Options of FullyShardedDataParallel.
 struct FullyShardedDataParallelOptions {
   int dim = 0;  ///< see DistributedDataParallelOptions, as the others are
   bool broadcast_buffers = true;
@@ -55547,6 +56903,7 @@ struct SingleDeviceOptions {
   int canonical_shares = 0;
 };
 
+/// The policy of one process and one device: the whole batch, the whole model, and nothing sent.
 template <class Model>
 class SingleDevice : public OneProcessPolicy<Model> {
  public:
@@ -55822,6 +57179,7 @@ class MetricsLog {
 
 namespace chorus {
 
+/// Options of Progress.
 struct ProgressOptions {
   bool enabled = true;  ///< false: only count epochs, as all processes but one do
   int epochs = 1;       ///< epochs of the whole run
@@ -57147,6 +58505,8 @@ OrderKey<T> order_key(T value) {
     const Key bits = std::bit_cast<Key>(value == 0 ? T{0} : value);
     const Key negative = Key{0} - (bits >> (8 * sizeof(Key) - 1));  // all bits, or none: signs are not to be guessed
     return value != value ? ~Key{0} : bits ^ (negative | sign);
+  } else if constexpr (std::unsigned_integral<T>) {
+    return static_cast<Key>(value);
   } else {
     return static_cast<Key>(static_cast<std::int64_t>(value)) ^ sign;
   }
@@ -57858,6 +59218,7 @@ auto repeat(const X& x, const std::array<Index, N>& times) {
   }
   return y;
 }
+/// repeat under NumPy's name.
 template <Operand X, std::size_t N>
 auto tile(const X& x, const std::array<Index, N>& times) {
   return repeat(x, times);
@@ -58052,6 +59413,7 @@ struct Prelu {
 
 }  // namespace functors
 
+/// elu with the scale and alpha of Klambauer et al., 2017, for which numbers keep mean 0 and variance 1.
 template <Operand X>
 auto selu(const X& x) {
   return detail::pointwise("selu", functors::Selu{}, x);
@@ -58062,22 +59424,27 @@ auto celu(const X& x, double alpha = 1) {
   check<UsageError>(alpha != 0, "celu: alpha is 0");
   return detail::pointwise("celu", functors::Celu{alpha}, x);
 }
+/// x / (1 + |x|).
 template <Operand X>
 auto softsign(const X& x) {
   return detail::pointwise("softsign", functors::Softsign{}, x);
 }
+/// x - tanh(x).
 template <Operand X>
 auto tanhshrink(const X& x) {
   return detail::pointwise("tanhshrink", functors::Tanhshrink{}, x);
 }
+/// x where |x| > lambda, else 0.
 template <Operand X>
 auto hardshrink(const X& x, double lambda = 0.5) {
   return detail::pointwise("hardshrink", functors::Hardshrink{lambda}, x);
 }
+/// x pulled towards 0 by lambda, and 0 where |x| <= lambda.
 template <Operand X>
 auto softshrink(const X& x, double lambda = 0.5) {
   return detail::pointwise("softshrink", functors::Softshrink{lambda}, x);
 }
+/// x where x > above, else value.
 template <Operand X>
 auto threshold(const X& x, double above, double value) {
   return detail::pointwise("threshold", functors::Threshold{above, value}, x);
@@ -58263,6 +59630,7 @@ auto cosine_similarity(const A& a, const B& b, Index axis = 1, double eps = 1e-8
   return sum(normalized(a) * normalized(b), axis);
 }
 
+/// Options of triplet_margin_loss.
 struct TripletOptions {
   double margin = 1;
   /// Added to each difference.
@@ -58282,6 +59650,7 @@ auto triplet_margin_loss_per_sample(const A& anchor, const P& positive, const N&
   if (options.swap) far = minimum(far, detail::pair_distance(positive, negative, options.eps));
   return relu(near - far + options.margin);
 }
+/// triplet_margin_loss_per_sample, averaged or as the reduction says.
 template <Operand A, Operand P, Operand N>
 auto triplet_margin_loss(const A& anchor, const P& positive, const N& negative, const TripletOptions& options = {}) {
   return detail::reduce_losses("triplet_margin_loss",
@@ -58296,6 +59665,7 @@ auto cosine_embedding_loss_per_sample(const A& a, const B& b, const Y& target, d
   return detail::pointwise("cosine_embedding_loss", functors::CosineEmbedding{margin},
                            sum(a * b, -1) * scale(a) * scale(b), target);
 }
+/// cosine_embedding_loss_per_sample, averaged or as the reduction says.
 template <Operand A, Operand B, Operand Y>
 auto cosine_embedding_loss(const A& a, const B& b, const Y& target, double margin = 0,
                            Reduction reduction = Reduction::mean) {
@@ -58308,6 +59678,7 @@ template <Operand A, Operand B, Operand Y>
 auto margin_ranking_loss_per_element(const A& a, const B& b, const Y& target, double margin = 0) {
   return detail::pointwise("margin_ranking_loss", functors::MarginRanking{margin}, a, b, target);
 }
+/// margin_ranking_loss_per_element, averaged or as the reduction says.
 template <Operand A, Operand B, Operand Y>
 auto margin_ranking_loss(const A& a, const B& b, const Y& target, double margin = 0,
                          Reduction reduction = Reduction::mean) {
@@ -58319,6 +59690,7 @@ template <Operand X, Operand Y>
 auto hinge_embedding_loss_per_element(const X& x, const Y& target, double margin = 1) {
   return detail::pointwise("hinge_embedding_loss", functors::HingeEmbedding{margin}, x, target);
 }
+/// hinge_embedding_loss_per_element, averaged or as the reduction says.
 template <Operand X, Operand Y>
 auto hinge_embedding_loss(const X& x, const Y& target, double margin = 1, Reduction reduction = Reduction::mean) {
   return detail::reduce_losses("hinge_embedding_loss", hinge_embedding_loss_per_element(x, target, margin), reduction);
@@ -58329,11 +59701,13 @@ template <Operand X, Operand Y>
 auto soft_margin_loss_per_element(const X& x, const Y& target) {
   return detail::pointwise("soft_margin_loss", functors::SoftMargin{}, x, target);
 }
+/// soft_margin_loss_per_element, averaged or as the reduction says.
 template <Operand X, Operand Y>
 auto soft_margin_loss(const X& x, const Y& target, Reduction reduction = Reduction::mean) {
   return detail::reduce_losses("soft_margin_loss", soft_margin_loss_per_element(x, target), reduction);
 }
 
+/// Options of gaussian_nll_loss.
 struct GaussianNllOptions {
   /// Adds log(2 π) / 2.
   bool full = false;
@@ -58348,12 +59722,14 @@ auto gaussian_nll_loss_per_element(const X& x, const Y& target, const V& var, co
   return detail::pointwise("gaussian_nll_loss", functors::GaussianNll{options.eps}, x, target, var) +
          (options.full ? 0.91893853320467274 : 0);
 }
+/// gaussian_nll_loss_per_element, averaged or as the reduction says.
 template <Operand X, Operand Y, Operand V>
 auto gaussian_nll_loss(const X& x, const Y& target, const V& var, const GaussianNllOptions& options = {}) {
   return detail::reduce_losses("gaussian_nll_loss", gaussian_nll_loss_per_element(x, target, var, options),
                                options.reduction);
 }
 
+/// Options of poisson_nll_loss.
 struct PoissonNllOptions {
   /// Whether x is the logarithm of the rate or the rate itself.
   bool log_input = true;
@@ -58371,6 +59747,7 @@ auto poisson_nll_loss_per_element(const X& x, const Y& target, const PoissonNllO
   if (options.full) losses = losses + detail::pointwise("poisson_nll_loss", functors::Stirling{}, target);
   return losses;
 }
+/// poisson_nll_loss_per_element, averaged or as the reduction says.
 template <Operand X, Operand Y>
 auto poisson_nll_loss(const X& x, const Y& target, const PoissonNllOptions& options = {}) {
   return detail::reduce_losses("poisson_nll_loss", poisson_nll_loss_per_element(x, target, options), options.reduction);
@@ -58381,6 +59758,7 @@ template <Operand X, Operand Y, Operand W, Operand P>
 auto bce_with_logits_per_element(const X& x, const Y& target, const W& weight, const P& pos_weight) {
   return detail::pointwise("bce_with_logits", functors::WeightedBinaryCrossEntropy{}, x, target, weight, pos_weight);
 }
+/// bce_with_logits_per_element with weights, averaged or as the reduction says.
 template <Operand X, Operand Y, Operand W, Operand P>
 auto bce_with_logits(const X& x, const Y& target, const W& weight, const P& pos_weight,
                      Reduction reduction = Reduction::mean) {
@@ -58427,6 +59805,7 @@ double norm(D device, Index count, const T* x) {
 }
 }  // namespace detail
 
+/// Options of Lars.
 struct LarsOptions {
   double lr = 0.1, momentum = 0.9, weight_decay = 0;
   /// The share of a parameter's norm that a step may have at a learning rate of 1.
@@ -58481,6 +59860,7 @@ class Lars final : public Optimizer<D> {
   LarsOptions options_;
 };
 
+/// Options of Lamb.
 struct LambOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-6, weight_decay = 0.01;
 };
@@ -58561,6 +59941,7 @@ class Lamb final : public Optimizer<D> {
 
 namespace chorus::optim {
 
+/// Options of Lion.
 struct LionOptions {
   double lr = 1e-4, beta1 = 0.9, beta2 = 0.99, weight_decay = 0;
 };
