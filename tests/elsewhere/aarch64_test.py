@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 
-LOSSES = []
+LOSSES = [1.694042, 1.547586, 1.303102, 1.026749, 0.776388]  # on x86-64
 
 
 def main():
@@ -23,7 +23,7 @@ def main():
         return 77
     with tempfile.TemporaryDirectory() as folder:
         # JSON's folder alone: beside it lie headers of this machine's processor.
-        (pathlib.Path(folder) / "nlohmann").symlink_to(pathlib.Path(json) / "nlohmann")
+        (pathlib.Path(folder) / "nlohmann").symlink_to(pathlib.Path(json.split(";")[0]) / "nlohmann")
         program = pathlib.Path(folder) / "program"
         subprocess.run([compiler, "-std=c++20", "-O0", "-g0", "-Wall", "-Wextra", "-Wno-psabi", "-Werror", "-static", "-I", include, "-isystem",
                         eigen, "-isystem", folder, str(pathlib.Path(__file__).with_name("aarch64.cpp")), "-o", str(program)],
