@@ -127,10 +127,8 @@ class QuantizationAware : public Module {
   /// `scheme`: other numbers than the type's. Throws UsageError where the model has no layer with weights.
   explicit QuantizationAware(Model model, const quantization::Scheme& scheme = quantization::scheme_of<Scheme>())
       : scheme_(scheme), model_(std::move(model)) {
-    for (const auto& found : quantization::find_layers(model_)) {
-      auto& ranges = quantization_.layers.emplace_back(found.name, scheme_.per_channel ? found.channels : 1);
-      ranges.has_sum = found.norm != nullptr;
-    }
+    for (const auto& found : quantization::find_layers(model_))
+      quantization_.layers.emplace_back(found.name, scheme_.per_channel ? found.channels : 1);
     check<UsageError>(!quantization_.layers.empty(), "QuantizationAware: ", model_.describe(),
                       " has no layer with weights that could be integers: expected Linear or Conv1d to Conv3d");
   }

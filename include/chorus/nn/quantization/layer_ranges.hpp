@@ -35,14 +35,16 @@ class FoldableNorm {
 };
 
 /// The ranges of one layer: what comes in where no other layer has rounded it, what goes out (after batch norm and
-/// ReLU), what goes out of a batch norm that a residual was added to, and the folded weights, by output channel.
+/// ReLU), the sum that is made of that and a residual (in a batch norm or with +), what it is concatenated to, and the
+/// folded weights, by output channel. A sum has no name: it is that of the last layer whose result it takes.
 struct LayerRanges {
   LayerRanges(const std::string& layer, Index channels)
       : name(layer),
         weight_name(cat(layer, ".weight")),
         input(cat(layer, ".input")),
         output(cat(layer, ".output")),
-        sum(cat(layer, ".sum")) {
+        sum(cat(layer, ".sum")),
+        concatenation(cat(layer, ".concatenation")) {
     weight_min = Buffer(Tensor<float, 1, Cpu>::full({channels}, Range{}.min));
     weight_max = Buffer(Tensor<float, 1, Cpu>::full({channels}, Range{}.max));
     min_name = cat(layer, ".weight_min");
@@ -82,15 +84,15 @@ struct LayerRanges {
   void visit(Visitor& visitor) {
     input.visit(visitor);
     output.visit(visitor);
-    if (has_sum) sum.visit(visitor);
+    sum.visit(visitor);
+    concatenation.visit(visitor);
     visitor.buffer(min_name, weight_min);
     visitor.buffer(max_name, weight_max);
   }
 
   std::string name, weight_name, min_name, max_name;
-  ActivationSite input, output, sum;
+  ActivationSite input, output, sum, concatenation;
   Buffer<float, 1, Cpu> weight_min, weight_max;
-  bool has_sum = false;
 };
 
 /// A layer's place in the model: its ranges, and the batch norm after it, if it is folded with one.

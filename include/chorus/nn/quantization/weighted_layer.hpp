@@ -133,7 +133,8 @@ Y folded_result(const quantization::LayerPlace* place, Y y, bool relu = false) {
 /// relu(y + residual), of which all three are rounded.
 template <Operand Y, Operand R>
 auto folded_sum(const quantization::LayerPlace& place, const Y& y, const R& residual) {
-  auto sum = relu(chorus::detail::rounded(folded_result(&place, y)) + chorus::detail::rounded(residual));
+  auto sum = relu(chorus::detail::plain_sum(chorus::detail::rounded(folded_result(&place, y)),
+                                            chorus::detail::rounded(residual)));
   if constexpr (chorus::detail::may_be_quantized<decltype(sum)>)
     quantization::current_pass(place.norm)->sum(place, value_of(sum).storage());
   return sum;
