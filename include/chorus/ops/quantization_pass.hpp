@@ -51,6 +51,9 @@ class QuantizationPass {
   /// have one shape.
   virtual bool joins(Joint how, std::span<const JointOperand> operands, bool alike) = 0;
   virtual void joined(const Storage<Cpu>& result) = 0;
+  /// Whether a layer attends whose weights of values are rounded; they lie in `weights`.
+  virtual bool rounds_attention() const = 0;
+  virtual void attends_by(const Storage<Cpu>& weights) = 0;
   /// In evaluation, of a value that was rounded: its levels.
   virtual std::optional<quantized::Levels> evaluated_levels(const Storage<Cpu>& storage) = 0;
 };
@@ -68,7 +71,7 @@ inline constexpr bool may_be_quantized =
 
 /// x as integers stand for it, where it is a layer's result.
 template <Operand X>
-X rounded(const X& x) {
+std::conditional_t<may_be_quantized<X>, X, const X&> rounded(const X& x) {
   if constexpr (may_be_quantized<X>) {
     if (quantization_pass != nullptr) [[unlikely]] {
       const auto input = contiguous(value_of(x));

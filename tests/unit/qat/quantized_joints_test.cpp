@@ -19,7 +19,7 @@ using qat::Quantized, qat::ranges_of, qat::images;
 namespace nn = chorus::nn;
 using Range = nn::quantization::Range;
 
-/// The same numbers as those of joints_by_pytorch.py.
+/// The same numbers as those of layers_by_pytorch.py.
 template <int Rank>
 Tensor<float, Rank> formula(const Shape<Rank>& shape, Index key, float factor = 1) {
   auto out = Tensor<float, Rank>::empty(shape);

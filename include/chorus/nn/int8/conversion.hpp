@@ -113,6 +113,8 @@ class Conversion {
 
   void convert(const RecordedOperation& operation) {
     const std::string_view name = operation.name;
+    check<UsageError>(!operation.layer_description.starts_with("MultiheadAttention"), who, ": '", operation.layer,
+                      "', a ", operation.layer_description, ", has no integer form");
     if (name == "fake_quantize") return round(operation);
     if (name == "conv2d" || name == "linear") return multiply(operation);
     if (name == "fold_batch_norm") return unfold(operation);

@@ -2,6 +2,7 @@
 /// One forward pass with fake quantisation: which values are to be rounded, and how.
 
 #include <chorus/autograd/variable.hpp>
+#include <chorus/core/batch_group.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/core/recomputation.hpp>
 #include <chorus/nn/module.hpp>
@@ -10,6 +11,7 @@
 #include <chorus/nn/quantization/scheme.hpp>
 #include <chorus/ops/quantization_pass.hpp>
 #include <cstddef>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -54,6 +56,41 @@ class Pass final : public QuantizationPass {
     if (!rounds_ || !any) return w;
     return chorus::detail::fake_quantize(w, place.ranges->weight_levels(scheme_), scheme_.per_channel ? 0 : -1,
                                          place.ranges->weight_name);
+  }
+  /// A table's weight as integers stand for it, of which this device's share of the batch looks up `rows`. All members
+  /// of the batch's group call it, where it observes.
+  template <int Rank>
+  Variable<float, Rank, Cpu> table(const LayerPlace& place, const Variable<float, Rank, Cpu>& w, Index rows) {
+    if (observes_ && !saw_numbers_) {
+      double any[] = {rows > 0 ? 1.0 : 0.0};
+      if (const auto group = batch_group()) group->max(any);
+      saw_numbers_ = any[0] > 0;
+    }
+    return weight(place, w, rows > 0);
+  }
+  /// What goes into attention's projections: the same tensor into several is seen once.
+  template <int Rank>
+  Variable<float, Rank, Cpu> attention_input(const LayerPlace& place, const Variable<float, Rank, Cpu>& x) {
+    const auto& storage = value_of(x).storage();
+    if (values_.contains(key(storage))) return chorus::detail::rounded(x);
+    const bool is_new = attended_.try_emplace({&place, value_of(x).data()}, storage).second;
+    return at_site(place.ranges->input, x, !is_new);
+  }
+  /// x as integers stand for it that are those of a site.
+  template <int Rank>
+  Variable<float, Rank, Cpu> at_site(const ActivationSite& site, const Variable<float, Rank, Cpu>& x,
+                                     bool observed = false) {
+    const auto& storage = value_of(x).storage();
+    values_.insert_or_assign(key(storage), Value{.storage = storage, .site = &site, .observed = observed});
+    auto out = chorus::detail::rounded(x);
+    values_.erase(key(storage));
+    return out;
+  }
+  /// The attention that is computed now; null: none.
+  const LayerPlace*& attending() { return attending_; }
+  bool rounds_attention() const override { return attending_ != nullptr; }
+  void attends_by(const Storage<Cpu>& weights) override {
+    values_.insert_or_assign(key(weights), Value{.storage = weights, .site = &attending_->ranges->attention[3]});
   }
   /// What goes out of a layer, or, where it is folded, of its batch norm; `product`: in integers, where it is known,
   /// followed by a `relu` or not.
@@ -214,6 +251,8 @@ class Pass final : public QuantizationPass {
   JointSite joint_;
   std::vector<const void*> lent_;  // values of inputs, for the time of a joint
   std::size_t calls_ = 0;
+  const LayerPlace* attending_ = nullptr;
+  std::map<std::pair<const LayerPlace*, const float*>, Storage<Cpu>> attended_;
 };
 
 /// This thread's pass; null where nothing is quantised. Throws UsageError where a checkpoint computes `layer` again,
