@@ -8116,6 +8116,18 @@ inline void look_up(const std::array<std::uint8_t, 256>& table, const Images& x,
     }
 }
 
+/// y[q] of every number, as the channels from `first` on of y, which has the same pixels as x.
+inline void look_up_channels(const std::array<std::uint8_t, 256>& table, const Images& x, const Images& y,
+                             Index first) {
+  for (Index image = 0; image < y.batch; ++image)
+    for (Index row = 0; row < y.height; ++row) {
+      const std::uint8_t* from = x.at(image, row, 0);
+      std::uint8_t* to = y.at(image, row, 0) + first;
+      for (Index column = 0; column < y.width; ++column, from += x.channels, to += y.channels)
+        for (Index c = 0; c < x.channels; ++c) to[c] = table[from[c]];
+    }
+}
+
 /// y = the levels of x: [batch, channels, height, width], row-major.
 inline void quantize(const Levels& levels, const float* x, const Images& y) {
   const Index plane = y.height * y.width;
@@ -8236,10 +8248,12 @@ namespace chorus::nn::int8 {
 
 using kernels::int8::Levels;
 
-enum class Kind : std::uint8_t { conv2d, linear, add, max_pool2d, avg_pool2d, global_avg_pool, relu, flatten };
+enum class Kind : std::uint8_t { conv2d, linear, add, max_pool2d, avg_pool2d, global_avg_pool, relu, flatten, concat };
 
-inline constexpr std::array<std::string_view, 8> kind_names{"conv2d",     "linear",          "add",  "max_pool2d",
-                                                            "avg_pool2d", "global_avg_pool", "relu", "flatten"};
+inline constexpr std::array<std::string_view, 9> kind_names{
+    "conv2d", "linear", "add", "max_pool2d", "avg_pool2d", "global_avg_pool", "relu", "flatten", "concat"};
+/// The most operands that are concatenated.
+inline constexpr std::size_t most_inputs = 1024;
 inline void append(std::string& out, Kind kind) { out += kind_names[static_cast<std::size_t>(kind)]; }
 
 /// One operation. Value 0 is the program's input, value i + 1 what step i gives.
@@ -8250,7 +8264,7 @@ struct Step {
   std::vector<Index> inputs;
   /// What the output's integers stand for. max_pool2d and flatten keep their input's.
   Levels levels;
-  /// conv2d, linear, add: whether a ReLU follows.
+  /// conv2d, linear, add, concat: whether a ReLU follows.
   bool relu = false;
 
   /// conv2d and pooling: height, then width. A kernel of convolutions is their weight's.
@@ -8265,6 +8279,7 @@ struct Step {
   std::vector<float> weight_scale, bias;
 
   bool has_weight() const { return kind == Kind::conv2d || kind == Kind::linear; }
+  bool may_have_relu() const { return has_weight() || kind == Kind::add || kind == Kind::concat; }
   bool keeps_levels() const { return kind == Kind::max_pool2d || kind == Kind::flatten; }
 };
 
@@ -8287,8 +8302,13 @@ void check_step(std::string_view who, const Step& step, Index index) {
     return both[0] > 0 && both[1] > 0 && both[0] < 1 << 20 && both[1] < 1 << 20;
   };
   const std::size_t operands = step.kind == Kind::add ? 2 : 1;
-  check<Error>(step.inputs.size() == operands, who, ": ", step.kind, " '", step.name, "' takes ", operands,
-               " inputs, got ", step.inputs.size());
+  const auto given = step.inputs.size();
+  if (step.kind == Kind::concat)
+    check<Error>(given > 0 && given <= most_inputs, who, ": concat '", step.name, "' takes 1 to ", most_inputs,
+                 " inputs, got ", given);
+  else
+    check<Error>(given == operands, who, ": ", step.kind, " '", step.name, "' takes ", operands, " inputs, got ",
+                 given);
   for (const Index input : step.inputs)
     check<Error>(input >= 0 && input <= index, who, ": input ", input, " of '", step.name, "', step ", index,
                  ", is none that comes before it");
@@ -8376,7 +8396,7 @@ class Program {
     kernels::int8::PackedWeights weights;
     std::vector<std::int32_t> offset;
     std::vector<float> bias, multiplier;
-    std::array<std::uint8_t, 256> table{};
+    std::vector<std::array<std::uint8_t, 256>> tables;  // of each input
   };
 
   const Levels& levels_of(Index value) const {
@@ -8418,11 +8438,16 @@ class Program {
     Prepared out;
     const Levels& x = levels_of(step.inputs[0]);
     if (step.keeps_levels()) step.levels = x;
-    if (step.kind == Kind::relu)
-      for (int q = 0; q < 256; ++q) {
-        const auto at = static_cast<std::size_t>(q);
-        out.table[at] = kernels::int8::level_of(step.levels, x.number(q), step.levels.zero_point);
+    if (step.kind == Kind::relu || step.kind == Kind::concat) {
+      const bool clips = step.kind == Kind::relu || step.relu;
+      const auto least = clips ? step.levels.zero_point : step.levels.integers.least;
+      for (const Index input : step.inputs) {
+        auto& table = out.tables.emplace_back();
+        for (int q = 0; q < 256; ++q)
+          table[static_cast<std::size_t>(q)] =
+              kernels::int8::level_of(step.levels, levels_of(input).number(q), least);
       }
+    }
     if (step.has_weight()) {
       const auto shape = convolution_of(step);
       check<UsageError>(step.weight_shape[1] * shape.kernel_h * shape.kernel_w <= kernels::int8::most_terms, who,
@@ -8478,6 +8503,17 @@ class Program {
         const Extent& other = values[static_cast<std::size_t>(step.inputs[1])];
         check<ShapeError>(x == other, who, ": '", step.name, "' adds ", x, " and ", other);
         return x;
+      }
+      case Kind::concat: {
+        Extent whole = x;
+        whole.channels = 0;
+        for (const Index input : step.inputs) {
+          const Extent& part = values[static_cast<std::size_t>(input)];
+          check<ShapeError>(part.is_image == x.is_image && part.height == x.height && part.width == x.width, who,
+                            ": '", step.name, "' concatenates ", x, " and ", part);
+          whole.channels += part.channels;
+        }
+        return whole;
       }
       case Kind::max_pool2d:
       case Kind::avg_pool2d: {
@@ -8576,8 +8612,17 @@ class Program {
         break;
       }
       case Kind::relu:
-        kernels::int8::look_up(ready.table, x, y);
+        kernels::int8::look_up(ready.tables[0], x, y);
         break;
+      case Kind::concat: {
+        Index first = 0;
+        for (std::size_t part = 0; part < step.inputs.size(); ++part) {
+          const Images& from_part = values[static_cast<std::size_t>(step.inputs[part])];
+          kernels::int8::look_up_channels(ready.tables[part], from_part, y, first);
+          first += from_part.channels;
+        }
+        break;
+      }
       case Kind::flatten:
         for (Index image = 0; image < x.batch; ++image) {
           Images one = x;
@@ -8650,7 +8695,7 @@ inline Index whole_number(std::string_view who, const nlohmann::json& json, cons
 }
 inline std::vector<Index> whole_numbers(std::string_view who, const nlohmann::json& json, const char* field) {
   const auto found = json.find(field);
-  check<FileError>(found != json.end() && found->is_array() && found->size() <= 8, who,
+  check<FileError>(found != json.end() && found->is_array() && found->size() <= nn::int8::most_inputs, who,
                    ": the steps lack a list of numbers '", field, "'");
   std::vector<Index> out;
   for (const auto& number : *found) {
@@ -8678,7 +8723,7 @@ inline std::string steps_json(const nn::int8::Program& program) {
                        {"name", step.name},
                        {"inputs", step.inputs}};
     if (!step.keeps_levels()) one["integers"] = {step.levels.integers.least, step.levels.integers.most};
-    if (step.has_weight() || step.kind == nn::int8::Kind::add) one["relu"] = step.relu;
+    if (step.may_have_relu()) one["relu"] = step.relu;
     if (step.kind == nn::int8::Kind::conv2d) one["groups"] = step.groups;
     const bool pools = step.kind == nn::int8::Kind::max_pool2d || step.kind == nn::int8::Kind::avg_pool2d;
     if (pools) {
@@ -8739,7 +8784,7 @@ inline nn::int8::Step read_step(std::string_view who, const SafetensorsReader& f
   step.kind = static_cast<Kind>(found - nn::int8::kind_names.begin());
   step.name = text("name");
   step.inputs = whole_numbers(who, json, "inputs");
-  if (step.has_weight() || step.kind == Kind::add) step.relu = truth(who, json, "relu");
+  if (step.may_have_relu()) step.relu = truth(who, json, "relu");
   const bool pools = step.kind == Kind::max_pool2d || step.kind == Kind::avg_pool2d;
   if (pools) {
     step.window = two_numbers(who, json, "window");
@@ -9482,9 +9527,9 @@ struct MultiheadAttentionOptions {
 /// query: [batch, queries, features], key, value: [batch, keys, features] -> [batch, queries, features]; each of
 /// `heads` heads attends with features / heads numbers. in_proj_weight: [3 features, features], the projections of
 /// query, key and value one below the other. Batches come first (PyTorch's batch_first = True). Under TensorParallel
-/// each rank has some of the heads, whole ones.
+/// each rank has some of the heads, whole ones. Under QuantizationAware the operands of both products are rounded, too.
 template <Device D, Real T>
-class MultiheadAttention : public Module {
+class MultiheadAttention : public Module, public quantization::AttentionLayer {
  public:
   using device_type = D;
   Parameter<T, 2, D> in_proj_weight;
@@ -9551,8 +9596,15 @@ class MultiheadAttention : public Module {
     const auto& shape = value_of(q).shape();
     check<ShapeError>(shape[2] == features, "MultiheadAttention: a query of shape ", shape, " does not have ", features,
                       " features");
-    const auto heads = scaled_dot_product_attention(project(q, 0, head), project(k, 1, head), project(v, 2, head),
-                                                    of_heads(seen, group));
+    const auto heads = detail::attended(
+        this, in_proj_weight, value_of(q).numel() > 0, [&](const auto& own, const auto& input, const auto& operand) {
+          const auto &of_q = input(q), &of_k = input(k), &of_v = input(v);
+          const auto& weight = own();
+          const auto queries = project(of_q, weight, 0, head), keys = project(of_k, weight, 1, head),
+                     values = project(of_v, weight, 2, head);
+          const auto &a = operand(0, queries), &b = operand(1, keys), &c = operand(2, values);
+          return scaled_dot_product_attention(a, b, c, of_heads(seen, group));
+        });
     auto joined = reshape(permute(heads, Shape<4>{0, 2, 1, 3}),
                           Shape<3>{shape[0], shape[1], in_proj_weight.shape()[0] / 3});
     return Columns<decltype(joined)>(std::move(joined), features, head, std::move(group));
@@ -9590,11 +9642,11 @@ class MultiheadAttention : public Module {
     return seen;
   }
   // [batch, length, features] -> [batch, this rank's heads, length, features / heads]
-  template <Operand X>
-  auto project(const X& x, Index part, Index head) const {
+  template <Operand X, Operand W>
+  auto project(const X& x, const W& whole, Index part, Index head) const {
     static_assert(tensor_of<X>::rank == 3, "MultiheadAttention: inputs are [batch, length, features]");
     const Index columns = in_proj_weight.shape()[0] / 3;
-    const auto weight = slice(in_proj_weight, 0, part * columns, (part + 1) * columns);
+    const auto weight = slice(whole, 0, part * columns, (part + 1) * columns);
     const auto lines = [&] {
       return linear(x, weight, slice(in_proj_bias, 0, part * columns, (part + 1) * columns));
     };
@@ -9705,7 +9757,7 @@ auto conv3d(const X& x, const W& weight, const B& bias, const Conv3dOptions& opt
     }
   const auto device = value_of(x).device();
   const auto index = Tensor<std::int64_t, 1, D>::from(slices, Shape<1>{out_depth * w[2]}, device);
-  const auto padded = concat(2, Tensor<T, 5, D>::zeros({batch, channels, 1, height, width}, device), x);
+  const auto padded = detail::plain_concat(2, Tensor<T, 5, D>::zeros({batch, channels, 1, height, width}, device), x);
   const auto seen = reshape(index_select(padded, 2, index), Shape<6>{batch, channels, out_depth, w[2], height, width});
   const auto images =
       reshape(permute(seen, Shape<6>{0, 2, 1, 3, 4, 5}), Shape<4>{batch * out_depth, channels * w[2], height, width});
@@ -10885,6 +10937,7 @@ struct FoundLayer {
   Module* norm = nullptr;
   const FoldableNorm* foldable = nullptr;
   Index channels = 0;
+  LayerKind kind = LayerKind::weighted;
 };
 
 /// All such layers, in the order in which they are listed; one that stands at several places at the first. Throws
@@ -10904,27 +10957,36 @@ inline std::vector<FoundLayer> find_layers(Module& model) {
       const bool neighbours = std::exchange(listed_in, parent) == parent && last != nullptr && !found.empty() &&
                               found.back().layer == last;
       if (const auto* const norm = dynamic_cast<const FoldableNorm*>(&module);
-          norm != nullptr && neighbours && norm->channels() == found.back().channels && norm->can_be_folded()) {
+          norm != nullptr && neighbours && found.back().kind == LayerKind::weighted &&
+          norm->channels() == found.back().channels && norm->can_be_folded()) {
         found.back().norm = &module;
         found.back().foldable = norm;
         found.back().norm_name = name;
-      } else if (dynamic_cast<const WeightedLayer*>(&module) != nullptr) {
+      } else if (const auto kind = kind_of(module)) {
         for (const auto& known : found)
           if (known.layer == &module) return;
         if (name.empty()) name = "model";
-        const Index channels = output_channels(module, name);
-        found.push_back({std::move(name), "", &module, nullptr, nullptr, channels});
+        const Index channels = output_channels(module, name, *kind);
+        found.push_back({std::move(name), "", &module, nullptr, nullptr, channels, *kind});
       }
     }
-    static Index output_channels(Module& layer, const std::string& layer_name) {
+    static std::optional<LayerKind> kind_of(const Module& module) {
+      if (dynamic_cast<const WeightedLayer*>(&module) != nullptr) return LayerKind::weighted;
+      if (dynamic_cast<const TableLayer*>(&module) != nullptr) return LayerKind::table;
+      if (dynamic_cast<const AttentionLayer*>(&module) != nullptr) return LayerKind::attention;
+      return std::nullopt;
+    }
+    static Index output_channels(Module& layer, const std::string& layer_name, LayerKind kind) {
       struct Weight final : Visitor {
         const ParameterOn<Cpu>* found = nullptr;
+        std::string_view wanted = "weight";
         void module(std::string_view, Module&) override {}
         void parameter(std::string_view name, AnyParameter& handle) override {
-          if (name == "weight") found = &handle.on<Cpu>();
+          if (name == wanted) found = &handle.on<Cpu>();
         }
         void buffer(std::string_view, AnyBuffer&) override {}
       } weight;
+      if (kind == LayerKind::attention) weight.wanted = "in_proj_weight";
       layer.visit(weight);
       check<UsageError>(weight.found->dtype() == DType::f32, "QuantizationAware: '", layer_name, "' has a weight of ",
                         weight.found->dtype(), ": expected F32");
@@ -11052,8 +11114,13 @@ class Ranges : public Module {
 ///   using Net = ch::DistributedDataParallel<ch::nn::QuantizationAware<ResNet18<ch::Cpu>>>;
 /// - Each layer with weights (Linear, Conv1d to Conv3d) takes rounded numbers and a rounded weight. Its result is
 ///   rounded where it is used by such a layer or a pooling, after a ReLU that follows, and at the end of the model.
-///   What comes from elsewhere (the input, sums, other functions) is rounded by the layer that takes it. All else stays
-///   float: embeddings, attention's products and its first projection, recurrent layers, transposed convolutions.
+///   What comes from elsewhere (the input, other functions) is rounded by the layer that takes it. All else stays
+///   float: recurrent layers, transposed convolutions.
+/// - `a + b` and `concat` of layers' results round those, and what they give has a range of its own, that of the last
+///   layer in it: `quantization.conv2.sum`. So it is where one operand is a layer's result and the other has its shape
+///   or was taken by a layer before; what else is added stays float. Dropout rounds what it gets, and keeps its levels.
+/// - Embedding rounds each row of its table. MultiheadAttention rounds its first projection's operands, and those of
+///   both products: `quantization.attn.query`, `.key`, `.value`, and the weights of values, `.attention`.
 /// - A batch norm listed by CHORUS_MODULE (or in a Sequential) directly after a layer with as many channels is folded
 ///   into it: the layer's weight is rounded as it will be then, times gamma / sqrt(running_var + eps). A residual that
 ///   BatchNormReLU adds is rounded, and so is the sum.
@@ -11074,10 +11141,8 @@ class QuantizationAware : public Module {
   /// `scheme`: other numbers than the type's. Throws UsageError where the model has no layer with weights.
   explicit QuantizationAware(Model model, const quantization::Scheme& scheme = quantization::scheme_of<Scheme>())
       : scheme_(scheme), model_(std::move(model)) {
-    for (const auto& found : quantization::find_layers(model_)) {
-      auto& ranges = quantization_.layers.emplace_back(found.name, scheme_.per_channel ? found.channels : 1);
-      ranges.has_sum = found.norm != nullptr;
-    }
+    for (const auto& found : quantization::find_layers(model_))
+      quantization_.layers.emplace_back(found.name, scheme_.per_channel ? found.channels : 1, found.kind);
     check<UsageError>(!quantization_.layers.empty(), "QuantizationAware: ", model_.describe(),
                       " has no layer with weights that could be integers: expected Linear or Conv1d to Conv3d");
   }
@@ -11185,7 +11250,7 @@ struct RecordedOperation {
   Index output = 0;
   chorus::detail::WatchedTensor result;
   std::variant<std::monostate, kernels::Conv2dShape, kernels::Pool2dShape, operations::Mean, operations::FakeQuantize,
-               operations::BatchNorm<float, Cpu>>
+               operations::BatchNorm<float, Cpu>, operations::Concat, operations::Dropout>
       facts;
 };
 
@@ -11267,6 +11332,8 @@ class RecordedPass final : public chorus::detail::OperationWatch, public chorus:
     if (name == "conv2d") out.facts = static_cast<const operations::Conv2d*>(operation.facts)->shape;
     if (name == "max_pool2d") out.facts = static_cast<const operations::MaxPool2d<Cpu>*>(operation.facts)->shape;
     if (name == "avg_pool2d") out.facts = static_cast<const operations::AvgPool2d*>(operation.facts)->shape;
+    if (name == "concat") out.facts = *static_cast<const operations::Concat*>(operation.facts);
+    if (name == "dropout") out.facts = *static_cast<const operations::Dropout*>(operation.facts);
     if (name == "mean") out.facts = *static_cast<const operations::Mean*>(operation.facts);
     if (name == "fake_quantize") out.facts = *static_cast<const operations::FakeQuantize*>(operation.facts);
     if (name == "batch_norm" || name == "batch_norm_relu")
@@ -11397,12 +11464,16 @@ class Conversion {
 
   void convert(const RecordedOperation& operation) {
     const std::string_view name = operation.name;
+    check<UsageError>(!operation.layer_description.starts_with("MultiheadAttention"), who, ": '", operation.layer,
+                      "', a ", operation.layer_description, ", has no integer form");
     if (name == "fake_quantize") return round(operation);
     if (name == "conv2d" || name == "linear") return multiply(operation);
     if (name == "fold_batch_norm") return unfold(operation);
     if (name == "batch_norm" || name == "batch_norm_relu") return normalise(operation);
     if (name == "relu") return apply_relu(operation);
     if (name == "add") return add(operation);
+    if (name == "concat") return concatenate(operation);
+    if (name == "dropout") return drop(operation);
     if (name == "max_pool2d" || name == "avg_pool2d") return pool(operation);
     if (name == "reshape") return reshape(operation);
     if (name == "mean") return average(operation);
@@ -11546,8 +11617,7 @@ class Conversion {
       out.number = push(std::move(step));
     } else {
       check<UsageError>(out.step && !out.folds, who, ": ", place(operation), " takes what is not rounded to integers");
-      const bool fuses = out.step->has_weight() || out.step->kind == Kind::add;
-      check<UsageError>(fuses, who, ": ", place(operation), " follows '", out.step->name,
+      check<UsageError>(out.step->may_have_relu(), who, ": ", place(operation), " follows '", out.step->name,
                         "', which is not rounded to integers first");
       out.step->relu = true;
     }
@@ -11571,6 +11641,33 @@ class Conversion {
     Value out;
     const Index a = rounded(operation, 0), b = rounded(operation, 1);
     out.step = begin_step(Kind::add, operation, {a, b});
+    values_[operation.output] = std::move(out);
+  }
+
+  void concatenate(const RecordedOperation& operation) {
+    const auto rank = static_cast<Index>(operation.result.shape.size());
+    const Index axis = std::get<operations::Concat>(operation.facts).axis;
+    check<UsageError>((axis < 0 ? axis + rank : axis) == 1 && (rank == 2 || rank == 4), who, ": ", place(operation),
+                      " is along axis ", axis, " of ", rank, ": it has an integer form along axis 1 of 2 or 4");
+    std::vector<Index> inputs;
+    for (std::size_t i = 0; i < operation.inputs.size(); ++i) {
+      const Value& x = value(operation, i);
+      // A list is concatenated by halves, and rounded as a whole.
+      if (x.step && x.step->kind == Kind::concat && !x.step->relu && x.after.empty())
+        inputs.insert(inputs.end(), x.step->inputs.begin(), x.step->inputs.end());
+      else
+        inputs.push_back(rounded(operation, i));
+    }
+    Value out;
+    out.step = begin_step(Kind::concat, operation, std::move(inputs));
+    values_[operation.output] = std::move(out);
+  }
+
+  /// In evaluation dropout gives what it gets.
+  void drop(const RecordedOperation& operation) {
+    check<UsageError>(std::get<operations::Dropout>(operation.facts).p == 0, who, ": ", place(operation),
+                      " drops numbers in evaluation, too: it has no integer form");
+    Value out = value(operation, 0);
     values_[operation.output] = std::move(out);
   }
 
@@ -11706,6 +11803,13 @@ int8::RecordedPass recorded_evaluation(QuantizationAware<Model, Scheme>& model, 
 template <class Model, class Scheme, int Rank>
 QuantizedModel quantized(QuantizationAware<Model, Scheme>& model, const Tensor<float, Rank, Cpu>& x) {
   return int8::converted(detail::recorded_evaluation(model, x));
+}
+
+/// Of a model that takes tokens there is none: throws UsageError.
+template <class Model, class Scheme, int Rank>
+QuantizedModel quantized(QuantizationAware<Model, Scheme>& model, const Tensor<std::int64_t, Rank, Cpu>&) {
+  fail<UsageError>("quantized: ", model.model().describe(), " takes whole numbers, which an Embedding looks up: an ",
+                   "integer model begins with quantised numbers; quantized_embedding looks up rows of integers");
 }
 
 }  // namespace chorus::nn
@@ -13042,7 +13146,11 @@ class VocabularyParallelEmbedding : public Embedding<D, T> {
 
   template <int Rank>
   auto operator()(const Tensor<std::int64_t, Rank, D>& index) const {
-    return detail::watched(*this, [&] { return vocabulary_embedding(this->weight, index, entries_, group()); });
+    return detail::watched(*this, [&] {
+      return detail::looked_up(this, this->weight, index.numel(), [&](const auto& table) {
+        return vocabulary_embedding(table, index, entries_, group());
+      });
+    });
   }
   template <Narrow N, int Rank>
   auto operator()(const NarrowIndices<N, Rank, D>& index) const {
@@ -18001,6 +18109,33 @@ inline Quantized<4> quantized_avg_pool2d(const Quantized<4>& x, Size2d window, c
   kernels::int8::avg_pool2d(shape, from.images, to.images,
                             {detail::levels_of(x), detail::levels_of(x), options.count_include_pad});
   return {to.tensor(), x.scale, x.zero_point};
+}
+
+/// embedding of integers: weight: [entries, features], index: [...] -> what the rows that it names stand for, in
+/// float: [..., features], as PyTorch's. Throws ShapeError unless there is a scale for each entry, UsageError for an
+/// index that is no entry.
+template <int Rank>
+Tensor<float, Rank + 1, Cpu> quantized_embedding(const QuantizedWeight<2>& weight,
+                                                 const Tensor<std::int64_t, Rank, Cpu>& index) {
+  constexpr const char* name = "quantized_embedding";
+  detail::check_defined(name, weight.values, weight.scale, index);
+  const auto rows = contiguous(weight.values);
+  const auto scales = contiguous(weight.scale);
+  const auto chosen = contiguous(index);
+  const Index entries = rows.size(0), features = rows.size(1);
+  check<ShapeError>(scales.numel() == entries, name, ": expected ", entries, " scales for a weight of shape ",
+                    rows.shape(), ", got ", scales.numel());
+  Shape<Rank + 1> shape{};
+  std::copy(index.shape().begin(), index.shape().end(), shape.begin());
+  shape.back() = features;
+  auto out = Tensor<float, Rank + 1, Cpu>::empty(shape);
+  for (Index i = 0; i < chosen.numel(); ++i) {
+    const Index row = chosen.data()[i];
+    check<UsageError>(row >= 0 && row < entries, name, ": index ", row, " is not in [0, ", entries, ")");
+    for (Index k = 0; k < features; ++k)
+      out.data()[i * features + k] = static_cast<float>(rows.data()[row * features + k]) * scales.data()[row];
+  }
+  return out;
 }
 
 }  // namespace chorus

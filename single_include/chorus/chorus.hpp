@@ -26124,6 +26124,21 @@ class QuantizationPass {
   /// `result` was made of `from`, and has the same levels: its numbers are among them where those of `from` are and it
   /// is `exact`; else they are yet to be rounded.
   virtual void keeps_levels(const Storage<Cpu>& from, const Storage<Cpu>& result, bool exact) = 0;
+  /// How operands come together: both are rounded then, as integers would add or copy them, and the result has a range
+  /// of its own.
+  enum class Joint : std::uint8_t { sum, concatenation };
+  struct JointOperand {
+    const Storage<Cpu>& storage;
+    const float* numbers;
+    Index count;
+  };
+  /// Whether these are joined in that way; then `joined` follows, when each of them was rounded. `alike`: whether they
+  /// have one shape.
+  virtual bool joins(Joint how, std::span<const JointOperand> operands, bool alike) = 0;
+  virtual void joined(const Storage<Cpu>& result) = 0;
+  /// Whether a layer attends whose weights of values are rounded; they lie in `weights`.
+  virtual bool rounds_attention() const = 0;
+  virtual void attends_by(const Storage<Cpu>& weights) = 0;
   /// In evaluation, of a value that was rounded: its levels.
   virtual std::optional<quantized::Levels> evaluated_levels(const Storage<Cpu>& storage) = 0;
 };
@@ -26141,7 +26156,7 @@ inline constexpr bool may_be_quantized =
 
 /// x as integers stand for it, where it is a layer's result.
 template <Operand X>
-X rounded(const X& x) {
+std::conditional_t<may_be_quantized<X>, X, const X&> rounded(const X& x) {
   if constexpr (may_be_quantized<X>) {
     if (quantization_pass != nullptr) [[unlikely]] {
       const auto input = contiguous(value_of(x));
@@ -26165,6 +26180,46 @@ Y keeps_levels(const X& x, Y result, bool exact) {
     if (quantization_pass != nullptr) [[unlikely]]
       quantization_pass->keeps_levels(value_of(x).storage(), value_of(result).storage(), exact);
   return result;
+}
+
+/// What operands are joined to: `f(x...)`, of what integers stand for where they are layers' results.
+template <class F, Operand... X>
+auto joined(QuantizationPass::Joint how, const F& f, const X&... x) {
+  if constexpr ((may_be_quantized<X> && ...)) {
+    if (quantization_pass != nullptr && (value_of(x).defined() && ...)) [[unlikely]] {
+      constexpr auto first = [](const auto& shape, const auto&...) { return std::vector(shape.begin(), shape.end()); };
+      const auto shape = first(value_of(x).shape()...);
+      const bool alike = (std::ranges::equal(shape, value_of(x).shape()) && ...);
+      const QuantizationPass::JointOperand operands[] = {
+          {value_of(x).storage(), value_of(x).data(), value_of(x).numel()}...};
+      if (quantization_pass->joins(how, operands, alike)) {
+        auto y = f(rounded(x)...);
+        quantization_pass->joined(value_of(y).storage());
+        return y;
+      }
+    }
+  }
+  return f(x...);
+}
+
+/// The same of a list that is concatenated.
+template <class F, Operand X>
+X joined_list(const F& f, std::span<const X> list) {
+  if constexpr (may_be_quantized<X>) {
+    constexpr auto is_defined = [](const X& x) { return value_of(x).defined(); };
+    if (quantization_pass != nullptr && std::ranges::all_of(list, is_defined)) [[unlikely]] {
+      std::vector<QuantizationPass::JointOperand> operands;
+      for (const X& x : list) operands.push_back({value_of(x).storage(), value_of(x).data(), value_of(x).numel()});
+      if (quantization_pass->joins(QuantizationPass::Joint::concatenation, operands, /*alike=*/false)) {
+        std::vector<X> parts;
+        for (const X& x : list) parts.push_back(rounded(x));
+        X y = f(std::span<const X>(parts));
+        quantization_pass->joined(value_of(y).storage());
+        return y;
+      }
+    }
+  }
+  return f(list);
 }
 
 /// While it lives, nobody watches what this thread computes, and nothing is recorded.
@@ -26904,9 +26959,10 @@ auto slice(const X& x, Index axis, Index start, Index stop) {
       x);
 }
 
-/// Joins operands along an axis; their other sizes are equal. Throws ShapeError where they are not.
+namespace detail {
+/// concat, whoever rounds.
 template <Operand First, Operand... Rest>
-auto concat(Index axis, const First& first, const Rest&... rest) {
+auto plain_concat(Index axis, const First& first, const Rest&... rest) {
   using T = typename tensor_of<First>::value_type;
   constexpr int rank = tensor_of<First>::rank;
   static_assert(((tensor_of<Rest>::rank == rank) && ...), "concat: operands have different ranks");
@@ -26941,14 +26997,27 @@ auto concat(Index axis, const First& first, const Rest&... rest) {
       },
       first, rest...);
 }
+template <Operand X>
+X plain_concat(Index axis, std::span<const X> list) {
+  if (list.size() == 1) return list.front();
+  const auto middle = list.size() / 2;
+  return plain_concat(axis, plain_concat(axis, list.first(middle)), plain_concat(axis, list.subspan(middle)));
+}
+}  // namespace detail
+
+/// Joins operands along an axis; their other sizes are equal. Throws ShapeError where they are not.
+template <Operand First, Operand... Rest>
+auto concat(Index axis, const First& first, const Rest&... rest) {
+  return detail::joined(
+      QuantizationPass::Joint::concatenation, [axis](const auto&... x) { return detail::plain_concat(axis, x...); },
+      first, rest...);
+}
 
 /// Joins a list of any length. Throws UsageError for an empty one.
 template <Operand X>
 X concat(Index axis, std::span<const X> list) {
   check<UsageError>(!list.empty(), "concat: the list is empty");
-  if (list.size() == 1) return list.front();
-  const auto middle = list.size() / 2;
-  return concat(axis, concat(axis, list.first(middle)), concat(axis, list.subspan(middle)));
+  return detail::joined_list([axis](std::span<const X> xs) { return detail::plain_concat(axis, xs); }, list);
 }
 
 /// Joins operands of one shape along a new axis.
@@ -27048,8 +27117,11 @@ auto dropout(const X& x, double p, bool training = true) {
   check<UsageError>(p >= 0 && p < 1, "dropout: the probability is in [0, 1), got ", p);
   const bool drops = training && p > 0;
   const int axis = drops ? detail::samples_axis(value_of(x).shape()) : 0;
-  if (axis == 0) return detail::dropout_of_rows(x, p, drops);
-  return transpose(detail::dropout_of_rows(transpose(x, 0, axis), p, drops), 0, axis);
+  // With fake quantisation x is rounded first, so that its range is that of evaluation, where nothing is dropped.
+  const auto& input = detail::rounded(x);
+  auto y = axis == 0 ? detail::dropout_of_rows(input, p, drops)
+                     : transpose(detail::dropout_of_rows(transpose(input, 0, axis), p, drops), 0, axis);
+  return detail::keeps_levels(input, std::move(y), /*exact=*/true);
 }
 
 }  // namespace chorus
@@ -27562,12 +27634,24 @@ struct DivideInto {
 /// What may stand beside an operand in an expression: converted to its scalar type.
 using math::Arithmetic;
 
+namespace detail {
+/// a + b, whoever rounds.
+template <Operand A, Operand B>
+auto plain_sum(const A& a, const B& b) {
+  return pointwise("add", functors::Add{}, a, b);
+}
+}  // namespace detail
+
+template <Operand A, Operand B>
+auto add(const A& a, const B& b) {
+  return detail::joined(
+      QuantizationPass::Joint::sum, [](const auto& x, const auto& y) { return detail::plain_sum(x, y); }, a, b);
+}
 #define CHORUS_BINARY(NAME, FUNCTOR)                            \
   template <Operand A, Operand B>                               \
   auto NAME(const A& a, const B& b) {                           \
     return detail::pointwise(#NAME, functors::FUNCTOR{}, a, b); \
   }
-CHORUS_BINARY(add, Add)
 CHORUS_BINARY(sub, Sub)
 CHORUS_BINARY(mul, Mul)
 CHORUS_BINARY(div, Div)
@@ -30203,16 +30287,6 @@ inline std::shared_ptr<IntegerProduct> integer_product(
 #define CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_PASS_HPP
 /// One forward pass with fake quantisation: which values are to be rounded, and how.
 
-// <chorus/nn/quantization/layer_ranges.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_LAYER_RANGES_HPP
-#define CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_LAYER_RANGES_HPP
-/// What is known of each layer with weights while its model computes with fake quantisation.
-
-// <chorus/nn/quantization/activation_site.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_ACTIVATION_SITE_HPP
-#define CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_ACTIVATION_SITE_HPP
-/// One quantiser of activations: the range of a value of the model, of the global batch.
-
 // <chorus/core/batch_group.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_BATCH_GROUP_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_BATCH_GROUP_HPP
@@ -30234,7 +30308,7 @@ class BatchGroup {
   virtual void max(std::span<double>) {
     fail<UsageError>("QuantizationAware: the ranges of activations are the global batch's, and here its parts are ",
                      "computed one after the other (Pipeline, canonical shares): expected SingleDevice, DataParallel, ",
-                     "DistributedDataParallel or FullyShardedDataParallel without canonical shares, or observe(false)");
+                     "DistributedDataParallel or FullyShardedDataParallel without canonical shares");
   }
   /// What this member's gradients will be multiplied by before all are added up.
   virtual double weight() = 0;
@@ -30285,6 +30359,16 @@ class PlaceInPass {
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_CORE_BATCH_GROUP_HPP
+
+// <chorus/nn/quantization/layer_ranges.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_LAYER_RANGES_HPP
+#define CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_LAYER_RANGES_HPP
+/// What is known of each layer with weights while its model computes with fake quantisation.
+
+// <chorus/nn/quantization/activation_site.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_ACTIVATION_SITE_HPP
+#define CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_ACTIVATION_SITE_HPP
+/// One quantiser of activations: the range of a value of the model, of the global batch.
 
 // <chorus/nn/quantization/observer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_OBSERVER_HPP
@@ -30467,6 +30551,11 @@ namespace chorus::nn::quantization {
 
 /// Marks the layers whose weights become integers: [out, ...].
 struct WeightedLayer {};
+/// Marks tables, of whose weights, [entries, features], some rows are looked up.
+struct TableLayer {};
+/// Marks attention, of whose first projections and products the operands become integers.
+struct AttentionLayer {};
+enum class LayerKind { weighted, table, attention };
 
 /// The batch norm that a layer is folded with, as that sees it; gamma and beta may be undefined.
 struct FoldedNorm {
@@ -30488,14 +30577,20 @@ class FoldableNorm {
 };
 
 /// The ranges of one layer: what comes in where no other layer has rounded it, what goes out (after batch norm and
-/// ReLU), what goes out of a batch norm that a residual was added to, and the folded weights, by output channel.
+/// ReLU), the sum that is made of that and a residual (in a batch norm or with +), what it is concatenated to, and the
+/// folded weights, by output channel; of a table weights alone, of attention what its products take. A sum has no name:
+/// it is that of the last layer whose result it takes.
 struct LayerRanges {
-  LayerRanges(const std::string& layer, Index channels)
+  LayerRanges(const std::string& layer, Index channels, LayerKind kind)
       : name(layer),
         weight_name(cat(layer, ".weight")),
         input(cat(layer, ".input")),
         output(cat(layer, ".output")),
-        sum(cat(layer, ".sum")) {
+        sum(cat(layer, ".sum")),
+        concatenation(cat(layer, ".concatenation")),
+        kind_(kind) {
+    if (kind == LayerKind::attention)
+      for (const char* what : {".query", ".key", ".value", ".attention"}) attention.emplace_back(cat(layer, what));
     weight_min = Buffer(Tensor<float, 1, Cpu>::full({channels}, Range{}.min));
     weight_max = Buffer(Tensor<float, 1, Cpu>::full({channels}, Range{}.max));
     min_name = cat(layer, ".weight_min");
@@ -30533,17 +30628,21 @@ struct LayerRanges {
     return out;
   }
   void visit(Visitor& visitor) {
-    input.visit(visitor);
-    output.visit(visitor);
-    if (has_sum) sum.visit(visitor);
+    if (kind_ == LayerKind::weighted)
+      for (auto* const site : {&input, &output, &sum, &concatenation}) site->visit(visitor);
+    if (kind_ == LayerKind::attention) input.visit(visitor);
+    for (auto& site : attention) site.visit(visitor);
     visitor.buffer(min_name, weight_min);
     visitor.buffer(max_name, weight_max);
   }
 
   std::string name, weight_name, min_name, max_name;
-  ActivationSite input, output, sum;
+  ActivationSite input, output, sum, concatenation;
+  std::vector<ActivationSite> attention;  ///< query, key, value, and the weights of values
   Buffer<float, 1, Cpu> weight_min, weight_max;
-  bool has_sum = false;
+
+ private:
+  LayerKind kind_;
 };
 
 /// A layer's place in the model: its ranges, and the batch norm after it, if it is folded with one.
@@ -30579,9 +30678,11 @@ class Pass final : public QuantizationPass {
   template <int Rank>
   Variable<float, Rank, Cpu> input(const LayerPlace& place, const Variable<float, Rank, Cpu>& x) {
     if (values_.contains(key(value_of(x).storage()))) return chorus::detail::rounded(x);
-    values_.insert_or_assign(key(value_of(x).storage()), Value{value_of(x).storage(), &place.ranges->input});
+    const auto& storage = value_of(x).storage();
+    values_.insert_or_assign(key(storage), Value{.storage = storage, .site = &place.ranges->input});
     auto out = chorus::detail::rounded(x);
-    values_.erase(key(value_of(x).storage()));  // what else takes it rounds it by itself
+    values_.erase(key(storage));  // what else takes it rounds it by itself
+    inputs_.try_emplace(value_of(x).data(), Input{storage, value_of(x).numel(), &place.ranges->input});
     return out;
   }
   /// A layer's weight, folded where it is, as integers stand for it. `any`: whether it meets any numbers here.
@@ -30594,12 +30695,52 @@ class Pass final : public QuantizationPass {
     return chorus::detail::fake_quantize(w, place.ranges->weight_levels(scheme_), scheme_.per_channel ? 0 : -1,
                                          place.ranges->weight_name);
   }
+  /// A table's weight as integers stand for it, of which this device's share of the batch looks up `rows`. All members
+  /// of the batch's group call it, where it observes.
+  template <int Rank>
+  Variable<float, Rank, Cpu> table(const LayerPlace& place, const Variable<float, Rank, Cpu>& w, Index rows) {
+    if (observes_ && !saw_numbers_) {
+      double any[] = {rows > 0 ? 1.0 : 0.0};
+      if (const auto group = batch_group()) group->max(any);
+      saw_numbers_ = any[0] > 0;
+    }
+    return weight(place, w, rows > 0);
+  }
+  /// What goes into attention's projections: the same tensor into several is seen once.
+  template <int Rank>
+  Variable<float, Rank, Cpu> attention_input(const LayerPlace& place, const Variable<float, Rank, Cpu>& x) {
+    const auto& storage = value_of(x).storage();
+    if (values_.contains(key(storage))) return chorus::detail::rounded(x);
+    const bool is_new = attended_.try_emplace({&place, value_of(x).data()}, storage).second;
+    return at_site(place.ranges->input, x, !is_new);
+  }
+  /// x as integers stand for it that are those of a site.
+  template <int Rank>
+  Variable<float, Rank, Cpu> at_site(const ActivationSite& site, const Variable<float, Rank, Cpu>& x,
+                                     bool observed = false) {
+    const auto& storage = value_of(x).storage();
+    values_.insert_or_assign(key(storage), Value{.storage = storage, .site = &site, .observed = observed});
+    auto out = chorus::detail::rounded(x);
+    values_.erase(key(storage));
+    return out;
+  }
+  /// The attention that is computed now; null: none.
+  const LayerPlace*& attending() { return attending_; }
+  bool rounds_attention() const override { return attending_ != nullptr; }
+  void attends_by(const Storage<Cpu>& weights) override {
+    values_.insert_or_assign(key(weights), Value{.storage = weights, .site = &attending_->ranges->attention[3]});
+  }
   /// What goes out of a layer, or, where it is folded, of its batch norm; `product`: in integers, where it is known,
   /// followed by a `relu` or not.
   void output(const LayerPlace& place, const Storage<Cpu>& storage, const Module* awaits,
               std::shared_ptr<const IntegerProduct> product = nullptr, bool relu = false) {
-    values_.insert_or_assign(
-        key(storage), Value{storage, &place.ranges->output, awaits, &place, false, false, std::move(product), relu});
+    values_.insert_or_assign(key(storage), Value{.storage = storage,
+                                                 .site = &place.ranges->output,
+                                                 .awaits = awaits,
+                                                 .place = &place,
+                                                 .call = ++calls_,
+                                                 .product = std::move(product),
+                                                 .relu = relu});
   }
   /// The product in integers that a folded batch norm has just taken.
   std::shared_ptr<const IntegerProduct> taken_product() { return std::exchange(taken_product_, nullptr); }
@@ -30609,8 +30750,10 @@ class Pass final : public QuantizationPass {
     if (!in) return std::nullopt;
     return IntegerFactors{*in, place.ranges->weight_levels(scheme_), outputs};
   }
+  /// What a folded batch norm and a residual are added to.
   void sum(const LayerPlace& place, const Storage<Cpu>& storage) {
-    values_.insert_or_assign(key(storage), Value{storage, &place.ranges->sum});
+    taken_joints_.insert(&place.ranges->sum);
+    keep_joint(place.ranges->sum, place, calls_, storage);
   }
   /// A folded batch norm takes `x`. Throws UsageError unless its layer has just given that.
   void check_norm_takes(const Module* norm, const LayerPlace& place, const Storage<Cpu>& x) {
@@ -30649,6 +30792,40 @@ class Pass final : public QuantizationPass {
   void keeps_levels(const Storage<Cpu>& from, const Storage<Cpu>& result, bool exact) override {
     follow(from, result, false, exact);
   }
+  bool joins(Joint how, std::span<const JointOperand> operands, bool alike) override {
+    // The site is that of the last layer among them which has given it to nothing else in this pass.
+    const Value* last = nullptr;
+    bool is_free = false;
+    for (const auto& x : operands) {
+      const auto found = values_.find(key(x.storage));
+      if (found == values_.end() || found->second.place == nullptr) continue;
+      const Value& value = found->second;
+      const bool free = !taken_joints_.contains(&joint_of(how, value));
+      if (last == nullptr || std::pair(free, value.call) > std::pair(is_free, last->call)) {
+        last = &value;
+        is_free = free;
+      }
+    }
+    if (last == nullptr) return false;
+    for (const auto& x : operands)
+      if (!values_.contains(key(x.storage)) && how == Joint::sum && !alike && as_input(x) == nullptr) return false;
+    check<UsageError>(chorus::detail::first_run == nullptr, "QuantizationAware: a checkpoint joins layers' results, ",
+                      "which it computes again after the forward pass, where they are not quantised: expected a model ",
+                      "without checkpoints");
+    joint_ = {&joint_of(how, *last), last->place, last->call};
+    taken_joints_.insert(joint_.site);
+    for (const auto& x : operands)
+      if (const auto* const site = as_input(x); site != nullptr && !values_.contains(key(x.storage))) {
+        values_.emplace(key(x.storage), Value{.storage = x.storage, .site = site, .observed = true});
+        lent_.push_back(key(x.storage));
+      }
+    return true;
+  }
+  void joined(const Storage<Cpu>& result) override {
+    for (const auto* const input : lent_) values_.erase(input);
+    lent_.clear();
+    keep_joint(*joint_.site, *joint_.place, joint_.call, result);
+  }
   std::optional<quantized::Levels> evaluated_levels(const Storage<Cpu>& storage) override {
     const auto found = values_.find(key(storage));
     if (!evaluates_ || found == values_.end() || !found->second.rounded) return std::nullopt;
@@ -30659,12 +30836,35 @@ class Pass final : public QuantizationPass {
   struct Value {
     Storage<Cpu> storage;  // kept, so that nothing else comes to lie there in this pass
     const ActivationSite* site;
-    const Module* awaits = nullptr;  // the batch norm that has to come next
-    const LayerPlace* place = nullptr;
+    const Module* awaits = nullptr;     // the batch norm that has to come next
+    const LayerPlace* place = nullptr;  // of the layer that gave it, or the last part of it
+    std::size_t call = 0;               // that layer's place in the pass
     bool rounded = false, observed = false;
     std::shared_ptr<const IntegerProduct> product = nullptr;  // what it was made of, by nothing but a ReLU (`relu`)
     bool relu = false;
   };
+  /// What a layer has taken that is no layer's result, and rounded as that.
+  struct Input {
+    Storage<Cpu> storage;
+    Index count;
+    const ActivationSite* site;
+  };
+  struct JointSite {
+    const ActivationSite* site = nullptr;
+    const LayerPlace* place = nullptr;
+    std::size_t call = 0;
+  };
+  static const ActivationSite& joint_of(Joint how, const Value& value) {
+    const auto& ranges = *value.place->ranges;
+    return how == Joint::sum ? ranges.sum : ranges.concatenation;
+  }
+  const ActivationSite* as_input(const JointOperand& x) const {
+    const auto found = inputs_.find(x.numbers);
+    return found == inputs_.end() || found->second.count != x.count ? nullptr : found->second.site;
+  }
+  void keep_joint(const ActivationSite& site, const LayerPlace& place, std::size_t call, const Storage<Cpu>& result) {
+    values_.insert_or_assign(key(result), Value{.storage = result, .site = &site, .place = &place, .call = call});
+  }
   static const void* key(const Storage<Cpu>& storage) { return storage.memory().block(); }
   void follow(const Storage<Cpu>& from, const Storage<Cpu>& result, bool rounded, bool exact) {
     const auto found = values_.find(key(from));
@@ -30684,6 +30884,13 @@ class Pass final : public QuantizationPass {
   bool saw_numbers_ = false;
   std::shared_ptr<const IntegerProduct> taken_product_;
   std::unordered_map<const void*, Value> values_;
+  std::unordered_map<const void*, Input> inputs_;  // by their first number
+  std::unordered_set<const ActivationSite*> taken_joints_;
+  JointSite joint_;
+  std::vector<const void*> lent_;  // values of inputs, for the time of a joint
+  std::size_t calls_ = 0;
+  const LayerPlace* attending_ = nullptr;
+  std::map<std::pair<const LayerPlace*, const float*>, Storage<Cpu>> attended_;
 };
 
 /// This thread's pass; null where nothing is quantised. Throws UsageError where a checkpoint computes `layer` again,
@@ -30792,6 +30999,58 @@ auto weighted(const void* layer, const X& x, const W& weight, const B& bias, con
   return f(x, weight, bias);
 }
 
+/// `f(weight)`, which looks up `rows` rows of a table's weight; in a pass with fake quantisation of a rounded one.
+template <class W, class F>
+auto looked_up(const void* layer, const W& weight, Index rows, const F& f) {
+  using Result = decltype(f(weight));
+  using Weight = tensor_of<W>;
+  if (auto* const pass = quantization::current_pass(layer)) [[unlikely]]
+    if (const auto* const place = pass->find(layer))
+      if constexpr (std::is_same_v<typename Weight::value_type, float> &&
+                    std::is_same_v<typename Weight::device_type, Cpu>)
+        return Result(f(pass->table(*place, weight.as_variable(), rows)));
+  return f(weight);
+}
+
+/// `f(weight, input, operand)`: what attention makes of its in_proj_weight. `weight()` gives it, once `input(x)` has
+/// taken what is projected; `operand(part, y)` takes what projection `part` gives. With fake quantisation all that is
+/// rounded, and so are the weights of values; else it is as it was.
+template <class W, class F>
+auto attended(const void* layer, const W& weight, bool any, const F& f) {
+  if constexpr (std::is_same_v<typename tensor_of<W>::value_type, float> &&
+                std::is_same_v<typename tensor_of<W>::device_type, Cpu>) {
+    if (auto* const pass = quantization::current_pass(layer)) [[unlikely]]
+      if (const auto* const place = pass->find(layer)) {
+        const chorus::detail::Replaced<const quantization::LayerPlace*> scope(pass->attending(), place);
+        const auto variable = [place]<class X>(const X& x) {
+          if constexpr (!chorus::detail::may_be_quantized<X>)
+            fail<UsageError>("QuantizationAware: '", place->ranges->name,
+                             "' gets numbers of another type, or gradients of gradients: expected float on the CPU, ",
+                             "and no MixedPrecision");
+          if constexpr (chorus::detail::may_be_quantized<X>)
+            return chorus::detail::variable_of(x);
+          else
+            return x;
+        };
+        const auto round = [&]<class X>(const X& x, const auto& how) {
+          if constexpr (chorus::detail::may_be_quantized<X>)
+            return how(variable(x));
+          else
+            return variable(x);
+        };
+        return f([&] { return pass->weight(*place, weight.as_variable(), any); },
+                 [&](const auto& x) {
+                   return round(x, [&](const auto& v) { return pass->attention_input(*place, v); });
+                 },
+                 [&](std::size_t part, const auto& y) {
+                   return round(y, [&](const auto& v) { return pass->at_site(place->ranges->attention[part], v); });
+                 });
+      }
+  }
+  return f([&]() -> const W& { return weight; }, [](const auto& x) -> const auto& { return x; },
+           [](std::size_t, const auto& y) -> const auto& { return y; });
+}
+
 /// The place of a batch norm that is folded, which takes `x`; null elsewhere.
 template <Operand X>
 const quantization::LayerPlace* folded_place(const Module* norm, const X& x) {
@@ -30816,7 +31075,8 @@ Y folded_result(const quantization::LayerPlace* place, Y y, bool relu = false) {
 /// relu(y + residual), of which all three are rounded.
 template <Operand Y, Operand R>
 auto folded_sum(const quantization::LayerPlace& place, const Y& y, const R& residual) {
-  auto sum = relu(chorus::detail::rounded(folded_result(&place, y)) + chorus::detail::rounded(residual));
+  auto sum = relu(chorus::detail::plain_sum(chorus::detail::rounded(folded_result(&place, y)),
+                                            chorus::detail::rounded(residual)));
   if constexpr (chorus::detail::may_be_quantized<decltype(sum)>)
     quantization::current_pass(place.norm)->sum(place, value_of(sum).storage());
   return sum;
@@ -32257,7 +32517,7 @@ class BatchNormReLU : public BatchNorm<D, T> {
       if (const auto* const place = detail::folded_place(this, x)) [[unlikely]]
         return detail::folded_sum(*place, this->normalised(x), residual);
       const auto [group, mean, var, by_batch, options] = this->begin(x.numel());
-      if (group) return relu(this->over_group(x, group) + residual);
+      if (group) return relu(chorus::detail::plain_sum(this->over_group(x, group), residual));
       return batch_norm_add_relu(x, residual, this->weight, this->bias, mean, var, by_batch, options);
     });
   }
@@ -36742,9 +37002,9 @@ auto gather(const X& x, Index axis, const Tensor<std::int64_t, tensor_of<X>::ran
 namespace chorus::nn {
 
 /// index: [...] -> the rows of weight: [entries, features] that it names: [..., features]; under MixedPrecision in its
-/// type.
+/// type. Under QuantizationAware each row is rounded, by a scale of its own.
 template <Device D, Real T = float>
-class Embedding : public Module {
+class Embedding : public Module, public quantization::TableLayer {
  public:
   using device_type = D;
   Parameter<T, 2, D> weight;
@@ -36758,14 +37018,19 @@ class Embedding : public Module {
 
   template <int Rank>
   auto operator()(const Tensor<std::int64_t, Rank, D>& index) const {
-    return detail::watched(*this, [&] { return embedding(weight, index); });
+    return detail::watched(*this, [&] { return rows(index, index.numel()); });
   }
   template <Narrow N, int Rank>
   auto operator()(const NarrowIndices<N, Rank, D>& index) const {
-    return detail::watched(*this, [&] { return embedding(weight, index); });
+    return detail::watched(*this, [&] { return rows(index, index.plain().numel()); });
   }
   void visit(Visitor& visitor) override { visitor.parameter("weight", weight); }
   std::string describe() const override { return cat("Embedding(", weight.shape()[0], ", ", weight.shape()[1], ")"); }
+
+ private:
+  auto rows(const auto& index, Index count) const {
+    return detail::looked_up(this, weight, count, [&](const auto& table) { return embedding(table, index); });
+  }
 };
 
 }  // namespace chorus::nn
@@ -39400,6 +39665,22 @@ Tensor<bool, 2, D> later_keys(Index queries, Index keys, D device) {
   return kept;
 }
 
+/// Whether this is a layer's attention whose operands are rounded, the weights of values among them.
+template <Operand Q>
+bool rounds_attention() {
+  if constexpr (may_be_quantized<Q>) return quantization_pass != nullptr && quantization_pass->rounds_attention();
+  return false;
+}
+template <Operand W>
+W rounded_attention(const W& weights) {
+  if constexpr (may_be_quantized<W>)
+    if (rounds_attention<W>()) [[unlikely]] {
+      quantization_pass->attends_by(value_of(weights).storage());
+      return rounded(weights);
+    }
+  return weights;
+}
+
 /// The same by operations of the library, in memory for all scores: for every device and type. `masked(scores)` hides
 /// what is not to be seen.
 template <Operand Q, Operand K, Operand V, class Masked>
@@ -39409,7 +39690,7 @@ auto attention_as_a_whole(const Q& q, const K& k, const V& v, const Masked& mask
   if (options.causal)
     scores = masked_fill(scores, later_keys(scores.size(-2), scores.size(-1), scores.device()),
                          -std::numeric_limits<double>::infinity());
-  const auto weights = softmax(scores, -1, /*none_is_zero=*/true);
+  const auto weights = rounded_attention(softmax(scores, -1, /*none_is_zero=*/true));
   if (options.dropout == 0) return matmul(weights, v);
   return matmul(dropout(weights, options.dropout), v);
 }
@@ -39505,7 +39786,8 @@ auto attention(const Q& q, const K& k, const V& v, const MakeMask& make_mask, co
     const auto same_batch = [&](const auto& other) {
       return std::equal(scores.begin(), scores.end() - 2, other.begin());
     };
-    if (same_batch(keys.shape()) && same_batch(values.shape()) && queries.numel() > 0 && values.numel() > 0) {
+    if (same_batch(keys.shape()) && same_batch(values.shape()) && queries.numel() > 0 && values.numel() > 0 &&
+        !rounds_attention<Q>()) {
       scores.back() = keys.size(-2);
       const auto in_blocks = [&] { return attention_in_blocks(q, k, v, make_mask(scores), options); };
       if constexpr (has_attention_kernel<Q, K, V>) {
@@ -41976,7 +42258,7 @@ auto adaptive_mean(const X& x, std::size_t a, Index out) {
   if (parts.in % out == 0) return even();
   auto one = shape;
   one[a] = 1;
-  const auto more = concat(static_cast<Index>(a), x, tensor_of<X>::zeros(one, device));
+  const auto more = plain_concat(static_cast<Index>(a), x, tensor_of<X>::zeros(one, device));
   one.fill(1);
   one[a] = out;
   std::vector<T> shares;

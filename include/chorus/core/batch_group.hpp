@@ -24,7 +24,7 @@ class BatchGroup {
   virtual void max(std::span<double>) {
     fail<UsageError>("QuantizationAware: the ranges of activations are the global batch's, and here its parts are ",
                      "computed one after the other (Pipeline, canonical shares): expected SingleDevice, DataParallel, ",
-                     "DistributedDataParallel or FullyShardedDataParallel without canonical shares, or observe(false)");
+                     "DistributedDataParallel or FullyShardedDataParallel without canonical shares");
   }
   /// What this member's gradients will be multiplied by before all are added up.
   virtual double weight() = 0;

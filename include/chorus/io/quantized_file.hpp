@@ -41,7 +41,7 @@ inline Index whole_number(std::string_view who, const nlohmann::json& json, cons
 }
 inline std::vector<Index> whole_numbers(std::string_view who, const nlohmann::json& json, const char* field) {
   const auto found = json.find(field);
-  check<FileError>(found != json.end() && found->is_array() && found->size() <= 8, who,
+  check<FileError>(found != json.end() && found->is_array() && found->size() <= nn::int8::most_inputs, who,
                    ": the steps lack a list of numbers '", field, "'");
   std::vector<Index> out;
   for (const auto& number : *found) {
@@ -69,7 +69,7 @@ inline std::string steps_json(const nn::int8::Program& program) {
                        {"name", step.name},
                        {"inputs", step.inputs}};
     if (!step.keeps_levels()) one["integers"] = {step.levels.integers.least, step.levels.integers.most};
-    if (step.has_weight() || step.kind == nn::int8::Kind::add) one["relu"] = step.relu;
+    if (step.may_have_relu()) one["relu"] = step.relu;
     if (step.kind == nn::int8::Kind::conv2d) one["groups"] = step.groups;
     const bool pools = step.kind == nn::int8::Kind::max_pool2d || step.kind == nn::int8::Kind::avg_pool2d;
     if (pools) {
@@ -130,7 +130,7 @@ inline nn::int8::Step read_step(std::string_view who, const SafetensorsReader& f
   step.kind = static_cast<Kind>(found - nn::int8::kind_names.begin());
   step.name = text("name");
   step.inputs = whole_numbers(who, json, "inputs");
-  if (step.has_weight() || step.kind == Kind::add) step.relu = truth(who, json, "relu");
+  if (step.may_have_relu()) step.relu = truth(who, json, "relu");
   const bool pools = step.kind == Kind::max_pool2d || step.kind == Kind::avg_pool2d;
   if (pools) {
     step.window = two_numbers(who, json, "window");

@@ -3,6 +3,7 @@
 
 #include <chorus/nn/elsewhere.hpp>
 #include <chorus/nn/parallel_linear.hpp>
+#include <chorus/nn/quantization/weighted_layer.hpp>
 #include <chorus/ops/attention.hpp>
 #include <chorus/ops/dropout.hpp>
 #include <cmath>
@@ -20,9 +21,9 @@ struct MultiheadAttentionOptions {
 /// query: [batch, queries, features], key, value: [batch, keys, features] -> [batch, queries, features]; each of
 /// `heads` heads attends with features / heads numbers. in_proj_weight: [3 features, features], the projections of
 /// query, key and value one below the other. Batches come first (PyTorch's batch_first = True). Under TensorParallel
-/// each rank has some of the heads, whole ones.
+/// each rank has some of the heads, whole ones. Under QuantizationAware the operands of both products are rounded, too.
 template <Device D, Real T>
-class MultiheadAttention : public Module {
+class MultiheadAttention : public Module, public quantization::AttentionLayer {
  public:
   using device_type = D;
   Parameter<T, 2, D> in_proj_weight;
@@ -89,8 +90,15 @@ class MultiheadAttention : public Module {
     const auto& shape = value_of(q).shape();
     check<ShapeError>(shape[2] == features, "MultiheadAttention: a query of shape ", shape, " does not have ", features,
                       " features");
-    const auto heads = scaled_dot_product_attention(project(q, 0, head), project(k, 1, head), project(v, 2, head),
-                                                    of_heads(seen, group));
+    const auto heads = detail::attended(
+        this, in_proj_weight, value_of(q).numel() > 0, [&](const auto& own, const auto& input, const auto& operand) {
+          const auto &of_q = input(q), &of_k = input(k), &of_v = input(v);
+          const auto& weight = own();
+          const auto queries = project(of_q, weight, 0, head), keys = project(of_k, weight, 1, head),
+                     values = project(of_v, weight, 2, head);
+          const auto &a = operand(0, queries), &b = operand(1, keys), &c = operand(2, values);
+          return scaled_dot_product_attention(a, b, c, of_heads(seen, group));
+        });
     auto joined = reshape(permute(heads, Shape<4>{0, 2, 1, 3}),
                           Shape<3>{shape[0], shape[1], in_proj_weight.shape()[0] / 3});
     return Columns<decltype(joined)>(std::move(joined), features, head, std::move(group));
@@ -128,11 +136,11 @@ class MultiheadAttention : public Module {
     return seen;
   }
   // [batch, length, features] -> [batch, this rank's heads, length, features / heads]
-  template <Operand X>
-  auto project(const X& x, Index part, Index head) const {
+  template <Operand X, Operand W>
+  auto project(const X& x, const W& whole, Index part, Index head) const {
     static_assert(tensor_of<X>::rank == 3, "MultiheadAttention: inputs are [batch, length, features]");
     const Index columns = in_proj_weight.shape()[0] / 3;
-    const auto weight = slice(in_proj_weight, 0, part * columns, (part + 1) * columns);
+    const auto weight = slice(whole, 0, part * columns, (part + 1) * columns);
     const auto lines = [&] {
       return linear(x, weight, slice(in_proj_bias, 0, part * columns, (part + 1) * columns));
     };

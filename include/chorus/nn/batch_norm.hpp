@@ -281,7 +281,7 @@ class BatchNormReLU : public BatchNorm<D, T> {
       if (const auto* const place = detail::folded_place(this, x)) [[unlikely]]
         return detail::folded_sum(*place, this->normalised(x), residual);
       const auto [group, mean, var, by_batch, options] = this->begin(x.numel());
-      if (group) return relu(this->over_group(x, group) + residual);
+      if (group) return relu(chorus::detail::plain_sum(this->over_group(x, group), residual));
       return batch_norm_add_relu(x, residual, this->weight, this->bias, mean, var, by_batch, options);
     });
   }

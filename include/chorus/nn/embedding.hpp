@@ -5,14 +5,15 @@
 
 #include <chorus/nn/init.hpp>
 #include <chorus/nn/module.hpp>
+#include <chorus/nn/quantization/weighted_layer.hpp>
 #include <chorus/ops/indexing.hpp>
 
 namespace chorus::nn {
 
 /// index: [...] -> the rows of weight: [entries, features] that it names: [..., features]; under MixedPrecision in its
-/// type.
+/// type. Under QuantizationAware each row is rounded, by a scale of its own.
 template <Device D, Real T = float>
-class Embedding : public Module {
+class Embedding : public Module, public quantization::TableLayer {
  public:
   using device_type = D;
   Parameter<T, 2, D> weight;
@@ -26,14 +27,19 @@ class Embedding : public Module {
 
   template <int Rank>
   auto operator()(const Tensor<std::int64_t, Rank, D>& index) const {
-    return detail::watched(*this, [&] { return embedding(weight, index); });
+    return detail::watched(*this, [&] { return rows(index, index.numel()); });
   }
   template <Narrow N, int Rank>
   auto operator()(const NarrowIndices<N, Rank, D>& index) const {
-    return detail::watched(*this, [&] { return embedding(weight, index); });
+    return detail::watched(*this, [&] { return rows(index, index.plain().numel()); });
   }
   void visit(Visitor& visitor) override { visitor.parameter("weight", weight); }
   std::string describe() const override { return cat("Embedding(", weight.shape()[0], ", ", weight.shape()[1], ")"); }
+
+ private:
+  auto rows(const auto& index, Index count) const {
+    return detail::looked_up(this, weight, count, [&](const auto& table) { return embedding(table, index); });
+  }
 };
 
 }  // namespace chorus::nn

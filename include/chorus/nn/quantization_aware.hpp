@@ -105,8 +105,13 @@ class Ranges : public Module {
 ///   using Net = ch::DistributedDataParallel<ch::nn::QuantizationAware<ResNet18<ch::Cpu>>>;
 /// - Each layer with weights (Linear, Conv1d to Conv3d) takes rounded numbers and a rounded weight. Its result is
 ///   rounded where it is used by such a layer or a pooling, after a ReLU that follows, and at the end of the model.
-///   What comes from elsewhere (the input, sums, other functions) is rounded by the layer that takes it. All else stays
-///   float: embeddings, attention's products and its first projection, recurrent layers, transposed convolutions.
+///   What comes from elsewhere (the input, other functions) is rounded by the layer that takes it. All else stays
+///   float: recurrent layers, transposed convolutions.
+/// - `a + b` and `concat` of layers' results round those, and what they give has a range of its own, that of the last
+///   layer in it: `quantization.conv2.sum`. So it is where one operand is a layer's result and the other has its shape
+///   or was taken by a layer before; what else is added stays float. Dropout rounds what it gets, and keeps its levels.
+/// - Embedding rounds each row of its table. MultiheadAttention rounds its first projection's operands, and those of
+///   both products: `quantization.attn.query`, `.key`, `.value`, and the weights of values, `.attention`.
 /// - A batch norm listed by CHORUS_MODULE (or in a Sequential) directly after a layer with as many channels is folded
 ///   into it: the layer's weight is rounded as it will be then, times gamma / sqrt(running_var + eps). A residual that
 ///   BatchNormReLU adds is rounded, and so is the sum.
@@ -127,10 +132,8 @@ class QuantizationAware : public Module {
   /// `scheme`: other numbers than the type's. Throws UsageError where the model has no layer with weights.
   explicit QuantizationAware(Model model, const quantization::Scheme& scheme = quantization::scheme_of<Scheme>())
       : scheme_(scheme), model_(std::move(model)) {
-    for (const auto& found : quantization::find_layers(model_)) {
-      auto& ranges = quantization_.layers.emplace_back(found.name, scheme_.per_channel ? found.channels : 1);
-      ranges.has_sum = found.norm != nullptr;
-    }
+    for (const auto& found : quantization::find_layers(model_))
+      quantization_.layers.emplace_back(found.name, scheme_.per_channel ? found.channels : 1, found.kind);
     check<UsageError>(!quantization_.layers.empty(), "QuantizationAware: ", model_.describe(),
                       " has no layer with weights that could be integers: expected Linear or Conv1d to Conv3d");
   }

@@ -18,7 +18,11 @@ class VocabularyParallelEmbedding : public Embedding<D, T> {
 
   template <int Rank>
   auto operator()(const Tensor<std::int64_t, Rank, D>& index) const {
-    return detail::watched(*this, [&] { return vocabulary_embedding(this->weight, index, entries_, group()); });
+    return detail::watched(*this, [&] {
+      return detail::looked_up(this, this->weight, index.numel(), [&](const auto& table) {
+        return vocabulary_embedding(table, index, entries_, group());
+      });
+    });
   }
   template <Narrow N, int Rank>
   auto operator()(const NarrowIndices<N, Rank, D>& index) const {

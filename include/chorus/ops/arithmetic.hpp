@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include <chorus/ops/pointwise.hpp>
+#include <chorus/ops/quantization_pass.hpp>
 
 namespace chorus {
 
@@ -44,12 +45,24 @@ struct DivideInto {
 /// What may stand beside an operand in an expression: converted to its scalar type.
 using math::Arithmetic;
 
+namespace detail {
+/// a + b, whoever rounds.
+template <Operand A, Operand B>
+auto plain_sum(const A& a, const B& b) {
+  return pointwise("add", functors::Add{}, a, b);
+}
+}  // namespace detail
+
+template <Operand A, Operand B>
+auto add(const A& a, const B& b) {
+  return detail::joined(
+      QuantizationPass::Joint::sum, [](const auto& x, const auto& y) { return detail::plain_sum(x, y); }, a, b);
+}
 #define CHORUS_BINARY(NAME, FUNCTOR)                            \
   template <Operand A, Operand B>                               \
   auto NAME(const A& a, const B& b) {                           \
     return detail::pointwise(#NAME, functors::FUNCTOR{}, a, b); \
   }
-CHORUS_BINARY(add, Add)
 CHORUS_BINARY(sub, Sub)
 CHORUS_BINARY(mul, Mul)
 CHORUS_BINARY(div, Div)

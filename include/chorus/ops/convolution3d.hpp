@@ -47,7 +47,7 @@ auto conv3d(const X& x, const W& weight, const B& bias, const Conv3dOptions& opt
     }
   const auto device = value_of(x).device();
   const auto index = Tensor<std::int64_t, 1, D>::from(slices, Shape<1>{out_depth * w[2]}, device);
-  const auto padded = concat(2, Tensor<T, 5, D>::zeros({batch, channels, 1, height, width}, device), x);
+  const auto padded = detail::plain_concat(2, Tensor<T, 5, D>::zeros({batch, channels, 1, height, width}, device), x);
   const auto seen = reshape(index_select(padded, 2, index), Shape<6>{batch, channels, out_depth, w[2], height, width});
   const auto images =
       reshape(permute(seen, Shape<6>{0, 2, 1, 3, 4, 5}), Shape<4>{batch * out_depth, channels * w[2], height, width});

@@ -7,6 +7,7 @@
 #include <chorus/kernels/contiguous.hpp>
 #include <chorus/kernels/dropout.hpp>
 #include <chorus/kernels/dropout_part.hpp>
+#include <chorus/ops/quantization_pass.hpp>
 #include <chorus/ops/shape.hpp>
 #include <cstddef>
 #include <type_traits>
@@ -93,8 +94,11 @@ auto dropout(const X& x, double p, bool training = true) {
   check<UsageError>(p >= 0 && p < 1, "dropout: the probability is in [0, 1), got ", p);
   const bool drops = training && p > 0;
   const int axis = drops ? detail::samples_axis(value_of(x).shape()) : 0;
-  if (axis == 0) return detail::dropout_of_rows(x, p, drops);
-  return transpose(detail::dropout_of_rows(transpose(x, 0, axis), p, drops), 0, axis);
+  // With fake quantisation x is rounded first, so that its range is that of evaluation, where nothing is dropped.
+  const auto& input = detail::rounded(x);
+  auto y = axis == 0 ? detail::dropout_of_rows(input, p, drops)
+                     : transpose(detail::dropout_of_rows(transpose(input, 0, axis), p, drops), 0, axis);
+  return detail::keeps_levels(input, std::move(y), /*exact=*/true);
 }
 
 }  // namespace chorus

@@ -2,6 +2,7 @@
 /// What operations ask while a model computes with fake quantisation (nn::QuantizationAware): a layer's result is
 /// rounded to its levels when an operation takes it that integers can do, and by then a ReLU may have come after it.
 
+#include <algorithm>
 #include <chorus/autograd/node.hpp>
 #include <chorus/autograd/operation_watch.hpp>
 #include <chorus/core/layer_watch.hpp>
@@ -16,6 +17,7 @@
 #include <span>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 namespace chorus {
 
@@ -37,6 +39,21 @@ class QuantizationPass {
   /// `result` was made of `from`, and has the same levels: its numbers are among them where those of `from` are and it
   /// is `exact`; else they are yet to be rounded.
   virtual void keeps_levels(const Storage<Cpu>& from, const Storage<Cpu>& result, bool exact) = 0;
+  /// How operands come together: both are rounded then, as integers would add or copy them, and the result has a range
+  /// of its own.
+  enum class Joint : std::uint8_t { sum, concatenation };
+  struct JointOperand {
+    const Storage<Cpu>& storage;
+    const float* numbers;
+    Index count;
+  };
+  /// Whether these are joined in that way; then `joined` follows, when each of them was rounded. `alike`: whether they
+  /// have one shape.
+  virtual bool joins(Joint how, std::span<const JointOperand> operands, bool alike) = 0;
+  virtual void joined(const Storage<Cpu>& result) = 0;
+  /// Whether a layer attends whose weights of values are rounded; they lie in `weights`.
+  virtual bool rounds_attention() const = 0;
+  virtual void attends_by(const Storage<Cpu>& weights) = 0;
   /// In evaluation, of a value that was rounded: its levels.
   virtual std::optional<quantized::Levels> evaluated_levels(const Storage<Cpu>& storage) = 0;
 };
@@ -54,7 +71,7 @@ inline constexpr bool may_be_quantized =
 
 /// x as integers stand for it, where it is a layer's result.
 template <Operand X>
-X rounded(const X& x) {
+std::conditional_t<may_be_quantized<X>, X, const X&> rounded(const X& x) {
   if constexpr (may_be_quantized<X>) {
     if (quantization_pass != nullptr) [[unlikely]] {
       const auto input = contiguous(value_of(x));
@@ -78,6 +95,46 @@ Y keeps_levels(const X& x, Y result, bool exact) {
     if (quantization_pass != nullptr) [[unlikely]]
       quantization_pass->keeps_levels(value_of(x).storage(), value_of(result).storage(), exact);
   return result;
+}
+
+/// What operands are joined to: `f(x...)`, of what integers stand for where they are layers' results.
+template <class F, Operand... X>
+auto joined(QuantizationPass::Joint how, const F& f, const X&... x) {
+  if constexpr ((may_be_quantized<X> && ...)) {
+    if (quantization_pass != nullptr && (value_of(x).defined() && ...)) [[unlikely]] {
+      constexpr auto first = [](const auto& shape, const auto&...) { return std::vector(shape.begin(), shape.end()); };
+      const auto shape = first(value_of(x).shape()...);
+      const bool alike = (std::ranges::equal(shape, value_of(x).shape()) && ...);
+      const QuantizationPass::JointOperand operands[] = {
+          {value_of(x).storage(), value_of(x).data(), value_of(x).numel()}...};
+      if (quantization_pass->joins(how, operands, alike)) {
+        auto y = f(rounded(x)...);
+        quantization_pass->joined(value_of(y).storage());
+        return y;
+      }
+    }
+  }
+  return f(x...);
+}
+
+/// The same of a list that is concatenated.
+template <class F, Operand X>
+X joined_list(const F& f, std::span<const X> list) {
+  if constexpr (may_be_quantized<X>) {
+    constexpr auto is_defined = [](const X& x) { return value_of(x).defined(); };
+    if (quantization_pass != nullptr && std::ranges::all_of(list, is_defined)) [[unlikely]] {
+      std::vector<QuantizationPass::JointOperand> operands;
+      for (const X& x : list) operands.push_back({value_of(x).storage(), value_of(x).data(), value_of(x).numel()});
+      if (quantization_pass->joins(QuantizationPass::Joint::concatenation, operands, /*alike=*/false)) {
+        std::vector<X> parts;
+        for (const X& x : list) parts.push_back(rounded(x));
+        X y = f(std::span<const X>(parts));
+        quantization_pass->joined(value_of(y).storage());
+        return y;
+      }
+    }
+  }
+  return f(list);
 }
 
 /// While it lives, nobody watches what this thread computes, and nothing is recorded.

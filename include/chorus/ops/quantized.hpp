@@ -2,6 +2,7 @@
 /// Operators on 8-bit integers, with PyTorch's names and numbers. Each call turns its operands round and packs its
 /// weights: a model of many layers is for `quantized(model)`, which does so once.
 
+#include <algorithm>
 #include <array>
 #include <chorus/core/device.hpp>
 #include <chorus/core/error.hpp>
@@ -244,6 +245,33 @@ inline Quantized<4> quantized_avg_pool2d(const Quantized<4>& x, Size2d window, c
   kernels::int8::avg_pool2d(shape, from.images, to.images,
                             {detail::levels_of(x), detail::levels_of(x), options.count_include_pad});
   return {to.tensor(), x.scale, x.zero_point};
+}
+
+/// embedding of integers: weight: [entries, features], index: [...] -> what the rows that it names stand for, in
+/// float: [..., features], as PyTorch's. Throws ShapeError unless there is a scale for each entry, UsageError for an
+/// index that is no entry.
+template <int Rank>
+Tensor<float, Rank + 1, Cpu> quantized_embedding(const QuantizedWeight<2>& weight,
+                                                 const Tensor<std::int64_t, Rank, Cpu>& index) {
+  constexpr const char* name = "quantized_embedding";
+  detail::check_defined(name, weight.values, weight.scale, index);
+  const auto rows = contiguous(weight.values);
+  const auto scales = contiguous(weight.scale);
+  const auto chosen = contiguous(index);
+  const Index entries = rows.size(0), features = rows.size(1);
+  check<ShapeError>(scales.numel() == entries, name, ": expected ", entries, " scales for a weight of shape ",
+                    rows.shape(), ", got ", scales.numel());
+  Shape<Rank + 1> shape{};
+  std::copy(index.shape().begin(), index.shape().end(), shape.begin());
+  shape.back() = features;
+  auto out = Tensor<float, Rank + 1, Cpu>::empty(shape);
+  for (Index i = 0; i < chosen.numel(); ++i) {
+    const Index row = chosen.data()[i];
+    check<UsageError>(row >= 0 && row < entries, name, ": index ", row, " is not in [0, ", entries, ")");
+    for (Index k = 0; k < features; ++k)
+      out.data()[i * features + k] = static_cast<float>(rows.data()[row * features + k]) * scales.data()[row];
+  }
+  return out;
 }
 
 }  // namespace chorus

@@ -6,6 +6,7 @@
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/kernels/axis_block.hpp>
 #include <chorus/kernels/contiguous.hpp>
+#include <chorus/ops/quantization_pass.hpp>
 #include <numeric>
 #include <span>
 
@@ -140,9 +141,10 @@ auto slice(const X& x, Index axis, Index start, Index stop) {
       x);
 }
 
-/// Joins operands along an axis; their other sizes are equal. Throws ShapeError where they are not.
+namespace detail {
+/// concat, whoever rounds.
 template <Operand First, Operand... Rest>
-auto concat(Index axis, const First& first, const Rest&... rest) {
+auto plain_concat(Index axis, const First& first, const Rest&... rest) {
   using T = typename tensor_of<First>::value_type;
   constexpr int rank = tensor_of<First>::rank;
   static_assert(((tensor_of<Rest>::rank == rank) && ...), "concat: operands have different ranks");
@@ -177,14 +179,27 @@ auto concat(Index axis, const First& first, const Rest&... rest) {
       },
       first, rest...);
 }
+template <Operand X>
+X plain_concat(Index axis, std::span<const X> list) {
+  if (list.size() == 1) return list.front();
+  const auto middle = list.size() / 2;
+  return plain_concat(axis, plain_concat(axis, list.first(middle)), plain_concat(axis, list.subspan(middle)));
+}
+}  // namespace detail
+
+/// Joins operands along an axis; their other sizes are equal. Throws ShapeError where they are not.
+template <Operand First, Operand... Rest>
+auto concat(Index axis, const First& first, const Rest&... rest) {
+  return detail::joined(
+      QuantizationPass::Joint::concatenation, [axis](const auto&... x) { return detail::plain_concat(axis, x...); },
+      first, rest...);
+}
 
 /// Joins a list of any length. Throws UsageError for an empty one.
 template <Operand X>
 X concat(Index axis, std::span<const X> list) {
   check<UsageError>(!list.empty(), "concat: the list is empty");
-  if (list.size() == 1) return list.front();
-  const auto middle = list.size() / 2;
-  return concat(axis, concat(axis, list.first(middle)), concat(axis, list.subspan(middle)));
+  return detail::joined_list([axis](std::span<const X> xs) { return detail::plain_concat(axis, xs); }, list);
 }
 
 /// Joins operands of one shape along a new axis.

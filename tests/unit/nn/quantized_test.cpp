@@ -1,4 +1,5 @@
 // quantized(model, x): the integers are those of the fake-quantised pass, and what has no integer form is refused.
+#include <array>
 #include <catch.hpp>
 #include <chorus/chorus.hpp>
 #include <chorus/io/quantized_file.hpp>
@@ -7,7 +8,10 @@
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "../io/files.hpp"
@@ -221,6 +225,74 @@ TEST_CASE("means of more numbers than floats add up exactly are refused") {
              Contains("global_avg_pool 'pool' takes means of 16512 numbers, expected at most 16384"));
 }
 
+/// Sums, concatenations and dropout between layers, of images and of vectors.
+struct Joined : nn::Module {
+  nn::Conv2d<Cpu> conv1{3, 4, {.kernel = 3, .padding = 1}}, conv2{4, 4, {.kernel = 3, .padding = 1}},
+      conv3{8, 4, {.kernel = 1}};
+  nn::BatchNorm2d<Cpu> bn2{4};
+  nn::Linear<Cpu> fc1{4 * 49, 20}, fc2{20, 20}, fc3{80, 10};
+  nn::Dropout dropout{0.3};
+  CHORUS_MODULE(Joined, conv1, conv2, bn2, conv3, fc1, fc2, fc3, dropout)
+  auto forward(const auto& x) const {
+    const auto a = ch::relu(conv1(x));
+    const auto b = ch::relu(a + bn2(conv2(a)));
+    const auto c = ch::max_pool2d(ch::relu(ch::concat(1, conv3(ch::concat(1, a, b)), b)), 2);
+    const auto h = dropout(ch::relu(fc1(ch::flatten(conv3(c)))));
+    const auto y = fc2(h), s = y + h;
+    return fc3(ch::concat(1, std::span<const std::decay_t<decltype(s)>>(std::array{h, y, s, s})));
+  }
+};
+
+TEST_CASE("sums, concatenations and dropout between layers have every integer of their fake-quantised pass") {
+  const chorus_test::TemporaryFolder folder;
+  const auto x = images({4, 3, 14, 14});
+  Compared<Joined> compared({}, x);
+  CHECK(compared.all > 10'000);
+  CHECK(compared.differ == 0);
+  std::string kinds;
+  for (const auto& step : compared.integers.steps()) kinds += ch::cat(step.kind, step.relu ? "+relu " : " ");
+  CHECK(kinds ==
+        "conv2d+relu conv2d add+relu concat conv2d concat+relu max_pool2d conv2d flatten linear+relu linear add concat "
+        "linear ");
+  compared.net.eval();
+  const auto other = images({3, 3, 14, 14}, 50);
+  CHECK(compared.net(other).value().to_vector() == compared.integers(other).to_vector());
+  ch::io::save(compared.integers, folder / "int8.safetensors");
+  CHECK(ch::io::load_quantized(folder / "int8.safetensors")(other).to_vector() == compared.integers(other).to_vector());
+}
+
+/// Adds its input to what a layer makes of it.
+struct Skip : nn::Module {
+  nn::Conv2d<Cpu> conv{3, 3, {.kernel = 1}};
+  nn::Linear<Cpu> fc{192, 2};
+  CHORUS_MODULE(Skip, conv, fc)
+  auto forward(const auto& x) const { return fc(ch::flatten(ch::relu(x + conv(x)))); }
+};
+TEST_CASE("the model's input may be added") {
+  Compared<Skip> compared({}, images({2, 3, 8, 8}));
+  CHECK(compared.all == 2 * (3 * 192 + 2));
+  CHECK(compared.differ == 0);
+}
+
+TEST_CASE("what is concatenated has the same pixels") {
+  auto both = [](std::vector<Index> inputs) {
+    nn::int8::Step pool;
+    pool.kind = nn::int8::Kind::max_pool2d;
+    pool.name = "pool";
+    pool.inputs = {0};
+    pool.window = pool.stride = {2, 2};
+    nn::int8::Step joint;
+    joint.kind = nn::int8::Kind::concat;
+    joint.name = "joint";
+    joint.inputs = std::move(inputs);
+    joint.levels = {0.1f, 128, {}};
+    return nn::QuantizedModel({0.1f, 128, {}}, {pool, joint});
+  };
+  CHECK_THAT(message_of<ch::ShapeError>([&] { both({0, 1})(ch::Tensor<float, 4>::zeros({1, 1, 4, 4})); }),
+             Contains("'joint' concatenates [1, 4, 4] and [1, 2, 2]"));
+  CHECK_THAT(message_of<ch::UsageError>([&] { both({}); }), Contains("concat 'joint' takes 1 to 1024 inputs, got 0"));
+}
+
 template <class Model>
 std::string refusal(const ch::Tensor<float, 4>& x = images({2, 3, 8, 8})) {
   nn::QuantizationAware<Model> net;
@@ -261,6 +333,20 @@ struct WithMean : nn::Module {
   CHORUS_MODULE(WithMean, conv, fc)
   auto forward(const auto& x) const { return fc(ch::mean(ch::flatten<2>(conv(x)), 1)); }
 };
+struct WithRows : nn::Module {
+  nn::Conv2d<Cpu> conv{3, 3, {.kernel = 1}};
+  nn::Linear<Cpu> fc{384, 2};
+  CHORUS_MODULE(WithRows, conv, fc)
+  auto forward(const auto& x) const {
+    const auto y = conv(x);
+    return fc(ch::flatten(ch::concat(2, y, y)));
+  }
+};
+struct WithNoise : nn::Module {
+  nn::Linear<Cpu> fc1{192, 4}, fc2{4, 2};
+  CHORUS_MODULE(WithNoise, fc1, fc2)
+  auto forward(const auto& x) const { return fc2(ch::dropout(fc1(ch::flatten(x)), 0.5)); }
+};
 struct WithTokens : nn::Module {
   nn::Linear<Cpu> fc{64, 2};
   CHORUS_MODULE(WithTokens, fc)
@@ -280,6 +366,8 @@ TEST_CASE("what has no integer form is refused by its name") {
   CHECK_THAT(refusal<WithMean>(), Contains("'mean' is over other axes than an image's: it has no integer form"));
   CHECK_THAT(refusal<WithTokens>(), Contains("in 'fc', a Linear(64, 2) takes more axes than [batch, features]"));
   CHECK_THAT(refusal<WithoutInput>(), Contains("the model's output does not come from its input"));
+  CHECK_THAT(refusal<WithRows>(), Contains("'concat' is along axis 2 of 4: it has an integer form along axis 1 of 2"));
+  CHECK_THAT(refusal<WithNoise>(), Contains("'dropout' drops numbers in evaluation, too: it has no integer form"));
   CHECK_THAT(refusal<WithSigmoid>(), Contains("'sigmoid' in 'gate', a Sigmoid has no integer form"));
   CHECK_THAT(refusal<WithSum>(), Contains("'mul' has no integer form"));
   CHECK_THAT(refusal<WithLooseNorm>(), Contains("'batch_norm' in 'norm', a BatchNorm(3) is folded into no convolution"));

@@ -87,6 +87,18 @@ inline void look_up(const std::array<std::uint8_t, 256>& table, const Images& x,
     }
 }
 
+/// y[q] of every number, as the channels from `first` on of y, which has the same pixels as x.
+inline void look_up_channels(const std::array<std::uint8_t, 256>& table, const Images& x, const Images& y,
+                             Index first) {
+  for (Index image = 0; image < y.batch; ++image)
+    for (Index row = 0; row < y.height; ++row) {
+      const std::uint8_t* from = x.at(image, row, 0);
+      std::uint8_t* to = y.at(image, row, 0) + first;
+      for (Index column = 0; column < y.width; ++column, from += x.channels, to += y.channels)
+        for (Index c = 0; c < x.channels; ++c) to[c] = table[from[c]];
+    }
+}
+
 /// y = the levels of x: [batch, channels, height, width], row-major.
 inline void quantize(const Levels& levels, const float* x, const Images& y) {
   const Index plane = y.height * y.width;

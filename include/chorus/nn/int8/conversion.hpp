@@ -113,12 +113,16 @@ class Conversion {
 
   void convert(const RecordedOperation& operation) {
     const std::string_view name = operation.name;
+    check<UsageError>(!operation.layer_description.starts_with("MultiheadAttention"), who, ": '", operation.layer,
+                      "', a ", operation.layer_description, ", has no integer form");
     if (name == "fake_quantize") return round(operation);
     if (name == "conv2d" || name == "linear") return multiply(operation);
     if (name == "fold_batch_norm") return unfold(operation);
     if (name == "batch_norm" || name == "batch_norm_relu") return normalise(operation);
     if (name == "relu") return apply_relu(operation);
     if (name == "add") return add(operation);
+    if (name == "concat") return concatenate(operation);
+    if (name == "dropout") return drop(operation);
     if (name == "max_pool2d" || name == "avg_pool2d") return pool(operation);
     if (name == "reshape") return reshape(operation);
     if (name == "mean") return average(operation);
@@ -262,8 +266,7 @@ class Conversion {
       out.number = push(std::move(step));
     } else {
       check<UsageError>(out.step && !out.folds, who, ": ", place(operation), " takes what is not rounded to integers");
-      const bool fuses = out.step->has_weight() || out.step->kind == Kind::add;
-      check<UsageError>(fuses, who, ": ", place(operation), " follows '", out.step->name,
+      check<UsageError>(out.step->may_have_relu(), who, ": ", place(operation), " follows '", out.step->name,
                         "', which is not rounded to integers first");
       out.step->relu = true;
     }
@@ -287,6 +290,33 @@ class Conversion {
     Value out;
     const Index a = rounded(operation, 0), b = rounded(operation, 1);
     out.step = begin_step(Kind::add, operation, {a, b});
+    values_[operation.output] = std::move(out);
+  }
+
+  void concatenate(const RecordedOperation& operation) {
+    const auto rank = static_cast<Index>(operation.result.shape.size());
+    const Index axis = std::get<operations::Concat>(operation.facts).axis;
+    check<UsageError>((axis < 0 ? axis + rank : axis) == 1 && (rank == 2 || rank == 4), who, ": ", place(operation),
+                      " is along axis ", axis, " of ", rank, ": it has an integer form along axis 1 of 2 or 4");
+    std::vector<Index> inputs;
+    for (std::size_t i = 0; i < operation.inputs.size(); ++i) {
+      const Value& x = value(operation, i);
+      // A list is concatenated by halves, and rounded as a whole.
+      if (x.step && x.step->kind == Kind::concat && !x.step->relu && x.after.empty())
+        inputs.insert(inputs.end(), x.step->inputs.begin(), x.step->inputs.end());
+      else
+        inputs.push_back(rounded(operation, i));
+    }
+    Value out;
+    out.step = begin_step(Kind::concat, operation, std::move(inputs));
+    values_[operation.output] = std::move(out);
+  }
+
+  /// In evaluation dropout gives what it gets.
+  void drop(const RecordedOperation& operation) {
+    check<UsageError>(std::get<operations::Dropout>(operation.facts).p == 0, who, ": ", place(operation),
+                      " drops numbers in evaluation, too: it has no integer form");
+    Value out = value(operation, 0);
     values_[operation.output] = std::move(out);
   }
 

@@ -82,7 +82,7 @@ class Program {
     kernels::int8::PackedWeights weights;
     std::vector<std::int32_t> offset;
     std::vector<float> bias, multiplier;
-    std::array<std::uint8_t, 256> table{};
+    std::vector<std::array<std::uint8_t, 256>> tables;  // of each input
   };
 
   const Levels& levels_of(Index value) const {
@@ -124,11 +124,16 @@ class Program {
     Prepared out;
     const Levels& x = levels_of(step.inputs[0]);
     if (step.keeps_levels()) step.levels = x;
-    if (step.kind == Kind::relu)
-      for (int q = 0; q < 256; ++q) {
-        const auto at = static_cast<std::size_t>(q);
-        out.table[at] = kernels::int8::level_of(step.levels, x.number(q), step.levels.zero_point);
+    if (step.kind == Kind::relu || step.kind == Kind::concat) {
+      const bool clips = step.kind == Kind::relu || step.relu;
+      const auto least = clips ? step.levels.zero_point : step.levels.integers.least;
+      for (const Index input : step.inputs) {
+        auto& table = out.tables.emplace_back();
+        for (int q = 0; q < 256; ++q)
+          table[static_cast<std::size_t>(q)] =
+              kernels::int8::level_of(step.levels, levels_of(input).number(q), least);
       }
+    }
     if (step.has_weight()) {
       const auto shape = convolution_of(step);
       check<UsageError>(step.weight_shape[1] * shape.kernel_h * shape.kernel_w <= kernels::int8::most_terms, who,
@@ -184,6 +189,17 @@ class Program {
         const Extent& other = values[static_cast<std::size_t>(step.inputs[1])];
         check<ShapeError>(x == other, who, ": '", step.name, "' adds ", x, " and ", other);
         return x;
+      }
+      case Kind::concat: {
+        Extent whole = x;
+        whole.channels = 0;
+        for (const Index input : step.inputs) {
+          const Extent& part = values[static_cast<std::size_t>(input)];
+          check<ShapeError>(part.is_image == x.is_image && part.height == x.height && part.width == x.width, who,
+                            ": '", step.name, "' concatenates ", x, " and ", part);
+          whole.channels += part.channels;
+        }
+        return whole;
       }
       case Kind::max_pool2d:
       case Kind::avg_pool2d: {
@@ -282,8 +298,17 @@ class Program {
         break;
       }
       case Kind::relu:
-        kernels::int8::look_up(ready.table, x, y);
+        kernels::int8::look_up(ready.tables[0], x, y);
         break;
+      case Kind::concat: {
+        Index first = 0;
+        for (std::size_t part = 0; part < step.inputs.size(); ++part) {
+          const Images& from_part = values[static_cast<std::size_t>(step.inputs[part])];
+          kernels::int8::look_up_channels(ready.tables[part], from_part, y, first);
+          first += from_part.channels;
+        }
+        break;
+      }
       case Kind::flatten:
         for (Index image = 0; image < x.batch; ++image) {
           Images one = x;

@@ -9,9 +9,11 @@
 #include <chorus/nn/module.hpp>
 #include <chorus/ops/batch_norm.hpp>
 #include <chorus/ops/convolution.hpp>
+#include <chorus/ops/dropout.hpp>
 #include <chorus/ops/fake_quantize.hpp>
 #include <chorus/ops/pooling.hpp>
 #include <chorus/ops/reduction.hpp>
+#include <chorus/ops/shape.hpp>
 #include <chorus/tensor/tensor.hpp>
 #include <cstddef>
 #include <cstdint>
@@ -37,7 +39,7 @@ struct RecordedOperation {
   Index output = 0;
   chorus::detail::WatchedTensor result;
   std::variant<std::monostate, kernels::Conv2dShape, kernels::Pool2dShape, operations::Mean, operations::FakeQuantize,
-               operations::BatchNorm<float, Cpu>>
+               operations::BatchNorm<float, Cpu>, operations::Concat, operations::Dropout>
       facts;
 };
 
@@ -119,6 +121,8 @@ class RecordedPass final : public chorus::detail::OperationWatch, public chorus:
     if (name == "conv2d") out.facts = static_cast<const operations::Conv2d*>(operation.facts)->shape;
     if (name == "max_pool2d") out.facts = static_cast<const operations::MaxPool2d<Cpu>*>(operation.facts)->shape;
     if (name == "avg_pool2d") out.facts = static_cast<const operations::AvgPool2d*>(operation.facts)->shape;
+    if (name == "concat") out.facts = *static_cast<const operations::Concat*>(operation.facts);
+    if (name == "dropout") out.facts = *static_cast<const operations::Dropout*>(operation.facts);
     if (name == "mean") out.facts = *static_cast<const operations::Mean*>(operation.facts);
     if (name == "fake_quantize") out.facts = *static_cast<const operations::FakeQuantize*>(operation.facts);
     if (name == "batch_norm" || name == "batch_norm_relu")

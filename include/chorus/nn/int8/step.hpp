@@ -16,10 +16,12 @@ namespace chorus::nn::int8 {
 
 using kernels::int8::Levels;
 
-enum class Kind : std::uint8_t { conv2d, linear, add, max_pool2d, avg_pool2d, global_avg_pool, relu, flatten };
+enum class Kind : std::uint8_t { conv2d, linear, add, max_pool2d, avg_pool2d, global_avg_pool, relu, flatten, concat };
 
-inline constexpr std::array<std::string_view, 8> kind_names{"conv2d",     "linear",          "add",  "max_pool2d",
-                                                            "avg_pool2d", "global_avg_pool", "relu", "flatten"};
+inline constexpr std::array<std::string_view, 9> kind_names{
+    "conv2d", "linear", "add", "max_pool2d", "avg_pool2d", "global_avg_pool", "relu", "flatten", "concat"};
+/// The most operands that are concatenated.
+inline constexpr std::size_t most_inputs = 1024;
 inline void append(std::string& out, Kind kind) { out += kind_names[static_cast<std::size_t>(kind)]; }
 
 /// One operation. Value 0 is the program's input, value i + 1 what step i gives.
@@ -30,7 +32,7 @@ struct Step {
   std::vector<Index> inputs;
   /// What the output's integers stand for. max_pool2d and flatten keep their input's.
   Levels levels;
-  /// conv2d, linear, add: whether a ReLU follows.
+  /// conv2d, linear, add, concat: whether a ReLU follows.
   bool relu = false;
 
   /// conv2d and pooling: height, then width. A kernel of convolutions is their weight's.
@@ -45,6 +47,7 @@ struct Step {
   std::vector<float> weight_scale, bias;
 
   bool has_weight() const { return kind == Kind::conv2d || kind == Kind::linear; }
+  bool may_have_relu() const { return has_weight() || kind == Kind::add || kind == Kind::concat; }
   bool keeps_levels() const { return kind == Kind::max_pool2d || kind == Kind::flatten; }
 };
 
@@ -67,8 +70,13 @@ void check_step(std::string_view who, const Step& step, Index index) {
     return both[0] > 0 && both[1] > 0 && both[0] < 1 << 20 && both[1] < 1 << 20;
   };
   const std::size_t operands = step.kind == Kind::add ? 2 : 1;
-  check<Error>(step.inputs.size() == operands, who, ": ", step.kind, " '", step.name, "' takes ", operands,
-               " inputs, got ", step.inputs.size());
+  const auto given = step.inputs.size();
+  if (step.kind == Kind::concat)
+    check<Error>(given > 0 && given <= most_inputs, who, ": concat '", step.name, "' takes 1 to ", most_inputs,
+                 " inputs, got ", given);
+  else
+    check<Error>(given == operands, who, ": ", step.kind, " '", step.name, "' takes ", operands, " inputs, got ",
+                 given);
   for (const Index input : step.inputs)
     check<Error>(input >= 0 && input <= index, who, ": input ", input, " of '", step.name, "', step ", index,
                  ", is none that comes before it");

@@ -14,6 +14,11 @@ namespace chorus::nn::quantization {
 
 /// Marks the layers whose weights become integers: [out, ...].
 struct WeightedLayer {};
+/// Marks tables, of whose weights, [entries, features], some rows are looked up.
+struct TableLayer {};
+/// Marks attention, of whose first projections and products the operands become integers.
+struct AttentionLayer {};
+enum class LayerKind { weighted, table, attention };
 
 /// The batch norm that a layer is folded with, as that sees it; gamma and beta may be undefined.
 struct FoldedNorm {
@@ -35,14 +40,20 @@ class FoldableNorm {
 };
 
 /// The ranges of one layer: what comes in where no other layer has rounded it, what goes out (after batch norm and
-/// ReLU), what goes out of a batch norm that a residual was added to, and the folded weights, by output channel.
+/// ReLU), the sum that is made of that and a residual (in a batch norm or with +), what it is concatenated to, and the
+/// folded weights, by output channel; of a table weights alone, of attention what its products take. A sum has no name:
+/// it is that of the last layer whose result it takes.
 struct LayerRanges {
-  LayerRanges(const std::string& layer, Index channels)
+  LayerRanges(const std::string& layer, Index channels, LayerKind kind)
       : name(layer),
         weight_name(cat(layer, ".weight")),
         input(cat(layer, ".input")),
         output(cat(layer, ".output")),
-        sum(cat(layer, ".sum")) {
+        sum(cat(layer, ".sum")),
+        concatenation(cat(layer, ".concatenation")),
+        kind_(kind) {
+    if (kind == LayerKind::attention)
+      for (const char* what : {".query", ".key", ".value", ".attention"}) attention.emplace_back(cat(layer, what));
     weight_min = Buffer(Tensor<float, 1, Cpu>::full({channels}, Range{}.min));
     weight_max = Buffer(Tensor<float, 1, Cpu>::full({channels}, Range{}.max));
     min_name = cat(layer, ".weight_min");
@@ -80,17 +91,21 @@ struct LayerRanges {
     return out;
   }
   void visit(Visitor& visitor) {
-    input.visit(visitor);
-    output.visit(visitor);
-    if (has_sum) sum.visit(visitor);
+    if (kind_ == LayerKind::weighted)
+      for (auto* const site : {&input, &output, &sum, &concatenation}) site->visit(visitor);
+    if (kind_ == LayerKind::attention) input.visit(visitor);
+    for (auto& site : attention) site.visit(visitor);
     visitor.buffer(min_name, weight_min);
     visitor.buffer(max_name, weight_max);
   }
 
   std::string name, weight_name, min_name, max_name;
-  ActivationSite input, output, sum;
+  ActivationSite input, output, sum, concatenation;
+  std::vector<ActivationSite> attention;  ///< query, key, value, and the weights of values
   Buffer<float, 1, Cpu> weight_min, weight_max;
-  bool has_sum = false;
+
+ private:
+  LayerKind kind_;
 };
 
 /// A layer's place in the model: its ranges, and the batch norm after it, if it is folded with one.

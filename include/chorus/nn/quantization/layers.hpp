@@ -4,6 +4,7 @@
 #include <chorus/core/error.hpp>
 #include <chorus/nn/module.hpp>
 #include <chorus/nn/quantization/weighted_layer.hpp>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -20,6 +21,7 @@ struct FoundLayer {
   Module* norm = nullptr;
   const FoldableNorm* foldable = nullptr;
   Index channels = 0;
+  LayerKind kind = LayerKind::weighted;
 };
 
 /// All such layers, in the order in which they are listed; one that stands at several places at the first. Throws
@@ -39,27 +41,36 @@ inline std::vector<FoundLayer> find_layers(Module& model) {
       const bool neighbours = std::exchange(listed_in, parent) == parent && last != nullptr && !found.empty() &&
                               found.back().layer == last;
       if (const auto* const norm = dynamic_cast<const FoldableNorm*>(&module);
-          norm != nullptr && neighbours && norm->channels() == found.back().channels && norm->can_be_folded()) {
+          norm != nullptr && neighbours && found.back().kind == LayerKind::weighted &&
+          norm->channels() == found.back().channels && norm->can_be_folded()) {
         found.back().norm = &module;
         found.back().foldable = norm;
         found.back().norm_name = name;
-      } else if (dynamic_cast<const WeightedLayer*>(&module) != nullptr) {
+      } else if (const auto kind = kind_of(module)) {
         for (const auto& known : found)
           if (known.layer == &module) return;
         if (name.empty()) name = "model";
-        const Index channels = output_channels(module, name);
-        found.push_back({std::move(name), "", &module, nullptr, nullptr, channels});
+        const Index channels = output_channels(module, name, *kind);
+        found.push_back({std::move(name), "", &module, nullptr, nullptr, channels, *kind});
       }
     }
-    static Index output_channels(Module& layer, const std::string& layer_name) {
+    static std::optional<LayerKind> kind_of(const Module& module) {
+      if (dynamic_cast<const WeightedLayer*>(&module) != nullptr) return LayerKind::weighted;
+      if (dynamic_cast<const TableLayer*>(&module) != nullptr) return LayerKind::table;
+      if (dynamic_cast<const AttentionLayer*>(&module) != nullptr) return LayerKind::attention;
+      return std::nullopt;
+    }
+    static Index output_channels(Module& layer, const std::string& layer_name, LayerKind kind) {
       struct Weight final : Visitor {
         const ParameterOn<Cpu>* found = nullptr;
+        std::string_view wanted = "weight";
         void module(std::string_view, Module&) override {}
         void parameter(std::string_view name, AnyParameter& handle) override {
-          if (name == "weight") found = &handle.on<Cpu>();
+          if (name == wanted) found = &handle.on<Cpu>();
         }
         void buffer(std::string_view, AnyBuffer&) override {}
       } weight;
+      if (kind == LayerKind::attention) weight.wanted = "in_proj_weight";
       layer.visit(weight);
       check<UsageError>(weight.found->dtype() == DType::f32, "QuantizationAware: '", layer_name, "' has a weight of ",
                         weight.found->dtype(), ": expected F32");

@@ -2,6 +2,7 @@
 /// One forward pass with fake quantisation: which values are to be rounded, and how.
 
 #include <chorus/autograd/variable.hpp>
+#include <chorus/core/batch_group.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/core/recomputation.hpp>
 #include <chorus/nn/module.hpp>
@@ -9,11 +10,15 @@
 #include <chorus/nn/quantization/layer_ranges.hpp>
 #include <chorus/nn/quantization/scheme.hpp>
 #include <chorus/ops/quantization_pass.hpp>
+#include <cstddef>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
+#include <vector>
 
 namespace chorus::nn::quantization {
 
@@ -35,9 +40,11 @@ class Pass final : public QuantizationPass {
   template <int Rank>
   Variable<float, Rank, Cpu> input(const LayerPlace& place, const Variable<float, Rank, Cpu>& x) {
     if (values_.contains(key(value_of(x).storage()))) return chorus::detail::rounded(x);
-    values_.insert_or_assign(key(value_of(x).storage()), Value{value_of(x).storage(), &place.ranges->input});
+    const auto& storage = value_of(x).storage();
+    values_.insert_or_assign(key(storage), Value{.storage = storage, .site = &place.ranges->input});
     auto out = chorus::detail::rounded(x);
-    values_.erase(key(value_of(x).storage()));  // what else takes it rounds it by itself
+    values_.erase(key(storage));  // what else takes it rounds it by itself
+    inputs_.try_emplace(value_of(x).data(), Input{storage, value_of(x).numel(), &place.ranges->input});
     return out;
   }
   /// A layer's weight, folded where it is, as integers stand for it. `any`: whether it meets any numbers here.
@@ -50,12 +57,52 @@ class Pass final : public QuantizationPass {
     return chorus::detail::fake_quantize(w, place.ranges->weight_levels(scheme_), scheme_.per_channel ? 0 : -1,
                                          place.ranges->weight_name);
   }
+  /// A table's weight as integers stand for it, of which this device's share of the batch looks up `rows`. All members
+  /// of the batch's group call it, where it observes.
+  template <int Rank>
+  Variable<float, Rank, Cpu> table(const LayerPlace& place, const Variable<float, Rank, Cpu>& w, Index rows) {
+    if (observes_ && !saw_numbers_) {
+      double any[] = {rows > 0 ? 1.0 : 0.0};
+      if (const auto group = batch_group()) group->max(any);
+      saw_numbers_ = any[0] > 0;
+    }
+    return weight(place, w, rows > 0);
+  }
+  /// What goes into attention's projections: the same tensor into several is seen once.
+  template <int Rank>
+  Variable<float, Rank, Cpu> attention_input(const LayerPlace& place, const Variable<float, Rank, Cpu>& x) {
+    const auto& storage = value_of(x).storage();
+    if (values_.contains(key(storage))) return chorus::detail::rounded(x);
+    const bool is_new = attended_.try_emplace({&place, value_of(x).data()}, storage).second;
+    return at_site(place.ranges->input, x, !is_new);
+  }
+  /// x as integers stand for it that are those of a site.
+  template <int Rank>
+  Variable<float, Rank, Cpu> at_site(const ActivationSite& site, const Variable<float, Rank, Cpu>& x,
+                                     bool observed = false) {
+    const auto& storage = value_of(x).storage();
+    values_.insert_or_assign(key(storage), Value{.storage = storage, .site = &site, .observed = observed});
+    auto out = chorus::detail::rounded(x);
+    values_.erase(key(storage));
+    return out;
+  }
+  /// The attention that is computed now; null: none.
+  const LayerPlace*& attending() { return attending_; }
+  bool rounds_attention() const override { return attending_ != nullptr; }
+  void attends_by(const Storage<Cpu>& weights) override {
+    values_.insert_or_assign(key(weights), Value{.storage = weights, .site = &attending_->ranges->attention[3]});
+  }
   /// What goes out of a layer, or, where it is folded, of its batch norm; `product`: in integers, where it is known,
   /// followed by a `relu` or not.
   void output(const LayerPlace& place, const Storage<Cpu>& storage, const Module* awaits,
               std::shared_ptr<const IntegerProduct> product = nullptr, bool relu = false) {
-    values_.insert_or_assign(
-        key(storage), Value{storage, &place.ranges->output, awaits, &place, false, false, std::move(product), relu});
+    values_.insert_or_assign(key(storage), Value{.storage = storage,
+                                                 .site = &place.ranges->output,
+                                                 .awaits = awaits,
+                                                 .place = &place,
+                                                 .call = ++calls_,
+                                                 .product = std::move(product),
+                                                 .relu = relu});
   }
   /// The product in integers that a folded batch norm has just taken.
   std::shared_ptr<const IntegerProduct> taken_product() { return std::exchange(taken_product_, nullptr); }
@@ -65,8 +112,10 @@ class Pass final : public QuantizationPass {
     if (!in) return std::nullopt;
     return IntegerFactors{*in, place.ranges->weight_levels(scheme_), outputs};
   }
+  /// What a folded batch norm and a residual are added to.
   void sum(const LayerPlace& place, const Storage<Cpu>& storage) {
-    values_.insert_or_assign(key(storage), Value{storage, &place.ranges->sum});
+    taken_joints_.insert(&place.ranges->sum);
+    keep_joint(place.ranges->sum, place, calls_, storage);
   }
   /// A folded batch norm takes `x`. Throws UsageError unless its layer has just given that.
   void check_norm_takes(const Module* norm, const LayerPlace& place, const Storage<Cpu>& x) {
@@ -105,6 +154,40 @@ class Pass final : public QuantizationPass {
   void keeps_levels(const Storage<Cpu>& from, const Storage<Cpu>& result, bool exact) override {
     follow(from, result, false, exact);
   }
+  bool joins(Joint how, std::span<const JointOperand> operands, bool alike) override {
+    // The site is that of the last layer among them which has given it to nothing else in this pass.
+    const Value* last = nullptr;
+    bool is_free = false;
+    for (const auto& x : operands) {
+      const auto found = values_.find(key(x.storage));
+      if (found == values_.end() || found->second.place == nullptr) continue;
+      const Value& value = found->second;
+      const bool free = !taken_joints_.contains(&joint_of(how, value));
+      if (last == nullptr || std::pair(free, value.call) > std::pair(is_free, last->call)) {
+        last = &value;
+        is_free = free;
+      }
+    }
+    if (last == nullptr) return false;
+    for (const auto& x : operands)
+      if (!values_.contains(key(x.storage)) && how == Joint::sum && !alike && as_input(x) == nullptr) return false;
+    check<UsageError>(chorus::detail::first_run == nullptr, "QuantizationAware: a checkpoint joins layers' results, ",
+                      "which it computes again after the forward pass, where they are not quantised: expected a model ",
+                      "without checkpoints");
+    joint_ = {&joint_of(how, *last), last->place, last->call};
+    taken_joints_.insert(joint_.site);
+    for (const auto& x : operands)
+      if (const auto* const site = as_input(x); site != nullptr && !values_.contains(key(x.storage))) {
+        values_.emplace(key(x.storage), Value{.storage = x.storage, .site = site, .observed = true});
+        lent_.push_back(key(x.storage));
+      }
+    return true;
+  }
+  void joined(const Storage<Cpu>& result) override {
+    for (const auto* const input : lent_) values_.erase(input);
+    lent_.clear();
+    keep_joint(*joint_.site, *joint_.place, joint_.call, result);
+  }
   std::optional<quantized::Levels> evaluated_levels(const Storage<Cpu>& storage) override {
     const auto found = values_.find(key(storage));
     if (!evaluates_ || found == values_.end() || !found->second.rounded) return std::nullopt;
@@ -115,12 +198,35 @@ class Pass final : public QuantizationPass {
   struct Value {
     Storage<Cpu> storage;  // kept, so that nothing else comes to lie there in this pass
     const ActivationSite* site;
-    const Module* awaits = nullptr;  // the batch norm that has to come next
-    const LayerPlace* place = nullptr;
+    const Module* awaits = nullptr;     // the batch norm that has to come next
+    const LayerPlace* place = nullptr;  // of the layer that gave it, or the last part of it
+    std::size_t call = 0;               // that layer's place in the pass
     bool rounded = false, observed = false;
     std::shared_ptr<const IntegerProduct> product = nullptr;  // what it was made of, by nothing but a ReLU (`relu`)
     bool relu = false;
   };
+  /// What a layer has taken that is no layer's result, and rounded as that.
+  struct Input {
+    Storage<Cpu> storage;
+    Index count;
+    const ActivationSite* site;
+  };
+  struct JointSite {
+    const ActivationSite* site = nullptr;
+    const LayerPlace* place = nullptr;
+    std::size_t call = 0;
+  };
+  static const ActivationSite& joint_of(Joint how, const Value& value) {
+    const auto& ranges = *value.place->ranges;
+    return how == Joint::sum ? ranges.sum : ranges.concatenation;
+  }
+  const ActivationSite* as_input(const JointOperand& x) const {
+    const auto found = inputs_.find(x.numbers);
+    return found == inputs_.end() || found->second.count != x.count ? nullptr : found->second.site;
+  }
+  void keep_joint(const ActivationSite& site, const LayerPlace& place, std::size_t call, const Storage<Cpu>& result) {
+    values_.insert_or_assign(key(result), Value{.storage = result, .site = &site, .place = &place, .call = call});
+  }
   static const void* key(const Storage<Cpu>& storage) { return storage.memory().block(); }
   void follow(const Storage<Cpu>& from, const Storage<Cpu>& result, bool rounded, bool exact) {
     const auto found = values_.find(key(from));
@@ -140,6 +246,13 @@ class Pass final : public QuantizationPass {
   bool saw_numbers_ = false;
   std::shared_ptr<const IntegerProduct> taken_product_;
   std::unordered_map<const void*, Value> values_;
+  std::unordered_map<const void*, Input> inputs_;  // by their first number
+  std::unordered_set<const ActivationSite*> taken_joints_;
+  JointSite joint_;
+  std::vector<const void*> lent_;  // values of inputs, for the time of a joint
+  std::size_t calls_ = 0;
+  const LayerPlace* attending_ = nullptr;
+  std::map<std::pair<const LayerPlace*, const float*>, Storage<Cpu>> attended_;
 };
 
 /// This thread's pass; null where nothing is quantised. Throws UsageError where a checkpoint computes `layer` again,

@@ -109,6 +109,58 @@ auto weighted(const void* layer, const X& x, const W& weight, const B& bias, con
   return f(x, weight, bias);
 }
 
+/// `f(weight)`, which looks up `rows` rows of a table's weight; in a pass with fake quantisation of a rounded one.
+template <class W, class F>
+auto looked_up(const void* layer, const W& weight, Index rows, const F& f) {
+  using Result = decltype(f(weight));
+  using Weight = tensor_of<W>;
+  if (auto* const pass = quantization::current_pass(layer)) [[unlikely]]
+    if (const auto* const place = pass->find(layer))
+      if constexpr (std::is_same_v<typename Weight::value_type, float> &&
+                    std::is_same_v<typename Weight::device_type, Cpu>)
+        return Result(f(pass->table(*place, weight.as_variable(), rows)));
+  return f(weight);
+}
+
+/// `f(weight, input, operand)`: what attention makes of its in_proj_weight. `weight()` gives it, once `input(x)` has
+/// taken what is projected; `operand(part, y)` takes what projection `part` gives. With fake quantisation all that is
+/// rounded, and so are the weights of values; else it is as it was.
+template <class W, class F>
+auto attended(const void* layer, const W& weight, bool any, const F& f) {
+  if constexpr (std::is_same_v<typename tensor_of<W>::value_type, float> &&
+                std::is_same_v<typename tensor_of<W>::device_type, Cpu>) {
+    if (auto* const pass = quantization::current_pass(layer)) [[unlikely]]
+      if (const auto* const place = pass->find(layer)) {
+        const chorus::detail::Replaced<const quantization::LayerPlace*> scope(pass->attending(), place);
+        const auto variable = [place]<class X>(const X& x) {
+          if constexpr (!chorus::detail::may_be_quantized<X>)
+            fail<UsageError>("QuantizationAware: '", place->ranges->name,
+                             "' gets numbers of another type, or gradients of gradients: expected float on the CPU, ",
+                             "and no MixedPrecision");
+          if constexpr (chorus::detail::may_be_quantized<X>)
+            return chorus::detail::variable_of(x);
+          else
+            return x;
+        };
+        const auto round = [&]<class X>(const X& x, const auto& how) {
+          if constexpr (chorus::detail::may_be_quantized<X>)
+            return how(variable(x));
+          else
+            return variable(x);
+        };
+        return f([&] { return pass->weight(*place, weight.as_variable(), any); },
+                 [&](const auto& x) {
+                   return round(x, [&](const auto& v) { return pass->attention_input(*place, v); });
+                 },
+                 [&](std::size_t part, const auto& y) {
+                   return round(y, [&](const auto& v) { return pass->at_site(place->ranges->attention[part], v); });
+                 });
+      }
+  }
+  return f([&]() -> const W& { return weight; }, [](const auto& x) -> const auto& { return x; },
+           [](std::size_t, const auto& y) -> const auto& { return y; });
+}
+
 /// The place of a batch norm that is folded, which takes `x`; null elsewhere.
 template <Operand X>
 const quantization::LayerPlace* folded_place(const Module* norm, const X& x) {
@@ -133,7 +185,8 @@ Y folded_result(const quantization::LayerPlace* place, Y y, bool relu = false) {
 /// relu(y + residual), of which all three are rounded.
 template <Operand Y, Operand R>
 auto folded_sum(const quantization::LayerPlace& place, const Y& y, const R& residual) {
-  auto sum = relu(chorus::detail::rounded(folded_result(&place, y)) + chorus::detail::rounded(residual));
+  auto sum = relu(chorus::detail::plain_sum(chorus::detail::rounded(folded_result(&place, y)),
+                                            chorus::detail::rounded(residual)));
   if constexpr (chorus::detail::may_be_quantized<decltype(sum)>)
     quantization::current_pass(place.norm)->sum(place, value_of(sum).storage());
   return sum;
