@@ -139,8 +139,8 @@ int main(int argc, char** argv) {
   app.add_option("--resume", options.resume,
                  "checkpoint file to go on from, saved under any policy; auto: that of --save, once it is there");
   auto* const qat = app.add_flag("--qat", options.qat,
-                                 "train with the rounding of 8-bit integers: toy or resnet18, under single, dp, ddp or "
-                                 "fsdp");
+                                 "train with the rounding of 8-bit integers: toy, mlp or resnet18, under single, dp, "
+                                 "ddp or fsdp");
   app.add_flag("--int8", options.int8,
                "in the end make a model of integers, test it, and, with --save X.st, write it to X.int8.st")
       ->needs(qat);

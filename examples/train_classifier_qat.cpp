@@ -17,9 +17,15 @@
 namespace {
 
 /// The models that have a form in integers, and take little to compile.
-struct FloatModel : OneOf<ch::Cpu, ToyModel<ch::Cpu>, ResNet18<ch::Cpu>> {
-  FloatModel(std::string_view name, const ImageFacts& image)
-      : OneOf{name == "toy" ? decltype(model){ToyModel<ch::Cpu>{image}} : decltype(model){ResNet18<ch::Cpu>{image}}} {}
+struct FloatModel : OneOf<ch::Cpu, ToyModel<ch::Cpu>, Mlp<ch::Cpu>, ResNet18<ch::Cpu>> {
+  FloatModel(std::string_view name, const ImageFacts& image) : OneOf{make(name, image)} {}
+
+ private:
+  static decltype(OneOf::model) make(std::string_view name, const ImageFacts& image) {
+    if (name == "toy") return ToyModel<ch::Cpu>{image};
+    if (name == "mlp") return Mlp<ch::Cpu>{image};
+    return ResNet18<ch::Cpu>{image};
+  }
 };
 using Model = ch::nn::QuantizationAware<FloatModel>;
 
@@ -107,8 +113,9 @@ bool is_refused(const Options& options) {
                  options.policy.c_str());
     return true;
   }
-  if (options.model != "toy" && options.model != "resnet18") {
-    std::fprintf(stderr, "train_classifier: --qat: expected --model toy or resnet18, got %s\n", options.model.c_str());
+  if (options.model == "resnet50") {
+    std::fprintf(stderr, "train_classifier: --qat: expected --model toy, mlp or resnet18, got %s\n",
+                 options.model.c_str());
     return true;
   }
   if (options.canonical_shares == 0) return false;

@@ -27642,6 +27642,7 @@ auto plain_sum(const A& a, const B& b) {
 }
 }  // namespace detail
 
+/// a + b, element by element; shapes are broadcast as in NumPy. Throws ShapeError where they do not fit.
 template <Operand A, Operand B>
 auto add(const A& a, const B& b) {
   return detail::joined(
