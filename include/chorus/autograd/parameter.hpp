@@ -181,7 +181,7 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
   }
   void replace_numbers([[maybe_unused]] std::span<const Index> extents, const Storage<D>& numbers) override {
     Shape<Rank> shape{};
-    if constexpr (Rank > 0) std::copy(extents.begin(), extents.end(), shape.begin());
+    if constexpr (Rank > 0) std::copy_n(extents.begin(), Rank, shape.begin());
     value_ = detail::at_home(Tensor<T, Rank, D>(numbers, static_cast<T*>(numbers.data()), shape, row_major(shape)));
     this->change_shape(shape);
     this->narrow_copy = {};
