@@ -12272,6 +12272,7 @@ inline __m256d load_some(const double* from, Index count, double fill) {
 }
 // In halves: stores with a mask take dozens of cycles on some processors.
 [[gnu::noinline]] inline void store_some(float* to, __m256 value, Index count) {
+  if ((count & 8) != 0) return _mm256_storeu_ps(to, value);
   __m128 rest = _mm256_castps256_ps128(value);
   if ((count & 4) != 0) {
     _mm_storeu_ps(to, rest);
@@ -12286,6 +12287,7 @@ inline __m256d load_some(const double* from, Index count, double fill) {
   if ((count & 1) != 0) _mm_store_ss(to, rest);
 }
 [[gnu::noinline]] inline void store_some(double* to, __m256d value, Index count) {
+  if ((count & 4) != 0) return _mm256_storeu_pd(to, value);
   __m128d rest = _mm256_castpd256_pd128(value);
   if ((count & 2) != 0) {
     _mm_storeu_pd(to, rest);

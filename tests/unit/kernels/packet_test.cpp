@@ -6,7 +6,7 @@ namespace packet_test {
 
 using namespace chorus;
 
-TEMPLATE_TEST_CASE("packets of a tail read and write its numbers alone", "", float, double) {
+TEMPLATE_TEST_CASE("packets of a tail, or whole ones by their count, read and write its numbers alone", "", float, double) {
   constexpr Index w = kernels::lanes<TestType>;
   using Numbers = std::array<TestType, static_cast<std::size_t>(3 * w)>;
   Numbers from{};
@@ -17,7 +17,7 @@ TEMPLATE_TEST_CASE("packets of a tail read and write its numbers alone", "", flo
     return out;
   };
   for (Index start = 0; start <= w; ++start)
-    for (Index count = 1; count < w; ++count) {
+    for (Index count = 0; count <= w; ++count) {
       CAPTURE(start, count);
       const auto packet = kernels::load(from.data() + start, count, TestType{-5});
       const auto numbers = all_lanes(packet);
