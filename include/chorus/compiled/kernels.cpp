@@ -119,10 +119,11 @@ template struct Movement<bool>;
 template struct Movement<bf16>;
 template struct Movement<half>;
 
-// Other integers are read from files and converted.
+// Other integers are read from files, converted and sorted.
 template <class T>
 struct Copy {
-  static inline const Erased table[] = {erased(&fill<T>), erased(&copy_strided<T>), erased(&scatter_strided<T>),
+  static inline const Erased table[] = {erased(&fill<T>), erased(&argsort<T>),
+                                        erased(&copy_strided<T>), erased(&scatter_strided<T>),
                                         erased(&convert<T, float>), erased(&convert<float, T>)};
 };
 template struct Copy<std::int8_t>;
