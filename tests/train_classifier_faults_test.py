@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 
+import cifar_files
 from processes import alive, free_port, say
 
 PROGRAM = sys.argv[1]
@@ -159,8 +160,7 @@ under_all([str(FOLDER / "void")], "--data", FOLDER / "void")
 
 cifar = FOLDER / "cifar"
 cifar.mkdir()
-for name in [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]:
-    (cifar / name).write_bytes(b"".join(bytes([i]) + bytes(3072) for i in range(4)))
+cifar_files.write(cifar, images=4)
 succeed(*TINY, "--data", cifar)
 (cifar / "data_batch_3.bin").write_bytes(bytes(3073 * 4 - 1))
 under_all(["data_batch_3.bin"], "--data", cifar)
@@ -173,8 +173,7 @@ say("bad data files are refused")
 # The program of the README, on a good folder and without one.
 quickstart = pathlib.Path(PROGRAM).with_name("quickstart")
 if quickstart.exists():
-    for i in range(1, 6):
-        (cifar / f"data_batch_{i}.bin").write_bytes(b"".join(bytes([i]) + bytes(3072) for i in range(4)))
+    cifar_files.write(cifar, images=4)
     model = FOLDER / "model.safetensors"
     again = ["--devices", "2", "--seed", "1", "--epochs", "1"]
     done = subprocess.run([quickstart, "--data", cifar, "--save", model, *again], capture_output=True, text=True, timeout=30)

@@ -2,24 +2,25 @@
 import re
 import subprocess
 
-SMALL = ["toy_b16", "toy_b128", "mlp_b64", "resnet18_b32", "gpt_b16"]
-LARGE = ["resnet18_b256_bf16", "gpt2_124m_b8_bf16", "resnet50_b128_bf16", "gpt2_124m_b64_bf16"]
-LARGE_PROGRAM = {"gpt2_124m_b8_bf16", "resnet50_b128_bf16", "gpt2_124m_b64_bf16"}
+CASES = {  # of each program
+    "train_step_cuda": ["toy_b16", "toy_b128", "mlp_b64", "resnet18_b32", "gpt_b16", "resnet18_b256_bf16"],
+    "train_step_large_cuda": ["gpt2_124m_b8_bf16", "resnet50_b128_bf16", "gpt2_124m_b64_bf16"],
+}
 # What graphs are for: of small models PyTorch's eager step is mostly launches.
 QUARTER = {"toy_b16", "mlp_b64", "gpt_b16"}
 
 
 def bench(run):
-    cases = SMALL + LARGE
+    cases = [case for wanted in CASES.values() for case in wanted]
     if "cudnn" in run.missing:
         for case in cases:
             if not case.startswith(("mlp", "gpt")):
                 run.note(case, "skipped", "it needs libcudnn.so.9")
         cases = [case for case in cases if case.startswith(("mlp", "gpt"))]
     own = []
-    for program, wanted in (("train_step_cuda", [c for c in cases if c not in LARGE_PROGRAM]),
-                            ("train_step_large_cuda", [c for c in cases if c in LARGE_PROGRAM])):
+    for program in CASES:
         if run.has(program, program):
+            wanted = [case for case in CASES[program] if case in cases]
             keep(run, "chorus", run.check(program, 150, [run.programs.there[program], *wanted]))
             own += wanted
     if not run.torch.exists():
