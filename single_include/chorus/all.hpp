@@ -516,6 +516,45 @@ auto grad(const Y& value, const X& input, const GradOptions& options = {}) {
 
 #include <ucontext.h>
 
+// <chorus/core/blocked_signals.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
+/// `start_thread`: how a thread of the library starts.
+
+namespace chorus::detail {
+
+/// Blocks all signals in this thread while it lives, and so for ever in a thread that is started meanwhile: signals are
+/// for the threads that the user knows of, and for a launcher's one that supervises.
+class BlockedSignals {
+ public:
+  BlockedSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  BlockedSignals(const BlockedSignals&) = delete;
+  BlockedSignals& operator=(const BlockedSignals&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+/// A thread (std::thread, or std::jthread) that takes no signals. Throws CommError, in the name of `who`, where the
+/// system allows no more of them.
+template <class Thread = std::thread, class Body>
+Thread start_thread(std::string_view who, Body body) {
+  const BlockedSignals blocked;
+  try {
+    return Thread(std::move(body));
+  } catch (const std::system_error& error) {
+    fail<CommError>(who, ": a thread cannot be started: ", error.what());
+  }
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
+
 #include <deque>
 #include <queue>
 #include <ratio>
@@ -1008,6 +1047,36 @@ Reduction reduction(ReduceOp op, double scale) {
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_ENVELOPE_HPP
 /// `Envelope`: which call a piece of data belongs to.
 
+// <chorus/comm/transport/fixed_text.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
+/// What messages of fixed size are made of: `FixedText`, and `is_message`, which looks for padding.
+
+namespace chorus::comm {
+
+/// Up to size - 1 characters, and zeros after them.
+template <std::size_t size>
+struct FixedText {
+  std::array<char, size> characters{};
+
+  FixedText() = default;
+  /// What is too long is cut off.
+  explicit FixedText(std::string_view text) {
+    std::copy_n(text.data(), std::min(text.size(), size - 1), characters.data());
+  }
+  /// It ends before the last character, even where a peer has sent no zero.
+  std::string_view view() const { return {characters.data(), strnlen(characters.data(), size - 1)}; }
+  friend bool operator==(const FixedText&, const FixedText&) = default;
+};
+
+/// Whether T can be sent as the bytes that it has: a struct of `bytes` bytes, none of them padding.
+template <class T, std::size_t bytes>
+inline constexpr bool is_message =
+    sizeof(T) == bytes&& std::is_trivially_copyable_v<T>&& std::has_unique_object_representations_v<T>;
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
+
 namespace chorus::comm {
 
 /// Which call a piece of data belongs to. It travels with every piece, and both ends compare: ranks that call different
@@ -1041,6 +1110,27 @@ static_assert(is_message<Envelope, 16>);
 
 }  // namespace chorus::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_ENVELOPE_HPP
+
+// <chorus/comm/transport/window.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
+/// `Window`: where a rank's data lies, for the other ranks of its machine to read and write it there.
+
+namespace chorus::comm {
+
+/// Names data of some process for others. Between threads an address is enough.
+struct Window {
+  std::uint64_t key = 0;     ///< random, and stands in front of the memory, too; 0: others can't reach it
+  std::uint64_t bytes = 0;   ///< of the whole region
+  std::uint64_t offset = 0;  ///< of the data in the region
+  std::byte* address = nullptr;
+  std::int32_t fd = -1;  ///< by which its owner knows the region
+  std::int32_t reserved = 0;
+};
+static_assert(is_message<Window, 40>);
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
 
 namespace chorus::comm {
 
@@ -2100,6 +2190,32 @@ void run_fastest(const detail::Row<Data...> (&table)[rows], Algorithm asked, con
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
 /// `FlightRecorder`: the newest calls of an engine, with their times, to find out what went wrong.
+
+// <chorus/core/environment.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+/// Reading the environment.
+
+namespace chorus::detail {
+
+/// The value of an environment variable, or a null pointer; an empty one counts as not set.
+inline const char* env(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr || *value == '\0' ? nullptr : value;
+}
+
+/// A switch: 0 or 1, or `unset` where the variable is not set. Throws UsageError for anything else.
+[[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
+  const char* text = env(name);
+  if (text == nullptr) return unset;
+  const std::string_view value(text);
+  check<UsageError>(value == "0" || value == "1", "environment variable ", name, " must be 0 or 1, got '",
+                    printable(value), "'");
+  return value == "1";
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
 
 namespace chorus::comm {
 
@@ -4726,6 +4842,50 @@ CHORUS_INLINE Store Store::of(const World& world, AnyCommunicator& communicator)
 #define CHORUS_SINGLE_CHORUS_DATA_TEXT_HPP
 /// Texts: files and their lines, and windows of a long row of tokens for language models.
 
+// <chorus/data/file.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_FILE_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_FILE_HPP
+/// Files of a dataset: opened once, sized, read in order; each error names the path.
+
+namespace chorus::data {
+
+bool file_exists(const std::string& path);
+
+bool is_folder(const std::string& path);
+
+/// Throws FileError unless `path` is a folder.
+void require_folder(std::string_view reader, const std::string& path);
+
+/// For the message that something else was looked for: `; it holds a, b/ and 3 more`, or nothing where it is empty.
+std::string what_is_there(const std::string& folder);
+
+/// A regular file, open for reading.
+class InputFile {
+ public:
+  /// Throws FileError where the file can't be opened, or is a folder, a pipe or a device.
+  explicit InputFile(std::string path);
+  ~InputFile() { std::fclose(file_); }
+  InputFile(const InputFile&) = delete;
+  InputFile& operator=(const InputFile&) = delete;
+
+  const std::string& path() const { return path_; }
+  std::uint64_t size() const { return size_; }
+
+  /// Fills `to` as far as the file goes; returns the number of bytes.
+  std::size_t read(std::span<std::uint8_t> to);
+
+ private:
+  std::string path_;
+  std::FILE* file_ = nullptr;
+  std::uint64_t size_ = 0;
+};
+
+}  // namespace chorus::data
+
+#if !CHORUS_COMPILED
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_DATA_FILE_HPP
+
 namespace chorus::data {
 
 /// All of a file. Throws FileError with the path where it can't be read.
@@ -5448,6 +5608,74 @@ inline Rename with_prefix(std::string prefix) {
 /// allocate more than its own size in data, or read outside itself. Values are not checked: NaN and infinity are left
 /// as they are.
 
+// <chorus/io/descriptor.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_DESCRIPTOR_HPP
+#define CHORUS_SINGLE_CHORUS_IO_DESCRIPTOR_HPP
+/// A file descriptor that closes itself, and a file to read.
+
+#include <sys/stat.h>
+
+namespace chorus::io {
+
+/// Owns `value`, unless it is negative. It is none of the standard streams'.
+struct Descriptor {
+  int value = -1;
+
+  Descriptor() = default;
+  explicit Descriptor(int descriptor) : value(chorus::detail::above_standard_streams(descriptor)) {}
+  Descriptor(Descriptor&& other) noexcept : value(std::exchange(other.value, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(value, other.value);
+    return *this;
+  }
+  ~Descriptor() {
+    if (value >= 0) ::close(value);
+  }
+};
+
+/// The most that one call reads or writes: Linux stops just below 2 GiB, and some systems refuse more.
+inline constexpr std::size_t io_chunk = std::size_t{1} << 30;
+
+/// A regular file, open for reading; without a path none.
+class RegularFile {
+ public:
+  RegularFile() = default;
+  /// `who`: how messages begin. Throws FileError.
+  RegularFile(const std::string& path, std::string_view who)
+      // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
+      : file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
+    check<FileError>(is_open(), who, ": opening the file failed: ", std::strerror(errno));
+    struct stat facts {};
+    const bool seen = ::fstat(file_.value, &facts) == 0;  // before errno is read
+    check<FileError>(seen, who, ": looking at the file failed: ", std::strerror(errno));
+    check<FileError>(S_ISREG(facts.st_mode), who, ": not a regular file");
+    size_ = static_cast<std::uint64_t>(facts.st_size);
+  }
+
+  bool is_open() const { return file_.value >= 0; }
+  std::uint64_t size() const { return size_; }
+
+  /// Fills `to` with the bytes from `offset` on. Throws FileError: `reading...` failed, and why.
+  template <class... Reading>
+  void read(std::uint64_t offset, std::span<std::byte> to, const Reading&... reading) const {
+    while (!to.empty()) {
+      const ssize_t count = ::pread(file_.value, to.data(), std::min(to.size(), io_chunk), static_cast<off_t>(offset));
+      if (count < 0 && errno == EINTR) continue;
+      check<FileError>(count > 0, reading...,
+                       " failed: ", count < 0 ? std::strerror(errno) : "the file has become shorter");
+      to = to.subspan(static_cast<std::size_t>(count));
+      offset += static_cast<std::uint64_t>(count);
+    }
+  }
+
+ private:
+  Descriptor file_;
+  std::uint64_t size_ = 0;
+};
+
+}  // namespace chorus::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_DESCRIPTOR_HPP
+
 // <chorus/io/foreign_file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_FOREIGN_FILE_HPP
 #define CHORUS_SINGLE_CHORUS_IO_FOREIGN_FILE_HPP
@@ -5567,6 +5795,8 @@ inline constexpr std::size_t foreign_bytes = 4096;
 /// Parses the JSON header of a safetensors file. Stricter than the reference reader: no name, metadata key or field
 /// twice, no unknown fields, no control characters in names. The format:
 /// https://github.com/huggingface/safetensors#format
+
+#include <nlohmann/json.hpp>
 
 namespace chorus::io {
 
@@ -6010,6 +6240,543 @@ class FileTensors {
 }  // namespace chorus::io::detail
 #endif  // CHORUS_SINGLE_CHORUS_IO_FILE_NAMES_HPP
 
+// <chorus/io/write_in_parts_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_IMPL_HPP
+/// How several ranks write a file together, and hear of what fails on any of them.
+
+// <chorus/io/safetensors_writer.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_HPP
+#define CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_HPP
+/// Writes safetensors files: the same bytes as the reference writer's for the same tensors, replaced whole or not at
+/// all. The format: https://github.com/huggingface/safetensors#format
+
+// <chorus/io/atomic_file.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_ATOMIC_FILE_HPP
+#define CHORUS_SINGLE_CHORUS_IO_ATOMIC_FILE_HPP
+/// A file that appears whole or not at all: written beside its place, synced, and renamed over the old one. A process
+/// killed or a disk full at any moment leaves the old file or the new one.
+
+namespace chorus::io {
+
+/// Writes all of `data` at a place of a file; false, with errno, where that fails.
+bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data);
+
+/// Writes to `.NAME.<16 hex digits>.tmp` in the folder of `path`; `commit` puts it in place. Without a commit the
+/// destructor removes it and the old file stays. What a killed process left is removed by the next AtomicFile of the
+/// same path: a temporary file that is still being written is locked. Every FileError names path, step and reason.
+class AtomicFile {
+ public:
+  /// A symbolic link is followed. Throws FileError where the folder is missing or can't be written, or `path` is there
+  /// and is read-only or no regular file.
+  explicit AtomicFile(std::string path);
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+  ~AtomicFile() { discard(); }
+
+  /// Appends. Throws FileError, and then removes the temporary file.
+  void write(std::span<const std::byte> data);
+  void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
+
+  /// Makes the file that long, for others who write ranges of it, and returns the path at which they find it. Throws
+  /// FileError.
+  std::string extend(std::uint64_t bytes);
+  /// Writes at a place, which the next `write` does not depend on. Throws FileError, and then removes the file.
+  void write_at(std::uint64_t offset, std::span<const std::byte> data);
+
+  /// Syncs the file to the disk, renames it to its place, and syncs the folder. Throws FileError; the old file is then
+  /// untouched, save where the message says that only the folder's sync failed.
+  void commit();
+
+ private:
+  struct Unopened {};
+  static constexpr std::string_view suffix = ".tmp";
+  static constexpr std::size_t digits = 16;
+
+  AtomicFile(Unopened, std::string path) : path_(std::move(path)) {}
+
+  void discard();
+
+  /// Reports errno. What was written so far is of no use, and must not be committed by a caller who catches the error.
+  [[noreturn]] void fail_at(std::string_view step);
+
+  static int sync(const Descriptor& descriptor);
+
+  void open_folder();
+
+  /// The permissions that the new file takes over; 0 where there is no old file.
+  mode_t check_old_file();
+
+  /// Unlinks what writers of this path left that no longer live. Best effort: it may fail and the save go on.
+  void remove_leftovers() const;
+
+  void create(mode_t mode);
+
+  std::string random_name();
+
+  std::string path_, folder_path_, name_, prefix_, temporary_;
+  Descriptor folder_, file_;
+};
+
+}  // namespace chorus::io
+
+#if !CHORUS_COMPILED
+// <chorus/io/atomic_file_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_ATOMIC_FILE_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_IO_ATOMIC_FILE_IMPL_HPP
+/// How a file is written beside its place, and put there.
+
+#include <dirent.h>
+#include <sys/file.h>
+
+namespace chorus::io {
+
+CHORUS_INLINE bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data) {
+  const chorus::detail::HeldSignal held(SIGXFSZ);
+  while (!data.empty()) {
+    const ssize_t count = ::pwrite(file, data.data(), std::min(data.size(), io_chunk), static_cast<off_t>(offset));
+    if (count < 0 && errno == EINTR) continue;
+    if (count == 0) errno = EIO;
+    if (count <= 0) return false;
+    offset += static_cast<std::uint64_t>(count);
+    data = data.subspan(static_cast<std::size_t>(count));
+  }
+  return true;
+}
+
+CHORUS_INLINE AtomicFile::AtomicFile(std::string path) : AtomicFile(Unopened{}, std::move(path)) {
+  // The object is complete by now, so that the destructor cleans up after whatever throws here.
+  open_folder();
+  const mode_t mode = check_old_file();
+  remove_leftovers();
+  create(mode);
+}
+
+CHORUS_INLINE void AtomicFile::write(std::span<const std::byte> data) {
+  check<UsageError>(!temporary_.empty(), "saving ", path_, ": write to a file that is committed or has failed");
+  const chorus::detail::HeldSignal held(SIGXFSZ);
+  while (!data.empty()) {
+    const ssize_t count = ::write(file_.value, data.data(), std::min(data.size(), io_chunk));
+    if (count < 0 && errno == EINTR) continue;
+    if (count == 0) errno = EIO;
+    if (count <= 0) fail_at("writing");
+    data = data.subspan(static_cast<std::size_t>(count));
+  }
+}
+
+CHORUS_INLINE std::string AtomicFile::extend(std::uint64_t bytes) {
+  check<UsageError>(!temporary_.empty(), "saving ", path_, ": extend of a file that is committed or has failed");
+  if (::ftruncate(file_.value, static_cast<off_t>(bytes)) != 0) fail_at("extending the file");
+  return folder_path_ + temporary_;
+}
+
+CHORUS_INLINE void AtomicFile::write_at(std::uint64_t offset, std::span<const std::byte> data) {
+  if (!chorus::io::write_at(file_.value, offset, data)) fail_at("writing");
+}
+
+CHORUS_INLINE void AtomicFile::commit() {
+  check<UsageError>(!temporary_.empty(), "saving ", path_, ": commit of a file that is committed or has failed");
+  if (sync(file_) != 0) fail_at("syncing the file to the disk");
+  if (::renameat(folder_.value, temporary_.c_str(), folder_.value, name_.c_str()) != 0) {
+    fail_at("renaming the temporary file");
+  }
+  temporary_.clear();
+  // Some file systems can't sync a folder and say EINVAL.
+  if (sync(folder_) != 0 && errno != EINVAL) {
+    fail_at("the file is in place, but a loss of power may bring the old one back: syncing the folder");
+  }
+}
+
+CHORUS_INLINE void AtomicFile::discard() {
+  if (!temporary_.empty()) ::unlinkat(folder_.value, temporary_.c_str(), 0);
+  temporary_.clear();
+}
+
+CHORUS_INLINE void AtomicFile::fail_at(std::string_view step) {
+  const char* reason = std::strerror(errno);
+  discard();
+  fail<FileError>("saving ", path_, ": ", step, " failed: ", reason);
+}
+
+CHORUS_INLINE int AtomicFile::sync(const Descriptor& descriptor) {
+  int status = 0;
+  do {
+    status = ::fsync(descriptor.value);
+  } while (status != 0 && errno == EINTR);
+  return status;
+}
+
+CHORUS_INLINE void AtomicFile::open_folder() {
+  std::string target = path_;
+  struct stat facts {};
+  if (::lstat(path_.c_str(), &facts) == 0 && S_ISLNK(facts.st_mode)) {
+    const std::unique_ptr<char, decltype(&std::free)> followed(::realpath(path_.c_str(), nullptr), &std::free);
+    if (followed == nullptr) fail_at("following the symbolic link");
+    target = followed.get();
+  }
+  const std::size_t slash = target.rfind('/');
+  folder_path_ = slash == target.npos ? "" : target.substr(0, slash + 1);
+  const std::string folder = folder_path_.empty() ? "." : folder_path_;
+  name_ = slash == target.npos ? target : target.substr(slash + 1);
+  check<FileError>(!name_.empty(), "saving ", path_.empty() ? "\"\"" : path_, ": the path has no file name");
+  // NAME_MAX is 255 bytes; a longer name shares its leftovers with its namesakes, which the locks make harmless.
+  prefix_ = cat('.', name_.substr(0, 200), '.');
+  folder_ = Descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (folder_.value < 0) fail_at(cat("opening the folder ", folder));
+}
+
+CHORUS_INLINE mode_t AtomicFile::check_old_file() {
+  struct stat facts {};
+  if (::fstatat(folder_.value, name_.c_str(), &facts, AT_SYMLINK_NOFOLLOW) != 0) {
+    if (errno != ENOENT) fail_at("looking at the old file");
+    return 0;
+  }
+  check<FileError>(S_ISREG(facts.st_mode), "saving ", path_, ": it exists and is not a regular file");
+  if (::faccessat(folder_.value, name_.c_str(), W_OK, 0) != 0) fail_at("replacing the old file");
+  return facts.st_mode & 0777;
+}
+
+CHORUS_INLINE void AtomicFile::remove_leftovers() const {
+  const auto close_folder = [](DIR* folder) { ::closedir(folder); };
+  Descriptor own(::openat(folder_.value, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const std::unique_ptr<DIR, decltype(close_folder)> folder(own.value < 0 ? nullptr : ::fdopendir(own.value));
+  if (folder == nullptr) return;
+  own.value = -1;
+  while (const dirent* entry = ::readdir(folder.get())) {
+    const std::string_view name = entry->d_name;
+    if (name.size() != prefix_.size() + digits + suffix.size()) continue;
+    if (!name.starts_with(prefix_) || !name.ends_with(suffix)) continue;
+    const Descriptor file(::openat(folder_.value, entry->d_name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    if (file.value < 0 || ::flock(file.value, LOCK_EX | LOCK_NB) != 0) continue;
+    ::unlinkat(folder_.value, entry->d_name, 0);
+  }
+}
+
+CHORUS_INLINE void AtomicFile::create(mode_t mode) {
+  constexpr int attempts = 100;
+  for (int attempt = 0; attempt < attempts; ++attempt) {
+    const std::string name = random_name();
+    Descriptor file(::openat(folder_.value, name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666));
+    if (file.value < 0) {
+      if (errno == EEXIST || errno == EINTR) continue;
+      fail_at("creating a temporary file in its folder");
+    }
+    temporary_ = name;
+    file_ = std::move(file);
+    // Another process's remove_leftovers may be faster than this lock: then it holds the lock, or the file has no
+    // name any more.
+    const bool taken = ::flock(file_.value, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    struct stat facts {};
+    if (::fstat(file_.value, &facts) != 0) fail_at("looking at the temporary file");
+    if (taken || facts.st_nlink == 0) continue;
+    if (mode != 0 && ::fchmod(file_.value, mode) != 0) fail_at("setting the permissions");
+    return;
+  }
+  fail<FileError>("saving ", path_, ": no temporary file could be made in its folder in ", attempts, " attempts");
+}
+
+CHORUS_INLINE std::string AtomicFile::random_name() {
+  unsigned char bytes[digits / 2];
+  if (::getentropy(bytes, sizeof bytes) != 0) fail_at("getting a random name");
+  std::string name = prefix_;
+  for (const unsigned char byte : bytes) {
+    constexpr std::string_view hex = "0123456789abcdef";
+    (name += hex[byte >> 4]) += hex[byte & 15];
+  }
+  return name += suffix;
+}
+
+}  // namespace chorus::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_ATOMIC_FILE_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_IO_ATOMIC_FILE_HPP
+
+namespace chorus::io {
+
+static_assert(std::endian::native == std::endian::little,
+              "safetensors files are little-endian, and so must this machine be");
+
+/// A tensor to be written: its row-major elements, which must outlive the call.
+struct TensorView {
+  std::string name;
+  FileDType dtype{};
+  std::span<const Index> shape;
+  std::span<const std::byte> data;
+};
+
+namespace detail {
+
+/// Checks what is to be written, sorts it as it will lie in the file, and returns all that stands before the data.
+/// Throws UsageError where a reader would refuse the file.
+std::string safetensors_header(std::string_view path, std::vector<const TensorView*>& tensors,
+                               const Metadata& metadata);
+
+}  // namespace detail
+
+/// Writes a file and replaces what was at `path`, atomically: see AtomicFile, also for its FileErrors. Throws
+/// UsageError, and touches nothing, where a name comes twice or can't be a name, or data don't have the size of their
+/// shape and dtype.
+void write_safetensors(const std::string& path, std::span<const TensorView> tensors, const Metadata& metadata = {});
+
+}  // namespace chorus::io
+
+#if !CHORUS_COMPILED
+// <chorus/io/safetensors_writer_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_IMPL_HPP
+/// How a file is laid out as the reference writer does.
+
+namespace chorus::io::detail {
+
+CHORUS_INLINE std::string safetensors_header(std::string_view path, std::vector<const TensorView*>& tensors,
+                                             const Metadata& metadata) {
+  // By alignment, largest first, so that every tensor is aligned in the file; then by name.
+  std::sort(tensors.begin(), tensors.end(), [](const TensorView* a, const TensorView* b) {
+    return a->dtype != b->dtype ? a->dtype > b->dtype : a->name < b->name;
+  });
+  std::string json = "{";
+  if (!metadata.empty()) {
+    json += "\"__metadata__\":";
+    char separator = '{';
+    for (const auto& [key, value] : metadata) {
+      check<UsageError>(valid_utf8(key) && valid_utf8(value), "saving ", path, ": metadata ", Quoted{key},
+                        " is not valid UTF-8");
+      json += separator;
+      append_json_string(json, key);
+      json += ':';
+      append_json_string(json, value);
+      separator = ',';
+    }
+    json += '}';
+  }
+
+  std::vector<std::string_view> names;
+  std::size_t offset = 0;
+  const std::string saving = cat("saving ", path);
+  for (const TensorView* tensor : tensors) {
+    const TensorOfFile who{saving, tensor->name};
+    check_tensor_name<UsageError>(who, ReaderLimits{}.name_bytes);
+    check<UsageError>(valid_utf8(tensor->name), who, "its name is not valid UTF-8");
+    check<UsageError>(tensor->name != "__metadata__", who, "the format keeps that name for itself");
+    check<UsageError>(tensor->shape.size() <= ReaderLimits{}.rank, who, "shape ", tensor->shape, " has more than ",
+                      ReaderLimits{}.rank, " axes");
+    const std::size_t bytes = tensor_bytes<UsageError>(tensor->dtype, tensor->shape, who);
+    check<UsageError>(tensor->data.size() == bytes, who, "shape ", tensor->shape, " of ", tensor->dtype, " takes ",
+                      bytes, " bytes, but the data have ", tensor->data.size());
+    names.push_back(tensor->name);
+    if (json.size() > 1) json += ',';
+    append_json_string(json, tensor->name);
+    json += cat(":{\"dtype\":\"", tensor->dtype, "\",\"shape\":[");
+    for (const Index& size : tensor->shape) json += cat(&size == tensor->shape.data() ? "" : ",", size);
+    json += cat("],\"data_offsets\":[", offset, ",", offset + bytes, "]}");
+    offset += bytes;
+  }
+  json += '}';
+
+  check_names_differ<UsageError>(saving, std::move(names));
+  json.resize((json.size() + 7) / 8 * 8, ' ');
+  check<UsageError>(json.size() <= format_header_bytes, saving, ": the header would have ", json.size(),
+                    " bytes; the format allows ", format_header_bytes);
+  const auto prefix = std::bit_cast<std::array<char, 8>>(std::uint64_t{json.size()});
+  json.insert(0, prefix.data(), prefix.size());
+  return json;
+}
+
+}  // namespace chorus::io::detail
+
+namespace chorus::io {
+
+CHORUS_INLINE void write_safetensors(const std::string& path, std::span<const TensorView> tensors,
+                                     const Metadata& metadata) {
+  std::vector<const TensorView*> order;
+  for (const TensorView& tensor : tensors) order.push_back(&tensor);
+  const std::string header = detail::safetensors_header(path, order, metadata);
+  AtomicFile file(path);
+  file.write(header);
+  for (const TensorView* tensor : order) file.write(tensor->data);
+  file.commit();
+}
+
+}  // namespace chorus::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_HPP
+
+namespace chorus::io::detail {
+
+/// Calls `step()`; a FileError of any rank becomes one of all: that it `could not` do it. All ranks call it.
+template <class Communicator, class Step>
+void on_all_ranks(Communicator& ranks, const std::string& path, const Step& step,
+                  std::string_view could_not = "write its parts") {
+  std::string error;
+  try {
+    step();
+  } catch (const FileError& failed) {
+    error = failed.what();
+  }
+  std::int32_t worst = error.empty() ? -1 : ranks.rank();
+  ranks.all_reduce(std::span(&worst, 1), comm::ReduceOp::max, {});
+  check<FileError>(error.empty(), error);
+  check<FileError>(worst < 0, path, ": rank ", worst, " could not ", could_not);
+}
+
+/// The tensors of all ranks: a file's, in the order of its data, and what this rank has of them.
+template <Device D>
+class TensorsOfAll {
+ public:
+  struct Item {
+    std::vector<Index> shape;
+    TensorView view;            ///< of the whole tensor; without numbers
+    const TensorPlace<D>* own;  ///< null where this rank has nothing to write
+  };
+
+  /// Ranks may have different tensors, and some the same: then of one shape. All ranks call it. Throws UsageError, on
+  /// all of them, where shapes differ.
+  template <class Communicator>
+  TensorsOfAll(Communicator& ranks, const std::vector<TensorPlace<D>>& places) {
+    auto list = nlohmann::json::array();
+    for (const auto& place : places) list.push_back({place.name, static_cast<int>(place.dtype), place.whole_shape()});
+    std::map<std::string, std::size_t, std::less<>> known;
+    const auto lists = comm::all_gather_object(ranks, list.dump());
+    for (std::size_t rank = 0; rank < lists.size(); ++rank)
+      for (const auto& entry : nlohmann::json::parse(lists[rank])) {
+        const auto name = entry[0].template get<std::string>();
+        const auto dtype = static_cast<DType>(entry[1].template get<int>());
+        auto shape = entry[2].template get<std::vector<Index>>();
+        const auto [found, is_new] = known.emplace(name, items_.size());
+        if (is_new) {
+          const auto bytes = static_cast<std::size_t>(numel(shape)) * size_of(dtype);
+          items_.push_back({std::move(shape), {}, nullptr});
+          items_.back().view = {
+              name, file_dtype(dtype), items_.back().shape, {static_cast<const std::byte*>(nullptr), bytes}};
+          continue;
+        }
+        const Item& first = items_[found->second];
+        check<UsageError>(first.view.dtype == file_dtype(dtype) && first.shape == shape, "saving: rank ", rank, " has ",
+                          name, " as ", dtype, " ", std::span(shape), ", and another rank as ", first.view.dtype, " ",
+                          std::span(first.shape));
+      }
+    for (const auto& place : places)
+      if (place.writes) items_[known.find(place.name)->second].own = &place;
+  }
+
+  /// Orders the tensors as the file does, and returns its header.
+  std::string sort(const std::string& path, const Metadata& metadata) {
+    std::vector<const TensorView*> order;
+    for (const Item& item : items_) order.push_back(&item.view);
+    std::string header = safetensors_header(path, order, metadata);
+    std::vector<Item> sorted;
+    for (const TensorView* view : order)
+      sorted.push_back(
+          std::move(*std::find_if(items_.begin(), items_.end(), [&](const Item& item) { return &item.view == view; })));
+    items_ = std::move(sorted);
+    return header;
+  }
+  const std::vector<Item>& items() const { return items_; }
+
+ private:
+  std::vector<Item> items_;
+};
+
+/// Calls `f(begin, bytes)` for each range of a whole tensor that this rank writes.
+template <Device D, class F>
+void for_own_ranges(const typename TensorsOfAll<D>::Item& tensor, const F& f) {
+  if (tensor.own == nullptr || tensor.own->bytes() == 0) return;
+  std::vector<std::byte> numbers(tensor.own->bytes());
+  tensor.own->copy_to(numbers.data());
+  tensor.own->for_runs([&](std::size_t in_whole, std::size_t here, std::size_t count) {
+    f(in_whole, std::span<const std::byte>(numbers).subspan(here, count));
+  });
+}
+
+/// The same of all ranks' ranges, at rank 0, to which the others send theirs. All ranks call it.
+template <Device D, class Communicator, class F>
+void for_all_ranges(Communicator& ranks, const typename TensorsOfAll<D>::Item& tensor, const F& f) {
+  std::string message;  // begin, length and bytes of each range
+  const auto add = [&](std::uint64_t number) { message.append(reinterpret_cast<const char*>(&number), sizeof number); };
+  for_own_ranges<D>(tensor, [&](std::size_t begin, std::span<const std::byte> bytes) {
+    if (ranks.rank() == 0) return f(begin, bytes);
+    add(begin), add(bytes.size());
+    message.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  });
+  const auto lengths = comm::all_gather_structs(ranks, static_cast<std::int64_t>(message.size()));
+  for (int rank = 1; rank < ranks.size(); ++rank) {
+    const auto length = static_cast<std::size_t>(lengths[static_cast<std::size_t>(rank)]);
+    if (length == 0 || (ranks.rank() != 0 && ranks.rank() != rank)) continue;
+    message.resize(length);
+    const std::span numbers(reinterpret_cast<std::uint8_t*>(message.data()), length);
+    if (ranks.rank() == rank) {
+      ranks.send(numbers, 0, {});
+      continue;
+    }
+    ranks.recv(numbers, rank, {});
+    std::uint64_t range[2];
+    for (std::size_t at = 0; at < length; at += sizeof range + range[1]) {
+      std::memcpy(range, message.data() + at, sizeof range);
+      f(range[0], std::as_bytes(std::span(message)).subspan(at + sizeof range, range[1]));
+    }
+  }
+}
+
+template <Device D, class Communicator>
+void write_in_parts(Communicator& ranks, const std::string& path, const std::vector<TensorPlace<D>>& places,
+                    const Metadata& metadata, bool through_rank_0) {
+  TensorsOfAll<D> tensors(ranks, places);
+  const std::string header = comm::broadcast_object(ranks, tensors.sort(path, metadata));
+  std::uint64_t end = header.size();
+  for (const auto& tensor : tensors.items()) end += tensor.view.data.size();
+
+  std::unique_ptr<AtomicFile> file;  // rank 0's
+  std::string at;
+  on_all_ranks(ranks, path, [&] {
+    if (ranks.rank() != 0) return;
+    file = std::make_unique<AtomicFile>(path);
+    file->write(header);
+    at = file->extend(end);
+  });
+  at = comm::broadcast_object(ranks, std::string_view(at));
+  const Descriptor own(ranks.rank() == 0 ? -1 : ::open(at.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW));
+  std::int32_t all_see_it = !through_rank_0 && (ranks.rank() == 0 || own.value >= 0) ? 1 : 0;
+  ranks.all_reduce(std::span(&all_see_it, 1), comm::ReduceOp::min, {});
+
+  on_all_ranks(ranks, path, [&] {
+    std::string error;  // where others send, they go on
+    const auto write = [&](std::uint64_t begin, std::span<const std::byte> bytes) {
+      if (file != nullptr)
+        file->write_at(begin, bytes);
+      else
+        check<FileError>(write_at(own.value, begin, bytes), "saving ", path, ": rank ", ranks.rank(),
+                         ": writing failed: ", std::strerror(errno));
+    };
+    std::uint64_t begin = header.size();
+    for (const auto& tensor : tensors.items()) {
+      const auto write_range = [&](std::uint64_t in_tensor, std::span<const std::byte> bytes) {
+        try {
+          if (error.empty()) write(begin + in_tensor, bytes);
+        } catch (const FileError& failed) {
+          error = failed.what();
+        }
+      };
+      if (all_see_it != 0)
+        for_own_ranges<D>(tensor, write_range);
+      else
+        for_all_ranges<D>(ranks, tensor, write_range);
+      begin += tensor.view.data.size();
+    }
+    check<FileError>(error.empty(), error);
+    check<FileError>(file != nullptr || all_see_it == 0 || ::fsync(own.value) == 0, "saving ", path, ": rank ",
+                     ranks.rank(), ": syncing the file to the disk failed: ", std::strerror(errno));
+  });
+  on_all_ranks(ranks, path, [&] {
+    if (file) file->commit();
+  });
+}
+
+}  // namespace chorus::io::detail
+#endif  // CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_IMPL_HPP
+
 namespace chorus::io {
 
 namespace detail {
@@ -6250,6 +7017,74 @@ LoadReport load(Model& model, const std::string& path) {
 #ifndef CHORUS_SINGLE_CHORUS_IO_RANKS_OWN_HPP
 #define CHORUS_SINGLE_CHORUS_IO_RANKS_OWN_HPP
 /// What each rank has of its own in a checkpoint: rank 0's tensors have plain names, those of the others a prefix.
+
+// <chorus/io/model_file_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_IMPL_HPP
+/// How a model's numbers get into a file.
+
+namespace chorus::io::detail {
+
+/// Tensors on their way to a file, brought to the host.
+class Outgoing {
+ public:
+  template <Device D>
+  void add(const TensorPlace<D>& tensor) {
+    check_whole(tensor);
+    add(tensor.name, tensor, [&](std::byte* to) { tensor.copy_to(to); });
+  }
+  /// Under another name; `copy(to)` copies the numbers.
+  template <Device D, class Copy>
+  void add(std::string name, const TensorPlace<D>& tensor, const Copy& copy) {
+    items_.push_back({std::move(name), tensor.dtype, tensor.shape, std::vector<std::byte>(tensor.bytes())});
+    copy(items_.back().bytes.data());
+  }
+  std::vector<TensorView> views() const {
+    std::vector<TensorView> out;
+    for (const Item& item : items_) out.push_back({item.name, file_dtype(item.dtype), item.shape, item.bytes});
+    return out;
+  }
+
+ private:
+  struct Item {
+    std::string name;
+    DType dtype;
+    std::vector<Index> shape;
+    std::vector<std::byte> bytes;
+  };
+  std::vector<Item> items_;
+};
+
+CHORUS_INLINE std::map<std::string, std::vector<std::string>> all_names(nn::Module& model) {
+  struct Names final : nn::detail::Walker {
+    std::map<const Node*, std::vector<std::string>> of;
+    void parameter(std::string_view name, AnyParameter& handle) override { add(name, handle.shared().get()); }
+    void buffer(std::string_view name, AnyBuffer& handle) override { add(name, handle.shared().get()); }
+    void add(std::string_view name, const Node* node) { of[node].push_back(path(name)); }
+  } found;
+  found.walk(model);
+  std::map<std::string, std::vector<std::string>> out;
+  for (auto& [node, names] : found.of) out.emplace(names.front(), names);
+  return out;
+}
+
+CHORUS_INLINE void note_tied(Metadata& metadata, nn::Module& model) {
+  for (const auto& [first, names] : all_names(model))
+    for (const auto& name : names)
+      if (name != first) metadata.emplace(name, first);
+}
+
+template <Device D>
+void save_module(nn::Module& model, const std::string& path, const Metadata& metadata) {
+  Outgoing out;
+  for (const auto& place : model_places<D>(model)) out.add(place);
+  auto noted = metadata;
+  note_tied(noted, model);
+  write_safetensors(path, out.views(), noted);
+}
+
+}  // namespace chorus::io::detail
+#endif  // CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_IMPL_HPP
 
 namespace chorus::io::detail {
 
@@ -7100,6 +7935,8 @@ void save_npy(const std::string& path, const Tensor<T, Rank, D>& tensor) {
 #define CHORUS_SINGLE_CHORUS_IO_NPY_FOLDER_HPP
 /// A folder of NumPy's arrays as a dataset.
 
+#include <filesystem>
+
 namespace chorus::io {
 
 /// The `.npy` files of a folder, in the order of their names: sample i is the pair of the i-th array, read when it is
@@ -7164,6 +8001,107 @@ class NpyFolder {
 #define CHORUS_SINGLE_CHORUS_IO_NPZ_HPP
 /// NumPy's files of several arrays, `.npz`: zip archives (PKWARE's APPNOTE.TXT) of .npy files, stored or, with zlib,
 /// deflated.
+
+// <chorus/data/gzip.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_GZIP_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_GZIP_HPP
+/// Files compressed with gzip, through zlib where the build has it.
+
+#if CHORUS_USE_ZLIB
+#include <zlib.h>
+#endif
+
+namespace chorus::data {
+
+namespace detail {
+
+/// Makes room for more of `count` values that are unpacked one after another: memory grows with those that have come,
+/// and not at once to what a header says.
+template <class Byte>
+void grow(std::vector<Byte>& values, std::uint64_t count) {
+  const auto next = std::min<std::size_t>(count, values.size() + std::max<std::size_t>(1 << 20, values.size()));
+  values.reserve(next);  // no more than that
+  values.resize(next);
+}
+
+}  // namespace detail
+
+#if CHORUS_USE_ZLIB
+
+/// Decompresses a file in order. Only as many bytes as are asked for are ever made.
+class GzipFile {
+ public:
+  explicit GzipFile(std::string path) : file_(std::move(path)), input_(std::size_t{1} << 16) {
+    constexpr int gzip_format = 16;
+    check<FileError>(inflateInit2(&stream_, MAX_WBITS + gzip_format) == Z_OK, file_.path(), ": zlib could not start");
+  }
+  ~GzipFile() { inflateEnd(&stream_); }
+  GzipFile(const GzipFile&) = delete;
+  GzipFile& operator=(const GzipFile&) = delete;
+
+  const std::string& path() const { return file_.path(); }
+
+  /// The decompressed size can't be above this: deflate shrinks by a factor of 1032 at most.
+  std::uint64_t size_limit() const { return file_.size() * 1032; }
+
+  /// Fills `to` as far as the data go; returns the number of bytes. Throws FileError where the data are corrupt or cut
+  /// short.
+  std::size_t read(std::span<std::uint8_t> to) {
+    std::size_t done = 0;
+    while (done < to.size() && !ended_) {
+      refill();
+      const std::size_t wanted = std::min(to.size() - done, std::size_t{1} << 30);  // zlib counts in unsigned int
+      stream_.next_out = to.data() + done;
+      stream_.avail_out = static_cast<uInt>(wanted);
+      const int status = inflate(&stream_, Z_NO_FLUSH);
+      done += wanted - stream_.avail_out;
+      ended_ = status == Z_STREAM_END;
+      check<FileError>(ended_ || status == Z_OK, path(),
+                       ": corrupt gzip data: ", stream_.msg != nullptr ? stream_.msg : zError(status));
+    }
+    return done;
+  }
+
+  /// True where nothing but the gzip data is in the file; to be asked after all was read.
+  bool at_end() {
+    std::uint8_t byte = 0;
+    return read({&byte, 1}) == 0 && stream_.avail_in == 0 && file_.read({&byte, 1}) == 0;
+  }
+
+ private:
+  void refill() {
+    if (stream_.avail_in != 0) return;
+    const std::size_t count = file_.read(input_);
+    check<FileError>(count != 0, path(), ": cut short: the gzip data of ", file_.size(), " bytes have no end");
+    stream_.next_in = input_.data();
+    stream_.avail_in = static_cast<uInt>(count);
+  }
+
+  InputFile file_;
+  std::vector<std::uint8_t> input_;
+  z_stream stream_{};
+  bool ended_ = false;
+};
+
+#else
+
+/// Stands in where the build has no zlib: throws FileError.
+class GzipFile {
+ public:
+  explicit GzipFile(const std::string& path) {
+    fail<FileError>(
+        path, ": this program was built without zlib (CHORUS_USE_ZLIB=0) and can't read .gz files: decompress it ",
+        "with gunzip, or build with zlib");
+  }
+  std::uint64_t size_limit() const { return 0; }
+  std::size_t read(std::span<std::uint8_t>) { return 0; }
+  bool at_end() { return true; }
+};
+
+#endif
+
+}  // namespace chorus::data
+#endif  // CHORUS_SINGLE_CHORUS_DATA_GZIP_HPP
 
 namespace chorus::io {
 
@@ -7410,6 +8348,7 @@ class NpzWriter {
 /// SHA-256 through OpenSSL, where the build has it.
 
 #if CHORUS_USE_OPENSSL
+#include <openssl/evp.h>
 #endif
 
 namespace chorus::io {

@@ -587,8 +587,35 @@ namespace detail {
 
 /// Appends `text`: control characters, save those that are `kept`, and what is no UTF-8 as \xNN; those that are
 /// `marked` after a backslash. False where it is cut after `longest` bytes.
-[[gnu::cold]] inline bool append_printable(std::string& out, std::string_view text, std::string_view kept,
-                                           std::string_view marked, std::size_t longest) {
+[[gnu::cold]] bool append_printable(std::string& out, std::string_view text, std::string_view kept,
+                                    std::string_view marked, std::size_t longest);
+
+/// A message of several lines.
+[[gnu::cold]] std::string printable_lines(std::string_view message);
+
+}  // namespace detail
+
+/// Text from outside, on one line, and cut where it is long.
+[[gnu::cold]] std::string printable(std::string_view text, std::size_t longest = 120);
+
+/// The same in quotes.
+struct Quoted {
+  std::string_view text;
+};
+void append(std::string& out, Quoted part);
+
+}  // namespace chorus
+
+#if !CHORUS_COMPILED
+// <chorus/core/printable_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_PRINTABLE_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_PRINTABLE_IMPL_HPP
+/// How text from outside is made fit for a message.
+
+namespace chorus::detail {
+
+CHORUS_INLINE bool append_printable(std::string& out, std::string_view text, std::string_view kept,
+                                    std::string_view marked, std::size_t longest) {
   constexpr std::string_view hex = "0123456789abcdef";
   for (std::size_t at = 0; at < text.size();) {
     const std::size_t length = utf8_length(text.substr(at));
@@ -610,33 +637,32 @@ namespace detail {
   return true;
 }
 
-/// A message of several lines.
-[[gnu::cold]] inline std::string printable_lines(std::string_view message) {
+CHORUS_INLINE std::string printable_lines(std::string_view message) {
   std::string out;
   append_printable(out, message, "\n\t", "", std::string_view::npos);
   return out;
 }
 
-}  // namespace detail
+}  // namespace chorus::detail
 
-/// Text from outside, on one line, and cut where it is long.
-[[gnu::cold]] inline std::string printable(std::string_view text, std::size_t longest = 120) {
+namespace chorus {
+
+CHORUS_INLINE std::string printable(std::string_view text, std::size_t longest) {
   std::string out;
   if (!detail::append_printable(out, text, "", "", longest)) out += "...";
   return out;
 }
 
-/// The same in quotes.
-struct Quoted {
-  std::string_view text;
-};
-inline void append(std::string& out, Quoted part) {
+CHORUS_INLINE void append(std::string& out, Quoted part) {
   out += '"';
   const bool whole = detail::append_printable(out, part.text, "", "\"\\", 120);
   out += whole ? "\"" : "\"...";
 }
 
 }  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_CORE_PRINTABLE_IMPL_HPP
+
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_CORE_PRINTABLE_HPP
 
 #include <exception>
@@ -1108,56 +1134,22 @@ class ThreadTeam {
  public:
   using Task = void (*)(const void* context, Index index);
 
-  explicit ThreadTeam(int helpers) : size_(helpers + 1), ranges_(new Range[static_cast<std::size_t>(size_)]) {
-    for (int i = 1; i < size_; ++i) helpers_.emplace_back([this, i] { serve(i); });
-  }
-  ~ThreadTeam() {
-    stop_ = true;
-    call();
-    for (auto& helper : helpers_) helper.join();
-  }
+  explicit ThreadTeam(int helpers);
+  ~ThreadTeam();
   ThreadTeam(const ThreadTeam&) = delete;
   ThreadTeam& operator=(const ThreadTeam&) = delete;
 
   int size() const { return size_; }
 
   /// Calls `task(context, i)` for i from 0 to `count` - 1, by whoever is free. Rethrows the first exception.
-  void run(Index count, Task task, const void* context) {
-    task_ = task;
-    context_ = context;
-    count_ = count;
-    unfinished_.store(count, std::memory_order_relaxed);
-    for (int i = 0; i < size_; ++i) unclaimed(i).store(end_of(i) - end_of(i - 1), std::memory_order_release);
-    call();
-    work(0);
-    wait_while(unfinished_, [](Index left) { return left != 0; });
-    if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
-  }
+  void run(Index count, Task task, const void* context);
 
  private:
-  void call() {
-    calls_.fetch_add(1, std::memory_order_release);
-    calls_.notify_all();
-  }
+  void call();
 
   // Whoever has claimed an index keeps `run` from ending, and so from the next task; a helper that wakes too late finds
   // nothing to claim, and nobody waits for it.
-  void work(int self) noexcept {
-    const int number = std::exchange(number_in_team(), self);
-    for (int k = 0; k < size_; ++k) {
-      const int range = (self + k) % size_;
-      while (const Index left = claim(unclaimed(range))) {
-        try {
-          task_(context_, end_of(range) - left);
-        } catch (...) {
-          const std::lock_guard lock(mutex_);
-          if (!error_) error_ = std::current_exception();
-        }
-        if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) unfinished_.notify_one();
-      }
-    }
-    number_in_team() = number;
-  }
+  void work(int self) noexcept;
 
   std::atomic<Index>& unclaimed(int range) { return ranges_[static_cast<std::size_t>(range)].unclaimed; }
 
@@ -1171,14 +1163,7 @@ class ThreadTeam {
 
   Index end_of(int range) const { return count_ * (range + 1) / size_; }
 
-  void serve(int self) {
-    for (std::uint32_t seen = 0;;) {
-      wait_while(calls_, [&](std::uint32_t calls) { return calls == seen; });
-      seen = calls_.load(std::memory_order_acquire);
-      if (stop_) return;
-      work(self);
-    }
-  }
+  void serve(int self);
 
   template <class T, class Condition>
   static void wait_while(std::atomic<T>& value, const Condition& condition) {
@@ -1233,12 +1218,7 @@ inline int thread_number() { return detail::number_in_team(); }
 /// Has operations that are called from this thread use `n` threads: itself and n - 1 helpers, which end with it. At
 /// first each thread works alone, so that devices' threads and ranks don't crowd a machine. Throws UsageError where n
 /// < 1.
-inline void set_num_threads(int n) {
-  check<UsageError>(n >= 1 && n <= 1024, "set_num_threads: expected 1 to 1024 threads, got ", n);
-  if (n == num_threads()) return;
-  detail::thread_team() = nullptr;
-  if (n > 1) detail::thread_team() = std::make_unique<detail::ThreadTeam>(n - 1);
-}
+void set_num_threads(int n);
 
 /// Calls `f(i)` for i from 0 to `count` - 1, on this thread's team where it is `worth_it`: some 10 us of work a thread.
 /// What `f` calls works alone.
@@ -1275,6 +1255,84 @@ void parallel_ranges(Index n, Index unit, Index least, const F& f, Index most = 
 }
 
 }  // namespace chorus
+
+#if !CHORUS_COMPILED
+// <chorus/core/threads_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_THREADS_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_THREADS_IMPL_HPP
+/// How the threads of a team share work out.
+
+namespace chorus::detail {
+
+CHORUS_INLINE ThreadTeam::ThreadTeam(int helpers)
+    : size_(helpers + 1), ranges_(new Range[static_cast<std::size_t>(size_)]) {
+  for (int i = 1; i < size_; ++i) helpers_.emplace_back([this, i] { serve(i); });
+}
+
+CHORUS_INLINE ThreadTeam::~ThreadTeam() {
+  stop_ = true;
+  call();
+  for (auto& helper : helpers_) helper.join();
+}
+
+CHORUS_INLINE void ThreadTeam::run(Index count, Task task, const void* context) {
+  task_ = task;
+  context_ = context;
+  count_ = count;
+  unfinished_.store(count, std::memory_order_relaxed);
+  for (int i = 0; i < size_; ++i) unclaimed(i).store(end_of(i) - end_of(i - 1), std::memory_order_release);
+  call();
+  work(0);
+  wait_while(unfinished_, [](Index left) { return left != 0; });
+  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+}
+
+CHORUS_INLINE void ThreadTeam::call() {
+  calls_.fetch_add(1, std::memory_order_release);
+  calls_.notify_all();
+}
+
+CHORUS_INLINE void ThreadTeam::work(int self) noexcept {
+  const int number = std::exchange(number_in_team(), self);
+  for (int k = 0; k < size_; ++k) {
+    const int range = (self + k) % size_;
+    while (const Index left = claim(unclaimed(range))) {
+      try {
+        task_(context_, end_of(range) - left);
+      } catch (...) {
+        const std::lock_guard lock(mutex_);
+        if (!error_) error_ = std::current_exception();
+      }
+      if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) unfinished_.notify_one();
+    }
+  }
+  number_in_team() = number;
+}
+
+CHORUS_INLINE void ThreadTeam::serve(int self) {
+  for (std::uint32_t seen = 0;;) {
+    wait_while(calls_, [&](std::uint32_t calls) { return calls == seen; });
+    seen = calls_.load(std::memory_order_acquire);
+    if (stop_) return;
+    work(self);
+  }
+}
+
+}  // namespace chorus::detail
+
+namespace chorus {
+
+CHORUS_INLINE void set_num_threads(int n) {
+  check<UsageError>(n >= 1 && n <= 1024, "set_num_threads: expected 1 to 1024 threads, got ", n);
+  if (n == num_threads()) return;
+  detail::thread_team() = nullptr;
+  if (n > 1) detail::thread_team() = std::make_unique<detail::ThreadTeam>(n - 1);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_CORE_THREADS_IMPL_HPP
+
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_CORE_THREADS_HPP
 
 // <chorus/tensor/allocator.hpp>
@@ -3745,56 +3803,22 @@ class ThreadTeam {
  public:
   using Task = void (*)(const void* context, Index index);
 
-  explicit ThreadTeam(int helpers) : size_(helpers + 1), ranges_(new Range[static_cast<std::size_t>(size_)]) {
-    for (int i = 1; i < size_; ++i) helpers_.emplace_back([this, i] { serve(i); });
-  }
-  ~ThreadTeam() {
-    stop_ = true;
-    call();
-    for (auto& helper : helpers_) helper.join();
-  }
+  explicit ThreadTeam(int helpers);
+  ~ThreadTeam();
   ThreadTeam(const ThreadTeam&) = delete;
   ThreadTeam& operator=(const ThreadTeam&) = delete;
 
   int size() const { return size_; }
 
   /// Calls `task(context, i)` for i from 0 to `count` - 1, by whoever is free. Rethrows the first exception.
-  void run(Index count, Task task, const void* context) {
-    task_ = task;
-    context_ = context;
-    count_ = count;
-    unfinished_.store(count, std::memory_order_relaxed);
-    for (int i = 0; i < size_; ++i) unclaimed(i).store(end_of(i) - end_of(i - 1), std::memory_order_release);
-    call();
-    work(0);
-    wait_while(unfinished_, [](Index left) { return left != 0; });
-    if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
-  }
+  void run(Index count, Task task, const void* context);
 
  private:
-  void call() {
-    calls_.fetch_add(1, std::memory_order_release);
-    calls_.notify_all();
-  }
+  void call();
 
   // Whoever has claimed an index keeps `run` from ending, and so from the next task; a helper that wakes too late finds
   // nothing to claim, and nobody waits for it.
-  void work(int self) noexcept {
-    const int number = std::exchange(number_in_team(), self);
-    for (int k = 0; k < size_; ++k) {
-      const int range = (self + k) % size_;
-      while (const Index left = claim(unclaimed(range))) {
-        try {
-          task_(context_, end_of(range) - left);
-        } catch (...) {
-          const std::lock_guard lock(mutex_);
-          if (!error_) error_ = std::current_exception();
-        }
-        if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) unfinished_.notify_one();
-      }
-    }
-    number_in_team() = number;
-  }
+  void work(int self) noexcept;
 
   std::atomic<Index>& unclaimed(int range) { return ranges_[static_cast<std::size_t>(range)].unclaimed; }
 
@@ -3808,14 +3832,7 @@ class ThreadTeam {
 
   Index end_of(int range) const { return count_ * (range + 1) / size_; }
 
-  void serve(int self) {
-    for (std::uint32_t seen = 0;;) {
-      wait_while(calls_, [&](std::uint32_t calls) { return calls == seen; });
-      seen = calls_.load(std::memory_order_acquire);
-      if (stop_) return;
-      work(self);
-    }
-  }
+  void serve(int self);
 
   template <class T, class Condition>
   static void wait_while(std::atomic<T>& value, const Condition& condition) {
@@ -3870,12 +3887,7 @@ inline int thread_number() { return detail::number_in_team(); }
 /// Has operations that are called from this thread use `n` threads: itself and n - 1 helpers, which end with it. At
 /// first each thread works alone, so that devices' threads and ranks don't crowd a machine. Throws UsageError where n
 /// < 1.
-inline void set_num_threads(int n) {
-  check<UsageError>(n >= 1 && n <= 1024, "set_num_threads: expected 1 to 1024 threads, got ", n);
-  if (n == num_threads()) return;
-  detail::thread_team() = nullptr;
-  if (n > 1) detail::thread_team() = std::make_unique<detail::ThreadTeam>(n - 1);
-}
+void set_num_threads(int n);
 
 /// Calls `f(i)` for i from 0 to `count` - 1, on this thread's team where it is `worth_it`: some 10 us of work a thread.
 /// What `f` calls works alone.
@@ -3912,6 +3924,9 @@ void parallel_ranges(Index n, Index unit, Index least, const F& f, Index most = 
 }
 
 }  // namespace chorus
+
+#if !CHORUS_COMPILED
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_CORE_THREADS_HPP
 
 // <chorus/tensor/allocator.hpp>
@@ -7659,56 +7674,22 @@ class ThreadTeam {
  public:
   using Task = void (*)(const void* context, Index index);
 
-  explicit ThreadTeam(int helpers) : size_(helpers + 1), ranges_(new Range[static_cast<std::size_t>(size_)]) {
-    for (int i = 1; i < size_; ++i) helpers_.emplace_back([this, i] { serve(i); });
-  }
-  ~ThreadTeam() {
-    stop_ = true;
-    call();
-    for (auto& helper : helpers_) helper.join();
-  }
+  explicit ThreadTeam(int helpers);
+  ~ThreadTeam();
   ThreadTeam(const ThreadTeam&) = delete;
   ThreadTeam& operator=(const ThreadTeam&) = delete;
 
   int size() const { return size_; }
 
   /// Calls `task(context, i)` for i from 0 to `count` - 1, by whoever is free. Rethrows the first exception.
-  void run(Index count, Task task, const void* context) {
-    task_ = task;
-    context_ = context;
-    count_ = count;
-    unfinished_.store(count, std::memory_order_relaxed);
-    for (int i = 0; i < size_; ++i) unclaimed(i).store(end_of(i) - end_of(i - 1), std::memory_order_release);
-    call();
-    work(0);
-    wait_while(unfinished_, [](Index left) { return left != 0; });
-    if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
-  }
+  void run(Index count, Task task, const void* context);
 
  private:
-  void call() {
-    calls_.fetch_add(1, std::memory_order_release);
-    calls_.notify_all();
-  }
+  void call();
 
   // Whoever has claimed an index keeps `run` from ending, and so from the next task; a helper that wakes too late finds
   // nothing to claim, and nobody waits for it.
-  void work(int self) noexcept {
-    const int number = std::exchange(number_in_team(), self);
-    for (int k = 0; k < size_; ++k) {
-      const int range = (self + k) % size_;
-      while (const Index left = claim(unclaimed(range))) {
-        try {
-          task_(context_, end_of(range) - left);
-        } catch (...) {
-          const std::lock_guard lock(mutex_);
-          if (!error_) error_ = std::current_exception();
-        }
-        if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) unfinished_.notify_one();
-      }
-    }
-    number_in_team() = number;
-  }
+  void work(int self) noexcept;
 
   std::atomic<Index>& unclaimed(int range) { return ranges_[static_cast<std::size_t>(range)].unclaimed; }
 
@@ -7722,14 +7703,7 @@ class ThreadTeam {
 
   Index end_of(int range) const { return count_ * (range + 1) / size_; }
 
-  void serve(int self) {
-    for (std::uint32_t seen = 0;;) {
-      wait_while(calls_, [&](std::uint32_t calls) { return calls == seen; });
-      seen = calls_.load(std::memory_order_acquire);
-      if (stop_) return;
-      work(self);
-    }
-  }
+  void serve(int self);
 
   template <class T, class Condition>
   static void wait_while(std::atomic<T>& value, const Condition& condition) {
@@ -7784,12 +7758,7 @@ inline int thread_number() { return detail::number_in_team(); }
 /// Has operations that are called from this thread use `n` threads: itself and n - 1 helpers, which end with it. At
 /// first each thread works alone, so that devices' threads and ranks don't crowd a machine. Throws UsageError where n
 /// < 1.
-inline void set_num_threads(int n) {
-  check<UsageError>(n >= 1 && n <= 1024, "set_num_threads: expected 1 to 1024 threads, got ", n);
-  if (n == num_threads()) return;
-  detail::thread_team() = nullptr;
-  if (n > 1) detail::thread_team() = std::make_unique<detail::ThreadTeam>(n - 1);
-}
+void set_num_threads(int n);
 
 /// Calls `f(i)` for i from 0 to `count` - 1, on this thread's team where it is `worth_it`: some 10 us of work a thread.
 /// What `f` calls works alone.
@@ -7826,6 +7795,9 @@ void parallel_ranges(Index n, Index unit, Index least, const F& f, Index most = 
 }
 
 }  // namespace chorus
+
+#if !CHORUS_COMPILED
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_CORE_THREADS_HPP
 
 namespace chorus::kernels {
@@ -11322,9 +11294,7 @@ struct ShareRange {
 
   std::size_t count() const { return end - begin; }
   /// Whether this one and `next` are the two halves of a node of the tree.
-  bool joins(const ShareRange& next) const {
-    return end == next.begin && count() == next.count() && std::has_single_bit(count()) && begin % (2 * count()) == 0;
-  }
+  bool joins(const ShareRange& next) const;
   friend bool operator==(const ShareRange&, const ShareRange&) = default;
 };
 
@@ -11368,13 +11338,7 @@ class ShareTree {
 };
 
 /// The sums that are left of a run of so many shares; one where it has all of them.
-inline std::vector<ShareRange> sums_of(ShareRange run, std::size_t shares) {
-  ShareTree tree;
-  const auto nothing = [](std::size_t) {};
-  for (std::size_t share = run.begin; share < run.end; ++share) tree.push({share, share + 1}, nothing);
-  if (run == ShareRange{0, shares}) tree.finish(nothing);
-  return tree.sums();
-}
+std::vector<ShareRange> sums_of(ShareRange run, std::size_t shares);
 
 /// Values of shares, or of sums of them, added up in the order of the tree.
 template <class Value>
@@ -11407,7 +11371,31 @@ class TreeSum {
 };
 
 /// Numbers of all shares as one; 0 of none.
-inline double add_shares(std::span<const double> of_share) {
+double add_shares(std::span<const double> of_share);
+
+}  // namespace chorus
+
+#if !CHORUS_COMPILED
+// <chorus/core/share_tree_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_SHARE_TREE_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_SHARE_TREE_IMPL_HPP
+/// How numbers are added up in the order of the tree.
+
+namespace chorus {
+
+CHORUS_INLINE bool ShareRange::joins(const ShareRange& next) const {
+  return end == next.begin && count() == next.count() && std::has_single_bit(count()) && begin % (2 * count()) == 0;
+}
+
+CHORUS_INLINE std::vector<ShareRange> sums_of(ShareRange run, std::size_t shares) {
+  ShareTree tree;
+  const auto nothing = [](std::size_t) {};
+  for (std::size_t share = run.begin; share < run.end; ++share) tree.push({share, share + 1}, nothing);
+  if (run == ShareRange{0, shares}) tree.finish(nothing);
+  return tree.sums();
+}
+
+CHORUS_INLINE double add_shares(std::span<const double> of_share) {
   const auto add = [](double& left, double right) { left += right; };
   TreeSum<double> sum;
   for (std::size_t share = 0; share < of_share.size(); ++share) sum.push({share, share + 1}, of_share[share], add);
@@ -11416,6 +11404,9 @@ inline double add_shares(std::span<const double> of_share) {
 }
 
 }  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_CORE_SHARE_TREE_IMPL_HPP
+
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_CORE_SHARE_TREE_HPP
 
 #include <numeric>
@@ -11626,10 +11617,7 @@ class PromisedNumbers {
   template <class T>
   using Draw = std::function<void(T* out, Index first, Index count)>;
 
-  static PromisedNumbers*& current() {
-    thread_local PromisedNumbers* promises = nullptr;
-    return promises;
-  }
+  static PromisedNumbers*& current();
 
   /// A tensor whose numbers `draw` gives; of a size that is worth it, else it draws them now.
   template <class T, int Rank>
@@ -11650,17 +11638,9 @@ class PromisedNumbers {
   }
 
   /// Whether numbers at `from` are promised; then they are so at `to` from now on.
-  bool move(const void* from, void* to) {
-    Promise* const promise = find(from);
-    if (promise == nullptr) return false;
-    promise->at = to;
-    promise->memory.reset();
-    return true;
-  }
+  bool move(const void* from, void* to);
   /// Numbers that are promised at `from` are needed here no more.
-  void forget(const void* from) {
-    std::erase_if(promises_, [&](const Promise& promise) { return promise.at == from; });
-  }
+  void forget(const void* from);
   /// The same for a part of them: `draw_part(draw, out, first, count)` draws elements [first, first + count) of it, by
   /// the draw of the whole. Gives the part's memory; none where nothing is promised at `from`.
   using DrawAny = std::function<void(void* out, std::size_t first, std::size_t count)>;
@@ -11674,33 +11654,17 @@ class PromisedNumbers {
     return add(bytes, count, std::move(draw));
   }
   /// Draws elements [first, first + count) of the numbers that are promised at `at`, into `out`; false where none are.
-  bool draw(const void* at, void* out, std::size_t first, std::size_t count) {
-    const Promise* const promise = find(at);
-    if (promise == nullptr) return false;
-    if (count > 0) promise->draw(out, first, count);
-    return true;
-  }
+  bool draw(const void* at, void* out, std::size_t first, std::size_t count);
   bool promised(const void* at) { return find(at) != nullptr; }
 
   /// Draws what is promised yet, where it is.
-  void keep_the_rest() {
-    for (const Promise& promise : promises_) {
-      if (promise.memory) promise.memory->take(0, promise.bytes);
-      promise.draw(const_cast<void*>(promise.at), 0, promise.count);
-    }
-    promises_.clear();
-  }
+  void keep_the_rest();
 
   /// Throws UsageError where somebody has written or read the numbers at `at`, if they are promised: what he has made
   /// of them would be lost. `name` says whose they are.
-  void check_untouched(const void* at, const std::string& name) {
-    const Promise* const promise = find(at);
-    if (promise != nullptr) check_untouched(*promise, cat("'", name, "'"));
-  }
+  void check_untouched(const void* at, const std::string& name);
   /// The same for all.
-  void check_untouched() const {
-    for (const Promise& promise : promises_) check_untouched(promise, "a tensor of nn::init");
-  }
+  void check_untouched() const;
 
  private:
   struct Promise {
@@ -11709,29 +11673,89 @@ class PromisedNumbers {
     DrawAny draw;
     std::shared_ptr<PagedMemory> memory;  // until they move: the tensor itself may be gone
   };
-  Promise* find(const void* at) {
-    const auto found =
-        std::find_if(promises_.begin(), promises_.end(), [&](const Promise& promise) { return promise.at == at; });
-    return found == promises_.end() ? nullptr : &*found;
-  }
-  Storage<Cpu> add(std::size_t bytes, std::size_t count, DrawAny draw) {
-    auto [storage, memory] = untouched_pages(bytes);
-    promises_.push_back({storage.data(), bytes, count, std::move(draw), std::move(memory)});
-    return std::move(storage);
-  }
-  static void check_untouched(const Promise& promise, const std::string& name) {
-    std::vector<unsigned char> resident((promise.bytes + PagedMemory::page() - 1) / PagedMemory::page());
-    const bool known = mincore(const_cast<void*>(promise.at), promise.bytes, resident.data()) == 0;
-    const bool touched = known && std::any_of(resident.begin(), resident.end(), [](auto page) { return page & 1; });
-    check<UsageError>(!touched, "deferred: the model's constructor reads or writes ", name,
-                      ", whose numbers are to be drawn later, a part on each rank: make the model itself, not a "
-                      "deferred one");
-  }
+  Promise* find(const void* at);
+  Storage<Cpu> add(std::size_t bytes, std::size_t count, DrawAny draw);
+  static void check_untouched(const Promise& promise, const std::string& name);
 
   std::vector<Promise> promises_;
 };
 
 }  // namespace chorus
+
+#if !CHORUS_COMPILED
+// <chorus/tensor/promised_numbers_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TENSOR_PROMISED_NUMBERS_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_TENSOR_PROMISED_NUMBERS_IMPL_HPP
+/// How numbers are drawn that were promised.
+
+namespace chorus {
+
+CHORUS_INLINE PromisedNumbers*& PromisedNumbers::current() {
+  thread_local PromisedNumbers* promises = nullptr;
+  return promises;
+}
+
+CHORUS_INLINE bool PromisedNumbers::move(const void* from, void* to) {
+  Promise* const promise = find(from);
+  if (promise == nullptr) return false;
+  promise->at = to;
+  promise->memory.reset();
+  return true;
+}
+
+CHORUS_INLINE void PromisedNumbers::forget(const void* from) {
+  std::erase_if(promises_, [&](const Promise& promise) { return promise.at == from; });
+}
+
+CHORUS_INLINE bool PromisedNumbers::draw(const void* at, void* out, std::size_t first, std::size_t count) {
+  const Promise* const promise = find(at);
+  if (promise == nullptr) return false;
+  if (count > 0) promise->draw(out, first, count);
+  return true;
+}
+
+CHORUS_INLINE void PromisedNumbers::keep_the_rest() {
+  for (const Promise& promise : promises_) {
+    if (promise.memory) promise.memory->take(0, promise.bytes);
+    promise.draw(const_cast<void*>(promise.at), 0, promise.count);
+  }
+  promises_.clear();
+}
+
+CHORUS_INLINE void PromisedNumbers::check_untouched(const void* at, const std::string& name) {
+  const Promise* const promise = find(at);
+  if (promise != nullptr) check_untouched(*promise, cat("'", name, "'"));
+}
+
+CHORUS_INLINE void PromisedNumbers::check_untouched() const {
+  for (const Promise& promise : promises_) check_untouched(promise, "a tensor of nn::init");
+}
+
+CHORUS_INLINE PromisedNumbers::Promise* PromisedNumbers::find(const void* at) {
+  const auto found =
+      std::find_if(promises_.begin(), promises_.end(), [&](const Promise& promise) { return promise.at == at; });
+  return found == promises_.end() ? nullptr : &*found;
+}
+
+CHORUS_INLINE Storage<Cpu> PromisedNumbers::add(std::size_t bytes, std::size_t count, DrawAny draw) {
+  auto [storage, memory] = untouched_pages(bytes);
+  promises_.push_back({storage.data(), bytes, count, std::move(draw), std::move(memory)});
+  return std::move(storage);
+}
+
+CHORUS_INLINE void PromisedNumbers::check_untouched(const Promise& promise, const std::string& name) {
+  std::vector<unsigned char> resident((promise.bytes + PagedMemory::page() - 1) / PagedMemory::page());
+  const bool known = mincore(const_cast<void*>(promise.at), promise.bytes, resident.data()) == 0;
+  const bool touched = known && std::any_of(resident.begin(), resident.end(), [](auto page) { return page & 1; });
+  check<UsageError>(!touched, "deferred: the model's constructor reads or writes ", name,
+                    ", whose numbers are to be drawn later, a part on each rank: make the model itself, not a "
+                    "deferred one");
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_TENSOR_PROMISED_NUMBERS_IMPL_HPP
+
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_TENSOR_PROMISED_NUMBERS_HPP
 
 namespace chorus {
@@ -12747,10 +12771,83 @@ class ImageDataset {
 }  // namespace chorus::data
 #endif  // CHORUS_SINGLE_CHORUS_DATA_DATASET_HPP
 
+namespace chorus::data {
+
+/// Images of shape {3, 32, 32} and labels from 0 to 9.
+class Cifar10 : public ImageDataset {
+ public:
+  /// Reads `data_batch_1.bin` to `data_batch_5.bin` (for the test split `test_batch.bin`) from the folder or from
+  /// `cifar-10-batches-bin` in it. Throws FileError with the path where one is missing, and says what is there, or
+  /// where its size or a label is wrong.
+  explicit Cifar10(const std::string& folder, Split split = Split::train) : ImageDataset(read(folder, split)) {}
+
+  /// Where the binary batches lie: the folder, or `cifar-10-batches-bin` in it; nothing where neither has any.
+  static std::string find(const std::string& folder);
+  /// What to do where the folder has CIFAR-10 in another form, for a message: `; ...`; else nothing.
+  static std::string advice(const std::string& folder);
+
+ private:
+  static constexpr std::size_t pixels_per_image = 3 * 32 * 32;
+
+  static ImageDataset read(const std::string& folder, Split split);
+
+  static void read_batch(const std::string& path, std::vector<std::uint8_t>& pixels,
+                         std::vector<std::uint8_t>& labels);
+};
+
+}  // namespace chorus::data
+
+#if !CHORUS_COMPILED
+// <chorus/data/cifar10_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_CIFAR10_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_CIFAR10_IMPL_HPP
+/// How Cifar10 reads its files.
+
 // <chorus/data/file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_FILE_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_FILE_HPP
 /// Files of a dataset: opened once, sized, read in order; each error names the path.
+
+namespace chorus::data {
+
+bool file_exists(const std::string& path);
+
+bool is_folder(const std::string& path);
+
+/// Throws FileError unless `path` is a folder.
+void require_folder(std::string_view reader, const std::string& path);
+
+/// For the message that something else was looked for: `; it holds a, b/ and 3 more`, or nothing where it is empty.
+std::string what_is_there(const std::string& folder);
+
+/// A regular file, open for reading.
+class InputFile {
+ public:
+  /// Throws FileError where the file can't be opened, or is a folder, a pipe or a device.
+  explicit InputFile(std::string path);
+  ~InputFile() { std::fclose(file_); }
+  InputFile(const InputFile&) = delete;
+  InputFile& operator=(const InputFile&) = delete;
+
+  const std::string& path() const { return path_; }
+  std::uint64_t size() const { return size_; }
+
+  /// Fills `to` as far as the file goes; returns the number of bytes.
+  std::size_t read(std::span<std::uint8_t> to);
+
+ private:
+  std::string path_;
+  std::FILE* file_ = nullptr;
+  std::uint64_t size_ = 0;
+};
+
+}  // namespace chorus::data
+
+#if !CHORUS_COMPILED
+// <chorus/data/file_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_FILE_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_FILE_IMPL_HPP
+/// How files are opened, and what folders hold.
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -12795,26 +12892,24 @@ inline std::FILE* open_to_write(const char* path) {
 
 namespace chorus::data {
 
-inline bool file_exists(const std::string& path) {
+CHORUS_INLINE bool file_exists(const std::string& path) {
   std::error_code trouble;
   return std::filesystem::exists(path, trouble);
 }
 
-inline bool is_folder(const std::string& path) {
+CHORUS_INLINE bool is_folder(const std::string& path) {
   std::error_code trouble;
   return std::filesystem::is_directory(path, trouble);
 }
 
-/// Throws FileError unless `path` is a folder.
-inline void require_folder(std::string_view reader, const std::string& path) {
+CHORUS_INLINE void require_folder(std::string_view reader, const std::string& path) {
   struct stat facts {};
   const bool there = ::stat(path.c_str(), &facts) == 0;  // before errno is read
   check<FileError>(there, reader, ": folder ", path, ": ", std::strerror(errno));
   check<FileError>(S_ISDIR(facts.st_mode), reader, ": ", path, " is not a folder");
 }
 
-/// For the message that something else was looked for: `; it holds a, b/ and 3 more`, or nothing where it is empty.
-inline std::string what_is_there(const std::string& folder) {
+CHORUS_INLINE std::string what_is_there(const std::string& folder) {
   constexpr std::size_t shown = 8, looked_at = 1000;
   std::vector<std::string> names;
   std::error_code trouble;
@@ -12832,78 +12927,32 @@ inline std::string what_is_there(const std::string& folder) {
   return text;
 }
 
-/// A regular file, open for reading.
-class InputFile {
- public:
-  /// Throws FileError where the file can't be opened, or is a folder, a pipe or a device.
-  explicit InputFile(std::string path) : path_(std::move(path)) {
-    // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
-    const int opened = chorus::detail::above_standard_streams(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-    check<FileError>(opened >= 0, path_, ": ", std::strerror(errno));
-    struct stat facts {};
-    const bool seen = ::fstat(opened, &facts) == 0, regular = seen && S_ISREG(facts.st_mode);
-    file_ = regular ? ::fdopen(opened, "rb") : nullptr;
-    const int error = errno;  // before close sets it
-    if (file_ == nullptr) ::close(opened);
-    check<FileError>(seen, path_, ": looking at the file failed: ", std::strerror(error));
-    check<FileError>(regular, path_, " is not a regular file");
-    check<FileError>(file_ != nullptr, path_, ": no memory to read it");
-    size_ = static_cast<std::uint64_t>(facts.st_size);
-  }
-  ~InputFile() { std::fclose(file_); }
-  InputFile(const InputFile&) = delete;
-  InputFile& operator=(const InputFile&) = delete;
+CHORUS_INLINE InputFile::InputFile(std::string path) : path_(std::move(path)) {
+  // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
+  const int opened = chorus::detail::above_standard_streams(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  check<FileError>(opened >= 0, path_, ": ", std::strerror(errno));
+  struct stat facts {};
+  const bool seen = ::fstat(opened, &facts) == 0, regular = seen && S_ISREG(facts.st_mode);
+  file_ = regular ? ::fdopen(opened, "rb") : nullptr;
+  const int error = errno;  // before close sets it
+  if (file_ == nullptr) ::close(opened);
+  check<FileError>(seen, path_, ": looking at the file failed: ", std::strerror(error));
+  check<FileError>(regular, path_, " is not a regular file");
+  check<FileError>(file_ != nullptr, path_, ": no memory to read it");
+  size_ = static_cast<std::uint64_t>(facts.st_size);
+}
 
-  const std::string& path() const { return path_; }
-  std::uint64_t size() const { return size_; }
-
-  /// Fills `to` as far as the file goes; returns the number of bytes.
-  std::size_t read(std::span<std::uint8_t> to) {
-    const std::size_t count = std::fread(to.data(), 1, to.size(), file_);
-    check<FileError>(std::ferror(file_) == 0, path_, ": reading failed: ", std::strerror(errno));
-    return count;
-  }
-
- private:
-  std::string path_;
-  std::FILE* file_ = nullptr;
-  std::uint64_t size_ = 0;
-};
+CHORUS_INLINE std::size_t InputFile::read(std::span<std::uint8_t> to) {
+  const std::size_t count = std::fread(to.data(), 1, to.size(), file_);
+  check<FileError>(std::ferror(file_) == 0, path_, ": reading failed: ", std::strerror(errno));
+  return count;
+}
 
 }  // namespace chorus::data
+#endif  // CHORUS_SINGLE_CHORUS_DATA_FILE_IMPL_HPP
+
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_DATA_FILE_HPP
-
-namespace chorus::data {
-
-/// Images of shape {3, 32, 32} and labels from 0 to 9.
-class Cifar10 : public ImageDataset {
- public:
-  /// Reads `data_batch_1.bin` to `data_batch_5.bin` (for the test split `test_batch.bin`) from the folder or from
-  /// `cifar-10-batches-bin` in it. Throws FileError with the path where one is missing, and says what is there, or
-  /// where its size or a label is wrong.
-  explicit Cifar10(const std::string& folder, Split split = Split::train) : ImageDataset(read(folder, split)) {}
-
-  /// Where the binary batches lie: the folder, or `cifar-10-batches-bin` in it; nothing where neither has any.
-  static std::string find(const std::string& folder);
-  /// What to do where the folder has CIFAR-10 in another form, for a message: `; ...`; else nothing.
-  static std::string advice(const std::string& folder);
-
- private:
-  static constexpr std::size_t pixels_per_image = 3 * 32 * 32;
-
-  static ImageDataset read(const std::string& folder, Split split);
-
-  static void read_batch(const std::string& path, std::vector<std::uint8_t>& pixels,
-                         std::vector<std::uint8_t>& labels);
-};
-
-}  // namespace chorus::data
-
-#if !CHORUS_COMPILED
-// <chorus/data/cifar10_impl.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_DATA_CIFAR10_IMPL_HPP
-#define CHORUS_SINGLE_CHORUS_DATA_CIFAR10_IMPL_HPP
-/// How Cifar10 reads its files.
 
 namespace chorus::data {
 
@@ -13081,16 +13130,17 @@ const auto& field(const X& x) {
 }  // namespace chorus::data::detail
 #endif  // CHORUS_SINGLE_CHORUS_DATA_FIELDS_HPP
 
-#include <ranges>
-
 namespace chorus::data {
 
 namespace detail {
 
+template <class X>
+using NumberInRow = typename decltype(std::span(std::declval<const X&>()))::value_type;
+
 /// Numbers in a row: std::vector, std::array, std::span.
 template <class X>
-concept NumbersInARow = std::ranges::contiguous_range<X> && std::ranges::sized_range<X> &&
-    Scalar<std::ranges::range_value_t<X>> && !std::same_as<std::ranges::range_value_t<X>, char>;
+concept NumbersInARow = requires { typename NumberInRow<X>; } && Scalar<NumberInRow<X>> &&
+    !std::same_as<NumberInRow<X>, char>;
 
 /// Makes one batch out of one field of its samples. `count` of them from `begin` on are in the batch; the others say
 /// what shape it has, too.
@@ -13115,7 +13165,7 @@ class Collator {
       return stack<typename X::value_type, X::rank>(samples,
                                                     [&](const Sample& sample) { return contiguous(of(sample)); });
     } else if constexpr (NumbersInARow<X>) {
-      using T = std::ranges::range_value_t<X>;
+      using T = NumberInRow<X>;
       return stack<T, 1>(samples, [&](const Sample& sample) { return View<T>{of(sample)}; });
     } else if constexpr (HasFields<X>) {
       return fields(samples, of, std::make_index_sequence<field_count<X>>());
@@ -14413,6 +14463,34 @@ extern template class chorus::data::detail::Loader<chorus::data::Batch>;
 /// MNIST: 28 x 28 grey images of handwritten digits, in a folder of IDX files, plain or compressed. Fashion-MNIST and
 /// KMNIST come in the same files.
 
+namespace chorus::data {
+
+/// Images of shape {1, 28, 28} (or what size the file says) and labels from 0 to 9.
+class Mnist : public ImageDataset {
+ public:
+  /// Reads `train-images-idx3-ubyte` and `train-labels-idx1-ubyte` (for the test split `t10k-...`), also with a dot in
+  /// front of `idx`, each as it is, with `.gz`, or in a folder of its own name, as Kaggle has them. Both lie in the
+  /// folder, or in `raw` or `MNIST/raw` in it, as torchvision has them. Throws FileError with the path where one is
+  /// missing, and says what is there, where one is malformed, and where they don't fit each other.
+  explicit Mnist(const std::string& folder, Split split = Split::train) : ImageDataset(read(folder, split)) {}
+
+  /// The path of one of MNIST's files, under any of its names, or nothing where there is none.
+  static std::string find(const std::string& folder, Split split, const char* suffix);
+  static constexpr const char* images = "-images-idx3-ubyte";
+  static constexpr const char* labels = "-labels-idx1-ubyte";
+
+ private:
+  static ImageDataset read(const std::string& folder, Split split);
+};
+
+}  // namespace chorus::data
+
+#if !CHORUS_COMPILED
+// <chorus/data/mnist_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_MNIST_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_MNIST_IMPL_HPP
+/// How Mnist reads its files.
+
 // <chorus/data/idx.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_IDX_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_IDX_HPP
@@ -14605,34 +14683,6 @@ inline IdxArray read_idx(const std::string& path, int rank) {
 
 namespace chorus::data {
 
-/// Images of shape {1, 28, 28} (or what size the file says) and labels from 0 to 9.
-class Mnist : public ImageDataset {
- public:
-  /// Reads `train-images-idx3-ubyte` and `train-labels-idx1-ubyte` (for the test split `t10k-...`), also with a dot in
-  /// front of `idx`, each as it is, with `.gz`, or in a folder of its own name, as Kaggle has them. Both lie in the
-  /// folder, or in `raw` or `MNIST/raw` in it, as torchvision has them. Throws FileError with the path where one is
-  /// missing, and says what is there, where one is malformed, and where they don't fit each other.
-  explicit Mnist(const std::string& folder, Split split = Split::train) : ImageDataset(read(folder, split)) {}
-
-  /// The path of one of MNIST's files, under any of its names, or nothing where there is none.
-  static std::string find(const std::string& folder, Split split, const char* suffix);
-  static constexpr const char* images = "-images-idx3-ubyte";
-  static constexpr const char* labels = "-labels-idx1-ubyte";
-
- private:
-  static ImageDataset read(const std::string& folder, Split split);
-};
-
-}  // namespace chorus::data
-
-#if !CHORUS_COMPILED
-// <chorus/data/mnist_impl.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_DATA_MNIST_IMPL_HPP
-#define CHORUS_SINGLE_CHORUS_DATA_MNIST_IMPL_HPP
-/// How Mnist reads its files.
-
-namespace chorus::data {
-
 namespace detail {
 /// The path of one of the files in `place` itself, or nothing where there is none.
 inline std::string mnist_file_in(const std::string& place, Split split, const char* suffix) {
@@ -14708,122 +14758,150 @@ class SyntheticImages : public ImageDataset {
  public:
   /// `shape`: {1 or 3 (or more) channels, height, width}; sides of at least 8. Throws UsageError otherwise.
   explicit SyntheticImages(Index count, std::uint64_t seed = 0, Split split = Split::train,
-                           ImageShape shape = {3, 32, 32})
-      : ImageDataset(checked(count, shape), count, 10, normalization_of(shape),
-                     [seed, split, shape](Index i, std::span<std::uint8_t> pixels) {
-                       RandomStream random(seed, Purpose::generate, i, split == Split::train ? 0 : 1);
-                       std::vector<float> ink(static_cast<std::size_t>(shape[1] * shape[2]));
-                       draw_digit(random, label(i), shape, ink);
-                       colour(random, shape, ink, pixels);
-                       return label(i);
-                     }) {}
+                           ImageShape shape = {3, 32, 32});
 
  private:
   struct Point {
     float x, y;
   };
 
-  static const ImageShape& checked(Index count, const ImageShape& shape) {
-    check<UsageError>(count >= 0, "SyntheticImages: expected a count of at least 0, got ", count);
-    check<UsageError>(
-        shape[0] >= 1 && shape[0] <= 16 && std::min(shape[1], shape[2]) >= 8 && std::max(shape[1], shape[2]) <= 4096,
-        "SyntheticImages: expected 1 to 16 channels and sides of 8 to 4096, got shape ", shape);
-    return shape;
-  }
+  static const ImageShape& checked(Index count, const ImageShape& shape);
 
-  static Normalize normalization_of(const ImageShape& shape) {
-    const auto channels = static_cast<std::size_t>(shape[0]);
-    return {std::vector<float>(channels, 0.3f), std::vector<float>(channels, 0.2f)};
-  }
+  static Normalize normalization_of(const ImageShape& shape);
 
   static std::uint8_t label(Index i) { return static_cast<std::uint8_t>(i % 10); }
 
   /// Where there is ink, from 0 to 1.
-  static void draw_digit(RandomStream& random, std::size_t digit, const ImageShape& shape, std::span<float> ink) {
-    // The strokes of a seven-segment display between its six corners, two a row, from the top, and which a digit has.
-    constexpr std::uint8_t strokes[7][2] = {{0, 1}, {1, 3}, {3, 5}, {4, 5}, {2, 4}, {0, 2}, {2, 3}};
-    constexpr std::uint8_t digits[10] = {0b0111111, 0b0000110, 0b1011011, 0b1001111, 0b1100110,
-                                         0b1101101, 0b1111101, 0b0000111, 0b1111111, 0b1101111};
-    const float side = static_cast<float>(std::min(shape[1], shape[2]));
-    const float tall = side * random.uniform(0.25f, 0.38f), wide = tall * random.uniform(0.45f, 0.75f);
-    const float angle = random.uniform(-0.2f, 0.2f), slant = random.uniform(-0.2f, 0.2f);
-    const float cosine = std::cos(angle), sine = std::sin(angle);
-    const Point centre{static_cast<float>(shape[2]) / 2 + side * random.uniform(-0.12f, 0.12f),
-                       static_cast<float>(shape[1]) / 2 + side * random.uniform(-0.1f, 0.1f)};
-    const float thickness = side / 32 * random.uniform(0.7f, 1.5f);
-
-    std::array<Point, 6> corners{};
-    for (std::size_t i = 0; i < corners.size(); ++i) {
-      const float v = static_cast<float>(i / 2) - 1 + random.uniform(-0.12f, 0.12f);
-      const float u = static_cast<float>(i % 2) * 2 - 1 + random.uniform(-0.2f, 0.2f);
-      const float x = wide * u - tall * v * slant, y = tall * v;
-      corners[i] = {centre.x + cosine * x - sine * y, centre.y + sine * x + cosine * y};
-    }
-
-    std::ranges::fill(ink, 0.0f);
-    for (std::size_t s = 0; s < 7; ++s)
-      if ((digits[digit] >> s & 1) != 0)
-        draw_stroke(corners[strokes[s][0]], corners[strokes[s][1]], thickness, shape, ink);
-    // A stray stroke, short and anywhere.
-    const Point from{random.uniform(0, static_cast<float>(shape[2])), random.uniform(0, static_cast<float>(shape[1]))};
-    const Point to{from.x + side * random.uniform(-0.1f, 0.1f), from.y + side * random.uniform(-0.1f, 0.1f)};
-    draw_stroke(from, to, thickness, shape, ink);
-  }
+  static void draw_digit(RandomStream& random, std::size_t digit, const ImageShape& shape, std::span<float> ink);
 
   /// A line with round ends; its edge fades over one pixel.
-  static void draw_stroke(Point from, Point to, float thickness, const ImageShape& shape, std::span<float> ink) {
-    const float reach = thickness + 1, dx = to.x - from.x, dy = to.y - from.y,
-                square = std::max(dx * dx + dy * dy, 1e-6f);
-    const auto pixel = [](float at, Index size) { return std::clamp(static_cast<Index>(at), Index{0}, size); };
-    const Index left = pixel(std::min(from.x, to.x) - reach, shape[2]),
-                right = pixel(std::max(from.x, to.x) + reach + 1, shape[2]);
-    const Index top = pixel(std::min(from.y, to.y) - reach, shape[1]),
-                bottom = pixel(std::max(from.y, to.y) + reach + 1, shape[1]);
-    for (Index y = top; y < bottom; ++y)
-      for (Index x = left; x < right; ++x) {
-        const float px = static_cast<float>(x) - from.x, py = static_cast<float>(y) - from.y;
-        const float along = std::clamp((px * dx + py * dy) / square, 0.0f, 1.0f);
-        const float ex = px - along * dx, ey = py - along * dy;
-        const float shade = std::clamp(thickness + 0.5f - std::sqrt(ex * ex + ey * ey), 0.0f, 1.0f);
-        float& there = ink[static_cast<std::size_t>(y * shape[2] + x)];
-        there = std::max(there, shade);
-      }
-  }
+  static void draw_stroke(Point from, Point to, float thickness, const ImageShape& shape, std::span<float> ink);
 
   /// Ink and paper in random colours and contrast, the ink lighter; uneven light; noise.
   static void colour(RandomStream& random, const ImageShape& shape, std::span<const float> ink,
-                     std::span<std::uint8_t> pixels) {
-    const float noise = random.uniform(0.05f, 0.15f);
-    const float slope_x = random.uniform(-0.2f, 0.2f) / static_cast<float>(shape[2]);
-    const float slope_y = random.uniform(-0.2f, 0.2f) / static_cast<float>(shape[1]);
-    constexpr Index at_once = 32;
-    std::uint8_t* out = pixels.data();
-    for (Index c = 0; c < shape[0]; ++c) {
-      const float contrast = random.uniform(0.3f, 0.6f), paper = random.uniform(0.1f, 0.4f);
-      const float* at = ink.data();
-      for (Index y = 0; y < shape[1]; ++y)
-        for (Index x = 0; x < shape[2]; x += at_once) {
-          const int count = static_cast<int>(std::min(at_once, shape[2] - x));
-          std::uint16_t bits[at_once];  // a random word is the noise of two pixels: sums of two bytes each
-          for (int i = 0; i < count; i += 2) {
-            const std::uint32_t word = random.word();
-            bits[i] = static_cast<std::uint16_t>(word);
-            bits[i + 1] = static_cast<std::uint16_t>(word >> 16);
-          }
-          for (int i = 0; i < count; ++i) {
-            const float grain = static_cast<float>((bits[i] & 255) + (bits[i] >> 8)) / 255 - 1;
-            const float light = slope_x * static_cast<float>(static_cast<int>(x) + i) + slope_y * static_cast<float>(y);
-            const float value = paper + light + contrast * at[i] + noise * grain;
-            out[i] = static_cast<std::uint8_t>(std::clamp(value, 0.0f, 1.0f) * 255 + 0.5f);
-          }
-          at += count;
-          out += count;
-        }
-    }
-  }
+                     std::span<std::uint8_t> pixels);
 };
 
 }  // namespace chorus::data
+
+#if !CHORUS_COMPILED
+// <chorus/data/synthetic_images_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_SYNTHETIC_IMAGES_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_SYNTHETIC_IMAGES_IMPL_HPP
+/// How the images are drawn.
+
+namespace chorus::data {
+
+CHORUS_INLINE SyntheticImages::SyntheticImages(Index count, std::uint64_t seed, Split split, ImageShape shape)
+    : ImageDataset(checked(count, shape), count, 10, normalization_of(shape),
+                   [seed, split, shape](Index i, std::span<std::uint8_t> pixels) {
+                     RandomStream random(seed, Purpose::generate, i, split == Split::train ? 0 : 1);
+                     std::vector<float> ink(static_cast<std::size_t>(shape[1] * shape[2]));
+                     draw_digit(random, label(i), shape, ink);
+                     colour(random, shape, ink, pixels);
+                     return label(i);
+                   }) {}
+
+CHORUS_INLINE const ImageShape& SyntheticImages::checked(Index count, const ImageShape& shape) {
+  check<UsageError>(count >= 0, "SyntheticImages: expected a count of at least 0, got ", count);
+  check<UsageError>(
+      shape[0] >= 1 && shape[0] <= 16 && std::min(shape[1], shape[2]) >= 8 && std::max(shape[1], shape[2]) <= 4096,
+      "SyntheticImages: expected 1 to 16 channels and sides of 8 to 4096, got shape ", shape);
+  return shape;
+}
+
+CHORUS_INLINE Normalize SyntheticImages::normalization_of(const ImageShape& shape) {
+  const auto channels = static_cast<std::size_t>(shape[0]);
+  return {std::vector<float>(channels, 0.3f), std::vector<float>(channels, 0.2f)};
+}
+
+CHORUS_INLINE void SyntheticImages::draw_digit(RandomStream& random, std::size_t digit, const ImageShape& shape,
+                                               std::span<float> ink) {
+  // The strokes of a seven-segment display between its six corners, two a row, from the top, and which a digit has.
+  constexpr std::uint8_t strokes[7][2] = {{0, 1}, {1, 3}, {3, 5}, {4, 5}, {2, 4}, {0, 2}, {2, 3}};
+  constexpr std::uint8_t digits[10] = {0b0111111, 0b0000110, 0b1011011, 0b1001111, 0b1100110,
+                                       0b1101101, 0b1111101, 0b0000111, 0b1111111, 0b1101111};
+  const float side = static_cast<float>(std::min(shape[1], shape[2]));
+  const float tall = side * random.uniform(0.25f, 0.38f), wide = tall * random.uniform(0.45f, 0.75f);
+  const float angle = random.uniform(-0.2f, 0.2f), slant = random.uniform(-0.2f, 0.2f);
+  const float cosine = std::cos(angle), sine = std::sin(angle);
+  const Point centre{static_cast<float>(shape[2]) / 2 + side * random.uniform(-0.12f, 0.12f),
+                     static_cast<float>(shape[1]) / 2 + side * random.uniform(-0.1f, 0.1f)};
+  const float thickness = side / 32 * random.uniform(0.7f, 1.5f);
+
+  std::array<Point, 6> corners{};
+  for (std::size_t i = 0; i < corners.size(); ++i) {
+    const float v = static_cast<float>(i / 2) - 1 + random.uniform(-0.12f, 0.12f);
+    const float u = static_cast<float>(i % 2) * 2 - 1 + random.uniform(-0.2f, 0.2f);
+    const float x = wide * u - tall * v * slant, y = tall * v;
+    corners[i] = {centre.x + cosine * x - sine * y, centre.y + sine * x + cosine * y};
+  }
+
+  std::ranges::fill(ink, 0.0f);
+  for (std::size_t s = 0; s < 7; ++s)
+    if ((digits[digit] >> s & 1) != 0)
+      draw_stroke(corners[strokes[s][0]], corners[strokes[s][1]], thickness, shape, ink);
+  // A stray stroke, short and anywhere.
+  const Point from{random.uniform(0, static_cast<float>(shape[2])), random.uniform(0, static_cast<float>(shape[1]))};
+  const Point to{from.x + side * random.uniform(-0.1f, 0.1f), from.y + side * random.uniform(-0.1f, 0.1f)};
+  draw_stroke(from, to, thickness, shape, ink);
+}
+
+CHORUS_INLINE void SyntheticImages::draw_stroke(Point from, Point to, float thickness, const ImageShape& shape,
+                                                std::span<float> ink) {
+  const float reach = thickness + 1, dx = to.x - from.x, dy = to.y - from.y,
+              square = std::max(dx * dx + dy * dy, 1e-6f);
+  const auto pixel = [](float at, Index size) { return std::clamp(static_cast<Index>(at), Index{0}, size); };
+  const Index left = pixel(std::min(from.x, to.x) - reach, shape[2]),
+              right = pixel(std::max(from.x, to.x) + reach + 1, shape[2]);
+  const Index top = pixel(std::min(from.y, to.y) - reach, shape[1]),
+              bottom = pixel(std::max(from.y, to.y) + reach + 1, shape[1]);
+  for (Index y = top; y < bottom; ++y)
+    for (Index x = left; x < right; ++x) {
+      const float px = static_cast<float>(x) - from.x, py = static_cast<float>(y) - from.y;
+      const float along = std::clamp((px * dx + py * dy) / square, 0.0f, 1.0f);
+      const float ex = px - along * dx, ey = py - along * dy;
+      const float shade = std::clamp(thickness + 0.5f - std::sqrt(ex * ex + ey * ey), 0.0f, 1.0f);
+      float& there = ink[static_cast<std::size_t>(y * shape[2] + x)];
+      there = std::max(there, shade);
+    }
+}
+
+CHORUS_INLINE void SyntheticImages::colour(RandomStream& random, const ImageShape& shape, std::span<const float> ink,
+                                           std::span<std::uint8_t> pixels) {
+  const float noise = random.uniform(0.05f, 0.15f);
+  const float slope_x = random.uniform(-0.2f, 0.2f) / static_cast<float>(shape[2]);
+  const float slope_y = random.uniform(-0.2f, 0.2f) / static_cast<float>(shape[1]);
+  constexpr Index at_once = 32;
+  std::uint8_t* out = pixels.data();
+  for (Index c = 0; c < shape[0]; ++c) {
+    const float contrast = random.uniform(0.3f, 0.6f), paper = random.uniform(0.1f, 0.4f);
+    const float* at = ink.data();
+    for (Index y = 0; y < shape[1]; ++y)
+      for (Index x = 0; x < shape[2]; x += at_once) {
+        const int count = static_cast<int>(std::min(at_once, shape[2] - x));
+        std::uint16_t bits[at_once];  // a random word is the noise of two pixels: sums of two bytes each
+        for (int i = 0; i < count; i += 2) {
+          const std::uint32_t word = random.word();
+          bits[i] = static_cast<std::uint16_t>(word);
+          bits[i + 1] = static_cast<std::uint16_t>(word >> 16);
+        }
+        for (int i = 0; i < count; ++i) {
+          const float grain = static_cast<float>((bits[i] & 255) + (bits[i] >> 8)) / 255 - 1;
+          const float light = slope_x * static_cast<float>(static_cast<int>(x) + i) + slope_y * static_cast<float>(y);
+          const float value = paper + light + contrast * at[i] + noise * grain;
+          out[i] = static_cast<std::uint8_t>(std::clamp(value, 0.0f, 1.0f) * 255 + 0.5f);
+        }
+        at += count;
+        out += count;
+      }
+  }
+}
+
+}  // namespace chorus::data
+#endif  // CHORUS_SINGLE_CHORUS_DATA_SYNTHETIC_IMAGES_IMPL_HPP
+
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_DATA_SYNTHETIC_IMAGES_HPP
 
 // <chorus/io/elsewhere.hpp>
@@ -15385,11 +15463,15 @@ CHORUS_INLINE void Module::train(bool training) {
 namespace chorus::io {
 
 namespace detail {
+/// All names that each parameter and buffer has in a model, by the first of them.
+std::map<std::string, std::vector<std::string>> all_names(nn::Module& model);
+/// Notes which names stand for tensors that are in the file by another name, as safetensors' `save_model` does.
+void note_tied(Metadata& metadata, nn::Module& model);
 template <Device D>
 void save_module(nn::Module& model, const std::string& path, const Metadata& metadata);
 template <class Net>
 void save_in_parts(Net& net, const std::string& path, Metadata metadata);
-}
+}  // namespace detail
 
 /// Writes all parameters and buffers of `model`, atomically: a failure leaves an older file as it was. Tied ones are
 /// written once; the metadata note their other names, as safetensors' `save_model` does. Throws FileError.
@@ -15403,7 +15485,10 @@ void save(Model& model, const std::string& path, const Metadata& metadata = {}) 
 /// parts of the parameters, all write theirs into the one file. What one rank throws others throw, too, or find out in
 /// their next collective call.
 template <class Net>
-requires requires(Net& net) { typename Net::policy_type; net.module(); }
+requires requires(Net& net) {
+  typename Net::policy_type;
+  net.module();
+}
 void save(Net& net, const std::string& path, const Metadata& metadata = {}) {
   if constexpr (requires { net.writes_part(true, true); }) {
     detail::save_in_parts(net, path, metadata);
@@ -15420,7 +15505,7 @@ void save(Net& net, const std::string& path, const Metadata& metadata = {}) {
 // <chorus/io/model_file_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_IMPL_HPP
-/// How a model's numbers get into a file, and where those of a file go.
+/// How a model's numbers get into a file.
 
 // <chorus/io/safetensors_writer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_HPP
@@ -15428,48 +15513,21 @@ void save(Net& net, const std::string& path, const Metadata& metadata = {}) {
 /// Writes safetensors files: the same bytes as the reference writer's for the same tensors, replaced whole or not at
 /// all. The format: https://github.com/huggingface/safetensors#format
 
-// <chorus/core/json_string.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
-/// Strings as JSON writes them, for files and messages that need no JSON library.
-
-namespace chorus {
-
-/// Appends `text` in double quotes, with control characters, quotes and backslashes escaped.
-inline void append_json_string(std::string& out, std::string_view text) {
-  constexpr std::string_view hex = "0123456789abcdef", plain = "\b\t\n\f\r\"\\", letters = "btnfr\"\\";
-  out += '"';
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (const std::size_t at = plain.find(c); at != plain.npos) {
-      (out += '\\') += letters[at];
-    } else if (byte < 0x20) {
-      ((out += "\\u00") += hex[byte >> 4]) += hex[byte & 15];
-    } else {
-      out += c;
-    }
-  }
-  out += '"';
-}
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
-
 // <chorus/io/atomic_file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_ATOMIC_FILE_HPP
 #define CHORUS_SINGLE_CHORUS_IO_ATOMIC_FILE_HPP
 /// A file that appears whole or not at all: written beside its place, synced, and renamed over the old one. A process
 /// killed or a disk full at any moment leaves the old file or the new one.
 
-#include <dirent.h>
-#include <sys/file.h>
-#include <sys/random.h>
+#include <fcntl.h>
+#include <sys/stat.h>
 
 // <chorus/core/held_signal.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_HELD_SIGNAL_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_HELD_SIGNAL_HPP
 /// `HeldSignal`: around writes that would end the process where they fail.
 
+#include <cerrno>
 #include <csignal>
 #include <ctime>
 
@@ -15513,6 +15571,40 @@ class HeldSignal {
 #ifndef CHORUS_SINGLE_CHORUS_IO_DESCRIPTOR_HPP
 #define CHORUS_SINGLE_CHORUS_IO_DESCRIPTOR_HPP
 /// A file descriptor that closes itself, and a file to read.
+
+// <chorus/core/standard_streams.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
+/// Descriptors 0, 1 and 2 are standard input, output and error. Whoever starts a process may have closed them (`2>&-`,
+/// daemons), and the next file or socket would get such a number, and then whatever is printed.
+
+namespace chorus::detail {
+
+/// Opens those that are closed on /dev/null.
+inline void open_standard_streams() {
+  for (int fd = 0; fd <= STDERR_FILENO; ++fd)
+    if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) [[maybe_unused]]
+      const int opened = open("/dev/null", O_RDWR);  // the lowest number that is free: `fd`
+}
+
+/// The same file under a number above theirs, closed on exec; the old number is closed. -1, with errno, where there is
+/// none.
+inline int above_standard_streams(int fd) {
+  if (fd < 0 || fd > STDERR_FILENO) return fd;
+  const int above = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1), error = errno;
+  close(fd);
+  errno = error;
+  return above;
+}
+
+/// A new, empty file to write text to, as fopen(path, "we") makes it; null, with errno, where there is none.
+inline std::FILE* open_to_write(const char* path) {
+  const int fd = above_standard_streams(open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  return fd < 0 ? nullptr : fdopen(fd, "w");
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
 
 namespace chorus::io {
 
@@ -15578,7 +15670,79 @@ class RegularFile {
 namespace chorus::io {
 
 /// Writes all of `data` at a place of a file; false, with errno, where that fails.
-inline bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data) {
+bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data);
+
+/// Writes to `.NAME.<16 hex digits>.tmp` in the folder of `path`; `commit` puts it in place. Without a commit the
+/// destructor removes it and the old file stays. What a killed process left is removed by the next AtomicFile of the
+/// same path: a temporary file that is still being written is locked. Every FileError names path, step and reason.
+class AtomicFile {
+ public:
+  /// A symbolic link is followed. Throws FileError where the folder is missing or can't be written, or `path` is there
+  /// and is read-only or no regular file.
+  explicit AtomicFile(std::string path);
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+  ~AtomicFile() { discard(); }
+
+  /// Appends. Throws FileError, and then removes the temporary file.
+  void write(std::span<const std::byte> data);
+  void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
+
+  /// Makes the file that long, for others who write ranges of it, and returns the path at which they find it. Throws
+  /// FileError.
+  std::string extend(std::uint64_t bytes);
+  /// Writes at a place, which the next `write` does not depend on. Throws FileError, and then removes the file.
+  void write_at(std::uint64_t offset, std::span<const std::byte> data);
+
+  /// Syncs the file to the disk, renames it to its place, and syncs the folder. Throws FileError; the old file is then
+  /// untouched, save where the message says that only the folder's sync failed.
+  void commit();
+
+ private:
+  struct Unopened {};
+  static constexpr std::string_view suffix = ".tmp";
+  static constexpr std::size_t digits = 16;
+
+  AtomicFile(Unopened, std::string path) : path_(std::move(path)) {}
+
+  void discard();
+
+  /// Reports errno. What was written so far is of no use, and must not be committed by a caller who catches the error.
+  [[noreturn]] void fail_at(std::string_view step);
+
+  static int sync(const Descriptor& descriptor);
+
+  void open_folder();
+
+  /// The permissions that the new file takes over; 0 where there is no old file.
+  mode_t check_old_file();
+
+  /// Unlinks what writers of this path left that no longer live. Best effort: it may fail and the save go on.
+  void remove_leftovers() const;
+
+  void create(mode_t mode);
+
+  std::string random_name();
+
+  std::string path_, folder_path_, name_, prefix_, temporary_;
+  Descriptor folder_, file_;
+};
+
+}  // namespace chorus::io
+
+#if !CHORUS_COMPILED
+// <chorus/io/atomic_file_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_ATOMIC_FILE_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_IO_ATOMIC_FILE_IMPL_HPP
+/// How a file is written beside its place, and put there.
+
+#include <dirent.h>
+#include <sys/file.h>
+#include <sys/random.h>
+
+namespace chorus::io {
+
+CHORUS_INLINE bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data) {
   const chorus::detail::HeldSignal held(SIGXFSZ);
   while (!data.empty()) {
     const ssize_t count = ::pwrite(file, data.data(), std::min(data.size(), io_chunk), static_cast<off_t>(offset));
@@ -15591,180 +15755,152 @@ inline bool write_at(int file, std::uint64_t offset, std::span<const std::byte> 
   return true;
 }
 
-/// Writes to `.NAME.<16 hex digits>.tmp` in the folder of `path`; `commit` puts it in place. Without a commit the
-/// destructor removes it and the old file stays. What a killed process left is removed by the next AtomicFile of the
-/// same path: a temporary file that is still being written is locked. Every FileError names path, step and reason.
-class AtomicFile {
- public:
-  /// A symbolic link is followed. Throws FileError where the folder is missing or can't be written, or `path` is there
-  /// and is read-only or no regular file.
-  explicit AtomicFile(std::string path) : AtomicFile(Unopened{}, std::move(path)) {
-    // The object is complete by now, so that the destructor cleans up after whatever throws here.
-    open_folder();
-    const mode_t mode = check_old_file();
-    remove_leftovers();
-    create(mode);
-  }
-  AtomicFile(const AtomicFile&) = delete;
-  AtomicFile& operator=(const AtomicFile&) = delete;
-  ~AtomicFile() { discard(); }
+CHORUS_INLINE AtomicFile::AtomicFile(std::string path) : AtomicFile(Unopened{}, std::move(path)) {
+  // The object is complete by now, so that the destructor cleans up after whatever throws here.
+  open_folder();
+  const mode_t mode = check_old_file();
+  remove_leftovers();
+  create(mode);
+}
 
-  /// Appends. Throws FileError, and then removes the temporary file.
-  void write(std::span<const std::byte> data) {
-    check<UsageError>(!temporary_.empty(), "saving ", path_, ": write to a file that is committed or has failed");
-    const chorus::detail::HeldSignal held(SIGXFSZ);
-    while (!data.empty()) {
-      const ssize_t count = ::write(file_.value, data.data(), std::min(data.size(), io_chunk));
-      if (count < 0 && errno == EINTR) continue;
-      if (count == 0) errno = EIO;
-      if (count <= 0) fail_at("writing");
-      data = data.subspan(static_cast<std::size_t>(count));
+CHORUS_INLINE void AtomicFile::write(std::span<const std::byte> data) {
+  check<UsageError>(!temporary_.empty(), "saving ", path_, ": write to a file that is committed or has failed");
+  const chorus::detail::HeldSignal held(SIGXFSZ);
+  while (!data.empty()) {
+    const ssize_t count = ::write(file_.value, data.data(), std::min(data.size(), io_chunk));
+    if (count < 0 && errno == EINTR) continue;
+    if (count == 0) errno = EIO;
+    if (count <= 0) fail_at("writing");
+    data = data.subspan(static_cast<std::size_t>(count));
+  }
+}
+
+CHORUS_INLINE std::string AtomicFile::extend(std::uint64_t bytes) {
+  check<UsageError>(!temporary_.empty(), "saving ", path_, ": extend of a file that is committed or has failed");
+  if (::ftruncate(file_.value, static_cast<off_t>(bytes)) != 0) fail_at("extending the file");
+  return folder_path_ + temporary_;
+}
+
+CHORUS_INLINE void AtomicFile::write_at(std::uint64_t offset, std::span<const std::byte> data) {
+  if (!chorus::io::write_at(file_.value, offset, data)) fail_at("writing");
+}
+
+CHORUS_INLINE void AtomicFile::commit() {
+  check<UsageError>(!temporary_.empty(), "saving ", path_, ": commit of a file that is committed or has failed");
+  if (sync(file_) != 0) fail_at("syncing the file to the disk");
+  if (::renameat(folder_.value, temporary_.c_str(), folder_.value, name_.c_str()) != 0) {
+    fail_at("renaming the temporary file");
+  }
+  temporary_.clear();
+  // Some file systems can't sync a folder and say EINVAL.
+  if (sync(folder_) != 0 && errno != EINVAL) {
+    fail_at("the file is in place, but a loss of power may bring the old one back: syncing the folder");
+  }
+}
+
+CHORUS_INLINE void AtomicFile::discard() {
+  if (!temporary_.empty()) ::unlinkat(folder_.value, temporary_.c_str(), 0);
+  temporary_.clear();
+}
+
+CHORUS_INLINE void AtomicFile::fail_at(std::string_view step) {
+  const char* reason = std::strerror(errno);
+  discard();
+  fail<FileError>("saving ", path_, ": ", step, " failed: ", reason);
+}
+
+CHORUS_INLINE int AtomicFile::sync(const Descriptor& descriptor) {
+  int status = 0;
+  do {
+    status = ::fsync(descriptor.value);
+  } while (status != 0 && errno == EINTR);
+  return status;
+}
+
+CHORUS_INLINE void AtomicFile::open_folder() {
+  std::string target = path_;
+  struct stat facts {};
+  if (::lstat(path_.c_str(), &facts) == 0 && S_ISLNK(facts.st_mode)) {
+    const std::unique_ptr<char, decltype(&std::free)> followed(::realpath(path_.c_str(), nullptr), &std::free);
+    if (followed == nullptr) fail_at("following the symbolic link");
+    target = followed.get();
+  }
+  const std::size_t slash = target.rfind('/');
+  folder_path_ = slash == target.npos ? "" : target.substr(0, slash + 1);
+  const std::string folder = folder_path_.empty() ? "." : folder_path_;
+  name_ = slash == target.npos ? target : target.substr(slash + 1);
+  check<FileError>(!name_.empty(), "saving ", path_.empty() ? "\"\"" : path_, ": the path has no file name");
+  // NAME_MAX is 255 bytes; a longer name shares its leftovers with its namesakes, which the locks make harmless.
+  prefix_ = cat('.', name_.substr(0, 200), '.');
+  folder_ = Descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (folder_.value < 0) fail_at(cat("opening the folder ", folder));
+}
+
+CHORUS_INLINE mode_t AtomicFile::check_old_file() {
+  struct stat facts {};
+  if (::fstatat(folder_.value, name_.c_str(), &facts, AT_SYMLINK_NOFOLLOW) != 0) {
+    if (errno != ENOENT) fail_at("looking at the old file");
+    return 0;
+  }
+  check<FileError>(S_ISREG(facts.st_mode), "saving ", path_, ": it exists and is not a regular file");
+  if (::faccessat(folder_.value, name_.c_str(), W_OK, 0) != 0) fail_at("replacing the old file");
+  return facts.st_mode & 0777;
+}
+
+CHORUS_INLINE void AtomicFile::remove_leftovers() const {
+  const auto close_folder = [](DIR* folder) { ::closedir(folder); };
+  Descriptor own(::openat(folder_.value, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const std::unique_ptr<DIR, decltype(close_folder)> folder(own.value < 0 ? nullptr : ::fdopendir(own.value));
+  if (folder == nullptr) return;
+  own.value = -1;
+  while (const dirent* entry = ::readdir(folder.get())) {
+    const std::string_view name = entry->d_name;
+    if (name.size() != prefix_.size() + digits + suffix.size()) continue;
+    if (!name.starts_with(prefix_) || !name.ends_with(suffix)) continue;
+    const Descriptor file(::openat(folder_.value, entry->d_name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    if (file.value < 0 || ::flock(file.value, LOCK_EX | LOCK_NB) != 0) continue;
+    ::unlinkat(folder_.value, entry->d_name, 0);
+  }
+}
+
+CHORUS_INLINE void AtomicFile::create(mode_t mode) {
+  constexpr int attempts = 100;
+  for (int attempt = 0; attempt < attempts; ++attempt) {
+    const std::string name = random_name();
+    Descriptor file(::openat(folder_.value, name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666));
+    if (file.value < 0) {
+      if (errno == EEXIST || errno == EINTR) continue;
+      fail_at("creating a temporary file in its folder");
     }
-  }
-  void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
-
-  /// Makes the file that long, for others who write ranges of it, and returns the path at which they find it. Throws
-  /// FileError.
-  std::string extend(std::uint64_t bytes) {
-    check<UsageError>(!temporary_.empty(), "saving ", path_, ": extend of a file that is committed or has failed");
-    if (::ftruncate(file_.value, static_cast<off_t>(bytes)) != 0) fail_at("extending the file");
-    return folder_path_ + temporary_;
-  }
-  /// Writes at a place, which the next `write` does not depend on. Throws FileError, and then removes the file.
-  void write_at(std::uint64_t offset, std::span<const std::byte> data) {
-    if (!chorus::io::write_at(file_.value, offset, data)) fail_at("writing");
-  }
-
-  /// Syncs the file to the disk, renames it to its place, and syncs the folder. Throws FileError; the old file is then
-  /// untouched, save where the message says that only the folder's sync failed.
-  void commit() {
-    check<UsageError>(!temporary_.empty(), "saving ", path_, ": commit of a file that is committed or has failed");
-    if (sync(file_) != 0) fail_at("syncing the file to the disk");
-    if (::renameat(folder_.value, temporary_.c_str(), folder_.value, name_.c_str()) != 0) {
-      fail_at("renaming the temporary file");
-    }
-    temporary_.clear();
-    // Some file systems can't sync a folder and say EINVAL.
-    if (sync(folder_) != 0 && errno != EINVAL) {
-      fail_at("the file is in place, but a loss of power may bring the old one back: syncing the folder");
-    }
-  }
-
- private:
-  struct Unopened {};
-  static constexpr std::string_view suffix = ".tmp";
-  static constexpr std::size_t digits = 16;
-
-  AtomicFile(Unopened, std::string path) : path_(std::move(path)) {}
-
-  void discard() {
-    if (!temporary_.empty()) ::unlinkat(folder_.value, temporary_.c_str(), 0);
-    temporary_.clear();
-  }
-
-  /// Reports errno. What was written so far is of no use, and must not be committed by a caller who catches the error.
-  [[noreturn]] void fail_at(std::string_view step) {
-    const char* reason = std::strerror(errno);
-    discard();
-    fail<FileError>("saving ", path_, ": ", step, " failed: ", reason);
-  }
-
-  static int sync(const Descriptor& descriptor) {
-    int status = 0;
-    do {
-      status = ::fsync(descriptor.value);
-    } while (status != 0 && errno == EINTR);
-    return status;
-  }
-
-  void open_folder() {
-    std::string target = path_;
+    temporary_ = name;
+    file_ = std::move(file);
+    // Another process's remove_leftovers may be faster than this lock: then it holds the lock, or the file has no
+    // name any more.
+    const bool taken = ::flock(file_.value, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
     struct stat facts {};
-    if (::lstat(path_.c_str(), &facts) == 0 && S_ISLNK(facts.st_mode)) {
-      const std::unique_ptr<char, decltype(&std::free)> followed(::realpath(path_.c_str(), nullptr), &std::free);
-      if (followed == nullptr) fail_at("following the symbolic link");
-      target = followed.get();
-    }
-    const std::size_t slash = target.rfind('/');
-    folder_path_ = slash == target.npos ? "" : target.substr(0, slash + 1);
-    const std::string folder = folder_path_.empty() ? "." : folder_path_;
-    name_ = slash == target.npos ? target : target.substr(slash + 1);
-    check<FileError>(!name_.empty(), "saving ", path_.empty() ? "\"\"" : path_, ": the path has no file name");
-    // NAME_MAX is 255 bytes; a longer name shares its leftovers with its namesakes, which the locks make harmless.
-    prefix_ = cat('.', name_.substr(0, 200), '.');
-    folder_ = Descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (folder_.value < 0) fail_at(cat("opening the folder ", folder));
+    if (::fstat(file_.value, &facts) != 0) fail_at("looking at the temporary file");
+    if (taken || facts.st_nlink == 0) continue;
+    if (mode != 0 && ::fchmod(file_.value, mode) != 0) fail_at("setting the permissions");
+    return;
   }
+  fail<FileError>("saving ", path_, ": no temporary file could be made in its folder in ", attempts, " attempts");
+}
 
-  /// The permissions that the new file takes over; 0 where there is no old file.
-  mode_t check_old_file() {
-    struct stat facts {};
-    if (::fstatat(folder_.value, name_.c_str(), &facts, AT_SYMLINK_NOFOLLOW) != 0) {
-      if (errno != ENOENT) fail_at("looking at the old file");
-      return 0;
-    }
-    check<FileError>(S_ISREG(facts.st_mode), "saving ", path_, ": it exists and is not a regular file");
-    if (::faccessat(folder_.value, name_.c_str(), W_OK, 0) != 0) fail_at("replacing the old file");
-    return facts.st_mode & 0777;
+CHORUS_INLINE std::string AtomicFile::random_name() {
+  unsigned char bytes[digits / 2];
+  if (::getentropy(bytes, sizeof bytes) != 0) fail_at("getting a random name");
+  std::string name = prefix_;
+  for (const unsigned char byte : bytes) {
+    constexpr std::string_view hex = "0123456789abcdef";
+    (name += hex[byte >> 4]) += hex[byte & 15];
   }
-
-  /// Unlinks what writers of this path left that no longer live. Best effort: it may fail and the save go on.
-  void remove_leftovers() const {
-    const auto close_folder = [](DIR* folder) { ::closedir(folder); };
-    Descriptor own(::openat(folder_.value, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    const std::unique_ptr<DIR, decltype(close_folder)> folder(own.value < 0 ? nullptr : ::fdopendir(own.value));
-    if (folder == nullptr) return;
-    own.value = -1;
-    while (const dirent* entry = ::readdir(folder.get())) {
-      const std::string_view name = entry->d_name;
-      if (name.size() != prefix_.size() + digits + suffix.size()) continue;
-      if (!name.starts_with(prefix_) || !name.ends_with(suffix)) continue;
-      const Descriptor file(::openat(folder_.value, entry->d_name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-      if (file.value < 0 || ::flock(file.value, LOCK_EX | LOCK_NB) != 0) continue;
-      ::unlinkat(folder_.value, entry->d_name, 0);
-    }
-  }
-
-  void create(mode_t mode) {
-    constexpr int attempts = 100;
-    for (int attempt = 0; attempt < attempts; ++attempt) {
-      const std::string name = random_name();
-      Descriptor file(
-          ::openat(folder_.value, name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666));
-      if (file.value < 0) {
-        if (errno == EEXIST || errno == EINTR) continue;
-        fail_at("creating a temporary file in its folder");
-      }
-      temporary_ = name;
-      file_ = std::move(file);
-      // Another process's remove_leftovers may be faster than this lock: then it holds the lock, or the file has no
-      // name any more.
-      const bool taken = ::flock(file_.value, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
-      struct stat facts {};
-      if (::fstat(file_.value, &facts) != 0) fail_at("looking at the temporary file");
-      if (taken || facts.st_nlink == 0) continue;
-      if (mode != 0 && ::fchmod(file_.value, mode) != 0) fail_at("setting the permissions");
-      return;
-    }
-    fail<FileError>("saving ", path_, ": no temporary file could be made in its folder in ", attempts, " attempts");
-  }
-
-  std::string random_name() {
-    unsigned char bytes[digits / 2];
-    if (::getentropy(bytes, sizeof bytes) != 0) fail_at("getting a random name");
-    std::string name = prefix_;
-    for (const unsigned char byte : bytes) {
-      constexpr std::string_view hex = "0123456789abcdef";
-      (name += hex[byte >> 4]) += hex[byte & 15];
-    }
-    return name += suffix;
-  }
-
-  std::string path_, folder_path_, name_, prefix_, temporary_;
-  Descriptor folder_, file_;
-};
+  return name += suffix;
+}
 
 }  // namespace chorus::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_ATOMIC_FILE_IMPL_HPP
+
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_IO_ATOMIC_FILE_HPP
 
 namespace chorus::io {
@@ -15784,8 +15920,55 @@ namespace detail {
 
 /// Checks what is to be written, sorts it as it will lie in the file, and returns all that stands before the data.
 /// Throws UsageError where a reader would refuse the file.
-inline std::string safetensors_header(std::string_view path, std::vector<const TensorView*>& tensors,
-                                      const Metadata& metadata) {
+std::string safetensors_header(std::string_view path, std::vector<const TensorView*>& tensors,
+                               const Metadata& metadata);
+
+}  // namespace detail
+
+/// Writes a file and replaces what was at `path`, atomically: see AtomicFile, also for its FileErrors. Throws
+/// UsageError, and touches nothing, where a name comes twice or can't be a name, or data don't have the size of their
+/// shape and dtype.
+void write_safetensors(const std::string& path, std::span<const TensorView> tensors, const Metadata& metadata = {});
+
+}  // namespace chorus::io
+
+#if !CHORUS_COMPILED
+// <chorus/io/safetensors_writer_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_IMPL_HPP
+/// How a file is laid out as the reference writer does.
+
+// <chorus/core/json_string.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
+/// Strings as JSON writes them, for files and messages that need no JSON library.
+
+namespace chorus {
+
+/// Appends `text` in double quotes, with control characters, quotes and backslashes escaped.
+inline void append_json_string(std::string& out, std::string_view text) {
+  constexpr std::string_view hex = "0123456789abcdef", plain = "\b\t\n\f\r\"\\", letters = "btnfr\"\\";
+  out += '"';
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (const std::size_t at = plain.find(c); at != plain.npos) {
+      (out += '\\') += letters[at];
+    } else if (byte < 0x20) {
+      ((out += "\\u00") += hex[byte >> 4]) += hex[byte & 15];
+    } else {
+      out += c;
+    }
+  }
+  out += '"';
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
+
+namespace chorus::io::detail {
+
+CHORUS_INLINE std::string safetensors_header(std::string_view path, std::vector<const TensorView*>& tensors,
+                                             const Metadata& metadata) {
   // By alignment, largest first, so that every tensor is aligned in the file; then by name.
   std::sort(tensors.begin(), tensors.end(), [](const TensorView* a, const TensorView* b) {
     return a->dtype != b->dtype ? a->dtype > b->dtype : a->name < b->name;
@@ -15838,13 +16021,12 @@ inline std::string safetensors_header(std::string_view path, std::vector<const T
   return json;
 }
 
-}  // namespace detail
+}  // namespace chorus::io::detail
 
-/// Writes a file and replaces what was at `path`, atomically: see AtomicFile, also for its FileErrors. Throws
-/// UsageError, and touches nothing, where a name comes twice or can't be a name, or data don't have the size of their
-/// shape and dtype.
-inline void write_safetensors(const std::string& path, std::span<const TensorView> tensors,
-                              const Metadata& metadata = {}) {
+namespace chorus::io {
+
+CHORUS_INLINE void write_safetensors(const std::string& path, std::span<const TensorView> tensors,
+                                     const Metadata& metadata) {
   std::vector<const TensorView*> order;
   for (const TensorView& tensor : tensors) order.push_back(&tensor);
   const std::string header = detail::safetensors_header(path, order, metadata);
@@ -15855,7 +16037,15 @@ inline void write_safetensors(const std::string& path, std::span<const TensorVie
 }
 
 }  // namespace chorus::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_IMPL_HPP
+
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_HPP
+
+// <chorus/io/tensor_place.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
+#define CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
+/// Where a model's numbers lie, for what goes into a file and what comes from one.
 
 namespace chorus::io::detail {
 
@@ -15979,7 +16169,10 @@ std::vector<TensorPlace<D>> places_in_parts(Net& net) {
   for (const auto& named : nn::named_buffers<D>(net.module())) {
     if (!named.buffer->is_here()) continue;
     const auto extents = named.buffer->extents();
-    places.push_back({named.name, named.buffer->dtype(), {extents.begin(), extents.end()}, named.buffer->where(),
+    places.push_back({named.name,
+                      named.buffer->dtype(),
+                      {extents.begin(), extents.end()},
+                      named.buffer->where(),
                       named.buffer->memory()});
   }
   choose_writers(net, places);
@@ -15999,6 +16192,11 @@ void say_changed(nn::Module& model) {
   for (const auto& named : nn::named_parameters<D>(model)) named.parameter->touch();
   for (const auto& named : nn::named_buffers<D>(model)) named.buffer->touch();
 }
+
+}  // namespace chorus::io::detail
+#endif  // CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
+
+namespace chorus::io::detail {
 
 /// Tensors on their way to a file, brought to the host.
 class Outgoing {
@@ -16030,8 +16228,7 @@ class Outgoing {
   std::vector<Item> items_;
 };
 
-/// All names that each parameter and buffer has in a model, by the first of them.
-inline std::map<std::string, std::vector<std::string>> all_names(nn::Module& model) {
+CHORUS_INLINE std::map<std::string, std::vector<std::string>> all_names(nn::Module& model) {
   struct Names final : nn::detail::Walker {
     std::map<const Node*, std::vector<std::string>> of;
     void parameter(std::string_view name, AnyParameter& handle) override { add(name, handle.shared().get()); }
@@ -16044,8 +16241,7 @@ inline std::map<std::string, std::vector<std::string>> all_names(nn::Module& mod
   return out;
 }
 
-/// Notes which names stand for tensors that are in the file by another name, as safetensors' `save_model` does.
-inline void note_tied(Metadata& metadata, nn::Module& model) {
+CHORUS_INLINE void note_tied(Metadata& metadata, nn::Module& model) {
   for (const auto& [first, names] : all_names(model))
     for (const auto& name : names)
       if (name != first) metadata.emplace(name, first);
@@ -21499,7 +21695,9 @@ CHORUS_INLINE bool register_backend(Backend backend, EngineMaker maker) {
 /// Numbers from text, where the standard library has std::from_chars for integers alone (libc++ before LLVM 20), too.
 
 #include <cctype>
+#include <cerrno>
 #include <locale.h>
+#include <system_error>
 
 namespace chorus::detail {
 
@@ -21723,28 +21921,53 @@ inline std::string format_list(const char* form, std::va_list values) {
 #define CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_HPP
 /// A file that a log appends to while training goes on.
 
+// <chorus/core/standard_streams.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
+/// Descriptors 0, 1 and 2 are standard input, output and error. Whoever starts a process may have closed them (`2>&-`,
+/// daemons), and the next file or socket would get such a number, and then whatever is printed.
+
+#include <fcntl.h>
+
+namespace chorus::detail {
+
+/// Opens those that are closed on /dev/null.
+inline void open_standard_streams() {
+  for (int fd = 0; fd <= STDERR_FILENO; ++fd)
+    if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) [[maybe_unused]]
+      const int opened = open("/dev/null", O_RDWR);  // the lowest number that is free: `fd`
+}
+
+/// The same file under a number above theirs, closed on exec; the old number is closed. -1, with errno, where there is
+/// none.
+inline int above_standard_streams(int fd) {
+  if (fd < 0 || fd > STDERR_FILENO) return fd;
+  const int above = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1), error = errno;
+  close(fd);
+  errno = error;
+  return above;
+}
+
+/// A new, empty file to write text to, as fopen(path, "we") makes it; null, with errno, where there is none.
+inline std::FILE* open_to_write(const char* path) {
+  const int fd = above_standard_streams(open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  return fd < 0 ? nullptr : fdopen(fd, "w");
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
+
 namespace chorus::detail {
 
 class LogFile {
  public:
   /// Replaces the file at `path`; an empty path makes one that takes no bytes. `log`, for messages, lives on. Throws
   /// FileError, as all calls do.
-  LogFile(const char* log, std::string path) : log_(log), path_(std::move(path)) {
-    if (path_.empty()) return;
-    file_.reset(open_to_write(path_.c_str()));
-    if (file_ == nullptr) write_failed();
-  }
+  LogFile(const char* log, std::string path);
   explicit operator bool() const { return file_ != nullptr; }
 
-  void write(std::string_view bytes) {
-    if (file_ == nullptr) return;
-    const HeldSignal held(SIGXFSZ);
-    if (std::fwrite(bytes.data(), 1, bytes.size(), file_.get()) != bytes.size()) write_failed();
-  }
-  void flush() {
-    const HeldSignal held(SIGXFSZ);
-    if (file_ != nullptr && std::fflush(file_.get()) != 0) write_failed();
-  }
+  void write(std::string_view bytes);
+  void flush();
 
  private:
   struct Close {
@@ -21753,9 +21976,7 @@ class LogFile {
       std::fclose(file);
     }
   };
-  [[noreturn]] void write_failed() const {
-    fail<FileError>(log_, ": cannot write '", path_, "': ", std::strerror(errno));
-  }
+  [[noreturn]] void write_failed() const;
 
   const char* log_;
   std::string path_;
@@ -21763,6 +21984,40 @@ class LogFile {
 };
 
 }  // namespace chorus::detail
+
+#if !CHORUS_COMPILED
+// <chorus/train/log_file_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_IMPL_HPP
+/// How a line gets into a file whole.
+
+namespace chorus::detail {
+
+CHORUS_INLINE LogFile::LogFile(const char* log, std::string path) : log_(log), path_(std::move(path)) {
+  if (path_.empty()) return;
+  file_.reset(open_to_write(path_.c_str()));
+  if (file_ == nullptr) write_failed();
+}
+
+CHORUS_INLINE void LogFile::write(std::string_view bytes) {
+  if (file_ == nullptr) return;
+  const HeldSignal held(SIGXFSZ);
+  if (std::fwrite(bytes.data(), 1, bytes.size(), file_.get()) != bytes.size()) write_failed();
+}
+
+CHORUS_INLINE void LogFile::flush() {
+  const HeldSignal held(SIGXFSZ);
+  if (file_ != nullptr && std::fflush(file_.get()) != 0) write_failed();
+}
+
+CHORUS_INLINE void LogFile::write_failed() const {
+  fail<FileError>(log_, ": cannot write '", path_, "': ", std::strerror(errno));
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_IMPL_HPP
+
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_HPP
 
 namespace chorus {
@@ -29127,45 +29382,11 @@ inline constexpr const char* canonical_mean_name = "canonical_mean";
 
 /// How the batch was cut that `node` was made of; null where no policy has cut it, where it is one share, and where
 /// nothing is recorded. Throws UsageError where it was made of batches that are cut in different ways.
-[[gnu::cold]] inline std::shared_ptr<const CanonicalCut> find_cut(Node* node) {
-  std::shared_ptr<const CanonicalCut> found;
-  if (node == nullptr || within_share() || !grad_enabled()) return found;
-  FoundNodes nodes;
-  nodes.add(*node);
-  nodes.walk([&](const Node& next) {
-    const auto* const cut = next.canonical_cut();
-    if (cut == nullptr) return true;
-    check<UsageError>(!found || (found->samples() == (*cut)->samples() && found->run() == (*cut)->run()),
-                      "canonical shares: a loss of two outputs, of batches that are cut in different ways: ",
-                      found ? found->samples() : 0, " and ", (*cut)->samples(), " samples in ",
-                      found ? found->run().count() : 0, " and ", (*cut)->run().count(), " shares");
-    found = *cut;
-    return false;
-  });
-  return found;
-}
+[[gnu::cold]] std::shared_ptr<const CanonicalCut> find_cut(Node* node);
 
 /// `nodes`: of a backward run. Throws UsageError where what goes back into a net's output, of samples in shares, comes
 /// from anything but means over the whole batch: it would be this process's alone.
-[[gnu::cold]] inline void check_canonical_means(std::span<const Ref<Node>> nodes) {
-  const auto is_mean = [](const Node& node) { return node.operation() == canonical_mean_name; };
-  FoundNodes under;
-  for (const Ref<Node>& node : nodes)
-    if (is_mean(*node)) under.add_inputs_of(*node);
-  under.walk([](const Node& node) { return node.canonical_cut() == nullptr; });
-  for (const Node* const node : under.all())
-    check<UsageError>(!node->is_leaf() || node->numbers_name()[0] == '\0',
-                      "canonical shares: the loss uses the parameter ", node->numbers_name(),
-                      " outside of the net's forward pass, where samples are not in shares: use it in the model");
-  FoundNodes beside;  // what others than means go back into
-  for (const Ref<Node>& node : nodes)
-    if (!is_mean(*node) && !under.has(*node)) beside.add_inputs_of(*node);
-  for (const Node* const node : beside.all())
-    check<UsageError>(node->canonical_cut() == nullptr && !under.has(*node),
-                      "canonical shares: backward begins with something other than a mean over the batch: expected "
-                      "mean(), cross_entropy(), mse_loss() or another loss of the library, taken of what the net "
-                      "returned for its samples");
-}
+[[gnu::cold]] void check_canonical_means(std::span<const Ref<Node>> nodes);
 
 /// That of losses, as many for each sample; null where they are not.
 template <Operand X>
@@ -29189,8 +29410,88 @@ struct WholeMean {
 
 /// From what this process's shares give. All processes call it. Throws UsageError, on all of them, where one has other
 /// samples than its shares of the batch.
-[[gnu::cold]] inline WholeMean add_shares(const CanonicalCut& cut, std::span<const double> sums,
-                                          std::span<const double> overs) {
+[[gnu::cold]] WholeMean add_shares(const CanonicalCut& cut, std::span<const double> sums,
+                                   std::span<const double> overs);
+
+/// sum(losses) / over: of all shares, on all processes. `over_of(begin, end)`: what the losses in that range of the
+/// flat `losses` are divided by; those of all shares add up, unless `over` says what all are divided by.
+template <AnyVariable X, class OverOf>
+auto canonical_mean(const X& losses, const CanonicalCut& cut, const OverOf& over_of, double over = 0) {
+  using T = typename tensor_of<X>::value_type;
+  using D = typename tensor_of<X>::device_type;
+  const auto values = contiguous(value_of(losses));
+  const auto device = values.device();
+  const Index each = cut.samples() == 0 ? 0 : values.numel() / cut.samples();
+  std::vector<double> sums, overs;
+  for (std::size_t i = 0; i < cut.run().count(); ++i) {
+    const Index begin = cut.begin(i) * each, end = cut.begin(i + 1) * each;
+    const auto sum = Tensor<T, 0, D>::zeros({}, device);
+    if (end > begin) kernels::sum(device, kernels::AxisShape{.axis = end - begin}, values.data() + begin, sum.data());
+    sums.push_back(static_cast<double>(sum.item()));
+    overs.push_back(end > begin ? over_of(begin, end) : 0);
+  }
+  auto whole = add_shares(cut, sums, overs);
+  if (over != 0) whole.over = over;
+  auto mean = record(
+      canonical_mean_name, Tensor<T, 0, D>::full({}, static_cast<T>(whole.value()), device),
+      [divisor = whole.over, shape = values.shape()](const auto& dy, auto dx) {
+        const double gradient = divisor == 0 ? 0 : static_cast<double>(dy.item()) / divisor;
+        dx->add(tensor_of<X>::full(shape, static_cast<T>(gradient), dy.device()));
+      },
+      losses);
+  return as_mean(std::move(mean), over != 0 ? over : std::accumulate(overs.begin(), overs.end(), 0.0));
+}
+
+}  // namespace chorus::detail
+
+#if !CHORUS_COMPILED
+// <chorus/ops/canonical_mean_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_CANONICAL_MEAN_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_CANONICAL_MEAN_IMPL_HPP
+/// How a batch's cut is found, and what may go back into a net.
+
+namespace chorus::detail {
+
+CHORUS_INLINE std::shared_ptr<const CanonicalCut> find_cut(Node* node) {
+  std::shared_ptr<const CanonicalCut> found;
+  if (node == nullptr || within_share() || !grad_enabled()) return found;
+  FoundNodes nodes;
+  nodes.add(*node);
+  nodes.walk([&](const Node& next) {
+    const auto* const cut = next.canonical_cut();
+    if (cut == nullptr) return true;
+    check<UsageError>(!found || (found->samples() == (*cut)->samples() && found->run() == (*cut)->run()),
+                      "canonical shares: a loss of two outputs, of batches that are cut in different ways: ",
+                      found ? found->samples() : 0, " and ", (*cut)->samples(), " samples in ",
+                      found ? found->run().count() : 0, " and ", (*cut)->run().count(), " shares");
+    found = *cut;
+    return false;
+  });
+  return found;
+}
+
+CHORUS_INLINE void check_canonical_means(std::span<const Ref<Node>> nodes) {
+  const auto is_mean = [](const Node& node) { return node.operation() == canonical_mean_name; };
+  FoundNodes under;
+  for (const Ref<Node>& node : nodes)
+    if (is_mean(*node)) under.add_inputs_of(*node);
+  under.walk([](const Node& node) { return node.canonical_cut() == nullptr; });
+  for (const Node* const node : under.all())
+    check<UsageError>(!node->is_leaf() || node->numbers_name()[0] == '\0',
+                      "canonical shares: the loss uses the parameter ", node->numbers_name(),
+                      " outside of the net's forward pass, where samples are not in shares: use it in the model");
+  FoundNodes beside;  // what others than means go back into
+  for (const Ref<Node>& node : nodes)
+    if (!is_mean(*node) && !under.has(*node)) beside.add_inputs_of(*node);
+  for (const Node* const node : beside.all())
+    check<UsageError>(node->canonical_cut() == nullptr && !under.has(*node),
+                      "canonical shares: backward begins with something other than a mean over the batch: expected "
+                      "mean(), cross_entropy(), mse_loss() or another loss of the library, taken of what the net "
+                      "returned for its samples");
+}
+
+CHORUS_INLINE WholeMean add_shares(const CanonicalCut& cut, std::span<const double> sums,
+                                   std::span<const double> overs) {
   const std::size_t shares = cut.shares();
   std::vector<double> numbers(3 * shares);  // of all shares: sums, what they are divided by, numbers of samples
   for (std::size_t i = 0; i < sums.size(); ++i) {
@@ -29213,37 +29514,10 @@ struct WholeMean {
   return {chorus::add_shares(of_shares(0).first(used)), chorus::add_shares(of_shares(1).first(used))};
 }
 
-/// sum(losses) / over: of all shares, on all processes. `over_of(begin, end)`: what the losses in that range of the
-/// flat `losses` are divided by; those of all shares add up, unless `over` says what all are divided by.
-template <AnyVariable X, class OverOf>
-auto canonical_mean(const X& losses, const CanonicalCut& cut, const OverOf& over_of, double over = 0) {
-  using T = typename tensor_of<X>::value_type;
-  using D = typename tensor_of<X>::device_type;
-  const auto values = contiguous(value_of(losses));
-  const auto device = values.device();
-  const Index each = cut.samples() == 0 ? 0 : values.numel() / cut.samples();
-  std::vector<double> sums, overs;
-  for (std::size_t i = 0; i < cut.run().count(); ++i) {
-    const Index begin = cut.begin(i) * each, end = cut.begin(i + 1) * each;
-    const auto sum = Tensor<T, 0, D>::zeros({}, device);
-    if (end > begin)
-      kernels::sum(device, kernels::AxisShape{.axis = end - begin}, values.data() + begin, sum.data());
-    sums.push_back(static_cast<double>(sum.item()));
-    overs.push_back(end > begin ? over_of(begin, end) : 0);
-  }
-  auto whole = add_shares(cut, sums, overs);
-  if (over != 0) whole.over = over;
-  auto mean = record(
-      canonical_mean_name, Tensor<T, 0, D>::full({}, static_cast<T>(whole.value()), device),
-      [divisor = whole.over, shape = values.shape()](const auto& dy, auto dx) {
-        const double gradient = divisor == 0 ? 0 : static_cast<double>(dy.item()) / divisor;
-        dx->add(tensor_of<X>::full(shape, static_cast<T>(gradient), dy.device()));
-      },
-      losses);
-  return as_mean(std::move(mean), over != 0 ? over : std::accumulate(overs.begin(), overs.end(), 0.0));
-}
-
 }  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_OPS_CANONICAL_MEAN_IMPL_HPP
+
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_OPS_CANONICAL_MEAN_HPP
 
 // <chorus/ops/cast.hpp>
@@ -30182,14 +30456,7 @@ struct IntegerProduct {
   std::vector<char> nothing;
 
   /// y = what the integers of `levels` stand for that an integer model gives, maybe after a ReLU.
-  void rounded(const quantized::Levels& levels, bool relu, float* y) const {
-    std::vector<quantized::Requantizer> to;
-    for (std::size_t o = 0; o < bias.size(); ++o) to.emplace_back(x_scale, weight_scale[o], bias[o], levels, relu);
-    for_rows([&](std::size_t channel, Index first) {
-      for (Index i = first; i < first + shape.inner; ++i)
-        y[i] = levels.number(to[channel](nothing[channel] != 0 ? 0 : sum(i)));
-    });
-  }
+  void rounded(const quantized::Levels& levels, bool relu, float* y) const;
 
  private:
   std::int32_t sum(Index i) const { return sums[static_cast<std::size_t>(i)]; }
@@ -30210,28 +30477,10 @@ struct ExactParts {
   float base = 256;
   std::vector<std::vector<float>> parts;
 
-  ExactParts(const std::vector<float>& w, Index outputs, float reach) {
-    for (; base >= 2 && !split(w, outputs, reach); base = base == 256 ? 16 : base == 16 ? 4 : base - 2) continue;
-  }
+  ExactParts(const std::vector<float>& w, Index outputs, float reach);
 
  private:
-  bool split(const std::vector<float>& w, Index outputs, float reach) {
-    parts.clear();
-    const std::size_t terms = w.size() / static_cast<std::size_t>(outputs);
-    auto rest = w;
-    while (std::any_of(rest.begin(), rest.end(), [](float x) { return x != 0; }) || parts.empty()) {
-      auto& part = parts.emplace_back(w.size());
-      double sum = 0;
-      for (std::size_t i = 0; i < w.size(); ++i) {
-        const float above = std::nearbyint(rest[i] / base);
-        part[i] = rest[i] - base * above;
-        rest[i] = above;
-        sum = i % terms == 0 ? std::abs(part[i]) : sum + std::abs(part[i]);
-        if (sum * reach > 1 << 24) return parts.clear(), false;
-      }
-    }
-    return true;
-  }
+  bool split(const std::vector<float>& w, Index outputs, float reach);
 };
 
 }  // namespace detail
@@ -30246,7 +30495,60 @@ struct IntegerFactors {
 /// The product of x and weight, which are on their levels, in integers; the bias is yet to come. `product`: what the
 /// layer computes of two such arrays, without a bias: [batch, outputs, ...]. Null where sums don't fit into 32 bits:
 /// such a layer has no integer form.
-inline std::shared_ptr<IntegerProduct> integer_product(
+std::shared_ptr<IntegerProduct> integer_product(
+    const IntegerFactors& factors, const Tensor<float, 1, Cpu>& x, const Tensor<float, 1, Cpu>& weight,
+    const std::function<Tensor<float, 1, Cpu>(const Tensor<float, 1, Cpu>&, const Tensor<float, 1, Cpu>&)>& product);
+
+}  // namespace chorus::nn::quantization
+
+#if !CHORUS_COMPILED
+// <chorus/nn/quantization/integer_product_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_INTEGER_PRODUCT_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_INTEGER_PRODUCT_IMPL_HPP
+/// How a product of numbers on their levels is taken in integers.
+
+namespace chorus::nn::quantization {
+
+CHORUS_INLINE void IntegerProduct::rounded(const quantized::Levels& levels, bool relu, float* y) const {
+  std::vector<quantized::Requantizer> to;
+  for (std::size_t o = 0; o < bias.size(); ++o) to.emplace_back(x_scale, weight_scale[o], bias[o], levels, relu);
+  for_rows([&](std::size_t channel, Index first) {
+    for (Index i = first; i < first + shape.inner; ++i)
+      y[i] = levels.number(to[channel](nothing[channel] != 0 ? 0 : sum(i)));
+  });
+}
+
+}  // namespace chorus::nn::quantization
+
+namespace chorus::nn::quantization::detail {
+
+CHORUS_INLINE ExactParts::ExactParts(const std::vector<float>& w, Index outputs, float reach) {
+  for (; base >= 2 && !split(w, outputs, reach); base = base == 256 ? 16 : base == 16 ? 4 : base - 2) continue;
+}
+
+CHORUS_INLINE bool ExactParts::split(const std::vector<float>& w, Index outputs, float reach) {
+  parts.clear();
+  const std::size_t terms = w.size() / static_cast<std::size_t>(outputs);
+  auto rest = w;
+  while (std::any_of(rest.begin(), rest.end(), [](float x) { return x != 0; }) || parts.empty()) {
+    auto& part = parts.emplace_back(w.size());
+    double sum = 0;
+    for (std::size_t i = 0; i < w.size(); ++i) {
+      const float above = std::nearbyint(rest[i] / base);
+      part[i] = rest[i] - base * above;
+      rest[i] = above;
+      sum = i % terms == 0 ? std::abs(part[i]) : sum + std::abs(part[i]);
+      if (sum * reach > 1 << 24) return parts.clear(), false;
+    }
+  }
+  return true;
+}
+
+}  // namespace chorus::nn::quantization::detail
+
+namespace chorus::nn::quantization {
+
+CHORUS_INLINE std::shared_ptr<IntegerProduct> integer_product(
     const IntegerFactors& factors, const Tensor<float, 1, Cpu>& x, const Tensor<float, 1, Cpu>& weight,
     const std::function<Tensor<float, 1, Cpu>(const Tensor<float, 1, Cpu>&, const Tensor<float, 1, Cpu>&)>& product) {
   const chorus::detail::Unobserved unobserved;
@@ -30283,6 +30585,9 @@ inline std::shared_ptr<IntegerProduct> integer_product(
 }
 
 }  // namespace chorus::nn::quantization
+#endif  // CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_INTEGER_PRODUCT_IMPL_HPP
+
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_INTEGER_PRODUCT_HPP
 
 // <chorus/nn/quantization/pass.hpp>
@@ -30496,49 +30801,19 @@ namespace chorus::nn::quantization {
 class ActivationSite {
  public:
   /// `name`: the layer's path and what of it: `conv1.output`.
-  explicit ActivationSite(std::string name) : name_(std::move(name)) {
-    range_ = Buffer(Tensor<float, 1, Cpu>::zeros({2}));
-    set_range({});
-  }
+  explicit ActivationSite(std::string name);
 
   const std::string& name() const { return name_; }
-  Range range() const {
-    const float* const ends = value_of(range_).data();
-    return {ends[0], ends[1]};
-  }
-  void set_range(const Range& range) const {
-    float* const ends = value_of(range_).data();
-    ends[0] = range.min;
-    ends[1] = range.max;
-    range_.on<Cpu>().touch();
-  }
+  Range range() const;
+  void set_range(const Range& range) const;
 
   /// Moves the range towards that of the whole batch, of which these numbers are this device's share, maybe an empty
   /// one: all members of the batch's group call it. Throws NonFiniteError, on all members, where one has a NaN or an
   /// infinity. Returns whether the batch had any numbers.
-  bool observe(const float* numbers, Index count, float share) const {
-    Range seen;
-    kernels::min_max(Cpu{}, {1, 1, count}, numbers, &seen.min, &seen.max);
-    if (const auto group = batch_group()) {
-      double ends[] = {-static_cast<double>(seen.min), static_cast<double>(seen.max)};
-      group->max(ends);
-      seen = {static_cast<float>(-ends[0]), static_cast<float>(ends[1])};
-    }
-    check<NonFiniteError>(seen.empty() || seen.finite(), "QuantizationAware: '", name_,
-                          "': a NaN or an infinity came, which no integer stands for");
-    if (seen.empty()) return false;
-    set_range(observed(range(), seen, share));
-    return true;
-  }
+  bool observe(const float* numbers, Index count, float share) const;
 
   /// Throws UsageError where no range is known.
-  quantized::Levels levels(const Scheme& scheme) const {
-    const Range known = range();
-    check<UsageError>(!known.empty(), "QuantizationAware: '", name_,
-                      "' has no range yet: expected a forward pass in training, with observe(true), or a file that ",
-                      "has one");
-    return scheme.activation_levels(known.min, known.max);
-  }
+  quantized::Levels levels(const Scheme& scheme) const;
 
   void visit(Visitor& visitor) { visitor.buffer(name_, range_); }
 
@@ -30548,6 +30823,59 @@ class ActivationSite {
 };
 
 }  // namespace chorus::nn::quantization
+
+#if !CHORUS_COMPILED
+// <chorus/nn/quantization/activation_site_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_ACTIVATION_SITE_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_ACTIVATION_SITE_IMPL_HPP
+/// How the range of what goes into a layer, or out of it, is followed.
+
+namespace chorus::nn::quantization {
+
+CHORUS_INLINE ActivationSite::ActivationSite(std::string name) : name_(std::move(name)) {
+  range_ = Buffer(Tensor<float, 1, Cpu>::zeros({2}));
+  set_range({});
+}
+
+CHORUS_INLINE Range ActivationSite::range() const {
+  const float* const ends = value_of(range_).data();
+  return {ends[0], ends[1]};
+}
+
+CHORUS_INLINE void ActivationSite::set_range(const Range& range) const {
+  float* const ends = value_of(range_).data();
+  ends[0] = range.min;
+  ends[1] = range.max;
+  range_.on<Cpu>().touch();
+}
+
+CHORUS_INLINE bool ActivationSite::observe(const float* numbers, Index count, float share) const {
+  Range seen;
+  kernels::min_max(Cpu{}, {1, 1, count}, numbers, &seen.min, &seen.max);
+  if (const auto group = batch_group()) {
+    double ends[] = {-static_cast<double>(seen.min), static_cast<double>(seen.max)};
+    group->max(ends);
+    seen = {static_cast<float>(-ends[0]), static_cast<float>(ends[1])};
+  }
+  check<NonFiniteError>(seen.empty() || seen.finite(), "QuantizationAware: '", name_,
+                        "': a NaN or an infinity came, which no integer stands for");
+  if (seen.empty()) return false;
+  set_range(observed(range(), seen, share));
+  return true;
+}
+
+CHORUS_INLINE quantized::Levels ActivationSite::levels(const Scheme& scheme) const {
+  const Range known = range();
+  check<UsageError>(!known.empty(), "QuantizationAware: '", name_,
+                    "' has no range yet: expected a forward pass in training, with observe(true), or a file that ",
+                    "has one");
+  return scheme.activation_levels(known.min, known.max);
+}
+
+}  // namespace chorus::nn::quantization
+#endif  // CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_ACTIVATION_SITE_IMPL_HPP
+
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_ACTIVATION_SITE_HPP
 
 namespace chorus::nn::quantization {
@@ -30584,60 +30912,13 @@ class FoldableNorm {
 /// folded weights, by output channel; of a table weights alone, of attention what its products take. A sum has no name:
 /// it is that of the last layer whose result it takes.
 struct LayerRanges {
-  LayerRanges(const std::string& layer, Index channels, LayerKind kind)
-      : name(layer),
-        weight_name(cat(layer, ".weight")),
-        input(cat(layer, ".input")),
-        output(cat(layer, ".output")),
-        sum(cat(layer, ".sum")),
-        concatenation(cat(layer, ".concatenation")),
-        kind_(kind) {
-    if (kind == LayerKind::attention)
-      for (const char* what : {".query", ".key", ".value", ".attention"}) attention.emplace_back(cat(layer, what));
-    weight_min = Buffer(Tensor<float, 1, Cpu>::full({channels}, Range{}.min));
-    weight_max = Buffer(Tensor<float, 1, Cpu>::full({channels}, Range{}.max));
-    min_name = cat(layer, ".weight_min");
-    max_name = cat(layer, ".weight_max");
-  }
+  LayerRanges(const std::string& layer, Index channels, LayerKind kind);
 
   /// Moves the ranges towards those of these weights: [channels, ...]. Throws NonFiniteError.
-  void observe_weights(const float* weights, Index count, float share) const {
-    const auto& min = value_of(weight_min);
-    const auto& max = value_of(weight_max);
-    const Index channels = min.numel();
-    for (Index i = 0; i < channels; ++i) {
-      Range seen;
-      kernels::min_max(Cpu{}, {1, 1, count / channels}, weights + i * (count / channels), &seen.min, &seen.max);
-      check<NonFiniteError>(seen.finite(), "QuantizationAware: '", weight_name,
-                            "' has a NaN or an infinity, which no integer stands for");
-      const Range now = observed({min.data()[i], max.data()[i]}, seen, share);
-      min.data()[i] = now.min;
-      max.data()[i] = now.max;
-    }
-    weight_min.on<Cpu>().touch();
-    weight_max.on<Cpu>().touch();
-  }
+  void observe_weights(const float* weights, Index count, float share) const;
   /// By output channel, or one for all. Throws UsageError where no range is known.
-  std::vector<quantized::Levels> weight_levels(const Scheme& scheme) const {
-    const auto& min = value_of(weight_min);
-    const auto& max = value_of(weight_max);
-    std::vector<quantized::Levels> out;
-    for (Index i = 0; i < min.numel(); ++i) {
-      check<UsageError>(min.data()[i] <= max.data()[i], "QuantizationAware: '", weight_name,
-                        "' has no range yet: expected a forward pass in training, with observe(true), or a file that ",
-                        "has one");
-      out.push_back(scheme.weight_levels(min.data()[i], max.data()[i]));
-    }
-    return out;
-  }
-  void visit(Visitor& visitor) {
-    if (kind_ == LayerKind::weighted)
-      for (auto* const site : {&input, &output, &sum, &concatenation}) site->visit(visitor);
-    if (kind_ == LayerKind::attention) input.visit(visitor);
-    for (auto& site : attention) site.visit(visitor);
-    visitor.buffer(min_name, weight_min);
-    visitor.buffer(max_name, weight_max);
-  }
+  std::vector<quantized::Levels> weight_levels(const Scheme& scheme) const;
+  void visit(Visitor& visitor);
 
   std::string name, weight_name, min_name, max_name;
   ActivationSite input, output, sum, concatenation;
@@ -30657,6 +30938,74 @@ struct LayerPlace {
 };
 
 }  // namespace chorus::nn::quantization
+
+#if !CHORUS_COMPILED
+// <chorus/nn/quantization/layer_ranges_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_LAYER_RANGES_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_LAYER_RANGES_IMPL_HPP
+/// How the range of a layer's weights is followed, and where its numbers are kept.
+
+namespace chorus::nn::quantization {
+
+CHORUS_INLINE LayerRanges::LayerRanges(const std::string& layer, Index channels, LayerKind kind)
+    : name(layer),
+      weight_name(cat(layer, ".weight")),
+      input(cat(layer, ".input")),
+      output(cat(layer, ".output")),
+      sum(cat(layer, ".sum")),
+      concatenation(cat(layer, ".concatenation")),
+      kind_(kind) {
+  if (kind == LayerKind::attention)
+    for (const char* what : {".query", ".key", ".value", ".attention"}) attention.emplace_back(cat(layer, what));
+  weight_min = Buffer(Tensor<float, 1, Cpu>::full({channels}, Range{}.min));
+  weight_max = Buffer(Tensor<float, 1, Cpu>::full({channels}, Range{}.max));
+  min_name = cat(layer, ".weight_min");
+  max_name = cat(layer, ".weight_max");
+}
+
+CHORUS_INLINE void LayerRanges::observe_weights(const float* weights, Index count, float share) const {
+  const auto& min = value_of(weight_min);
+  const auto& max = value_of(weight_max);
+  const Index channels = min.numel();
+  for (Index i = 0; i < channels; ++i) {
+    Range seen;
+    kernels::min_max(Cpu{}, {1, 1, count / channels}, weights + i * (count / channels), &seen.min, &seen.max);
+    check<NonFiniteError>(seen.finite(), "QuantizationAware: '", weight_name,
+                          "' has a NaN or an infinity, which no integer stands for");
+    const Range now = observed({min.data()[i], max.data()[i]}, seen, share);
+    min.data()[i] = now.min;
+    max.data()[i] = now.max;
+  }
+  weight_min.on<Cpu>().touch();
+  weight_max.on<Cpu>().touch();
+}
+
+CHORUS_INLINE std::vector<quantized::Levels> LayerRanges::weight_levels(const Scheme& scheme) const {
+  const auto& min = value_of(weight_min);
+  const auto& max = value_of(weight_max);
+  std::vector<quantized::Levels> out;
+  for (Index i = 0; i < min.numel(); ++i) {
+    check<UsageError>(min.data()[i] <= max.data()[i], "QuantizationAware: '", weight_name,
+                      "' has no range yet: expected a forward pass in training, with observe(true), or a file that ",
+                      "has one");
+    out.push_back(scheme.weight_levels(min.data()[i], max.data()[i]));
+  }
+  return out;
+}
+
+CHORUS_INLINE void LayerRanges::visit(Visitor& visitor) {
+  if (kind_ == LayerKind::weighted)
+    for (auto* const site : {&input, &output, &sum, &concatenation}) site->visit(visitor);
+  if (kind_ == LayerKind::attention) input.visit(visitor);
+  for (auto& site : attention) site.visit(visitor);
+  visitor.buffer(min_name, weight_min);
+  visitor.buffer(max_name, weight_max);
+}
+
+}  // namespace chorus::nn::quantization
+#endif  // CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_LAYER_RANGES_IMPL_HPP
+
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_LAYER_RANGES_HPP
 
 #include <unordered_map>
@@ -30672,10 +31021,7 @@ class Pass final : public QuantizationPass {
   Pass(const Scheme& scheme, const Layers& layers, bool observes, bool rounds, bool evaluates)
       : scheme_(scheme), layers_(layers), observes_(observes), rounds_(rounds), evaluates_(evaluates) {}
 
-  const LayerPlace* find(const void* layer) const {
-    const auto found = layers_.find(layer);
-    return found == layers_.end() ? nullptr : &found->second;
-  }
+  const LayerPlace* find(const void* layer) const;
 
   /// What goes into a layer.
   template <int Rank>
@@ -30730,110 +31076,26 @@ class Pass final : public QuantizationPass {
   /// The attention that is computed now; null: none.
   const LayerPlace*& attending() { return attending_; }
   bool rounds_attention() const override { return attending_ != nullptr; }
-  void attends_by(const Storage<Cpu>& weights) override {
-    values_.insert_or_assign(key(weights), Value{.storage = weights, .site = &attending_->ranges->attention[3]});
-  }
+  void attends_by(const Storage<Cpu>& weights) override;
   /// What goes out of a layer, or, where it is folded, of its batch norm; `product`: in integers, where it is known,
   /// followed by a `relu` or not.
   void output(const LayerPlace& place, const Storage<Cpu>& storage, const Module* awaits,
-              std::shared_ptr<const IntegerProduct> product = nullptr, bool relu = false) {
-    values_.insert_or_assign(key(storage), Value{.storage = storage,
-                                                 .site = &place.ranges->output,
-                                                 .awaits = awaits,
-                                                 .place = &place,
-                                                 .call = ++calls_,
-                                                 .product = std::move(product),
-                                                 .relu = relu});
-  }
+              std::shared_ptr<const IntegerProduct> product = nullptr, bool relu = false);
   /// The product in integers that a folded batch norm has just taken.
   std::shared_ptr<const IntegerProduct> taken_product() { return std::exchange(taken_product_, nullptr); }
   /// In evaluation: the levels that weights are on, and x, which has gone through `input`.
-  std::optional<IntegerFactors> factors(const LayerPlace& place, const Storage<Cpu>& x, Index outputs) {
-    const auto in = evaluated_levels(x);
-    if (!in) return std::nullopt;
-    return IntegerFactors{*in, place.ranges->weight_levels(scheme_), outputs};
-  }
+  std::optional<IntegerFactors> factors(const LayerPlace& place, const Storage<Cpu>& x, Index outputs);
   /// What a folded batch norm and a residual are added to.
-  void sum(const LayerPlace& place, const Storage<Cpu>& storage) {
-    taken_joints_.insert(&place.ranges->sum);
-    keep_joint(place.ranges->sum, place, calls_, storage);
-  }
+  void sum(const LayerPlace& place, const Storage<Cpu>& storage);
   /// A folded batch norm takes `x`. Throws UsageError unless its layer has just given that.
-  void check_norm_takes(const Module* norm, const LayerPlace& place, const Storage<Cpu>& x) {
-    const auto found = values_.find(key(x));
-    check<UsageError>(found != values_.end() && found->second.awaits == norm, "QuantizationAware: '", place.norm_name,
-                      "' is listed after '", place.ranges->name,
-                      "' and folded into it, but takes something else: list batch norms behind the layers that they ",
-                      "take the results of, and others elsewhere");
-    taken_product_ = found->second.product;
-  }
+  void check_norm_takes(const Module* norm, const LayerPlace& place, const Storage<Cpu>& x);
 
-  std::optional<Rounding> taken(const Storage<Cpu>& storage, const float* numbers, Index count) override {
-    const auto found = values_.find(key(storage));
-    if (found == values_.end()) return std::nullopt;
-    Value& value = found->second;
-    if (value.awaits != nullptr)
-      fail<UsageError>("QuantizationAware: '", value.place->ranges->name, "' is folded with '", value.place->norm_name,
-                       "', which is listed after it, but something else takes its result: list batch norms behind the ",
-                       "layers that they take the results of, and others elsewhere");
-    if (value.rounded) return std::nullopt;
-    if (observes_ && !value.observed)
-      saw_numbers_ = value.site->observe(numbers, count, scheme_.averaging) || saw_numbers_;
-    value.observed = true;
-    if (!rounds_ || count == 0) return std::nullopt;
-    return Rounding{value.site->levels(scheme_), value.site->name()};
-  }
-  void was_rounded(const Storage<Cpu>& from, const Storage<Cpu>& result, std::span<float> numbers) override {
-    const auto found = values_.find(key(from));
-    if (found != values_.end() && found->second.product != nullptr) {
-      const Value& value = found->second;
-      if (static_cast<Index>(numbers.size()) == value.product->shape.numel())
-        value.product->rounded(value.site->levels(scheme_), value.relu, numbers.data());
-    }
-    follow(from, result, true, true);
-  }
-  void keeps_levels(const Storage<Cpu>& from, const Storage<Cpu>& result, bool exact) override {
-    follow(from, result, false, exact);
-  }
-  bool joins(Joint how, std::span<const JointOperand> operands, bool alike) override {
-    // The site is that of the last layer among them which has given it to nothing else in this pass.
-    const Value* last = nullptr;
-    bool is_free = false;
-    for (const auto& x : operands) {
-      const auto found = values_.find(key(x.storage));
-      if (found == values_.end() || found->second.place == nullptr) continue;
-      const Value& value = found->second;
-      const bool free = !taken_joints_.contains(&joint_of(how, value));
-      if (last == nullptr || std::pair(free, value.call) > std::pair(is_free, last->call)) {
-        last = &value;
-        is_free = free;
-      }
-    }
-    if (last == nullptr) return false;
-    for (const auto& x : operands)
-      if (!values_.contains(key(x.storage)) && how == Joint::sum && !alike && as_input(x) == nullptr) return false;
-    check<UsageError>(chorus::detail::first_run == nullptr, "QuantizationAware: a checkpoint joins layers' results, ",
-                      "which it computes again after the forward pass, where they are not quantised: expected a model ",
-                      "without checkpoints");
-    joint_ = {&joint_of(how, *last), last->place, last->call};
-    taken_joints_.insert(joint_.site);
-    for (const auto& x : operands)
-      if (const auto* const site = as_input(x); site != nullptr && !values_.contains(key(x.storage))) {
-        values_.emplace(key(x.storage), Value{.storage = x.storage, .site = site, .observed = true});
-        lent_.push_back(key(x.storage));
-      }
-    return true;
-  }
-  void joined(const Storage<Cpu>& result) override {
-    for (const auto* const input : lent_) values_.erase(input);
-    lent_.clear();
-    keep_joint(*joint_.site, *joint_.place, joint_.call, result);
-  }
-  std::optional<quantized::Levels> evaluated_levels(const Storage<Cpu>& storage) override {
-    const auto found = values_.find(key(storage));
-    if (!evaluates_ || found == values_.end() || !found->second.rounded) return std::nullopt;
-    return found->second.site->levels(scheme_);
-  }
+  std::optional<Rounding> taken(const Storage<Cpu>& storage, const float* numbers, Index count) override;
+  void was_rounded(const Storage<Cpu>& from, const Storage<Cpu>& result, std::span<float> numbers) override;
+  void keeps_levels(const Storage<Cpu>& from, const Storage<Cpu>& result, bool exact) override;
+  bool joins(Joint how, std::span<const JointOperand> operands, bool alike) override;
+  void joined(const Storage<Cpu>& result) override;
+  std::optional<quantized::Levels> evaluated_levels(const Storage<Cpu>& storage) override;
 
  private:
   struct Value {
@@ -30857,29 +31119,11 @@ class Pass final : public QuantizationPass {
     const LayerPlace* place = nullptr;
     std::size_t call = 0;
   };
-  static const ActivationSite& joint_of(Joint how, const Value& value) {
-    const auto& ranges = *value.place->ranges;
-    return how == Joint::sum ? ranges.sum : ranges.concatenation;
-  }
-  const ActivationSite* as_input(const JointOperand& x) const {
-    const auto found = inputs_.find(x.numbers);
-    return found == inputs_.end() || found->second.count != x.count ? nullptr : found->second.site;
-  }
-  void keep_joint(const ActivationSite& site, const LayerPlace& place, std::size_t call, const Storage<Cpu>& result) {
-    values_.insert_or_assign(key(result), Value{.storage = result, .site = &site, .place = &place, .call = call});
-  }
+  static const ActivationSite& joint_of(Joint how, const Value& value);
+  const ActivationSite* as_input(const JointOperand& x) const;
+  void keep_joint(const ActivationSite& site, const LayerPlace& place, std::size_t call, const Storage<Cpu>& result);
   static const void* key(const Storage<Cpu>& storage) { return storage.memory().block(); }
-  void follow(const Storage<Cpu>& from, const Storage<Cpu>& result, bool rounded, bool exact) {
-    const auto found = values_.find(key(from));
-    if (found == values_.end() || key(from) == key(result)) return;
-    Value value = found->second;
-    value.storage = result;
-    value.rounded = rounded || (exact && value.rounded);
-    value.observed = value.observed || !exact;
-    if (value.rounded || !exact) value.product = nullptr;
-    value.relu = true;  // no other function is exact, and takes what is not rounded
-    values_.insert_or_assign(key(result), value);
-  }
+  void follow(const Storage<Cpu>& from, const Storage<Cpu>& result, bool rounded, bool exact);
 
   const Scheme& scheme_;
   const Layers& layers_;
@@ -30898,7 +31142,160 @@ class Pass final : public QuantizationPass {
 
 /// This thread's pass; null where nothing is quantised. Throws UsageError where a checkpoint computes `layer` again,
 /// which it had computed within one.
-inline Pass* current_pass(const void* layer) {
+Pass* current_pass(const void* layer);
+
+}  // namespace chorus::nn::quantization
+
+#if !CHORUS_COMPILED
+// <chorus/nn/quantization/pass_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_PASS_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_PASS_IMPL_HPP
+/// How a pass finds out where what a layer takes comes from.
+
+namespace chorus::nn::quantization {
+
+CHORUS_INLINE const LayerPlace* Pass::find(const void* layer) const {
+  const auto found = layers_.find(layer);
+  return found == layers_.end() ? nullptr : &found->second;
+}
+
+CHORUS_INLINE void Pass::attends_by(const Storage<Cpu>& weights) {
+  values_.insert_or_assign(key(weights), Value{.storage = weights, .site = &attending_->ranges->attention[3]});
+}
+
+CHORUS_INLINE void Pass::output(const LayerPlace& place, const Storage<Cpu>& storage, const Module* awaits,
+                                std::shared_ptr<const IntegerProduct> product, bool relu) {
+  values_.insert_or_assign(key(storage), Value{.storage = storage,
+                                               .site = &place.ranges->output,
+                                               .awaits = awaits,
+                                               .place = &place,
+                                               .call = ++calls_,
+                                               .product = std::move(product),
+                                               .relu = relu});
+}
+
+CHORUS_INLINE std::optional<IntegerFactors> Pass::factors(const LayerPlace& place, const Storage<Cpu>& x,
+                                                          Index outputs) {
+  const auto in = evaluated_levels(x);
+  if (!in) return std::nullopt;
+  return IntegerFactors{*in, place.ranges->weight_levels(scheme_), outputs};
+}
+
+CHORUS_INLINE void Pass::sum(const LayerPlace& place, const Storage<Cpu>& storage) {
+  taken_joints_.insert(&place.ranges->sum);
+  keep_joint(place.ranges->sum, place, calls_, storage);
+}
+
+CHORUS_INLINE void Pass::check_norm_takes(const Module* norm, const LayerPlace& place, const Storage<Cpu>& x) {
+  const auto found = values_.find(key(x));
+  check<UsageError>(found != values_.end() && found->second.awaits == norm, "QuantizationAware: '", place.norm_name,
+                    "' is listed after '", place.ranges->name,
+                    "' and folded into it, but takes something else: list batch norms behind the layers that they ",
+                    "take the results of, and others elsewhere");
+  taken_product_ = found->second.product;
+}
+
+CHORUS_INLINE std::optional<Pass::Rounding> Pass::taken(const Storage<Cpu>& storage, const float* numbers,
+                                                        Index count) {
+  const auto found = values_.find(key(storage));
+  if (found == values_.end()) return std::nullopt;
+  Value& value = found->second;
+  if (value.awaits != nullptr)
+    fail<UsageError>("QuantizationAware: '", value.place->ranges->name, "' is folded with '", value.place->norm_name,
+                     "', which is listed after it, but something else takes its result: list batch norms behind the ",
+                     "layers that they take the results of, and others elsewhere");
+  if (value.rounded) return std::nullopt;
+  if (observes_ && !value.observed)
+    saw_numbers_ = value.site->observe(numbers, count, scheme_.averaging) || saw_numbers_;
+  value.observed = true;
+  if (!rounds_ || count == 0) return std::nullopt;
+  return Rounding{value.site->levels(scheme_), value.site->name()};
+}
+
+CHORUS_INLINE void Pass::was_rounded(const Storage<Cpu>& from, const Storage<Cpu>& result, std::span<float> numbers) {
+  const auto found = values_.find(key(from));
+  if (found != values_.end() && found->second.product != nullptr) {
+    const Value& value = found->second;
+    if (static_cast<Index>(numbers.size()) == value.product->shape.numel())
+      value.product->rounded(value.site->levels(scheme_), value.relu, numbers.data());
+  }
+  follow(from, result, true, true);
+}
+
+CHORUS_INLINE void Pass::keeps_levels(const Storage<Cpu>& from, const Storage<Cpu>& result, bool exact) {
+  follow(from, result, false, exact);
+}
+
+CHORUS_INLINE bool Pass::joins(Joint how, std::span<const JointOperand> operands, bool alike) {
+  // The site is that of the last layer among them which has given it to nothing else in this pass.
+  const Value* last = nullptr;
+  bool is_free = false;
+  for (const auto& x : operands) {
+    const auto found = values_.find(key(x.storage));
+    if (found == values_.end() || found->second.place == nullptr) continue;
+    const Value& value = found->second;
+    const bool free = !taken_joints_.contains(&joint_of(how, value));
+    if (last == nullptr || std::pair(free, value.call) > std::pair(is_free, last->call)) {
+      last = &value;
+      is_free = free;
+    }
+  }
+  if (last == nullptr) return false;
+  for (const auto& x : operands)
+    if (!values_.contains(key(x.storage)) && how == Joint::sum && !alike && as_input(x) == nullptr) return false;
+  check<UsageError>(chorus::detail::first_run == nullptr, "QuantizationAware: a checkpoint joins layers' results, ",
+                    "which it computes again after the forward pass, where they are not quantised: expected a model ",
+                    "without checkpoints");
+  joint_ = {&joint_of(how, *last), last->place, last->call};
+  taken_joints_.insert(joint_.site);
+  for (const auto& x : operands)
+    if (const auto* const site = as_input(x); site != nullptr && !values_.contains(key(x.storage))) {
+      values_.emplace(key(x.storage), Value{.storage = x.storage, .site = site, .observed = true});
+      lent_.push_back(key(x.storage));
+    }
+  return true;
+}
+
+CHORUS_INLINE void Pass::joined(const Storage<Cpu>& result) {
+  for (const auto* const input : lent_) values_.erase(input);
+  lent_.clear();
+  keep_joint(*joint_.site, *joint_.place, joint_.call, result);
+}
+
+CHORUS_INLINE std::optional<quantized::Levels> Pass::evaluated_levels(const Storage<Cpu>& storage) {
+  const auto found = values_.find(key(storage));
+  if (!evaluates_ || found == values_.end() || !found->second.rounded) return std::nullopt;
+  return found->second.site->levels(scheme_);
+}
+
+CHORUS_INLINE const ActivationSite& Pass::joint_of(Joint how, const Value& value) {
+  const auto& ranges = *value.place->ranges;
+  return how == Joint::sum ? ranges.sum : ranges.concatenation;
+}
+
+CHORUS_INLINE const ActivationSite* Pass::as_input(const JointOperand& x) const {
+  const auto found = inputs_.find(x.numbers);
+  return found == inputs_.end() || found->second.count != x.count ? nullptr : found->second.site;
+}
+
+CHORUS_INLINE void Pass::keep_joint(const ActivationSite& site, const LayerPlace& place, std::size_t call,
+                                    const Storage<Cpu>& result) {
+  values_.insert_or_assign(key(result), Value{.storage = result, .site = &site, .place = &place, .call = call});
+}
+
+CHORUS_INLINE void Pass::follow(const Storage<Cpu>& from, const Storage<Cpu>& result, bool rounded, bool exact) {
+  const auto found = values_.find(key(from));
+  if (found == values_.end() || key(from) == key(result)) return;
+  Value value = found->second;
+  value.storage = result;
+  value.rounded = rounded || (exact && value.rounded);
+  value.observed = value.observed || !exact;
+  if (value.rounded || !exact) value.product = nullptr;
+  value.relu = true;  // no other function is exact, and takes what is not rounded
+  values_.insert_or_assign(key(result), value);
+}
+
+CHORUS_INLINE Pass* current_pass(const void* layer) {
   auto* const pass = static_cast<Pass*>(chorus::detail::quantization_pass);
   if (chorus::detail::first_run != nullptr) [[unlikely]]
     check<UsageError>(chorus::detail::first_run->found(layer, 2, pass != nullptr) == (pass != nullptr),
@@ -30908,17 +31305,26 @@ inline Pass* current_pass(const void* layer) {
 }
 
 }  // namespace chorus::nn::quantization
+#endif  // CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_PASS_IMPL_HPP
+
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_PASS_HPP
 
 namespace chorus::nn {
 
 namespace quantization {
 
+/// What a layer makes of x, a weight and a bias, or an empty Variable in its place.
+template <int XRank, int WRank>
+using LayerFunction = std::function<Variable<float, XRank, Cpu>(
+    const Variable<float, XRank, Cpu>&, const Variable<float, WRank, Cpu>&, const Variable<float, 1, Cpu>&)>;
+
 /// `product(x, w, no bias)` in integers, in evaluation; null where they have none. x and w are on their levels.
-template <int XRank, int WRank, class F>
+template <int XRank, int WRank>
 std::shared_ptr<IntegerProduct> evaluated_product(Pass& pass, const LayerPlace& place,
                                                   const Variable<float, XRank, Cpu>& x,
-                                                  const Variable<float, WRank, Cpu>& w, const F& product) {
+                                                  const Variable<float, WRank, Cpu>& w,
+                                                  const LayerFunction<XRank, WRank>& product) {
   // Of these layers there are integer forms.
   if constexpr ((XRank == 4 && WRank == 4) || (XRank == 2 && WRank == 2)) {
     const auto& input = value_of(x);
@@ -30942,17 +31348,19 @@ std::shared_ptr<IntegerProduct> evaluated_product(Pass& pass, const LayerPlace& 
 }
 
 /// What a layer makes of x by `f(x, weight, bias)`.
-template <int XRank, int WRank, class Bias, class F>
-auto layer_output(Pass& pass, const LayerPlace& place, const Variable<float, XRank, Cpu>& x,
-                  const Variable<float, WRank, Cpu>& weight, const Bias& bias, const F& f) {
+template <int XRank, int WRank>
+Variable<float, XRank, Cpu> layer_output(Pass& pass, const LayerPlace& place, const Variable<float, XRank, Cpu>& x,
+                                         const Variable<float, WRank, Cpu>& weight,
+                                         const Variable<float, 1, Cpu>& bias, const LayerFunction<XRank, WRank>& f) {
   const auto input = pass.input(place, x);
   const bool any = value_of(x).numel() > 0;
   const auto norm = place.foldable == nullptr ? std::nullopt : place.foldable->folded();
   if (!norm) {
     const auto w = pass.weight(place, weight, any);
     auto product = evaluated_product(pass, place, input, w, f);
-    if (product != nullptr && bias) std::copy_n(value_of(bias).data(), product->bias.size(), product->bias.begin());
-    auto y = f(input, w, bias.as_variable());
+    if (product != nullptr && value_of(bias).defined())
+      std::copy_n(value_of(bias).data(), product->bias.size(), product->bias.begin());
+    auto y = f(input, w, bias);
     pass.output(place, value_of(y).storage(), nullptr, std::move(product));
     return y;
   }
@@ -30961,17 +31369,17 @@ auto layer_output(Pass& pass, const LayerPlace& place, const Variable<float, XRa
   const auto w = pass.weight(place, fold(weight, norm->gamma, factors), any);
   auto product = evaluated_product(pass, place, input, w, f);
   if (product != nullptr) {
-    product->bias = folded_biases(product->shape.channels, bias ? value_of(bias).data() : nullptr,
+    product->bias = folded_biases(product->shape.channels, numbers(value_of(bias)),
                                   numbers(value_of(norm->gamma)), numbers(norm->beta), norm->running_mean.data(),
                                   norm->running_var.data(), norm->eps);
     product->nothing = factors.nothing;
   }
   auto y = unfold(f(input, w, Variable<float, 1, Cpu>()), norm->gamma, factors);
-  if (bias) {
+  if (value_of(bias).defined()) {
     auto shape = value_of(y).shape();
     shape.fill(1);
     shape[1] = value_of(bias).numel();
-    y = y + reshape(bias.as_variable(), shape);
+    y = y + reshape(bias, shape);
   }
   pass.output(place, value_of(y).storage(), place.norm, std::move(product));
   return y;
@@ -30990,8 +31398,8 @@ auto weighted(const void* layer, const X& x, const W& weight, const B& bias, con
       if constexpr (std::is_same_v<typename tensor_of<X>::value_type, float> &&
                     std::is_same_v<typename tensor_of<X>::device_type, Cpu> &&
                     !chorus::detail::is_graph_variable<X>) {
-        return Result(quantization::layer_output(*pass, *place, chorus::detail::variable_of(x), weight.as_variable(),
-                                                 bias, f));
+        return Result(quantization::layer_output<Result::rank, W::rank>(
+            *pass, *place, chorus::detail::variable_of(x), weight.as_variable(), bias.as_variable(), f));
       } else {
         fail<UsageError>("QuantizationAware: '", place->ranges->name,
                          "' gets numbers of another type, or gradients of gradients: expected float on the CPU, and ",
@@ -38444,8 +38852,6 @@ class Linear : public Module, public quantization::WeightedLayer {
 /// A table of a model's layers and their parameters; given an input, of what they make of it, their multiply-adds and
 /// the memory that backward needs.
 
-#include <set>
-
 namespace chorus::nn {
 
 namespace detail {
@@ -38464,66 +38870,16 @@ class SummaryTable final : public Walker, public chorus::detail::LayerWatch {
   };
   static constexpr std::size_t uncalled = std::numeric_limits<std::size_t>::max();
 
-  explicit SummaryTable(Module& model) {
-    rows_.push_back({.path = "", .layer = model.describe(), .module = &model});
-    walk(model);
-  }
+  explicit SummaryTable(Module& model);
 
-  void begins(const void* layer) override {
-    const auto row = std::find_if(rows_.begin(), rows_.end(), [&](const Row& r) { return r.module == layer; });
-    // A layer that calls itself, with more arguments, is called once. One that is not listed is part of its caller.
-    const bool counts = row != rows_.end() && (under_way_.empty() || under_way_.back().row != &*row);
-    under_way_.push_back({row != rows_.end() ? &*row : (under_way_.empty() ? nullptr : under_way_.back().row), counts});
-    if (!counts) return;
-    if (row->place == uncalled) row->place = next_place_++;
-    ++row->calls;
-  }
-  void ended(const std::string& output) override {
-    if (under_way_.back().counts) under_way_.back().row->output = output;
-    under_way_.pop_back();
-  }
-  void multiply_adds(std::int64_t count) override {
-    if (!under_way_.empty() && under_way_.back().row != nullptr) under_way_.back().row->multiply_adds += count;
-  }
+  void begins(const void* layer) override;
+  void ended(const std::string& output) override;
+  void multiply_adds(std::int64_t count) override;
 
-  std::int64_t all_multiply_adds() const {
-    std::int64_t sum = 0;
-    for (const Row& row : rows_) sum += row.multiply_adds;
-    return sum;
-  }
+  std::int64_t all_multiply_adds() const;
 
   /// The rows, in the order of the first calls where there were any; each column as wide as it needs to be.
-  std::string text(bool called) {
-    if (called) sort_by_calls();
-    std::set<const Node*> above;
-    std::vector<std::vector<std::string>> lines{{"module", "layer", "output", "parameters", "multiply-adds"}};
-    for (const Row& row : rows_) {
-      Index parameters = 0;
-      bool shared = true;
-      for (const AnyParameter& parameter : row.parameters) {
-        parameters += parameter.on<D>().count();
-        shared = !above.insert(parameter.shared().get()).second && shared;
-      }
-      const std::string own = parameters == 0 ? "-" : cat(parameters);
-      lines.push_back({row.path, row.calls > 1 ? cat(row.layer, ", ", row.calls, " calls") : row.layer, row.output,
-                       parameters > 0 && shared ? cat("(", own, ")") : own,
-                       row.multiply_adds == 0 ? "-" : cat(row.multiply_adds)});
-    }
-    std::vector<std::size_t> columns{0, 1, 3};
-    if (called) columns = {0, 1, 2, 3, 4};
-    std::array<std::size_t, 5> widths{};
-    for (const auto& line : lines)
-      for (const auto c : columns) widths[c] = std::max(widths[c], line[c].size());
-    std::string out;
-    for (const auto& line : lines) {
-      for (const auto c : columns) {
-        out += line[c];
-        if (c != columns.back()) out.append(widths[c] - line[c].size() + 2, ' ');
-      }
-      out += '\n';
-    }
-    return out;
-  }
+  std::string text(bool called);
 
  private:
   struct Call {
@@ -38532,24 +38888,13 @@ class SummaryTable final : public Walker, public chorus::detail::LayerWatch {
   };
 
   std::string own_path() const { return prefix().empty() ? "" : prefix().substr(0, prefix().size() - 1); }
-  void enter(Module& module) override {
-    rows_.push_back({.path = own_path(), .layer = module.describe(), .module = &module});
-  }
+  void enter(Module& module) override;
   // Its caller's description has said what it is.
   void inner(Module&) override {}
-  void parameter(std::string_view, AnyParameter& handle) override {
-    for (Row& row : rows_)
-      if (row.path == own_path()) row.parameters.push_back(handle);
-  }
+  void parameter(std::string_view, AnyParameter& handle) override;
 
   // A list of layers, which nobody calls, comes before the first of them; what nobody has called, last.
-  void sort_by_calls() {
-    for (Row& row : rows_)
-      if (row.place == uncalled)
-        for (const Row& other : rows_)
-          if (other.calls > 0 && other.path.starts_with(row.path + ".")) row.place = std::min(row.place, other.place);
-    std::stable_sort(rows_.begin(), rows_.end(), [](const Row& a, const Row& b) { return a.place < b.place; });
-  }
+  void sort_by_calls();
 
   std::vector<Row> rows_;
   std::vector<Call> under_way_;
@@ -38604,8 +38949,7 @@ std::string summary(Model& model) {
 /// stay as they are, and other ranks hear nothing. Call it with the bare model (`net.module()`), while no other thread
 /// computes on its device. Throws what the model throws, with "summary: " in front.
 template <class Model, class... Inputs>
-requires(sizeof...(Inputs) > 0)
-std::string summary(Model& model, const Inputs&... inputs) {
+requires(sizeof...(Inputs) > 0) std::string summary(Model& model, const Inputs&... inputs) {
   using D = typename Model::device_type;
   const D device = detail::device_for_summary<D>(model);
   const int slot = trace_slot(device);
@@ -38656,6 +39000,109 @@ std::string summary(Model& model, const std::array<Index, Rank>& shape) {
 }
 
 }  // namespace chorus::nn
+
+#if CHORUS_DEFINES_DEVICE_TEMPLATES
+// <chorus/nn/summary_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_SUMMARY_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_NN_SUMMARY_IMPL_HPP
+/// How a model's layers become the lines of a table.
+
+#include <set>
+
+namespace chorus::nn::detail {
+
+template <Device D>
+SummaryTable<D>::SummaryTable(Module& model) {
+  rows_.push_back({.path = "", .layer = model.describe(), .module = &model});
+  walk(model);
+}
+
+template <Device D>
+void SummaryTable<D>::begins(const void* layer) {
+  const auto row = std::find_if(rows_.begin(), rows_.end(), [&](const Row& r) { return r.module == layer; });
+  // A layer that calls itself, with more arguments, is called once. One that is not listed is part of its caller.
+  const bool counts = row != rows_.end() && (under_way_.empty() || under_way_.back().row != &*row);
+  under_way_.push_back({row != rows_.end() ? &*row : (under_way_.empty() ? nullptr : under_way_.back().row), counts});
+  if (!counts) return;
+  if (row->place == uncalled) row->place = next_place_++;
+  ++row->calls;
+}
+
+template <Device D>
+void SummaryTable<D>::ended(const std::string& output) {
+  if (under_way_.back().counts) under_way_.back().row->output = output;
+  under_way_.pop_back();
+}
+
+template <Device D>
+void SummaryTable<D>::multiply_adds(std::int64_t count) {
+  if (!under_way_.empty() && under_way_.back().row != nullptr) under_way_.back().row->multiply_adds += count;
+}
+
+template <Device D>
+std::int64_t SummaryTable<D>::all_multiply_adds() const {
+  std::int64_t sum = 0;
+  for (const Row& row : rows_) sum += row.multiply_adds;
+  return sum;
+}
+
+template <Device D>
+std::string SummaryTable<D>::text(bool called) {
+  if (called) sort_by_calls();
+  std::set<const Node*> above;
+  std::vector<std::vector<std::string>> lines{{"module", "layer", "output", "parameters", "multiply-adds"}};
+  for (const Row& row : rows_) {
+    Index parameters = 0;
+    bool shared = true;
+    for (const AnyParameter& parameter : row.parameters) {
+      parameters += parameter.on<D>().count();
+      shared = !above.insert(parameter.shared().get()).second && shared;
+    }
+    const std::string own = parameters == 0 ? "-" : cat(parameters);
+    lines.push_back({row.path, row.calls > 1 ? cat(row.layer, ", ", row.calls, " calls") : row.layer, row.output,
+                     parameters > 0 && shared ? cat("(", own, ")") : own,
+                     row.multiply_adds == 0 ? "-" : cat(row.multiply_adds)});
+  }
+  std::vector<std::size_t> columns{0, 1, 3};
+  if (called) columns = {0, 1, 2, 3, 4};
+  std::array<std::size_t, 5> widths{};
+  for (const auto& line : lines)
+    for (const auto c : columns) widths[c] = std::max(widths[c], line[c].size());
+  std::string out;
+  for (const auto& line : lines) {
+    for (const auto c : columns) {
+      out += line[c];
+      if (c != columns.back()) out.append(widths[c] - line[c].size() + 2, ' ');
+    }
+    out += '\n';
+  }
+  return out;
+}
+
+template <Device D>
+void SummaryTable<D>::enter(Module& module) {
+  rows_.push_back({.path = own_path(), .layer = module.describe(), .module = &module});
+}
+
+template <Device D>
+void SummaryTable<D>::parameter(std::string_view, AnyParameter& handle) {
+  for (Row& row : rows_)
+    if (row.path == own_path()) row.parameters.push_back(handle);
+}
+
+template <Device D>
+void SummaryTable<D>::sort_by_calls() {
+  for (Row& row : rows_)
+    if (row.place == uncalled)
+      for (const Row& other : rows_)
+        if (other.calls > 0 && other.path.starts_with(row.path + ".")) row.place = std::min(row.place, other.place);
+  std::stable_sort(rows_.begin(), rows_.end(), [](const Row& a, const Row& b) { return a.place < b.place; });
+}
+
+}  // namespace chorus::nn::detail
+#endif  // CHORUS_SINGLE_CHORUS_NN_SUMMARY_IMPL_HPP
+
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_NN_SUMMARY_HPP
 
 // <chorus/ops/attention.hpp>
@@ -38987,6 +39434,8 @@ __device__ void add_products(TileSums<C>& sums, TileMemory<C>& m, Index length, 
 
 }  // namespace chorus::kernels::cuda
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_TILES_HPP
+
+#include <set>
 
 namespace chorus::kernels {
 
@@ -40849,6 +41298,18 @@ auto reduced_over_labels(const char* operation, const X& scores, const LossOf& l
     return count_labels(labels, ignore_index);
   });
 }
+
+// cross_entropy in the scores' own type.
+template <Operand X, class D>
+Recorded<0, X> reduced_cross_entropy(const X& scores, const Tensor<std::int64_t, 1, D>& labels,
+                                     const CrossEntropyOptions& options) {
+  const auto targets = to_device(labels, value_of(scores).device());
+  const auto loss_of = [&](const CrossEntropyOptions& reducing) {
+    return with_variables([&](const auto& x) { return cross_entropy<0>(x, targets, reducing); }, scores);
+  };
+  const auto each = [&](const CrossEntropyOptions& unreduced) { return cross_entropy<1>(scores, targets, unreduced); };
+  return reduced_over_labels("cross_entropy", scores, loss_of, each, labels, options);
+}
 }  // namespace detail
 
 /// logits: [batch, classes], labels: [batch] in [0, classes) -> -log softmax(logits)[label], averaged (or summed) over
@@ -40858,17 +41319,8 @@ auto reduced_over_labels(const char* operation, const X& scores, const LossOf& l
 template <Operand X, class D>
 requires(tensor_of<X>::rank == 2)
 auto cross_entropy(const X& logits, const Tensor<std::int64_t, 1, D>& labels, const CrossEntropyOptions& options = {}) {
-  return detail::in_float(logits, [&](const auto& scores) {
-    const auto targets = to_device(labels, value_of(scores).device());
-    const auto loss_of = [&](const CrossEntropyOptions& reducing) {
-      return detail::with_variables([&](const auto& x) { return detail::cross_entropy<0>(x, targets, reducing); },
-                                    scores);
-    };
-    const auto each = [&](const CrossEntropyOptions& unreduced) {
-      return detail::cross_entropy<1>(scores, targets, unreduced);
-    };
-    return detail::reduced_over_labels("cross_entropy", scores, loss_of, each, labels, options);
-  });
+  return detail::in_float(
+      logits, [&](const auto& scores) { return detail::reduced_cross_entropy(scores, labels, options); });
 }
 
 /// Other logits and labels: the compiler says what they have to be.
@@ -44817,17 +45269,8 @@ void add_numbers(D device, DType dtype, std::size_t count, const std::byte* from
 template <Device D>
 class GradientCopy {
  public:
-  explicit GradientCopy(const nn::FlatParameters<D>& flat) {
-    const MemoryScope scope(trace::Memory::gradients);
-    for (const auto& group : flat.groups()) {
-      const std::size_t bytes = group.count * size_of(group.dtype);
-      groups_.emplace_back(group.grads.device(), bytes);
-      zero_bytes(group.grads.device(), groups_.back().data(), bytes);
-    }
-  }
-  std::byte* at(std::size_t group, std::size_t element, DType dtype) const {
-    return static_cast<std::byte*>(groups_[group].data()) + element * size_of(dtype);
-  }
+  explicit GradientCopy(const nn::FlatParameters<D>& flat);
+  std::byte* at(std::size_t group, std::size_t element, DType dtype) const;
 
  private:
   std::vector<Storage<D>> groups_;
@@ -44843,35 +45286,10 @@ class GradientTree {
   explicit GradientTree(const nn::FlatParameters<D>& flat) : flat_(flat) {}
 
   /// A backward pass over these shares, of as many in all, begins. No gradient is there.
-  void begin(ShareRange run, std::size_t shares) {
-    if (generation_ != flat_.generation() || entry_of_.empty()) begin_anew();
-    taken_.assign(taken_.size(), 0);
-    for (Copy& copy : copies_) copy.has.assign(copy.has.size(), false);
-    tree_ = {};
-    steps_.clear();
-    std::size_t copies = 0;
-    for (std::size_t share = run.begin; share < run.end; ++share) {
-      std::size_t carries = 0;
-      const auto carry = [&](std::size_t) { ++carries; };
-      tree_.push({share, share + 1}, carry);
-      const bool last = share + 1 == run.end;
-      if (last && run == ShareRange{0, shares}) tree_.finish(carry);
-      steps_.push_back({carries, tree_.sums().size() - 1, last});
-      copies = std::max(copies, steps_.back().depth + std::max<std::size_t>(carries, last ? 0 : 1));
-    }
-    while (copies_.size() < copies)
-      copies_.push_back({GradientCopy<D>(flat_), std::vector<char>(flat_.entries().size())});
-  }
+  void begin(ShareRange run, std::size_t shares);
   /// The gradient of entry `i` by the run's share number `share` is complete, and lies at `gradient`: where the
   /// parameter's own is, or elsewhere. Throws UsageError where it has come before.
-  void gradient_arrived(std::size_t i, std::size_t share, const void* gradient) {
-    auto& p = flat_.entries()[i].parameter();
-    check<UsageError>(taken_[i] <= share, "canonical shares: ", flat_.entries()[i].named.name,
-                      " got its gradient in several parts in one backward pass (backward within backward)");
-    while (taken_[i] < share) carry_none(i, taken_[i]++);
-    if (gradient != p.grad_data()) copy_bytes(p.where(), p.grad_data(), p.where(), gradient, p.size_bytes());
-    carry(i, taken_[i]++);
-  }
+  void gradient_arrived(std::size_t i, std::size_t share, const void* gradient);
   /// All of that share's are. Calls `late(i)` for what the last share has none of, and others had.
   template <class Late>
   void end_share(std::size_t share, const Late& late) {
@@ -44884,15 +45302,9 @@ class GradientTree {
   /// The sums that the run leaves, from left to right.
   const std::vector<ShareRange>& sums() const { return tree_.sums(); }
   /// Where the k-th of them has an element of the flat gradients.
-  std::byte* sum(std::size_t k, std::size_t group, std::size_t element) const {
-    const auto& flat = flat_.groups()[group];
-    return k + 1 == tree_.sums().size() ? flat.grad(element) : copies_[k].numbers.at(group, element, flat.dtype);
-  }
+  std::byte* sum(std::size_t k, std::size_t group, std::size_t element) const;
   /// The parameter whose leaf that is; none where it is none.
-  const std::size_t* entry_of(const Node& leaf) {
-    const auto found = entry_of_.find(&leaf);
-    return found == entry_of_.end() ? nullptr : &found->second;
-  }
+  const std::size_t* entry_of(const Node& leaf);
 
  private:
   struct Copy {
@@ -44907,61 +45319,14 @@ class GradientTree {
     bool last;
   };
 
-  void begin_anew() {
-    generation_ = flat_.generation();
-    copies_.clear();
-    taken_.assign(flat_.entries().size(), 0);
-    entry_of_.clear();
-    for (std::size_t i = 0; i < flat_.entries().size(); ++i)
-      entry_of_.emplace(flat_.entries()[i].named.handle.shared().get(), i);
-  }
-  std::byte* place(const Copy& copy, std::size_t i) const {
-    const auto& entry = flat_.entries()[i];
-    return copy.numbers.at(entry.group, entry.begin, entry.parameter().dtype());
-  }
+  void begin_anew();
+  std::byte* place(const Copy& copy, std::size_t i) const;
   // The gradient of entry `i` is added to what was there before, and lies in its sum then.
-  void carry(std::size_t i, std::size_t share) {
-    const auto [carries, depth, last] = steps_[share];
-    auto& p = flat_.entries()[i].parameter();
-    const D device = p.where();
-    const auto count = static_cast<std::size_t>(p.count());
-    auto* const gradient = static_cast<std::byte*>(p.grad_data());
-    for (std::size_t c = depth + carries; c-- > depth;) {
-      Copy& left = copies_[c];
-      if (!std::exchange(left.has[i], false)) zero_bytes(device, place(left, i), p.size_bytes());
-      if (c == depth && !last)
-        add_numbers(device, p.dtype(), count, gradient, place(left, i));
-      else
-        add_numbers(device, p.dtype(), count, place(left, i), gradient);
-    }
-    if (last) {
-      fill_sums(i, depth);
-      return p.set_grad_arrived(true);
-    }
-    Copy& sum = copies_[depth];
-    if (carries == 0) copy_bytes(device, place(sum, i), device, gradient, p.size_bytes());
-    sum.has[i] = true;
-    p.set_grad_arrived(false);
-  }
+  void carry(std::size_t i, std::size_t share);
   // A share has no gradient of it: it counts as 0 where others, of which the share's sum is, have one.
-  bool carry_none(std::size_t i, std::size_t share) {
-    const auto [carries, depth, last] = steps_[share];
-    auto& p = flat_.entries()[i].parameter();
-    bool any = false;
-    for (std::size_t c = last ? 0 : depth; c < depth + carries; ++c) any = any || copies_[c].has[i];
-    if (!any && last) fill_sums(i, depth);
-    if (!any) return false;
-    zero_bytes(p.where(), p.grad_data(), p.size_bytes());
-    carry(i, share);
-    return true;
-  }
+  bool carry_none(std::size_t i, std::size_t share);
   // The sums before the last one are complete: 0 where they have no gradient.
-  void fill_sums(std::size_t i, std::size_t depth) {
-    for (std::size_t c = 0; c < depth; ++c)
-      if (!std::exchange(copies_[c].has[i], false))
-        zero_bytes(flat_.entries()[i].parameter().where(), place(copies_[c], i),
-                   flat_.entries()[i].parameter().size_bytes());
-  }
+  void fill_sums(std::size_t i, std::size_t depth);
 
   const nn::FlatParameters<D>& flat_;
   std::uint64_t generation_ = ~std::uint64_t{0};
@@ -44973,6 +45338,139 @@ class GradientTree {
 };
 
 }  // namespace chorus::canonical
+
+#if CHORUS_DEFINES_DEVICE_TEMPLATES
+// <chorus/parallel/canonical/gradient_tree_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_GRADIENT_TREE_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_GRADIENT_TREE_IMPL_HPP
+/// How the gradients of shares are added up as they arrive.
+
+namespace chorus::canonical {
+
+template <Device D>
+GradientCopy<D>::GradientCopy(const nn::FlatParameters<D>& flat) {
+  const MemoryScope scope(trace::Memory::gradients);
+  for (const auto& group : flat.groups()) {
+    const std::size_t bytes = group.count * size_of(group.dtype);
+    groups_.emplace_back(group.grads.device(), bytes);
+    zero_bytes(group.grads.device(), groups_.back().data(), bytes);
+  }
+}
+
+template <Device D>
+std::byte* GradientCopy<D>::at(std::size_t group, std::size_t element, DType dtype) const {
+  return static_cast<std::byte*>(groups_[group].data()) + element * size_of(dtype);
+}
+
+template <Device D>
+void GradientTree<D>::begin(ShareRange run, std::size_t shares) {
+  if (generation_ != flat_.generation() || entry_of_.empty()) begin_anew();
+  taken_.assign(taken_.size(), 0);
+  for (Copy& copy : copies_) copy.has.assign(copy.has.size(), false);
+  tree_ = {};
+  steps_.clear();
+  std::size_t copies = 0;
+  for (std::size_t share = run.begin; share < run.end; ++share) {
+    std::size_t carries = 0;
+    const auto carry = [&](std::size_t) { ++carries; };
+    tree_.push({share, share + 1}, carry);
+    const bool last = share + 1 == run.end;
+    if (last && run == ShareRange{0, shares}) tree_.finish(carry);
+    steps_.push_back({carries, tree_.sums().size() - 1, last});
+    copies = std::max(copies, steps_.back().depth + std::max<std::size_t>(carries, last ? 0 : 1));
+  }
+  while (copies_.size() < copies)
+    copies_.push_back({GradientCopy<D>(flat_), std::vector<char>(flat_.entries().size())});
+}
+
+template <Device D>
+void GradientTree<D>::gradient_arrived(std::size_t i, std::size_t share, const void* gradient) {
+  auto& p = flat_.entries()[i].parameter();
+  check<UsageError>(taken_[i] <= share, "canonical shares: ", flat_.entries()[i].named.name,
+                    " got its gradient in several parts in one backward pass (backward within backward)");
+  while (taken_[i] < share) carry_none(i, taken_[i]++);
+  if (gradient != p.grad_data()) copy_bytes(p.where(), p.grad_data(), p.where(), gradient, p.size_bytes());
+  carry(i, taken_[i]++);
+}
+
+template <Device D>
+std::byte* GradientTree<D>::sum(std::size_t k, std::size_t group, std::size_t element) const {
+  const auto& flat = flat_.groups()[group];
+  return k + 1 == tree_.sums().size() ? flat.grad(element) : copies_[k].numbers.at(group, element, flat.dtype);
+}
+
+template <Device D>
+const std::size_t* GradientTree<D>::entry_of(const Node& leaf) {
+  const auto found = entry_of_.find(&leaf);
+  return found == entry_of_.end() ? nullptr : &found->second;
+}
+
+template <Device D>
+void GradientTree<D>::begin_anew() {
+  generation_ = flat_.generation();
+  copies_.clear();
+  taken_.assign(flat_.entries().size(), 0);
+  entry_of_.clear();
+  for (std::size_t i = 0; i < flat_.entries().size(); ++i)
+    entry_of_.emplace(flat_.entries()[i].named.handle.shared().get(), i);
+}
+
+template <Device D>
+std::byte* GradientTree<D>::place(const Copy& copy, std::size_t i) const {
+  const auto& entry = flat_.entries()[i];
+  return copy.numbers.at(entry.group, entry.begin, entry.parameter().dtype());
+}
+
+template <Device D>
+void GradientTree<D>::carry(std::size_t i, std::size_t share) {
+  const auto [carries, depth, last] = steps_[share];
+  auto& p = flat_.entries()[i].parameter();
+  const D device = p.where();
+  const auto count = static_cast<std::size_t>(p.count());
+  auto* const gradient = static_cast<std::byte*>(p.grad_data());
+  for (std::size_t c = depth + carries; c-- > depth;) {
+    Copy& left = copies_[c];
+    if (!std::exchange(left.has[i], false)) zero_bytes(device, place(left, i), p.size_bytes());
+    if (c == depth && !last)
+      add_numbers(device, p.dtype(), count, gradient, place(left, i));
+    else
+      add_numbers(device, p.dtype(), count, place(left, i), gradient);
+  }
+  if (last) {
+    fill_sums(i, depth);
+    return p.set_grad_arrived(true);
+  }
+  Copy& sum = copies_[depth];
+  if (carries == 0) copy_bytes(device, place(sum, i), device, gradient, p.size_bytes());
+  sum.has[i] = true;
+  p.set_grad_arrived(false);
+}
+
+template <Device D>
+bool GradientTree<D>::carry_none(std::size_t i, std::size_t share) {
+  const auto [carries, depth, last] = steps_[share];
+  auto& p = flat_.entries()[i].parameter();
+  bool any = false;
+  for (std::size_t c = last ? 0 : depth; c < depth + carries; ++c) any = any || copies_[c].has[i];
+  if (!any && last) fill_sums(i, depth);
+  if (!any) return false;
+  zero_bytes(p.where(), p.grad_data(), p.size_bytes());
+  carry(i, share);
+  return true;
+}
+
+template <Device D>
+void GradientTree<D>::fill_sums(std::size_t i, std::size_t depth) {
+  for (std::size_t c = 0; c < depth; ++c)
+    if (!std::exchange(copies_[c].has[i], false))
+      zero_bytes(flat_.entries()[i].parameter().where(), place(copies_[c], i),
+                 flat_.entries()[i].parameter().size_bytes());
+}
+
+}  // namespace chorus::canonical
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_GRADIENT_TREE_IMPL_HPP
+
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_GRADIENT_TREE_HPP
 
 // <chorus/parallel/canonical/share_buffers.hpp>
@@ -44990,30 +45488,12 @@ class ShareBuffers {
   explicit ShareBuffers(const std::vector<nn::NamedBuffer<D>>& buffers) : buffers_(buffers) {}
 
   /// Of so many shares. `writes`: whether they may write any: where no layer is in training, none does.
-  void begin_pass(std::size_t shares, bool writes) {
-    kept_.resize(shares > 1 && writes ? buffers_.size() : 0);
-    for (std::size_t i = 0; i < kept_.size(); ++i) {
-      kept_[i].of_share.resize(shares);
-      copy_out(i, kept_[i].before);
-      kept_[i].begun = 0;
-      kept_[i].version = buffers_[i].buffer->version();
-    }
-  }
+  void begin_pass(std::size_t shares, bool writes);
   /// That share begins, after those before it, or goes on.
-  void enter(std::size_t share) {
-    for (std::size_t i = 0; i < kept_.size(); ++i) {
-      const bool goes_on = share < kept_[i].begun;
-      if (!goes_on) kept_[i].begun = share + 1;
-      copy_in(i, goes_on ? kept_[i].of_share[share] : kept_[i].before);
-    }
-  }
+  void enter(std::size_t share);
   /// It has ended, or others go on.
-  void leave(std::size_t share) {
-    for (std::size_t i = 0; i < kept_.size(); ++i) copy_out(i, kept_[i].of_share[share]);
-  }
-  void end_pass() {
-    for (std::size_t i = 0; i < kept_.size(); ++i) copy_in(i, kept_[i].of_share[0]);
-  }
+  void leave(std::size_t share);
+  void end_pass();
 
  private:
   struct Kept {
@@ -45022,25 +45502,74 @@ class ShareBuffers {
     std::size_t begun = 0;  // shares
     std::uint64_t version = 0;
   };
-  void copy_out(std::size_t i, Storage<D>& to) const {
-    const auto& buffer = *buffers_[i].buffer;
-    if (to.bytes() != buffer.size_bytes()) to = Storage<D>(buffer.where(), buffer.size_bytes());
-    copy_bytes(buffer.where(), to.data(), buffer.where(), buffer.memory(), buffer.size_bytes());
-  }
+  void copy_out(std::size_t i, Storage<D>& to) const;
   // Who has said that he writes is told of writes: what a graph has saved of the buffer is not what it was.
-  void copy_in(std::size_t i, const Storage<D>& from) {
-    const auto& buffer = *buffers_[i].buffer;
-    copy_bytes(buffer.where(), buffer.memory(), buffer.where(), from.data(), buffer.size_bytes());
-    if (buffer.version() == kept_[i].version) return;
-    buffer.touch();
-    kept_[i].version = buffer.version();
-  }
+  void copy_in(std::size_t i, const Storage<D>& from);
 
   const std::vector<nn::NamedBuffer<D>>& buffers_;
   std::vector<Kept> kept_;
 };
 
 }  // namespace chorus::canonical
+
+#if CHORUS_DEFINES_DEVICE_TEMPLATES
+// <chorus/parallel/canonical/share_buffers_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_BUFFERS_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_BUFFERS_IMPL_HPP
+/// How buffers of shares are told apart, and become one.
+
+namespace chorus::canonical {
+
+template <Device D>
+void ShareBuffers<D>::begin_pass(std::size_t shares, bool writes) {
+  kept_.resize(shares > 1 && writes ? buffers_.size() : 0);
+  for (std::size_t i = 0; i < kept_.size(); ++i) {
+    kept_[i].of_share.resize(shares);
+    copy_out(i, kept_[i].before);
+    kept_[i].begun = 0;
+    kept_[i].version = buffers_[i].buffer->version();
+  }
+}
+
+template <Device D>
+void ShareBuffers<D>::enter(std::size_t share) {
+  for (std::size_t i = 0; i < kept_.size(); ++i) {
+    const bool goes_on = share < kept_[i].begun;
+    if (!goes_on) kept_[i].begun = share + 1;
+    copy_in(i, goes_on ? kept_[i].of_share[share] : kept_[i].before);
+  }
+}
+
+template <Device D>
+void ShareBuffers<D>::leave(std::size_t share) {
+  for (std::size_t i = 0; i < kept_.size(); ++i) copy_out(i, kept_[i].of_share[share]);
+}
+
+template <Device D>
+void ShareBuffers<D>::end_pass() {
+  for (std::size_t i = 0; i < kept_.size(); ++i) copy_in(i, kept_[i].of_share[0]);
+}
+
+template <Device D>
+void ShareBuffers<D>::copy_out(std::size_t i, Storage<D>& to) const {
+  const auto& buffer = *buffers_[i].buffer;
+  if (to.bytes() != buffer.size_bytes()) to = Storage<D>(buffer.where(), buffer.size_bytes());
+  copy_bytes(buffer.where(), to.data(), buffer.where(), buffer.memory(), buffer.size_bytes());
+}
+
+template <Device D>
+void ShareBuffers<D>::copy_in(std::size_t i, const Storage<D>& from) {
+  const auto& buffer = *buffers_[i].buffer;
+  copy_bytes(buffer.where(), buffer.memory(), buffer.where(), from.data(), buffer.size_bytes());
+  if (buffer.version() == kept_[i].version) return;
+  buffer.touch();
+  kept_[i].version = buffer.version();
+}
+
+}  // namespace chorus::canonical
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_BUFFERS_IMPL_HPP
+
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_BUFFERS_HPP
 
 // <chorus/parallel/canonical/share_scope.hpp>
@@ -45475,73 +46004,25 @@ class DeviceThreads {
   using Errors = std::vector<std::exception_ptr>;
 
   /// Throws std::system_error where a thread can't be started; those that were are ended.
-  explicit DeviceThreads(std::size_t devices) : DeviceThreads(Errors(devices)) {
-    for (std::size_t i = 1; i < devices; ++i) {
-      workers_.push_back(std::make_shared<Worker>());
-      threads_.emplace_back([worker = workers_.back(), i] { serve(*worker, i); });
-    }
-  }
+  explicit DeviceThreads(std::size_t devices);
   /// A thread that is still at work goes on by itself.
-  ~DeviceThreads() {
-    for (std::size_t i = 0; i < threads_.size(); ++i) {
-      const bool at_work = workers_[i]->order.exchange(Order::stop) == Order::work;
-      workers_[i]->order.notify_one();
-      if (at_work)
-        threads_[i].detach();
-      else
-        threads_[i].join();
-    }
-  }
+  ~DeviceThreads();
   DeviceThreads(const DeviceThreads&) = delete;
   DeviceThreads& operator=(const DeviceThreads&) = delete;
 
   /// Calls `task(i)` for devices 0 to `count` - 1, each on its own thread, and returns when all have ended. No thread
   /// may be at work.
-  const Errors& run(std::size_t count, const Task& task) {
-    return run(count, std::shared_ptr<const Task>(std::shared_ptr<void>(), &task), forever);
-  }
+  const Errors& run(std::size_t count, const Task& task);
   /// The same for a task that may never end: once device 0 has, waits no longer than until `patience` has passed.
   /// Threads that are `at_work` then have no error; they keep the task, which owns what it touches.
-  const Errors& run(std::size_t count, std::shared_ptr<const Task> task, std::chrono::milliseconds patience) {
-    errors_.assign(errors_.size(), nullptr);
-    for (const auto& worker : workers_) worker->error = nullptr;  // of one that was late
-    for (std::size_t i = 1; i < count; ++i) {
-      workers_[i - 1]->task = task;
-      workers_[i - 1]->order.store(Order::work, std::memory_order_release);
-      workers_[i - 1]->order.notify_one();
-    }
-    errors_[0] = attempt(*task, 0);
-    await(patience);
-    return collect();
-  }
+  const Errors& run(std::size_t count, std::shared_ptr<const Task> task, std::chrono::milliseconds patience);
   /// What has been thrown in the last run by now.
-  const Errors& collect() {
-    for (std::size_t i = 1; i < errors_.size(); ++i)
-      if (!workers_[i - 1]->at_work())
-        if (auto error = std::exchange(workers_[i - 1]->error, nullptr)) errors_[i] = std::move(error);
-    return errors_;
-  }
+  const Errors& collect();
 
   /// Waits until no thread is at work, or until `patience` has passed.
-  void await(std::chrono::milliseconds patience) const {
-    const auto begin = std::chrono::steady_clock::now();
-    for (const auto& worker : workers_) {
-      if (!worker->at_work()) continue;
-      std::unique_lock lock(worker->mutex);
-      const auto ended = [&] { return !worker->at_work(); };
-      if (patience == forever)
-        worker->ended.wait(lock, ended);
-      else
-        worker->ended.wait_until(lock, begin + patience, ended);
-    }
-  }
+  void await(std::chrono::milliseconds patience) const;
   /// The devices whose threads are.
-  std::vector<std::size_t> at_work() const {
-    std::vector<std::size_t> devices;
-    for (std::size_t i = 0; i < workers_.size(); ++i)
-      if (workers_[i]->at_work()) devices.push_back(i + 1);
-    return devices;
-  }
+  std::vector<std::size_t> at_work() const;
 
  private:
   // With it this is an object whose destructor will run, whatever the other constructor meets.
@@ -45561,28 +46042,9 @@ class DeviceThreads {
     bool at_work() const { return order.load(std::memory_order_acquire) == Order::work; }
   };
 
-  static std::exception_ptr attempt(const Task& task, std::size_t device) noexcept {
-    try {
-      task(device);
-      return nullptr;
-    } catch (...) {
-      return std::current_exception();
-    }
-  }
+  static std::exception_ptr attempt(const Task& task, std::size_t device) noexcept;
 
-  static void serve(Worker& worker, std::size_t device) {
-    for (;;) {
-      worker.order.wait(Order::none, std::memory_order_acquire);
-      if (!worker.at_work()) return;
-      worker.error = attempt(*worker.task, device);
-      worker.task.reset();
-      {
-        const std::lock_guard lock(worker.mutex);
-        if (worker.order.exchange(Order::none, std::memory_order_acq_rel) == Order::stop) return;
-      }
-      worker.ended.notify_one();
-    }
-  }
+  static void serve(Worker& worker, std::size_t device);
 
   Errors errors_;
   std::vector<std::shared_ptr<Worker>> workers_;
@@ -45590,6 +46052,105 @@ class DeviceThreads {
 };
 
 }  // namespace chorus::dp
+
+#if !CHORUS_COMPILED
+// <chorus/parallel/dp/device_threads_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEVICE_THREADS_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEVICE_THREADS_IMPL_HPP
+/// How each device's thread waits for work, and reports how it went.
+
+namespace chorus::dp {
+
+CHORUS_INLINE DeviceThreads::DeviceThreads(std::size_t devices) : DeviceThreads(Errors(devices)) {
+  for (std::size_t i = 1; i < devices; ++i) {
+    workers_.push_back(std::make_shared<Worker>());
+    threads_.emplace_back([worker = workers_.back(), i] { serve(*worker, i); });
+  }
+}
+
+CHORUS_INLINE DeviceThreads::~DeviceThreads() {
+  for (std::size_t i = 0; i < threads_.size(); ++i) {
+    const bool at_work = workers_[i]->order.exchange(Order::stop) == Order::work;
+    workers_[i]->order.notify_one();
+    if (at_work)
+      threads_[i].detach();
+    else
+      threads_[i].join();
+  }
+}
+
+CHORUS_INLINE const DeviceThreads::Errors& DeviceThreads::run(std::size_t count, const Task& task) {
+  return run(count, std::shared_ptr<const Task>(std::shared_ptr<void>(), &task), forever);
+}
+
+CHORUS_INLINE const DeviceThreads::Errors& DeviceThreads::run(std::size_t count, std::shared_ptr<const Task> task,
+                                                              std::chrono::milliseconds patience) {
+  errors_.assign(errors_.size(), nullptr);
+  for (const auto& worker : workers_) worker->error = nullptr;  // of one that was late
+  for (std::size_t i = 1; i < count; ++i) {
+    workers_[i - 1]->task = task;
+    workers_[i - 1]->order.store(Order::work, std::memory_order_release);
+    workers_[i - 1]->order.notify_one();
+  }
+  errors_[0] = attempt(*task, 0);
+  await(patience);
+  return collect();
+}
+
+CHORUS_INLINE const DeviceThreads::Errors& DeviceThreads::collect() {
+  for (std::size_t i = 1; i < errors_.size(); ++i)
+    if (!workers_[i - 1]->at_work())
+      if (auto error = std::exchange(workers_[i - 1]->error, nullptr)) errors_[i] = std::move(error);
+  return errors_;
+}
+
+CHORUS_INLINE void DeviceThreads::await(std::chrono::milliseconds patience) const {
+  const auto begin = std::chrono::steady_clock::now();
+  for (const auto& worker : workers_) {
+    if (!worker->at_work()) continue;
+    std::unique_lock lock(worker->mutex);
+    const auto ended = [&] { return !worker->at_work(); };
+    if (patience == forever)
+      worker->ended.wait(lock, ended);
+    else
+      worker->ended.wait_until(lock, begin + patience, ended);
+  }
+}
+
+CHORUS_INLINE std::vector<std::size_t> DeviceThreads::at_work() const {
+  std::vector<std::size_t> devices;
+  for (std::size_t i = 0; i < workers_.size(); ++i)
+    if (workers_[i]->at_work()) devices.push_back(i + 1);
+  return devices;
+}
+
+CHORUS_INLINE std::exception_ptr DeviceThreads::attempt(const Task& task, std::size_t device) noexcept {
+  try {
+    task(device);
+    return nullptr;
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+CHORUS_INLINE void DeviceThreads::serve(Worker& worker, std::size_t device) {
+  for (;;) {
+    worker.order.wait(Order::none, std::memory_order_acquire);
+    if (!worker.at_work()) return;
+    worker.error = attempt(*worker.task, device);
+    worker.task.reset();
+    {
+      const std::lock_guard lock(worker.mutex);
+      if (worker.order.exchange(Order::none, std::memory_order_acq_rel) == Order::stop) return;
+    }
+    worker.ended.notify_one();
+  }
+}
+
+}  // namespace chorus::dp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEVICE_THREADS_IMPL_HPP
+
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEVICE_THREADS_HPP
 
 namespace chorus::canonical {
@@ -45606,17 +46167,7 @@ class ShareTurns {
   explicit ShareTurns(std::size_t shares) : threads_(shares) {}
 
   /// Throws what a task has thrown, of several the one because of which others have.
-  void run(std::size_t shares, Work work) {
-    work_ = std::move(work);
-    ended_.assign(shares, false);
-    turn_ = arrived_ = round_ = 0;
-    first_error_ = nullptr;
-    team_ = std::move(detail::thread_team());
-    threads_.run(shares, [this](std::size_t i) { take_turns(i); });
-    detail::thread_team() = std::move(team_);
-    ended_.clear();
-    if (first_error_) std::rethrow_exception(std::exchange(first_error_, nullptr));
-  }
+  void run(std::size_t shares, Work work);
 
   /// In share `i`'s task: waits until all have come here; `complete()` is called in the first one's thread. Throws
   /// UsageError where one ends without.
@@ -45639,38 +46190,11 @@ class ShareTurns {
   }
 
  private:
-  void take_turns(std::size_t i) {
-    try {
-      await_turn(i);
-      work_.task(i);
-    } catch (...) {
-      if (!first_error_) first_error_ = std::current_exception();
-    }
-    leave(i);
-    ended_[i] = true;
-    pass_on(i);
-  }
+  void take_turns(std::size_t i);
   // All is written by the share whose turn it is.
-  void await_turn(std::size_t i) {
-    {
-      std::unique_lock lock(mutex_);
-      change_.wait(lock, [&] { return turn_ == i; });
-    }
-    detail::thread_team() = std::move(team_);
-    work_.enter(i);
-  }
-  void leave(std::size_t i) {
-    work_.leave(i);
-    team_ = std::move(detail::thread_team());
-  }
-  void pass_on(std::size_t i) {
-    const std::lock_guard lock(mutex_);
-    for (std::size_t step = 1; step <= ended_.size(); ++step) {
-      turn_ = (i + step) % ended_.size();
-      if (!ended_[turn_]) break;
-    }
-    change_.notify_all();
-  }
+  void await_turn(std::size_t i);
+  void leave(std::size_t i);
+  void pass_on(std::size_t i);
 
   dp::DeviceThreads threads_;
   Work work_;
@@ -45684,22 +46208,72 @@ class ShareTurns {
 };
 
 }  // namespace chorus::canonical
+
+#if !CHORUS_COMPILED
+// <chorus/parallel/canonical/share_turns_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_TURNS_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_TURNS_IMPL_HPP
+/// How shares that go side by side take turns.
+
+namespace chorus::canonical {
+
+CHORUS_INLINE void ShareTurns::run(std::size_t shares, Work work) {
+  work_ = std::move(work);
+  ended_.assign(shares, false);
+  turn_ = arrived_ = round_ = 0;
+  first_error_ = nullptr;
+  team_ = std::move(detail::thread_team());
+  threads_.run(shares, [this](std::size_t i) { take_turns(i); });
+  detail::thread_team() = std::move(team_);
+  ended_.clear();
+  if (first_error_) std::rethrow_exception(std::exchange(first_error_, nullptr));
+}
+
+CHORUS_INLINE void ShareTurns::take_turns(std::size_t i) {
+  try {
+    await_turn(i);
+    work_.task(i);
+  } catch (...) {
+    if (!first_error_) first_error_ = std::current_exception();
+  }
+  leave(i);
+  ended_[i] = true;
+  pass_on(i);
+}
+
+CHORUS_INLINE void ShareTurns::await_turn(std::size_t i) {
+  {
+    std::unique_lock lock(mutex_);
+    change_.wait(lock, [&] { return turn_ == i; });
+  }
+  detail::thread_team() = std::move(team_);
+  work_.enter(i);
+}
+
+CHORUS_INLINE void ShareTurns::leave(std::size_t i) {
+  work_.leave(i);
+  team_ = std::move(detail::thread_team());
+}
+
+CHORUS_INLINE void ShareTurns::pass_on(std::size_t i) {
+  const std::lock_guard lock(mutex_);
+  for (std::size_t step = 1; step <= ended_.size(); ++step) {
+    turn_ = (i + step) % ended_.size();
+    if (!ended_[turn_]) break;
+  }
+  change_.notify_all();
+}
+
+}  // namespace chorus::canonical
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_TURNS_IMPL_HPP
+
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_TURNS_HPP
 
 namespace chorus::canonical {
 
 /// Whether a layer of the model looks at the whole batch.
-[[gnu::cold]] inline bool looks_at_whole_batch(nn::Module& model) {
-  struct Look final : nn::detail::Walker {
-    bool any = false;
-    void enter(nn::Module& layer) override {
-      const auto* const layer_that_may = dynamic_cast<const nn::Synchronisable*>(&layer);
-      any = any || (layer_that_may != nullptr && layer_that_may->synchronised());
-    }
-  } look;
-  look.walk(model);
-  return look.any;
-}
+[[gnu::cold]] bool looks_at_whole_batch(nn::Module& model);
 
 /// The shares of a device go through the model side by side, and meet where a layer asks for sums over the batch. Each
 /// has leaves of its own in the parameters' places, so that gradients of several shares may be under way at once.
@@ -45707,49 +46281,16 @@ template <Device D>
 class SideBySide {
  public:
   /// Of `run`, of so many shares in all. What is passed by reference has to outlive this.
-  SideBySide(const nn::FlatParameters<D>& flat, ShareBuffers<D>& buffers, std::size_t shares, ShareRange run)
-      : buffers_(buffers),
-        shares_(shares),
-        run_(run),
-        turns_(run.count()),
-        values_(run.count()),
-        leaves_(run.count()) {
-    for (const auto& entry : flat.entries()) {
-      parameters_.push_back(&entry.parameter());
-      nodes_.push_back(entry.named.handle.shared().get());
-    }
-    for (auto& leaves : leaves_)
-      for (auto* const parameter : parameters_) {
-        leaves.push_back(parameter->make_stand_in());
-        number_of_.emplace(leaves.back().get(), leaves.size() - 1);
-      }
-    for (std::size_t i = 0; i < run.count(); ++i) groups_.push_back(std::make_shared<Group>(*this, i));
-  }
+  SideBySide(const nn::FlatParameters<D>& flat, ShareBuffers<D>& buffers, std::size_t shares, ShareRange run);
   /// Nodes of the tape may outlive it.
-  ~SideBySide() {
-    for (const auto& group : groups_) group->shares = nullptr;
-  }
+  ~SideBySide();
   SideBySide(const SideBySide&) = delete;
   SideBySide& operator=(const SideBySide&) = delete;
 
   /// `task(i)` for the first shares of the run. `used`: as many as have samples. `devices`: of all that share the
   /// batch, null where there is one.
   void run(std::size_t count, std::size_t used, bool forward, std::shared_ptr<BatchGroup> devices,
-           const std::function<void(std::size_t)>& task) {
-    used_ = used;
-    devices_ = std::move(devices);
-    turns_.run(count, {.task = task,
-                       .enter =
-                           [this, forward](std::size_t i) {
-                             if (forward) buffers_.enter(i);
-                             stand_in(leaves_[i]);
-                           },
-                       .leave =
-                           [this, forward](std::size_t i) {
-                             stand_in({});
-                             if (forward) buffers_.leave(i);
-                           }});
-  }
+           const std::function<void(std::size_t)>& task);
   std::shared_ptr<BatchGroup> group(std::size_t i) const { return groups_[i]; }
 
   /// Calls `f(parameter's leaf, its gradient)` for a share's leaf, of which the gradient is dropped then.
@@ -45765,42 +46306,17 @@ class SideBySide {
  private:
   struct Group final : BatchGroup {
     Group(SideBySide& owner, std::size_t number) : shares(&owner), i(number) {}
-    void sum(std::span<double> values) override {
-      check<UsageError>(shares != nullptr, "SyncBatchNorm: the policy that ran the forward pass is gone");
-      shares->sum(i, values);
-    }
+    void sum(std::span<double> values) override;
     double weight() override { return 1; }
     std::size_t member() const override { return i; }
     SideBySide* shares;
     std::size_t i;
   };
 
-  void stand_in(std::span<const Ref<Node>> leaves) {
-    for (std::size_t p = 0; p < parameters_.size(); ++p)
-      parameters_[p]->set_origin(leaves.empty() ? Ref<Node>() : leaves[p]);
-  }
-  void sum(std::size_t i, std::span<double> values) {
-    values_[i].assign(values.begin(), values.end());
-    turns_.meet(i, [this] { add_up(); });
-    check<UsageError>(total_.size() == values.size(), detail::different_layers);
-    std::copy(total_.begin(), total_.end(), values.begin());
-  }
+  void stand_in(std::span<const Ref<Node>> leaves);
+  void sum(std::size_t i, std::span<double> values);
   // Of all shares, each number by itself, in the order of the tree; shares without samples give 0.
-  void add_up() {
-    const std::size_t count = values_.front().size();
-    std::vector<double> numbers(count * shares_);
-    for (std::size_t i = 0; i < used_; ++i) {
-      check<UsageError>(values_[i].size() == count, detail::different_layers);
-      for (std::size_t n = 0; n < count; ++n) numbers[n * shares_ + run_.begin + i] = values_[i][n];
-    }
-    if (devices_) {
-      const BatchGroupScope as_device(devices_);
-      devices_->sum(numbers);
-    }
-    total_.resize(count);
-    for (std::size_t n = 0; n < count; ++n)
-      total_[n] = add_shares(std::span<const double>(numbers).subspan(n * shares_, shares_));
-  }
+  void add_up();
 
   ShareBuffers<D>& buffers_;
   std::size_t shares_;
@@ -45818,6 +46334,107 @@ class SideBySide {
 };
 
 }  // namespace chorus::canonical
+
+#if CHORUS_DEFINES_DEVICE_TEMPLATES
+// <chorus/parallel/canonical/side_by_side_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SIDE_BY_SIDE_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SIDE_BY_SIDE_IMPL_HPP
+/// How shares meet where a layer asks for sums over the batch.
+
+namespace chorus::canonical {
+
+CHORUS_INLINE bool looks_at_whole_batch(nn::Module& model) {
+  struct Look final : nn::detail::Walker {
+    bool any = false;
+    void enter(nn::Module& layer) override {
+      const auto* const layer_that_may = dynamic_cast<const nn::Synchronisable*>(&layer);
+      any = any || (layer_that_may != nullptr && layer_that_may->synchronised());
+    }
+  } look;
+  look.walk(model);
+  return look.any;
+}
+
+template <Device D>
+SideBySide<D>::SideBySide(const nn::FlatParameters<D>& flat, ShareBuffers<D>& buffers, std::size_t shares,
+                          ShareRange run)
+    : buffers_(buffers), shares_(shares), run_(run), turns_(run.count()), values_(run.count()), leaves_(run.count()) {
+  for (const auto& entry : flat.entries()) {
+    parameters_.push_back(&entry.parameter());
+    nodes_.push_back(entry.named.handle.shared().get());
+  }
+  for (auto& leaves : leaves_)
+    for (auto* const parameter : parameters_) {
+      leaves.push_back(parameter->make_stand_in());
+      number_of_.emplace(leaves.back().get(), leaves.size() - 1);
+    }
+  for (std::size_t i = 0; i < run.count(); ++i) groups_.push_back(std::make_shared<Group>(*this, i));
+}
+
+template <Device D>
+SideBySide<D>::~SideBySide() {
+  for (const auto& group : groups_) group->shares = nullptr;
+}
+
+template <Device D>
+void SideBySide<D>::run(std::size_t count, std::size_t used, bool forward, std::shared_ptr<BatchGroup> devices,
+                        const std::function<void(std::size_t)>& task) {
+  used_ = used;
+  devices_ = std::move(devices);
+  turns_.run(count, {.task = task,
+                     .enter =
+                         [this, forward](std::size_t i) {
+                           if (forward) buffers_.enter(i);
+                           stand_in(leaves_[i]);
+                         },
+                     .leave =
+                         [this, forward](std::size_t i) {
+                           stand_in({});
+                           if (forward) buffers_.leave(i);
+                         }});
+}
+
+template <Device D>
+void SideBySide<D>::Group::sum(std::span<double> values) {
+  check<UsageError>(shares != nullptr, "SyncBatchNorm: the policy that ran the forward pass is gone");
+  shares->sum(i, values);
+}
+
+template <Device D>
+void SideBySide<D>::stand_in(std::span<const Ref<Node>> leaves) {
+  for (std::size_t p = 0; p < parameters_.size(); ++p)
+    parameters_[p]->set_origin(leaves.empty() ? Ref<Node>() : leaves[p]);
+}
+
+template <Device D>
+void SideBySide<D>::sum(std::size_t i, std::span<double> values) {
+  values_[i].assign(values.begin(), values.end());
+  turns_.meet(i, [this] { add_up(); });
+  check<UsageError>(total_.size() == values.size(), detail::different_layers);
+  std::copy(total_.begin(), total_.end(), values.begin());
+}
+
+template <Device D>
+void SideBySide<D>::add_up() {
+  const std::size_t count = values_.front().size();
+  std::vector<double> numbers(count * shares_);
+  for (std::size_t i = 0; i < used_; ++i) {
+    check<UsageError>(values_[i].size() == count, detail::different_layers);
+    for (std::size_t n = 0; n < count; ++n) numbers[n * shares_ + run_.begin + i] = values_[i][n];
+  }
+  if (devices_) {
+    const BatchGroupScope as_device(devices_);
+    devices_->sum(numbers);
+  }
+  total_.resize(count);
+  for (std::size_t n = 0; n < count; ++n)
+    total_[n] = add_shares(std::span<const double>(numbers).subspan(n * shares_, shares_));
+}
+
+}  // namespace chorus::canonical
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SIDE_BY_SIDE_IMPL_HPP
+
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SIDE_BY_SIDE_HPP
 
 namespace chorus::canonical {
@@ -45929,29 +46546,8 @@ template <Device D>
 class EarlierGradients {
  public:
   /// No gradient is there any more.
-  void take(const nn::FlatParameters<D>& flat) {
-    kept_.clear();
-    for (const auto& entry : flat.entries()) {
-      auto& p = entry.parameter();
-      if (!p.grad_arrived()) continue;
-      kept_.push_back({&p, Storage<D>(p.where(), p.size_bytes())});
-      copy_bytes(p.where(), kept_.back().gradient.data(), p.where(), p.grad_data(), p.size_bytes());
-      p.set_grad_arrived(false);
-    }
-  }
-  void give_back() {
-    for (const Kept& kept : kept_) {
-      auto& p = *kept.parameter;
-      const auto* const before = static_cast<const std::byte*>(kept.gradient.data());
-      if (p.grad_arrived())
-        add_numbers(p.where(), p.dtype(), static_cast<std::size_t>(p.count()), before,
-                    static_cast<std::byte*>(p.grad_data()));
-      else
-        copy_bytes(p.where(), p.grad_data(), p.where(), before, p.size_bytes());
-      p.set_grad_arrived(true);
-    }
-    kept_.clear();
-  }
+  void take(const nn::FlatParameters<D>& flat);
+  void give_back();
 
  private:
   struct Kept {
@@ -45962,6 +46558,46 @@ class EarlierGradients {
 };
 
 }  // namespace chorus::canonical
+
+#if CHORUS_DEFINES_DEVICE_TEMPLATES
+// <chorus/parallel/canonical/earlier_gradients_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_EARLIER_GRADIENTS_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_EARLIER_GRADIENTS_IMPL_HPP
+/// How gradients of earlier passes are laid aside, and added again.
+
+namespace chorus::canonical {
+
+template <Device D>
+void EarlierGradients<D>::take(const nn::FlatParameters<D>& flat) {
+  kept_.clear();
+  for (const auto& entry : flat.entries()) {
+    auto& p = entry.parameter();
+    if (!p.grad_arrived()) continue;
+    kept_.push_back({&p, Storage<D>(p.where(), p.size_bytes())});
+    copy_bytes(p.where(), kept_.back().gradient.data(), p.where(), p.grad_data(), p.size_bytes());
+    p.set_grad_arrived(false);
+  }
+}
+
+template <Device D>
+void EarlierGradients<D>::give_back() {
+  for (const Kept& kept : kept_) {
+    auto& p = *kept.parameter;
+    const auto* const before = static_cast<const std::byte*>(kept.gradient.data());
+    if (p.grad_arrived())
+      add_numbers(p.where(), p.dtype(), static_cast<std::size_t>(p.count()), before,
+                  static_cast<std::byte*>(p.grad_data()));
+    else
+      copy_bytes(p.where(), p.grad_data(), p.where(), before, p.size_bytes());
+    p.set_grad_arrived(true);
+  }
+  kept_.clear();
+}
+
+}  // namespace chorus::canonical
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_EARLIER_GRADIENTS_IMPL_HPP
+
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_EARLIER_GRADIENTS_HPP
 
 // <chorus/parallel/dp/backward.hpp>
@@ -46384,32 +47020,16 @@ class CanonicalReduce {
   using D = typename Replicas<Model>::D;
 
   /// `shares`: 0 for none.
-  CanonicalReduce(Model& model, const Replicas<Model>& replicas, std::size_t shares)
-      : replicas_(replicas), shares_(shares) {
-    if (shares_ == 0) return;
-    for (std::size_t i = 0; i < replicas.size(); ++i)
-      devices_.push_back(std::make_shared<canonical::DeviceShares<D>>(
-          i == 0 ? model : replicas[i].model(), replicas.parameters(i), replicas.buffers(i), shares,
-          shares_of_device(shares, replicas.size(), i)));
-    counted_.emplace();
-  }
+  CanonicalReduce(Model& model, const Replicas<Model>& replicas, std::size_t shares);
 
   std::size_t shares() const { return shares_; }
   /// By device; empty without shares.
   const std::vector<std::shared_ptr<canonical::DeviceShares<D>>>& devices() const { return devices_; }
   /// The shares that each device has of so many, of those devices that have any.
-  std::vector<ShareRange> runs(std::size_t used) const {
-    std::vector<ShareRange> runs;
-    for (const auto& device : devices_)
-      if (const auto [begin, end] = device->run(); begin < used) runs.push_back({begin, std::min(end, used)});
-    return runs;
-  }
+  std::vector<ShareRange> runs(std::size_t used) const;
 
   /// For the outputs of such a pass; null without shares.
-  std::shared_ptr<const CanonicalCut> cut(const Split& split) const {
-    if (shares_ == 0) return nullptr;
-    return std::make_shared<const CanonicalCut>(shares_, ShareRange{0, shares_}, split.batch);
-  }
+  std::shared_ptr<const CanonicalCut> cut(const Split& split) const;
 
   /// Of each share's roots. `apply(devices, task)` calls `task(i)` in the threads of the devices.
   template <class Apply>
@@ -46431,44 +47051,8 @@ class CanonicalReduce {
   };
 
   // The sums of all devices become the first one's gradients: the left one of two grows by the right one.
-  void reduce(std::size_t used) {
-    const auto parameter = [&](std::size_t i, std::size_t p) -> auto& {
-      return replicas_.parameters(i).entries()[p].parameter();
-    };
-    const auto& entries = replicas_.parameters(0).entries();
-    for_each_run(
-        entries,
-        [&](std::size_t p) {
-          bool any = false;
-          for (std::size_t i = 0; i < used; ++i) any = any || parameter(i, p).grad_arrived();
-          for (std::size_t i = 0; any && i < used; ++i)  // who has none of a gradient has zeros
-            if (!parameter(i, p).grad_arrived())
-              zero_bytes(parameter(i, p).where(), parameter(i, p).grad_data(), parameter(i, p).size_bytes());
-          if (any) parameter(0, p).set_grad_arrived(true);
-          if (any) entries[p].named.handle.shared()->set_reached();
-          return any;
-        },
-        [&](std::size_t group, std::size_t begin, std::size_t count) { add_up(used, group, begin, count); });
-  }
-  void add_up(std::size_t used, std::size_t group, std::size_t begin, std::size_t count) {
-    const trace::Span span(trace::Lane::communication, "copy", "reduce");
-    const DType dtype = replicas_.parameters(0).groups()[group].dtype;
-    const auto at = [&](const Sum& sum) { return devices_[sum.device]->tree().sum(sum.number, group, begin); };
-    const auto add = [&](const Sum& left, const Sum& right) {
-      const D to = replicas_.device(left.device), from = replicas_.device(right.device);
-      add_gradients(dtype, count, from, at(right), to, at(left), true);
-      if (left.device != right.device)
-        trace::sent(from.index, to.index, trace::Traffic::gradients, count * size_of(dtype));
-    };
-    TreeSum<Sum> sum;
-    for (std::size_t i = 0; i < used; ++i)
-      for (std::size_t k = 0; k < devices_[i]->tree().sums().size(); ++k)
-        sum.push(devices_[i]->tree().sums()[k], {i, k}, add);
-    const auto* const all = at(*sum.finish(add));
-    const D first = replicas_.device(0);
-    auto* const gradients = replicas_.parameters(0).groups()[group].grad(begin);
-    if (all != gradients) copy_bytes(first, gradients, first, all, count * size_of(dtype));
-  }
+  void reduce(std::size_t used);
+  void add_up(std::size_t used, std::size_t group, std::size_t begin, std::size_t count);
 
   const Replicas<Model>& replicas_;
   std::size_t shares_;
@@ -46478,6 +47062,86 @@ class CanonicalReduce {
 };
 
 }  // namespace chorus::dp
+
+#if CHORUS_DEFINES_DEVICE_TEMPLATES
+// <chorus/parallel/dp/canonical_reduce_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_CANONICAL_REDUCE_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_CANONICAL_REDUCE_IMPL_HPP
+/// How the sums of devices are added up in the order of the tree.
+
+namespace chorus::dp {
+
+template <class Model>
+CanonicalReduce<Model>::CanonicalReduce(Model& model, const Replicas<Model>& replicas, std::size_t shares)
+    : replicas_(replicas), shares_(shares) {
+  if (shares_ == 0) return;
+  for (std::size_t i = 0; i < replicas.size(); ++i)
+    devices_.push_back(std::make_shared<canonical::DeviceShares<D>>(i == 0 ? model : replicas[i].model(),
+                                                                    replicas.parameters(i), replicas.buffers(i), shares,
+                                                                    shares_of_device(shares, replicas.size(), i)));
+  counted_.emplace();
+}
+
+template <class Model>
+std::vector<ShareRange> CanonicalReduce<Model>::runs(std::size_t used) const {
+  std::vector<ShareRange> runs;
+  for (const auto& device : devices_)
+    if (const auto [begin, end] = device->run(); begin < used) runs.push_back({begin, std::min(end, used)});
+  return runs;
+}
+
+template <class Model>
+std::shared_ptr<const CanonicalCut> CanonicalReduce<Model>::cut(const Split& split) const {
+  if (shares_ == 0) return nullptr;
+  return std::make_shared<const CanonicalCut>(shares_, ShareRange{0, shares_}, split.batch);
+}
+
+template <class Model>
+void CanonicalReduce<Model>::reduce(std::size_t used) {
+  const auto parameter = [&](std::size_t i, std::size_t p) -> auto& {
+    return replicas_.parameters(i).entries()[p].parameter();
+  };
+  const auto& entries = replicas_.parameters(0).entries();
+  for_each_run(
+      entries,
+      [&](std::size_t p) {
+        bool any = false;
+        for (std::size_t i = 0; i < used; ++i) any = any || parameter(i, p).grad_arrived();
+        for (std::size_t i = 0; any && i < used; ++i)  // who has none of a gradient has zeros
+          if (!parameter(i, p).grad_arrived())
+            zero_bytes(parameter(i, p).where(), parameter(i, p).grad_data(), parameter(i, p).size_bytes());
+        if (any) parameter(0, p).set_grad_arrived(true);
+        if (any) entries[p].named.handle.shared()->set_reached();
+        return any;
+      },
+      [&](std::size_t group, std::size_t begin, std::size_t count) { add_up(used, group, begin, count); });
+}
+
+template <class Model>
+void CanonicalReduce<Model>::add_up(std::size_t used, std::size_t group, std::size_t begin, std::size_t count) {
+  const trace::Span span(trace::Lane::communication, "copy", "reduce");
+  const DType dtype = replicas_.parameters(0).groups()[group].dtype;
+  const auto at = [&](const Sum& sum) { return devices_[sum.device]->tree().sum(sum.number, group, begin); };
+  const auto add = [&](const Sum& left, const Sum& right) {
+    const D to = replicas_.device(left.device), from = replicas_.device(right.device);
+    add_gradients(dtype, count, from, at(right), to, at(left), true);
+    if (left.device != right.device)
+      trace::sent(from.index, to.index, trace::Traffic::gradients, count * size_of(dtype));
+  };
+  TreeSum<Sum> sum;
+  for (std::size_t i = 0; i < used; ++i)
+    for (std::size_t k = 0; k < devices_[i]->tree().sums().size(); ++k)
+      sum.push(devices_[i]->tree().sums()[k], {i, k}, add);
+  const auto* const all = at(*sum.finish(add));
+  const D first = replicas_.device(0);
+  auto* const gradients = replicas_.parameters(0).groups()[group].grad(begin);
+  if (all != gradients) copy_bytes(first, gradients, first, all, count * size_of(dtype));
+}
+
+}  // namespace chorus::dp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_CANONICAL_REDUCE_IMPL_HPP
+
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_CANONICAL_REDUCE_HPP
 
 // <chorus/parallel/dp/collectives.hpp>
@@ -47304,71 +47968,26 @@ namespace chorus::dp {
 class ThreadMeeting {
  public:
   /// `names`: what errors call the members.
-  ThreadMeeting(std::vector<std::string> names, std::chrono::milliseconds timeout)
-      : names_(std::move(names)),
-        timeout_(timeout),
-        members_(names_.size()),
-        values_(names_.size()),
-        given_(names_.size()),
-        all_(names_.size()) {}
+  ThreadMeeting(std::vector<std::string> names, std::chrono::milliseconds timeout);
 
   /// Before the members' next task, whose forward pass is `recorded` as one graph or not.
-  void begin(bool recorded) {
-    const std::lock_guard lock(mutex_);
-    members_.assign(names_.size(), Member::at_work);
-    arrived_ = left_ = 0;
-    together_ = true;
-    culprit_.reset();
-    recorded_ = recorded;
-    ++task_;
-  }
+  void begin(bool recorded);
   bool recorded() const { return recorded_; }
   /// Other in each task.
   std::size_t task() const { return task_; }
 
   /// This member's task has ended, or thrown. Where the first member doesn't come back, whose thread is the caller's,
   /// nobody can be told: who has given up waiting for it then ends the process.
-  void leave(std::size_t member, bool thrown) {
-    std::unique_lock lock(mutex_);
-    const Culprit own{.was = members_[member], .member = member};
-    if (thrown && (!culprit_ || own < *culprit_)) culprit_ = own;
-    const bool gave_up = members_[member] == Member::gave_up;
-    members_[member] = thrown ? Member::failed : Member::ended;
-    together_ = false;
-    if (++left_ == names_.size()) {
-      given_.assign(left_, std::any());
-      all_.assign(left_, std::any());
-    }
-    change_.notify_all();
-    if (gave_up) await_first(lock);
-  }
+  void leave(std::size_t member, bool thrown);
   /// Of those who have thrown in this task, the one because of whom others have; none where nobody has.
-  std::optional<std::size_t> culprit() const {
-    const std::lock_guard lock(mutex_);
-    return culprit_ ? std::optional(culprit_->member) : std::nullopt;
-  }
+  std::optional<std::size_t> culprit() const;
 
   /// Adds up in the order of members, so that every run gives the same bits.
-  void sum(std::size_t member, std::span<double> values) {
-    combine(member, values, [&] {
-      for (const auto& own : values_)
-        for (std::size_t i = 0; i < total_.size(); ++i) total_[i] += own[i];
-    });
-  }
+  void sum(std::size_t member, std::span<double> values);
   /// The largest of each.
-  void max(std::size_t member, std::span<double> values) {
-    combine(member, values, [&] {
-      total_ = values_[0];
-      for (const auto& own : values_)
-        for (std::size_t i = 0; i < total_.size(); ++i) total_[i] = std::max(total_[i], own[i]);
-    });
-  }
+  void max(std::size_t member, std::span<double> values);
   /// What each member gives.
-  std::vector<std::any> exchange(std::size_t member, const std::any& own) {
-    const auto lock = meet(
-        member, [&] { given_[member] = own; }, [&] { all_.swap(given_); });
-    return all_;
-  }
+  std::vector<std::any> exchange(std::size_t member, const std::any& own);
 
  private:
   // Who throws while at work has an error of its own; the others' errors follow from it, or from who hasn't come.
@@ -47419,36 +48038,9 @@ class ThreadMeeting {
     return lock;
   }
 
-  [[noreturn, gnu::cold]] void fail_alone(std::size_t member, bool in_time) {
-    together_ = false;
-    change_.notify_all();
-    if (!in_time) {
-      members_[member] = Member::gave_up;
-      fail<TimeoutError>("SyncBatchNorm: ", names_of(Member::at_work), " did not come within ", timeout_.count(),
-                         " ms");
-    }
-    members_[member] = Member::turned_away;
-    const auto ended = names_of(Member::ended), failed = names_of(Member::failed);
-    check<UsageError>(ended.empty(), "SyncBatchNorm: ", ended, " ended without this layer");
-    check<UsageError>(failed.empty(), "SyncBatchNorm: ", failed, " failed");
-    fail<TimeoutError>("SyncBatchNorm: ", names_of(Member::gave_up), " waited in vain for ", names_of(Member::at_work));
-  }
-  void await_first(std::unique_lock<std::mutex>& lock) {
-    const auto back = [&] { return members_[0] != Member::at_work; };
-    if (back()) return;
-    detail::say(cat("warning: SyncBatchNorm under DataParallel: ", names_[0], " did not come within ", timeout_.count(),
-                    " ms; the error is thrown when it has come to an end"));
-    if (change_.wait_for(lock, patience * timeout_, back)) return;
-    detail::say(cat("error: DataParallel: ", names_[0],
-                    ", in the thread that called, does not come to an end: so the process ", "ends"));
-    std::terminate();
-  }
-  std::string names_of(Member state) const {
-    std::string out;
-    for (std::size_t i = 0; i < members_.size(); ++i)
-      if (members_[i] == state) out += (out.empty() ? "" : ", ") + names_[i];
-    return out;
-  }
+  [[noreturn, gnu::cold]] void fail_alone(std::size_t member, bool in_time);
+  void await_first(std::unique_lock<std::mutex>& lock);
+  std::string names_of(Member state) const;
 
   std::vector<std::string> names_;
   std::chrono::milliseconds timeout_;
@@ -47469,12 +48061,7 @@ class ThreadBatchGroup final : public BatchGroup {
  public:
   ThreadBatchGroup(std::shared_ptr<ThreadMeeting> meeting, std::size_t member)
       : meeting_(std::move(meeting)), member_(member) {}
-  void sum(std::span<double> values) override {
-    check<UsageError>(is_here(),
-                      "SyncBatchNorm under DataParallel: one thread goes back through this layer, without the other ",
-                      "devices' threads: let backward or grad begin at what the policy returns");
-    meeting_->sum(member_, values);
-  }
+  void sum(std::span<double> values) override;
   void max(std::span<double> values) override { meeting_->max(member_, values); }
   double weight() override { return 1; }
   bool is_here() const override { return batch_group().get() == this; }
@@ -47498,13 +48085,8 @@ class ThreadBatchGroups {
   /// While it lives, `member` of `members` devices works on its share.
   class Membership {
    public:
-    Membership(ThreadBatchGroups& groups, std::size_t members, std::size_t member)
-        : meeting_(groups.of_[members].meeting),
-          member_(member),
-          scope_(meeting_ == nullptr ? nullptr : groups.of_[members].groups[member]) {}
-    ~Membership() {
-      if (meeting_ != nullptr) meeting_->leave(member_, std::uncaught_exceptions() > exceptions_before_);
-    }
+    Membership(ThreadBatchGroups& groups, std::size_t members, std::size_t member);
+    ~Membership();
     Membership(const Membership&) = delete;
     Membership& operator=(const Membership&) = delete;
 
@@ -47516,20 +48098,9 @@ class ThreadBatchGroups {
   };
 
   /// Before a task of `members` devices, each of which opens a Membership.
-  void begin(std::size_t members, bool recorded) {
-    auto& set = of_[members];
-    if (members > 1 && !set.meeting) {
-      set.meeting = std::make_shared<ThreadMeeting>(
-          std::vector(names_.begin(), names_.begin() + static_cast<std::ptrdiff_t>(members)), timeout_);
-      for (std::size_t i = 0; i < members; ++i)
-        set.groups.push_back(std::make_shared<ThreadBatchGroup>(set.meeting, i));
-    }
-    if (set.meeting) set.meeting->begin(recorded);
-  }
+  void begin(std::size_t members, bool recorded);
   /// After it: the device that has thrown and made others throw, if one has.
-  std::optional<std::size_t> culprit(std::size_t members) const {
-    return of_[members].meeting ? of_[members].meeting->culprit() : std::nullopt;
-  }
+  std::optional<std::size_t> culprit(std::size_t members) const;
 
  private:
   struct Set {
@@ -47542,6 +48113,141 @@ class ThreadBatchGroups {
 };
 
 }  // namespace chorus::dp
+
+#if !CHORUS_COMPILED
+// <chorus/parallel/dp/thread_batch_group_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_THREAD_BATCH_GROUP_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_THREAD_BATCH_GROUP_IMPL_HPP
+/// How the threads of one pass meet, and find out who will not come.
+
+namespace chorus::dp {
+
+CHORUS_INLINE ThreadMeeting::ThreadMeeting(std::vector<std::string> names, std::chrono::milliseconds timeout)
+    : names_(std::move(names)),
+      timeout_(timeout),
+      members_(names_.size()),
+      values_(names_.size()),
+      given_(names_.size()),
+      all_(names_.size()) {}
+
+CHORUS_INLINE void ThreadMeeting::begin(bool recorded) {
+  const std::lock_guard lock(mutex_);
+  members_.assign(names_.size(), Member::at_work);
+  arrived_ = left_ = 0;
+  together_ = true;
+  culprit_.reset();
+  recorded_ = recorded;
+  ++task_;
+}
+
+CHORUS_INLINE void ThreadMeeting::leave(std::size_t member, bool thrown) {
+  std::unique_lock lock(mutex_);
+  const Culprit own{.was = members_[member], .member = member};
+  if (thrown && (!culprit_ || own < *culprit_)) culprit_ = own;
+  const bool gave_up = members_[member] == Member::gave_up;
+  members_[member] = thrown ? Member::failed : Member::ended;
+  together_ = false;
+  if (++left_ == names_.size()) {
+    given_.assign(left_, std::any());
+    all_.assign(left_, std::any());
+  }
+  change_.notify_all();
+  if (gave_up) await_first(lock);
+}
+
+CHORUS_INLINE std::optional<std::size_t> ThreadMeeting::culprit() const {
+  const std::lock_guard lock(mutex_);
+  return culprit_ ? std::optional(culprit_->member) : std::nullopt;
+}
+
+CHORUS_INLINE void ThreadMeeting::sum(std::size_t member, std::span<double> values) {
+  combine(member, values, [&] {
+    for (const auto& own : values_)
+      for (std::size_t i = 0; i < total_.size(); ++i) total_[i] += own[i];
+  });
+}
+
+CHORUS_INLINE void ThreadMeeting::max(std::size_t member, std::span<double> values) {
+  combine(member, values, [&] {
+    total_ = values_[0];
+    for (const auto& own : values_)
+      for (std::size_t i = 0; i < total_.size(); ++i) total_[i] = std::max(total_[i], own[i]);
+  });
+}
+
+CHORUS_INLINE std::vector<std::any> ThreadMeeting::exchange(std::size_t member, const std::any& own) {
+  const auto lock = meet(
+      member, [&] { given_[member] = own; }, [&] { all_.swap(given_); });
+  return all_;
+}
+
+CHORUS_INLINE void ThreadMeeting::fail_alone(std::size_t member, bool in_time) {
+  together_ = false;
+  change_.notify_all();
+  if (!in_time) {
+    members_[member] = Member::gave_up;
+    fail<TimeoutError>("SyncBatchNorm: ", names_of(Member::at_work), " did not come within ", timeout_.count(), " ms");
+  }
+  members_[member] = Member::turned_away;
+  const auto ended = names_of(Member::ended), failed = names_of(Member::failed);
+  check<UsageError>(ended.empty(), "SyncBatchNorm: ", ended, " ended without this layer");
+  check<UsageError>(failed.empty(), "SyncBatchNorm: ", failed, " failed");
+  fail<TimeoutError>("SyncBatchNorm: ", names_of(Member::gave_up), " waited in vain for ", names_of(Member::at_work));
+}
+
+CHORUS_INLINE void ThreadMeeting::await_first(std::unique_lock<std::mutex>& lock) {
+  const auto back = [&] { return members_[0] != Member::at_work; };
+  if (back()) return;
+  detail::say(cat("warning: SyncBatchNorm under DataParallel: ", names_[0], " did not come within ", timeout_.count(),
+                  " ms; the error is thrown when it has come to an end"));
+  if (change_.wait_for(lock, patience * timeout_, back)) return;
+  detail::say(cat("error: DataParallel: ", names_[0],
+                  ", in the thread that called, does not come to an end: so the process ", "ends"));
+  std::terminate();
+}
+
+CHORUS_INLINE std::string ThreadMeeting::names_of(Member state) const {
+  std::string out;
+  for (std::size_t i = 0; i < members_.size(); ++i)
+    if (members_[i] == state) out += (out.empty() ? "" : ", ") + names_[i];
+  return out;
+}
+
+CHORUS_INLINE void ThreadBatchGroup::sum(std::span<double> values) {
+  check<UsageError>(is_here(),
+                    "SyncBatchNorm under DataParallel: one thread goes back through this layer, without the other ",
+                    "devices' threads: let backward or grad begin at what the policy returns");
+  meeting_->sum(member_, values);
+}
+
+CHORUS_INLINE ThreadBatchGroups::Membership::Membership(ThreadBatchGroups& groups, std::size_t members,
+                                                        std::size_t member)
+    : meeting_(groups.of_[members].meeting),
+      member_(member),
+      scope_(meeting_ == nullptr ? nullptr : groups.of_[members].groups[member]) {}
+
+CHORUS_INLINE ThreadBatchGroups::Membership::~Membership() {
+  if (meeting_ != nullptr) meeting_->leave(member_, std::uncaught_exceptions() > exceptions_before_);
+}
+
+CHORUS_INLINE void ThreadBatchGroups::begin(std::size_t members, bool recorded) {
+  auto& set = of_[members];
+  if (members > 1 && !set.meeting) {
+    set.meeting = std::make_shared<ThreadMeeting>(
+        std::vector(names_.begin(), names_.begin() + static_cast<std::ptrdiff_t>(members)), timeout_);
+    for (std::size_t i = 0; i < members; ++i) set.groups.push_back(std::make_shared<ThreadBatchGroup>(set.meeting, i));
+  }
+  if (set.meeting) set.meeting->begin(recorded);
+}
+
+CHORUS_INLINE std::optional<std::size_t> ThreadBatchGroups::culprit(std::size_t members) const {
+  return of_[members].meeting ? of_[members].meeting->culprit() : std::nullopt;
+}
+
+}  // namespace chorus::dp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_THREAD_BATCH_GROUP_IMPL_HPP
+
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_THREAD_BATCH_GROUP_HPP
 
 namespace chorus::dp {
@@ -47741,20 +48447,9 @@ class UnlistedParameters final : public ParameterWatch {
     for (const auto& entry : flat.entries()) listed_.push_back(&entry.parameter());
     std::sort(listed_.begin(), listed_.end(), std::less<>());
   }
-  void saw(const void* parameter, Node&, std::span<const Index> extents, bool wants_grad) override {
-    if (!wants_grad) return;
-    if (std::binary_search(listed_.begin(), listed_.end(), parameter, std::less<>())) return;
-    if (std::find(unlisted_.begin(), unlisted_.end(), parameter) != unlisted_.end()) return;
-    shapes_ += cat(unlisted_.empty() ? "" : ", ", extents);
-    unlisted_.push_back(parameter);
-  }
+  void saw(const void* parameter, Node&, std::span<const Index> extents, bool wants_grad) override;
   /// The pass has ended.
-  void say_what_was_seen() const {
-    if (!unlisted_.empty())
-      say(cat("warning: the model's forward pass uses parameters that CHORUS_MODULE does not list, of shape ", shapes_,
-              ": the policy neither trains nor averages them, no file has them, and all copies of the model share "
-              "them"));
-  }
+  void say_what_was_seen() const;
 
  private:
   std::vector<const void*> listed_;  // sorted
@@ -47769,10 +48464,7 @@ class WatchScope {
       : watch_(std::move(watch)), before_(std::exchange(parameter_watch, watch_.get())) {}
   WatchScope(const WatchScope&) = delete;
   WatchScope& operator=(const WatchScope&) = delete;
-  ~WatchScope() {
-    parameter_watch = before_;
-    if (watch_) watch_->say_what_was_seen();
-  }
+  ~WatchScope();
 
  private:
   std::shared_ptr<UnlistedParameters> watch_;
@@ -47780,6 +48472,40 @@ class WatchScope {
 };
 
 }  // namespace chorus::detail
+
+#if !CHORUS_COMPILED
+// <chorus/parallel/unlisted_parameters_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_UNLISTED_PARAMETERS_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_UNLISTED_PARAMETERS_IMPL_HPP
+/// How parameters are found that a model does not list.
+
+namespace chorus::detail {
+
+CHORUS_INLINE void UnlistedParameters::saw(const void* parameter, Node&, std::span<const Index> extents,
+                                           bool wants_grad) {
+  if (!wants_grad) return;
+  if (std::binary_search(listed_.begin(), listed_.end(), parameter, std::less<>())) return;
+  if (std::find(unlisted_.begin(), unlisted_.end(), parameter) != unlisted_.end()) return;
+  shapes_ += cat(unlisted_.empty() ? "" : ", ", extents);
+  unlisted_.push_back(parameter);
+}
+
+CHORUS_INLINE void UnlistedParameters::say_what_was_seen() const {
+  if (!unlisted_.empty())
+    say(cat("warning: the model's forward pass uses parameters that CHORUS_MODULE does not list, of shape ", shapes_,
+            ": the policy neither trains nor averages them, no file has them, and all copies of the model share "
+            "them"));
+}
+
+CHORUS_INLINE WatchScope::~WatchScope() {
+  parameter_watch = before_;
+  if (watch_) watch_->say_what_was_seen();
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_UNLISTED_PARAMETERS_IMPL_HPP
+
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_UNLISTED_PARAMETERS_HPP
 
 #include <latch>
@@ -48659,6 +49385,24 @@ class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner 
 #define CHORUS_SINGLE_CHORUS_COMM_SHARED_WINDOW_HPP
 /// `allocate_shared`: memory of each rank's that all of them have in common (MPI's MPI_Win_allocate_shared).
 
+namespace chorus::comm {
+
+/// Zeroed memory of each rank's, `bytes` of this one's, aligned to 4096, that all ranks read and write where it lies,
+/// each at an address of its own, until the last of them lets go of it: one pointer for each rank, null for one that
+/// has asked for 0 bytes. Nobody keeps ranks from writing at once: that takes a barrier. Empty, on all ranks, where one
+/// of them can't map another one's: on another machine, or of another user. A collective, of any engine.
+template <class Communicator>
+[[gnu::cold]] std::vector<std::shared_ptr<std::byte>> allocate_shared(Communicator& communicator, std::size_t bytes);
+
+}  // namespace chorus::comm
+
+// The library chorus::compiled has it for AnyCommunicator; those of other kinds include the implementation.
+#if !CHORUS_COMPILED
+// <chorus/comm/shared_window_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_SHARED_WINDOW_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_SHARED_WINDOW_IMPL_HPP
+/// How ranks come to memory that they have in common.
+
 // <chorus/comm/objects.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_OBJECTS_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_OBJECTS_HPP
@@ -48732,332 +49476,10 @@ template <class Communicator>
 }  // namespace chorus::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_OBJECTS_HPP
 
-// <chorus/comm/transport/shared_memory.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHARED_MEMORY_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHARED_MEMORY_HPP
-/// `SharedMemory`: memory of this process that the other ranks of its machine can map, to work on it where it lies.
-
-// <chorus/comm/meeting/hmac.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_MEETING_HMAC_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_MEETING_HMAC_HPP
-/// Proofs that a peer knows the job's token: HMAC-SHA256, by OpenSSL. Without OpenSSL only a token that chorus' own
-/// launcher made can be proved, by showing it: it is good for one job on loopback, whose port the launcher held before
-/// there were ranks.
-
-#include <sys/random.h>
-
-#if CHORUS_USE_OPENSSL
-#include <openssl/evp.h>
-#include <openssl/hmac.h>
-#endif
-
 namespace chorus::comm {
 
-inline constexpr bool can_authenticate = CHORUS_USE_OPENSSL;
-
-using Nonce = std::array<std::byte, 16>;
-using Mac = std::array<std::byte, 32>;
-
-inline void fill_random(std::span<std::byte> bytes) {
-  const auto got = getrandom(bytes.data(), bytes.size(), 0);  // before errno is read
-  check<CommError>(got == static_cast<ssize_t>(bytes.size()), "getrandom: ", std::strerror(errno));
-}
-
-/// Not 0.
-inline std::uint64_t random_key() {
-  std::uint64_t key = 0;
-  while (key == 0) fill_random(std::as_writable_bytes(std::span(&key, 1)));
-  return key;
-}
-
-/// What the launcher's own tokens begin with; 64 random digits follow.
-inline constexpr std::string_view launched = "launched-";
-
-/// Whether this program can prove that it knows the token.
-inline bool provable(std::string_view token) {
-  return can_authenticate || token.empty() ||
-         (token.starts_with(launched) && token.size() == launched.size() + 2 * sizeof(Mac));
-}
-
-/// The proof for `parts`, one after another, each of a fixed size. Zeros where there is no token.
-[[gnu::cold]] inline Mac prove([[maybe_unused]] const std::string& token,
-                               [[maybe_unused]] std::initializer_list<std::span<const std::byte>> parts) {
-  Mac mac{};
-#if CHORUS_USE_OPENSSL
-  if (token.empty()) return mac;
-  std::vector<unsigned char> message;
-  for (const auto part : parts)
-    for (const std::byte byte : part) message.push_back(static_cast<unsigned char>(byte));
-  unsigned length = 0;
-  const auto* made = HMAC(EVP_sha256(), token.data(), static_cast<int>(token.size()), message.data(), message.size(),
-                          reinterpret_cast<unsigned char*>(mac.data()), &length);
-  check<CommError>(made != nullptr && length == mac.size(), "HMAC-SHA256 failed");
-#else
-  if (!token.empty() && provable(token)) std::memcpy(mac.data(), token.data() + launched.size(), mac.size());
-#endif
-  return mac;
-}
-
-/// In a time that does not depend on where they differ.
-inline bool same(const Mac& a, const Mac& b) {
-  unsigned difference = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) difference |= static_cast<unsigned>(a[i] ^ b[i]);
-  return difference == 0;
-}
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_MEETING_HMAC_HPP
-
-// <chorus/comm/transport/shared_region.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHARED_REGION_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHARED_REGION_HPP
-/// `SharedRegion`: memory that several processes map. It has no name, so that nothing stays when they die.
-
-#include <sys/resource.h>
-
-namespace chorus::comm {
-
-class SharedRegion {
- public:
-  /// Zeroed memory, which takes room only where it has been written.
-  static SharedRegion create(std::size_t bytes) {
-    rlimit most{};  // beyond it the next line but one would end this process
-    const bool limited = getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur < bytes;
-    check<CommError>(!limited, "shared memory: ", bytes,
-                     " bytes are more than this process may write (ulimit -f): ", most.rlim_cur);
-    const int fd = chorus::detail::above_standard_streams(memfd_create("chorus", MFD_CLOEXEC));
-    check<CommError>(fd >= 0, "shared memory: memfd_create: ", std::strerror(errno));
-    SharedRegion region;
-    region.fd_ = fd;
-    const bool sized = ftruncate(fd, static_cast<off_t>(bytes)) == 0;  // before errno is read
-    check<CommError>(sized, "shared memory: ", bytes, " bytes: ", std::strerror(errno));
-    region.map(bytes);
-    return region;
-  }
-
-  /// The region that process `pid` of this machine and user has created and knows as `fd`.
-  static SharedRegion open(int pid, int fd, std::size_t bytes) {
-    const auto path = cat("/proc/", pid, "/fd/", fd);
-    // On another machine it may be anything, a device that does something when it is opened, too.
-    char target[64] = {};
-    const auto length = readlink(path.c_str(), target, sizeof target - 1);
-    check<CommError>(length >= 0, "shared memory: ", path, ": ", std::strerror(errno));
-    check<CommError>(std::string_view(target).starts_with("/memfd:chorus"), "shared memory: ", path, " is ", target);
-    SharedRegion region;
-    region.fd_ = chorus::detail::above_standard_streams(::open(path.c_str(), O_RDWR | O_CLOEXEC));
-    check<CommError>(region.fd_ >= 0, "shared memory: ", path, ": ", std::strerror(errno));
-    // Touching memory beyond a file's end would end this process.
-    check<CommError>(lseek(region.fd_, 0, SEEK_END) >= static_cast<off_t>(bytes), "shared memory: ", path,
-                     " is too small");
-    region.map(bytes);
-    return region;
-  }
-
-  SharedRegion() = default;
-  SharedRegion(SharedRegion&& other) noexcept { *this = std::move(other); }
-  SharedRegion& operator=(SharedRegion&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    std::swap(data_, other.data_);
-    std::swap(bytes_, other.bytes_);
-    return *this;
-  }
-  ~SharedRegion() {
-    if (data_) munmap(data_, bytes_);
-    if (fd_ >= 0) close(fd_);
-  }
-
-  /// Takes room for a part now: where the machine has none left, writing there later would end this process.
-  void reserve(std::size_t begin, std::size_t bytes) const {
-    constexpr std::size_t step = 1 << 20;  // a signal undoes what one call has done: a timer's would for ever
-    for (std::size_t done = 0; done < bytes; done += step) {
-      const auto size = static_cast<off_t>(std::min(step, bytes - done));
-      int error = EINTR;
-      while (error == EINTR) error = posix_fallocate(fd_, static_cast<off_t>(begin + done), size);
-      check<CommError>(error == 0, "shared memory: no room for ", bytes, " bytes: ", std::strerror(error));
-    }
-  }
-
-  explicit operator bool() const { return data_ != nullptr; }
-  std::byte* data() const { return static_cast<std::byte*>(data_); }
-  std::size_t size() const { return bytes_; }
-  int fd() const { return fd_; }
-
- private:
-  void map(std::size_t bytes) {
-    void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
-    check<CommError>(data != MAP_FAILED, "shared memory: mmap of ", bytes, " bytes: ", std::strerror(errno));
-    data_ = data;
-    bytes_ = bytes;
-  }
-
-  int fd_ = -1;
-  void* data_ = nullptr;
-  std::size_t bytes_ = 0;
-};
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHARED_REGION_HPP
-
-// <chorus/comm/transport/window.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
-/// `Window`: where a rank's data lies, for the other ranks of its machine to read and write it there.
-
-// <chorus/comm/transport/fixed_text.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
-/// What messages of fixed size are made of: `FixedText`, and `is_message`, which looks for padding.
-
-namespace chorus::comm {
-
-/// Up to size - 1 characters, and zeros after them.
-template <std::size_t size>
-struct FixedText {
-  std::array<char, size> characters{};
-
-  FixedText() = default;
-  /// What is too long is cut off.
-  explicit FixedText(std::string_view text) {
-    std::copy_n(text.data(), std::min(text.size(), size - 1), characters.data());
-  }
-  /// It ends before the last character, even where a peer has sent no zero.
-  std::string_view view() const { return {characters.data(), strnlen(characters.data(), size - 1)}; }
-  friend bool operator==(const FixedText&, const FixedText&) = default;
-};
-
-/// Whether T can be sent as the bytes that it has: a struct of `bytes` bytes, none of them padding.
-template <class T, std::size_t bytes>
-inline constexpr bool is_message =
-    sizeof(T) == bytes&& std::is_trivially_copyable_v<T>&& std::has_unique_object_representations_v<T>;
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
-
-namespace chorus::comm {
-
-/// Names data of some process for others. Between threads an address is enough.
-struct Window {
-  std::uint64_t key = 0;     ///< random, and stands in front of the memory, too; 0: others can't reach it
-  std::uint64_t bytes = 0;   ///< of the whole region
-  std::uint64_t offset = 0;  ///< of the data in the region
-  std::byte* address = nullptr;
-  std::int32_t fd = -1;  ///< by which its owner knows the region
-  std::int32_t reserved = 0;
-};
-static_assert(is_message<Window, 40>);
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
-
-namespace chorus::comm {
-
-/// Memory of this process that other processes can map. Thread-safe.
-class SharedMemory {
- public:
-  /// At least `bytes`, zeroed, aligned to 4096, until its last owner goes. A process that forks shares it with its
-  /// child. Throws CommError.
-  static std::shared_ptr<std::byte> allocate(std::size_t bytes) {
-    auto region = std::make_shared<SharedRegion>(SharedRegion::create(front + bytes));
-    region->reserve(0, front + bytes);
-    auto& all = instance();
-    const std::lock_guard lock(all.mutex_);
-    const std::uint64_t key = random_key();
-    std::memcpy(region->data(), &key, sizeof key);
-    all.blocks_.push_back({key, region.get()});
-    std::byte* const data = region->data() + front;
-    return {data, [region, owner = getpid()](std::byte*) { instance().forget(region.get(), getpid() == owner); }};
-  }
-
-  /// Which memory it is: 0 once its owner has let go of it.
-  static std::uint64_t key_in(const SharedRegion& region) {
-    std::uint64_t key = 0;
-    std::memcpy(&key, region.data(), sizeof key);
-    return key;
-  }
-
-  /// The window that shows `bytes` at `data`; one without a key where they don't lie in such memory.
-  static Window find(std::byte* data, std::size_t bytes) {
-    auto& all = instance();
-    const std::lock_guard lock(all.mutex_);
-    for (const auto& block : all.blocks_) {
-      const std::byte *const begin = block.region->data() + front, *const end =
-                                                                       block.region->data() + block.region->size();
-      if (data >= begin && data < end && bytes <= static_cast<std::size_t>(end - data))
-        return {block.key, block.region->size(), static_cast<std::uint64_t>(data - block.region->data()), data,
-                block.region->fd()};
-    }
-    return {};
-  }
-
- private:
-  static constexpr std::size_t front = 4096;  // with the key
-
-  struct Block {
-    std::uint64_t key;
-    SharedRegion* region;
-  };
-
-  static SharedMemory& instance() {
-    static auto& memory = *new SharedMemory;  // never destroyed: tensors in static storage may outlive it
-    return memory;
-  }
-  void forget(const SharedRegion* region, bool for_all) {  // not by a child that was forked from its owner
-    const std::lock_guard lock(mutex_);
-    if (for_all) std::memset(region->data(), 0, sizeof(std::uint64_t));  // others may unmap it
-    std::erase_if(blocks_, [&](const Block& block) { return block.region == region; });
-  }
-
-  std::mutex mutex_;
-  std::vector<Block> blocks_;
-};
-
-/// The region that a window of process `pid` shows a part of. Throws CommError where it can't be mapped, or is no
-/// longer there.
-[[gnu::cold]] inline SharedRegion open_region(int pid, const Window& window) {
-  check<CommError>(window.key != 0, "shared memory: process ", pid, " has none");
-  auto region = SharedRegion::open(pid, window.fd, window.bytes);
-  check<CommError>(SharedMemory::key_in(region) == window.key, "shared memory: that of process ", pid,
-                   " is another one");
-  return region;
-}
-
-/// The regions of one other process that this one has mapped.
-class MappedWindows {
- public:
-  /// What the window of process `pid` shows; null where it can't be mapped.
-  std::byte* open(int pid, const Window& window) {
-    for (const auto& known : known_)
-      if (known.key == window.key) return known.region.data() + window.offset;
-    std::erase_if(known_, [](const Known& known) {  // given back since
-      return SharedMemory::key_in(known.region) != known.key;
-    });
-    try {
-      known_.push_back({window.key, open_region(pid, window)});
-      return known_.back().region.data() + window.offset;
-    } catch (const CommError&) {
-      return nullptr;
-    }
-  }
-
- private:
-  struct Known {
-    std::uint64_t key = 0;
-    SharedRegion region;
-  };
-  std::vector<Known> known_;
-};
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHARED_MEMORY_HPP
-
-namespace chorus::comm {
-
-/// Zeroed memory of each rank's, `bytes` of this one's, aligned to 4096, that all ranks read and write where it lies,
-/// each at an address of its own, until the last of them lets go of it: one pointer for each rank, null for one that
-/// has asked for 0 bytes. Nobody keeps ranks from writing at once: that takes a barrier. Empty, on all ranks, where one
-/// of them can't map another one's: on another machine, or of another user. A collective, of any engine.
 template <class Communicator>
-[[gnu::cold]] std::vector<std::shared_ptr<std::byte>> allocate_shared(Communicator& communicator, std::size_t bytes) {
+std::vector<std::shared_ptr<std::byte>> allocate_shared(Communicator& communicator, std::size_t bytes) {
   struct Message {
     Window window = {};
     std::int64_t pid = 0, bytes = 0;
@@ -49091,6 +49513,9 @@ template <class Communicator>
 }
 
 }  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_SHARED_WINDOW_IMPL_HPP
+
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_COMM_SHARED_WINDOW_HPP
 
 // <chorus/parallel/ddp/policy_with_options.hpp>
@@ -49246,110 +49671,42 @@ class BatchShares {
   /// From now on ranks' gradients are added as they are: each is by the mean over the whole batch already.
   void add_as_they_are() { as_they_are_ = true; }
   /// How many samples all ranks have in the pass.
-  std::int64_t batch() {
-    ask();
-    std::int64_t samples = 0;
-    for (const Message& rank : all_) samples += rank.pass.samples;
-    return samples;
-  }
+  std::int64_t batch();
 
   /// A forward pass of this rank begins. `now`: ranks wait for each other here.
-  void begin(const ddp::ForwardPass& pass, bool now = false) {
-    const bool changed = own_.pass.changed || pass.changed;
-    own_ = {.kind = Kind::recorded, .pass = pass};
-    own_.pass.changed = changed;
-    begin_anew();
-    if (now) ask();
-  }
+  void begin(const ddp::ForwardPass& pass, bool now = false);
   /// This rank has no more batches: it only joins the others' collective calls.
-  void begin_joined() {
-    own_ = {.kind = Kind::joined};
-    begin_anew();
-    ask();
-  }
+  void begin_joined();
   /// A forward pass without gradients. Nobody else needs to know of it, unless, where it `may_ask`, an operation wants
   /// to know this rank's place: then ranks tell each other. A backward pass after it belongs to the last one that
   /// `begin` was called for.
-  void begin_aside(const ddp::ForwardPass& pass, bool may_ask) {
-    aside_ = true;
-    own_aside_ = {.kind = Kind::aside, .pass = pass};
-    first_aside_ = may_ask && communicator_.size() > 1 ? not_asked : communicator_.rank() * pass.samples;
-    all_aside_.clear();
-  }
+  void begin_aside(const ddp::ForwardPass& pass, bool may_ask);
 
   /// Backward begins, from losses that are means over these numbers: all ranks call it. Returns what each loss's
   /// gradient is to be multiplied by on its way, so that with this rank's `weight` it counts by its share of its mean;
   /// good until the next call.
-  std::span<const double> weigh(std::span<const double> mean_over) {
-    own_.losses = static_cast<std::int32_t>(mean_over.size());
-    std::copy_n(mean_over.begin(), std::min(mean_over.size(), own_.mean_over.size()), own_.mean_over.begin());
-    own_.at_backward = true;
-    do exchange();
-    while (std::any_of(all_.begin(), all_.end(), [](const Message& rank) { return !rank.at_backward; }));
-    if (as_they_are_)
-      scales_.assign(mean_over.size(), 1);
-    else
-      decide(mean_over);
-    return scales_;
-  }
+  std::span<const double> weigh(std::span<const double> mean_over);
   /// This rank's share of the batch: the weight of its gradient. Those of all ranks add up to 1, also where the batch
   /// is empty: what earlier passes have averaged stays. By samples, until `weigh` knows better.
-  double weight() {
-    if (as_they_are_) return 1;
-    ask();
-    return decided_ ? weight_ : weight_by_samples();
-  }
+  double weight();
 
   /// The place of this rank's first sample in the global batch: the shares lie in the order of the ranks. In a pass
   /// without gradients that may not ask they are taken to be as large as this rank's.
-  std::int64_t first_sample() {
-    if (!aside_) {
-      ask();
-      return samples_before(all_);
-    }
-    if (first_aside_ == not_asked) first_aside_ = ask_aside();
-    return first_aside_;
-  }
+  std::int64_t first_sample();
   /// After `first_sample`: whether a rank has that many samples.
-  bool is_share(std::int64_t samples) const {
-    return std::any_of(told().begin(), told().end(),
-                       [&](const Message& rank) { return rank.kind != Kind::joined && rank.pass.samples == samples; });
-  }
+  bool is_share(std::int64_t samples) const;
   /// After `first_sample`: the pass's number, of all ranks'. They differ where a rank has had passes of its own: the
   /// largest holds.
-  std::uint32_t pass() const {
-    const std::uint32_t own = (aside_ ? own_aside_ : own_).pass.number;
-    std::int32_t ahead = 0;  // numbers may have begun anew at 0
-    for (const Message& rank : told())
-      if (rank.kind != Kind::joined) ahead = std::max(ahead, static_cast<std::int32_t>(rank.pass.number - own));
-    return own + static_cast<std::uint32_t>(ahead);
-  }
+  std::uint32_t pass() const;
 
   /// Whether a pass has been `changed` on any rank since this was asked last.
-  bool take_changed() {
-    ask();
-    return std::exchange(changed_, false);
-  }
+  bool take_changed();
   /// The ranks that have run out of batches, as text: "1, 3"; empty where none has.
-  [[gnu::cold]] std::string joined_ranks() {
-    ask();
-    std::string out;
-    for (std::size_t rank = 0; rank < all_.size(); ++rank)
-      if (all_[rank].kind == Kind::joined) out += cat(out.empty() ? "" : ", ", rank);
-    return out;
-  }
+  [[gnu::cold]] std::string joined_ranks();
   /// The first rank that still has batches, whose buffers and order hold for all; -1: none.
-  int first_active() {
-    ask();
-    for (std::size_t rank = 0; rank < all_.size(); ++rank)
-      if (all_[rank].kind != Kind::joined) return static_cast<int>(rank);
-    return -1;
-  }
+  int first_active();
   /// What `begin` was told on that rank.
-  ddp::ForwardPass active_pass() {
-    const int rank = first_active();
-    return rank < 0 ? ddp::ForwardPass{.sync = false} : all_[static_cast<std::size_t>(rank)].pass;
-  }
+  ddp::ForwardPass active_pass();
 
  private:
   enum class Kind : std::uint8_t { recorded, aside, joined };
@@ -49374,29 +49731,9 @@ class BatchShares {
 
   const std::vector<Message>& told() const { return aside_ ? all_aside_ : all_; }
   void begin_anew() { aside_ = known_ = decided_ = false; }
-  void ask() {
-    if (!std::exchange(known_, true)) exchange();
-  }
-  void exchange() {
-    known_ = true;
-    gather(own_, all_, of_recorded);
-    for (std::size_t rank = 0; rank < all_.size(); ++rank) {
-      check<UsageError>(all_[rank].kind != Kind::aside, "rank ", communicator_.rank(),
-                        " runs a forward pass that records gradients, rank ", rank, " one without");
-      changed_ = changed_ || all_[rank].pass.changed;
-    }
-    own_.pass.changed = false;
-  }
-  [[gnu::cold]] std::int64_t ask_aside() {
-    std::vector<Message> all(all_.size());
-    gather(own_aside_, all, of_aside);
-    for (std::size_t rank = 0; rank < all.size(); ++rank)
-      check<UsageError>(all[rank].kind == Kind::aside, "rank ", communicator_.rank(),
-                        " runs a forward pass without gradients, rank ", rank,
-                        all[rank].kind == Kind::joined ? " has run out of batches" : " one that records them");
-    all_aside_ = std::move(all);
-    return samples_before(all_aside_);
-  }
+  void ask();
+  void exchange();
+  [[gnu::cold]] std::int64_t ask_aside();
   // An error of the communicator says what ranks were about.
   template <class T>
   void gather(const T& own, std::vector<T>& all, std::string_view about) {
@@ -49413,72 +49750,14 @@ class BatchShares {
       fail<CommError>(error.what(), about);
     }
   }
-  std::int64_t samples_before(const std::vector<Message>& all) const {
-    std::int64_t first = 0;
-    for (int rank = 0; rank < communicator_.rank(); ++rank) first += all[static_cast<std::size_t>(rank)].pass.samples;
-    return first;
-  }
+  std::int64_t samples_before(const std::vector<Message>& all) const;
 
-  double weight_by_samples() const {
-    std::int64_t all = 0, active = 0;
-    for (const Message& rank : all_) {
-      all += rank.pass.samples;
-      active += rank.kind != Kind::joined;
-    }
-    if (active == 0) return 1.0 / static_cast<double>(all_.size());  // after a join: no pass has begun since
-    if (all == 0) return own_.kind != Kind::joined ? 1.0 / static_cast<double>(active) : 0;
-    return static_cast<double>(own_.pass.samples) / static_cast<double>(all);
-  }
+  double weight_by_samples() const;
   // Where all losses are divided alike, as tokens of one text, or samples, are, ranks count by these shares. Else by
   // their samples, and each loss's gradient is scaled to count by its own share.
-  void decide(std::span<const double> own) {
-    decided_ = true;
-    weight_ = weight_by_samples();
-    scales_.assign(own.size(), 1);
-    gather_losses(own);
-    const auto me = static_cast<std::size_t>(communicator_.rank());
-    const Loss* first = nullptr;
-    bool alike = true;
-    for (const Loss& loss : losses_) {
-      if (loss.sum == 0) continue;  // it is 0, whatever its share
-      if (first == nullptr) {
-        first = &loss;
-        continue;
-      }
-      for (std::size_t rank = 0; rank < all_.size(); ++rank)
-        alike = alike && loss.of_rank[rank] * first->sum == first->of_rank[rank] * loss.sum;
-    }
-    if (first == nullptr) return;
-    if (alike) {
-      weight_ = first->of_rank[me] / first->sum;
-      return;
-    }
-    for (std::size_t rank = 0; rank < all_.size(); ++rank)  // a rank that counts for a loss counts
-      for (const Loss& loss : losses_)
-        if (all_[rank].pass.samples == 0 && loss.of_rank[rank] > 0) weight_ = 1.0 / static_cast<double>(all_.size());
-    for (std::size_t i = 0; i < scales_.size(); ++i)
-      if (const double share = losses_[i].of_rank[me]; share > 0) scales_[i] = share / losses_[i].sum / weight_;
-  }
+  void decide(std::span<const double> own);
   // Fills `losses_`; with none where ranks have different numbers of losses: they are not the same ones.
-  void gather_losses(std::span<const double> own) {
-    std::int32_t count = -1;
-    bool same = true;
-    for (const Message& rank : all_) {
-      if (rank.kind == Kind::joined) continue;
-      same = same && (count < 0 || rank.losses == count);
-      count = rank.losses;
-    }
-    losses_.resize(same && count > 0 ? static_cast<std::size_t>(count) : 0);
-    for (std::size_t i = 0; i < losses_.size(); ++i) {
-      Loss& loss = losses_[i];
-      loss.of_rank.resize(all_.size());
-      if (i >= own_.mean_over.size())
-        gather(i < own.size() ? own[i] : 0.0, loss.of_rank, of_recorded);
-      else
-        for (std::size_t rank = 0; rank < all_.size(); ++rank) loss.of_rank[rank] = all_[rank].mean_over[i];
-      loss.sum = std::accumulate(loss.of_rank.begin(), loss.of_rank.end(), 0.0);
-    }
-  }
+  void gather_losses(std::span<const double> own);
 
   Communicator& communicator_;
   Message own_, own_aside_;
@@ -49494,6 +49773,225 @@ class BatchShares {
 };
 
 }  // namespace chorus::detail
+
+#if CHORUS_DEFINES_DEVICE_TEMPLATES
+// <chorus/parallel/ddp/batch_shares_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BATCH_SHARES_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BATCH_SHARES_IMPL_HPP
+/// How ranks find out how many samples the others have.
+
+namespace chorus::detail {
+
+template <class Communicator>
+std::int64_t BatchShares<Communicator>::batch() {
+  ask();
+  std::int64_t samples = 0;
+  for (const Message& rank : all_) samples += rank.pass.samples;
+  return samples;
+}
+
+template <class Communicator>
+void BatchShares<Communicator>::begin(const ddp::ForwardPass& pass, bool now) {
+  const bool changed = own_.pass.changed || pass.changed;
+  own_ = {.kind = Kind::recorded, .pass = pass};
+  own_.pass.changed = changed;
+  begin_anew();
+  if (now) ask();
+}
+
+template <class Communicator>
+void BatchShares<Communicator>::begin_joined() {
+  own_ = {.kind = Kind::joined};
+  begin_anew();
+  ask();
+}
+
+template <class Communicator>
+void BatchShares<Communicator>::begin_aside(const ddp::ForwardPass& pass, bool may_ask) {
+  aside_ = true;
+  own_aside_ = {.kind = Kind::aside, .pass = pass};
+  first_aside_ = may_ask && communicator_.size() > 1 ? not_asked : communicator_.rank() * pass.samples;
+  all_aside_.clear();
+}
+
+template <class Communicator>
+std::span<const double> BatchShares<Communicator>::weigh(std::span<const double> mean_over) {
+  own_.losses = static_cast<std::int32_t>(mean_over.size());
+  std::copy_n(mean_over.begin(), std::min(mean_over.size(), own_.mean_over.size()), own_.mean_over.begin());
+  own_.at_backward = true;
+  do exchange();
+  while (std::any_of(all_.begin(), all_.end(), [](const Message& rank) { return !rank.at_backward; }));
+  if (as_they_are_)
+    scales_.assign(mean_over.size(), 1);
+  else
+    decide(mean_over);
+  return scales_;
+}
+
+template <class Communicator>
+double BatchShares<Communicator>::weight() {
+  if (as_they_are_) return 1;
+  ask();
+  return decided_ ? weight_ : weight_by_samples();
+}
+
+template <class Communicator>
+std::int64_t BatchShares<Communicator>::first_sample() {
+  if (!aside_) {
+    ask();
+    return samples_before(all_);
+  }
+  if (first_aside_ == not_asked) first_aside_ = ask_aside();
+  return first_aside_;
+}
+
+template <class Communicator>
+bool BatchShares<Communicator>::is_share(std::int64_t samples) const {
+  return std::any_of(told().begin(), told().end(),
+                     [&](const Message& rank) { return rank.kind != Kind::joined && rank.pass.samples == samples; });
+}
+
+template <class Communicator>
+std::uint32_t BatchShares<Communicator>::pass() const {
+  const std::uint32_t own = (aside_ ? own_aside_ : own_).pass.number;
+  std::int32_t ahead = 0;  // numbers may have begun anew at 0
+  for (const Message& rank : told())
+    if (rank.kind != Kind::joined) ahead = std::max(ahead, static_cast<std::int32_t>(rank.pass.number - own));
+  return own + static_cast<std::uint32_t>(ahead);
+}
+
+template <class Communicator>
+bool BatchShares<Communicator>::take_changed() {
+  ask();
+  return std::exchange(changed_, false);
+}
+
+template <class Communicator>
+std::string BatchShares<Communicator>::joined_ranks() {
+  ask();
+  std::string out;
+  for (std::size_t rank = 0; rank < all_.size(); ++rank)
+    if (all_[rank].kind == Kind::joined) out += cat(out.empty() ? "" : ", ", rank);
+  return out;
+}
+
+template <class Communicator>
+int BatchShares<Communicator>::first_active() {
+  ask();
+  for (std::size_t rank = 0; rank < all_.size(); ++rank)
+    if (all_[rank].kind != Kind::joined) return static_cast<int>(rank);
+  return -1;
+}
+
+template <class Communicator>
+ddp::ForwardPass BatchShares<Communicator>::active_pass() {
+  const int rank = first_active();
+  return rank < 0 ? ddp::ForwardPass{.sync = false} : all_[static_cast<std::size_t>(rank)].pass;
+}
+
+template <class Communicator>
+void BatchShares<Communicator>::ask() {
+  if (!std::exchange(known_, true)) exchange();
+}
+
+template <class Communicator>
+void BatchShares<Communicator>::exchange() {
+  known_ = true;
+  gather(own_, all_, of_recorded);
+  for (std::size_t rank = 0; rank < all_.size(); ++rank) {
+    check<UsageError>(all_[rank].kind != Kind::aside, "rank ", communicator_.rank(),
+                      " runs a forward pass that records gradients, rank ", rank, " one without");
+    changed_ = changed_ || all_[rank].pass.changed;
+  }
+  own_.pass.changed = false;
+}
+
+template <class Communicator>
+std::int64_t BatchShares<Communicator>::ask_aside() {
+  std::vector<Message> all(all_.size());
+  gather(own_aside_, all, of_aside);
+  for (std::size_t rank = 0; rank < all.size(); ++rank)
+    check<UsageError>(all[rank].kind == Kind::aside, "rank ", communicator_.rank(),
+                      " runs a forward pass without gradients, rank ", rank,
+                      all[rank].kind == Kind::joined ? " has run out of batches" : " one that records them");
+  all_aside_ = std::move(all);
+  return samples_before(all_aside_);
+}
+
+template <class Communicator>
+std::int64_t BatchShares<Communicator>::samples_before(const std::vector<Message>& all) const {
+  std::int64_t first = 0;
+  for (int rank = 0; rank < communicator_.rank(); ++rank) first += all[static_cast<std::size_t>(rank)].pass.samples;
+  return first;
+}
+
+template <class Communicator>
+double BatchShares<Communicator>::weight_by_samples() const {
+  std::int64_t all = 0, active = 0;
+  for (const Message& rank : all_) {
+    all += rank.pass.samples;
+    active += rank.kind != Kind::joined;
+  }
+  if (active == 0) return 1.0 / static_cast<double>(all_.size());  // after a join: no pass has begun since
+  if (all == 0) return own_.kind != Kind::joined ? 1.0 / static_cast<double>(active) : 0;
+  return static_cast<double>(own_.pass.samples) / static_cast<double>(all);
+}
+
+template <class Communicator>
+void BatchShares<Communicator>::decide(std::span<const double> own) {
+  decided_ = true;
+  weight_ = weight_by_samples();
+  scales_.assign(own.size(), 1);
+  gather_losses(own);
+  const auto me = static_cast<std::size_t>(communicator_.rank());
+  const Loss* first = nullptr;
+  bool alike = true;
+  for (const Loss& loss : losses_) {
+    if (loss.sum == 0) continue;  // it is 0, whatever its share
+    if (first == nullptr) {
+      first = &loss;
+      continue;
+    }
+    for (std::size_t rank = 0; rank < all_.size(); ++rank)
+      alike = alike && loss.of_rank[rank] * first->sum == first->of_rank[rank] * loss.sum;
+  }
+  if (first == nullptr) return;
+  if (alike) {
+    weight_ = first->of_rank[me] / first->sum;
+    return;
+  }
+  for (std::size_t rank = 0; rank < all_.size(); ++rank)  // a rank that counts for a loss counts
+    for (const Loss& loss : losses_)
+      if (all_[rank].pass.samples == 0 && loss.of_rank[rank] > 0) weight_ = 1.0 / static_cast<double>(all_.size());
+  for (std::size_t i = 0; i < scales_.size(); ++i)
+    if (const double share = losses_[i].of_rank[me]; share > 0) scales_[i] = share / losses_[i].sum / weight_;
+}
+
+template <class Communicator>
+void BatchShares<Communicator>::gather_losses(std::span<const double> own) {
+  std::int32_t count = -1;
+  bool same = true;
+  for (const Message& rank : all_) {
+    if (rank.kind == Kind::joined) continue;
+    same = same && (count < 0 || rank.losses == count);
+    count = rank.losses;
+  }
+  losses_.resize(same && count > 0 ? static_cast<std::size_t>(count) : 0);
+  for (std::size_t i = 0; i < losses_.size(); ++i) {
+    Loss& loss = losses_[i];
+    loss.of_rank.resize(all_.size());
+    if (i >= own_.mean_over.size())
+      gather(i < own.size() ? own[i] : 0.0, loss.of_rank, of_recorded);
+    else
+      for (std::size_t rank = 0; rank < all_.size(); ++rank) loss.of_rank[rank] = all_[rank].mean_over[i];
+    loss.sum = std::accumulate(loss.of_rank.begin(), loss.of_rank.end(), 0.0);
+  }
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BATCH_SHARES_IMPL_HPP
+
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BATCH_SHARES_HPP
 
 // <chorus/parallel/ddp/buckets.hpp>
@@ -50237,57 +50735,13 @@ class CanonicalSums final : public BucketSums {
   CanonicalSums(Core<D, Communicator>& core, std::size_t shares, const canonical::GradientTree<D>& tree)
       : core_(core), shares_(shares), tree_(tree) {}
 
-  void start(Bucket& bucket) override {
-    if (core_.ranks.size() == 1) return;
-    if (bucket.index == 0) share_out();
-    if (gathered_.size() <= bucket.index) gathered_.resize(bucket.index + 1);
-    const std::size_t bytes = core_.bytes(bucket), ranks = sums_.size();
-    auto& [own, all] = gathered_[bucket.index];
-    const D device = core_.parameter(bucket.parameters.front()).where();
-    const MemoryScope scope(trace::Memory::buckets);
-    if (all.bytes() != ranks * most_ * bytes) all = Storage<D>(device, ranks * most_ * bytes);
-    const std::byte* mine = core_.gradients(bucket);
-    if (most_ > 1 || tree_.sums().empty()) {
-      if (own.bytes() != most_ * bytes) own = Storage<D>(device, most_ * bytes);
-      auto* const to = static_cast<std::byte*>(own.data());
-      for (std::size_t k = 0; k < tree_.sums().size(); ++k)
-        copy_bytes(device, to + k * bytes, device, tree_.sum(k, bucket.group, bucket.begin), bytes);
-      if (tree_.sums().size() < most_)  // sent, and not read
-        zero_bytes(device, to + tree_.sums().size() * bytes, (most_ - tree_.sums().size()) * bytes);
-      mine = to;
-    }
-    const bool last = bucket.index + 1 == core_.buckets.all().size();
-    const comm::CollectiveOptions options{.traffic = trace::Traffic::gradients,
-                                          .bucket = static_cast<int>(bucket.index)};
-    with_type(core_.dtype(bucket), all.data(), [&]<class T>(T* to) {
-      const std::span<const T> from(reinterpret_cast<const T*>(mine), most_ * bucket.count);
-      const std::span<T> everything(to, ranks * most_ * bucket.count);
-      if (std::is_same_v<D, Cpu> && last)
-        core_.ranks.all_gather(from, everything, options);
-      else
-        bucket.work = core_.ranks.all_gather_async(from, everything, options);
-    });
-  }
+  void start(Bucket& bucket) override;
 
-  void finish(Bucket& bucket) override {
-    bucket.work.wait();
-    if (core_.ranks.size() == 1) return;
-    const std::size_t bytes = core_.bytes(bucket);
-    const D device = core_.parameter(bucket.parameters.front()).where();
-    auto* const all = static_cast<std::byte*>(gathered_[bucket.index].all.data());
-    canonical::add_up(
-        sums_, [&](std::size_t rank, std::size_t k) { return all + (rank * most_ + k) * bytes; }, device,
-        core_.dtype(bucket), bucket.count, core_.gradients(bucket));
-  }
+  void finish(Bucket& bucket) override;
 
  private:
   // Which sums each rank has of this batch.
-  void share_out() {
-    sums_ = canonical::sums_of_ranks(shares_, static_cast<std::size_t>(core_.ranks.size()),
-                                     static_cast<std::size_t>(core_.shares.batch()));
-    most_ = 1;
-    for (const auto& of_rank : sums_) most_ = std::max(most_, of_rank.size());
-  }
+  void share_out();
 
   struct Gathered {
     Storage<D> own, all;
@@ -50301,6 +50755,71 @@ class CanonicalSums final : public BucketSums {
 };
 
 }  // namespace chorus::ddp
+
+#if CHORUS_DEFINES_DEVICE_TEMPLATES
+// <chorus/parallel/ddp/canonical_sums_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CANONICAL_SUMS_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CANONICAL_SUMS_IMPL_HPP
+/// How the sums of ranks are added up in the order of the tree.
+
+namespace chorus::ddp {
+
+template <Device D, class Communicator>
+void CanonicalSums<D, Communicator>::start(Bucket& bucket) {
+  if (core_.ranks.size() == 1) return;
+  if (bucket.index == 0) share_out();
+  if (gathered_.size() <= bucket.index) gathered_.resize(bucket.index + 1);
+  const std::size_t bytes = core_.bytes(bucket), ranks = sums_.size();
+  auto& [own, all] = gathered_[bucket.index];
+  const D device = core_.parameter(bucket.parameters.front()).where();
+  const MemoryScope scope(trace::Memory::buckets);
+  if (all.bytes() != ranks * most_ * bytes) all = Storage<D>(device, ranks * most_ * bytes);
+  const std::byte* mine = core_.gradients(bucket);
+  if (most_ > 1 || tree_.sums().empty()) {
+    if (own.bytes() != most_ * bytes) own = Storage<D>(device, most_ * bytes);
+    auto* const to = static_cast<std::byte*>(own.data());
+    for (std::size_t k = 0; k < tree_.sums().size(); ++k)
+      copy_bytes(device, to + k * bytes, device, tree_.sum(k, bucket.group, bucket.begin), bytes);
+    if (tree_.sums().size() < most_)  // sent, and not read
+      zero_bytes(device, to + tree_.sums().size() * bytes, (most_ - tree_.sums().size()) * bytes);
+    mine = to;
+  }
+  const bool last = bucket.index + 1 == core_.buckets.all().size();
+  const comm::CollectiveOptions options{.traffic = trace::Traffic::gradients, .bucket = static_cast<int>(bucket.index)};
+  with_type(core_.dtype(bucket), all.data(), [&]<class T>(T* to) {
+    const std::span<const T> from(reinterpret_cast<const T*>(mine), most_ * bucket.count);
+    const std::span<T> everything(to, ranks * most_ * bucket.count);
+    if (std::is_same_v<D, Cpu> && last)
+      core_.ranks.all_gather(from, everything, options);
+    else
+      bucket.work = core_.ranks.all_gather_async(from, everything, options);
+  });
+}
+
+template <Device D, class Communicator>
+void CanonicalSums<D, Communicator>::finish(Bucket& bucket) {
+  bucket.work.wait();
+  if (core_.ranks.size() == 1) return;
+  const std::size_t bytes = core_.bytes(bucket);
+  const D device = core_.parameter(bucket.parameters.front()).where();
+  auto* const all = static_cast<std::byte*>(gathered_[bucket.index].all.data());
+  canonical::add_up(
+      sums_, [&](std::size_t rank, std::size_t k) { return all + (rank * most_ + k) * bytes; }, device,
+      core_.dtype(bucket), bucket.count, core_.gradients(bucket));
+}
+
+template <Device D, class Communicator>
+void CanonicalSums<D, Communicator>::share_out() {
+  sums_ = canonical::sums_of_ranks(shares_, static_cast<std::size_t>(core_.ranks.size()),
+                                   static_cast<std::size_t>(core_.shares.batch()));
+  most_ = 1;
+  for (const auto& of_rank : sums_) most_ = std::max(most_, of_rank.size());
+}
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CANONICAL_SUMS_IMPL_HPP
+
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CANONICAL_SUMS_HPP
 
 // <chorus/parallel/ddp/chosen_parameters.hpp>
@@ -50482,6 +51001,79 @@ class Clock final : public Extension<D> {
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_SAME_MODEL_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_SAME_MODEL_HPP
 /// The check that all ranks built the same model, before any number is sent; then rank 0's numbers for all.
+
+// <chorus/comm/objects.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_OBJECTS_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_OBJECTS_HPP
+/// Collectives of structs, and of texts, which may have another length on each rank: a configuration, a report.
+
+namespace chorus::comm {
+
+/// The longest text that there can be.
+inline constexpr std::int64_t most_object_bytes = std::int64_t{1} << 30;
+
+namespace detail {
+/// What a rank says of its text: no memory is taken for what none has.
+inline std::size_t object_bytes(std::string_view call, std::size_t rank, std::int64_t length) {
+  check<CommError>(length >= 0 && length <= most_object_bytes, call, ": rank ", rank, " has a text of ", length,
+                   " bytes, expected 0 to ", most_object_bytes);
+  return static_cast<std::size_t>(length);
+}
+}  // namespace detail
+
+/// The structs of all ranks, in the order of ranks, as the bytes that they are.
+template <class Communicator, class Message>
+requires std::is_trivially_copyable_v<Message> std::vector<Message> all_gather_structs(Communicator& communicator,
+                                                                                       const Message& own) {
+  std::vector<Message> all(static_cast<std::size_t>(communicator.size()));
+  communicator.all_gather(std::span(reinterpret_cast<const std::uint8_t*>(&own), sizeof own),
+                          std::span(reinterpret_cast<std::uint8_t*>(all.data()), all.size() * sizeof own), {});
+  return all;
+}
+
+/// The texts of all ranks, in the order of ranks; any bytes (PyTorch's all_gather_object, which pickles). What has a
+/// structure is sent as JSON, say. Each rank holds size() times the longest text for a moment. Throws CommError where
+/// one has more than `most_object_bytes`.
+template <class Communicator>
+[[gnu::cold]] std::vector<std::string> all_gather_object(Communicator& communicator, std::string_view own) {
+  if (communicator.size() == 1) return {std::string(own)};
+  const auto ranks = static_cast<std::size_t>(communicator.size());
+  const auto lengths = all_gather_structs(communicator, static_cast<std::int64_t>(own.size()));
+  std::size_t longest = 0;
+  for (std::size_t rank = 0; rank < ranks; ++rank)
+    longest = std::max(longest, detail::object_bytes("all_gather_object", rank, lengths[rank]));
+  std::vector<std::uint8_t> padded(own.begin(), own.end()), all(longest * ranks);
+  padded.resize(longest);
+  communicator.all_gather(std::span<const std::uint8_t>(padded), std::span<std::uint8_t>(all), {});
+  std::vector<std::string> texts;
+  for (std::size_t rank = 0; rank < ranks; ++rank)
+    texts.emplace_back(reinterpret_cast<const char*>(all.data()) + rank * longest,
+                       static_cast<std::size_t>(lengths[rank]));
+  return texts;
+}
+
+/// The text of rank `root`, on all ranks; what others pass is not looked at (PyTorch's broadcast_object_list). Throws
+/// as all_gather_object does.
+template <class Communicator>
+[[gnu::cold]] std::string broadcast_object(Communicator& communicator, std::string_view own, int root = 0) {
+  auto length = static_cast<std::int64_t>(own.size());
+  communicator.broadcast(std::span(&length, 1), root, {});
+  std::vector<std::uint8_t> text(own.begin(), own.end());
+  text.resize(detail::object_bytes("broadcast_object", static_cast<std::size_t>(root), length));
+  communicator.broadcast(std::span<std::uint8_t>(text), root, {});
+  return {text.begin(), text.end()};
+}
+
+/// Whether all ranks pass the same text; the same answer on all of them.
+template <class Communicator>
+[[gnu::cold]] bool same_text(Communicator& communicator, std::string_view own) {
+  double different = broadcast_object(communicator, own) == own ? 0 : 1;
+  communicator.all_reduce(std::span(&different, 1));
+  return different == 0;
+}
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_OBJECTS_HPP
 
 namespace chorus::detail {
 
@@ -52671,6 +53263,36 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_ENVELOPE_HPP
 /// `Envelope`: which call a piece of data belongs to.
 
+// <chorus/comm/transport/fixed_text.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
+/// What messages of fixed size are made of: `FixedText`, and `is_message`, which looks for padding.
+
+namespace chorus::comm {
+
+/// Up to size - 1 characters, and zeros after them.
+template <std::size_t size>
+struct FixedText {
+  std::array<char, size> characters{};
+
+  FixedText() = default;
+  /// What is too long is cut off.
+  explicit FixedText(std::string_view text) {
+    std::copy_n(text.data(), std::min(text.size(), size - 1), characters.data());
+  }
+  /// It ends before the last character, even where a peer has sent no zero.
+  std::string_view view() const { return {characters.data(), strnlen(characters.data(), size - 1)}; }
+  friend bool operator==(const FixedText&, const FixedText&) = default;
+};
+
+/// Whether T can be sent as the bytes that it has: a struct of `bytes` bytes, none of them padding.
+template <class T, std::size_t bytes>
+inline constexpr bool is_message =
+    sizeof(T) == bytes&& std::is_trivially_copyable_v<T>&& std::has_unique_object_representations_v<T>;
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
+
 namespace chorus::comm {
 
 /// Which call a piece of data belongs to. It travels with every piece, and both ends compare: ranks that call different
@@ -52937,6 +53559,27 @@ class NcclAbort {
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TRANSPORT_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TRANSPORT_HPP
 /// `Transport`: links between the ranks of a group, over which the algorithms of `ring.hpp` are written once.
+
+// <chorus/comm/transport/window.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
+/// `Window`: where a rank's data lies, for the other ranks of its machine to read and write it there.
+
+namespace chorus::comm {
+
+/// Names data of some process for others. Between threads an address is enough.
+struct Window {
+  std::uint64_t key = 0;     ///< random, and stands in front of the memory, too; 0: others can't reach it
+  std::uint64_t bytes = 0;   ///< of the whole region
+  std::uint64_t offset = 0;  ///< of the data in the region
+  std::byte* address = nullptr;
+  std::int32_t fd = -1;  ///< by which its owner knows the region
+  std::int32_t reserved = 0;
+};
+static_assert(is_message<Window, 40>);
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
 
 namespace chorus::comm {
 
@@ -54422,748 +55065,27 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
 #define CHORUS_SINGLE_CHORUS_COMM_SPLIT_HPP
 /// `split`: communicators of some of a job's ranks.
 
-// <chorus/comm/meeting/rendezvous_messages.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_MEETING_RENDEZVOUS_MESSAGES_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_MEETING_RENDEZVOUS_MESSAGES_HPP
-/// What ranks and rank 0 say to each other when they meet.
-///
-/// Each message is a struct of fixed size, without padding, in this machine's byte order: Challenge (rank 0 to rank),
-/// Hello (back), Answer (a refusal with its reason, or the transport), then for TCP the addresses of all ranks, and for
-/// shared memory an Ack (rank to rank 0: whether it could open the region) and a Verdict (back: the transport for all).
-///
-/// Where the job has a token, Hello holds an HMAC of rank 0's challenge and of itself, Answer one of the rank's own
-/// challenge and of itself, and the connections of TcpTransport begin alike, see mesh.hpp: each side proves that it
-/// knows the token, which itself is never sent, and a proof is good for one connection. Off loopback a token is
-/// obligatory, and all that follows the Challenge is TLS 1.3 (tls.hpp): who can read and change packets on the way
-/// learns and changes nothing, but can end connections. CHORUS_TLS=0 leaves it out, on all ranks; CHORUS_TLS=1 has it
-/// on loopback, too.
-
-// <chorus/comm/meeting/acceptor.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_MEETING_ACCEPTOR_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_MEETING_ACCEPTOR_HPP
-/// `Acceptor`: accepts connections from anybody, where only some are wanted.
-
-// <chorus/comm/transport/socket.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SOCKET_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SOCKET_HPP
-/// TCP sockets with deadlines. All of them are non-blocking and closed on exec.
-
-#include <arpa/inet.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <poll.h>
-#include <sys/socket.h>
-#include <sys/uio.h>
-
-// <chorus/comm/transport/name_lookup.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_NAME_LOOKUP_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_NAME_LOOKUP_HPP
-/// `look_up`: the address of a name, by a deadline. getaddrinfo has none of its own: where name servers don't
-/// answer it lasts as long as the system's settings say, half a minute as a rule.
-
-// <chorus/core/blocked_signals.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
-/// `start_thread`: how a thread of the library starts.
-
-namespace chorus::detail {
-
-/// Blocks all signals in this thread while it lives, and so for ever in a thread that is started meanwhile: signals are
-/// for the threads that the user knows of, and for a launcher's one that supervises.
-class BlockedSignals {
- public:
-  BlockedSignals() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  BlockedSignals(const BlockedSignals&) = delete;
-  BlockedSignals& operator=(const BlockedSignals&) = delete;
-
- private:
-  sigset_t before_;
-};
-
-/// A thread (std::thread, or std::jthread) that takes no signals. Throws CommError, in the name of `who`, where the
-/// system allows no more of them.
-template <class Thread = std::thread, class Body>
-Thread start_thread(std::string_view who, Body body) {
-  const BlockedSignals blocked;
-  try {
-    return Thread(std::move(body));
-  } catch (const std::system_error& error) {
-    fail<CommError>(who, ": a thread cannot be started: ", error.what());
-  }
-}
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
-
-namespace chorus::comm::detail {
-
-/// What getaddrinfo says.
-struct Found {
-  int code = EAI_FAIL;  ///< 0, or an error for gai_strerror
-  sockaddr_storage storage{};
-  socklen_t length = 0;
-};
-
-inline Found ask_system(const std::string& name, int flags) {
-  addrinfo hints{}, *list = nullptr;
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = flags;
-  Found found;
-  found.code = getaddrinfo(name.c_str(), nullptr, &hints, &list);
-  if (found.code != 0 || list == nullptr) return found;
-  std::memcpy(&found.storage, list->ai_addr, list->ai_addrlen);
-  found.length = list->ai_addrlen;
-  freeaddrinfo(list);
-  return found;
-}
-
-/// `[::1]`, as an IPv6 address stands in front of a port, without its brackets; any other name as it is.
-inline std::string without_brackets(std::string name) {
-  const bool six = name.starts_with('[') && name.ends_with(']') && name.find(':') != std::string::npos;
-  return six ? name.substr(1, name.size() - 2) : name;
-}
-
-/// Nothing at the deadline. An address in numbers is read at once; for a name a thread asks, which lives on until the
-/// system has answered, since nothing ends getaddrinfo. Throws CommError where there can be no such thread.
-[[gnu::cold]] inline std::optional<Found> look_up(const std::string& name, Deadline deadline) {
-  if (const auto numbers = ask_system(name, AI_NUMERICHOST); numbers.code == 0) return numbers;
-  struct Shared {
-    std::mutex mutex;
-    std::condition_variable changed;
-    std::optional<Found> found;
-  };
-  const auto shared = std::make_shared<Shared>();
-  chorus::detail::start_thread(cat("address '", printable(name), "'"), [shared, name] {
-    const auto found = ask_system(name, 0);
-    const std::lock_guard lock(shared->mutex);
-    shared->found = found;
-    shared->changed.notify_all();
-  }).detach();
-  std::unique_lock lock(shared->mutex);
-  shared->changed.wait_until(lock, deadline, [&] { return shared->found.has_value(); });
-  return shared->found;
-}
-
-}  // namespace chorus::comm::detail
-#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_NAME_LOOKUP_HPP
-
-// <chorus/comm/transport/tls.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TLS_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TLS_HPP
-/// `Tls`: TLS 1.3 over a connected socket, by OpenSSL.
-///
-/// Both sides prove in the handshake that they know the job's token: it is the pre-shared key (RFC 8446, 4.2.11),
-/// beside a Diffie-Hellman exchange, so that who learns the token later can't read what was overheard before. One
-/// suite, no certificates, no tickets, no early data: there is nothing to be negotiated down to.
-
-struct ssl_st;  // OpenSSL's
-
 namespace chorus::comm {
 
-/// Any thread may send and receive.
-class Tls {
- public:
-  enum class Side { server, client };
-
-  /// Over `fd`, which does not block and stays the caller's. Throws UsageError where the program was built without
-  /// OpenSSL, CommError where OpenSSL fails.
-  Tls(int fd, Side side, const std::string& token);
-  Tls(const Tls&) = delete;
-  Tls& operator=(const Tls&) = delete;
-  ~Tls();
-
-  /// Moves what can be moved without waiting, the handshake first; -1 when the connection is closed or broken, or the
-  /// other side proves nothing. What `send` has not moved whole it is to be given again.
-  std::ptrdiff_t send(std::span<const std::byte> bytes);
-  std::ptrdiff_t receive(std::span<std::byte> bytes);
-  /// What the last call that moved nothing waits for: POLLIN or POLLOUT.
-  short awaits() const;
-  /// Whether there are bytes that have left the socket and nobody has received yet.
-  bool holds_bytes() const;
-  /// What is wrong, as OpenSSL says it; empty where nothing is, and where the connection has simply ended.
-  std::string trouble() const;
-
- private:
-  struct Socket;
-
-  bool shake_hands();
-  bool succeeded(int code);
-  bool flush();
-
-  mutable std::mutex mutex_;
-  const int fd_;
-  ssl_st* ssl_ = nullptr;
-  std::array<unsigned char, 32> key_{};
-  std::vector<char> out_;   ///< encrypted, several records: a call of the system for each would cost more than they do
-  std::size_t gone_ = 0;    ///< of `out_`
-  std::size_t held_ = 0;    ///< bytes that lie in `out_` and the caller has not been told of
-  std::uint64_t sent_ = 0;  ///< under the present key
-  bool proven_ = false;
-  short awaits_ = 0;
-  std::string trouble_;
-};
+/// Ranks of one `color` become a group of their own, in the order of their `key`, and of their rank where keys are
+/// equal (MPI_Comm_split, PyTorch's new_group). All ranks of `parent` call it; `world` is what `parent` was connected
+/// with, or what an earlier `split` returned. The result is this rank's place in its group, with which all ranks of the
+/// group call `connect`, or a communicator's constructor:
+///
+///   auto& all = run.communicator();
+///   auto half = comm::connect(comm::split(all, run.world(), run.rank() < all.size() / 2 ? 0 : 1));
+///
+/// Groups and parent work side by side, and each fails for itself. Messages of a group number its ranks from 0. Throws
+/// UsageError, on all ranks, where a color is negative; CommError where `parent` fails or a group has no place to meet.
+[[gnu::cold]] World split(AnyCommunicator& parent, const World& world, int color, int key = 0);
 
 }  // namespace chorus::comm
 
 #if !CHORUS_COMPILED
-#endif
-#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TLS_HPP
-
-namespace chorus::comm {
-
-/// For poll; at most 1000 s.
-inline int milliseconds_until(Deadline deadline) {
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
-  return static_cast<int>(std::clamp<decltype(left)>(left, 0, 1'000'000));
-}
-
-/// An address of a socket, IPv4 or IPv6.
-struct Address {
-  sockaddr_storage storage{};
-  socklen_t length = sizeof(sockaddr_storage);
-
-  sockaddr* data() { return reinterpret_cast<sockaddr*>(&storage); }
-  const sockaddr* data() const { return reinterpret_cast<const sockaddr*>(&storage); }
-  int port() const {
-    return ntohs(storage.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_port
-                                               : reinterpret_cast<const sockaddr_in*>(&storage)->sin_port);
-  }
-  Address with_port(int port) const {
-    auto other = *this;
-    const auto value = htons(static_cast<std::uint16_t>(port));
-    if (storage.ss_family == AF_INET6) {
-      reinterpret_cast<sockaddr_in6*>(&other.storage)->sin6_port = value;
-    } else {
-      reinterpret_cast<sockaddr_in*>(&other.storage)->sin_port = value;
-    }
-    return other;
-  }
-
-  /// Whether it is an address: a peer may have sent anything.
-  bool sound() const {
-    return (storage.ss_family == AF_INET && length == sizeof(sockaddr_in)) ||
-           (storage.ss_family == AF_INET6 && length == sizeof(sockaddr_in6));
-  }
-  /// Whether only this machine can reach it.
-  bool loopback() const {
-    if (storage.ss_family == AF_INET6) {
-      const auto& address = reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_addr;
-      return IN6_IS_ADDR_LOOPBACK(&address) || (IN6_IS_ADDR_V4MAPPED(&address) && address.s6_addr[12] == 127);
-    }
-    return ntohl(reinterpret_cast<const sockaddr_in*>(&storage)->sin_addr.s_addr) >> 24 == 127;
-  }
-
-  /// In numbers, without the port.
-  std::string host() const {
-    char text[NI_MAXHOST] = "?";
-    getnameinfo(data(), length, text, sizeof text, nullptr, 0, NI_NUMERICHOST);
-    return text;
-  }
-
-  /// That of an address in numbers, `[::1]` too; nothing for a name.
-  static std::optional<Address> in_numbers(const std::string& text) {
-    const auto found = detail::ask_system(detail::without_brackets(text), AI_NUMERICHOST);
-    if (found.code != 0) return std::nullopt;
-    Address address;
-    address.storage = found.storage;
-    address.length = found.length;
-    return address;
-  }
-
-  /// Looks `name` up, which may be an address in numbers, `::1` or `[::1]`, too. Throws CommError where there is no
-  /// such name, TimeoutError where nobody knows by the deadline.
-  static Address resolve(const std::string& name, int port,
-                         Deadline deadline = Clock::now() + std::chrono::seconds(30)) {
-    const auto found = detail::look_up(detail::without_brackets(name), deadline);
-    check<TimeoutError>(found.has_value(), "address '", printable(name),
-                        "': the system has not found it in time; is there a name server?");
-    check<CommError>(found->code == 0, "address '", printable(name), "': ", gai_strerror(found->code));
-    Address address;
-    address.storage = found->storage;
-    address.length = found->length;
-    return address.with_port(port);
-  }
-  /// Whether other machines find something else under this name: Debian's /etc/hosts has 127.0.1.1 for a machine's own.
-  bool misleads(const std::string& name) const {
-    return loopback() && name.find("localhost") == std::string::npos && !in_numbers(name);
-  }
-};
-
-/// `127.0.0.1:29500`
-inline void append(std::string& out, const Address& address) {
-  const bool six = address.storage.ss_family == AF_INET6;
-  out += cat(six ? "[" : "", address.host(), six ? "]:" : ":", address.port());
-}
-
-/// Owns a socket. Its descriptor is above those of the standard streams.
-class Socket {
- public:
-  Socket() = default;
-  explicit Socket(int fd) : fd_(chorus::detail::above_standard_streams(fd)) {}
-  /// Takes over a socket that someone else has made.
-  static Socket adopt(int fd) {
-    if (fd >= 0) fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
-    if (fd >= 0) fcntl(fd, F_SETFD, FD_CLOEXEC);
-    return Socket(fd);
-  }
-  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)), tls_(std::move(other.tls_)) {}
-  Socket& operator=(Socket&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    std::swap(tls_, other.tls_);
-    return *this;
-  }
-  ~Socket() {
-    if (fd_ >= 0) close(fd_);
-  }
-
-  int fd() const { return fd_; }
-  /// Gives the socket away: somebody else closes it.
-  int release() { return std::exchange(fd_, -1); }
-  explicit operator bool() const { return fd_ >= 0; }
-
-  /// A listening socket on exactly this address; port 0 takes a free one. Throws CommError.
-  static Socket listen(const Address& address) {
-    Socket socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    const int yes = 1;
-    if (socket) setsockopt(socket.fd_, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-    if (!socket || bind(socket.fd_, address.data(), address.length) != 0 || ::listen(socket.fd_, SOMAXCONN) != 0) {
-      const int error = errno;
-      const auto hint = error == EADDRINUSE      ? " (another job or program listens there; choose another port)"
-                        : error == EADDRNOTAVAIL ? " (it is not an address of this machine)"
-                                                 : "";
-      fail<CommError>("cannot listen on ", address, ": ", std::strerror(error), hint);
-    }
-    return socket;
-  }
-
-  /// A connection that is under way, or an empty socket with errno set.
-  static Socket begin_connect(const Address& address) {
-    Socket socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    if (!socket || ::connect(socket.fd_, address.data(), address.length) == 0 || errno == EINPROGRESS) return socket;
-    return Socket();
-  }
-  /// A connection, or an empty socket with errno set when there is none by the deadline. A port that nobody listens on
-  /// can, on loopback, be connected to itself: that does not count.
-  static Socket connect(const Address& address, Deadline deadline) {
-    auto socket = begin_connect(address);
-    if (!socket) return socket;
-    int error = socket.wait(POLLOUT, deadline) ? socket.error() : ETIMEDOUT;
-    if (error == 0 && socket.local().port() == address.port()) error = ECONNREFUSED;
-    if (error == 0) return socket;
-    errno = error;
-    return Socket();
-  }
-  /// What has gone wrong with it, once.
-  int error() const {
-    int error = 0;
-    socklen_t length = sizeof error;
-    return getsockopt(fd_, SOL_SOCKET, SO_ERROR, &error, &length) == 0 ? error : errno;
-  }
-
-  Socket accept() const { return Socket(::accept4(fd_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC)); }
-
-  void no_delay() const {
-    const int yes = 1;
-    setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
-  }
-  /// Where both ends are on one machine, takes the plain congestion control instead of one that may pace what it sends
-  /// (BBR, which some distributions default to): nothing is lost there, and pacing costs a third of the speed.
-  void no_pacing() const {
-    constexpr std::string_view plain = "reno";  // every kernel has it, and lets everyone use it
-    if (local().host() == remote().host()) setsockopt(fd_, IPPROTO_TCP, TCP_CONGESTION, plain.data(), plain.size());
-  }
-  Address local() const {
-    Address address;
-    getsockname(fd_, address.data(), &address.length);
-    return address;
-  }
-  Address remote() const {
-    Address address;
-    getpeername(fd_, address.data(), &address.length);
-    return address;
-  }
-
-  /// What is sent and received from here on is encrypted, for who knows `token`. The handshake is part of the first
-  /// calls that move bytes. Throws as Tls does.
-  void encrypt(Tls::Side side, const std::string& token) { tls_ = std::make_unique<Tls>(fd_, side, token); }
-  /// Why encryption has ended the connection, to be put after what is known of it; empty where it has not.
-  std::string trouble() const {
-    const auto why = tls_ ? tls_->trouble() : std::string();
-    return why.empty() ? why
-                       : cat(": what came over it is not what was sent, or the token is another one (TLS: ", why, ")");
-  }
-  /// What to poll for, to do this.
-  short needs(short event) const { return tls_ && tls_->awaits() != 0 ? tls_->awaits() : event; }
-
-  /// Moves as many bytes as can be moved without waiting; -1 when the connection is closed or broken.
-  std::ptrdiff_t try_send(std::span<const std::byte> bytes) const {
-    if (tls_) [[unlikely]]
-      return tls_->send(bytes);
-    const auto n = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    return n >= 0 ? n : would_wait() ? 0 : -1;
-  }
-  /// The same with two ranges, one after the other.
-  std::ptrdiff_t try_send(std::span<const std::byte> first, std::span<const std::byte> second) const {
-    if (tls_) [[unlikely]]
-      return tls_->send(
-          first.data() + first.size() == second.data() ? std::span(first.data(), first.size() + second.size()) : first);
-    iovec ranges[2] = {{const_cast<std::byte*>(first.data()), first.size()},
-                       {const_cast<std::byte*>(second.data()), second.size()}};
-    msghdr message{};
-    message.msg_iov = ranges;
-    message.msg_iovlen = 2;
-    const auto n = ::sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    return n >= 0 ? n : would_wait() ? 0 : -1;
-  }
-  std::ptrdiff_t try_receive(std::span<std::byte> bytes) const {
-    if (tls_) [[unlikely]]
-      return tls_->receive(bytes);
-    const auto n = ::recv(fd_, bytes.data(), bytes.size(), MSG_DONTWAIT);
-    return n > 0 ? n : n < 0 && would_wait() ? 0 : -1;
-  }
-
-  /// Moves all bytes; false when the connection ends or the deadline comes first.
-  bool send_all(std::span<const std::byte> bytes, Deadline deadline) const {
-    while (!bytes.empty()) {
-      const auto n = try_send(bytes);
-      if (n < 0 || (n == 0 && !wait(POLLOUT, deadline))) return false;
-      bytes = bytes.subspan(static_cast<std::size_t>(n));
-    }
-    return true;
-  }
-  bool receive_all(std::span<std::byte> bytes, Deadline deadline) const {
-    while (!bytes.empty()) {
-      const auto n = try_receive(bytes);
-      if (n < 0 || (n == 0 && !wait(POLLIN, deadline))) return false;
-      bytes = bytes.subspan(static_cast<std::size_t>(n));
-    }
-    return true;
-  }
-
-  /// False at the deadline.
-  bool wait(short event, Deadline deadline) const {
-    if (tls_ && event == POLLIN && tls_->holds_bytes()) return true;
-    pollfd entry{fd_, needs(event), 0};
-    while (Clock::now() < deadline)
-      if (poll(&entry, 1, milliseconds_until(deadline)) > 0) return true;
-    return false;
-  }
-  /// Whether the other end has closed, and all that it sent has been read; or the connection is broken.
-  bool ended() const {
-    char byte;
-    const auto n = recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-    return n == 0 || (n < 0 && !would_wait());
-  }
-  /// The same, whether all has been read or not.
-  bool hung_up() const {
-    pollfd entry{fd_, POLLRDHUP, 0};
-    return poll(&entry, 1, 0) > 0;
-  }
-
- private:
-  static bool would_wait() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
-
-  int fd_ = -1;
-  std::unique_ptr<Tls> tls_;
-};
-
-/// The bytes of a struct that is sent as it is.
-template <class T>
-requires std::is_trivially_copyable_v<T> std::span<std::byte> bytes_of(T& value) {
-  return {reinterpret_cast<std::byte*>(&value), sizeof value};
-}
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SOCKET_HPP
-
-namespace chorus::comm {
-
-/// What who accepts a connection says first: the number that the other side's proof has to be for. A new one for each
-/// connection, so that an overheard proof is of no use.
-struct Challenge {
-  std::uint64_t magic = 0;
-  std::uint8_t encrypts = 0;  ///< 1: all that follows is encrypted
-  std::array<std::uint8_t, 7> reserved{};
-  Nonce nonce{};
-};
-static_assert(is_message<Challenge, 32>);
-
-/// A connection, and the first bytes that came over it.
-struct Accepted {
-  Socket socket;
-  Nonce nonce{};
-  std::array<std::byte, 192> hello{};
-  std::size_t got = 0;
-  Deadline came{};
-
-  template <class Message>
-  Message hello_as() const {
-    Message message;
-    std::memcpy(&message, hello.data(), sizeof message);
-    return message;
-  }
-};
-
-/// Who connects has to send a hello of fixed size within 5 s, or 30 s where it is encrypted, which takes a busy machine
-/// time. All are heard side by side, and nothing is allocated on their word, so that one who sends garbage, nothing, or
-/// a byte a second keeps no other one waiting. At most 1024 connections, and half as many as this process may have
-/// descriptors, are heard at once; while there are as many, those older than a quarter of a second are closed, and else
-/// new ones are not accepted.
-class Acceptor {
- public:
-  /// With `challenge_magic` a Challenge is sent over each connection; where all is `encrypted`, `token` is the key.
-  explicit Acceptor(const Socket& listener, std::size_t hello_bytes, std::uint64_t challenge_magic = 0,
-                    bool encrypted = false, std::string token = {})
-      : listener_(listener),
-        hello_bytes_(hello_bytes),
-        challenge_magic_(challenge_magic),
-        encrypted_(encrypted),
-        token_(std::move(token)),
-        patience_(encrypted ? 30 : 5) {
-    rlimit most{};
-    if (getrlimit(RLIMIT_NOFILE, &most) == 0)
-      most_ = std::max<std::size_t>(1, std::min<std::size_t>(most_, most.rlim_cur / 2));
-  }
-
-  /// Waits for the next connection whose hello is complete. One without a socket at the deadline, and where one of the
-  /// `others` has an event.
-  [[gnu::cold]] Accepted next(Deadline deadline, std::span<const pollfd> others = {}) {
-    while (true) {
-      while (!readable_.empty()) {
-        auto& from = waiting_[readable_.back()];
-        readable_.pop_back();
-        if (hear(from)) return std::exchange(from, {});
-      }
-      std::erase_if(waiting_, [](const Accepted& one) { return !one.socket; });
-      const bool room = accept_all();
-      if (sleep(deadline, room, others)) return {};
-    }
-  }
-
-  /// How many have gone, or were closed, without a complete hello.
-  std::size_t strangers() const { return strangers_; }
-  /// Why the last one of them was, where it is known.
-  const std::string& trouble() const { return trouble_; }
-
- private:
-  void close(Accepted& one) {
-    if (auto why = one.socket.trouble(); !why.empty()) trouble_ = cat(one.socket.remote(), std::move(why));
-    one = {};
-    ++strangers_;
-  }
-
-  bool hear(Accepted& from) {
-    std::ptrdiff_t n = 1;
-    while (n > 0 && from.got < hello_bytes_) {
-      n = from.socket.try_receive(std::span(from.hello).subspan(from.got, hello_bytes_ - from.got));
-      if (n > 0) from.got += static_cast<std::size_t>(n);
-    }
-    if (n < 0) close(from);
-    return from.socket && from.got == hello_bytes_;
-  }
-
-  /// Accepts all that wait at the listener. False where some may be left there.
-  bool accept_all() {
-    while (true) {
-      if (waiting_.size() >= most_ && !make_room()) return false;
-      auto socket = listener_.accept();
-      if (!socket && (errno == EMFILE || errno == ENFILE)) {  // no descriptors: as if all places were taken
-        if (!make_room()) return false;
-        continue;
-      }
-      if (!socket && errno == ECONNABORTED) continue;
-      if (!socket) return true;
-      Challenge challenge{.magic = challenge_magic_, .encrypts = encrypted_};
-      if (challenge_magic_ != 0) {
-        fill_random(challenge.nonce);
-        socket.try_send(bytes_of(challenge));
-      }
-      if (encrypted_) socket.encrypt(Tls::Side::server, token_);
-      waiting_.push_back({std::move(socket), challenge.nonce, {}, 0, Clock::now()});
-    }
-  }
-
-  /// Closes those that have had their time; they stand in the order in which they came.
-  bool make_room() {
-    const auto before = Clock::now() - std::chrono::milliseconds(250);
-    const auto late =
-        std::find_if(waiting_.begin(), waiting_.end(), [&](const Accepted& one) { return one.came > before; });
-    for (auto old = waiting_.begin(); old != late; ++old) close(*old);
-    const bool some = late != waiting_.begin();
-    waiting_.erase(waiting_.begin(), late);
-    return some;
-  }
-
-  /// Until somebody can be heard. True where it is time to return.
-  bool sleep(Deadline deadline, bool room, std::span<const pollfd> others) {
-    const auto over = Clock::now();
-    if (over >= deadline) return true;
-    auto until = room ? deadline : std::min(deadline, over + std::chrono::milliseconds(20));
-    events_.assign(others.begin(), others.end());
-    events_.push_back({room ? listener_.fd() : -1, POLLIN, 0});
-    for (auto& one : waiting_) {
-      if (over >= one.came + patience_) close(one);
-      events_.push_back({one.socket.fd(), one.socket.needs(POLLIN), 0});
-      if (one.socket) until = std::min(until, one.came + patience_);
-    }
-    if (poll(events_.data(), events_.size(), milliseconds_until(until)) <= 0) return false;
-    const auto first = events_.begin() + static_cast<std::ptrdiff_t>(others.size());
-    for (std::size_t i = 0; i < waiting_.size(); ++i)
-      if ((first + 1)[static_cast<std::ptrdiff_t>(i)].revents != 0) readable_.push_back(i);
-    return std::any_of(events_.begin(), first, [](const pollfd& event) { return event.revents != 0; });
-  }
-
-  const Socket& listener_;
-  std::size_t hello_bytes_, most_ = 1024;
-  std::uint64_t challenge_magic_;
-  bool encrypted_;
-  std::string token_;
-  std::chrono::seconds patience_;
-  std::vector<Accepted> waiting_;      ///< in the order in which they came
-  std::vector<std::size_t> readable_;  ///< those of them that have sent something
-  std::vector<pollfd> events_;
-  std::size_t strangers_ = 0;
-  std::string trouble_;
-};
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_MEETING_ACCEPTOR_HPP
-
-// <chorus/core/environment.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
-/// Reading the environment.
-
-namespace chorus::detail {
-
-/// The value of an environment variable, or a null pointer; an empty one counts as not set.
-inline const char* env(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr || *value == '\0' ? nullptr : value;
-}
-
-/// A switch: 0 or 1, or `unset` where the variable is not set. Throws UsageError for anything else.
-[[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
-  const char* text = env(name);
-  if (text == nullptr) return unset;
-  const std::string_view value(text);
-  check<UsageError>(value == "0" || value == "1", "environment variable ", name, " must be 0 or 1, got '",
-                    printable(value), "'");
-  return value == "1";
-}
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
-
-namespace chorus::comm::detail {
-
-inline constexpr std::uint64_t magic = 0x0005'7375'726f'6863;  // "chorus", then the protocol's version
-
-struct Hello {
-  std::uint64_t magic = detail::magic;
-  Nonce nonce{};  ///< this rank's challenge to rank 0
-  std::int32_t rank = 0, size = 0, pid = 0, port = 0;
-  std::uint64_t machine = 0;
-  Backend kind = Backend::automatic;
-  Algorithm all_reduce = Algorithm::automatic;
-  std::array<std::uint8_t, 6> reserved{};
-  FixedText<64> purpose{};
-  Mac proof{};
-};
-static_assert(is_message<Hello, 152>);
-
-struct Answer {
-  std::uint64_t magic = detail::magic;
-  std::uint64_t key = 0;
-  std::int32_t welcome = 0, pid = 0, fd = -1, port = 0;
-  Backend kind = Backend::tcp;
-  std::array<std::uint8_t, 7> reserved{};
-  FixedText<1024> refusal{};
-  Mac proof{};
-};
-static_assert(is_message<Answer, 1096>);
-
-/// All of a message but its proof, which comes last.
-template <class Message>
-std::span<const std::byte> proven(const Message& message) {
-  return std::as_bytes(std::span(&message, 1)).first(offsetof(Message, proof));
-}
-
-/// The proof of who sends `message` that it knows the token, for the other side's challenge.
-template <class Message>
-Mac proof_of(const Message& message, const Nonce& challenge, const std::string& token) {
-  return prove(token, {std::as_bytes(std::span(challenge)), proven(message)});
-}
-template <class Message>
-bool proves(const Message& message, const Nonce& challenge, const std::string& token) {
-  return same(message.proof, proof_of(message, challenge, token));
-}
-
-/// Who may meet where, and whether what they say there is encrypted. Throws UsageError.
-[[gnu::cold]] inline bool check_token(const std::string& token, const Address& address) {
-  check<UsageError>(token.empty() || token.size() >= 16, "connect: the job's token has ", token.size(),
-                    " characters, expected at least 16");
-  check<UsageError>(provable(token),
-                    "connect: CHORUS_TOKEN is set, and this program was built without OpenSSL, which proves that ranks "
-                    "know it: build it with OpenSSL, or unset CHORUS_TOKEN");
-  const bool encrypted = chorus::detail::env_switch("CHORUS_TLS", !address.loopback());
-  check<UsageError>(!encrypted || can_authenticate || !address.loopback(),
-                    "connect: CHORUS_TLS is 1, and this program was built without OpenSSL");
-  check<UsageError>(!encrypted || !token.empty() || !address.loopback(),
-                    "connect: CHORUS_TLS is 1, but CHORUS_TOKEN, of which the key is made, is not set");
-  if (address.loopback()) return encrypted;
-  check<UsageError>(can_authenticate, "connect: ", address,
-                    " is not on loopback, and this program was built without OpenSSL, which authenticates ranks there");
-  check<UsageError>(!token.empty(), "connect: ", address,
-                    " is not on loopback: ranks need a token to know each other by, the same secret of at least 16 "
-                    "characters in CHORUS_TOKEN of all of them");
-  return encrypted;
-}
-
-/// Who connects does as the other side's challenge says. Throws CommError, in the name of `who` and of `there`, where
-/// that is not encrypted and has to be.
-[[gnu::cold]] inline void follow(const Challenge& challenge, Socket& socket, bool encrypted, const std::string& token,
-                                 std::string_view who, const Address& there) {
-  check<CommError>(challenge.encrypts != 0 || !encrypted, who, ": who answers at ", there,
-                   " does not encrypt what it sends (CHORUS_TLS=0 there, and not here?)");
-  check<CommError>(challenge.encrypts == 0 || !token.empty(), who, ": who answers at ", there,
-                   " encrypts what it sends, with a key made of CHORUS_TOKEN, which is not set here");
-  if (challenge.encrypts != 0) socket.encrypt(Tls::Side::client, token);
-}
-
-/// Where the other ranks can reach this one: its machine's address on the way to rank 0. Throws CommError.
-inline Address own_address(const World& world) {
-  const auto master = Address::resolve(world.master_addr, world.master_port, Clock::now() + world.timeout);
-  if (world.rank == 0) return master;
-  const Socket probe(::socket(master.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));  // sends nothing
-  return ::connect(probe.fd(), master.data(), master.length) == 0 ? probe.local() : master;
-}
-
-inline std::uint64_t fnv_1a(std::string_view text) {
-  std::uint64_t hash = 14695981039346656037ull;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
-  return hash;
-}
-
-/// The same number for processes that can open each other's memory: one boot of one kernel, one space of process ids.
-inline std::uint64_t machine_id() {
-  char text[256] = {};
-  if (const int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC); fd >= 0) {
-    [[maybe_unused]] const auto n = read(fd, text, 64);
-    close(fd);
-  }
-  [[maybe_unused]] const auto n = readlink("/proc/self/ns/pid", text + 64, 128);
-  return fnv_1a({text, sizeof text});
-}
-
-}  // namespace chorus::comm::detail
-#endif  // CHORUS_SINGLE_CHORUS_COMM_MEETING_RENDEZVOUS_MESSAGES_HPP
+// <chorus/comm/split_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_SPLIT_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_SPLIT_IMPL_HPP
+/// How ranks find those of their color, and where these meet.
 
 namespace chorus::comm {
 
@@ -55184,17 +55106,7 @@ static_assert(is_message<SplitEntry, 24> && is_message<SplitAddress, 512>);
 
 }  // namespace detail
 
-/// Ranks of one `color` become a group of their own, in the order of their `key`, and of their rank where keys are
-/// equal (MPI_Comm_split, PyTorch's new_group). All ranks of `parent` call it; `world` is what `parent` was connected
-/// with, or what an earlier `split` returned. The result is this rank's place in its group, with which all ranks of the
-/// group call `connect`, or a communicator's constructor:
-///
-///   auto& all = run.communicator();
-///   auto half = comm::connect(comm::split(all, run.world(), run.rank() < all.size() / 2 ? 0 : 1));
-///
-/// Groups and parent work side by side, and each fails for itself. Messages of a group number its ranks from 0. Throws
-/// UsageError, on all ranks, where a color is negative; CommError where `parent` fails or a group has no place to meet.
-[[gnu::cold]] inline World split(AnyCommunicator& parent, const World& world, int color, int key = 0) {
+CHORUS_INLINE World split(AnyCommunicator& parent, const World& world, int color, int key) {
   const auto entries = all_gather_structs(parent, detail::SplitEntry{color, key, detail::machine_id()});
   const auto entry = [&](int rank) -> const detail::SplitEntry& { return entries[static_cast<std::size_t>(rank)]; };
   std::vector<int> ranks;
@@ -55238,6 +55150,9 @@ static_assert(is_message<SplitEntry, 24> && is_message<SplitAddress, 512>);
 }
 
 }  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_SPLIT_IMPL_HPP
+
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_COMM_SPLIT_HPP
 
 // <chorus/io/write_in_parts.hpp>
@@ -55245,373 +55160,10 @@ static_assert(is_message<SplitEntry, 24> && is_message<SplitAddress, 512>);
 #define CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_HPP
 /// A safetensors file that several ranks write together: each the parts of tensors that it has.
 
-// <chorus/io/model_file_impl.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_IMPL_HPP
-#define CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_IMPL_HPP
-/// How a model's numbers get into a file, and where those of a file go.
-
-// <chorus/io/safetensors_writer.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_HPP
-#define CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_HPP
-/// Writes safetensors files: the same bytes as the reference writer's for the same tensors, replaced whole or not at
-/// all. The format: https://github.com/huggingface/safetensors#format
-
-// <chorus/io/atomic_file.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_IO_ATOMIC_FILE_HPP
-#define CHORUS_SINGLE_CHORUS_IO_ATOMIC_FILE_HPP
-/// A file that appears whole or not at all: written beside its place, synced, and renamed over the old one. A process
-/// killed or a disk full at any moment leaves the old file or the new one.
-
-#include <dirent.h>
-#include <sys/file.h>
-
-// <chorus/io/descriptor.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_IO_DESCRIPTOR_HPP
-#define CHORUS_SINGLE_CHORUS_IO_DESCRIPTOR_HPP
-/// A file descriptor that closes itself, and a file to read.
-
-namespace chorus::io {
-
-/// Owns `value`, unless it is negative. It is none of the standard streams'.
-struct Descriptor {
-  int value = -1;
-
-  Descriptor() = default;
-  explicit Descriptor(int descriptor) : value(chorus::detail::above_standard_streams(descriptor)) {}
-  Descriptor(Descriptor&& other) noexcept : value(std::exchange(other.value, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(value, other.value);
-    return *this;
-  }
-  ~Descriptor() {
-    if (value >= 0) ::close(value);
-  }
-};
-
-/// The most that one call reads or writes: Linux stops just below 2 GiB, and some systems refuse more.
-inline constexpr std::size_t io_chunk = std::size_t{1} << 30;
-
-/// A regular file, open for reading; without a path none.
-class RegularFile {
- public:
-  RegularFile() = default;
-  /// `who`: how messages begin. Throws FileError.
-  RegularFile(const std::string& path, std::string_view who)
-      // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
-      : file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
-    check<FileError>(is_open(), who, ": opening the file failed: ", std::strerror(errno));
-    struct stat facts {};
-    const bool seen = ::fstat(file_.value, &facts) == 0;  // before errno is read
-    check<FileError>(seen, who, ": looking at the file failed: ", std::strerror(errno));
-    check<FileError>(S_ISREG(facts.st_mode), who, ": not a regular file");
-    size_ = static_cast<std::uint64_t>(facts.st_size);
-  }
-
-  bool is_open() const { return file_.value >= 0; }
-  std::uint64_t size() const { return size_; }
-
-  /// Fills `to` with the bytes from `offset` on. Throws FileError: `reading...` failed, and why.
-  template <class... Reading>
-  void read(std::uint64_t offset, std::span<std::byte> to, const Reading&... reading) const {
-    while (!to.empty()) {
-      const ssize_t count = ::pread(file_.value, to.data(), std::min(to.size(), io_chunk), static_cast<off_t>(offset));
-      if (count < 0 && errno == EINTR) continue;
-      check<FileError>(count > 0, reading...,
-                       " failed: ", count < 0 ? std::strerror(errno) : "the file has become shorter");
-      to = to.subspan(static_cast<std::size_t>(count));
-      offset += static_cast<std::uint64_t>(count);
-    }
-  }
-
- private:
-  Descriptor file_;
-  std::uint64_t size_ = 0;
-};
-
-}  // namespace chorus::io
-#endif  // CHORUS_SINGLE_CHORUS_IO_DESCRIPTOR_HPP
-
-namespace chorus::io {
-
-/// Writes all of `data` at a place of a file; false, with errno, where that fails.
-inline bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data) {
-  const chorus::detail::HeldSignal held(SIGXFSZ);
-  while (!data.empty()) {
-    const ssize_t count = ::pwrite(file, data.data(), std::min(data.size(), io_chunk), static_cast<off_t>(offset));
-    if (count < 0 && errno == EINTR) continue;
-    if (count == 0) errno = EIO;
-    if (count <= 0) return false;
-    offset += static_cast<std::uint64_t>(count);
-    data = data.subspan(static_cast<std::size_t>(count));
-  }
-  return true;
-}
-
-/// Writes to `.NAME.<16 hex digits>.tmp` in the folder of `path`; `commit` puts it in place. Without a commit the
-/// destructor removes it and the old file stays. What a killed process left is removed by the next AtomicFile of the
-/// same path: a temporary file that is still being written is locked. Every FileError names path, step and reason.
-class AtomicFile {
- public:
-  /// A symbolic link is followed. Throws FileError where the folder is missing or can't be written, or `path` is there
-  /// and is read-only or no regular file.
-  explicit AtomicFile(std::string path) : AtomicFile(Unopened{}, std::move(path)) {
-    // The object is complete by now, so that the destructor cleans up after whatever throws here.
-    open_folder();
-    const mode_t mode = check_old_file();
-    remove_leftovers();
-    create(mode);
-  }
-  AtomicFile(const AtomicFile&) = delete;
-  AtomicFile& operator=(const AtomicFile&) = delete;
-  ~AtomicFile() { discard(); }
-
-  /// Appends. Throws FileError, and then removes the temporary file.
-  void write(std::span<const std::byte> data) {
-    check<UsageError>(!temporary_.empty(), "saving ", path_, ": write to a file that is committed or has failed");
-    const chorus::detail::HeldSignal held(SIGXFSZ);
-    while (!data.empty()) {
-      const ssize_t count = ::write(file_.value, data.data(), std::min(data.size(), io_chunk));
-      if (count < 0 && errno == EINTR) continue;
-      if (count == 0) errno = EIO;
-      if (count <= 0) fail_at("writing");
-      data = data.subspan(static_cast<std::size_t>(count));
-    }
-  }
-  void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
-
-  /// Makes the file that long, for others who write ranges of it, and returns the path at which they find it. Throws
-  /// FileError.
-  std::string extend(std::uint64_t bytes) {
-    check<UsageError>(!temporary_.empty(), "saving ", path_, ": extend of a file that is committed or has failed");
-    if (::ftruncate(file_.value, static_cast<off_t>(bytes)) != 0) fail_at("extending the file");
-    return folder_path_ + temporary_;
-  }
-  /// Writes at a place, which the next `write` does not depend on. Throws FileError, and then removes the file.
-  void write_at(std::uint64_t offset, std::span<const std::byte> data) {
-    if (!chorus::io::write_at(file_.value, offset, data)) fail_at("writing");
-  }
-
-  /// Syncs the file to the disk, renames it to its place, and syncs the folder. Throws FileError; the old file is then
-  /// untouched, save where the message says that only the folder's sync failed.
-  void commit() {
-    check<UsageError>(!temporary_.empty(), "saving ", path_, ": commit of a file that is committed or has failed");
-    if (sync(file_) != 0) fail_at("syncing the file to the disk");
-    if (::renameat(folder_.value, temporary_.c_str(), folder_.value, name_.c_str()) != 0) {
-      fail_at("renaming the temporary file");
-    }
-    temporary_.clear();
-    // Some file systems can't sync a folder and say EINVAL.
-    if (sync(folder_) != 0 && errno != EINVAL) {
-      fail_at("the file is in place, but a loss of power may bring the old one back: syncing the folder");
-    }
-  }
-
- private:
-  struct Unopened {};
-  static constexpr std::string_view suffix = ".tmp";
-  static constexpr std::size_t digits = 16;
-
-  AtomicFile(Unopened, std::string path) : path_(std::move(path)) {}
-
-  void discard() {
-    if (!temporary_.empty()) ::unlinkat(folder_.value, temporary_.c_str(), 0);
-    temporary_.clear();
-  }
-
-  /// Reports errno. What was written so far is of no use, and must not be committed by a caller who catches the error.
-  [[noreturn]] void fail_at(std::string_view step) {
-    const char* reason = std::strerror(errno);
-    discard();
-    fail<FileError>("saving ", path_, ": ", step, " failed: ", reason);
-  }
-
-  static int sync(const Descriptor& descriptor) {
-    int status = 0;
-    do {
-      status = ::fsync(descriptor.value);
-    } while (status != 0 && errno == EINTR);
-    return status;
-  }
-
-  void open_folder() {
-    std::string target = path_;
-    struct stat facts {};
-    if (::lstat(path_.c_str(), &facts) == 0 && S_ISLNK(facts.st_mode)) {
-      const std::unique_ptr<char, decltype(&std::free)> followed(::realpath(path_.c_str(), nullptr), &std::free);
-      if (followed == nullptr) fail_at("following the symbolic link");
-      target = followed.get();
-    }
-    const std::size_t slash = target.rfind('/');
-    folder_path_ = slash == target.npos ? "" : target.substr(0, slash + 1);
-    const std::string folder = folder_path_.empty() ? "." : folder_path_;
-    name_ = slash == target.npos ? target : target.substr(slash + 1);
-    check<FileError>(!name_.empty(), "saving ", path_.empty() ? "\"\"" : path_, ": the path has no file name");
-    // NAME_MAX is 255 bytes; a longer name shares its leftovers with its namesakes, which the locks make harmless.
-    prefix_ = cat('.', name_.substr(0, 200), '.');
-    folder_ = Descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (folder_.value < 0) fail_at(cat("opening the folder ", folder));
-  }
-
-  /// The permissions that the new file takes over; 0 where there is no old file.
-  mode_t check_old_file() {
-    struct stat facts {};
-    if (::fstatat(folder_.value, name_.c_str(), &facts, AT_SYMLINK_NOFOLLOW) != 0) {
-      if (errno != ENOENT) fail_at("looking at the old file");
-      return 0;
-    }
-    check<FileError>(S_ISREG(facts.st_mode), "saving ", path_, ": it exists and is not a regular file");
-    if (::faccessat(folder_.value, name_.c_str(), W_OK, 0) != 0) fail_at("replacing the old file");
-    return facts.st_mode & 0777;
-  }
-
-  /// Unlinks what writers of this path left that no longer live. Best effort: it may fail and the save go on.
-  void remove_leftovers() const {
-    const auto close_folder = [](DIR* folder) { ::closedir(folder); };
-    Descriptor own(::openat(folder_.value, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    const std::unique_ptr<DIR, decltype(close_folder)> folder(own.value < 0 ? nullptr : ::fdopendir(own.value));
-    if (folder == nullptr) return;
-    own.value = -1;
-    while (const dirent* entry = ::readdir(folder.get())) {
-      const std::string_view name = entry->d_name;
-      if (name.size() != prefix_.size() + digits + suffix.size()) continue;
-      if (!name.starts_with(prefix_) || !name.ends_with(suffix)) continue;
-      const Descriptor file(::openat(folder_.value, entry->d_name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-      if (file.value < 0 || ::flock(file.value, LOCK_EX | LOCK_NB) != 0) continue;
-      ::unlinkat(folder_.value, entry->d_name, 0);
-    }
-  }
-
-  void create(mode_t mode) {
-    constexpr int attempts = 100;
-    for (int attempt = 0; attempt < attempts; ++attempt) {
-      const std::string name = random_name();
-      Descriptor file(
-          ::openat(folder_.value, name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666));
-      if (file.value < 0) {
-        if (errno == EEXIST || errno == EINTR) continue;
-        fail_at("creating a temporary file in its folder");
-      }
-      temporary_ = name;
-      file_ = std::move(file);
-      // Another process's remove_leftovers may be faster than this lock: then it holds the lock, or the file has no
-      // name any more.
-      const bool taken = ::flock(file_.value, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
-      struct stat facts {};
-      if (::fstat(file_.value, &facts) != 0) fail_at("looking at the temporary file");
-      if (taken || facts.st_nlink == 0) continue;
-      if (mode != 0 && ::fchmod(file_.value, mode) != 0) fail_at("setting the permissions");
-      return;
-    }
-    fail<FileError>("saving ", path_, ": no temporary file could be made in its folder in ", attempts, " attempts");
-  }
-
-  std::string random_name() {
-    unsigned char bytes[digits / 2];
-    if (::getentropy(bytes, sizeof bytes) != 0) fail_at("getting a random name");
-    std::string name = prefix_;
-    for (const unsigned char byte : bytes) {
-      constexpr std::string_view hex = "0123456789abcdef";
-      (name += hex[byte >> 4]) += hex[byte & 15];
-    }
-    return name += suffix;
-  }
-
-  std::string path_, folder_path_, name_, prefix_, temporary_;
-  Descriptor folder_, file_;
-};
-
-}  // namespace chorus::io
-#endif  // CHORUS_SINGLE_CHORUS_IO_ATOMIC_FILE_HPP
-
-namespace chorus::io {
-
-static_assert(std::endian::native == std::endian::little,
-              "safetensors files are little-endian, and so must this machine be");
-
-/// A tensor to be written: its row-major elements, which must outlive the call.
-struct TensorView {
-  std::string name;
-  FileDType dtype{};
-  std::span<const Index> shape;
-  std::span<const std::byte> data;
-};
-
-namespace detail {
-
-/// Checks what is to be written, sorts it as it will lie in the file, and returns all that stands before the data.
-/// Throws UsageError where a reader would refuse the file.
-inline std::string safetensors_header(std::string_view path, std::vector<const TensorView*>& tensors,
-                                      const Metadata& metadata) {
-  // By alignment, largest first, so that every tensor is aligned in the file; then by name.
-  std::sort(tensors.begin(), tensors.end(), [](const TensorView* a, const TensorView* b) {
-    return a->dtype != b->dtype ? a->dtype > b->dtype : a->name < b->name;
-  });
-  std::string json = "{";
-  if (!metadata.empty()) {
-    json += "\"__metadata__\":";
-    char separator = '{';
-    for (const auto& [key, value] : metadata) {
-      check<UsageError>(valid_utf8(key) && valid_utf8(value), "saving ", path, ": metadata ", Quoted{key},
-                        " is not valid UTF-8");
-      json += separator;
-      append_json_string(json, key);
-      json += ':';
-      append_json_string(json, value);
-      separator = ',';
-    }
-    json += '}';
-  }
-
-  std::vector<std::string_view> names;
-  std::size_t offset = 0;
-  const std::string saving = cat("saving ", path);
-  for (const TensorView* tensor : tensors) {
-    const TensorOfFile who{saving, tensor->name};
-    check_tensor_name<UsageError>(who, ReaderLimits{}.name_bytes);
-    check<UsageError>(valid_utf8(tensor->name), who, "its name is not valid UTF-8");
-    check<UsageError>(tensor->name != "__metadata__", who, "the format keeps that name for itself");
-    check<UsageError>(tensor->shape.size() <= ReaderLimits{}.rank, who, "shape ", tensor->shape, " has more than ",
-                      ReaderLimits{}.rank, " axes");
-    const std::size_t bytes = tensor_bytes<UsageError>(tensor->dtype, tensor->shape, who);
-    check<UsageError>(tensor->data.size() == bytes, who, "shape ", tensor->shape, " of ", tensor->dtype, " takes ",
-                      bytes, " bytes, but the data have ", tensor->data.size());
-    names.push_back(tensor->name);
-    if (json.size() > 1) json += ',';
-    append_json_string(json, tensor->name);
-    json += cat(":{\"dtype\":\"", tensor->dtype, "\",\"shape\":[");
-    for (const Index& size : tensor->shape) json += cat(&size == tensor->shape.data() ? "" : ",", size);
-    json += cat("],\"data_offsets\":[", offset, ",", offset + bytes, "]}");
-    offset += bytes;
-  }
-  json += '}';
-
-  check_names_differ<UsageError>(saving, std::move(names));
-  json.resize((json.size() + 7) / 8 * 8, ' ');
-  check<UsageError>(json.size() <= format_header_bytes, saving, ": the header would have ", json.size(),
-                    " bytes; the format allows ", format_header_bytes);
-  const auto prefix = std::bit_cast<std::array<char, 8>>(std::uint64_t{json.size()});
-  json.insert(0, prefix.data(), prefix.size());
-  return json;
-}
-
-}  // namespace detail
-
-/// Writes a file and replaces what was at `path`, atomically: see AtomicFile, also for its FileErrors. Throws
-/// UsageError, and touches nothing, where a name comes twice or can't be a name, or data don't have the size of their
-/// shape and dtype.
-inline void write_safetensors(const std::string& path, std::span<const TensorView> tensors,
-                              const Metadata& metadata = {}) {
-  std::vector<const TensorView*> order;
-  for (const TensorView& tensor : tensors) order.push_back(&tensor);
-  const std::string header = detail::safetensors_header(path, order, metadata);
-  AtomicFile file(path);
-  file.write(header);
-  for (const TensorView* tensor : order) file.write(tensor->data);
-  file.commit();
-}
-
-}  // namespace chorus::io
-#endif  // CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_HPP
+// <chorus/io/tensor_place.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
+#define CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
+/// Where a model's numbers lie, for what goes into a file and what comes from one.
 
 namespace chorus::io::detail {
 
@@ -55735,7 +55287,10 @@ std::vector<TensorPlace<D>> places_in_parts(Net& net) {
   for (const auto& named : nn::named_buffers<D>(net.module())) {
     if (!named.buffer->is_here()) continue;
     const auto extents = named.buffer->extents();
-    places.push_back({named.name, named.buffer->dtype(), {extents.begin(), extents.end()}, named.buffer->where(),
+    places.push_back({named.name,
+                      named.buffer->dtype(),
+                      {extents.begin(), extents.end()},
+                      named.buffer->where(),
                       named.buffer->memory()});
   }
   choose_writers(net, places);
@@ -55756,68 +55311,35 @@ void say_changed(nn::Module& model) {
   for (const auto& named : nn::named_buffers<D>(model)) named.buffer->touch();
 }
 
-/// Tensors on their way to a file, brought to the host.
-class Outgoing {
- public:
-  template <Device D>
-  void add(const TensorPlace<D>& tensor) {
-    check_whole(tensor);
-    add(tensor.name, tensor, [&](std::byte* to) { tensor.copy_to(to); });
-  }
-  /// Under another name; `copy(to)` copies the numbers.
-  template <Device D, class Copy>
-  void add(std::string name, const TensorPlace<D>& tensor, const Copy& copy) {
-    items_.push_back({std::move(name), tensor.dtype, tensor.shape, std::vector<std::byte>(tensor.bytes())});
-    copy(items_.back().bytes.data());
-  }
-  std::vector<TensorView> views() const {
-    std::vector<TensorView> out;
-    for (const Item& item : items_) out.push_back({item.name, file_dtype(item.dtype), item.shape, item.bytes});
-    return out;
-  }
+}  // namespace chorus::io::detail
+#endif  // CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
 
- private:
-  struct Item {
-    std::string name;
-    DType dtype;
-    std::vector<Index> shape;
-    std::vector<std::byte> bytes;
-  };
-  std::vector<Item> items_;
-};
+namespace chorus::io::detail {
 
-/// All names that each parameter and buffer has in a model, by the first of them.
-inline std::map<std::string, std::vector<std::string>> all_names(nn::Module& model) {
-  struct Names final : nn::detail::Walker {
-    std::map<const Node*, std::vector<std::string>> of;
-    void parameter(std::string_view name, AnyParameter& handle) override { add(name, handle.shared().get()); }
-    void buffer(std::string_view name, AnyBuffer& handle) override { add(name, handle.shared().get()); }
-    void add(std::string_view name, const Node* node) { of[node].push_back(path(name)); }
-  } found;
-  found.walk(model);
-  std::map<std::string, std::vector<std::string>> out;
-  for (auto& [node, names] : found.of) out.emplace(names.front(), names);
-  return out;
-}
+/// Every rank calls it with what it has of the model, of which it writes what its places say. All write into one
+/// temporary file, which rank 0 then puts in place: as AtomicFile does, whole or not at all. Where a rank does not see
+/// that file, for there is no common file system, all parts go through rank 0, one tensor at a time. `through_rank_0`:
+/// even where there is one. Rank 0's metadata count. Throws FileError on all ranks where one of them fails.
+template <Device D, class Communicator>
+void write_in_parts(Communicator& ranks, const std::string& path, const std::vector<TensorPlace<D>>& places,
+                    const Metadata& metadata, bool through_rank_0 = false);
 
-/// Notes which names stand for tensors that are in the file by another name, as safetensors' `save_model` does.
-inline void note_tied(Metadata& metadata, nn::Module& model) {
-  for (const auto& [first, names] : all_names(model))
-    for (const auto& name : names)
-      if (name != first) metadata.emplace(name, first);
-}
-
-template <Device D>
-void save_module(nn::Module& model, const std::string& path, const Metadata& metadata) {
-  Outgoing out;
-  for (const auto& place : model_places<D>(model)) out.add(place);
-  auto noted = metadata;
-  note_tied(noted, model);
-  write_safetensors(path, out.views(), noted);
+/// For io::save.
+template <class Net>
+void save_in_parts(Net& net, const std::string& path, Metadata metadata) {
+  static_assert(CHORUS_DEFINES_DEVICE_TEMPLATES || std::is_same_v<decltype(net.communicator()), comm::AnyCommunicator&>,
+                "io::save: the library chorus::compiled writes for nets over comm::AnyCommunicator");
+  note_tied(metadata, net.module());
+  write_in_parts(net.communicator(), path, places_in_parts<typename Net::device_type>(net), metadata);
 }
 
 }  // namespace chorus::io::detail
-#endif  // CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_IMPL_HPP
+
+#if CHORUS_DEFINES_DEVICE_TEMPLATES
+// <chorus/io/write_in_parts_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_IMPL_HPP
+/// How several ranks write a file together, and hear of what fails on any of them.
 
 #include <nlohmann/json.hpp>
 
@@ -55886,8 +55408,8 @@ class TensorsOfAll {
     std::string header = safetensors_header(path, order, metadata);
     std::vector<Item> sorted;
     for (const TensorView* view : order)
-      sorted.push_back(std::move(
-          *std::find_if(items_.begin(), items_.end(), [&](const Item& item) { return &item.view == view; })));
+      sorted.push_back(
+          std::move(*std::find_if(items_.begin(), items_.end(), [&](const Item& item) { return &item.view == view; })));
     items_ = std::move(sorted);
     return header;
   }
@@ -55912,9 +55434,7 @@ void for_own_ranges(const typename TensorsOfAll<D>::Item& tensor, const F& f) {
 template <Device D, class Communicator, class F>
 void for_all_ranges(Communicator& ranks, const typename TensorsOfAll<D>::Item& tensor, const F& f) {
   std::string message;  // begin, length and bytes of each range
-  const auto add = [&](std::uint64_t number) {
-    message.append(reinterpret_cast<const char*>(&number), sizeof number);
-  };
+  const auto add = [&](std::uint64_t number) { message.append(reinterpret_cast<const char*>(&number), sizeof number); };
   for_own_ranges<D>(tensor, [&](std::size_t begin, std::span<const std::byte> bytes) {
     if (ranks.rank() == 0) return f(begin, bytes);
     add(begin), add(bytes.size());
@@ -55939,13 +55459,9 @@ void for_all_ranges(Communicator& ranks, const typename TensorsOfAll<D>::Item& t
   }
 }
 
-/// Every rank calls it with what it has of the model, of which it writes what its places say. All write into one
-/// temporary file, which rank 0 then puts in place: as AtomicFile does, whole or not at all. Where a rank does not see
-/// that file, for there is no common file system, all parts go through rank 0, one tensor at a time. `through_rank_0`:
-/// even where there is one. Rank 0's metadata count. Throws FileError on all ranks where one of them fails.
 template <Device D, class Communicator>
 void write_in_parts(Communicator& ranks, const std::string& path, const std::vector<TensorPlace<D>>& places,
-                    const Metadata& metadata, bool through_rank_0 = false) {
+                    const Metadata& metadata, bool through_rank_0) {
   TensorsOfAll<D> tensors(ranks, places);
   const std::string header = comm::broadcast_object(ranks, tensors.sort(path, metadata));
   std::uint64_t end = header.size();
@@ -55997,14 +55513,10 @@ void write_in_parts(Communicator& ranks, const std::string& path, const std::vec
   });
 }
 
-/// For io::save.
-template <class Net>
-void save_in_parts(Net& net, const std::string& path, Metadata metadata) {
-  note_tied(metadata, net.module());
-  write_in_parts(net.communicator(), path, places_in_parts<typename Net::device_type>(net), metadata);
-}
-
 }  // namespace chorus::io::detail
+#endif  // CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_IMPL_HPP
+
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_HPP
 
 // <chorus/nn/deferred.hpp>
@@ -56097,6 +55609,8 @@ Part with_numbers(Part part) {
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_SHARDED_PARAMETER_SHARDS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_SHARDED_PARAMETER_SHARDS_HPP
 /// Which rank steps which numbers of the parameters, and its own ones as an optimizer takes them.
+
+#include <set>
 
 namespace chorus::detail {
 
@@ -57268,49 +56782,21 @@ std::string little_endian(Integer number) {
 /// number and type, then its value.
 class ProtoMessage {
  public:
-  ProtoMessage& varint(int field, std::uint64_t number) {
-    begin_field(field, 0);
-    append_varint(number);
-    return *this;
-  }
-  ProtoMessage& number(int field, double value) {
-    begin_field(field, 1);
-    bytes_ += little_endian(std::bit_cast<std::uint64_t>(value));
-    return *this;
-  }
-  ProtoMessage& number(int field, float value) {
-    begin_field(field, 5);
-    bytes_ += little_endian(std::bit_cast<std::uint32_t>(value));
-    return *this;
-  }
-  ProtoMessage& text(int field, std::string_view text) {
-    begin_field(field, 2);
-    append_varint(text.size());
-    bytes_ += text;
-    return *this;
-  }
+  ProtoMessage& varint(int field, std::uint64_t number);
+  ProtoMessage& number(int field, double value);
+  ProtoMessage& number(int field, float value);
+  ProtoMessage& text(int field, std::string_view text);
   const std::string& bytes() const { return bytes_; }
 
  private:
   void begin_field(int field, unsigned type) { append_varint(static_cast<std::uint64_t>(field) << 3 | type); }
-  void append_varint(std::uint64_t number) {
-    for (; number >= 128; number >>= 7) bytes_ += static_cast<char>(number | 128);
-    bytes_ += static_cast<char>(number);
-  }
+  void append_varint(std::uint64_t number);
 
   std::string bytes_;
 };
 
 /// CRC-32C (RFC 3720, B.4), masked as TFRecord files have it, so that a checksum of checksums tells something.
-inline std::uint32_t masked_crc32c(std::string_view bytes) {
-  std::uint32_t crc = ~0u;
-  for (const char byte : bytes) {
-    crc ^= static_cast<unsigned char>(byte);
-    for (int bit = 0; bit < 8; ++bit) crc = crc >> 1 ^ (crc & 1 ? 0x82f63b78u : 0);
-  }
-  crc = ~crc;
-  return (crc >> 15 | crc << 17) + 0xa282ead8u;
-}
+std::uint32_t masked_crc32c(std::string_view bytes);
 
 }  // namespace detail
 
@@ -57320,50 +56806,117 @@ class SummaryWriter {
  public:
   /// Makes the folder; each writer has a file of its own there. An empty path makes a writer that writes nothing.
   /// Throws FileError, as all calls do.
-  explicit SummaryWriter(const std::string& log_dir) : file_("SummaryWriter", path_in(log_dir)) {
-    if (file_) write(detail::ProtoMessage().number(1, now()).text(3, "brain.Event:2"));
-  }
+  explicit SummaryWriter(const std::string& log_dir);
 
   /// A point of the curve `tag`: "loss/train".
-  void add_scalar(std::string_view tag, double value, std::int64_t global_step) {
-    if (!file_) return;
-    const auto point = detail::ProtoMessage().text(1, tag).number(2, static_cast<float>(value));
-    write(detail::ProtoMessage()
-              .number(1, now())
-              .varint(2, static_cast<std::uint64_t>(global_step))
-              .text(5, detail::ProtoMessage().text(1, point.bytes()).bytes()));
-  }
+  void add_scalar(std::string_view tag, double value, std::int64_t global_step);
   /// What was added is on disk when this returns.
   void flush() { file_.flush(); }
 
  private:
   /// TensorBoard looks for "tfevents" in the name, and reads files in the order of their names.
-  static std::string path_in(const std::string& log_dir) {
-    if (log_dir.empty()) return {};
-    std::error_code error;
-    std::filesystem::create_directories(log_dir, error);
-    check<FileError>(!error, "SummaryWriter: cannot make the folder '", log_dir, "': ", error.message());
-    char host[256] = "host";
-    gethostname(host, sizeof host - 1);
-    static std::atomic<int> files{0};
-    return cat(log_dir, "/events.out.tfevents.", static_cast<std::int64_t>(now()), ".", host, ".", getpid(), ".",
-               files++);
-  }
+  static std::string path_in(const std::string& log_dir);
   /// Seconds since 1970.
-  static double now() {
-    return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-  }
+  static double now();
 
-  void write(const detail::ProtoMessage& event) {
-    const auto length = detail::little_endian(static_cast<std::uint64_t>(event.bytes().size()));
-    file_.write(length + detail::little_endian(detail::masked_crc32c(length)) + event.bytes() +
-                detail::little_endian(detail::masked_crc32c(event.bytes())));
-  }
+  void write(const detail::ProtoMessage& event);
 
   detail::LogFile file_;
 };
 
 }  // namespace chorus
+
+#if !CHORUS_COMPILED
+// <chorus/train/summary_writer_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRAIN_SUMMARY_WRITER_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_TRAIN_SUMMARY_WRITER_IMPL_HPP
+/// How events are written as TensorBoard reads them.
+
+namespace chorus::detail {
+
+CHORUS_INLINE ProtoMessage& ProtoMessage::varint(int field, std::uint64_t number) {
+  begin_field(field, 0);
+  append_varint(number);
+  return *this;
+}
+
+CHORUS_INLINE ProtoMessage& ProtoMessage::number(int field, double value) {
+  begin_field(field, 1);
+  bytes_ += little_endian(std::bit_cast<std::uint64_t>(value));
+  return *this;
+}
+
+CHORUS_INLINE ProtoMessage& ProtoMessage::number(int field, float value) {
+  begin_field(field, 5);
+  bytes_ += little_endian(std::bit_cast<std::uint32_t>(value));
+  return *this;
+}
+
+CHORUS_INLINE ProtoMessage& ProtoMessage::text(int field, std::string_view text) {
+  begin_field(field, 2);
+  append_varint(text.size());
+  bytes_ += text;
+  return *this;
+}
+
+CHORUS_INLINE void ProtoMessage::append_varint(std::uint64_t number) {
+  for (; number >= 128; number >>= 7) bytes_ += static_cast<char>(number | 128);
+  bytes_ += static_cast<char>(number);
+}
+
+CHORUS_INLINE std::uint32_t masked_crc32c(std::string_view bytes) {
+  std::uint32_t crc = ~0u;
+  for (const char byte : bytes) {
+    crc ^= static_cast<unsigned char>(byte);
+    for (int bit = 0; bit < 8; ++bit) crc = crc >> 1 ^ (crc & 1 ? 0x82f63b78u : 0);
+  }
+  crc = ~crc;
+  return (crc >> 15 | crc << 17) + 0xa282ead8u;
+}
+
+}  // namespace chorus::detail
+
+namespace chorus {
+
+CHORUS_INLINE SummaryWriter::SummaryWriter(const std::string& log_dir) : file_("SummaryWriter", path_in(log_dir)) {
+  if (file_) write(detail::ProtoMessage().number(1, now()).text(3, "brain.Event:2"));
+}
+
+CHORUS_INLINE void SummaryWriter::add_scalar(std::string_view tag, double value, std::int64_t global_step) {
+  if (!file_) return;
+  const auto point = detail::ProtoMessage().text(1, tag).number(2, static_cast<float>(value));
+  write(detail::ProtoMessage()
+            .number(1, now())
+            .varint(2, static_cast<std::uint64_t>(global_step))
+            .text(5, detail::ProtoMessage().text(1, point.bytes()).bytes()));
+}
+
+CHORUS_INLINE std::string SummaryWriter::path_in(const std::string& log_dir) {
+  if (log_dir.empty()) return {};
+  std::error_code error;
+  std::filesystem::create_directories(log_dir, error);
+  check<FileError>(!error, "SummaryWriter: cannot make the folder '", log_dir, "': ", error.message());
+  char host[256] = "host";
+  gethostname(host, sizeof host - 1);
+  static std::atomic<int> files{0};
+  return cat(log_dir, "/events.out.tfevents.", static_cast<std::int64_t>(now()), ".", host, ".", getpid(), ".",
+             files++);
+}
+
+CHORUS_INLINE double SummaryWriter::now() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+CHORUS_INLINE void SummaryWriter::write(const detail::ProtoMessage& event) {
+  const auto length = detail::little_endian(static_cast<std::uint64_t>(event.bytes().size()));
+  file_.write(length + detail::little_endian(detail::masked_crc32c(length)) + event.bytes() +
+              detail::little_endian(detail::masked_crc32c(event.bytes())));
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_TRAIN_SUMMARY_WRITER_IMPL_HPP
+
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_TRAIN_SUMMARY_WRITER_HPP
 
 namespace chorus {
@@ -57400,61 +56953,86 @@ struct MetricsFiles {
 class MetricsLog {
  public:
   /// Replaces the files, but for TensorBoard's, which gets a new one in its folder. Throws FileError.
-  explicit MetricsLog(const MetricsFiles& files)
-      : json_lines_("metrics", files.json_lines), csv_("metrics", files.csv), curves_(files.tensorboard) {
-    csv_.write("epoch,train_loss,test_accuracy,seconds\n");
-  }
+  explicit MetricsLog(const MetricsFiles& files);
   /// JSON lines alone.
   explicit MetricsLog(std::string path) : MetricsLog(MetricsFiles{.json_lines = std::move(path)}) {}
 
   /// The loss of a training step, counted from 0 over the whole run.
-  void step(Index step, double loss) {
-    write(detail::JsonObject().field("event", "step").field("step", step).field("loss", loss));
-    curves_.add_scalar("loss/step", loss, step);
-  }
+  void step(Index step, double loss);
 
   /// An epoch's mean training loss, the accuracy after it in [0, 1], and how long it took.
-  void epoch(int epoch, double train_loss, double test_accuracy, double seconds) {
-    write(detail::JsonObject()
-              .field("event", "epoch")
-              .field("epoch", epoch)
-              .field("train_loss", train_loss)
-              .field("test_accuracy", test_accuracy)
-              .field("seconds", seconds));
-    csv_.write(cat(epoch, ',', train_loss, ',', test_accuracy, ',', seconds, '\n'));
-    curves_.add_scalar("loss/train", train_loss, epoch);
-    curves_.add_scalar("accuracy/test", test_accuracy, epoch);
-    flush();
-  }
+  void epoch(int epoch, double train_loss, double test_accuracy, double seconds);
 
   /// The last line.
-  void done(const RunSummary& run) {
-    detail::JsonObject line;
-    line.field("event", "done").field("policy", run.policy).field("devices", run.devices);
-    if (run.canonical_shares > 0) line.field("canonical_shares", run.canonical_shares);
-    line.field("samples_per_second", run.samples_per_second)
-        .field("bytes_sent_per_device", run.bytes_sent_per_device)
-        .field("peak_memory_bytes_per_device", run.peak_memory_bytes_per_device);
-    if (!run.parameters_sha256.empty()) line.field("parameters_sha256", run.parameters_sha256);
-    write(line);
-    flush();
-  }
+  void done(const RunSummary& run);
 
  private:
-  void write(const detail::JsonObject& event) {
-    if (json_lines_) json_lines_.write(event.str() + '\n');
-  }
-  void flush() {
-    json_lines_.flush();
-    csv_.flush();
-    curves_.flush();
-  }
+  void write(const detail::JsonObject& event);
+  void flush();
 
   detail::LogFile json_lines_, csv_;
   SummaryWriter curves_;
 };
 
 }  // namespace chorus
+
+#if !CHORUS_COMPILED
+// <chorus/train/metrics_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRAIN_METRICS_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_TRAIN_METRICS_IMPL_HPP
+/// How metrics become lines of JSON, and TensorBoard's events.
+
+namespace chorus {
+
+CHORUS_INLINE MetricsLog::MetricsLog(const MetricsFiles& files)
+    : json_lines_("metrics", files.json_lines), csv_("metrics", files.csv), curves_(files.tensorboard) {
+  csv_.write("epoch,train_loss,test_accuracy,seconds\n");
+}
+
+CHORUS_INLINE void MetricsLog::step(Index step, double loss) {
+  write(detail::JsonObject().field("event", "step").field("step", step).field("loss", loss));
+  curves_.add_scalar("loss/step", loss, step);
+}
+
+CHORUS_INLINE void MetricsLog::epoch(int epoch, double train_loss, double test_accuracy, double seconds) {
+  write(detail::JsonObject()
+            .field("event", "epoch")
+            .field("epoch", epoch)
+            .field("train_loss", train_loss)
+            .field("test_accuracy", test_accuracy)
+            .field("seconds", seconds));
+  csv_.write(cat(epoch, ',', train_loss, ',', test_accuracy, ',', seconds, '\n'));
+  curves_.add_scalar("loss/train", train_loss, epoch);
+  curves_.add_scalar("accuracy/test", test_accuracy, epoch);
+  flush();
+}
+
+CHORUS_INLINE void MetricsLog::done(const RunSummary& run) {
+  detail::JsonObject line;
+  line.field("event", "done").field("policy", run.policy).field("devices", run.devices);
+  if (run.canonical_shares > 0) line.field("canonical_shares", run.canonical_shares);
+  line.field("samples_per_second", run.samples_per_second)
+      .field("bytes_sent_per_device", run.bytes_sent_per_device)
+      .field("peak_memory_bytes_per_device", run.peak_memory_bytes_per_device);
+  if (!run.parameters_sha256.empty()) line.field("parameters_sha256", run.parameters_sha256);
+  write(line);
+  flush();
+}
+
+CHORUS_INLINE void MetricsLog::write(const detail::JsonObject& event) {
+  if (json_lines_) json_lines_.write(event.str() + '\n');
+}
+
+CHORUS_INLINE void MetricsLog::flush() {
+  json_lines_.flush();
+  csv_.flush();
+  curves_.flush();
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_TRAIN_METRICS_IMPL_HPP
+
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_TRAIN_METRICS_HPP
 
 // <chorus/train/progress.hpp>
@@ -57698,13 +57276,35 @@ CHORUS_EXTERN template detail::Value<0> detail::cross_entropy<0>(const detail::V
                                                                  const Tensor<std::int64_t, 1, Cpu>&,
                                                                  const CrossEntropyOptions&);
 
+CHORUS_EXTERN template detail::Value<0> detail::reduced_cross_entropy(const detail::Value<2>&,
+                                                                      const Tensor<std::int64_t, 1, Cpu>&,
+                                                                      const CrossEntropyOptions&);
+// What a layer does under QuantizationAware: x and weight of these ranks.
+#define CHORUS_LAYER_OUTPUT(X, W)                                                                 \
+  CHORUS_EXTERN template detail::Value<X> nn::quantization::layer_output(                         \
+      Pass&, const LayerPlace&, const chorus::detail::Value<X>&, const chorus::detail::Value<W>&, \
+      const chorus::detail::Value<1>&, const LayerFunction<X, W>&);
+CHORUS_LAYER_OUTPUT(2, 2)
+CHORUS_LAYER_OUTPUT(3, 2)
+CHORUS_LAYER_OUTPUT(4, 4)
+#undef CHORUS_LAYER_OUTPUT
+
 CHORUS_EXTERN template class nn::Linear<Cpu, float>;
 CHORUS_EXTERN template class nn::detail::ConvolutionBase<4, Cpu, float>;
 CHORUS_EXTERN template class nn::Conv2d<Cpu, float>;
 CHORUS_EXTERN template class optim::Optimizer<Cpu>;
 CHORUS_EXTERN template class optim::Sgd<Cpu>;
+CHORUS_EXTERN template class canonical::DeviceShares<Cpu>;
+CHORUS_EXTERN template class canonical::EarlierGradients<Cpu>;
+CHORUS_EXTERN template class canonical::GradientCopy<Cpu>;
+CHORUS_EXTERN template class canonical::GradientTree<Cpu>;
+CHORUS_EXTERN template class canonical::ShareBuffers<Cpu>;
+CHORUS_EXTERN template class canonical::SideBySide<Cpu>;
+CHORUS_EXTERN template class detail::BatchShares<comm::AnyCommunicator>;
+CHORUS_EXTERN template class dp::GatherNode<float, 2, Cpu>;
 CHORUS_EXTERN template class ddp::Accumulation<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::BufferSharing<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::CanonicalSums<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::ChosenParameters<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::Clock<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::Core<Cpu, comm::AnyCommunicator>;
@@ -57715,6 +57315,7 @@ CHORUS_EXTERN template class ddp::PassesOfOthers<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::SeveralNets<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::StaticGraph<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::StepInBackward<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::Traced<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::UnusedParameters<Cpu, comm::AnyCommunicator>;
 
 }  // namespace chorus
@@ -58661,6 +58262,8 @@ CHORUS_REDUCTION(float)
 CHORUS_REDUCTION(double)
 #undef CHORUS_REDUCTION
 
+template std::vector<std::shared_ptr<std::byte>> allocate_shared(AnyCommunicator&, std::size_t);
+
 }  // namespace chorus::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMPILED_COMMUNICATION_CPP
 
@@ -58676,6 +58279,8 @@ template class chorus::data::detail::Loader<chorus::data::Batch>;
 namespace chorus::io::detail {
 
 template void save_module<Cpu>(nn::Module&, const std::string&, const Metadata&);
+template void write_in_parts<Cpu>(comm::AnyCommunicator&, const std::string&, const std::vector<TensorPlace<Cpu>>&,
+                                  const Metadata&, bool);
 
 }  // namespace chorus::io::detail
 #endif  // CHORUS_SINGLE_CHORUS_COMPILED_FILES_CPP
@@ -59112,13 +58717,35 @@ CHORUS_EXTERN template detail::Value<0> detail::cross_entropy<0>(const detail::V
                                                                  const Tensor<std::int64_t, 1, Cpu>&,
                                                                  const CrossEntropyOptions&);
 
+CHORUS_EXTERN template detail::Value<0> detail::reduced_cross_entropy(const detail::Value<2>&,
+                                                                      const Tensor<std::int64_t, 1, Cpu>&,
+                                                                      const CrossEntropyOptions&);
+// What a layer does under QuantizationAware: x and weight of these ranks.
+#define CHORUS_LAYER_OUTPUT(X, W)                                                                 \
+  CHORUS_EXTERN template detail::Value<X> nn::quantization::layer_output(                         \
+      Pass&, const LayerPlace&, const chorus::detail::Value<X>&, const chorus::detail::Value<W>&, \
+      const chorus::detail::Value<1>&, const LayerFunction<X, W>&);
+CHORUS_LAYER_OUTPUT(2, 2)
+CHORUS_LAYER_OUTPUT(3, 2)
+CHORUS_LAYER_OUTPUT(4, 4)
+#undef CHORUS_LAYER_OUTPUT
+
 CHORUS_EXTERN template class nn::Linear<Cpu, float>;
 CHORUS_EXTERN template class nn::detail::ConvolutionBase<4, Cpu, float>;
 CHORUS_EXTERN template class nn::Conv2d<Cpu, float>;
 CHORUS_EXTERN template class optim::Optimizer<Cpu>;
 CHORUS_EXTERN template class optim::Sgd<Cpu>;
+CHORUS_EXTERN template class canonical::DeviceShares<Cpu>;
+CHORUS_EXTERN template class canonical::EarlierGradients<Cpu>;
+CHORUS_EXTERN template class canonical::GradientCopy<Cpu>;
+CHORUS_EXTERN template class canonical::GradientTree<Cpu>;
+CHORUS_EXTERN template class canonical::ShareBuffers<Cpu>;
+CHORUS_EXTERN template class canonical::SideBySide<Cpu>;
+CHORUS_EXTERN template class detail::BatchShares<comm::AnyCommunicator>;
+CHORUS_EXTERN template class dp::GatherNode<float, 2, Cpu>;
 CHORUS_EXTERN template class ddp::Accumulation<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::BufferSharing<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::CanonicalSums<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::ChosenParameters<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::Clock<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::Core<Cpu, comm::AnyCommunicator>;
@@ -59129,6 +58756,7 @@ CHORUS_EXTERN template class ddp::PassesOfOthers<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::SeveralNets<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::StaticGraph<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::StepInBackward<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::Traced<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::UnusedParameters<Cpu, comm::AnyCommunicator>;
 
 }  // namespace chorus

@@ -2,6 +2,8 @@
 
 #define CHORUS_BUILDS_LIBRARY
 #include <chorus/comm/connect.hpp>
+#include <chorus/comm/shared_window.hpp>
+#include <chorus/comm/split.hpp>
 #include <chorus/comm/store.hpp>
 #include <chorus/comm/thread_group.hpp>
 #include <chorus/launch/launch.hpp>
@@ -23,5 +25,7 @@ CHORUS_REDUCTION(bf16)
 CHORUS_REDUCTION(float)
 CHORUS_REDUCTION(double)
 #undef CHORUS_REDUCTION
+
+template std::vector<std::shared_ptr<std::byte>> allocate_shared(AnyCommunicator&, std::size_t);
 
 }  // namespace chorus::comm

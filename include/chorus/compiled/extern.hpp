@@ -57,13 +57,35 @@ CHORUS_EXTERN template detail::Value<0> detail::cross_entropy<0>(const detail::V
                                                                  const Tensor<std::int64_t, 1, Cpu>&,
                                                                  const CrossEntropyOptions&);
 
+CHORUS_EXTERN template detail::Value<0> detail::reduced_cross_entropy(const detail::Value<2>&,
+                                                                      const Tensor<std::int64_t, 1, Cpu>&,
+                                                                      const CrossEntropyOptions&);
+// What a layer does under QuantizationAware: x and weight of these ranks.
+#define CHORUS_LAYER_OUTPUT(X, W)                                                                 \
+  CHORUS_EXTERN template detail::Value<X> nn::quantization::layer_output(                         \
+      Pass&, const LayerPlace&, const chorus::detail::Value<X>&, const chorus::detail::Value<W>&, \
+      const chorus::detail::Value<1>&, const LayerFunction<X, W>&);
+CHORUS_LAYER_OUTPUT(2, 2)
+CHORUS_LAYER_OUTPUT(3, 2)
+CHORUS_LAYER_OUTPUT(4, 4)
+#undef CHORUS_LAYER_OUTPUT
+
 CHORUS_EXTERN template class nn::Linear<Cpu, float>;
 CHORUS_EXTERN template class nn::detail::ConvolutionBase<4, Cpu, float>;
 CHORUS_EXTERN template class nn::Conv2d<Cpu, float>;
 CHORUS_EXTERN template class optim::Optimizer<Cpu>;
 CHORUS_EXTERN template class optim::Sgd<Cpu>;
+CHORUS_EXTERN template class canonical::DeviceShares<Cpu>;
+CHORUS_EXTERN template class canonical::EarlierGradients<Cpu>;
+CHORUS_EXTERN template class canonical::GradientCopy<Cpu>;
+CHORUS_EXTERN template class canonical::GradientTree<Cpu>;
+CHORUS_EXTERN template class canonical::ShareBuffers<Cpu>;
+CHORUS_EXTERN template class canonical::SideBySide<Cpu>;
+CHORUS_EXTERN template class detail::BatchShares<comm::AnyCommunicator>;
+CHORUS_EXTERN template class dp::GatherNode<float, 2, Cpu>;
 CHORUS_EXTERN template class ddp::Accumulation<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::BufferSharing<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::CanonicalSums<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::ChosenParameters<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::Clock<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::Core<Cpu, comm::AnyCommunicator>;
@@ -74,6 +96,7 @@ CHORUS_EXTERN template class ddp::PassesOfOthers<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::SeveralNets<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::StaticGraph<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::StepInBackward<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::Traced<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::UnusedParameters<Cpu, comm::AnyCommunicator>;
 
 }  // namespace chorus

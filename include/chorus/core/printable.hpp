@@ -2,7 +2,6 @@
 /// Text from outside (files, other processes, the environment) in messages: nothing in it steers the terminal that
 /// shows it, or looks like a line of its own.
 
-#include <algorithm>
 #include <chorus/core/config.hpp>
 #include <cstddef>
 #include <string>
@@ -42,53 +41,25 @@ namespace detail {
 
 /// Appends `text`: control characters, save those that are `kept`, and what is no UTF-8 as \xNN; those that are
 /// `marked` after a backslash. False where it is cut after `longest` bytes.
-[[gnu::cold]] inline bool append_printable(std::string& out, std::string_view text, std::string_view kept,
-                                           std::string_view marked, std::size_t longest) {
-  constexpr std::string_view hex = "0123456789abcdef";
-  for (std::size_t at = 0; at < text.size();) {
-    const std::size_t length = utf8_length(text.substr(at));
-    const auto part = text.substr(at, std::max(length, std::size_t{1}));
-    if (at + part.size() > longest) return false;
-    const auto lead = static_cast<unsigned char>(part[0]);
-    const bool c1 = lead == 0xC2 && length == 2 && static_cast<unsigned char>(part[1]) < 0xA0;
-    const bool control = (lead < 0x20 && kept.find(part[0]) == kept.npos) || lead == 0x7F || c1;
-    if (marked.find(part[0]) != marked.npos) out += '\\';
-    for (const char c : part) {
-      const auto byte = static_cast<unsigned char>(c);
-      if (control || length == 0)
-        ((out += "\\x") += hex[byte >> 4]) += hex[byte & 15];
-      else
-        out += c;
-    }
-    at += part.size();
-  }
-  return true;
-}
+[[gnu::cold]] bool append_printable(std::string& out, std::string_view text, std::string_view kept,
+                                    std::string_view marked, std::size_t longest);
 
 /// A message of several lines.
-[[gnu::cold]] inline std::string printable_lines(std::string_view message) {
-  std::string out;
-  append_printable(out, message, "\n\t", "", std::string_view::npos);
-  return out;
-}
+[[gnu::cold]] std::string printable_lines(std::string_view message);
 
 }  // namespace detail
 
 /// Text from outside, on one line, and cut where it is long.
-[[gnu::cold]] inline std::string printable(std::string_view text, std::size_t longest = 120) {
-  std::string out;
-  if (!detail::append_printable(out, text, "", "", longest)) out += "...";
-  return out;
-}
+[[gnu::cold]] std::string printable(std::string_view text, std::size_t longest = 120);
 
 /// The same in quotes.
 struct Quoted {
   std::string_view text;
 };
-inline void append(std::string& out, Quoted part) {
-  out += '"';
-  const bool whole = detail::append_printable(out, part.text, "", "\"\\", 120);
-  out += whole ? "\"" : "\"...";
-}
+void append(std::string& out, Quoted part);
 
 }  // namespace chorus
+
+#if !CHORUS_COMPILED
+#include <chorus/core/printable_impl.hpp>
+#endif

@@ -3,7 +3,6 @@
 /// added up in one fixed binary tree. Rounding then does not depend on who computes what.
 
 #include <algorithm>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -26,9 +25,7 @@ struct ShareRange {
 
   std::size_t count() const { return end - begin; }
   /// Whether this one and `next` are the two halves of a node of the tree.
-  bool joins(const ShareRange& next) const {
-    return end == next.begin && count() == next.count() && std::has_single_bit(count()) && begin % (2 * count()) == 0;
-  }
+  bool joins(const ShareRange& next) const;
   friend bool operator==(const ShareRange&, const ShareRange&) = default;
 };
 
@@ -72,13 +69,7 @@ class ShareTree {
 };
 
 /// The sums that are left of a run of so many shares; one where it has all of them.
-inline std::vector<ShareRange> sums_of(ShareRange run, std::size_t shares) {
-  ShareTree tree;
-  const auto nothing = [](std::size_t) {};
-  for (std::size_t share = run.begin; share < run.end; ++share) tree.push({share, share + 1}, nothing);
-  if (run == ShareRange{0, shares}) tree.finish(nothing);
-  return tree.sums();
-}
+std::vector<ShareRange> sums_of(ShareRange run, std::size_t shares);
 
 /// Values of shares, or of sums of them, added up in the order of the tree.
 template <class Value>
@@ -111,12 +102,10 @@ class TreeSum {
 };
 
 /// Numbers of all shares as one; 0 of none.
-inline double add_shares(std::span<const double> of_share) {
-  const auto add = [](double& left, double right) { left += right; };
-  TreeSum<double> sum;
-  for (std::size_t share = 0; share < of_share.size(); ++share) sum.push({share, share + 1}, of_share[share], add);
-  const double* const all = sum.finish(add);
-  return all == nullptr ? 0 : *all;
-}
+double add_shares(std::span<const double> of_share);
 
 }  // namespace chorus
+
+#if !CHORUS_COMPILED
+#include <chorus/core/share_tree_impl.hpp>
+#endif

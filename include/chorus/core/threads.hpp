@@ -29,56 +29,22 @@ class ThreadTeam {
  public:
   using Task = void (*)(const void* context, Index index);
 
-  explicit ThreadTeam(int helpers) : size_(helpers + 1), ranges_(new Range[static_cast<std::size_t>(size_)]) {
-    for (int i = 1; i < size_; ++i) helpers_.emplace_back([this, i] { serve(i); });
-  }
-  ~ThreadTeam() {
-    stop_ = true;
-    call();
-    for (auto& helper : helpers_) helper.join();
-  }
+  explicit ThreadTeam(int helpers);
+  ~ThreadTeam();
   ThreadTeam(const ThreadTeam&) = delete;
   ThreadTeam& operator=(const ThreadTeam&) = delete;
 
   int size() const { return size_; }
 
   /// Calls `task(context, i)` for i from 0 to `count` - 1, by whoever is free. Rethrows the first exception.
-  void run(Index count, Task task, const void* context) {
-    task_ = task;
-    context_ = context;
-    count_ = count;
-    unfinished_.store(count, std::memory_order_relaxed);
-    for (int i = 0; i < size_; ++i) unclaimed(i).store(end_of(i) - end_of(i - 1), std::memory_order_release);
-    call();
-    work(0);
-    wait_while(unfinished_, [](Index left) { return left != 0; });
-    if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
-  }
+  void run(Index count, Task task, const void* context);
 
  private:
-  void call() {
-    calls_.fetch_add(1, std::memory_order_release);
-    calls_.notify_all();
-  }
+  void call();
 
   // Whoever has claimed an index keeps `run` from ending, and so from the next task; a helper that wakes too late finds
   // nothing to claim, and nobody waits for it.
-  void work(int self) noexcept {
-    const int number = std::exchange(number_in_team(), self);
-    for (int k = 0; k < size_; ++k) {
-      const int range = (self + k) % size_;
-      while (const Index left = claim(unclaimed(range))) {
-        try {
-          task_(context_, end_of(range) - left);
-        } catch (...) {
-          const std::lock_guard lock(mutex_);
-          if (!error_) error_ = std::current_exception();
-        }
-        if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) unfinished_.notify_one();
-      }
-    }
-    number_in_team() = number;
-  }
+  void work(int self) noexcept;
 
   std::atomic<Index>& unclaimed(int range) { return ranges_[static_cast<std::size_t>(range)].unclaimed; }
 
@@ -92,14 +58,7 @@ class ThreadTeam {
 
   Index end_of(int range) const { return count_ * (range + 1) / size_; }
 
-  void serve(int self) {
-    for (std::uint32_t seen = 0;;) {
-      wait_while(calls_, [&](std::uint32_t calls) { return calls == seen; });
-      seen = calls_.load(std::memory_order_acquire);
-      if (stop_) return;
-      work(self);
-    }
-  }
+  void serve(int self);
 
   template <class T, class Condition>
   static void wait_while(std::atomic<T>& value, const Condition& condition) {
@@ -154,12 +113,7 @@ inline int thread_number() { return detail::number_in_team(); }
 /// Has operations that are called from this thread use `n` threads: itself and n - 1 helpers, which end with it. At
 /// first each thread works alone, so that devices' threads and ranks don't crowd a machine. Throws UsageError where n
 /// < 1.
-inline void set_num_threads(int n) {
-  check<UsageError>(n >= 1 && n <= 1024, "set_num_threads: expected 1 to 1024 threads, got ", n);
-  if (n == num_threads()) return;
-  detail::thread_team() = nullptr;
-  if (n > 1) detail::thread_team() = std::make_unique<detail::ThreadTeam>(n - 1);
-}
+void set_num_threads(int n);
 
 /// Calls `f(i)` for i from 0 to `count` - 1, on this thread's team where it is `worth_it`: some 10 us of work a thread.
 /// What `f` calls works alone.
@@ -196,3 +150,7 @@ void parallel_ranges(Index n, Index unit, Index least, const F& f, Index most = 
 }
 
 }  // namespace chorus
+
+#if !CHORUS_COMPILED
+#include <chorus/core/threads_impl.hpp>
+#endif

@@ -4,7 +4,6 @@
 
 #include <chorus/core/error.hpp>
 #include <chorus/data/dataset.hpp>
-#include <chorus/data/file.hpp>
 #include <cstdint>
 #include <string>
 #include <vector>

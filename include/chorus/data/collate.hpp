@@ -9,10 +9,7 @@
 #include <concepts>
 #include <cstddef>
 #include <functional>
-#include <memory>
-#include <ranges>
 #include <span>
-#include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -22,10 +19,13 @@ namespace chorus::data {
 
 namespace detail {
 
+template <class X>
+using NumberInRow = typename decltype(std::span(std::declval<const X&>()))::value_type;
+
 /// Numbers in a row: std::vector, std::array, std::span.
 template <class X>
-concept NumbersInARow = std::ranges::contiguous_range<X> && std::ranges::sized_range<X> &&
-    Scalar<std::ranges::range_value_t<X>> && !std::same_as<std::ranges::range_value_t<X>, char>;
+concept NumbersInARow = requires { typename NumberInRow<X>; } && Scalar<NumberInRow<X>> &&
+    !std::same_as<NumberInRow<X>, char>;
 
 /// Makes one batch out of one field of its samples. `count` of them from `begin` on are in the batch; the others say
 /// what shape it has, too.
@@ -50,7 +50,7 @@ class Collator {
       return stack<typename X::value_type, X::rank>(samples,
                                                     [&](const Sample& sample) { return contiguous(of(sample)); });
     } else if constexpr (NumbersInARow<X>) {
-      using T = std::ranges::range_value_t<X>;
+      using T = NumberInRow<X>;
       return stack<T, 1>(samples, [&](const Sample& sample) { return View<T>{of(sample)}; });
     } else if constexpr (HasFields<X>) {
       return fields(samples, of, std::make_index_sequence<field_count<X>>());

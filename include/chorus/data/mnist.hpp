@@ -4,8 +4,6 @@
 
 #include <chorus/core/error.hpp>
 #include <chorus/data/dataset.hpp>
-#include <chorus/data/file.hpp>
-#include <chorus/data/idx.hpp>
 #include <string>
 
 namespace chorus::data {

@@ -2,44 +2,23 @@
 /// A file that appears whole or not at all: written beside its place, synced, and renamed over the old one. A process
 /// killed or a disk full at any moment leaves the old file or the new one.
 
-#include <algorithm>
-#include <cerrno>
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <chorus/core/error.hpp>
+#include <chorus/core/held_signal.hpp>
+#include <chorus/io/descriptor.hpp>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <cstring>
-#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 
-#include <dirent.h>
-#include <fcntl.h>
-#include <sys/file.h>
-#include <sys/random.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <chorus/core/error.hpp>
-#include <chorus/core/held_signal.hpp>
-#include <chorus/io/descriptor.hpp>
-
 namespace chorus::io {
 
 /// Writes all of `data` at a place of a file; false, with errno, where that fails.
-inline bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data) {
-  const chorus::detail::HeldSignal held(SIGXFSZ);
-  while (!data.empty()) {
-    const ssize_t count = ::pwrite(file, data.data(), std::min(data.size(), io_chunk), static_cast<off_t>(offset));
-    if (count < 0 && errno == EINTR) continue;
-    if (count == 0) errno = EIO;
-    if (count <= 0) return false;
-    offset += static_cast<std::uint64_t>(count);
-    data = data.subspan(static_cast<std::size_t>(count));
-  }
-  return true;
-}
+bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data);
 
 /// Writes to `.NAME.<16 hex digits>.tmp` in the folder of `path`; `commit` puts it in place. Without a commit the
 /// destructor removes it and the old file stays. What a killed process left is removed by the next AtomicFile of the
@@ -48,57 +27,24 @@ class AtomicFile {
  public:
   /// A symbolic link is followed. Throws FileError where the folder is missing or can't be written, or `path` is there
   /// and is read-only or no regular file.
-  explicit AtomicFile(std::string path) : AtomicFile(Unopened{}, std::move(path)) {
-    // The object is complete by now, so that the destructor cleans up after whatever throws here.
-    open_folder();
-    const mode_t mode = check_old_file();
-    remove_leftovers();
-    create(mode);
-  }
+  explicit AtomicFile(std::string path);
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
   ~AtomicFile() { discard(); }
 
   /// Appends. Throws FileError, and then removes the temporary file.
-  void write(std::span<const std::byte> data) {
-    check<UsageError>(!temporary_.empty(), "saving ", path_, ": write to a file that is committed or has failed");
-    const chorus::detail::HeldSignal held(SIGXFSZ);
-    while (!data.empty()) {
-      const ssize_t count = ::write(file_.value, data.data(), std::min(data.size(), io_chunk));
-      if (count < 0 && errno == EINTR) continue;
-      if (count == 0) errno = EIO;
-      if (count <= 0) fail_at("writing");
-      data = data.subspan(static_cast<std::size_t>(count));
-    }
-  }
+  void write(std::span<const std::byte> data);
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
 
   /// Makes the file that long, for others who write ranges of it, and returns the path at which they find it. Throws
   /// FileError.
-  std::string extend(std::uint64_t bytes) {
-    check<UsageError>(!temporary_.empty(), "saving ", path_, ": extend of a file that is committed or has failed");
-    if (::ftruncate(file_.value, static_cast<off_t>(bytes)) != 0) fail_at("extending the file");
-    return folder_path_ + temporary_;
-  }
+  std::string extend(std::uint64_t bytes);
   /// Writes at a place, which the next `write` does not depend on. Throws FileError, and then removes the file.
-  void write_at(std::uint64_t offset, std::span<const std::byte> data) {
-    if (!chorus::io::write_at(file_.value, offset, data)) fail_at("writing");
-  }
+  void write_at(std::uint64_t offset, std::span<const std::byte> data);
 
   /// Syncs the file to the disk, renames it to its place, and syncs the folder. Throws FileError; the old file is then
   /// untouched, save where the message says that only the folder's sync failed.
-  void commit() {
-    check<UsageError>(!temporary_.empty(), "saving ", path_, ": commit of a file that is committed or has failed");
-    if (sync(file_) != 0) fail_at("syncing the file to the disk");
-    if (::renameat(folder_.value, temporary_.c_str(), folder_.value, name_.c_str()) != 0) {
-      fail_at("renaming the temporary file");
-    }
-    temporary_.clear();
-    // Some file systems can't sync a folder and say EINVAL.
-    if (sync(folder_) != 0 && errno != EINVAL) {
-      fail_at("the file is in place, but a loss of power may bring the old one back: syncing the folder");
-    }
-  }
+  void commit();
 
  private:
   struct Unopened {};
@@ -107,111 +53,31 @@ class AtomicFile {
 
   AtomicFile(Unopened, std::string path) : path_(std::move(path)) {}
 
-  void discard() {
-    if (!temporary_.empty()) ::unlinkat(folder_.value, temporary_.c_str(), 0);
-    temporary_.clear();
-  }
+  void discard();
 
   /// Reports errno. What was written so far is of no use, and must not be committed by a caller who catches the error.
-  [[noreturn]] void fail_at(std::string_view step) {
-    const char* reason = std::strerror(errno);
-    discard();
-    fail<FileError>("saving ", path_, ": ", step, " failed: ", reason);
-  }
+  [[noreturn]] void fail_at(std::string_view step);
 
-  static int sync(const Descriptor& descriptor) {
-    int status = 0;
-    do {
-      status = ::fsync(descriptor.value);
-    } while (status != 0 && errno == EINTR);
-    return status;
-  }
+  static int sync(const Descriptor& descriptor);
 
-  void open_folder() {
-    std::string target = path_;
-    struct stat facts {};
-    if (::lstat(path_.c_str(), &facts) == 0 && S_ISLNK(facts.st_mode)) {
-      const std::unique_ptr<char, decltype(&std::free)> followed(::realpath(path_.c_str(), nullptr), &std::free);
-      if (followed == nullptr) fail_at("following the symbolic link");
-      target = followed.get();
-    }
-    const std::size_t slash = target.rfind('/');
-    folder_path_ = slash == target.npos ? "" : target.substr(0, slash + 1);
-    const std::string folder = folder_path_.empty() ? "." : folder_path_;
-    name_ = slash == target.npos ? target : target.substr(slash + 1);
-    check<FileError>(!name_.empty(), "saving ", path_.empty() ? "\"\"" : path_, ": the path has no file name");
-    // NAME_MAX is 255 bytes; a longer name shares its leftovers with its namesakes, which the locks make harmless.
-    prefix_ = cat('.', name_.substr(0, 200), '.');
-    folder_ = Descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (folder_.value < 0) fail_at(cat("opening the folder ", folder));
-  }
+  void open_folder();
 
   /// The permissions that the new file takes over; 0 where there is no old file.
-  mode_t check_old_file() {
-    struct stat facts {};
-    if (::fstatat(folder_.value, name_.c_str(), &facts, AT_SYMLINK_NOFOLLOW) != 0) {
-      if (errno != ENOENT) fail_at("looking at the old file");
-      return 0;
-    }
-    check<FileError>(S_ISREG(facts.st_mode), "saving ", path_, ": it exists and is not a regular file");
-    if (::faccessat(folder_.value, name_.c_str(), W_OK, 0) != 0) fail_at("replacing the old file");
-    return facts.st_mode & 0777;
-  }
+  mode_t check_old_file();
 
   /// Unlinks what writers of this path left that no longer live. Best effort: it may fail and the save go on.
-  void remove_leftovers() const {
-    const auto close_folder = [](DIR* folder) { ::closedir(folder); };
-    Descriptor own(::openat(folder_.value, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    const std::unique_ptr<DIR, decltype(close_folder)> folder(own.value < 0 ? nullptr : ::fdopendir(own.value));
-    if (folder == nullptr) return;
-    own.value = -1;
-    while (const dirent* entry = ::readdir(folder.get())) {
-      const std::string_view name = entry->d_name;
-      if (name.size() != prefix_.size() + digits + suffix.size()) continue;
-      if (!name.starts_with(prefix_) || !name.ends_with(suffix)) continue;
-      const Descriptor file(::openat(folder_.value, entry->d_name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-      if (file.value < 0 || ::flock(file.value, LOCK_EX | LOCK_NB) != 0) continue;
-      ::unlinkat(folder_.value, entry->d_name, 0);
-    }
-  }
+  void remove_leftovers() const;
 
-  void create(mode_t mode) {
-    constexpr int attempts = 100;
-    for (int attempt = 0; attempt < attempts; ++attempt) {
-      const std::string name = random_name();
-      Descriptor file(
-          ::openat(folder_.value, name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666));
-      if (file.value < 0) {
-        if (errno == EEXIST || errno == EINTR) continue;
-        fail_at("creating a temporary file in its folder");
-      }
-      temporary_ = name;
-      file_ = std::move(file);
-      // Another process's remove_leftovers may be faster than this lock: then it holds the lock, or the file has no
-      // name any more.
-      const bool taken = ::flock(file_.value, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
-      struct stat facts {};
-      if (::fstat(file_.value, &facts) != 0) fail_at("looking at the temporary file");
-      if (taken || facts.st_nlink == 0) continue;
-      if (mode != 0 && ::fchmod(file_.value, mode) != 0) fail_at("setting the permissions");
-      return;
-    }
-    fail<FileError>("saving ", path_, ": no temporary file could be made in its folder in ", attempts, " attempts");
-  }
+  void create(mode_t mode);
 
-  std::string random_name() {
-    unsigned char bytes[digits / 2];
-    if (::getentropy(bytes, sizeof bytes) != 0) fail_at("getting a random name");
-    std::string name = prefix_;
-    for (const unsigned char byte : bytes) {
-      constexpr std::string_view hex = "0123456789abcdef";
-      (name += hex[byte >> 4]) += hex[byte & 15];
-    }
-    return name += suffix;
-  }
+  std::string random_name();
 
   std::string path_, folder_path_, name_, prefix_, temporary_;
   Descriptor folder_, file_;
 };
 
 }  // namespace chorus::io
+
+#if !CHORUS_COMPILED
+#include <chorus/io/atomic_file_impl.hpp>
+#endif

@@ -5,7 +5,7 @@
 #include <chorus/core/error.hpp>
 #include <chorus/core/printable.hpp>
 #include <chorus/io/load_options.hpp>
-#include <chorus/io/model_file_impl.hpp>
+#include <chorus/io/tensor_place.hpp>
 #include <chorus/io/safetensors_reader.hpp>
 #include <cstddef>
 #include <functional>

@@ -5,10 +5,10 @@
 #include <chorus/io/converted_numbers.hpp>
 #include <chorus/io/elsewhere.hpp>
 #include <chorus/io/file_names.hpp>
-#include <chorus/io/model_file_impl.hpp>
+#include <chorus/io/tensor_place.hpp>
 #include <chorus/io/load_options.hpp>
 #include <chorus/io/safetensors_reader.hpp>
-#include <chorus/io/write_in_parts.hpp>
+#include <chorus/io/write_in_parts_impl.hpp>
 #include <cstddef>
 #include <span>
 #include <string>

@@ -2,20 +2,25 @@
 /// Models as safetensors files: every parameter and buffer under its path, as PyTorch names it (`conv1.weight`). The
 /// same file loads under any policy and on any number of devices.
 
-#include <string>
-#include <type_traits>
-
 #include <chorus/io/tensor_entry.hpp>
 #include <chorus/nn/module.hpp>
+#include <map>
+#include <string>
+#include <type_traits>
+#include <vector>
 
 namespace chorus::io {
 
 namespace detail {
+/// All names that each parameter and buffer has in a model, by the first of them.
+std::map<std::string, std::vector<std::string>> all_names(nn::Module& model);
+/// Notes which names stand for tensors that are in the file by another name, as safetensors' `save_model` does.
+void note_tied(Metadata& metadata, nn::Module& model);
 template <Device D>
 void save_module(nn::Module& model, const std::string& path, const Metadata& metadata);
 template <class Net>
 void save_in_parts(Net& net, const std::string& path, Metadata metadata);
-}
+}  // namespace detail
 
 /// Writes all parameters and buffers of `model`, atomically: a failure leaves an older file as it was. Tied ones are
 /// written once; the metadata note their other names, as safetensors' `save_model` does. Throws FileError.
@@ -29,7 +34,10 @@ void save(Model& model, const std::string& path, const Metadata& metadata = {}) 
 /// parts of the parameters, all write theirs into the one file. What one rank throws others throw, too, or find out in
 /// their next collective call.
 template <class Net>
-requires requires(Net& net) { typename Net::policy_type; net.module(); }
+requires requires(Net& net) {
+  typename Net::policy_type;
+  net.module();
+}
 void save(Net& net, const std::string& path, const Metadata& metadata = {}) {
   if constexpr (requires { net.writes_part(true, true); }) {
     detail::save_in_parts(net, path, metadata);

@@ -1,163 +1,17 @@
 #pragma once
-/// How a model's numbers get into a file, and where those of a file go.
+/// How a model's numbers get into a file.
 
-#include <algorithm>
+#include <chorus/io/model_file.hpp>
+#include <chorus/io/safetensors_writer.hpp>
+#include <chorus/io/tensor_place.hpp>
 #include <cstddef>
 #include <map>
-#include <memory>
-#include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include <chorus/core/tensor_group.hpp>
-#include <chorus/io/model_file.hpp>
-#include <chorus/io/safetensors_writer.hpp>
-
 namespace chorus::io::detail {
-
-/// What begins with this prefix in a checkpoint is not the model's.
-inline constexpr std::string_view training_prefix = "training/";
-
-/// Where a tensor of a file lies in this program: in device memory, or, without a device, on the host. `mean_with`:
-/// names of others in the file, with which floating-point numbers take the mean. Ranks may share it out: with `part`
-/// this rank has some entries of an axis, and with `part_count` so many elements of these, or of all, from `part_begin`
-/// on.
-template <Device D>
-struct TensorPlace {
-  std::string name;
-  DType dtype;
-  std::vector<Index> shape;  ///< of what `part` is
-  std::optional<D> device;
-  void* data;
-  std::vector<std::string> mean_with = {};
-  std::size_t part_begin = 0;
-  std::optional<std::size_t> part_count = {};
-  std::shared_ptr<const PartOfParameter> part = {};
-  bool writes = true;  ///< of ranks that have the same, one writes
-
-  std::vector<Index> whole_shape() const { return chorus::whole_shape(shape, part.get()); }
-  std::size_t whole_bytes() const { return static_cast<std::size_t>(numel(whole_shape())) * size_of(dtype); }
-  /// How many are here.
-  std::size_t count() const { return part_count.value_or(static_cast<std::size_t>(numel(shape))); }
-  std::size_t bytes() const { return count() * size_of(dtype); }
-
-  /// Calls `f(in_whole, here, bytes)`, all in bytes, for each run of neighbouring numbers that are here: where it
-  /// begins in the file's tensor, and where among those that are here.
-  template <class F>
-  void for_runs(const F& f) const {
-    const auto size = size_of(dtype);
-    const auto begin = static_cast<Index>(part_begin), end = begin + static_cast<Index>(count());
-    const auto run = [&](Index in_whole, Index in_part, Index numbers) {
-      const Index from = std::max(in_part, begin), to = std::min(in_part + numbers, end);
-      if (from < to)
-        f(static_cast<std::size_t>(in_whole + from - in_part) * size, static_cast<std::size_t>(from - begin) * size,
-          static_cast<std::size_t>(to - from) * size);
-    };
-    if (part == nullptr) return run(0, 0, numel(shape));
-    const SplitLayout layout(shape, part->split, part->width);
-    layout.for_runs(part->group->part(layout.width, part->split.unit), run);
-  }
-  void copy_to(void* numbers) const {
-    if (device)
-      copy_bytes(Cpu{}, numbers, *device, data, bytes());
-    else
-      copy_bytes(Cpu{}, numbers, Cpu{}, data, bytes());
-  }
-  /// `numbers`: those that are here.
-  void fill(const void* numbers) const {
-    if (device)
-      copy_bytes(*device, data, Cpu{}, numbers, bytes());
-    else
-      copy_bytes(Cpu{}, data, Cpu{}, numbers, bytes());
-  }
-  /// Of the whole tensor's numbers those that are here.
-  std::vector<std::byte> own_of(std::span<const std::byte> whole) const {
-    std::vector<std::byte> own(bytes());
-    for_runs([&](std::size_t in_whole, std::size_t here, std::size_t count) {
-      std::copy_n(whole.data() + in_whole, count, own.data() + here);
-    });
-    return own;
-  }
-};
-
-/// All places of a model.
-template <Device D>
-std::vector<TensorPlace<D>> model_places(nn::Module& model) {
-  std::vector<TensorPlace<D>> places;
-  const auto add = [&](const std::string& name, auto& tensor) {
-    const auto extents = tensor.extents();
-    places.push_back({name, tensor.dtype(), {extents.begin(), extents.end()}, tensor.where(), tensor.memory()});
-  };
-  for (const auto& named : nn::named_parameters<D>(model)) {
-    add(named.name, *named.parameter);
-    places.back().part = named.parameter->part();
-  }
-  for (const auto& named : nn::named_buffers<D>(model)) add(named.name, *named.buffer);
-  return places;
-}
-
-/// A policy.
-template <class Net>
-concept IsNet = requires(Net& net) {
-  typename Net::policy_type;
-  net.module();
-};
-
-/// Whether ranks have parts of the model: all write a file together, each its parts. Such a policy says, by
-/// `writes_part(sharded, layers)`, whether this rank writes what it has of a tensor that is cut so, or not at all.
-template <class Net>
-constexpr bool keeps_parts = requires(const Net& net) {
-  net.writes_part(true, true);
-};
-
-template <Device D, class Net>
-void choose_writers(const Net& net, std::vector<TensorPlace<D>>& places) {
-  for (auto& place : places) place.writes = net.writes_part(place.part_count.has_value(), place.part != nullptr);
-}
-
-/// What this rank has of the model of such a policy: its parts of parameters, and the buffers.
-template <Device D, class Net>
-std::vector<TensorPlace<D>> places_in_parts(Net& net) {
-  std::vector<TensorPlace<D>> places;
-  for (const auto& named : net.parameters()) {
-    const auto& p = *named.parameter;
-    const auto extents = p.whole_extents();
-    places.push_back({.name = named.name,
-                      .dtype = p.dtype(),
-                      .shape = {extents.begin(), extents.end()},
-                      .device = p.where(),
-                      .data = p.place(),
-                      .part = p.part()});
-    if (!p.is_part()) continue;
-    places.back().part_begin = static_cast<std::size_t>(p.part_begin());
-    places.back().part_count = static_cast<std::size_t>(p.count());
-  }
-  for (const auto& named : nn::named_buffers<D>(net.module())) {
-    if (!named.buffer->is_here()) continue;
-    const auto extents = named.buffer->extents();
-    places.push_back({named.name, named.buffer->dtype(), {extents.begin(), extents.end()}, named.buffer->where(),
-                      named.buffer->memory()});
-  }
-  choose_writers(net, places);
-  return places;
-}
-
-/// Throws UsageError where a tensor is one rank's part.
-template <Device D>
-void check_whole(const TensorPlace<D>& tensor) {
-  check<UsageError>(tensor.part == nullptr, "a model's file: '", tensor.name, "' is this rank's part of what ",
-                    "TensorParallel shares out: io::save and io::load take the net, and all ranks call them");
-}
-
-/// Says that a model's numbers have changed: to replicas, and to copies in 16 bits.
-template <Device D>
-void say_changed(nn::Module& model) {
-  for (const auto& named : nn::named_parameters<D>(model)) named.parameter->touch();
-  for (const auto& named : nn::named_buffers<D>(model)) named.buffer->touch();
-}
 
 /// Tensors on their way to a file, brought to the host.
 class Outgoing {
@@ -189,8 +43,7 @@ class Outgoing {
   std::vector<Item> items_;
 };
 
-/// All names that each parameter and buffer has in a model, by the first of them.
-inline std::map<std::string, std::vector<std::string>> all_names(nn::Module& model) {
+CHORUS_INLINE std::map<std::string, std::vector<std::string>> all_names(nn::Module& model) {
   struct Names final : nn::detail::Walker {
     std::map<const Node*, std::vector<std::string>> of;
     void parameter(std::string_view name, AnyParameter& handle) override { add(name, handle.shared().get()); }
@@ -203,8 +56,7 @@ inline std::map<std::string, std::vector<std::string>> all_names(nn::Module& mod
   return out;
 }
 
-/// Notes which names stand for tensors that are in the file by another name, as safetensors' `save_model` does.
-inline void note_tied(Metadata& metadata, nn::Module& model) {
+CHORUS_INLINE void note_tied(Metadata& metadata, nn::Module& model) {
   for (const auto& [first, names] : all_names(model))
     for (const auto& name : names)
       if (name != first) metadata.emplace(name, first);

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <chorus/io/sha256.hpp>
-#include <chorus/io/write_in_parts.hpp>
+#include <chorus/io/write_in_parts_impl.hpp>
 #include <chorus/nn/module.hpp>
 
 namespace chorus::io {

@@ -14,11 +14,8 @@
 #include <cstdint>
 #include <exception>
 #include <limits>
-#include <set>
 #include <string>
 #include <string_view>
-#include <type_traits>
-#include <utility>
 #include <vector>
 
 namespace chorus::nn {
@@ -39,66 +36,16 @@ class SummaryTable final : public Walker, public chorus::detail::LayerWatch {
   };
   static constexpr std::size_t uncalled = std::numeric_limits<std::size_t>::max();
 
-  explicit SummaryTable(Module& model) {
-    rows_.push_back({.path = "", .layer = model.describe(), .module = &model});
-    walk(model);
-  }
+  explicit SummaryTable(Module& model);
 
-  void begins(const void* layer) override {
-    const auto row = std::find_if(rows_.begin(), rows_.end(), [&](const Row& r) { return r.module == layer; });
-    // A layer that calls itself, with more arguments, is called once. One that is not listed is part of its caller.
-    const bool counts = row != rows_.end() && (under_way_.empty() || under_way_.back().row != &*row);
-    under_way_.push_back({row != rows_.end() ? &*row : (under_way_.empty() ? nullptr : under_way_.back().row), counts});
-    if (!counts) return;
-    if (row->place == uncalled) row->place = next_place_++;
-    ++row->calls;
-  }
-  void ended(const std::string& output) override {
-    if (under_way_.back().counts) under_way_.back().row->output = output;
-    under_way_.pop_back();
-  }
-  void multiply_adds(std::int64_t count) override {
-    if (!under_way_.empty() && under_way_.back().row != nullptr) under_way_.back().row->multiply_adds += count;
-  }
+  void begins(const void* layer) override;
+  void ended(const std::string& output) override;
+  void multiply_adds(std::int64_t count) override;
 
-  std::int64_t all_multiply_adds() const {
-    std::int64_t sum = 0;
-    for (const Row& row : rows_) sum += row.multiply_adds;
-    return sum;
-  }
+  std::int64_t all_multiply_adds() const;
 
   /// The rows, in the order of the first calls where there were any; each column as wide as it needs to be.
-  std::string text(bool called) {
-    if (called) sort_by_calls();
-    std::set<const Node*> above;
-    std::vector<std::vector<std::string>> lines{{"module", "layer", "output", "parameters", "multiply-adds"}};
-    for (const Row& row : rows_) {
-      Index parameters = 0;
-      bool shared = true;
-      for (const AnyParameter& parameter : row.parameters) {
-        parameters += parameter.on<D>().count();
-        shared = !above.insert(parameter.shared().get()).second && shared;
-      }
-      const std::string own = parameters == 0 ? "-" : cat(parameters);
-      lines.push_back({row.path, row.calls > 1 ? cat(row.layer, ", ", row.calls, " calls") : row.layer, row.output,
-                       parameters > 0 && shared ? cat("(", own, ")") : own,
-                       row.multiply_adds == 0 ? "-" : cat(row.multiply_adds)});
-    }
-    std::vector<std::size_t> columns{0, 1, 3};
-    if (called) columns = {0, 1, 2, 3, 4};
-    std::array<std::size_t, 5> widths{};
-    for (const auto& line : lines)
-      for (const auto c : columns) widths[c] = std::max(widths[c], line[c].size());
-    std::string out;
-    for (const auto& line : lines) {
-      for (const auto c : columns) {
-        out += line[c];
-        if (c != columns.back()) out.append(widths[c] - line[c].size() + 2, ' ');
-      }
-      out += '\n';
-    }
-    return out;
-  }
+  std::string text(bool called);
 
  private:
   struct Call {
@@ -107,24 +54,13 @@ class SummaryTable final : public Walker, public chorus::detail::LayerWatch {
   };
 
   std::string own_path() const { return prefix().empty() ? "" : prefix().substr(0, prefix().size() - 1); }
-  void enter(Module& module) override {
-    rows_.push_back({.path = own_path(), .layer = module.describe(), .module = &module});
-  }
+  void enter(Module& module) override;
   // Its caller's description has said what it is.
   void inner(Module&) override {}
-  void parameter(std::string_view, AnyParameter& handle) override {
-    for (Row& row : rows_)
-      if (row.path == own_path()) row.parameters.push_back(handle);
-  }
+  void parameter(std::string_view, AnyParameter& handle) override;
 
   // A list of layers, which nobody calls, comes before the first of them; what nobody has called, last.
-  void sort_by_calls() {
-    for (Row& row : rows_)
-      if (row.place == uncalled)
-        for (const Row& other : rows_)
-          if (other.calls > 0 && other.path.starts_with(row.path + ".")) row.place = std::min(row.place, other.place);
-    std::stable_sort(rows_.begin(), rows_.end(), [](const Row& a, const Row& b) { return a.place < b.place; });
-  }
+  void sort_by_calls();
 
   std::vector<Row> rows_;
   std::vector<Call> under_way_;
@@ -179,8 +115,7 @@ std::string summary(Model& model) {
 /// stay as they are, and other ranks hear nothing. Call it with the bare model (`net.module()`), while no other thread
 /// computes on its device. Throws what the model throws, with "summary: " in front.
 template <class Model, class... Inputs>
-requires(sizeof...(Inputs) > 0)
-std::string summary(Model& model, const Inputs&... inputs) {
+requires(sizeof...(Inputs) > 0) std::string summary(Model& model, const Inputs&... inputs) {
   using D = typename Model::device_type;
   const D device = detail::device_for_summary<D>(model);
   const int slot = trace_slot(device);
@@ -231,3 +166,7 @@ std::string summary(Model& model, const std::array<Index, Rank>& shape) {
 }
 
 }  // namespace chorus::nn
+
+#if CHORUS_DEFINES_DEVICE_TEMPLATES
+#include <chorus/nn/summary_impl.hpp>
+#endif

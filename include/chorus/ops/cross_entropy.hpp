@@ -156,6 +156,18 @@ auto reduced_over_labels(const char* operation, const X& scores, const LossOf& l
     return count_labels(labels, ignore_index);
   });
 }
+
+// cross_entropy in the scores' own type.
+template <Operand X, class D>
+Recorded<0, X> reduced_cross_entropy(const X& scores, const Tensor<std::int64_t, 1, D>& labels,
+                                     const CrossEntropyOptions& options) {
+  const auto targets = to_device(labels, value_of(scores).device());
+  const auto loss_of = [&](const CrossEntropyOptions& reducing) {
+    return with_variables([&](const auto& x) { return cross_entropy<0>(x, targets, reducing); }, scores);
+  };
+  const auto each = [&](const CrossEntropyOptions& unreduced) { return cross_entropy<1>(scores, targets, unreduced); };
+  return reduced_over_labels("cross_entropy", scores, loss_of, each, labels, options);
+}
 }  // namespace detail
 
 /// logits: [batch, classes], labels: [batch] in [0, classes) -> -log softmax(logits)[label], averaged (or summed) over
@@ -165,17 +177,8 @@ auto reduced_over_labels(const char* operation, const X& scores, const LossOf& l
 template <Operand X, class D>
 requires(tensor_of<X>::rank == 2)
 auto cross_entropy(const X& logits, const Tensor<std::int64_t, 1, D>& labels, const CrossEntropyOptions& options = {}) {
-  return detail::in_float(logits, [&](const auto& scores) {
-    const auto targets = to_device(labels, value_of(scores).device());
-    const auto loss_of = [&](const CrossEntropyOptions& reducing) {
-      return detail::with_variables([&](const auto& x) { return detail::cross_entropy<0>(x, targets, reducing); },
-                                    scores);
-    };
-    const auto each = [&](const CrossEntropyOptions& unreduced) {
-      return detail::cross_entropy<1>(scores, targets, unreduced);
-    };
-    return detail::reduced_over_labels("cross_entropy", scores, loss_of, each, labels, options);
-  });
+  return detail::in_float(
+      logits, [&](const auto& scores) { return detail::reduced_cross_entropy(scores, labels, options); });
 }
 
 /// Other logits and labels: the compiler says what they have to be.

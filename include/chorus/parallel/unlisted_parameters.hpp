@@ -23,20 +23,9 @@ class UnlistedParameters final : public ParameterWatch {
     for (const auto& entry : flat.entries()) listed_.push_back(&entry.parameter());
     std::sort(listed_.begin(), listed_.end(), std::less<>());
   }
-  void saw(const void* parameter, Node&, std::span<const Index> extents, bool wants_grad) override {
-    if (!wants_grad) return;
-    if (std::binary_search(listed_.begin(), listed_.end(), parameter, std::less<>())) return;
-    if (std::find(unlisted_.begin(), unlisted_.end(), parameter) != unlisted_.end()) return;
-    shapes_ += cat(unlisted_.empty() ? "" : ", ", extents);
-    unlisted_.push_back(parameter);
-  }
+  void saw(const void* parameter, Node&, std::span<const Index> extents, bool wants_grad) override;
   /// The pass has ended.
-  void say_what_was_seen() const {
-    if (!unlisted_.empty())
-      say(cat("warning: the model's forward pass uses parameters that CHORUS_MODULE does not list, of shape ", shapes_,
-              ": the policy neither trains nor averages them, no file has them, and all copies of the model share "
-              "them"));
-  }
+  void say_what_was_seen() const;
 
  private:
   std::vector<const void*> listed_;  // sorted
@@ -51,10 +40,7 @@ class WatchScope {
       : watch_(std::move(watch)), before_(std::exchange(parameter_watch, watch_.get())) {}
   WatchScope(const WatchScope&) = delete;
   WatchScope& operator=(const WatchScope&) = delete;
-  ~WatchScope() {
-    parameter_watch = before_;
-    if (watch_) watch_->say_what_was_seen();
-  }
+  ~WatchScope();
 
  private:
   std::shared_ptr<UnlistedParameters> watch_;
@@ -62,3 +48,7 @@ class WatchScope {
 };
 
 }  // namespace chorus::detail
+
+#if !CHORUS_COMPILED
+#include <chorus/parallel/unlisted_parameters_impl.hpp>
+#endif

@@ -4,7 +4,6 @@
 
 #include <sys/mman.h>
 
-#include <algorithm>
 #include <chorus/core/error.hpp>
 #include <chorus/tensor/paged_memory.hpp>
 #include <chorus/tensor/tensor.hpp>
@@ -26,10 +25,7 @@ class PromisedNumbers {
   template <class T>
   using Draw = std::function<void(T* out, Index first, Index count)>;
 
-  static PromisedNumbers*& current() {
-    thread_local PromisedNumbers* promises = nullptr;
-    return promises;
-  }
+  static PromisedNumbers*& current();
 
   /// A tensor whose numbers `draw` gives; of a size that is worth it, else it draws them now.
   template <class T, int Rank>
@@ -50,17 +46,9 @@ class PromisedNumbers {
   }
 
   /// Whether numbers at `from` are promised; then they are so at `to` from now on.
-  bool move(const void* from, void* to) {
-    Promise* const promise = find(from);
-    if (promise == nullptr) return false;
-    promise->at = to;
-    promise->memory.reset();
-    return true;
-  }
+  bool move(const void* from, void* to);
   /// Numbers that are promised at `from` are needed here no more.
-  void forget(const void* from) {
-    std::erase_if(promises_, [&](const Promise& promise) { return promise.at == from; });
-  }
+  void forget(const void* from);
   /// The same for a part of them: `draw_part(draw, out, first, count)` draws elements [first, first + count) of it, by
   /// the draw of the whole. Gives the part's memory; none where nothing is promised at `from`.
   using DrawAny = std::function<void(void* out, std::size_t first, std::size_t count)>;
@@ -74,33 +62,17 @@ class PromisedNumbers {
     return add(bytes, count, std::move(draw));
   }
   /// Draws elements [first, first + count) of the numbers that are promised at `at`, into `out`; false where none are.
-  bool draw(const void* at, void* out, std::size_t first, std::size_t count) {
-    const Promise* const promise = find(at);
-    if (promise == nullptr) return false;
-    if (count > 0) promise->draw(out, first, count);
-    return true;
-  }
+  bool draw(const void* at, void* out, std::size_t first, std::size_t count);
   bool promised(const void* at) { return find(at) != nullptr; }
 
   /// Draws what is promised yet, where it is.
-  void keep_the_rest() {
-    for (const Promise& promise : promises_) {
-      if (promise.memory) promise.memory->take(0, promise.bytes);
-      promise.draw(const_cast<void*>(promise.at), 0, promise.count);
-    }
-    promises_.clear();
-  }
+  void keep_the_rest();
 
   /// Throws UsageError where somebody has written or read the numbers at `at`, if they are promised: what he has made
   /// of them would be lost. `name` says whose they are.
-  void check_untouched(const void* at, const std::string& name) {
-    const Promise* const promise = find(at);
-    if (promise != nullptr) check_untouched(*promise, cat("'", name, "'"));
-  }
+  void check_untouched(const void* at, const std::string& name);
   /// The same for all.
-  void check_untouched() const {
-    for (const Promise& promise : promises_) check_untouched(promise, "a tensor of nn::init");
-  }
+  void check_untouched() const;
 
  private:
   struct Promise {
@@ -109,26 +81,15 @@ class PromisedNumbers {
     DrawAny draw;
     std::shared_ptr<PagedMemory> memory;  // until they move: the tensor itself may be gone
   };
-  Promise* find(const void* at) {
-    const auto found =
-        std::find_if(promises_.begin(), promises_.end(), [&](const Promise& promise) { return promise.at == at; });
-    return found == promises_.end() ? nullptr : &*found;
-  }
-  Storage<Cpu> add(std::size_t bytes, std::size_t count, DrawAny draw) {
-    auto [storage, memory] = untouched_pages(bytes);
-    promises_.push_back({storage.data(), bytes, count, std::move(draw), std::move(memory)});
-    return std::move(storage);
-  }
-  static void check_untouched(const Promise& promise, const std::string& name) {
-    std::vector<unsigned char> resident((promise.bytes + PagedMemory::page() - 1) / PagedMemory::page());
-    const bool known = mincore(const_cast<void*>(promise.at), promise.bytes, resident.data()) == 0;
-    const bool touched = known && std::any_of(resident.begin(), resident.end(), [](auto page) { return page & 1; });
-    check<UsageError>(!touched, "deferred: the model's constructor reads or writes ", name,
-                      ", whose numbers are to be drawn later, a part on each rank: make the model itself, not a "
-                      "deferred one");
-  }
+  Promise* find(const void* at);
+  Storage<Cpu> add(std::size_t bytes, std::size_t count, DrawAny draw);
+  static void check_untouched(const Promise& promise, const std::string& name);
 
   std::vector<Promise> promises_;
 };
 
 }  // namespace chorus
+
+#if !CHORUS_COMPILED
+#include <chorus/tensor/promised_numbers_impl.hpp>
+#endif

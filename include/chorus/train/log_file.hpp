@@ -1,17 +1,14 @@
 #pragma once
 /// A file that a log appends to while training goes on.
 
-#include <cerrno>
 #include <chorus/core/error.hpp>
 #include <chorus/core/held_signal.hpp>
 #include <chorus/core/standard_streams.hpp>
 #include <csignal>
 #include <cstdio>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <string_view>
-#include <utility>
 
 namespace chorus::detail {
 
@@ -19,22 +16,11 @@ class LogFile {
  public:
   /// Replaces the file at `path`; an empty path makes one that takes no bytes. `log`, for messages, lives on. Throws
   /// FileError, as all calls do.
-  LogFile(const char* log, std::string path) : log_(log), path_(std::move(path)) {
-    if (path_.empty()) return;
-    file_.reset(open_to_write(path_.c_str()));
-    if (file_ == nullptr) write_failed();
-  }
+  LogFile(const char* log, std::string path);
   explicit operator bool() const { return file_ != nullptr; }
 
-  void write(std::string_view bytes) {
-    if (file_ == nullptr) return;
-    const HeldSignal held(SIGXFSZ);
-    if (std::fwrite(bytes.data(), 1, bytes.size(), file_.get()) != bytes.size()) write_failed();
-  }
-  void flush() {
-    const HeldSignal held(SIGXFSZ);
-    if (file_ != nullptr && std::fflush(file_.get()) != 0) write_failed();
-  }
+  void write(std::string_view bytes);
+  void flush();
 
  private:
   struct Close {
@@ -43,9 +29,7 @@ class LogFile {
       std::fclose(file);
     }
   };
-  [[noreturn]] void write_failed() const {
-    fail<FileError>(log_, ": cannot write '", path_, "': ", std::strerror(errno));
-  }
+  [[noreturn]] void write_failed() const;
 
   const char* log_;
   std::string path_;
@@ -53,3 +37,7 @@ class LogFile {
 };
 
 }  // namespace chorus::detail
+
+#if !CHORUS_COMPILED
+#include <chorus/train/log_file_impl.hpp>
+#endif

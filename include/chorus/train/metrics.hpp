@@ -1,16 +1,15 @@
 #pragma once
 /// The metrics log: how a training run went, as JSON lines (https://jsonlines.org), CSV or curves for TensorBoard.
 
-#include <cstdint>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include <chorus/core/dtype.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/core/json_object.hpp>
 #include <chorus/train/log_file.hpp>
 #include <chorus/train/summary_writer.hpp>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace chorus {
 
@@ -46,58 +45,29 @@ struct MetricsFiles {
 class MetricsLog {
  public:
   /// Replaces the files, but for TensorBoard's, which gets a new one in its folder. Throws FileError.
-  explicit MetricsLog(const MetricsFiles& files)
-      : json_lines_("metrics", files.json_lines), csv_("metrics", files.csv), curves_(files.tensorboard) {
-    csv_.write("epoch,train_loss,test_accuracy,seconds\n");
-  }
+  explicit MetricsLog(const MetricsFiles& files);
   /// JSON lines alone.
   explicit MetricsLog(std::string path) : MetricsLog(MetricsFiles{.json_lines = std::move(path)}) {}
 
   /// The loss of a training step, counted from 0 over the whole run.
-  void step(Index step, double loss) {
-    write(detail::JsonObject().field("event", "step").field("step", step).field("loss", loss));
-    curves_.add_scalar("loss/step", loss, step);
-  }
+  void step(Index step, double loss);
 
   /// An epoch's mean training loss, the accuracy after it in [0, 1], and how long it took.
-  void epoch(int epoch, double train_loss, double test_accuracy, double seconds) {
-    write(detail::JsonObject()
-              .field("event", "epoch")
-              .field("epoch", epoch)
-              .field("train_loss", train_loss)
-              .field("test_accuracy", test_accuracy)
-              .field("seconds", seconds));
-    csv_.write(cat(epoch, ',', train_loss, ',', test_accuracy, ',', seconds, '\n'));
-    curves_.add_scalar("loss/train", train_loss, epoch);
-    curves_.add_scalar("accuracy/test", test_accuracy, epoch);
-    flush();
-  }
+  void epoch(int epoch, double train_loss, double test_accuracy, double seconds);
 
   /// The last line.
-  void done(const RunSummary& run) {
-    detail::JsonObject line;
-    line.field("event", "done").field("policy", run.policy).field("devices", run.devices);
-    if (run.canonical_shares > 0) line.field("canonical_shares", run.canonical_shares);
-    line.field("samples_per_second", run.samples_per_second)
-        .field("bytes_sent_per_device", run.bytes_sent_per_device)
-        .field("peak_memory_bytes_per_device", run.peak_memory_bytes_per_device);
-    if (!run.parameters_sha256.empty()) line.field("parameters_sha256", run.parameters_sha256);
-    write(line);
-    flush();
-  }
+  void done(const RunSummary& run);
 
  private:
-  void write(const detail::JsonObject& event) {
-    if (json_lines_) json_lines_.write(event.str() + '\n');
-  }
-  void flush() {
-    json_lines_.flush();
-    csv_.flush();
-    curves_.flush();
-  }
+  void write(const detail::JsonObject& event);
+  void flush();
 
   detail::LogFile json_lines_, csv_;
   SummaryWriter curves_;
 };
 
 }  // namespace chorus
+
+#if !CHORUS_COMPILED
+#include <chorus/train/metrics_impl.hpp>
+#endif

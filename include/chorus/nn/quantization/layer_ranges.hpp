@@ -44,60 +44,13 @@ class FoldableNorm {
 /// folded weights, by output channel; of a table weights alone, of attention what its products take. A sum has no name:
 /// it is that of the last layer whose result it takes.
 struct LayerRanges {
-  LayerRanges(const std::string& layer, Index channels, LayerKind kind)
-      : name(layer),
-        weight_name(cat(layer, ".weight")),
-        input(cat(layer, ".input")),
-        output(cat(layer, ".output")),
-        sum(cat(layer, ".sum")),
-        concatenation(cat(layer, ".concatenation")),
-        kind_(kind) {
-    if (kind == LayerKind::attention)
-      for (const char* what : {".query", ".key", ".value", ".attention"}) attention.emplace_back(cat(layer, what));
-    weight_min = Buffer(Tensor<float, 1, Cpu>::full({channels}, Range{}.min));
-    weight_max = Buffer(Tensor<float, 1, Cpu>::full({channels}, Range{}.max));
-    min_name = cat(layer, ".weight_min");
-    max_name = cat(layer, ".weight_max");
-  }
+  LayerRanges(const std::string& layer, Index channels, LayerKind kind);
 
   /// Moves the ranges towards those of these weights: [channels, ...]. Throws NonFiniteError.
-  void observe_weights(const float* weights, Index count, float share) const {
-    const auto& min = value_of(weight_min);
-    const auto& max = value_of(weight_max);
-    const Index channels = min.numel();
-    for (Index i = 0; i < channels; ++i) {
-      Range seen;
-      kernels::min_max(Cpu{}, {1, 1, count / channels}, weights + i * (count / channels), &seen.min, &seen.max);
-      check<NonFiniteError>(seen.finite(), "QuantizationAware: '", weight_name,
-                            "' has a NaN or an infinity, which no integer stands for");
-      const Range now = observed({min.data()[i], max.data()[i]}, seen, share);
-      min.data()[i] = now.min;
-      max.data()[i] = now.max;
-    }
-    weight_min.on<Cpu>().touch();
-    weight_max.on<Cpu>().touch();
-  }
+  void observe_weights(const float* weights, Index count, float share) const;
   /// By output channel, or one for all. Throws UsageError where no range is known.
-  std::vector<quantized::Levels> weight_levels(const Scheme& scheme) const {
-    const auto& min = value_of(weight_min);
-    const auto& max = value_of(weight_max);
-    std::vector<quantized::Levels> out;
-    for (Index i = 0; i < min.numel(); ++i) {
-      check<UsageError>(min.data()[i] <= max.data()[i], "QuantizationAware: '", weight_name,
-                        "' has no range yet: expected a forward pass in training, with observe(true), or a file that ",
-                        "has one");
-      out.push_back(scheme.weight_levels(min.data()[i], max.data()[i]));
-    }
-    return out;
-  }
-  void visit(Visitor& visitor) {
-    if (kind_ == LayerKind::weighted)
-      for (auto* const site : {&input, &output, &sum, &concatenation}) site->visit(visitor);
-    if (kind_ == LayerKind::attention) input.visit(visitor);
-    for (auto& site : attention) site.visit(visitor);
-    visitor.buffer(min_name, weight_min);
-    visitor.buffer(max_name, weight_max);
-  }
+  std::vector<quantized::Levels> weight_levels(const Scheme& scheme) const;
+  void visit(Visitor& visitor);
 
   std::string name, weight_name, min_name, max_name;
   ActivationSite input, output, sum, concatenation;
@@ -117,3 +70,7 @@ struct LayerPlace {
 };
 
 }  // namespace chorus::nn::quantization
+
+#if !CHORUS_COMPILED
+#include <chorus/nn/quantization/layer_ranges_impl.hpp>
+#endif

@@ -31,10 +31,7 @@ class Pass final : public QuantizationPass {
   Pass(const Scheme& scheme, const Layers& layers, bool observes, bool rounds, bool evaluates)
       : scheme_(scheme), layers_(layers), observes_(observes), rounds_(rounds), evaluates_(evaluates) {}
 
-  const LayerPlace* find(const void* layer) const {
-    const auto found = layers_.find(layer);
-    return found == layers_.end() ? nullptr : &found->second;
-  }
+  const LayerPlace* find(const void* layer) const;
 
   /// What goes into a layer.
   template <int Rank>
@@ -89,110 +86,26 @@ class Pass final : public QuantizationPass {
   /// The attention that is computed now; null: none.
   const LayerPlace*& attending() { return attending_; }
   bool rounds_attention() const override { return attending_ != nullptr; }
-  void attends_by(const Storage<Cpu>& weights) override {
-    values_.insert_or_assign(key(weights), Value{.storage = weights, .site = &attending_->ranges->attention[3]});
-  }
+  void attends_by(const Storage<Cpu>& weights) override;
   /// What goes out of a layer, or, where it is folded, of its batch norm; `product`: in integers, where it is known,
   /// followed by a `relu` or not.
   void output(const LayerPlace& place, const Storage<Cpu>& storage, const Module* awaits,
-              std::shared_ptr<const IntegerProduct> product = nullptr, bool relu = false) {
-    values_.insert_or_assign(key(storage), Value{.storage = storage,
-                                                 .site = &place.ranges->output,
-                                                 .awaits = awaits,
-                                                 .place = &place,
-                                                 .call = ++calls_,
-                                                 .product = std::move(product),
-                                                 .relu = relu});
-  }
+              std::shared_ptr<const IntegerProduct> product = nullptr, bool relu = false);
   /// The product in integers that a folded batch norm has just taken.
   std::shared_ptr<const IntegerProduct> taken_product() { return std::exchange(taken_product_, nullptr); }
   /// In evaluation: the levels that weights are on, and x, which has gone through `input`.
-  std::optional<IntegerFactors> factors(const LayerPlace& place, const Storage<Cpu>& x, Index outputs) {
-    const auto in = evaluated_levels(x);
-    if (!in) return std::nullopt;
-    return IntegerFactors{*in, place.ranges->weight_levels(scheme_), outputs};
-  }
+  std::optional<IntegerFactors> factors(const LayerPlace& place, const Storage<Cpu>& x, Index outputs);
   /// What a folded batch norm and a residual are added to.
-  void sum(const LayerPlace& place, const Storage<Cpu>& storage) {
-    taken_joints_.insert(&place.ranges->sum);
-    keep_joint(place.ranges->sum, place, calls_, storage);
-  }
+  void sum(const LayerPlace& place, const Storage<Cpu>& storage);
   /// A folded batch norm takes `x`. Throws UsageError unless its layer has just given that.
-  void check_norm_takes(const Module* norm, const LayerPlace& place, const Storage<Cpu>& x) {
-    const auto found = values_.find(key(x));
-    check<UsageError>(found != values_.end() && found->second.awaits == norm, "QuantizationAware: '", place.norm_name,
-                      "' is listed after '", place.ranges->name,
-                      "' and folded into it, but takes something else: list batch norms behind the layers that they ",
-                      "take the results of, and others elsewhere");
-    taken_product_ = found->second.product;
-  }
+  void check_norm_takes(const Module* norm, const LayerPlace& place, const Storage<Cpu>& x);
 
-  std::optional<Rounding> taken(const Storage<Cpu>& storage, const float* numbers, Index count) override {
-    const auto found = values_.find(key(storage));
-    if (found == values_.end()) return std::nullopt;
-    Value& value = found->second;
-    if (value.awaits != nullptr)
-      fail<UsageError>("QuantizationAware: '", value.place->ranges->name, "' is folded with '", value.place->norm_name,
-                       "', which is listed after it, but something else takes its result: list batch norms behind the ",
-                       "layers that they take the results of, and others elsewhere");
-    if (value.rounded) return std::nullopt;
-    if (observes_ && !value.observed)
-      saw_numbers_ = value.site->observe(numbers, count, scheme_.averaging) || saw_numbers_;
-    value.observed = true;
-    if (!rounds_ || count == 0) return std::nullopt;
-    return Rounding{value.site->levels(scheme_), value.site->name()};
-  }
-  void was_rounded(const Storage<Cpu>& from, const Storage<Cpu>& result, std::span<float> numbers) override {
-    const auto found = values_.find(key(from));
-    if (found != values_.end() && found->second.product != nullptr) {
-      const Value& value = found->second;
-      if (static_cast<Index>(numbers.size()) == value.product->shape.numel())
-        value.product->rounded(value.site->levels(scheme_), value.relu, numbers.data());
-    }
-    follow(from, result, true, true);
-  }
-  void keeps_levels(const Storage<Cpu>& from, const Storage<Cpu>& result, bool exact) override {
-    follow(from, result, false, exact);
-  }
-  bool joins(Joint how, std::span<const JointOperand> operands, bool alike) override {
-    // The site is that of the last layer among them which has given it to nothing else in this pass.
-    const Value* last = nullptr;
-    bool is_free = false;
-    for (const auto& x : operands) {
-      const auto found = values_.find(key(x.storage));
-      if (found == values_.end() || found->second.place == nullptr) continue;
-      const Value& value = found->second;
-      const bool free = !taken_joints_.contains(&joint_of(how, value));
-      if (last == nullptr || std::pair(free, value.call) > std::pair(is_free, last->call)) {
-        last = &value;
-        is_free = free;
-      }
-    }
-    if (last == nullptr) return false;
-    for (const auto& x : operands)
-      if (!values_.contains(key(x.storage)) && how == Joint::sum && !alike && as_input(x) == nullptr) return false;
-    check<UsageError>(chorus::detail::first_run == nullptr, "QuantizationAware: a checkpoint joins layers' results, ",
-                      "which it computes again after the forward pass, where they are not quantised: expected a model ",
-                      "without checkpoints");
-    joint_ = {&joint_of(how, *last), last->place, last->call};
-    taken_joints_.insert(joint_.site);
-    for (const auto& x : operands)
-      if (const auto* const site = as_input(x); site != nullptr && !values_.contains(key(x.storage))) {
-        values_.emplace(key(x.storage), Value{.storage = x.storage, .site = site, .observed = true});
-        lent_.push_back(key(x.storage));
-      }
-    return true;
-  }
-  void joined(const Storage<Cpu>& result) override {
-    for (const auto* const input : lent_) values_.erase(input);
-    lent_.clear();
-    keep_joint(*joint_.site, *joint_.place, joint_.call, result);
-  }
-  std::optional<quantized::Levels> evaluated_levels(const Storage<Cpu>& storage) override {
-    const auto found = values_.find(key(storage));
-    if (!evaluates_ || found == values_.end() || !found->second.rounded) return std::nullopt;
-    return found->second.site->levels(scheme_);
-  }
+  std::optional<Rounding> taken(const Storage<Cpu>& storage, const float* numbers, Index count) override;
+  void was_rounded(const Storage<Cpu>& from, const Storage<Cpu>& result, std::span<float> numbers) override;
+  void keeps_levels(const Storage<Cpu>& from, const Storage<Cpu>& result, bool exact) override;
+  bool joins(Joint how, std::span<const JointOperand> operands, bool alike) override;
+  void joined(const Storage<Cpu>& result) override;
+  std::optional<quantized::Levels> evaluated_levels(const Storage<Cpu>& storage) override;
 
  private:
   struct Value {
@@ -216,29 +129,11 @@ class Pass final : public QuantizationPass {
     const LayerPlace* place = nullptr;
     std::size_t call = 0;
   };
-  static const ActivationSite& joint_of(Joint how, const Value& value) {
-    const auto& ranges = *value.place->ranges;
-    return how == Joint::sum ? ranges.sum : ranges.concatenation;
-  }
-  const ActivationSite* as_input(const JointOperand& x) const {
-    const auto found = inputs_.find(x.numbers);
-    return found == inputs_.end() || found->second.count != x.count ? nullptr : found->second.site;
-  }
-  void keep_joint(const ActivationSite& site, const LayerPlace& place, std::size_t call, const Storage<Cpu>& result) {
-    values_.insert_or_assign(key(result), Value{.storage = result, .site = &site, .place = &place, .call = call});
-  }
+  static const ActivationSite& joint_of(Joint how, const Value& value);
+  const ActivationSite* as_input(const JointOperand& x) const;
+  void keep_joint(const ActivationSite& site, const LayerPlace& place, std::size_t call, const Storage<Cpu>& result);
   static const void* key(const Storage<Cpu>& storage) { return storage.memory().block(); }
-  void follow(const Storage<Cpu>& from, const Storage<Cpu>& result, bool rounded, bool exact) {
-    const auto found = values_.find(key(from));
-    if (found == values_.end() || key(from) == key(result)) return;
-    Value value = found->second;
-    value.storage = result;
-    value.rounded = rounded || (exact && value.rounded);
-    value.observed = value.observed || !exact;
-    if (value.rounded || !exact) value.product = nullptr;
-    value.relu = true;  // no other function is exact, and takes what is not rounded
-    values_.insert_or_assign(key(result), value);
-  }
+  void follow(const Storage<Cpu>& from, const Storage<Cpu>& result, bool rounded, bool exact);
 
   const Scheme& scheme_;
   const Layers& layers_;
@@ -257,13 +152,10 @@ class Pass final : public QuantizationPass {
 
 /// This thread's pass; null where nothing is quantised. Throws UsageError where a checkpoint computes `layer` again,
 /// which it had computed within one.
-inline Pass* current_pass(const void* layer) {
-  auto* const pass = static_cast<Pass*>(chorus::detail::quantization_pass);
-  if (chorus::detail::first_run != nullptr) [[unlikely]]
-    check<UsageError>(chorus::detail::first_run->found(layer, 2, pass != nullptr) == (pass != nullptr),
-                      "QuantizationAware: a checkpoint computes a layer again after the forward pass, where it is not ",
-                      "quantised: expected a model without checkpoints");
-  return pass;
-}
+Pass* current_pass(const void* layer);
 
 }  // namespace chorus::nn::quantization
+
+#if !CHORUS_COMPILED
+#include <chorus/nn/quantization/pass_impl.hpp>
+#endif

@@ -12,6 +12,7 @@
 #include <chorus/ops/arithmetic.hpp>
 #include <chorus/ops/quantization_pass.hpp>
 #include <chorus/ops/shape.hpp>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <type_traits>
@@ -21,11 +22,17 @@ namespace chorus::nn {
 
 namespace quantization {
 
+/// What a layer makes of x, a weight and a bias, or an empty Variable in its place.
+template <int XRank, int WRank>
+using LayerFunction = std::function<Variable<float, XRank, Cpu>(
+    const Variable<float, XRank, Cpu>&, const Variable<float, WRank, Cpu>&, const Variable<float, 1, Cpu>&)>;
+
 /// `product(x, w, no bias)` in integers, in evaluation; null where they have none. x and w are on their levels.
-template <int XRank, int WRank, class F>
+template <int XRank, int WRank>
 std::shared_ptr<IntegerProduct> evaluated_product(Pass& pass, const LayerPlace& place,
                                                   const Variable<float, XRank, Cpu>& x,
-                                                  const Variable<float, WRank, Cpu>& w, const F& product) {
+                                                  const Variable<float, WRank, Cpu>& w,
+                                                  const LayerFunction<XRank, WRank>& product) {
   // Of these layers there are integer forms.
   if constexpr ((XRank == 4 && WRank == 4) || (XRank == 2 && WRank == 2)) {
     const auto& input = value_of(x);
@@ -49,17 +56,19 @@ std::shared_ptr<IntegerProduct> evaluated_product(Pass& pass, const LayerPlace& 
 }
 
 /// What a layer makes of x by `f(x, weight, bias)`.
-template <int XRank, int WRank, class Bias, class F>
-auto layer_output(Pass& pass, const LayerPlace& place, const Variable<float, XRank, Cpu>& x,
-                  const Variable<float, WRank, Cpu>& weight, const Bias& bias, const F& f) {
+template <int XRank, int WRank>
+Variable<float, XRank, Cpu> layer_output(Pass& pass, const LayerPlace& place, const Variable<float, XRank, Cpu>& x,
+                                         const Variable<float, WRank, Cpu>& weight,
+                                         const Variable<float, 1, Cpu>& bias, const LayerFunction<XRank, WRank>& f) {
   const auto input = pass.input(place, x);
   const bool any = value_of(x).numel() > 0;
   const auto norm = place.foldable == nullptr ? std::nullopt : place.foldable->folded();
   if (!norm) {
     const auto w = pass.weight(place, weight, any);
     auto product = evaluated_product(pass, place, input, w, f);
-    if (product != nullptr && bias) std::copy_n(value_of(bias).data(), product->bias.size(), product->bias.begin());
-    auto y = f(input, w, bias.as_variable());
+    if (product != nullptr && value_of(bias).defined())
+      std::copy_n(value_of(bias).data(), product->bias.size(), product->bias.begin());
+    auto y = f(input, w, bias);
     pass.output(place, value_of(y).storage(), nullptr, std::move(product));
     return y;
   }
@@ -68,17 +77,17 @@ auto layer_output(Pass& pass, const LayerPlace& place, const Variable<float, XRa
   const auto w = pass.weight(place, fold(weight, norm->gamma, factors), any);
   auto product = evaluated_product(pass, place, input, w, f);
   if (product != nullptr) {
-    product->bias = folded_biases(product->shape.channels, bias ? value_of(bias).data() : nullptr,
+    product->bias = folded_biases(product->shape.channels, numbers(value_of(bias)),
                                   numbers(value_of(norm->gamma)), numbers(norm->beta), norm->running_mean.data(),
                                   norm->running_var.data(), norm->eps);
     product->nothing = factors.nothing;
   }
   auto y = unfold(f(input, w, Variable<float, 1, Cpu>()), norm->gamma, factors);
-  if (bias) {
+  if (value_of(bias).defined()) {
     auto shape = value_of(y).shape();
     shape.fill(1);
     shape[1] = value_of(bias).numel();
-    y = y + reshape(bias.as_variable(), shape);
+    y = y + reshape(bias, shape);
   }
   pass.output(place, value_of(y).storage(), place.norm, std::move(product));
   return y;
@@ -97,8 +106,8 @@ auto weighted(const void* layer, const X& x, const W& weight, const B& bias, con
       if constexpr (std::is_same_v<typename tensor_of<X>::value_type, float> &&
                     std::is_same_v<typename tensor_of<X>::device_type, Cpu> &&
                     !chorus::detail::is_graph_variable<X>) {
-        return Result(quantization::layer_output(*pass, *place, chorus::detail::variable_of(x), weight.as_variable(),
-                                                 bias, f));
+        return Result(quantization::layer_output<Result::rank, W::rank>(
+            *pass, *place, chorus::detail::variable_of(x), weight.as_variable(), bias.as_variable(), f));
       } else {
         fail<UsageError>("QuantizationAware: '", place->ranges->name,
                          "' gets numbers of another type, or gradients of gradients: expected float on the CPU, and ",

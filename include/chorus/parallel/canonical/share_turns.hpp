@@ -11,7 +11,6 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <utility>
 #include <vector>
 
 namespace chorus::canonical {
@@ -28,17 +27,7 @@ class ShareTurns {
   explicit ShareTurns(std::size_t shares) : threads_(shares) {}
 
   /// Throws what a task has thrown, of several the one because of which others have.
-  void run(std::size_t shares, Work work) {
-    work_ = std::move(work);
-    ended_.assign(shares, false);
-    turn_ = arrived_ = round_ = 0;
-    first_error_ = nullptr;
-    team_ = std::move(detail::thread_team());
-    threads_.run(shares, [this](std::size_t i) { take_turns(i); });
-    detail::thread_team() = std::move(team_);
-    ended_.clear();
-    if (first_error_) std::rethrow_exception(std::exchange(first_error_, nullptr));
-  }
+  void run(std::size_t shares, Work work);
 
   /// In share `i`'s task: waits until all have come here; `complete()` is called in the first one's thread. Throws
   /// UsageError where one ends without.
@@ -61,38 +50,11 @@ class ShareTurns {
   }
 
  private:
-  void take_turns(std::size_t i) {
-    try {
-      await_turn(i);
-      work_.task(i);
-    } catch (...) {
-      if (!first_error_) first_error_ = std::current_exception();
-    }
-    leave(i);
-    ended_[i] = true;
-    pass_on(i);
-  }
+  void take_turns(std::size_t i);
   // All is written by the share whose turn it is.
-  void await_turn(std::size_t i) {
-    {
-      std::unique_lock lock(mutex_);
-      change_.wait(lock, [&] { return turn_ == i; });
-    }
-    detail::thread_team() = std::move(team_);
-    work_.enter(i);
-  }
-  void leave(std::size_t i) {
-    work_.leave(i);
-    team_ = std::move(detail::thread_team());
-  }
-  void pass_on(std::size_t i) {
-    const std::lock_guard lock(mutex_);
-    for (std::size_t step = 1; step <= ended_.size(); ++step) {
-      turn_ = (i + step) % ended_.size();
-      if (!ended_[turn_]) break;
-    }
-    change_.notify_all();
-  }
+  void await_turn(std::size_t i);
+  void leave(std::size_t i);
+  void pass_on(std::size_t i);
 
   dp::DeviceThreads threads_;
   Work work_;
@@ -106,3 +68,7 @@ class ShareTurns {
 };
 
 }  // namespace chorus::canonical
+
+#if !CHORUS_COMPILED
+#include <chorus/parallel/canonical/share_turns_impl.hpp>
+#endif

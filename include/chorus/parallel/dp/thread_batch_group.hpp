@@ -27,71 +27,26 @@ namespace chorus::dp {
 class ThreadMeeting {
  public:
   /// `names`: what errors call the members.
-  ThreadMeeting(std::vector<std::string> names, std::chrono::milliseconds timeout)
-      : names_(std::move(names)),
-        timeout_(timeout),
-        members_(names_.size()),
-        values_(names_.size()),
-        given_(names_.size()),
-        all_(names_.size()) {}
+  ThreadMeeting(std::vector<std::string> names, std::chrono::milliseconds timeout);
 
   /// Before the members' next task, whose forward pass is `recorded` as one graph or not.
-  void begin(bool recorded) {
-    const std::lock_guard lock(mutex_);
-    members_.assign(names_.size(), Member::at_work);
-    arrived_ = left_ = 0;
-    together_ = true;
-    culprit_.reset();
-    recorded_ = recorded;
-    ++task_;
-  }
+  void begin(bool recorded);
   bool recorded() const { return recorded_; }
   /// Other in each task.
   std::size_t task() const { return task_; }
 
   /// This member's task has ended, or thrown. Where the first member doesn't come back, whose thread is the caller's,
   /// nobody can be told: who has given up waiting for it then ends the process.
-  void leave(std::size_t member, bool thrown) {
-    std::unique_lock lock(mutex_);
-    const Culprit own{.was = members_[member], .member = member};
-    if (thrown && (!culprit_ || own < *culprit_)) culprit_ = own;
-    const bool gave_up = members_[member] == Member::gave_up;
-    members_[member] = thrown ? Member::failed : Member::ended;
-    together_ = false;
-    if (++left_ == names_.size()) {
-      given_.assign(left_, std::any());
-      all_.assign(left_, std::any());
-    }
-    change_.notify_all();
-    if (gave_up) await_first(lock);
-  }
+  void leave(std::size_t member, bool thrown);
   /// Of those who have thrown in this task, the one because of whom others have; none where nobody has.
-  std::optional<std::size_t> culprit() const {
-    const std::lock_guard lock(mutex_);
-    return culprit_ ? std::optional(culprit_->member) : std::nullopt;
-  }
+  std::optional<std::size_t> culprit() const;
 
   /// Adds up in the order of members, so that every run gives the same bits.
-  void sum(std::size_t member, std::span<double> values) {
-    combine(member, values, [&] {
-      for (const auto& own : values_)
-        for (std::size_t i = 0; i < total_.size(); ++i) total_[i] += own[i];
-    });
-  }
+  void sum(std::size_t member, std::span<double> values);
   /// The largest of each.
-  void max(std::size_t member, std::span<double> values) {
-    combine(member, values, [&] {
-      total_ = values_[0];
-      for (const auto& own : values_)
-        for (std::size_t i = 0; i < total_.size(); ++i) total_[i] = std::max(total_[i], own[i]);
-    });
-  }
+  void max(std::size_t member, std::span<double> values);
   /// What each member gives.
-  std::vector<std::any> exchange(std::size_t member, const std::any& own) {
-    const auto lock = meet(
-        member, [&] { given_[member] = own; }, [&] { all_.swap(given_); });
-    return all_;
-  }
+  std::vector<std::any> exchange(std::size_t member, const std::any& own);
 
  private:
   // Who throws while at work has an error of its own; the others' errors follow from it, or from who hasn't come.
@@ -142,36 +97,9 @@ class ThreadMeeting {
     return lock;
   }
 
-  [[noreturn, gnu::cold]] void fail_alone(std::size_t member, bool in_time) {
-    together_ = false;
-    change_.notify_all();
-    if (!in_time) {
-      members_[member] = Member::gave_up;
-      fail<TimeoutError>("SyncBatchNorm: ", names_of(Member::at_work), " did not come within ", timeout_.count(),
-                         " ms");
-    }
-    members_[member] = Member::turned_away;
-    const auto ended = names_of(Member::ended), failed = names_of(Member::failed);
-    check<UsageError>(ended.empty(), "SyncBatchNorm: ", ended, " ended without this layer");
-    check<UsageError>(failed.empty(), "SyncBatchNorm: ", failed, " failed");
-    fail<TimeoutError>("SyncBatchNorm: ", names_of(Member::gave_up), " waited in vain for ", names_of(Member::at_work));
-  }
-  void await_first(std::unique_lock<std::mutex>& lock) {
-    const auto back = [&] { return members_[0] != Member::at_work; };
-    if (back()) return;
-    detail::say(cat("warning: SyncBatchNorm under DataParallel: ", names_[0], " did not come within ", timeout_.count(),
-                    " ms; the error is thrown when it has come to an end"));
-    if (change_.wait_for(lock, patience * timeout_, back)) return;
-    detail::say(cat("error: DataParallel: ", names_[0],
-                    ", in the thread that called, does not come to an end: so the process ", "ends"));
-    std::terminate();
-  }
-  std::string names_of(Member state) const {
-    std::string out;
-    for (std::size_t i = 0; i < members_.size(); ++i)
-      if (members_[i] == state) out += (out.empty() ? "" : ", ") + names_[i];
-    return out;
-  }
+  [[noreturn, gnu::cold]] void fail_alone(std::size_t member, bool in_time);
+  void await_first(std::unique_lock<std::mutex>& lock);
+  std::string names_of(Member state) const;
 
   std::vector<std::string> names_;
   std::chrono::milliseconds timeout_;
@@ -192,12 +120,7 @@ class ThreadBatchGroup final : public BatchGroup {
  public:
   ThreadBatchGroup(std::shared_ptr<ThreadMeeting> meeting, std::size_t member)
       : meeting_(std::move(meeting)), member_(member) {}
-  void sum(std::span<double> values) override {
-    check<UsageError>(is_here(),
-                      "SyncBatchNorm under DataParallel: one thread goes back through this layer, without the other ",
-                      "devices' threads: let backward or grad begin at what the policy returns");
-    meeting_->sum(member_, values);
-  }
+  void sum(std::span<double> values) override;
   void max(std::span<double> values) override { meeting_->max(member_, values); }
   double weight() override { return 1; }
   bool is_here() const override { return batch_group().get() == this; }
@@ -221,13 +144,8 @@ class ThreadBatchGroups {
   /// While it lives, `member` of `members` devices works on its share.
   class Membership {
    public:
-    Membership(ThreadBatchGroups& groups, std::size_t members, std::size_t member)
-        : meeting_(groups.of_[members].meeting),
-          member_(member),
-          scope_(meeting_ == nullptr ? nullptr : groups.of_[members].groups[member]) {}
-    ~Membership() {
-      if (meeting_ != nullptr) meeting_->leave(member_, std::uncaught_exceptions() > exceptions_before_);
-    }
+    Membership(ThreadBatchGroups& groups, std::size_t members, std::size_t member);
+    ~Membership();
     Membership(const Membership&) = delete;
     Membership& operator=(const Membership&) = delete;
 
@@ -239,20 +157,9 @@ class ThreadBatchGroups {
   };
 
   /// Before a task of `members` devices, each of which opens a Membership.
-  void begin(std::size_t members, bool recorded) {
-    auto& set = of_[members];
-    if (members > 1 && !set.meeting) {
-      set.meeting = std::make_shared<ThreadMeeting>(
-          std::vector(names_.begin(), names_.begin() + static_cast<std::ptrdiff_t>(members)), timeout_);
-      for (std::size_t i = 0; i < members; ++i)
-        set.groups.push_back(std::make_shared<ThreadBatchGroup>(set.meeting, i));
-    }
-    if (set.meeting) set.meeting->begin(recorded);
-  }
+  void begin(std::size_t members, bool recorded);
   /// After it: the device that has thrown and made others throw, if one has.
-  std::optional<std::size_t> culprit(std::size_t members) const {
-    return of_[members].meeting ? of_[members].meeting->culprit() : std::nullopt;
-  }
+  std::optional<std::size_t> culprit(std::size_t members) const;
 
  private:
   struct Set {
@@ -265,3 +172,7 @@ class ThreadBatchGroups {
 };
 
 }  // namespace chorus::dp
+
+#if !CHORUS_COMPILED
+#include <chorus/parallel/dp/thread_batch_group_impl.hpp>
+#endif

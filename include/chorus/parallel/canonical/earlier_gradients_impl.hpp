@@ -1,0 +1,37 @@
+#pragma once
+/// How gradients of earlier passes are laid aside, and added again.
+
+#include <chorus/nn/flat_parameters.hpp>
+#include <chorus/parallel/canonical/earlier_gradients.hpp>
+#include <chorus/parallel/canonical/gradient_tree.hpp>
+
+namespace chorus::canonical {
+
+template <Device D>
+void EarlierGradients<D>::take(const nn::FlatParameters<D>& flat) {
+  kept_.clear();
+  for (const auto& entry : flat.entries()) {
+    auto& p = entry.parameter();
+    if (!p.grad_arrived()) continue;
+    kept_.push_back({&p, Storage<D>(p.where(), p.size_bytes())});
+    copy_bytes(p.where(), kept_.back().gradient.data(), p.where(), p.grad_data(), p.size_bytes());
+    p.set_grad_arrived(false);
+  }
+}
+
+template <Device D>
+void EarlierGradients<D>::give_back() {
+  for (const Kept& kept : kept_) {
+    auto& p = *kept.parameter;
+    const auto* const before = static_cast<const std::byte*>(kept.gradient.data());
+    if (p.grad_arrived())
+      add_numbers(p.where(), p.dtype(), static_cast<std::size_t>(p.count()), before,
+                  static_cast<std::byte*>(p.grad_data()));
+    else
+      copy_bytes(p.where(), p.grad_data(), p.where(), before, p.size_bytes());
+    p.set_grad_arrived(true);
+  }
+  kept_.clear();
+}
+
+}  // namespace chorus::canonical
