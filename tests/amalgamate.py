@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Writes single_include/chorus/chorus.hpp, and all.hpp, which has what that lacks: include/chorus/chorus.hpp and all.hpp
-with all that they include. With --check, only says whether they are current and whether any header is missing."""
+with all that they include; and, by the names of the headers that these list, files that include one of them: programs
+written for include/ compile with single_include/, too. With --check, only says whether they are current and whether any header is missing."""
 
 import pathlib
 import re
@@ -71,8 +72,16 @@ def amalgamated():
             result.lines += ["#include <chorus/chorus.hpp>", ""]
         result.add(header)
         texts[header] = re.sub(r"\n{3,}", "\n\n", "\n".join(result.lines))
+    for whole in ("chorus/chorus.hpp", "chorus/all.hpp"):
+        for header in re.findall(r"#include <(chorus/\S+)>", (INCLUDE / whole).read_text()):
+            if not APART.fullmatch(header) and not header.endswith("_impl.hpp"):
+                texts.setdefault(header, f"#pragma once\n#include <{whole}>\n")
     everything = sorted(str(path.relative_to(INCLUDE)) for path in INCLUDE.rglob("*.hpp"))
     return texts, [header for header in everything if header not in result.expanded and not APART.fullmatch(header)]
+
+
+def there():
+    return [str(path.relative_to(TARGET)) for path in TARGET.rglob("*.hpp")]
 
 
 def main():
@@ -80,6 +89,7 @@ def main():
     if sys.argv[1:] == ["--check"]:
         stale = [name for name, text in texts.items()
                  if not (TARGET / name).exists() or (TARGET / name).read_text() != text]
+        stale += [name for name in there() if name not in texts]
         for name in stale:
             print(f"single_include/{name} is stale: run tests/amalgamate.py")
         for header in missing:
@@ -88,6 +98,9 @@ def main():
     if sys.argv[1:]:
         print(__doc__)
         return 2
+    for name in there():
+        if name not in texts:
+            (TARGET / name).unlink()
     for name, text in texts.items():
         (TARGET / name).parent.mkdir(parents=True, exist_ok=True)
         (TARGET / name).write_text(text)
