@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <chorus/core/tensor_group.hpp>
-#include <chorus/io/model_file.hpp>
+#include <chorus/nn/module.hpp>
 #include <cstddef>
 #include <memory>
 #include <optional>
