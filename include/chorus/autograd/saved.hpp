@@ -1,6 +1,7 @@
 #pragma once
 /// Saved: numbers that an operation keeps for backward, which have to be the same then.
 
+#include <chorus/autograd/node.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/tensor/tensor.hpp>
 #include <cstdint>
@@ -13,7 +14,9 @@ namespace chorus::detail {
 template <AnyTensor X>
 class Saved {
  public:
-  explicit Saved(X tensor) : tensor_(std::move(tensor)), version_(tensor_.storage().version()) {}
+  /// Where nothing is recorded nobody will read it, and no numbers are looked at.
+  explicit Saved(X tensor)
+      : tensor_(std::move(tensor)), version_(grad_enabled() ? tensor_.storage().version() : 0) {}
 
   /// Throws UsageError where the tensor has been written since it was saved: a parameter, a buffer, or in place.
   const X& read(const char* operation) const {

@@ -10,6 +10,7 @@
 #include <chorus/kernels/cross_entropy.hpp>
 #include <chorus/kernels/cumulative.hpp>
 #include <chorus/kernels/dropout.hpp>
+#include <chorus/kernels/few_rows.hpp>
 #include <chorus/kernels/gemm.hpp>
 #include <chorus/kernels/group_norm.hpp>
 #include <chorus/kernels/indexing.hpp>
@@ -29,6 +30,7 @@ struct Floating {
       erased(&axpy<T>),
       erased(&scale<T>),
       erased(&gemm<T>),
+      erased(&linear_of_few_rows<T>),
       erased(&attention_forward<T>),
       erased(&attention_backward<T>),
       erased(&conv2d_forward<T>),

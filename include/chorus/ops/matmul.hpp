@@ -5,6 +5,7 @@
 #include <chorus/autograd/deferred_gradients.hpp>
 #include <chorus/autograd/saved.hpp>
 #include <chorus/core/layer_watch.hpp>
+#include <chorus/kernels/few_rows.hpp>
 #include <chorus/kernels/gemm.hpp>
 #include <chorus/kernels/reduction.hpp>
 #include <chorus/ops/cast.hpp>
@@ -126,8 +127,19 @@ detail::Recorded<tensor_of<X>::rank, X, W, B> linear(const X& x, const W& weight
   shape.back() = out_features;
   auto out = Tensor<T, rank, typename tensor_of<X>::device_type>::empty(shape, device);
   detail::count_multiply_adds(rows * out_features * in_features);
-  kernels::gemm(device, Trans::no, Trans::yes, rows, out_features, in_features, input.data(), in_features, w.data(),
-                in_features, out.data(), out_features, false, b.data());
+  // Where nothing is recorded, a few rows are computed in an order of their own. A recorded pass keeps to one order
+  // whatever its rows: a sample's numbers don't depend on the share of a batch it is in.
+  bool done = false;
+  if constexpr (std::is_same_v<typename tensor_of<X>::device_type, Cpu> && std::floating_point<T>) {
+    const bool recorded = grad_enabled() && (node_of(x) || node_of(weight) || node_of(bias));
+    done = !recorded && rows <= kernels::few_rows;
+    if (done)
+      kernels::linear_of_few_rows(device, rows, out_features, in_features, input.data(), w.data(), out.data(),
+                                  b.data());
+  }
+  if (!done)
+    kernels::gemm(device, Trans::no, Trans::yes, rows, out_features, in_features, input.data(), in_features, w.data(),
+                  in_features, out.data(), out_features, false, b.data());
   return record(
       Linear{}, std::move(out),
       [input = detail::Saved(input), w = detail::Saved(w), device, rows, in_features, out_features](

@@ -62,13 +62,14 @@ class Writes {
   static std::uint64_t fingerprint(const void* numbers, std::size_t bytes) {
     constexpr std::size_t lanes = 64, block = lanes * sizeof(std::uint32_t);
     constexpr std::uint32_t odd = 0x9E3779B1u;
-    std::uint32_t sums[lanes] = {}, words[lanes];
+    std::uint32_t sums[lanes] = {}, words[lanes] = {};
     const auto* from = static_cast<const std::byte*>(numbers);
-    for (; bytes >= block; bytes -= block, from += block) {
-      std::memcpy(words, from, block);
-      for (std::size_t lane = 0; lane < lanes; ++lane) sums[lane] = (sums[lane] ^ words[lane]) * odd;
-    }
-    std::memset(words, 0, block);
+    for (; bytes >= block; bytes -= block, from += block)
+      for (std::size_t lane = 0; lane < lanes; ++lane) {
+        std::uint32_t word;  // a copy of a whole block would be a call
+        std::memcpy(&word, from + lane * sizeof word, sizeof word);
+        sums[lane] = (sums[lane] ^ word) * odd;
+      }
     std::memcpy(words, from, bytes);
     std::uint64_t out = 0;
     for (std::size_t lane = 0; lane < lanes; ++lane)

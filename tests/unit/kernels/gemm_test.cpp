@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <catch.hpp>
+#include <chorus/core/threads.hpp>
+#include <chorus/kernels/few_rows.hpp>
 #include <chorus/kernels/gemm.hpp>
 #include <cmath>
 #include <limits>
@@ -100,6 +102,41 @@ TEST_CASE("a row of a product with a transposed matrix has the same bits whateve
           CHECK(std::equal(some.begin(), some.begin() + m * n, all.begin()));
           CHECK(std::equal(some.begin() + m * n, some.end(), before.begin() + m * n));
         }
+      }
+    }
+}
+
+TEST_CASE("a linear layer of a few rows equals its definition, with the same bits on any number of threads") {
+  std::mt19937 random(4);
+  std::normal_distribution<float> distribution;
+  const auto normal = [&](Index count) {
+    std::vector<float> values(at(count));
+    for (auto& value : values) value = distribution(random);
+    return values;
+  };
+  for (const auto& [n, k] : {std::pair<Index, Index>{1, 1}, {7, 16}, {5, 15}, {6, 41}, {3, 0}, {1500, 270}})
+    for (const Index m : {0, 1, 2, 3, 4}) {
+      const auto x = normal(m * k), w = normal(n * k), bias = normal(n);
+      const float* const biases[] = {nullptr, bias.data()};
+      for (const float* const added : biases) {
+        CAPTURE(m, n, k, added != nullptr);
+        std::vector<float> y(at(m * n + 1), 7);
+        kernels::linear_of_few_rows(Cpu{}, m, n, k, x.data(), w.data(), y.data(), added);
+        double worst = 0;
+        for (Index i = 0; i < m; ++i)
+          for (Index j = 0; j < n; ++j) {
+            double sum = added == nullptr ? 0.0 : static_cast<double>(added[j]);
+            for (Index p = 0; p < k; ++p)
+              sum += static_cast<double>(x[at(i * k + p)]) * static_cast<double>(w[at(j * k + p)]);
+            worst = std::max(worst, std::abs(sum - static_cast<double>(y[at(i * n + j)])));
+          }
+        CHECK(worst / (std::numeric_limits<float>::epsilon() * std::sqrt(static_cast<double>(k) + 1)) < 16);
+        CHECK(y.back() == 7);
+        auto by_two = y;
+        set_num_threads(2);
+        kernels::linear_of_few_rows(Cpu{}, m, n, k, x.data(), w.data(), by_two.data(), added);
+        set_num_threads(1);
+        CHECK(by_two == y);
       }
     }
 }

@@ -144,6 +144,24 @@ TEST_CASE("sums over rows, running sums and padding give the same bits on any nu
   }
 }
 
+TEST_CASE("parts of an axis are put together and taken apart the same way on any number of threads") {
+  for (const auto whole : {kernels::AxisShape{1, 700, 300}, kernels::AxisShape{3, 50, 2000},
+                           kernels::AxisShape{9000, 20, 1}}) {
+    const Index start = whole.axis / 5, part = whole.axis - start, count = whole.outer * part * whole.inner;
+    const auto x = numbers<float>(count, 7), before = numbers<float>(count, 8);
+    check_same([&] {
+      auto y = zeros(whole.numel()), back = before;
+      kernels::put_block(Cpu{}, whole, start, part, x.data(), y.data(), false);
+      kernels::take_block(Cpu{}, whole, start, part, y.data(), back.data(), true);
+      bool same = true;
+      for (std::size_t i = 0; i < back.size(); ++i) same = same && back[i] == x[i] + before[i];
+      CHECK(same);
+      y.insert(y.end(), back.begin(), back.end());
+      return y;
+    });
+  }
+}
+
 TEST_CASE("dropout, picking and cross entropy's gradients give the same bits on any number of threads") {
   const Index rows = 301, columns = 333, count = rows * columns;
   const auto x = numbers<float>(count, 9);

@@ -30,20 +30,36 @@ void move_blocks(Cpu device, Index outer, Index count, const T* from, Index from
       fail<UsageError>("slice, concat: cannot accumulate ", dtype<T>);
   }
 }
+
+/// The same on several threads: by steps, or, where these are few and long, each by parts.
+template <class T>
+void move_blocks_together(Cpu device, Index outer, Index count, const T* from, Index from_step, T* to, Index to_step,
+                          bool accumulate) {
+  if (outer < 2 * num_threads() && count >= 2 * thread_elements) {
+    for (Index o = 0; o < outer; ++o, from += from_step, to += to_step)
+      parallel_ranges(count, 64, thread_elements, [=](Index first, Index n) {
+        move_blocks(device, 1, n, from + first, 0, to + first, 0, accumulate);
+      });
+    return;
+  }
+  parallel_ranges(outer, 1, thread_elements / std::max(Index{1}, count) + 1, [=](Index first, Index n) {
+    move_blocks(device, n, count, from + first * from_step, from_step, to + first * to_step, to_step, accumulate);
+  });
+}
 }  // namespace detail
 
 template <class T>
 void take_block(Cpu device, AxisShape whole, Index start, Index count, const T* from, T* block, bool accumulate) {
   const Index row = count * whole.inner;
-  detail::move_blocks(device, whole.outer, row, from + start * whole.inner, whole.axis * whole.inner, block, row,
-                      accumulate);
+  detail::move_blocks_together(device, whole.outer, row, from + start * whole.inner, whole.axis * whole.inner, block,
+                               row, accumulate);
 }
 
 template <class T>
 void put_block(Cpu device, AxisShape whole, Index start, Index count, const T* block, T* to, bool accumulate) {
   const Index row = count * whole.inner;
-  detail::move_blocks(device, whole.outer, row, block, row, to + start * whole.inner, whole.axis * whole.inner,
-                      accumulate);
+  detail::move_blocks_together(device, whole.outer, row, block, row, to + start * whole.inner,
+                               whole.axis * whole.inner, accumulate);
 }
 
 template <class T>

@@ -61,13 +61,14 @@ TwoSums<T> sum_pairs(const Columns<T, Count>& line, const Value& value) {
 }
 
 /// Pieces of a batch: a few samples at a time, at most `most`, so that what is read twice is read from the cache, and
-/// memory is read in as many streams as processors follow.
+/// memory is read in as many streams as processors follow. Of samples that are rows of channels there are `most_rows`:
+/// rows often lie a power of two apart, and of such places a first-level cache keeps no more than 8.
 struct BatchPieces {
   ChannelShape shape;
   Index rows, count, least;  ///< samples in a piece, pieces, and pieces for a thread of its own
 
-  BatchPieces(ChannelShape s, Index most) : shape(s) {
-    rows = s.inner == 1 ? 2 * most : std::clamp(2048 / std::max(Index{1}, s.inner), Index{1}, most);
+  BatchPieces(ChannelShape s, Index most, Index most_rows) : shape(s) {
+    rows = s.inner == 1 ? most_rows : std::clamp(2048 / std::max(Index{1}, s.inner), Index{1}, most);
     count = (s.batch + rows - 1) / rows;
     least = thread_elements / std::max<Index>(1, rows * s.channels * s.inner) + 1;
   }
@@ -93,7 +94,7 @@ struct BatchPieces {
 template <class T, class F>
 void sum_channels(Cpu device, ChannelShape shape, double* sums, const F& f) {
   const Index channels = shape.channels;
-  const BatchPieces pieces(shape, 16);
+  const BatchPieces pieces(shape, 16, 32);
   const Scratch<double> partial(device, pieces.count * 2 * channels);
   parallel_ranges(pieces.count, 1, pieces.least, [&](Index first, Index count) {
     for (Index piece = first; piece < first + count; ++piece)
@@ -109,7 +110,7 @@ void sum_channels(Cpu device, ChannelShape shape, double* sums, const F& f) {
 /// Calls `f(line)` for the lines of all pieces, which are small: many threads find one.
 template <class T, class F>
 void for_batch(ChannelShape shape, const F& f) {
-  const BatchPieces pieces(shape, 4);
+  const BatchPieces pieces(shape, 4, 2);
   parallel_ranges(pieces.count, 1, pieces.least, [&](Index first, Index count) {
     for (Index piece = first; piece < first + count; ++piece) pieces.for_lines<T>(piece, f);
   });
