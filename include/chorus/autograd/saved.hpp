@@ -22,6 +22,20 @@ class Saved {
       refuse(operation, now);
     return tensor_;
   }
+  /// Whether nobody else has a handle to the numbers, so that they may be written after they were last read.
+  bool alone() const {
+    const auto* const block = tensor_.storage().block();
+    if (block == nullptr || block->home || tensor_.storage().owners() != 1) return false;
+    if constexpr (requires { block->lent; })
+      return block->lent == nullptr;
+    else
+      return true;
+  }
+  /// `read`, for the last time: the tensor is the caller's.
+  X take(const char* operation) {
+    read(operation);
+    return std::move(tensor_);
+  }
   /// The tensor, for its shape and device.
   const X& tensor() const { return tensor_; }
 
