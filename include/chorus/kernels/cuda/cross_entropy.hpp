@@ -69,10 +69,14 @@ struct CrossEntropy {
     double total = 0;
     each_vector(line, logits, vector, [&](Index, int n, const Vector<T>& x) {
       C top = mine.largest, sum = 0, plain = 0;
-      for (int l = 0; l < n; ++l) top = Larger{}(top, static_cast<C>(x.v[l]));
+#pragma unroll
+      for (int l = 0; l < Vector<T>::width; ++l)
+        if (l < n) top = Larger{}(top, static_cast<C>(x.v[l]));
       if (top != mine.largest) mine = {top, mine.sum * static_cast<double>(std::exp(mine.largest - top))};
       if (top == lowest) return;  // what is masked adds nothing
-      for (int l = 0; l < n; ++l) {
+#pragma unroll
+      for (int l = 0; l < Vector<T>::width; ++l) {
+        if (l >= n) continue;
         sum += std::exp(static_cast<C>(x.v[l]) - top);
         plain += static_cast<C>(x.v[l]);
       }
