@@ -106,15 +106,25 @@ TEST_CASE("a device loader copies by a stream of its own, ordered by events both
   auto plain = loader_of(rows);
   const auto stream = cuda::compute_stream(Cuda{});
   const auto seen = Tensor<float, 1, Cuda>::zeros({4}, Cuda{});
+  // Nor is memory whose last use is under way when a batch gets it.
+  const auto old = Tensor<float, 1, Cuda>::zeros({1}, Cuda{});
+  auto scratch = Tensor<float, 2, Cuda>::full({4, 300}, 7, Cuda{});
   stream->finish(stream->given);
+  kernels::axpy(Cuda{}, 1, 1.f, scratch.data(), old.data());
+  const float* const place = scratch.data();
+  scratch = {};
+  bool found = false;
   Index i = 0;
   const std::size_t before = stream->given;
   for (auto& [x, y] : data::DeviceLoader(plain, Cuda{})) {
+    found = found || x.data() == place;
     kernels::axpy(Cuda{}, 1, 1.f, x.data(), seen.data() + i++);
   }
+  CHECK(found);
   // Of each batch: a wait, the kernel, a mark; no copy.
   CHECK(stream->given - before <= 4 * 3 + 4);
   CHECK(seen.to_vector() == std::vector<float>{0, 4, 8, 12});
+  CHECK(old.item() == 7);
 }
 #endif
 
