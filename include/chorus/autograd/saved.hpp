@@ -5,9 +5,14 @@
 #include <chorus/tensor/tensor.hpp>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 namespace chorus::detail {
+
+/// Blocks of memory that may be somebody else's.
+template <class B>
+concept Lendable = requires(const B& block) { block.lent; };
 
 /// Backward functions capture `Saved(tensor)` and call `read` where they need the numbers.
 template <AnyTensor X>
@@ -26,7 +31,7 @@ class Saved {
   bool alone() const {
     const auto* const block = tensor_.storage().block();
     if (block == nullptr || block->home || tensor_.storage().owners() != 1) return false;
-    if constexpr (requires { block->lent; })
+    if constexpr (Lendable<std::remove_cvref_t<decltype(*block)>>)
       return block->lent == nullptr;
     else
       return true;

@@ -168,6 +168,10 @@ N* unless_skipped(N* node) {
   return node != nullptr && !node->skipped() ? node : nullptr;
 }
 
+/// A backward function with another one for the last time.
+template <class Backward, class Grad, class... Inputs>
+concept HasLast = requires(Backward& backward, const Grad& grad, Inputs... inputs) { backward.last(grad, inputs...); };
+
 /// An operation's node. `Inputs` are the types of the inputs' nodes.
 template <class Backward, class T, int Rank, class D, class... Inputs>
 class OperationNode : public GradNode<T, Rank, D> {
@@ -184,7 +188,7 @@ class OperationNode : public GradNode<T, Rank, D> {
     const auto grad = this->take_grad();
     const auto send = [&](auto*... inputs) {
       if (!(inputs || ...)) return;  // of a DataParallel's copies `grad` runs all operations
-      if constexpr (requires { saved_->last(grad, inputs...); })
+      if constexpr (HasLast<Backward, Tensor<T, Rank, D>, decltype(inputs)...>)
         if (!keep) return saved_->last(grad, inputs...);
       (*saved_)(grad, inputs...);
     };
