@@ -172,6 +172,19 @@ N* unless_skipped(N* node) {
 template <class Backward, class Grad, class... Inputs>
 concept HasLast = requires(Backward& backward, const Grad& grad, Inputs... inputs) { backward.last(grad, inputs...); };
 
+template <class Backward, class Grad, class... Inputs>
+void go_back(Backward& backward, bool, const Grad& grad, Inputs... inputs) {
+  backward(grad, inputs...);
+}
+template <class Backward, class Grad, class... Inputs>
+  requires HasLast<Backward, Grad, Inputs...>
+void go_back(Backward& backward, bool keep, const Grad& grad, Inputs... inputs) {
+  if (keep)
+    backward(grad, inputs...);
+  else
+    backward.last(grad, inputs...);
+}
+
 /// An operation's node. `Inputs` are the types of the inputs' nodes.
 template <class Backward, class T, int Rank, class D, class... Inputs>
 class OperationNode : public GradNode<T, Rank, D> {
@@ -188,9 +201,7 @@ class OperationNode : public GradNode<T, Rank, D> {
     const auto grad = this->take_grad();
     const auto send = [&](auto*... inputs) {
       if (!(inputs || ...)) return;  // of a DataParallel's copies `grad` runs all operations
-      if constexpr (HasLast<Backward, Tensor<T, Rank, D>, decltype(inputs)...>)
-        if (!keep) return saved_->last(grad, inputs...);
-      (*saved_)(grad, inputs...);
+      go_back(*saved_, keep, grad, inputs...);
     };
     std::apply([&](const auto&... inputs) { send(unless_skipped(inputs.get())...); }, inputs_);
     if (!keep) {
