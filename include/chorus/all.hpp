@@ -44,6 +44,7 @@
 #include <chorus/nn/transformer.hpp>
 #include <chorus/nn/vocabulary_embedding.hpp>
 #include <chorus/nn/weights.hpp>
+#include <chorus/ops/attention_packed.hpp>
 #include <chorus/ops/class_losses.hpp>
 #include <chorus/ops/convolution3d.hpp>
 #include <chorus/ops/counting.hpp>
@@ -103,5 +104,6 @@
 #include <chorus/train/trace_reader.hpp>
 
 #if CHORUS_USE_CUDA
+#include <chorus/data/cuda/device_loader.hpp>
 #include <chorus/parallel/cuda/graphed.hpp>
 #endif

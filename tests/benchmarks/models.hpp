@@ -2,6 +2,7 @@
 /// The reference models of the step benchmarks, on any kind of device.
 
 #include <chorus/chorus.hpp>
+#include <chorus/ops/attention_packed.hpp>
 #include <optional>
 
 namespace bench {
@@ -89,13 +90,9 @@ struct GptBlock : ch::nn::Module {
         heads{head_count} {}
   auto forward(const auto& x) const {
     const auto [batch, context, width] = x.shape();
-    const auto parts =
-        ch::permute(ch::reshape(qkv(norm1(x)), ch::Shape<5>{batch, context, 3, heads, width / heads}), {2, 0, 3, 1, 4});
-    const auto part = [&, b = batch, c = context, w = width](ch::Index i) {
-      return ch::reshape(ch::slice(parts, 0, i, i + 1), ch::Shape<4>{b, heads, c, w / heads});
-    };
-    const auto seen = ch::scaled_dot_product_attention(part(0), part(1), part(2), true);
-    const auto y = x + proj(ch::reshape(ch::permute(seen, {0, 2, 1, 3}), ch::Shape<3>{batch, context, width}));
+    const auto parts = ch::reshape(qkv(norm1(x)), ch::Shape<5>{batch, context, 3, heads, width / heads});
+    const auto seen = ch::scaled_dot_product_attention_packed(parts, {.causal = true});
+    const auto y = x + proj(ch::reshape(seen, ch::Shape<3>{batch, context, width}));
     return y + fc2(ch::gelu(fc1(norm2(y))));
   }
 

@@ -1,10 +1,13 @@
 // Attention and stacks of matrix products, as on the CPU; and how many calls a stream is given for them.
 #include <chorus/ops/attention.hpp>
+#include <chorus/ops/attention_packed.hpp>
 #include <chorus/ops/higher_order.hpp>
+#include <chorus/ops/reduction.hpp>
 #include <chorus/ops/shape.hpp>
 #include <cmath>
 #include <tuple>
 
+#include "../unit/message_of.hpp"
 #include "compare.hpp"
 
 namespace attention_gpu_test {
@@ -126,6 +129,56 @@ TEST_CASE("attention by blocks on a GPU") {
   in_tiles<float>(true, 0, false);
   in_tiles<float>(false, 0.25, true);
   in_tiles<double>(true, 0.25, true);
+}
+
+// The result of attention of packed queries, keys and values, in which gradients of another use lie already, or not.
+template <class T, class D>
+auto packed_results(D device, const AttentionOptions& options, bool used_before, std::size_t* launches = nullptr) {
+  manual_seed(8);
+  const Shape<5> shape{2, 7, 3, 3, 5};
+  const Variable<T, 5, D> leaf(Tensor<T, 5, D>::from(::numbers<T>(numel(shape), 1), shape, device), true);
+  const auto qkv = leaf + leaf;
+#ifndef __NVCC__
+  const std::size_t before = emulation::counters().launches;
+#endif
+  const auto y = scaled_dot_product_attention_packed(qkv, options);
+  const auto dy = Tensor<T, 4, D>::from(::numbers<T>(y.numel(), 2), y.shape(), device);
+  const auto loss = used_before ? sum(y * dy) + sum(qkv * qkv) : sum(y * dy);
+  loss.backward();
+#ifndef __NVCC__
+  if (launches != nullptr) *launches = emulation::counters().launches - before;
+#endif
+  return std::array{to<float>(contiguous(y.value())).to_vector(), to<float>(leaf.grad()).to_vector()};
+}
+
+TEST_CASE("attention of packed queries, keys and values") {
+  if (!gpu_present()) return;
+  for (const std::size_t limit : {std::size_t{0}, std::size_t{1} << 30})
+    for (const bool used_before : {false, true})
+      for (const double dropout : {0.0, 0.3}) {
+        const ByBlocks by_blocks;
+        kernels::attention_scores_limit() = limit;
+        CAPTURE(limit, used_before, dropout);
+        const AttentionOptions options{.causal = dropout == 0, .dropout = dropout};
+        const auto expected = packed_results<float>(Cpu{}, options, used_before),
+                   actual = packed_results<float>(Cuda{}, options, used_before);
+        for (std::size_t i = 0; i < 2; ++i) CHECK(error(actual[i], expected[i]) <= 1e-5);
+        const auto narrow = packed_results<bf16>(Cuda{}, options, used_before);
+        for (std::size_t i = 0; i < 2; ++i) CHECK(error(narrow[i], expected[i]) <= 1e-1);
+      }
+#ifndef __NVCC__
+  const ByBlocks by_blocks;
+  std::size_t launches = 0;
+  packed_results<float>(Cuda{}, {.causal = true}, false, &launches);
+  // Forward one, and back the dots and two kernels; the others are the loss's, and of the sum that gave qkv.
+  CHECK(launches <= 11);
+#endif
+  const auto wrong = Tensor<float, 5, Cuda>::ones({1, 2, 2, 1, 4}, Cuda{});
+  CHECK(message_of<ShapeError>([&] { scaled_dot_product_attention_packed(wrong); }) ==
+        "scaled_dot_product_attention_packed: expected [batch, length, 3, heads, features], got [1, 2, 2, 1, 4]");
+  const auto right = Tensor<float, 5, Cuda>::ones({1, 2, 3, 1, 4}, Cuda{});
+  CHECK(message_of<UsageError>([&] { scaled_dot_product_attention_packed(right, {.dropout = 1}); }) ==
+        "scaled_dot_product_attention_packed: the probability of dropout is in [0, 1), got 1");
 }
 
 TEST_CASE("attention by blocks has no memory for all scores") {

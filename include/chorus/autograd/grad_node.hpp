@@ -56,6 +56,7 @@ class GradNode : public Node {
 
   /// Where the next contribution goes; from then on there is a gradient.
   GradTarget<T, Rank, D> target() {
+    grad_.storage().touch();
     if (!grad_.defined()) {
       grad_ = tensor_type::empty(shape_, device_);
     } else if (has_grad_ && !bound_ && grad_.storage().owners() > 1) {
@@ -64,13 +65,15 @@ class GradNode : public Node {
     return {grad_, std::exchange(has_grad_, true)};
   }
 
-  /// A contribution that stands ready, dense, in a tensor of its own or in one that others may hold too.
+  /// A contribution that stands ready, dense, in a tensor of its own or in one that others may hold too. What is not
+  /// made yet (see wide_later.hpp) is for who made that tensor's node.
   void add(const tensor_type& contribution) {
     if (!has_grad_ && !bound_) {
       grad_ = contribution;
       has_grad_ = true;
     } else {
       const auto [grad, accumulate] = target();
+      contribution.storage().touch();
       if (accumulate)
         kernels::axpy(device_, grad.numel(), T{1}, contribution.data(), grad.data());
       else
@@ -88,7 +91,10 @@ class GradNode : public Node {
     grad_ = {};
   }
   /// The gradient; undefined where there is none.
-  tensor_type grad() const { return has_grad_ ? grad_ : tensor_type{}; }
+  tensor_type grad() const {
+    grad_.storage().touch();
+    return has_grad_ ? grad_ : tensor_type{};
+  }
   /// Puts other numbers in the gradient's place. Throws ShapeError where shapes differ.
   void replace_grad(const tensor_type& other) {
     check<ShapeError>(other.defined() && other.shape() == shape_, "register_hook: the hook of a gradient of shape ",
@@ -114,7 +120,7 @@ class GradNode : public Node {
   }
   const Shape<Rank>& shape() const { return shape_; }
   D device() const { return device_; }
-  bool gradient_is_finite() const override { return !has_grad_ || detail::all_finite(grad_); }
+  bool gradient_is_finite() const override { return !has_grad_ || detail::all_finite(grad()); }
 
   /// A gradient and the place where it lies.
   struct Held {
@@ -184,6 +190,7 @@ class GradNode : public Node {
   // Not in place: others may hold this memory.
   [[gnu::noinline, gnu::cold]] tensor_type take_scaled() {
     auto scaled = tensor_type::zeros(shape_, device_);
+    grad_.storage().touch();
     kernels::axpy(device_, scaled.numel(), static_cast<T>(this->scale()), grad_.data(), scaled.data());
     grad_ = {};
     return scaled;

@@ -6,9 +6,14 @@
 #include <chorus/tensor/tensor.hpp>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 namespace chorus::detail {
+
+/// Blocks of memory that may be somebody else's.
+template <class B>
+concept Lendable = requires(const B& block) { block.lent; };
 
 /// Backward functions capture `Saved(tensor)` and call `read` where they need the numbers.
 template <AnyTensor X>
@@ -24,6 +29,20 @@ class Saved {
     if (const auto now = tensor_.storage().version(); now != version_) [[unlikely]]
       refuse(operation, now);
     return tensor_;
+  }
+  /// Whether nobody else has a handle to the numbers, so that they may be written after they were last read.
+  bool alone() const {
+    const auto* const block = tensor_.storage().block();
+    if (block == nullptr || block->home || tensor_.storage().owners() != 1) return false;
+    if constexpr (Lendable<std::remove_cvref_t<decltype(*block)>>)
+      return block->lent == nullptr;
+    else
+      return true;
+  }
+  /// `read`, for the last time: the tensor is the caller's.
+  X take(const char* operation) {
+    read(operation);
+    return std::move(tensor_);
   }
   /// The tensor, for its shape and device.
   const X& tensor() const { return tensor_; }

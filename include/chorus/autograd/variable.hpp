@@ -4,6 +4,7 @@
 #include <chorus/autograd/grad_node.hpp>
 #include <chorus/autograd/operation_watch.hpp>
 #include <chorus/autograd/tape.hpp>
+#include <chorus/autograd/wide_later.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -37,6 +38,12 @@ class Variable {
     value_.storage().touch();
     return value_;
   }
+  /// The numbers in a type of 2 bytes, of which those of the value are to be made if somebody reads them; undefined
+  /// where there are none. For library code.
+  template <Narrow From>
+  Tensor<From, Rank, D> narrow() const {
+    return detail::narrow_of<From>(value_);
+  }
   const Ref<node_type>& node() const { return node_; }
   bool requires_grad() const { return static_cast<bool>(node_); }
   tensor_type grad() const { return node_ ? node_->grad() : tensor_type{}; }
@@ -50,7 +57,7 @@ class Variable {
   Index size(Index axis) const { return value_.size(axis); }
   Index numel() const { return value_.numel(); }
   D device() const { return value_.device(); }
-  T item() const { return value_.item(); }
+  T item() const { return value().item(); }
 
   /// Gradients of this scalar by all leaves behind it are added to the leaves. With `retain_graph` it can be done
   /// again.
@@ -161,6 +168,23 @@ N* unless_skipped(N* node) {
   return node != nullptr && !node->skipped() ? node : nullptr;
 }
 
+/// A backward function with another one for the last time.
+template <class Backward, class Grad, class... Inputs>
+concept HasLast = requires(Backward& backward, const Grad& grad, Inputs... inputs) { backward.last(grad, inputs...); };
+
+template <class Backward, class Grad, class... Inputs>
+void go_back(Backward& backward, bool, const Grad& grad, Inputs... inputs) {
+  backward(grad, inputs...);
+}
+template <class Backward, class Grad, class... Inputs>
+  requires HasLast<Backward, Grad, Inputs...>
+void go_back(Backward& backward, bool keep, const Grad& grad, Inputs... inputs) {
+  if (keep)
+    backward(grad, inputs...);
+  else
+    backward.last(grad, inputs...);
+}
+
 /// An operation's node. `Inputs` are the types of the inputs' nodes.
 template <class Backward, class T, int Rank, class D, class... Inputs>
 class OperationNode : public GradNode<T, Rank, D> {
@@ -176,7 +200,8 @@ class OperationNode : public GradNode<T, Rank, D> {
                       "' was freed by an earlier backward; pass retain_graph = true to that one");
     const auto grad = this->take_grad();
     const auto send = [&](auto*... inputs) {
-      if ((inputs || ...)) (*saved_)(grad, inputs...);  // of a DataParallel's copies `grad` runs all operations
+      if (!(inputs || ...)) return;  // of a DataParallel's copies `grad` runs all operations
+      go_back(*saved_, keep, grad, inputs...);
     };
     std::apply([&](const auto&... inputs) { send(unless_skipped(inputs.get())...); }, inputs_);
     if (!keep) {
@@ -232,8 +257,9 @@ template <class Operation, class Value, class... Inputs>
 
 /// Gives an operation's result a place on the tape. `backward(dy, dx...)` gets the gradient by the result, and for each
 /// input a pointer to the node that collects its gradient (null where none is wanted). What it captures is what is
-/// saved. Where all inputs are Tensors the result is the Tensor itself. `operation` is its name, or an object with a
-/// `name` and what else <chorus/ops/higher_order.hpp> has to know of it.
+/// saved; where it has a `last(dy, dx...)`, that is called in its place when nothing of it is needed any more. Where
+/// all inputs are Tensors the result is the Tensor itself. `operation` is its name, or an object with a `name` and what
+/// else <chorus/ops/higher_order.hpp> has to know of it.
 template <class Operation, class T, int Rank, class D, class Backward, Operand... Inputs>
 auto record(Operation operation, Tensor<T, Rank, D> value, Backward backward, const Inputs&... inputs) {
   static_assert((std::is_same_v<typename tensor_of<Inputs>::device_type, D> && ...),

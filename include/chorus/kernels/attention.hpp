@@ -1,6 +1,6 @@
 #pragma once
 /// Scaled dot-product attention by blocks (Dao et al., "FlashAttention", NeurIPS 2022): the matrix of all queries by
-/// all keys is never in memory, only a block of it, forward and back. Every array is dense.
+/// all keys is never in memory, only a block of it, forward and back. Every array is dense on the CPU.
 
 #include <atomic>
 #include <chorus/core/device.hpp>
@@ -25,6 +25,27 @@ struct AttentionShape {
   Index mask_pitch = 0;
 
   Index batch() const { return samples * heads; }
+};
+
+/// Where an array of matrices lies, in elements from one sample, head and row to the next; features are neighbours.
+struct AttentionPitch {
+  Index sample, head, row;
+  static AttentionPitch dense(Index heads, Index rows, Index features) {
+    return {heads * rows * features, rows * features, features};
+  }
+};
+/// Of q, k, v and y; gradients lie as what they are the gradients by.
+struct AttentionPitches {
+  AttentionPitch q, k, v, y;
+  static AttentionPitches dense(const AttentionShape& s) {
+    return {AttentionPitch::dense(s.heads, s.queries, s.features), AttentionPitch::dense(s.heads, s.keys, s.features),
+            AttentionPitch::dense(s.heads, s.keys, s.values), AttentionPitch::dense(s.heads, s.queries, s.values)};
+  }
+};
+
+/// Which gradients are added to what is there; the others overwrite it.
+struct AttentionAdds {
+  bool q, k, v;
 };
 
 /// y = softmax(scale q kᵀ + mask) v: [samples, heads, queries, values], and the log of each softmax's denominator,

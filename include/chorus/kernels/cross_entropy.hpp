@@ -12,18 +12,19 @@
 namespace chorus::kernels {
 
 /// loss = logsumexp(x) - x[label], smoothed as in PyTorch: (1 - s) * that + s * (logsumexp(x) - mean(x)).
-/// logits: [batch, classes]; labels: [batch]; loss: [batch] for Reduction::none, else one number; log_sum_exp: [batch],
-/// less the row's largest logit, kept for the backward pass. Throws UsageError for a bad label or a smoothing outside
-/// of [0, 1] before it writes anything.
+/// logits: [batch, classes]; labels: [batch]; loss: [batch] for Reduction::none, else one number; statistics:
+/// [2, batch], kept for the backward pass: logsumexp(x) less the row's largest logit, and that one: as two numbers they
+/// are exact where their sum is not. Throws UsageError for a bad label or a smoothing outside of [0, 1]
+/// before it writes anything.
 template <class T>
 void cross_entropy_forward(Cpu cpu, Index batch, Index classes, const T* logits, const std::int64_t* labels,
-                           const CrossEntropyOptions& options, T* loss, T* log_sum_exp);
+                           const CrossEntropyOptions& options, T* loss, T* statistics);
 
 /// dlogits = (softmax(x) - target) * scale with target = (1 - s) * onehot + s / classes; 0 for ignored samples.
 /// dloss: [batch] for Reduction::none, else one number. `dlogits` may be `logits`, unless it accumulates.
 template <class T>
 void cross_entropy_backward(Cpu cpu, Index batch, Index classes, const T* logits, const std::int64_t* labels,
-                            const CrossEntropyOptions& options, const T* log_sum_exp, const T* dloss, T* dlogits,
+                            const CrossEntropyOptions& options, const T* statistics, const T* dloss, T* dlogits,
                             bool accumulate);
 
 /// The same of a class for each pixel, on the CPU: the axis is that of the classes; labels, log_sum_exp and the losses

@@ -178,7 +178,7 @@ class MixedPrecision : public Module {
   template <class Y>
   static auto widened(const Y& y) {
     if constexpr (NarrowOperand<Y>)
-      return to<float>(y);
+      return chorus::detail::widened(y);
     else
       return y;
   }

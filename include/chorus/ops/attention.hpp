@@ -76,15 +76,24 @@ auto attention_in_blocks(const Q& q, const K& k, const V& v, const AttentionMask
       [queries = Saved(queries), keys = Saved(keys), values = Saved(values), mask, out = Saved(out), log_sums, s,
        device](const auto& dy, auto dq, auto dk, auto dv) {
         const auto numbers = [](const auto& saved) { return saved.read("scaled_dot_product_attention").data(); };
-        const auto place = [&](auto node) -> T* {
+        const auto place = [&](auto node, bool& adds) -> T* {
           if (!node) return nullptr;
           const auto [grad, accumulate] = node->target();
-          if (!accumulate) zero_bytes(device, grad.data(), grad.bytes());
+          if (std::is_same_v<D, Cpu> && !accumulate) zero_bytes(device, grad.data(), grad.bytes());
+          adds = accumulate;
           return grad.data();
         };
-        T* const grads[] = {place(dq), place(dk), place(dv)};
-        kernels::attention_backward(device, s, numbers(queries), numbers(keys), numbers(values), mask.data(),
-                                    numbers(out), log_sums.data(), dy.data(), grads[0], grads[1], grads[2]);
+        const T* const in[] = {numbers(queries), numbers(keys), numbers(values), numbers(out)};
+        kernels::AttentionAdds adds{};
+        T* const grads[] = {place(dq, adds.q), place(dk, adds.k), place(dv, adds.v)};
+        const auto backward = [&](const auto&... how) {
+          kernels::attention_backward(device, s, how..., in[0], in[1], in[2], mask.data(), in[3], log_sums.data(),
+                                      dy.data(), grads[0], grads[1], grads[2]);
+        };
+        if constexpr (std::is_same_v<D, Cpu>)
+          backward();
+        else
+          backward(kernels::AttentionPitches::dense(s), adds);
       },
       q, k, v);
 }

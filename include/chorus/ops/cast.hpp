@@ -14,6 +14,9 @@ struct Cast {
 };
 }  // namespace operations
 
+template <Scalar To, Operand X>
+auto to(const X& x);
+
 namespace detail {
 /// The numbers of an operand in another scalar type, dense; a parameter's copy, where it has one.
 template <Scalar To, Operand X>
@@ -31,6 +34,21 @@ auto numbers_in(const X& x) {
   }
   return out;
 }
+
+/// The conversion of x to the numbers `out`.
+template <Real To, Operand X, AnyTensor Out>
+auto record_cast(const X& x, Out out) {
+  using From = typename tensor_of<X>::value_type;
+  return record(
+      operations::Cast{}, std::move(out),
+      [](const auto& dy, auto dx) {
+        if constexpr (Narrow<From> && std::is_same_v<To, float> && !std::is_same_v<decltype(dy.device()), Cpu>)
+          if (const auto ready = narrow_of<From>(dy); ready.defined()) return dx->add(ready);
+        if (dx->has_grad()) return dx->add(to<From>(dy));
+        kernels::convert(dy.device(), dy.numel(), dy.data(), dx->target().data());
+      },
+      x);
+}
 }  // namespace detail
 
 /// The same numbers in another scalar type, as `static_cast` converts them: `to<bf16>(x)`. Between floating-point types
@@ -45,17 +63,10 @@ auto to(const X& x) {
     else
       return x;
   } else {
-    auto out = detail::numbers_in<To>(x);
     if constexpr (Real<From> && Real<To>)
-      return record(
-          operations::Cast{}, std::move(out),
-          [](const auto& dy, auto dx) {
-            if (dx->has_grad()) return dx->add(to<From>(dy));
-            kernels::convert(dy.device(), dy.numel(), dy.data(), dx->target().data());
-          },
-          x);
+      return detail::record_cast<To>(x, detail::numbers_in<To>(x));
     else
-      return out;
+      return detail::numbers_in<To>(x);
   }
 }
 
@@ -68,6 +79,23 @@ template <class X, class Y>
 concept OfOtherType = !std::is_same_v<typename tensor_of<X>::value_type, typename tensor_of<Y>::value_type>;
 
 namespace detail {
+/// to<float>(x). On GPUs, which have all of their memory's speed to lose, the numbers are made when somebody reads them
+/// first, so that a loss can take the narrow ones.
+template <NarrowOperand X>
+auto widened(const X& x) {
+  using From = typename tensor_of<X>::value_type;
+  using D = typename tensor_of<X>::device_type;
+  constexpr int rank = tensor_of<X>::rank;
+  if constexpr (!std::is_same_v<D, Cpu> && std::is_same_v<X, Variable<From, rank, D>>) {
+    const auto narrow = contiguous(x.value());
+    // Numbers of a parameter's copy change with the parameter. Who looks at operations looks at numbers.
+    const bool watched = operation_watch != nullptr || detects_anomalies();
+    if (narrow.numel() > 0 && narrow.storage().writes() == nullptr && !watched)
+      return record_cast<float>(x, wide_later(narrow));
+  }
+  return to<float>(x);
+}
+
 /// Whether an operation on x of 2 bytes gives the gradients by its float weights in float: one of the first order.
 template <class X, class... Weights>
 inline constexpr bool has_float_gradients =

@@ -44,30 +44,83 @@ void check_class_loss(const char* operation, const Tensor<T, 2, D>& scores, cons
                     ": one loss a sample has a function of its own: ", operation, "_per_sample");
 }
 
-template <int Rank, Operand X, class D>
-Recorded<Rank, X> cross_entropy(const X& logits, const Tensor<std::int64_t, 1, D>& labels,
-                                const CrossEntropyOptions& options) {
-  using T = typename tensor_of<X>::value_type;
-  const auto scores = contiguous(value_of(logits));
+/// The way back of cross_entropy. `Narrow` logits get their gradient as they are, by a float node that is to pass it on
+/// (see wide_later.hpp).
+template <class X, class Statistics, class Labels>
+struct CrossEntropyBackward {
+  using T = typename X::value_type;
+
+  Saved<X> saved;
+  Labels labels;
+  CrossEntropyOptions options;
+  Statistics statistics;
+
+  template <class Dy, class Dx>
+  void operator()(const Dy& dloss, Dx dlogits) const {
+    const auto& x = saved.read("cross_entropy");
+    if constexpr (Narrow<T>) {
+      const auto grad = X::empty(x.shape(), x.device());
+      write(x, dloss, grad, false);
+      add(grad, dlogits);
+    } else {
+      const auto [grad, accumulate] = dlogits->target();
+      write(x, dloss, grad, accumulate);
+    }
+  }
+  /// Where nobody else has the logits, the gradient is written in their place.
+  template <class Dy, class Dx>
+  void last(const Dy& dloss, Dx dlogits) {
+    if (!saved.alone() || !dlogits->takes_over()) return (*this)(dloss, dlogits);
+    const X x = saved.take("cross_entropy");
+    write(x, dloss, x, false);
+    add(x, dlogits);
+  }
+
+ private:
+  template <class Dy>
+  void write(const X& x, const Dy& dloss, const X& grad, bool accumulate) const {
+    kernels::cross_entropy_backward(x.device(), x.size(0), x.size(1), x.data(), labels.data(), options,
+                                    statistics.data(), dloss.data(), grad.data(), accumulate);
+  }
+  template <class Dx>
+  static void add(const X& grad, Dx dlogits) {
+    if constexpr (Narrow<T>)
+      dlogits->add(wide_later(grad));
+    else
+      dlogits->add(grad);
+  }
+};
+
+/// `logits` have the numbers `scores`, which may be narrow where those are float.
+template <int Rank, class T, Operand X, class D>
+Recorded<Rank, X> cross_entropy_of(const X& logits, const Tensor<T, 2, D>& scores,
+                                   const Tensor<std::int64_t, 1, D>& labels, const CrossEntropyOptions& options) {
+  using L = typename tensor_of<X>::value_type;
   const auto targets = contiguous(labels);
   check_class_loss("cross_entropy", scores, targets, options, Rank == 1 ? Reduction::none : Reduction::mean);
   const auto device = scores.device();
   const Index batch = scores.size(0), classes = scores.size(1);
   Shape<Rank> shape{};
   if constexpr (Rank == 1) shape[0] = batch;
-  auto loss = Tensor<T, Rank, D>::empty(shape, device);
-  auto log_sum_exp = Tensor<T, 1, D>::empty({batch}, device);
+  auto loss = Tensor<L, Rank, D>::empty(shape, device);
+  auto statistics = Tensor<L, 2, D>::empty({2, batch}, device);
   kernels::cross_entropy_forward(device, batch, classes, scores.data(), targets.data(), options, loss.data(),
-                                 log_sum_exp.data());
-  return record(
-      operations::CrossEntropy<D>{targets, options}, std::move(loss),
-      [saved = Saved(scores), targets, options, log_sum_exp](const auto& dloss, auto dlogits) {
-        const auto& x = saved.read("cross_entropy");
-        const auto [grad, accumulate] = dlogits->target();
-        kernels::cross_entropy_backward(x.device(), x.size(0), x.size(1), x.data(), targets.data(),
-                                        options, log_sum_exp.data(), dloss.data(), grad.data(), accumulate);
-      },
-      logits);
+                                 statistics.data());
+  using Backward = CrossEntropyBackward<Tensor<T, 2, D>, Tensor<L, 2, D>, Tensor<std::int64_t, 1, D>>;
+  return record(operations::CrossEntropy<D>{targets, options}, std::move(loss),
+                Backward{Saved(scores), targets, options, std::move(statistics)}, logits);
+}
+
+template <int Rank, Operand X, class D>
+Recorded<Rank, X> cross_entropy(const X& logits, const Tensor<std::int64_t, 1, D>& labels,
+                                const CrossEntropyOptions& options) {
+  if constexpr (!std::is_same_v<D, Cpu> && std::is_same_v<X, Variable<float, 2, D>>) {
+    if (const auto scores = logits.template narrow<bf16>(); scores.defined())
+      return cross_entropy_of<Rank>(logits, scores, labels, options);
+    if (const auto scores = logits.template narrow<half>(); scores.defined())
+      return cross_entropy_of<Rank>(logits, scores, labels, options);
+  }
+  return cross_entropy_of<Rank>(logits, contiguous(value_of(logits)), labels, options);
 }
 
 template <int Rank, Operand X, class D>
@@ -95,9 +148,18 @@ auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labe
 template <Operand X, class LossOf>
 auto in_float(const X& scores, const LossOf& loss_of) {
   if constexpr (NarrowOperand<X>)
-    return to<typename tensor_of<X>::value_type>(loss_of(to<float>(scores)));
+    return to<typename tensor_of<X>::value_type>(loss_of(widened(scores)));
   else
     return loss_of(scores);
+}
+
+// Where an operand is; no look at its numbers.
+template <Operand X>
+auto place_of(const X& x) {
+  if constexpr (AnyVariable<X> && requires { x.device(); })
+    return x.device();
+  else
+    return value_of(x).device();
 }
 
 // What the caller wants the sum divided by. Throws UsageError for what can't be that.
@@ -161,7 +223,7 @@ auto reduced_over_labels(const char* operation, const X& scores, const LossOf& l
 template <Operand X, class D>
 Recorded<0, X> reduced_cross_entropy(const X& scores, const Tensor<std::int64_t, 1, D>& labels,
                                      const CrossEntropyOptions& options) {
-  const auto targets = to_device(labels, value_of(scores).device());
+  const auto targets = to_device(labels, place_of(scores));
   const auto loss_of = [&](const CrossEntropyOptions& reducing) {
     return with_variables([&](const auto& x) { return cross_entropy<0>(x, targets, reducing); }, scores);
   };
@@ -204,7 +266,7 @@ template <Operand X, class D>
 auto cross_entropy_per_sample(const X& logits, const Tensor<std::int64_t, 1, D>& labels,
                               const CrossEntropyOptions& options = {}) {
   return detail::in_float(logits, [&](const auto& scores) {
-    return detail::cross_entropy<1>(scores, to_device(labels, value_of(scores).device()),
+    return detail::cross_entropy<1>(scores, to_device(labels, detail::place_of(scores)),
                                     detail::unreduced("cross_entropy_per_sample", options));
   });
 }
@@ -215,7 +277,7 @@ template <Operand X, class D>
 auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labels,
               const NllLossOptions& options = {}) {
   return detail::in_float(log_probabilities, [&](const auto& scores) {
-    const auto targets = to_device(labels, value_of(scores).device());
+    const auto targets = to_device(labels, detail::place_of(scores));
     const auto loss_of = [&](const NllLossOptions& reducing) { return detail::nll_loss<0>(scores, targets, reducing); };
     const auto each = [&](const NllLossOptions& unreduced) { return detail::nll_loss<1>(scores, targets, unreduced); };
     return detail::reduced_over_labels("nll_loss", scores, loss_of, each, labels, options);
@@ -227,7 +289,7 @@ template <Operand X, class D>
 auto nll_loss_per_sample(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labels,
                          const NllLossOptions& options = {}) {
   return detail::in_float(log_probabilities, [&](const auto& scores) {
-    return detail::nll_loss<1>(scores, to_device(labels, value_of(scores).device()),
+    return detail::nll_loss<1>(scores, to_device(labels, detail::place_of(scores)),
                                detail::unreduced("nll_loss_per_sample", options));
   });
 }

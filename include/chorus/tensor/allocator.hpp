@@ -228,11 +228,12 @@ class Storage {
     return out;
   }
   /// Whoever has a handle to this home finds the numbers at `data`, within `memory`, from now on.
-  void move_home(Storage memory, void* data) const {
-    block_->moved += static_cast<std::byte*>(data) - static_cast<std::byte*>(block_->data);
-    block_->data = data;
-    block_->device = memory.device();
-    block_->home->memory = std::move(memory);
+  void move_home(Storage memory, void* data) const { move_home(*block_, std::move(memory), data); }
+  static void move_home(Block<D>& home, Storage memory, void* data) {
+    home.moved += static_cast<std::byte*>(data) - static_cast<std::byte*>(home.data);
+    home.data = data;
+    home.device = memory.device();
+    home.home->memory = std::move(memory);
   }
   /// How far the numbers lie by now from where a handle found them that was made before they moved, in bytes.
   std::ptrdiff_t moved() const { return block_ == nullptr ? 0 : block_->moved; }

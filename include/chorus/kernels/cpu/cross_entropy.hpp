@@ -13,7 +13,7 @@ namespace chorus::kernels {
 
 template <class T>
 void cross_entropy_forward(Cpu cpu, Index batch, Index classes, const T* logits, const std::int64_t* labels,
-                           const CrossEntropyOptions& options, T* loss, T* log_sum_exp) {
+                           const CrossEntropyOptions& options, T* loss, T* statistics) {
   detail::check_smoothing(options);
   const Index counted = count_labels(cpu, "cross_entropy", batch, classes, labels, options.ignore_index);
   const T smoothing = static_cast<T>(options.label_smoothing);
@@ -21,19 +21,20 @@ void cross_entropy_forward(Cpu cpu, Index batch, Index classes, const T* logits,
     const Row<T> row{i * classes, i, classes};
     const auto below = detail::log_sum_below_maximum(row, logits);
     const auto maximum = below.first;
-    row.store_result(log_sum_exp, below.second);
+    row.store_result(statistics, below.second);
+    row.store_result(statistics + batch, maximum);
     if (labels[i] == options.ignore_index) return T{0};
-    const T sharp = log_sum_exp[i] - (logits[row.at + labels[i]] - Eigen::internal::pfirst(maximum));
+    const T sharp = statistics[i] - (logits[row.at + labels[i]] - Eigen::internal::pfirst(maximum));
     if (smoothing == 0) return sharp;
     const auto sum = row.reduce(Sum<T>{}, [&](Index j, auto count) { return psub(load(logits + j, count), maximum); });
-    const T smooth = log_sum_exp[i] - Eigen::internal::pfirst(sum) / static_cast<T>(classes);
+    const T smooth = statistics[i] - Eigen::internal::pfirst(sum) / static_cast<T>(classes);
     return (T{1} - smoothing) * sharp + smoothing * smooth;
   });
 }
 
 template <class T>
 void cross_entropy_backward(Cpu cpu, Index batch, Index classes, const T* logits, const std::int64_t* labels,
-                            const CrossEntropyOptions& options, const T* log_sum_exp, const T* dloss, T* dlogits,
+                            const CrossEntropyOptions& options, const T* statistics, const T* dloss, T* dlogits,
                             bool accumulate) {
   const Index counted = count_labels(cpu, "cross_entropy", batch, classes, labels, options.ignore_index);
   const T smoothing = static_cast<T>(options.label_smoothing);
@@ -45,9 +46,8 @@ void cross_entropy_backward(Cpu cpu, Index batch, Index classes, const T* logits
       return;
     }
     const T scale = detail::sample_scale(i, counted, options.reduction, dloss);
-    const auto s = splat(scale), log_sum = splat(log_sum_exp[i]), uniform = splat(smoothing / static_cast<T>(classes));
-    const auto maximum =
-        Row<T>{0, 0, classes}.reduce(Max<T>{}, [&](Index j, auto count) { return load(x + j, count); });
+    const auto s = splat(scale), log_sum = splat(statistics[i]), uniform = splat(smoothing / static_cast<T>(classes));
+    const auto maximum = splat(statistics[batch + i]);
     for_packets<T>(classes, [&](Index j, auto count) {
       const auto p = detail::exp_to_zero<T>(psub(psub(load(x + j, count), maximum), log_sum));
       store(dx + j, pmul(psub(p, uniform), s), count, accumulate);

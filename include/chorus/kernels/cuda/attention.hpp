@@ -19,42 +19,18 @@ namespace chorus::kernels {
 
 namespace cuda {
 
-/// The arrays of one attention, but for its results.
-template <class T>
-struct AttentionInputs {
-  const T *q, *k, *v, *mask;
-};
-
-/// A task of a block of threads: a tile of rows and a tile of columns of one matrix's result.
-struct AttentionTask {
-  Index matrix, first, column;
-};
-/// Tasks for matrices of [rows, columns].
-struct AttentionTasks {
-  Index row_tiles, column_tiles, count;
-
-  static AttentionTasks of(Index matrices, Index rows, Index columns, Index tile) {
-    const Index down = divide_up(rows, tile), across = divide_up(columns, tile);
-    return {down, across, matrices * down * across};
-  }
-  __device__ AttentionTask operator()(Index task, Index tile) const {
-    const Index row = task / column_tiles, matrix = row / row_tiles;
-    return {matrix, (row - matrix * row_tiles) * tile, (task - row * column_tiles) * tile};
-  }
-};
-
 /// m.weights = scale q kᵀ + mask for queries from `query` and keys from `key`; -inf where a query sees no key, and
 /// beyond the matrix. The thread that has written a number may read it; the others wait.
 template <class T>
 __device__ void attention_scores(TileMemory<compute_type<T>>& m, const AttentionShape& s, const AttentionInputs<T>& in,
                                  Index matrix, Index query, Index key) {
   using C = compute_type<T>;
-  const T *q = in.q + (matrix * s.queries + query) * s.features, *k = in.k + (matrix * s.keys + key) * s.features;
+  const T *q = in.q + place(in.pitches.q, s, matrix, query), *k = in.k + place(in.pitches.k, s, matrix, key);
   const Index rows = s.queries - query, columns = s.keys - key;
   TileSums<C> sums;
   add_products<false>(
-      sums, m, s.features, [&](int row, Index p) { return row < rows ? get(q, row * s.features + p) : C(0); },
-      [&](int column, Index p) { return column < columns ? get(k, column * s.features + p) : C(0); });
+      sums, m, s.features, [&](int row, Index p) { return row < rows ? get(q, row * in.pitches.q.row + p) : C(0); },
+      [&](int column, Index p) { return column < columns ? get(k, column * in.pitches.k.row + p) : C(0); });
   const T* mask = in.mask == nullptr ? nullptr : in.mask + matrix * s.mask_pitch;
   sums.each([&](int row, int column, C sum) {
     const bool seen = row < rows && column < columns && (!s.causal || key + column <= query + row);
@@ -125,26 +101,28 @@ __global__ void attention_forward(const __grid_constant__ AttentionShape s,
       }
       __syncthreads();
       out.each([&](int r, int, C& number) { number *= kept[r]; });
-      const T* v = in.v + (matrix * s.keys + key) * s.values;
+      const T* v = in.v + place(in.pitches.v, s, matrix, key);
       add_products<true>(
           out, m, s.keys - key < tile ? s.keys - key : tile, [&](int r, Index p) { return m.weights[r][p]; },
-          [&](int c, Index p) { return value + c < s.values ? get(v, p * s.values + value + c) : C(0); });
+          [&](int c, Index p) { return value + c < s.values ? get(v, p * in.pitches.v.row + value + c) : C(0); });
     }
     __syncthreads();
     out.each([&](int r, int c, C number) {
       if (query + r >= s.queries || value + c >= s.values) return;
-      put(y, (matrix * s.queries + query + r) * s.values + value + c, total[r] == C(0) ? C(0) : number / total[r]);
+      put(y, place(in.pitches.y, s, matrix, query + r) + value + c, total[r] == C(0) ? C(0) : number / total[r]);
     });
     if (value == 0 && lane == 0 && query + row < s.queries)
       log_sums[matrix * s.queries + query + row] = total[row] == C(0) ? -lowest : largest[row] + std::log(total[row]);
   }
 }
 
-/// What the way back reads beside the inputs: `dots` are those of each row of y and dy.
+/// What the way back reads beside the inputs: `dots` are those of each row of y and dy. And whether gradients are added
+/// to what is there.
 template <class T>
 struct AttentionGradients {
   const T* dy;
   const compute_type<T>*log_sums, *dots;
+  AttentionAdds adds;
 };
 
 /// m.weights = the weights as they were used, m.gradients = the gradients by q kᵀ; 0 beyond the matrix.
@@ -155,11 +133,11 @@ __device__ void attention_gradients(TileMemory<compute_type<T>>& m, const Attent
   using C = compute_type<T>;
   attention_scores(m, s, in, matrix, query, key);
   const Index first = matrix * s.queries + query, rows = s.queries - query, columns = s.keys - key;
-  const T *dy = back.dy + first * s.values, *v = in.v + (matrix * s.keys + key) * s.values;
+  const T *dy = back.dy + place(in.pitches.y, s, matrix, query), *v = in.v + place(in.pitches.v, s, matrix, key);
   TileSums<C> sums;
   add_products<false>(
-      sums, m, s.values, [&](int row, Index p) { return row < rows ? get(dy, row * s.values + p) : C(0); },
-      [&](int column, Index p) { return column < columns ? get(v, column * s.values + p) : C(0); });
+      sums, m, s.values, [&](int row, Index p) { return row < rows ? get(dy, row * in.pitches.y.row + p) : C(0); },
+      [&](int column, Index p) { return column < columns ? get(v, column * in.pitches.v.row + p) : C(0); });
   sums.each([&](int row, int column, C gradient) {
     const bool inside = row < rows && column < columns;
     const C weight = inside ? std::exp(m.weights[row][column] - back.log_sums[first + row]) : C(0);
@@ -187,14 +165,14 @@ __global__ void attention_query_gradient(const __grid_constant__ AttentionShape 
     const Index end = s.causal && query + tile < s.keys ? query + tile : s.keys;
     for (Index key = 0; key < end; key += tile) {
       attention_gradients(m, s, in, back, matrix, query, key);
-      const T* k = in.k + (matrix * s.keys + key) * s.features;
+      const T* k = in.k + place(in.pitches.k, s, matrix, key);
       add_products<true>(
           out, m, s.keys - key < tile ? s.keys - key : tile, [&](int r, Index p) { return m.gradients[r][p]; },
-          [&](int c, Index p) { return feature + c < s.features ? get(k, p * s.features + feature + c) : C(0); });
+          [&](int c, Index p) { return feature + c < s.features ? get(k, p * in.pitches.k.row + feature + c) : C(0); });
     }
     out.each([&](int r, int c, C sum) {
       if (query + r < s.queries && feature + c < s.features)
-        put(dq, (matrix * s.queries + query + r) * s.features + feature + c, sum, true);
+        put(dq, place(in.pitches.q, s, matrix, query + r) + feature + c, sum, back.adds.q);
     });
   }
 }
@@ -214,34 +192,37 @@ __global__ void attention_key_gradients(const __grid_constant__ AttentionShape s
     TileSums<C> by_k, by_v;
     for (Index query = s.causal ? key : 0; query < s.queries; query += tile) {
       attention_gradients(m, s, in, back, matrix, query, key);
-      const Index rows = s.queries - query < tile ? s.queries - query : tile, first = matrix * s.queries + query;
-      const T *q = in.q + first * s.features, *dy = back.dy + first * s.values;
+      const Index rows = s.queries - query < tile ? s.queries - query : tile;
+      const T *q = in.q + place(in.pitches.q, s, matrix, query), *dy = back.dy + place(in.pitches.y, s, matrix, query);
       if (dk != nullptr)
         add_products<true>(
             by_k, m, rows, [&](int r, Index p) { return m.gradients[p][r]; },
-            [&](int c, Index p) { return column + c < s.features ? get(q, p * s.features + column + c) : C(0); });
+            [&](int c, Index p) { return column + c < s.features ? get(q, p * in.pitches.q.row + column + c) : C(0); });
       if (dv != nullptr)
         add_products<true>(
             by_v, m, rows, [&](int r, Index p) { return m.weights[p][r]; },
-            [&](int c, Index p) { return column + c < s.values ? get(dy, p * s.values + column + c) : C(0); });
+            [&](int c, Index p) { return column + c < s.values ? get(dy, p * in.pitches.y.row + column + c) : C(0); });
     }
-    const auto store = [&](TileSums<C>& sums, T* to, Index width) {
+    const auto store = [&](TileSums<C>& sums, T* to, Index width, const AttentionPitch& at, bool adds) {
       sums.each([&](int r, int c, C sum) {
         if (key + r < s.keys && column + c < width)
-          put(to, (matrix * s.keys + key + r) * width + column + c, sum, true);
+          put(to, place(at, s, matrix, key + r) + column + c, sum, adds);
       });
     };
-    if (dk != nullptr) store(by_k, dk, s.features);
-    if (dv != nullptr) store(by_v, dv, s.values);
+    if (dk != nullptr) store(by_k, dk, s.features, in.pitches.k, back.adds.k);
+    if (dv != nullptr) store(by_v, dv, s.values, in.pitches.v, back.adds.v);
   }
 }
 
 template <class T>
 struct AttentionDots {
+  AttentionShape s;
+  AttentionPitch pitch;
   const T *y, *dy;
   compute_type<T>* dots;
   __device__ void operator()(const Line& line) const {
-    const double sum = line.sum([&](Index i) { return get(y, i) * get(dy, i); });
+    const Index matrix = line.result / s.queries, row = place(pitch, s, matrix, line.result - matrix * s.queries);
+    const double sum = line.sum([&](Index i) { return get(y, row + i - line.at) * get(dy, row + i - line.at); });
     if (line.first()) dots[line.result] = static_cast<compute_type<T>>(sum);
   }
 };
@@ -262,27 +243,34 @@ struct AttentionDots {
 
 }  // namespace cuda
 
-/// As on the CPU, with the mask's numbers in T and log_sums in the type of sums.
+/// As on the CPU, with the mask's numbers in T and log_sums in the type of sums, and with arrays that lie as `at` says.
 template <Real T>
-void attention_forward(Cuda device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask, T* y,
-                       compute_type<T>* log_sums) {
+void attention_forward(Cuda device, const AttentionShape& s, const AttentionPitches& at, const T* q, const T* k,
+                       const T* v, const T* mask, T* y, compute_type<T>* log_sums) {
   const auto tasks = cuda::AttentionTasks::of(s.batch(), s.queries, s.values, cuda::attention_tile<compute_type<T>>);
   if (tasks.count == 0) return;
   cuda::say_attention(device, dtype<T>, s);
   cuda::launch(device, "attention", cuda::blocks_for(tasks.count, 1), cuda::attention_forward<T>, s, tasks,
-               cuda::AttentionInputs<T>{q, k, v, mask}, y, log_sums);
+               cuda::AttentionInputs<T>{q, k, v, mask, at}, y, log_sums);
+}
+template <Real T>
+void attention_forward(Cuda device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask, T* y,
+                       compute_type<T>* log_sums) {
+  attention_forward(device, s, AttentionPitches::dense(s), q, k, v, mask, y, log_sums);
 }
 
+/// Gradients are added to what is there where `adds` says so.
 template <Real T>
-void attention_backward(Cuda device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask,
-                        const T* y, const compute_type<T>* log_sums, const T* dy, T* dq, T* dk, T* dv) {
+void attention_backward(Cuda device, const AttentionShape& s, const AttentionPitches& at, const AttentionAdds& adds,
+                        const T* q, const T* k, const T* v, const T* mask, const T* y, const compute_type<T>* log_sums,
+                        const T* dy, T* dq, T* dk, T* dv) {
   constexpr Index tile = cuda::attention_tile<compute_type<T>>;
   const Index lines = s.batch() * s.queries;
   const cuda::Scratch<compute_type<T>> dots(device, lines);
   cuda::for_lines(device, "attention gradient", AxisShape{lines, s.values, 1},
-                  cuda::AttentionDots<T>{y, dy, dots.data()});
-  const cuda::AttentionInputs<T> in{q, k, v, mask};
-  const cuda::AttentionGradients<T> back{dy, log_sums, dots.data()};
+                  cuda::AttentionDots<T>{s, at.y, y, dy, dots.data()});
+  const cuda::AttentionInputs<T> in{q, k, v, mask, at};
+  const cuda::AttentionGradients<T> back{dy, log_sums, dots.data(), adds};
   const auto queries = cuda::AttentionTasks::of(s.batch(), s.queries, s.features, tile);
   if (dq != nullptr && queries.count > 0)
     cuda::launch(device, "attention gradient by queries", cuda::blocks_for(queries.count, 1),
@@ -291,6 +279,13 @@ void attention_backward(Cuda device, const AttentionShape& s, const T* q, const 
   if ((dk != nullptr || dv != nullptr) && keys.count > 0)
     cuda::launch(device, "attention gradients by keys and values", cuda::blocks_for(keys.count, 1),
                  cuda::attention_key_gradients<T>, s, keys, in, back, dk, dv);
+}
+
+template <Real T>
+void attention_backward(Cuda device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask,
+                        const T* y, const compute_type<T>* log_sums, const T* dy, T* dq, T* dk, T* dv) {
+  attention_backward(device, s, AttentionPitches::dense(s), {true, true, true}, q, k, v, mask, y, log_sums, dy, dq, dk,
+                     dv);
 }
 
 }  // namespace chorus::kernels

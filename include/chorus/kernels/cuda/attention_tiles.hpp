@@ -63,4 +63,34 @@ __device__ void add_products(TileSums<C>& sums, TileMemory<C>& m, Index length, 
   }
 }
 
+/// The arrays of one attention, but for its results.
+template <class T>
+struct AttentionInputs {
+  const T *q, *k, *v, *mask;
+  AttentionPitches pitches;
+};
+/// The place of a row of a matrix.
+inline __device__ Index place(const AttentionPitch& at, const AttentionShape& s, Index matrix, Index row) {
+  const Index sample = matrix / s.heads;
+  return sample * at.sample + (matrix - sample * s.heads) * at.head + row * at.row;
+}
+
+/// A task of a block of threads: a tile of rows and a tile of columns of one matrix's result.
+struct AttentionTask {
+  Index matrix, first, column;
+};
+/// Tasks for matrices of [rows, columns].
+struct AttentionTasks {
+  Index row_tiles, column_tiles, count;
+
+  static AttentionTasks of(Index matrices, Index rows, Index columns, Index tile) {
+    const Index down = divide_up(rows, tile), across = divide_up(columns, tile);
+    return {down, across, matrices * down * across};
+  }
+  __device__ AttentionTask operator()(Index task, Index tile) const {
+    const Index row = task / column_tiles, matrix = row / row_tiles;
+    return {matrix, (row - matrix * row_tiles) * tile, (task - row * column_tiles) * tile};
+  }
+};
+
 }  // namespace chorus::kernels::cuda

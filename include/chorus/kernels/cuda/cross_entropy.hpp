@@ -1,5 +1,6 @@
 #pragma once
-/// Cross entropy straight from logits, and negative log likelihood, on GPUs. A bad label is seen by the kernel: that
+/// Cross entropy straight from logits, which may be bf16 or half while loss and statistics are float, and negative log
+/// likelihood, on GPUs. A bad label is seen by the kernel: that
 /// sample counts as ignored, and the next call that waits for the device throws UsageError.
 
 #include <chorus/kernels/cross_entropy.hpp>
@@ -22,27 +23,80 @@ struct Labels {
   }
 };
 
+/// Calls `f(i, n, numbers)` for this thread's vectors of a line of `x`: `n` numbers, at places i to i + n - 1 of the
+/// line. `vector` tells that all lines allow accesses of 16 bytes.
+template <class T, class F>
+__device__ void each_vector(const Line& line, const T* x, bool vector, const F& f) {
+  constexpr int width = Vector<T>::width;
+  for (Index i = Index{width} * line.lane; i < line.length; i += Index{width} * line.plan.lanes) {
+    const int n = line.length - i < width ? static_cast<int>(line.length - i) : width;
+    f(i, n, load_vector(x + line.at + i, n, vector));
+  }
+}
+
+/// The largest of some numbers, and the sum of exp(x - largest). It has no initialiser, as shared memory demands.
+template <class C>
+struct SumBelow {
+  C largest;
+  double sum;
+};
+template <class C>
+struct JoinSums {
+  __device__ SumBelow<C> operator()(const SumBelow<C>& a, const SumBelow<C>& b) const {
+    const C largest = Larger{}(a.largest, b.largest);
+    const auto part = [&](const SumBelow<C>& x) {
+      return x.largest == largest ? x.sum : x.sum * static_cast<double>(std::exp(x.largest - largest));
+    };
+    return {largest, part(a) + part(b)};
+  }
+};
+
+/// Reads each line once: sums go on below the largest number so far (Milakov and Gimelshein, "Online normalizer
+/// calculation for softmax", 2018).
 template <class T>
 struct CrossEntropy {
+  using C = compute_type<T>;
   const T* logits;
+  bool vector;
   Labels labels;
   FaultNote note;
-  compute_type<T> smoothing;
-  compute_type<T>* losses;
-  T* log_sum_exp;
+  C smoothing;
+  C* losses;
+  C *log_sum_exp, *largest;
   __device__ void operator()(const Line& line) const {
-    using C = compute_type<T>;
-    const auto below = log_sum_below_maximum(line, logits);
-    const C maximum = below.maximum, log_sum = below.log_sum;
-    const C mean = static_cast<C>(smoothing == C(0) ? 0.0 : line.sum([&](Index i) {
-      return get(logits, i) - maximum;
-    }) / static_cast<double>(labels.classes));
+    const C lowest = -std::numeric_limits<C>::infinity();
+    SumBelow<C> mine{lowest, 0};
+    double total = 0;
+    each_vector(line, logits, vector, [&](Index, int n, const Vector<T>& x) {
+      C top = mine.largest, sum = 0, plain = 0;
+#pragma unroll
+      for (int l = 0; l < Vector<T>::width; ++l)
+        if (l < n) top = Larger{}(top, static_cast<C>(x.v[l]));
+      if (top != mine.largest) mine = {top, mine.sum * static_cast<double>(std::exp(mine.largest - top))};
+      if (top == lowest) return;  // what is masked adds nothing
+#pragma unroll
+      for (int l = 0; l < Vector<T>::width; ++l) {
+        if (l >= n) continue;
+        sum += std::exp(static_cast<C>(x.v[l]) - top);
+        plain += static_cast<C>(x.v[l]);
+      }
+      mine.sum += static_cast<double>(sum);
+      total += static_cast<double>(plain);
+    });
+    const auto below = combine_lanes(line.plan, line.lane, line.line, mine, JoinSums<C>{});
+    C mean = 0;  // of x - largest
+    if (smoothing != C(0))
+      mean = static_cast<C>(combine_lanes(line.plan, line.lane, line.line, total, Plus{}) /
+                                static_cast<double>(labels.classes) -
+                            static_cast<double>(below.largest));
     if (!line.first()) return;
     const Index i = line.result;
-    put(log_sum_exp, i, log_sum);
+    const C log_sum = static_cast<C>(std::log(below.sum));
+    log_sum_exp[i] = log_sum;
+    largest[i] = below.largest;
     labels.check(i, note);
     losses[i] = labels.counts(i)
-                    ? (C(1) - smoothing) * (log_sum - (get(logits, line.at + labels.labels[i]) - maximum)) +
+                    ? (C(1) - smoothing) * (log_sum - (get(logits, line.at + labels.labels[i]) - below.largest)) +
                           smoothing * (log_sum - mean)
                     : C(0);
   }
@@ -115,27 +169,37 @@ struct SampleScale {
 
 template <class T>
 struct CrossEntropyGradient {
+  using C = compute_type<T>;
   const T* logits;
+  bool vector;
   Labels labels;
-  compute_type<T> smoothing;
-  const T* log_sum_exp;
-  SampleScale<T> scale;
+  C smoothing;
+  const C *log_sum_exp, *largest;
+  SampleScale<C> scale;
   T* dlogits;
   bool accumulate;
   __device__ void operator()(const Line& line) const {
-    using C = compute_type<T>;
+    if (!line.exists) return;
     const Index sample = line.result;
-    const C maximum =
-        line.reduce(-std::numeric_limits<C>::infinity(), Larger{}, [&](Index i) { return get(logits, i); });
-    const bool counts = line.exists && labels.counts(sample);
-    line.each([&](Index i) {
-      C gradient = 0;
-      if (counts) {
-        const C p = std::exp(get(logits, i) - maximum - get(log_sum_exp, sample));
-        const C one = i - line.at == labels.labels[sample] ? C(1) - smoothing : C(0);
-        gradient = (p - smoothing / static_cast<C>(labels.classes) - one) * scale(sample);
+    const bool counts = labels.counts(sample);
+    const C log_sum = log_sum_exp[sample], maximum = largest[sample], factor = counts ? scale(sample) : C(0);
+    const C uniform = smoothing / static_cast<C>(labels.classes);
+    const Index label = labels.labels[sample];
+    // `dlogits` may be `logits`: a thread has read a vector before it writes there.
+    each_vector(line, logits, vector, [&](Index i, int n, const Vector<T>& x) {
+      T* const to = dlogits + line.at + i;
+      Vector<T> out;
+      if (accumulate) out = load_vector(to, n, vector);
+#pragma unroll
+      for (int l = 0; l < Vector<T>::width; ++l) {
+        C gradient = 0;
+        if (counts) {
+          const C p = std::exp(static_cast<C>(x.v[l]) - maximum - log_sum);
+          gradient = (p - uniform - (i + l == label ? C(1) - smoothing : C(0))) * factor;
+        }
+        out.v[l] = static_cast<T>(accumulate ? static_cast<C>(out.v[l]) + gradient : gradient);
       }
-      put(dlogits, i, gradient, accumulate);
+      store_vector(to, out, n, vector);
     });
   }
 };
@@ -159,33 +223,43 @@ inline Scratch<double> count_labels(Cuda device, Index batch, const Labels& labe
   return count;
 }
 
+/// Whether all lines of `classes` numbers in these arrays allow accesses of 16 bytes.
+template <class... T>
+bool lines_aligned(Index classes, const T*... arrays) {
+  return aligned(arrays...) && ((classes % Vector<T>::width == 0) && ...);
+}
+
 }  // namespace cuda
 
 template <class T>
 void cross_entropy_forward(Cuda device, Index batch, Index classes, const T* logits, const std::int64_t* labels,
-                           const CrossEntropyOptions& options, T* loss, T* log_sum_exp) {
+                           const CrossEntropyOptions& options, compute_type<T>* loss, compute_type<T>* statistics) {
   check<UsageError>(options.label_smoothing >= 0 && options.label_smoothing <= 1,
                     "cross_entropy: label_smoothing must be in [0, 1], got ", options.label_smoothing);
   using C = compute_type<T>;
   const cuda::Labels targets{labels, options.ignore_index, classes};
   const cuda::Scratch<C> losses(device, batch);
   cuda::for_lines(device, "cross_entropy", AxisShape{batch, classes, 1},
-                  cuda::CrossEntropy<T>{logits, targets, cuda::fault_note(device, "cross_entropy", "label"),
-                                        static_cast<C>(options.label_smoothing), losses.data(), log_sum_exp});
-  cuda::finish_losses<T>(device, batch, targets, options.reduction, losses.data(), loss);
+                  cuda::CrossEntropy<T>{logits, cuda::lines_aligned(classes, logits), targets,
+                                        cuda::fault_note(device, "cross_entropy", "label"),
+                                        static_cast<C>(options.label_smoothing), losses.data(), statistics,
+                                        statistics + batch});
+  cuda::finish_losses<C>(device, batch, targets, options.reduction, losses.data(), loss);
 }
 
 template <class T>
 void cross_entropy_backward(Cuda device, Index batch, Index classes, const T* logits, const std::int64_t* labels,
-                            const CrossEntropyOptions& options, const T* log_sum_exp, const T* dloss, T* dlogits,
-                            bool accumulate) {
+                            const CrossEntropyOptions& options, const compute_type<T>* statistics,
+                            const compute_type<T>* dloss, T* dlogits, bool accumulate) {
   const cuda::Labels targets{labels, options.ignore_index, classes};
   const auto counted = cuda::count_labels(device, batch, targets);
   cuda::for_lines(device, "cross_entropy gradient", AxisShape{batch, classes, 1},
                   cuda::CrossEntropyGradient<T>{logits,
+                                                cuda::lines_aligned(classes, logits, dlogits),
                                                 targets,
                                                 static_cast<compute_type<T>>(options.label_smoothing),
-                                                log_sum_exp,
+                                                statistics,
+                                                statistics + batch,
                                                 {options.reduction, dloss, counted.data()},
                                                 dlogits,
                                                 accumulate});

@@ -174,7 +174,9 @@ class Graphed {
     try {
       const cuda::StreamScope stream(stream_);
       const cuda::PoolScope pool(pool_);
+      detail::WidePromises promises;
       note_loss(step_(inputs...));
+      promises.keep();  // what the step hands out is as the capture will have it
     } catch (...) {
       cuda::order(device_, stream_, outside);  // some of the step may be under way
       throw;
@@ -197,10 +199,12 @@ class Graphed {
     CHORUS_CUDA_CHECK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
     pool_->seal(true);
     try {
+      detail::WidePromises promises;
       const auto loss = step_(inputs...);
       loss_ = value_of(loss).storage();
       loss_data_ = value_of(loss).data();
       loss_type_ = dtype<typename tensor_of<decltype(loss)>::value_type>;
+      promises.keep();  // who reads them after a replay finds that replay's numbers
     } catch (...) {
       error = std::current_exception();
     }
