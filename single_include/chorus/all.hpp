@@ -11273,7 +11273,7 @@ class MixedPrecision : public Module {
   template <class Y>
   static auto widened(const Y& y) {
     if constexpr (NarrowOperand<Y>)
-      return to<float>(y);
+      return chorus::detail::widened(y);
     else
       return y;
   }
@@ -13792,7 +13792,7 @@ namespace chorus::kernels {
 
 template <class T>
 void cross_entropy_forward(Cpu cpu, Index batch, Index classes, const T* logits, const std::int64_t* labels,
-                           const CrossEntropyOptions& options, T* loss, T* log_sum_exp) {
+                           const CrossEntropyOptions& options, T* loss, T* statistics) {
   detail::check_smoothing(options);
   const Index counted = count_labels(cpu, "cross_entropy", batch, classes, labels, options.ignore_index);
   const T smoothing = static_cast<T>(options.label_smoothing);
@@ -13800,19 +13800,20 @@ void cross_entropy_forward(Cpu cpu, Index batch, Index classes, const T* logits,
     const Row<T> row{i * classes, i, classes};
     const auto below = detail::log_sum_below_maximum(row, logits);
     const auto maximum = below.first;
-    row.store_result(log_sum_exp, below.second);
+    row.store_result(statistics, below.second);
+    row.store_result(statistics + batch, maximum);
     if (labels[i] == options.ignore_index) return T{0};
-    const T sharp = log_sum_exp[i] - (logits[row.at + labels[i]] - Eigen::internal::pfirst(maximum));
+    const T sharp = statistics[i] - (logits[row.at + labels[i]] - Eigen::internal::pfirst(maximum));
     if (smoothing == 0) return sharp;
     const auto sum = row.reduce(Sum<T>{}, [&](Index j, auto count) { return psub(load(logits + j, count), maximum); });
-    const T smooth = log_sum_exp[i] - Eigen::internal::pfirst(sum) / static_cast<T>(classes);
+    const T smooth = statistics[i] - Eigen::internal::pfirst(sum) / static_cast<T>(classes);
     return (T{1} - smoothing) * sharp + smoothing * smooth;
   });
 }
 
 template <class T>
 void cross_entropy_backward(Cpu cpu, Index batch, Index classes, const T* logits, const std::int64_t* labels,
-                            const CrossEntropyOptions& options, const T* log_sum_exp, const T* dloss, T* dlogits,
+                            const CrossEntropyOptions& options, const T* statistics, const T* dloss, T* dlogits,
                             bool accumulate) {
   const Index counted = count_labels(cpu, "cross_entropy", batch, classes, labels, options.ignore_index);
   const T smoothing = static_cast<T>(options.label_smoothing);
@@ -13824,9 +13825,8 @@ void cross_entropy_backward(Cpu cpu, Index batch, Index classes, const T* logits
       return;
     }
     const T scale = detail::sample_scale(i, counted, options.reduction, dloss);
-    const auto s = splat(scale), log_sum = splat(log_sum_exp[i]), uniform = splat(smoothing / static_cast<T>(classes));
-    const auto maximum =
-        Row<T>{0, 0, classes}.reduce(Max<T>{}, [&](Index j, auto count) { return load(x + j, count); });
+    const auto s = splat(scale), log_sum = splat(statistics[i]), uniform = splat(smoothing / static_cast<T>(classes));
+    const auto maximum = splat(statistics[batch + i]);
     for_packets<T>(classes, [&](Index j, auto count) {
       const auto p = detail::exp_to_zero<T>(psub(psub(load(x + j, count), maximum), log_sum));
       store(dx + j, pmul(psub(p, uniform), s), count, accumulate);
@@ -14236,6 +14236,90 @@ void soft_update(To& target, const From& source, double tau) {
 
 }  // namespace chorus::nn
 #endif  // CHORUS_SINGLE_CHORUS_NN_WEIGHTS_HPP
+
+// <chorus/ops/attention_packed.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_ATTENTION_PACKED_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_ATTENTION_PACKED_HPP
+/// Attention of queries, keys and values that lie side by side, as one layer gives all three.
+
+namespace chorus {
+
+namespace detail {
+
+/// By blocks, with strides in the place of copies, on GPUs: the gradients of all three are one array, too.
+template <Operand X>
+auto attention_in_packed_blocks(const X& qkv, const AttentionOptions& options) {
+  using T = typename tensor_of<X>::value_type;
+  using D = typename tensor_of<X>::device_type;
+  const auto numbers = contiguous(value_of(qkv));
+  const auto device = numbers.device();
+  const auto [batch, length, three, heads, features] = numbers.shape();
+  const Index width = heads * features;
+  kernels::AttentionShape s{.samples = batch,
+                            .heads = heads,
+                            .queries = length,
+                            .keys = length,
+                            .features = features,
+                            .values = features,
+                            .scale = 1 / std::sqrt(static_cast<double>(features)),
+                            .causal = options.causal,
+                            .dropout = options.dropout};
+  if (s.dropout > 0) s.key = next_random_key(batch);
+  const kernels::AttentionPitch packed{length * three * width, features, three * width};
+  const kernels::AttentionPitches at{packed, packed, packed, {length * width, features, width}};
+  auto log_sums = Tensor<compute_type<T>, 1, D>::empty({batch * heads * length}, device);
+  auto out = Tensor<T, 4, D>::empty({batch, length, heads, features}, device);
+  count_multiply_adds(2 * batch * heads * length * length * features);
+  const T* const q = numbers.data();
+  kernels::attention_forward(device, s, at, q, q + width, q + 2 * width, static_cast<const T*>(nullptr), out.data(),
+                             log_sums.data());
+  return record(
+      "scaled_dot_product_attention", out,
+      [numbers = Saved(numbers), out = Saved(out), log_sums, s, at, width, device](const auto& dy, auto dx) {
+        constexpr const char* name = "scaled_dot_product_attention";
+        const T *const in = numbers.read(name).data(), *const y = out.read(name).data();
+        const auto [grad, accumulate] = dx->target();
+        T* const dq = grad.data();
+        kernels::attention_backward(device, s, at, {accumulate, accumulate, accumulate}, in, in + width, in + 2 * width,
+                                    static_cast<const T*>(nullptr), y, log_sums.data(), dy.data(),
+                                    dq, dq + width, dq + 2 * width);
+      },
+      qkv);
+}
+
+}  // namespace detail
+
+/// qkv: [batch, length, 3, heads, features], of each place a query, a key and a value for each head ->
+/// scaled_dot_product_attention of each head: [batch, length, heads, features]. On GPUs, where scores are not to be in
+/// memory, nothing is copied for it. Throws ShapeError where the third axis is not 3, UsageError unless 0 <= dropout <
+/// 1.
+template <Operand X>
+auto scaled_dot_product_attention_packed(const X& qkv, const AttentionOptions& options = {}) {
+  static_assert(tensor_of<X>::rank == 5,
+                "scaled_dot_product_attention_packed: qkv is [batch, length, 3, heads, features]");
+  using D = typename tensor_of<X>::device_type;
+  const auto shape = value_of(qkv).shape();
+  const auto [batch, length, three, heads, features] = shape;
+  check<ShapeError>(three == 3,
+                    "scaled_dot_product_attention_packed: expected [batch, length, 3, heads, features], got ", shape);
+  check<UsageError>(options.dropout >= 0 && options.dropout < 1,
+                    "scaled_dot_product_attention_packed: the probability of dropout is in [0, 1), got ",
+                    options.dropout);
+  if constexpr (!std::is_same_v<D, Cpu> && detail::has_stacked_attention<X, X, X>) {
+    const auto scores = static_cast<std::size_t>(batch * heads * length * length);
+    if (scores * sizeof(typename tensor_of<X>::value_type) > kernels::attention_scores_limit() && features > 0 &&
+        !detail::rounds_attention<X>())
+      return detail::attention_in_packed_blocks(qkv, options);
+  }
+  const auto parts = permute(qkv, {2, 0, 3, 1, 4});
+  const auto part = [&, b = batch, l = length, h = heads, f = features](Index i) {
+    return reshape(slice(parts, 0, i, i + 1), Shape<4>{b, h, l, f});
+  };
+  return permute(scaled_dot_product_attention(part(0), part(1), part(2), options), {0, 2, 1, 3});
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_ATTENTION_PACKED_HPP
 
 // <chorus/ops/class_losses.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_CLASS_LOSSES_HPP
@@ -28118,6 +28202,179 @@ inline std::string advice_text(const Trace& trace) {
 #endif  // CHORUS_SINGLE_CHORUS_TRAIN_ADVICE_HPP
 
 #if CHORUS_USE_CUDA
+// <chorus/data/cuda/device_loader.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_CUDA_DEVICE_LOADER_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_CUDA_DEVICE_LOADER_HPP
+/// DeviceLoader: a loader's batches on a GPU, each on its way while the GPU works on the one before.
+
+namespace chorus::data {
+
+namespace detail {
+
+inline auto tensors_of(const Batch& batch) { return std::tuple(batch.images, batch.labels); }
+template <class... Tensors>
+const std::tuple<Tensors...>& tensors_of(const std::tuple<Tensors...>& batch) {
+  static_assert((AnyTensor<Tensors> && ...), "DeviceLoader: a batch is a tuple of tensors, or of images and labels");
+  return batch;
+}
+
+template <class Tensors>
+struct OnGpu;
+template <class... T, int... Rank>
+struct OnGpu<std::tuple<Tensor<T, Rank, Cpu>...>> {
+  using type = std::tuple<Tensor<T, Rank, Cuda>...>;
+};
+
+/// One pass: a thread fills pinned memory, from which a stream of copies fills the batches' tensors. There are two of
+/// each, which take turns.
+template <class Loader>
+class DevicePass {
+  using Numbers = std::remove_cvref_t<decltype(tensors_of(*std::declval<Loader&>().begin()))>;
+
+ public:
+  using Tensors = typename OnGpu<Numbers>::type;
+
+  DevicePass(Loader& loader, Cuda device)
+      : device_(device), compute_(cuda::current_stream(device)), copies_(device), slots_{Slot(device), Slot(device)},
+        batches_(loader.begin()) {
+    running_.emplace(0, loader.size() + 1, 1, 1, [this](Index i) { return send(i); });
+    advance();
+  }
+  DevicePass(const DevicePass&) = delete;
+  DevicePass& operator=(const DevicePass&) = delete;
+  ~DevicePass() {
+    running_.reset();
+    try {
+      cuda::synchronize(copies_);  // which may be writing where nobody has read yet
+    } catch (const Error&) {
+      // The device is broken: nothing of it will be read.
+    }
+  }
+
+  std::optional<Tensors>& current() { return current_; }
+
+  /// The next batch, which the thread's current stream reads after it has come.
+  void advance() {
+    if (current_) {
+      slots_[turn_].read.record(cuda::current_stream(device_));
+      current_.reset();
+      turn_ = 1 - turn_;
+    }
+    if (running_) current_ = std::move(running_->next()).value_or(std::nullopt);
+    if (current_)
+      slots_[turn_].copied.hold(cuda::current_stream(device_));
+    else
+      running_.reset();
+  }
+
+ private:
+  struct Slot {
+    explicit Slot(Cuda device) : copied(device), read(device) {}
+    Tensors tensors;
+    std::size_t bytes = 0;
+    cuda::Owned<void*, cudaFreeHost> pinned;
+    cuda::Event copied;  // the pinned numbers may be others, and the tensors may be read
+    cuda::Event read;    // the tensors' numbers may be others
+  };
+
+  // On the pass's own thread.
+  std::optional<Tensors> send(Index i) {
+    if (i > 0) ++batches_;
+    if (batches_ == std::default_sentinel_t{}) return std::nullopt;
+    Slot& slot = slots_[static_cast<std::size_t>(i % 2)];
+    const cuda::DeviceGuard guard(device_);
+    const cuda::StreamScope stream(device_, compute_);
+    const Numbers& numbers = tensors_of(*batches_);
+    cuda::wait_until([&] { return slot.copied.done(); }, "a batch's copy");
+    std::size_t bytes = 0;
+    std::apply([&](const auto&... x) { ((bytes += padded(x.bytes())), ...); }, numbers);
+    if (bytes > slot.bytes) {
+      slot.pinned = cuda::pinned_memory(bytes);
+      slot.bytes = bytes;
+    }
+    slot.read.hold(copies_);
+    auto* from = static_cast<std::byte*>(slot.pinned.get());
+    [&]<std::size_t... K>(std::index_sequence<K...>) {
+      (copy(std::get<K>(numbers), std::get<K>(slot.tensors), from), ...);
+    }(std::make_index_sequence<std::tuple_size_v<Tensors>>());
+    slot.copied.record(copies_);
+    return slot.tensors;
+  }
+
+  static std::size_t padded(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+  template <class T, int Rank>
+  void copy(const Tensor<T, Rank, Cpu>& x, Tensor<T, Rank, Cuda>& to, std::byte*& from) {
+    // What somebody still has stays as it is.
+    if (!to.defined() || to.shape() != x.shape() || to.storage().owners() > 1) {
+      to = Tensor<T, Rank, Cuda>::empty(x.shape(), device_);
+      cuda::order(device_, compute_, copies_);  // the memory's last use may be under way
+    }
+    if (x.numel() == 0) return;
+    std::memcpy(from, contiguous(x).data(), x.bytes());
+    CHORUS_CUDA_CHECK(cudaMemcpyAsync(to.data(), from, x.bytes(), cudaMemcpyHostToDevice, copies_));
+    from += padded(x.bytes());
+  }
+
+  Cuda device_;
+  cudaStream_t compute_;
+  cuda::Stream copies_;
+  std::array<Slot, 2> slots_;
+  std::size_t turn_ = 0;
+  typename Loader::Iterator batches_;
+  std::optional<Tensors> current_;
+  std::optional<Prefetch<std::optional<Tensors>>> running_;  // last: its thread uses the members above
+};
+
+}  // namespace detail
+
+/// The batches of `loader`, a DataLoader, which must outlive it, on `device`: tuples of the tensors of each, images and
+/// labels of images. `for (auto& [x, y] : DeviceLoader(loader, Cuda{}))` is an epoch. A batch is copied by a stream of
+/// its own, from pinned memory, while the GPU still works on the one before; the loop's stream waits for it on the GPU
+/// alone. What the loop keeps of a batch stays as it is. What the loader throws is rethrown at the batch where it
+/// happened. One pass at a time.
+template <class Loader>
+class DeviceLoader {
+  using Pass = detail::DevicePass<Loader>;
+
+ public:
+  DeviceLoader(Loader& loader, Cuda device) : loader_(&loader), device_(device) {}
+
+  class Iterator {
+   public:
+    using value_type = typename Pass::Tensors;
+    using difference_type = std::ptrdiff_t;
+
+    explicit Iterator(std::shared_ptr<Pass> pass) : pass_(std::move(pass)) {}
+    /// Throws UsageError at the end.
+    value_type& operator*() const {
+      check<UsageError>(pass_->current().has_value(), "DeviceLoader: no batch at the end of a pass");
+      return *pass_->current();
+    }
+    Iterator& operator++() {
+      pass_->advance();
+      return *this;
+    }
+    void operator++(int) { ++*this; }
+    bool operator==(std::default_sentinel_t) const { return !pass_->current().has_value(); }
+
+   private:
+    std::shared_ptr<Pass> pass_;
+  };
+
+  /// Starts a pass of the loader.
+  Iterator begin() { return Iterator(std::make_shared<Pass>(*loader_, device_)); }
+  std::default_sentinel_t end() const { return {}; }
+  Index size() const { return loader_->size(); }
+
+ private:
+  Loader* loader_;
+  Cuda device_;
+};
+
+}  // namespace chorus::data
+#endif  // CHORUS_SINGLE_CHORUS_DATA_CUDA_DEVICE_LOADER_HPP
+
 // <chorus/parallel/cuda/graphed.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CUDA_GRAPHED_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_CUDA_GRAPHED_HPP
@@ -28284,7 +28541,9 @@ class Graphed {
     try {
       const cuda::StreamScope stream(stream_);
       const cuda::PoolScope pool(pool_);
+      detail::WidePromises promises;
       note_loss(step_(inputs...));
+      promises.keep();  // what the step hands out is as the capture will have it
     } catch (...) {
       cuda::order(device_, stream_, outside);  // some of the step may be under way
       throw;
@@ -28307,10 +28566,12 @@ class Graphed {
     CHORUS_CUDA_CHECK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
     pool_->seal(true);
     try {
+      detail::WidePromises promises;
       const auto loss = step_(inputs...);
       loss_ = value_of(loss).storage();
       loss_data_ = value_of(loss).data();
       loss_type_ = dtype<typename tensor_of<decltype(loss)>::value_type>;
+      promises.keep();  // who reads them after a replay finds that replay's numbers
     } catch (...) {
       error = std::current_exception();
     }

@@ -1727,13 +1727,14 @@ class Writes {
   static std::uint64_t fingerprint(const void* numbers, std::size_t bytes) {
     constexpr std::size_t lanes = 64, block = lanes * sizeof(std::uint32_t);
     constexpr std::uint32_t odd = 0x9E3779B1u;
-    std::uint32_t sums[lanes] = {}, words[lanes];
+    std::uint32_t sums[lanes] = {}, words[lanes] = {};
     const auto* from = static_cast<const std::byte*>(numbers);
-    for (; bytes >= block; bytes -= block, from += block) {
-      std::memcpy(words, from, block);
-      for (std::size_t lane = 0; lane < lanes; ++lane) sums[lane] = (sums[lane] ^ words[lane]) * odd;
-    }
-    std::memset(words, 0, block);
+    for (; bytes >= block; bytes -= block, from += block)
+      for (std::size_t lane = 0; lane < lanes; ++lane) {
+        std::uint32_t word;  // a copy of a whole block would be a call
+        std::memcpy(&word, from + lane * sizeof word, sizeof word);
+        sums[lane] = (sums[lane] ^ word) * odd;
+      }
     std::memcpy(words, from, bytes);
     std::uint64_t out = 0;
     for (std::size_t lane = 0; lane < lanes; ++lane)
@@ -1953,11 +1954,12 @@ class Storage {
     return out;
   }
   /// Whoever has a handle to this home finds the numbers at `data`, within `memory`, from now on.
-  void move_home(Storage memory, void* data) const {
-    block_->moved += static_cast<std::byte*>(data) - static_cast<std::byte*>(block_->data);
-    block_->data = data;
-    block_->device = memory.device();
-    block_->home->memory = std::move(memory);
+  void move_home(Storage memory, void* data) const { move_home(*block_, std::move(memory), data); }
+  static void move_home(Block<D>& home, Storage memory, void* data) {
+    home.moved += static_cast<std::byte*>(data) - static_cast<std::byte*>(home.data);
+    home.data = data;
+    home.device = memory.device();
+    home.home->memory = std::move(memory);
   }
   /// How far the numbers lie by now from where a handle found them that was made before they moved, in bytes.
   std::ptrdiff_t moved() const { return block_ == nullptr ? 0 : block_->moved; }
@@ -4297,13 +4299,14 @@ class Writes {
   static std::uint64_t fingerprint(const void* numbers, std::size_t bytes) {
     constexpr std::size_t lanes = 64, block = lanes * sizeof(std::uint32_t);
     constexpr std::uint32_t odd = 0x9E3779B1u;
-    std::uint32_t sums[lanes] = {}, words[lanes];
+    std::uint32_t sums[lanes] = {}, words[lanes] = {};
     const auto* from = static_cast<const std::byte*>(numbers);
-    for (; bytes >= block; bytes -= block, from += block) {
-      std::memcpy(words, from, block);
-      for (std::size_t lane = 0; lane < lanes; ++lane) sums[lane] = (sums[lane] ^ words[lane]) * odd;
-    }
-    std::memset(words, 0, block);
+    for (; bytes >= block; bytes -= block, from += block)
+      for (std::size_t lane = 0; lane < lanes; ++lane) {
+        std::uint32_t word;  // a copy of a whole block would be a call
+        std::memcpy(&word, from + lane * sizeof word, sizeof word);
+        sums[lane] = (sums[lane] ^ word) * odd;
+      }
     std::memcpy(words, from, bytes);
     std::uint64_t out = 0;
     for (std::size_t lane = 0; lane < lanes; ++lane)
@@ -4523,11 +4526,12 @@ class Storage {
     return out;
   }
   /// Whoever has a handle to this home finds the numbers at `data`, within `memory`, from now on.
-  void move_home(Storage memory, void* data) const {
-    block_->moved += static_cast<std::byte*>(data) - static_cast<std::byte*>(block_->data);
-    block_->data = data;
-    block_->device = memory.device();
-    block_->home->memory = std::move(memory);
+  void move_home(Storage memory, void* data) const { move_home(*block_, std::move(memory), data); }
+  static void move_home(Block<D>& home, Storage memory, void* data) {
+    home.moved += static_cast<std::byte*>(data) - static_cast<std::byte*>(home.data);
+    home.data = data;
+    home.device = memory.device();
+    home.home->memory = std::move(memory);
   }
   /// How far the numbers lie by now from where a handle found them that was made before they moved, in bytes.
   std::ptrdiff_t moved() const { return block_ == nullptr ? 0 : block_->moved; }
@@ -6126,13 +6130,14 @@ class Writes {
   static std::uint64_t fingerprint(const void* numbers, std::size_t bytes) {
     constexpr std::size_t lanes = 64, block = lanes * sizeof(std::uint32_t);
     constexpr std::uint32_t odd = 0x9E3779B1u;
-    std::uint32_t sums[lanes] = {}, words[lanes];
+    std::uint32_t sums[lanes] = {}, words[lanes] = {};
     const auto* from = static_cast<const std::byte*>(numbers);
-    for (; bytes >= block; bytes -= block, from += block) {
-      std::memcpy(words, from, block);
-      for (std::size_t lane = 0; lane < lanes; ++lane) sums[lane] = (sums[lane] ^ words[lane]) * odd;
-    }
-    std::memset(words, 0, block);
+    for (; bytes >= block; bytes -= block, from += block)
+      for (std::size_t lane = 0; lane < lanes; ++lane) {
+        std::uint32_t word;  // a copy of a whole block would be a call
+        std::memcpy(&word, from + lane * sizeof word, sizeof word);
+        sums[lane] = (sums[lane] ^ word) * odd;
+      }
     std::memcpy(words, from, bytes);
     std::uint64_t out = 0;
     for (std::size_t lane = 0; lane < lanes; ++lane)
@@ -6352,11 +6357,12 @@ class Storage {
     return out;
   }
   /// Whoever has a handle to this home finds the numbers at `data`, within `memory`, from now on.
-  void move_home(Storage memory, void* data) const {
-    block_->moved += static_cast<std::byte*>(data) - static_cast<std::byte*>(block_->data);
-    block_->data = data;
-    block_->device = memory.device();
-    block_->home->memory = std::move(memory);
+  void move_home(Storage memory, void* data) const { move_home(*block_, std::move(memory), data); }
+  static void move_home(Block<D>& home, Storage memory, void* data) {
+    home.moved += static_cast<std::byte*>(data) - static_cast<std::byte*>(home.data);
+    home.data = data;
+    home.device = memory.device();
+    home.home->memory = std::move(memory);
   }
   /// How far the numbers lie by now from where a handle found them that was made before they moved, in bytes.
   std::ptrdiff_t moved() const { return block_ == nullptr ? 0 : block_->moved; }
@@ -10309,6 +10315,7 @@ class GradNode : public Node {
 
   /// Where the next contribution goes; from then on there is a gradient.
   GradTarget<T, Rank, D> target() {
+    grad_.storage().touch();
     if (!grad_.defined()) {
       grad_ = tensor_type::empty(shape_, device_);
     } else if (has_grad_ && !bound_ && grad_.storage().owners() > 1) {
@@ -10317,13 +10324,15 @@ class GradNode : public Node {
     return {grad_, std::exchange(has_grad_, true)};
   }
 
-  /// A contribution that stands ready, dense, in a tensor of its own or in one that others may hold too.
+  /// A contribution that stands ready, dense, in a tensor of its own or in one that others may hold too. What is not
+  /// made yet (see wide_later.hpp) is for who made that tensor's node.
   void add(const tensor_type& contribution) {
     if (!has_grad_ && !bound_) {
       grad_ = contribution;
       has_grad_ = true;
     } else {
       const auto [grad, accumulate] = target();
+      contribution.storage().touch();
       if (accumulate)
         kernels::axpy(device_, grad.numel(), T{1}, contribution.data(), grad.data());
       else
@@ -10341,7 +10350,10 @@ class GradNode : public Node {
     grad_ = {};
   }
   /// The gradient; undefined where there is none.
-  tensor_type grad() const { return has_grad_ ? grad_ : tensor_type{}; }
+  tensor_type grad() const {
+    grad_.storage().touch();
+    return has_grad_ ? grad_ : tensor_type{};
+  }
   /// Puts other numbers in the gradient's place. Throws ShapeError where shapes differ.
   void replace_grad(const tensor_type& other) {
     check<ShapeError>(other.defined() && other.shape() == shape_, "register_hook: the hook of a gradient of shape ",
@@ -10367,7 +10379,7 @@ class GradNode : public Node {
   }
   const Shape<Rank>& shape() const { return shape_; }
   D device() const { return device_; }
-  bool gradient_is_finite() const override { return !has_grad_ || detail::all_finite(grad_); }
+  bool gradient_is_finite() const override { return !has_grad_ || detail::all_finite(grad()); }
 
   /// A gradient and the place where it lies.
   struct Held {
@@ -10437,6 +10449,7 @@ class GradNode : public Node {
   // Not in place: others may hold this memory.
   [[gnu::noinline, gnu::cold]] tensor_type take_scaled() {
     auto scaled = tensor_type::zeros(shape_, device_);
+    grad_.storage().touch();
     kernels::axpy(device_, scaled.numel(), static_cast<T>(this->scale()), grad_.data(), scaled.data());
     grad_ = {};
     return scaled;
@@ -10827,6 +10840,102 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
 #endif
 #endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_TAPE_HPP
 
+// <chorus/autograd/wide_later.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_WIDE_LATER_HPP
+#define CHORUS_SINGLE_CHORUS_AUTOGRAD_WIDE_LATER_HPP
+/// Float copies of bf16 and half numbers that are made when somebody reads them: a loss or a gradient that can take the
+/// numbers as they are never does.
+
+namespace chorus::detail {
+
+/// Where the float numbers of one tensor come from. Several threads may ask.
+template <Narrow T, int Rank, Device D>
+class WideLater final : public Residence {
+ public:
+  /// `home` is what the float tensor's handles count, and what owns this object.
+  WideLater(Tensor<T, Rank, D> narrow, Block<D>& home)
+      : narrow_(std::move(narrow)), version_(narrow_.storage().version()), home_(home) {}
+
+  /// Throws UsageError where the narrow numbers have been written since.
+  void touch(std::size_t) override {
+    if (present(0)) return;
+    const std::lock_guard lock(mutex_);
+    if (present(0)) return;
+    check<UsageError>(narrow_.storage().version() == version_, "to: a float copy of ", dtype<T>, " of shape ",
+                      narrow_.shape(), " is read after the numbers were written in place: read it before");
+    const Storage<D> wide(narrow_.device(), static_cast<std::size_t>(narrow_.numel()) * sizeof(float));
+    kernels::convert(narrow_.device(), narrow_.numel(), narrow_.data(), static_cast<float*>(wide.data()));
+    Storage<D>::move_home(home_, wide, wide.data());
+    narrow_ = {};
+    present_.store(true, std::memory_order_release);
+  }
+  bool present(std::size_t) const override { return present_.load(std::memory_order_acquire); }
+  /// The narrow numbers; undefined once there are float ones, which may be others by now.
+  Tensor<T, Rank, D> narrow() {
+    const std::lock_guard lock(mutex_);
+    return narrow_;
+  }
+
+ private:
+  Tensor<T, Rank, D> narrow_;
+  std::uint64_t version_;
+  Block<D>& home_;
+  std::atomic<bool> present_{false};
+  std::mutex mutex_;
+};
+
+/// While one lives, it knows which float copies this thread has promised; for who will not be asked for them in time,
+/// as a captured step.
+class WidePromises {
+ public:
+  WidePromises() : before_(std::exchange(current(), this)) {}
+  ~WidePromises() { current() = before_; }
+  WidePromises(const WidePromises&) = delete;
+  WidePromises& operator=(const WidePromises&) = delete;
+
+  static WidePromises*& current() {
+    thread_local WidePromises* promises = nullptr;
+    return promises;
+  }
+  void add(const std::shared_ptr<Residence>& promise) {
+    std::erase_if(promises_, [](const auto& known) { return known.expired(); });
+    promises_.push_back(promise);
+  }
+  /// Makes the copies that somebody still has a handle to.
+  void keep() {
+    for (const auto& known : promises_)
+      if (const auto promise = known.lock()) promise->touch(0);
+    promises_.clear();
+  }
+
+ private:
+  WidePromises* before_;
+  std::vector<std::weak_ptr<Residence>> promises_;
+};
+
+/// Dense numbers in float, to be made of `narrow` when somebody reads them.
+template <Narrow T, int Rank, Device D>
+Tensor<float, Rank, D> wide_later(const Tensor<T, Rank, D>& narrow) {
+  auto storage = Storage<D>::home_in({}, nullptr, static_cast<std::size_t>(narrow.numel()) * sizeof(float));
+  storage.block()->device = narrow.device();
+  const auto promise = std::make_shared<WideLater<T, Rank, D>>(narrow, *storage.block());
+  storage.set_residence(promise, 0);
+  if (auto* const known = WidePromises::current()) known->add(promise);
+  return {std::move(storage), nullptr, narrow.shape(), row_major(narrow.shape())};
+}
+
+/// What a tensor of `wide_later` is to be made of; undefined for other tensors, and where it has been made.
+template <Narrow T, int Rank, Device D>
+Tensor<T, Rank, D> narrow_of(const Tensor<float, Rank, D>& wide) {
+  const auto* const block = wide.storage().block();
+  if (block == nullptr || !block->home || !block->home->residence) return {};
+  auto* const promise = dynamic_cast<WideLater<T, Rank, D>*>(block->home->residence.get());
+  return promise == nullptr ? Tensor<T, Rank, D>{} : promise->narrow();
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_WIDE_LATER_HPP
+
 namespace chorus {
 
 /// A Tensor and the node behind it. Copies share both.
@@ -10851,6 +10960,12 @@ class Variable {
     value_.storage().touch();
     return value_;
   }
+  /// The numbers in a type of 2 bytes, of which those of the value are to be made if somebody reads them; undefined
+  /// where there are none. For library code.
+  template <Narrow From>
+  Tensor<From, Rank, D> narrow() const {
+    return detail::narrow_of<From>(value_);
+  }
   const Ref<node_type>& node() const { return node_; }
   bool requires_grad() const { return static_cast<bool>(node_); }
   tensor_type grad() const { return node_ ? node_->grad() : tensor_type{}; }
@@ -10864,7 +10979,7 @@ class Variable {
   Index size(Index axis) const { return value_.size(axis); }
   Index numel() const { return value_.numel(); }
   D device() const { return value_.device(); }
-  T item() const { return value_.item(); }
+  T item() const { return value().item(); }
 
   /// Gradients of this scalar by all leaves behind it are added to the leaves. With `retain_graph` it can be done
   /// again.
@@ -10975,6 +11090,23 @@ N* unless_skipped(N* node) {
   return node != nullptr && !node->skipped() ? node : nullptr;
 }
 
+/// A backward function with another one for the last time.
+template <class Backward, class Grad, class... Inputs>
+concept HasLast = requires(Backward& backward, const Grad& grad, Inputs... inputs) { backward.last(grad, inputs...); };
+
+template <class Backward, class Grad, class... Inputs>
+void go_back(Backward& backward, bool, const Grad& grad, Inputs... inputs) {
+  backward(grad, inputs...);
+}
+template <class Backward, class Grad, class... Inputs>
+  requires HasLast<Backward, Grad, Inputs...>
+void go_back(Backward& backward, bool keep, const Grad& grad, Inputs... inputs) {
+  if (keep)
+    backward(grad, inputs...);
+  else
+    backward.last(grad, inputs...);
+}
+
 /// An operation's node. `Inputs` are the types of the inputs' nodes.
 template <class Backward, class T, int Rank, class D, class... Inputs>
 class OperationNode : public GradNode<T, Rank, D> {
@@ -10990,7 +11122,8 @@ class OperationNode : public GradNode<T, Rank, D> {
                       "' was freed by an earlier backward; pass retain_graph = true to that one");
     const auto grad = this->take_grad();
     const auto send = [&](auto*... inputs) {
-      if ((inputs || ...)) (*saved_)(grad, inputs...);  // of a DataParallel's copies `grad` runs all operations
+      if (!(inputs || ...)) return;  // of a DataParallel's copies `grad` runs all operations
+      go_back(*saved_, keep, grad, inputs...);
     };
     std::apply([&](const auto&... inputs) { send(unless_skipped(inputs.get())...); }, inputs_);
     if (!keep) {
@@ -11046,8 +11179,9 @@ template <class Operation, class Value, class... Inputs>
 
 /// Gives an operation's result a place on the tape. `backward(dy, dx...)` gets the gradient by the result, and for each
 /// input a pointer to the node that collects its gradient (null where none is wanted). What it captures is what is
-/// saved. Where all inputs are Tensors the result is the Tensor itself. `operation` is its name, or an object with a
-/// `name` and what else <chorus/ops/higher_order.hpp> has to know of it.
+/// saved; where it has a `last(dy, dx...)`, that is called in its place when nothing of it is needed any more. Where
+/// all inputs are Tensors the result is the Tensor itself. `operation` is its name, or an object with a `name` and what
+/// else <chorus/ops/higher_order.hpp> has to know of it.
 template <class Operation, class T, int Rank, class D, class Backward, Operand... Inputs>
 auto record(Operation operation, Tensor<T, Rank, D> value, Backward backward, const Inputs&... inputs) {
   static_assert((std::is_same_v<typename tensor_of<Inputs>::device_type, D> && ...),
@@ -25008,11 +25142,17 @@ CHORUS_INLINE int launch(LaunchedPolicy policy, int argc, char** argv, const Lau
 
 namespace chorus::detail {
 
+/// Blocks of memory that may be somebody else's.
+template <class B>
+concept Lendable = requires(const B& block) { block.lent; };
+
 /// Backward functions capture `Saved(tensor)` and call `read` where they need the numbers.
 template <AnyTensor X>
 class Saved {
  public:
-  explicit Saved(X tensor) : tensor_(std::move(tensor)), version_(tensor_.storage().version()) {}
+  /// Where nothing is recorded nobody will read it, and no numbers are looked at.
+  explicit Saved(X tensor)
+      : tensor_(std::move(tensor)), version_(grad_enabled() ? tensor_.storage().version() : 0) {}
 
   /// Throws UsageError where the tensor has been written since it was saved: a parameter, a buffer, or in place.
   const X& read(const char* operation) const {
@@ -25020,6 +25160,20 @@ class Saved {
     if (const auto now = tensor_.storage().version(); now != version_) [[unlikely]]
       refuse(operation, now);
     return tensor_;
+  }
+  /// Whether nobody else has a handle to the numbers, so that they may be written after they were last read.
+  bool alone() const {
+    const auto* const block = tensor_.storage().block();
+    if (block == nullptr || block->home || tensor_.storage().owners() != 1) return false;
+    if constexpr (Lendable<std::remove_cvref_t<decltype(*block)>>)
+      return block->lent == nullptr;
+    else
+      return true;
+  }
+  /// `read`, for the last time: the tensor is the caller's.
+  X take(const char* operation) {
+    read(operation);
+    return std::move(tensor_);
   }
   /// The tensor, for its shape and device.
   const X& tensor() const { return tensor_; }
@@ -26975,20 +27129,36 @@ void move_blocks(Cpu device, Index outer, Index count, const T* from, Index from
       fail<UsageError>("slice, concat: cannot accumulate ", dtype<T>);
   }
 }
+
+/// The same on several threads: by steps, or, where these are few and long, each by parts.
+template <class T>
+void move_blocks_together(Cpu device, Index outer, Index count, const T* from, Index from_step, T* to, Index to_step,
+                          bool accumulate) {
+  if (outer < 2 * num_threads() && count >= 2 * thread_elements) {
+    for (Index o = 0; o < outer; ++o, from += from_step, to += to_step)
+      parallel_ranges(count, 64, thread_elements, [=](Index first, Index n) {
+        move_blocks(device, 1, n, from + first, 0, to + first, 0, accumulate);
+      });
+    return;
+  }
+  parallel_ranges(outer, 1, thread_elements / std::max(Index{1}, count) + 1, [=](Index first, Index n) {
+    move_blocks(device, n, count, from + first * from_step, from_step, to + first * to_step, to_step, accumulate);
+  });
+}
 }  // namespace detail
 
 template <class T>
 void take_block(Cpu device, AxisShape whole, Index start, Index count, const T* from, T* block, bool accumulate) {
   const Index row = count * whole.inner;
-  detail::move_blocks(device, whole.outer, row, from + start * whole.inner, whole.axis * whole.inner, block, row,
-                      accumulate);
+  detail::move_blocks_together(device, whole.outer, row, from + start * whole.inner, whole.axis * whole.inner, block,
+                               row, accumulate);
 }
 
 template <class T>
 void put_block(Cpu device, AxisShape whole, Index start, Index count, const T* block, T* to, bool accumulate) {
   const Index row = count * whole.inner;
-  detail::move_blocks(device, whole.outer, row, block, row, to + start * whole.inner, whole.axis * whole.inner,
-                      accumulate);
+  detail::move_blocks_together(device, whole.outer, row, block, row, to + start * whole.inner,
+                               whole.axis * whole.inner, accumulate);
 }
 
 template <class T>
@@ -29535,6 +29705,9 @@ struct Cast {
 };
 }  // namespace operations
 
+template <Scalar To, Operand X>
+auto to(const X& x);
+
 namespace detail {
 /// The numbers of an operand in another scalar type, dense; a parameter's copy, where it has one.
 template <Scalar To, Operand X>
@@ -29552,6 +29725,21 @@ auto numbers_in(const X& x) {
   }
   return out;
 }
+
+/// The conversion of x to the numbers `out`.
+template <Real To, Operand X, AnyTensor Out>
+auto record_cast(const X& x, Out out) {
+  using From = typename tensor_of<X>::value_type;
+  return record(
+      operations::Cast{}, std::move(out),
+      [](const auto& dy, auto dx) {
+        if constexpr (Narrow<From> && std::is_same_v<To, float> && !std::is_same_v<decltype(dy.device()), Cpu>)
+          if (const auto ready = narrow_of<From>(dy); ready.defined()) return dx->add(ready);
+        if (dx->has_grad()) return dx->add(to<From>(dy));
+        kernels::convert(dy.device(), dy.numel(), dy.data(), dx->target().data());
+      },
+      x);
+}
 }  // namespace detail
 
 /// The same numbers in another scalar type, as `static_cast` converts them: `to<bf16>(x)`. Between floating-point types
@@ -29566,17 +29754,10 @@ auto to(const X& x) {
     else
       return x;
   } else {
-    auto out = detail::numbers_in<To>(x);
     if constexpr (Real<From> && Real<To>)
-      return record(
-          operations::Cast{}, std::move(out),
-          [](const auto& dy, auto dx) {
-            if (dx->has_grad()) return dx->add(to<From>(dy));
-            kernels::convert(dy.device(), dy.numel(), dy.data(), dx->target().data());
-          },
-          x);
+      return detail::record_cast<To>(x, detail::numbers_in<To>(x));
     else
-      return out;
+      return detail::numbers_in<To>(x);
   }
 }
 
@@ -29589,6 +29770,23 @@ template <class X, class Y>
 concept OfOtherType = !std::is_same_v<typename tensor_of<X>::value_type, typename tensor_of<Y>::value_type>;
 
 namespace detail {
+/// to<float>(x). On GPUs, which have all of their memory's speed to lose, the numbers are made when somebody reads them
+/// first, so that a loss can take the narrow ones.
+template <NarrowOperand X>
+auto widened(const X& x) {
+  using From = typename tensor_of<X>::value_type;
+  using D = typename tensor_of<X>::device_type;
+  constexpr int rank = tensor_of<X>::rank;
+  if constexpr (!std::is_same_v<D, Cpu> && std::is_same_v<X, Variable<From, rank, D>>) {
+    const auto narrow = contiguous(x.value());
+    // Numbers of a parameter's copy change with the parameter. Who looks at operations looks at numbers.
+    const bool watched = operation_watch != nullptr || detects_anomalies();
+    if (narrow.numel() > 0 && narrow.storage().writes() == nullptr && !watched)
+      return record_cast<float>(x, wide_later(narrow));
+  }
+  return to<float>(x);
+}
+
 /// Whether an operation on x of 2 bytes gives the gradients by its float weights in float: one of the first order.
 template <class X, class... Weights>
 inline constexpr bool has_float_gradients =
@@ -31638,13 +31836,14 @@ TwoSums<T> sum_pairs(const Columns<T, Count>& line, const Value& value) {
 }
 
 /// Pieces of a batch: a few samples at a time, at most `most`, so that what is read twice is read from the cache, and
-/// memory is read in as many streams as processors follow.
+/// memory is read in as many streams as processors follow. Of samples that are rows of channels there are `most_rows`:
+/// rows often lie a power of two apart, and of such places a first-level cache keeps no more than 8.
 struct BatchPieces {
   ChannelShape shape;
   Index rows, count, least;  ///< samples in a piece, pieces, and pieces for a thread of its own
 
-  BatchPieces(ChannelShape s, Index most) : shape(s) {
-    rows = s.inner == 1 ? 2 * most : std::clamp(2048 / std::max(Index{1}, s.inner), Index{1}, most);
+  BatchPieces(ChannelShape s, Index most, Index most_rows) : shape(s) {
+    rows = s.inner == 1 ? most_rows : std::clamp(2048 / std::max(Index{1}, s.inner), Index{1}, most);
     count = (s.batch + rows - 1) / rows;
     least = thread_elements / std::max<Index>(1, rows * s.channels * s.inner) + 1;
   }
@@ -31670,7 +31869,7 @@ struct BatchPieces {
 template <class T, class F>
 void sum_channels(Cpu device, ChannelShape shape, double* sums, const F& f) {
   const Index channels = shape.channels;
-  const BatchPieces pieces(shape, 16);
+  const BatchPieces pieces(shape, 16, 32);
   const Scratch<double> partial(device, pieces.count * 2 * channels);
   parallel_ranges(pieces.count, 1, pieces.least, [&](Index first, Index count) {
     for (Index piece = first; piece < first + count; ++piece)
@@ -31686,7 +31885,7 @@ void sum_channels(Cpu device, ChannelShape shape, double* sums, const F& f) {
 /// Calls `f(line)` for the lines of all pieces, which are small: many threads find one.
 template <class T, class F>
 void for_batch(ChannelShape shape, const F& f) {
-  const BatchPieces pieces(shape, 4);
+  const BatchPieces pieces(shape, 4, 2);
   parallel_ranges(pieces.count, 1, pieces.least, [&](Index first, Index count) {
     for (Index piece = first; piece < first + count; ++piece) pieces.for_lines<T>(piece, f);
   });
@@ -38257,6 +38456,105 @@ class LayerNorm : public Module {
 #define CHORUS_SINGLE_CHORUS_OPS_MATMUL_HPP
 /// Matrix products and the linear layer's function.
 
+// <chorus/kernels/few_rows.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_FEW_ROWS_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_FEW_ROWS_HPP
+/// A linear layer of a few rows.
+
+namespace chorus::kernels {
+
+inline constexpr int few_rows = 4;
+
+/// y = x wᵀ + bias for at most `few_rows` rows; x: [m, k], w: [n, k], y: [m, n], bias: [n] or null. Weights are read
+/// once, as they lie. Sums are in another order than gemm's: their last bits are not those that a row has in a larger
+/// batch.
+template <std::floating_point T>
+void linear_of_few_rows(Cpu, Index m, Index n, Index k, const T* x, const T* w, T* y, const T* bias);
+
+}  // namespace chorus::kernels
+
+#if !CHORUS_COMPILED
+// <chorus/kernels/cpu/few_rows.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_FEW_ROWS_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_FEW_ROWS_HPP
+/// A linear layer of a few rows, as inference of one sample and each step of a recurrent layer have it.
+
+namespace chorus::kernels {
+
+namespace detail {
+
+/// y[i, j] = bias[j] + sum over p of x[i, p] w[j, p] for `Rows` rows and `Columns` columns: in two chains each.
+template <int Rows, int Columns, class T>
+void few_rows_tile(Index n, Index k, const T* x, const T* w, T* y, const T* bias) {
+  constexpr Index l = lanes<T>;
+  Packet<T> sums[Rows][Columns][2];
+#pragma GCC unroll 4
+  for (int i = 0; i < Rows; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < Columns; ++j) sums[i][j][0] = sums[i][j][1] = splat(T{0});
+  const auto add = [&](Index p, int chain, auto count) {
+#pragma GCC unroll 4
+    for (int j = 0; j < Columns; ++j) {
+      const auto weights = load(w + j * k + p, count);
+#pragma GCC unroll 4
+      for (int i = 0; i < Rows; ++i)
+        sums[i][j][chain] = pmadd(load(x + i * k + p, count), weights, sums[i][j][chain]);
+    }
+  };
+  Index p = 0;
+  for (; p + 2 * l <= k; p += 2 * l) {
+    add(p, 0, Whole<T>{});
+    add(p + l, 1, Whole<T>{});
+  }
+  if (p + l <= k) {
+    add(p, 0, Whole<T>{});
+    p += l;
+  }
+  if (p < k) add(p, 1, k - p);
+#pragma GCC unroll 4
+  for (int i = 0; i < Rows; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < Columns; ++j)
+      y[i * n + j] = Eigen::internal::predux(padd(sums[i][j][0], sums[i][j][1])) + (bias == nullptr ? T{0} : bias[j]);
+}
+
+/// Columns [first, first + count) of `Rows` rows.
+template <int Rows, class T>
+void few_rows_columns(Index first, Index count, Index n, Index k, const T* x, const T* w, T* y, const T* bias) {
+  // With as many sums as there are registers for.
+  constexpr int columns = Rows == 1 ? 4 : Rows == 4 ? 1 : 2;
+  const auto bias_of = [&](Index j) { return bias == nullptr ? nullptr : bias + j; };
+  Index j = first;
+  for (; j + columns <= first + count; j += columns)
+    few_rows_tile<Rows, columns>(n, k, x, w + j * k, y + j, bias_of(j));
+  for (; j < first + count; ++j) few_rows_tile<Rows, 1>(n, k, x, w + j * k, y + j, bias_of(j));
+}
+
+template <class T, int Rows = few_rows>
+void few_rows_product(Index first, Index count, Index m, Index n, Index k, const T* x, const T* w, T* y,
+                      const T* bias) {
+  if constexpr (Rows > 1)
+    if (m < Rows) return few_rows_product<T, Rows - 1>(first, count, m, n, k, x, w, y, bias);
+  few_rows_columns<Rows>(first, count, n, k, x, w, y, bias);
+}
+
+}  // namespace detail
+
+template <std::floating_point T>
+void linear_of_few_rows(Cpu, Index m, Index n, Index k, const T* x, const T* w, T* y, const T* bias) {
+  if (m == 0) return;
+  // Some 10 us a thread.
+  parallel_ranges(n, 4, std::max<Index>(4, 200'000 / std::max<Index>(1, k)), [=](Index first, Index count) {
+    detail::few_rows_product<T>(first, count, m, n, k, x, w, y, bias);
+  });
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_FEW_ROWS_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_FEW_ROWS_HPP
+
 // <chorus/kernels/gemm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_GEMM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_GEMM_HPP
@@ -38730,8 +39028,19 @@ detail::Recorded<tensor_of<X>::rank, X, W, B> linear(const X& x, const W& weight
   shape.back() = out_features;
   auto out = Tensor<T, rank, typename tensor_of<X>::device_type>::empty(shape, device);
   detail::count_multiply_adds(rows * out_features * in_features);
-  kernels::gemm(device, Trans::no, Trans::yes, rows, out_features, in_features, input.data(), in_features, w.data(),
-                in_features, out.data(), out_features, false, b.data());
+  // Where nothing is recorded, a few rows are computed in an order of their own. A recorded pass keeps to one order
+  // whatever its rows: a sample's numbers don't depend on the share of a batch it is in.
+  bool done = false;
+  if constexpr (std::is_same_v<typename tensor_of<X>::device_type, Cpu> && std::floating_point<T>) {
+    const bool recorded = grad_enabled() && (node_of(x) || node_of(weight) || node_of(bias));
+    done = !recorded && rows <= kernels::few_rows;
+    if (done)
+      kernels::linear_of_few_rows(device, rows, out_features, in_features, input.data(), w.data(), out.data(),
+                                  b.data());
+  }
+  if (!done)
+    kernels::gemm(device, Trans::no, Trans::yes, rows, out_features, in_features, input.data(), in_features, w.data(),
+                  in_features, out.data(), out_features, false, b.data());
   return record(
       Linear{}, std::move(out),
       [input = detail::Saved(input), w = detail::Saved(w), device, rows, in_features, out_features](
@@ -39114,7 +39423,7 @@ void SummaryTable<D>::sort_by_calls() {
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_ATTENTION_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_ATTENTION_HPP
 /// Scaled dot-product attention by blocks (Dao et al., "FlashAttention", NeurIPS 2022): the matrix of all queries by
-/// all keys is never in memory, only a block of it, forward and back. Every array is dense.
+/// all keys is never in memory, only a block of it, forward and back. Every array is dense on the CPU.
 
 namespace chorus::kernels {
 
@@ -39132,6 +39441,27 @@ struct AttentionShape {
   Index mask_pitch = 0;
 
   Index batch() const { return samples * heads; }
+};
+
+/// Where an array of matrices lies, in elements from one sample, head and row to the next; features are neighbours.
+struct AttentionPitch {
+  Index sample, head, row;
+  static AttentionPitch dense(Index heads, Index rows, Index features) {
+    return {heads * rows * features, rows * features, features};
+  }
+};
+/// Of q, k, v and y; gradients lie as what they are the gradients by.
+struct AttentionPitches {
+  AttentionPitch q, k, v, y;
+  static AttentionPitches dense(const AttentionShape& s) {
+    return {AttentionPitch::dense(s.heads, s.queries, s.features), AttentionPitch::dense(s.heads, s.keys, s.features),
+            AttentionPitch::dense(s.heads, s.keys, s.values), AttentionPitch::dense(s.heads, s.queries, s.values)};
+  }
+};
+
+/// Which gradients are added to what is there; the others overwrite it.
+struct AttentionAdds {
+  bool q, k, v;
 };
 
 /// y = softmax(scale q kᵀ + mask) v: [samples, heads, queries, values], and the log of each softmax's denominator,
@@ -39432,20 +39762,17 @@ __device__ void add_products(TileSums<C>& sums, TileMemory<C>& m, Index length, 
   }
 }
 
-}  // namespace chorus::kernels::cuda
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_TILES_HPP
-
-#include <set>
-
-namespace chorus::kernels {
-
-namespace cuda {
-
 /// The arrays of one attention, but for its results.
 template <class T>
 struct AttentionInputs {
   const T *q, *k, *v, *mask;
+  AttentionPitches pitches;
 };
+/// The place of a row of a matrix.
+inline __device__ Index place(const AttentionPitch& at, const AttentionShape& s, Index matrix, Index row) {
+  const Index sample = matrix / s.heads;
+  return sample * at.sample + (matrix - sample * s.heads) * at.head + row * at.row;
+}
 
 /// A task of a block of threads: a tile of rows and a tile of columns of one matrix's result.
 struct AttentionTask {
@@ -39465,18 +39792,27 @@ struct AttentionTasks {
   }
 };
 
+}  // namespace chorus::kernels::cuda
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_TILES_HPP
+
+#include <set>
+
+namespace chorus::kernels {
+
+namespace cuda {
+
 /// m.weights = scale q kᵀ + mask for queries from `query` and keys from `key`; -inf where a query sees no key, and
 /// beyond the matrix. The thread that has written a number may read it; the others wait.
 template <class T>
 __device__ void attention_scores(TileMemory<compute_type<T>>& m, const AttentionShape& s, const AttentionInputs<T>& in,
                                  Index matrix, Index query, Index key) {
   using C = compute_type<T>;
-  const T *q = in.q + (matrix * s.queries + query) * s.features, *k = in.k + (matrix * s.keys + key) * s.features;
+  const T *q = in.q + place(in.pitches.q, s, matrix, query), *k = in.k + place(in.pitches.k, s, matrix, key);
   const Index rows = s.queries - query, columns = s.keys - key;
   TileSums<C> sums;
   add_products<false>(
-      sums, m, s.features, [&](int row, Index p) { return row < rows ? get(q, row * s.features + p) : C(0); },
-      [&](int column, Index p) { return column < columns ? get(k, column * s.features + p) : C(0); });
+      sums, m, s.features, [&](int row, Index p) { return row < rows ? get(q, row * in.pitches.q.row + p) : C(0); },
+      [&](int column, Index p) { return column < columns ? get(k, column * in.pitches.k.row + p) : C(0); });
   const T* mask = in.mask == nullptr ? nullptr : in.mask + matrix * s.mask_pitch;
   sums.each([&](int row, int column, C sum) {
     const bool seen = row < rows && column < columns && (!s.causal || key + column <= query + row);
@@ -39547,26 +39883,28 @@ __global__ void attention_forward(const __grid_constant__ AttentionShape s,
       }
       __syncthreads();
       out.each([&](int r, int, C& number) { number *= kept[r]; });
-      const T* v = in.v + (matrix * s.keys + key) * s.values;
+      const T* v = in.v + place(in.pitches.v, s, matrix, key);
       add_products<true>(
           out, m, s.keys - key < tile ? s.keys - key : tile, [&](int r, Index p) { return m.weights[r][p]; },
-          [&](int c, Index p) { return value + c < s.values ? get(v, p * s.values + value + c) : C(0); });
+          [&](int c, Index p) { return value + c < s.values ? get(v, p * in.pitches.v.row + value + c) : C(0); });
     }
     __syncthreads();
     out.each([&](int r, int c, C number) {
       if (query + r >= s.queries || value + c >= s.values) return;
-      put(y, (matrix * s.queries + query + r) * s.values + value + c, total[r] == C(0) ? C(0) : number / total[r]);
+      put(y, place(in.pitches.y, s, matrix, query + r) + value + c, total[r] == C(0) ? C(0) : number / total[r]);
     });
     if (value == 0 && lane == 0 && query + row < s.queries)
       log_sums[matrix * s.queries + query + row] = total[row] == C(0) ? -lowest : largest[row] + std::log(total[row]);
   }
 }
 
-/// What the way back reads beside the inputs: `dots` are those of each row of y and dy.
+/// What the way back reads beside the inputs: `dots` are those of each row of y and dy. And whether gradients are added
+/// to what is there.
 template <class T>
 struct AttentionGradients {
   const T* dy;
   const compute_type<T>*log_sums, *dots;
+  AttentionAdds adds;
 };
 
 /// m.weights = the weights as they were used, m.gradients = the gradients by q kᵀ; 0 beyond the matrix.
@@ -39577,11 +39915,11 @@ __device__ void attention_gradients(TileMemory<compute_type<T>>& m, const Attent
   using C = compute_type<T>;
   attention_scores(m, s, in, matrix, query, key);
   const Index first = matrix * s.queries + query, rows = s.queries - query, columns = s.keys - key;
-  const T *dy = back.dy + first * s.values, *v = in.v + (matrix * s.keys + key) * s.values;
+  const T *dy = back.dy + place(in.pitches.y, s, matrix, query), *v = in.v + place(in.pitches.v, s, matrix, key);
   TileSums<C> sums;
   add_products<false>(
-      sums, m, s.values, [&](int row, Index p) { return row < rows ? get(dy, row * s.values + p) : C(0); },
-      [&](int column, Index p) { return column < columns ? get(v, column * s.values + p) : C(0); });
+      sums, m, s.values, [&](int row, Index p) { return row < rows ? get(dy, row * in.pitches.y.row + p) : C(0); },
+      [&](int column, Index p) { return column < columns ? get(v, column * in.pitches.v.row + p) : C(0); });
   sums.each([&](int row, int column, C gradient) {
     const bool inside = row < rows && column < columns;
     const C weight = inside ? std::exp(m.weights[row][column] - back.log_sums[first + row]) : C(0);
@@ -39609,14 +39947,14 @@ __global__ void attention_query_gradient(const __grid_constant__ AttentionShape 
     const Index end = s.causal && query + tile < s.keys ? query + tile : s.keys;
     for (Index key = 0; key < end; key += tile) {
       attention_gradients(m, s, in, back, matrix, query, key);
-      const T* k = in.k + (matrix * s.keys + key) * s.features;
+      const T* k = in.k + place(in.pitches.k, s, matrix, key);
       add_products<true>(
           out, m, s.keys - key < tile ? s.keys - key : tile, [&](int r, Index p) { return m.gradients[r][p]; },
-          [&](int c, Index p) { return feature + c < s.features ? get(k, p * s.features + feature + c) : C(0); });
+          [&](int c, Index p) { return feature + c < s.features ? get(k, p * in.pitches.k.row + feature + c) : C(0); });
     }
     out.each([&](int r, int c, C sum) {
       if (query + r < s.queries && feature + c < s.features)
-        put(dq, (matrix * s.queries + query + r) * s.features + feature + c, sum, true);
+        put(dq, place(in.pitches.q, s, matrix, query + r) + feature + c, sum, back.adds.q);
     });
   }
 }
@@ -39636,34 +39974,37 @@ __global__ void attention_key_gradients(const __grid_constant__ AttentionShape s
     TileSums<C> by_k, by_v;
     for (Index query = s.causal ? key : 0; query < s.queries; query += tile) {
       attention_gradients(m, s, in, back, matrix, query, key);
-      const Index rows = s.queries - query < tile ? s.queries - query : tile, first = matrix * s.queries + query;
-      const T *q = in.q + first * s.features, *dy = back.dy + first * s.values;
+      const Index rows = s.queries - query < tile ? s.queries - query : tile;
+      const T *q = in.q + place(in.pitches.q, s, matrix, query), *dy = back.dy + place(in.pitches.y, s, matrix, query);
       if (dk != nullptr)
         add_products<true>(
             by_k, m, rows, [&](int r, Index p) { return m.gradients[p][r]; },
-            [&](int c, Index p) { return column + c < s.features ? get(q, p * s.features + column + c) : C(0); });
+            [&](int c, Index p) { return column + c < s.features ? get(q, p * in.pitches.q.row + column + c) : C(0); });
       if (dv != nullptr)
         add_products<true>(
             by_v, m, rows, [&](int r, Index p) { return m.weights[p][r]; },
-            [&](int c, Index p) { return column + c < s.values ? get(dy, p * s.values + column + c) : C(0); });
+            [&](int c, Index p) { return column + c < s.values ? get(dy, p * in.pitches.y.row + column + c) : C(0); });
     }
-    const auto store = [&](TileSums<C>& sums, T* to, Index width) {
+    const auto store = [&](TileSums<C>& sums, T* to, Index width, const AttentionPitch& at, bool adds) {
       sums.each([&](int r, int c, C sum) {
         if (key + r < s.keys && column + c < width)
-          put(to, (matrix * s.keys + key + r) * width + column + c, sum, true);
+          put(to, place(at, s, matrix, key + r) + column + c, sum, adds);
       });
     };
-    if (dk != nullptr) store(by_k, dk, s.features);
-    if (dv != nullptr) store(by_v, dv, s.values);
+    if (dk != nullptr) store(by_k, dk, s.features, in.pitches.k, back.adds.k);
+    if (dv != nullptr) store(by_v, dv, s.values, in.pitches.v, back.adds.v);
   }
 }
 
 template <class T>
 struct AttentionDots {
+  AttentionShape s;
+  AttentionPitch pitch;
   const T *y, *dy;
   compute_type<T>* dots;
   __device__ void operator()(const Line& line) const {
-    const double sum = line.sum([&](Index i) { return get(y, i) * get(dy, i); });
+    const Index matrix = line.result / s.queries, row = place(pitch, s, matrix, line.result - matrix * s.queries);
+    const double sum = line.sum([&](Index i) { return get(y, row + i - line.at) * get(dy, row + i - line.at); });
     if (line.first()) dots[line.result] = static_cast<compute_type<T>>(sum);
   }
 };
@@ -39684,27 +40025,34 @@ struct AttentionDots {
 
 }  // namespace cuda
 
-/// As on the CPU, with the mask's numbers in T and log_sums in the type of sums.
+/// As on the CPU, with the mask's numbers in T and log_sums in the type of sums, and with arrays that lie as `at` says.
 template <Real T>
-void attention_forward(Cuda device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask, T* y,
-                       compute_type<T>* log_sums) {
+void attention_forward(Cuda device, const AttentionShape& s, const AttentionPitches& at, const T* q, const T* k,
+                       const T* v, const T* mask, T* y, compute_type<T>* log_sums) {
   const auto tasks = cuda::AttentionTasks::of(s.batch(), s.queries, s.values, cuda::attention_tile<compute_type<T>>);
   if (tasks.count == 0) return;
   cuda::say_attention(device, dtype<T>, s);
   cuda::launch(device, "attention", cuda::blocks_for(tasks.count, 1), cuda::attention_forward<T>, s, tasks,
-               cuda::AttentionInputs<T>{q, k, v, mask}, y, log_sums);
+               cuda::AttentionInputs<T>{q, k, v, mask, at}, y, log_sums);
+}
+template <Real T>
+void attention_forward(Cuda device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask, T* y,
+                       compute_type<T>* log_sums) {
+  attention_forward(device, s, AttentionPitches::dense(s), q, k, v, mask, y, log_sums);
 }
 
+/// Gradients are added to what is there where `adds` says so.
 template <Real T>
-void attention_backward(Cuda device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask,
-                        const T* y, const compute_type<T>* log_sums, const T* dy, T* dq, T* dk, T* dv) {
+void attention_backward(Cuda device, const AttentionShape& s, const AttentionPitches& at, const AttentionAdds& adds,
+                        const T* q, const T* k, const T* v, const T* mask, const T* y, const compute_type<T>* log_sums,
+                        const T* dy, T* dq, T* dk, T* dv) {
   constexpr Index tile = cuda::attention_tile<compute_type<T>>;
   const Index lines = s.batch() * s.queries;
   const cuda::Scratch<compute_type<T>> dots(device, lines);
   cuda::for_lines(device, "attention gradient", AxisShape{lines, s.values, 1},
-                  cuda::AttentionDots<T>{y, dy, dots.data()});
-  const cuda::AttentionInputs<T> in{q, k, v, mask};
-  const cuda::AttentionGradients<T> back{dy, log_sums, dots.data()};
+                  cuda::AttentionDots<T>{s, at.y, y, dy, dots.data()});
+  const cuda::AttentionInputs<T> in{q, k, v, mask, at};
+  const cuda::AttentionGradients<T> back{dy, log_sums, dots.data(), adds};
   const auto queries = cuda::AttentionTasks::of(s.batch(), s.queries, s.features, tile);
   if (dq != nullptr && queries.count > 0)
     cuda::launch(device, "attention gradient by queries", cuda::blocks_for(queries.count, 1),
@@ -39713,6 +40061,13 @@ void attention_backward(Cuda device, const AttentionShape& s, const T* q, const 
   if ((dk != nullptr || dv != nullptr) && keys.count > 0)
     cuda::launch(device, "attention gradients by keys and values", cuda::blocks_for(keys.count, 1),
                  cuda::attention_key_gradients<T>, s, keys, in, back, dk, dv);
+}
+
+template <Real T>
+void attention_backward(Cuda device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask,
+                        const T* y, const compute_type<T>* log_sums, const T* dy, T* dq, T* dk, T* dv) {
+  attention_backward(device, s, AttentionPitches::dense(s), {true, true, true}, q, k, v, mask, y, log_sums, dy, dq, dk,
+                     dv);
 }
 
 }  // namespace chorus::kernels
@@ -40087,15 +40442,24 @@ auto attention_in_blocks(const Q& q, const K& k, const V& v, const AttentionMask
       [queries = Saved(queries), keys = Saved(keys), values = Saved(values), mask, out = Saved(out), log_sums, s,
        device](const auto& dy, auto dq, auto dk, auto dv) {
         const auto numbers = [](const auto& saved) { return saved.read("scaled_dot_product_attention").data(); };
-        const auto place = [&](auto node) -> T* {
+        const auto place = [&](auto node, bool& adds) -> T* {
           if (!node) return nullptr;
           const auto [grad, accumulate] = node->target();
-          if (!accumulate) zero_bytes(device, grad.data(), grad.bytes());
+          if (std::is_same_v<D, Cpu> && !accumulate) zero_bytes(device, grad.data(), grad.bytes());
+          adds = accumulate;
           return grad.data();
         };
-        T* const grads[] = {place(dq), place(dk), place(dv)};
-        kernels::attention_backward(device, s, numbers(queries), numbers(keys), numbers(values), mask.data(),
-                                    numbers(out), log_sums.data(), dy.data(), grads[0], grads[1], grads[2]);
+        const T* const in[] = {numbers(queries), numbers(keys), numbers(values), numbers(out)};
+        kernels::AttentionAdds adds{};
+        T* const grads[] = {place(dq, adds.q), place(dk, adds.k), place(dv, adds.v)};
+        const auto backward = [&](const auto&... how) {
+          kernels::attention_backward(device, s, how..., in[0], in[1], in[2], mask.data(), in[3], log_sums.data(),
+                                      dy.data(), grads[0], grads[1], grads[2]);
+        };
+        if constexpr (std::is_same_v<D, Cpu>)
+          backward();
+        else
+          backward(kernels::AttentionPitches::dense(s), adds);
       },
       q, k, v);
 }
@@ -40691,18 +41055,19 @@ struct NllLossOptions {
 namespace chorus::kernels {
 
 /// loss = logsumexp(x) - x[label], smoothed as in PyTorch: (1 - s) * that + s * (logsumexp(x) - mean(x)).
-/// logits: [batch, classes]; labels: [batch]; loss: [batch] for Reduction::none, else one number; log_sum_exp: [batch],
-/// less the row's largest logit, kept for the backward pass. Throws UsageError for a bad label or a smoothing outside
-/// of [0, 1] before it writes anything.
+/// logits: [batch, classes]; labels: [batch]; loss: [batch] for Reduction::none, else one number; statistics:
+/// [2, batch], kept for the backward pass: logsumexp(x) less the row's largest logit, and that one: as two numbers they
+/// are exact where their sum is not. Throws UsageError for a bad label or a smoothing outside of [0, 1]
+/// before it writes anything.
 template <class T>
 void cross_entropy_forward(Cpu cpu, Index batch, Index classes, const T* logits, const std::int64_t* labels,
-                           const CrossEntropyOptions& options, T* loss, T* log_sum_exp);
+                           const CrossEntropyOptions& options, T* loss, T* statistics);
 
 /// dlogits = (softmax(x) - target) * scale with target = (1 - s) * onehot + s / classes; 0 for ignored samples.
 /// dloss: [batch] for Reduction::none, else one number. `dlogits` may be `logits`, unless it accumulates.
 template <class T>
 void cross_entropy_backward(Cpu cpu, Index batch, Index classes, const T* logits, const std::int64_t* labels,
-                            const CrossEntropyOptions& options, const T* log_sum_exp, const T* dloss, T* dlogits,
+                            const CrossEntropyOptions& options, const T* statistics, const T* dloss, T* dlogits,
                             bool accumulate);
 
 /// The same of a class for each pixel, on the CPU: the axis is that of the classes; labels, log_sum_exp and the losses
@@ -40791,7 +41156,7 @@ namespace chorus::kernels {
 
 template <class T>
 void cross_entropy_forward(Cpu cpu, Index batch, Index classes, const T* logits, const std::int64_t* labels,
-                           const CrossEntropyOptions& options, T* loss, T* log_sum_exp) {
+                           const CrossEntropyOptions& options, T* loss, T* statistics) {
   detail::check_smoothing(options);
   const Index counted = count_labels(cpu, "cross_entropy", batch, classes, labels, options.ignore_index);
   const T smoothing = static_cast<T>(options.label_smoothing);
@@ -40799,19 +41164,20 @@ void cross_entropy_forward(Cpu cpu, Index batch, Index classes, const T* logits,
     const Row<T> row{i * classes, i, classes};
     const auto below = detail::log_sum_below_maximum(row, logits);
     const auto maximum = below.first;
-    row.store_result(log_sum_exp, below.second);
+    row.store_result(statistics, below.second);
+    row.store_result(statistics + batch, maximum);
     if (labels[i] == options.ignore_index) return T{0};
-    const T sharp = log_sum_exp[i] - (logits[row.at + labels[i]] - Eigen::internal::pfirst(maximum));
+    const T sharp = statistics[i] - (logits[row.at + labels[i]] - Eigen::internal::pfirst(maximum));
     if (smoothing == 0) return sharp;
     const auto sum = row.reduce(Sum<T>{}, [&](Index j, auto count) { return psub(load(logits + j, count), maximum); });
-    const T smooth = log_sum_exp[i] - Eigen::internal::pfirst(sum) / static_cast<T>(classes);
+    const T smooth = statistics[i] - Eigen::internal::pfirst(sum) / static_cast<T>(classes);
     return (T{1} - smoothing) * sharp + smoothing * smooth;
   });
 }
 
 template <class T>
 void cross_entropy_backward(Cpu cpu, Index batch, Index classes, const T* logits, const std::int64_t* labels,
-                            const CrossEntropyOptions& options, const T* log_sum_exp, const T* dloss, T* dlogits,
+                            const CrossEntropyOptions& options, const T* statistics, const T* dloss, T* dlogits,
                             bool accumulate) {
   const Index counted = count_labels(cpu, "cross_entropy", batch, classes, labels, options.ignore_index);
   const T smoothing = static_cast<T>(options.label_smoothing);
@@ -40823,9 +41189,8 @@ void cross_entropy_backward(Cpu cpu, Index batch, Index classes, const T* logits
       return;
     }
     const T scale = detail::sample_scale(i, counted, options.reduction, dloss);
-    const auto s = splat(scale), log_sum = splat(log_sum_exp[i]), uniform = splat(smoothing / static_cast<T>(classes));
-    const auto maximum =
-        Row<T>{0, 0, classes}.reduce(Max<T>{}, [&](Index j, auto count) { return load(x + j, count); });
+    const auto s = splat(scale), log_sum = splat(statistics[i]), uniform = splat(smoothing / static_cast<T>(classes));
+    const auto maximum = splat(statistics[batch + i]);
     for_packets<T>(classes, [&](Index j, auto count) {
       const auto p = detail::exp_to_zero<T>(psub(psub(load(x + j, count), maximum), log_sum));
       store(dx + j, pmul(psub(p, uniform), s), count, accumulate);
@@ -40944,7 +41309,8 @@ void image_cross_entropy_backward(Cpu cpu, AxisShape shape, const T* logits, con
 // <chorus/kernels/cuda/cross_entropy.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CROSS_ENTROPY_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CROSS_ENTROPY_HPP
-/// Cross entropy straight from logits, and negative log likelihood, on GPUs. A bad label is seen by the kernel: that
+/// Cross entropy straight from logits, which may be bf16 or half while loss and statistics are float, and negative log
+/// likelihood, on GPUs. A bad label is seen by the kernel: that
 /// sample counts as ignored, and the next call that waits for the device throws UsageError.
 
 namespace chorus::kernels {
@@ -40962,27 +41328,80 @@ struct Labels {
   }
 };
 
+/// Calls `f(i, n, numbers)` for this thread's vectors of a line of `x`: `n` numbers, at places i to i + n - 1 of the
+/// line. `vector` tells that all lines allow accesses of 16 bytes.
+template <class T, class F>
+__device__ void each_vector(const Line& line, const T* x, bool vector, const F& f) {
+  constexpr int width = Vector<T>::width;
+  for (Index i = Index{width} * line.lane; i < line.length; i += Index{width} * line.plan.lanes) {
+    const int n = line.length - i < width ? static_cast<int>(line.length - i) : width;
+    f(i, n, load_vector(x + line.at + i, n, vector));
+  }
+}
+
+/// The largest of some numbers, and the sum of exp(x - largest). It has no initialiser, as shared memory demands.
+template <class C>
+struct SumBelow {
+  C largest;
+  double sum;
+};
+template <class C>
+struct JoinSums {
+  __device__ SumBelow<C> operator()(const SumBelow<C>& a, const SumBelow<C>& b) const {
+    const C largest = Larger{}(a.largest, b.largest);
+    const auto part = [&](const SumBelow<C>& x) {
+      return x.largest == largest ? x.sum : x.sum * static_cast<double>(std::exp(x.largest - largest));
+    };
+    return {largest, part(a) + part(b)};
+  }
+};
+
+/// Reads each line once: sums go on below the largest number so far (Milakov and Gimelshein, "Online normalizer
+/// calculation for softmax", 2018).
 template <class T>
 struct CrossEntropy {
+  using C = compute_type<T>;
   const T* logits;
+  bool vector;
   Labels labels;
   FaultNote note;
-  compute_type<T> smoothing;
-  compute_type<T>* losses;
-  T* log_sum_exp;
+  C smoothing;
+  C* losses;
+  C *log_sum_exp, *largest;
   __device__ void operator()(const Line& line) const {
-    using C = compute_type<T>;
-    const auto below = log_sum_below_maximum(line, logits);
-    const C maximum = below.maximum, log_sum = below.log_sum;
-    const C mean = static_cast<C>(smoothing == C(0) ? 0.0 : line.sum([&](Index i) {
-      return get(logits, i) - maximum;
-    }) / static_cast<double>(labels.classes));
+    const C lowest = -std::numeric_limits<C>::infinity();
+    SumBelow<C> mine{lowest, 0};
+    double total = 0;
+    each_vector(line, logits, vector, [&](Index, int n, const Vector<T>& x) {
+      C top = mine.largest, sum = 0, plain = 0;
+#pragma unroll
+      for (int l = 0; l < Vector<T>::width; ++l)
+        if (l < n) top = Larger{}(top, static_cast<C>(x.v[l]));
+      if (top != mine.largest) mine = {top, mine.sum * static_cast<double>(std::exp(mine.largest - top))};
+      if (top == lowest) return;  // what is masked adds nothing
+#pragma unroll
+      for (int l = 0; l < Vector<T>::width; ++l) {
+        if (l >= n) continue;
+        sum += std::exp(static_cast<C>(x.v[l]) - top);
+        plain += static_cast<C>(x.v[l]);
+      }
+      mine.sum += static_cast<double>(sum);
+      total += static_cast<double>(plain);
+    });
+    const auto below = combine_lanes(line.plan, line.lane, line.line, mine, JoinSums<C>{});
+    C mean = 0;  // of x - largest
+    if (smoothing != C(0))
+      mean = static_cast<C>(combine_lanes(line.plan, line.lane, line.line, total, Plus{}) /
+                                static_cast<double>(labels.classes) -
+                            static_cast<double>(below.largest));
     if (!line.first()) return;
     const Index i = line.result;
-    put(log_sum_exp, i, log_sum);
+    const C log_sum = static_cast<C>(std::log(below.sum));
+    log_sum_exp[i] = log_sum;
+    largest[i] = below.largest;
     labels.check(i, note);
     losses[i] = labels.counts(i)
-                    ? (C(1) - smoothing) * (log_sum - (get(logits, line.at + labels.labels[i]) - maximum)) +
+                    ? (C(1) - smoothing) * (log_sum - (get(logits, line.at + labels.labels[i]) - below.largest)) +
                           smoothing * (log_sum - mean)
                     : C(0);
   }
@@ -41055,27 +41474,37 @@ struct SampleScale {
 
 template <class T>
 struct CrossEntropyGradient {
+  using C = compute_type<T>;
   const T* logits;
+  bool vector;
   Labels labels;
-  compute_type<T> smoothing;
-  const T* log_sum_exp;
-  SampleScale<T> scale;
+  C smoothing;
+  const C *log_sum_exp, *largest;
+  SampleScale<C> scale;
   T* dlogits;
   bool accumulate;
   __device__ void operator()(const Line& line) const {
-    using C = compute_type<T>;
+    if (!line.exists) return;
     const Index sample = line.result;
-    const C maximum =
-        line.reduce(-std::numeric_limits<C>::infinity(), Larger{}, [&](Index i) { return get(logits, i); });
-    const bool counts = line.exists && labels.counts(sample);
-    line.each([&](Index i) {
-      C gradient = 0;
-      if (counts) {
-        const C p = std::exp(get(logits, i) - maximum - get(log_sum_exp, sample));
-        const C one = i - line.at == labels.labels[sample] ? C(1) - smoothing : C(0);
-        gradient = (p - smoothing / static_cast<C>(labels.classes) - one) * scale(sample);
+    const bool counts = labels.counts(sample);
+    const C log_sum = log_sum_exp[sample], maximum = largest[sample], factor = counts ? scale(sample) : C(0);
+    const C uniform = smoothing / static_cast<C>(labels.classes);
+    const Index label = labels.labels[sample];
+    // `dlogits` may be `logits`: a thread has read a vector before it writes there.
+    each_vector(line, logits, vector, [&](Index i, int n, const Vector<T>& x) {
+      T* const to = dlogits + line.at + i;
+      Vector<T> out;
+      if (accumulate) out = load_vector(to, n, vector);
+#pragma unroll
+      for (int l = 0; l < Vector<T>::width; ++l) {
+        C gradient = 0;
+        if (counts) {
+          const C p = std::exp(static_cast<C>(x.v[l]) - maximum - log_sum);
+          gradient = (p - uniform - (i + l == label ? C(1) - smoothing : C(0))) * factor;
+        }
+        out.v[l] = static_cast<T>(accumulate ? static_cast<C>(out.v[l]) + gradient : gradient);
       }
-      put(dlogits, i, gradient, accumulate);
+      store_vector(to, out, n, vector);
     });
   }
 };
@@ -41099,33 +41528,43 @@ inline Scratch<double> count_labels(Cuda device, Index batch, const Labels& labe
   return count;
 }
 
+/// Whether all lines of `classes` numbers in these arrays allow accesses of 16 bytes.
+template <class... T>
+bool lines_aligned(Index classes, const T*... arrays) {
+  return aligned(arrays...) && ((classes % Vector<T>::width == 0) && ...);
+}
+
 }  // namespace cuda
 
 template <class T>
 void cross_entropy_forward(Cuda device, Index batch, Index classes, const T* logits, const std::int64_t* labels,
-                           const CrossEntropyOptions& options, T* loss, T* log_sum_exp) {
+                           const CrossEntropyOptions& options, compute_type<T>* loss, compute_type<T>* statistics) {
   check<UsageError>(options.label_smoothing >= 0 && options.label_smoothing <= 1,
                     "cross_entropy: label_smoothing must be in [0, 1], got ", options.label_smoothing);
   using C = compute_type<T>;
   const cuda::Labels targets{labels, options.ignore_index, classes};
   const cuda::Scratch<C> losses(device, batch);
   cuda::for_lines(device, "cross_entropy", AxisShape{batch, classes, 1},
-                  cuda::CrossEntropy<T>{logits, targets, cuda::fault_note(device, "cross_entropy", "label"),
-                                        static_cast<C>(options.label_smoothing), losses.data(), log_sum_exp});
-  cuda::finish_losses<T>(device, batch, targets, options.reduction, losses.data(), loss);
+                  cuda::CrossEntropy<T>{logits, cuda::lines_aligned(classes, logits), targets,
+                                        cuda::fault_note(device, "cross_entropy", "label"),
+                                        static_cast<C>(options.label_smoothing), losses.data(), statistics,
+                                        statistics + batch});
+  cuda::finish_losses<C>(device, batch, targets, options.reduction, losses.data(), loss);
 }
 
 template <class T>
 void cross_entropy_backward(Cuda device, Index batch, Index classes, const T* logits, const std::int64_t* labels,
-                            const CrossEntropyOptions& options, const T* log_sum_exp, const T* dloss, T* dlogits,
-                            bool accumulate) {
+                            const CrossEntropyOptions& options, const compute_type<T>* statistics,
+                            const compute_type<T>* dloss, T* dlogits, bool accumulate) {
   const cuda::Labels targets{labels, options.ignore_index, classes};
   const auto counted = cuda::count_labels(device, batch, targets);
   cuda::for_lines(device, "cross_entropy gradient", AxisShape{batch, classes, 1},
                   cuda::CrossEntropyGradient<T>{logits,
+                                                cuda::lines_aligned(classes, logits, dlogits),
                                                 targets,
                                                 static_cast<compute_type<T>>(options.label_smoothing),
-                                                log_sum_exp,
+                                                statistics,
+                                                statistics + batch,
                                                 {options.reduction, dloss, counted.data()},
                                                 dlogits,
                                                 accumulate});
@@ -41186,30 +41625,83 @@ void check_class_loss(const char* operation, const Tensor<T, 2, D>& scores, cons
                     ": one loss a sample has a function of its own: ", operation, "_per_sample");
 }
 
-template <int Rank, Operand X, class D>
-Recorded<Rank, X> cross_entropy(const X& logits, const Tensor<std::int64_t, 1, D>& labels,
-                                const CrossEntropyOptions& options) {
-  using T = typename tensor_of<X>::value_type;
-  const auto scores = contiguous(value_of(logits));
+/// The way back of cross_entropy. `Narrow` logits get their gradient as they are, by a float node that is to pass it on
+/// (see wide_later.hpp).
+template <class X, class Statistics, class Labels>
+struct CrossEntropyBackward {
+  using T = typename X::value_type;
+
+  Saved<X> saved;
+  Labels labels;
+  CrossEntropyOptions options;
+  Statistics statistics;
+
+  template <class Dy, class Dx>
+  void operator()(const Dy& dloss, Dx dlogits) const {
+    const auto& x = saved.read("cross_entropy");
+    if constexpr (Narrow<T>) {
+      const auto grad = X::empty(x.shape(), x.device());
+      write(x, dloss, grad, false);
+      add(grad, dlogits);
+    } else {
+      const auto [grad, accumulate] = dlogits->target();
+      write(x, dloss, grad, accumulate);
+    }
+  }
+  /// Where nobody else has the logits, the gradient is written in their place.
+  template <class Dy, class Dx>
+  void last(const Dy& dloss, Dx dlogits) {
+    if (!saved.alone() || !dlogits->takes_over()) return (*this)(dloss, dlogits);
+    const X x = saved.take("cross_entropy");
+    write(x, dloss, x, false);
+    add(x, dlogits);
+  }
+
+ private:
+  template <class Dy>
+  void write(const X& x, const Dy& dloss, const X& grad, bool accumulate) const {
+    kernels::cross_entropy_backward(x.device(), x.size(0), x.size(1), x.data(), labels.data(), options,
+                                    statistics.data(), dloss.data(), grad.data(), accumulate);
+  }
+  template <class Dx>
+  static void add(const X& grad, Dx dlogits) {
+    if constexpr (Narrow<T>)
+      dlogits->add(wide_later(grad));
+    else
+      dlogits->add(grad);
+  }
+};
+
+/// `logits` have the numbers `scores`, which may be narrow where those are float.
+template <int Rank, class T, Operand X, class D>
+Recorded<Rank, X> cross_entropy_of(const X& logits, const Tensor<T, 2, D>& scores,
+                                   const Tensor<std::int64_t, 1, D>& labels, const CrossEntropyOptions& options) {
+  using L = typename tensor_of<X>::value_type;
   const auto targets = contiguous(labels);
   check_class_loss("cross_entropy", scores, targets, options, Rank == 1 ? Reduction::none : Reduction::mean);
   const auto device = scores.device();
   const Index batch = scores.size(0), classes = scores.size(1);
   Shape<Rank> shape{};
   if constexpr (Rank == 1) shape[0] = batch;
-  auto loss = Tensor<T, Rank, D>::empty(shape, device);
-  auto log_sum_exp = Tensor<T, 1, D>::empty({batch}, device);
+  auto loss = Tensor<L, Rank, D>::empty(shape, device);
+  auto statistics = Tensor<L, 2, D>::empty({2, batch}, device);
   kernels::cross_entropy_forward(device, batch, classes, scores.data(), targets.data(), options, loss.data(),
-                                 log_sum_exp.data());
-  return record(
-      operations::CrossEntropy<D>{targets, options}, std::move(loss),
-      [saved = Saved(scores), targets, options, log_sum_exp](const auto& dloss, auto dlogits) {
-        const auto& x = saved.read("cross_entropy");
-        const auto [grad, accumulate] = dlogits->target();
-        kernels::cross_entropy_backward(x.device(), x.size(0), x.size(1), x.data(), targets.data(),
-                                        options, log_sum_exp.data(), dloss.data(), grad.data(), accumulate);
-      },
-      logits);
+                                 statistics.data());
+  using Backward = CrossEntropyBackward<Tensor<T, 2, D>, Tensor<L, 2, D>, Tensor<std::int64_t, 1, D>>;
+  return record(operations::CrossEntropy<D>{targets, options}, std::move(loss),
+                Backward{Saved(scores), targets, options, std::move(statistics)}, logits);
+}
+
+template <int Rank, Operand X, class D>
+Recorded<Rank, X> cross_entropy(const X& logits, const Tensor<std::int64_t, 1, D>& labels,
+                                const CrossEntropyOptions& options) {
+  if constexpr (!std::is_same_v<D, Cpu> && std::is_same_v<X, Variable<float, 2, D>>) {
+    if (const auto scores = logits.template narrow<bf16>(); scores.defined())
+      return cross_entropy_of<Rank>(logits, scores, labels, options);
+    if (const auto scores = logits.template narrow<half>(); scores.defined())
+      return cross_entropy_of<Rank>(logits, scores, labels, options);
+  }
+  return cross_entropy_of<Rank>(logits, contiguous(value_of(logits)), labels, options);
 }
 
 template <int Rank, Operand X, class D>
@@ -41237,9 +41729,18 @@ auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labe
 template <Operand X, class LossOf>
 auto in_float(const X& scores, const LossOf& loss_of) {
   if constexpr (NarrowOperand<X>)
-    return to<typename tensor_of<X>::value_type>(loss_of(to<float>(scores)));
+    return to<typename tensor_of<X>::value_type>(loss_of(widened(scores)));
   else
     return loss_of(scores);
+}
+
+// Where an operand is; no look at its numbers.
+template <Operand X>
+auto place_of(const X& x) {
+  if constexpr (AnyVariable<X> && requires { x.device(); })
+    return x.device();
+  else
+    return value_of(x).device();
 }
 
 // What the caller wants the sum divided by. Throws UsageError for what can't be that.
@@ -41303,7 +41804,7 @@ auto reduced_over_labels(const char* operation, const X& scores, const LossOf& l
 template <Operand X, class D>
 Recorded<0, X> reduced_cross_entropy(const X& scores, const Tensor<std::int64_t, 1, D>& labels,
                                      const CrossEntropyOptions& options) {
-  const auto targets = to_device(labels, value_of(scores).device());
+  const auto targets = to_device(labels, place_of(scores));
   const auto loss_of = [&](const CrossEntropyOptions& reducing) {
     return with_variables([&](const auto& x) { return cross_entropy<0>(x, targets, reducing); }, scores);
   };
@@ -41346,7 +41847,7 @@ template <Operand X, class D>
 auto cross_entropy_per_sample(const X& logits, const Tensor<std::int64_t, 1, D>& labels,
                               const CrossEntropyOptions& options = {}) {
   return detail::in_float(logits, [&](const auto& scores) {
-    return detail::cross_entropy<1>(scores, to_device(labels, value_of(scores).device()),
+    return detail::cross_entropy<1>(scores, to_device(labels, detail::place_of(scores)),
                                     detail::unreduced("cross_entropy_per_sample", options));
   });
 }
@@ -41357,7 +41858,7 @@ template <Operand X, class D>
 auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labels,
               const NllLossOptions& options = {}) {
   return detail::in_float(log_probabilities, [&](const auto& scores) {
-    const auto targets = to_device(labels, value_of(scores).device());
+    const auto targets = to_device(labels, detail::place_of(scores));
     const auto loss_of = [&](const NllLossOptions& reducing) { return detail::nll_loss<0>(scores, targets, reducing); };
     const auto each = [&](const NllLossOptions& unreduced) { return detail::nll_loss<1>(scores, targets, unreduced); };
     return detail::reduced_over_labels("nll_loss", scores, loss_of, each, labels, options);
@@ -41369,7 +41870,7 @@ template <Operand X, class D>
 auto nll_loss_per_sample(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labels,
                          const NllLossOptions& options = {}) {
   return detail::in_float(log_probabilities, [&](const auto& scores) {
-    return detail::nll_loss<1>(scores, to_device(labels, value_of(scores).device()),
+    return detail::nll_loss<1>(scores, to_device(labels, detail::place_of(scores)),
                                detail::unreduced("nll_loss_per_sample", options));
   });
 }
@@ -58537,6 +59038,7 @@ struct Floating {
       erased(&axpy<T>),
       erased(&scale<T>),
       erased(&gemm<T>),
+      erased(&linear_of_few_rows<T>),
       erased(&attention_forward<T>),
       erased(&attention_backward<T>),
       erased(&conv2d_forward<T>),
