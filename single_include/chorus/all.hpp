@@ -6941,8 +6941,7 @@ LoadReport load_model(nn::Module& model, const std::string& path, const LoadOpti
   const auto wanted = destinations(model, places);
   auto plan = plan_load(file, wanted, options);
   std::vector<std::vector<std::byte>> numbers;  // all are read before one is stored
-  for (std::size_t i = 0; i < wanted.size(); ++i)
-    numbers.push_back(numbers_for(file, wanted[i], plan.sources[i]));
+  for (std::size_t i = 0; i < wanted.size(); ++i) numbers.push_back(numbers_for(file, wanted[i], plan.sources[i]));
   for (std::size_t i = 0; i < wanted.size(); ++i)
     if (!plan.sources[i].empty()) places[i].fill(numbers[i].data());
   say_changed<D>(model);

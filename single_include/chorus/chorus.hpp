@@ -12925,8 +12925,7 @@ class Cifar10 : public ImageDataset {
 
   static ImageDataset read(const std::string& folder, Split split);
 
-  static void read_batch(const std::string& path, std::vector<std::uint8_t>& pixels,
-                         std::vector<std::uint8_t>& labels);
+  static void read_batch(const std::string& path, std::vector<std::uint8_t>& pixels, std::vector<std::uint8_t>& labels);
 };
 
 }  // namespace chorus::data

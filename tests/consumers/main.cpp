@@ -1,11 +1,21 @@
-// The program of every consumer project.
+// The program of every consumer project. That the headers, what they include and what they link are found is asked here;
+// all of chorus.hpp is compiled elsewhere.
+#include <chorus/core/random.hpp>
+#include <chorus/data/mnist.hpp>
 #include <cstdio>
 
-#include <chorus/chorus.hpp>
+#if !__has_include(<Eigen/Core>) || !__has_include(<nlohmann/json.hpp>)
+#error "Eigen and nlohmann/json come with chorus"
+#endif
 
 int main() {
   const auto words = chorus::philox(0, {0, 0, 0, 0});
   std::printf("chorus %d.%d.%d, zlib %d, Philox %08x\n", CHORUS_VERSION_MAJOR, CHORUS_VERSION_MINOR,
               CHORUS_VERSION_PATCH, CHORUS_USE_ZLIB, static_cast<unsigned>(words[0]));
-  return words[0] == 0x6627e8d5u ? 0 : 1;
+  try {
+    chorus::data::Mnist("no such folder");
+  } catch (const chorus::FileError& error) {
+    return words[0] == 0x6627e8d5u ? 0 : 1;
+  }
+  return 1;
 }

@@ -29,7 +29,7 @@ OLD = {"clang": (MACRO.format("__clang_major__", 13), "needs clang 14 or newer")
 with tempfile.TemporaryDirectory() as single:
     texts, _ = amalgamate.amalgamated()
     for name, text in texts.items():
-        (pathlib.Path(single) / name).parent.mkdir(exist_ok=True)
+        (pathlib.Path(single) / name).parent.mkdir(parents=True, exist_ok=True)
         (pathlib.Path(single) / name).write_text(text)
     for compiler in COMPILERS:
         options, sentence = OLD["clang" if "clang" in compiler else "g++"]

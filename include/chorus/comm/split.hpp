@@ -2,6 +2,7 @@
 /// `split`: communicators of some of a job's ranks.
 
 #include <chorus/comm/connect.hpp>
+#include <chorus/core/config.hpp>
 
 namespace chorus::comm {
 

@@ -3,6 +3,7 @@
 /// added up in one fixed binary tree. Rounding then does not depend on who computes what.
 
 #include <algorithm>
+#include <chorus/core/config.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <span>

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chorus/core/config.hpp>
 #include <chorus/core/dtype.hpp>
 #include <chorus/core/error.hpp>
 #include <cstdint>

@@ -2,6 +2,7 @@
 /// CIFAR-10: 32 x 32 colour images of ten kinds of things, in its binary form: records of one label byte and 3072
 /// pixels, red, green, blue (A. Krizhevsky: "Learning multiple layers of features from tiny images", 2009).
 
+#include <chorus/core/config.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/data/dataset.hpp>
 #include <cstdint>
@@ -28,8 +29,7 @@ class Cifar10 : public ImageDataset {
 
   static ImageDataset read(const std::string& folder, Split split);
 
-  static void read_batch(const std::string& path, std::vector<std::uint8_t>& pixels,
-                         std::vector<std::uint8_t>& labels);
+  static void read_batch(const std::string& path, std::vector<std::uint8_t>& pixels, std::vector<std::uint8_t>& labels);
 };
 
 }  // namespace chorus::data

@@ -1,6 +1,7 @@
 #pragma once
 /// Files of a dataset: opened once, sized, read in order; each error names the path.
 
+#include <chorus/core/config.hpp>
 #include <chorus/core/error.hpp>
 #include <cstdint>
 #include <cstdio>

@@ -2,6 +2,7 @@
 /// MNIST: 28 x 28 grey images of handwritten digits, in a folder of IDX files, plain or compressed. Fashion-MNIST and
 /// KMNIST come in the same files.
 
+#include <chorus/core/config.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/data/dataset.hpp>
 #include <string>

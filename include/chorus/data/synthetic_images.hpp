@@ -3,6 +3,7 @@
 /// colours, a stray stroke and noise. Of 2,000 test images, trained on 8,000, softmax regression gets 85 % right, the
 /// five-layer CNN 98 %.
 
+#include <chorus/core/config.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/data/dataset.hpp>
 #include <chorus/data/random_stream.hpp>

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
+#include <chorus/core/config.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/core/held_signal.hpp>
 #include <chorus/io/descriptor.hpp>

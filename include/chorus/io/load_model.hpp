@@ -5,9 +5,10 @@
 #include <chorus/io/converted_numbers.hpp>
 #include <chorus/io/elsewhere.hpp>
 #include <chorus/io/file_names.hpp>
-#include <chorus/io/tensor_place.hpp>
 #include <chorus/io/load_options.hpp>
+#include <chorus/io/model_file.hpp>
 #include <chorus/io/safetensors_reader.hpp>
+#include <chorus/io/tensor_place.hpp>
 #include <chorus/io/write_in_parts_impl.hpp>
 #include <cstddef>
 #include <span>
@@ -181,8 +182,7 @@ LoadReport load_model(nn::Module& model, const std::string& path, const LoadOpti
   const auto wanted = destinations(model, places);
   auto plan = plan_load(file, wanted, options);
   std::vector<std::vector<std::byte>> numbers;  // all are read before one is stored
-  for (std::size_t i = 0; i < wanted.size(); ++i)
-    numbers.push_back(numbers_for(file, wanted[i], plan.sources[i]));
+  for (std::size_t i = 0; i < wanted.size(); ++i) numbers.push_back(numbers_for(file, wanted[i], plan.sources[i]));
   for (std::size_t i = 0; i < wanted.size(); ++i)
     if (!plan.sources[i].empty()) places[i].fill(numbers[i].data());
   say_changed<D>(model);

@@ -2,6 +2,7 @@
 /// Models as safetensors files: every parameter and buffer under its path, as PyTorch names it (`conv1.weight`). The
 /// same file loads under any policy and on any number of devices.
 
+#include <chorus/core/config.hpp>
 #include <chorus/io/tensor_entry.hpp>
 #include <chorus/nn/module.hpp>
 #include <map>

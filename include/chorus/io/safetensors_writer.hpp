@@ -2,6 +2,7 @@
 /// Writes safetensors files: the same bytes as the reference writer's for the same tensors, replaced whole or not at
 /// all. The format: https://github.com/huggingface/safetensors#format
 
+#include <chorus/core/config.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/io/atomic_file.hpp>
 #include <chorus/io/tensor_entry.hpp>

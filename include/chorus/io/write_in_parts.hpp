@@ -2,6 +2,8 @@
 /// A safetensors file that several ranks write together: each the parts of tensors that it has.
 
 #include <chorus/comm/any_communicator.hpp>
+#include <chorus/core/config.hpp>
+#include <chorus/io/model_file.hpp>
 #include <chorus/io/tensor_place.hpp>
 #include <string>
 #include <type_traits>

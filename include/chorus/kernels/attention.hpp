@@ -3,6 +3,7 @@
 /// all keys is never in memory, only a block of it, forward and back. Every array is dense on the CPU.
 
 #include <atomic>
+#include <chorus/core/config.hpp>
 #include <chorus/core/device.hpp>
 #include <chorus/core/dtype.hpp>
 #include <chorus/kernels/dropout_key.hpp>

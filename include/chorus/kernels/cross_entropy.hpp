@@ -2,12 +2,12 @@
 /// Cross entropy straight from logits, and negative log likelihood. Losses are overwritten; gradients are overwritten
 /// or, with `accumulate`, added to.
 
-#include <cstdint>
-
+#include <chorus/core/config.hpp>
 #include <chorus/core/device.hpp>
 #include <chorus/core/dtype.hpp>
 #include <chorus/kernels/axis_shape.hpp>
 #include <chorus/kernels/loss_options.hpp>
+#include <cstdint>
 
 namespace chorus::kernels {
 

@@ -1,6 +1,7 @@
 #pragma once
 /// A linear layer of a few rows.
 
+#include <chorus/core/config.hpp>
 #include <chorus/core/device.hpp>
 #include <chorus/core/dtype.hpp>
 #include <concepts>

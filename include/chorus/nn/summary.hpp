@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chorus/core/config.hpp>
 #include <chorus/core/layer_watch.hpp>
 #include <chorus/core/random.hpp>
 #include <chorus/core/trace.hpp>

@@ -5,6 +5,7 @@
 #include <chorus/autograd/found_nodes.hpp>
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/core/canonical_cut.hpp>
+#include <chorus/core/config.hpp>
 #include <chorus/kernels/axis_shape.hpp>
 #include <chorus/kernels/contiguous.hpp>
 #include <chorus/kernels/reduction.hpp>

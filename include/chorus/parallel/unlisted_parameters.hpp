@@ -2,6 +2,7 @@
 /// A warning of parameters that a model uses, and has not listed.
 
 #include <algorithm>
+#include <chorus/core/config.hpp>
 #include <chorus/core/say.hpp>
 #include <chorus/nn/flat_parameters.hpp>
 #include <functional>

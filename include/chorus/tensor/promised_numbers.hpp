@@ -4,6 +4,7 @@
 
 #include <sys/mman.h>
 
+#include <chorus/core/config.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/tensor/paged_memory.hpp>
 #include <chorus/tensor/tensor.hpp>

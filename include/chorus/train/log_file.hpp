@@ -1,6 +1,7 @@
 #pragma once
 /// A file that a log appends to while training goes on.
 
+#include <chorus/core/config.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/core/held_signal.hpp>
 #include <chorus/core/standard_streams.hpp>

@@ -1,6 +1,7 @@
 #pragma once
 /// The metrics log: how a training run went, as JSON lines (https://jsonlines.org), CSV or curves for TensorBoard.
 
+#include <chorus/core/config.hpp>
 #include <chorus/core/dtype.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/core/json_object.hpp>

@@ -1,6 +1,7 @@
 #pragma once
 /// Curves for TensorBoard: event files, as PyTorch's SummaryWriter writes them.
 
+#include <chorus/core/config.hpp>
 #include <chorus/train/log_file.hpp>
 #include <cstdint>
 #include <string>

@@ -3,6 +3,7 @@
 
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/core/batch_group.hpp>
+#include <chorus/core/config.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/kernels/fake_quantize.hpp>
 #include <chorus/nn/module.hpp>

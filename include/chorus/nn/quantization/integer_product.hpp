@@ -2,6 +2,7 @@
 /// A layer's product in integers, as evaluation with fake quantisation has it: what is rounded then is what an integer
 /// model rounds, in the same order.
 
+#include <chorus/core/config.hpp>
 #include <chorus/core/quantized_numbers.hpp>
 #include <chorus/core/replaced.hpp>
 #include <chorus/core/threads.hpp>

@@ -2,6 +2,7 @@
 /// What is known of each layer with weights while its model computes with fake quantisation.
 
 #include <chorus/autograd/variable.hpp>
+#include <chorus/core/config.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/nn/module.hpp>
 #include <chorus/nn/quantization/activation_site.hpp>

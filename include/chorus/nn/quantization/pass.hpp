@@ -3,6 +3,7 @@
 
 #include <chorus/autograd/variable.hpp>
 #include <chorus/core/batch_group.hpp>
+#include <chorus/core/config.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/core/recomputation.hpp>
 #include <chorus/nn/module.hpp>

@@ -1,6 +1,7 @@
 #pragma once
 /// Gradients that were there before a backward pass over canonical shares.
 
+#include <chorus/core/config.hpp>
 #include <chorus/nn/flat_parameters.hpp>
 #include <chorus/parallel/canonical/gradient_tree.hpp>
 #include <vector>

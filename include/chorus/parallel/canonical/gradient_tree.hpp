@@ -2,6 +2,7 @@
 /// The gradients of a device's canonical shares, added up in the order of the tree: a binary counter whose digits are
 /// copies of the flat gradients.
 
+#include <chorus/core/config.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/core/share_tree.hpp>
 #include <chorus/kernels/pointwise.hpp>

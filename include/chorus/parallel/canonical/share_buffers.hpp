@@ -1,6 +1,7 @@
 #pragma once
 /// A model's buffers, such as running statistics, where one copy of the model computes several canonical shares.
 
+#include <chorus/core/config.hpp>
 #include <chorus/nn/module.hpp>
 #include <cstddef>
 #include <cstdint>

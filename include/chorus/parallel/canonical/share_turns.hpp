@@ -2,6 +2,7 @@
 /// Canonical shares of one device that go through the model side by side: for layers that look at the whole batch.
 
 #include <chorus/core/batch_group.hpp>
+#include <chorus/core/config.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/core/threads.hpp>
 #include <chorus/parallel/dp/device_threads.hpp>

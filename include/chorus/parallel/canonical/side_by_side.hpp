@@ -3,6 +3,7 @@
 
 #include <chorus/autograd/node.hpp>
 #include <chorus/core/batch_group.hpp>
+#include <chorus/core/config.hpp>
 #include <chorus/core/share_tree.hpp>
 #include <chorus/nn/batch_norm.hpp>
 #include <chorus/nn/flat_parameters.hpp>

@@ -5,6 +5,7 @@
 #include <array>
 #include <chorus/autograd/node.hpp>
 #include <chorus/comm/communicator.hpp>
+#include <chorus/core/config.hpp>
 #include <chorus/core/error.hpp>
 #include <cstddef>
 #include <cstdint>

@@ -2,6 +2,7 @@
 /// Option `canonical_shares`: what ranks have of a bucket, sums of their shares, is added up in the order of the tree.
 
 #include <chorus/comm/communicator.hpp>
+#include <chorus/core/config.hpp>
 #include <chorus/parallel/canonical/gradient_tree.hpp>
 #include <chorus/parallel/canonical/sums_of_ranks.hpp>
 #include <chorus/parallel/ddp/extension.hpp>

@@ -3,6 +3,7 @@
 
 #include <chorus/core/batch_group.hpp>
 #include <chorus/core/canonical_cut.hpp>
+#include <chorus/core/config.hpp>
 #include <chorus/parallel/canonical/device_shares.hpp>
 #include <chorus/parallel/canonical/earlier_gradients.hpp>
 #include <chorus/parallel/dp/backward.hpp>

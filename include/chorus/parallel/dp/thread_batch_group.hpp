@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <any>
 #include <chorus/core/batch_group.hpp>
+#include <chorus/core/config.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/core/say.hpp>
 #include <chrono>
