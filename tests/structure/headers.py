@@ -148,6 +148,11 @@ def problems(header, text):
             yield f"uses std::{name}: say in {pathlib.Path(__file__).name} which header it comes from"
         elif HOME[name] not in reached:
             yield f"uses std::{name} without <{HOME[name]}>"
+    asks = re.search(r"^#if.*CHORUS_(COMPILED|DEFINES_DEVICE_TEMPLATES)", text, re.MULTILINE)
+    if asks and header != "chorus/core/config.hpp":
+        before = [name for name in INCLUDED.findall(text[:asks.start()]) if name.startswith("chorus/")]
+        if not any("chorus/core/config.hpp" in {name} | reached_from(name) for name in before):
+            yield f"asks for {asks[0].split()[-1]} without <chorus/core/config.hpp>, where nobody has said that yet"
     for macro in sorted(macros):
         if not KEPT.fullmatch(macro):
             yield f"macro {macro} is neither CHORUS_... nor undefined at the end"
