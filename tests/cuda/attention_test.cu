@@ -133,7 +133,8 @@ TEST_CASE("attention by blocks on a GPU") {
 
 // The result of attention of packed queries, keys and values, in which gradients of another use lie already, or not.
 template <class T, class D>
-auto packed_results(D device, const AttentionOptions& options, bool used_before, std::size_t* launches = nullptr) {
+auto packed_results(D device, const AttentionOptions& options, bool used_before,
+                    [[maybe_unused]] std::size_t* launches = nullptr) {
   manual_seed(8);
   const Shape<5> shape{2, 7, 3, 3, 5};
   const Variable<T, 5, D> leaf(Tensor<T, 5, D>::from(::numbers<T>(numel(shape), 1), shape, device), true);
