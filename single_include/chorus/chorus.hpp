@@ -47520,16 +47520,32 @@ class CanonicalReduce {
   using D = typename Replicas<Model>::D;
 
   /// `shares`: 0 for none.
-  CanonicalReduce(Model& model, const Replicas<Model>& replicas, std::size_t shares);
+  CanonicalReduce(Model& model, const Replicas<Model>& replicas, std::size_t shares)
+      : replicas_(replicas), shares_(shares) {
+    if (shares_ == 0) return;
+    for (std::size_t i = 0; i < replicas.size(); ++i)
+      devices_.push_back(std::make_shared<canonical::DeviceShares<D>>(
+          i == 0 ? model : replicas[i].model(), replicas.parameters(i), replicas.buffers(i), shares,
+          shares_of_device(shares, replicas.size(), i)));
+    counted_.emplace();
+  }
 
   std::size_t shares() const { return shares_; }
   /// By device; empty without shares.
   const std::vector<std::shared_ptr<canonical::DeviceShares<D>>>& devices() const { return devices_; }
   /// The shares that each device has of so many, of those devices that have any.
-  std::vector<ShareRange> runs(std::size_t used) const;
+  std::vector<ShareRange> runs(std::size_t used) const {
+    std::vector<ShareRange> runs;
+    for (const auto& device : devices_)
+      if (const auto [begin, end] = device->run(); begin < used) runs.push_back({begin, std::min(end, used)});
+    return runs;
+  }
 
   /// For the outputs of such a pass; null without shares.
-  std::shared_ptr<const CanonicalCut> cut(const Split& split) const;
+  std::shared_ptr<const CanonicalCut> cut(const Split& split) const {
+    if (shares_ == 0) return nullptr;
+    return std::make_shared<const CanonicalCut>(shares_, ShareRange{0, shares_}, split.batch);
+  }
 
   /// Of each share's roots. `apply(devices, task)` calls `task(i)` in the threads of the devices.
   template <class Apply>
@@ -47551,8 +47567,44 @@ class CanonicalReduce {
   };
 
   // The sums of all devices become the first one's gradients: the left one of two grows by the right one.
-  void reduce(std::size_t used);
-  void add_up(std::size_t used, std::size_t group, std::size_t begin, std::size_t count);
+  void reduce(std::size_t used) {
+    const auto parameter = [&](std::size_t i, std::size_t p) -> auto& {
+      return replicas_.parameters(i).entries()[p].parameter();
+    };
+    const auto& entries = replicas_.parameters(0).entries();
+    for_each_run(
+        entries,
+        [&](std::size_t p) {
+          bool any = false;
+          for (std::size_t i = 0; i < used; ++i) any = any || parameter(i, p).grad_arrived();
+          for (std::size_t i = 0; any && i < used; ++i)  // who has none of a gradient has zeros
+            if (!parameter(i, p).grad_arrived())
+              zero_bytes(parameter(i, p).where(), parameter(i, p).grad_data(), parameter(i, p).size_bytes());
+          if (any) parameter(0, p).set_grad_arrived(true);
+          if (any) entries[p].named.handle.shared()->set_reached();
+          return any;
+        },
+        [&](std::size_t group, std::size_t begin, std::size_t count) { add_up(used, group, begin, count); });
+  }
+  void add_up(std::size_t used, std::size_t group, std::size_t begin, std::size_t count) {
+    const trace::Span span(trace::Lane::communication, "copy", "reduce");
+    const DType dtype = replicas_.parameters(0).groups()[group].dtype;
+    const auto at = [&](const Sum& sum) { return devices_[sum.device]->tree().sum(sum.number, group, begin); };
+    const auto add = [&](const Sum& left, const Sum& right) {
+      const D to = replicas_.device(left.device), from = replicas_.device(right.device);
+      add_gradients(dtype, count, from, at(right), to, at(left), true);
+      if (left.device != right.device)
+        trace::sent(from.index, to.index, trace::Traffic::gradients, count * size_of(dtype));
+    };
+    TreeSum<Sum> sum;
+    for (std::size_t i = 0; i < used; ++i)
+      for (std::size_t k = 0; k < devices_[i]->tree().sums().size(); ++k)
+        sum.push(devices_[i]->tree().sums()[k], {i, k}, add);
+    const auto* const all = at(*sum.finish(add));
+    const D first = replicas_.device(0);
+    auto* const gradients = replicas_.parameters(0).groups()[group].grad(begin);
+    if (all != gradients) copy_bytes(first, gradients, first, all, count * size_of(dtype));
+  }
 
   const Replicas<Model>& replicas_;
   std::size_t shares_;
@@ -47562,86 +47614,6 @@ class CanonicalReduce {
 };
 
 }  // namespace chorus::dp
-
-#if CHORUS_DEFINES_DEVICE_TEMPLATES
-// <chorus/parallel/dp/canonical_reduce_impl.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_CANONICAL_REDUCE_IMPL_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_CANONICAL_REDUCE_IMPL_HPP
-/// How the sums of devices are added up in the order of the tree.
-
-namespace chorus::dp {
-
-template <class Model>
-CanonicalReduce<Model>::CanonicalReduce(Model& model, const Replicas<Model>& replicas, std::size_t shares)
-    : replicas_(replicas), shares_(shares) {
-  if (shares_ == 0) return;
-  for (std::size_t i = 0; i < replicas.size(); ++i)
-    devices_.push_back(std::make_shared<canonical::DeviceShares<D>>(i == 0 ? model : replicas[i].model(),
-                                                                    replicas.parameters(i), replicas.buffers(i), shares,
-                                                                    shares_of_device(shares, replicas.size(), i)));
-  counted_.emplace();
-}
-
-template <class Model>
-std::vector<ShareRange> CanonicalReduce<Model>::runs(std::size_t used) const {
-  std::vector<ShareRange> runs;
-  for (const auto& device : devices_)
-    if (const auto [begin, end] = device->run(); begin < used) runs.push_back({begin, std::min(end, used)});
-  return runs;
-}
-
-template <class Model>
-std::shared_ptr<const CanonicalCut> CanonicalReduce<Model>::cut(const Split& split) const {
-  if (shares_ == 0) return nullptr;
-  return std::make_shared<const CanonicalCut>(shares_, ShareRange{0, shares_}, split.batch);
-}
-
-template <class Model>
-void CanonicalReduce<Model>::reduce(std::size_t used) {
-  const auto parameter = [&](std::size_t i, std::size_t p) -> auto& {
-    return replicas_.parameters(i).entries()[p].parameter();
-  };
-  const auto& entries = replicas_.parameters(0).entries();
-  for_each_run(
-      entries,
-      [&](std::size_t p) {
-        bool any = false;
-        for (std::size_t i = 0; i < used; ++i) any = any || parameter(i, p).grad_arrived();
-        for (std::size_t i = 0; any && i < used; ++i)  // who has none of a gradient has zeros
-          if (!parameter(i, p).grad_arrived())
-            zero_bytes(parameter(i, p).where(), parameter(i, p).grad_data(), parameter(i, p).size_bytes());
-        if (any) parameter(0, p).set_grad_arrived(true);
-        if (any) entries[p].named.handle.shared()->set_reached();
-        return any;
-      },
-      [&](std::size_t group, std::size_t begin, std::size_t count) { add_up(used, group, begin, count); });
-}
-
-template <class Model>
-void CanonicalReduce<Model>::add_up(std::size_t used, std::size_t group, std::size_t begin, std::size_t count) {
-  const trace::Span span(trace::Lane::communication, "copy", "reduce");
-  const DType dtype = replicas_.parameters(0).groups()[group].dtype;
-  const auto at = [&](const Sum& sum) { return devices_[sum.device]->tree().sum(sum.number, group, begin); };
-  const auto add = [&](const Sum& left, const Sum& right) {
-    const D to = replicas_.device(left.device), from = replicas_.device(right.device);
-    add_gradients(dtype, count, from, at(right), to, at(left), true);
-    if (left.device != right.device)
-      trace::sent(from.index, to.index, trace::Traffic::gradients, count * size_of(dtype));
-  };
-  TreeSum<Sum> sum;
-  for (std::size_t i = 0; i < used; ++i)
-    for (std::size_t k = 0; k < devices_[i]->tree().sums().size(); ++k)
-      sum.push(devices_[i]->tree().sums()[k], {i, k}, add);
-  const auto* const all = at(*sum.finish(add));
-  const D first = replicas_.device(0);
-  auto* const gradients = replicas_.parameters(0).groups()[group].grad(begin);
-  if (all != gradients) copy_bytes(first, gradients, first, all, count * size_of(dtype));
-}
-
-}  // namespace chorus::dp
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_CANONICAL_REDUCE_IMPL_HPP
-
-#endif
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_CANONICAL_REDUCE_HPP
 
 // <chorus/parallel/dp/collectives.hpp>
@@ -60594,6 +60566,7 @@ bool merge_traces(const std::string& path, int ranks, bool as_it_is = false);
 namespace chorus {
 
 template class nn::FlatParameters<Cpu>;
+template class nn::detail::SummaryTable<Cpu>;
 template std::vector<nn::NamedParameter<Cpu>> nn::named_parameters<Cpu>(nn::Module&);
 template std::vector<nn::NamedBuffer<Cpu>> nn::named_buffers<Cpu>(nn::Module&);
 

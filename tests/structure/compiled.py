@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Checks that the library chorus::compiled holds every kernel that kernels/*.hpp declare for the CPU, and the element-wise
-kernels of every functor of the library: a program that links it has no other place to get them from.
+"""Checks that the library chorus::compiled holds every kernel that kernels/*.hpp declare for the CPU, the element-wise
+kernels of every functor of the library, and what headers define only where there is no library: a program that links it has
+no other place to get them from.
 
     compiled.py INCLUDE_DIRECTORY
 """
@@ -33,6 +34,20 @@ def main():
         for functor in re.findall(r"struct (\w+) \{(?=[^}]*CHORUS_HD)", header.read_text()):
             if functor not in named:
                 missing.append(f"{header.name}: optim::detail::{functor}")
+    # NAME_impl.hpp, which NAME.hpp includes where there is no library, is in one of the library's sources.
+    include = re.compile(r"^#include <(chorus/[^>]+)>", re.MULTILINE)
+    reached, waiting = set(), [path for path in (root / "compiled").glob("*.cpp")]
+    while waiting:
+        for name in include.findall(waiting.pop().read_text()):
+            if name not in reached:
+                reached.add(name)
+                waiting.append(root.parent / name)
+    for header in sorted(root.rglob("*_impl.hpp")):
+        name = header.relative_to(root.parent).as_posix()
+        if name not in reached:
+            missing.append(f"{name}: no source includes it")
+        if re.search(r"^template <class Model", header.read_text(), re.MULTILINE):
+            missing.append(f"{name}: has templates of models, which programs have to instantiate")
     if missing:
         sys.exit("chorus::compiled lacks, in include/chorus/compiled/*.cpp:\n  " + "\n  ".join(missing))
 

@@ -4,6 +4,7 @@
 #include <chorus/core/error.hpp>
 #include <chorus/data/cifar10.hpp>
 #include <chorus/data/dataset.hpp>
+#include <chorus/data/file.hpp>
 #include <chorus/data/mnist.hpp>
 #include <string>
 

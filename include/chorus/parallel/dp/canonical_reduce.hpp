@@ -1,9 +1,9 @@
 #pragma once
 /// An extension for canonical shares: which device has which, and step 5, reduce, in the order of the tree.
 
+#include <algorithm>
 #include <chorus/core/batch_group.hpp>
 #include <chorus/core/canonical_cut.hpp>
-#include <chorus/core/config.hpp>
 #include <chorus/parallel/canonical/device_shares.hpp>
 #include <chorus/parallel/canonical/earlier_gradients.hpp>
 #include <chorus/parallel/dp/backward.hpp>
@@ -24,16 +24,32 @@ class CanonicalReduce {
   using D = typename Replicas<Model>::D;
 
   /// `shares`: 0 for none.
-  CanonicalReduce(Model& model, const Replicas<Model>& replicas, std::size_t shares);
+  CanonicalReduce(Model& model, const Replicas<Model>& replicas, std::size_t shares)
+      : replicas_(replicas), shares_(shares) {
+    if (shares_ == 0) return;
+    for (std::size_t i = 0; i < replicas.size(); ++i)
+      devices_.push_back(std::make_shared<canonical::DeviceShares<D>>(
+          i == 0 ? model : replicas[i].model(), replicas.parameters(i), replicas.buffers(i), shares,
+          shares_of_device(shares, replicas.size(), i)));
+    counted_.emplace();
+  }
 
   std::size_t shares() const { return shares_; }
   /// By device; empty without shares.
   const std::vector<std::shared_ptr<canonical::DeviceShares<D>>>& devices() const { return devices_; }
   /// The shares that each device has of so many, of those devices that have any.
-  std::vector<ShareRange> runs(std::size_t used) const;
+  std::vector<ShareRange> runs(std::size_t used) const {
+    std::vector<ShareRange> runs;
+    for (const auto& device : devices_)
+      if (const auto [begin, end] = device->run(); begin < used) runs.push_back({begin, std::min(end, used)});
+    return runs;
+  }
 
   /// For the outputs of such a pass; null without shares.
-  std::shared_ptr<const CanonicalCut> cut(const Split& split) const;
+  std::shared_ptr<const CanonicalCut> cut(const Split& split) const {
+    if (shares_ == 0) return nullptr;
+    return std::make_shared<const CanonicalCut>(shares_, ShareRange{0, shares_}, split.batch);
+  }
 
   /// Of each share's roots. `apply(devices, task)` calls `task(i)` in the threads of the devices.
   template <class Apply>
@@ -55,8 +71,44 @@ class CanonicalReduce {
   };
 
   // The sums of all devices become the first one's gradients: the left one of two grows by the right one.
-  void reduce(std::size_t used);
-  void add_up(std::size_t used, std::size_t group, std::size_t begin, std::size_t count);
+  void reduce(std::size_t used) {
+    const auto parameter = [&](std::size_t i, std::size_t p) -> auto& {
+      return replicas_.parameters(i).entries()[p].parameter();
+    };
+    const auto& entries = replicas_.parameters(0).entries();
+    for_each_run(
+        entries,
+        [&](std::size_t p) {
+          bool any = false;
+          for (std::size_t i = 0; i < used; ++i) any = any || parameter(i, p).grad_arrived();
+          for (std::size_t i = 0; any && i < used; ++i)  // who has none of a gradient has zeros
+            if (!parameter(i, p).grad_arrived())
+              zero_bytes(parameter(i, p).where(), parameter(i, p).grad_data(), parameter(i, p).size_bytes());
+          if (any) parameter(0, p).set_grad_arrived(true);
+          if (any) entries[p].named.handle.shared()->set_reached();
+          return any;
+        },
+        [&](std::size_t group, std::size_t begin, std::size_t count) { add_up(used, group, begin, count); });
+  }
+  void add_up(std::size_t used, std::size_t group, std::size_t begin, std::size_t count) {
+    const trace::Span span(trace::Lane::communication, "copy", "reduce");
+    const DType dtype = replicas_.parameters(0).groups()[group].dtype;
+    const auto at = [&](const Sum& sum) { return devices_[sum.device]->tree().sum(sum.number, group, begin); };
+    const auto add = [&](const Sum& left, const Sum& right) {
+      const D to = replicas_.device(left.device), from = replicas_.device(right.device);
+      add_gradients(dtype, count, from, at(right), to, at(left), true);
+      if (left.device != right.device)
+        trace::sent(from.index, to.index, trace::Traffic::gradients, count * size_of(dtype));
+    };
+    TreeSum<Sum> sum;
+    for (std::size_t i = 0; i < used; ++i)
+      for (std::size_t k = 0; k < devices_[i]->tree().sums().size(); ++k)
+        sum.push(devices_[i]->tree().sums()[k], {i, k}, add);
+    const auto* const all = at(*sum.finish(add));
+    const D first = replicas_.device(0);
+    auto* const gradients = replicas_.parameters(0).groups()[group].grad(begin);
+    if (all != gradients) copy_bytes(first, gradients, first, all, count * size_of(dtype));
+  }
 
   const Replicas<Model>& replicas_;
   std::size_t shares_;
@@ -66,7 +118,3 @@ class CanonicalReduce {
 };
 
 }  // namespace chorus::dp
-
-#if CHORUS_DEFINES_DEVICE_TEMPLATES
-#include <chorus/parallel/dp/canonical_reduce_impl.hpp>
-#endif
