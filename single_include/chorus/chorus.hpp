@@ -29640,7 +29640,9 @@ CHORUS_INLINE std::shared_ptr<const CanonicalCut> find_cut(Node* node) {
 }
 
 CHORUS_INLINE void check_canonical_means(std::span<const Ref<Node>> nodes) {
-  const auto is_mean = [](const Node& node) { return node.operation() == canonical_mean_name; };
+  const auto is_mean = [](const Node& node) {
+    return std::string_view(node.operation()) == canonical_mean_name;  // it may be another file's copy of the name
+  };
   FoundNodes under;
   for (const Ref<Node>& node : nodes)
     if (is_mean(*node)) under.add_inputs_of(*node);
