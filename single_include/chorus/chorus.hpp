@@ -49870,8 +49870,8 @@ template <class Communicator>
 
 }  // namespace chorus::comm
 
-// The library chorus::compiled has it for AnyCommunicator; those of other kinds include the implementation.
-#if !CHORUS_COMPILED
+// The library chorus::compiled has it for AnyCommunicator; programs over MPI or gloo may have others.
+#if !CHORUS_COMPILED || CHORUS_USE_MPI || CHORUS_USE_GLOO
 // <chorus/comm/shared_window_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_SHARED_WINDOW_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_SHARED_WINDOW_IMPL_HPP
@@ -49949,6 +49949,324 @@ template <class Communicator>
 
 }  // namespace chorus::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_OBJECTS_HPP
+
+// <chorus/comm/transport/shared_memory.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHARED_MEMORY_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHARED_MEMORY_HPP
+/// `SharedMemory`: memory of this process that the other ranks of its machine can map, to work on it where it lies.
+
+// <chorus/comm/meeting/hmac.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_MEETING_HMAC_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_MEETING_HMAC_HPP
+/// Proofs that a peer knows the job's token: HMAC-SHA256, by OpenSSL. Without OpenSSL only a token that chorus' own
+/// launcher made can be proved, by showing it: it is good for one job on loopback, whose port the launcher held before
+/// there were ranks.
+
+#include <sys/random.h>
+
+#if CHORUS_USE_OPENSSL
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+#endif
+
+namespace chorus::comm {
+
+inline constexpr bool can_authenticate = CHORUS_USE_OPENSSL;
+
+using Nonce = std::array<std::byte, 16>;
+using Mac = std::array<std::byte, 32>;
+
+inline void fill_random(std::span<std::byte> bytes) {
+  const auto got = getrandom(bytes.data(), bytes.size(), 0);  // before errno is read
+  check<CommError>(got == static_cast<ssize_t>(bytes.size()), "getrandom: ", std::strerror(errno));
+}
+
+/// Not 0.
+inline std::uint64_t random_key() {
+  std::uint64_t key = 0;
+  while (key == 0) fill_random(std::as_writable_bytes(std::span(&key, 1)));
+  return key;
+}
+
+/// What the launcher's own tokens begin with; 64 random digits follow.
+inline constexpr std::string_view launched = "launched-";
+
+/// Whether this program can prove that it knows the token.
+inline bool provable(std::string_view token) {
+  return can_authenticate || token.empty() ||
+         (token.starts_with(launched) && token.size() == launched.size() + 2 * sizeof(Mac));
+}
+
+/// The proof for `parts`, one after another, each of a fixed size. Zeros where there is no token.
+[[gnu::cold]] inline Mac prove([[maybe_unused]] const std::string& token,
+                               [[maybe_unused]] std::initializer_list<std::span<const std::byte>> parts) {
+  Mac mac{};
+#if CHORUS_USE_OPENSSL
+  if (token.empty()) return mac;
+  std::vector<unsigned char> message;
+  for (const auto part : parts)
+    for (const std::byte byte : part) message.push_back(static_cast<unsigned char>(byte));
+  unsigned length = 0;
+  const auto* made = HMAC(EVP_sha256(), token.data(), static_cast<int>(token.size()), message.data(), message.size(),
+                          reinterpret_cast<unsigned char*>(mac.data()), &length);
+  check<CommError>(made != nullptr && length == mac.size(), "HMAC-SHA256 failed");
+#else
+  if (!token.empty() && provable(token)) std::memcpy(mac.data(), token.data() + launched.size(), mac.size());
+#endif
+  return mac;
+}
+
+/// In a time that does not depend on where they differ.
+inline bool same(const Mac& a, const Mac& b) {
+  unsigned difference = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) difference |= static_cast<unsigned>(a[i] ^ b[i]);
+  return difference == 0;
+}
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_MEETING_HMAC_HPP
+
+// <chorus/comm/transport/shared_region.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHARED_REGION_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHARED_REGION_HPP
+/// `SharedRegion`: memory that several processes map. It has no name, so that nothing stays when they die.
+
+#include <sys/resource.h>
+
+namespace chorus::comm {
+
+class SharedRegion {
+ public:
+  /// Zeroed memory, which takes room only where it has been written.
+  static SharedRegion create(std::size_t bytes) {
+    rlimit most{};  // beyond it the next line but one would end this process
+    const bool limited = getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur < bytes;
+    check<CommError>(!limited, "shared memory: ", bytes,
+                     " bytes are more than this process may write (ulimit -f): ", most.rlim_cur);
+    const int fd = chorus::detail::above_standard_streams(memfd_create("chorus", MFD_CLOEXEC));
+    check<CommError>(fd >= 0, "shared memory: memfd_create: ", std::strerror(errno));
+    SharedRegion region;
+    region.fd_ = fd;
+    const bool sized = ftruncate(fd, static_cast<off_t>(bytes)) == 0;  // before errno is read
+    check<CommError>(sized, "shared memory: ", bytes, " bytes: ", std::strerror(errno));
+    region.map(bytes);
+    return region;
+  }
+
+  /// The region that process `pid` of this machine and user has created and knows as `fd`.
+  static SharedRegion open(int pid, int fd, std::size_t bytes) {
+    const auto path = cat("/proc/", pid, "/fd/", fd);
+    // On another machine it may be anything, a device that does something when it is opened, too.
+    char target[64] = {};
+    const auto length = readlink(path.c_str(), target, sizeof target - 1);
+    check<CommError>(length >= 0, "shared memory: ", path, ": ", std::strerror(errno));
+    check<CommError>(std::string_view(target).starts_with("/memfd:chorus"), "shared memory: ", path, " is ", target);
+    SharedRegion region;
+    region.fd_ = chorus::detail::above_standard_streams(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+    check<CommError>(region.fd_ >= 0, "shared memory: ", path, ": ", std::strerror(errno));
+    // Touching memory beyond a file's end would end this process.
+    check<CommError>(lseek(region.fd_, 0, SEEK_END) >= static_cast<off_t>(bytes), "shared memory: ", path,
+                     " is too small");
+    region.map(bytes);
+    return region;
+  }
+
+  SharedRegion() = default;
+  SharedRegion(SharedRegion&& other) noexcept { *this = std::move(other); }
+  SharedRegion& operator=(SharedRegion&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~SharedRegion() {
+    if (data_) munmap(data_, bytes_);
+    if (fd_ >= 0) close(fd_);
+  }
+
+  /// Takes room for a part now: where the machine has none left, writing there later would end this process.
+  void reserve(std::size_t begin, std::size_t bytes) const {
+    constexpr std::size_t step = 1 << 20;  // a signal undoes what one call has done: a timer's would for ever
+    for (std::size_t done = 0; done < bytes; done += step) {
+      const auto size = static_cast<off_t>(std::min(step, bytes - done));
+      int error = EINTR;
+      while (error == EINTR) error = posix_fallocate(fd_, static_cast<off_t>(begin + done), size);
+      check<CommError>(error == 0, "shared memory: no room for ", bytes, " bytes: ", std::strerror(error));
+    }
+  }
+
+  explicit operator bool() const { return data_ != nullptr; }
+  std::byte* data() const { return static_cast<std::byte*>(data_); }
+  std::size_t size() const { return bytes_; }
+  int fd() const { return fd_; }
+
+ private:
+  void map(std::size_t bytes) {
+    void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
+    check<CommError>(data != MAP_FAILED, "shared memory: mmap of ", bytes, " bytes: ", std::strerror(errno));
+    data_ = data;
+    bytes_ = bytes;
+  }
+
+  int fd_ = -1;
+  void* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHARED_REGION_HPP
+
+// <chorus/comm/transport/window.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
+/// `Window`: where a rank's data lies, for the other ranks of its machine to read and write it there.
+
+// <chorus/comm/transport/fixed_text.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
+/// What messages of fixed size are made of: `FixedText`, and `is_message`, which looks for padding.
+
+namespace chorus::comm {
+
+/// Up to size - 1 characters, and zeros after them.
+template <std::size_t size>
+struct FixedText {
+  std::array<char, size> characters{};
+
+  FixedText() = default;
+  /// What is too long is cut off.
+  explicit FixedText(std::string_view text) {
+    std::copy_n(text.data(), std::min(text.size(), size - 1), characters.data());
+  }
+  /// It ends before the last character, even where a peer has sent no zero.
+  std::string_view view() const { return {characters.data(), strnlen(characters.data(), size - 1)}; }
+  friend bool operator==(const FixedText&, const FixedText&) = default;
+};
+
+/// Whether T can be sent as the bytes that it has: a struct of `bytes` bytes, none of them padding.
+template <class T, std::size_t bytes>
+inline constexpr bool is_message =
+    sizeof(T) == bytes&& std::is_trivially_copyable_v<T>&& std::has_unique_object_representations_v<T>;
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
+
+namespace chorus::comm {
+
+/// Names data of some process for others. Between threads an address is enough.
+struct Window {
+  std::uint64_t key = 0;     ///< random, and stands in front of the memory, too; 0: others can't reach it
+  std::uint64_t bytes = 0;   ///< of the whole region
+  std::uint64_t offset = 0;  ///< of the data in the region
+  std::byte* address = nullptr;
+  std::int32_t fd = -1;  ///< by which its owner knows the region
+  std::int32_t reserved = 0;
+};
+static_assert(is_message<Window, 40>);
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
+
+namespace chorus::comm {
+
+/// Memory of this process that other processes can map. Thread-safe.
+class SharedMemory {
+ public:
+  /// At least `bytes`, zeroed, aligned to 4096, until its last owner goes. A process that forks shares it with its
+  /// child. Throws CommError.
+  static std::shared_ptr<std::byte> allocate(std::size_t bytes) {
+    auto region = std::make_shared<SharedRegion>(SharedRegion::create(front + bytes));
+    region->reserve(0, front + bytes);
+    auto& all = instance();
+    const std::lock_guard lock(all.mutex_);
+    const std::uint64_t key = random_key();
+    std::memcpy(region->data(), &key, sizeof key);
+    all.blocks_.push_back({key, region.get()});
+    std::byte* const data = region->data() + front;
+    return {data, [region, owner = getpid()](std::byte*) { instance().forget(region.get(), getpid() == owner); }};
+  }
+
+  /// Which memory it is: 0 once its owner has let go of it.
+  static std::uint64_t key_in(const SharedRegion& region) {
+    std::uint64_t key = 0;
+    std::memcpy(&key, region.data(), sizeof key);
+    return key;
+  }
+
+  /// The window that shows `bytes` at `data`; one without a key where they don't lie in such memory.
+  static Window find(std::byte* data, std::size_t bytes) {
+    auto& all = instance();
+    const std::lock_guard lock(all.mutex_);
+    for (const auto& block : all.blocks_) {
+      const std::byte *const begin = block.region->data() + front, *const end =
+                                                                       block.region->data() + block.region->size();
+      if (data >= begin && data < end && bytes <= static_cast<std::size_t>(end - data))
+        return {block.key, block.region->size(), static_cast<std::uint64_t>(data - block.region->data()), data,
+                block.region->fd()};
+    }
+    return {};
+  }
+
+ private:
+  static constexpr std::size_t front = 4096;  // with the key
+
+  struct Block {
+    std::uint64_t key;
+    SharedRegion* region;
+  };
+
+  static SharedMemory& instance() {
+    static auto& memory = *new SharedMemory;  // never destroyed: tensors in static storage may outlive it
+    return memory;
+  }
+  void forget(const SharedRegion* region, bool for_all) {  // not by a child that was forked from its owner
+    const std::lock_guard lock(mutex_);
+    if (for_all) std::memset(region->data(), 0, sizeof(std::uint64_t));  // others may unmap it
+    std::erase_if(blocks_, [&](const Block& block) { return block.region == region; });
+  }
+
+  std::mutex mutex_;
+  std::vector<Block> blocks_;
+};
+
+/// The region that a window of process `pid` shows a part of. Throws CommError where it can't be mapped, or is no
+/// longer there.
+[[gnu::cold]] inline SharedRegion open_region(int pid, const Window& window) {
+  check<CommError>(window.key != 0, "shared memory: process ", pid, " has none");
+  auto region = SharedRegion::open(pid, window.fd, window.bytes);
+  check<CommError>(SharedMemory::key_in(region) == window.key, "shared memory: that of process ", pid,
+                   " is another one");
+  return region;
+}
+
+/// The regions of one other process that this one has mapped.
+class MappedWindows {
+ public:
+  /// What the window of process `pid` shows; null where it can't be mapped.
+  std::byte* open(int pid, const Window& window) {
+    for (const auto& known : known_)
+      if (known.key == window.key) return known.region.data() + window.offset;
+    std::erase_if(known_, [](const Known& known) {  // given back since
+      return SharedMemory::key_in(known.region) != known.key;
+    });
+    try {
+      known_.push_back({window.key, open_region(pid, window)});
+      return known_.back().region.data() + window.offset;
+    } catch (const CommError&) {
+      return nullptr;
+    }
+  }
+
+ private:
+  struct Known {
+    std::uint64_t key = 0;
+    SharedRegion region;
+  };
+  std::vector<Known> known_;
+};
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHARED_MEMORY_HPP
 
 namespace chorus::comm {
 
@@ -50248,7 +50566,8 @@ class BatchShares {
 
 }  // namespace chorus::detail
 
-#if CHORUS_DEFINES_DEVICE_TEMPLATES
+// Programs over MPI or gloo may have communicators that the library does not know.
+#if CHORUS_DEFINES_DEVICE_TEMPLATES || CHORUS_USE_MPI || CHORUS_USE_GLOO
 // <chorus/parallel/ddp/batch_shares_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BATCH_SHARES_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BATCH_SHARES_IMPL_HPP
@@ -51230,7 +51549,8 @@ class CanonicalSums final : public BucketSums {
 
 }  // namespace chorus::ddp
 
-#if CHORUS_DEFINES_DEVICE_TEMPLATES
+// Programs over MPI or gloo may have communicators that the library does not know.
+#if CHORUS_DEFINES_DEVICE_TEMPLATES || CHORUS_USE_MPI || CHORUS_USE_GLOO
 // <chorus/parallel/ddp/canonical_sums_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CANONICAL_SUMS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CANONICAL_SUMS_IMPL_HPP
@@ -55801,10 +56121,13 @@ void write_in_parts(Communicator& ranks, const std::string& path, const std::vec
 /// For io::save.
 template <class Net>
 void save_in_parts(Net& net, const std::string& path, Metadata metadata) {
-  static_assert(CHORUS_DEFINES_DEVICE_TEMPLATES || std::is_same_v<decltype(net.communicator()), comm::AnyCommunicator&>,
+  using Own = std::remove_reference_t<decltype(net.communicator())>;
+  using Communicator = std::conditional_t<std::is_base_of_v<comm::AnyCommunicator, Own>, comm::AnyCommunicator, Own>;
+  static_assert(CHORUS_DEFINES_DEVICE_TEMPLATES || std::is_same_v<Communicator, comm::AnyCommunicator>,
                 "io::save: the library chorus::compiled writes for nets over comm::AnyCommunicator");
   note_tied(metadata, net.module());
-  write_in_parts(net.communicator(), path, places_in_parts<typename Net::device_type>(net), metadata);
+  using D = typename Net::device_type;
+  write_in_parts<D, Communicator>(net.communicator(), path, places_in_parts<D>(net), metadata);
 }
 
 }  // namespace chorus::io::detail

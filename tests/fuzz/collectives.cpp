@@ -1,7 +1,7 @@
 // A rank in a collective over TCP whose only peer says anything, on the connection of data and on that of news.
 #include <chorus/comm/algorithms/transport_communicator.hpp>
 #include <chorus/comm/objects.hpp>
-#include <chorus/comm/split.hpp>
+#include <chorus/comm/split_impl.hpp>
 #include <chorus/comm/transport/tcp_transport.hpp>
 
 #include "fuzz.hpp"

@@ -17,7 +17,7 @@ template <class Communicator>
 
 }  // namespace chorus::comm
 
-// The library chorus::compiled has it for AnyCommunicator; those of other kinds include the implementation.
-#if !CHORUS_COMPILED
+// The library chorus::compiled has it for AnyCommunicator; programs over MPI or gloo may have others.
+#if !CHORUS_COMPILED || CHORUS_USE_MPI || CHORUS_USE_GLOO
 #include <chorus/comm/shared_window_impl.hpp>
 #endif

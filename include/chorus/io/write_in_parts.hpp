@@ -22,10 +22,13 @@ void write_in_parts(Communicator& ranks, const std::string& path, const std::vec
 /// For io::save.
 template <class Net>
 void save_in_parts(Net& net, const std::string& path, Metadata metadata) {
-  static_assert(CHORUS_DEFINES_DEVICE_TEMPLATES || std::is_same_v<decltype(net.communicator()), comm::AnyCommunicator&>,
+  using Own = std::remove_reference_t<decltype(net.communicator())>;
+  using Communicator = std::conditional_t<std::is_base_of_v<comm::AnyCommunicator, Own>, comm::AnyCommunicator, Own>;
+  static_assert(CHORUS_DEFINES_DEVICE_TEMPLATES || std::is_same_v<Communicator, comm::AnyCommunicator>,
                 "io::save: the library chorus::compiled writes for nets over comm::AnyCommunicator");
   note_tied(metadata, net.module());
-  write_in_parts(net.communicator(), path, places_in_parts<typename Net::device_type>(net), metadata);
+  using D = typename Net::device_type;
+  write_in_parts<D, Communicator>(net.communicator(), path, places_in_parts<D>(net), metadata);
 }
 
 }  // namespace chorus::io::detail

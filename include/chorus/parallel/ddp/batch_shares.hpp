@@ -142,6 +142,7 @@ class BatchShares {
 
 }  // namespace chorus::detail
 
-#if CHORUS_DEFINES_DEVICE_TEMPLATES
+// Programs over MPI or gloo may have communicators that the library does not know.
+#if CHORUS_DEFINES_DEVICE_TEMPLATES || CHORUS_USE_MPI || CHORUS_USE_GLOO
 #include <chorus/parallel/ddp/batch_shares_impl.hpp>
 #endif

@@ -43,6 +43,7 @@ class CanonicalSums final : public BucketSums {
 
 }  // namespace chorus::ddp
 
-#if CHORUS_DEFINES_DEVICE_TEMPLATES
+// Programs over MPI or gloo may have communicators that the library does not know.
+#if CHORUS_DEFINES_DEVICE_TEMPLATES || CHORUS_USE_MPI || CHORUS_USE_GLOO
 #include <chorus/parallel/ddp/canonical_sums_impl.hpp>
 #endif
