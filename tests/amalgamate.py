@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Writes single_include/chorus/chorus.hpp, and all.hpp, which has what that lacks: include/chorus/chorus.hpp and all.hpp
 with all that they include; and, by the names of the headers that these list, files that include one of them: programs
-written for include/ compile with single_include/, too. With --check, only says whether they are current and whether any header is missing."""
+written for include/ compile with single_include/, too. With --check, only says whether they are current and whether any
+header is missing."""
 
 import pathlib
 import re

@@ -14305,8 +14305,8 @@ auto scaled_dot_product_attention_packed(const X& qkv, const AttentionOptions& o
                     "scaled_dot_product_attention_packed: the probability of dropout is in [0, 1), got ",
                     options.dropout);
   if constexpr (!std::is_same_v<D, Cpu> && detail::has_stacked_attention<X, X, X>) {
-    const auto scores = static_cast<std::size_t>(batch * heads * length * length);
-    if (scores * sizeof(typename tensor_of<X>::value_type) > kernels::attention_scores_limit() && features > 0 &&
+    using T = typename tensor_of<X>::value_type;
+    if (kernels::above_scores_limit<T>(batch * heads * length * length) && features > 0 &&
         !detail::rounds_attention<X>())
       return detail::attention_in_packed_blocks(qkv, options);
   }

@@ -129,6 +129,12 @@
 #else
 #define CHORUS_DEFINES_DEVICE_TEMPLATES 0
 #endif
+// Likewise for AnyCommunicator; programs with GPUs, MPI or gloo may have others.
+#if CHORUS_DEFINES_DEVICE_TEMPLATES || CHORUS_USE_MPI || CHORUS_USE_GLOO
+#define CHORUS_DEFINES_COMMUNICATOR_TEMPLATES 1
+#else
+#define CHORUS_DEFINES_COMMUNICATOR_TEMPLATES 0
+#endif
 
 // Marks functions that also run in a CUDA kernel.
 #if defined(__CUDACC__)
@@ -39484,6 +39490,11 @@ inline std::atomic<std::size_t>& attention_scores_limit() {
   static std::atomic<std::size_t> bytes{std::size_t{256} << 20};
   return bytes;
 }
+/// Whether so many scores of type T are to go by blocks.
+template <class T>
+bool above_scores_limit(Index scores) {
+  return static_cast<std::size_t>(scores) * sizeof(T) > attention_scores_limit();
+}
 
 }  // namespace chorus::kernels
 
@@ -40610,9 +40621,7 @@ auto attention(const Q& q, const K& k, const V& v, const MakeMask& make_mask, co
       if constexpr (has_attention_kernel<Q, K, V>) {
         return in_blocks();
       } else {
-        if (static_cast<std::size_t>(numel(scores)) * sizeof(typename tensor_of<Q>::value_type) >
-            kernels::attention_scores_limit())
-          return in_blocks();
+        if (kernels::above_scores_limit<typename tensor_of<Q>::value_type>(numel(scores))) return in_blocks();
         return attention_in_stacks(q, k, v, masked, options);
       }
     }
@@ -49870,8 +49879,7 @@ template <class Communicator>
 
 }  // namespace chorus::comm
 
-// The library chorus::compiled has it for AnyCommunicator; programs over MPI or gloo may have others.
-#if !CHORUS_COMPILED || CHORUS_USE_MPI || CHORUS_USE_GLOO
+#if CHORUS_DEFINES_COMMUNICATOR_TEMPLATES
 // <chorus/comm/shared_window_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_SHARED_WINDOW_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_SHARED_WINDOW_IMPL_HPP
@@ -50566,8 +50574,7 @@ class BatchShares {
 
 }  // namespace chorus::detail
 
-// Programs over MPI or gloo may have communicators that the library does not know.
-#if CHORUS_DEFINES_DEVICE_TEMPLATES || CHORUS_USE_MPI || CHORUS_USE_GLOO
+#if CHORUS_DEFINES_COMMUNICATOR_TEMPLATES
 // <chorus/parallel/ddp/batch_shares_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BATCH_SHARES_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BATCH_SHARES_IMPL_HPP
@@ -51549,8 +51556,7 @@ class CanonicalSums final : public BucketSums {
 
 }  // namespace chorus::ddp
 
-// Programs over MPI or gloo may have communicators that the library does not know.
-#if CHORUS_DEFINES_DEVICE_TEMPLATES || CHORUS_USE_MPI || CHORUS_USE_GLOO
+#if CHORUS_DEFINES_COMMUNICATOR_TEMPLATES
 // <chorus/parallel/ddp/canonical_sums_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CANONICAL_SUMS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CANONICAL_SUMS_IMPL_HPP
@@ -58069,13 +58075,10 @@ CHORUS_EXTERN template detail::Value<3> operations::linear(const detail::Value<3
 CHORUS_EXTERN template detail::Value<4> operations::conv2d(const detail::Value<4>&, const detail::Value<4>&,
                                                            const detail::Value<1>&, const Conv2dOptions&);
 CHORUS_EXTERN template detail::Value<4> operations::max_pool2d(const detail::Value<4>&, Size2d, const PoolOptions&);
-CHORUS_EXTERN template detail::Value<0> detail::cross_entropy<0>(const detail::Value<2>&,
-                                                                 const Tensor<std::int64_t, 1, Cpu>&,
-                                                                 const CrossEntropyOptions&);
-
 CHORUS_EXTERN template detail::Value<0> detail::reduced_cross_entropy(const detail::Value<2>&,
                                                                       const Tensor<std::int64_t, 1, Cpu>&,
                                                                       const CrossEntropyOptions&);
+
 // What a layer does under QuantizationAware: x and weight of these ranks.
 #define CHORUS_LAYER_OUTPUT(X, W)                                                                 \
   CHORUS_EXTERN template detail::Value<X> nn::quantization::layer_output(                         \
@@ -59511,13 +59514,10 @@ CHORUS_EXTERN template detail::Value<3> operations::linear(const detail::Value<3
 CHORUS_EXTERN template detail::Value<4> operations::conv2d(const detail::Value<4>&, const detail::Value<4>&,
                                                            const detail::Value<1>&, const Conv2dOptions&);
 CHORUS_EXTERN template detail::Value<4> operations::max_pool2d(const detail::Value<4>&, Size2d, const PoolOptions&);
-CHORUS_EXTERN template detail::Value<0> detail::cross_entropy<0>(const detail::Value<2>&,
-                                                                 const Tensor<std::int64_t, 1, Cpu>&,
-                                                                 const CrossEntropyOptions&);
-
 CHORUS_EXTERN template detail::Value<0> detail::reduced_cross_entropy(const detail::Value<2>&,
                                                                       const Tensor<std::int64_t, 1, Cpu>&,
                                                                       const CrossEntropyOptions&);
+
 // What a layer does under QuantizationAware: x and weight of these ranks.
 #define CHORUS_LAYER_OUTPUT(X, W)                                                                 \
   CHORUS_EXTERN template detail::Value<X> nn::quantization::layer_output(                         \

@@ -9,6 +9,8 @@ import pathlib
 import re
 import sys
 
+import headers
+
 
 def main():
     root = pathlib.Path(sys.argv[1]) / "chorus"
@@ -35,13 +37,7 @@ def main():
             if functor not in named:
                 missing.append(f"{header.name}: optim::detail::{functor}")
     # NAME_impl.hpp, which NAME.hpp includes where there is no library, is in one of the library's sources.
-    include = re.compile(r"^#include <(chorus/[^>]+)>", re.MULTILINE)
-    reached, waiting = set(), [path for path in (root / "compiled").glob("*.cpp")]
-    while waiting:
-        for name in include.findall(waiting.pop().read_text()):
-            if name not in reached:
-                reached.add(name)
-                waiting.append(root.parent / name)
+    reached = set().union(*(headers.reached_from(f"chorus/compiled/{path.name}") for path in (root / "compiled").glob("*.cpp")))
     for header in sorted(root.rglob("*_impl.hpp")):
         name = header.relative_to(root.parent).as_posix()
         if name not in reached:

@@ -2,6 +2,7 @@
 """Checks every header under include/: guard, opening comment, lines of at most 120 columns, includes that exist and
 never point up a floor, macros, and that the headers of the standard library that it uses come with it."""
 
+import functools
 import pathlib
 import re
 import sys
@@ -96,6 +97,7 @@ HOME = {name: home for home, names in STANDARD.items() for name in names.split()
 INCLUDED = re.compile(r"^\s*#\s*include\s*<([^>]+)>", re.MULTILINE)
 
 
+@functools.cache
 def reached_from(header):
     """All headers that come with this one."""
     reached = set()
@@ -148,7 +150,7 @@ def problems(header, text):
             yield f"uses std::{name}: say in {pathlib.Path(__file__).name} which header it comes from"
         elif HOME[name] not in reached:
             yield f"uses std::{name} without <{HOME[name]}>"
-    asks = re.search(r"^#if.*CHORUS_(COMPILED|DEFINES_DEVICE_TEMPLATES)", text, re.MULTILINE)
+    asks = re.search(r"^#if.*CHORUS_(COMPILED|DEFINES_\w+)", text, re.MULTILINE)
     if asks and header != "chorus/core/config.hpp":
         before = [name for name in INCLUDED.findall(text[:asks.start()]) if name.startswith("chorus/")]
         if not any("chorus/core/config.hpp" in {name} | reached_from(name) for name in before):

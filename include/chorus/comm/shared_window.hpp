@@ -17,7 +17,6 @@ template <class Communicator>
 
 }  // namespace chorus::comm
 
-// The library chorus::compiled has it for AnyCommunicator; programs over MPI or gloo may have others.
-#if !CHORUS_COMPILED || CHORUS_USE_MPI || CHORUS_USE_GLOO
+#if CHORUS_DEFINES_COMMUNICATOR_TEMPLATES
 #include <chorus/comm/shared_window_impl.hpp>
 #endif

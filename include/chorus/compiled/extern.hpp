@@ -53,13 +53,10 @@ CHORUS_EXTERN template detail::Value<3> operations::linear(const detail::Value<3
 CHORUS_EXTERN template detail::Value<4> operations::conv2d(const detail::Value<4>&, const detail::Value<4>&,
                                                            const detail::Value<1>&, const Conv2dOptions&);
 CHORUS_EXTERN template detail::Value<4> operations::max_pool2d(const detail::Value<4>&, Size2d, const PoolOptions&);
-CHORUS_EXTERN template detail::Value<0> detail::cross_entropy<0>(const detail::Value<2>&,
-                                                                 const Tensor<std::int64_t, 1, Cpu>&,
-                                                                 const CrossEntropyOptions&);
-
 CHORUS_EXTERN template detail::Value<0> detail::reduced_cross_entropy(const detail::Value<2>&,
                                                                       const Tensor<std::int64_t, 1, Cpu>&,
                                                                       const CrossEntropyOptions&);
+
 // What a layer does under QuantizationAware: x and weight of these ranks.
 #define CHORUS_LAYER_OUTPUT(X, W)                                                                 \
   CHORUS_EXTERN template detail::Value<X> nn::quantization::layer_output(                         \

@@ -47,6 +47,12 @@
 #else
 #define CHORUS_DEFINES_DEVICE_TEMPLATES 0
 #endif
+// Likewise for AnyCommunicator; programs with GPUs, MPI or gloo may have others.
+#if CHORUS_DEFINES_DEVICE_TEMPLATES || CHORUS_USE_MPI || CHORUS_USE_GLOO
+#define CHORUS_DEFINES_COMMUNICATOR_TEMPLATES 1
+#else
+#define CHORUS_DEFINES_COMMUNICATOR_TEMPLATES 0
+#endif
 
 // Marks functions that also run in a CUDA kernel.
 #if defined(__CUDACC__)

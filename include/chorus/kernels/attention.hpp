@@ -68,6 +68,11 @@ inline std::atomic<std::size_t>& attention_scores_limit() {
   static std::atomic<std::size_t> bytes{std::size_t{256} << 20};
   return bytes;
 }
+/// Whether so many scores of type T are to go by blocks.
+template <class T>
+bool above_scores_limit(Index scores) {
+  return static_cast<std::size_t>(scores) * sizeof(T) > attention_scores_limit();
+}
 
 }  // namespace chorus::kernels
 

@@ -243,9 +243,7 @@ auto attention(const Q& q, const K& k, const V& v, const MakeMask& make_mask, co
       if constexpr (has_attention_kernel<Q, K, V>) {
         return in_blocks();
       } else {
-        if (static_cast<std::size_t>(numel(scores)) * sizeof(typename tensor_of<Q>::value_type) >
-            kernels::attention_scores_limit())
-          return in_blocks();
+        if (kernels::above_scores_limit<typename tensor_of<Q>::value_type>(numel(scores))) return in_blocks();
         return attention_in_stacks(q, k, v, masked, options);
       }
     }

@@ -142,7 +142,6 @@ class BatchShares {
 
 }  // namespace chorus::detail
 
-// Programs over MPI or gloo may have communicators that the library does not know.
-#if CHORUS_DEFINES_DEVICE_TEMPLATES || CHORUS_USE_MPI || CHORUS_USE_GLOO
+#if CHORUS_DEFINES_COMMUNICATOR_TEMPLATES
 #include <chorus/parallel/ddp/batch_shares_impl.hpp>
 #endif

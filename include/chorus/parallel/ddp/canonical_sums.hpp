@@ -43,7 +43,6 @@ class CanonicalSums final : public BucketSums {
 
 }  // namespace chorus::ddp
 
-// Programs over MPI or gloo may have communicators that the library does not know.
-#if CHORUS_DEFINES_DEVICE_TEMPLATES || CHORUS_USE_MPI || CHORUS_USE_GLOO
+#if CHORUS_DEFINES_COMMUNICATOR_TEMPLATES
 #include <chorus/parallel/ddp/canonical_sums_impl.hpp>
 #endif
