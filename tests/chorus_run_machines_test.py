@@ -184,13 +184,13 @@ def machines_that_come_later():
 
     # One that comes when some ranks have ended well has no part, and stops nobody; where the job fails, so does it.
     file = FOLDER / "ended"
-    job = Job("2:3", "sh", "-c", f"{SHOW}; [ $RANK = 1 ] || sleep 1.5", file, machines=2, conf="join_timeout=10,last_call_timeout=0.2")
+    job = Job("2:3", "sh", "-c", f"{SHOW}; [ $RANK = 1 ] || sleep 3", file, machines=2, conf="join_timeout=10,last_call_timeout=0.2")
     until(lambda: job.launchers[1].poll() == 0, "machine 1 did not end")
     job.add()
     results = job.ends()
     expect([result[0] for result in results] == [0, 0, 0] and "the job has ended well without this machine" in results[2][2], results)
     expect(len(lines(file)) == 2, lines(file))
-    job = Job(2, "sh", "-c", "[ $RANK = 1 ] && exec sleep 30; sleep 1; exit 7", machines=2)
+    job = Job(2, "sh", "-c", "[ $RANK = 1 ] && exec sleep 30; sleep 3; exit 7", machines=2)
     until(lambda: all(children(launcher.pid) for launcher in job.launchers), "no ranks")
     job.add()
     results = job.ends()

@@ -28448,8 +28448,8 @@ class Graphed {
     }
     std::size_t next = 0;
     const std::tuple fixed{refill(inputs, next)...};
-    if (steps_++ < options_.warm_up) return std::apply([this](const auto&... x) { warm_up(x...); }, fixed);
-    if (exec_ == nullptr) std::apply([this](const auto&... x) { capture(x...); }, fixed);
+    if (steps_++ < options_.warm_up) return std::apply([&](const auto&... x) { warm_up(x...); }, fixed);
+    if (exec_ == nullptr) std::apply([&](const auto&... x) { capture(x...); }, fixed);
     replay();
   }
 

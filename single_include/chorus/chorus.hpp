@@ -11248,13 +11248,18 @@ struct RecordedAs<2, T, Rank, D> {
   using type = GraphVariable<T, Rank, D>;
 };
 
+// A class of its own, so that no expression is a part of functions' names: compilers spell those in different ways.
+template <int Rank, Operand... Inputs>
+struct RecordedFrom {
+  using type = typename RecordedAs<(is_graph_variable<Inputs> || ...)    ? 2
+                                   : (AnyTensor<Inputs> && ...) ? 0
+                                                                : 1,
+                                   typename FirstOf<Inputs...>::value_type, Rank,
+                                   typename FirstOf<Inputs...>::device_type>::type;
+};
 /// What `record` gives for a result of this rank and these inputs.
 template <int Rank, Operand... Inputs>
-using Recorded = typename RecordedAs<(is_graph_variable<Inputs> || ...)    ? 2
-                                     : (AnyTensor<Inputs> && ...) ? 0
-                                                                  : 1,
-                                     typename FirstOf<Inputs...>::value_type, Rank,
-                                     typename FirstOf<Inputs...>::device_type>::type;
+using Recorded = typename RecordedFrom<Rank, Inputs...>::type;
 
 template <class T, int Rank, class D>
 Variable<T, Rank, D> variable_of(const Tensor<T, Rank, D>& x) {
@@ -26940,9 +26945,11 @@ struct Dropout {
     const PhiloxWords words = philox(key.seed, dropout_counter(key, key.first_sample + sample, quad));
     const Index begin = sample * inner + 4 * quad, left = inner - 4 * quad;
 #pragma unroll
-    for (int k = 0; k < 4; ++k)
-      if (k < left)
-        put(out, begin + k, get(in, begin + k) * (dropout_keeps(words[k], threshold) ? scale : C(0)), accumulate);
+    for (int k = 0; k < 4; ++k) {
+      if (k >= left) continue;
+      const bool keeps = dropout_keeps(words[static_cast<std::size_t>(k)], threshold);
+      put(out, begin + k, get(in, begin + k) * (keeps ? scale : C(0)), accumulate);
+    }
   }
 };
 
@@ -47139,7 +47146,7 @@ class BackwardRunner {
   virtual void for_each_parameter(void (*visit)(Node&, void*), void* context) const = 0;
 
  protected:
-  ~BackwardRunner() = default;
+  virtual ~BackwardRunner() = default;
 };
 
 /// One node of the tape stands for all that the devices did. The gathered outputs leave their gradients with the

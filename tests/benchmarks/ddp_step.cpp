@@ -147,8 +147,8 @@ int measure_wrapper(const bench::RanksAndCases& asked) {
                            const auto& make_optimizer, auto& wrapped, const std::string& what) {
     ch::SingleDevice<decltype(make())> plain{make()};
     const auto plain_optimizer = make_optimizer(plain.parameters()), optimizer = make_optimizer(wrapped.parameters());
-    const auto one = bench::make_step(plain, *plain_optimizer, images, targets),
-               other = bench::make_step(wrapped, *optimizer, images, targets);
+    const auto one = bench::make_step(plain, *plain_optimizer, images, targets);
+    const auto other = bench::make_step(wrapped, *optimizer, images, targets);
     std::vector<double> plain_ms, wrapped_ms, ratios;
     const auto start = Clock::now();
     // Which one comes first changes from round to round.

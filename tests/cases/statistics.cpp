@@ -12,7 +12,7 @@ struct Normed : ch::nn::Module {
   CHORUS_MODULE(Normed, fc, norm, last)
   auto part(const auto& x) const { return ch::tanh(norm(fc(x))); }
   auto forward(const auto& x) const {
-    if (checkpointed) return last(ch::checkpoint([this](const auto& in) { return part(in); }, x));
+    if (checkpointed) return last(ch::checkpoint([&](const auto& in) { return part(in); }, x));
     return last(part(x));
   }
 };

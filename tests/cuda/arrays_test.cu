@@ -85,8 +85,9 @@ TEST_CASE("picking by index, and back") {
       const Index picked = whole.outer * count * whole.inner;
       auto list = numbers<std::int64_t>(count, 1, 0, static_cast<double>(whole.axis));
       auto each = numbers<std::int64_t>(picked, 2, 0, static_cast<double>(whole.axis));
-      const auto body = [&](auto device, std::int64_t* at, std::int64_t* places, float* x, float* dy, float* a,
-                            float* b, float* da, float* db) {
+      const auto body = [&, &whole = whole, &count = count](auto device, std::int64_t* at, std::int64_t* places,
+                                                            float* x, float* dy, float* a, float* b, float* da,
+                                                            float* db) {
         kernels::index_select(device, whole, count, at, x, a);
         kernels::index_select_backward(device, whole, count, at, dy, da, accumulate);
         kernels::gather(device, whole, count, places, x, b);

@@ -33,7 +33,7 @@ TEST_CASE("numbers travel to the device and back") {
 TEST_CASE("freed memory is used again on its stream, not on another") {
   if (!gpu_present()) return;
   auto& allocator = CachingAllocator<Cuda>::of(Cuda{});
-  for (const std::size_t bytes : {1000, 700'000, 30'000'000}) {
+  for (const std::size_t bytes : {1000u, 700'000u, 30'000'000u}) {
     const void* first = Memory(Cuda{}, bytes).data();
     CHECK(reinterpret_cast<std::uintptr_t>(first) % 256 == 0);
     const auto before = allocator.system_allocations();

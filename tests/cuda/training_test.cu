@@ -152,7 +152,7 @@ TEST_CASE("parameters and their gradients lie where 16 bytes are one access, and
   if (!gpu_present()) return;
   ch::SingleDevice<ToyModel<Cuda>> net{ToyModel<Cuda>{}};
   Optimizer optimizer{net.parameters(), {.lr = 0.01, .momentum = 0.9, .weight_decay = 0.1}};
-  for (std::uint64_t seed : {1, 2}) step(net, optimizer, seed);
+  for (std::uint64_t seed : {1u, 2u}) step(net, optimizer, seed);
   Index own = 0;
   double sum = 0;
   for (const auto& named : net.parameters()) {

@@ -38,9 +38,10 @@ TEST_CASE("lab 4: the solution passes, and wrong ones do not") {
       solved[key("parameters")] = k;
       solved[key("gradients")] = k;
       solved[key("optimizer")] = device == 0 ? k : 0;
-      solved[key("activations, most")] = logits;  // its half of them, and their gradient
+      solved[key("activations, most")] = 0.5 * logits;  // its half of them, which becomes their gradient
     }
-  solved["loss outside, device 0: activations, most"] = 2.5 * logits;  // and all of them, with their gradient
+  solved["loss outside, device 0: activations, most"] = 1.5 * logits;  // and all of them, the same way
+  solved["loss outside, device 1: activations, most"] = logits;        // and the gradient that device 0 sends
   check_empty("4_device_0", solved);
   const auto right = run(device_0_lab::run<Solution>, solved);
   INFO(right);

@@ -320,13 +320,18 @@ struct RecordedAs<2, T, Rank, D> {
   using type = GraphVariable<T, Rank, D>;
 };
 
+// A class of its own, so that no expression is a part of functions' names: compilers spell those in different ways.
+template <int Rank, Operand... Inputs>
+struct RecordedFrom {
+  using type = typename RecordedAs<(is_graph_variable<Inputs> || ...)    ? 2
+                                   : (AnyTensor<Inputs> && ...) ? 0
+                                                                : 1,
+                                   typename FirstOf<Inputs...>::value_type, Rank,
+                                   typename FirstOf<Inputs...>::device_type>::type;
+};
 /// What `record` gives for a result of this rank and these inputs.
 template <int Rank, Operand... Inputs>
-using Recorded = typename RecordedAs<(is_graph_variable<Inputs> || ...)    ? 2
-                                     : (AnyTensor<Inputs> && ...) ? 0
-                                                                  : 1,
-                                     typename FirstOf<Inputs...>::value_type, Rank,
-                                     typename FirstOf<Inputs...>::device_type>::type;
+using Recorded = typename RecordedFrom<Rank, Inputs...>::type;
 
 template <class T, int Rank, class D>
 Variable<T, Rank, D> variable_of(const Tensor<T, Rank, D>& x) {

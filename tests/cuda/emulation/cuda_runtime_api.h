@@ -300,9 +300,9 @@ inline void CUstream_st::finish(std::size_t until) {
 #define blockIdx (::emulation::Block::get().block)
 #define blockDim (::emulation::Block::get().threads)
 #define gridDim (::emulation::Block::get().blocks)
-#define CHORUS_LAUNCH_KERNEL(KERNEL, BLOCKS, THREADS, STREAM, ...)                                 \
-  (++::emulation::counters().launches, (STREAM)->run([=, grid = dim3(BLOCKS), threads = THREADS] { \
-    ::emulation::Block::get().run(grid, threads, [&] { KERNEL(__VA_ARGS__); });                    \
+#define CHORUS_LAUNCH_KERNEL(KERNEL, BLOCKS, THREADS, STREAM, ...)                                             \
+  (++::emulation::counters().launches, (STREAM)->run([=, grid = dim3(BLOCKS), threads = unsigned{THREADS}] { \
+    ::emulation::Block::get().run(grid, threads, [&] { KERNEL(__VA_ARGS__); });                                \
   }))
 
 inline void __syncthreads() { emulation::Block::get().wait(false); }

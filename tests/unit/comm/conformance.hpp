@@ -159,7 +159,7 @@ std::string extremes(ch::comm::Communicator auto& c) {
 /// Texts of every length, none among them.
 std::string objects(ch::comm::Communicator auto& c) {
   const auto text_of = [](int rank) {
-    return std::string(static_cast<std::size_t>(7 * rank), 'a') + std::string(rank % 2, '\0');
+    return std::string(static_cast<std::size_t>(7 * rank), 'a') + std::string(static_cast<std::size_t>(rank % 2), '\0');
   };
   const auto all = ch::comm::all_gather_object(c, text_of(c.rank()));
   if (static_cast<int>(all.size()) != c.size()) return ch::cat("all_gather_object: ", all.size(), " texts");

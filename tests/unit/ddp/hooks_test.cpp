@@ -297,7 +297,7 @@ TEST_CASE("ddp: a parameter's hooks see this rank's gradient, whether they came 
             const double mb = std::atof(cap);
             Distributed<Model> rank(world, {.first_bucket_cap_mb = mb, .bucket_cap_mb = mb}, std::move(model));
             if (!before) add(rank.net.module());
-            for (const std::uint32_t number : {7, 8}) {
+            for (const std::uint32_t number : {7u, 8u}) {
               seen = given = "";
               backward(rank.net, world, 8, number);
             }

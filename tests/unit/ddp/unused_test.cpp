@@ -171,7 +171,7 @@ TEST_CASE("ddp unused: rank 0 warns, once, where find_unused_parameters finds no
       "every parameter got a gradient on every rank; without it a step has one collective less. If later passes leave "
       "parameters out, it is needed.\n");
   CHECK(texts[1].empty());
-  for (const std::uint32_t partial : {0, 9}) {
+  for (const std::uint32_t partial : {0u, 9u}) {
     INFO("a parameter is left out by rank 1 in pass " << partial);
     for (const auto& text : said(25, partial)) CHECK(text.empty());
   }

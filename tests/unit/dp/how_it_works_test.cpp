@@ -73,7 +73,7 @@ TEST_CASE("dp how it works: the five verbs, one after the other, on two devices"
                                    std::chrono::seconds(60));
   std::vector<std::optional<Variable<double, 2>>> outputs(2);
   std::vector<std::thread::id> threads(2);
-  parallel_apply(2, [&](std::size_t i) {
+  parallel_apply(2, [&, &x0 = x0, &x1 = x1](std::size_t i) {
     threads[i] = std::this_thread::get_id();
     outputs[i] = i == 0 ? model.forward(x0) : copy.forward(x1);
   });

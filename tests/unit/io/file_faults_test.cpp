@@ -318,7 +318,7 @@ TEST_CASE(
 TEST_CASE("writes and reads that move less than they are asked to are gone on with") {
   const TemporaryFolder folder;
   for (const auto& kind : kinds)
-    for (const std::size_t bytes : {1, 3, 100}) {
+    for (const std::size_t bytes : {1u, 3u, 100u}) {
       CAPTURE(kind.name, bytes);
       const auto whole = folder / "whole", path = folder / "file";
       kind.save(whole, new_value);

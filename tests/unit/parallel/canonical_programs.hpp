@@ -252,7 +252,7 @@ class Run {
   template <class Optimizer>
   void own(const std::shared_ptr<Optimizer>& optimizer) {
     zero_grad_ = [optimizer] { optimizer->zero_grad(); };
-    step_ = [optimizer, this] {
+    step_ = [&, optimizer] {
       if constexpr (requires { scaler_->step(*optimizer); })
         if (scaler_) {
           scaler_->step(*optimizer);

@@ -36,7 +36,7 @@ std::vector<double> monte_carlo(Net& net, Index rows, const Gathered& gathered) 
 const auto whole = [](auto& net, const auto& x) { return net(x).value().to_vector(); };
 
 /// Ranks' outputs, one below the other.
-const auto of_share(const World& world) {
+auto of_share(const World& world) {
   return [world](auto& net, const auto& x) {
     const Index rows = x.size(0);
     const auto own = net(contiguous(test::share(x, world))).value().to_vector();

@@ -32,19 +32,19 @@ Stepper stepper(Net& net, const auto& options, const Program& program, optim::Gr
       .zero_grad = [optimizer] { optimizer->zero_grad(); },
       .step = [optimizer] { optimizer->step(); },
       .clip =
-          [=, &net] {
+          [&, optimizer, max_norm] {
             if constexpr (requires { optimizer->clip_grad_norm(max_norm); })
               optimizer->clip_grad_norm(max_norm);
             else
               optim::clip_grad_norm(net.parameters(), max_norm);
           },
       .unscale =
-          [=, &scaler] {
+          [&, optimizer] {
             if constexpr (requires { scaler.unscale(*optimizer); }) return scaler.unscale(*optimizer);
             return scaler.unscale();
           },
       .step_scaled =
-          [=, &scaler] {
+          [&, optimizer] {
             if constexpr (requires { scaler.step(*optimizer); }) return scaler.step(*optimizer);
             return false;  // an optimizer that steps in backward takes no scaler
           },

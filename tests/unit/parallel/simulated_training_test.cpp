@@ -63,7 +63,7 @@ double step_of(int ranks, const Links& links, const auto& options, int period) {
 
 Training training(TrainingPolicy policy, const BucketOptions& caps, int period = 1) {
   ModelSizes model;
-  for (const std::size_t in_out : {0, 1, 2}) {
+  for (const std::size_t in_out : {0u, 1u, 2u}) {
     const std::size_t sizes[] = {50, 300, 200, 10};
     model.parameters.push_back(
         {sizes[in_out + 1], 0});  // backward comes to the weight first, whose hook takes the time
@@ -157,7 +157,7 @@ std::pair<Kinds, std::size_t> held_in(const auto& options, float momentum) {
 std::pair<Kinds, std::size_t> scheduled_to_hold(TrainingPolicy policy, int slots) {
   auto of = training(policy, {}, 1);
   ModelSizes model;
-  for (const std::size_t count : {50 * 300, 300, 300 * 200, 200, 200 * 10, 10}) model.parameters.push_back({count, 0});
+  for (const std::size_t count : {50u * 300, 300u, 300u * 200, 200u, 200u * 10, 10u}) model.parameters.push_back({count, 0});
   of.parameter_bytes = model.flat_bytes();
   of.optimizer_slots = slots;
   const auto times = simulate_training({.ranks = 2, .keep_spans = true}, of, 3).times;

@@ -25,9 +25,11 @@ struct Dropout {
     const PhiloxWords words = philox(key.seed, dropout_counter(key, key.first_sample + sample, quad));
     const Index begin = sample * inner + 4 * quad, left = inner - 4 * quad;
 #pragma unroll
-    for (int k = 0; k < 4; ++k)
-      if (k < left)
-        put(out, begin + k, get(in, begin + k) * (dropout_keeps(words[k], threshold) ? scale : C(0)), accumulate);
+    for (int k = 0; k < 4; ++k) {
+      if (k >= left) continue;
+      const bool keeps = dropout_keeps(words[static_cast<std::size_t>(k)], threshold);
+      put(out, begin + k, get(in, begin + k) * (keeps ? scale : C(0)), accumulate);
+    }
   }
 };
 

@@ -32,7 +32,7 @@ class BackwardRunner {
   virtual void for_each_parameter(void (*visit)(Node&, void*), void* context) const = 0;
 
  protected:
-  ~BackwardRunner() = default;
+  virtual ~BackwardRunner() = default;
 };
 
 /// One node of the tape stands for all that the devices did. The gathered outputs leave their gradients with the
