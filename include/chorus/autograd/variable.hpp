@@ -333,6 +333,12 @@ struct RecordedFrom {
 template <int Rank, Operand... Inputs>
 using Recorded = typename RecordedFrom<Rank, Inputs...>::type;
 
+template <class Like, Operand... Inputs>
+struct RecordedFromLike : RecordedFrom<tensor_of<Like>::rank, Inputs...> {};
+/// The same for a result of the rank of `Like`.
+template <class Like, Operand... Inputs>
+using RecordedLike = typename RecordedFromLike<Like, Inputs...>::type;
+
 template <class T, int Rank, class D>
 Variable<T, Rank, D> variable_of(const Tensor<T, Rank, D>& x) {
   return Variable<T, Rank, D>(x);

@@ -42,7 +42,7 @@ kernels::ChannelShape channels_along(const std::array<Index, Rank>& shape, int a
 
 /// Fake quantisation by levels of the whole, or of each entry along `axis`. `what` is called so in errors.
 template <Operand X>
-detail::Recorded<tensor_of<X>::rank, X> fake_quantize(const X& x, std::vector<quantized::Levels> levels, int axis,
+detail::RecordedLike<X, X> fake_quantize(const X& x, std::vector<quantized::Levels> levels, int axis,
                                                       const std::string& what) {
   using T = typename tensor_of<X>::value_type;
   static_assert(std::is_same_v<T, float> && std::is_same_v<typename tensor_of<X>::device_type, Cpu>,

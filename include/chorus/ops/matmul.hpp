@@ -109,7 +109,7 @@ auto matmul(const A& a, const B& b) {
 namespace operations {
 // `w` and `b` are the numbers of weight and bias, in x's type; gradients have the type of weight and bias.
 template <Operand X, Operand W, Operand B, class Matrix, class Row>
-detail::Recorded<tensor_of<X>::rank, X, W, B> linear(const X& x, const W& weight, const B& bias, const Matrix& w,
+detail::RecordedLike<X, X, W, B> linear(const X& x, const W& weight, const B& bias, const Matrix& w,
                                                      const Row& b) {
   using kernels::Trans;
   using T = typename tensor_of<X>::value_type;
@@ -165,7 +165,7 @@ detail::Recorded<tensor_of<X>::rank, X, W, B> linear(const X& x, const W& weight
       x, weight, bias);
 }
 template <Operand X, Operand W, Operand B>
-detail::Recorded<tensor_of<X>::rank, X, W, B> linear(const X& x, const W& weight, const B& bias) {
+detail::RecordedLike<X, X, W, B> linear(const X& x, const W& weight, const B& bias) {
   return linear(x, weight, bias, contiguous(value_of(weight)), contiguous(value_of(bias)));
 }
 }  // namespace operations

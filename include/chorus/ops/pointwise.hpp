@@ -59,9 +59,12 @@ struct BroadcastLayout {
 template <Operand... Inputs>
 inline constexpr int broadcast_rank = std::max({tensor_of<Inputs>::rank...});
 
+template <Operand... Inputs>
+struct RecordedBroadcast : RecordedFrom<broadcast_rank<Inputs...>, Inputs...> {};
+
 template <class F, Operand First, Operand... Rest>
-Recorded<broadcast_rank<First, Rest...>, First, Rest...> map(const char* operation, const F& f, const First& first,
-                                                             const Rest&... rest) {
+typename RecordedBroadcast<First, Rest...>::type map(const char* operation, const F& f, const First& first,
+                                                     const Rest&... rest) {
   using T = typename tensor_of<First>::value_type;
   using D = typename tensor_of<First>::device_type;
   constexpr int rank = broadcast_rank<First, Rest...>;
@@ -141,7 +144,7 @@ auto pointwise(const char* operation, const F& f, const Inputs&... inputs) {
   if constexpr (of_one_type<Inputs...>)
     return with_variables([&](const auto&... xs) { return map(operation, f, xs...); }, inputs...);
   else
-    return Recorded<broadcast_rank<Inputs...>, Inputs...>();  // nothing but the sentence above is an error then
+    return typename RecordedBroadcast<Inputs...>::type();  // nothing but the sentence above is an error then
 }
 
 }  // namespace detail
