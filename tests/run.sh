@@ -6,7 +6,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 
-tests/install.sh g++ cmake ninja-build ccache pkg-config libeigen3-dev nlohmann-json3-dev catch2 libcli11-dev \
+tests/install.sh g++ clang cmake ninja-build ccache pkg-config libeigen3-dev nlohmann-json3-dev catch2 libcli11-dev \
   zlib1g-dev libssl-dev python3-venv libopenmpi-dev openmpi-bin libgloo-dev iproute2
 # The browser that looks at chorus-page's pages. Ubuntu has no such package: there the test is skipped.
 ! apt-cache show chromium-headless-shell >/dev/null 2>&1 || tests/install.sh chromium-headless-shell
@@ -41,7 +41,6 @@ sanitized asan $(cd tests/unit && ls -d */ | tr -d /) cuda_emulated
 sanitized tsan averaging checkpoint comm data ddp dp launch parallel tensor cuda_emulated
 
 say "fuzz targets"
-tests/install.sh clang
 # Where clang's own package does not bring libFuzzer, as in Debian 12 and Ubuntu 24.04, this one does.
 echo 'extern "C" int LLVMFuzzerTestOneInput(const char*, long) { return 0; }' |
   clang++ -x c++ -fsanitize=fuzzer,address -o /dev/null - 2>/dev/null ||
