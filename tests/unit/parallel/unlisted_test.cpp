@@ -9,9 +9,9 @@ namespace unlisted_test {
 using namespace test::names;
 
 struct Forgetful : nn::Module {
-  nn::Linear<Cpu, double> fc1{5, 4}, fc2{4, 3}, frozen{3, 3};
+  nn::Linear<Cpu, double> fc1{5, 4}, fc2{4, 3, {.bias = false}}, fc3{3, 2, {.bias = false}}, frozen{2, 3};
   CHORUS_MODULE(Forgetful, fc1)
-  auto forward(const auto& x) const { return frozen(fc2(fc1(x))); }
+  auto forward(const auto& x) const { return frozen(fc3(fc2(fc1(x)))); }
 };
 Forgetful forgetful() {
   Forgetful model;
@@ -33,7 +33,7 @@ std::string warnings_of(Net& net) {
 }
 
 const std::string warning =
-    "chorus: warning: the model's forward pass uses parameters that CHORUS_MODULE does not list, of shape [3], [3, 4]: "
+    "chorus: warning: the model's forward pass uses parameters that CHORUS_MODULE does not list, of shape [3, 4], [2, 3]: "
     "the policy neither trains nor averages them, no file has them, and all copies of the model share them\n";
 
 TEST_CASE("a parameter that the model does not list is named, once, by every policy") {
