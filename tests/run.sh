@@ -1,8 +1,8 @@
 #!/bin/sh
 # Installs what is missing, builds everything with warnings as errors, and runs every test that this machine can run.
-#   tests/run.sh full    then also the unit tests under the address and undefined behaviour sanitizers, those with
-#                        threads under the thread sanitizer, and the fuzz targets for ten seconds each; on 2 cores that
-#                        takes another three quarters of an hour
+#   tests/run.sh full    also compiles alone the headers that only others include; then it runs the unit tests under the
+#                        address and undefined behaviour sanitizers, those with threads under the thread sanitizer, and
+#                        the fuzz targets for ten seconds each; on 2 cores that takes another three quarters of an hour
 set -eu
 cd "$(dirname "$0")/.."
 

@@ -26389,7 +26389,7 @@ kernels::ChannelShape channels_along(const std::array<Index, Rank>& shape, int a
 /// Fake quantisation by levels of the whole, or of each entry along `axis`. `what` is called so in errors.
 template <Operand X>
 detail::RecordedLike<X, X> fake_quantize(const X& x, std::vector<quantized::Levels> levels, int axis,
-                                                      const std::string& what) {
+                                         const std::string& what) {
   using T = typename tensor_of<X>::value_type;
   static_assert(std::is_same_v<T, float> && std::is_same_v<typename tensor_of<X>::device_type, Cpu>,
                 "fake_quantize: it is for float tensors on the CPU");
@@ -39034,7 +39034,7 @@ namespace operations {
 // `w` and `b` are the numbers of weight and bias, in x's type; gradients have the type of weight and bias.
 template <Operand X, Operand W, Operand B, class Matrix, class Row>
 detail::RecordedLike<X, X, W, B> linear(const X& x, const W& weight, const B& bias, const Matrix& w,
-                                                     const Row& b) {
+                                        const Row& b) {
   using kernels::Trans;
   using T = typename tensor_of<X>::value_type;
   constexpr int rank = tensor_of<X>::rank;
@@ -39104,7 +39104,7 @@ auto linear(const X& x, const W& weight, const B& bias) {
   if constexpr (of_one_type<X, W, B>)
     return detail::with_variables([](const auto&... xs) { return operations::linear(xs...); }, x, weight, bias);
   else
-    return detail::Recorded<tensor_of<X>::rank, W, X>();  // nothing but the sentence above is an error then
+    return detail::RecordedLike<X, W, X>();  // nothing but the sentence above is an error then
 }
 /// Of bf16 and half inputs everything is: weight and bias are taken in the input's type; gradients by float ones are
 /// not rounded to it.

@@ -43,7 +43,7 @@ kernels::ChannelShape channels_along(const std::array<Index, Rank>& shape, int a
 /// Fake quantisation by levels of the whole, or of each entry along `axis`. `what` is called so in errors.
 template <Operand X>
 detail::RecordedLike<X, X> fake_quantize(const X& x, std::vector<quantized::Levels> levels, int axis,
-                                                      const std::string& what) {
+                                         const std::string& what) {
   using T = typename tensor_of<X>::value_type;
   static_assert(std::is_same_v<T, float> && std::is_same_v<typename tensor_of<X>::device_type, Cpu>,
                 "fake_quantize: it is for float tensors on the CPU");

@@ -110,7 +110,7 @@ namespace operations {
 // `w` and `b` are the numbers of weight and bias, in x's type; gradients have the type of weight and bias.
 template <Operand X, Operand W, Operand B, class Matrix, class Row>
 detail::RecordedLike<X, X, W, B> linear(const X& x, const W& weight, const B& bias, const Matrix& w,
-                                                     const Row& b) {
+                                        const Row& b) {
   using kernels::Trans;
   using T = typename tensor_of<X>::value_type;
   constexpr int rank = tensor_of<X>::rank;
@@ -180,7 +180,7 @@ auto linear(const X& x, const W& weight, const B& bias) {
   if constexpr (of_one_type<X, W, B>)
     return detail::with_variables([](const auto&... xs) { return operations::linear(xs...); }, x, weight, bias);
   else
-    return detail::Recorded<tensor_of<X>::rank, W, X>();  // nothing but the sentence above is an error then
+    return detail::RecordedLike<X, W, X>();  // nothing but the sentence above is an error then
 }
 /// Of bf16 and half inputs everything is: weight and bias are taken in the input's type; gradients by float ones are
 /// not rounded to it.

@@ -38,7 +38,8 @@ TEST_CASE("comparisons give truth values, of operands that broadcast and of numb
   CHECK(bits(ch::Tensor<std::uint8_t, 1>::from({1, 255}, {2}) > -1) == std::vector<int>{1, 1});
   // A number is taken in the tensor's type.
   CHECK(bits(ch::Tensor<float, 1>::from({0.1f}, {1}) == 0.1) == std::vector<int>{1});
-  CHECK(message_of<ch::ShapeError>([&] { static_cast<void>(x < Tensor<1>::zeros({2})); }) == "lt: shapes [2, 3] and [2] do not broadcast");
+  CHECK(message_of<ch::ShapeError>([&] { static_cast<void>(x < Tensor<1>::zeros({2})); }) ==
+        "lt: shapes [2, 3] and [2] do not broadcast");
   CHECK_THROWS_AS(x == Tensor<2>(), ch::UsageError);
 }
 

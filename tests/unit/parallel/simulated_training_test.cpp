@@ -157,7 +157,8 @@ std::pair<Kinds, std::size_t> held_in(const auto& options, float momentum) {
 std::pair<Kinds, std::size_t> scheduled_to_hold(TrainingPolicy policy, int slots) {
   auto of = training(policy, {}, 1);
   ModelSizes model;
-  for (const std::size_t count : {50u * 300, 300u, 300u * 200, 200u, 200u * 10, 10u}) model.parameters.push_back({count, 0});
+  for (const std::size_t count : {50u * 300, 300u, 300u * 200, 200u, 200u * 10, 10u})
+    model.parameters.push_back({count, 0});
   of.parameter_bytes = model.flat_bytes();
   of.optimizer_slots = slots;
   const auto times = simulate_training({.ranks = 2, .keep_spans = true}, of, 3).times;
