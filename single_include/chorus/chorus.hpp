@@ -33407,9 +33407,9 @@ void conv2d_backward_bias(Cpu device, const Conv2dShape& s, const T* dy, Out* db
 // <chorus/kernels/cpu/gemm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_GEMM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_GEMM_HPP
-/// Matrix products on the CPU, in the manner of BLIS (Van Zee, van de Geijn, 2015), but only `b` is packed: panels of
-/// it into the first-level cache. `a` is read one number at a time, so its layout doesn't matter. Where `a` is small
-/// and `b` transposed, they change places (gemm_few_rows.hpp).
+/// Matrix products on the CPU, in the manner of BLIS (Van Zee, van de Geijn, 2015): tiles of rows of `a` lie packed in
+/// the second-level cache, and a panel of columns of `b` in the first. Where c has few rows or columns, less is packed,
+/// or they change places (gemm_few_rows.hpp). Each number has the same bits in all ways.
 
 // <chorus/kernels/cpu/gemm_few_rows.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_GEMM_FEW_ROWS_HPP
@@ -33419,7 +33419,8 @@ void conv2d_backward_bias(Cpu device, const Conv2dShape& s, const T* dy, Out* db
 // <chorus/kernels/cpu/pack.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACK_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACK_HPP
-/// Panels: the right-hand sides of `multiply_tile`, copied so that they are contiguous and in the first-level cache.
+/// The operands of matrix products, copied in the order in which they are multiplied: panels of the right-hand side
+/// into the first-level cache, tiles of the left-hand side's rows into the second.
 
 // <chorus/kernels/cpu/tile.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_TILE_HPP
@@ -33573,16 +33574,21 @@ void multiply_panel(Index rows, Index columns, Index depth, Matrix<T> a, const T
   });
 }
 
+template <class T>
+alignas(64) inline constexpr T zero_columns[tile_columns<T>] = {};
+
 /// multiply_tile for a packed b: b[p, j] is at b[p * tile_columns + j]. It is part of its caller's loop, where strides
 /// that are Fixed leave registers to it: a call for each tile takes as long as 5 more terms of the sums.
 template <int Rows, class T, class Row, class Column, class CRow>
 [[gnu::always_inline]] inline void multiply_packed_tile(Index depth, Matrix<T, Row, Column> a, const T* b, T* c,
-                                                        CRow c_row, bool accumulate) {
+                                                        CRow c_row, bool accumulate,
+                                                        const T* start = zero_columns<T>) {
   constexpr Index w = lanes<T>;
   Packet<T> left[Rows], right[Rows];
 #pragma GCC unroll 8
   for (int i = 0; i < Rows; ++i) {
-    left[i] = right[i] = splat(T{0});
+    left[i] = load(start, Whole<T>{});
+    right[i] = load(start + w, Whole<T>{});
     fetch_ahead<true>(c + i * c_row, 2 * w);
   }
   for (const T* end = b + depth * 2 * w; b != end; b += 2 * w, a.data += a.column)
@@ -33593,9 +33599,9 @@ template <int Rows, class T, class Row, class Column, class CRow>
 /// The same for any number of rows up to `Most`.
 template <int Most, class T, class Row, class Column, class CRow>
 [[gnu::noinline]] void multiply_packed_rows(Index rows, Index depth, Matrix<T, Row, Column> a, const T* b, T* c,
-                                            CRow c_row, bool accumulate) {
-  if (rows == Most) return multiply_packed_tile<Most>(depth, a, b, c, c_row, accumulate);
-  if constexpr (Most > 1) multiply_packed_rows<Most - 1>(rows, depth, a, b, c, c_row, accumulate);
+                                            CRow c_row, bool accumulate, const T* start = zero_columns<T>) {
+  if (rows == Most) return multiply_packed_tile<Most>(depth, a, b, c, c_row, accumulate, start);
+  if constexpr (Most > 1) multiply_packed_rows<Most - 1>(rows, depth, a, b, c, c_row, accumulate, start);
 }
 
 /// c[i, j] = sum over p of a[i, p] * b[p, j], or +=, for any number of rows, `tile_columns` columns and a packed b.
@@ -33674,6 +33680,9 @@ void dot_rows_tile(Index rows, Index columns, Runs runs, const T* a, Index a_row
 
 namespace chorus::kernels::detail {
 
+/// Terms of a sum that are added up in registers, whichever way a product is computed.
+inline constexpr Index gemm_depth = 256;
+
 /// to[p, j] = b[p, j] for `depth` rows of `columns` numbers, padded with zeros to `tile_columns`.
 template <class T>
 void pack_rows(Index depth, Index columns, const T* b, Index b_row, T* to) {
@@ -33726,13 +33735,62 @@ void pack_columns(Index depth, Index columns, const T* b, Index b_row, T* to) {
 }
 #pragma GCC diagnostic pop
 
+/// From one tile of a packed left-hand side to the next. What lies between them lets packets be stored whole, and keeps
+/// tiles out of each other's sets of a cache.
+inline constexpr Index left_pitch = gemm_depth * tile_rows + 16;
+
+/// How many numbers `rows` rows take, packed.
+constexpr Index left_size(Index rows) { return (rows + tile_rows - 1) / tile_rows * left_pitch; }
+
+/// to[i / tile_rows][p][i % tile_rows] = a[i, p] for `depth` columns, at most gemm_depth. One of a's strides is 1.
+template <class T>
+void pack_left(Index rows, Index depth, const Matrix<T>& a, T* to) {
+  if (a.column == 1) {
+    // From right to left: a packet may be wider than what is left of a tile; what follows is written later.
+    constexpr Index last = (tile_rows - 1) / lanes<T> * lanes<T>;
+    for (Index i = 0; i < rows; i += tile_rows, to += left_pitch)
+      for (Index side = last; side >= 0; side -= lanes<T>)
+        pack_side(depth, std::min<Index>(tile_rows, rows - i) - side, a.data + (i + side) * a.row, a.row, to + side,
+                  tile_rows);
+    return;
+  }
+  for (Index p = 0; p < depth; ++p, to += tile_rows) {
+    const T* from = a.data + p * a.column;
+    T* tile = to;
+    Index left = rows;
+    for (; left >= tile_rows; left -= tile_rows, from += tile_rows, tile += left_pitch)
+      std::memcpy(tile, from, tile_rows * sizeof(T));
+    for (Index l = 0; l < left; ++l) tile[l] = from[l];
+  }
+}
+
+/// c = a b + start, or c +=, for packed operands: `start` is one row, which is added to each. c is written no further
+/// than `columns`, at most tile_columns.
+template <class T>
+[[gnu::noinline]] void multiply_left(Index rows, Index columns, Index depth, const T* a, const T* b, const T* start,
+                                     T* c, Index c_row, bool accumulate) {
+  constexpr Index w = tile_columns<T>;
+  using Tile = Matrix<T, Fixed<1>, Fixed<tile_rows>>;
+  if (columns == w) {
+    for (; rows >= tile_rows; rows -= tile_rows, a += left_pitch, c += tile_rows * c_row)
+      multiply_packed_tile<tile_rows>(depth, Tile{a, {}, {}}, b, c, c_row, accumulate, start);
+    if (rows > 0) multiply_packed_rows<tile_rows - 1>(rows, depth, Tile{a, {}, {}}, b, c, c_row, accumulate, start);
+    return;
+  }
+  alignas(64) T edge[tile_rows * w];
+  for (; rows > 0; rows -= tile_rows, a += left_pitch, c += tile_rows * c_row) {
+    multiply_packed_tile<tile_rows>(depth, Tile{a, {}, {}}, b, edge, Fixed<w>{}, false, start);
+    for (Index i = 0; i < std::min<Index>(rows, tile_rows); ++i)
+      for_packets<T>(columns, [&](Index j, auto some) {
+        store(c + i * c_row + j, load(edge + i * w + j, some), some, accumulate);
+      });
+  }
+}
+
 }  // namespace chorus::kernels::detail
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACK_HPP
 
 namespace chorus::kernels::detail {
-
-/// Terms of a sum that are added up in registers, whichever way a product is computed.
-inline constexpr Index gemm_depth = 256;
 
 /// Whether `gemm_few_rows` is the faster way: to pack b would take as long as some of c's rows. The last panel of a's
 /// rows must be nearly full.
@@ -34304,58 +34362,89 @@ namespace chorus::kernels {
 
 namespace detail {
 
-inline constexpr Index gemm_rows = 256;
+// Rows of a tile's left-hand side that the second-level cache holds, and columns of b that the third holds.
+inline constexpr Index gemm_rows = gemm_depth / tile_rows * tile_rows, gemm_columns = 2048;
 
-/// `gemm` on one thread.
+/// to[p, j] = op(b)[p, j], padded with zeros to `tile_columns`.
 template <class T>
-void gemm_alone(Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb, T* c,
-                Index ldc, bool accumulate, const T* bias_n) {
+void pack_panel(Trans tb, Index depth, Index columns, const T* b, Index ldb, T* to) {
+  tb == Trans::no ? pack_rows(depth, columns, b, ldb, to) : pack_columns(depth, columns, b, ldb, to);
+}
+
+/// c = a op(b) + bias, or c +=, for few rows or few columns of c: `a` as it lies, and `b` too where a panel of it would
+/// not be used often enough to repay its packing.
+template <class T>
+void gemm_unpacked(Trans tb, Index m, Index n, Index k, const Matrix<T>& a, const T* b, Index ldb, T* c, Index ldc,
+                   bool accumulate, const T* bias_n) {
   constexpr Index w = tile_columns<T>;
-  const Matrix<T> whole{a, ta == Trans::no ? lda : 1, ta == Trans::no ? 1 : lda};
-  if (tb == Trans::yes && k > 0 && suits_few_rows<T>(m, n))
-    return gemm_few_rows(m, n, k, whole, b, ldb, c, ldc, accumulate, bias_n);
   alignas(64) T panel[gemm_depth * w], start[w] = {};
   Index packed[gemm_depth], direct[gemm_depth];
   for (Index p = 0; p < std::min(k, gemm_depth); ++p) {
     packed[p] = p * w;
     direct[p] = p * ldb;
   }
-  // With few rows of c a panel is not used often enough to repay its packing.
-  const bool pack_all = tb == Trans::yes || m > 2 * tile_rows;
+  for_pieces(k, gemm_depth, [&](Index p0, Index depth) {
+    const Matrix<T> left{a.data + p0 * a.column, a.row, a.column};
+    for (Index j = 0; j < n; j += w) {
+      const Index columns = std::min(w, n - j);
+      const T* const from = tb == Trans::no ? b + p0 * ldb + j : b + j * ldb + p0;
+      const bool pack = columns < w || tb == Trans::yes || m > 2 * tile_rows;
+      if (pack) pack_panel(tb, depth, columns, from, ldb, panel);
+      if (bias_n != nullptr)
+        for (Index l = 0; l < w; ++l) start[l] = p0 == 0 && l < columns ? bias_n[j + l] : T{0};
+      multiply_panel(m, columns, depth, left, pack ? panel : from, pack ? packed : direct, start, c + j, ldc,
+                     accumulate || p0 > 0);
+    }
+  });
+}
 
-  const auto block = [&](Index p0, Index depth) {
-    const bool add = accumulate || p0 > 0;
-    for_pieces(m, gemm_rows, [&](Index i0, Index rows) {
-      for (Index j = 0; j < n; j += w) {
-        const Index columns = std::min(w, n - j);
-        const bool pack = pack_all || columns < w;
-        const T* from = tb == Trans::no ? b + p0 * ldb + j : b + j * ldb + p0;
-        if (pack) {
-          if (tb == Trans::no)
-            pack_rows(depth, columns, from, ldb, panel);
-          else
-            pack_columns(depth, columns, from, ldb, panel);
+/// c = a op(b) + bias, or c +=, both operands packed.
+template <class T>
+void gemm_packed(Trans tb, Index m, Index n, Index k, const Matrix<T>& a, const T* b, Index ldb, T* c, Index ldc,
+                 bool accumulate, const T* bias_n) {
+  constexpr Index w = tile_columns<T>;
+  // A panel is used for each piece of a's rows: those of one piece take turns in one place, others are kept.
+  const Index panel_size = m > gemm_rows ? std::min(k, gemm_depth) * w : 0;
+  const Index panels = (std::min(n, gemm_columns) + w - 1) / w;
+  const Scratch<T> left(Cpu{}, left_size(std::min(m, gemm_rows)));
+  const Scratch<T> right(Cpu{}, std::max(gemm_depth * w, panels * panel_size));
+  alignas(64) T start[w] = {};
+
+  for_pieces(n, gemm_columns, [&](Index j0, Index width) {
+    for_pieces(k, gemm_depth, [&](Index p0, Index depth) {
+      for_pieces((m + tile_rows - 1) / tile_rows, gemm_rows / tile_rows, [&](Index tile, Index tiles) {
+        const Index i0 = tile * tile_rows, rows = std::min(tiles * tile_rows, m - i0);
+        pack_left(rows, depth, Matrix<T>{a.data + i0 * a.row + p0 * a.column, a.row, a.column}, left.data());
+        T* panel = right.data();
+        for (Index j = j0; j < j0 + width; j += w, panel += panel_size) {
+          const Index columns = std::min(w, j0 + width - j);
+          if (i0 == 0)
+            pack_panel(tb, depth, columns, tb == Trans::no ? b + p0 * ldb + j : b + j * ldb + p0, ldb, panel);
+          if (bias_n != nullptr)
+            for (Index l = 0; l < w; ++l) start[l] = p0 == 0 && l < columns ? bias_n[j + l] : T{0};
+          multiply_left(rows, columns, depth, left.data(), panel, start, c + i0 * ldc + j, ldc, accumulate || p0 > 0);
         }
-        if (bias_n != nullptr)
-          for (Index l = 0; l < w; ++l) start[l] = p0 == 0 && l < columns ? bias_n[j + l] : T{0};
-        const Matrix<T> left{whole.data + i0 * whole.row + p0 * whole.column, whole.row, whole.column};
-        T* const to = c + i0 * ldc + j;
-        if (pack && columns == w && bias_n == nullptr) {
-          if (ta == Trans::yes)
-            multiply_packed(rows, depth, Matrix<T, Fixed<1>, Index>{left.data, {}, lda}, panel, to, ldc, add);
-          else
-            multiply_packed(rows, depth, Matrix<T, Index, Fixed<1>>{left.data, lda, {}}, panel, to, ldc, add);
-          continue;
-        }
-        multiply_panel(rows, columns, depth, left, pack ? panel : from, pack ? packed : direct, start, to, ldc,
-                       add);
-      }
+      });
     });
-  };
-  if (k == 0)
-    block(0, 0);
-  else
-    for_pieces(k, gemm_depth, block);
+  });
+}
+
+/// `gemm` on one thread.
+template <class T>
+void gemm_alone(Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb, T* c,
+                Index ldc, bool accumulate, const T* bias_n) {
+  const Matrix<T> left{a, ta == Trans::no ? lda : 1, ta == Trans::no ? 1 : lda};
+  if (k == 0) {
+    for (Index i = 0; i < m; ++i)
+      for (Index j = 0; j < n; ++j)
+        c[i * ldc + j] = (accumulate ? c[i * ldc + j] : T{0}) + (bias_n == nullptr ? T{0} : bias_n[j]);
+  } else if (tb == Trans::yes && suits_few_rows<T>(m, n)) {
+    gemm_few_rows(m, n, k, left, b, ldb, c, ldc, accumulate, bias_n);
+  } else if (n <= 2 * tile_columns<T> || (tb == Trans::no && m <= 2 * tile_rows)) {
+    gemm_unpacked(tb, m, n, k, left, b, ldb, c, ldc, accumulate, bias_n);
+  } else {
+    gemm_packed(tb, m, n, k, left, b, ldb, c, ldc, accumulate, bias_n);
+  }
 }
 
 }  // namespace detail
@@ -34538,10 +34627,38 @@ class Segments {
     }
   }
 
+  /// to[p, j] = those pixels of from + offsets[p], for `depth` rows of `width` numbers: a loop for each usual number of
+  /// packets. Writes up to one packet more as well.
+  template <class T>
+  void gather_rows(Index depth, const T* from, const Index* offsets, Index width, T* to) const {
+    Index packets = 0;
+    for (Index i = 0; i < size_; ++i) packets += (all_[i].end - all_[i].begin + lanes<T> - 1) / lanes<T>;
+    if (packets == 2) return gather_packets<2>(depth, from, offsets, width, to);
+    if (packets == 3) return gather_packets<3>(depth, from, offsets, width, to);
+    if (packets == 4) return gather_packets<4>(depth, from, offsets, width, to);
+    for (Index p = 0; p < depth; ++p) gather(from + offsets[p], to + p * width);
+  }
+
  private:
   struct Segment {
     Index position, begin, end;
   };
+
+  template <int Count, class T>
+  void gather_packets(Index depth, const T* from, const Index* offsets, Index width, T* to) const {
+    Index source[Count], place[Count], packets = 0;
+    for (Index i = 0; i < size_; ++i)
+      for (Index j = all_[i].begin; j < all_[i].end; j += lanes<T>, ++packets) {
+        source[packets] = all_[i].position + j - all_[i].begin;
+        place[packets] = j;
+      }
+    for (Index p = 0; p < depth; ++p, to += width) {
+      const T* row = from + offsets[p];
+#pragma GCC unroll 4
+      for (int i = 0; i < Count; ++i) store(to + place[i], load(row + source[i], Whole<T>{}), Whole<T>{});
+    }
+  }
+
   Segment all_[256];
   Index size_ = 0;
 };
@@ -34644,7 +34761,7 @@ struct InputRaster {
 
 namespace chorus::kernels::detail {
 
-inline constexpr Index conv_depth = 256, conv_rows = 256, gather_rows = 24;
+inline constexpr Index conv_rows = gemm_depth / tile_rows * tile_rows, gather_rows = 24;
 
 constexpr Index round_up(Index n, Index unit) { return (n + unit - 1) / unit * unit; }
 
@@ -34661,31 +34778,33 @@ template <class T>
 void multiply_raster(bool gather, Index m, Index k, const Pixels& pixels, Matrix<T> a, const T* b, const Index* offsets,
                      T* c, Index c_row) {
   constexpr Index w = tile_columns<T>;
-  alignas(64) T panel[conv_depth * w + w];
-  alignas(64) constexpr T zeros[w] = {};
-  Index packed[conv_depth];
-  for (Index p = 0; p < conv_depth; ++p) packed[p] = p * w;
-  if (gather) std::fill_n(panel, conv_depth * w, T{0});
   const Runs runs = gather ? Runs{1, round_up(pixels.count(), w), 0} : runs_of(pixels, w);
-
-  const auto block = [&](Index p0, Index depth) {
-    for_pieces(m, conv_rows, [&](Index i, Index rows) {
-      for (Index run = 0; run < runs.count; ++run)
-        for (Index q = run * runs.pitch; q < run * runs.pitch + runs.length; q += w) {
-          const Matrix<T> left{a.data + i * a.row + p0 * a.column, a.row, a.column};
-          if (gather) {
-            const Segments segments(pixels, q, std::min(w, pixels.count() - q));
-            for (Index p = 0; p < depth; ++p) segments.gather(b + offsets[p0 + p], panel + p * w);
-          }
-          multiply_panel(rows, w, depth, left, gather ? panel : b + q, gather ? packed : offsets + p0, zeros,
-                         c + i * c_row + q, c_row, p0 > 0);
-        }
-    });
+  const auto for_positions = [&](const auto& multiply) {
+    for (Index run = 0; run < runs.count; ++run)
+      for (Index q = run * runs.pitch; q < run * runs.pitch + runs.length; q += w) multiply(q);
   };
-  if (k == 0)
-    block(0, 0);
-  else
-    for_pieces(k, conv_depth, block);
+  if (k == 0) {
+    for (Index i = 0; i < m; ++i) for_positions([&](Index q) { std::fill_n(c + i * c_row + q, w, T{0}); });
+    return;
+  }
+  alignas(64) T panel[gemm_depth * w + w];
+  if (gather) std::fill_n(panel, gemm_depth * w, T{0});
+  const Scratch<T> packed(Cpu{}, gather ? left_size(std::min(m, conv_rows)) : 0);
+  for_pieces(k, gemm_depth, [&](Index p0, Index depth) {
+    for_pieces((m + tile_rows - 1) / tile_rows, conv_rows / tile_rows, [&](Index tile, Index tiles) {
+      const Index i = tile * tile_rows, rows = std::min(tiles * tile_rows, m - i);
+      const Matrix<T> left{a.data + i * a.row + p0 * a.column, a.row, a.column};
+      if (gather) pack_left(rows, depth, left, packed.data());
+      for_positions([&](Index q) {
+        T* const to = c + i * c_row + q;
+        if (!gather)
+          return multiply_panel(rows, w, depth, left, b + q, offsets + p0, zero_columns<T>, to, c_row, p0 > 0);
+        const Segments segments(pixels, q, std::min(w, pixels.count() - q));
+        segments.gather_rows(depth, b, offsets + p0, w, panel);
+        multiply_left(rows, w, depth, packed.data(), panel, zero_columns<T>, to, c_row, p0 > 0);
+      });
+    });
+  });
 }
 
 /// c[i, j] += sum over the pixels q of a[i, q] * b[offsets[j] + position of q].
@@ -34693,18 +34812,18 @@ template <class T>
 void multiply_gathered(Index m, Index n, const Pixels& pixels, const T* a, Index a_row, const T* b,
                        const Index* offsets, T* c, Index c_row) {
   constexpr Index w = tile_columns<T>;
-  alignas(64) T columns[w * conv_depth + w], panel[conv_depth * w];
-  alignas(64) constexpr T zeros[w] = {};
-  Index packed[conv_depth];
-  for (Index p = 0; p < conv_depth; ++p) packed[p] = p * w;
-  for (Index j = 0; j < n; j += w)
-    for_pieces(pixels.count(), conv_depth, [&](Index q, Index depth) {
+  alignas(64) T columns[w * gemm_depth + w], panel[gemm_depth * w];
+  const Scratch<T> packed(Cpu{}, left_size(m));
+  for_pieces(pixels.count(), gemm_depth, [&](Index q, Index depth) {
+    pack_left(m, depth, Matrix<T>{a + q, a_row, 1}, packed.data());
+    const Segments segments(pixels, q, depth);
+    for (Index j = 0; j < n; j += w) {
       const Index width = std::min(w, n - j);
-      const Segments segments(pixels, q, depth);
-      for (Index l = 0; l < width; ++l) segments.gather(b + offsets[j + l], columns + l * conv_depth);
-      pack_columns(depth, width, columns, conv_depth, panel);
-      multiply_panel(m, width, depth, Matrix<T>{a + q, a_row, 1}, panel, packed, zeros, c + j, c_row, true);
-    });
+      for (Index l = 0; l < width; ++l) segments.gather(b + offsets[j + l], columns + l * gemm_depth);
+      pack_columns(depth, width, columns, gemm_depth, panel);
+      multiply_left(m, width, depth, packed.data(), panel, zero_columns<T>, c + j, c_row, true);
+    }
+  });
 }
 
 }  // namespace chorus::kernels::detail

@@ -73,6 +73,7 @@ TEST_CASE("gemm equals its definition across its block sizes") {
       compare<float>(ta, tb, 270, 300, 70, false, false, 2, random);
       compare<float>(ta, tb, 1, 1, 1000, true, false, 0, random);
       compare<double>(ta, tb, 260, 280, 258, true, true, 5, random);
+      compare<float>(ta, tb, 255, 2100, 259, true, true, 3, random);
     }
 }
 

@@ -1,11 +1,12 @@
 #pragma once
-/// Matrix products on the CPU, in the manner of BLIS (Van Zee, van de Geijn, 2015), but only `b` is packed: panels of
-/// it into the first-level cache. `a` is read one number at a time, so its layout doesn't matter. Where `a` is small
-/// and `b` transposed, they change places (gemm_few_rows.hpp).
+/// Matrix products on the CPU, in the manner of BLIS (Van Zee, van de Geijn, 2015): tiles of rows of `a` lie packed in
+/// the second-level cache, and a panel of columns of `b` in the first. Where c has few rows or columns, less is packed,
+/// or they change places (gemm_few_rows.hpp). Each number has the same bits in all ways.
 
 #include <chorus/core/threads.hpp>
 #include <chorus/kernels/cpu/gemm_few_rows.hpp>
 #include <chorus/kernels/cpu/pack.hpp>
+#include <chorus/kernels/cpu/scratch.hpp>
 #include <chorus/kernels/cpu/tile.hpp>
 #include <chorus/kernels/gemm.hpp>
 
@@ -13,58 +14,89 @@ namespace chorus::kernels {
 
 namespace detail {
 
-inline constexpr Index gemm_rows = 256;
+// Rows of a tile's left-hand side that the second-level cache holds, and columns of b that the third holds.
+inline constexpr Index gemm_rows = gemm_depth / tile_rows * tile_rows, gemm_columns = 2048;
 
-/// `gemm` on one thread.
+/// to[p, j] = op(b)[p, j], padded with zeros to `tile_columns`.
 template <class T>
-void gemm_alone(Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb, T* c,
-                Index ldc, bool accumulate, const T* bias_n) {
+void pack_panel(Trans tb, Index depth, Index columns, const T* b, Index ldb, T* to) {
+  tb == Trans::no ? pack_rows(depth, columns, b, ldb, to) : pack_columns(depth, columns, b, ldb, to);
+}
+
+/// c = a op(b) + bias, or c +=, for few rows or few columns of c: `a` as it lies, and `b` too where a panel of it would
+/// not be used often enough to repay its packing.
+template <class T>
+void gemm_unpacked(Trans tb, Index m, Index n, Index k, const Matrix<T>& a, const T* b, Index ldb, T* c, Index ldc,
+                   bool accumulate, const T* bias_n) {
   constexpr Index w = tile_columns<T>;
-  const Matrix<T> whole{a, ta == Trans::no ? lda : 1, ta == Trans::no ? 1 : lda};
-  if (tb == Trans::yes && k > 0 && suits_few_rows<T>(m, n))
-    return gemm_few_rows(m, n, k, whole, b, ldb, c, ldc, accumulate, bias_n);
   alignas(64) T panel[gemm_depth * w], start[w] = {};
   Index packed[gemm_depth], direct[gemm_depth];
   for (Index p = 0; p < std::min(k, gemm_depth); ++p) {
     packed[p] = p * w;
     direct[p] = p * ldb;
   }
-  // With few rows of c a panel is not used often enough to repay its packing.
-  const bool pack_all = tb == Trans::yes || m > 2 * tile_rows;
+  for_pieces(k, gemm_depth, [&](Index p0, Index depth) {
+    const Matrix<T> left{a.data + p0 * a.column, a.row, a.column};
+    for (Index j = 0; j < n; j += w) {
+      const Index columns = std::min(w, n - j);
+      const T* const from = tb == Trans::no ? b + p0 * ldb + j : b + j * ldb + p0;
+      const bool pack = columns < w || tb == Trans::yes || m > 2 * tile_rows;
+      if (pack) pack_panel(tb, depth, columns, from, ldb, panel);
+      if (bias_n != nullptr)
+        for (Index l = 0; l < w; ++l) start[l] = p0 == 0 && l < columns ? bias_n[j + l] : T{0};
+      multiply_panel(m, columns, depth, left, pack ? panel : from, pack ? packed : direct, start, c + j, ldc,
+                     accumulate || p0 > 0);
+    }
+  });
+}
 
-  const auto block = [&](Index p0, Index depth) {
-    const bool add = accumulate || p0 > 0;
-    for_pieces(m, gemm_rows, [&](Index i0, Index rows) {
-      for (Index j = 0; j < n; j += w) {
-        const Index columns = std::min(w, n - j);
-        const bool pack = pack_all || columns < w;
-        const T* from = tb == Trans::no ? b + p0 * ldb + j : b + j * ldb + p0;
-        if (pack) {
-          if (tb == Trans::no)
-            pack_rows(depth, columns, from, ldb, panel);
-          else
-            pack_columns(depth, columns, from, ldb, panel);
+/// c = a op(b) + bias, or c +=, both operands packed.
+template <class T>
+void gemm_packed(Trans tb, Index m, Index n, Index k, const Matrix<T>& a, const T* b, Index ldb, T* c, Index ldc,
+                 bool accumulate, const T* bias_n) {
+  constexpr Index w = tile_columns<T>;
+  // A panel is used for each piece of a's rows: those of one piece take turns in one place, others are kept.
+  const Index panel_size = m > gemm_rows ? std::min(k, gemm_depth) * w : 0;
+  const Index panels = (std::min(n, gemm_columns) + w - 1) / w;
+  const Scratch<T> left(Cpu{}, left_size(std::min(m, gemm_rows)));
+  const Scratch<T> right(Cpu{}, std::max(gemm_depth * w, panels * panel_size));
+  alignas(64) T start[w] = {};
+
+  for_pieces(n, gemm_columns, [&](Index j0, Index width) {
+    for_pieces(k, gemm_depth, [&](Index p0, Index depth) {
+      for_pieces((m + tile_rows - 1) / tile_rows, gemm_rows / tile_rows, [&](Index tile, Index tiles) {
+        const Index i0 = tile * tile_rows, rows = std::min(tiles * tile_rows, m - i0);
+        pack_left(rows, depth, Matrix<T>{a.data + i0 * a.row + p0 * a.column, a.row, a.column}, left.data());
+        T* panel = right.data();
+        for (Index j = j0; j < j0 + width; j += w, panel += panel_size) {
+          const Index columns = std::min(w, j0 + width - j);
+          if (i0 == 0)
+            pack_panel(tb, depth, columns, tb == Trans::no ? b + p0 * ldb + j : b + j * ldb + p0, ldb, panel);
+          if (bias_n != nullptr)
+            for (Index l = 0; l < w; ++l) start[l] = p0 == 0 && l < columns ? bias_n[j + l] : T{0};
+          multiply_left(rows, columns, depth, left.data(), panel, start, c + i0 * ldc + j, ldc, accumulate || p0 > 0);
         }
-        if (bias_n != nullptr)
-          for (Index l = 0; l < w; ++l) start[l] = p0 == 0 && l < columns ? bias_n[j + l] : T{0};
-        const Matrix<T> left{whole.data + i0 * whole.row + p0 * whole.column, whole.row, whole.column};
-        T* const to = c + i0 * ldc + j;
-        if (pack && columns == w && bias_n == nullptr) {
-          if (ta == Trans::yes)
-            multiply_packed(rows, depth, Matrix<T, Fixed<1>, Index>{left.data, {}, lda}, panel, to, ldc, add);
-          else
-            multiply_packed(rows, depth, Matrix<T, Index, Fixed<1>>{left.data, lda, {}}, panel, to, ldc, add);
-          continue;
-        }
-        multiply_panel(rows, columns, depth, left, pack ? panel : from, pack ? packed : direct, start, to, ldc,
-                       add);
-      }
+      });
     });
-  };
-  if (k == 0)
-    block(0, 0);
-  else
-    for_pieces(k, gemm_depth, block);
+  });
+}
+
+/// `gemm` on one thread.
+template <class T>
+void gemm_alone(Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb, T* c,
+                Index ldc, bool accumulate, const T* bias_n) {
+  const Matrix<T> left{a, ta == Trans::no ? lda : 1, ta == Trans::no ? 1 : lda};
+  if (k == 0) {
+    for (Index i = 0; i < m; ++i)
+      for (Index j = 0; j < n; ++j)
+        c[i * ldc + j] = (accumulate ? c[i * ldc + j] : T{0}) + (bias_n == nullptr ? T{0} : bias_n[j]);
+  } else if (tb == Trans::yes && suits_few_rows<T>(m, n)) {
+    gemm_few_rows(m, n, k, left, b, ldb, c, ldc, accumulate, bias_n);
+  } else if (n <= 2 * tile_columns<T> || (tb == Trans::no && m <= 2 * tile_rows)) {
+    gemm_unpacked(tb, m, n, k, left, b, ldb, c, ldc, accumulate, bias_n);
+  } else {
+    gemm_packed(tb, m, n, k, left, b, ldb, c, ldc, accumulate, bias_n);
+  }
 }
 
 }  // namespace detail

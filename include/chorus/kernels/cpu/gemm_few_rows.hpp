@@ -7,9 +7,6 @@
 
 namespace chorus::kernels::detail {
 
-/// Terms of a sum that are added up in registers, whichever way a product is computed.
-inline constexpr Index gemm_depth = 256;
-
 /// Whether `gemm_few_rows` is the faster way: to pack b would take as long as some of c's rows. The last panel of a's
 /// rows must be nearly full.
 template <class T>

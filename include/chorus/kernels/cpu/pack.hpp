@@ -1,11 +1,16 @@
 #pragma once
-/// Panels: the right-hand sides of `multiply_tile`, copied so that they are contiguous and in the first-level cache.
+/// The operands of matrix products, copied in the order in which they are multiplied: panels of the right-hand side
+/// into the first-level cache, tiles of the left-hand side's rows into the second.
 
 #include <algorithm>
 #include <chorus/kernels/cpu/tile.hpp>
 #include <chorus/kernels/cpu/transpose.hpp>
+#include <cstring>
 
 namespace chorus::kernels::detail {
+
+/// Terms of a sum that are added up in registers, whichever way a product is computed.
+inline constexpr Index gemm_depth = 256;
 
 /// to[p, j] = b[p, j] for `depth` rows of `columns` numbers, padded with zeros to `tile_columns`.
 template <class T>
@@ -58,5 +63,57 @@ void pack_columns(Index depth, Index columns, const T* b, Index b_row, T* to) {
   pack_side(depth, columns - w, b + w * b_row, b_row, to + w, 2 * w);
 }
 #pragma GCC diagnostic pop
+
+/// From one tile of a packed left-hand side to the next. What lies between them lets packets be stored whole, and keeps
+/// tiles out of each other's sets of a cache.
+inline constexpr Index left_pitch = gemm_depth * tile_rows + 16;
+
+/// How many numbers `rows` rows take, packed.
+constexpr Index left_size(Index rows) { return (rows + tile_rows - 1) / tile_rows * left_pitch; }
+
+/// to[i / tile_rows][p][i % tile_rows] = a[i, p] for `depth` columns, at most gemm_depth. One of a's strides is 1.
+template <class T>
+void pack_left(Index rows, Index depth, const Matrix<T>& a, T* to) {
+  if (a.column == 1) {
+    // From right to left: a packet may be wider than what is left of a tile; what follows is written later.
+    constexpr Index last = (tile_rows - 1) / lanes<T> * lanes<T>;
+    for (Index i = 0; i < rows; i += tile_rows, to += left_pitch)
+      for (Index side = last; side >= 0; side -= lanes<T>)
+        pack_side(depth, std::min<Index>(tile_rows, rows - i) - side, a.data + (i + side) * a.row, a.row, to + side,
+                  tile_rows);
+    return;
+  }
+  for (Index p = 0; p < depth; ++p, to += tile_rows) {
+    const T* from = a.data + p * a.column;
+    T* tile = to;
+    Index left = rows;
+    for (; left >= tile_rows; left -= tile_rows, from += tile_rows, tile += left_pitch)
+      std::memcpy(tile, from, tile_rows * sizeof(T));
+    for (Index l = 0; l < left; ++l) tile[l] = from[l];
+  }
+}
+
+/// c = a b + start, or c +=, for packed operands: `start` is one row, which is added to each. c is written no further
+/// than `columns`, at most tile_columns.
+template <class T>
+[[gnu::noinline]] void multiply_left(Index rows, Index columns, Index depth, const T* a, const T* b, const T* start,
+                                     T* c, Index c_row, bool accumulate) {
+  constexpr Index w = tile_columns<T>;
+  using Tile = Matrix<T, Fixed<1>, Fixed<tile_rows>>;
+  if (columns == w) {
+    for (; rows >= tile_rows; rows -= tile_rows, a += left_pitch, c += tile_rows * c_row)
+      multiply_packed_tile<tile_rows>(depth, Tile{a, {}, {}}, b, c, c_row, accumulate, start);
+    if (rows > 0) multiply_packed_rows<tile_rows - 1>(rows, depth, Tile{a, {}, {}}, b, c, c_row, accumulate, start);
+    return;
+  }
+  alignas(64) T edge[tile_rows * w];
+  for (; rows > 0; rows -= tile_rows, a += left_pitch, c += tile_rows * c_row) {
+    multiply_packed_tile<tile_rows>(depth, Tile{a, {}, {}}, b, edge, Fixed<w>{}, false, start);
+    for (Index i = 0; i < std::min<Index>(rows, tile_rows); ++i)
+      for_packets<T>(columns, [&](Index j, auto some) {
+        store(c + i * c_row + j, load(edge + i * w + j, some), some, accumulate);
+      });
+  }
+}
 
 }  // namespace chorus::kernels::detail

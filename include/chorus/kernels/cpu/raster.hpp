@@ -104,10 +104,38 @@ class Segments {
     }
   }
 
+  /// to[p, j] = those pixels of from + offsets[p], for `depth` rows of `width` numbers: a loop for each usual number of
+  /// packets. Writes up to one packet more as well.
+  template <class T>
+  void gather_rows(Index depth, const T* from, const Index* offsets, Index width, T* to) const {
+    Index packets = 0;
+    for (Index i = 0; i < size_; ++i) packets += (all_[i].end - all_[i].begin + lanes<T> - 1) / lanes<T>;
+    if (packets == 2) return gather_packets<2>(depth, from, offsets, width, to);
+    if (packets == 3) return gather_packets<3>(depth, from, offsets, width, to);
+    if (packets == 4) return gather_packets<4>(depth, from, offsets, width, to);
+    for (Index p = 0; p < depth; ++p) gather(from + offsets[p], to + p * width);
+  }
+
  private:
   struct Segment {
     Index position, begin, end;
   };
+
+  template <int Count, class T>
+  void gather_packets(Index depth, const T* from, const Index* offsets, Index width, T* to) const {
+    Index source[Count], place[Count], packets = 0;
+    for (Index i = 0; i < size_; ++i)
+      for (Index j = all_[i].begin; j < all_[i].end; j += lanes<T>, ++packets) {
+        source[packets] = all_[i].position + j - all_[i].begin;
+        place[packets] = j;
+      }
+    for (Index p = 0; p < depth; ++p, to += width) {
+      const T* row = from + offsets[p];
+#pragma GCC unroll 4
+      for (int i = 0; i < Count; ++i) store(to + place[i], load(row + source[i], Whole<T>{}), Whole<T>{});
+    }
+  }
+
   Segment all_[256];
   Index size_ = 0;
 };

@@ -5,11 +5,12 @@
 #include <algorithm>
 #include <chorus/kernels/cpu/pack.hpp>
 #include <chorus/kernels/cpu/raster.hpp>
+#include <chorus/kernels/cpu/scratch.hpp>
 #include <chorus/kernels/cpu/tile.hpp>
 
 namespace chorus::kernels::detail {
 
-inline constexpr Index conv_depth = 256, conv_rows = 256, gather_rows = 24;
+inline constexpr Index conv_rows = gemm_depth / tile_rows * tile_rows, gather_rows = 24;
 
 constexpr Index round_up(Index n, Index unit) { return (n + unit - 1) / unit * unit; }
 
@@ -26,31 +27,33 @@ template <class T>
 void multiply_raster(bool gather, Index m, Index k, const Pixels& pixels, Matrix<T> a, const T* b, const Index* offsets,
                      T* c, Index c_row) {
   constexpr Index w = tile_columns<T>;
-  alignas(64) T panel[conv_depth * w + w];
-  alignas(64) constexpr T zeros[w] = {};
-  Index packed[conv_depth];
-  for (Index p = 0; p < conv_depth; ++p) packed[p] = p * w;
-  if (gather) std::fill_n(panel, conv_depth * w, T{0});
   const Runs runs = gather ? Runs{1, round_up(pixels.count(), w), 0} : runs_of(pixels, w);
-
-  const auto block = [&](Index p0, Index depth) {
-    for_pieces(m, conv_rows, [&](Index i, Index rows) {
-      for (Index run = 0; run < runs.count; ++run)
-        for (Index q = run * runs.pitch; q < run * runs.pitch + runs.length; q += w) {
-          const Matrix<T> left{a.data + i * a.row + p0 * a.column, a.row, a.column};
-          if (gather) {
-            const Segments segments(pixels, q, std::min(w, pixels.count() - q));
-            for (Index p = 0; p < depth; ++p) segments.gather(b + offsets[p0 + p], panel + p * w);
-          }
-          multiply_panel(rows, w, depth, left, gather ? panel : b + q, gather ? packed : offsets + p0, zeros,
-                         c + i * c_row + q, c_row, p0 > 0);
-        }
-    });
+  const auto for_positions = [&](const auto& multiply) {
+    for (Index run = 0; run < runs.count; ++run)
+      for (Index q = run * runs.pitch; q < run * runs.pitch + runs.length; q += w) multiply(q);
   };
-  if (k == 0)
-    block(0, 0);
-  else
-    for_pieces(k, conv_depth, block);
+  if (k == 0) {
+    for (Index i = 0; i < m; ++i) for_positions([&](Index q) { std::fill_n(c + i * c_row + q, w, T{0}); });
+    return;
+  }
+  alignas(64) T panel[gemm_depth * w + w];
+  if (gather) std::fill_n(panel, gemm_depth * w, T{0});
+  const Scratch<T> packed(Cpu{}, gather ? left_size(std::min(m, conv_rows)) : 0);
+  for_pieces(k, gemm_depth, [&](Index p0, Index depth) {
+    for_pieces((m + tile_rows - 1) / tile_rows, conv_rows / tile_rows, [&](Index tile, Index tiles) {
+      const Index i = tile * tile_rows, rows = std::min(tiles * tile_rows, m - i);
+      const Matrix<T> left{a.data + i * a.row + p0 * a.column, a.row, a.column};
+      if (gather) pack_left(rows, depth, left, packed.data());
+      for_positions([&](Index q) {
+        T* const to = c + i * c_row + q;
+        if (!gather)
+          return multiply_panel(rows, w, depth, left, b + q, offsets + p0, zero_columns<T>, to, c_row, p0 > 0);
+        const Segments segments(pixels, q, std::min(w, pixels.count() - q));
+        segments.gather_rows(depth, b, offsets + p0, w, panel);
+        multiply_left(rows, w, depth, packed.data(), panel, zero_columns<T>, to, c_row, p0 > 0);
+      });
+    });
+  });
 }
 
 /// c[i, j] += sum over the pixels q of a[i, q] * b[offsets[j] + position of q].
@@ -58,18 +61,18 @@ template <class T>
 void multiply_gathered(Index m, Index n, const Pixels& pixels, const T* a, Index a_row, const T* b,
                        const Index* offsets, T* c, Index c_row) {
   constexpr Index w = tile_columns<T>;
-  alignas(64) T columns[w * conv_depth + w], panel[conv_depth * w];
-  alignas(64) constexpr T zeros[w] = {};
-  Index packed[conv_depth];
-  for (Index p = 0; p < conv_depth; ++p) packed[p] = p * w;
-  for (Index j = 0; j < n; j += w)
-    for_pieces(pixels.count(), conv_depth, [&](Index q, Index depth) {
+  alignas(64) T columns[w * gemm_depth + w], panel[gemm_depth * w];
+  const Scratch<T> packed(Cpu{}, left_size(m));
+  for_pieces(pixels.count(), gemm_depth, [&](Index q, Index depth) {
+    pack_left(m, depth, Matrix<T>{a + q, a_row, 1}, packed.data());
+    const Segments segments(pixels, q, depth);
+    for (Index j = 0; j < n; j += w) {
       const Index width = std::min(w, n - j);
-      const Segments segments(pixels, q, depth);
-      for (Index l = 0; l < width; ++l) segments.gather(b + offsets[j + l], columns + l * conv_depth);
-      pack_columns(depth, width, columns, conv_depth, panel);
-      multiply_panel(m, width, depth, Matrix<T>{a + q, a_row, 1}, panel, packed, zeros, c + j, c_row, true);
-    });
+      for (Index l = 0; l < width; ++l) segments.gather(b + offsets[j + l], columns + l * gemm_depth);
+      pack_columns(depth, width, columns, gemm_depth, panel);
+      multiply_left(m, width, depth, packed.data(), panel, zero_columns<T>, c + j, c_row, true);
+    }
+  });
 }
 
 }  // namespace chorus::kernels::detail

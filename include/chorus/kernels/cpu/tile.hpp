@@ -113,16 +113,21 @@ void multiply_panel(Index rows, Index columns, Index depth, Matrix<T> a, const T
   });
 }
 
+template <class T>
+alignas(64) inline constexpr T zero_columns[tile_columns<T>] = {};
+
 /// multiply_tile for a packed b: b[p, j] is at b[p * tile_columns + j]. It is part of its caller's loop, where strides
 /// that are Fixed leave registers to it: a call for each tile takes as long as 5 more terms of the sums.
 template <int Rows, class T, class Row, class Column, class CRow>
 [[gnu::always_inline]] inline void multiply_packed_tile(Index depth, Matrix<T, Row, Column> a, const T* b, T* c,
-                                                        CRow c_row, bool accumulate) {
+                                                        CRow c_row, bool accumulate,
+                                                        const T* start = zero_columns<T>) {
   constexpr Index w = lanes<T>;
   Packet<T> left[Rows], right[Rows];
 #pragma GCC unroll 8
   for (int i = 0; i < Rows; ++i) {
-    left[i] = right[i] = splat(T{0});
+    left[i] = load(start, Whole<T>{});
+    right[i] = load(start + w, Whole<T>{});
     fetch_ahead<true>(c + i * c_row, 2 * w);
   }
   for (const T* end = b + depth * 2 * w; b != end; b += 2 * w, a.data += a.column)
@@ -133,9 +138,9 @@ template <int Rows, class T, class Row, class Column, class CRow>
 /// The same for any number of rows up to `Most`.
 template <int Most, class T, class Row, class Column, class CRow>
 [[gnu::noinline]] void multiply_packed_rows(Index rows, Index depth, Matrix<T, Row, Column> a, const T* b, T* c,
-                                            CRow c_row, bool accumulate) {
-  if (rows == Most) return multiply_packed_tile<Most>(depth, a, b, c, c_row, accumulate);
-  if constexpr (Most > 1) multiply_packed_rows<Most - 1>(rows, depth, a, b, c, c_row, accumulate);
+                                            CRow c_row, bool accumulate, const T* start = zero_columns<T>) {
+  if (rows == Most) return multiply_packed_tile<Most>(depth, a, b, c, c_row, accumulate, start);
+  if constexpr (Most > 1) multiply_packed_rows<Most - 1>(rows, depth, a, b, c, c_row, accumulate, start);
 }
 
 /// c[i, j] = sum over p of a[i, p] * b[p, j], or +=, for any number of rows, `tile_columns` columns and a packed b.
