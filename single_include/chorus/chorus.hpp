@@ -37816,7 +37816,7 @@ template <class T>
 void group_norm_forward(Cpu, const GroupShape& shape, const T* x, const T* weight, const T* bias, double eps, T* y,
                         T* statistics);
 
-/// dx as in layer_norm_backward_input, dweight = sum over batch and inner of dy * (x - mean) * invstd, dbias = sum of
+/// dx as in layer_norm_backward, dweight = sum over batch and inner of dy * (x - mean) * invstd, dbias = sum of
 /// dy. Each may be null. Overwrites, or adds where `accumulate` (of dx, dweight, dbias) says so.
 template <class T>
 void group_norm_backward(Cpu device, const GroupShape& shape, const T* x, const T* weight, const T* dy,
@@ -37848,16 +37848,11 @@ template <class T>
 void layer_norm_forward(Cpu, Index rows, Index columns, const T* x, const T* weight, const T* bias, double eps, T* y,
                         T* statistics);
 
-/// With g = dy * weight and u = (x - mean) * invstd: dx = invstd * (g - mean(g) - u * mean(g * u)). Overwrites dx, or
-/// adds.
+/// With g = dy * weight and u = (x - mean) * invstd: dx = invstd * (g - mean(g) - u * mean(g * u)), dweight = sum over
+/// rows of dy * u, dbias = sum of dy. Each may be null. Overwrites, or adds where `accumulate` of it is true.
 template <class T>
-void layer_norm_backward_input(Cpu, Index rows, Index columns, const T* x, const T* weight, const T* dy,
-                               const T* statistics, T* dx, bool accumulate);
-
-/// dweight = sum over rows of dy * (x - mean) * invstd, dbias = sum of dy. Either may be null. Overwrite, or add.
-template <class T>
-void layer_norm_backward_affine(Cpu, Index rows, Index columns, const T* x, const T* dy, const T* statistics,
-                                T* dweight, T* dbias, bool accumulate_weight, bool accumulate_bias);
+void layer_norm_backward(Cpu device, Index rows, Index columns, const T* x, const T* weight, const T* dy,
+                         const T* statistics, T* dx, T* dweight, T* dbias, const bool (&accumulate)[3]);
 
 }  // namespace chorus::kernels
 
@@ -37960,18 +37955,15 @@ void layer_norm_forward(Cuda device, Index rows, Index columns, const T* x, cons
 }
 
 template <class T, class S>
-void layer_norm_backward_input(Cuda device, Index rows, Index columns, const T* x, const S* weight, const T* dy,
-                               const S* statistics, T* dx, bool accumulate) {
-  cuda::for_lines(device, "layer_norm gradient", AxisShape{rows, columns, 1},
-                  cuda::LayerNormGradient<T, S>{rows, x, dy, weight, statistics, dx, accumulate});
-}
-
-template <class T, class S>
-void layer_norm_backward_affine(Cuda device, Index rows, Index columns, const T* x, const T* dy, const S* statistics,
-                                S* dweight, S* dbias, bool accumulate_weight, bool accumulate_bias) {
-  cuda::reduce<cuda::Pair>(device, "layer_norm gradient", columns, rows, true,
-                           cuda::LayerNormAffineGradient<T, S>{rows, columns, x, dy, statistics, dweight, dbias,
-                                                               accumulate_weight, accumulate_bias});
+void layer_norm_backward(Cuda device, Index rows, Index columns, const T* x, const S* weight, const T* dy,
+                         const S* statistics, T* dx, S* dweight, S* dbias, const bool (&accumulate)[3]) {
+  if (dweight != nullptr || dbias != nullptr)
+    cuda::reduce<cuda::Pair>(device, "layer_norm gradient", columns, rows, true,
+                             cuda::LayerNormAffineGradient<T, S>{rows, columns, x, dy, statistics, dweight, dbias,
+                                                                 accumulate[1], accumulate[2]});
+  if (dx != nullptr)
+    cuda::for_lines(device, "layer_norm gradient", AxisShape{rows, columns, 1},
+                    cuda::LayerNormGradient<T, S>{rows, x, dy, weight, statistics, dx, accumulate[0]});
 }
 
 }  // namespace chorus::kernels
@@ -38019,84 +38011,66 @@ void layer_norm_forward(Cpu, Index rows, Index columns, const T* x, const T* wei
   });
 }
 
+namespace detail {
+/// Rows whose sums for dweight and dbias are made one after the other, and added up in pairs then.
+inline constexpr Index affine_rows = 32;
+}  // namespace detail
+
 template <class T>
-void layer_norm_backward_input(Cpu, Index rows, Index columns, const T* x, const T* weight, const T* dy,
-                               const T* statistics, T* dx, bool accumulate) {
+void layer_norm_backward(Cpu device, Index rows, Index columns, const T* x, const T* weight, const T* dy,
+                         const T* statistics, T* dx, T* dweight, T* dbias, const bool (&accumulate)[3]) {
   const auto n = splat(static_cast<T>(columns));
-  for_lines<T>(AxisShape{rows, columns, 1}, [&](const auto& line) {
+  const bool affine = dweight != nullptr || dbias != nullptr;
+  const Index blocks = (rows + detail::affine_rows - 1) / detail::affine_rows;
+  // Of each block: the sums of dy * (x - mean) * invstd, and those of dy.
+  const Scratch<T> sums(device, affine ? 2 * std::max<Index>(blocks, 1) * columns : 0);
+  if (affine) std::fill_n(sums.data(), 2 * std::max<Index>(blocks, 1) * columns, T{0});
+
+  const auto go_back = [&](Index row, T* scaled) {
+    const detail::RowBlock<T> line{{row * columns, row, columns}, 1, 0};
     const auto mean = line.load_result(statistics), invstd = line.load_result(statistics + rows);
     const auto gradient = [&](Index i, auto count) {
       const auto g = load(dy + i, count);
       return weight == nullptr ? g : pmul(g, load(weight + (i - line.at), count));
     };
     const auto normalized = [&](Index i, auto count) { return pmul(psub(load(x + i, count), mean), invstd); };
-    const auto a = Eigen::internal::pdiv(line.reduce(Sum<T>{}, gradient), n);
-    const auto b = Eigen::internal::pdiv(
-        line.reduce(Sum<T>{}, [&](Index i, auto count) { return pmul(gradient(i, count), normalized(i, count)); }), n);
-    line.each([&](Index i, auto count) {
-      const auto d = psub(psub(gradient(i, count), a), pmul(normalized(i, count), b));
-      store(dx + i, pmul(d, invstd), count, accumulate);
-    });
-  });
-}
-
-namespace detail {
-/// The columns whose sums are made at a time: they stay in the first-level cache while rows go by.
-inline constexpr Index affine_columns = 256;
-
-/// scaled[j] = the sum over the rows [begin, end) of dy * (x - mean) * invstd, plain[j] = that of dy, in the order of
-/// reduce_rows. x and dy begin at the columns that are summed, `pitch` is the length of their rows.
-template <class T>
-void sum_affine(Index begin, Index end, Index columns, Index pitch, const T* x, const T* dy, const T* mean,
-                const T* invstd, T* scaled, T* plain) {
-  constexpr Index block = 64;
-  if (end - begin > block) {
-    const Index middle = begin + ((end - begin) / block + 1) / 2 * block;
-    T second[2][affine_columns];
-    sum_affine(begin, middle, columns, pitch, x, dy, mean, invstd, scaled, plain);
-    sum_affine(middle, end, columns, pitch, x, dy, mean, invstd, second[0], second[1]);
-    for_packets<T>(columns, [=, a = &second[0][0], b = &second[1][0]](Index j, auto count) {
-      store(scaled + j, load(a + j, count), count, true);
-      store(plain + j, load(b + j, count), count, true);
-    });
-    return;
-  }
-  std::fill_n(scaled, columns, T{0});
-  std::fill_n(plain, columns, T{0});
-  const auto add_rows = [&](Index i, auto rows) {
-    for_packets<T>(columns, [=](Index j, auto count) {
-      auto a = load(scaled + j, count), b = load(plain + j, count);
-      for (Index r = i; r < i + rows; ++r) {
-        const auto d = psub(load(x + r * pitch + j, count), splat(mean[r])), g = load(dy + r * pitch + j, count);
-        a = padd(a, pmul(g, pmul(d, splat(invstd[r]))));
-        b = padd(b, g);
-      }
-      store(scaled + j, a, count);
-      store(plain + j, b, count);
-    });
-  };
-  Index i = begin;
-  for (; i + 4 <= end; i += 4) add_rows(i, std::integral_constant<Index, 4>{});
-  for (; i < end; ++i) add_rows(i, std::integral_constant<Index, 1>{});
-}
-}  // namespace detail
-
-template <class T>
-void layer_norm_backward_affine(Cpu, Index rows, Index columns, const T* x, const T* dy, const T* statistics,
-                                T* dweight, T* dbias, bool accumulate_weight, bool accumulate_bias) {
-  const Index least = thread_elements / std::max<Index>(1, rows) + lanes<T>;
-  parallel_ranges(columns, lanes<T>, least, [&](Index first, Index number) {
-    T scaled[detail::affine_columns], plain[detail::affine_columns];
-    for (Index at = first; at < first + number; at += detail::affine_columns) {
-      const Index n = std::min(detail::affine_columns, first + number - at);
-      detail::sum_affine(Index{0}, rows, n, columns, x + at, dy + at, statistics, statistics + rows, scaled, plain);
-      const auto put = [n](T* to, const T* sums, bool accumulate) {
-        for_packets<T>(n, [=](Index j, auto count) { store(to + j, load(sums + j, count), count, accumulate); });
-      };
-      if (dweight != nullptr) put(dweight + at, scaled, accumulate_weight);
-      if (dbias != nullptr) put(dbias + at, plain, accumulate_bias);
+    if (dx != nullptr) {
+      const auto both = detail::sum_pairs(line, [&](Index i, auto count) {
+        const auto g = gradient(i, count);
+        return detail::TwoSums<T>{g, pmul(g, normalized(i, count))};
+      });
+      const auto a = Eigen::internal::pdiv(both.a, n), b = Eigen::internal::pdiv(both.b, n);
+      line.each([&](Index i, auto count) {
+        const auto d = psub(psub(gradient(i, count), a), pmul(normalized(i, count), b));
+        store(dx + i, pmul(d, invstd), count, accumulate[0]);
+      });
     }
+    if (affine)
+      line.each([&](Index i, auto count) {
+        const auto g = load(dy + i, count);
+        store(scaled + (i - line.at), pmul(g, normalized(i, count)), count, true);
+        store(scaled + columns + (i - line.at), g, count, true);
+      });
+  };
+  const Index least = thread_elements / std::max<Index>(1, detail::affine_rows * columns) + 1;
+  parallel_ranges(blocks, 1, least, [&](Index first, Index count) {
+    for (Index block = first; block < first + count; ++block)
+      for (Index row = block * detail::affine_rows; row < std::min(rows, (block + 1) * detail::affine_rows); ++row)
+        go_back(row, sums.data() + block * 2 * columns);
   });
+  if (!affine) return;
+  for (Index step = 1; step < blocks; step *= 2)
+    for (Index block = 0; block + step < blocks; block += 2 * step)
+      for_packets<T>(2 * columns, [to = sums.data() + block * 2 * columns,
+                                   from = sums.data() + (block + step) * 2 * columns](Index j, auto count) {
+        store(to + j, load(from + j, count), count, true);
+      });
+  const auto put = [&](T* to, const T* from, bool add) {
+    if (to == nullptr) return;
+    for_packets<T>(columns, [=](Index j, auto count) { store(to + j, load(from + j, count), count, add); });
+  };
+  put(dweight, sums.data(), accumulate[1]);
+  put(dbias, sums.data() + columns, accumulate[2]);
 }
 
 }  // namespace chorus::kernels
@@ -38198,16 +38172,11 @@ template <class T>
 void layer_norm_forward(Cpu, Index rows, Index columns, const T* x, const T* weight, const T* bias, double eps, T* y,
                         T* statistics);
 
-/// With g = dy * weight and u = (x - mean) * invstd: dx = invstd * (g - mean(g) - u * mean(g * u)). Overwrites dx, or
-/// adds.
+/// With g = dy * weight and u = (x - mean) * invstd: dx = invstd * (g - mean(g) - u * mean(g * u)), dweight = sum over
+/// rows of dy * u, dbias = sum of dy. Each may be null. Overwrites, or adds where `accumulate` of it is true.
 template <class T>
-void layer_norm_backward_input(Cpu, Index rows, Index columns, const T* x, const T* weight, const T* dy,
-                               const T* statistics, T* dx, bool accumulate);
-
-/// dweight = sum over rows of dy * (x - mean) * invstd, dbias = sum of dy. Either may be null. Overwrite, or add.
-template <class T>
-void layer_norm_backward_affine(Cpu, Index rows, Index columns, const T* x, const T* dy, const T* statistics,
-                                T* dweight, T* dbias, bool accumulate_weight, bool accumulate_bias);
+void layer_norm_backward(Cpu device, Index rows, Index columns, const T* x, const T* weight, const T* dy,
+                         const T* statistics, T* dx, T* dweight, T* dbias, const bool (&accumulate)[3]);
 
 }  // namespace chorus::kernels
 
@@ -38310,18 +38279,15 @@ void layer_norm_forward(Cuda device, Index rows, Index columns, const T* x, cons
 }
 
 template <class T, class S>
-void layer_norm_backward_input(Cuda device, Index rows, Index columns, const T* x, const S* weight, const T* dy,
-                               const S* statistics, T* dx, bool accumulate) {
-  cuda::for_lines(device, "layer_norm gradient", AxisShape{rows, columns, 1},
-                  cuda::LayerNormGradient<T, S>{rows, x, dy, weight, statistics, dx, accumulate});
-}
-
-template <class T, class S>
-void layer_norm_backward_affine(Cuda device, Index rows, Index columns, const T* x, const T* dy, const S* statistics,
-                                S* dweight, S* dbias, bool accumulate_weight, bool accumulate_bias) {
-  cuda::reduce<cuda::Pair>(device, "layer_norm gradient", columns, rows, true,
-                           cuda::LayerNormAffineGradient<T, S>{rows, columns, x, dy, statistics, dweight, dbias,
-                                                               accumulate_weight, accumulate_bias});
+void layer_norm_backward(Cuda device, Index rows, Index columns, const T* x, const S* weight, const T* dy,
+                         const S* statistics, T* dx, S* dweight, S* dbias, const bool (&accumulate)[3]) {
+  if (dweight != nullptr || dbias != nullptr)
+    cuda::reduce<cuda::Pair>(device, "layer_norm gradient", columns, rows, true,
+                             cuda::LayerNormAffineGradient<T, S>{rows, columns, x, dy, statistics, dweight, dbias,
+                                                                 accumulate[1], accumulate[2]});
+  if (dx != nullptr)
+    cuda::for_lines(device, "layer_norm gradient", AxisShape{rows, columns, 1},
+                    cuda::LayerNormGradient<T, S>{rows, x, dy, weight, statistics, dx, accumulate[0]});
 }
 
 }  // namespace chorus::kernels
@@ -38381,26 +38347,18 @@ auto recorded_layer_norm(const X& x, const W& weight, const B& bias, double eps)
       operations::LayerNorm{rows, columns, eps}, std::move(out),
       [saved = Saved(input), w = Saved(w), statistics, device, rows, columns](const auto& dy, auto dx, auto dw,
                                                                               auto db) {
-        if (dw || db) {
-          T* grads[2] = {};
-          bool accumulate[2] = {};
-          const auto want = [&](std::size_t i, auto node) {
-            if (!node) return;
-            const auto target = node->target();
-            grads[i] = target.data();
-            accumulate[i] = target.accumulate;
-          };
-          want(0, dw);
-          want(1, db);
-          kernels::layer_norm_backward_affine(device, rows, columns, saved.read("layer_norm").data(), dy.data(),
-                                              statistics.data(), grads[0], grads[1], accumulate[0], accumulate[1]);
-        }
-        if (dx) {
-          const auto [grad, accumulate] = dx->target();
-          kernels::layer_norm_backward_input(device, rows, columns, saved.read("layer_norm").data(),
-                                             w.read("layer_norm").data(), dy.data(), statistics.data(), grad.data(),
-                                             accumulate);
-        }
+        T* affine[2] = {};
+        bool accumulate[3] = {};
+        const auto target = [&](std::size_t i, auto node) {
+          const auto to = node->target();
+          accumulate[i] = to.accumulate;
+          return to.data();
+        };
+        if (dw) affine[0] = target(1, dw);
+        if (db) affine[1] = target(2, db);
+        kernels::layer_norm_backward(device, rows, columns, saved.read("layer_norm").data(),
+                                     dx ? w.read("layer_norm").data() : nullptr, dy.data(), statistics.data(),
+                                     dx ? target(0, dx) : nullptr, affine[0], affine[1], accumulate);
       },
       x, weight, bias);
 }
@@ -59497,8 +59455,7 @@ struct Floating {
       erased(&batch_norm_backward_train<T>),
       erased(&batch_norm_backward_eval<T>),
       erased(&layer_norm_forward<T>),
-      erased(&layer_norm_backward_input<T>),
-      erased(&layer_norm_backward_affine<T>),
+      erased(&layer_norm_backward<T>),
       erased(&group_norm_forward<T>),
       erased(&group_norm_backward<T>),
       erased(&softmax_forward<T>),

@@ -110,8 +110,8 @@ void layer_norms(Index rows, Index columns, bool affine, bool accumulate) {
   const auto body = [&](auto device, T* x, T* dy, T* w, T* b, T* y, T* statistics, T* dx, T* dw, T* db) {
     if (!affine) w = b = nullptr;
     kernels::layer_norm_forward(device, rows, columns, x, w, b, 1e-5, y, statistics);
-    kernels::layer_norm_backward_input(device, rows, columns, x, w, dy, statistics, dx, accumulate);
-    kernels::layer_norm_backward_affine(device, rows, columns, x, dy, statistics, dw, db, accumulate, !accumulate);
+    kernels::layer_norm_backward(device, rows, columns, x, w, dy, statistics, dx, dw, db,
+                                 {accumulate, accumulate, !accumulate});
   };
   compare(1e-4, body, numbers<T>(count, 1), numbers<T>(count, 2), numbers<T>(columns, 3), numbers<T>(columns, 4),
           numbers<T>(count, 5), numbers<T>(2 * rows, 6), numbers<T>(count, 7), numbers<T>(columns, 8),

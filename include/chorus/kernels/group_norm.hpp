@@ -17,7 +17,7 @@ template <class T>
 void group_norm_forward(Cpu, const GroupShape& shape, const T* x, const T* weight, const T* bias, double eps, T* y,
                         T* statistics);
 
-/// dx as in layer_norm_backward_input, dweight = sum over batch and inner of dy * (x - mean) * invstd, dbias = sum of
+/// dx as in layer_norm_backward, dweight = sum over batch and inner of dy * (x - mean) * invstd, dbias = sum of
 /// dy. Each may be null. Overwrites, or adds where `accumulate` (of dx, dweight, dbias) says so.
 template <class T>
 void group_norm_backward(Cpu device, const GroupShape& shape, const T* x, const T* weight, const T* dy,

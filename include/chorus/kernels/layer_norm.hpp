@@ -12,16 +12,11 @@ template <class T>
 void layer_norm_forward(Cpu, Index rows, Index columns, const T* x, const T* weight, const T* bias, double eps, T* y,
                         T* statistics);
 
-/// With g = dy * weight and u = (x - mean) * invstd: dx = invstd * (g - mean(g) - u * mean(g * u)). Overwrites dx, or
-/// adds.
+/// With g = dy * weight and u = (x - mean) * invstd: dx = invstd * (g - mean(g) - u * mean(g * u)), dweight = sum over
+/// rows of dy * u, dbias = sum of dy. Each may be null. Overwrites, or adds where `accumulate` of it is true.
 template <class T>
-void layer_norm_backward_input(Cpu, Index rows, Index columns, const T* x, const T* weight, const T* dy,
-                               const T* statistics, T* dx, bool accumulate);
-
-/// dweight = sum over rows of dy * (x - mean) * invstd, dbias = sum of dy. Either may be null. Overwrite, or add.
-template <class T>
-void layer_norm_backward_affine(Cpu, Index rows, Index columns, const T* x, const T* dy, const T* statistics,
-                                T* dweight, T* dbias, bool accumulate_weight, bool accumulate_bias);
+void layer_norm_backward(Cpu device, Index rows, Index columns, const T* x, const T* weight, const T* dy,
+                         const T* statistics, T* dx, T* dweight, T* dbias, const bool (&accumulate)[3]);
 
 }  // namespace chorus::kernels
 

@@ -61,26 +61,18 @@ auto recorded_layer_norm(const X& x, const W& weight, const B& bias, double eps)
       operations::LayerNorm{rows, columns, eps}, std::move(out),
       [saved = Saved(input), w = Saved(w), statistics, device, rows, columns](const auto& dy, auto dx, auto dw,
                                                                               auto db) {
-        if (dw || db) {
-          T* grads[2] = {};
-          bool accumulate[2] = {};
-          const auto want = [&](std::size_t i, auto node) {
-            if (!node) return;
-            const auto target = node->target();
-            grads[i] = target.data();
-            accumulate[i] = target.accumulate;
-          };
-          want(0, dw);
-          want(1, db);
-          kernels::layer_norm_backward_affine(device, rows, columns, saved.read("layer_norm").data(), dy.data(),
-                                              statistics.data(), grads[0], grads[1], accumulate[0], accumulate[1]);
-        }
-        if (dx) {
-          const auto [grad, accumulate] = dx->target();
-          kernels::layer_norm_backward_input(device, rows, columns, saved.read("layer_norm").data(),
-                                             w.read("layer_norm").data(), dy.data(), statistics.data(), grad.data(),
-                                             accumulate);
-        }
+        T* affine[2] = {};
+        bool accumulate[3] = {};
+        const auto target = [&](std::size_t i, auto node) {
+          const auto to = node->target();
+          accumulate[i] = to.accumulate;
+          return to.data();
+        };
+        if (dw) affine[0] = target(1, dw);
+        if (db) affine[1] = target(2, db);
+        kernels::layer_norm_backward(device, rows, columns, saved.read("layer_norm").data(),
+                                     dx ? w.read("layer_norm").data() : nullptr, dy.data(), statistics.data(),
+                                     dx ? target(0, dx) : nullptr, affine[0], affine[1], accumulate);
       },
       x, weight, bias);
 }

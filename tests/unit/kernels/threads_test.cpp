@@ -78,10 +78,8 @@ TEST_CASE("normalisation and pooling give the same bits on any number of threads
   check_same([&] {
     auto y = zeros(count), statistics = zeros(2 * 343), dx = zeros(count), dw = zeros(300), db = zeros(300);
     kernels::layer_norm_forward<float>(Cpu{}, 343, 300, x.data(), nullptr, nullptr, 1e-5, y.data(), statistics.data());
-    kernels::layer_norm_backward_input<float>(Cpu{}, 343, 300, x.data(), nullptr, dy.data(), statistics.data(),
-                                              dx.data(), false);
-    kernels::layer_norm_backward_affine<float>(Cpu{}, 343, 300, x.data(), dy.data(), statistics.data(), dw.data(),
-                                               db.data(), false, false);
+    kernels::layer_norm_backward<float>(Cpu{}, 343, 300, x.data(), nullptr, dy.data(), statistics.data(), dx.data(),
+                                        dw.data(), db.data(), {});
     for (const auto* part : {&dx, &dw, &db}) y.insert(y.end(), part->begin(), part->end());
     return y;
   });

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <chorus/kernels/cpu/axis_lines.hpp>
+#include <chorus/kernels/cpu/batch_pieces.hpp>
+#include <chorus/kernels/cpu/scratch.hpp>
 #include <chorus/kernels/layer_norm.hpp>
 #include <cmath>
 #include <limits>
@@ -48,84 +50,66 @@ void layer_norm_forward(Cpu, Index rows, Index columns, const T* x, const T* wei
   });
 }
 
+namespace detail {
+/// Rows whose sums for dweight and dbias are made one after the other, and added up in pairs then.
+inline constexpr Index affine_rows = 32;
+}  // namespace detail
+
 template <class T>
-void layer_norm_backward_input(Cpu, Index rows, Index columns, const T* x, const T* weight, const T* dy,
-                               const T* statistics, T* dx, bool accumulate) {
+void layer_norm_backward(Cpu device, Index rows, Index columns, const T* x, const T* weight, const T* dy,
+                         const T* statistics, T* dx, T* dweight, T* dbias, const bool (&accumulate)[3]) {
   const auto n = splat(static_cast<T>(columns));
-  for_lines<T>(AxisShape{rows, columns, 1}, [&](const auto& line) {
+  const bool affine = dweight != nullptr || dbias != nullptr;
+  const Index blocks = (rows + detail::affine_rows - 1) / detail::affine_rows;
+  // Of each block: the sums of dy * (x - mean) * invstd, and those of dy.
+  const Scratch<T> sums(device, affine ? 2 * std::max<Index>(blocks, 1) * columns : 0);
+  if (affine) std::fill_n(sums.data(), 2 * std::max<Index>(blocks, 1) * columns, T{0});
+
+  const auto go_back = [&](Index row, T* scaled) {
+    const detail::RowBlock<T> line{{row * columns, row, columns}, 1, 0};
     const auto mean = line.load_result(statistics), invstd = line.load_result(statistics + rows);
     const auto gradient = [&](Index i, auto count) {
       const auto g = load(dy + i, count);
       return weight == nullptr ? g : pmul(g, load(weight + (i - line.at), count));
     };
     const auto normalized = [&](Index i, auto count) { return pmul(psub(load(x + i, count), mean), invstd); };
-    const auto a = Eigen::internal::pdiv(line.reduce(Sum<T>{}, gradient), n);
-    const auto b = Eigen::internal::pdiv(
-        line.reduce(Sum<T>{}, [&](Index i, auto count) { return pmul(gradient(i, count), normalized(i, count)); }), n);
-    line.each([&](Index i, auto count) {
-      const auto d = psub(psub(gradient(i, count), a), pmul(normalized(i, count), b));
-      store(dx + i, pmul(d, invstd), count, accumulate);
-    });
-  });
-}
-
-namespace detail {
-/// The columns whose sums are made at a time: they stay in the first-level cache while rows go by.
-inline constexpr Index affine_columns = 256;
-
-/// scaled[j] = the sum over the rows [begin, end) of dy * (x - mean) * invstd, plain[j] = that of dy, in the order of
-/// reduce_rows. x and dy begin at the columns that are summed, `pitch` is the length of their rows.
-template <class T>
-void sum_affine(Index begin, Index end, Index columns, Index pitch, const T* x, const T* dy, const T* mean,
-                const T* invstd, T* scaled, T* plain) {
-  constexpr Index block = 64;
-  if (end - begin > block) {
-    const Index middle = begin + ((end - begin) / block + 1) / 2 * block;
-    T second[2][affine_columns];
-    sum_affine(begin, middle, columns, pitch, x, dy, mean, invstd, scaled, plain);
-    sum_affine(middle, end, columns, pitch, x, dy, mean, invstd, second[0], second[1]);
-    for_packets<T>(columns, [=, a = &second[0][0], b = &second[1][0]](Index j, auto count) {
-      store(scaled + j, load(a + j, count), count, true);
-      store(plain + j, load(b + j, count), count, true);
-    });
-    return;
-  }
-  std::fill_n(scaled, columns, T{0});
-  std::fill_n(plain, columns, T{0});
-  const auto add_rows = [&](Index i, auto rows) {
-    for_packets<T>(columns, [=](Index j, auto count) {
-      auto a = load(scaled + j, count), b = load(plain + j, count);
-      for (Index r = i; r < i + rows; ++r) {
-        const auto d = psub(load(x + r * pitch + j, count), splat(mean[r])), g = load(dy + r * pitch + j, count);
-        a = padd(a, pmul(g, pmul(d, splat(invstd[r]))));
-        b = padd(b, g);
-      }
-      store(scaled + j, a, count);
-      store(plain + j, b, count);
-    });
-  };
-  Index i = begin;
-  for (; i + 4 <= end; i += 4) add_rows(i, std::integral_constant<Index, 4>{});
-  for (; i < end; ++i) add_rows(i, std::integral_constant<Index, 1>{});
-}
-}  // namespace detail
-
-template <class T>
-void layer_norm_backward_affine(Cpu, Index rows, Index columns, const T* x, const T* dy, const T* statistics,
-                                T* dweight, T* dbias, bool accumulate_weight, bool accumulate_bias) {
-  const Index least = thread_elements / std::max<Index>(1, rows) + lanes<T>;
-  parallel_ranges(columns, lanes<T>, least, [&](Index first, Index number) {
-    T scaled[detail::affine_columns], plain[detail::affine_columns];
-    for (Index at = first; at < first + number; at += detail::affine_columns) {
-      const Index n = std::min(detail::affine_columns, first + number - at);
-      detail::sum_affine(Index{0}, rows, n, columns, x + at, dy + at, statistics, statistics + rows, scaled, plain);
-      const auto put = [n](T* to, const T* sums, bool accumulate) {
-        for_packets<T>(n, [=](Index j, auto count) { store(to + j, load(sums + j, count), count, accumulate); });
-      };
-      if (dweight != nullptr) put(dweight + at, scaled, accumulate_weight);
-      if (dbias != nullptr) put(dbias + at, plain, accumulate_bias);
+    if (dx != nullptr) {
+      const auto both = detail::sum_pairs(line, [&](Index i, auto count) {
+        const auto g = gradient(i, count);
+        return detail::TwoSums<T>{g, pmul(g, normalized(i, count))};
+      });
+      const auto a = Eigen::internal::pdiv(both.a, n), b = Eigen::internal::pdiv(both.b, n);
+      line.each([&](Index i, auto count) {
+        const auto d = psub(psub(gradient(i, count), a), pmul(normalized(i, count), b));
+        store(dx + i, pmul(d, invstd), count, accumulate[0]);
+      });
     }
+    if (affine)
+      line.each([&](Index i, auto count) {
+        const auto g = load(dy + i, count);
+        store(scaled + (i - line.at), pmul(g, normalized(i, count)), count, true);
+        store(scaled + columns + (i - line.at), g, count, true);
+      });
+  };
+  const Index least = thread_elements / std::max<Index>(1, detail::affine_rows * columns) + 1;
+  parallel_ranges(blocks, 1, least, [&](Index first, Index count) {
+    for (Index block = first; block < first + count; ++block)
+      for (Index row = block * detail::affine_rows; row < std::min(rows, (block + 1) * detail::affine_rows); ++row)
+        go_back(row, sums.data() + block * 2 * columns);
   });
+  if (!affine) return;
+  for (Index step = 1; step < blocks; step *= 2)
+    for (Index block = 0; block + step < blocks; block += 2 * step)
+      for_packets<T>(2 * columns, [to = sums.data() + block * 2 * columns,
+                                   from = sums.data() + (block + step) * 2 * columns](Index j, auto count) {
+        store(to + j, load(from + j, count), count, true);
+      });
+  const auto put = [&](T* to, const T* from, bool add) {
+    if (to == nullptr) return;
+    for_packets<T>(columns, [=](Index j, auto count) { store(to + j, load(from + j, count), count, add); });
+  };
+  put(dweight, sums.data(), accumulate[1]);
+  put(dbias, sums.data() + columns, accumulate[2]);
 }
 
 }  // namespace chorus::kernels

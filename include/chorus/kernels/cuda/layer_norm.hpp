@@ -96,18 +96,15 @@ void layer_norm_forward(Cuda device, Index rows, Index columns, const T* x, cons
 }
 
 template <class T, class S>
-void layer_norm_backward_input(Cuda device, Index rows, Index columns, const T* x, const S* weight, const T* dy,
-                               const S* statistics, T* dx, bool accumulate) {
-  cuda::for_lines(device, "layer_norm gradient", AxisShape{rows, columns, 1},
-                  cuda::LayerNormGradient<T, S>{rows, x, dy, weight, statistics, dx, accumulate});
-}
-
-template <class T, class S>
-void layer_norm_backward_affine(Cuda device, Index rows, Index columns, const T* x, const T* dy, const S* statistics,
-                                S* dweight, S* dbias, bool accumulate_weight, bool accumulate_bias) {
-  cuda::reduce<cuda::Pair>(device, "layer_norm gradient", columns, rows, true,
-                           cuda::LayerNormAffineGradient<T, S>{rows, columns, x, dy, statistics, dweight, dbias,
-                                                               accumulate_weight, accumulate_bias});
+void layer_norm_backward(Cuda device, Index rows, Index columns, const T* x, const S* weight, const T* dy,
+                         const S* statistics, T* dx, S* dweight, S* dbias, const bool (&accumulate)[3]) {
+  if (dweight != nullptr || dbias != nullptr)
+    cuda::reduce<cuda::Pair>(device, "layer_norm gradient", columns, rows, true,
+                             cuda::LayerNormAffineGradient<T, S>{rows, columns, x, dy, statistics, dweight, dbias,
+                                                                 accumulate[1], accumulate[2]});
+  if (dx != nullptr)
+    cuda::for_lines(device, "layer_norm gradient", AxisShape{rows, columns, 1},
+                    cuda::LayerNormGradient<T, S>{rows, x, dy, weight, statistics, dx, accumulate[0]});
 }
 
 }  // namespace chorus::kernels
