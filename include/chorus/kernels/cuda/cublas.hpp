@@ -38,7 +38,8 @@ inline constexpr cudaDataType_t cuda_type<half> = CUDA_R_16F;
 class GemmPlan {
  public:
   GemmPlan(cublasLtHandle_t handle, const GemmProblem& problem, cudaDataType_t type, cudaDataType_t out,
-           const void* vector) {
+           const void* vector)
+      : epilogue_(problem.epilogue) {
     const bool exact = type == CUDA_R_64F;
     const cublasComputeType_t compute = exact                                ? CUBLAS_COMPUTE_64F
                                         : type == CUDA_R_32F && problem.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32
@@ -99,7 +100,9 @@ class GemmPlan {
   std::size_t workspace_bytes() const { return choice_.workspaceSize; }
   /// Which algorithm it is, in words.
   std::string text() const {
-    if (!usable_) return "cuBLASLt has no algorithm for it; a plain kernel";
+    if (!usable_)
+      return cat("cuBLASLt has no algorithm for it; ",
+                 epilogue_ == Epilogue::sums ? "the sums are a kernel of their own" : "a plain kernel");
     const auto number = [this](cublasLtMatmulAlgoConfigAttributes_t name) {
       std::uint32_t value = 0;
       std::size_t bytes = 0;
@@ -142,6 +145,7 @@ class GemmPlan {
     say(CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, static_cast<std::int64_t>(stride));
   }
 
+  Epilogue epilogue_;
   cublasLtMatmulDesc_t operation_ = nullptr;
   cublasLtMatrixLayout_t a_ = nullptr, b_ = nullptr, c_ = nullptr;
   cublasLtMatmulHeuristicResult_t choice_{};
