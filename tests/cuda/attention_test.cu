@@ -1,10 +1,13 @@
 // Attention and stacks of matrix products, as on the CPU; and how many calls a stream is given for them.
+#include <chorus/nn/attention.hpp>
 #include <chorus/ops/attention.hpp>
 #include <chorus/ops/attention_packed.hpp>
 #include <chorus/ops/higher_order.hpp>
 #include <chorus/ops/reduction.hpp>
 #include <chorus/ops/shape.hpp>
 #include <cmath>
+#include <memory>
+#include <span>
 #include <tuple>
 
 #include "../unit/message_of.hpp"
@@ -180,6 +183,70 @@ TEST_CASE("attention of packed queries, keys and values") {
   const auto right = Tensor<float, 5, Cuda>::ones({1, 2, 3, 1, 4}, Cuda{});
   CHECK(message_of<UsageError>([&] { scaled_dot_product_attention_packed(right, {.dropout = 1}); }) ==
         "scaled_dot_product_attention_packed: the probability of dropout is in [0, 1), got 1");
+}
+
+// What `attend(layer, x, memory)` gives, and its gradients.
+template <class D, class Attend>
+auto layer_results(D device, bool cross, const Attend& attend, [[maybe_unused]] std::size_t* launches = nullptr) {
+  manual_seed(3);
+  nn::MultiheadAttention<D, float> layer(12, 3);
+  layer.in_proj_bias.assign(Tensor<float, 1, D>::from(::numbers<float>(36, 1), {36}, device));
+  const auto leaf = [&](const Shape<3>& shape, unsigned seed) {
+    return Variable<float, 3, D>(Tensor<float, 3, D>::from(::numbers<float>(numel(shape), seed), shape, device), true);
+  };
+  const auto x = leaf({2, 7, 12}, 2), memory = leaf({2, 5, 12}, 3);
+  const auto dy = Tensor<float, 3, D>::from(::numbers<float>(168, 4), {2, 7, 12}, device);
+#ifndef __NVCC__
+  const std::size_t before = emulation::counters().launches;
+#endif
+  const auto y = attend(layer, x, memory);
+  y.backward(dy);
+#ifndef __NVCC__
+  if (launches != nullptr) *launches = emulation::counters().launches - before;
+#endif
+  std::vector all{y.value().to_vector(), x.grad().to_vector(), layer.in_proj_weight.grad().to_vector(),
+                  layer.in_proj_bias.grad().to_vector()};
+  if (cross) all.push_back(memory.grad().to_vector());
+  return all;
+}
+
+template <class Attend>
+void layer_as_on_the_cpu(bool cross, const Attend& attend) {
+  for (const std::size_t limit : {std::size_t{0}, std::size_t{1} << 30}) {
+    const ByBlocks by_blocks;
+    kernels::attention_scores_limit() = limit;
+    CAPTURE(cross, limit);
+    const auto expected = layer_results(Cpu{}, cross, attend), actual = layer_results(Cuda{}, cross, attend);
+    for (std::size_t i = 0; i < expected.size(); ++i) CHECK(error(actual[i], expected[i]) <= 1e-5);
+  }
+}
+
+// True but for some keys of the third head.
+template <class D>
+Tensor<bool, 4, D> third_head_sees_less(D device, Index keys) {
+  std::unique_ptr<bool[]> seen(new bool[static_cast<std::size_t>(21 * keys)]);
+  for (Index i = 0; i < 21 * keys; ++i) seen[static_cast<std::size_t>(i)] = i < 14 * keys || i % keys == 0 || i % 3 == 0;
+  return Tensor<bool, 4, D>::from(std::span<const bool>(seen.get(), static_cast<std::size_t>(21 * keys)),
+                                  {1, 3, 7, keys}, device);
+}
+
+TEST_CASE("a layer of attention on a GPU") {
+  if (!gpu_present()) return;
+  const auto causal = [](const auto& layer, const auto& x, const auto&) { return layer(x, x, x, true); };
+  layer_as_on_the_cpu(false, causal);
+  layer_as_on_the_cpu(false, [](const auto& layer, const auto& x, const auto&) {
+    return layer(x, x, x, third_head_sees_less(x.device(), 7));
+  });
+  layer_as_on_the_cpu(true, [](const auto& layer, const auto& x, const auto& m) { return layer(x, m, m); });
+  layer_as_on_the_cpu(true, [](const auto& layer, const auto& x, const auto& m) {
+    return layer(x, m, m, third_head_sees_less(x.device(), 5));
+  });
+#ifndef __NVCC__
+  const ByBlocks by_blocks;
+  std::size_t launches = 0;
+  layer_results(Cuda{}, false, causal, &launches);
+  CHECK(launches <= 4);  // attention forward, and back the dots and two kernels: nothing is copied
+#endif
 }
 
 TEST_CASE("attention by blocks has no memory for all scores") {

@@ -1,6 +1,9 @@
 // Layers that compute in bf16 over float weights: gradients by weights come out as float, with nothing converted on
 // their way.
 #include <algorithm>
+#include <array>
+#include <chorus/core/canonical_cut.hpp>
+#include <chorus/core/replaced.hpp>
 #include <chorus/ops/convolution.hpp>
 #include <chorus/ops/matmul.hpp>
 
@@ -55,6 +58,52 @@ TEST_CASE("gradients of bf16 by float weights are float, on a GPU") {
   };
   // Weights and biases are converted, twice; then what is read here of the result and of x's gradient.
   CHECK(calls(bf16{}) == calls(0.0f) + 8 + 2);
+#endif
+}
+
+// Gradients of a linear layer by weight and bias, of two passes that add up.
+template <class T, class W, class D>
+auto linear_gradients(D device, [[maybe_unused]] std::size_t* launches = nullptr) {
+  const auto x = leaf<T, 2>(device, {8, 4}, 1);
+  const auto weight = leaf<W, 2>(device, {12, 4}, 2);
+  const auto bias = leaf<W, 1>(device, {12}, 3);
+  for (int pass = 0; pass < 2; ++pass) {
+    const auto y = linear(x, weight, bias);
+    const auto dy = Tensor<T, 2, D>::from(::numbers<T>(y.numel(), 4), y.shape(), device);
+#ifndef __NVCC__
+    const std::size_t before = emulation::counters().launches;
+#endif
+    y.backward(dy);
+#ifndef __NVCC__
+    if (launches != nullptr) launches[pass] = emulation::counters().launches - before;
+#endif
+  }
+  return std::array{to<float>(weight.grad()).to_vector(), to<float>(bias.grad()).to_vector(),
+                    to<float>(x.grad()).to_vector()};
+}
+
+TEST_CASE("gradients by weight and bias are one product's, on a GPU") {
+  if (!gpu_present()) return;
+  const auto as_on_the_cpu = []<class T, class W>(T, W, double tolerance) {
+    const auto expected = linear_gradients<T, W>(Cpu{}), actual = linear_gradients<T, W>(Cuda{});
+    for (std::size_t i = 0; i < 3; ++i) {
+      CAPTURE(i, sizeof(T), sizeof(W));
+      CHECK(error(actual[i], expected[i]) <= tolerance);
+    }
+  };
+  as_on_the_cpu(0.0f, 0.0f, near<float>);
+  as_on_the_cpu(0.0, 0.0, near<float>);  // cuBLASLt may have no algorithm
+  as_on_the_cpu(bf16{}, 0.0f, near<bf16>);
+  as_on_the_cpu(bf16{}, bf16{}, near<bf16>);
+#ifndef __NVCC__
+  // Launches beside those of cuBLASLt.
+  std::size_t launches[2] = {};
+  linear_gradients<float, float>(Cuda{}, launches);
+  CHECK(launches[0] == 0);
+  CHECK(launches[1] == 1);  // the second pass's sums are added to the first's
+  const detail::Replaced<bool> within(detail::within_share(), true);  // where the sum has an order of its own
+  linear_gradients<float, float>(Cuda{}, launches);
+  CHECK(launches[0] > 0);
 #endif
 }
 

@@ -42,6 +42,13 @@ struct AttentionPitches {
     return {AttentionPitch::dense(s.heads, s.queries, s.features), AttentionPitch::dense(s.heads, s.keys, s.features),
             AttentionPitch::dense(s.heads, s.keys, s.values), AttentionPitch::dense(s.heads, s.queries, s.values)};
   }
+  /// Of arrays [samples, places, heads, features].
+  static AttentionPitches heads_inside(const AttentionShape& s) {
+    const auto of = [&s](Index rows, Index features) {
+      return AttentionPitch{rows * s.heads * features, features, s.heads * features};
+    };
+    return {of(s.queries, s.features), of(s.keys, s.features), of(s.keys, s.values), of(s.queries, s.values)};
+  }
 };
 
 /// Which gradients are added to what is there; the others overwrite it.

@@ -4,7 +4,7 @@
 #include <chorus/nn/elsewhere.hpp>
 #include <chorus/nn/parallel_linear.hpp>
 #include <chorus/nn/quantization/weighted_layer.hpp>
-#include <chorus/ops/attention.hpp>
+#include <chorus/ops/attention_packed.hpp>
 #include <chorus/ops/dropout.hpp>
 #include <cmath>
 #include <optional>
@@ -90,18 +90,58 @@ class MultiheadAttention : public Module, public quantization::AttentionLayer {
     const auto& shape = value_of(q).shape();
     check<ShapeError>(shape[2] == features, "MultiheadAttention: a query of shape ", shape, " does not have ", features,
                       " features");
-    const auto heads = detail::attended(
+    auto joined = reshape(seen_by_heads(q, k, v, seen, head, group),
+                          Shape<3>{shape[0], shape[1], in_proj_weight.shape()[0] / 3});
+    return Columns<decltype(joined)>(std::move(joined), features, head, std::move(group));
+  }
+  // [batch, queries, this rank's heads, features / heads]
+  template <Operand Q, Operand K, Operand V, class Seen>
+  auto seen_by_heads(const Q& q, const K& k, const V& v, const Seen& seen, Index head,
+                     const TensorGroupRef& group) const {
+    if constexpr (chorus::detail::has_stacked_attention<Q, K, V>) {
+      if constexpr (AnyTensor<Seen>)
+        return seen_in_place(q, k, v, head, {}, of_heads(seen, group));
+      else
+        return seen_in_place(q, k, v, head, {.causal = seen});
+    } else {
+      return permute(seen_in_order(q, k, v, seen, head, group), Shape<4>{0, 2, 1, 3});
+    }
+  }
+  // On GPUs, where kernels go by strides: of one input one product, and attention to what it gives as it lies.
+  template <Operand Q, Operand K, Operand V, class... Mask>
+  auto seen_in_place(const Q& q, const K& k, const V& v, Index head, const AttentionOptions& options,
+                     const Mask&... mask) const {
+    if constexpr (std::is_same_v<Q, K> && std::is_same_v<K, V>)
+      if (one_value(q, k) && one_value(k, v)) {
+        const auto& shape = value_of(q).shape();
+        const auto all = linear(q, in_proj_weight, in_proj_bias);
+        const Index heads = in_proj_weight.shape()[0] / 3 / head;
+        return chorus::detail::attention_packed(reshape(all, Shape<5>{shape[0], shape[1], 3, heads, head}), options,
+                                                mask...);
+      }
+    return chorus::detail::attention_of_places(project(q, in_proj_weight, 0, head), project(k, in_proj_weight, 1, head),
+                                               project(v, in_proj_weight, 2, head), options, mask...);
+  }
+  template <Operand X>
+  static bool one_value(const X& a, const X& b) {
+    return node_of(a) == node_of(b) && value_of(a).data() == value_of(b).data() &&
+           value_of(a).shape() == value_of(b).shape() && value_of(a).strides() == value_of(b).strides();
+  }
+  // [batch, this rank's heads, queries, features / heads]
+  template <Operand Q, Operand K, Operand V, class Seen>
+  auto seen_in_order(const Q& q, const K& k, const V& v, const Seen& seen, Index head,
+                     const TensorGroupRef& group) const {
+    return detail::attended(
         this, in_proj_weight, value_of(q).numel() > 0, [&](const auto& own, const auto& input, const auto& operand) {
           const auto &of_q = input(q), &of_k = input(k), &of_v = input(v);
           const auto& weight = own();
-          const auto queries = project(of_q, weight, 0, head), keys = project(of_k, weight, 1, head),
-                     values = project(of_v, weight, 2, head);
+          const auto heads_first = [&](const auto& x, Index part) {
+            return permute(project(x, weight, part, head), Shape<4>{0, 2, 1, 3});
+          };
+          const auto queries = heads_first(of_q, 0), keys = heads_first(of_k, 1), values = heads_first(of_v, 2);
           const auto &a = operand(0, queries), &b = operand(1, keys), &c = operand(2, values);
           return scaled_dot_product_attention(a, b, c, of_heads(seen, group));
         });
-    auto joined = reshape(permute(heads, Shape<4>{0, 2, 1, 3}),
-                          Shape<3>{shape[0], shape[1], in_proj_weight.shape()[0] / 3});
-    return Columns<decltype(joined)>(std::move(joined), features, head, std::move(group));
   }
   template <Operand X>
   static auto node_in(const X& x) {
@@ -135,7 +175,7 @@ class MultiheadAttention : public Module, public quantization::AttentionLayer {
         }
     return seen;
   }
-  // [batch, length, features] -> [batch, this rank's heads, length, features / heads]
+  // [batch, length, features] -> [batch, length, this rank's heads, features / heads]
   template <Operand X, Operand W>
   auto project(const X& x, const W& whole, Index part, Index head) const {
     static_assert(tensor_of<X>::rank == 3, "MultiheadAttention: inputs are [batch, length, features]");
@@ -146,7 +186,7 @@ class MultiheadAttention : public Module, public quantization::AttentionLayer {
     };
     const auto y = in_proj_bias ? lines() : decltype(lines())(linear(x, weight));
     const auto& shape = value_of(x).shape();
-    return permute(reshape(y, Shape<4>{shape[0], shape[1], columns / head, head}), Shape<4>{0, 2, 1, 3});
+    return reshape(y, Shape<4>{shape[0], shape[1], columns / head, head});
   }
 
   Index heads_;

@@ -37,27 +37,35 @@ inline constexpr bool has_attention_kernel =
             tensor_of<Q>::rank == tensor_of<K>::rank&& tensor_of<Q>::rank == tensor_of<V>::rank &&
     !(is_graph_variable<Q> || is_graph_variable<K> || is_graph_variable<V>);
 
+template <bool heads_inside>
+kernels::AttentionPitches attention_pitches(const kernels::AttentionShape& s) {
+  return heads_inside ? kernels::AttentionPitches::heads_inside(s) : kernels::AttentionPitches::dense(s);
+}
+
 template <class Q>
 using AttentionMask = Tensor<typename tensor_of<Q>::value_type, 3, typename tensor_of<Q>::device_type>;
 
-/// `mask` is undefined or has the shape of the scores, or of one matrix of them.
-template <Operand Q, Operand K, Operand V>
+/// `mask` is undefined or has the shape of the scores, or of one matrix of them; there are some. With `heads_inside`,
+/// on GPUs, operands and result are [batch, places, heads, features].
+template <bool heads_inside = false, Operand Q, Operand K, Operand V>
 auto attention_in_blocks(const Q& q, const K& k, const V& v, const AttentionMask<Q>& mask,
                          const AttentionOptions& options) {
   using T = typename tensor_of<Q>::value_type;
   using D = typename tensor_of<Q>::device_type;
-  constexpr int rank = tensor_of<Q>::rank;
+  constexpr int rank = tensor_of<Q>::rank, places = heads_inside ? -3 : -2;
+  constexpr bool on_cpu = std::is_same_v<D, Cpu>;
+  static_assert(!heads_inside || (rank == 4 && !on_cpu));
   const auto queries = contiguous(value_of(q));
   const auto keys = contiguous(value_of(k));
   const auto values = contiguous(value_of(v));
   const auto device = queries.device();
   auto shape = queries.shape();
   const Index samples = rank > 2 ? shape[0] : 1;
-  const Index matrices = std::accumulate(shape.begin(), shape.end() - 2, Index{1}, std::multiplies<>());
+  const Index matrices = queries.numel() / (queries.size(places) * queries.size(-1));
   kernels::AttentionShape s{.samples = samples,
-                            .heads = samples == 0 ? 0 : matrices / samples,
-                            .queries = queries.size(-2),
-                            .keys = keys.size(-2),
+                            .heads = matrices / samples,
+                            .queries = queries.size(places),
+                            .keys = keys.size(places),
                             .features = queries.size(-1),
                             .values = values.size(-1),
                             .scale = 1 / std::sqrt(static_cast<double>(queries.size(-1))),
@@ -69,8 +77,14 @@ auto attention_in_blocks(const Q& q, const K& k, const V& v, const AttentionMask
   shape.back() = s.values;
   auto out = Tensor<T, rank, D>::empty(shape, device);
   count_multiply_adds(matrices * s.queries * s.keys * (s.features + s.values));
-  kernels::attention_forward(device, s, queries.data(), keys.data(), values.data(), mask.data(), out.data(),
-                             log_sums.data());
+  const auto forward = [&](const auto&... at) {
+    kernels::attention_forward(device, s, at..., queries.data(), keys.data(), values.data(), mask.data(), out.data(),
+                               log_sums.data());
+  };
+  if constexpr (on_cpu)
+    forward();
+  else
+    forward(attention_pitches<heads_inside>(s));
   return record(
       "scaled_dot_product_attention", out,
       [queries = Saved(queries), keys = Saved(keys), values = Saved(values), mask, out = Saved(out), log_sums, s,
@@ -79,7 +93,7 @@ auto attention_in_blocks(const Q& q, const K& k, const V& v, const AttentionMask
         const auto place = [&](auto node, bool& adds) -> T* {
           if (!node) return nullptr;
           const auto [grad, accumulate] = node->target();
-          if (std::is_same_v<D, Cpu> && !accumulate) zero_bytes(device, grad.data(), grad.bytes());
+          if (on_cpu && !accumulate) zero_bytes(device, grad.data(), grad.bytes());
           adds = accumulate;
           return grad.data();
         };
@@ -90,10 +104,10 @@ auto attention_in_blocks(const Q& q, const K& k, const V& v, const AttentionMask
           kernels::attention_backward(device, s, how..., in[0], in[1], in[2], mask.data(), in[3], log_sums.data(),
                                       dy.data(), grads[0], grads[1], grads[2]);
         };
-        if constexpr (std::is_same_v<D, Cpu>)
+        if constexpr (on_cpu)
           backward();
         else
-          backward(kernels::AttentionPitches::dense(s), adds);
+          backward(attention_pitches<heads_inside>(s), adds);
       },
       q, k, v);
 }
@@ -219,6 +233,21 @@ Tensor<T, 3, D> attention_mask(const Tensor<T, Rank, D>& mask, std::array<Index,
   if (!for_all) return broadcast_to(mask, scores).view(matrix(-1));
   return broadcast_to(contiguous(mask).view(Shape<3>{1, mask.size(-2), mask.size(-1)}), matrix(1));
 }
+/// The same of truth values: numbers of type T that hide what no query sees.
+template <class T, int Rank, class D, std::size_t N>
+Tensor<T, 3, D> attention_mask(const Tensor<bool, Rank, D>& mask, std::array<Index, N> scores) {
+  constexpr float hidden = -std::numeric_limits<float>::infinity();
+  if constexpr (std::is_same_v<D, Cpu>) {
+    const auto seen = contiguous(mask);
+    auto added = Tensor<T, Rank, D>::empty(mask.shape(), mask.device());
+    std::transform(seen.data(), seen.data() + seen.numel(), added.data(),
+                   [=](bool sees) { return sees ? static_cast<T>(0) : static_cast<T>(hidden); });
+    return attention_mask(added, scores);
+  } else {
+    const auto none = Tensor<T, 0, D>::full({}, static_cast<T>(hidden), mask.device());
+    return attention_mask(where(mask, Tensor<T, Rank, D>::zeros(mask.shape(), mask.device()), none), scores);
+  }
+}
 
 template <Operand Q, Operand K, Operand V, class MakeMask, class Masked>
 auto attention(const Q& q, const K& k, const V& v, const MakeMask& make_mask, const Masked& masked,
@@ -276,20 +305,7 @@ auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, const Tens
   using T = typename tensor_of<Q>::value_type;
   constexpr float hidden = -std::numeric_limits<float>::infinity();
   return detail::attention(
-      q, k, v,
-      [&](const auto& scores) {
-        if constexpr (std::is_same_v<D, Cpu>) {
-          const auto seen = contiguous(mask);
-          auto added = Tensor<T, Rank, D>::empty(mask.shape(), mask.device());
-          std::transform(seen.data(), seen.data() + seen.numel(), added.data(),
-                         [=](bool sees) { return sees ? static_cast<T>(0) : static_cast<T>(hidden); });
-          return detail::attention_mask(added, scores);
-        } else {
-          const auto none = Tensor<T, 0, D>::full({}, static_cast<T>(hidden), mask.device());
-          return detail::attention_mask(where(mask, Tensor<T, Rank, D>::zeros(mask.shape(), mask.device()), none),
-                                        scores);
-        }
-      },
+      q, k, v, [&](const auto& scores) { return detail::attention_mask<T>(mask, scores); },
       [&](const auto& scores) {
         return where(mask, scores, Tensor<T, 0, D>::full({}, static_cast<T>(hidden), mask.device()));
       },

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chorus/autograd/deferred_gradients.hpp>
 #include <chorus/autograd/saved.hpp>
+#include <chorus/core/canonical_cut.hpp>
 #include <chorus/core/layer_watch.hpp>
 #include <chorus/kernels/few_rows.hpp>
 #include <chorus/kernels/gemm.hpp>
@@ -106,6 +107,33 @@ auto matmul(const A& a, const B& b) {
   }
 }
 
+namespace detail {
+/// Gradients of a linear layer by weight and bias, on GPUs, where a product can give both. False, with nothing done, on
+/// the CPU, and where the weight's is put off.
+template <class W, class B, AnyTensor Dy, class Input>
+bool weight_and_bias([[maybe_unused]] W& weight, [[maybe_unused]] B& bias, [[maybe_unused]] const Dy& dy,
+                     [[maybe_unused]] const Input& input, [[maybe_unused]] Index rows, [[maybe_unused]] Index in,
+                     [[maybe_unused]] Index out) {
+  using D = typename Dy::device_type;
+  if constexpr (!std::is_same_v<D, Cpu>) {
+    if (deferred_gradients != nullptr && deferred_gradients->may_wait(weight)) return false;
+    using kernels::Trans;
+    const auto* const x = input.read("linear").data();
+    const auto [dw, add_dw] = weight.target();
+    const auto [db, add_db] = bias.target();
+    if constexpr (std::is_same_v<decltype(dw.data()), decltype(db.data())>)
+      if (gemm_with_sums(dy.device(), Trans::yes, Trans::no, out, in, rows, dy.data(), out, x, in, dw.data(), in,
+                         add_dw, db.data(), add_db))
+        return true;
+    kernels::sum(dy.device(), {1, rows, out}, dy.data(), db.data(), add_db);
+    kernels::gemm(dy.device(), Trans::yes, Trans::no, out, in, rows, dy.data(), out, x, in, dw.data(), in, add_dw);
+    return true;
+  } else {
+    return false;
+  }
+}
+}  // namespace detail
+
 namespace operations {
 // `w` and `b` are the numbers of weight and bias, in x's type; gradients have the type of weight and bias.
 template <Operand X, Operand W, Operand B, class Matrix, class Row>
@@ -142,13 +170,16 @@ detail::RecordedLike<X, X, W, B> linear(const X& x, const W& weight, const B& bi
                   in_features, out.data(), out_features, false, b.data());
   return record(
       Linear{}, std::move(out),
-      [input = detail::Saved(input), w = detail::Saved(w), device, rows, in_features, out_features](
-          const auto& dy, auto dx, auto dw, auto db) {
-        if (db) {
+      [input = detail::Saved(input), w = detail::Saved(w), device, rows, in_features, out_features,
+       canonical = detail::within_share()](const auto& dy, auto dx, auto dw, auto db) {
+        // In canonical shares a bias's gradient has an order of its own: nothing depends on a library's choice.
+        const bool both = dw && db && !canonical &&
+                          detail::weight_and_bias(*dw, *db, dy, input, rows, in_features, out_features);
+        if (db && !both) {
           const auto [grad, accumulate] = db->target();
           kernels::sum(device, {1, rows, out_features}, dy.data(), grad.data(), accumulate);
         }
-        if (dw) {
+        if (dw && !both) {
           const auto add = [device, rows, in_features, out_features](auto& node, const auto& dout, const auto& saved) {
             const auto [grad, accumulate] = node.target();
             kernels::gemm(device, Trans::yes, Trans::no, out_features, in_features, rows, dout.data(), out_features,

@@ -74,6 +74,27 @@ TEST_CASE("cuda: what was chosen is said once for each shape, where that is want
   unsetenv("CHORUS_CUDA_PLANS");
 }
 
+TEST_CASE("cuda: a product that gives sums, too, is said, and what is done where there is none") {
+  const auto given = []<class T>(T) {
+    const Cuda device{1};
+    const auto a = Tensor<T, 2, Cuda>::ones({4, 4}, device), c = Tensor<T, 2, Cuda>::zeros({4, 4}, device);
+    const auto sums = Tensor<T, 1, Cuda>::zeros({4}, device);
+    const T* const in = a.data();
+    return kernels::gemm_with_sums(device, Trans::yes, Trans::no, 4, 4, 4, in, 4, in, 4, c.data(), 4, false,
+                                   sums.data(), false);
+  };
+  setenv("CHORUS_CUDA_PLANS", "1", 1);
+  CHECK(said([&] {
+          CHECK(given(0.0f));
+          for (int i = 0; i < 2; ++i) CHECK_FALSE(given(bf16{}));
+        }) ==
+        "chorus: cuda:1: matrix product F32 [4, 4] by [4, 4], the first transposed, with the sums of the first's rows: "
+        "cuBLASLt's algorithm 20, tile 21, stages 26, split k 22, workspace 1024 bytes\n"
+        "chorus: cuda:1: matrix product BF16 [4, 4] by [4, 4], the first transposed, with the sums of the first's "
+        "rows: cuBLASLt has no algorithm for it; the sums are a kernel of their own\n");
+  unsetenv("CHORUS_CUDA_PLANS");
+}
+
 TEST_CASE("cuda: that attention goes by blocks is said once for each shape, where that is wanted") {
   const kernels::AttentionShape shape{
       .samples = 1, .heads = 1, .queries = 2, .keys = 3, .features = 4, .values = 5, .scale = 1, .causal = true};

@@ -15,7 +15,7 @@ enum cublasStatus_t {
 enum cudaDataType_t { CUDA_R_32F = 0, CUDA_R_64F = 1, CUDA_R_16F = 2, CUDA_R_16BF = 14 };
 enum cublasComputeType_t { CUBLAS_COMPUTE_32F = 68, CUBLAS_COMPUTE_32F_FAST_TF32 = 77, CUBLAS_COMPUTE_64F = 70 };
 enum cublasOperation_t { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 };
-enum cublasLtEpilogue_t { CUBLASLT_EPILOGUE_DEFAULT = 1, CUBLASLT_EPILOGUE_BIAS = 4 };
+enum cublasLtEpilogue_t { CUBLASLT_EPILOGUE_DEFAULT = 1, CUBLASLT_EPILOGUE_BIAS = 4, CUBLASLT_EPILOGUE_BGRADB = 512 };
 enum cublasLtMatmulDescAttributes_t {
   CUBLASLT_MATMUL_DESC_TRANSA = 3,
   CUBLASLT_MATMUL_DESC_TRANSB = 4,
@@ -135,7 +135,7 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtM
                                                      cublasLtMatrixLayout_t, cublasLtMatrixLayout_t c,
                                                      cublasLtMatrixLayout_t, cublasLtMatmulPreference_t p, int,
                                                      cublasLtMatmulHeuristicResult_t* out, int* found) {
-  const bool bias = d->epilogue == CUBLASLT_EPILOGUE_BIAS;
+  const bool bias = d->epilogue != CUBLASLT_EPILOGUE_DEFAULT;
   const bool narrow = a->type == CUDA_R_16F || a->type == CUDA_R_16BF;
   if (narrow && p->schemes != CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) {
     std::fprintf(stderr, "emulated cuBLASLt: partial sums of numbers of 2 bytes may be rounded\n");
@@ -172,6 +172,13 @@ void matmul(const cublasLtMatmulDescOpaque_t& d, const void* alpha, const void* 
     std::abort();
   }
   const T* bias = static_cast<const T*>(d.bias);
+  if (d.epilogue == CUBLASLT_EPILOGUE_BGRADB)
+    for (std::int64_t j = 0; j < static_cast<std::int64_t>(lc.columns); ++j) {
+      double sum = 0;
+      for (std::int64_t p = 0; p < depth; ++p)
+        sum += static_cast<double>(static_cast<const In*>(b)[tb ? p * lb.pitch + j : j * lb.pitch + p]);
+      static_cast<T*>(const_cast<void*>(d.bias))[j] = static_cast<T>(sum);
+    }
   for (std::int32_t matrix = 0; matrix < lc.count; ++matrix) {
     const In *x = static_cast<const In*>(a) + matrix * la.stride, *y = static_cast<const In*>(b) + matrix * lb.stride;
     T* z = static_cast<T*>(c) + matrix * lc.stride;

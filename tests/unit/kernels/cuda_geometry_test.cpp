@@ -142,7 +142,7 @@ TEST_CASE("a broadcast's sums name each element of the dense array once") {
 }
 
 TEST_CASE("plans are kept apart by everything that they depend on") {
-  const GemmProblem gemm{DType::f32, Trans::no, Trans::yes, 1, 2, 3, 4, 5, 6, false, false, 16, 16, 16};
+  const GemmProblem gemm{DType::f32, Trans::no, Trans::yes, 1, 2, 3, 4, 5, 6, Epilogue::none, false, 16, 16, 16};
   const std::vector<void (*)(GemmProblem&)> changes{[](auto& p) { p.dtype = DType::f64; },
                                                     [](auto& p) { p.ta = Trans::yes; },
                                                     [](auto& p) { p.tb = Trans::no; },
@@ -152,7 +152,8 @@ TEST_CASE("plans are kept apart by everything that they depend on") {
                                                     [](auto& p) { p.lda = 9; },
                                                     [](auto& p) { p.ldb = 9; },
                                                     [](auto& p) { p.ldc = 9; },
-                                                    [](auto& p) { p.bias = true; },
+                                                    [](auto& p) { p.epilogue = Epilogue::bias; },
+                                                    [](auto& p) { p.epilogue = Epilogue::sums; },
                                                     [](auto& p) { p.tf32 = true; },
                                                     [](auto& p) { p.align_a = 4; },
                                                     [](auto& p) { p.align_b = 4; },

@@ -38,7 +38,8 @@ inline constexpr cudaDataType_t cuda_type<half> = CUDA_R_16F;
 class GemmPlan {
  public:
   GemmPlan(cublasLtHandle_t handle, const GemmProblem& problem, cudaDataType_t type, cudaDataType_t out,
-           const void* bias) {
+           const void* vector)
+      : epilogue_(problem.epilogue) {
     const bool exact = type == CUDA_R_64F;
     const cublasComputeType_t compute = exact                                ? CUBLAS_COMPUTE_64F
                                         : type == CUDA_R_32F && problem.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32
@@ -48,9 +49,10 @@ class GemmPlan {
     const cublasOperation_t right = problem.ta == Trans::yes ? CUBLAS_OP_T : CUBLAS_OP_N;
     set(CUBLASLT_MATMUL_DESC_TRANSA, left);
     set(CUBLASLT_MATMUL_DESC_TRANSB, right);
-    if (problem.bias) {
-      set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
-      set_bias(bias);
+    if (problem.epilogue != Epilogue::none) {
+      const bool sums = problem.epilogue == Epilogue::sums;  // our A is its B
+      set(CUBLASLT_MATMUL_DESC_EPILOGUE, sums ? CUBLASLT_EPILOGUE_BGRADB : CUBLASLT_EPILOGUE_BIAS);
+      set_vector(vector);
     }
     layout(&a_, type, problem.n, problem.k, problem.ldb, left);
     layout(&b_, type, problem.k, problem.m, problem.lda, right);
@@ -80,7 +82,7 @@ class GemmPlan {
     const cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(handle, operation_, a_, b_, c_, c_, preference, 1, &choice_, &found);
     // Some versions call an epilogue that they have not for a type an invalid value.
-    const bool refused = problem.bias && status == CUBLAS_STATUS_INVALID_VALUE;
+    const bool refused = problem.epilogue != Epilogue::none && status == CUBLAS_STATUS_INVALID_VALUE;
     if (status != CUBLAS_STATUS_NOT_SUPPORTED && !refused) CHORUS_CUBLAS_CHECK(status);
     if (status != CUBLAS_STATUS_SUCCESS) chorus::cuda::forget_error();
     usable_ = status == CUBLAS_STATUS_SUCCESS && found > 0 && choice_.state == CUBLAS_STATUS_SUCCESS;
@@ -98,7 +100,9 @@ class GemmPlan {
   std::size_t workspace_bytes() const { return choice_.workspaceSize; }
   /// Which algorithm it is, in words.
   std::string text() const {
-    if (!usable_) return "cuBLASLt has no algorithm for it; a plain kernel";
+    if (!usable_)
+      return cat("cuBLASLt has no algorithm for it; ",
+                 epilogue_ == Epilogue::sums ? "the sums are a kernel of their own" : "a plain kernel");
     const auto number = [this](cublasLtMatmulAlgoConfigAttributes_t name) {
       std::uint32_t value = 0;
       std::size_t bytes = 0;
@@ -109,7 +113,8 @@ class GemmPlan {
                number(CUBLASLT_ALGO_CONFIG_TILE_ID), ", stages ", number(CUBLASLT_ALGO_CONFIG_STAGES_ID), ", split k ",
                number(CUBLASLT_ALGO_CONFIG_SPLITK_NUM), ", workspace ", workspace_bytes(), " bytes");
   }
-  void set_bias(const void* bias) { set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias); }
+  /// Where the bias is, or where the sums go.
+  void set_vector(const void* vector) { set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, vector); }
 
   /// c = scale a b, or c += with `accumulate`. `Scale` is float, or double for doubles.
   template <class Scale>
@@ -140,6 +145,7 @@ class GemmPlan {
     say(CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, static_cast<std::int64_t>(stride));
   }
 
+  Epilogue epilogue_;
   cublasLtMatmulDesc_t operation_ = nullptr;
   cublasLtMatrixLayout_t a_ = nullptr, b_ = nullptr, c_ = nullptr;
   cublasLtMatmulHeuristicResult_t choice_{};
@@ -158,11 +164,12 @@ struct CublasContext {
     return all[static_cast<std::size_t>(device.index)];
   }
   /// With `mutex` locked and the device current.
-  GemmPlan& plan(Cuda device, const GemmProblem& problem, cudaDataType_t type, cudaDataType_t out, const void* bias) {
+  GemmPlan& plan(Cuda device, const GemmProblem& problem, cudaDataType_t type, cudaDataType_t out,
+                 const void* vector) {
     if (handle == nullptr) CHORUS_CUBLAS_CHECK(cublasLtCreate(&handle));
     auto& plan = plans[problem.key()];
     if (plan) return *plan;
-    plan = std::make_unique<GemmPlan>(handle, problem, type, out, bias);
+    plan = std::make_unique<GemmPlan>(handle, problem, type, out, vector);
     say_plan(device, problem, [&] { return plan->text(); });
     return *plan;
   }

@@ -37,6 +37,13 @@ struct PlainGemm {
   }
 };
 
+template <class Out>
+struct AddSums {
+  const Out* sums;
+  Out* to;
+  __device__ void operator()(Index i) const { put(to, i, get(sums, i), true); }
+};
+
 template <class T, class Out>
 struct AddBias {
   Index n, ldc;
@@ -48,17 +55,17 @@ struct AddBias {
   }
 };
 
-/// False where cuBLASLt has no algorithm for it.
+/// `vector`: the bias, or where the sums go. False where cuBLASLt has no algorithm for it.
 template <class T, class Out>
 bool cublas_gemm(Cuda device, const GemmProblem& problem, double scale, const T* a, const T* b, Out* c, bool accumulate,
-                 const T* bias) {
+                 const void* vector) {
   using Scale = std::conditional_t<std::is_same_v<T, double>, double, float>;
   const DeviceGuard guard(device);
   auto& context = CublasContext::of(device);
   const std::lock_guard lock(context.mutex);
-  GemmPlan& plan = context.plan(device, problem, cuda_type<T>, cuda_type<Out>, bias);
+  GemmPlan& plan = context.plan(device, problem, cuda_type<T>, cuda_type<Out>, vector);
   if (!plan.usable()) return false;
-  if (problem.bias) plan.set_bias(bias);
+  if (problem.epilogue != Epilogue::none) plan.set_vector(vector);
   const Scratch<std::byte> workspace(device, static_cast<Index>(plan.workspace_bytes()));
   plan.run<Scale>(context.handle, static_cast<Scale>(scale), a, b, c, accumulate, workspace.data(),
                   chorus::cuda::current_stream(device));
@@ -82,7 +89,7 @@ void gemm_at_once(Cuda device, const GemmStack& stack, double scale, Trans ta, T
                       lda,
                       ldb,
                       ldc,
-                      bias != nullptr,
+                      bias != nullptr ? Epilogue::bias : Epilogue::none,
                       tf32_allowed(),
                       alignment(a, stack.a),
                       alignment(b, stack.b),
@@ -95,7 +102,7 @@ void gemm_at_once(Cuda device, const GemmStack& stack, double scale, Trans ta, T
   const Index rows = stack.count * m;
   if (k > 0) {
     if (cublas_gemm(device, problem, scale, a, b, c, accumulate, bias)) return;
-    problem.bias = false;
+    problem.epilogue = Epilogue::none;
     if (bias != nullptr && cublas_gemm<T, Out>(device, problem, scale, a, b, c, accumulate, nullptr)) {
       for_each(device, "bias of a matrix product", rows * n, AddBias<T, Out>{n, ldc, c, bias});
       return;
@@ -113,6 +120,23 @@ void gemm(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a
           Out* c, Index ldc, bool accumulate, const T* bias_n = nullptr) {
   if (m == 0 || n == 0) return;
   cuda::gemm_at_once(device, {}, 1, ta, tb, m, n, k, a, lda, b, ldb, c, ldc, accumulate, bias_n);
+}
+
+/// c = op(a) op(b), or c += with `accumulate`, and sums: [m], of each row of op(a), or sums += with `add_sums`: in one
+/// call, which reads `a` once. False, with nothing done, where cuBLASLt has no algorithm for both together.
+template <Real T, SumOf<T> Out>
+bool gemm_with_sums(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b,
+                    Index ldb, Out* c, Index ldc, bool accumulate, Out* sums, bool add_sums) {
+  using cuda::alignment_of;
+  if (m == 0 || n == 0 || k == 0) return false;
+  const cuda::Scratch<Out> made(device, add_sums ? m : 0);  // the library overwrites
+  Out* const to = add_sums ? made.data() : sums;
+  cuda::GemmProblem problem{dtype<T>, ta, tb, m, n, k, lda, ldb, ldc, cuda::Epilogue::sums, tf32_allowed(),
+                            alignment_of(a), alignment_of(b), std::min(alignment_of(c), alignment_of(to))};
+  problem.out = dtype<Out>;
+  if (!cuda::cublas_gemm(device, problem, 1, a, b, c, accumulate, static_cast<const void*>(to))) return false;
+  if (add_sums) cuda::for_each(device, "sums of a matrix product", m, cuda::AddSums<Out>{to, sums});
+  return true;
 }
 
 /// A stack's products, times `scale`; at most 65,535 matrices a launch, for that is the size of a grid's last axes.

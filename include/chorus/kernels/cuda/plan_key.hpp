@@ -20,12 +20,16 @@ struct PlanKey {
   friend bool operator==(const PlanKey& a, const PlanKey& b) { return a.numbers == b.numbers; }
 };
 
+/// What a product does beside itself: it adds a bias to each row of c, or gives the sum of each row of op(a), too.
+enum class Epilogue : int { none, bias, sums };
+
 /// Row-major matrix products (see kernels/gemm.hpp). Alignments are those of the addresses of all matrices, in bytes.
 struct GemmProblem {
   DType dtype;
   Trans ta, tb;
   Index m, n, k, lda, ldb, ldc;
-  bool bias, tf32;
+  Epilogue epilogue;
+  bool tf32;
   int align_a, align_b, align_c;
   Index count = 1, stride_a = 0, stride_b = 0, stride_c = 0;
   DType out = dtype;  ///< of the product
@@ -40,7 +44,7 @@ struct GemmProblem {
             lda,
             ldb,
             ldc,
-            bias,
+            static_cast<Index>(epilogue),
             tf32,
             align_a,
             align_b,

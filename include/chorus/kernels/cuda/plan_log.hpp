@@ -16,7 +16,9 @@ namespace chorus::kernels::cuda {
 inline std::string text_of(const GemmProblem& p) {
   return cat("matrix product ", p.dtype, " [", p.m, ", ", p.k, "] by [", p.k, ", ", p.n, "]",
              p.ta == Trans::yes ? ", the first transposed" : "", p.tb == Trans::yes ? ", the second transposed" : "",
-             p.count > 1 ? cat(", a stack of ", p.count) : "", p.bias ? ", with a bias" : "",
+             p.count > 1 ? cat(", a stack of ", p.count) : "", p.epilogue == Epilogue::bias   ? ", with a bias"
+             : p.epilogue == Epilogue::sums ? ", with the sums of the first's rows"
+                                            : "",
              p.out == p.dtype ? "" : cat(", in ", p.out));
 }
 inline std::string text_of(const ConvolutionProblem& p) {
