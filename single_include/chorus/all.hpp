@@ -10455,6 +10455,136 @@ class RowParallelLinear : public Linear<D, T> {
 }  // namespace chorus::nn
 #endif  // CHORUS_SINGLE_CHORUS_NN_PARALLEL_LINEAR_HPP
 
+// <chorus/ops/attention_packed.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_ATTENTION_PACKED_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_ATTENTION_PACKED_HPP
+/// Attention of queries, keys and values as layers give them: the heads of a place lie side by side. On GPUs, where
+/// scores are not to be in memory, kernels go by strides, and nothing is copied.
+
+namespace chorus {
+
+namespace detail {
+
+/// What is added to scores of this shape: of one mask, or of none.
+template <Operand Q, class... Mask>
+AttentionMask<Q> mask_of_scores(const Shape<4>& scores, const Mask&... mask) {
+  static_assert(sizeof...(mask) <= 1);
+  if constexpr (sizeof...(mask) == 1)
+    return attention_mask<typename tensor_of<Q>::value_type>(mask..., scores);
+  else
+    return {};
+}
+
+/// Whether attention of [batch, heads, queries, keys] scores goes by strides.
+template <class Q, class K, class V>
+bool goes_by_strides(const Shape<4>& scores) {
+  if constexpr (has_stacked_attention<Q, K, V>)
+    return numel(scores) > 0 && kernels::above_scores_limit<typename tensor_of<Q>::value_type>(numel(scores)) &&
+           !rounds_attention<Q>();
+  return false;
+}
+
+/// By blocks; the gradients of all three are one array, too. `mask` is undefined or has the shape of the scores, or of
+/// one matrix of them.
+template <Operand X>
+auto attention_in_packed_blocks(const X& qkv, const AttentionMask<X>& mask, const AttentionOptions& options) {
+  using T = typename tensor_of<X>::value_type;
+  using D = typename tensor_of<X>::device_type;
+  const auto numbers = contiguous(value_of(qkv));
+  const auto device = numbers.device();
+  const auto [batch, length, three, heads, features] = numbers.shape();
+  const Index width = heads * features;
+  kernels::AttentionShape s{.samples = batch,
+                            .heads = heads,
+                            .queries = length,
+                            .keys = length,
+                            .features = features,
+                            .values = features,
+                            .scale = 1 / std::sqrt(static_cast<double>(features)),
+                            .causal = options.causal,
+                            .dropout = options.dropout,
+                            .mask_pitch = mask.defined() && mask.size(0) != 1 ? length * length : 0};
+  if (s.dropout > 0) s.key = next_random_key(batch);
+  const kernels::AttentionPitch packed{length * three * width, features, three * width};
+  const kernels::AttentionPitches at{packed, packed, packed, {length * width, features, width}};
+  auto log_sums = Tensor<compute_type<T>, 1, D>::empty({batch * heads * length}, device);
+  auto out = Tensor<T, 4, D>::empty({batch, length, heads, features}, device);
+  count_multiply_adds(2 * batch * heads * length * length * features);
+  const T *const q = numbers.data(), *const added = mask.data();
+  kernels::attention_forward(device, s, at, q, q + width, q + 2 * width, added, out.data(), log_sums.data());
+  return record(
+      "scaled_dot_product_attention", out,
+      [numbers = Saved(numbers), mask, out = Saved(out), log_sums, s, at, width, device](const auto& dy, auto dx) {
+        constexpr const char* name = "scaled_dot_product_attention";
+        const T *const in = numbers.read(name).data(), *const y = out.read(name).data(), *const hides = mask.data();
+        const auto [grad, accumulate] = dx->target();
+        T* const dq = grad.data();
+        kernels::attention_backward(device, s, at, {accumulate, accumulate, accumulate}, in, in + width, in + 2 * width,
+                                    hides, y, log_sums.data(), dy.data(), dq, dq + width, dq + 2 * width);
+      },
+      qkv);
+}
+
+/// q: [batch, queries, heads, features], k: [batch, keys, heads, features], v: [batch, keys, heads, values] ->
+/// scaled_dot_product_attention of each head: [batch, queries, heads, values]. `mask`: one as it takes it, or none.
+template <Operand Q, Operand K, Operand V, class... Mask>
+auto attention_of_places(const Q& q, const K& k, const V& v, const AttentionOptions& options, const Mask&... mask) {
+  if constexpr (has_stacked_attention<Q, K, V>) {
+    const auto &queries = value_of(q).shape(), &keys = value_of(k).shape(), &values = value_of(v).shape();
+    const Shape<4> scores{queries[0], queries[2], queries[1], keys[1]};
+    const bool fits = keys == Shape<4>{queries[0], keys[1], queries[2], queries[3]} &&
+                      values == Shape<4>{queries[0], keys[1], queries[2], values[3]};
+    if (fits && queries[3] > 0 && values[3] > 0 && goes_by_strides<Q, K, V>(scores))
+      return attention_in_blocks<true>(q, k, v, mask_of_scores<Q>(scores, mask...), options);
+  }
+  const auto heads_first = [](const auto& x) { return permute(x, {0, 2, 1, 3}); };
+  return heads_first(scaled_dot_product_attention(heads_first(q), heads_first(k), heads_first(v), mask..., options));
+}
+
+template <Operand X, class... Mask>
+auto attention_packed(const X& qkv, const AttentionOptions& options, const Mask&... mask) {
+  static_assert(tensor_of<X>::rank == 5,
+                "scaled_dot_product_attention_packed: qkv is [batch, length, 3, heads, features]");
+  const auto shape = value_of(qkv).shape();
+  const auto [batch, length, three, heads, features] = shape;
+  check<ShapeError>(three == 3,
+                    "scaled_dot_product_attention_packed: expected [batch, length, 3, heads, features], got ", shape);
+  check<UsageError>(options.dropout >= 0 && options.dropout < 1,
+                    "scaled_dot_product_attention_packed: the probability of dropout is in [0, 1), got ",
+                    options.dropout);
+  if constexpr (has_stacked_attention<X, X, X>) {
+    const Shape<4> scores{batch, heads, length, length};
+    if (features > 0 && goes_by_strides<X, X, X>(scores))
+      return attention_in_packed_blocks(qkv, mask_of_scores<X>(scores, mask...), options);
+  }
+  const auto parts = permute(qkv, {2, 0, 3, 1, 4});
+  const auto part = [&, b = batch, l = length, h = heads, f = features](Index i) {
+    return reshape(slice(parts, 0, i, i + 1), Shape<4>{b, h, l, f});
+  };
+  return permute(scaled_dot_product_attention(part(0), part(1), part(2), mask..., options), {0, 2, 1, 3});
+}
+
+}  // namespace detail
+
+/// qkv: [batch, length, 3, heads, features], of each place a query, a key and a value for each head ->
+/// scaled_dot_product_attention of each head: [batch, length, heads, features]. On GPUs, where scores are not to be in
+/// memory, nothing is copied for it. Throws ShapeError where the third axis is not 3, UsageError unless 0 <= dropout <
+/// 1.
+template <Operand X>
+auto scaled_dot_product_attention_packed(const X& qkv, const AttentionOptions& options = {}) {
+  return detail::attention_packed(qkv, options);
+}
+/// The same with a mask, as scaled_dot_product_attention takes one: true for the keys that a query sees, or numbers
+/// that are added to the scores; [length, length] or with axes in front.
+template <Operand X, Scalar T, int Rank, Device D>
+auto scaled_dot_product_attention_packed(const X& qkv, const Tensor<T, Rank, D>& mask,
+                                         const AttentionOptions& options = {}) {
+  return detail::attention_packed(qkv, options, mask);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_ATTENTION_PACKED_HPP
+
 namespace chorus::nn {
 
 /// Options of MultiheadAttention.
@@ -10534,18 +10664,58 @@ class MultiheadAttention : public Module, public quantization::AttentionLayer {
     const auto& shape = value_of(q).shape();
     check<ShapeError>(shape[2] == features, "MultiheadAttention: a query of shape ", shape, " does not have ", features,
                       " features");
-    const auto heads = detail::attended(
+    auto joined = reshape(seen_by_heads(q, k, v, seen, head, group),
+                          Shape<3>{shape[0], shape[1], in_proj_weight.shape()[0] / 3});
+    return Columns<decltype(joined)>(std::move(joined), features, head, std::move(group));
+  }
+  // [batch, queries, this rank's heads, features / heads]
+  template <Operand Q, Operand K, Operand V, class Seen>
+  auto seen_by_heads(const Q& q, const K& k, const V& v, const Seen& seen, Index head,
+                     const TensorGroupRef& group) const {
+    if constexpr (chorus::detail::has_stacked_attention<Q, K, V>) {
+      if constexpr (AnyTensor<Seen>)
+        return seen_in_place(q, k, v, head, {}, of_heads(seen, group));
+      else
+        return seen_in_place(q, k, v, head, {.causal = seen});
+    } else {
+      return permute(seen_in_order(q, k, v, seen, head, group), Shape<4>{0, 2, 1, 3});
+    }
+  }
+  // On GPUs, where kernels go by strides: of one input one product, and attention to what it gives as it lies.
+  template <Operand Q, Operand K, Operand V, class... Mask>
+  auto seen_in_place(const Q& q, const K& k, const V& v, Index head, const AttentionOptions& options,
+                     const Mask&... mask) const {
+    if constexpr (std::is_same_v<Q, K> && std::is_same_v<K, V>)
+      if (one_value(q, k) && one_value(k, v)) {
+        const auto& shape = value_of(q).shape();
+        const auto all = linear(q, in_proj_weight, in_proj_bias);
+        const Index heads = in_proj_weight.shape()[0] / 3 / head;
+        return chorus::detail::attention_packed(reshape(all, Shape<5>{shape[0], shape[1], 3, heads, head}), options,
+                                                mask...);
+      }
+    return chorus::detail::attention_of_places(project(q, in_proj_weight, 0, head), project(k, in_proj_weight, 1, head),
+                                               project(v, in_proj_weight, 2, head), options, mask...);
+  }
+  template <Operand X>
+  static bool one_value(const X& a, const X& b) {
+    return node_of(a) == node_of(b) && value_of(a).data() == value_of(b).data() &&
+           value_of(a).shape() == value_of(b).shape() && value_of(a).strides() == value_of(b).strides();
+  }
+  // [batch, this rank's heads, queries, features / heads]
+  template <Operand Q, Operand K, Operand V, class Seen>
+  auto seen_in_order(const Q& q, const K& k, const V& v, const Seen& seen, Index head,
+                     const TensorGroupRef& group) const {
+    return detail::attended(
         this, in_proj_weight, value_of(q).numel() > 0, [&](const auto& own, const auto& input, const auto& operand) {
           const auto &of_q = input(q), &of_k = input(k), &of_v = input(v);
           const auto& weight = own();
-          const auto queries = project(of_q, weight, 0, head), keys = project(of_k, weight, 1, head),
-                     values = project(of_v, weight, 2, head);
+          const auto heads_first = [&](const auto& x, Index part) {
+            return permute(project(x, weight, part, head), Shape<4>{0, 2, 1, 3});
+          };
+          const auto queries = heads_first(of_q, 0), keys = heads_first(of_k, 1), values = heads_first(of_v, 2);
           const auto &a = operand(0, queries), &b = operand(1, keys), &c = operand(2, values);
           return scaled_dot_product_attention(a, b, c, of_heads(seen, group));
         });
-    auto joined = reshape(permute(heads, Shape<4>{0, 2, 1, 3}),
-                          Shape<3>{shape[0], shape[1], in_proj_weight.shape()[0] / 3});
-    return Columns<decltype(joined)>(std::move(joined), features, head, std::move(group));
   }
   template <Operand X>
   static auto node_in(const X& x) {
@@ -10579,7 +10749,7 @@ class MultiheadAttention : public Module, public quantization::AttentionLayer {
         }
     return seen;
   }
-  // [batch, length, features] -> [batch, this rank's heads, length, features / heads]
+  // [batch, length, features] -> [batch, length, this rank's heads, features / heads]
   template <Operand X, Operand W>
   auto project(const X& x, const W& whole, Index part, Index head) const {
     static_assert(tensor_of<X>::rank == 3, "MultiheadAttention: inputs are [batch, length, features]");
@@ -10590,7 +10760,7 @@ class MultiheadAttention : public Module, public quantization::AttentionLayer {
     };
     const auto y = in_proj_bias ? lines() : decltype(lines())(linear(x, weight));
     const auto& shape = value_of(x).shape();
-    return permute(reshape(y, Shape<4>{shape[0], shape[1], columns / head, head}), Shape<4>{0, 2, 1, 3});
+    return reshape(y, Shape<4>{shape[0], shape[1], columns / head, head});
   }
 
   Index heads_;
@@ -14235,90 +14405,6 @@ void soft_update(To& target, const From& source, double tau) {
 
 }  // namespace chorus::nn
 #endif  // CHORUS_SINGLE_CHORUS_NN_WEIGHTS_HPP
-
-// <chorus/ops/attention_packed.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_OPS_ATTENTION_PACKED_HPP
-#define CHORUS_SINGLE_CHORUS_OPS_ATTENTION_PACKED_HPP
-/// Attention of queries, keys and values that lie side by side, as one layer gives all three.
-
-namespace chorus {
-
-namespace detail {
-
-/// By blocks, with strides in the place of copies, on GPUs: the gradients of all three are one array, too.
-template <Operand X>
-auto attention_in_packed_blocks(const X& qkv, const AttentionOptions& options) {
-  using T = typename tensor_of<X>::value_type;
-  using D = typename tensor_of<X>::device_type;
-  const auto numbers = contiguous(value_of(qkv));
-  const auto device = numbers.device();
-  const auto [batch, length, three, heads, features] = numbers.shape();
-  const Index width = heads * features;
-  kernels::AttentionShape s{.samples = batch,
-                            .heads = heads,
-                            .queries = length,
-                            .keys = length,
-                            .features = features,
-                            .values = features,
-                            .scale = 1 / std::sqrt(static_cast<double>(features)),
-                            .causal = options.causal,
-                            .dropout = options.dropout};
-  if (s.dropout > 0) s.key = next_random_key(batch);
-  const kernels::AttentionPitch packed{length * three * width, features, three * width};
-  const kernels::AttentionPitches at{packed, packed, packed, {length * width, features, width}};
-  auto log_sums = Tensor<compute_type<T>, 1, D>::empty({batch * heads * length}, device);
-  auto out = Tensor<T, 4, D>::empty({batch, length, heads, features}, device);
-  count_multiply_adds(2 * batch * heads * length * length * features);
-  const T* const q = numbers.data();
-  kernels::attention_forward(device, s, at, q, q + width, q + 2 * width, static_cast<const T*>(nullptr), out.data(),
-                             log_sums.data());
-  return record(
-      "scaled_dot_product_attention", out,
-      [numbers = Saved(numbers), out = Saved(out), log_sums, s, at, width, device](const auto& dy, auto dx) {
-        constexpr const char* name = "scaled_dot_product_attention";
-        const T *const in = numbers.read(name).data(), *const y = out.read(name).data();
-        const auto [grad, accumulate] = dx->target();
-        T* const dq = grad.data();
-        kernels::attention_backward(device, s, at, {accumulate, accumulate, accumulate}, in, in + width, in + 2 * width,
-                                    static_cast<const T*>(nullptr), y, log_sums.data(), dy.data(),
-                                    dq, dq + width, dq + 2 * width);
-      },
-      qkv);
-}
-
-}  // namespace detail
-
-/// qkv: [batch, length, 3, heads, features], of each place a query, a key and a value for each head ->
-/// scaled_dot_product_attention of each head: [batch, length, heads, features]. On GPUs, where scores are not to be in
-/// memory, nothing is copied for it. Throws ShapeError where the third axis is not 3, UsageError unless 0 <= dropout <
-/// 1.
-template <Operand X>
-auto scaled_dot_product_attention_packed(const X& qkv, const AttentionOptions& options = {}) {
-  static_assert(tensor_of<X>::rank == 5,
-                "scaled_dot_product_attention_packed: qkv is [batch, length, 3, heads, features]");
-  using D = typename tensor_of<X>::device_type;
-  const auto shape = value_of(qkv).shape();
-  const auto [batch, length, three, heads, features] = shape;
-  check<ShapeError>(three == 3,
-                    "scaled_dot_product_attention_packed: expected [batch, length, 3, heads, features], got ", shape);
-  check<UsageError>(options.dropout >= 0 && options.dropout < 1,
-                    "scaled_dot_product_attention_packed: the probability of dropout is in [0, 1), got ",
-                    options.dropout);
-  if constexpr (!std::is_same_v<D, Cpu> && detail::has_stacked_attention<X, X, X>) {
-    using T = typename tensor_of<X>::value_type;
-    if (kernels::above_scores_limit<T>(batch * heads * length * length) && features > 0 &&
-        !detail::rounds_attention<X>())
-      return detail::attention_in_packed_blocks(qkv, options);
-  }
-  const auto parts = permute(qkv, {2, 0, 3, 1, 4});
-  const auto part = [&, b = batch, l = length, h = heads, f = features](Index i) {
-    return reshape(slice(parts, 0, i, i + 1), Shape<4>{b, h, l, f});
-  };
-  return permute(scaled_dot_product_attention(part(0), part(1), part(2), options), {0, 2, 1, 3});
-}
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_OPS_ATTENTION_PACKED_HPP
 
 // <chorus/ops/class_losses.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_CLASS_LOSSES_HPP

@@ -33933,12 +33933,16 @@ struct PlanKey {
   friend bool operator==(const PlanKey& a, const PlanKey& b) { return a.numbers == b.numbers; }
 };
 
+/// What a product does beside itself: it adds a bias to each row of c, or gives the sum of each row of op(a), too.
+enum class Epilogue : int { none, bias, sums };
+
 /// Row-major matrix products (see kernels/gemm.hpp). Alignments are those of the addresses of all matrices, in bytes.
 struct GemmProblem {
   DType dtype;
   Trans ta, tb;
   Index m, n, k, lda, ldb, ldc;
-  bool bias, tf32;
+  Epilogue epilogue;
+  bool tf32;
   int align_a, align_b, align_c;
   Index count = 1, stride_a = 0, stride_b = 0, stride_c = 0;
   DType out = dtype;  ///< of the product
@@ -33953,7 +33957,7 @@ struct GemmProblem {
             lda,
             ldb,
             ldc,
-            bias,
+            static_cast<Index>(epilogue),
             tf32,
             align_a,
             align_b,
@@ -34004,7 +34008,9 @@ namespace chorus::kernels::cuda {
 inline std::string text_of(const GemmProblem& p) {
   return cat("matrix product ", p.dtype, " [", p.m, ", ", p.k, "] by [", p.k, ", ", p.n, "]",
              p.ta == Trans::yes ? ", the first transposed" : "", p.tb == Trans::yes ? ", the second transposed" : "",
-             p.count > 1 ? cat(", a stack of ", p.count) : "", p.bias ? ", with a bias" : "",
+             p.count > 1 ? cat(", a stack of ", p.count) : "", p.epilogue == Epilogue::bias   ? ", with a bias"
+             : p.epilogue == Epilogue::sums ? ", with the sums of the first's rows"
+                                            : "",
              p.out == p.dtype ? "" : cat(", in ", p.out));
 }
 inline std::string text_of(const ConvolutionProblem& p) {
@@ -34073,7 +34079,8 @@ inline constexpr cudaDataType_t cuda_type<half> = CUDA_R_16F;
 class GemmPlan {
  public:
   GemmPlan(cublasLtHandle_t handle, const GemmProblem& problem, cudaDataType_t type, cudaDataType_t out,
-           const void* bias) {
+           const void* vector)
+      : epilogue_(problem.epilogue) {
     const bool exact = type == CUDA_R_64F;
     const cublasComputeType_t compute = exact                                ? CUBLAS_COMPUTE_64F
                                         : type == CUDA_R_32F && problem.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32
@@ -34083,9 +34090,10 @@ class GemmPlan {
     const cublasOperation_t right = problem.ta == Trans::yes ? CUBLAS_OP_T : CUBLAS_OP_N;
     set(CUBLASLT_MATMUL_DESC_TRANSA, left);
     set(CUBLASLT_MATMUL_DESC_TRANSB, right);
-    if (problem.bias) {
-      set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
-      set_bias(bias);
+    if (problem.epilogue != Epilogue::none) {
+      const bool sums = problem.epilogue == Epilogue::sums;  // our A is its B
+      set(CUBLASLT_MATMUL_DESC_EPILOGUE, sums ? CUBLASLT_EPILOGUE_BGRADB : CUBLASLT_EPILOGUE_BIAS);
+      set_vector(vector);
     }
     layout(&a_, type, problem.n, problem.k, problem.ldb, left);
     layout(&b_, type, problem.k, problem.m, problem.lda, right);
@@ -34115,7 +34123,7 @@ class GemmPlan {
     const cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(handle, operation_, a_, b_, c_, c_, preference, 1, &choice_, &found);
     // Some versions call an epilogue that they have not for a type an invalid value.
-    const bool refused = problem.bias && status == CUBLAS_STATUS_INVALID_VALUE;
+    const bool refused = problem.epilogue != Epilogue::none && status == CUBLAS_STATUS_INVALID_VALUE;
     if (status != CUBLAS_STATUS_NOT_SUPPORTED && !refused) CHORUS_CUBLAS_CHECK(status);
     if (status != CUBLAS_STATUS_SUCCESS) chorus::cuda::forget_error();
     usable_ = status == CUBLAS_STATUS_SUCCESS && found > 0 && choice_.state == CUBLAS_STATUS_SUCCESS;
@@ -34133,7 +34141,9 @@ class GemmPlan {
   std::size_t workspace_bytes() const { return choice_.workspaceSize; }
   /// Which algorithm it is, in words.
   std::string text() const {
-    if (!usable_) return "cuBLASLt has no algorithm for it; a plain kernel";
+    if (!usable_)
+      return cat("cuBLASLt has no algorithm for it; ",
+                 epilogue_ == Epilogue::sums ? "the sums are a kernel of their own" : "a plain kernel");
     const auto number = [this](cublasLtMatmulAlgoConfigAttributes_t name) {
       std::uint32_t value = 0;
       std::size_t bytes = 0;
@@ -34144,7 +34154,8 @@ class GemmPlan {
                number(CUBLASLT_ALGO_CONFIG_TILE_ID), ", stages ", number(CUBLASLT_ALGO_CONFIG_STAGES_ID), ", split k ",
                number(CUBLASLT_ALGO_CONFIG_SPLITK_NUM), ", workspace ", workspace_bytes(), " bytes");
   }
-  void set_bias(const void* bias) { set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias); }
+  /// Where the bias is, or where the sums go.
+  void set_vector(const void* vector) { set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, vector); }
 
   /// c = scale a b, or c += with `accumulate`. `Scale` is float, or double for doubles.
   template <class Scale>
@@ -34175,6 +34186,7 @@ class GemmPlan {
     say(CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, static_cast<std::int64_t>(stride));
   }
 
+  Epilogue epilogue_;
   cublasLtMatmulDesc_t operation_ = nullptr;
   cublasLtMatrixLayout_t a_ = nullptr, b_ = nullptr, c_ = nullptr;
   cublasLtMatmulHeuristicResult_t choice_{};
@@ -34193,11 +34205,12 @@ struct CublasContext {
     return all[static_cast<std::size_t>(device.index)];
   }
   /// With `mutex` locked and the device current.
-  GemmPlan& plan(Cuda device, const GemmProblem& problem, cudaDataType_t type, cudaDataType_t out, const void* bias) {
+  GemmPlan& plan(Cuda device, const GemmProblem& problem, cudaDataType_t type, cudaDataType_t out,
+                 const void* vector) {
     if (handle == nullptr) CHORUS_CUBLAS_CHECK(cublasLtCreate(&handle));
     auto& plan = plans[problem.key()];
     if (plan) return *plan;
-    plan = std::make_unique<GemmPlan>(handle, problem, type, out, bias);
+    plan = std::make_unique<GemmPlan>(handle, problem, type, out, vector);
     say_plan(device, problem, [&] { return plan->text(); });
     return *plan;
   }
@@ -34259,6 +34272,13 @@ struct PlainGemm {
   }
 };
 
+template <class Out>
+struct AddSums {
+  const Out* sums;
+  Out* to;
+  __device__ void operator()(Index i) const { put(to, i, get(sums, i), true); }
+};
+
 template <class T, class Out>
 struct AddBias {
   Index n, ldc;
@@ -34270,17 +34290,17 @@ struct AddBias {
   }
 };
 
-/// False where cuBLASLt has no algorithm for it.
+/// `vector`: the bias, or where the sums go. False where cuBLASLt has no algorithm for it.
 template <class T, class Out>
 bool cublas_gemm(Cuda device, const GemmProblem& problem, double scale, const T* a, const T* b, Out* c, bool accumulate,
-                 const T* bias) {
+                 const void* vector) {
   using Scale = std::conditional_t<std::is_same_v<T, double>, double, float>;
   const DeviceGuard guard(device);
   auto& context = CublasContext::of(device);
   const std::lock_guard lock(context.mutex);
-  GemmPlan& plan = context.plan(device, problem, cuda_type<T>, cuda_type<Out>, bias);
+  GemmPlan& plan = context.plan(device, problem, cuda_type<T>, cuda_type<Out>, vector);
   if (!plan.usable()) return false;
-  if (problem.bias) plan.set_bias(bias);
+  if (problem.epilogue != Epilogue::none) plan.set_vector(vector);
   const Scratch<std::byte> workspace(device, static_cast<Index>(plan.workspace_bytes()));
   plan.run<Scale>(context.handle, static_cast<Scale>(scale), a, b, c, accumulate, workspace.data(),
                   chorus::cuda::current_stream(device));
@@ -34304,7 +34324,7 @@ void gemm_at_once(Cuda device, const GemmStack& stack, double scale, Trans ta, T
                       lda,
                       ldb,
                       ldc,
-                      bias != nullptr,
+                      bias != nullptr ? Epilogue::bias : Epilogue::none,
                       tf32_allowed(),
                       alignment(a, stack.a),
                       alignment(b, stack.b),
@@ -34317,7 +34337,7 @@ void gemm_at_once(Cuda device, const GemmStack& stack, double scale, Trans ta, T
   const Index rows = stack.count * m;
   if (k > 0) {
     if (cublas_gemm(device, problem, scale, a, b, c, accumulate, bias)) return;
-    problem.bias = false;
+    problem.epilogue = Epilogue::none;
     if (bias != nullptr && cublas_gemm<T, Out>(device, problem, scale, a, b, c, accumulate, nullptr)) {
       for_each(device, "bias of a matrix product", rows * n, AddBias<T, Out>{n, ldc, c, bias});
       return;
@@ -34335,6 +34355,23 @@ void gemm(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a
           Out* c, Index ldc, bool accumulate, const T* bias_n = nullptr) {
   if (m == 0 || n == 0) return;
   cuda::gemm_at_once(device, {}, 1, ta, tb, m, n, k, a, lda, b, ldb, c, ldc, accumulate, bias_n);
+}
+
+/// c = op(a) op(b), or c += with `accumulate`, and sums: [m], of each row of op(a), or sums += with `add_sums`: in one
+/// call, which reads `a` once. False, with nothing done, where cuBLASLt has no algorithm for both together.
+template <Real T, SumOf<T> Out>
+bool gemm_with_sums(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b,
+                    Index ldb, Out* c, Index ldc, bool accumulate, Out* sums, bool add_sums) {
+  using cuda::alignment_of;
+  if (m == 0 || n == 0 || k == 0) return false;
+  const cuda::Scratch<Out> made(device, add_sums ? m : 0);  // the library overwrites
+  Out* const to = add_sums ? made.data() : sums;
+  cuda::GemmProblem problem{dtype<T>, ta, tb, m, n, k, lda, ldb, ldc, cuda::Epilogue::sums, tf32_allowed(),
+                            alignment_of(a), alignment_of(b), std::min(alignment_of(c), alignment_of(to))};
+  problem.out = dtype<Out>;
+  if (!cuda::cublas_gemm(device, problem, 1, a, b, c, accumulate, static_cast<const void*>(to))) return false;
+  if (add_sums) cuda::for_each(device, "sums of a matrix product", m, cuda::AddSums<Out>{to, sums});
+  return true;
 }
 
 /// A stack's products, times `scale`; at most 65,535 matrices a launch, for that is the size of a grid's last axes.
@@ -36164,12 +36201,16 @@ struct PlanKey {
   friend bool operator==(const PlanKey& a, const PlanKey& b) { return a.numbers == b.numbers; }
 };
 
+/// What a product does beside itself: it adds a bias to each row of c, or gives the sum of each row of op(a), too.
+enum class Epilogue : int { none, bias, sums };
+
 /// Row-major matrix products (see kernels/gemm.hpp). Alignments are those of the addresses of all matrices, in bytes.
 struct GemmProblem {
   DType dtype;
   Trans ta, tb;
   Index m, n, k, lda, ldb, ldc;
-  bool bias, tf32;
+  Epilogue epilogue;
+  bool tf32;
   int align_a, align_b, align_c;
   Index count = 1, stride_a = 0, stride_b = 0, stride_c = 0;
   DType out = dtype;  ///< of the product
@@ -36184,7 +36225,7 @@ struct GemmProblem {
             lda,
             ldb,
             ldc,
-            bias,
+            static_cast<Index>(epilogue),
             tf32,
             align_a,
             align_b,
@@ -36235,7 +36276,9 @@ namespace chorus::kernels::cuda {
 inline std::string text_of(const GemmProblem& p) {
   return cat("matrix product ", p.dtype, " [", p.m, ", ", p.k, "] by [", p.k, ", ", p.n, "]",
              p.ta == Trans::yes ? ", the first transposed" : "", p.tb == Trans::yes ? ", the second transposed" : "",
-             p.count > 1 ? cat(", a stack of ", p.count) : "", p.bias ? ", with a bias" : "",
+             p.count > 1 ? cat(", a stack of ", p.count) : "", p.epilogue == Epilogue::bias   ? ", with a bias"
+             : p.epilogue == Epilogue::sums ? ", with the sums of the first's rows"
+                                            : "",
              p.out == p.dtype ? "" : cat(", in ", p.out));
 }
 inline std::string text_of(const ConvolutionProblem& p) {
@@ -38752,7 +38795,8 @@ inline constexpr cudaDataType_t cuda_type<half> = CUDA_R_16F;
 class GemmPlan {
  public:
   GemmPlan(cublasLtHandle_t handle, const GemmProblem& problem, cudaDataType_t type, cudaDataType_t out,
-           const void* bias) {
+           const void* vector)
+      : epilogue_(problem.epilogue) {
     const bool exact = type == CUDA_R_64F;
     const cublasComputeType_t compute = exact                                ? CUBLAS_COMPUTE_64F
                                         : type == CUDA_R_32F && problem.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32
@@ -38762,9 +38806,10 @@ class GemmPlan {
     const cublasOperation_t right = problem.ta == Trans::yes ? CUBLAS_OP_T : CUBLAS_OP_N;
     set(CUBLASLT_MATMUL_DESC_TRANSA, left);
     set(CUBLASLT_MATMUL_DESC_TRANSB, right);
-    if (problem.bias) {
-      set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
-      set_bias(bias);
+    if (problem.epilogue != Epilogue::none) {
+      const bool sums = problem.epilogue == Epilogue::sums;  // our A is its B
+      set(CUBLASLT_MATMUL_DESC_EPILOGUE, sums ? CUBLASLT_EPILOGUE_BGRADB : CUBLASLT_EPILOGUE_BIAS);
+      set_vector(vector);
     }
     layout(&a_, type, problem.n, problem.k, problem.ldb, left);
     layout(&b_, type, problem.k, problem.m, problem.lda, right);
@@ -38794,7 +38839,7 @@ class GemmPlan {
     const cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(handle, operation_, a_, b_, c_, c_, preference, 1, &choice_, &found);
     // Some versions call an epilogue that they have not for a type an invalid value.
-    const bool refused = problem.bias && status == CUBLAS_STATUS_INVALID_VALUE;
+    const bool refused = problem.epilogue != Epilogue::none && status == CUBLAS_STATUS_INVALID_VALUE;
     if (status != CUBLAS_STATUS_NOT_SUPPORTED && !refused) CHORUS_CUBLAS_CHECK(status);
     if (status != CUBLAS_STATUS_SUCCESS) chorus::cuda::forget_error();
     usable_ = status == CUBLAS_STATUS_SUCCESS && found > 0 && choice_.state == CUBLAS_STATUS_SUCCESS;
@@ -38812,7 +38857,9 @@ class GemmPlan {
   std::size_t workspace_bytes() const { return choice_.workspaceSize; }
   /// Which algorithm it is, in words.
   std::string text() const {
-    if (!usable_) return "cuBLASLt has no algorithm for it; a plain kernel";
+    if (!usable_)
+      return cat("cuBLASLt has no algorithm for it; ",
+                 epilogue_ == Epilogue::sums ? "the sums are a kernel of their own" : "a plain kernel");
     const auto number = [this](cublasLtMatmulAlgoConfigAttributes_t name) {
       std::uint32_t value = 0;
       std::size_t bytes = 0;
@@ -38823,7 +38870,8 @@ class GemmPlan {
                number(CUBLASLT_ALGO_CONFIG_TILE_ID), ", stages ", number(CUBLASLT_ALGO_CONFIG_STAGES_ID), ", split k ",
                number(CUBLASLT_ALGO_CONFIG_SPLITK_NUM), ", workspace ", workspace_bytes(), " bytes");
   }
-  void set_bias(const void* bias) { set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias); }
+  /// Where the bias is, or where the sums go.
+  void set_vector(const void* vector) { set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, vector); }
 
   /// c = scale a b, or c += with `accumulate`. `Scale` is float, or double for doubles.
   template <class Scale>
@@ -38854,6 +38902,7 @@ class GemmPlan {
     say(CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, static_cast<std::int64_t>(stride));
   }
 
+  Epilogue epilogue_;
   cublasLtMatmulDesc_t operation_ = nullptr;
   cublasLtMatrixLayout_t a_ = nullptr, b_ = nullptr, c_ = nullptr;
   cublasLtMatmulHeuristicResult_t choice_{};
@@ -38872,11 +38921,12 @@ struct CublasContext {
     return all[static_cast<std::size_t>(device.index)];
   }
   /// With `mutex` locked and the device current.
-  GemmPlan& plan(Cuda device, const GemmProblem& problem, cudaDataType_t type, cudaDataType_t out, const void* bias) {
+  GemmPlan& plan(Cuda device, const GemmProblem& problem, cudaDataType_t type, cudaDataType_t out,
+                 const void* vector) {
     if (handle == nullptr) CHORUS_CUBLAS_CHECK(cublasLtCreate(&handle));
     auto& plan = plans[problem.key()];
     if (plan) return *plan;
-    plan = std::make_unique<GemmPlan>(handle, problem, type, out, bias);
+    plan = std::make_unique<GemmPlan>(handle, problem, type, out, vector);
     say_plan(device, problem, [&] { return plan->text(); });
     return *plan;
   }
@@ -38916,6 +38966,13 @@ struct PlainGemm {
   }
 };
 
+template <class Out>
+struct AddSums {
+  const Out* sums;
+  Out* to;
+  __device__ void operator()(Index i) const { put(to, i, get(sums, i), true); }
+};
+
 template <class T, class Out>
 struct AddBias {
   Index n, ldc;
@@ -38927,17 +38984,17 @@ struct AddBias {
   }
 };
 
-/// False where cuBLASLt has no algorithm for it.
+/// `vector`: the bias, or where the sums go. False where cuBLASLt has no algorithm for it.
 template <class T, class Out>
 bool cublas_gemm(Cuda device, const GemmProblem& problem, double scale, const T* a, const T* b, Out* c, bool accumulate,
-                 const T* bias) {
+                 const void* vector) {
   using Scale = std::conditional_t<std::is_same_v<T, double>, double, float>;
   const DeviceGuard guard(device);
   auto& context = CublasContext::of(device);
   const std::lock_guard lock(context.mutex);
-  GemmPlan& plan = context.plan(device, problem, cuda_type<T>, cuda_type<Out>, bias);
+  GemmPlan& plan = context.plan(device, problem, cuda_type<T>, cuda_type<Out>, vector);
   if (!plan.usable()) return false;
-  if (problem.bias) plan.set_bias(bias);
+  if (problem.epilogue != Epilogue::none) plan.set_vector(vector);
   const Scratch<std::byte> workspace(device, static_cast<Index>(plan.workspace_bytes()));
   plan.run<Scale>(context.handle, static_cast<Scale>(scale), a, b, c, accumulate, workspace.data(),
                   chorus::cuda::current_stream(device));
@@ -38961,7 +39018,7 @@ void gemm_at_once(Cuda device, const GemmStack& stack, double scale, Trans ta, T
                       lda,
                       ldb,
                       ldc,
-                      bias != nullptr,
+                      bias != nullptr ? Epilogue::bias : Epilogue::none,
                       tf32_allowed(),
                       alignment(a, stack.a),
                       alignment(b, stack.b),
@@ -38974,7 +39031,7 @@ void gemm_at_once(Cuda device, const GemmStack& stack, double scale, Trans ta, T
   const Index rows = stack.count * m;
   if (k > 0) {
     if (cublas_gemm(device, problem, scale, a, b, c, accumulate, bias)) return;
-    problem.bias = false;
+    problem.epilogue = Epilogue::none;
     if (bias != nullptr && cublas_gemm<T, Out>(device, problem, scale, a, b, c, accumulate, nullptr)) {
       for_each(device, "bias of a matrix product", rows * n, AddBias<T, Out>{n, ldc, c, bias});
       return;
@@ -38992,6 +39049,23 @@ void gemm(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a
           Out* c, Index ldc, bool accumulate, const T* bias_n = nullptr) {
   if (m == 0 || n == 0) return;
   cuda::gemm_at_once(device, {}, 1, ta, tb, m, n, k, a, lda, b, ldb, c, ldc, accumulate, bias_n);
+}
+
+/// c = op(a) op(b), or c += with `accumulate`, and sums: [m], of each row of op(a), or sums += with `add_sums`: in one
+/// call, which reads `a` once. False, with nothing done, where cuBLASLt has no algorithm for both together.
+template <Real T, SumOf<T> Out>
+bool gemm_with_sums(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b,
+                    Index ldb, Out* c, Index ldc, bool accumulate, Out* sums, bool add_sums) {
+  using cuda::alignment_of;
+  if (m == 0 || n == 0 || k == 0) return false;
+  const cuda::Scratch<Out> made(device, add_sums ? m : 0);  // the library overwrites
+  Out* const to = add_sums ? made.data() : sums;
+  cuda::GemmProblem problem{dtype<T>, ta, tb, m, n, k, lda, ldb, ldc, cuda::Epilogue::sums, tf32_allowed(),
+                            alignment_of(a), alignment_of(b), std::min(alignment_of(c), alignment_of(to))};
+  problem.out = dtype<Out>;
+  if (!cuda::cublas_gemm(device, problem, 1, a, b, c, accumulate, static_cast<const void*>(to))) return false;
+  if (add_sums) cuda::for_each(device, "sums of a matrix product", m, cuda::AddSums<Out>{to, sums});
+  return true;
 }
 
 /// A stack's products, times `scale`; at most 65,535 matrices a launch, for that is the size of a grid's last axes.
@@ -39107,6 +39181,33 @@ auto matmul(const A& a, const B& b) {
   }
 }
 
+namespace detail {
+/// Gradients of a linear layer by weight and bias, on GPUs, where a product can give both. False, with nothing done, on
+/// the CPU, and where the weight's is put off.
+template <class W, class B, AnyTensor Dy, class Input>
+bool weight_and_bias([[maybe_unused]] W& weight, [[maybe_unused]] B& bias, [[maybe_unused]] const Dy& dy,
+                     [[maybe_unused]] const Input& input, [[maybe_unused]] Index rows, [[maybe_unused]] Index in,
+                     [[maybe_unused]] Index out) {
+  using D = typename Dy::device_type;
+  if constexpr (!std::is_same_v<D, Cpu>) {
+    if (deferred_gradients != nullptr && deferred_gradients->may_wait(weight)) return false;
+    using kernels::Trans;
+    const auto* const x = input.read("linear").data();
+    const auto [dw, add_dw] = weight.target();
+    const auto [db, add_db] = bias.target();
+    if constexpr (std::is_same_v<decltype(dw.data()), decltype(db.data())>)
+      if (gemm_with_sums(dy.device(), Trans::yes, Trans::no, out, in, rows, dy.data(), out, x, in, dw.data(), in,
+                         add_dw, db.data(), add_db))
+        return true;
+    kernels::sum(dy.device(), {1, rows, out}, dy.data(), db.data(), add_db);
+    kernels::gemm(dy.device(), Trans::yes, Trans::no, out, in, rows, dy.data(), out, x, in, dw.data(), in, add_dw);
+    return true;
+  } else {
+    return false;
+  }
+}
+}  // namespace detail
+
 namespace operations {
 // `w` and `b` are the numbers of weight and bias, in x's type; gradients have the type of weight and bias.
 template <Operand X, Operand W, Operand B, class Matrix, class Row>
@@ -39143,13 +39244,16 @@ detail::RecordedLike<X, X, W, B> linear(const X& x, const W& weight, const B& bi
                   in_features, out.data(), out_features, false, b.data());
   return record(
       Linear{}, std::move(out),
-      [input = detail::Saved(input), w = detail::Saved(w), device, rows, in_features, out_features](
-          const auto& dy, auto dx, auto dw, auto db) {
-        if (db) {
+      [input = detail::Saved(input), w = detail::Saved(w), device, rows, in_features, out_features,
+       canonical = detail::within_share()](const auto& dy, auto dx, auto dw, auto db) {
+        // In canonical shares a bias's gradient has an order of its own: nothing depends on a library's choice.
+        const bool both = dw && db && !canonical &&
+                          detail::weight_and_bias(*dw, *db, dy, input, rows, in_features, out_features);
+        if (db && !both) {
           const auto [grad, accumulate] = db->target();
           kernels::sum(device, {1, rows, out_features}, dy.data(), grad.data(), accumulate);
         }
-        if (dw) {
+        if (dw && !both) {
           const auto add = [device, rows, in_features, out_features](auto& node, const auto& dout, const auto& saved) {
             const auto [grad, accumulate] = node.target();
             kernels::gemm(device, Trans::yes, Trans::no, out_features, in_features, rows, dout.data(), out_features,
@@ -39556,6 +39660,13 @@ struct AttentionPitches {
   static AttentionPitches dense(const AttentionShape& s) {
     return {AttentionPitch::dense(s.heads, s.queries, s.features), AttentionPitch::dense(s.heads, s.keys, s.features),
             AttentionPitch::dense(s.heads, s.keys, s.values), AttentionPitch::dense(s.heads, s.queries, s.values)};
+  }
+  /// Of arrays [samples, places, heads, features].
+  static AttentionPitches heads_inside(const AttentionShape& s) {
+    const auto of = [&s](Index rows, Index features) {
+      return AttentionPitch{rows * s.heads * features, features, s.heads * features};
+    };
+    return {of(s.queries, s.features), of(s.keys, s.features), of(s.keys, s.values), of(s.queries, s.values)};
   }
 };
 
@@ -40508,27 +40619,35 @@ inline constexpr bool has_attention_kernel =
             tensor_of<Q>::rank == tensor_of<K>::rank&& tensor_of<Q>::rank == tensor_of<V>::rank &&
     !(is_graph_variable<Q> || is_graph_variable<K> || is_graph_variable<V>);
 
+template <bool heads_inside>
+kernels::AttentionPitches attention_pitches(const kernels::AttentionShape& s) {
+  return heads_inside ? kernels::AttentionPitches::heads_inside(s) : kernels::AttentionPitches::dense(s);
+}
+
 template <class Q>
 using AttentionMask = Tensor<typename tensor_of<Q>::value_type, 3, typename tensor_of<Q>::device_type>;
 
-/// `mask` is undefined or has the shape of the scores, or of one matrix of them.
-template <Operand Q, Operand K, Operand V>
+/// `mask` is undefined or has the shape of the scores, or of one matrix of them; there are some. With `heads_inside`,
+/// on GPUs, operands and result are [batch, places, heads, features].
+template <bool heads_inside = false, Operand Q, Operand K, Operand V>
 auto attention_in_blocks(const Q& q, const K& k, const V& v, const AttentionMask<Q>& mask,
                          const AttentionOptions& options) {
   using T = typename tensor_of<Q>::value_type;
   using D = typename tensor_of<Q>::device_type;
-  constexpr int rank = tensor_of<Q>::rank;
+  constexpr int rank = tensor_of<Q>::rank, places = heads_inside ? -3 : -2;
+  constexpr bool on_cpu = std::is_same_v<D, Cpu>;
+  static_assert(!heads_inside || (rank == 4 && !on_cpu));
   const auto queries = contiguous(value_of(q));
   const auto keys = contiguous(value_of(k));
   const auto values = contiguous(value_of(v));
   const auto device = queries.device();
   auto shape = queries.shape();
   const Index samples = rank > 2 ? shape[0] : 1;
-  const Index matrices = std::accumulate(shape.begin(), shape.end() - 2, Index{1}, std::multiplies<>());
+  const Index matrices = queries.numel() / (queries.size(places) * queries.size(-1));
   kernels::AttentionShape s{.samples = samples,
-                            .heads = samples == 0 ? 0 : matrices / samples,
-                            .queries = queries.size(-2),
-                            .keys = keys.size(-2),
+                            .heads = matrices / samples,
+                            .queries = queries.size(places),
+                            .keys = keys.size(places),
                             .features = queries.size(-1),
                             .values = values.size(-1),
                             .scale = 1 / std::sqrt(static_cast<double>(queries.size(-1))),
@@ -40540,8 +40659,14 @@ auto attention_in_blocks(const Q& q, const K& k, const V& v, const AttentionMask
   shape.back() = s.values;
   auto out = Tensor<T, rank, D>::empty(shape, device);
   count_multiply_adds(matrices * s.queries * s.keys * (s.features + s.values));
-  kernels::attention_forward(device, s, queries.data(), keys.data(), values.data(), mask.data(), out.data(),
-                             log_sums.data());
+  const auto forward = [&](const auto&... at) {
+    kernels::attention_forward(device, s, at..., queries.data(), keys.data(), values.data(), mask.data(), out.data(),
+                               log_sums.data());
+  };
+  if constexpr (on_cpu)
+    forward();
+  else
+    forward(attention_pitches<heads_inside>(s));
   return record(
       "scaled_dot_product_attention", out,
       [queries = Saved(queries), keys = Saved(keys), values = Saved(values), mask, out = Saved(out), log_sums, s,
@@ -40550,7 +40675,7 @@ auto attention_in_blocks(const Q& q, const K& k, const V& v, const AttentionMask
         const auto place = [&](auto node, bool& adds) -> T* {
           if (!node) return nullptr;
           const auto [grad, accumulate] = node->target();
-          if (std::is_same_v<D, Cpu> && !accumulate) zero_bytes(device, grad.data(), grad.bytes());
+          if (on_cpu && !accumulate) zero_bytes(device, grad.data(), grad.bytes());
           adds = accumulate;
           return grad.data();
         };
@@ -40561,10 +40686,10 @@ auto attention_in_blocks(const Q& q, const K& k, const V& v, const AttentionMask
           kernels::attention_backward(device, s, how..., in[0], in[1], in[2], mask.data(), in[3], log_sums.data(),
                                       dy.data(), grads[0], grads[1], grads[2]);
         };
-        if constexpr (std::is_same_v<D, Cpu>)
+        if constexpr (on_cpu)
           backward();
         else
-          backward(kernels::AttentionPitches::dense(s), adds);
+          backward(attention_pitches<heads_inside>(s), adds);
       },
       q, k, v);
 }
@@ -40690,6 +40815,21 @@ Tensor<T, 3, D> attention_mask(const Tensor<T, Rank, D>& mask, std::array<Index,
   if (!for_all) return broadcast_to(mask, scores).view(matrix(-1));
   return broadcast_to(contiguous(mask).view(Shape<3>{1, mask.size(-2), mask.size(-1)}), matrix(1));
 }
+/// The same of truth values: numbers of type T that hide what no query sees.
+template <class T, int Rank, class D, std::size_t N>
+Tensor<T, 3, D> attention_mask(const Tensor<bool, Rank, D>& mask, std::array<Index, N> scores) {
+  constexpr float hidden = -std::numeric_limits<float>::infinity();
+  if constexpr (std::is_same_v<D, Cpu>) {
+    const auto seen = contiguous(mask);
+    auto added = Tensor<T, Rank, D>::empty(mask.shape(), mask.device());
+    std::transform(seen.data(), seen.data() + seen.numel(), added.data(),
+                   [=](bool sees) { return sees ? static_cast<T>(0) : static_cast<T>(hidden); });
+    return attention_mask(added, scores);
+  } else {
+    const auto none = Tensor<T, 0, D>::full({}, static_cast<T>(hidden), mask.device());
+    return attention_mask(where(mask, Tensor<T, Rank, D>::zeros(mask.shape(), mask.device()), none), scores);
+  }
+}
 
 template <Operand Q, Operand K, Operand V, class MakeMask, class Masked>
 auto attention(const Q& q, const K& k, const V& v, const MakeMask& make_mask, const Masked& masked,
@@ -40747,20 +40887,7 @@ auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, const Tens
   using T = typename tensor_of<Q>::value_type;
   constexpr float hidden = -std::numeric_limits<float>::infinity();
   return detail::attention(
-      q, k, v,
-      [&](const auto& scores) {
-        if constexpr (std::is_same_v<D, Cpu>) {
-          const auto seen = contiguous(mask);
-          auto added = Tensor<T, Rank, D>::empty(mask.shape(), mask.device());
-          std::transform(seen.data(), seen.data() + seen.numel(), added.data(),
-                         [=](bool sees) { return sees ? static_cast<T>(0) : static_cast<T>(hidden); });
-          return detail::attention_mask(added, scores);
-        } else {
-          const auto none = Tensor<T, 0, D>::full({}, static_cast<T>(hidden), mask.device());
-          return detail::attention_mask(where(mask, Tensor<T, Rank, D>::zeros(mask.shape(), mask.device()), none),
-                                        scores);
-        }
-      },
+      q, k, v, [&](const auto& scores) { return detail::attention_mask<T>(mask, scores); },
       [&](const auto& scores) {
         return where(mask, scores, Tensor<T, 0, D>::full({}, static_cast<T>(hidden), mask.device()));
       },
