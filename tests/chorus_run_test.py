@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 
-from processes import CLEAN, children, expect, free_port, say
+from processes import CLEAN, children, expect, free_port, say, shared_memory
 
 RUN, TRAIN = sys.argv[1:3]
 KILLS = int(sys.argv[3]) if len(sys.argv) > 3 else 20
@@ -159,7 +159,7 @@ def killed_again_and_again():
     status, out, err = run("--nproc-per-node", 2, TRAIN, *options, "--save", FOLDER / "undisturbed.safetensors", "--metrics", undisturbed, limit=300)
     expect(status == 0, err)
     checkpoint, metrics = FOLDER / "killed.safetensors", FOLDER / "killed.jsonl"
-    shared_memory = set(os.listdir("/dev/shm"))
+    shared_before = shared_memory()
     job = subprocess.Popen([RUN, "--nproc-per-node", "2", "--max-restarts", str(KILLS), TRAIN, *options, "--save", str(checkpoint),
                             "--resume", "auto", "--metrics", str(metrics)], stderr=subprocess.PIPE, text=True, env=CLEAN)
     chance = random.Random(7)
@@ -185,7 +185,7 @@ def killed_again_and_again():
     expect(first["event"] == "step" and first["step"] >= KILLS // 2, first)
     left = [path.name for path in FOLDER.glob("killed.safetensors?*")]
     expect(not left, "left behind:", left)
-    expect(set(os.listdir("/dev/shm")) <= shared_memory, os.listdir("/dev/shm"))
+    expect(shared_memory() <= shared_before, shared_memory() - shared_before)
     say(f"{KILLS} kills: the same parameters")
 
 

@@ -30,6 +30,11 @@ def until(condition, *what, limit=10):
         time.sleep(0.01)
 
 
+def shared_memory():
+    """The names of what lies in shared memory, but for that of Open MPI, which another test may be running."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("vader_segment")}
+
+
 def children(pid):
     """The processes that a process has started itself, and that are there."""
     try:

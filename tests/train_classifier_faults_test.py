@@ -19,7 +19,7 @@ import tempfile
 import time
 
 import cifar_files
-from processes import alive, free_port, say
+from processes import alive, free_port, say, shared_memory
 
 PROGRAM = sys.argv[1]
 temporary = tempfile.TemporaryDirectory(prefix="chorus_faults_")
@@ -323,7 +323,7 @@ class Training:
         return self.process.returncode, text
 
 
-shared_memory = set(os.listdir("/dev/shm"))
+shared_before = shared_memory()
 for victim in (0, 1, 2):
     training = Training()
     os.kill(training.ranks[victim], signal.SIGKILL)
@@ -345,7 +345,7 @@ training = Training("--timeout", "1")
 os.kill(training.ranks[2], signal.SIGSTOP)
 status, text = training.end(8)
 assert status > 0 and "rank 2" in text and "1000 ms" in text, f"status {status}: {text}"
-assert set(os.listdir("/dev/shm")) <= shared_memory, "shared memory was left"
+assert shared_memory() <= shared_before, "shared memory was left"
 say("a rank that is killed or stopped, Ctrl-C and a killed supervisor end all ranks soon")
 
 # --- What goes on all the same.

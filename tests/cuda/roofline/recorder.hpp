@@ -200,5 +200,6 @@ inline cudaError_t set(void*, int, std::size_t bytes, cudaStream_t) {
   ::chorus::roofline::record(name, BLOCKS, KERNEL, __VA_ARGS__)
 #define size_class ::chorus::roofline::exact_size
 #define cudaMalloc ::chorus::roofline::reserve
+#define aligned_alloc(ALIGNMENT, BYTES) aligned_alloc(ALIGNMENT, (BYTES) & ~::chorus::roofline::never_again)
 #define cudaMemcpyAsync ::chorus::roofline::copy
 #define cudaMemsetAsync ::chorus::roofline::set
