@@ -33742,6 +33742,32 @@ inline constexpr Index left_pitch = gemm_depth * tile_rows + 16;
 /// How many numbers `rows` rows take, packed.
 constexpr Index left_size(Index rows) { return (rows + tile_rows - 1) / tile_rows * left_pitch; }
 
+/// The rows of a packed left-hand side that the second-level cache holds.
+inline constexpr Index left_rows = gemm_depth / tile_rows * tile_rows;
+
+/// Memory for `Size` numbers, this thread's for as long as it lives: no part of a device's, and taken once, so that how
+/// many threads meet doesn't decide how much is taken.
+template <class T, Index Size>
+T* kept_memory() {
+  struct alignas(64) Numbers {
+    T all[static_cast<std::size_t>(Size)];
+  };
+  thread_local const std::unique_ptr<Numbers> memory(new Numbers);  // pages that nobody writes are not there
+  return memory->all;
+}
+template <class T>
+T* left_memory() {
+  return kept_memory<T, left_size(left_rows)>();
+}
+
+/// Calls f(first, count) for pieces of `rows` rows that left_memory has room for: whole tiles, but for the last.
+template <class F>
+void for_left_pieces(Index rows, const F& f) {
+  for_pieces((rows + tile_rows - 1) / tile_rows, left_rows / tile_rows, [&](Index tile, Index tiles) {
+    f(tile * tile_rows, std::min(tiles * tile_rows, rows - tile * tile_rows));
+  });
+}
+
 /// to[i / tile_rows][p][i % tile_rows] = a[i, p] for `depth` columns, at most gemm_depth. One of a's strides is 1.
 template <class T>
 void pack_left(Index rows, Index depth, const Matrix<T>& a, T* to) {
@@ -34399,8 +34425,8 @@ namespace chorus::kernels {
 
 namespace detail {
 
-// Rows of a tile's left-hand side that the second-level cache holds, and columns of b that the third holds.
-inline constexpr Index gemm_rows = gemm_depth / tile_rows * tile_rows, gemm_columns = 2048;
+/// Columns of b that the third-level cache holds, packed.
+inline constexpr Index gemm_columns = 2048;
 
 /// to[p, j] = op(b)[p, j], padded with zeros to `tile_columns`.
 template <class T>
@@ -34441,25 +34467,22 @@ void gemm_packed(Trans tb, Index m, Index n, Index k, const Matrix<T>& a, const 
                  bool accumulate, const T* bias_n) {
   constexpr Index w = tile_columns<T>;
   // A panel is used for each piece of a's rows: those of one piece take turns in one place, others are kept.
-  const Index panel_size = m > gemm_rows ? std::min(k, gemm_depth) * w : 0;
-  const Index panels = (std::min(n, gemm_columns) + w - 1) / w;
-  const Scratch<T> left(Cpu{}, left_size(std::min(m, gemm_rows)));
-  const Scratch<T> right(Cpu{}, std::max(gemm_depth * w, panels * panel_size));
+  const Index panel_size = m > left_rows ? std::min(k, gemm_depth) * w : 0;
+  T *const left = left_memory<T>(), *const right = kept_memory<T, gemm_columns * gemm_depth>();
   alignas(64) T start[w] = {};
 
   for_pieces(n, gemm_columns, [&](Index j0, Index width) {
     for_pieces(k, gemm_depth, [&](Index p0, Index depth) {
-      for_pieces((m + tile_rows - 1) / tile_rows, gemm_rows / tile_rows, [&](Index tile, Index tiles) {
-        const Index i0 = tile * tile_rows, rows = std::min(tiles * tile_rows, m - i0);
-        pack_left(rows, depth, Matrix<T>{a.data + i0 * a.row + p0 * a.column, a.row, a.column}, left.data());
-        T* panel = right.data();
+      for_left_pieces(m, [&](Index i0, Index rows) {
+        pack_left(rows, depth, Matrix<T>{a.data + i0 * a.row + p0 * a.column, a.row, a.column}, left);
+        T* panel = right;
         for (Index j = j0; j < j0 + width; j += w, panel += panel_size) {
           const Index columns = std::min(w, j0 + width - j);
           if (i0 == 0)
             pack_panel(tb, depth, columns, tb == Trans::no ? b + p0 * ldb + j : b + j * ldb + p0, ldb, panel);
           if (bias_n != nullptr)
             for (Index l = 0; l < w; ++l) start[l] = p0 == 0 && l < columns ? bias_n[j + l] : T{0};
-          multiply_left(rows, columns, depth, left.data(), panel, start, c + i0 * ldc + j, ldc, accumulate || p0 > 0);
+          multiply_left(rows, columns, depth, left, panel, start, c + i0 * ldc + j, ldc, accumulate || p0 > 0);
         }
       });
     });
@@ -34798,7 +34821,7 @@ struct InputRaster {
 
 namespace chorus::kernels::detail {
 
-inline constexpr Index conv_rows = gemm_depth / tile_rows * tile_rows, gather_rows = 24;
+inline constexpr Index gather_rows = 24;
 
 constexpr Index round_up(Index n, Index unit) { return (n + unit - 1) / unit * unit; }
 
@@ -34826,19 +34849,18 @@ void multiply_raster(bool gather, Index m, Index k, const Pixels& pixels, Matrix
   }
   alignas(64) T panel[gemm_depth * w + w];
   if (gather) std::fill_n(panel, gemm_depth * w, T{0});
-  const Scratch<T> packed(Cpu{}, gather ? left_size(std::min(m, conv_rows)) : 0);
+  T* const packed = left_memory<T>();
   for_pieces(k, gemm_depth, [&](Index p0, Index depth) {
-    for_pieces((m + tile_rows - 1) / tile_rows, conv_rows / tile_rows, [&](Index tile, Index tiles) {
-      const Index i = tile * tile_rows, rows = std::min(tiles * tile_rows, m - i);
+    for_left_pieces(m, [&](Index i, Index rows) {
       const Matrix<T> left{a.data + i * a.row + p0 * a.column, a.row, a.column};
-      if (gather) pack_left(rows, depth, left, packed.data());
+      if (gather) pack_left(rows, depth, left, packed);
       for_positions([&](Index q) {
         T* const to = c + i * c_row + q;
         if (!gather)
           return multiply_panel(rows, w, depth, left, b + q, offsets + p0, zero_columns<T>, to, c_row, p0 > 0);
         const Segments segments(pixels, q, std::min(w, pixels.count() - q));
         segments.gather_rows(depth, b, offsets + p0, w, panel);
-        multiply_left(rows, w, depth, packed.data(), panel, zero_columns<T>, to, c_row, p0 > 0);
+        multiply_left(rows, w, depth, packed, panel, zero_columns<T>, to, c_row, p0 > 0);
       });
     });
   });
@@ -34850,16 +34872,18 @@ void multiply_gathered(Index m, Index n, const Pixels& pixels, const T* a, Index
                        const Index* offsets, T* c, Index c_row) {
   constexpr Index w = tile_columns<T>;
   alignas(64) T columns[w * gemm_depth + w], panel[gemm_depth * w];
-  const Scratch<T> packed(Cpu{}, left_size(m));
-  for_pieces(pixels.count(), gemm_depth, [&](Index q, Index depth) {
-    pack_left(m, depth, Matrix<T>{a + q, a_row, 1}, packed.data());
-    const Segments segments(pixels, q, depth);
-    for (Index j = 0; j < n; j += w) {
-      const Index width = std::min(w, n - j);
-      for (Index l = 0; l < width; ++l) segments.gather(b + offsets[j + l], columns + l * gemm_depth);
-      pack_columns(depth, width, columns, gemm_depth, panel);
-      multiply_left(m, width, depth, packed.data(), panel, zero_columns<T>, c + j, c_row, true);
-    }
+  T* const packed = left_memory<T>();
+  for_left_pieces(m, [&](Index i, Index rows) {
+    for_pieces(pixels.count(), gemm_depth, [&](Index q, Index depth) {
+      pack_left(rows, depth, Matrix<T>{a + i * a_row + q, a_row, 1}, packed);
+      const Segments segments(pixels, q, depth);
+      for (Index j = 0; j < n; j += w) {
+        const Index width = std::min(w, n - j);
+        for (Index l = 0; l < width; ++l) segments.gather(b + offsets[j + l], columns + l * gemm_depth);
+        pack_columns(depth, width, columns, gemm_depth, panel);
+        multiply_left(rows, width, depth, packed, panel, zero_columns<T>, c + i * c_row + j, c_row, true);
+      }
+    });
   });
 }
 

@@ -6,7 +6,6 @@
 #include <chorus/core/threads.hpp>
 #include <chorus/kernels/cpu/gemm_few_rows.hpp>
 #include <chorus/kernels/cpu/pack.hpp>
-#include <chorus/kernels/cpu/scratch.hpp>
 #include <chorus/kernels/cpu/tile.hpp>
 #include <chorus/kernels/gemm.hpp>
 
@@ -14,8 +13,8 @@ namespace chorus::kernels {
 
 namespace detail {
 
-// Rows of a tile's left-hand side that the second-level cache holds, and columns of b that the third holds.
-inline constexpr Index gemm_rows = gemm_depth / tile_rows * tile_rows, gemm_columns = 2048;
+/// Columns of b that the third-level cache holds, packed.
+inline constexpr Index gemm_columns = 2048;
 
 /// to[p, j] = op(b)[p, j], padded with zeros to `tile_columns`.
 template <class T>
@@ -56,25 +55,22 @@ void gemm_packed(Trans tb, Index m, Index n, Index k, const Matrix<T>& a, const 
                  bool accumulate, const T* bias_n) {
   constexpr Index w = tile_columns<T>;
   // A panel is used for each piece of a's rows: those of one piece take turns in one place, others are kept.
-  const Index panel_size = m > gemm_rows ? std::min(k, gemm_depth) * w : 0;
-  const Index panels = (std::min(n, gemm_columns) + w - 1) / w;
-  const Scratch<T> left(Cpu{}, left_size(std::min(m, gemm_rows)));
-  const Scratch<T> right(Cpu{}, std::max(gemm_depth * w, panels * panel_size));
+  const Index panel_size = m > left_rows ? std::min(k, gemm_depth) * w : 0;
+  T *const left = left_memory<T>(), *const right = kept_memory<T, gemm_columns * gemm_depth>();
   alignas(64) T start[w] = {};
 
   for_pieces(n, gemm_columns, [&](Index j0, Index width) {
     for_pieces(k, gemm_depth, [&](Index p0, Index depth) {
-      for_pieces((m + tile_rows - 1) / tile_rows, gemm_rows / tile_rows, [&](Index tile, Index tiles) {
-        const Index i0 = tile * tile_rows, rows = std::min(tiles * tile_rows, m - i0);
-        pack_left(rows, depth, Matrix<T>{a.data + i0 * a.row + p0 * a.column, a.row, a.column}, left.data());
-        T* panel = right.data();
+      for_left_pieces(m, [&](Index i0, Index rows) {
+        pack_left(rows, depth, Matrix<T>{a.data + i0 * a.row + p0 * a.column, a.row, a.column}, left);
+        T* panel = right;
         for (Index j = j0; j < j0 + width; j += w, panel += panel_size) {
           const Index columns = std::min(w, j0 + width - j);
           if (i0 == 0)
             pack_panel(tb, depth, columns, tb == Trans::no ? b + p0 * ldb + j : b + j * ldb + p0, ldb, panel);
           if (bias_n != nullptr)
             for (Index l = 0; l < w; ++l) start[l] = p0 == 0 && l < columns ? bias_n[j + l] : T{0};
-          multiply_left(rows, columns, depth, left.data(), panel, start, c + i0 * ldc + j, ldc, accumulate || p0 > 0);
+          multiply_left(rows, columns, depth, left, panel, start, c + i0 * ldc + j, ldc, accumulate || p0 > 0);
         }
       });
     });

@@ -6,6 +6,7 @@
 #include <chorus/kernels/cpu/tile.hpp>
 #include <chorus/kernels/cpu/transpose.hpp>
 #include <cstring>
+#include <memory>
 
 namespace chorus::kernels::detail {
 
@@ -70,6 +71,32 @@ inline constexpr Index left_pitch = gemm_depth * tile_rows + 16;
 
 /// How many numbers `rows` rows take, packed.
 constexpr Index left_size(Index rows) { return (rows + tile_rows - 1) / tile_rows * left_pitch; }
+
+/// The rows of a packed left-hand side that the second-level cache holds.
+inline constexpr Index left_rows = gemm_depth / tile_rows * tile_rows;
+
+/// Memory for `Size` numbers, this thread's for as long as it lives: no part of a device's, and taken once, so that how
+/// many threads meet doesn't decide how much is taken.
+template <class T, Index Size>
+T* kept_memory() {
+  struct alignas(64) Numbers {
+    T all[static_cast<std::size_t>(Size)];
+  };
+  thread_local const std::unique_ptr<Numbers> memory(new Numbers);  // pages that nobody writes are not there
+  return memory->all;
+}
+template <class T>
+T* left_memory() {
+  return kept_memory<T, left_size(left_rows)>();
+}
+
+/// Calls f(first, count) for pieces of `rows` rows that left_memory has room for: whole tiles, but for the last.
+template <class F>
+void for_left_pieces(Index rows, const F& f) {
+  for_pieces((rows + tile_rows - 1) / tile_rows, left_rows / tile_rows, [&](Index tile, Index tiles) {
+    f(tile * tile_rows, std::min(tiles * tile_rows, rows - tile * tile_rows));
+  });
+}
 
 /// to[i / tile_rows][p][i % tile_rows] = a[i, p] for `depth` columns, at most gemm_depth. One of a's strides is 1.
 template <class T>

@@ -5,12 +5,11 @@
 #include <algorithm>
 #include <chorus/kernels/cpu/pack.hpp>
 #include <chorus/kernels/cpu/raster.hpp>
-#include <chorus/kernels/cpu/scratch.hpp>
 #include <chorus/kernels/cpu/tile.hpp>
 
 namespace chorus::kernels::detail {
 
-inline constexpr Index conv_rows = gemm_depth / tile_rows * tile_rows, gather_rows = 24;
+inline constexpr Index gather_rows = 24;
 
 constexpr Index round_up(Index n, Index unit) { return (n + unit - 1) / unit * unit; }
 
@@ -38,19 +37,18 @@ void multiply_raster(bool gather, Index m, Index k, const Pixels& pixels, Matrix
   }
   alignas(64) T panel[gemm_depth * w + w];
   if (gather) std::fill_n(panel, gemm_depth * w, T{0});
-  const Scratch<T> packed(Cpu{}, gather ? left_size(std::min(m, conv_rows)) : 0);
+  T* const packed = left_memory<T>();
   for_pieces(k, gemm_depth, [&](Index p0, Index depth) {
-    for_pieces((m + tile_rows - 1) / tile_rows, conv_rows / tile_rows, [&](Index tile, Index tiles) {
-      const Index i = tile * tile_rows, rows = std::min(tiles * tile_rows, m - i);
+    for_left_pieces(m, [&](Index i, Index rows) {
       const Matrix<T> left{a.data + i * a.row + p0 * a.column, a.row, a.column};
-      if (gather) pack_left(rows, depth, left, packed.data());
+      if (gather) pack_left(rows, depth, left, packed);
       for_positions([&](Index q) {
         T* const to = c + i * c_row + q;
         if (!gather)
           return multiply_panel(rows, w, depth, left, b + q, offsets + p0, zero_columns<T>, to, c_row, p0 > 0);
         const Segments segments(pixels, q, std::min(w, pixels.count() - q));
         segments.gather_rows(depth, b, offsets + p0, w, panel);
-        multiply_left(rows, w, depth, packed.data(), panel, zero_columns<T>, to, c_row, p0 > 0);
+        multiply_left(rows, w, depth, packed, panel, zero_columns<T>, to, c_row, p0 > 0);
       });
     });
   });
@@ -62,16 +60,18 @@ void multiply_gathered(Index m, Index n, const Pixels& pixels, const T* a, Index
                        const Index* offsets, T* c, Index c_row) {
   constexpr Index w = tile_columns<T>;
   alignas(64) T columns[w * gemm_depth + w], panel[gemm_depth * w];
-  const Scratch<T> packed(Cpu{}, left_size(m));
-  for_pieces(pixels.count(), gemm_depth, [&](Index q, Index depth) {
-    pack_left(m, depth, Matrix<T>{a + q, a_row, 1}, packed.data());
-    const Segments segments(pixels, q, depth);
-    for (Index j = 0; j < n; j += w) {
-      const Index width = std::min(w, n - j);
-      for (Index l = 0; l < width; ++l) segments.gather(b + offsets[j + l], columns + l * gemm_depth);
-      pack_columns(depth, width, columns, gemm_depth, panel);
-      multiply_left(m, width, depth, packed.data(), panel, zero_columns<T>, c + j, c_row, true);
-    }
+  T* const packed = left_memory<T>();
+  for_left_pieces(m, [&](Index i, Index rows) {
+    for_pieces(pixels.count(), gemm_depth, [&](Index q, Index depth) {
+      pack_left(rows, depth, Matrix<T>{a + i * a_row + q, a_row, 1}, packed);
+      const Segments segments(pixels, q, depth);
+      for (Index j = 0; j < n; j += w) {
+        const Index width = std::min(w, n - j);
+        for (Index l = 0; l < width; ++l) segments.gather(b + offsets[j + l], columns + l * gemm_depth);
+        pack_columns(depth, width, columns, gemm_depth, panel);
+        multiply_left(rows, width, depth, packed, panel, zero_columns<T>, c + i * c_row + j, c_row, true);
+      }
+    });
   });
 }
 
