@@ -34298,13 +34298,6 @@ struct PlainGemm {
   }
 };
 
-template <class Out>
-struct AddSums {
-  const Out* sums;
-  Out* to;
-  __device__ void operator()(Index i) const { put(to, i, get(sums, i), true); }
-};
-
 template <class T, class Out>
 struct AddBias {
   Index n, ldc;
@@ -34396,7 +34389,7 @@ bool gemm_with_sums(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, 
                             alignment_of(a), alignment_of(b), std::min(alignment_of(c), alignment_of(to))};
   problem.out = dtype<Out>;
   if (!cuda::cublas_gemm(device, problem, 1, a, b, c, accumulate, static_cast<const void*>(to))) return false;
-  if (add_sums) cuda::for_each(device, "sums of a matrix product", m, cuda::AddSums<Out>{to, sums});
+  if (add_sums) kernels::axpy(device, m, static_cast<Out>(1.0f), static_cast<const Out*>(to), sums);
   return true;
 }
 
@@ -38088,10 +38081,10 @@ void layer_norm_backward(Cpu device, Index rows, Index columns, const T* x, cons
                          const T* statistics, T* dx, T* dweight, T* dbias, const bool (&accumulate)[3]) {
   const auto n = splat(static_cast<T>(columns));
   const bool affine = dweight != nullptr || dbias != nullptr;
-  const Index blocks = (rows + detail::affine_rows - 1) / detail::affine_rows;
+  const Index blocks = std::max<Index>(1, (rows + detail::affine_rows - 1) / detail::affine_rows);
   // Of each block: the sums of dy * (x - mean) * invstd, and those of dy.
-  const Scratch<T> sums(device, affine ? 2 * std::max<Index>(blocks, 1) * columns : 0);
-  if (affine) std::fill_n(sums.data(), 2 * std::max<Index>(blocks, 1) * columns, T{0});
+  const Scratch<T> sums(device, affine ? 2 * blocks * columns : 0);
+  if (affine) std::fill_n(sums.data(), 2 * blocks * columns, T{0});
 
   const auto go_back = [&](Index row, T* scaled) {
     const detail::RowBlock<T> line{{row * columns, row, columns}, 1, 0};
@@ -38990,13 +38983,6 @@ struct PlainGemm {
   }
 };
 
-template <class Out>
-struct AddSums {
-  const Out* sums;
-  Out* to;
-  __device__ void operator()(Index i) const { put(to, i, get(sums, i), true); }
-};
-
 template <class T, class Out>
 struct AddBias {
   Index n, ldc;
@@ -39088,7 +39074,7 @@ bool gemm_with_sums(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, 
                             alignment_of(a), alignment_of(b), std::min(alignment_of(c), alignment_of(to))};
   problem.out = dtype<Out>;
   if (!cuda::cublas_gemm(device, problem, 1, a, b, c, accumulate, static_cast<const void*>(to))) return false;
-  if (add_sums) cuda::for_each(device, "sums of a matrix product", m, cuda::AddSums<Out>{to, sums});
+  if (add_sums) kernels::axpy(device, m, static_cast<Out>(1.0f), static_cast<const Out*>(to), sums);
   return true;
 }
 

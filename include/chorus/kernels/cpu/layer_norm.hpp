@@ -8,7 +8,6 @@
 #include <chorus/kernels/layer_norm.hpp>
 #include <cmath>
 #include <limits>
-#include <type_traits>
 #include <utility>
 
 namespace chorus::kernels {
@@ -60,10 +59,10 @@ void layer_norm_backward(Cpu device, Index rows, Index columns, const T* x, cons
                          const T* statistics, T* dx, T* dweight, T* dbias, const bool (&accumulate)[3]) {
   const auto n = splat(static_cast<T>(columns));
   const bool affine = dweight != nullptr || dbias != nullptr;
-  const Index blocks = (rows + detail::affine_rows - 1) / detail::affine_rows;
+  const Index blocks = std::max<Index>(1, (rows + detail::affine_rows - 1) / detail::affine_rows);
   // Of each block: the sums of dy * (x - mean) * invstd, and those of dy.
-  const Scratch<T> sums(device, affine ? 2 * std::max<Index>(blocks, 1) * columns : 0);
-  if (affine) std::fill_n(sums.data(), 2 * std::max<Index>(blocks, 1) * columns, T{0});
+  const Scratch<T> sums(device, affine ? 2 * blocks * columns : 0);
+  if (affine) std::fill_n(sums.data(), 2 * blocks * columns, T{0});
 
   const auto go_back = [&](Index row, T* scaled) {
     const detail::RowBlock<T> line{{row * columns, row, columns}, 1, 0};

@@ -1,6 +1,7 @@
 #pragma once
 /// Matrix products on GPUs: cuBLASLt, and a plain kernel for what it doesn't do.
 
+#include <chorus/kernels/copy.hpp>
 #include <chorus/kernels/cuda/cublas.hpp>
 #include <chorus/kernels/cuda/launch.hpp>
 #include <chorus/kernels/cuda/precision.hpp>
@@ -35,13 +36,6 @@ struct PlainGemm {
     if (bias != nullptr) sum += get(bias, column);
     put(c, matrix * stack.c + row * ldc + column, sum, accumulate);
   }
-};
-
-template <class Out>
-struct AddSums {
-  const Out* sums;
-  Out* to;
-  __device__ void operator()(Index i) const { put(to, i, get(sums, i), true); }
 };
 
 template <class T, class Out>
@@ -135,7 +129,7 @@ bool gemm_with_sums(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, 
                             alignment_of(a), alignment_of(b), std::min(alignment_of(c), alignment_of(to))};
   problem.out = dtype<Out>;
   if (!cuda::cublas_gemm(device, problem, 1, a, b, c, accumulate, static_cast<const void*>(to))) return false;
-  if (add_sums) cuda::for_each(device, "sums of a matrix product", m, cuda::AddSums<Out>{to, sums});
+  if (add_sums) kernels::axpy(device, m, static_cast<Out>(1.0f), static_cast<const Out*>(to), sums);
   return true;
 }
 
