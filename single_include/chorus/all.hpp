@@ -8526,7 +8526,6 @@ struct Requantize {
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_INT8_REQUANTIZE_HPP
 
 #if defined(__AVX2__)
-#include <immintrin.h>
 #endif
 
 // g++ 12 warns of what its own AVX-512 intrinsics leave undefined.
@@ -11511,44 +11510,48 @@ namespace chorus {
 
 namespace detail {
 
-// Along an axis each place of the resized one lies between two entries of x, at a share of the way from the one to the
-// other. (No product with a matrix of shares: 0 times an infinity elsewhere in the image is NaN.)
-template <Operand X>
-auto interpolate_axis(const X& x, std::size_t a, Index out, bool align_corners) {
-  using T = typename tensor_of<X>::value_type;
-  using D = typename tensor_of<X>::device_type;
-  const auto device = value_of(x).device();
-  auto shape = value_of(x).shape();
-  const Index in = shape[a];
-  const auto same = [&] { return reshape(x, shape); };
-  if (in == out) return same();
-  std::vector<std::int64_t> left, right;
-  std::vector<T> near, far;
+// Each entry of the resized axis lies between two of the old one, at a share of the way from the one to the other.
+inline AxisWeights between_entries(Index in, Index out, bool align_corners) {
+  AxisWeights weights{in, {}};
   for (Index i = 0; i < out; ++i) {
     const double at =
         align_corners
             ? (out > 1 ? static_cast<double>(i * (in - 1)) / static_cast<double>(out - 1) : 0)
             : std::max(0.0, (static_cast<double>(i) + 0.5) * static_cast<double>(in) / static_cast<double>(out) - 0.5);
-    left.push_back(std::min(static_cast<Index>(at), in - 1));
-    right.push_back(std::min(left.back() + 1, std::int64_t{in - 1}));
-    const double share = at - static_cast<double>(left.back());
-    near.push_back(static_cast<T>(1 - share));
-    far.push_back(static_cast<T>(share));
+    const Index left = std::min(static_cast<Index>(at), in - 1), right = std::min(left + 1, in - 1);
+    const double share = at - static_cast<double>(left);
+    auto& taps = weights.entries.emplace_back();
+    if (in == out)
+      taps.push_back({i, 1});
+    else
+      taps.insert(taps.end(), {{left, 1 - share}, {right, share}});
   }
-  shape.fill(1);
-  shape[a] = out;
-  const auto part = [&](const auto& places, const auto& shares) {
-    const auto index = Tensor<std::int64_t, 1, D>::from(places, Shape<1>{out}, device);
-    return index_select(x, static_cast<Index>(a), index) * tensor_of<X>::from(shares, shape, device);
-  };
-  return decltype(same())(part(left, near) + part(right, far));
+  return weights;
 }
 
-// The largest of each of `out` equal parts of an axis; shorter parts repeat their last one.
+/// [..., in, ...] -> [..., out, longest, ...]: the entries of each part of an axis. Shorter parts repeat their
+/// last one.
+template <Operand X>
+auto split_axis(const X& x, std::size_t a, const AxisParts& parts) {
+  using D = typename tensor_of<X>::device_type;
+  const auto& shape = value_of(x).shape();
+  constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
+  const Index longest = parts.longest();
+  std::vector<std::int64_t> places;
+  for (Index i = 0; i < parts.out; ++i)
+    for (Index j = 0; j < longest; ++j) places.push_back(std::min(parts.first(i) + j, parts.last(i) - 1));
+  const auto index = Tensor<std::int64_t, 1, D>::from(places, Shape<1>{parts.out * longest}, value_of(x).device());
+  std::array<Index, rank + 1> split{};
+  for (std::size_t i = 0; i <= rank; ++i)
+    split[i] = i < a ? shape[i] : i == a ? parts.out : i == a + 1 ? longest : shape[i - 1];
+  return reshape(index_select(x, static_cast<Index>(a), index), split);
+}
+
+// The largest of each of `out` equal parts of an axis.
 template <Operand X>
 auto adaptive_max(const X& x, std::size_t a, Index out) {
   const AxisParts parts{value_of(x).shape()[a], out};
-  const auto split = split_axis(x, a, parts, [&](Index i) { return parts.last(i) - 1; });
+  const auto split = split_axis(x, a, parts);
   auto one = split.shape();
   one[a + 1] = 1;
   auto shape = value_of(x).shape();
@@ -11572,8 +11575,12 @@ template <Operand X>
 auto upsample_bilinear2d(const X& x, Size2d size, bool align_corners = false) {
   static_assert(tensor_of<X>::rank == 4, "upsample_bilinear2d: the input is [batch, channels, height, width]");
   detail::check_resize("upsample_bilinear2d", value_of(x).shape(), size);
-  return detail::interpolate_axis(detail::interpolate_axis(x, 3, size.width, align_corners), 2, size.height,
-                                  align_corners);
+  const auto& shape = value_of(x).shape();
+  const auto input = detail::rounded(x);
+  return detail::keeps_levels(input,
+                              detail::resample(input, detail::between_entries(shape[2], size.height, align_corners),
+                                               detail::between_entries(shape[3], size.width, align_corners)),
+                              /*exact=*/false);
 }
 
 /// x: [batch, channels, height, width] -> the largest number of each part of an image: [batch, channels, size.height,
@@ -13349,9 +13356,9 @@ Packet<T> splat(T value) {
 namespace detail {
 // Not inlined: kernels have many tails, and tails have few elements.
 template <class T>
-[[gnu::noinline]] Packet<T> load_one_by_one(const T* from, Index count, T fill) {
+[[gnu::noinline]] Packet<T> load_one_by_one(const T* from, Index count) {
   alignas(sizeof(Packet<T>)) T all[lanes<T>];
-  for (Index i = 0; i < lanes<T>; ++i) all[i] = i < count ? from[i] : fill;
+  for (Index i = 0; i < lanes<T>; ++i) all[i] = i < count ? from[i] : T{0};
   return Eigen::internal::pload<Packet<T>>(all);
 }
 template <class T>
@@ -13370,13 +13377,13 @@ inline __m256i first_eighths(Index count) {
   alignas(32) static constexpr int bits[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bits + 8 - count));
 }
-inline __m256 load_some(const float* from, Index count, float fill) {
-  const __m256i mask = first_eighths(count);
-  return _mm256_blendv_ps(_mm256_set1_ps(fill), _mm256_maskload_ps(from, mask), _mm256_castsi256_ps(mask));
+inline __m256 load_some(const float* from, Index count) { return _mm256_maskload_ps(from, first_eighths(count)); }
+inline __m256d load_some(const double* from, Index count) { return _mm256_maskload_pd(from, first_eighths(2 * count)); }
+inline __m256 keep_some(__m256 value, Index count, float fill) {
+  return _mm256_blendv_ps(_mm256_set1_ps(fill), value, _mm256_castsi256_ps(first_eighths(count)));
 }
-inline __m256d load_some(const double* from, Index count, double fill) {
-  const __m256i mask = first_eighths(2 * count);
-  return _mm256_blendv_pd(_mm256_set1_pd(fill), _mm256_maskload_pd(from, mask), _mm256_castsi256_pd(mask));
+inline __m256d keep_some(__m256d value, Index count, double fill) {
+  return _mm256_blendv_pd(_mm256_set1_pd(fill), value, _mm256_castsi256_pd(first_eighths(2 * count)));
 }
 // In halves: stores with a mask take dozens of cycles on some processors.
 [[gnu::noinline]] inline void store_some(float* to, __m256 value, Index count) {
@@ -13407,25 +13414,25 @@ inline __m256d load_some(const double* from, Index count, double fill) {
 #endif
 }  // namespace detail
 
-/// The first `count` lanes from memory of any alignment, the others `fill`.
+/// The first `count` lanes from memory of any alignment, the others 0.
 template <class T, class Count>
-Packet<T> load(const T* from, Count count, T fill = T{0}) {
+Packet<T> load(const T* from, Count count) {
   if constexpr (std::is_same_v<Count, Whole<T>>) {
     return Eigen::internal::ploadu<Packet<T>>(from);
   } else {
 #if defined(__AVX512F__)
     if constexpr (sizeof(Packet<T>) == 64 && sizeof(T) == 4)
-      return _mm512_mask_loadu_ps(splat(fill), detail::first_lanes<__mmask16>(count), from);
+      return _mm512_maskz_loadu_ps(detail::first_lanes<__mmask16>(count), from);
     else if constexpr (sizeof(Packet<T>) == 64)
-      return _mm512_mask_loadu_pd(splat(fill), detail::first_lanes<__mmask8>(count), from);
+      return _mm512_maskz_loadu_pd(detail::first_lanes<__mmask8>(count), from);
     else
 #endif
 #if defined(__AVX__)
         if constexpr (sizeof(Packet<T>) == 32)
-      return detail::load_some(from, count, fill);
+      return detail::load_some(from, count);
     else
 #endif
-      return detail::load_one_by_one<T>(from, count, fill);
+      return detail::load_one_by_one<T>(from, count);
   }
 }
 
@@ -13476,10 +13483,18 @@ inline void finish_streams() {
 /// The first `count` lanes of `value`, the others `fill`.
 template <class T, class Count>
 Packet<T> keep_first(Packet<T> value, Count count, T fill) {
-  if constexpr (std::is_same_v<Count, Whole<T>>)
-    return value;
+  if constexpr (std::is_same_v<Count, Whole<T>>) return value;
+#if defined(__AVX__)
+  else if constexpr (sizeof(Packet<T>) == 32)
+    return detail::keep_some(value, count, fill);
+#endif
   else
     return pselect(pcmp_lt(Eigen::internal::plset<Packet<T>>(T{0}), splat(static_cast<T>(count))), value, splat(fill));
+}
+/// The first `count` lanes from memory, the others `fill`.
+template <class T, class Count>
+Packet<T> load(const T* from, Count count, T fill) {
+  return keep_first<T>(load(from, count), count, fill);
 }
 
 /// Calls `f(i, count)` for the packets of `n` elements in order; only the last may be short. An `f` that stores packets
@@ -13490,9 +13505,6 @@ void for_packets(Index n, F f) {
   for (; i + lanes<T> <= n; i += lanes<T>) f(i, Whole<T>{});
   if (i < n) f(i, n - i);
 }
-
-/// The least numbers for a thread of its own: some 10 us, since what lies in another core's cache comes slowly.
-inline constexpr Index thread_elements = 1 << 15;
 
 /// The same by several threads, for an `f` that treats each packet by itself.
 template <class T, class F>
@@ -13965,7 +13977,7 @@ void cross_entropy_forward(Cpu cpu, Index batch, Index classes, const T* logits,
   detail::check_smoothing(options);
   const Index counted = count_labels(cpu, "cross_entropy", batch, classes, labels, options.ignore_index);
   const T smoothing = static_cast<T>(options.label_smoothing);
-  detail::reduce_losses(batch, counted, options.reduction, loss, [&](Index i) {
+  const auto sample_loss = [&](Index i) {
     const Row<T> row{i * classes, i, classes};
     const auto below = detail::log_sum_below_maximum(row, logits);
     const auto maximum = below.first;
@@ -13977,7 +13989,12 @@ void cross_entropy_forward(Cpu cpu, Index batch, Index classes, const T* logits,
     const auto sum = row.reduce(Sum<T>{}, [&](Index j, auto count) { return psub(load(logits + j, count), maximum); });
     const T smooth = statistics[i] - Eigen::internal::pfirst(sum) / static_cast<T>(classes);
     return (T{1} - smoothing) * sharp + smoothing * smooth;
+  };
+  const Scratch<T> each(cpu, batch);
+  parallel_ranges(batch, 1, thread_elements / std::max<Index>(1, classes) + 1, [&](Index first, Index count) {
+    for (Index i = first; i < first + count; ++i) each.data()[i] = sample_loss(i);
   });
+  detail::reduce_losses(batch, counted, options.reduction, loss, [&](Index i) { return each.data()[i]; });
 }
 
 template <class T>
@@ -16298,7 +16315,7 @@ void fill(Cpu, Index count, T* x, T value) {
 
 template <Scalar From, Scalar To>
 void convert(Cpu, Index count, const From* x, To* y) {
-  for (Index i = 0; i < count; ++i) y[i] = static_cast<To>(static_cast<compute_type<From>>(x[i]));
+  detail::convert_array(count, x, y);
 }
 
 template <Real T>
@@ -16931,6 +16948,60 @@ std::array<StridedRuns, N> runs_of(std::span<const Index> shape, const std::arra
   (std::make_index_sequence<N>());
 }
 
+/// The next `count` elements of a strided array: where they lie, or side by side in `buffer`.
+template <class T>
+const T* neighbours(StridedRuns& runs, Index count, const T* from, T* buffer) {
+  if (const auto first = runs.neighbours(count)) return from + *first;
+  gather(runs, count, from, buffer);
+  return buffer;
+}
+
+/// The outermost axis along which no gradient is summed: threads have ranges of it. Blocks hold whole entries of it, or
+/// lie within one, so that the order of sums doesn't depend on the ranges.
+template <class T, std::size_t N>
+class UnsummedAxis {
+ public:
+  UnsummedAxis(std::span<const Index> shape, const std::array<T*, N>& dx,
+               const std::array<std::span<const Index>, N>& dx_strides) {
+    std::size_t axis = 0;
+    const auto sums = [&] {
+      for (std::size_t k = 0; k < N; ++k)
+        if (dx[k] != nullptr && dx_strides[k][axis] == 0) return true;
+      return false;
+    };
+    for (; axis < shape.size() && (shape[axis] == 1 || sums()); ++axis) outer_ *= shape[axis];
+    inner_ = numel(shape) / outer_;
+    if (axis == shape.size()) {  // none: all is one entry
+      inner_ = outer_;
+      outer_ = 1;
+    } else {
+      size_ = shape[axis];
+      inner_ /= size_;
+    }
+  }
+
+  /// How many elements the block that begins with `start` has.
+  Index block(Index start, Index end) const {
+    if (inner_ > block_elements) return std::min({block_elements, inner_ - start % inner_, end - start});
+    return std::min(block_elements / inner_ * inner_, end - start);
+  }
+
+  /// Calls `f(begin, end)` for ranges of all elements.
+  template <class F>
+  void for_ranges(Index count, const F& f) const {
+    constexpr Index least_in_a_row = 256;  // of a range, so that finding its beginning costs little
+    const Index least = std::max(thread_elements / (outer_ * inner_), least_in_a_row / inner_) + 1;
+    const auto range = [&](Index first, Index n) {
+      if (n == size_) return f(Index{0}, count);
+      for (Index o = 0; o < outer_; ++o) f((o * size_ + first) * inner_, (o * size_ + first + n) * inner_);
+    };
+    parallel_ranges(size_, 1, least, range, /*most=*/1);
+  }
+
+ private:
+  Index outer_ = 1, size_ = 1, inner_ = 1;
+};
+
 }  // namespace detail
 
 template <class F, class T, std::size_t N>
@@ -17000,13 +17071,11 @@ void pointwise_forward(Cpu device, const F& f, std::span<const Index> shape, con
     alignas(64) T buffers[N][detail::block_elements];
     auto own = runs;
     for (auto& r : own) r.go_to(first);
-    for (Index start = first; start < first + elements; start += detail::block_elements) {
-      const Index n = std::min(detail::block_elements, first + elements - start);
+    for (Index start = first, n = 0; start < first + elements; start += n) {
+      n = std::min(detail::block_elements, first + elements - start);
+      for (const auto& r : own) n = std::min(n, r.left_of_long_run(n));
       std::array<const T*, N> pointers;
-      for (std::size_t k = 0; k < N; ++k) {
-        pointers[k] = own[k].contiguous() ? in[k] + start : buffers[k];
-        if (!own[k].contiguous()) detail::gather(own[k], n, in[k], buffers[k]);
-      }
+      for (std::size_t k = 0; k < N; ++k) pointers[k] = detail::neighbours(own[k], n, in[k], buffers[k]);
       pointwise_forward(device, f, n, pointers, out + start);
     }
   });
@@ -17017,7 +17086,7 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
                         const std::array<std::span<const Index>, N>& in_strides, const T* dy,
                         const std::array<T*, N>& dx, const std::array<std::span<const Index>, N>& dx_strides,
                         const std::array<bool, N>& accumulate) {
-  auto in_runs = detail::runs_of(shape, in_strides), dx_runs = detail::runs_of(shape, dx_strides);
+  const auto in_runs = detail::runs_of(shape, in_strides), dx_runs = detail::runs_of(shape, dx_strides);
   const Index count = numel(shape);
   bool all_dense = true;
   auto add = accumulate;
@@ -17036,30 +17105,39 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
       add[k] = true;
     }
   }
+  if (count == 0) return;
   if (all_dense) return pointwise_backward(device, f, count, in, dy, dx, add);
 
-  alignas(64) T buffers[N][detail::block_elements], dx_buffers[N][detail::block_elements];
-  for (Index start = 0; start < count; start += detail::block_elements) {
-    const Index n = std::min(detail::block_elements, count - start);
-    std::array<const T*, N> pointers;
-    std::array<T*, N> dx_pointers;
-    std::array<bool, N> add_now;
-    for (std::size_t k = 0; k < N; ++k) {
-      pointers[k] = in_runs[k].contiguous() ? in[k] + start : buffers[k];
-      if (!in_runs[k].contiguous()) detail::gather(in_runs[k], n, in[k], buffers[k]);
-      const bool direct = dx_runs[k].contiguous();
-      dx_pointers[k] = dx[k] == nullptr ? nullptr : direct ? dx[k] + start : dx_buffers[k];
-      add_now[k] = direct && add[k];
+  const detail::UnsummedAxis<T, N> axis(shape, dx, dx_strides);
+  const auto go_back = [&](Index begin, Index end) {
+    alignas(64) T buffers[N][detail::block_elements], dx_buffers[N][detail::block_elements];
+    auto from = in_runs, to = dx_runs;
+    for (auto& r : from) r.go_to(begin);
+    for (auto& r : to) r.go_to(begin);
+    for (Index start = begin, n = 0; start < end; start += n) {
+      n = axis.block(start, end);
+      for (std::size_t k = 0; k < N; ++k)
+        n = std::min({n, from[k].left_of_long_run(n), dx[k] == nullptr ? n : to[k].left_of_long_run(n)});
+      std::array<const T*, N> pointers;
+      std::array<T*, N> dx_pointers;
+      std::array<bool, N> add_now;
+      for (std::size_t k = 0; k < N; ++k) {
+        pointers[k] = detail::neighbours(from[k], n, in[k], buffers[k]);
+        const auto direct = dx[k] == nullptr ? std::nullopt : to[k].neighbours(n);
+        dx_pointers[k] = dx[k] == nullptr ? nullptr : direct ? dx[k] + *direct : dx_buffers[k];
+        add_now[k] = direct && add[k];
+      }
+      pointwise_backward(device, f, n, pointers, dy + start, dx_pointers, add_now);
+      for (std::size_t k = 0; k < N; ++k) {
+        if (dx_pointers[k] != dx_buffers[k]) continue;
+        if (add[k])
+          detail::scatter<true>(to[k], n, dx_buffers[k], dx[k]);
+        else
+          detail::scatter<false>(to[k], n, dx_buffers[k], dx[k]);
+      }
     }
-    pointwise_backward(device, f, n, pointers, dy + start, dx_pointers, add_now);
-    for (std::size_t k = 0; k < N; ++k) {
-      if (dx[k] == nullptr || dx_runs[k].contiguous()) continue;
-      if (add[k])
-        detail::scatter<true>(dx_runs[k], n, dx_buffers[k], dx[k]);
-      else
-        detail::scatter<false>(dx_runs[k], n, dx_buffers[k], dx[k]);
-    }
-  }
+  };
+  axis.for_ranges(count, go_back);
 }
 
 }  // namespace chorus::kernels
@@ -17787,7 +17865,7 @@ auto derivatives(const operations::BatchNormRelu<T, D>& operation, const Dy& dy,
 // <chorus/ops/higher_order/picking.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_PICKING_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_PICKING_HPP
-/// Derivatives of what picks elements, recorded: index_select, gather, pooling, dropout. All are linear.
+/// Derivatives of what picks elements, recorded: index_select, gather, pooling, resampling, dropout. All are linear.
 
 namespace chorus {
 
@@ -17921,6 +17999,11 @@ template <class Dy, class Y, class X>
 auto derivatives(const operations::AvgUnpool2d& operation, const Dy& dy, const Y& y, const X&) {
   (void)y;
   return std::tuple{[&] { return detail::mean_of_windows(dy, operation.shape); }};
+}
+
+template <class T, class D, class Dy, class Y, class X>
+auto derivatives(const operations::Resample<T, D>& operation, const Dy& dy, const Y&, const X&) {
+  return std::tuple{[&] { return detail::resample(dy, operations::Resample<T, D>{operation.back, operation.there}); }};
 }
 
 template <class Dy, class Y, class X>

@@ -1244,6 +1244,9 @@ void parallel_for(Index count, const F& f, bool worth_it = true) {
       count, [](const void* context, Index i) { (*static_cast<const F*>(context))(i); }, &f);
 }
 
+/// The least numbers for a thread of its own: some 10 us, since what lies in another core's cache comes slowly.
+inline constexpr Index thread_elements = 1 << 15;
+
 /// Calls `f(first, count)` for ranges of [0, n) that are multiples of `unit` but for the last: one range where a team
 /// is not worth it, which is below `least` elements a thread; or up to `most` for each thread, so that one that is late
 /// does less.
@@ -2717,6 +2720,13 @@ namespace chorus::kernels {
 
 namespace detail {
 
+template <class From, class To>
+void convert_array(Index count, const From* from, To* to) {
+  parallel_ranges(count, 64, thread_elements, [=](Index first, Index n) {
+    for (Index i = first; i < first + n; ++i) to[i] = static_cast<To>(static_cast<compute_type<From>>(from[i]));
+  });
+}
+
 template <Narrow T>
 struct NarrowArray {
   T* written;
@@ -2738,13 +2748,11 @@ struct FloatArgument<NarrowArray<T>> {
   FloatArgument(Cpu device, const NarrowArray<T>& argument) : array(argument) {
     if (array.written == nullptr && array.read == nullptr) return;
     numbers.emplace(device, array.count);
-    if (array.read != nullptr)
-      for (Index i = 0; i < array.count; ++i) get()[i] = array.read[i];
+    if (array.read != nullptr) convert_array(array.count, array.read, get());
   }
   float* get() const { return numbers ? numbers->data() : nullptr; }
   void finish() const {
-    if (array.written != nullptr)
-      for (Index i = 0; i < array.count; ++i) array.written[i] = get()[i];
+    if (array.written != nullptr) convert_array(array.count, get(), array.written);
   }
 
   NarrowArray<T> array;
@@ -2826,9 +2834,9 @@ Packet<T> splat(T value) {
 namespace detail {
 // Not inlined: kernels have many tails, and tails have few elements.
 template <class T>
-[[gnu::noinline]] Packet<T> load_one_by_one(const T* from, Index count, T fill) {
+[[gnu::noinline]] Packet<T> load_one_by_one(const T* from, Index count) {
   alignas(sizeof(Packet<T>)) T all[lanes<T>];
-  for (Index i = 0; i < lanes<T>; ++i) all[i] = i < count ? from[i] : fill;
+  for (Index i = 0; i < lanes<T>; ++i) all[i] = i < count ? from[i] : T{0};
   return Eigen::internal::pload<Packet<T>>(all);
 }
 template <class T>
@@ -2847,13 +2855,13 @@ inline __m256i first_eighths(Index count) {
   alignas(32) static constexpr int bits[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bits + 8 - count));
 }
-inline __m256 load_some(const float* from, Index count, float fill) {
-  const __m256i mask = first_eighths(count);
-  return _mm256_blendv_ps(_mm256_set1_ps(fill), _mm256_maskload_ps(from, mask), _mm256_castsi256_ps(mask));
+inline __m256 load_some(const float* from, Index count) { return _mm256_maskload_ps(from, first_eighths(count)); }
+inline __m256d load_some(const double* from, Index count) { return _mm256_maskload_pd(from, first_eighths(2 * count)); }
+inline __m256 keep_some(__m256 value, Index count, float fill) {
+  return _mm256_blendv_ps(_mm256_set1_ps(fill), value, _mm256_castsi256_ps(first_eighths(count)));
 }
-inline __m256d load_some(const double* from, Index count, double fill) {
-  const __m256i mask = first_eighths(2 * count);
-  return _mm256_blendv_pd(_mm256_set1_pd(fill), _mm256_maskload_pd(from, mask), _mm256_castsi256_pd(mask));
+inline __m256d keep_some(__m256d value, Index count, double fill) {
+  return _mm256_blendv_pd(_mm256_set1_pd(fill), value, _mm256_castsi256_pd(first_eighths(2 * count)));
 }
 // In halves: stores with a mask take dozens of cycles on some processors.
 [[gnu::noinline]] inline void store_some(float* to, __m256 value, Index count) {
@@ -2884,25 +2892,25 @@ inline __m256d load_some(const double* from, Index count, double fill) {
 #endif
 }  // namespace detail
 
-/// The first `count` lanes from memory of any alignment, the others `fill`.
+/// The first `count` lanes from memory of any alignment, the others 0.
 template <class T, class Count>
-Packet<T> load(const T* from, Count count, T fill = T{0}) {
+Packet<T> load(const T* from, Count count) {
   if constexpr (std::is_same_v<Count, Whole<T>>) {
     return Eigen::internal::ploadu<Packet<T>>(from);
   } else {
 #if defined(__AVX512F__)
     if constexpr (sizeof(Packet<T>) == 64 && sizeof(T) == 4)
-      return _mm512_mask_loadu_ps(splat(fill), detail::first_lanes<__mmask16>(count), from);
+      return _mm512_maskz_loadu_ps(detail::first_lanes<__mmask16>(count), from);
     else if constexpr (sizeof(Packet<T>) == 64)
-      return _mm512_mask_loadu_pd(splat(fill), detail::first_lanes<__mmask8>(count), from);
+      return _mm512_maskz_loadu_pd(detail::first_lanes<__mmask8>(count), from);
     else
 #endif
 #if defined(__AVX__)
         if constexpr (sizeof(Packet<T>) == 32)
-      return detail::load_some(from, count, fill);
+      return detail::load_some(from, count);
     else
 #endif
-      return detail::load_one_by_one<T>(from, count, fill);
+      return detail::load_one_by_one<T>(from, count);
   }
 }
 
@@ -2953,10 +2961,18 @@ inline void finish_streams() {
 /// The first `count` lanes of `value`, the others `fill`.
 template <class T, class Count>
 Packet<T> keep_first(Packet<T> value, Count count, T fill) {
-  if constexpr (std::is_same_v<Count, Whole<T>>)
-    return value;
+  if constexpr (std::is_same_v<Count, Whole<T>>) return value;
+#if defined(__AVX__)
+  else if constexpr (sizeof(Packet<T>) == 32)
+    return detail::keep_some(value, count, fill);
+#endif
   else
     return pselect(pcmp_lt(Eigen::internal::plset<Packet<T>>(T{0}), splat(static_cast<T>(count))), value, splat(fill));
+}
+/// The first `count` lanes from memory, the others `fill`.
+template <class T, class Count>
+Packet<T> load(const T* from, Count count, T fill) {
+  return keep_first<T>(load(from, count), count, fill);
 }
 
 /// Calls `f(i, count)` for the packets of `n` elements in order; only the last may be short. An `f` that stores packets
@@ -2967,9 +2983,6 @@ void for_packets(Index n, F f) {
   for (; i + lanes<T> <= n; i += lanes<T>) f(i, Whole<T>{});
   if (i < n) f(i, n - i);
 }
-
-/// The least numbers for a thread of its own: some 10 us, since what lies in another core's cache comes slowly.
-inline constexpr Index thread_elements = 1 << 15;
 
 /// The same by several threads, for an `f` that treats each packet by itself.
 template <class T, class F>
@@ -3173,6 +3186,17 @@ class StridedRuns {
     }
   }
 
+  /// How many elements are left of a long run; `otherwise` where runs are short.
+  Index left_of_long_run(Index otherwise) const { return size_[0] < 256 ? otherwise : size_[0] - at_[0]; }
+
+  /// Where the next `count` elements are neighbours in memory: goes past them, and returns the offset of the first.
+  std::optional<Index> neighbours(Index count) {
+    if (stride_[0] != 1 || size_[0] - at_[0] < count) return std::nullopt;
+    const Index first = offset_;
+    next(count, [](Index, Index, Index) {});
+    return first;
+  }
+
   /// Walks over the next `count` elements: `run(offset of the first, step, how many)`.
   template <class Run>
   void next(Index count, const Run& run) {
@@ -3269,7 +3293,7 @@ void fill(Cpu, Index count, T* x, T value) {
 
 template <Scalar From, Scalar To>
 void convert(Cpu, Index count, const From* x, To* y) {
-  for (Index i = 0; i < count; ++i) y[i] = static_cast<To>(static_cast<compute_type<From>>(x[i]));
+  detail::convert_array(count, x, y);
 }
 
 template <Real T>
@@ -3914,6 +3938,9 @@ void parallel_for(Index count, const F& f, bool worth_it = true) {
   borrowed.team->run(
       count, [](const void* context, Index i) { (*static_cast<const F*>(context))(i); }, &f);
 }
+
+/// The least numbers for a thread of its own: some 10 us, since what lies in another core's cache comes slowly.
+inline constexpr Index thread_elements = 1 << 15;
 
 /// Calls `f(first, count)` for ranges of [0, n) that are multiples of `unit` but for the last: one range where a team
 /// is not worth it, which is below `least` elements a thread; or up to `most` for each thread, so that one that is late
@@ -7790,6 +7817,9 @@ void parallel_for(Index count, const F& f, bool worth_it = true) {
       count, [](const void* context, Index i) { (*static_cast<const F*>(context))(i); }, &f);
 }
 
+/// The least numbers for a thread of its own: some 10 us, since what lies in another core's cache comes slowly.
+inline constexpr Index thread_elements = 1 << 15;
+
 /// Calls `f(first, count)` for ranges of [0, n) that are multiples of `unit` but for the last: one range where a team
 /// is not worth it, which is below `least` elements a thread; or up to `most` for each thread, so that one that is late
 /// does less.
@@ -7853,6 +7883,13 @@ namespace chorus::kernels {
 
 namespace detail {
 
+template <class From, class To>
+void convert_array(Index count, const From* from, To* to) {
+  parallel_ranges(count, 64, thread_elements, [=](Index first, Index n) {
+    for (Index i = first; i < first + n; ++i) to[i] = static_cast<To>(static_cast<compute_type<From>>(from[i]));
+  });
+}
+
 template <Narrow T>
 struct NarrowArray {
   T* written;
@@ -7874,13 +7911,11 @@ struct FloatArgument<NarrowArray<T>> {
   FloatArgument(Cpu device, const NarrowArray<T>& argument) : array(argument) {
     if (array.written == nullptr && array.read == nullptr) return;
     numbers.emplace(device, array.count);
-    if (array.read != nullptr)
-      for (Index i = 0; i < array.count; ++i) get()[i] = array.read[i];
+    if (array.read != nullptr) convert_array(array.count, array.read, get());
   }
   float* get() const { return numbers ? numbers->data() : nullptr; }
   void finish() const {
-    if (array.written != nullptr)
-      for (Index i = 0; i < array.count; ++i) array.written[i] = get()[i];
+    if (array.written != nullptr) convert_array(array.count, get(), array.written);
   }
 
   NarrowArray<T> array;
@@ -7983,6 +8018,17 @@ class StridedRuns {
     }
   }
 
+  /// How many elements are left of a long run; `otherwise` where runs are short.
+  Index left_of_long_run(Index otherwise) const { return size_[0] < 256 ? otherwise : size_[0] - at_[0]; }
+
+  /// Where the next `count` elements are neighbours in memory: goes past them, and returns the offset of the first.
+  std::optional<Index> neighbours(Index count) {
+    if (stride_[0] != 1 || size_[0] - at_[0] < count) return std::nullopt;
+    const Index first = offset_;
+    next(count, [](Index, Index, Index) {});
+    return first;
+  }
+
   /// Walks over the next `count` elements: `run(offset of the first, step, how many)`.
   template <class Run>
   void next(Index count, const Run& run) {
@@ -8015,49 +8061,48 @@ namespace chorus::kernels {
 
 namespace detail {
 inline constexpr Index narrow_block = 512;
-
-template <class From, class To>
-void convert_array(Index count, const From* from, To* to) {
-  for (Index i = 0; i < count; ++i) to[i] = from[i];
-}
 }  // namespace detail
 
 template <class F, Narrow T, std::size_t N>
 void pointwise_forward(Cpu device, const F& f, Index count, const std::array<const T*, N>& in, T* out) {
   using namespace detail;
-  alignas(64) float buffers[N + 1][narrow_block];
-  std::array<const float*, N> pointers;
-  std::copy_n(buffers, N, pointers.begin());
-  for (Index start = 0; start < count; start += narrow_block) {
-    const Index n = std::min(narrow_block, count - start);
-    for (std::size_t k = 0; k < N; ++k) convert_array(n, in[k] + start, buffers[k]);
-    pointwise_forward(device, f, n, pointers, buffers[N]);
-    convert_array(n, buffers[N], out + start);
-  }
+  parallel_ranges(count, narrow_block, thread_elements, [&](Index first, Index elements) {
+    alignas(64) float buffers[N + 1][narrow_block];
+    std::array<const float*, N> pointers;
+    std::copy_n(buffers, N, pointers.begin());
+    for (Index start = first; start < first + elements; start += narrow_block) {
+      const Index n = std::min(narrow_block, first + elements - start);
+      for (std::size_t k = 0; k < N; ++k) convert_array(n, in[k] + start, buffers[k]);
+      pointwise_forward(device, f, n, pointers, buffers[N]);
+      convert_array(n, buffers[N], out + start);
+    }
+  });
 }
 
 template <class F, Narrow T, std::size_t N>
 void pointwise_backward(Cpu device, const F& f, Index count, const std::array<const T*, N>& in, const T* dy,
                         const std::array<T*, N>& dx, const std::array<bool, N>& accumulate) {
   using namespace detail;
-  alignas(64) float buffers[N][narrow_block], grads[N][narrow_block], gradient[narrow_block];
-  std::array<const float*, N> pointers;
-  std::array<float*, N> grad_pointers;
-  for (std::size_t k = 0; k < N; ++k) {
-    pointers[k] = buffers[k];
-    grad_pointers[k] = dx[k] == nullptr ? nullptr : grads[k];
-  }
-  for (Index start = 0; start < count; start += narrow_block) {
-    const Index n = std::min(narrow_block, count - start);
-    convert_array(n, dy + start, gradient);
+  parallel_ranges(count, narrow_block, thread_elements, [&](Index first, Index elements) {
+    alignas(64) float buffers[N][narrow_block], grads[N][narrow_block], gradient[narrow_block];
+    std::array<const float*, N> pointers;
+    std::array<float*, N> grad_pointers;
     for (std::size_t k = 0; k < N; ++k) {
-      convert_array(n, in[k] + start, buffers[k]);
-      if (dx[k] != nullptr && accumulate[k]) convert_array(n, dx[k] + start, grads[k]);
+      pointers[k] = buffers[k];
+      grad_pointers[k] = dx[k] == nullptr ? nullptr : grads[k];
     }
-    pointwise_backward(device, f, n, pointers, static_cast<const float*>(gradient), grad_pointers, accumulate);
-    for (std::size_t k = 0; k < N; ++k)
-      if (dx[k] != nullptr) convert_array(n, grads[k], dx[k] + start);
-  }
+    for (Index start = first; start < first + elements; start += narrow_block) {
+      const Index n = std::min(narrow_block, first + elements - start);
+      convert_array(n, dy + start, gradient);
+      for (std::size_t k = 0; k < N; ++k) {
+        convert_array(n, in[k] + start, buffers[k]);
+        if (dx[k] != nullptr && accumulate[k]) convert_array(n, dx[k] + start, grads[k]);
+      }
+      pointwise_backward(device, f, n, pointers, static_cast<const float*>(gradient), grad_pointers, accumulate);
+      for (std::size_t k = 0; k < N; ++k)
+        if (dx[k] != nullptr) convert_array(n, grads[k], dx[k] + start);
+    }
+  });
 }
 
 /// With broadcasting whole arrays are converted.
@@ -9252,6 +9297,60 @@ std::array<StridedRuns, N> runs_of(std::span<const Index> shape, const std::arra
   (std::make_index_sequence<N>());
 }
 
+/// The next `count` elements of a strided array: where they lie, or side by side in `buffer`.
+template <class T>
+const T* neighbours(StridedRuns& runs, Index count, const T* from, T* buffer) {
+  if (const auto first = runs.neighbours(count)) return from + *first;
+  gather(runs, count, from, buffer);
+  return buffer;
+}
+
+/// The outermost axis along which no gradient is summed: threads have ranges of it. Blocks hold whole entries of it, or
+/// lie within one, so that the order of sums doesn't depend on the ranges.
+template <class T, std::size_t N>
+class UnsummedAxis {
+ public:
+  UnsummedAxis(std::span<const Index> shape, const std::array<T*, N>& dx,
+               const std::array<std::span<const Index>, N>& dx_strides) {
+    std::size_t axis = 0;
+    const auto sums = [&] {
+      for (std::size_t k = 0; k < N; ++k)
+        if (dx[k] != nullptr && dx_strides[k][axis] == 0) return true;
+      return false;
+    };
+    for (; axis < shape.size() && (shape[axis] == 1 || sums()); ++axis) outer_ *= shape[axis];
+    inner_ = numel(shape) / outer_;
+    if (axis == shape.size()) {  // none: all is one entry
+      inner_ = outer_;
+      outer_ = 1;
+    } else {
+      size_ = shape[axis];
+      inner_ /= size_;
+    }
+  }
+
+  /// How many elements the block that begins with `start` has.
+  Index block(Index start, Index end) const {
+    if (inner_ > block_elements) return std::min({block_elements, inner_ - start % inner_, end - start});
+    return std::min(block_elements / inner_ * inner_, end - start);
+  }
+
+  /// Calls `f(begin, end)` for ranges of all elements.
+  template <class F>
+  void for_ranges(Index count, const F& f) const {
+    constexpr Index least_in_a_row = 256;  // of a range, so that finding its beginning costs little
+    const Index least = std::max(thread_elements / (outer_ * inner_), least_in_a_row / inner_) + 1;
+    const auto range = [&](Index first, Index n) {
+      if (n == size_) return f(Index{0}, count);
+      for (Index o = 0; o < outer_; ++o) f((o * size_ + first) * inner_, (o * size_ + first + n) * inner_);
+    };
+    parallel_ranges(size_, 1, least, range, /*most=*/1);
+  }
+
+ private:
+  Index outer_ = 1, size_ = 1, inner_ = 1;
+};
+
 }  // namespace detail
 
 template <class F, class T, std::size_t N>
@@ -9321,13 +9420,11 @@ void pointwise_forward(Cpu device, const F& f, std::span<const Index> shape, con
     alignas(64) T buffers[N][detail::block_elements];
     auto own = runs;
     for (auto& r : own) r.go_to(first);
-    for (Index start = first; start < first + elements; start += detail::block_elements) {
-      const Index n = std::min(detail::block_elements, first + elements - start);
+    for (Index start = first, n = 0; start < first + elements; start += n) {
+      n = std::min(detail::block_elements, first + elements - start);
+      for (const auto& r : own) n = std::min(n, r.left_of_long_run(n));
       std::array<const T*, N> pointers;
-      for (std::size_t k = 0; k < N; ++k) {
-        pointers[k] = own[k].contiguous() ? in[k] + start : buffers[k];
-        if (!own[k].contiguous()) detail::gather(own[k], n, in[k], buffers[k]);
-      }
+      for (std::size_t k = 0; k < N; ++k) pointers[k] = detail::neighbours(own[k], n, in[k], buffers[k]);
       pointwise_forward(device, f, n, pointers, out + start);
     }
   });
@@ -9338,7 +9435,7 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
                         const std::array<std::span<const Index>, N>& in_strides, const T* dy,
                         const std::array<T*, N>& dx, const std::array<std::span<const Index>, N>& dx_strides,
                         const std::array<bool, N>& accumulate) {
-  auto in_runs = detail::runs_of(shape, in_strides), dx_runs = detail::runs_of(shape, dx_strides);
+  const auto in_runs = detail::runs_of(shape, in_strides), dx_runs = detail::runs_of(shape, dx_strides);
   const Index count = numel(shape);
   bool all_dense = true;
   auto add = accumulate;
@@ -9357,30 +9454,39 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
       add[k] = true;
     }
   }
+  if (count == 0) return;
   if (all_dense) return pointwise_backward(device, f, count, in, dy, dx, add);
 
-  alignas(64) T buffers[N][detail::block_elements], dx_buffers[N][detail::block_elements];
-  for (Index start = 0; start < count; start += detail::block_elements) {
-    const Index n = std::min(detail::block_elements, count - start);
-    std::array<const T*, N> pointers;
-    std::array<T*, N> dx_pointers;
-    std::array<bool, N> add_now;
-    for (std::size_t k = 0; k < N; ++k) {
-      pointers[k] = in_runs[k].contiguous() ? in[k] + start : buffers[k];
-      if (!in_runs[k].contiguous()) detail::gather(in_runs[k], n, in[k], buffers[k]);
-      const bool direct = dx_runs[k].contiguous();
-      dx_pointers[k] = dx[k] == nullptr ? nullptr : direct ? dx[k] + start : dx_buffers[k];
-      add_now[k] = direct && add[k];
+  const detail::UnsummedAxis<T, N> axis(shape, dx, dx_strides);
+  const auto go_back = [&](Index begin, Index end) {
+    alignas(64) T buffers[N][detail::block_elements], dx_buffers[N][detail::block_elements];
+    auto from = in_runs, to = dx_runs;
+    for (auto& r : from) r.go_to(begin);
+    for (auto& r : to) r.go_to(begin);
+    for (Index start = begin, n = 0; start < end; start += n) {
+      n = axis.block(start, end);
+      for (std::size_t k = 0; k < N; ++k)
+        n = std::min({n, from[k].left_of_long_run(n), dx[k] == nullptr ? n : to[k].left_of_long_run(n)});
+      std::array<const T*, N> pointers;
+      std::array<T*, N> dx_pointers;
+      std::array<bool, N> add_now;
+      for (std::size_t k = 0; k < N; ++k) {
+        pointers[k] = detail::neighbours(from[k], n, in[k], buffers[k]);
+        const auto direct = dx[k] == nullptr ? std::nullopt : to[k].neighbours(n);
+        dx_pointers[k] = dx[k] == nullptr ? nullptr : direct ? dx[k] + *direct : dx_buffers[k];
+        add_now[k] = direct && add[k];
+      }
+      pointwise_backward(device, f, n, pointers, dy + start, dx_pointers, add_now);
+      for (std::size_t k = 0; k < N; ++k) {
+        if (dx_pointers[k] != dx_buffers[k]) continue;
+        if (add[k])
+          detail::scatter<true>(to[k], n, dx_buffers[k], dx[k]);
+        else
+          detail::scatter<false>(to[k], n, dx_buffers[k], dx[k]);
+      }
     }
-    pointwise_backward(device, f, n, pointers, dy + start, dx_pointers, add_now);
-    for (std::size_t k = 0; k < N; ++k) {
-      if (dx[k] == nullptr || dx_runs[k].contiguous()) continue;
-      if (add[k])
-        detail::scatter<true>(dx_runs[k], n, dx_buffers[k], dx[k]);
-      else
-        detail::scatter<false>(dx_runs[k], n, dx_buffers[k], dx[k]);
-    }
-  }
+  };
+  axis.for_ranges(count, go_back);
 }
 
 }  // namespace chorus::kernels
@@ -26823,14 +26929,60 @@ void dropout_backward(Cpu device, Index samples, Index inner, const T* dy, T* dx
 // <chorus/kernels/cpu/philox_block.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PHILOX_BLOCK_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PHILOX_BLOCK_HPP
-/// Philox for several counters at once, in plain loops that compilers vectorise.
+/// Philox for several counters at once.
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 namespace chorus::kernels {
 
 inline constexpr std::size_t philox_block = 16;
 
+namespace detail {
+inline constexpr std::uint32_t philox_multipliers[] = {0xD2511F53u, 0xCD9E8D57u}, philox_steps[] = {0x9E3779B9u,
+                                                                                                    0xBB67AE85u};
+}
+
 /// words[4 * i + lane] = philox(key, counters[i])[lane] for `philox_block` counters.
 inline void philox_words(std::uint64_t key, const PhiloxWords* counters, std::uint32_t* words) {
+  using detail::philox_multipliers, detail::philox_steps;
+  auto k0 = static_cast<std::uint32_t>(key), k1 = static_cast<std::uint32_t>(key >> 32);
+#if defined(__AVX2__)
+  // Four counters in a register, each number in the lower half of 64 bits: that is what the instruction multiplies, and
+  // what else stands in the upper half meets nothing but upper halves.
+  constexpr std::size_t n = philox_block / 4;
+  __m256i a[n], b[n], c[n], d[n];
+  const auto* from = reinterpret_cast<const __m256i*>(counters);
+  for (std::size_t i = 0; i < n; ++i) {
+    const __m256i x = _mm256_loadu_si256(from + 2 * i), y = _mm256_loadu_si256(from + 2 * i + 1);
+    a[i] = _mm256_unpacklo_epi64(x, y);
+    c[i] = _mm256_unpackhi_epi64(x, y);
+    b[i] = _mm256_srli_epi64(a[i], 32);
+    d[i] = _mm256_srli_epi64(c[i], 32);
+  }
+  const auto all = [](std::uint32_t value) { return _mm256_set1_epi64x(static_cast<std::int64_t>(value)); };
+  const __m256i m0 = all(philox_multipliers[0]), m1 = all(philox_multipliers[1]);
+  for (int round = 0; round < 10; ++round) {
+    const __m256i x0 = all(k0), x1 = all(k1);
+    for (std::size_t i = 0; i < n; ++i) {
+      const __m256i p = _mm256_mul_epu32(a[i], m0), q = _mm256_mul_epu32(c[i], m1);
+      a[i] = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(q, 32), b[i]), x0);
+      c[i] = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p, 32), d[i]), x1);
+      b[i] = q;
+      d[i] = p;
+    }
+    k0 += philox_steps[0];
+    k1 += philox_steps[1];
+  }
+  auto* to = reinterpret_cast<__m256i*>(words);
+  for (std::size_t i = 0; i < n; ++i) {
+    const __m256i x = _mm256_blend_epi32(a[i], _mm256_slli_epi64(b[i], 32), 0xAA);
+    const __m256i y = _mm256_blend_epi32(c[i], _mm256_slli_epi64(d[i], 32), 0xAA);
+    _mm256_storeu_si256(to + 2 * i, _mm256_unpacklo_epi64(x, y));
+    _mm256_storeu_si256(to + 2 * i + 1, _mm256_unpackhi_epi64(x, y));
+  }
+#else
   constexpr std::size_t n = philox_block;
   std::uint32_t a[n], b[n], c[n], d[n];
   for (std::size_t i = 0; i < n; ++i) {
@@ -26839,17 +26991,17 @@ inline void philox_words(std::uint64_t key, const PhiloxWords* counters, std::ui
     c[i] = counters[i][2];
     d[i] = counters[i][3];
   }
-  auto k0 = static_cast<std::uint32_t>(key), k1 = static_cast<std::uint32_t>(key >> 32);
   for (int round = 0; round < 10; ++round) {
     for (std::size_t i = 0; i < n; ++i) {
-      const std::uint64_t p = 0xD2511F53ull * a[i], q = 0xCD9E8D57ull * c[i];
+      const std::uint64_t p = std::uint64_t{philox_multipliers[0]} * a[i];
+      const std::uint64_t q = std::uint64_t{philox_multipliers[1]} * c[i];
       a[i] = static_cast<std::uint32_t>(q >> 32) ^ b[i] ^ k0;
       c[i] = static_cast<std::uint32_t>(p >> 32) ^ d[i] ^ k1;
       b[i] = static_cast<std::uint32_t>(q);
       d[i] = static_cast<std::uint32_t>(p);
     }
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
+    k0 += philox_steps[0];
+    k1 += philox_steps[1];
   }
   for (std::size_t i = 0; i < n; ++i) {
     words[4 * i] = a[i];
@@ -26857,6 +27009,7 @@ inline void philox_words(std::uint64_t key, const PhiloxWords* counters, std::ui
     words[4 * i + 2] = c[i];
     words[4 * i + 3] = d[i];
   }
+#endif
 }
 
 }  // namespace chorus::kernels
@@ -27004,14 +27157,60 @@ void dropout_backward(Cuda device, Index samples, Index inner, const T* dy, T* d
 // <chorus/kernels/cpu/philox_block.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PHILOX_BLOCK_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PHILOX_BLOCK_HPP
-/// Philox for several counters at once, in plain loops that compilers vectorise.
+/// Philox for several counters at once.
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 namespace chorus::kernels {
 
 inline constexpr std::size_t philox_block = 16;
 
+namespace detail {
+inline constexpr std::uint32_t philox_multipliers[] = {0xD2511F53u, 0xCD9E8D57u}, philox_steps[] = {0x9E3779B9u,
+                                                                                                    0xBB67AE85u};
+}
+
 /// words[4 * i + lane] = philox(key, counters[i])[lane] for `philox_block` counters.
 inline void philox_words(std::uint64_t key, const PhiloxWords* counters, std::uint32_t* words) {
+  using detail::philox_multipliers, detail::philox_steps;
+  auto k0 = static_cast<std::uint32_t>(key), k1 = static_cast<std::uint32_t>(key >> 32);
+#if defined(__AVX2__)
+  // Four counters in a register, each number in the lower half of 64 bits: that is what the instruction multiplies, and
+  // what else stands in the upper half meets nothing but upper halves.
+  constexpr std::size_t n = philox_block / 4;
+  __m256i a[n], b[n], c[n], d[n];
+  const auto* from = reinterpret_cast<const __m256i*>(counters);
+  for (std::size_t i = 0; i < n; ++i) {
+    const __m256i x = _mm256_loadu_si256(from + 2 * i), y = _mm256_loadu_si256(from + 2 * i + 1);
+    a[i] = _mm256_unpacklo_epi64(x, y);
+    c[i] = _mm256_unpackhi_epi64(x, y);
+    b[i] = _mm256_srli_epi64(a[i], 32);
+    d[i] = _mm256_srli_epi64(c[i], 32);
+  }
+  const auto all = [](std::uint32_t value) { return _mm256_set1_epi64x(static_cast<std::int64_t>(value)); };
+  const __m256i m0 = all(philox_multipliers[0]), m1 = all(philox_multipliers[1]);
+  for (int round = 0; round < 10; ++round) {
+    const __m256i x0 = all(k0), x1 = all(k1);
+    for (std::size_t i = 0; i < n; ++i) {
+      const __m256i p = _mm256_mul_epu32(a[i], m0), q = _mm256_mul_epu32(c[i], m1);
+      a[i] = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(q, 32), b[i]), x0);
+      c[i] = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p, 32), d[i]), x1);
+      b[i] = q;
+      d[i] = p;
+    }
+    k0 += philox_steps[0];
+    k1 += philox_steps[1];
+  }
+  auto* to = reinterpret_cast<__m256i*>(words);
+  for (std::size_t i = 0; i < n; ++i) {
+    const __m256i x = _mm256_blend_epi32(a[i], _mm256_slli_epi64(b[i], 32), 0xAA);
+    const __m256i y = _mm256_blend_epi32(c[i], _mm256_slli_epi64(d[i], 32), 0xAA);
+    _mm256_storeu_si256(to + 2 * i, _mm256_unpacklo_epi64(x, y));
+    _mm256_storeu_si256(to + 2 * i + 1, _mm256_unpackhi_epi64(x, y));
+  }
+#else
   constexpr std::size_t n = philox_block;
   std::uint32_t a[n], b[n], c[n], d[n];
   for (std::size_t i = 0; i < n; ++i) {
@@ -27020,17 +27219,17 @@ inline void philox_words(std::uint64_t key, const PhiloxWords* counters, std::ui
     c[i] = counters[i][2];
     d[i] = counters[i][3];
   }
-  auto k0 = static_cast<std::uint32_t>(key), k1 = static_cast<std::uint32_t>(key >> 32);
   for (int round = 0; round < 10; ++round) {
     for (std::size_t i = 0; i < n; ++i) {
-      const std::uint64_t p = 0xD2511F53ull * a[i], q = 0xCD9E8D57ull * c[i];
+      const std::uint64_t p = std::uint64_t{philox_multipliers[0]} * a[i];
+      const std::uint64_t q = std::uint64_t{philox_multipliers[1]} * c[i];
       a[i] = static_cast<std::uint32_t>(q >> 32) ^ b[i] ^ k0;
       c[i] = static_cast<std::uint32_t>(p >> 32) ^ d[i] ^ k1;
       b[i] = static_cast<std::uint32_t>(q);
       d[i] = static_cast<std::uint32_t>(p);
     }
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
+    k0 += philox_steps[0];
+    k1 += philox_steps[1];
   }
   for (std::size_t i = 0; i < n; ++i) {
     words[4 * i] = a[i];
@@ -27038,6 +27237,7 @@ inline void philox_words(std::uint64_t key, const PhiloxWords* counters, std::ui
     words[4 * i + 2] = c[i];
     words[4 * i + 3] = d[i];
   }
+#endif
 }
 
 }  // namespace chorus::kernels
@@ -33397,7 +33597,7 @@ void conv2d_backward_bias(Cpu device, const Conv2dShape& s, const T* dy, Out* db
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_CONVOLUTION_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_CONVOLUTION_HPP
 /// Two-dimensional convolution on the CPU. Each pass is a matrix product over rasters (raster_product.hpp), some images
-/// at a time, or Winograd's (winograd.hpp).
+/// at a time, or Winograd's (winograd.hpp), or one without products of matrices (depthwise.hpp).
 
 // <chorus/kernels/cpu/convolution_1x1.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_CONVOLUTION_1X1_HPP
@@ -34570,6 +34770,12 @@ void multiply_images(Trans trans, Index images, Index rows, Index depth, Index p
 }  // namespace chorus::kernels::detail
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_CONVOLUTION_1X1_HPP
 
+// <chorus/kernels/cpu/depthwise.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_DEPTHWISE_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_DEPTHWISE_HPP
+/// Convolutions whose groups have one channel and one filter each (depthwise): too few products for those of matrices.
+/// A row of the result is computed packet by packet from a raster of its plane.
+
 // <chorus/kernels/cpu/input_raster.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_INPUT_RASTER_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_INPUT_RASTER_HPP
@@ -34607,6 +34813,24 @@ void copy_row(const T* from, Index n, T* to) {
   store(to + n - w, load(from + n - w, Whole<T>{}), Whole<T>{});
 }
 
+/// to[j] = from[j * step] for j < n.
+template <class T>
+void take_strided(const T* from, Index n, Index step, T* to) {
+  if (step == 2)
+    for (Index j = 0; j < n; ++j) to[j] = from[2 * j];
+  else
+    for (Index j = 0; j < n; ++j) to[j] = from[j * step];
+}
+
+/// to[j * step] = from[j] for j < n, or += with `accumulate`.
+template <class T>
+void put_strided(const T* from, Index n, T* to, Index step, bool accumulate) {
+  if (accumulate)
+    for (Index j = 0; j < n; ++j) to[j * step] += from[j];
+  else
+    for (Index j = 0; j < n; ++j) to[j * step] = from[j];
+}
+
 /// Lays one image out in `rows` rows of `pitch` numbers, zeros where a position is outside of the image.
 template <class T>
 void to_raster(const T* image, Axis vertical, Axis horizontal, Index rows, Index pitch, T* to) {
@@ -34620,7 +34844,7 @@ void to_raster(const T* image, Axis vertical, Axis horizontal, Index rows, Index
     if (horizontal.step == 1)
       copy_row(from + left + horizontal.origin, right - left, row + left);
     else
-      for (Index j = left; j < right; ++j) row[j] = from[j * horizontal.step + horizontal.origin];
+      take_strided(from + left * horizontal.step + horizontal.origin, right - left, horizontal.step, row + left);
     for (Index j = right; j < pitch; ++j) row[j] = T{0};
   }
   std::fill_n(to + bottom * pitch, (rows - bottom) * pitch, T{0});
@@ -34805,6 +35029,196 @@ struct InputRaster {
 
 }  // namespace chorus::kernels::detail
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_INPUT_RASTER_HPP
+
+namespace chorus::kernels::detail {
+
+inline constexpr Index most_depthwise_taps = 64;
+
+inline bool suits_depthwise(const Conv2dShape& s) {
+  return s.in_channels == s.groups && s.out_channels == s.groups && s.kernel_h * s.kernel_w <= most_depthwise_taps;
+}
+
+/// The taps that meet a pixel: which of the kernel's, their places in a raster from the pixel's on, and their weights.
+template <class T>
+struct DepthwiseTaps {
+  Index count = 0;
+  Index which[most_depthwise_taps], offsets[most_depthwise_taps];
+  T weights[most_depthwise_taps];
+
+  void take_weights(const T* kernel) {
+    for (Index t = 0; t < count; ++t) weights[t] = kernel[which[t]];
+  }
+};
+
+/// Rows of which as many as registers hold are computed at a time.
+inline constexpr Index depthwise_block = 4;
+
+/// Calls f(i, rows), with constants, for blocks of rows.
+template <class F>
+void for_row_blocks(Index rows, const F& f) {
+  Index i = 0;
+  for (; i + depthwise_block <= rows; i += depthwise_block) f(i, std::integral_constant<Index, depthwise_block>{});
+  for (; i < rows; ++i) f(i, std::integral_constant<Index, 1>{});
+}
+
+/// to[r * to_pitch + j] = bias + sum over the taps t of weight[t] * raster[offset[t] + r * pitch + j], or += with
+/// `accumulate`, for r < rows and j < columns.
+template <class T, class Rows>
+void depthwise_rows(Rows rows, Index columns, const DepthwiseTaps<T>& taps, const T* raster, Index pitch, T bias, T* to,
+                    Index to_pitch, bool accumulate) {
+  for_packets<T>(columns, [&](Index j, auto count) {
+    Packet<T> sums[rows()];
+    for (Index r = 0; r < rows; ++r) sums[r] = splat(bias);
+    for (Index t = 0; t < taps.count; ++t) {
+      const auto weight = splat(taps.weights[t]);
+      const T* from = raster + taps.offsets[t] + j;
+      for (Index r = 0; r < rows; ++r) sums[r] = pmadd(weight, load(from + r * pitch, Whole<T>{}), sums[r]);
+    }
+    for (Index r = 0; r < rows; ++r) store(to + r * to_pitch + j, sums[r], count, accumulate);
+  });
+}
+
+/// x's raster, a plane at a time.
+template <class T>
+InputRaster<T> plane_raster(const Conv2dShape& s) {
+  InputRaster<T> raster(s);
+  raster.channels = raster.images = 1;
+  return raster;
+}
+
+/// Calls f(first, count) for ranges of `planes`, of `work` products each.
+template <class F>
+void for_planes(Index planes, Index work, const F& f) {
+  parallel_ranges(planes, 1, 4 * thread_elements / std::max<Index>(1, work) + 1, f, 16);
+}
+
+template <class T>
+void depthwise_forward(Cpu device, const Conv2dShape& s, const T* x, const T* weight, const T* bias, T* y) {
+  const Index out_h = s.out_height(), out_w = s.out_width(), out = out_h * out_w, taps = s.kernel_h * s.kernel_w;
+  const InputRaster<T> raster = plane_raster<T>(s);
+  const ThreadScratch<T> xs(device, raster.size());
+  for_planes(s.batch * s.groups, out * taps, [&](Index first, Index count) {
+    DepthwiseTaps<T> all;
+    all.count = taps;
+    std::iota(all.which, all.which + taps, Index{0});
+    raster.offsets(all.offsets);
+    for (Index plane = first; plane < first + count; ++plane) {
+      const Index channel = plane % s.groups;
+      all.take_weights(weight + channel * taps);
+      raster.fill(x + plane * s.height * s.width, 1, xs.data());
+      for_row_blocks(out_h, [&](Index i, auto rows) {
+        depthwise_rows(rows, out_w, all, xs.data() + i * raster.pitch, raster.pitch,
+                       bias == nullptr ? T{0} : bias[channel], y + plane * out + i * out_w, out_w, false);
+      });
+    }
+  });
+}
+
+/// sums[t] += sum over the pixels of dy * raster[offsets[t] + the pixel's position]. Where `taps` is a constant, their
+/// sums stay in registers.
+template <class T, class Taps>
+void depthwise_sums(Index rows, Index columns, Taps taps, const T* dy, const Index* offsets, const T* raster,
+                    Index pitch, T* sums) {
+  constexpr bool constant = !std::is_same_v<Taps, Index>;
+  Packet<T> all[most_depthwise_taps];
+  for (Index t = 0; t < taps; ++t) all[t] = splat(T{0});
+  const auto add_rows = [&](Index i, auto block) {
+    for_packets<T>(columns, [&](Index j, auto count) {
+      Packet<T> gradients[block()];
+      for (Index r = 0; r < block; ++r) gradients[r] = load(dy + (i + r) * columns + j, count);
+      for (Index t = 0; t < taps; ++t) {
+        const T* from = raster + offsets[t] + i * pitch + j;
+        for (Index r = 0; r < block; ++r) all[t] = pmadd(gradients[r], load(from + r * pitch, count), all[t]);
+      }
+    });
+  };
+  if constexpr (constant)
+    for (Index i = 0; i < rows; ++i) add_rows(i, std::integral_constant<Index, 1>{});
+  else
+    for_row_blocks(rows, add_rows);
+  for (Index t = 0; t < taps; ++t) sums[t] += Sum<T>::fold(all[t]);
+}
+
+template <class T>
+void depthwise_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const T* dy, T* dweight, bool accumulate) {
+  const Index out_h = s.out_height(), out_w = s.out_width(), out = out_h * out_w, taps = s.kernel_h * s.kernel_w;
+  const InputRaster<T> raster = plane_raster<T>(s);
+  Index offsets[most_depthwise_taps];
+  raster.offsets(offsets);
+  const ThreadScratch<T> xs(device, raster.size());
+  if (!accumulate) std::fill_n(dweight, s.weight_count(), T{0});
+  for_planes(s.groups, s.batch * out * taps, [&](Index first, Index count) {
+    for (Index channel = first; channel < first + count; ++channel)
+      for (Index n = 0; n < s.batch; ++n) {
+        const Index plane = n * s.groups + channel;
+        raster.fill(x + plane * s.height * s.width, 1, xs.data());
+        const auto add = [&](auto k) {
+          depthwise_sums(out_h, out_w, k, dy + plane * out, offsets, xs.data(), raster.pitch, dweight + channel * taps);
+        };
+        taps == 9 ? add(std::integral_constant<Index, 9>{}) : add(taps);
+      }
+  });
+}
+
+/// dx's pixels in phases: those of a phase are met by the same taps of dy's raster, at the same distances.
+template <class T>
+void depthwise_backward_input(Cpu device, const Conv2dShape& s, const T* weight, const T* dy, T* dx, bool accumulate) {
+  const Index out_h = s.out_height(), out_w = s.out_width(), out = out_h * out_w, taps = s.kernel_h * s.kernel_w;
+  // The j of dx's first and last pixel; the raster has zeros above and left of dy, for taps that reach there.
+  const Index first_h = s.padding_h / s.stride_h, last_h = (s.height - 1 + s.padding_h) / s.stride_h;
+  const Index first_w = s.padding_w / s.stride_w, last_w = (s.width - 1 + s.padding_w) / s.stride_w;
+  const Index top = std::max<Index>(0, s.dilation_h * (s.kernel_h - 1) / s.stride_h - first_h);
+  const Index left = std::max<Index>(0, s.dilation_w * (s.kernel_w - 1) / s.stride_w - first_w);
+  const Index rows = std::max(out_h + top, last_h + 1), pitch = std::max(out_w + left, last_w + 1);
+  const Index slack = (first_h + top) * pitch + first_w + left + 2 * tile_columns<T>, columns = last_w - first_w + 1;
+  const Index line = columns + lanes<T>;
+  const ThreadScratch<T> ys(device, rows * pitch + slack), lines(device, s.stride_w * depthwise_block * line);
+
+  std::vector<DepthwiseTaps<T>> phases(static_cast<std::size_t>(s.stride_h * s.stride_w));
+  for (Index tap = 0; tap < taps; ++tap) {
+    const Index h = tap / s.kernel_w * s.dilation_h, w = tap % s.kernel_w * s.dilation_w;
+    auto& met = phases[static_cast<std::size_t>(h % s.stride_h * s.stride_w + w % s.stride_w)];
+    met.which[met.count] = tap;
+    met.offsets[met.count++] = (first_h + top - h / s.stride_h) * pitch + first_w + left - w / s.stride_w;
+  }
+  const auto horizontal = [&](Index phase) {
+    return Axis{s.width, s.stride_w, first_w * s.stride_w + phase - s.padding_w};
+  };
+  const auto go_back = [&](Index plane, Index phase_h, const DepthwiseTaps<T>* met) {
+    const Axis vertical{s.height, s.stride_h, first_h * s.stride_h + phase_h - s.padding_h};
+    const Index begin = vertical.begin(last_h - first_h + 1), end = vertical.end(last_h - first_h + 1);
+    const auto row = [&](Index i) {
+      return dx + (plane * s.height + (begin + i) * s.stride_h + vertical.origin) * s.width;
+    };
+    for_row_blocks(end - begin, [&](Index i, auto block) {
+      const T* raster = ys.data() + (begin + i) * pitch;
+      if (s.stride_w == 1)
+        return depthwise_rows(block, s.width, *met, raster, pitch, T{0}, row(i), s.stride_h * s.width, accumulate);
+      for (Index phase = 0; phase < s.stride_w; ++phase)
+        depthwise_rows(block, columns, met[phase], raster, pitch, T{0},
+                       lines.data() + phase * depthwise_block * line, line, false);
+      for (Index r = 0; r < block; ++r)
+        for (Index phase = 0; phase < s.stride_w; ++phase) {
+          const Axis axis = horizontal(phase);
+          const Index left_most = axis.begin(columns), n = axis.end(columns) - left_most;
+          put_strided(lines.data() + (phase * depthwise_block + r) * line + left_most, n,
+                      row(i + r) + left_most * s.stride_w + axis.origin, s.stride_w, accumulate);
+        }
+    });
+  };
+  for_planes(s.batch * s.groups, out * taps, [&](Index first, Index count) {
+    auto own = phases;
+    for (Index plane = first; plane < first + count; ++plane) {
+      for (auto& met : own) met.take_weights(weight + plane % s.groups * taps);
+      to_raster(dy + plane * out, Axis{out_h, 1, -top}, Axis{out_w, 1, -left}, rows, pitch, ys.data());
+      std::fill_n(ys.data() + rows * pitch, slack, T{0});
+      for (Index phase = 0; phase < s.stride_h; ++phase) go_back(plane, phase, own.data() + phase * s.stride_w);
+    }
+  });
+}
+
+}  // namespace chorus::kernels::detail
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_DEPTHWISE_HPP
 
 // <chorus/kernels/cpu/raster_product.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_RASTER_PRODUCT_HPP
@@ -35784,6 +36198,7 @@ void conv2d_forward(Cpu device, const Conv2dShape& s, const T* x, const T* weigh
   using namespace detail;
   const Index filters = s.out_channels / s.groups, out_h = s.out_height(), out_w = s.out_width(), out = out_h * out_w;
   if (s.y_count() == 0) return;
+  if (suits_depthwise(s)) return depthwise_forward(device, s, x, weight, bias, y);
   if (suits_winograd<T>(s) && !exact_sums) {
     const ImageChannels in = group_inputs(s), to = group_results(s);
     for (Index group = 0; group < s.groups; ++group) {
@@ -35836,6 +36251,7 @@ void conv2d_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const 
   const Index filters = s.out_channels / s.groups, out_h = s.out_height(), out_w = s.out_width(), out = out_h * out_w;
   const Index k = s.in_channels / s.groups * s.kernel_h * s.kernel_w;
   const bool nothing = s.y_count() * k == 0;
+  if (!nothing && suits_depthwise(s)) return depthwise_backward_weight(device, s, x, dy, dweight, accumulate);
   if (!nothing && suits_winograd<T>(s)) {
     const ImageChannels in = group_inputs(s), to = group_results(s);
     for (Index group = 0; group < s.groups; ++group) {
@@ -35904,6 +36320,7 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
   const Index filters = s.out_channels / s.groups, channels = s.in_channels / s.groups, taps = s.kernel_h * s.kernel_w;
   const Index out_h = s.out_height(), out_w = s.out_width(), out = out_h * out_w, image = s.height * s.width;
   if (s.x_count() == 0) return;
+  if (suits_depthwise(s)) return depthwise_backward_input(device, s, weight, dy, dx, accumulate);
   // A convolution of dy with the weight turned around.
   Conv2dShape back = s;
   std::swap(back.in_channels, back.out_channels);
@@ -41400,7 +41817,7 @@ void cross_entropy_forward(Cpu cpu, Index batch, Index classes, const T* logits,
   detail::check_smoothing(options);
   const Index counted = count_labels(cpu, "cross_entropy", batch, classes, labels, options.ignore_index);
   const T smoothing = static_cast<T>(options.label_smoothing);
-  detail::reduce_losses(batch, counted, options.reduction, loss, [&](Index i) {
+  const auto sample_loss = [&](Index i) {
     const Row<T> row{i * classes, i, classes};
     const auto below = detail::log_sum_below_maximum(row, logits);
     const auto maximum = below.first;
@@ -41412,7 +41829,12 @@ void cross_entropy_forward(Cpu cpu, Index batch, Index classes, const T* logits,
     const auto sum = row.reduce(Sum<T>{}, [&](Index j, auto count) { return psub(load(logits + j, count), maximum); });
     const T smooth = statistics[i] - Eigen::internal::pfirst(sum) / static_cast<T>(classes);
     return (T{1} - smoothing) * sharp + smoothing * smooth;
+  };
+  const Scratch<T> each(cpu, batch);
+  parallel_ranges(batch, 1, thread_elements / std::max<Index>(1, classes) + 1, [&](Index first, Index count) {
+    for (Index i = first; i < first + count; ++i) each.data()[i] = sample_loss(i);
   });
+  detail::reduce_losses(batch, counted, options.reduction, loss, [&](Index i) { return each.data()[i]; });
 }
 
 template <class T>
@@ -43387,6 +43809,230 @@ auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, c
 #define CHORUS_SINGLE_CHORUS_OPS_RESIZE_HPP
 /// Images in other sizes: nearest-neighbour enlargement, and pooling to a given size.
 
+// <chorus/ops/resample.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_RESAMPLE_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_RESAMPLE_HPP
+/// Images resampled along both axes by given weights. (No products with matrices of weights: 0 times an infinity
+/// elsewhere in the image is NaN.)
+
+// <chorus/kernels/resample.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_RESAMPLE_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_RESAMPLE_HPP
+/// Images resampled along both of their axes: what interpolates them, and what takes means of their parts.
+
+namespace chorus::kernels {
+
+/// How an axis of `in` entries becomes one of `out`: entry i is the sum of weight[k] times entry index[k] of the old
+/// one, over k from begin[i] to begin[i + 1] - 1. The arrays lie on the kernel's device.
+template <class T>
+struct AxisTaps {
+  Index in, out;
+  const std::int32_t *begin, *index;
+  const T* weight;
+};
+
+/// x: [planes, rows.in, columns.in] -> y: [planes, rows.out, columns.out], which it overwrites or, with `accumulate`,
+/// adds to. The gradient by x is the same with both axes' matrices of weights transposed.
+template <class T>
+void resample(Cpu, Index planes, const AxisTaps<T>& rows, const AxisTaps<T>& columns, const T* x, T* y,
+              bool accumulate);
+
+// bf16 and half on the CPU, computed in float.
+template <Narrow T>
+void resample(Cpu device, Index planes, const AxisTaps<float>& rows, const AxisTaps<float>& columns, const T* x, T* y,
+              bool accumulate) {
+  in_float([](const auto&... a) { resample(a...); }, device, planes, rows, columns,
+           reads(x, planes * rows.in * columns.in), writes(y, planes * rows.out * columns.out, accumulate), accumulate);
+}
+
+}  // namespace chorus::kernels
+
+#if !CHORUS_COMPILED
+// <chorus/kernels/cpu/resample.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_RESAMPLE_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_RESAMPLE_HPP
+/// Images resampled along both of their axes on the CPU: rows are mixed packet by packet into a line, and its entries
+/// then into those of a row of the result.
+
+namespace chorus::kernels {
+
+template <class T>
+void resample(Cpu device, Index planes, const AxisTaps<T>& rows, const AxisTaps<T>& columns, const T* x, T* y,
+              bool accumulate) {
+  const ThreadScratch<T> lines(device, columns.in);
+  const Index least = thread_elements / std::max<Index>(1, columns.in + columns.out) + 1;
+  parallel_ranges(planes * rows.out, 1, least, [&](Index first, Index count) {
+    T* line = lines.data();
+    for (Index row = first; row < first + count; ++row) {
+      const T* image = x + row / rows.out * rows.in * columns.in;
+      const auto begin = rows.begin[row % rows.out], end = rows.begin[row % rows.out + 1];
+      for_packets<T>(columns.in, [&](Index j, auto lanes_used) {
+        auto sum = splat(T{0});
+        for (auto k = begin; k < end; ++k)
+          sum = pmadd(splat(rows.weight[k]), load(image + rows.index[k] * columns.in + j, lanes_used), sum);
+        store(line + j, sum, lanes_used);
+      });
+      T* out = y + row * columns.out;
+      for (Index j = 0; j < columns.out; ++j) {
+        T sum = accumulate ? out[j] : T{0};
+        for (auto k = columns.begin[j]; k < columns.begin[j + 1]; ++k)
+          sum += columns.weight[k] * line[columns.index[k]];
+        out[j] = sum;
+      }
+    }
+  });
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_RESAMPLE_HPP
+
+#endif
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+// <chorus/kernels/cuda/resample.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_RESAMPLE_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_RESAMPLE_HPP
+/// Images resampled along both of their axes on GPUs: a thread for each pixel of the result.
+
+namespace chorus::kernels {
+
+namespace cuda {
+template <class T>
+struct Resample {
+  AxisTaps<compute_type<T>> rows, columns;
+  const T* x;
+  T* y;
+  bool accumulate;
+  __device__ void operator()(Index i) const {
+    const Index row = i / columns.out, plane = row / rows.out, h = row - plane * rows.out, w = i - row * columns.out;
+    const T* image = x + plane * rows.in * columns.in;
+    compute_type<T> sum = 0;
+    for (auto k = rows.begin[h]; k < rows.begin[h + 1]; ++k) {
+      compute_type<T> line = 0;
+      for (auto l = columns.begin[w]; l < columns.begin[w + 1]; ++l)
+        line += columns.weight[l] * get(image, rows.index[k] * columns.in + columns.index[l]);
+      sum += rows.weight[k] * line;
+    }
+    put(y, i, sum, accumulate);
+  }
+};
+}  // namespace cuda
+
+template <class T>
+void resample(Cuda device, Index planes, const AxisTaps<compute_type<T>>& rows,
+              const AxisTaps<compute_type<T>>& columns, const T* x, T* y, bool accumulate) {
+  cuda::for_each(device, "resample", planes * rows.out * columns.out,
+                 cuda::Resample<T>{rows, columns, x, y, accumulate});
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_RESAMPLE_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_RESAMPLE_HPP
+
+namespace chorus {
+
+namespace detail {
+
+/// For each entry of a resampled axis the old axis' entries that it is the sum of, and their weights.
+struct AxisWeights {
+  struct Tap {
+    Index index;
+    double weight;
+  };
+  Index in;
+  std::vector<std::vector<Tap>> entries;
+
+  AxisWeights transposed() const {
+    AxisWeights to{static_cast<Index>(entries.size()), std::vector<std::vector<Tap>>(static_cast<std::size_t>(in))};
+    for (Index i = 0; i < to.in; ++i)
+      for (const Tap& tap : entries[static_cast<std::size_t>(i)])
+        to.entries[static_cast<std::size_t>(tap.index)].push_back({i, tap.weight});
+    return to;
+  }
+};
+
+/// The same on a device, as kernels read it.
+template <Real T, Device D>
+class AxisTaps {
+ public:
+  AxisTaps(const AxisWeights& weights, D device) : in_(weights.in), out_(static_cast<Index>(weights.entries.size())) {
+    std::vector<std::int32_t> begin{0}, index;
+    std::vector<compute_type<T>> weight;
+    for (const auto& taps : weights.entries) {
+      for (const auto& tap : taps) {
+        index.push_back(static_cast<std::int32_t>(tap.index));
+        weight.push_back(static_cast<compute_type<T>>(tap.weight));
+      }
+      begin.push_back(static_cast<std::int32_t>(index.size()));
+    }
+    begin.insert(begin.end(), index.begin(), index.end());
+    places_ = decltype(places_)::from(begin, Shape<1>{static_cast<Index>(begin.size())}, device);
+    weights_ = decltype(weights_)::from(weight, Shape<1>{static_cast<Index>(weight.size())}, device);
+  }
+
+  Index size() const { return out_; }
+  kernels::AxisTaps<compute_type<T>> taps() const {
+    return {in_, out_, places_.data(), places_.data() + out_ + 1, weights_.data()};
+  }
+
+ private:
+  Index in_, out_;
+  Tensor<std::int32_t, 1, D> places_;  // where each entry's begin, and then their indices
+  Tensor<compute_type<T>, 1, D> weights_;
+};
+
+template <Real T, Device D>
+struct Resampling {
+  AxisTaps<T, D> rows, columns;
+  Resampling(const AxisWeights& r, const AxisWeights& c, D device) : rows(r, device), columns(c, device) {}
+};
+
+}  // namespace detail
+
+namespace operations {
+template <class T, class D>
+struct Resample {
+  static constexpr const char* name = "resample";
+  static constexpr bool linear = true;
+  detail::Resampling<T, D> there, back;
+};
+}  // namespace operations
+
+namespace detail {
+
+/// x: [batch, channels, height, width], resampled by `operation.there`; its gradients by `operation.back`.
+template <Operand X, class T, class D>
+auto resample(const X& x, const operations::Resample<T, D>& operation) {
+  const auto input = contiguous(value_of(x));
+  const auto& [n, c, h, w] = input.shape();
+  const auto& there = operation.there;
+  auto out = tensor_of<X>::empty({n, c, there.rows.size(), there.columns.size()}, input.device());
+  kernels::resample(input.device(), n * c, there.rows.taps(), there.columns.taps(), input.data(), out.data(), false);
+  return record(
+      operation, std::move(out),
+      [planes = n * c, back = operation.back](const auto& dy, auto dx) {
+        const auto [grad, accumulate] = dx->target();
+        kernels::resample(dy.device(), planes, back.rows.taps(), back.columns.taps(), dy.data(), grad.data(),
+                          accumulate);
+      },
+      x);
+}
+
+template <Operand X>
+auto resample(const X& x, const AxisWeights& rows, const AxisWeights& columns) {
+  using T = typename tensor_of<X>::value_type;
+  using D = typename tensor_of<X>::device_type;
+  const auto device = value_of(x).device();
+  return resample(x, operations::Resample<T, D>{{rows, columns, device},
+                                                {rows.transposed(), columns.transposed(), device}});
+}
+
+}  // namespace detail
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_RESAMPLE_HPP
+
 namespace chorus {
 
 /// x: [batch, channels, height, width] -> each pixel repeated `scale` times along both axes. Throws UsageError unless
@@ -43418,49 +44064,15 @@ struct AxisParts {
   }
 };
 
-/// [..., in, ...] -> [..., out, longest, ...]: the entries of each part of an axis. Shorter parts end with entry
-/// `filler(i)`.
-template <Operand X, class Filler>
-auto split_axis(const X& x, std::size_t a, const AxisParts& parts, const Filler& filler) {
-  using D = typename tensor_of<X>::device_type;
-  const auto& shape = value_of(x).shape();
-  constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
-  const Index longest = parts.longest();
-  std::vector<std::int64_t> places;
-  for (Index i = 0; i < parts.out; ++i)
-    for (Index j = 0; j < longest; ++j) places.push_back(j < parts.size(i) ? parts.first(i) + j : filler(i));
-  const auto index = Tensor<std::int64_t, 1, D>::from(places, Shape<1>{parts.out * longest}, value_of(x).device());
-  std::array<Index, rank + 1> split{};
-  for (std::size_t i = 0; i <= rank; ++i)
-    split[i] = i < a ? shape[i] : i == a ? parts.out : i == a + 1 ? longest : shape[i - 1];
-  return reshape(index_select(x, static_cast<Index>(a), index), split);
-}
-
-/// The means of the parts of an axis.
-template <Operand X>
-auto adaptive_mean(const X& x, std::size_t a, Index out) {
-  using T = typename tensor_of<X>::value_type;
-  constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
-  const auto& shape = value_of(x).shape();
-  const auto device = value_of(x).device();
-  const AxisParts parts{shape[a], out};
-  const auto along = static_cast<Index>(a) + 1;
-  const auto even = [&] {
-    std::array<Index, rank + 1> split{};
-    for (std::size_t i = 0; i <= rank; ++i)
-      split[i] = i < a ? shape[i] : i == a ? out : i == a + 1 ? parts.in / out : shape[i - 1];
-    return mean(reshape(x, split), along);
-  };
-  if (parts.in % out == 0) return even();
-  auto one = shape;
-  one[a] = 1;
-  const auto more = plain_concat(static_cast<Index>(a), x, tensor_of<X>::zeros(one, device));
-  one.fill(1);
-  one[a] = out;
-  std::vector<T> shares;
-  for (Index i = 0; i < out; ++i) shares.push_back(static_cast<T>(1 / static_cast<double>(parts.size(i))));
-  const auto share = tensor_of<X>::from(shares, one, device);
-  return decltype(even())(sum(split_axis(more, a, parts, [&](Index) { return parts.in; }), along) * share);
+/// Each entry the mean of its part.
+inline AxisWeights means_of(const AxisParts& parts) {
+  AxisWeights weights{parts.in, {}};
+  for (Index i = 0; i < parts.out; ++i) {
+    auto& taps = weights.entries.emplace_back();
+    for (Index j = parts.first(i); j < parts.last(i); ++j)
+      taps.push_back({j, 1 / static_cast<double>(parts.size(i))});
+  }
+  return weights;
 }
 
 }  // namespace detail
@@ -43475,12 +44087,14 @@ auto adaptive_avg_pool2d(const X& x, Size2d size) {
   const auto& shape = value_of(x).shape();
   check<ShapeError>(shape[2] > 0 && shape[3] > 0, "adaptive_avg_pool2d: an image of shape ", shape, " has no pixels");
   const auto input = detail::rounded(x);
-  const auto means = [&] { return detail::adaptive_mean(detail::adaptive_mean(input, 3, size.width), 2, size.height); };
   if (shape[2] % size.height != 0 || shape[3] % size.width != 0)
-    return detail::keeps_levels(input, means(), /*exact=*/false);
+    return detail::keeps_levels(input,
+                                detail::resample(input, detail::means_of({shape[2], size.height}),
+                                                 detail::means_of({shape[3], size.width})),
+                                /*exact=*/false);
   const Size2d part{shape[2] / size.height, shape[3] / size.width};
   const auto windows = detail::pool2d_shape("adaptive_avg_pool2d", shape, part, {});
-  return detail::keeps_levels(input, decltype(means())(detail::mean_of_windows(input, windows)), /*exact=*/false);
+  return detail::keeps_levels(input, detail::mean_of_windows(input, windows), /*exact=*/false);
 }
 
 /// x: [batch, channels, ...] -> the mean of each channel: [batch, channels].
@@ -59581,6 +60195,7 @@ struct Floating {
       erased(&max_pool2d_backward<T>),
       erased(&avg_pool2d_forward<T>),
       erased(&avg_pool2d_backward<T>),
+      erased(&resample<T>),
       erased(&batch_norm_sums<T>),
       erased(&batch_norm_statistics<T>),
       erased(&batch_norm_normalise<T>),

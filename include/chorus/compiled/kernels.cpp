@@ -19,6 +19,7 @@
 #include <chorus/kernels/pooling.hpp>
 #include <chorus/kernels/random.hpp>
 #include <chorus/kernels/reduction.hpp>
+#include <chorus/kernels/resample.hpp>
 #include <chorus/kernels/softmax.hpp>
 #include <chorus/kernels/sort.hpp>
 
@@ -41,6 +42,7 @@ struct Floating {
       erased(&max_pool2d_backward<T>),
       erased(&avg_pool2d_forward<T>),
       erased(&avg_pool2d_backward<T>),
+      erased(&resample<T>),
       erased(&batch_norm_sums<T>),
       erased(&batch_norm_statistics<T>),
       erased(&batch_norm_normalise<T>),

@@ -134,6 +134,9 @@ void parallel_for(Index count, const F& f, bool worth_it = true) {
       count, [](const void* context, Index i) { (*static_cast<const F*>(context))(i); }, &f);
 }
 
+/// The least numbers for a thread of its own: some 10 us, since what lies in another core's cache comes slowly.
+inline constexpr Index thread_elements = 1 << 15;
+
 /// Calls `f(first, count)` for ranges of [0, n) that are multiples of `unit` but for the last: one range where a team
 /// is not worth it, which is below `least` elements a thread; or up to `most` for each thread, so that one that is late
 /// does less.

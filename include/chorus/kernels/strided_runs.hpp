@@ -7,6 +7,7 @@
 #include <chorus/core/dtype.hpp>
 #include <chorus/core/error.hpp>
 #include <cstddef>
+#include <optional>
 #include <span>
 
 namespace chorus::kernels {
@@ -68,6 +69,17 @@ class StridedRuns {
       offset_ += at_[axis] * stride_[axis];
       element /= size_[axis];
     }
+  }
+
+  /// How many elements are left of a long run; `otherwise` where runs are short.
+  Index left_of_long_run(Index otherwise) const { return size_[0] < 256 ? otherwise : size_[0] - at_[0]; }
+
+  /// Where the next `count` elements are neighbours in memory: goes past them, and returns the offset of the first.
+  std::optional<Index> neighbours(Index count) {
+    if (stride_[0] != 1 || size_[0] - at_[0] < count) return std::nullopt;
+    const Index first = offset_;
+    next(count, [](Index, Index, Index) {});
+    return first;
   }
 
   /// Walks over the next `count` elements: `run(offset of the first, step, how many)`.

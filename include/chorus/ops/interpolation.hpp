@@ -11,44 +11,48 @@ namespace chorus {
 
 namespace detail {
 
-// Along an axis each place of the resized one lies between two entries of x, at a share of the way from the one to the
-// other. (No product with a matrix of shares: 0 times an infinity elsewhere in the image is NaN.)
-template <Operand X>
-auto interpolate_axis(const X& x, std::size_t a, Index out, bool align_corners) {
-  using T = typename tensor_of<X>::value_type;
-  using D = typename tensor_of<X>::device_type;
-  const auto device = value_of(x).device();
-  auto shape = value_of(x).shape();
-  const Index in = shape[a];
-  const auto same = [&] { return reshape(x, shape); };
-  if (in == out) return same();
-  std::vector<std::int64_t> left, right;
-  std::vector<T> near, far;
+// Each entry of the resized axis lies between two of the old one, at a share of the way from the one to the other.
+inline AxisWeights between_entries(Index in, Index out, bool align_corners) {
+  AxisWeights weights{in, {}};
   for (Index i = 0; i < out; ++i) {
     const double at =
         align_corners
             ? (out > 1 ? static_cast<double>(i * (in - 1)) / static_cast<double>(out - 1) : 0)
             : std::max(0.0, (static_cast<double>(i) + 0.5) * static_cast<double>(in) / static_cast<double>(out) - 0.5);
-    left.push_back(std::min(static_cast<Index>(at), in - 1));
-    right.push_back(std::min(left.back() + 1, std::int64_t{in - 1}));
-    const double share = at - static_cast<double>(left.back());
-    near.push_back(static_cast<T>(1 - share));
-    far.push_back(static_cast<T>(share));
+    const Index left = std::min(static_cast<Index>(at), in - 1), right = std::min(left + 1, in - 1);
+    const double share = at - static_cast<double>(left);
+    auto& taps = weights.entries.emplace_back();
+    if (in == out)
+      taps.push_back({i, 1});
+    else
+      taps.insert(taps.end(), {{left, 1 - share}, {right, share}});
   }
-  shape.fill(1);
-  shape[a] = out;
-  const auto part = [&](const auto& places, const auto& shares) {
-    const auto index = Tensor<std::int64_t, 1, D>::from(places, Shape<1>{out}, device);
-    return index_select(x, static_cast<Index>(a), index) * tensor_of<X>::from(shares, shape, device);
-  };
-  return decltype(same())(part(left, near) + part(right, far));
+  return weights;
 }
 
-// The largest of each of `out` equal parts of an axis; shorter parts repeat their last one.
+/// [..., in, ...] -> [..., out, longest, ...]: the entries of each part of an axis. Shorter parts repeat their
+/// last one.
+template <Operand X>
+auto split_axis(const X& x, std::size_t a, const AxisParts& parts) {
+  using D = typename tensor_of<X>::device_type;
+  const auto& shape = value_of(x).shape();
+  constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
+  const Index longest = parts.longest();
+  std::vector<std::int64_t> places;
+  for (Index i = 0; i < parts.out; ++i)
+    for (Index j = 0; j < longest; ++j) places.push_back(std::min(parts.first(i) + j, parts.last(i) - 1));
+  const auto index = Tensor<std::int64_t, 1, D>::from(places, Shape<1>{parts.out * longest}, value_of(x).device());
+  std::array<Index, rank + 1> split{};
+  for (std::size_t i = 0; i <= rank; ++i)
+    split[i] = i < a ? shape[i] : i == a ? parts.out : i == a + 1 ? longest : shape[i - 1];
+  return reshape(index_select(x, static_cast<Index>(a), index), split);
+}
+
+// The largest of each of `out` equal parts of an axis.
 template <Operand X>
 auto adaptive_max(const X& x, std::size_t a, Index out) {
   const AxisParts parts{value_of(x).shape()[a], out};
-  const auto split = split_axis(x, a, parts, [&](Index i) { return parts.last(i) - 1; });
+  const auto split = split_axis(x, a, parts);
   auto one = split.shape();
   one[a + 1] = 1;
   auto shape = value_of(x).shape();
@@ -72,8 +76,12 @@ template <Operand X>
 auto upsample_bilinear2d(const X& x, Size2d size, bool align_corners = false) {
   static_assert(tensor_of<X>::rank == 4, "upsample_bilinear2d: the input is [batch, channels, height, width]");
   detail::check_resize("upsample_bilinear2d", value_of(x).shape(), size);
-  return detail::interpolate_axis(detail::interpolate_axis(x, 3, size.width, align_corners), 2, size.height,
-                                  align_corners);
+  const auto& shape = value_of(x).shape();
+  const auto input = detail::rounded(x);
+  return detail::keeps_levels(input,
+                              detail::resample(input, detail::between_entries(shape[2], size.height, align_corners),
+                                               detail::between_entries(shape[3], size.width, align_corners)),
+                              /*exact=*/false);
 }
 
 /// x: [batch, channels, height, width] -> the largest number of each part of an image: [batch, channels, size.height,

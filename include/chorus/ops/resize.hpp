@@ -8,6 +8,7 @@
 #include <chorus/ops/pooling.hpp>
 #include <chorus/ops/quantization_pass.hpp>
 #include <chorus/ops/reduction.hpp>
+#include <chorus/ops/resample.hpp>
 #include <chorus/ops/shape.hpp>
 #include <cstdint>
 #include <vector>
@@ -43,49 +44,15 @@ struct AxisParts {
   }
 };
 
-/// [..., in, ...] -> [..., out, longest, ...]: the entries of each part of an axis. Shorter parts end with entry
-/// `filler(i)`.
-template <Operand X, class Filler>
-auto split_axis(const X& x, std::size_t a, const AxisParts& parts, const Filler& filler) {
-  using D = typename tensor_of<X>::device_type;
-  const auto& shape = value_of(x).shape();
-  constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
-  const Index longest = parts.longest();
-  std::vector<std::int64_t> places;
-  for (Index i = 0; i < parts.out; ++i)
-    for (Index j = 0; j < longest; ++j) places.push_back(j < parts.size(i) ? parts.first(i) + j : filler(i));
-  const auto index = Tensor<std::int64_t, 1, D>::from(places, Shape<1>{parts.out * longest}, value_of(x).device());
-  std::array<Index, rank + 1> split{};
-  for (std::size_t i = 0; i <= rank; ++i)
-    split[i] = i < a ? shape[i] : i == a ? parts.out : i == a + 1 ? longest : shape[i - 1];
-  return reshape(index_select(x, static_cast<Index>(a), index), split);
-}
-
-/// The means of the parts of an axis.
-template <Operand X>
-auto adaptive_mean(const X& x, std::size_t a, Index out) {
-  using T = typename tensor_of<X>::value_type;
-  constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
-  const auto& shape = value_of(x).shape();
-  const auto device = value_of(x).device();
-  const AxisParts parts{shape[a], out};
-  const auto along = static_cast<Index>(a) + 1;
-  const auto even = [&] {
-    std::array<Index, rank + 1> split{};
-    for (std::size_t i = 0; i <= rank; ++i)
-      split[i] = i < a ? shape[i] : i == a ? out : i == a + 1 ? parts.in / out : shape[i - 1];
-    return mean(reshape(x, split), along);
-  };
-  if (parts.in % out == 0) return even();
-  auto one = shape;
-  one[a] = 1;
-  const auto more = plain_concat(static_cast<Index>(a), x, tensor_of<X>::zeros(one, device));
-  one.fill(1);
-  one[a] = out;
-  std::vector<T> shares;
-  for (Index i = 0; i < out; ++i) shares.push_back(static_cast<T>(1 / static_cast<double>(parts.size(i))));
-  const auto share = tensor_of<X>::from(shares, one, device);
-  return decltype(even())(sum(split_axis(more, a, parts, [&](Index) { return parts.in; }), along) * share);
+/// Each entry the mean of its part.
+inline AxisWeights means_of(const AxisParts& parts) {
+  AxisWeights weights{parts.in, {}};
+  for (Index i = 0; i < parts.out; ++i) {
+    auto& taps = weights.entries.emplace_back();
+    for (Index j = parts.first(i); j < parts.last(i); ++j)
+      taps.push_back({j, 1 / static_cast<double>(parts.size(i))});
+  }
+  return weights;
 }
 
 }  // namespace detail
@@ -100,12 +67,14 @@ auto adaptive_avg_pool2d(const X& x, Size2d size) {
   const auto& shape = value_of(x).shape();
   check<ShapeError>(shape[2] > 0 && shape[3] > 0, "adaptive_avg_pool2d: an image of shape ", shape, " has no pixels");
   const auto input = detail::rounded(x);
-  const auto means = [&] { return detail::adaptive_mean(detail::adaptive_mean(input, 3, size.width), 2, size.height); };
   if (shape[2] % size.height != 0 || shape[3] % size.width != 0)
-    return detail::keeps_levels(input, means(), /*exact=*/false);
+    return detail::keeps_levels(input,
+                                detail::resample(input, detail::means_of({shape[2], size.height}),
+                                                 detail::means_of({shape[3], size.width})),
+                                /*exact=*/false);
   const Size2d part{shape[2] / size.height, shape[3] / size.width};
   const auto windows = detail::pool2d_shape("adaptive_avg_pool2d", shape, part, {});
-  return detail::keeps_levels(input, decltype(means())(detail::mean_of_windows(input, windows)), /*exact=*/false);
+  return detail::keeps_levels(input, detail::mean_of_windows(input, windows), /*exact=*/false);
 }
 
 /// x: [batch, channels, ...] -> the mean of each channel: [batch, channels].

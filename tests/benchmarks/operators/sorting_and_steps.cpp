@@ -19,7 +19,7 @@ struct Many : ch::nn::Module {
     for (int i = 0; i < count; ++i) ps.emplace_back(rnd<1>({size}, static_cast<std::uint32_t>(i)));
   }
   void visit(ch::nn::Visitor& v) override {
-    for (std::size_t i = 0; i < ps.size(); ++i) v.parameter("p" + std::to_string(i), ps[i]);
+    for (std::size_t i = 0; i < ps.size(); ++i) v.parameter(std::to_string(i), ps[i]);
   }
 };
 template <class Opt>

@@ -117,6 +117,30 @@ TEST_CASE("convolution equals its definition for random sizes, strides, paddings
   }
 }
 
+TEST_CASE("convolution of one channel and one filter a group equals its definition") {
+  std::mt19937 random(5);
+  const auto pick = [&](int least, int most) -> Index { return std::uniform_int_distribution<>(least, most)(random); };
+  for (int repeat = 0; repeat < 200; ++repeat) {
+    Conv2dShape s{};
+    s.groups = s.in_channels = s.out_channels = pick(1, 4);
+    s.batch = pick(1, 3);
+    s.kernel_h = repeat % 2 == 0 ? 3 : pick(1, 9);
+    s.kernel_w = repeat % 2 == 0 ? 3 : pick(1, 9);
+    s.stride_h = pick(1, 3);
+    s.stride_w = pick(1, 3);
+    s.dilation_h = pick(1, 2);
+    s.dilation_w = pick(1, 2);
+    s.padding_h = pick(0, 4);
+    s.padding_w = pick(0, 4);
+    s.height = std::max<Index>(1, s.dilation_h * (s.kernel_h - 1) + 1 - 2 * s.padding_h) + pick(0, 9);
+    s.width = std::max<Index>(1, s.dilation_w * (s.kernel_w - 1) + 1 - 2 * s.padding_w) + pick(0, 40);
+    if (repeat % 3 == 0)
+      compare<double>(s, repeat % 4 < 2, random);
+    else
+      compare<float>(s, repeat % 4 < 2, random);
+  }
+}
+
 TEST_CASE("convolution equals its definition for the sizes of real networks") {
   std::mt19937 random(2);
   compare<float>(

@@ -3,6 +3,8 @@
 #include <chorus/core/threads.hpp>
 #include <chorus/kernels/axis_block.hpp>
 #include <chorus/kernels/batch_norm.hpp>
+#include <chorus/kernels/convolution.hpp>
+#include <chorus/kernels/copy.hpp>
 #include <chorus/kernels/cross_entropy.hpp>
 #include <chorus/kernels/cumulative.hpp>
 #include <chorus/kernels/dropout.hpp>
@@ -13,6 +15,7 @@
 #include <chorus/kernels/pointwise.hpp>
 #include <chorus/kernels/pooling.hpp>
 #include <chorus/kernels/reduction.hpp>
+#include <chorus/kernels/resample.hpp>
 #include <chorus/kernels/softmax.hpp>
 
 #include "reference.hpp"
@@ -122,6 +125,90 @@ TEST_CASE("an element-wise function that broadcasts gives the same bits on any n
   });
 }
 
+TEST_CASE("gradients of what was broadcast have the same bits on any number of threads, and are right") {
+  using Sizes = std::array<Index, 3>;
+  // Strides of what is summed: along axes outside of, inside of and around those that threads share.
+  const Sizes shape{40, 30, 300};
+  const Index count = 40 * 30 * 300;
+  const auto x = numbers<float>(count, 11), dy = numbers<float>(count, 12);
+  for (const Sizes strides : {Sizes{0, 300, 1}, Sizes{0, 1, 0}, Sizes{1, 0, 0}, Sizes{0, 0, 1}, Sizes{0, 0, 0},
+                              Sizes{300, 0, 1}, Sizes{30, 1, 0}}) {
+    const Index own = (strides[0] > 0 ? 40 : 1) * (strides[1] > 0 ? 30 : 1) * (strides[2] > 0 ? 300 : 1);
+    const auto other = numbers<float>(own, 13);
+    CAPTURE(strides[0], strides[1], strides[2]);
+    check_same([&] {
+      auto dx = zeros(count), d_other = zeros(own);
+      const Sizes dense{9000, 300, 1};
+      const std::array<std::span<const Index>, 2> both{dense, strides};
+      kernels::pointwise_backward(Cpu{}, functors::Mul{}, std::span<const Index>(shape),
+                                  std::array<const float*, 2>{x.data(), other.data()}, both, dy.data(),
+                                  std::array<float*, 2>{dx.data(), d_other.data()}, both, {false, false});
+      std::vector<double> expected(d_other.size());
+      bool right = true;
+      for (Index i = 0; i < count; ++i) {
+        const auto from = static_cast<std::size_t>(i / 9000 * strides[0] + i / 300 % 30 * strides[1] + i % 300 * strides[2]);
+        const auto at = static_cast<std::size_t>(i);
+        right = right && dx[at] == dy[at] * other[from];
+        expected[from] += static_cast<double>(dy[at]) * static_cast<double>(x[at]);
+      }
+      for (std::size_t i = 0; i < expected.size(); ++i)
+        right = right && std::abs(expected[i] - static_cast<double>(d_other[i])) < 0.02;
+      CHECK(right);
+      dx.insert(dx.end(), d_other.begin(), d_other.end());
+      return dx;
+    });
+  }
+}
+
+TEST_CASE("numbers of two bytes, resampling and depthwise convolutions give the same bits on any number of threads") {
+  const Index count = 300'000;
+  const auto x = numbers<float>(count, 14);
+  check_same([&] {
+    std::vector<bf16> narrow(x.size()), sums(x.size()), gradients(x.size());
+    kernels::convert(Cpu{}, count, x.data(), narrow.data());
+    kernels::pointwise_forward(Cpu{}, functors::Mul{}, count, std::array<const bf16*, 2>{narrow.data(), narrow.data()},
+                               sums.data());
+    kernels::pointwise_backward(Cpu{}, functors::Square{}, count, std::array<const bf16*, 1>{narrow.data()},
+                                sums.data(), std::array<bf16*, 1>{gradients.data()}, {false});
+    auto y = zeros(count), dx = zeros(count);
+    kernels::convert(Cpu{}, count, sums.data(), y.data());
+    kernels::convert(Cpu{}, count, gradients.data(), dx.data());
+    y.insert(y.end(), dx.begin(), dx.end());
+    return y;
+  });
+  const std::vector<std::int32_t> begin{0, 2, 3, 6}, index{0, 1, 4, 2, 5, 9};
+  const Floats weights{0.5f, 0.25f, 1, 2, -1, 0.125f};
+  const kernels::AxisTaps<float> taps{10, 3, begin.data(), index.data(), weights.data()};
+  check_same([&] {
+    auto y = zeros(3000 * 9);
+    kernels::resample(Cpu{}, 3000, taps, taps, x.data(), y.data(), false);
+    return y;
+  });
+  for (const Index stride : {1, 2}) {
+    const kernels::Conv2dShape s{.batch = 3,
+                                 .in_channels = 20,
+                                 .height = 50,
+                                 .width = 60,
+                                 .out_channels = 20,
+                                 .kernel_h = 3,
+                                 .kernel_w = 3,
+                                 .stride_h = stride,
+                                 .stride_w = stride,
+                                 .padding_h = 1,
+                                 .padding_w = 1,
+                                 .groups = 20};
+    const auto weight = numbers<float>(s.weight_count(), 15), dy = numbers<float>(s.y_count(), 16);
+    check_same([&] {
+      auto y = zeros(s.y_count()), dx = zeros(s.x_count()), dw = zeros(s.weight_count());
+      kernels::conv2d_forward<float>(Cpu{}, s, x.data(), weight.data(), nullptr, y.data());
+      kernels::conv2d_backward_input(Cpu{}, s, weight.data(), dy.data(), dx.data(), false);
+      kernels::conv2d_backward_weight(Cpu{}, s, x.data(), dy.data(), dw.data(), false);
+      for (const auto* part : {&dx, &dw}) y.insert(y.end(), part->begin(), part->end());
+      return y;
+    });
+  }
+}
+
 TEST_CASE("sums over rows, running sums and padding give the same bits on any number of threads") {
   for (const auto shape : {kernels::AxisShape{3, 131, 1500}, kernels::AxisShape{2000, 130, 1}}) {
     const Index count = shape.numel();
@@ -206,6 +293,7 @@ TEST_CASE("dropout, picking and cross entropy's gradients give the same bits on 
                                           log_sums.data());
     kernels::cross_entropy_backward<float>(Cpu{}, rows, columns, x.data(), index.data(), {}, log_sums.data(), &one,
                                            dx.data(), false);
+    dx.push_back(loss[0]);
     return dx;
   });
   check_same([&] {

@@ -1,10 +1,11 @@
 #pragma once
 /// Two-dimensional convolution on the CPU. Each pass is a matrix product over rasters (raster_product.hpp), some images
-/// at a time, or Winograd's (winograd.hpp).
+/// at a time, or Winograd's (winograd.hpp), or one without products of matrices (depthwise.hpp).
 
 #include <chorus/core/threads.hpp>
 #include <chorus/kernels/convolution.hpp>
 #include <chorus/kernels/cpu/convolution_1x1.hpp>
+#include <chorus/kernels/cpu/depthwise.hpp>
 #include <chorus/kernels/cpu/input_raster.hpp>
 #include <chorus/kernels/cpu/raster.hpp>
 #include <chorus/kernels/cpu/raster_product.hpp>
@@ -45,6 +46,7 @@ void conv2d_forward(Cpu device, const Conv2dShape& s, const T* x, const T* weigh
   using namespace detail;
   const Index filters = s.out_channels / s.groups, out_h = s.out_height(), out_w = s.out_width(), out = out_h * out_w;
   if (s.y_count() == 0) return;
+  if (suits_depthwise(s)) return depthwise_forward(device, s, x, weight, bias, y);
   if (suits_winograd<T>(s) && !exact_sums) {
     const ImageChannels in = group_inputs(s), to = group_results(s);
     for (Index group = 0; group < s.groups; ++group) {
@@ -97,6 +99,7 @@ void conv2d_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const 
   const Index filters = s.out_channels / s.groups, out_h = s.out_height(), out_w = s.out_width(), out = out_h * out_w;
   const Index k = s.in_channels / s.groups * s.kernel_h * s.kernel_w;
   const bool nothing = s.y_count() * k == 0;
+  if (!nothing && suits_depthwise(s)) return depthwise_backward_weight(device, s, x, dy, dweight, accumulate);
   if (!nothing && suits_winograd<T>(s)) {
     const ImageChannels in = group_inputs(s), to = group_results(s);
     for (Index group = 0; group < s.groups; ++group) {
@@ -165,6 +168,7 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
   const Index filters = s.out_channels / s.groups, channels = s.in_channels / s.groups, taps = s.kernel_h * s.kernel_w;
   const Index out_h = s.out_height(), out_w = s.out_width(), out = out_h * out_w, image = s.height * s.width;
   if (s.x_count() == 0) return;
+  if (suits_depthwise(s)) return depthwise_backward_input(device, s, weight, dy, dx, accumulate);
   // A convolution of dy with the weight turned around.
   Conv2dShape back = s;
   std::swap(back.in_channels, back.out_channels);

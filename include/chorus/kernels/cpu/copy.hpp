@@ -25,7 +25,7 @@ void fill(Cpu, Index count, T* x, T value) {
 
 template <Scalar From, Scalar To>
 void convert(Cpu, Index count, const From* x, To* y) {
-  for (Index i = 0; i < count; ++i) y[i] = static_cast<To>(static_cast<compute_type<From>>(x[i]));
+  detail::convert_array(count, x, y);
 }
 
 template <Real T>

@@ -5,6 +5,7 @@
 #include <chorus/core/error.hpp>
 #include <chorus/kernels/cpu/axis_lines.hpp>
 #include <chorus/kernels/cpu/label_losses.hpp>
+#include <chorus/kernels/cpu/scratch.hpp>
 #include <chorus/kernels/cpu/softmax.hpp>
 #include <chorus/kernels/cross_entropy.hpp>
 #include <cstdint>
@@ -17,7 +18,7 @@ void cross_entropy_forward(Cpu cpu, Index batch, Index classes, const T* logits,
   detail::check_smoothing(options);
   const Index counted = count_labels(cpu, "cross_entropy", batch, classes, labels, options.ignore_index);
   const T smoothing = static_cast<T>(options.label_smoothing);
-  detail::reduce_losses(batch, counted, options.reduction, loss, [&](Index i) {
+  const auto sample_loss = [&](Index i) {
     const Row<T> row{i * classes, i, classes};
     const auto below = detail::log_sum_below_maximum(row, logits);
     const auto maximum = below.first;
@@ -29,7 +30,12 @@ void cross_entropy_forward(Cpu cpu, Index batch, Index classes, const T* logits,
     const auto sum = row.reduce(Sum<T>{}, [&](Index j, auto count) { return psub(load(logits + j, count), maximum); });
     const T smooth = statistics[i] - Eigen::internal::pfirst(sum) / static_cast<T>(classes);
     return (T{1} - smoothing) * sharp + smoothing * smooth;
+  };
+  const Scratch<T> each(cpu, batch);
+  parallel_ranges(batch, 1, thread_elements / std::max<Index>(1, classes) + 1, [&](Index first, Index count) {
+    for (Index i = first; i < first + count; ++i) each.data()[i] = sample_loss(i);
   });
+  detail::reduce_losses(batch, counted, options.reduction, loss, [&](Index i) { return each.data()[i]; });
 }
 
 template <class T>

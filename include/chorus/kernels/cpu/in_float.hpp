@@ -9,6 +9,13 @@ namespace chorus::kernels {
 
 namespace detail {
 
+template <class From, class To>
+void convert_array(Index count, const From* from, To* to) {
+  parallel_ranges(count, 64, thread_elements, [=](Index first, Index n) {
+    for (Index i = first; i < first + n; ++i) to[i] = static_cast<To>(static_cast<compute_type<From>>(from[i]));
+  });
+}
+
 template <Narrow T>
 struct NarrowArray {
   T* written;
@@ -30,13 +37,11 @@ struct FloatArgument<NarrowArray<T>> {
   FloatArgument(Cpu device, const NarrowArray<T>& argument) : array(argument) {
     if (array.written == nullptr && array.read == nullptr) return;
     numbers.emplace(device, array.count);
-    if (array.read != nullptr)
-      for (Index i = 0; i < array.count; ++i) get()[i] = array.read[i];
+    if (array.read != nullptr) convert_array(array.count, array.read, get());
   }
   float* get() const { return numbers ? numbers->data() : nullptr; }
   void finish() const {
-    if (array.written != nullptr)
-      for (Index i = 0; i < array.count; ++i) array.written[i] = get()[i];
+    if (array.written != nullptr) convert_array(array.count, get(), array.written);
   }
 
   NarrowArray<T> array;

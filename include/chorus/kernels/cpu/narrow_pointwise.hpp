@@ -14,49 +14,48 @@ namespace chorus::kernels {
 
 namespace detail {
 inline constexpr Index narrow_block = 512;
-
-template <class From, class To>
-void convert_array(Index count, const From* from, To* to) {
-  for (Index i = 0; i < count; ++i) to[i] = from[i];
-}
 }  // namespace detail
 
 template <class F, Narrow T, std::size_t N>
 void pointwise_forward(Cpu device, const F& f, Index count, const std::array<const T*, N>& in, T* out) {
   using namespace detail;
-  alignas(64) float buffers[N + 1][narrow_block];
-  std::array<const float*, N> pointers;
-  std::copy_n(buffers, N, pointers.begin());
-  for (Index start = 0; start < count; start += narrow_block) {
-    const Index n = std::min(narrow_block, count - start);
-    for (std::size_t k = 0; k < N; ++k) convert_array(n, in[k] + start, buffers[k]);
-    pointwise_forward(device, f, n, pointers, buffers[N]);
-    convert_array(n, buffers[N], out + start);
-  }
+  parallel_ranges(count, narrow_block, thread_elements, [&](Index first, Index elements) {
+    alignas(64) float buffers[N + 1][narrow_block];
+    std::array<const float*, N> pointers;
+    std::copy_n(buffers, N, pointers.begin());
+    for (Index start = first; start < first + elements; start += narrow_block) {
+      const Index n = std::min(narrow_block, first + elements - start);
+      for (std::size_t k = 0; k < N; ++k) convert_array(n, in[k] + start, buffers[k]);
+      pointwise_forward(device, f, n, pointers, buffers[N]);
+      convert_array(n, buffers[N], out + start);
+    }
+  });
 }
 
 template <class F, Narrow T, std::size_t N>
 void pointwise_backward(Cpu device, const F& f, Index count, const std::array<const T*, N>& in, const T* dy,
                         const std::array<T*, N>& dx, const std::array<bool, N>& accumulate) {
   using namespace detail;
-  alignas(64) float buffers[N][narrow_block], grads[N][narrow_block], gradient[narrow_block];
-  std::array<const float*, N> pointers;
-  std::array<float*, N> grad_pointers;
-  for (std::size_t k = 0; k < N; ++k) {
-    pointers[k] = buffers[k];
-    grad_pointers[k] = dx[k] == nullptr ? nullptr : grads[k];
-  }
-  for (Index start = 0; start < count; start += narrow_block) {
-    const Index n = std::min(narrow_block, count - start);
-    convert_array(n, dy + start, gradient);
+  parallel_ranges(count, narrow_block, thread_elements, [&](Index first, Index elements) {
+    alignas(64) float buffers[N][narrow_block], grads[N][narrow_block], gradient[narrow_block];
+    std::array<const float*, N> pointers;
+    std::array<float*, N> grad_pointers;
     for (std::size_t k = 0; k < N; ++k) {
-      convert_array(n, in[k] + start, buffers[k]);
-      if (dx[k] != nullptr && accumulate[k]) convert_array(n, dx[k] + start, grads[k]);
+      pointers[k] = buffers[k];
+      grad_pointers[k] = dx[k] == nullptr ? nullptr : grads[k];
     }
-    pointwise_backward(device, f, n, pointers, static_cast<const float*>(gradient), grad_pointers, accumulate);
-    for (std::size_t k = 0; k < N; ++k)
-      if (dx[k] != nullptr) convert_array(n, grads[k], dx[k] + start);
-  }
+    for (Index start = first; start < first + elements; start += narrow_block) {
+      const Index n = std::min(narrow_block, first + elements - start);
+      convert_array(n, dy + start, gradient);
+      for (std::size_t k = 0; k < N; ++k) {
+        convert_array(n, in[k] + start, buffers[k]);
+        if (dx[k] != nullptr && accumulate[k]) convert_array(n, dx[k] + start, grads[k]);
+      }
+      pointwise_backward(device, f, n, pointers, static_cast<const float*>(gradient), grad_pointers, accumulate);
+      for (std::size_t k = 0; k < N; ++k)
+        if (dx[k] != nullptr) convert_array(n, grads[k], dx[k] + start);
+    }
+  });
 }
 
 /// With broadcasting whole arrays are converted.

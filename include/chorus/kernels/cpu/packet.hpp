@@ -48,9 +48,9 @@ Packet<T> splat(T value) {
 namespace detail {
 // Not inlined: kernels have many tails, and tails have few elements.
 template <class T>
-[[gnu::noinline]] Packet<T> load_one_by_one(const T* from, Index count, T fill) {
+[[gnu::noinline]] Packet<T> load_one_by_one(const T* from, Index count) {
   alignas(sizeof(Packet<T>)) T all[lanes<T>];
-  for (Index i = 0; i < lanes<T>; ++i) all[i] = i < count ? from[i] : fill;
+  for (Index i = 0; i < lanes<T>; ++i) all[i] = i < count ? from[i] : T{0};
   return Eigen::internal::pload<Packet<T>>(all);
 }
 template <class T>
@@ -69,13 +69,13 @@ inline __m256i first_eighths(Index count) {
   alignas(32) static constexpr int bits[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bits + 8 - count));
 }
-inline __m256 load_some(const float* from, Index count, float fill) {
-  const __m256i mask = first_eighths(count);
-  return _mm256_blendv_ps(_mm256_set1_ps(fill), _mm256_maskload_ps(from, mask), _mm256_castsi256_ps(mask));
+inline __m256 load_some(const float* from, Index count) { return _mm256_maskload_ps(from, first_eighths(count)); }
+inline __m256d load_some(const double* from, Index count) { return _mm256_maskload_pd(from, first_eighths(2 * count)); }
+inline __m256 keep_some(__m256 value, Index count, float fill) {
+  return _mm256_blendv_ps(_mm256_set1_ps(fill), value, _mm256_castsi256_ps(first_eighths(count)));
 }
-inline __m256d load_some(const double* from, Index count, double fill) {
-  const __m256i mask = first_eighths(2 * count);
-  return _mm256_blendv_pd(_mm256_set1_pd(fill), _mm256_maskload_pd(from, mask), _mm256_castsi256_pd(mask));
+inline __m256d keep_some(__m256d value, Index count, double fill) {
+  return _mm256_blendv_pd(_mm256_set1_pd(fill), value, _mm256_castsi256_pd(first_eighths(2 * count)));
 }
 // In halves: stores with a mask take dozens of cycles on some processors.
 [[gnu::noinline]] inline void store_some(float* to, __m256 value, Index count) {
@@ -106,25 +106,25 @@ inline __m256d load_some(const double* from, Index count, double fill) {
 #endif
 }  // namespace detail
 
-/// The first `count` lanes from memory of any alignment, the others `fill`.
+/// The first `count` lanes from memory of any alignment, the others 0.
 template <class T, class Count>
-Packet<T> load(const T* from, Count count, T fill = T{0}) {
+Packet<T> load(const T* from, Count count) {
   if constexpr (std::is_same_v<Count, Whole<T>>) {
     return Eigen::internal::ploadu<Packet<T>>(from);
   } else {
 #if defined(__AVX512F__)
     if constexpr (sizeof(Packet<T>) == 64 && sizeof(T) == 4)
-      return _mm512_mask_loadu_ps(splat(fill), detail::first_lanes<__mmask16>(count), from);
+      return _mm512_maskz_loadu_ps(detail::first_lanes<__mmask16>(count), from);
     else if constexpr (sizeof(Packet<T>) == 64)
-      return _mm512_mask_loadu_pd(splat(fill), detail::first_lanes<__mmask8>(count), from);
+      return _mm512_maskz_loadu_pd(detail::first_lanes<__mmask8>(count), from);
     else
 #endif
 #if defined(__AVX__)
         if constexpr (sizeof(Packet<T>) == 32)
-      return detail::load_some(from, count, fill);
+      return detail::load_some(from, count);
     else
 #endif
-      return detail::load_one_by_one<T>(from, count, fill);
+      return detail::load_one_by_one<T>(from, count);
   }
 }
 
@@ -175,10 +175,18 @@ inline void finish_streams() {
 /// The first `count` lanes of `value`, the others `fill`.
 template <class T, class Count>
 Packet<T> keep_first(Packet<T> value, Count count, T fill) {
-  if constexpr (std::is_same_v<Count, Whole<T>>)
-    return value;
+  if constexpr (std::is_same_v<Count, Whole<T>>) return value;
+#if defined(__AVX__)
+  else if constexpr (sizeof(Packet<T>) == 32)
+    return detail::keep_some(value, count, fill);
+#endif
   else
     return pselect(pcmp_lt(Eigen::internal::plset<Packet<T>>(T{0}), splat(static_cast<T>(count))), value, splat(fill));
+}
+/// The first `count` lanes from memory, the others `fill`.
+template <class T, class Count>
+Packet<T> load(const T* from, Count count, T fill) {
+  return keep_first<T>(load(from, count), count, fill);
 }
 
 /// Calls `f(i, count)` for the packets of `n` elements in order; only the last may be short. An `f` that stores packets
@@ -189,9 +197,6 @@ void for_packets(Index n, F f) {
   for (; i + lanes<T> <= n; i += lanes<T>) f(i, Whole<T>{});
   if (i < n) f(i, n - i);
 }
-
-/// The least numbers for a thread of its own: some 10 us, since what lies in another core's cache comes slowly.
-inline constexpr Index thread_elements = 1 << 15;
 
 /// The same by several threads, for an `f` that treats each packet by itself.
 template <class T, class F>

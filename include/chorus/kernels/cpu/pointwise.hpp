@@ -75,6 +75,60 @@ std::array<StridedRuns, N> runs_of(std::span<const Index> shape, const std::arra
   (std::make_index_sequence<N>());
 }
 
+/// The next `count` elements of a strided array: where they lie, or side by side in `buffer`.
+template <class T>
+const T* neighbours(StridedRuns& runs, Index count, const T* from, T* buffer) {
+  if (const auto first = runs.neighbours(count)) return from + *first;
+  gather(runs, count, from, buffer);
+  return buffer;
+}
+
+/// The outermost axis along which no gradient is summed: threads have ranges of it. Blocks hold whole entries of it, or
+/// lie within one, so that the order of sums doesn't depend on the ranges.
+template <class T, std::size_t N>
+class UnsummedAxis {
+ public:
+  UnsummedAxis(std::span<const Index> shape, const std::array<T*, N>& dx,
+               const std::array<std::span<const Index>, N>& dx_strides) {
+    std::size_t axis = 0;
+    const auto sums = [&] {
+      for (std::size_t k = 0; k < N; ++k)
+        if (dx[k] != nullptr && dx_strides[k][axis] == 0) return true;
+      return false;
+    };
+    for (; axis < shape.size() && (shape[axis] == 1 || sums()); ++axis) outer_ *= shape[axis];
+    inner_ = numel(shape) / outer_;
+    if (axis == shape.size()) {  // none: all is one entry
+      inner_ = outer_;
+      outer_ = 1;
+    } else {
+      size_ = shape[axis];
+      inner_ /= size_;
+    }
+  }
+
+  /// How many elements the block that begins with `start` has.
+  Index block(Index start, Index end) const {
+    if (inner_ > block_elements) return std::min({block_elements, inner_ - start % inner_, end - start});
+    return std::min(block_elements / inner_ * inner_, end - start);
+  }
+
+  /// Calls `f(begin, end)` for ranges of all elements.
+  template <class F>
+  void for_ranges(Index count, const F& f) const {
+    constexpr Index least_in_a_row = 256;  // of a range, so that finding its beginning costs little
+    const Index least = std::max(thread_elements / (outer_ * inner_), least_in_a_row / inner_) + 1;
+    const auto range = [&](Index first, Index n) {
+      if (n == size_) return f(Index{0}, count);
+      for (Index o = 0; o < outer_; ++o) f((o * size_ + first) * inner_, (o * size_ + first + n) * inner_);
+    };
+    parallel_ranges(size_, 1, least, range, /*most=*/1);
+  }
+
+ private:
+  Index outer_ = 1, size_ = 1, inner_ = 1;
+};
+
 }  // namespace detail
 
 template <class F, class T, std::size_t N>
@@ -144,13 +198,11 @@ void pointwise_forward(Cpu device, const F& f, std::span<const Index> shape, con
     alignas(64) T buffers[N][detail::block_elements];
     auto own = runs;
     for (auto& r : own) r.go_to(first);
-    for (Index start = first; start < first + elements; start += detail::block_elements) {
-      const Index n = std::min(detail::block_elements, first + elements - start);
+    for (Index start = first, n = 0; start < first + elements; start += n) {
+      n = std::min(detail::block_elements, first + elements - start);
+      for (const auto& r : own) n = std::min(n, r.left_of_long_run(n));
       std::array<const T*, N> pointers;
-      for (std::size_t k = 0; k < N; ++k) {
-        pointers[k] = own[k].contiguous() ? in[k] + start : buffers[k];
-        if (!own[k].contiguous()) detail::gather(own[k], n, in[k], buffers[k]);
-      }
+      for (std::size_t k = 0; k < N; ++k) pointers[k] = detail::neighbours(own[k], n, in[k], buffers[k]);
       pointwise_forward(device, f, n, pointers, out + start);
     }
   });
@@ -161,7 +213,7 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
                         const std::array<std::span<const Index>, N>& in_strides, const T* dy,
                         const std::array<T*, N>& dx, const std::array<std::span<const Index>, N>& dx_strides,
                         const std::array<bool, N>& accumulate) {
-  auto in_runs = detail::runs_of(shape, in_strides), dx_runs = detail::runs_of(shape, dx_strides);
+  const auto in_runs = detail::runs_of(shape, in_strides), dx_runs = detail::runs_of(shape, dx_strides);
   const Index count = numel(shape);
   bool all_dense = true;
   auto add = accumulate;
@@ -180,30 +232,39 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
       add[k] = true;
     }
   }
+  if (count == 0) return;
   if (all_dense) return pointwise_backward(device, f, count, in, dy, dx, add);
 
-  alignas(64) T buffers[N][detail::block_elements], dx_buffers[N][detail::block_elements];
-  for (Index start = 0; start < count; start += detail::block_elements) {
-    const Index n = std::min(detail::block_elements, count - start);
-    std::array<const T*, N> pointers;
-    std::array<T*, N> dx_pointers;
-    std::array<bool, N> add_now;
-    for (std::size_t k = 0; k < N; ++k) {
-      pointers[k] = in_runs[k].contiguous() ? in[k] + start : buffers[k];
-      if (!in_runs[k].contiguous()) detail::gather(in_runs[k], n, in[k], buffers[k]);
-      const bool direct = dx_runs[k].contiguous();
-      dx_pointers[k] = dx[k] == nullptr ? nullptr : direct ? dx[k] + start : dx_buffers[k];
-      add_now[k] = direct && add[k];
+  const detail::UnsummedAxis<T, N> axis(shape, dx, dx_strides);
+  const auto go_back = [&](Index begin, Index end) {
+    alignas(64) T buffers[N][detail::block_elements], dx_buffers[N][detail::block_elements];
+    auto from = in_runs, to = dx_runs;
+    for (auto& r : from) r.go_to(begin);
+    for (auto& r : to) r.go_to(begin);
+    for (Index start = begin, n = 0; start < end; start += n) {
+      n = axis.block(start, end);
+      for (std::size_t k = 0; k < N; ++k)
+        n = std::min({n, from[k].left_of_long_run(n), dx[k] == nullptr ? n : to[k].left_of_long_run(n)});
+      std::array<const T*, N> pointers;
+      std::array<T*, N> dx_pointers;
+      std::array<bool, N> add_now;
+      for (std::size_t k = 0; k < N; ++k) {
+        pointers[k] = detail::neighbours(from[k], n, in[k], buffers[k]);
+        const auto direct = dx[k] == nullptr ? std::nullopt : to[k].neighbours(n);
+        dx_pointers[k] = dx[k] == nullptr ? nullptr : direct ? dx[k] + *direct : dx_buffers[k];
+        add_now[k] = direct && add[k];
+      }
+      pointwise_backward(device, f, n, pointers, dy + start, dx_pointers, add_now);
+      for (std::size_t k = 0; k < N; ++k) {
+        if (dx_pointers[k] != dx_buffers[k]) continue;
+        if (add[k])
+          detail::scatter<true>(to[k], n, dx_buffers[k], dx[k]);
+        else
+          detail::scatter<false>(to[k], n, dx_buffers[k], dx[k]);
+      }
     }
-    pointwise_backward(device, f, n, pointers, dy + start, dx_pointers, add_now);
-    for (std::size_t k = 0; k < N; ++k) {
-      if (dx[k] == nullptr || dx_runs[k].contiguous()) continue;
-      if (add[k])
-        detail::scatter<true>(dx_runs[k], n, dx_buffers[k], dx[k]);
-      else
-        detail::scatter<false>(dx_runs[k], n, dx_buffers[k], dx[k]);
-    }
-  }
+  };
+  axis.for_ranges(count, go_back);
 }
 
 }  // namespace chorus::kernels

@@ -31,6 +31,24 @@ void copy_row(const T* from, Index n, T* to) {
   store(to + n - w, load(from + n - w, Whole<T>{}), Whole<T>{});
 }
 
+/// to[j] = from[j * step] for j < n.
+template <class T>
+void take_strided(const T* from, Index n, Index step, T* to) {
+  if (step == 2)
+    for (Index j = 0; j < n; ++j) to[j] = from[2 * j];
+  else
+    for (Index j = 0; j < n; ++j) to[j] = from[j * step];
+}
+
+/// to[j * step] = from[j] for j < n, or += with `accumulate`.
+template <class T>
+void put_strided(const T* from, Index n, T* to, Index step, bool accumulate) {
+  if (accumulate)
+    for (Index j = 0; j < n; ++j) to[j * step] += from[j];
+  else
+    for (Index j = 0; j < n; ++j) to[j * step] = from[j];
+}
+
 /// Lays one image out in `rows` rows of `pitch` numbers, zeros where a position is outside of the image.
 template <class T>
 void to_raster(const T* image, Axis vertical, Axis horizontal, Index rows, Index pitch, T* to) {
@@ -44,7 +62,7 @@ void to_raster(const T* image, Axis vertical, Axis horizontal, Index rows, Index
     if (horizontal.step == 1)
       copy_row(from + left + horizontal.origin, right - left, row + left);
     else
-      for (Index j = left; j < right; ++j) row[j] = from[j * horizontal.step + horizontal.origin];
+      take_strided(from + left * horizontal.step + horizontal.origin, right - left, horizontal.step, row + left);
     for (Index j = right; j < pitch; ++j) row[j] = T{0};
   }
   std::fill_n(to + bottom * pitch, (rows - bottom) * pitch, T{0});

@@ -1,10 +1,11 @@
 #pragma once
-/// Derivatives of what picks elements, recorded: index_select, gather, pooling, dropout. All are linear.
+/// Derivatives of what picks elements, recorded: index_select, gather, pooling, resampling, dropout. All are linear.
 
 #include <chorus/ops/dropout.hpp>
 #include <chorus/ops/higher_order/pointwise.hpp>
 #include <chorus/ops/indexing.hpp>
 #include <chorus/ops/pooling.hpp>
+#include <chorus/ops/resample.hpp>
 #include <cstdint>
 #include <tuple>
 
@@ -140,6 +141,11 @@ template <class Dy, class Y, class X>
 auto derivatives(const operations::AvgUnpool2d& operation, const Dy& dy, const Y& y, const X&) {
   (void)y;
   return std::tuple{[&] { return detail::mean_of_windows(dy, operation.shape); }};
+}
+
+template <class T, class D, class Dy, class Y, class X>
+auto derivatives(const operations::Resample<T, D>& operation, const Dy& dy, const Y&, const X&) {
+  return std::tuple{[&] { return detail::resample(dy, operations::Resample<T, D>{operation.back, operation.there}); }};
 }
 
 template <class Dy, class Y, class X>

@@ -1,0 +1,202 @@
+#pragma once
+/// Convolutions whose groups have one channel and one filter each (depthwise): too few products for those of matrices.
+/// A row of the result is computed packet by packet from a raster of its plane.
+
+#include <algorithm>
+#include <chorus/core/threads.hpp>
+#include <chorus/kernels/cpu/input_raster.hpp>
+#include <chorus/kernels/cpu/packet.hpp>
+#include <chorus/kernels/cpu/raster.hpp>
+#include <chorus/kernels/cpu/scratch.hpp>
+#include <numeric>
+#include <type_traits>
+#include <vector>
+
+namespace chorus::kernels::detail {
+
+inline constexpr Index most_depthwise_taps = 64;
+
+inline bool suits_depthwise(const Conv2dShape& s) {
+  return s.in_channels == s.groups && s.out_channels == s.groups && s.kernel_h * s.kernel_w <= most_depthwise_taps;
+}
+
+/// The taps that meet a pixel: which of the kernel's, their places in a raster from the pixel's on, and their weights.
+template <class T>
+struct DepthwiseTaps {
+  Index count = 0;
+  Index which[most_depthwise_taps], offsets[most_depthwise_taps];
+  T weights[most_depthwise_taps];
+
+  void take_weights(const T* kernel) {
+    for (Index t = 0; t < count; ++t) weights[t] = kernel[which[t]];
+  }
+};
+
+/// Rows of which as many as registers hold are computed at a time.
+inline constexpr Index depthwise_block = 4;
+
+/// Calls f(i, rows), with constants, for blocks of rows.
+template <class F>
+void for_row_blocks(Index rows, const F& f) {
+  Index i = 0;
+  for (; i + depthwise_block <= rows; i += depthwise_block) f(i, std::integral_constant<Index, depthwise_block>{});
+  for (; i < rows; ++i) f(i, std::integral_constant<Index, 1>{});
+}
+
+/// to[r * to_pitch + j] = bias + sum over the taps t of weight[t] * raster[offset[t] + r * pitch + j], or += with
+/// `accumulate`, for r < rows and j < columns.
+template <class T, class Rows>
+void depthwise_rows(Rows rows, Index columns, const DepthwiseTaps<T>& taps, const T* raster, Index pitch, T bias, T* to,
+                    Index to_pitch, bool accumulate) {
+  for_packets<T>(columns, [&](Index j, auto count) {
+    Packet<T> sums[rows()];
+    for (Index r = 0; r < rows; ++r) sums[r] = splat(bias);
+    for (Index t = 0; t < taps.count; ++t) {
+      const auto weight = splat(taps.weights[t]);
+      const T* from = raster + taps.offsets[t] + j;
+      for (Index r = 0; r < rows; ++r) sums[r] = pmadd(weight, load(from + r * pitch, Whole<T>{}), sums[r]);
+    }
+    for (Index r = 0; r < rows; ++r) store(to + r * to_pitch + j, sums[r], count, accumulate);
+  });
+}
+
+/// x's raster, a plane at a time.
+template <class T>
+InputRaster<T> plane_raster(const Conv2dShape& s) {
+  InputRaster<T> raster(s);
+  raster.channels = raster.images = 1;
+  return raster;
+}
+
+/// Calls f(first, count) for ranges of `planes`, of `work` products each.
+template <class F>
+void for_planes(Index planes, Index work, const F& f) {
+  parallel_ranges(planes, 1, 4 * thread_elements / std::max<Index>(1, work) + 1, f, 16);
+}
+
+template <class T>
+void depthwise_forward(Cpu device, const Conv2dShape& s, const T* x, const T* weight, const T* bias, T* y) {
+  const Index out_h = s.out_height(), out_w = s.out_width(), out = out_h * out_w, taps = s.kernel_h * s.kernel_w;
+  const InputRaster<T> raster = plane_raster<T>(s);
+  const ThreadScratch<T> xs(device, raster.size());
+  for_planes(s.batch * s.groups, out * taps, [&](Index first, Index count) {
+    DepthwiseTaps<T> all;
+    all.count = taps;
+    std::iota(all.which, all.which + taps, Index{0});
+    raster.offsets(all.offsets);
+    for (Index plane = first; plane < first + count; ++plane) {
+      const Index channel = plane % s.groups;
+      all.take_weights(weight + channel * taps);
+      raster.fill(x + plane * s.height * s.width, 1, xs.data());
+      for_row_blocks(out_h, [&](Index i, auto rows) {
+        depthwise_rows(rows, out_w, all, xs.data() + i * raster.pitch, raster.pitch,
+                       bias == nullptr ? T{0} : bias[channel], y + plane * out + i * out_w, out_w, false);
+      });
+    }
+  });
+}
+
+/// sums[t] += sum over the pixels of dy * raster[offsets[t] + the pixel's position]. Where `taps` is a constant, their
+/// sums stay in registers.
+template <class T, class Taps>
+void depthwise_sums(Index rows, Index columns, Taps taps, const T* dy, const Index* offsets, const T* raster,
+                    Index pitch, T* sums) {
+  constexpr bool constant = !std::is_same_v<Taps, Index>;
+  Packet<T> all[most_depthwise_taps];
+  for (Index t = 0; t < taps; ++t) all[t] = splat(T{0});
+  const auto add_rows = [&](Index i, auto block) {
+    for_packets<T>(columns, [&](Index j, auto count) {
+      Packet<T> gradients[block()];
+      for (Index r = 0; r < block; ++r) gradients[r] = load(dy + (i + r) * columns + j, count);
+      for (Index t = 0; t < taps; ++t) {
+        const T* from = raster + offsets[t] + i * pitch + j;
+        for (Index r = 0; r < block; ++r) all[t] = pmadd(gradients[r], load(from + r * pitch, count), all[t]);
+      }
+    });
+  };
+  if constexpr (constant)
+    for (Index i = 0; i < rows; ++i) add_rows(i, std::integral_constant<Index, 1>{});
+  else
+    for_row_blocks(rows, add_rows);
+  for (Index t = 0; t < taps; ++t) sums[t] += Sum<T>::fold(all[t]);
+}
+
+template <class T>
+void depthwise_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const T* dy, T* dweight, bool accumulate) {
+  const Index out_h = s.out_height(), out_w = s.out_width(), out = out_h * out_w, taps = s.kernel_h * s.kernel_w;
+  const InputRaster<T> raster = plane_raster<T>(s);
+  Index offsets[most_depthwise_taps];
+  raster.offsets(offsets);
+  const ThreadScratch<T> xs(device, raster.size());
+  if (!accumulate) std::fill_n(dweight, s.weight_count(), T{0});
+  for_planes(s.groups, s.batch * out * taps, [&](Index first, Index count) {
+    for (Index channel = first; channel < first + count; ++channel)
+      for (Index n = 0; n < s.batch; ++n) {
+        const Index plane = n * s.groups + channel;
+        raster.fill(x + plane * s.height * s.width, 1, xs.data());
+        const auto add = [&](auto k) {
+          depthwise_sums(out_h, out_w, k, dy + plane * out, offsets, xs.data(), raster.pitch, dweight + channel * taps);
+        };
+        taps == 9 ? add(std::integral_constant<Index, 9>{}) : add(taps);
+      }
+  });
+}
+
+/// dx's pixels in phases: those of a phase are met by the same taps of dy's raster, at the same distances.
+template <class T>
+void depthwise_backward_input(Cpu device, const Conv2dShape& s, const T* weight, const T* dy, T* dx, bool accumulate) {
+  const Index out_h = s.out_height(), out_w = s.out_width(), out = out_h * out_w, taps = s.kernel_h * s.kernel_w;
+  // The j of dx's first and last pixel; the raster has zeros above and left of dy, for taps that reach there.
+  const Index first_h = s.padding_h / s.stride_h, last_h = (s.height - 1 + s.padding_h) / s.stride_h;
+  const Index first_w = s.padding_w / s.stride_w, last_w = (s.width - 1 + s.padding_w) / s.stride_w;
+  const Index top = std::max<Index>(0, s.dilation_h * (s.kernel_h - 1) / s.stride_h - first_h);
+  const Index left = std::max<Index>(0, s.dilation_w * (s.kernel_w - 1) / s.stride_w - first_w);
+  const Index rows = std::max(out_h + top, last_h + 1), pitch = std::max(out_w + left, last_w + 1);
+  const Index slack = (first_h + top) * pitch + first_w + left + 2 * tile_columns<T>, columns = last_w - first_w + 1;
+  const Index line = columns + lanes<T>;
+  const ThreadScratch<T> ys(device, rows * pitch + slack), lines(device, s.stride_w * depthwise_block * line);
+
+  std::vector<DepthwiseTaps<T>> phases(static_cast<std::size_t>(s.stride_h * s.stride_w));
+  for (Index tap = 0; tap < taps; ++tap) {
+    const Index h = tap / s.kernel_w * s.dilation_h, w = tap % s.kernel_w * s.dilation_w;
+    auto& met = phases[static_cast<std::size_t>(h % s.stride_h * s.stride_w + w % s.stride_w)];
+    met.which[met.count] = tap;
+    met.offsets[met.count++] = (first_h + top - h / s.stride_h) * pitch + first_w + left - w / s.stride_w;
+  }
+  const auto horizontal = [&](Index phase) {
+    return Axis{s.width, s.stride_w, first_w * s.stride_w + phase - s.padding_w};
+  };
+  const auto go_back = [&](Index plane, Index phase_h, const DepthwiseTaps<T>* met) {
+    const Axis vertical{s.height, s.stride_h, first_h * s.stride_h + phase_h - s.padding_h};
+    const Index begin = vertical.begin(last_h - first_h + 1), end = vertical.end(last_h - first_h + 1);
+    const auto row = [&](Index i) {
+      return dx + (plane * s.height + (begin + i) * s.stride_h + vertical.origin) * s.width;
+    };
+    for_row_blocks(end - begin, [&](Index i, auto block) {
+      const T* raster = ys.data() + (begin + i) * pitch;
+      if (s.stride_w == 1)
+        return depthwise_rows(block, s.width, *met, raster, pitch, T{0}, row(i), s.stride_h * s.width, accumulate);
+      for (Index phase = 0; phase < s.stride_w; ++phase)
+        depthwise_rows(block, columns, met[phase], raster, pitch, T{0},
+                       lines.data() + phase * depthwise_block * line, line, false);
+      for (Index r = 0; r < block; ++r)
+        for (Index phase = 0; phase < s.stride_w; ++phase) {
+          const Axis axis = horizontal(phase);
+          const Index left_most = axis.begin(columns), n = axis.end(columns) - left_most;
+          put_strided(lines.data() + (phase * depthwise_block + r) * line + left_most, n,
+                      row(i + r) + left_most * s.stride_w + axis.origin, s.stride_w, accumulate);
+        }
+    });
+  };
+  for_planes(s.batch * s.groups, out * taps, [&](Index first, Index count) {
+    auto own = phases;
+    for (Index plane = first; plane < first + count; ++plane) {
+      for (auto& met : own) met.take_weights(weight + plane % s.groups * taps);
+      to_raster(dy + plane * out, Axis{out_h, 1, -top}, Axis{out_w, 1, -left}, rows, pitch, ys.data());
+      std::fill_n(ys.data() + rows * pitch, slack, T{0});
+      for (Index phase = 0; phase < s.stride_h; ++phase) go_back(plane, phase, own.data() + phase * s.stride_w);
+    }
+  });
+}
+
+}  // namespace chorus::kernels::detail

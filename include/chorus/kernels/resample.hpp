@@ -1,0 +1,41 @@
+#pragma once
+/// Images resampled along both of their axes: what interpolates them, and what takes means of their parts.
+
+#include <chorus/core/device.hpp>
+#include <chorus/core/dtype.hpp>
+#include <chorus/kernels/cpu/in_float.hpp>
+#include <cstdint>
+
+namespace chorus::kernels {
+
+/// How an axis of `in` entries becomes one of `out`: entry i is the sum of weight[k] times entry index[k] of the old
+/// one, over k from begin[i] to begin[i + 1] - 1. The arrays lie on the kernel's device.
+template <class T>
+struct AxisTaps {
+  Index in, out;
+  const std::int32_t *begin, *index;
+  const T* weight;
+};
+
+/// x: [planes, rows.in, columns.in] -> y: [planes, rows.out, columns.out], which it overwrites or, with `accumulate`,
+/// adds to. The gradient by x is the same with both axes' matrices of weights transposed.
+template <class T>
+void resample(Cpu, Index planes, const AxisTaps<T>& rows, const AxisTaps<T>& columns, const T* x, T* y,
+              bool accumulate);
+
+// bf16 and half on the CPU, computed in float.
+template <Narrow T>
+void resample(Cpu device, Index planes, const AxisTaps<float>& rows, const AxisTaps<float>& columns, const T* x, T* y,
+              bool accumulate) {
+  in_float([](const auto&... a) { resample(a...); }, device, planes, rows, columns,
+           reads(x, planes * rows.in * columns.in), writes(y, planes * rows.out * columns.out, accumulate), accumulate);
+}
+
+}  // namespace chorus::kernels
+
+#if !CHORUS_COMPILED
+#include <chorus/kernels/cpu/resample.hpp>
+#endif
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+#include <chorus/kernels/cuda/resample.hpp>
+#endif
