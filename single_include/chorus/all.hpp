@@ -13541,12 +13541,22 @@ struct Min {
 };
 
 /// Combines `value(i, count)` over the packets of [begin, end), starting from `zero`: in two chains, and pairwise above
-/// blocks of 128 packets, so that rounding errors stay near those of one block.
+/// blocks of 128 packets, so that rounding errors stay near those of one block. Threads share what is long, in the same
+/// order.
 template <class T, class V, class Combine, class Value>
 V reduce_packets(Index begin, Index end, V zero, Combine combine, const Value& value) {
   constexpr Index w = lanes<T>, block = 128 * w;
   if (end - begin > block) {
-    const Index middle = begin + ((end - begin) / block + 1) / 2 * block;
+    const auto middle_of = [](Index from, Index to) { return from + ((to - from) / block + 1) / 2 * block; };
+    const Index middle = middle_of(begin, end);
+    if (end - begin >= 4 * thread_elements && num_threads() > 1) {
+      const Index bounds[] = {begin, middle_of(begin, middle), middle, middle_of(middle, end), end};
+      V quarters[] = {zero, zero, zero, zero};
+      parallel_for(4, [&](Index i) {
+        quarters[i] = reduce_packets<T>(bounds[i], bounds[i + 1], zero, combine, value);
+      });
+      return combine(combine(quarters[0], quarters[1]), combine(quarters[2], quarters[3]));
+    }
     return combine(reduce_packets<T>(begin, middle, zero, combine, value),
                    reduce_packets<T>(middle, end, zero, combine, value));
   }
@@ -15666,7 +15676,7 @@ auto cdist(const A& a, const B& b, double p = 2) {
 // <chorus/ops/einsum.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_EINSUM_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_EINSUM_HPP
-/// Einstein summation of two operands: one matrix product.
+/// Einstein summation of two operands: one matrix product, or a sum of products.
 
 namespace chorus {
 
@@ -15796,7 +15806,14 @@ auto einsum(const A& a, const B& b) {
     }
   for (std::size_t i = 0; i < plan.out.size(); ++i)
     order[i] = static_cast<Index>(std::string_view(made.data(), at).find(plan.out[i]));
-  return permute(reshape(matmul(left, right), shape), order);
+  using T = typename tensor_of<A>::value_type;
+  if constexpr (free_a == 0 && free_b == 0 && !Narrow<T>) {
+    // Sums of products of single rows are no work for matrix products.
+    const Shape<2> rows{value_of(left).size(0), value_of(left).size(2)};
+    return permute(reshape(sum(reshape(left, rows) * reshape(right, rows), 1), shape), order);
+  } else {
+    return permute(reshape(matmul(left, right), shape), order);
+  }
 }
 
 }  // namespace chorus

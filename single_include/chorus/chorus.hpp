@@ -3019,12 +3019,22 @@ struct Min {
 };
 
 /// Combines `value(i, count)` over the packets of [begin, end), starting from `zero`: in two chains, and pairwise above
-/// blocks of 128 packets, so that rounding errors stay near those of one block.
+/// blocks of 128 packets, so that rounding errors stay near those of one block. Threads share what is long, in the same
+/// order.
 template <class T, class V, class Combine, class Value>
 V reduce_packets(Index begin, Index end, V zero, Combine combine, const Value& value) {
   constexpr Index w = lanes<T>, block = 128 * w;
   if (end - begin > block) {
-    const Index middle = begin + ((end - begin) / block + 1) / 2 * block;
+    const auto middle_of = [](Index from, Index to) { return from + ((to - from) / block + 1) / 2 * block; };
+    const Index middle = middle_of(begin, end);
+    if (end - begin >= 4 * thread_elements && num_threads() > 1) {
+      const Index bounds[] = {begin, middle_of(begin, middle), middle, middle_of(middle, end), end};
+      V quarters[] = {zero, zero, zero, zero};
+      parallel_for(4, [&](Index i) {
+        quarters[i] = reduce_packets<T>(bounds[i], bounds[i + 1], zero, combine, value);
+      });
+      return combine(combine(quarters[0], quarters[1]), combine(quarters[2], quarters[3]));
+    }
     return combine(reduce_packets<T>(begin, middle, zero, combine, value),
                    reduce_packets<T>(middle, end, zero, combine, value));
   }
@@ -8083,19 +8093,21 @@ template <class F, Narrow T, std::size_t N>
 void pointwise_backward(Cpu device, const F& f, Index count, const std::array<const T*, N>& in, const T* dy,
                         const std::array<T*, N>& dx, const std::array<bool, N>& accumulate) {
   using namespace detail;
+  constexpr bool linear = requires { requires F::linear; };  // the derivatives don't depend on the inputs
   parallel_ranges(count, narrow_block, thread_elements, [&](Index first, Index elements) {
     alignas(64) float buffers[N][narrow_block], grads[N][narrow_block], gradient[narrow_block];
     std::array<const float*, N> pointers;
     std::array<float*, N> grad_pointers;
     for (std::size_t k = 0; k < N; ++k) {
       pointers[k] = buffers[k];
+      if (linear) std::fill_n(buffers[k], narrow_block, 0.0f);
       grad_pointers[k] = dx[k] == nullptr ? nullptr : grads[k];
     }
     for (Index start = first; start < first + elements; start += narrow_block) {
       const Index n = std::min(narrow_block, first + elements - start);
       convert_array(n, dy + start, gradient);
       for (std::size_t k = 0; k < N; ++k) {
-        convert_array(n, in[k] + start, buffers[k]);
+        if (!linear) convert_array(n, in[k] + start, buffers[k]);
         if (dx[k] != nullptr && accumulate[k]) convert_array(n, dx[k] + start, grads[k]);
       }
       pointwise_backward(device, f, n, pointers, static_cast<const float*>(gradient), grad_pointers, accumulate);
@@ -43851,34 +43863,56 @@ void resample(Cpu device, Index planes, const AxisTaps<float>& rows, const AxisT
 // <chorus/kernels/cpu/resample.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_RESAMPLE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_RESAMPLE_HPP
-/// Images resampled along both of their axes on the CPU: rows are mixed packet by packet into a line, and its entries
-/// then into those of a row of the result.
+/// Images resampled along both of their axes on the CPU: rows are mixed packet by packet, the numbers of a row one by one.
 
 namespace chorus::kernels {
+
+namespace detail {
+/// to[j] = the sum of the row's taps of rows of `width` numbers, or +=.
+template <class T>
+void mix_rows(const AxisTaps<T>& rows, Index row, const T* from, Index width, T* to, bool accumulate) {
+  const auto begin = rows.begin[row], end = rows.begin[row + 1];
+  for_packets<T>(width, [&](Index j, auto count) {
+    auto sum = splat(T{0});
+    for (auto k = begin; k < end; ++k)
+      sum = pmadd(splat(rows.weight[k]), load(from + rows.index[k] * width + j, count), sum);
+    store(to + j, sum, count, accumulate);
+  });
+}
+
+/// One row, resampled along its columns.
+template <class T>
+void mix_columns(const AxisTaps<T>& columns, const T* from, T* to, bool accumulate) {
+  for (Index j = 0; j < columns.out; ++j) {
+    T sum = accumulate ? to[j] : T{0};
+    for (auto k = columns.begin[j]; k < columns.begin[j + 1]; ++k) sum += columns.weight[k] * from[columns.index[k]];
+    to[j] = sum;
+  }
+}
+}  // namespace detail
 
 template <class T>
 void resample(Cpu device, Index planes, const AxisTaps<T>& rows, const AxisTaps<T>& columns, const T* x, T* y,
               bool accumulate) {
+  // Columns, which go number by number, of the fewer rows.
+  const Index in = rows.in * columns.in, out = rows.out * columns.out;
+  if (rows.in < rows.out) {
+    const ThreadScratch<T> lines(device, rows.in * columns.out);
+    return parallel_ranges(planes, 1, thread_elements / std::max<Index>(1, out) + 1, [&](Index first, Index count) {
+      for (Index plane = first; plane < first + count; ++plane) {
+        for (Index i = 0; i < rows.in; ++i)
+          detail::mix_columns(columns, x + plane * in + i * columns.in, lines.data() + i * columns.out, false);
+        for (Index i = 0; i < rows.out; ++i)
+          detail::mix_rows(rows, i, lines.data(), columns.out, y + plane * out + i * columns.out, accumulate);
+      }
+    });
+  }
   const ThreadScratch<T> lines(device, columns.in);
   const Index least = thread_elements / std::max<Index>(1, columns.in + columns.out) + 1;
   parallel_ranges(planes * rows.out, 1, least, [&](Index first, Index count) {
-    T* line = lines.data();
     for (Index row = first; row < first + count; ++row) {
-      const T* image = x + row / rows.out * rows.in * columns.in;
-      const auto begin = rows.begin[row % rows.out], end = rows.begin[row % rows.out + 1];
-      for_packets<T>(columns.in, [&](Index j, auto lanes_used) {
-        auto sum = splat(T{0});
-        for (auto k = begin; k < end; ++k)
-          sum = pmadd(splat(rows.weight[k]), load(image + rows.index[k] * columns.in + j, lanes_used), sum);
-        store(line + j, sum, lanes_used);
-      });
-      T* out = y + row * columns.out;
-      for (Index j = 0; j < columns.out; ++j) {
-        T sum = accumulate ? out[j] : T{0};
-        for (auto k = columns.begin[j]; k < columns.begin[j + 1]; ++k)
-          sum += columns.weight[k] * line[columns.index[k]];
-        out[j] = sum;
-      }
+      detail::mix_rows(rows, row % rows.out, x + row / rows.out * in, columns.in, lines.data(), false);
+      detail::mix_columns(columns, lines.data(), y + row * columns.out, accumulate);
     }
   });
 }
@@ -44468,22 +44502,27 @@ void adagrad_step(Cpu, Index count, T* p, std::type_identity_t<Gradient<T>> g, T
 
 template <Real T>
 double square_sum(Cpu, Index count, const T* x) {
-  constexpr Index block = 4096;
-  double sum = 0;
-  for (Index start = 0; start < count; start += block) {
-    const Index end = count - start < block ? count : start + block;
-    auto squares =
+  constexpr Index block = 4096, most = 64;
+  const auto sum_block = [=](Index start) {
+    const Index end = std::min(count, start + block);
+    const auto squares =
         static_cast<double>(Sum<T>::fold(reduce_packets<T>(start, end, splat(T{0}), Sum<T>{}, [&](Index i, auto n) {
           const auto value = load(x + i, n);
           return pmul(value, value);
         })));
-    if (!std::isfinite(squares)) {  // squares of finite floats may be too large for float
-      squares = 0;
-      for (Index i = start; i < end; ++i) squares += static_cast<double>(x[i]) * static_cast<double>(x[i]);
-    }
-    sum += squares;
-  }
-  return sum;
+    if (std::isfinite(squares)) return squares;
+    double large = 0;  // squares of finite floats may be too large for float
+    for (Index i = start; i < end; ++i) large += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+    return large;
+  };
+  const Index blocks = (count + block - 1) / block, pieces = std::min(most, blocks);
+  std::array<double, most> sums{};
+  parallel_ranges(pieces, 1, thread_elements * pieces / std::max<Index>(1, count) + 1, [&](Index first, Index n) {
+    for (Index piece = first; piece < first + n; ++piece)
+      for (Index b = piece * blocks / pieces; b < (piece + 1) * blocks / pieces; ++b)
+        sums[static_cast<std::size_t>(piece)] += sum_block(b * block);
+  });
+  return std::accumulate(sums.begin(), sums.begin() + pieces, 0.0);
 }
 
 }  // namespace chorus::kernels

@@ -1,8 +1,9 @@
 #pragma once
-/// Einstein summation of two operands: one matrix product.
+/// Einstein summation of two operands: one matrix product, or a sum of products.
 
 #include <algorithm>
 #include <array>
+#include <chorus/ops/arithmetic.hpp>
 #include <chorus/ops/matmul.hpp>
 #include <chorus/ops/reduction_axes.hpp>
 #include <string_view>
@@ -135,7 +136,14 @@ auto einsum(const A& a, const B& b) {
     }
   for (std::size_t i = 0; i < plan.out.size(); ++i)
     order[i] = static_cast<Index>(std::string_view(made.data(), at).find(plan.out[i]));
-  return permute(reshape(matmul(left, right), shape), order);
+  using T = typename tensor_of<A>::value_type;
+  if constexpr (free_a == 0 && free_b == 0 && !Narrow<T>) {
+    // Sums of products of single rows are no work for matrix products.
+    const Shape<2> rows{value_of(left).size(0), value_of(left).size(2)};
+    return permute(reshape(sum(reshape(left, rows) * reshape(right, rows), 1), shape), order);
+  } else {
+    return permute(reshape(matmul(left, right), shape), order);
+  }
 }
 
 }  // namespace chorus

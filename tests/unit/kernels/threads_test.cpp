@@ -12,6 +12,7 @@
 #include <chorus/kernels/group_norm.hpp>
 #include <chorus/kernels/indexing.hpp>
 #include <chorus/kernels/layer_norm.hpp>
+#include <chorus/kernels/optimizer.hpp>
 #include <chorus/kernels/pointwise.hpp>
 #include <chorus/kernels/pooling.hpp>
 #include <chorus/kernels/reduction.hpp>
@@ -227,6 +228,18 @@ TEST_CASE("sums over rows, running sums and padding give the same bits on any nu
       return y;
     });
   }
+}
+
+TEST_CASE("sums of one long row have the same bits on any number of threads") {
+  const Index count = 1'000'003;
+  const auto x = numbers<float>(count, 17);
+  check_same([&] {
+    auto y = zeros(3);
+    kernels::sum(Cpu{}, {1, count, 1}, x.data(), y.data(), false);
+    kernels::logsumexp_forward(Cpu{}, {1, count, 1}, x.data(), y.data() + 1);
+    y[2] = static_cast<float>(kernels::square_sum(Cpu{}, count, x.data()));
+    return y;
+  });
 }
 
 TEST_CASE("parts of an axis are put together and taken apart the same way on any number of threads") {

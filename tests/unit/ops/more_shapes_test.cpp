@@ -41,6 +41,8 @@ TEST_CASE("gradients of einsum") {
                  numbers<1>({2}, 2));
   check_operator([](const auto& a, const auto& b) { return ch::einsum<"ij,ij->">(a, b); }, numbers<2>({2, 3}, 1),
                  numbers<2>({2, 3}, 2));
+  check_operator([](const auto& a, const auto& b) { return ch::einsum<"jbi,ijb->bj">(a, b); }, numbers<3>({2, 3, 4}, 1),
+                 numbers<3>({4, 2, 3}, 2));
   const auto bad = [] { ch::einsum<"ij,jk->ik">(Tensor<2>::zeros({2, 3}), Tensor<2>::zeros({4, 2})); };
   CHECK(message_of<ch::ShapeError>(bad) == "einsum ij,jk->ik: shapes [2, 3] and [4, 2] differ in axis j");
 }

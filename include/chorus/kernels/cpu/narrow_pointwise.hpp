@@ -36,19 +36,21 @@ template <class F, Narrow T, std::size_t N>
 void pointwise_backward(Cpu device, const F& f, Index count, const std::array<const T*, N>& in, const T* dy,
                         const std::array<T*, N>& dx, const std::array<bool, N>& accumulate) {
   using namespace detail;
+  constexpr bool linear = requires { requires F::linear; };  // the derivatives don't depend on the inputs
   parallel_ranges(count, narrow_block, thread_elements, [&](Index first, Index elements) {
     alignas(64) float buffers[N][narrow_block], grads[N][narrow_block], gradient[narrow_block];
     std::array<const float*, N> pointers;
     std::array<float*, N> grad_pointers;
     for (std::size_t k = 0; k < N; ++k) {
       pointers[k] = buffers[k];
+      if (linear) std::fill_n(buffers[k], narrow_block, 0.0f);
       grad_pointers[k] = dx[k] == nullptr ? nullptr : grads[k];
     }
     for (Index start = first; start < first + elements; start += narrow_block) {
       const Index n = std::min(narrow_block, first + elements - start);
       convert_array(n, dy + start, gradient);
       for (std::size_t k = 0; k < N; ++k) {
-        convert_array(n, in[k] + start, buffers[k]);
+        if (!linear) convert_array(n, in[k] + start, buffers[k]);
         if (dx[k] != nullptr && accumulate[k]) convert_array(n, dx[k] + start, grads[k]);
       }
       pointwise_backward(device, f, n, pointers, static_cast<const float*>(gradient), grad_pointers, accumulate);

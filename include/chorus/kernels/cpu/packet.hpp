@@ -233,12 +233,22 @@ struct Min {
 };
 
 /// Combines `value(i, count)` over the packets of [begin, end), starting from `zero`: in two chains, and pairwise above
-/// blocks of 128 packets, so that rounding errors stay near those of one block.
+/// blocks of 128 packets, so that rounding errors stay near those of one block. Threads share what is long, in the same
+/// order.
 template <class T, class V, class Combine, class Value>
 V reduce_packets(Index begin, Index end, V zero, Combine combine, const Value& value) {
   constexpr Index w = lanes<T>, block = 128 * w;
   if (end - begin > block) {
-    const Index middle = begin + ((end - begin) / block + 1) / 2 * block;
+    const auto middle_of = [](Index from, Index to) { return from + ((to - from) / block + 1) / 2 * block; };
+    const Index middle = middle_of(begin, end);
+    if (end - begin >= 4 * thread_elements && num_threads() > 1) {
+      const Index bounds[] = {begin, middle_of(begin, middle), middle, middle_of(middle, end), end};
+      V quarters[] = {zero, zero, zero, zero};
+      parallel_for(4, [&](Index i) {
+        quarters[i] = reduce_packets<T>(bounds[i], bounds[i + 1], zero, combine, value);
+      });
+      return combine(combine(quarters[0], quarters[1]), combine(quarters[2], quarters[3]));
+    }
     return combine(reduce_packets<T>(begin, middle, zero, combine, value),
                    reduce_packets<T>(middle, end, zero, combine, value));
   }

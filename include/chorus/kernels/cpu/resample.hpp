@@ -1,6 +1,5 @@
 #pragma once
-/// Images resampled along both of their axes on the CPU: rows are mixed packet by packet into a line, and its entries
-/// then into those of a row of the result.
+/// Images resampled along both of their axes on the CPU: rows are mixed packet by packet, the numbers of a row one by one.
 
 #include <chorus/kernels/cpu/packet.hpp>
 #include <chorus/kernels/cpu/scratch.hpp>
@@ -8,29 +7,52 @@
 
 namespace chorus::kernels {
 
+namespace detail {
+/// to[j] = the sum of the row's taps of rows of `width` numbers, or +=.
+template <class T>
+void mix_rows(const AxisTaps<T>& rows, Index row, const T* from, Index width, T* to, bool accumulate) {
+  const auto begin = rows.begin[row], end = rows.begin[row + 1];
+  for_packets<T>(width, [&](Index j, auto count) {
+    auto sum = splat(T{0});
+    for (auto k = begin; k < end; ++k)
+      sum = pmadd(splat(rows.weight[k]), load(from + rows.index[k] * width + j, count), sum);
+    store(to + j, sum, count, accumulate);
+  });
+}
+
+/// One row, resampled along its columns.
+template <class T>
+void mix_columns(const AxisTaps<T>& columns, const T* from, T* to, bool accumulate) {
+  for (Index j = 0; j < columns.out; ++j) {
+    T sum = accumulate ? to[j] : T{0};
+    for (auto k = columns.begin[j]; k < columns.begin[j + 1]; ++k) sum += columns.weight[k] * from[columns.index[k]];
+    to[j] = sum;
+  }
+}
+}  // namespace detail
+
 template <class T>
 void resample(Cpu device, Index planes, const AxisTaps<T>& rows, const AxisTaps<T>& columns, const T* x, T* y,
               bool accumulate) {
+  // Columns, which go number by number, of the fewer rows.
+  const Index in = rows.in * columns.in, out = rows.out * columns.out;
+  if (rows.in < rows.out) {
+    const ThreadScratch<T> lines(device, rows.in * columns.out);
+    return parallel_ranges(planes, 1, thread_elements / std::max<Index>(1, out) + 1, [&](Index first, Index count) {
+      for (Index plane = first; plane < first + count; ++plane) {
+        for (Index i = 0; i < rows.in; ++i)
+          detail::mix_columns(columns, x + plane * in + i * columns.in, lines.data() + i * columns.out, false);
+        for (Index i = 0; i < rows.out; ++i)
+          detail::mix_rows(rows, i, lines.data(), columns.out, y + plane * out + i * columns.out, accumulate);
+      }
+    });
+  }
   const ThreadScratch<T> lines(device, columns.in);
   const Index least = thread_elements / std::max<Index>(1, columns.in + columns.out) + 1;
   parallel_ranges(planes * rows.out, 1, least, [&](Index first, Index count) {
-    T* line = lines.data();
     for (Index row = first; row < first + count; ++row) {
-      const T* image = x + row / rows.out * rows.in * columns.in;
-      const auto begin = rows.begin[row % rows.out], end = rows.begin[row % rows.out + 1];
-      for_packets<T>(columns.in, [&](Index j, auto lanes_used) {
-        auto sum = splat(T{0});
-        for (auto k = begin; k < end; ++k)
-          sum = pmadd(splat(rows.weight[k]), load(image + rows.index[k] * columns.in + j, lanes_used), sum);
-        store(line + j, sum, lanes_used);
-      });
-      T* out = y + row * columns.out;
-      for (Index j = 0; j < columns.out; ++j) {
-        T sum = accumulate ? out[j] : T{0};
-        for (auto k = columns.begin[j]; k < columns.begin[j + 1]; ++k)
-          sum += columns.weight[k] * line[columns.index[k]];
-        out[j] = sum;
-      }
+      detail::mix_rows(rows, row % rows.out, x + row / rows.out * in, columns.in, lines.data(), false);
+      detail::mix_columns(columns, lines.data(), y + row * columns.out, accumulate);
     }
   });
 }
