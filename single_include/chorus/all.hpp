@@ -13552,9 +13552,8 @@ V reduce_packets(Index begin, Index end, V zero, Combine combine, const Value& v
     if (end - begin >= 4 * thread_elements && num_threads() > 1) {
       const Index bounds[] = {begin, middle_of(begin, middle), middle, middle_of(middle, end), end};
       V quarters[] = {zero, zero, zero, zero};
-      parallel_for(4, [&](Index i) {
-        quarters[i] = reduce_packets<T>(bounds[i], bounds[i + 1], zero, combine, value);
-      });
+      parallel_for(4,
+                   [&](Index i) { quarters[i] = reduce_packets<T>(bounds[i], bounds[i + 1], zero, combine, value); });
       return combine(combine(quarters[0], quarters[1]), combine(quarters[2], quarters[3]));
     }
     return combine(reduce_packets<T>(begin, middle, zero, combine, value),

@@ -3030,9 +3030,8 @@ V reduce_packets(Index begin, Index end, V zero, Combine combine, const Value& v
     if (end - begin >= 4 * thread_elements && num_threads() > 1) {
       const Index bounds[] = {begin, middle_of(begin, middle), middle, middle_of(middle, end), end};
       V quarters[] = {zero, zero, zero, zero};
-      parallel_for(4, [&](Index i) {
-        quarters[i] = reduce_packets<T>(bounds[i], bounds[i + 1], zero, combine, value);
-      });
+      parallel_for(4,
+                   [&](Index i) { quarters[i] = reduce_packets<T>(bounds[i], bounds[i + 1], zero, combine, value); });
       return combine(combine(quarters[0], quarters[1]), combine(quarters[2], quarters[3]));
     }
     return combine(reduce_packets<T>(begin, middle, zero, combine, value),
@@ -26952,8 +26951,8 @@ namespace chorus::kernels {
 inline constexpr std::size_t philox_block = 16;
 
 namespace detail {
-inline constexpr std::uint32_t philox_multipliers[] = {0xD2511F53u, 0xCD9E8D57u}, philox_steps[] = {0x9E3779B9u,
-                                                                                                    0xBB67AE85u};
+inline constexpr std::uint32_t philox_multipliers[] = {0xD2511F53u, 0xCD9E8D57u},
+                               philox_steps[] = {0x9E3779B9u, 0xBB67AE85u};
 }
 
 /// words[4 * i + lane] = philox(key, counters[i])[lane] for `philox_block` counters.
@@ -27180,8 +27179,8 @@ namespace chorus::kernels {
 inline constexpr std::size_t philox_block = 16;
 
 namespace detail {
-inline constexpr std::uint32_t philox_multipliers[] = {0xD2511F53u, 0xCD9E8D57u}, philox_steps[] = {0x9E3779B9u,
-                                                                                                    0xBB67AE85u};
+inline constexpr std::uint32_t philox_multipliers[] = {0xD2511F53u, 0xCD9E8D57u},
+                               philox_steps[] = {0x9E3779B9u, 0xBB67AE85u};
 }
 
 /// words[4 * i + lane] = philox(key, counters[i])[lane] for `philox_block` counters.
@@ -35047,7 +35046,8 @@ namespace chorus::kernels::detail {
 inline constexpr Index most_depthwise_taps = 64;
 
 inline bool suits_depthwise(const Conv2dShape& s) {
-  return s.in_channels == s.groups && s.out_channels == s.groups && s.kernel_h * s.kernel_w <= most_depthwise_taps;
+  return s.in_channels == s.groups && s.out_channels == s.groups && s.kernel_h * s.kernel_w <= most_depthwise_taps &&
+         s.stride_h * s.stride_w <= most_depthwise_taps;
 }
 
 /// The taps that meet a pixel: which of the kernel's, their places in a raster from the pixel's on, and their weights.
@@ -35207,8 +35207,8 @@ void depthwise_backward_input(Cpu device, const Conv2dShape& s, const T* weight,
       if (s.stride_w == 1)
         return depthwise_rows(block, s.width, *met, raster, pitch, T{0}, row(i), s.stride_h * s.width, accumulate);
       for (Index phase = 0; phase < s.stride_w; ++phase)
-        depthwise_rows(block, columns, met[phase], raster, pitch, T{0},
-                       lines.data() + phase * depthwise_block * line, line, false);
+        depthwise_rows(block, columns, met[phase], raster, pitch, T{0}, lines.data() + phase * depthwise_block * line,
+                       line, false);
       for (Index r = 0; r < block; ++r)
         for (Index phase = 0; phase < s.stride_w; ++phase) {
           const Axis axis = horizontal(phase);
@@ -43863,7 +43863,8 @@ void resample(Cpu device, Index planes, const AxisTaps<float>& rows, const AxisT
 // <chorus/kernels/cpu/resample.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_RESAMPLE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_RESAMPLE_HPP
-/// Images resampled along both of their axes on the CPU: rows are mixed packet by packet, the numbers of a row one by one.
+/// Images resampled along both of their axes on the CPU: rows are mixed packet by packet, the numbers of a row one by
+/// one.
 
 namespace chorus::kernels {
 
@@ -44058,8 +44059,8 @@ auto resample(const X& x, const AxisWeights& rows, const AxisWeights& columns) {
   using T = typename tensor_of<X>::value_type;
   using D = typename tensor_of<X>::device_type;
   const auto device = value_of(x).device();
-  return resample(x, operations::Resample<T, D>{{rows, columns, device},
-                                                {rows.transposed(), columns.transposed(), device}});
+  return resample(
+      x, operations::Resample<T, D>{{rows, columns, device}, {rows.transposed(), columns.transposed(), device}});
 }
 
 }  // namespace detail
@@ -44103,8 +44104,7 @@ inline AxisWeights means_of(const AxisParts& parts) {
   AxisWeights weights{parts.in, {}};
   for (Index i = 0; i < parts.out; ++i) {
     auto& taps = weights.entries.emplace_back();
-    for (Index j = parts.first(i); j < parts.last(i); ++j)
-      taps.push_back({j, 1 / static_cast<double>(parts.size(i))});
+    for (Index j = parts.first(i); j < parts.last(i); ++j) taps.push_back({j, 1 / static_cast<double>(parts.size(i))});
   }
   return weights;
 }
@@ -44122,10 +44122,10 @@ auto adaptive_avg_pool2d(const X& x, Size2d size) {
   check<ShapeError>(shape[2] > 0 && shape[3] > 0, "adaptive_avg_pool2d: an image of shape ", shape, " has no pixels");
   const auto input = detail::rounded(x);
   if (shape[2] % size.height != 0 || shape[3] % size.width != 0)
-    return detail::keeps_levels(input,
-                                detail::resample(input, detail::means_of({shape[2], size.height}),
-                                                 detail::means_of({shape[3], size.width})),
-                                /*exact=*/false);
+    return detail::keeps_levels(
+        input,
+        detail::resample(input, detail::means_of({shape[2], size.height}), detail::means_of({shape[3], size.width})),
+        /*exact=*/false);
   const Size2d part{shape[2] / size.height, shape[3] / size.width};
   const auto windows = detail::pool2d_shape("adaptive_avg_pool2d", shape, part, {});
   return detail::keeps_levels(input, detail::mean_of_windows(input, windows), /*exact=*/false);

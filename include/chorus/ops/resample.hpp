@@ -102,8 +102,8 @@ auto resample(const X& x, const AxisWeights& rows, const AxisWeights& columns) {
   using T = typename tensor_of<X>::value_type;
   using D = typename tensor_of<X>::device_type;
   const auto device = value_of(x).device();
-  return resample(x, operations::Resample<T, D>{{rows, columns, device},
-                                                {rows.transposed(), columns.transposed(), device}});
+  return resample(
+      x, operations::Resample<T, D>{{rows, columns, device}, {rows.transposed(), columns.transposed(), device}});
 }
 
 }  // namespace detail

@@ -49,8 +49,7 @@ inline AxisWeights means_of(const AxisParts& parts) {
   AxisWeights weights{parts.in, {}};
   for (Index i = 0; i < parts.out; ++i) {
     auto& taps = weights.entries.emplace_back();
-    for (Index j = parts.first(i); j < parts.last(i); ++j)
-      taps.push_back({j, 1 / static_cast<double>(parts.size(i))});
+    for (Index j = parts.first(i); j < parts.last(i); ++j) taps.push_back({j, 1 / static_cast<double>(parts.size(i))});
   }
   return weights;
 }
@@ -68,10 +67,10 @@ auto adaptive_avg_pool2d(const X& x, Size2d size) {
   check<ShapeError>(shape[2] > 0 && shape[3] > 0, "adaptive_avg_pool2d: an image of shape ", shape, " has no pixels");
   const auto input = detail::rounded(x);
   if (shape[2] % size.height != 0 || shape[3] % size.width != 0)
-    return detail::keeps_levels(input,
-                                detail::resample(input, detail::means_of({shape[2], size.height}),
-                                                 detail::means_of({shape[3], size.width})),
-                                /*exact=*/false);
+    return detail::keeps_levels(
+        input,
+        detail::resample(input, detail::means_of({shape[2], size.height}), detail::means_of({shape[3], size.width})),
+        /*exact=*/false);
   const Size2d part{shape[2] / size.height, shape[3] / size.width};
   const auto windows = detail::pool2d_shape("adaptive_avg_pool2d", shape, part, {});
   return detail::keeps_levels(input, detail::mean_of_windows(input, windows), /*exact=*/false);

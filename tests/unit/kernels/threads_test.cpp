@@ -147,7 +147,8 @@ TEST_CASE("gradients of what was broadcast have the same bits on any number of t
       std::vector<double> expected(d_other.size());
       bool right = true;
       for (Index i = 0; i < count; ++i) {
-        const auto from = static_cast<std::size_t>(i / 9000 * strides[0] + i / 300 % 30 * strides[1] + i % 300 * strides[2]);
+        const auto from =
+            static_cast<std::size_t>(i / 9000 * strides[0] + i / 300 % 30 * strides[1] + i % 300 * strides[2]);
         const auto at = static_cast<std::size_t>(i);
         right = right && dx[at] == dy[at] * other[from];
         expected[from] += static_cast<double>(dy[at]) * static_cast<double>(x[at]);
@@ -243,8 +244,8 @@ TEST_CASE("sums of one long row have the same bits on any number of threads") {
 }
 
 TEST_CASE("parts of an axis are put together and taken apart the same way on any number of threads") {
-  for (const auto whole : {kernels::AxisShape{1, 700, 300}, kernels::AxisShape{3, 50, 2000},
-                           kernels::AxisShape{9000, 20, 1}}) {
+  for (const auto whole :
+       {kernels::AxisShape{1, 700, 300}, kernels::AxisShape{3, 50, 2000}, kernels::AxisShape{9000, 20, 1}}) {
     const Index start = whole.axis / 5, part = whole.axis - start, count = whole.outer * part * whole.inner;
     const auto x = numbers<float>(count, 7), before = numbers<float>(count, 8);
     check_same([&] {

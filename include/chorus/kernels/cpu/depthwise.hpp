@@ -17,7 +17,8 @@ namespace chorus::kernels::detail {
 inline constexpr Index most_depthwise_taps = 64;
 
 inline bool suits_depthwise(const Conv2dShape& s) {
-  return s.in_channels == s.groups && s.out_channels == s.groups && s.kernel_h * s.kernel_w <= most_depthwise_taps;
+  return s.in_channels == s.groups && s.out_channels == s.groups && s.kernel_h * s.kernel_w <= most_depthwise_taps &&
+         s.stride_h * s.stride_w <= most_depthwise_taps;
 }
 
 /// The taps that meet a pixel: which of the kernel's, their places in a raster from the pixel's on, and their weights.
@@ -177,8 +178,8 @@ void depthwise_backward_input(Cpu device, const Conv2dShape& s, const T* weight,
       if (s.stride_w == 1)
         return depthwise_rows(block, s.width, *met, raster, pitch, T{0}, row(i), s.stride_h * s.width, accumulate);
       for (Index phase = 0; phase < s.stride_w; ++phase)
-        depthwise_rows(block, columns, met[phase], raster, pitch, T{0},
-                       lines.data() + phase * depthwise_block * line, line, false);
+        depthwise_rows(block, columns, met[phase], raster, pitch, T{0}, lines.data() + phase * depthwise_block * line,
+                       line, false);
       for (Index r = 0; r < block; ++r)
         for (Index phase = 0; phase < s.stride_w; ++phase) {
           const Axis axis = horizontal(phase);

@@ -1,10 +1,9 @@
 #pragma once
 /// Philox for several counters at once.
 
+#include <chorus/core/philox.hpp>
 #include <cstddef>
 #include <cstdint>
-
-#include <chorus/core/philox.hpp>
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -15,8 +14,8 @@ namespace chorus::kernels {
 inline constexpr std::size_t philox_block = 16;
 
 namespace detail {
-inline constexpr std::uint32_t philox_multipliers[] = {0xD2511F53u, 0xCD9E8D57u}, philox_steps[] = {0x9E3779B9u,
-                                                                                                    0xBB67AE85u};
+inline constexpr std::uint32_t philox_multipliers[] = {0xD2511F53u, 0xCD9E8D57u},
+                               philox_steps[] = {0x9E3779B9u, 0xBB67AE85u};
 }
 
 /// words[4 * i + lane] = philox(key, counters[i])[lane] for `philox_block` counters.

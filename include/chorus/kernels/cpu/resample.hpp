@@ -1,5 +1,6 @@
 #pragma once
-/// Images resampled along both of their axes on the CPU: rows are mixed packet by packet, the numbers of a row one by one.
+/// Images resampled along both of their axes on the CPU: rows are mixed packet by packet, the numbers of a row one by
+/// one.
 
 #include <chorus/kernels/cpu/packet.hpp>
 #include <chorus/kernels/cpu/scratch.hpp>
