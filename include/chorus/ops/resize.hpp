@@ -44,14 +44,27 @@ struct AxisParts {
   }
 };
 
-/// Each entry the mean of its part.
-inline AxisWeights means_of(const AxisParts& parts) {
+/// Each entry the sum of its part.
+inline AxisWeights sums_of(const AxisParts& parts) {
   AxisWeights weights{parts.in, {}};
   for (Index i = 0; i < parts.out; ++i) {
     auto& taps = weights.entries.emplace_back();
-    for (Index j = parts.first(i); j < parts.last(i); ++j) taps.push_back({j, 1 / static_cast<double>(parts.size(i))});
+    for (Index j = parts.first(i); j < parts.last(i); ++j) taps.push_back({j, 1});
   }
   return weights;
+}
+
+/// The mean of each part. (Sums are divided, not the numbers, so that what cancels out does.)
+template <Operand X>
+auto mean_of_parts(const X& x, const AxisParts& rows, const AxisParts& columns) {
+  using T = typename tensor_of<X>::value_type;
+  std::vector<T> shares;
+  for (Index i = 0; i < rows.out; ++i)
+    for (Index j = 0; j < columns.out; ++j)
+      shares.push_back(static_cast<T>(1 / static_cast<double>(rows.size(i) * columns.size(j))));
+  const Shape<4> shape{1, 1, rows.out, columns.out};
+  const auto sums = resample(x, sums_of(rows), sums_of(columns));
+  return sums * Tensor<T, 4, typename tensor_of<X>::device_type>::from(shares, shape, value_of(x).device());
 }
 
 }  // namespace detail
@@ -68,9 +81,7 @@ auto adaptive_avg_pool2d(const X& x, Size2d size) {
   const auto input = detail::rounded(x);
   if (shape[2] % size.height != 0 || shape[3] % size.width != 0)
     return detail::keeps_levels(
-        input,
-        detail::resample(input, detail::means_of({shape[2], size.height}), detail::means_of({shape[3], size.width})),
-        /*exact=*/false);
+        input, detail::mean_of_parts(input, {shape[2], size.height}, {shape[3], size.width}), /*exact=*/false);
   const Size2d part{shape[2] / size.height, shape[3] / size.width};
   const auto windows = detail::pool2d_shape("adaptive_avg_pool2d", shape, part, {});
   return detail::keeps_levels(input, detail::mean_of_windows(input, windows), /*exact=*/false);
