@@ -34790,7 +34790,7 @@ void multiply_images(Trans trans, Index images, Index rows, Index depth, Index p
 // <chorus/kernels/cpu/input_raster.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_INPUT_RASTER_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_INPUT_RASTER_HPP
-/// The layout that a convolution's forward and weight passes read x in.
+/// The layouts that a convolution's passes read x and dy in.
 
 // <chorus/kernels/cpu/raster.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_RASTER_HPP
@@ -35038,6 +35038,45 @@ struct InputRaster {
   Pixels pixels(Index count) const { return {count, s.out_height(), s.out_width(), pitch, plane}; }
 };
 
+/// The raster of dy that the input's pass reads. dx's pixels along an axis are j * stride + phase - padding, for j from
+/// first to last; above and left of dy are zeros, for taps that reach there.
+template <class T>
+struct GradientRaster {
+  Index first_h, last_h, first_w, last_w, top, left, rows, pitch, slack;
+
+  explicit GradientRaster(const Conv2dShape& s)
+      : first_h(s.padding_h / s.stride_h),
+        last_h((s.height - 1 + s.padding_h) / s.stride_h),
+        first_w(s.padding_w / s.stride_w),
+        last_w((s.width - 1 + s.padding_w) / s.stride_w),
+        top(std::max<Index>(0, s.dilation_h * (s.kernel_h - 1) / s.stride_h - first_h)),
+        left(std::max<Index>(0, s.dilation_w * (s.kernel_w - 1) / s.stride_w - first_w)),
+        rows(std::max(s.out_height() + top, last_h + 1)),
+        pitch(std::max(s.out_width() + left, last_w + 1)),
+        slack((first_h + top) * pitch + first_w + left + 2 * tile_columns<T>) {}
+
+  /// Pixels of a phase along each axis.
+  Index phase_rows() const { return last_h - first_h + 1; }
+  Index phase_columns() const { return last_w - first_w + 1; }
+
+  /// Where a tap at (h, w) of the kernel meets dy, from the pixel's place on.
+  Index offset(const Conv2dShape& s, Index h, Index w) const {
+    return (first_h + top - h / s.stride_h) * pitch + first_w + left - w / s.stride_w;
+  }
+  /// How a phase's pixels lie in dx.
+  Axis vertical(const Conv2dShape& s, Index phase) const {
+    return {s.height, s.stride_h, first_h * s.stride_h + phase - s.padding_h};
+  }
+  Axis horizontal(const Conv2dShape& s, Index phase) const {
+    return {s.width, s.stride_w, first_w * s.stride_w + phase - s.padding_w};
+  }
+
+  /// One plane of dy.
+  void fill(const Conv2dShape& s, const T* dy, T* to) const {
+    to_raster(dy, Axis{s.out_height(), 1, -top}, Axis{s.out_width(), 1, -left}, rows, pitch, to);
+  }
+};
+
 }  // namespace chorus::kernels::detail
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_INPUT_RASTER_HPP
 
@@ -35175,43 +35214,35 @@ void depthwise_backward_weight(Cpu device, const Conv2dShape& s, const T* x, con
 /// dx's pixels in phases: those of a phase are met by the same taps of dy's raster, at the same distances.
 template <class T>
 void depthwise_backward_input(Cpu device, const Conv2dShape& s, const T* weight, const T* dy, T* dx, bool accumulate) {
-  const Index out_h = s.out_height(), out_w = s.out_width(), out = out_h * out_w, taps = s.kernel_h * s.kernel_w;
-  // The j of dx's first and last pixel; the raster has zeros above and left of dy, for taps that reach there.
-  const Index first_h = s.padding_h / s.stride_h, last_h = (s.height - 1 + s.padding_h) / s.stride_h;
-  const Index first_w = s.padding_w / s.stride_w, last_w = (s.width - 1 + s.padding_w) / s.stride_w;
-  const Index top = std::max<Index>(0, s.dilation_h * (s.kernel_h - 1) / s.stride_h - first_h);
-  const Index left = std::max<Index>(0, s.dilation_w * (s.kernel_w - 1) / s.stride_w - first_w);
-  const Index rows = std::max(out_h + top, last_h + 1), pitch = std::max(out_w + left, last_w + 1);
-  const Index slack = (first_h + top) * pitch + first_w + left + 2 * tile_columns<T>, columns = last_w - first_w + 1;
-  const Index line = columns + lanes<T>;
-  const ThreadScratch<T> ys(device, rows * pitch + slack), lines(device, s.stride_w * depthwise_block * line);
+  const Index out = s.out_height() * s.out_width(), taps = s.kernel_h * s.kernel_w;
+  const GradientRaster<T> raster(s);
+  const Index columns = raster.phase_columns(), line = columns + lanes<T>;
+  const ThreadScratch<T> ys(device, raster.rows * raster.pitch + raster.slack),
+      lines(device, s.stride_w * depthwise_block * line);
 
   std::vector<DepthwiseTaps<T>> phases(static_cast<std::size_t>(s.stride_h * s.stride_w));
   for (Index tap = 0; tap < taps; ++tap) {
     const Index h = tap / s.kernel_w * s.dilation_h, w = tap % s.kernel_w * s.dilation_w;
     auto& met = phases[static_cast<std::size_t>(h % s.stride_h * s.stride_w + w % s.stride_w)];
     met.which[met.count] = tap;
-    met.offsets[met.count++] = (first_h + top - h / s.stride_h) * pitch + first_w + left - w / s.stride_w;
+    met.offsets[met.count++] = raster.offset(s, h, w);
   }
-  const auto horizontal = [&](Index phase) {
-    return Axis{s.width, s.stride_w, first_w * s.stride_w + phase - s.padding_w};
-  };
   const auto go_back = [&](Index plane, Index phase_h, const DepthwiseTaps<T>* met) {
-    const Axis vertical{s.height, s.stride_h, first_h * s.stride_h + phase_h - s.padding_h};
-    const Index begin = vertical.begin(last_h - first_h + 1), end = vertical.end(last_h - first_h + 1);
+    const Axis vertical = raster.vertical(s, phase_h);
+    const Index begin = vertical.begin(raster.phase_rows()), end = vertical.end(raster.phase_rows());
     const auto row = [&](Index i) {
       return dx + (plane * s.height + (begin + i) * s.stride_h + vertical.origin) * s.width;
     };
     for_row_blocks(end - begin, [&](Index i, auto block) {
-      const T* raster = ys.data() + (begin + i) * pitch;
+      const T* from = ys.data() + (begin + i) * raster.pitch;
       if (s.stride_w == 1)
-        return depthwise_rows(block, s.width, *met, raster, pitch, T{0}, row(i), s.stride_h * s.width, accumulate);
+        return depthwise_rows(block, s.width, *met, from, raster.pitch, T{0}, row(i), s.stride_h * s.width, accumulate);
       for (Index phase = 0; phase < s.stride_w; ++phase)
-        depthwise_rows(block, columns, met[phase], raster, pitch, T{0}, lines.data() + phase * depthwise_block * line,
-                       line, false);
+        depthwise_rows(block, columns, met[phase], from, raster.pitch, T{0},
+                       lines.data() + phase * depthwise_block * line, line, false);
       for (Index r = 0; r < block; ++r)
         for (Index phase = 0; phase < s.stride_w; ++phase) {
-          const Axis axis = horizontal(phase);
+          const Axis axis = raster.horizontal(s, phase);
           const Index left_most = axis.begin(columns), n = axis.end(columns) - left_most;
           put_strided(lines.data() + (phase * depthwise_block + r) * line + left_most, n,
                       row(i + r) + left_most * s.stride_w + axis.origin, s.stride_w, accumulate);
@@ -35222,8 +35253,8 @@ void depthwise_backward_input(Cpu device, const Conv2dShape& s, const T* weight,
     auto own = phases;
     for (Index plane = first; plane < first + count; ++plane) {
       for (auto& met : own) met.take_weights(weight + plane % s.groups * taps);
-      to_raster(dy + plane * out, Axis{out_h, 1, -top}, Axis{out_w, 1, -left}, rows, pitch, ys.data());
-      std::fill_n(ys.data() + rows * pitch, slack, T{0});
+      raster.fill(s, dy + plane * out, ys.data());
+      std::fill_n(ys.data() + raster.rows * raster.pitch, raster.slack, T{0});
       for (Index phase = 0; phase < s.stride_h; ++phase) go_back(plane, phase, own.data() + phase * s.stride_w);
     }
   });
@@ -36363,18 +36394,12 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
     return;
   }
 
-  // The j of dx's first and last pixel. dy's raster has zeros above and left of dy, for taps that reach there.
-  const Index first_h = s.padding_h / s.stride_h, last_h = (s.height - 1 + s.padding_h) / s.stride_h;
-  const Index first_w = s.padding_w / s.stride_w, last_w = (s.width - 1 + s.padding_w) / s.stride_w;
-  const Index top = std::max<Index>(0, s.dilation_h * (s.kernel_h - 1) / s.stride_h - first_h);
-  const Index left = std::max<Index>(0, s.dilation_w * (s.kernel_w - 1) / s.stride_w - first_w);
-  const Index rows = std::max(out_h + top, last_h + 1), pitch = std::max(out_w + left, last_w + 1),
-              plane = rows * pitch;
-  const Index images = images_at_once(s.batch, plane), row = images * plane + tile_columns<T>;
-  const Index slack = (first_h + top) * pitch + first_w + left + 2 * tile_columns<T>;
+  const GradientRaster<T> raster(s);
+  const Index plane = raster.rows * raster.pitch, images = images_at_once(s.batch, plane);
+  const Index row = images * plane + tile_columns<T>;
   const bool gather = channels >= gather_rows;
 
-  const ThreadScratch<T> ys(device, filters * images * plane + slack), xs(device, channels * row);
+  const ThreadScratch<T> ys(device, filters * images * plane + raster.slack), xs(device, channels * row);
   const Scratch<T> turned(device, filters * taps * channels);
   const Scratch<Index> offsets(device, filters * taps);
   // Pixels that no tap meets.
@@ -36391,8 +36416,7 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
         for (Index tap = 0; tap < taps; ++tap) {
           const Index h = tap / s.kernel_w * s.dilation_h, w = tap % s.kernel_w * s.dilation_w;
           if (h % s.stride_h != phase_h || w % s.stride_w != phase_w) continue;
-          offsets.data()[k] =
-              o * images * plane + (first_h + top - h / s.stride_h) * pitch + first_w + left - w / s.stride_w;
+          offsets.data()[k] = o * images * plane + raster.offset(s, h, w);
           const T* from = weight + (group * filters + o) * channels * taps + tap;
           for (Index c = 0; c < channels; ++c) turned.data()[k * channels + c] = from[c * taps];
           ++k;
@@ -36404,22 +36428,20 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
         T* to = ys.data();
         for (Index o = 0; o < filters; ++o) {
           for (Index n = 0; n < count; ++n, to += plane)
-            to_raster(dy + ((first + n) * s.out_channels + group * filters + o) * out, Axis{out_h, 1, -top},
-                      Axis{out_w, 1, -left}, rows, pitch, to);
+            raster.fill(s, dy + ((first + n) * s.out_channels + group * filters + o) * out, to);
           std::fill_n(to, (images - count) * plane, T{0});
           to += (images - count) * plane;
         }
-        std::fill_n(to, slack, T{0});
+        std::fill_n(to, raster.slack, T{0});
 
-        const Pixels pixels{count, last_h - first_h + 1, last_w - first_w + 1, pitch, plane};
+        const Pixels pixels{count, raster.phase_rows(), raster.phase_columns(), raster.pitch, plane};
         multiply_raster(gather, channels, k, pixels, Matrix<T>{turned.data(), 1, channels}, ys.data(), offsets.data(),
                         xs.data(), row);
         for (Index n = 0; n < count; ++n)
           for (Index c = 0; c < channels; ++c)
             from_raster(xs.data() + c * row + n * (gather ? pixels.rows * pixels.columns : plane),
-                        Axis{s.height, s.stride_h, first_h * s.stride_h + phase_h - s.padding_h},
-                        Axis{s.width, s.stride_w, first_w * s.stride_w + phase_w - s.padding_w}, pixels.rows,
-                        gather ? pixels.columns : pitch, T{0},
+                        raster.vertical(s, phase_h), raster.horizontal(s, phase_w), pixels.rows,
+                        gather ? pixels.columns : raster.pitch, T{0},
                         dx + ((first + n) * s.in_channels + group * channels + c) * image, accumulate);
       };
       for_tasks((s.batch + images - 1) / images, s, [&](Index block, Index blocks) {

@@ -2,39 +2,36 @@
 """alone.py INCLUDE HEADER...: groups of headers that one file can include after each other and that compile there as they
 do alone, a line a group, separated by semicolons. A header may follow others where it says no name that only they bring
 along: one that it forgot to include would be missed as if it stood alone."""
+import functools
 import pathlib
 import re
 import sys
 
 include = pathlib.Path(sys.argv[1])
-texts, closures, vocabularies = {}, {}, {}
 
 
+@functools.cache
 def text(header):
-    if header not in texts:
-        texts[header] = (include / header).read_text()
-    return texts[header]
+    return (include / header).read_text()
 
 
+@functools.cache
 def closure(header):
     """What a header includes, and what that includes."""
-    if header not in closures:
-        found, left = set(), [header]
-        while left:
-            for one in re.findall(r"^ *# *include <(chorus/[^>]+)>", text(left.pop()), re.M):
-                if one not in found and (include / one).exists():
-                    found.add(one)
-                    left.append(one)
-        closures[header] = found
-    return closures[header]
+    found, left = set(), [header]
+    while left:
+        for one in re.findall(r"^ *# *include <(chorus/[^>]+)>", text(left.pop()), re.M):
+            if one not in found and (include / one).exists():
+                found.add(one)
+                left.append(one)
+    return found
 
 
+@functools.cache
 def words(header):
     """Those in a header but for comments, texts and includes."""
-    if header not in vocabularies:
-        code = re.sub(r"//.*|^ *# *include.*", "", text(header), flags=re.M)
-        vocabularies[header] = set(re.findall(r"[A-Za-z_]\w*", re.sub(r'"(\\.|[^"\\\n])*"', "", code)))
-    return vocabularies[header]
+    code = re.sub(r"//.*|^ *# *include.*", "", text(header), flags=re.M)
+    return set(re.findall(r"[A-Za-z_]\w*", re.sub(r'"(\\.|[^"\\\n])*"', "", code)))
 
 
 def names(headers):

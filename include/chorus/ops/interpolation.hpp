@@ -1,9 +1,10 @@
 #pragma once
 /// Images in other sizes: bilinear interpolation, and the largest number of each part of an image.
 
+#include <algorithm>
+#include <array>
 #include <chorus/ops/indexing.hpp>
 #include <chorus/ops/resize.hpp>
-#include <cmath>
 #include <cstdint>
 #include <vector>
 

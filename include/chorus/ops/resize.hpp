@@ -2,7 +2,6 @@
 /// Images in other sizes: nearest-neighbour enlargement, and pooling to a given size.
 
 #include <algorithm>
-#include <array>
 #include <chorus/ops/arithmetic.hpp>
 #include <chorus/ops/indexing.hpp>
 #include <chorus/ops/pooling.hpp>
@@ -10,7 +9,6 @@
 #include <chorus/ops/reduction.hpp>
 #include <chorus/ops/resample.hpp>
 #include <chorus/ops/shape.hpp>
-#include <cstdint>
 #include <vector>
 
 namespace chorus {

@@ -199,18 +199,12 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
     return;
   }
 
-  // The j of dx's first and last pixel. dy's raster has zeros above and left of dy, for taps that reach there.
-  const Index first_h = s.padding_h / s.stride_h, last_h = (s.height - 1 + s.padding_h) / s.stride_h;
-  const Index first_w = s.padding_w / s.stride_w, last_w = (s.width - 1 + s.padding_w) / s.stride_w;
-  const Index top = std::max<Index>(0, s.dilation_h * (s.kernel_h - 1) / s.stride_h - first_h);
-  const Index left = std::max<Index>(0, s.dilation_w * (s.kernel_w - 1) / s.stride_w - first_w);
-  const Index rows = std::max(out_h + top, last_h + 1), pitch = std::max(out_w + left, last_w + 1),
-              plane = rows * pitch;
-  const Index images = images_at_once(s.batch, plane), row = images * plane + tile_columns<T>;
-  const Index slack = (first_h + top) * pitch + first_w + left + 2 * tile_columns<T>;
+  const GradientRaster<T> raster(s);
+  const Index plane = raster.rows * raster.pitch, images = images_at_once(s.batch, plane);
+  const Index row = images * plane + tile_columns<T>;
   const bool gather = channels >= gather_rows;
 
-  const ThreadScratch<T> ys(device, filters * images * plane + slack), xs(device, channels * row);
+  const ThreadScratch<T> ys(device, filters * images * plane + raster.slack), xs(device, channels * row);
   const Scratch<T> turned(device, filters * taps * channels);
   const Scratch<Index> offsets(device, filters * taps);
   // Pixels that no tap meets.
@@ -227,8 +221,7 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
         for (Index tap = 0; tap < taps; ++tap) {
           const Index h = tap / s.kernel_w * s.dilation_h, w = tap % s.kernel_w * s.dilation_w;
           if (h % s.stride_h != phase_h || w % s.stride_w != phase_w) continue;
-          offsets.data()[k] =
-              o * images * plane + (first_h + top - h / s.stride_h) * pitch + first_w + left - w / s.stride_w;
+          offsets.data()[k] = o * images * plane + raster.offset(s, h, w);
           const T* from = weight + (group * filters + o) * channels * taps + tap;
           for (Index c = 0; c < channels; ++c) turned.data()[k * channels + c] = from[c * taps];
           ++k;
@@ -240,22 +233,20 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
         T* to = ys.data();
         for (Index o = 0; o < filters; ++o) {
           for (Index n = 0; n < count; ++n, to += plane)
-            to_raster(dy + ((first + n) * s.out_channels + group * filters + o) * out, Axis{out_h, 1, -top},
-                      Axis{out_w, 1, -left}, rows, pitch, to);
+            raster.fill(s, dy + ((first + n) * s.out_channels + group * filters + o) * out, to);
           std::fill_n(to, (images - count) * plane, T{0});
           to += (images - count) * plane;
         }
-        std::fill_n(to, slack, T{0});
+        std::fill_n(to, raster.slack, T{0});
 
-        const Pixels pixels{count, last_h - first_h + 1, last_w - first_w + 1, pitch, plane};
+        const Pixels pixels{count, raster.phase_rows(), raster.phase_columns(), raster.pitch, plane};
         multiply_raster(gather, channels, k, pixels, Matrix<T>{turned.data(), 1, channels}, ys.data(), offsets.data(),
                         xs.data(), row);
         for (Index n = 0; n < count; ++n)
           for (Index c = 0; c < channels; ++c)
             from_raster(xs.data() + c * row + n * (gather ? pixels.rows * pixels.columns : plane),
-                        Axis{s.height, s.stride_h, first_h * s.stride_h + phase_h - s.padding_h},
-                        Axis{s.width, s.stride_w, first_w * s.stride_w + phase_w - s.padding_w}, pixels.rows,
-                        gather ? pixels.columns : pitch, T{0},
+                        raster.vertical(s, phase_h), raster.horizontal(s, phase_w), pixels.rows,
+                        gather ? pixels.columns : raster.pitch, T{0},
                         dx + ((first + n) * s.in_channels + group * channels + c) * image, accumulate);
       };
       for_tasks((s.batch + images - 1) / images, s, [&](Index block, Index blocks) {

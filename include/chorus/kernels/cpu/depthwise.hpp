@@ -146,43 +146,35 @@ void depthwise_backward_weight(Cpu device, const Conv2dShape& s, const T* x, con
 /// dx's pixels in phases: those of a phase are met by the same taps of dy's raster, at the same distances.
 template <class T>
 void depthwise_backward_input(Cpu device, const Conv2dShape& s, const T* weight, const T* dy, T* dx, bool accumulate) {
-  const Index out_h = s.out_height(), out_w = s.out_width(), out = out_h * out_w, taps = s.kernel_h * s.kernel_w;
-  // The j of dx's first and last pixel; the raster has zeros above and left of dy, for taps that reach there.
-  const Index first_h = s.padding_h / s.stride_h, last_h = (s.height - 1 + s.padding_h) / s.stride_h;
-  const Index first_w = s.padding_w / s.stride_w, last_w = (s.width - 1 + s.padding_w) / s.stride_w;
-  const Index top = std::max<Index>(0, s.dilation_h * (s.kernel_h - 1) / s.stride_h - first_h);
-  const Index left = std::max<Index>(0, s.dilation_w * (s.kernel_w - 1) / s.stride_w - first_w);
-  const Index rows = std::max(out_h + top, last_h + 1), pitch = std::max(out_w + left, last_w + 1);
-  const Index slack = (first_h + top) * pitch + first_w + left + 2 * tile_columns<T>, columns = last_w - first_w + 1;
-  const Index line = columns + lanes<T>;
-  const ThreadScratch<T> ys(device, rows * pitch + slack), lines(device, s.stride_w * depthwise_block * line);
+  const Index out = s.out_height() * s.out_width(), taps = s.kernel_h * s.kernel_w;
+  const GradientRaster<T> raster(s);
+  const Index columns = raster.phase_columns(), line = columns + lanes<T>;
+  const ThreadScratch<T> ys(device, raster.rows * raster.pitch + raster.slack),
+      lines(device, s.stride_w * depthwise_block * line);
 
   std::vector<DepthwiseTaps<T>> phases(static_cast<std::size_t>(s.stride_h * s.stride_w));
   for (Index tap = 0; tap < taps; ++tap) {
     const Index h = tap / s.kernel_w * s.dilation_h, w = tap % s.kernel_w * s.dilation_w;
     auto& met = phases[static_cast<std::size_t>(h % s.stride_h * s.stride_w + w % s.stride_w)];
     met.which[met.count] = tap;
-    met.offsets[met.count++] = (first_h + top - h / s.stride_h) * pitch + first_w + left - w / s.stride_w;
+    met.offsets[met.count++] = raster.offset(s, h, w);
   }
-  const auto horizontal = [&](Index phase) {
-    return Axis{s.width, s.stride_w, first_w * s.stride_w + phase - s.padding_w};
-  };
   const auto go_back = [&](Index plane, Index phase_h, const DepthwiseTaps<T>* met) {
-    const Axis vertical{s.height, s.stride_h, first_h * s.stride_h + phase_h - s.padding_h};
-    const Index begin = vertical.begin(last_h - first_h + 1), end = vertical.end(last_h - first_h + 1);
+    const Axis vertical = raster.vertical(s, phase_h);
+    const Index begin = vertical.begin(raster.phase_rows()), end = vertical.end(raster.phase_rows());
     const auto row = [&](Index i) {
       return dx + (plane * s.height + (begin + i) * s.stride_h + vertical.origin) * s.width;
     };
     for_row_blocks(end - begin, [&](Index i, auto block) {
-      const T* raster = ys.data() + (begin + i) * pitch;
+      const T* from = ys.data() + (begin + i) * raster.pitch;
       if (s.stride_w == 1)
-        return depthwise_rows(block, s.width, *met, raster, pitch, T{0}, row(i), s.stride_h * s.width, accumulate);
+        return depthwise_rows(block, s.width, *met, from, raster.pitch, T{0}, row(i), s.stride_h * s.width, accumulate);
       for (Index phase = 0; phase < s.stride_w; ++phase)
-        depthwise_rows(block, columns, met[phase], raster, pitch, T{0}, lines.data() + phase * depthwise_block * line,
-                       line, false);
+        depthwise_rows(block, columns, met[phase], from, raster.pitch, T{0},
+                       lines.data() + phase * depthwise_block * line, line, false);
       for (Index r = 0; r < block; ++r)
         for (Index phase = 0; phase < s.stride_w; ++phase) {
-          const Axis axis = horizontal(phase);
+          const Axis axis = raster.horizontal(s, phase);
           const Index left_most = axis.begin(columns), n = axis.end(columns) - left_most;
           put_strided(lines.data() + (phase * depthwise_block + r) * line + left_most, n,
                       row(i + r) + left_most * s.stride_w + axis.origin, s.stride_w, accumulate);
@@ -193,8 +185,8 @@ void depthwise_backward_input(Cpu device, const Conv2dShape& s, const T* weight,
     auto own = phases;
     for (Index plane = first; plane < first + count; ++plane) {
       for (auto& met : own) met.take_weights(weight + plane % s.groups * taps);
-      to_raster(dy + plane * out, Axis{out_h, 1, -top}, Axis{out_w, 1, -left}, rows, pitch, ys.data());
-      std::fill_n(ys.data() + rows * pitch, slack, T{0});
+      raster.fill(s, dy + plane * out, ys.data());
+      std::fill_n(ys.data() + raster.rows * raster.pitch, raster.slack, T{0});
       for (Index phase = 0; phase < s.stride_h; ++phase) go_back(plane, phase, own.data() + phase * s.stride_w);
     }
   });

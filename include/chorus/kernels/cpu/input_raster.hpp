@@ -1,5 +1,5 @@
 #pragma once
-/// The layout that a convolution's forward and weight passes read x in.
+/// The layouts that a convolution's passes read x and dy in.
 
 #include <algorithm>
 #include <chorus/kernels/convolution_shape.hpp>
@@ -88,6 +88,45 @@ struct InputRaster {
   }
 
   Pixels pixels(Index count) const { return {count, s.out_height(), s.out_width(), pitch, plane}; }
+};
+
+/// The raster of dy that the input's pass reads. dx's pixels along an axis are j * stride + phase - padding, for j from
+/// first to last; above and left of dy are zeros, for taps that reach there.
+template <class T>
+struct GradientRaster {
+  Index first_h, last_h, first_w, last_w, top, left, rows, pitch, slack;
+
+  explicit GradientRaster(const Conv2dShape& s)
+      : first_h(s.padding_h / s.stride_h),
+        last_h((s.height - 1 + s.padding_h) / s.stride_h),
+        first_w(s.padding_w / s.stride_w),
+        last_w((s.width - 1 + s.padding_w) / s.stride_w),
+        top(std::max<Index>(0, s.dilation_h * (s.kernel_h - 1) / s.stride_h - first_h)),
+        left(std::max<Index>(0, s.dilation_w * (s.kernel_w - 1) / s.stride_w - first_w)),
+        rows(std::max(s.out_height() + top, last_h + 1)),
+        pitch(std::max(s.out_width() + left, last_w + 1)),
+        slack((first_h + top) * pitch + first_w + left + 2 * tile_columns<T>) {}
+
+  /// Pixels of a phase along each axis.
+  Index phase_rows() const { return last_h - first_h + 1; }
+  Index phase_columns() const { return last_w - first_w + 1; }
+
+  /// Where a tap at (h, w) of the kernel meets dy, from the pixel's place on.
+  Index offset(const Conv2dShape& s, Index h, Index w) const {
+    return (first_h + top - h / s.stride_h) * pitch + first_w + left - w / s.stride_w;
+  }
+  /// How a phase's pixels lie in dx.
+  Axis vertical(const Conv2dShape& s, Index phase) const {
+    return {s.height, s.stride_h, first_h * s.stride_h + phase - s.padding_h};
+  }
+  Axis horizontal(const Conv2dShape& s, Index phase) const {
+    return {s.width, s.stride_w, first_w * s.stride_w + phase - s.padding_w};
+  }
+
+  /// One plane of dy.
+  void fill(const Conv2dShape& s, const T* dy, T* to) const {
+    to_raster(dy, Axis{s.out_height(), 1, -top}, Axis{s.out_width(), 1, -left}, rows, pitch, to);
+  }
 };
 
 }  // namespace chorus::kernels::detail
