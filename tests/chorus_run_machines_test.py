@@ -18,6 +18,8 @@ RUN, PROBE = sys.argv[1:3]
 temporary = tempfile.TemporaryDirectory(prefix="chorus_run_")
 FOLDER = pathlib.Path(temporary.name)
 SHOW = 'echo machine $GROUP_RANK of $GROUP_WORLD_SIZE, rank $RANK of $WORLD_SIZE, restart $TORCHELASTIC_RESTART_COUNT >>"$0"'
+# A rank that fails has the others stopped, and a busy machine may not have started them yet: it waits until all have shown themselves.
+SHOW_ALL = f'{SHOW}; until [ $(grep -c "restart $TORCHELASTIC_RESTART_COUNT" "$0") = $WORLD_SIZE ]; do sleep 0.02; done'
 
 
 class Job:
@@ -83,7 +85,7 @@ def restarts_are_the_jobs():
     """A rank that fails on one machine has all ranks started again, and that counts once."""
     for machine in range(2):
         file = FOLDER / f"restarts_{machine}"
-        program = f'{SHOW}; [ $TORCHELASTIC_RESTART_COUNT = 2 ] && exit 0; [ $RANK = {machine} ] && {{ sleep 0.3; exit 7; }}; exec sleep 60'
+        program = f'{SHOW_ALL}; [ $TORCHELASTIC_RESTART_COUNT = 2 ] && exit 0; [ $RANK = {machine} ] && exit 7; exec sleep 60'
         begin = time.monotonic()
         results = Job(2, "--max-restarts", 2, "sh", "-c", program, file, machines=2).ends()
         expect([result[0] for result in results] == [0, 0], results)
@@ -92,12 +94,12 @@ def restarts_are_the_jobs():
         expect(all(err.count("restart 2 of 2") == 1 for _, _, err in results), results)
         expect(time.monotonic() - begin < 10, "a machine waited for ranks that had failed")
         # One more than allowed: the job ends on both, and the one where it happened has the rank's status.
-        results = Job(2, "--max-restarts", 1, "sh", "-c", program, FOLDER / "more", machines=2).ends()
+        results = Job(2, "--max-restarts", 1, "sh", "-c", program, FOLDER / f"more_{machine}", machines=2).ends()
         expect(results[machine][0] == 7 and results[1 - machine][0] == 76, results)
         expect(f"rank {machine} has failed, and all restarts are used up" in results[1 - machine][2], results)
     # Ranks of all machines fail at once, and again: each time is one restart, as no machine waits for another's ranks.
     file = FOLDER / "at_once"
-    program = f'{SHOW}; [ $TORCHELASTIC_RESTART_COUNT = 2 ] || exit 7'
+    program = f'{SHOW_ALL}; [ $TORCHELASTIC_RESTART_COUNT = 2 ] || exit 7'
     results = Job(3, "--max-restarts", 2, "sh", "-c", program, file, machines=3).ends()
     expect([result[0] for result in results] == [0, 0, 0] and len(lines(file)) == 9, results, lines(file))
     results = Job(2, "--max-restarts", 3, "sh", "-c", "exit 2", machines=2).ends()

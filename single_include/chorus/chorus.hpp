@@ -46642,367 +46642,106 @@ class Sgd final : public Optimizer<D> {
 /// DataParallel: one process, several devices. The batch is scattered, copies of the model run on all devices at once,
 /// the outputs are gathered, and in backward the gradients are reduced to the first device, where the optimizer steps.
 
-// <chorus/parallel/dp/canonical_reduce.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_CANONICAL_REDUCE_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_CANONICAL_REDUCE_HPP
-/// An extension for canonical shares: which device has which, and step 5, reduce, in the order of the tree.
+// <chorus/parallel/dp/gather.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_GATHER_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_GATHER_HPP
+/// Step 4, gather: the outputs of all devices are joined on one. In backward each device gets the gradient of its own.
 
-// <chorus/parallel/canonical/device_shares.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_DEVICE_SHARES_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_DEVICE_SHARES_HPP
-/// One device's canonical shares, which its copy of the model computes one after the other, forward and backward.
+// <chorus/parallel/dp/backward.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_BACKWARD_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_BACKWARD_HPP
+/// Where backward passes through DataParallel: from the gathered outputs to all devices, and on to the inputs.
 
-// <chorus/parallel/canonical/gradient_tree.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_GRADIENT_TREE_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_GRADIENT_TREE_HPP
-/// The gradients of a device's canonical shares, added up in the order of the tree: a binary counter whose digits are
-/// copies of the flat gradients.
+namespace chorus::dp {
 
-// <chorus/parallel/ddp/with_type.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
-/// A range of a flat buffer as what it is.
+/// Of each device, the outputs of its copy that have a gradient.
+using Roots = std::vector<std::vector<Ref<Node>>>;
 
-namespace chorus::ddp {
+/// How the gradient of one device's share of an input gets back to the input.
+struct GradientReturn {
+  Ref<Node> input;
+  std::function<void()> add;
+};
+/// Those of all inputs, in their order.
+using GradientReturns = std::vector<GradientReturn>;
 
-/// Calls `f(float*)` or `f(double*)`. Throws UsageError for numbers of other types, with `what` they are.
-template <class F>
-void with_type(std::string_view what, DType type, void* at, const F& f) {
-  check<UsageError>(type == DType::f32 || type == DType::f64, what, ": expected F32 or F64, got ", type);
-  if (type == DType::f32)
-    f(static_cast<float*>(at));
-  else
-    f(static_cast<double*>(at));
-}
-template <class F>
-void with_type(DType type, void* at, const F& f) {
-  with_type("DistributedDataParallel: gradients that are averaged", type, at, f);
-}
-
-}  // namespace chorus::ddp
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
-
-namespace chorus::canonical {
-
-/// `to` grows by `from`, both on one device.
-template <Device D>
-void add_numbers(D device, DType dtype, std::size_t count, const std::byte* from, std::byte* to) {
-  ddp::with_type(dtype, to, [&]<class T>(T* numbers) {
-    kernels::axpy(device, static_cast<Index>(count), T{1}, reinterpret_cast<const T*>(from), numbers);
-  });
-}
-
-/// A copy of all flat gradients.
-template <Device D>
-class GradientCopy {
+/// Who runs backward on the devices. It has to outlive the losses.
+class BackwardRunner {
  public:
-  explicit GradientCopy(const nn::FlatParameters<D>& flat);
-  std::byte* at(std::size_t group, std::size_t element, DType dtype) const;
+  /// Adds to the gradients of the parameters.
+  virtual void backward(const Roots& roots, bool keep) = 0;
+  /// The same without hooks, for those parameters that are not skipped.
+  virtual void backward_to_wanted(const Roots& roots, bool keep) = 0;
+  virtual void for_each_parameter(void (*visit)(Node&, void*), void* context) const = 0;
 
- private:
-  std::vector<Storage<D>> groups_;
+ protected:
+  virtual ~BackwardRunner() = default;
 };
 
-/// One device's. Of each parameter the shares' gradients come in their order; each is taken as soon as it is complete,
-/// while it is in the caches. At the end the last sum is in the parameters' own gradients, and the sums before it, if
-/// the run leaves more than one, in copies. Never more than log2(shares) + 1 of them, and none where a device has one
-/// share.
-template <Device D>
-class GradientTree {
+/// One node of the tape stands for all that the devices did. The gathered outputs leave their gradients with the
+/// devices' outputs; then this node runs backward on all devices.
+class BackwardNode final : public Node {
  public:
-  explicit GradientTree(const nn::FlatParameters<D>& flat) : flat_(flat) {}
+  /// `alive` is empty once `runner` is gone. `returns`: by device, of which there is at least one. `cut`: into
+  /// canonical shares, if there are.
+  BackwardNode(BackwardRunner& runner, std::weak_ptr<void> alive, std::vector<GradientReturns> returns,
+               std::shared_ptr<const CanonicalCut> cut = nullptr)
+      : Node("data_parallel"),
+        roots(returns.size()),
+        returns_(std::move(returns)),
+        runner_(runner),
+        alive_(std::move(alive)),
+        cut_(std::move(cut)) {}
 
-  /// A backward pass over these shares, of as many in all, begins. No gradient is there.
-  void begin(ShareRange run, std::size_t shares);
-  /// The gradient of entry `i` by the run's share number `share` is complete, and lies at `gradient`: where the
-  /// parameter's own is, or elsewhere. Throws UsageError where it has come before.
-  void gradient_arrived(std::size_t i, std::size_t share, const void* gradient);
-  /// All of that share's are. Calls `late(i)` for what the last share has none of, and others had.
-  template <class Late>
-  void end_share(std::size_t share, const Late& late) {
-    for (std::size_t i = 0; i < taken_.size(); ++i)
-      while (taken_[i] <= share)
-        if (carry_none(i, taken_[i]++) && is_last(share)) late(i);
+  void backward(bool keep) override {
+    runner().backward(roots, keep);
+    go_on(keep);
   }
-  bool is_last(std::size_t share) const { return steps_[share].last; }
+  void backward_to_wanted(bool keep) override {
+    runner().backward_to_wanted(roots, keep);
+    go_on(keep);
+  }
+  void for_each_input(void (*visit)(Node&, void*), void* context) const override {
+    for (const auto& entry : returns_.front()) visit(*entry.input, context);
+  }
+  void for_each_far_leaf(void (*visit)(Node&, void*), void* context) const override {
+    runner().for_each_parameter(visit, context);
+  }
 
-  /// The sums that the run leaves, from left to right.
-  const std::vector<ShareRange>& sums() const { return tree_.sums(); }
-  /// Where the k-th of them has an element of the flat gradients.
-  std::byte* sum(std::size_t k, std::size_t group, std::size_t element) const;
-  /// The parameter whose leaf that is; none where it is none.
-  const std::size_t* entry_of(const Node& leaf);
+  const std::shared_ptr<const CanonicalCut>* canonical_cut() const override {
+    return cut_ ? &cut_ : nullptr;
+  }
+
+  Roots roots;
 
  private:
-  struct Copy {
-    GradientCopy<D> numbers;
-    std::vector<char> has;  // by entry
-  };
+  // To the inputs, one after the other; to each in the order of the devices, so that all runs add alike.
+  void go_on(bool keep) {
+    for (auto& list : roots) list.clear();
+    for (std::size_t input = 0; input < returns_.front().size(); ++input)
+      for (const auto& device : returns_) device[input].add();
+    if (!keep)
+      for (auto& device : returns_) device.clear();
+  }
+  BackwardRunner& runner() const {
+    check<UsageError>(!alive_.expired(), "backward: the policy that made this output is gone; it has to outlive ",
+                      "the losses made through it");
+    return runner_;
+  }
 
-  /// What is done with a share's gradient: how many sums before it are added, how many are left below, and whether the
-  /// run ends.
-  struct Step {
-    std::size_t carries, depth;
-    bool last;
-  };
-
-  void begin_anew();
-  std::byte* place(const Copy& copy, std::size_t i) const;
-  // The gradient of entry `i` is added to what was there before, and lies in its sum then.
-  void carry(std::size_t i, std::size_t share);
-  // A share has no gradient of it: it counts as 0 where others, of which the share's sum is, have one.
-  bool carry_none(std::size_t i, std::size_t share);
-  // The sums before the last one are complete: 0 where they have no gradient.
-  void fill_sums(std::size_t i, std::size_t depth);
-
-  const nn::FlatParameters<D>& flat_;
-  std::uint64_t generation_ = ~std::uint64_t{0};
-  std::unordered_map<const Node*, std::size_t> entry_of_;
-  ShareTree tree_;           // as it is at the end of the run
-  std::vector<Step> steps_;  // by share of the run
-  std::vector<Copy> copies_;
-  std::vector<std::size_t> taken_;  // by entry: of how many shares
+  std::vector<GradientReturns> returns_;
+  BackwardRunner& runner_;
+  std::weak_ptr<void> alive_;
+  std::shared_ptr<const CanonicalCut> cut_;
 };
 
-}  // namespace chorus::canonical
+}  // namespace chorus::dp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_BACKWARD_HPP
 
-#if CHORUS_DEFINES_DEVICE_TEMPLATES
-// <chorus/parallel/canonical/gradient_tree_impl.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_GRADIENT_TREE_IMPL_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_GRADIENT_TREE_IMPL_HPP
-/// How the gradients of shares are added up as they arrive.
-
-namespace chorus::canonical {
-
-template <Device D>
-GradientCopy<D>::GradientCopy(const nn::FlatParameters<D>& flat) {
-  const MemoryScope scope(trace::Memory::gradients);
-  for (const auto& group : flat.groups()) {
-    const std::size_t bytes = group.count * size_of(group.dtype);
-    groups_.emplace_back(group.grads.device(), bytes);
-    zero_bytes(group.grads.device(), groups_.back().data(), bytes);
-  }
-}
-
-template <Device D>
-std::byte* GradientCopy<D>::at(std::size_t group, std::size_t element, DType dtype) const {
-  return static_cast<std::byte*>(groups_[group].data()) + element * size_of(dtype);
-}
-
-template <Device D>
-void GradientTree<D>::begin(ShareRange run, std::size_t shares) {
-  if (generation_ != flat_.generation() || entry_of_.empty()) begin_anew();
-  taken_.assign(taken_.size(), 0);
-  for (Copy& copy : copies_) copy.has.assign(copy.has.size(), false);
-  tree_ = {};
-  steps_.clear();
-  std::size_t copies = 0;
-  for (std::size_t share = run.begin; share < run.end; ++share) {
-    std::size_t carries = 0;
-    const auto carry = [&](std::size_t) { ++carries; };
-    tree_.push({share, share + 1}, carry);
-    const bool last = share + 1 == run.end;
-    if (last && run == ShareRange{0, shares}) tree_.finish(carry);
-    steps_.push_back({carries, tree_.sums().size() - 1, last});
-    copies = std::max(copies, steps_.back().depth + std::max<std::size_t>(carries, last ? 0 : 1));
-  }
-  while (copies_.size() < copies)
-    copies_.push_back({GradientCopy<D>(flat_), std::vector<char>(flat_.entries().size())});
-}
-
-template <Device D>
-void GradientTree<D>::gradient_arrived(std::size_t i, std::size_t share, const void* gradient) {
-  auto& p = flat_.entries()[i].parameter();
-  check<UsageError>(taken_[i] <= share, "canonical shares: ", flat_.entries()[i].named.name,
-                    " got its gradient in several parts in one backward pass (backward within backward)");
-  while (taken_[i] < share) carry_none(i, taken_[i]++);
-  if (gradient != p.grad_data()) copy_bytes(p.where(), p.grad_data(), p.where(), gradient, p.size_bytes());
-  carry(i, taken_[i]++);
-}
-
-template <Device D>
-std::byte* GradientTree<D>::sum(std::size_t k, std::size_t group, std::size_t element) const {
-  const auto& flat = flat_.groups()[group];
-  return k + 1 == tree_.sums().size() ? flat.grad(element) : copies_[k].numbers.at(group, element, flat.dtype);
-}
-
-template <Device D>
-const std::size_t* GradientTree<D>::entry_of(const Node& leaf) {
-  const auto found = entry_of_.find(&leaf);
-  return found == entry_of_.end() ? nullptr : &found->second;
-}
-
-template <Device D>
-void GradientTree<D>::begin_anew() {
-  generation_ = flat_.generation();
-  copies_.clear();
-  taken_.assign(flat_.entries().size(), 0);
-  entry_of_.clear();
-  for (std::size_t i = 0; i < flat_.entries().size(); ++i)
-    entry_of_.emplace(flat_.entries()[i].named.handle.shared().get(), i);
-}
-
-template <Device D>
-std::byte* GradientTree<D>::place(const Copy& copy, std::size_t i) const {
-  const auto& entry = flat_.entries()[i];
-  return copy.numbers.at(entry.group, entry.begin, entry.parameter().dtype());
-}
-
-template <Device D>
-void GradientTree<D>::carry(std::size_t i, std::size_t share) {
-  const auto [carries, depth, last] = steps_[share];
-  auto& p = flat_.entries()[i].parameter();
-  const D device = p.where();
-  const auto count = static_cast<std::size_t>(p.count());
-  auto* const gradient = static_cast<std::byte*>(p.grad_data());
-  for (std::size_t c = depth + carries; c-- > depth;) {
-    Copy& left = copies_[c];
-    if (!std::exchange(left.has[i], false)) zero_bytes(device, place(left, i), p.size_bytes());
-    if (c == depth && !last)
-      add_numbers(device, p.dtype(), count, gradient, place(left, i));
-    else
-      add_numbers(device, p.dtype(), count, place(left, i), gradient);
-  }
-  if (last) {
-    fill_sums(i, depth);
-    return p.set_grad_arrived(true);
-  }
-  Copy& sum = copies_[depth];
-  if (carries == 0) copy_bytes(device, place(sum, i), device, gradient, p.size_bytes());
-  sum.has[i] = true;
-  p.set_grad_arrived(false);
-}
-
-template <Device D>
-bool GradientTree<D>::carry_none(std::size_t i, std::size_t share) {
-  const auto [carries, depth, last] = steps_[share];
-  auto& p = flat_.entries()[i].parameter();
-  bool any = false;
-  for (std::size_t c = last ? 0 : depth; c < depth + carries; ++c) any = any || copies_[c].has[i];
-  if (!any && last) fill_sums(i, depth);
-  if (!any) return false;
-  zero_bytes(p.where(), p.grad_data(), p.size_bytes());
-  carry(i, share);
-  return true;
-}
-
-template <Device D>
-void GradientTree<D>::fill_sums(std::size_t i, std::size_t depth) {
-  for (std::size_t c = 0; c < depth; ++c)
-    if (!std::exchange(copies_[c].has[i], false))
-      zero_bytes(flat_.entries()[i].parameter().where(), place(copies_[c], i),
-                 flat_.entries()[i].parameter().size_bytes());
-}
-
-}  // namespace chorus::canonical
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_GRADIENT_TREE_IMPL_HPP
-
-#endif
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_GRADIENT_TREE_HPP
-
-// <chorus/parallel/canonical/share_buffers.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_BUFFERS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_BUFFERS_HPP
-/// A model's buffers, such as running statistics, where one copy of the model computes several canonical shares.
-
-namespace chorus::canonical {
-
-/// Every share begins with the buffers as they were before the pass, and finds what it has written where it goes on
-/// after others; what the first one has written stays: as where each share has a device of its own.
-template <Device D>
-class ShareBuffers {
- public:
-  explicit ShareBuffers(const std::vector<nn::NamedBuffer<D>>& buffers) : buffers_(buffers) {}
-
-  /// Of so many shares. `writes`: whether they may write any: where no layer is in training, none does.
-  void begin_pass(std::size_t shares, bool writes);
-  /// That share begins, after those before it, or goes on.
-  void enter(std::size_t share);
-  /// It has ended, or others go on.
-  void leave(std::size_t share);
-  void end_pass();
-
- private:
-  struct Kept {
-    Storage<D> before;
-    std::vector<Storage<D>> of_share;
-    std::size_t begun = 0;  // shares
-    std::uint64_t version = 0;
-  };
-  void copy_out(std::size_t i, Storage<D>& to) const;
-  // Who has said that he writes is told of writes: what a graph has saved of the buffer is not what it was.
-  void copy_in(std::size_t i, const Storage<D>& from);
-
-  const std::vector<nn::NamedBuffer<D>>& buffers_;
-  std::vector<Kept> kept_;
-};
-
-}  // namespace chorus::canonical
-
-#if CHORUS_DEFINES_DEVICE_TEMPLATES
-// <chorus/parallel/canonical/share_buffers_impl.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_BUFFERS_IMPL_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_BUFFERS_IMPL_HPP
-/// How buffers of shares are told apart, and become one.
-
-namespace chorus::canonical {
-
-template <Device D>
-void ShareBuffers<D>::begin_pass(std::size_t shares, bool writes) {
-  kept_.resize(shares > 1 && writes ? buffers_.size() : 0);
-  for (std::size_t i = 0; i < kept_.size(); ++i) {
-    kept_[i].of_share.resize(shares);
-    copy_out(i, kept_[i].before);
-    kept_[i].begun = 0;
-    kept_[i].version = buffers_[i].buffer->version();
-  }
-}
-
-template <Device D>
-void ShareBuffers<D>::enter(std::size_t share) {
-  for (std::size_t i = 0; i < kept_.size(); ++i) {
-    const bool goes_on = share < kept_[i].begun;
-    if (!goes_on) kept_[i].begun = share + 1;
-    copy_in(i, goes_on ? kept_[i].of_share[share] : kept_[i].before);
-  }
-}
-
-template <Device D>
-void ShareBuffers<D>::leave(std::size_t share) {
-  for (std::size_t i = 0; i < kept_.size(); ++i) copy_out(i, kept_[i].of_share[share]);
-}
-
-template <Device D>
-void ShareBuffers<D>::end_pass() {
-  for (std::size_t i = 0; i < kept_.size(); ++i) copy_in(i, kept_[i].of_share[0]);
-}
-
-template <Device D>
-void ShareBuffers<D>::copy_out(std::size_t i, Storage<D>& to) const {
-  const auto& buffer = *buffers_[i].buffer;
-  if (to.bytes() != buffer.size_bytes()) to = Storage<D>(buffer.where(), buffer.size_bytes());
-  copy_bytes(buffer.where(), to.data(), buffer.where(), buffer.memory(), buffer.size_bytes());
-}
-
-template <Device D>
-void ShareBuffers<D>::copy_in(std::size_t i, const Storage<D>& from) {
-  const auto& buffer = *buffers_[i].buffer;
-  copy_bytes(buffer.where(), buffer.memory(), buffer.where(), from.data(), buffer.size_bytes());
-  if (buffer.version() == kept_[i].version) return;
-  buffer.touch();
-  kept_[i].version = buffer.version();
-}
-
-}  // namespace chorus::canonical
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_BUFFERS_IMPL_HPP
-
-#endif
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_BUFFERS_HPP
-
-// <chorus/parallel/canonical/share_scope.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_SCOPE_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_SCOPE_HPP
-/// What a model finds around it while it computes one canonical share.
+// <chorus/parallel/dp/joined_axis.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_JOINED_AXIS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_JOINED_AXIS_HPP
+/// Along which axis the outputs of the devices are joined, and which outputs are refused.
 
 // <chorus/parallel/dp/samples.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_SAMPLES_HPP
@@ -47370,50 +47109,410 @@ inline RandomContext random_of_share(const RandomContext& whole, const Split& sp
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_SAMPLES_HPP
 
+namespace chorus::dp {
+
+/// The axis along which outputs, one of each device, are joined: the one that their type says (BatchAxis), else
+/// `split.dim`. Throws ShapeError where shapes differ in another axis; and where the samples lie along another axis: a
+/// state [layers, batch, hidden], joined along axis 0, would not be what one device gives. An output has its samples
+/// along `dim` if it has the same number of rows, one or more, for each of them there. One that has its device's share
+/// of them along another axis is refused. One that has them nowhere, such as a mean of shape [1], is joined.
+template <Operand Part>
+std::size_t joined_axis(const std::vector<const Part*>& parts, const Split& split) {
+  const int dim = detail::batch_axis_of<Part>(split.dim);
+  const auto axis = normalize_axis("DataParallel", dim, tensor_of<Part>::rank);
+  if (parts.size() == 1) return axis;
+  const auto& first = value_of(*parts[0]).shape();
+  const auto on_all = [&](const auto& holds) {
+    for (std::size_t i = 0; i < parts.size(); ++i)
+      if (!holds(value_of(*parts[i]).shape(), split.size(i))) return false;
+    return true;
+  };
+  if constexpr (detail::says_batch_axis<Part>) {
+    const bool right = on_all([&](const auto& shape, Index samples) { return shape[axis] == samples; });
+    check<ShapeError>(right, "DataParallel: an output says that its samples lie along axis ", dim, ": replica 0's, of ",
+                      split.size(0), " samples, has shape ", first);
+  } else if (const Index rows = first[axis] / split.size(0);
+             rows == 0 || !on_all([&](const auto& shape, Index samples) { return shape[axis] == rows * samples; })) {
+    for (std::size_t other = 0; other < first.size(); ++other)
+      if (other != axis && on_all([&](const auto& shape, Index samples) { return shape[other] == samples; }))
+        fail<ShapeError>("DataParallel: replica 0's output of shape ", first, " has its ", split.size(0),
+                         " samples along axis ", other, ", and outputs are joined along axis ", dim,
+                         ": let the model return batch_axis<", other, ">(output), or numbers of each device with one ",
+                         "axis alone");
+  }
+  for (std::size_t i = 1; i < parts.size(); ++i) {
+    auto expected = first;
+    expected[axis] = value_of(*parts[i]).shape()[axis];
+    check<ShapeError>(value_of(*parts[i]).shape() == expected, "DataParallel: replica ", i, "'s output of shape ",
+                      value_of(*parts[i]).shape(), " can't be joined to replica 0's of shape ", first, " along axis ",
+                      dim);
+  }
+  return axis;
+}
+
+}  // namespace chorus::dp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_JOINED_AXIS_HPP
+
+// <chorus/parallel/dp/mean_loss.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_MEAN_LOSS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_MEAN_LOSS_HPP
+/// Scalars that a model returns under DataParallel, one a device, and the mean over the batch of those that are losses.
+
+// <chorus/parallel/canonical/share_losses.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_LOSSES_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_LOSSES_HPP
+/// Losses that a model has returned itself, one for each canonical share, as the whole batch's.
+
+// <chorus/parallel/dp/device_scalars.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEVICE_SCALARS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEVICE_SCALARS_HPP
+/// Scalars that a model has returned for several shares of a batch, on the tape.
+
+namespace chorus::detail {
+
+/// The node of a vector that has a scalar from each device.
+class OfDeviceScalars {
+ public:
+  /// The scalars' nodes; null where there is none.
+  virtual std::vector<Node*> scalars() const = 0;
+
+ protected:
+  ~OfDeviceScalars() = default;
+};
+
+/// Calls `found(node)` on the nearest nodes from which `node` was made, itself included, for which it returns true, on
+/// ways through scalars and vectors.
+template <Real T, Device D, class Found>
+void search_tape(Node* node, const Found& found) {
+  if (node == nullptr) return;
+  FoundNodes nodes;
+  nodes.add(*node);
+  nodes.walk([&](Node& next) {
+    return !found(next) && (dynamic_cast<GradNode<T, 0, D>*>(&next) != nullptr ||
+                            dynamic_cast<GradNode<T, 1, D>*>(&next) != nullptr);
+  });
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEVICE_SCALARS_HPP
+
 namespace chorus::canonical {
 
-/// Refuses layers that look at the batch of all devices.
-class NoBatchGroup final : public BatchGroup {
- public:
-  void sum(std::span<double>) override {
-    fail<UsageError>("canonical shares: a layer looks at all samples of a batch, whose shares are computed one after ",
-                     "the other: expected BatchNorm, which takes each share's own statistics, or a SyncBatchNorm that ",
-                     "the model had when the policy took it");
+/// What each share's loss is a mean over, where the tape knows; a sum of several means over the same is one. Throws
+/// UsageError where it does not, and for sums of means over different numbers.
+template <Real T, Device D>
+std::vector<double> mean_over_of_shares(Node& losses) {
+  const auto* const gathered = dynamic_cast<const detail::OfDeviceScalars*>(&losses);
+  std::vector<std::vector<double>> over;
+  for (const bool only_losses : {true, false}) {
+    over.clear();
+    bool known = gathered != nullptr;
+    for (Node* const scalar : gathered != nullptr ? gathered->scalars() : std::vector<Node*>{}) {
+      auto& of_share = over.emplace_back();
+      detail::search_tape<T, D>(scalar, [&](Node& node) {
+        const bool counts = only_losses ? node.is_loss() : node.is_mean();
+        if (counts) of_share.push_back(node.mean_over());
+        return counts;
+      });
+      known = known && !of_share.empty() && of_share.size() == over.front().size();
+    }
+    if (known) break;
+    check<UsageError>(only_losses,
+                      "canonical shares: the model returns a number without axes that is not known to be a mean over "
+                      "the share: expected cross_entropy(), mse_loss(), mean() or another loss of the library, or one "
+                      "number for each sample, [batch]");
   }
-  double weight() override { return 1; }
-};
+  std::vector<double> out;
+  for (const auto& of_share : over) {
+    out.push_back(of_share.front());
+    for (std::size_t i = 1; i < of_share.size(); ++i)
+      check<UsageError>(of_share[i] * over.front().front() == of_share.front() * over.front()[i],
+                        "canonical shares: the model's loss is a sum of losses that are means over different numbers "
+                        "of tokens, samples or elements, of which no one share is right: let it return each by itself");
+  }
+  return out;
+}
 
-/// While it lives, this thread computes share `i` of a split batch: operations draw the random numbers of its samples,
-/// and a mean is the share's.
-class ShareScope {
- public:
-  /// `random`: of the whole of what is split. `group`: of the batch, where a layer looks at the whole of it.
-  ShareScope(const RandomContext& random, const dp::Split& split, std::size_t i, int shares,
-             std::shared_ptr<BatchGroup> group)
-      : context_(dp::random_of_share(random, split, i, shares)),
-        group_(group ? std::move(group) : std::make_shared<NoBatchGroup>()) {}
-  /// Whether operations have drawn random numbers.
-  bool drew() const { return context_.drew; }
-
- private:
-  RandomContext context_;
-  RandomScope random_{context_};
-  BatchGroupScope group_;
-  detail::Replaced<bool> within_{detail::within_share(), true};
-};
+/// The mean over the whole batch, on all processes, of what `losses`, [shares of this process], are means over.
+template <Real T, Device D>
+Variable<T, 0, D> mean_of_share_losses(const Variable<T, 1, D>& losses, const CanonicalCut& cut) {
+  const auto over = mean_over_of_shares<T, D>(*losses.node());
+  const auto values = losses.value().to_vector();
+  std::vector<double> sums, overs;  // shares without samples come last, and are not there
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    overs.push_back(cut.size(i) > 0 ? over[i] : 0);
+    sums.push_back(overs[i] == 0 ? 0 : static_cast<double>(values[i]) * overs[i]);
+  }
+  const auto whole = detail::add_shares(cut, sums, overs);
+  return record(
+      detail::canonical_mean_name, Tensor<T, 0, D>::full({}, static_cast<T>(whole.value()), losses.device()),
+      [overs, all = whole.over](const auto& dy, auto dx) {
+        std::vector<T> gradients;
+        const auto gradient = static_cast<double>(dy.item());
+        for (const double own : overs) gradients.push_back(static_cast<T>(all == 0 ? 0 : gradient * own / all));
+        dx->add(Tensor<T, 1, D>::from(gradients, {static_cast<Index>(gradients.size())}, dy.device()));
+      },
+      losses);
+}
 
 }  // namespace chorus::canonical
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_SCOPE_HPP
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_LOSSES_HPP
 
-// <chorus/parallel/canonical/side_by_side.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SIDE_BY_SIDE_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SIDE_BY_SIDE_HPP
-/// Canonical shares under layers that look at the whole batch, such as SyncBatchNorm.
+namespace chorus::detail {
 
-// <chorus/parallel/canonical/share_turns.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_TURNS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_TURNS_HPP
-/// Canonical shares of one device that go through the model side by side: for layers that look at the whole batch.
+/// What each device's loss is a mean over. Several numbers where it is a sum of means, none where it is not known.
+template <Real T, Device D>
+std::vector<std::vector<double>> mean_over_of_devices(Node* losses, std::size_t devices) {
+  std::vector<std::vector<double>> over(devices);
+  search_tape<T, D>(losses, [&](Node& node) {
+    const auto* gathered = dynamic_cast<const OfDeviceScalars*>(&node);
+    if (gathered == nullptr) return false;
+    const auto scalars = gathered->scalars();
+    for (std::size_t i = 0; i < scalars.size() && i < devices; ++i)
+      search_tape<T, D>(scalars[i], [&](Node& scalar) {
+        if (scalar.is_loss()) over[i].push_back(scalar.mean_over());
+        return scalar.is_loss();
+      });
+    return true;
+  });
+  return over;
+}
+
+/// What share of the batch's mean each device's loss is, given the node of the vector of losses, of type
+/// GradNode<T, 1, D>: its share of what the losses are means over, as tokens, where the tape knows; else its share of
+/// the samples. Throws UsageError where the devices add up losses of which no one share is right.
+template <Real T, Device D>
+std::vector<double> loss_shares(Node* losses, const std::vector<Index>& samples) {
+  const auto shares_of = [](const auto& parts) {
+    const double whole = std::accumulate(parts.begin(), parts.end(), 0.0);
+    std::vector<double> shares;
+    for (const auto part : parts) shares.push_back(whole == 0 ? 1 : static_cast<double>(part) / whole);
+    return shares;
+  };
+  const auto over = mean_over_of_devices<T, D>(losses, samples.size());
+  for (const auto& device : over)
+    check<UsageError>(device.size() == over.front().size(),
+                      "DataParallel::mean_loss: of some devices' losses it is known what they are means over, and of "
+                      "others it is not; expected the same of all");
+  std::vector<double> shares;
+  for (std::size_t loss = 0; loss < over.front().size(); ++loss) {
+    std::vector<double> parts;
+    for (const auto& device : over) parts.push_back(device[loss]);
+    if (std::accumulate(parts.begin(), parts.end(), 0.0) == 0) continue;  // it is 0, whatever its share
+    const auto next = shares_of(parts);
+    if (shares.empty()) shares = next;
+    for (std::size_t i = 0; i < next.size(); ++i)
+      check<UsageError>(std::abs(next[i] - shares[i]) < 1e-6,
+                        "DataParallel::mean_loss: each device's loss is a sum of losses that are means over different "
+                        "numbers of tokens, samples or elements, of which no one share is right: let the model return "
+                        "each by itself, and add up what mean_loss makes of them");
+  }
+  return shares.empty() ? shares_of(samples) : shares;
+}
+
+/// Makes the mean of losses over a batch out of those over its shares, and warns of taking the one for the other.
+class GatheredScalars {
+ public:
+  /// A forward pass has split its batch among devices, whose outputs have `scalars` or not.
+  void begin_pass(const dp::Split& split, bool scalars) {
+    if (pending_ && !known_) {
+      known_ = true;
+      say(cat("warning: DataParallel: the model returns scalars: what is gathered is a vector with one for each of ",
+              shares_.size(), " devices, whose plain mean is not the batch's where shares differ. mean_loss makes the ",
+              "mean over the batch out of losses"));
+    }
+    pending_ = scalars && split.devices > 1;
+    shares_.clear();
+    for (std::size_t i = 0; i < split.devices; ++i) shares_.push_back(split.size(i));
+  }
+
+  /// See DataParallel::mean_loss.
+  template <Real T, Device D>
+  Variable<T, 0, D> mean(const Variable<T, 1, D>& losses) const {
+    known_ = true;
+    check<ShapeError>(losses.numel() == static_cast<Index>(shares_.size()), "DataParallel::mean_loss: got ",
+                      losses.numel(), " losses of the last forward pass, which ran on ", shares_.size(), " devices");
+    if (canonical_policies().load(std::memory_order_relaxed) != 0)
+      if (const auto cut = find_cut(losses.node().get())) return canonical::mean_of_share_losses(losses, *cut);
+    std::vector<T> weights;
+    for (const double share : loss_shares<T, D>(losses.node().get(), shares_)) weights.push_back(static_cast<T>(share));
+    const auto values = losses.value().to_vector();
+    const T mean = std::inner_product(values.begin(), values.end(), weights.begin(), T{0});
+    return record(
+        "mean_loss", Tensor<T, 0, D>::full({}, mean, losses.device()),
+        [weights](const auto& dy, auto dx) {
+          auto grads = weights;
+          for (T& grad : grads) grad *= dy.item();
+          dx->add(Tensor<T, 1, D>::from(grads, {static_cast<Index>(grads.size())}, dy.device()));
+        },
+        losses);
+  }
+
+ private:
+  std::vector<Index> shares_;   // samples of each device in the last forward pass
+  bool pending_ = false;        // it returned scalars
+  mutable bool known_ = false;  // the caller knows what they are
+};
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_MEAN_LOSS_HPP
+
+namespace chorus::dp {
+
+/// The node of a gathered output.
+template <Real T, int Rank, Device D>
+class GatherNode final : public GradNode<T, Rank, D>, public detail::OfDeviceScalars {
+ public:
+  GatherNode(const Tensor<T, Rank, D>& value, std::size_t axis, std::vector<Variable<T, Rank, D>> parts,
+             Ref<BackwardNode> backward)
+      : GradNode<T, Rank, D>("gather", value.shape(), value.device()),
+        axis_(static_cast<int>(axis)),
+        parts_(std::move(parts)),
+        backward_(std::move(backward)) {}
+
+  std::vector<Node*> scalars() const override {
+    std::vector<Node*> nodes;
+    for (const auto& part : parts_) nodes.push_back(part.node().get());
+    return nodes;
+  }
+
+  void backward(bool) override {
+    if (!this->has_grad()) return;
+    const auto grad = this->take_grad();
+    Index begin = 0;
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+      const auto& part = parts_[i];
+      const Index first = std::exchange(begin, begin + part.size(axis_));
+      if (!part.requires_grad()) continue;
+      part.node()->add(detail::on_device(grad.slice(axis_, first, begin), part.device(), trace::Traffic::outputs));
+      backward_->roots[i].push_back(part.node());
+    }
+  }
+  void for_each_input(void (*visit)(Node&, void*), void* context) const override { visit(*backward_, context); }
+
+ private:
+  int axis_;
+  std::vector<Variable<T, Rank, D>> parts_;
+  Ref<BackwardNode> backward_;
+};
+
+/// A device's output as it is joined: a scalar gets an axis. Throws UsageError for an undefined one.
+template <Operand X>
+auto with_axis(const X& x, std::size_t device) {
+  if constexpr (tensor_of<X>::rank > 0) {
+    return x;
+  } else {
+    check<UsageError>(value_of(x).defined(), "DataParallel: replica ", device, " returned an undefined scalar");
+    return reshape(x, Shape<1>{1});
+  }
+}
+
+/// Joins outputs along `axis` on `device`.
+template <Operand Part, Device D>
+auto join(const std::vector<Part>& parts, std::size_t axis, D device) {
+  if (parts.size() == 1) return detail::on_device(value_of(parts[0]), device, trace::Traffic::outputs);
+  auto shape = value_of(parts[0]).shape();
+  for (std::size_t i = 1; i < parts.size(); ++i) shape[axis] += value_of(parts[i]).shape()[axis];
+  auto out = tensor_of<Part>::empty(shape, device);
+  const auto whole = detail::around_axis(shape, axis);
+  auto* to = out.data();
+  for (const Part& part : parts) {
+    const auto dense = contiguous(value_of(part));
+    const Index row = dense.shape()[axis] * whole.inner;
+    for (Index o = 0; o < whole.outer; ++o)
+      copy_bytes(device, to + o * whole.axis * whole.inner, dense.device(), dense.data() + o * row,
+                 static_cast<std::size_t>(row) * sizeof(*to));
+    if (dense.device() != device)
+      trace::sent(dense.device().index, device.index, trace::Traffic::outputs, dense.bytes());
+    to += row;
+  }
+  return out;
+}
+
+/// Makes one output of those of all devices. Of what is no tensor all devices' values are returned, in a vector.
+template <class D>
+struct JoinOutputs : detail::TensorFunction {
+  const Split& split;
+  D device;
+  Ref<BackwardNode> backward;
+
+  JoinOutputs(const Split& how, D to, Ref<BackwardNode> on_tape)
+      : split(how), device(to), backward(std::move(on_tape)) {}
+
+  template <class X>
+  static constexpr bool opens =
+      !Operand<X> && (detail::holds_operands<X> || detail::is_list<X> || detail::HasFields<X>);
+  template <class X>
+  static constexpr bool adds_axis = detail::holds_scalars<X>;
+
+  template <class X>
+  auto operator()(const std::vector<const X*>& outputs) const {
+    if constexpr (AnyTensor<X>) {
+      const auto parts = with_axes(
+          outputs, [](const X& output) -> const auto& { return value_of(output); });
+      return detail::with_batch_axis_of<X>(join(parts, axis_of(outputs), device));
+    } else if constexpr (detail::is_variable<X> || detail::is_graph_variable<X>) {
+      auto parts = with_axes(
+          outputs, [](const X& output) -> const auto& { return detail::variable_of(output); });
+      bool wanted = false;
+      for (auto& part : parts) {
+        // A parameter that the model returns gets its gradient with the others', in its copy's own backward pass.
+        if (part.node() && part.node()->is_leaf()) part = reshape(part, part.shape());
+        wanted = wanted || part.requires_grad();
+      }
+      const auto axis = axis_of(outputs);
+      const auto value = join(parts, axis, device);
+      return detail::with_batch_axis_of<X>(on_tape(value, axis, std::move(parts), wanted));
+    } else {
+      std::vector<X> values;
+      for (const X* output : outputs) values.push_back(*output);
+      return values;
+    }
+  }
+
+ protected:
+  template <class X>
+  std::size_t axis_of(const std::vector<const X*>& outputs) const {
+    if constexpr (tensor_of<X>::rank == 0)
+      return 0;
+    else
+      return joined_axis(outputs, split);
+  }
+  /// `take(output)` of each, which has an axis then.
+  template <class X, class Take>
+  static auto with_axes(const std::vector<const X*>& outputs, const Take& take) {
+    std::vector<decltype(with_axis(take(*outputs[0]), 0))> parts;
+    for (const X* output : outputs) parts.push_back(with_axis(take(*output), parts.size()));
+    return parts;
+  }
+
+ private:
+  template <Real T, int Rank>
+  Variable<T, Rank, D> on_tape(const Tensor<T, Rank, D>& value, std::size_t axis,
+                               std::vector<Variable<T, Rank, D>> parts, bool wanted) const {
+    if (!wanted) return Variable<T, Rank, D>(value);
+    return {value, Ref<GradNode<T, Rank, D>>(new GatherNode<T, Rank, D>(value, axis, std::move(parts), backward))};
+  }
+};
+
+/// What the model returned on all devices as one value on `device`: tensors are joined, at any depth of tuples, pairs,
+/// arrays, vectors, maps, optionals and structs with `fields()`. A struct stays the same type, so that none of its
+/// fields may be a scalar, which becomes a vector. Throws ShapeError for what can't be joined (`joined_axis`,
+/// `map_tensors`). Backward goes on from the result to `backward`.
+template <template <class> class Join = JoinOutputs, class Output, Device D>
+auto gather(const std::vector<std::optional<Output>>& outputs, const Split& split, D device,
+            const Ref<BackwardNode>& backward) {
+  const trace::Span span(trace::Lane::communication, "copy", "gather");
+  return detail::map_tensors(detail::pointers_to(outputs), Join<D>(split, device, backward));
+}
+
+}  // namespace chorus::dp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_GATHER_HPP
+
+// <chorus/parallel/dp/parallel_apply.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_PARALLEL_APPLY_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_PARALLEL_APPLY_HPP
+/// Step 3, parallel apply: all devices work at once, each in a thread of its own.
 
 // <chorus/parallel/dp/device_threads.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEVICE_THREADS_HPP
@@ -47579,6 +47678,812 @@ CHORUS_INLINE void DeviceThreads::serve(Worker& worker, std::size_t device) {
 
 #endif
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEVICE_THREADS_HPP
+
+// <chorus/parallel/dp/thread_batch_group.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_THREAD_BATCH_GROUP_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_THREAD_BATCH_GROUP_HPP
+/// An extension of step 3 for SyncBatchNorm: the threads of the devices are a BatchGroup, which meet to add up their
+/// numbers. Each wait has a deadline.
+
+namespace chorus::dp {
+
+/// A meeting of threads that have a common task, again and again. Once a member has ended its task, has thrown, or has
+/// not come within `timeout`, nobody meets any more in this task: the others throw errors that name it.
+class ThreadMeeting {
+ public:
+  /// `names`: what errors call the members.
+  ThreadMeeting(std::vector<std::string> names, std::chrono::milliseconds timeout);
+
+  /// Before the members' next task, whose forward pass is `recorded` as one graph or not.
+  void begin(bool recorded);
+  bool recorded() const { return recorded_; }
+  /// Other in each task.
+  std::size_t task() const { return task_; }
+
+  /// This member's task has ended, or thrown. Where the first member doesn't come back, whose thread is the caller's,
+  /// nobody can be told: who has given up waiting for it then ends the process.
+  void leave(std::size_t member, bool thrown);
+  /// Of those who have thrown in this task, the one because of whom others have; none where nobody has.
+  std::optional<std::size_t> culprit() const;
+
+  /// Adds up in the order of members, so that every run gives the same bits.
+  void sum(std::size_t member, std::span<double> values);
+  /// The largest of each.
+  void max(std::size_t member, std::span<double> values);
+  /// What each member gives.
+  std::vector<std::any> exchange(std::size_t member, const std::any& own);
+
+ private:
+  // Who throws while at work has an error of its own; the others' errors follow from it, or from who hasn't come.
+  enum class Member { at_work, gave_up, turned_away, waiting, ended, failed };
+  // Of several the first one, whoever was faster.
+  struct Culprit {
+    Member was;
+    std::size_t member;
+    auto operator<=>(const Culprit&) const = default;
+  };
+
+  // `into_total` makes of all members' `values_` the total, which is 0 before.
+  template <class IntoTotal>
+  void combine(std::size_t member, std::span<double> values, const IntoTotal& into_total) {
+    const auto all = [&] {
+      const bool fit =
+          std::all_of(values_.begin(), values_.end(), [&](const auto& own) { return own.size() == values.size(); });
+      total_.assign(fit ? values.size() : 0, 0);
+      if (fit) into_total();
+    };
+    const auto lock = meet(
+        member, [&] { values_[member].assign(values.begin(), values.end()); }, all);
+    check<UsageError>(total_.size() == values.size(), detail::different_layers);
+    std::copy(total_.begin(), total_.end(), values.begin());
+  }
+
+  // How many times `timeout` the first member may work on after the others have failed.
+  static constexpr int patience = 5;
+
+  // Each member calls `arrive`, the last one then `complete`; the lock is held for what follows. No member can come to
+  // the next meeting's end before all have gone from this one.
+  template <class Arrive, class Complete>
+  std::unique_lock<std::mutex> meet(std::size_t member, const Arrive& arrive, const Complete& complete) {
+    std::unique_lock lock(mutex_);
+    arrive();
+    const auto round = round_;
+    members_[member] = Member::waiting;
+    if (together_ && ++arrived_ == names_.size()) {
+      complete();
+      arrived_ = 0;
+      ++round_;
+      members_.assign(names_.size(), Member::at_work);
+      change_.notify_all();
+    }
+    const auto met = [&] { return round_ != round; };
+    const bool in_time = change_.wait_for(lock, timeout_, [&] { return met() || !together_; });
+    if (!met()) fail_alone(member, in_time);
+    return lock;
+  }
+
+  [[noreturn, gnu::cold]] void fail_alone(std::size_t member, bool in_time);
+  void await_first(std::unique_lock<std::mutex>& lock);
+  std::string names_of(Member state) const;
+
+  std::vector<std::string> names_;
+  std::chrono::milliseconds timeout_;
+  mutable std::mutex mutex_;
+  std::condition_variable change_;
+  std::vector<Member> members_;
+  std::vector<std::vector<double>> values_;
+  std::vector<double> total_;
+  std::vector<std::any> given_, all_;
+  std::size_t arrived_ = 0, left_ = 0, round_ = 0, task_ = 0;
+  bool together_ = true, recorded_ = false;
+  std::optional<Culprit> culprit_;
+};
+
+/// One device's place in a meeting, as a BatchGroup. The outputs are joined before the loss, so gradients are those of
+/// the whole batch already.
+class ThreadBatchGroup final : public BatchGroup {
+ public:
+  ThreadBatchGroup(std::shared_ptr<ThreadMeeting> meeting, std::size_t member)
+      : meeting_(std::move(meeting)), member_(member) {}
+  void sum(std::span<double> values) override;
+  void max(std::span<double> values) override { meeting_->max(member_, values); }
+  double weight() override { return 1; }
+  bool is_here() const override { return batch_group().get() == this; }
+  bool recorded() const override { return meeting_->recorded(); }
+  std::vector<std::any> exchange(const std::any& own) override { return meeting_->exchange(member_, own); }
+  std::size_t member() const override { return member_; }
+  std::size_t pass() const override { return meeting_->task(); }
+
+ private:
+  std::shared_ptr<ThreadMeeting> meeting_;
+  std::size_t member_;
+};
+
+/// The groups of a process's first 2, 3, ... devices.
+class ThreadBatchGroups {
+ public:
+  /// `names` of the devices' copies of the model, for errors; `timeout` of each wait of one for the others.
+  ThreadBatchGroups(std::vector<std::string> names, std::chrono::milliseconds timeout)
+      : names_(std::move(names)), timeout_(timeout), of_(names_.size() + 1) {}
+
+  /// While it lives, `member` of `members` devices works on its share.
+  class Membership {
+   public:
+    Membership(ThreadBatchGroups& groups, std::size_t members, std::size_t member);
+    ~Membership();
+    Membership(const Membership&) = delete;
+    Membership& operator=(const Membership&) = delete;
+
+   private:
+    std::shared_ptr<ThreadMeeting> meeting_;  // this thread may come back when the groups are gone
+    std::size_t member_;
+    int exceptions_before_ = std::uncaught_exceptions();
+    BatchGroupScope scope_;
+  };
+
+  /// Before a task of `members` devices, each of which opens a Membership.
+  void begin(std::size_t members, bool recorded);
+  /// After it: the device that has thrown and made others throw, if one has.
+  std::optional<std::size_t> culprit(std::size_t members) const;
+
+ private:
+  struct Set {
+    std::shared_ptr<ThreadMeeting> meeting;
+    std::vector<std::shared_ptr<ThreadBatchGroup>> groups;
+  };
+  std::vector<std::string> names_;
+  std::chrono::milliseconds timeout_;
+  std::vector<Set> of_;  // by the number of members
+};
+
+}  // namespace chorus::dp
+
+#if !CHORUS_COMPILED
+// <chorus/parallel/dp/thread_batch_group_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_THREAD_BATCH_GROUP_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_THREAD_BATCH_GROUP_IMPL_HPP
+/// How the threads of one pass meet, and find out who will not come.
+
+namespace chorus::dp {
+
+CHORUS_INLINE ThreadMeeting::ThreadMeeting(std::vector<std::string> names, std::chrono::milliseconds timeout)
+    : names_(std::move(names)),
+      timeout_(timeout),
+      members_(names_.size()),
+      values_(names_.size()),
+      given_(names_.size()),
+      all_(names_.size()) {}
+
+CHORUS_INLINE void ThreadMeeting::begin(bool recorded) {
+  const std::lock_guard lock(mutex_);
+  members_.assign(names_.size(), Member::at_work);
+  arrived_ = left_ = 0;
+  together_ = true;
+  culprit_.reset();
+  recorded_ = recorded;
+  ++task_;
+}
+
+CHORUS_INLINE void ThreadMeeting::leave(std::size_t member, bool thrown) {
+  std::unique_lock lock(mutex_);
+  const Culprit own{.was = members_[member], .member = member};
+  if (thrown && (!culprit_ || own < *culprit_)) culprit_ = own;
+  const bool gave_up = members_[member] == Member::gave_up;
+  members_[member] = thrown ? Member::failed : Member::ended;
+  together_ = false;
+  if (++left_ == names_.size()) {
+    given_.assign(left_, std::any());
+    all_.assign(left_, std::any());
+  }
+  change_.notify_all();
+  if (gave_up) await_first(lock);
+}
+
+CHORUS_INLINE std::optional<std::size_t> ThreadMeeting::culprit() const {
+  const std::lock_guard lock(mutex_);
+  return culprit_ ? std::optional(culprit_->member) : std::nullopt;
+}
+
+CHORUS_INLINE void ThreadMeeting::sum(std::size_t member, std::span<double> values) {
+  combine(member, values, [&] {
+    for (const auto& own : values_)
+      for (std::size_t i = 0; i < total_.size(); ++i) total_[i] += own[i];
+  });
+}
+
+CHORUS_INLINE void ThreadMeeting::max(std::size_t member, std::span<double> values) {
+  combine(member, values, [&] {
+    total_ = values_[0];
+    for (const auto& own : values_)
+      for (std::size_t i = 0; i < total_.size(); ++i) total_[i] = std::max(total_[i], own[i]);
+  });
+}
+
+CHORUS_INLINE std::vector<std::any> ThreadMeeting::exchange(std::size_t member, const std::any& own) {
+  const auto lock = meet(
+      member, [&] { given_[member] = own; }, [&] { all_.swap(given_); });
+  return all_;
+}
+
+CHORUS_INLINE void ThreadMeeting::fail_alone(std::size_t member, bool in_time) {
+  together_ = false;
+  change_.notify_all();
+  if (!in_time) {
+    members_[member] = Member::gave_up;
+    fail<TimeoutError>("SyncBatchNorm: ", names_of(Member::at_work), " did not come within ", timeout_.count(), " ms");
+  }
+  members_[member] = Member::turned_away;
+  const auto ended = names_of(Member::ended), failed = names_of(Member::failed);
+  check<UsageError>(ended.empty(), "SyncBatchNorm: ", ended, " ended without this layer");
+  check<UsageError>(failed.empty(), "SyncBatchNorm: ", failed, " failed");
+  fail<TimeoutError>("SyncBatchNorm: ", names_of(Member::gave_up), " waited in vain for ", names_of(Member::at_work));
+}
+
+CHORUS_INLINE void ThreadMeeting::await_first(std::unique_lock<std::mutex>& lock) {
+  const auto back = [&] { return members_[0] != Member::at_work; };
+  if (back()) return;
+  detail::say(cat("warning: SyncBatchNorm under DataParallel: ", names_[0], " did not come within ", timeout_.count(),
+                  " ms; the error is thrown when it has come to an end"));
+  if (change_.wait_for(lock, patience * timeout_, back)) return;
+  detail::say(cat("error: DataParallel: ", names_[0],
+                  ", in the thread that called, does not come to an end: so the process ", "ends"));
+  std::terminate();
+}
+
+CHORUS_INLINE std::string ThreadMeeting::names_of(Member state) const {
+  std::string out;
+  for (std::size_t i = 0; i < members_.size(); ++i)
+    if (members_[i] == state) out += (out.empty() ? "" : ", ") + names_[i];
+  return out;
+}
+
+CHORUS_INLINE void ThreadBatchGroup::sum(std::span<double> values) {
+  check<UsageError>(is_here(),
+                    "SyncBatchNorm under DataParallel: one thread goes back through this layer, without the other ",
+                    "devices' threads: let backward or grad begin at what the policy returns");
+  meeting_->sum(member_, values);
+}
+
+CHORUS_INLINE ThreadBatchGroups::Membership::Membership(ThreadBatchGroups& groups, std::size_t members,
+                                                        std::size_t member)
+    : meeting_(groups.of_[members].meeting),
+      member_(member),
+      scope_(meeting_ == nullptr ? nullptr : groups.of_[members].groups[member]) {}
+
+CHORUS_INLINE ThreadBatchGroups::Membership::~Membership() {
+  if (meeting_ != nullptr) meeting_->leave(member_, std::uncaught_exceptions() > exceptions_before_);
+}
+
+CHORUS_INLINE void ThreadBatchGroups::begin(std::size_t members, bool recorded) {
+  auto& set = of_[members];
+  if (members > 1 && !set.meeting) {
+    set.meeting = std::make_shared<ThreadMeeting>(
+        std::vector(names_.begin(), names_.begin() + static_cast<std::ptrdiff_t>(members)), timeout_);
+    for (std::size_t i = 0; i < members; ++i) set.groups.push_back(std::make_shared<ThreadBatchGroup>(set.meeting, i));
+  }
+  if (set.meeting) set.meeting->begin(recorded);
+}
+
+CHORUS_INLINE std::optional<std::size_t> ThreadBatchGroups::culprit(std::size_t members) const {
+  return of_[members].meeting ? of_[members].meeting->culprit() : std::nullopt;
+}
+
+}  // namespace chorus::dp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_THREAD_BATCH_GROUP_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_THREAD_BATCH_GROUP_HPP
+
+namespace chorus::dp {
+
+/// Runs tasks on the first devices at once, and throws what one of them has thrown, with its copy's name in front.
+///
+/// The model's code on another device than the first may hang, and a thread can't be stopped. Such a one is left to
+/// itself, with all tensors that it works with, and the calling thread throws; other arguments, which it has by
+/// reference, should live on. The next pass waits for it. The first device works in the calling thread, where nothing
+/// can be thrown if it hangs: others that wait for it in SyncBatchNorm end the process, five timeouts after theirs.
+class ParallelApply {
+ public:
+  using Task = DeviceThreads::Task;
+
+  /// `names`: what errors call each device's copy of the model, `device_ids`: what traces do. `timeout`: how long the
+  /// first device waits for the others once it has ended.
+  ParallelApply(std::vector<std::string> names, std::vector<int> device_ids, std::chrono::milliseconds timeout)
+      : names_(std::move(names)),
+        device_ids_(std::move(device_ids)),
+        timeout_(timeout),
+        groups_(names_, timeout),
+        threads_(names_.size()) {}
+
+  DeviceThreads& threads() { return threads_; }
+
+  /// Before anything else of a pass: waits for threads that were left to themselves. Throws TimeoutError for one that
+  /// still has not come back.
+  void await() {
+    threads_.await(timeout_);
+    const auto late = threads_.at_work();
+    if (late.empty()) return;
+    fail<TimeoutError>("DataParallel: ", names_of(late), " has not come back from an earlier pass, ",
+                       "which was given up; waited ", timeout_.count(), " ms more");
+  }
+
+  /// Calls `task(i)` for the first `used` devices. It is the library's own code, and comes to an end.
+  void run(std::size_t used, const Task& task) {
+    const auto& errors = threads_.run(used, [&](std::size_t i) {
+      const trace::PlaceScope place(device_ids_[i]);
+      task(i);
+    });
+    const auto first = std::find_if(errors.begin(), errors.end(), [](const auto& error) { return error != nullptr; });
+    if (first != errors.end()) fail_for(static_cast<std::size_t>(first - errors.begin()), errors);
+  }
+
+  /// The same for the model's code, in which the copies of a SyncBatchNorm meet; `recorded`: as one graph. Where some
+  /// throw because one has, its error is thrown. The code may not come to an end: so the task owns what it works with.
+  void operator()(std::size_t used, Task task, bool recorded = false) {
+    groups_.begin(used, recorded);
+    threads_.run(used, std::make_shared<const Task>([this, used, task = std::move(task)](std::size_t i) {
+                   const trace::PlaceScope place(device_ids_[i]);
+                   const ThreadBatchGroups::Membership membership(groups_, used, i);
+                   task(i);
+                 }),
+                 timeout_);
+    const auto late = threads_.at_work();
+    const auto& errors = threads_.collect();
+    const auto culprit = groups_.culprit(used);
+    if (!late.empty()) fail_without(late, culprit, errors);
+    if (culprit) fail_for(*culprit, errors);
+    if (errors[0]) fail_for(0, errors);  // one device has no group
+  }
+
+ private:
+  [[noreturn, gnu::cold]] void fail_for(std::size_t i, const DeviceThreads::Errors& errors) const {
+    rethrow_with(errors[i], cat("DataParallel: ", names_[i], ": "));
+  }
+
+  /// Throws TimeoutError for the devices that are late. What `culprit` has thrown may say why they are.
+  [[noreturn, gnu::cold]] void fail_without(const std::vector<std::size_t>& late, std::optional<std::size_t> culprit,
+                                            const DeviceThreads::Errors& errors) const {
+    std::string reason;
+    try {
+      if (culprit && errors[*culprit]) rethrow_with(errors[*culprit], cat("; ", names_[*culprit], ": "));
+    } catch (const std::exception& error) {
+      reason = error.what();
+    } catch (...) {
+      reason = cat("; ", names_[*culprit], " has thrown what is no std::exception");
+    }
+    fail<TimeoutError>("DataParallel: ", names_of(late), " did not come back within ", timeout_.count(),
+                       " ms of the first device", reason, ". A thread can't be stopped: it is left to itself; the ",
+                       "model can be saved, and the next pass waits for the thread");
+  }
+
+  std::string names_of(const std::vector<std::size_t>& devices) const {
+    std::string out;
+    for (const std::size_t i : devices) out += (out.empty() ? "" : ", ") + names_[i];
+    return out;
+  }
+
+  std::vector<std::string> names_;
+  std::vector<int> device_ids_;
+  std::chrono::milliseconds timeout_;
+  ThreadBatchGroups groups_;
+  DeviceThreads threads_;
+};
+
+}  // namespace chorus::dp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_PARALLEL_APPLY_HPP
+
+// <chorus/parallel/dp/policy_with_options.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_POLICY_WITH_OPTIONS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_POLICY_WITH_OPTIONS_HPP
+/// What stands around DataParallel's five steps: the copies and their threads, how a pass begins and ends, and what
+/// options and extensions add.
+
+// <chorus/parallel/dp/canonical_reduce.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_CANONICAL_REDUCE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_CANONICAL_REDUCE_HPP
+/// An extension for canonical shares: which device has which, and step 5, reduce, in the order of the tree.
+
+// <chorus/parallel/canonical/device_shares.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_DEVICE_SHARES_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_DEVICE_SHARES_HPP
+/// One device's canonical shares, which its copy of the model computes one after the other, forward and backward.
+
+// <chorus/parallel/canonical/gradient_tree.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_GRADIENT_TREE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_GRADIENT_TREE_HPP
+/// The gradients of a device's canonical shares, added up in the order of the tree: a binary counter whose digits are
+/// copies of the flat gradients.
+
+// <chorus/parallel/ddp/with_type.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
+/// A range of a flat buffer as what it is.
+
+namespace chorus::ddp {
+
+/// Calls `f(float*)` or `f(double*)`. Throws UsageError for numbers of other types, with `what` they are.
+template <class F>
+void with_type(std::string_view what, DType type, void* at, const F& f) {
+  check<UsageError>(type == DType::f32 || type == DType::f64, what, ": expected F32 or F64, got ", type);
+  if (type == DType::f32)
+    f(static_cast<float*>(at));
+  else
+    f(static_cast<double*>(at));
+}
+template <class F>
+void with_type(DType type, void* at, const F& f) {
+  with_type("DistributedDataParallel: gradients that are averaged", type, at, f);
+}
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
+
+namespace chorus::canonical {
+
+/// `to` grows by `from`, both on one device.
+template <Device D>
+void add_numbers(D device, DType dtype, std::size_t count, const std::byte* from, std::byte* to) {
+  ddp::with_type(dtype, to, [&]<class T>(T* numbers) {
+    kernels::axpy(device, static_cast<Index>(count), T{1}, reinterpret_cast<const T*>(from), numbers);
+  });
+}
+
+/// A copy of all flat gradients.
+template <Device D>
+class GradientCopy {
+ public:
+  explicit GradientCopy(const nn::FlatParameters<D>& flat);
+  std::byte* at(std::size_t group, std::size_t element, DType dtype) const;
+
+ private:
+  std::vector<Storage<D>> groups_;
+};
+
+/// One device's. Of each parameter the shares' gradients come in their order; each is taken as soon as it is complete,
+/// while it is in the caches. At the end the last sum is in the parameters' own gradients, and the sums before it, if
+/// the run leaves more than one, in copies. Never more than log2(shares) + 1 of them, and none where a device has one
+/// share.
+template <Device D>
+class GradientTree {
+ public:
+  explicit GradientTree(const nn::FlatParameters<D>& flat) : flat_(flat) {}
+
+  /// A backward pass over these shares, of as many in all, begins. No gradient is there.
+  void begin(ShareRange run, std::size_t shares);
+  /// The gradient of entry `i` by the run's share number `share` is complete, and lies at `gradient`: where the
+  /// parameter's own is, or elsewhere. Throws UsageError where it has come before.
+  void gradient_arrived(std::size_t i, std::size_t share, const void* gradient);
+  /// All of that share's are. Calls `late(i)` for what the last share has none of, and others had.
+  template <class Late>
+  void end_share(std::size_t share, const Late& late) {
+    for (std::size_t i = 0; i < taken_.size(); ++i)
+      while (taken_[i] <= share)
+        if (carry_none(i, taken_[i]++) && is_last(share)) late(i);
+  }
+  bool is_last(std::size_t share) const { return steps_[share].last; }
+
+  /// The sums that the run leaves, from left to right.
+  const std::vector<ShareRange>& sums() const { return tree_.sums(); }
+  /// Where the k-th of them has an element of the flat gradients.
+  std::byte* sum(std::size_t k, std::size_t group, std::size_t element) const;
+  /// The parameter whose leaf that is; none where it is none.
+  const std::size_t* entry_of(const Node& leaf);
+
+ private:
+  struct Copy {
+    GradientCopy<D> numbers;
+    std::vector<char> has;  // by entry
+  };
+
+  /// What is done with a share's gradient: how many sums before it are added, how many are left below, and whether the
+  /// run ends.
+  struct Step {
+    std::size_t carries, depth;
+    bool last;
+  };
+
+  void begin_anew();
+  std::byte* place(const Copy& copy, std::size_t i) const;
+  // The gradient of entry `i` is added to what was there before, and lies in its sum then.
+  void carry(std::size_t i, std::size_t share);
+  // A share has no gradient of it: it counts as 0 where others, of which the share's sum is, have one.
+  bool carry_none(std::size_t i, std::size_t share);
+  // The sums before the last one are complete: 0 where they have no gradient.
+  void fill_sums(std::size_t i, std::size_t depth);
+
+  const nn::FlatParameters<D>& flat_;
+  std::uint64_t generation_ = ~std::uint64_t{0};
+  std::unordered_map<const Node*, std::size_t> entry_of_;
+  ShareTree tree_;           // as it is at the end of the run
+  std::vector<Step> steps_;  // by share of the run
+  std::vector<Copy> copies_;
+  std::vector<std::size_t> taken_;  // by entry: of how many shares
+};
+
+}  // namespace chorus::canonical
+
+#if CHORUS_DEFINES_DEVICE_TEMPLATES
+// <chorus/parallel/canonical/gradient_tree_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_GRADIENT_TREE_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_GRADIENT_TREE_IMPL_HPP
+/// How the gradients of shares are added up as they arrive.
+
+namespace chorus::canonical {
+
+template <Device D>
+GradientCopy<D>::GradientCopy(const nn::FlatParameters<D>& flat) {
+  const MemoryScope scope(trace::Memory::gradients);
+  for (const auto& group : flat.groups()) {
+    const std::size_t bytes = group.count * size_of(group.dtype);
+    groups_.emplace_back(group.grads.device(), bytes);
+    zero_bytes(group.grads.device(), groups_.back().data(), bytes);
+  }
+}
+
+template <Device D>
+std::byte* GradientCopy<D>::at(std::size_t group, std::size_t element, DType dtype) const {
+  return static_cast<std::byte*>(groups_[group].data()) + element * size_of(dtype);
+}
+
+template <Device D>
+void GradientTree<D>::begin(ShareRange run, std::size_t shares) {
+  if (generation_ != flat_.generation() || entry_of_.empty()) begin_anew();
+  taken_.assign(taken_.size(), 0);
+  for (Copy& copy : copies_) copy.has.assign(copy.has.size(), false);
+  tree_ = {};
+  steps_.clear();
+  std::size_t copies = 0;
+  for (std::size_t share = run.begin; share < run.end; ++share) {
+    std::size_t carries = 0;
+    const auto carry = [&](std::size_t) { ++carries; };
+    tree_.push({share, share + 1}, carry);
+    const bool last = share + 1 == run.end;
+    if (last && run == ShareRange{0, shares}) tree_.finish(carry);
+    steps_.push_back({carries, tree_.sums().size() - 1, last});
+    copies = std::max(copies, steps_.back().depth + std::max<std::size_t>(carries, last ? 0 : 1));
+  }
+  while (copies_.size() < copies)
+    copies_.push_back({GradientCopy<D>(flat_), std::vector<char>(flat_.entries().size())});
+}
+
+template <Device D>
+void GradientTree<D>::gradient_arrived(std::size_t i, std::size_t share, const void* gradient) {
+  auto& p = flat_.entries()[i].parameter();
+  check<UsageError>(taken_[i] <= share, "canonical shares: ", flat_.entries()[i].named.name,
+                    " got its gradient in several parts in one backward pass (backward within backward)");
+  while (taken_[i] < share) carry_none(i, taken_[i]++);
+  if (gradient != p.grad_data()) copy_bytes(p.where(), p.grad_data(), p.where(), gradient, p.size_bytes());
+  carry(i, taken_[i]++);
+}
+
+template <Device D>
+std::byte* GradientTree<D>::sum(std::size_t k, std::size_t group, std::size_t element) const {
+  const auto& flat = flat_.groups()[group];
+  return k + 1 == tree_.sums().size() ? flat.grad(element) : copies_[k].numbers.at(group, element, flat.dtype);
+}
+
+template <Device D>
+const std::size_t* GradientTree<D>::entry_of(const Node& leaf) {
+  const auto found = entry_of_.find(&leaf);
+  return found == entry_of_.end() ? nullptr : &found->second;
+}
+
+template <Device D>
+void GradientTree<D>::begin_anew() {
+  generation_ = flat_.generation();
+  copies_.clear();
+  taken_.assign(flat_.entries().size(), 0);
+  entry_of_.clear();
+  for (std::size_t i = 0; i < flat_.entries().size(); ++i)
+    entry_of_.emplace(flat_.entries()[i].named.handle.shared().get(), i);
+}
+
+template <Device D>
+std::byte* GradientTree<D>::place(const Copy& copy, std::size_t i) const {
+  const auto& entry = flat_.entries()[i];
+  return copy.numbers.at(entry.group, entry.begin, entry.parameter().dtype());
+}
+
+template <Device D>
+void GradientTree<D>::carry(std::size_t i, std::size_t share) {
+  const auto [carries, depth, last] = steps_[share];
+  auto& p = flat_.entries()[i].parameter();
+  const D device = p.where();
+  const auto count = static_cast<std::size_t>(p.count());
+  auto* const gradient = static_cast<std::byte*>(p.grad_data());
+  for (std::size_t c = depth + carries; c-- > depth;) {
+    Copy& left = copies_[c];
+    if (!std::exchange(left.has[i], false)) zero_bytes(device, place(left, i), p.size_bytes());
+    if (c == depth && !last)
+      add_numbers(device, p.dtype(), count, gradient, place(left, i));
+    else
+      add_numbers(device, p.dtype(), count, place(left, i), gradient);
+  }
+  if (last) {
+    fill_sums(i, depth);
+    return p.set_grad_arrived(true);
+  }
+  Copy& sum = copies_[depth];
+  if (carries == 0) copy_bytes(device, place(sum, i), device, gradient, p.size_bytes());
+  sum.has[i] = true;
+  p.set_grad_arrived(false);
+}
+
+template <Device D>
+bool GradientTree<D>::carry_none(std::size_t i, std::size_t share) {
+  const auto [carries, depth, last] = steps_[share];
+  auto& p = flat_.entries()[i].parameter();
+  bool any = false;
+  for (std::size_t c = last ? 0 : depth; c < depth + carries; ++c) any = any || copies_[c].has[i];
+  if (!any && last) fill_sums(i, depth);
+  if (!any) return false;
+  zero_bytes(p.where(), p.grad_data(), p.size_bytes());
+  carry(i, share);
+  return true;
+}
+
+template <Device D>
+void GradientTree<D>::fill_sums(std::size_t i, std::size_t depth) {
+  for (std::size_t c = 0; c < depth; ++c)
+    if (!std::exchange(copies_[c].has[i], false))
+      zero_bytes(flat_.entries()[i].parameter().where(), place(copies_[c], i),
+                 flat_.entries()[i].parameter().size_bytes());
+}
+
+}  // namespace chorus::canonical
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_GRADIENT_TREE_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_GRADIENT_TREE_HPP
+
+// <chorus/parallel/canonical/share_buffers.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_BUFFERS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_BUFFERS_HPP
+/// A model's buffers, such as running statistics, where one copy of the model computes several canonical shares.
+
+namespace chorus::canonical {
+
+/// Every share begins with the buffers as they were before the pass, and finds what it has written where it goes on
+/// after others; what the first one has written stays: as where each share has a device of its own.
+template <Device D>
+class ShareBuffers {
+ public:
+  explicit ShareBuffers(const std::vector<nn::NamedBuffer<D>>& buffers) : buffers_(buffers) {}
+
+  /// Of so many shares. `writes`: whether they may write any: where no layer is in training, none does.
+  void begin_pass(std::size_t shares, bool writes);
+  /// That share begins, after those before it, or goes on.
+  void enter(std::size_t share);
+  /// It has ended, or others go on.
+  void leave(std::size_t share);
+  void end_pass();
+
+ private:
+  struct Kept {
+    Storage<D> before;
+    std::vector<Storage<D>> of_share;
+    std::size_t begun = 0;  // shares
+    std::uint64_t version = 0;
+  };
+  void copy_out(std::size_t i, Storage<D>& to) const;
+  // Who has said that he writes is told of writes: what a graph has saved of the buffer is not what it was.
+  void copy_in(std::size_t i, const Storage<D>& from);
+
+  const std::vector<nn::NamedBuffer<D>>& buffers_;
+  std::vector<Kept> kept_;
+};
+
+}  // namespace chorus::canonical
+
+#if CHORUS_DEFINES_DEVICE_TEMPLATES
+// <chorus/parallel/canonical/share_buffers_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_BUFFERS_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_BUFFERS_IMPL_HPP
+/// How buffers of shares are told apart, and become one.
+
+namespace chorus::canonical {
+
+template <Device D>
+void ShareBuffers<D>::begin_pass(std::size_t shares, bool writes) {
+  kept_.resize(shares > 1 && writes ? buffers_.size() : 0);
+  for (std::size_t i = 0; i < kept_.size(); ++i) {
+    kept_[i].of_share.resize(shares);
+    copy_out(i, kept_[i].before);
+    kept_[i].begun = 0;
+    kept_[i].version = buffers_[i].buffer->version();
+  }
+}
+
+template <Device D>
+void ShareBuffers<D>::enter(std::size_t share) {
+  for (std::size_t i = 0; i < kept_.size(); ++i) {
+    const bool goes_on = share < kept_[i].begun;
+    if (!goes_on) kept_[i].begun = share + 1;
+    copy_in(i, goes_on ? kept_[i].of_share[share] : kept_[i].before);
+  }
+}
+
+template <Device D>
+void ShareBuffers<D>::leave(std::size_t share) {
+  for (std::size_t i = 0; i < kept_.size(); ++i) copy_out(i, kept_[i].of_share[share]);
+}
+
+template <Device D>
+void ShareBuffers<D>::end_pass() {
+  for (std::size_t i = 0; i < kept_.size(); ++i) copy_in(i, kept_[i].of_share[0]);
+}
+
+template <Device D>
+void ShareBuffers<D>::copy_out(std::size_t i, Storage<D>& to) const {
+  const auto& buffer = *buffers_[i].buffer;
+  if (to.bytes() != buffer.size_bytes()) to = Storage<D>(buffer.where(), buffer.size_bytes());
+  copy_bytes(buffer.where(), to.data(), buffer.where(), buffer.memory(), buffer.size_bytes());
+}
+
+template <Device D>
+void ShareBuffers<D>::copy_in(std::size_t i, const Storage<D>& from) {
+  const auto& buffer = *buffers_[i].buffer;
+  copy_bytes(buffer.where(), buffer.memory(), buffer.where(), from.data(), buffer.size_bytes());
+  if (buffer.version() == kept_[i].version) return;
+  buffer.touch();
+  kept_[i].version = buffer.version();
+}
+
+}  // namespace chorus::canonical
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_BUFFERS_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_BUFFERS_HPP
+
+// <chorus/parallel/canonical/share_scope.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_SCOPE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_SCOPE_HPP
+/// What a model finds around it while it computes one canonical share.
+
+namespace chorus::canonical {
+
+/// Refuses layers that look at the batch of all devices.
+class NoBatchGroup final : public BatchGroup {
+ public:
+  void sum(std::span<double>) override {
+    fail<UsageError>("canonical shares: a layer looks at all samples of a batch, whose shares are computed one after ",
+                     "the other: expected BatchNorm, which takes each share's own statistics, or a SyncBatchNorm that ",
+                     "the model had when the policy took it");
+  }
+  double weight() override { return 1; }
+};
+
+/// While it lives, this thread computes share `i` of a split batch: operations draw the random numbers of its samples,
+/// and a mean is the share's.
+class ShareScope {
+ public:
+  /// `random`: of the whole of what is split. `group`: of the batch, where a layer looks at the whole of it.
+  ShareScope(const RandomContext& random, const dp::Split& split, std::size_t i, int shares,
+             std::shared_ptr<BatchGroup> group)
+      : context_(dp::random_of_share(random, split, i, shares)),
+        group_(group ? std::move(group) : std::make_shared<NoBatchGroup>()) {}
+  /// Whether operations have drawn random numbers.
+  bool drew() const { return context_.drew; }
+
+ private:
+  RandomContext context_;
+  RandomScope random_{context_};
+  BatchGroupScope group_;
+  detail::Replaced<bool> within_{detail::within_share(), true};
+};
+
+}  // namespace chorus::canonical
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_SCOPE_HPP
+
+// <chorus/parallel/canonical/side_by_side.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SIDE_BY_SIDE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SIDE_BY_SIDE_HPP
+/// Canonical shares under layers that look at the whole batch, such as SyncBatchNorm.
+
+// <chorus/parallel/canonical/share_turns.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_TURNS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_TURNS_HPP
+/// Canonical shares of one device that go through the model side by side: for layers that look at the whole batch.
 
 namespace chorus::canonical {
 
@@ -48026,97 +48931,6 @@ void EarlierGradients<D>::give_back() {
 
 #endif
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_EARLIER_GRADIENTS_HPP
-
-// <chorus/parallel/dp/backward.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_BACKWARD_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_BACKWARD_HPP
-/// Where backward passes through DataParallel: from the gathered outputs to all devices, and on to the inputs.
-
-namespace chorus::dp {
-
-/// Of each device, the outputs of its copy that have a gradient.
-using Roots = std::vector<std::vector<Ref<Node>>>;
-
-/// How the gradient of one device's share of an input gets back to the input.
-struct GradientReturn {
-  Ref<Node> input;
-  std::function<void()> add;
-};
-/// Those of all inputs, in their order.
-using GradientReturns = std::vector<GradientReturn>;
-
-/// Who runs backward on the devices. It has to outlive the losses.
-class BackwardRunner {
- public:
-  /// Adds to the gradients of the parameters.
-  virtual void backward(const Roots& roots, bool keep) = 0;
-  /// The same without hooks, for those parameters that are not skipped.
-  virtual void backward_to_wanted(const Roots& roots, bool keep) = 0;
-  virtual void for_each_parameter(void (*visit)(Node&, void*), void* context) const = 0;
-
- protected:
-  virtual ~BackwardRunner() = default;
-};
-
-/// One node of the tape stands for all that the devices did. The gathered outputs leave their gradients with the
-/// devices' outputs; then this node runs backward on all devices.
-class BackwardNode final : public Node {
- public:
-  /// `alive` is empty once `runner` is gone. `returns`: by device, of which there is at least one. `cut`: into
-  /// canonical shares, if there are.
-  BackwardNode(BackwardRunner& runner, std::weak_ptr<void> alive, std::vector<GradientReturns> returns,
-               std::shared_ptr<const CanonicalCut> cut = nullptr)
-      : Node("data_parallel"),
-        roots(returns.size()),
-        returns_(std::move(returns)),
-        runner_(runner),
-        alive_(std::move(alive)),
-        cut_(std::move(cut)) {}
-
-  void backward(bool keep) override {
-    runner().backward(roots, keep);
-    go_on(keep);
-  }
-  void backward_to_wanted(bool keep) override {
-    runner().backward_to_wanted(roots, keep);
-    go_on(keep);
-  }
-  void for_each_input(void (*visit)(Node&, void*), void* context) const override {
-    for (const auto& entry : returns_.front()) visit(*entry.input, context);
-  }
-  void for_each_far_leaf(void (*visit)(Node&, void*), void* context) const override {
-    runner().for_each_parameter(visit, context);
-  }
-
-  const std::shared_ptr<const CanonicalCut>* canonical_cut() const override {
-    return cut_ ? &cut_ : nullptr;
-  }
-
-  Roots roots;
-
- private:
-  // To the inputs, one after the other; to each in the order of the devices, so that all runs add alike.
-  void go_on(bool keep) {
-    for (auto& list : roots) list.clear();
-    for (std::size_t input = 0; input < returns_.front().size(); ++input)
-      for (const auto& device : returns_) device[input].add();
-    if (!keep)
-      for (auto& device : returns_) device.clear();
-  }
-  BackwardRunner& runner() const {
-    check<UsageError>(!alive_.expired(), "backward: the policy that made this output is gone; it has to outlive ",
-                      "the losses made through it");
-    return runner_;
-  }
-
-  std::vector<GradientReturns> returns_;
-  BackwardRunner& runner_;
-  std::weak_ptr<void> alive_;
-  std::shared_ptr<const CanonicalCut> cut_;
-};
-
-}  // namespace chorus::dp
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_BACKWARD_HPP
 
 // <chorus/parallel/dp/reduce.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_REDUCE_HPP
@@ -48938,814 +49752,6 @@ DataParallelOptions settled(DataParallelOptions options) {
 }  // namespace dp
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_DP_OPTIONS_HPP
-
-// <chorus/parallel/dp/gather.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_GATHER_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_GATHER_HPP
-/// Step 4, gather: the outputs of all devices are joined on one. In backward each device gets the gradient of its own.
-
-// <chorus/parallel/dp/joined_axis.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_JOINED_AXIS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_JOINED_AXIS_HPP
-/// Along which axis the outputs of the devices are joined, and which outputs are refused.
-
-namespace chorus::dp {
-
-/// The axis along which outputs, one of each device, are joined: the one that their type says (BatchAxis), else
-/// `split.dim`. Throws ShapeError where shapes differ in another axis; and where the samples lie along another axis: a
-/// state [layers, batch, hidden], joined along axis 0, would not be what one device gives. An output has its samples
-/// along `dim` if it has the same number of rows, one or more, for each of them there. One that has its device's share
-/// of them along another axis is refused. One that has them nowhere, such as a mean of shape [1], is joined.
-template <Operand Part>
-std::size_t joined_axis(const std::vector<const Part*>& parts, const Split& split) {
-  const int dim = detail::batch_axis_of<Part>(split.dim);
-  const auto axis = normalize_axis("DataParallel", dim, tensor_of<Part>::rank);
-  if (parts.size() == 1) return axis;
-  const auto& first = value_of(*parts[0]).shape();
-  const auto on_all = [&](const auto& holds) {
-    for (std::size_t i = 0; i < parts.size(); ++i)
-      if (!holds(value_of(*parts[i]).shape(), split.size(i))) return false;
-    return true;
-  };
-  if constexpr (detail::says_batch_axis<Part>) {
-    const bool right = on_all([&](const auto& shape, Index samples) { return shape[axis] == samples; });
-    check<ShapeError>(right, "DataParallel: an output says that its samples lie along axis ", dim, ": replica 0's, of ",
-                      split.size(0), " samples, has shape ", first);
-  } else if (const Index rows = first[axis] / split.size(0);
-             rows == 0 || !on_all([&](const auto& shape, Index samples) { return shape[axis] == rows * samples; })) {
-    for (std::size_t other = 0; other < first.size(); ++other)
-      if (other != axis && on_all([&](const auto& shape, Index samples) { return shape[other] == samples; }))
-        fail<ShapeError>("DataParallel: replica 0's output of shape ", first, " has its ", split.size(0),
-                         " samples along axis ", other, ", and outputs are joined along axis ", dim,
-                         ": let the model return batch_axis<", other, ">(output), or numbers of each device with one ",
-                         "axis alone");
-  }
-  for (std::size_t i = 1; i < parts.size(); ++i) {
-    auto expected = first;
-    expected[axis] = value_of(*parts[i]).shape()[axis];
-    check<ShapeError>(value_of(*parts[i]).shape() == expected, "DataParallel: replica ", i, "'s output of shape ",
-                      value_of(*parts[i]).shape(), " can't be joined to replica 0's of shape ", first, " along axis ",
-                      dim);
-  }
-  return axis;
-}
-
-}  // namespace chorus::dp
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_JOINED_AXIS_HPP
-
-// <chorus/parallel/dp/mean_loss.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_MEAN_LOSS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_MEAN_LOSS_HPP
-/// Scalars that a model returns under DataParallel, one a device, and the mean over the batch of those that are losses.
-
-// <chorus/parallel/canonical/share_losses.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_LOSSES_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_LOSSES_HPP
-/// Losses that a model has returned itself, one for each canonical share, as the whole batch's.
-
-// <chorus/parallel/dp/device_scalars.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEVICE_SCALARS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEVICE_SCALARS_HPP
-/// Scalars that a model has returned for several shares of a batch, on the tape.
-
-namespace chorus::detail {
-
-/// The node of a vector that has a scalar from each device.
-class OfDeviceScalars {
- public:
-  /// The scalars' nodes; null where there is none.
-  virtual std::vector<Node*> scalars() const = 0;
-
- protected:
-  ~OfDeviceScalars() = default;
-};
-
-/// Calls `found(node)` on the nearest nodes from which `node` was made, itself included, for which it returns true, on
-/// ways through scalars and vectors.
-template <Real T, Device D, class Found>
-void search_tape(Node* node, const Found& found) {
-  if (node == nullptr) return;
-  FoundNodes nodes;
-  nodes.add(*node);
-  nodes.walk([&](Node& next) {
-    return !found(next) && (dynamic_cast<GradNode<T, 0, D>*>(&next) != nullptr ||
-                            dynamic_cast<GradNode<T, 1, D>*>(&next) != nullptr);
-  });
-}
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEVICE_SCALARS_HPP
-
-namespace chorus::canonical {
-
-/// What each share's loss is a mean over, where the tape knows; a sum of several means over the same is one. Throws
-/// UsageError where it does not, and for sums of means over different numbers.
-template <Real T, Device D>
-std::vector<double> mean_over_of_shares(Node& losses) {
-  const auto* const gathered = dynamic_cast<const detail::OfDeviceScalars*>(&losses);
-  std::vector<std::vector<double>> over;
-  for (const bool only_losses : {true, false}) {
-    over.clear();
-    bool known = gathered != nullptr;
-    for (Node* const scalar : gathered != nullptr ? gathered->scalars() : std::vector<Node*>{}) {
-      auto& of_share = over.emplace_back();
-      detail::search_tape<T, D>(scalar, [&](Node& node) {
-        const bool counts = only_losses ? node.is_loss() : node.is_mean();
-        if (counts) of_share.push_back(node.mean_over());
-        return counts;
-      });
-      known = known && !of_share.empty() && of_share.size() == over.front().size();
-    }
-    if (known) break;
-    check<UsageError>(only_losses,
-                      "canonical shares: the model returns a number without axes that is not known to be a mean over "
-                      "the share: expected cross_entropy(), mse_loss(), mean() or another loss of the library, or one "
-                      "number for each sample, [batch]");
-  }
-  std::vector<double> out;
-  for (const auto& of_share : over) {
-    out.push_back(of_share.front());
-    for (std::size_t i = 1; i < of_share.size(); ++i)
-      check<UsageError>(of_share[i] * over.front().front() == of_share.front() * over.front()[i],
-                        "canonical shares: the model's loss is a sum of losses that are means over different numbers "
-                        "of tokens, samples or elements, of which no one share is right: let it return each by itself");
-  }
-  return out;
-}
-
-/// The mean over the whole batch, on all processes, of what `losses`, [shares of this process], are means over.
-template <Real T, Device D>
-Variable<T, 0, D> mean_of_share_losses(const Variable<T, 1, D>& losses, const CanonicalCut& cut) {
-  const auto over = mean_over_of_shares<T, D>(*losses.node());
-  const auto values = losses.value().to_vector();
-  std::vector<double> sums, overs;  // shares without samples come last, and are not there
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    overs.push_back(cut.size(i) > 0 ? over[i] : 0);
-    sums.push_back(overs[i] == 0 ? 0 : static_cast<double>(values[i]) * overs[i]);
-  }
-  const auto whole = detail::add_shares(cut, sums, overs);
-  return record(
-      detail::canonical_mean_name, Tensor<T, 0, D>::full({}, static_cast<T>(whole.value()), losses.device()),
-      [overs, all = whole.over](const auto& dy, auto dx) {
-        std::vector<T> gradients;
-        const auto gradient = static_cast<double>(dy.item());
-        for (const double own : overs) gradients.push_back(static_cast<T>(all == 0 ? 0 : gradient * own / all));
-        dx->add(Tensor<T, 1, D>::from(gradients, {static_cast<Index>(gradients.size())}, dy.device()));
-      },
-      losses);
-}
-
-}  // namespace chorus::canonical
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_LOSSES_HPP
-
-namespace chorus::detail {
-
-/// What each device's loss is a mean over. Several numbers where it is a sum of means, none where it is not known.
-template <Real T, Device D>
-std::vector<std::vector<double>> mean_over_of_devices(Node* losses, std::size_t devices) {
-  std::vector<std::vector<double>> over(devices);
-  search_tape<T, D>(losses, [&](Node& node) {
-    const auto* gathered = dynamic_cast<const OfDeviceScalars*>(&node);
-    if (gathered == nullptr) return false;
-    const auto scalars = gathered->scalars();
-    for (std::size_t i = 0; i < scalars.size() && i < devices; ++i)
-      search_tape<T, D>(scalars[i], [&](Node& scalar) {
-        if (scalar.is_loss()) over[i].push_back(scalar.mean_over());
-        return scalar.is_loss();
-      });
-    return true;
-  });
-  return over;
-}
-
-/// What share of the batch's mean each device's loss is, given the node of the vector of losses, of type
-/// GradNode<T, 1, D>: its share of what the losses are means over, as tokens, where the tape knows; else its share of
-/// the samples. Throws UsageError where the devices add up losses of which no one share is right.
-template <Real T, Device D>
-std::vector<double> loss_shares(Node* losses, const std::vector<Index>& samples) {
-  const auto shares_of = [](const auto& parts) {
-    const double whole = std::accumulate(parts.begin(), parts.end(), 0.0);
-    std::vector<double> shares;
-    for (const auto part : parts) shares.push_back(whole == 0 ? 1 : static_cast<double>(part) / whole);
-    return shares;
-  };
-  const auto over = mean_over_of_devices<T, D>(losses, samples.size());
-  for (const auto& device : over)
-    check<UsageError>(device.size() == over.front().size(),
-                      "DataParallel::mean_loss: of some devices' losses it is known what they are means over, and of "
-                      "others it is not; expected the same of all");
-  std::vector<double> shares;
-  for (std::size_t loss = 0; loss < over.front().size(); ++loss) {
-    std::vector<double> parts;
-    for (const auto& device : over) parts.push_back(device[loss]);
-    if (std::accumulate(parts.begin(), parts.end(), 0.0) == 0) continue;  // it is 0, whatever its share
-    const auto next = shares_of(parts);
-    if (shares.empty()) shares = next;
-    for (std::size_t i = 0; i < next.size(); ++i)
-      check<UsageError>(std::abs(next[i] - shares[i]) < 1e-6,
-                        "DataParallel::mean_loss: each device's loss is a sum of losses that are means over different "
-                        "numbers of tokens, samples or elements, of which no one share is right: let the model return "
-                        "each by itself, and add up what mean_loss makes of them");
-  }
-  return shares.empty() ? shares_of(samples) : shares;
-}
-
-/// Makes the mean of losses over a batch out of those over its shares, and warns of taking the one for the other.
-class GatheredScalars {
- public:
-  /// A forward pass has split its batch among devices, whose outputs have `scalars` or not.
-  void begin_pass(const dp::Split& split, bool scalars) {
-    if (pending_ && !known_) {
-      known_ = true;
-      say(cat("warning: DataParallel: the model returns scalars: what is gathered is a vector with one for each of ",
-              shares_.size(), " devices, whose plain mean is not the batch's where shares differ. mean_loss makes the ",
-              "mean over the batch out of losses"));
-    }
-    pending_ = scalars && split.devices > 1;
-    shares_.clear();
-    for (std::size_t i = 0; i < split.devices; ++i) shares_.push_back(split.size(i));
-  }
-
-  /// See DataParallel::mean_loss.
-  template <Real T, Device D>
-  Variable<T, 0, D> mean(const Variable<T, 1, D>& losses) const {
-    known_ = true;
-    check<ShapeError>(losses.numel() == static_cast<Index>(shares_.size()), "DataParallel::mean_loss: got ",
-                      losses.numel(), " losses of the last forward pass, which ran on ", shares_.size(), " devices");
-    if (canonical_policies().load(std::memory_order_relaxed) != 0)
-      if (const auto cut = find_cut(losses.node().get())) return canonical::mean_of_share_losses(losses, *cut);
-    std::vector<T> weights;
-    for (const double share : loss_shares<T, D>(losses.node().get(), shares_)) weights.push_back(static_cast<T>(share));
-    const auto values = losses.value().to_vector();
-    const T mean = std::inner_product(values.begin(), values.end(), weights.begin(), T{0});
-    return record(
-        "mean_loss", Tensor<T, 0, D>::full({}, mean, losses.device()),
-        [weights](const auto& dy, auto dx) {
-          auto grads = weights;
-          for (T& grad : grads) grad *= dy.item();
-          dx->add(Tensor<T, 1, D>::from(grads, {static_cast<Index>(grads.size())}, dy.device()));
-        },
-        losses);
-  }
-
- private:
-  std::vector<Index> shares_;   // samples of each device in the last forward pass
-  bool pending_ = false;        // it returned scalars
-  mutable bool known_ = false;  // the caller knows what they are
-};
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_MEAN_LOSS_HPP
-
-namespace chorus::dp {
-
-/// The node of a gathered output.
-template <Real T, int Rank, Device D>
-class GatherNode final : public GradNode<T, Rank, D>, public detail::OfDeviceScalars {
- public:
-  GatherNode(const Tensor<T, Rank, D>& value, std::size_t axis, std::vector<Variable<T, Rank, D>> parts,
-             Ref<BackwardNode> backward)
-      : GradNode<T, Rank, D>("gather", value.shape(), value.device()),
-        axis_(static_cast<int>(axis)),
-        parts_(std::move(parts)),
-        backward_(std::move(backward)) {}
-
-  std::vector<Node*> scalars() const override {
-    std::vector<Node*> nodes;
-    for (const auto& part : parts_) nodes.push_back(part.node().get());
-    return nodes;
-  }
-
-  void backward(bool) override {
-    if (!this->has_grad()) return;
-    const auto grad = this->take_grad();
-    Index begin = 0;
-    for (std::size_t i = 0; i < parts_.size(); ++i) {
-      const auto& part = parts_[i];
-      const Index first = std::exchange(begin, begin + part.size(axis_));
-      if (!part.requires_grad()) continue;
-      part.node()->add(detail::on_device(grad.slice(axis_, first, begin), part.device(), trace::Traffic::outputs));
-      backward_->roots[i].push_back(part.node());
-    }
-  }
-  void for_each_input(void (*visit)(Node&, void*), void* context) const override { visit(*backward_, context); }
-
- private:
-  int axis_;
-  std::vector<Variable<T, Rank, D>> parts_;
-  Ref<BackwardNode> backward_;
-};
-
-/// A device's output as it is joined: a scalar gets an axis. Throws UsageError for an undefined one.
-template <Operand X>
-auto with_axis(const X& x, std::size_t device) {
-  if constexpr (tensor_of<X>::rank > 0) {
-    return x;
-  } else {
-    check<UsageError>(value_of(x).defined(), "DataParallel: replica ", device, " returned an undefined scalar");
-    return reshape(x, Shape<1>{1});
-  }
-}
-
-/// Joins outputs along `axis` on `device`.
-template <Operand Part, Device D>
-auto join(const std::vector<Part>& parts, std::size_t axis, D device) {
-  if (parts.size() == 1) return detail::on_device(value_of(parts[0]), device, trace::Traffic::outputs);
-  auto shape = value_of(parts[0]).shape();
-  for (std::size_t i = 1; i < parts.size(); ++i) shape[axis] += value_of(parts[i]).shape()[axis];
-  auto out = tensor_of<Part>::empty(shape, device);
-  const auto whole = detail::around_axis(shape, axis);
-  auto* to = out.data();
-  for (const Part& part : parts) {
-    const auto dense = contiguous(value_of(part));
-    const Index row = dense.shape()[axis] * whole.inner;
-    for (Index o = 0; o < whole.outer; ++o)
-      copy_bytes(device, to + o * whole.axis * whole.inner, dense.device(), dense.data() + o * row,
-                 static_cast<std::size_t>(row) * sizeof(*to));
-    if (dense.device() != device)
-      trace::sent(dense.device().index, device.index, trace::Traffic::outputs, dense.bytes());
-    to += row;
-  }
-  return out;
-}
-
-/// Makes one output of those of all devices. Of what is no tensor all devices' values are returned, in a vector.
-template <class D>
-struct JoinOutputs : detail::TensorFunction {
-  const Split& split;
-  D device;
-  Ref<BackwardNode> backward;
-
-  JoinOutputs(const Split& how, D to, Ref<BackwardNode> on_tape)
-      : split(how), device(to), backward(std::move(on_tape)) {}
-
-  template <class X>
-  static constexpr bool opens =
-      !Operand<X> && (detail::holds_operands<X> || detail::is_list<X> || detail::HasFields<X>);
-  template <class X>
-  static constexpr bool adds_axis = detail::holds_scalars<X>;
-
-  template <class X>
-  auto operator()(const std::vector<const X*>& outputs) const {
-    if constexpr (AnyTensor<X>) {
-      const auto parts = with_axes(
-          outputs, [](const X& output) -> const auto& { return value_of(output); });
-      return detail::with_batch_axis_of<X>(join(parts, axis_of(outputs), device));
-    } else if constexpr (detail::is_variable<X> || detail::is_graph_variable<X>) {
-      auto parts = with_axes(
-          outputs, [](const X& output) -> const auto& { return detail::variable_of(output); });
-      bool wanted = false;
-      for (auto& part : parts) {
-        // A parameter that the model returns gets its gradient with the others', in its copy's own backward pass.
-        if (part.node() && part.node()->is_leaf()) part = reshape(part, part.shape());
-        wanted = wanted || part.requires_grad();
-      }
-      const auto axis = axis_of(outputs);
-      const auto value = join(parts, axis, device);
-      return detail::with_batch_axis_of<X>(on_tape(value, axis, std::move(parts), wanted));
-    } else {
-      std::vector<X> values;
-      for (const X* output : outputs) values.push_back(*output);
-      return values;
-    }
-  }
-
- protected:
-  template <class X>
-  std::size_t axis_of(const std::vector<const X*>& outputs) const {
-    if constexpr (tensor_of<X>::rank == 0)
-      return 0;
-    else
-      return joined_axis(outputs, split);
-  }
-  /// `take(output)` of each, which has an axis then.
-  template <class X, class Take>
-  static auto with_axes(const std::vector<const X*>& outputs, const Take& take) {
-    std::vector<decltype(with_axis(take(*outputs[0]), 0))> parts;
-    for (const X* output : outputs) parts.push_back(with_axis(take(*output), parts.size()));
-    return parts;
-  }
-
- private:
-  template <Real T, int Rank>
-  Variable<T, Rank, D> on_tape(const Tensor<T, Rank, D>& value, std::size_t axis,
-                               std::vector<Variable<T, Rank, D>> parts, bool wanted) const {
-    if (!wanted) return Variable<T, Rank, D>(value);
-    return {value, Ref<GradNode<T, Rank, D>>(new GatherNode<T, Rank, D>(value, axis, std::move(parts), backward))};
-  }
-};
-
-/// What the model returned on all devices as one value on `device`: tensors are joined, at any depth of tuples, pairs,
-/// arrays, vectors, maps, optionals and structs with `fields()`. A struct stays the same type, so that none of its
-/// fields may be a scalar, which becomes a vector. Throws ShapeError for what can't be joined (`joined_axis`,
-/// `map_tensors`). Backward goes on from the result to `backward`.
-template <template <class> class Join = JoinOutputs, class Output, Device D>
-auto gather(const std::vector<std::optional<Output>>& outputs, const Split& split, D device,
-            const Ref<BackwardNode>& backward) {
-  const trace::Span span(trace::Lane::communication, "copy", "gather");
-  return detail::map_tensors(detail::pointers_to(outputs), Join<D>(split, device, backward));
-}
-
-}  // namespace chorus::dp
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_GATHER_HPP
-
-// <chorus/parallel/dp/parallel_apply.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_PARALLEL_APPLY_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_PARALLEL_APPLY_HPP
-/// Step 3, parallel apply: all devices work at once, each in a thread of its own.
-
-// <chorus/parallel/dp/thread_batch_group.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_THREAD_BATCH_GROUP_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_THREAD_BATCH_GROUP_HPP
-/// An extension of step 3 for SyncBatchNorm: the threads of the devices are a BatchGroup, which meet to add up their
-/// numbers. Each wait has a deadline.
-
-namespace chorus::dp {
-
-/// A meeting of threads that have a common task, again and again. Once a member has ended its task, has thrown, or has
-/// not come within `timeout`, nobody meets any more in this task: the others throw errors that name it.
-class ThreadMeeting {
- public:
-  /// `names`: what errors call the members.
-  ThreadMeeting(std::vector<std::string> names, std::chrono::milliseconds timeout);
-
-  /// Before the members' next task, whose forward pass is `recorded` as one graph or not.
-  void begin(bool recorded);
-  bool recorded() const { return recorded_; }
-  /// Other in each task.
-  std::size_t task() const { return task_; }
-
-  /// This member's task has ended, or thrown. Where the first member doesn't come back, whose thread is the caller's,
-  /// nobody can be told: who has given up waiting for it then ends the process.
-  void leave(std::size_t member, bool thrown);
-  /// Of those who have thrown in this task, the one because of whom others have; none where nobody has.
-  std::optional<std::size_t> culprit() const;
-
-  /// Adds up in the order of members, so that every run gives the same bits.
-  void sum(std::size_t member, std::span<double> values);
-  /// The largest of each.
-  void max(std::size_t member, std::span<double> values);
-  /// What each member gives.
-  std::vector<std::any> exchange(std::size_t member, const std::any& own);
-
- private:
-  // Who throws while at work has an error of its own; the others' errors follow from it, or from who hasn't come.
-  enum class Member { at_work, gave_up, turned_away, waiting, ended, failed };
-  // Of several the first one, whoever was faster.
-  struct Culprit {
-    Member was;
-    std::size_t member;
-    auto operator<=>(const Culprit&) const = default;
-  };
-
-  // `into_total` makes of all members' `values_` the total, which is 0 before.
-  template <class IntoTotal>
-  void combine(std::size_t member, std::span<double> values, const IntoTotal& into_total) {
-    const auto all = [&] {
-      const bool fit =
-          std::all_of(values_.begin(), values_.end(), [&](const auto& own) { return own.size() == values.size(); });
-      total_.assign(fit ? values.size() : 0, 0);
-      if (fit) into_total();
-    };
-    const auto lock = meet(
-        member, [&] { values_[member].assign(values.begin(), values.end()); }, all);
-    check<UsageError>(total_.size() == values.size(), detail::different_layers);
-    std::copy(total_.begin(), total_.end(), values.begin());
-  }
-
-  // How many times `timeout` the first member may work on after the others have failed.
-  static constexpr int patience = 5;
-
-  // Each member calls `arrive`, the last one then `complete`; the lock is held for what follows. No member can come to
-  // the next meeting's end before all have gone from this one.
-  template <class Arrive, class Complete>
-  std::unique_lock<std::mutex> meet(std::size_t member, const Arrive& arrive, const Complete& complete) {
-    std::unique_lock lock(mutex_);
-    arrive();
-    const auto round = round_;
-    members_[member] = Member::waiting;
-    if (together_ && ++arrived_ == names_.size()) {
-      complete();
-      arrived_ = 0;
-      ++round_;
-      members_.assign(names_.size(), Member::at_work);
-      change_.notify_all();
-    }
-    const auto met = [&] { return round_ != round; };
-    const bool in_time = change_.wait_for(lock, timeout_, [&] { return met() || !together_; });
-    if (!met()) fail_alone(member, in_time);
-    return lock;
-  }
-
-  [[noreturn, gnu::cold]] void fail_alone(std::size_t member, bool in_time);
-  void await_first(std::unique_lock<std::mutex>& lock);
-  std::string names_of(Member state) const;
-
-  std::vector<std::string> names_;
-  std::chrono::milliseconds timeout_;
-  mutable std::mutex mutex_;
-  std::condition_variable change_;
-  std::vector<Member> members_;
-  std::vector<std::vector<double>> values_;
-  std::vector<double> total_;
-  std::vector<std::any> given_, all_;
-  std::size_t arrived_ = 0, left_ = 0, round_ = 0, task_ = 0;
-  bool together_ = true, recorded_ = false;
-  std::optional<Culprit> culprit_;
-};
-
-/// One device's place in a meeting, as a BatchGroup. The outputs are joined before the loss, so gradients are those of
-/// the whole batch already.
-class ThreadBatchGroup final : public BatchGroup {
- public:
-  ThreadBatchGroup(std::shared_ptr<ThreadMeeting> meeting, std::size_t member)
-      : meeting_(std::move(meeting)), member_(member) {}
-  void sum(std::span<double> values) override;
-  void max(std::span<double> values) override { meeting_->max(member_, values); }
-  double weight() override { return 1; }
-  bool is_here() const override { return batch_group().get() == this; }
-  bool recorded() const override { return meeting_->recorded(); }
-  std::vector<std::any> exchange(const std::any& own) override { return meeting_->exchange(member_, own); }
-  std::size_t member() const override { return member_; }
-  std::size_t pass() const override { return meeting_->task(); }
-
- private:
-  std::shared_ptr<ThreadMeeting> meeting_;
-  std::size_t member_;
-};
-
-/// The groups of a process's first 2, 3, ... devices.
-class ThreadBatchGroups {
- public:
-  /// `names` of the devices' copies of the model, for errors; `timeout` of each wait of one for the others.
-  ThreadBatchGroups(std::vector<std::string> names, std::chrono::milliseconds timeout)
-      : names_(std::move(names)), timeout_(timeout), of_(names_.size() + 1) {}
-
-  /// While it lives, `member` of `members` devices works on its share.
-  class Membership {
-   public:
-    Membership(ThreadBatchGroups& groups, std::size_t members, std::size_t member);
-    ~Membership();
-    Membership(const Membership&) = delete;
-    Membership& operator=(const Membership&) = delete;
-
-   private:
-    std::shared_ptr<ThreadMeeting> meeting_;  // this thread may come back when the groups are gone
-    std::size_t member_;
-    int exceptions_before_ = std::uncaught_exceptions();
-    BatchGroupScope scope_;
-  };
-
-  /// Before a task of `members` devices, each of which opens a Membership.
-  void begin(std::size_t members, bool recorded);
-  /// After it: the device that has thrown and made others throw, if one has.
-  std::optional<std::size_t> culprit(std::size_t members) const;
-
- private:
-  struct Set {
-    std::shared_ptr<ThreadMeeting> meeting;
-    std::vector<std::shared_ptr<ThreadBatchGroup>> groups;
-  };
-  std::vector<std::string> names_;
-  std::chrono::milliseconds timeout_;
-  std::vector<Set> of_;  // by the number of members
-};
-
-}  // namespace chorus::dp
-
-#if !CHORUS_COMPILED
-// <chorus/parallel/dp/thread_batch_group_impl.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_THREAD_BATCH_GROUP_IMPL_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_THREAD_BATCH_GROUP_IMPL_HPP
-/// How the threads of one pass meet, and find out who will not come.
-
-namespace chorus::dp {
-
-CHORUS_INLINE ThreadMeeting::ThreadMeeting(std::vector<std::string> names, std::chrono::milliseconds timeout)
-    : names_(std::move(names)),
-      timeout_(timeout),
-      members_(names_.size()),
-      values_(names_.size()),
-      given_(names_.size()),
-      all_(names_.size()) {}
-
-CHORUS_INLINE void ThreadMeeting::begin(bool recorded) {
-  const std::lock_guard lock(mutex_);
-  members_.assign(names_.size(), Member::at_work);
-  arrived_ = left_ = 0;
-  together_ = true;
-  culprit_.reset();
-  recorded_ = recorded;
-  ++task_;
-}
-
-CHORUS_INLINE void ThreadMeeting::leave(std::size_t member, bool thrown) {
-  std::unique_lock lock(mutex_);
-  const Culprit own{.was = members_[member], .member = member};
-  if (thrown && (!culprit_ || own < *culprit_)) culprit_ = own;
-  const bool gave_up = members_[member] == Member::gave_up;
-  members_[member] = thrown ? Member::failed : Member::ended;
-  together_ = false;
-  if (++left_ == names_.size()) {
-    given_.assign(left_, std::any());
-    all_.assign(left_, std::any());
-  }
-  change_.notify_all();
-  if (gave_up) await_first(lock);
-}
-
-CHORUS_INLINE std::optional<std::size_t> ThreadMeeting::culprit() const {
-  const std::lock_guard lock(mutex_);
-  return culprit_ ? std::optional(culprit_->member) : std::nullopt;
-}
-
-CHORUS_INLINE void ThreadMeeting::sum(std::size_t member, std::span<double> values) {
-  combine(member, values, [&] {
-    for (const auto& own : values_)
-      for (std::size_t i = 0; i < total_.size(); ++i) total_[i] += own[i];
-  });
-}
-
-CHORUS_INLINE void ThreadMeeting::max(std::size_t member, std::span<double> values) {
-  combine(member, values, [&] {
-    total_ = values_[0];
-    for (const auto& own : values_)
-      for (std::size_t i = 0; i < total_.size(); ++i) total_[i] = std::max(total_[i], own[i]);
-  });
-}
-
-CHORUS_INLINE std::vector<std::any> ThreadMeeting::exchange(std::size_t member, const std::any& own) {
-  const auto lock = meet(
-      member, [&] { given_[member] = own; }, [&] { all_.swap(given_); });
-  return all_;
-}
-
-CHORUS_INLINE void ThreadMeeting::fail_alone(std::size_t member, bool in_time) {
-  together_ = false;
-  change_.notify_all();
-  if (!in_time) {
-    members_[member] = Member::gave_up;
-    fail<TimeoutError>("SyncBatchNorm: ", names_of(Member::at_work), " did not come within ", timeout_.count(), " ms");
-  }
-  members_[member] = Member::turned_away;
-  const auto ended = names_of(Member::ended), failed = names_of(Member::failed);
-  check<UsageError>(ended.empty(), "SyncBatchNorm: ", ended, " ended without this layer");
-  check<UsageError>(failed.empty(), "SyncBatchNorm: ", failed, " failed");
-  fail<TimeoutError>("SyncBatchNorm: ", names_of(Member::gave_up), " waited in vain for ", names_of(Member::at_work));
-}
-
-CHORUS_INLINE void ThreadMeeting::await_first(std::unique_lock<std::mutex>& lock) {
-  const auto back = [&] { return members_[0] != Member::at_work; };
-  if (back()) return;
-  detail::say(cat("warning: SyncBatchNorm under DataParallel: ", names_[0], " did not come within ", timeout_.count(),
-                  " ms; the error is thrown when it has come to an end"));
-  if (change_.wait_for(lock, patience * timeout_, back)) return;
-  detail::say(cat("error: DataParallel: ", names_[0],
-                  ", in the thread that called, does not come to an end: so the process ", "ends"));
-  std::terminate();
-}
-
-CHORUS_INLINE std::string ThreadMeeting::names_of(Member state) const {
-  std::string out;
-  for (std::size_t i = 0; i < members_.size(); ++i)
-    if (members_[i] == state) out += (out.empty() ? "" : ", ") + names_[i];
-  return out;
-}
-
-CHORUS_INLINE void ThreadBatchGroup::sum(std::span<double> values) {
-  check<UsageError>(is_here(),
-                    "SyncBatchNorm under DataParallel: one thread goes back through this layer, without the other ",
-                    "devices' threads: let backward or grad begin at what the policy returns");
-  meeting_->sum(member_, values);
-}
-
-CHORUS_INLINE ThreadBatchGroups::Membership::Membership(ThreadBatchGroups& groups, std::size_t members,
-                                                        std::size_t member)
-    : meeting_(groups.of_[members].meeting),
-      member_(member),
-      scope_(meeting_ == nullptr ? nullptr : groups.of_[members].groups[member]) {}
-
-CHORUS_INLINE ThreadBatchGroups::Membership::~Membership() {
-  if (meeting_ != nullptr) meeting_->leave(member_, std::uncaught_exceptions() > exceptions_before_);
-}
-
-CHORUS_INLINE void ThreadBatchGroups::begin(std::size_t members, bool recorded) {
-  auto& set = of_[members];
-  if (members > 1 && !set.meeting) {
-    set.meeting = std::make_shared<ThreadMeeting>(
-        std::vector(names_.begin(), names_.begin() + static_cast<std::ptrdiff_t>(members)), timeout_);
-    for (std::size_t i = 0; i < members; ++i) set.groups.push_back(std::make_shared<ThreadBatchGroup>(set.meeting, i));
-  }
-  if (set.meeting) set.meeting->begin(recorded);
-}
-
-CHORUS_INLINE std::optional<std::size_t> ThreadBatchGroups::culprit(std::size_t members) const {
-  return of_[members].meeting ? of_[members].meeting->culprit() : std::nullopt;
-}
-
-}  // namespace chorus::dp
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_THREAD_BATCH_GROUP_IMPL_HPP
-
-#endif
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_THREAD_BATCH_GROUP_HPP
-
-namespace chorus::dp {
-
-/// Runs tasks on the first devices at once, and throws what one of them has thrown, with its copy's name in front.
-///
-/// The model's code on another device than the first may hang, and a thread can't be stopped. Such a one is left to
-/// itself, with all tensors that it works with, and the calling thread throws; other arguments, which it has by
-/// reference, should live on. The next pass waits for it. The first device works in the calling thread, where nothing
-/// can be thrown if it hangs: others that wait for it in SyncBatchNorm end the process, five timeouts after theirs.
-class ParallelApply {
- public:
-  using Task = DeviceThreads::Task;
-
-  /// `names`: what errors call each device's copy of the model, `device_ids`: what traces do. `timeout`: how long the
-  /// first device waits for the others once it has ended.
-  ParallelApply(std::vector<std::string> names, std::vector<int> device_ids, std::chrono::milliseconds timeout)
-      : names_(std::move(names)),
-        device_ids_(std::move(device_ids)),
-        timeout_(timeout),
-        groups_(names_, timeout),
-        threads_(names_.size()) {}
-
-  DeviceThreads& threads() { return threads_; }
-
-  /// Before anything else of a pass: waits for threads that were left to themselves. Throws TimeoutError for one that
-  /// still has not come back.
-  void await() {
-    threads_.await(timeout_);
-    const auto late = threads_.at_work();
-    if (late.empty()) return;
-    fail<TimeoutError>("DataParallel: ", names_of(late), " has not come back from an earlier pass, ",
-                       "which was given up; waited ", timeout_.count(), " ms more");
-  }
-
-  /// Calls `task(i)` for the first `used` devices. It is the library's own code, and comes to an end.
-  void run(std::size_t used, const Task& task) {
-    const auto& errors = threads_.run(used, [&](std::size_t i) {
-      const trace::PlaceScope place(device_ids_[i]);
-      task(i);
-    });
-    const auto first = std::find_if(errors.begin(), errors.end(), [](const auto& error) { return error != nullptr; });
-    if (first != errors.end()) fail_for(static_cast<std::size_t>(first - errors.begin()), errors);
-  }
-
-  /// The same for the model's code, in which the copies of a SyncBatchNorm meet; `recorded`: as one graph. Where some
-  /// throw because one has, its error is thrown. The code may not come to an end: so the task owns what it works with.
-  void operator()(std::size_t used, Task task, bool recorded = false) {
-    groups_.begin(used, recorded);
-    threads_.run(used, std::make_shared<const Task>([this, used, task = std::move(task)](std::size_t i) {
-                   const trace::PlaceScope place(device_ids_[i]);
-                   const ThreadBatchGroups::Membership membership(groups_, used, i);
-                   task(i);
-                 }),
-                 timeout_);
-    const auto late = threads_.at_work();
-    const auto& errors = threads_.collect();
-    const auto culprit = groups_.culprit(used);
-    if (!late.empty()) fail_without(late, culprit, errors);
-    if (culprit) fail_for(*culprit, errors);
-    if (errors[0]) fail_for(0, errors);  // one device has no group
-  }
-
- private:
-  [[noreturn, gnu::cold]] void fail_for(std::size_t i, const DeviceThreads::Errors& errors) const {
-    rethrow_with(errors[i], cat("DataParallel: ", names_[i], ": "));
-  }
-
-  /// Throws TimeoutError for the devices that are late. What `culprit` has thrown may say why they are.
-  [[noreturn, gnu::cold]] void fail_without(const std::vector<std::size_t>& late, std::optional<std::size_t> culprit,
-                                            const DeviceThreads::Errors& errors) const {
-    std::string reason;
-    try {
-      if (culprit && errors[*culprit]) rethrow_with(errors[*culprit], cat("; ", names_[*culprit], ": "));
-    } catch (const std::exception& error) {
-      reason = error.what();
-    } catch (...) {
-      reason = cat("; ", names_[*culprit], " has thrown what is no std::exception");
-    }
-    fail<TimeoutError>("DataParallel: ", names_of(late), " did not come back within ", timeout_.count(),
-                       " ms of the first device", reason, ". A thread can't be stopped: it is left to itself; the ",
-                       "model can be saved, and the next pass waits for the thread");
-  }
-
-  std::string names_of(const std::vector<std::size_t>& devices) const {
-    std::string out;
-    for (const std::size_t i : devices) out += (out.empty() ? "" : ", ") + names_[i];
-    return out;
-  }
-
-  std::vector<std::string> names_;
-  std::vector<int> device_ids_;
-  std::chrono::milliseconds timeout_;
-  ThreadBatchGroups groups_;
-  DeviceThreads threads_;
-};
-
-}  // namespace chorus::dp
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_PARALLEL_APPLY_HPP
 
 // <chorus/parallel/dp/pass.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_PASS_HPP
@@ -50583,6 +50589,129 @@ class OneProcessPolicy : public Policy<Model> {
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_ONE_PROCESS_POLICY_HPP
 
+namespace chorus::dp {
+
+/// Base of DataParallel.
+template <class Model>
+class PolicyWithOptions : public OneProcessPolicy<Model>, protected BackwardRunner {
+ public:
+  using D = typename Policy<Model>::device_type;
+
+  /// For models that return their loss, the mean over their share: of the last forward pass's losses, one a device, the
+  /// mean over the whole batch. Each device counts by what its loss is a mean over (tokens that count, a sum of class
+  /// weights), or by its number of samples where that is not known: of a loss computed by hand, and under NoGrad.
+  /// Throws ShapeError for others, UsageError for sums of losses that are means over different numbers.
+  template <Real T>
+  Variable<T, 0, D> mean_loss(const Variable<T, 1, D>& losses) const {
+    return scalars_.mean(losses);
+  }
+
+  int devices() const { return static_cast<int>(options_.device_ids.size()); }
+  int canonical_shares() const { return static_cast<int>(canonical_.shares()); }
+  const DataParallelOptions& options() const { return options_; }
+
+ protected:
+  PolicyWithOptions(Model model, DataParallelOptions options, std::uint64_t seed)
+      : OneProcessPolicy<Model>(detail::moved_to(std::move(model), first_device<D>(options)), seed),
+        options_(settled<D>(std::move(options))),
+        buffers_(nn::named_buffers<D>(this->model_)),
+        handles_(this->model_),
+        replicas_(this->model_, this->flat_, buffers_, options_.device_ids),
+        parallel_apply_(replica_names<D>(options_.device_ids), options_.device_ids, *options_.timeout),
+        collectives_(options_.device_ids, *options_.timeout, replicas_, parallel_apply_.threads()),
+        canonical_(this->model_, replicas_, static_cast<std::size_t>(options_.canonical_shares)) {
+    warn_of_imbalance<D>(options_.device_ids);
+  }
+
+  /// How the batch is divided, and what the first device has beside numbers: the copies take it over.
+  template <template <class> class Make, class... Inputs>
+  auto begin_pass(const Inputs&... inputs) {
+    parallel_apply_.await();
+    handles_.check_kept(this->model_, this->flat_);
+    const Index batch = detail::batch_size(options_.dim, inputs...);
+    const bool canonical = canonical_.shares() != 0;
+    const auto most = canonical ? static_cast<Index>(canonical_.shares()) : Index{devices()};
+    const auto shares = static_cast<std::size_t>(std::clamp<Index>(batch, 1, most));
+    auto runs = canonical ? canonical_.runs(shares) : one_each(shares);
+    const auto& random = this->begin_forward(batch);
+    for (std::size_t i = 1; i < runs.size(); ++i) replicas_[i].take_members(this->model_);
+    using Made = Shares<Make, D, Inputs...>;
+    using Output = decltype(call(this->model_, std::declval<const Made&>()));
+    return std::make_shared<Pass<Model, Made, Output>>(Split{batch, shares, options_.dim}, std::move(runs),
+                                                       canonical_.devices(), this->model_, replicas_, random,
+                                                       this->watch_once());
+  }
+  template <class Pass>
+  void end_pass(const Pass& pass) {
+    this->random_.drew = pass.drew();
+    this->end_forward();
+    scalars_.begin_pass(pass.split, detail::holds_scalars<typename Pass::Output>);
+  }
+  D output_device() const { return D{options_.output_device}; }
+
+  /// A forward pass with a GraphVariable among the inputs: see dp/recorded.hpp.
+  template <class... Inputs>
+  auto forward_recorded(const Inputs&... inputs) {
+    check<UsageError>(canonical_.shares() == 0,
+                      "canonical shares: GraphVariables, for gradients of gradients, are not cut into shares");
+    const auto pass = begin_pass<MakeRecordedShare>(inputs...);
+    recorded_forward(pass, replicas_, parallel_apply_, inputs...);
+    end_pass(*pass);
+    return gather<JoinRecordedOutputs>(pass->outputs, pass->split, output_device(), {});
+  }
+
+  void backward_on_devices(const Roots& roots, bool keep) {
+    before_backward(roots.size());
+    parallel_apply_(roots.size(), [roots, keep, copies = replicas_.copies()](std::size_t i) {
+      run_backward(roots[i], {.retain_graph = keep, .hooks = false});
+    });
+  }
+  /// Backward of canonical shares, with their own order in step 5.
+  void backward_of_shares(const Roots& roots, bool keep) {
+    parallel_apply_.await();
+    canonical_.backward(roots, keep, [this](std::size_t used, const auto& task) {
+      before_backward(used);
+      parallel_apply_(used, task);
+    });
+  }
+  void backward_to_wanted(const Roots& roots, bool keep) override {
+    check<UsageError>(canonical_.shares() == 0,
+                      "canonical shares: grad() does not go through a policy's forward pass: expected backward()");
+    reduce_wanted(replicas_, roots.size(), [&] { backward_on_devices(roots, keep); });
+  }
+  void for_each_parameter(void (*visit)(Node&, void*), void* context) const override {
+    for (const auto& entry : this->flat_.entries())
+      if (entry.parameter().wants_grad()) visit(*entry.named.handle.shared(), context);
+  }
+
+ private:
+  void before_backward(std::size_t devices) {
+    parallel_apply_.await();
+    forget_gradients(replicas_, devices);
+    // What is recomputed finds the model as it is now on one device, whatever passes there were in between.
+    for (std::size_t i = 1; i < devices; ++i) {
+      replicas_[i].end_recording();
+      replicas_[i].take_members(this->model_);
+    }
+  }
+
+  DataParallelOptions options_;
+  std::vector<nn::NamedBuffer<D>> buffers_;
+  detail::ModelHandles handles_;
+
+ protected:
+  Replicas<Model> replicas_;
+  ParallelApply parallel_apply_;
+  Collectives<Model> collectives_;
+  CanonicalReduce<Model> canonical_;
+
+ private:
+  detail::GatheredScalars scalars_;
+};
+
+}  // namespace chorus::dp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_POLICY_WITH_OPTIONS_HPP
+
 namespace chorus {
 
 /// Keeps a copy of the model on each device from step to step; each forward pass sends it the parameters that have
@@ -50594,10 +50723,15 @@ namespace chorus {
 /// and adds, in its own order (dp::Collectives); what fails there is thrown as CommError or TimeoutError by the pass or
 /// by the next one. Where a copy of the model does not come back, forward or backward, the pass throws TimeoutError,
 /// `timeout` after the first device has ended (dp::ParallelApply).
+///
+/// Below stands the algorithm, in five steps, each a file of dp/. What options and extensions add is around it, in
+/// dp/policy_with_options.hpp.
 template <class Model>
-class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner {
+class DataParallel : public dp::PolicyWithOptions<Model> {
+  using Base = dp::PolicyWithOptions<Model>;
+
  public:
-  using D = typename Policy<Model>::device_type;
+  using typename Base::D;
   static constexpr const char* name = "dp";
   /// The same policy around another model, for programs with several: `ch::Rebind<Net, Other>`.
   template <class Other>
@@ -50607,16 +50741,7 @@ class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner 
   /// program has from before stay theirs. Throws UsageError without devices, and for options that make no sense;
   /// DeviceError for a device that doesn't exist.
   DataParallel(Model model, DataParallelOptions options, std::uint64_t seed = initial_seed())
-      : OneProcessPolicy<Model>(detail::moved_to(std::move(model), dp::first_device<D>(options)), seed),
-        options_(dp::settled<D>(std::move(options))),
-        buffers_(nn::named_buffers<D>(this->model_)),
-        handles_(this->model_),
-        replicas_(this->model_, this->flat_, buffers_, options_.device_ids),
-        parallel_apply_(dp::replica_names<D>(options_.device_ids), options_.device_ids, *options_.timeout),
-        collectives_(options_.device_ids, *options_.timeout, replicas_, parallel_apply_.threads()),
-        canonical_(this->model_, replicas_, static_cast<std::size_t>(options_.canonical_shares)) {
-    dp::warn_of_imbalance<D>(options_.device_ids);
-  }
+      : Base(std::move(model), std::move(options), seed) {}
   /// For `launch`: as many devices as `run` says, unless the options name them.
   template <class Run>
   requires requires(Run& run) { run.seed(); }
@@ -50638,131 +50763,42 @@ class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner 
   /// devices' work is one graph, through which backward goes in the calling thread.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
-    const auto pass = begin_pass<dp::MakeShare>(inputs...);
+    const auto pass = this->template begin_pass<dp::MakeShare>(inputs...);
     const trace::Span span(trace::Lane::forward, "forward", "DataParallel forward");
     const std::size_t devices = pass->runs.size();
-    const bool replicated = collectives_.replicate(devices);
-    parallel_apply_(devices, [&, pass, replicated](std::size_t i) {  // in the thread of device i
+    const bool replicated = this->collectives_.replicate(devices);
+    this->parallel_apply_(devices, [&, pass, replicated](std::size_t i) {  // in the thread of device i
       pass->prepare([&] {
         // 1. Scatter: the device gets its share of each input; of canonical shares it may have several.
         for (std::size_t s = pass->runs[i].begin; s < pass->runs[i].end; ++s)
-          pass->shares[s].emplace(dp::scatter(pass->split, s, replicas_.device(i), pass->returns[s], inputs...));
+          pass->shares[s].emplace(dp::scatter(pass->split, s, this->replicas_.device(i), pass->returns[s], inputs...));
         // 2. Replicate: its copy of the model gets the parameters that have changed. The first has the model itself.
-        if (!replicated) dp::replicate(replicas_, i);
+        if (!replicated) dp::replicate(this->replicas_, i);
       });
       // 3. Parallel apply: all copies run at once, each on what it has.
       pass->forward(i);
     });
-    end_pass(*pass);
+    this->end_pass(*pass);
     // 4. Gather: the outputs become one, on the output device.
     const Ref<dp::BackwardNode> on_tape(
-        new dp::BackwardNode(*this, this->alive(), std::move(pass->returns), canonical_.cut(pass->split)));
-    return dp::gather(pass->outputs, pass->split, D{options_.output_device}, on_tape);
-    // 5. Reduce: once the loss goes back through `on_tape`, which calls `backward` below.
+        new dp::BackwardNode(*this, this->alive(), std::move(pass->returns), this->canonical_.cut(pass->split)));
+    return dp::gather(pass->outputs, pass->split, this->output_device(), on_tape);
   }
-  /// The same with a GraphVariable among the inputs: an extension, see dp/recorded.hpp.
+  /// The same with a GraphVariable among the inputs.
   template <class... Inputs>
   requires dp::is_recorded<Inputs...>
-  auto operator()(const Inputs&... inputs) {
-    check<UsageError>(canonical_.shares() == 0,
-                      "canonical shares: GraphVariables, for gradients of gradients, are not cut into shares");
-    const auto pass = begin_pass<dp::MakeRecordedShare>(inputs...);
-    dp::recorded_forward(pass, replicas_, parallel_apply_, inputs...);
-    end_pass(*pass);
-    return dp::gather<dp::JoinRecordedOutputs>(pass->outputs, pass->split, D{options_.output_device}, {});
-  }
-
-  /// For models that return their loss, the mean over their share: of the last forward pass's losses, one a device, the
-  /// mean over the whole batch. Each device counts by what its loss is a mean over (tokens that count, a sum of class
-  /// weights), or by its number of samples where that is not known: of a loss computed by hand, and under NoGrad.
-  /// Throws ShapeError for others, UsageError for sums of losses that are means over different numbers.
-  template <Real T>
-  Variable<T, 0, D> mean_loss(const Variable<T, 1, D>& losses) const {
-    return scalars_.mean(losses);
-  }
-
-  int devices() const { return static_cast<int>(options_.device_ids.size()); }
-  int canonical_shares() const { return static_cast<int>(canonical_.shares()); }
-  const DataParallelOptions& options() const { return options_; }
+  auto operator()(const Inputs&... inputs) { return this->forward_recorded(inputs...); }
 
  private:
+  // The loss goes back through `on_tape`, which calls this.
   void backward(const dp::Roots& roots, bool keep) override {
-    const std::size_t devices = roots.size();
-    parallel_apply_.await();
-    if (canonical_.shares() != 0)
-      return canonical_.backward(roots, keep, [this](std::size_t used, const auto& task) {
-        before_backward(used);
-        parallel_apply_(used, task);
-      });
-    before_backward(devices);
-    backward_on_devices(roots, keep);
+    if (this->canonical_.shares() != 0) return this->backward_of_shares(roots, keep);
+    this->backward_on_devices(roots, keep);
     // 5. Reduce: the gradients of all copies are added to those of the model.
-    if (!collectives_.reduce(devices))
-      dp::reduce(replicas_, devices,
-                 [this](std::size_t workers, const auto& task) { parallel_apply_.run(workers, task); });
+    if (!this->collectives_.reduce(roots.size()))
+      dp::reduce(this->replicas_, roots.size(),
+                 [this](std::size_t workers, const auto& task) { this->parallel_apply_.run(workers, task); });
   }
-
-  void backward_to_wanted(const dp::Roots& roots, bool keep) override {
-    check<UsageError>(canonical_.shares() == 0,
-                      "canonical shares: grad() does not go through a policy's forward pass: expected backward()");
-    parallel_apply_.await();
-    before_backward(roots.size());
-    dp::reduce_wanted(replicas_, roots.size(), [&] { backward_on_devices(roots, keep); });
-  }
-
-  void before_backward(std::size_t devices) {
-    dp::forget_gradients(replicas_, devices);
-    // What is recomputed finds the model as it is now on one device, whatever passes there were in between.
-    for (std::size_t i = 1; i < devices; ++i) {
-      replicas_[i].end_recording();
-      replicas_[i].take_members(this->model_);
-    }
-  }
-  void backward_on_devices(const dp::Roots& roots, bool keep) {
-    parallel_apply_(roots.size(), [roots, keep, copies = replicas_.copies()](std::size_t i) {
-      run_backward(roots[i], {.retain_graph = keep, .hooks = false});
-    });
-  }
-
-  void for_each_parameter(void (*visit)(Node&, void*), void* context) const override {
-    for (const auto& entry : this->flat_.entries())
-      if (entry.parameter().wants_grad()) visit(*entry.named.handle.shared(), context);
-  }
-
-  // How the batch is divided, and what the first device has beside numbers: the copies take it over.
-  template <template <class> class Make, class... Inputs>
-  auto begin_pass(const Inputs&... inputs) {
-    parallel_apply_.await();
-    handles_.check_kept(this->model_, this->flat_);
-    const Index batch = detail::batch_size(options_.dim, inputs...);
-    const bool canonical = canonical_.shares() != 0;
-    const auto most = canonical ? static_cast<Index>(canonical_.shares()) : Index{devices()};
-    const auto shares = static_cast<std::size_t>(std::clamp<Index>(batch, 1, most));
-    auto runs = canonical ? canonical_.runs(shares) : dp::one_each(shares);
-    const auto& random = this->begin_forward(batch);
-    for (std::size_t i = 1; i < runs.size(); ++i) replicas_[i].take_members(this->model_);
-    using Shares = dp::Shares<Make, D, Inputs...>;
-    using Output = decltype(dp::call(this->model_, std::declval<const Shares&>()));
-    return std::make_shared<dp::Pass<Model, Shares, Output>>(
-        dp::Split{batch, shares, options_.dim}, std::move(runs), canonical_.devices(), this->model_, replicas_, random,
-        this->watch_once());
-  }
-  template <class Pass>
-  void end_pass(const Pass& pass) {
-    this->random_.drew = pass.drew();
-    this->end_forward();
-    scalars_.begin_pass(pass.split, detail::holds_scalars<typename Pass::Output>);
-  }
-
-  DataParallelOptions options_;
-  std::vector<nn::NamedBuffer<D>> buffers_;
-  detail::ModelHandles handles_;
-  dp::Replicas<Model> replicas_;
-  dp::ParallelApply parallel_apply_;
-  // Extensions: what they do beyond the five steps is their files' matter.
-  dp::Collectives<Model> collectives_;
-  dp::CanonicalReduce<Model> canonical_;
-  detail::GatheredScalars scalars_;
 };
 
 }  // namespace chorus

@@ -1,0 +1,143 @@
+#pragma once
+/// What stands around DataParallel's five steps: the copies and their threads, how a pass begins and ends, and what
+/// options and extensions add.
+
+#include <algorithm>
+#include <chorus/parallel/dp/canonical_reduce.hpp>
+#include <chorus/parallel/dp/collectives.hpp>
+#include <chorus/parallel/dp/device_balance.hpp>
+#include <chorus/parallel/dp/dp_options.hpp>
+#include <chorus/parallel/dp/mean_loss.hpp>
+#include <chorus/parallel/dp/parallel_apply.hpp>
+#include <chorus/parallel/dp/pass.hpp>
+#include <chorus/parallel/dp/recorded.hpp>
+#include <chorus/parallel/dp/reduce.hpp>
+#include <chorus/parallel/model_handles.hpp>
+#include <chorus/parallel/one_process_policy.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace chorus::dp {
+
+/// Base of DataParallel.
+template <class Model>
+class PolicyWithOptions : public OneProcessPolicy<Model>, protected BackwardRunner {
+ public:
+  using D = typename Policy<Model>::device_type;
+
+  /// For models that return their loss, the mean over their share: of the last forward pass's losses, one a device, the
+  /// mean over the whole batch. Each device counts by what its loss is a mean over (tokens that count, a sum of class
+  /// weights), or by its number of samples where that is not known: of a loss computed by hand, and under NoGrad.
+  /// Throws ShapeError for others, UsageError for sums of losses that are means over different numbers.
+  template <Real T>
+  Variable<T, 0, D> mean_loss(const Variable<T, 1, D>& losses) const {
+    return scalars_.mean(losses);
+  }
+
+  int devices() const { return static_cast<int>(options_.device_ids.size()); }
+  int canonical_shares() const { return static_cast<int>(canonical_.shares()); }
+  const DataParallelOptions& options() const { return options_; }
+
+ protected:
+  PolicyWithOptions(Model model, DataParallelOptions options, std::uint64_t seed)
+      : OneProcessPolicy<Model>(detail::moved_to(std::move(model), first_device<D>(options)), seed),
+        options_(settled<D>(std::move(options))),
+        buffers_(nn::named_buffers<D>(this->model_)),
+        handles_(this->model_),
+        replicas_(this->model_, this->flat_, buffers_, options_.device_ids),
+        parallel_apply_(replica_names<D>(options_.device_ids), options_.device_ids, *options_.timeout),
+        collectives_(options_.device_ids, *options_.timeout, replicas_, parallel_apply_.threads()),
+        canonical_(this->model_, replicas_, static_cast<std::size_t>(options_.canonical_shares)) {
+    warn_of_imbalance<D>(options_.device_ids);
+  }
+
+  /// How the batch is divided, and what the first device has beside numbers: the copies take it over.
+  template <template <class> class Make, class... Inputs>
+  auto begin_pass(const Inputs&... inputs) {
+    parallel_apply_.await();
+    handles_.check_kept(this->model_, this->flat_);
+    const Index batch = detail::batch_size(options_.dim, inputs...);
+    const bool canonical = canonical_.shares() != 0;
+    const auto most = canonical ? static_cast<Index>(canonical_.shares()) : Index{devices()};
+    const auto shares = static_cast<std::size_t>(std::clamp<Index>(batch, 1, most));
+    auto runs = canonical ? canonical_.runs(shares) : one_each(shares);
+    const auto& random = this->begin_forward(batch);
+    for (std::size_t i = 1; i < runs.size(); ++i) replicas_[i].take_members(this->model_);
+    using Made = Shares<Make, D, Inputs...>;
+    using Output = decltype(call(this->model_, std::declval<const Made&>()));
+    return std::make_shared<Pass<Model, Made, Output>>(Split{batch, shares, options_.dim}, std::move(runs),
+                                                       canonical_.devices(), this->model_, replicas_, random,
+                                                       this->watch_once());
+  }
+  template <class Pass>
+  void end_pass(const Pass& pass) {
+    this->random_.drew = pass.drew();
+    this->end_forward();
+    scalars_.begin_pass(pass.split, detail::holds_scalars<typename Pass::Output>);
+  }
+  D output_device() const { return D{options_.output_device}; }
+
+  /// A forward pass with a GraphVariable among the inputs: see dp/recorded.hpp.
+  template <class... Inputs>
+  auto forward_recorded(const Inputs&... inputs) {
+    check<UsageError>(canonical_.shares() == 0,
+                      "canonical shares: GraphVariables, for gradients of gradients, are not cut into shares");
+    const auto pass = begin_pass<MakeRecordedShare>(inputs...);
+    recorded_forward(pass, replicas_, parallel_apply_, inputs...);
+    end_pass(*pass);
+    return gather<JoinRecordedOutputs>(pass->outputs, pass->split, output_device(), {});
+  }
+
+  void backward_on_devices(const Roots& roots, bool keep) {
+    before_backward(roots.size());
+    parallel_apply_(roots.size(), [roots, keep, copies = replicas_.copies()](std::size_t i) {
+      run_backward(roots[i], {.retain_graph = keep, .hooks = false});
+    });
+  }
+  /// Backward of canonical shares, with their own order in step 5.
+  void backward_of_shares(const Roots& roots, bool keep) {
+    parallel_apply_.await();
+    canonical_.backward(roots, keep, [this](std::size_t used, const auto& task) {
+      before_backward(used);
+      parallel_apply_(used, task);
+    });
+  }
+  void backward_to_wanted(const Roots& roots, bool keep) override {
+    check<UsageError>(canonical_.shares() == 0,
+                      "canonical shares: grad() does not go through a policy's forward pass: expected backward()");
+    reduce_wanted(replicas_, roots.size(), [&] { backward_on_devices(roots, keep); });
+  }
+  void for_each_parameter(void (*visit)(Node&, void*), void* context) const override {
+    for (const auto& entry : this->flat_.entries())
+      if (entry.parameter().wants_grad()) visit(*entry.named.handle.shared(), context);
+  }
+
+ private:
+  void before_backward(std::size_t devices) {
+    parallel_apply_.await();
+    forget_gradients(replicas_, devices);
+    // What is recomputed finds the model as it is now on one device, whatever passes there were in between.
+    for (std::size_t i = 1; i < devices; ++i) {
+      replicas_[i].end_recording();
+      replicas_[i].take_members(this->model_);
+    }
+  }
+
+  DataParallelOptions options_;
+  std::vector<nn::NamedBuffer<D>> buffers_;
+  detail::ModelHandles handles_;
+
+ protected:
+  Replicas<Model> replicas_;
+  ParallelApply parallel_apply_;
+  Collectives<Model> collectives_;
+  CanonicalReduce<Model> canonical_;
+
+ private:
+  detail::GatheredScalars scalars_;
+};
+
+}  // namespace chorus::dp
