@@ -8899,6 +8899,112 @@ struct Hardswish {
 /// The mathematical functions of SIMD registers `P` of numbers `T`, on the host only: Eigen's where it has them and
 /// they are exact enough, our own, or element by element.
 
+// <chorus/kernels/cpu/packet_pow.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_POW_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_POW_HPP
+/// x^y of SIMD registers, on the host only: of floats by AVX2, eight at a time; else element by element.
+
+namespace chorus::math::packets {
+
+template <class T, class P>
+P pow_packet(const P& x, const P& y) {
+  alignas(P) T base[static_cast<std::size_t>(kernels::lanes<T>)];
+  alignas(P) T exponent[static_cast<std::size_t>(kernels::lanes<T>)];
+  Eigen::internal::pstore(base, x);
+  Eigen::internal::pstore(exponent, y);
+  for (std::size_t i = 0; i < static_cast<std::size_t>(kernels::lanes<T>); ++i)
+    base[i] = std::pow(base[i], exponent[i]);
+  return Eigen::internal::pload<P>(base);
+}
+
+#if defined(__AVX2__) && defined(__FMA__)
+/// c[0] + c[1] x + c[2] x² + ...: neighbours first, then neighbours of what comes of that, for they don't wait for each
+/// other (Estrin's scheme).
+template <std::size_t N>
+__m256d polynomial(__m256d x, const double (&c)[N]) {
+  __m256d y[(N + 1) / 2];
+  for (std::size_t i = 0; i + 1 < N; i += 2)
+    y[i / 2] = _mm256_fmadd_pd(_mm256_set1_pd(c[i + 1]), x, _mm256_set1_pd(c[i]));
+  if constexpr (N % 2 == 1) y[N / 2] = _mm256_set1_pd(c[N - 1]);
+  for (std::size_t n = (N + 1) / 2; n > 1; n = (n + 1) / 2) {
+    x = _mm256_mul_pd(x, x);
+    for (std::size_t i = 0; i + 1 < n; i += 2) y[i / 2] = _mm256_fmadd_pd(y[i + 1], x, y[i]);
+    if (n % 2 == 1) y[n / 2] = y[n - 1];
+  }
+  return y[0];
+}
+
+/// x^y for positive floats x and finite floats y, given in double, to 2^-37 of itself: 2^(y log2 x).
+inline __m256d pow_of_positive(__m256d x, __m256d y) {
+  const auto c = [](double value) { return _mm256_set1_pd(value); };
+  const auto bits = [](std::uint64_t value) { return _mm256_set1_epi64x(static_cast<long long>(value)); };
+  constexpr double ln2 = 0.69314718055994531, round = 0x1.8p52;  // added, it leaves an integer in the lowest bits
+  // x = 2^k m, with m from sqrt(1/2) to sqrt(2); log2 m = 2 / ln 2 artanh((m - 1) / (m + 1)), as a series.
+  const __m256i above = _mm256_sub_epi64(_mm256_castpd_si256(x), bits(0x3FE6A09E667F3BCD));  // sqrt(1/2)
+  const __m256d m = _mm256_castsi256_pd(
+      _mm256_sub_epi64(_mm256_castpd_si256(x), _mm256_and_si256(above, bits(std::uint64_t{0xFFF} << 52))));
+  const __m256i biased = _mm256_srli_epi64(_mm256_add_epi64(above, bits(std::uint64_t{1024} << 52)), 52);
+  const __m256d k =
+      _mm256_sub_pd(_mm256_castsi256_pd(_mm256_or_si256(biased, _mm256_castpd_si256(c(0x1p52)))), c(0x1p52 + 1024));
+  const __m256d s = _mm256_div_pd(_mm256_sub_pd(m, c(1)), _mm256_add_pd(m, c(1)));
+  constexpr double a = 2 / ln2;
+  const __m256d series = polynomial(_mm256_mul_pd(s, s), {a, a / 3, a / 5, a / 7, a / 9, a / 11, a / 13, a / 15});
+  // 2^t = 2^n e^f; no float is larger than 2^128, or as small as 2^-150.
+  const __m256d t = _mm256_max_pd(_mm256_min_pd(_mm256_mul_pd(y, _mm256_fmadd_pd(series, s, k)), c(200)), c(-200));
+  const __m256d n = _mm256_add_pd(t, c(round));
+  const __m256d f = _mm256_mul_pd(_mm256_sub_pd(t, _mm256_sub_pd(n, c(round))), c(ln2));
+  const __m256d power = polynomial(
+      f, {1.0, 1.0, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320, 1.0 / 362880});
+  return _mm256_castsi256_pd(
+      _mm256_add_epi64(_mm256_castpd_si256(power), _mm256_slli_epi64(_mm256_castpd_si256(n), 52)));
+}
+
+/// Rounded as if it were exact, but for one in 100,000, whose neighbour is as near. Zeros, infinities, NaN and negative
+/// bases of exponents that are no integers are the standard library's matter.
+template <class T>
+__m256 pow_packet(const __m256& x, const __m256& y) {
+  const __m256 sign = _mm256_set1_ps(-0.0f), largest = _mm256_set1_ps(std::numeric_limits<float>::max());
+  const auto whole = [](__m256 v) {
+    return _mm256_cmp_ps(_mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), v, _CMP_EQ_OQ);
+  };
+  const __m256 size = _mm256_andnot_ps(sign, x);
+  const __m128 low = _mm256_cvtpd_ps(
+      pow_of_positive(_mm256_cvtps_pd(_mm256_castps256_ps128(size)), _mm256_cvtps_pd(_mm256_castps256_ps128(y))));
+  const __m128 high = _mm256_cvtpd_ps(
+      pow_of_positive(_mm256_cvtps_pd(_mm256_extractf128_ps(size, 1)), _mm256_cvtps_pd(_mm256_extractf128_ps(y, 1))));
+  const __m256 even = whole(_mm256_mul_ps(y, _mm256_set1_ps(0.5f)));
+  const __m256 out = _mm256_xor_ps(_mm256_insertf128_ps(_mm256_castps128_ps256(low), high, 1),
+                                   _mm256_andnot_ps(even, _mm256_and_ps(sign, x)));
+  const __m256 zero = _mm256_setzero_ps();
+  const __m256 usual = _mm256_and_ps(
+      _mm256_and_ps(_mm256_cmp_ps(size, largest, _CMP_LE_OQ),
+                    _mm256_cmp_ps(_mm256_andnot_ps(sign, y), largest, _CMP_LE_OQ)),
+      _mm256_or_ps(_mm256_cmp_ps(x, zero, _CMP_GT_OQ), _mm256_and_ps(_mm256_cmp_ps(x, zero, _CMP_LT_OQ), whole(y))));
+  const int usual_lanes = _mm256_movemask_ps(usual);
+  if (usual_lanes == 0xFF) [[likely]]
+    return out;
+  alignas(32) float base[8], exponent[8], result[8];
+  _mm256_store_ps(base, x);
+  _mm256_store_ps(exponent, y);
+  _mm256_store_ps(result, out);
+  for (int i = 0; i < 8; ++i)
+    if ((usual_lanes >> i & 1) == 0) result[i] = std::pow(base[i], exponent[i]);
+  return _mm256_load_ps(result);
+}
+#endif
+#if defined(__AVX2__) && defined(__FMA__) && defined(EIGEN_VECTORIZE_AVX512)
+template <class T>
+__m512 pow_packet(const __m512& x, const __m512& y) {
+  const auto upper = [](__m512 v) { return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1)); };
+  const __m256 low = pow_packet<T>(_mm512_castps512_ps256(x), _mm512_castps512_ps256(y));
+  const __m256 high = pow_packet<T>(upper(x), upper(y));
+  return _mm512_castpd_ps(_mm512_insertf64x4(_mm512_castps_pd(_mm512_castps256_ps512(low)), _mm256_castps_pd(high), 1));
+}
+#endif
+
+}  // namespace chorus::math::packets
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_POW_HPP
+
 namespace chorus::math::packets {
 
 /// `function` element by element: for what Eigen has no register function for.
@@ -9046,6 +9152,7 @@ CHORUS_PACKET_OPERATION(Mul, (const P& x, const P& y), return pmul(x, y);)
 CHORUS_PACKET_OPERATION(Div, (const P& x, const P& y), return pdiv(x, y);)
 CHORUS_PACKET_OPERATION(Max, (const P& x, const P& y), return pmax<Eigen::PropagateNaN>(x, y);)
 CHORUS_PACKET_OPERATION(Min, (const P& x, const P& y), return pmin<Eigen::PropagateNaN>(x, y);)
+CHORUS_PACKET_OPERATION(Pow, (const P& x, const P& y), return pow_packet<T>(x, y);)
 CHORUS_PACKET_OPERATION(Less, (const P& x, const P& y), return pcmp_lt(x, y);)
 CHORUS_PACKET_OPERATION(LessEqual, (const P& x, const P& y), return pcmp_le(x, y);)
 CHORUS_PACKET_OPERATION(Greater, (const P& x, const P& y), return pcmp_lt(y, x);)
@@ -9153,13 +9260,6 @@ Pack<T> apply(const Pack<T>& a, const Packs&... b) {
   return out;
 }
 
-template <class T>
-Pack<T> pow(const Pack<T>& x, const Pack<T>& exponent) {
-  Pack<T> out;
-  for (std::size_t i = 0; i < static_cast<std::size_t>(Pack<T>::width); ++i) out.v[i] = std::pow(x.v[i], exponent.v[i]);
-  return out;
-}
-
 }  // namespace packets
 
 // What functors call. A plain number may stand on either side.
@@ -9218,13 +9318,11 @@ Pack<T> rsqrt(const Pack<T>& x) { return 1 / sqrt(x); }
 CHORUS_PACK_TEMPLATE(class T)
 Pack<T> sigmoid(const Pack<T>& x) { return 1 / (1 + exp(-x)); }
 CHORUS_PACK_TEMPLATE(class T)
-Pack<T> softplus(const Pack<T>& x) {
-  return max(x, 0) + packets::apply<packets::Log1pOfUnit>(exp(-abs(x)));
-}
+Pack<T> softplus(const Pack<T>& x) { return max(x, 0) + packets::apply<packets::Log1pOfUnit>(exp(-abs(x))); }
 
 CHORUS_PACK_TEMPLATE(class T)
-Pack<T> pow(const Pack<T>& x, const Pack<T>& exponent) { return packets::pow(x, exponent); }
-/// The usual exponents are computed in registers, the others element by element.
+Pack<T> pow(const Pack<T>& x, const Pack<T>& exponent) { return packets::apply<packets::Pow>(x, exponent); }
+/// The usual exponents are products, quotients and roots.
 CHORUS_PACK_TEMPLATE(class T, Arithmetic A)
 Pack<T> pow(const Pack<T>& x, A exponent) {
   const auto e = static_cast<T>(exponent);
@@ -9235,10 +9333,10 @@ Pack<T> pow(const Pack<T>& x, A exponent) {
   if (e == T(2)) return x * x;
   if (e == T(3)) return x * x * x;
   if (e == T(-1)) return 1 / x;
-  return packets::pow(x, Pack<T>(e));
+  return packets::apply<packets::Pow>(x, Pack<T>(e));
 }
 CHORUS_PACK_TEMPLATE(class T, Arithmetic A)
-Pack<T> pow(A x, const Pack<T>& exponent) { return packets::pow(Pack<T>(x), exponent); }
+Pack<T> pow(A x, const Pack<T>& exponent) { return packets::apply<packets::Pow>(Pack<T>(x), exponent); }
 
 }  // namespace chorus::math
 
@@ -38508,7 +38606,8 @@ template <class T>
 void layer_norm_forward(Cpu, Index rows, Index columns, const T* x, const T* weight, const T* bias, double eps, T* y,
                         T* statistics) {
   const auto n = splat(static_cast<T>(columns));
-  for_lines<T>(AxisShape{rows, columns, 1}, [&](const auto& line) {
+  // Flattened: loops in functions of their own read for each packet what they reach through references.
+  for_lines<T>(AxisShape{rows, columns, 1}, [&](const auto& line) __attribute__((flatten)) {
     const auto both = detail::normal_statistics(line, x, n, eps);
     const auto mean = both.first, invstd = both.second;
     line.store_result(statistics, mean);
@@ -38537,7 +38636,7 @@ void layer_norm_backward(Cpu device, Index rows, Index columns, const T* x, cons
   const Scratch<T> sums(device, affine ? 2 * blocks * columns : 0);
   if (affine) std::fill_n(sums.data(), 2 * blocks * columns, T{0});
 
-  const auto go_back = [&](Index row, T* scaled) {
+  const auto go_back = [&](Index row, T* scaled) __attribute__((flatten)) {
     const detail::RowBlock<T> line{{row * columns, row, columns}, 1, 0};
     const auto mean = line.load_result(statistics), invstd = line.load_result(statistics + rows);
     const auto gradient = [&](Index i, auto count) {
@@ -60189,6 +60288,35 @@ OrderEntry<Key>* radix_sort(OrderEntry<Key>* entries, OrderEntry<Key>* other, In
   return entries;
 }
 
+/// The `count` least of `n` entries, in order, of neighbouring numbers `x`. Most are not among them, which comparing a
+/// block of them with the greatest one so far tells at once.
+template <class Key, class T>
+void least_entries(Index n, Index count, Key flip, const T* x, OrderEntry<Key>* least) {
+  constexpr Index block = 32;
+  const auto number = [x](Index j) { return static_cast<compute_type<T>>(x[j]); };
+  const auto entry = [&](Index j) { return OrderEntry<Key>{static_cast<Key>(j), order_key(number(j)) ^ flip}; };
+  OrderEntry<Key>* const end = least + count;
+  for (Index j = 0; j < count; ++j) least[j] = entry(j);
+  std::make_heap(least, end);
+  auto greatest = number(static_cast<Index>(least->index));
+  // Equal numbers come too late. NaN is in no order: its entry decides.
+  const auto may_be_among = [&](Index j) { return flip != 0 ? !(number(j) <= greatest) : !(number(j) >= greatest); };
+  for (Index begin = count; begin < n; begin += block) {
+    const Index size = std::min(block, n - begin);
+    unsigned any = 0;
+    for (Index j = 0; j < size; ++j) any |= static_cast<unsigned>(may_be_among(begin + j));
+    if (any == 0) continue;
+    for (Index j = begin; j < begin + size; ++j) {
+      if (!may_be_among(j) || !(entry(j) < *least)) continue;
+      std::pop_heap(least, end);
+      end[-1] = entry(j);
+      std::push_heap(least, end);
+      greatest = number(static_cast<Index>(least->index));
+    }
+  }
+  std::sort_heap(least, end);
+}
+
 template <class Key, class T>
 void argsort_lines(AxisShape shape, Index count, bool descending, const T* x, std::int64_t* index) {
   using Entry = OrderEntry<Key>;
@@ -60202,6 +60330,11 @@ void argsort_lines(AxisShape shape, Index count, bool descending, const T* x, st
     Entry* const entries = scratch.data();
     for (Index group = first; group < first + number; ++group) {
       const Index o = group / groups, at = group % groups * together, lines = std::min(together, inner - at);
+      if (inner == 1 && count < n / 8) {
+        least_entries(n, count, flip, x + o * n, entries);
+        for (Index j = 0; j < count; ++j) index[o * count + j] = static_cast<std::int64_t>(entries[j].index);
+        continue;
+      }
       for (Index j = 0; j < n; ++j)
         for (Index l = 0; l < lines; ++l) {
           const Key key = order_key(static_cast<compute_type<T>>(x[(o * n + j) * inner + at + l]));
@@ -60226,7 +60359,7 @@ void argsort_lines(AxisShape shape, Index count, bool descending, const T* x, st
 
 template <Scalar T>
 void argsort(Cpu, AxisShape shape, Index count, bool descending, const T* x, std::int64_t* index) {
-  if (shape.numel() == 0) return;
+  if (shape.numel() == 0 || count == 0) return;
   using Key = detail::OrderKey<compute_type<T>>;
   if constexpr (sizeof(Key) == 4)
     if (shape.axis <= Index{std::numeric_limits<Key>::max()})

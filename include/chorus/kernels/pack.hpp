@@ -81,13 +81,6 @@ Pack<T> apply(const Pack<T>& a, const Packs&... b) {
   return out;
 }
 
-template <class T>
-Pack<T> pow(const Pack<T>& x, const Pack<T>& exponent) {
-  Pack<T> out;
-  for (std::size_t i = 0; i < static_cast<std::size_t>(Pack<T>::width); ++i) out.v[i] = std::pow(x.v[i], exponent.v[i]);
-  return out;
-}
-
 }  // namespace packets
 
 // What functors call. A plain number may stand on either side.
@@ -146,13 +139,11 @@ Pack<T> rsqrt(const Pack<T>& x) { return 1 / sqrt(x); }
 CHORUS_PACK_TEMPLATE(class T)
 Pack<T> sigmoid(const Pack<T>& x) { return 1 / (1 + exp(-x)); }
 CHORUS_PACK_TEMPLATE(class T)
-Pack<T> softplus(const Pack<T>& x) {
-  return max(x, 0) + packets::apply<packets::Log1pOfUnit>(exp(-abs(x)));
-}
+Pack<T> softplus(const Pack<T>& x) { return max(x, 0) + packets::apply<packets::Log1pOfUnit>(exp(-abs(x))); }
 
 CHORUS_PACK_TEMPLATE(class T)
-Pack<T> pow(const Pack<T>& x, const Pack<T>& exponent) { return packets::pow(x, exponent); }
-/// The usual exponents are computed in registers, the others element by element.
+Pack<T> pow(const Pack<T>& x, const Pack<T>& exponent) { return packets::apply<packets::Pow>(x, exponent); }
+/// The usual exponents are products, quotients and roots.
 CHORUS_PACK_TEMPLATE(class T, Arithmetic A)
 Pack<T> pow(const Pack<T>& x, A exponent) {
   const auto e = static_cast<T>(exponent);
@@ -163,10 +154,10 @@ Pack<T> pow(const Pack<T>& x, A exponent) {
   if (e == T(2)) return x * x;
   if (e == T(3)) return x * x * x;
   if (e == T(-1)) return 1 / x;
-  return packets::pow(x, Pack<T>(e));
+  return packets::apply<packets::Pow>(x, Pack<T>(e));
 }
 CHORUS_PACK_TEMPLATE(class T, Arithmetic A)
-Pack<T> pow(A x, const Pack<T>& exponent) { return packets::pow(Pack<T>(x), exponent); }
+Pack<T> pow(A x, const Pack<T>& exponent) { return packets::apply<packets::Pow>(Pack<T>(x), exponent); }
 
 }  // namespace chorus::math
 

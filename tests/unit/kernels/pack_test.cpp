@@ -1,6 +1,8 @@
 #include <catch.hpp>
 #include <chorus/kernels/pack.hpp>
 #include <cmath>
+#include <cstdint>
+#include <iterator>
 #include <limits>
 
 namespace pack_test {
@@ -93,6 +95,71 @@ TEMPLATE_TEST_CASE("a Pack treats infinity, NaN and the ends of the range as num
   for (const P& y : {exp(nan), log(nan), sqrt(nan), tanh(nan), erf(nan), sigmoid(nan), softplus(nan), max(nan, 0),
                      max(0, nan), min(nan, 0)})
     CHECK(std::isnan(first(y)));
+}
+
+TEMPLATE_TEST_CASE("a Pack's powers are rounded as exact ones, whatever base and exponent", "", float, double) {
+  using T = TestType;
+  using P = Pack<T>;
+  using Limits = std::numeric_limits<T>;
+  const auto wrong = [](T x, T y, T got) {
+    const T expected = static_cast<T>(std::pow(static_cast<long double>(x), static_cast<long double>(y)));
+    if (std::isnan(expected)) return !std::isnan(got);
+    if (expected == got) return std::signbit(expected) != std::signbit(got);
+    return got != std::nextafter(expected, infinity<T>) && got != std::nextafter(expected, -infinity<T>);
+  };
+  const T values[] = {0,
+                      1,
+                      2,
+                      3,
+                      T(0.5),
+                      T(1.25),
+                      5,
+                      24,
+                      25,
+                      31,
+                      T(0.1),
+                      T(1e-3),
+                      127,
+                      128,
+                      149,
+                      150,
+                      T(16777215),
+                      T(16777217),
+                      T(0x1p60),
+                      Limits::min(),
+                      Limits::denorm_min(),
+                      Limits::min() / 8,
+                      Limits::max(),
+                      Limits::infinity(),
+                      Limits::quiet_NaN(),
+                      std::nextafter(T(1), T(0)),
+                      std::nextafter(T(1), T(2)),
+                      T(1.41421356),
+                      T(0.70710678)};
+  // Each base beside others in its register, for each exponent.
+  for (const T exponent : values)
+    for (const T sign : {T(1), T(-1)})
+      for (std::size_t begin = 0; begin < std::size(values); ++begin) {
+        P x;
+        for (std::size_t lane = 0; lane < P::width; ++lane)
+          x.v[lane] = (lane % 2 == 0 ? T(1) : T(-1)) * values[(begin + lane) % std::size(values)];
+        const P y = pow(x, P(sign * exponent));
+        for (std::size_t lane = 0; lane < P::width; ++lane)
+          if (wrong(x.v[lane], sign * exponent, y.v[lane]))
+            FAIL(x.v[lane] << "^" << sign * exponent << " is not " << y.v[lane]);
+      }
+  std::uint32_t state = 1;
+  const auto unit = [&] { return static_cast<double>(state = state * 1664525u + 1013904223u) / 4294967296.0; };
+  for (int i = 0; i < 20'000; ++i) {
+    P x, e;
+    for (std::size_t lane = 0; lane < P::width; ++lane) {
+      x.v[lane] = static_cast<T>(std::exp2(unit() * 200 - 100));
+      e.v[lane] = static_cast<T>((unit() * 300 - 150) / std::log2(static_cast<double>(x.v[lane])));
+    }
+    const P y = pow(x, e);
+    for (std::size_t lane = 0; lane < P::width; ++lane)
+      if (wrong(x.v[lane], e.v[lane], y.v[lane])) FAIL(x.v[lane] << "^" << e.v[lane] << " is not " << y.v[lane]);
+  }
 }
 
 TEMPLATE_TEST_CASE("operators of a Pack take plain numbers on either side", "", float, double) {

@@ -76,7 +76,11 @@ TEST_CASE("long and short lines, rows and columns, are sorted by definition on o
     check_sorting<double>({1, length, 11}, length);
     check_sorting<std::int64_t>({2, length, 1}, length);
   }
-  check_sorting<float>({2, 3000, 1}, 5);
+  for (const Index count : {0, 1, 5, 60, 300}) {  // few of many
+    check_sorting<float>({2, 3000, 1}, count);
+    check_sorting<double>({3, 517, 1}, count);
+    check_sorting<std::int64_t>({2, 1000, 1}, count);
+  }
   check_sorting<float>({2, 300, 9}, 200);
   check_sorting<float>({0, 3, 1}, 3);
 }

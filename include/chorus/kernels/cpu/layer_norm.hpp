@@ -35,7 +35,8 @@ template <class T>
 void layer_norm_forward(Cpu, Index rows, Index columns, const T* x, const T* weight, const T* bias, double eps, T* y,
                         T* statistics) {
   const auto n = splat(static_cast<T>(columns));
-  for_lines<T>(AxisShape{rows, columns, 1}, [&](const auto& line) {
+  // Flattened: loops in functions of their own read for each packet what they reach through references.
+  for_lines<T>(AxisShape{rows, columns, 1}, [&](const auto& line) __attribute__((flatten)) {
     const auto both = detail::normal_statistics(line, x, n, eps);
     const auto mean = both.first, invstd = both.second;
     line.store_result(statistics, mean);
@@ -64,7 +65,7 @@ void layer_norm_backward(Cpu device, Index rows, Index columns, const T* x, cons
   const Scratch<T> sums(device, affine ? 2 * blocks * columns : 0);
   if (affine) std::fill_n(sums.data(), 2 * blocks * columns, T{0});
 
-  const auto go_back = [&](Index row, T* scaled) {
+  const auto go_back = [&](Index row, T* scaled) __attribute__((flatten)) {
     const detail::RowBlock<T> line{{row * columns, row, columns}, 1, 0};
     const auto mean = line.load_result(statistics), invstd = line.load_result(statistics + rows);
     const auto gradient = [&](Index i, auto count) {

@@ -3,6 +3,7 @@
 /// they are exact enough, our own, or element by element.
 
 #include <chorus/kernels/cpu/packet.hpp>
+#include <chorus/kernels/cpu/packet_pow.hpp>
 #include <cmath>
 #include <cstddef>
 #include <limits>
@@ -155,6 +156,7 @@ CHORUS_PACKET_OPERATION(Mul, (const P& x, const P& y), return pmul(x, y);)
 CHORUS_PACKET_OPERATION(Div, (const P& x, const P& y), return pdiv(x, y);)
 CHORUS_PACKET_OPERATION(Max, (const P& x, const P& y), return pmax<Eigen::PropagateNaN>(x, y);)
 CHORUS_PACKET_OPERATION(Min, (const P& x, const P& y), return pmin<Eigen::PropagateNaN>(x, y);)
+CHORUS_PACKET_OPERATION(Pow, (const P& x, const P& y), return pow_packet<T>(x, y);)
 CHORUS_PACKET_OPERATION(Less, (const P& x, const P& y), return pcmp_lt(x, y);)
 CHORUS_PACKET_OPERATION(LessEqual, (const P& x, const P& y), return pcmp_le(x, y);)
 CHORUS_PACKET_OPERATION(Greater, (const P& x, const P& y), return pcmp_lt(y, x);)

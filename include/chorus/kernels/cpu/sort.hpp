@@ -67,6 +67,35 @@ OrderEntry<Key>* radix_sort(OrderEntry<Key>* entries, OrderEntry<Key>* other, In
   return entries;
 }
 
+/// The `count` least of `n` entries, in order, of neighbouring numbers `x`. Most are not among them, which comparing a
+/// block of them with the greatest one so far tells at once.
+template <class Key, class T>
+void least_entries(Index n, Index count, Key flip, const T* x, OrderEntry<Key>* least) {
+  constexpr Index block = 32;
+  const auto number = [x](Index j) { return static_cast<compute_type<T>>(x[j]); };
+  const auto entry = [&](Index j) { return OrderEntry<Key>{static_cast<Key>(j), order_key(number(j)) ^ flip}; };
+  OrderEntry<Key>* const end = least + count;
+  for (Index j = 0; j < count; ++j) least[j] = entry(j);
+  std::make_heap(least, end);
+  auto greatest = number(static_cast<Index>(least->index));
+  // Equal numbers come too late. NaN is in no order: its entry decides.
+  const auto may_be_among = [&](Index j) { return flip != 0 ? !(number(j) <= greatest) : !(number(j) >= greatest); };
+  for (Index begin = count; begin < n; begin += block) {
+    const Index size = std::min(block, n - begin);
+    unsigned any = 0;
+    for (Index j = 0; j < size; ++j) any |= static_cast<unsigned>(may_be_among(begin + j));
+    if (any == 0) continue;
+    for (Index j = begin; j < begin + size; ++j) {
+      if (!may_be_among(j) || !(entry(j) < *least)) continue;
+      std::pop_heap(least, end);
+      end[-1] = entry(j);
+      std::push_heap(least, end);
+      greatest = number(static_cast<Index>(least->index));
+    }
+  }
+  std::sort_heap(least, end);
+}
+
 template <class Key, class T>
 void argsort_lines(AxisShape shape, Index count, bool descending, const T* x, std::int64_t* index) {
   using Entry = OrderEntry<Key>;
@@ -80,6 +109,11 @@ void argsort_lines(AxisShape shape, Index count, bool descending, const T* x, st
     Entry* const entries = scratch.data();
     for (Index group = first; group < first + number; ++group) {
       const Index o = group / groups, at = group % groups * together, lines = std::min(together, inner - at);
+      if (inner == 1 && count < n / 8) {
+        least_entries(n, count, flip, x + o * n, entries);
+        for (Index j = 0; j < count; ++j) index[o * count + j] = static_cast<std::int64_t>(entries[j].index);
+        continue;
+      }
       for (Index j = 0; j < n; ++j)
         for (Index l = 0; l < lines; ++l) {
           const Key key = order_key(static_cast<compute_type<T>>(x[(o * n + j) * inner + at + l]));
@@ -104,7 +138,7 @@ void argsort_lines(AxisShape shape, Index count, bool descending, const T* x, st
 
 template <Scalar T>
 void argsort(Cpu, AxisShape shape, Index count, bool descending, const T* x, std::int64_t* index) {
-  if (shape.numel() == 0) return;
+  if (shape.numel() == 0 || count == 0) return;
   using Key = detail::OrderKey<compute_type<T>>;
   if constexpr (sizeof(Key) == 4)
     if (shape.axis <= Index{std::numeric_limits<Key>::max()})
