@@ -85,13 +85,13 @@ TEST_CASE("strangers at the port don't keep ranks from forming", "[comm]") {
 
 TEST_CASE("a rank that never arrives is named", "[comm]") {
   test::Ranks ranks(
-      4, [](const comm::World& world) { return world.rank == 1 || world.rank == 3 ? "" : sum_of_ranks(world); }, 300ms);
+      4, [](const comm::World& world) { return world.rank == 1 || world.rank == 3 ? "" : sum_of_ranks(world); }, 1000ms);
   const auto expected =
-      cat("rank 0: rendezvous at 127.0.0.1:", ranks.port(), ": ranks 1, 3 of 4 did not arrive within 300 ms");
+      cat("rank 0: rendezvous at 127.0.0.1:", ranks.port(), ": ranks 1, 3 of 4 did not arrive within 1000 ms");
   CHECK_THAT(ranks.outcome(0).text, Equals(expected));
   const auto other = ranks.outcome(2);
   CHECK_THAT(other.text, Equals("rank 2: " + expected));
-  CHECK(other.seconds < 1);
+  CHECK(other.seconds < 3);
 }
 
 TEST_CASE("a rank that died before the group formed may come again", "[comm]") {
