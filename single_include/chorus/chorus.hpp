@@ -3431,43 +3431,56 @@ void transpose(Index rows, Index columns, const T* src, Index src_stride, T* dst
     }
 }
 
+/// A view whose innermost axis jumps, while the neighbours of its source lie along another one, `unit`. These two are
+/// copied as a matrix that is transposed, for each place along the rest of the axes.
+struct TransposedView {
+  Index rows, columns, src_stride, dst_stride;  // of the matrix
+  Index matrices = 1;
+  std::size_t rest = 0;
+  std::array<Index, max_rank> shape{}, src{}, dst{};  // of the rest, the innermost first: sizes, strides
+
+  TransposedView(const StridedRuns& runs, std::size_t unit)
+      : rows(runs.size(unit)), columns(runs.size(0)), src_stride(runs.stride(0)), dst_stride(0) {
+    Index stride = 1;
+    for (std::size_t axis = 0; axis < runs.rank(); stride *= runs.size(axis++)) {
+      if (axis == unit) dst_stride = stride;
+      if (axis == 0 || axis == unit) continue;
+      shape[rest] = runs.size(axis);
+      src[rest] = runs.stride(axis);
+      dst[rest++] = stride;
+      matrices *= runs.size(axis);
+    }
+  }
+
+  template <class T>
+  void copy(Index first, Index count, const T* from, T* to) const {
+    for (Index i = first; i < first + count; ++i) {
+      Index number = i, src_offset = 0, dst_offset = 0;
+      for (std::size_t axis = 0; axis < rest; number /= shape[axis++]) {
+        src_offset += number % shape[axis] * src[axis];
+        dst_offset += number % shape[axis] * dst[axis];
+      }
+      transpose(rows, columns, from + src_offset, src_stride, to + dst_offset, dst_stride);
+    }
+  }
+};
+
+/// How `runs` is one.
+inline std::optional<TransposedView> transposed_view(const StridedRuns& runs) {
+  std::size_t unit = 1;
+  while (unit < runs.rank() && runs.stride(unit) != 1) ++unit;
+  if (unit >= runs.rank() || runs.stride(0) == 0) return std::nullopt;
+  return TransposedView(runs, unit);
+}
+
 /// copy_strided on one thread.
 template <Scalar T>
 void copy_alone(std::span<const Index> shape, const T* src, std::span<const Index> src_strides, T* dst) {
   const Index count = numel(shape);
   StridedRuns runs(shape, src_strides);
   if (repeats(runs)) return gather_repeats(runs, count, src, dst);
-
-  // A transposed view: the innermost axis jumps, but some other axis has step 1. Those two are done by tiles.
-  std::size_t unit = 1;
-  while (unit < runs.rank() && runs.stride(unit) != 1) ++unit;
-  if (unit >= runs.rank() || runs.stride(0) == 0) return gather(runs, count, src, dst);
-
-  Index dst_stride = 1;
-  std::array<Index, max_rank> rest_shape{}, rest_src{}, rest_dst{};
-  std::size_t rest = 0;
-  Index unit_dst_stride = 0;
-  for (std::size_t axis = 0; axis < runs.rank(); dst_stride *= runs.size(axis++)) {
-    if (axis == unit) unit_dst_stride = dst_stride;
-    if (axis == 0 || axis == unit) continue;
-    rest_shape[rest] = runs.size(axis);
-    rest_src[rest] = runs.stride(axis);
-    rest_dst[rest++] = dst_stride;
-  }
-  std::array<Index, max_rank> at{};
-  for (;;) {
-    transpose(runs.size(unit), runs.size(0), src, runs.stride(0), dst, unit_dst_stride);
-    std::size_t axis = 0;
-    for (; axis < rest; ++axis) {
-      src += rest_src[axis];
-      dst += rest_dst[axis];
-      if (++at[axis] < rest_shape[axis]) break;
-      src -= rest_src[axis] * rest_shape[axis];
-      dst -= rest_dst[axis] * rest_shape[axis];
-      at[axis] = 0;
-    }
-    if (axis == rest) return;
-  }
+  if (const auto view = transposed_view(runs)) return view->copy(0, view->matrices, src, dst);
+  gather(runs, count, src, dst);
 }
 
 }  // namespace detail
@@ -3476,20 +3489,26 @@ template <Scalar T>
 void copy_strided(Cpu, std::span<const Index> shape, const T* src, std::span<const Index> src_strides, T* dst) {
   const Index count = numel(shape);
   if (count == 0) return;
-  if (num_threads() > 1 && count >= 2 * thread_elements && shape.size() <= static_cast<std::size_t>(max_rank)) {
-    // Each thread has a range of the first axis that is one.
-    const auto axis = static_cast<std::size_t>(
-        std::find_if(shape.begin(), shape.end(), [](Index size) { return size != 1; }) - shape.begin());
-    const Index size = shape[axis], row = count / size;
-    return parallel_ranges(size, 1, thread_elements / row + 1, [&](Index first, Index n) {
-      std::array<Index, max_rank> part{};
-      std::copy(shape.begin(), shape.end(), part.begin());
-      part[axis] = n;
-      detail::copy_alone(std::span<const Index>(part.data(), shape.size()), src + first * src_strides[axis],
-                         src_strides, dst + first * row);
-    });
+  if (num_threads() == 1 || count < 2 * thread_elements || shape.size() > static_cast<std::size_t>(max_rank))
+    return detail::copy_alone(shape, src, src_strides, dst);
+  // Each thread has matrices of its own, so that no two read or write one line;
+  const StridedRuns runs(shape, src_strides);
+  const auto view = detail::repeats(runs) ? std::nullopt : detail::transposed_view(runs);
+  if (view && view->matrices >= 4 * num_threads()) {
+    const Index least = thread_elements / (view->rows * view->columns) + 1;
+    return parallel_ranges(view->matrices, 1, least, [&](Index first, Index n) { view->copy(first, n, src, dst); });
   }
-  detail::copy_alone(shape, src, src_strides, dst);
+  // else a range of the first axis that is one.
+  const auto axis = static_cast<std::size_t>(
+      std::find_if(shape.begin(), shape.end(), [](Index size) { return size != 1; }) - shape.begin());
+  const Index size = shape[axis], row = count / size;
+  parallel_ranges(size, 1, thread_elements / row + 1, [&](Index first, Index n) {
+    std::array<Index, max_rank> part{};
+    std::copy(shape.begin(), shape.end(), part.begin());
+    part[axis] = n;
+    detail::copy_alone(std::span<const Index>(part.data(), shape.size()), src + first * src_strides[axis], src_strides,
+                       dst + first * row);
+  });
 }
 
 template <Scalar T>

@@ -74,6 +74,31 @@ TEMPLATE_TEST_CASE("copy_strided makes any view dense, for every scalar type", "
   }
 }
 
+TEST_CASE("threads share the copy of a view with many axes, each in matrices of its own") {
+  const View large[] = {
+      {{9, 10, 11, 12, 13}, {1, 9, 90, 990, 11880}},  // all axes reversed
+      {{5, 40, 50, 17}, {34000, 1, 40, 2000}},        // channels last
+      {{2, 300, 311}, {1, 2, 600}},                   // few matrices
+      {{40, 1, 70, 80}, {1, 0, 3200, 40}},
+  };
+  for (const View& view : large) {
+    CAPTURE(view.shape);
+    const auto count = static_cast<std::size_t>(numel_of(view.shape));
+    REQUIRE(count >= 2 * chorus::thread_elements);
+    std::vector<float> source(count), out(count);
+    std::iota(source.begin(), source.end(), 0.0f);
+    for (const int threads : {1, 2, 3}) {
+      chorus::set_num_threads(threads);
+      std::fill(out.begin(), out.end(), -1.0f);
+      copy_strided<float>(Cpu{}, view.shape, source.data(), view.strides, out.data());
+      bool equal = true;
+      for (std::size_t i = 0; i < count; ++i) equal = equal && out[i] == source[offset_of(static_cast<Index>(i), view)];
+      CHECK(equal);
+    }
+    chorus::set_num_threads(1);
+  }
+}
+
 TEMPLATE_TEST_CASE("scatter_strided puts a dense array into a view, or adds it", "", std::int64_t, float, double) {
   using T = TestType;
   const Source<T> source;
