@@ -16528,7 +16528,7 @@ struct TransposedView {
   }
 };
 
-/// How `runs` is one.
+/// `runs` as such a view, if it is one.
 inline std::optional<TransposedView> transposed_view(const StridedRuns& runs) {
   std::size_t unit = 1;
   while (unit < runs.rank() && runs.stride(unit) != 1) ++unit;
@@ -16554,14 +16554,14 @@ void copy_strided(Cpu, std::span<const Index> shape, const T* src, std::span<con
   if (count == 0) return;
   if (num_threads() == 1 || count < 2 * thread_elements || shape.size() > static_cast<std::size_t>(max_rank))
     return detail::copy_alone(shape, src, src_strides, dst);
-  // Each thread has matrices of its own, so that no two read or write one line;
+  // Where there are many matrices, each thread has its own: no two read or write one line.
   const StridedRuns runs(shape, src_strides);
   const auto view = detail::repeats(runs) ? std::nullopt : detail::transposed_view(runs);
   if (view && view->matrices >= 4 * num_threads()) {
     const Index least = thread_elements / (view->rows * view->columns) + 1;
     return parallel_ranges(view->matrices, 1, least, [&](Index first, Index n) { view->copy(first, n, src, dst); });
   }
-  // else a range of the first axis that is one.
+  // Else each has a range of the first axis that is longer than 1.
   const auto axis = static_cast<std::size_t>(
       std::find_if(shape.begin(), shape.end(), [](Index size) { return size != 1; }) - shape.begin());
   const Index size = shape[axis], row = count / size;
