@@ -154,7 +154,7 @@ def hash_of(metrics):
 
 def killed_again_and_again():
     options = ["--policy", "ddp", "--model", "mlp", "--optimizer", "adam", "--train-images", "600", "--test-images", "40", "--batch", "10",
-               "--epochs", "5", "--augment", "--workers", "0", "--quiet", "--save-every", "1", "--timeout", "10"]
+               "--epochs", "3", "--augment", "--workers", "0", "--quiet", "--save-every", "1", "--timeout", "10"]
     undisturbed = FOLDER / "undisturbed.jsonl"
     status, out, err = run("--nproc-per-node", 2, TRAIN, *options, "--save", FOLDER / "undisturbed.safetensors", "--metrics", undisturbed, limit=300)
     expect(status == 0, err)
@@ -217,7 +217,7 @@ class TwoMachines:
 
 def two_machines_start_again():
     options = ["--policy", "ddp", "--model", "mlp", "--optimizer", "adam", "--train-images", "600", "--test-images", "40", "--batch", "12",
-               "--epochs", "5", "--augment", "--workers", "0", "--quiet", "--save-every", "1", "--timeout", "20"]
+               "--epochs", "3", "--augment", "--workers", "0", "--quiet", "--save-every", "1", "--timeout", "20"]
     undisturbed = FOLDER / "one_machine.jsonl"
     status, out, err = run("--nproc-per-node", 4, TRAIN, *options, "--save", FOLDER / "one_machine.safetensors", "--metrics", undisturbed, limit=300)
     expect(status == 0, err)
