@@ -50,7 +50,7 @@ inline void spin_pause() {
 }
 
 /// What a rank that sleeps waits for.
-struct Waiting {
+struct alignas(8) Waiting {
   enum What : std::int32_t {
     for_nothing,
     for_data,    ///< of `rank`
@@ -84,6 +84,7 @@ struct Board {
 };
 
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free && std::atomic<Waiting>::is_always_lock_free);
+static_assert(alignof(Waiting) == sizeof(Waiting));  // else clang calls libatomic, which nobody links
 
 /// One rank's place at a board, from when it takes its seat until it leaves.
 class Place {
