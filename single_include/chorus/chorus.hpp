@@ -118,7 +118,9 @@
 #ifndef CHORUS_COMPILED
 #define CHORUS_COMPILED 0
 #endif
-#if defined(CHORUS_BUILDS_LIBRARY)
+#if defined(CHORUS_BUILDS_LIBRARY) && defined(__clang__)
+#define CHORUS_INLINE [[gnu::used, gnu::weak]] inline  // of inline constructors it would emit but one of two symbols
+#elif defined(CHORUS_BUILDS_LIBRARY)
 #define CHORUS_INLINE [[gnu::used]] inline
 #else
 #define CHORUS_INLINE inline
