@@ -16555,8 +16555,7 @@ void copy_strided(Cpu, std::span<const Index> shape, const T* src, std::span<con
   if (num_threads() == 1 || count < 2 * thread_elements || shape.size() > static_cast<std::size_t>(max_rank))
     return detail::copy_alone(shape, src, src_strides, dst);
   // Where there are many matrices, each thread has its own: no two read or write one line.
-  const StridedRuns runs(shape, src_strides);
-  const auto view = detail::repeats(runs) ? std::nullopt : detail::transposed_view(runs);
+  const auto view = detail::transposed_view(StridedRuns(shape, src_strides));
   if (view && view->matrices >= 4 * num_threads()) {
     const Index least = thread_elements / (view->rows * view->columns) + 1;
     return parallel_ranges(view->matrices, 1, least, [&](Index first, Index n) { view->copy(first, n, src, dst); });
@@ -16700,8 +16699,8 @@ __m256 pow_packet(const __m256& x, const __m256& y) {
     if ((usual_lanes >> i & 1) == 0) result[i] = std::pow(base[i], exponent[i]);
   return _mm256_load_ps(result);
 }
-#endif
-#if defined(__AVX2__) && defined(__FMA__) && defined(EIGEN_VECTORIZE_AVX512)
+
+#if defined(EIGEN_VECTORIZE_AVX512)
 template <class T>
 __m512 pow_packet(const __m512& x, const __m512& y) {
   const auto upper = [](__m512 v) { return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1)); };
@@ -16709,6 +16708,7 @@ __m512 pow_packet(const __m512& x, const __m512& y) {
   const __m256 high = pow_packet<T>(upper(x), upper(y));
   return _mm512_castpd_ps(_mm512_insertf64x4(_mm512_castps_pd(_mm512_castps256_ps512(low)), _mm256_castps_pd(high), 1));
 }
+#endif
 #endif
 
 }  // namespace chorus::math::packets

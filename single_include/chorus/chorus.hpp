@@ -3494,8 +3494,7 @@ void copy_strided(Cpu, std::span<const Index> shape, const T* src, std::span<con
   if (num_threads() == 1 || count < 2 * thread_elements || shape.size() > static_cast<std::size_t>(max_rank))
     return detail::copy_alone(shape, src, src_strides, dst);
   // Where there are many matrices, each thread has its own: no two read or write one line.
-  const StridedRuns runs(shape, src_strides);
-  const auto view = detail::repeats(runs) ? std::nullopt : detail::transposed_view(runs);
+  const auto view = detail::transposed_view(StridedRuns(shape, src_strides));
   if (view && view->matrices >= 4 * num_threads()) {
     const Index least = thread_elements / (view->rows * view->columns) + 1;
     return parallel_ranges(view->matrices, 1, least, [&](Index first, Index n) { view->copy(first, n, src, dst); });
@@ -9012,8 +9011,8 @@ __m256 pow_packet(const __m256& x, const __m256& y) {
     if ((usual_lanes >> i & 1) == 0) result[i] = std::pow(base[i], exponent[i]);
   return _mm256_load_ps(result);
 }
-#endif
-#if defined(__AVX2__) && defined(__FMA__) && defined(EIGEN_VECTORIZE_AVX512)
+
+#if defined(EIGEN_VECTORIZE_AVX512)
 template <class T>
 __m512 pow_packet(const __m512& x, const __m512& y) {
   const auto upper = [](__m512 v) { return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1)); };
@@ -9021,6 +9020,7 @@ __m512 pow_packet(const __m512& x, const __m512& y) {
   const __m256 high = pow_packet<T>(upper(x), upper(y));
   return _mm512_castpd_ps(_mm512_insertf64x4(_mm512_castps_pd(_mm512_castps256_ps512(low)), _mm256_castps_pd(high), 1));
 }
+#endif
 #endif
 
 }  // namespace chorus::math::packets
@@ -50781,15 +50781,21 @@ class PolicyWithOptions : public OneProcessPolicy<Model>, protected BackwardRunn
     return gather<JoinRecordedOutputs>(pass->outputs, pass->split, output_device(), {});
   }
 
+  void before_backward(std::size_t devices) {
+    forget_gradients(replicas_, devices);
+    // What is recomputed finds the model as it is now on one device, whatever passes there were in between.
+    for (std::size_t i = 1; i < devices; ++i) {
+      replicas_[i].end_recording();
+      replicas_[i].take_members(this->model_);
+    }
+  }
   void backward_on_devices(const Roots& roots, bool keep) {
-    before_backward(roots.size());
     parallel_apply_(roots.size(), [roots, keep, copies = replicas_.copies()](std::size_t i) {
       run_backward(roots[i], {.retain_graph = keep, .hooks = false});
     });
   }
   /// Backward of canonical shares, with their own order in step 5.
   void backward_of_shares(const Roots& roots, bool keep) {
-    parallel_apply_.await();
     canonical_.backward(roots, keep, [this](std::size_t used, const auto& task) {
       before_backward(used);
       parallel_apply_(used, task);
@@ -50798,6 +50804,8 @@ class PolicyWithOptions : public OneProcessPolicy<Model>, protected BackwardRunn
   void backward_to_wanted(const Roots& roots, bool keep) override {
     check<UsageError>(canonical_.shares() == 0,
                       "canonical shares: grad() does not go through a policy's forward pass: expected backward()");
+    parallel_apply_.await();
+    before_backward(roots.size());
     reduce_wanted(replicas_, roots.size(), [&] { backward_on_devices(roots, keep); });
   }
   void for_each_parameter(void (*visit)(Node&, void*), void* context) const override {
@@ -50806,16 +50814,6 @@ class PolicyWithOptions : public OneProcessPolicy<Model>, protected BackwardRunn
   }
 
  private:
-  void before_backward(std::size_t devices) {
-    parallel_apply_.await();
-    forget_gradients(replicas_, devices);
-    // What is recomputed finds the model as it is now on one device, whatever passes there were in between.
-    for (std::size_t i = 1; i < devices; ++i) {
-      replicas_[i].end_recording();
-      replicas_[i].take_members(this->model_);
-    }
-  }
-
   DataParallelOptions options_;
   std::vector<nn::NamedBuffer<D>> buffers_;
   detail::ModelHandles handles_;
@@ -50913,7 +50911,9 @@ class DataParallel : public dp::PolicyWithOptions<Model> {
  private:
   // The loss goes back through `on_tape`, which calls this.
   void backward(const dp::Roots& roots, bool keep) override {
+    this->parallel_apply_.await();
     if (this->canonical_.shares() != 0) return this->backward_of_shares(roots, keep);
+    this->before_backward(roots.size());
     this->backward_on_devices(roots, keep);
     // 5. Reduce: the gradients of all copies are added to those of the model.
     if (!this->collectives_.reduce(roots.size()))

@@ -92,7 +92,9 @@ class DataParallel : public dp::PolicyWithOptions<Model> {
  private:
   // The loss goes back through `on_tape`, which calls this.
   void backward(const dp::Roots& roots, bool keep) override {
+    this->parallel_apply_.await();
     if (this->canonical_.shares() != 0) return this->backward_of_shares(roots, keep);
+    this->before_backward(roots.size());
     this->backward_on_devices(roots, keep);
     // 5. Reduce: the gradients of all copies are added to those of the model.
     if (!this->collectives_.reduce(roots.size()))

@@ -217,8 +217,7 @@ void copy_strided(Cpu, std::span<const Index> shape, const T* src, std::span<con
   if (num_threads() == 1 || count < 2 * thread_elements || shape.size() > static_cast<std::size_t>(max_rank))
     return detail::copy_alone(shape, src, src_strides, dst);
   // Where there are many matrices, each thread has its own: no two read or write one line.
-  const StridedRuns runs(shape, src_strides);
-  const auto view = detail::repeats(runs) ? std::nullopt : detail::transposed_view(runs);
+  const auto view = detail::transposed_view(StridedRuns(shape, src_strides));
   if (view && view->matrices >= 4 * num_threads()) {
     const Index least = thread_elements / (view->rows * view->columns) + 1;
     return parallel_ranges(view->matrices, 1, least, [&](Index first, Index n) { view->copy(first, n, src, dst); });

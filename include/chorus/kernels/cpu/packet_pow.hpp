@@ -94,8 +94,8 @@ __m256 pow_packet(const __m256& x, const __m256& y) {
     if ((usual_lanes >> i & 1) == 0) result[i] = std::pow(base[i], exponent[i]);
   return _mm256_load_ps(result);
 }
-#endif
-#if defined(__AVX2__) && defined(__FMA__) && defined(EIGEN_VECTORIZE_AVX512)
+
+#if defined(EIGEN_VECTORIZE_AVX512)
 template <class T>
 __m512 pow_packet(const __m512& x, const __m512& y) {
   const auto upper = [](__m512 v) { return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1)); };
@@ -103,6 +103,7 @@ __m512 pow_packet(const __m512& x, const __m512& y) {
   const __m256 high = pow_packet<T>(upper(x), upper(y));
   return _mm512_castpd_ps(_mm512_insertf64x4(_mm512_castps_pd(_mm512_castps256_ps512(low)), _mm256_castps_pd(high), 1));
 }
+#endif
 #endif
 
 }  // namespace chorus::math::packets

@@ -91,15 +91,21 @@ class PolicyWithOptions : public OneProcessPolicy<Model>, protected BackwardRunn
     return gather<JoinRecordedOutputs>(pass->outputs, pass->split, output_device(), {});
   }
 
+  void before_backward(std::size_t devices) {
+    forget_gradients(replicas_, devices);
+    // What is recomputed finds the model as it is now on one device, whatever passes there were in between.
+    for (std::size_t i = 1; i < devices; ++i) {
+      replicas_[i].end_recording();
+      replicas_[i].take_members(this->model_);
+    }
+  }
   void backward_on_devices(const Roots& roots, bool keep) {
-    before_backward(roots.size());
     parallel_apply_(roots.size(), [roots, keep, copies = replicas_.copies()](std::size_t i) {
       run_backward(roots[i], {.retain_graph = keep, .hooks = false});
     });
   }
   /// Backward of canonical shares, with their own order in step 5.
   void backward_of_shares(const Roots& roots, bool keep) {
-    parallel_apply_.await();
     canonical_.backward(roots, keep, [this](std::size_t used, const auto& task) {
       before_backward(used);
       parallel_apply_(used, task);
@@ -108,6 +114,8 @@ class PolicyWithOptions : public OneProcessPolicy<Model>, protected BackwardRunn
   void backward_to_wanted(const Roots& roots, bool keep) override {
     check<UsageError>(canonical_.shares() == 0,
                       "canonical shares: grad() does not go through a policy's forward pass: expected backward()");
+    parallel_apply_.await();
+    before_backward(roots.size());
     reduce_wanted(replicas_, roots.size(), [&] { backward_on_devices(roots, keep); });
   }
   void for_each_parameter(void (*visit)(Node&, void*), void* context) const override {
@@ -116,16 +124,6 @@ class PolicyWithOptions : public OneProcessPolicy<Model>, protected BackwardRunn
   }
 
  private:
-  void before_backward(std::size_t devices) {
-    parallel_apply_.await();
-    forget_gradients(replicas_, devices);
-    // What is recomputed finds the model as it is now on one device, whatever passes there were in between.
-    for (std::size_t i = 1; i < devices; ++i) {
-      replicas_[i].end_recording();
-      replicas_[i].take_members(this->model_);
-    }
-  }
-
   DataParallelOptions options_;
   std::vector<nn::NamedBuffer<D>> buffers_;
   detail::ModelHandles handles_;
