@@ -86,11 +86,13 @@ def restarts_are_the_jobs():
     for machine in range(2):
         file = FOLDER / f"restarts_{machine}"
         program = f'{SHOW_ALL}; [ $TORCHELASTIC_RESTART_COUNT = 2 ] && exit 0; [ $RANK = {machine} ] && exit 7; exec sleep 60'
+        begin = time.monotonic()
         results = Job(2, "--max-restarts", 2, "sh", "-c", program, file, machines=2).ends()
         expect([result[0] for result in results] == [0, 0], results)
         expect(sorted(lines(file)) == sorted(f"machine {r} of 2, rank {r} of 2, restart {n}" for r in range(2) for n in range(3)), lines(file))
         expect("failed, exit status 7" in results[machine][2] and "ranks of another machine have failed: stopping 1 rank" in results[1 - machine][2], results)
         expect(all(err.count("restart 2 of 2") == 1 for _, _, err in results), results)
+        expect(time.monotonic() - begin < 10, "a machine waited for ranks that had failed")
         # One more than allowed: the job ends on both, and the one where it happened has the rank's status.
         results = Job(2, "--max-restarts", 1, "sh", "-c", program, FOLDER / f"more_{machine}", machines=2).ends()
         expect(results[machine][0] == 7 and results[1 - machine][0] == 76, results)
