@@ -3,9 +3,8 @@
 /// second; first of one rank alone, then of N with their scaling: the median ratio of blocks of steps that alternate.
 /// With --apart, two more, of what the machine allows: N ranks that have nothing to tell each other ("apart"), and the
 /// same with a barrier after each step, as no averaging does without ("in_step"). With --sharded, each rank averages
-/// and steps its part of the parameters alone (ReduceScatter, ShardedOptimizer), with --share-parameters of one copy
-/// that all have in common; with --fused, all in the midst of backward (FusedOptimizer). --bucket-cap-mb X cuts other
-/// buckets; --all-reduce NAME averages them by ring, direct, in_place or hierarchical.
+/// and steps its part of the parameters alone (ReduceScatter, ShardedOptimizer); with --fused, all in the midst of
+/// backward (FusedOptimizer). --bucket-cap-mb X cuts other buckets; --all-reduce NAME averages them by ring, direct, in_place or hierarchical.
 /// With --canonical-shares S, of one rank and of all, on nets whose batches are cut into S shares.
 /// ddp_step --wrapper --canonical-shares S [CASE ...]: what shares cost SingleDevice, measured as
 /// ddp_step --wrapper [CASE ...]: what DistributedDataParallel itself costs on one rank: steps of SingleDevice and of
@@ -110,7 +109,7 @@ void measure_case(ch::Run& run, const bench::RanksAndCases& asked, const char* n
   if (asked.sharded) {
     using Optimizer = typename std::remove_cvref_t<decltype(make_optimizer)>::type;
     ch::DistributedDataParallel<Model, ch::ReduceScatter> net{make(), run, options};
-    ch::ShardedOptimizer<Optimizer> optimizer(net, make_optimizer.options, {.share_parameters = asked.shared});
+    ch::ShardedOptimizer<Optimizer> optimizer(net, make_optimizer.options);
     measure_rounds(net, optimizer);
   } else if (asked.fused) {
     using Optimizer = typename std::remove_cvref_t<decltype(make_optimizer)>::type;

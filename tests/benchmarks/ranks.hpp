@@ -52,7 +52,7 @@ struct RanksAndCases {
   int ranks = 2, canonical_shares = 0;
   std::optional<double> bucket_cap_mb;
   std::optional<chorus::comm::Algorithm> all_reduce;
-  bool sharded = false, shared = false, fused = false, wrapper = false, apart = false;
+  bool sharded = false, fused = false, wrapper = false, apart = false;
   std::vector<std::string_view> wanted;
 };
 
@@ -82,8 +82,6 @@ inline std::optional<RanksAndCases> ranks_and_cases(const char* program, int arg
       known = all_reduce_named(argv[++i], out.all_reduce) && known;
     else if (std::strcmp(argv[i], "--sharded") == 0)
       out.sharded = true;
-    else if (std::strcmp(argv[i], "--share-parameters") == 0)
-      out.sharded = out.shared = true;
     else if (std::strcmp(argv[i], "--fused") == 0)
       out.fused = true;
     else if (std::strcmp(argv[i], "--apart") == 0)
@@ -97,7 +95,7 @@ inline std::optional<RanksAndCases> ranks_and_cases(const char* program, int arg
   }
   if (known && out.ranks >= 1 && out.ranks <= chorus::comm::max_ranks) return out;
   std::fprintf(stderr,
-               "usage: %s --ranks N [--all-reduce NAME] [--bucket-cap-mb X] [--sharded] [--share-parameters] [--fused] "
+               "usage: %s --ranks N [--all-reduce NAME] [--bucket-cap-mb X] [--sharded] [--fused] "
                "[--apart] [--wrapper] [--canonical-shares S] [CASE ...]; N is from 1 to %d; the top of its source says what the options do\n",
                program, chorus::comm::max_ranks);
   return std::nullopt;

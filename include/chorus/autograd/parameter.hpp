@@ -70,11 +70,6 @@ class ParameterOn : public detail::AtHome<D> {
   const std::shared_ptr<const PartOfParameter>& part() const { return part_; }
   void set_part(std::shared_ptr<const PartOfParameter> part) { part_ = std::move(part); }
 
-  /// Whether other processes read and write the same value: one of them may step each of its numbers, then, and the
-  /// others none.
-  bool in_common() const { return in_common_; }
-  void set_in_common(bool in_common) { in_common_ = in_common; }
-
   /// Whether the gradient is this process's own, where others have the same parameter: added up under `no_sync`, and
   /// not averaged. A policy says so, and takes it back when it has averaged; a gradient that is forgotten is none.
   /// Optimizers and what else reads gradients for a step refuse it.
@@ -92,7 +87,7 @@ class ParameterOn : public detail::AtHome<D> {
   void set_grad_sent(bool sent) { grad_sent_ = sent; }
 
  private:
-  bool in_common_ = false, grad_sent_ = false, one_of_a_part_ = false;
+  bool grad_sent_ = false, one_of_a_part_ = false;
   std::uint32_t local_at_ = 0;  // times_forgotten() + 1 when it was said
   std::shared_ptr<const PartOfParameter> part_;
 };

@@ -2,7 +2,6 @@
 
 #define CHORUS_BUILDS_LIBRARY
 #include <chorus/comm/connect.hpp>
-#include <chorus/comm/shared_window.hpp>
 #include <chorus/comm/split.hpp>
 #include <chorus/comm/store.hpp>
 #include <chorus/comm/thread_group.hpp>
@@ -26,6 +25,5 @@ CHORUS_REDUCTION(float)
 CHORUS_REDUCTION(double)
 #undef CHORUS_REDUCTION
 
-template std::vector<std::shared_ptr<std::byte>> allocate_shared(AnyCommunicator&, std::size_t);
 
 }  // namespace chorus::comm

@@ -3,31 +3,8 @@
 
 #include <chorus/core/device.hpp>
 #include <chorus/core/dtype.hpp>
-#include <span>
-#include <type_traits>
 
 namespace chorus::kernels {
-
-/// An array, and what its numbers count in a sum.
-struct GradientTerm {
-  const void* numbers;
-  double weight;
-};
-
-/// A gradient as steps on the CPU read it: an array, or, where there are `terms`, two or more, the sum of arrays times
-/// weights. A step adds them up on its way, each product rounded, in their order, as a collective would have done.
-template <Real T>
-struct Gradient {
-  const T* own;
-  std::span<const GradientTerm> terms = {};
-
-  Gradient(const T* numbers) : own(numbers) {}
-  Gradient(const T* numbers, std::span<const GradientTerm> all) : own(numbers), terms(all) {}
-};
-
-/// out := the gradient; `out` may be one of its arrays.
-template <Real T>
-void add_up(Cpu, Index count, T* out, std::type_identity_t<Gradient<T>> g);
 
 struct SgdScalars {
   double lr = 0, momentum = 0, dampening = 0, weight_decay = 0;
@@ -37,7 +14,7 @@ struct SgdScalars {
 /// g += weight_decay p; m = momentum m + (1 - dampening) g (in the first step m = g); g = m, or g + momentum m for
 /// Nesterov; p -= lr g. Overwrites `p` and `momentum`, which is null where there is none; `g` stays.
 template <Real T>
-void sgd_step(Cpu, Index count, T* p, std::type_identity_t<Gradient<T>> g, T* momentum, const SgdScalars& s);
+void sgd_step(Cpu, Index count, T* p, const T* g, T* momentum, const SgdScalars& s);
 
 struct AdamScalars {
   double lr = 0, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
@@ -51,7 +28,7 @@ struct AdamScalars {
 /// p -= lr / (1 - beta1^step) * m / (sqrt(v / (1 - beta2^step)) + eps), with the largest v so far if `vmax` is not null
 /// (AMSGrad). Overwrites p, m, v and vmax; `g` stays.
 template <Real T>
-void adam_step(Cpu, Index count, T* p, std::type_identity_t<Gradient<T>> g, T* m, T* v, T* vmax, const AdamScalars& s);
+void adam_step(Cpu, Index count, T* p, const T* g, T* m, T* v, T* vmax, const AdamScalars& s);
 
 struct RmsPropScalars {
   double lr = 0, alpha = 0.99, eps = 1e-8, weight_decay = 0, momentum = 0;
@@ -60,7 +37,7 @@ struct RmsPropScalars {
 /// g += weight_decay p; v = alpha v + (1 - alpha) g²; step = g / (sqrt(v) + eps); with momentum m = momentum m + step
 /// and step = m; p -= lr step. Overwrites p, v and m, which is null where there is no momentum; `g` stays.
 template <Real T>
-void rms_prop_step(Cpu, Index count, T* p, std::type_identity_t<Gradient<T>> g, T* v, T* m, const RmsPropScalars& s);
+void rms_prop_step(Cpu, Index count, T* p, const T* g, T* v, T* m, const RmsPropScalars& s);
 
 struct AdagradScalars {
   double lr = 0, lr_decay = 0, eps = 1e-10, weight_decay = 0;
@@ -70,7 +47,7 @@ struct AdagradScalars {
 
 /// g += weight_decay p; sum += g²; p -= lr / (1 + (step - 1) lr_decay) * g / (sqrt(sum) + eps). Overwrites p and sum.
 template <Real T>
-void adagrad_step(Cpu, Index count, T* p, std::type_identity_t<Gradient<T>> g, T* sum, const AdagradScalars& s);
+void adagrad_step(Cpu, Index count, T* p, const T* g, T* sum, const AdagradScalars& s);
 
 /// The sum of squares, in an order that depends on `count` alone.
 template <Real T>

@@ -32,7 +32,6 @@ class FlatParameters {
     Storage<D> values, grads;
     std::size_t count = 0;      // elements in all
     std::size_t trainable = 0;  // elements at the front that want gradients
-    bool in_common = false;     // other processes read and write the same values
     std::byte* value(std::size_t element) const {
       return static_cast<std::byte*>(values.data()) + element * size_of(dtype);
     }
@@ -52,11 +51,9 @@ class FlatParameters {
 
   /// Memory for that many bytes, or none.
   using Allocate = std::function<std::shared_ptr<void>(std::size_t)>;
-  /// Whose memory `use_memory` is given for the values: other processes' too, which make the same calls.
-  enum class Values : std::uint8_t { own, in_common };
   /// Moves the buffers into memory that these give, now and at each `reorder`; where one gives none, they stay the
   /// device's.
-  void use_memory(Allocate for_values, Allocate for_grads, Values values = Values::own);
+  void use_memory(Allocate for_values, Allocate for_grads);
 
   const std::vector<Entry>& entries() const { return entries_; }
   const std::vector<Group>& groups() const { return groups_; }
@@ -82,7 +79,6 @@ class FlatParameters {
   void lay_out(std::vector<NamedParameter<D>> parameters);
 
   Allocate allocate_values_, allocate_grads_;
-  Values values_ = Values::own;
   std::vector<Entry> entries_;
   std::vector<Group> groups_;
   std::uint64_t generation_ = 0;

@@ -36,10 +36,9 @@ void FlatParameters<D>::reorder(std::span<const std::size_t> order) {
 }
 
 template <Device D>
-void FlatParameters<D>::use_memory(Allocate for_values, Allocate for_grads, Values values) {
+void FlatParameters<D>::use_memory(Allocate for_values, Allocate for_grads) {
   allocate_values_ = std::move(for_values);
   allocate_grads_ = std::move(for_grads);
-  values_ = values;
   lay_out(parameters());
 }
 
@@ -90,9 +89,7 @@ void FlatParameters<D>::lay_out(std::vector<NamedParameter<D>> parameters) {
       }
       return Storage<D>(device, bytes);
     };
-    auto for_values = lent_by(allocate_values_);
-    group.in_common = for_values && values_ == Values::in_common;
-    group.values = memory(trace::Memory::parameters, std::move(for_values));
+    group.values = memory(trace::Memory::parameters, lent_by(allocate_values_));
     group.grads = memory(trace::Memory::gradients, lent_by(allocate_grads_));
   }
   for (const Entry& entry : entries) {
@@ -103,7 +100,6 @@ void FlatParameters<D>::lay_out(std::vector<NamedParameter<D>> parameters) {
       zero_bytes(entry.parameter().where(), group.grad(entry.begin + used), gap);
     }
     entry.parameter().bind(group.values, group.value(entry.begin), group.grads, group.grad(entry.begin));
-    entry.parameter().set_in_common(group.in_common);
   }
   groups_ = std::move(groups);
   entries_ = std::move(entries);

@@ -56,9 +56,6 @@ void for_both(const char* who, Module& to, Module& from, const Visit& visit) {
     const auto wanted = i < targets.size() ? targets[i].describe() : "no more parameters or buffers";
     const auto got = i < sources.size() ? sources[i].describe() : "none";
     check<ShapeError>(wanted == got, who, ": expected ", wanted, ", got ", got);
-    check<UsageError>(!targets[i].parameter || !static_cast<ParameterOn<D>*>(targets[i].numbers)->in_common(), who,
-                      ": all ranks have '", targets[i].name,
-                      "' in common (share_parameters of ShardedOptimizer), and would each write it");
   }
   for (std::size_t i = 0; i < targets.size(); ++i)
     visit(*targets[i].numbers, *sources[i].numbers, targets[i].parameter);

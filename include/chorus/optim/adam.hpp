@@ -26,8 +26,8 @@ class Adam : public Optimizer<D> {
       : Adam(std::move(parameters), options, false) {}
 
   void step() override {
-    this->for_each_range({.adds_up = true}, [&]<class T>(T, const typename Optimizer<D>::Range& range) {
-      kernels::adam_step(this->device(), range.count, static_cast<T*>(range.value), this->template gradient<T>(range),
+    this->for_each_range([&]<class T>(T, const typename Optimizer<D>::Range& range) {
+      kernels::adam_step(this->device(), range.count, static_cast<T*>(range.value), static_cast<const T*>(range.grad),
                          static_cast<T*>(range.state[0]), static_cast<T*>(range.state[1]),
                          static_cast<T*>(range.state[2]),
                          this->scalars(kernels::AdamScalars{.lr = this->lr_of(range),

@@ -167,13 +167,8 @@ class ParameterAverage {
   }
 
   /// Exchanges the model's numbers and the averages. Both stay where they are, for captured steps know the places.
-  /// Where the model holds several averages, one above the other, they may go in any order. Throws UsageError where
-  /// ranks have the model's numbers in common.
+  /// Where the model holds several averages, one above the other, they may go in any order.
   void swap() {
-    for (const Entry& entry : entries_)
-      check<UsageError>(entry.parameter == nullptr || !entry.parameter->in_common(),
-                        "ParameterAverage: all ranks have '", entry.name,
-                        "' in common (share_parameters of ShardedOptimizer), and would each exchange it");
     for (Entry& entry : entries_) {
       const auto device = entry.where();
       const auto bytes = entry.size_bytes();

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -74,21 +73,6 @@ class Optimizer : public HasLearningRate {
     replayed_.prepare(device());
   }
 
-  /// Of `bytes` of gradients at `own`: what their average is the sum of.
-  using TermsOf = std::function<std::vector<kernels::GradientTerm>(const void* own, std::size_t bytes)>;
-
-  /// On the CPU: a step with averages of several ranks' gradients, which each range's are added up to on the way.
-  void step_averaging(const TermsOf& terms_of)
-    requires(std::is_same_v<D, Cpu>)
-  {
-    const struct Scope {
-      const TermsOf*& known;
-      ~Scope() { known = nullptr; }
-    } scope{terms_of_};
-    terms_of_ = &terms_of;
-    step();
-  }
-
   /// Forgets all gradients.
   void zero_grad() {
     for (const Entry& entry : entries_) entry.named.parameter->set_grad_arrived(false);
@@ -155,21 +139,10 @@ class Optimizer : public HasLearningRate {
     GroupOptions group;
     std::size_t axes;             // of the first parameter
     const std::int64_t* counted;  // where the host counts its steps, this one included
-    std::span<const kernels::GradientTerm> terms = {};  // of its gradient, where `update` adds it up
 
     double weight_decay(double of_optimizer) const { return group.weight_decay.value_or(of_optimizer); }
   };
   double lr_of(const Range& range) const { return lr() * range.group.lr_scale; }
-
-  /// A gradient as kernels take it.
-  template <class T>
-  auto gradient(const Range& range) const {
-    const auto own = static_cast<const T*>(range.grad);
-    if constexpr (std::is_same_v<D, Cpu>)
-      return kernels::Gradient<T>(own, range.terms);
-    else
-      return own;
-  }
 
   /// A step's scalars as kernels take them. In a captured step they lie in device memory, where each replay finds its
   /// own learning rate and number.
@@ -203,7 +176,6 @@ class Optimizer : public HasLearningRate {
 
   struct Walk {
     bool each_alone = false;  ///< a range is one parameter
-    bool adds_up = false;     ///< `update` takes `gradient(range)`; else it finds averages at `range.grad`
   };
   /// Calls `update(T{}, range)` for ranges that cover all parameters with gradients, then counts the step.
   template <class Update>
@@ -236,22 +208,10 @@ class Optimizer : public HasLearningRate {
 #endif
     const auto flush = [&] {
       if (range.count == 0) return;
-      const auto of_type = [&]<class T>(T) {
-        std::vector<kernels::GradientTerm> terms;
-        if constexpr (std::is_same_v<D, Cpu>)
-          if (terms_of_ != nullptr) {
-            terms = (*terms_of_)(range.grad, static_cast<std::size_t>(range.count) * sizeof(T));
-            if (walk.adds_up)
-              range.terms = terms;
-            else
-              kernels::add_up(Cpu{}, range.count, static_cast<T*>(range.grad), {static_cast<T*>(range.grad), terms});
-          }
-        update(T{}, range);
-      };
       if (range.dtype == DType::f32)
-        of_type(float{});
+        update(float{}, range);
       else
-        of_type(double{});
+        update(double{}, range);
       range.count = 0;
     };
     bool any = false;
@@ -259,8 +219,6 @@ class Optimizer : public HasLearningRate {
       auto& parameter = *entry.named.parameter;
       if (!parameter.grad_arrived() || !parameter.wants_grad()) continue;
       any = true;
-      check<UsageError>(!parameter.in_common(), "optimizer: all ranks have '", entry.named.name,
-                        "' in common, and would each step it: only the ShardedOptimizer with share_parameters may");
       Range next{parameter.dtype(), parameter.count(), parameter.memory(), parameter.grad_data(), {}, entry.steps++,
                  entry.group, parameter.extents().size(), &entry.steps};
       for (std::size_t slot = 0; slot < slots().size(); ++slot) next.state[slot] = state_data(entry, slot);
@@ -372,7 +330,6 @@ class Optimizer : public HasLearningRate {
 
   std::vector<Entry> entries_;
   std::array<Storage<D>, max_slots> state_;
-  const TermsOf* terms_of_ = nullptr;  // during a step
   bool made_ = false, warned_ = false;
   detail::ReplayedSteps<D> replayed_;
 };

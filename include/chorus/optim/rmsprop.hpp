@@ -62,9 +62,9 @@ class RmsProp final : public Optimizer<D> {
 
   void step() override {
     if (options_.centered) return centered_step();
-    this->for_each_range({.adds_up = true}, [&]<class T>(T, const typename Optimizer<D>::Range& range) {
+    this->for_each_range([&]<class T>(T, const typename Optimizer<D>::Range& range) {
       kernels::rms_prop_step(
-          this->device(), range.count, static_cast<T*>(range.value), this->template gradient<T>(range),
+          this->device(), range.count, static_cast<T*>(range.value), static_cast<const T*>(range.grad),
           static_cast<T*>(range.state[0]), static_cast<T*>(range.state[1]),
           this->scalars(kernels::RmsPropScalars{.lr = this->lr_of(range),
                                                 .alpha = options_.alpha,

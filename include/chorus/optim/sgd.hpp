@@ -32,8 +32,8 @@ class Sgd final : public Optimizer<D> {
   }
 
   void step() override {
-    this->for_each_range({.adds_up = true}, [&]<class T>(T, const typename Optimizer<D>::Range& range) {
-      kernels::sgd_step(this->device(), range.count, static_cast<T*>(range.value), this->template gradient<T>(range),
+    this->for_each_range([&]<class T>(T, const typename Optimizer<D>::Range& range) {
+      kernels::sgd_step(this->device(), range.count, static_cast<T*>(range.value), static_cast<const T*>(range.grad),
                         static_cast<T*>(range.state[0]),
                         this->scalars(kernels::SgdScalars{.lr = this->lr_of(range),
                                                           .momentum = options_.momentum,

@@ -173,7 +173,6 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
       }
     for (std::size_t g = 0; g < elements.size(); ++g) {
       const auto& group = this->flat_.groups()[g];
-      if (group.in_common) continue;  // nobody has others
       broadcast_bytes(group.value(0), elements[g] * size_of(group.dtype), root, trace::Traffic::parameters);
     }
   }

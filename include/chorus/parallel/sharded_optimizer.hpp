@@ -4,13 +4,11 @@
 
 #include <algorithm>
 #include <chorus/comm/communicator.hpp>
-#include <chorus/core/say.hpp>
 #include <chorus/core/while_alive.hpp>
 #include <chorus/optim/averaged_gradients.hpp>
 #include <chorus/optim/clip.hpp>
 #include <chorus/optim/optimizer.hpp>
 #include <chorus/parallel/access.hpp>
-#include <chorus/parallel/ddp/shared_gradients.hpp>
 #include <chorus/parallel/ddp/with_type.hpp>
 #include <chorus/parallel/sharded/parameter_shards.hpp>
 #include <cmath>
@@ -38,14 +36,6 @@ concept DistributedInBuckets = requires(AccessTo<Net> access) {
 };
 }  // namespace detail
 
-/// Options of ShardedOptimizer.
-struct ShardedOptimizerOptions {
-  /// Keep one copy of the parameters for all ranks, where all run on CPUs of one machine: each reads them where they
-  /// lie, and steps its shard of them for all, so that nothing is gathered. On GPUs and across machines every rank
-  /// keeps its own. See ShardedOptimizer::shares_parameters.
-  bool share_parameters = false;
-};
-
 /// An optimizer of type `Opt` of which each of n ranks keeps and steps its shard of each bucket of a
 /// DistributedDataParallel net, an n-th of all parameters; then all gather all shards. The numbers are those of `Opt`
 /// itself. A step sends (n - 1) / n of the parameters' bytes from each rank; the state takes an n-th of the memory. All
@@ -56,14 +46,6 @@ struct ShardedOptimizerOptions {
 /// A model in MixedPrecision goes with it, and `scaler.step(optimizer)` of optim::GradScaler. Its float parameters, of
 /// which it computes with copies in 2 bytes, are what is stepped. They stay whole on each rank, for they are the model:
 /// what is saved, compared, and read by layers that compute in float; the state beside them is what is sharded.
-///
-/// With share_parameters they are not even whole on each rank, but there once (as MPI_Win_allocate_shared gives
-/// memory): a step sends nothing, and ranks on neighbouring cores find weights in their cache that another one has
-/// read. With the hook ReduceScatter backward sends nothing either: gradients lie where all ranks reach them, and each
-/// rank averages its shard as it steps, in the same pass over memory. What a program does with parameters itself then
-/// acts on all ranks. To read them, or to write the same on all ranks, as loading does, takes no care; `p *= 0.9` on
-/// every rank would be done by each. Optimizers that don't know of it refuse. The optimizer's end gives each rank a
-/// copy of its own.
 template <class Opt>
 class ShardedOptimizer : public optim::HasLearningRate {
   static_assert(
@@ -75,10 +57,9 @@ class ShardedOptimizer : public optim::HasLearningRate {
 
  public:
   /// Steps all parameters of `net`, as long as that lives: afterwards there is its state, and other calls throw
-  /// UsageError. Throws UsageError where ranks have parameters or gradients of their own. A collective with
-  /// share_parameters.
+  /// UsageError. Throws UsageError where ranks have parameters or gradients of their own.
   template <detail::DistributedInBuckets Net>
-  ShardedOptimizer(Net& net, const typename Opt::options_type& options, const ShardedOptimizerOptions& how = {})
+  ShardedOptimizer(Net& net, const typename Opt::options_type& options)
       : HasLearningRate(options.lr), options_(options), in_parts_(detail::AccessTo<Net>::averages_in_parts) {
     check<UsageError>(!detail::AccessTo<Net>::own_gradients,
                       "ShardedOptimizer: the hook may leave each rank its own gradients, and a rank steps its "
@@ -92,7 +73,6 @@ class ShardedOptimizer : public optim::HasLearningRate {
     clip_ = while_there([this, &net](double max_norm, bool strict) { return clip(net, max_norm, strict); });
     with_parts_ = while_there([this, &net](const UseParts& use) {
       prepare(net);
-      detail::access_to(net).average_parts();
       detail::access_to(net).with_gradients([&] { use(shards_.mine()); });
     });
     make_largest_ = while_there([&net](std::int32_t* number) { net.make_largest(number); });
@@ -102,19 +82,6 @@ class ShardedOptimizer : public optim::HasLearningRate {
       detail::access_to(net).forget_parts();
     });
     parameters_ = while_there([&net] { return net.parameters(); });
-    if (!how.share_parameters) return;
-    detail::access_to(net).share_parameters();
-    keep_own_parameters_ = [&net, alive = net.alive()] {
-      if (!alive.expired() && in_common(net)) detail::access_to(net).keep_own_parameters();
-    };
-  }
-  ~ShardedOptimizer() {
-    if (!keep_own_parameters_) return;
-    try {
-      keep_own_parameters_();
-    } catch (const std::exception& error) {  // no memory
-      detail::say(cat("ShardedOptimizer: the parameters stay in memory that all ranks have in common: ", error.what()));
-    }
   }
   ShardedOptimizer(const ShardedOptimizer&) = delete;
   ShardedOptimizer& operator=(const ShardedOptimizer&) = delete;
@@ -141,11 +108,6 @@ class ShardedOptimizer : public optim::HasLearningRate {
   }
   /// See Optimizer::no_decay_on_biases_and_norms.
   void no_decay_on_biases_and_norms() { set_group(optim::IsBiasOrNorm{}, {.weight_decay = 0}); }
-  /// Whether all ranks have one copy of the parameters: as share_parameters says, where that can be.
-  bool shares_parameters() const {
-    const auto all = parameters_();
-    return std::any_of(all.begin(), all.end(), [](const auto& named) { return named.parameter->in_common(); });
-  }
   /// This rank's shard of the state, made by the first step.
   std::vector<optim::StateTensor> state() { return own_ ? own_->state() : std::vector<optim::StateTensor>(); }
 
@@ -236,24 +198,16 @@ class ShardedOptimizer : public optim::HasLearningRate {
   template <class Net>
   void step(Net& net, [[maybe_unused]] const std::int32_t* unwanted) {
     prepare(net);
-    const bool shared = in_common(net);
-    const auto* const of_all = detail::access_to(net).gradients_to_average();
-    if (shared && of_all == nullptr) net.communicator().barrier();  // others may compute with the old ones still
     if (own_) {
       take_learning_rate();
       detail::access_to(net).with_gradients([&] {
-        if constexpr (std::is_same_v<D, Cpu>) {
-          if (of_all != nullptr)
-            return own_->step_averaging([&](const void* own, std::size_t bytes) { return of_all->terms(own, bytes); });
-        } else {
+        if constexpr (!std::is_same_v<D, Cpu>)
           if (unwanted != nullptr) return own_->step_unless(unwanted);
-        }
         own_->step();
       });
     }
     detail::access_to(net).forget_parts();
     gather(net);
-    if (shared || of_all != nullptr) net.communicator().barrier();
     for (const auto& entry : net.flat_parameters().entries()) entry.parameter().touch();
   }
 
@@ -273,7 +227,6 @@ class ShardedOptimizer : public optim::HasLearningRate {
                       "ShardedOptimizer: clip_grad_norm in a step that is captured, where no rank knows its norm");
 #endif
     prepare(net);
-    detail::access_to(net).average_parts();
     double squares = 0;
     detail::access_to(net).with_gradients([&] { squares = optim::detail::square_sum(shards_.mine()); });
     net.communicator().all_reduce(std::span(&squares, 1), comm::ReduceOp::sum, {});
@@ -328,12 +281,6 @@ class ShardedOptimizer : public optim::HasLearningRate {
   }
 
   template <class Net>
-  static bool in_common(const Net& net) {
-    const auto& groups = net.flat_parameters().groups();
-    return std::any_of(groups.begin(), groups.end(), [](const auto& group) { return group.in_common; });
-  }
-
-  template <class Net>
   static void gather(Net& net) {
     auto& communicator = net.communicator();
     if (communicator.size() == 1) return;
@@ -342,7 +289,6 @@ class ShardedOptimizer : public optim::HasLearningRate {
                rank = static_cast<std::size_t>(communicator.rank());
     for (const auto& bucket : detail::access_to(net).buckets()) {
       const auto& group = net.flat_parameters().groups()[bucket.group];
-      if (group.in_common) continue;
       ddp::with_type(group.dtype, group.value(bucket.begin), [&]<class T>(T* values) {
         const std::size_t shard = bucket.count / ranks, even = shard * ranks;
         if (shard > 0)
@@ -360,7 +306,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
   std::function<double(double, bool)> clip_;
   std::function<void(const UseParts&)> with_parts_;
   std::function<void(std::int32_t*)> make_largest_;
-  std::function<void()> zero_grad_, skip_step_, keep_own_parameters_;
+  std::function<void()> zero_grad_, skip_step_;
   std::function<std::vector<nn::NamedParameter<D>>()> parameters_;
   bool in_parts_;
   detail::ParameterShards<D> shards_;

@@ -3,7 +3,6 @@
 
 #include <chorus/comm/communicator.hpp>
 #include <chorus/comm/objects.hpp>
-#include <chorus/comm/shared_window.hpp>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -171,33 +170,6 @@ std::string objects(ch::comm::Communicator auto& c) {
   return "";
 }
 
-/// Memory of each rank's that all ranks of a machine have.
-std::string in_common(ch::comm::Communicator auto& c) {
-  const auto n = static_cast<std::size_t>(c.size());
-  // Each rank has so many bytes and as many more as its number, or rank 0 alone has some.
-  for (const std::size_t most : {n, std::size_t{100'001}, std::size_t{0}}) {
-    const auto bytes = [&](std::size_t rank) { return most > 0 ? most + rank : rank == 0 ? n : 0; };
-    const auto memory = ch::comm::allocate_shared(c, bytes(static_cast<std::size_t>(c.rank())));
-    if (memory.size() != n) return "allocate_shared: none";
-    for (std::size_t owner = 0; owner < n; ++owner) {
-      auto* const of_owner = memory[owner].get();
-      if ((of_owner == nullptr) != (bytes(owner) == 0)) return ch::cat("allocate_shared: of rank ", owner);
-      if (of_owner == nullptr) continue;
-      if (reinterpret_cast<std::uintptr_t>(of_owner) % 4096 != 0) return "allocate_shared: not aligned";
-      if (of_owner[bytes(owner) - 1] != std::byte{0}) return "allocate_shared: not zeroed";
-    }
-    c.barrier();
-    for (std::size_t owner = 0; owner < n; ++owner)
-      if (memory[owner]) memory[owner].get()[c.rank()] = static_cast<std::byte>(c.rank() + 1 + static_cast<int>(owner));
-    c.barrier();
-    for (std::size_t owner = 0; owner < n; ++owner)
-      for (std::size_t rank = 0; memory[owner] && rank < n; ++rank)
-        if (memory[owner].get()[rank] != static_cast<std::byte>(rank + 1 + owner))
-          return ch::cat("allocate_shared: of rank ", owner, ", by rank ", rank);
-  }
-  return "";
-}
-
 /// Every operation, with every scalar type, and with counts that divide by the number of ranks and counts that don't.
 inline std::string conforms(ch::comm::Communicator auto& c) {
   const auto n = static_cast<std::size_t>(c.size());
@@ -212,7 +184,6 @@ inline std::string conforms(ch::comm::Communicator auto& c) {
   for (const auto& wrong : {extremes<float>(c), extremes<double>(c), extremes<ch::bf16>(c), extremes<ch::half>(c)})
     if (!wrong.empty()) return wrong;
   if (auto wrong = objects(c); !wrong.empty()) return wrong;
-  if (auto wrong = in_common(c); !wrong.empty()) return wrong;
   if (auto wrong = wraps<std::int8_t>(c); !wrong.empty()) return wrong;
   if (auto wrong = wraps<std::int32_t>(c); !wrong.empty()) return wrong;
   if (auto wrong = conforms<double>(c, 200'003); !wrong.empty()) return wrong;  // several segments

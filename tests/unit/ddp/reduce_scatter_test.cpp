@@ -23,7 +23,6 @@ struct Extras {
   double clip = 0;
   bool freezes = false;     // fc1 rests in steps 2 and 3
   bool two_passes = false;  // gradients of two batches add up
-  bool in_common = false;   // one copy of the parameters
 };
 
 template <class Net>
@@ -59,7 +58,7 @@ std::vector<double> sharded(int ranks, const typename Opt::options_type& options
   return test::numbers_in(common_text(ranks, [=](const World& world) {
     Distributed<Model, Hook> rank(world, net_options);
     auto& net = rank.net;
-    ShardedOptimizer<Opt> optimizer{net, options, {.share_parameters = extras.in_common}};
+    ShardedOptimizer<Opt> optimizer{net, options};
     std::string norms;
     const auto backward = [&](std::uint32_t images, std::uint32_t number) {
       cross_entropy(net(test::share(numbers(7, 5, images), world)), test::share(labels(7, 3, number), world))
@@ -86,22 +85,17 @@ TEST_CASE("reduce-scatter: the steps are those of the plain optimizer, in one bu
     for (const auto& options :
          {DistributedDataParallelOptions{}, every_parameter, DistributedDataParallelOptions{.static_graph = true},
           DistributedDataParallelOptions{.find_unused_parameters = true}}) {
-      for (const bool in_common : {false, true}) {
-        INFO(ranks << " ranks, in common " << in_common << ", " << options.describe<Cpu>());
-        const Extras extras{.in_common = in_common};
-        CHECK(distance(sharded<Sgd>(ranks, sgd, options, extras), plain<Sgd>(sgd)) < rounding);
-        CHECK(distance(sharded<Adam>(ranks, adam, options, extras), plain<Adam>(adam)) < rounding);
-      }
+      INFO(ranks << " ranks, " << options.describe<Cpu>());
+      CHECK(distance(sharded<Sgd>(ranks, sgd, options), plain<Sgd>(sgd)) < rounding);
+      CHECK(distance(sharded<Adam>(ranks, adam, options), plain<Adam>(adam)) < rounding);
     }
 }
 
 TEST_CASE("reduce-scatter: passes under no_sync add up, and clipping takes all ranks' norm") {
-  for (const bool in_common : {false, true}) {
-    const Extras extras{.clip = 0.2, .two_passes = true, .in_common = in_common};
-    for (const int ranks : {1, 2, 3}) {
-      CHECK(distance(sharded<Sgd>(ranks, sgd, {}, extras), plain<Sgd>(sgd, extras)) < rounding);
-      CHECK(distance(sharded<Sgd, AllReduce>(ranks, sgd, {}, extras), plain<Sgd>(sgd, extras)) < rounding);
-    }
+  const Extras extras{.clip = 0.2, .two_passes = true};
+  for (const int ranks : {1, 2, 3}) {
+    CHECK(distance(sharded<Sgd>(ranks, sgd, {}, extras), plain<Sgd>(sgd, extras)) < rounding);
+    CHECK(distance(sharded<Sgd, AllReduce>(ranks, sgd, {}, extras), plain<Sgd>(sgd, extras)) < rounding);
   }
 }
 
@@ -113,26 +107,24 @@ TEST_CASE("sharded optimizer: parameters that rest for a while keep their state"
   }
 }
 
-TEST_CASE("reduce-scatter: a step sends what an all-reduce alone does, or half, where parameters are in common") {
-  for (const bool in_common : {false, true}) {
-    const auto text = common_text(3, [in_common](const World& world) {
-      Distributed<Model, ReduceScatter> rank(world);
-      ShardedOptimizer<Adam> optimizer{rank.net, {.lr = 0.1}, {.share_parameters = in_common}};
-      std::string sent;
-      const auto gradients = [&] { return trace::bytes_sent(world.rank, trace::Traffic::gradients) / 8; };
-      for (int step = 0; step < 2; ++step) {
-        trace::reset_traffic();
-        sum(rank.net(test::share(numbers(8, 5, 1), world))).backward();
-        const auto in_backward = gradients();
-        optimizer.step();
-        sent += cat(in_backward, " + ", gradients() - in_backward, ", ",
-                    trace::bytes_sent(world.rank, trace::Traffic::parameters) / 8, "; ");
-      }
-      return sent;
-    });
-    // The first pass averages whole.
-    CHECK(text == (in_common ? "148 + 0, 0; 0 + 74, 0; " : "148 + 0, 74; 74 + 0, 74; "));
-  }
+TEST_CASE("reduce-scatter: a step sends what an all-reduce alone does") {
+  const auto text = common_text(3, [](const World& world) {
+    Distributed<Model, ReduceScatter> rank(world);
+    ShardedOptimizer<Adam> optimizer{rank.net, {.lr = 0.1}};
+    std::string sent;
+    const auto gradients = [&] { return trace::bytes_sent(world.rank, trace::Traffic::gradients) / 8; };
+    for (int step = 0; step < 2; ++step) {
+      trace::reset_traffic();
+      sum(rank.net(test::share(numbers(8, 5, 1), world))).backward();
+      const auto in_backward = gradients();
+      optimizer.step();
+      sent += cat(in_backward, " + ", gradients() - in_backward, ", ",
+                  trace::bytes_sent(world.rank, trace::Traffic::parameters) / 8, "; ");
+    }
+    return sent;
+  });
+  // The first pass averages whole.
+  CHECK(text == "148 + 0, 74; 74 + 0, 74; ");
 }
 
 TEST_CASE("reduce-scatter: nobody sees gradients that are not whole, and none is lost without a word") {

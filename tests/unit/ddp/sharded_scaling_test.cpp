@@ -50,7 +50,6 @@ struct Extras {
   std::string from = {}, to = {};  // checkpoints
   std::string scaler = {};         // state of the one at `from`
   std::uint32_t last = 8;
-  bool share_parameters = false;
 };
 
 /// In step 1 one rank overflows, in step 5 another one has no numbers.
@@ -97,7 +96,7 @@ template <class Model, class Hook>
 std::string sharded(int ranks, const Extras& extras = {}, const DistributedDataParallelOptions& options = {}) {
   return common_text(ranks, [=](const World& world) {
     Distributed<Model, Hook> rank(world, options, made<Model>());
-    ShardedOptimizer<Adam> optimizer{rank.net, adam, {.share_parameters = extras.share_parameters}};
+    ShardedOptimizer<Adam> optimizer{rank.net, adam};
     return train<Model, Hook>(rank.net, optimizer, world, extras);
   });
 }
@@ -122,7 +121,6 @@ void same_bits() {
       REQUIRE(std::count(text.begin(), text.end(), '\n') == 8);
       CHECK(sharded<Model, AllReduce>(2, {.clip = clip}, options) == text);
       CHECK(sharded<Model, ReduceScatter>(2, {.clip = clip}, options) == text);
-      CHECK(sharded<Model, ReduceScatter>(2, {.clip = clip, .share_parameters = true}, options) == text);
     }
 }
 

@@ -125,55 +125,6 @@ TEMPLATE_TEST_CASE("rms_prop_step and adagrad_step are PyTorch's", "", float, do
       });
 }
 
-TEMPLATE_TEST_CASE("a step with several ranks' gradients is one with their average, bit for bit", "", float, double) {
-  using T = TestType;
-  for (const std::size_t ranks : {2u, 3u, 5u})
-    for (const Index n : {1, 7, 37, 70001}) {  // the last by several threads, where there are any
-      const double weight = 1.0 / static_cast<double>(ranks);
-      std::vector<std::vector<T>> of_ranks;
-      std::vector<GradientTerm> terms;
-      for (std::size_t r = 0; r < ranks; ++r) of_ranks.push_back(numbers<T>(n, 20 + r));
-      for (std::size_t r = 0; r < ranks; ++r) terms.push_back({of_ranks[r].data(), r == 0 ? 2 * weight : weight});
-      std::vector<T> average(static_cast<std::size_t>(n));
-      for (std::size_t i = 0; i < average.size(); ++i)
-        for (std::size_t r = 0; r < ranks; ++r) {
-          volatile T product = static_cast<T>(terms[r].weight) * of_ranks[r][i];  // rounded
-          average[i] = r == 0 ? T{product} : average[i] + product;
-        }
-      const Gradient<T> sum(of_ranks[0].data(), terms);
-      const auto same = [&](const auto& step) {
-        std::vector<T> a = numbers<T>(n, 1), m(a.size()), v(a.size()), vmax(a.size());
-        auto b = a, bm = m, bv = v, bvmax = vmax;
-        for (Index t = 0; t < 2; ++t) {
-          step(t, a.data(), sum, m.data(), v.data(), vmax.data());
-          step(t, b.data(), Gradient<T>(average.data()), bm.data(), bv.data(), bvmax.data());
-        }
-        return a == b && m == bm && v == bv && vmax == bvmax && a != numbers<T>(n, 1);
-      };
-      INFO(ranks << " ranks, " << n);
-      for (const bool nesterov : {false, true})
-        CHECK(same([&](Index t, T* p, auto g, T* m, T*, T*) {
-          sgd_step(Cpu{}, n, p, g, m,
-                   {.lr = 0.1, .momentum = 0.9, .weight_decay = 0.01, .nesterov = nesterov, .first_step = t == 0});
-        }));
-      CHECK(same([&](Index t, T* p, auto g, T* m, T* v, T* vmax) {
-        adam_step(Cpu{}, n, p, g, m, v, vmax, {.lr = 0.1, .weight_decay = 0.01, .step = t + 1});
-      }));
-      CHECK(same([&](Index, T* p, auto g, T* m, T* v, T*) {
-        rms_prop_step(Cpu{}, n, p, g, v, m, {.lr = 0.1, .weight_decay = 0.01, .momentum = 0.5});
-      }));
-      CHECK(same([&](Index t, T* p, auto g, T*, T* v, T*) {
-        adagrad_step(Cpu{}, n, p, g, v, {.lr = 0.1, .weight_decay = 0.01, .step = t + 1});
-      }));
-      for (auto& numbers : of_ranks) {  // in place of any
-        const auto before = numbers;
-        add_up(Cpu{}, n, numbers.data(), sum);
-        CHECK(numbers == average);
-        std::copy(before.begin(), before.end(), numbers.begin());
-      }
-    }
-}
-
 TEST_CASE("an overflown second moment stops a parameter but does not spoil it") {
   float p = 1, m = 0, v = 0;
   const float g = 1e30f;

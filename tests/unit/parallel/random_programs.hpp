@@ -52,7 +52,6 @@ struct Program : Structure {
   double clip = 0;
   ch::DistributedDataParallelOptions options;
   Stepping stepping = Stepping::plain;
-  bool in_common = false;  // ranks have one copy of the parameters
   std::vector<Step> steps;
   std::vector<std::vector<int>> epochs;  // under join: steps that each rank takes; empty: no join
   int saved_before = -1;                 // the step before which a checkpoint is written
@@ -154,7 +153,6 @@ inline Program draw(std::uint64_t seed) {
   if (poison) o.non_finite = ch::NonFinite::skip_step;
   Draw more(seed + 7'000'000);  // programs stay what they are without it
   p.scaled = p.feature("scaled", !fused && !poison && more.chance(30));
-  p.in_common = p.feature("parameters in common", sharded && more.chance(50));
   p.asks = p.scaled && p.feature("scaler asks", p.ignores() || more.chance(40));
 
   const auto ranks = static_cast<std::size_t>(p.ranks);

@@ -22,9 +22,7 @@ template <class Opt, class Net>
 Stepper stepper(Net& net, const auto& options, const Program& program, optim::GradScaler<Cpu>& scaler) {
   const double max_norm = program.clip;
   std::shared_ptr<Opt> optimizer;
-  if constexpr (requires { Opt(net, options, ShardedOptimizerOptions{}); })
-    optimizer = std::make_shared<Opt>(net, options, ShardedOptimizerOptions{.share_parameters = program.in_common});
-  else if constexpr (requires { Opt(net, options); })
+  if constexpr (requires { Opt(net, options); })
     optimizer = std::make_shared<Opt>(net, options);
   else
     optimizer = std::make_shared<Opt>(net.parameters(), options);

@@ -8,70 +8,29 @@
 #include <chorus/kernels/cpu/packet_math.hpp>
 #include <chorus/kernels/optimizer.hpp>
 #include <cmath>
-#include <cstdint>
 #include <numeric>
-#include <span>
-#include <type_traits>
-#include <vector>
 
 namespace chorus::kernels {
 
-namespace detail {
-/// Calls `f(gradient)`, where `gradient(i, count)` is a packet of it.
-template <Real T, class F>
-void with_gradient(const Gradient<T>& g, const F& f) {
-  if (g.terms.empty()) return f([own = g.own](Index i, auto n) { return load(own + i, n); });
-  struct Term {
-    const T* numbers;
-    T weight;
-  };
-  std::vector<Term> terms;
-  for (const auto& [numbers, weight] : g.terms)
-    terms.push_back({static_cast<const T*>(numbers), static_cast<T>(weight)});
-  // A zero that the compiler knows nothing of: products with it in them can't be fused with additions.
-  std::int64_t nothing = 0;
-  asm("" : "+r"(nothing));
-  const auto product = [zero = splat(static_cast<T>(nothing))](const Term& term, Index i, auto n) {
-    return Eigen::internal::por(pmul(splat(term.weight), load(term.numbers + i, n)), zero);
-  };
-  const Term first = terms[0], second = terms[1];
-  const std::span<const Term> rest = std::span(terms).subspan(2);
-  f([=](Index i, auto n) {
-    auto sum = padd(product(first, i, n), product(second, i, n));
-    for (const Term& term : rest) sum = padd(sum, product(term, i, n));
-    return sum;
-  });
-}
-}  // namespace detail
-
 template <Real T>
-void add_up(Cpu, Index count, T* out, std::type_identity_t<Gradient<T>> g) {
-  detail::with_gradient(g, [=](auto gradient) {
-    parallel_packets<T>(count, [=](Index i, auto n) { store(out + i, gradient(i, n), n); });
-  });
-}
-
-template <Real T>
-void sgd_step(Cpu, Index count, T* p, std::type_identity_t<Gradient<T>> g, T* momentum, const SgdScalars& s) {
+void sgd_step(Cpu, Index count, T* p, const T* g, T* momentum, const SgdScalars& s) {
   const auto scalar = [](double x) { return splat(static_cast<T>(x)); };
   const auto lr = scalar(-s.lr), decay = scalar(s.weight_decay), keep = scalar(s.momentum),
              mix = scalar(1 - s.dampening);
-  detail::with_gradient(g, [=](auto gradient) {
-    parallel_packets<T>(count, [=](Index i, auto n) {
-      const auto value = load(p + i, n);
-      auto step = pmadd(decay, value, gradient(i, n));
-      if (momentum != nullptr) {
-        const auto m = s.first_step ? step : pmadd(mix, step, pmul(keep, load(momentum + i, n)));
-        store(momentum + i, m, n);
-        step = s.nesterov ? pmadd(keep, m, step) : m;
-      }
-      store(p + i, pmadd(lr, step, value), n);
-    });
+  parallel_packets<T>(count, [=](Index i, auto n) {
+    const auto value = load(p + i, n);
+    auto step = pmadd(decay, value, load(g + i, n));
+    if (momentum != nullptr) {
+      const auto m = s.first_step ? step : pmadd(mix, step, pmul(keep, load(momentum + i, n)));
+      store(momentum + i, m, n);
+      step = s.nesterov ? pmadd(keep, m, step) : m;
+    }
+    store(p + i, pmadd(lr, step, value), n);
   });
 }
 
 template <Real T>
-void adam_step(Cpu, Index count, T* p, std::type_identity_t<Gradient<T>> g, T* m, T* v, T* vmax, const AdamScalars& s) {
+void adam_step(Cpu, Index count, T* p, const T* g, T* m, T* v, T* vmax, const AdamScalars& s) {
   const auto scalar = [](double x) { return splat(static_cast<T>(x)); };
   const auto exponent = static_cast<double>(s.step);
   const auto step_size = scalar(-s.lr / (1 - std::pow(s.beta1, exponent)));
@@ -79,58 +38,52 @@ void adam_step(Cpu, Index count, T* p, std::type_identity_t<Gradient<T>> g, T* m
   const auto keep1 = scalar(s.beta1), mix1 = scalar(1 - s.beta1), keep2 = scalar(s.beta2), mix2 = scalar(1 - s.beta2);
   const auto decay = scalar(s.decoupled ? 0 : s.weight_decay),
              shrink = scalar(s.decoupled ? 1 - s.lr * s.weight_decay : 1);
-  detail::with_gradient(g, [=](auto gradient) {
-    parallel_packets<T>(count, [=](Index i, auto n) {
-      const auto value = load(p + i, n);
-      const auto grad = pmadd(decay, value, gradient(i, n));
-      const auto mean = pmadd(mix1, grad, pmul(keep1, load(m + i, n)));
-      auto square = pmadd(pmul(mix2, grad), grad, pmul(keep2, load(v + i, n)));
-      store(m + i, mean, n);
-      store(v + i, square, n);
-      if (vmax != nullptr) {
-        square = Eigen::internal::pmax(load(vmax + i, n), square);
-        store(vmax + i, square, n);
-      }
-      const auto denominator = pmadd(math::packets::sqrt(square), correction, eps);
-      store(p + i, pmadd(step_size, Eigen::internal::pdiv(mean, denominator), pmul(shrink, value)), n);
-    });
+  parallel_packets<T>(count, [=](Index i, auto n) {
+    const auto value = load(p + i, n);
+    const auto grad = pmadd(decay, value, load(g + i, n));
+    const auto mean = pmadd(mix1, grad, pmul(keep1, load(m + i, n)));
+    auto square = pmadd(pmul(mix2, grad), grad, pmul(keep2, load(v + i, n)));
+    store(m + i, mean, n);
+    store(v + i, square, n);
+    if (vmax != nullptr) {
+      square = Eigen::internal::pmax(load(vmax + i, n), square);
+      store(vmax + i, square, n);
+    }
+    const auto denominator = pmadd(math::packets::sqrt(square), correction, eps);
+    store(p + i, pmadd(step_size, Eigen::internal::pdiv(mean, denominator), pmul(shrink, value)), n);
   });
 }
 
 template <Real T>
-void rms_prop_step(Cpu, Index count, T* p, std::type_identity_t<Gradient<T>> g, T* v, T* m, const RmsPropScalars& s) {
+void rms_prop_step(Cpu, Index count, T* p, const T* g, T* v, T* m, const RmsPropScalars& s) {
   const auto scalar = [](double x) { return splat(static_cast<T>(x)); };
   const auto lr = scalar(-s.lr), keep = scalar(s.alpha), mix = scalar(1 - s.alpha), eps = scalar(s.eps);
   const auto decay = scalar(s.weight_decay), momentum = scalar(s.momentum);
-  detail::with_gradient(g, [=](auto gradient) {
-    parallel_packets<T>(count, [=](Index i, auto n) {
-      const auto value = load(p + i, n);
-      const auto grad = pmadd(decay, value, gradient(i, n));
-      const auto square = pmadd(pmul(mix, grad), grad, pmul(keep, load(v + i, n)));
-      store(v + i, square, n);
-      auto step = Eigen::internal::pdiv(grad, padd(math::packets::sqrt(square), eps));
-      if (m != nullptr) {
-        step = pmadd(momentum, load(m + i, n), step);
-        store(m + i, step, n);
-      }
-      store(p + i, pmadd(lr, step, value), n);
-    });
+  parallel_packets<T>(count, [=](Index i, auto n) {
+    const auto value = load(p + i, n);
+    const auto grad = pmadd(decay, value, load(g + i, n));
+    const auto square = pmadd(pmul(mix, grad), grad, pmul(keep, load(v + i, n)));
+    store(v + i, square, n);
+    auto step = Eigen::internal::pdiv(grad, padd(math::packets::sqrt(square), eps));
+    if (m != nullptr) {
+      step = pmadd(momentum, load(m + i, n), step);
+      store(m + i, step, n);
+    }
+    store(p + i, pmadd(lr, step, value), n);
   });
 }
 
 template <Real T>
-void adagrad_step(Cpu, Index count, T* p, std::type_identity_t<Gradient<T>> g, T* sum, const AdagradScalars& s) {
+void adagrad_step(Cpu, Index count, T* p, const T* g, T* sum, const AdagradScalars& s) {
   const auto scalar = [](double x) { return splat(static_cast<T>(x)); };
   const auto lr = scalar(-s.lr / (1 + static_cast<double>(s.step - 1) * s.lr_decay));
   const auto eps = scalar(s.eps), decay = scalar(s.weight_decay);
-  detail::with_gradient(g, [=](auto gradient) {
-    parallel_packets<T>(count, [=](Index i, auto n) {
-      const auto value = load(p + i, n);
-      const auto grad = pmadd(decay, value, gradient(i, n));
-      const auto square = pmadd(grad, grad, load(sum + i, n));
-      store(sum + i, square, n);
-      store(p + i, pmadd(lr, Eigen::internal::pdiv(grad, padd(math::packets::sqrt(square), eps)), value), n);
-    });
+  parallel_packets<T>(count, [=](Index i, auto n) {
+    const auto value = load(p + i, n);
+    const auto grad = pmadd(decay, value, load(g + i, n));
+    const auto square = pmadd(grad, grad, load(sum + i, n));
+    store(sum + i, square, n);
+    store(p + i, pmadd(lr, Eigen::internal::pdiv(grad, padd(math::packets::sqrt(square), eps)), value), n);
   });
 }
 

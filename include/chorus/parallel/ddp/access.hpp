@@ -2,7 +2,6 @@
 /// What classes of the library need of a DistributedDataParallel, and users don't call.
 
 #include <algorithm>
-#include <chorus/comm/shared_window.hpp>
 #include <chorus/optim/optimizer.hpp>
 #include <chorus/parallel/access.hpp>
 #include <chorus/parallel/ddp/policy_with_options.hpp>
@@ -132,44 +131,6 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
   /// Those in parts have been used.
   void forget_parts() requires averages_in_parts { parts().forget(); }
   void forget_parts() {}
-  /// Has each rank average its part, where backward has left that to the optimizer. All ranks call it.
-  void average_parts() {
-    if constexpr (averages_in_parts) parts().average();
-  }
-  /// Where backward has left it so: all ranks' gradients, which the optimizer averages as it steps, and which stay as
-  /// they are until all have done so; else null. All ranks call it, and none returns before all have.
-  const SharedGradients* gradients_to_average() {
-    if constexpr (averages_in_parts) {
-      if (!parts().waits_for_average()) return nullptr;
-      parts().tell_weight();
-      return &parts().shared();
-    }
-    return nullptr;
-  }
-  /// Moves the parameters, rank 0's numbers, into memory that all ranks have in common, where there is such: on CPUs of
-  /// one machine. Where the hook averages in parts, gradients move to where all ranks reach them, and backward leaves
-  /// averaging to the optimizer. All ranks call it.
-  void share_parameters() {
-    auto& communicator = net_.communicator_;
-    if (!std::is_same_v<D, Cpu> || communicator.size() == 1) return;
-    net_.broadcast_parameters(0, net_.is_shared());
-    const auto of_rank_0 = [&communicator](std::size_t bytes) {
-      const auto memory = comm::allocate_shared(communicator, communicator.rank() == 0 ? bytes : 0);
-      return memory.empty() ? nullptr : memory[0];
-    };
-    auto for_gradients = net_.own_memory();
-    if constexpr (averages_in_parts)
-      for_gradients = [&communicator, &parts = parts(),
-                       own = net_.own_memory()](std::size_t bytes) -> std::shared_ptr<void> {
-        auto memory = parts.shared().allocate(communicator, bytes);
-        return memory || !own ? memory : own(bytes);
-      };
-    with_gradients([&] { net_.flat_.use_memory(of_rank_0, for_gradients, nn::FlatParameters<D>::Values::in_common); });
-  }
-  /// Moves them back into memory of each rank's own. No collective: nobody may step meanwhile.
-  void keep_own_parameters() {
-    with_gradients([&] { net_.flat_.use_memory(net_.own_memory(), net_.own_memory()); });
-  }
 
  private:
   Core& core() const { return net_.core(); }

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <chorus/parallel/ddp/hook_calls.hpp>
 #include <chorus/parallel/ddp/learned_order.hpp>
-#include <chorus/parallel/ddp/shared_gradients.hpp>
 #include <chorus/parallel/hooks/all_reduce.hpp>
 #include <cstddef>
 #include <functional>
@@ -24,9 +23,8 @@ constexpr Elements part_of(std::size_t count, std::size_t rank, std::size_t rank
   return {rank * each, rank + 1 == ranks ? count : (rank + 1) * each};
 }
 
-/// What becomes of a backward pass's gradients: what the hook does; whole averages, where parts are not enough;
-/// nothing, for other ranks reach them, and the optimizer averages as it steps.
-enum class Averaging { by_hook, whole, by_optimizer };
+/// What becomes of a backward pass's gradients: what the hook does; whole averages, where parts are not enough.
+enum class Averaging { by_hook, whole };
 
 template <Device D, class Hook, class Communicator>
 requires HookTraits<Hook, D, Communicator>::in_parts struct HookCalls<D, Hook, Communicator> {
@@ -34,10 +32,9 @@ requires HookTraits<Hook, D, Communicator>::in_parts struct HookCalls<D, Hook, C
   Averaging averaging = Averaging::by_hook;
 
   void start(const Core<D, Communicator>& core, Bucket& bucket) {
-    bucket.work = {};
     as_hooks_see(core, bucket, [&](const auto& view) {
-      if (averaging == Averaging::whole) bucket.work = AllReduce{}.start(view, core.ranks);
-      if (averaging == Averaging::by_hook) bucket.work = hook.start(view, core.ranks);
+      bucket.work =
+          averaging == Averaging::whole ? AllReduce{}.start(view, core.ranks) : hook.start(view, core.ranks);
     });
   }
   void wait_for(const Core<D, Communicator>& core, std::span<Bucket> buckets) {
@@ -48,8 +45,6 @@ requires HookTraits<Hook, D, Communicator>::in_parts struct HookCalls<D, Hook, C
 
 /// Keeps such gradients out of sight: after a backward pass their parameters have none, so that nobody takes the rest,
 /// which is this rank's own, for an average. An optimizer that knows which part is its own sees them for a while.
-/// Where ranks reach each other's gradients, averages may be left to that optimizer's step: until then they are not
-/// averaged.
 template <Device D, class Communicator>
 class GradientParts final : public Extension<D> {
  public:
@@ -66,53 +61,18 @@ class GradientParts final : public Extension<D> {
   }
   void backward_begins() override {
     refuse_if_waiting("no other backward pass can begin");
-    averaging_ = Averaging::by_hook;
     const auto* const order = core_.template find<LearnedOrder<D, Communicator>>();
-    // A policy for numbers that are not finite judges averages, after this pass.
-    const bool judged = core_.options.non_finite != NonFinite::propagate;
-    if (order != nullptr && !order->learned())
-      averaging_ = Averaging::whole;  // after this pass gradients change their places
-    else if (!judged && all_reached())
-      averaging_ = Averaging::by_optimizer;
+    const bool places_change = order != nullptr && !order->learned();  // after this pass
+    averaging_ = places_change ? Averaging::whole : Averaging::by_hook;
   }
   // Hides them.
   void pass_ended() override {
-    waits_for_average_ = averaging_ == Averaging::by_optimizer;
-    weight_ = core_.weight;
     for (std::size_t i = 0; i < core_.entries(); ++i)
       if (core_.buckets.sends(i) && core_.parameter(i).grad_arrived()) hidden_.push_back(i);
     set_arrived(false);
     waits_for_step_ = true;
   }
 
-  /// Where ranks reach each other's.
-  detail::SharedGradients& shared() { return shared_; }
-  /// Whether nothing has been averaged so far.
-  bool waits_for_average() const { return waits_for_average_; }
-  /// All ranks tell each other what their gradients, which wait for the average, count. Throws UsageError where they
-  /// are no longer reached.
-  void tell_weight() {
-    check<UsageError>(all_reached(),
-                      "ShardedOptimizer: the last gradients were to be averaged by the step of an optimizer that has "
-                      "parameters in common, which is gone");
-    shared_.tell_weight(core_.ranks, weight_);
-  }
-  /// Has each rank average its part of each bucket now, if that has been left to the optimizer. All ranks call it.
-  void average() {
-    if (!waits_for_average_) return;
-    tell_weight();
-    for (const Bucket& bucket : core_.buckets.all()) {
-      const auto part = part_of(bucket.count, static_cast<std::size_t>(core_.ranks.rank()),
-                                static_cast<std::size_t>(core_.ranks.size()));
-      with_type(core_.dtype(bucket), core_.gradients(bucket), [&]<class T>(T* gradients) {
-        T* const own = gradients + part.begin;
-        const auto count = part.end - part.begin;
-        kernels::add_up(Cpu{}, static_cast<Index>(count), own, {own, shared_.terms(own, count * sizeof(T))});
-      });
-    }
-    waits_for_average_ = false;
-    core_.ranks.barrier();  // others read this rank's until then
-  }
   /// Calls `f` while the parameters have their gradients.
   void show(const std::function<void()>& f) {
     const struct Scope {
@@ -125,7 +85,7 @@ class GradientParts final : public Extension<D> {
   /// They have been used.
   void forget() {
     hidden_.clear();
-    waits_for_step_ = waits_for_average_ = false;
+    waits_for_step_ = false;
   }
 
  private:
@@ -135,22 +95,14 @@ class GradientParts final : public Extension<D> {
                       " before a ShardedOptimizer has stepped with the last averages, of which each rank has a part, "
                       "or forgotten them (zero_grad); several passes for one step belong under no_sync");
   }
-  bool all_reached() const {
-    const auto& buckets = core_.buckets.all();
-    return std::all_of(buckets.begin(), buckets.end(), [&](const Bucket& bucket) {
-      return shared_.reached(core_.gradients(bucket), core_.bytes(bucket));
-    });
-  }
   void set_arrived(bool arrived) {
     for (const std::size_t i : hidden_) core_.parameter(i).set_grad_arrived(arrived);
   }
 
   Core<D, Communicator>& core_;
   Averaging& averaging_;
-  detail::SharedGradients shared_;
   std::vector<std::size_t> hidden_;  // entries
-  bool waits_for_step_ = false, waits_for_average_ = false;
-  double weight_ = 1;
+  bool waits_for_step_ = false;
 };
 
 }  // namespace chorus::ddp

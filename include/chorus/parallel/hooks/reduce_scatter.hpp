@@ -8,8 +8,7 @@ namespace chorus {
 /// Of each bucket, every rank gets the average of its own part (`ddp::part_of`) and no other: half of an all-reduce.
 /// The other half is the all-gather of the parameters in ShardedOptimizer's step, so that both together send what
 /// AllReduce alone does, 2 (n - 1) / n of the model's bytes from each of n ranks, and no rank steps what another does
-/// (Rajbhandari et al., "ZeRO", SC 2020, stage 2; the memory for gradients stays). Where that optimizer's
-/// share_parameters holds, nothing is sent: each rank reads all ranks' gradients for its part as it steps.
+/// (Rajbhandari et al., "ZeRO", SC 2020, stage 2; the memory for gradients stays).
 ///
 ///   ch::DistributedDataParallel<Model, ch::ReduceScatter> net{make(), run};
 ///   ch::ShardedOptimizer<ch::optim::Adam<ch::Cpu>> optimizer{net, {.lr = 1e-3}};
