@@ -86,7 +86,7 @@ CHORUS_EXTERN template class dp::GatherNode<float, 2, Cpu>;
 CHORUS_EXTERN template class ddp::Accumulation<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::BufferSharing<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::CanonicalSums<Cpu, comm::AnyCommunicator>;
-CHORUS_EXTERN template class ddp::ChosenParameters<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::IgnoredParameters<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::Clock<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::Core<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::FrozenParameters<Cpu, comm::AnyCommunicator>;

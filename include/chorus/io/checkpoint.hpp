@@ -241,9 +241,6 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
                        detail::lines_of(detail::of_all_ranks(net, net.parameter_order()))}};
     if (const int shares = net.canonical_shares(); shares > 0)
       metadata.emplace(detail::canonical_shares_key, cat(shares));
-    if constexpr (requires { chorus::detail::access_to(net).resting_parameters(); })
-      if (const auto names = chorus::detail::access_to(net).resting_parameters(); !names.empty())
-        metadata.emplace("training/resting_parameters", detail::lines_of(names));
     if constexpr (requires { chorus::detail::access_to(net).parameters_apart(); })
       metadata.emplace("training/parameters_apart",
                        detail::lines_of(chorus::detail::access_to(net).parameters_apart()));
@@ -317,10 +314,8 @@ TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::stri
     };
     std::apply(give_back_all, numbers);
     net.set_forward_passes(static_cast<std::uint32_t>(passes));
-    if constexpr (requires { chorus::detail::access_to(net).resting_parameters(); }) {
+    if constexpr (requires { chorus::detail::access_to(net).set_parameter_order(order); })
       chorus::detail::access_to(net).set_parameter_order(order, passes > 0);
-      chorus::detail::access_to(net).set_resting_parameters(detail::lines_in(file, "training/resting_parameters"));
-    }
     if constexpr (requires { chorus::detail::access_to(net).parameters_apart(); })
       chorus::detail::access_to(net).set_parameters_apart(detail::lines_in(file, "training/parameters_apart"));
     hook.give(net);

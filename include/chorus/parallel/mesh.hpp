@@ -181,8 +181,6 @@ requires(!mesh::AxesOf<Axes...>::shards) class detail::Access<Mesh<Model, Axes..
   void set_parameter_order(std::span<const std::string> names, bool learned = true) {
     inner_.set_parameter_order(names, learned);
   }
-  std::vector<std::string> resting_parameters() const { return {}; }
-  void set_resting_parameters(std::span<const std::string>) {}
 
  private:
   Access<Inner> inner_;

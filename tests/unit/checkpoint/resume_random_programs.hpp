@@ -137,9 +137,6 @@ inline void draw_options(Program& p, Draw& d, bool any_unused) {
   // Of buffers that differ, a checkpoint has rank 0's, until post-local SGD has ranks differ in all.
   o.broadcast_buffers = !p.feature("no broadcast_buffers", p.hook != Hook::post_local_sgd && d.chance(20));
   o.find_unused_parameters = p.feature("find_unused", any_unused || (!o.static_graph && d.chance(20)));
-  o.skip_all_reduce_unused_params =
-      p.feature("skip_unused", o.find_unused_parameters && p.hook != Hook::reduce_scatter && d.chance(60));
-  if (p.feature("delayed", d.chance(20))) o.delay_all_reduce_named_params = {"out.weight", "in.bias"};
 }
 
 inline Program draw(std::uint64_t seed) {

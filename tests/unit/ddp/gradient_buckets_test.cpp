@@ -38,10 +38,9 @@ struct Branches : nn::Module {
 
 /// Buckets of all gradients that are wanted.
 std::vector<ddp::Bucket> cut_all(const nn::FlatParameters<Cpu>& flat, const BucketOptions& options) {
-  std::vector<ddp::Sending> sending;
-  for (const auto& entry : flat.entries())
-    sending.push_back(entry.parameter().wants_grad() ? ddp::Sending::early : ddp::Sending::no);
-  return ddp::cut_into_buckets(flat, options, sending);
+  std::vector<char> sends;
+  for (const auto& entry : flat.entries()) sends.push_back(entry.parameter().wants_grad());
+  return ddp::cut_into_buckets(flat, options, sends);
 }
 
 std::vector<std::size_t> elements(const std::vector<ddp::Bucket>& buckets) {

@@ -106,9 +106,6 @@ TEST_CASE("canonical errors: under ddp no other hook, and no options that look a
   };
   const std::string start = "DistributedDataParallel: canonical_shares and ", end = " don't go together";
   CHECK(refused([](auto& options) { options.static_graph = true; }) == start + "static_graph" + end);
-  CHECK(refused([](auto& options) {
-          options.find_unused_parameters = options.skip_all_reduce_unused_params = true;
-        }) == start + "skip_all_reduce_unused_params" + end);
   CHECK(refused([](auto& options) { options.non_finite = NonFinite::skip_step; }) ==
         start + "non_finite, which looks at one pass's gradients alone (a GradScaler looks at all)," + end);
   CHECK(refused([](auto& options) {

@@ -125,20 +125,16 @@ struct Setup {
   comm::Backend backend = comm::Backend::automatic;
   int threads = 1;
   std::optional<double> bucket_mb = {};
-  std::vector<double> bucket_list = {};  // caps, one by one
-  bool own_buffers = false;              // not broadcast: each rank's own
+  bool own_buffers = false;  // not broadcast: each rank's own
   bool find_unused = false;
   bool plain = false;          // without shares
   Steps steps = Steps::whole;  // all parameters by each rank; each in backward; each by one rank, under ddp
-  bool delays = false;
 
   std::string text() const {
     const char* const names[] = {"single", "dp", "ddp", "server"};
     return cat(names[static_cast<int>(who)], " of ", devices, ", ", comm::name(backend), ", threads ", threads,
                ", buckets ", bucket_mb.value_or(-1), find_unused ? ", find_unused" : "",
-               delays ? ", delays" : "", ", steps ", static_cast<int>(steps),
-               plain ? ", plain" : "", own_buffers ? ", buffers of its own" : "", ", caps in a list ",
-               bucket_list.size());
+               ", steps ", static_cast<int>(steps), plain ? ", plain" : "", own_buffers ? ", buffers of its own" : "");
   }
 };
 
@@ -371,9 +367,7 @@ inline std::string result_of_rank(const Program& program, const Setup& setup, co
     return run_of(program, setup, world.rank, net);
   }
   DistributedDataParallelOptions options{.find_unused_parameters = setup.find_unused};
-  if (setup.delays) options.delay_all_reduce_named_params = {"head.weight", "conv.bias"};
   options.canonical_shares = shares;
-  options.bucket_cap_mb_list = setup.bucket_list;
   options.broadcast_buffers = !setup.own_buffers;
   if (setup.bucket_mb) options.first_bucket_cap_mb = options.bucket_cap_mb = *setup.bucket_mb;
   DistributedDataParallel<Model> net(std::move(model), communicator, options, 3);

@@ -43,7 +43,6 @@ Setup setup(Draw& d, Drawn& p, bool once_each, bool simple) {
   if (p.feature("threads", d.chance(25))) way.threads = 2;
   if (p.feature("buckets", way.who == Who::ddp && d.chance(60))) way.bucket_mb = d.below(4) * 0.5 / 1024;
   way.find_unused = p.has_side || d.chance(15);
-  way.delays = p.feature("delays", way.who == Who::ddp && d.chance(20));
   if (p.feature("fused",
                 simple && p.clip == 0 && !p.scaled && (way.who == Who::single || way.who == Who::dp) && d.chance(40)))
     way.steps = Steps::fused;

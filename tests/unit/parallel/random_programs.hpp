@@ -129,7 +129,6 @@ inline Program draw(std::uint64_t seed) {
   p.uniform = !joins && (use == 0 || use == 2);
   o.static_graph = p.feature("static_graph", use < 2 && d.chance(40));
   o.find_unused_parameters = p.feature("find_unused", use > 1 || (use == 1 && !o.static_graph) || d.chance(30));
-  o.skip_all_reduce_unused_params = p.feature("skip_unused", o.find_unused_parameters && !in_parts && d.chance(50));
   if (p.uniform) {
     p.norm = p.feature("norm", d.chance(20));
     if (p.feature("dropout", d.chance(25))) p.dropped = 0.3;
@@ -138,14 +137,11 @@ inline Program draw(std::uint64_t seed) {
   if (p.feature("tiny buckets", d.chance(70))) {
     o.first_bucket_cap_mb = d.below(3) * 0.3 * kib;
     o.bucket_cap_mb = d.below(3) * 0.3 * kib;
-    if (p.feature("list of buckets", d.chance(30)))
-      for (auto n = d.below(4); n > 0; --n) o.bucket_cap_mb_list.push_back(d.below(4) * 0.2 * kib);
   }
   o.broadcast_buffers = !p.feature("no broadcast_buffers", d.chance(30));
   o.init_sync = !p.feature("no init_sync", d.chance(20));
   const bool sharded = in_parts || p.stepping == Stepping::sharded;
   if (p.feature("ignored", !sharded && d.chance(20))) o.parameters_and_buffers_to_ignore = {"side.weight", "side.bias"};
-  if (p.feature("delayed", d.chance(20))) o.delay_all_reduce_named_params = {"out.weight", "in.bias"};
   if (p.feature("clip", !fused && !p.ignores() && d.chance(40))) p.clip = 0.05 + 0.1 * d.below(4);
   const bool freezes = p.feature("freezes", !joins && d.chance(35));
   p.frozen_first = freezes && d.chance(50);

@@ -52,21 +52,6 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
     core().reorder(order);
     if (auto* const known = core().template find<ddp::LearnedOrder<D, Communicator>>()) known->set_learned(learned);
   }
-  /// Parameters whose gradients are left out, since no rank had one in the last pass: buckets depend on it.
-  std::vector<std::string> resting_parameters() const {
-    std::vector<std::string> names;
-    const auto* const unused = core().template find<ddp::UnusedParameters<D, Communicator>>();
-    for (std::size_t i = 0; unused != nullptr && i < core().entries(); ++i)
-      if (unused->rests(i)) names.push_back(core().name(i));
-    return names;
-  }
-  [[gnu::cold]] void set_resting_parameters(std::span<const std::string> names) {
-    if (!core().options.skip_all_reduce_unused_params) return;
-    std::vector<char> came;
-    for (std::size_t i = 0; i < core().entries(); ++i)
-      came.push_back(std::find(names.begin(), names.end(), core().name(i)) == names.end());
-    if (auto* const unused = core().template find<ddp::UnusedParameters<D, Communicator>>()) unused->rest(came);
-  }
   /// Whether the hook remembers something, so that all ranks take part in a checkpoint.
   static constexpr bool hook_remembers = Traits::remembers_parameters || Traits::remembers_numbers;
   /// Whether ranks may have parameters and optimizers of their own, and whether they have by now.

@@ -5,22 +5,17 @@
 #include <chorus/parallel/ddp/buckets.hpp>
 #include <chorus/parallel/ddp/ddp_options.hpp>
 #include <cstddef>
-#include <cstdint>
 #include <span>
 #include <utility>
 #include <vector>
 
 namespace chorus::ddp {
 
-/// Whether a gradient is sent, and when.
-enum class Sending : std::uint8_t { no, early, late };
-
-/// Cuts the gradients that are sent into buckets, in the order of the flat buffers; the late ones follow all others.
-/// `begins`, by entry: whether a bucket begins there, rather than by size; empty where sizes say it.
+/// Cuts gradients into buckets, in the order of the flat buffers. By entry: `sends`, whether it is sent; `begins`,
+/// whether a bucket begins there, rather than by size; empty where sizes say it.
 template <Device D>
 [[gnu::cold]] std::vector<Bucket> cut_into_buckets(const nn::FlatParameters<D>& flat, const BucketOptions& options,
-                                                   std::span<const Sending> sending,
-                                                   std::span<const char> begins = {}) {
+                                                   std::span<const char> sends, std::span<const char> begins = {}) {
   constexpr double mib = 1024 * 1024;
   std::vector<Bucket> buckets;
   std::vector<Bucket> open(flat.groups().size());  // one for each dtype
@@ -31,23 +26,21 @@ template <Device D>
     }
     bucket = {};
   };
-  for (const auto when : {Sending::early, Sending::late}) {
-    for (std::size_t i = 0; i < flat.entries().size(); ++i) {
-      if (sending[i] != when) continue;
-      const auto& entry = flat.entries()[i];
-      auto& bucket = open[entry.group];
-      const auto bytes = (bucket.count + entry.count) * size_of(flat.groups()[entry.group].dtype);
-      const bool full =
-          begins.empty() ? static_cast<double>(bytes) > mib * options.cap_mb(buckets.size()) : begins[i] != 0;
-      const bool gap = bucket.begin + bucket.count != entry.begin;  // one that isn't sent lies between
-      if (full || gap) close(bucket);
-      if (bucket.parameters.empty()) bucket.group = entry.group, bucket.begin = entry.begin;
-      bucket.parameters.push_back(i);
-      bucket.parts.push_back({entry.begin - bucket.begin, entry.parameter().extents(), entry.named.name});
-      bucket.count += entry.count;
-    }
-    for (auto& bucket : open) close(bucket);
+  for (std::size_t i = 0; i < flat.entries().size(); ++i) {
+    if (!sends[i]) continue;
+    const auto& entry = flat.entries()[i];
+    auto& bucket = open[entry.group];
+    const auto bytes = (bucket.count + entry.count) * size_of(flat.groups()[entry.group].dtype);
+    const bool full =
+        begins.empty() ? static_cast<double>(bytes) > mib * options.cap_mb(buckets.size()) : begins[i] != 0;
+    const bool gap = bucket.begin + bucket.count != entry.begin;  // one that isn't sent lies between
+    if (full || gap) close(bucket);
+    if (bucket.parameters.empty()) bucket.group = entry.group, bucket.begin = entry.begin;
+    bucket.parameters.push_back(i);
+    bucket.parts.push_back({entry.begin - bucket.begin, entry.parameter().extents(), entry.named.name});
+    bucket.count += entry.count;
   }
+  for (auto& bucket : open) close(bucket);
   return buckets;
 }
 

@@ -38,20 +38,14 @@ struct BucketOptions {
   double first_bucket_cap_mb = 1;
   /// Largest size of the others, in MiB. A parameter larger than that has a bucket of its own.
   double bucket_cap_mb = 25;
-  /// The same one by one, in the order in which buckets leave; the last one holds for all that follow. Empty: as above.
-  std::vector<double> bucket_cap_mb_list = {};
 
-  double cap_mb(std::size_t bucket) const {
-    if (!bucket_cap_mb_list.empty()) return bucket_cap_mb_list[std::min(bucket, bucket_cap_mb_list.size() - 1)];
-    return bucket == 0 ? first_bucket_cap_mb : bucket_cap_mb;
-  }
+  double cap_mb(std::size_t bucket) const { return bucket == 0 ? first_bucket_cap_mb : bucket_cap_mb; }
 };
 
 struct DistributedDataParallelOptions {
   /// See BucketOptions. They hold from the first step on.
   std::optional<double> first_bucket_cap_mb = {};  ///< not given: `default_first_bucket_cap_mb` of the model's device
   std::optional<double> bucket_cap_mb = {};        ///< not given: `default_bucket_cap_mb` of the model's device
-  std::vector<double> bucket_cap_mb_list = {};
   /// The axis of the inputs along which their samples lie: 1 for an LSTM's [time, batch, features]. A rank has as many
   /// as the first input with such an axis.
   int dim = 0;
@@ -60,11 +54,6 @@ struct DistributedDataParallelOptions {
   /// Allow parameters that get no gradient in some backward passes, others on each rank. Costs a small collective a
   /// step.
   bool find_unused_parameters = false;
-  /// With find_unused_parameters: a gradient that no rank had in one pass is left out of the next pass's buckets. Ranks
-  /// need not use the same parameters (PyTorch's have to): where one uses such a parameter again, its gradient is sent
-  /// after the others, once more all ranks know it. For models whose unused parameters change rarely: whenever they
-  /// do, buckets are made anew.
-  bool skip_all_reduce_unused_params = false;
   /// Every backward pass uses the same parameters, equally often: what the first one has shown is expected of all.
   /// Allows parameters that some ranks, or all, never use, and such whose gradient comes in several parts (a backward
   /// pass within backward); what no rank uses is never sent. The first pass sends at its end.
@@ -73,10 +62,6 @@ struct DistributedDataParallelOptions {
   bool init_sync = true;
   /// Names of parameters and buffers that are each rank's own: never compared, sent or averaged.
   std::vector<std::string> parameters_and_buffers_to_ignore = {};
-  /// Names of parameters whose gradients are sent after all others, in buckets of their own, each as soon as it is
-  /// full. PyTorch's `param_to_hook_all_reduce`, the parameter whose gradient starts the sending of what is there by
-  /// then, has no counterpart: the buckets know when they are full.
-  std::vector<std::string> delay_all_reduce_named_params = {};
   NonFinite non_finite = NonFinite::propagate;
   /// See SingleDeviceOptions: a rank takes whole shares, of which there are at least as many as ranks. Gradients travel
   /// as sums of shares, by an all-gather, and `no_sync` saves no messages.
@@ -85,7 +70,7 @@ struct DistributedDataParallelOptions {
   template <Device D>
   BucketOptions buckets() const {
     return {first_bucket_cap_mb.value_or(default_first_bucket_cap_mb<D>),
-            bucket_cap_mb.value_or(default_bucket_cap_mb<D>), bucket_cap_mb_list};
+            bucket_cap_mb.value_or(default_bucket_cap_mb<D>)};
   }
 
   /// Whether that parameter or buffer is each rank's own.
@@ -102,11 +87,6 @@ struct DistributedDataParallelOptions {
     };
     check_cap(first_bucket_cap_mb.value_or(0));
     check_cap(bucket_cap_mb.value_or(0));
-    for (const double cap : bucket_cap_mb_list) check_cap(cap);
-    check<UsageError>(
-        !skip_all_reduce_unused_params || find_unused_parameters,
-        "DistributedDataParallel: skip_all_reduce_unused_params goes with find_unused_parameters: without, "
-        "every parameter has a gradient");
     const auto lists = [](const auto& all, const std::string& wanted) {
       return std::any_of(all.begin(), all.end(), [&](const auto& named) { return named.name == wanted; });
     };
@@ -116,9 +96,6 @@ struct DistributedDataParallelOptions {
       check<UsageError>(lists(parameters, wanted) || lists(buffers, wanted),
                         "DistributedDataParallel: the model has no parameter or buffer '", wanted,
                         "', which parameters_and_buffers_to_ignore names");
-    for (const auto& wanted : delay_all_reduce_named_params)
-      check<UsageError>(lists(parameters, wanted), "DistributedDataParallel: the model has no parameter '", wanted,
-                        "', which delay_all_reduce_named_params names");
     return *this;
   }
 
@@ -127,14 +104,10 @@ struct DistributedDataParallelOptions {
   [[gnu::cold]] std::string describe() const {
     const auto caps = buckets<D>();
     std::string text = cat("options: bucket_cap_mb ", caps.first_bucket_cap_mb, " ", caps.bucket_cap_mb);
-    for (const double cap : caps.bucket_cap_mb_list) text += cat(" ", cap);
     text += cat(", dim ", dim, ", broadcast_buffers ", broadcast_buffers, ", find_unused_parameters ",
-                find_unused_parameters, ", skip_all_reduce_unused_params ", skip_all_reduce_unused_params,
-                ", static_graph ", static_graph, ", non_finite ", static_cast<int>(non_finite), ", canonical_shares ",
-                canonical_shares, ", ignored");
+                find_unused_parameters, ", static_graph ", static_graph, ", non_finite ", static_cast<int>(non_finite),
+                ", canonical_shares ", canonical_shares, ", ignored");
     for (const auto& name : parameters_and_buffers_to_ignore) text += cat(" ", name);
-    text += ", delayed";
-    for (const auto& name : delay_all_reduce_named_params) text += cat(" ", name);
     return text + "\n";
   }
 };

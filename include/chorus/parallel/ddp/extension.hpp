@@ -25,8 +25,8 @@ class Extension {
   Extension& operator=(const Extension&) = delete;
   virtual ~Extension() = default;
 
-  /// Gradients are cut into buckets: by entry, when each is sent.
-  virtual void choose(std::span<Sending>) {}
+  /// Gradients are cut into buckets: by entry, whether each is sent.
+  virtual void choose(std::span<char>) {}
   virtual void buckets_will_change() {}
   virtual void buckets_changed() {}
 
@@ -121,13 +121,12 @@ class Core {
       if (is_shared(i)) common = i + 1;
     return common;
   }
-  /// By entry: when its gradient is sent, as things are now.
-  std::span<const Sending> sending() {
-    sending_.assign(entries(), Sending::no);
-    for (std::size_t i = 0; i < sending_.size(); ++i)
-      if (parameter(i).wants_grad()) sending_[i] = Sending::early;
-    tell(&Extension<D>::choose, std::span(sending_));
-    return sending_;
+  /// By entry: whether its gradient is sent, as things are now.
+  std::span<const char> chosen() {
+    chosen_.resize(entries());
+    for (std::size_t i = 0; i < chosen_.size(); ++i) chosen_[i] = parameter(i).wants_grad();
+    tell(&Extension<D>::choose, std::span(chosen_));
+    return chosen_;
   }
   /// The names of the gradients that buckets still wait for; what has not come at all counts as 0.
   [[gnu::cold]] std::string fill_missing() const {
@@ -204,12 +203,12 @@ class Core {
     tell(&Extension<D>::buckets_will_change);
     change();
     flat.count_generation();
-    buckets.replace(cut_into_buckets(flat, options.template buckets<D>(), sending(), begins_bucket), entries());
+    buckets.replace(cut_into_buckets(flat, options.template buckets<D>(), chosen(), begins_bucket), entries());
     tell(&Extension<D>::buckets_changed);
   }
 
   std::vector<std::size_t> entry_of_, number_of_;
-  std::vector<Sending> sending_;
+  std::vector<char> chosen_;
   std::vector<std::unique_ptr<Extension<D>>> extensions_;
 };
 

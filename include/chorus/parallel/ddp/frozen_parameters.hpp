@@ -16,9 +16,9 @@ class FrozenParameters final : public Extension<D> {
 
   /// Whether buckets had to be cut anew.
   bool fit_buckets() {
-    const auto sending = core_.sending();
+    const auto chosen = core_.chosen();
     bool fit = true;
-    for (std::size_t i = 0; i < sending.size(); ++i) fit = fit && (sending[i] != Sending::no) == core_.buckets.sends(i);
+    for (std::size_t i = 0; i < chosen.size(); ++i) fit = fit && (chosen[i] != 0) == core_.buckets.sends(i);
     if (!fit) core_.cut_buckets();
     return !fit;
   }

@@ -43,14 +43,12 @@ class LearnedOrder final : public Extension<D> {
   [[gnu::cold]] std::vector<std::size_t> agree() {
     std::vector<std::int64_t> order;
     std::vector<char> placed(core_.entries());
-    const auto sending = core_.sending();
-    for (const Sending when : {Sending::early, Sending::late}) {
-      const auto add = [&](std::size_t i) {
-        if (sending[i] == when && std::exchange(placed[i], 1) == 0) order.push_back(static_cast<std::int64_t>(i));
-      };
-      for (const std::size_t i : last_arrivals()) add(i);
-      for (std::size_t i = 0; i < placed.size(); ++i) add(i);
-    }
+    const auto chosen = core_.chosen();
+    const auto add = [&](std::size_t i) {
+      if (chosen[i] && std::exchange(placed[i], 1) == 0) order.push_back(static_cast<std::int64_t>(i));
+    };
+    for (const std::size_t i : last_arrivals()) add(i);
+    for (std::size_t i = 0; i < placed.size(); ++i) add(i);
     // Of rank 0 as long as that has batches.
     if (core_.ranks.size() > 1) core_.ranks.broadcast(std::span(order), std::max(0, core_.shares.first_active()), {});
     std::vector<std::size_t> entries(order.begin(), order.end());

@@ -48,12 +48,7 @@ requires HookTraits<Hook, D, Communicator>::in_parts struct HookCalls<D, Hook, C
 template <Device D, class Communicator>
 class GradientParts final : public Extension<D> {
  public:
-  GradientParts(Core<D, Communicator>& core, Averaging& averaging) : core_(core), averaging_(averaging) {
-    check<UsageError>(
-        !core.options.skip_all_reduce_unused_params,
-        "DistributedDataParallel: skip_all_reduce_unused_params makes buckets anew after a backward pass, "
-        "and this hook leaves each rank a part of each bucket");
-  }
+  GradientParts(Core<D, Communicator>& core, Averaging& averaging) : core_(core), averaging_(averaging) {}
 
   void buckets_will_change() override { refuse_if_waiting("parameters can't be frozen or thawed"); }
   void gradient_arrived(std::size_t) override {

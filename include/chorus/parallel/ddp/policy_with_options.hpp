@@ -4,11 +4,11 @@
 #include <chorus/parallel/ddp/accumulation.hpp>
 #include <chorus/parallel/ddp/buffer_sharing.hpp>
 #include <chorus/parallel/ddp/canonical_sums.hpp>
-#include <chorus/parallel/ddp/chosen_parameters.hpp>
 #include <chorus/parallel/ddp/clock.hpp>
 #include <chorus/parallel/ddp/frozen_parameters.hpp>
 #include <chorus/parallel/ddp/hook_calls.hpp>
 #include <chorus/parallel/ddp/hook_memory.hpp>
+#include <chorus/parallel/ddp/ignored_parameters.hpp>
 #include <chorus/parallel/ddp/learned_order.hpp>
 #include <chorus/parallel/ddp/non_finite.hpp>
 #include <chorus/parallel/ddp/parameter_averaging.hpp>
@@ -89,7 +89,6 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
         check<UsageError>(!chosen, "DistributedDataParallel: canonical_shares and ", option, " don't go together");
       };
       refuse(options.static_graph, "static_graph");
-      refuse(options.skip_all_reduce_unused_params, "skip_all_reduce_unused_params");
       refuse(options.non_finite != NonFinite::propagate, "non_finite, which looks at one pass's gradients alone (a "
                                                          "GradScaler looks at all),");
       refuse(!options.parameters_and_buffers_to_ignore.empty(), "parameters_and_buffers_to_ignore");
@@ -167,7 +166,7 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
   // At each moment they are called in this order. Others are added by the calls that need them.
   [[gnu::cold]] void install_extensions() {
     const auto& options = Core::options;
-    if (ChosenParameters<D, Communicator>::wanted(options)) add<ChosenParameters>();
+    if (!options.parameters_and_buffers_to_ignore.empty()) add<IgnoredParameters>();
     add<FrozenParameters>();
     add<Clock>();
     add<SeveralNets>(this->operators_send_);

@@ -17,9 +17,9 @@ class StaticGraph final : public Extension<D> {
  public:
   explicit StaticGraph(Core<D, Communicator>& core) : core_(core) {}
 
-  void choose(std::span<Sending> sending) override {
-    for (std::size_t i = 0; i < sending.size() && known(); ++i)
-      if (!uses(i).anywhere) sending[i] = Sending::no;
+  void choose(std::span<char> sends) override {
+    for (std::size_t i = 0; i < sends.size() && known(); ++i)
+      if (!uses(i).anywhere) sends[i] = false;
   }
   void buckets_changed() override {
     for (std::size_t i = 0; i < core_.entries(); ++i) core_.buckets.expect(i, known() ? uses(i).here : Buckets::any);

@@ -27,29 +27,8 @@ class UnusedParameters final : public Extension<D> {
   }
   void averaged() override {
     agree();
-    if (core_.options.skip_all_reduce_unused_params) send_what_rested();
     for (std::size_t i = 0; i < core_.entries(); ++i)
       if (core_.is_shared(i)) core_.parameter(i).set_grad_arrived(came_[i] != 0);
-    if (core_.options.skip_all_reduce_unused_params) rest(came_);
-  }
-
-  // Option `skip_all_reduce_unused_params`: what came on no rank rests, out of the buckets, until it comes on one.
-
-  void choose(std::span<Sending> sending) override {
-    for (const std::size_t number : resting_) sending[core_.entry_of(number)] = Sending::no;
-  }
-  bool rests(std::size_t i) const {
-    return std::find(resting_.begin(), resting_.end(), core_.number_of(i)) != resting_.end();
-  }
-  /// From now on exactly those gradients rest that are shared and, by entry, did not come.
-  [[gnu::cold]] void rest(std::span<const char> came) {
-    std::vector<std::size_t> resting;
-    for (std::size_t i = 0; i < core_.entries(); ++i)
-      if (core_.is_shared(i) && came[i] == 0) resting.push_back(core_.number_of(i));
-    std::sort(resting.begin(), resting.end());
-    if (resting == resting_) return;
-    resting_ = std::move(resting);
-    core_.cut_buckets();
   }
 
  private:
@@ -78,25 +57,9 @@ class UnusedParameters final : public Extension<D> {
         " backward passes every parameter got a gradient on every rank; without it a step has one collective less. ",
         "If later passes leave parameters out, it is needed."));
   }
-  // What rested, and came on a rank after all, is averaged now.
-  [[gnu::cold]] void send_what_rested() {
-    std::vector<std::size_t> all_others, awake;
-    for (std::size_t i = 0; i < core_.entries(); ++i) {
-      const bool now = rests(i) && core_.is_shared(i) && came_[i] != 0;
-      (now ? awake : all_others).push_back(core_.number_of(i));
-      if (now) core_.fill(i);
-    }
-    if (awake.empty()) return;
-    resting_ = std::move(all_others);
-    core_.cut_buckets();
-    core_.buckets.complete();
-    core_.send_full();
-    core_.take_back(core_.buckets.on_their_way());
-  }
 
   Core<D, Communicator>& core_;
-  std::vector<char> came_;            // by entry: whether a gradient came in this pass
-  std::vector<std::size_t> resting_;  // numbers, sorted
+  std::vector<char> came_;  // by entry: whether a gradient came in this pass
   int complete_ = 0;
   bool found_ = false;
 };

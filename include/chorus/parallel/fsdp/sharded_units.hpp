@@ -48,12 +48,11 @@ class ShardedUnits final : public ddp::Extension<D> {
   const std::vector<nn::NamedParameter<D>>& shards() const { return shards_; }
 
   // A unit that has a gradient to send is sent whole, so that parts stay what they are when others freeze.
-  void choose(std::span<ddp::Sending> sending) override {
-    std::vector<char> sends(at_hand_->units());
-    for (std::size_t i = 0; i < sending.size(); ++i)
-      if (sending[i] != ddp::Sending::no) sends[unit_of_[i]] = 1;
-    for (std::size_t i = 0; i < sending.size(); ++i)
-      sending[i] = sends[unit_of_[i]] != 0 ? ddp::Sending::early : ddp::Sending::no;
+  void choose(std::span<char> sends) override {
+    std::vector<char> of_unit(at_hand_->units());
+    for (std::size_t i = 0; i < sends.size(); ++i)
+      if (sends[i]) of_unit[unit_of_[i]] = true;
+    for (std::size_t i = 0; i < sends.size(); ++i) sends[i] = of_unit[unit_of_[i]];
   }
   // Ranks compare what they want wherever it has changed.
   void forward_begins(ddp::ForwardPass& pass) override {
