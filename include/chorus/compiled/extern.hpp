@@ -61,16 +61,6 @@ CHORUS_EXTERN template detail::Value<0> detail::reduced_cross_entropy(const deta
                                                                       const Tensor<std::int64_t, 1, Cpu>&,
                                                                       const CrossEntropyOptions&);
 
-// What a layer does under QuantizationAware: x and weight of these ranks.
-#define CHORUS_LAYER_OUTPUT(X, W)                                                                 \
-  CHORUS_EXTERN template detail::Value<X> nn::quantization::layer_output(                         \
-      Pass&, const LayerPlace&, const chorus::detail::Value<X>&, const chorus::detail::Value<W>&, \
-      const chorus::detail::Value<1>&, const LayerFunction<X, W>&);
-CHORUS_LAYER_OUTPUT(2, 2)
-CHORUS_LAYER_OUTPUT(3, 2)
-CHORUS_LAYER_OUTPUT(4, 4)
-#undef CHORUS_LAYER_OUTPUT
-
 CHORUS_EXTERN template class nn::Linear<Cpu, float>;
 CHORUS_EXTERN template class nn::detail::ConvolutionBase<4, Cpu, float>;
 CHORUS_EXTERN template class nn::Conv2d<Cpu, float>;

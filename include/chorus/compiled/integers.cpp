@@ -5,6 +5,7 @@
 #include <chorus/kernels/copy.hpp>
 #include <chorus/kernels/pointwise.hpp>
 #include <chorus/kernels/reduction.hpp>
+#include <chorus/nn/quantization_aware.hpp>
 #include <chorus/ops/arithmetic.hpp>
 #include <cstdint>
 

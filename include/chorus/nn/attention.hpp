@@ -3,7 +3,7 @@
 
 #include <chorus/nn/elsewhere.hpp>
 #include <chorus/nn/parallel_linear.hpp>
-#include <chorus/nn/quantization/weighted_layer.hpp>
+#include <chorus/nn/intercepted.hpp>
 #include <chorus/ops/attention_packed.hpp>
 #include <chorus/ops/dropout.hpp>
 #include <cmath>
@@ -23,7 +23,7 @@ struct MultiheadAttentionOptions {
 /// query, key and value one below the other. Batches come first (PyTorch's batch_first = True). Under TensorParallel
 /// each rank has some of the heads, whole ones. Under QuantizationAware the operands of both products are rounded, too.
 template <Device D, Real T>
-class MultiheadAttention : public Module, public quantization::AttentionLayer {
+class MultiheadAttention : public Module {
  public:
   using device_type = D;
   Parameter<T, 2, D> in_proj_weight;

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <chorus/core/recomputation.hpp>
 #include <chorus/nn/init.hpp>
+#include <chorus/nn/intercepted.hpp>
 #include <chorus/nn/module.hpp>
-#include <chorus/nn/quantization/weighted_layer.hpp>
 #include <chorus/ops/activations.hpp>
 #include <chorus/ops/arithmetic.hpp>
 #include <chorus/ops/batch_norm.hpp>
@@ -65,10 +65,7 @@ struct BatchNormLayerOptions {
 /// What an activation checkpoint computes again in backward is normalised as it was the first time, and not counted
 /// again.
 template <Device D, Real T = float>
-class BatchNorm : public Module,
-                  public Synchronisable,
-                  public RunningStatistics,
-                  public quantization::FoldableNorm {
+class BatchNorm : public Module, public Synchronisable, public RunningStatistics {
  public:
   using device_type = D;
   Parameter<T, 1, D> weight, bias;
@@ -91,7 +88,7 @@ class BatchNorm : public Module,
 
   template <Operand X>
   auto operator()(const X& x) const {
-    return detail::watched(*this, [&] { return detail::folded_result(detail::folded_place(this, x), normalised(x)); });
+    return detail::watched(*this, [&] { return detail::norm_gives(detail::norm_takes(this, x), normalised(x)); });
   }
   /// Becomes what is left of it when the layer in front of it does its work (fold_batch_norm.hpp): it has neither
   /// parameters nor buffers, gives what it gets, and refuses to train.
@@ -119,18 +116,7 @@ class BatchNorm : public Module,
     return cat(synchronised() ? "SyncBatchNorm(" : "BatchNorm(", channels_, ending());
   }
 
-  Index channels() const override { return channels_; }
-  bool can_be_folded() const override {
-    return std::is_same_v<D, Cpu> && std::is_same_v<T, float> && static_cast<bool>(running_mean);
-  }
-  std::optional<quantization::FoldedNorm> folded() const override {
-    if constexpr (std::is_same_v<D, Cpu> && std::is_same_v<T, float>)
-      if (running_mean)
-        return quantization::FoldedNorm{weight.as_variable(), weight ? value_of(bias) : Tensor<T, 1, D>(),
-                                        value_of(running_mean), value_of(running_var),
-                                        static_cast<float>(options_.eps)};
-    return std::nullopt;
-  }
+  Index channels() const { return channels_; }
 
   bool tracks_running_stats() const override { return static_cast<bool>(running_mean); }
   void reset_running_stats() const override {
@@ -266,20 +252,20 @@ class BatchNormReLU : public BatchNorm<D, T> {
   template <Operand X>
   auto operator()(const X& x) const {
     return detail::watched(*this, [&] {
-      const auto* const place = detail::folded_place(this, x);
+      const auto* const part = detail::norm_takes(this, x);
       if (this->folded_away()) [[unlikely]]
         return relu(this->normalised(x));
       const auto [group, mean, var, by_batch, options] = this->begin(x.numel());
-      if (group) return detail::folded_result(place, relu(this->over_group(x, group)), /*relu=*/true);
-      return detail::folded_result(
-          place, batch_norm_relu(x, this->weight, this->bias, mean, var, by_batch, options), /*relu=*/true);
+      if (group) return detail::norm_gives(part, relu(this->over_group(x, group)), /*relu=*/true);
+      return detail::norm_gives(
+          part, batch_norm_relu(x, this->weight, this->bias, mean, var, by_batch, options), /*relu=*/true);
     });
   }
   template <Operand X, Operand R>
   auto operator()(const X& x, const R& residual) const {
     return detail::watched(*this, [&] {
-      if (const auto* const place = detail::folded_place(this, x)) [[unlikely]]
-        return detail::folded_sum(*place, this->normalised(x), residual);
+      if (const auto* const part = detail::norm_takes(this, x)) [[unlikely]]
+        return sum_of_taken(part, this->normalised(x), residual);
       const auto [group, mean, var, by_batch, options] = this->begin(x.numel());
       if (group) return relu(chorus::detail::plain_sum(this->over_group(x, group), residual));
       return batch_norm_add_relu(x, residual, this->weight, this->bias, mean, var, by_batch, options);
@@ -287,6 +273,17 @@ class BatchNormReLU : public BatchNorm<D, T> {
   }
   std::string describe() const override {
     return cat(this->synchronised() ? "SyncBatchNormReLU(" : "BatchNormReLU(", this->channels_, this->ending());
+  }
+
+ private:
+  // relu(y + residual), by what the interceptor takes for both.
+  template <Operand Y, Operand R>
+  static auto sum_of_taken(const void* part, const Y& y, const R& residual) {
+    auto sum = relu(chorus::detail::plain_sum(chorus::detail::taken(detail::norm_gives(part, y)),
+                                              chorus::detail::taken(residual)));
+    if constexpr (chorus::detail::may_be_intercepted<decltype(sum)>)
+      chorus::detail::interceptor->norm_adds(part, value_of(sum).storage());
+    return sum;
   }
 };
 

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 #include <chorus/nn/init.hpp>
+#include <chorus/nn/intercepted.hpp>
 #include <chorus/nn/module.hpp>
-#include <chorus/nn/quantization/weighted_layer.hpp>
 #include <chorus/ops/convolution.hpp>
 #include <span>
 #include <string>
@@ -68,7 +68,7 @@ struct Conv2dOptions {
 
 /// x: [batch, in, height, width] -> [batch, out, out_h, out_w]; weight: [out, in / groups, kernel_h, kernel_w].
 template <Device D, Real T = float>
-class Conv2d : public detail::ConvolutionBase<4, D, T>, public quantization::WeightedLayer {
+class Conv2d : public detail::ConvolutionBase<4, D, T> {
  public:
   /// Throws ShapeError unless channels and kernel are positive and `groups` divides both channel numbers.
   Conv2d(Index in_channels, Index out_channels, const Conv2dOptions& options)

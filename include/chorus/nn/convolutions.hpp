@@ -17,7 +17,7 @@ struct Conv1dOptions {
 
 /// x: [batch, in, length] -> [batch, out, out_length]; weight: [out, in / groups, kernel].
 template <Device D, Real T>
-class Conv1d : public detail::ConvolutionBase<3, D, T>, public quantization::WeightedLayer {
+class Conv1d : public detail::ConvolutionBase<3, D, T> {
  public:
   /// Throws ShapeError unless channels and kernel are positive and `groups` divides both channel numbers.
   Conv1d(Index in_channels, Index out_channels, const Conv1dOptions& options)
@@ -45,7 +45,7 @@ struct Conv3dOptions {
 
 /// x: [batch, in, depth, height, width] -> [batch, out, ...]; weight: [out, in / groups, depth, height, width].
 template <Device D, Real T>
-class Conv3d : public detail::ConvolutionBase<5, D, T>, public quantization::WeightedLayer {
+class Conv3d : public detail::ConvolutionBase<5, D, T> {
  public:
   /// Throws as Conv1d does.
   Conv3d(Index in_channels, Index out_channels, const Conv3dOptions& options)

@@ -4,16 +4,16 @@
 #include <cstdint>
 
 #include <chorus/nn/init.hpp>
+#include <chorus/nn/intercepted.hpp>
 #include <chorus/nn/module.hpp>
-#include <chorus/nn/quantization/weighted_layer.hpp>
 #include <chorus/ops/indexing.hpp>
 
 namespace chorus::nn {
 
 /// index: [...] -> the rows of weight: [entries, features] that it names: [..., features]; under MixedPrecision in its
-/// type. Under QuantizationAware each row is rounded, by a scale of its own.
+/// type.
 template <Device D, Real T = float>
-class Embedding : public Module, public quantization::TableLayer {
+class Embedding : public Module {
  public:
   using device_type = D;
   Parameter<T, 2, D> weight;

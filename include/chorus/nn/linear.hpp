@@ -2,8 +2,8 @@
 /// The fully connected layer.
 
 #include <chorus/nn/init.hpp>
+#include <chorus/nn/intercepted.hpp>
 #include <chorus/nn/module.hpp>
-#include <chorus/nn/quantization/weighted_layer.hpp>
 #include <chorus/ops/matmul.hpp>
 
 namespace chorus::nn {
@@ -15,7 +15,7 @@ struct LinearOptions {
 
 /// y = x weightᵀ + bias for x: [..., in]; weight: [out, in], bias: [out].
 template <Device D, Real T = float>
-class Linear : public Module, public quantization::WeightedLayer {
+class Linear : public Module {
  public:
   using device_type = D;
   Parameter<T, 2, D> weight;

@@ -9,7 +9,7 @@
 #include <chorus/nn/module.hpp>
 #include <chorus/nn/quantization/layers.hpp>
 #include <chorus/nn/quantization/scheme.hpp>
-#include <chorus/ops/quantization_pass.hpp>
+#include <chorus/ops/intercepted.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -143,7 +143,7 @@ class QuantizationAware : public Module {
   auto forward(const Inputs&... inputs) const {
     check<UsageError>(tensor_group() == nullptr,
                       "QuantizationAware: not under TensorParallel, where ranks have parts of a layer's channels");
-    check<UsageError>(chorus::detail::quantization_pass == nullptr, "QuantizationAware: a model of another one");
+    check<UsageError>(chorus::detail::interceptor == nullptr, "QuantizationAware: a model of another one");
     const auto phases = training() ? quantization_.phases.begin_pass() : quantization_.phases.get();
     const auto& layers = places_.of(model_, quantization_.layers);
     if (phases.norms_frozen)
@@ -152,8 +152,7 @@ class QuantizationAware : public Module {
     const bool observes = training() && phases.observe && !is_recomputed();
     quantization::Pass pass(scheme_, layers, observes, phases.fake_quantize, !training());
     const bool quantizes = observes || phases.fake_quantize;
-    const chorus::detail::Replaced<QuantizationPass*> scope(chorus::detail::quantization_pass,
-                                                            quantizes ? &pass : nullptr);
+    const chorus::detail::Replaced<Interceptor*> scope(chorus::detail::interceptor, quantizes ? &pass : nullptr);
     return rounded(model_.forward(inputs...));
   }
   template <class... Inputs>
@@ -191,7 +190,7 @@ class QuantizationAware : public Module {
   template <class Y>
   static auto rounded(const Y& y) {
     if constexpr (Operand<Y>)
-      return chorus::detail::rounded(y);
+      return chorus::detail::taken(y);
     else
       return y;
   }

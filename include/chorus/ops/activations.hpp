@@ -2,14 +2,14 @@
 /// Activation functions, element by element, with PyTorch's definitions and defaults; formulas stand with the functors.
 
 #include <chorus/ops/pointwise.hpp>
-#include <chorus/ops/quantization_pass.hpp>
+#include <chorus/ops/intercepted.hpp>
 
 namespace chorus {
 
 /// max(x, 0); the gradient at 0 is 0.
 template <Operand X>
 auto relu(const X& x) {
-  return detail::keeps_levels(x, detail::pointwise("relu", functors::Relu{}, x), /*exact=*/true);
+  return detail::derived(x, detail::pointwise("relu", functors::Relu{}, x), /*exact=*/true);
 }
 
 #define CHORUS_UNARY(NAME, FUNCTOR)                          \

@@ -7,7 +7,7 @@
 #include <type_traits>
 
 #include <chorus/ops/pointwise.hpp>
-#include <chorus/ops/quantization_pass.hpp>
+#include <chorus/ops/intercepted.hpp>
 
 namespace chorus {
 
@@ -57,7 +57,7 @@ auto plain_sum(const A& a, const B& b) {
 template <Operand A, Operand B>
 auto add(const A& a, const B& b) {
   return detail::joined(
-      QuantizationPass::Joint::sum, [](const auto& x, const auto& y) { return detail::plain_sum(x, y); }, a, b);
+      Interceptor::Joint::sum, [](const auto& x, const auto& y) { return detail::plain_sum(x, y); }, a, b);
 }
 #define CHORUS_BINARY(NAME, FUNCTOR)                            \
   template <Operand A, Operand B>                               \

@@ -9,7 +9,7 @@
 #include <chorus/ops/dropout.hpp>
 #include <chorus/ops/masking.hpp>
 #include <chorus/ops/matmul.hpp>
-#include <chorus/ops/quantization_pass.hpp>
+#include <chorus/ops/intercepted.hpp>
 #include <chorus/ops/softmax.hpp>
 #include <chorus/tensor/kept_for_replays.hpp>
 #include <cmath>
@@ -129,18 +129,18 @@ Tensor<bool, 2, D> later_keys(Index queries, Index keys, D device) {
   return kept;
 }
 
-/// Whether this is a layer's attention whose operands are rounded, the weights of values among them.
+/// Whether this is a layer's attention of which the interceptor takes the weights of values.
 template <Operand Q>
-bool rounds_attention() {
-  if constexpr (may_be_quantized<Q>) return quantization_pass != nullptr && quantization_pass->rounds_attention();
+bool takes_attention_weights() {
+  if constexpr (may_be_intercepted<Q>) return interceptor != nullptr && interceptor->takes_attention_weights();
   return false;
 }
 template <Operand W>
-W rounded_attention(const W& weights) {
-  if constexpr (may_be_quantized<W>)
-    if (rounds_attention<W>()) [[unlikely]] {
-      quantization_pass->attends_by(value_of(weights).storage());
-      return rounded(weights);
+W taken_weights(const W& weights) {
+  if constexpr (may_be_intercepted<W>)
+    if (takes_attention_weights<W>()) [[unlikely]] {
+      interceptor->attends_by(value_of(weights).storage());
+      return taken(weights);
     }
   return weights;
 }
@@ -154,7 +154,7 @@ auto attention_as_a_whole(const Q& q, const K& k, const V& v, const Masked& mask
   if (options.causal)
     scores = masked_fill(scores, later_keys(scores.size(-2), scores.size(-1), scores.device()),
                          -std::numeric_limits<double>::infinity());
-  const auto weights = rounded_attention(softmax(scores, -1, /*none_is_zero=*/true));
+  const auto weights = taken_weights(softmax(scores, -1, /*none_is_zero=*/true));
   if (options.dropout == 0) return matmul(weights, v);
   return matmul(dropout(weights, options.dropout), v);
 }
@@ -266,7 +266,7 @@ auto attention(const Q& q, const K& k, const V& v, const MakeMask& make_mask, co
       return std::equal(scores.begin(), scores.end() - 2, other.begin());
     };
     if (same_batch(keys.shape()) && same_batch(values.shape()) && queries.numel() > 0 && values.numel() > 0 &&
-        !rounds_attention<Q>()) {
+        !takes_attention_weights<Q>()) {
       scores.back() = keys.size(-2);
       const auto in_blocks = [&] { return attention_in_blocks(q, k, v, make_mask(scores), options); };
       if constexpr (has_attention_kernel<Q, K, V>) {

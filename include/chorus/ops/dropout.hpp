@@ -7,7 +7,7 @@
 #include <chorus/kernels/contiguous.hpp>
 #include <chorus/kernels/dropout.hpp>
 #include <chorus/kernels/dropout_part.hpp>
-#include <chorus/ops/quantization_pass.hpp>
+#include <chorus/ops/intercepted.hpp>
 #include <chorus/ops/shape.hpp>
 #include <cstddef>
 #include <type_traits>
@@ -95,10 +95,10 @@ auto dropout(const X& x, double p, bool training = true) {
   const bool drops = training && p > 0;
   const int axis = drops ? detail::samples_axis(value_of(x).shape()) : 0;
   // With fake quantisation x is rounded first, so that its range is that of evaluation, where nothing is dropped.
-  const auto& input = detail::rounded(x);
+  const auto& input = detail::taken(x);
   auto y = axis == 0 ? detail::dropout_of_rows(input, p, drops)
                      : transpose(detail::dropout_of_rows(transpose(input, 0, axis), p, drops), 0, axis);
-  return detail::keeps_levels(input, std::move(y), /*exact=*/true);
+  return detail::derived(input, std::move(y), /*exact=*/true);
 }
 
 }  // namespace chorus

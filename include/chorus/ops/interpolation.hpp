@@ -78,8 +78,8 @@ auto upsample_bilinear2d(const X& x, Size2d size, bool align_corners = false) {
   static_assert(tensor_of<X>::rank == 4, "upsample_bilinear2d: the input is [batch, channels, height, width]");
   detail::check_resize("upsample_bilinear2d", value_of(x).shape(), size);
   const auto& shape = value_of(x).shape();
-  const auto input = detail::rounded(x);
-  return detail::keeps_levels(input,
+  const auto input = detail::taken(x);
+  return detail::derived(input,
                               detail::resample(input, detail::between_entries(shape[2], size.height, align_corners),
                                                detail::between_entries(shape[3], size.width, align_corners)),
                               /*exact=*/false);

@@ -5,7 +5,7 @@
 #include <chorus/kernels/contiguous.hpp>
 #include <chorus/kernels/pooling.hpp>
 #include <chorus/ops/arithmetic.hpp>
-#include <chorus/ops/quantization_pass.hpp>
+#include <chorus/ops/intercepted.hpp>
 #include <chorus/ops/size2d.hpp>
 #include <cstdint>
 
@@ -101,8 +101,8 @@ detail::Recorded<4, X> max_pool2d(const X& x, Size2d window, const PoolOptions& 
 template <Operand X>
 auto max_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
   const auto pool = [&](const auto& v) { return operations::max_pool2d(v, window, options); };
-  const auto input = detail::rounded(x);
-  return detail::keeps_levels(input, detail::with_variables(pool, input), /*exact=*/true);
+  const auto input = detail::taken(x);
+  return detail::derived(input, detail::with_variables(pool, input), /*exact=*/true);
 }
 
 namespace detail {
@@ -148,19 +148,19 @@ template <Operand X>
 auto avg_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
   check<UsageError>(options.dilation.height == 1 && options.dilation.width == 1, "avg_pool2d has no dilation");
   const auto shape = detail::pool2d_shape("avg_pool2d", value_of(x).shape(), window, options);
-  const auto input = detail::rounded(x);
+  const auto input = detail::taken(x);
   const Index window_size = shape.kernel_h * shape.kernel_w;
   const auto sums = [&](const auto& steps) {
     const auto means = detail::mean_of_windows(steps, shape);
     for (Index i = 0; i < means.numel(); ++i) means.data()[i] *= static_cast<float>(window_size);
     return means;
   };
-  const auto y = detail::keeps_levels(
+  const auto y = detail::derived(
       input, detail::exact_means(input, detail::mean_of_windows(input, shape), window_size, sums), /*exact=*/false);
   const bool padded = shape.padding_h != 0 || shape.padding_w != 0;
   if (!options.ceil_mode && (options.count_include_pad || !padded)) return y;
   using T = typename tensor_of<X>::value_type;
-  return detail::keeps_levels(
+  return detail::derived(
       y, y * detail::window_correction<T>(shape, options.count_include_pad, value_of(x).device()), /*exact=*/false);
 }
 

@@ -5,7 +5,7 @@
 #include <chorus/ops/arithmetic.hpp>
 #include <chorus/ops/indexing.hpp>
 #include <chorus/ops/pooling.hpp>
-#include <chorus/ops/quantization_pass.hpp>
+#include <chorus/ops/intercepted.hpp>
 #include <chorus/ops/reduction.hpp>
 #include <chorus/ops/resample.hpp>
 #include <chorus/ops/shape.hpp>
@@ -76,22 +76,22 @@ auto adaptive_avg_pool2d(const X& x, Size2d size) {
                     " x ", size.width);
   const auto& shape = value_of(x).shape();
   check<ShapeError>(shape[2] > 0 && shape[3] > 0, "adaptive_avg_pool2d: an image of shape ", shape, " has no pixels");
-  const auto input = detail::rounded(x);
+  const auto input = detail::taken(x);
   if (shape[2] % size.height != 0 || shape[3] % size.width != 0)
-    return detail::keeps_levels(
+    return detail::derived(
         input, detail::mean_of_parts(input, {shape[2], size.height}, {shape[3], size.width}), /*exact=*/false);
   const Size2d part{shape[2] / size.height, shape[3] / size.width};
   const auto windows = detail::pool2d_shape("adaptive_avg_pool2d", shape, part, {});
-  return detail::keeps_levels(input, detail::mean_of_windows(input, windows), /*exact=*/false);
+  return detail::derived(input, detail::mean_of_windows(input, windows), /*exact=*/false);
 }
 
 /// x: [batch, channels, ...] -> the mean of each channel: [batch, channels].
 template <Operand X>
 auto global_avg_pool(const X& x) {
-  const auto input = detail::rounded(x);
+  const auto input = detail::taken(x);
   const Index pixels = value_of(input).numel() / std::max<Index>(1, value_of(x).size(0) * value_of(x).size(1));
   const auto sums = [](const auto& steps) { return sum(flatten<2>(steps), 2); };
-  return detail::keeps_levels(input, detail::exact_means(input, mean(flatten<2>(input), 2), pixels, sums),
+  return detail::derived(input, detail::exact_means(input, mean(flatten<2>(input), 2), pixels, sums),
                               /*exact=*/false);
 }
 

@@ -6,7 +6,7 @@
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/kernels/axis_block.hpp>
 #include <chorus/kernels/contiguous.hpp>
-#include <chorus/ops/quantization_pass.hpp>
+#include <chorus/ops/intercepted.hpp>
 #include <numeric>
 #include <span>
 
@@ -191,7 +191,7 @@ X plain_concat(Index axis, std::span<const X> list) {
 template <Operand First, Operand... Rest>
 auto concat(Index axis, const First& first, const Rest&... rest) {
   return detail::joined(
-      QuantizationPass::Joint::concatenation, [axis](const auto&... x) { return detail::plain_concat(axis, x...); },
+      Interceptor::Joint::concatenation, [axis](const auto&... x) { return detail::plain_concat(axis, x...); },
       first, rest...);
 }
 

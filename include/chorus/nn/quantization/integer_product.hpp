@@ -9,7 +9,7 @@
 #include <chorus/kernels/axis_shape.hpp>
 #include <chorus/kernels/exact_sums.hpp>
 #include <chorus/kernels/fake_quantize.hpp>
-#include <chorus/ops/quantization_pass.hpp>
+#include <chorus/ops/intercepted.hpp>
 #include <chorus/tensor/tensor.hpp>
 #include <cstddef>
 #include <cstdint>

@@ -4,41 +4,18 @@
 #include <chorus/autograd/variable.hpp>
 #include <chorus/core/config.hpp>
 #include <chorus/core/error.hpp>
+#include <chorus/nn/batch_norm.hpp>
 #include <chorus/nn/module.hpp>
 #include <chorus/nn/quantization/activation_site.hpp>
 #include <chorus/nn/quantization/scheme.hpp>
-#include <optional>
 #include <string>
 #include <vector>
 
 namespace chorus::nn::quantization {
 
-/// Marks the layers whose weights become integers: [out, ...].
-struct WeightedLayer {};
-/// Marks tables, of whose weights, [entries, features], some rows are looked up.
-struct TableLayer {};
-/// Marks attention, of whose first projections and products the operands become integers.
-struct AttentionLayer {};
+/// What becomes integers: a weight, [out, ...]; a table's, [entries, features], of which some rows are looked up; the
+/// operands of attention's first projections and products.
 enum class LayerKind { weighted, table, attention };
-
-/// The batch norm that a layer is folded with, as that sees it; gamma and beta may be undefined.
-struct FoldedNorm {
-  Variable<float, 1, Cpu> gamma;
-  Tensor<float, 1, Cpu> beta, running_mean, running_var;
-  float eps;
-};
-/// What a batch norm tells of itself.
-class FoldableNorm {
- public:
-  virtual Index channels() const = 0;
-  /// Whether it has running statistics, in float on the CPU.
-  virtual bool can_be_folded() const = 0;
-  /// Nothing where it can't. Reads its numbers.
-  virtual std::optional<FoldedNorm> folded() const = 0;
-
- protected:
-  ~FoldableNorm() = default;
-};
 
 /// The ranges of one layer: what comes in where no other layer has rounded it, what goes out (after batch norm and
 /// ReLU), the sum that is made of that and a residual (in a batch norm or with +), what it is concatenated to, and the
@@ -66,7 +43,7 @@ struct LayerRanges {
 struct LayerPlace {
   const LayerRanges* ranges = nullptr;
   Module* norm = nullptr;
-  const FoldableNorm* foldable = nullptr;
+  const BatchNorm<Cpu, float>* foldable = nullptr;
   std::string norm_name;
 };
 

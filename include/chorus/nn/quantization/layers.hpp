@@ -2,8 +2,14 @@
 /// The layers of a model that become integers, found by a walk through it.
 
 #include <chorus/core/error.hpp>
+#include <chorus/nn/attention.hpp>
+#include <chorus/nn/batch_norm.hpp>
+#include <chorus/nn/convolution.hpp>
+#include <chorus/nn/convolutions.hpp>
+#include <chorus/nn/embedding.hpp>
+#include <chorus/nn/linear.hpp>
 #include <chorus/nn/module.hpp>
-#include <chorus/nn/quantization/weighted_layer.hpp>
+#include <chorus/nn/quantization/pass.hpp>
 #include <optional>
 #include <span>
 #include <string>
@@ -19,10 +25,19 @@ struct FoundLayer {
   std::string name, norm_name;
   Module* layer = nullptr;
   Module* norm = nullptr;
-  const FoldableNorm* foldable = nullptr;
+  const BatchNorm<Cpu, float>* foldable = nullptr;
   Index channels = 0;
   LayerKind kind = LayerKind::weighted;
 };
+
+namespace detail {
+template <template <class, class> class... Layers>
+bool is_one(const Module& module) {
+  return ((dynamic_cast<const Layers<Cpu, float>*>(&module) != nullptr ||
+           dynamic_cast<const Layers<Cpu, double>*>(&module) != nullptr) ||
+          ...);
+}
+}  // namespace detail
 
 /// All such layers, in the order in which they are listed; one that stands at several places at the first. Throws
 /// UsageError for weights that are not float.
@@ -40,9 +55,9 @@ inline std::vector<FoundLayer> find_layers(Module& model) {
       const auto* const last = std::exchange(before, &module);
       const bool neighbours = std::exchange(listed_in, parent) == parent && last != nullptr && !found.empty() &&
                               found.back().layer == last;
-      if (const auto* const norm = dynamic_cast<const FoldableNorm*>(&module);
+      if (const auto* const norm = dynamic_cast<const BatchNorm<Cpu, float>*>(&module);
           norm != nullptr && neighbours && found.back().kind == LayerKind::weighted &&
-          norm->channels() == found.back().channels && norm->can_be_folded()) {
+          norm->channels() == found.back().channels && norm->tracks_running_stats()) {
         found.back().norm = &module;
         found.back().foldable = norm;
         found.back().norm_name = name;
@@ -55,9 +70,9 @@ inline std::vector<FoundLayer> find_layers(Module& model) {
       }
     }
     static std::optional<LayerKind> kind_of(const Module& module) {
-      if (dynamic_cast<const WeightedLayer*>(&module) != nullptr) return LayerKind::weighted;
-      if (dynamic_cast<const TableLayer*>(&module) != nullptr) return LayerKind::table;
-      if (dynamic_cast<const AttentionLayer*>(&module) != nullptr) return LayerKind::attention;
+      if (detail::is_one<Linear, Conv1d, Conv2d, Conv3d>(module)) return LayerKind::weighted;
+      if (detail::is_one<Embedding>(module)) return LayerKind::table;
+      if (detail::is_one<MultiheadAttention>(module)) return LayerKind::attention;
       return std::nullopt;
     }
     static Index output_channels(Module& layer, const std::string& layer_name, LayerKind kind) {

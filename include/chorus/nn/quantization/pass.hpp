@@ -10,7 +10,8 @@
 #include <chorus/nn/quantization/integer_product.hpp>
 #include <chorus/nn/quantization/layer_ranges.hpp>
 #include <chorus/nn/quantization/scheme.hpp>
-#include <chorus/ops/quantization_pass.hpp>
+#include <chorus/ops/fake_quantize.hpp>
+#include <chorus/ops/intercepted.hpp>
 #include <cstddef>
 #include <map>
 #include <memory>
@@ -24,7 +25,7 @@
 namespace chorus::nn::quantization {
 
 /// One forward pass.
-class Pass final : public QuantizationPass {
+class Pass final : public Interceptor {
  public:
   using Layers = std::unordered_map<const void*, LayerPlace>;
   /// `layers`: by their addresses; a folded batch norm has its layer's place, too. `evaluates`: rounded numbers are
@@ -32,15 +33,43 @@ class Pass final : public QuantizationPass {
   Pass(const Scheme& scheme, const Layers& layers, bool observes, bool rounds, bool evaluates)
       : scheme_(scheme), layers_(layers), observes_(observes), rounds_(rounds), evaluates_(evaluates) {}
 
-  const LayerPlace* find(const void* layer) const;
+  const void* find(const void* layer) const override;
+  void refuse_numbers(const void* part) const override;
+  void layer(const void* part, const LayerCall& call, void* result) override;
+  Variable<float, 2, Cpu> table(const void* part, const Variable<float, 2, Cpu>& weight, Index rows) override;
+  const void* begin_attention(const void* part) override {
+    return std::exchange(attending_, static_cast<const LayerPlace*>(part));
+  }
+  Variable<float, 2, Cpu> attention_weight(const void* part, const Variable<float, 2, Cpu>& weight,
+                                           bool any) override {
+    return this->weight(of(part), weight, any);
+  }
+  void attention_input(const void* part, const FloatVariable& x, void* result) override;
+  void attention_operand(const void* part, std::size_t number, const FloatVariable& y, void* result) override;
+  bool takes_attention_weights() const override { return attending_ != nullptr; }
+  void attends_by(const Storage<Cpu>& weights) override;
+  /// Throws UsageError unless the folded norm's layer has just given `x`.
+  void norm_takes(const void* norm, const void* part, const Storage<Cpu>& x) override;
+  void norm_gives(const void* part, const Storage<Cpu>& y, bool relu) override {
+    output(of(part), y, nullptr, std::exchange(taken_product_, nullptr), relu);
+  }
+  void norm_adds(const void* part, const Storage<Cpu>& sum) override;
+  bool take(const FloatVariable& x, void* result) override;
+  void derived(const Storage<Cpu>& from, const Storage<Cpu>& result, bool exact) override {
+    follow(from, result, false, exact);
+  }
+  bool joins(Joint how, std::span<const JointOperand> operands, bool alike) override;
+  void joined(const Storage<Cpu>& result) override;
+  bool integers_of(const Storage<Cpu>& x, const float* numbers, Index numel, float* integers) override;
+  void means_of_integers(const Storage<Cpu>& x, const float* sums, Index numel, Index count, float* means) override;
 
   /// What goes into a layer.
   template <int Rank>
   Variable<float, Rank, Cpu> input(const LayerPlace& place, const Variable<float, Rank, Cpu>& x) {
-    if (values_.contains(key(value_of(x).storage()))) return chorus::detail::rounded(x);
+    if (values_.contains(key(value_of(x).storage()))) return rounded(x);
     const auto& storage = value_of(x).storage();
     values_.insert_or_assign(key(storage), Value{.storage = storage, .site = &place.ranges->input});
-    auto out = chorus::detail::rounded(x);
+    auto out = rounded(x);
     values_.erase(key(storage));  // what else takes it rounds it by itself
     inputs_.try_emplace(value_of(x).data(), Input{storage, value_of(x).numel(), &place.ranges->input});
     return out;
@@ -55,22 +84,11 @@ class Pass final : public QuantizationPass {
     return chorus::detail::fake_quantize(w, place.ranges->weight_levels(scheme_), scheme_.per_channel ? 0 : -1,
                                          place.ranges->weight_name);
   }
-  /// A table's weight as integers stand for it, of which this device's share of the batch looks up `rows`. All members
-  /// of the batch's group call it, where it observes.
-  template <int Rank>
-  Variable<float, Rank, Cpu> table(const LayerPlace& place, const Variable<float, Rank, Cpu>& w, Index rows) {
-    if (observes_ && !saw_numbers_) {
-      double any[] = {rows > 0 ? 1.0 : 0.0};
-      if (const auto group = batch_group()) group->max(any);
-      saw_numbers_ = any[0] > 0;
-    }
-    return weight(place, w, rows > 0);
-  }
   /// What goes into attention's projections: the same tensor into several is seen once.
   template <int Rank>
-  Variable<float, Rank, Cpu> attention_input(const LayerPlace& place, const Variable<float, Rank, Cpu>& x) {
+  Variable<float, Rank, Cpu> projected(const LayerPlace& place, const Variable<float, Rank, Cpu>& x) {
     const auto& storage = value_of(x).storage();
-    if (values_.contains(key(storage))) return chorus::detail::rounded(x);
+    if (values_.contains(key(storage))) return rounded(x);
     const bool is_new = attended_.try_emplace({&place, value_of(x).data()}, storage).second;
     return at_site(place.ranges->input, x, !is_new);
   }
@@ -80,35 +98,40 @@ class Pass final : public QuantizationPass {
                                      bool observed = false) {
     const auto& storage = value_of(x).storage();
     values_.insert_or_assign(key(storage), Value{.storage = storage, .site = &site, .observed = observed});
-    auto out = chorus::detail::rounded(x);
+    auto out = rounded(x);
     values_.erase(key(storage));
     return out;
   }
-  /// The attention that is computed now; null: none.
-  const LayerPlace*& attending() { return attending_; }
-  bool rounds_attention() const override { return attending_ != nullptr; }
-  void attends_by(const Storage<Cpu>& weights) override;
+  /// x, rounded where it is a layer's result that is not yet.
+  template <int Rank>
+  Variable<float, Rank, Cpu> rounded(const Variable<float, Rank, Cpu>& x) {
+    const auto& storage = value_of(x).storage();
+    const auto input = contiguous(value_of(x));
+    const auto* const site = site_of(storage, input.data(), input.numel());
+    if (site == nullptr) return x;
+    auto out = chorus::detail::fake_quantize(x, {site->levels(scheme_)}, -1, site->name());
+    const bool same_order = value_of(x).is_contiguous();
+    was_rounded(storage, value_of(out).storage(),
+                {value_of(out).data(), same_order ? static_cast<std::size_t>(input.numel()) : 0});
+    return out;
+  }
   /// What goes out of a layer, or, where it is folded, of its batch norm; `product`: in integers, where it is known,
   /// followed by a `relu` or not.
   void output(const LayerPlace& place, const Storage<Cpu>& storage, const Module* awaits,
               std::shared_ptr<const IntegerProduct> product = nullptr, bool relu = false);
-  /// The product in integers that a folded batch norm has just taken.
-  std::shared_ptr<const IntegerProduct> taken_product() { return std::exchange(taken_product_, nullptr); }
   /// In evaluation: the levels that weights are on, and x, which has gone through `input`.
   std::optional<IntegerFactors> factors(const LayerPlace& place, const Storage<Cpu>& x, Index outputs);
-  /// What a folded batch norm and a residual are added to.
-  void sum(const LayerPlace& place, const Storage<Cpu>& storage);
-  /// A folded batch norm takes `x`. Throws UsageError unless its layer has just given that.
-  void check_norm_takes(const Module* norm, const LayerPlace& place, const Storage<Cpu>& x);
-
-  std::optional<Rounding> taken(const Storage<Cpu>& storage, const float* numbers, Index count) override;
-  void was_rounded(const Storage<Cpu>& from, const Storage<Cpu>& result, std::span<float> numbers) override;
-  void keeps_levels(const Storage<Cpu>& from, const Storage<Cpu>& result, bool exact) override;
-  bool joins(Joint how, std::span<const JointOperand> operands, bool alike) override;
-  void joined(const Storage<Cpu>& result) override;
-  std::optional<quantized::Levels> evaluated_levels(const Storage<Cpu>& storage) override;
 
  private:
+  static const LayerPlace& of(const void* part) { return *static_cast<const LayerPlace*>(part); }
+  /// Of the value in `storage`, whose numbers these are: its site, where it is to be rounded.
+  const ActivationSite* site_of(const Storage<Cpu>& storage, const float* numbers, Index count);
+  /// `result` is `from`, rounded. `numbers`: its numbers, to be written over where an integer model has others; none
+  /// where they stand in another order than those of `from`.
+  void was_rounded(const Storage<Cpu>& from, const Storage<Cpu>& result, std::span<float> numbers);
+  /// In evaluation, of a value that was rounded: its levels.
+  std::optional<quantized::Levels> evaluated_levels(const Storage<Cpu>& storage);
+
   struct Value {
     Storage<Cpu> storage;  // kept, so that nothing else comes to lie there in this pass
     const ActivationSite* site;
@@ -150,10 +173,6 @@ class Pass final : public QuantizationPass {
   const LayerPlace* attending_ = nullptr;
   std::map<std::pair<const LayerPlace*, const float*>, Storage<Cpu>> attended_;
 };
-
-/// This thread's pass; null where nothing is quantised. Throws UsageError where a checkpoint computes `layer` again,
-/// which it had computed within one.
-Pass* current_pass(const void* layer);
 
 }  // namespace chorus::nn::quantization
 
