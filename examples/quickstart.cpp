@@ -19,7 +19,7 @@ struct ToyModel : ch::nn::Module {
 };
 
 using Model = ToyModel<ch::Cpu>;
-using Net = ch::DistributedDataParallel<Model>;  // or SingleDevice, DataParallel, FullyShardedDataParallel
+using Net = ch::DistributedDataParallel<Model>;  // or SingleDevice, DataParallel
 
 int main(int argc, char** argv) {
   return ch::launch<Net>(argc, argv, [](auto& run) {  // one call per process; under DDP starts or joins the others

@@ -2,6 +2,7 @@
 
 #include <chorus/data/open_images.hpp>
 #include <chorus/io/atomic_file.hpp>
+#include <chorus/parallel/fully_sharded_data_parallel.hpp>
 
 #include "models/image_facts.hpp"
 #include "training.hpp"

@@ -3,8 +3,9 @@
 
 #include <algorithm>
 #include <chorus/io/load_model.hpp>
-#include <chorus/io/quantized_file.hpp>
-#include <chorus/nn/quantized.hpp>
+#include <chorus/parallel/fully_sharded_data_parallel.hpp>
+#include <chorus/quantization/quantized.hpp>
+#include <chorus/quantization/quantized_file.hpp>
 #include <cstdio>
 #include <filesystem>
 #include <optional>

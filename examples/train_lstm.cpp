@@ -1,6 +1,7 @@
 /// Trains an LSTM language model (Graves 2013) on the letters of any text, and lets it write.
 
 #include <chorus/nn/recurrent.hpp>
+#include <chorus/parallel/fully_sharded_data_parallel.hpp>
 
 #include "text.hpp"
 #include "training.hpp"

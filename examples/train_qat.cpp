@@ -12,8 +12,8 @@
 #include <chorus/chorus.hpp>
 #include <chorus/data/open_images.hpp>
 #include <chorus/io/load_model.hpp>
-#include <chorus/io/quantized_file.hpp>
-#include <chorus/nn/quantized.hpp>
+#include <chorus/quantization/quantized.hpp>
+#include <chorus/quantization/quantized_file.hpp>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>

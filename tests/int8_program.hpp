@@ -1,7 +1,7 @@
 #pragma once
 /// A small quantised model that has a step of each kind, for tests of what models become.
 
-#include <chorus/nn/int8/program.hpp>
+#include <chorus/quantization/int8/program.hpp>
 #include <cstdint>
 #include <string>
 #include <utility>

@@ -4,6 +4,7 @@
 /// again. A reduce-scatter leaves of its gradients the average of the own part, and that is stepped. In a step a rank
 /// sends at most 3 (N-1)/N K bytes, K those of all parameters. (The policy also gathers the next layer ahead.)
 
+#include <chorus/parallel/fully_sharded_data_parallel.hpp>
 #include <cmath>
 #include "toy.hpp"
 

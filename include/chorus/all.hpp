@@ -27,10 +27,8 @@
 #include <chorus/io/npy_folder.hpp>
 #include <chorus/io/npz.hpp>
 #include <chorus/io/parameters_hash.hpp>
-#include <chorus/io/quantized_file.hpp>
 #include <chorus/io/tensor_file.hpp>
 #include <chorus/nn/attention.hpp>
-#include <chorus/nn/conv_bn_relu.hpp>
 #include <chorus/nn/convolutions.hpp>
 #include <chorus/nn/fold_batch_norm.hpp>
 #include <chorus/nn/group_norm.hpp>
@@ -38,8 +36,6 @@
 #include <chorus/nn/more_activations.hpp>
 #include <chorus/nn/parallel_linear.hpp>
 #include <chorus/nn/positions.hpp>
-#include <chorus/nn/quantization_aware.hpp>
-#include <chorus/nn/quantized.hpp>
 #include <chorus/nn/recurrent.hpp>
 #include <chorus/nn/transformer.hpp>
 #include <chorus/nn/vocabulary_embedding.hpp>
@@ -62,7 +58,6 @@
 #include <chorus/ops/more_losses.hpp>
 #include <chorus/ops/norm.hpp>
 #include <chorus/ops/padding_modes.hpp>
-#include <chorus/ops/quantized.hpp>
 #include <chorus/ops/rearranging.hpp>
 #include <chorus/ops/reduction_axes.hpp>
 #include <chorus/ops/scatter.hpp>
@@ -73,6 +68,7 @@
 #include <chorus/optim/layerwise.hpp>
 #include <chorus/optim/lion.hpp>
 #include <chorus/optim/update_bn.hpp>
+#include <chorus/parallel/fully_sharded_data_parallel.hpp>
 #include <chorus/parallel/fused_optimizer.hpp>
 #include <chorus/parallel/hooks/compress.hpp>
 #include <chorus/parallel/hooks/hybrid_reduce_scatter.hpp>
@@ -99,6 +95,7 @@
 #include <chorus/parallel/tensor/sequence_split.hpp>
 #include <chorus/parallel/tensor/shared_layers.hpp>
 #include <chorus/parallel/tensor_parallel.hpp>
+#include <chorus/quantization.hpp>
 #include <chorus/train/advice.hpp>
 #include <chorus/train/trace_facts.hpp>
 #include <chorus/train/trace_reader.hpp>

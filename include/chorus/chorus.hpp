@@ -1,8 +1,7 @@
 #pragma once
 /// What most programs need: tensors, the common operators, layers and optimizers, data, the policies SingleDevice,
-/// DataParallel, DistributedDataParallel and FullyShardedDataParallel, and launch. <chorus/all.hpp> has the rest, each
-/// header of which may be included by itself; it costs a program its compile time, and reading model files a JSON
-/// parser.
+/// DataParallel and DistributedDataParallel, and launch. <chorus/all.hpp> has the rest, each header of which may be
+/// included by itself; it costs a program its compile time, and reading model files a JSON parser.
 
 // First of all: what a compiler has to be and to be told.
 #include <chorus/core/requirements.hpp>
@@ -70,7 +69,7 @@
 #include <chorus/optim/sgd.hpp>
 #include <chorus/parallel/data_parallel.hpp>
 #include <chorus/parallel/distributed_data_parallel.hpp>
-#include <chorus/parallel/fully_sharded_data_parallel.hpp>
+#include <chorus/parallel/elsewhere.hpp>
 #include <chorus/parallel/single_device.hpp>
 #include <chorus/tensor/print.hpp>
 #include <chorus/tensor/tensor.hpp>

@@ -2,7 +2,7 @@
 // form for CIFAR), batches of 1 and 32. Both are timed in turns; the ratio is the median over pairs.
 #include <algorithm>
 #include <chorus/chorus.hpp>
-#include <chorus/nn/quantized.hpp>
+#include <chorus/quantization/quantized.hpp>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>

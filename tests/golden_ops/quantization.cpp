@@ -2,12 +2,12 @@
 #include <chorus/nn/batch_norm.hpp>
 #include <chorus/nn/convolution.hpp>
 #include <chorus/nn/linear.hpp>
-#include <chorus/nn/quantized.hpp>
-#include <chorus/nn/quantization_aware.hpp>
 #include <chorus/ops/cross_entropy.hpp>
-#include <chorus/ops/fake_quantize.hpp>
 #include <chorus/ops/shape.hpp>
 #include <chorus/optim/sgd.hpp>
+#include <chorus/quantization/ops/fake_quantize.hpp>
+#include <chorus/quantization/quantization_aware.hpp>
+#include <chorus/quantization/quantized.hpp>
 
 #include "case.hpp"
 #include "quantized.hpp"

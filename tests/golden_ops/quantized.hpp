@@ -1,8 +1,8 @@
 #pragma once
 /// Cases of integer arithmetic: every integer must be PyTorch's.
 
-#include <chorus/nn/int8/program.hpp>
-#include <chorus/ops/quantized.hpp>
+#include <chorus/quantization/int8/program.hpp>
+#include <chorus/quantization/ops/quantized.hpp>
 #include <cstdint>
 #include <map>
 #include <string>

@@ -2,8 +2,8 @@
 ///   quantized_tool MODEL BATCH   writes a quantised model with a step of each kind, and a batch with what the model
 ///   makes of it
 
-#include <chorus/io/quantized_file.hpp>
 #include <chorus/io/tensor_file.hpp>
+#include <chorus/quantization/quantized_file.hpp>
 #include <cstdio>
 #include <exception>
 #include <int8_program.hpp>

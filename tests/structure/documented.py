@@ -16,9 +16,11 @@ FUNCTION = re.compile(r"(~?\w+|operator\s*(?:\(\)|[^\s(]+))\(")
 PLAIN = re.compile(r"^(operator.*|main|if|for|while|switch|return|static_assert|requires|defined|get|begin|end|size|name|visit|describe|derivatives)$")
 
 
-def headers():
-    for entry in ("chorus/chorus.hpp", "chorus/all.hpp"):
+def headers(entries=("chorus/chorus.hpp", "chorus/all.hpp")):
+    for entry in entries:
         for name in re.findall(r"#include <(chorus/[^>]+)>", (INCLUDE / entry).read_text()):
+            if name.count("/") == 1 and name not in entries:  # a room's, which lists others
+                yield from headers((name,))
             yield name
 
 

@@ -5,8 +5,8 @@
 #include <chorus/kernels/copy.hpp>
 #include <chorus/kernels/pointwise.hpp>
 #include <chorus/kernels/reduction.hpp>
-#include <chorus/nn/quantization_aware.hpp>
 #include <chorus/ops/arithmetic.hpp>
+#include <chorus/quantization/quantization_aware.hpp>
 #include <cstdint>
 
 namespace chorus::kernels {

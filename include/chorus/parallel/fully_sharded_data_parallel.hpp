@@ -7,6 +7,7 @@
 #include <chorus/nn/deferred.hpp>
 #include <chorus/optim/clip.hpp>
 #include <chorus/parallel/distributed_data_parallel.hpp>
+#include <chorus/parallel/elsewhere.hpp>
 #include <chorus/parallel/fsdp/sharded_units.hpp>
 #include <chorus/parallel/fsdp/units.hpp>
 #include <chorus/parallel/hooks/reduce_scatter.hpp>
@@ -43,8 +44,7 @@ struct FullyShardedDataParallelOptions {
 ///
 /// Below stands what it adds to DistributedDataParallel, in five steps; the moments of a pass are in
 /// fsdp/sharded_units.hpp, gathers in fsdp/units_at_hand.hpp.
-template <class Model, class Units = ByBytes<>, class Communicator = comm::AnyCommunicator,
-          class Averages = ReduceScatter>
+template <class Model, class Units, class Communicator, class Averages>
 class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages, Communicator> {
   using Base = DistributedDataParallel<Model, Averages, Communicator>;
   using AtHand = fsdp::UnitsAtHand<typename Base::D, Communicator>;

@@ -6,6 +6,7 @@
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/parallel/access.hpp>
 #include <chorus/parallel/distributed_policy.hpp>
+#include <chorus/parallel/elsewhere.hpp>
 #include <chorus/parallel/join.hpp>
 #include <chorus/parallel/local_steps.hpp>
 #include <chorus/parallel/no_sync.hpp>
@@ -41,7 +42,7 @@ struct LocalSgdOptions {
 /// In between, ranks have different parameters: `eval()` or `synchronise()`, which all ranks call, brings them
 /// together. A checkpoint, which all ranks save, has each rank's model and optimizer, and may be taken at any step. Its
 /// plain names, which `io::load` reads, are rank 0's.
-template <class Model, class Communicator = comm::AnyCommunicator>
+template <class Model, class Communicator>
 class LocalSgd : public DistributedPolicy<Model, Communicator> {
   using Base = DistributedPolicy<Model, Communicator>;
   using typename Base::All;

@@ -6,6 +6,7 @@
 #include <chorus/nn/deferred.hpp>
 #include <chorus/optim/clip.hpp>
 #include <chorus/parallel/ddp/access.hpp>
+#include <chorus/parallel/elsewhere.hpp>
 #include <chorus/parallel/mesh/axes.hpp>
 #include <chorus/parallel/mesh/groups.hpp>
 #include <chorus/parallel/mesh/policies.hpp>

@@ -7,6 +7,7 @@
 #include <chorus/parallel/ddp/earlier_gradients.hpp>
 #include <chorus/parallel/ddp/with_type.hpp>
 #include <chorus/parallel/distributed_policy.hpp>
+#include <chorus/parallel/elsewhere.hpp>
 #include <chorus/parallel/join.hpp>
 #include <chorus/parallel/no_sync.hpp>
 #include <chorus/parallel/placed.hpp>
@@ -44,7 +45,7 @@ struct ParameterServerOptions {
 /// After the last step workers have old parameters: `eval()`, which all ranks call, fetches them, too. A forward pass
 /// without gradients of a model that is all in evaluation, with old ones, throws UsageError. A worker's
 /// ParameterAverage that is updated after each step lags by one: the server's is the one to use and to keep.
-template <class Model, class Communicator = comm::AnyCommunicator>
+template <class Model, class Communicator>
 class ParameterServer : public DistributedPolicy<Model, Communicator> {
   using Base = DistributedPolicy<Model, Communicator>;
 

@@ -7,6 +7,7 @@
 #include <chorus/nn/deferred.hpp>
 #include <chorus/optim/clip.hpp>
 #include <chorus/parallel/ddp/rank_device.hpp>
+#include <chorus/parallel/elsewhere.hpp>
 #include <chorus/parallel/model_handles.hpp>
 #include <chorus/parallel/pipeline/staged_model.hpp>
 #include <chorus/parallel/whole_batch_policy.hpp>
@@ -30,7 +31,7 @@ namespace chorus {
 /// micro-batch's loss says by itself what it is a mean of. BatchNorm takes the statistics of each micro-batch, and
 /// differs; SyncBatchNorm is refused. A rank's `parameters()` are those of its stages: others are not in its memory,
 /// and who reads them gets a UsageError.
-template <class Model, class Order = OneForwardOneBackward, class Communicator = comm::AnyCommunicator>
+template <class Model, class Order, class Communicator>
 class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Communicator>, Communicator> {
   using Staged = pipeline::StagedModel<Model, Order, Communicator>;
   using Base = WholeBatchPolicy<Staged, Communicator>;

@@ -8,6 +8,7 @@
 #include <chorus/nn/deferred.hpp>
 #include <chorus/parallel/ddp/rank_device.hpp>
 #include <chorus/parallel/distributed_policy.hpp>
+#include <chorus/parallel/elsewhere.hpp>
 #include <chorus/parallel/model_handles.hpp>
 #include <chorus/parallel/tensor/replicas.hpp>
 #include <chorus/parallel/tensor/sequence_split.hpp>
@@ -44,7 +45,7 @@ struct TensorParallelOptions {
 /// `Sequence`: with SequenceSplit, what lies between shared layers of a transformer (normalisation, dropout, residual
 /// connections) is shared out by places of the text, so that its activations are, too. Sums become reduce-scatters and
 /// all-gathers, of as many bytes together; see split_sequence.
-template <class Model, class Sequence = NoSequenceSplit, class Communicator = comm::AnyCommunicator>
+template <class Model, class Sequence, class Communicator>
 class TensorParallel : public WholeBatchPolicy<Model, Communicator> {
   using Base = WholeBatchPolicy<Model, Communicator>;
 

@@ -1,6 +1,6 @@
 // Quantised models: what they compute whatever the batch, their files, and what is refused.
 #include <catch.hpp>
-#include <chorus/io/quantized_file.hpp>
+#include <chorus/quantization/quantized_file.hpp>
 #include <filesystem>
 #include <int8_program.hpp>
 #include <string>

@@ -1,9 +1,9 @@
 // Integer kernels: each way of computing gives the integers of the plain definition.
 #include <catch.hpp>
 #include <chorus/core/threads.hpp>
-#include <chorus/kernels/int8/convolution.hpp>
-#include <chorus/kernels/int8/pointwise.hpp>
-#include <chorus/kernels/int8/pooling.hpp>
+#include <chorus/quantization/kernels/convolution.hpp>
+#include <chorus/quantization/kernels/pointwise.hpp>
+#include <chorus/quantization/kernels/pooling.hpp>
 #include <cmath>
 #include <unit/random_draw.hpp>
 #include <string>

@@ -2,9 +2,9 @@
 #include <array>
 #include <catch.hpp>
 #include <chorus/chorus.hpp>
-#include <chorus/io/quantized_file.hpp>
-#include <chorus/nn/conv_bn_relu.hpp>
-#include <chorus/nn/quantized.hpp>
+#include <chorus/quantization/conv_bn_relu.hpp>
+#include <chorus/quantization/quantized.hpp>
+#include <chorus/quantization/quantized_file.hpp>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>

@@ -2,14 +2,14 @@
 /// Small models in float for the tests of quantisation-aware training, and what is compared of them.
 
 #include <catch.hpp>
-#include <chorus/nn/conv_bn_relu.hpp>
 #include <chorus/nn/linear.hpp>
-#include <chorus/nn/quantization_aware.hpp>
 #include <chorus/ops/cross_entropy.hpp>
 #include <chorus/ops/pooling.hpp>
 #include <chorus/ops/resize.hpp>
 #include <chorus/ops/shape.hpp>
 #include <chorus/optim/sgd.hpp>
+#include <chorus/quantization/conv_bn_relu.hpp>
+#include <chorus/quantization/quantization_aware.hpp>
 #include <cstring>
 #include <string>
 

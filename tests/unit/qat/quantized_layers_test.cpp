@@ -2,9 +2,9 @@
 #include <array>
 #include <chorus/nn/attention.hpp>
 #include <chorus/nn/embedding.hpp>
-#include <chorus/nn/quantized.hpp>
-#include <chorus/ops/quantized.hpp>
 #include <chorus/ops/reduction.hpp>
+#include <chorus/quantization/ops/quantized.hpp>
+#include <chorus/quantization/quantized.hpp>
 #include <cstdint>
 #include <iterator>
 #include <string>

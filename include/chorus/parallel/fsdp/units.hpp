@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chorus/nn/flat_parameters.hpp>
 #include <chorus/parallel/ddp/parts.hpp>
+#include <chorus/parallel/elsewhere.hpp>
 #include <cstddef>
 #include <string>
 #include <string_view>
@@ -79,7 +80,7 @@ std::vector<Unit> cut(const nn::FlatParameters<D>& flat, const Starts& starts) {
 
 /// Units of at most so many bytes, cut between modules: what one layer has stays together. One that is larger is a unit
 /// of its own, and what is frozen when the policy takes the model is apart from the rest.
-template <std::size_t Bytes = (std::size_t{4} << 20)>
+template <std::size_t Bytes>
 struct ByBytes {
   static constexpr bool reshard_after_forward = true;
 

@@ -1,0 +1,33 @@
+#pragma once
+/// Policies that <chorus/chorus.hpp> declares, but whose headers it leaves out: a program that forgets one is told
+/// which.
+
+#include <chorus/core/config.hpp>
+#include <cstddef>
+
+namespace chorus {
+
+namespace comm {
+class AnyCommunicator;
+}
+template <std::size_t Bytes = (std::size_t{4} << 20)>
+struct ByBytes;
+struct NoSequenceSplit;
+struct OneForwardOneBackward;
+struct ReduceScatter;
+
+template <class Model, class Units = ByBytes<>, class Communicator = comm::AnyCommunicator,
+          class Averages = ReduceScatter>
+class FullyShardedDataParallel;  // needs #include <chorus/parallel/fully_sharded_data_parallel.hpp>
+template <class Model, class Sequence = NoSequenceSplit, class Communicator = comm::AnyCommunicator>
+class TensorParallel;  // needs #include <chorus/parallel/tensor_parallel.hpp>
+template <class Model, class Order = OneForwardOneBackward, class Communicator = comm::AnyCommunicator>
+class Pipeline;  // needs #include <chorus/parallel/pipeline.hpp>
+template <class Model, class... Axes>
+class Mesh;  // needs #include <chorus/parallel/mesh.hpp>
+template <class Model, class Communicator = comm::AnyCommunicator>
+class LocalSgd;  // needs #include <chorus/parallel/local_sgd.hpp>
+template <class Model, class Communicator = comm::AnyCommunicator>
+class ParameterServer;  // needs #include <chorus/parallel/parameter_server.hpp>
+
+}  // namespace chorus
