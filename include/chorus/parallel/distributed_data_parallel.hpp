@@ -4,9 +4,9 @@
 
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/parallel/ddp/access.hpp>
+#include <chorus/parallel/ddp/all_reduce.hpp>
 #include <chorus/parallel/ddp/policy_with_options.hpp>
 #include <chorus/parallel/ddp/rank_device.hpp>
-#include <chorus/parallel/hooks/all_reduce.hpp>
 #include <chorus/parallel/join.hpp>
 #include <chorus/parallel/no_sync.hpp>
 #include <cstddef>
@@ -20,7 +20,7 @@ namespace chorus {
 
 /// The gradient is one device's with the whole batch: the average over what the loss is a mean of (samples, tokens that
 /// count, class weights), or over samples where the loss does not say. All ranks hold bit-identical parameters
-/// after each step. Every rank makes the same calls. `Hook` says how buckets are averaged: see hooks/hook.hpp. A hook
+/// after each step. Every rank makes the same calls. `Hook` says how buckets are averaged: see ddp/hook.hpp. A hook
 /// on a parameter sees this rank's gradient; what it makes of it is averaged. `grad` gives this rank's own, and sends
 /// nothing.
 ///

@@ -3,7 +3,7 @@
 /// (Li et al., "PyTorch Distributed", VLDB 2020).
 
 #include <chorus/comm/work.hpp>
-#include <chorus/parallel/hooks/hook.hpp>
+#include <chorus/parallel/ddp/hook.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <span>

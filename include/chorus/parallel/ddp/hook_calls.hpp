@@ -2,8 +2,8 @@
 /// How DistributedDataParallel calls its communication hook.
 
 #include <chorus/parallel/ddp/extension.hpp>
+#include <chorus/parallel/ddp/hook.hpp>
 #include <chorus/parallel/ddp/with_type.hpp>
-#include <chorus/parallel/hooks/hook.hpp>
 #include <span>
 #include <utility>
 

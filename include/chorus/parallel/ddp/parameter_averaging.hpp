@@ -2,7 +2,7 @@
 /// Communication hooks that average parameters, or act around the optimizer's step (PostLocalSgd).
 
 #include <chorus/parallel/ddp/extension.hpp>
-#include <chorus/parallel/hooks/hook.hpp>
+#include <chorus/parallel/ddp/hook.hpp>
 #include <string>
 
 namespace chorus::ddp {

@@ -2,9 +2,9 @@
 /// Hooks after which each rank has the averages of its own part of each bucket alone.
 
 #include <algorithm>
+#include <chorus/parallel/ddp/all_reduce.hpp>
 #include <chorus/parallel/ddp/hook_calls.hpp>
 #include <chorus/parallel/ddp/learned_order.hpp>
-#include <chorus/parallel/hooks/all_reduce.hpp>
 #include <cstddef>
 #include <functional>
 #include <span>

@@ -2,6 +2,7 @@
 /// What DistributedDataParallel's options need of it, and what they give to users: around the core, not in it.
 
 #include <chorus/parallel/ddp/accumulation.hpp>
+#include <chorus/parallel/ddp/all_reduce.hpp>
 #include <chorus/parallel/ddp/buffer_sharing.hpp>
 #include <chorus/parallel/ddp/canonical_sums.hpp>
 #include <chorus/parallel/ddp/clock.hpp>
@@ -19,7 +20,6 @@
 #include <chorus/parallel/ddp/traced.hpp>
 #include <chorus/parallel/ddp/unused_parameters.hpp>
 #include <chorus/parallel/distributed_policy.hpp>
-#include <chorus/parallel/hooks/all_reduce.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <functional>

@@ -2,7 +2,7 @@
 /// Post-local SGD: gradients are averaged at first, and parameters every few steps from then on.
 
 #include <array>
-#include <chorus/parallel/hooks/all_reduce.hpp>
+#include <chorus/parallel/ddp/all_reduce.hpp>
 #include <chorus/parallel/local_steps.hpp>
 #include <string_view>
 

@@ -2,7 +2,7 @@
 /// Gradients that travel in one byte a number.
 
 #include <algorithm>
-#include <chorus/parallel/hooks/all_reduce.hpp>
+#include <chorus/parallel/ddp/all_reduce.hpp>
 #include <chorus/parallel/hooks/bucket_states.hpp>
 #include <cmath>
 #include <cstdint>

@@ -1,7 +1,7 @@
 #pragma once
 /// Averages gradients in parts, for an optimizer of which each rank steps its part alone.
 
-#include <chorus/parallel/hooks/all_reduce.hpp>
+#include <chorus/parallel/ddp/all_reduce.hpp>
 
 namespace chorus {
 

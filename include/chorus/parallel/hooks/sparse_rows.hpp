@@ -2,7 +2,7 @@
 /// Gradients of which most rows are zero, as an embedding's are.
 
 #include <algorithm>
-#include <chorus/parallel/hooks/all_reduce.hpp>
+#include <chorus/parallel/ddp/all_reduce.hpp>
 #include <chorus/parallel/hooks/bucket_states.hpp>
 #include <cstdint>
 #include <optional>

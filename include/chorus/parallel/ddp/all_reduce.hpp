@@ -1,7 +1,7 @@
 #pragma once
 /// The default communication hook, the all-reduce, and one that sends nothing.
 
-#include <chorus/parallel/hooks/hook.hpp>
+#include <chorus/parallel/ddp/hook.hpp>
 #include <type_traits>
 
 namespace chorus {
