@@ -138,7 +138,7 @@ inline bool in_a_step(const std::map<int, std::vector<StepTime>>& steps, std::si
 inline double slowest(const std::vector<StepTime>& times) {
   double most = 0;
   for (const auto& [begin, end] : times) most = std::max(most, end - begin);
-  return most;
+  return std::round(most * 1000) / 1000;  // in whole ns, else steps that are alike differ
 }
 
 /// The parts of a process' spans of one of the categories that lie in a step. `innermost`: of those that hold others of
