@@ -67,11 +67,15 @@ inline std::vector<TraceAdvice> advice_of(const Trace& trace, const TraceFacts& 
       return cat("An estimate: ", what,
                  ", if each device has cores of its own and passes take as long as the share of the batch is large.");
     };
-    const auto ring = cat("K = ", bytes_text(model->bytes), ", B = ", model->buckets,
-                          ", beta = ", decimals(model->beta / 1000, 2), " GB/s, alpha = ", time_text(model->alpha_us),
-                          " from ", model->calls, " calls, ", percent_text(model->hidden), " hidden");
+    const auto ring =
+        model->link.calls > 0
+            ? cat("K = ", bytes_text(model->bytes), ", n = ", model->buckets, ", B = ",
+                  decimals(model->link.bandwidth / 1000, 2), " GB/s, alpha = ", time_text(model->link.alpha_us), " from ",
+                  model->link.calls, " calls, ", percent_text(model->hidden), " hidden")
+            : cat("averaging ", bytes_text(model->bytes), " takes ", time_text(model->averaging_us), ", ",
+                  percent_text(model->hidden), " hidden");
     const double now = model->step_us(facts.devices);
-    if (model->calls > 0) {
+    if (model->link.calls > 0) {
       const int more = 2 * facts.devices;
       const double then = model->step_us(more), faster = now / then;
       add("formulas",
@@ -91,7 +95,7 @@ inline std::vector<TraceAdvice> advice_of(const Trace& trace, const TraceFacts& 
             assumption(cat("twice the batch would take ", decimals(gain, 2), " times as many samples a second"))),
         cat("step by the model ", time_text(now), " now, ", time_text(twice), " with twice the batch: of it ",
             time_text(2 * model->passes_us), " forward and backward",
-            model->calls > 0 ? cat(", communication as before; ", ring) : std::string()));
+            model->bytes > 0 ? cat(", communication as before; ", ring) : std::string()));
   }
   const auto idlest = static_cast<std::size_t>(std::min_element(facts.utilisation.begin(), facts.utilisation.end()) -
                                                facts.utilisation.begin());
