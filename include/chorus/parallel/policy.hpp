@@ -102,8 +102,7 @@ class Policy {
   Policy(Model model, std::uint64_t seed)
       : model_(std::move(model)), flat_(model_), unlisted_(std::make_shared<detail::UnlistedParameters>(flat_)) {
     random_.seed = seed;
-    random_.device_kind = device_type::kind;
-    random_.device = flat_.groups().front().values.device().index;
+    random_.device_slot = trace_slot(model_device());
     if (auto* const trace = trace::step_counter(); trace != nullptr) [[unlikely]]
       note_gradients(*trace);
   }
@@ -122,7 +121,7 @@ class Policy {
     else if constexpr (std::is_same_v<typename X::device_type, device_type>)
       return (x);
     else
-      return to_device(x, flat_.groups().front().values.device());
+      return to_device(x, model_device());
   }
 
   /// The random context of the forward pass that begins, on that many samples (see RandomContext). One that is run
@@ -141,6 +140,8 @@ class Policy {
   void end_forward() {
     if ((model_.training() || random_.drew) && counts_) ++passes_;
   }
+  /// Where the parameters are; under DataParallel the first device.
+  device_type model_device() const { return flat_.groups().front().values.device(); }
   /// Ranks have settled on a number for the pass under way.
   void settle_pass(std::uint32_t number) {
     if (counts_) passes_ = number;
