@@ -157,7 +157,8 @@ class Loader {
   int epochs_unset_ = 0;  // begun since the loader was made, until set_epoch is called
   /// The one begun last: `auto& batch = *loader.begin()` is good until the next begin().
   std::shared_ptr<LoaderPass<B>> newest_;
-  std::weak_ptr<LoaderPass<B>> epoch_;  // the one that epochs_unset_ has counted last
+  std::weak_ptr<LoaderPass<B>> epoch_;    // the one that epochs_unset_ has counted last
+  std::weak_ptr<LoaderPass<B>> at_skip_;  // the last one that started at skip_
 };
 
 template <class D, class Collate>

@@ -77,10 +77,13 @@ typename Loader<B>::Iterator Loader<B>::begin() {
   const bool inside = epoch && epoch->current && epoch.use_count() > (epoch == newest_ ? 2 : 1);
   const bool after_look = epoch && epoch->current && !epoch->went_on;
   // A loop within the first batch of the one that starts at the place to go on from is whole.
-  const bool goes_on = skip_ && *skip_ > 0 && !(inside && epoch->in_loop);
+  const auto at_skip = at_skip_.lock();
+  const bool within = at_skip && at_skip->in_loop && at_skip->skip == skip_ &&
+                      at_skip.use_count() > 1 + (at_skip == newest_) + (at_skip == epoch);
+  const bool goes_on = skip_ && *skip_ > 0 && !within;
   if (!inside && !after_look && epochs_unset_ >= 0 && epochs_unset_ < 2 && ++epochs_unset_ == 2)
     warn_of_one_order(sampler_);
-  if (newest_ && newest_.use_count() == 1 + (epoch == newest_)) {  // no iterator has it
+  if (newest_ && newest_.use_count() == 1 + (epoch == newest_) + (at_skip == newest_)) {  // no iterator has it
     newest_->running.reset();
     newest_->sampler = sampler_;
     newest_->skip.reset();
@@ -91,7 +94,10 @@ typename Loader<B>::Iterator Loader<B>::begin() {
   if (!inside) epoch_ = newest_;
   LoaderPass<B>* const pass = newest_.get();
   const Index ahead = Index{plan_->prefetch} * std::max(plan_->workers, 1);
-  if (goes_on) pass->skip = skip_;
+  if (goes_on) {
+    pass->skip = skip_;
+    at_skip_ = newest_;
+  }
   pass->running.emplace(goes_on ? *skip_ : 0, batches_, plan_->workers, ahead,
                         [pass](Index b) { return pass->make(b); });
   pass->advance();

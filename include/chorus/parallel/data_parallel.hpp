@@ -55,7 +55,11 @@ class DataParallel : public dp::PolicyWithOptions<Model> {
   /// scalars; a struct with `fields()`, whose type stays, may not: there a field of shape [1] becomes one with an
   /// element a device.
   /// Tensors and Variables are cut along `dim`, or the axis that a BatchAxis says, into shares that differ by at most
-  /// one, on no more devices than there are samples; other arguments go to every copy as they are. Outputs are joined
+  /// one, on no more devices than there are samples. The batch has as many samples as the inputs that say their axis,
+  /// else as the first one. What is `whole(x)`, and what has another size there, is taken by every copy whole; a warning
+  /// names, once, an input that says nothing where the number of samples is also another size of the inputs, and
+  /// ShapeError is thrown where it can't be known whose size is the batch's. Other arguments go to every copy as they
+  /// are. Outputs are joined
   /// along the same axis; ShapeError for those that have their samples along another one (see dp::joined_axis). What a
   /// copy throws is thrown again, of the same kind, with the copy's number and device in the message. Throws UsageError
   /// where a layer of the model has got other parameters or buffers since the policy took it, and where another policy

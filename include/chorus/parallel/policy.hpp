@@ -1,6 +1,7 @@
 #pragma once
 /// What all policies share: the model, its flat parameters, its samples and its random numbers.
 
+#include <chorus/autograd/batch_axis.hpp>
 #include <chorus/core/random.hpp>
 #include <chorus/core/trace_listener.hpp>
 #include <chorus/data/sampler.hpp>
@@ -121,7 +122,7 @@ class Policy {
     else if constexpr (std::is_same_v<typename X::device_type, device_type>)
       return (x);
     else
-      return to_device(x, model_device());
+      return detail::with_batch_axis_of<X>(to_device(x, model_device()));
   }
 
   /// The random context of the forward pass that begins, on that many samples (see RandomContext). One that is run

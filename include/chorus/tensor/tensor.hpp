@@ -38,6 +38,27 @@ class Tensor {
   Tensor(Storage<D> storage, T* data, const Shape<Rank>& shape, const Shape<Rank>& strides)
       : storage_(std::move(storage)), data_(shifted(data, -storage_.moved())), shape_(shape), strides_(strides) {}
 
+  Tensor(const Tensor&) = default;
+  Tensor(Tensor&&) noexcept = default;
+  /// `y = x`: the name `y` stands for x's memory from now on; what it stood for before stays as it is.
+  Tensor& operator=(const Tensor&) & = default;
+  Tensor& operator=(Tensor&&) & noexcept = default;
+  /// `x[0] = y`, `x.slice(1, 0, 2) = y`, `p.grad() = 0`: to a handle without a name the numbers of `y`, a Tensor that
+  /// broadcasts or a number, are copied, as in PyTorch. All who have the memory see them, as after `x[0] += y`. Throws
+  /// ShapeError where `y` doesn't broadcast, UsageError where one is undefined, the handle has one place for several
+  /// elements, or nobody else has its memory, so that the numbers would be lost: that of a sum, say.
+  template <class Y>
+  Tensor operator=(const Y& y) && {
+    write_through(*this, y);
+    return *this;
+  }
+  /// What else somebody assigns to a name doesn't compile, nor does a value that is for reading.
+  void operator=(const Tensor&) const& = delete;  // parameter.assign(y), buffer.assign(y), x.slice(0, 0, n) = y do
+  template <class Y>
+  requires(!std::is_convertible_v<const Y&, Tensor>) void operator=(const Y& y) const& {
+    refuse_assignment(*this, y);
+  }
+
   /// Dense, contents undefined, on `default_device` where none is named, as below. Throws ShapeError where a size is
   /// negative or their product too large for any memory.
   static Tensor empty(const Shape<Rank>& shape, D device = default_device<D>()) {
