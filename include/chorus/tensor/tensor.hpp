@@ -55,9 +55,7 @@ class Tensor {
   /// What else somebody assigns to a name doesn't compile, nor does a value that is for reading.
   void operator=(const Tensor&) const& = delete;  // parameter.assign(y), buffer.assign(y), x.slice(0, 0, n) = y do
   template <class Y>
-  requires(!std::is_convertible_v<const Y&, Tensor>) void operator=(const Y& y) const& {
-    refuse_assignment(*this, y);
-  }
+  requires(!std::is_convertible_v<const Y&, Tensor>) void operator=(const Y& y) const& { refuse_assignment(*this, y); }
 
   /// Dense, contents undefined, on `default_device` where none is named, as below. Throws ShapeError where a size is
   /// negative or their product too large for any memory.

@@ -100,8 +100,9 @@ TEST_CASE("messages of assignments to parts") {
         "x[i] = y: expected what broadcasts to shape [3], got shape [4]");
   CHECK(said([&] { x[0] = ch::Tensor<float, 1>(); }) == "x[i] = y: operand 1 is undefined");
   CHECK(said([&] { Matrix() = x; }) == "x[i] = y: operand 0 is undefined");
-  CHECK(said([&] { x[0].expand(Shape<2>{4, 3}) = x[0]; }) ==
-        "x[i] = y: expected a tensor with a place for each element, got an expanded one of shape [4, 3]");
+  CHECK(said([&] {
+          x[0].expand(Shape<2>{4, 3}) = x[0];
+        }) == "x[i] = y: expected a tensor with a place for each element, got an expanded one of shape [4, 3]");
   CHECK(said([&] { ch::clone(x) = x; }) ==
         "x[i] = y: nobody has the memory that is written, of shape [2, 3]: expected a view of a tensor, as x[i] or "
         "x.slice(...), which what functions compute is not");

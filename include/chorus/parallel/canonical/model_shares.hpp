@@ -94,8 +94,7 @@ class ModelShares final : private dp::BackwardRunner {
   template <Operand X>
   void check_gradient_is_whole(const X& x, const dp::Split& split) const {
     if constexpr (AnyVariable<X>)
-      check<UsageError>(device_.run().count() == shares_ || !grad_enabled() || !x.requires_grad() ||
-                            split.cuts(x),
+      check<UsageError>(device_.run().count() == shares_ || !grad_enabled() || !x.requires_grad() || split.cuts(x),
                         "canonical shares: an input without samples, of shape ", value_of(x).shape(),
                         ", wants a gradient, of which each process has a part: let it be a parameter of the model");
   }

@@ -13,8 +13,8 @@ namespace chorus::dp {
 
 /// Knows which inputs of a policy belong to no sample. One that says nothing belongs to the samples where it is as long
 /// as the batch. That may be by chance: a mask [length, length], weights of features. Where the number of samples is
-/// another size of the inputs, too, an input is what it was in passes with batches of other sizes; in a first pass it is
-/// refused, or, where it is likely to be a target, warned of.
+/// another size of the inputs, too, an input is what it was in passes with batches of other sizes. In a first pass it
+/// is refused; or, where it is likely to be a target, it is cut, and a warning says so once.
 class InputRoles {
  public:
   /// How a pass splits its batch, into `most` shares at most. Throws ShapeError where it isn't known which inputs are

@@ -47,8 +47,8 @@ CHORUS_INLINE void InputRoles::end(const Look& now) const {
   if (now.doubtful.data() == nullptr) return;
   const auto text = [&] {
     return cat(now.policy, ": it is not known whether an input of shape ", now.doubtful, " beside the first one of ",
-               "shape ", now.first, " belongs to the batch's ", now.batch, " samples: let it be whole(input) if it does ",
-               "not, as a mask or weights, else batch_axis<0>(input), or another axis");
+               "shape ", now.first, " belongs to the batch's ", now.batch, " samples: let it be whole(input) if it ",
+               "does not, as a mask or weights, else batch_axis<0>(input), or another axis");
   };
   if (now.refuses || (now.refuses_beside_others && now.further > 1)) fail<ShapeError>(text());
   static std::atomic<bool> said{false};

@@ -29,8 +29,8 @@ class ParallelApply {
  public:
   using Task = DeviceThreads::Task;
 
-  /// `names`: what errors call each device's copy of the model, `device_ids`: what traces do. `first_slot`: of that kind
-  /// of devices. `timeout`: how long the first device waits for the others once it has ended.
+  /// `names`: what errors call each device's copy of the model, `device_ids`: what traces do. `first_slot`: of their
+  /// kind. `timeout`: how long the first device waits for the others once it has ended.
   ParallelApply(std::vector<std::string> names, std::vector<int> device_ids, int first_slot,
                 std::chrono::milliseconds timeout)
       : names_(std::move(names)),

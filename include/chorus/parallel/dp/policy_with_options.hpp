@@ -49,8 +49,7 @@ class PolicyWithOptions : public OneProcessPolicy<Model>, protected BackwardRunn
         buffers_(nn::named_buffers<D>(this->model_)),
         handles_(this->model_),
         replicas_(this->model_, this->flat_, buffers_, options_.device_ids),
-        parallel_apply_(replica_names<D>(options_.device_ids), options_.device_ids, D::first_slot,
-                        *options_.timeout),
+        parallel_apply_(replica_names<D>(options_.device_ids), options_.device_ids, D::first_slot, *options_.timeout),
         collectives_(options_.device_ids, *options_.timeout, replicas_, parallel_apply_.threads()),
         canonical_(this->model_, replicas_, static_cast<std::size_t>(options_.canonical_shares)) {
     warn_of_imbalance<D>(options_.device_ids);

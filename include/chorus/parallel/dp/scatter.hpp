@@ -30,8 +30,8 @@ void return_gradient(const Variable<T, Rank, D>& share, GradNode<T, Rank, D>& in
 }
 
 /// Makes device `number`'s share of each tensor in an input: the samples that are its own, or of what belongs to no
-/// sample the whole. Of a Variable that wants a gradient the share is a leaf, whose gradient goes back later. What has no
-/// tensors in it is the same object for all devices.
+/// sample the whole. Of a Variable that wants a gradient the share is a leaf, whose gradient goes back later. What has
+/// no tensors in it is the same object for all devices.
 template <class D>
 struct MakeShare : detail::TensorFunction {
   const Split& split;

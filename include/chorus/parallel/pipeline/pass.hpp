@@ -52,7 +52,7 @@ struct PassFacts {
   Wires<D>& wires;
   const std::vector<nn::NamedParameter<D>>& parameters;  ///< this rank's
   RandomContext random;  ///< of the pass
-  dp::Split split;  ///< into micro-batches; of inputs that are a pass's own
+  dp::Split split;       ///< into micro-batches; of inputs that are a pass's own
   D device;
 };
 
