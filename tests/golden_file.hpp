@@ -15,6 +15,7 @@
 #include <nlohmann/json.hpp>
 
 #include <chorus/core/error.hpp>
+#include <chorus/core/narrow_float.hpp>
 #include <chorus/io/safetensors_reader.hpp>
 
 namespace chorus_test {
@@ -22,7 +23,7 @@ namespace chorus_test {
 struct GoldenTensor {
   std::vector<chorus::Index> shape;
   std::variant<std::vector<float>, std::vector<std::int64_t>, std::vector<std::uint8_t>>
-      values;  ///< F32, I64, BOOL or U8
+      values;  ///< floats as F32, integers as I64, BOOL or U8
 
   const std::vector<float>& f32() const { return std::get<0>(values); }
   const std::vector<std::int64_t>& i64() const { return std::get<1>(values); }
@@ -55,7 +56,7 @@ struct GoldenCase {
   }
 };
 
-/// Throws FileError where the file is no golden case, or has a dtype other than F32, I64, BOOL and U8.
+/// Throws FileError where the file is no golden case, or has a dtype of 8 bits and less other than BOOL, U8 and I8.
 inline GoldenCase load_golden(const std::string& path) {
   const chorus::io::SafetensorsReader file(path);
   const auto note = [&](const char* key) {
@@ -75,7 +76,33 @@ inline GoldenCase load_golden(const std::string& path) {
       file.read(entry, std::as_writable_bytes(std::span(values)));
       out.tensors.emplace(entry.name, GoldenTensor{entry.shape, std::move(values)});
     };
+    // Other types of floats and of integers as these.
+    const auto load_as = [&]<class From, class To>(From, To) {
+      std::vector<From> values(entry.bytes / sizeof(From));
+      file.read(entry, std::as_writable_bytes(std::span(values)));
+      std::vector<To> converted;
+      for (const From value : values) converted.push_back(static_cast<To>(value));
+      out.tensors.emplace(entry.name, GoldenTensor{entry.shape, std::move(converted)});
+    };
     switch (entry.dtype) {
+      case chorus::io::FileDType::f64:
+        load_as(double{}, float{});
+        break;
+      case chorus::io::FileDType::bf16:
+        load_as(chorus::bf16{}, float{});
+        break;
+      case chorus::io::FileDType::f16:
+        load_as(chorus::half{}, float{});
+        break;
+      case chorus::io::FileDType::i32:
+        load_as(std::int32_t{}, std::int64_t{});
+        break;
+      case chorus::io::FileDType::i16:
+        load_as(std::int16_t{}, std::int64_t{});
+        break;
+      case chorus::io::FileDType::i8:
+        load_as(std::int8_t{}, std::int64_t{});
+        break;
       case chorus::io::FileDType::f32:
         load(std::vector<float>{});
         break;

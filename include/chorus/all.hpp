@@ -16,8 +16,10 @@
 #include <chorus/comm/simulated/trace_file.hpp>
 #include <chorus/comm/split.hpp>
 #include <chorus/comm/store.hpp>
+#include <chorus/comm/thread_group.hpp>
 #include <chorus/data/csv.hpp>
 #include <chorus/data/datasets.hpp>
+#include <chorus/data/idx.hpp>
 #include <chorus/data/open_images.hpp>
 #include <chorus/data/text.hpp>
 #include <chorus/data/weighted_sampler.hpp>

@@ -2,6 +2,7 @@
 /// One golden case as a test sees it: inputs as Variables, results compared with PyTorch's, and nothing left out.
 
 #include <algorithm>
+#include <array>
 #include <chorus/autograd/variable.hpp>
 #include <chorus/kernels/loss_options.hpp>
 #include <chorus/kernels/to_device.hpp>
@@ -101,7 +102,41 @@ class Case {
   bool has(std::string_view name) const { return file_.has(name); }
   /// The whole tensor, by its full name ("init.conv1.weight").
   const chorus_test::GoldenTensor& file(std::string_view name) const { return file_[name]; }
-  int rank(std::string_view input) const { return static_cast<int>(file_[ch::cat("in.", input)].shape.size()); }
+  int rank(std::string_view input) const { return static_cast<int>(shape(input).size()); }
+  const std::vector<Index>& shape(std::string_view input) const { return file_[ch::cat("in.", input)].shape; }
+
+  // Cases may have any rank, and not every operator is compiled for each: where its axes are alike, an input takes the
+  // shape of another rank, and numbers alone are compared.
+
+  /// Input NAME's shape as [outer, axis, inner], seen from an axis.
+  Shape<3> around(std::string_view input, Index axis) const {
+    const auto& from = shape(input);
+    const auto at = ch::normalize_axis("golden", axis, std::max(rank(input), 1));
+    Shape<3> out{1, 1, 1};
+    for (std::size_t i = 0; i < from.size(); ++i) out[i < at ? 0 : i == at ? 1 : 2] *= from[i];
+    return out;
+  }
+  /// With axes of size 1 in front, as they are where inputs broadcast.
+  template <int Rank = 5>
+  Shape<Rank> widened(std::string_view input) const {
+    const auto& from = shape(input);
+    check_rank(input, Rank);
+    Shape<Rank> out{};
+    out.fill(1);
+    std::copy(from.begin(), from.end(), out.end() - static_cast<std::ptrdiff_t>(from.size()));
+    return out;
+  }
+  /// With all axes in front of the last Rank - 1 joined to one, which there may be none of.
+  template <int Rank>
+  Shape<Rank> stacked(std::string_view input) const {
+    const auto& from = shape(input);
+    ch::check<ch::ShapeError>(from.size() + 1 >= Rank, "expected ", input, " of rank ", Rank - 1, " at least");
+    Shape<Rank> out{};
+    out.fill(1);
+    const std::size_t joined = from.size() + 1 - Rank;
+    for (std::size_t i = 0; i < from.size(); ++i) out[i < joined ? 0 : i + 1 - joined] *= from[i];
+    return out;
+  }
   std::map<std::string, const chorus_test::GoldenTensor*> group(std::string_view prefix) const {
     return file_.group(prefix);
   }
@@ -122,16 +157,35 @@ class Case {
     for (std::size_t i = 0; i < from.u8().size(); ++i) out.data()[i] = from.u8()[i] != 0;
     return ch::to_device(out, Device{});
   }
+  // The same in another shape of as many elements.
+  template <std::size_t Size>
+  Tensor<static_cast<int>(Size)> tensor(std::string_view name, const std::array<Index, Size>& as) const {
+    return Tensor<static_cast<int>(Size)>::from(std::span<const float>(file_[ch::cat("in.", name)].f32()), as);
+  }
+  template <std::size_t Size>
+  ch::Tensor<std::int64_t, static_cast<int>(Size), Device> integers(std::string_view name,
+                                                                    const std::array<Index, Size>& as) const {
+    return ch::Tensor<std::int64_t, static_cast<int>(Size), Device>::from(
+        std::span<const std::int64_t>(file_[ch::cat("in.", name)].i64()), as);
+  }
+  template <std::size_t Size>
+  ch::Tensor<bool, static_cast<int>(Size), Device> mask(std::string_view name,
+                                                        const std::array<Index, Size>& as) const {
+    auto out = ch::Tensor<bool, static_cast<int>(Size)>::empty(as);
+    const auto& from = file_[ch::cat("in.", name)].u8();
+    ch::check<ch::ShapeError>(static_cast<Index>(from.size()) == out.numel(), name, " does not fit shape ", as);
+    for (std::size_t i = 0; i < from.size(); ++i) out.data()[i] = from[i] != 0;
+    return ch::to_device(out, Device{});
+  }
   /// Input NAME as a leaf; its gradient is compared at the end where the case has one.
   template <int Rank>
   Variable<Rank> in(std::string_view name) {
     return leaf(name, tensor<Rank>(name));
   }
   /// The same in another shape of as many elements.
-  template <int Rank>
-  Variable<Rank> in(std::string_view name, const Shape<Rank>& as) {
-    const auto& values = file_[ch::cat("in.", name)].f32();
-    return leaf(name, Tensor<Rank>::from(std::span<const float>(values), as));
+  template <std::size_t Size>
+  Variable<static_cast<int>(Size)> in(std::string_view name, const std::array<Index, Size>& as) {
+    return leaf(name, tensor(name, as));
   }
   Index numel(std::string_view input) const { return ch::numel(file_[ch::cat("in.", input)].shape); }
 
@@ -144,6 +198,16 @@ class Case {
   template <int Rank>
   void out(std::string_view name, const Tensor<Rank>& value) {
     compare(ch::cat("out.", name), value);
+  }
+  /// The same for what was computed in another shape.
+  template <class T, int Rank>
+  void out_numbers(std::string_view name, const ch::Variable<T, Rank, Device>& value) {
+    compare_numbers(ch::cat("out.", name), value.value());
+    if (has(ch::cat("gout.", name))) back(name, value);
+  }
+  template <class T, int Rank>
+  void out_numbers(std::string_view name, const ch::Tensor<T, Rank, Device>& value) {
+    compare_numbers(ch::cat("out.", name), value);
   }
   /// Sends the gradient of output NAME, which `value` is in whatever shape.
   template <class T, int Rank>
@@ -211,6 +275,9 @@ class Case {
     const auto& from = file_[name];
     const auto& values = std::get<std::vector<T>>(from.values);
     return ch::Tensor<T, Rank, Device>::from(std::span<const T>(values), as_shape<Rank>(name, from.shape));
+  }
+  void check_rank(std::string_view input, int most) const {
+    ch::check<ch::ShapeError>(rank(input) <= most, "expected ", input, " of rank ", most, " at most");
   }
   template <int Rank>
   Variable<Rank> leaf(std::string_view name, const Tensor<Rank>& value) {
@@ -286,9 +353,7 @@ inline ch::Reduction reduction_of(const Case& test) {
 /// An element-wise function of one input sees no axes: one instance serves all ranks.
 template <class F>
 void unary(Case& test, const F& f) {
-  const auto y = f(test.in<1>("x", {test.numel("x")}));
-  test.compare_numbers("out.y", y.value());
-  test.back("y", y);
+  test.out_numbers("y", f(test.in<1>("x", {test.numel("x")})));
 }
 
 using Operation = void (*)(Case&);

@@ -22,7 +22,20 @@ ch::Size3d size3d(const Case& test, const char* name, Index otherwise) {
   return {found->at(0).get<Index>(), found->at(1).get<Index>(), found->at(2).get<Index>()};
 }
 
+// Images, or lines, of which a case may have one without an axis of samples.
+template <int Rank>
+Variable<Rank> batch(Case& test) {
+  ch::check<ch::ShapeError>(test.rank("x") >= Rank - 1, "expected x of rank ", Rank, ", got ", test.rank("x"));
+  return test.in("x", test.widened<Rank>("x"));
+}
+
 void matmul(Case& test) {
+  if (test.rank("a") < 2 || test.rank("b") < 2) {  // a vector is a row on the left, a column on the right
+    const Index inner = test.shape("a").back();
+    const Shape<3> left = test.stacked<3>("a");
+    const Shape<3> right = test.rank("b") < 2 ? Shape<3>{1, inner, 1} : test.stacked<3>("b");
+    return test.out_numbers("y", ch::matmul(test.in("a", left), test.in("b", right)));
+  }
   with_rank<2>(test.rank("a"), [&]<int A>(std::integral_constant<int, A>) {
     with_rank<2>(test.rank("b"), [&]<int B>(std::integral_constant<int, B>) {
       test.out("y", ch::matmul(test.in<A>("a"), test.in<B>("b")));
@@ -52,18 +65,18 @@ void add_layers(Operations& operations) {
     });
   };
   operations["conv2d"] = [](Case& test) {
-    test.out("y", ch::conv2d(test.in<4>("x"), test.in<4>("weight"), optional_in<1>(test, "bias"),
-                             {.stride = size2d(test, "stride", 1),
-                              .padding = size2d(test, "padding", 0),
-                              .dilation = size2d(test, "dilation", 1),
-                              .groups = test.attr<Index>("groups", 1)}));
+    test.out_numbers("y", ch::conv2d(batch<4>(test), test.in<4>("weight"), optional_in<1>(test, "bias"),
+                                     {.stride = size2d(test, "stride", 1),
+                                      .padding = size2d(test, "padding", 0),
+                                      .dilation = size2d(test, "dilation", 1),
+                                      .groups = test.attr<Index>("groups", 1)}));
   };
   operations["conv1d"] = [](Case& test) {
-    test.out("y", ch::conv1d(test.in<3>("x"), test.in<3>("weight"), optional_in<1>(test, "bias"),
-                             {.stride = test.attr<Index>("stride", 1),
-                              .padding = test.attr<Index>("padding", 0),
-                              .dilation = test.attr<Index>("dilation", 1),
-                              .groups = test.attr<Index>("groups", 1)}));
+    test.out_numbers("y", ch::conv1d(batch<3>(test), test.in<3>("weight"), optional_in<1>(test, "bias"),
+                                     {.stride = test.attr<Index>("stride", 1),
+                                      .padding = test.attr<Index>("padding", 0),
+                                      .dilation = test.attr<Index>("dilation", 1),
+                                      .groups = test.attr<Index>("groups", 1)}));
   };
   operations["conv_transpose1d"] = [](Case& test) {
     const ch::ConvTranspose1dOptions options{.stride = test.attr<Index>("stride", 1),
@@ -71,18 +84,18 @@ void add_layers(Operations& operations) {
                                              .output_padding = test.attr<Index>("output_padding", 0),
                                              .dilation = test.attr<Index>("dilation", 1),
                                              .groups = test.attr<Index>("groups", 1)};
-    const auto x = test.in<3>("x"), weight = test.in<3>("weight");
+    const auto x = batch<3>(test), weight = test.in<3>("weight");
     if (test.has("in.bias"))
-      test.out("y", ch::conv_transpose1d(x, weight, test.in<1>("bias"), options));
+      test.out_numbers("y", ch::conv_transpose1d(x, weight, test.in<1>("bias"), options));
     else
-      test.out("y", ch::conv_transpose1d(x, weight, options));
+      test.out_numbers("y", ch::conv_transpose1d(x, weight, options));
   };
   operations["conv3d"] = [](Case& test) {
-    test.out("y", ch::conv3d(test.in<5>("x"), test.in<5>("weight"), optional_in<1>(test, "bias"),
-                             {.stride = size3d(test, "stride", 1),
-                              .padding = size3d(test, "padding", 0),
-                              .dilation = size3d(test, "dilation", 1),
-                              .groups = test.attr<Index>("groups", 1)}));
+    test.out_numbers("y", ch::conv3d(batch<5>(test), test.in<5>("weight"), optional_in<1>(test, "bias"),
+                                     {.stride = size3d(test, "stride", 1),
+                                      .padding = size3d(test, "padding", 0),
+                                      .dilation = size3d(test, "dilation", 1),
+                                      .groups = test.attr<Index>("groups", 1)}));
   };
   operations["instance_norm"] = [](Case& test) {
     with_rank<3>(test.rank("x"), [&]<int Rank>(std::integral_constant<int, Rank>) {
@@ -96,24 +109,24 @@ void add_layers(Operations& operations) {
                                              .output_padding = size2d(test, "output_padding", 0),
                                              .dilation = size2d(test, "dilation", 1),
                                              .groups = test.attr<Index>("groups", 1)};
-    const auto x = test.in<4>("x"), weight = test.in<4>("weight");
+    const auto x = batch<4>(test), weight = test.in<4>("weight");
     if (test.has("in.bias"))
-      test.out("y", ch::conv_transpose2d(x, weight, test.in<1>("bias"), options));
+      test.out_numbers("y", ch::conv_transpose2d(x, weight, test.in<1>("bias"), options));
     else
-      test.out("y", ch::conv_transpose2d(x, weight, options));
+      test.out_numbers("y", ch::conv_transpose2d(x, weight, options));
   };
   operations["max_pool2d"] = [](Case& test) {
-    test.out("y", ch::max_pool2d(test.in<4>("x"), size2d(test, "kernel", 1),
-                                 {.stride = size2d(test, "stride", 0), .padding = size2d(test, "padding", 0)}));
+    test.out_numbers("y", ch::max_pool2d(batch<4>(test), size2d(test, "kernel", 1),
+                                         {.stride = size2d(test, "stride", 0), .padding = size2d(test, "padding", 0)}));
   };
   operations["avg_pool2d"] = [](Case& test) {
-    test.out("y", ch::avg_pool2d(test.in<4>("x"), size2d(test, "kernel", 1),
-                                 {.stride = size2d(test, "stride", 0),
-                                  .padding = size2d(test, "padding", 0),
-                                  .count_include_pad = test.attr("count_include_pad", true)}));
+    test.out_numbers("y", ch::avg_pool2d(batch<4>(test), size2d(test, "kernel", 1),
+                                         {.stride = size2d(test, "stride", 0),
+                                          .padding = size2d(test, "padding", 0),
+                                          .count_include_pad = test.attr("count_include_pad", true)}));
   };
   operations["adaptive_avg_pool2d"] = [](Case& test) {
-    test.out("y", ch::adaptive_avg_pool2d(test.in<4>("x"), size2d(test, "output", 1)));
+    test.out_numbers("y", ch::adaptive_avg_pool2d(batch<4>(test), size2d(test, "output", 1)));
   };
   operations["batch_norm1d"] = batch_norm;
   operations["batch_norm2d"] = batch_norm;
@@ -139,13 +152,19 @@ void add_layers(Operations& operations) {
     });
   };
   operations["scaled_dot_product_attention"] = [](Case& test) {
-    with_rank<2>(test.rank("q"), [&]<int Rank>(std::integral_constant<int, Rank>) {
-      const auto q = test.in<Rank>("q"), k = test.in<Rank>("k"), v = test.in<Rank>("v");
-      if (test.has("in.mask"))
-        test.out("y", ch::scaled_dot_product_attention(q, k, v, test.mask<2>("mask")));
-      else
-        test.out("y", ch::scaled_dot_product_attention(q, k, v, test.attr("causal", false)));
-    });
+    const auto in = [&](const char* name) { return test.in(name, test.widened(name)); };
+    const auto q = in("q"), k = in("k"), v = in("v");
+    if (!test.has("in.mask"))
+      return test.out_numbers("y", ch::scaled_dot_product_attention(q, k, v, test.attr("causal", false)));
+    const auto attend = [&](const auto& mask) {
+      test.out_numbers("y", ch::scaled_dot_product_attention(q, k, v, mask));
+    };
+    if (test.file("in.mask").values.index() == 0)  // is added
+      attend(ch::to<Number>(test.tensor("mask", test.widened("mask"))));
+    else if (test.rank("mask") == 2)
+      attend(test.mask<2>("mask"));
+    else
+      attend(test.mask("mask", test.widened("mask")));
   };
 }
 

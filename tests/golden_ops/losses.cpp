@@ -13,14 +13,12 @@ namespace {
 template <class PerElement, class Reduced>
 void loss(Case& test, const PerElement& per_element, const Reduced& reduced) {
   const auto reduction = reduction_of(test);
-  if (reduction == ch::Reduction::none) {
-    with_rank<1>(test.rank("x"), [&]<int Rank>(std::integral_constant<int, Rank>) {
-      test.out("y", per_element(test.in<Rank>("x"), test.in<Rank>("target")));
-    });
-  } else {
-    const Shape<1> flat{test.numel("x")};
-    test.out("y", reduced(test.in<1>("x", flat), test.in<1>("target", flat), reduction));
-  }
+  const Shape<1> flat{test.numel("x")};
+  const auto x = test.in<1>("x", flat), target = test.in<1>("target", flat);
+  if (reduction == ch::Reduction::none)
+    test.out_numbers("y", per_element(x, target));
+  else
+    test.out("y", reduced(x, target, reduction));
 }
 
 // `per_sample(x, target, weight..., options)`, or `reduced` of the same; weight where the case has one.
@@ -31,7 +29,7 @@ void class_loss(Case& test, Options options, const PerSample& per_sample, const 
   const auto run = [&](const auto& x, const auto& labels) {
     const auto call = [&](const auto&... arguments) {
       if (options.reduction == ch::Reduction::none)
-        test.out("y", per_sample(arguments..., options));
+        test.out_numbers("y", per_sample(arguments..., options));
       else
         test.out("y", reduced(arguments..., options));
     };
@@ -40,9 +38,11 @@ void class_loss(Case& test, Options options, const PerSample& per_sample, const 
     else
       call(x, labels);
   };
-  if (test.rank("x") == 2) return run(test.in<2>("x"), test.integers<1>("target"));
-  if (test.rank("x") == 4) return run(test.in<4>("x"), test.integers<3>("target"));
-  ch::fail<ch::ShapeError>("scores of rank ", test.rank("x"));
+  const Shape<1> samples{ch::numel(test.shape("target"))};
+  if (test.rank("x") <= 2) return run(test.in("x", test.stacked<2>("x")), test.integers("target", samples));
+  const auto& shape = test.shape("x");  // [batch, classes, places...]
+  const Index places = samples[0] / std::max<Index>(shape[0], 1);
+  run(test.in("x", Shape<4>{shape[0], shape[1], places, 1}), test.integers("target", Shape<3>{shape[0], places, 1}));
 }
 
 }  // namespace
@@ -58,10 +58,15 @@ void add_losses(Operations& operations) {
   LOSS(l1_loss);
 #undef LOSS
   operations["bce_with_logits"] = [](Case& test) {
-    if (test.has("in.pos_weight")) {
-      const auto x = test.in<2>("x"), target = test.in<2>("target");
-      const auto weight = ch::to<Number>(test.tensor<2>("weight"));
-      const auto pos_weight = ch::to<Number>(test.tensor<1>("pos_weight"));
+    if (test.has("in.pos_weight") || test.has("in.weight")) {
+      const auto x = test.in("x", test.widened("x")), target = test.in("target", test.widened("target"));
+      const auto weights = [&](const char* name) {
+        return test.has(ch::cat("in.", name)) ? ch::to<Number>(test.tensor(name, test.widened(name)))
+                                              : ch::to<Number>(Tensor<5>::ones({1, 1, 1, 1, 1}));
+      };
+      const auto weight = weights("weight"), pos_weight = weights("pos_weight");
+      if (reduction_of(test) == ch::Reduction::none)
+        return test.out_numbers("y", ch::bce_with_logits_per_element(x, target, weight, pos_weight));
       return test.out("y", ch::bce_with_logits(x, target, weight, pos_weight, reduction_of(test)));
     }
     loss(
@@ -83,17 +88,18 @@ void add_losses(Operations& operations) {
         [&](const auto& x, const auto& t, ch::Reduction reduction) { return ch::huber_loss(x, t, delta, reduction); });
   };
   operations["kl_div"] = [](Case& test) {
-    if (test.attr<std::string>("reduction", "mean") == "batchmean")
-      with_rank<1>(test.rank("x"), [&]<int Rank>(std::integral_constant<int, Rank>) {
-        test.out("y", ch::kl_div(test.in<Rank>("x"), test.in<Rank>("target")));
-      });
-    else
+    if (test.attr<std::string>("reduction", "mean") == "batchmean") {
+      const Index batch = test.rank("x") > 0 ? test.shape("x")[0] : 1;
+      const Shape<2> rows{batch, test.numel("x") / std::max<Index>(batch, 1)};
+      test.out("y", ch::kl_div(test.in("x", rows), test.in("target", rows)));
+    } else {
       loss(
           test, [](const auto& x, const auto& t) { return ch::kl_div_per_element(x, t); },
           [](const auto& x, const auto& t, ch::Reduction reduction) {
             const auto losses = ch::kl_div_per_element(x, t);
             return reduction == ch::Reduction::mean ? ch::mean(losses) : ch::sum(losses);
           });
+    }
   };
   operations["cross_entropy"] = [](Case& test) {
     if (test.file("in.target").values.index() == 0) {  // probabilities

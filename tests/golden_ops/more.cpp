@@ -14,7 +14,7 @@ template <class Options, class Whole, class Parts>
 void whole_or_parts(Case& test, Options options, const Whole& whole, const Parts& parts) {
   options.reduction = reduction_of(test);
   if (options.reduction == ch::Reduction::none)
-    test.out("y", parts(options));
+    test.out_numbers("y", parts(options));
   else
     test.out("y", whole(options));
 }
@@ -30,54 +30,53 @@ bool einsum_if(Case& test, std::string_view wanted) {
   return true;
 }
 
+// `f(x)` along axis 1.
 template <class F>
 void sorted(Case& test, const F& f) {
-  with_rank<1>(test.rank("x"), [&]<int Rank>(std::integral_constant<int, Rank>) {
-    if constexpr (Rank == 3) {
-      const auto y = f(test.in<Rank>("x"));
-      test.compare_integers("out.index", y.indices.to_vector());
-      test.out("y", y.values);
-    }
-  });
+  const auto y = f(test.in("x", test.around("x", test.attr<Index>("axis", -1))));
+  test.compare_integers("out.index", y.indices.to_vector());
+  test.out_numbers("y", y.values);
 }
+Shape<1> flat(const Case& test, const char* name) { return {test.numel(name)}; }
 
 }  // namespace
 
 void add_more(Operations& operations) {
   operations["triplet_margin_loss"] = [](Case& test) {
-    const auto a = test.in<2>("anchor"), p = test.in<2>("positive"), n = test.in<2>("negative");
+    const auto a = test.in("anchor", test.stacked<2>("anchor")), p = test.in("positive", test.stacked<2>("positive")),
+               n = test.in("negative", test.stacked<2>("negative"));
     whole_or_parts(
         test, ch::TripletOptions{.margin = test.attr("margin", 1.0), .swap = test.attr("swap", false)},
         [&](const auto& options) { return ch::triplet_margin_loss(a, p, n, options); },
         [&](const auto& options) { return ch::triplet_margin_loss_per_sample(a, p, n, options); });
   };
   operations["cosine_embedding_loss"] = [](Case& test) {
-    const auto a = test.in<2>("a"), b = test.in<2>("b");
-    const auto target = test.tensor<1>("target");
+    const auto a = test.in("a", test.stacked<2>("a")), b = test.in("b", test.stacked<2>("b"));
+    const auto target = test.tensor("target", flat(test, "target"));
     whole_or_parts(
         test, Margin{test.attr("margin", 0.0)},
         [&](const auto& o) { return ch::cosine_embedding_loss(a, b, target, o.margin, o.reduction); },
         [&](const auto& o) { return ch::cosine_embedding_loss_per_sample(a, b, target, o.margin); });
   };
   operations["margin_ranking_loss"] = [](Case& test) {
-    const auto a = test.in<1>("a"), b = test.in<1>("b");
-    const auto target = test.tensor<1>("target");
+    const auto a = test.in("a", flat(test, "a")), b = test.in("b", flat(test, "b"));
+    const auto target = test.tensor("target", flat(test, "target"));
     whole_or_parts(
         test, Margin{test.attr("margin", 0.0)},
         [&](const auto& o) { return ch::margin_ranking_loss(a, b, target, o.margin, o.reduction); },
         [&](const auto& o) { return ch::margin_ranking_loss_per_element(a, b, target, o.margin); });
   };
   operations["hinge_embedding_loss"] = [](Case& test) {
-    const auto x = test.in<1>("x");
-    const auto target = test.tensor<1>("target");
+    const auto x = test.in("x", flat(test, "x"));
+    const auto target = test.tensor("target", flat(test, "target"));
     whole_or_parts(
         test, Margin{test.attr("margin", 1.0)},
         [&](const auto& o) { return ch::hinge_embedding_loss(x, target, o.margin, o.reduction); },
         [&](const auto& o) { return ch::hinge_embedding_loss_per_element(x, target, o.margin); });
   };
   operations["soft_margin_loss"] = [](Case& test) {
-    const auto x = test.in<1>("x");
-    const auto target = test.tensor<1>("target");
+    const auto x = test.in("x", flat(test, "x"));
+    const auto target = test.tensor("target", flat(test, "target"));
     whole_or_parts(
         test, Margin{}, [&](const auto& o) { return ch::soft_margin_loss(x, target, o.reduction); },
         [&](const auto&) { return ch::soft_margin_loss_per_element(x, target); });
@@ -92,32 +91,27 @@ void add_more(Operations& operations) {
     });
   };
   operations["poisson_nll_loss"] = [](Case& test) {
-    const auto x = test.in<2>("x");
-    const auto target = test.tensor<2>("target");
+    const auto x = test.in("x", flat(test, "x"));
+    const auto target = test.tensor("target", flat(test, "target"));
     whole_or_parts(
         test, ch::PoissonNllOptions{.log_input = test.attr("log_input", true), .full = test.attr("full", false)},
         [&](const auto& o) { return ch::poisson_nll_loss(x, target, o); },
         [&](const auto& o) { return ch::poisson_nll_loss_per_element(x, target, o); });
   };
   operations["cosine_similarity"] = [](Case& test) {
-    test.out("y", ch::cosine_similarity(test.in<2>("a"), test.in<2>("b"), test.attr<Index>("axis", 1)));
+    const auto axis = test.attr<Index>("axis", 1);
+    test.out_numbers(
+        "y", ch::cosine_similarity(test.in("a", test.around("a", axis)), test.in("b", test.around("b", axis)), 1));
   };
   operations["where"] = [](Case& test) {
-    with_rank<1>(test.rank("a"), [&]<int A>(std::integral_constant<int, A>) {
-      with_rank<1>(test.rank("b"), [&]<int B>(std::integral_constant<int, B>) {
-        if constexpr (A <= 3 && B <= A)
-          test.out("y", ch::where(test.mask<2>("mask"), test.in<A>("a"), test.in<B>("b")));
-      });
-    });
+    test.out_numbers("y", ch::where(test.mask("mask", test.widened("mask")), test.in("a", test.widened("a")),
+                                    test.in("b", test.widened("b"))));
   };
   operations["sort"] = [](Case& test) {
-    sorted(test,
-           [&](const auto& x) { return ch::sort(x, test.attr<Index>("axis", -1), test.attr("descending", false)); });
+    sorted(test, [&](const auto& x) { return ch::sort(x, 1, test.attr("descending", false)); });
   };
   operations["topk"] = [](Case& test) {
-    sorted(test, [&](const auto& x) {
-      return ch::topk(x, test.attr<Index>("k"), test.attr<Index>("axis", -1), test.attr("largest", true));
-    });
+    sorted(test, [&](const auto& x) { return ch::topk(x, test.attr<Index>("k"), 1, test.attr("largest", true)); });
   };
   operations["scatter_add"] = [](Case& test) {
     with_rank<1>(test.rank("x"), [&]<int Rank>(std::integral_constant<int, Rank>) {

@@ -33,13 +33,10 @@ Ends ends_of(const Case& test) { return {test.attr<std::int64_t>("quant_min"), t
 
 void fake_quantize(Case& test) {
   const auto ends = ends_of(test);
-  test.compare_numbers("out.y", [&] {
-    const auto x = test.in<1>("x", {test.numel("x")});
-    const auto y = ch::fake_quantize(x, test.attr<float>("scale"), test.attr<std::int64_t>("zero_point"), ends.least,
-                                     ends.most);
-    test.back("y", y);
-    return y.value();
-  }());
+  unary(test, [&](const auto& x) {
+    return ch::fake_quantize(x, test.attr<float>("scale"), test.attr<std::int64_t>("zero_point"), ends.least,
+                             ends.most);
+  });
 }
 
 void fake_quantize_per_channel(Case& test) {
@@ -47,18 +44,18 @@ void fake_quantize_per_channel(Case& test) {
   const auto scales = test.tensor<1>("scale");
   const auto zero_points = test.integers<1>("zero_point");
   const int axis = test.attr<int>("axis");
-  with_rank<2>(test.rank("x"), [&]<int Rank>(std::integral_constant<int, Rank>) {
-    test.out("y", ch::fake_quantize_per_channel(test.in<Rank>("x"), scales, zero_points, axis, ends.least, ends.most));
-  });
+  const auto x = test.in("x", test.around("x", axis));
+  test.out_numbers("y", ch::fake_quantize_per_channel(x, scales, zero_points, 1, ends.least, ends.most));
 }
 
 void quantize_per_tensor(Case& test) {
   const auto ends = ends_of(test);
   const auto scale = test.attr<float>("scale");
   const auto zero_point = test.attr<std::int64_t>("zero_point");
-  const auto q = ch::quantize_per_tensor<std::int64_t>(test.tensor<2>("x"), scale, zero_point, ends.least, ends.most);
+  const auto x = test.tensor("x", Shape<1>{test.numel("x")});
+  const auto q = ch::quantize_per_tensor<std::int64_t>(x, scale, zero_point, ends.least, ends.most);
   test.compare_integers("out.q", q.to_vector());
-  test.out("y", ch::dequantize_per_tensor(q, scale, zero_point));
+  test.out_numbers("y", ch::dequantize_per_tensor(q, scale, zero_point));
 }
 
 void quantize_per_channel(Case& test) {
@@ -66,10 +63,10 @@ void quantize_per_channel(Case& test) {
   const auto scales = test.tensor<1>("scale");
   const auto zero_points = test.integers<1>("zero_point");
   const int axis = test.attr<int>("axis");
-  const auto q =
-      ch::quantize_per_channel<std::int64_t>(test.tensor<2>("x"), scales, zero_points, axis, ends.least, ends.most);
+  const auto x = test.tensor("x", test.around("x", axis));
+  const auto q = ch::quantize_per_channel<std::int64_t>(x, scales, zero_points, 1, ends.least, ends.most);
   test.compare_integers("out.q", q.to_vector());
-  test.out("y", ch::dequantize_per_channel(q, scales, zero_points, axis));
+  test.out_numbers("y", ch::dequantize_per_channel(q, scales, zero_points, 1));
 }
 
 /// The ranges of one value, of the whole or by channel, and what they are step by step.
@@ -122,15 +119,25 @@ class Observed {
   std::vector<std::int64_t> zero_point_;
 };
 
+/// x, one tensor behind the other, each as [outer, axis, inner]; `axis` counts within one, and -1 says that there is
+/// none.
+Shape<4> steps_of(const Case& test, int axis) {
+  const auto& shape = test.shape("x");
+  ch::check<ch::ShapeError>(!shape.empty() && axis < test.rank("x") - 1, "no steps with an axis ", axis);
+  Shape<4> out{shape[0], 1, 1, 1};
+  for (int i = 1; i < test.rank("x"); ++i)
+    out[axis < 0 || i - 1 < axis ? 1 : i - 1 == axis ? 2 : 3] *= shape[static_cast<std::size_t>(i)];
+  return out;
+}
+
 void observer(Case& test) {
   Observed observed(test);
-  with_rank<2>(test.rank("x"), [&]<int Rank>(std::integral_constant<int, Rank>) {
-    const auto steps = test.tensor<Rank>("x");
-    for (Index step = 0; step < steps.size(0); ++step) {
-      observed.observe(ch::contiguous(steps[step]), test.attr<int>("axis", -1));
-      observed.note();
-    }
-  });
+  const int axis = test.attr<int>("axis", -1);
+  const auto steps = test.tensor("x", steps_of(test, axis));
+  for (Index step = 0; step < steps.size(0); ++step) {
+    observed.observe(ch::contiguous(steps[step]), axis < 0 ? -1 : 1);
+    observed.note();
+  }
   observed.compare(test);
 }
 
@@ -139,16 +146,17 @@ void schedule(Case& test) {
   const int axis = test.attr<int>("axis", -1);
   const auto observes = test.attr<std::vector<int>>("observer_enabled");
   const auto rounds = test.attr<std::vector<int>>("fake_quant_enabled");
-  const auto steps = test.tensor<3>("x");
-  const auto gradients = Tensor<3>::from(std::span<const float>(test.file("gout.y").f32()), steps.shape());
+  const auto steps = test.tensor("x", steps_of(test, axis));
+  const auto gradients = Tensor<4>::from(std::span<const float>(test.file("gout.y").f32()), steps.shape());
   test.seen("gout.y");
   std::vector<float> y, grad;
   for (Index step = 0; step < steps.size(0); ++step) {
     const auto at = static_cast<std::size_t>(step);
-    const Variable<2> x(ch::contiguous(steps[step]), true);
-    if (observes[at] != 0) observed.observe(x.value(), axis);
+    const Variable<3> x(ch::contiguous(steps[step]), true);
+    if (observes[at] != 0) observed.observe(x.value(), axis < 0 ? -1 : 1);
     observed.note();
-    const auto out = rounds[at] != 0 ? ch::detail::fake_quantize(x, observed.levels(), axis, "schedule") : x;
+    const auto out =
+        rounds[at] != 0 ? ch::detail::fake_quantize(x, observed.levels(), axis < 0 ? -1 : 1, "schedule") : x;
     for (const float number : out.value().to_vector()) y.push_back(number);
     out.backward(ch::contiguous(gradients[step]));
     for (const float number : x.grad().to_vector()) grad.push_back(number);
@@ -162,7 +170,9 @@ void fold_batch_norm(Case& test) {
   const auto mean = test.tensor<1>("running_mean"), shift = test.tensor<1>("bn_bias"), bias = test.tensor<1>("bias");
   const auto gamma = test.in<1>("bn_weight");
   const quantization::FoldFactors factors(gamma.value(), test.tensor<1>("running_var"), test.attr<float>("eps"));
-  test.out("weight", quantization::fold(test.in<4>("weight"), gamma, factors));
+  const auto channels = test.around("weight", 0);
+  const Shape<4> weight{channels[1], channels[2], 1, 1};  // of any convolution
+  test.out_numbers("weight", quantization::fold(test.in("weight", weight), gamma, factors));
   std::vector<float> folded;
   for (Index i = 0; i < bias.numel(); ++i)
     folded.push_back(ch::quantized::folded_bias(factors.factor[static_cast<std::size_t>(i)], bias.data()[i],

@@ -5,7 +5,7 @@ namespace golden {
 
 void add_quantized(Operations& operations) {
   operations["quantized_conv2d"] = [](Case& test) {
-    const ch::Conv2dOptions options{.stride = test.attr<Index>("stride", 1), .padding = test.attr<Index>("padding", 0)};
+    const ch::Conv2dOptions options{.stride = size2d(test, "stride", 1), .padding = size2d(test, "padding", 0)};
     quantized_product<4>(test, [&](auto way, const auto&... all) {
       return ch::quantized_conv2d<decltype(way)>(all..., options);
     });

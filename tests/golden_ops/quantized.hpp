@@ -27,8 +27,15 @@ inline void compare_levels(Case& test, const std::string& name, const std::vecto
 template <int Rank>
 ch::Quantized<Rank> levels_in(const Case& test, const std::string& name, const char* prefix) {
   const auto& from = test.file(name);
-  return {ch::Tensor<std::uint8_t, Rank>::from(from.u8(), as_shape<Rank>(name, from.shape)),
-          test.attr<float>(ch::cat(prefix, "_scale").c_str()),
+  Shape<Rank> shape{};  // rows of any rank are a matrix
+  shape.fill(1);
+  const std::size_t axes = std::max<std::size_t>(from.shape.size(), Rank);
+  ch::check<ch::ShapeError>(Rank == 2 || from.shape.size() == Rank, "expected ", name, " of rank ", Rank);
+  for (std::size_t i = 0; i < from.shape.size(); ++i) {
+    const std::size_t at = i + axes - from.shape.size() + Rank;
+    shape[at < axes ? 0 : at - axes] *= from.shape[i];
+  }
+  return {ch::Tensor<std::uint8_t, Rank>::from(from.u8(), shape), test.attr<float>(ch::cat(prefix, "_scale").c_str()),
           test.attr<std::int32_t>(ch::cat(prefix, "_zero_point").c_str())};
 }
 

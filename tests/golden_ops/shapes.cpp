@@ -24,6 +24,8 @@ void inputs_of_one_rank(Case& test, const F& f) {
         return test.out("y", f(in(0), in(1)));
       case 3:
         return test.out("y", f(in(0), in(1), in(2)));
+      case 4:
+        return test.out("y", f(in(0), in(1), in(2), in(3)));
       default:
         ch::fail<ch::UsageError>(names.size(), " inputs are more than this test takes");
     }
@@ -74,13 +76,14 @@ void add_shapes(Operations& operations) {
     });
   };
   operations["upsample_nearest2d"] = [](Case& test) {
-    test.out("y", ch::upsample_nearest2d(test.in<4>("x"), size2d(test, "scale", 1)));
+    test.out_numbers("y", ch::upsample_nearest2d(test.in("x", test.widened<4>("x")), size2d(test, "scale", 1)));
   };
   operations["upsample_bilinear2d"] = [](Case& test) {
-    test.out("y", ch::upsample_bilinear2d(test.in<4>("x"), size2d(test, "size", 1), test.attr("align_corners", false)));
+    test.out_numbers("y", ch::upsample_bilinear2d(test.in("x", test.widened<4>("x")), size2d(test, "size", 1),
+                                                  test.attr("align_corners", false)));
   };
   operations["adaptive_max_pool2d"] = [](Case& test) {
-    test.out("y", ch::adaptive_max_pool2d(test.in<4>("x"), size2d(test, "output", 1)));
+    test.out_numbers("y", ch::adaptive_max_pool2d(test.in("x", test.widened<4>("x")), size2d(test, "output", 1)));
   };
   operations["gather"] = [](Case& test) {
     with_rank<1>(test.rank("x"), [&]<int Rank>(std::integral_constant<int, Rank>) {

@@ -55,9 +55,13 @@ void add_transformer(Operations& operations) {
     unary(test,
           [&](const auto& x) { return ch::threshold(x, test.attr<double>("threshold"), test.attr<double>("value")); });
   };
-  operations["prelu"] = [](Case& test) { test.out("y", ch::prelu(test.in<3>("x"), test.in<1>("weight"))); };
+  operations["prelu"] = [](Case& test) {  // one weight, or one for each channel, which lie along axis 1
+    const bool channels = test.numel("weight") > 1;
+    const auto shape = channels ? test.around("x", 1) : Shape<3>{test.numel("x"), 1, 1};
+    test.out_numbers("y", ch::prelu(test.in("x", shape), test.in("weight", Shape<1>{test.numel("weight")})));
+  };
   operations["glu"] = [](Case& test) {
-    test.out("y", ch::glu(test.in<2>("x"), test.attr<Index>("axis")));
+    test.out_numbers("y", ch::glu(test.in("x", test.around("x", test.attr<Index>("axis", -1))), 1));
   };
 }
 

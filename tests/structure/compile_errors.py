@@ -121,6 +121,34 @@ int main() {
      BLOCKS + "int main() { const auto x = ones<float, 2>({2, 4}); ch::SingleDevice<Blocks<Block<0>>>{{}}(x, x); }"),
     ("CHORUS_PIPELINE: the blocks of a ModuleList have to give what they take",
      BLOCKS + "int main() { ch::SingleDevice<Blocks<Block<1>>>{{}}(ones<float, 2>({2, 4})); }"),
+    ("", """
+int main() {
+  auto x = ch::Tensor<float, 2>::ones({2, 3});
+  x[0] = x[1];
+  x[1] = 5;
+  x.transpose(0, 1) = ch::Tensor<float, 1>::ones({2});
+  x = ch::Tensor<float, 2>::ones({2, 3});
+  auto y = ones<float, 2>({2, 3});
+  y = y + y;
+}"""),
+    ("x[i] = y: a Tensor takes a Tensor or a number; of a Variable use value()",
+     "int main() { ch::Tensor<float, 2>::ones({2, 3})[0] = ones<float, 1>({3}); }"),
+    ("x[i] = y: both have one scalar type; to<float>(y) converts",
+     "int main() { ch::Tensor<float, 2>::ones({2, 3})[0] = ch::Tensor<double, 1>::ones({3}); }"),
+    ("x[i] = y: the right side has more axes than what is written",
+     "int main() { ch::Tensor<float, 2>::ones({2, 3})[0] = ch::Tensor<float, 2>::ones({2, 3}); }"),
+    ("x[i] = number: a tensor of integers takes no fractions",
+     "int main() { ch::Tensor<std::int64_t, 2>::ones({2, 3})[0] = 0.5; }"),
+    ("x = y: a name for a Tensor takes a Tensor of the same scalar type, rank and device. A Variable, which records, needs"
+     " the name of a Variable: begin with Variable(x), or auto.", """
+int main() {
+  auto h = ch::Tensor<float, 2>::zeros({2, 4});
+  h = ch::tanh(ones<float, 2>({2, 4}) + h);
+}"""),
+    ("parameter.assign(y), buffer.assign(y), x.slice(0, 0, n) = y do",
+     "int main() { Layer net; net.fc.weight.value() = ch::Tensor<float, 2>::ones({4, 4}); }"),
+    ("a view's numbers would be lost: concat or where puts values together",
+     "int main() { auto x = ones<float, 2>({2, 3}); ch::slice(x, 0, 0, 1) = x; }"),
     ("", "int main() { ch::sum(ch::SingleDevice<Layer>{Layer{}}(ones<float, 2>({2, 4}))).backward(); }"),
     ("element-wise: operands have " + TYPES,
      "int main() { ch::sum(ones<double, 2>({2, 3}) + ones<float, 1>({3})).backward(); }"),

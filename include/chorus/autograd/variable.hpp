@@ -27,6 +27,12 @@ class Variable {
   static constexpr int rank = Rank;
 
   Variable() = default;
+  Variable(const Variable&) = default;
+  Variable(Variable&&) noexcept = default;
+  /// Of a name alone: nothing comes of `slice(x, 0, 0, 1) = y`.
+  Variable& operator=(const Variable&) & = default;
+  Variable& operator=(Variable&&) & noexcept = default;
+  void operator=(const Variable&) && = delete;  // a view's numbers would be lost: concat or where puts values together
   /// A leaf: with `requires_grad`, backward leaves the gradient in `grad()`.
   explicit Variable(tensor_type value, bool requires_grad = false) : value_(std::move(value)) {
     if (requires_grad) node_ = Ref<node_type>(new LeafNode<T, Rank, D>(value_));

@@ -5,6 +5,7 @@
 #include <chorus/nn/flat_parameters.hpp>
 #include <chorus/nn/summary.hpp>
 #include <chorus/parallel/dp/device_threads.hpp>
+#include <chorus/parallel/dp/input_roles.hpp>
 #include <chorus/parallel/dp/thread_batch_group.hpp>
 #include <chorus/train/merge_traces.hpp>
 #include <chorus/train/metrics.hpp>

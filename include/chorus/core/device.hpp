@@ -83,6 +83,19 @@ constexpr int trace_slot(D device) {
   return D::first_slot + device.index;
 }
 
+namespace detail {
+/// The slot of the device whose part of a pass this thread computes; -1 outside of passes.
+inline thread_local constinit int pass_slot = -1;
+}  // namespace detail
+
+/// Where a tensor is made for which nobody names a device: within a pass on the pass's device, if it is of that kind,
+/// else on `D{}`.
+template <Device D>
+D default_device() {
+  const int index = detail::pass_slot - D::first_slot;
+  return 0 <= index && index < D::max_devices ? D{index} : D{};
+}
+
 template <Device D>
 void append(std::string& out, const D& device) {
   out += D::kind;

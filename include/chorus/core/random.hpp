@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include <chorus/core/device.hpp>
 #include <chorus/core/philox.hpp>
 #include <chorus/core/replaced.hpp>
 
@@ -79,9 +80,8 @@ struct RandomContext {
   int dim = 0;
   /// Whether one of the devices has that many samples; null where nobody knows.
   std::function<bool(std::int64_t)> is_share = {};
-  /// The device that this part of the model is on.
-  const char* device_kind = "";
-  int device = 0;
+  /// The slot of the device that this part of the model is on; -1: not known.
+  int device_slot = -1;
 };
 
 namespace detail {
@@ -91,9 +91,16 @@ inline RandomContext*& random_context() {
 }
 }  // namespace detail
 
-/// While it lives, random operations of this thread draw from `context`.
-struct RandomScope : detail::Replaced<RandomContext*> {
-  explicit RandomScope(RandomContext& context) : Replaced(detail::random_context(), &context) {}
+/// While it lives, random operations of this thread draw from `context`, and tensors are made on its device.
+class RandomScope {
+ public:
+  explicit RandomScope(RandomContext& context)
+      : context_(detail::random_context(), &context),
+        slot_(detail::pass_slot, context.device_slot < 0 ? detail::pass_slot : context.device_slot) {}
+
+ private:
+  detail::Replaced<RandomContext*> context_;
+  detail::Replaced<int> slot_;
 };
 
 namespace detail {

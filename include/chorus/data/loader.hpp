@@ -103,8 +103,9 @@ class Loader {
   /// in theirs.
   void set_epoch(Index epoch);
 
-  /// Lets the pass of the next begin() start at batch `batches`, to go on where an earlier run was left; the one after
-  /// is whole again.
+  /// Lets the next pass start at batch `batches`, to go on where an earlier run was left; the one after is whole again.
+  /// A pass counts from its first ++ on: whoever looks at the first batch alone, as `*loader.begin()`, takes nothing.
+  /// Throws UsageError for more batches than an epoch has.
   void skip(Index batches);
 
   /// Reads the batches of one pass one by one. Copies of an iterator are the same place; that of another begin() is
@@ -122,12 +123,17 @@ class Loader {
     void operator++(int) { ++*this; }
     bool operator==(std::default_sentinel_t) const;
 
+    /// For a loader around this one that reads ahead: from now on ++ takes nothing, and `goes_on` says that its own
+    /// reader has come to a second batch.
+    void reads_ahead() const;
+    void goes_on() const;
+
    private:
     std::shared_ptr<LoaderPass<B>> pass_;
   };
 
   /// Starts a pass of its own, with workers of its own. Says once on stderr, on rank 0, where shuffled data come in one
-  /// order again since nobody has called set_epoch.
+  /// order again since nobody has called set_epoch; a look at a first batch is no epoch.
   Iterator begin();
   std::default_sentinel_t end() const { return {}; }
 
@@ -146,11 +152,13 @@ class Loader {
 
   std::shared_ptr<const Plan> plan_;  // passes, which may outlive the loader, have it, too
   Sampler sampler_;
-  Index batches_ = 0, skip_ = 0;
+  Index batches_ = 0;
+  std::shared_ptr<Index> skip_;  // the place to start at; passes that start there, and go on, set it to 0
   int epochs_unset_ = 0;  // begun since the loader was made, until set_epoch is called
   /// The one begun last: `auto& batch = *loader.begin()` is good until the next begin().
   std::shared_ptr<LoaderPass<B>> newest_;
-  std::weak_ptr<LoaderPass<B>> epoch_;  // the one that epochs_unset_ has counted last
+  std::weak_ptr<LoaderPass<B>> epoch_;    // the one that epochs_unset_ has counted last
+  std::weak_ptr<LoaderPass<B>> at_skip_;  // the last one that started at skip_
 };
 
 template <class D, class Collate>

@@ -24,6 +24,10 @@ struct LoaderPass {
 
   std::shared_ptr<const typename Loader<B>::Plan> plan;
   Sampler sampler;
+  std::shared_ptr<Index> skip = {};  // where this pass started, until it goes on
+  bool went_on = false;              // by ++: until then it is a look at the first batch
+  bool in_loop = false;              // somebody has asked for its end
+  bool reads_ahead = false;
   std::optional<Made> current = {};
   std::optional<Prefetch<Made>> running = {};  // last: its threads read the members above
 
@@ -52,6 +56,9 @@ Loader<B>::Loader(Index dataset_size, Sampler sampler, const LoaderOptions& opti
 
 template <class B>
 void Loader<B>::set_epoch(Index epoch) {
+  // A loop that was left in its first batch is no look, where the epochs are counted.
+  if (epochs_unset_ < 0 && newest_ && newest_->skip && newest_->in_loop && newest_->sampler.epoch() != epoch)
+    Iterator(newest_).goes_on();
   epochs_unset_ = -1;
   sampler_.set_epoch(epoch);
 }
@@ -59,28 +66,42 @@ void Loader<B>::set_epoch(Index epoch) {
 template <class B>
 void Loader<B>::skip(Index batches) {
   check<UsageError>(batches >= 0 && batches <= batches_, "DataLoader: can't skip ", batches, " batches of ", batches_);
-  skip_ = batches;
+  skip_ = std::make_shared<Index>(batches);
 }
 
 template <class B>
 typename Loader<B>::Iterator Loader<B>::begin() {
   check<UsageError>(plan_ != nullptr, "DataLoader: this loader has been moved away");
   const auto epoch = epoch_.lock();
-  // One inside another, or a look at a batch in the middle of one, is no second epoch.
+  // One inside another, or a look at a batch in the middle of one, is no second epoch; nor is one after a look.
   const bool inside = epoch && epoch->current && epoch.use_count() > (epoch == newest_ ? 2 : 1);
-  if (!inside && epochs_unset_ >= 0 && epochs_unset_ < 2 && ++epochs_unset_ == 2) warn_of_one_order(sampler_);
-  if (newest_ && newest_.use_count() == 1 + (epoch == newest_)) {  // no iterator has it
+  const bool after_look = epoch && epoch->current && !epoch->went_on;
+  // A loop within the first batch of the one that starts at the place to go on from is whole.
+  const auto at_skip = at_skip_.lock();
+  const bool within = at_skip && at_skip->in_loop && at_skip->skip == skip_ &&
+                      at_skip.use_count() > 1 + (at_skip == newest_) + (at_skip == epoch);
+  const bool goes_on = skip_ && *skip_ > 0 && !within;
+  if (!inside && !after_look && epochs_unset_ >= 0 && epochs_unset_ < 2 && ++epochs_unset_ == 2)
+    warn_of_one_order(sampler_);
+  if (newest_ && newest_.use_count() == 1 + (epoch == newest_) + (at_skip == newest_)) {  // no iterator has it
     newest_->running.reset();
     newest_->sampler = sampler_;
+    newest_->skip.reset();
+    newest_->went_on = newest_->in_loop = newest_->reads_ahead = false;
   } else {
     newest_.reset(new LoaderPass<B>{plan_, sampler_});
   }
   if (!inside) epoch_ = newest_;
   LoaderPass<B>* const pass = newest_.get();
   const Index ahead = Index{plan_->prefetch} * std::max(plan_->workers, 1);
-  pass->running.emplace(std::exchange(skip_, 0), batches_, plan_->workers, ahead,
+  if (goes_on) {
+    pass->skip = skip_;
+    at_skip_ = newest_;
+  }
+  pass->running.emplace(goes_on ? *skip_ : 0, batches_, plan_->workers, ahead,
                         [pass](Index b) { return pass->make(b); });
   pass->advance();
+  if (!pass->current) Iterator(newest_).goes_on();  // nothing is left, to look at or to go on to
   return Iterator(newest_);
 }
 
@@ -92,12 +113,25 @@ B& Loader<B>::Iterator::operator*() const {
 
 template <class B>
 typename Loader<B>::Iterator& Loader<B>::Iterator::operator++() {
+  if (!pass_->reads_ahead) goes_on();
   pass_->advance();
   return *this;
 }
 
 template <class B>
+void Loader<B>::Iterator::reads_ahead() const {
+  pass_->reads_ahead = pass_->in_loop = true;
+}
+
+template <class B>
+void Loader<B>::Iterator::goes_on() const {
+  pass_->went_on = true;
+  if (const auto skip = std::exchange(pass_->skip, nullptr)) *skip = 0;
+}
+
+template <class B>
 bool Loader<B>::Iterator::operator==(std::default_sentinel_t) const {
+  if (!pass_->reads_ahead) pass_->in_loop = true;
   return !pass_->current;
 }
 

@@ -3,6 +3,7 @@
 /// Training", ICLR 2018).
 
 #include <algorithm>
+#include <chorus/autograd/batch_axis.hpp>
 #include <chorus/nn/module.hpp>
 #include <chorus/ops/narrow_indices.hpp>
 #include <cstddef>
@@ -110,7 +111,7 @@ class NarrowCopies {
 template <class X>
 inline constexpr bool is_floating = false;
 template <Operand X>
-inline constexpr bool is_floating<X> = Real<typename tensor_of<X>::value_type>;
+inline constexpr bool is_floating<X> = Real<typename tensor_of<X>::value_type> && !chorus::detail::says_exact<X>;
 
 // Outputs none of which is narrow. A loss, which has no axes, is float always.
 template <class Y>
@@ -136,7 +137,8 @@ class MixedPrecision : public Module {
 
   explicit MixedPrecision(Model model = {}) : model_(std::move(model)) {}
 
-  /// What `Model::forward` takes and gives, tuples included; tensors that are not floating-point pass as they are.
+  /// What `Model::forward` takes and gives, tuples included; tensors that are not floating-point pass as they are, and
+  /// so do those that are `exact(x)`.
   template <class... Inputs>
   auto forward(const Inputs&... inputs) const {
     copies_.refresh(model_);
@@ -163,8 +165,12 @@ class MixedPrecision : public Module {
  private:
   template <class X>
   static decltype(auto) narrowed(const X& x) {
-    if constexpr (Operand<X>) {
-      if constexpr (Real<typename tensor_of<X>::value_type>)
+    if constexpr (chorus::detail::says_batch_axis<X> && !chorus::detail::says_exact<X>) {
+      return narrowed(chorus::detail::unsaid(x));
+    } else if constexpr (Operand<X>) {
+      if constexpr (chorus::detail::says_exact<X>)
+        return chorus::detail::unsaid(x);
+      else if constexpr (Real<typename tensor_of<X>::value_type>)
         return to<T>(x);
       else if constexpr (std::is_same_v<X, Tensor<std::int64_t, tensor_of<X>::rank, device_type>>)
         return NarrowIndices<T, tensor_of<X>::rank, device_type>(x);

@@ -125,6 +125,7 @@ requires(sizeof...(Inputs) > 0) std::string summary(Model& model, const Inputs&.
     Model copy = copy_of(model);
     detail::SummaryTable<D> table(copy);
     RandomContext random;
+    random.device_slot = slot;
     const RandomScope scope(random);
     const GradMode with_gradients(true);
     const auto run = [&](const auto&... xs) {

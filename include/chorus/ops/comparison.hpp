@@ -84,7 +84,7 @@ auto compare(const char* operation, const F& f, const A& a, const B& b) {
     const auto& x = value_of(a);
     const auto& y = value_of(b);
     check_defined(operation, x, y);
-    check<DeviceError>(x.device() == y.device(), operation, ": operands are on ", x.device(), " and on another device");
+    check_same_device(operation, x, y);
     const auto shape = broadcast_shapes(operation, x.shape(), y.shape());
     const auto left = broadcast_to(x, shape);
     const auto right = broadcast_to(y, shape);

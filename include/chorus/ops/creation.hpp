@@ -1,6 +1,6 @@
 #pragma once
 /// Tensors made of a rule: arange, linspace, full_like, eye, one_hot. They are made on the host, and copied to the
-/// device.
+/// device: in a pass to its own, unless another one is named.
 
 #include <algorithm>
 #include <chorus/autograd/variable.hpp>
@@ -17,7 +17,7 @@ namespace chorus {
 /// stop.
 template <class T = void, class Start, class Stop, class Step = int, Device D = Cpu>
 requires std::is_arithmetic_v<Start> && std::is_arithmetic_v<Stop> && std::is_arithmetic_v<Step>
-auto arange(Start start, Stop stop, Step step = 1, D device = {}) {
+auto arange(Start start, Stop stop, Step step = 1, D device = default_device<D>()) {
   constexpr bool whole = std::integral<Start> && std::integral<Stop> && std::integral<Step>;
   using Made = std::conditional_t<std::is_void_v<T>, std::conditional_t<whole, std::int64_t, float>, T>;
   using Exact = std::conditional_t<whole, std::int64_t, double>;
@@ -41,7 +41,7 @@ auto arange(Stop stop) { return arange<T>(Stop{0}, stop); }
 /// `count` numbers from start to stop, both included, at equal distances: [count]. Throws UsageError where count is
 /// negative.
 template <Real T = float, Device D = Cpu>
-Tensor<T, 1, D> linspace(double start, double stop, Index count, D device = {}) {
+Tensor<T, 1, D> linspace(double start, double stop, Index count, D device = default_device<D>()) {
   check<UsageError>(count >= 0, "linspace: expected a count of at least 0, got ", count);
   auto out = Tensor<T, 1>::empty({count});
   const double step = count > 1 ? (stop - start) / static_cast<double>(count - 1) : 0;
@@ -73,7 +73,7 @@ auto ones_like(const X& x) {
 
 /// Ones on the diagonal, else zeros: [rows, columns], or [rows, rows].
 template <Scalar T = float, Device D = Cpu>
-Tensor<T, 2, D> eye(Index rows, Index columns, D device = {}) {
+Tensor<T, 2, D> eye(Index rows, Index columns, D device = default_device<D>()) {
   auto out = Tensor<T, 2>::zeros({rows, columns});
   for (Index i = 0; i < std::min(rows, columns); ++i) out.data()[i * columns + i] = static_cast<T>(1);
   return to_device(out, device);

@@ -73,7 +73,7 @@ template <class F, class T, int Rank, class D, int RankY>
 void assign_with(const char* operation, const F& f, const Tensor<T, Rank, D>& x, const Tensor<T, RankY, D>& y) {
   static_assert(RankY <= Rank, "in place: the right side has more axes than the tensor that is written");
   check_defined(operation, value_of(x), value_of(y));
-  check<DeviceError>(x.device() == y.device(), operation, ": operands are on ", x.device(), " and on another device");
+  check_same_device(operation, x, y);
   check<ShapeError>(broadcast_shapes(operation, x.shape(), y.shape()) == x.shape(), operation,
                     ": expected what broadcasts to shape ", x.shape(), ", got shape ", y.shape());
   const auto right = y.expand(x.shape());

@@ -58,8 +58,7 @@ auto where(const Tensor<bool, Rank, D>& mask, const A& a, const B& b) {
   } else {
     static_assert(of_one_type<A, B>, "where: operands have different scalar types; to<float>(x) converts one");
     const auto shape = broadcast_shapes("where", broadcast_shapes("where", mask.shape(), a.shape()), b.shape());
-    check<DeviceError>(mask.device() == a.device() && a.device() == b.device(), "where: operands are on ",
-                       mask.device(), " and on another device");
+    detail::check_same_device("where", mask, a, b);
     const auto choose = detail::broadcast_to(mask, shape);
     const auto left = detail::broadcast_to(a, shape);
     const auto right = detail::broadcast_to(b, shape);

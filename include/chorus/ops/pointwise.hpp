@@ -76,8 +76,7 @@ typename RecordedBroadcast<First, Rest...>::type map(const char* operation, cons
   layout.shape.fill(1);
   std::apply(
       [&](const auto&... input) {
-        check<DeviceError>(((input.device() == device) && ...), operation, ": operands are on ", device,
-                           " and on another device");
+        check_same_device(operation, input...);
         std::size_t i = 0;
         (layout.add(operation, input.shape(), i++), ...);
         (layout.compare(input.shape()), ...);

@@ -47,13 +47,6 @@ struct RandomOptions {
 
 namespace detail {
 
-/// The device that this part of a pass is on, where it is of that kind.
-template <Device D>
-D device_here() {
-  const auto* context = random_context();
-  return context != nullptr && std::string_view(context->device_kind) == D::kind ? D{context->device} : D{};
-}
-
 template <Device D>
 void check_can_draw(std::string_view operation, const RandomKey& key) {
   if constexpr (std::is_same_v<D, Cpu>)
@@ -183,7 +176,7 @@ void check_deviations(const X& std) {
 /// Uniform in [0, 1): `ch::rand<float, 2>({n, d}, device)`. T: float, double, bf16, half. Whose numbers, and what is
 /// thrown: see RandomOptions; the same for all below. The device is, if not given, that of the pass.
 template <Real T, std::size_t Rank, Device D = Cpu>
-detail::OfShape<T, Rank, D> rand(const std::array<Index, Rank>& shape, D device = detail::device_here<D>(),
+detail::OfShape<T, Rank, D> rand(const std::array<Index, Rank>& shape, D device = default_device<D>(),
                                  const RandomOptions& options = {}) {
   using C = compute_type<T>;
   // The largest number below 1 in T: nothing is rounded up to 1.
@@ -196,7 +189,7 @@ detail::OfShape<T, Rank, D> rand(const std::array<Index, Rank>& shape, D device 
 
 /// From N(0, 1): `ch::randn<float, 2>({n, d}, device)`.
 template <Real T, std::size_t Rank, Device D = Cpu>
-detail::OfShape<T, Rank, D> randn(const std::array<Index, Rank>& shape, D device = detail::device_here<D>(),
+detail::OfShape<T, Rank, D> randn(const std::array<Index, Rank>& shape, D device = default_device<D>(),
                                   const RandomOptions& options = {}) {
   using C = compute_type<T>;
   return to<T>(detail::drawn<C>("randn", shape, device, options,
@@ -209,7 +202,7 @@ detail::OfShape<T, Rank, D> randn(const std::array<Index, Rank>& shape, D device
 /// UsageError unless low < high, and where T doesn't hold them.
 template <std::integral T, std::size_t Rank, Device D = Cpu>
 detail::OfShape<T, Rank, D> randint(std::int64_t low, std::int64_t high, const std::array<Index, Rank>& shape,
-                                    D device = detail::device_here<D>(), const RandomOptions& options = {}) {
+                                    D device = default_device<D>(), const RandomOptions& options = {}) {
   static_assert(!std::is_same_v<T, bool>, "randint: bool has no range; see bernoulli");
   check<UsageError>(low < high, "randint: expected low < high, got ", low, " and ", high);
   check<UsageError>(std::in_range<T>(low) && std::in_range<T>(high - 1), "randint: numbers from ", low, " to ",
@@ -277,7 +270,7 @@ auto normal(double mean, const S& std, const RandomOptions& options = {}) {
 }
 template <Real T, std::size_t Rank, Device D = Cpu>
 detail::OfShape<T, Rank, D> normal(double mean, double std, const std::array<Index, Rank>& shape,
-                                   D device = detail::device_here<D>(), const RandomOptions& options = {}) {
+                                   D device = default_device<D>(), const RandomOptions& options = {}) {
   detail::check_deviation(std);
   return randn<T>(shape, device, options) * std + mean;
 }
@@ -310,7 +303,7 @@ inline RandomKey key_of_whole(std::string_view operation, Index count, std::stri
 /// some, too, for no order of a share is one of the batch: then `same_on_all` says whether all devices have one order,
 /// or each has its own.
 template <std::integral T = std::int64_t, Device D = Cpu>
-Tensor<T, 1, D> randperm(Index n, D device = detail::device_here<D>(), const RandomOptions& options = {}) {
+Tensor<T, 1, D> randperm(Index n, D device = default_device<D>(), const RandomOptions& options = {}) {
   check<UsageError>(n >= 0 && std::in_range<T>(n), "randperm: expected a number of at least 0 that fits into ",
                     dtype<T>, ", got ", n);
   const auto own = detail::key_of_whole("randperm", n, "an order of them is not one of the batch", options);

@@ -55,12 +55,15 @@ class DataParallel : public dp::PolicyWithOptions<Model> {
   /// scalars; a struct with `fields()`, whose type stays, may not: there a field of shape [1] becomes one with an
   /// element a device.
   /// Tensors and Variables are cut along `dim`, or the axis that a BatchAxis says, into shares that differ by at most
-  /// one, on no more devices than there are samples; other arguments go to every copy as they are. Outputs are joined
-  /// along the same axis; ShapeError for those that have their samples along another one (see dp::joined_axis). What a
-  /// copy throws is thrown again, of the same kind, with the copy's number and device in the message. Throws UsageError
-  /// where a layer of the model has got other parameters or buffers since the policy took it, and where another policy
-  /// took it afterwards. `grad` goes through it; for gradients of gradients let an input be a GraphVariable: then all
-  /// devices' work is one graph, through which backward goes in the calling thread.
+  /// one, on no more devices than there are samples. There are as many samples as in the inputs that say their axis,
+  /// else as in the first one. Every copy has all of what is `whole(x)`, and of what has another size there; see
+  /// dp::InputRoles for inputs that may be as long as the batch by chance, of which some are refused with a ShapeError.
+  /// Other arguments go to every copy as they are. Outputs are joined along the same axis; ShapeError for those that
+  /// have their samples along another one (see dp::joined_axis). What a copy throws is thrown again, of the same kind,
+  /// with the copy's number and device in the message. Throws UsageError where a layer of the model has got other
+  /// parameters or buffers since the policy took it, and where another policy took it afterwards. `grad` goes through
+  /// it; for gradients of gradients let an input be a GraphVariable: then all devices' work is one graph, through which
+  /// backward goes in the calling thread.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
     const auto pass = this->template begin_pass<dp::MakeShare>(inputs...);

@@ -42,7 +42,7 @@ class OneProcessPolicy : public Policy<Model> {
 
  protected:
   OneProcessPolicy(Model model, std::uint64_t seed) : Policy<Model>(std::move(model), seed) {
-    trace::set_place_of_process(this->random_.device);
+    trace::set_place_of_process(this->model_device().index);
   }
 };
 

@@ -65,7 +65,9 @@ class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Com
   explicit Pipeline(const Deferred<Model, Arguments...>& model, More&&... more)
       : Pipeline(detail::Making<Model>(model).take(), std::forward<More>(more)...) {}
 
-  /// The loss, or the output, of the whole batch; the same on all ranks, which all call it.
+  /// The loss, or the output, of the whole batch; the same on all ranks, which all call it. `x` and the targets that
+  /// have as many samples are cut into micro-batches, also within tuples and structs with `fields()`; each micro-batch
+  /// has all of what is `whole(y)` or of another size. See DataParallel for what is in doubt.
   template <class X, class... Targets>
   auto operator()(const X& x, const Targets&... targets) {
     handles_.check_kept(this->model_);

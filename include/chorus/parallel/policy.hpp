@@ -1,6 +1,7 @@
 #pragma once
 /// What all policies share: the model, its flat parameters, its samples and its random numbers.
 
+#include <chorus/autograd/batch_axis.hpp>
 #include <chorus/core/random.hpp>
 #include <chorus/core/trace_listener.hpp>
 #include <chorus/data/sampler.hpp>
@@ -102,8 +103,7 @@ class Policy {
   Policy(Model model, std::uint64_t seed)
       : model_(std::move(model)), flat_(model_), unlisted_(std::make_shared<detail::UnlistedParameters>(flat_)) {
     random_.seed = seed;
-    random_.device_kind = device_type::kind;
-    random_.device = flat_.groups().front().values.device().index;
+    random_.device_slot = trace_slot(model_device());
     if (auto* const trace = trace::step_counter(); trace != nullptr) [[unlikely]]
       note_gradients(*trace);
   }
@@ -122,7 +122,7 @@ class Policy {
     else if constexpr (std::is_same_v<typename X::device_type, device_type>)
       return (x);
     else
-      return to_device(x, flat_.groups().front().values.device());
+      return detail::with_batch_axis_of<X>(to_device(x, model_device()));
   }
 
   /// The random context of the forward pass that begins, on that many samples (see RandomContext). One that is run
@@ -145,6 +145,8 @@ class Policy {
   void end_forward() {
     if ((model_.training() || random_.drew) && counts_) ++passes_;
   }
+  /// Where the parameters are; under DataParallel the first device.
+  device_type model_device() const { return flat_.groups().front().values.device(); }
   /// Ranks have settled on a number for the pass under way.
   void settle_pass(std::uint32_t number) {
     if (counts_) passes_ = number;

@@ -38,8 +38,28 @@ class Tensor {
   Tensor(Storage<D> storage, T* data, const Shape<Rank>& shape, const Shape<Rank>& strides)
       : storage_(std::move(storage)), data_(shifted(data, -storage_.moved())), shape_(shape), strides_(strides) {}
 
-  /// Dense, contents undefined. Throws ShapeError where a size is negative or their product too large for any memory.
-  static Tensor empty(const Shape<Rank>& shape, D device = {}) {
+  Tensor(const Tensor&) = default;
+  Tensor(Tensor&&) noexcept = default;
+  /// `y = x`: the name `y` stands for x's memory from now on; what it stood for before stays as it is.
+  Tensor& operator=(const Tensor&) & = default;
+  Tensor& operator=(Tensor&&) & noexcept = default;
+  /// `x[0] = y`, `x.slice(1, 0, 2) = y`, `p.grad() = 0`: to a handle without a name the numbers of `y`, a Tensor that
+  /// broadcasts or a number, are copied, as in PyTorch. All who have the memory see them, as after `x[0] += y`. Throws
+  /// ShapeError where `y` doesn't broadcast, UsageError where one is undefined, the handle has one place for several
+  /// elements, or nobody else has its memory, so that the numbers would be lost: that of a sum, say.
+  template <class Y>
+  Tensor operator=(const Y& y) && {
+    write_through(*this, y);
+    return *this;
+  }
+  /// What else somebody assigns to a name doesn't compile, nor does a value that is for reading.
+  void operator=(const Tensor&) const& = delete;  // parameter.assign(y), buffer.assign(y), x.slice(0, 0, n) = y do
+  template <class Y>
+  requires(!std::is_convertible_v<const Y&, Tensor>) void operator=(const Y& y) const& { refuse_assignment(*this, y); }
+
+  /// Dense, contents undefined, on `default_device` where none is named, as below. Throws ShapeError where a size is
+  /// negative or their product too large for any memory.
+  static Tensor empty(const Shape<Rank>& shape, D device = default_device<D>()) {
     constexpr Index most = (Index{1} << 56) / static_cast<Index>(sizeof(T));
     Index count = 1;
     for (const Index size : shape) {
@@ -52,25 +72,25 @@ class Tensor {
     return Tensor(std::move(storage), data, shape, row_major(shape));
   }
 
-  static Tensor zeros(const Shape<Rank>& shape, D device = {}) {
+  static Tensor zeros(const Shape<Rank>& shape, D device = default_device<D>()) {
     Tensor out = empty(shape, device);
     zero_bytes(device, out.data_, out.bytes());
     return out;
   }
 
   /// Dense, with the given numbers in row-major order. Throws ShapeError where their count doesn't fit the shape.
-  static Tensor from(std::span<const T> values, const Shape<Rank>& shape, D device = {}) {
+  static Tensor from(std::span<const T> values, const Shape<Rank>& shape, D device = default_device<D>()) {
     Tensor out = empty(shape, device);
     check<ShapeError>(static_cast<Index>(values.size()) == out.numel(), "Tensor::from: ", values.size(),
                       " numbers for shape ", shape);
     copy_bytes(device, out.data(), Cpu{}, values.data(), out.bytes());
     return out;
   }
-  static Tensor from(std::initializer_list<T> values, const Shape<Rank>& shape, D device = {}) {
+  static Tensor from(std::initializer_list<T> values, const Shape<Rank>& shape, D device = default_device<D>()) {
     return from(std::span<const T>(values.begin(), values.size()), shape, device);
   }
 
-  static Tensor full(const Shape<Rank>& shape, T value, D device = {}) {
+  static Tensor full(const Shape<Rank>& shape, T value, D device = default_device<D>()) {
     if constexpr (std::is_same_v<D, Cpu>) {
       Tensor out = empty(shape, device);
       std::fill_n(out.data_, out.numel(), value);
@@ -80,7 +100,7 @@ class Tensor {
       return from(std::span<const T>(host.data(), static_cast<std::size_t>(host.numel())), shape, device);
     }
   }
-  static Tensor ones(const Shape<Rank>& shape, D device = {}) { return full(shape, T{1}, device); }
+  static Tensor ones(const Shape<Rank>& shape, D device = default_device<D>()) { return full(shape, T{1}, device); }
 
   bool defined() const { return static_cast<bool>(storage_); }
   D device() const { return storage_.device(); }
@@ -257,6 +277,19 @@ template <AnyTensor... Xs>
 void check_defined(const char* operation, const Xs&... xs) {
   int i = 0;
   (check<UsageError>(xs.defined(), operation, ": operand ", i++, " is undefined"), ...);
+}
+
+template <Device D>
+[[noreturn, gnu::cold, gnu::noinline]] void fail_for_devices(const char* operation, int i, D other, D first) {
+  fail<DeviceError>(operation, ": operand ", i, " is on ", other, ", and operand 0 on ", first,
+                    ": to_device(x, device) brings it there, and Tensor::zeros(shape, x.device()) makes it there");
+}
+/// Throws DeviceError where operands are on several devices.
+template <AnyTensor First, AnyTensor... Rest>
+void check_same_device(const char* operation, const First& first, const Rest&... rest) {
+  [[maybe_unused]] int i = 0;
+  ((++i, rest.device() == first.device() ? void() : fail_for_devices(operation, i, rest.device(), first.device())),
+   ...);
 }
 }  // namespace detail
 

@@ -55,6 +55,24 @@ TEST_CASE("a bound parameter keeps value and gradient at their new place") {
   CHECK(grad[4] == 7);
 }
 
+TEST_CASE("what is assigned to a part of a value or a gradient is written") {
+  const ch::Parameter<float, 2> w{ch::Tensor<float, 2>::ones({2, 2})};
+  auto square = [&] { return ch::sum(w * w); };
+  CHECK_THROWS_AS(w.grad() = 0, ch::UsageError);  // there is none
+  const auto loss = square();
+  w.value()[0] = 3;
+  CHECK(w.value().to_vector() == std::vector<float>{3, 3, 1, 1});
+  CHECK_THAT(message_of<ch::UsageError>([&] { loss.backward(); }), Catch::Matchers::Contains("has been written since"));
+  w.zero_grad();
+  square().backward();
+  w.grad()[1] = ch::Tensor<float, 1>::full({2}, 8);
+  CHECK(w.grad().to_vector() == std::vector<float>{6, 6, 8, 8});
+  w.grad() = 0;
+  CHECK(w.grad().to_vector() == std::vector<float>{0, 0, 0, 0});
+  square().backward();
+  CHECK(w.grad().to_vector() == std::vector<float>{6, 6, 2, 2});
+}
+
 TEST_CASE("a copy on another device is a parameter of its own") {
   const Parameter p(Vector::from({1, 2}, {2}));
   Parameter replica = p;

@@ -92,6 +92,80 @@ TEST_CASE("an epoch can start at a later batch") {
   CHECK(message_of<chorus::UsageError>([&] { loader.skip(8); }) == "DataLoader: can't skip 8 batches of 7");
 }
 
+TEST_CASE("a look at the loader takes nothing of the place to go on from") {
+  const Numbers numbers{50};
+  const int workers = GENERATE(0, 2);
+  const data::LoaderOptions options{.batch = 8, .workers = workers};
+  const auto of_epoch = [&](Index epoch) {
+    DataLoader whole{numbers, Sampler{50}, {.batch = 8}};
+    whole.set_epoch(epoch);
+    return labels_of(whole);
+  };
+  const auto rest_of = [&](Index epoch) {
+    const auto all = of_epoch(epoch);
+    return std::vector<std::int64_t>(all.begin() + 32, all.end());
+  };
+  const auto go_on = [&](const auto& look) {
+    DataLoader loader{numbers, Sampler{50}, options};
+    loader.skip(4);
+    look(loader);
+    loader.set_epoch(1);
+    look(loader);
+    look(loader);
+    CHECK(labels_of(loader) == rest_of(1));
+    CHECK(labels_of(loader) == of_epoch(1));
+    loader.set_epoch(2);
+    CHECK(labels_of(loader) == of_epoch(2));
+  };
+  go_on([](auto&) {});
+  go_on([](auto& loader) { CHECK((*loader.begin()).index == 4); });
+  go_on([](auto& loader) {
+    auto place = loader.begin();
+    if (place != loader.end()) CHECK(place->index == 4);
+  });
+  go_on([](auto& loader) {
+    for (auto& batch : loader) {
+      CHECK(batch.index == 4);
+      break;
+    }
+  });
+  DataLoader loader{numbers, Sampler{50}, options};
+  loader.set_epoch(2);
+  auto kept = loader.begin();
+  go_on([&](auto& other) { kept = other.begin(); });
+
+  // What was begun goes on from the new place alone, and a loop within the first batch is whole.
+  loader.skip(4);
+  auto old = loader.begin();
+  loader.skip(5);
+  ++old;
+  for (auto& batch : loader) {
+    CHECK(batch.index >= 5);
+    if (batch.index == 5) CHECK(labels_of(loader) == of_epoch(2));
+  }
+  CHECK(labels_of(loader) == of_epoch(2));
+
+  // One that is left in its first batch has had it, in the next epoch.
+  loader.skip(4);
+  for ([[maybe_unused]] auto& batch : loader) break;
+  loader.set_epoch(3);
+  CHECK(labels_of(loader) == of_epoch(3));
+
+  // Around a loader that reads ahead its own reader counts.
+  loader.skip(4);
+  {
+    auto ahead = loader.begin();
+    ahead.reads_ahead();
+    ++ahead;
+    CHECK(ahead->index == 5);
+  }
+  CHECK((*loader.begin()).index == 4);
+  auto ahead = loader.begin();
+  ahead.reads_ahead();
+  ahead.goes_on();
+  CHECK((*loader.begin()).index == 0);
+}
+
 TEST_CASE("a loop may be left early, and a loader destroyed in mid-epoch") {
   const Numbers numbers{1000};
   const int workers = GENERATE(0, 1, 3);
@@ -350,6 +424,17 @@ TEST_CASE("a second epoch in the order of the first is warned of, once, on rank 
     });
   });
   CHECK(looks.texts()[0].empty());  // one epoch
+  auto before = test::Ranks(1, [](const chorus::comm::World&) {
+    return test::with_stderr([] {
+      const Numbers numbers{20};
+      DataLoader loader{numbers, Sampler{20}, {.batch = 5}};
+      *loader.begin();
+      *loader.begin();
+      labels_of(loader);
+      return "";
+    });
+  });
+  CHECK(before.texts()[0].empty());
 }
 
 TEST_CASE("an empty dataset has no batches") {

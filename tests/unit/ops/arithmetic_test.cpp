@@ -135,7 +135,9 @@ TEST_CASE("messages of arithmetic") {
   CHECK(message_of<ch::ShapeError>([&] { a + b; }) == "add: shapes [2, 3] and [2, 4] do not broadcast");
   CHECK(message_of<ch::UsageError>([&] { ch::clamp(a, 1, 0); }) == "clamp: the limits are [1, 0]");
   const auto elsewhere = Tensor<2>::ones({2, 3}, ch::Cpu{1});
-  CHECK(message_of<ch::DeviceError>([&] { a* elsewhere; }) == "mul: operands are on cpu:0 and on another device");
+  CHECK(message_of<ch::DeviceError>([&] { a* elsewhere; }) ==
+        "mul: operand 1 is on cpu:1, and operand 0 on cpu:0: to_device(x, device) brings it there, and "
+        "Tensor::zeros(shape, x.device()) makes it there");
 }
 
 }  // namespace arithmetic_test

@@ -310,8 +310,7 @@ TEST_CASE("random operations: outside of a pass a rank may draw rows of its own"
 TEST_CASE("random operations: on the device of the pass, or of the operand") {
   CHECK(randn<float, 1>({2}).device() == Cpu{0});
   auto context = pass(0, 2);
-  context.device_kind = "cpu";
-  context.device = 1;
+  context.device_slot = chorus::trace_slot(chorus::Cpu{1});
   CHECK(in(context, [] { return randn<float, 1>({2}); }).device() == Cpu{1});
   CHECK(in(context, [] { return randperm(3); }).device() == Cpu{1});
   CHECK(randn_like(Tensor<float, 1>::zeros({2}, Cpu{1})).device() == Cpu{1});

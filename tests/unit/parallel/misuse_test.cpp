@@ -185,10 +185,10 @@ TEST_CASE("misuse: a backward pass of one rank alone, and one that fails on a ra
   CHECK(caught[1] == "nothing");
 }
 
-TEST_CASE("misuse: inputs with other numbers of samples are named without a word of another policy") {
-  CHECK(message_of<ShapeError>([] { detail::batch_size(0, numbers(4, 5, 1), numbers(3, 5, 1)); }) ==
-        "inputs have 4 and 3 samples along axis 0: for an input that has them along another axis let it be "
-        "batch_axis<1>(input)");
+TEST_CASE("misuse: inputs that say other numbers of samples are named without a word of another policy") {
+  CHECK(message_of<ShapeError>([] {
+          detail::samples_of(0, numbers(9, 9, 1), batch_axis<0>(numbers(4, 5, 1)), batch_axis<1>(numbers(5, 3, 1)));
+        }) == "inputs that say batch_axis have 4 and 3 samples");
 }
 
 TEST_CASE("misuse: an optimizer that outlives its net is named, and goes in peace") {

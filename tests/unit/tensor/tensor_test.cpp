@@ -35,6 +35,81 @@ TEST_CASE("tensors are made dense, with what they are asked for") {
   CHECK(Matrix::empty({3, 0}).to_vector().empty());
 }
 
+TEST_CASE("what is assigned to a part goes into the tensor's memory") {
+  auto x = counting<2>({3, 3});
+  const auto other = x;
+  x[0] = ch::Tensor<float, 1>::from({10, 11, 12}, {3});
+  x.slice(0, 1, 3).slice(1, 2, 3) = Matrix::full({2, 1}, 7);
+  CHECK(other.to_vector() == std::vector<float>{10, 11, 12, 3, 4, 7, 6, 7, 7});
+  x.transpose(0, 1)[0] = ch::Tensor<float, 1>::from({-1, -2, -3}, {3});
+  CHECK(other.to_vector() == std::vector<float>{-1, 11, 12, -2, 4, 7, -3, 7, 7});
+  x.select(1, 1) = 5;
+  x.view(Shape<1>{9}).slice(0, 7, 9) = 0.5;
+  x.permute({1, 0})[2] = ch::Tensor<float, 0>::full({}, 1);
+  CHECK(other.to_vector() == std::vector<float>{-1, 5, 1, -2, 5, 1, -3, 0.5, 1});
+  const auto& constant = x;
+  constant[1] = constant[0];
+  CHECK(numbers(x[1]) == std::vector<float>{-1, 5, 1});
+
+  // What broadcasts, other types, several steps at once.
+  x.slice(0, 0, 2) = ch::Tensor<float, 1>::from({1, 2, 3}, {3});
+  CHECK(other.to_vector() == std::vector<float>{1, 2, 3, 1, 2, 3, -3, 0.5, 1});
+  x[0] = x[1] = x[2];
+  CHECK(numbers(x[0]) == std::vector<float>{-3, 0.5, 1});
+  auto truth = ch::Tensor<bool, 2>::full({2, 2}, false);
+  truth[1] = true;
+  CHECK((!truth(0, 1) && truth(1, 0) && truth(1, 1)));
+  auto words = ch::Tensor<std::int64_t, 2>::zeros({2, 2}, ch::Cpu{1});
+  words.select(1, 0) = ch::Tensor<std::int64_t, 1>::from({3, 4}, {2});  // from another device
+  CHECK(words.to_vector() == std::vector<std::int64_t>{3, 0, 4, 0});
+  x.slice(0, 1, 1) = Matrix::zeros({0, 3});
+}
+
+TEST_CASE("a part that overlaps with what is assigned to it gets the numbers from before") {
+  auto x = counting<1>({6});
+  x.slice(0, 1, 6) = x.slice(0, 0, 5);
+  CHECK(x.to_vector() == std::vector<float>{0, 0, 1, 2, 3, 4});
+  x.slice(0, 0, 5) = x.slice(0, 1, 6);
+  CHECK(x.to_vector() == std::vector<float>{0, 1, 2, 3, 4, 4});
+  auto square = counting<2>({3, 3});
+  square.slice(0, 0, 3) = square.transpose(0, 1);
+  CHECK(square.to_vector() == std::vector<float>{0, 3, 6, 1, 4, 7, 2, 5, 8});
+  square.slice(0, 0, 3) = square[0];
+  CHECK(square.to_vector() == std::vector<float>{0, 3, 6, 0, 3, 6, 0, 3, 6});
+  square[0] = square[0];
+  CHECK(numbers(square[0]) == std::vector<float>{0, 3, 6});
+}
+
+TEST_CASE("a name stands for another tensor after an assignment, whose memory stays as it is") {
+  auto x = counting<2>({2, 2});
+  auto row = x[0];
+  row = x[1];
+  CHECK(x.to_vector() == std::vector<float>{0, 1, 2, 3});
+  CHECK(row.data() == x[1].data());
+  std::vector<Matrix> list(2, x);
+  list[0] = Matrix::zeros({1, 1});
+  std::swap(list[0], list[1]);
+  CHECK(x.to_vector() == std::vector<float>{0, 1, 2, 3});
+  CHECK(list[0].data() == x.data());
+}
+
+TEST_CASE("messages of assignments to parts") {
+  auto x = counting<2>({2, 3});
+  const auto said = [](const auto& f) { return message_of<ch::Error>(f); };
+  CHECK(said([&] { x[0] = ch::Tensor<float, 1>::zeros({4}); }) ==
+        "x[i] = y: expected what broadcasts to shape [3], got shape [4]");
+  CHECK(said([&] { x[0] = ch::Tensor<float, 1>(); }) == "x[i] = y: operand 1 is undefined");
+  CHECK(said([&] { Matrix() = x; }) == "x[i] = y: operand 0 is undefined");
+  CHECK(said([&] {
+          x[0].expand(Shape<2>{4, 3}) = x[0];
+        }) == "x[i] = y: expected a tensor with a place for each element, got an expanded one of shape [4, 3]");
+  CHECK(said([&] { ch::clone(x) = x; }) ==
+        "x[i] = y: nobody has the memory that is written, of shape [2, 3]: expected a view of a tensor, as x[i] or "
+        "x.slice(...), which what functions compute is not");
+  CHECK(said([&] { x[2] = x[0]; }) == "select: index 2 is not inside axis 0 of shape [2, 3]");
+  CHECK(x.to_vector() == std::vector<float>{0, 1, 2, 3, 4, 5});
+}
+
 TEST_CASE("a copy shares memory") {
   const auto x = Matrix::zeros({2, 2});
   const auto copy = x;

@@ -47,6 +47,7 @@ class DevicePass {
   DevicePass(Loader& loader, Cuda device)
       : device_(device), compute_(cuda::current_stream(device)), copies_(device), slots_{Slot(device), Slot(device)},
         batches_(loader.begin()) {
+    batches_.reads_ahead();
     running_.emplace(0, loader.size() + 1, 1, 1, [this](Index i) { return send(i); });
     advance();
   }
@@ -62,6 +63,8 @@ class DevicePass {
   }
 
   std::optional<Tensors>& current() { return current_; }
+  /// The loop has come to a second batch.
+  void goes_on() { batches_.goes_on(); }
 
   /// The next batch, which the thread's current stream reads after it has come.
   void advance() {
@@ -162,6 +165,7 @@ class DeviceLoader {
       return *pass_->current();
     }
     Iterator& operator++() {
+      pass_->goes_on();
       pass_->advance();
       return *this;
     }

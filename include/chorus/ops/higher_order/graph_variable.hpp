@@ -20,6 +20,10 @@ template <Real T, int Rank, Device D = Cpu>
 class GraphVariable : public Variable<T, Rank, D> {
  public:
   GraphVariable() = default;
+  GraphVariable(const GraphVariable&) = default;
+  GraphVariable(GraphVariable&&) noexcept = default;
+  GraphVariable& operator=(const GraphVariable&) & = default;
+  GraphVariable& operator=(GraphVariable&&) & noexcept = default;
   /// A leaf, or with `requires_grad` unset a constant that begins a recorded computation.
   explicit GraphVariable(Tensor<T, Rank, D> value, bool requires_grad = false)
       : Variable<T, Rank, D>(std::move(value), requires_grad) {}

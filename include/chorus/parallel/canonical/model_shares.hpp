@@ -6,6 +6,7 @@
 #include <chorus/parallel/canonical/device_shares.hpp>
 #include <chorus/parallel/canonical/earlier_gradients.hpp>
 #include <chorus/parallel/canonical/join_shares.hpp>
+#include <chorus/parallel/dp/input_roles.hpp>
 #include <chorus/parallel/dp/pass.hpp>
 #include <chorus/parallel/dp/recorded.hpp>
 #include <chorus/parallel/dp/scatter.hpp>
@@ -57,13 +58,12 @@ class ModelShares final : private dp::BackwardRunner {
   /// The model's output for this process's samples. `random`: of the first of them.
   template <class... Inputs>
   auto forward(RandomContext& random, const Inputs&... inputs) {
-    const Index samples = detail::batch_size(random.dim, inputs...);
-    (detail::for_each_tensor(inputs, [&](const auto& x) { check_gradient_is_whole(x, random.dim); }), ...);
-    const auto cut = std::make_shared<const Cut>(shares_, device_.run(), samples, processes_);
-    const D device = flat_.groups().front().values.device();
     // Shares without samples come last; of a batch without any, one is computed, for the shape of what it gives.
-    const auto count = std::clamp<std::size_t>(static_cast<std::size_t>(samples), 1, device_.run().count());
-    const dp::Split split{samples, count};
+    const dp::Split split =
+        roles_.split("canonical shares", static_cast<Index>(device_.run().count()), random.dim, inputs...);
+    (detail::for_each_tensor(inputs, [&](const auto& x) { check_gradient_is_whole(x, split); }), ...);
+    const auto cut = std::make_shared<const Cut>(shares_, device_.run(), split.batch, processes_);
+    const D device = flat_.groups().front().values.device();
     std::vector<dp::GradientReturns> returns(split.devices);
     using Output = decltype(dp::call(model_, dp::scatter(split, 0, device, returns[0], inputs...)));
     std::vector<std::optional<Output>> outputs(split.devices);
@@ -92,10 +92,9 @@ class ModelShares final : private dp::BackwardRunner {
 
   // What has no samples is the same for all processes, and no one of them has its gradient.
   template <Operand X>
-  void check_gradient_is_whole(const X& x, int dim) const {
+  void check_gradient_is_whole(const X& x, const dp::Split& split) const {
     if constexpr (AnyVariable<X>)
-      check<UsageError>(device_.run().count() == shares_ || !grad_enabled() || !x.requires_grad() ||
-                            detail::has_samples(x, dim),
+      check<UsageError>(device_.run().count() == shares_ || !grad_enabled() || !x.requires_grad() || split.cuts(x),
                         "canonical shares: an input without samples, of shape ", value_of(x).shape(),
                         ", wants a gradient, of which each process has a part: let it be a parameter of the model");
   }
@@ -125,6 +124,7 @@ class ModelShares final : private dp::BackwardRunner {
   std::size_t shares_;
   std::shared_ptr<Processes> processes_;
   DeviceShares<D> device_;
+  dp::InputRoles roles_;
   std::shared_ptr<BatchGroup> group_;  // the processes', as layers see them
   EarlierGradients<D> earlier_;
   std::function<void(Node&)> arrived_;

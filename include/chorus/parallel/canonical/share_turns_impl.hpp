@@ -2,7 +2,9 @@
 /// How shares that go side by side take turns.
 
 #include <chorus/core/batch_group.hpp>
+#include <chorus/core/device.hpp>
 #include <chorus/core/error.hpp>
+#include <chorus/core/replaced.hpp>
 #include <chorus/core/threads.hpp>
 #include <chorus/parallel/canonical/share_turns.hpp>
 #include <chorus/parallel/dp/device_threads.hpp>
@@ -19,7 +21,10 @@ CHORUS_INLINE void ShareTurns::run(std::size_t shares, Work work) {
   turn_ = arrived_ = round_ = 0;
   first_error_ = nullptr;
   team_ = std::move(detail::thread_team());
-  threads_.run(shares, [this](std::size_t i) { take_turns(i); });
+  threads_.run(shares, [this, slot = detail::pass_slot](std::size_t i) {
+    const detail::Replaced<int> here(detail::pass_slot, slot);
+    take_turns(i);
+  });
   detail::thread_team() = std::move(team_);
   ended_.clear();
   if (first_error_) std::rethrow_exception(std::exchange(first_error_, nullptr));

@@ -16,6 +16,12 @@ namespace chorus::dp {
 template <Operand Part>
 std::size_t joined_axis(const std::vector<const Part*>& parts, const Split& split) {
   const int dim = detail::batch_axis_of<Part>(split.dim);
+  if constexpr (detail::said_axis<Part> == detail::no_axis) {
+    check<ShapeError>(parts.size() == 1, "DataParallel: an output that is whole(...), of shape ",
+                      value_of(*parts[0]).shape(), ", belongs to no sample, so that those of ", parts.size(),
+                      " devices can't be joined: return what the caller does not have");
+    return 0;
+  }
   const auto axis = normalize_axis("DataParallel", dim, tensor_of<Part>::rank);
   if (parts.size() == 1) return axis;
   const auto& first = value_of(*parts[0]).shape();

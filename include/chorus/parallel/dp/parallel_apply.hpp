@@ -2,7 +2,9 @@
 /// Step 3, parallel apply: all devices work at once, each in a thread of its own.
 
 #include <algorithm>
+#include <chorus/core/device.hpp>
 #include <chorus/core/error.hpp>
+#include <chorus/core/replaced.hpp>
 #include <chorus/core/trace_listener.hpp>
 #include <chorus/parallel/dp/device_threads.hpp>
 #include <chorus/parallel/dp/thread_batch_group.hpp>
@@ -27,11 +29,13 @@ class ParallelApply {
  public:
   using Task = DeviceThreads::Task;
 
-  /// `names`: what errors call each device's copy of the model, `device_ids`: what traces do. `timeout`: how long the
-  /// first device waits for the others once it has ended.
-  ParallelApply(std::vector<std::string> names, std::vector<int> device_ids, std::chrono::milliseconds timeout)
+  /// `names`: what errors call each device's copy of the model, `device_ids`: what traces do. `first_slot`: of their
+  /// kind. `timeout`: how long the first device waits for the others once it has ended.
+  ParallelApply(std::vector<std::string> names, std::vector<int> device_ids, int first_slot,
+                std::chrono::milliseconds timeout)
       : names_(std::move(names)),
         device_ids_(std::move(device_ids)),
+        first_slot_(first_slot),
         timeout_(timeout),
         groups_(names_, timeout),
         threads_(names_.size()) {}
@@ -64,6 +68,7 @@ class ParallelApply {
     groups_.begin(used, recorded);
     threads_.run(used, std::make_shared<const Task>([this, used, task = std::move(task)](std::size_t i) {
                    const trace::PlaceScope place(device_ids_[i]);
+                   const detail::Replaced<int> slot(detail::pass_slot, first_slot_ + device_ids_[i]);
                    const ThreadBatchGroups::Membership membership(groups_, used, i);
                    task(i);
                  }),
@@ -105,6 +110,7 @@ class ParallelApply {
 
   std::vector<std::string> names_;
   std::vector<int> device_ids_;
+  int first_slot_;
   std::chrono::milliseconds timeout_;
   ThreadBatchGroups groups_;
   DeviceThreads threads_;

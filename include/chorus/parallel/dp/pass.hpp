@@ -78,7 +78,7 @@ class Pass {
     const trace::Span span(trace::Lane::forward, "forward", "forward");
     const detail::WatchScope watch_scope(i == 0 ? watch_ : nullptr);
     RandomContext whole = random_;
-    if (i > 0) whole.device = copies_[i - 1]->device().index;
+    if (i > 0) whole.device_slot = trace_slot(copies_[i - 1]->device());
     Model& model = i == 0 ? first_ : copies_[i - 1]->model();
     if (devices_.empty()) return forward(model, whole, i);
     drew_[i] = devices_[i]->forward(whole, split, runs[i].begin, runs[i].count(), [&](std::size_t share) {

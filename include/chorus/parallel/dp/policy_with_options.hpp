@@ -7,6 +7,7 @@
 #include <chorus/parallel/dp/collectives.hpp>
 #include <chorus/parallel/dp/device_balance.hpp>
 #include <chorus/parallel/dp/dp_options.hpp>
+#include <chorus/parallel/dp/input_roles.hpp>
 #include <chorus/parallel/dp/mean_loss.hpp>
 #include <chorus/parallel/dp/parallel_apply.hpp>
 #include <chorus/parallel/dp/pass.hpp>
@@ -48,7 +49,7 @@ class PolicyWithOptions : public OneProcessPolicy<Model>, protected BackwardRunn
         buffers_(nn::named_buffers<D>(this->model_)),
         handles_(this->model_),
         replicas_(this->model_, this->flat_, buffers_, options_.device_ids),
-        parallel_apply_(replica_names<D>(options_.device_ids), options_.device_ids, *options_.timeout),
+        parallel_apply_(replica_names<D>(options_.device_ids), options_.device_ids, D::first_slot, *options_.timeout),
         collectives_(options_.device_ids, *options_.timeout, replicas_, parallel_apply_.threads()),
         canonical_(this->model_, replicas_, static_cast<std::size_t>(options_.canonical_shares)) {
     warn_of_imbalance<D>(options_.device_ids);
@@ -59,18 +60,16 @@ class PolicyWithOptions : public OneProcessPolicy<Model>, protected BackwardRunn
   auto begin_pass(const Inputs&... inputs) {
     parallel_apply_.await();
     handles_.check_kept(this->model_, this->flat_);
-    const Index batch = detail::batch_size(options_.dim, inputs...);
     const bool canonical = canonical_.shares() != 0;
     const auto most = canonical ? static_cast<Index>(canonical_.shares()) : Index{devices()};
-    const auto shares = static_cast<std::size_t>(std::clamp<Index>(batch, 1, most));
-    auto runs = canonical ? canonical_.runs(shares) : one_each(shares);
-    const auto& random = this->begin_forward(batch);
+    const Split split = roles_.split("DataParallel", most, options_.dim, inputs...);
+    auto runs = canonical ? canonical_.runs(split.devices) : one_each(split.devices);
+    const auto& random = this->begin_forward(split.batch);
     for (std::size_t i = 1; i < runs.size(); ++i) replicas_[i].take_members(this->model_);
     using Made = Shares<Make, D, Inputs...>;
     using Output = decltype(call(this->model_, std::declval<const Made&>()));
-    return std::make_shared<Pass<Model, Made, Output>>(Split{batch, shares, options_.dim}, std::move(runs),
-                                                       canonical_.devices(), this->model_, replicas_, random,
-                                                       this->watch_once());
+    return std::make_shared<Pass<Model, Made, Output>>(split, std::move(runs), canonical_.devices(), this->model_,
+                                                       replicas_, random, this->watch_once());
   }
   template <class Pass>
   void end_pass(const Pass& pass) {
@@ -125,6 +124,7 @@ class PolicyWithOptions : public OneProcessPolicy<Model>, protected BackwardRunn
 
  private:
   DataParallelOptions options_;
+  InputRoles roles_;
   std::vector<nn::NamedBuffer<D>> buffers_;
   detail::ModelHandles handles_;
 

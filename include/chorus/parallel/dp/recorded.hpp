@@ -60,7 +60,7 @@ struct MakeRecordedShare : MakeShare<D> {
     } else {
       const auto& x = detail::variable_of(*input[0]);
       const auto whole_or_part = [&] {
-        if (!detail::has_samples(*input[0], this->split.dim)) return GraphVariable(x);
+        if (!this->split.cuts(*input[0])) return GraphVariable(x);
         const Index begin = this->split.begin(this->number);
         return slice(GraphVariable(x), detail::batch_axis_of<X>(this->split.dim), begin,
                      begin + this->split.size(this->number));

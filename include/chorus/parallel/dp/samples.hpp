@@ -1,6 +1,7 @@
 #pragma once
 /// The samples of a batch: how many there are, and how they are shared out.
 
+#include <algorithm>
 #include <chorus/autograd/batch_axis.hpp>
 #include <chorus/core/random.hpp>
 #include <chorus/core/share_tree.hpp>
@@ -8,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 namespace chorus {
 
@@ -19,34 +21,21 @@ bool has_samples(const X& x, int dim) {
   return batch_axis_of<X>(dim) < static_cast<int>(value_of(x).shape().size());
 }
 
-/// The number of samples that all inputs with samples have; 1 where there are none. Throws ShapeError where they
-/// differ.
-template <class... Inputs>
-Index batch_size(int dim, const Inputs&... inputs) {
-  std::optional<Index> batch;
-  [[maybe_unused]] const auto look = [&]<class X>(const X& x) {
-    if (!has_samples(x, dim)) return;
-    const int axis = batch_axis_of<X>(dim);
-    const Index size = value_of(x).size(axis);
-    check<ShapeError>(!batch || batch == size, "inputs have ", batch.value_or(size), " and ", size,
-                      " samples along axis ", axis,
-                      ": for an input that has them along another axis let it be batch_axis<1>(input)");
-    batch = size;
-  };
-  (for_each_tensor(inputs, look), ...);
-  return batch.value_or(1);
-}
-
-/// How many samples a rank's inputs have: the size of the first of them that has the axis. Others, of any size, belong
-/// to the samples or to the batch as a whole: a rank's model takes all as they are.
+/// The number of samples in a policy's inputs: of the inputs that say their axis (BatchAxis), else of the first that
+/// has the policy's axis; 1 where there are none. Throws ShapeError where two say axes of different sizes.
 template <class... Inputs>
 Index samples_of(int dim, const Inputs&... inputs) {
-  std::optional<Index> samples;
+  std::optional<Index> said, first;
   [[maybe_unused]] const auto look = [&]<class X>(const X& x) {
-    if (!samples && has_samples(x, dim)) samples = value_of(x).size(batch_axis_of<X>(dim));
+    if (!has_samples(x, dim)) return;
+    const Index size = value_of(x).size(batch_axis_of<X>(dim));
+    auto& known = says_batch_axis<X> ? said : first;
+    if (!known) known = size;
+    if constexpr (says_batch_axis<X>)
+      check<ShapeError>(known == size, "inputs that say batch_axis have ", *known, " and ", size, " samples");
   };
   (for_each_tensor(inputs, look), ...);
-  return samples.value_or(1);
+  return said ? *said : first.value_or(1);
 }
 
 }  // namespace detail
@@ -58,10 +47,17 @@ struct Split {
   Index batch = 1;
   std::size_t devices = 1;
   int dim = 0;
+  std::vector<const void*> whole = {};  ///< inputs that belong to no sample, though they are as long as the batch
 
   /// Of share `i`: its first sample, and how many samples it has.
   Index begin(std::size_t i) const { return share_begin(batch, devices, i); }
   Index size(std::size_t i) const { return begin(i + 1) - begin(i); }
+  /// Whether an input is cut: where it has as many samples. Others go to every device whole.
+  template <Operand X>
+  bool cuts(const X& x) const {
+    return detail::has_samples(x, dim) && value_of(x).size(detail::batch_axis_of<X>(dim)) == batch &&
+           (whole.empty() || std::find(whole.begin(), whole.end(), &x) == whole.end());
+  }
 };
 
 /// What the random operations of share `i` draw from: the numbers of its samples. `whole`: of the whole of what is

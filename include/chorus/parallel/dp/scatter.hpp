@@ -29,9 +29,9 @@ void return_gradient(const Variable<T, Rank, D>& share, GradNode<T, Rank, D>& in
                      grad.size(axis), grad.data(), target.data(), true);
 }
 
-/// Makes device `number`'s share of each tensor in an input: the samples that are its own, or where there is no such
-/// axis the whole. Of a Variable that wants a gradient the share is a leaf, whose gradient goes back later. What has no
-/// tensors in it is the same object for all devices.
+/// Makes device `number`'s share of each tensor in an input: the samples that are its own, or of what belongs to no
+/// sample the whole. Of a Variable that wants a gradient the share is a leaf, whose gradient goes back later. What has
+/// no tensors in it is the same object for all devices.
 template <class D>
 struct MakeShare : detail::TensorFunction {
   const Split& split;
@@ -48,7 +48,7 @@ struct MakeShare : detail::TensorFunction {
     if constexpr (!Operand<X>) {
       return (x);
     } else {
-      const bool cut = detail::has_samples(x, split.dim);
+      const bool cut = split.cuts(x);
       const int axis = detail::batch_axis_of<X>(split.dim);
       const Index begin = split.begin(number);
       const auto& whole = value_of(x);

@@ -2,11 +2,13 @@
 /// One batch on its way through a pipeline: what this rank's stages keep of its micro-batches, and what an action does.
 
 #include <algorithm>
+#include <array>
 #include <chorus/autograd/deferred_gradients.hpp>
 #include <chorus/core/batch_group.hpp>
 #include <chorus/core/random.hpp>
 #include <chorus/core/share_tree.hpp>
 #include <chorus/core/trace_listener.hpp>
+#include <chorus/parallel/dp/samples.hpp>
 #include <chorus/parallel/pipeline/chain.hpp>
 #include <chorus/parallel/pipeline/loss_weights.hpp>
 #include <chorus/parallel/pipeline/pass_gradients.hpp>
@@ -51,7 +53,7 @@ struct PassFacts {
   Wires<D>& wires;
   const std::vector<nn::NamedParameter<D>>& parameters;  ///< this rank's
   RandomContext random;  ///< of the pass
-  Index samples;
+  dp::Split split;       ///< into micro-batches; of inputs that are a pass's own
   D device;
 };
 
@@ -73,10 +75,17 @@ class Pass {
         x_(x),
         targets_(targets...),
         recorded_(grad_enabled()),
-        weights_(facts.samples),
+        weights_(facts.split.batch),
         kept_(static_cast<std::size_t>(facts.schedule.stages * facts.schedule.micro_batches)),
         results_(static_cast<std::size_t>(facts.schedule.micro_batches)) {
     if (recorded_) gradients_.emplace(facts.parameters);
+    // The places of the caller's inputs become those of the pass's own.
+    std::vector<const void*> theirs, own;
+    if (facts_.split.whole.empty()) return;
+    (chorus::detail::for_each_tensor(targets, [&](const auto& y) { theirs.push_back(&y); }), ...);
+    chorus::detail::for_each_tensor(targets_, [&](const auto& y) { own.push_back(&y); });
+    for (auto& place : facts_.split.whole)
+      place = own[static_cast<std::size_t>(std::find(theirs.begin(), theirs.end(), place) - theirs.begin())];
   }
 
   /// Receives a stage's input, runs the stage, and sends its output on, with what is stashed for later ones.
@@ -169,10 +178,7 @@ class Pass {
   const LossWeights& weights() const { return weights_; }
   PassGradients<D>& gradients() { return *gradients_; }
   std::vector<std::optional<Result>>& results() { return results_; }
-  Index begin(int micro_batch) const {
-    return share_begin(facts_.samples, static_cast<std::size_t>(facts_.schedule.micro_batches),
-                       static_cast<std::size_t>(micro_batch));
-  }
+  Index begin(int micro_batch) const { return facts_.split.begin(static_cast<std::size_t>(micro_batch)); }
   Index size(int micro_batch) const { return begin(micro_batch + 1) - begin(micro_batch); }
 
   /// On the last rank: the gradient by what the model returned for the whole batch.
@@ -217,24 +223,33 @@ class Pass {
   }
   std::uint64_t fingerprint() const {
     std::uint64_t all = 0;
-    const auto add = [&]<class Input>(const Input& input) {
-      if constexpr (AnyTensor<Input>) {
-        const auto dense = contiguous(input);
-        const std::string_view bytes(reinterpret_cast<const char*>(dense.data()), dense.bytes());
-        all = all * 0x9E3779B97F4A7C15u + std::hash<std::string_view>()(bytes);
-      }
+    const auto add = [&](const auto& input) {
+      const auto dense = contiguous(input);
+      const std::string_view bytes(reinterpret_cast<const char*>(dense.data()), dense.bytes());
+      all = all * 0x9E3779B97F4A7C15u + std::hash<std::string_view>()(bytes);
     };
     add(x_);
-    std::apply([&](const auto&... targets) { (add(targets), ...); }, targets_);
+    std::apply([&](const auto&... targets) { (chorus::detail::for_each_tensor(targets, add), ...); }, targets_);
     return all;
   }
 
-  // A micro-batch's rows; what has no axes goes to each as it is.
+  // A micro-batch's samples of each tensor in an input; what belongs to no sample goes to each as it is.
+  struct Rows : chorus::detail::TensorFunction {
+    const Pass& pass;
+    int micro_batch;
+    Rows(const Pass& of, int i) : pass(of), micro_batch(i) {}
+    template <class Input>
+    Input operator()(const std::array<const Input*, 1>& input) const {
+      if constexpr (AnyTensor<Input>)
+        if (pass.facts_.split.cuts(*input[0]))
+          return contiguous(input[0]->slice(chorus::detail::batch_axis_of<Input>(0), pass.begin(micro_batch),
+                                            pass.begin(micro_batch + 1)));
+      return *input[0];
+    }
+  };
   template <class Input>
   Input rows(const Input& input, int micro_batch) const {
-    if constexpr (AnyTensor<Input>)
-      if constexpr (Input::rank > 0) return contiguous(input.slice(0, begin(micro_batch), begin(micro_batch + 1)));
-    return input;
+    return chorus::detail::map_tensors(std::array{&input}, Rows(*this, micro_batch));
   }
 
   // The model's layers draw the numbers that they draw on one device: by the samples' places in the whole batch, and by
@@ -290,11 +305,12 @@ class Pass {
   }
   // The result may have several rows of each sample.
   auto rows_of_result(int micro_batch) const {
-    const Index of_sample = facts_.samples == 0 ? 1 : result_gradient_.size(0) / facts_.samples;
+    const Index samples = facts_.split.batch;
+    const Index of_sample = samples == 0 ? 1 : result_gradient_.size(0) / samples;
     return result_gradient_.slice(0, begin(micro_batch) * of_sample, begin(micro_batch + 1) * of_sample);
   }
 
-  const Facts facts_;
+  Facts facts_;
   const X x_;
   const std::tuple<Targets...> targets_;
   const bool recorded_;

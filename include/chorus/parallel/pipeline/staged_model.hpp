@@ -60,10 +60,10 @@ class StagedModel : public nn::Module {
     RandomContext* const random = chorus::detail::random_context();
     check<UsageError>(random != nullptr, "Pipeline: call the net, not its module()");
     // 1. The batch becomes micro-batches, of which the schedule's table says who does what with them, and when.
-    const Index samples = stages_->samples_of(inputs...);
-    const Schedule& schedule = stages_->schedule_for(samples);
+    const auto split = stages_->split(inputs...);
+    const Schedule& schedule = stages_->schedule_for(static_cast<int>(split.devices));
     return stages_->or_all_end([&] {
-      const auto batch = std::make_shared<Pass>(stages_->facts(schedule, *random, samples), inputs...);
+      const auto batch = std::make_shared<Pass>(stages_->facts(schedule, *random, split), inputs...);
       // 2. Where the model returns its loss, backward begins within the schedule; else it has to wait for the loss.
       const bool goes_back = Pass::gives_loss && batch->recorded();
       for (const Action& action : stages_->own_actions(schedule))

@@ -5,6 +5,7 @@
 #include <chorus/comm/objects.hpp>
 #include <chorus/optim/clip.hpp>
 #include <chorus/parallel/ddp/same_model.hpp>
+#include <chorus/parallel/dp/input_roles.hpp>
 #include <chorus/parallel/model_handles.hpp>
 #include <chorus/parallel/pipeline/cut.hpp>
 #include <chorus/parallel/pipeline/elsewhere.hpp>
@@ -98,24 +99,18 @@ class Stages {
     return tied_->counts_here(*named.handle.shared(), communicator_.rank());
   }
 
+  /// How the batch is cut. Throws ShapeError for targets of which it isn't known whether they are.
   template <class First, class... Rest>
-  Index samples_of(const First& first, const Rest&... rest) const {
-    static_assert(AnyTensor<First> && First::rank >= 1,
+  dp::Split split(const First& first, const Rest&... rest) {
+    static_assert(AnyTensor<First> && First::rank >= 1 && detail::batch_axis_of<First>(0) == 0,
                   "Pipeline: the input is a Tensor with the samples along axis 0");
-    const Index samples = first.size(0);
-    [[maybe_unused]] const auto look = [&]<class Input>(const Input& input) {
-      static_assert(!AnyVariable<Input>, "Pipeline: targets are Tensors, to which no gradient goes");
-      if constexpr (AnyTensor<Input>)
-        if constexpr (Input::rank > 0)
-          check<ShapeError>(input.size(0) == samples, "Pipeline: the input has ", samples, " samples, and a target ",
-                            input.size(0));
-    };
-    (look(rest), ...);
-    return samples;
+    constexpr auto takes_gradient = []<class X>(std::type_identity<X>) { return AnyVariable<X>; };
+    static_assert(!(detail::holds<Rest>(takes_gradient) || ...),
+                  "Pipeline: targets are Tensors, to which no gradient goes");
+    return roles_.split("Pipeline", options_.micro_batches, 0, batch_axis<0>(first), rest...);
   }
 
-  const Schedule& schedule_for(Index samples) {
-    const int m = static_cast<int>(std::clamp<Index>(samples, 1, options_.micro_batches));
+  const Schedule& schedule_for(int m) {
     const auto known = schedules_.find(m);
     if (known != schedules_.end()) return known->second;
     auto schedule = Order::of(communicator_.size(), m);
@@ -134,9 +129,9 @@ class Stages {
     return schedule.ranks[static_cast<std::size_t>(communicator_.rank())];
   }
 
-  auto facts(const Schedule& schedule, const RandomContext& random, Index samples) {
+  auto facts(const Schedule& schedule, const RandomContext& random, dp::Split split) {
     using Facts = PassFacts<Model>;
-    return Facts{model_, stages_, schedule, *wires_, parameters_, random, samples, D{}};
+    return Facts{model_, stages_, schedule, *wires_, parameters_, random, std::move(split), D{}};
   }
   /// Of results on the tape, which may live longer.
   std::weak_ptr<void> alive() const { return alive_; }
@@ -383,6 +378,7 @@ class Stages {
   std::vector<std::pair<std::string, AnyParameter>> named_elsewhere_;  // that own_ has, too
   std::vector<nn::NamedParameter<D>> parameters_;                      // of all these
   std::vector<Numbers> numbers_;
+  dp::InputRoles roles_;
   std::map<int, Schedule> schedules_;  // by the number of micro-batches
   std::optional<Wires<D>> wires_;
   std::optional<TiedParameters<D>> tied_;

@@ -1,0 +1,59 @@
+#pragma once
+/// How inputs are told apart that are as long as the batch.
+
+#include <algorithm>
+#include <atomic>
+#include <chorus/core/error.hpp>
+#include <chorus/core/say.hpp>
+#include <chorus/parallel/dp/input_roles.hpp>
+#include <cstddef>
+#include <span>
+
+namespace chorus::dp {
+
+CHORUS_INLINE bool InputRoles::see(Look& now, std::span<const Index> shape, int axis, bool says, bool counts) {
+  const auto at = static_cast<std::size_t>(axis);
+  const bool row = shape.size() == at + 1, square = shape.size() == at + 2 && shape[at] == shape[at + 1];
+  if (now.first.data() == nullptr) {
+    now.first = shape;
+    now.first_is_doubtful = !says && (row || square);
+    // An image's height and width mean nothing else.
+    for (std::size_t i = 0; i < (shape.size() < 4 ? shape.size() : 2); ++i)
+      now.coincides = now.coincides || (i != at && shape[i] == now.batch);
+    return false;
+  }
+  Known nothing;
+  Known& known = now.further < known_.size() ? known_[now.further] : nothing;
+  ++now.further;
+  if (says) return false;
+  const bool whole = shape[at] != now.batch;
+  const bool like_first = std::equal(shape.begin(), shape.end(), now.first.begin(), now.first.end());
+  const bool doubtful = whole ? (shape.size() > at + 1 && shape[at + 1] == now.batch) ||
+                                    (now.first_is_doubtful && shape.size() > now.first.size())
+                              : !like_first && (now.coincides || (square && !counts));
+  if (!doubtful) {
+    known = {shape.size(), whole};
+    return false;
+  }
+  if (known.axes == shape.size() && (known.whole || !whole)) return known.whole && !whole;
+  if (now.doubtful.data() != nullptr) return false;
+  now.doubtful = shape;
+  now.refuses = whole || (square && !counts);
+  now.refuses_beside_others = now.warns_alone = row && !counts;
+  return false;
+}
+
+CHORUS_INLINE void InputRoles::end(const Look& now) const {
+  if (now.doubtful.data() == nullptr) return;
+  const auto text = [&] {
+    return cat(now.policy, ": it is not known whether an input of shape ", now.doubtful, " beside the first one of ",
+               "shape ", now.first, " belongs to the batch's ", now.batch, " samples: let it be whole(input) if it ",
+               "does not, as a mask or weights, else batch_axis<0>(input), or another axis");
+  };
+  if (now.refuses || (now.refuses_beside_others && now.further > 1)) fail<ShapeError>(text());
+  static std::atomic<bool> said{false};
+  if ((now.further > 1 || now.warns_alone) && !said.exchange(true))
+    detail::say(cat("warning: ", text(), "; it is cut as if it did"));
+}
+
+}  // namespace chorus::dp
