@@ -20,10 +20,20 @@ namespace chorus {
 template <Device D>
 class ParameterOn : public detail::AtHome<D> {
  public:
-  /// The numbers, to read or write: see Parameter::value.
+  /// The numbers that are here, `count()` of them, to read or write: see Parameter::value.
   void* value_data() const { return this->watched_memory(); }
-  /// The gradient's memory; null where there has been none yet.
-  virtual void* grad_data() const = 0;
+  /// The gradient's memory, of as many; null where there has been none yet. Throws UsageError where each process has a
+  /// part of it alone, under FullyShardedDataParallel, of whose `parameters()` each knows its part.
+  void* grad_data() const {
+    check_grad_whole();
+    return grad_place();
+  }
+  void check_grad_whole() const {
+    if (this->storage().in_parts() && !this->is_part()) [[unlikely]]
+      raise_grad_in_parts();
+  }
+  /// The same for library code, whoever has what of it.
+  virtual void* grad_place() const = 0;
   /// The block of memory that the gradient lies in; null where it is not known.
   virtual const void* grad_block() const { return nullptr; }
   /// Whether a gradient has arrived since the last `clear_grad`.
@@ -65,9 +75,17 @@ class ParameterOn : public detail::AtHome<D> {
   /// Makes this a parameter of other extents, of the same number of axes, with these numbers. Handles, hooks and
   /// optimizers that have not stepped yet stay; gradients go, and tensors of its numbers from before are no longer its.
   virtual void replace_numbers(std::span<const Index> extents, const Storage<D>& numbers) = 0;
-  /// What this is a part of, where a policy has shared a parameter out; null of a whole one. What depends on whole
-  /// parameters (a norm, a file) has to ask.
+  /// How a policy has shared the parameter out along an axis, where it has; else null.
   const std::shared_ptr<const PartOfParameter>& part() const { return part_; }
+  /// Throws UsageError for numbers that are one rank's entries of an axis, outside of the forward pass, in which layers
+  /// know of it: who reads them there takes them for all.
+  void check_reader() const {
+    if (part_ != nullptr) [[unlikely]]
+      check_in_pass();
+  }
+  /// Whether processes have pieces of its numbers: what depends on whole parameters, as a norm does, refuses it. One that
+  /// is another process's, all of it, is in no pieces.
+  bool in_pieces() const { return part_ != nullptr || (this->is_part() && this->is_here()); }
   void set_part(std::shared_ptr<const PartOfParameter> part) { part_ = std::move(part); }
 
   /// Whether other processes read and write the same value: one of them may step each of its numbers, then, and the
@@ -92,6 +110,19 @@ class ParameterOn : public detail::AtHome<D> {
   void set_grad_sent(bool sent) { grad_sent_ = sent; }
 
  private:
+  [[noreturn, gnu::noinline, gnu::cold]] void raise_grad_in_parts() const {
+    const auto* const writes = this->storage().writes();
+    fail<UsageError>("the gradient of '", writes == nullptr ? "" : writes->name,
+                     "' is in parts, one on each rank: net.parameters() has this rank's parts, for optimizers and what "
+                     "looks at gradients");
+  }
+  [[gnu::noinline, gnu::cold]] void check_in_pass() const {
+    if (tensor_group() != nullptr) return;
+    const auto* const writes = this->storage().writes();
+    fail<UsageError>("'", writes == nullptr ? "" : writes->name,
+                     "' is this rank's part of a parameter that ranks share out: compute with it in the model's forward "
+                     "pass, read and write the whole one in net.gathered([](auto& model) { ... }), which all ranks call");
+  }
   bool in_common_ = false, grad_sent_ = false, one_of_a_part_ = false;
   std::uint32_t local_at_ = 0;  // times_forgotten() + 1 when it was said
   std::shared_ptr<const PartOfParameter> part_;
@@ -118,13 +149,17 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
 
   const Tensor<T, Rank, D>& value() const {
     this->check_here();
+    this->check_reader();
     return value_;
   }
   /// For shape and device, wherever the numbers are.
   const Tensor<T, Rank, D>& described() const { return value_; }
 
   DType dtype() const override { return chorus::dtype<T>; }
-  std::span<const Index> extents() const override { return value_.shape(); }
+  std::span<const Index> extents() const override {
+    return this->part() != nullptr ? std::span<const Index>(this->part()->extents) : extents_here();
+  }
+  std::span<const Index> extents_here() const override { return value_.shape(); }
   D where() const override { return value_.device(); }
   void* place() const override { return value_.data(); }
   const Storage<D>& storage() const override { return value_.storage(); }
@@ -133,7 +168,7 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
     const auto* const writes = value_.storage().writes();
     return writes == nullptr ? "" : writes->name.c_str();
   }
-  void* grad_data() const override { return this->grad_memory().data(); }
+  void* grad_place() const override { return this->grad_memory().data(); }
   const void* grad_block() const override { return this->grad_memory().storage().memory().block(); }
   bool grad_arrived() const override { return this->has_grad(); }
   void set_grad_arrived(bool arrived) override {
@@ -157,7 +192,7 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
   Ref<Node> copy_to(D device) const override {
     const MemoryScope scope(trace::Memory::parameters);
     auto copy = Tensor<T, Rank, D>::empty(value_.shape(), device);
-    copy_bytes(device, copy.data(), value_.device(), value_.data(), value_.bytes());
+    copy_bytes(device, copy.data(), value_.device(), this->memory(), value_.bytes());
     auto* made = new ParameterNode(copy);
     made->wants_grad_ = wants_grad_;
     made->set_part(this->part());
@@ -165,7 +200,7 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
   }
   void add_grad_of(const ParameterOn<D>& copy) override {
     auto near = Tensor<T, Rank, D>::empty(value_.shape(), value_.device());
-    copy_bytes(near.device(), near.data(), copy.where(), copy.grad_data(), near.bytes());
+    copy_bytes(near.device(), near.data(), copy.where(), copy.grad_place(), near.bytes());
     this->add(near);
   }
   void set_origin(Ref<Node> operation) override {
@@ -246,9 +281,13 @@ class Parameter : public AnyParameter {
     }
     return numbers();
   }
-  /// The gradient; undefined where there is none. It stays what it is when the parameter's gradient is forgotten
+  /// The gradient; undefined where there is none. Throws UsageError where each rank has a part of it. It stays what it is when the parameter's gradient is forgotten
   /// (`zero_grad`); a pointer to its numbers doesn't.
-  Tensor<T, Rank, D> grad() const { return typed().grad(); }
+  Tensor<T, Rank, D> grad() const {
+    typed().check_grad_whole();
+    typed().check_reader();
+    return typed().grad();
+  }
   const Shape<Rank>& shape() const { return described().shape(); }
   D device() const { return described().device(); }
   bool requires_grad() const { return typed().wants_grad(); }
@@ -257,6 +296,7 @@ class Parameter : public AnyParameter {
   void zero_grad() const { typed().zero_grad(); }
   /// Copies numbers into the parameter. Throws ShapeError where the shapes differ.
   void assign(const Tensor<T, Rank, D>& numbers) const {
+    typed().check_reader();
     check<ShapeError>(numbers.shape() == shape() && numbers.is_contiguous(),
                       "Parameter::assign: expected a dense tensor of shape ", shape(), ", got shape ", numbers.shape());
     copy_bytes(device(), typed().memory(), numbers.device(), numbers.data(), numbers.bytes());
@@ -265,7 +305,7 @@ class Parameter : public AnyParameter {
   /// See Variable::register_hook.
   template <class Hook>
   void register_hook(Hook hook) const {
-    Variable<T, Rank, D>(numbers(), Ref<GradNode<T, Rank, D>>(&typed())).register_hook(std::move(hook));
+    Variable<T, Rank, D>(described(), Ref<GradNode<T, Rank, D>>(&typed())).register_hook(std::move(hook));
   }
 
   /// The copy in a type of 2 bytes that is kept for this parameter; undefined where there is none, or an old one.

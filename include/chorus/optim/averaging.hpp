@@ -123,6 +123,7 @@ class ParameterAverage {
     use_buffers_ = options.use_buffers;
     for (auto& named : nn::named_buffers<D>(net.module())) {
       auto& buffer = *named.buffer;
+      if (!buffer.is_here()) continue;  // another process averages it
       entries_.push_back({named.name, named.handle.shared(), &buffer, nullptr,
                           copy_of(buffer.where(), buffer.memory(), buffer.size_bytes())});
     }
@@ -203,16 +204,14 @@ class ParameterAverage {
     check<UsageError>(!swapped_, "ParameterAverage: no state to keep while the model holds the averages");
     std::vector<StateTensor> out;
     for (Entry& entry : entries_) {
-      const bool is_part = entry.parameter != nullptr && entry.parameter->is_part();
-      const auto extents = is_part ? entry.parameter->whole_extents() : entry.extents();
-      out.push_back({.name = cat("average.", entry.name),
-                     .dtype = entry.dtype(),
-                     .shape = {extents.begin(), extents.end()},
-                     .data = entry.average.data(),
-                     .part = entry.parameter != nullptr ? entry.parameter->part() : nullptr});
-      if (!is_part) continue;
-      out.back().part_begin = static_cast<std::size_t>(entry.parameter->part_begin());
-      out.back().part_count = static_cast<std::size_t>(entry.parameter->count());
+      if (!entry.numbers->is_here()) continue;
+      const auto name = cat("average.", entry.name);
+      if (entry.parameter != nullptr) {
+        out.push_back(detail::beside(*entry.parameter, name, entry.average.data()));
+      } else {
+        const auto extents = entry.numbers->extents();
+        out.push_back({name, entry.dtype(), {extents.begin(), extents.end()}, entry.average.data()});
+      }
     }
     out.push_back({"average_updates", DType::i64, {}, &updates_, true});
     return out;
@@ -231,7 +230,6 @@ class ParameterAverage {
     void* value() const { return numbers->memory(); }
     D where() const { return numbers->where(); }
     DType dtype() const { return numbers->dtype(); }
-    std::span<const Index> extents() const { return numbers->extents(); }
     Index count() const { return numbers->count(); }
     std::size_t size_bytes() const { return numbers->size_bytes(); }
   };
@@ -271,6 +269,7 @@ class AveragedScope {
     check_free();
     for (const auto& named : nn::named_buffers<D>(net.module())) {
       auto& buffer = *named.buffer;
+      if (!buffer.is_here()) continue;
       kept_.push_back({named.handle.shared(), &buffer, Storage<D>(buffer.where(), buffer.size_bytes())});
       copy_bytes(buffer.where(), kept_.back().numbers.data(), buffer.where(), buffer.memory(), buffer.size_bytes());
     }

@@ -98,8 +98,9 @@ concept SharedOut = requires(Optimizer& optimizer, std::int32_t* found) {
 ///
 /// Whether a step is left out is decided by the gradients after they were reduced over all devices. Sums keep what is
 /// infinite or not a number, and all ranks hold the same bits, so all decide alike without a word; but where ranks have
-/// parameters of their own, they have to ask each other: `GradScaler scaler{net}`. With a ShardedOptimizer they ask
-/// each other in any case, since each rank may have averaged a part of the gradients alone.
+/// parameters of their own, they have to ask each other: `GradScaler scaler{net}`. Ranks that share layers out
+/// (TensorParallel), and those of a ShardedOptimizer, of which each may have averaged a part of the gradients alone, ask
+/// each other in any case.
 ///
 /// What a communication hook with error feedback leaves for later steps has the scale of its gradients. A scaler that
 /// was made for the net, `GradScaler scaler{net}`, multiplies it when the scale changes, but not on GPUs. There, and
@@ -162,7 +163,7 @@ class GradScaler {
     begin_unscale();
     by_parameters_ = true;
     finite_ = false;  // unless all ranks can be asked
-    return finite_ = scale_.unscale(parameters_, agree_);
+    return finite_ = scale_.unscale(parameters_, agree_ ? agree_ : among_sharers());
   }
   /// The same for the gradients that a ShardedOptimizer steps, of which each rank may have averaged its part alone.
   /// All ranks call it, and return the same.
@@ -257,6 +258,21 @@ class GradScaler {
     if (const double after = scale_.scale(); after != before) follow_(after / before);
   }
 
+  // Asks the ranks that share layers out; nothing where none do.
+  detail::AgreeOnFound among_sharers() const {
+    for (const auto& named : parameters_)
+      if (const auto& part = named.parameter->part()) {
+        check<UsageError>((std::is_same_v<D, Cpu>), "GradScaler: '", named.name,
+                          "' is this rank's part of a parameter that ranks share out, and all step or none: "
+                          "GradScaler scaler{net}");
+        return [group = part->group](std::int32_t* found) {
+          auto number = static_cast<float>(*found);
+          group->max(std::span(&number, 1));
+          *found = static_cast<std::int32_t>(number);
+        };
+      }
+    return {};
+  }
   void begin_unscale() {
     check<UsageError>(!gradients_.are_anothers(),
                       "GradScaler: another scaler has multiplied a loss behind the same gradients, and has not divided "

@@ -99,6 +99,13 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
       return this->model_;
   }
 
+  /// All of the model, of which this rank has parts, or nothing: see Pipeline and FullyShardedDataParallel.
+  std::vector<nn::NamedParameter<D>> parameters() const {
+    if constexpr (All::pipes)
+      return this->model_.stages().with_elsewhere(Base::parameters());
+    else
+      return Base::parameters();
+  }
   /// See Policy::gathered. There is memory for the whole model meanwhile.
   template <class F>
   void gathered(const F& f) {

@@ -28,8 +28,8 @@ namespace chorus {
 /// Either way loss or output are on all ranks, and parameters are those of one device, up to rounding, dropout
 /// included. A loss is a mean over samples or over tokens that count; in the model its `mean_over` is refused, for each
 /// micro-batch's loss says by itself what it is a mean of. BatchNorm takes the statistics of each micro-batch, and
-/// differs; SyncBatchNorm is refused. A rank's `parameters()` are those of its stages: others are not in its memory,
-/// and who reads them gets a UsageError.
+/// differs; SyncBatchNorm is refused. `parameters()` are the model's, and a rank has no number of those of other stages:
+/// optimizers, groups, averages of such take part with nothing. Who reads them in `module()` gets a UsageError.
 template <class Model, class Order = OneForwardOneBackward, class Communicator = comm::AnyCommunicator>
 class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Communicator>, Communicator> {
   using Staged = pipeline::StagedModel<Model, Order, Communicator>;
@@ -81,6 +81,9 @@ class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Com
   const Model& module() const { return stages().model(); }
   /// The layer that each stage begins with, counted as in At, and the number of layers.
   const std::vector<std::size_t>& stage_begins() const { return stages().stage_begins(); }
+
+  /// This rank's parameters first, as they lie in memory.
+  std::vector<nn::NamedParameter<D>> parameters() const { return stages().with_elsewhere(Base::parameters()); }
 
   /// For files, which all ranks write together: see io::detail::keeps_parts.
   bool writes_part(bool, bool) const { return true; }

@@ -6,6 +6,7 @@
 #include <chorus/optim/clip.hpp>
 #include <chorus/parallel/ddp/same_model.hpp>
 #include <chorus/parallel/model_handles.hpp>
+#include <chorus/parallel/parameter_slice.hpp>
 #include <chorus/parallel/pipeline/cut.hpp>
 #include <chorus/parallel/pipeline/elsewhere.hpp>
 #include <chorus/parallel/pipeline/pass.hpp>
@@ -61,6 +62,12 @@ class Stages {
   void visit(nn::Visitor& visitor) {
     for (auto& [name, handle] : named_elsewhere_) visitor.parameter(name, handle);
     own_->visit(visitor);
+  }
+  /// `own`, this rank's parameters, and those of other stages, of which it has no number: programs that choose some of
+  /// the model's by name or shape go as on one device.
+  std::vector<nn::NamedParameter<D>> with_elsewhere(std::vector<nn::NamedParameter<D>> own) const {
+    own.insert(own.end(), elsewhere_.begin(), elsewhere_.end());
+    return own;
   }
   Communicator& communicator() const { return communicator_; }
   const PipelineOptions& options() const { return options_; }
@@ -354,8 +361,11 @@ class Stages {
     parameters_ = nn::named_parameters<D>(own_model);
     for (const auto& named : nn::named_parameters<D>(model_))
       if (const auto& ranks = owners[named.handle.shared().get()];
-          std::find(ranks.begin(), ranks.end(), communicator_.rank()) == ranks.end())
+          std::find(ranks.begin(), ranks.end(), communicator_.rank()) == ranks.end()) {
         named.parameter->drop_grad_of(*named.handle.shared());
+        nothing_of_.push_back(std::make_unique<detail::ParameterElsewhere<D>>(*named.parameter));
+        elsewhere_.push_back({named.name, named.handle, nothing_of_.back().get()});
+      }
     for (const auto& named : parameters_) named.parameter->set_one_of_a_part(communicator_.size() > 1);
     send_away(foreign, why);
     wires_.emplace(communicator_, world, stage_count_ > static_cast<std::size_t>(communicator_.size()));
@@ -379,6 +389,8 @@ class Stages {
   std::optional<SomeLayers<Model>> own_;
   std::vector<std::pair<std::string, AnyParameter>> named_elsewhere_;  // that own_ has, too
   std::vector<nn::NamedParameter<D>> parameters_;                      // of all these
+  std::vector<nn::NamedParameter<D>> elsewhere_;                       // those of other stages
+  std::vector<std::unique_ptr<ParameterOn<D>>> nothing_of_;            // what this rank has of these
   std::vector<Numbers> numbers_;
   std::map<int, Schedule> schedules_;  // by the number of micro-batches
   std::optional<Wires<D>> wires_;
