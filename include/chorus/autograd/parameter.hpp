@@ -15,6 +15,16 @@
 
 namespace chorus {
 
+/// The ranks that have a model's parameters together, each a part of them, or some: what they decide by these they decide
+/// together. All make the same calls, in one order. They throw CommError where one is lost.
+class ModelRanks {
+ public:
+  virtual ~ModelRanks() = default;
+  /// Over all ranks, in place; the same bits on each.
+  virtual void sum(std::span<double> numbers) = 0;
+  virtual void max(std::span<double> numbers) = 0;
+};
+
 /// A parameter whose scalar type and rank are known at run time only: what policies, optimizers and checkpoints work
 /// with.
 template <Device D>
@@ -99,10 +109,15 @@ class ParameterOn : public detail::AtHome<D> {
   bool grad_local() const { return local_at_ != 0 && local_at_ == times_forgotten() + 1; }
   void set_grad_local(bool local) { local_at_ = local ? times_forgotten() + 1 : 0; }
 
-  /// Whether this process has a part of the model's parameters, and others the rest: a norm over those that are here is
-  /// not the model's.
-  bool one_of_a_part() const { return one_of_a_part_; }
-  void set_one_of_a_part(bool part) { one_of_a_part_ = part; }
+  /// Who has the rest of the model, where this process has a part: a norm over the parameters that are here is not the
+  /// model's. Null where it has all.
+  const std::shared_ptr<ModelRanks>& ranks() const { return ranks_; }
+  /// Of the ranks that have the same numbers of this parameter, whether this is the one whose numbers count.
+  bool counts() const { return counts_; }
+  void set_ranks(std::shared_ptr<ModelRanks> ranks, bool counts) {
+    ranks_ = std::move(ranks);
+    counts_ = counts;
+  }
 
   /// Whether the last gradient has gone to another process, which steps in this one's place: that an optimizer finds
   /// none here is no mistake.
@@ -123,9 +138,10 @@ class ParameterOn : public detail::AtHome<D> {
                      "' is this rank's part of a parameter that ranks share out: compute with it in the model's forward "
                      "pass, read and write the whole one in net.gathered([](auto& model) { ... }), which all ranks call");
   }
-  bool in_common_ = false, grad_sent_ = false, one_of_a_part_ = false;
+  bool in_common_ = false, grad_sent_ = false, counts_ = true;
   std::uint32_t local_at_ = 0;  // times_forgotten() + 1 when it was said
   std::shared_ptr<const PartOfParameter> part_;
+  std::shared_ptr<ModelRanks> ranks_;
 };
 
 namespace detail {

@@ -5,7 +5,6 @@
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/io/write_in_parts.hpp>
 #include <chorus/nn/deferred.hpp>
-#include <chorus/optim/clip.hpp>
 #include <chorus/parallel/ddp/rank_device.hpp>
 #include <chorus/parallel/model_handles.hpp>
 #include <chorus/parallel/pipeline/staged_model.hpp>
@@ -49,7 +48,9 @@ class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Com
   Pipeline(Model model, Communicator& communicator, const comm::World& world, const PipelineOptions& options = {},
            std::uint64_t seed = initial_seed())
       : Base(detail::with_numbers(Staged(std::move(model), communicator, world, options)), communicator, seed),
-        handles_(this->model_) {}
+        handles_(this->model_) {
+    stages().decide_together(communicator, this->alive());
+  }
   /// For `launch`: takes communicator and seed from `run`.
   template <class Run>
   requires requires(Run& run) { run.communicator(); }
@@ -91,17 +92,6 @@ class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Com
   template <class F>
   void gathered(const F& f) {
     stages().gathered(f);
-  }
-
-  /// optim::clip_grad_norm with the norm of all stages' gradients; each tied parameter counts once. All ranks call it.
-  double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
-    return optim::detail::clip_parts(this->parameters(), max_norm, options, [&] {
-      auto counted = this->parameters();
-      std::erase_if(counted, [&](const auto& named) { return !stages().counts(named); });
-      double squares = optim::detail::square_sum(counted);
-      this->communicator_.all_reduce(std::span(&squares, 1), comm::ReduceOp::sum, {});
-      return squares;
-    });
   }
 
  private:

@@ -3,9 +3,9 @@
 
 #include <algorithm>
 #include <chorus/comm/objects.hpp>
-#include <chorus/optim/clip.hpp>
 #include <chorus/parallel/ddp/same_model.hpp>
 #include <chorus/parallel/model_handles.hpp>
+#include <chorus/parallel/model_ranks.hpp>
 #include <chorus/parallel/parameter_slice.hpp>
 #include <chorus/parallel/pipeline/cut.hpp>
 #include <chorus/parallel/pipeline/elsewhere.hpp>
@@ -68,6 +68,13 @@ class Stages {
   std::vector<nn::NamedParameter<D>> with_elsewhere(std::vector<nn::NamedParameter<D>> own) const {
     own.insert(own.end(), elsewhere_.begin(), elsewhere_.end());
     return own;
+  }
+  /// Has `ranks` decide together what is decided by the model's parameters, wherever they are; of those that several
+  /// stages have, those of one count.
+  template <class Ranks>
+  void decide_together(Ranks& ranks, const std::weak_ptr<void>& net) {
+    const auto counts = [this](const auto& named) { return this->counts(named); };
+    detail::decide_together(with_elsewhere(nn::named_parameters<D>(model_)), ranks, net, counts);
   }
   Communicator& communicator() const { return communicator_; }
   const PipelineOptions& options() const { return options_; }
@@ -366,7 +373,6 @@ class Stages {
         nothing_of_.push_back(std::make_unique<detail::ParameterElsewhere<D>>(*named.parameter));
         elsewhere_.push_back({named.name, named.handle, nothing_of_.back().get()});
       }
-    for (const auto& named : parameters_) named.parameter->set_one_of_a_part(communicator_.size() > 1);
     send_away(foreign, why);
     wires_.emplace(communicator_, world, stage_count_ > static_cast<std::size_t>(communicator_.size()));
     tied_.emplace(communicator_, world, parameters, ranks_of);
