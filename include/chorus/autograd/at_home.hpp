@@ -25,8 +25,7 @@ Tensor<T, Rank, D> at_home(const Tensor<T, Rank, D>& numbers) {
 }
 
 /// What a parameter or a buffer has that does not depend on its type: a home, whose numbers are written and moved; and
-/// of what whole it is, where this process has a part of it: `count()` numbers, from `place()` on, of a tensor of
-/// `extents()`.
+/// what whole it is a part of, where this process has a part of it.
 template <Device D>
 class AtHome {
  public:
@@ -79,6 +78,7 @@ class AtHome {
   void check_here() const {
     if (const auto* const writes = storage().writes()) writes->check_here();
   }
+  /// How many numbers there are at `place()`: where this is a part, fewer than a tensor of `extents()` has.
   Index count() const { return numel(extents_here()); }
   /// Whether it is a run of a parameter's numbers, of which other processes have the rest, or all: what needs all of the
   /// model refuses it.

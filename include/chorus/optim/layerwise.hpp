@@ -16,7 +16,7 @@ template <Device D>
 [[gnu::cold]] std::vector<nn::NamedParameter<D>> all_whole(const char* optimizer,
                                                            std::vector<nn::NamedParameter<D>> parameters) {
   for (const auto& named : parameters)
-    nn::check_whole(optimizer, named, "it needs whole ones");
+    nn::check_whole(optimizer, named, "it needs whole parameters");
   return parameters;
 }
 

@@ -306,12 +306,13 @@ class Optimizer : public HasLearningRate {
   // Nothing moves: seldom what was wanted. Of a slice of the parameters, as a rank of ZeRO has, it may be.
   [[gnu::noinline, gnu::cold]] void warn_of_no_gradient() {
     const auto sent = [](const Entry& entry) { return entry.named.parameter->grad_sent(); };
-    const auto here = [](const Entry& entry) { return entry.named.parameter->is_here(); };
-    if (std::any_of(entries_.begin(), entries_.end(), sent) || std::none_of(entries_.begin(), entries_.end(), here) ||
-        std::exchange(warned_, true))
+    const auto elsewhere = [](const Entry& entry) { return !entry.named.parameter->is_here(); };
+    const bool wanted = std::any_of(entries_.begin(), entries_.end(), [&](const Entry& entry) {
+      return entry.named.parameter->wants_grad() && !elsewhere(entry);
+    });
+    if (std::any_of(entries_.begin(), entries_.end(), sent) ||
+        (!wanted && std::any_of(entries_.begin(), entries_.end(), elsewhere)) || std::exchange(warned_, true))
       return;
-    const bool wanted = std::any_of(entries_.begin(), entries_.end(),
-                                    [](const Entry& entry) { return entry.named.parameter->wants_grad(); });
     chorus::detail::say(cat("warning: optimizer: a step finds no gradient in any of its ", entries_.size(),
                             " parameters ('", entries_.front().named.name, "', ...), and changes nothing",
                             wanted ? ": was backward called, on a loss that they are part of, after zero_grad?"
@@ -326,7 +327,8 @@ class Optimizer : public HasLearningRate {
       sort_by_address(type);
       for (Entry& entry : entries_)
         if (entry.named.parameter->dtype() == type) {
-          const auto count = static_cast<std::size_t>(entry.named.parameter->count()), size = size_of(type);
+          const auto& parameter = *entry.named.parameter;  // of another process's there is none
+          const auto count = parameter.is_here() ? static_cast<std::size_t>(parameter.count()) : 0, size = size_of(type);
           entry.state_begin = parameter_place<D>((bytes + size - 1) / size, count, size) * size;
           bytes = entry.state_begin + padded_count<D>(count, size) * size;
         }
@@ -356,7 +358,7 @@ class Optimizer : public HasLearningRate {
       if (entries_[i].named.parameter->dtype() == type) places.push_back(i);
     auto order = places;
     std::sort(order.begin(), order.end(), [this](std::size_t a, std::size_t b) {
-      return std::less<>()(entries_[a].named.parameter->memory(), entries_[b].named.parameter->memory());
+      return std::less<>()(entries_[a].named.parameter->place(), entries_[b].named.parameter->place());
     });
     std::vector<Entry> sorted;
     for (const std::size_t i : order) sorted.push_back(std::move(entries_[i]));
