@@ -87,11 +87,10 @@ class ParameterOn : public detail::AtHome<D> {
   virtual void replace_numbers(std::span<const Index> extents, const Storage<D>& numbers) = 0;
   /// How a policy has shared the parameter out along an axis, where it has; else null.
   const std::shared_ptr<const PartOfParameter>& part() const { return part_; }
-  /// Throws UsageError for numbers that are one rank's entries of an axis, outside of the forward pass, in which layers
-  /// know of it: who reads them there takes them for all.
+  /// Throws UsageError for numbers that are one rank's entries of an axis, unless a layer reads them that knows of it.
   void check_reader() const {
-    if (part_ != nullptr) [[unlikely]]
-      check_in_pass();
+    if (part_ != nullptr && !detail::reads_parts) [[unlikely]]
+      raise_part();
   }
   /// Whether processes have pieces of its numbers: what depends on whole parameters, as a norm does, refuses it. One that
   /// is another process's, all of it, is in no pieces.
@@ -131,12 +130,11 @@ class ParameterOn : public detail::AtHome<D> {
                      "' is in parts, one on each rank: net.parameters() has this rank's parts, for optimizers and what "
                      "looks at gradients");
   }
-  [[gnu::noinline, gnu::cold]] void check_in_pass() const {
-    if (tensor_group() != nullptr) return;
+  [[noreturn, gnu::noinline, gnu::cold]] void raise_part() const {
     const auto* const writes = this->storage().writes();
     fail<UsageError>("'", writes == nullptr ? "" : writes->name,
-                     "' is this rank's part of a parameter that ranks share out: compute with it in the model's forward "
-                     "pass, read and write the whole one in net.gathered([](auto& model) { ... }), which all ranks call");
+                     "' is this rank's part of a parameter that ranks share out, with which its layer alone can compute: "
+                     "read and write the whole one in net.gathered([](auto& model) { ... }), which all ranks call");
   }
   bool in_common_ = false, grad_sent_ = false, counts_ = true;
   std::uint32_t local_at_ = 0;  // times_forgotten() + 1 when it was said

@@ -107,6 +107,15 @@ struct TensorGroupScope : detail::Replaced<std::shared_ptr<TensorGroup>> {
   explicit TensorGroupScope(std::shared_ptr<TensorGroup> group) : Replaced(tensor_group(), std::move(group)) {}
 };
 
+namespace detail {
+inline thread_local constinit bool reads_parts = false;
+}
+/// While it lives, a layer of this thread reads its parameters, of which it knows that this rank may have parts: who does
+/// not would take them for the whole.
+struct ReadsParts : detail::Replaced<bool> {
+  ReadsParts() : Replaced(detail::reads_parts, true) {}
+};
+
 /// Of a parameter that is a part: of what, and who has the others.
 struct PartOfParameter {
   Split split;

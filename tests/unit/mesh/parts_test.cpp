@@ -42,6 +42,11 @@ struct Model : nn::Module {
   CHORUS_PIPELINE(embed, blocks, head)
 };
 
+/// Its output has a penalty of a weight that ranks share out.
+struct Penalised : Model {
+  auto operator()(const auto& x) const { return Model::forward(x) + mean(square(blocks[0].up.weight)); }
+};
+
 using Fsdp = FullyShardedDataParallel<Model, ByBytes<200>>;
 using Sharded = Mesh<Model, Pipe<2>, Shard<2, KeepParameters>>;
 using Shared = Mesh<Model, Pipe<2>, Data<2>, mesh::Tensor<2>>;
@@ -197,11 +202,16 @@ TEST_CASE("parts: who needs a whole parameter gets it, or is told") {
   CHECK(std::stod(says<Pipeline<Model>>(2, norm)) == Approx(gradients));
 
   using Tensors = TensorParallel<Model>;
-  const auto part = Contains("'blocks.0.up.weight' is this rank's part of a parameter that ranks share out: compute");
+  const auto part = Contains("'blocks.0.up.weight' is this rank's part of a parameter that ranks share out, with which its");
   CHECK_THAT(says<Tensors>(2, [](auto& net) { return cat(net.module().blocks[0].up.weight.value().size(0)); }), part);
   CHECK_THAT(says<Tensors>(2, [](auto& net) { return cat(value_of(net.module().blocks[0].up.weight).size(0)); }), part);
   CHECK_THAT(says<Tensors>(2, [](auto& net) { return cat(net.module().blocks[0].up.weight.grad().size(0)); }), part);
   CHECK_THAT(says<Tensors>(2, [](auto& net) { return cat(sum(square(net.module().blocks[0].up.weight)).item()); }), part);
+  CHECK_THAT(common_text(2, [](const World& world) {
+               auto communicator = comm::connect(world);
+               TensorParallel<Penalised> net{make<Penalised>(), communicator};
+               return message_of<UsageError>([&] { net(numbers(8, 5, 1)); });
+             }), part);
   CHECK_THAT(says<Fsdp>(2, [](auto& net) { return cat(net.module().head.weight.grad().size(0)); }),
              Contains("the gradient of 'head.weight' is in parts"));
 
