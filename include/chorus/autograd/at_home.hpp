@@ -24,20 +24,23 @@ Tensor<T, Rank, D> at_home(const Tensor<T, Rank, D>& numbers) {
           row_major(dense.shape())};
 }
 
-/// What a parameter or a buffer has that does not depend on its type: a home, whose numbers are written and moved.
+/// What a parameter or a buffer has that does not depend on its type: a home, whose numbers are written and moved; and
+/// what whole it is a part of, where this process has a part of it.
 template <Device D>
 class AtHome {
  public:
   virtual ~AtHome() = default;
   virtual DType dtype() const = 0;
+  /// The whole one's, also where a part of it, or nothing, is here.
   virtual std::span<const Index> extents() const = 0;
+  /// The shape of what is here: some entries of the axis that ranks share out, or a run of numbers.
+  virtual std::span<const Index> extents_here() const { return extents(); }
   virtual D where() const = 0;
   /// Where the numbers are, for library code: to read, or to write and then call `touch`. Throws UsageError where they
   /// are not there, under a policy that keeps a part of them on each rank.
   void* memory() const {
-    check_here();
-    if (!storage().present() && !is_part()) [[unlikely]]
-      raise_absent();
+    if (!is_here() || !storage().present()) [[unlikely]]
+      check_readable();
     return place();
   }
   /// The same, whether they are there or not.
@@ -47,10 +50,11 @@ class AtHome {
   /// Where the numbers are, for anybody: from the first call on, what is written through it on the CPU is found by
   /// comparing the numbers with what they were. On a GPU each call counts as one write.
   void* watched_memory() const {
-    if constexpr (std::is_same_v<D, Cpu>)
-      storage().watch();
-    else if (auto* const writes = storage().writes())
+    if constexpr (std::is_same_v<D, Cpu>) {
+      if (is_here()) storage().watch();
+    } else if (auto* const writes = storage().writes()) {
       writes->add();
+    }
     return memory();
   }
   /// Grows whenever the numbers change, so that copies know that they are old.
@@ -74,14 +78,13 @@ class AtHome {
   void check_here() const {
     if (const auto* const writes = storage().writes()) writes->check_here();
   }
-  Index count() const { return numel(extents()); }
-  /// Whether it is a part of a parameter, which other processes have the rest of: what needs the whole, or all of the
-  /// model, refuses it.
+  /// How many numbers there are at `place()`: where this is a part, fewer than a tensor of `extents()` has.
+  Index count() const { return numel(extents_here()); }
+  /// Whether it is a run of a parameter's numbers, of which other processes have the rest, or all: what needs all of the
+  /// model refuses it.
   virtual bool is_part() const { return false; }
-  /// Where it begins in the whole parameter, in elements.
+  /// Where the run begins among the numbers of the parameter, in elements.
   virtual Index part_begin() const { return 0; }
-  /// The extents of the whole parameter, of which this may be a part.
-  virtual std::span<const Index> whole_extents() const { return extents(); }
   std::size_t size_bytes() const { return static_cast<std::size_t>(count()) * size_of(dtype()); }
 
  protected:
@@ -99,7 +102,10 @@ class AtHome {
         return promises->move(place(), to);
     return false;
   }
-  [[noreturn, gnu::noinline, gnu::cold]] void raise_absent() const {
+  // A part is here at all times, if it is only that nothing is.
+  [[gnu::noinline, gnu::cold]] void check_readable() const {
+    if (is_part()) return;
+    check_here();
     const auto* const writes = storage().writes();
     fail<UsageError>("'", writes == nullptr ? "" : writes->name,
                      "' is in parts, one on each rank: its numbers are here while the net computes with them, and "

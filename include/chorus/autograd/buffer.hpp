@@ -38,7 +38,7 @@ class BufferNode final : public Node, public BufferOn<D> {
   Ref<Node> copy_to(D device) const override {
     const MemoryScope scope(trace::Memory::parameters);
     auto copy = Tensor<T, Rank, D>::empty(value_.shape(), device);
-    copy_bytes(device, copy.data(), value_.device(), value_.data(), value_.bytes());
+    copy_bytes(device, copy.data(), value_.device(), this->memory(), value_.bytes());
     return Ref<Node>(new BufferNode(copy));
   }
   void move_to_device(D device) override { this->move_numbers(device); }

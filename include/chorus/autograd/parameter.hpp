@@ -15,15 +15,35 @@
 
 namespace chorus {
 
+/// The ranks that have a model's parameters together, each a part of them, or some: what they decide by these they decide
+/// together. All make the same calls, in one order. They throw CommError where one is lost.
+class ModelRanks {
+ public:
+  virtual ~ModelRanks() = default;
+  /// Over all ranks, in place; the same bits on each.
+  virtual void sum(std::span<double> numbers) = 0;
+  virtual void max(std::span<double> numbers) = 0;
+};
+
 /// A parameter whose scalar type and rank are known at run time only: what policies, optimizers and checkpoints work
 /// with.
 template <Device D>
 class ParameterOn : public detail::AtHome<D> {
  public:
-  /// The numbers, to read or write: see Parameter::value.
+  /// The numbers that are here, `count()` of them, to read or write: see Parameter::value.
   void* value_data() const { return this->watched_memory(); }
-  /// The gradient's memory; null where there has been none yet.
-  virtual void* grad_data() const = 0;
+  /// The gradient's memory, of as many; null where there has been none yet. Throws UsageError where each process has a
+  /// part of it alone, under FullyShardedDataParallel, of whose `parameters()` each knows its part.
+  void* grad_data() const {
+    check_grad_whole();
+    return grad_place();
+  }
+  void check_grad_whole() const {
+    if (this->storage().in_parts() && !this->is_part()) [[unlikely]]
+      raise_grad_in_parts();
+  }
+  /// The same for library code, whoever has what of it.
+  virtual void* grad_place() const = 0;
   /// The block of memory that the gradient lies in; null where it is not known.
   virtual const void* grad_block() const { return nullptr; }
   /// Whether a gradient has arrived since the last `clear_grad`.
@@ -65,9 +85,16 @@ class ParameterOn : public detail::AtHome<D> {
   /// Makes this a parameter of other extents, of the same number of axes, with these numbers. Handles, hooks and
   /// optimizers that have not stepped yet stay; gradients go, and tensors of its numbers from before are no longer its.
   virtual void replace_numbers(std::span<const Index> extents, const Storage<D>& numbers) = 0;
-  /// What this is a part of, where a policy has shared a parameter out; null of a whole one. What depends on whole
-  /// parameters (a norm, a file) has to ask.
+  /// How a policy has shared the parameter out along an axis, where it has; else null.
   const std::shared_ptr<const PartOfParameter>& part() const { return part_; }
+  /// Throws UsageError for numbers that are one rank's entries of an axis, unless a layer reads them that knows of it.
+  void check_reader() const {
+    if (part_ != nullptr && !detail::reads_parts) [[unlikely]]
+      raise_part();
+  }
+  /// Whether processes have pieces of its numbers: what depends on whole parameters, as a norm does, refuses it. One that
+  /// is another process's, all of it, is in no pieces.
+  bool in_pieces() const { return part_ != nullptr || (this->is_part() && this->is_here()); }
   void set_part(std::shared_ptr<const PartOfParameter> part) { part_ = std::move(part); }
 
   /// Whether the gradient is this process's own, where others have the same parameter: added up under `no_sync`, and
@@ -76,10 +103,15 @@ class ParameterOn : public detail::AtHome<D> {
   bool grad_local() const { return local_at_ != 0 && local_at_ == times_forgotten() + 1; }
   void set_grad_local(bool local) { local_at_ = local ? times_forgotten() + 1 : 0; }
 
-  /// Whether this process has a part of the model's parameters, and others the rest: a norm over those that are here is
-  /// not the model's.
-  bool one_of_a_part() const { return one_of_a_part_; }
-  void set_one_of_a_part(bool part) { one_of_a_part_ = part; }
+  /// Who has the rest of the model, where this process has a part: a norm over the parameters that are here is not the
+  /// model's. Null where it has all.
+  const std::shared_ptr<ModelRanks>& ranks() const { return ranks_; }
+  /// Of the ranks that have the same numbers of this parameter, whether this is the one whose numbers count.
+  bool counts() const { return counts_; }
+  void set_ranks(std::shared_ptr<ModelRanks> ranks, bool counts) {
+    ranks_ = std::move(ranks);
+    counts_ = counts;
+  }
 
   /// Whether the last gradient has gone to another process, which steps in this one's place: that an optimizer finds
   /// none here is no mistake.
@@ -87,9 +119,22 @@ class ParameterOn : public detail::AtHome<D> {
   void set_grad_sent(bool sent) { grad_sent_ = sent; }
 
  private:
-  bool grad_sent_ = false, one_of_a_part_ = false;
+  [[noreturn, gnu::noinline, gnu::cold]] void raise_grad_in_parts() const {
+    const auto* const writes = this->storage().writes();
+    fail<UsageError>("the gradient of '", writes == nullptr ? "" : writes->name,
+                     "' is in parts, one on each rank: net.parameters() has this rank's parts, for optimizers and what "
+                     "looks at gradients");
+  }
+  [[noreturn, gnu::noinline, gnu::cold]] void raise_part() const {
+    const auto* const writes = this->storage().writes();
+    fail<UsageError>("'", writes == nullptr ? "" : writes->name,
+                     "' is this rank's part of a parameter that ranks share out, with which its layer alone can compute: "
+                     "read and write the whole one in net.gathered([](auto& model) { ... }), which all ranks call");
+  }
+  bool grad_sent_ = false, counts_ = true;
   std::uint32_t local_at_ = 0;  // times_forgotten() + 1 when it was said
   std::shared_ptr<const PartOfParameter> part_;
+  std::shared_ptr<ModelRanks> ranks_;
 };
 
 namespace detail {
@@ -113,13 +158,17 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
 
   const Tensor<T, Rank, D>& value() const {
     this->check_here();
+    this->check_reader();
     return value_;
   }
   /// For shape and device, wherever the numbers are.
   const Tensor<T, Rank, D>& described() const { return value_; }
 
   DType dtype() const override { return chorus::dtype<T>; }
-  std::span<const Index> extents() const override { return value_.shape(); }
+  std::span<const Index> extents() const override {
+    return this->part() != nullptr ? std::span<const Index>(this->part()->extents) : extents_here();
+  }
+  std::span<const Index> extents_here() const override { return value_.shape(); }
   D where() const override { return value_.device(); }
   void* place() const override { return value_.data(); }
   const Storage<D>& storage() const override { return value_.storage(); }
@@ -128,7 +177,7 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
     const auto* const writes = value_.storage().writes();
     return writes == nullptr ? "" : writes->name.c_str();
   }
-  void* grad_data() const override { return this->grad_memory().data(); }
+  void* grad_place() const override { return this->grad_memory().data(); }
   const void* grad_block() const override { return this->grad_memory().storage().memory().block(); }
   bool grad_arrived() const override { return this->has_grad(); }
   void set_grad_arrived(bool arrived) override {
@@ -152,7 +201,7 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
   Ref<Node> copy_to(D device) const override {
     const MemoryScope scope(trace::Memory::parameters);
     auto copy = Tensor<T, Rank, D>::empty(value_.shape(), device);
-    copy_bytes(device, copy.data(), value_.device(), value_.data(), value_.bytes());
+    copy_bytes(device, copy.data(), value_.device(), this->memory(), value_.bytes());
     auto* made = new ParameterNode(copy);
     made->wants_grad_ = wants_grad_;
     made->set_part(this->part());
@@ -160,7 +209,7 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
   }
   void add_grad_of(const ParameterOn<D>& copy) override {
     auto near = Tensor<T, Rank, D>::empty(value_.shape(), value_.device());
-    copy_bytes(near.device(), near.data(), copy.where(), copy.grad_data(), near.bytes());
+    copy_bytes(near.device(), near.data(), copy.where(), copy.grad_place(), near.bytes());
     this->add(near);
   }
   void set_origin(Ref<Node> operation) override {
@@ -241,9 +290,13 @@ class Parameter : public AnyParameter {
     }
     return numbers();
   }
-  /// The gradient; undefined where there is none. It stays what it is when the parameter's gradient is forgotten
+  /// The gradient; undefined where there is none. Throws UsageError where each rank has a part of it. It stays what it is when the parameter's gradient is forgotten
   /// (`zero_grad`); a pointer to its numbers doesn't.
-  Tensor<T, Rank, D> grad() const { return typed().grad(); }
+  Tensor<T, Rank, D> grad() const {
+    typed().check_grad_whole();
+    typed().check_reader();
+    return typed().grad();
+  }
   const Shape<Rank>& shape() const { return described().shape(); }
   D device() const { return described().device(); }
   bool requires_grad() const { return typed().wants_grad(); }
@@ -252,6 +305,7 @@ class Parameter : public AnyParameter {
   void zero_grad() const { typed().zero_grad(); }
   /// Copies numbers into the parameter. Throws ShapeError where the shapes differ.
   void assign(const Tensor<T, Rank, D>& numbers) const {
+    typed().check_reader();
     check<ShapeError>(numbers.shape() == shape() && numbers.is_contiguous(),
                       "Parameter::assign: expected a dense tensor of shape ", shape(), ", got shape ", numbers.shape());
     copy_bytes(device(), typed().memory(), numbers.device(), numbers.data(), numbers.bytes());
@@ -260,7 +314,7 @@ class Parameter : public AnyParameter {
   /// See Variable::register_hook.
   template <class Hook>
   void register_hook(Hook hook) const {
-    Variable<T, Rank, D>(numbers(), Ref<GradNode<T, Rank, D>>(&typed())).register_hook(std::move(hook));
+    Variable<T, Rank, D>(described(), Ref<GradNode<T, Rank, D>>(&typed())).register_hook(std::move(hook));
   }
 
   /// The copy in a type of 2 bytes that is kept for this parameter; undefined where there is none, or an old one.

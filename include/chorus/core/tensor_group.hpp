@@ -107,18 +107,24 @@ struct TensorGroupScope : detail::Replaced<std::shared_ptr<TensorGroup>> {
   explicit TensorGroupScope(std::shared_ptr<TensorGroup> group) : Replaced(tensor_group(), std::move(group)) {}
 };
 
+namespace detail {
+inline thread_local constinit bool reads_parts = false;
+}
+/// While it lives, a layer of this thread reads its parameters, of which it knows that this rank may have parts: who does
+/// not would take them for the whole.
+struct ReadsParts : detail::Replaced<bool> {
+  ReadsParts() : Replaced(detail::reads_parts, true) {}
+};
+
 /// Of a parameter that is a part: of what, and who has the others.
 struct PartOfParameter {
   Split split;
-  Index width = 0;  ///< of the whole one along the axis
+  std::vector<Index> extents;  ///< of the whole one
   std::shared_ptr<TensorGroup> group;
-};
 
-/// The shape of the whole of which `shape` is a part; null: of itself.
-inline std::vector<Index> whole_shape(std::span<const Index> shape, const PartOfParameter* part) {
-  std::vector<Index> whole(shape.begin(), shape.end());
-  if (part != nullptr) whole[static_cast<std::size_t>(part->split.axis)] = part->width;
-  return whole;
-}
+  SplitLayout layout() const { return {extents, split, extents[static_cast<std::size_t>(split.axis)]}; }
+  /// This rank's entries of the axis, in each block.
+  AxisPart mine() const { return group->part(layout().width, split.unit); }
+};
 
 }  // namespace chorus

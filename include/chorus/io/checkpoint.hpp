@@ -167,8 +167,8 @@ void read_all(const SafetensorsReader& file, const std::vector<TensorPlace<D>>& 
     const TensorEntry* entry = file.find(name);
     if (entry == nullptr)
       report.missing.push_back(name);
-    else if (entry->dtype != file_dtype(tensor.dtype) || entry->shape != tensor.whole_shape())
-      report.mismatched.push_back({name, tensor.dtype, tensor.whole_shape(), entry->dtype, entry->shape});
+    else if (entry->dtype != file_dtype(tensor.dtype) || entry->shape != tensor.shape)
+      report.mismatched.push_back({name, tensor.dtype, tensor.shape, entry->dtype, entry->shape});
   };
   for (const auto& tensor : wanted) {
     compare(tensor, tensor.name);

@@ -164,13 +164,12 @@ template <Device D>
 std::vector<Destination> whole_destinations(nn::Module& model) {
   const auto names = all_names(model);
   std::vector<Destination> out;
-  for (const auto& named : nn::named_parameters<D>(model))
-    out.push_back({names.at(named.name), named.parameter->dtype(),
-                   whole_shape(named.parameter->extents(), named.parameter->part().get())});
-  for (const auto& named : nn::named_buffers<D>(model)) {
-    const auto extents = named.buffer->extents();
-    out.push_back({names.at(named.name), named.buffer->dtype(), {extents.begin(), extents.end()}});
-  }
+  const auto add = [&](const std::string& name, const auto& tensor) {
+    const auto extents = tensor.extents();
+    out.push_back({names.at(name), tensor.dtype(), {extents.begin(), extents.end()}});
+  };
+  for (const auto& named : nn::named_parameters<D>(model)) add(named.name, *named.parameter);
+  for (const auto& named : nn::named_buffers<D>(model)) add(named.name, *named.buffer);
   return out;
 }
 

@@ -25,7 +25,7 @@ template <Device D>
 struct TensorPlace {
   std::string name;
   DType dtype;
-  std::vector<Index> shape;  ///< of what `part` is
+  std::vector<Index> shape;  ///< of the whole
   std::optional<D> device;
   void* data;
   std::vector<std::string> mean_with = {};
@@ -34,10 +34,12 @@ struct TensorPlace {
   std::shared_ptr<const PartOfParameter> part = {};
   bool writes = true;  ///< of ranks that have the same, one writes
 
-  std::vector<Index> whole_shape() const { return chorus::whole_shape(shape, part.get()); }
-  std::size_t whole_bytes() const { return static_cast<std::size_t>(numel(whole_shape())) * size_of(dtype); }
+  std::size_t whole_bytes() const { return static_cast<std::size_t>(numel(shape)) * size_of(dtype); }
   /// How many are here.
-  std::size_t count() const { return part_count.value_or(static_cast<std::size_t>(numel(shape))); }
+  std::size_t count() const {
+    if (part_count) return *part_count;
+    return static_cast<std::size_t>(part != nullptr ? part->layout().numbers(part->mine()) : numel(shape));
+  }
   std::size_t bytes() const { return count() * size_of(dtype); }
 
   /// Calls `f(in_whole, here, bytes)`, all in bytes, for each run of neighbouring numbers that are here: where it
@@ -53,8 +55,7 @@ struct TensorPlace {
           static_cast<std::size_t>(to - from) * size);
     };
     if (part == nullptr) return run(0, 0, numel(shape));
-    const SplitLayout layout(shape, part->split, part->width);
-    layout.for_runs(part->group->part(layout.width, part->split.unit), run);
+    part->layout().for_runs(part->mine(), run);
   }
   void copy_to(void* numbers) const {
     if (device)
@@ -120,7 +121,8 @@ std::vector<TensorPlace<D>> places_in_parts(Net& net) {
   std::vector<TensorPlace<D>> places;
   for (const auto& named : net.parameters()) {
     const auto& p = *named.parameter;
-    const auto extents = p.whole_extents();
+    if (!p.is_here()) continue;
+    const auto extents = p.extents();
     places.push_back({.name = named.name,
                       .dtype = p.dtype(),
                       .shape = {extents.begin(), extents.end()},

@@ -53,7 +53,7 @@ class TensorsOfAll {
   template <class Communicator>
   TensorsOfAll(Communicator& ranks, const std::vector<TensorPlace<D>>& places) {
     auto list = nlohmann::json::array();
-    for (const auto& place : places) list.push_back({place.name, static_cast<int>(place.dtype), place.whole_shape()});
+    for (const auto& place : places) list.push_back({place.name, static_cast<int>(place.dtype), place.shape});
     std::map<std::string, std::size_t, std::less<>> known;
     const auto lists = comm::all_gather_object(ranks, list.dump());
     for (std::size_t rank = 0; rank < lists.size(); ++rank)

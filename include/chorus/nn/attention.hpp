@@ -83,6 +83,7 @@ class MultiheadAttention : public Module {
   // [batch, queries, features], before the last layer.
   template <class Q, class K, class V, class Seen>
   auto attended(const Q& query, const K& key, const V& value, const Seen& seen) const {
+    const ReadsParts parts;
     const Index features = in_proj_weight.shape()[1], head = features / heads_;
     auto group = detail::group_of_part("MultiheadAttention", in_proj_weight.shape()[0] / 3, features, head);
     const auto q = detail::entered(query, group);

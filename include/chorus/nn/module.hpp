@@ -178,9 +178,9 @@ struct NamedParameter {
 /// Throws UsageError where the parameter is one rank's part of what `who` has to see whole; `instead`: what to do.
 template <Device D>
 void check_whole(std::string_view who, const NamedParameter<D>& named, std::string_view instead) {
-  if (named.parameter->part() != nullptr)
-    chorus::fail<UsageError>(who, ": '", named.name, "' is this rank's part of a parameter that TensorParallel shares ",
-                             "out: ", instead);
+  if (named.parameter->in_pieces())
+    chorus::fail<UsageError>(who, ": '", named.name, "' is this rank's part of a parameter that ranks share out: ",
+                             instead);
 }
 
 /// A buffer and its path in the model.

@@ -78,6 +78,7 @@ class ColumnParallelLinear : public Linear<D, T> {
 
  private:
   auto columns_of(const auto& x) const {
+    const ReadsParts parts;
     auto group = detail::group_of_part("ColumnParallelLinear", this->weight.shape()[0], out_, unit_);
     auto y = this->of_whole_input(detail::entered(x, group));
     return Columns<decltype(y)>(std::move(y), out_, unit_, std::move(group));
@@ -128,6 +129,7 @@ class RowParallelLinear : public Linear<D, T> {
   }
   template <class X>
   auto of_columns(const Columns<X>& x) const {
+    const ReadsParts parts;
     check<ShapeError>(x.width() == in_, "RowParallelLinear: expected ", in_, " columns, got ", x.width());
     const auto own = group();
     if (own == nullptr) return this->of_whole_input(gather_columns(x));
@@ -137,6 +139,7 @@ class RowParallelLinear : public Linear<D, T> {
   }
   template <Operand X>
   auto of_whole(const X& x) const {
+    const ReadsParts parts;
     if (const auto own = group()) return sum_of(scatter_columns(x, unit_, own));
     return this->of_whole_input(x);
   }
@@ -147,6 +150,7 @@ class RowParallelLinear : public Linear<D, T> {
   template <class X>
   auto sequence_of(const Columns<X>& x, const TensorGroupRef& sequence) const {
     using Y = decltype(of_columns(x));
+    const ReadsParts parts;
     const Index length = x.shape()[1];
     if (sequence == nullptr) return SequencePart<Y>(of_columns(x), length, nullptr);
     if (group() != sequence || x.group() != sequence) return split_sequence(of_columns(x), sequence);

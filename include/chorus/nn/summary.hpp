@@ -73,9 +73,10 @@ std::string summed_parameters(Module& model) {
   Index all = 0, trainable = 0;
   std::size_t bytes = 0;
   for (const auto& named : named_parameters<D>(model)) {
-    all += named.parameter->count();
-    bytes += named.parameter->size_bytes();
-    if (named.parameter->wants_grad()) trainable += named.parameter->count();
+    const Index count = numel(named.parameter->extents());
+    all += count;
+    bytes += static_cast<std::size_t>(count) * size_of(named.parameter->dtype());
+    if (named.parameter->wants_grad()) trainable += count;
   }
   return cat(all, " parameters, ", trainable, " trainable, ", bytes / 1024, " KiB\n");
 }

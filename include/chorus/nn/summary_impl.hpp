@@ -63,7 +63,7 @@ std::string SummaryTable<D>::text(bool called) {
     Index parameters = 0;
     bool shared = true;
     for (const AnyParameter& parameter : row.parameters) {
-      parameters += parameter.on<D>().count();
+      parameters += numel(parameter.on<D>().extents());
       shared = !above.insert(parameter.shared().get()).second && shared;
     }
     const std::string own = parameters == 0 ? "-" : cat(parameters);

@@ -19,6 +19,7 @@ class VocabularyParallelEmbedding : public Embedding<D, T> {
   template <int Rank>
   auto operator()(const Tensor<std::int64_t, Rank, D>& index) const {
     return detail::watched(*this, [&] {
+      const ReadsParts parts;
       return detail::looked_up(this, this->weight, index.numel(), [&](const auto& table) {
         return vocabulary_embedding(table, index, entries_, group());
       });
@@ -32,6 +33,7 @@ class VocabularyParallelEmbedding : public Embedding<D, T> {
   /// x weightᵀ, as Columns of [..., entries].
   template <Operand X>
   auto scores(const X& x) const {
+    const ReadsParts parts;
     auto own = group();
     auto y = linear(enter_tensor_region(x, own), this->weight);
     return Columns<decltype(y)>(std::move(y), entries_, 1, std::move(own));

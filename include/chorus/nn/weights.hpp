@@ -35,8 +35,9 @@ void want_gradients(Model& model, bool wants) {
   for (auto& named : named_parameters<D>(model)) named.parameter->set_wants_grad(wants);
 }
 
-/// Calls `visit(name, to, from)` for parameters, then buffers, of two models. Throws ShapeError where these differ in
-/// name, shape or dtype, before the first call.
+/// Calls `visit(to, from, parameter)` for parameters, then buffers, of two models: for those that are here. Throws
+/// ShapeError where these differ in name, shape or dtype, and UsageError where a rank has a part of one and not of the
+/// other, before the first call.
 template <class D, class Visit>
 void for_both(const char* who, Module& to, Module& from, const Visit& visit) {
   struct Place {
@@ -56,9 +57,14 @@ void for_both(const char* who, Module& to, Module& from, const Visit& visit) {
     const auto wanted = i < targets.size() ? targets[i].describe() : "no more parameters or buffers";
     const auto got = i < sources.size() ? sources[i].describe() : "none";
     check<ShapeError>(wanted == got, who, ": expected ", wanted, ", got ", got);
+    check<UsageError>(std::ranges::equal(targets[i].numbers->extents_here(), sources[i].numbers->extents_here()), who,
+                      ": of '", targets[i].name, "' this rank has ", targets[i].numbers->extents_here(),
+                      " of the target and ", sources[i].numbers->extents_here(),
+                      " of the source: expected both under the same policy, or net.gathered() around the call");
   }
   for (std::size_t i = 0; i < targets.size(); ++i)
-    visit(*targets[i].numbers, *sources[i].numbers, targets[i].parameter);
+    if (targets[i].numbers->is_here() || sources[i].numbers->is_here())
+      visit(*targets[i].numbers, *sources[i].numbers, targets[i].parameter);
 }
 
 template <class D>

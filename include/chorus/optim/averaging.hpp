@@ -112,8 +112,7 @@ class ParameterAverage {
     check<UsageError>(!parameters.empty(), "ParameterAverage: there are no parameters");
     for (auto& named : parameters) {
       auto& parameter = *named.parameter;
-      entries_.push_back({named.name, named.handle.shared(), &parameter, &parameter,
-                          copy_of(parameter.where(), parameter.memory(), parameter.size_bytes())});
+      add({named.name, named.handle.shared(), &parameter, &parameter, {}});
     }
   }
   /// Of all parameters and buffers of `net`, a policy.
@@ -123,8 +122,7 @@ class ParameterAverage {
     use_buffers_ = options.use_buffers;
     for (auto& named : nn::named_buffers<D>(net.module())) {
       auto& buffer = *named.buffer;
-      entries_.push_back({named.name, named.handle.shared(), &buffer, nullptr,
-                          copy_of(buffer.where(), buffer.memory(), buffer.size_bytes())});
+      add({named.name, named.handle.shared(), &buffer, nullptr, {}});
     }
   }
   ~ParameterAverage() {
@@ -198,16 +196,14 @@ class ParameterAverage {
     check<UsageError>(!swapped_, "ParameterAverage: no state to keep while the model holds the averages");
     std::vector<StateTensor> out;
     for (Entry& entry : entries_) {
-      const bool is_part = entry.parameter != nullptr && entry.parameter->is_part();
-      const auto extents = is_part ? entry.parameter->whole_extents() : entry.extents();
-      out.push_back({.name = cat("average.", entry.name),
-                     .dtype = entry.dtype(),
-                     .shape = {extents.begin(), extents.end()},
-                     .data = entry.average.data(),
-                     .part = entry.parameter != nullptr ? entry.parameter->part() : nullptr});
-      if (!is_part) continue;
-      out.back().part_begin = static_cast<std::size_t>(entry.parameter->part_begin());
-      out.back().part_count = static_cast<std::size_t>(entry.parameter->count());
+      if (!entry.is_here()) continue;
+      const auto name = cat("average.", entry.name);
+      if (entry.parameter != nullptr) {
+        out.push_back(detail::beside(*entry.parameter, name, entry.average.data()));
+      } else {
+        const auto extents = entry.numbers->extents();
+        out.push_back({name, entry.dtype(), {extents.begin(), extents.end()}, entry.average.data()});
+      }
     }
     out.push_back({"average_updates", DType::i64, {}, &updates_, true});
     return out;
@@ -223,19 +219,20 @@ class ParameterAverage {
     Storage<D> average;
 
     const void* number() const { return owner.get(); }
-    void* value() const { return numbers->memory(); }
+    // Of what is another process's there is nothing here.
+    bool is_here() const { return numbers->is_here(); }
+    void* value() const { return is_here() ? numbers->memory() : nullptr; }
     D where() const { return numbers->where(); }
     DType dtype() const { return numbers->dtype(); }
-    std::span<const Index> extents() const { return numbers->extents(); }
-    Index count() const { return numbers->count(); }
-    std::size_t size_bytes() const { return numbers->size_bytes(); }
+    Index count() const { return is_here() ? numbers->count() : 0; }
+    std::size_t size_bytes() const { return is_here() ? numbers->size_bytes() : 0; }
   };
 
-  static Storage<D> copy_of(D device, const void* from, std::size_t bytes) {
+  void add(Entry entry) {
     const MemoryScope scope(trace::Memory::optimizer);
-    Storage<D> copy(device, bytes);
-    copy_bytes(device, copy.data(), device, from, bytes);
-    return copy;
+    entry.average = Storage<D>(entry.where(), entry.size_bytes());
+    copy_bytes(entry.where(), entry.average.data(), entry.where(), entry.value(), entry.size_bytes());
+    entries_.push_back(std::move(entry));
   }
 
   AverageRule rule_;
@@ -266,6 +263,7 @@ class AveragedScope {
     check_free();
     for (const auto& named : nn::named_buffers<D>(net.module())) {
       auto& buffer = *named.buffer;
+      if (!buffer.is_here()) continue;
       kept_.push_back({named.handle.shared(), &buffer, Storage<D>(buffer.where(), buffer.size_bytes())});
       copy_bytes(buffer.where(), kept_.back().numbers.data(), buffer.where(), buffer.memory(), buffer.size_bytes());
     }

@@ -6,13 +6,10 @@
 #include <cmath>
 #include <cstddef>
 #include <memory>
-#include <span>
 #include <string>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
-#include <chorus/core/tensor_group.hpp>
 #include <chorus/kernels/functors.hpp>
 #include <chorus/kernels/optimizer.hpp>
 #include <chorus/kernels/pointwise.hpp>
@@ -29,8 +26,8 @@ template <Device D, class F>
 void for_each_grad(const std::vector<nn::NamedParameter<D>>& parameters, const F& f) {
   for (const auto& named : parameters) {
     auto& parameter = *named.parameter;
-    if (!parameter.grad_arrived()) continue;
     check_averaged(named);
+    if (!parameter.grad_arrived()) continue;
     if (parameter.dtype() == DType::f32)
       f(parameter, static_cast<float*>(parameter.grad_data()));
     else
@@ -67,10 +64,11 @@ template <Device D>
 }
 /// Throws NonFiniteError, which has the norm and the parameter, for a norm that is not finite.
 template <Device D>
-void check_finite(const std::vector<nn::NamedParameter<D>>& parameters, double norm) {
+void check_finite(const std::vector<nn::NamedParameter<D>>& parameters, double norm,
+                  const char* none = "several together") {
   if (std::isfinite(norm)) return;
   const auto* first = first_not_finite(parameters);
-  raise_not_finite(norm, first != nullptr ? first->name : std::string("several together"));
+  raise_not_finite(norm, first != nullptr ? first->name : std::string(none));
 }
 /// The common norm of all gradients.
 template <Device D>
@@ -85,38 +83,33 @@ double grad_norm(const std::vector<nn::NamedParameter<D>>& parameters) {
     }
   return norm;
 }
-/// The same where ranks share some of the parameters out: each of their numbers counts once, and all ranks get the
-/// same bits. All of a group call it.
+/// The ranks that have these parameters together, in the order of the parameters; none where this process has all.
 template <Device D>
-[[gnu::cold]] double grad_norm_of_groups(const std::vector<nn::NamedParameter<D>>& parameters) {
-  std::vector<nn::NamedParameter<D>> whole;
-  std::vector<std::pair<std::shared_ptr<TensorGroup>, std::vector<nn::NamedParameter<D>>>> shared;
-  for (const auto& named : parameters) {
-    const auto& part = named.parameter->part();
-    if (part == nullptr) {
-      whole.push_back(named);
-      continue;
-    }
-    auto group = std::find_if(shared.begin(), shared.end(), [&](const auto& s) { return s.first == part->group; });
-    if (group == shared.end()) group = shared.insert(group, {part->group, {}});
-    group->second.push_back(named);
-  }
-  double norm = grad_norm(whole);
-  for (const auto& [group, parts] : shared) {
-    const double own = grad_norm(parts);
-    const auto place = parts.front().parameter->where();
-    const auto mine = Tensor<double, 1, D>::full({1}, own, place);
-    const auto all = Tensor<double, 1, D>::empty({group->size()}, place);
-    group->all_gather(std::span<const double>(mine.data(), 1),
-                      std::span(all.data(), static_cast<std::size_t>(group->size())));
-    for (const double of_rank : all.to_vector()) norm = std::hypot(norm, of_rank);
-  }
-  return norm;
+std::vector<std::shared_ptr<ModelRanks>> ranks_of(const std::vector<nn::NamedParameter<D>>& parameters) {
+  std::vector<std::shared_ptr<ModelRanks>> all;
+  for (const auto& named : parameters)
+    if (const auto& ranks = named.parameter->ranks(); ranks && std::find(all.begin(), all.end(), ranks) == all.end())
+      all.push_back(ranks);
+  return all;
 }
+/// The norm where ranks have the parameters together: each number counts once, and all ranks get the same bits.
 template <Device D>
-bool any_part(const std::vector<nn::NamedParameter<D>>& parameters) {
-  return std::any_of(parameters.begin(), parameters.end(),
-                     [](const auto& named) { return named.parameter->part() != nullptr; });
+[[gnu::cold]] double grad_norm_of(const std::vector<nn::NamedParameter<D>>& parameters,
+                                  const std::shared_ptr<ModelRanks>& ranks) {
+  std::vector<nn::NamedParameter<D>> own;
+  for (const auto& named : parameters)
+    if (named.parameter->ranks() == ranks && named.parameter->counts()) own.push_back(named);
+  if (!ranks) return grad_norm(own);
+  double squares = square_sum(own);
+  ranks->sum({&squares, 1});
+  if (!std::isinf(squares)) return std::sqrt(squares);
+  const double norm = grad_norm(own);  // squares of doubles
+  double largest = norm;
+  ranks->max({&largest, 1});
+  if (std::isinf(largest)) return largest;
+  squares = norm / largest * (norm / largest);
+  ranks->sum({&squares, 1});
+  return largest * std::sqrt(squares);
 }
 
 /// Multiplies gradients, if need be, so that a common norm of `norm` becomes at most `max_norm`. A norm that is not a
@@ -129,14 +122,6 @@ void scale_down(const std::vector<nn::NamedParameter<D>>& parameters, double nor
       kernels::scale(parameter.where(), parameter.count(), static_cast<T>(factor), grad);
     });
 }
-/// Throws UsageError where the norm of these would not be the model's, for this process has a part of it.
-template <Device D>
-void check_whole(const std::vector<nn::NamedParameter<D>>& parameters) {
-  for (const auto& named : parameters)
-    check<UsageError>(!named.parameter->is_part() && !named.parameter->one_of_a_part(), "clip_grad_norm: '", named.name,
-                      "' is in a part of the model that this rank has, whose norm is not the model's: call "
-                      "net.clip_grad_norm(max_norm)");
-}
 inline void check_max_norm(double max_norm) {
   check<UsageError>(max_norm > 0, "clip_grad_norm: the largest norm must be positive, got ", max_norm);
 }
@@ -148,27 +133,11 @@ struct ClipGradNormOptions {
   bool error_if_nonfinite = false;
 };
 
-namespace detail {
-/// clip_grad_norm of what a rank has of a model; `squares()` is the sum over all ranks, each number once.
-template <Device D, class Squares>
-double clip_parts(const std::vector<nn::NamedParameter<D>>& own, double max_norm, const ClipGradNormOptions& options,
-                  const Squares& squares) {
-  check_max_norm(max_norm);
-  const double norm = std::sqrt(squares());
-  if (options.error_if_nonfinite && !std::isfinite(norm)) {
-    const auto* const first = first_not_finite(own);
-    raise_not_finite(norm, first != nullptr ? first->name : std::string("what another rank has"));
-  }
-  scale_down(own, norm, max_norm);
-  return norm;
-}
-}  // namespace detail
-
 /// Scales all gradients down so that their common Euclidean norm is at most `max_norm`; returns the norm before.
 /// Squares are added up in double, so that those of floats don't overflow. Under DistributedDataParallel to be called
-/// after backward, when all ranks hold the same gradients; where each holds a part, net.clip_grad_norm does it. Under
-/// TensorParallel the norm is one device's, and all ranks call it. In a step that is captured by Graphed it returns
-/// NaN, since there the device alone knows the norm.
+/// after backward, when all ranks hold the same gradients. Where each rank has a part of the parameters the norm is one
+/// device's, too, and all ranks call it, with the same of `net.parameters()`. In a step that is captured by Graphed it
+/// returns NaN, since there the device alone knows the norm.
 ///
 /// Where the norm is not a number, neither is any gradient afterwards, and where it is infinite finite gradients are 0
 /// and the others not a number, as in PyTorch: a fault shows in all weights, and isn't hidden by clipping. With
@@ -178,10 +147,10 @@ template <Device D>
 double clip_grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, double max_norm,
                       const ClipGradNormOptions& options = {}) {
   detail::check_max_norm(max_norm);
-  detail::check_whole(parameters);
+  const auto ranks = detail::ranks_of(parameters);
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
   if constexpr (std::is_same_v<D, Cuda>) {
-    check<UsageError>(!detail::any_part(parameters),
+    check<UsageError>(ranks.empty(),
                       "clip_grad_norm: of parameters that ranks share out it is for the CPU");
     if (!options.error_if_nonfinite) return detail::clip_grad_norm_on_device(parameters, max_norm);
     return detail::clip_grad_norm_on_device(parameters, max_norm,
@@ -189,9 +158,10 @@ double clip_grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, doub
   } else
 #endif
   {
-    const double norm =
-        detail::any_part(parameters) ? detail::grad_norm_of_groups(parameters) : detail::grad_norm(parameters);
-    if (options.error_if_nonfinite) detail::check_finite(parameters, norm);
+    double norm = ranks.empty() ? detail::grad_norm(parameters) : detail::grad_norm_of(parameters, {});
+    for (const auto& each : ranks) norm = std::hypot(norm, detail::grad_norm_of(parameters, each));
+    if (options.error_if_nonfinite)
+      detail::check_finite(parameters, norm, ranks.empty() ? "several together" : "what another rank has");
     detail::scale_down(parameters, norm, max_norm);
     return norm;
   }

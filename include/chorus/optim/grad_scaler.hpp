@@ -97,9 +97,10 @@ concept SharedOut = requires(Optimizer& optimizer, std::int32_t* found) {
 /// all optimizers step or none.
 ///
 /// Whether a step is left out is decided by the gradients after they were reduced over all devices. Sums keep what is
-/// infinite or not a number, and all ranks hold the same bits, so all decide alike without a word; but where ranks have
-/// parameters of their own, they have to ask each other: `GradScaler scaler{net}`. With a ShardedOptimizer they ask
-/// each other in any case, since each rank may have averaged a part of the gradients alone.
+/// infinite or not a number, and all ranks hold the same bits, so all decide alike without a word; but where ranks may
+/// have averages of their own, under a hook, they have to ask each other: `GradScaler scaler{net}`. Ranks that have a
+/// model's parts, and those of a ShardedOptimizer, of which each may have averaged a part of the gradients alone, ask
+/// each other in any case.
 ///
 /// What a communication hook with error feedback leaves for later steps has the scale of its gradients. A scaler that
 /// was made for the net, `GradScaler scaler{net}`, multiplies it when the scale changes, but not on GPUs. There, and
@@ -152,17 +153,14 @@ class GradScaler {
   /// last `step` or `scale`.
   bool unscale() {
     check_can_unscale();
-    for (const auto& named : parameters_)
-      check<UsageError>(agree_ || !(named.parameter->is_part() || named.parameter->one_of_a_part()), "GradScaler: '",
-                        named.name, "' is in a part of the model that this rank has, and all ranks step or none: "
-                        "GradScaler scaler{net}");
-    check<UsageError>(agree_ || any_gradient(),
+    const auto agree = agree_ ? agree_ : among_ranks();
+    check<UsageError>(agree || any_gradient(),
                       "GradScaler: no parameter has a gradient. Where a policy leaves a rank none, it has to ask the "
                       "others: GradScaler scaler{net}");
     begin_unscale();
     by_parameters_ = true;
     finite_ = false;  // unless all ranks can be asked
-    return finite_ = scale_.unscale(parameters_, agree_);
+    return finite_ = scale_.unscale(parameters_, agree);
   }
   /// The same for the gradients that a ShardedOptimizer steps, of which each rank may have averaged its part alone.
   /// All ranks call it, and return the same.
@@ -257,6 +255,18 @@ class GradScaler {
     if (const double after = scale_.scale(); after != before) follow_(after / before);
   }
 
+  // Asks the ranks that have the parameters together; nothing where each has all.
+  detail::AgreeOnFound among_ranks() const {
+    auto all = detail::ranks_of(parameters_);
+    if (all.empty()) return {};
+    check<UsageError>((std::is_same_v<D, Cpu>), "GradScaler: '", parameters_.front().name, "' is of a model of which ",
+                      "each rank has a part, and all step or none: GradScaler scaler{net}");
+    return [all = std::move(all)](std::int32_t* found) {
+      double number = *found;
+      for (const auto& ranks : all) ranks->max({&number, 1});
+      *found = number > 0 ? 1 : 0;
+    };
+  }
   void begin_unscale() {
     check<UsageError>(!gradients_.are_anothers(),
                       "GradScaler: another scaler has multiplied a loss behind the same gradients, and has not divided "

@@ -16,8 +16,7 @@ template <Device D>
 [[gnu::cold]] std::vector<nn::NamedParameter<D>> all_whole(const char* optimizer,
                                                            std::vector<nn::NamedParameter<D>> parameters) {
   for (const auto& named : parameters)
-    check<UsageError>(!named.parameter->is_part(), optimizer,
-                      ": it needs whole parameters, and this rank has a part of '", named.name, "' alone");
+    nn::check_whole(optimizer, named, "it needs whole parameters");
   return parameters;
 }
 

@@ -26,14 +26,32 @@ namespace chorus::optim {
 struct StateTensor {
   std::string name;
   DType dtype;
-  std::vector<Index> shape;
+  std::vector<Index> shape;  ///< of the whole
   void* data;
   bool on_host = false;
-  /// Where this process has only a part of it: elements [part_begin, part_begin + *part_count) of the shape's.
+  /// Where this process has only a part of it, as a parameter: elements [part_begin, part_begin + *part_count) of what
+  /// `part` leaves it, or of the whole.
   std::size_t part_begin = 0;
   std::optional<std::size_t> part_count = {};
-  std::shared_ptr<const PartOfParameter> part = {};  ///< of what it is a part, where a parameter is one
+  std::shared_ptr<const PartOfParameter> part = {};
 };
+
+namespace detail {
+/// What is kept at `data` beside the numbers of a parameter that are here.
+template <Device D>
+StateTensor beside(const ParameterOn<D>& parameter, std::string name, void* data) {
+  const auto extents = parameter.extents();
+  StateTensor state{.name = std::move(name),
+                    .dtype = parameter.dtype(),
+                    .shape = {extents.begin(), extents.end()},
+                    .data = data,
+                    .part = parameter.part()};
+  if (!parameter.is_part()) return state;
+  state.part_begin = static_cast<std::size_t>(parameter.part_begin());
+  state.part_count = static_cast<std::size_t>(parameter.count());
+  return state;
+}
+}  // namespace detail
 
 /// What optimizers have in common: parameters in groups, a learning rate, zero_grad, the state for checkpoints.
 template <Device D>
@@ -78,7 +96,8 @@ class Optimizer : public HasLearningRate {
     for (const Entry& entry : entries_) entry.named.parameter->set_grad_arrived(false);
   }
 
-  /// All state, made on the first step or by this call, for checkpoints. Numbers of steps are tensors of one integer.
+  /// All state, made on the first step or by this call, for checkpoints: of parameters that are another process's, none.
+  /// Numbers of steps are tensors of one integer.
   std::vector<StateTensor> state() {
     make_state();
     replayed_.settle();
@@ -88,17 +107,9 @@ class Optimizer : public HasLearningRate {
     for (Entry* const each : given) {
       Entry& entry = *each;
       const auto& parameter = *entry.named.parameter;
-      const auto extents = parameter.is_part() ? parameter.whole_extents() : parameter.extents();
-      for (std::size_t slot = 0; slot < slots().size(); ++slot) {
-        out.push_back({.name = cat(slots()[slot], '.', entry.named.name),
-                       .dtype = parameter.dtype(),
-                       .shape = {extents.begin(), extents.end()},
-                       .data = state_data(entry, slot),
-                       .part = parameter.part()});
-        if (!parameter.is_part()) continue;
-        out.back().part_begin = static_cast<std::size_t>(parameter.part_begin());
-        out.back().part_count = static_cast<std::size_t>(parameter.count());
-      }
+      if (!parameter.is_here()) continue;
+      for (std::size_t slot = 0; slot < slots().size(); ++slot)
+        out.push_back(detail::beside(parameter, cat(slots()[slot], '.', entry.named.name), state_data(entry, slot)));
       out.push_back({cat("steps.", entry.named.name), DType::i64, {}, &entry.steps, true});
     }
     return out;
@@ -137,7 +148,7 @@ class Optimizer : public HasLearningRate {
     std::array<void*, max_slots> state;
     std::int64_t steps;  // before this one
     GroupOptions group;
-    std::size_t axes;             // of the first parameter
+    std::size_t axes;             // of the first parameter, also where this is a part of it
     const std::int64_t* counted;  // where the host counts its steps, this one included
 
     double weight_decay(double of_optimizer) const { return group.weight_decay.value_or(of_optimizer); }
@@ -253,9 +264,13 @@ class Optimizer : public HasLearningRate {
   // Nothing moves: seldom what was wanted. Of a slice of the parameters, as a rank of ZeRO has, it may be.
   [[gnu::noinline, gnu::cold]] void warn_of_no_gradient() {
     const auto sent = [](const Entry& entry) { return entry.named.parameter->grad_sent(); };
-    if (std::any_of(entries_.begin(), entries_.end(), sent) || std::exchange(warned_, true)) return;
-    const bool wanted = std::any_of(entries_.begin(), entries_.end(),
-                                    [](const Entry& entry) { return entry.named.parameter->wants_grad(); });
+    const auto elsewhere = [](const Entry& entry) { return !entry.named.parameter->is_here(); };
+    const bool wanted = std::any_of(entries_.begin(), entries_.end(), [&](const Entry& entry) {
+      return entry.named.parameter->wants_grad() && !elsewhere(entry);
+    });
+    if (std::any_of(entries_.begin(), entries_.end(), sent) ||
+        (!wanted && std::any_of(entries_.begin(), entries_.end(), elsewhere)) || std::exchange(warned_, true))
+      return;
     chorus::detail::say(cat("warning: optimizer: a step finds no gradient in any of its ", entries_.size(),
                             " parameters ('", entries_.front().named.name, "', ...), and changes nothing",
                             wanted ? ": was backward called, on a loss that they are part of, after zero_grad?"
@@ -270,7 +285,8 @@ class Optimizer : public HasLearningRate {
       sort_by_address(type);
       for (Entry& entry : entries_)
         if (entry.named.parameter->dtype() == type) {
-          const auto count = static_cast<std::size_t>(entry.named.parameter->count()), size = size_of(type);
+          const auto& parameter = *entry.named.parameter;  // of another process's there is none
+          const auto count = parameter.is_here() ? static_cast<std::size_t>(parameter.count()) : 0, size = size_of(type);
           entry.state_begin = parameter_place<D>((bytes + size - 1) / size, count, size) * size;
           bytes = entry.state_begin + padded_count<D>(count, size) * size;
         }
@@ -300,7 +316,7 @@ class Optimizer : public HasLearningRate {
       if (entries_[i].named.parameter->dtype() == type) places.push_back(i);
     auto order = places;
     std::sort(order.begin(), order.end(), [this](std::size_t a, std::size_t b) {
-      return std::less<>()(entries_[a].named.parameter->memory(), entries_[b].named.parameter->memory());
+      return std::less<>()(entries_[a].named.parameter->place(), entries_[b].named.parameter->place());
     });
     std::vector<Entry> sorted;
     for (const std::size_t i : order) sorted.push_back(std::move(entries_[i]));

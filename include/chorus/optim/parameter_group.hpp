@@ -17,7 +17,7 @@ struct GroupOptions {
 
 /// Whether a parameter is a bias or belongs to a normalisation: those have at most one axis.
 struct IsBiasOrNorm {
-  bool operator()(const auto& named) const { return named.parameter->whole_extents().size() <= 1; }
+  bool operator()(const auto& named) const { return named.parameter->extents().size() <= 1; }
 };
 /// Whether a parameter's name begins so: `encoder.` stands for all below that module.
 struct NameBegins {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -28,7 +29,9 @@ class BatchNormPasses {
     for (nn::Module* module : modules.all) {
       modes_.emplace_back(module, module->training());
       auto* norm = dynamic_cast<nn::RunningStatistics*>(module);
-      if (norm != nullptr && norm->tracks_running_stats()) norms_.emplace_back(norm, norm->momentum());
+      if (norm == nullptr || !norm->tracks_running_stats()) continue;
+      any_ = true;
+      if (is_here(*module)) norms_.emplace_back(norm, norm->momentum());
     }
   }
   void begin() {
@@ -45,9 +48,26 @@ class BatchNormPasses {
   BatchNormPasses(const BatchNormPasses&) = delete;
   BatchNormPasses& operator=(const BatchNormPasses&) = delete;
 
+  /// Those whose statistics this process has.
   const auto& norms() const { return norms_; }
+  /// Whether the model has one, wherever it is.
+  bool any() const { return any_; }
 
  private:
+  // Another stage of a pipeline may have it.
+  static bool is_here(nn::Module& norm) {
+    struct Look final : nn::detail::Walker {
+      bool here = true;
+      void buffer(std::string_view, AnyBuffer& handle) override {
+        const auto* const buffer = dynamic_cast<const BufferOn<Cpu>*>(handle.shared().get());
+        here = here && (buffer == nullptr || buffer->is_here());
+      }
+    } look;
+    look.walk(norm);
+    return look.here;
+  }
+
+  bool any_ = false;
   std::vector<std::pair<nn::Module*, bool>> modes_;
   std::vector<std::pair<nn::RunningStatistics*, std::optional<double>>> norms_;
 };
@@ -107,7 +127,7 @@ void update_bn(Net& net, Passes&& passes) {
       return net;
   }();
   detail::BatchNormPasses scope(model);
-  if (scope.norms().empty()) return;
+  if (!scope.any()) return;
   scope.begin();
   {
     const NoGrad no_grad;

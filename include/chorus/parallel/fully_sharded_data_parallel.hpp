@@ -11,6 +11,7 @@
 #include <chorus/parallel/fsdp/sharded_units.hpp>
 #include <chorus/parallel/fsdp/units.hpp>
 #include <chorus/parallel/hooks/reduce_scatter.hpp>
+#include <chorus/parallel/model_ranks.hpp>
 #include <concepts>
 #include <cstdint>
 #include <exception>
@@ -90,14 +91,9 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
   /// This rank's part of each parameter, which may be empty, for an optimizer.
   std::vector<nn::NamedParameter<D>> parameters() const { return units_->shards(); }
 
-  /// Scales the gradients down so that the norm of all ranks' parts together is at most `max_norm`, and returns the
-  /// norm before, the same on all ranks, as optim::clip_grad_norm. All ranks call it.
+  /// See Policy::clip_grad_norm.
   double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
-    return optim::detail::clip_parts(units_->shards(), max_norm, options, [&] {
-      double squares = optim::detail::square_sum(units_->shards());
-      this->sum({&squares, 1});
-      return squares;
-    });
+    return optim::clip_grad_norm(parameters(), max_norm, options);
   }
 
   /// While it lives, every rank has all parameters: to save, load, inspect. All ranks call it, and end it, together.
@@ -167,6 +163,7 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
     this->core().cut_buckets();
     // 2. Each rank keeps its part of each unit.
     at_hand->settle(at_hand);
+    detail::decide_together(parameters(), this->communicator_, this->alive(), [](const auto&) { return true; });
     if (deferred) {
       detail::keep_promises();
       this->broadcast_buffers(0);

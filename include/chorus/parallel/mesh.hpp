@@ -4,12 +4,12 @@
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/core/tensor_group.hpp>
 #include <chorus/nn/deferred.hpp>
-#include <chorus/optim/clip.hpp>
 #include <chorus/parallel/ddp/access.hpp>
 #include <chorus/parallel/elsewhere.hpp>
 #include <chorus/parallel/mesh/axes.hpp>
 #include <chorus/parallel/mesh/groups.hpp>
 #include <chorus/parallel/mesh/policies.hpp>
+#include <chorus/parallel/model_ranks.hpp>
 #include <chorus/parallel/tensor/replicas.hpp>
 #include <algorithm>
 #include <array>
@@ -63,6 +63,7 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
         Base(cut(std::move(model), options), groups, options, seed) {
     all.broadcast(std::span(&this->random_.seed, 1), 0, {});
     check_same_order();
+    decide_together();
     if constexpr (!All::shards) replicas_.emplace(this->flat_, groups.tensor, this->alive(), options.check_every);
   }
   /// For `launch`: takes communicator and seed from `run`.
@@ -100,6 +101,13 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
       return this->model_;
   }
 
+  /// All of the model, of which this rank has parts, or nothing: see Pipeline and FullyShardedDataParallel.
+  std::vector<nn::NamedParameter<D>> parameters() const {
+    if constexpr (All::pipes)
+      return this->model_.stages().with_elsewhere(Base::parameters());
+    else
+      return Base::parameters();
+  }
   /// See Policy::gathered. There is memory for the whole model meanwhile.
   template <class F>
   void gathered(const F& f) {
@@ -118,24 +126,6 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
     const auto [p, d, s, t] = groups.place();
     return d == 0 && (sharded || s == 0) && (shared || t == 0);
   }
-  /// optim::clip_grad_norm with the norm of all ranks' gradients, of which each number counts once. All ranks call it.
-  double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
-    std::vector<nn::NamedParameter<D>> parts, whole;
-    for (const auto& named : this->parameters())
-      if (counts(named)) (named.parameter->part() != nullptr ? parts : whole).push_back(named);
-    return optim::detail::clip_parts(this->parameters(), max_norm, options, [&] {
-      double squares = optim::detail::square_sum(parts);
-      const auto add_up = [&](Communicator& ranks) {
-        if (ranks.size() > 1) ranks.all_reduce(std::span(&squares, 1), comm::ReduceOp::sum, {});
-      };
-      add_up(groups.tensor);
-      squares += optim::detail::square_sum(whole);  // the same on all of these
-      add_up(groups.gathers);
-      add_up(groups.pipe);
-      return squares;
-    });
-  }
-
  private:
   using Part = mesh::PartOf<Model, All>;
 
@@ -149,6 +139,17 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
       return this->model_.stages().counts(named);
     else
       return true;
+  }
+  [[gnu::cold]] void decide_together() {
+    if (groups.all().size() == groups.sizes()[1]) return;  // each rank has the whole model
+    auto all = parameters();
+    if constexpr (All::pipes) {
+      const auto here = nn::named_parameters<D>(module());
+      all.insert(all.end(), here.begin(), here.end());
+    }
+    detail::decide_together(all, groups.all(), this->alive(), [this](const auto& named) {
+      return counts(named) && writes_part(named.parameter->is_part(), named.parameter->part() != nullptr);
+    });
   }
   // Sums of two terms are the same in any order, those of more are not.
   [[gnu::cold]] void check_same_order() {

@@ -230,7 +230,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
       auto& p = entries[i].parameter();
       // An earlier step has used what is left of a push.
       if (ended && !accumulated && (workers[i] & forgotten) != 0) own[i] = 0;
-      if ((own[i] & has_gradient) == 0) zero_bytes(p.where(), p.grad_data(), p.size_bytes());
+      if ((own[i] & has_gradient) == 0) zero_bytes(p.where(), p.grad_place(), p.size_bytes());
     }
     if (this->canonical_)
       push_sums();

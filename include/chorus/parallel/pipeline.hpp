@@ -5,7 +5,6 @@
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/io/write_in_parts.hpp>
 #include <chorus/nn/deferred.hpp>
-#include <chorus/optim/clip.hpp>
 #include <chorus/parallel/ddp/rank_device.hpp>
 #include <chorus/parallel/elsewhere.hpp>
 #include <chorus/parallel/model_handles.hpp>
@@ -29,8 +28,8 @@ namespace chorus {
 /// Either way loss or output are on all ranks, and parameters are those of one device, up to rounding, dropout
 /// included. A loss is a mean over samples or over tokens that count; in the model its `mean_over` is refused, for each
 /// micro-batch's loss says by itself what it is a mean of. BatchNorm takes the statistics of each micro-batch, and
-/// differs; SyncBatchNorm is refused. A rank's `parameters()` are those of its stages: others are not in its memory,
-/// and who reads them gets a UsageError.
+/// differs; SyncBatchNorm is refused. `parameters()` are the model's, and a rank has no number of those of other stages:
+/// optimizers, groups, averages of such take part with nothing. Who reads them in `module()` gets a UsageError.
 template <class Model, class Order, class Communicator>
 class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Communicator>, Communicator> {
   using Staged = pipeline::StagedModel<Model, Order, Communicator>;
@@ -50,7 +49,9 @@ class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Com
   Pipeline(Model model, Communicator& communicator, const comm::World& world, const PipelineOptions& options = {},
            std::uint64_t seed = initial_seed())
       : Base(detail::with_numbers(Staged(std::move(model), communicator, world, options)), communicator, seed),
-        handles_(this->model_) {}
+        handles_(this->model_) {
+    stages().decide_together(communicator, this->alive());
+  }
   /// For `launch`: takes communicator and seed from `run`.
   template <class Run>
   requires requires(Run& run) { run.communicator(); }
@@ -85,23 +86,15 @@ class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Com
   /// The layer that each stage begins with, counted as in At, and the number of layers.
   const std::vector<std::size_t>& stage_begins() const { return stages().stage_begins(); }
 
+  /// This rank's parameters first, as they lie in memory.
+  std::vector<nn::NamedParameter<D>> parameters() const { return stages().with_elsewhere(Base::parameters()); }
+
   /// For files, which all ranks write together: see io::detail::keeps_parts.
   bool writes_part(bool, bool) const { return true; }
   /// See Policy::gathered. There is memory for the whole model meanwhile.
   template <class F>
   void gathered(const F& f) {
     stages().gathered(f);
-  }
-
-  /// optim::clip_grad_norm with the norm of all stages' gradients; each tied parameter counts once. All ranks call it.
-  double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
-    return optim::detail::clip_parts(this->parameters(), max_norm, options, [&] {
-      auto counted = this->parameters();
-      std::erase_if(counted, [&](const auto& named) { return !stages().counts(named); });
-      double squares = optim::detail::square_sum(counted);
-      this->communicator_.all_reduce(std::span(&squares, 1), comm::ReduceOp::sum, {});
-      return squares;
-    });
   }
 
  private:

@@ -10,6 +10,7 @@
 #include <chorus/parallel/distributed_policy.hpp>
 #include <chorus/parallel/elsewhere.hpp>
 #include <chorus/parallel/model_handles.hpp>
+#include <chorus/parallel/model_ranks.hpp>
 #include <chorus/parallel/tensor/replicas.hpp>
 #include <chorus/parallel/tensor/sequence_split.hpp>
 #include <chorus/parallel/tensor/shared_layers.hpp>
@@ -119,6 +120,9 @@ class TensorParallel : public WholeBatchPolicy<Model, Communicator> {
         handles_(this->model_),
         replicas_(this->flat_, communicator, this->alive(), options.check_every) {
     this->random_.dim = options.dim;
+    detail::decide_together(this->parameters(), communicator, this->alive(), [&](const auto& named) {
+      return named.parameter->part() != nullptr || communicator.rank() == 0;
+    });
   }
   static std::string described(const TensorParallelOptions& options) {
     check<UsageError>(options.dim >= 0 && options.check_every >= 0,

@@ -89,7 +89,7 @@ inline std::vector<FoundLayer> find_layers(Module& model) {
       layer.visit(weight);
       check<UsageError>(weight.found->dtype() == DType::f32, "QuantizationAware: '", layer_name, "' has a weight of ",
                         weight.found->dtype(), ": expected F32");
-      return weight.found->whole_extents()[0];
+      return weight.found->extents()[0];
     }
   } find;
   find.inner(model);

@@ -230,12 +230,16 @@ TEST_CASE("pipeline: a step that one stage has to leave out is left out by all")
       text += cat(stepped, before != test::own_values(net), " ");
     }
     optim::GradScaler<Cpu> alone{net.parameters(), {.init_scale = 1024}};
+    optimizer.zero_grad();
     alone.scale(net(numbers(6, 5, 1), labels(6, 3, 1))).backward();
-    return text + message_of<UsageError>([&] { alone.step(optimizer); });
+    text += cat(alone.step(optimizer));
+    overflows = true;
+    optimizer.zero_grad();
+    alone.scale(net(numbers(6, 5, 1), labels(6, 3, 1))).backward();
+    return text + cat(alone.step(optimizer));
   });
   for (const auto& text : ranks.texts()) {
-    CHECK_THAT(text, Contains("truetrue falsefalse truetrue "));
-    CHECK_THAT(text, Contains("and all ranks step or none: GradScaler scaler{net}"));
+    CHECK(text == "truetrue falsefalse truetrue truefalse");
   }
 }
 

@@ -96,7 +96,8 @@ TEST_CASE("pipeline: losses have the same bits on all ranks, and parameters are 
     Piped<Model> rank(world, {.micro_batches = 4, .cut = At{1, 3}});
     const auto losses = test::chain_losses(rank.net, true);
     std::string names;
-    for (const auto& named : rank.net.parameters()) names += named.name + " ";
+    for (const auto& named : rank.net.parameters())
+      if (named.parameter->is_here()) names += named.name + " ";
     return test::text_of(losses) + "|" + names + "|" + test::own_values(rank.net);
   });
   const auto texts = ranks.texts();
@@ -160,7 +161,7 @@ TEST_CASE("pipeline: backward multiplies by its seed, adds up, and is dropped wh
     for (const auto& [name, gradient] : gradients_of(rank.net)) {
       const auto same =
           std::find_if(alone.begin(), alone.end(), [&name = name](const auto& one) { return one.first == name; });
-      if (!(distance(gradient, same->second) < test::rounding)) text += name + " ";
+      if (!gradient.empty() && !(distance(gradient, same->second) < test::rounding)) text += name + " ";
     }
     return text + "done";
   });
@@ -187,10 +188,13 @@ TEST_CASE("pipeline: a second backward needs the graph") {
 TEST_CASE("pipeline: hooks of parameters run once, with the batch's gradient") {
   Ranks ranks(2, [](const World& world) -> std::string {
     Piped<Chain<1>> rank(world, {.micro_batches = 3});
-    int runs = 0;
-    for (const auto& named : rank.net.parameters()) named.parameter->on_grad([&runs] { ++runs; });
+    int runs = 0, own = 0;
+    for (const auto& named : rank.net.parameters()) {
+      named.parameter->on_grad([&runs] { ++runs; });
+      own += named.parameter->is_here() ? 1 : 0;
+    }
     rank.net(numbers(6, 5, 1), labels(6, 3, 1)).backward();
-    return cat(runs == static_cast<int>(rank.net.parameters().size()));
+    return cat(runs == own);
   });
   for (const auto& text : ranks.texts()) CHECK(text == "true");
 }
@@ -214,7 +218,7 @@ TEST_CASE("pipeline: parameters of other stages are not here, and who reads them
   CHECK(texts[0] == "truetrue");
   const std::string told =
       "Pipeline: 'embed.weight' is in a stage of rank 0, and this is rank 1, which has no memory for it";
-  CHECK_THAT(texts[1], Contains(told + "|" + told + "|Pipeline: 'embed.") && Contains("|true"));
+  CHECK_THAT(texts[1], Contains(told + "|" + told + "|nothing|Pipeline: 'embed.") && Contains("|true"));
 }
 
 TEST_CASE("pipeline: the memory of other stages is given back") {

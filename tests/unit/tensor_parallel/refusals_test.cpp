@@ -89,7 +89,7 @@ TEST_CASE("TensorParallel: what needs whole parameters refuses parts", "[tensor_
       return message_of<UsageError>([&] { call(net); });
     });
   };
-  const std::string part = " is this rank's part of a parameter that TensorParallel shares out: ",
+  const std::string part = " is this rank's part of a parameter that ranks share out: ",
                     shared = "'up.weight' is this rank's part of what TensorParallel shares out: io::save and io::load",
                     up = "'up.weight'" + part, down = "'down.weight'" + part;
   CHECK_THAT(says([](auto& net) { net.module()(numbers(4, 5, 1)); }),
@@ -106,8 +106,8 @@ TEST_CASE("TensorParallel: what needs whole parameters refuses parts", "[tensor_
                ch::fail<UsageError>(text);
              }), Contains(shared));
   CHECK_THAT(says([](auto& net) { ch::io::parameters_sha256(net.module()); }), Contains(up + "all ranks call it with the net"));
-  CHECK_THAT(says([](auto& net) { ch::optim::Lamb{net.parameters()}.step(); }), Contains(down + "this one needs"));
-  CHECK_THAT(says([](auto& net) { ch::optim::Lars{net.parameters()}.step(); }), Contains(down + "this one needs"));
+  CHECK_THAT(says([](auto& net) { ch::optim::Lamb{net.parameters()}.step(); }), Contains(down + "it needs whole parameters"));
+  CHECK_THAT(says([](auto& net) { ch::optim::Lars{net.parameters()}.step(); }), Contains(down + "it needs whole parameters"));
 }
 
 // What a rank has whole differs between ranks.

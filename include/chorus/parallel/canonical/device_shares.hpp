@@ -77,7 +77,7 @@ class DeviceShares {
       if (shares.side_by_side_)
         shares.side_by_side_->with_gradient(leaf, [&](Node& own, const void* gradient) { take(own, gradient); });
       else if (const auto* const entry = shares.tree_.entry_of(leaf))
-        take(leaf, shares.flat_.entries()[*entry].parameter().grad_data());
+        take(leaf, shares.flat_.entries()[*entry].parameter().grad_place());
     }
     // The gradient of the parameter whose leaf that is.
     void take(Node& leaf, const void* gradient) {

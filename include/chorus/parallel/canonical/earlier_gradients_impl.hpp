@@ -14,7 +14,7 @@ void EarlierGradients<D>::take(const nn::FlatParameters<D>& flat) {
     auto& p = entry.parameter();
     if (!p.grad_arrived()) continue;
     kept_.push_back({&p, Storage<D>(p.where(), p.size_bytes())});
-    copy_bytes(p.where(), kept_.back().gradient.data(), p.where(), p.grad_data(), p.size_bytes());
+    copy_bytes(p.where(), kept_.back().gradient.data(), p.where(), p.grad_place(), p.size_bytes());
     p.set_grad_arrived(false);
   }
 }
@@ -26,9 +26,9 @@ void EarlierGradients<D>::give_back() {
     const auto* const before = static_cast<const std::byte*>(kept.gradient.data());
     if (p.grad_arrived())
       add_numbers(p.where(), p.dtype(), static_cast<std::size_t>(p.count()), before,
-                  static_cast<std::byte*>(p.grad_data()));
+                  static_cast<std::byte*>(p.grad_place()));
     else
-      copy_bytes(p.where(), p.grad_data(), p.where(), before, p.size_bytes());
+      copy_bytes(p.where(), p.grad_place(), p.where(), before, p.size_bytes());
     p.set_grad_arrived(true);
   }
   kept_.clear();

@@ -57,7 +57,7 @@ void GradientTree<D>::gradient_arrived(std::size_t i, std::size_t share, const v
   check<UsageError>(taken_[i] <= share, "canonical shares: ", flat_.entries()[i].named.name,
                     " got its gradient in several parts in one backward pass (backward within backward)");
   while (taken_[i] < share) carry_none(i, taken_[i]++);
-  if (gradient != p.grad_data()) copy_bytes(p.where(), p.grad_data(), p.where(), gradient, p.size_bytes());
+  if (gradient != p.grad_place()) copy_bytes(p.where(), p.grad_place(), p.where(), gradient, p.size_bytes());
   carry(i, taken_[i]++);
 }
 
@@ -95,7 +95,7 @@ void GradientTree<D>::carry(std::size_t i, std::size_t share) {
   auto& p = flat_.entries()[i].parameter();
   const D device = p.where();
   const auto count = static_cast<std::size_t>(p.count());
-  auto* const gradient = static_cast<std::byte*>(p.grad_data());
+  auto* const gradient = static_cast<std::byte*>(p.grad_place());
   for (std::size_t c = depth + carries; c-- > depth;) {
     Copy& left = copies_[c];
     if (!std::exchange(left.has[i], false)) zero_bytes(device, place(left, i), p.size_bytes());
@@ -122,7 +122,7 @@ bool GradientTree<D>::carry_none(std::size_t i, std::size_t share) {
   for (std::size_t c = last ? 0 : depth; c < depth + carries; ++c) any = any || copies_[c].has[i];
   if (!any && last) fill_sums(i, depth);
   if (!any) return false;
-  zero_bytes(p.where(), p.grad_data(), p.size_bytes());
+  zero_bytes(p.where(), p.grad_place(), p.size_bytes());
   carry(i, share);
   return true;
 }

@@ -37,7 +37,7 @@ template <Device D>
     if (full || gap) close(bucket);
     if (bucket.parameters.empty()) bucket.group = entry.group, bucket.begin = entry.begin;
     bucket.parameters.push_back(i);
-    bucket.parts.push_back({entry.begin - bucket.begin, entry.parameter().extents(), entry.named.name});
+    bucket.parts.push_back({entry.begin - bucket.begin, entry.parameter().extents_here(), entry.named.name});
     bucket.count += entry.count;
   }
   for (auto& bucket : open) close(bucket);

@@ -24,7 +24,7 @@ class GradientsAside {
       const auto& p = *kept.parameter;
       if (!p.grad_arrived()) continue;
       kept.gradient.emplace(p.size_bytes());
-      copy_bytes(Cpu{}, kept.gradient->data(), p.where(), p.grad_data(), p.size_bytes());
+      copy_bytes(Cpu{}, kept.gradient->data(), p.where(), p.grad_place(), p.size_bytes());
     }
   }
   /// As if there were none.
@@ -56,14 +56,14 @@ class GradientsAside {
   };
   static void copy_back(const Kept& kept) {
     auto& p = *kept.parameter;
-    copy_bytes(p.where(), p.grad_data(), Cpu{}, kept.gradient->data(), p.size_bytes());
+    copy_bytes(p.where(), p.grad_place(), Cpu{}, kept.gradient->data(), p.size_bytes());
   }
   static void put_back(const Kept& kept) {
     auto& p = *kept.parameter;
     if (kept.gradient && p.times_forgotten() == kept.times_forgotten)
       copy_back(kept);
     else
-      zero_bytes(p.where(), p.grad_data(), p.size_bytes());
+      zero_bytes(p.where(), p.grad_place(), p.size_bytes());
   }
 
   std::vector<Kept> kept_;
@@ -93,9 +93,9 @@ class EarlierGradients {
       auto& p = flat.entries()[i].parameter();
       if (!p.grad_arrived() || !kept(i)) continue;
       if (factor == 0)
-        zero_bytes(p.where(), p.grad_data(), p.size_bytes());
+        zero_bytes(p.where(), p.grad_place(), p.size_bytes());
       else
-        with_type(p.dtype(), p.grad_data(),
+        with_type(p.dtype(), p.grad_place(),
                   [&]<class T>(T* grad) { kernels::scale(p.where(), p.count(), static_cast<T>(factor), grad); });
     }
     unit = weight;

@@ -104,7 +104,7 @@ class Core {
   /// The parameter's gradient counts as there: where backward has left none, and no earlier pass, it is 0.
   void fill(std::size_t i) const {
     auto& p = parameter(i);
-    if (!p.grad_arrived()) zero_bytes(p.where(), p.grad_data(), p.size_bytes());
+    if (!p.grad_arrived()) zero_bytes(p.where(), p.grad_place(), p.size_bytes());
   }
   /// The start of a message to the user.
   [[gnu::cold]] std::string where() const { return cat("DistributedDataParallel: rank ", ranks.rank(), ": "); }

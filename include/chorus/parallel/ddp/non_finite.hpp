@@ -49,7 +49,7 @@ class NonFiniteGradients final : public Extension<D> {
     for (const std::size_t i : bucket.parameters) {
       const auto& p = core_.parameter(i);
       bool bad = false;
-      with_type(p.dtype(), p.grad_data(),
+      with_type(p.dtype(), p.grad_place(),
                 [&](const auto* grad) { bad = !std::isfinite(kernels::square_sum(p.where(), p.count(), grad)); });
       if (bad) return i;
     }

@@ -83,7 +83,7 @@ class CanonicalReduce {
           for (std::size_t i = 0; i < used; ++i) any = any || parameter(i, p).grad_arrived();
           for (std::size_t i = 0; any && i < used; ++i)  // who has none of a gradient has zeros
             if (!parameter(i, p).grad_arrived())
-              zero_bytes(parameter(i, p).where(), parameter(i, p).grad_data(), parameter(i, p).size_bytes());
+              zero_bytes(parameter(i, p).where(), parameter(i, p).grad_place(), parameter(i, p).size_bytes());
           if (any) parameter(0, p).set_grad_arrived(true);
           if (any) entries[p].named.handle.shared()->set_reached();
           return any;

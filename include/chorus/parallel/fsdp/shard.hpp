@@ -1,7 +1,7 @@
 #pragma once
 /// What a rank has of a parameter, as optimizers take it.
 
-#include <chorus/parallel/sharded/parameter_shards.hpp>
+#include <chorus/parallel/parameter_slice.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -14,7 +14,6 @@ class Shard final : public chorus::detail::ParameterSlice<D> {
  public:
   using chorus::detail::ParameterSlice<D>::ParameterSlice;
 
-  bool is_part() const override { return true; }
   void* place() const override { return this->at(this->whole().place()); }
   bool grad_arrived() const override { return arrived_; }
   /// With the part's gradient goes what passes under no_sync have added up in the whole one.

@@ -113,7 +113,7 @@ class ShardedUnits final : public ddp::Extension<D> {
     for (std::size_t u = 0; u < at_hand_->units(); ++u)
       for (const std::size_t i : at_hand_->unit(u).entries) {
         if (!shard_of_[i]->grad_arrived()) continue;
-        const auto* const from = static_cast<const std::byte*>(shard_of_[i]->grad_data());
+        const auto* const from = static_cast<const std::byte*>(shard_of_[i]->grad_place());
         aside_[u].push_back({i, {from, from + shard_of_[i]->size_bytes()}, shard_of_[i]->times_forgotten()});
         shard_of_[i]->set_averaged(false);
       }
@@ -124,11 +124,11 @@ class ShardedUnits final : public ddp::Extension<D> {
         Shard<D>& shard = *shard_of_[aside.entry];
         if (shard.times_forgotten() != aside.times_forgotten) continue;
         if (!shard.grad_arrived()) {
-          std::memcpy(shard.grad_data(), aside.gradient.data(), aside.gradient.size());
+          std::memcpy(shard.grad_place(), aside.gradient.data(), aside.gradient.size());
           shard.set_averaged(true);
           continue;
         }
-        ddp::with_type(shard.dtype(), shard.grad_data(), [&]<class T>(T* grad) {
+        ddp::with_type(shard.dtype(), shard.grad_place(), [&]<class T>(T* grad) {
           kernels::axpy(Cpu{}, shard.count(), T{1}, reinterpret_cast<const T*>(aside.gradient.data()), grad);
         });
       }

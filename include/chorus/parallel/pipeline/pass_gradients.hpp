@@ -87,7 +87,7 @@ class PassGradients {
   }
   template <class T>
   static void add(ParameterOn<D>& parameter, const void* from, double scale) {
-    auto* const to = static_cast<T*>(parameter.grad_data());
+    auto* const to = static_cast<T*>(parameter.grad_place());
     if (!parameter.grad_arrived()) zero_bytes(parameter.where(), to, parameter.size_bytes());
     kernels::axpy(parameter.where(), parameter.count(), static_cast<T>(scale), static_cast<const T*>(from), to);
     parameter.set_grad_arrived(true);

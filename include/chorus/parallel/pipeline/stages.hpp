@@ -3,10 +3,11 @@
 
 #include <algorithm>
 #include <chorus/comm/objects.hpp>
-#include <chorus/optim/clip.hpp>
 #include <chorus/parallel/ddp/same_model.hpp>
 #include <chorus/parallel/dp/input_roles.hpp>
 #include <chorus/parallel/model_handles.hpp>
+#include <chorus/parallel/model_ranks.hpp>
+#include <chorus/parallel/parameter_slice.hpp>
 #include <chorus/parallel/pipeline/cut.hpp>
 #include <chorus/parallel/pipeline/elsewhere.hpp>
 #include <chorus/parallel/pipeline/pass.hpp>
@@ -62,6 +63,19 @@ class Stages {
   void visit(nn::Visitor& visitor) {
     for (auto& [name, handle] : named_elsewhere_) visitor.parameter(name, handle);
     own_->visit(visitor);
+  }
+  /// `own`, this rank's parameters, and those of other stages, of which it has no number: programs that choose some of
+  /// the model's by name or shape go as on one device.
+  std::vector<nn::NamedParameter<D>> with_elsewhere(std::vector<nn::NamedParameter<D>> own) const {
+    own.insert(own.end(), elsewhere_.begin(), elsewhere_.end());
+    return own;
+  }
+  /// Has `ranks` decide together what is decided by the model's parameters, wherever they are; of those that several
+  /// stages have, those of one count.
+  template <class Ranks>
+  void decide_together(Ranks& ranks, const std::weak_ptr<void>& net) {
+    const auto counts = [this](const auto& named) { return this->counts(named); };
+    detail::decide_together(with_elsewhere(nn::named_parameters<D>(model_)), ranks, net, counts);
   }
   Communicator& communicator() const { return communicator_; }
   const PipelineOptions& options() const { return options_; }
@@ -352,9 +366,11 @@ class Stages {
     parameters_ = nn::named_parameters<D>(own_model);
     for (const auto& named : nn::named_parameters<D>(model_))
       if (const auto& ranks = owners[named.handle.shared().get()];
-          std::find(ranks.begin(), ranks.end(), communicator_.rank()) == ranks.end())
+          std::find(ranks.begin(), ranks.end(), communicator_.rank()) == ranks.end()) {
         named.parameter->drop_grad_of(*named.handle.shared());
-    for (const auto& named : parameters_) named.parameter->set_one_of_a_part(communicator_.size() > 1);
+        nothing_of_.push_back(std::make_unique<detail::ParameterElsewhere<D>>(*named.parameter));
+        elsewhere_.push_back({named.name, named.handle, nothing_of_.back().get()});
+      }
     send_away(foreign, why);
     wires_.emplace(communicator_, world, stage_count_ > static_cast<std::size_t>(communicator_.size()));
     tied_.emplace(communicator_, world, parameters, ranks_of);
@@ -377,6 +393,8 @@ class Stages {
   std::optional<SomeLayers<Model>> own_;
   std::vector<std::pair<std::string, AnyParameter>> named_elsewhere_;  // that own_ has, too
   std::vector<nn::NamedParameter<D>> parameters_;                      // of all these
+  std::vector<nn::NamedParameter<D>> elsewhere_;                       // those of other stages
+  std::vector<std::unique_ptr<ParameterOn<D>>> nothing_of_;            // what this rank has of these
   std::vector<Numbers> numbers_;
   dp::InputRoles roles_;
   std::map<int, Schedule> schedules_;  // by the number of micro-batches

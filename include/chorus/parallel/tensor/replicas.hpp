@@ -56,7 +56,7 @@ class ReplicaCheck {
   static std::uint64_t hash(const ParameterOn<D>& parameter) {
     if (!parameter.grad_arrived()) return 0;
     std::vector<std::uint32_t> words(parameter.size_bytes() / sizeof(std::uint32_t));
-    copy_bytes(Cpu{}, words.data(), parameter.where(), parameter.grad_data(), parameter.size_bytes());
+    copy_bytes(Cpu{}, words.data(), parameter.where(), parameter.grad_place(), parameter.size_bytes());
     std::uint64_t bits = 14695981039346656037ull;
     for (const std::uint32_t word : words) bits = (bits ^ word) * 1099511628211ull;  // FNV-1a, of words
     return bits;

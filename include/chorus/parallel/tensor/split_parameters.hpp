@@ -106,7 +106,7 @@ void cut(const typename SplitParameters<D>::Item& item, const std::shared_ptr<Te
                     layout.width / split.unit, split.unit > 1 ? cat(" units of ", split.unit) : std::string(" entries"),
                     " along axis ", split.axis, ", which ", group->size(), " ranks can't share: each needs one");
   const auto mine = group->part(layout.width, split.unit);
-  auto whole = std::make_shared<PartOfParameter>(PartOfParameter{split, along, group});
+  auto whole = std::make_shared<PartOfParameter>(PartOfParameter{split, extents, group});
   const MemoryScope scope(trace::Memory::parameters);
   const Storage<D> part = part_of<D>(parameter, layout, mine);
   along = split.blocks * mine.count;
@@ -118,16 +118,14 @@ void cut(const typename SplitParameters<D>::Item& item, const std::shared_ptr<Te
 template <Device D, class Communicator>
 void join(const ParameterOn<D>& part, ParameterOn<D>& whole, Communicator& communicator) {
   const PartOfParameter& of = *part.part();
-  std::vector<Index> extents(part.extents().begin(), part.extents().end());
-  extents[static_cast<std::size_t>(of.split.axis)] = of.width;
-  const SplitLayout layout(part.extents(), of.split, of.width);
+  const SplitLayout layout = of.layout();
   const int ranks = of.group->size();
   const auto size = size_of(part.dtype());
   const D device = part.where();
   const MemoryScope scope(trace::Memory::parameters);
   const auto most = static_cast<std::size_t>(layout.numbers(axis_part(layout.width, of.split.unit, ranks, 0))) * size;
   const Storage<D> mine(device, most), all(device, most * static_cast<std::size_t>(ranks)),
-      joined(device, static_cast<std::size_t>(numel(extents)) * size);
+      joined(device, static_cast<std::size_t>(numel(of.extents)) * size);
   zero_bytes(device, mine.data(), most);
   copy_bytes(device, mine.data(), device, part.memory(), part.size_bytes());
   communicator.all_gather(std::span(static_cast<const std::uint8_t*>(mine.data()), most),
@@ -141,7 +139,7 @@ void join(const ParameterOn<D>& part, ParameterOn<D>& whole, Communicator& commu
                  from + static_cast<std::size_t>(at) * size, static_cast<std::size_t>(count) * size);
     });
   }
-  whole.replace_numbers(extents, joined);
+  whole.replace_numbers(of.extents, joined);
   whole.set_part(nullptr);
 }
 
@@ -149,9 +147,8 @@ void join(const ParameterOn<D>& part, ParameterOn<D>& whole, Communicator& commu
 template <Device D>
 void take_part(const ParameterOn<D>& whole, ParameterOn<D>& part) {
   const PartOfParameter& of = *part.part();
-  const SplitLayout layout(whole.extents(), of.split, of.width);
   const MemoryScope scope(trace::Memory::parameters);
-  take_numbers(part, part_of<D>(whole, layout, of.group->part(layout.width, of.split.unit)).data());
+  take_numbers(part, part_of<D>(whole, of.layout(), of.mine()).data());
 }
 
 }  // namespace chorus::detail
