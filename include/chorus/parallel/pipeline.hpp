@@ -26,10 +26,10 @@ namespace chorus {
 /// `loss.backward()` adds them to the parameters', times its seed. Of a model that returns its output, `net(x)` is all
 /// forwards, and the backward pass of what is made of it all backwards: the loop of other policies, and GPipe's memory.
 /// Either way loss or output are on all ranks, and parameters are those of one device, up to rounding, dropout
-/// included. A loss is a mean over samples or over tokens that count; in the model its `mean_over` is refused, for each
-/// micro-batch's loss says by itself what it is a mean of. BatchNorm takes the statistics of each micro-batch, and
-/// differs; SyncBatchNorm is refused. A rank's `parameters()` are those of its stages: others are not in its memory,
-/// and who reads them gets a UsageError.
+/// included. A loss is made of means over samples, or over tokens that count, and of sums over the batch; of several
+/// that micro-batches divide in different ways a mean over tokens needs its `mean_over`. BatchNorm takes the statistics
+/// of each micro-batch, and differs; SyncBatchNorm is refused. A rank's `parameters()` are those of its stages: others
+/// are not in its memory, and who reads them gets a UsageError.
 template <class Model, class Order = OneForwardOneBackward, class Communicator = comm::AnyCommunicator>
 class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Communicator>, Communicator> {
   using Staged = pipeline::StagedModel<Model, Order, Communicator>;
