@@ -52,7 +52,7 @@ class GradNode : public Node {
   using tensor_type = Tensor<T, Rank, D>;
 
   GradNode(const char* operation, const Shape<Rank>& shape, D device)
-      : Node(operation), shape_(shape), device_(device) {}
+      : Node(operation, Rank == 0), shape_(shape), device_(device) {}
 
   /// Where the next contribution goes; from then on there is a gradient.
   GradTarget<T, Rank, D> target() {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <new>
 #include <span>
@@ -94,6 +95,7 @@ class NodePool {
 class Node;
 
 namespace detail {
+class LossTerms;
 
 /// What is done with a node's gradient before it goes on; a list.
 struct GradientHook {
@@ -114,7 +116,8 @@ inline bool detects_anomalies() { return anomaly_detectors().load(std::memory_or
 /// One recorded operation, or a leaf. It also holds the gradient by its one output while backward runs.
 class Node {
  public:
-  explicit Node(const char* operation) : operation_(operation), sequence_(next_sequence()) {}
+  explicit Node(const char* operation, bool is_scalar = false)
+      : operation_(operation), sequence_(next_sequence()), is_scalar_(is_scalar) {}
   virtual ~Node() {
     if (mean_ == Mean::uncounted_loss) delete count_;
   }
@@ -167,8 +170,10 @@ class Node {
   bool has_gradient_hooks() const { return gradient_hooks_ != nullptr; }
 
   /// Whether the value is known to be a mean: of a loss function, or a plain `mean(x)`.
-  bool is_mean() const { return mean_ != Mean::none; }
+  bool is_mean() const { return mean_ >= Mean::plain; }
   bool is_loss() const { return mean_ >= Mean::loss; }
+  /// Whether it is known to be a sum along the first axis, or of all elements.
+  bool is_sum() const { return mean_ == Mean::sum; }
   /// Of a mean: what its sum was divided by. Tokens that count, the sum of their classes' weights, samples, elements;
   /// 0 where none counts. Gradients of several shares' means, each multiplied by its share of the sum of these numbers,
   /// add up to that of the mean over all. 0 for what is not a mean, or not known to be one. The first call may wait
@@ -185,6 +190,19 @@ class Node {
     count_ = new std::function<double()>(std::move(count));
     mean_ = Mean::uncounted_loss;
   }
+  /// A sum. `divisor`: what the caller will divide the whole batch's by (`mean_over`), 0 where nobody has said it;
+  /// `counted`: what this one is a sum of, where that is known.
+  void set_sum(double divisor = 0, double counted = 0) {
+    forget_mean();
+    mean_over_ = divisor;
+    counted_ = counted;
+    mean_ = Mean::sum;
+  }
+  double divisor() const { return is_sum() ? mean_over_ : 0; }
+  double counted() const { return is_sum() ? counted_ : 0; }
+  /// Of a product with a number, and of a quotient by one, without axes: the number. 0 of what is neither.
+  double operand_number() const { return mean_ == Mean::none ? counted_ : 0; }
+  void set_operand_number(double number) { counted_ = number; }
   /// What `other` says of its value holds for this one's.
   void take_mean(Node& other) {
     forget_mean();
@@ -192,11 +210,29 @@ class Node {
       count_ = other.count_;
     else
       mean_over_ = other.mean_over_;
+    counted_ = other.counted_;
     mean_ = std::exchange(other.mean_, Mean::none);
   }
 
-  /// The gradient that comes into this node is multiplied by it before it goes on; for policies, which set it on means
-  /// as a backward run begins. It is 1 again when the run has ended.
+  /// How a value depends on the operation's operands. `linear`: its derivatives are constants; `product`, `quotient`:
+  /// of two operands; `pointwise`: element by element, in any other way.
+  enum class Form : std::uint8_t { other, linear, product, quotient, pointwise };
+  Form form() const { return form_; }
+  void set_form(Form form) { form_ = form; }
+  bool is_scalar() const { return is_scalar_; }
+  /// Whether an operand is not on the tape: numbers, which may be a batch's; and whether the first one is not.
+  bool has_loose_operand() const { return (operands_ & 1) != 0; }
+  bool first_operand_is_loose() const { return (operands_ & 2) != 0; }
+  /// Whether anything but parameters has gone into the value.
+  bool may_be_of_data() const { return (operands_ & 4) != 0; }
+  void set_operands(bool loose, bool first_is_loose, bool of_data) {
+    operands_ = static_cast<std::uint8_t>((loose ? 1 : 0) | (first_is_loose ? 2 : 0) | (of_data ? 4 : 0));
+  }
+  /// The value of an operation without axes, once it is on the host; NaN of others.
+  virtual double number() const { return std::numeric_limits<double>::quiet_NaN(); }
+
+  /// The gradient that comes into this node is multiplied by it before it goes on; for policies, which set it as a
+  /// backward run begins. Of a mean it is 1 again when the run has ended; of other nodes see `scale_in_backward`.
   double scale() const { return scale_; }
   void set_scale(double scale) { scale_ = scale; }
 
@@ -218,6 +254,7 @@ class Node {
 
  private:
   friend void run_backward(std::span<const Ref<Node>> roots, const BackwardOptions& options);
+  friend class detail::LossTerms;
   template <class>
   friend class Ref;
 
@@ -236,7 +273,7 @@ class Node {
     draining = false;
   }
 
-  enum class Mean : std::uint8_t { none, plain, loss, uncounted_loss };
+  enum class Mean : std::uint8_t { none, sum, plain, loss, uncounted_loss };
 
   void forget_mean() {
     if (mean_ == Mean::uncounted_loss) delete count_;
@@ -255,13 +292,17 @@ class Node {
   bool skipped_ = false;
   bool reached_ = false;  // one of those consumers has contributed
   Mean mean_ = Mean::none;
+  const bool is_scalar_;
+  Form form_ = Form::other;
+  std::uint8_t operands_ = 4;
+  std::uint8_t of_batch_ = 0;  // see LossTerms
   std::atomic<int> owners_{0};
   std::unique_ptr<detail::GradientHook> gradient_hooks_;
   union {
     double mean_over_ = 0;
     std::function<double()>* count_;  // owned, of an uncounted_loss
   };
-  double scale_ = 1;
+  double scale_ = 1, counted_ = 0;
 };
 
 /// A counted pointer to a Node.

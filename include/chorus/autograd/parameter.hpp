@@ -154,7 +154,9 @@ template <Real T, int Rank, Device D>
 class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
  public:
   explicit ParameterNode(const Tensor<T, Rank, D>& value)
-      : LeafNode<T, Rank, D>(value), value_(detail::at_home(value)) {}
+      : LeafNode<T, Rank, D>(value), value_(detail::at_home(value)) {
+    this->set_operands(false, false, false);
+  }
 
   const Tensor<T, Rank, D>& value() const {
     this->check_here();
@@ -215,7 +217,11 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
   void set_origin(Ref<Node> operation) override {
     origin_ = Ref<GradNode<T, Rank, D>>(static_cast<GradNode<T, Rank, D>*>(operation.get()));
   }
-  Ref<Node> make_stand_in() const override { return Ref<Node>(new LeafNode<T, Rank, D>(value_)); }
+  Ref<Node> make_stand_in() const override {
+    Ref<Node> leaf(new LeafNode<T, Rank, D>(value_));
+    leaf->set_operands(false, false, false);
+    return leaf;
+  }
   const void* grad_data_of(const Node& stand_in) const override {
     const auto grad = static_cast<const LeafNode<T, Rank, D>&>(stand_in).grad();
     return grad.defined() ? grad.data() : nullptr;

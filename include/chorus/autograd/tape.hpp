@@ -17,7 +17,7 @@ class BackwardWatch {
  public:
   virtual ~BackwardWatch() = default;
   /// Called once for each run, in its thread. `nodes` are all that it goes through, the last recorded first; the roots
-  /// among them hold their gradients, and none has been sent on. May call `set_scale` of means and `at_backward_end`.
+  /// among them hold their gradients, and none has been sent on. May call `scale_in_backward` and `at_backward_end`.
   /// What it throws comes out of the run, which has then changed nothing; the roots' gradients are dropped.
   virtual void backward_begins(std::span<const Ref<Node>> nodes) = 0;
 };
@@ -25,6 +25,9 @@ class BackwardWatch {
 /// From now on `watch` is told of this thread's backward runs, as long as it lives; any thread may end its life. It is
 /// not told of runs within runs, nor of those without hooks. A second call with the same one does nothing.
 void watch_backward(const std::weak_ptr<BackwardWatch>& watch);
+
+/// Has the gradient that comes into `node` multiplied by `scale` in the backward run that this thread is in.
+void scale_in_backward(Node& node, double scale);
 
 /// The number of the backward run that this thread is in, the outermost one: no other run in this process has it. 0
 /// outside of a run.

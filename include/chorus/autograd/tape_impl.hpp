@@ -22,6 +22,7 @@ struct BackwardRun {
   std::uint64_t number;
   std::vector<std::function<void()>> end_actions;
   std::span<const Ref<Node>> means;
+  std::vector<Ref<Node>>* scaled;
   std::uint64_t node = 0;  // the sequence number of the one that runs
 };
 /// That of this thread; null outside of one.
@@ -69,6 +70,13 @@ CHORUS_INLINE void at_backward_end(std::function<void()> action) {
   run->end_actions.push_back(std::move(action));
 }
 
+CHORUS_INLINE void scale_in_backward(Node& node, double scale) {
+  auto* run = detail::current_backward();
+  check<UsageError>(run != nullptr, "scale_in_backward: no backward is running in this thread");
+  node.set_scale(scale);
+  run->scaled->emplace_back(&node);
+}
+
 CHORUS_INLINE void watch_backward(const std::weak_ptr<BackwardWatch>& watch) {
   thread_local detail::BackwardWatchers watchers;
   std::weak_ptr<BackwardWatch>* free = nullptr;
@@ -103,7 +111,7 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
 
   // Nested runs (DataParallel's replicas) use lists of their own; all are kept for the next run.
   struct Lists {
-    std::vector<Ref<Node>> nodes, means;
+    std::vector<Ref<Node>> nodes, means, scaled;
     std::vector<Node*> final_leaves, final_far_leaves;
     struct Count {
       Ref<Node> node;
@@ -130,6 +138,8 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
       lists->final_far_leaves.clear();
       if (!lists->nested)
         for (auto& mean : lists->means) mean->set_scale(1);
+      for (auto& node : lists->scaled) node->set_scale(1);
+      lists->scaled.clear();
       lists->means.clear();
       for (auto& [node, pending, reached] : lists->outer_counts) {
         node->pending_ = pending;
@@ -171,7 +181,7 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
   std::sort(lists.means.begin(), lists.means.end(), later);
 
   // Where an operator's backward runs another one, gradients are not complete before the outermost has ended.
-  detail::BackwardRun outermost{.number = run, .end_actions = {}, .means = lists.means};
+  detail::BackwardRun outermost{.number = run, .end_actions = {}, .means = lists.means, .scaled = &lists.scaled};
   struct Scope {
     detail::BackwardRun* outer;
     ~Scope() { detail::current_backward() = outer; }

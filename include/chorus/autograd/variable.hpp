@@ -198,7 +198,16 @@ class OperationNode : public GradNode<T, Rank, D> {
   OperationNode(const char* operation, const Tensor<T, Rank, D>& value, Backward backward, Ref<Inputs>... inputs)
       : GradNode<T, Rank, D>(operation, value.shape(), value.device()),
         saved_(std::in_place, std::move(backward)),
-        inputs_(std::move(inputs)...) {}
+        inputs_(std::move(inputs)...) {
+    if constexpr (Rank == 0) value_ = value;
+    std::apply(
+        [&](const auto& first, const auto&... rest) {
+          const bool loose = !first || (!rest || ...);
+          this->set_operands(loose, !first,
+                             loose || first->may_be_of_data() || (rest->may_be_of_data() || ...));
+        },
+        inputs_);
+  }
 
   void backward(bool keep) override {
     if (!this->has_grad()) return;
@@ -219,10 +228,16 @@ class OperationNode : public GradNode<T, Rank, D> {
   void for_each_input(void (*visit)(Node&, void*), void* context) const override {
     std::apply([&](const auto&... inputs) { ((inputs ? visit(*inputs, context) : void()), ...); }, inputs_);
   }
+  double number() const override {
+    if constexpr (Rank == 0) return static_cast<double>(value_.item());
+    return Node::number();
+  }
 
  private:
   std::optional<Backward> saved_;
   std::tuple<Ref<Inputs>...> inputs_;
+  struct NoValue {};
+  [[no_unique_address]] std::conditional_t<Rank == 0, Tensor<T, Rank, D>, NoValue> value_;
 };
 
 template <class... Inputs>
@@ -241,6 +256,15 @@ auto make_operation(const char* operation, auto value, auto backward, Ref<Inputs
 }  // namespace detail
 
 namespace detail {
+template <class Operation>
+constexpr Node::Form form_of() {
+  if constexpr (requires { requires Operation::bilinear; }) return Node::Form::product;
+  if constexpr (requires { requires Operation::quotient; }) return Node::Form::quotient;
+  if constexpr (requires { requires Operation::linear; }) return Node::Form::linear;
+  if constexpr (requires { requires Operation::pointwise; }) return Node::Form::pointwise;
+  return Node::Form::other;
+}
+
 inline const char* operation_name(const char* name) { return name; }
 template <class Operation>
 const char* operation_name(const Operation& operation) {
@@ -279,8 +303,16 @@ auto record(Operation operation, Tensor<T, Rank, D> value, Backward backward, co
     return record_graph(std::move(operation), std::move(value), std::move(backward), inputs...);
   } else {
     if (!grad_enabled()) return Variable<T, Rank, D>(std::move(value));
-    return detail::make_operation(detail::operation_name(operation), std::move(value), std::move(backward),
-                                  node_of(inputs)...);
+    auto result = detail::make_operation(detail::operation_name(operation), std::move(value), std::move(backward),
+                                         node_of(inputs)...);
+    if (result.node()) {
+      if constexpr (requires { operation.index; } || requires { operation.labels; })
+        result.node()->set_operands(true, false, true);  // integers are operands, too
+      else
+        result.node()->set_form(detail::form_of<Operation>());
+      if constexpr (Rank == 0 && requires { operation.f.value; }) result.node()->set_operand_number(operation.f.value);
+    }
+    return result;
   }
 }
 
@@ -299,7 +331,14 @@ Y as_mean(Y value, double over, bool is_loss = true) {
     if (value.node()) value.node()->set_mean(over, is_loss);
   return value;
 }
-/// The same for a loss whose number, `count()`, is known to device `D`: a GPU is asked when somebody wants it.
+/// The same value, whose node says that it is a sum: see Node::set_sum.
+template <class Y>
+Y as_sum(Y value, bool is_one = true, double divisor = 0, double counted = 0) {
+  if constexpr (AnyVariable<Y>)
+    if (is_one && value.node()) value.node()->set_sum(divisor, counted);
+  return value;
+}
+/// The same as `as_mean` for a loss whose number, `count()`, is known to device `D`: a GPU is asked when somebody wants it.
 template <Device D, class Y, class Count>
 Y as_counted_mean(Y value, const Count& count) {
   if constexpr (AnyVariable<Y>) {

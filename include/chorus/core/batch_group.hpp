@@ -35,8 +35,6 @@ class BatchGroup {
   /// Which of the members this is, and a number of the pass that they are in.
   virtual std::size_t member() const { return 0; }
   virtual std::size_t pass() const { return 0; }
-  /// Throws UsageError where a loss can't be told what it is a mean over (`mean_over`).
-  virtual void check_mean_over() const {}
   /// Whether this thread may take part now: asked where backward computes something again.
   virtual bool is_here() const { return true; }
 };

@@ -15,6 +15,7 @@ namespace functors {
 
 /// value - x
 struct SubtractFrom {
+  static constexpr bool linear = true;
   double value = 0;
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
@@ -24,6 +25,7 @@ struct SubtractFrom {
 
 /// x / value
 struct DivScalar {
+  static constexpr bool linear = true;
   double value = 1;
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
@@ -96,7 +98,7 @@ auto sub(const X& x, Arithmetic auto number) {
 }
 template <Operand X>
 auto sub(Arithmetic auto number, const X& x) {
-  return detail::pointwise("sub", functors::SubtractFrom{static_cast<double>(number)}, x);
+  return detail::pointwise("rsub", functors::SubtractFrom{static_cast<double>(number)}, x);
 }
 
 /// x to the power of a number; fast for -1, -0.5, 0, 0.5, 1, 2 and 3.

@@ -105,7 +105,11 @@ Tensor<T, 0, D> total_weight(const Tensor<std::int64_t, 1, D>& labels, const Ten
 template <Operand X, class T, class D, class Options>
 auto reduce_weighted(const char* operation, const X& losses, const Tensor<std::int64_t, 1, D>& labels,
                      const Tensor<T, 1, D>& weight, const Options& options) {
-  if (options.mean_over) return sum_of_losses_over(losses, checked_mean_over(operation, options));
+  if (options.mean_over)
+    return sum_of_losses_over(losses, checked_mean_over(operation, options),
+                              std::is_same_v<D, Cpu>
+                                  ? static_cast<double>(total_weight(labels, weight, options.ignore_index).item())
+                                  : 0);
   if constexpr (AnyVariable<X> && !is_graph_variable<X>)
     if (const auto cut = options.reduction == Reduction::mean ? cut_of_losses(losses) : nullptr) [[unlikely]]
       return canonical_mean(losses, *cut, [&](Index begin, Index end) {
@@ -233,7 +237,9 @@ requires(tensor_of<X>::rank == tensor_of<Y>::rank &&
          Real<typename tensor_of<Y>::value_type>) auto cross_entropy(const X& logits, const Y& target,
                                                                      const CrossEntropyOptions& options = {}) {
   const auto losses = cross_entropy_per_sample(logits, target, {.label_smoothing = options.label_smoothing});
-  if (options.mean_over) return detail::sum_of_losses_over(losses, detail::checked_mean_over("cross_entropy", options));
+  if (options.mean_over)
+    return detail::sum_of_losses_over(losses, detail::checked_mean_over("cross_entropy", options),
+                                      static_cast<double>(value_of(losses).numel()));
   return detail::mean_or_sum(losses, options.reduction);
 }
 

@@ -165,7 +165,6 @@ auto place_of(const X& x) {
 // What the caller wants the sum divided by. Throws UsageError for what can't be that.
 template <class Options>
 double checked_mean_over(const char* operation, const Options& options) {
-  if (batch_group()) batch_group()->check_mean_over();
   const double over = *options.mean_over;
   check<UsageError>(over > 0 && std::isfinite(over), operation, ": mean_over is a positive number, got ", over);
   check<UsageError>(options.reduction == Reduction::mean, operation,
@@ -210,10 +209,11 @@ auto reduced_over_labels(const char* operation, const X& scores, const LossOf& l
   if (options.mean_over) {
     const double over = checked_mean_over(operation, options);
     options.reduction = Reduction::sum;
-    return as_mean(loss_of(options) / over, over);
+    const double counted = std::is_same_v<D, Cpu> ? count_labels(labels, options.ignore_index) : 0;
+    return as_sum(loss_of(options), true, over, counted) / over;
   }
   auto loss = loss_of(options);
-  if (options.reduction == Reduction::sum) return loss;
+  if (options.reduction == Reduction::sum) return as_sum(std::move(loss), true, 0, static_cast<double>(labels.numel()));
   return as_counted_mean<D>(std::move(loss), [labels, ignore_index = options.ignore_index] {
     return count_labels(labels, ignore_index);
   });

@@ -100,13 +100,13 @@ auto mean_of_losses(const X& losses, double over) {
       });
   return as_mean(sum(losses) / (over == 0 ? 1 : over), over);
 }
-// The same, divided by what the caller says of the whole batch.
+// The same, divided by what the caller says of the whole batch. `counted`: what the losses here would be a mean over.
 template <Operand X>
-auto sum_of_losses_over(const X& losses, double over) {
+auto sum_of_losses_over(const X& losses, double over, double counted) {
   if constexpr (AnyVariable<X> && !is_graph_variable<X>)
     if (const auto cut = cut_of_losses(losses)) [[unlikely]]
       return canonical_mean(losses, *cut, [](Index, Index) { return 0.0; }, over);
-  return as_mean(sum(losses) / over, over);
+  return as_sum(sum(losses), true, over, counted) / over;
 }
 template <Operand X>
 auto mean_or_sum(const X& losses, Reduction reduction) {

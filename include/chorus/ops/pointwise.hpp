@@ -10,6 +10,7 @@
 #include <chorus/kernels/pointwise.hpp>
 #include <span>
 #include <tuple>
+#include <type_traits>
 
 namespace chorus {
 
@@ -17,7 +18,10 @@ namespace chorus {
 namespace operations {
 template <class F>
 struct Pointwise {
+  static constexpr bool pointwise = true;
   static constexpr bool linear = requires { requires F::linear; };
+  static constexpr bool bilinear = requires { requires F::bilinear; };
+  static constexpr bool quotient = std::is_same_v<F, functors::Div>;
   const char* name;
   F f;
 };

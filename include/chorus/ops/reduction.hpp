@@ -78,6 +78,12 @@ auto reduce(Operation operation, const X& x, Index axis, Forward forward, Backwa
       x);
 }
 
+// Along the first axis samples lie.
+template <int Rank>
+bool is_first_axis(Index axis) {
+  return axis == 0 || axis == -Rank;
+}
+
 // An extremum of no numbers is none.
 template <Operand X>
 void check_not_empty(const char* operation, const X& x, Index axis) {
@@ -109,12 +115,14 @@ auto sum(const X& x, Index axis) {
   if constexpr (!Real<T> && sizeof(T) < sizeof(std::int64_t))
     return sum(to<std::int64_t>(x), axis);
   else
-    return detail::reduce(
-        operations::Sum{axis}, x, axis,
-        [](auto device, auto view, const auto* in, auto* out) { kernels::sum(device, view, in, out); },
-        [](auto device, auto view, const auto*, const auto*, const auto* dy, auto* dx, bool accumulate) {
-          kernels::sum_backward(device, view, dy, dx, accumulate);
-        });
+    return detail::as_sum(
+        detail::reduce(
+            operations::Sum{axis}, x, axis,
+            [](auto device, auto view, const auto* in, auto* out) { kernels::sum(device, view, in, out); },
+            [](auto device, auto view, const auto*, const auto*, const auto* dy, auto* dx, bool accumulate) {
+              kernels::sum_backward(device, view, dy, dx, accumulate);
+            }),
+        detail::is_first_axis<tensor_of<X>::rank>(axis), 0, static_cast<double>(value_of(x).numel()));
 }
 
 /// The mean along an axis, which goes away.
@@ -131,10 +139,9 @@ auto mean(const X& x, Index axis) {
       [](auto device, auto view, const auto*, const auto*, const auto* dy, auto* dx, bool accumulate) {
         kernels::mean_backward(device, view, dy, dx, accumulate);
       });
-  if constexpr (tensor_of<X>::rank == 1)
-    return detail::as_mean(std::move(y), static_cast<double>(value_of(x).numel()), false);
-  else
-    return y;
+  return detail::is_first_axis<tensor_of<X>::rank>(axis)
+             ? detail::as_mean(std::move(y), static_cast<double>(value_of(x).size(0)), false)
+             : y;
 }
 
 /// The largest element along an axis, which goes away. Elements that tie share the gradient evenly, as in PyTorch.

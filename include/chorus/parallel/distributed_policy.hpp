@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chorus/autograd/loss_terms.hpp>
 #include <chorus/autograd/tape.hpp>
 #include <chorus/comm/communicator.hpp>
 #include <chorus/comm/objects.hpp>
@@ -288,15 +289,20 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   }
   void weigh_unless_weighed() {
     if (weighed_run_ == backward_run()) return;
-    for (const double scale : weigh_run(means_of_backward()))
+    losses_.clear();
+    if (!in_captured_step())
+      for (const Ref<Node>& node : means_of_backward()) losses_.push_back(detail::LossShare::mean(node->mean_over()));
+    for (const double scale : weigh_run(false))
       check<UsageError>(scale == 1, "a distributed policy: backward goes through several losses that are means over ",
                         "different numbers, and not through a forward pass of the net in this thread: call the net, "
                         "not its module()");
   }
   /// Whether the backward run that this thread is in has been weighed; with canonical shares it always has.
   bool weighed() const { return canonical_ || weighed_run_ == backward_run(); }
-  /// All ranks tell each other what their losses are means over.
-  virtual std::span<const double> weigh(std::span<const double> mean_over) { return shares_.weigh(mean_over); }
+  /// All ranks tell each other of what means and sums their losses are made.
+  virtual std::span<const double> weigh(std::span<const detail::LossShare> losses, bool refused) {
+    return shares_.weigh(losses, refused);
+  }
   /// This rank's weight in the pass is known, and backward has not begun.
   virtual void backward_is_weighed() {}
 
@@ -348,8 +354,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
     void backward_begins(std::span<const Ref<Node>> nodes) override { policy->backward_begins(nodes); }
     DistributedPolicy* policy;
   };
-  // Losses are weighed before backward passes through one of this net's last passes. A plain mean is one where it was
-  // taken of the net's output.
+  // Losses are weighed before backward passes through one of this net's last passes.
   void backward_begins(std::span<const Ref<Node>> nodes) {
     const auto in = [&](const Recorded& pass) {
       const auto first = std::partition_point(nodes.begin(), nodes.end(),
@@ -359,25 +364,36 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
     if (std::none_of(recorded_.begin(), recorded_.end(), in)) return;
     std::uint64_t last = 0;
     for (const Recorded& pass : recorded_) last = std::max(last, pass.end);
-    std::vector<Ref<Node>> means;
-    for (const Ref<Node>& node : nodes)
-      if (node->is_mean() && (node->is_loss() || node->sequence() >= last)) means.push_back(node);
-    if (canonical_ && communicator_.size() > 1) detail::check_canonical_means(nodes);
-    const auto scales = weigh_run(means);
-    for (std::size_t i = 0; i < scales.size(); ++i) {
-      check<UsageError>(means[i]->scale() == 1 || means[i]->scale() == scales[i],
-                        "backward: two nets whose batches are divided in different ways have one loss");
-      means[i]->set_scale(scales[i]);
+    losses_.clear();
+    if (canonical_) {
+      if (communicator_.size() > 1) detail::check_canonical_means(nodes);
+      weigh_run(false);
+    } else if (communicator_.size() == 1 || in_captured_step()) {
+      weigh_run(false);
+    } else {
+      terms_.find(*nodes.front(), last);
+      for (const auto& term : terms_.all()) losses_.push_back(detail::LossShare::of(term));
+      weigh_terms(weigh_run(terms_.nonlinear() != nullptr));
     }
     backward_is_weighed();
   }
-  // None of a captured step.
-  std::span<const double> weigh_run(std::span<const Ref<Node>> means) {
+  void weigh_terms(std::span<const double> scales) {
+    terms_.check_linear(title_);
+    check<UsageError>(terms_.needs_alike() == nullptr || shares_.counted_alike(), title_, ": '", terms_.needs_alike(),
+                      "' of a sum of means or sums that ranks divide in different ways, and of what a gradient goes to: "
+                      "expected one of each of them, or ",
+                      detail::whole_batch_line);
+    for (std::size_t i = 0; i < scales.size(); ++i) {
+      Node& node = *terms_.all()[i].node;
+      if (node.scale() == scales[i]) continue;
+      check<UsageError>(node.scale() == 1,
+                        "backward: two nets whose batches are divided in different ways have one loss");
+      scale_in_backward(node, scales[i]);
+    }
+  }
+  std::span<const double> weigh_run(bool refused) {
     weighed_run_ = backward_run();
-    mean_over_.clear();
-    if (!in_captured_step())
-      for (const Ref<Node>& node : means) mean_over_.push_back(node->mean_over());
-    return weigh(mean_over_);
+    return weigh(losses_, refused);
   }
   // Replays of a captured step (Graphed) don't ask again: ranks count by their samples there, whose numbers stay.
   bool in_captured_step() const {
@@ -393,7 +409,8 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   std::array<Recorded, 16> recorded_{};
   std::size_t next_recorded_ = 0;
   std::uint64_t weighed_run_ = 0;  // the last one
-  std::vector<double> mean_over_;  // of its losses
+  detail::LossTerms terms_;
+  std::vector<detail::LossShare> losses_;  // of the same run
   std::shared_ptr<Watch> watch_ = std::make_shared<Watch>(*this);
 
   // While joining_.

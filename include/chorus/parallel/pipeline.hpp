@@ -26,10 +26,11 @@ namespace chorus {
 /// `loss.backward()` adds them to the parameters', times its seed. Of a model that returns its output, `net(x)` is all
 /// forwards, and the backward pass of what is made of it all backwards: the loop of other policies, and GPipe's memory.
 /// Either way loss or output are on all ranks, and parameters are those of one device, up to rounding, dropout
-/// included. A loss is a mean over samples or over tokens that count; in the model its `mean_over` is refused, for each
-/// micro-batch's loss says by itself what it is a mean of. BatchNorm takes the statistics of each micro-batch, and
-/// differs; SyncBatchNorm is refused. `parameters()` are the model's, and a rank has no number of those of other stages:
-/// optimizers, groups, averages of such take part with nothing. Who reads them in `module()` gets a UsageError.
+/// included. A loss is made of means over samples, or over tokens that count, and of sums over the batch; of several
+/// that micro-batches divide in different ways a mean over tokens needs its `mean_over`. BatchNorm takes the statistics
+/// of each micro-batch, and differs; SyncBatchNorm is refused. `parameters()` are the model's, and a rank has no number
+/// of those of other stages: optimizers, groups, averages of such take part with nothing. Who reads them in `module()`
+/// gets a UsageError.
 template <class Model, class Order, class Communicator>
 class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Communicator>, Communicator> {
   using Staged = pipeline::StagedModel<Model, Order, Communicator>;

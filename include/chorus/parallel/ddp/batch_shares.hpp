@@ -1,12 +1,14 @@
 #pragma once
-/// What ranks tell each other of a pass: how many samples each has, and what its losses are means over. By that their
-/// gradients count.
+/// What ranks tell each other of a pass: how many samples each has, and of what means and sums its loss is made. By
+/// that their gradients count.
 
+#include <algorithm>
 #include <array>
 #include <chorus/autograd/node.hpp>
 #include <chorus/comm/communicator.hpp>
 #include <chorus/core/config.hpp>
 #include <chorus/core/error.hpp>
+#include <chorus/parallel/loss_share.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -50,10 +52,13 @@ class BatchShares {
   /// `begin` was called for.
   void begin_aside(const ddp::ForwardPass& pass, bool may_ask);
 
-  /// Backward begins, from losses that are means over these numbers: all ranks call it. Returns what each loss's
-  /// gradient is to be multiplied by on its way, so that with this rank's `weight` it counts by its share of its mean;
-  /// good until the next call.
-  std::span<const double> weigh(std::span<const double> mean_over);
+  /// Backward begins, from a loss that is made of these: all ranks call it. Returns what the gradient of each is to be
+  /// multiplied by on its way, so that with this rank's `weight` it counts by its share of its mean, or as a sum's; good
+  /// until the next call. Throws UsageError, on all ranks, where one has `refused` its loss, where ranks' losses are
+  /// made of other parts, and for sums that are divided by what can't be of the whole batch.
+  std::span<const double> weigh(std::span<const LossShare> losses, bool refused = false);
+  /// Whether all parts of all ranks counted by their ranks' weights.
+  bool counted_alike() const { return alike_; }
   /// This rank's share of the batch: the weight of its gradient. Those of all ranks add up to 1, also where the batch
   /// is empty: what earlier passes have averaged stays. By samples, until `weigh` knows better.
   double weight();
@@ -82,13 +87,10 @@ class BatchShares {
     Kind kind = Kind::recorded;
     ddp::ForwardPass pass = {};
     bool at_backward = false;  // else it is said earlier, and will be said again
-    std::int32_t losses = 0;   // more of them than there is room for are told in a message of their own
-    std::array<double, 4> mean_over{};
+    std::int32_t numbers = 0;  // of losses; more of them than there is room for are told in a message of their own
+    std::array<double, 4> losses{};
   };
-  struct Loss {
-    std::vector<double> of_rank;  // what each rank's is a mean over
-    double sum = 0;
-  };
+  static constexpr std::int32_t has_refused = -1;
   static constexpr std::int64_t not_asked = -1;
   static constexpr std::string_view of_recorded =
       "; ranks tell each other their batch sizes as backward begins, and before where a forward pass draws random "
@@ -123,18 +125,23 @@ class BatchShares {
   double weight_by_samples() const;
   // Where all losses are divided alike, as tokens of one text, or samples, are, ranks count by these shares. Else by
   // their samples, and each loss's gradient is scaled to count by its own share.
-  void decide(std::span<const double> own);
-  // Fills `losses_`; with none where ranks have different numbers of losses: they are not the same ones.
-  void gather_losses(std::span<const double> own);
+  void decide(std::size_t losses);
+  // Fills `losses_`.
+  void gather_losses();
+  [[gnu::cold]] void gather_numbers();
 
   Communicator& communicator_;
   Message own_, own_aside_;
   std::vector<Message> all_, all_aside_;
-  std::vector<Loss> losses_;  // of the last `weigh`
+  std::vector<double> own_losses_, all_losses_;  // of the last `weigh`
+  std::vector<LossShare> shares_;
+  std::vector<WholeLoss> losses_;
+  std::vector<double> counted_;  // of sums with a divisor, in passes whose gradients are added up
   std::vector<double> scales_;
   bool as_they_are_ = false;
   bool known_ = true;     // what ranks say of this pass
   bool decided_ = false;  // their weights
+  bool alike_ = true;
   double weight_ = 1;
   bool changed_ = false, aside_ = false;
   std::int64_t first_aside_ = 0;

@@ -6,6 +6,7 @@
 #include <chorus/comm/communicator.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/parallel/ddp/batch_shares.hpp>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
@@ -49,16 +50,23 @@ void BatchShares<Communicator>::begin_aside(const ddp::ForwardPass& pass, bool m
 }
 
 template <class Communicator>
-std::span<const double> BatchShares<Communicator>::weigh(std::span<const double> mean_over) {
-  own_.losses = static_cast<std::int32_t>(mean_over.size());
-  std::copy_n(mean_over.begin(), std::min(mean_over.size(), own_.mean_over.size()), own_.mean_over.begin());
+std::span<const double> BatchShares<Communicator>::weigh(std::span<const LossShare> losses, bool refused) {
+  own_losses_.clear();
+  for (const LossShare& loss : losses)
+    for (const double number : loss.numbers()) own_losses_.push_back(number);
+  own_.numbers = refused ? has_refused : static_cast<std::int32_t>(own_losses_.size());
+  std::copy_n(own_losses_.begin(), std::min(own_losses_.size(), own_.losses.size()), own_.losses.begin());
   own_.at_backward = true;
   do exchange();
   while (std::any_of(all_.begin(), all_.end(), [](const Message& rank) { return !rank.at_backward; }));
+  if (refused) return {};
+  for (std::size_t rank = 0; rank < all_.size(); ++rank)
+    check<UsageError>(all_[rank].numbers != has_refused, "rank ", rank, " refuses its loss, which is not of the same ",
+                      "operations as this rank's");
   if (as_they_are_)
-    scales_.assign(mean_over.size(), 1);
+    scales_.assign(losses.size(), 1);
   else
-    decide(mean_over);
+    decide(losses.size());
   return scales_;
 }
 
@@ -172,54 +180,86 @@ double BatchShares<Communicator>::weight_by_samples() const {
 }
 
 template <class Communicator>
-void BatchShares<Communicator>::decide(std::span<const double> own) {
-  decided_ = true;
+void BatchShares<Communicator>::decide(std::size_t losses) {
+  decided_ = alike_ = true;
   weight_ = weight_by_samples();
-  scales_.assign(own.size(), 1);
-  gather_losses(own);
+  scales_.assign(losses, 1);
+  gather_losses();
   const auto me = static_cast<std::size_t>(communicator_.rank());
-  const Loss* first = nullptr;
-  bool alike = true;
-  for (const Loss& loss : losses_) {
+  const WholeLoss* first = nullptr;
+  for (const WholeLoss& loss : losses_) {
     if (loss.sum == 0) continue;  // it is 0, whatever its share
-    if (first == nullptr) {
-      first = &loss;
-      continue;
-    }
+    if (first == nullptr) first = &loss;
+    alike_ = alike_ && (!loss.is_sum || all_.size() == 1);
     for (std::size_t rank = 0; rank < all_.size(); ++rank)
-      alike = alike && loss.of_rank[rank] * first->sum == first->of_rank[rank] * loss.sum;
+      alike_ = alike_ && loss.of_rank[rank] * first->sum == first->of_rank[rank] * loss.sum;
   }
   if (first == nullptr) return;
-  if (alike) {
+  if (alike_) {
     weight_ = first->of_rank[me] / first->sum;
     return;
   }
   for (std::size_t rank = 0; rank < all_.size(); ++rank)  // a rank that counts for a loss counts
-    for (const Loss& loss : losses_)
-      if (all_[rank].pass.samples == 0 && loss.of_rank[rank] > 0) weight_ = 1.0 / static_cast<double>(all_.size());
-  for (std::size_t i = 0; i < scales_.size(); ++i)
-    if (const double share = losses_[i].of_rank[me]; share > 0) scales_[i] = share / losses_[i].sum / weight_;
+    for (const WholeLoss& loss : losses_)
+      if (!loss.is_sum && all_[rank].pass.samples == 0 && loss.of_rank[rank] > 0)
+        weight_ = 1.0 / static_cast<double>(all_.size());
+  if (weight_ == 0) return;
+  for (std::size_t i = 0; i < losses_.size(); ++i)
+    if (const double share = losses_[i].share(me); share > 0) scales_[i] = share / weight_;
 }
 
 template <class Communicator>
-void BatchShares<Communicator>::gather_losses(std::span<const double> own) {
-  std::int32_t count = -1;
-  bool same = true;
-  for (const Message& rank : all_) {
-    if (rank.kind == Kind::joined) continue;
-    same = same && (count < 0 || rank.losses == count);
-    count = rank.losses;
+void BatchShares<Communicator>::gather_numbers() {
+  if (communicator_.size() == 1) {
+    all_losses_ = own_losses_;
+    return;
   }
-  losses_.resize(same && count > 0 ? static_cast<std::size_t>(count) : 0);
-  for (std::size_t i = 0; i < losses_.size(); ++i) {
-    Loss& loss = losses_[i];
-    loss.of_rank.resize(all_.size());
-    if (i >= own_.mean_over.size())
-      gather(i < own.size() ? own[i] : 0.0, loss.of_rank, of_recorded);
-    else
-      for (std::size_t rank = 0; rank < all_.size(); ++rank) loss.of_rank[rank] = all_[rank].mean_over[i];
-    loss.sum = std::accumulate(loss.of_rank.begin(), loss.of_rank.end(), 0.0);
+  communicator_.all_gather(std::span<const double>(own_losses_), std::span<double>(all_losses_), {});
+}
+
+template <class Communicator>
+void BatchShares<Communicator>::gather_losses() {
+  const std::size_t ranks = all_.size();
+  std::size_t first = ranks;  // of those that have a loss
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    if (all_[rank].kind == Kind::joined) continue;
+    if (first == ranks) first = rank;
+    check<UsageError>(all_[rank].numbers == all_[first].numbers, "backward: the losses of rank ", first, " and rank ",
+                      rank, " are not made of the same means and sums over the batch: expected the same operations on ",
+                      "all ranks, also of a share in which nothing counts");
   }
+  const auto count = first < ranks ? static_cast<std::size_t>(all_[first].numbers) : 0;
+  const bool apart = count > own_.losses.size();
+  if (apart) {
+    own_losses_.resize(count);  // a rank that has ended has none
+    all_losses_.resize(count * ranks);
+    gather_numbers();
+  }
+  std::size_t made = 0;
+  for (std::size_t at = 0; at < count; ++made) {
+    const auto of = [&](std::size_t rank) {
+      const std::span<const double> numbers =
+          apart ? std::span<const double>(all_losses_).subspan(rank * count, count) : all_[rank].losses;
+      return LossShare::first_of(numbers.subspan(at));
+    };
+    const LossShare example = of(first);
+    if (made == losses_.size()) losses_.emplace_back();
+    shares_.clear();
+    for (std::size_t rank = 0; rank < ranks; ++rank)
+      shares_.push_back(all_[rank].kind == Kind::joined ? LossShare::none() : of(rank));
+    losses_[made].add_up(shares_, "rank");
+    if (example.has_divisor()) {
+      if (counted_.size() <= made) counted_.resize(made + 1);
+      for (const LossShare& share : shares_)
+        if (!share.is_none()) counted_[made] += share.counted();
+      const double counted = counted_[made];
+      if (own_.pass.sync || counted > example.divisor() * (1 + 1e-9)) counted_[made] = 0;
+      check<UsageError>(counted <= example.divisor() * (1 + 1e-9), "mean_over is ", example.divisor(), ", and ",
+                        counted, " have counted on all ranks", one_divisor);
+    }
+    at += example.numbers().size();
+  }
+  losses_.resize(made);
 }
 
 }  // namespace chorus::detail

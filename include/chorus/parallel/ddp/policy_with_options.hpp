@@ -135,9 +135,9 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
       return nullptr;
   }
 
-  std::span<const double> weigh(std::span<const double> mean_over) override {
+  std::span<const double> weigh(std::span<const detail::LossShare> losses, bool refused) override {
     this->tell(&Extension<D>::communicates, true);
-    const auto scales = Base::weigh(mean_over);
+    const auto scales = Base::weigh(losses, refused);
     this->tell(&Extension<D>::communicates, false);
     return scales;
   }

@@ -2,12 +2,14 @@
 /// Scalars that a model returns under DataParallel, one a device, and the mean over the batch of those that are losses.
 
 #include <algorithm>
+#include <chorus/autograd/loss_terms.hpp>
 #include <chorus/autograd/variable.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/core/say.hpp>
 #include <chorus/parallel/canonical/share_losses.hpp>
 #include <chorus/parallel/dp/device_scalars.hpp>
 #include <chorus/parallel/dp/samples.hpp>
+#include <chorus/parallel/loss_share.hpp>
 #include <cmath>
 #include <cstddef>
 #include <numeric>
@@ -15,55 +17,85 @@
 
 namespace chorus::detail {
 
-/// What each device's loss is a mean over. Several numbers where it is a sum of means, none where it is not known.
-template <Real T, Device D>
-std::vector<std::vector<double>> mean_over_of_devices(Node* losses, std::size_t devices) {
-  std::vector<std::vector<double>> over(devices);
-  search_tape<T, D>(losses, [&](Node& node) {
-    const auto* gathered = dynamic_cast<const OfDeviceScalars*>(&node);
-    if (gathered == nullptr) return false;
-    const auto scalars = gathered->scalars();
-    for (std::size_t i = 0; i < scalars.size() && i < devices; ++i)
-      search_tape<T, D>(scalars[i], [&](Node& scalar) {
-        if (scalar.is_loss()) over[i].push_back(scalar.mean_over());
-        return scalar.is_loss();
-      });
-    return true;
-  });
-  return over;
-}
-
-/// What share of the batch's mean each device's loss is, given the node of the vector of losses, of type
-/// GradNode<T, 1, D>: its share of what the losses are means over, as tokens, where the tape knows; else its share of
-/// the samples. Throws UsageError where the devices add up losses of which no one share is right.
-template <Real T, Device D>
-std::vector<double> loss_shares(Node* losses, const std::vector<Index>& samples) {
-  const auto shares_of = [](const auto& parts) {
-    const double whole = std::accumulate(parts.begin(), parts.end(), 0.0);
-    std::vector<double> shares;
-    for (const auto part : parts) shares.push_back(whole == 0 ? 1 : static_cast<double>(part) / whole);
-    return shares;
+/// How the losses that a model has returned, one a device, add up to the batch's: each mean by the device's share of it,
+/// as of the tokens, sums as they are, and what is not of the batch once. Of a loss of which the tape says nothing each
+/// counts by its samples.
+class LossShares {
+ public:
+  struct Scaled {
+    Ref<Node> node;
+    double scale;
   };
-  const auto over = mean_over_of_devices<T, D>(losses, samples.size());
-  for (const auto& device : over)
-    check<UsageError>(device.size() == over.front().size(),
-                      "DataParallel::mean_loss: of some devices' losses it is known what they are means over, and of "
-                      "others it is not; expected the same of all");
-  std::vector<double> shares;
-  for (std::size_t loss = 0; loss < over.front().size(); ++loss) {
-    std::vector<double> parts;
-    for (const auto& device : over) parts.push_back(device[loss]);
-    if (std::accumulate(parts.begin(), parts.end(), 0.0) == 0) continue;  // it is 0, whatever its share
-    const auto next = shares_of(parts);
-    if (shares.empty()) shares = next;
-    for (std::size_t i = 0; i < next.size(); ++i)
-      check<UsageError>(std::abs(next[i] - shares[i]) < 1e-6,
-                        "DataParallel::mean_loss: each device's loss is a sum of losses that are means over different "
-                        "numbers of tokens, samples or elements, of which no one share is right: let the model return "
-                        "each by itself, and add up what mean_loss makes of them");
+  double value = 0;
+  std::vector<double> weights;  ///< of the devices' losses
+  std::vector<Scaled> scaled;   ///< what in them counts by another share
+
+  /// `losses`: the node of the vector of losses, of type GradNode<T, 1, D>, or null. Throws UsageError where a loss is
+  /// not linear in means and sums over the batch, or where devices' losses are made of different ones.
+  template <Real T, Device D>
+  static LossShares of(Node* losses, const std::vector<T>& values, const std::vector<Index>& samples) {
+    std::vector<Node*> scalars;
+    search_tape<T, D>(losses, [&](Node& node) {
+      const auto* gathered = dynamic_cast<const OfDeviceScalars*>(&node);
+      if (gathered != nullptr && scalars.empty()) scalars = gathered->scalars();
+      return gathered != nullptr;
+    });
+    LossShares out;
+    const double batch = static_cast<double>(std::accumulate(samples.begin(), samples.end(), Index{0}));
+    for (const Index own : samples)
+      out.weights.push_back(batch == 0 ? 1 : static_cast<double>(own) / batch);
+    const auto all_known = scalars.size() == samples.size() &&
+                           std::none_of(scalars.begin(), scalars.end(), [](Node* node) { return node == nullptr; });
+    if (all_known) return out.by_terms(scalars, std::vector<double>(values.begin(), values.end()));
+    out.value = std::inner_product(values.begin(), values.end(), out.weights.begin(), 0.0);
+    return out;
   }
-  return shares.empty() ? shares_of(samples) : shares;
-}
+
+ private:
+  LossShares& by_terms(const std::vector<Node*>& scalars, const std::vector<double>& values) {
+    std::vector<LossTerms> devices(scalars.size());
+    std::vector<std::vector<double>> value_of(scalars.size());
+    for (std::size_t i = 0; i < devices.size(); ++i) {
+      devices[i].find(*scalars[i]);
+      devices[i].check_linear("DataParallel::mean_loss");
+      check<UsageError>(devices[i].all().size() == devices.front().all().size(),
+                        "DataParallel::mean_loss: the devices' losses are made of ", devices.front().all().size(),
+                        " and of ", devices[i].all().size(), " means and sums over the batch: expected the same of all");
+      value_of[i] = devices[i].values(*scalars[i], values[i]);
+    }
+    std::vector<WholeLoss> whole(devices.front().all().size());
+    for (std::size_t k = 0; k < whole.size(); ++k) {
+      std::vector<LossShare> of_devices;
+      for (const auto& terms : devices) of_devices.push_back(LossShare::of(terms.all()[k]));
+      whole[k].add_up(of_devices, "device");
+    }
+    // Where all means are divided alike, devices count by these shares.
+    auto shares = weights;
+    bool alike = true, any = false;
+    for (const WholeLoss& term : whole) {
+      if (term.sum == 0) continue;  // it is 0, whatever its share
+      for (std::size_t i = 0; i < devices.size(); ++i) {
+        if (!any) shares[i] = term.share(i);
+        alike = alike && (!term.is_sum || devices.size() == 1) && std::abs(term.share(i) - shares[i]) < 1e-12;
+      }
+      any = true;
+    }
+    if (any && alike) weights = shares;
+    for (std::size_t i = 0; i < devices.size(); ++i) {
+      const char* const product = devices[i].needs_alike();
+      check<UsageError>(alike || product == nullptr, "DataParallel::mean_loss: '", product == nullptr ? "" : product,
+                        "' of a sum of means or sums that devices divide in different ways, and of what a gradient ",
+                        "goes to: expected one of each of them, or ", whole_batch_line);
+      value += weights[i] * values[i];
+      for (std::size_t k = 0; k < whole.size() && !alike; ++k) {
+        if (whole[k].sum == 0) continue;
+        value += (whole[k].share(i) - weights[i]) * value_of[i][k];
+        scaled.push_back({Ref<Node>(devices[i].all()[k].node), whole[k].share(i) / weights[i]});
+      }
+    }
+    return *this;
+  }
+};
 
 /// Makes the mean of losses over a batch out of those over its shares, and warns of taking the one for the other.
 class GatheredScalars {
@@ -89,15 +121,13 @@ class GatheredScalars {
                       losses.numel(), " losses of the last forward pass, which ran on ", shares_.size(), " devices");
     if (canonical_policies().load(std::memory_order_relaxed) != 0)
       if (const auto cut = find_cut(losses.node().get())) return canonical::mean_of_share_losses(losses, *cut);
-    std::vector<T> weights;
-    for (const double share : loss_shares<T, D>(losses.node().get(), shares_)) weights.push_back(static_cast<T>(share));
-    const auto values = losses.value().to_vector();
-    const T mean = std::inner_product(values.begin(), values.end(), weights.begin(), T{0});
+    const auto shares = LossShares::of<T, D>(losses.node().get(), losses.value().to_vector(), shares_);
     return record(
-        "mean_loss", Tensor<T, 0, D>::full({}, mean, losses.device()),
-        [weights](const auto& dy, auto dx) {
-          auto grads = weights;
-          for (T& grad : grads) grad *= dy.item();
+        "mean_loss", Tensor<T, 0, D>::full({}, static_cast<T>(shares.value), losses.device()),
+        [shares](const auto& dy, auto dx) {
+          for (const auto& [node, scale] : shares.scaled) node->set_scale(scale);
+          std::vector<T> grads;
+          for (const double weight : shares.weights) grads.push_back(static_cast<T>(weight) * dy.item());
           dx->add(Tensor<T, 1, D>::from(grads, {static_cast<Index>(grads.size())}, dy.device()));
         },
         losses);

@@ -2,13 +2,14 @@
 /// By how much the micro-batches' losses count in the loss of the whole batch.
 
 #include <algorithm>
+#include <chorus/autograd/loss_terms.hpp>
 #include <chorus/autograd/node.hpp>
 #include <chorus/core/dtype.hpp>
 #include <chorus/core/error.hpp>
+#include <chorus/parallel/loss_share.hpp>
 #include <cmath>
 #include <cstddef>
-#include <unordered_set>
-#include <utility>
+#include <cstdint>
 #include <vector>
 
 namespace chorus::pipeline {
@@ -16,69 +17,139 @@ namespace chorus::pipeline {
 /// A mean over the batch is the sum of w_i mean_i / W, where w_i is what micro-batch i's mean is a mean of: samples,
 /// tokens that count, class weights. W is known after the last forward, and backward begins before it: micro-batches
 /// are seeded with w_i / G, G being what the first one lets expect, and all gradients multiplied by G / W in the end.
-/// Of samples G is W.
+/// Of samples G is W. A loss may be made of several means, and of sums, which are added as they are: then each term's
+/// gradient is scaled, and in the end all must be right by one factor.
 class LossWeights {
  public:
   /// `samples`: of the whole batch.
   explicit LossWeights(Index samples) : samples_(static_cast<double>(samples)) {}
 
-  /// What the gradient by the next micro-batch's loss begins with. Throws UsageError where it is no mean over samples,
-  /// or has several that are divided in different ways.
+  /// What the gradient by the next micro-batch's loss begins with. Throws UsageError for a loss that is not made of
+  /// means and sums over samples.
   double add(Node* root, double loss, Index samples) {
-    double weight = static_cast<double>(samples);
-    if (root != nullptr) {
-      const auto overs = means_behind(*root);
-      check<UsageError>(!overs.empty(),
-                        "Pipeline: the model's loss is no mean over the batch: expected mean(), cross_entropy(), "
-                        "mse_loss() or another loss of the library, with Reduction::mean");
-      weight = overs.front();
-      if (first_.empty()) first_ = overs;
-      bool alike = overs.size() == first_.size();
-      for (std::size_t i = 0; alike && i < overs.size(); ++i)
-        alike = std::abs(overs[i] * first_.front() - overs.front() * first_[i]) <= 1e-9 * overs[i] * first_.front();
-      check<UsageError>(alike,
-                        "Pipeline: the model's loss is made of several means, which micro-batches divide in "
-                        "different ways (the tokens that count, say): expected all over samples");
-    }
-    if (expected_ == 0)
-      expected_ =
-          weight > 0 && samples > 0 ? weight * samples_ / static_cast<double>(samples) : std::max(samples_, 1.0);
-    total_ += weight;
-    if (weight > 0) sum_ += weight * loss;
+    const double size = static_cast<double>(samples), share = samples_ == 0 ? 1 : size / samples_;
     last_ = loss;
-    return weight / expected_;
+    if (root == nullptr) {
+      rest_ += share * loss;
+      return share;
+    }
+    find_terms(*root, loss, size);
+    double rest = loss, seed = 0;
+    bool alike = true, counts = false;
+    for (Term& term : terms_) {
+      if (term.expected == 0) term.expected = term.is_mean ? term.over / share : 1;
+      term.total += term.over;
+      term.sum += term.over * term.value;
+      rest -= term.value;
+      if (term.over == 0) continue;
+      const double own = term.over / term.expected;
+      alike = alike && term.is_mean && (!counts || std::abs(own - seed) <= 1e-12 * seed);
+      if (!counts) seed = own;
+      counts = true;
+    }
+    rest_ += share * rest;
+    if (!alike) {
+      seed = share;
+      for (const Term& term : terms_) term.node->set_scale(term.over / std::max(term.expected, 1e-300) / share);
+    }
+    seeds_ += seed;
+    return seed;
+  }
+  /// After the last micro-batch. Throws UsageError where no one factor makes all terms right.
+  void finish() const {
+    const double all = correction();
+    const auto is_one = [](double x) { return std::abs(x - 1) <= 1e-9; };
+    bool right = !has_more_ || is_one(seeds_ * all);
+    for (const Term& term : terms_)
+      right = right && (term.total == 0 || is_one(term.is_mean ? term.expected / term.total / all : all));
+    check<UsageError>(right,
+                      "Pipeline: the model's loss is made of several means and sums, which micro-batches divide in "
+                      "different ways (the tokens that count, say): expected all over samples, or a mean over tokens "
+                      "with {.mean_over = those that count in the whole batch}, which the program passes to the net");
   }
   /// The loss of the whole batch. Of one in which nothing counts it is what the last micro-batch says.
-  double loss() const { return total_ > 0 ? sum_ / total_ : last_; }
-  /// What it is a mean of.
-  double total() const { return total_; }
-  /// What all gradients are multiplied by.
-  double correction() const { return total_ > 0 ? expected_ / total_ : 1; }
-
- private:
-  // What the losses behind `root` are means of, in the order in which they are found; where there is none, the first
-  // plain mean.
-  static std::vector<double> means_behind(Node& root) {
-    std::vector<double> losses, plain;
-    std::vector<Node*> nodes{&root};
-    std::unordered_set<Node*> seen{&root};
-    using Context = std::pair<std::vector<Node*>*, std::unordered_set<Node*>*>;
-    Context context{&nodes, &seen};
-    for (std::size_t i = 0; i < nodes.size(); ++i) {
-      if (nodes[i]->is_mean()) (nodes[i]->is_loss() ? losses : plain).push_back(nodes[i]->mean_over());
-      nodes[i]->for_each_input(
-          [](Node& input, void* to) {
-            const auto [found, known] = *static_cast<Context*>(to);
-            if (known->insert(&input).second) found->push_back(&input);
-          },
-          &context);
+  double loss() const {
+    double all = rest_;
+    bool counts = terms_.empty();
+    for (const Term& term : terms_) {
+      counts = counts || term.total > 0;
+      if (term.total > 0) all += term.sum / (term.is_mean ? term.total : 1);
     }
-    if (losses.empty() && !plain.empty()) losses.push_back(plain.front());
-    return losses;
+    return counts ? all : last_;
+  }
+  /// What all gradients are multiplied by.
+  double correction() const {
+    bool has_sums = false;
+    for (const Term& term : terms_) has_sums = has_sums || !term.is_mean;
+    for (const Term& term : terms_)
+      if (term.total > 0 && !has_sums) return term.expected / term.total;
+    return 1;
+  }
+  /// What the loss is, for who divides batches further.
+  struct Description {
+    double total = 0;                ///< of a mean
+    double divisor = 0, counted = 0; ///< of a sum: see Node::set_sum
+    enum : std::int32_t { other, mean, sum } kind = other;
+  };
+  Description description() const {
+    const auto is_mean = [](const Term& term) { return term.is_mean; };
+    if (terms_.empty()) return {};
+    const Term& first = terms_.front();
+    const auto like_first = [&](const Term& term) {
+      return std::abs(term.total * first.expected - first.total * term.expected) <= 1e-9 * first.total * term.expected;
+    };
+    if (std::all_of(terms_.begin(), terms_.end(), is_mean)) {
+      if (!std::all_of(terms_.begin(), terms_.end(), like_first)) return {};
+      return {.total = first.total, .kind = Description::mean};
+    }
+    if (has_more_ || std::any_of(terms_.begin(), terms_.end(), is_mean)) return {};
+    if (terms_.size() > 1) return {.kind = Description::sum};
+    return {.divisor = first.divisor, .counted = first.counted, .kind = Description::sum};
   }
 
-  double samples_, expected_ = 0, total_ = 0, sum_ = 0, last_ = 0;
-  std::vector<double> first_;
+ private:
+  struct Term {
+    bool is_mean;
+    Node* node = nullptr;  // of the last micro-batch, as are the next two
+    double over = 0, value = 0;
+    double expected = 0, total = 0, sum = 0;  // over / total is the share
+    double divisor = 0, counted = 0;
+  };
+
+  void find_terms(Node& root, double loss, double size) {
+    found_.find(root);
+    found_.check_linear("Pipeline");
+    const auto& found = found_.all();
+    check<UsageError>(!found.empty(),
+                      "Pipeline: the model's loss is no mean or sum over the batch: expected mean(), cross_entropy(), "
+                      "mse_loss() or another loss of the library, or sums of such");
+    has_more_ = has_more_ || found_.has_more();
+    if (terms_.empty())
+      for (const auto& term : found) terms_.push_back({term.origin->is_mean()});
+    check<UsageError>(terms_.size() == found.size(), "Pipeline: the model's loss is made of ", found.size(),
+                      " means and sums of one micro-batch and of ", terms_.size(), " of another");
+    const auto values = found_.values(root, loss);
+    for (std::size_t i = 0; i < terms_.size(); ++i) {
+      Node& origin = *found[i].origin;
+      Term& term = terms_[i];
+      term.node = found[i].node;
+      term.over = term.is_mean ? origin.mean_over() : 1;
+      // Whether it is a mean by hand would be seen after all micro-batches.
+      check<UsageError>(term.is_mean || found[i].divided == chorus::detail::LossTerms::Divided::no ||
+                            std::abs(found[i].factor) * origin.counted() < 1 - 1e-12 || origin.divisor() != 0 ||
+                            size == samples_,
+                        "Pipeline: the model's loss is a sum over the batch divided by ", 1 / found[i].factor,
+                        chorus::detail::own_mean);
+      term.divisor = origin.divisor();
+      term.counted += origin.counted();
+      term.value = values[i];
+    }
+  }
+
+  chorus::detail::LossTerms found_;
+  std::vector<Term> terms_;
+  double samples_, rest_ = 0, last_ = 0, seeds_ = 0;
+  bool has_more_ = false;
 };
 
 }  // namespace chorus::pipeline

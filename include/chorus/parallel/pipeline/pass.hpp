@@ -31,16 +31,11 @@ namespace chorus::pipeline {
 struct NoWholeBatch final : BatchGroup {
   void sum(std::span<double>) override {
     fail<UsageError>(
-        "Pipeline: SyncBatchNorm in training needs the whole batch at once, and stages see one "
-        "micro-batch after the other: expected nn::BatchNorm, which takes each micro-batch's statistics, or a norm "
+        "Pipeline: SyncBatchNorm in training, or of_global_batch in the model, needs the whole batch at once, and "
+        "stages see one micro-batch after the other: expected a loss outside of the model, nn::BatchNorm, which takes each micro-batch's statistics, or a norm "
         "without any, such as nn::GroupNorm or nn::LayerNorm");
   }
   double weight() override { return 1; }
-  void check_mean_over() const override {
-    fail<UsageError>(
-        "Pipeline: mean_over in a model that returns its loss: expected none, for each micro-batch's loss "
-        "says by itself what it is a mean of");
-  }
 };
 
 /// What a pass works with. What is passed by reference outlives it.

@@ -102,7 +102,9 @@ class StagedModel : public nn::Module {
       using Made = pipeline::PassNode<T, tensor_of<Result>::rank, D>;
       Ref<typename Result::node_type> node(
           new Made(shared.value, std::move(leaves), way_back(schedule, batch, shared.correction)));
-      if (Pass::gives_loss) node->set_mean(shared.mean_over, true);
+      using Loss = LossWeights::Description;
+      if (Pass::gives_loss && shared.loss.kind == Loss::mean) node->set_mean(shared.loss.total, true);
+      if (Pass::gives_loss && shared.loss.kind == Loss::sum) node->set_sum(shared.loss.divisor, shared.loss.counted);
       return Result(std::move(shared.value), std::move(node));
     }
   }

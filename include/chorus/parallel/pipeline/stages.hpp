@@ -159,7 +159,7 @@ class Stages {
   struct Shared {
     Value value;
     double correction = 1;  ///< of gradients: see LossWeights
-    double mean_over = 0;   ///< what a loss is a mean of
+    LossWeights::Description loss;
     bool wants_grad = false, drew = false;
   };
 
@@ -185,10 +185,13 @@ class Stages {
     }
     broadcast(shared.value.data(), shared.value.bytes(), root, trace::Traffic::outputs);
     if constexpr (Pass::gives_loss) {
-      double of_loss[] = {pass.weights().correction(), pass.weights().total()};
-      broadcast(of_loss, sizeof of_loss, root, trace::Traffic::control);
-      shared.correction = of_loss[0];
-      shared.mean_over = of_loss[1];
+      struct {
+        double correction;
+        LossWeights::Description loss;
+      } of_loss{pass.weights().correction(), pass.weights().description()};
+      broadcast(&of_loss, sizeof of_loss, root, trace::Traffic::control);
+      shared.correction = of_loss.correction;
+      shared.loss = of_loss.loss;
     }
     shared.wants_grad = header.wants_grad != 0;
     shared.drew = header.drew != 0;
@@ -225,6 +228,7 @@ class Stages {
     using T = typename Value::value_type;
     if constexpr (Pass::gives_loss) {
       result_wants_grad_ = pass.loss_wants_grad();
+      if (pass.recorded()) pass.weights().finish();
       return Value::full({}, static_cast<T>(pass.weights().loss()), D{});
     } else {
       auto& parts = pass.results();

@@ -1,0 +1,227 @@
+#pragma once
+/// How a loss's terms are found.
+
+#include <algorithm>
+#include <chorus/autograd/loss_terms.hpp>
+#include <chorus/core/config.hpp>
+#include <chorus/core/error.hpp>
+#include <cmath>
+#include <string_view>
+#include <vector>
+
+namespace chorus::detail {
+
+CHORUS_INLINE void LossTerms::find(Node& root, std::uint64_t outside) {
+  terms_.clear();
+  nonlinear_ = needs_alike_ = nullptr;
+  has_more_ = false;
+  outside_ = outside;
+  settle(root);
+  walk(root);
+}
+
+CHORUS_INLINE void LossTerms::check_linear(std::string_view policy) const {
+  check<UsageError>(nonlinear_ == nullptr, policy, ": the loss goes through '", nonlinear_,
+                    "', which is not linear in a mean or a sum over the batch: a part of the batch gives another "
+                    "number there. Expected sums of means and sums, times numbers, or ",
+                    whole_batch_line);
+}
+
+CHORUS_INLINE bool LossTerms::looks_through(const Node& node) const {
+  return !node.is_leaf() && std::string_view(node.operation()) != global_batch_name &&
+         (node.is_scalar() || node.form() != Node::Form::other || node.sequence() >= outside_);
+}
+
+// Inputs come before those that use them. Not by recursion: a loss may be a sum of many thousand.
+CHORUS_INLINE void LossTerms::settle(Node& root) {
+  stack_.assign(1, &root);
+  while (!stack_.empty()) {
+    Node& node = *stack_.back();
+    if (node.of_batch_ != unknown) {
+      stack_.pop_back();
+      continue;
+    }
+    const std::size_t before = stack_.size();
+    if (looks_through(node))
+      node.for_each_input(
+          [](Node& input, void* stack) {
+            if (input.of_batch_ == unknown) static_cast<std::vector<Node*>*>(stack)->push_back(&input);
+          },
+          &stack_);
+    if (stack_.size() == before) {
+      node.of_batch_ = kind_of(node);
+      stack_.pop_back();
+    }
+  }
+}
+
+CHORUS_INLINE LossTerms::Inputs LossTerms::inputs_of(const Node& node) {
+  Inputs inputs;
+  node.for_each_input(
+      [](Node& input, void* to) {
+        auto& all = *static_cast<Inputs*>(to);
+        const auto kind = static_cast<Kind>(input.of_batch_);
+        const bool is_reduced = kind == reduced || kind == mixed;
+        if (all.count++ == 0) all.first = &input, all.first_reduced = is_reduced;
+        if (is_reduced) ++all.reduced, all.reduced_input = &input;
+        all.samples = all.samples || kind == samples;
+        all.loose = all.loose || kind == loose;
+        all.loose_rows = all.loose_rows || (kind == loose && !input.is_scalar());
+        all.mixed = all.mixed || kind == mixed;
+        all.refused = all.refused || kind == refused;
+      },
+      &inputs);
+  return inputs;
+}
+
+CHORUS_INLINE LossTerms::Kind LossTerms::kind_of(const Node& node) const {
+  const Kind of_samples = node.may_be_of_data() ? samples : parameters;
+  if (node.is_leaf()) return node.is_scalar() ? parameters : of_samples;
+  if (std::string_view(node.operation()) == global_batch_name) return parameters;
+  if (!looks_through(node)) return of_samples;
+  const Inputs in = inputs_of(node);
+  const bool reduces = node.is_mean() || node.is_sum();
+  if (in.count == 0) return reduces ? reduced : node.is_scalar() && node.may_be_of_data() ? refused : of_samples;
+  if (in.refused) return refused;
+  if (in.reduced == 0) {
+    if (in.samples) return reduces ? reduced : node.is_scalar() ? refused : samples;
+    if (!in.loose && !node.has_loose_operand() && !node.may_be_of_data()) return parameters;
+    if (reduces) return reduced;
+    if (node.form() == Node::Form::other) return node.is_scalar() ? refused : of_samples;
+    return loose;
+  }
+  if (in.samples || in.loose_rows) return refused;
+  const Kind same = in.mixed ? mixed : reduced;
+  const bool has_more = in.count > in.reduced || node.has_loose_operand();
+  switch (node.form()) {
+    case Node::Form::linear: {
+      const std::string_view name = node.operation();
+      const bool adds = name == "add" || name == "sub" || name == "rsub";
+      return in.reduced > 1 || in.count > in.reduced || (adds && (in.count == 1 || has_more)) ? mixed : same;
+    }
+    case Node::Form::product:
+      return in.reduced == 1 ? same : refused;
+    case Node::Form::quotient:
+      return in.reduced == 1 && in.first_reduced && !node.first_operand_is_loose() ? same : refused;
+    default:
+      return refused;
+  }
+}
+
+// From the root down to where terms begin.
+CHORUS_INLINE void LossTerms::walk(Node& root) {
+  seen_.clear();
+  places_.assign(1, {&root, 1, Divided::no});
+  while (!places_.empty()) {
+    const auto [node, factor, divided] = places_.back();
+    places_.pop_back();
+    if (node->of_batch_ == reduced) add(*node, factor, divided);
+    if (node->of_batch_ != mixed && node->of_batch_ != refused) continue;
+    if (std::find(seen_.begin(), seen_.end(), node) != seen_.end()) continue;
+    seen_.push_back(node);
+    const Inputs in = inputs_of(*node);
+    if (node->of_batch_ == refused && !in.refused) {
+      nonlinear_ = node->operation();
+      return;
+    }
+    has_more_ = has_more_ || in.count == 1 || in.count > in.reduced || node->has_loose_operand();
+    if (node->form() != Node::Form::linear && in.count > 1) needs_alike_ = node->operation();
+    struct Next {
+      std::vector<Place>& places;
+      double factor;
+      Divided divided;
+    } next{places_, factor * own_factor(*node, in), std::max(divided, divides(*node))};
+    node->for_each_input(
+        [](Node& input, void* to) {
+          const auto& all = *static_cast<Next*>(to);
+          all.places.push_back({&input, all.factor, all.divided});
+        },
+        &next);
+  }
+}
+
+// Of an operation with one input that is a mean or a sum: by what it is multiplied there, as far as numbers say, or
+// what it is divided by. A tensor of the program's that it is multiplied by is the program's own.
+CHORUS_INLINE double LossTerms::own_factor(const Node& node, const Inputs& in) {
+  const std::string_view name = node.operation();
+  if (node.operand_number() != 0 && name == "mul") return node.operand_number();
+  if (name != "div" || in.count != 1) return 1;
+  if (node.operand_number() != 0) return 1 / node.operand_number();
+  const double before = in.first->number();
+  return before == 0 ? 0 : std::isnan(before) ? 1 : node.number() / before;
+}
+
+CHORUS_INLINE LossTerms::Divided LossTerms::divides(const Node& node) {
+  if (std::string_view(node.operation()) != "div") return Divided::no;
+  return node.operand_number() != 0 ? Divided::by_number : Divided::by_tensor;
+}
+
+CHORUS_INLINE std::vector<double> LossTerms::values(Node& root, double value) const {
+  std::vector<double> out(terms_.size());
+  if (root.of_batch_ == reduced) out.front() = value;
+  if (root.of_batch_ != mixed) return out;
+  std::vector<Place> places{{&root, 1, Divided::no}};
+  while (!places.empty()) {
+    const auto [node, factor, is_divided] = places.back();
+    places.pop_back();
+    if (node->of_batch_ == reduced) {
+      const Term found = term_of(*node);
+      for (std::size_t i = 0; i < terms_.size(); ++i)
+        if (terms_[i].node == found.node) out[i] += factor * node->number();
+    }
+    if (node->of_batch_ != mixed) continue;
+    const std::string_view name = node->operation();
+    const Inputs in = inputs_of(*node);
+    double own = name == "rsub" || (name == "sub" && node->first_operand_is_loose()) ? -1 : own_factor(*node, in);
+    if (name != "add" && name != "sub" && name != "rsub" && own == 1 && in.reduced_input->number() != 0)
+      own = node->number() / in.reduced_input->number();
+    struct Next {
+      std::vector<Place>& places;
+      double factor;
+      bool subtracts;
+    } next{places, factor * own, name == "sub"};
+    node->for_each_input(
+        [](Node& input, void* to) {
+          auto& all = *static_cast<Next*>(to);
+          all.places.push_back({&input, all.factor, Divided::no});
+          if (all.subtracts) all.factor = -all.factor;
+        },
+        &next);
+  }
+  return out;
+}
+
+// A term is weighed as far down as no gradient goes elsewhere: what uses a mean twice weighs it once.
+CHORUS_INLINE LossTerms::Term LossTerms::term_of(Node& node) {
+  Term term{nullptr, &node};
+  while (true) {
+    Node& now = *term.origin;
+    const Inputs in = inputs_of(now);
+    if (in.reduced == 0) {
+      term.may_be_penalty = now.is_sum() && in.count > 0 && !in.samples;
+      break;
+    }
+    // A loss of the library divides the sum that it is.
+    if (now.is_loss() && in.reduced_input->is_sum() && inputs_of(*in.reduced_input).reduced == 0) break;
+    if (term.node == nullptr && in.count > 1) term.node = &now;
+    term.factor *= own_factor(now, in);
+    term.divided = std::max(term.divided, divides(now));
+    term.origin = in.reduced_input;
+  }
+  if (term.node == nullptr) term.node = term.origin;
+  return term;
+}
+
+CHORUS_INLINE void LossTerms::add(Node& node, double factor, Divided divided) {
+  Term found = term_of(node);
+  found.factor *= factor;
+  found.divided = std::max(found.divided, divided);
+  for (const Term& term : terms_) {
+    if (term.node == found.node) return;
+    if (term.origin == found.origin)
+      needs_alike_ = found.node == found.origin ? term.node->operation() : found.node->operation();
+  }
+  terms_.push_back(found);
+}
+
+}  // namespace chorus::detail

@@ -1,0 +1,82 @@
+#pragma once
+/// Means and sums over the global batch, of which each device or rank has a part.
+
+#include <chorus/autograd/loss_terms.hpp>
+#include <chorus/autograd/parameter.hpp>
+#include <chorus/core/batch_group.hpp>
+#include <chorus/kernels/contiguous.hpp>
+#include <chorus/kernels/to_device.hpp>
+#include <chorus/ops/canonical_mean.hpp>
+#include <cstddef>
+#include <memory>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace chorus {
+
+namespace detail {
+/// `value`, which is proportional to a mean or a sum over this member's part of the batch, as the whole batch's.
+template <class T, int Rank, class D>
+Variable<T, Rank, D> sum_over_members(const Variable<T, Rank, D>& value, const LossTerms::Term& term,
+                                      const std::shared_ptr<BatchGroup>& group) {
+  check<UsageError>(!group->recorded(), "of_global_batch: not of GraphVariables under DataParallel");
+  Node& origin = *term.origin;
+  const bool is_mean = origin.is_mean();
+  const double own = is_mean ? origin.mean_over() : 1;
+  const auto near = contiguous(to_device(value.value(), Cpu{}));
+  std::vector<double> numbers;
+  for (Index i = 0; i < near.numel(); ++i)
+    numbers.push_back(own == 0 ? 0 : own * static_cast<double>(near.data()[i]));
+  numbers.push_back(own);
+  group->sum(numbers);
+  const double over = !is_mean || numbers.back() == 0 ? 1 : numbers.back();
+  auto whole = Tensor<T, Rank, Cpu>::empty(value.shape());
+  for (Index i = 0; i < whole.numel(); ++i)
+    whole.data()[i] = static_cast<T>(numbers[static_cast<std::size_t>(i)] / over);
+  return record(
+      global_batch_name, to_device(whole, value.device()),
+      [group, share = own / over](const auto& dy, auto dx) {
+        // All members' gradients by the whole value, each by what its member counts.
+        const double weight = group->weight();
+        const auto here = contiguous(to_device(dy, Cpu{}));
+        std::vector<double> gradients;
+        for (Index i = 0; i < here.numel(); ++i) gradients.push_back(weight * static_cast<double>(here.data()[i]));
+        group->sum(gradients);
+        auto own = Tensor<T, Rank, Cpu>::empty(here.shape());
+        for (Index i = 0; i < own.numel(); ++i)
+          own.data()[i] =
+              static_cast<T>(weight == 0 ? 0 : gradients[static_cast<std::size_t>(i)] * share / weight);
+        dx->add(to_device(own, dy.device()));
+      },
+      value);
+}
+}  // namespace detail
+
+/// `x`, a mean or a sum over this device's or rank's part of the batch, or a number times one, as that over the global
+/// batch, for what is not linear in it: `ch::sqrt(ch::of_global_batch(ch::mean(ch::square(d))))`. Its gradient goes back
+/// to all parts. In a model's forward pass; outside of it `net.of_global_batch(x)`, which all ranks call. Where the
+/// batch is whole, and where nothing is recorded, it is `x`. It adds up its numbers over all ranks, forward and
+/// backward. Throws UsageError for what is no mean or sum, and where parts of the batch are computed one after the other
+/// (in a model under Pipeline, canonical shares).
+template <AnyVariable X>
+auto of_global_batch(const X& x) {
+  const auto& value = detail::variable_of(x);
+  const auto group = batch_group();
+  if (!group || !value.node() || !grad_enabled()) return value;
+  detail::LossTerms terms;
+  terms.find(*value.node());
+  terms.check_linear("of_global_batch");
+  if (terms.all().empty()) return value;
+  const auto& term = terms.all().front();
+  check<UsageError>(terms.is_one_term(*value.node()), "of_global_batch: expected one mean or sum over the batch, times "
+                    "a number, got a sum of several, or of one and a number: take of_global_batch of each");
+  if (std::string_view(term.origin->operation()) == detail::canonical_mean_name) return value;
+  return detail::sum_over_members(value, term, group);
+}
+template <AnyTensor X>
+X of_global_batch(const X& x) {
+  return x;
+}
+
+}  // namespace chorus

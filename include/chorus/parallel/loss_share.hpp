@@ -1,0 +1,79 @@
+#pragma once
+/// What a part of a loss, on one rank or device, counts in that of the whole batch.
+
+#include <algorithm>
+#include <array>
+#include <chorus/autograd/loss_terms.hpp>
+#include <chorus/core/config.hpp>
+#include <cstddef>
+#include <limits>
+#include <span>
+#include <string_view>
+#include <vector>
+
+namespace chorus::detail {
+
+/// A part of a rank's loss, as ranks tell it each other: what a mean is over, or a sum's mark and its numbers.
+class LossShare {
+ public:
+  static LossShare of(const LossTerms::Term& term);
+  /// Of a rank that takes no part.
+  static LossShare none() { return {{0}, 0}; }
+  static LossShare mean(double over) { return {{over}, 1}; }
+  /// The first one of several.
+  static LossShare first_of(std::span<const double> numbers);
+
+  std::span<const double> numbers() const { return {numbers_.data(), count_}; }
+  bool is_none() const { return count_ == 0; }
+  bool is_mean() const { return !(numbers_[0] < 0); }
+  double over() const { return numbers_[0]; }
+  /// A sum that is divided by what the program says of the whole batch; here it is of `counted`.
+  bool has_divisor() const { return numbers_[0] == is_sum_over; }
+  double divisor() const { return numbers_[1]; }
+  /// A sum of `counted` numbers, times `factor`. `value`: of what may be of parameters alone, and then is the same on
+  /// all ranks; else NaN.
+  bool has_factor() const { return numbers_[0] <= is_product; }
+  bool is_divided() const { return numbers_[0] == is_divided_sum; }
+  bool is_divided_by_tensor() const { return numbers_[0] == is_sum_by_tensor; }
+  double factor() const { return numbers_[1]; }
+  double counted() const { return numbers_[2]; }
+  double value() const { return numbers_[3]; }
+
+ private:
+  friend struct WholeLoss;
+  static constexpr double is_sum = -1, is_sum_over = -2, is_product = -3, is_divided_sum = -4, is_sum_by_tensor = -5;
+  LossShare(std::array<double, 4> numbers, std::size_t count) : numbers_(numbers), count_(count) {}
+  std::array<double, 4> numbers_;
+  std::size_t count_;
+};
+
+/// A part of the loss of the whole batch.
+struct WholeLoss {
+  std::vector<double> of_rank;  ///< what each rank's is a mean over, or 1 for each of which it is the sum
+  double sum = 0;
+  bool is_sum = false;
+
+  double share(std::size_t rank) const { return sum == 0 ? 0 : of_rank[rank] / (is_sum ? 1 : sum); }
+  /// From those of all ranks, or devices: `who` they are. Throws UsageError where they are no parts of one loss, and
+  /// where a sum is divided by what may be a rank's own number or the whole batch's.
+  void add_up(std::span<const LossShare> of_ranks, std::string_view who);
+
+ private:
+  void add_products(std::span<const LossShare> of_ranks);
+};
+
+/// What to say where `mean_over` can't be of the whole batch.
+inline constexpr const char* one_divisor =
+    ": expected what counts in the whole batch, on all ranks and in all passes whose gradients are added up, the same "
+    "number on each rank; to divide a sum by another one: cross_entropy(scores, labels, {.reduction = "
+    "ch::Reduction::sum}) / number";
+/// And where a sum is divided by what may be a mean's number.
+inline constexpr const char* own_mean =
+    ", which may be the number of this part of the batch or of the whole: expected ch::mean(x), or cross_entropy(scores, "
+    "labels, {.mean_over = what counts in the whole batch}), or a product with a number in place of the quotient";
+
+}  // namespace chorus::detail
+
+#if !CHORUS_COMPILED
+#include <chorus/parallel/loss_share_impl.hpp>
+#endif
