@@ -74,6 +74,18 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   /// Makes a number, which lies where the parameters do, the largest one of all ranks.
   void make_largest(std::int32_t* number) { communicator_.all_reduce(std::span(number, 1), comm::ReduceOp::max, {}); }
 
+  /// All ranks call it: what they evaluate is what is saved. Where passes in training have changed buffers, such as
+  /// batch norm's running statistics, on each rank by its own share, all take rank 0's, as far as the policy shares
+  /// them; LocalSgd and ParameterServer bring parameters together, too.
+  void eval() {
+    if (!joining_) bring_together();
+    Policy<Model>::eval();
+  }
+  void train(bool training = true) {
+    if (!training) return eval();
+    Policy<Model>::train();
+  }
+
   /// Whether `text` is the same on all ranks; a collective.
   [[gnu::cold]] bool same_on_all_ranks(std::string_view text) { return comm::same_text(communicator_, text); }
 
@@ -181,6 +193,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   /// Takes `root`'s buffers, of the types that `counts` accepts, in one message.
   template <class Counts = All>
   void broadcast_buffers(int root, const Counts& counts = {}) {
+    buffers_apart_ = false;
     std::size_t bytes = 0;
     for (const auto& named : buffers_)
       if (counts(named.buffer->dtype())) bytes += named.buffer->size_bytes();
@@ -202,6 +215,13 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
     if (communicator_.rank() == root) copy(true);
     broadcast_bytes(buffer_message_.data(), bytes, root, trace::Traffic::buffers);
     if (communicator_.rank() != root) copy(false);
+  }
+
+  /// Whether ranks evaluate with the same buffers.
+  virtual bool shares_buffers() const { return true; }
+  /// See eval().
+  virtual void bring_together() {
+    if (buffers_apart_) broadcast_buffers(0);
   }
 
   std::size_t ranks() const { return static_cast<std::size_t>(communicator_.size()); }
@@ -265,6 +285,10 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
     const BatchGroupScope group(with_others ? group_ : nullptr);
     const detail::WatchScope watch(communicator_.rank() == 0 ? this->watch_once() : nullptr);
     const trace::Span span(trace::Lane::forward, "forward", "forward");
+    if (!buffers_apart_ && !buffers_.empty() && (grad_enabled() ? this->any_training() : this->model_.training())) {
+      buffers_apart_ = true;
+      buffer_writes_ = count_buffer_writes();
+    }
     auto output = canonical::forward(canonical_ ? &*canonical_ : nullptr, this->model_, this->random_,
                                      this->on_model_device(inputs)...);
     this->end_forward();
@@ -304,6 +328,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   /// A forward pass without gradients is this rank's own, unless an operation asks for its place in the batch.
   template <class... Inputs>
   auto forward_aside(const ddp::ForwardPass& pass, const Inputs&... inputs) {
+    if (buffers_apart_ && !joining_ && communicator_.rank() > 0 && !this->model_.training()) check_evaluates_rank_0s();
     shares_.begin_aside(pass, !joining_);
     return forward(!joining_, inputs...);
   }
@@ -314,6 +339,8 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   detail::BatchShares<Communicator> shares_;
   std::vector<nn::NamedBuffer<D>> buffers_;
   Storage<D> buffer_message_;
+  bool buffers_apart_ = false;       // passes in training may have changed them since all ranks had the same
+  std::uint64_t buffer_writes_ = 0;  // before those passes
   detail::ModelHandles handles_;
   bool joining_ = false, throw_early_ = false;
   std::optional<canonical::ModelShares<Model>> canonical_;
@@ -387,6 +414,18 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
       return cuda::is_capturing(cuda::current_stream(this->flat_.entries().front().parameter().where()));
 #endif
     return false;
+  }
+  std::uint64_t count_buffer_writes() const {
+    std::uint64_t all = 0;
+    for (const auto& named : buffers_)
+      if (const auto* const writes = named.buffer->storage().writes()) all += writes->counted();
+    return all;
+  }
+  [[gnu::cold]] void check_evaluates_rank_0s() const {
+    check<UsageError>(!shares_buffers() || buffer_writes_ == count_buffer_writes(), title_, ": rank ",
+                      communicator_.rank(), " evaluates with buffers (running statistics) of its own, which no file ",
+                      "will have: expected net.eval(), which all ranks call and which brings rank 0's, in place of ",
+                      "net.module().eval()");
   }
   struct Recorded {
     std::uint64_t begin = 0, end = 0;  // sequence numbers of nodes

@@ -109,11 +109,6 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   /// different numbers of steps, or of forward passes that recorded gradients, outside of no_sync, since the last mean:
   /// where one leaves a backward pass out, it would take the means later than others.
   void synchronise() { take_mean(); }
-  /// All ranks call it: they are brought together.
-  void eval() {
-    synchronise();
-    Base::eval();
-  }
 
   /// For a GradScaler. Within `join`, where ranks that have ended make no steps, nobody is asked: each rank leaves out
   /// steps, and has a scale, of its own.
@@ -139,6 +134,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   using Counts = std::array<std::int64_t, 4>;
   static constexpr std::int64_t ended = -1;  // the steps of a rank that has run out of batches
 
+  void bring_together() override { synchronise(); }
   void run_out_of_batches() override { ended_ = true; }
   [[gnu::cold]] JoinedPass take_part_in_pass() override {
     if (this->throw_early_) this->begin_pass_of_others();  // throws unless all have ended

@@ -133,12 +133,12 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     this->broadcast_buffers(0);
     stepped_ = false;
   }
-  void eval() {
-    if (stepped_) pull();
-    Base::eval();
-  }
 
  private:
+  void bring_together() override {
+    if (stepped_) return pull();
+    Base::bring_together();
+  }
   void begin_join(const detail::JoinFacts& facts) override {
     check<UsageError>(facts.steps || facts.throw_early,
                       "ParameterServer::join: the server steps for all, also where others have more batches than it "
