@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chorus/autograd/at_home.hpp>
 #include <chorus/autograd/buffer.hpp>
+#include <chorus/core/ledger.hpp>
 #include <concepts>
 #include <cstdint>
 #include <functional>
@@ -70,6 +71,10 @@ class ParameterOn : public detail::AtHome<D> {
   const std::shared_ptr<const PartOfParameter>& part() const { return part_; }
   void set_part(std::shared_ptr<const PartOfParameter> part) { part_ = std::move(part); }
 
+  /// Where the policy of several processes that has it wants to know of its optimizers' steps; else null.
+  const std::shared_ptr<Ledger>& ledger() const { return ledger_; }
+  void set_ledger(std::shared_ptr<Ledger> ledger) { ledger_ = std::move(ledger); }
+
   /// Whether other processes read and write the same value: one of them may step each of its numbers, then, and the
   /// others none.
   bool in_common() const { return in_common_; }
@@ -95,6 +100,7 @@ class ParameterOn : public detail::AtHome<D> {
   bool in_common_ = false, grad_sent_ = false, one_of_a_part_ = false;
   std::uint32_t local_at_ = 0;  // times_forgotten() + 1 when it was said
   std::shared_ptr<const PartOfParameter> part_;
+  std::shared_ptr<Ledger> ledger_;
 };
 
 namespace detail {
@@ -260,7 +266,7 @@ class Parameter : public AnyParameter {
     check<ShapeError>(numbers.shape() == shape() && numbers.is_contiguous(),
                       "Parameter::assign: expected a dense tensor of shape ", shape(), ", got shape ", numbers.shape());
     copy_bytes(device(), typed().memory(), numbers.device(), numbers.data(), numbers.bytes());
-    typed().touch();
+    typed().touch_by_hand();
   }
   /// See Variable::register_hook.
   template <class Hook>

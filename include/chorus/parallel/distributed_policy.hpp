@@ -19,6 +19,7 @@
 #include <chorus/parallel/model_handles.hpp>
 #include <chorus/parallel/no_sync.hpp>
 #include <chorus/parallel/policy.hpp>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -55,7 +56,8 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
                                           .shuffle = options.shuffle,
                                           .seed = this->seed(),
                                           .padding = options.padding,
-                                          .canonical_shares = canonical_shares()});
+                                          .canonical_shares = canonical_shares(),
+                                          .ledger = program_.ledger()});
   }
   int devices() const { return communicator_.size(); }
   int canonical_shares() const { return canonical_ ? static_cast<int>(canonical_->shares()) : 0; }
@@ -78,13 +80,31 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   /// batch norm's running statistics, on each rank by its own share, all take rank 0's, as far as the policy shares
   /// them; LocalSgd and ParameterServer bring parameters together, too.
   void eval() {
-    if (!joining_) bring_together();
+    if (!joining_) {
+      meet();
+      bring_together();
+    }
     Policy<Model>::eval();
   }
   void train(bool training = true) {
     if (!training) return eval();
     Policy<Model>::train();
   }
+
+  /// See Policy::gathered.
+  [[nodiscard]] typename Policy<Model>::Gathered gathered(const GatheredOptions& options = {}) {
+    meet();
+    return Policy<Model>::gathered(options);
+  }
+  template <class F>
+  requires std::invocable<const F&, Model&>
+  void gathered(const F& f) {
+    meet();
+    f(this->model_);
+  }
+  /// The program means ranks to differ in what they step with, write, or leave out: no pass compares it any more. All
+  /// ranks call it.
+  void let_ranks_differ() { program_.let_ranks_differ(); }
 
   /// Whether `text` is the same on all ranks; a collective.
   [[gnu::cold]] bool same_on_all_ranks(std::string_view text) { return comm::same_text(communicator_, text); }
@@ -101,6 +121,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
       : Policy<Model>(std::move(model), seed),
         title_(title),
         communicator_(communicator),
+        program_(title, communicator),
         shares_(communicator),
         buffers_(nn::named_buffers<D>(this->model_)),
         handles_(this->model_) {
@@ -109,6 +130,8 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
                         " needs a communicator for its memory, such as comm::NcclCommunicator; got ",
                         communicator.backend());
     check<UsageError>(dim >= 0, title, ": dim is at least 0, got ", dim);
+    shares_.compare(program_);
+    program_.listen(this->flat_.parameters(), buffers_, {.contents = true});
     this->random_.dim = dim;
     this->random_.first_sample = [this] {
       const auto first = shares_.first_sample();
@@ -219,6 +242,10 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
 
   /// Whether ranks evaluate with the same buffers.
   virtual bool shares_buffers() const { return true; }
+  /// Ranks are at the same place of their programs, or all of them throw UsageError.
+  virtual void meet() {
+    if (!joining_) shares_.meet();
+  }
   /// See eval().
   virtual void bring_together() {
     if (buffers_apart_) broadcast_buffers(0);
@@ -243,7 +270,8 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   void end_join() override { joining_ = throw_early_ = false; }
   /// A forward pass that records gradients begins. `now`: ranks wait for each other here.
   void begin_pass(const ddp::ForwardPass& pass, bool now) {
-    shares_.begin(pass, now);
+    if (this->model_.training()) ++program_.ledger()->passes;
+    shares_.begin(pass, now || waits_in_forward_);
     check_all_here();
   }
   /// What ranks have told each other of this pass: whether one has run out of batches that must not.
@@ -271,6 +299,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
     std::int64_t last_and_passes[] = {last_active_, this->forward_passes()};
     communicator_.all_reduce(std::span(last_and_passes), comm::ReduceOp::max, {});
     this->set_forward_passes(static_cast<std::uint32_t>(last_and_passes[1]));
+    program_.forget(last_and_passes[0] >= 0);
     return static_cast<int>(last_and_passes[0]);
   }
 
@@ -336,6 +365,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
 
   const std::string_view title_;
   Communicator& communicator_;
+  ddp::SameProgram<D, Communicator> program_;
   detail::BatchShares<Communicator> shares_;
   std::vector<nn::NamedBuffer<D>> buffers_;
   Storage<D> buffer_message_;
@@ -343,6 +373,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   std::uint64_t buffer_writes_ = 0;  // before those passes
   detail::ModelHandles handles_;
   bool joining_ = false, throw_early_ = false;
+  bool waits_in_forward_ = false;  // forward passes are collective
   std::optional<canonical::ModelShares<Model>> canonical_;
   bool operators_send_ = false;  // forward passes have had collectives of their own, as backward will
 

@@ -113,7 +113,10 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
     AtHand& units_;
     bool write_;
   };
-  [[nodiscard]] Gathered gathered(const GatheredOptions& options = {}) { return Gathered(at_hand(), options.write); }
+  [[nodiscard]] Gathered gathered(const GatheredOptions& options = {}) {
+    this->meet();
+    return Gathered(at_hand(), options.write);
+  }
   /// See Policy::gathered.
   template <class F>
   requires std::invocable<const F&, Model&>
@@ -167,6 +170,8 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
     this->core().cut_buckets();
     // 2. Each rank keeps its part of each unit.
     at_hand->settle(at_hand);
+    this->waits_in_forward_ = gathers.size() > 1;
+    this->program_.alike() = {.rank_0_writes = true};
     if (deferred) {
       detail::keep_promises();
       this->broadcast_buffers(0);

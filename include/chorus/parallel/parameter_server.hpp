@@ -63,6 +63,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
       : Base("ParameterServer", std::move(model), communicator, options.dim, seed, options.canonical_shares) {
     this->check_same(cat("options: dim ", options.dim, ", canonical_shares ", options.canonical_shares, "\n"),
                      typename Base::All{});
+    this->program_.alike().steps = false;
     pull();
     this->on_gradients([this](std::size_t i) { gradient_arrived(i); });
   }

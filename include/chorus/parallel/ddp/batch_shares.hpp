@@ -7,6 +7,7 @@
 #include <chorus/comm/communicator.hpp>
 #include <chorus/core/config.hpp>
 #include <chorus/core/error.hpp>
+#include <chorus/parallel/ddp/same_program.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -35,6 +36,11 @@ class BatchShares {
  public:
   explicit BatchShares(Communicator& communicator)
       : communicator_(communicator), all_(static_cast<std::size_t>(communicator.size())) {}
+
+  /// Ranks compare their programs, too; `program` has to live as long.
+  void compare(ddp::Program& program) { program_ = &program; }
+  /// All ranks meet in no pass, as in eval(), if they have exchanged a message since they met last.
+  [[gnu::cold]] void meet();
 
   /// From now on ranks' gradients are added as they are: each is by the mean over the whole batch already.
   void add_as_they_are() { as_they_are_ = true; }
@@ -77,13 +83,14 @@ class BatchShares {
   ddp::ForwardPass active_pass();
 
  private:
-  enum class Kind : std::uint8_t { recorded, aside, joined };
+  enum class Kind : std::uint8_t { recorded, aside, joined, meeting };
   struct Message {
     Kind kind = Kind::recorded;
     ddp::ForwardPass pass = {};
     bool at_backward = false;  // else it is said earlier, and will be said again
     std::int32_t losses = 0;   // more of them than there is room for are told in a message of their own
     std::array<double, 4> mean_over{};
+    ddp::Said said = {};
   };
   struct Loss {
     std::vector<double> of_rank;  // what each rank's is a mean over
@@ -101,6 +108,7 @@ class BatchShares {
   void begin_anew() { aside_ = known_ = decided_ = false; }
   void ask();
   void exchange();
+  void compare_programs();
   [[gnu::cold]] std::int64_t ask_aside();
   // An error of the communicator says what ranks were about.
   template <class T>
@@ -128,6 +136,9 @@ class BatchShares {
   void gather_losses(std::span<const double> own);
 
   Communicator& communicator_;
+  ddp::Program* program_ = nullptr;
+  std::vector<ddp::Said> said_;
+  bool met_ = true;
   Message own_, own_aside_;
   std::vector<Message> all_, all_aside_;
   std::vector<Loss> losses_;  // of the last `weigh`

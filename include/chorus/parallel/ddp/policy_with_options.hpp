@@ -98,6 +98,9 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
     if (communicator.size() > 1 && PromisedNumbers::current() == nullptr)
       this->flat_.use_memory(own_memory(), own_memory());
     std::erase_if(this->buffers_, [&](const auto& named) { return options.ignores(named.name); });
+    auto shared = this->flat_.parameters();
+    std::erase_if(shared, [&](const auto& named) { return options.ignores(named.name); });
+    this->program_.listen(std::move(shared), this->buffers_, {.contents = !Traits::ranks_may_differ});
   }
   /// Hooks may still have memory under way.
   ~PolicyWithOptions() {
