@@ -65,10 +65,15 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
 
   virtual ~DistributedPolicy() { group_->policy = nullptr; }
 
-  /// `value`, the mean over this rank's `samples`, as the mean over the samples of all ranks.
+  /// `value`, the mean over this rank's `samples`, as the mean over the samples of all ranks. Throws UsageError, on
+  /// every rank, where their optimizers have not made the same steps.
   double mean(double value, Index samples) {
-    double sums[2] = {samples == 0 ? 0 : value * static_cast<double>(samples), static_cast<double>(samples)};
+    const double mark = program_.mark(), size = devices();
+    double sums[4] = {samples == 0 ? 0 : value * static_cast<double>(samples), static_cast<double>(samples), mark,
+                      mark * mark};
     sum(sums);
+    if (size * mark != sums[2] || size * mark * mark != sums[3]) [[unlikely]]  // each rank sees that some differ
+      shares_.meet_now();
     return sums[1] == 0 ? 0 : sums[0] / sums[1];
   }
   /// Sums over all ranks, in place.
@@ -81,7 +86,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   /// them; LocalSgd and ParameterServer bring parameters together, too.
   void eval() {
     if (!joining_) {
-      meet();
+      if (buffers_apart_ || passes_together_) meet();
       bring_together();
     }
     Policy<Model>::eval();
@@ -271,7 +276,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   /// A forward pass that records gradients begins. `now`: ranks wait for each other here.
   void begin_pass(const ddp::ForwardPass& pass, bool now) {
     if (this->model_.training()) ++program_.ledger()->passes;
-    shares_.begin(pass, now || waits_in_forward_);
+    shares_.begin(pass, now || asks_in_forward_);
     check_all_here();
   }
   /// What ranks have told each other of this pass: whether one has run out of batches that must not.
@@ -373,7 +378,8 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   std::uint64_t buffer_writes_ = 0;  // before those passes
   detail::ModelHandles handles_;
   bool joining_ = false, throw_early_ = false;
-  bool waits_in_forward_ = false;  // forward passes are collective
+  bool passes_together_ = false;  // all passes are collective: a rank alone does not evaluate
+  bool asks_in_forward_ = false;  // ranks tell each other of a pass before it begins
   std::optional<canonical::ModelShares<Model>> canonical_;
   bool operators_send_ = false;  // forward passes have had collectives of their own, as backward will
 
@@ -452,8 +458,9 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
       if (const auto* const writes = named.buffer->storage().writes()) all += writes->counted();
     return all;
   }
-  [[gnu::cold]] void check_evaluates_rank_0s() const {
-    check<UsageError>(!shares_buffers() || buffer_writes_ == count_buffer_writes(), title_, ": rank ",
+  [[gnu::cold]] void check_evaluates_rank_0s() {
+    const bool as_saved = !shares_buffers() || buffer_writes_ == count_buffer_writes() || this->any_training();
+    check<UsageError>(as_saved, title_, ": rank ",
                       communicator_.rank(), " evaluates with buffers (running statistics) of its own, which no file ",
                       "will have: expected net.eval(), which all ranks call and which brings rank 0's, in place of ",
                       "net.module().eval()");

@@ -170,7 +170,7 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
     this->core().cut_buckets();
     // 2. Each rank keeps its part of each unit.
     at_hand->settle(at_hand);
-    this->waits_in_forward_ = gathers.size() > 1;
+    this->passes_together_ = this->asks_in_forward_ = gathers.size() > 1;
     this->program_.alike() = {.rank_0_writes = true};
     if (deferred) {
       detail::keep_promises();

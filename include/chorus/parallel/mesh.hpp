@@ -64,6 +64,7 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
     check_same_order();
     if (groups.all().size() > groups.batch.size()) {
       const auto alike = ddp::Alike{.all_parameters = !All::pipes, .rank_0_writes = All::shards};
+      this->passes_together_ = true;
       program_of_all_.emplace("Mesh", groups.all());
       program_of_all_->listen(nn::named_parameters<D>(module()), nn::named_buffers<D>(module()), alike);
     }
@@ -114,6 +115,10 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
       Base::gathered([&](auto& part) { part.stages().gathered(whole_layers); });
     else
       Base::gathered(whole_layers);
+  }
+  void let_ranks_differ() {
+    Base::let_ranks_differ();
+    if (program_of_all_) program_of_all_->let_ranks_differ();
   }
   /// Makes a number the largest one of all ranks.
   void make_largest(std::int32_t* number) {

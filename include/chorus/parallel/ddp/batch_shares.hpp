@@ -39,8 +39,11 @@ class BatchShares {
 
   /// Ranks compare their programs, too; `program` has to live as long.
   void compare(ddp::Program& program) { program_ = &program; }
-  /// All ranks meet in no pass, as in eval(), if they have exchanged a message since they met last.
-  [[gnu::cold]] void meet();
+  /// All ranks meet in no pass, as in eval(), if they have exchanged a message since they met last; or in any case.
+  void meet() {
+    if (!met_) meet_now();
+  }
+  [[gnu::cold]] void meet_now();
 
   /// From now on ranks' gradients are added as they are: each is by the mean over the whole batch already.
   void add_as_they_are() { as_they_are_ = true; }

@@ -162,8 +162,7 @@ void BatchShares<Communicator>::compare_programs() {
 }
 
 template <class Communicator>
-void BatchShares<Communicator>::meet() {
-  if (std::exchange(met_, true)) return;
+void BatchShares<Communicator>::meet_now() {
   const Message pass = std::exchange(own_, {.kind = Kind::meeting});
   const bool known = known_;
   auto all = all_;

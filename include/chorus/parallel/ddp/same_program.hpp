@@ -82,6 +82,14 @@ class SameProgram final : public Program {
     writes_ = count();
   }
 
+  /// A whole number below 2^20, the same on ranks whose optimizers have made the same steps since they compared last.
+  double mark() const {
+    if (!compares_ || !alike_.steps || !alike_.all_parameters) return 0;
+    std::uint64_t all = 0;
+    for (std::size_t i = 0; i < ledger_->optimizers(); ++i) all = Ledger::mixed(all, ledger_->steps(i).numbers);
+    return static_cast<double>(all >> 44);
+  }
+
   Said say() override {
     const auto writes = count();
     Said said{.batch = ledger_->batch,
@@ -174,9 +182,8 @@ class SameProgram final : public Program {
 
   void compare_passes(const Said& said, std::size_t rank, const Said& first, std::size_t one) const {
     if (said.together != first.together)
-      refuse("rank ", said.together ? rank : one, " is in eval(), gathered() or at the like, rank ",
-             said.together ? one : rank, " in a pass: rank ", said.together ? rank : one,
-             " has left out a batch, or has left the loop");
+      refuse("rank ", said.together ? rank : one, " is in eval() or gathered(), which all ranks call, where rank ",
+             said.together ? one : rank, " is in a pass: has it left out a batch, or the rest of the loop?");
     const bool further = said.batch > first.batch;
     if (!said.together && said.batch != 0 && first.batch != 0 && said.batch != first.batch)
       refuse("rank ", further ? rank : one, " has left out a batch: it is at ",
