@@ -3,6 +3,14 @@
 
 #include <algorithm>
 #include <array>
+#include <chorus/core/say.hpp>
+#include <chorus/core/trace_listener.hpp>
+#include <chorus/kernels/optimizer.hpp>
+#include <chorus/nn/flat_parameters.hpp>
+#include <chorus/optim/averaged_gradients.hpp>
+#include <chorus/optim/learning_rate.hpp>
+#include <chorus/optim/parameter_group.hpp>
+#include <chorus/optim/replayed_steps.hpp>
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
@@ -13,15 +21,6 @@
 #include <typeinfo>
 #include <utility>
 #include <vector>
-
-#include <chorus/core/say.hpp>
-#include <chorus/core/trace_listener.hpp>
-#include <chorus/kernels/optimizer.hpp>
-#include <chorus/nn/flat_parameters.hpp>
-#include <chorus/optim/averaged_gradients.hpp>
-#include <chorus/optim/learning_rate.hpp>
-#include <chorus/optim/parameter_group.hpp>
-#include <chorus/optim/replayed_steps.hpp>
 
 namespace chorus::optim {
 

@@ -460,8 +460,8 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   }
   [[gnu::cold]] void check_evaluates_rank_0s() {
     const bool as_saved = !shares_buffers() || buffer_writes_ == count_buffer_writes() || this->any_training();
-    check<UsageError>(as_saved, title_, ": rank ",
-                      communicator_.rank(), " evaluates with buffers (running statistics) of its own, which no file ",
+    check<UsageError>(as_saved, title_, ": rank ", communicator_.rank(),
+                      " evaluates with buffers (running statistics) of its own, which no file ",
                       "will have: expected net.eval(), which all ranks call and which brings rank 0's, in place of ",
                       "net.module().eval()");
   }

@@ -48,7 +48,8 @@ class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Com
   /// that doesn't fit. `world` is what the communicator was connected with; it must outlive this.
   Pipeline(Model model, Communicator& communicator, const comm::World& world, const PipelineOptions& options = {},
            std::uint64_t seed = initial_seed())
-      : Base("Pipeline", detail::with_numbers(Staged(std::move(model), communicator, world, options)), communicator, seed),
+      : Base("Pipeline", detail::with_numbers(Staged(std::move(model), communicator, world, options)), communicator,
+             seed),
         handles_(this->model_) {
     // Of the whole model, so that all ranks count what is written to any stage.
     this->program_.listen(nn::named_parameters<D>(module()), nn::named_buffers<D>(module()), {.all_parameters = false});

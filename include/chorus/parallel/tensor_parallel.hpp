@@ -115,7 +115,8 @@ class TensorParallel : public WholeBatchPolicy<Model, Communicator> {
   }
   TensorParallel(std::unique_ptr<Layers> layers, Model model, Communicator& communicator,
                  const TensorParallelOptions& options, std::uint64_t seed)
-      : Base("TensorParallel", detail::with_numbers(layers->share_out(std::move(model), described(options))), communicator, seed),
+      : Base("TensorParallel", detail::with_numbers(layers->share_out(std::move(model), described(options))),
+             communicator, seed),
         layers_(std::move(layers)),
         handles_(this->model_),
         replicas_(this->flat_, communicator, this->alive(), options.check_every) {

@@ -3,7 +3,6 @@
 
 #include <chorus/comm/communicator.hpp>
 #include <chorus/comm/objects.hpp>
-#include <chorus/autograd/grad_node.hpp>
 #include <chorus/data/sampler.hpp>
 #include <chorus/parallel/ddp/same_program.hpp>
 #include <chorus/parallel/join.hpp>
@@ -25,11 +24,9 @@ class WholeBatchPolicy : public Policy<Model> {
   /// The same samples on all ranks.
   template <class Dataset>
   data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
-    return data::Sampler(dataset.size(),
-                         {.shuffle = options.shuffle,
-                          .seed = this->seed(),
-                          .padding = options.padding,
-                          .ledger = program_.ledger()});
+    return data::Sampler(
+        dataset.size(),
+        {.shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding, .ledger = program_.ledger()});
   }
   int devices() const { return communicator_.size(); }
   /// Among how many groups of ranks a batch is shared out.

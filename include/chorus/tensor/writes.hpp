@@ -63,8 +63,8 @@ class Writes {
   /// Nobody has a pointer any more.
   void end_watch() { watched_.store(false, std::memory_order_relaxed); }
 
-  /// Of numbers in the host's memory. One change of a number always changes it; of several, all but one in 2^32. With as many lanes that a register's
-  /// product need not wait for the one before: as fast as memory is read.
+  /// Of numbers in the host's memory. One change of a number always changes it; of several, all but one in 2^32. With
+  /// as many lanes that a register's product need not wait for the one before: as fast as memory is read.
   static std::uint64_t fingerprint(const void* numbers, std::size_t bytes) {
     constexpr std::size_t lanes = 64, block = lanes * sizeof(std::uint32_t);
     constexpr std::uint32_t odd = 0x9E3779B1u;

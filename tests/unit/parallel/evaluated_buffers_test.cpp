@@ -1,4 +1,6 @@
-// What ranks evaluate after eval() is the model that rank 0 saves, buffers included, under each policy of several ranks.
+// What ranks evaluate after eval() is the model that rank 0 saves, buffers included, under each policy of several
+// ranks.
+#include <algorithm>
 #include <catch.hpp>
 #include <chorus/data/datasets.hpp>
 #include <chorus/nn/batch_norm.hpp>
@@ -8,7 +10,6 @@
 #include <chorus/parallel/local_sgd.hpp>
 #include <chorus/parallel/mesh.hpp>
 #include <chorus/parallel/parameter_server.hpp>
-#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <string>
@@ -34,8 +35,7 @@ struct Largest : ch::nn::Module {
     const auto& seen = value_of(largest);
     if (training()) {
       const auto& numbers = value_of(x);
-      for (Index i = 0; i < numbers.numel(); ++i)
-        seen.data()[i % 6] = std::max(seen.data()[i % 6], numbers.data()[i]);
+      for (Index i = 0; i < numbers.numel(); ++i) seen.data()[i % 6] = std::max(seen.data()[i % 6], numbers.data()[i]);
       largest.template on<Cpu>().touch();
     }
     return fc(x) * ch::Variable<double, 1, Cpu>(seen);
@@ -109,16 +109,20 @@ std::string evaluated(Net& net, AnyCommunicator& communicator, Before before) {
 
 template <class Make>
 void check_each(int ranks, const Make& make_net, int calls_of_eval = 0) {
-  const auto texts = Ranks(ranks, [&](const World& world) {
-                       auto communicator = ch::comm::connect(world);
-                       std::string text;
-                       for (const auto before : {Before::steps, Before::no_backward, Before::no_sync,
-                                                 Before::own_layer_in_eval, Before::train_false, Before::no_grad}) {
-                         const auto net = make_net(communicator, world);
-                         text += evaluated(*net, communicator, before);
-                       }
-                       return text;
-                     }, 20s).texts();
+  const auto texts = Ranks(
+                         ranks,
+                         [&](const World& world) {
+                           auto communicator = ch::comm::connect(world);
+                           std::string text;
+                           for (const auto before : {Before::steps, Before::no_backward, Before::no_sync,
+                                                     Before::own_layer_in_eval, Before::train_false, Before::no_grad}) {
+                             const auto net = make_net(communicator, world);
+                             text += evaluated(*net, communicator, before);
+                           }
+                           return text;
+                         },
+                         20s)
+                         .texts();
   std::string expected;
   for (int i = 0; i < 6; ++i) expected += cat(calls_of_eval, " calls; ");
   for (const auto& text : texts) CHECK(text == expected);
@@ -145,8 +149,8 @@ TEST_CASE("evaluated buffers: under each policy they are those of the saved mode
     });
   }
   check_each(4, [](AnyCommunicator& all, const World& world) {
-    return std::make_unique<ch::Mesh<Model, ch::mesh::Pipe<2>, ch::mesh::Data<2>>>(
-        make<Model>(), all, world, ch::MeshOptions{.micro_batches = 1});
+    return std::make_unique<ch::Mesh<Model, ch::mesh::Pipe<2>, ch::mesh::Data<2>>>(make<Model>(), all, world,
+                                                                                   ch::MeshOptions{.micro_batches = 1});
   });
 }
 

@@ -156,8 +156,8 @@ void BatchShares<Communicator>::compare_programs() {
   if (own_.kind != Kind::recorded) return;
   for (std::size_t rank = 0; rank < all_.size(); ++rank)
     check<UsageError>(all_[rank].kind != Kind::recorded || all_[rank].pass.sync == own_.pass.sync, "rank ",
-                      own_.pass.sync ? static_cast<int>(rank) : communicator_.rank(),
-                      " is in no_sync where rank ", own_.pass.sync ? communicator_.rank() : static_cast<int>(rank),
+                      own_.pass.sync ? static_cast<int>(rank) : communicator_.rank(), " is in no_sync where rank ",
+                      own_.pass.sync ? communicator_.rank() : static_cast<int>(rank),
                       " averages gradients: expected as many passes under no_sync on all ranks");
 }
 

@@ -14,7 +14,8 @@ template <Device D, class Communicator>
 class BufferSharing final : public Extension<D> {
  public:
   using Share = std::function<void(std::span<const nn::NamedBuffer<D>> buffers, Communicator& communicator)>;
-  /// What the policy has: whether a layer is in training or passes in training have changed buffers, whether within `join`, a broadcast from a rank.
+  /// What the policy has: whether a layer is in training or passes in training have changed buffers, whether within
+  /// `join`, a broadcast from a rank.
   struct Policy {
     std::function<bool()> trains, joining;
     std::function<void(int root)> broadcast;

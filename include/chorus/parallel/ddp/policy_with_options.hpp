@@ -100,7 +100,8 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
     std::erase_if(this->buffers_, [&](const auto& named) { return options.ignores(named.name); });
     auto shared = this->flat_.parameters();
     std::erase_if(shared, [&](const auto& named) { return options.ignores(named.name); });
-    this->program_.listen(std::move(shared), this->buffers_, {.contents = !Traits::ranks_may_differ});
+    this->program_.listen(std::move(shared), this->buffers_,
+                          {.zero_grad = !this->canonical_, .contents = !Traits::ranks_may_differ});
   }
   /// Hooks may still have memory under way.
   ~PolicyWithOptions() {
