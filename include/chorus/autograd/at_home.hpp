@@ -63,6 +63,10 @@ class AtHome {
   void touch() const {
     if (auto* const writes = storage().writes()) writes->add();
   }
+  /// The same where the program says what is to be written, as in `assign` and when a file is read.
+  void touch_by_hand() const {
+    if (auto* const writes = storage().writes()) writes->add_by_hand();
+  }
   /// The path in the model, for messages; the longest one known.
   void set_name(std::string_view name) const {
     if (auto* const writes = storage().writes(); writes != nullptr && name.size() > writes->name.size())

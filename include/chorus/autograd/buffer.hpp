@@ -86,7 +86,7 @@ class Buffer : public AnyBuffer {
                       "Buffer::assign: expected a dense tensor of shape ", own.shape(), ", got shape ",
                       numbers.shape());
     copy_bytes(own.device(), own.data(), numbers.device(), numbers.data(), numbers.bytes());
-    typed().touch();
+    typed().touch_by_hand();
   }
 
   /// For reading; library code that writes calls `touch` of the node.

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chorus/autograd/at_home.hpp>
 #include <chorus/autograd/buffer.hpp>
+#include <chorus/core/ledger.hpp>
 #include <concepts>
 #include <cstdint>
 #include <functional>
@@ -97,6 +98,10 @@ class ParameterOn : public detail::AtHome<D> {
   bool in_pieces() const { return part_ != nullptr || (this->is_part() && this->is_here()); }
   void set_part(std::shared_ptr<const PartOfParameter> part) { part_ = std::move(part); }
 
+  /// Where the policy of several processes that has it wants to know of its optimizers' steps; else null.
+  const std::shared_ptr<Ledger>& ledger() const { return ledger_; }
+  void set_ledger(std::shared_ptr<Ledger> ledger) { ledger_ = std::move(ledger); }
+
   /// Whether the gradient is this process's own, where others have the same parameter: added up under `no_sync`, and
   /// not averaged. A policy says so, and takes it back when it has averaged; a gradient that is forgotten is none.
   /// Optimizers and what else reads gradients for a step refuse it.
@@ -135,6 +140,7 @@ class ParameterOn : public detail::AtHome<D> {
   std::uint32_t local_at_ = 0;  // times_forgotten() + 1 when it was said
   std::shared_ptr<const PartOfParameter> part_;
   std::shared_ptr<ModelRanks> ranks_;
+  std::shared_ptr<Ledger> ledger_;
 };
 
 namespace detail {
@@ -315,7 +321,7 @@ class Parameter : public AnyParameter {
     check<ShapeError>(numbers.shape() == shape() && numbers.is_contiguous(),
                       "Parameter::assign: expected a dense tensor of shape ", shape(), ", got shape ", numbers.shape());
     copy_bytes(device(), typed().memory(), numbers.device(), numbers.data(), numbers.bytes());
-    typed().touch();
+    typed().touch_by_hand();
   }
   /// See Variable::register_hook.
   template <class Hook>

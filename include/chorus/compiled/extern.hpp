@@ -83,6 +83,7 @@ CHORUS_EXTERN template class ddp::FrozenParameters<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::LearnedOrder<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::NonFiniteGradients<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::PassesOfOthers<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::SameProgram<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::SeveralNets<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::StaticGraph<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::StepInBackward<Cpu, comm::AnyCommunicator>;

@@ -19,7 +19,7 @@ struct LoaderPass {
   /// A batch, and its place for a trace.
   struct Made {
     B batch;
-    Index samples, global_size;
+    Index number, samples, global_size;
   };
 
   std::shared_ptr<const typename Loader<B>::Plan> plan;
@@ -28,6 +28,7 @@ struct LoaderPass {
   bool went_on = false;              // by ++: until then it is a look at the first batch
   bool in_loop = false;              // somebody has asked for its end
   bool reads_ahead = false;
+  bool aside = false;  // within another pass of the loader
   std::optional<Made> current = {};
   std::optional<Prefetch<Made>> running = {};  // last: its threads read the members above
 
@@ -38,10 +39,13 @@ struct LoaderPass {
     if (span && current)
       span.describe(trace::place(), "next batch",
                     cat("\"samples\":", current->samples, ",\"batch\":", current->global_size));
-    if (!current) running.reset();
+    if (!current)
+      running.reset();
+    else if (Ledger* const ledger = sampler.options().ledger.get(); ledger != nullptr && !aside)
+      ledger->set_batch(sampler.epoch(), current->number);
   }
   Made make(Index b) const {
-    return {plan->make(sampler, b), static_cast<Index>(sampler.share(b, plan->batch).size()),
+    return {plan->make(sampler, b), b, static_cast<Index>(sampler.share(b, plan->batch).size()),
             sampler.global_size(b, plan->batch)};
   }
 };
@@ -93,6 +97,7 @@ typename Loader<B>::Iterator Loader<B>::begin() {
   }
   if (!inside) epoch_ = newest_;
   LoaderPass<B>* const pass = newest_.get();
+  pass->aside = inside;
   const Index ahead = Index{plan_->prefetch} * std::max(plan_->workers, 1);
   if (goes_on) {
     pass->skip = skip_;

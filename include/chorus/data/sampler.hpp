@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chorus/core/dtype.hpp>
+#include <chorus/core/ledger.hpp>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -22,6 +23,8 @@ struct SamplerOptions {
   bool padding = false;
   /// The batch is cut into that many shares, of which each rank takes whole ones; 0: one for each rank.
   int canonical_shares = 0;
+  /// For a net of several ranks, which compare the batches that they compute on.
+  std::shared_ptr<Ledger> ledger = {};
 };
 
 /// The order of an epoch and each rank's share of it. It depends on seed and epoch alone, so that a global batch is the

@@ -156,8 +156,8 @@ void check_whole(const TensorPlace<D>& tensor) {
 /// Says that a model's numbers have changed: to replicas, and to copies in 16 bits.
 template <Device D>
 void say_changed(nn::Module& model) {
-  for (const auto& named : nn::named_parameters<D>(model)) named.parameter->touch();
-  for (const auto& named : nn::named_buffers<D>(model)) named.buffer->touch();
+  for (const auto& named : nn::named_parameters<D>(model)) named.parameter->touch_by_hand();
+  for (const auto& named : nn::named_buffers<D>(model)) named.buffer->touch_by_hand();
 }
 
 }  // namespace chorus::io::detail

@@ -70,7 +70,7 @@ void for_both(const char* who, Module& to, Module& from, const Visit& visit) {
 template <class D>
 void copy_numbers(const chorus::detail::AtHome<D>& to, const chorus::detail::AtHome<D>& from) {
   copy_bytes(to.where(), to.memory(), from.where(), from.memory(), to.size_bytes());
-  to.touch();
+  to.touch_by_hand();
 }
 
 }  // namespace detail
@@ -110,7 +110,7 @@ void soft_update(To& target, const From& source, double tau) {
   const auto mix = [tau]<class T>(auto& out, T* own, const T* other) {
     kernels::scale(out.where(), out.count(), static_cast<T>(1 - tau), own);
     kernels::axpy(out.where(), out.count(), static_cast<T>(tau), other, own);
-    out.touch();
+    out.touch_by_hand();
   };
   detail::for_both<D>("soft_update", model, detail::model_of(const_cast<From&>(source)),
                       [&](auto& out, auto& in, bool parameter) {

@@ -43,7 +43,10 @@ class Adam : public Optimizer<D> {
 
  protected:
   Adam(std::vector<nn::NamedParameter<D>> parameters, const AdamOptions& options, bool decoupled)
-      : Optimizer<D>(std::move(parameters), options.lr), options_(options), decoupled_(decoupled) {
+      : Optimizer<D>(std::move(parameters), options.lr,
+                     {options.beta1, options.beta2, options.eps, options.weight_decay, options.amsgrad ? 1.0 : 0.0}),
+        options_(options),
+        decoupled_(decoupled) {
     check<UsageError>(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1,
                       "Adam: betas are in [0, 1), got ", options.beta1, " and ", options.beta2);
     check<UsageError>(options.eps >= 0 && options.weight_decay >= 0, "Adam: eps and weight_decay are at least 0, got ",

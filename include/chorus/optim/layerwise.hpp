@@ -56,7 +56,9 @@ class Lars final : public Optimizer<D> {
 
   /// Throws UsageError for negative options, and where this rank has only a part of a parameter.
   explicit Lars(std::vector<nn::NamedParameter<D>> parameters, const LarsOptions& options = {})
-      : Optimizer<D>(detail::all_whole("Lars", std::move(parameters)), options.lr), options_(options) {
+      : Optimizer<D>(detail::all_whole("Lars", std::move(parameters)), options.lr,
+                     {options.momentum, options.weight_decay, options.trust, options.eps}),
+        options_(options) {
     check<UsageError>(options.momentum >= 0 && options.weight_decay >= 0 && options.trust > 0 && options.eps >= 0,
                       "Lars: momentum, weight_decay and eps are at least 0, trust above it; got ", options.momentum,
                       ", ", options.weight_decay, ", ", options.eps, " and ", options.trust);
@@ -121,7 +123,9 @@ class Lamb final : public Optimizer<D> {
   /// Throws UsageError for betas outside of [0, 1), for negative eps or weight_decay, and where this rank has only a
   /// part of a parameter.
   explicit Lamb(std::vector<nn::NamedParameter<D>> parameters, const LambOptions& options = {})
-      : Optimizer<D>(detail::all_whole("Lamb", std::move(parameters)), options.lr), options_(options) {
+      : Optimizer<D>(detail::all_whole("Lamb", std::move(parameters)), options.lr,
+                     {options.beta1, options.beta2, options.eps, options.weight_decay}),
+        options_(options) {
     check<UsageError>(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1,
                       "Lamb: betas are in [0, 1), got ", options.beta1, " and ", options.beta2);
     check<UsageError>(options.eps >= 0 && options.weight_decay >= 0, "Lamb: eps and weight_decay are at least 0, got ",

@@ -34,7 +34,8 @@ class Lion final : public Optimizer<D> {
 
   /// Throws UsageError for betas outside of [0, 1) and a negative weight_decay.
   explicit Lion(std::vector<nn::NamedParameter<D>> parameters, const LionOptions& options = {})
-      : Optimizer<D>(std::move(parameters), options.lr), options_(options) {
+      : Optimizer<D>(std::move(parameters), options.lr, {options.beta1, options.beta2, options.weight_decay}),
+        options_(options) {
     check<UsageError>(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1,
                       "Lion: betas are in [0, 1), got ", options.beta1, " and ", options.beta2);
     check<UsageError>(options.weight_decay >= 0, "Lion: weight_decay is at least 0, got ", options.weight_decay);

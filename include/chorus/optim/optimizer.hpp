@@ -3,14 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdint>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
-
 #include <chorus/core/say.hpp>
 #include <chorus/core/trace_listener.hpp>
 #include <chorus/kernels/optimizer.hpp>
@@ -19,6 +11,16 @@
 #include <chorus/optim/learning_rate.hpp>
 #include <chorus/optim/parameter_group.hpp>
 #include <chorus/optim/replayed_steps.hpp>
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <typeinfo>
+#include <utility>
+#include <vector>
 
 namespace chorus::optim {
 
@@ -57,8 +59,11 @@ StateTensor beside(const ParameterOn<D>& parameter, std::string name, void* data
 template <Device D>
 class Optimizer : public HasLearningRate {
  public:
-  /// Throws UsageError where there are no parameters.
-  Optimizer(std::vector<nn::NamedParameter<D>> parameters, double lr) : HasLearningRate(lr) {
+  /// `numbers`: what a step goes by besides. Ranks that step one net compare them. Throws UsageError where there are
+  /// no parameters.
+  Optimizer(std::vector<nn::NamedParameter<D>> parameters, double lr, std::initializer_list<double> numbers = {})
+      : HasLearningRate(lr) {
+    for (const double number : numbers) numbers_ = Ledger::mixed(numbers_, number);
     check<UsageError>(!parameters.empty(), "optimizer: there are no parameters");
     for (auto& named : parameters) entries_.push_back({.named = std::move(named), .number = entries_.size()});
   }
@@ -129,12 +134,16 @@ class Optimizer : public HasLearningRate {
         entry.group = options;
         any = true;
       }
+    numbers_ = Ledger::mixed(Ledger::mixed(numbers_, options.lr_scale), options.weight_decay.value_or(-1));
     check<UsageError>(any, "optimizer: no parameter is in the group");
   }
   /// Weight decay acts on weights alone, not on biases and the parameters of normalisation.
   void no_decay_on_biases_and_norms() { set_group(IsBiasOrNorm{}, {.weight_decay = 0}); }
 
   D device() const { return entries_.front().named.parameter->where(); }
+
+  /// For an optimizer that is made of several: one of them tells ranks of their step, and the others do not.
+  void keep_quiet() { quiet_ = true; }
 
  protected:
   static constexpr std::size_t max_slots = 3;
@@ -226,13 +235,16 @@ class Optimizer : public HasLearningRate {
       range.count = 0;
     };
     bool any = false;
+    std::uint64_t hash_of_steps = 0;  // what its first parameter has made before this one
     for (Entry& entry : entries_) {
       auto& parameter = *entry.named.parameter;
       if (!parameter.grad_arrived() || !parameter.wants_grad()) continue;
       any = true;
+      if (hash_of_steps == 0) hash_of_steps = Ledger::mixed(1, static_cast<std::uint64_t>(entry.steps));
       Range next{parameter.dtype(), parameter.count(), parameter.memory(), parameter.grad_data(), {}, entry.steps++,
                  entry.group, parameter.extents().size(), &entry.steps};
       for (std::size_t slot = 0; slot < slots().size(); ++slot) next.state[slot] = state_data(entry, slot);
+      parameter.storage().look();
       parameter.touch();
       if (walk.each_alone || !continues(range, next)) {
         flush();
@@ -242,6 +254,7 @@ class Optimizer : public HasLearningRate {
       }
     }
     flush();
+    tell_ranks(hash_of_steps);
     if (!any) warn_of_no_gradient();
     if (auto* const steps = trace::step_counter()) [[unlikely]]
       steps->stepped();
@@ -277,9 +290,23 @@ class Optimizer : public HasLearningRate {
                                    : ": none of them wants one"));
   }
 
+  // Writes the step down for the policies whose parameters these are.
+  void tell_ranks(std::uint64_t hash_of_steps) {
+    Ledger* last = nullptr;
+    for (const Entry& entry : entries_) {
+      entry.named.parameter->storage().settle();
+      Ledger* const ledger = entry.named.parameter->ledger().get();
+      if (ledger == last || ledger == nullptr || quiet_) continue;
+      last = ledger;
+      ledger->step(this, lr(), Ledger::mixed(numbers_, ledger->uneven ? 0 : hash_of_steps));
+    }
+  }
+
   void make_state() {
     if (made_) return move_state();
     made_ = true;
+    for (const char* name = typeid(*this).name(); *name != '\0'; ++name)
+      numbers_ = Ledger::mixed(numbers_, static_cast<std::uint64_t>(*name));
     std::size_t bytes = 0;
     for (const DType type : {DType::f32, DType::f64}) {  // a dtype's state lies together, as its parameters do
       sort_by_address(type);
@@ -346,7 +373,8 @@ class Optimizer : public HasLearningRate {
 
   std::vector<Entry> entries_;
   std::array<Storage<D>, max_slots> state_;
-  bool made_ = false, warned_ = false;
+  bool made_ = false, warned_ = false, quiet_ = false;
+  std::uint64_t numbers_ = 0;  // a hash of the options, the groups and the type
   detail::ReplayedSteps<D> replayed_;
 };
 

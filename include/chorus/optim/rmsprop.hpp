@@ -53,7 +53,10 @@ class RmsProp final : public Optimizer<D> {
 
   /// Throws UsageError for alpha outside of [0, 1) and other negative options.
   explicit RmsProp(std::vector<nn::NamedParameter<D>> parameters, const RmsPropOptions& options = {})
-      : Optimizer<D>(std::move(parameters), options.lr), options_(options) {
+      : Optimizer<D>(
+            std::move(parameters), options.lr,
+            {options.alpha, options.eps, options.weight_decay, options.momentum, options.centered ? 1.0 : 0.0}),
+        options_(options) {
     check<UsageError>(options.alpha >= 0 && options.alpha < 1, "RmsProp: alpha is in [0, 1), got ", options.alpha);
     check<UsageError>(options.eps >= 0 && options.weight_decay >= 0 && options.momentum >= 0,
                       "RmsProp: eps, weight_decay and momentum are at least 0, got ", options.eps, ", ",

@@ -23,7 +23,9 @@ class Sgd final : public Optimizer<D> {
 
   /// Throws UsageError for negative options, and for Nesterov without momentum or with dampening.
   explicit Sgd(std::vector<nn::NamedParameter<D>> parameters, const SgdOptions& options = {})
-      : Optimizer<D>(std::move(parameters), options.lr), options_(options) {
+      : Optimizer<D>(std::move(parameters), options.lr,
+                     {options.momentum, options.dampening, options.weight_decay, options.nesterov ? 1.0 : 0.0}),
+        options_(options) {
     check<UsageError>(options.momentum >= 0 && options.weight_decay >= 0,
                       "Sgd: momentum and weight_decay are at least 0, got ", options.momentum, " and ",
                       options.weight_decay);

@@ -20,6 +20,7 @@
 #include <chorus/parallel/model_handles.hpp>
 #include <chorus/parallel/no_sync.hpp>
 #include <chorus/parallel/policy.hpp>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -56,7 +57,8 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
                                           .shuffle = options.shuffle,
                                           .seed = this->seed(),
                                           .padding = options.padding,
-                                          .canonical_shares = canonical_shares()});
+                                          .canonical_shares = canonical_shares(),
+                                          .ledger = program_.ledger()});
   }
   int devices() const { return communicator_.size(); }
   int canonical_shares() const { return canonical_ ? static_cast<int>(canonical_->shares()) : 0; }
@@ -64,16 +66,51 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
 
   virtual ~DistributedPolicy() { group_->policy = nullptr; }
 
-  /// `value`, the mean over this rank's `samples`, as the mean over the samples of all ranks.
+  /// `value`, the mean over this rank's `samples`, as the mean over the samples of all ranks. Throws UsageError, on
+  /// every rank, where their optimizers have not made the same steps.
   double mean(double value, Index samples) {
-    double sums[2] = {samples == 0 ? 0 : value * static_cast<double>(samples), static_cast<double>(samples)};
+    const double mark = program_.mark(), size = devices();
+    double sums[4] = {samples == 0 ? 0 : value * static_cast<double>(samples), static_cast<double>(samples), mark,
+                      mark * mark};
     sum(sums);
+    if (size * mark != sums[2] || size * mark * mark != sums[3]) [[unlikely]]  // each rank sees that some differ
+      shares_.meet_now();
     return sums[1] == 0 ? 0 : sums[0] / sums[1];
   }
   /// Sums over all ranks, in place.
   void sum(std::span<double> values) { communicator_.all_reduce(values, comm::ReduceOp::sum, {}); }
   /// Makes a number, which lies where the parameters do, the largest one of all ranks.
   void make_largest(std::int32_t* number) { communicator_.all_reduce(std::span(number, 1), comm::ReduceOp::max, {}); }
+
+  /// All ranks call it: what they evaluate is what is saved. Where passes in training have changed buffers, such as
+  /// batch norm's running statistics, on each rank by its own share, all take rank 0's, as far as the policy shares
+  /// them; LocalSgd and ParameterServer bring parameters together, too.
+  void eval() {
+    if (!joining_) {
+      if (buffers_apart_ || passes_together_) meet();
+      bring_together();
+    }
+    Policy<Model>::eval();
+  }
+  void train(bool training = true) {
+    if (!training) return eval();
+    Policy<Model>::train();
+  }
+
+  /// See Policy::gathered.
+  [[nodiscard]] typename Policy<Model>::Gathered gathered(const GatheredOptions& options = {}) {
+    meet();
+    return Policy<Model>::gathered(options);
+  }
+  template <class F>
+  requires std::invocable<const F&, Model&>
+  void gathered(const F& f) {
+    meet();
+    f(this->model_);
+  }
+  /// The program means ranks to differ in what they step with, write, or leave out: no pass compares it any more. All
+  /// ranks call it.
+  void let_ranks_differ() { program_.let_ranks_differ(); }
 
   /// Whether `text` is the same on all ranks; a collective.
   [[gnu::cold]] bool same_on_all_ranks(std::string_view text) { return comm::same_text(communicator_, text); }
@@ -90,6 +127,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
       : Policy<Model>(std::move(model), seed),
         title_(title),
         communicator_(communicator),
+        program_(title, communicator),
         shares_(communicator),
         buffers_(nn::named_buffers<D>(this->model_)),
         handles_(this->model_) {
@@ -98,6 +136,8 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
                         " needs a communicator for its memory, such as comm::NcclCommunicator; got ",
                         communicator.backend());
     check<UsageError>(dim >= 0, title, ": dim is at least 0, got ", dim);
+    shares_.compare(program_);
+    program_.listen(this->flat_.parameters(), buffers_, {.contents = true});
     this->random_.dim = dim;
     this->random_.first_sample = [this] {
       const auto first = shares_.first_sample();
@@ -181,6 +221,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   /// Takes `root`'s buffers, of the types that `counts` accepts, in one message.
   template <class Counts = All>
   void broadcast_buffers(int root, const Counts& counts = {}) {
+    buffers_apart_ = false;
     std::size_t bytes = 0;
     for (const auto& named : buffers_)
       if (counts(named.buffer->dtype())) bytes += named.buffer->size_bytes();
@@ -204,6 +245,17 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
     if (communicator_.rank() != root) copy(false);
   }
 
+  /// Whether ranks evaluate with the same buffers.
+  virtual bool shares_buffers() const { return true; }
+  /// Ranks are at the same place of their programs, or all of them throw UsageError.
+  virtual void meet() {
+    if (!joining_) shares_.meet();
+  }
+  /// See eval().
+  virtual void bring_together() {
+    if (buffers_apart_) broadcast_buffers(0);
+  }
+
   std::size_t ranks() const { return static_cast<std::size_t>(communicator_.size()); }
   /// The scope in which gradients are added up, by `sync` being off. With canonical shares every pass is the whole
   /// batch's: there is nothing to put off.
@@ -223,7 +275,8 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   void end_join() override { joining_ = throw_early_ = false; }
   /// A forward pass that records gradients begins. `now`: ranks wait for each other here.
   void begin_pass(const ddp::ForwardPass& pass, bool now) {
-    shares_.begin(pass, now);
+    if (this->model_.training()) ++program_.ledger()->passes;
+    shares_.begin(pass, now || asks_in_forward_);
     check_all_here();
   }
   /// What ranks have told each other of this pass: whether one has run out of batches that must not.
@@ -251,6 +304,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
     std::int64_t last_and_passes[] = {last_active_, this->forward_passes()};
     communicator_.all_reduce(std::span(last_and_passes), comm::ReduceOp::max, {});
     this->set_forward_passes(static_cast<std::uint32_t>(last_and_passes[1]));
+    program_.forget(last_and_passes[0] >= 0);
     return static_cast<int>(last_and_passes[0]);
   }
 
@@ -265,6 +319,10 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
     const BatchGroupScope group(with_others ? group_ : nullptr);
     const detail::WatchScope watch(communicator_.rank() == 0 ? this->watch_once() : nullptr);
     const trace::Span span(trace::Lane::forward, "forward", "forward");
+    if (!buffers_apart_ && !buffers_.empty() && (grad_enabled() ? this->any_training() : this->model_.training())) {
+      buffers_apart_ = true;
+      buffer_writes_ = count_buffer_writes();
+    }
     auto output = canonical::forward(canonical_ ? &*canonical_ : nullptr, this->model_, this->random_,
                                      this->on_model_device(inputs)...);
     this->end_forward();
@@ -309,6 +367,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   /// A forward pass without gradients is this rank's own, unless an operation asks for its place in the batch.
   template <class... Inputs>
   auto forward_aside(const ddp::ForwardPass& pass, const Inputs&... inputs) {
+    if (buffers_apart_ && !joining_ && communicator_.rank() > 0 && !this->model_.training()) check_evaluates_rank_0s();
     shares_.begin_aside(pass, !joining_);
     return forward(!joining_, inputs...);
   }
@@ -316,11 +375,16 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
 
   const std::string_view title_;
   Communicator& communicator_;
+  ddp::SameProgram<D, Communicator> program_;
   detail::BatchShares<Communicator> shares_;
   std::vector<nn::NamedBuffer<D>> buffers_;
   Storage<D> buffer_message_;
+  bool buffers_apart_ = false;       // passes in training may have changed them since all ranks had the same
+  std::uint64_t buffer_writes_ = 0;  // before those passes
   detail::ModelHandles handles_;
   bool joining_ = false, throw_early_ = false;
+  bool passes_together_ = false;  // all passes are collective: a rank alone does not evaluate
+  bool asks_in_forward_ = false;  // ranks tell each other of a pass before it begins
   std::optional<canonical::ModelShares<Model>> canonical_;
   bool operators_send_ = false;  // forward passes have had collectives of their own, as backward will
 
@@ -402,6 +466,19 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
       return cuda::is_capturing(cuda::current_stream(this->flat_.entries().front().parameter().where()));
 #endif
     return false;
+  }
+  std::uint64_t count_buffer_writes() const {
+    std::uint64_t all = 0;
+    for (const auto& named : buffers_)
+      if (const auto* const writes = named.buffer->storage().writes()) all += writes->counted();
+    return all;
+  }
+  [[gnu::cold]] void check_evaluates_rank_0s() {
+    const bool as_saved = !shares_buffers() || buffer_writes_ == count_buffer_writes() || this->any_training();
+    check<UsageError>(as_saved, title_, ": rank ", communicator_.rank(),
+                      " evaluates with buffers (running statistics) of its own, which no file ",
+                      "will have: expected net.eval(), which all ranks call and which brings rank 0's, in place of ",
+                      "net.module().eval()");
   }
   struct Recorded {
     std::uint64_t begin = 0, end = 0;  // sequence numbers of nodes

@@ -109,7 +109,10 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
     AtHand& units_;
     bool write_;
   };
-  [[nodiscard]] Gathered gathered(const GatheredOptions& options = {}) { return Gathered(at_hand(), options.write); }
+  [[nodiscard]] Gathered gathered(const GatheredOptions& options = {}) {
+    this->meet();
+    return Gathered(at_hand(), options.write);
+  }
   /// See Policy::gathered.
   template <class F>
   requires std::invocable<const F&, Model&>
@@ -164,6 +167,8 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
     // 2. Each rank keeps its part of each unit.
     at_hand->settle(at_hand);
     detail::decide_together(parameters(), this->communicator_, this->alive(), [](const auto&) { return true; });
+    this->passes_together_ = this->asks_in_forward_ = gathers.size() > 1;
+    this->program_.alike() = {.rank_0_writes = true};
     if (deferred) {
       detail::keep_promises();
       this->broadcast_buffers(0);

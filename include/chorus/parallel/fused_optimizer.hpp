@@ -44,6 +44,7 @@ class FusedOptimizer : public optim::HasLearningRate {
         if (!alive.expired()) detail::access_to(net).step_in_backward({});
       };
     } else {
+      for (std::size_t i = 1; i < optimizers_.size(); ++i) optimizers_[i]->keep_quiet();
       step_ = while_there([this] {
         for (auto& optimizer : optimizers_) step_one(*optimizer);
       });

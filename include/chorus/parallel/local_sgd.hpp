@@ -35,7 +35,7 @@ struct LocalSgdOptions {
 /// floating-point numbers, in which a rank counts by the samples that it has seen since the last mean; other buffers
 /// are rank 0's. Momentum and other state of optimizers stay each rank's own. All ranks freeze the same parameters.
 ///
-/// Each of n ranks sends 2 (n - 1) / n of the model's bytes per `period` steps, and 32 bytes per rank for what
+/// Each of n ranks sends 2 (n - 1) / n of the model's bytes per `period` steps, and 88 bytes per rank for what
 /// each has counted: a `period`-th of DistributedDataParallel's. With a period of 1 and plain SGD the steps are those
 /// of one device.
 ///
@@ -64,6 +64,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     this->check_same(cat("options: period ", options.period, ", dim ", options.dim, "\n"), All{});
     this->broadcast_parameters(0, All{});
     this->broadcast_buffers(0);
+    this->program_.alike().contents = false;
     if (auto* const trace = trace::step_counter()) [[unlikely]]
       trace->note("period", cat(options.period));
     // Nobody is asked for the sizes of the shares: they are taken to be as large as this rank's.
@@ -110,11 +111,6 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   /// different numbers of steps, or of forward passes that recorded gradients, outside of no_sync, since the last mean:
   /// where one leaves a backward pass out, it would take the means later than others.
   void synchronise() { take_mean(); }
-  /// All ranks call it: they are brought together.
-  void eval() {
-    synchronise();
-    Base::eval();
-  }
 
   /// For a GradScaler. Within `join`, where ranks that have ended make no steps, nobody is asked: each rank leaves out
   /// steps, and has a scale, of its own.
@@ -140,6 +136,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   using Counts = std::array<std::int64_t, 4>;
   static constexpr std::int64_t ended = -1;  // the steps of a rank that has run out of batches
 
+  void bring_together() override { synchronise(); }
   void run_out_of_batches() override { ended_ = true; }
   [[gnu::cold]] JoinedPass take_part_in_pass() override {
     if (this->throw_early_) this->begin_pass_of_others();  // throws unless all have ended
@@ -156,11 +153,19 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     bool any_on = !ended_;
     if (this->communicator_.size() > 1) {
       const auto ranks = static_cast<std::size_t>(this->communicator_.size());
-      const Counts own{seen_, ended_ ? ended : local_.steps, passes_, this->forward_passes()};
-      std::vector<Counts> all(ranks);
-      this->communicator_.all_gather(std::span<const std::int64_t>(own),
-                                     std::span<std::int64_t>(all.front().data(), ranks * own.size()), {});
+      struct Message {
+        Counts counts;
+        ddp::Said said;
+      } own{{seen_, ended_ ? ended : local_.steps, passes_, this->forward_passes()}, this->program_.say()};
+      own.said.compares = own.said.compares && !ended_;
+      std::vector<Counts> all;
+      std::vector<ddp::Said> said;
+      for (const Message& rank : comm::all_gather_structs(this->communicator_, own)) {
+        all.push_back(rank.counts);
+        said.push_back(rank.said);
+      }
       any_on = check_same_steps(all);
+      this->program_.compare(said);
       std::int64_t sum = 0, passes = 0;
       bool any_ended = false;
       for (const Counts& counts : all) {

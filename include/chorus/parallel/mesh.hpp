@@ -64,6 +64,12 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
     all.broadcast(std::span(&this->random_.seed, 1), 0, {});
     check_same_order();
     decide_together();
+    if (groups.all().size() > groups.batch.size()) {
+      const auto alike = ddp::Alike{.all_parameters = !All::pipes, .rank_0_writes = All::shards};
+      this->passes_together_ = true;
+      program_of_all_.emplace("Mesh", groups.all());
+      program_of_all_->listen(nn::named_parameters<D>(module()), nn::named_buffers<D>(module()), alike);
+    }
     if constexpr (!All::shards) replicas_.emplace(this->flat_, groups.tensor, this->alive(), options.check_every);
   }
   /// For `launch`: takes communicator and seed from `run`.
@@ -81,6 +87,7 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
   /// The model's output for this rank's share of the batch, or its loss: see Pipeline. All ranks call it.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
+    if (program_of_all_ && grad_enabled()) compare_programs();
     const TensorGroupScope group(groups.layers->group());
     return Base::operator()(inputs...);
   }
@@ -111,11 +118,16 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
   /// See Policy::gathered. There is memory for the whole model meanwhile.
   template <class F>
   void gathered(const F& f) {
+    this->meet();
     const auto whole_layers = [&](Model& model) { groups.layers->with_whole(model, f); };
     if constexpr (All::pipes)
       Base::gathered([&](auto& part) { part.stages().gathered(whole_layers); });
     else
       Base::gathered(whole_layers);
+  }
+  void let_ranks_differ() {
+    Base::let_ranks_differ();
+    if (program_of_all_) program_of_all_->let_ranks_differ();
   }
   /// Makes a number the largest one of all ranks.
   void make_largest(std::int32_t* number) {
@@ -133,6 +145,17 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
     auto part = Part::make(groups.layers->share_out(std::move(model)), groups, options);
     if constexpr (!All::shards) detail::keep_promises();
     return part;
+  }
+  // The inner policy compares those that have shares of a batch, and this what optimizers did on all.
+  void compare_programs() {
+    program_of_all_->ledger()->batch = this->program_.ledger()->batch;
+    if (this->training()) ++program_of_all_->ledger()->passes;
+    program_of_all_->compare_now(false);
+    met_ = false;
+  }
+  void meet() override {
+    if (!std::exchange(met_, true)) program_of_all_->compare_now(true);
+    Base::meet();
   }
   bool counts(const nn::NamedParameter<D>& named) const {
     if constexpr (All::pipes)
@@ -170,6 +193,8 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
   }
 
   std::optional<detail::ReplicaCheck<D, Communicator>> replicas_;
+  std::optional<ddp::SameProgram<D, Communicator>> program_of_all_;
+  bool met_ = true;
 };
 
 /// For checkpoints: the order of parameters, on which rounding depends.

@@ -64,6 +64,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
       : Base("ParameterServer", std::move(model), communicator, options.dim, seed, options.canonical_shares) {
     this->check_same(cat("options: dim ", options.dim, ", canonical_shares ", options.canonical_shares, "\n"),
                      typename Base::All{});
+    this->program_.alike().steps = false;
     pull();
     this->on_gradients([this](std::size_t i) { gradient_arrived(i); });
   }
@@ -134,12 +135,12 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     this->broadcast_buffers(0);
     stepped_ = false;
   }
-  void eval() {
-    if (stepped_) pull();
-    Base::eval();
-  }
 
  private:
+  void bring_together() override {
+    if (stepped_) return pull();
+    Base::bring_together();
+  }
   void begin_join(const detail::JoinFacts& facts) override {
     check<UsageError>(facts.steps || facts.throw_early,
                       "ParameterServer::join: the server steps for all, also where others have more batches than it "

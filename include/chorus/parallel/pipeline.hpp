@@ -49,9 +49,12 @@ class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Com
   /// that doesn't fit. `world` is what the communicator was connected with; it must outlive this.
   Pipeline(Model model, Communicator& communicator, const comm::World& world, const PipelineOptions& options = {},
            std::uint64_t seed = initial_seed())
-      : Base(detail::with_numbers(Staged(std::move(model), communicator, world, options)), communicator, seed),
+      : Base("Pipeline", detail::with_numbers(Staged(std::move(model), communicator, world, options)), communicator,
+             seed),
         handles_(this->model_) {
     stages().decide_together(communicator, this->alive());
+    // Of the whole model, so that all ranks count what is written to any stage.
+    this->program_.listen(nn::named_parameters<D>(module()), nn::named_buffers<D>(module()), {.all_parameters = false});
   }
   /// For `launch`: takes communicator and seed from `run`.
   template <class Run>
@@ -73,6 +76,7 @@ class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Com
   template <class X, class... Targets>
   auto operator()(const X& x, const Targets&... targets) {
     handles_.check_kept(this->model_);
+    this->compare_programs();
     const RandomScope random(this->begin_forward());
     const detail::WatchScope watch(this->watch_once());
     auto result = this->model_(this->on_model_device(x), this->on_model_device(targets)...);
@@ -95,6 +99,7 @@ class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Com
   /// See Policy::gathered. There is memory for the whole model meanwhile.
   template <class F>
   void gathered(const F& f) {
+    this->meet();
     stages().gathered(f);
   }
 

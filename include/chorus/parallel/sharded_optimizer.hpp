@@ -206,9 +206,14 @@ class ShardedOptimizer : public optim::HasLearningRate {
         own_->step();
       });
     }
+    const auto& entries = net.flat_parameters().entries();
+    if (Ledger* const ledger = entries.front().parameter().ledger().get()) ledger->step(this, lr(), groups_.size());
     detail::access_to(net).forget_parts();
     gather(net);
-    for (const auto& entry : net.flat_parameters().entries()) entry.parameter().touch();
+    for (const auto& entry : entries) {
+      entry.parameter().touch();
+      entry.parameter().storage().settle();
+    }
   }
 
   void take_learning_rate() {

@@ -87,6 +87,7 @@ class TensorParallel : public WholeBatchPolicy<Model, Communicator> {
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
     handles_.check_kept(this->model_, this->flat_);
+    this->compare_programs();
     const int dim = this->random_.dim;
     const RandomScope random(this->begin_forward(dim == 0 ? 0 : detail::samples_of(dim, inputs...)));
     const TensorGroupScope group(layers_->group());
@@ -100,6 +101,7 @@ class TensorParallel : public WholeBatchPolicy<Model, Communicator> {
   /// See Policy::gathered. The model is a copy, for which there is memory meanwhile.
   template <class F>
   void gathered(const F& f) {
+    this->meet();
     layers_->with_whole(this->model_, f);
   }
   /// For files, which all ranks write together: see io::detail::keeps_parts.
@@ -115,7 +117,8 @@ class TensorParallel : public WholeBatchPolicy<Model, Communicator> {
   }
   TensorParallel(std::unique_ptr<Layers> layers, Model model, Communicator& communicator,
                  const TensorParallelOptions& options, std::uint64_t seed)
-      : Base(detail::with_numbers(layers->share_out(std::move(model), described(options))), communicator, seed),
+      : Base("TensorParallel", detail::with_numbers(layers->share_out(std::move(model), described(options))),
+             communicator, seed),
         layers_(std::move(layers)),
         handles_(this->model_),
         replicas_(this->flat_, communicator, this->alive(), options.check_every) {
@@ -123,6 +126,7 @@ class TensorParallel : public WholeBatchPolicy<Model, Communicator> {
     detail::decide_together(this->parameters(), communicator, this->alive(), [&](const auto& named) {
       return named.parameter->part() != nullptr || communicator.rank() == 0;
     });
+    this->program_.listen(this->flat_.parameters(), nn::named_buffers<D>(this->model_), {});
   }
   static std::string described(const TensorParallelOptions& options) {
     check<UsageError>(options.dim >= 0 && options.check_every >= 0,

@@ -4,6 +4,7 @@
 #include <chorus/comm/communicator.hpp>
 #include <chorus/comm/objects.hpp>
 #include <chorus/data/sampler.hpp>
+#include <chorus/parallel/ddp/same_program.hpp>
 #include <chorus/parallel/join.hpp>
 #include <chorus/parallel/no_sync.hpp>
 #include <chorus/parallel/policy.hpp>
@@ -23,8 +24,9 @@ class WholeBatchPolicy : public Policy<Model> {
   /// The same samples on all ranks.
   template <class Dataset>
   data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
-    return data::Sampler(dataset.size(),
-                         {.shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding});
+    return data::Sampler(
+        dataset.size(),
+        {.shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding, .ledger = program_.ledger()});
   }
   int devices() const { return communicator_.size(); }
   /// Among how many groups of ranks a batch is shared out.
@@ -43,17 +45,45 @@ class WholeBatchPolicy : public Policy<Model> {
   void sum(std::span<double>) const {}
   /// Makes a number, which lies where the parameters do, the largest one of all ranks.
   void make_largest(std::int32_t* number) { communicator_.all_reduce(std::span(number, 1), comm::ReduceOp::max, {}); }
+  /// All ranks call it.
+  void eval() {
+    meet();
+    Policy<Model>::eval();
+  }
+  void train(bool training = true) {
+    if (!training) return eval();
+    Policy<Model>::train();
+  }
+  /// The program means ranks to differ in what they step with, write, or leave out: no pass compares it any more. All
+  /// ranks call it.
+  void let_ranks_differ() { program_.let_ranks_differ(); }
   /// Whether `text` is the same on all ranks; a collective.
   [[gnu::cold]] bool same_on_all_ranks(std::string_view text) { return comm::same_text(communicator_, text); }
 
  protected:
   /// Rank 0's seed is all ranks'.
-  WholeBatchPolicy(Model model, Communicator& communicator, std::uint64_t seed)
-      : Policy<Model>(std::move(model), seed), communicator_(communicator) {
+  WholeBatchPolicy(std::string_view title, Model model, Communicator& communicator, std::uint64_t seed)
+      : Policy<Model>(std::move(model), seed), communicator_(communicator), program_(title, communicator) {
     communicator.broadcast(std::span(&this->random_.seed, 1), 0, {});
   }
 
+  /// A forward pass begins: where it records gradients, ranks compare what they have done since the last one.
+  void compare_programs() {
+    if (!grad_enabled()) return;
+    if (this->model_.training()) ++program_.ledger()->passes;
+    program_.compare_now(false);
+    met_ = false;
+  }
+  /// Ranks are at the same place of their programs, or all of them throw UsageError.
+  void meet() {
+    if (!std::exchange(met_, true)) program_.compare_now(true);
+  }
+
   Communicator& communicator_;
+  ddp::SameProgram<typename Policy<Model>::device_type, Communicator> program_;
+
+ private:
+  bool met_ = true;
 };
 
 }  // namespace chorus

@@ -261,6 +261,17 @@ class Storage {
       if (auto* const known = writes()) known->watch(block_->data, block_->bytes);
   }
 
+  /// Library code is about to write into the numbers, whom `settle` follows: what the program has written through a
+  /// pointer before is found now.
+  void look() const {
+    if (auto* const known = writes(); known != nullptr && known->watched()) [[unlikely]]
+      version();
+  }
+  void settle() const {
+    if (auto* const known = writes(); known != nullptr && known->watched() && present()) [[unlikely]]
+      known->settle(block_->data, block_->bytes);
+  }
+
   /// An operation is about to read the numbers: those of a home that has a Residence come, if they are not there.
   void touch() const {
     if (block_ != nullptr && block_->home && block_->home->residence) [[unlikely]]

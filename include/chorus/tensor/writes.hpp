@@ -29,6 +29,20 @@ class Writes {
       fail<UsageError>(elsewhere);
   }
 
+  /// The program has written, by a call that says so.
+  void add_by_hand() {
+    add();
+    by_hand_.fetch_add(1, std::memory_order_relaxed);
+  }
+  std::uint64_t by_hand() const { return by_hand_.load(std::memory_order_relaxed); }
+  /// How often a look has found that somebody has written through a pointer.
+  std::uint64_t found() const { return found_.load(std::memory_order_relaxed); }
+  /// Library code has written into numbers that are watched: what is found from now on is the program's.
+  void settle(const void* numbers, std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    fingerprint_ = fingerprint(numbers, bytes);
+  }
+
   void add() { version_.fetch_add(1, std::memory_order_relaxed); }
   bool watched() const { return watched_.load(std::memory_order_relaxed); }
   /// What `version` is if nobody has written through a pointer.
@@ -49,16 +63,8 @@ class Writes {
   /// Nobody has a pointer any more.
   void end_watch() { watched_.store(false, std::memory_order_relaxed); }
 
- private:
-  [[gnu::noinline, gnu::cold]] void look(const void* numbers, std::size_t bytes) {
-    const std::lock_guard lock(mutex_);
-    const std::uint64_t now = fingerprint(numbers, bytes);
-    if (now != fingerprint_) add();
-    fingerprint_ = now;
-  }
-
-  /// One change of a number always changes it; of several, all but one in 2^32. With as many lanes that a register's
-  /// product need not wait for the one before: as fast as memory is read.
+  /// Of numbers in the host's memory. One change of a number always changes it; of several, all but one in 2^32. With
+  /// as many lanes that a register's product need not wait for the one before: as fast as memory is read.
   static std::uint64_t fingerprint(const void* numbers, std::size_t bytes) {
     constexpr std::size_t lanes = 64, block = lanes * sizeof(std::uint32_t);
     constexpr std::uint32_t odd = 0x9E3779B1u;
@@ -77,7 +83,18 @@ class Writes {
     return out;
   }
 
-  std::atomic<std::uint64_t> version_{1};
+ private:
+  [[gnu::noinline, gnu::cold]] void look(const void* numbers, std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    const std::uint64_t now = fingerprint(numbers, bytes);
+    if (now != fingerprint_) {
+      add();
+      found_.fetch_add(1, std::memory_order_relaxed);
+    }
+    fingerprint_ = now;
+  }
+
+  std::atomic<std::uint64_t> version_{1}, by_hand_{0}, found_{0};
   std::atomic<bool> watched_{false};
   std::uint64_t fingerprint_ = 0;
   std::mutex mutex_;

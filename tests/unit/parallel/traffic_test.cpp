@@ -57,7 +57,7 @@ TEST_CASE("traffic: under ddp each of N ranks sends exactly 2(N-1)/N of the grad
       const auto bytes = ddp_bytes<Even<Cpu>>(static_cast<int>(n), {.first_bucket_cap_mb = cap, .bucket_cap_mb = cap});
       for (const auto& [gradients, all] : bytes) {
         CHECK(gradients * n == 2 * (n - 1) * even_bytes);
-        CHECK(all - gradients == (n - 1) * 64);  // what the loss is a mean over, and nothing else: one message
+        CHECK(all - gradients == (n - 1) * 120);  // what the loss is a mean over, and what ranks compare: one message
       }
     }
   }
@@ -78,7 +78,7 @@ TEST_CASE("traffic: where N doesn't divide a bucket, a rank sends up to 2 number
   }
 }
 
-TEST_CASE("traffic: under ddp rank 0's buffers go around once before each pass in training") {
+TEST_CASE("traffic: under ddp rank 0's buffers go around once before each pass in training, and in eval") {
   const auto text = Ranks(3, [](const World& world) {
                       Distributed<test::Normed<Cpu>> rank(world);
                       trace::reset_traffic();
@@ -88,7 +88,7 @@ TEST_CASE("traffic: under ddp rank 0's buffers go around once before each pass i
                       return cat(sent(world.rank, Traffic::buffers), ";");
                     }).texts();
   constexpr std::size_t bytes = (3 + 3 + 1) * 8;
-  CHECK(text == std::vector<std::string>{cat(bytes, ";"), cat(bytes, ";"), "0;"});  // a chain that ends at rank 2
+  CHECK(text == std::vector<std::string>{cat(2 * bytes, ";"), cat(2 * bytes, ";"), "0;"});  // a chain that ends at 2
 }
 
 TEST_CASE("traffic: under dp device 0 sends (N-1) times the parameter bytes per step") {

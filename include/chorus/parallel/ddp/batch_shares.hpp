@@ -8,6 +8,7 @@
 #include <chorus/comm/communicator.hpp>
 #include <chorus/core/config.hpp>
 #include <chorus/core/error.hpp>
+#include <chorus/parallel/ddp/same_program.hpp>
 #include <chorus/parallel/loss_share.hpp>
 #include <cstddef>
 #include <cstdint>
@@ -37,6 +38,14 @@ class BatchShares {
  public:
   explicit BatchShares(Communicator& communicator)
       : communicator_(communicator), all_(static_cast<std::size_t>(communicator.size())) {}
+
+  /// Ranks compare their programs, too; `program` has to live as long.
+  void compare(ddp::Program& program) { program_ = &program; }
+  /// All ranks meet in no pass, as in eval(), if they have exchanged a message since they met last; or in any case.
+  void meet() {
+    if (!met_) meet_now();
+  }
+  [[gnu::cold]] void meet_now();
 
   /// From now on ranks' gradients are added as they are: each is by the mean over the whole batch already.
   void add_as_they_are() { as_they_are_ = true; }
@@ -82,13 +91,14 @@ class BatchShares {
   ddp::ForwardPass active_pass();
 
  private:
-  enum class Kind : std::uint8_t { recorded, aside, joined };
+  enum class Kind : std::uint8_t { recorded, aside, joined, meeting };
   struct Message {
     Kind kind = Kind::recorded;
     ddp::ForwardPass pass = {};
     bool at_backward = false;  // else it is said earlier, and will be said again
     std::int32_t numbers = 0;  // of losses; more of them than there is room for are told in a message of their own
     std::array<double, 4> losses{};
+    ddp::Said said = {};
   };
   static constexpr std::int32_t has_refused = -1;
   static constexpr std::int64_t not_asked = -1;
@@ -103,6 +113,7 @@ class BatchShares {
   void begin_anew() { aside_ = known_ = decided_ = false; }
   void ask();
   void exchange();
+  void compare_programs();
   [[gnu::cold]] std::int64_t ask_aside();
   // An error of the communicator says what ranks were about.
   template <class T>
@@ -131,6 +142,9 @@ class BatchShares {
   [[gnu::cold]] void gather_numbers();
 
   Communicator& communicator_;
+  ddp::Program* program_ = nullptr;
+  std::vector<ddp::Said> said_;
+  bool met_ = true;
   Message own_, own_aside_;
   std::vector<Message> all_, all_aside_;
   std::vector<double> own_losses_, all_losses_;  // of the last `weigh`

@@ -139,13 +139,46 @@ void BatchShares<Communicator>::ask() {
 template <class Communicator>
 void BatchShares<Communicator>::exchange() {
   known_ = true;
+  met_ = false;
+  if (program_ != nullptr && communicator_.size() > 1) own_.said = program_->say();
   gather(own_, all_, of_recorded);
+  compare_programs();
   for (std::size_t rank = 0; rank < all_.size(); ++rank) {
     check<UsageError>(all_[rank].kind != Kind::aside, "rank ", communicator_.rank(),
                       " runs a forward pass that records gradients, rank ", rank, " one without");
     changed_ = changed_ || all_[rank].pass.changed;
   }
   own_.pass.changed = false;
+}
+
+template <class Communicator>
+void BatchShares<Communicator>::compare_programs() {
+  if (program_ == nullptr || communicator_.size() == 1) return;
+  said_.clear();
+  for (const Message& rank : all_) {
+    said_.push_back(rank.said);
+    said_.back().together = rank.kind == Kind::meeting;
+    said_.back().compares = rank.said.compares && (rank.kind == Kind::recorded || rank.kind == Kind::meeting);
+  }
+  program_->compare(said_);
+  if (own_.kind != Kind::recorded) return;
+  for (std::size_t rank = 0; rank < all_.size(); ++rank)
+    check<UsageError>(all_[rank].kind != Kind::recorded || all_[rank].pass.sync == own_.pass.sync, "rank ",
+                      own_.pass.sync ? static_cast<int>(rank) : communicator_.rank(), " is in no_sync where rank ",
+                      own_.pass.sync ? communicator_.rank() : static_cast<int>(rank),
+                      " averages gradients: expected as many passes under no_sync on all ranks");
+}
+
+template <class Communicator>
+void BatchShares<Communicator>::meet_now() {
+  const Message pass = std::exchange(own_, {.kind = Kind::meeting});
+  const bool known = known_;
+  auto all = all_;
+  exchange();
+  met_ = true;
+  all_ = std::move(all);
+  own_ = pass;
+  known_ = known;
 }
 
 template <class Communicator>

@@ -8,13 +8,14 @@
 
 namespace chorus::ddp {
 
-/// Before each forward pass that will average gradients, of a model of which a layer is in training, all ranks take
-/// rank 0's buffers, or call the user's function, then or after the pass.
+/// Before each forward pass that will average gradients, of a model of which a layer is in training, and before they
+/// evaluate, all ranks take rank 0's buffers, or call the user's function, then or after the pass.
 template <Device D, class Communicator>
 class BufferSharing final : public Extension<D> {
  public:
   using Share = std::function<void(std::span<const nn::NamedBuffer<D>> buffers, Communicator& communicator)>;
-  /// What the policy has: whether a layer is in training, whether within `join`, a broadcast from a rank.
+  /// What the policy has: whether a layer is in training or passes in training have changed buffers, whether within
+  /// `join`, a broadcast from a rank.
   struct Policy {
     std::function<bool()> trains, joining;
     std::function<void(int root)> broadcast;
@@ -29,6 +30,16 @@ class BufferSharing final : public Extension<D> {
     share_ = std::move(share);
     location_ = location;
   }
+
+  /// Passes in training have changed buffers, and ranks are about to evaluate.
+  void share_now() {
+    if (share_) {
+      if (!calls_hook_ || location_ == BufferCommHookLocation::pre_forward) share_(policy_.buffers(), core_.ranks);
+    } else if (core_.options.broadcast_buffers) {
+      policy_.broadcast(0);
+    }
+  }
+  bool shares() const { return share_ || core_.options.broadcast_buffers; }
 
   void forward_begins(ForwardPass& pass) override {
     const bool shares = core_.sync && policy_.trains();

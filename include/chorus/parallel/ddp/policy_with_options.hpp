@@ -69,11 +69,6 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
   }
   /// Adds an extension of your own, which is called after the others at each moment: see ddp::Extension.
   void extend(std::unique_ptr<Extension<D>> extension) { Core::extend(std::move(extension)); }
-  /// All ranks call it; under a hook that lets ranks have different parameters, they take the average.
-  void eval() {
-    if constexpr (Traits::averages_parameters) hook().synchronise(this->flat_, this->communicator_);
-    Base::eval();
-  }
 
  protected:
   PolicyWithOptions(Model model, Communicator& communicator, const DistributedDataParallelOptions& options,
@@ -102,6 +97,10 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
     if (communicator.size() > 1 && PromisedNumbers::current() == nullptr)
       this->flat_.use_memory(own_memory(), own_memory());
     std::erase_if(this->buffers_, [&](const auto& named) { return options.ignores(named.name); });
+    auto shared = this->flat_.parameters();
+    std::erase_if(shared, [&](const auto& named) { return options.ignores(named.name); });
+    this->program_.listen(std::move(shared), this->buffers_,
+                          {.zero_grad = !this->canonical_, .contents = !Traits::ranks_may_differ});
   }
   /// Hooks may still have memory under way.
   ~PolicyWithOptions() {
@@ -156,6 +155,13 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
     if (const int root = this->end_passes_of_others(); root >= 0) take_state(root);
   }
   Core& core() { return *this; }
+  /// Under a hook that lets ranks have different parameters they take the average.
+  void bring_together() override {
+    if constexpr (Traits::averages_parameters) hook().synchronise(this->flat_, this->communicator_);
+    if (this->buffers_apart_) this->template find<BufferSharing<D, Communicator>>()->share_now();
+    this->buffers_apart_ = false;
+  }
+  bool shares_buffers() const override { return this->template find<BufferSharing<D, Communicator>>()->shares(); }
 
   HookCalls<D, Hook, Communicator> calls_;
 
@@ -171,7 +177,7 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
     add<Clock>();
     add<SeveralNets>(this->operators_send_);
     add<BufferSharing>(typename BufferSharing<D, Communicator>::Policy{
-        .trains = [this] { return this->any_training(); },
+        .trains = [this] { return this->buffers_apart_ || this->any_training(); },
         .joining = [this] { return this->joining_; },
         .broadcast = [this](int root) { this->broadcast_buffers(root); },
         .buffers = [this] { return std::span<const nn::NamedBuffer<D>>(this->buffers_); },

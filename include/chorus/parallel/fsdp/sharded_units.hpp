@@ -105,6 +105,7 @@ class ShardedUnits final : public ddp::Extension<D> {
       const auto mine = within<D>(unit, entry, part);
       shard_of_[i] = std::make_unique<Shard<D>>(entry.parameter(), static_cast<Index>(mine.begin),
                                                 static_cast<Index>(mine.end - mine.begin));
+      shard_of_[i]->set_ledger(entry.parameter().ledger());
       shards_.push_back({entry.named.name, entry.named.handle, shard_of_[i].get()});
     }
   }

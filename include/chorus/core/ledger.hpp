@@ -1,0 +1,56 @@
+#pragma once
+/// What a program has done with a net, in numbers that ranks can compare.
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+namespace chorus {
+
+/// Of one rank, since ranks compared last. Those that run the same program have the same in theirs at each pass; else
+/// their parameters drift apart. Optimizers find it by the parameters that they step, loaders by the net's sampler.
+class Ledger {
+ public:
+  /// The steps of one optimizer.
+  struct Steps {
+    const void* optimizer = nullptr;
+    std::int32_t count = 0;
+    double lr = 0;              // of the last one
+    std::uint64_t numbers = 0;  // a hash of all that they went by
+  };
+
+  std::int64_t batch = 0;   ///< which one a loader has given last: 0 where none has; else see `set_batch`
+  std::int32_t passes = 0;  ///< forward passes in training that record gradients
+  bool uneven = false;      ///< parameters have made other numbers of steps on other ranks, as after a join
+
+  void set_batch(std::int64_t epoch, std::int64_t number) { batch = (epoch << 32 | number) + 1; }
+  /// An optimizer steps with `lr` and other numbers, of which this is a hash.
+  void step(const void* optimizer, double lr, std::uint64_t numbers) {
+    std::size_t i = 0;
+    while (i < optimizers_ && i + 1 < steps_.size() && steps_[i].optimizer != optimizer) ++i;
+    if (i == optimizers_) steps_[optimizers_++] = {.optimizer = optimizer};
+    ++steps_[i].count;
+    steps_[i].lr = lr;
+    steps_[i].numbers = mixed(mixed(steps_[i].numbers, lr), numbers);
+  }
+  std::size_t optimizers() const { return optimizers_; }
+  const Steps& steps(std::size_t optimizer) const { return steps_[optimizer]; }
+  void begin_anew() {
+    optimizers_ = 0;
+    passes = 0;
+  }
+
+  static std::uint64_t mixed(std::uint64_t hash, std::uint64_t number) {
+    return (std::rotl(hash, 23) ^ number) * 0x9E3779B97F4A7C15u;
+  }
+  static std::uint64_t mixed(std::uint64_t hash, double number) {
+    return mixed(hash, std::bit_cast<std::uint64_t>(number));
+  }
+
+ private:
+  std::array<Steps, 8> steps_;  // more optimizers than that share the last place
+  std::size_t optimizers_ = 0;
+};
+
+}  // namespace chorus

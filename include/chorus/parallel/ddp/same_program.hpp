@@ -1,0 +1,123 @@
+#pragma once
+/// Ranks run one program: what each has done with the net since they compared last is the same on all, or is refused on
+/// all, before a gradient is used.
+
+#include <chorus/core/config.hpp>
+#include <chorus/core/ledger.hpp>
+#include <chorus/nn/module.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace chorus::ddp {
+
+/// What a rank says of its program.
+struct Said {
+  std::int64_t batch = 0;              ///< see Ledger
+  double lr = 0;                       ///< of the last step
+  std::uint64_t numbers = 0;           ///< a hash of what all steps went by
+  std::int32_t passes = 0, steps = 0;  ///< since ranks compared last
+  std::int32_t most_steps = 0;         ///< of one optimizer
+  std::int32_t optimizers = 0;
+  std::int32_t parameters_written = 0, buffers_written = 0;  ///< calls of `assign` and the like
+  bool found_writes = false;                                 ///< through a pointer
+  bool forgot = false;                                       ///< gradients, by zero_grad
+  bool compares = true;                                      ///< else it may be anything
+  bool together = false;                                     ///< in no pass, but in eval(), gathered or the like
+};
+
+/// What ranks ask of it.
+class Program {
+ public:
+  virtual Said say() = 0;
+  /// Throws UsageError, on every rank, where they differ. `all`: by rank. A collective where they do.
+  virtual void compare(std::span<const Said> all) = 0;
+
+ protected:
+  ~Program() = default;
+};
+
+/// What the ranks of a policy have alike.
+struct Alike {
+  bool steps = true;           ///< optimizers step on each
+  bool zero_grad = true;       ///< nobody but the program forgets gradients
+  bool all_parameters = true;  ///< each has all, so that there are as many optimizers
+  bool contents = false;       ///< they have the same numbers, which can be looked at
+  bool rank_0_writes = false;  ///< what rank 0 alone writes becomes all ranks'
+};
+
+/// One rank's side of it. Parameters and buffers are those that ranks share; of a pipeline, those of all stages.
+template <Device D, class Communicator>
+class SameProgram final : public Program {
+ public:
+  using Parameters = std::vector<nn::NamedParameter<D>>;
+  using Buffers = std::vector<nn::NamedBuffer<D>>;
+
+  SameProgram(std::string_view policy, Communicator& communicator) : policy_(policy), communicator_(communicator) {}
+
+  /// From now on the net's optimizers and loaders are heard of.
+  [[gnu::cold]] void listen(Parameters parameters, Buffers buffers, const Alike& alike);
+  Alike& alike() { return alike_; }
+  const std::shared_ptr<Ledger>& ledger() const { return ledger_; }
+  void let_ranks_differ() { compares_ = false; }
+  /// Ranks have made different numbers of steps, as they may in a join.
+  void forget(bool uneven) {
+    ledger_->begin_anew();
+    ledger_->uneven = ledger_->uneven || uneven;
+    writes_ = count();
+  }
+
+  /// A whole number below 2^20, the same on ranks whose optimizers have made the same steps since they compared last.
+  double mark() const {
+    if (!compares_ || !alike_.steps || !alike_.all_parameters) return 0;
+    std::uint64_t all = 0;
+    for (std::size_t i = 0; i < ledger_->optimizers(); ++i) all = Ledger::mixed(all, ledger_->steps(i).numbers);
+    return static_cast<double>(all >> 44);
+  }
+
+  Said say() override;
+  void compare(std::span<const Said> all) override;
+
+  /// A comparison by itself: all ranks begin a pass, or are `together` in something else.
+  void compare_now(bool together);
+
+ private:
+  struct Writes {
+    std::uint64_t parameters = 0, buffers = 0, found = 0, forgotten = 0;
+  };
+  // The numbers of parameters that somebody has a pointer to are looked at.
+  Writes count() const;
+
+  bool same_as(const Said& a, const Said& b) const;
+
+  [[gnu::cold]] void find_difference(std::span<const Said> all, const Said& first);
+  [[noreturn, gnu::cold]] void refuse(const std::string& what) const;
+
+  [[gnu::cold]] void compare_passes(const Said& said, std::size_t rank, const Said& first, std::size_t one) const;
+  [[gnu::cold]] void compare_steps(const Said& said, std::size_t rank, const Said& first, std::size_t one) const;
+  [[gnu::cold]] void compare_writes(const Said& said, std::size_t rank, const Said& first, std::size_t one) const;
+
+  // Whether the numbers are the same on all ranks, that have been written or may have been.
+  [[gnu::cold]] void compare_contents(std::span<const Said> all);
+
+  const std::string_view policy_;
+  Communicator& communicator_;
+  Parameters parameters_;
+  Buffers buffers_;
+  Alike alike_;
+  std::shared_ptr<Ledger> ledger_ = std::make_shared<Ledger>();
+  Writes writes_;  // when ranks compared last
+  bool compares_ = true;
+  std::vector<Said> all_;
+};
+
+}  // namespace chorus::ddp
+
+#if CHORUS_DEFINES_COMMUNICATOR_TEMPLATES
+#include <chorus/parallel/ddp/same_program_impl.hpp>
+#endif
