@@ -54,14 +54,14 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
     return {shared_from_this(), given_};
   }
   void wait(std::uint64_t ticket) override {
-    const Time begun = clock();
+    const Time start = clock();
     while (ended_.size() < ticket && !failure_) tasks_.block();
     if (ended_.size() < ticket) failure_.raise();
-    clock() = std::max(begun, ended_[ticket - 1]);
-    if (clock() > begun) waited.emplace_back(begun, clock());
-    if (keeps_spans && clock() > begun) {
+    clock() = std::max(start, ended_[ticket - 1]);
+    if (clock() > start) waited.emplace_back(start, clock());
+    if (keeps_spans && clock() > start) {
       waits.push_back(calls[ticket - 1]);
-      waits.back().begun = begun;
+      waits.back().begun = start;
       waits.back().ended = clock();
     }
   }
