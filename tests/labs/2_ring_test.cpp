@@ -79,11 +79,13 @@ TEST_CASE("lab 2: the solution passes, and wrong ones do not") {
   check_guesses(ring_lab::run<Solution>, right,
                 {{"bytes that a rank sends", 28'000'000}, {"messages that a rank sends", 7}});
   check_hole(ring_lab::run<Mine_of_2>, right, "all_reduce");
-  const auto order = check_wrong(ring_lab::run<AnotherOrder>, right, "3 ranks: the bits of the library's ring: number ", 12);
+  const auto order =
+      check_wrong(ring_lab::run<AnotherOrder>, right, "3 ranks: the bits of the library's ring: number ", 12);
   CHECK(order.find("is right but for its rounding") != std::string::npos);
   CHECK(is_wrong(run(ring_lab::run<Whole>, right), "4 ranks: the bytes of the library's ring: rank 0 has sent more"));
-  CHECK(run(ring_lab::run<EqualChunks>, right).find("WRONG   2 ranks: the bits of the library's ring: number 0 of 1 on "
-                                                    "rank 0 is not the sum") != std::string::npos);
+  CHECK(run(ring_lab::run<EqualChunks>, right)
+            .find("WRONG   2 ranks: the bits of the library's ring: number 0 of 1 on "
+                  "rank 0 is not the sum") != std::string::npos);
   const auto waits = check_wrong(ring_lab::run<SendsFirst>, right, "2 ranks, 1000000 numbers: rank ", 1);
   CHECK(waits.find("which waits for this rank") != std::string::npos);
 }

@@ -39,7 +39,8 @@ TEST_CASE("lab 5: the solution passes, and wrong ones do not") {
                  {"mean of both: a sample of rank 1 counts", 1},
                  {"sum of both, times too large", 1}});
   check_hole(means_lab::run<Mine_of_5>, right, "average");
-  const auto mean = check_wrong(means_lab::run<MeanOfMeans>, right, "4 + 3: farthest from one device's gradient: expected 0", 4);
+  const auto mean =
+      check_wrong(means_lab::run<MeanOfMeans>, right, "4 + 3: farthest from one device's gradient: expected 0", 4);
   for (const char* shares : {"6 + 1", "7 + 0", "3 + 3 + 1"}) CHECK(is_wrong(mean, shares));
   check_wrong(means_lab::run<Sum>, right, "4 + 3: farthest from one device's gradient: expected 0", 3);
   check_wrong(means_lab::run<StaysAway>, right, "7 + 0: rank 0: ", 1);

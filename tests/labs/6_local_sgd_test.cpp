@@ -43,7 +43,8 @@ TEST_CASE("lab 6: the solution passes, and wrong ones do not") {
   check_hole(local_sgd_lab::run<Mine_of_6>, right, "average");
   check_wrong(local_sgd_lab::run<TakesRankZeros>, right, "average: every rank ends with the mean: ranks have had ", 3);
   check_wrong(local_sgd_lab::run<ForgetsToDivide>, right, "average: every rank ends with the mean: ranks have had ", 2);
-  check_wrong(local_sgd_lab::run<GathersAll>, right, "average: each rank sends 2(N-1)/N of the parameters' bytes: of ", 1);
+  check_wrong(local_sgd_lab::run<GathersAll>, right, "average: each rank sends 2(N-1)/N of the parameters' bytes: of ",
+              1);
 }
 
 }  // namespace local_sgd

@@ -21,8 +21,8 @@ struct WithLoss : ch::nn::Module {
   auto forward(const auto& inputs, const auto& labels) const { return ch::cross_entropy(fc(inputs), labels); }
 };
 
-/// Lab 5: how much a sample of a rank with so many of `all` samples counts in the mean over `ranks` of means, by what it
-/// has to count.
+/// Lab 5: how much a sample of a rank with so many of `all` samples counts in the mean over `ranks` of means, by what
+/// it has to count.
 inline double counts_in_mean_of_means(int ranks, ch::Index of_rank, ch::Index all) {
   return static_cast<double>(all) / static_cast<double>(ranks * of_rank);
 }

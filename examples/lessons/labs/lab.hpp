@@ -23,8 +23,8 @@ namespace lab {
 /// What stands where a student's code belongs.
 [[noreturn]] inline void hole(const char* what) { ch::fail<ch::UsageError>("there is a hole: write ", what); }
 
-/// One run of a lab. A prediction is compared with what the lab measures without the student's code. What that code does
-/// is compared with what is expected of it. Wrong lines say what is wrong, and not what is right.
+/// One run of a lab. A prediction is compared with what the lab measures without the student's code. What that code
+/// does is compared with what is expected of it. Wrong lines say what is wrong, and not what is right.
 class Lab {
  public:
   /// Reads the predictions. Throws UsageError, which names them all, while some are missing: to know better afterwards
@@ -41,16 +41,17 @@ class Lab {
                               "': predict before the run, each by a number, true or false:", missing);
   }
 
-  /// Compares the prediction of that name with a number that was measured; `apart`: how far they may be. Returns whether
-  /// it is right.
+  /// Compares the prediction of that name with a number that was measured; `apart`: how far they may be. Returns
+  /// whether it is right.
   bool compare(const std::string& key, double measured, double apart, const std::string& hint) {
     const auto* const guess = prediction(key, &nlohmann::json::is_number, "a number");
     if (guess == nullptr) return false;
     const auto predicted = guess->get<double>();
     if (std::abs(predicted - measured) <= apart)
       return row("right", key, ch::cat("predicted ", number(predicted), ", measured ", number(measured)));
-    return row("WRONG", key, ch::cat("predicted ", number(predicted), ", which is too ",
-                                     predicted < measured ? "small" : "large", ". ", hint));
+    return row("WRONG", key,
+               ch::cat("predicted ", number(predicted), ", which is too ", predicted < measured ? "small" : "large",
+                       ". ", hint));
   }
   /// The same where the answer is true or false.
   bool compare(const std::string& key, bool measured, const std::string& hint) {
@@ -70,8 +71,8 @@ class Lab {
   bool require(const std::string& what, bool holds, const std::string& why_not) {
     return row(holds ? "right" : "WRONG", what, holds ? "" : why_not);
   }
-  /// Calls what calls the student's code. A hole that is left, or another exception, is a wrong line. Returns whether it
-  /// came to its end.
+  /// Calls what calls the student's code. A hole that is left, or another exception, is a wrong line. Returns whether
+  /// it came to its end.
   bool run(const std::string& what, const std::function<void()>& calls) {
     try {
       calls();
@@ -92,7 +93,8 @@ class Lab {
                                    const char* kind) {
     const auto found = predictions_.find(key);
     if (found != predictions_.end() && ((*found).*is)()) return &*found;
-    row("WRONG", key, found == predictions_.end() ? "predict.json has no line of this name" : ch::cat("predict ", kind));
+    row("WRONG", key,
+        found == predictions_.end() ? "predict.json has no line of this name" : ch::cat("predict ", kind));
     return nullptr;
   }
   static std::string number(double x) {

@@ -20,8 +20,7 @@ inline void go_around(ch::comm::AnyCommunicator& ranks, std::span<float> data, s
     pass_on(chunk(me + first + 2 * n - s), std::span(in).first(mine.size()));
     for (std::size_t i = 0; i < mine.size(); ++i) mine[i] += in[i];
   }
-  for (std::size_t s = 0; s + 1 < n; ++s)
-    pass_on(chunk(me + first + 2 * n + 1 - s), chunk(me + first + 2 * n - s));
+  for (std::size_t s = 0; s + 1 < n; ++s) pass_on(chunk(me + first + 2 * n + 1 - s), chunk(me + first + 2 * n - s));
 }
 struct Solution {
   static void all_reduce(ch::comm::AnyCommunicator& ranks, std::span<float> data) {

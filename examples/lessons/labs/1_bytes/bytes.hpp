@@ -55,7 +55,8 @@ void train_ranks(int n) {
 inline std::vector<std::vector<float>> numbers_of(int ranks) {
   std::vector<std::vector<float>> all(static_cast<std::size_t>(ranks), std::vector<float>(count));
   for (std::size_t rank = 0; rank < all.size(); ++rank)
-    for (std::size_t i = 0; i < count; ++i) all[rank][i] = 1.0f / (1.0f + static_cast<float>((i * 31 + rank * 17) % 1009));
+    for (std::size_t i = 0; i < count; ++i)
+      all[rank][i] = 1.0f / (1.0f + static_cast<float>((i * 31 + rank * 17) % 1009));
   return all;
 }
 
@@ -83,8 +84,8 @@ bool judge(lab::Lab& lab, int n) {
     for (std::size_t i = 0; i < count && why.empty(); ++i)
       if (const float is = got[rank][i]; is != sum[i]) {
         const bool rounding = std::abs(is - sum[i]) <= 1e-5f * sum[i];
-        why = ch::cat("on rank ", rank, " number ", i, rounding ? " is right but for its rounding: added in another order"
-                                                                : " is not the sum");
+        why = ch::cat("on rank ", rank, " number ", i,
+                      rounding ? " is right but for its rounding: added in another order" : " is not the sum");
       }
   lab.require(name("all_send_all ends with the sum in the order of ranks"), why.empty(), why);
   const double bytes = sent(n - 1, Traffic::gradients);
@@ -105,7 +106,8 @@ void run(lab::Lab& lab) {
       ch::DataParallel<Model> net{Model{}, {.device_ids = ids}};
       train(net, 2 * n, [] { ch::trace::reset_traffic(); });
       lab.compare(name("dp, device 0"), sent(0, Traffic::parameters), 0, "To whom does it send the parameters?");
-      lab.compare(name("dp, another device"), sent(n - 1, Traffic::gradients), 0, "To whom does it send its gradients?");
+      lab.compare(name("dp, another device"), sent(n - 1, Traffic::gradients), 0,
+                  "To whom does it send its gradients?");
     }
     train_ranks<ch::DistributedDataParallel<Model>>(n);
     lab.compare(name("ddp, a rank"), sent(n - 1, Traffic::gradients), 0,
@@ -113,7 +115,8 @@ void run(lab::Lab& lab) {
     train_ranks<ch::ParameterServer<Model>>(n);
     lab.compare(name("parameter server, rank 0"), sent(0, Traffic::parameters), 0, "Who needs the new parameters?");
     lab.compare(name("parameter server, a worker"), sent(n - 1, Traffic::gradients), 0, "Whom does it talk to?");
-    lab.compare(name("all send all, a rank"), answers::all_send_all(n, bytes), 0, "To how many does it send all it has?");
+    lab.compare(name("all send all, a rank"), answers::all_send_all(n, bytes), 0,
+                "To how many does it send all it has?");
   }
   for (const int n : {2, 3, 4, 8})
     if (!judge<Student>(lab, n)) return;

@@ -105,7 +105,8 @@ void run(lab::Lab& lab) {
   constexpr std::size_t count = 1'000'000;
   const auto large = outcome(ranks, count, library, ch::comm::Algorithm::ring);
   lab.compare("bytes that a rank sends", large.bytes[0], 0, "How many chunks does it send, and how large is one?");
-  lab.compare("messages that a rank sends", answers::ring_messages(ranks), 0, "How many rounds are there, in both halves?");
+  lab.compare("messages that a rank sends", answers::ring_messages(ranks), 0,
+              "How many rounds are there, in both halves?");
   for (int n = 1; n <= ranks; ++n)
     if (!judge<Student>(lab, n)) return;
   Outcome mine;

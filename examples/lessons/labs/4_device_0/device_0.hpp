@@ -58,7 +58,9 @@ Holding train(Model model, const Loss& loss_of) {
   }
   ch::trace::listen(nullptr);
   const auto both = [](Memory kind) { return std::array{held(0, kind), held(1, kind)}; };
-  return {both(Memory::parameters), both(Memory::gradients), both(Memory::optimizer),
+  return {both(Memory::parameters),
+          both(Memory::gradients),
+          both(Memory::optimizer),
           {static_cast<double>(peaks.most[0]), static_cast<double>(peaks.most[1])}};
 }
 /// The same with the loss inside of the model.
@@ -79,7 +81,8 @@ inline void compare(lab::Lab& lab, const std::string& name, const Holding& holdi
   }
 }
 
-/// The loss that the student's model gives for `samples` samples with inputs and labels of all kinds, and the right one.
+/// The loss that the student's model gives for `samples` samples with inputs and labels of all kinds, and the right
+/// one.
 template <class Net>
 void judge_loss(lab::Lab& lab, const Net& net, ch::Index samples) {
   auto x = ch::Tensor<float, 2>::empty({samples, features});
@@ -87,16 +90,16 @@ void judge_loss(lab::Lab& lab, const Net& net, ch::Index samples) {
   for (ch::Index i = 0; i < x.numel(); ++i) x.data()[i] = 3 * std::sin(static_cast<float>(i));
   for (ch::Index i = 0; i < samples; ++i) y(i) = (i + 1) * 997 % classes;
   const double right = ch::cross_entropy(net.fc(x), y).item(), got = net(x, y).item();
-  lab.expect(ch::cat("WithLoss, ", samples, samples == 1 ? " sample" : " samples", ": the loss"), right, got, 1e-3 * right,
-             "It is the mean of the cross entropy of its logits by the labels.");
+  lab.expect(ch::cat("WithLoss, ", samples, samples == 1 ? " sample" : " samples", ": the loss"), right, got,
+             1e-3 * right, "It is the mean of the cross entropy of its logits by the labels.");
 }
 
 template <class Student>
 void run(lab::Lab& lab) {
-  compare(lab, "loss outside",
-          train(Logits<ch::Cpu>{},
-                [](auto& net, const auto& x, const auto& y) { return ch::cross_entropy(net(x), y); }),
-          "Count the logits it has made, those it was sent, and gradients that have no place of their own.");
+  compare(
+      lab, "loss outside",
+      train(Logits<ch::Cpu>{}, [](auto& net, const auto& x, const auto& y) { return ch::cross_entropy(net(x), y); }),
+      "Count the logits it has made, those it was sent, and gradients that have no place of their own.");
   const auto inside = train_with_loss(answers::WithLoss<ch::Cpu>(features, classes));
   compare(lab, "loss inside", inside, "Count the logits it has made; is anything of their size sent?");
 

@@ -27,10 +27,10 @@ inline std::vector<double> gradients(ch::Index first, ch::Index last) {
   std::vector<double> out;
   for (const auto& p : net.parameters()) {
     auto* const values = static_cast<double*>(p.parameter->value_data());
-    for (ch::Index i = 0; i < p.parameter->count(); ++i) values[i] = 0.3 * std::cos(static_cast<double>(3 * i + p.parameter->count()));
+    for (ch::Index i = 0; i < p.parameter->count(); ++i)
+      values[i] = 0.3 * std::cos(static_cast<double>(3 * i + p.parameter->count()));
   }
-  if (first < last)
-    ch::cross_entropy(net(x.slice(0, first, last)), y.slice(0, first, last)).backward();
+  if (first < last) ch::cross_entropy(net(x.slice(0, first, last)), y.slice(0, first, last)).backward();
   for (const auto& p : net.parameters()) {
     const auto* const numbers = static_cast<const double*>(p.parameter->grad_data());
     for (ch::Index i = 0; i < p.parameter->count(); ++i) out.push_back(first < last ? numbers[i] : 0.0);
@@ -41,10 +41,12 @@ inline std::vector<double> gradients(ch::Index first, ch::Index last) {
 template <class Student>
 void run(lab::Lab& lab) {
   for (const int rank : {0, 1})
-    lab.compare(ch::cat("mean of both: a sample of rank ", rank, " counts"),
-                answers::counts_in_mean_of_means(2, rank == 0 ? 4 : 3, 7), 1e-3,
-                "Which part of its rank's mean is a sample, which part of the mean of both, and which of a mean over seven?");
-  lab.compare("sum of both, times too large", answers::sum_of_means(2), 0, "If every gradient were 1, what would each rank's mean be?");
+    lab.compare(
+        ch::cat("mean of both: a sample of rank ", rank, " counts"),
+        answers::counts_in_mean_of_means(2, rank == 0 ? 4 : 3, 7), 1e-3,
+        "Which part of its rank's mean is a sample, which part of the mean of both, and which of a mean over seven?");
+  lab.compare("sum of both, times too large", answers::sum_of_means(2), 0,
+              "If every gradient were 1, what would each rank's mean be?");
   const auto whole = gradients(0, 7);
   for (const std::vector<ch::Index>& shares : {std::vector<ch::Index>{4, 3}, {6, 1}, {7, 0}, {3, 3, 1}}) {
     std::string name;
@@ -63,9 +65,7 @@ void run(lab::Lab& lab) {
         if (!(difference <= apart)) apart = difference;  // a NaN, too
       }
     };
-    if (!lab.run(name, [&] {
-          lab::on_ranks(static_cast<int>(shares.size()), average, std::chrono::seconds(3));
-        }))
+    if (!lab.run(name, [&] { lab::on_ranks(static_cast<int>(shares.size()), average, std::chrono::seconds(3)); }))
       return;
     lab.expect(name + ": farthest from one device's gradient", 0, apart, 1e-9,
                "By how much does each rank's mean have to count?");

@@ -42,7 +42,8 @@ void backward(Policy& net, int rank, int step) {
 }
 inline void fill(const Parameters& parameters) {
   for (const auto& p : parameters)
-    for (std::size_t i = 0; i < numbers(p).size(); ++i) numbers(p)[i] = 0.2 * std::cos(static_cast<double>(7 * i + numbers(p).size()));
+    for (std::size_t i = 0; i < numbers(p).size(); ++i)
+      numbers(p)[i] = 0.2 * std::cos(static_cast<double>(7 * i + numbers(p).size()));
 }
 inline std::vector<double> all(const Parameters& parameters) {
   std::vector<double> out;
@@ -103,7 +104,9 @@ inline bool near(const std::vector<double>& a, const std::vector<double>& b) { r
 template <class Student>
 void judge(lab::Lab& lab) {
   constexpr std::size_t count = 3000;
-  const auto number_of = [](std::size_t rank, std::size_t i) { return std::sin(static_cast<double>(i * 7 + rank * rank)); };
+  const auto number_of = [](std::size_t rank, std::size_t i) {
+    return std::sin(static_cast<double>(i * 7 + rank * rank));
+  };
   std::vector<std::vector<double>> by_rank(ranks_of_lab);
   ch::trace::reset_traffic();
   const bool ended = lab.run("average", [&] {
@@ -126,7 +129,8 @@ void judge(lab::Lab& lab) {
                         "; expected ", mean, ", got ", by_rank[rank][i], " on rank ", rank);
     }
   lab.require("average: every rank ends with the mean", wrong.empty(), wrong);
-  lab.require("average: the same bits on every rank", by_rank[0] == by_rank[1] && by_rank[0] == by_rank[2], "they differ");
+  lab.require("average: the same bits on every rank", by_rank[0] == by_rank[1] && by_rank[0] == by_rank[2],
+              "they differ");
   bool least = true;
   std::string sent;
   for (int rank = 0; rank < ranks_of_lab; ++rank) {

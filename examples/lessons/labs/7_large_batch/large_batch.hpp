@@ -263,8 +263,9 @@ void run(lab::Lab& lab) {
   });
   if (!ran) return;
   lab.say(line("batch 128, your rates", mine));
-  lab.require("your rates are as good as batch 8", as_good(mine),
-              ch::cat("they end more than ", points, " points below it: look at your rates above, and at what README.md asks"));
+  lab.require(
+      "your rates are as good as batch 8", as_good(mine),
+      ch::cat("they end more than ", points, " points below it: look at your rates above, and at what README.md asks"));
 }
 
 }  // namespace large_batch_lab

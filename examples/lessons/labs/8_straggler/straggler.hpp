@@ -109,9 +109,10 @@ void run(lab::Lab& lab) {
           if (rank == static_cast<std::size_t>(found)) mine += wait;
         }
       char text[160];
-      std::snprintf(text, sizeof text,
-                    "rank %d has waited %.0f ms in 5 steps, where a rank waits %.0f ms on average. For whom does it wait?",
-                    found, 1e3 * mine, 1e3 * all);
+      std::snprintf(
+          text, sizeof text,
+          "rank %d has waited %.0f ms in 5 steps, where a rank waits %.0f ms on average. For whom does it wait?", found,
+          1e3 * mine, 1e3 * all);
       why = text;
     }
     lab.require(what, found == slow, why);
