@@ -2,7 +2,8 @@
 # Installs what is missing, builds everything with warnings as errors, and runs every test that this machine can run.
 #   tests/run.sh full    also compiles each header in a file of its own; then it runs the unit tests under the
 #                        address and undefined behaviour sanitizers, those with threads under the thread sanitizer, and
-#                        the fuzz targets for ten seconds each; on 2 cores that takes another three quarters of an hour
+#                        the fuzz targets for ten seconds each, and builds the labs' solutions by three compilers; on 2
+#                        cores that takes another hour and a quarter
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -40,6 +41,9 @@ sanitized() {
 }
 sanitized asan $(cd tests/unit && ls -d */ | tr -d /) cuda_emulated
 sanitized tsan averaging checkpoint comm data ddp dp launch parallel tensor cuda_emulated
+
+say "labs, by three compilers"
+tests/labs_check_test.py . matrix
 
 say "fuzz targets"
 # Where clang's own package does not bring libFuzzer, as in Debian 12 and Ubuntu 24.04, this one does.

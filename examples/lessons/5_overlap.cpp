@@ -1,7 +1,8 @@
 /// Lesson 5: overlap. In lesson 4 ranks compute, and only then talk. But the last layer's gradients are final long
 /// before the first layer's: a hook on each parameter says when, and a bucket leaves as soon as it is full, while
 /// backward goes on. Little is left to wait for when it ends. Nor is anything copied: nn::FlatParameters has put all
-/// gradients in a row, the last layer's first, so that a bucket is a range of it.
+/// gradients in a row, the last layer's first, so that a bucket is a range of it. At the end it prints how long ranks
+/// have waited after backward, and how long the same sums take when nothing goes on beside them.
 
 #include "toy.hpp"
 
@@ -17,7 +18,8 @@ struct Averager {
   ch::comm::AnyCommunicator& ranks;
   ch::nn::FlatParameters<ch::Cpu> flat;
   std::vector<Bucket> buckets{3};     // one a layer, with its weight and its bias
-  double weight = 1, left_early = 0;  // this rank's samples / all ranks'; of buckets in all passes
+  double weight = 1;                  // this rank's samples / all ranks'
+  double left_early = 0, waited = 0;  // in all passes: buckets that left before the end, seconds after it
   std::size_t missing = 0, left = 0;  // of this pass: gradients to come, buckets that have left
 
   Averager(ch::comm::AnyCommunicator& all, Model& model) : ranks(all), flat(model) {
@@ -30,10 +32,13 @@ struct Averager {
   }
   void gradient_is_final(Bucket& bucket) {
     if (missing == 0) {  // a pass begins
-      for (Bucket& each : buckets) missing += each.missing = 2;
+      for (Bucket& each : buckets) each.missing = 2;
+      missing = 2 * buckets.size();
       left = 0;
       ch::at_backward_end([this] {
+        const double end = seconds();
         for (Bucket& each : buckets) each.work.wait();
+        waited += seconds() - end;
       });
     }
     --missing, --bucket.missing;
@@ -71,8 +76,16 @@ int main(int argc, char** argv) {
       }
       if (run.is_main()) mean.print(epoch);
     }
-    if (run.is_main())
+    ranks.barrier();
+    const double begin = seconds();
+    for (int step = 0; step < static_cast<int>(data.steps()); ++step)
+      for (auto& bucket : averager.buckets) ranks.all_reduce(bucket.gradients);
+    const double alone = seconds() - begin;
+    if (run.is_main()) {
       std::printf("in a step %.1f of 3 buckets leave while backward goes on\n", averager.left_early / data.steps());
+      std::printf("in a step rank 0 waits %.1f us after backward; the sums alone take %.1f us\n",
+                  1e6 * averager.waited / data.steps(), 1e6 * alone / data.steps());
+    }
 
     ch::optim::Sgd policy_optimizer{net.parameters(), sgd};
     return compare(run, data, model, net, policy_optimizer, tolerance(ranks.size()));

@@ -25,13 +25,13 @@ void ring_all_reduce(ch::comm::AnyCommunicator& ranks, std::span<float> data) {
 
   std::vector<float> received(data.size() / n + 1);
   for (std::size_t round = 0; round + 1 < n; ++round) {  // reduce-scatter
-    const auto mine = chunk(me + 2 * n - round - 1);
+    const auto mine = chunk(me + n - 2 - round);
     const auto in = std::span(received).first(mine.size());
-    pass_on(chunk(me + n - round), in);
+    pass_on(chunk(me + n - 1 - round), in);
     for (std::size_t i = 0; i < in.size(); ++i) mine[i] += in[i];
   }
-  for (std::size_t round = 0; round + 1 < n; ++round)  // all-gather
-    pass_on(chunk(me + 1 + n - round), chunk(me + n - round));
+  for (std::size_t round = 0; round + 1 < n; ++round)  // all-gather, from the own chunk on, which is complete
+    pass_on(chunk(me + n - round), chunk(me + n - 1 - round));
 }
 
 int main(int argc, char** argv) {

@@ -29,7 +29,9 @@ int main(int argc, char** argv) {
     row.resize(n * part);
     const std::span mine = std::span(row).subspan(part * static_cast<std::size_t>(ranks.rank()), part);
     const ch::Shape<1> shape{static_cast<ch::Index>(part)};
-    const ch::Parameter<float, 1> own{ch::Tensor<float, 1>::from(mine, shape)};
+    const auto value = ch::Tensor<float, 1>::from(mine, shape), average = ch::Tensor<float, 1>::zeros(shape);
+    const ch::Parameter<float, 1> own{value};
+    own.on<ch::Cpu>().bind(value.storage(), value.data(), average.storage(), average.data());  // its number and gradient
     Adam optimizer{{{"own", own, &own.on<ch::Cpu>()}}, {.lr = 1e-3}};
 
     ch::trace::reset_traffic();
@@ -45,13 +47,11 @@ int main(int argc, char** argv) {
 
         auto to = row.begin();
         for (const auto& p : parameters) to = std::ranges::copy(gradient(p), to).out;
-        const auto average = ch::Tensor<float, 1>::empty(shape);
         ranks.reduce_scatter(row, std::span(average.data(), part), ch::comm::ReduceOp::sum,
                              {.scale = samples / all[0], .traffic = Traffic::gradients});
-        optimizer.zero_grad();
-        own.as_variable().backward(average);  // its gradient
+        own.on<ch::Cpu>().set_grad_arrived(true);  // backward brings it elsewhere: here the ranks do
         optimizer.step();
-        ranks.all_gather(own.value().to_vector(), std::span(row), {.traffic = Traffic::parameters});
+        ranks.all_gather(value.to_vector(), std::span(row), {.traffic = Traffic::parameters});
         auto from = row.begin();
         for (const auto& p : parameters) from = std::ranges::copy_n(from, p.parameter->count(), numbers(p).begin()).in;
         mean.add(all[1] / all[0], all[0]);
@@ -59,8 +59,11 @@ int main(int argc, char** argv) {
       if (run.is_main()) mean.print(epoch);
     }
     if (run.is_main()) {
-      std::printf("rank 0 keeps %zu bytes of optimizer state; the parameters have %zu bytes\n",
-                  ch::trace::memory(0, ch::trace::Memory::optimizer), row.size() * sizeof(float));
+      std::size_t state = 0;  // Adam's two averages of each gradient
+      for (const auto& numbers : optimizer.state())
+        if (numbers.dtype == ch::DType::f32) state += static_cast<std::size_t>(numbers.shape[0]);
+      std::printf("rank 0 keeps %zu bytes of optimizer state; the parameters have %zu bytes\n", state * sizeof(float),
+                  row.size() * sizeof(float));
       print_sent("rank", 0, data);
     }
 

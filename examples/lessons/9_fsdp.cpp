@@ -13,8 +13,8 @@ using Policy = ch::FullyShardedDataParallel<Model>;
 struct Unit {  // a layer's weight and bias
   ch::comm::AnyCommunicator& ranks;
   std::vector<Parameter> parameters;
-  ch::Parameter<float, 1> own{};      // this rank's
-  ch::Tensor<float, 1> average{};     // of its gradient
+  ch::Parameter<float, 1> own{};      // this rank's part
+  ch::Tensor<float, 1> value{}, average{};  // its numbers, and its gradient
   double weight = 1;                  // this rank's samples / all ranks'
   std::size_t part = 0, arrived = 0;  // so many numbers; gradients so far
 
@@ -26,7 +26,10 @@ struct Unit {  // a layer's weight and bias
     const auto row = in_a_row(numbers);
     part = row.size() / std::size_t(ranks.size());
     const auto mine = std::span(row).subspan(part * std::size_t(ranks.rank()), part);
-    own = ch::Parameter<float, 1>{ch::Tensor<float, 1>::from(mine, {static_cast<ch::Index>(part)})};
+    value = ch::Tensor<float, 1>::from(mine, {static_cast<ch::Index>(part)});
+    average = ch::Tensor<float, 1>::zeros(value.shape());
+    own = ch::Parameter<float, 1>{value};
+    own.on<ch::Cpu>().bind(value.storage(), value.data(), average.storage(), average.data());
     give_back();
   }
   /// The layer's numbers or gradients, and zeros up to a multiple of N.
@@ -38,7 +41,7 @@ struct Unit {  // a layer's weight and bias
   }
   void gather() {
     std::vector<float> row(part * static_cast<std::size_t>(ranks.size()));
-    ranks.all_gather(own.value().to_vector(), std::span(row), {.traffic = Traffic::parameters});
+    ranks.all_gather(value.to_vector(), std::span(row), {.traffic = Traffic::parameters});
     for (auto from = row.begin(); const auto& p : parameters)
       from = std::ranges::copy_n(from, p.parameter->count(), numbers(p).begin()).in;
   }
@@ -54,11 +57,12 @@ struct Unit {  // a layer's weight and bias
     return y;
   }
   void gradient_is_final() {
-    if (++arrived % 2 == 1) return;  // the other one is to come
+    if (++arrived < parameters.size()) return;  // the other one is to come
+    arrived = 0;
     give_back();
-    average = ch::Tensor<float, 1>::empty(own.shape());
     ranks.reduce_scatter(in_a_row(gradient), std::span(average.data(), part), ch::comm::ReduceOp::sum,
                          {.scale = weight, .traffic = Traffic::gradients});
+    own.on<ch::Cpu>().set_grad_arrived(true);  // by the ranks, not by backward
   }
 };
 
@@ -85,8 +89,6 @@ int main(int argc, char** argv) {
         ranks.all_reduce(std::span(sums));
         for (auto& unit : units) unit.weight = mine / sums[0];
         loss.backward();
-        optimizer.zero_grad();
-        for (auto& unit : units) unit.own.as_variable().backward(unit.average);
         optimizer.step();
         mean.add(sums[1] / sums[0], sums[0]);
       }

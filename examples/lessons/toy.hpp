@@ -3,12 +3,14 @@
 
 #include <algorithm>
 #include <chorus/chorus.hpp>
+#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace ch = chorus;
@@ -60,6 +62,11 @@ inline std::span<float> numbers(const Parameter& p) {
 /// Its gradient, where backward has left one.
 inline std::span<float> gradient(const Parameter& p) {
   return {static_cast<float*>(p.parameter->grad_data()), static_cast<std::size_t>(p.parameter->count())};
+}
+
+/// The time, in seconds since whenever.
+inline double seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 /// The mean loss of an epoch.

@@ -9,27 +9,10 @@
 namespace labs_test {
 namespace bytes {
 
+#include "solutions/1_bytes.hpp"
+
 using Ranks = ch::comm::AnyCommunicator;
 
-struct Solution {
-  static void all_send_all(Ranks& ranks, std::span<float> data) {
-    const std::vector<float> own(data.begin(), data.end());
-    std::vector<float> from(data.size());
-    std::vector<std::vector<float>> all(static_cast<std::size_t>(ranks.size()));
-    for (int peer = 0; peer < ranks.size(); ++peer) {
-      if (peer == ranks.rank()) continue;
-      if (ranks.rank() < peer) ranks.send(std::span(own), peer, {.traffic = ch::trace::Traffic::gradients});
-      ranks.recv(std::span(from), peer);
-      if (ranks.rank() > peer) ranks.send(std::span(own), peer, {.traffic = ch::trace::Traffic::gradients});
-      all[static_cast<std::size_t>(peer)] = from;
-    }
-    all[static_cast<std::size_t>(ranks.rank())] = own;
-    for (std::size_t i = 0; i < data.size(); ++i) {
-      data[i] = all[0][i];
-      for (std::size_t rank = 1; rank < all.size(); ++rank) data[i] += all[rank][i];
-    }
-  }
-};
 /// Adds its own numbers first: ranks get other bits.
 struct OwnFirst {
   static void all_send_all(Ranks& ranks, std::span<float> data) {
@@ -50,37 +33,31 @@ struct Library {
     ranks.all_reduce(data, ch::comm::ReduceOp::sum, {.traffic = ch::trace::Traffic::gradients});
   }
 };
-
-json solved() {
-  constexpr double k = 2219520;
-  json out;
-  for (const int n : {2, 3, 4, 8}) {
-    const auto name = [n](const char* what) { return ch::cat(n, " devices: ", what); };
-    out[name("dp, device 0")] = (n - 1) * k;
-    out[name("dp, another device")] = k;
-    out[name("ddp, a rank")] = 2 * (n - 1) * k / n;
-    out[name("parameter server, rank 0")] = (n - 1) * k;
-    out[name("parameter server, a worker")] = k;
-    out[name("all send all, a rank")] = (n - 1) * k;
+/// Everybody sends, and then receives.
+struct SendsFirst {
+  static void all_send_all(Ranks& ranks, std::span<float> data) {
+    std::vector<float> from(data.size());
+    for (int peer = 0; peer < ranks.size(); ++peer)
+      if (peer != ranks.rank()) ranks.send(std::span<const float>(data), peer);
+    for (int peer = 0; peer < ranks.size(); ++peer)
+      if (peer != ranks.rank()) ranks.recv(std::span(from), peer);
   }
-  return out;
-}
+};
 
 TEST_CASE("lab 1: the solution passes, and wrong ones do not") {
-  check_empty("1_bytes", solved());
-  const auto right = run(bytes_lab::run<Solution>, solved());
-  INFO(right);
-  CHECK(passes(right));
-  auto guess = solved();
-  guess["4 devices: ddp, a rank"] = 2 * 2219520;
-  guess["8 devices: dp, device 0"] = 2219520;
-  const auto guessed = run(bytes_lab::run<Solution>, guess);
-  CHECK(is_wrong(guessed, "4 devices: ddp, a rank"));
-  CHECK(is_wrong(guessed, "8 devices: dp, device 0"));
-  CHECK(guessed.ends_with("2 lines are wrong\n"));
-  CHECK(is_wrong(run(bytes_lab::run<OwnFirst>, solved()), "3 devices: all_send_all ends with the sum"));
-  CHECK(is_wrong(run(bytes_lab::run<Library>, solved()), "3 devices: all send all, a rank"));
-  CHECK(run(bytes_lab::run<Mine_of_1>, solved()).find("there is a hole: write all_send_all") != std::string::npos);
+  const auto right = solved("1_bytes");
+  check_empty("1_bytes", right);
+  const auto passed = run(bytes_lab::run<Solution>, right);
+  INFO(passed);
+  CHECK(passes(passed));
+  check_guesses(bytes_lab::run<Solution>, right,
+                {{"4 devices: ddp, a rank", 2 * 2219520}, {"8 devices: all send all, a rank", 8 * 2219520}});
+  check_hole(bytes_lab::run<Mine_of_1>, right, "all_send_all");
+  check_wrong(bytes_lab::run<OwnFirst>, right,
+              "3 devices: all_send_all ends with the sum in the order of ranks: on rank 2 number ", 3);
+  check_wrong(bytes_lab::run<Library>, right, "3 devices: each rank sends its numbers once to every other one: of grad",
+              3);
+  check_wrong(bytes_lab::run<SendsFirst>, right, "2 devices: all_send_all: rank ", 1);
 }
 
 }  // namespace bytes

@@ -9,34 +9,17 @@
 namespace labs_test {
 namespace ring {
 
-using Ranks = ch::comm::AnyCommunicator;
+#include "solutions/2_ring.hpp"
 
-/// `first`: which chunk rank 0 sends first.
-void go_around(Ranks& ranks, std::span<float> data, std::size_t first) {
-  const auto n = static_cast<std::size_t>(ranks.size()), me = static_cast<std::size_t>(ranks.rank());
-  if (n == 1) return;
-  const int next = static_cast<int>((me + 1) % n), previous = static_cast<int>((me + n - 1) % n);
-  const auto chunk = [&](std::size_t i) {
-    const auto begin = data.size() * (i % n) / n;
-    return data.subspan(begin, data.size() * (i % n + 1) / n - begin);
-  };
-  std::vector<float> in(data.size() / n + 1);
-  const auto pass_on = [&](std::span<float> out, std::span<float> into) {
-    if (me % 2 == 0) ranks.send(out, next);
-    ranks.recv(into, previous);
-    if (me % 2 == 1) ranks.send(out, next);
-  };
-  for (std::size_t s = 0; s + 1 < n; ++s) {
-    const auto mine = chunk(me + first + 2 * n - 1 - s);
-    pass_on(chunk(me + first + 2 * n - s), std::span(in).first(mine.size()));
-    for (std::size_t i = 0; i < mine.size(); ++i) mine[i] += in[i];
-  }
-  for (std::size_t s = 0; s + 1 < n; ++s)
-    pass_on(chunk(me + first + 2 * n + 1 - s), chunk(me + first + 2 * n - s));
-}
-struct Solution {
+using Ranks = ch::comm::AnyCommunicator;
+using ch::trace::Traffic;
+
+#include "lesson_6_ring.hpp"
+
+/// The lesson's ring cuts and passes chunks as the lab's does.
+struct Lesson6 {
   static void all_reduce(Ranks& ranks, std::span<float> data) {
-    go_around(ranks, data, static_cast<std::size_t>(ranks.size()) - 1);
+    if (ranks.size() > 1) ring_all_reduce(ranks, data);
   }
 };
 /// Other ranks finish the chunks: sums are added in another order.
@@ -57,29 +40,54 @@ struct Whole {
     }
   }
 };
-/// All send first.
-struct Hangs {
+/// All chunks are of count / N numbers: what is left over stays as it was.
+struct EqualChunks {
   static void all_reduce(Ranks& ranks, std::span<float> data) {
-    std::vector<float> in(data.size());
-    for (int s = 0; s + 1 < ranks.size(); ++s) {
-      for (int again = 0; again < 200; ++again) ranks.send(data, (ranks.rank() + 1) % ranks.size());
-      for (int again = 0; again < 200; ++again) ranks.recv(std::span(in), (ranks.rank() + ranks.size() - 1) % ranks.size());
+    const auto n = static_cast<std::size_t>(ranks.size());
+    go_around(ranks, data.first(data.size() / n * n), n - 1);
+  }
+};
+/// All send first.
+struct SendsFirst {
+  static void all_reduce(Ranks& ranks, std::span<float> data) {
+    const auto n = static_cast<std::size_t>(ranks.size()), me = static_cast<std::size_t>(ranks.rank());
+    const auto chunk = [&](std::size_t i) {
+      const auto begin = data.size() * (i % n) / n;
+      return data.subspan(begin, data.size() * (i % n + 1) / n - begin);
+    };
+    std::vector<float> in(data.size() / n + 1);
+    for (std::size_t s = 0; s + 1 < n; ++s) {
+      ranks.send(chunk(me + 2 * n - 1 - s), static_cast<int>((me + 1) % n));
+      const auto mine = chunk(me + 2 * n - 2 - s);
+      ranks.recv(std::span(in).first(mine.size()), static_cast<int>((me + n - 1) % n));
+      for (std::size_t i = 0; i < mine.size(); ++i) mine[i] += in[i];
+    }
+    for (std::size_t s = 0; s + 1 < n; ++s) {
+      ranks.send(chunk(me + 2 * n - s), static_cast<int>((me + 1) % n));
+      ranks.recv(chunk(me + 2 * n - 1 - s), static_cast<int>((me + n - 1) % n));
     }
   }
 };
 
 TEST_CASE("lab 2: the solution passes, and wrong ones do not") {
-  const json solved{{"bytes that a rank sends", 2 * 7 * 4'000'000 / 8}, {"messages that a rank sends", 14}};
-  check_empty("2_ring", solved);
-  const auto right = run(ring_lab::run<Solution>, solved);
-  INFO(right);
-  CHECK(passes(right));
-  CHECK(is_wrong(run(ring_lab::run<AnotherOrder>, solved), "3 ranks: the bits of the library's ring"));
-  const auto whole = run(ring_lab::run<Whole>, solved);
-  CHECK(is_wrong(whole, "4 ranks: the bytes of the library's ring"));
-  CHECK(is_wrong(whole, "bytes that a rank sends"));
-  CHECK(run(ring_lab::run<Hangs>, solved).find("throws: rank ") != std::string::npos);
-  CHECK(run(ring_lab::run<Mine_of_2>, solved).find("there is a hole: write all_reduce") != std::string::npos);
+  const auto right = solved("2_ring");
+  check_empty("2_ring", right);
+  const auto passed = run(ring_lab::run<Solution>, right);
+  INFO(passed);
+  CHECK(passes(passed));
+  CHECK(passes(run(ring_lab::run<Lesson6>, right)));
+  check_guesses(ring_lab::run<Solution>, right,
+                {{"bytes that a rank sends", 28'000'000}, {"messages that a rank sends", 7}});
+  check_hole(ring_lab::run<Mine_of_2>, right, "all_reduce");
+  const auto order =
+      check_wrong(ring_lab::run<AnotherOrder>, right, "3 ranks: the bits of the library's ring: number ", 12);
+  CHECK(order.find("is right but for its rounding") != std::string::npos);
+  CHECK(is_wrong(run(ring_lab::run<Whole>, right), "4 ranks: the bytes of the library's ring: rank 0 has sent more"));
+  CHECK(run(ring_lab::run<EqualChunks>, right)
+            .find("WRONG   2 ranks: the bits of the library's ring: number 0 of 1 on "
+                  "rank 0 is not the sum") != std::string::npos);
+  const auto waits = check_wrong(ring_lab::run<SendsFirst>, right, "2 ranks, 1000000 numbers: rank ", 1);
+  CHECK(waits.find("which waits for this rank") != std::string::npos);
 }
 
 }  // namespace ring

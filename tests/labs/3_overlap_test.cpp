@@ -9,9 +9,8 @@
 namespace labs_test {
 namespace overlap {
 
-struct Solution {
-  static overlap_lab::Caps caps() { return {1, 8}; }
-};
+#include "solutions/3_overlap.hpp"
+
 struct OneBucket {
   static overlap_lab::Caps caps() { return {1000, 1000}; }
 };
@@ -21,23 +20,22 @@ struct Tiny {
 };
 
 TEST_CASE("lab 3: the solution passes, and wrong ones do not") {
-  const json solved{{"one bucket: hidden part of communication", 0},
-                    {"an all-reduce of everything takes at least, in ms", 153.3},
-                    {"all of it can be hidden", false}};
-  check_empty("3_overlap", solved);
-  const auto right = run(overlap_lab::run<Solution>, solved);
-  INFO(right);
-  CHECK(passes(right));
-  auto guess = solved;
-  guess["one bucket: hidden part of communication"] = 0.5;
-  guess["an all-reduce of everything takes at least, in ms"] = 82;
-  const auto guessed = run(overlap_lab::run<OneBucket>, guess);
-  CHECK(is_wrong(guessed, "one bucket: hidden part"));
-  CHECK(is_wrong(guessed, "an all-reduce of everything"));
-  CHECK(is_wrong(guessed, "your step takes"));
-  CHECK(is_wrong(guessed, "half of what can be hidden"));
-  CHECK(is_wrong(run(overlap_lab::run<Tiny>, solved), "your step takes"));
-  CHECK(run(overlap_lab::run<Mine_of_3>, solved).find("there is a hole: write caps") != std::string::npos);
+  const auto right = solved("3_overlap");
+  check_empty("3_overlap", right);
+  const auto passed = run(overlap_lab::run<Solution>, right);
+  INFO(passed);
+  CHECK(passes(passed));
+  CHECK(passed.find("buckets of") != std::string::npos);
+  check_guesses(overlap_lab::run<Solution>, right,
+                {{"one bucket: hidden part of communication", 0.5},
+                 {"an all-reduce of everything takes at least, in ms", 82},
+                 {"all of it can be hidden", true}});
+  check_hole(overlap_lab::run<Mine_of_3>, right, "caps");
+  const std::string slow = "your step is as fast as the best of a grid, within 2 %: it takes ";
+  // The grid has the answer.
+  CHECK(check_wrong(overlap_lab::run<OneBucket>, right, slow, 2).find("buckets of") == std::string::npos);
+  CHECK(check_wrong(overlap_lab::run<Tiny>, right, slow, 1).find("buckets of") == std::string::npos);
+  CHECK(run(overlap_lab::run<Mine_of_3>, right).find("buckets of") == std::string::npos);
 }
 
 }  // namespace overlap

@@ -9,14 +9,8 @@
 namespace labs_test {
 namespace device_0 {
 
-struct Solution {
-  template <class D>
-  struct WithLoss : ch::nn::Module {
-    ch::nn::Linear<D> fc{device_0_lab::features, device_0_lab::classes, {.bias = false}};
-    CHORUS_MODULE(WithLoss, fc)
-    auto forward(const auto& inputs, const auto& labels) const { return ch::cross_entropy(fc(inputs), labels); }
-  };
-};
+#include "solutions/4_device_0.hpp"
+
 /// Keeps the logits three times.
 struct Wasteful {
   template <class D>
@@ -24,36 +18,46 @@ struct Wasteful {
     ch::nn::Linear<D> fc{device_0_lab::features, device_0_lab::classes, {.bias = false}};
     CHORUS_MODULE(WithLoss, fc)
     auto forward(const auto& inputs, const auto& labels) const {
-      return ch::cross_entropy(ch::tanh(ch::tanh(fc(inputs))), labels);
+      const auto logits = fc(inputs);
+      return ch::cross_entropy(logits + ch::relu(ch::tanh(logits)) * 0.0f, labels);
+    }
+  };
+};
+/// The given program without its hole.
+struct WithoutLabels {
+  template <class D>
+  struct WithLoss : ch::nn::Module {
+    ch::nn::Linear<D> fc{device_0_lab::features, device_0_lab::classes, {.bias = false}};
+    CHORUS_MODULE(WithLoss, fc)
+    auto forward(const auto& inputs, const auto&) const { return ch::mean(fc(inputs)); }
+  };
+};
+/// A sum of losses.
+struct Sum {
+  template <class D>
+  struct WithLoss : ch::nn::Module {
+    ch::nn::Linear<D> fc{device_0_lab::features, device_0_lab::classes, {.bias = false}};
+    CHORUS_MODULE(WithLoss, fc)
+    auto forward(const auto& inputs, const auto& labels) const {
+      return ch::cross_entropy(fc(inputs), labels, {.mean_over = 1.0});
     }
   };
 };
 
 TEST_CASE("lab 4: the solution passes, and wrong ones do not") {
-  constexpr double k = 8192 * 256 * 4, logits = 128 * 8192 * 4;
-  json solved;
-  for (const char* name : {"loss outside, device ", "loss inside, device "})
-    for (const int device : {0, 1}) {
-      const auto key = [&](const char* kind) { return ch::cat(name, device, ": ", kind); };
-      solved[key("parameters")] = k;
-      solved[key("gradients")] = k;
-      solved[key("optimizer")] = device == 0 ? k : 0;
-      solved[key("activations, most")] = 0.5 * logits;  // its half of them, which becomes their gradient
-    }
-  solved["loss outside, device 0: activations, most"] = 1.5 * logits;  // and all of them, the same way
-  solved["loss outside, device 1: activations, most"] = logits;        // and the gradient that device 0 sends
-  check_empty("4_device_0", solved);
-  const auto right = run(device_0_lab::run<Solution>, solved);
-  INFO(right);
-  CHECK(passes(right));
-  auto guess = solved;
-  guess["loss outside, device 0: activations, most"] = logits;
-  guess["loss inside, device 1: optimizer"] = k;
-  const auto guessed = run(device_0_lab::run<Solution>, guess);
-  CHECK(is_wrong(guessed, "loss outside, device 0: activations, most"));
-  CHECK(is_wrong(guessed, "loss inside, device 1: optimizer"));
-  CHECK(is_wrong(run(device_0_lab::run<Wasteful>, solved), "loss inside, device 0: activations, most"));
-  CHECK(run(device_0_lab::run<Mine_of_4>, solved).find("there is a hole: write WithLoss::forward") != std::string::npos);
+  const auto right = solved("4_device_0");
+  check_empty("4_device_0", right);
+  const auto passed = run(device_0_lab::run<Solution>, right);
+  INFO(passed);
+  CHECK(passes(passed));
+  check_guesses(device_0_lab::run<Solution>, right,
+                {{"loss outside, device 0: activations, most", 128 * 8192 * 4},
+                 {"loss inside, device 1: optimizer", 8192 * 256 * 4}});
+  check_hole(device_0_lab::run<Mine_of_4>, right, "WithLoss::forward");
+  check_wrong(device_0_lab::run<Wasteful>, right, "WithLoss: device 0 holds no activations but those it needs: at most",
+              2);
+  check_wrong(device_0_lab::run<WithoutLabels>, right, "WithLoss, 1 sample: the loss: expected ", 4);
+  check_wrong(device_0_lab::run<Sum>, right, "WithLoss, 6 samples: the loss: expected ", 1);
 }
 
 }  // namespace device_0

@@ -9,15 +9,10 @@
 namespace labs_test {
 namespace means {
 
+#include "solutions/5_means.hpp"
+
 using Ranks = ch::comm::AnyCommunicator;
 
-struct Solution {
-  static void average(Ranks& ranks, std::span<double> gradient, ch::Index samples) {
-    double all[] = {static_cast<double>(samples)};
-    ranks.all_reduce(std::span(all));
-    ranks.all_reduce(gradient, ch::comm::ReduceOp::sum, {.scale = static_cast<double>(samples) / all[0]});
-  }
-};
 struct MeanOfMeans {
   static void average(Ranks& ranks, std::span<double> gradient, ch::Index) {
     ranks.all_reduce(gradient, ch::comm::ReduceOp::sum, {.scale = 1.0 / ranks.size()});
@@ -26,19 +21,29 @@ struct MeanOfMeans {
 struct Sum {
   static void average(Ranks& ranks, std::span<double> gradient, ch::Index) { ranks.all_reduce(gradient); }
 };
+/// A rank without samples stays away, and the others wait for it.
+struct StaysAway {
+  static void average(Ranks& ranks, std::span<double> gradient, ch::Index samples) {
+    if (samples > 0) Solution::average(ranks, gradient, samples);
+  }
+};
 
 TEST_CASE("lab 5: the solution passes, and wrong ones do not") {
-  const json solved{{"mean of both: a sample of rank 0 counts", 0.875},
-                    {"mean of both: a sample of rank 1 counts", 1.1667},
-                    {"sum of both, times too large", 2}};
-  check_empty("5_means", solved);
-  const auto right = run(means_lab::run<Solution>, solved);
-  INFO(right);
-  CHECK(passes(right));
-  const auto mean = run(means_lab::run<MeanOfMeans>, solved);
-  for (const char* shares : {"4 + 3", "6 + 1", "7 + 0", "3 + 3 + 1"}) CHECK(is_wrong(mean, shares));
-  CHECK(is_wrong(run(means_lab::run<Sum>, solved), "4 + 3"));
-  CHECK(run(means_lab::run<Mine_of_5>, solved).find("there is a hole: write average") != std::string::npos);
+  const auto right = solved("5_means");
+  check_empty("5_means", right);
+  const auto passed = run(means_lab::run<Solution>, right);
+  INFO(passed);
+  CHECK(passes(passed));
+  check_guesses(means_lab::run<Solution>, right,
+                {{"mean of both: a sample of rank 0 counts", 4.0 / 7},
+                 {"mean of both: a sample of rank 1 counts", 1},
+                 {"sum of both, times too large", 1}});
+  check_hole(means_lab::run<Mine_of_5>, right, "average");
+  const auto mean =
+      check_wrong(means_lab::run<MeanOfMeans>, right, "4 + 3: farthest from one device's gradient: expected 0", 4);
+  for (const char* shares : {"6 + 1", "7 + 0", "3 + 3 + 1"}) CHECK(is_wrong(mean, shares));
+  check_wrong(means_lab::run<Sum>, right, "4 + 3: farthest from one device's gradient: expected 0", 3);
+  check_wrong(means_lab::run<StaysAway>, right, "7 + 0: rank 0: ", 1);
 }
 
 }  // namespace means

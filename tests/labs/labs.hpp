@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -15,9 +16,10 @@ namespace labs_test {
 
 using nlohmann::json;
 
+using Run = std::function<void(lab::Lab&)>;
+
 /// What a lab prints that is run with these predictions; what it throws, too.
-template <class Run>
-std::string run(const Run& body, const json& predictions) {
+inline std::string run(const Run& body, const json& predictions) {
   std::string folder = "/tmp/chorus_lab_XXXXXX";
   REQUIRE(mkdtemp(folder.data()) != nullptr);
   const auto path = folder + "/predict.json";
@@ -37,6 +39,43 @@ inline bool passes(const std::string& text) { return text.ends_with("all is righ
 /// Whether the line that begins so is wrong.
 inline bool is_wrong(const std::string& text, const std::string& line) {
   return text.find("  WRONG   " + line) != std::string::npos;
+}
+
+/// The right predictions for a lab.
+inline json solved(const char* lab) {
+  std::ifstream file(std::string(CHORUS_LABS) + "/../../../tests/labs/solutions/" + lab + ".json");
+  return json::parse(file);
+}
+/// Whether these predictions, all wrong, are said to be, though the code is right: by name, and without the answers.
+inline void check_guesses(const Run& body, const json& right, const json& guesses) {
+  auto predictions = right;
+  predictions.update(guesses);
+  const auto text = run(body, predictions);
+  INFO(text);
+  for (const auto& [key, guess] : guesses.items()) {
+    REQUIRE(is_wrong(text, key + ": predicted "));
+    const auto begin = text.find("  WRONG   " + key + ": ") + key.size();
+    const auto line = text.substr(begin, text.find('\n', begin) - begin);
+    const auto answer = right[key].dump();
+    CHECK((answer == "0" || right[key].is_boolean() || line.find(answer) == std::string::npos));
+  }
+  CHECK(text.ends_with(guesses.size() == 1 ? "1 line is wrong\n" : ch::cat(guesses.size(), " lines are wrong\n")));
+}
+/// A student who has predicted all, and written nothing, reads that, and one line about the hole.
+inline void check_hole(const Run& body, const json& right, const std::string& hole) {
+  const auto text = run(body, right);
+  INFO(text);
+  CHECK(text.find("there is a hole: write " + hole) != std::string::npos);
+  for (const auto& [key, value] : right.items()) CHECK(text.find("  right   " + key) != std::string::npos);
+}
+/// Wrong code gets so many wrong lines, of which one reads so; no prediction is wrong by it.
+inline std::string check_wrong(const Run& body, const json& right, const std::string& line, int lines) {
+  const auto text = run(body, right);
+  INFO(text);
+  CHECK(is_wrong(text, line));
+  for (const auto& [key, value] : right.items()) CHECK(text.find("  right   " + key) != std::string::npos);
+  CHECK(text.ends_with(lines == 1 ? "1 line is wrong\n" : ch::cat(lines, " lines are wrong\n")));
+  return text;
 }
 
 /// The predictions that a student gets have these names, and no values yet.

@@ -1,5 +1,6 @@
 #pragma once
-/// What the labs share: predictions that are made before the run, and the table of what was expected and what came.
+/// What the labs share: predictions that are made before the run, and the table that says which of them are right, and
+/// what of the student's code.
 
 #include <chorus/chorus.hpp>
 #include <chorus/comm/thread_group.hpp>
@@ -22,39 +23,63 @@ namespace lab {
 /// What stands where a student's code belongs.
 [[noreturn]] inline void hole(const char* what) { ch::fail<ch::UsageError>("there is a hole: write ", what); }
 
-/// One run of a lab.
+/// One run of a lab. A prediction is compared with what the lab measures without the student's code. What that code
+/// does is compared with what is expected of it. Wrong lines say what is wrong, and not what is right.
 class Lab {
  public:
-  /// Reads the predictions. Throws UsageError while one of them is missing: to know better afterwards is easy.
-  Lab(std::string title, const std::string& predictions) : text_(title + "\n"), file_(predictions) {
+  /// Reads the predictions. Throws UsageError, which names them all, while some are missing: to know better afterwards
+  /// is easy.
+  Lab(std::string title, const std::string& predictions) : text_(title + "\n") {
     std::ifstream file(predictions);
     ch::check<ch::UsageError>(bool(file), "there are no predictions: '", predictions, "' cannot be read");
     predictions_ = nlohmann::json::parse(file, nullptr, false);
     ch::check<ch::UsageError>(predictions_.is_object(), "'", predictions, "' is no JSON object");
+    std::string missing;
     for (const auto& [key, value] : predictions_.items())
-      ch::check<ch::UsageError>(!value.is_null(), "'", predictions, "': predict \"", key, "\" before the run");
+      if (!value.is_number() && !value.is_boolean()) missing += "\n  " + key;
+    ch::check<ch::UsageError>(missing.empty(), "'", predictions,
+                              "': predict before the run, each by a number, true or false:", missing);
   }
 
-  /// A number that was predicted. Throws UsageError where it is none.
-  double predicted(const std::string& key) const {
-    const auto found = predictions_.find(key);
-    ch::check<ch::UsageError>(found != predictions_.end() && (found->is_number() || found->is_boolean()), "'", file_,
-                              "': expected a number, true or false for \"", key, "\"");
-    return found->is_boolean() ? static_cast<double>(found->get<bool>()) : found->get<double>();
+  /// Compares the prediction of that name with a number that was measured; `apart`: how far they may be. Returns
+  /// whether it is right.
+  bool compare(const std::string& key, double measured, double apart, const std::string& hint) {
+    const auto* const guess = prediction(key, &nlohmann::json::is_number, "a number");
+    if (guess == nullptr) return false;
+    const auto predicted = guess->get<double>();
+    if (std::abs(predicted - measured) <= apart)
+      return row("right", key, ch::cat("predicted ", number(predicted), ", measured ", number(measured)));
+    return row("WRONG", key,
+               ch::cat("predicted ", number(predicted), ", which is too ", predicted < measured ? "small" : "large",
+                       ". ", hint));
   }
-  /// Compares the prediction of that name with what was measured; `relative`: how far apart they may be.
-  void compare(const std::string& key, double measured, double relative = 0) {
-    const double guess = predicted(key);
-    row(key, guess, measured, std::abs(guess - measured) <= relative * std::abs(measured));
+  /// The same where the answer is true or false.
+  bool compare(const std::string& key, bool measured, const std::string& hint) {
+    const auto* const guess = prediction(key, &nlohmann::json::is_boolean, "true or false");
+    if (guess == nullptr) return false;
+    const char* const predicted = guess->get<bool>() ? "true" : "false";
+    if (guess->get<bool>() == measured) return row("right", key, ch::cat("predicted ", predicted, ", and so it is"));
+    return row("WRONG", key, ch::cat("predicted ", predicted, ", and it is not so. ", hint));
   }
-  /// What the student's code gives, and what it has to give.
-  void expect(const std::string& what, double expected, double got, double apart = 0) {
-    row(what, expected, got, std::abs(expected - got) <= apart);
+  /// What the student's code has to give, and what it gives.
+  bool expect(const std::string& what, double expected, double got, double apart, const std::string& hint) {
+    const bool right = std::abs(expected - got) <= apart;
+    return row(right ? "right" : "WRONG", what,
+               ch::cat("expected ", number(expected), ", got ", number(got), right ? "" : ". " + hint));
   }
-  /// What has to hold, with the reason where it does not.
-  void require(const std::string& what, bool holds, const std::string& why_not) {
-    text_ += ch::cat(holds ? "  right   " : "  WRONG   ", what, holds ? "" : ": " + why_not, "\n");
-    wrong_ += !holds;
+  /// What has to hold of the student's code, with the reason where it does not.
+  bool require(const std::string& what, bool holds, const std::string& why_not) {
+    return row(holds ? "right" : "WRONG", what, holds ? "" : why_not);
+  }
+  /// Calls what calls the student's code. A hole that is left, or another exception, is a wrong line. Returns whether
+  /// it came to its end.
+  bool run(const std::string& what, const std::function<void()>& calls) {
+    try {
+      calls();
+      return true;
+    } catch (const std::exception& error) {
+      return row("WRONG", what, error.what());
+    }
   }
   void say(const std::string& line) { text_ += line + "\n"; }
 
@@ -64,15 +89,27 @@ class Lab {
   }
 
  private:
-  void row(const std::string& what, double expected, double got, bool right) {
-    char line[200];
-    std::snprintf(line, sizeof line, "  %-7s %-46s expected %14.10g   got %14.10g\n", right ? "right" : "WRONG",
-                  what.c_str(), expected, got);
-    text_ += line;
+  const nlohmann::json* prediction(const std::string& key, bool (nlohmann::json::*is)() const noexcept,
+                                   const char* kind) {
+    const auto found = predictions_.find(key);
+    if (found != predictions_.end() && ((*found).*is)()) return &*found;
+    row("WRONG", key,
+        found == predictions_.end() ? "predict.json has no line of this name" : ch::cat("predict ", kind));
+    return nullptr;
+  }
+  static std::string number(double x) {
+    char text[40];
+    std::snprintf(text, sizeof text, "%.10g", x);
+    return text;
+  }
+  bool row(const char* verdict, const std::string& what, const std::string& why) {
+    text_ += ch::cat("  ", verdict, "   ", what, why.empty() ? "" : ": " + why, "\n");
+    const bool right = *verdict == 'r';
     wrong_ += !right;
+    return right;
   }
 
-  std::string text_, file_;
+  std::string text_;
   nlohmann::json predictions_;
   int wrong_ = 0;
 };

@@ -1,7 +1,7 @@
 #pragma once
 /// What lab 4 measures: memory of both devices by kind, with the loss outside of the model and inside.
 
-#include "../lab.hpp"
+#include "../answers.hpp"
 
 namespace device_0_lab {
 
@@ -36,11 +36,14 @@ struct Peaks final : ch::trace::Listener {
   }
 };
 
-/// Trains two steps on two devices; `loss_of(net, inputs, labels)`. Then compares what devices hold with the
-/// predictions that begin with `name`.
-template <class Net, class Loss>
-void train(lab::Lab& lab, const std::string& name, const Loss& loss_of) {
-  Net net{typename Net::model_type{}, {.device_ids = {0, 1}}};
+/// What both devices hold, in bytes.
+struct Holding {
+  std::array<double, 2> parameters, gradients, optimizer, activations;
+};
+/// Trains two steps on two devices; `loss_of(net, inputs, labels)`.
+template <class Model, class Loss>
+Holding train(Model model, const Loss& loss_of) {
+  ch::DataParallel<Model> net{std::move(model), {.device_ids = {0, 1}}};
   ch::optim::Sgd optimizer{net.parameters(), {.lr = 0.01, .momentum = 0.9}};
   const auto inputs = ch::Tensor<float, 2>::zeros({batch, features});
   const auto labels = ch::Tensor<std::int64_t, 1>::zeros({batch});
@@ -54,22 +57,64 @@ void train(lab::Lab& lab, const std::string& name, const Loss& loss_of) {
     optimizer.step();
   }
   ch::trace::listen(nullptr);
-  for (const int device : {0, 1}) {
-    const auto key = [&](const char* kind) { return ch::cat(name, ", device ", device, ": ", kind); };
-    lab.compare(key("parameters"), held(device, Memory::parameters), 0.05);
-    lab.compare(key("gradients"), held(device, Memory::gradients), 0.05);
-    lab.compare(key("optimizer"), held(device, Memory::optimizer), 0.05);
-    lab.compare(key("activations, most"), static_cast<double>(peaks.most[static_cast<std::size_t>(device)]), 0.05);
+  const auto both = [](Memory kind) { return std::array{held(0, kind), held(1, kind)}; };
+  return {both(Memory::parameters),
+          both(Memory::gradients),
+          both(Memory::optimizer),
+          {static_cast<double>(peaks.most[0]), static_cast<double>(peaks.most[1])}};
+}
+/// The same with the loss inside of the model.
+template <class Model>
+Holding train_with_loss(Model model) {
+  return train(std::move(model), [](auto& net, const auto& x, const auto& y) { return net.mean_loss(net(x, y)); });
+}
+
+inline void compare(lab::Lab& lab, const std::string& name, const Holding& holding, const char* activations_hint) {
+  for (const std::size_t device : {0u, 1u}) {
+    const auto bytes = [&](const char* kind, const std::array<double, 2>& of, const char* hint) {
+      lab.compare(ch::cat(name, ", device ", device, ": ", kind), of[device], 0.05 * of[device], hint);
+    };
+    bytes("parameters", holding.parameters, "What does a device need for its forward pass?");
+    bytes("gradients", holding.gradients, "What does its backward pass leave?");
+    bytes("optimizer", holding.optimizer, "Who makes the step?");
+    bytes("activations, most", holding.activations, activations_hint);
   }
+}
+
+/// The loss that the student's model gives for `samples` samples with inputs and labels of all kinds, and the right
+/// one.
+template <class Net>
+void judge_loss(lab::Lab& lab, const Net& net, ch::Index samples) {
+  auto x = ch::Tensor<float, 2>::empty({samples, features});
+  auto y = ch::Tensor<std::int64_t, 1>::empty({samples});
+  for (ch::Index i = 0; i < x.numel(); ++i) x.data()[i] = 3 * std::sin(static_cast<float>(i));
+  for (ch::Index i = 0; i < samples; ++i) y(i) = (i + 1) * 997 % classes;
+  const double right = ch::cross_entropy(net.fc(x), y).item(), got = net(x, y).item();
+  lab.expect(ch::cat("WithLoss, ", samples, samples == 1 ? " sample" : " samples", ": the loss"), right, got,
+             1e-3 * right, "It is the mean of the cross entropy of its logits by the labels.");
 }
 
 template <class Student>
 void run(lab::Lab& lab) {
-  train<ch::DataParallel<Logits<ch::Cpu>>>(lab, "loss outside", [](auto& net, const auto& x, const auto& y) {
-    return ch::cross_entropy(net(x), y);
+  compare(
+      lab, "loss outside",
+      train(Logits<ch::Cpu>{}, [](auto& net, const auto& x, const auto& y) { return ch::cross_entropy(net(x), y); }),
+      "Count the logits it has made, those it was sent, and gradients that have no place of their own.");
+  const auto inside = train_with_loss(answers::WithLoss<ch::Cpu>(features, classes));
+  compare(lab, "loss inside", inside, "Count the logits it has made; is anything of their size sent?");
+
+  using Mine = typename Student::template WithLoss<ch::Cpu>;
+  Holding mine{};
+  const bool ran = lab.run("WithLoss", [&] {
+    const Mine net;
+    for (const ch::Index samples : {1, 6}) judge_loss(lab, net, samples);
+    mine = train_with_loss(Mine{});
   });
-  train<ch::DataParallel<typename Student::template WithLoss<ch::Cpu>>>(
-      lab, "loss inside", [](auto& net, const auto& x, const auto& y) { return net.mean_loss(net(x, y)); });
+  if (!ran) return;
+  for (const std::size_t device : {0u, 1u})
+    lab.require(ch::cat("WithLoss: device ", device, " holds no activations but those it needs"),
+                mine.activations[device] <= 1.05 * inside.activations[device],
+                ch::cat("at most it holds ", mine.activations[device], " bytes: what else is as large as the logits?"));
 }
 
 }  // namespace device_0_lab

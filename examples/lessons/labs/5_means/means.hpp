@@ -3,7 +3,7 @@
 
 #include <numeric>
 
-#include "../lab.hpp"
+#include "../answers.hpp"
 
 namespace means_lab {
 
@@ -27,10 +27,10 @@ inline std::vector<double> gradients(ch::Index first, ch::Index last) {
   std::vector<double> out;
   for (const auto& p : net.parameters()) {
     auto* const values = static_cast<double*>(p.parameter->value_data());
-    for (ch::Index i = 0; i < p.parameter->count(); ++i) values[i] = 0.3 * std::cos(static_cast<double>(3 * i + p.parameter->count()));
+    for (ch::Index i = 0; i < p.parameter->count(); ++i)
+      values[i] = 0.3 * std::cos(static_cast<double>(3 * i + p.parameter->count()));
   }
-  if (first < last)
-    ch::cross_entropy(net(x.slice(0, first, last)), y.slice(0, first, last)).backward();
+  if (first < last) ch::cross_entropy(net(x.slice(0, first, last)), y.slice(0, first, last)).backward();
   for (const auto& p : net.parameters()) {
     const auto* const numbers = static_cast<const double*>(p.parameter->grad_data());
     for (ch::Index i = 0; i < p.parameter->count(); ++i) out.push_back(first < last ? numbers[i] : 0.0);
@@ -40,17 +40,20 @@ inline std::vector<double> gradients(ch::Index first, ch::Index last) {
 
 template <class Student>
 void run(lab::Lab& lab) {
-  // Of a mean over seven each sample counts 1/7; of the mean of both, half of a share.
-  lab.compare("mean of both: a sample of rank 0 counts", 7.0 / 8, 1e-3);
-  lab.compare("mean of both: a sample of rank 1 counts", 7.0 / 6, 1e-3);
-  lab.compare("sum of both, times too large", 2);
+  for (const int rank : {0, 1})
+    lab.compare(
+        ch::cat("mean of both: a sample of rank ", rank, " counts"),
+        answers::counts_in_mean_of_means(2, rank == 0 ? 4 : 3, 7), 1e-3,
+        "Which part of its rank's mean is a sample, which part of the mean of both, and which of a mean over seven?");
+  lab.compare("sum of both, times too large", answers::sum_of_means(2), 0,
+              "If every gradient were 1, what would each rank's mean be?");
   const auto whole = gradients(0, 7);
   for (const std::vector<ch::Index>& shares : {std::vector<ch::Index>{4, 3}, {6, 1}, {7, 0}, {3, 3, 1}}) {
     std::string name;
     for (const ch::Index share : shares) name += ch::cat(name.empty() ? "" : " + ", share);
     double apart = 0;
     std::mutex mutex;
-    lab::on_ranks(static_cast<int>(shares.size()), [&](ch::comm::AnyCommunicator& ranks) {
+    const auto average = [&](ch::comm::AnyCommunicator& ranks) {
       const auto me = static_cast<std::ptrdiff_t>(ranks.rank());
       const auto begin = std::accumulate(shares.begin(), shares.begin() + me, ch::Index{0});
       const auto own = shares[static_cast<std::size_t>(me)];
@@ -61,8 +64,11 @@ void run(lab::Lab& lab) {
         const double difference = std::abs(gradient[i] - whole[i]);
         if (!(difference <= apart)) apart = difference;  // a NaN, too
       }
-    });
-    lab.expect(ch::cat(name, ": farthest from one device's gradient"), 0, apart, 1e-9);
+    };
+    if (!lab.run(name, [&] { lab::on_ranks(static_cast<int>(shares.size()), average, std::chrono::seconds(3)); }))
+      return;
+    lab.expect(name + ": farthest from one device's gradient", 0, apart, 1e-9,
+               "By how much does each rank's mean have to count?");
   }
 }
 

@@ -2,7 +2,7 @@
 /// What lab 6 compares: local SGD with periods of 1, 4 and 16 steps with DistributedDataParallel, under three
 /// optimizers.
 
-#include "../lab.hpp"
+#include "../answers.hpp"
 
 namespace local_sgd_lab {
 
@@ -42,7 +42,8 @@ void backward(Policy& net, int rank, int step) {
 }
 inline void fill(const Parameters& parameters) {
   for (const auto& p : parameters)
-    for (std::size_t i = 0; i < numbers(p).size(); ++i) numbers(p)[i] = 0.2 * std::cos(static_cast<double>(7 * i + numbers(p).size()));
+    for (std::size_t i = 0; i < numbers(p).size(); ++i)
+      numbers(p)[i] = 0.2 * std::cos(static_cast<double>(7 * i + numbers(p).size()));
 }
 inline std::vector<double> all(const Parameters& parameters) {
   std::vector<double> out;
@@ -67,10 +68,11 @@ inline std::vector<double> train_ddp(const std::string& name) {
   });
   return out;
 }
-/// The same where ranks step by themselves, and the student averages every `period` steps.
-template <class Student>
-std::vector<double> train_local(const std::string& name, int period, bool& same) {
-  std::vector<std::vector<double>> by_rank(ranks_of_lab);
+/// The same where ranks step by themselves, and `Average::average` is called every `period` steps. `sent`: what rank 0
+/// has sent then.
+template <class Average>
+std::vector<double> train_local(const std::string& name, int period, double& sent) {
+  std::vector<double> out;
   ch::trace::reset_traffic();
   lab::on_ranks(ranks_of_lab, [&](ch::comm::AnyCommunicator& ranks) {
     ch::SingleDevice<Model> net{Model{}};
@@ -82,38 +84,86 @@ std::vector<double> train_local(const std::string& name, int period, bool& same)
       adjust->zero_grad();
       backward(net, ranks.rank(), step);
       adjust->step();
-      if ((step + 1) % period == 0) Student::average(ranks, parameters);
+      if ((step + 1) % period == 0) Average::average(ranks, parameters);
     }
-    by_rank[static_cast<std::size_t>(ranks.rank())] = all(ch::nn::named_parameters<ch::Cpu>(net.module()));
+    if (ranks.rank() == 0) out = all(ch::nn::named_parameters<ch::Cpu>(net.module()));
   });
-  same = by_rank[0] == by_rank[1] && by_rank[0] == by_rank[2];
-  return by_rank[0];
+  sent = static_cast<double>(ch::trace::bytes_sent(0));
+  return out;
 }
-inline bool near(const std::vector<double>& a, const std::vector<double>& b) {
+inline double farthest(const std::vector<double>& a, const std::vector<double>& b) {
   double apart = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) apart = std::max(apart, std::abs(a[i] - b[i]));
-  return apart < 1e-9;
+  for (std::size_t i = 0; i < a.size(); ++i)
+    if (const double difference = std::abs(a[i] - b[i]); !(difference <= apart)) apart = difference;  // a NaN, too
+  return apart;
+}
+/// Whether two trainings end alike, but for rounding.
+inline bool near(const std::vector<double>& a, const std::vector<double>& b) { return farthest(a, b) < 1e-9; }
+
+/// Judges what the student's function leaves, and what it sends.
+template <class Student>
+void judge(lab::Lab& lab) {
+  constexpr std::size_t count = 3000;
+  const auto number_of = [](std::size_t rank, std::size_t i) {
+    return std::sin(static_cast<double>(i * 7 + rank * rank));
+  };
+  std::vector<std::vector<double>> by_rank(ranks_of_lab);
+  ch::trace::reset_traffic();
+  const bool ended = lab.run("average", [&] {
+    lab::on_ranks(
+        ranks_of_lab,
+        [&](ch::comm::AnyCommunicator& ranks) {
+          const auto rank = static_cast<std::size_t>(ranks.rank());
+          for (std::size_t i = 0; i < count; ++i) by_rank[rank].push_back(number_of(rank, i));
+          Student::average(ranks, by_rank[rank]);
+        },
+        std::chrono::seconds(3));
+  });
+  if (!ended) return;
+  std::string wrong;
+  for (std::size_t rank = 0; rank < by_rank.size() && wrong.empty(); ++rank)
+    for (std::size_t i = 0; i < count && wrong.empty(); ++i) {
+      const double mean = (number_of(0, i) + number_of(1, i) + number_of(2, i)) / 3;
+      if (!(std::abs(by_rank[rank][i] - mean) < 1e-12))
+        wrong = ch::cat("ranks have had ", number_of(0, i), ", ", number_of(1, i), " and ", number_of(2, i),
+                        "; expected ", mean, ", got ", by_rank[rank][i], " on rank ", rank);
+    }
+  lab.require("average: every rank ends with the mean", wrong.empty(), wrong);
+  lab.require("average: the same bits on every rank", by_rank[0] == by_rank[1] && by_rank[0] == by_rank[2],
+              "they differ");
+  bool least = true;
+  std::string sent;
+  for (int rank = 0; rank < ranks_of_lab; ++rank) {
+    const auto bytes = static_cast<double>(ch::trace::bytes_sent(rank));
+    least = least && bytes == 2.0 * (ranks_of_lab - 1) / ranks_of_lab * 8 * count;
+    sent += ch::cat(rank == 0 ? "" : ", ", bytes);
+  }
+  lab.require("average: each rank sends 2(N-1)/N of the parameters' bytes", least,
+              ch::cat("of ", 8 * count, " bytes on each of 3 ranks they have sent ", sent));
+  double bytes = 0;
+  lab.expect("average: SGD with H = 1, farthest from DistributedDataParallel", 0,
+             farthest(train_local<Student>("sgd", 1, bytes), train_ddp("sgd")), 1e-9,
+             "Ranks step by themselves, and average their parameters.");
 }
 
 template <class Student>
 void run(lab::Lab& lab) {
-  const auto sent = [] { return static_cast<double>(ch::trace::bytes_sent(0)); };
-  std::vector<double> every_step;
-  for (const char* name : {"sgd", "momentum", "adam"}) {
-    bool same = false;
-    const auto local = train_local<Student>(name, 1, same);
-    lab.require(ch::cat("after an average all ranks have the same parameters: ", name), same, "they differ");
-    if (name == std::string("sgd")) {
-      every_step = local;
-      lab.compare("bytes that a rank sends: H = 1", sent());
-    }
-    lab.compare(ch::cat("H = 1 is the same training: ", name), near(local, train_ddp(name)));
-  }
-  bool same = false;
-  lab.compare("H = 4 is the same training: sgd", near(train_local<Student>("sgd", 4, same), every_step));
-  lab.compare("bytes that a rank sends: H = 4", sent());
-  train_local<Student>("sgd", 16, same);
-  lab.compare("bytes that a rank sends: H = 16", sent());
+  using answers::Average;
+  double each_step = 0, each_fourth = 0, once = 0;
+  const auto sgd = train_local<Average>("sgd", 1, each_step);
+  const char* const hint = "Is the step by a mean of gradients the mean of the steps by each?";
+  double not_asked = 0;
+  for (const char* name : {"sgd", "momentum", "adam"})
+    lab.compare(ch::cat("H = 1 is the same training: ", name),
+                near(train_local<Average>(name, 1, not_asked), train_ddp(name)), hint);
+  lab.compare("H = 4 is the same training: sgd", near(train_local<Average>("sgd", 4, each_fourth), sgd),
+              "At which parameters does a rank compute its second gradient?");
+  train_local<Average>("sgd", 16, once);
+  const char* const of_bytes = "How often do they average in 16 steps, and what does an all-reduce send?";
+  lab.compare("bytes that a rank sends: H = 1", each_step, 0, of_bytes);
+  lab.compare("bytes that a rank sends: H = 4", each_fourth, 0, of_bytes);
+  lab.compare("bytes that a rank sends: H = 16", once, 0, of_bytes);
+  judge<Student>(lab);
 }
 
 }  // namespace local_sgd_lab

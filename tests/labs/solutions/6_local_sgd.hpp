@@ -1,0 +1,7 @@
+// Lab 6: a solution, to stand where the student's `Mine` does.
+
+struct Solution {
+  static void average(ch::comm::AnyCommunicator& ranks, std::span<double> parameters) {
+    ranks.all_reduce(parameters, ch::comm::ReduceOp::sum, {.scale = 1.0 / ranks.size()});
+  }
+};

@@ -1,0 +1,14 @@
+// Lab 7: a solution, to stand where the student's `Mine` does.
+
+/// From `from` to `to` times the rate of small batches in so many epochs.
+inline double ramp(const large_batch_lab::Plan& plan, int step, double from, double to, int epochs) {
+  const double done = static_cast<double>(step) / (epochs * plan.steps_an_epoch);
+  return plan.base_rate * (done < 1 ? from + (to - from) * done : to);
+}
+inline double times(const large_batch_lab::Plan& plan) {
+  return static_cast<double>(plan.batch) / static_cast<double>(plan.base_batch);
+}
+
+struct Solution {
+  static double rate(const large_batch_lab::Plan& plan, int step) { return ramp(plan, step, 1, times(plan), 5); }
+};
