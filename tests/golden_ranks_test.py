@@ -19,13 +19,14 @@ ALONE = """abs celu clamp cos elu erf exp gelu gelu_tanh hardshrink hardsigmoid 
     leaky_relu log log1p log_sigmoid mish nan_to_num neg reciprocal relu relu6 rsqrt selu sigmoid silu sin softplus
     softshrink softsign sqrt square tanh tanhshrink threshold
     hinge_embedding_loss margin_ranking_loss soft_margin_loss poisson_nll_loss huber_loss l1_loss mse_loss smooth_l1_loss
-    gaussian_nll_loss fake_quantize_per_tensor quantize_per_tensor one_hot layer_norm rms_norm pad2d tril triu""".split()
+    gaussian_nll_loss fake_quantize_per_tensor quantize_per_tensor one_hot pad2d tril triu""".split()
 INPUTS = {  # with the tensors that get the axis
     **{op: "in.x in.y out. gout. grad.x grad.y" for op in "add sub mul div maximum minimum eq ne lt le gt ge".split()},
     **{op: "in. out. gout. grad." for op in ALONE},
     **{f"linalg.{op}": "in. out. gout. grad." for op in "cholesky det eigh inverse qr solve svd".split()},
     **{f"fft.{op}": "in. out. gout. grad." for op in "fft ifft rfft irfft fft2 ifft2 rfft2 irfft2".split()},
-    "linear": "in.x out. gout. grad.x", "logaddexp": "in. out. gout. grad.", "where": "in. out. gout. grad.",
+    **{op: "in.x out. gout. grad.x" for op in ("linear", "layer_norm", "rms_norm")},
+    "logaddexp": "in. out. gout. grad.", "where": "in. out. gout. grad.",
     "masked_fill": "in.x out. gout. grad.x", "scaled_dot_product_attention": "in.q in.k in.v out. gout. grad.",
     "bmm": "in. out. gout. grad.", "cdist": "in. out. gout. grad.", "searchsorted": "in.values out.",
     "quantized_linear": "in.x out.", "bce_with_logits": "in.x in.target in.weight out. gout. grad.",
@@ -87,7 +88,7 @@ def with_axis(op, attrs, tensors):
 
 def joined(op, attrs, tensors):
     """All axes joined to one, of functions of single numbers."""
-    if op not in ALONE or op in ("layer_norm", "rms_norm", "pad2d", "tril", "triu", "one_hot") or "reduction" in attrs:
+    if op not in ALONE or op in ("pad2d", "tril", "triu", "one_hot") or "reduction" in attrs:
         return None
     out = {}
     for name, (dtype, shape, numbers) in tensors.items():
