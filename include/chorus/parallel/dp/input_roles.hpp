@@ -44,8 +44,7 @@ class InputRoles {
     std::span<const Index> first = {}, doubtful = {};
     bool coincides = false;          // the number of samples is another size of the first input, too
     bool first_is_doubtful = false;  // it says nothing, and may be weights or a mask
-    bool refuses = false, refuses_beside_others = false;
-    bool warns_alone = false;
+    int doubt = 0;                   // 1: labels, 2: a row of numbers, 3: a mask, or samples elsewhere
     std::size_t further = 0;
   };
   struct Known {

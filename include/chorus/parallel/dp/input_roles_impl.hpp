@@ -36,24 +36,26 @@ CHORUS_INLINE bool InputRoles::see(Look& now, std::span<const Index> shape, int 
     return false;
   }
   if (known.axes == shape.size() && (known.whole || !whole)) return known.whole && !whole;
-  if (now.doubtful.data() != nullptr) return false;
-  now.doubtful = shape;
-  now.refuses = whole || (square && !counts);
-  now.refuses_beside_others = now.warns_alone = row && !counts;
+  const int doubt = whole || (square && !counts) ? 3 : row && !counts ? 2 : 1;
+  if (doubt > now.doubt) {
+    now.doubt = doubt;
+    now.doubtful = shape;
+  }
   return false;
 }
 
 CHORUS_INLINE void InputRoles::end(const Look& now) const {
-  if (now.doubtful.data() == nullptr) return;
+  // One input beside the first is likely to be its target.
+  const int doubt = now.further == 1 && now.doubt < 3 ? now.doubt - 1 : now.doubt;
+  if (doubt <= 0) return;
   const auto text = [&] {
     return cat(now.policy, ": it is not known whether an input of shape ", now.doubtful, " beside the first one of ",
                "shape ", now.first, " belongs to the batch's ", now.batch, " samples: let it be whole(input) if it ",
                "does not, as a mask or weights, else batch_axis<0>(input), or another axis");
   };
-  if (now.refuses || (now.refuses_beside_others && now.further > 1)) fail<ShapeError>(text());
+  if (doubt > 1) fail<ShapeError>(text());
   static std::atomic<bool> said{false};
-  if ((now.further > 1 || now.warns_alone) && !said.exchange(true))
-    detail::say(cat("warning: ", text(), "; it is cut as if it did"));
+  if (!said.exchange(true)) detail::say(cat("warning: ", text(), "; it is cut as if it did"));
 }
 
 }  // namespace chorus::dp
