@@ -80,8 +80,7 @@ class AtHome {
   }
   /// How many numbers there are at `place()`: where this is a part, fewer than a tensor of `extents()` has.
   Index count() const { return numel(extents_here()); }
-  /// Whether it is a run of a parameter's numbers, of which other processes have the rest, or all: what needs all of the
-  /// model refuses it.
+  /// Whether it is a run of a parameter's numbers, of which other processes have the rest, or all.
   virtual bool is_part() const { return false; }
   /// Where the run begins among the numbers of the parameter, in elements.
   virtual Index part_begin() const { return 0; }

@@ -27,8 +27,8 @@ namespace chorus {
 /// Either way loss or output are on all ranks, and parameters are those of one device, up to rounding, dropout
 /// included. A loss is a mean over samples or over tokens that count; in the model its `mean_over` is refused, for each
 /// micro-batch's loss says by itself what it is a mean of. BatchNorm takes the statistics of each micro-batch, and
-/// differs; SyncBatchNorm is refused. `parameters()` are the model's, and a rank has no number of those of other stages:
-/// optimizers, groups, averages of such take part with nothing. Who reads them in `module()` gets a UsageError.
+/// differs; SyncBatchNorm is refused. `parameters()` are the model's; of those of other stages a rank has no number,
+/// and optimizers, groups, averages of such take part with nothing. Who reads them in `module()` gets a UsageError.
 template <class Model, class Order = OneForwardOneBackward, class Communicator = comm::AnyCommunicator>
 class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Communicator>, Communicator> {
   using Staged = pipeline::StagedModel<Model, Order, Communicator>;

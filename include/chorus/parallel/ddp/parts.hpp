@@ -46,8 +46,8 @@ requires HookTraits<Hook, D, Communicator>::in_parts struct HookCalls<D, Hook, C
   }
 };
 
-/// Keeps such gradients out of sight: after a backward pass their parameters have none, so that nobody takes the rest,
-/// which is this rank's own, for an average. An optimizer that knows which part is its own sees them for a while.
+/// Keeps such gradients out of sight: after a backward pass their parameters have none, and who asks for them is told, so
+/// that nobody takes the rest, which is this rank's own, for an average. An optimizer that knows which part is its own sees them for a while.
 /// Where ranks reach each other's gradients, averages may be left to that optimizer's step: until then they are not
 /// averaged.
 template <Device D, class Communicator>
@@ -124,6 +124,7 @@ class GradientParts final : public Extension<D> {
   }
   /// They have been used.
   void forget() {
+    for (const std::size_t i : hidden_) core_.parameter(i).set_grad_in_parts(false);
     hidden_.clear();
     waits_for_step_ = waits_for_average_ = false;
   }
@@ -142,7 +143,10 @@ class GradientParts final : public Extension<D> {
     });
   }
   void set_arrived(bool arrived) {
-    for (const std::size_t i : hidden_) core_.parameter(i).set_grad_arrived(arrived);
+    for (const std::size_t i : hidden_) {
+      core_.parameter(i).set_grad_arrived(arrived);
+      core_.parameter(i).set_grad_in_parts(!arrived);
+    }
   }
 
   Core<D, Communicator>& core_;
