@@ -101,7 +101,7 @@ class AtHome {
         return promises->move(place(), to);
     return false;
   }
-  // A part is here at all times, if it is only that nothing is.
+  // What a process has of a part it has at all times.
   [[gnu::noinline, gnu::cold]] void check_readable() const {
     if (is_part()) return;
     check_here();

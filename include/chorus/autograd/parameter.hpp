@@ -38,16 +38,17 @@ class ParameterOn : public detail::AtHome<D> {
     check_grad_whole();
     return grad_place();
   }
-  /// Under FullyShardedDataParallel, of whose `parameters()` each knows its part; and where a policy has said so of the
-  /// gradient, until that is forgotten.
+  /// The same for library code, which knows what it has of it.
+  virtual void* grad_place() const = 0;
+  /// Throws UsageError where each process has a part of the gradient alone: of the whole parameter, under
+  /// FullyShardedDataParallel, whose `parameters()` know their parts; and where a policy has said so.
   void check_grad_whole() const {
     if (parts_at_ == 0 && !this->storage().in_parts()) [[likely]]
       return;
     if (parts_at_ == times_forgotten() + 1 || (this->storage().in_parts() && !this->is_part())) raise_grad_in_parts();
   }
+  /// Holds until the gradient is forgotten.
   void set_grad_in_parts(bool in_parts) { parts_at_ = in_parts ? times_forgotten() + 1 : 0; }
-  /// The same for library code, whoever has what of it.
-  virtual void* grad_place() const = 0;
   /// The block of memory that the gradient lies in; null where it is not known.
   virtual const void* grad_block() const { return nullptr; }
   /// Whether a gradient has arrived since the last `clear_grad`.

@@ -271,9 +271,9 @@ TEST_CASE("parts: a checkpoint with an optimizer of one stage's parameters goes 
     HeadSteps head(*rank.net);
     io::load_checkpoint(*rank.net, head.optimizer(), path);
     head.three(world, 3);
-    std::string text;
-    rank.net->gathered([&](Model& model) { text = text_of(values(model)); });
-    return text;
+    std::string all;
+    rank.net->gathered([&](Model& model) { all = text_of(values(model)); });
+    return all;
   });
   std::remove(path.c_str());
   SingleDevice<Model> single{make<Model>(), 3};
@@ -296,10 +296,10 @@ TEST_CASE("parts: a target network follows, and copies of other stages' numbers 
       for (Index i = 0; i < named.parameter->count(); ++i) data[i] *= 0.5;
     }
     nn::soft_update(*target.net, *rank.net, 0.5);
-    std::string text;
-    target.net->gathered([&](Model& model) { text = text_of(values(model)); });
+    std::string all;
+    target.net->gathered([&](Model& model) { all = text_of(values(model)); });
     const auto refused = message_of<UsageError>([&] { nn::copy_of(rank.net->module()); });
-    return text + (refused.find("which has no memory for it") != refused.npos ? "" : "copied: " + refused);
+    return all + (refused.find("which has no memory for it") != refused.npos ? "" : "copied: " + refused);
   });
   CHECK(distance(test::numbers_in(text), expected) < 1e-12);
   CHECK(text.find("copied") == text.npos);
