@@ -84,8 +84,7 @@ class AtHome {
   }
   /// How many numbers there are at `place()`: where this is a part, fewer than a tensor of `extents()` has.
   Index count() const { return numel(extents_here()); }
-  /// Whether it is a run of a parameter's numbers, of which other processes have the rest, or all: what needs all of the
-  /// model refuses it.
+  /// Whether it is a run of a parameter's numbers, of which other processes have the rest, or all.
   virtual bool is_part() const { return false; }
   /// Where the run begins among the numbers of the parameter, in elements.
   virtual Index part_begin() const { return 0; }
@@ -106,7 +105,7 @@ class AtHome {
         return promises->move(place(), to);
     return false;
   }
-  // A part is here at all times, if it is only that nothing is.
+  // What a process has of a part it has at all times.
   [[gnu::noinline, gnu::cold]] void check_readable() const {
     if (is_part()) return;
     check_here();

@@ -16,8 +16,8 @@
 
 namespace chorus {
 
-/// The ranks that have a model's parameters together, each a part of them, or some: what they decide by these they decide
-/// together. All make the same calls, in one order. They throw CommError where one is lost.
+/// The ranks that have a model's parameters together, each a part of them, or some: what they decide by these they
+/// decide together. All make the same calls, in one order. They throw CommError where one is lost.
 class ModelRanks {
  public:
   virtual ~ModelRanks() = default;
@@ -34,17 +34,22 @@ class ParameterOn : public detail::AtHome<D> {
   /// The numbers that are here, `count()` of them, to read or write: see Parameter::value.
   void* value_data() const { return this->watched_memory(); }
   /// The gradient's memory, of as many; null where there has been none yet. Throws UsageError where each process has a
-  /// part of it alone, under FullyShardedDataParallel, of whose `parameters()` each knows its part.
+  /// part of it alone.
   void* grad_data() const {
     check_grad_whole();
     return grad_place();
   }
-  void check_grad_whole() const {
-    if (this->storage().in_parts() && !this->is_part()) [[unlikely]]
-      raise_grad_in_parts();
-  }
-  /// The same for library code, whoever has what of it.
+  /// The same for library code, which knows what it has of it.
   virtual void* grad_place() const = 0;
+  /// Throws UsageError where each process has a part of the gradient alone: of the whole parameter, under
+  /// FullyShardedDataParallel, whose `parameters()` know their parts; and where a policy has said so.
+  void check_grad_whole() const {
+    if (parts_at_ == 0 && !this->storage().in_parts()) [[likely]]
+      return;
+    if (parts_at_ == times_forgotten() + 1 || (this->storage().in_parts() && !this->is_part())) raise_grad_in_parts();
+  }
+  /// Holds until the gradient is forgotten.
+  void set_grad_in_parts(bool in_parts) { parts_at_ = in_parts ? times_forgotten() + 1 : 0; }
   /// The block of memory that the gradient lies in; null where it is not known.
   virtual const void* grad_block() const { return nullptr; }
   /// Whether a gradient has arrived since the last `clear_grad`.
@@ -93,8 +98,8 @@ class ParameterOn : public detail::AtHome<D> {
     if (part_ != nullptr && !detail::reads_parts) [[unlikely]]
       raise_part();
   }
-  /// Whether processes have pieces of its numbers: what depends on whole parameters, as a norm does, refuses it. One that
-  /// is another process's, all of it, is in no pieces.
+  /// Whether processes have pieces of its numbers: what depends on whole parameters, as a norm does, refuses it. One
+  /// that is another process's, all of it, is in no pieces.
   bool in_pieces() const { return part_ != nullptr || (this->is_part() && this->is_here()); }
   void set_part(std::shared_ptr<const PartOfParameter> part) { part_ = std::move(part); }
 
@@ -127,17 +132,18 @@ class ParameterOn : public detail::AtHome<D> {
   [[noreturn, gnu::noinline, gnu::cold]] void raise_grad_in_parts() const {
     const auto* const writes = this->storage().writes();
     fail<UsageError>("the gradient of '", writes == nullptr ? "" : writes->name,
-                     "' is in parts, one on each rank: net.parameters() has this rank's parts, for optimizers and what "
-                     "looks at gradients");
+                     "' is in parts, one on each rank: net.parameters() of FullyShardedDataParallel has this rank's, and "
+                     "under DistributedDataParallel a ShardedOptimizer, which clips and steps them");
   }
   [[noreturn, gnu::noinline, gnu::cold]] void raise_part() const {
     const auto* const writes = this->storage().writes();
     fail<UsageError>("'", writes == nullptr ? "" : writes->name,
-                     "' is this rank's part of a parameter that ranks share out, with which its layer alone can compute: "
-                     "read and write the whole one in net.gathered([](auto& model) { ... }), which all ranks call");
+                     "' is this rank's part of a parameter that ranks share out, with which its layer alone can "
+                     "compute: read and write the whole one in net.gathered([](auto& model) { ... }), which all ranks "
+                     "call");
   }
   bool grad_sent_ = false, counts_ = true;
-  std::uint32_t local_at_ = 0;  // times_forgotten() + 1 when it was said
+  std::uint32_t local_at_ = 0, parts_at_ = 0;  // times_forgotten() + 1 when it was said
   std::shared_ptr<const PartOfParameter> part_;
   std::shared_ptr<ModelRanks> ranks_;
   std::shared_ptr<Ledger> ledger_;
@@ -302,8 +308,8 @@ class Parameter : public AnyParameter {
     }
     return numbers();
   }
-  /// The gradient; undefined where there is none. Throws UsageError where each rank has a part of it. It stays what it is when the parameter's gradient is forgotten
-  /// (`zero_grad`); a pointer to its numbers doesn't.
+  /// The gradient; undefined where there is none. It stays what it is when the parameter's gradient is forgotten
+  /// (`zero_grad`); a pointer to its numbers doesn't. Throws UsageError where each rank has a part of it.
   Tensor<T, Rank, D> grad() const {
     typed().check_grad_whole();
     typed().check_reader();

@@ -110,8 +110,8 @@ struct TensorGroupScope : detail::Replaced<std::shared_ptr<TensorGroup>> {
 namespace detail {
 inline thread_local constinit bool reads_parts = false;
 }
-/// While it lives, a layer of this thread reads its parameters, of which it knows that this rank may have parts: who does
-/// not would take them for the whole.
+/// While it lives, a layer of this thread reads its parameters, of which it knows that this rank may have parts: who
+/// does not would take them for the whole.
 struct ReadsParts : detail::Replaced<bool> {
   ReadsParts() : Replaced(detail::reads_parts, true) {}
 };

@@ -14,11 +14,9 @@ namespace chorus::optim::detail {
                    "outside of no_sync (or zero_grad)");
 }
 
-/// Throws UsageError for a gradient that a policy has marked: see ParameterOn::grad_local; and for a whole parameter of
-/// whose gradient each rank has a part.
+/// Throws UsageError for a gradient that a policy has marked: see ParameterOn::grad_local.
 template <Device D>
 void check_averaged(const nn::NamedParameter<D>& named) {
-  named.parameter->check_grad_whole();
   if (named.parameter->grad_local()) [[unlikely]]
     raise_not_averaged(named.name);
 }

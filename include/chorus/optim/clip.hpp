@@ -26,8 +26,9 @@ template <Device D, class F>
 void for_each_grad(const std::vector<nn::NamedParameter<D>>& parameters, const F& f) {
   for (const auto& named : parameters) {
     auto& parameter = *named.parameter;
-    check_averaged(named);
+    parameter.check_grad_whole();
     if (!parameter.grad_arrived()) continue;
+    check_averaged(named);
     if (parameter.dtype() == DType::f32)
       f(parameter, static_cast<float*>(parameter.grad_data()));
     else

@@ -101,7 +101,7 @@ class Optimizer : public HasLearningRate {
     for (const Entry& entry : entries_) entry.named.parameter->set_grad_arrived(false);
   }
 
-  /// All state, made on the first step or by this call, for checkpoints: of parameters that are another process's, none.
+  /// All state, made on the first step or by this call, for checkpoints; of parameters that are another process's none.
   /// Numbers of steps are tensors of one integer.
   std::vector<StateTensor> state() {
     make_state();
@@ -206,6 +206,7 @@ class Optimizer : public HasLearningRate {
   void for_each_range(const Walk& walk, const Update& update) {
     const trace::Span span(trace::Lane::optimizer, "optimizer", "optimizer step");
     for (const Entry& entry : entries_) {  // before any is stepped
+      entry.named.parameter->check_grad_whole();
       detail::check_averaged(entry.named);
       if (walk.each_alone)
         nn::check_whole("optimizer", entry.named,
@@ -312,8 +313,8 @@ class Optimizer : public HasLearningRate {
       sort_by_address(type);
       for (Entry& entry : entries_)
         if (entry.named.parameter->dtype() == type) {
-          const auto& parameter = *entry.named.parameter;  // of another process's there is none
-          const auto count = parameter.is_here() ? static_cast<std::size_t>(parameter.count()) : 0, size = size_of(type);
+          const bool here = entry.named.parameter->is_here();  // of another process's there is no state
+          const auto count = here ? static_cast<std::size_t>(entry.named.parameter->count()) : 0, size = size_of(type);
           entry.state_begin = parameter_place<D>((bytes + size - 1) / size, count, size) * size;
           bytes = entry.state_begin + padded_count<D>(count, size) * size;
         }

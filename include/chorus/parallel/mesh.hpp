@@ -138,6 +138,7 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
     const auto [p, d, s, t] = groups.place();
     return d == 0 && (sharded || s == 0) && (shared || t == 0);
   }
+
  private:
   using Part = mesh::PartOf<Model, All>;
 

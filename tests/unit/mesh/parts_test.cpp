@@ -197,12 +197,12 @@ TEST_CASE("parts: who needs a whole parameter gets it, or is told") {
   CHECK(distance(test::numbers_in(says<Pipeline<Model>>(2, by_norms)), test::numbers_in(alone)) < 1e-9);
 
   const auto norm = [](auto& net) { return cat(optim::clip_grad_norm(nn::named_parameters<Cpu>(net.module()), 1e9)); };
-  CHECK_THAT(says<Fsdp>(2, norm), Contains("the gradient of '") && Contains("is in parts, one on each rank: net.par"));
+  CHECK_THAT(says<Fsdp>(2, norm), Contains("the gradient of '") && Contains("is in parts, one on each rank: net.parameters() of Fully"));
   CHECK(std::stod(says<TensorParallel<Model>>(2, norm)) == Approx(gradients));
   CHECK(std::stod(says<Pipeline<Model>>(2, norm)) == Approx(gradients));
 
   using Tensors = TensorParallel<Model>;
-  const auto part = Contains("'blocks.0.up.weight' is this rank's part of a parameter that ranks share out, with which its");
+  const auto part = Contains("'blocks.0.up.weight' is this rank's part of a parameter that ranks share out, with");
   CHECK_THAT(says<Tensors>(2, [](auto& net) { return cat(net.module().blocks[0].up.weight.value().size(0)); }), part);
   CHECK_THAT(says<Tensors>(2, [](auto& net) { return cat(value_of(net.module().blocks[0].up.weight).size(0)); }), part);
   CHECK_THAT(says<Tensors>(2, [](auto& net) { return cat(net.module().blocks[0].up.weight.grad().size(0)); }), part);
@@ -233,6 +233,56 @@ TEST_CASE("parts: who needs a whole parameter gets it, or is told") {
   CHECK(says<Pipeline<Model>>(2, counted) == count);
 }
 
+/// Trains the head alone, its bias in a group of its own.
+template <class Net>
+class HeadSteps {
+ public:
+  explicit HeadSteps(Net& net) : net_(net) {
+    auto head = net.parameters();
+    std::erase_if(head, [](const auto& named) { return !named.name.starts_with("head."); });
+    optimizer_ = std::make_unique<optim::AdamW<Cpu>>(head, optim::AdamOptions{.lr = 0.05, .weight_decay = 0.5});
+    optimizer_->set_group([](const auto& named) { return named.parameter->extents().size() < 2; }, {.lr_scale = 0.1});
+  }
+  optim::AdamW<Cpu>& optimizer() { return *optimizer_; }
+  void three(const World& share, std::uint32_t from) {
+    for (auto i = from; i < from + 3; ++i) {
+      optimizer_->zero_grad();
+      cross_entropy(net_(test::share(numbers(8, 5, i), share)), test::share(labels(8, 3, i), share)).backward();
+      optimizer_->step();
+    }
+  }
+
+ private:
+  Net& net_;
+  std::unique_ptr<optim::AdamW<Cpu>> optimizer_;
+};
+
+TEST_CASE("parts: a checkpoint with an optimizer of one stage's parameters goes on under another policy") {
+  const auto path = cat("parts_", getpid(), ".checkpoint");
+  CHECK(common_text(2, [&](const World& world) {
+          Rank<Pipeline<Model>> rank(world);
+          HeadSteps head(*rank.net);
+          head.three({}, 0);
+          io::save_checkpoint(*rank.net, head.optimizer(), {.step = 3}, path);
+          return std::string("saved");
+        }) == "saved");
+  const auto text = common_text(3, [&](const World& world) {
+    Rank<Fsdp> rank(world);
+    HeadSteps head(*rank.net);
+    io::load_checkpoint(*rank.net, head.optimizer(), path);
+    head.three(world, 3);
+    std::string all;
+    rank.net->gathered([&](Model& model) { all = text_of(values(model)); });
+    return all;
+  });
+  std::remove(path.c_str());
+  SingleDevice<Model> single{make<Model>(), 3};
+  HeadSteps head(single);
+  head.three({}, 0);
+  head.three({}, 3);
+  CHECK(distance(test::numbers_in(text), values(single.module())) < 1e-9);
+}
+
 TEST_CASE("parts: a target network follows, and copies of other stages' numbers are refused, in a pipeline") {
   SingleDevice<Model> single{make<Model>(), 3};
   auto expected = values(single.module());
@@ -246,10 +296,10 @@ TEST_CASE("parts: a target network follows, and copies of other stages' numbers 
       for (Index i = 0; i < named.parameter->count(); ++i) data[i] *= 0.5;
     }
     nn::soft_update(*target.net, *rank.net, 0.5);
-    std::string text;
-    target.net->gathered([&](Model& model) { text = text_of(values(model)); });
+    std::string all;
+    target.net->gathered([&](Model& model) { all = text_of(values(model)); });
     const auto refused = message_of<UsageError>([&] { nn::copy_of(rank.net->module()); });
-    return text + (refused.find("which has no memory for it") != refused.npos ? "" : "copied: " + refused);
+    return all + (refused.find("which has no memory for it") != refused.npos ? "" : "copied: " + refused);
   });
   CHECK(distance(test::numbers_in(text), expected) < 1e-12);
   CHECK(text.find("copied") == text.npos);

@@ -25,6 +25,7 @@ class GradArrays {
     std::vector<Part<double>> f64;
     for (const auto& named : parameters) {
       auto& parameter = *named.parameter;
+      parameter.check_grad_whole();
       if (!parameter.grad_arrived() || parameter.count() == 0) continue;
       check_averaged(named);
       device_ = parameter.where();

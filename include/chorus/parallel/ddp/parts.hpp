@@ -43,8 +43,9 @@ requires HookTraits<Hook, D, Communicator>::in_parts struct HookCalls<D, Hook, C
   }
 };
 
-/// Keeps such gradients out of sight: after a backward pass their parameters have none, so that nobody takes the rest,
-/// which is this rank's own, for an average. An optimizer that knows which part is its own sees them for a while.
+/// Keeps such gradients out of sight: after a backward pass their parameters have none, and who asks for them is told,
+/// so that nobody takes the rest, which is this rank's own, for an average. An optimizer that knows which part is its
+/// own sees them for a while.
 template <Device D, class Communicator>
 class GradientParts final : public Extension<D> {
  public:
@@ -79,6 +80,7 @@ class GradientParts final : public Extension<D> {
   }
   /// They have been used.
   void forget() {
+    for (const std::size_t i : hidden_) core_.parameter(i).set_grad_in_parts(false);
     hidden_.clear();
     waits_for_step_ = false;
   }
@@ -91,7 +93,10 @@ class GradientParts final : public Extension<D> {
                       "or forgotten them (zero_grad); several passes for one step belong under no_sync");
   }
   void set_arrived(bool arrived) {
-    for (const std::size_t i : hidden_) core_.parameter(i).set_grad_arrived(arrived);
+    for (const std::size_t i : hidden_) {
+      core_.parameter(i).set_grad_arrived(arrived);
+      core_.parameter(i).set_grad_in_parts(!arrived);
+    }
   }
 
   Core<D, Communicator>& core_;
