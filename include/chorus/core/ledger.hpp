@@ -42,7 +42,7 @@ class Ledger {
   }
 
   static std::uint64_t mixed(std::uint64_t hash, std::uint64_t number) {
-    return (std::rotl(hash, 23) ^ number) * 0x9E3779B97F4A7C15u;
+    return ((hash << 23 | hash >> 41) ^ number) * 0x9E3779B97F4A7C15u;
   }
   static std::uint64_t mixed(std::uint64_t hash, double number) {
     return mixed(hash, std::bit_cast<std::uint64_t>(number));

@@ -293,12 +293,14 @@ class Optimizer : public HasLearningRate {
 
   // Writes the step down for the policies whose parameters these are.
   void tell_ranks(std::uint64_t hash_of_steps) {
+    std::array<Ledger*, 4> told{};  // of several nets
     Ledger* last = nullptr;
     for (const Entry& entry : entries_) {
       entry.named.parameter->storage().settle();
       Ledger* const ledger = entry.named.parameter->ledger().get();
-      if (ledger == last || ledger == nullptr || quiet_) continue;
-      last = ledger;
+      if (ledger == std::exchange(last, ledger) || ledger == nullptr || quiet_) continue;
+      const auto place = std::find_if(told.begin(), told.end(), [&](auto* one) { return !one || one == ledger; });
+      if (place == told.end() || std::exchange(*place, ledger) == ledger) continue;
       ledger->step(this, lr(), Ledger::mixed(numbers_, ledger->uneven ? 0 : hash_of_steps));
     }
   }

@@ -93,7 +93,8 @@ std::string calls_of_a_step(Net& net, const ch::comm::AnyCommunicator& communica
   const auto loss = ch::cross_entropy(net(numbers(12, 5, 1)), labels(12, 3, 1));
   const int between = test::calls(communicator);
   loss.backward();
-  return ch::cat(between - before, " ", test::calls(communicator) - between);
+  const int compares_programs = communicator.size() > 1 ? 1 : 0;
+  return ch::cat(between - before - compares_programs, " ", test::calls(communicator) - between);
 }
 TEST_CASE("TensorParallel: a pair of layers is one call forward and one backward", "[tensor_parallel]") {
   const auto step = [](const World& world) {

@@ -49,7 +49,7 @@ struct DistributedDataParallelOptions {
   /// The axis of the inputs along which their samples lie: 1 for an LSTM's [time, batch, features]. A rank has as many
   /// as the first input with such an axis.
   int dim = 0;
-  /// Send rank 0's buffers to all ranks before each forward pass in training.
+  /// Send rank 0's buffers to all ranks before each forward pass in training, and in `eval()`.
   bool broadcast_buffers = true;
   /// Allow parameters that get no gradient in some backward passes, others on each rank. Costs a small collective a
   /// step.

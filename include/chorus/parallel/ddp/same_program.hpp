@@ -96,6 +96,8 @@ class SameProgram final : public Program {
   bool same_as(const Said& a, const Said& b) const;
 
   [[gnu::cold]] void find_difference(std::span<const Said> all, const Said& first);
+  [[gnu::cold]] static std::string place(std::int64_t batch);
+  [[gnu::cold]] static std::uint64_t fingerprint(const ParameterOn<D>& parameter);
   [[noreturn, gnu::cold]] void refuse(const std::string& what) const;
 
   [[gnu::cold]] void compare_passes(const Said& said, std::size_t rank, const Said& first, std::size_t one) const;

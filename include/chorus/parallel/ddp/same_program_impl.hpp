@@ -13,13 +13,15 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::detail {
+namespace chorus::ddp {
 
-[[gnu::cold]] inline std::string place_of_batch(std::int64_t batch) {
+template <Device D, class Communicator>
+std::string SameProgram<D, Communicator>::place(std::int64_t batch) {
   return cat("batch ", (batch - 1) & 0xffffffff, " of epoch ", (batch - 1) >> 32);
 }
-template <Device D>
-[[gnu::cold]] std::uint64_t fingerprint_of(const ParameterOn<D>& parameter) {
+
+template <Device D, class Communicator>
+std::uint64_t SameProgram<D, Communicator>::fingerprint(const ParameterOn<D>& parameter) {
   if (parameter.part() != nullptr) return 0;  // each rank has its own
   if constexpr (std::is_same_v<D, Cpu>) {
     return chorus::Writes::fingerprint(parameter.memory(), parameter.size_bytes());
@@ -29,10 +31,6 @@ template <Device D>
     return chorus::Writes::fingerprint(numbers.data(), numbers.size());
   }
 }
-
-}  // namespace chorus::detail
-
-namespace chorus::ddp {
 
 template <Device D, class Communicator>
 void SameProgram<D, Communicator>::listen(Parameters parameters, Buffers buffers, const Alike& alike) {
@@ -144,8 +142,8 @@ void SameProgram<D, Communicator>::compare_passes(const Said& said, std::size_t 
   const bool further = said.batch > first.batch;
   if (!said.together && said.batch != 0 && first.batch != 0 && said.batch != first.batch)
     refuse(cat("rank ", further ? rank : one, " has left out a batch: it is at ",
-               detail::place_of_batch(further ? said.batch : first.batch), ", and rank ", further ? one : rank, " at ",
-               detail::place_of_batch(further ? first.batch : said.batch)));
+               place(further ? said.batch : first.batch), ", and rank ", further ? one : rank, " at ",
+               place(further ? first.batch : said.batch)));
   if (said.passes != first.passes) {
     const bool more = said.passes > first.passes;
     refuse(cat("rank ", more ? rank : one, " has left out a batch: ", std::max(said.passes, first.passes),
@@ -192,7 +190,7 @@ void SameProgram<D, Communicator>::compare_writes(const Said& said, std::size_t 
 template <Device D, class Communicator>
 void SameProgram<D, Communicator>::compare_contents(std::span<const Said> all) {
   std::vector<std::uint64_t> own;
-  for (const auto& named : parameters_) own.push_back(detail::fingerprint_of(*named.parameter));
+  for (const auto& named : parameters_) own.push_back(fingerprint(*named.parameter));
   std::vector<std::uint64_t> of_all(own.size() * all.size());
   communicator_.all_gather(std::span<const std::uint64_t>(own), std::span<std::uint64_t>(of_all), {});
   for (std::size_t rank = 1; rank < all.size(); ++rank)

@@ -152,8 +152,9 @@ class TrainingRank {
  private:
   using Op = comm::Op;
   using Traffic = trace::Traffic;
-  static constexpr std::size_t share_bytes = 64;  // what ranks tell each other in BatchShares
-  static constexpr std::size_t count_bytes = 32;  // and in LocalSgd
+  static constexpr std::size_t share_bytes = 120;  // what ranks tell each other in BatchShares
+  static constexpr std::size_t count_bytes = 88;   // and in LocalSgd
+  static constexpr std::size_t program_bytes = 56; // what they compare where they tell each other nothing else
 
   void forward() {
     const auto begun = rank_.clock();
@@ -219,6 +220,7 @@ class TrainingRank {
       rank_.mark(pass, cat(pass, ", unit ", u), begun);
     };
 
+    tell_shares();
     gather(0);
     for (std::size_t u = 0; u < count; ++u) {
       arrive(u);
@@ -259,6 +261,7 @@ class TrainingRank {
   // TensorParallel's of a transformer's layers: in each, attention and the two linear layers end with a sum over all
   // ranks, and so do the gradients by what goes into them.
   void tensor_parallel() {
+    if (rank_.size() > 1) call(Op::all_gather, program_bytes, Traffic::control);
     for (const auto& [pass, seconds] : {std::pair("forward", training_.forward), {"backward", training_.backward}}) {
       const auto begun = rank_.clock();
       for (int half = 0; half < 2 * training_.layers; ++half) {
