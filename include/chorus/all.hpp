@@ -52,6 +52,7 @@
 #include <chorus/ops/einsum.hpp>
 #include <chorus/ops/embedding.hpp>
 #include <chorus/ops/fft.hpp>
+#include <chorus/ops/global_batch.hpp>
 #include <chorus/ops/higher_order.hpp>
 #include <chorus/ops/interpolation.hpp>
 #include <chorus/ops/linalg.hpp>

@@ -15,8 +15,8 @@ inline constexpr const char* global_batch_name = "of_global_batch";
 
 /// What to write where a part's mean or sum is not enough.
 inline constexpr const char* whole_batch_line =
-    "the whole batch's mean or sum, which net.of_global_batch(ch::mean(x)) is, or ch::of_global_batch(ch::mean(x)) in "
-    "the model (#include <chorus/ops/global_batch.hpp>)";
+    "the whole batch's mean or sum, which ch::of_global_batch(net, ch::mean(x)) is, and in the model "
+    "ch::of_global_batch(ch::mean(x)) (#include <chorus/ops/global_batch.hpp>)";
 
 /// A loss is right on any number of devices where it is linear in means and sums over the batch: each part's gradient
 /// then counts by its share of the mean, or as it is for a sum. What is not linear in them, such as a root, is another

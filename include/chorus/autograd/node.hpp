@@ -198,8 +198,11 @@ class Node {
     counted_ = counted;
     mean_ = Mean::sum;
   }
+  /// Of a batch's numbers, and not the one that a loss of the library divides.
+  bool is_sum_of_batch() const { return is_sum() && is_scalar_ && may_be_of_data() && counted_ >= 0; }
   double divisor() const { return is_sum() ? mean_over_ : 0; }
   double counted() const { return is_sum() ? counted_ : 0; }
+  static constexpr double of_a_mean = -1;  ///< in place of `counted`
   /// Of a product with a number, and of a quotient by one, without axes: the number. 0 of what is neither.
   double operand_number() const { return mean_ == Mean::none ? counted_ : 0; }
   void set_operand_number(double number) { counted_ = number; }

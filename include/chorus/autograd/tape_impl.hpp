@@ -172,7 +172,7 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
       if (found.count) ++input.pending_;
     };
     const Node& node = *lists.nodes[next];
-    if (node.is_mean()) lists.means.push_back(lists.nodes[next]);
+    if (node.is_mean() || node.is_sum_of_batch()) lists.means.push_back(lists.nodes[next]);
     node.for_each_input(find, &lists);
     if (lists.count) node.for_each_far_leaf(find, &lists);
   }

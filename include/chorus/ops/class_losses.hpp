@@ -119,7 +119,7 @@ auto reduce_weighted(const char* operation, const X& losses, const Tensor<std::i
   auto total = sum(losses);
   if (options.reduction != Reduction::mean) return total;
   const auto over = total_weight(labels, weight, options.ignore_index);
-  return as_counted_mean<D>(total / over, [over] {
+  return as_counted_mean<D>(as_sum(total, true, 0, Node::of_a_mean) / over, [over] {
     const T weights = over.item();
     return weights == std::numeric_limits<T>::min() ? 0 : static_cast<double>(weights);
   });

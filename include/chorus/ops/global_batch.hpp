@@ -55,8 +55,7 @@ Variable<T, Rank, D> sum_over_members(const Variable<T, Rank, D>& value, const L
 
 /// `x`, a mean or a sum over this device's or rank's part of the batch, or a number times one, as that over the global
 /// batch, for what is not linear in it: `ch::sqrt(ch::of_global_batch(ch::mean(ch::square(d))))`. Its gradient goes back
-/// to all parts. In a model's forward pass; outside of it `net.of_global_batch(x)`, which all ranks call. Where the
-/// batch is whole, and where nothing is recorded, it is `x`. It adds up its numbers over all ranks, forward and
+/// to all parts. In a model's forward pass; outside of it see below. Where the batch is whole, and where nothing is recorded, it is `x`. It adds up its numbers over all ranks, forward and
 /// backward. Throws UsageError for what is no mean or sum, and where parts of the batch are computed one after the other
 /// (in a model under Pipeline, canonical shares).
 template <AnyVariable X>
@@ -77,6 +76,13 @@ auto of_global_batch(const X& x) {
 template <AnyTensor X>
 X of_global_batch(const X& x) {
   return x;
+}
+/// The same of what was made of a net's outputs, outside of its model. The same line under every policy; all ranks call
+/// it.
+template <class Net, Operand X>
+auto of_global_batch(const Net& net, const X& x) {
+  const BatchGroupScope scope(net.global_batch());
+  return of_global_batch(x);
 }
 
 }  // namespace chorus

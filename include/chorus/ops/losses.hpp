@@ -98,7 +98,7 @@ auto mean_of_losses(const X& losses, double over) {
       return canonical_mean(losses, *cut, [&](Index begin, Index end) {
         return over * static_cast<double>(end - begin) / static_cast<double>(value_of(losses).numel());
       });
-  return as_mean(sum(losses) / (over == 0 ? 1 : over), over);
+  return as_mean(as_sum(sum(losses), true, 0, Node::of_a_mean) / (over == 0 ? 1 : over), over);
 }
 // The same, divided by what the caller says of the whole batch. `counted`: what the losses here would be a mean over.
 template <Operand X>

@@ -111,6 +111,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   /// The program means ranks to differ in what they step with, write, or leave out: no pass compares it any more. All
   /// ranks call it.
   void let_ranks_differ() { program_.let_ranks_differ(); }
+  std::shared_ptr<BatchGroup> global_batch() const { return group_; }
 
   /// Whether `text` is the same on all ranks; a collective.
   [[gnu::cold]] bool same_on_all_ranks(std::string_view text) { return comm::same_text(communicator_, text); }
@@ -348,12 +349,16 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   void weigh_unless_weighed() {
     if (weighed_run_ == backward_run()) return;
     losses_.clear();
-    if (!in_captured_step())
-      for (const Ref<Node>& node : means_of_backward()) losses_.push_back(detail::LossShare::mean(node->mean_over()));
-    for (const double scale : weigh_run(false))
-      check<UsageError>(scale == 1, "a distributed policy: backward goes through several losses that are means over ",
-                        "different numbers, and not through a forward pass of the net in this thread: call the net, "
-                        "not its module()");
+    bool has_sums = false;
+    for (const Ref<Node>& node : in_captured_step() ? std::span<const Ref<Node>>() : means_of_backward()) {
+      if (node->is_mean()) losses_.push_back(detail::LossShare::mean(node->mean_over()));
+      has_sums = has_sums || (!node->is_mean() && !canonical_ && communicator_.size() > 1);
+    }
+    bool right = !has_sums;
+    for (const double scale : weigh_run(has_sums)) right = right && scale == 1;
+    check<UsageError>(right, "a distributed policy: backward goes through a sum over the batch, or several losses that ",
+                      "are means over different numbers, and not through a forward pass of the net in this thread: "
+                      "call the net, not its module()");
   }
   /// Whether the backward run that this thread is in has been weighed; with canonical shares it always has.
   bool weighed() const { return canonical_ || weighed_run_ == backward_run(); }

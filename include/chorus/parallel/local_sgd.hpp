@@ -32,12 +32,13 @@ struct LocalSgdOptions {
 /// Local SGD, also known as federated or parameter averaging (Stich, "Local SGD converges fast and communicates
 /// little", ICLR 2019): each rank trains on its share of the data by itself; after every `period` steps, at the
 /// beginning of the forward pass that follows, all take the mean of their parameters and of the buffers that are
-/// floating-point numbers, in which a rank counts by the samples that it has seen since the last mean; other buffers
-/// are rank 0's. Momentum and other state of optimizers stay each rank's own. All ranks freeze the same parameters.
+/// floating-point numbers, in which a rank counts by what its losses have been means of (samples, tokens) since the last
+/// mean; other buffers are rank 0's. Momentum and other state of optimizers stay each rank's own. All ranks freeze the same parameters.
 ///
 /// Each of n ranks sends 2 (n - 1) / n of the model's bytes per `period` steps, and 88 bytes per rank for what
 /// each has counted: a `period`-th of DistributedDataParallel's. With a period of 1 and plain SGD the steps are those
-/// of one device.
+/// of one device. A loss is a mean: of a sum, and where backward goes through what is not linear in means, UsageError is
+/// thrown.
 ///
 /// In between, ranks have different parameters: `eval()` or `synchronise()`, which all ranks call, brings them
 /// together. A checkpoint, which all ranks save, has each rank's model and optimizer, and may be taken at any step. Its
@@ -88,12 +89,14 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     if (grad_enabled()) {
       in_backward_ = false;  // where the last one ended early
       samples_ = rows_;
+      counts_ = static_cast<double>(rows_);
       // Ranks that have ended would speak at the next mean alone.
       this->begin_pass({.samples = samples_, .number = this->forward_passes(), .sync = sync_}, this->throw_early_);
       local_.begin_pass(this->flat_, All{}, local_.steps >= options_.period, [this] { synchronise(); });
       if (sync_) ++passes_;
     }
     this->begin_forward(rows_);
+    if (grad_enabled()) return this->forward_recorded(inputs...);
     return this->forward(true, inputs...);
   }
 
@@ -118,23 +121,48 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     if (!this->joining_) Base::make_largest(number);
   }
 
-  /// For checkpoints: steps and this rank's samples since the last mean.
+  /// For checkpoints: steps since the last mean, and what this rank counts in the next.
   static constexpr std::string_view kept_as = "local_sgd";
-  std::array<double, 2> kept() const { return {static_cast<double>(local_.steps), static_cast<double>(seen_)}; }
+  std::array<double, 2> kept() const { return {static_cast<double>(local_.steps), seen_}; }
   static bool can_keep(const std::array<double, 2>& kept) {
     return kept[0] >= 0 && kept[0] < 1e9 && kept[1] >= 0 && kept[1] < 0x1p53;
   }
   void keep(const std::array<double, 2>& kept) {
     local_.steps = passes_ = static_cast<int>(kept[0]);
-    seen_ = static_cast<std::int64_t>(std::round(kept[1]));
+    seen_ = kept[1];
   }
 
  private:
   friend class detail::Access<LocalSgd>;
 
-  // Samples, steps and passes since the last mean; all forward passes, of which a rank may have had some of its own.
-  using Counts = std::array<std::int64_t, 4>;
-  static constexpr std::int64_t ended = -1;  // the steps of a rank that has run out of batches
+  // What losses were means of, steps and passes since the last mean; all forward passes, of which a rank may have had
+  // some of its own.
+  using Counts = std::array<double, 4>;
+  static constexpr double ended = -1;  // the steps of a rank that has run out of batches
+
+  // Each rank's loss is its own: nobody is asked.
+  std::span<const double> weigh(std::span<const detail::LossShare> losses, bool refused) override {
+    ones_.assign(refused ? 0 : losses.size(), 1);
+    const double samples = std::max(1.0, static_cast<double>(samples_));
+    const double* first = nullptr;
+    for (const detail::LossShare& loss : losses) {
+      const bool is_own_mean = loss.has_factor() && (loss.is_divided() || loss.is_divided_by_tensor()) &&
+                               std::abs(loss.factor()) * loss.counted() >= 1 - 1e-12;
+      if (loss.has_factor() && !std::isnan(loss.value())) continue;  // a penalty
+      check<UsageError>(loss.is_mean() || is_own_mean,
+                        "LocalSgd: the loss is a sum over the batch, of which each rank steps by its own part alone, "
+                        "and the mean of the parameters has the mean of these steps: expected ch::mean(x), or another "
+                        "loss with Reduction::mean and no mean_over");
+      overs_[first != nullptr] = loss.is_mean() ? loss.over() : 1 / std::abs(loss.factor());
+      check<UsageError>(first == nullptr || overs_[0] == overs_[1] ||
+                            (std::fmod(overs_[0], samples) == 0 && std::fmod(overs_[1], samples) == 0),
+                        "LocalSgd: the loss is made of means over ", overs_[0], " and over ", overs_[1],
+                        ", of which no one number says how much a rank counts: expected all over samples");
+      if (first == nullptr) first = &overs_[0];
+    }
+    if (first != nullptr) counts_ = *first;
+    return ones_;
+  }
 
   void bring_together() override { synchronise(); }
   void run_out_of_batches() override { ended_ = true; }
@@ -156,7 +184,9 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
       struct Message {
         Counts counts;
         ddp::Said said;
-      } own{{seen_, ended_ ? ended : local_.steps, passes_, this->forward_passes()}, this->program_.say()};
+      } own{{seen_, ended_ ? ended : static_cast<double>(local_.steps), static_cast<double>(passes_),
+             static_cast<double>(this->forward_passes())},
+            this->program_.say()};
       own.said.compares = own.said.compares && !ended_;
       std::vector<Counts> all;
       std::vector<ddp::Said> said;
@@ -166,7 +196,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
       }
       any_on = check_same_steps(all);
       this->program_.compare(said);
-      std::int64_t sum = 0, passes = 0;
+      double sum = 0, passes = 0;
       bool any_ended = false;
       for (const Counts& counts : all) {
         sum += counts[0];
@@ -177,7 +207,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
       if (any_ended) local_.unite(this->flat_, this->communicator_);  // they don't know of others' steps
       if (!local_.empty()) {
         const double weight = sum == 0 ? 1.0 / static_cast<double>(ranks)  // optimizers may step without samples
-                                       : static_cast<double>(seen_) / static_cast<double>(sum);
+                                       : seen_ / sum;
         local_.average(this->flat_, this->communicator_, weight);
         average_buffers(weight);
       }
@@ -233,7 +263,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     in_backward_ = true;
     this->when_backward_ends([this] {
       in_backward_ = false;
-      seen_ += samples_;
+      seen_ += counts_;
       if (sync_) ++local_.steps;
     });
   }
@@ -242,7 +272,10 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   detail::LocalSteps local_;
   std::int64_t rows_ = 0;     // of the last forward pass
   std::int64_t samples_ = 0;  // of the last one that wanted gradients
-  std::int64_t seen_ = 0;     // since the last mean
+  double counts_ = 0;         // what its loss was a mean of
+  double seen_ = 0;           // the same since the last mean
+  double overs_[2] = {};
+  std::vector<double> ones_;
   int passes_ = 0;            // the same: those that wanted gradients, outside of no_sync
   bool sync_ = true, in_backward_ = false;
   bool ended_ = false;  // this rank has run out of batches

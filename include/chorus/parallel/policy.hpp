@@ -81,6 +81,9 @@ class Policy {
     return loss;
   }
 
+  /// Who shares the batch with this process, for of_global_batch; null where it is whole.
+  std::shared_ptr<BatchGroup> global_batch() const { return nullptr; }
+
   /// What is empty once this is gone: optimizers, and the hooks of the model's parameters, may live longer.
   std::weak_ptr<void> alive() const { return alive_; }
 

@@ -77,6 +77,16 @@ struct Unlike {
     return ch::cross_entropy(scores, y) + ch::mse_loss(scores, ch::value_of(scores) * 0.0);
   }
 };
+struct Sums {  // and a penalty, which counts once
+  auto operator()(const auto& scores, const Labels& y, const auto& w) const {
+    return ch::cross_entropy(scores, y) * 0.5 - ch::sum(ch::square(scores)) / 1000.0 + ch::sum(ch::square(w)) * 0.1;
+  }
+};
+struct Root {
+  auto operator()(const auto& scores, const Labels&, const auto&) const {
+    return ch::sqrt(ch::mean(ch::square(scores)));
+  }
+};
 struct Several {
   auto operator()(const auto& scores, const Labels& y, const auto&) const {
     return std::tuple{ch::cross_entropy(scores, y), ch::mse_loss(scores, ch::value_of(scores) * 0.0)};
@@ -125,13 +135,18 @@ TEST_CASE("dp mean_loss: devices' losses count by tokens and weights of classes,
   CHECK(distance_from_one_device<Alike>(tokens({4, 3, 0, 1, 1}), {0, 1}) < 1e-13);
 }
 
-TEST_CASE("dp mean_loss: sums of losses for which no one share is right are refused") {
-  ch::DataParallel<Net<Unlike>> net{make<Unlike>(), {.device_ids = {0, 1}}};
+TEST_CASE("dp mean_loss: each mean and each sum of a loss counts by itself") {
   const auto y = tokens({4, 3, 0, 1, 1});
+  for (const std::vector<int>& devices : {std::vector{0, 1}, {0, 1, 2}}) {
+    CHECK(distance_from_one_device<Unlike>(y, devices) < 1e-13);
+    CHECK(distance_from_one_device<Sums>(y, devices) < 1e-13);
+  }
+  ch::DataParallel<Net<Root>> net{make<Root>(), {.device_ids = {0, 1}}};
   CHECK(message_of<ch::UsageError>([&] { net.mean_loss(net(inputs(), y)); })
-            .starts_with("DataParallel::mean_loss: each device's loss is a sum of losses that are means over different "
-                         "numbers of tokens, samples or elements"));
-  CHECK(net.mean_loss(net(inputs(), tokens({4, 4, 4, 4, 4}))).item() > 0);
+            .starts_with("DataParallel::mean_loss: the loss goes through 'sqrt', which is not linear"));
+  ch::DataParallel<Net<Tokens>> other{make<Tokens>(), {.device_ids = {0, 1}}};
+  CHECK(message_of<ch::UsageError>([&] { other.mean_loss(ch::square(other(inputs(), y))); })
+            .starts_with("DataParallel::mean_loss: 'square' of what the net has returned"));
 }
 
 }  // namespace mean_loss_test

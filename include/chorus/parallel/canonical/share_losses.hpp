@@ -1,6 +1,7 @@
 #pragma once
 /// Losses that a model has returned itself, one for each canonical share, as the whole batch's.
 
+#include <chorus/autograd/loss_terms.hpp>
 #include <chorus/ops/canonical_mean.hpp>
 #include <chorus/parallel/dp/device_scalars.hpp>
 #include <cmath>
@@ -8,6 +9,24 @@
 #include <vector>
 
 namespace chorus::canonical {
+
+/// Whether each share's loss is a sum, or a number times one.
+inline bool are_sums(Node& losses) {
+  const auto* const gathered = dynamic_cast<const detail::OfDeviceScalars*>(&losses);
+  if (gathered == nullptr) return false;
+  detail::LossTerms terms;
+  for (Node* const scalar : gathered->scalars()) {
+    if (scalar == nullptr) return false;
+    terms.find(*scalar);
+    terms.check_linear("canonical shares");
+    for (const auto& term : terms.all())
+      if (!term.origin->is_sum() || term.may_be_penalty || term.divided == detail::LossTerms::Divided::by_tensor ||
+          (term.divided == detail::LossTerms::Divided::by_number && term.origin->divisor() == 0))
+        return false;
+    if (terms.all().empty() || terms.has_more()) return false;
+  }
+  return true;
+}
 
 /// What each share's loss is a mean over, where the tape knows; a sum of several means over the same is one. Throws
 /// UsageError where it does not, and for sums of means over different numbers.
@@ -47,14 +66,16 @@ std::vector<double> mean_over_of_shares(Node& losses) {
 /// The mean over the whole batch, on all processes, of what `losses`, [shares of this process], are means over.
 template <Real T, Device D>
 Variable<T, 0, D> mean_of_share_losses(const Variable<T, 1, D>& losses, const CanonicalCut& cut) {
-  const auto over = mean_over_of_shares<T, D>(*losses.node());
   const auto values = losses.value().to_vector();
+  const bool sums_only = are_sums(*losses.node());
+  const auto over = sums_only ? std::vector<double>(values.size(), 1) : mean_over_of_shares<T, D>(*losses.node());
   std::vector<double> sums, overs;  // shares without samples come last, and are not there
   for (std::size_t i = 0; i < values.size(); ++i) {
     overs.push_back(cut.size(i) > 0 ? over[i] : 0);
     sums.push_back(overs[i] == 0 ? 0 : static_cast<double>(values[i]) * overs[i]);
   }
-  const auto whole = detail::add_shares(cut, sums, overs);
+  auto whole = detail::add_shares(cut, sums, overs);
+  if (sums_only) whole.over = 1;
   return record(
       detail::canonical_mean_name, Tensor<T, 0, D>::full({}, static_cast<T>(whole.value()), losses.device()),
       [overs, all = whole.over](const auto& dy, auto dx) {

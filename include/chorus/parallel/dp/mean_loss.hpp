@@ -38,6 +38,9 @@ class LossShares {
     search_tape<T, D>(losses, [&](Node& node) {
       const auto* gathered = dynamic_cast<const OfDeviceScalars*>(&node);
       if (gathered != nullptr && scalars.empty()) scalars = gathered->scalars();
+      check<UsageError>(gathered != nullptr || node.form() == Node::Form::linear || node.form() == Node::Form::product,
+                        "DataParallel::mean_loss: '", node.operation(), "' of what the net has returned: expected ",
+                        "the devices' losses, or a number times them");
       return gathered != nullptr;
     });
     LossShares out;
@@ -61,7 +64,9 @@ class LossShares {
       check<UsageError>(devices[i].all().size() == devices.front().all().size(),
                         "DataParallel::mean_loss: the devices' losses are made of ", devices.front().all().size(),
                         " and of ", devices[i].all().size(), " means and sums over the batch: expected the same of all");
-      value_of[i] = devices[i].values(*scalars[i], values[i]);
+      const double own = scalars[i]->number(), times = own == 0 || std::isnan(own) ? 1 : values[i] / own;
+      value_of[i] = devices[i].values(*scalars[i], values[i] / times);
+      for (double& each : value_of[i]) each *= times;
     }
     std::vector<WholeLoss> whole(devices.front().all().size());
     for (std::size_t k = 0; k < whole.size(); ++k) {
