@@ -29,7 +29,7 @@ STANDARD = {
     "cctype": "isspace",
     "charconv": "from_chars from_chars_result to_chars",
     "chrono": "chrono",
-    "cmath": "abs ceil copysign cos erf exp expm1 fabs floor hypot isfinite isinf isnan log log1p llround lround nearbyint "
+    "cmath": "abs ceil copysign cos erf exp expm1 fabs floor fmod hypot isfinite isinf isnan log log1p log2 llround lround nearbyint "
              "nextafter pow round sin sqrt tanh",
     "complex": "complex",
     "concepts": "constructible_from convertible_to derived_from floating_point integral invocable regular same_as unsigned_integral",
@@ -162,7 +162,7 @@ def problems(header, text):
 
 # Headers that <chorus/all.hpp> need not bring: what bodies of functions alone use, and what needs a library of its own.
 INNER = re.compile(r"chorus/(compiled/|core/check_output|train/merge_traces|comm/(engine|meeting|store|transport)/|comm/(mpi|gloo|nccl)|"
-                   r"launch/(console|job_of_machines|machines|rank_output|rank_process|signal_pipe|supervisor|supervisor_link"
+                   r"quantization/layer_output|launch/(console|job_of_machines|machines|rank_output|rank_process|signal_pipe|supervisor|supervisor_link"
                    r"|world_from_environment)\.hpp)|/cuda[/.]|_impl\.hpp$|\.cuh$")
 
 
