@@ -66,10 +66,10 @@ for n in (1,) if LESSON == 1 else (1, 2, 3):
         near(sent(text, "rank 0", "activations"), 1000 / 31 * width * 4)
         formula = (n - 1) / (4 + n - 1)
         form = r"^idle: (\S+) of the time; (\S+) if all passes took as long; rank 0 held (\d) micro-batches$"
-        for schedule, held in (("0", 4), ("1", n)):  # with passes that take as long, the idle time is the formula's
+        for schedule, held in (("0", 4), ("1", n)):  # no schedule waits less; on a busy machine they wait longer
             text, _ = run(n, "--pass-ms", "2", "--1f1b", schedule)
             idle, its, held_by_0 = (float(x) for x in re.search(form, text, re.MULTILINE).groups())
-            assert abs(its - formula) < 1e-4 and abs(idle - formula) < 0.12 and held_by_0 == held, text
+            assert abs(its - formula) < 1e-4 and formula - 0.05 < idle < 1 and held_by_0 == held, text
     if LESSON == 8:
         sums = {shares: float(of) for shares, of in re.findall(r"in shares, (\d) of them: (\S+)", text)}
         assert list(sums) == ["1", "2", "3", "6"] and len(set(sums.values())) == 4, sums

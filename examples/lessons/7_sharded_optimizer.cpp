@@ -31,7 +31,8 @@ int main(int argc, char** argv) {
     const ch::Shape<1> shape{static_cast<ch::Index>(part)};
     const auto value = ch::Tensor<float, 1>::from(mine, shape), average = ch::Tensor<float, 1>::zeros(shape);
     const ch::Parameter<float, 1> own{value};
-    own.on<ch::Cpu>().bind(value.storage(), value.data(), average.storage(), average.data());  // its number and gradient
+    // Its numbers lie in `value`, its gradient in `average`.
+    own.on<ch::Cpu>().bind(value.storage(), value.data(), average.storage(), average.data());
     Adam optimizer{{{"own", own, &own.on<ch::Cpu>()}}, {.lr = 1e-3}};
 
     ch::trace::reset_traffic();
@@ -49,7 +50,7 @@ int main(int argc, char** argv) {
         for (const auto& p : parameters) to = std::ranges::copy(gradient(p), to).out;
         ranks.reduce_scatter(row, std::span(average.data(), part), ch::comm::ReduceOp::sum,
                              {.scale = samples / all[0], .traffic = Traffic::gradients});
-        own.on<ch::Cpu>().set_grad_arrived(true);  // backward brings it elsewhere: here the ranks do
+        own.on<ch::Cpu>().set_grad_arrived(true);  // as backward says elsewhere
         optimizer.step();
         ranks.all_gather(value.to_vector(), std::span(row), {.traffic = Traffic::parameters});
         auto from = row.begin();

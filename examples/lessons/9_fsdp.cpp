@@ -13,10 +13,10 @@ using Policy = ch::FullyShardedDataParallel<Model>;
 struct Unit {  // a layer's weight and bias
   ch::comm::AnyCommunicator& ranks;
   std::vector<Parameter> parameters;
-  ch::Parameter<float, 1> own{};      // this rank's part
+  ch::Parameter<float, 1> own{};            // this rank's part
   ch::Tensor<float, 1> value{}, average{};  // its numbers, and its gradient
-  double weight = 1;                  // this rank's samples / all ranks'
-  std::size_t part = 0, arrived = 0;  // so many numbers; gradients so far
+  double weight = 1;                        // this rank's samples / all ranks'
+  std::size_t part = 0, arrived = 0;        // so many numbers; gradients so far
 
   Unit(ch::comm::AnyCommunicator& all, std::vector<Parameter> of) : ranks(all), parameters(std::move(of)) {
     for (const auto& p : parameters) {
