@@ -193,16 +193,14 @@ TEST_CASE("pipeline faults: a loss that micro-batches don't add up to is refused
   CHECK_THAT(with_head<MixedHead>(), Contains("several means, which micro-batches divide in different ways"));
 }
 
-TEST_CASE("pipeline faults: targets of another batch, and norms of a part, are refused") {
+TEST_CASE("pipeline faults: norms of a part are refused") {
   Ranks ranks(2, [](const World& world) -> std::string {
     Piped<test::Chain<1>> rank(world);
-    std::string text = message_of<ShapeError>([&] { rank.net(numbers(4, 5, 1), numbers(2, 4, 1)); });
     rank.net(numbers(4, 5, 1), labels(4, 3, 1)).backward();
-    text += message_of<UsageError>([&] { optim::clip_grad_norm(rank.net.parameters(), 1.0); });
+    const auto text = message_of<UsageError>([&] { optim::clip_grad_norm(rank.net.parameters(), 1.0); });
     return text + message_of<UsageError>([&] { rank.net.clip_grad_norm(0); });
   });
   for (const auto& text : ranks.texts()) {
-    CHECK_THAT(text, Contains("whether an input of shape [2, 4] beside the first one of shape [4, 5] belongs to"));
     CHECK_THAT(text, Contains("whose norm is not the model's: call net.clip_grad_norm"));
     CHECK_THAT(text, Contains("the largest norm must be positive"));
   }
