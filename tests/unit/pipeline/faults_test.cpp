@@ -211,7 +211,8 @@ TEST_CASE("pipeline faults: a target that fits no micro-batch is named on all ra
     Piped<test::Chain<1>> rank(world);
     return message_of<Error>([&] { rank.net(numbers(4, 5, 1), labels(5, 3, 1)); });
   });
-  for (const auto& text : ranks.texts()) CHECK_THAT(text, Contains("cross_entropy: scores of shape [1, 3] need 1 labels, got 5"));
+  for (const auto& text : ranks.texts())
+    CHECK_THAT(text, Contains("cross_entropy: scores of shape [1, 3] need 1 labels, got 5"));
 }
 
 TEST_CASE("pipeline faults: ranks with different batches are refused") {
