@@ -136,13 +136,13 @@ struct Chain : nn::Module {
 template <class Net>
 std::vector<double> chain_steps(Net& net, const auto& share) {
   std::vector<double> out;
-  const auto step = [&](const auto& loss) {
-    loss.backward();
-    out.push_back(net.mean(loss.item(), share(numbers(4, 4, 1)).size(0)));
-  };
   const auto weights = numbers(1, 4, 3)[0];
   for (const Index batch : {4, 11, 3, 4}) {
     const auto x = share(numbers(batch, 4, 1)), y = share(numbers(batch, 4, 2));
+    const auto step = [&](const auto& loss) {
+      loss.backward();
+      out.push_back(net.mean(loss.item(), x.size(0)));
+    };
     step(net(x, y, whole(weights)));
     step(net(x, std::tuple{y, whole(weights)}));
     if (batch == 11) step(net(x, y, weights));

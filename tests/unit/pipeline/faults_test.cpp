@@ -193,15 +193,13 @@ TEST_CASE("pipeline faults: a loss that micro-batches don't add up to is refused
   CHECK_THAT(with_head<MixedHead>(), Contains("several means and sums, which micro-batches divide in different ways"));
 }
 
-TEST_CASE("pipeline faults: targets of another batch, and norms that are not positive, are refused") {
+TEST_CASE("pipeline faults: norms that are not positive are refused") {
   Ranks ranks(2, [](const World& world) -> std::string {
     Piped<test::Chain<1>> rank(world);
-    std::string text = message_of<ShapeError>([&] { rank.net(numbers(4, 5, 1), numbers(2, 4, 1)); });
     rank.net(numbers(4, 5, 1), labels(4, 3, 1)).backward();
-    return text + message_of<UsageError>([&] { rank.net.clip_grad_norm(0); });
+    return message_of<UsageError>([&] { rank.net.clip_grad_norm(0); });
   });
   for (const auto& text : ranks.texts()) {
-    CHECK_THAT(text, Contains("whether an input of shape [2, 4] beside the first one of shape [4, 5] belongs to"));
     CHECK_THAT(text, Contains("the largest norm must be positive"));
   }
 }
@@ -211,7 +209,8 @@ TEST_CASE("pipeline faults: a target that fits no micro-batch is named on all ra
     Piped<test::Chain<1>> rank(world);
     return message_of<Error>([&] { rank.net(numbers(4, 5, 1), labels(5, 3, 1)); });
   });
-  for (const auto& text : ranks.texts()) CHECK_THAT(text, Contains("cross_entropy: ") && Contains("[5]"));
+  for (const auto& text : ranks.texts())
+    CHECK_THAT(text, Contains("cross_entropy: scores of shape [1, 3] need 1 labels, got 5"));
 }
 
 TEST_CASE("pipeline faults: ranks with different batches are refused") {
