@@ -101,7 +101,7 @@ inline int compare_parameters(ch::Run& run, const char* policy, const std::vecto
   double most = 0;
   for (const Parameter& other : others)
     for (const Parameter& own : mine)
-      for (std::size_t j = 0; own.name == other.name && j < numbers(own).size(); ++j) {
+      for (std::size_t j = 0; own.name == other.name && j < numbers(other).size(); ++j) {
         const double difference = std::abs(double{numbers(own)[j]} - double{numbers(other)[j]});
         if (!(difference <= most)) most = difference;  // a NaN, too
       }

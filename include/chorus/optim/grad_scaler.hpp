@@ -153,6 +153,7 @@ class GradScaler {
   /// last `step` or `scale`.
   bool unscale() {
     check_can_unscale();
+    for (const auto& named : parameters_) named.parameter->check_grad_whole();
     const auto agree = agree_ ? agree_ : among_ranks();
     check<UsageError>(agree || any_gradient(),
                       "GradScaler: no parameter has a gradient. Where a policy leaves a rank none, it has to ask the "

@@ -185,8 +185,8 @@ TEST_CASE("sharded scaling: unscale() that could not see the parts is refused") 
   ShardedOptimizer<Adam> optimizer{net, adam};
   optim::GradScaler scaler{net, scaling};
   scaler.scale(sum(net(numbers(8, 5, 1)))).backward();
-  scaler.unscale();
-  CHECK_THAT(message_of<UsageError>([&] { scaler.step(optimizer); }), Contains("expected unscale(optimizer)"));
+  CHECK_THAT(message_of<UsageError>([&] { scaler.unscale(); }), Contains("scaler.unscale(optimizer)"));
+  CHECK(scaler.step(optimizer));
 }
 
 TEST_CASE("sharded scaling: a resumed run ends with the same bits, also where a step was left out before") {
