@@ -171,7 +171,7 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
     // 2. Each rank keeps its part of each unit.
     at_hand->settle(at_hand);
     this->passes_together_ = this->asks_in_forward_ = gathers.size() > 1;
-    this->program_.alike() = {.rank_0_writes = true};
+    this->program_.alike() = {.zero_grad = false, .rank_0_writes = true};
     if (deferred) {
       detail::keep_promises();
       this->broadcast_buffers(0);

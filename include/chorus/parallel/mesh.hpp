@@ -63,7 +63,8 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
     all.broadcast(std::span(&this->random_.seed, 1), 0, {});
     check_same_order();
     if (groups.all().size() > groups.batch.size()) {
-      const auto alike = ddp::Alike{.all_parameters = !All::pipes, .rank_0_writes = All::shards};
+      const auto alike =
+          ddp::Alike{.zero_grad = !All::shards, .all_parameters = !All::pipes, .rank_0_writes = All::shards};
       this->passes_together_ = true;
       program_of_all_.emplace("Mesh", groups.all());
       program_of_all_->listen(nn::named_parameters<D>(module()), nn::named_buffers<D>(module()), alike);
