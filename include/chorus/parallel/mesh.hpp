@@ -68,6 +68,7 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
       this->passes_together_ = true;
       program_of_all_.emplace("Mesh", groups.all());
       program_of_all_->listen(nn::named_parameters<D>(module()), nn::named_buffers<D>(module()), alike);
+      for (const auto& named : this->parameters()) named.parameter->set_ledger(program_of_all_->ledger());
     }
     if constexpr (!All::shards) replicas_.emplace(this->flat_, groups.tensor, this->alive(), options.check_every);
   }
