@@ -168,7 +168,7 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
     at_hand->settle(at_hand);
     detail::decide_together(parameters(), this->communicator_, this->alive(), [](const auto&) { return true; });
     this->passes_together_ = this->asks_in_forward_ = gathers.size() > 1;
-    this->program_.alike() = {.rank_0_writes = true};
+    this->program_.alike() = {.zero_grad = false, .rank_0_writes = true};
     if (deferred) {
       detail::keep_promises();
       this->broadcast_buffers(0);

@@ -65,10 +65,12 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
     check_same_order();
     decide_together();
     if (groups.all().size() > groups.batch.size()) {
-      const auto alike = ddp::Alike{.all_parameters = !All::pipes, .rank_0_writes = All::shards};
+      const auto alike =
+          ddp::Alike{.zero_grad = !All::shards, .all_parameters = !All::pipes, .rank_0_writes = All::shards};
       this->passes_together_ = true;
       program_of_all_.emplace("Mesh", groups.all());
       program_of_all_->listen(nn::named_parameters<D>(module()), nn::named_buffers<D>(module()), alike);
+      for (const auto& named : this->parameters()) named.parameter->set_ledger(program_of_all_->ledger());
     }
     if constexpr (!All::shards) replicas_.emplace(this->flat_, groups.tensor, this->alive(), options.check_every);
   }

@@ -58,8 +58,8 @@ TEST_CASE("TensorParallel: a block sends 8 (t - 1) / t A, in 2 + 2 calls", "[ten
             const auto y = ch::sum(rank.net(x));  // before which ranks compare their programs, in a call
             const int between = test::calls(rank.communicator);
             y.backward();
-            return ch::cat(ch::trace::bytes_sent(world.rank, ch::trace::Traffic::outputs), " ", between - before - 1, " ",
-                           test::calls(rank.communicator) - between);
+            return ch::cat(ch::trace::bytes_sent(world.rank, ch::trace::Traffic::outputs), " ", between - before - 1,
+                           " ", test::calls(rank.communicator) - between);
           }) == ch::cat(8 * (ranks - 1) * 2 * 6 * 6 * 8 / ranks, " 2 2"));
 }
 
@@ -78,8 +78,8 @@ TEST_CASE("TensorParallel: a block of a sequence in parts sends as much, in redu
             const auto y = ch::sum(rank.net(x));  // before which ranks compare their programs, in a call
             const int between = test::calls(rank.communicator);
             y.backward();
-            return ch::cat(ch::trace::bytes_sent(world.rank, ch::trace::Traffic::outputs), " ", between - before - 1, " ",
-                           test::calls(rank.communicator) - between);
+            return ch::cat(ch::trace::bytes_sent(world.rank, ch::trace::Traffic::outputs), " ", between - before - 1,
+                           " ", test::calls(rank.communicator) - between);
             // 8 of the block, 2 where parts begin and end, and what norms and biases get, added up.
           }) == ch::cat(((8 + 2) * all + 2 * parameters) * (ranks - 1) / ranks, " 5 11"));
 }

@@ -152,9 +152,9 @@ class TrainingRank {
  private:
   using Op = comm::Op;
   using Traffic = trace::Traffic;
-  static constexpr std::size_t share_bytes = 120;  // what ranks tell each other in BatchShares
-  static constexpr std::size_t count_bytes = 88;   // and in LocalSgd
-  static constexpr std::size_t program_bytes = 56; // what they compare where they tell each other nothing else
+  static constexpr std::size_t share_bytes = 120;   // what ranks tell each other in BatchShares
+  static constexpr std::size_t count_bytes = 88;    // and in LocalSgd
+  static constexpr std::size_t program_bytes = 56;  // what they compare where they tell each other nothing else
 
   void forward() {
     const auto begun = rank_.clock();
