@@ -3,6 +3,7 @@
 
 #include <chorus/autograd/node.hpp>
 #include <chorus/core/config.hpp>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <string_view>
@@ -23,16 +24,33 @@ inline constexpr const char* whole_batch_line =
 /// number for a part of the batch.
 class LossTerms {
  public:
-  enum class Divided : std::uint8_t { no, by_number, by_tensor };
+  /// By which number a term is multiplied, as far as operations with numbers say, and by which numbers and tensors it
+  /// is divided among them: of a sum, by its own number of samples?
+  struct Factor {
+    double all = 1, numbers = 1, tensors = 1;
+    bool by_number = false, by_tensor = false;
+    Factor& operator*=(const Factor& other) {
+      all *= other.all;
+      numbers *= other.numbers;
+      tensors *= other.tensors;
+      by_number = by_number || other.by_number;
+      by_tensor = by_tensor || other.by_tensor;
+      return *this;
+    }
+    /// Whether what divides a sum of `count` numbers may be how many of them count. A tensor is one that the program
+    /// has computed; a number may as well be the whole batch's.
+    bool may_be_own(double count) const {
+      const double divisor = by_tensor ? tensors : numbers;
+      return (by_tensor || (by_number && divisor == std::round(divisor))) && std::abs(divisor) <= count * (1 + 1e-12);
+    }
+  };
   /// A part of the loss that is proportional to one mean or sum.
   struct Term {
     Node* node;    ///< where its gradient is to be weighed
     Node* origin;  ///< the mean or the sum
     /// A sum of parameters and of numbers that are not on the tape: it may be a penalty, which is no batch's.
     bool may_be_penalty = false;
-    /// By which number it is multiplied, and whether that comes of a division: of a sum, by its own number of samples?
-    double factor = 1;
-    Divided divided = Divided::no;
+    Factor factor = {};
   };
 
   /// Looks for those of `root`, in an order that depends on the operations alone. Of operations that were recorded
@@ -77,16 +95,14 @@ class LossTerms {
   bool looks_through(const Node& node) const;
   void walk(Node& root);
   static Term term_of(Node& node);
-  static double own_factor(const Node& node, const Inputs& in);
-  static Divided divides(const Node& node);
-  void add(Node& node, double factor, Divided divided);
+  static Factor own_factor(const Node& node, const Inputs& in);
+  void add(Node& node, const Factor& factor);
 
   std::uint64_t outside_ = 0;
   std::vector<Term> terms_;
   struct Place {
     Node* node;
-    double factor;
-    Divided divided;
+    Factor factor;
   };
   std::vector<Node*> stack_, seen_;
   std::vector<Place> places_;

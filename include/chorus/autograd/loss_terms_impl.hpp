@@ -111,11 +111,11 @@ CHORUS_INLINE LossTerms::Kind LossTerms::kind_of(const Node& node) const {
 // From the root down to where terms begin.
 CHORUS_INLINE void LossTerms::walk(Node& root) {
   seen_.clear();
-  places_.assign(1, {&root, 1, Divided::no});
+  places_.assign(1, {&root, {}});
   while (!places_.empty()) {
-    const auto [node, factor, divided] = places_.back();
+    const auto [node, factor] = places_.back();
     places_.pop_back();
-    if (node->of_batch_ == reduced) add(*node, factor, divided);
+    if (node->of_batch_ == reduced) add(*node, factor);
     if (node->of_batch_ != mixed && node->of_batch_ != refused) continue;
     if (std::find(seen_.begin(), seen_.end(), node) != seen_.end()) continue;
     seen_.push_back(node);
@@ -128,13 +128,13 @@ CHORUS_INLINE void LossTerms::walk(Node& root) {
     if (node->form() != Node::Form::linear && in.count > 1) needs_alike_ = node->operation();
     struct Next {
       std::vector<Place>& places;
-      double factor;
-      Divided divided;
-    } next{places_, factor * own_factor(*node, in), std::max(divided, divides(*node))};
+      Factor factor;
+    } next{places_, factor};
+    next.factor *= own_factor(*node, in);
     node->for_each_input(
         [](Node& input, void* to) {
           const auto& all = *static_cast<Next*>(to);
-          all.places.push_back({&input, all.factor, all.divided});
+          all.places.push_back({&input, all.factor});
         },
         &next);
   }
@@ -142,27 +142,27 @@ CHORUS_INLINE void LossTerms::walk(Node& root) {
 
 // Of an operation with one input that is a mean or a sum: by what it is multiplied there, as far as numbers say, or
 // what it is divided by. A tensor of the program's that it is multiplied by is the program's own.
-CHORUS_INLINE double LossTerms::own_factor(const Node& node, const Inputs& in) {
+CHORUS_INLINE LossTerms::Factor LossTerms::own_factor(const Node& node, const Inputs& in) {
   const std::string_view name = node.operation();
-  if (node.operand_number() != 0 && name == "mul") return node.operand_number();
-  if (name != "div" || in.count != 1) return 1;
-  if (node.operand_number() != 0) return 1 / node.operand_number();
-  const double before = in.first->number();
-  return before == 0 ? 0 : std::isnan(before) ? 1 : node.number() / before;
-}
-
-CHORUS_INLINE LossTerms::Divided LossTerms::divides(const Node& node) {
-  if (std::string_view(node.operation()) != "div") return Divided::no;
-  return node.operand_number() != 0 ? Divided::by_number : Divided::by_tensor;
+  const double number = node.operand_number();
+  if (number != 0 && name == "mul") return {.all = number};
+  if (name != "div" || in.count != 1) return {};
+  if (number != 0) return {.all = 1 / number, .numbers = number, .by_number = true};
+  const double before = in.first->number(), own = before == 0 ? 0 : node.number() / before;
+  return {.all = own, .tensors = own == 0 ? 0 : 1 / own, .by_tensor = true};
 }
 
 CHORUS_INLINE std::vector<double> LossTerms::values(Node& root, double value) const {
   std::vector<double> out(terms_.size());
   if (root.of_batch_ == reduced) out.front() = value;
   if (root.of_batch_ != mixed) return out;
-  std::vector<Place> places{{&root, 1, Divided::no}};
+  struct Share {
+    Node* node;
+    double factor;
+  };
+  std::vector<Share> places{{&root, 1}};
   while (!places.empty()) {
-    const auto [node, factor, is_divided] = places.back();
+    const auto [node, factor] = places.back();
     places.pop_back();
     if (node->of_batch_ == reduced) {
       const Term found = term_of(*node);
@@ -172,18 +172,18 @@ CHORUS_INLINE std::vector<double> LossTerms::values(Node& root, double value) co
     if (node->of_batch_ != mixed) continue;
     const std::string_view name = node->operation();
     const Inputs in = inputs_of(*node);
-    double own = name == "rsub" || (name == "sub" && node->first_operand_is_loose()) ? -1 : own_factor(*node, in);
+    double own = name == "rsub" || (name == "sub" && node->first_operand_is_loose()) ? -1 : own_factor(*node, in).all;
     if (name != "add" && name != "sub" && name != "rsub" && own == 1 && in.reduced_input->number() != 0)
       own = node->number() / in.reduced_input->number();
     struct Next {
-      std::vector<Place>& places;
+      std::vector<Share>& places;
       double factor;
       bool subtracts;
     } next{places, factor * own, name == "sub"};
     node->for_each_input(
         [](Node& input, void* to) {
           auto& all = *static_cast<Next*>(to);
-          all.places.push_back({&input, all.factor, Divided::no});
+          all.places.push_back({&input, all.factor});
           if (all.subtracts) all.factor = -all.factor;
         },
         &next);
@@ -205,17 +205,15 @@ CHORUS_INLINE LossTerms::Term LossTerms::term_of(Node& node) {
     if (now.is_loss() && in.reduced_input->is_sum() && inputs_of(*in.reduced_input).reduced == 0) break;
     if (term.node == nullptr && in.count > 1) term.node = &now;
     term.factor *= own_factor(now, in);
-    term.divided = std::max(term.divided, divides(now));
     term.origin = in.reduced_input;
   }
   if (term.node == nullptr) term.node = term.origin;
   return term;
 }
 
-CHORUS_INLINE void LossTerms::add(Node& node, double factor, Divided divided) {
+CHORUS_INLINE void LossTerms::add(Node& node, const Factor& factor) {
   Term found = term_of(node);
   found.factor *= factor;
-  found.divided = std::max(found.divided, divided);
   for (const Term& term : terms_) {
     if (term.node == found.node) return;
     if (term.origin == found.origin)

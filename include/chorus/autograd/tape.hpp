@@ -36,8 +36,8 @@ std::uint64_t backward_run();
 /// Of the same run: the sequence number of the node whose gradient goes on now.
 std::uint64_t backward_node();
 
-/// Of the same run: those of its nodes that are means, or sums of a batch, the last recorded first, whether or not backward has passed them
-/// yet. For gradient hooks. Empty outside of a run.
+/// Of the same run: those of its nodes that are means, or sums of a batch, the last recorded first, whether or not
+/// backward has passed them yet. For gradient hooks. Empty outside of a run.
 std::span<const Ref<Node>> means_of_backward();
 
 /// Takes the leaves' gradients, each as soon as it is complete.

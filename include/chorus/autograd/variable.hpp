@@ -338,7 +338,7 @@ Y as_sum(Y value, bool is_one = true, double divisor = 0, double counted = 0) {
     if (is_one && value.node()) value.node()->set_sum(divisor, counted);
   return value;
 }
-/// The same as `as_mean` for a loss whose number, `count()`, is known to device `D`: a GPU is asked when somebody wants it.
+/// As `as_mean`, for a loss whose number, `count()`, is known to device `D`: a GPU is asked when somebody wants it.
 template <Device D, class Y, class Count>
 Y as_counted_mean(Y value, const Count& count) {
   if constexpr (AnyVariable<Y>) {

@@ -18,9 +18,9 @@ struct CrossEntropyOptions {
   double label_smoothing = 0;
   Reduction reduction = Reduction::mean;
   /// For operations, not kernels: divide the sum by this in place of this batch's own count (or sum of weights), for a
-  /// batch that is cut into micro-batches whose gradients are added up. The tokens that count in the whole batch: in all
-  /// micro-batches of all ranks. A positive number, the same on all ranks; a smaller one than the tokens that have
-  /// counted so far is refused in backward.
+  /// batch that is cut into micro-batches whose gradients are added up. The tokens that count in the whole batch: in
+  /// all micro-batches of all ranks. A positive number, the same on all ranks; a smaller one than the tokens that have
+  /// counted is refused in backward.
   std::optional<double> mean_over = {};
 };
 

@@ -26,8 +26,7 @@ Variable<T, Rank, D> sum_over_members(const Variable<T, Rank, D>& value, const L
   const double own = is_mean ? origin.mean_over() : 1;
   const auto near = contiguous(to_device(value.value(), Cpu{}));
   std::vector<double> numbers;
-  for (Index i = 0; i < near.numel(); ++i)
-    numbers.push_back(own == 0 ? 0 : own * static_cast<double>(near.data()[i]));
+  for (Index i = 0; i < near.numel(); ++i) numbers.push_back(own == 0 ? 0 : own * static_cast<double>(near.data()[i]));
   numbers.push_back(own);
   group->sum(numbers);
   const double over = !is_mean || numbers.back() == 0 ? 1 : numbers.back();
@@ -45,8 +44,7 @@ Variable<T, Rank, D> sum_over_members(const Variable<T, Rank, D>& value, const L
         group->sum(gradients);
         auto own = Tensor<T, Rank, Cpu>::empty(here.shape());
         for (Index i = 0; i < own.numel(); ++i)
-          own.data()[i] =
-              static_cast<T>(weight == 0 ? 0 : gradients[static_cast<std::size_t>(i)] * share / weight);
+          own.data()[i] = static_cast<T>(weight == 0 ? 0 : gradients[static_cast<std::size_t>(i)] * share / weight);
         dx->add(to_device(own, dy.device()));
       },
       value);
@@ -54,10 +52,11 @@ Variable<T, Rank, D> sum_over_members(const Variable<T, Rank, D>& value, const L
 }  // namespace detail
 
 /// `x`, a mean or a sum over this device's or rank's part of the batch, or a number times one, as that over the global
-/// batch, for what is not linear in it: `ch::sqrt(ch::of_global_batch(ch::mean(ch::square(d))))`. Its gradient goes back
-/// to all parts. In a model's forward pass; outside of it see below. Where the batch is whole, and where nothing is recorded, it is `x`. It adds up its numbers over all ranks, forward and
-/// backward. Throws UsageError for what is no mean or sum, and where parts of the batch are computed one after the other
-/// (in a model under Pipeline, canonical shares).
+/// batch, for what is not linear in it: `ch::sqrt(ch::of_global_batch(ch::mean(ch::square(d))))`. Its gradient goes
+/// back to all parts. In a model's forward pass; outside of it see below. Where the batch is whole, and where nothing
+/// is recorded, it is `x`. It adds up its numbers over all ranks, forward and backward. Throws UsageError for what is
+/// no mean or sum, and where parts of the batch are computed one after the other (in a model under Pipeline, or with
+/// canonical shares).
 template <AnyVariable X>
 auto of_global_batch(const X& x) {
   const auto& value = detail::variable_of(x);
@@ -68,7 +67,8 @@ auto of_global_batch(const X& x) {
   terms.check_linear("of_global_batch");
   if (terms.all().empty()) return value;
   const auto& term = terms.all().front();
-  check<UsageError>(terms.is_one_term(*value.node()), "of_global_batch: expected one mean or sum over the batch, times "
+  check<UsageError>(terms.is_one_term(*value.node()),
+                    "of_global_batch: expected one mean or sum over the batch, times "
                     "a number, got a sum of several, or of one and a number: take of_global_batch of each");
   if (std::string_view(term.origin->operation()) == detail::canonical_mean_name) return value;
   return detail::sum_over_members(value, term, group);

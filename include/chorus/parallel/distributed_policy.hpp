@@ -356,9 +356,9 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
     }
     bool right = !has_sums;
     for (const double scale : weigh_run(has_sums)) right = right && scale == 1;
-    check<UsageError>(right, "a distributed policy: backward goes through a sum over the batch, or several losses that ",
-                      "are means over different numbers, and not through a forward pass of the net in this thread: "
-                      "call the net, not its module()");
+    check<UsageError>(right, "a distributed policy: backward goes through a sum over the batch, or several losses ",
+                      "that are means over different numbers, and not through a forward pass of the net in this "
+                      "thread: call the net, not its module()");
   }
   /// Whether the backward run that this thread is in has been weighed; with canonical shares it always has.
   bool weighed() const { return canonical_ || weighed_run_ == backward_run(); }
@@ -449,8 +449,8 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   void weigh_terms(std::span<const double> scales) {
     terms_.check_linear(title_);
     check<UsageError>(terms_.needs_alike() == nullptr || shares_.counted_alike(), title_, ": '", terms_.needs_alike(),
-                      "' of a sum of means or sums that ranks divide in different ways, and of what a gradient goes to: "
-                      "expected one of each of them, or ",
+                      "' of a sum of means or sums that ranks divide in different ways, and of what a gradient goes "
+                      "to: expected one of each of them, or ",
                       detail::whole_batch_line);
     for (std::size_t i = 0; i < scales.size(); ++i) {
       Node& node = *terms_.all()[i].node;

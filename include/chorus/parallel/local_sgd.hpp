@@ -32,13 +32,13 @@ struct LocalSgdOptions {
 /// Local SGD, also known as federated or parameter averaging (Stich, "Local SGD converges fast and communicates
 /// little", ICLR 2019): each rank trains on its share of the data by itself; after every `period` steps, at the
 /// beginning of the forward pass that follows, all take the mean of their parameters and of the buffers that are
-/// floating-point numbers, in which a rank counts by what its losses have been means of (samples, tokens) since the last
-/// mean; other buffers are rank 0's. Momentum and other state of optimizers stay each rank's own. All ranks freeze the same parameters.
+/// floating-point numbers, in which a rank counts by what its losses have been means of (samples, tokens) since the
+/// last mean; other buffers are rank 0's. Momentum and other state of optimizers stay each rank's own. All ranks freeze
+/// the same parameters.
 ///
-/// Each of n ranks sends 2 (n - 1) / n of the model's bytes per `period` steps, and 88 bytes per rank for what
-/// each has counted: a `period`-th of DistributedDataParallel's. With a period of 1 and plain SGD the steps are those
-/// of one device. A loss is a mean: of a sum, and where backward goes through what is not linear in means, UsageError is
-/// thrown.
+/// Each of n ranks sends 2 (n - 1) / n of the model's bytes per `period` steps, and 88 bytes per rank for what each has
+/// counted: a `period`-th of DistributedDataParallel's. With a period of 1 and plain SGD the steps are those of one
+/// device. Of a loss that is a sum, or not linear in means, backward throws UsageError.
 ///
 /// In between, ranks have different parameters: `eval()` or `synchronise()`, which all ranks call, brings them
 /// together. A checkpoint, which all ranks save, has each rank's model and optimizer, and may be taken at any step. Its
@@ -144,18 +144,17 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   std::span<const double> weigh(std::span<const detail::LossShare> losses, bool refused) override {
     ones_.assign(refused ? 0 : losses.size(), 1);
     const double samples = std::max(1.0, static_cast<double>(samples_));
+    const auto is_multiple = [samples](double x) { return x == samples * std::round(x / samples); };
     const double* first = nullptr;
     for (const detail::LossShare& loss : losses) {
-      const bool is_own_mean = loss.has_factor() && (loss.is_divided() || loss.is_divided_by_tensor()) &&
-                               std::abs(loss.factor()) * loss.counted() >= 1 - 1e-12;
       if (loss.has_factor() && !std::isnan(loss.value())) continue;  // a penalty
-      check<UsageError>(loss.is_mean() || is_own_mean,
+      check<UsageError>(loss.is_mean() || loss.may_be_own() || loss.is_divided_by_tensor(),
                         "LocalSgd: the loss is a sum over the batch, of which each rank steps by its own part alone, "
                         "and the mean of the parameters has the mean of these steps: expected ch::mean(x), or another "
                         "loss with Reduction::mean and no mean_over");
-      overs_[first != nullptr] = loss.is_mean() ? loss.over() : 1 / std::abs(loss.factor());
+      overs_[first != nullptr] = loss.is_mean() ? loss.over() : loss.factor() == 0 ? 0 : 1 / std::abs(loss.factor());
       check<UsageError>(first == nullptr || overs_[0] == overs_[1] ||
-                            (std::fmod(overs_[0], samples) == 0 && std::fmod(overs_[1], samples) == 0),
+                            (is_multiple(overs_[0]) && is_multiple(overs_[1])),
                         "LocalSgd: the loss is made of means over ", overs_[0], " and over ", overs_[1],
                         ", of which no one number says how much a rank counts: expected all over samples");
       if (first == nullptr) first = &overs_[0];

@@ -33,15 +33,17 @@ class LossShare {
   /// A sum of `counted` numbers, times `factor`. `value`: of what may be of parameters alone, and then is the same on
   /// all ranks; else NaN.
   bool has_factor() const { return numbers_[0] <= is_product; }
-  bool is_divided() const { return numbers_[0] == is_divided_sum; }
-  bool is_divided_by_tensor() const { return numbers_[0] == is_sum_by_tensor; }
+  /// Divided by what may be this rank's own number, and by which one; and whether that is a tensor.
+  bool may_be_own() const { return numbers_[0] == is_own_by_number || numbers_[0] == is_own_by_tensor; }
+  bool is_divided_by_tensor() const { return numbers_[0] == is_own_by_tensor || numbers_[0] == is_by_tensor; }
   double factor() const { return numbers_[1]; }
   double counted() const { return numbers_[2]; }
   double value() const { return numbers_[3]; }
 
  private:
   friend struct WholeLoss;
-  static constexpr double is_sum = -1, is_sum_over = -2, is_product = -3, is_divided_sum = -4, is_sum_by_tensor = -5;
+  static constexpr double is_sum = -1, is_sum_over = -2, is_product = -3, is_own_by_number = -4, is_own_by_tensor = -5,
+                          is_by_tensor = -6;
   LossShare(std::array<double, 4> numbers, std::size_t count) : numbers_(numbers), count_(count) {}
   std::array<double, 4> numbers_;
   std::size_t count_;
@@ -69,7 +71,8 @@ inline constexpr const char* one_divisor =
     "ch::Reduction::sum}) / number";
 /// And where a sum is divided by what may be a mean's number.
 inline constexpr const char* own_mean =
-    ", which may be the number of this part of the batch or of the whole: expected ch::mean(x), or cross_entropy(scores, "
+    ", which may be the number of this part of the batch or of the whole: expected ch::mean(x), or "
+    "cross_entropy(scores, "
     "labels, {.mean_over = what counts in the whole batch}), or a product with a number in place of the quotient";
 
 }  // namespace chorus::detail

@@ -15,17 +15,16 @@
 namespace chorus::detail {
 
 CHORUS_INLINE LossShare LossShare::of(const LossTerms::Term& term) {
-  using Divided = LossTerms::Divided;
   Node& origin = *term.origin;
+  const auto& factor = term.factor;
   if (origin.is_mean()) return mean(origin.mean_over());
   if (origin.divisor() != 0) return {{is_sum_over, origin.divisor(), origin.counted()}, 3};
-  if (!term.may_be_penalty && term.factor == 1) return {{is_sum}, 1};
-  return {{term.divided == Divided::by_tensor ? is_sum_by_tensor
-           : term.divided == Divided::by_number ? is_divided_sum
-                                                : is_product,
-           term.factor, origin.counted(),
-           term.may_be_penalty ? origin.number() : std::numeric_limits<double>::quiet_NaN()},
-          4};
+  if (!term.may_be_penalty && factor.all == 1 && !factor.by_number && !factor.by_tensor) return {{is_sum}, 1};
+  const bool may_be_own = factor.may_be_own(origin.counted());
+  return {
+      {factor.by_tensor ? (may_be_own ? is_own_by_tensor : is_by_tensor) : (may_be_own ? is_own_by_number : is_product),
+       factor.all, origin.counted(), term.may_be_penalty ? origin.number() : std::numeric_limits<double>::quiet_NaN()},
+      4};
 }
 
 CHORUS_INLINE LossShare LossShare::first_of(std::span<const double> numbers) {
@@ -46,9 +45,11 @@ CHORUS_INLINE void WholeLoss::add_up(std::span<const LossShare> of_ranks, std::s
   for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) {
     const LossShare& share = of_ranks[rank];
     if (share.is_none()) continue;
-    check<UsageError>(is_sum ? share.numbers_[0] == example.numbers_[0] : share.is_mean(), "backward: a part of ", who,
-                      ' ', first, "'s loss is a ", is_sum ? "sum" : "mean", " over the batch, of ", who, ' ', rank,
-                      "'s it is another, or is divided otherwise");
+    check<UsageError>(is_sum
+                          ? share.has_factor() == example.has_factor() && share.has_divisor() == example.has_divisor()
+                          : share.is_mean(),
+                      "backward: a part of ", who, ' ', first, "'s loss is a ", is_sum ? "sum" : "mean",
+                      " over the batch, of ", who, ' ', rank, "'s it is another, or is divided otherwise");
     of_rank[rank] = is_sum ? 1 : share.over();
     if (example.has_divisor())
       check<UsageError>(share.divisor() == example.divisor(), "mean_over is ", example.divisor(), " on ", who, ' ',
@@ -63,23 +64,23 @@ CHORUS_INLINE void WholeLoss::add_products(std::span<const LossShare> of_ranks) 
     return share.is_none() || share.counted() == 0 || share.factor() == 0;
   };
   const LossShare* example = nullptr;
-  bool same_value = true, same_factor = true, may_be_own = true;
+  bool same_value = true, same_factor = true, may_be_own = true, by_tensor = false;
   for (const LossShare& share : of_ranks) {
     if (is_empty(share)) continue;
     if (example == nullptr) example = &share;
     same_value = same_value && share.value() == example->value();
-    same_factor =
-        same_factor && std::abs(share.factor() - example->factor()) <= 1e-12 * std::abs(example->factor());
-    may_be_own = may_be_own && std::abs(share.factor()) * share.counted() >= 1 - 1e-12;
+    same_factor = same_factor && std::abs(share.factor() - example->factor()) <= 1e-12 * std::abs(example->factor());
+    may_be_own = may_be_own && share.may_be_own();
+    by_tensor = by_tensor || share.is_divided_by_tensor();
   }
   if (example == nullptr) return;
   if (same_value) {  // a penalty, which each rank has whole
     of_rank.assign(of_ranks.size(), 0);
     return;
   }
-  if (same_factor && !(example->is_divided_by_tensor() && may_be_own)) {
-    check<UsageError>(!example->is_divided() || !may_be_own, "backward: a sum over the batch is divided by ",
-                      1 / example->factor(), own_mean);
+  if (same_factor && !(by_tensor && may_be_own)) {
+    check<UsageError>(!by_tensor && !may_be_own, "backward: a sum over the batch is divided by ", 1 / example->factor(),
+                      own_mean);
     return;
   }
   is_sum = false;  // but a mean by hand: each rank divides by what counts there

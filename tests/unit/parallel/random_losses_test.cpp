@@ -139,6 +139,7 @@ Outcome outcome_of(Net& net, const Spec& spec, const Batch& batch, bool in_model
     if constexpr (requires { net.synchronise(); }) net.synchronise();
   } catch (const UsageError& error) {
     out.refused = error.what();
+    return out;
   }
   if constexpr (requires { net.communicator(); }) net.eval();
   net.gathered([&](auto& model) { out.values = test::values(model); });

@@ -20,8 +20,8 @@ inline bool are_sums(Node& losses) {
     terms.find(*scalar);
     terms.check_linear("canonical shares");
     for (const auto& term : terms.all())
-      if (!term.origin->is_sum() || term.may_be_penalty || term.divided == detail::LossTerms::Divided::by_tensor ||
-          (term.divided == detail::LossTerms::Divided::by_number && term.origin->divisor() == 0))
+      if (!term.origin->is_sum() || term.may_be_penalty || term.factor.by_tensor ||
+          (term.origin->divisor() == 0 && term.factor.may_be_own(term.origin->counted())))
         return false;
     if (terms.all().empty() || terms.has_more()) return false;
   }

@@ -62,9 +62,9 @@ class BatchShares {
   void begin_aside(const ddp::ForwardPass& pass, bool may_ask);
 
   /// Backward begins, from a loss that is made of these: all ranks call it. Returns what the gradient of each is to be
-  /// multiplied by on its way, so that with this rank's `weight` it counts by its share of its mean, or as a sum's; good
-  /// until the next call. Throws UsageError, on all ranks, where one has `refused` its loss, where ranks' losses are
-  /// made of other parts, and for sums that are divided by what can't be of the whole batch.
+  /// multiplied by on its way, so that with this rank's `weight` it counts by its share of its mean, or as a sum's;
+  /// good until the next call. Throws UsageError, on all ranks, where one has `refused` its loss, where ranks' losses
+  /// are made of other parts, and for sums that are divided by what can't be of the whole batch.
   std::span<const double> weigh(std::span<const LossShare> losses, bool refused = false);
   /// Whether all parts of all ranks counted by their ranks' weights.
   bool counted_alike() const { return alike_; }

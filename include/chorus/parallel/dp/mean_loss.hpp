@@ -17,9 +17,9 @@
 
 namespace chorus::detail {
 
-/// How the losses that a model has returned, one a device, add up to the batch's: each mean by the device's share of it,
-/// as of the tokens, sums as they are, and what is not of the batch once. Of a loss of which the tape says nothing each
-/// counts by its samples.
+/// How the losses that a model has returned, one a device, add up to the batch's: each mean by the device's share of
+/// it, as of the tokens, sums as they are, and what is not of the batch once. Of a loss of which the tape says nothing
+/// each counts by its samples.
 class LossShares {
  public:
   struct Scaled {
@@ -45,8 +45,7 @@ class LossShares {
     });
     LossShares out;
     const double batch = static_cast<double>(std::accumulate(samples.begin(), samples.end(), Index{0}));
-    for (const Index own : samples)
-      out.weights.push_back(batch == 0 ? 1 : static_cast<double>(own) / batch);
+    for (const Index own : samples) out.weights.push_back(batch == 0 ? 1 : static_cast<double>(own) / batch);
     const auto all_known = scalars.size() == samples.size() &&
                            std::none_of(scalars.begin(), scalars.end(), [](Node* node) { return node == nullptr; });
     if (all_known) return out.by_terms(scalars, std::vector<double>(values.begin(), values.end()));
@@ -63,7 +62,8 @@ class LossShares {
       devices[i].check_linear("DataParallel::mean_loss");
       check<UsageError>(devices[i].all().size() == devices.front().all().size(),
                         "DataParallel::mean_loss: the devices' losses are made of ", devices.front().all().size(),
-                        " and of ", devices[i].all().size(), " means and sums over the batch: expected the same of all");
+                        " and of ", devices[i].all().size(),
+                        " means and sums over the batch: expected the same of all");
       const double own = scalars[i]->number(), times = own == 0 || std::isnan(own) ? 1 : values[i] / own;
       value_of[i] = devices[i].values(*scalars[i], values[i] / times);
       for (double& each : value_of[i]) each *= times;

@@ -87,8 +87,8 @@ class LossWeights {
   }
   /// What the loss is, for who divides batches further.
   struct Description {
-    double total = 0;                ///< of a mean
-    double divisor = 0, counted = 0; ///< of a sum: see Node::set_sum
+    double total = 0;                 ///< of a mean
+    double divisor = 0, counted = 0;  ///< of a sum: see Node::set_sum
     enum : std::int32_t { other, mean, sum } kind = other;
   };
   Description description() const {
@@ -135,10 +135,10 @@ class LossWeights {
       term.node = found[i].node;
       term.over = term.is_mean ? origin.mean_over() : 1;
       // Whether it is a mean by hand would be seen after all micro-batches.
-      check<UsageError>(term.is_mean || found[i].divided == chorus::detail::LossTerms::Divided::no ||
-                            std::abs(found[i].factor) * origin.counted() < 1 - 1e-12 || origin.divisor() != 0 ||
-                            size == samples_,
-                        "Pipeline: the model's loss is a sum over the batch divided by ", 1 / found[i].factor,
+      const auto& factor = found[i].factor;
+      check<UsageError>(term.is_mean || origin.divisor() != 0 || size == samples_ ||
+                            !(factor.by_tensor || factor.may_be_own(origin.counted())),
+                        "Pipeline: the model's loss is a sum over the batch divided by ", 1 / factor.all,
                         chorus::detail::own_mean);
       term.divisor = origin.divisor();
       term.counted += origin.counted();

@@ -31,9 +31,9 @@ namespace chorus::pipeline {
 struct NoWholeBatch final : BatchGroup {
   void sum(std::span<double>) override {
     fail<UsageError>(
-        "Pipeline: SyncBatchNorm in training, or of_global_batch in the model, needs the whole batch at once, and "
-        "stages see one micro-batch after the other: expected a loss outside of the model, nn::BatchNorm, which takes each micro-batch's statistics, or a norm "
-        "without any, such as nn::GroupNorm or nn::LayerNorm");
+        "Pipeline: SyncBatchNorm in training needs the whole batch at once, as of_global_batch does in the model, and "
+        "stages see one micro-batch after the other: expected a loss outside of the model, nn::BatchNorm, which takes "
+        "each micro-batch's statistics, or a norm without any, such as nn::GroupNorm or nn::LayerNorm");
   }
   double weight() override { return 1; }
 };
