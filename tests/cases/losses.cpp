@@ -46,9 +46,9 @@ std::string trained(const auto& make, const Share& share, const LossOf& loss_of)
 
 // A sum is a sum: its gradients are added, whatever the number of ranks.
 const Add sums("a_loss_that_is_a_sum", R"(
-single: sum 1.068, over 18 1.068, mse_loss 1.068
-dp:     sum 1.068, over 18 1.068, mse_loss 1.068
-ddp:    sum 1.068, over 18 1.068, mse_loss 1.068
+single: sum 2.429, over 18 0.351, mse_loss 2.429
+dp:     sum 2.429, over 18 0.351, mse_loss 2.429
+ddp:    sum 2.429, over 18 0.351, mse_loss 2.429
 )",
                [](std::ostream& out) {
   under_each(out, [](const auto& make, const Share& share) {
@@ -65,9 +65,9 @@ ddp:    sum 1.068, over 18 1.068, mse_loss 1.068
 
 // bergson#461, transformers#34242, verl#5625, miles#3231: tokens that count, of which a rank may have few or none.
 const Add tokens("tokens_that_count_over_a_given_number", R"(
-single: own mean 1, of the whole batch 1, of this rank 1
-dp:     own mean 1, of the whole batch 1, of this rank 1
-ddp:    own mean 1, of the whole batch 1, of this rank mean_over is 0.5 on rank 0 and 4 on rank 1
+single: own mean 0.049, of the whole batch 0.049, of this rank 0.049
+dp:     own mean 0.049, of the whole batch 0.049, of this rank 0.049
+ddp:    own mean 0.049, of the whole batch 0.049, of this rank mean_over is 0.5 on rank 0 and 4 on rank 1: expected what counts in the whole batch
 )",
                  [](std::ostream& out) {
   under_each(out, [](const auto& make, const Share& share) {
@@ -85,7 +85,9 @@ ddp:    own mean 1, of the whole batch 1, of this rank mean_over is 0.5 on rank 
 
 // Automodel#1412 and #1408, megablocks#64 and #85, torchtitan#2061: a second term that is a mean of something else.
 const Add terms("two_terms_of_a_loss", R"(
-single: two means 1, and a sum 1, the penalty's share 1
+single: two means 0.067, and a sum 0.070
+dp:     two means 0.067, and a sum 0.070
+ddp:    two means 0.067, and a sum 0.070
 )",
                 [](std::ostream& out) {
   under_each(out, [](const auto& make, const Share& share) {
@@ -104,7 +106,9 @@ single: two means 1, and a sum 1, the penalty's share 1
 
 // The root of a mean is not the mean of roots.
 const Add roots("a_root_of_a_mean", R"(
-single: 1
+single: 0.229; of the global batch 0.229
+dp:     0.229; of the global batch 0.229
+ddp:    DistributedDataParallel: the loss goes through 'sqrt'; of the global batch 0.229
 )",
                 [](std::ostream& out) {
   under_each(out, [](const auto& make, const Share& share) {
