@@ -8,6 +8,7 @@
 #include <chorus/parallel/simulated/pipelined.hpp>
 #include <chorus/parallel/simulated/recorded.hpp>
 #include <chorus/parallel/simulated/training.hpp>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -110,7 +111,7 @@ class Program {
     }
     if (wishes.tensors()) {
       ch::check<ch::UsageError>(model_.layers > 0, "--policy tp: ", ch::printable(model_.name),
-                                " is no transformer: expected bert_base or bert_large");
+                                " is no transformer: expected bert_base, bert_large, gpt2, gpt2_xl, gpt3_175b or such");
       training_.layers = model_.layers;
     }
     const int micro_batches = wishes.micro_batches_of(wishes.ranks());
@@ -172,8 +173,21 @@ class Program {
     return training;
   }
   sim::TrainingTimes simulate(const cs::SimulationOptions& options) const {
-    if (!wishes_.pipelined()) return sim::simulate_training(options, training_, steps_);
+    if (!wishes_.pipelined()) return trained(options, training_, steps_);
     return pipeline(options, wishes_.schedule, wishes_.micro_batches_of(options.ranks));
+  }
+  // With a line now and then where it takes long.
+  sim::TrainingTimes trained(cs::SimulationOptions options, const sim::Training& training, int steps) const {
+    using Clock = std::chrono::steady_clock;
+    const double all = messages(options.ranks, training, options.all_reduce) * steps;
+    static constexpr auto pause = std::chrono::seconds(5);
+    options.progress = [all, ranks = options.ranks, next = Clock::now() + pause](std::size_t sent) mutable {
+      if (Clock::now() < next) return;
+      next = Clock::now() + pause;
+      ch::detail::say(ch::cat("simulating ", ranks, " ranks: about ",
+                              static_cast<int>(std::min(99.0, 100 * static_cast<double>(sent) / all)), " %"));
+    };
+    return sim::simulate_training(options, training, steps);
   }
   sim::TrainingTimes pipeline(const cs::SimulationOptions& options, const std::string& schedule, int m) const {
     const auto samples = static_cast<std::size_t>((wishes_.batch + m - 1) / m);
@@ -205,6 +219,11 @@ class Program {
     };
     for (const auto& bucket : training.buckets) add(bucket.bytes, 2);
     for (const auto& unit : training.units) add(unit.bytes, 3);
+    if (training.layers > 0) add(training.activation, 8.0 * training.layers);
+    auto options = options_;
+    options.ranks = ranks;
+    std::erase_if(options.computing.stragglers, [&](const auto& one) { return one.first >= ranks; });
+    if (const int alike = sim::ranks_alike(options, training); alike > 0) sum *= static_cast<double>(alike) / ranks;
     return wishes_.pipelined() ? 0 : sum;
   }
   // What is tried is tried for one step, or one period: only jitter makes steps differ.
@@ -212,7 +231,8 @@ class Program {
   bool has_islands(int ranks) const { return options_.links.island > 1 && options_.links.island < ranks; }
 
   void scaling(const sim::TrainingTimes& whole) const {
-    std::printf("\n%8s %12s %12s %12s %12s\n", "ranks", "step, ms", "exposed, ms", "efficiency", "speed-up");
+    std::printf("\n%8s %12s %12s %12s %12s %12s\n", "ranks", "step, ms", "exposed, ms", "late, ms", "efficiency",
+                "speed-up");
     std::vector<int> counts;
     for (int ranks = 1; ranks < options_.ranks; ranks *= wishes_.brief ? options_.ranks : 4) counts.push_back(ranks);
     for (const int ranks : counts) {
@@ -225,11 +245,15 @@ class Program {
       line(ranks, simulate(options));
     }
     line(options_.ranks, whole);
+    std::printf("exposed: waits for links; late: for the rank that comes last to a call. %s\n",
+                wishes_.shares_batch()
+                    ? "Strong scaling: all ranks share one batch;\nspeed-up is one rank's step over this one."
+                    : "Weak scaling: each rank has a batch\nof its own; speed-up is of samples a second.");
   }
   void line(int ranks, const sim::TrainingTimes& times) const {
     const double efficiency = training_.seconds() / times.step / (wishes_.shares_batch() ? ranks : 1);
-    std::printf("%8d %12.3f %12.3f %11.1f%% %12.1f\n", ranks, times.step * 1e3, times.exposed * 1e3, efficiency * 100,
-                efficiency * ranks);
+    std::printf("%8d %12.3f %12.3f %12.3f %11.1f%% %12.1f\n", ranks, times.step * 1e3,
+                (times.exposed - times.late) * 1e3, times.late * 1e3, efficiency * 100, efficiency * ranks);
   }
 
   // Of a step: what goes through device 0's link, and for how long nothing else goes on there.
@@ -290,7 +314,7 @@ class Program {
         std::printf("%12s %8zu %25s\n", ch::cat(cap).c_str(), training.units.size(), "too many messages");
         continue;
       }
-      const auto times = sim::simulate_training(options_, training, tried_steps());
+      const auto times = trained(options_, training, tried_steps());
       std::printf("%12s %8zu %12.3f %12.3f %16.1f\n", cap == 1e6 ? "all" : ch::cat(cap).c_str(), training.units.size(),
                   times.step * 1e3, times.exposed * 1e3, static_cast<double>(held) * 1e-6);
     }
@@ -308,6 +332,10 @@ class Program {
                     (1 - training_.seconds() / options_.ranks / result.step) * 100, facts.idle * 100,
                     *std::max_element(facts.kept_inputs.begin(), facts.kept_inputs.end()));
       }
+    std::printf(
+        "By formula: of the table alone, where messages take no time. 1f1b waits longer for messages than gpipe: it\n"
+        "has no more micro-batches on their way than stages, and each goes to the next stage and back before one\n"
+        "more may begin; gpipe has others to compute meanwhile, and keeps inputs of all of them.\n");
   }
 
   void buckets() const {
@@ -325,7 +353,7 @@ class Program {
         std::printf("%12s %8zu %25s\n", all ? "all" : ch::cat(cap).c_str(), one.buckets.size(), "too many messages");
         continue;
       }
-      const auto times = sim::simulate_training(options_, one, tried_steps());
+      const auto times = trained(options_, one, tried_steps());
       std::printf("%12s %8zu %12.3f %12.3f\n", all ? "all" : ch::cat(cap).c_str(), one.buckets.size(), times.step * 1e3,
                   times.exposed * 1e3);
       if (best == 0 || times.step < best) best = times.step, best_cap = cap;
@@ -349,7 +377,7 @@ class Program {
       }
       auto options = options_;
       options.all_reduce = algorithm;
-      const auto times = sim::simulate_training(options, training_, tried_steps());
+      const auto times = trained(options, training_, tried_steps());
       std::printf("%14s %12.3f %12.3f\n", name.c_str(), times.step * 1e3, times.exposed * 1e3);
     }
   }
@@ -358,7 +386,8 @@ class Program {
     constexpr int drawn = 64;
     const auto text =
         cs::trace_text(result.times, drawn, wishes_.policy,
-                       ch::cat(R"("gradient_bytes":)", training_.bytes(), R"(,"ranks":)", wishes_.ranks()));
+                       ch::cat(R"("gradient_bytes":)", training_.bytes(), R"(,"ranks":)", wishes_.ranks(),
+                               wishes_.pipelined() ? ch::cat(R"(,"schedule":")", wishes_.schedule, '"') : ""));
     const ch::detail::HeldSignal held(SIGXFSZ);
     std::FILE* const file = ch::detail::open_to_write(wishes_.trace.c_str());
     bool written = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();

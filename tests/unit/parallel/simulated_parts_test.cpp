@@ -111,6 +111,46 @@ std::size_t sent(const RankTimes& rank, trace::Traffic kind) {
   return sum;
 }
 
+// What ranks do alike is simulated once: by one of them, or by an island.
+TEST_CASE("simulated: a few ranks run for all that are alike, and take what all of them take") {
+  const auto model = model_named("bert_base");
+  for (const auto* const links : {"25gbit", "nvlink4+25gbit", "nvlink4+25gbit:shared"})
+    for (const auto policy : {TrainingPolicy::ddp, TrainingPolicy::fully_sharded, TrainingPolicy::tensor_parallel,
+                              TrainingPolicy::local_sgd})
+      for (const int ranks : {8, 24}) {
+        Training training{
+            .policy = policy, .forward = 0.01, .backward = 0.02, .period = 2, .layers = 3, .activation = 1 << 20};
+        if (policy == TrainingPolicy::fully_sharded)
+          training.units = unit_times(model, 64, 0.01, 0.02);
+        else
+          training.buckets = bucket_times(model, {}, 0.02);
+        SimulationOptions options{.ranks = ranks, .links = links_named(links), .keep_spans = true, .alike = ranks};
+        const auto whole = simulate_training(options, training, 2);
+        options.alike = options.links.island;
+        const auto folded = simulate_training(options, training, 2);
+        INFO(links << ", " << name(policy) << ", " << ranks);
+        const auto near = [](double seconds) { return Approx(seconds).epsilon(1e-3); };
+        CHECK(folded.step == near(whole.step));
+        CHECK(folded.exposed == near(whole.exposed));
+        REQUIRE(folded.times.ranks.size() == static_cast<std::size_t>(ranks));
+        // A rank that did not run: its calls, and to whom they sent.
+        const auto &own = folded.times.ranks.back().calls, &real = whole.times.ranks.back().calls;
+        REQUIRE(own.size() == real.size());
+        for (std::size_t call = 0; call < own.size(); ++call)
+          if (real[call].call.envelope.op != comm::Op::broadcast) {
+            CHECK(own[call].sent.size() == real[call].sent.size());
+            CHECK(std::equal(own[call].sent.begin(), own[call].sent.end(), real[call].sent.begin(),
+                             real[call].sent.end(), [](const auto& a, const auto& b) { return a.first == b.first; }));
+          }
+      }
+  SimulationOptions wrong{.ranks = 8, .links = links_named("nvlink4+25gbit"), .true_numbers = false, .alike = 1};
+  CHECK_THROWS_WITH(simulate(wrong, [](SimulatedRank&) {}), Contains("simulate: 1 of 8 ranks for all alike"));
+  SimulationOptions options{.ranks = 65'536, .links = links_named("nvlink8+25gbit")};
+  CHECK(ranks_alike(options, {}) == 8);
+  options.computing.stragglers = {{5, 1.3}};
+  CHECK(ranks_alike(options, {}) == 0);
+}
+
 TEST_CASE("simulated: FullyShardedDataParallel sends and holds what its formulas say") {
   constexpr int ranks = 4, steps = 2;
   const std::size_t unit = (side * side + side) * sizeof(float), whole = layers * unit;

@@ -14,6 +14,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -54,6 +56,12 @@ struct SimulationOptions {
   /// Then programs call `call` and `start`, and use no thread_local state.
   bool true_numbers = true;
   bool keep_spans = false;  ///< see SimulatedTimes
+  /// Without true numbers: rank r + alike does what rank r does, for all r; 0: nobody knows. Then ranks below `alike`
+  /// run, and the others have their times. Numbers of a call are as many for each rank; of a broadcast, which comes to
+  /// one rank after another, all have what the last one has.
+  int alike = 0;
+  /// Told after each million of messages how many there have been.
+  std::function<void(std::size_t)> progress = {};
   /// And each step of the algorithms that have steps, as TraceOptions::ring_steps: many.
   bool keep_steps = false;
 };
@@ -80,9 +88,11 @@ struct Held {
   std::array<std::size_t, trace::memory_kinds> bytes{};
 };
 
-/// What a rank has done with its time. All but `end` where spans are kept.
+/// What a rank has done with its time. All but the first three where spans are kept.
 struct RankTimes {
   Time end{};                      ///< when its program ended
+  Time waited{};                   ///< for how long it waited for calls
+  Time late{};                     ///< of that, until the last rank had come to the call
   std::vector<Mark> marks;         ///< see SimulatedRank::mark
   std::vector<Span> calls, waits;  ///< see SimulatedEngine
   std::vector<StepSpan> steps;     ///< see SimulationOptions::keep_steps
@@ -139,6 +149,10 @@ class SimulatedRank {
   Work start(Op op, std::size_t bytes, trace::Traffic traffic = trace::Traffic::gradients, int peer = 0,
              bool receives = false, int bucket = -1, int unit = -1) {
     const bool gathers = op == Op::all_gather || op == Op::reduce_scatter;
+    if (network_.alike < size() && op == Op::all_reduce) {
+      const auto all = static_cast<std::size_t>(size()) * 4;
+      bytes = (bytes + all - 1) / all * all;
+    }
     check<UsageError>(!network_.moves_data, "simulation: a call without data, in one of true numbers");
     check<UsageError>(bytes <= network_.scratch.size() / (gathers ? static_cast<std::size_t>(size()) : 1),
                       "simulation: ", name(op), " of ", bytes, " bytes is too large");
@@ -177,12 +191,14 @@ class Simulation {
   explicit Simulation(const SimulationOptions& options)
       : options_(options),
         tasks_(options.links.shared),
-        network_(tasks_, options.links, options.ranks, options.true_numbers),
-        times_{std::vector<RankTimes>(static_cast<std::size_t>(options.ranks))} {}
+        network_(tasks_, options.links, options.ranks, options.true_numbers, options.alike),
+        times_{std::vector<RankTimes>(static_cast<std::size_t>(options.ranks))} {
+    network_.progress = options.progress;
+  }
 
   template <class Body>
   SimulatedTimes run(const Body& body) {
-    for (int rank = 0; rank < options_.ranks; ++rank) {
+    for (int rank = 0; rank < network_.alike; ++rank) {
       auto engine = std::make_shared<SimulatedEngine>(network_, rank, options_.all_reduce);
       engine->keeps_spans = options_.keep_spans;
       if (options_.keep_steps) engine->link.keep_steps();
@@ -198,6 +214,23 @@ class Simulation {
       times_.ranks[rank].calls = std::move(engines_[rank]->calls);
       times_.ranks[rank].waits = std::move(engines_[rank]->waits);
       times_.ranks[rank].steps = engines_[rank]->link.take_steps();
+    }
+    count_late();
+    constexpr std::size_t with_spans = 64;  // of those alike: more are in no trace
+    for (std::size_t rank = engines_.size(); rank < times_.ranks.size(); ++rank) {
+      const auto& alike = times_.ranks[rank % engines_.size()];
+      auto& own = times_.ranks[rank];
+      if (rank < with_spans)
+        own = alike;
+      else
+        own.end = alike.end, own.waited = alike.waited, own.late = alike.late;
+      for (auto* const spans : {&own.calls, &own.waits})
+        for (auto& span : *spans) {
+          std::map<int, std::size_t> sent;
+          for (const auto& [to, bytes] : span.sent)
+            sent[(to + static_cast<int>(rank - rank % engines_.size())) % options_.ranks] = bytes;
+          span.sent = std::move(sent);
+        }
     }
     return std::move(times_);
   }
@@ -215,6 +248,28 @@ class Simulation {
     }
     times.end = engine->clock();
     engine->end();
+  }
+  // What programs have waited for calls, and of it until the last rank had come to the call under way. Calls of all
+  // ranks are known by their number: where one sends messages, or makes fewer calls, there is no last rank.
+  void count_late() {
+    std::vector<Time> last;
+    bool comparable = true;
+    for (const auto& engine : engines_) {
+      comparable = comparable && !engine->has_messages && engine->came.size() == engines_.front()->came.size();
+      last.resize(std::max(last.size(), engine->came.size()));
+      for (std::size_t call = 0; call < engine->came.size(); ++call)
+        last[call] = std::max(last[call], engine->came[call]);
+    }
+    for (std::size_t rank = 0; rank < engines_.size(); ++rank) {
+      const auto& own = engines_[rank]->came;  // one after another; which of them is under way while the program waits
+      std::size_t call = 0;
+      for (const auto& [begun, ended] : engines_[rank]->waited) {
+        times_.ranks[rank].waited += ended - begun;
+        while (call + 1 < own.size() && own[call + 1] <= begun) ++call;
+        for (std::size_t i = call; comparable && i < own.size() && own[i] < ended; ++i)
+          times_.ranks[rank].late += std::max(Time{}, std::min(ended, last[i]) - std::max(begun, own[i]));
+      }
+    }
   }
   // Nobody can go on. Every call fails with what each rank does.
   [[gnu::cold]] void stuck() {
@@ -248,6 +303,11 @@ SimulatedTimes simulate(const SimulationOptions& options, const Body& body) {
   check<UsageError>(options.ranks >= 1 && options.ranks <= most, "simulate: ", options.ranks, " ranks, expected 1 to ",
                     most, options.true_numbers ? " with true numbers" : "");
   check<UsageError>(options.links.island >= 0, "simulate: islands of ", options.links.island, " ranks");
+  const int island = options.links.island >= options.ranks ? 1 : std::max(options.links.island, 1);
+  const bool divides = options.alike > 0 && options.ranks % options.alike == 0 && options.alike % island == 0;
+  check<UsageError>(options.alike == 0 || (divides && !options.true_numbers && !options.keep_steps),
+                    "simulate: ", options.alike, " of ", options.ranks, " ranks for all alike, expected whole ",
+                    "islands, of which there are several, without true numbers and single steps");
   for (const auto* link : {&options.links.inside, &options.links.between})
     check<UsageError>(link->bandwidth > 0 && std::isfinite(link->bandwidth), "simulate: a bandwidth of ",
                       link->bandwidth, " bytes a second");

@@ -58,6 +58,7 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
     while (ended_.size() < ticket && !failure_) tasks_.block();
     if (ended_.size() < ticket) failure_.raise();
     clock() = std::max(begun, ended_[ticket - 1]);
+    if (clock() > begun) waited.emplace_back(begun, clock());
     if (keeps_spans && clock() > begun) {
       waits.push_back(calls[ticket - 1]);
       waits.back().begun = begun;
@@ -101,6 +102,8 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
       Time& own = tasks_.clock();
       own = std::max(own, launched);
       const Time begun = own;
+      came.push_back(begun);
+      has_messages = has_messages || call.op == Op::message;
       carry_out(call);
       busy_ += own - begun;
       if (keeps_spans)
@@ -128,6 +131,9 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
 
   SimulatedTransport link;
   bool keeps_spans = false;
+  std::vector<Time> came;                     ///< of each call: when this rank had come to it
+  std::vector<std::pair<Time, Time>> waited;  ///< when its program waited for one
+  bool has_messages = false;                  ///< there were calls of two ranks
   std::vector<Span> calls, waits;  ///< where they are kept: what was carried out; when the program waited for it
 
  private:
@@ -154,6 +160,11 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
       link.check();
       if (size == 1) return alone_.now(call);
       if (call.op != Op::message) tasks_.clock() += network_.call;
+      if (call.op == Op::broadcast && network_.alike < size) {
+        tasks_.clock() =
+            chorus::comm::simulated::later(tasks_.clock(), link.chain(call.count * call.reduction.element));
+        return;
+      }
       // A barrier names nobody who is missing: a deadlock does.
       auto served = call;
       if (served.op == Op::monitored_barrier) served.op = Op::barrier;

@@ -22,6 +22,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -80,11 +81,14 @@ class Network {
     std::vector<Port> ports;
   };
 
-  /// `moves_data`: else the ranks' data is never looked at.
-  Network(Tasks& to_run, const Links& ls, int ranks, bool data)
+  /// `moves_data`: else the ranks' data is never looked at. `those_alike`: rank r + those_alike does what rank r does
+  /// at the same time, so that ranks below it are the only ones there are: what one sends to rank p, another one, as
+  /// far before it, sends to rank p % those_alike.
+  Network(Tasks& to_run, const Links& ls, int ranks, bool data, int those_alike = 0)
       : tasks(to_run),
         links(ls),
         size(ranks),
+        alike(those_alike == 0 ? ranks : those_alike),
         island(ls.island == 0 ? ranks : ls.island),
         call(time_of("call", ls.call)),
         moves_data(data),
@@ -98,9 +102,12 @@ class Network {
 
   bool crosses(int a, int b) const { return a / island != b / island; }
   Port& port(Kind& kind, int rank) {
+    rank %= alike;
     return kind.ports[static_cast<std::size_t>(&kind == &between && links.shared ? rank / island : rank)];
   }
   Queue& queue(int from, int to) {
+    from = (from - (to - to % alike) + size) % size;
+    to %= alike;
     auto& queue = queues_[static_cast<std::uint64_t>(from) << 32 | static_cast<std::uint32_t>(to)];
     // How far ranks run ahead of each other costs memory, not virtual time.
     if (!queue) queue = std::make_unique<Queue>(moves_data ? queue_pieces : 64);
@@ -128,11 +135,13 @@ class Network {
 
   Tasks& tasks;
   const Links links;
-  const int size, island;
+  const int size, alike, island;
   const Time call;  ///< what each collective call costs
   const bool moves_data;
   Kind inside, between;
   std::vector<int> islands;  // by rank, where there are several
+  std::size_t pieces_sent = 0;
+  std::function<void(std::size_t)> progress;
   ReservedMemory scratch;
 
  private:
@@ -201,6 +210,8 @@ class SimulatedTransport final : public Transport {
     const Time leaves = std::max(tasks_.clock(), port.sends), length = kind.speed.transfer(bytes);
     port.sends = sent_until_ = leaves + length;
     if (keeps_sent) sent[peer] += bytes;
+    constexpr std::size_t million = std::size_t{1} << 20;
+    if (++network_.pieces_sent % million == 0 && network_.progress) network_.progress(network_.pieces_sent);
     auto& piece = queue.slot(queue.sent++);
     piece.envelope = envelope;
     piece.bytes = bytes;
@@ -231,6 +242,13 @@ class SimulatedTransport final : public Transport {
   void abort(const std::string& why) noexcept override { network_.abort(cat("rank ", rank, " gave up: ", why)); }
   std::span<const int> machines() const override { return network_.islands; }
 
+  /// How long a message of that many bytes takes from the last rank through all others.
+  Time chain(std::size_t bytes) const {
+    const int islands = (size - 1) / network_.island + 1, hops = size - 1;
+    const int crossings = islands > 1 ? std::min(islands, hops) : 0;
+    const auto hop = [&](const Network::Kind& kind) { return kind.alpha + kind.speed.transfer(bytes); };
+    return crossings * hop(network_.between) + (hops - crossings) * hop(network_.inside);
+  }
   /// The rank that this one waits for; -1: none.
   int waits_for() const { return waits_for_; }
   /// From now on, each step of an algorithm; and those there were.

@@ -132,14 +132,14 @@ class RankLines {
     part.head.policy = policy;
     part.head.distributed = !times.one_process;
     part.head.rank = rank;
-    part.head.ranks = ranks;
+    part.head.ranks = static_cast<int>(times.ranks.size());
     part.head.device_kind = "simulated";
     part.names = chorus::detail::trace_names(rank, cat(times.one_process ? "device " : "rank ", rank));
     part.peaks = peaks.str();
     part.notes = cat('{', notes, '}');
     part.lines = RankLines(rank, of).take();
   }
-  return chorus::detail::whole_trace(parts, ranks, 0);
+  return chorus::detail::whole_trace(parts, static_cast<int>(times.ranks.size()), 0);
 }
 
 }  // namespace chorus::comm::simulated

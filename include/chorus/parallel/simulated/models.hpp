@@ -118,8 +118,32 @@ inline constexpr std::size_t image_bytes = 3 * 224 * 224 * sizeof(float), class_
   return model;
 }
 
-/// `resnet50`, `resnet101`, `resnet152`, `vgg16`, `bert_base`, `bert_large`; or a number of bytes of f32, as 64
-/// parameters of one size, without inputs, that make a loss. Throws UsageError for other names.
+/// GPT-2 (Radford et al., 2019) and GPT-3 (Brown et al., NeurIPS 2020): a decoder of that many layers, whose last one
+/// is the table of tokens again. A sample is its tokens; the model returns its loss.
+[[gnu::cold]] inline ModelSizes gpt_sizes(std::string_view name, std::size_t layers, std::size_t width,
+                                          std::size_t tokens) {
+  ModelSizes model{.name = std::string(name),
+                   .sample = tokens * sizeof(std::int64_t),
+                   .layers = static_cast<int>(layers),
+                   .activation = tokens * width * sizeof(float)};
+  const auto uses = static_cast<double>(tokens);
+  model.add(50257 * width, 0, uses);
+  model.add(tokens * width, 0, 0);
+  for (std::size_t layer = 0; layer < layers; ++layer) {
+    model.add(width, width, uses);
+    model.add(3 * width * width, 3 * width, uses);
+    model.add(width * width, width, uses);
+    model.add(width, width, uses);
+    model.add(4 * width * width, 4 * width, uses);
+    model.add(4 * width * width, width, uses);
+  }
+  model.add(width, width, uses);
+  return model;
+}
+
+/// `resnet50`, `resnet101`, `resnet152`, `vgg16`, `bert_base`, `bert_large`, `gpt2`, `gpt2_medium`, `gpt2_large`,
+/// `gpt2_xl`, `gpt3_6.7b`, `gpt3_175b`; or a number of bytes of f32, as 64 parameters of one size, without inputs, that
+/// make a loss. Throws UsageError for other names.
 [[gnu::cold]] inline ModelSizes model_named(std::string_view name) {
   if (name == "resnet50") return resnet_sizes(name, {3, 4, 6, 3});
   if (name == "resnet101") return resnet_sizes(name, {3, 4, 23, 3});
@@ -127,12 +151,19 @@ inline constexpr std::size_t image_bytes = 3 * 224 * 224 * sizeof(float), class_
   if (name == "vgg16") return vgg16_sizes();
   if (name == "bert_base") return bert_sizes(name, 12, 768);
   if (name == "bert_large") return bert_sizes(name, 24, 1024);
+  if (name == "gpt2") return gpt_sizes(name, 12, 768, 1024);
+  if (name == "gpt2_medium") return gpt_sizes(name, 24, 1024, 1024);
+  if (name == "gpt2_large") return gpt_sizes(name, 36, 1280, 1024);
+  if (name == "gpt2_xl") return gpt_sizes(name, 48, 1600, 1024);
+  if (name == "gpt3_6.7b") return gpt_sizes(name, 32, 4096, 2048);
+  if (name == "gpt3_175b") return gpt_sizes(name, 96, 12288, 2048);
   std::size_t bytes = 0;
   const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), bytes);
   check<UsageError>(
       error == std::errc() && end == name.data() + name.size() && bytes >= 256 && bytes <= 1'000'000'000'000, "model ",
       printable(name),
-      ": expected resnet50, resnet101, resnet152, vgg16, bert_base, bert_large, or bytes from 256 to 1e12");
+      ": expected resnet50, resnet101, resnet152, vgg16, bert_base, bert_large, gpt2, gpt2_medium, gpt2_large, "
+      "gpt2_xl, gpt3_6.7b, gpt3_175b, or bytes from 256 to 1e12");
   ModelSizes model{.name = cat(bytes, " bytes")};
   const auto numbers = bytes / 4;
   for (std::size_t i = 0; i < 64; ++i) model.add(numbers * (i + 1) / 64 - numbers * i / 64, 0, 1);

@@ -148,8 +148,6 @@ class TrainingRank {
     rank_.mark("optimizer", "optimizer step", optimizer);
     rank_.mark("step", cat("step ", number), begun, 0, number);
   }
-  /// Seconds that this rank's program has waited for calls.
-  double exposed() const { return exposed_; }
 
  private:
   using Op = comm::Op;
@@ -162,14 +160,8 @@ class TrainingRank {
     rank_.compute(training_.forward);
     rank_.mark("forward", "forward", begun);
   }
-  template <class Waits>
-  void wait(const Waits& waits) {
-    const double begun = rank_.time();
-    waits();
-    exposed_ += rank_.time() - begun;
-  }
   void call(Op op, std::size_t bytes, Traffic traffic, int peer = 0, bool receives = false) {
-    wait([&] { rank_.call(op, bytes, traffic, peer, receives); });
+    rank_.call(op, bytes, traffic, peer, receives);
   }
   void tell_shares() {
     if (rank_.size() > 1) call(Op::all_gather, share_bytes, Traffic::control);
@@ -188,9 +180,7 @@ class TrainingRank {
       works.push_back(rank_.start(Op::all_reduce, bucket.bytes, Traffic::gradients, 0, false, index));
     }
     rank_.compute(training_.backward - done);
-    wait([&] {
-      for (auto& work : works) work.wait();
-    });
+    for (auto& work : works) work.wait();
     rank_.mark("backward", "backward", begun);
   }
 
@@ -219,9 +209,7 @@ class TrainingRank {
       start(Op::broadcast, numbers(u) % ranks, rank_.size() - 1);
     };
     const auto arrive = [&](std::size_t u) {
-      wait([&] {
-        for (auto& work : gathers[u]) work.wait();
-      });
+      for (auto& work : gathers[u]) work.wait();
       gathers[u].clear();
     };
     const auto give_back = [&](std::size_t u) { holds(trace::Memory::parameters, -others(u)); };
@@ -243,11 +231,9 @@ class TrainingRank {
     std::deque<std::pair<std::size_t, comm::Work>> averages;
     const auto take_back = [&] {
       const auto u = averages.front().first;
-      wait([&] {
-        averages.front().second.wait();
-        if (const auto rest = numbers(u) % ranks; rest > 0)
-          rank_.call(Op::all_reduce, rest * sizeof(float), Traffic::gradients);
-      });
+      averages.front().second.wait();
+      if (const auto rest = numbers(u) % ranks; rest > 0)
+        rank_.call(Op::all_reduce, rest * sizeof(float), Traffic::gradients);
       holds(trace::Memory::gradients, -others(u));
       averages.pop_front();
     };
@@ -331,13 +317,13 @@ class TrainingRank {
 
   comm::simulated::SimulatedRank& rank_;
   const Training& training_;
-  double exposed_ = 0;
 };
 
 /// How long a simulated step takes, and of what that is made.
 struct TrainingTimes {
   double step = 0;     ///< seconds of a step, the mean over the steps, of the last rank
   double exposed = 0;  ///< of them: seconds in which a rank waits for communication, the mean over the ranks
+  double late = 0;     ///< of those: until the last rank had come to the call; DataParallel and pipelines don't tell
   comm::simulated::SimulatedTimes times = {};
 };
 
@@ -397,8 +383,20 @@ struct TrainingTimes {
   return out;
 }
 
-/// Trains for so many steps, `options.ranks` ranks with a batch each. Throws UsageError for times and sizes out of
-/// range.
+/// How many ranks a simulation has to run, the others doing what they do (see SimulationOptions::alike); 0: all. Ranks
+/// of an island are not alike.
+[[gnu::cold]] inline int ranks_alike(const comm::simulated::SimulationOptions& options, const Training& training) {
+  constexpr int few = 16;  // which run anyway
+  const int island = options.links.island == 0 || options.links.island >= options.ranks ? 1 : options.links.island;
+  const bool star = training.policy == TrainingPolicy::parameter_server;
+  if (options.ranks <= few || star || options.keep_steps || options.computing.jitter > 0 ||
+      !options.computing.stragglers.empty() || options.ranks % island != 0)
+    return 0;
+  return island;
+}
+
+/// Trains for so many steps, `options.ranks` ranks with a batch each; of many that are alike some run for all. Throws
+/// UsageError for times and sizes out of range.
 [[gnu::cold]] inline TrainingTimes simulate_training(comm::simulated::SimulationOptions options,
                                                      const Training& training, int steps) {
   check<UsageError>(steps >= 1 && steps <= 100'000, "simulate_training: ", steps, " steps, expected 1 to 100000");
@@ -425,15 +423,17 @@ struct TrainingTimes {
     last = bucket.ready;
   }
   options.true_numbers = false;
-  std::vector<double> exposed(static_cast<std::size_t>(std::max(options.ranks, 0)));
+  if (options.alike == 0) options.alike = ranks_alike(options, training);
   TrainingTimes out;
   out.times = comm::simulated::simulate(options, [&](comm::simulated::SimulatedRank& rank) {
     TrainingRank self(rank, training);
     for (int step = 0; step < steps; ++step) self.step(step);
-    exposed[static_cast<std::size_t>(rank.rank())] = self.exposed();
   });
   out.step = out.times.seconds() / steps;
-  for (const double one : exposed) out.exposed += one / options.ranks / steps;
+  for (const auto& rank : out.times.ranks) {
+    out.exposed += comm::simulated::seconds(rank.waited) / options.ranks / steps;
+    out.late += comm::simulated::seconds(rank.late) / options.ranks / steps;
+  }
   return out;
 }
 
