@@ -72,6 +72,8 @@ class StepCounter {
   virtual ~StepCounter() = default;
   virtual void stepped() = 0;
   virtual void forward_begins() = 0;
+  /// Before a forward pass of a model in evaluation, without gradients: it belongs to no training step.
+  virtual void evaluation_begins() {}
   /// Something about the run that its trace is to say, as JSON.
   virtual void note(std::string_view key, std::string_view json) = 0;
 };

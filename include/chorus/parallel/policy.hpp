@@ -134,8 +134,12 @@ class Policy {
     random_.next_operation = 0;
     random_.samples = samples;
     random_.drew = false;
-    if (auto* const steps = trace::step_counter(); steps != nullptr && grad_enabled()) [[unlikely]]
-      steps->forward_begins();
+    if (auto* const steps = trace::step_counter(); steps != nullptr) [[unlikely]] {
+      if (grad_enabled())
+        steps->forward_begins();
+      else if (!any_training())
+        steps->evaluation_begins();
+    }
     return random_;
   }
   void end_forward() {

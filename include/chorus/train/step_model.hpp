@@ -15,25 +15,26 @@
 namespace chorus {
 
 /// A model of a step under DistributedDataParallel: passes take as long as the device's share of the batch is large,
-/// the optimizer and what is left of the step always the same, and averaging K bytes of N ranks' gradients in B buckets
-///   2 (N-1)/N K/beta + B 2 (N-1) alpha
-/// (a ring's; Thakur, Rabenseifner, Gropp: Optimization of collective communication operations in MPICH, 2005), of
-/// which a constant part lies beside computing. Ranks that come late are not in it.
+/// the optimizer and what is left of the step always the same, and averaging K bytes of N ranks' gradients in n buckets
+///   2 (N-1)/N K/B + n 2 (N-1) alpha
+/// where links have a bandwidth of B (a ring's; Thakur, Rabenseifner, Gropp: Optimization of collective communication
+/// operations in MPICH, 2005), of which a constant part lies beside computing. Ranks that come late are not in it.
 struct StepModel {
   int devices = 1;       ///< of the run
   double passes_us = 0;  ///< forward and backward of the slowest device
   double optimizer_us = 0;
   double other_us = 0;  ///< of the step: neither computing nor waiting
   double hidden = 0;    ///< part of communication beside which devices compute
-  double bytes = 0;     ///< K
-  int buckets = 0;      ///< B
-  double alpha_us = 0;  ///< a message's
-  double beta = 0;      ///< bytes per us
-  int calls = 0;        ///< of the run from which alpha and beta come; 0: it has no communication
+  double bytes = 0;     ///< K, with what fills up between parameters
+  int buckets = 0;      ///< n
+  double averaging_us = 0;  ///< what the run's own calls take
+  TraceLinkFit link =
+      {};  ///< of rings; without calls: none ran, and `communication_us` is known of the run's ranks alone
 
   double communication_us(int n) const {
-    if (n == 1 || calls == 0) return 0;
-    return 2.0 * (n - 1) / n * bytes / beta + buckets * 2.0 * (n - 1) * alpha_us;
+    if (n == 1 || bytes == 0) return 0;
+    if (link.calls == 0) return averaging_us;
+    return 2.0 * (n - 1) / n * bytes / link.bandwidth + buckets * 2.0 * (n - 1) * link.alpha_us;
   }
   /// With `n` devices and a batch `larger` times as large.
   double step_us(int n, double larger = 1) const {
@@ -41,37 +42,7 @@ struct StepModel {
   }
 };
 
-namespace detail {
-
-/// How long the calls of all ranks took once the last one had come: in the others' spans lies the wait for it.
-struct CallTime {
-  std::string op, traffic;
-  double bucket = -1, bytes = 0, us = 0;
-};
-inline std::vector<CallTime> call_times(const Trace& trace) {
-  std::map<std::pair<std::string, double>, std::pair<CallTime, std::size_t>> calls;
-  for (const auto& process : trace.processes)
-    for (const auto& span : process.spans) {
-      const auto op = text_of(span.args, "op");
-      if (span.category != "comm" || (op != "all_reduce" && op != "all_gather") || span.args.contains("group"))
-        continue;
-      auto& [call, ranks] = calls[{op, number_of(span.args, "sequence", -1)}];
-      const double us = span.end - span.begin;
-      call = {op, text_of(span.args, "traffic"), number_of(span.args, "bucket", -1), number_of(span.args, "bytes"),
-              ranks == 0 ? us : std::min(call.us, us)};
-      ++ranks;
-    }
-  std::vector<CallTime> out;
-  for (const auto& [key, call] : calls)
-    if (call.second == trace.processes.size()) out.push_back(call.first);
-  return out;
-}
-
-}  // namespace detail
-
-/// The model, fitted to a run: alpha is the median of its small all_gathers over their N-1 messages, beta what the
-/// all_reduces of its buckets moved over the rest of their time, of each bucket the median's: on a machine whose cores
-/// are shared some calls take many times as long. Nothing for a policy other than ddp and single.
+/// The model, fitted to a run. Nothing for a policy other than ddp and single.
 inline std::optional<StepModel> fit_step_model(const Trace& trace, const TraceFacts& facts) {
   if (facts.policy != "ddp" && facts.policy != "single") return std::nullopt;
   StepModel model;
@@ -90,35 +61,19 @@ inline std::optional<StepModel> fit_step_model(const Trace& trace, const TraceFa
   model.other_us = std::max(0.0, model.other_us);
   model.hidden = facts.hidden.value_or(0);
   if (facts.devices == 1) return model;
-  const double n = facts.devices;
-  std::vector<double> small;
-  std::map<double, std::vector<detail::CallTime>> buckets;
+  std::map<double, std::vector<double>> buckets, bytes;
   for (const auto& call : detail::call_times(trace)) {
-    if (call.op == "all_gather" && call.bytes <= 4096) small.push_back(call.us / (n - 1));
-    if (call.op == "all_reduce" && call.traffic == "gradients") buckets[call.bucket].push_back(call);
+    if (call.op != "all_reduce" || call.traffic != "gradients") continue;
+    buckets[call.bucket].push_back(call.us);
+    bytes[call.bucket].push_back(call.bytes);
   }
-  double us = 0;
-  for (auto& [bucket, calls] : buckets) {
-    const auto middle = calls.begin() + static_cast<std::ptrdiff_t>((calls.size() - 1) / 2);
-    std::nth_element(calls.begin(), middle, calls.end(), [](const auto& a, const auto& b) { return a.us < b.us; });
-    us += middle->us;
-    model.bytes += middle->bytes;
-    model.calls += static_cast<int>(calls.size());
+  for (const auto& [bucket, times] : buckets) {
+    model.averaging_us += detail::median_of(times);
+    model.bytes += detail::median_of(bytes.at(bucket));
   }
-  if (model.bytes <= 0 || us <= 0) return std::nullopt;
+  if (model.bytes <= 0 || model.averaging_us <= 0) return std::nullopt;
   model.buckets = static_cast<int>(buckets.size());
-  if (!small.empty()) {
-    const auto middle = small.begin() + static_cast<std::ptrdiff_t>((small.size() - 1) / 2);
-    std::nth_element(small.begin(), middle, small.end());
-    model.alpha_us = *middle;
-    model.calls += static_cast<int>(small.size());
-  }
-  double rest = us - model.buckets * 2 * (n - 1) * model.alpha_us;
-  if (rest <= 0) {  // small calls say nothing of large ones here
-    model.alpha_us = 0;
-    rest = us;
-  }
-  model.beta = 2 * (n - 1) / n * model.bytes / rest;
+  model.link = facts.link_fit.value_or(TraceLinkFit{});
   return model;
 }
 

@@ -54,7 +54,8 @@ struct Trace {
   /// The file's: "policy", "devices", "device_kind", "first_step", "steps", "peak", "notes". These are all there, and
   /// of their kind; a run that was killed may have told no peaks and no notes.
   nlohmann::json metadata = {};
-  std::vector<TraceProcess> processes = {};  ///< by rank or device
+  /// By rank or device: the first ones of them, up to the last of which there is an event.
+  std::vector<TraceProcess> processes = {};
   std::vector<TraceArrowEnd> arrows = {};
   std::vector<nlohmann::json> events = {};  ///< all, as they are in the file
 
@@ -75,7 +76,7 @@ namespace detail {
 class TraceReader {
  public:
   using json = nlohmann::json;
-  static constexpr int most_processes = 4096;
+  static constexpr int most_processes = 65'536;
 
   explicit TraceReader(std::string file) { trace_.file = std::move(file); }
 
@@ -86,6 +87,7 @@ class TraceReader {
       read_lines(text.substr(first + 1));
     else
       read_whole(text);
+    if (trace_.processes.empty()) trace_.processes.resize(1);
     for (auto& process : trace_.processes) {
       // A span comes before those in it; steps of collectives stay in their order, see whole_trace.
       const auto end = [](const TraceSpan& span) { return span.category == "ring" ? span.begin : span.end; };
@@ -195,7 +197,6 @@ class TraceReader {
     expect(about["peak"].is_array(), "its \"peak\" is no list");
     for (const auto& peak : about["peak"])
       expect(peak.is_null() || are_numbers(peak), "its \"peak\" has something else than bytes by kind");
-    trace_.processes.resize(static_cast<std::size_t>(trace_.devices()));
   }
   static bool are_numbers(const json& values) {
     return values.is_object() && std::all_of(values.begin(), values.end(), [](const json& v) { return v.is_number(); });
@@ -205,8 +206,10 @@ class TraceReader {
     const auto value = event.value(key, json());
     expect(value.is_number() && std::abs(value.get<double>()) < 1e15, "event ", trace_.events.size() + 1,
            " has no time \"", key, "\"");
-    return value;
+    return whole_ns(value);
   }
+  // A begin and a length may sum to a little more or less than the begin of what touches it.
+  static double whole_ns(double us) { return std::round(us * 1000) / 1000; }
   std::string text(const json& event, const char* key) const {
     const auto value = event.value(key, json(""));
     expect(value.is_string(), "event ", trace_.events.size() + 1, " has a \"", key, "\" that is no text");
@@ -222,6 +225,7 @@ class TraceReader {
     expect(pid.is_number_integer() && pid >= 1 && pid <= trace_.devices(), "event ", number,
            " has no \"pid\" from 1 to ", trace_.devices());
     const int place = pid.get<int>() - 1;
+    if (place >= static_cast<int>(trace_.processes.size())) trace_.processes.resize(static_cast<std::size_t>(pid));
     auto& process = trace_.processes[static_cast<std::size_t>(place)];
     const auto tid = event.value("tid", json(10 * (place + 1)));
     expect(tid.is_number_integer() && tid >= 0 && tid <= 1 << 30, "event ", number,
@@ -238,7 +242,7 @@ class TraceReader {
       expect(length >= 0, "event ", number, " ends before it begins");
       TraceSpan span{tid.get<int>() - 10 * (place + 1),
                      begin,
-                     begin + length,
+                     whole_ns(begin + length),
                      text(event, "cat"),
                      text(event, "name"),
                      std::move(args)};

@@ -40,8 +40,9 @@ struct TracedProcess {
 };
 
 /// Listens from step `first_step` on, for `steps` steps; a step begins with the first recorded forward pass after an
-/// optimizer's step. Each rank writes a file of its own, a step at a time: rank 0 `path`, others `path.rankN`; all can
-/// be read wherever the run ends. When the last rank has recorded its steps, all become one file at `path`.
+/// optimizer's step. Evaluation after a step, with the wait for its first batch, is left out. Each rank writes a file
+/// of its own, a step at a time: rank 0 `path`, others `path.rankN`; all can be read wherever the run ends. When the
+/// last rank has recorded its steps, all become one file at `path`.
 ///
 /// Files are Chrome's trace events as JSON. One of a single rank is an array, without its end while it grows; the whole
 /// is an object with "metadata". A process is a rank or a device (pid: its number + 1) and a thread a Lane
@@ -60,6 +61,7 @@ class TraceRecorder final : public trace::Listener, public trace::StepCounter {
 
   void stepped() override { stepped_ = true; }
   void forward_begins() override;
+  void evaluation_begins() override;
   void note(std::string_view key, std::string_view json) override;
 
   std::int64_t now() override {
@@ -89,9 +91,11 @@ class TraceRecorder final : public trace::Listener, public trace::StepCounter {
     Held held;
   };
 
+  void hold(int device, std::int64_t at);
   int device_of(int place) const { return process_.distributed ? process_.rank : place; }
+  void give_up(const FileError& error);
   void begin_window();
-  void end_step();
+  void end_step(std::int64_t end);
   void end_window();
   void write(char phase, const trace::Event& event);
   void write_counter(int device, std::int64_t at, std::string_view name, std::string_view args);
@@ -104,12 +108,15 @@ class TraceRecorder final : public trace::Listener, public trace::StepCounter {
   std::atomic<bool> stepped_{true}, recording_{false};
   std::mutex mutex_;  // for all that follows
   std::int64_t step_ = -1, recorded_ = 0, step_begin_ = 0, base_ = 0;
+  std::int64_t loader_begin_ = 0;  // of the first wait for a batch after the optimizer's step; 0: none yet
+  std::int64_t core_wait_ = 0;     // see waited_for_core
+  bool evaluates_ = false;         // since the last step's end
   std::string lines_;
   std::unique_ptr<detail::LogFile> file_;
   std::vector<std::pair<std::string, std::string>> notes_;
   std::vector<int> devices_;  // that are named in the file
   std::vector<Sum> sums_;
-  std::vector<Held> held_;  // by device
+  std::vector<Held> held_, peak_;  // by device: now; in a step, where that was most
   std::vector<Sample> samples_;
   bool finished_ = false;
 };

@@ -2,6 +2,7 @@
 /// How TraceRecorder writes.
 
 #include <fcntl.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,9 +15,22 @@
 #include <chorus/train/trace_recorder.hpp>
 #include <cstring>
 #include <exception>
+#include <fstream>
+#include <numeric>
 #include <system_error>
 
 namespace chorus {
+
+namespace detail {
+
+/// Nanoseconds for which this thread was ready to run and had no core, since it began; -1: the system does not tell.
+CHORUS_INLINE std::int64_t waited_for_core() {
+  std::int64_t ran = 0, waited = -1;
+  std::ifstream("/proc/thread-self/schedstat") >> ran >> waited;
+  return waited;
+}
+
+}  // namespace detail
 
 CHORUS_INLINE void TraceOptions::set_steps(std::string_view what, std::string_view text) {
   const char* const end = text.data() + text.size();
@@ -49,7 +63,7 @@ CHORUS_INLINE void TraceRecorder::finish() noexcept {
     const std::lock_guard lock(mutex_);
     if (std::exchange(finished_, true)) return;
     if (recording_) {
-      if (stepped_) end_step();
+      if (stepped_ && !evaluates_) end_step(now());
       end_window();
     }
     if (recorded_ < options_.steps && process_.rank == 0)
@@ -66,16 +80,40 @@ CHORUS_INLINE void TraceRecorder::forward_begins() {
   if (finished_) return;
   ++step_;
   try {
-    if (recording_) end_step();
+    if (recording_ && !evaluates_) end_step(now());
+    if (std::exchange(evaluates_, false)) {  // what it sent and holds is no step's
+      const auto begin = now();
+      write_sums(begin);
+      for (std::size_t device = 0; device < held_.size(); ++device)
+        if (held_[device] != Held{}) hold(static_cast<int>(device), begin);
+    }
     if (step_ == options_.first_step) begin_window();
     if (step_ == options_.first_step + options_.steps) end_window();
-  } catch (const FileError& error) {  // the run is worth more than its picture
-    detail::say(cat("warning: ", error.what(), "; the trace ends here"));
-    finished_ = true;
-    recording_ = false;
-    trace::listen(nullptr);
+  } catch (const FileError& error) {
+    give_up(error);
   }
   step_begin_ = now();
+  loader_begin_ = 0;
+}
+
+/// The run is worth more than its picture.
+CHORUS_INLINE void TraceRecorder::give_up(const FileError& error) {
+  detail::say(cat("warning: ", error.what(), "; the trace ends here"));
+  finished_ = true;
+  recording_ = false;
+  trace::listen(nullptr);
+}
+
+CHORUS_INLINE void TraceRecorder::evaluation_begins() {
+  if (!stepped_) return;
+  const std::lock_guard lock(mutex_);
+  if (!recording_ || evaluates_) return;
+  try {
+    end_step(loader_begin_ > 0 ? loader_begin_ : now());
+    evaluates_ = true;
+  } catch (const FileError& error) {
+    give_up(error);
+  }
 }
 
 CHORUS_INLINE void TraceRecorder::note(std::string_view key, std::string_view json) {
@@ -102,6 +140,7 @@ CHORUS_INLINE void TraceRecorder::begin_window() {
                               .text()));
   constexpr int devices = 64;
   held_.assign(devices, Held{});
+  peak_.assign(devices, Held{});
   for (int slot = process_.first_slot; slot < process_.first_slot + devices; ++slot)
     for (std::size_t kind = 0; kind < trace::memory_kinds; ++kind) {
       const int device = device_of(slot - process_.first_slot);
@@ -109,14 +148,13 @@ CHORUS_INLINE void TraceRecorder::begin_window() {
           static_cast<std::int64_t>(trace::memory(slot, static_cast<trace::Memory>(kind)));
     }
   for (int device = 0; device < devices; ++device)
-    if (held_[static_cast<std::size_t>(device)] != Held{})
-      samples_.push_back({device, base_, held_[static_cast<std::size_t>(device)]});
+    if (held_[static_cast<std::size_t>(device)] != Held{}) hold(device, base_);
+  core_wait_ = detail::waited_for_core();
   recording_ = true;
   trace::listen(this);
 }
 
-CHORUS_INLINE void TraceRecorder::end_step() {
-  const auto end = now();
+CHORUS_INLINE void TraceRecorder::end_step(std::int64_t end) {
   const auto number = options_.first_step + recorded_;
   const auto name = cat("step ", number);
   write('X', {.device = trace::place(),
@@ -140,26 +178,19 @@ CHORUS_INLINE void TraceRecorder::end_window() {
   write_sums(now());
   detail::JsonObject peaks;
   for (const int device : devices_) {
-    // Of a rank, all its devices of the kind: it computes on one of them.
-    std::array<std::size_t, trace::memory_kinds> peak{};
-    std::size_t most = 0;
-    const auto of_slot = [&](int slot) {
-      const auto bytes = trace::memory(slot).peak;
-      if (bytes <= most) return;
-      most = bytes;
-      peak = trace::memory_at_peak(slot);
-    };
-    if (process_.distributed)
-      for (int slot = process_.first_slot; slot < process_.first_slot + 64; ++slot) of_slot(slot);
-    else
-      of_slot(process_.first_slot + device);
     detail::JsonObject kinds;
     for (std::size_t kind = 0; kind < trace::memory_kinds; ++kind)
-      kinds.field(trace::name(static_cast<trace::Memory>(kind)), peak[kind]);
+      kinds.field(trace::name(static_cast<trace::Memory>(kind)), peak_[static_cast<std::size_t>(device)][kind]);
     peaks.json(cat(device), kinds.str());
   }
   detail::JsonObject notes;
   for (const auto& [key, value] : notes_) notes.json(key, value);
+  if (process_.device_kind == "cpu") {
+    cpu_set_t cores;
+    if (sched_getaffinity(0, sizeof cores, &cores) == 0) notes.field("cores", CPU_COUNT(&cores));
+    if (const auto waited = detail::waited_for_core(); waited >= core_wait_ && core_wait_ >= 0)
+      notes.json("core_wait_us", detail::microseconds(waited - core_wait_));
+  }
   file_->write(lines_ + detail::trace_end(process_.rank, peaks.str(), notes.str()));
   file_->flush();
   file_.reset();
@@ -169,13 +200,14 @@ CHORUS_INLINE void TraceRecorder::end_window() {
 
 CHORUS_INLINE void TraceRecorder::span(const trace::Event& event) {
   const std::lock_guard lock(mutex_);
-  if (!recording_ || event.begin < base_) return;
+  if (!recording_ || event.begin < base_ || evaluates_) return;
+  if (event.lane == trace::Lane::loader && stepped_ && loader_begin_ == 0) loader_begin_ = event.begin;
   write('X', event);
   if (event.lane == trace::Lane::communication || event.lane == trace::Lane::gathers) write_sums(event.end);
 }
 CHORUS_INLINE void TraceRecorder::instant(const trace::Event& event) {
   const std::lock_guard lock(mutex_);
-  if (recording_) write('i', event);
+  if (recording_ && !evaluates_) write('i', event);
 }
 
 CHORUS_INLINE void TraceRecorder::sent(int from, int to, trace::Traffic kind, std::size_t bytes) {
@@ -186,7 +218,7 @@ CHORUS_INLINE void TraceRecorder::sent(int from, int to, trace::Traffic kind, st
   if (sum == sums_.end()) sum = sums_.insert(sum, {from, to, {}, true});
   sum->bytes[static_cast<std::size_t>(kind)] += bytes;
   sum->written = false;
-  if (process_.distributed) return;  // there messages are of calls, which are told
+  if (process_.distributed || evaluates_) return;  // of ranks messages are of calls, which are told
   const auto name = cat(trace::name(kind), " to ", to);
   const auto at = now();
   write('i', {.device = from,
@@ -208,9 +240,16 @@ CHORUS_INLINE void TraceRecorder::allocated(int slot, trace::Memory kind, std::i
   const std::lock_guard lock(mutex_);
   if (!recording_) return;
   const int device = device_of(number);
-  auto& held = held_[static_cast<std::size_t>(device)];
-  held[static_cast<std::size_t>(kind)] += bytes;
-  samples_.push_back({device, now(), held});
+  held_[static_cast<std::size_t>(device)][static_cast<std::size_t>(kind)] += bytes;
+  if (!evaluates_) hold(device, now());
+}
+
+CHORUS_INLINE void TraceRecorder::hold(int device, std::int64_t at) {
+  const auto total = [](const Held& held) { return std::accumulate(held.begin(), held.end(), std::int64_t{0}); };
+  const auto& held = held_[static_cast<std::size_t>(device)];
+  auto& peak = peak_[static_cast<std::size_t>(device)];
+  if (total(held) > total(peak)) peak = held;
+  samples_.push_back({device, at, held});
 }
 
 CHORUS_INLINE void TraceRecorder::write(char phase, const trace::Event& event) {

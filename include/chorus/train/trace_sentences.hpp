@@ -42,15 +42,20 @@ inline std::vector<TraceSentence> sentences_of(const Trace& trace, const TraceFa
         facts.devices == 1 ? std::string()
                            : cat("; each ", noun, " has ", range_text(facts.samples, number_text), " of them"),
         ".");
+  if (facts.devices > static_cast<int>(facts.compute_us.size()))
+    say("happened", "Of the ", facts.devices, " ", noun, "s the first ", facts.compute_us.size(),
+        " were recorded: what follows is of these.");
+  if (const auto cores = cores_text(trace, facts); !cores.empty()) say("happened", cores);
   if (const auto& period = trace.number("period"); period.is_number())
     say("happened", "Ranks take the mean of their parameters every ", number_text(period.get<double>()), " steps.");
   say("timeline", "A step takes ", time_text(facts.step_us), " (median of ", facts.steps, ", slowest ", noun, ").");
   say("timeline", "In it a ", noun, " computes for ", range_text(facts.compute_us, time_text),
       " (t1): ", range_text(facts.utilisation, percent_text), " of its step.");
   if (most_of(facts.communication_us) > 0) {
-    say("timeline", "Communication is under way for ", range_text(facts.communication_us, time_text),
-        " (t2); the program waits for it ", range_text(facts.exposed_us, time_text), ", and ",
-        percent_text(facts.hidden.value_or(0)), " of it lies beside computing.");
+    say("timeline", "Communication is under way for ", range_text(facts.communication_us, time_text), " (t2); ",
+        facts.policy == "dp" ? "a device waits for it and for others " : "the program waits for it ",
+        range_text(facts.exposed_us, time_text), ", and ", percent_text(facts.hidden.value_or(0)),
+        " of it lies beside computing.");
   } else if (facts.devices > 1) {
     int with = 0;
     double most = 0;
@@ -70,6 +75,7 @@ inline std::vector<TraceSentence> sentences_of(const Trace& trace, const TraceFa
     say("timeline", "Of that a ", noun, " of the pipeline waits ", range_text(facts.bubble_us, time_text),
         " for what another stage makes (bubbles): ",
         range_text(facts.bubble_us, [&](double us) { return percent_text(us / facts.step_us); }), " of the step.");
+  if (const auto bubble = bubble_text(trace, facts); !bubble.empty()) say("formulas", bubble);
   auto latest = facts.late;
   std::sort(latest.begin(), latest.end(), [](const TraceLate& a, const TraceLate& b) { return a.us > b.us; });
   for (std::size_t i = 0; i < std::min<std::size_t>(3, latest.size()); ++i)
@@ -129,13 +135,13 @@ inline std::vector<TraceSentence> sentences_of(const Trace& trace, const TraceFa
     say("ring", "Rank 0 makes ", plural(static_cast<double>(chunks), "step"), " in ",
         plural(static_cast<double>(calls.size()), "call"), "; a ring of ", facts.devices, " ranks takes ",
         2 * (facts.devices - 1), " rounds: ", facts.devices - 1, " that add and ", facts.devices - 1, " that copy.");
-  if (const auto model = fit_step_model(trace, facts); model && model->calls > 0)
+  if (const auto model = fit_step_model(trace, facts); model && model->link.calls > 0)
     say("formulas",
-        "Averaging K bytes of gradients in B buckets by rings takes 2 (N-1)/N K/beta + B 2 (N-1) alpha: with "
-        "N = ",
-        facts.devices, ", K = ", bytes_text(model->bytes), ", B = ", model->buckets,
-        ", beta = ", decimals(model->beta / 1000, 2), " GB/s and alpha = ", time_text(model->alpha_us), ", fitted to ",
-        model->calls, " calls of this run, ", time_text(model->communication_us(facts.devices)), ".");
+        "Averaging K bytes of gradients in n buckets by rings takes 2 (N-1)/N K/B + n 2 (N-1) alpha: with N = ",
+        facts.devices, ", K = ", gradients_text(model->bytes, facts), ", n = ", model->buckets,
+        ", links of B = ", bytes_text(model->link.bandwidth * 1e6), "/s and alpha = ", time_text(model->link.alpha_us),
+        " a message, fitted to ", model->link.calls, " calls of this run, ",
+        time_text(model->communication_us(facts.devices)), ".");
   return out;
 }
 

@@ -7,6 +7,7 @@
 #include <chorus/train/trace_reader.hpp>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -58,11 +59,60 @@ inline double most_of(const std::vector<double>& values) {
 /// The whole batch, as the run or its loaders have told it; 0 where they have not.
 inline double batch_of(const Trace& trace) {
   if (const auto& note = trace.number("batch"); note.is_number()) return note.get<double>();
+  const auto steps = step_times(trace);
   double batch = 0;
-  for (const auto& process : trace.processes)
-    for (const auto& span : process.spans)
-      if (span.category == "loader") batch = std::max(batch, number_of(span.args, "batch"));
+  for (std::size_t place = 0; place < trace.processes.size(); ++place)
+    for (const auto& span : trace.processes[place].spans)
+      if (span.category == "loader" && in_a_step(steps, place, span.begin))
+        batch = std::max(batch, number_of(span.args, "batch"));
   return batch;
+}
+/// K, of which `bytes` were averaged.
+inline std::string gradients_text(double bytes, const TraceFacts& facts) {
+  const double known = facts.gradient_bytes.value_or(bytes), more = bytes - known;
+  if (more < 0 || more > 0.01 * bytes) return bytes_text(bytes);
+  return bytes_text(known) +
+         (more == 0 ? "" : cat(" (and ", decimals(more, 0), " bytes that fill up between parameters)"));
+}
+
+/// Ranks, or devices, that had to take turns on their cores; empty where they had not, or nobody knows.
+inline std::string cores_text(const Trace& trace, const TraceFacts& facts) {
+  const auto &cores = trace.number("cores"), &waited = trace.number("core_wait_us");
+  const auto& clocks = trace.metadata.value("clock_error_us", nlohmann::json());
+  const bool one_machine = clocks.is_number() && clocks == 0;
+  const auto noun = place_noun(facts);
+  std::string out;
+  if (facts.devices > 1 && one_machine && cores.is_number() && cores.get<double>() < facts.devices)
+    out = cat("The ", facts.devices, " ", noun, "s shared ", plural(cores.get<double>(), "core"),
+              ": with one for each a step would be shorter. ");
+  double recorded = 0;
+  for (const auto& [number, times] : step_times(trace)) recorded += times.front().end - times.front().begin;
+  if (waited.is_number() && recorded > 0 && waited.get<double>() > 0.05 * recorded)
+    out += cat(has_ranks(facts) ? "Rank 0" : "The program", " was ready to run and had no core for ",
+               time_text(waited.get<double>()), ", ", percent_text(waited.get<double>() / recorded),
+               " of the recorded steps: the machine was busy, and times tell of that, too.");
+  while (out.ends_with(' ')) out.pop_back();
+  return out;
+}
+
+/// What part of a pipeline's step a rank idles by its schedule's table, where messages take no time.
+inline std::string bubble_text(const Trace& trace, const TraceFacts& facts) {
+  const auto schedule = text_of(trace.metadata.at("notes"), "schedule");
+  if (schedule.empty()) return {};
+  std::set<std::string> micro_batches;
+  for (const auto& span : trace.processes.front().spans)
+    if (const auto at = span.name.find("forward of micro-batch "); at != std::string::npos)
+      micro_batches.insert(span.name.substr(at + 23, span.name.find(' ', at + 23) - at - 23));
+  const double p = facts.devices, m = static_cast<double>(micro_batches.size());
+  const bool interleaves = schedule == "interleaved", splits = schedule == "zb-h1";
+  if (m == 0 || (!interleaves && !splits && schedule != "gpipe" && schedule != "1f1b")) return {};
+  const double works = (splits ? 3 : interleaves ? 2 : 1) * m;
+  return cat("By the table of ", schedule, " a rank of p = ", p, " stages idles ",
+             splits        ? "(p-1)/(3m+p-1)"
+             : interleaves ? "(p-1)/(2m+p-1)"
+                           : "(p-1)/(m+p-1)",
+             " of a step with m = ", m, " micro-batches, ", percent_text((p - 1) / (works + p - 1)),
+             "; messages, and stages that are not even, add to that.");
 }
 
 inline double total_of(const nlohmann::json& peak) {

@@ -32,6 +32,7 @@ struct TracedCall {
     if (call.bucket >= 0) fields.field("bucket", call.bucket);
     if (call.unit >= 0) fields.field("unit", call.unit);
     if (call.algorithm != Algorithm::automatic) fields.field("algorithm", comm::name(call.algorithm));
+    if (envelope.op == Op::broadcast) fields.field("root", peer);
     if (!members.empty()) fields.field("group", members);
     args = fields.fields();
   }

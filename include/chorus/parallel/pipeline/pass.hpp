@@ -6,6 +6,7 @@
 #include <chorus/core/batch_group.hpp>
 #include <chorus/core/random.hpp>
 #include <chorus/core/share_tree.hpp>
+#include <chorus/core/trace_listener.hpp>
 #include <chorus/parallel/pipeline/chain.hpp>
 #include <chorus/parallel/pipeline/loss_weights.hpp>
 #include <chorus/parallel/pipeline/pass_gradients.hpp>
@@ -137,6 +138,8 @@ class Pass {
     {
       const typename PassGradients<D>::Scope stand_ins(*gradients_);  // for what checkpoints compute again
       const detail::DeferralScope put_off(splits_ ? &here.later : nullptr);
+      trace::Span span(trace::Lane::backward, "backward", "backward");
+      describe(span, "backward", action.micro_batch);
       run_backward(roots, {.hooks = false});
     }
     here.outputs.clear();
@@ -155,6 +158,8 @@ class Pass {
   /// What `backward` has put off.
   void weight(const Action& action) {
     const NoGrad no_grad;
+    trace::Span span(trace::Lane::backward, "backward", "weight");
+    describe(span, "weight", action.micro_batch);
     kept(action).later.run();
   }
 
@@ -180,6 +185,11 @@ class Pass {
     std::vector<typename Stashes::Entry> inputs, outputs;  // what goes from layer to layer, and what is stashed
     detail::DeferredGradients later;
   };
+
+  static void describe(trace::Span& span, std::string_view what, int micro_batch) {
+    if (span)
+      span.describe(trace::place(), cat(what, " of micro-batch ", micro_batch), cat("\"micro_batch\":", micro_batch));
+  }
 
   Kept& kept(const Action& action) {
     return kept_[static_cast<std::size_t>(action.stage * facts_.schedule.micro_batches + action.micro_batch)];
@@ -239,7 +249,8 @@ class Pass {
     random.devices = 2;  // what has other rows than samples is the same for all micro-batches
     const RandomScope numbers(random);
     const BatchGroupScope group(whole_batch_);
-    const trace::Span span(trace::Lane::forward, "forward", "forward");
+    trace::Span span(trace::Lane::forward, "forward", "forward");
+    describe(span, "forward", micro_batch);
     std::optional<typename PassGradients<D>::Scope> stand_ins;
     if (recorded_) stand_ins.emplace(*gradients_);
     const Stashes stashes({here.inputs.begin() + 1, here.inputs.end()});

@@ -125,6 +125,9 @@ class Stages {
                       schedule.size(), " and ", schedule.micro_batches, ", and ", schedule.stages, " stages for ",
                       stage_count_);
     check_schedule(schedule);
+    if constexpr (requires { cat(Order::name); })
+      if (auto* const trace = trace::step_counter(); trace != nullptr) [[unlikely]]
+        trace->note("schedule", cat('"', Order::name, '"'));
     return schedules_.emplace(m, std::move(schedule)).first->second;
   }
   const std::vector<Schedule::Action>& own_actions(const Schedule& schedule) const {
