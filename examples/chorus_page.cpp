@@ -3,9 +3,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <chorus/train/advice.hpp>
 #include <chorus/train/log_file.hpp>
+#include <cmath>
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
@@ -20,6 +22,7 @@
 
 #include "command_line.hpp"
 #include "page_files.hpp"
+#include "page_svg.hpp"
 
 namespace ch = chorus;
 using nlohmann::json;
@@ -35,6 +38,7 @@ constexpr const char* description =
   train_classifier --policy dp  --devices 2 --trace dp.json
   train_classifier --policy ddp --devices 2 --trace ddp.json
   chorus-page single.json dp.json ddp.json -o run.html
+  chorus-page dp.json --svg pictures                     timeline, links and memory as files for slides
 
 The page is one file that loads nothing from elsewhere. It stays below 500 KB: of long traces it has the median step in
 full, and says what it leaves out.)";
@@ -47,7 +51,8 @@ struct Thinning {
   std::size_t counters = 1 << 30;     ///< of memory and of traffic, a process
   bool chunks = true;                 ///< steps of collectives, and their arrows
   bool instants = true;               ///< gradients and buckets
-  std::size_t spans = 1 << 30;        ///< a process
+  std::size_t arrows = 1 << 30;       ///< a process, which they come to
+  std::size_t spans = 1 << 30;        ///< a lane
   int processes = 1 << 30;
 };
 
@@ -63,6 +68,8 @@ std::vector<Thinning> thinnings(int devices) {
   next("of all steps but the median one everything but the spans of lanes");
   now.counters = 100;
   next("most counters");
+  now.arrows = 100;
+  next("most arrows");
   now.no_others = true;
   next("the spans of all other steps");
   now.counters = 20;
@@ -71,19 +78,22 @@ std::vector<Thinning> thinnings(int devices) {
   next("the single steps of collective calls");
   now.instants = false;
   next("when each gradient was ready");
+  now.arrows = 0;
+  next("all other arrows");
+  const auto but = [&](Thinning of, std::size_t spans) {
+    of.spans = spans;
+    of.says += ch::cat("; spans of a lane but the ", spans, " that are longest in their time");
+    all.push_back(of);
+  };
+  for (const std::size_t spans : {500U, 200U}) but(now, spans);
   const auto before = now.says;
   for (const int processes : {32, 16, 8, 4}) {
     if (processes >= devices) continue;
     now.processes = processes;
-    now.says = ch::cat(before, "; events and links of ranks or devices from ", processes, " on");
-    all.push_back(now);
+    now.says = ch::cat(before, "; events of ranks or devices from ", processes, " on");
+    but(now, 100);
   }
-  for (const std::size_t spans : {1000, 200, 50}) {
-    auto fewer = now;
-    fewer.spans = spans;
-    fewer.says += ch::cat("; all spans of a process but the ", spans, " longest");
-    all.push_back(fewer);
-  }
+  for (const std::size_t spans : {50U, 20U}) but(now, spans);
   return all;
 }
 
@@ -116,8 +126,8 @@ json thinned(const ch::TracedRun& run, const Thinning& how) {
   const auto whole = how.says.empty();
   std::vector<bool> kept(events.size(), whole);
   std::map<std::pair<int, std::string>, std::vector<std::size_t>> counters;
-  std::map<int, std::vector<std::size_t>> spans;
-  std::map<std::tuple<std::string, std::string, std::string>, int> arrows;  // ends that are in the step
+  std::map<std::pair<int, int>, std::vector<std::size_t>> spans;                                 // by process and lane
+  std::map<std::tuple<std::string, std::string, std::string>, std::vector<std::size_t>> arrows;  // ends in the step
   const auto arrow_of = [](const json& event) {
     return std::tuple(text(event, "cat"), text(event, "name"), event.at("id").dump());
   };
@@ -141,9 +151,9 @@ json thinned(const ch::TracedRun& run, const Thinning& how) {
       kept[i] = true;
       const int pid = events[i].at("pid");
       const auto phase = text(events[i], "ph");
-      if (is_arrow(phase)) ++arrows[arrow_of(events[i])];
+      if (is_arrow(phase)) arrows[arrow_of(events[i])].push_back(i);
       if (phase == "C") counters[{pid, text(events[i], "name")}].push_back(i);
-      if (phase == "X" && text(events[i], "cat") != "step") spans[pid].push_back(i);
+      if (phase == "X" && text(events[i], "cat") != "step") spans[{pid, events[i].value("tid", 0)}].push_back(i);
     }
   const auto only = [&](const std::vector<std::size_t>& numbers, const std::set<std::size_t>& those) {
     for (const auto i : numbers) kept[i] = those.contains(i);
@@ -155,18 +165,26 @@ json thinned(const ch::TracedRun& run, const Thinning& how) {
              for (const auto& value : events[i].at("args")) sum += value.is_number() ? value.get<double>() : 0;
            return sum;
          }));
-  for (auto& [pid, numbers] : spans)
-    if (numbers.size() > how.spans) {
-      auto by_length = numbers;
-      std::stable_sort(by_length.begin(), by_length.end(),
-                       [&](auto a, auto b) { return number(events[a], "dur") > number(events[b], "dur"); });
-      only(numbers, {by_length.begin(), by_length.begin() + static_cast<std::ptrdiff_t>(how.spans)});
-    }
-  const bool arrows_bound = how.spans == Thinning().spans;  // else the spans at their ends may be gone
+  for (const auto& [lane, numbers] : spans)
+    only(numbers, largest_of_parts(numbers, how.spans, [&](std::size_t i) { return number(events[i], "dur"); }));
+  // Whole ones, the longest of each process.
+  std::map<int, std::vector<std::pair<double, std::vector<std::size_t>>>> arrows_to;
+  for (const auto& [name, ends] : arrows) {
+    for (const auto i : ends) kept[i] = false;
+    if (ends.size() != 2) continue;
+    const auto to = text(events[ends[0]], "ph") == "f" ? ends[0] : ends[1];
+    arrows_to[events[to].at("pid")].push_back(
+        {-std::abs(number(events[ends[0]], "ts") - number(events[ends[1]], "ts")), ends});
+  }
+  for (auto& [pid, of_process] : arrows_to) {
+    std::sort(of_process.begin(), of_process.end());
+    if (of_process.size() > how.arrows) of_process.resize(how.arrows);
+    for (const auto& [length, ends] : of_process)
+      for (const auto i : ends) kept[i] = true;
+  }
   json out = json::array();
   for (std::size_t i = 0; i < events.size(); ++i) {
     if (!kept[i]) continue;
-    if (!whole && is_arrow(text(events[i], "ph")) && (arrows[arrow_of(events[i])] != 2 || !arrows_bound)) continue;
     out.push_back(events[i]);
   }
   return out;
@@ -192,6 +210,7 @@ void name(std::vector<ch::TracedRun>& runs) {
 /// All that the page shows, as JSON in which no character can end the element around it.
 std::string data_of(const std::vector<ch::TracedRun>& runs, const std::string& title, const Thinning& how) {
   json list = json::array(), comparison = json::array();
+  std::string says = how.says;
   for (const auto& run : runs) {
     json sentences = json::array(), advice = json::array();
     for (const auto& [said, section] : ch::sentences_of(run.trace, run.facts))
@@ -199,11 +218,16 @@ std::string data_of(const std::vector<ch::TracedRun>& runs, const std::string& t
     for (const auto& [said, figures, section] : ch::advice_of(run.trace, run.facts))
       advice.push_back({{"text", said}, {"figures", figures}, {"section", section}});
     auto facts = ch::to_json(run.facts);
-    if (how.processes < run.facts.devices) {
+    double sent = 0;
+    for (const auto& link : run.facts.links) sent += link.bytes;
+    facts["sent_bytes"] = sent;
+    constexpr std::size_t most_links = 1000;
+    if (how.processes < run.facts.devices && facts["links"].size() > most_links) {
       json links = json::array();
       for (const auto& link : facts["links"])
         if (link["from"] < how.processes && link["to"] < how.processes) links.push_back(link);
       facts["links"] = links;
+      says += "; their links";
     }
     list.push_back({{"name", run.name},
                     {"file", std::filesystem::path(run.trace.file).filename().string()},
@@ -216,10 +240,8 @@ std::string data_of(const std::vector<ch::TracedRun>& runs, const std::string& t
   }
   for (const auto& [said, section] : ch::compare_runs(runs))
     comparison.push_back({{"text", said}, {"section", section}});
-  const json data = {{"title", title},
-                     {"left_out", how.says.empty() ? "" : how.says + "."},
-                     {"runs", list},
-                     {"comparison", comparison}};
+  const json data = {
+      {"title", title}, {"left_out", says.empty() ? "" : says + "."}, {"runs", list}, {"comparison", comparison}};
   // A file's name need not be UTF-8.
   const auto plain = data.dump(-1, ' ', false, json::error_handler_t::replace);
   std::string out;
@@ -305,19 +327,39 @@ void check_output_path(const std::string& path, const std::vector<std::string>& 
                               "' would replace a trace that it reads");
 }
 
+/// Of run 0 `FOLDER/0_NAME_timeline.svg`, and so on.
+void draw(const std::vector<ch::TracedRun>& runs, const std::string& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  ch::check<ch::FileError>(!error, "chorus-page: --svg '", folder, "': ", error.message());
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    auto base = ch::cat(i, '_', runs[i].name);
+    for (char& c : base)
+      if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '-' && c != '.') c = '_';
+    const auto put = [&](const char* what, const std::string& text) {
+      write(ch::cat(folder, '/', base, '_', what, ".svg"), text);
+    };
+    put("timeline", page::timeline_svg(runs[i]));
+    if (!runs[i].facts.links.empty()) put("links", page::links_svg(runs[i]));
+    put("memory", page::memory_svg(runs[i]));
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   std::vector<std::string> files;
-  std::string output, title;
+  std::string output, title, pictures;
   CLI::App app{description, "chorus-page"};
   app.add_option("TRACES", files, "files that --trace has written")->required();
-  app.add_option("-o,--output", output, "the page")->required();
+  app.add_option("-o,--output", output, "the page");
+  app.add_option("--svg", pictures, "folder for pictures of each run, as files for slides: of its median step");
   app.add_option("--title", title, "its title");
   if (const auto status = parse(app, argc, argv)) return *status;
   std::vector<ch::TracedRun> runs;
   try {
-    check_output_path(output, files);
+    ch::check<ch::UsageError>(!output.empty() || !pictures.empty(), "chorus-page: expected -o FILE or --svg FOLDER");
+    if (!output.empty()) check_output_path(output, files);
     for (const auto& file : files) {
       runs.emplace_back().trace = ch::read_trace(file);
       runs.back().facts = ch::facts_of(runs.back().trace);
@@ -328,6 +370,8 @@ int main(int argc, char** argv) {
   }
   try {
     name(runs);
+    if (!pictures.empty()) draw(runs, pictures);
+    if (output.empty()) return 0;
     std::string text;
     int devices = 1;
     for (const auto& run : runs) devices = std::max(devices, run.facts.devices);
