@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <chorus/train/advice.hpp>
 #include <chorus/train/log_file.hpp>
@@ -21,6 +22,7 @@
 
 #include "command_line.hpp"
 #include "page_files.hpp"
+#include "page_svg.hpp"
 
 namespace ch = chorus;
 using nlohmann::json;
@@ -36,6 +38,7 @@ constexpr const char* description =
   train_classifier --policy dp  --devices 2 --trace dp.json
   train_classifier --policy ddp --devices 2 --trace ddp.json
   chorus-page single.json dp.json ddp.json -o run.html
+  chorus-page dp.json --svg pictures                     timeline, links and memory as files for slides
 
 The page is one file that loads nothing from elsewhere. It stays below 500 KB: of long traces it has the median step in
 full, and says what it leaves out.)";
@@ -82,7 +85,7 @@ std::vector<Thinning> thinnings(int devices) {
     of.says += ch::cat("; spans of a lane but the ", spans, " that are longest in their time");
     all.push_back(of);
   };
-  for (const std::size_t spans : {500, 200}) but(now, spans);
+  for (const std::size_t spans : {500U, 200U}) but(now, spans);
   const auto before = now.says;
   for (const int processes : {32, 16, 8, 4}) {
     if (processes >= devices) continue;
@@ -90,7 +93,7 @@ std::vector<Thinning> thinnings(int devices) {
     now.says = ch::cat(before, "; events of ranks or devices from ", processes, " on");
     but(now, 100);
   }
-  for (const std::size_t spans : {50, 20}) but(now, spans);
+  for (const std::size_t spans : {50U, 20U}) but(now, spans);
   return all;
 }
 
@@ -123,7 +126,7 @@ json thinned(const ch::TracedRun& run, const Thinning& how) {
   const auto whole = how.says.empty();
   std::vector<bool> kept(events.size(), whole);
   std::map<std::pair<int, std::string>, std::vector<std::size_t>> counters;
-  std::map<std::pair<int, int>, std::vector<std::size_t>> spans;  // by process and lane
+  std::map<std::pair<int, int>, std::vector<std::size_t>> spans;                                 // by process and lane
   std::map<std::tuple<std::string, std::string, std::string>, std::vector<std::size_t>> arrows;  // ends in the step
   const auto arrow_of = [](const json& event) {
     return std::tuple(text(event, "cat"), text(event, "name"), event.at("id").dump());
@@ -215,6 +218,9 @@ std::string data_of(const std::vector<ch::TracedRun>& runs, const std::string& t
     for (const auto& [said, figures, section] : ch::advice_of(run.trace, run.facts))
       advice.push_back({{"text", said}, {"figures", figures}, {"section", section}});
     auto facts = ch::to_json(run.facts);
+    double sent = 0;
+    for (const auto& link : run.facts.links) sent += link.bytes;
+    facts["sent_bytes"] = sent;
     constexpr std::size_t most_links = 1000;
     if (how.processes < run.facts.devices && facts["links"].size() > most_links) {
       json links = json::array();
@@ -234,10 +240,8 @@ std::string data_of(const std::vector<ch::TracedRun>& runs, const std::string& t
   }
   for (const auto& [said, section] : ch::compare_runs(runs))
     comparison.push_back({{"text", said}, {"section", section}});
-  const json data = {{"title", title},
-                     {"left_out", says.empty() ? "" : says + "."},
-                     {"runs", list},
-                     {"comparison", comparison}};
+  const json data = {
+      {"title", title}, {"left_out", says.empty() ? "" : says + "."}, {"runs", list}, {"comparison", comparison}};
   // A file's name need not be UTF-8.
   const auto plain = data.dump(-1, ' ', false, json::error_handler_t::replace);
   std::string out;
@@ -323,19 +327,39 @@ void check_output_path(const std::string& path, const std::vector<std::string>& 
                               "' would replace a trace that it reads");
 }
 
+/// Of run 0 `FOLDER/0_NAME_timeline.svg`, and so on.
+void draw(const std::vector<ch::TracedRun>& runs, const std::string& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  ch::check<ch::FileError>(!error, "chorus-page: --svg '", folder, "': ", error.message());
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    auto base = ch::cat(i, '_', runs[i].name);
+    for (char& c : base)
+      if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '-' && c != '.') c = '_';
+    const auto put = [&](const char* what, const std::string& text) {
+      write(ch::cat(folder, '/', base, '_', what, ".svg"), text);
+    };
+    put("timeline", page::timeline_svg(runs[i]));
+    if (!runs[i].facts.links.empty()) put("links", page::links_svg(runs[i]));
+    put("memory", page::memory_svg(runs[i]));
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   std::vector<std::string> files;
-  std::string output, title;
+  std::string output, title, pictures;
   CLI::App app{description, "chorus-page"};
   app.add_option("TRACES", files, "files that --trace has written")->required();
-  app.add_option("-o,--output", output, "the page")->required();
+  app.add_option("-o,--output", output, "the page");
+  app.add_option("--svg", pictures, "folder for pictures of each run, as files for slides: of its median step");
   app.add_option("--title", title, "its title");
   if (const auto status = parse(app, argc, argv)) return *status;
   std::vector<ch::TracedRun> runs;
   try {
-    check_output_path(output, files);
+    ch::check<ch::UsageError>(!output.empty() || !pictures.empty(), "chorus-page: expected -o FILE or --svg FOLDER");
+    if (!output.empty()) check_output_path(output, files);
     for (const auto& file : files) {
       runs.emplace_back().trace = ch::read_trace(file);
       runs.back().facts = ch::facts_of(runs.back().trace);
@@ -346,6 +370,8 @@ int main(int argc, char** argv) {
   }
   try {
     name(runs);
+    if (!pictures.empty()) draw(runs, pictures);
+    if (output.empty()) return 0;
     std::string text;
     int devices = 1;
     for (const auto& run : runs) devices = std::max(devices, run.facts.devices);

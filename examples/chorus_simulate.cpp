@@ -48,8 +48,10 @@ int main(int argc, char** argv) {
   app.add_option("--call", wishes.call, "microseconds that a collective call takes to begin (default: NCCL's 8.4)")
       ->check(CLI::Range(0.0, 1e6));
   auto* const model =
-      app.add_option("--model", wishes.model, "resnet50, resnet101, resnet152, vgg16, bert_base, bert_large, gpt2, gpt2_medium, gpt2_large, "
-                     "gpt2_xl, gpt3_6.7b, gpt3_175b, or bytes")
+      app.add_option(
+             "--model", wishes.model,
+             "resnet50, resnet101, resnet152, vgg16, bert_base, bert_large, gpt2, gpt2_medium, gpt2_large, gpt2_xl, "
+             "gpt3_6.7b, gpt3_175b, or bytes")
           ->capture_default_str();
   auto* const compute =
       app.add_option("--compute", wishes.compute,

@@ -3,12 +3,12 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <chorus/comm/simulated/trace_file.hpp>
 #include <chorus/core/held_signal.hpp>
 #include <chorus/parallel/simulated/pipelined.hpp>
 #include <chorus/parallel/simulated/recorded.hpp>
 #include <chorus/parallel/simulated/training.hpp>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -332,9 +332,10 @@ class Program {
                     (1 - training_.seconds() / options_.ranks / result.step) * 100, facts.idle * 100,
                     *std::max_element(facts.kept_inputs.begin(), facts.kept_inputs.end()));
       }
-    std::printf("By formula: of the table alone, where messages take no time. 1f1b waits longer for messages than gpipe: it\n"
-                "has no more micro-batches on their way than stages, and each goes to the next stage and back before one\n"
-                "more may begin; gpipe has others to compute meanwhile, and keeps inputs of all of them.\n");
+    std::printf(
+        "By formula: of the table alone, where messages take no time. 1f1b waits longer for messages than gpipe: it\n"
+        "has no more micro-batches on their way than stages, and each goes to the next stage and back before one\n"
+        "more may begin; gpipe has others to compute meanwhile, and keeps inputs of all of them.\n");
   }
 
   void buckets() const {

@@ -3,6 +3,7 @@
 that is refused.
 usage: page_program_test.py CHORUS_PAGE TRAIN_CLASSIFIER CHORUS_RUN"""
 
+import collections
 import json
 import os
 import pathlib
@@ -11,6 +12,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import xml.etree.ElementTree
 
 from processes import CLEAN, expect, say
 from trace_rules import broken
@@ -99,7 +101,8 @@ for each in data["runs"]:
     expect(each["events"] == whole["traceEvents"] and each["metadata"] == whole["metadata"], each["file"])
     expect({"batch", "classes", "lr", "optimizer", "sample_bytes"} <= set(each["metadata"]["notes"]), each["metadata"])
     expect(sorted(each["facts"]) == sorted(
-        "step_us compute_us communication_us exposed_us bubble_us hidden utilisation gradient_bytes links late peak".split()))
+        "step_us compute_us communication_us exposed_us bubble_us hidden utilisation loader_us samples gradient_bytes link_fit links "
+        "late peak sent_bytes".split()))
     expect(each["median_step"] in (5, 6, 7) and len(each["facts"]["compute_us"]) == each["metadata"]["devices"], each)
     expect(all(set(sentence) == {"text", "section"} for sentence in each["sentences"]) and each["sentences"])
     expect(all(each["figures"] for each in each["advice"]) and each["advice"])
@@ -143,15 +146,36 @@ expect(largest == 2999, "of counters the largest stay:", largest)
 made("ranks.json", devices=64, calls=20, gradients=60, all_to_all=True)
 expect((FOLDER / "ranks.json").stat().st_size > 2_000_000)
 data = page("ranks.json")[1]
-expect("events and links of ranks or devices from " in data["left_out"], data["left_out"])
+expect("events of ranks or devices from " in data["left_out"], data["left_out"])
 expect(len(data["runs"][0]["facts"]["compute_us"]) == 64, "facts are of all ranks")
 expect(broken(data["runs"][0]["events"]) == [], broken(data["runs"][0]["events"]))
 expect(any("each of 4032 links" in sentence["text"] for sentence in data["runs"][0]["sentences"]))
 made("calls.json", devices=2, calls=3000)
 data = page("calls.json")[1]
-expect("all spans of a process but the " in data["left_out"], data["left_out"])
-expect("links of ranks" not in data["left_out"], "there are two ranks:", data["left_out"])
+expect("spans of a lane but the " in data["left_out"], data["left_out"])
+expect("of ranks or devices" not in data["left_out"], "there are two ranks:", data["left_out"])
+def in_lanes(events, step):
+    counts = collections.Counter(event["tid"] for event in events if event["ph"] == "X" and event["cat"] != "step" and
+                                 2000 * step <= event["ts"] < 2000 * step + 1501)
+    return {lane: count for lane, count in counts.items() if count}
+
+
+shown, whole = (in_lanes(each, data["runs"][0]["median_step"] - 5) for each in (data["runs"][0]["events"], json.loads((FOLDER / "calls.json").read_text())["traceEvents"]))
+expect(set(shown) == set(whole) and all(shown[lane] >= min(20, whole[lane]) for lane in whole), "lanes are erased:", shown, whole)
 say("large traces fit")
+
+# Pictures as files.
+run(PAGE, "single.json", "dp.json", "ddp.json", "--svg", "pictures")
+names = {file.name for file in (FOLDER / "pictures").iterdir()}
+expect(names == {"0_single_timeline.svg", "0_single_memory.svg"} | {f"{run}_{kind}.svg" for run in ("1_dp", "2_ddp") for kind in ("timeline", "links", "memory")}, names)
+for file in (FOLDER / "pictures").iterdir():
+    root = xml.etree.ElementTree.parse(file).getroot()
+    marks = [mark for mark in root.iter() if mark.tag.endswith(("rect", "path"))]
+    expect(root.tag.endswith("svg") and len(marks) >= 5 and "nan" not in file.read_text(), file, len(marks))
+expect("forward" in (FOLDER / "pictures" / "2_ddp_timeline.svg").read_text())
+run(PAGE, "<script>\"'.json", "--svg", "pictures")
+xml.etree.ElementTree.parse(FOLDER / "pictures" / "0_ddp_timeline.svg")
+say("pictures for slides")
 
 # Runs that were killed.
 events = made("whole.json")
@@ -179,7 +203,7 @@ expect((FOLDER / "run.html").read_text() == before, "an old page stays")
 expect("would replace a trace that it reads" in refused("ddp.json", output="ddp.json"))
 expect("-o expects a file, got 'other'" in refused("ddp.json", output="other"))
 expect("cannot write 'none/run.html" in refused("ddp.json", output="none/run.html", status=1))
-expect("--output is required" in refused("ddp.json", output=None))
+expect("expected -o FILE or --svg FOLDER" in refused("ddp.json", output=None))
 expect("TRACES is required" in refused())
 # No room for the page.
 before = sorted(FOLDER.iterdir())

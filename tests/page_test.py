@@ -93,7 +93,7 @@ with browser.Page(ADDRESS) as page:
     for name, words in {"happened": ["single", "dp", "ddp", "Side by side", "Advice", "peak of device 0"],
                         "timeline": ["bucket 1 (b1)", "waiting", "the median one of each run", "Spans as a table"],
                         "links": ["measured", "control", "gradients", "difference", "2 (N-1)/N K"],
-                        "memory": ["device 0 ◆", "activations", "What the peak of the whole run was made of"],
+                        "memory": ["device 0 ◆", "activations", "What the peak of the recorded steps was made of"],
                         "ring": ["Algorithm ring", "all_reduce", "Before: each rank has its own numbers."],
                         "gradients": ["bucket full", "Rank"],
                         "formulas": ["T = 2(N−1) · t", "2(N−1)/N · K", "t = α + K/(N·B)"]}.items():
@@ -108,6 +108,20 @@ with browser.Page(ADDRESS) as page:
     expect(page.js("document.querySelectorAll('#happened tbody tr').length") == 3)
     expect(not {"undefined", "NaN", "[object"} & set(re.findall(r"undefined|NaN|\[object", "".join(said.values()))), said)
     say(f"{marks} marks, all sections")
+
+    # A step's picture shows its numbers: how long it takes, and waits where the facts have them, beside no pass.
+    expect(page.js("runs.every((run) => [...document.querySelectorAll('#timeline .run')].some((head) => head.textContent"
+                   ".startsWith(`${run.name}, step ${run.median_step}: ${time(run.facts.step_us)}`)))"), "lengths of steps")
+    for name, device, drawn, waited in page.js(
+            "runs.flatMap((run) => run.facts.exposed_us.map((waited, device) => [run.name, device, sum(spansOfStep(run, device, "
+            "stepOf(run).of(device)).filter((span) => span.lane === lanes.wait).map((span) => span.end - span.begin)), waited]))"):
+        expect(abs(drawn - waited) <= 0.01 * waited + 0.01, name, device, "waits", waited, "of which are drawn", drawn)
+        expect(name != "dp" or waited > 0)
+    expect(page.js("runs.every((run) => run.facts.compute_us.every((_, device) => { "
+                   "const spans = spansOfStep(run, device, stepOf(run).of(device)), waits = spans.filter((span) => span.lane === lanes.wait); "
+                   "return spans.every((span) => span.frame || !passLanes.includes(span.lane) || "
+                   "waits.every((wait) => wait.end <= span.begin || wait.begin >= span.end)); }))"), "a pass is drawn where it waits")
+    expect(page.js("ringCalls().every((call) => call.span.args.traffic !== 'control') && ringCalls().length > 0"))
 
     # The matrices' cells are the traces' sums, a step; a link has its messages.
     for index, name in enumerate(("dp", "ddp")):

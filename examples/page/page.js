@@ -102,6 +102,9 @@ const legend = (items) => make("ul", { class: "legend" }, items.map(([fill, text
 
 const lanes = { step: 1, loader: 2, forward: 3, backward: 4, communication: 5, wait: 6, optimizer: 7, gathers: 8 };
 
+/** µs in whole ns: a begin and a length may sum to a little more or less than the begin of what touches it. */
+const wholeNs = (us) => Math.round(us * 1000) / 1000;
+
 function readRun(source) {
   const run = { ...source, spans: [], instants: [], memory: new Map(), sent: [], arrows: [] };
   const devices = Math.max(source.metadata.devices || 1, ...source.events.map((event) => event.pid || 1));
@@ -111,9 +114,9 @@ function readRun(source) {
   run.device = (index) => `${run.ofRanks ? "rank" : "device"} ${index}`;
   const begun = new Map();
   for (const event of source.events) {
-    const device = event.pid - 1, lane = event.tid - 10 * event.pid, at = event.ts, args = event.args || {};
+    const device = event.pid - 1, lane = event.tid - 10 * event.pid, at = wholeNs(event.ts), args = event.args || {};
     if (event.ph === "X")
-      run.spans.push({ device, lane, begin: at, end: at + event.dur, category: event.cat, name: event.name, args });
+      run.spans.push({ device, lane, begin: at, end: wholeNs(at + event.dur), category: event.cat, name: event.name, args });
     else if (event.ph === "i") run.instants.push({ device, at, category: event.cat, name: event.name, args });
     else if (event.ph === "C" && event.name === "memory, bytes") {
       if (!run.memory.has(device)) run.memory.set(device, []);
@@ -130,12 +133,13 @@ function readRun(source) {
   run.spans.sort((a, b) => a.begin - b.begin || end(b) - end(a));
   run.steps = new Map();
   for (const span of run.spans.filter((each) => each.category === "step")) {
-    const known = run.steps.get(span.args.step);
+    const known = run.steps.get(span.args.step), own = known?.own ?? new Map();
+    own.set(span.device, { begin: span.begin, end: span.end });
     run.steps.set(span.args.step, { begin: Math.min(known?.begin ?? span.begin, span.begin),
-                                    end: Math.max(known?.end ?? span.end, span.end) });
+                                    end: Math.max(known?.end ?? span.end, span.end), own });
   }
   if (run.steps.size === 0)
-    run.steps.set(source.median_step, { begin: 0, end: Math.max(1, ...run.spans.map((span) => span.end)) });
+    run.steps.set(source.median_step, { begin: 0, end: Math.max(1, ...run.spans.map((span) => span.end)), own: new Map() });
   return run;
 }
 const runs = data.runs.map(readRun);
@@ -145,7 +149,10 @@ let shownStep = null;
 const stepOf = (run) => {
   const number = shownStep !== null && run.steps.has(shownStep) ? shownStep
     : run.steps.has(run.median_step) ? run.median_step : [...run.steps.keys()][0];
-  return { number, ...run.steps.get(number) };
+  const step = run.steps.get(number), all = [...step.own.values()];
+  // A rank begins and ends it before or after others; of a process' devices there is one for all.
+  const of = (device) => step.own.get(device) ?? all[0] ?? step;
+  return { number, ...step, of, length: all.length ? most(all.map((own) => wholeNs(own.end - own.begin))) : step.end - step.begin };
 };
 const longestStep = () => most(runs.map((run) => { const step = stepOf(run); return step.end - step.begin; })) || 1;
 

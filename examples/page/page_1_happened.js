@@ -11,7 +11,7 @@ function drawHappened() {
   const peakOfFirst = (run) => run.facts.peak?.[0] ? sum(Object.values(run.facts.peak[0])) : null;
   const rows = runs.map((run) => [run.name, right(time(run.facts.step_us)), right(percent(run.facts.hidden)),
     right(run.facts.exposed_us?.length ? time(most(run.facts.exposed_us)) : "-"),
-    right(bytes(sum((run.facts.links || []).map((link) => link.bytes)))), right(bytes(peakOfFirst(run)))]);
+    right(bytes(run.facts.sent_bytes ?? 0)), right(bytes(peakOfFirst(run)))]);
   const compared = data.comparison?.length > 0;
   const perRun = make("div", { class: "runs" }, runs.filter((run) => run.sentences?.length).map((run) =>
     make("div", {}, make("h3", {}, run.name), list(run.sentences))));

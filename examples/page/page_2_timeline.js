@@ -21,6 +21,8 @@ const orderOfRuns = () => {
 
 function describe(run, span, more = "") {
   const facts = [`${span.name}, ${run.device(span.device)} of ${run.name}`, time(span.end - span.begin)];
+  if (span.whole && span.end - span.begin < span.whole.end - span.whole.begin)
+    facts[1] += ` of ${time(span.whole.end - span.whole.begin)}, the rest of which it waits`;
   if (span.args.bytes) facts.push(bytes(span.args.bytes));
   if (span.args.traffic) facts.push(span.args.traffic);
   if (span.args.algorithm) facts.push(`algorithm ${span.args.algorithm}`);
@@ -29,7 +31,52 @@ function describe(run, span, more = "") {
   return facts.join(", ") + more;
 }
 
+/** The parts of [begin, end] that are not in `taken`, which are in order of their begin. */
+function gapsOf(begin, end, taken) {
+  const gaps = [];
+  for (const each of taken) {
+    if (each.end <= begin || each.begin >= end) continue;
+    if (each.begin > begin) gaps.push([begin, each.begin]);
+    begin = Math.max(begin, each.end);
+  }
+  return begin < end ? [...gaps, [begin, end]] : gaps;
+}
+
+const passLanes = [lanes.forward, lanes.backward, lanes.optimizer];
+const ofMicroBatch = (span) => /^(forward|backward|weight) of micro-batch (\d+)/.exec(span.name);
+
+/**
+ * A device's spans of a step as they are drawn. Passes are cut where they wait, and those that hold others are frames
+ * around them; a micro-batch is drawn whole. Under DataParallel a device waits whenever it neither computes nor loads.
+ */
+function spansOfStep(run, device, own) {
+  const mine = run.spans.filter((span) => span.device === device && span.end > own.begin && span.begin < own.end);
+  const waits = mine.filter((span) => span.lane === lanes.wait), out = [], computed = [];
+  const frame = new Map();
+  mine.forEach((span, index) => {
+    if (!passLanes.includes(span.lane)) return;
+    const next = mine.slice(index + 1).find((other) => other.lane === span.lane);
+    frame.set(span, next !== undefined && next.begin < span.end && next.end > next.begin && !ofMicroBatch(span));
+  });
+  const wholes = mine.filter(ofMicroBatch);
+  for (const span of mine) {
+    if (!frame.has(span)) { out.push(span); continue; }
+    if (frame.get(span)) { out.push({ ...span, frame: true }); continue; }
+    if (!ofMicroBatch(span) && wholes.some((whole) => whole.begin <= span.begin && span.end <= whole.end)) continue;
+    computed.push(span);
+    for (const [begin, end] of gapsOf(span.begin, span.end, waits)) out.push({ ...span, begin, end, whole: span });
+  }
+  if (run.metadata.policy === "dp") {
+    const busy = [...computed, ...mine.filter((span) => span.lane === lanes.loader)].sort((a, b) => a.begin - b.begin);
+    for (const [begin, end] of gapsOf(own.begin, own.end, busy))
+      out.push({ device, lane: lanes.wait, begin, end, category: "wait", name: "neither computes nor loads", args: {} });
+  }
+  return out.sort((a, b) => a.begin - b.begin || b.end - a.end);
+}
+
 function fillOf(span) {
+  if (span.frame) return "none";
+  if (ofMicroBatch(span)?.[1] === "weight") return "var(--weight)";
   if (span.category === "bubble") return "url(#bubble)";
   if (span.lane === lanes.wait) return "url(#waiting)";
   if (span.category === "comm" || span.category === "ring") {
@@ -79,7 +126,9 @@ function drawTimeline() {
   for (const run of orderOfRuns()) {
     const step = stepOf(run);
     marks.append(make("text", { x: 1, y: y + 16, class: "run" },
-      `${run.name}, step ${step.number}: ${time(step.end - step.begin)}` +
+      `${run.name}, step ${step.number}: ${time(step.length)}` +
+        (step.end - step.begin > 1.02 * step.length ? ` on the slowest ${run.ofRanks ? "rank" : "device"}, ` +
+          `${time(step.end - step.begin)} from the first begin to the last end` : "") +
         (run.drawn < run.devices ? `, the first ${run.drawn} of ${run.devices}` : "")));
     y += 24;
     const top = [], kinds = rowsOf(run);
@@ -90,16 +139,15 @@ function drawTimeline() {
         y += 15;
       }
       top.push([]);
+      const own = step.of(device), drawn = spansOfStep(run, device, own);
       kinds.forEach((kind, number) => {
         const height = heightOf(kind);
         top[device].push(y);
         if (gutter && (!small || number === 0))
           marks.append(make("text", { x: gutter - 8, y: y + height / 2 + 4, "text-anchor": "end", class: "lane" },
             number === 0 ? run.device(device) + (small ? "" : " computes") : kind.name));
-        marks.append(make("rect", { x: gutter, y, width: x(step.end - step.begin) - gutter, height, class: "row" }));
-        const spans = run.spans.filter((span) => span.device === device && kind.of(span) && span.end > step.begin &&
-                                                 span.begin < step.end);
-        rows.push(drawRow(run, spans, step, y, height));
+        marks.append(make("rect", { x: x(own.begin - step.begin), y, width: x(own.end - step.begin) - x(own.begin - step.begin), height, class: "row" }));
+        rows.push(drawRow(run, drawn.filter(kind.of), step, own, y, height));
         y += height + (small ? 1 : 2);
       });
       for (const event of run.instants) {
@@ -134,13 +182,13 @@ function drawTimeline() {
   }
 
   /** Spans of one row; those of less than a pixel go into the one that they lie in, or are drawn as one. */
-  function drawRow(run, spans, step, rowY, height) {
+  function drawRow(run, spans, step, own, rowY, height) {
     const row = [], open = [];
     let small = null;
     const put = (mark) => { row.push(mark); marks.append(mark); --budget; };
     for (const span of spans) {
       while (open.length && open.at(-1).span.end <= span.begin) open.pop();
-      const left = x(Math.max(0, span.begin - step.begin)), right = x(Math.min(end, span.end - step.begin));
+      const left = x(Math.max(own.begin, span.begin) - step.begin), right = x(Math.min(own.end, span.end) - step.begin);
       if (span.args.bucket >= 0 && span.category === "comm") buckets.add(span.args.bucket);
       if (span.args.unit >= 0 && span.category === "comm") units.add(span.args.unit);
       bubbles ||= span.category === "bubble";
@@ -155,7 +203,7 @@ function drawTimeline() {
       }
       const depth = Math.min(2, open.length), inset = depth * Math.min(4, height / 5);
       const mark = make("rect", { x: left, y: rowY + inset, width: Math.max(1, right - left),
-        height: Math.max(2, height - 2 * inset), rx: right - left > 6 ? 1.5 : 0, class: `span ${span.category}`,
+        height: Math.max(2, height - 2 * inset), rx: right - left > 6 ? 1.5 : 0, class: `span ${span.category}${span.frame ? " frame" : ""}`,
         style: `fill:${span.category === "ring" && open.length ? fillOf(open.at(-1).span) : fillOf(span)}`, role: "img" });
       const entry = { span, mark, inside: 0, left, right, spans: [span], run };
       mark.append(make("title"));
@@ -164,12 +212,15 @@ function drawTimeline() {
       if (right - left < 1) small = entry;
       else { open.push(entry); small = null; }
       listed.push(entry);
-      const label = span.category !== "comm" ? span.name : span.args.bucket >= 0 ? `b${span.args.bucket}`
+      const part = ofMicroBatch(span), numbered = part && `${part[1][0].toUpperCase()}${part[2]}`;
+      if (span.frame || span.whole && span.begin > span.whole.begin) continue;
+      const label = numbered ? (right - left > numbered.length * 6.4 + 1 ? numbered : part[2])
+        : span.category !== "comm" ? span.name : span.args.bucket >= 0 ? `b${span.args.bucket}`
         : span.args.unit >= 0 ? `u${span.args.unit}` : span.name;
       const child = spans.find((other) => other !== span && other.category !== "ring" && other.begin >= span.begin &&
         other.end <= span.end && x(other.end - step.begin) - x(other.begin - step.begin) >= 1);
       const room = (child ? Math.max(left, x(child.begin - step.begin)) : right) - left;
-      if (height >= 12 && room > label.length * 6.4 + 6 && span.lane !== lanes.wait && span.category !== "ring")
+      if (height >= 9 && room > label.length * 6.4 + (part ? 1 : 6) && span.lane !== lanes.wait && span.category !== "ring")
         labels.append(make("text", { x: left + 4 + (depth ? 2 : 0), y: rowY + height / 2 + 3.7, class: "in" }, label));
     }
     return row;
@@ -189,7 +240,7 @@ function drawTimeline() {
   svg.append(timeAxis(end, x, 18, y - 8, Math.max(2, Math.floor((width - gutter) / 110))), marks, labels, over);
   cursorIn(svg, x, end, 18, y - 8, width);
   walkable(svg, rows, says);
-  const key = [["var(--forward)", "forward"], ["var(--backward)", "backward"], ["var(--optimizer_step)", "optimizer"],
+  const key = [["var(--forward)", "forward"], ["var(--backward)", "backward"], ...(runs.some((run) => run.spans.some((span) => span.name.startsWith("weight of"))) ? [["var(--weight)", "backward by weights (W)"]] : []), ["var(--optimizer_step)", "optimizer"],
     ["var(--loader)", "loader"], ["var(--plain)", "copy or message"], ["var(--control)", "control"],
     ...[...buckets].sort((a, b) => a - b).slice(0, 8).map((bucket) => [bucketColour(bucket), `bucket ${bucket} (b${bucket})`]),
     ...[...units].sort((a, b) => a - b).slice(0, 8).map((unit) => [bucketColour(unit), `unit ${unit} (u${unit})`]),

@@ -79,7 +79,7 @@ function peakTable() {
     run.device(device) + (device === 0 ? " ◆" : ""), ...memoryKinds.map((kind) => right(bytes(peak[kind] || 0))),
     right(bytes(sum(Object.values(peak))))]));
   if (rows.length === 0) return [];
-  const content = table("What the peak of the whole run was made of (◆ device 0)",
+  const content = table("What the peak of the recorded steps was made of (◆ device 0)",
     ["run", "device", ...memoryKinds.map(right), right("together")], rows);
   return rows.length > 12 ? [behind("Composition at the peak", content)] : [content];
 }

@@ -2,29 +2,47 @@
 
 const formulasState = { run: null, values: null };
 
-/** All-reduces of a run: their bytes, and how long they took from the last rank's arrival on. */
+/** All-reduces of data that went round a ring: their bytes, and how long they took from the last rank's arrival on. */
 function measuredCalls(run) {
   const calls = new Map();
   for (const span of run.spans) {
-    if (span.category !== "comm" || span.args.op !== "all_reduce" || !span.args.bytes) continue;
-    const known = calls.get(span.args.sequence) || { bytes: span.args.bytes, begin: -Infinity, end: 0, ranks: 0, name: span.name };
-    calls.set(span.args.sequence, { ...known, begin: Math.max(known.begin, span.begin), end: Math.max(known.end, span.end), ranks: known.ranks + 1 });
+    if (span.category !== "comm" || span.args.op !== "all_reduce" || !span.args.bytes || span.args.group) continue;
+    if (span.args.traffic === "control" || span.args.algorithm !== "ring") continue;
+    const known = calls.get(span.args.sequence) || { bytes: span.args.bytes, us: Infinity, ranks: 0, name: span.name };
+    calls.set(span.args.sequence, { ...known, us: Math.min(known.us, span.end - span.begin), ranks: known.ranks + 1 });
   }
-  return [...calls.values()].filter((call) => call.ranks === run.devices && call.end > call.begin)
-    .map((call) => ({ bytes: call.bytes, us: call.end - call.begin, name: call.name }));
+  return [...calls.values()].filter((call) => call.ranks === run.drawn && call.us > 0);
 }
 
-/** The alpha in µs and the bandwidth in bytes per µs with which 2(N-1)(alpha + K/(N B)) goes through the measured calls. */
-function fitted(run, calls) {
-  const N = run.devices, hops = 2 * (N - 1);
-  const sizes = [...new Set(calls.map((call) => call.bytes))].sort((a, b) => a - b);
-  const typical = (size) => median(calls.filter((call) => call.bytes === size).map((call) => call.us)) / hops;
-  if (sizes.length === 0) return { alpha: 10, bandwidth: 1000, from: "not measured: a guess" };
-  const small = sizes[0], large = sizes.at(-1);
-  const slope = sizes.length > 1 ? (typical(large) - typical(small)) / (large - small) : 0, alpha = typical(small) - slope * small;
-  if (slope > 0 && alpha > 0.1) return { alpha, bandwidth: 1 / (slope * N), from: `from the smallest and the largest call (${bytes(small)}, ${bytes(large)})` };
-  const some = Math.min(5, typical(large) / 2);
-  return { alpha: some, bandwidth: large / N / (typical(large) - some), from: `B from the largest call (${bytes(large)}), α assumed: one size alone does not tell them apart` };
+/** What a policy sends by its formulas, in words, and beside it what the busiest rank has sent. */
+const formulasOf = {
+  ddp: "Averaging gradients by rings: each rank sends 2(N−1)/N · K.",
+  local_sgd: "Averaging parameters by rings: each rank sends 2(N−1)/N · K every so many steps.",
+  fsdp: "A rank keeps K/N. Gathering parameters, for forward and for backward, sends (N−1)/N · K each time, and taking gradients apart (N−1)/N · K: 3(N−1)/N · K in all, 1.5 times what averaging alone would send. Who keeps parameters from forward to backward, and the unit that is still there, gather once.",
+  tp: "Each layer ends two sums in forward and two in backward, of A bytes of activations: with L layers a rank sends 4L · 2(N−1)/N · A.",
+  tensor_parallel: "Each layer ends two sums in forward and two in backward, of A bytes of activations: with L layers a rank sends 4L · 2(N−1)/N · A.",
+  pp: "Each of m micro-batches sends its activations, a bytes, over each border between stages, and as much comes back: m · a each way. A rank of p idles (p−1)/(m+p−1) of a step.",
+  dp: "Device 0 sends K to each other device and gets K from each: 2(N−1) · K through its link.",
+  parameter_server: "The server sends K to each worker and gets K from each: 2(N−1) · K through its link.",
+};
+formulasOf.pipeline = formulasOf.pp;
+
+function policyFormulas(run) {
+  const kinds = [...new Set((run.facts.links || []).map((link) => link.kind))].filter((kind) => kind !== "control");
+  const rows = kinds.map((kind) => {
+    const by = new Map();
+    for (const link of run.facts.links) if (link.kind === kind) by.set(link.from, [...(by.get(link.from) || []), link]);
+    const total = (links) => sum(links.map((link) => link.bytes));
+    const links = [...by.values()].reduce((best, each) => total(each) > total(best) ? each : best);
+    const known = links.every((link) => link.formula !== null);
+    return [kind, run.device(links[0].from), [...new Set(links.map((link) => link.rule).filter(Boolean))].join(", ") || "-",
+      right(known ? bytes(sum(links.map((link) => link.formula))) : "-"), right(bytes(total(links)))];
+  });
+  const said = (run.sentences || []).filter((each) => each.section === "formulas").map((each) => make("p", {}, each.text));
+  const words = formulasOf[run.metadata.policy];
+  return [words ? make("p", {}, words) : null, ...said,
+    rows.length ? table(`What ${run.name} sends in a step, the busiest ${run.ofRanks ? "rank" : "device"} of each kind`,
+      ["kind", "from", "by", right("formula"), right("measured")], rows) : null].filter(Boolean);
 }
 
 function drawFormulas() {
@@ -34,12 +52,24 @@ function drawFormulas() {
     return;
   }
   if (!parallel.includes(formulasState.run)) {
-    formulasState.run = parallel.find((run) => measuredCalls(run).length) || parallel[0];
+    formulasState.run = parallel.find((run) => run.facts.link_fit) || parallel[0];
     formulasState.values = null;
   }
-  const run = formulasState.run, calls = measuredCalls(run), start = fitted(run, calls);
+  const run = formulasState.run, calls = measuredCalls(run), fit = run.facts.link_fit;
+  const chosen = choice("Run", parallel.map((each) => each.name), parallel.indexOf(run), (index) => {
+    Object.assign(formulasState, { run: parallel[index], values: null });
+    drawFormulas();
+  });
+  if (!fit) {
+    const ran = [...new Set(run.spans.filter((span) => span.category === "comm" && span.args.op === "all_reduce" &&
+      span.args.traffic !== "control").map((span) => span.args.algorithm))].filter(Boolean);
+    place.replaceChildren(make("div", { class: "controls" }, chosen), ...policyFormulas(run),
+      make("p", { class: "note" }, ran.length ? `This run's all-reduces went by ${ran.join(", ")}, not round a ring alone: what a ring would take it does not tell.`
+        : "This run makes no all-reduces of data: there is no ring to be priced."));
+    return;
+  }
   const values = formulasState.values ??= { N: run.devices, K: run.facts.gradient_bytes || most(calls.map((call) => call.bytes)) || 1e6,
-    alpha: start.alpha, bandwidth: start.bandwidth };
+    alpha: Math.max(fit.alpha_us, 0.001), bandwidth: fit.bandwidth };
   const ringTime = (N, K) => 2 * (N - 1) * (values.alpha + K / (N * values.bandwidth));
   const sentByRank = (N, K) => 2 * (N - 1) / N * K;
   const text = make("div", { class: "formulas" }), pictures = make("div", { class: "multiples", style: "--columns:2" });
@@ -54,7 +84,8 @@ function drawFormulas() {
       line("Time of one piece", "t = α + K/(N·B)", ` = ${time(alpha)} + ${bytes(K)}/(${N} · ${bytes(bandwidth * 1e6)}/s) = `, time(t)),
       line("Time of the ring", "T = 2(N−1) · t", ` = 2 · ${N - 1} · ${time(t)} = `, time(ringTime(N, K)))));
     const width = Math.min(560, widthOf("formulas") < 700 ? widthOf("formulas") : Math.floor((widthOf("formulas") - 20) / 2));
-    const perRank = parallel.map((each) => {
+    const averages = (each) => ["ddp", "local_sgd"].includes(each.metadata.policy) && each.facts.gradient_bytes === run.facts.gradient_bytes;
+    const perRank = parallel.filter(averages).map((each) => {
       const sent = Array.from({ length: each.devices }, () => 0);
       for (const link of each.facts.links || []) if (link.kind === "gradients") sent[link.from] += link.bytes;
       return { x: each.devices, y: most(sent), name: `${each.name}: ${bytes(most(sent))} of gradients by the busiest of ${each.devices}` };
@@ -79,17 +110,14 @@ function drawFormulas() {
   };
   update();
   place.replaceChildren(
-    make("div", { class: "controls" }, choice("Run", parallel.map((each) => each.name), parallel.indexOf(run), (index) => {
-      Object.assign(formulasState, { run: parallel[index], values: null });
-      drawFormulas();
-    }), make("button", { type: "button", onclick: () => { formulasState.values = null; drawFormulas(); } }, "As measured")),
+    make("div", { class: "controls" }, chosen, make("button", { type: "button", onclick: () => { formulasState.values = null; drawFormulas(); } }, "As measured")),
     make("div", { class: "controls" },
       slider("N, ranks", 2, Math.max(64, run.devices), values.N, (value) => String(value), (value) => { values.N = value; }, false),
       slider("K, bytes", 1e3, 1e10, values.K, bytes, (value) => { values.K = value; }, true),
-      slider("α, a message", 0.1, 1e4, values.alpha, time, (value) => { values.alpha = value; }, true),
-      slider("B = 1/β, a link", 1, 1e6, values.bandwidth, (value) => `${bytes(value * 1e6)}/s`, (value) => { values.bandwidth = value; }, true)),
-    text, make("p", { class: "note" }, `α and B: ${start.from}. Dots: all-reduces of ${run.name}, from the last rank's arrival to the end` +
-      (calls.length ? "" : "; this run has none") + `. Ranks of one machine need not go round a ring: each call's algorithm stands in the timeline.`),
+      slider("α, a message", 0.001, 1e4, values.alpha, time, (value) => { values.alpha = value; }, true),
+      slider("B, a link's bandwidth", 1, 1e6, values.bandwidth, (value) => `${bytes(value * 1e6)}/s`, (value) => { values.bandwidth = value; }, true)),
+    ...policyFormulas(run), text, make("p", { class: "note" }, `α and B are fitted to ${fit.calls} calls of this run: α to its small all-gathers, B to the rest of what its all-reduces take. Dots: all-reduces of ${run.name}, from the last rank's arrival to the end` +
+      (calls.length ? "" : "; this run has none") + `.`),
     pictures,
     behind("Calls as a table", calls.length ? table("All-reduces", ["call", right("bytes"), right("measured"), right("formula")],
       calls.slice(0, 200).map((call) => [call.name, right(bytes(call.bytes)), right(time(call.us)), right(time(ringTime(values.N, call.bytes)))])) : empty("None.")));

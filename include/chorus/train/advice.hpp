@@ -69,9 +69,9 @@ inline std::vector<TraceAdvice> advice_of(const Trace& trace, const TraceFacts& 
     };
     const auto ring =
         model->link.calls > 0
-            ? cat("K = ", bytes_text(model->bytes), ", n = ", model->buckets, ", B = ",
-                  decimals(model->link.bandwidth / 1000, 2), " GB/s, alpha = ", time_text(model->link.alpha_us), " from ",
-                  model->link.calls, " calls, ", percent_text(model->hidden), " hidden")
+            ? cat("K = ", gradients_text(model->bytes, facts), ", n = ", model->buckets,
+                  ", B = ", bytes_text(model->link.bandwidth * 1e6), "/s, alpha = ", time_text(model->link.alpha_us),
+                  " from ", model->link.calls, " calls, ", percent_text(model->hidden), " hidden")
             : cat("averaging ", bytes_text(model->bytes), " takes ", time_text(model->averaging_us), ", ",
                   percent_text(model->hidden), " hidden");
     const double now = model->step_us(facts.devices);
@@ -108,7 +108,8 @@ inline std::vector<TraceAdvice> advice_of(const Trace& trace, const TraceFacts& 
                 : std::string(".")),
         cat("computing / step: ", range_text(facts.utilisation, percent_text), "; of its step ", noun, ' ', idlest,
             " computes ", time_text(facts.compute_us[idlest]), ", waits ", time_text(facts.exposed_us[idlest]),
-            " for communication and ", time_text(facts.loader_us[idlest]), " for the next batch"));
+            facts.policy == "dp" ? " for communication and other devices, and " : " for communication and ",
+            time_text(facts.loader_us[idlest]), " for the next batch"));
   if (batch > 0 && classes.is_number() && classes.get<double>() > 0) {
     const double wanted = 10 * classes.get<double>();
     add("happened",
@@ -182,19 +183,20 @@ inline std::vector<TraceSentence> compare_runs(const std::vector<TracedRun>& run
       const double batch = batch_of(run.trace), base_batch = batch_of(base->trace);
       const auto& a = run.facts;
       const auto& b = base->facts;
+      const auto cores = cores_text(run.trace, a), busy = cores.empty() ? cores : ' ' + cores;
       if (batch == base_batch)
         say("happened", "A step of ", run.name, " takes ", time_text(a.step_us), ", one of ", base->name, " ",
-            time_text(b.step_us), ": ", run.name, " is ", decimals(b.step_us / a.step_us, 2), " times as fast.");
+            time_text(b.step_us), ": ", run.name, " is ", decimals(b.step_us / a.step_us, 2), " times as fast.", busy);
       else if (batch > 0 && base_batch > 0)
         say("happened", "The batches differ: ", run.name, " trains on ", decimals(batch / a.step_us * 1e6, 0),
             " samples a second (batch ", number_text(batch), "), ", base->name, " on ",
             decimals(base_batch / b.step_us * 1e6, 0), " (batch ", number_text(base_batch), "): ", run.name, " is ",
-            decimals(batch / a.step_us / (base_batch / b.step_us), 2), " times as fast.");
+            decimals(batch / a.step_us / (base_batch / b.step_us), 2), " times as fast.", busy);
     }
   }
   const auto *dp = find("dp"), *ddp = find("ddp");
   if (dp != nullptr && ddp != nullptr) {
-    const double parallel = most_of(dp->facts.exposed_us), distributed = most_of(ddp->facts.exposed_us),
+    const double parallel = most_of(dp->facts.communication_us), distributed = most_of(ddp->facts.exposed_us),
                  hidden = ddp->facts.hidden.value_or(0);
     double late = 0;
     for (const auto& rank : ddp->facts.late) late += rank.us;

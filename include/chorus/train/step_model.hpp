@@ -17,18 +17,19 @@ namespace chorus {
 /// A model of a step under DistributedDataParallel: passes take as long as the device's share of the batch is large,
 /// the optimizer and what is left of the step always the same, and averaging K bytes of N ranks' gradients in n buckets
 ///   2 (N-1)/N K/B + n 2 (N-1) alpha
-/// where links have a bandwidth of B (a ring's; Thakur, Rabenseifner, Gropp: Optimization of collective communication operations in MPICH, 2005), of
-/// which a constant part lies beside computing. Ranks that come late are not in it.
+/// where links have a bandwidth of B (a ring's; Thakur, Rabenseifner, Gropp: Optimization of collective communication
+/// operations in MPICH, 2005), of which a constant part lies beside computing. Ranks that come late are not in it.
 struct StepModel {
   int devices = 1;       ///< of the run
   double passes_us = 0;  ///< forward and backward of the slowest device
   double optimizer_us = 0;
   double other_us = 0;  ///< of the step: neither computing nor waiting
   double hidden = 0;    ///< part of communication beside which devices compute
-  double bytes = 0;        ///< K, with what fills up between parameters
-  int buckets = 0;         ///< n
+  double bytes = 0;     ///< K, with what fills up between parameters
+  int buckets = 0;      ///< n
   double averaging_us = 0;  ///< what the run's own calls take
-  TraceLinkFit link = {};  ///< of rings; without calls: none ran, and `communication_us` is known of the run's ranks alone
+  TraceLinkFit link =
+      {};  ///< of rings; without calls: none ran, and `communication_us` is known of the run's ranks alone
 
   double communication_us(int n) const {
     if (n == 1 || bytes == 0) return 0;

@@ -2,6 +2,7 @@
 /// What a trace says of a run in numbers: where a step's time goes, what moves, and who waits for whom.
 
 #include <algorithm>
+#include <bit>
 #include <charconv>
 #include <chorus/core/error.hpp>
 #include <chorus/train/trace_reader.hpp>
@@ -47,7 +48,7 @@ struct TraceLinkFit {
 /// Of a run, all but `step_us` and `late` of its median step. Lists are by rank or device, of those that were recorded.
 struct TraceFacts {
   std::string policy = {};
-  int devices = 1;  ///< of the run
+  int devices = 1;      ///< of the run
   int steps = 0;        ///< that were recorded
   int median_step = 0;  ///< its number: half of the steps, or fewer, took less time on their slowest device
   double step_us = 0;   ///< how long that took
@@ -131,9 +132,8 @@ inline std::map<int, std::vector<StepTime>> step_times(const Trace& trace) {
 }
 /// Whether `at` lies in a step that was recorded; after one may come evaluation, which is no training.
 inline bool in_a_step(const std::map<int, std::vector<StepTime>>& steps, std::size_t place, double at) {
-  return std::any_of(steps.begin(), steps.end(), [&](const auto& step) {
-    return at >= step.second[place].begin && at <= step.second[place].end;
-  });
+  return std::any_of(steps.begin(), steps.end(),
+                     [&](const auto& step) { return at >= step.second[place].begin && at <= step.second[place].end; });
 }
 inline double slowest(const std::vector<StepTime>& times) {
   double most = 0;
@@ -311,8 +311,8 @@ inline double median_of(std::vector<double> values) {
 }
 
 /// Alpha is the median of the small all_gathers over their rounds, the bandwidth what all_reduces moved over the
-/// rest of their time, of those of one bucket and size the median's: on a machine whose cores are shared some calls take
-/// many times as long. Nothing where an all_reduce was no ring.
+/// rest of their time, of those of one bucket and size the median's: on a machine whose cores are shared some calls
+/// take many times as long. Nothing where an all_reduce was no ring.
 inline std::optional<TraceLinkFit> fit_links(const Trace& trace, int devices) {
   if (devices < 2) return std::nullopt;
   const double n = devices;
@@ -321,7 +321,9 @@ inline std::optional<TraceLinkFit> fit_links(const Trace& trace, int devices) {
   std::map<std::pair<double, double>, std::vector<double>> reduced;
   for (const auto& call : call_times(trace)) {
     if (call.op == "all_gather" && call.bytes <= 4096)
-      small.push_back(call.us / (call.algorithm == "bruck" ? std::ceil(std::log2(n)) : n - 1));
+      small.push_back(call.us / (call.algorithm == "bruck"
+                                     ? static_cast<double>(std::bit_width(static_cast<unsigned>(devices) - 1))
+                                     : n - 1));
     if (call.op != "all_reduce" || call.traffic == "control" || call.bytes <= 0) continue;
     if (call.algorithm != "ring") return std::nullopt;
     reduced[{call.bucket, call.bytes}].push_back(call.us);
@@ -407,7 +409,9 @@ inline TraceFacts facts_of(const Trace& trace) {
     const auto communication = of({"comm", "copy"}), bubbles = of({"bubble"}), waits = of({"wait", "bubble"});
     const auto passes = of({"forward", "backward", "optimizer"}, true).without(waits);
     const auto loader = of({"loader"});
-    const auto exposed = facts.policy != "dp" ? waits : detail::TimeSet({{step[place].begin, step[place].end}}).without(passes).without(loader);
+    const auto exposed = facts.policy != "dp"
+                             ? waits
+                             : detail::TimeSet({{step[place].begin, step[place].end}}).without(passes).without(loader);
     const double length = step[place].end - step[place].begin;
     facts.compute_us.push_back(passes.length());
     facts.communication_us.push_back(communication.length());

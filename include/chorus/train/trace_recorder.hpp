@@ -40,8 +40,9 @@ struct TracedProcess {
 };
 
 /// Listens from step `first_step` on, for `steps` steps; a step begins with the first recorded forward pass after an
-/// optimizer's step. Evaluation after a step, with the wait for its first batch, is left out. Each rank writes a file of its own, a step at a time: rank 0 `path`, others `path.rankN`; all can
-/// be read wherever the run ends. When the last rank has recorded its steps, all become one file at `path`.
+/// optimizer's step. Evaluation after a step, with the wait for its first batch, is left out. Each rank writes a file
+/// of its own, a step at a time: rank 0 `path`, others `path.rankN`; all can be read wherever the run ends. When the
+/// last rank has recorded its steps, all become one file at `path`.
 ///
 /// Files are Chrome's trace events as JSON. One of a single rank is an array, without its end while it grows; the whole
 /// is an object with "metadata". A process is a rank or a device (pid: its number + 1) and a thread a Lane

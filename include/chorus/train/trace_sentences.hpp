@@ -52,9 +52,10 @@ inline std::vector<TraceSentence> sentences_of(const Trace& trace, const TraceFa
   say("timeline", "In it a ", noun, " computes for ", range_text(facts.compute_us, time_text),
       " (t1): ", range_text(facts.utilisation, percent_text), " of its step.");
   if (most_of(facts.communication_us) > 0) {
-    say("timeline", "Communication is under way for ", range_text(facts.communication_us, time_text),
-        " (t2); the program waits for it ", range_text(facts.exposed_us, time_text), ", and ",
-        percent_text(facts.hidden.value_or(0)), " of it lies beside computing.");
+    say("timeline", "Communication is under way for ", range_text(facts.communication_us, time_text), " (t2); ",
+        facts.policy == "dp" ? "a device waits for it and for others " : "the program waits for it ",
+        range_text(facts.exposed_us, time_text), ", and ", percent_text(facts.hidden.value_or(0)),
+        " of it lies beside computing.");
   } else if (facts.devices > 1) {
     int with = 0;
     double most = 0;
@@ -135,10 +136,11 @@ inline std::vector<TraceSentence> sentences_of(const Trace& trace, const TraceFa
         plural(static_cast<double>(calls.size()), "call"), "; a ring of ", facts.devices, " ranks takes ",
         2 * (facts.devices - 1), " rounds: ", facts.devices - 1, " that add and ", facts.devices - 1, " that copy.");
   if (const auto model = fit_step_model(trace, facts); model && model->link.calls > 0)
-    say("formulas", "Averaging K bytes of gradients in n buckets by rings takes 2 (N-1)/N K/B + n 2 (N-1) alpha: with N = ",
-        facts.devices, ", K = ", bytes_text(model->bytes), padding_text(model->bytes, facts), ", n = ", model->buckets,
-        ", links of B = ", decimals(model->link.bandwidth / 1000, 2), " GB/s and alpha = ",
-        time_text(model->link.alpha_us), " a message, fitted to ", model->link.calls, " calls of this run, ",
+    say("formulas",
+        "Averaging K bytes of gradients in n buckets by rings takes 2 (N-1)/N K/B + n 2 (N-1) alpha: with N = ",
+        facts.devices, ", K = ", gradients_text(model->bytes, facts), ", n = ", model->buckets,
+        ", links of B = ", bytes_text(model->link.bandwidth * 1e6), "/s and alpha = ", time_text(model->link.alpha_us),
+        " a message, fitted to ", model->link.calls, " calls of this run, ",
         time_text(model->communication_us(facts.devices)), ".");
   return out;
 }

@@ -67,11 +67,12 @@ inline double batch_of(const Trace& trace) {
         batch = std::max(batch, number_of(span.args, "batch"));
   return batch;
 }
-/// Where K bytes are more than the model's gradients.
-inline std::string padding_text(double bytes, const TraceFacts& facts) {
-  const double more = facts.gradient_bytes ? bytes - *facts.gradient_bytes : 0;
-  return more > 0 && more < 0.01 * bytes ? cat(" (", decimals(more, 0), " bytes more: they fill up between parameters)")
-                                         : std::string();
+/// K, of which `bytes` were averaged.
+inline std::string gradients_text(double bytes, const TraceFacts& facts) {
+  const double known = facts.gradient_bytes.value_or(bytes), more = bytes - known;
+  if (more < 0 || more > 0.01 * bytes) return bytes_text(bytes);
+  return bytes_text(known) +
+         (more == 0 ? "" : cat(" (and ", decimals(more, 0), " bytes that fill up between parameters)"));
 }
 
 /// Ranks, or devices, that had to take turns on their cores; empty where they had not, or nobody knows.

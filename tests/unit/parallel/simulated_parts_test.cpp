@@ -115,9 +115,11 @@ std::size_t sent(const RankTimes& rank, trace::Traffic kind) {
 TEST_CASE("simulated: a few ranks run for all that are alike, and take what all of them take") {
   const auto model = model_named("bert_base");
   for (const auto* const links : {"25gbit", "nvlink4+25gbit", "nvlink4+25gbit:shared"})
-    for (const auto policy : {TrainingPolicy::ddp, TrainingPolicy::fully_sharded, TrainingPolicy::tensor_parallel, TrainingPolicy::local_sgd})
+    for (const auto policy : {TrainingPolicy::ddp, TrainingPolicy::fully_sharded, TrainingPolicy::tensor_parallel,
+                              TrainingPolicy::local_sgd})
       for (const int ranks : {8, 24}) {
-        Training training{.policy = policy, .forward = 0.01, .backward = 0.02, .period = 2, .layers = 3, .activation = 1 << 20};
+        Training training{
+            .policy = policy, .forward = 0.01, .backward = 0.02, .period = 2, .layers = 3, .activation = 1 << 20};
         if (policy == TrainingPolicy::fully_sharded)
           training.units = unit_times(model, 64, 0.01, 0.02);
         else
@@ -137,10 +139,12 @@ TEST_CASE("simulated: a few ranks run for all that are alike, and take what all 
         for (std::size_t call = 0; call < own.size(); ++call)
           if (real[call].call.envelope.op != comm::Op::broadcast) {
             CHECK(own[call].sent.size() == real[call].sent.size());
-            CHECK(std::equal(own[call].sent.begin(), own[call].sent.end(), real[call].sent.begin(), real[call].sent.end(),
-                             [](const auto& a, const auto& b) { return a.first == b.first; }));
+            CHECK(std::equal(own[call].sent.begin(), own[call].sent.end(), real[call].sent.begin(),
+                             real[call].sent.end(), [](const auto& a, const auto& b) { return a.first == b.first; }));
           }
       }
+  SimulationOptions wrong{.ranks = 8, .links = links_named("nvlink4+25gbit"), .true_numbers = false, .alike = 1};
+  CHECK_THROWS_WITH(simulate(wrong, [](SimulatedRank&) {}), Contains("simulate: 1 of 8 ranks for all alike"));
   SimulationOptions options{.ranks = 65'536, .links = links_named("nvlink8+25gbit")};
   CHECK(ranks_alike(options, {}) == 8);
   options.computing.stragglers = {{5, 1.3}};

@@ -62,36 +62,38 @@ TEST_CASE("advice on a pipeline's bubbles: where they are a tenth of the step an
 TEST_CASE("what a trace of ddp says") {
   CHECK(
       sentences(made::ddp()) ==
-      Texts{"happened: Policy ddp on 2 cpu devices: 3 steps recorded from step 5 on; step 7, the median, is shown in "
-            "full.",
-            "happened: A batch has 64 samples; each rank has 32 of them.",
-            "timeline: A step takes 1.10 ms (median of 3, slowest rank).",
-            "timeline: In it a rank computes for 730 us to 740 us (t1): 66 % to 67 % of its step.",
-            "timeline: Communication is under way for 210 us to 220 us (t2); the program waits for it 110 us to 120 "
-            "us, and 47 % of it lies beside computing.",
-            "timeline: Others waited for rank 1 10 us a step, in 1.0 calls a step to which it came last.",
-            "timeline: The longest wait for the next batch took 100 us of the step.",
-            "links: In a step rank 0 sends rank 1 12000 bytes of gradients; the formula, 2 (N-1)/N K, gives 12000.",
-            "links: In a step rank 1 sends rank 0 12000 bytes of gradients; the formula, 2 (N-1)/N K, gives 12000.",
-            "memory: At its peak rank 0 holds 4.0 MiB: activations 3.0 MiB, parameters 1.0 MiB.",
-            "memory: At its peak rank 1 holds 3.0 MiB: activations 2.0 MiB, parameters 1.0 MiB.",
-            "gradients: The model has 11.7 KiB of gradients (K).",
-            "gradients: They leave in 2 buckets; on rank 0 the first is full 300 us before backward ends.",
-            "formulas: Averaging K bytes of gradients in B buckets by rings takes 2 (N-1)/N K/beta + B 2 (N-1) alpha: "
-            "with N = 2, K = 11.7 KiB, B = 2, beta = 0.07 GB/s and alpha = 10 us, fitted to 9 calls of this run, 200 "
-            "us."});
+      Texts{
+          "happened: Policy ddp on 2 cpu devices: 3 steps recorded from step 5 on; step 7, the median, is shown in "
+          "full.",
+          "happened: A batch has 64 samples; each rank has 32 of them.",
+          "timeline: A step takes 1.10 ms (median of 3, slowest rank).",
+          "timeline: In it a rank computes for 730 us to 740 us (t1): 66 % to 67 % of its step.",
+          "timeline: Communication is under way for 210 us to 220 us (t2); the program waits for it 110 us to 120 "
+          "us, and 47 % of it lies beside computing.",
+          "timeline: Others waited for rank 1 10 us a step, in 1.0 calls a step to which it came last.",
+          "timeline: The longest wait for the next batch took 100 us of the step.",
+          "links: In a step rank 0 sends rank 1 12000 bytes of gradients; the formula, 2 (N-1)/N K, gives 12000.",
+          "links: In a step rank 1 sends rank 0 12000 bytes of gradients; the formula, 2 (N-1)/N K, gives 12000.",
+          "memory: At its peak rank 0 holds 4.0 MiB: activations 3.0 MiB, parameters 1.0 MiB.",
+          "memory: At its peak rank 1 holds 3.0 MiB: activations 2.0 MiB, parameters 1.0 MiB.",
+          "gradients: The model has 11.7 KiB of gradients (K).",
+          "gradients: They leave in 2 buckets; on rank 0 the first is full 300 us before backward ends.",
+          "formulas: Averaging K bytes of gradients in n buckets by rings takes 2 (N-1)/N K/B + n 2 (N-1) alpha: "
+          "with N = 2, K = 11.7 KiB, n = 2, links of B = 71.5 MiB/s and alpha = 10 us a message, fitted to 9 calls of "
+          "this run, 200 us."});
 }
 
 // By hand: alpha = 10 us, all_gather's with rank 1; the buckets take 200 us, 40 of them for 4 messages, so
-// beta = 12000 bytes / 160 us. A step: passes 690 us, optimizer 50, the rest 250, and 230/430 of 200 us.
+// the bandwidth is 12000 bytes / 160 us. A step: passes 690 us, optimizer 50, the rest 250, and 230/430 of 200 us.
 TEST_CASE("the model of a step") {
   const auto trace = made::ddp().trace();
   const auto model = *ch::fit_step_model(trace, ch::facts_of(trace));
-  CHECK(model.alpha_us == Approx(10));
-  CHECK(model.beta == Approx(75));
+  CHECK(model.link.alpha_us == Approx(10));
+  CHECK(model.link.bandwidth == Approx(75));
   CHECK(model.bytes == 12000);
   CHECK(model.buckets == 2);
-  CHECK(model.calls == 9);
+  CHECK(model.link.calls == 9);
+  CHECK(model.averaging_us == Approx(200));
   CHECK(model.passes_us == Approx(690));
   CHECK(model.optimizer_us == Approx(50));
   CHECK(model.other_us == Approx(250));
@@ -101,6 +103,13 @@ TEST_CASE("the model of a step") {
   CHECK(model.step_us(2) == Approx(990 + 200 * 230.0 / 430));
   CHECK(model.step_us(4) == Approx(345 + 300 + 360 * 230.0 / 430));
   CHECK(model.step_us(2, 2) == Approx(1380 + 300 + 200 * 230.0 / 430));
+
+  // Where no ring ran there is none to be priced.
+  const auto in_place = made::ddp(made::ddp_notes(), 32, "in_place").trace();
+  const auto other = *ch::fit_step_model(in_place, ch::facts_of(in_place));
+  CHECK(other.link.calls == 0);
+  CHECK(other.communication_us(4) == Approx(200));
+  CHECK(first_with(advice(made::ddp(made::ddp_notes(), 32, "in_place")), "as many devices") == "nothing");
 
   const auto dp = made::dp().trace();
   CHECK(!ch::fit_step_model(dp, ch::facts_of(dp)));
@@ -117,12 +126,12 @@ TEST_CASE("advice on ddp: each with its figures") {
           "Twice as many devices would help. An estimate: 4 devices with the same batch would be 1.31 times as fast "
           "as 2, if each device has cores of its own and passes take as long as the share of the batch is large. "
           "[step by the model 1.10 ms with 2, 838 us with 4 devices (late ranks not counted; measured 1.10 ms); "
-          "communication 200 us and 360 us; K = 11.7 KiB, B = 2, beta = 0.07 GB/s, alpha = 10 us from 9 calls, 47 % "
+          "communication 200 us and 360 us; K = 11.7 KiB, n = 2, B = 71.5 MiB/s, alpha = 10 us from 9 calls, 47 % "
           "hidden]",
           "A larger batch would use the devices better. An estimate: twice the batch would take 1.23 times as many "
           "samples a second, if each device has cores of its own and passes take as long as the share of the batch "
           "is large. [step by the model 1.10 ms now, 1.79 ms with twice the batch: of it 1.38 ms forward and "
-          "backward, communication as before; K = 11.7 KiB, B = 2, beta = 0.07 GB/s, alpha = 10 us from 9 calls, 47 "
+          "backward, communication as before; K = 11.7 KiB, n = 2, B = 71.5 MiB/s, alpha = 10 us from 9 calls, 47 "
           "% hidden]",
           "A rank is idle for up to 34 % of the step. [computing / step: 66 % to 67 %; of its step rank 0 computes "
           "730 us, waits 120 us for communication and 100 us for the next batch]",
@@ -132,6 +141,24 @@ TEST_CASE("advice on ddp: each with its figures") {
           "(Goyal et al. 2017, for SGD). [batch 64, learning rate 0.05]",
           "Training waits for data: more threads that prepare batches (--workers), or cheaper transforms. [100 us of "
           "1.10 ms, 9 % of the step]"});
+}
+
+TEST_CASE("ranks that share cores, and a machine that is busy, are told of where runs are compared") {
+  auto notes = made::ddp_notes();
+  notes["cores"] = 1;
+  notes["core_wait_us"] = 1650;  // of 3300
+  const std::string said =
+      "The 2 ranks shared 1 core: with one for each a step would be shorter. Rank 0 was ready to run and had no core "
+      "for "
+      "1.65 ms, 50 % of the recorded steps: the machine was busy, and times tell of that, too.";
+  CHECK(first_with(sentences(made::ddp(notes)), "shared") == "happened: " + said);
+  const auto run = [](const char* name, const made::File& file) {
+    ch::TracedRun out{name, file.trace(), {}};
+    out.facts = ch::facts_of(out.trace);
+    return out;
+  };
+  const auto single = run("single", made::single({{"gradient_bytes", 12000}})), ddp = run("ddp", made::ddp(notes));
+  CHECK(ch::compare_runs({single, ddp}).front().text.ends_with("times as fast. " + said));
 }
 
 TEST_CASE("advice is left out where the trace lacks what it needs, or there is nothing to say") {

@@ -78,7 +78,7 @@ inline json ddp_notes() {
 }
 /// Two ranks of DDP with two buckets of 8000 and 4000 bytes: the first is averaged beside backward, the second one
 /// after it. Rank 1 comes 10 us late to an all_gather. The step of median length is 7, with 1100 us.
-inline File ddp(json notes = ddp_notes(), int share = 32, const char* algorithm = "in_place") {
+inline File ddp(json notes = ddp_notes(), int share = 32, const char* algorithm = "ring") {
   File file("ddp", 2, std::move(notes),
             {{{"activations", 3145728}, {"parameters", 1048576}}, {{"activations", 2097152}, {"parameters", 1048576}}});
   const double lengths[] = {1000, 1200, 1100};

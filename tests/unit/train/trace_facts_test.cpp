@@ -71,11 +71,11 @@ TEST_CASE("links of ddp: what was counted in the median step, and the formula of
   CHECK(of_three("hierarchical") == Texts{"0>1 gradients 5", "0>2 gradients 7"});
 }
 
-TEST_CASE("dp: nested passes count once, all copies are exposed, shares of inputs, K") {
+TEST_CASE("dp: nested passes count once, a device waits whenever it neither computes nor loads, shares of inputs, K") {
   const auto facts = ch::facts_of(made::dp().trace());
   CHECK(near(facts.compute_us, {300 + 200 + 40, 200 + 300}));
   CHECK(near(facts.communication_us, {20 + 80, 30}));
-  CHECK(near(facts.exposed_us, {100, 30}));
+  CHECK(near(facts.exposed_us, {1000 - 540 - 10, 1000 - 500}));
   CHECK(*facts.hidden == 0);
   CHECK(near(facts.utilisation, {0.54, 0.5}));
   CHECK(near(facts.samples, {8, 7}));
@@ -118,13 +118,55 @@ TEST_CASE("facts as JSON: what is not known is null") {
                       {"hidden", nullptr},
                       {"utilisation", {0.75}},
                       {"gradient_bytes", nullptr},
+                      {"link_fit", nullptr},
                       {"links", json::array()},
+                      {"loader_us", {200.0}},
+                      {"samples", {15.0}},
                       {"late", json::array()},
                       {"peak", {{{"activations", 1024}}}}});
   const auto links = ch::to_json(ch::facts_of(made::ddp().trace())).at("links");
   CHECK(links[0] ==
         json{{"from", 0}, {"to", 1}, {"kind", "control"}, {"bytes", 64.0}, {"formula", nullptr}, {"rule", ""}});
   CHECK(links[1].at("formula") == 12000.0);
+}
+
+TEST_CASE(
+    "what touches lies side by side, and what comes at a step's end belongs to it, whatever sums are rounded to") {
+  made::File file("ddp", 2, {{"gradient_bytes", 500}});
+  for (int rank = 0; rank < 2; ++rank) {
+    file.step_of(rank, 5, 0.1, 0.4);
+    file.span(rank, made::forward, "forward", "forward", 0.1, 0.3);
+    file.events.back()["dur"] = 0.2;  // 0.1 + 0.2 > 0.3
+    file.span(rank, made::forward, "forward", "forward", 0.3, 0.4);
+  }
+  file.count(0, 0.4 + 1e-10, "sent to 1, bytes", {{"gradients", 7}});
+  const auto facts = ch::facts_of(file.trace());
+  CHECK(near(facts.compute_us, {0.3, 0.3}));
+  CHECK(links(facts) == Texts{"0>1 gradients 7"});
+}
+
+TEST_CASE("evaluation between steps has no part in batches; ranks that were not recorded none in lists") {
+  auto file = made::ddp(json{{"gradient_bytes", 12000}});
+  file.metadata["devices"] = 1024;
+  file.span(0, made::loader, "loader", "next batch", 1120, 1130, {{"samples", 128}, {"batch", 128}});
+  const auto facts = ch::facts_of(file.trace());
+  CHECK(facts.devices == 1024);
+  CHECK(near(facts.samples, {32, 32}));
+  CHECK(facts.compute_us.size() == 2);
+}
+
+TEST_CASE("links of calls other than all_reduce, of groups, and of messages") {
+  made::File file("fsdp", 4);
+  file.step_of(0, 5, 0, 100);
+  file.call(0, "all_gather", 1, 10, 20, 100, "parameters", "ring");
+  file.call(0, "reduce_scatter", 2, 20, 30, 100, "gradients", "in_place");
+  file.call(0, "all_reduce", 3, 30, 40, 100, "activations", "ring");
+  file.events.back()["args"]["group"] = {0, 2};
+  file.count(0, 50, "sent to 1, bytes", {{"parameters", 300}, {"gradients", 100}});
+  file.count(0, 50, "sent to 2, bytes", {{"activations", 100}});
+  CHECK(links(ch::facts_of(file.trace())) == Texts{"0>1 gradients 100 = 100 by K/N",
+                                                   "0>1 parameters 300 = 300 by (N-1)/N K",
+                                                   "0>2 activations 100 = 100 by 2 (N-1)/N K"});
 }
 
 TEST_CASE("a trace without a step has no facts") {

@@ -95,8 +95,8 @@ TEST_CASE("what is no trace is refused, with what was expected and what it has")
   };
   CHECK(metadata("policy", 7) == expected + "its metadata has no text \"policy\"");
   CHECK(metadata("device_kind", {}) == expected + "its metadata has no text \"device_kind\"");
-  for (const auto& devices : {json(0), json(-1), json(4097), json(1.5), json("2"), json(18446744073709551615u)})
-    CHECK(metadata("devices", devices) == expected + "its metadata has no number \"devices\" from 1 to 4096");
+  for (const auto& devices : {json(0), json(-1), json(65537), json(1.5), json("2"), json(18446744073709551615u)})
+    CHECK(metadata("devices", devices) == expected + "its metadata has no number \"devices\" from 1 to 65536");
   CHECK(metadata("first_step", -1) == expected + "its metadata has no number \"first_step\"");
   CHECK(metadata("steps", "3") == expected + "its metadata has no number \"steps\"");
   CHECK(metadata("notes", 3) == expected + "its \"notes\" are no object");

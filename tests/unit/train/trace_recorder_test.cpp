@@ -102,6 +102,40 @@ TEST_CASE("a step is what lies between two optimizer steps, however many passes 
   CHECK(of(file, "forward").size() == 2);
 }
 
+TEST_CASE("evaluation after a step is part of none: neither its spans nor what it sends and holds") {
+  const Folder folder;
+  const auto path = folder / "run.json";
+  ch::TraceRecorder recorder({.path = path, .first_step = 1, .steps = 2}, {.policy = "single"});
+  const auto load = [](const char* name) { const trace::Span span(trace::Lane::loader, "loader", name); };
+  step(recorder);
+  step(recorder);
+  load("evaluation's");
+  recorder.evaluation_begins();
+  load("evaluation's second");
+  {
+    const trace::Span span(trace::Lane::forward, "forward", "evaluation");
+    trace::sent(0, 1, trace::Traffic::inputs, 1000);
+    trace::allocated(0, trace::Memory::activations, 1 << 30);
+    trace::allocated(0, trace::Memory::activations, -(1 << 30));
+  }
+  recorder.evaluation_begins();
+  step(recorder);
+  recorder.finish();
+  const auto file = whole(path);
+  CHECK(names(of(file, "forward")) == std::vector<std::string>{"forward", "forward"});
+  const auto steps = of(file, "step");
+  REQUIRE(names(steps) == std::vector<std::string>{"step 1", "step 2"});
+  const auto loader = of(file, "loader");
+  REQUIRE(names(loader) == std::vector<std::string>{"evaluation's"});
+  const auto end = steps[0].at("ts").get<double>() + steps[0].at("dur").get<double>();
+  CHECK(end <= loader[0].at("ts").get<double>() + 1e-6);
+  for (const auto& event : file.at("traceEvents")) {  // what was sent is counted before the next step
+    if (event.at("name") == "sent to 1, bytes") CHECK(event.at("ts") <= steps[1].at("ts"));
+    if (event.at("name") == "memory, bytes") CHECK(event.at("args").at("activations") < 1 << 30);
+  }
+  CHECK(file.at("metadata").at("peak")[0].at("activations") < 1 << 30);
+}
+
 TEST_CASE("while it grows a trace can be read as far as it goes; a run that ends early has what it had") {
   const Folder folder;
   const auto path = folder / "run.json";

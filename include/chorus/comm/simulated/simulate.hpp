@@ -56,9 +56,9 @@ struct SimulationOptions {
   /// Then programs call `call` and `start`, and use no thread_local state.
   bool true_numbers = true;
   bool keep_spans = false;  ///< see SimulatedTimes
-  /// Without true numbers: rank r + alike does what rank r does, for all r; 0: nobody knows. Then ranks below `alike` run,
-  /// and the others have their times. Numbers of a call are as many for each rank; of a broadcast, which comes to one
-  /// rank after another, all have what the last one has.
+  /// Without true numbers: rank r + alike does what rank r does, for all r; 0: nobody knows. Then ranks below `alike`
+  /// run, and the others have their times. Numbers of a call are as many for each rank; of a broadcast, which comes to
+  /// one rank after another, all have what the last one has.
   int alike = 0;
   /// Told after each million of messages how many there have been.
   std::function<void(std::size_t)> progress = {};
@@ -255,12 +255,13 @@ class Simulation {
     std::vector<Time> last;
     bool comparable = true;
     for (const auto& engine : engines_) {
-      comparable = comparable && !engine->has_messages && engine->begun.size() == engines_.front()->begun.size();
-      last.resize(std::max(last.size(), engine->begun.size()));
-      for (std::size_t call = 0; call < engine->begun.size(); ++call) last[call] = std::max(last[call], engine->begun[call]);
+      comparable = comparable && !engine->has_messages && engine->came.size() == engines_.front()->came.size();
+      last.resize(std::max(last.size(), engine->came.size()));
+      for (std::size_t call = 0; call < engine->came.size(); ++call)
+        last[call] = std::max(last[call], engine->came[call]);
     }
     for (std::size_t rank = 0; rank < engines_.size(); ++rank) {
-      const auto& own = engines_[rank]->begun;  // one after another; which of them is under way while the program waits
+      const auto& own = engines_[rank]->came;  // one after another; which of them is under way while the program waits
       std::size_t call = 0;
       for (const auto& [begun, ended] : engines_[rank]->waited) {
         times_.ranks[rank].waited += ended - begun;
@@ -302,9 +303,11 @@ SimulatedTimes simulate(const SimulationOptions& options, const Body& body) {
   check<UsageError>(options.ranks >= 1 && options.ranks <= most, "simulate: ", options.ranks, " ranks, expected 1 to ",
                     most, options.true_numbers ? " with true numbers" : "");
   check<UsageError>(options.links.island >= 0, "simulate: islands of ", options.links.island, " ranks");
-  check<UsageError>(options.alike >= 0 && (options.alike == 0 || (options.ranks % options.alike == 0 &&
-                                                                  !options.true_numbers && !options.keep_steps)),
-                    "simulate: ", options.alike, " of ", options.ranks, " ranks alike");
+  const int island = options.links.island >= options.ranks ? 1 : std::max(options.links.island, 1);
+  const bool divides = options.alike > 0 && options.ranks % options.alike == 0 && options.alike % island == 0;
+  check<UsageError>(options.alike == 0 || (divides && !options.true_numbers && !options.keep_steps),
+                    "simulate: ", options.alike, " of ", options.ranks, " ranks for all alike, expected whole ",
+                    "islands, of which there are several, without true numbers and single steps");
   for (const auto* link : {&options.links.inside, &options.links.between})
     check<UsageError>(link->bandwidth > 0 && std::isfinite(link->bandwidth), "simulate: a bandwidth of ",
                       link->bandwidth, " bytes a second");

@@ -101,13 +101,13 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
       if (first_ == waiting_.size()) waiting_.clear(), first_ = 0;
       Time& own = tasks_.clock();
       own = std::max(own, launched);
-      const Time begun_at = own;
-      begun.push_back(begun_at);
+      const Time begun = own;
+      came.push_back(begun);
       has_messages = has_messages || call.op == Op::message;
       carry_out(call);
-      busy_ += own - begun_at;
+      busy_ += own - begun;
       if (keeps_spans)
-        calls.push_back({current_, call.lane(), call.traffic, call.count * call.reduction.element, begun_at, own,
+        calls.push_back({current_, call.lane(), call.traffic, call.count * call.reduction.element, begun, own,
                          std::exchange(link.sent, {})});
       if (!failure_) ended_.push_back(own);
       tasks_.wake(program_, own);
@@ -131,9 +131,9 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
 
   SimulatedTransport link;
   bool keeps_spans = false;
-  std::vector<Time> begun;                     ///< of each call: when this rank had come to it
+  std::vector<Time> came;                     ///< of each call: when this rank had come to it
   std::vector<std::pair<Time, Time>> waited;  ///< when its program waited for one
-  bool has_messages = false;                   ///< there were calls of two ranks
+  bool has_messages = false;                  ///< there were calls of two ranks
   std::vector<Span> calls, waits;  ///< where they are kept: what was carried out; when the program waited for it
 
  private:
@@ -161,8 +161,8 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
       if (size == 1) return alone_.now(call);
       if (call.op != Op::message) tasks_.clock() += network_.call;
       if (call.op == Op::broadcast && network_.alike < size) {
-        tasks_.clock() = chorus::comm::simulated::later(
-            tasks_.clock(), link.chain(call.count * call.reduction.element));
+        tasks_.clock() =
+            chorus::comm::simulated::later(tasks_.clock(), link.chain(call.count * call.reduction.element));
         return;
       }
       // A barrier names nobody who is missing: a deadlock does.

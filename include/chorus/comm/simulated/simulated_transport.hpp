@@ -82,8 +82,8 @@ class Network {
   };
 
   /// `moves_data`: else the ranks' data is never looked at. `those_alike`: rank r + those_alike does what rank r does
-  /// at the same time, so that ranks below it are the only ones there are: what one sends to rank p, another one, as far
-  /// before it, sends to rank p % those_alike.
+  /// at the same time, so that ranks below it are the only ones there are: what one sends to rank p, another one, as
+  /// far before it, sends to rank p % those_alike.
   Network(Tasks& to_run, const Links& ls, int ranks, bool data, int those_alike = 0)
       : tasks(to_run),
         links(ls),

@@ -118,8 +118,8 @@ inline constexpr std::size_t image_bytes = 3 * 224 * 224 * sizeof(float), class_
   return model;
 }
 
-/// GPT-2 (Radford et al., 2019) and GPT-3 (Brown et al., NeurIPS 2020): a decoder of that many layers, whose last one is
-/// the table of tokens again. A sample is its tokens; the model returns its loss.
+/// GPT-2 (Radford et al., 2019) and GPT-3 (Brown et al., NeurIPS 2020): a decoder of that many layers, whose last one
+/// is the table of tokens again. A sample is its tokens; the model returns its loss.
 [[gnu::cold]] inline ModelSizes gpt_sizes(std::string_view name, std::size_t layers, std::size_t width,
                                           std::size_t tokens) {
   ModelSizes model{.name = std::string(name),
@@ -141,9 +141,9 @@ inline constexpr std::size_t image_bytes = 3 * 224 * 224 * sizeof(float), class_
   return model;
 }
 
-/// `resnet50`, `resnet101`, `resnet152`, `vgg16`, `bert_base`, `bert_large`, `gpt2`, `gpt2_medium`, `gpt2_large`, `gpt2_xl`,
-/// `gpt3_6.7b`, `gpt3_175b`; or a number of bytes of f32, as 64
-/// parameters of one size, without inputs, that make a loss. Throws UsageError for other names.
+/// `resnet50`, `resnet101`, `resnet152`, `vgg16`, `bert_base`, `bert_large`, `gpt2`, `gpt2_medium`, `gpt2_large`,
+/// `gpt2_xl`, `gpt3_6.7b`, `gpt3_175b`; or a number of bytes of f32, as 64 parameters of one size, without inputs, that
+/// make a loss. Throws UsageError for other names.
 [[gnu::cold]] inline ModelSizes model_named(std::string_view name) {
   if (name == "resnet50") return resnet_sizes(name, {3, 4, 6, 3});
   if (name == "resnet101") return resnet_sizes(name, {3, 4, 23, 3});
@@ -162,8 +162,8 @@ inline constexpr std::size_t image_bytes = 3 * 224 * 224 * sizeof(float), class_
   check<UsageError>(
       error == std::errc() && end == name.data() + name.size() && bytes >= 256 && bytes <= 1'000'000'000'000, "model ",
       printable(name),
-      ": expected resnet50, resnet101, resnet152, vgg16, bert_base, bert_large, gpt2, gpt2_medium, gpt2_large, gpt2_xl, "
-      "gpt3_6.7b, gpt3_175b, or bytes from 256 to 1e12");
+      ": expected resnet50, resnet101, resnet152, vgg16, bert_base, bert_large, gpt2, gpt2_medium, gpt2_large, "
+      "gpt2_xl, gpt3_6.7b, gpt3_175b, or bytes from 256 to 1e12");
   ModelSizes model{.name = cat(bytes, " bytes")};
   const auto numbers = bytes / 4;
   for (std::size_t i = 0; i < 64; ++i) model.add(numbers * (i + 1) / 64 - numbers * i / 64, 0, 1);
