@@ -1,11 +1,8 @@
 /// chorus-page: traces of training runs as one page for a browser, with everything that it needs in it.
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
+#include <chorus/core/atomic_file.hpp>
 #include <chorus/train/advice.hpp>
-#include <chorus/train/log_file.hpp>
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
@@ -277,29 +274,11 @@ std::string page_of(const std::string& title, std::string_view data) {
   return out += rest;
 }
 
-/// Beside the file first: one that was there is replaced by a whole page or stays.
-void write(const std::string& path, const std::string& text) {
-  const auto beside = ch::cat(path, ".new", getpid());
-  try {
-    ch::detail::LogFile file("chorus-page", beside);
-    file.write(text);
-    file.flush();
-  } catch (const ch::FileError&) {
-    unlink(beside.c_str());
-    throw;
-  }
-  if (std::rename(beside.c_str(), path.c_str()) == 0) return;
-  const auto* why = std::strerror(errno);
-  unlink(beside.c_str());
-  ch::fail<ch::FileError>("chorus-page: cannot write '", path, "': ", why);
-}
-
 /// Throws UsageError where writing the page would replace something that is no page.
 void check_output_path(const std::string& path, const std::vector<std::string>& traces) {
   std::error_code ignored;
-  const auto status = std::filesystem::status(path, ignored);
-  ch::check<ch::UsageError>(!std::filesystem::exists(status) || std::filesystem::is_regular_file(status),
-                            "chorus-page: -o expects a file, got '", path, "'");
+  ch::check<ch::UsageError>(!std::filesystem::is_directory(path, ignored), "chorus-page: -o expects a file, got '", path,
+                            "'");
   for (const auto& trace : traces)
     ch::check<ch::UsageError>(!std::filesystem::equivalent(path, trace, ignored), "chorus-page: -o '", path,
                               "' would replace a trace that it reads");
@@ -337,7 +316,7 @@ int main(int argc, char** argv) {
     }
     if (text.size() >= most_bytes)
       ch::detail::say(ch::cat("warning: the page has ", text.size(), " bytes: what is left has long texts"));
-    write(output, text);
+    ch::io::write_file("chorus-page", output, text);
   } catch (const std::exception& error) {
     ch::detail::say(error.what());
     return 1;

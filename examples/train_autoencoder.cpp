@@ -1,7 +1,7 @@
 /// Trains a convolutional autoencoder: images through a few numbers and back.
 
 #include <chorus/data/open_images.hpp>
-#include <chorus/io/atomic_file.hpp>
+#include <chorus/core/atomic_file.hpp>
 
 #include "models/image_facts.hpp"
 #include "training.hpp"

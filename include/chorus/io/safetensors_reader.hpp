@@ -15,7 +15,7 @@
 #include <vector>
 
 #include <chorus/core/error.hpp>
-#include <chorus/io/descriptor.hpp>
+#include <chorus/core/descriptor.hpp>
 #include <chorus/io/foreign_file.hpp>
 #include <chorus/io/safetensors_header.hpp>
 #include <chorus/io/tensor_entry.hpp>

@@ -4,7 +4,7 @@
 
 #include <chorus/core/config.hpp>
 #include <chorus/core/error.hpp>
-#include <chorus/io/atomic_file.hpp>
+#include <chorus/core/atomic_file.hpp>
 #include <chorus/io/tensor_entry.hpp>
 #include <cstddef>
 #include <span>

@@ -6,7 +6,7 @@
 #include <bit>
 #include <chorus/core/error.hpp>
 #include <chorus/core/json_string.hpp>
-#include <chorus/io/atomic_file.hpp>
+#include <chorus/core/atomic_file.hpp>
 #include <chorus/io/safetensors_writer.hpp>
 #include <chorus/io/tensor_entry.hpp>
 #include <cstddef>

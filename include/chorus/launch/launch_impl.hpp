@@ -20,11 +20,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <mutex>
 #include <new>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -307,6 +309,12 @@ class TraceScope {
     if (options.trace.path.empty()) return;
     auto traced = options.trace;
     traced.path = path_of(number, options);
+    std::error_code missing;
+    const auto kind = std::filesystem::status(traced.path, missing).type();
+    const bool stream = kind == std::filesystem::file_type::fifo || kind == std::filesystem::file_type::character;
+    if (stream && world.rank > 0) return;
+    if (stream && world.size > 1)
+      say(cat("warning: trace: '", traced.path, "' is a pipe or a device: it gets what rank 0 records, alone"));
     // Threads that have been left to themselves may still listen to it: it stays.
     recorder_ = new TraceRecorder(std::move(traced), {.policy = policy.name,
                                                       .distributed = world.size > 1,
@@ -355,8 +363,11 @@ inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments
       group.argv = argv;
       group.launch = next.text();
       const int status = run_job(std::move(group));
-      // Of ranks that were killed while they recorded.
-      if (!options.trace.path.empty()) merge_traces(TraceScope::path_of(number, options), next.devices, true);
+      if (!options.trace.path.empty()) try {  // of ranks that were killed while they recorded
+          merge_traces(TraceScope::path_of(number, options), next.devices, true);
+        } catch (const FileError& error) {  // the run is worth more than its picture
+          say(cat("warning: ", error.what()));
+        }
       if (status == 0) check_output();
       return status;
     }
