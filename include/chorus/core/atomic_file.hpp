@@ -26,8 +26,8 @@ bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data);
 /// same path: a temporary file that is still being written is locked. Every FileError names path, step and reason.
 class AtomicFile {
  public:
-  /// A symbolic link is followed, also to where nothing is yet. Throws FileError where the folder is missing or can't be
-  /// written, or `path` is there and is read-only or no regular file.
+  /// A symbolic link is followed, also to where nothing is yet. Throws FileError where the folder is missing or can't
+  /// be written, or `path` is there and is read-only or no regular file.
   explicit AtomicFile(std::string path);
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;

@@ -29,8 +29,8 @@ inline int above_standard_streams(int fd) {
   return above;
 }
 
-/// A file to write text to, as fopen(path, "we") makes it, or with `keeps` as it was; a pipe or a device likewise. Null,
-/// with errno, where there is none; ENXIO: nobody reads that pipe, after 10 s.
+/// A file to write text to, as fopen(path, "we") makes it, or with what it `keeps`; a pipe or a device, too. Null, with
+/// errno, where there is none; ENXIO: nobody reads that pipe, after 10 s.
 inline std::FILE* open_to_write(const char* path, bool keeps = false) {
   const int how = O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | (keeps ? 0 : O_TRUNC);
   int fd = open(path, how, 0666);

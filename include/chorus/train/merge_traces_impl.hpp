@@ -21,7 +21,6 @@
 #include <limits>
 #include <optional>
 #include <span>
-#include <sstream>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -46,22 +45,27 @@ inline std::optional<TracePart> read_trace_part(const std::string& path) {
   check<FileError>(file.size() <= most, who, ": expected at most ", most, " bytes, it has ", file.size());
   std::string all(file.size(), ' ');
   file.read(0, std::as_writable_bytes(std::span(all)), who, ": reading");
-  std::istringstream lines(std::move(all));
-  std::string text;
-  if (!std::getline(lines, text) || text != "[") return std::nullopt;
+  std::string_view rest = all, text;
+  const auto next = [&] {  // as getline
+    text = rest.substr(0, rest.find('\n'));
+    const bool any = !rest.empty();
+    rest.remove_prefix(std::min(text.size() + 1, rest.size()));
+    return any;
+  };
+  if (!next() || text != "[") return std::nullopt;
   TracePart part;
-  if (!std::getline(lines, text)) return std::nullopt;
+  if (!next()) return std::nullopt;
   const auto head = TraceHead::read(text);
   if (!head) return std::nullopt;
   part.head = *head;
-  while (std::getline(lines, text)) {
+  while (next()) {
     if (text == "]") {
       part.complete = true;
     } else if (text.find("\"name\":\"chorus end\"") != text.npos) {
       part.peaks = json_value(text, "peaks").value_or("");
       part.notes = json_value(text, "notes").value_or("");
     } else if (text.starts_with("{\"ph\":\"M\"")) {
-      part.names += text + '\n';
+      (part.names += text) += '\n';
     } else if (auto line = TraceLine::read(text)) {  // not one that was cut off
       part.lines.push_back(std::move(*line));
     }

@@ -34,7 +34,8 @@ CHORUS_INLINE TraceRecorder::TraceRecorder(TraceOptions options, TracedProcess p
   check<UsageError>(options_.first_step >= 0, "trace: the first step is at least 0, got ", options_.first_step);
   check<UsageError>(options_.steps >= 1, "trace: expected 1 step or more, got ", options_.steps);
   // What was written before stays until there is something new; but that it can be written is known at once.
-  file_ = std::make_unique<detail::LogFile>("trace", part_of(options_.path, process_.rank), detail::LogFile::Sharing::alone);
+  file_ = std::make_unique<detail::LogFile>("trace", part_of(options_.path, process_.rank),
+                                            detail::LogFile::Sharing::alone);
   if (process_.rank > 0) file_->clear();  // of an earlier run
   if (process_.distributed) trace::set_place_of_process(process_.rank);
   trace::count_steps(this);
