@@ -25,7 +25,7 @@ constexpr const char* description =
 
 When a rank fails, it is named with its reason, and all others are stopped: SIGTERM, then SIGKILL after --grace seconds.
 The exit status is that of the rank that failed first, or 128 + a signal's number. SIGINT, SIGTERM, SIGHUP and SIGQUIT
-are passed on. A reader of the output that stands still keeps nobody from looking after the ranks; nothing is dropped: a
+are passed on; so are SIGUSR1 and SIGUSR2, which end nothing. A reader of the output that stands still keeps nobody from looking after the ranks; nothing is dropped: a
 rank that prints then waits, as it would by itself (--redirects: it does not).
 Jobs of several machines need the same secret in CHORUS_TOKEN on each of them. With --rdzv-backend c10d machines number
 themselves; the one that has the endpoint's address is machine 0. Where one is lost, and at least MIN are left, all
@@ -45,6 +45,7 @@ int main(int argc, char** argv) {
   ch::MachineOptions machines;
   CLI::App app{description, "chorus-run"};
   app.prefix_command();
+  app.footer(ch::detail::launch_variables);
   const auto add_list = [&](const char* names, std::vector<std::string>& words, const char* what,
                             const char* variable) {
     app.add_option(names, words, what)->delimiter(',')->allow_extra_args(false)->envname(variable);
@@ -102,6 +103,7 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--grace", grace, "seconds between SIGTERM and SIGKILL")
       ->check(CLI::Range(0.0, 3600.0))
+      ->envname("CHORUS_GRACE")
       ->capture_default_str();
   app.add_option(
          "--log-dir,--log_dir", group.log_dir,

@@ -29,7 +29,7 @@ struct TrainingOptions {
   chorus::Index batch = 64, epochs = 5, steps = 0, warmup = 0, accumulate = 1, patience = 0;
   std::uint64_t seed = 1;
   double lr = 0.02, momentum = 0.9, weight_decay = 0, clip = 0;
-  std::optional<double> timeout{};
+  std::optional<double> timeout{}, grace{};
   std::string all_reduce{};
   bool quiet = false, trace_ring = false, advise = false;
   std::string metrics{}, csv{}, tensorboard{}, save{}, trace{}, trace_steps{};
@@ -180,6 +180,10 @@ inline void add_options(CLI::App& app, TrainingOptions& options, const std::vect
   app.add_option("--timeout", options.timeout,
                  "seconds that a process waits for another one (default: CHORUS_TIMEOUT, else 60)")
       ->check(in_range(0.001, 1e6));
+  app.add_option("--grace", options.grace,
+                 "seconds between a signal that ends the job, or a process' failure, and SIGKILL to the others "
+                 "(default: CHORUS_GRACE, else 3)")
+      ->check(in_range(0.0, 3600.0));
   app.add_option("--all-reduce", options.all_reduce,
                  "how processes add up their gradients under ddp (default: CHORUS_ALL_REDUCE, else auto: the fastest)")
       ->check(CLI::IsMember({"auto", "ring", "direct", "in_place", "hierarchical"}));
@@ -190,6 +194,7 @@ inline void add_options(CLI::App& app, TrainingOptions& options, const std::vect
   app.add_flag("--advise", options.advise,
                "what a trace of a few steps says of the run, and how it may get faster, printed at the end");
   app.add_flag("--quiet", options.quiet, "no progress, no summary");
+  app.footer(chorus::detail::launch_variables);
 }
 
 /// The same, and looks at options that don't go together.
@@ -252,6 +257,7 @@ int launch(int argc, char** argv, const TrainingOptions& options, const Body& bo
   launching.trace.ring_steps = options.trace_ring;
   if (options.timeout)
     launching.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(*options.timeout * 1000));
+  if (options.grace) launching.grace = std::chrono::milliseconds(static_cast<std::int64_t>(*options.grace * 1000));
   if (!options.all_reduce.empty()) launching.all_reduce = chorus::comm::all_reduce_of(options.all_reduce);
   int status = 1;
   const auto launch_if_named = [&]<class Net>() {
