@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <chorus/comm/communicator.hpp>
 #include <chorus/comm/objects.hpp>
+#include <chorus/io/data_hash.hpp>
 #include <chorus/io/safetensors_writer.hpp>
 #include <chorus/io/write_in_parts.hpp>
 #include <cstddef>
@@ -153,7 +154,11 @@ template <Device D, class Communicator>
 void write_in_parts(Communicator& ranks, const std::string& path, const std::vector<TensorPlace<D>>& places,
                     const Metadata& metadata, bool through_rank_0) {
   TensorsOfAll<D> tensors(ranks, places);
-  const std::string header = comm::broadcast_object(ranks, tensors.sort(path, metadata));
+  Metadata noted = metadata;
+  const auto checksum = noted.find(std::string(data_hash_key));
+  if (checksum != noted.end()) checksum->second.assign(hash_digits, '0');  // until the data are there
+  const std::string header = comm::broadcast_object(ranks, tensors.sort(path, noted));
+  const bool hashes = Sha256::available && header.find(cat('"', data_hash_key, '"')) != header.npos;
   std::uint64_t end = header.size();
   for (const auto& tensor : tensors.items()) end += tensor.view.data.size();
 
@@ -199,6 +204,27 @@ void write_in_parts(Communicator& ranks, const std::string& path, const std::vec
     check<FileError>(synced, "saving ", path, ": syncing the file to the disk failed: ", std::strerror(errno));
   };
   on_all_ranks(ranks, write_parts, undo);
+  std::string own_hashes;
+  const auto hash = [&] {
+    if (all_see_it == 0 && ranks.rank() != 0) return;
+    const std::string who = cat("saving ", path);
+    const RegularFile written(at, who);
+    const auto read = [&](std::uint64_t begin, std::span<std::byte> to) {
+      written.read(header.size() + begin, to, who, ": reading what was written");
+    };
+    own_hashes = piece_hashes(end - header.size(), ranks.rank(), all_see_it == 0 ? 1 : ranks.size(), read);
+  };
+  const auto note = [&] {
+    const auto hashes_of_ranks = comm::all_gather_object(ranks, own_hashes);
+    if (ranks.rank() != 0) return;
+    checksum->second = data_hash(hashes_of_ranks);
+    const std::string with_hash = tensors.sort(path, noted);
+    file->write_at(0, std::as_bytes(std::span(with_hash)));
+  };
+  if (hashes) {
+    on_all_ranks(ranks, hash, undo);
+    on_all_ranks(ranks, note, undo);
+  }
   const auto commit = [&] {
     if (file) file->commit();
   };
