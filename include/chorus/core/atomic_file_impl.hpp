@@ -28,6 +28,9 @@
 
 namespace chorus::io {
 
+/// A path in a message: on one line, and whole.
+inline std::string shown(std::string_view path) { return printable(path, PATH_MAX); }
+
 CHORUS_INLINE bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data) {
   const chorus::detail::HeldSignal held(SIGXFSZ);
   while (!data.empty()) {
@@ -50,7 +53,7 @@ CHORUS_INLINE AtomicFile::AtomicFile(std::string path) : AtomicFile(Unopened{}, 
 }
 
 CHORUS_INLINE void AtomicFile::write(std::span<const std::byte> data) {
-  check<UsageError>(!temporary_.empty(), "saving ", path_, ": write to a file that is committed or has failed");
+  check<UsageError>(!temporary_.empty(), "saving ", shown(path_), ": write to a file that is committed or has failed");
   const chorus::detail::HeldSignal held(SIGXFSZ);
   while (!data.empty()) {
     const ssize_t count = ::write(file_.value, data.data(), std::min(data.size(), io_chunk));
@@ -62,7 +65,7 @@ CHORUS_INLINE void AtomicFile::write(std::span<const std::byte> data) {
 }
 
 CHORUS_INLINE std::string AtomicFile::extend(std::uint64_t bytes) {
-  check<UsageError>(!temporary_.empty(), "saving ", path_, ": extend of a file that is committed or has failed");
+  check<UsageError>(!temporary_.empty(), "saving ", shown(path_), ": extend of a file that is committed or has failed");
   const chorus::detail::HeldSignal held(SIGXFSZ);
   if (::ftruncate(file_.value, static_cast<off_t>(bytes)) != 0) fail_at("extending the file");
   return folder_path_ + temporary_;
@@ -73,7 +76,7 @@ CHORUS_INLINE void AtomicFile::write_at(std::uint64_t offset, std::span<const st
 }
 
 CHORUS_INLINE void AtomicFile::commit() {
-  check<UsageError>(!temporary_.empty(), "saving ", path_, ": commit of a file that is committed or has failed");
+  check<UsageError>(!temporary_.empty(), "saving ", shown(path_), ": commit of a file that is committed or has failed");
   if (sync(file_) != 0) fail_at("syncing the file to the disk");
   if (::renameat(folder_.value, temporary_.c_str(), folder_.value, name_.c_str()) != 0) {
     fail_at("renaming the temporary file");
@@ -93,7 +96,7 @@ CHORUS_INLINE void AtomicFile::discard() {
 CHORUS_INLINE void AtomicFile::fail_at(std::string_view step) {
   const char* reason = std::strerror(errno);
   discard();
-  fail<FileError>("saving ", path_, ": ", step, " failed: ", reason);
+  fail<FileError>("saving ", shown(path_), ": ", step, " failed: ", reason);
 }
 
 CHORUS_INLINE int AtomicFile::sync(const Descriptor& descriptor) {
@@ -121,8 +124,8 @@ CHORUS_INLINE void AtomicFile::open_folder() {
   folder_path_ = slash == target.npos ? "" : target.substr(0, slash + 1);
   const std::string folder = folder_path_.empty() ? "." : folder_path_;
   name_ = slash == target.npos ? target : target.substr(slash + 1);
-  check<FileError>(!name_.empty(), "saving ", path_.empty() ? "\"\"" : path_, ": the path has no file name");
-  check<FileError>(::stat(path_.c_str(), &facts) != 0 || S_ISREG(facts.st_mode), "saving ", path_,
+  check<FileError>(!name_.empty(), "saving ", path_.empty() ? "\"\"" : shown(path_), ": the path has no file name");
+  check<FileError>(::stat(path_.c_str(), &facts) != 0 || S_ISREG(facts.st_mode), "saving ", shown(path_),
                    ": it exists and is not a regular file");
   // NAME_MAX is 255 bytes; a longer name shares its leftovers with its namesakes, which the locks make harmless.
   prefix_ = cat('.', name_.substr(0, 200), '.');
@@ -176,7 +179,8 @@ CHORUS_INLINE void AtomicFile::create(mode_t mode) {
     if (mode != 0 && ::fchmod(file_.value, mode) != 0) fail_at("setting the permissions");
     return;
   }
-  fail<FileError>("saving ", path_, ": no temporary file could be made in its folder in ", attempts, " attempts");
+  fail<FileError>("saving ", shown(path_), ": no temporary file could be made in its folder in ", attempts,
+                  " attempts");
 }
 
 CHORUS_INLINE std::string AtomicFile::random_name() {
@@ -198,7 +202,7 @@ CHORUS_INLINE void write_file(std::string_view who, const std::string& path, std
       file.write(text);
       return file.commit();
     } catch (const FileError& error) {
-      fail<FileError>(who, ": cannot write '", path, "': ", error.what());
+      fail<FileError>(who, ": cannot write '", shown(path), "': ", error.what());
     }
   }
   const chorus::detail::HeldSignal no_reader(SIGPIPE), too_long(SIGXFSZ);
@@ -206,7 +210,7 @@ CHORUS_INLINE void write_file(std::string_view who, const std::string& path, std
   bool written = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
   int error = errno;
   if (file != nullptr && std::fclose(file) != 0 && std::exchange(written, false)) error = errno;
-  check<FileError>(written, who, ": cannot write '", path, "': ", std::strerror(error));
+  check<FileError>(written, who, ": cannot write '", shown(path), "': ", std::strerror(error));
 }
 
 }  // namespace chorus::io

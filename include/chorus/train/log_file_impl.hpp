@@ -27,7 +27,7 @@ CHORUS_INLINE LogFile::LogFile(const char* log, std::string path, Sharing sharin
   struct stat facts {};
   if (!alone || ::fstat(::fileno(file_.get()), &facts) != 0 || !S_ISREG(facts.st_mode)) return;
   const bool taken = ::flock(::fileno(file_.get()), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
-  check<FileError>(!taken, log_, ": cannot write '", path_, "': another program is writing it");
+  check<FileError>(!taken, log_, ": cannot write '", printable(path_, 4096), "': another program is writing it");
 }
 
 CHORUS_INLINE void LogFile::write(std::string_view bytes) {
@@ -51,7 +51,7 @@ CHORUS_INLINE void LogFile::clear() {
 }
 
 CHORUS_INLINE void LogFile::write_failed() const {
-  fail<FileError>(log_, ": cannot write '", path_, "': ", std::strerror(errno));
+  fail<FileError>(log_, ": cannot write '", printable(path_, 4096), "': ", std::strerror(errno));
 }
 
 }  // namespace chorus::detail

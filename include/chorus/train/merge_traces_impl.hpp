@@ -40,7 +40,7 @@ inline std::optional<TracePart> read_trace_part(const std::string& path) {
   constexpr std::uint64_t most = std::uint64_t{1} << 30;
   struct stat facts {};
   if (::stat(path.c_str(), &facts) != 0 || !S_ISREG(facts.st_mode)) return std::nullopt;
-  const auto who = cat("trace: cannot read '", path, "'");
+  const auto who = cat("trace: cannot read '", printable(path, 4096), "'");
   const io::RegularFile file(path, who);
   check<FileError>(file.size() <= most, who, ": expected at most ", most, " bytes, it has ", file.size());
   std::string all(file.size(), ' ');

@@ -52,9 +52,9 @@ CHORUS_INLINE void TraceRecorder::finish() noexcept {
     }
     const bool earlier = recorded_ == 0 && !end_empty();
     if (recorded_ < options_.steps && process_.rank == 0)
-      detail::say(cat("warning: trace: the run has ended after ", step_ + 1, " steps: '", options_.path, "' has ",
-                      recorded_, " of the ", options_.steps, " from step ", options_.first_step, " on",
-                      earlier ? ": it is of an earlier run" : ""));
+      detail::say(cat("warning: trace: the run has ended after ", step_ + 1, " steps: '",
+                      printable(options_.path, 4096), "' has ", recorded_, " of the ", options_.steps, " from step ",
+                      options_.first_step, " on", earlier ? ": it is of an earlier run" : ""));
   } catch (const std::exception& error) {
     give_up(error);
   }
