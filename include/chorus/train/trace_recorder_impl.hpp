@@ -90,10 +90,13 @@ CHORUS_INLINE bool TraceRecorder::end_empty() {
   file_.reset();
   struct stat facts {};
   const bool is_file = stat(options_.path.c_str(), &facts) == 0 && S_ISREG(facts.st_mode);
-  if (process_.rank > 0)
+  if (process_.rank > 0) {
     unlink(part_of(options_.path, process_.rank).c_str());
-  else if (is_file && facts.st_size == 0)
-    io::write_file("trace", options_.path, detail::whole_trace({{.head = head()}}, process_.ranks, 0));
+  } else if (is_file && facts.st_size == 0) {
+    detail::TracePart nothing;
+    nothing.head = head();
+    io::write_file("trace", options_.path, detail::whole_trace({nothing}, process_.ranks, 0));
+  }
   return !is_file || facts.st_size == 0;
 }
 
