@@ -1,12 +1,9 @@
 /// chorus-page: traces of training runs as one page for a browser, with everything that it needs in it.
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cctype>
-#include <cerrno>
+#include <chorus/core/atomic_file.hpp>
 #include <chorus/train/advice.hpp>
-#include <chorus/train/log_file.hpp>
 #include <cmath>
 #include <cstddef>
 #include <cstdio>
@@ -299,29 +296,11 @@ std::string page_of(const std::string& title, std::string_view data) {
   return out += rest;
 }
 
-/// Beside the file first: one that was there is replaced by a whole page or stays.
-void write(const std::string& path, const std::string& text) {
-  const auto beside = ch::cat(path, ".new", getpid());
-  try {
-    ch::detail::LogFile file("chorus-page", beside);
-    file.write(text);
-    file.flush();
-  } catch (const ch::FileError&) {
-    unlink(beside.c_str());
-    throw;
-  }
-  if (std::rename(beside.c_str(), path.c_str()) == 0) return;
-  const auto* why = std::strerror(errno);
-  unlink(beside.c_str());
-  ch::fail<ch::FileError>("chorus-page: cannot write '", path, "': ", why);
-}
-
 /// Throws UsageError where writing the page would replace something that is no page.
 void check_output_path(const std::string& path, const std::vector<std::string>& traces) {
   std::error_code ignored;
-  const auto status = std::filesystem::status(path, ignored);
-  ch::check<ch::UsageError>(!std::filesystem::exists(status) || std::filesystem::is_regular_file(status),
-                            "chorus-page: -o expects a file, got '", path, "'");
+  ch::check<ch::UsageError>(!std::filesystem::is_directory(path, ignored), "chorus-page: -o expects a file, got '", path,
+                            "'");
   for (const auto& trace : traces)
     ch::check<ch::UsageError>(!std::filesystem::equivalent(path, trace, ignored), "chorus-page: -o '", path,
                               "' would replace a trace that it reads");
@@ -337,7 +316,7 @@ void draw(const std::vector<ch::TracedRun>& runs, const std::string& folder) {
     for (char& c : base)
       if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '-' && c != '.') c = '_';
     const auto put = [&](const char* what, const std::string& text) {
-      write(ch::cat(folder, '/', base, '_', what, ".svg"), text);
+      ch::io::write_file("chorus-page", ch::cat(folder, '/', base, '_', what, ".svg"), text);
     };
     put("timeline", page::timeline_svg(runs[i]));
     if (!runs[i].facts.links.empty()) put("links", page::links_svg(runs[i]));
@@ -381,7 +360,7 @@ int main(int argc, char** argv) {
     }
     if (text.size() >= most_bytes)
       ch::detail::say(ch::cat("warning: the page has ", text.size(), " bytes: what is left has long texts"));
-    write(output, text);
+    ch::io::write_file("chorus-page", output, text);
   } catch (const std::exception& error) {
     ch::detail::say(error.what());
     return 1;

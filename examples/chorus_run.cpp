@@ -1,8 +1,8 @@
 /// chorus-run: starts the ranks of a program, watches them, and starts them again when one fails. Its options and the
 /// variables that ranks find in their environment are torchrun's.
 
+#include <chorus/launch/variables.hpp>
 #include <climits>
-#include <cmath>
 #include <string>
 #include <vector>
 
@@ -25,7 +25,7 @@ constexpr const char* description =
 
 When a rank fails, it is named with its reason, and all others are stopped: SIGTERM, then SIGKILL after --grace seconds.
 The exit status is that of the rank that failed first, or 128 + a signal's number. SIGINT, SIGTERM, SIGHUP and SIGQUIT
-are passed on. A reader of the output that stands still keeps nobody from looking after the ranks; nothing is dropped: a
+are passed on; so are SIGUSR1 and SIGUSR2, which end nothing. A reader of the output that stands still keeps nobody from looking after the ranks; nothing is dropped: a
 rank that prints then waits, as it would by itself (--redirects: it does not).
 Jobs of several machines need the same secret in CHORUS_TOKEN on each of them. With --rdzv-backend c10d machines number
 themselves; the one that has the endpoint's address is machine 0. Where one is lost, and at least MIN are left, all
@@ -45,6 +45,7 @@ int main(int argc, char** argv) {
   ch::MachineOptions machines;
   CLI::App app{description, "chorus-run"};
   app.prefix_command();
+  app.footer(ch::detail::launch_variables);
   const auto add_list = [&](const char* names, std::vector<std::string>& words, const char* what,
                             const char* variable) {
     app.add_option(names, words, what)->delimiter(',')->allow_extra_args(false)->envname(variable);
@@ -57,7 +58,7 @@ int main(int argc, char** argv) {
       ->envname("PET_NNODES")
       ->capture_default_str();
   auto* node_rank = app.add_option("--node-rank,--node_rank", group.node_rank, "which of them this is, from 0")
-                        ->check(CLI::Range(0, ch::comm::max_ranks - 1))
+                        ->transform(in_range(0, ch::comm::max_ranks - 1))
                         ->envname("PET_NODE_RANK")
                         ->capture_default_str();
   auto* address =
@@ -66,7 +67,7 @@ int main(int argc, char** argv) {
           ->capture_default_str();
   auto* port = app.add_option("--master-port,--master_port", group.master_port,
                               "port there (default: a free one; 29500 for several machines)")
-                   ->check(CLI::Range(1, 65535))
+                   ->transform(in_range(1, 65535))
                    ->envname("PET_MASTER_PORT");
   app.add_option("--rdzv-endpoint,--rdzv_endpoint", endpoint, "both at once: HOST[:PORT]; port 0: a free one")
       ->excludes(address)
@@ -97,11 +98,12 @@ int main(int argc, char** argv) {
       ->envname("PET_STANDALONE");
   app.add_option("--max-restarts,--max_restarts", group.max_restarts,
                  "how often all ranks are started again after a failure")
-      ->check(CLI::Range(0, INT_MAX))
+      ->transform(in_range(0, INT_MAX))
       ->envname("PET_MAX_RESTARTS")
       ->capture_default_str();
   app.add_option("--grace", grace, "seconds between SIGTERM and SIGKILL")
-      ->check(CLI::Range(0.0, 3600.0))
+      ->transform(in_range(0.0, 3600.0))
+      ->envname("CHORUS_GRACE")
       ->capture_default_str();
   app.add_option(
          "--log-dir,--log_dir", group.log_dir,
@@ -153,7 +155,6 @@ int main(int argc, char** argv) {
                               group.ranks, " ranks are more than ", ch::comm::max_ranks);
     ch::check<ch::UsageError>(!standalone || group.nodes == 1, "--standalone is for one machine, got --nnodes ",
                               group.nodes);
-    ch::check<ch::UsageError>(!std::isnan(grace), "--grace: expected seconds from 0 to 3600, got nan");
     group.master_addr = ch::comm::detail::without_brackets(group.master_addr);
     machines.local_addr = ch::comm::detail::without_brackets(machines.local_addr);
     if (!endpoint.empty()) take_endpoint(group, endpoint, backend == "static" ? 29500 : 29400);

@@ -114,7 +114,8 @@ inline std::vector<int> streams_in(const char* option, const std::vector<std::st
 /// Where files are to be written and no folder is named: a new one.
 inline std::string new_log_dir(const std::string& run_id) {
   std::string path = (std::filesystem::temp_directory_path() / ("chorus_" + run_id + "_XXXXXX")).string();
-  ch::check<ch::FileError>(mkdtemp(path.data()) != nullptr, "cannot make a folder for logs: ", path, ": ",
+  const bool made = mkdtemp(path.data()) != nullptr;  // before errno is read
+  ch::check<ch::FileError>(made, "cannot make a folder for logs: ", path, ": ",
                            std::strerror(errno), "; name one with --log-dir");
   ch::detail::say("logs are in " + path);
   return path;

@@ -36,17 +36,17 @@ int main(int argc, char** argv) {
   Wishes wishes;
   CLI::App app{description, "chorus-simulate"};
   app.add_option("--ranks,--devices", wishes.named_ranks, "how many (default: 64; of dp 4)")
-      ->check(CLI::Range(1, cs::most_scheduled_ranks));
+      ->transform(in_range(1, cs::most_scheduled_ranks));
   app.add_option("--links", wishes.named_links,
                  "nvlink, pcie, 25gbit, 100mbit; nvlink8+25gbit: islands of 8 ranks, with a port to the network each; "
                  "nvlink8+25gbit:shared: with one between them (default: 25gbit; of dp pcie)");
   app.add_option("--efficiency", wishes.efficiency, "what is measured of the links' nominal rates")
-      ->check(CLI::Range(0.001, 1.0))
+      ->transform(in_range(0.001, 1.0))
       ->capture_default_str();
   app.add_option("--alpha", wishes.alpha, "microseconds that a message takes through the network (default: NCCL's 14)")
-      ->check(CLI::Range(0.0, 1e6));
+      ->transform(in_range(0.0, 1e6));
   app.add_option("--call", wishes.call, "microseconds that a collective call takes to begin (default: NCCL's 8.4)")
-      ->check(CLI::Range(0.0, 1e6));
+      ->transform(in_range(0.0, 1e6));
   auto* const model =
       app.add_option(
              "--model", wishes.model,
@@ -56,7 +56,7 @@ int main(int argc, char** argv) {
   auto* const compute =
       app.add_option("--compute", wishes.compute,
                      "milliseconds that a rank computes in a step: a third forward, the rest backward")
-          ->check(CLI::Range(0.0, 1e6))
+          ->transform(in_range(0.001, 1e6))
           ->capture_default_str();
   app.add_option("--recorded", wishes.recorded, "instead of both: a trace file, of which rank 0's last step is taken")
       ->excludes(model)
@@ -65,47 +65,47 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"ddp", "fsdp", "tp", "pp", "local_sgd", "parameter_server", "dp"}))
       ->capture_default_str();
   app.add_option("--batch", wishes.batch, "dp: samples a device; tp, pp: of all")
-      ->check(CLI::Range(1, 1'000'000))
+      ->transform(in_range(1, 1'000'000))
       ->capture_default_str();
   constexpr std::size_t most_bytes = 1'000'000'000;
   app.add_option("--sample", wishes.sample, "dp: bytes of a sample's input (default: the model's)")
-      ->check(CLI::Range(std::size_t{0}, most_bytes));
+      ->transform(in_range(std::size_t{0}, most_bytes));
   app.add_option("--output", wishes.output,
                  "dp: bytes of a sample's output (default: the model's); 0: the model returns its loss")
-      ->check(CLI::Range(std::size_t{0}, most_bytes));
+      ->transform(in_range(std::size_t{0}, most_bytes));
   app.add_flag("--nccl", wishes.nccl,
                "dp: parameters and gradients by NCCL's broadcast and reduce, as between GPUs in a build with it");
   app.add_option("--unit-cap", wishes.unit_cap, "fsdp: MiB of a unit of parameters, as ByBytes cuts them")
-      ->check(CLI::Range(0.0, 1e6))
+      ->transform(in_range(0.0, 1e6))
       ->capture_default_str();
   app.add_flag("--keep-parameters", wishes.keep_parameters, "fsdp: units stay from forward to backward (ZeRO-2)");
   app.add_option("--schedule", wishes.schedule, "pp: gpipe, 1f1b, interleaved (two stages a rank) or zb-h1")
       ->check(CLI::IsMember(std::vector<std::string>(std::begin(schedules), std::end(schedules))))
       ->capture_default_str();
   app.add_option("--micro-batches", wishes.micro_batches, "pp: of a batch (default: 4 a rank, as far as samples go)")
-      ->check(CLI::Range(1, 4096));
+      ->transform(in_range(1, 4096));
   app.add_option("--activation", wishes.activation,
                  "tp, pp: bytes of a sample's activations between layers (default: the transformer's)")
-      ->check(CLI::Range(std::size_t{1}, most_bytes));
+      ->transform(in_range(std::size_t{1}, most_bytes));
   app.add_option("--optimizer", wishes.optimizer, "sgd, momentum or adam: what a trace's memory has of it")
       ->check(CLI::IsMember({"sgd", "momentum", "adam"}))
       ->capture_default_str();
   app.add_option("--period", wishes.period, "local_sgd: steps between means")
-      ->check(CLI::Range(1, 10'000))
+      ->transform(in_range(1, 10'000))
       ->capture_default_str();
   app.add_option("--bucket-cap", wishes.bucket_cap, "MiB of a bucket of gradients")
-      ->check(CLI::Range(0.0, 1e6))
+      ->transform(in_range(0.0, 1e6))
       ->capture_default_str();
   app.add_option("--first-bucket-cap", wishes.first_bucket_cap, "MiB of the first one")
-      ->check(CLI::Range(0.0, 1e6))
+      ->transform(in_range(0.0, 1e6))
       ->capture_default_str();
   app.add_option("--all-reduce", wishes.all_reduce, "auto, ring, direct, hierarchical")->capture_default_str();
   app.add_option("--straggler", wishes.stragglers, "RANK:FACTOR: that rank computes for so many times as long");
   app.add_option("--jitter", wishes.jitter, "standard deviation of how long ranks compute, a part of the mean")
-      ->check(CLI::Range(0.0, 1.0))
+      ->transform(in_range(0.0, 1.0))
       ->capture_default_str();
-  app.add_option("--seed", wishes.seed, "of the jitter")->check(CLI::NonNegativeNumber)->capture_default_str();
-  app.add_option("--steps", wishes.steps, "the means are over")->check(CLI::Range(1, 10'000))->capture_default_str();
+  app.add_option("--seed", wishes.seed, "of the jitter")->transform(in_range(std::uint64_t{0}))->capture_default_str();
+  app.add_option("--steps", wishes.steps, "the means are over")->transform(in_range(1, 10'000))->capture_default_str();
   app.add_option("--trace", wishes.trace, "file for a trace, as Perfetto reads it, of the first 64 ranks");
   app.add_flag("--trace-ring", wishes.trace_ring, "with each step of each collective: to see a ring turn");
   app.add_flag("--brief", wishes.brief, "the step alone, nothing is tried");

@@ -2,9 +2,8 @@
 /// What chorus-simulate does: simulates what was wished for, and prints tables of it.
 
 #include <algorithm>
-#include <cerrno>
 #include <chorus/comm/simulated/trace_file.hpp>
-#include <chorus/core/held_signal.hpp>
+#include <chorus/core/atomic_file.hpp>
 #include <chorus/parallel/simulated/pipelined.hpp>
 #include <chorus/parallel/simulated/recorded.hpp>
 #include <chorus/parallel/simulated/training.hpp>
@@ -388,12 +387,7 @@ class Program {
         cs::trace_text(result.times, drawn, wishes_.policy,
                        ch::cat(R"("gradient_bytes":)", training_.bytes(), R"(,"ranks":)", wishes_.ranks(),
                                wishes_.pipelined() ? ch::cat(R"(,"schedule":")", wishes_.schedule, '"') : ""));
-    const ch::detail::HeldSignal held(SIGXFSZ);
-    std::FILE* const file = ch::detail::open_to_write(wishes_.trace.c_str());
-    bool written = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
-    if (file != nullptr) written = std::fclose(file) == 0 && written;
-    ch::check<ch::FileError>(written, ch::printable(wishes_.trace),
-                             ": the trace cannot be written: ", std::strerror(errno));
+    ch::io::write_file("trace", wishes_.trace, text);
     std::printf("trace of ranks 0 to %d: %s\n", std::min(drawn, wishes_.ranks()) - 1,
                 ch::printable(wishes_.trace).c_str());
   }

@@ -1,7 +1,7 @@
 /// Trains a convolutional autoencoder: images through a few numbers and back.
 
 #include <chorus/data/open_images.hpp>
-#include <chorus/io/atomic_file.hpp>
+#include <chorus/core/atomic_file.hpp>
 #include <chorus/parallel/fully_sharded_data_parallel.hpp>
 
 #include "models/image_facts.hpp"
@@ -79,9 +79,9 @@ int main(int argc, char** argv) {
   app.add_option("--data", data, "'synthetic', or a folder with MNIST's IDX files or CIFAR-10's binary batches")
       ->capture_default_str();
   app.add_option("--train-images", train_images, "generated images")
-      ->check(in_range(1, 1 << 24))
+      ->transform(in_range(1, 1 << 24))
       ->capture_default_str();
-  app.add_option("--code", code, "numbers that stand for an image")->check(in_range(1, 1 << 16))->capture_default_str();
+  app.add_option("--code", code, "numbers that stand for an image")->transform(in_range(1, 1 << 16))->capture_default_str();
   app.add_option("--images", pairs, "file for test images and their reconstructions (PGM)");
   app.add_option("--save", options.save, "file for the trained weights (safetensors)");
   if (const auto status = parse(app, argc, argv, options)) return *status;

@@ -113,29 +113,29 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_flag("--augment", options.augment, "shift and mirror training images");
   app.add_option("--train-images", options.train_images, "generated images for training")
-      ->check(in_range(1, 1 << 24))
+      ->transform(in_range(1, 1 << 24))
       ->capture_default_str();
   app.add_option("--test-images", options.test_images, "generated images for testing")
-      ->check(in_range(1, 1 << 24))
+      ->transform(in_range(1, 1 << 24))
       ->capture_default_str();
   app.add_option("--bucket-cap-mb", options.bucket_cap_mb,
                  "MiB of gradients that ddp sends at a time, while backward computes the next (default: 3, then 2)")
-      ->check(in_range(1e-6, 1e6));
+      ->transform(in_range(1e-6, 1e6));
   app.add_option("--accumulate", options.accumulate,
                  "batches whose gradients are added up for a step, which learns from the mean over their samples")
-      ->check(in_range(1, 1 << 16))
+      ->transform(in_range(1, 1 << 16))
       ->capture_default_str();
   app.add_option("--patience", options.patience,
                  "stop after so many epochs without a better test accuracy, counted from where a run begins or "
                  "goes on; 0: don't")
-      ->check(in_range(0, 1 << 20))
+      ->transform(in_range(0, 1 << 20))
       ->capture_default_str();
   app.add_option("--workers", options.workers, "threads that prepare batches; 0: none")
-      ->check(in_range(0, 64))
+      ->transform(in_range(0, 64))
       ->capture_default_str();
   app.add_option("--save", options.save, "checkpoint file, written after each epoch");
   app.add_option("--save-every", options.save_every, "write it every so many steps, too")
-      ->check(in_range(ch::Index{0}));
+      ->transform(in_range(ch::Index{0}));
   app.add_option("--resume", options.resume,
                  "checkpoint file to go on from, saved under any policy; auto: that of --save, once it is there");
   auto* const qat = app.add_flag("--qat", options.qat,

@@ -115,16 +115,16 @@ int main(int argc, char** argv) {
   add_options(app, options, {"fsdp", "tp", "pp", "mesh:PxDxT"});
   const auto sizes = in_range(1, 1 << 16);
   app.add_option("--data", data, "a text file; or 'generated'")->capture_default_str();
-  app.add_option("--window", size.window, "letters that the model sees")->check(sizes)->capture_default_str();
-  app.add_option("--width", size.width, "features of a letter")->check(sizes)->capture_default_str();
-  app.add_option("--heads", size.heads, "of the attention; they divide the width")->check(sizes)->capture_default_str();
-  app.add_option("--layers", size.layers, "blocks")->check(sizes)->capture_default_str();
-  app.add_option("--dropout", size.dropout, "in [0, 1)")->check(in_range(0.0, 0.99))->capture_default_str();
+  app.add_option("--window", size.window, "letters that the model sees")->transform(sizes)->capture_default_str();
+  app.add_option("--width", size.width, "features of a letter")->transform(sizes)->capture_default_str();
+  app.add_option("--heads", size.heads, "of the attention; they divide the width")->transform(sizes)->capture_default_str();
+  app.add_option("--layers", size.layers, "blocks")->transform(sizes)->capture_default_str();
+  app.add_option("--dropout", size.dropout, "in [0, 1)")->transform(in_range(0.0, 0.99))->capture_default_str();
   app.add_flag("--checkpoint", size.checkpoint, "compute what is in the blocks again in backward, to hold less memory");
   app.add_option("--prompt", prompt, "what the text at the end begins with")->capture_default_str();
-  app.add_option("--letters", letters, "of the text at the end")->check(in_range(0, 1 << 20))->capture_default_str();
+  app.add_option("--letters", letters, "of the text at the end")->transform(in_range(0, 1 << 20))->capture_default_str();
   app.add_option("--temperature", temperature, "below 1: the likeliest letters more often")
-      ->check(in_range(0.01, 100.0))
+      ->transform(in_range(0.01, 100.0))
       ->capture_default_str();
   app.add_option("--save", options.save, "file for the trained weights (safetensors)");
   if (const auto status = parse(app, argc, argv, options)) return *status;

@@ -57,15 +57,15 @@ int main(int argc, char** argv) {
   add_options(app, options, {"fsdp"});
   const auto sizes = in_range(1, 1 << 16);
   app.add_option("--data", data, "a text file; or 'generated'")->capture_default_str();
-  app.add_option("--window", window, "letters in a sample")->check(sizes)->capture_default_str();
-  app.add_option("--embedding", size.embedding, "features of a letter")->check(sizes)->capture_default_str();
-  app.add_option("--hidden", size.hidden, "features of the state")->check(sizes)->capture_default_str();
-  app.add_option("--layers", size.layers, "LSTM layers")->check(in_range(1, 64))->capture_default_str();
-  app.add_option("--dropout", size.dropout, "in [0, 1)")->check(in_range(0.0, 0.99))->capture_default_str();
+  app.add_option("--window", window, "letters in a sample")->transform(sizes)->capture_default_str();
+  app.add_option("--embedding", size.embedding, "features of a letter")->transform(sizes)->capture_default_str();
+  app.add_option("--hidden", size.hidden, "features of the state")->transform(sizes)->capture_default_str();
+  app.add_option("--layers", size.layers, "LSTM layers")->transform(in_range(1, 64))->capture_default_str();
+  app.add_option("--dropout", size.dropout, "in [0, 1)")->transform(in_range(0.0, 0.99))->capture_default_str();
   app.add_option("--prompt", prompt, "what the text at the end begins with")->capture_default_str();
-  app.add_option("--letters", letters, "of the text at the end")->check(in_range(0, 1 << 20))->capture_default_str();
+  app.add_option("--letters", letters, "of the text at the end")->transform(in_range(0, 1 << 20))->capture_default_str();
   app.add_option("--temperature", temperature, "below 1: the likeliest letters more often")
-      ->check(in_range(0.01, 100.0))
+      ->transform(in_range(0.01, 100.0))
       ->capture_default_str();
   app.add_option("--save", options.save, "file for the trained weights (safetensors)");
   if (const auto status = parse(app, argc, argv, options)) return *status;

@@ -114,14 +114,14 @@ int main(int argc, char** argv) {
   add_options(app, options);
   // The generator's backward begins with gradients that are no batch's mean: canonical shares need one.
   for (const char* none : {"--epochs", "--schedule", "--clip", "--canonical-shares"}) app.remove_option(app.get_option(none));
-  app.add_option("--noise", noise, "numbers of which a point is made")->check(in_range(1, 4096))->capture_default_str();
+  app.add_option("--noise", noise, "numbers of which a point is made")->transform(in_range(1, 4096))->capture_default_str();
   app.add_option("--width", width, "hidden features of both models")
-      ->check(in_range(1, 1 << 16))
+      ->transform(in_range(1, 1 << 16))
       ->capture_default_str();
   app.add_option("--critic-steps", critic_steps, "of the critic for each of the generator")
-      ->check(in_range(1, 1000))
+      ->transform(in_range(1, 1000))
       ->capture_default_str();
-  app.add_option("--penalty", penalty, "weight of the gradient penalty")->check(in_range(0.0))->capture_default_str();
+  app.add_option("--penalty", penalty, "weight of the gradient penalty")->transform(in_range(0.0))->capture_default_str();
   if (const auto status = parse(app, argc, argv, options)) return *status;
 
   return launch<Generator<ch::Cpu>>(argc, argv, options, [&]<class Net>(ch::Run& run) {

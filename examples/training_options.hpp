@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <charconv>
 #include <chorus/chorus.hpp>
+#include <chorus/launch/variables.hpp>
 #include <chorus/parallel/mesh/axes.hpp>
 #include <chrono>
 #include <cstdint>
@@ -29,28 +30,11 @@ struct TrainingOptions {
   chorus::Index batch = 64, epochs = 5, steps = 0, warmup = 0, accumulate = 1, patience = 0;
   std::uint64_t seed = 1;
   double lr = 0.02, momentum = 0.9, weight_decay = 0, clip = 0;
-  std::optional<double> timeout{};
+  std::optional<double> timeout{}, grace{};
   std::string all_reduce{};
   bool quiet = false, trace_ring = false, advise = false;
   std::string metrics{}, csv{}, tensorboard{}, save{}, trace{}, trace_steps{};
 };
-
-/// A check for an option: a number within limits. Its message is short and says what was given.
-template <class Number>
-CLI::Validator in_range(Number least, Number most = std::numeric_limits<Number>::max()) {
-  const auto limits =
-      most == std::numeric_limits<Number>::max() ? chorus::cat("at least ", least) : chorus::cat(least, " to ", most);
-  const auto check = [=](std::string& text) {
-    Number number{};
-    const auto* const end = text.data() + text.size();
-    const auto read = std::from_chars(text.data(), end, number);
-    const bool fits = read.ec == std::errc() && read.ptr == end && number >= least && number <= most;
-    return fits ? ""
-                : chorus::cat("expected a ", std::is_integral_v<Number> ? "whole " : "", "number, ", limits, ", got '",
-                              chorus::printable(text), "'");
-  };
-  return CLI::Validator(check, limits);
-}
 
 /// Samples in a batch. -1, by which programs of others choose a size that fits the memory, is refused with the reason.
 inline CLI::Validator batch_size() {
@@ -135,51 +119,55 @@ inline void add_options(CLI::App& app, TrainingOptions& options, const std::vect
       ->capture_default_str();
   app.add_option("--devices", options.devices,
                  "devices; under policies of processes, processes (default: 1 for single, else 2)")
-      ->check(in_range(1, 64));
+      ->transform(in_range(1, 64));
   app.add_option("--device", options.device,
                  "which: 0,1 or cpu:0,1 or cuda:0,1, as many as are named; process r is on the r-th")
       ->check(device_list());
   app.add_option("--batch", options.batch,
                  "samples in a batch, over all devices; not only multiples of their number: shares may differ by one "
                  "sample, and count by samples")
-      ->check(batch_size())
+      ->transform(batch_size())
       ->capture_default_str();
   app.add_option("--canonical-shares", options.canonical_shares,
                  "cut each batch into so many shares, on any number of devices up to that, and add up over samples in "
                  "one order: the same bits then, whatever the policy and the number of devices; not for local_sgd, nor "
                  "fsdp (default: a share for each device, in whatever order is fast)")
-      ->check(in_range(1, chorus::most_canonical_shares));
+      ->transform(in_range(1, chorus::most_canonical_shares));
   app.add_option("--epochs", options.epochs, "passes over the data")
-      ->check(in_range(0, 1 << 20))
+      ->transform(in_range(0, 1 << 20))
       ->capture_default_str();
   app.add_option("--steps", options.steps, "stop after so many steps in all; 0: don't")
-      ->check(in_range(chorus::Index{0}));
+      ->transform(in_range(chorus::Index{0}));
   app.add_option("--seed", options.seed, "seed of everything random")
-      ->check(in_range(std::uint64_t{0}))
+      ->transform(in_range(std::uint64_t{0}))
       ->capture_default_str();
   app.add_option("--optimizer", options.optimizer, "sgd or adam")
       ->check(CLI::IsMember({"sgd", "adam"}))
       ->capture_default_str();
   app.add_option("--lr", options.lr,
                  "learning rate. It belongs to the batch: for one k times as large, k times the rate (Goyal et al. 2017)")
-      ->check(in_range(0.0))->capture_default_str();
-  app.add_option("--momentum", options.momentum, "sgd's momentum")->check(in_range(0.0))->capture_default_str();
-  app.add_option("--weight-decay", options.weight_decay, "weight decay")->check(in_range(0.0))->capture_default_str();
+      ->transform(in_range(0.0))->capture_default_str();
+  app.add_option("--momentum", options.momentum, "sgd's momentum")->transform(in_range(0.0))->capture_default_str();
+  app.add_option("--weight-decay", options.weight_decay, "weight decay")->transform(in_range(0.0))->capture_default_str();
   app.add_option("--schedule", options.schedule, "none, step (a tenth after each third of the run) or cosine")
       ->check(CLI::IsMember({"none", "step", "cosine"}))
       ->capture_default_str();
   app.add_option("--warmup", options.warmup, "steps in which the learning rate rises from nearly nothing; 0: none")
-      ->check(in_range(0, 1 << 24))
+      ->transform(in_range(0, 1 << 24))
       ->capture_default_str();
   app.add_option("--clip", options.clip, "largest norm of the gradient; 0: any")
-      ->check(in_range(0.0))
+      ->transform(in_range(0.0))
       ->capture_default_str();
   app.add_option("--metrics", options.metrics, "file for the run's numbers, as JSON lines");
   app.add_option("--csv", options.csv, "file for its epochs, as a table");
   app.add_option("--tensorboard", options.tensorboard, "folder for its curves: tensorboard --logdir FOLDER");
   app.add_option("--timeout", options.timeout,
                  "seconds that a process waits for another one (default: CHORUS_TIMEOUT, else 60)")
-      ->check(in_range(0.001, 1e6));
+      ->transform(in_range(0.001, 1e6));
+  app.add_option("--grace", options.grace,
+                 "seconds between a signal that ends the job, or a process' failure, and SIGKILL to the others "
+                 "(default: CHORUS_GRACE, else 3)")
+      ->transform(in_range(0.0, 3600.0));
   app.add_option("--all-reduce", options.all_reduce,
                  "how processes add up their gradients under ddp (default: CHORUS_ALL_REDUCE, else auto: the fastest)")
       ->check(CLI::IsMember({"auto", "ring", "direct", "in_place", "hierarchical"}));
@@ -190,6 +178,7 @@ inline void add_options(CLI::App& app, TrainingOptions& options, const std::vect
   app.add_flag("--advise", options.advise,
                "what a trace of a few steps says of the run, and how it may get faster, printed at the end");
   app.add_flag("--quiet", options.quiet, "no progress, no summary");
+  app.footer(chorus::detail::launch_variables);
 }
 
 /// The same, and looks at options that don't go together.
@@ -252,6 +241,7 @@ int launch(int argc, char** argv, const TrainingOptions& options, const Body& bo
   launching.trace.ring_steps = options.trace_ring;
   if (options.timeout)
     launching.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(*options.timeout * 1000));
+  if (options.grace) launching.grace = std::chrono::milliseconds(static_cast<std::int64_t>(*options.grace * 1000));
   if (!options.all_reduce.empty()) launching.all_reduce = chorus::comm::all_reduce_of(options.all_reduce);
   int status = 1;
   const auto launch_if_named = [&]<class Net>() {

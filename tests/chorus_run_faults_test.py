@@ -162,12 +162,17 @@ def what_cannot_start():
     for word, part in ((FOLDER, "Permission denied"), (FOLDER / "plain", "Permission denied"), (FOLDER / "none", "No such file"), ("", "No such file")):
         status, out, err = run("--nproc-per-node", 2, "--max-restarts", 3, word)
         expect(status == 1 and f"cannot start rank 0 of 2: {word}: {part}" in err and "restart" not in err, status, err)
-    for words, part in ((["--grace", "nan"], "--grace: expected seconds from 0 to 3600, got nan"), (["--grace", "inf"], "--grace"),
-                        (["--max-restarts", "-1"], "--max-restarts: Value -1 not in range 0 to 2147483647"),
+    for words, part in ((["--grace", "nan"], "--grace: expected a number, 0 to 3600, got 'nan'"), (["--grace", "inf"], "--grace"),
+                        (["--max-restarts", "-1"], "--max-restarts: expected a whole number, at least 0, got '-1'"),
                         (["--node-rank", "99999999999"], "--node-rank"), (["--nproc-per-node", "0x"], "--nproc-per-node"),
-                        (["--master-port", "0"], "--master-port: Value 0 not in range 1 to 65535"), (["--nnodes", ""], "--nnodes")):
+                        (["--master-port", "0"], "--master-port: expected a whole number, 1 to 65535, got '0'"), (["--nnodes", ""], "--nnodes")):
         status, out, err = run(*words, "true")
         expect(status == 2 and part in err, words, status, err)
+    # Decimal numbers: 010 are ten restarts, not eight.
+    status, out, err = run("--max-restarts", "010", "--standalone", "sh", "-c", "echo $TORCHELASTIC_MAX_RESTARTS")
+    expect(status == 0 and out == b"10\n", status, out, err)
+    done = subprocess.run([RUN, "--redirects", "3", "true"], capture_output=True, text=True, env={**CLEAN, "TMPDIR": "/proc"})
+    expect(done.returncode == 1 and "cannot make a folder for logs" in done.stderr and "Success" not in done.stderr, done)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -204,6 +204,10 @@ expect("would replace a trace that it reads" in refused("ddp.json", output="ddp.
 expect("-o expects a file, got 'other'" in refused("ddp.json", output="other"))
 expect("cannot write 'none/run.html" in refused("ddp.json", output="none/run.html", status=1))
 expect("expected -o FILE or --svg FOLDER" in refused("ddp.json", output=None))
+# A device is written to, not replaced.
+(FOLDER / "device").symlink_to("/dev/null")
+done = subprocess.run([PAGE, "ddp.json", "-o", "device"], cwd=FOLDER, capture_output=True, text=True, env=CLEAN)
+expect(done.returncode == 0 and (FOLDER / "device").is_char_device(), done)
 expect("TRACES is required" in refused())
 # No room for the page.
 before = sorted(FOLDER.iterdir())

@@ -7,7 +7,9 @@ import copy
 import json
 import os
 import pathlib
+import resource
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -148,6 +150,34 @@ expect("the run has ended after 6 steps: 'short.json' has 1 of the 3 from step 5
 expect(len(of(read((FOLDER / "short.json").read_text()), "step")) == 1)
 said = run(*SMALL, "--steps", "2", "--trace", "none.json")
 expect("'none.json' has 0 of the 3 from step 5 on" in said, said)
+expect(read((FOLDER / "none.json").read_text()) == [])
+said = run(*SMALL, "--policy", "ddp", "--devices", "2", "--steps", "2", "--trace", "none2.json")
+expect(said.count("'none2.json' has 0 of the 3") == 1 and read((FOLDER / "none2.json").read_text()) == [], said)
+expect(list(FOLDER.glob("none*.json.*")) == [], "parts of ranks are left")
+
+# A device is written to, and stays one; a trace that can't be written is a warning.
+device = FOLDER / "device"
+device.symlink_to("/dev/null")
+for target, said_of in ((device, "it gets what rank 0 records, alone"), ("/dev/full", "No space left on device; the trace ends here")):
+    said = run(*SMALL, "--policy", "ddp", "--devices", "2", "--trace", str(target))
+    expect(said_of in said and stat.S_ISCHR(os.stat(target).st_mode), said)
+expect(list(FOLDER.glob("device*")) == [device] and not list(pathlib.Path("/dev").glob("*.rank*")), "files beside a device")
+for policy in ("single", "ddp"):
+    path = FOLDER / f"limited_{policy}.json"
+    done = subprocess.run([PROGRAM, *SMALL, "--policy", policy, "--devices", "1" if policy == "single" else "2", "--trace", str(path)],
+                          capture_output=True, text=True, timeout=120, env=CLEAN,
+                          preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000)))
+    expect(done.returncode == 0 and "warning: trace: cannot write" in done.stderr and "File too large" in done.stderr, done)
+    expect(list(FOLDER.glob(f".limited_{policy}*")) + list(FOLDER.glob(f"limited_{policy}.json.*")) == [], "something is left")
+
+# A second run with the path of one that still runs is refused, and the first one's trace is whole.
+many = ["--train-images", "200000", "--test-images", "10", "--quiet", "--policy", "ddp", "--devices", "2", "--trace", "shared.json", "--trace-steps", "2:40",
+        "--steps", "60"]
+first = subprocess.Popen([PROGRAM, *many], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=CLEAN, cwd=FOLDER)
+until(lambda: (FOLDER / "shared.json").exists() and (FOLDER / "shared.json").stat().st_size > 5000, "no trace grows", limit=60)
+expect("another program is writing it" in run(*many, status=1))
+expect(first.wait(120) == 0 and broken(read((FOLDER / "shared.json").read_text())) == [])
+expect({event["pid"] for event in of(read((FOLDER / "shared.json").read_text()), "step")} == {1, 2})
 
 # Killed in the midst of it.
 for policy in ("single", "ddp"):

@@ -9,6 +9,7 @@
 #include <chorus/core/random.hpp>
 #include <chorus/launch/launch.hpp>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -67,6 +68,17 @@ static int body(ch::Run& run) {
   } else if (what == "stubborn") {
     signal(SIGTERM, SIG_IGN);
     stay(run);
+  } else if (what == "heed") {
+    static volatile std::sig_atomic_t heard = 0;
+    signal(SIGUSR1, [](int number) { heard = number; });
+    std::printf("ready %d %d\n", run.rank(), getpid());
+    for (int i = 0; i < 3000 && heard == 0; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    std::printf("rank %d has heard %d\n", run.rank(), static_cast<int>(heard));
+  } else if (what == "lines") {  // the chosen one fails, and the others have printed
+    if (!chosen) std::printf("ready %d %d\n", run.rank(), getpid());
+    if (!chosen) std::this_thread::sleep_for(std::chrono::seconds(30));
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    ch::fail<ch::FileError>("load: no such file: weights");
   } else if (what == "throw" || what == "usage" || what == "exit" || what == "status" || what == "abort") {
     if (!chosen) stay(run);
     if (what == "throw") ch::fail<ch::FileError>("load: no such file: weights");

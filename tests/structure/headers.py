@@ -37,7 +37,7 @@ STANDARD = {
     "cstdarg": "va_list",
     "cstddef": "byte max_align_t nullptr_t ptrdiff_t size_t to_integer",
     "cstdint": "int8_t int16_t int32_t int64_t intptr_t uint8_t uint16_t uint32_t uint64_t uintptr_t",
-    "cstdio": "FILE fclose ferror fflush fopen fprintf fputc fputs fread fwrite printf rename snprintf vsnprintf",
+    "cstdio": "setvbuf FILE fclose ferror fflush fopen fprintf fputc fputs fread fwrite printf rename snprintf vsnprintf",
     "cstdlib": "_Exit abort aligned_alloc exit free getenv malloc strtol strtoll",
     "cstring": "memcmp memcpy memmove memset strchr strcmp strerror strlen strncmp",
     "deque": "deque",
@@ -86,7 +86,7 @@ STANDARD = {
 # What the standard, or every implementation of it, has one header include of the others.
 ALSO = {
     "algorithm": "utility", "array": "cstddef tuple utility", "charconv": "system_error",
-    "condition_variable": "chrono mutex", "cstdio": "cstddef", "cstdlib": "cstddef", "cstring": "cstddef",
+    "condition_variable": "chrono mutex", "cstdio": "setvbuf cstddef", "cstdlib": "cstddef", "cstring": "cstddef",
     "map": "initializer_list utility", "memory": "cstddef utility", "mutex": "chrono",
     "optional": "type_traits utility", "span": "array cstddef iterator",
     "string": "cstddef initializer_list iterator string_view", "string_view": "cstddef iterator",

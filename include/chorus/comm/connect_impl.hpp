@@ -60,7 +60,7 @@ CHORUS_INLINE AnyCommunicator connect(const World& world, const ConnectOptions& 
   const auto carrier = dynamic_cast<const ShmTransport*>(link.get()) ? Backend::shm
                        : !link->machines().empty()                   ? Backend::hierarchical
                                                                      : Backend::tcp;
-  return TransportCommunicator(name(carrier), std::move(link), world.members, world.all_reduce);
+  return TransportCommunicator(name(carrier), std::move(link), world.members, world.all_reduce, world.axis);
 }
 
 CHORUS_INLINE Backend backend_of(std::string_view text) {

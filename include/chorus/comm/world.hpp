@@ -49,6 +49,7 @@ struct World {
   int listen_fd = -1;  ///< rank 0: a socket that listens there already, which `connect` takes over; or -1
   std::chrono::milliseconds timeout{60'000};  ///< the longest that any wait for another rank lasts
   std::vector<int> members = {};              ///< of a group that `split` made: its ranks in the whole job; else empty
+  std::string axis = {};  ///< of such a group: the axis of a mesh along which it lies, for messages
   /// What the ranks meet for, in up to 63 characters: one that comes for something else is refused by name.
   std::string purpose = {};
   /// How all_reduce is done, the same on all ranks; CHORUS_ALL_REDUCE and --all-reduce of programs. Only chorus' own

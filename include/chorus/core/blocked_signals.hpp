@@ -27,15 +27,15 @@ class BlockedSignals {
   sigset_t before_;
 };
 
-/// A thread (std::thread, or std::jthread) that takes no signals. Throws CommError, in the name of `who`, where the
-/// system allows no more of them.
-template <class Thread = std::thread, class Body>
+/// A thread (std::thread, or std::jthread) that takes no signals. Throws `Kind`, in the name of `who`, where the system
+/// allows no more of them.
+template <class Thread = std::thread, class Kind = CommError, class Body>
 Thread start_thread(std::string_view who, Body body) {
   const BlockedSignals blocked;
   try {
     return Thread(std::move(body));
   } catch (const std::system_error& error) {
-    fail<CommError>(who, ": a thread cannot be started: ", error.what());
+    fail<Kind>(who, ": a thread cannot be started: ", error.what());
   }
 }
 

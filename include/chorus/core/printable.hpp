@@ -39,8 +39,8 @@ constexpr bool valid_utf8(std::string_view text) {
 
 namespace detail {
 
-/// Appends `text`: control characters, save those that are `kept`, and what is no UTF-8 as \xNN; those that are
-/// `marked` after a backslash. False where it is cut after `longest` bytes.
+/// Appends `text`: control characters, save those that are `kept`, what turns text around, and what is no UTF-8 as
+/// \xNN; those that are `marked` after a backslash. False where it is cut after `longest` bytes.
 [[gnu::cold]] bool append_printable(std::string& out, std::string_view text, std::string_view kept,
                                     std::string_view marked, std::size_t longest);
 

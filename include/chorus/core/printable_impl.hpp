@@ -10,6 +10,14 @@
 
 namespace chorus::detail {
 
+/// Characters that are not seen, and change where or in which direction others are shown: those of Unicode's
+/// bidirectional algorithm (UAX #9), and the ends of a line and of a paragraph.
+inline bool turns_text(std::string_view character) {
+  constexpr std::string_view all =
+      "\u061C\u200E\u200F\u2028\u2029\u202A\u202B\u202C\u202D\u202E\u2066\u2067\u2068\u2069";
+  return character.size() > 1 && all.find(character) != all.npos;
+}
+
 CHORUS_INLINE bool append_printable(std::string& out, std::string_view text, std::string_view kept,
                                     std::string_view marked, std::size_t longest) {
   constexpr std::string_view hex = "0123456789abcdef";
@@ -19,7 +27,7 @@ CHORUS_INLINE bool append_printable(std::string& out, std::string_view text, std
     if (at + part.size() > longest) return false;
     const auto lead = static_cast<unsigned char>(part[0]);
     const bool c1 = lead == 0xC2 && length == 2 && static_cast<unsigned char>(part[1]) < 0xA0;
-    const bool control = (lead < 0x20 && kept.find(part[0]) == kept.npos) || lead == 0x7F || c1;
+    const bool control = (lead < 0x20 && kept.find(part[0]) == kept.npos) || lead == 0x7F || c1 || turns_text(part);
     if (marked.find(part[0]) != marked.npos) out += '\\';
     for (const char c : part) {
       const auto byte = static_cast<unsigned char>(c);

@@ -3,6 +3,7 @@
 /// daemons), and the next file or socket would get such a number, and then whatever is printed.
 
 #include <fcntl.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -28,9 +29,17 @@ inline int above_standard_streams(int fd) {
   return above;
 }
 
-/// A new, empty file to write text to, as fopen(path, "we") makes it; null, with errno, where there is none.
-inline std::FILE* open_to_write(const char* path) {
-  const int fd = above_standard_streams(open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+/// A file to write text to, as fopen(path, "we") makes it, or with what it `keeps`; a pipe or a device, too. Null, with
+/// errno, where there is none; ENXIO: nobody reads that pipe, after 10 s.
+inline std::FILE* open_to_write(const char* path, bool keeps = false) {
+  const int how = O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | (keeps ? 0 : O_TRUNC);
+  int fd = open(path, how, 0666);
+  for (int i = 0; i < 1000 && fd < 0 && (errno == ENXIO || errno == EINTR); ++i) {
+    poll(nullptr, 0, 10);
+    fd = open(path, how, 0666);
+  }
+  fd = above_standard_streams(fd);
+  if (fd >= 0) fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
   return fd < 0 ? nullptr : fdopen(fd, "w");
 }
 

@@ -60,6 +60,7 @@ class ThreadTeam {
   Index end_of(int range) const { return count_ * (range + 1) / size_; }
 
   void serve(int self);
+  void end();
 
   template <class T, class Condition>
   static void wait_while(std::atomic<T>& value, const Condition& condition) {

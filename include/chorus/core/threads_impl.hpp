@@ -9,15 +9,23 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <system_error>
 
 namespace chorus::detail {
 
 CHORUS_INLINE ThreadTeam::ThreadTeam(int helpers)
     : size_(helpers + 1), ranges_(new Range[static_cast<std::size_t>(size_)]) {
-  for (int i = 1; i < size_; ++i) helpers_.emplace_back([this, i] { serve(i); });
+  try {
+    for (int i = 1; i < size_; ++i) helpers_.emplace_back([this, i] { serve(i); });
+  } catch (const std::system_error& error) {
+    end();
+    fail<Error>("set_num_threads: thread ", helpers_.size() + 1, " of ", helpers, " cannot be started: ", error.what());
+  }
 }
 
-CHORUS_INLINE ThreadTeam::~ThreadTeam() {
+CHORUS_INLINE ThreadTeam::~ThreadTeam() { end(); }
+
+CHORUS_INLINE void ThreadTeam::end() {
   stop_ = true;
   call();
   for (auto& helper : helpers_) helper.join();

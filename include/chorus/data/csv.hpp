@@ -107,7 +107,7 @@ class CsvTable {
     check<FileError>(!names_.empty(), "CSV: ", path_, ": the file is empty");
   }
 
-  /// One row, to the end of its line; quoted values may go over several.
+  /// One row, to the end of its line, LF, CR LF or CR; quoted values may go over several.
   void read_row(std::string_view text, std::size_t& at, Index& line, std::vector<std::string>& row) const {
     for (;;) {
       std::string value;
@@ -128,19 +128,18 @@ class CsvTable {
                          "' or the line's end after a closing quote, got '", printable(std::string_view(&after, 1)),
                          "'");
       } else {
-        const char ends[] = {options_.separator, '\n', '\0'};
-        const std::size_t end = std::min(text.find_first_of(std::string_view(ends, 2), at), text.size());
+        const char ends[] = {options_.separator, '\n', '\r'};
+        const std::size_t end = std::min(text.find_first_of(std::string_view(ends, sizeof ends), at), text.size());
         value = text.substr(at, end - at);
         at = end;
-        if (at < text.size() && text[at] == '\n' && value.ends_with('\r')) value.pop_back();
       }
       row.push_back(std::move(value));
-      if (at < text.size() && text[at] == '\r') ++at;
       if (at >= text.size()) return;
-      if (text[at++] == '\n') {
-        ++line;
-        return;
-      }
+      const char end = text[at++];
+      if (end == options_.separator) continue;
+      if (end == '\r' && at < text.size() && text[at] == '\n') ++at;
+      ++line;
+      return;
     }
   }
 

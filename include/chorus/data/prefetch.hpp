@@ -2,6 +2,7 @@
 /// Items made ahead of time on background threads and handed out in order.
 
 #include <algorithm>
+#include <chorus/core/blocked_signals.hpp>
 #include <chorus/core/dtype.hpp>
 #include <condition_variable>
 #include <exception>
@@ -22,7 +23,8 @@ class Prefetch {
   Prefetch(Index first, Index count, int workers, Index ahead, std::function<Item(Index)> make)
       : make_(std::move(make)), count_(count), claimed_(first), taken_(first), slots_(static_cast<std::size_t>(ahead)) {
     try {
-      for (int i = 0; i < std::min<Index>(workers, count - first); ++i) threads_.emplace_back([this] { work(); });
+      for (int i = 0; i < std::min<Index>(workers, count - first); ++i)
+        threads_.push_back(chorus::detail::start_thread<std::thread, Error>("data loader", [this] { work(); }));
     } catch (...) {
       stop();
       throw;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -15,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include <chorus/io/data_hash.hpp>
 #include <chorus/io/load_model.hpp>
 #include <chorus/io/ranks_own.hpp>
 #include <chorus/io/write_in_parts.hpp>
@@ -121,7 +123,7 @@ class KeptRate {
   explicit KeptRate(optim::HasLearningRate& optimizer) : optimizer_(optimizer) {}
   static constexpr std::string_view kept_as = "lr";
   std::array<double, 1> kept() const { return {optimizer_.lr()}; }
-  static bool can_keep(const std::array<double, 1>& kept) { return kept[0] >= 0; }
+  static bool can_keep(const std::array<double, 1>& kept) { return kept[0] >= 0 && std::isfinite(kept[0]); }
   void keep(const std::array<double, 1>& kept) { optimizer_.resume_lr(kept[0]); }
 
  private:
@@ -129,9 +131,11 @@ class KeptRate {
 };
 
 /// The names of parameters, one a line, in the order in which gradients arrive. Throws FileError for one that comes
-/// twice.
-inline std::vector<std::string> parameter_order_in(const SafetensorsReader& file) {
+/// twice, and where there are none, for a model that `has_parameters`.
+inline std::vector<std::string> parameter_order_in(const SafetensorsReader& file, bool has_parameters) {
   auto order = lines_in(file, "training/parameter_order");
+  check<FileError>(!order.empty() || !has_parameters || !file.metadata().contains("training/parameter_order"),
+                   "resuming from ", file.path(), ": training/parameter_order is empty");
   auto sorted = order;
   std::sort(sorted.begin(), sorted.end());
   const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
@@ -209,7 +213,8 @@ constexpr bool all_ranks_save = detail::all_ranks_save<Net>;
 /// What is each rank's own under a hook, such as errors to be fed back, and under LocalSgd and PostLocalSgd models,
 /// optimizers and `more`, is in the file for each rank; rank 0 holds the whole file in memory for a moment. Of
 /// parameters and buffers that DistributedDataParallel ignores or doesn't broadcast, rank 0's are in it, and under
-/// ParameterServer the server's.
+/// ParameterServer the server's. Where the build has OpenSSL, the file has a checksum of its data (see data_hash_key),
+/// which `load_checkpoint` and `io::load` compare.
 ///
 /// Throws FileError, and CommError where all ranks should call it and don't.
 template <class Net, class Optimizer, class... More>
@@ -239,6 +244,7 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
                       {"training/seed", cat(net.seed())},
                       {"training/parameter_order",
                        detail::lines_of(detail::of_all_ranks(net, net.parameter_order()))}};
+    if constexpr (Sha256::available) metadata.emplace(data_hash_key, "");
     if (const int shares = net.canonical_shares(); shares > 0)
       metadata.emplace(detail::canonical_shares_key, cat(shares));
     if constexpr (requires { chorus::detail::access_to(net).parameters_apart(); })
@@ -283,7 +289,7 @@ TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::stri
       return position.step;
     });
     const auto passes = detail::number_in(file, "training/forward_passes", UINT32_MAX);
-    const auto order = detail::parameter_order_in(file);
+    const auto order = detail::parameter_order_in(file, !net.parameter_order().empty());
     detail::KeptRate rate(optimizer);
     std::tuple numbers{detail::numbers_of(optimizer), detail::numbers_of(rate), detail::numbers_of(more)...};
     auto wanted = detail::all_places<D>(net, numbers, optimizer, rate, more...);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chorus/io/converted_numbers.hpp>
+#include <chorus/io/data_hash.hpp>
 #include <chorus/io/elsewhere.hpp>
 #include <chorus/io/file_names.hpp>
 #include <chorus/io/load_options.hpp>
@@ -176,6 +177,7 @@ std::vector<Destination> whole_destinations(nn::Module& model) {
 template <Device D>
 LoadReport load_model(nn::Module& model, const std::string& path, const LoadOptions& options) {
   const SafetensorsReader file(path);
+  check_data_hash(file);
   const auto places = model_places<D>(model);
   for (const auto& place : places) check_whole(place);
   const auto wanted = destinations(model, places);
@@ -202,13 +204,14 @@ LoadReport load_parts(Net& net, const std::string& path, const LoadOptions& opti
   LoadReport report;
   const auto read = [&] {
     const SafetensorsReader file(path);
+    check_data_hash(file);
     auto plan = plan_load(file, wanted, options);
     for (std::size_t i = 0; i < wanted.size(); ++i)
       if (const auto place = place_of(wanted[i]); place != places.end() && !plan.sources[i].empty())
         numbers[i] = place->own_of(numbers_for(file, wanted[i], plan.sources[i]));
     report = std::move(plan.report);
   };
-  on_all_ranks(net.communicator(), path, read, "load it");
+  on_all_ranks(net.communicator(), read, [] {});
   for (std::size_t i = 0; i < wanted.size(); ++i)
     if (!numbers[i].empty()) place_of(wanted[i])->fill(numbers[i].data());
   say_changed<D>(net.module());

@@ -6,8 +6,8 @@
 #include <array>
 #include <bit>
 #include <chorus/core/printable.hpp>
-#include <chorus/io/atomic_file.hpp>
-#include <chorus/io/descriptor.hpp>
+#include <chorus/core/atomic_file.hpp>
+#include <chorus/core/descriptor.hpp>
 #include <chorus/io/foreign_file.hpp>
 #include <chorus/kernels/contiguous.hpp>
 #include <chorus/tensor/tensor.hpp>

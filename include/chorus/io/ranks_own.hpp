@@ -17,8 +17,10 @@
 #include <vector>
 
 #include <chorus/core/share_tree.hpp>
+#include <chorus/io/data_hash.hpp>
 #include <chorus/io/model_file_impl.hpp>
 #include <chorus/io/safetensors_reader.hpp>
+#include <chorus/io/write_in_parts_impl.hpp>
 #include <chorus/optim/optimizer.hpp>
 #include <chorus/parallel/access.hpp>
 
@@ -143,6 +145,27 @@ inline constexpr const char* canonical_shares_key = "training/canonical_shares";
                     "alone, for a new run");
 }
 
+/// Compares the file's checksum; ranks share the work, and all throw FileError where one can't read, or it differs.
+template <class Net>
+void check_data_hash_of_all(const SafetensorsReader& file, Net& net) {
+  const auto noted = file.metadata().find(std::string(data_hash_key));
+  if (!Sha256::available || noted == file.metadata().end()) return;
+  const auto hash = [&](int rank, int ranks) {
+    const auto read = [&](std::uint64_t begin, std::span<std::byte> to) { file.read_data(begin, to); };
+    return piece_hashes(file.data_bytes(), rank, ranks, read);
+  };
+  std::vector<std::string> hashes(1);
+  if constexpr (requires { net.communicator().rank(); }) {
+    auto& ranks = net.communicator();
+    const auto hash_own = [&] { hashes[0] = hash(ranks.rank(), ranks.size()); };
+    on_all_ranks(ranks, hash_own, [] {});
+    hashes = comm::all_gather_object(ranks, hashes[0]);
+  } else {
+    hashes[0] = hash(0, 1);
+  }
+  check_data_hash(cat("resuming from ", file.path()), noted->second, data_hash(hashes));
+}
+
 /// Opens the file, of which `step_in(file)` gives the step. Throws FileError on all ranks where one of them can't, or
 /// they have files with different contents, and UsageError where a rank's net has another seed, or another number of
 /// canonical shares, than the file's run.
@@ -180,6 +203,7 @@ template <class Net, class StepIn>
                         ", for dropout and samplers follow it, got ",
                         static_cast<std::uint64_t>(ranks[rank].seed), ranks.size() > 1 ? cat(" on rank ", rank) : "");
   check_same_shares(*file, net.canonical_shares());
+  check_data_hash_of_all(*file, net);
   return std::move(*file);
 }
 

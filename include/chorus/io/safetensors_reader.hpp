@@ -15,7 +15,7 @@
 #include <vector>
 
 #include <chorus/core/error.hpp>
-#include <chorus/io/descriptor.hpp>
+#include <chorus/core/descriptor.hpp>
 #include <chorus/io/foreign_file.hpp>
 #include <chorus/io/safetensors_header.hpp>
 #include <chorus/io/tensor_entry.hpp>
@@ -32,14 +32,14 @@ class SafetensorsReader {
   /// Opens and checks the file. Throws FileError, with the path and the tensor's name, where it is not there, can't be
   /// read, breaks a rule of the format, or is above a limit.
   explicit SafetensorsReader(const std::string& path, const ReaderLimits& limits = {})
-      : path_(path), loading_(cat("loading ", path)), file_(path, loading_), size_(file_.size()) {
+      : path_(path), loading_(cat("loading ", printable(path, 4096))), file_(path, loading_), size_(file_.size()) {
     read_header(limits);
   }
 
   /// Reads a file that lies in memory, which must outlive the reader. `name` stands for the path in messages.
   explicit SafetensorsReader(std::span<const std::byte> memory, const std::string& name,
                              const ReaderLimits& limits = {})
-      : path_(name), loading_(cat("loading ", name)), memory_(memory), size_(memory.size()) {
+      : path_(name), loading_(cat("loading ", printable(name, 4096))), memory_(memory), size_(memory.size()) {
     read_header(limits);
   }
 
@@ -80,6 +80,15 @@ class SafetensorsReader {
     check<UsageError>(entry.begin <= size_ - data_begin_ && entry.bytes <= size_ - data_begin_ - entry.begin, loading_,
                       ": tensor ", Quoted{entry.name}, " is not of this file");
     read_at(data_begin_ + entry.begin + begin, to, &entry);
+  }
+
+  /// Of the data of all tensors, which lie one after the other: how many bytes, and those from `begin` on. Throws
+  /// UsageError beyond them, and FileError as the others.
+  std::uint64_t data_bytes() const { return size_ - data_begin_; }
+  void read_data(std::uint64_t begin, std::span<std::byte> to) const {
+    check<UsageError>(begin <= data_bytes() && to.size() <= data_bytes() - begin, loading_, ": the data have ",
+                      data_bytes(), " bytes, got ", to.size(), " from ", begin, " on");
+    read_at(data_begin_ + begin, to, nullptr);
   }
 
  private:

@@ -4,7 +4,7 @@
 
 #include <chorus/core/config.hpp>
 #include <chorus/core/error.hpp>
-#include <chorus/io/atomic_file.hpp>
+#include <chorus/core/atomic_file.hpp>
 #include <chorus/io/tensor_entry.hpp>
 #include <cstddef>
 #include <span>
@@ -36,7 +36,7 @@ std::string safetensors_header(std::string_view path, std::vector<const TensorVi
 
 /// Writes a file and replaces what was at `path`, atomically: see AtomicFile, also for its FileErrors. Throws
 /// UsageError, and touches nothing, where a name comes twice or can't be a name, or data don't have the size of their
-/// shape and dtype.
+/// shape and dtype. What `metadata` say of the data's checksum, see data_hash_key, is put right.
 void write_safetensors(const std::string& path, std::span<const TensorView> tensors, const Metadata& metadata = {});
 
 }  // namespace chorus::io

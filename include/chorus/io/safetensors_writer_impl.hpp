@@ -6,7 +6,8 @@
 #include <bit>
 #include <chorus/core/error.hpp>
 #include <chorus/core/json_string.hpp>
-#include <chorus/io/atomic_file.hpp>
+#include <chorus/core/atomic_file.hpp>
+#include <chorus/io/data_hash.hpp>
 #include <chorus/io/safetensors_writer.hpp>
 #include <chorus/io/tensor_entry.hpp>
 #include <cstddef>
@@ -81,7 +82,14 @@ CHORUS_INLINE void write_safetensors(const std::string& path, std::span<const Te
                                      const Metadata& metadata) {
   std::vector<const TensorView*> order;
   for (const TensorView& tensor : tensors) order.push_back(&tensor);
-  const std::string header = detail::safetensors_header(path, order, metadata);
+  std::string header = detail::safetensors_header(path, order, metadata);
+  if (const std::string key(data_hash_key); Sha256::available && metadata.contains(key)) {
+    detail::DataHash hash;  // of the data in their order in the file
+    for (const TensorView* tensor : order) hash.update(tensor->data);
+    Metadata noted = metadata;
+    noted.at(key) = hash.hex();
+    header = detail::safetensors_header(path, order, noted);
+  }
   AtomicFile file(path);
   file.write(header);
   for (const TensorView* tensor : order) file.write(tensor->data);

@@ -14,7 +14,8 @@ namespace chorus::io::detail {
 /// Every rank calls it with what it has of the model, of which it writes what its places say. All write into one
 /// temporary file, which rank 0 then puts in place: as AtomicFile does, whole or not at all. Where a rank does not see
 /// that file, for there is no common file system, all parts go through rank 0, one tensor at a time. `through_rank_0`:
-/// even where there is one. Rank 0's metadata count. Throws FileError on all ranks where one of them fails.
+/// even where there is one. Rank 0's metadata count. Where a rank fails, all throw FileError with its reason, once
+/// nothing is left of the file.
 template <Device D, class Communicator>
 void write_in_parts(Communicator& ranks, const std::string& path, const std::vector<TensorPlace<D>>& places,
                     const Metadata& metadata, bool through_rank_0 = false);

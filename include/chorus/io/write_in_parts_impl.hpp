@@ -5,14 +5,17 @@
 #include <cerrno>
 #include <chorus/comm/communicator.hpp>
 #include <chorus/comm/objects.hpp>
+#include <chorus/io/data_hash.hpp>
 #include <chorus/io/safetensors_writer.hpp>
 #include <chorus/io/write_in_parts.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
@@ -22,20 +25,31 @@
 
 namespace chorus::io::detail {
 
-/// Calls `step()`; a FileError of any rank becomes one of all: that it `could not` do it. All ranks call it.
-template <class Communicator, class Step>
-void on_all_ranks(Communicator& ranks, const std::string& path, const Step& step,
-                  std::string_view could_not = "write its parts") {
-  std::string error;
+/// Calls `step()`. What it throws on a rank all throw: where all have the same to say, each its own error, else a
+/// FileError that names the first such rank. Before that `undo()` has ended on all of them: a rank that throws may end
+/// the job. All ranks call it.
+template <class Communicator, class Step, class Undo>
+void on_all_ranks(Communicator& ranks, const Step& step, const Undo& undo) {
+  std::exception_ptr own;
+  std::string text;
   try {
     step();
-  } catch (const FileError& failed) {
-    error = failed.what();
+  } catch (const CommError&) {  // the others can't be told
+    undo();
+    throw;
+  } catch (const std::exception& error) {
+    own = std::current_exception();
+    text = dynamic_cast<const std::bad_alloc*>(&error) != nullptr ? "out of memory" : error.what();
   }
-  std::int32_t worst = error.empty() ? -1 : ranks.rank();
-  ranks.all_reduce(std::span(&worst, 1), comm::ReduceOp::max, {});
-  check<FileError>(error.empty(), error);
-  check<FileError>(worst < 0, path, ": rank ", worst, " could not ", could_not);
+  std::int32_t failed = own ? 1 : 0;
+  ranks.all_reduce(std::span(&failed, 1), comm::ReduceOp::max, {});
+  if (failed == 0) return;
+  undo();
+  const auto texts = comm::all_gather_object(ranks, text);
+  const auto same = [&](const std::string& other) { return other == text; };
+  if (own && std::all_of(texts.begin(), texts.end(), same)) std::rethrow_exception(own);
+  const auto first = std::find_if(texts.begin(), texts.end(), [](const std::string& each) { return !each.empty(); });
+  fail<FileError>("rank ", first - texts.begin(), ": ", *first);
 }
 
 /// The tensors of all ranks: a file's, in the order of its data, and what this rank has of them.
@@ -140,32 +154,36 @@ template <Device D, class Communicator>
 void write_in_parts(Communicator& ranks, const std::string& path, const std::vector<TensorPlace<D>>& places,
                     const Metadata& metadata, bool through_rank_0) {
   TensorsOfAll<D> tensors(ranks, places);
-  const std::string header = comm::broadcast_object(ranks, tensors.sort(path, metadata));
+  Metadata noted = metadata;
+  const auto checksum = noted.find(std::string(data_hash_key));
+  if (checksum != noted.end()) checksum->second.assign(hash_digits, '0');  // until the data are there
+  const std::string header = comm::broadcast_object(ranks, tensors.sort(path, noted));
+  const bool hashes = Sha256::available && header.find(cat('"', data_hash_key, '"')) != header.npos;
   std::uint64_t end = header.size();
   for (const auto& tensor : tensors.items()) end += tensor.view.data.size();
 
   std::unique_ptr<AtomicFile> file;  // rank 0's
+  const auto undo = [&] { file.reset(); };
   std::string at;
-  on_all_ranks(ranks, path, [&] {
+  const auto begin_file = [&] {
     if (ranks.rank() != 0) return;
     file = std::make_unique<AtomicFile>(path);
     file->write(header);
     at = file->extend(end);
-  });
+  };
+  on_all_ranks(ranks, begin_file, undo);
   at = comm::broadcast_object(ranks, std::string_view(at));
   const Descriptor own(ranks.rank() == 0 ? -1 : ::open(at.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW));
   std::int32_t all_see_it = !through_rank_0 && (ranks.rank() == 0 || own.value >= 0) ? 1 : 0;
   ranks.all_reduce(std::span(&all_see_it, 1), comm::ReduceOp::min, {});
 
-  on_all_ranks(ranks, path, [&] {
+  const auto write = [&](std::uint64_t begin, std::span<const std::byte> bytes) {
+    if (file != nullptr) return file->write_at(begin, bytes);
+    const bool written = write_at(own.value, begin, bytes);  // before errno is read
+    check<FileError>(written, "saving ", path, ": writing failed: ", std::strerror(errno));
+  };
+  const auto write_parts = [&] {
     std::string error;  // where others send, they go on
-    const auto write = [&](std::uint64_t begin, std::span<const std::byte> bytes) {
-      if (file != nullptr)
-        file->write_at(begin, bytes);
-      else
-        check<FileError>(write_at(own.value, begin, bytes), "saving ", path, ": rank ", ranks.rank(),
-                         ": writing failed: ", std::strerror(errno));
-    };
     std::uint64_t begin = header.size();
     for (const auto& tensor : tensors.items()) {
       const auto write_range = [&](std::uint64_t in_tensor, std::span<const std::byte> bytes) {
@@ -182,12 +200,35 @@ void write_in_parts(Communicator& ranks, const std::string& path, const std::vec
       begin += tensor.view.data.size();
     }
     check<FileError>(error.empty(), error);
-    check<FileError>(file != nullptr || all_see_it == 0 || ::fsync(own.value) == 0, "saving ", path, ": rank ",
-                     ranks.rank(), ": syncing the file to the disk failed: ", std::strerror(errno));
-  });
-  on_all_ranks(ranks, path, [&] {
+    const bool synced = file != nullptr || all_see_it == 0 || ::fsync(own.value) == 0;  // before errno is read
+    check<FileError>(synced, "saving ", path, ": syncing the file to the disk failed: ", std::strerror(errno));
+  };
+  on_all_ranks(ranks, write_parts, undo);
+  std::string own_hashes;
+  const auto hash = [&] {
+    if (all_see_it == 0 && ranks.rank() != 0) return;
+    const std::string who = cat("saving ", path);
+    const RegularFile written(at, who);
+    const auto read = [&](std::uint64_t begin, std::span<std::byte> to) {
+      written.read(header.size() + begin, to, who, ": reading what was written");
+    };
+    own_hashes = piece_hashes(end - header.size(), ranks.rank(), all_see_it == 0 ? 1 : ranks.size(), read);
+  };
+  const auto note = [&] {
+    const auto hashes_of_ranks = comm::all_gather_object(ranks, own_hashes);
+    if (ranks.rank() != 0) return;
+    checksum->second = data_hash(hashes_of_ranks);
+    const std::string with_hash = tensors.sort(path, noted);
+    file->write_at(0, std::as_bytes(std::span(with_hash)));
+  };
+  if (hashes) {
+    on_all_ranks(ranks, hash, undo);
+    on_all_ranks(ranks, note, undo);
+  }
+  const auto commit = [&] {
     if (file) file->commit();
-  });
+  };
+  on_all_ranks(ranks, commit, undo);
 }
 
 }  // namespace chorus::io::detail

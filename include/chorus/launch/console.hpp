@@ -8,11 +8,13 @@
 #include <cerrno>
 #include <chorus/core/blocked_signals.hpp>
 #include <chorus/core/config.hpp>
+#include <chorus/core/held_signal.hpp>
 #include <chorus/core/printable.hpp>
 #include <chorus/core/standard_streams.hpp>
 #include <chorus/launch/message.hpp>
 #include <chrono>
 #include <condition_variable>
+#include <csignal>
 #include <cstddef>
 #include <cstring>
 #include <deque>
@@ -28,6 +30,7 @@ namespace chorus::detail {
 
 /// False, with errno, where it failed: a reader that has gone, or a full disk, does not end the ranks.
 inline bool write_all(int fd, std::string_view text) {
+  const HeldSignal too_long(SIGXFSZ);
   while (!text.empty()) {
     const auto n = ::write(fd, text.data(), text.size());
     if (n < 0 && errno == EAGAIN) {  // what we share with others may be non-blocking

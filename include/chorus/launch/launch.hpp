@@ -104,7 +104,7 @@ int launch(int argc, char** argv, const LaunchOptions& options, Body&& body) {
   return detail::launch(detail::LaunchedPolicy::of<Net>(), argc, argv, &options, detail::LaunchBody::of<Net>(body));
 }
 
-/// The same, with `--devices N`, `--device LIST`, `--seed S`, `--timeout SECONDS`, `--backend NAME`,
+/// The same, with `--devices N`, `--device LIST`, `--seed S`, `--timeout SECONDS`, `--grace SECONDS`, `--backend NAME`,
 /// `--all-reduce NAME`, `--trace FILE`, `--trace-steps FIRST:COUNT`, `--trace-ring` and `--help` read from the command
 /// line. Other options belong to the program, which asks for them with `run.option(name)`; one that looks like a
 /// misspelling is refused where the net is built (Run::check_options), one that it never asked for is named at the end.

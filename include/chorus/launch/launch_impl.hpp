@@ -13,6 +13,7 @@
 #include <chorus/launch/launch.hpp>
 #include <chorus/launch/supervisor.hpp>
 #include <chorus/launch/supervisor_link.hpp>
+#include <chorus/launch/variables.hpp>
 #include <chorus/launch/world_from_environment.hpp>
 #include <chorus/train/merge_traces.hpp>
 #include <chorus/train/trace_recorder.hpp>
@@ -20,11 +21,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <mutex>
 #include <new>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -73,6 +76,8 @@ inline void print_launch_help(const char* program) {
       "                     one, process r of a machine computes on the r-th of them; the CPU's are virtual\n"
       "  --seed S           of everything random: initial parameters, order of samples, dropout (default: 0)\n"
       "  --timeout SECONDS  for every wait for another process (default: CHORUS_TIMEOUT, else 60)\n"
+      "  --grace SECONDS    between a signal that ends the job, or a process' failure, and SIGKILL to the others\n"
+      "                     (default: CHORUS_GRACE, else 3): time to save\n"
       "  --backend NAME     what carries bytes between processes: auto, shm, tcp, hierarchical, mpi, gloo, nccl "
       "(default:\n"
       "                     CHORUS_BACKEND, else auto: shared memory on one machine, TCP on several)\n"
@@ -84,9 +89,10 @@ inline void print_launch_help(const char* program) {
       "                     nothing)\n"
       "  --trace-steps F:N  N steps from step F on (default: CHORUS_TRACE_STEPS, else 5:3)\n"
       "  --trace-ring       with each step of each collective (or CHORUS_TRACE_RING=1)\n"
-      "Where a machine's cores can be shared out evenly, each of its ranks keeps to its share, unless CHORUS_BIND=0.\n"
+      "%s"
+      "SIGUSR1 and SIGUSR2 are passed on to the processes; SIGTERM, SIGINT, SIGHUP and SIGQUIT end them, too.\n"
       "Other options are the program's own.\n",
-      printable(program, PATH_MAX).c_str(), LaunchOptions::most_devices);
+      printable(program, PATH_MAX).c_str(), LaunchOptions::most_devices, launch_variables);
 }
 
 /// What a process that a call of `launch` has started is told in CHORUS_LAUNCH: `CALL DEVICES STATUSES POLICY`.
@@ -307,6 +313,12 @@ class TraceScope {
     if (options.trace.path.empty()) return;
     auto traced = options.trace;
     traced.path = path_of(number, options);
+    std::error_code missing;
+    const auto kind = std::filesystem::status(traced.path, missing).type();
+    const bool stream = kind == std::filesystem::file_type::fifo || kind == std::filesystem::file_type::character;
+    if (stream && world.rank > 0) return;
+    if (stream && world.size > 1)
+      say(cat("warning: trace: '", traced.path, "' is a pipe or a device: it gets what rank 0 records, alone"));
     // Threads that have been left to themselves may still listen to it: it stays.
     recorder_ = new TraceRecorder(std::move(traced), {.policy = policy.name,
                                                       .distributed = world.size > 1,
@@ -353,10 +365,14 @@ inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments
       group.ranks = next.devices;
       group.program = own_program();
       group.argv = argv;
+      group.grace = *options.grace;
       group.launch = next.text();
       const int status = run_job(std::move(group));
-      // Of ranks that were killed while they recorded.
-      if (!options.trace.path.empty()) merge_traces(TraceScope::path_of(number, options), next.devices, true);
+      if (!options.trace.path.empty()) try {  // of ranks that were killed while they recorded
+          merge_traces(TraceScope::path_of(number, options), next.devices, true);
+        } catch (const FileError& error) {  // the run is worth more than its picture
+          say(cat("warning: ", error.what()));
+        }
       if (status == 0) check_output();
       return status;
     }
@@ -367,6 +383,8 @@ inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments
   } else {
     warn_of_strangers(policy);
   }
+  // What a rank has printed is there, whichever rank fails next.
+  if (world.size > 1) std::setvbuf(stdout, nullptr, _IOLBF, 0);
   manual_seed(options.seed);
   const TraceScope traced(number, policy, options, world);
   Run run(std::move(arguments), options, std::move(world));

@@ -1,6 +1,7 @@
 #pragma once
 /// What the body of a program gets from `launch`: its options, its place among the ranks, its seed, its communicator.
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -82,11 +83,14 @@ struct LaunchOptions {
   /// Of a few steps, see TraceRecorder; without a path CHORUS_TRACE, and CHORUS_TRACE_STEPS and CHORUS_TRACE_RING, else
   /// none.
   TraceOptions trace = {};
+  /// Between a signal that ends the job, or a rank's failure, and SIGKILL to the ranks that `launch` has started; else
+  /// CHORUS_GRACE, else 3 s.
+  std::optional<std::chrono::milliseconds> grace = {};
 
   static constexpr int most_devices = comm::max_ranks;
 
   /// Reads `--devices N`, `--device LIST`, `--seed S`, `--timeout SECONDS`, `--backend NAME`, `--all-reduce NAME`,
-  /// `--trace FILE`, `--trace-steps FIRST:COUNT`, `--trace-ring`.
+  /// `--trace FILE`, `--trace-steps FIRST:COUNT`, `--trace-ring`, `--grace SECONDS`.
   static LaunchOptions from(Arguments& arguments);
 
   /// Throws UsageError for what makes no sense, and fills in the timeout, the backend and the all-reduce.

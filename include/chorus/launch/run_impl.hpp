@@ -114,6 +114,11 @@ inline std::chrono::milliseconds timeout_of(const char* what, std::string_view t
   }
   return std::chrono::milliseconds(static_cast<std::int64_t>(value * 1000));
 }
+inline std::chrono::milliseconds grace_of(const char* what, std::string_view text) {
+  const double value = to_number<double>(what, text);
+  if (!(value >= 0 && value <= 3600)) usage_error("%s must be a number of seconds from 0 to 3600, got %g", what, value);
+  return std::chrono::milliseconds(static_cast<std::int64_t>(value * 1000));
+}
 /// `read(text)`, which throws UsageError; then with `what` before it.
 template <class Read>
 auto named(const char* what, std::string_view text, const Read& read) {
@@ -131,6 +136,7 @@ CHORUS_INLINE LaunchOptions LaunchOptions::from(Arguments& arguments) {
   if (const auto text = arguments.find("device")) options.device_ids = DeviceList::of("--device", *text);
   if (const auto text = arguments.find("seed")) options.seed = detail::to_number<std::uint64_t>("--seed", *text);
   if (const auto text = arguments.find("timeout")) options.timeout = detail::timeout_of("--timeout", *text);
+  if (const auto text = arguments.find("grace")) options.grace = detail::grace_of("--grace", *text);
   if (const auto text = arguments.find("backend"))
     options.backend = detail::named("--backend", *text, comm::backend_of);
   if (const auto text = arguments.find("all-reduce"))
@@ -156,6 +162,10 @@ CHORUS_INLINE void LaunchOptions::complete() {
     timeout = detail::timeout_of("environment variable CHORUS_TIMEOUT", text ? text : "60");
   }
   comm::check_timeout("launch", *timeout);
+  if (!grace) {
+    const char* text = detail::env("CHORUS_GRACE");
+    grace = detail::grace_of("environment variable CHORUS_GRACE", text ? text : "3");
+  }
   if (const char* path = detail::env("CHORUS_TRACE"); path != nullptr && trace.path.empty()) {
     trace.path = path;
     if (const char* steps = detail::env("CHORUS_TRACE_STEPS"))

@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chorus/comm/engine/flight_recorder.hpp>
@@ -49,14 +50,15 @@ inline comm::Address place_to_listen(const std::string& name, int port, bool for
 
 /// Starts the ranks and waits until all have ended. When one fails, it is named on stderr, the others get SIGTERM and
 /// after `grace` SIGKILL; the group's signals, where they are sent to this process, are passed on in the same way.
-/// What there is to show goes to `console`, and nothing here waits for its reader. Run it in a thread that lives as
-/// long as the ranks: they are killed when it ends.
+/// SIGUSR1 and SIGUSR2, where they are not among those, are passed on, too, and end nothing. What there is to show goes
+/// to `console`, and nothing here waits for its reader. Run it in a thread that lives as long as the ranks: they are
+/// killed when it ends.
 class Supervisor {
  public:
   Supervisor(const RankGroup& group, Console& console)
       : group_(group),
         console_(console),
-        signals_(group.signals),
+        signals_(all_signals(group.signals)),
         output_(group, console),
         ranks_(static_cast<std::size_t>(group.ranks)) {}
   Supervisor(const Supervisor&) = delete;
@@ -84,6 +86,9 @@ class Supervisor {
       } else if (stage_ == Stage::watching) {
         judge();
       } else if (stage_ == Stage::stopping) {
+        console_.say(format("%d %s not ended within %g s (--grace): killing %s", running_,
+                            running_ == 1 ? "rank has" : "ranks have",
+                            std::chrono::duration<double>(group_.grace).count(), running_ == 1 ? "it" : "them"));
         kill_all();
       } else {
         console_.say(format("%d ranks did not end after SIGKILL; giving up on them", running_));
@@ -92,7 +97,7 @@ class Supervisor {
       }
     }
     while (const int signal = signals_.wait(Clock::now())) {
-      if (signal != SIGCHLD && signal != SignalPipe::woken) note(signal);
+      if (signal != SIGCHLD && signal != SignalPipe::woken && ends_job(signal)) note(signal);
     }
     return outcome_;
   }
@@ -114,6 +119,15 @@ class Supervisor {
     Fd reports;         ///< what the rank has to say when it fails
     RankReport report;  ///< the same, once it has ended
   };
+
+  static std::vector<int> all_signals(std::vector<int> signals) {
+    for (const int signal : {SIGUSR1, SIGUSR2})
+      if (std::find(signals.begin(), signals.end(), signal) == signals.end()) signals.push_back(signal);
+    return signals;
+  }
+  bool ends_job(int signal) const {
+    return std::find(group_.signals.begin(), group_.signals.end(), signal) != group_.signals.end();
+  }
 
   int number(const Rank& rank) const {
     return group_.node_rank * group_.ranks + static_cast<int>(&rank - ranks_.data());
@@ -253,6 +267,7 @@ class Supervisor {
   }
 
   void pass_on(int signal) {
+    if (!ends_job(signal)) return kill_running(signal);
     const bool again = outcome_.signal != 0;
     note(signal);
     if (again || stage_ == Stage::killing) return kill_all();

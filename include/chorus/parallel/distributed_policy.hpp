@@ -192,11 +192,10 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
     });
   }
 
-  /// Other ranks don't wait for what will not come.
-  [[gnu::cold]] void give_up(bool unwinding = false) {
-    communicator_.abort(cat("rank ", communicator_.rank(),
-                            unwinding ? " threw an exception in the middle of a step"
-                                      : ": its net has ended in the middle of a backward pass"));
+  /// Other ranks don't wait for what will not come. For destructors: it allocates nothing.
+  [[gnu::cold]] void give_up(bool unwinding = false) noexcept {
+    communicator_.abort(unwinding ? "it threw an exception in the middle of a step"
+                                  : "its net has ended in the middle of a backward pass");
   }
 
   void broadcast_bytes(void* data, std::size_t bytes, int root, trace::Traffic traffic) {

@@ -78,8 +78,7 @@ class TensorParallel : public WholeBatchPolicy<Model, Communicator> {
   /// Peers don't wait for a rank that throws: the group is given up.
   ~TensorParallel() {
     if (std::uncaught_exceptions() > exceptions_before_ && this->communicator_.size() > 1)
-      this->communicator_.abort(
-          cat("rank ", this->communicator_.rank(), " threw an exception in the middle of a step"));
+      this->communicator_.abort("it threw an exception in the middle of a step");
   }
 
   /// The model's output for the whole batch. Throws UsageError where a layer of the model has got other parameters or

@@ -15,18 +15,23 @@ namespace chorus::detail {
 
 class LogFile {
  public:
-  /// Replaces the file at `path`; an empty path makes one that takes no bytes. `log`, for messages, lives on. Throws
-  /// FileError, as all calls do.
-  LogFile(const char* log, std::string path);
+  enum class Sharing { may_be_shared, alone };
+
+  /// Replaces the file at `path`, or writes to the pipe or the device that it is; an empty path makes one that takes no
+  /// bytes. `alone`: refuses a file that another process writes `alone`, and keeps what is in it until `clear`. `log`,
+  /// for messages, lives on. Throws FileError, as all calls do.
+  LogFile(const char* log, std::string path, Sharing sharing = Sharing::may_be_shared);
   explicit operator bool() const { return file_ != nullptr; }
 
   void write(std::string_view bytes);
   void flush();
+  /// Empties a regular file that is written alone. Where another one has taken its place, that one.
+  void clear();
 
  private:
   struct Close {
     void operator()(std::FILE* file) const {
-      const HeldSignal held(SIGXFSZ);
+      const HeldSignal no_reader(SIGPIPE), too_long(SIGXFSZ);
       std::fclose(file);
     }
   };

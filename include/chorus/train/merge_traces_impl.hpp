@@ -1,23 +1,26 @@
 #pragma once
 /// How the ranks' trace files become one.
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <chorus/core/atomic_file.hpp>
+#include <chorus/core/descriptor.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/core/say.hpp>
-#include <chorus/train/log_file.hpp>
 #include <chorus/train/merge_traces.hpp>
 #include <chorus/train/trace_lines.hpp>
 #include <chorus/train/trace_recorder.hpp>
 #include <chorus/train/whole_trace.hpp>
 #include <cstdint>
-#include <cstdio>
-#include <cstring>
-#include <fstream>
+#include <exception>
 #include <limits>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -25,24 +28,44 @@
 
 namespace chorus::detail {
 
-/// Nothing where it is not there, or no part: another rank may have made one file of them by now.
+/// Whether another program is, as LogFile::Sharing::alone.
+inline bool is_being_written(const std::string& path) {
+  const io::Descriptor file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  return file.value >= 0 && ::flock(file.value, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+}
+
+/// Nothing where it is not there, or no part: another rank may have made one file of them by now. Throws FileError
+/// where it can't be read.
 inline std::optional<TracePart> read_trace_part(const std::string& path) {
-  std::ifstream file(path);
-  std::string text;
-  if (!std::getline(file, text) || text != "[") return std::nullopt;
+  constexpr std::uint64_t most = std::uint64_t{1} << 30;
+  struct stat facts {};
+  if (::stat(path.c_str(), &facts) != 0 || !S_ISREG(facts.st_mode)) return std::nullopt;
+  const auto who = cat("trace: cannot read '", printable(path, 4096), "'");
+  const io::RegularFile file(path, who);
+  check<FileError>(file.size() <= most, who, ": expected at most ", most, " bytes, it has ", file.size());
+  std::string all(file.size(), ' ');
+  file.read(0, std::as_writable_bytes(std::span(all)), who, ": reading");
+  std::string_view rest = all, text;
+  const auto next = [&] {  // as getline
+    text = rest.substr(0, rest.find('\n'));
+    const bool any = !rest.empty();
+    rest.remove_prefix(std::min(text.size() + 1, rest.size()));
+    return any;
+  };
+  if (!next() || text != "[") return std::nullopt;
   TracePart part;
-  if (!std::getline(file, text)) return std::nullopt;
+  if (!next()) return std::nullopt;
   const auto head = TraceHead::read(text);
   if (!head) return std::nullopt;
   part.head = *head;
-  while (std::getline(file, text)) {
+  while (next()) {
     if (text == "]") {
       part.complete = true;
     } else if (text.find("\"name\":\"chorus end\"") != text.npos) {
       part.peaks = json_value(text, "peaks").value_or("");
       part.notes = json_value(text, "notes").value_or("");
     } else if (text.starts_with("{\"ph\":\"M\"")) {
-      part.names += text + '\n';
+      (part.names += text) += '\n';
     } else if (auto line = TraceLine::read(text)) {  // not one that was cut off
       part.lines.push_back(std::move(*line));
     }
@@ -99,7 +122,12 @@ namespace chorus {
 
 CHORUS_INLINE bool merge_traces(const std::string& path, int ranks, bool as_it_is) {
   using namespace detail;
+  const auto remove_parts = [&] {
+    for (int rank = 1; rank < ranks; ++rank) unlink(TraceRecorder::part_of(path, rank).c_str());
+  };
   std::vector<TracePart> parts;
+  for (int rank = 0; as_it_is && rank < ranks; ++rank)
+    if (is_being_written(TraceRecorder::part_of(path, rank))) return false;  // by another run
   for (int rank = 0; rank < ranks; ++rank) {
     auto part = read_trace_part(TraceRecorder::part_of(path, rank));
     const bool of_this_run = part && part->head.rank == rank && part->head.ranks == ranks;
@@ -108,22 +136,16 @@ CHORUS_INLINE bool merge_traces(const std::string& path, int ranks, bool as_it_i
     else if (!as_it_is)
       return false;
   }
-  if (parts.empty()) return false;
-  const auto error = align_clocks(parts);
-  const auto text = whole_trace(parts, ranks, error);
-  const auto beside = cat(path, ".new", getpid());
-  {
-    LogFile file("trace", beside);
-    file.write(text);
-    file.flush();
-  }
-  if (std::rename(beside.c_str(), path.c_str()) != 0) {
-    const auto why = std::strerror(errno);
-    unlink(beside.c_str());
-    fail<FileError>("trace: cannot write '", path, "': ", why);
-  }
-  for (int rank = 1; rank < ranks; ++rank) unlink(TraceRecorder::part_of(path, rank).c_str());
-  return true;
+  std::exception_ptr unwritten;
+  if (!parts.empty()) try {
+      const auto error = align_clocks(parts);
+      io::write_file("trace", path, whole_trace(parts, ranks, error));
+    } catch (const FileError&) {
+      unwritten = std::current_exception();
+    }
+  remove_parts();
+  if (unwritten) std::rethrow_exception(unwritten);
+  return !parts.empty();
 }
 
 }  // namespace chorus

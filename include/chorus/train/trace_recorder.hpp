@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -39,10 +40,15 @@ struct TracedProcess {
   int first_slot = 0;                ///< of the kind of devices, see trace_slot
 };
 
+namespace detail {
+struct TraceHead;
+}
+
 /// Listens from step `first_step` on, for `steps` steps; a step begins with the first recorded forward pass after an
 /// optimizer's step. Evaluation after a step, with the wait for its first batch, is left out. Each rank writes a file
 /// of its own, a step at a time: rank 0 `path`, others `path.rankN`; all can be read wherever the run ends. When the
-/// last rank has recorded its steps, all become one file at `path`.
+/// last rank has recorded its steps, all become one file at `path`. What can't be written later on is told in a
+/// warning, and the run goes on.
 ///
 /// Files are Chrome's trace events as JSON. One of a single rank is an array, without its end while it grows; the whole
 /// is an object with "metadata". A process is a rank or a device (pid: its number + 1) and a thread a Lane
@@ -51,8 +57,8 @@ struct TracedProcess {
 /// "clock_error_us".
 class TraceRecorder final : public trace::Listener, public trace::StepCounter {
  public:
-  /// Throws UsageError for options that make no sense, FileError where the file can't be written. Must outlive all
-  /// threads that compute. One at a time in a process.
+  /// Throws UsageError for options that make no sense, FileError where the file can't be written, or another run is
+  /// writing it. Must outlive all threads that compute. One at a time in a process.
   TraceRecorder(TraceOptions options, TracedProcess process);
   ~TraceRecorder() override { finish(); }
 
@@ -93,10 +99,12 @@ class TraceRecorder final : public trace::Listener, public trace::StepCounter {
 
   void hold(int device, std::int64_t at);
   int device_of(int place) const { return process_.distributed ? process_.rank : place; }
-  void give_up(const FileError& error);
+  detail::TraceHead head() const;
   void begin_window();
   void end_step(std::int64_t end);
   void end_window();
+  bool end_empty();
+  void give_up(const std::exception& error) noexcept;
   void write(char phase, const trace::Event& event);
   void write_counter(int device, std::int64_t at, std::string_view name, std::string_view args);
   void write_sums(std::int64_t at);

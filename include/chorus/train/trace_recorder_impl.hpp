@@ -1,19 +1,19 @@
 #pragma once
 /// How TraceRecorder writes.
 
-#include <fcntl.h>
 #include <sched.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
+#include <chorus/core/atomic_file.hpp>
 #include <chorus/core/json_object.hpp>
 #include <chorus/core/say.hpp>
 #include <chorus/train/merge_traces.hpp>
 #include <chorus/train/trace_lines.hpp>
 #include <chorus/train/trace_recorder.hpp>
-#include <cstring>
+#include <chorus/train/whole_trace.hpp>
 #include <exception>
 #include <fstream>
 #include <numeric>
@@ -48,11 +48,9 @@ CHORUS_INLINE TraceRecorder::TraceRecorder(TraceOptions options, TracedProcess p
   check<UsageError>(options_.first_step >= 0, "trace: the first step is at least 0, got ", options_.first_step);
   check<UsageError>(options_.steps >= 1, "trace: expected 1 step or more, got ", options_.steps);
   // What was written before stays until there is something new; but that it can be written is known at once.
-  const auto part = part_of(options_.path, process_.rank);
-  const int file = open(part.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-  check<FileError>(file >= 0, "trace: cannot write '", part, "': ", std::strerror(errno));
-  close(file);
-  if (process_.rank > 0) unlink(part.c_str());  // of an earlier run
+  file_ = std::make_unique<detail::LogFile>("trace", part_of(options_.path, process_.rank),
+                                            detail::LogFile::Sharing::alone);
+  if (process_.rank > 0) file_->clear();  // of an earlier run
   if (process_.distributed) trace::set_place_of_process(process_.rank);
   trace::count_steps(this);
 }
@@ -66,11 +64,13 @@ CHORUS_INLINE void TraceRecorder::finish() noexcept {
       if (stepped_ && !evaluates_) end_step(now());
       end_window();
     }
+    const bool earlier = recorded_ == 0 && !end_empty();
     if (recorded_ < options_.steps && process_.rank == 0)
-      detail::say(cat("warning: trace: the run has ended after ", step_ + 1, " steps: '", options_.path, "' has ",
-                      recorded_, " of the ", options_.steps, " from step ", options_.first_step, " on"));
+      detail::say(cat("warning: trace: the run has ended after ", step_ + 1, " steps: '",
+                      printable(options_.path, 4096), "' has ", recorded_, " of the ", options_.steps, " from step ",
+                      options_.first_step, " on", earlier ? ": it is of an earlier run" : ""));
   } catch (const std::exception& error) {
-    detail::say(error.what());
+    give_up(error);
   }
 }
 
@@ -96,14 +96,6 @@ CHORUS_INLINE void TraceRecorder::forward_begins() {
   loader_begin_ = 0;
 }
 
-/// The run is worth more than its picture.
-CHORUS_INLINE void TraceRecorder::give_up(const FileError& error) {
-  detail::say(cat("warning: ", error.what(), "; the trace ends here"));
-  finished_ = true;
-  recording_ = false;
-  trace::listen(nullptr);
-}
-
 CHORUS_INLINE void TraceRecorder::evaluation_begins() {
   if (!stepped_) return;
   const std::lock_guard lock(mutex_);
@@ -116,6 +108,31 @@ CHORUS_INLINE void TraceRecorder::evaluation_begins() {
   }
 }
 
+// The run is worth more than its picture.
+CHORUS_INLINE void TraceRecorder::give_up(const std::exception& error) noexcept {
+  detail::say(cat("warning: ", error.what(), "; the trace ends here"));
+  finished_ = true;
+  recording_ = false;
+  trace::listen(nullptr);
+  file_.reset();
+  if (process_.rank > 0) unlink(part_of(options_.path, process_.rank).c_str());
+}
+
+// A file that was there before stays, and the result is false; a new one becomes a trace without events.
+CHORUS_INLINE bool TraceRecorder::end_empty() {
+  file_.reset();
+  struct stat facts {};
+  const bool is_file = stat(options_.path.c_str(), &facts) == 0 && S_ISREG(facts.st_mode);
+  if (process_.rank > 0) {
+    unlink(part_of(options_.path, process_.rank).c_str());
+  } else if (is_file && facts.st_size == 0) {
+    detail::TracePart nothing;
+    nothing.head = head();
+    io::write_file("trace", options_.path, detail::whole_trace({nothing}, process_.ranks, 0));
+  }
+  return !is_file || facts.st_size == 0;
+}
+
 CHORUS_INLINE void TraceRecorder::note(std::string_view key, std::string_view json) {
   const std::lock_guard lock(mutex_);
   for (auto& [known, value] : notes_)
@@ -126,18 +143,21 @@ CHORUS_INLINE void TraceRecorder::note(std::string_view key, std::string_view js
   notes_.emplace_back(key, json);
 }
 
+CHORUS_INLINE detail::TraceHead TraceRecorder::head() const {
+  return {.policy = process_.policy,
+          .distributed = process_.distributed,
+          .rank = process_.rank,
+          .ranks = process_.ranks,
+          .device_kind = process_.device_kind,
+          .first_step = options_.first_step,
+          .base = base_,
+          .machine = detail::machine_of_this_clock()};
+}
+
 CHORUS_INLINE void TraceRecorder::begin_window() {
-  file_ = std::make_unique<detail::LogFile>("trace", part_of(options_.path, process_.rank));
+  file_->clear();
   base_ = now();
-  file_->write(cat("[\n", detail::TraceHead{.policy = process_.policy,
-                                            .distributed = process_.distributed,
-                                            .rank = process_.rank,
-                                            .ranks = process_.ranks,
-                                            .device_kind = process_.device_kind,
-                                            .first_step = options_.first_step,
-                                            .base = base_,
-                                            .machine = detail::machine_of_this_clock()}
-                              .text()));
+  file_->write(cat("[\n", head().text()));
   constexpr int devices = 64;
   held_.assign(devices, Held{});
   peak_.assign(devices, Held{});

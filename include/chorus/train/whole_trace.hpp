@@ -206,7 +206,7 @@ inline std::string whole_trace(const std::vector<TracePart>& parts, int ranks, s
                             .json("notes", parts.front().notes.empty() ? "{}" : parts.front().notes);
   auto text = cat("{\"metadata\":", metadata.str(), ",\"traceEvents\":[\n", names);
   for (const auto& line : lines) text += line.text();
-  text.erase(text.size() - 2);  // the last comma
+  if (text.ends_with(",\n")) text.erase(text.size() - 2);  // the last comma
   return text + "\n]}\n";
 }
 

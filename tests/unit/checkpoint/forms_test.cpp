@@ -159,6 +159,18 @@ TEST_CASE("checkpoints: what a run takes along must be in the file, and the othe
                     Contains("while the model holds the averages"));
 }
 
+/// Writes a file's tensors, with a checksum that is right, and other metadata.
+void write_again(const std::string& from, const std::string& to, const io::Metadata& metadata) {
+  const io::SafetensorsReader file(from);
+  std::vector<std::vector<std::byte>> data;
+  std::vector<io::TensorView> tensors;
+  for (const auto& entry : file.entries()) {
+    file.read(entry, data.emplace_back(entry.bytes));
+    tensors.push_back({entry.name, entry.dtype, entry.shape, data.back()});
+  }
+  io::write_safetensors(to, tensors, metadata);
+}
+
 /// The file with this text, which stands there once, in place of another of the same length.
 void replace_in(const std::string& path, std::string_view old, std::string_view text, const std::string& to) {
   auto content = chorus_test::get(path);
@@ -166,6 +178,36 @@ void replace_in(const std::string& path, std::string_view old, std::string_view 
   REQUIRE(at != std::string::npos);
   REQUIRE(old.size() == text.size());
   chorus_test::put(to, content.replace(at, old.size(), text));
+  write_again(to, to, io::SafetensorsReader(to).metadata());
+}
+
+TEST_CASE("checkpoints: a file whose data have changed is refused, on all ranks; one without a checksum is not") {
+  const TemporaryFolder folder;
+  SingleDevice<test::Smooth<Cpu>> net{make<test::Smooth<Cpu>>(), 3};
+  Adam optimizer{net.parameters(), adam};
+  io::save_checkpoint(net, optimizer, {.step = 3}, folder / "good");
+  CHECK(io::load_checkpoint(net, optimizer, folder / "good").step == 3);
+  const auto good = chorus_test::get(folder / "good");
+  for (const std::size_t from_end : {1u, 100u, 333u}) {
+    auto flipped = good;
+    flipped[good.size() - from_end] = static_cast<char>(flipped[good.size() - from_end] ^ 4);
+    chorus_test::put(folder / "bad", flipped);
+    const auto before = io::parameters_sha256(net.module());
+    CHECK_THROWS_WITH(io::load_checkpoint(net, optimizer, folder / "bad"), Contains("the file is damaged"));
+    CHECK_THROWS_WITH(io::load(net, folder / "bad"), Contains("the file is damaged"));
+    CHECK(io::parameters_sha256(net.module()) == before);
+  }
+  const auto told = common_text(3, [&](const World& world) {
+    Distributed<test::Smooth<Cpu>> rank(world);
+    Adam each{rank.net.parameters(), adam};
+    io::load_checkpoint(rank.net, each, folder / "good");
+    return message_of<FileError>([&] { io::load_checkpoint(rank.net, each, folder / "bad"); });
+  });
+  CHECK_THAT(told, Contains("the file is damaged"));
+  auto metadata = io::SafetensorsReader(folder / "bad").metadata();
+  metadata.erase(std::string(io::data_hash_key));
+  write_again(folder / "bad", folder / "old", metadata);
+  CHECK(io::load_checkpoint(net, optimizer, folder / "old").step == 3);
 }
 
 TEST_CASE("checkpoints: numbers that no run has kept are refused, and nothing changes") {
@@ -186,25 +228,21 @@ TEST_CASE("checkpoints: numbers that no run has kept are refused, and nothing ch
     replace_in(folder / "good", bytes(1234.5), bytes(scale), folder / "bad");
     CHECK_THROWS_WITH(load(folder / "bad"), Contains("training/loss_scale has a number that makes no sense"));
   }
-  replace_in(folder / "good", bytes(optimizer.lr()), bytes(nan), folder / "bad");
-  CHECK_THROWS_WITH(load(folder / "bad"), Contains("training/lr has a number that makes no sense"));
+  for (const double lr : {nan, inf}) {
+    replace_in(folder / "good", bytes(optimizer.lr()), bytes(lr), folder / "bad");
+    CHECK_THROWS_WITH(load(folder / "bad"), Contains("training/lr has a number that makes no sense"));
+  }
   replace_in(folder / "good", bytes(optimizer.lr()) + bytes(7.25), bytes(-0.5) + bytes(7.25), folder / "bad");
   CHECK_THROWS_WITH(load(folder / "bad"), Contains("training/plateau has a number that makes no sense"));
   const auto with = [&](const char* key, const std::string& value) {
-    const io::SafetensorsReader file(folder / "good");
-    auto metadata = file.metadata();
+    auto metadata = io::SafetensorsReader(folder / "good").metadata();
     metadata[key] = value;
-    std::vector<std::vector<std::byte>> data;
-    std::vector<io::TensorView> tensors;
-    for (const auto& entry : file.entries()) {
-      file.read(entry, data.emplace_back(entry.bytes));
-      tensors.push_back({entry.name, entry.dtype, entry.shape, data.back()});
-    }
-    io::write_safetensors(folder / "bad", tensors, metadata);
+    write_again(folder / "good", folder / "bad", metadata);
     return message_of<FileError>([&] { load(folder / "bad"); });
   };
   CHECK_THAT(with("training/parameter_order", "fc1.bias\nfc2.bias\nfc1.bias\n"),
              Contains("training/parameter_order has \"fc1.bias\" twice"));
+  CHECK_THAT(with("training/parameter_order", ""), Contains("training/parameter_order is empty"));
   CHECK_THAT(with("training/forward_passes", "4294967296"), Contains("expected a number from 0 to 4294967295"));
   CHECK_THAT(with("training/step", "9223372036854775807"), Contains("expected a number from 0 to"));
   CHECK(with("training/step", "7") == "nothing");

@@ -13,6 +13,40 @@ using namespace chorus;
 using namespace std::chrono_literals;
 using Catch::Matchers::Contains;
 
+// A mesh of 2 x 2 in which rank 3 stands still: rank 1 waits for it in a column, and rank 0 for rank 1 in a row.
+TEST_CASE("groups name ranks of the job and their axis, and follow who waits from group to group", "[comm]") {
+  for (const auto backend : {comm::Backend::shm, comm::Backend::tcp}) {
+    test::Ranks ranks(
+        4,
+        [backend](comm::World world) -> std::string {
+          world.backend = backend;
+          auto all = comm::connect(world);
+          auto rows = comm::split(all, world, world.rank / 2), columns = comm::split(all, world, world.rank % 2);
+          rows.axis = "tensor";
+          columns.axis = "data";
+          auto row = comm::connect(rows), column = comm::connect(columns);
+          if (world.rank >= 2) {
+            std::this_thread::sleep_for(3s);
+            return "";
+          }
+          try {
+            if (world.rank == 1) std::this_thread::sleep_for(300ms);
+            (world.rank == 0 ? row : column).barrier();
+          } catch (const CommError& error) {
+            return error.what();
+          }
+          return "no error";
+        },
+        1s);
+    const auto texts = ranks.texts();
+    const std::string first = "rank 0: barrier #0 on the axis tensor: waited 1000 ms for rank 1, which ";
+    CHECK(texts[0] == first + (backend == comm::Backend::shm
+                                   ? "waits for rank 3, which is stopped or busy elsewhere"
+                                   : "is stopped or busy elsewhere"));
+    CHECK(texts[1] == "rank 1: barrier #0 on the axis data: waited 1000 ms for rank 3, which is stopped or busy elsewhere");
+  }
+}
+
 TEST_CASE("monitored_barrier names all ranks that are missing, to all that are there", "[comm]") {
   for (const auto backend : {comm::Backend::shm, comm::Backend::tcp}) {
     test::Ranks ranks(

@@ -25,6 +25,7 @@ TEST_CASE("printable: control characters and what is no UTF-8 are spelt, and all
   CHECK(printable(wild) == "a\\x1b[31mb\\x0ac\\x7f\\xc2\\x9bd\\xff\\xe2\\x82z");
   CHECK(printable(std::string_view("\0\t\r", 3)) == "\\x00\\x09\\x0d");
   CHECK(printable("\xed\xa0\x80\xc0\xaf") == "\\xed\\xa0\\x80\\xc0\\xaf");  // a surrogate, and an overlong form
+  CHECK(printable("file\u202Egnp.exe \u2066x\u2028") == "file\\xe2\\x80\\xaegnp.exe \\xe2\\x81\\xa6x\\xe2\\x80\\xa8");
   CHECK(printable(printable(wild)) == printable(wild));
   CHECK(detail::printable_lines("\ttwo\n\x1blines\n") == "\ttwo\n\\x1blines\n");
 }

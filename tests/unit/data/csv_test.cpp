@@ -46,6 +46,12 @@ TEST_CASE("a table with names, quotes and numbers") {
         }).ends_with("has no column 'z'; expected one of name, x, y"));
 }
 
+TEST_CASE("lines that end with CR alone, as of old Macs, are lines") {
+  const auto table = Table("x,y\r1,2\r\r\"3\",4\r\n5,6").read();
+  CHECK(table.names() == std::vector<std::string>{"x", "y"});
+  CHECK(table.numbers({"x", "y"}).to_vector() == std::vector<float>{1, 2, 3, 4, 5, 6});
+}
+
 TEST_CASE("a table without names; values that are missing; another separator") {
   const auto table = Table("1;\n2;3\n").read({.separator = ';', .header = false, .missing = -1.0});
   CHECK(table.numbers({"0", "1"}).to_vector() == std::vector<float>{1, -1, 2, 3});

@@ -371,7 +371,7 @@ TEST_CASE("ddp: a rank that throws in the middle of backward, or between steps, 
     CHECK(texts[1] == "a user's error");
     for (const std::size_t rank : {0u, 2u})
       CHECK_THAT(texts[rank], Contains(cat("rank ", rank, ": ")) && Contains("#"));
-    CHECK_THAT(texts[0] + texts[2], Contains(in_backward ? "rank 1 gave up: rank 1 threw an exception in the middle"
+    CHECK_THAT(texts[0] + texts[2], Contains(in_backward ? "rank 1 gave up: it threw an exception in the middle"
                                                          : "rank 1 has left the group"));
   }
 }

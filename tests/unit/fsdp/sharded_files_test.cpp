@@ -1,8 +1,12 @@
 // One plain file, written by all ranks under FullyShardedDataParallel, and read under any policy.
+#include <sys/resource.h>
+
 #include <chorus/io/checkpoint.hpp>
 #include <chorus/io/model_file.hpp>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 #include <unit/fsdp/fsdp.hpp>
 
 namespace sharded_files_test {
@@ -115,6 +119,41 @@ TEST_CASE("fsdp: io::load fills a net from a file of weights, on all ranks") {
   });
   CHECK(text == test::text_of(test::values(other)));
   std::filesystem::remove(path);
+}
+
+TEST_CASE("fsdp: what a rank can't write is told by all, in its words, once rank 0 has tidied up") {
+  const auto path = file_for("half");
+  std::ofstream(path) << "half";
+  const auto told = common_text(3, [&](const World& world) {
+    FullySharded<Model, EachLayer> rank(world);
+    const auto step = [&] {
+      if (world.rank > 0) fail<FileError>("no room for ", world.rank);
+    };
+    const auto undo = [&] {
+      if (world.rank > 0) return;
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      std::filesystem::remove(path);
+    };
+    const auto text = message_of<FileError>([&] { io::detail::on_all_ranks(rank.net.communicator(), step, undo); });
+    return cat(text, std::filesystem::exists(path) ? ", and half is left" : "");
+  });
+  CHECK(told == "rank 1: no room for 1");
+}
+
+TEST_CASE("fsdp: a file that becomes too long is an error on all ranks, and nothing is left") {
+  const auto path = file_for("long");
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  const rlimit small{700, before.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &small);
+  const auto told = common_text(2, [&](const World& world) {
+    FullySharded<Model, EachLayer> rank(world);
+    return message_of<FileError>([&] { io::save(rank.net, path); });
+  });
+  setrlimit(RLIMIT_FSIZE, &before);
+  CHECK(told == cat("rank 0: saving ", path, ": extending the file failed: File too large"));
+  for (const auto& entry : std::filesystem::directory_iterator(std::filesystem::temp_directory_path()))
+    CHECK(entry.path().filename().string().find(cat(getpid(), "_long")) == std::string::npos);
 }
 
 TEST_CASE("fsdp: a file that can't be written, or doesn't fit, is an error on all ranks, and nothing is left") {

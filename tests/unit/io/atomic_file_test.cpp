@@ -2,6 +2,8 @@
 
 #include <catch.hpp>
 
+#include <fcntl.h>
+
 #include <atomic>
 #include <csignal>
 #include <string>
@@ -12,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <chorus/io/atomic_file.hpp>
+#include <chorus/core/atomic_file.hpp>
 #include <chorus/io/safetensors_reader.hpp>
 #include <chorus/io/safetensors_writer.hpp>
 
@@ -120,9 +122,9 @@ TEST_CASE("a place where no file can be is refused, with path, step and reason")
   REQUIRE(::mkfifo((folder / "pipe").c_str(), 0600) == 0);
   starts(folder / "pipe", ": it exists and is not a regular file");
   starts(folder / std::string(256, 'n'), ": looking at the old file failed: File name too long");
-  std::filesystem::create_symlink(folder / "gone", folder / "dangling");
-  starts(folder / "dangling", ": following the symbolic link failed: No such file or directory");
-  CHECK(folder.names() == Names{"dangling", "file", "folder", "pipe"});
+  std::filesystem::create_symlink("around", folder / "around");
+  starts(folder / "around", ": following the symbolic link failed: Too many levels of symbolic links");
+  CHECK(folder.names() == Names{"around", "file", "folder", "pipe"});
   CHECK(get(folder / "file") == "old");
 }
 
@@ -135,6 +137,39 @@ TEST_CASE("a symbolic link is followed and stays") {
   CHECK(std::filesystem::is_symlink(folder / "latest"));
   CHECK(get(folder / "real/x") == "new");
   CHECK(folder.names() == Names{"latest", "real"});
+}
+
+TEST_CASE("a symbolic link to nothing yet leads to where the file is to be") {
+  const TemporaryFolder folder;
+  std::filesystem::create_directory(folder / "real");
+  std::filesystem::create_symlink("real/x", folder / "next");
+  std::filesystem::create_symlink(folder / "next", folder / "latest");
+  save(folder / "latest", "new");
+  CHECK(get(folder / "real/x") == "new");
+  CHECK(folder.names() == Names{"latest", "next", "real"});
+}
+
+TEST_CASE("write_file replaces a file, and writes to a pipe or a device without replacing it") {
+  const TemporaryFolder folder;
+  put(folder / "file", "old");
+  io::write_file("test", folder / "file", "new");
+  CHECK(get(folder / "file") == "new");
+  io::write_file("test", "/dev/null", "new");
+  CHECK(std::filesystem::is_character_file("/dev/null"));
+  REQUIRE(::mkfifo((folder / "pipe").c_str(), 0600) == 0);
+  const int reader = ::open((folder / "pipe").c_str(), O_RDONLY | O_NONBLOCK);
+  io::write_file("test", folder / "pipe", "new");
+  char read[8] = {};
+  CHECK(::read(reader, read, sizeof read) == 3);
+  CHECK(std::string(read) == "new");
+  ::close(reader);
+  CHECK(std::filesystem::is_fifo(folder / "pipe"));
+  const auto message = [](const std::string& path) {
+    return message_of<FileError>([&] { io::write_file("test", path, "new"); });
+  };
+  CHECK(message("/dev/full") == "test: cannot write '/dev/full': No space left on device");
+  CHECK(message(folder.path()) == "test: cannot write '" + folder.path() + "': Is a directory");
+  CHECK(folder.names() == Names{"file", "pipe"});
 }
 
 TEST_CASE("what is write-protected is not replaced") {

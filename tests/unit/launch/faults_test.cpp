@@ -105,14 +105,33 @@ TEST_CASE("under nohup a hang-up ends nobody") {
   CHECK_FALSE(has(program, "SIGHUP"));
 }
 
-TEST_CASE("ranks that don't heed SIGTERM are killed") {
-  Program program({probe(), "--do", "stubborn", "--devices", "2"});
+TEST_CASE("ranks that don't heed SIGTERM are killed once the time for it is used up, with a word") {
+  Program program({probe(), "--do", "stubborn", "--devices", "2", "--grace", "0.8"});
   const auto pids = program.ready(2);
   const auto start = Clock::now();
   kill(program.pid(), SIGTERM);
   CHECK(program.finish() == 128 + SIGTERM);
-  CHECK(Clock::now() - start > 2900ms);
+  CHECK(Clock::now() - start > 700ms);
+  INFO(program.text());
+  CHECK(has(program, "chorus: 2 ranks have not ended within 0.8 s (--grace): killing them\n"));
   require_gone(pids);
+}
+
+TEST_CASE("SIGUSR1 reaches the ranks, and ends nothing") {
+  Program program({probe(), "--do", "heed", "--devices", "2"});
+  const auto pids = program.ready(2);
+  kill(program.pid(), SIGUSR1);
+  CHECK(program.finish() == 0);
+  INFO(program.text());
+  CHECK(has(program, "rank 0 has heard 10\n"));
+  CHECK(has(program, "rank 1 has heard 10\n"));
+}
+
+TEST_CASE("what a rank has printed before another one fails is there") {
+  Program program({probe(), "--do", "lines", "--devices", "2"});
+  CHECK(program.finish() == 1);
+  INFO(program.text());
+  CHECK(has(program, "ready 0 "));
 }
 
 TEST_CASE("asked twice, the launcher doesn't wait") {

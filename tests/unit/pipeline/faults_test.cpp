@@ -1,4 +1,6 @@
 // Pipelines in which something goes wrong, or in which a result would not be one device's: an error on all ranks, soon.
+#include <sys/resource.h>
+
 #include <catch.hpp>
 #include <chorus/ops/losses.hpp>
 
@@ -53,6 +55,26 @@ TEST_CASE("pipeline faults: a stage that throws ends all, by its name") {
       CHECK(all[other].seconds < 5);
     }
   }
+}
+
+TEST_CASE("pipeline faults: what a program throws in gathered() stays that, where nothing can be given back after it") {
+  Ranks ranks(2, [](const World& world) -> std::string {
+    Piped<Acting> rank(world, {.micro_batches = 4});
+    rlimit before{};
+    getrlimit(RLIMIT_NOFILE, &before);
+    try {
+      rank.net.gathered([&](auto&) {
+        const rlimit none{0, before.rlim_max};
+        setrlimit(RLIMIT_NOFILE, &none);
+        throw std::runtime_error("my own");
+      });
+    } catch (const std::exception& error) {
+      setrlimit(RLIMIT_NOFILE, &before);
+      return error.what();
+    }
+    return "no error";
+  });
+  for (const int rank : {0, 1}) CHECK_THAT(ranks.outcome(rank).text, Contains("my own"));
 }
 
 TEST_CASE("pipeline faults: a rank that is killed is noticed by all") {

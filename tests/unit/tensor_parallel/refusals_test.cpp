@@ -197,7 +197,7 @@ TEST_CASE("TensorParallel: a rank that throws ends the others", "[tensor_paralle
     rank.net(numbers(12, 5, 1));
     return "went on";
   });
-  CHECK_THAT(ranks.outcome(1).text, Contains("rank 0 threw an exception in the middle of a step"));
+  CHECK_THAT(ranks.outcome(1).text, Contains("rank 0 gave up: it threw an exception in the middle of a step"));
 }
 
 }  // namespace

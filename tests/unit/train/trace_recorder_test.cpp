@@ -15,6 +15,8 @@
 #include <string>
 #include <vector>
 
+#include <sys/resource.h>
+
 #include <unit/message_of.hpp>
 
 namespace trace_recorder_test {
@@ -242,6 +244,40 @@ TEST_CASE("a file that was there before stays until a step is recorded") {
   CHECK(contents(path) != "before");
 }
 
+TEST_CASE("a run that comes to none of its steps leaves a trace without events, and an older one as it was") {
+  const Folder folder;
+  const auto path = folder / "run.json";
+  const auto run = [&](int rank) {
+    ch::TraceRecorder recorder({.path = path}, {.distributed = true, .rank = rank, .ranks = 2});
+    step(recorder);
+  };
+  run(0);
+  run(1);
+  CHECK(whole(path).at("traceEvents").empty());
+  std::ofstream(path) << "before";
+  run(0);
+  CHECK(contents(path) == "before");
+  CHECK(std::distance(fs::directory_iterator(folder.path), {}) == 1);
+}
+
+TEST_CASE("two runs don't write one trace") {
+  const Folder folder;
+  const auto path = folder / "run.json";
+  const auto recorder = [&](int rank) {
+    return ch::TraceRecorder({.path = path, .first_step = 0, .steps = 1}, {.distributed = true, .rank = rank, .ranks = 2});
+  };
+  for (const int rank : {0, 1}) {
+    ch::TraceRecorder first({.path = path, .first_step = 0, .steps = 1},
+                            {.distributed = true, .rank = rank, .ranks = 2});
+    step(first);
+    CHECK(message_of<ch::FileError>([&] { recorder(rank); }) ==
+          "trace: cannot write '" + ch::TraceRecorder::part_of(path, rank) + "': another program is writing it");
+    CHECK_FALSE(ch::merge_traces(path, 2, true));  // as the other run's starter does at its end
+    CHECK(fs::exists(ch::TraceRecorder::part_of(path, rank)));
+  }
+  CHECK(whole(path).at("metadata").at("devices") == 2);  // the second rank has made one file of both
+}
+
 /// What a rank writes whose clock shows `base` at its first recorded step; calls in ns after it.
 struct Call {
   std::int64_t begin, end;
@@ -288,6 +324,29 @@ TEST_CASE("files of ranks become one when all are complete, with arrows from who
   for (const auto& event : of(file, "late", "f")) to.emplace_back(event.at("pid"), time_of(event));
   CHECK(from == std::vector<std::pair<int, double>>{{2, 8.0}, {2, 8.0}, {1, 20.0}, {1, 20.0}});
   CHECK(to == std::vector<std::pair<int, double>>{{1, 8.999}, {3, 9.499}, {2, 21.499}, {3, 21.499}});
+}
+
+TEST_CASE("a trace that can't be written is a warning to a run, and leaves no parts of ranks") {
+  const Folder folder;
+  const auto path = folder / "run.json", full = folder / "full";
+  fs::create_symlink("/dev/full", full);
+  {
+    ch::TraceRecorder recorder({.path = full, .first_step = 0, .steps = 1}, {});
+    step(recorder);
+    step(recorder);
+  }
+  CHECK(fs::is_character_file(full));
+  fs::remove(full);
+  write_rank(path, 0, 2, "one", 0, {{1000, 4000}});
+  write_rank(path, 1, 2, "one", 0, {{1000, 4000}});
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  const rlimit small{100, before.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &small);
+  const auto said = message_of<ch::FileError>([&] { ch::merge_traces(path, 2); });
+  setrlimit(RLIMIT_FSIZE, &before);
+  CHECK(said == "trace: cannot write '" + path + "': saving " + path + ": writing failed: File too large");
+  CHECK(std::distance(fs::directory_iterator(folder.path), {}) == 1);
 }
 
 TEST_CASE("of killed ranks' files what there is becomes one file, if that is wanted") {

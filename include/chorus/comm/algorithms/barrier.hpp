@@ -43,7 +43,7 @@ inline void monitored_barrier(const Collective& c) {
     if (missing.size() == before) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   std::string names;
-  for (const int peer : missing) names += cat(names.empty() ? "" : ", ", peer);
+  for (const int peer : missing) names += cat(names.empty() ? "" : ", ", c.name(peer));
   if (!missing.empty())
     fail<LinkTimeout>(missing.size() == 1 ? "rank " : "ranks ", names, " of ", c.size(), " did not come within ",
                       c.link.timeout.count() * 9 / 10, " ms");

@@ -59,9 +59,12 @@ void run_call(Transport& link, std::span<const int> names, const Call& call, con
 class TransportEngine final : public QueuedEngine {
  public:
   TransportEngine(std::string_view name, std::unique_ptr<Transport> link, const std::vector<int>& names,
-                  Algorithm all_reduce)
-      : QueuedEngine(link->rank, link->size, names, name), link_(std::move(link)), all_reduce_(all_reduce) {
+                  Algorithm all_reduce, std::string axis)
+      : QueuedEngine(link->rank, link->size, names, name, std::move(axis)),
+        link_(std::move(link)),
+        all_reduce_(all_reduce) {
     check_all_reduce(all_reduce, *link_, name);
+    link_->set_names(names);
     link_->may_spin = &calls().caller_waits();
   }
   ~TransportEngine() override { stop(); }
@@ -97,11 +100,13 @@ class TransportEngine final : public QueuedEngine {
 /// A Communicator over shared memory, TCP or threads.
 class TransportCommunicator : public AnyCommunicator {
  public:
-  /// The rank that `link` stands for; `members`, `all_reduce`: see World. Throws UsageError, on all ranks, for an
-  /// all-reduce that can't be done there.
+  /// The rank that `link` stands for; `members`, `all_reduce`, `axis`: see World. Throws UsageError, on all ranks, for
+  /// an all-reduce that can't be done there.
   explicit TransportCommunicator(std::string_view name, std::unique_ptr<Transport> link,
-                                 const std::vector<int>& members = {}, Algorithm all_reduce = Algorithm::automatic)
-      : AnyCommunicator(std::make_shared<detail::TransportEngine>(name, std::move(link), members, all_reduce)) {}
+                                 const std::vector<int>& members = {}, Algorithm all_reduce = Algorithm::automatic,
+                                 std::string axis = {})
+      : AnyCommunicator(std::make_shared<detail::TransportEngine>(name, std::move(link), members, all_reduce,
+                                                                  std::move(axis))) {}
 };
 
 static_assert(Communicator<TransportCommunicator>);

@@ -19,6 +19,7 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace chorus::comm {
@@ -45,8 +46,8 @@ class QueuedEngine : public Engine {
   }
 
  protected:
-  QueuedEngine(int me, int ranks, const std::vector<int>& names, std::string_view what)
-      : Engine(me, ranks, names), name_(what), recorder_(me, {}, names) {}
+  QueuedEngine(int me, int ranks, const std::vector<int>& names, std::string_view what, std::string axis = {})
+      : Engine(me, ranks, names), name_(what), axis_(std::move(axis)), recorder_(me, {}, names) {}
 
   /// Carries out one call, or throws why not. By one thread at a time.
   virtual void run(const Call& call, const Envelope& envelope) = 0;
@@ -131,7 +132,8 @@ class QueuedEngine : public Engine {
     const std::lock_guard lock(mutex_);
     busy_ += recorder_.end(recorder_.newest(), true);
     const auto what =
-        cat("rank ", rank, ": ", recorder_.call(recorder_.newest()).text(), ": ", aborted_ ? "aborted: " : "",
+        cat("rank ", rank_in_job(), ": ", recorder_.call(recorder_.newest()).text(),
+            axis_.empty() ? "" : " on the axis ", axis_, ": ", aborted_ ? "aborted: " : "",
             aborted_           ? std::string_view(aborted_.why())
             : failure_.empty() ? why
                                : std::string_view(cat("this communicator has failed before: ", failure_)));
@@ -144,6 +146,7 @@ class QueuedEngine : public Engine {
 
   const int process_ = getpid();
   const std::string_view name_;
+  const std::string axis_;
   AbortReason aborted_;
   std::string failure_;
   std::uint32_t collectives_ = 0;

@@ -100,6 +100,10 @@ class HybridTransport final : public Transport {
   void release(int peer) override { to(peer).release(at(peer)); }
   bool has_piece(int peer) override { return to(peer).has_piece(at(peer)); }
   void flush() override { tcp_->flush(); }
+  void set_names(const std::vector<int>& in_job) override {
+    tcp_->set_names(in_job);
+    if (shm_) shm_->set_names(in_job);
+  }
   void check() override {
     tcp_->check();
     if (shm_) shm_->check();

@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <ctime>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -71,6 +72,9 @@ struct alignas(64) Seat {
   std::atomic<std::uint32_t> left;   ///< 1 once it has left the group
   std::atomic<std::uint32_t> works;  ///< 1 while it works in the others' memory
   std::atomic<std::int32_t> pid;     ///< its process, or 0 among threads
+  // Of the board of a whole job: the same of its groups, which have boards of their own.
+  std::atomic<Waiting> waits_in_group;
+  std::atomic<Clock::rep> group_pulse;
 };
 
 struct Board {
@@ -90,7 +94,7 @@ static_assert(alignof(Waiting) == sizeof(Waiting));  // else clang calls libatom
 class Place {
  public:
   /// Where the board names the ranks' processes, it watches for their deaths. `names`: what messages call the ranks,
-  /// where they are some of a job.
+  /// where they are some of a group.
   Place(Board& board, int rank, int size, std::chrono::milliseconds timeout, std::vector<int> names)
       : board_(board),
         rank_(rank),
@@ -104,6 +108,10 @@ class Place {
     }
   }
   ~Place() {
+    {
+      const std::lock_guard lock(OfJob::of_process().mutex);
+      if (OfJob::of_process().place == this) OfJob::of_process().place = nullptr;
+    }
     if (getpid() == process_) {  // a forked child is no rank
       seat(rank_).left.store(1);
       ring_all_bells();
@@ -113,6 +121,14 @@ class Place {
   }
   Place(const Place&) = delete;
   Place& operator=(const Place&) = delete;
+
+  /// The group's ranks go by these numbers in messages, where it is a part of the job; else it is the job, and ranks
+  /// tell each other at this board whom they wait for in groups. Before the first wait.
+  void set_names_in_job(const std::vector<int>& names) {
+    in_job_ = names;
+    const std::lock_guard lock(OfJob::of_process().mutex);
+    if (names.empty() && !among_threads() && OfJob::of_process().place == nullptr) OfJob::of_process().place = this;
+  }
 
   bool among_threads() const { return pid(rank_) == 0; }
   int pid(int who) const { return seat(who).pid.load(std::memory_order_relaxed); }
@@ -144,18 +160,20 @@ class Place {
       if (flag.load() != busy) break;
       const auto now = Clock::now();
       own.pulse.store(now.time_since_epoch().count());
+      tell_job(peer);
       look_for_trouble(peer, flag, busy, now >= deadline);  // what throws leaves it there, for others' deadlines
       if (meanwhile) meanwhile(name(peer), now - (deadline - timeout_));
       futex_wait(own.bell, bell, std::min<Clock::duration>(deadline - now, nap));
     }
     own.waits.store({});
+    tell_job(nobody);
   }
 
   /// Throws if `peer` has left, and `flag` stays as it is, since whatever a rank sent before it left is there by now.
   void check_is_here(int peer, const std::atomic<std::uint32_t>& flag, std::uint32_t busy) const {
     if (seat(peer).left.load() == 0 || flag.load() != busy) return;
     check();  // why it has left, if it has said so
-    fail<LinkError>("rank ", name(peer), " has left the group");
+    fail<LinkError>("rank ", name_in_job(peer), " has left the group");
   }
 
   /// Says, now and then while it lasts, that this rank waits for one that has no seat here, and goes by that name; -1:
@@ -179,7 +197,7 @@ class Place {
   [[gnu::cold]] void check_peers() {
     check();
     for (int who = 0; who < size_; ++who)
-      if (has_died(who)) fail<LinkError>("rank ", name(who), " is gone: its process ", pid(who), " has ended");
+      if (has_died(who)) fail<LinkError>("rank ", name_in_job(who), " is gone: its process ", pid(who), " has ended");
   }
 
   /// Says whether this rank works in the others' memory. Between saying so and touching it, it calls `check`: then
@@ -199,7 +217,7 @@ class Place {
   [[gnu::cold]] void abort(const std::string& why) noexcept {
     auto none = Board::all_is_well;
     if (board_.verdict.compare_exchange_strong(none, Board::being_written)) {
-      board_.culprit = name(rank_);
+      board_.culprit = name_in_job(rank_);
       board_.reason = FixedText<1024>(why);
       board_.verdict.store(Board::given_up);
     }
@@ -209,10 +227,33 @@ class Place {
 
  private:
   static constexpr std::chrono::milliseconds nap{20};  // of a sleeper between two looks around
+  static constexpr int nobody = -1;
+
+  /// This process's place at the board of its job, where it has one.
+  struct OfJob {
+    std::mutex mutex;
+    Place* place = nullptr;
+    static OfJob& of_process() {
+      static OfJob of_job;
+      return of_job;
+    }
+  };
 
   Seat& seat(int who) const { return board_.seats[static_cast<std::size_t>(who)]; }
   int& death(int peer) { return deaths_[static_cast<std::size_t>(peer)]; }
   int name(int who) const { return names_.empty() ? who : names_[static_cast<std::size_t>(who)]; }
+  int in_job(int named) const { return in_job_.empty() ? named : in_job_[static_cast<std::size_t>(named)]; }
+  int name_in_job(int who) const { return in_job(name(who)); }
+
+  void tell_job(int peer) const {
+    if (in_job_.empty() || among_threads()) return;
+    const std::lock_guard lock(OfJob::of_process().mutex);
+    const Place* const job = OfJob::of_process().place;
+    if (job == nullptr) return;
+    Seat& own = job->seat(job->rank_);
+    own.group_pulse.store(Clock::now().time_since_epoch().count());
+    own.waits_in_group.store(peer == nobody ? Waiting{} : Waiting{Waiting::for_another, name_in_job(peer)});
+  }
 
   void ring_bell(int who) const noexcept {
     seat(who).bell.fetch_add(1);
@@ -238,25 +279,46 @@ class Place {
   }
 
   /// `rank 2, which waits for rank 1, which ...`: the last one is the one to look at.
-  [[gnu::cold]] std::string chain(int who) const {
-    std::string text = cat("rank ", name(who));
-    for (int length = 0; length < size_; ++length) {
-      const auto waits = seat(who).waits.load();
-      const auto pulse = Clock::time_point(Clock::duration(seat(who).pulse.load()));
-      if (waits.what == Waiting::for_nothing || Clock::now() - pulse > 10 * nap)
-        return text + ", which is stopped or busy elsewhere";
-      if (waits.what == Waiting::for_another) return text + cat(", which waits for rank ", waits.rank);
-      if (waits.rank == rank_) return text + ", which waits for this rank";
-      text += cat(", which waits for rank ", name(waits.rank));
-      who = waits.rank;
+  [[gnu::cold]] std::string chain(int peer) const {
+    int who = name_in_job(peer);
+    std::string text = cat("rank ", who);
+    for (int length = 0; length < max_ranks; ++length) {
+      Sight seen = look_at(who);
+      if (seen.awaited == nobody && !in_job_.empty()) {
+        const std::lock_guard lock(OfJob::of_process().mutex);
+        if (const Place* const job = OfJob::of_process().place) seen = job->look_at(who);
+      }
+      if (seen.awaited == nobody) return seen.has_seat ? text + ", which is stopped or busy elsewhere" : text;
+      if (seen.awaited == name_in_job(rank_)) return text + ", which waits for this rank";
+      text += cat(", which waits for rank ", who = seen.awaited);
     }
     return text;
+  }
+  /// What this board tells of a rank of the job: for whom it waits.
+  struct Sight {
+    bool has_seat = false;
+    int awaited = nobody;
+  };
+  [[gnu::cold]] Sight look_at(int number) const {
+    const auto lasts = [](const std::atomic<Clock::rep>& pulse) {
+      return Clock::now() - Clock::time_point(Clock::duration(pulse.load())) <= 10 * nap;
+    };
+    for (int who = 0; who < size_; ++who) {
+      if (name_in_job(who) != number) continue;
+      const auto waits = seat(who).waits.load(), in_group = seat(who).waits_in_group.load();
+      if (waits.what != Waiting::for_nothing && lasts(seat(who).pulse))
+        return {true, waits.what == Waiting::for_another ? in_job(waits.rank) : name_in_job(waits.rank)};
+      if (in_group.what != Waiting::for_nothing && lasts(seat(who).group_pulse)) return {true, in_group.rank};
+      return {true, nobody};
+    }
+    return {};
   }
 
   Board& board_;
   const int rank_, size_, process_ = getpid();
   const std::chrono::milliseconds timeout_;
   const std::vector<int> names_;
+  std::vector<int> in_job_;  // by name
   std::array<int, max_ranks> deaths_{};  // per peer: a pidfd, readable once its process has ended
   const int rounds_;                     // of looking and yielding before it sleeps; fewer where ranks outnumber cores
 };

@@ -112,6 +112,7 @@ class ShmTransport final : public Transport {
     place_.check_is_here(peer, full, 0);
     return full.load(std::memory_order_acquire) != 0;
   }
+  void set_names(const std::vector<int>& in_job) override { place_.set_names_in_job(in_job); }
   /// See detail::Place.
   detail::Place& place() { return place_; }
 

@@ -130,6 +130,8 @@ class TcpTransport final : public Transport {
   }
   static constexpr int nobody = -1;
 
+  void set_names(const std::vector<int>& in_job) override { names_ = in_job; }
+
   /// What else is to be done, every 50 ms, while this rank has waited long for `peer`; for `nobody` once that is over.
   std::function<void(int peer)> meanwhile;
   /// How long it waits before it says so: at the others' deadlines they shall know. Sooner would be noise: each rank
@@ -216,7 +218,7 @@ class TcpTransport final : public Transport {
     while (true) {
       const bool in_head = p.received < sizeof p.head;
       if (!in_head && p.head.bytes > slot_bytes)
-        fail<LinkError>("rank ", peer, " announced a piece of ", p.head.bytes, " bytes, at most ", slot_bytes,
+        fail<LinkError>("rank ", name(peer), " announced a piece of ", p.head.bytes, " bytes, at most ", slot_bytes,
                         " are possible");
       if (!in_head && p.received == sizeof p.head + p.head.bytes) return true;
       const auto rest = in_head ? bytes_of(p.head).subspan(p.received)
@@ -235,7 +237,7 @@ class TcpTransport final : public Transport {
       read_news();
       poll(nullptr, 0, 10);
     }
-    fail<LinkError>("rank ", peer, at(peer).left ? " has left the group" : " has closed its connection",
+    fail<LinkError>("rank ", name(peer), at(peer).left ? " has left the group" : " has closed its connection",
                     at(peer).data.trouble());
   }
 
@@ -285,12 +287,14 @@ class TcpTransport final : public Transport {
       while (who != rank && !p.left) {
         const auto n = p.news.try_receive(bytes_of(p.last).subspan(p.news_received));
         if (n < 0)
-          fail<LinkError>("rank ", who, " is gone: its process has ended, or the network to it", p.news.trouble());
+          fail<LinkError>("rank ", name(who), " is gone: its process has ended, or the network to it",
+                          p.news.trouble());
         if (n == 0) break;
         p.news_received += static_cast<std::size_t>(n);
         if (p.news_received < sizeof p.last) continue;
         p.news_received = 0;
-        if (p.last.kind == detail::News::gives_up) fail<LinkError>("rank ", who, " gave up: ", p.last.reason.view());
+        if (p.last.kind == detail::News::gives_up)
+          fail<LinkError>("rank ", name(who), " gave up: ", p.last.reason.view());
         if (p.last.kind == detail::News::leaves) p.left = true;
         if (p.last.kind == detail::News::waits) p.waits_for = p.last.other;
       }
@@ -304,17 +308,20 @@ class TcpTransport final : public Transport {
 
   /// `rank 2, which waits for rank 1, which ...`: the last one is the one to look at.
   [[gnu::cold]] std::string chain(int who) {
-    auto text = cat("rank ", who);
+    auto text = cat("rank ", name(who));
     for (int length = 0; length < size; ++length) {
       who = at(who).waits_for;
       if (who < 0 || who >= size) return text + ", which is stopped or busy elsewhere";
       if (who == rank) return text + ", which waits for this rank";
-      text += cat(", which waits for rank ", who);
+      text += cat(", which waits for rank ", name(who));
     }
     return text;
   }
 
+  int name(int who) const { return names_.empty() ? who : names_[static_cast<std::size_t>(who)]; }
+
   const int process_ = getpid();
+  std::vector<int> names_;  // in the job
   Peers peers_;
   int told_waiting_ = nobody;
   Socket alarm_;  // readable once this rank has aborted

@@ -81,6 +81,10 @@ class Transport {
   /// any thread.
   virtual void abort(const std::string& why) noexcept = 0;
 
+  /// What messages call the ranks of a group that is a part of the job: their numbers there; else empty. Once, before
+  /// the first call.
+  virtual void set_names(const std::vector<int>&) {}
+
   /// By rank, the machine where it runs, where that makes a difference: links within one are the fast ones. Else empty.
   virtual std::span<const int> machines() const { return {}; }
 

@@ -2,13 +2,16 @@
 /// How each device's thread waits for work, and reports how it went.
 
 #include <atomic>
+#include <chorus/core/blocked_signals.hpp>
 #include <chorus/core/config.hpp>
+#include <chorus/core/error.hpp>
 #include <chorus/parallel/dp/device_threads.hpp>
 #include <chrono>
 #include <cstddef>
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -17,7 +20,8 @@ namespace chorus::dp {
 CHORUS_INLINE DeviceThreads::DeviceThreads(std::size_t devices) : DeviceThreads(Errors(devices)) {
   for (std::size_t i = 1; i < devices; ++i) {
     workers_.push_back(std::make_shared<Worker>());
-    threads_.emplace_back([worker = workers_.back(), i] { serve(*worker, i); });
+    const auto body = [worker = workers_.back(), i] { serve(*worker, i); };
+    threads_.push_back(chorus::detail::start_thread<std::thread, Error>(cat("device ", i), body));
   }
 }
 

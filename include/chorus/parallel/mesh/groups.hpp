@@ -23,15 +23,15 @@ class Groups {
     const auto [p, d, s, t] = place_;
     const int tensor_size = sizes[3], batch_size = sizes[1] * sizes[2];
     // A color is a number of its own for each group: that of its first rank.
-    pipe_world = split(world, sizes[0], all.rank() - p * batch_size * tensor_size);
+    pipe_world = split(world, "pipe", sizes[0], all.rank() - p * batch_size * tensor_size);
     pipe = comm::connect(pipe_world);
     const int first_of_batch = all.rank() - (d * sizes[2] + s) * tensor_size;
-    batch = comm::connect(split(world, batch_size, first_of_batch));
+    batch = comm::connect(split(world, sizes[2] > 1 ? "data and shard" : "data", batch_size, first_of_batch));
     const int first_of_shards = all.rank() - s * tensor_size;
-    gathers = comm::connect(split(world, sizes[2], first_of_shards));
-    if (sizes[1] > 1) shards_ = comm::connect(split(world, sizes[2], first_of_shards));
-    replicas = comm::connect(split(world, sizes[1], all.rank() - d * sizes[2] * tensor_size));
-    tensor = comm::connect(split(world, tensor_size, all.rank() - t));
+    gathers = comm::connect(split(world, "shard", sizes[2], first_of_shards));
+    if (sizes[1] > 1) shards_ = comm::connect(split(world, "shard", sizes[2], first_of_shards));
+    replicas = comm::connect(split(world, "data", sizes[1], all.rank() - d * sizes[2] * tensor_size));
+    tensor = comm::connect(split(world, "tensor", tensor_size, all.rank() - t));
     layers.emplace(tensor, splits_sequences);
   }
   Groups(const Groups&) = delete;
@@ -41,7 +41,7 @@ class Groups {
     if (std::uncaught_exceptions() <= exceptions_before_) return;
     for (Communicator* const group : {&pipe, &batch, &gathers, &shards_, &replicas, &tensor})
       if (group->size() > 1)
-        group->abort(cat("rank ", all_.rank(), " of the mesh threw an exception in the middle of a step"));
+        group->abort("it threw an exception in the middle of a step");
   }
 
   Communicator& all() const { return all_; }
@@ -66,8 +66,11 @@ class Groups {
     return place;
   }
   // Of a group of one the rank is alone.
-  comm::World split(const comm::World& world, int size, int color) {
-    return size == 1 ? comm::World{} : comm::split(all_, world, color);
+  comm::World split(const comm::World& world, const char* axis, int size, int color) {
+    if (size == 1) return {};
+    auto group = comm::split(all_, world, color);
+    group.axis = axis;
+    return group;
   }
 
   Communicator& all_;

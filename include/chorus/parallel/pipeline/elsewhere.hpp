@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chorus/core/held_signal.hpp>
 #include <chorus/nn/module.hpp>
 #include <chorus/tensor/promised_numbers.hpp>
 #include <chorus/tensor/tensor.hpp>
@@ -29,6 +30,7 @@ namespace chorus::pipeline {
     ~Close() { close(file); }
   } const at_end{file};
   const std::vector<unsigned char> ones(piece, 0xFF);
+  const chorus::detail::HeldSignal too_long(SIGXFSZ);  // ulimit -f counts for it, too
   void* const begin = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   check<Error>(begin != MAP_FAILED && write(file, ones.data(), piece) == static_cast<ssize_t>(piece),
                "Pipeline: no memory for the parameters of other stages");

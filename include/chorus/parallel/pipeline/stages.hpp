@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <exception>
 #include <map>
+#include <new>
 #include <memory>
 #include <optional>
 #include <span>
@@ -49,6 +50,7 @@ class Stages {
   /// All ranks begin with rank 0's numbers. A collective.
   Stages(Model model, Communicator& communicator, const comm::World& world, const PipelineOptions& options)
       : model_(std::move(model)), communicator_(communicator), options_(options) {
+    if (!world.members.empty()) rank_in_job_ = world.members[static_cast<std::size_t>(communicator.rank())];
     check<UsageError>(options.micro_batches >= 1, "Pipeline: micro_batches is at least 1, got ", options.micro_batches);
     stage_count_ = static_cast<std::size_t>(Order::of(communicator.size(), 1).stages);
     take_first_state();
@@ -97,12 +99,16 @@ class Stages {
         broadcast(each.numbers->memory(), each.numbers->size_bytes(), each.owner, trace::Traffic::parameters);
         each.numbers->touch();
       }
-      struct AtEnd {
-        const std::vector<const detail::AtHome<D>*>& foreign;
-        const std::vector<std::string>& why;
-        ~AtEnd() { send_away<D>(foreign, why); }
-      } const at_end{foreign, why};
-      f(model_);
+      try {
+        f(model_);
+      } catch (...) {
+        try {
+          send_away<D>(foreign, why);
+        } catch (const std::exception&) {  // as for want of memory: what `f` threw comes first
+        }
+        throw;
+      }
+      send_away<D>(foreign, why);
     });
   }
 
@@ -206,11 +212,14 @@ class Stages {
     } catch (const CommError& error) {
       abort(error.what());
       throw;
+    } catch (const std::bad_alloc&) {  // nor is there memory for a longer text
+      abort("out of memory");
+      throw;
     } catch (const std::exception& error) {
-      abort(cat("Pipeline: stage ", stage_now_, ", on rank ", communicator_.rank(), ", threw: ", error.what()));
+      abort(cat("Pipeline: stage ", stage_now_, ", on rank ", rank_in_job_, ", threw: ", error.what()));
       throw;
     } catch (...) {
-      abort(cat("Pipeline: stage ", stage_now_, ", on rank ", communicator_.rank(), ", threw what is no exception"));
+      abort(cat("Pipeline: stage ", stage_now_, ", on rank ", rank_in_job_, ", threw what is no exception"));
       throw;
     }
   }
@@ -405,7 +414,7 @@ class Stages {
   std::optional<Wires<D>> wires_;
   std::optional<TiedParameters<D>> tied_;
   bool result_wants_grad_ = false;
-  int stage_now_ = communicator_.rank();
+  int stage_now_ = communicator_.rank(), rank_in_job_ = communicator_.rank();
   std::shared_ptr<void> alive_ = std::make_shared<int>();
 };
 

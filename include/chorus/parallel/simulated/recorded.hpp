@@ -2,6 +2,7 @@
 /// `recorded_training`: one rank's step as a trace file has it, to be simulated on other ranks and links.
 
 #include <algorithm>
+#include <chorus/core/descriptor.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/core/printable.hpp>
 #include <chorus/parallel/simulated/training.hpp>
@@ -9,9 +10,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -21,9 +21,12 @@ namespace chorus::simulated {
 /// what it waits for; buckets as they were full, by the same count. Throws FileError for a file that can't be read, is
 /// no trace, or has no such step.
 [[gnu::cold]] inline Training recorded_training(const std::string& path) {
-  std::ifstream file(path);
-  check<FileError>(file.good(), printable(path), ": the trace cannot be opened");
-  std::string text{std::istreambuf_iterator<char>(file), {}};
+  constexpr std::uint64_t most = std::uint64_t{256} << 20;  // as read_trace
+  const auto who = cat("trace ", printable(path));
+  const io::RegularFile file(path, who);
+  check<FileError>(file.size() <= most, who, ": expected at most ", most, " bytes, it has ", file.size());
+  std::string text(static_cast<std::size_t>(file.size()), ' ');
+  file.read(0, std::as_writable_bytes(std::span(text)), who, ": reading");
   // That of a run that was killed is an array without an end, whose last line may be cut off.
   if (const auto end = text.rfind("},\n"); text.starts_with('[') && end != text.npos && !nlohmann::json::accept(text))
     text = text.substr(0, end + 1) + ']';

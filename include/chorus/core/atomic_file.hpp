@@ -8,7 +8,7 @@
 #include <chorus/core/config.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/core/held_signal.hpp>
-#include <chorus/io/descriptor.hpp>
+#include <chorus/core/descriptor.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -26,8 +26,8 @@ bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data);
 /// same path: a temporary file that is still being written is locked. Every FileError names path, step and reason.
 class AtomicFile {
  public:
-  /// A symbolic link is followed. Throws FileError where the folder is missing or can't be written, or `path` is there
-  /// and is read-only or no regular file.
+  /// A symbolic link is followed, also to where nothing is yet. Throws FileError where the folder is missing or can't
+  /// be written, or `path` is there and is read-only or no regular file.
   explicit AtomicFile(std::string path);
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
@@ -77,8 +77,12 @@ class AtomicFile {
   Descriptor folder_, file_;
 };
 
+/// Writes a whole file: what was at `path` is replaced as by AtomicFile; a pipe or a device is written to instead.
+/// Throws FileError that begins with `who`.
+void write_file(std::string_view who, const std::string& path, std::string_view text);
+
 }  // namespace chorus::io
 
 #if !CHORUS_COMPILED
-#include <chorus/io/atomic_file_impl.hpp>
+#include <chorus/core/atomic_file_impl.hpp>
 #endif

@@ -10,13 +10,15 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <chorus/core/error.hpp>
 #include <chorus/core/held_signal.hpp>
-#include <chorus/io/atomic_file.hpp>
-#include <chorus/io/descriptor.hpp>
+#include <chorus/core/atomic_file.hpp>
+#include <chorus/core/descriptor.hpp>
+#include <chorus/core/standard_streams.hpp>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
+#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <span>
@@ -25,6 +27,9 @@
 #include <utility>
 
 namespace chorus::io {
+
+/// A path in a message: on one line, and whole.
+inline std::string shown(std::string_view path) { return printable(path, PATH_MAX); }
 
 CHORUS_INLINE bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data) {
   const chorus::detail::HeldSignal held(SIGXFSZ);
@@ -48,7 +53,7 @@ CHORUS_INLINE AtomicFile::AtomicFile(std::string path) : AtomicFile(Unopened{}, 
 }
 
 CHORUS_INLINE void AtomicFile::write(std::span<const std::byte> data) {
-  check<UsageError>(!temporary_.empty(), "saving ", path_, ": write to a file that is committed or has failed");
+  check<UsageError>(!temporary_.empty(), "saving ", shown(path_), ": write to a file that is committed or has failed");
   const chorus::detail::HeldSignal held(SIGXFSZ);
   while (!data.empty()) {
     const ssize_t count = ::write(file_.value, data.data(), std::min(data.size(), io_chunk));
@@ -60,7 +65,8 @@ CHORUS_INLINE void AtomicFile::write(std::span<const std::byte> data) {
 }
 
 CHORUS_INLINE std::string AtomicFile::extend(std::uint64_t bytes) {
-  check<UsageError>(!temporary_.empty(), "saving ", path_, ": extend of a file that is committed or has failed");
+  check<UsageError>(!temporary_.empty(), "saving ", shown(path_), ": extend of a file that is committed or has failed");
+  const chorus::detail::HeldSignal held(SIGXFSZ);
   if (::ftruncate(file_.value, static_cast<off_t>(bytes)) != 0) fail_at("extending the file");
   return folder_path_ + temporary_;
 }
@@ -70,7 +76,7 @@ CHORUS_INLINE void AtomicFile::write_at(std::uint64_t offset, std::span<const st
 }
 
 CHORUS_INLINE void AtomicFile::commit() {
-  check<UsageError>(!temporary_.empty(), "saving ", path_, ": commit of a file that is committed or has failed");
+  check<UsageError>(!temporary_.empty(), "saving ", shown(path_), ": commit of a file that is committed or has failed");
   if (sync(file_) != 0) fail_at("syncing the file to the disk");
   if (::renameat(folder_.value, temporary_.c_str(), folder_.value, name_.c_str()) != 0) {
     fail_at("renaming the temporary file");
@@ -90,7 +96,7 @@ CHORUS_INLINE void AtomicFile::discard() {
 CHORUS_INLINE void AtomicFile::fail_at(std::string_view step) {
   const char* reason = std::strerror(errno);
   discard();
-  fail<FileError>("saving ", path_, ": ", step, " failed: ", reason);
+  fail<FileError>("saving ", shown(path_), ": ", step, " failed: ", reason);
 }
 
 CHORUS_INLINE int AtomicFile::sync(const Descriptor& descriptor) {
@@ -102,18 +108,25 @@ CHORUS_INLINE int AtomicFile::sync(const Descriptor& descriptor) {
 }
 
 CHORUS_INLINE void AtomicFile::open_folder() {
+  constexpr int most_links = 40;  // as of Linux
   std::string target = path_;
   struct stat facts {};
-  if (::lstat(path_.c_str(), &facts) == 0 && S_ISLNK(facts.st_mode)) {
-    const std::unique_ptr<char, decltype(&std::free)> followed(::realpath(path_.c_str(), nullptr), &std::free);
-    if (followed == nullptr) fail_at("following the symbolic link");
-    target = followed.get();
+  // Not realpath, which finds no file that is not there yet.
+  for (int links = 0; ::lstat(target.c_str(), &facts) == 0 && S_ISLNK(facts.st_mode); ++links) {
+    char next[PATH_MAX];
+    const ssize_t length = ::readlink(target.c_str(), next, sizeof next);
+    if (links == most_links) errno = ELOOP;
+    if (links == most_links || length < 0) fail_at("following the symbolic link");
+    const std::size_t name = next[0] == '/' ? 0 : target.rfind('/') + 1;
+    target.replace(name, target.npos, next, static_cast<std::size_t>(length));
   }
   const std::size_t slash = target.rfind('/');
   folder_path_ = slash == target.npos ? "" : target.substr(0, slash + 1);
   const std::string folder = folder_path_.empty() ? "." : folder_path_;
   name_ = slash == target.npos ? target : target.substr(slash + 1);
-  check<FileError>(!name_.empty(), "saving ", path_.empty() ? "\"\"" : path_, ": the path has no file name");
+  check<FileError>(!name_.empty(), "saving ", path_.empty() ? "\"\"" : shown(path_), ": the path has no file name");
+  check<FileError>(::stat(path_.c_str(), &facts) != 0 || S_ISREG(facts.st_mode), "saving ", shown(path_),
+                   ": it exists and is not a regular file");
   // NAME_MAX is 255 bytes; a longer name shares its leftovers with its namesakes, which the locks make harmless.
   prefix_ = cat('.', name_.substr(0, 200), '.');
   folder_ = Descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
@@ -126,7 +139,6 @@ CHORUS_INLINE mode_t AtomicFile::check_old_file() {
     if (errno != ENOENT) fail_at("looking at the old file");
     return 0;
   }
-  check<FileError>(S_ISREG(facts.st_mode), "saving ", path_, ": it exists and is not a regular file");
   if (::faccessat(folder_.value, name_.c_str(), W_OK, 0) != 0) fail_at("replacing the old file");
   return facts.st_mode & 0777;
 }
@@ -167,7 +179,8 @@ CHORUS_INLINE void AtomicFile::create(mode_t mode) {
     if (mode != 0 && ::fchmod(file_.value, mode) != 0) fail_at("setting the permissions");
     return;
   }
-  fail<FileError>("saving ", path_, ": no temporary file could be made in its folder in ", attempts, " attempts");
+  fail<FileError>("saving ", shown(path_), ": no temporary file could be made in its folder in ", attempts,
+                  " attempts");
 }
 
 CHORUS_INLINE std::string AtomicFile::random_name() {
@@ -179,6 +192,25 @@ CHORUS_INLINE std::string AtomicFile::random_name() {
     (name += hex[byte >> 4]) += hex[byte & 15];
   }
   return name += suffix;
+}
+
+CHORUS_INLINE void write_file(std::string_view who, const std::string& path, std::string_view text) {
+  struct stat facts {};
+  if (::stat(path.c_str(), &facts) != 0 || S_ISREG(facts.st_mode)) {
+    try {
+      AtomicFile file(path);
+      file.write(text);
+      return file.commit();
+    } catch (const FileError& error) {
+      fail<FileError>(who, ": cannot write '", shown(path), "': ", error.what());
+    }
+  }
+  const chorus::detail::HeldSignal no_reader(SIGPIPE), too_long(SIGXFSZ);
+  std::FILE* const file = chorus::detail::open_to_write(path.c_str());
+  bool written = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  int error = errno;
+  if (file != nullptr && std::fclose(file) != 0 && std::exchange(written, false)) error = errno;
+  check<FileError>(written, who, ": cannot write '", shown(path), "': ", std::strerror(error));
 }
 
 }  // namespace chorus::io
