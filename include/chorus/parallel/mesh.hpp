@@ -89,7 +89,7 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
   /// The model's output for this rank's share of the batch, or its loss: see Pipeline. All ranks call it.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
-    if (program_of_all_ && grad_enabled()) compare_programs();
+    if (program_of_all_ && grad_enabled() && !this->joining_) compare_programs();
     const TensorGroupScope group(groups.layers->group());
     return Base::operator()(inputs...);
   }
@@ -156,8 +156,12 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
     program_of_all_->compare_now(false);
     met_ = false;
   }
+  void end_join() override {
+    Base::end_join();
+    if (program_of_all_) program_of_all_->forget(/*uneven=*/true);
+  }
   void meet() override {
-    if (!std::exchange(met_, true)) program_of_all_->compare_now(true);
+    if (!this->joining_ && !std::exchange(met_, true)) program_of_all_->compare_now(true);
     Base::meet();
   }
   bool counts(const nn::NamedParameter<D>& named) const {
