@@ -132,8 +132,8 @@ class ParameterOn : public detail::AtHome<D> {
   [[noreturn, gnu::noinline, gnu::cold]] void raise_grad_in_parts() const {
     const auto* const writes = this->storage().writes();
     fail<UsageError>("the gradient of '", writes == nullptr ? "" : writes->name,
-                     "' is in parts, one on each rank: net.parameters() of FullyShardedDataParallel has this rank's, and "
-                     "under DistributedDataParallel a ShardedOptimizer, by optimizer.clip_grad_norm(max), "
+                     "' is in parts, one on each rank: net.parameters() of FullyShardedDataParallel has this rank's, "
+                     "and under DistributedDataParallel a ShardedOptimizer, by optimizer.clip_grad_norm(max), "
                      "scaler.unscale(optimizer) and step()");
   }
   [[noreturn, gnu::noinline, gnu::cold]] void raise_part() const {

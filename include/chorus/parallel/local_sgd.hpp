@@ -13,6 +13,7 @@
 #include <chorus/parallel/placed.hpp>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string>
 #include <string_view>
@@ -138,6 +139,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   // What losses were means of, steps and passes since the last mean; all forward passes, of which a rank may have had
   // some of its own.
   using Counts = std::array<double, 4>;
+  static constexpr double unlike = std::numeric_limits<double>::quiet_NaN();  // means of which no one number tells
   static constexpr double ended = -1;  // the steps of a rank that has run out of batches
 
   // Each rank's loss is its own: nobody is asked.
@@ -153,10 +155,8 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
                         "and the mean of the parameters has the mean of these steps: expected ch::mean(x), or another "
                         "loss with Reduction::mean and no mean_over");
       overs_[first != nullptr] = loss.is_mean() ? loss.over() : loss.factor() == 0 ? 0 : 1 / std::abs(loss.factor());
-      check<UsageError>(first == nullptr || overs_[0] == overs_[1] ||
-                            (is_multiple(overs_[0]) && is_multiple(overs_[1])),
-                        "LocalSgd: the loss is made of means over ", overs_[0], " and over ", overs_[1],
-                        ", of which no one number says how much a rank counts: expected all over samples");
+      if (first != nullptr && overs_[0] != overs_[1] && !(is_multiple(overs_[0]) && is_multiple(overs_[1])))
+        return counts_ = unlike, ones_;
       if (first == nullptr) first = &overs_[0];
     }
     if (first != nullptr) counts_ = *first;
@@ -193,6 +193,12 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
         all.push_back(rank.counts);
         said.push_back(rank.said);
       }
+      for (std::size_t rank = 0; rank < ranks; ++rank)
+        if (std::isnan(all[rank][0])) {
+          seen_ = 0;
+          fail<UsageError>("LocalSgd: rank ", rank, " has had a loss that is made of means over different numbers, of ",
+                           "which no one says how much a rank counts: expected all over samples");
+        }
       any_on = check_same_steps(all);
       this->program_.compare(said);
       double sum = 0, passes = 0;

@@ -28,8 +28,8 @@ namespace chorus {
 /// Either way loss or output are on all ranks, and parameters are those of one device, up to rounding, dropout
 /// included. A loss is made of means over samples, or over tokens that count, and of sums over the batch; of several
 /// that micro-batches divide in different ways a mean over tokens needs its `mean_over`. BatchNorm takes the statistics
-/// of each micro-batch, and differs; SyncBatchNorm is refused. `parameters()` are the model's; of those of other stages a
-/// rank has no number, and optimizers, groups, averages of such take part with nothing. Who reads them in `module()`
+/// of each micro-batch, and differs; SyncBatchNorm is refused. `parameters()` are the model's; of those of other stages
+/// a rank has no number, and optimizers, groups, averages of such take part with nothing. Who reads them in `module()`
 /// gets a UsageError.
 template <class Model, class Order, class Communicator>
 class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Communicator>, Communicator> {

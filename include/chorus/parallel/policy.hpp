@@ -41,10 +41,10 @@ class Policy {
   /// samples each has.
   Model& module() { return model_; }
   const Model& module() const { return model_; }
-  /// All parameters, for an optimizer: the model's, with the whole's `extents()`, of each of which `count()` numbers are
-  /// this process's. They come as they lie in memory: under DistributedDataParallel the first backward pass puts them in
-  /// the order in which their gradients arrive. Go by names, or by `nn::named_parameters` of `module()`, which has the
-  /// order of its members, where an order has to stay.
+  /// All parameters, for an optimizer: the model's, with the whole's `extents()`, of each of which `count()` numbers
+  /// are this process's. They come as they lie in memory: under DistributedDataParallel the first backward pass puts
+  /// them in the order in which their gradients arrive. Go by names, or by `nn::named_parameters` of `module()`, which
+  /// has the order of its members, where an order has to stay.
   std::vector<nn::NamedParameter<device_type>> parameters() const { return flat_.parameters(); }
   const nn::FlatParameters<device_type>& flat_parameters() const { return flat_; }
 

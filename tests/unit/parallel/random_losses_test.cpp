@@ -8,7 +8,6 @@
 #include <chorus/optim/sgd.hpp>
 #include <chorus/parallel/data_parallel.hpp>
 #include <chorus/parallel/fully_sharded_data_parallel.hpp>
-#include <chorus/parallel/local_sgd.hpp>
 #include <chorus/parallel/parameter_server.hpp>
 #include <chorus/parallel/pipeline.hpp>
 #include <chorus/parallel/single_device.hpp>
@@ -136,7 +135,6 @@ Outcome outcome_of(Net& net, const Spec& spec, const Batch& batch, bool in_model
     };
     loss().backward();
     optimizer.step();
-    if constexpr (requires { net.synchronise(); }) net.synchronise();
   } catch (const UsageError& error) {
     out.refused = error.what();
     return out;
@@ -232,7 +230,7 @@ TEST_CASE("random losses: DistributedDataParallel's steps are one device's") {
   }
 }
 
-TEST_CASE("random losses: those of a FullyShardedDataParallel, a ParameterServer, and LocalSgd's of means") {
+TEST_CASE("random losses: those of a FullyShardedDataParallel and a ParameterServer") {
   const auto fsdp = on_threads("fsdp", 2, 60, [](auto& communicator, auto& gathers) {
     return std::make_unique<FullyShardedDataParallel<Model>>(make<Model>(), communicator, gathers,
                                                              FullyShardedDataParallelOptions{}, 3);
@@ -242,10 +240,6 @@ TEST_CASE("random losses: those of a FullyShardedDataParallel, a ParameterServer
     return std::make_unique<ParameterServer<Model>>(make<Model>(), communicator, 3);
   });
   CHECK(server.right > 80);
-  const auto local = on_threads("local sgd", 2, 60, [](auto& communicator, auto&) {
-    return std::make_unique<LocalSgd<Model>>(make<Model>(), communicator, LocalSgdOptions{.period = 1}, 3);
-  });
-  CHECK(local.right > 20);
 }
 
 TEST_CASE("random losses: DataParallel's, of gathered outputs and in the model") {
